@@ -1,0 +1,308 @@
+"""The kernels: reads `kernels/*.cu` and their headers; pure, knows no device.
+
+A kernel file describes itself in a TOML header between `/*---` and `---*/`. This module is
+the only reader of those headers, so the host's checks and the compiler's (`static_assert`)
+come from the same lines. `docs/kernels.md` documents the keys.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import functools
+import hashlib
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from pathlib import Path
+
+from .errors import UsageError
+
+C_TYPES = {"float32": "float", "float64": "double", "int32": "int", "int64": "long long"}
+ITEM_SIZE = {"float32": 4, "float64": 8, "int32": 4, "int64": 8}
+LAYOUTS = ("nn", "nt", "tn", "tt")
+MAX_THREADS = 1024  # a block, on every CUDA GPU
+MAX_GRID = (2**31 - 1, 65535, 65535)
+
+_HEADER_KEYS = {
+    "summary", "entry", "role", "params", "block", "grid", "require", "limits", "dtypes",
+    "layouts", "arch", "runs_on", "source", "shared", "library",
+}  # fmt: skip
+
+
+def directory() -> Path:
+    """Where the kernel files are: inside an installed package, or beside it in a checkout."""
+    here = Path(__file__).resolve().parent
+    installed = here / "kernels"
+    return installed if installed.is_dir() else here.parent / "kernels"
+
+
+# --- expressions in headers ---------------------------------------------------------------
+
+_OPERATORS = {
+    ast.Add: lambda a, b: a + b,
+    ast.Sub: lambda a, b: a - b,
+    ast.Mult: lambda a, b: a * b,
+    ast.Div: lambda a, b: Fraction(a) / Fraction(b),
+    ast.Mod: lambda a, b: a % b,
+    ast.Eq: lambda a, b: a == b,
+    ast.NotEq: lambda a, b: a != b,
+    ast.Lt: lambda a, b: a < b,
+    ast.LtE: lambda a, b: a <= b,
+    ast.Gt: lambda a, b: a > b,
+    ast.GtE: lambda a, b: a >= b,
+}
+_FUNCTIONS = {"ceil": math.ceil, "min": min, "max": max}
+
+
+@functools.lru_cache(maxsize=None)
+def _parse(expression: str) -> ast.expr:
+    # C spells conjunctions && and ||; the header keeps to one comparison an entry instead.
+    return ast.parse(expression, mode="eval").body
+
+
+def evaluate(expression: str, names: Mapping[str, int]):
+    """Value of a header expression: integers, + - * / %, comparisons, ceil, min, max.
+
+    Division is exact, so `ceil(n / BN)` is the number of tiles. Raises `ValueError` on
+    anything else.
+    """
+
+    def walk(node):
+        match node:
+            case ast.Constant(value=int() as value):
+                return value
+            case ast.Name(id=name) if name in names:
+                return names[name]
+            case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
+                return _OPERATORS[type(op)](walk(left), walk(right))
+            case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _OPERATORS:
+                return _OPERATORS[type(op)](walk(left), walk(right))
+            case ast.Call(func=ast.Name(id=name), args=args) if name in _FUNCTIONS:
+                return _FUNCTIONS[name](*map(walk, args))
+        raise ValueError(f"cannot evaluate {ast.unparse(node)!r} in {expression!r}")
+
+    value = walk(_parse(expression))
+    if isinstance(value, Fraction):
+        if value.denominator != 1:
+            raise ValueError(f"{expression!r} is {value}, not a whole number, for {dict(names)}")
+        value = int(value)
+    return value
+
+
+# --- kernels and variants -----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One file of `kernels/`: its name, its header, its text."""
+
+    name: str
+    path: Path
+    text: str
+    summary: str
+    source: str
+    entry: str = ""
+    role: str = "gemm"
+    params: tuple[Mapping[str, int], ...] = ({},)
+    block: tuple[str, ...] = ("1", "1", "1")
+    grid: tuple[str, ...] = ("1", "1", "1")
+    shared: str = "0"
+    require: tuple[str, ...] = ()
+    limits: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = ("float32", "float64", "int32", "int64")
+    layouts: tuple[str, ...] = LAYOUTS
+    arch: str = ">=70"
+    runs_on: tuple[str, ...] = ("cuda", "emulator")
+    library: str = ""
+
+    def variants(self) -> list[Variant]:
+        """The variants that the header lists; the first is the default."""
+        return [Variant(self, dict(params)) for params in self.params]
+
+    def variant(self, params: Mapping[str, int] | None = None) -> Variant:
+        """The default variant with `params` replaced; checked against the header's rules.
+
+        Raises `UsageError` for a parameter the kernel does not have, or a combination that
+        breaks one of its rules.
+        """
+        chosen = dict(self.params[0])
+        for name, value in (params or {}).items():
+            if name not in chosen:
+                raise UsageError(
+                    f"kernel {self.name} has no parameter {name!r}"
+                    f"{_nearest(name, chosen)}; it has "
+                    f"{', '.join(chosen) if chosen else 'none'}"
+                )
+            chosen[name] = value
+        variant = Variant(self, chosen)
+        variant.check()
+        return variant
+
+    def min_arch(self) -> int:
+        """The lowest compute capability, as 70 for 7.0."""
+        return int(self.arch.removeprefix(">=").removeprefix("==").rstrip("a"))
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Grid, block and dynamic shared memory (bytes) of one launch."""
+
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shared_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A kernel with its parameters chosen."""
+
+    kernel: Kernel
+    params: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return self.kernel.name
+
+    def __str__(self) -> str:
+        given = " ".join(f"{k}={v}" for k, v in self.params.items())
+        return f"{self.name} {given}".strip()
+
+    def __hash__(self) -> int:
+        return hash((self.kernel.name, tuple(self.params.items())))
+
+    def check(self, dtype: str | None = None) -> None:
+        """Raise `UsageError` if the parameters break one of the kernel's rules."""
+        for name, value in self.params.items():
+            if value < 1:
+                raise UsageError(f"{self.name}: {name}={value}; it must be at least 1")
+        sizes = [ITEM_SIZE[dtype]] if dtype else sorted({ITEM_SIZE[d] for d in self.kernel.dtypes})
+        for rule in self.kernel.require:
+            # Without a dtype a variant is good if some dtype of the kernel can run it.
+            if not any(self._holds(rule, size) for size in sizes):
+                raise UsageError(f"kernel {self} is not possible: it needs {rule}")
+        if not self.kernel.library:
+            threads = math.prod(self._block(sizes[0]))
+            if not 1 <= threads <= MAX_THREADS:
+                raise UsageError(
+                    f"kernel {self} asks for blocks of {threads} threads; "
+                    f"a block has 1 to {MAX_THREADS}"
+                )
+
+    def _holds(self, rule: str, size: int) -> bool:
+        return bool(evaluate(rule, {**self.params, "SIZE": size}))
+
+    def _block(self, size: int, **names: int) -> tuple[int, int, int]:
+        # A block that depends on the problem is checked when there is one.
+        names = {"m": 1, "n": 1, "k": 1, **names, **self.params, "SIZE": size}
+        return tuple(evaluate(e, names) for e in self.kernel.block)
+
+    def launch(self, m: int, n: int, k: int, dtype: str) -> Launch:
+        """Grid, block and shared memory for C of `m` x `n`; raises `UsageError` past a limit."""
+        size = ITEM_SIZE[dtype]
+        names = {"m": m, "n": n, "k": k, **self.params, "SIZE": size}
+        for limit in self.kernel.limits:
+            if not evaluate(limit, names):
+                raise UsageError(
+                    f"kernel {self} cannot take m={m} n={n} k={k}: it needs {limit}"
+                )
+        grid = tuple(evaluate(e, names) for e in self.kernel.grid)
+        return Launch(grid, self._block(size, m=m, n=n, k=k), evaluate(self.kernel.shared, names))
+
+    def refusal(self, *, device: str, dtype: str, m: int, n: int, k: int) -> str | None:
+        """Why this variant cannot run that, in one line; None if it can."""
+        if device not in self.kernel.runs_on:
+            return (
+                f"kernel {self.name} does not run on the {device} device; "
+                f"it runs on {', '.join(self.kernel.runs_on)}"
+            )
+        if dtype not in self.kernel.dtypes:
+            return (
+                f"kernel {self.name} has no {dtype} form; it has {', '.join(self.kernel.dtypes)}"
+            )
+        try:
+            self.check(dtype)
+            if not self.kernel.library:
+                self.launch(m, n, k, dtype)
+        except UsageError as error:
+            return str(error)
+        return None
+
+    def source(self, dtype: str, layout: str = "nn") -> str:
+        """The text for the compiler: defines, checks, then the kernel file itself."""
+        trans_a, trans_b = (int(c == "t") for c in layout)
+        lines = [f"typedef {C_TYPES[dtype]} T;", f"#define SIZE {ITEM_SIZE[dtype]}"]
+        lines += [f"#define TRANS_A {trans_a}", f"#define TRANS_B {trans_b}"]
+        lines += [f"#define {name} {value}" for name, value in self.params.items()]
+        lines += [
+            f'static_assert({rule}, "{self.name} needs {rule}");' for rule in self.kernel.require
+        ]
+        lines += [f'#line 1 "{self.kernel.path.name}"', self.kernel.text]
+        return "\n".join(lines)
+
+
+def _nearest(word: str, known) -> str:
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.4)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def _read(path: Path) -> Kernel:
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".toml":
+        header = text
+    else:
+        start, end = text.find("/*---"), text.find("---*/")
+        if start != 0 or end < 0:
+            raise ValueError(f"{path.name}: a kernel file begins with a /*--- ... ---*/ header")
+        header = text[5:end]
+    table = tomllib.loads(header)
+    if unknown := table.keys() - _HEADER_KEYS:
+        raise ValueError(f"{path.name}: unknown header keys {sorted(unknown)}")
+    for key, value in table.items():
+        if isinstance(value, list):
+            table[key] = tuple(value)
+    if not table.get("params", True):
+        del table["params"]
+    name = path.stem.removeprefix("gemm_")
+    return Kernel(name=name, path=path, text=text if path.suffix == ".cu" else "", **table)
+
+
+@functools.lru_cache(maxsize=None)
+def kernels() -> Mapping[str, Kernel]:
+    """Every kernel by name, in the order of `kernels/LADDER` (the rungs), then by name."""
+    found = [_read(p) for p in sorted(directory().iterdir()) if p.suffix in (".cu", ".toml")]
+    return {kernel.name: kernel for kernel in found}
+
+
+def gemm_kernels() -> list[Kernel]:
+    """The kernels that multiply."""
+    return [kernel for kernel in kernels().values() if kernel.role == "gemm"]
+
+
+def get(name: str) -> Kernel:
+    """The kernel of that name; `UsageError` names the nearest one otherwise."""
+    try:
+        return kernels()[name]
+    except KeyError:
+        known = [kernel.name for kernel in gemm_kernels()]
+        raise UsageError(
+            f"no kernel is called {name!r}{_nearest(name, known)}; "
+            f"there are {', '.join(known)}"
+        ) from None
+
+
+def helper(role: str) -> Variant:
+    """The default variant of the one kernel with that role (`transpose`, `sum`, ...)."""
+    (kernel,) = [k for k in kernels().values() if k.role == role]
+    return kernel.variant()
+
+
+@functools.lru_cache(maxsize=None)
+def include_digest() -> str:
+    """Changes when a header that kernels include changes; part of every cache key."""
+    digest = hashlib.sha256()
+    for path in sorted(directory().glob("*.cuh")):
+        digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()
