@@ -28,7 +28,7 @@ MAX_GRID = (2**31 - 1, 65535, 65535)
 
 _HEADER_KEYS = {
     "summary", "entry", "role", "params", "block", "grid", "require", "limits", "dtypes",
-    "layouts", "arch", "runs_on", "source", "shared", "library",
+    "layouts", "arch", "runs_on", "source", "shared", "library", "rung",
 }  # fmt: skip
 
 
@@ -117,6 +117,7 @@ class Kernel:
     arch: str = ">=70"
     runs_on: tuple[str, ...] = ("cuda", "emulator")
     library: str = ""
+    rung: int = 99
 
     def variants(self) -> list[Variant]:
         """The variants that the header lists; the first is the default."""
@@ -271,9 +272,9 @@ def _read(path: Path) -> Kernel:
 
 @functools.lru_cache(maxsize=None)
 def kernels() -> Mapping[str, Kernel]:
-    """Every kernel by name, in the order of `kernels/LADDER` (the rungs), then by name."""
-    found = [_read(p) for p in sorted(directory().iterdir()) if p.suffix in (".cu", ".toml")]
-    return {kernel.name: kernel for kernel in found}
+    """Every kernel by name, in the order of the ladder: by `rung`, then by name."""
+    found = [_read(p) for p in directory().iterdir() if p.suffix in (".cu", ".toml")]
+    return {kernel.name: kernel for kernel in sorted(found, key=lambda k: (k.rung, k.name))}
 
 
 def gemm_kernels() -> list[Kernel]:
