@@ -57,7 +57,7 @@ _OPERATORS = {
 _FUNCTIONS = {"ceil": math.ceil, "min": min, "max": max}
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _parse(expression: str) -> ast.expr:
     # C spells conjunctions && and ||; the header keeps to one comparison an entry instead.
     return ast.parse(expression, mode="eval").body
@@ -206,9 +206,7 @@ class Variant:
         names = {"m": m, "n": n, "k": k, **self.params, "SIZE": size}
         for limit in self.kernel.limits:
             if not evaluate(limit, names):
-                raise UsageError(
-                    f"kernel {self} cannot take m={m} n={n} k={k}: it needs {limit}"
-                )
+                raise UsageError(f"kernel {self} cannot take m={m} n={n} k={k}: it needs {limit}")
         grid = tuple(evaluate(e, names) for e in self.kernel.grid)
         return Launch(grid, self._block(size, m=m, n=n, k=k), evaluate(self.kernel.shared, names))
 
@@ -220,9 +218,7 @@ class Variant:
                 f"it runs on {', '.join(self.kernel.runs_on)}"
             )
         if dtype not in self.kernel.dtypes:
-            return (
-                f"kernel {self.name} has no {dtype} form; it has {', '.join(self.kernel.dtypes)}"
-            )
+            return f"kernel {self.name} has no {dtype} form; it has {', '.join(self.kernel.dtypes)}"
         try:
             self.check(dtype)
             if not self.kernel.library:
@@ -270,7 +266,7 @@ def _read(path: Path) -> Kernel:
     return Kernel(name=name, path=path, text=text if path.suffix == ".cu" else "", **table)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def kernels() -> Mapping[str, Kernel]:
     """Every kernel by name, in the order of the ladder: by `rung`, then by name."""
     found = [_read(p) for p in directory().iterdir() if p.suffix in (".cu", ".toml")]
@@ -289,8 +285,7 @@ def get(name: str) -> Kernel:
     except KeyError:
         known = [kernel.name for kernel in gemm_kernels()]
         raise UsageError(
-            f"no kernel is called {name!r}{_nearest(name, known)}; "
-            f"there are {', '.join(known)}"
+            f"no kernel is called {name!r}{_nearest(name, known)}; there are {', '.join(known)}"
         ) from None
 
 
@@ -300,7 +295,7 @@ def helper(role: str) -> Variant:
     return kernel.variant()
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def include_digest() -> str:
     """Changes when a header that kernels include changes; part of every cache key."""
     digest = hashlib.sha256()

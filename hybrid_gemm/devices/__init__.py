@@ -1,0 +1,64 @@
+"""Devices: `cuda`, `cpu` and `emulator` behind the interface of `base.Device`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..errors import UnavailableError, UsageError
+from .base import Device
+
+KINDS = ("cuda", "cpu", "emulator")
+
+
+def choose(device: str = "auto") -> tuple[str, str]:
+    """The kind of device to use and, where it was chosen here, why.
+
+    Raises `UsageError` for an unknown kind, `UnavailableError` for one that is not here.
+    """
+    if device not in (*KINDS, "auto"):
+        raise UsageError(f"no device is called {device!r}; there are auto, {', '.join(KINDS)}")
+    if device in ("auto", "cuda"):
+        from . import cuda
+
+        reason = cuda.unavailable()
+        if reason is None:
+            return "cuda", "a CUDA device is here" if device == "auto" else ""
+        if device == "cuda":
+            raise UnavailableError(f"device cuda was asked for: {reason}; --device cpu works here")
+        return "cpu", reason
+    if device == "emulator":
+        from . import emulation
+
+        if reason := emulation.available():
+            raise UnavailableError(f"device emulator was asked for: {reason}")
+    return device, ""
+
+
+def open_devices(
+    kind: str, workers: int, *, gpus: Sequence[int] | None = None, emulate: int | None = None
+) -> list[Device]:
+    """The devices that `workers` workers share.
+
+    `gpus` are CUDA ordinals (default: all). With `emulate` the first GPU plays that many
+    devices; the emulator makes that many, and the cpu has one memory whatever is asked.
+    """
+    if gpus is not None and kind != "cuda":
+        raise UsageError(f"GPUs {list(gpus)} were named, and the device is {kind}")
+    if emulate is not None and emulate < 1:
+        raise UsageError(f"{emulate} devices asked for; it takes at least 1")
+    if kind == "cpu":
+        from .cpu import CpuDevice
+
+        return [CpuDevice(workers)]
+    if kind == "emulator":
+        from .emulator import EmulatorDevice
+
+        return [EmulatorDevice(workers, part) for part in range(emulate or 1)]
+    from . import cuda
+
+    ordinals = list(gpus) if gpus is not None else list(range(cuda.count()))
+    if not ordinals:
+        raise UsageError("no GPU was named; --gpus takes ordinals such as 0,1")
+    if emulate:
+        return [cuda.CudaDevice(ordinals[0], part) for part in range(emulate)]
+    return [cuda.CudaDevice(ordinal) for ordinal in ordinals]

@@ -1,0 +1,256 @@
+"""What every device offers the runtime: streams, memory, copies, and four operations.
+
+Matrices on a device are 2-D array views with `.shape`, `.strides`, `.dtype` and slicing
+(NumPy's or CuPy's). `home` tells where a matrix lives: a `Device`, or None for the host.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from .. import catalog
+from ..catalog import MAX_GRID, Launch, Variant
+from ..errors import UsageError
+from ..planner import DeviceSpec
+
+
+class Stream(abc.ABC):
+    """An ordered queue of work on one device; an event is a point in it."""
+
+    @abc.abstractmethod
+    def record(self): ...
+
+    @abc.abstractmethod
+    def wait(self, event) -> None:
+        """Later work of this stream starts after `event`."""
+
+    @abc.abstractmethod
+    def synchronize(self) -> None: ...
+
+
+class HostEvent:
+    def __init__(self):
+        self.seconds = time.perf_counter()
+
+
+class HostStream(Stream):
+    """Work that is done when the call returns."""
+
+    def record(self) -> HostEvent:
+        return HostEvent()
+
+    def wait(self, event) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        pass
+
+
+class Device(abc.ABC):
+    """One place that multiplies. Used by several threads at once, each with its stream."""
+
+    kind: str
+    name: str
+    host_memory = False
+
+    @abc.abstractmethod
+    def spec(self) -> DeviceSpec: ...
+
+    def stream(self) -> Stream:
+        return HostStream()
+
+    def using(self, stream: Stream) -> contextlib.AbstractContextManager:
+        """Makes this device and stream current in the calling thread."""
+        return contextlib.nullcontext()
+
+    def start_clock(self) -> None:
+        """Sets zero for `time_ms`."""
+        self._zero = time.perf_counter()
+
+    def time_ms(self, event) -> float:
+        """Milliseconds from `start_clock` to a finished event."""
+        return (event.seconds - self._zero) * 1e3
+
+    @abc.abstractmethod
+    def empty(self, rows: int, cols: int, dtype: str):
+        """An uninitialised row-major matrix on this device."""
+
+    @abc.abstractmethod
+    def copy(self, dst, src, stream: Stream) -> None:
+        """dst[...] = src for matrices of equal shape and dtype, at least one of them here."""
+
+    @abc.abstractmethod
+    def gemm(self, variant: Variant, a, b, c, *, alpha, beta, stream: Stream) -> None:
+        """c = alpha * a @ b + beta * c for op(A), op(B) views that live here."""
+
+    @abc.abstractmethod
+    def sum(self, partials: Sequence, out, *, alpha, beta, stream: Stream) -> None:
+        """out = alpha * (partials in order) + beta * out, in one pass."""
+
+    @abc.abstractmethod
+    def add(self, dst, src, stream: Stream) -> None:
+        """dst += src."""
+
+
+def leading(view, order: str) -> int | None:
+    """The leading dimension of a view read row-major ('n') or column-major ('t'), if it is."""
+    step = 1 if order == "n" else -1
+    (count, length), (outer, inner) = view.shape[::step], view.strides[::step]
+    size = view.dtype.itemsize
+    if length > 1 and inner != size:
+        return None
+    if count <= 1:
+        return max(1, length)
+    return outer // size if outer % size == 0 and outer >= size * max(1, length) else None
+
+
+def layout(view) -> tuple[str, int] | None:
+    """('n', ld) for a row-major view, ('t', ld) for a column-major one, None for neither."""
+    for order in "nt":
+        if ld := leading(view, order):
+            return order, ld
+    return None
+
+
+class KernelDevice(Device):
+    """A device that runs the kernels of the catalog; subclasses load and launch them."""
+
+    def __init__(self):
+        self._loaded = {}
+
+    @abc.abstractmethod
+    def load(self, variant: Variant, dtype: str, layouts: str):
+        """The compiled kernel, ready to launch."""
+
+    @abc.abstractmethod
+    def launch(self, function, launch: Launch, args: Sequence, stream: Stream) -> None:
+        """Start a kernel. Arguments are NumPy scalars and matrices of this device."""
+
+    @abc.abstractmethod
+    def pointers(self, matrices: Sequence, stream: Stream):
+        """The matrices' addresses as an array on this device."""
+
+    def empty_like(self, view):
+        """An uninitialised matrix here in the order of `view`, so that a copy is straight."""
+        rows, cols = view.shape
+        found = layout(view)
+        if found and found[0] == "t":
+            return self.empty(cols, rows, view.dtype.name).T
+        return self.empty(rows, cols, view.dtype.name)
+
+    def function(self, variant: Variant, dtype: str, layouts: str = "nn"):
+        key = (variant, dtype, layouts)
+        if key not in self._loaded:
+            self._loaded[key] = self.load(variant, dtype, layouts)
+        return self._loaded[key]
+
+    def gemm(self, variant, a, b, c, *, alpha, beta, stream):
+        (m, n), k = c.shape, a.shape[1]
+        if not m or not n:
+            return
+        if variant.kernel.library:
+            self.library_gemm(variant, a, b, c, alpha=alpha, beta=beta, stream=stream)
+            return
+        if k == 0 or alpha == 0:  # BLAS: A and B are not read
+            a, b, k, alpha = a[:, :0], b[:0], 0, 0
+        (la, lda), (lb, ldb) = layout(a) or ("n", 1), layout(b) or ("n", 1)
+        if la + lb not in variant.kernel.layouts:
+            a, b = self._relayout(variant, a, b, la, lb, stream)
+            (la, lda), (lb, ldb) = layout(a), layout(b)
+        dtype = c.dtype.name
+        function = self.function(variant, dtype, la + lb)
+        scalar = np.dtype(dtype).type
+        for rows, cols in launches(variant, m, n, k, dtype):
+            part = c[rows, cols]
+            pm, pn = part.shape
+            args = [
+                np.int32(pm), np.int32(pn), np.int32(k), scalar(alpha),
+                a[rows], np.int64(lda), b[:, cols], np.int64(ldb),
+                scalar(beta), part, np.int64(layout(c)[1]),
+            ]  # fmt: skip
+            self.launch(function, variant.launch(pm, pn, k, dtype), args, stream)
+
+    def library_gemm(self, variant, a, b, c, *, alpha, beta, stream):
+        raise UsageError(f"kernel {variant.name} does not run on the {self.kind} device")
+
+    def _relayout(self, variant, a, b, la, lb, stream):
+        """Transposes what this kernel cannot read as it lies: first B, then A."""
+        for want in variant.kernel.layouts:
+            if want[0] == la:
+                return a, self.transposed(b, stream)
+        want = variant.kernel.layouts[0]
+        a = self.transposed(a, stream)
+        return a, b if want[1] == lb else self.transposed(b, stream)
+
+    def transposed(self, view, stream):
+        """The same matrix in the other storage order, made by the transpose kernel."""
+        order, ld = layout(view)
+        stored = view if order == "n" else view.T
+        dst = self.empty(stored.shape[1], stored.shape[0], view.dtype.name)
+        self._pass("transpose", stored, ld, dst, layout(dst)[1], stream)
+        return dst.T if order == "n" else dst
+
+    def add(self, dst, src, stream):
+        self._pass("add", src, layout(src)[1], dst, layout(dst)[1], stream)
+
+    def copy_here(self, dst, src, stream):
+        """dst[...] = src, both here and row-major, by the slab-copy kernel."""
+        self._pass("copy", src, layout(src)[1], dst, layout(dst)[1], stream)
+
+    def _pass(self, role, src, lds, dst, ldd, stream):
+        rows, cols = src.shape
+        if not rows or not cols:
+            return
+        variant = catalog.helper(role)
+        dtype = src.dtype.name
+        function = self.function(variant, dtype)
+        for r, c in launches(variant, rows, cols, 0, dtype):
+            part, into = src[r, c], dst[c, r] if role == "transpose" else dst[r, c]
+            args = [
+                np.int32(part.shape[0]), np.int32(part.shape[1]),
+                part, np.int64(lds), into, np.int64(ldd),
+            ]  # fmt: skip
+            self.launch(function, variant.launch(*part.shape, 0, dtype), args, stream)
+
+    def sum(self, partials, out, *, alpha, beta, stream):
+        rows, cols = out.shape
+        if not rows or not cols:
+            return
+        variant = catalog.helper("sum")
+        dtype = out.dtype.name
+        function = self.function(variant, dtype)
+        scalar = np.dtype(dtype).type
+        ldp = max(layout(p)[1] for p in partials)
+        ldo = layout(out)[1]
+        for r, c in launches(variant, rows, cols, 0, dtype):
+            part = out[r, c]
+            args = [
+                np.int32(part.shape[0]), np.int32(part.shape[1]), np.int32(len(partials)),
+                scalar(alpha), self.pointers([p[r, c] for p in partials], stream), np.int64(ldp),
+                scalar(beta), part, np.int64(ldo), part, np.int64(ldo),
+            ]  # fmt: skip
+            self.launch(function, variant.launch(*part.shape, 0, dtype), args, stream)
+
+
+def launches(variant: Variant, m: int, n: int, k: int, dtype: str):
+    """Row and column slices of C whose grids stay within what a launch may have."""
+
+    def fits(rows, cols):
+        grid = variant.launch(rows, cols, k, dtype).grid
+        return all(g <= limit for g, limit in zip(grid, MAX_GRID, strict=True))
+
+    rows, cols = m, n
+    while not fits(rows, cols):
+        # Halves that stay multiples of every tile side, so that only edges are ragged.
+        if (rows >= cols and rows > 4096) or cols <= 4096:
+            rows = -(-rows // 2 // 4096) * 4096
+        else:
+            cols = -(-cols // 2 // 4096) * 4096
+    for i in range(0, m, rows):
+        for j in range(0, n, cols):
+            yield slice(i, min(i + rows, m)), slice(j, min(j + cols, n))

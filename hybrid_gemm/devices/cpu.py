@@ -1,0 +1,113 @@
+"""The CPU as a device: NumPy's BLAS, on views of the caller's own arrays."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import threadpoolctl
+
+from ..planner import DeviceSpec, cut
+from .base import Device
+
+CHUNK_BYTES = 64 << 20  # what a product's temporary may take when beta or dtypes need one
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
+def memory_available() -> int:
+    """Bytes of host memory that can be had without swapping."""
+    with contextlib.suppress(OSError), open("/proc/meminfo") as lines:
+        for line in lines:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+class CpuDevice(Device):
+    """`workers` threads share the cores evenly.
+
+    A BLAS library runs calls of several threads at once only while each is single-threaded;
+    so a lone worker lets BLAS use all cores, and a worker among several cuts its box into as
+    many parts as it has cores.
+    """
+
+    kind = "cpu"
+    host_memory = True
+
+    def __init__(self, workers: int = 1):
+        self.name = "cpu"
+        self.cores = cores()
+        self.share = max(1, self.cores // workers)
+        self.blas_threads = self.cores if workers == 1 else 1
+        self._pool = ThreadPoolExecutor(self.cores) if workers > 1 and self.share > 1 else None
+
+    def spec(self) -> DeviceSpec:
+        return DeviceSpec(
+            self.name, self.kind, 0, memory_available(),
+            tflops=0.05 * self.cores, memory_gbps=10, host_memory=True,
+        )  # fmt: skip
+
+    @contextlib.contextmanager
+    def limits(self):
+        """BLAS held to this device's threads; global to the process while it lasts."""
+        with threadpoolctl.threadpool_limits(self.blas_threads, user_api="blas"):
+            yield
+
+    def empty(self, rows, cols, dtype):
+        return np.empty((rows, cols), dtype)
+
+    def copy(self, dst, src, stream):
+        dst[...] = src
+
+    def gemm(self, variant, a, b, c, *, alpha, beta, stream):
+        if self._pool is None:
+            return self._gemm(a, b, c, alpha, beta)
+        parts = [s.slice for s in cut(c.shape[0], self.share)]
+        jobs = [self._pool.submit(self._gemm, a[s], b, c[s], alpha, beta) for s in parts]
+        for job in jobs:
+            job.result()
+
+    def _gemm(self, a, b, c, alpha, beta):
+        if alpha == 0 or a.shape[1] == 0:
+            _scale(c, beta)
+        elif beta == 0:
+            np.matmul(a, b, out=c)
+            _scale(c, alpha)
+        else:
+            step = max(1, CHUNK_BYTES // max(1, c.shape[1] * c.itemsize))
+            for i in range(0, c.shape[0], step):
+                part = np.matmul(a[i : i + step], b)
+                _scale(part, alpha)
+                _scale(c[i : i + step], beta)
+                c[i : i + step] += part
+
+    def sum(self, partials, out, *, alpha, beta, stream):
+        step = max(1, (1 << 20) // max(1, out.shape[1] * out.itemsize))  # stays in cache
+        for i in range(0, out.shape[0], step):
+            rows = slice(i, i + step)
+            total = partials[0][rows].copy()
+            for partial in partials[1:]:
+                total += partial[rows]
+            _scale(total, alpha)
+            if beta == 0:
+                out[rows] = total
+            else:
+                _scale(out[rows], beta)
+                out[rows] += total
+
+    def add(self, dst, src, stream):
+        dst += src
+
+
+def _scale(matrix, factor):
+    """matrix *= factor in its own dtype; 0 overwrites, so NaN does not survive it."""
+    if factor == 0:
+        matrix[...] = 0
+    elif factor != 1:
+        matrix *= matrix.dtype.type(factor)

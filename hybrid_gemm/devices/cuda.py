@@ -1,0 +1,192 @@
+"""A CUDA GPU, or one of several that one GPU plays: CuPy arrays, streams and events."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+
+import numpy as np
+
+from ..errors import UnavailableError
+from ..planner import DeviceSpec
+from . import nvrtc
+from .base import KernelDevice, Stream, layout, leading
+
+
+def unavailable() -> str | None:
+    """Why there is no CUDA device here, in one line; None if there is one."""
+    try:
+        import cupy
+    except ImportError:
+        return "CuPy is not installed (pip install 'hybrid-gemm[cuda13]' or [cuda12])"
+    except Exception as error:  # a broken CUDA installation fails in many ways
+        return f"CuPy does not load: {' '.join(str(error).split())}"
+    try:
+        count = cupy.cuda.runtime.getDeviceCount()
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        return f"no CUDA device: {error}"
+    return None if count else "no CUDA device is visible"
+
+
+def count() -> int:
+    """GPUs that this process sees; 0 without a driver."""
+    if unavailable():
+        return 0
+    import cupy
+
+    return cupy.cuda.runtime.getDeviceCount()
+
+
+class CudaStream(Stream):
+    def __init__(self, cupy_stream):
+        self.cupy = cupy_stream
+
+    def record(self):
+        import cupy
+
+        event = cupy.cuda.Event()
+        event.record(self.cupy)
+        return event
+
+    def wait(self, event):
+        self.cupy.wait_event(event)
+
+    def synchronize(self):
+        self.cupy.synchronize()
+
+
+class CudaDevice(KernelDevice):
+    """GPU `ordinal`; `part` is its number among the devices that this GPU plays, if any.
+
+    Each device has a memory pool of its own, so that one GPU playing several keeps their
+    memory apart and copies between them as real peers would.
+    """
+
+    kind = "cuda"
+
+    def __init__(self, ordinal: int, part: int | None = None):
+        super().__init__()
+        import cupy
+
+        if not 0 <= ordinal < cupy.cuda.runtime.getDeviceCount():
+            raise UnavailableError(
+                f"GPU {ordinal} is not here; this process sees "
+                f"{cupy.cuda.runtime.getDeviceCount()} (numbered from 0)"
+            )
+        self.cp = cupy
+        self.ordinal = ordinal
+        self.name = f"cuda:{ordinal}" + ("" if part is None else f".{part}")
+        self.pool = cupy.cuda.MemoryPool()
+        self.properties = cupy.cuda.runtime.getDeviceProperties(ordinal)
+        self.arch = f"sm_{self.properties['major']}{self.properties['minor']}"
+
+    @property
+    def model(self) -> str:
+        return self.properties["name"].decode()
+
+    def spec(self) -> DeviceSpec:
+        with self.cp.cuda.Device(self.ordinal):
+            free, _total = self.cp.cuda.runtime.memGetInfo()
+        p = self.properties
+        attributes = self.cp.cuda.Device(self.ordinal).attributes
+        clock_ghz = attributes["ClockRate"] / 1e6
+        memory_gbps = 2 * attributes["MemoryClockRate"] * 1e3 * p["memoryBusWidth"] / 8 / 1e9
+        return DeviceSpec(
+            self.name, self.kind, self.ordinal, free + self.pool.free_bytes(),
+            tflops=0.6 * p["multiProcessorCount"] * 256 * clock_ghz / 1e3,
+            memory_gbps=0.8 * memory_gbps, link_gbps=20, peer_gbps=100,
+        )  # fmt: skip
+
+    def stream(self) -> CudaStream:
+        with self.cp.cuda.Device(self.ordinal):
+            return CudaStream(self.cp.cuda.Stream(non_blocking=True))
+
+    @contextlib.contextmanager
+    def using(self, stream):
+        with self.cp.cuda.Device(self.ordinal), stream.cupy:
+            yield
+
+    def start_clock(self):
+        with self.cp.cuda.Device(self.ordinal):
+            self.cp.cuda.runtime.deviceSynchronize()
+            self._zero = self.cp.cuda.Event()
+            self._zero.record(self.cp.cuda.Stream(non_blocking=True))
+            self._zero.synchronize()
+        self._zero_host = time.perf_counter()
+
+    def time_ms(self, event):
+        with self.cp.cuda.Device(self.ordinal):
+            return self.cp.cuda.get_elapsed_time(self._zero, event)
+
+    def empty(self, rows, cols, dtype):
+        dtype = np.dtype(dtype)
+        memory = self.pool.malloc(rows * cols * dtype.itemsize)
+        return self.cp.ndarray((rows, cols), dtype, memptr=memory)
+
+    def pointers(self, matrices, stream):
+        host = np.array([m.data.ptr for m in matrices], np.uint64)
+        memory = self.pool.malloc(host.nbytes)
+        array = self.cp.ndarray(host.shape, host.dtype, memptr=memory)
+        array.set(host, stream=stream.cupy)
+        return array
+
+    def copy(self, dst, src, stream):
+        """2-D asynchronous copies in any direction: slabs need no repacking on the host."""
+        if not dst.size:
+            return
+        cp = self.cp
+        if not layout(src):
+            # Neither order: a strided host view is made whole first, a device view by CuPy.
+            src = np.ascontiguousarray(src) if isinstance(src, np.ndarray) else src.copy()
+        size = src.dtype.itemsize
+        for order in "nt":
+            lds, ldd = leading(src, order), leading(dst, order)
+            if lds and ldd:
+                height, width = src.shape if order == "n" else src.shape[::-1]
+                cp.cuda.runtime.memcpy2DAsync(
+                    _address(dst), ldd * size, _address(src), lds * size, width * size, height,
+                    cp.cuda.runtime.memcpyDefault, stream.cupy.ptr,
+                )  # fmt: skip
+                return
+        # Orders differ: only a result given back in the caller's own order comes here.
+        if isinstance(dst, np.ndarray):
+            whole = np.empty(dst.shape, dst.dtype, "C" if leading(src, "n") else "F")
+            self.copy(whole, src, stream)
+            stream.synchronize()
+            dst[...] = whole
+        else:
+            dst[...] = cp.asarray(src)
+
+    def load(self, variant, dtype, layouts):
+        cubin, _usage = nvrtc.compile(
+            variant.source(dtype, layouts), self.arch, f"{variant.name}.cu"
+        )
+        with self.cp.cuda.Device(self.ordinal):
+            module = self.cp.cuda.function.Module()
+            module.load(cubin)
+            return module.get_function(variant.kernel.entry)
+
+    def launch(self, function, launch, args, stream):
+        function(launch.grid, launch.block, args, launch.shared_bytes, stream.cupy)
+
+    def library_gemm(self, variant, a, b, c, *, alpha, beta, stream):
+        """cuBLAS, in the operands' own layouts, row-major C by swapping them."""
+        cublas = self.cp.cuda.cublas
+        (m, n), k = c.shape, a.shape[1]
+        (la, lda), (lb, ldb) = layout(a) or ("n", 1), layout(b) or ("n", 1)
+        call = {"float32": cublas.sgemm, "float64": cublas.dgemm}[c.dtype.name]
+        op = {"n": cublas.CUBLAS_OP_N, "t": cublas.CUBLAS_OP_T}
+        handle = self.cp.cuda.device.get_cublas_handle()
+        cublas.setStream(handle, stream.cupy.ptr)
+        cublas.setPointerMode(handle, cublas.CUBLAS_POINTER_MODE_HOST)
+        cublas.setMathMode(handle, cublas.CUBLAS_DEFAULT_MATH)  # no TF32
+        scalars = np.array([alpha, beta], c.dtype)
+        call(
+            handle, op[lb], op[la], n, m, k,
+            scalars[:1].ctypes.data, b.data.ptr, max(ldb, 1), a.data.ptr, max(lda, 1),
+            scalars[1:].ctypes.data, c.data.ptr, layout(c)[1],
+        )  # fmt: skip
+
+
+def _address(array) -> int:
+    return array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr

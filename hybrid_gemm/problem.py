@@ -1,0 +1,133 @@
+"""What is asked: shapes, dtypes, alpha and beta, checked once. Pure."""
+
+from __future__ import annotations
+
+import numbers
+from dataclasses import dataclass
+
+import numpy as np
+
+from .errors import DTypeError, UsageError
+
+INT_LIMIT = 2**31 - 1  # m, n and k are ints in the kernels, as in BLAS
+
+
+@dataclass(frozen=True)
+class Problem:
+    """`C = alpha * op(A) @ op(B) + beta * C` with op(A) of m x k and op(B) of k x n.
+
+    `dtype` is what is computed in, `out_dtype` what C is returned in (NumPy's promotion:
+    float16 is computed in float32, small integers in int32 or int64, which wraps alike).
+    """
+
+    m: int
+    n: int
+    k: int
+    dtype: str = "float32"
+    alpha: float | int = 1
+    beta: float | int = 0
+    out_dtype: str = ""
+
+    def __post_init__(self):
+        if not self.out_dtype:
+            object.__setattr__(self, "out_dtype", self.dtype)
+
+    @property
+    def flops(self) -> int:
+        """2mnk, the count that every source document uses."""
+        return 2 * self.m * self.n * self.k
+
+    @property
+    def itemsize(self) -> int:
+        return np.dtype(self.dtype).itemsize
+
+    @property
+    def is_integer(self) -> bool:
+        return np.dtype(self.dtype).kind == "i"
+
+    def __str__(self) -> str:
+        return f"m={self.m} n={self.n} k={self.k} {self.dtype}"
+
+
+def compute_dtype(result: np.dtype) -> str:
+    """The dtype that a product with this result dtype is computed in."""
+    match result.kind, result.itemsize:
+        case "f", 2 | 4:
+            return "float32"
+        case "f", 8:
+            return "float64"
+        case "i" | "u", 1 | 2 | 4:
+            return "int32"
+        case "i" | "u", 8:
+            return "int64"
+    raise DTypeError(
+        f"cannot multiply matrices of dtype {result}; float16, float32, float64 and "
+        "integers up to 64 bits work (convert with .astype)"
+    )
+
+
+def check_dtype(dtype, name: str) -> np.dtype:
+    """`dtype` in native byte order, or `DTypeError` if it is not one we multiply."""
+    dtype = np.dtype(dtype)
+    try:
+        compute_dtype(dtype)
+    except DTypeError:
+        raise DTypeError(
+            f"{name} has dtype {dtype}; float16, float32, float64 and integers up to "
+            "64 bits work (convert with .astype)"
+        ) from None
+    return dtype.newbyteorder("=")
+
+
+def _check_scalar(value, name: str, integer: bool) -> float | int:
+    if isinstance(value, np.generic) or (hasattr(value, "ndim") and value.ndim == 0):
+        value = value.item()
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise DTypeError(f"{name} must be a real number, not {value!r}")
+    if integer:
+        if value != int(value):
+            raise DTypeError(f"{name}={value!r} with integer matrices; it must be whole")
+        return int(value)
+    return float(value)
+
+
+def shape_of(array, name: str) -> tuple[int, int]:
+    if len(array.shape) != 2:
+        raise UsageError(
+            f"{name} has shape {tuple(array.shape)}; matrices are 2-D "
+            "(reshape a vector to (n, 1) or (1, n))"
+        )
+    return tuple(int(s) for s in array.shape)
+
+
+def make_problem(a, b, c=None, *, alpha=1.0, beta=0.0, trans_a=False, trans_b=False) -> Problem:
+    """The problem that these arrays pose; `a`, `b`, `c` need only `.shape` and `.dtype`.
+
+    Raises `UsageError` (a `ValueError`) on shapes, `DTypeError` (a `TypeError`) on dtypes.
+    """
+    dtypes = [check_dtype(a.dtype, "A"), check_dtype(b.dtype, "B")]
+    (m, k), (k2, n) = shape_of(a, "A"), shape_of(b, "B")
+    if trans_a:
+        m, k = k, m
+    if trans_b:
+        k2, n = n, k2
+    if k != k2:
+        op_a, op_b = "A^T" if trans_a else "A", "B^T" if trans_b else "B"
+        raise UsageError(
+            f"shapes do not match: {op_a} is {m} x {k} and {op_b} is {k2} x {n}; "
+            f"the {k} columns of {op_a} must equal the {k2} rows of {op_b}"
+        )
+    if c is not None:
+        dtypes.append(check_dtype(c.dtype, "C"))
+        if shape_of(c, "C") != (m, n):
+            raise UsageError(f"C is {c.shape[0]} x {c.shape[1]}; this product is {m} x {n}")
+    result = np.result_type(*dtypes)
+    compute = compute_dtype(result)
+    integer = np.dtype(compute).kind == "i"
+    alpha = _check_scalar(alpha, "alpha", integer)
+    beta = _check_scalar(beta, "beta", integer)
+    if beta != 0 and c is None:
+        raise UsageError(f"beta={beta} scales C, and no C was given")
+    if max(m, n, k) > INT_LIMIT:
+        raise UsageError(f"m={m} n={n} k={k}: each must be at most {INT_LIMIT}")
+    return Problem(m, n, k, compute, alpha, beta, result.name)
