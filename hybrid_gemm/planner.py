@@ -120,6 +120,11 @@ class Plan:
     predicted_ms: float = 0.0
 
     @property
+    def summed(self) -> bool:
+        """Whether workers make partials of C that are summed afterwards."""
+        return self.grid[2] > 1 or self.reduce == "critical"
+
+    @property
     def bytes_h2d(self) -> int:
         """Bytes from host memory to devices."""
         if self.resident:
@@ -161,7 +166,7 @@ class Plan:
             total += size * sum(
                 self._elements(s) for s in self.strips if self.workers[s.owner].device == device
             )
-        if self.grid[2] > 1:
+        if self.summed:
             mine = [w for w in self.workers if w.device == device]
             total += size * sum(len(b.rows) * len(b.cols) for w in mine for b in w.boxes)
             if not spec.host_memory:  # strips of other devices' partials, fetched to be summed
@@ -221,6 +226,8 @@ def make_plan(
         raise UsageError(f"no split is called {split!r}; there are rows, cols and auto")
     if reduce not in ("ordered", "critical"):
         raise UsageError(f"no reduction is called {reduce!r}; there are ordered and critical")
+    if reduce == "critical" and split != "cols":
+        raise UsageError(f"the critical reduction sums a split by cols; the split is {split}")
     names = [split] if split != "auto" else ["rows", "cols"]
     plans = []
     for name in names:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import numbers
 from dataclasses import dataclass
 
@@ -79,14 +80,17 @@ def check_dtype(dtype, name: str) -> np.dtype:
     return dtype.newbyteorder("=")
 
 
-def _check_scalar(value, name: str, integer: bool) -> float | int:
+def _check_scalar(value, name: str, dtype: str) -> float | int:
     if isinstance(value, np.generic) or (hasattr(value, "ndim") and value.ndim == 0):
         value = value.item()
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise DTypeError(f"{name} must be a real number, not {value!r}")
-    if integer:
-        if value != int(value):
+    if np.dtype(dtype).kind == "i":
+        limits = np.iinfo(dtype)
+        if not (math.isfinite(value) and value == int(value)):
             raise DTypeError(f"{name}={value!r} with integer matrices; it must be whole")
+        if not limits.min <= value <= limits.max:
+            raise UsageError(f"{name}={value!r} does not fit {dtype}")
         return int(value)
     return float(value)
 
@@ -123,9 +127,8 @@ def make_problem(a, b, c=None, *, alpha=1.0, beta=0.0, trans_a=False, trans_b=Fa
             raise UsageError(f"C is {c.shape[0]} x {c.shape[1]}; this product is {m} x {n}")
     result = np.result_type(*dtypes)
     compute = compute_dtype(result)
-    integer = np.dtype(compute).kind == "i"
-    alpha = _check_scalar(alpha, "alpha", integer)
-    beta = _check_scalar(beta, "beta", integer)
+    alpha = _check_scalar(alpha, "alpha", compute)
+    beta = _check_scalar(beta, "beta", compute)
     if beta != 0 and c is None:
         raise UsageError(f"beta={beta} scales C, and no C was given")
     if max(m, n, k) > INT_LIMIT:

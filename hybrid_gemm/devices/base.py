@@ -56,7 +56,8 @@ class Device(abc.ABC):
 
     kind: str
     name: str
-    host_memory = False
+    host_memory = False  # matrices of the host are used where they lie
+    chunk_flops: int | None = None  # products are cut into pieces of about so much
 
     @abc.abstractmethod
     def spec(self) -> DeviceSpec: ...
@@ -66,6 +67,10 @@ class Device(abc.ABC):
 
     def using(self, stream: Stream) -> contextlib.AbstractContextManager:
         """Makes this device and stream current in the calling thread."""
+        return contextlib.nullcontext()
+
+    def session(self) -> contextlib.AbstractContextManager:
+        """Entered once around a run, whatever its threads."""
         return contextlib.nullcontext()
 
     def start_clock(self) -> None:
@@ -79,6 +84,14 @@ class Device(abc.ABC):
     @abc.abstractmethod
     def empty(self, rows: int, cols: int, dtype: str):
         """An uninitialised row-major matrix on this device."""
+
+    def empty_like(self, view, dtype: str):
+        """An uninitialised matrix here in the order of `view`, so that a copy is straight."""
+        rows, cols = view.shape
+        found = layout(view)
+        if found and found[0] == "t":
+            return self.empty(cols, rows, dtype).T
+        return self.empty(rows, cols, dtype)
 
     @abc.abstractmethod
     def copy(self, dst, src, stream: Stream) -> None:
@@ -134,14 +147,6 @@ class KernelDevice(Device):
     @abc.abstractmethod
     def pointers(self, matrices: Sequence, stream: Stream):
         """The matrices' addresses as an array on this device."""
-
-    def empty_like(self, view):
-        """An uninitialised matrix here in the order of `view`, so that a copy is straight."""
-        rows, cols = view.shape
-        found = layout(view)
-        if found and found[0] == "t":
-            return self.empty(cols, rows, view.dtype.name).T
-        return self.empty(rows, cols, view.dtype.name)
 
     def function(self, variant: Variant, dtype: str, layouts: str = "nn"):
         key = (variant, dtype, layouts)

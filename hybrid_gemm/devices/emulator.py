@@ -16,6 +16,7 @@ from .cpu import cores, memory_available
 
 class EmulatorDevice(KernelDevice):
     kind = "emulator"
+    chunk_flops = 10**9
 
     def __init__(self, workers: int = 1, part: int = 0, options=None):
         super().__init__()

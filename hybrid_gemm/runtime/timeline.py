@@ -1,0 +1,55 @@
+"""What every worker did and when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+PHASES = ("upload", "multiply", "reduce", "download")
+
+
+@dataclass(frozen=True)
+class Activity:
+    """One phase of one worker; times in ms from the start of the run, on its device's clock."""
+
+    worker: int
+    phase: str
+    start_ms: float
+    stop_ms: float
+    bytes: int = 0
+    flops: int = 0
+
+    @property
+    def ms(self) -> float:
+        return self.stop_ms - self.start_ms
+
+
+class Timeline(tuple[Activity, ...]):
+    """The activities of a run."""
+
+    def of(self, phase: str, worker: int | None = None) -> list[Activity]:
+        return [a for a in self if a.phase == phase and worker in (None, a.worker)]
+
+    def span_ms(self, *phases: str) -> float:
+        """From the first start to the last stop of these phases, over all workers."""
+        return _span(a for a in self if a.phase in phases)
+
+    def worker_ms(self, worker: int, phase: str) -> float:
+        """How long a worker spent in a phase."""
+        return sum(a.ms for a in self.of(phase, worker))
+
+    @property
+    def multiply_ms(self) -> float:
+        return self.span_ms("multiply")
+
+    @property
+    def multiply_and_sum_ms(self) -> float:
+        """What the lab calls compute + sum: first product started to last strip summed."""
+        return self.span_ms("multiply", "reduce")
+
+
+def _span(activities: Iterable[Activity]) -> float:
+    activities = list(activities)
+    if not activities:
+        return 0.0
+    return max(a.stop_ms for a in activities) - min(a.start_ms for a in activities)
