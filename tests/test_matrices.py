@@ -1,0 +1,477 @@
+"""Matrices from files, to files, and from the generator."""
+
+import contextlib
+import os
+import resource
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import textwrap
+import traceback
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from numpy.lib import format as npy
+
+from hybrid_gemm.errors import DTypeError, HybridGemmError, UsageError
+from hybrid_gemm.matrices import NpyWriter, check_output, generate, open_npy
+
+DTYPES = ["f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"]
+
+
+def one_line(error, *words) -> str:
+    message = str(error.value)
+    assert "\n" not in message
+    for word in words:
+        assert str(word) in message, message
+    return message
+
+
+@contextlib.contextmanager
+def unprivileged_folder():
+    """A folder, and a function that runs another without root's powers."""
+    nobody = 65534
+
+    def run(body):
+        if os.geteuid():
+            return body()
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                os.setgroups([])
+                os.setresgid(nobody, nobody, nobody)
+                os.setresuid(nobody, nobody, nobody)
+                body()
+                status = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(status)
+        assert os.waitpid(child, 0)[1] == 0
+
+    with tempfile.TemporaryDirectory() as folder:
+        if os.geteuid() == 0:
+            os.chown(folder, nobody, nobody)
+        yield Path(folder), run
+
+
+# --- reading ------------------------------------------------------------------------------
+
+matrices = st.sampled_from([order + d for d in DTYPES for order in "<>"]).flatmap(
+    lambda d: hnp.arrays(np.dtype(d), hnp.array_shapes(min_dims=2, max_dims=2, min_side=0))
+)
+
+
+@given(matrices, st.booleans(), st.sampled_from([(1, 0), (2, 0), (3, 0)]))
+def test_open_npy_reads_what_numpy_wrote(tmp_path_factory, a, fortran, version):
+    path = tmp_path_factory.mktemp("npy") / "A.npy"
+    a = np.asfortranarray(a) if fortran else a
+    with open(path, "wb") as file:
+        npy.write_array(file, a, version=version)
+    b = open_npy(path)
+    assert b.dtype == a.dtype and b.shape == a.shape
+    assert b.dtype.byteorder == a.dtype.byteorder
+    assert b.tobytes() == a.tobytes()
+    assert not b.flags.writeable
+    assert b.flags.f_contiguous if fortran else b.flags.c_contiguous
+
+
+def test_open_npy_maps_the_file_without_a_copy(tmp_path):
+    path = tmp_path / "big.npy"
+    with open(path, "wb") as file:
+        header = {"descr": "<f4", "fortran_order": False, "shape": (2**20, 2**20)}
+        npy.write_array_header_1_0(file, header)
+        file.truncate(file.tell() + 4 * 2**40)  # 4 TiB of holes
+    assert open_npy(path)[-1, -1] == 0
+
+
+def write_header(path, text: bytes, version=1):
+    length = len(text).to_bytes(2 if version == 1 else 4, "little")
+    path.write_bytes(npy.magic(version, 0) + length + text)
+
+
+def test_open_npy_refuses_what_is_not_a_whole_npy_file(tmp_path, monkeypatch):
+    path = tmp_path / "A.npy"
+
+    def refused(*words):
+        with pytest.raises(UsageError) as error:
+            open_npy(path)
+        one_line(error, path, *words)
+
+    refused("no such file")
+    np.save(tmp_path / "B.npy", np.ones((2, 3)))
+    refused("did you mean", "B.npy")
+    path.mkdir()
+    refused("a directory")
+    path.rmdir()
+    os.mkfifo(path)
+    refused("a pipe")
+    path.unlink()
+    path.write_bytes(b"")
+    refused("is empty", "numpy.save")
+    path.write_text("1 2\n3 4\n")
+    refused("not a .npy file", "numpy.save")
+    np.ones((2, 2)).dump(path)
+    refused("pickle", "numpy.save")
+    with open(path, "wb") as file:
+        np.savez(file, a=np.ones((2, 2)))
+    refused(".npz")
+
+    np.save(path, np.ones((2, 3)))
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    refused("truncated", f"{len(whole)} bytes expected", f"{len(whole) - 1} found", "2 x 3")
+    for cut in (6, 8, 9, 40):
+        path.write_bytes(whole[:cut])
+        refused("damaged .npy header", "EOF")
+    path.write_bytes(whole[:6] + b"\x09\x00" + whole[8:])
+    refused("damaged .npy header")
+    for shape in (b"(-2, 3)", b"(2.5, 3)", b"(1 << 9, 3)", b"(2, 3", b"(10**30, 2)", b"None"):
+        write_header(path, b"{'descr': '<f4', 'fortran_order': False, 'shape': %s}" % shape)
+        refused("damaged .npy header")
+    write_header(path, b"{'descr': '<f4', 'fortran_order': False, 'shape': (0, %d)}" % 10**30)
+    refused("damaged .npy header")
+    write_header(path, b"(" * 9000)
+    refused("damaged .npy header")
+
+    for shape in ((), (3,), (2, 2, 2)):
+        np.save(path, np.ones(shape))
+        refused(str(shape), "2-D")
+
+
+@pytest.mark.parametrize(
+    "dtype", [object, complex, "S3", "U3", "M8[s]", bool, [("x", "f4"), ("π", "f4")]]
+)
+def test_open_npy_refuses_other_dtypes(tmp_path, dtype):
+    path = tmp_path / "A.npy"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # such names need version 3.0 of the format
+        np.save(path, np.zeros((2, 2), dtype))
+    with pytest.raises(DTypeError) as error:
+        open_npy(path)
+    one_line(error, path, "float64")
+    assert isinstance(error.value, TypeError)
+
+
+def test_open_npy_without_permission():
+    def body():
+        path = folder / "A.npy"
+        np.save(path, np.ones((2, 2)))
+        path.chmod(0)
+        with pytest.raises(UsageError) as error:
+            open_npy(path)
+        one_line(error, path, "permission denied")
+
+    with unprivileged_folder() as (folder, run):
+        run(body)
+
+
+# --- writing ------------------------------------------------------------------------------
+
+
+@given(hnp.array_shapes(min_dims=2, max_dims=2, min_side=0), st.sampled_from(DTYPES))
+def test_written_is_read_back(tmp_path_factory, shape, dtype):
+    folder = tmp_path_factory.mktemp("npy")
+    c = np.arange(shape[0] * shape[1]).reshape(shape).astype(dtype)
+    with NpyWriter(folder / "C.npy", shape, ">" + dtype) as writer:
+        assert writer.array.dtype.isnative
+        writer.array[...] = c
+    for read in (np.load(folder / "C.npy"), open_npy(folder / "C.npy")):
+        assert read.dtype == c.dtype
+        np.testing.assert_array_equal(read, c)
+    assert os.listdir(folder) == ["C.npy"]
+
+
+def test_nothing_is_there_before_commit_nor_after_abort(tmp_path):
+    path = tmp_path / "C.npy"
+    writer = NpyWriter(path, (3, 4), "float32")
+    assert not path.exists()
+    writer.abort()
+    assert os.listdir(tmp_path) == []
+
+    for error in (KeyboardInterrupt, ValueError):
+        with pytest.raises(error), NpyWriter(path, (3, 4), "float32") as writer:
+            raise error
+        assert os.listdir(tmp_path) == []
+
+    with NpyWriter(path, (3, 4), "float32") as writer:
+        writer.array[...] = 1
+        writer.commit()
+        assert open_npy(path).sum() == 12
+    with NpyWriter(path, (3, 4), "float32") as writer:
+        writer.abort()
+    with pytest.raises(ValueError), NpyWriter(path, (3, 4), "float32") as writer:
+        writer.array[...] = 2
+        raise ValueError
+    assert open_npy(path).sum() == 12  # what was there before is still there
+    assert os.listdir(tmp_path) == ["C.npy"]
+
+
+def test_a_failing_commit_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "C.npy"
+    np.save(path, np.ones((2, 2)))
+
+    def fail(*_):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(HybridGemmError) as error, NpyWriter(path, (2, 2), "float64"):
+        pass
+    one_line(error, path, "Input/output error")
+    assert error.value.exit_code == 1
+    assert os.listdir(tmp_path) == ["C.npy"]
+    assert open_npy(path).sum() == 4
+
+
+def test_permissions_are_those_of_an_ordinary_file(tmp_path):
+    path = tmp_path / "C.npy"
+
+    def written_mode():
+        with NpyWriter(path, (1, 1), "float32"):
+            pass
+        return stat.S_IMODE(path.stat().st_mode)
+
+    before = os.umask(0o027)
+    try:
+        assert written_mode() == 0o640
+        path.chmod(0o606)
+        assert written_mode() == 0o606
+    finally:
+        os.umask(before)
+
+
+def test_a_linked_output_replaces_the_target(tmp_path):
+    (tmp_path / "data").mkdir()
+    link, target = tmp_path / "C.npy", tmp_path / "data" / "real.npy"
+    link.symlink_to(target)
+    for value in (1, 2):  # first dangling, then not
+        with NpyWriter(link, (1, 1), "float32") as writer:
+            writer.array[...] = value
+        assert link.is_symlink() and open_npy(target)[0, 0] == value
+    assert os.listdir(tmp_path / "data") == ["real.npy"]
+
+
+def test_output_onto_an_input_is_refused(tmp_path):
+    a = tmp_path / "A.npy"
+    np.save(a, np.ones((2, 2)))
+    (tmp_path / "soft.npy").symlink_to(a)
+    (tmp_path / "hard.npy").hardlink_to(a)
+    (tmp_path / "sub").mkdir()
+    for name in ("A.npy", "soft.npy", "hard.npy", "sub/../A.npy"):
+        with pytest.raises(UsageError) as error:
+            NpyWriter(tmp_path / name, (2, 2), "float64", inputs=[tmp_path / "B.npy", a])
+        one_line(error, name, f"it is the input {a}")
+    assert open_npy(a).sum() == 4
+    assert len(os.listdir(tmp_path)) == 4
+
+
+def test_outputs_that_cannot_be_are_refused(tmp_path):
+    def refused(path, *words):
+        with pytest.raises(UsageError) as error:
+            check_output(path)
+        one_line(error, path, *words)
+
+    refused(tmp_path / "no" / "C.npy", "there is no directory", "mkdir")
+    refused(tmp_path, "a directory")
+    refused(f"{tmp_path}/new/", "names no file")
+    refused("/dev/null", "a character device")
+    refused(tmp_path / ("x" * 300), "name too long")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    refused(tmp_path / "loop", "symbolic links")
+    (tmp_path / "file").touch()
+    refused(tmp_path / "file" / "C.npy", "Not a directory")
+    os.mkfifo(tmp_path / "pipe")
+    refused(tmp_path / "pipe", "a pipe")
+    # Standard output by its name, where that is a pipe.
+    code = "from hybrid_gemm.matrices import check_output; check_output('/dev/stdout')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "UsageError: cannot write /dev/stdout: it is a pipe" in done.stderr
+
+
+def test_protected_places_are_refused():
+    def refused(path, *words):
+        with pytest.raises(UsageError) as error:
+            NpyWriter(path, (1, 1), "float32")
+        one_line(error, path, *words)
+
+    def body():
+        (folder / "C.npy").touch(0o444)
+        refused(folder / "C.npy", "write-protected")
+        folder.chmod(0o555)
+        refused(folder / "D.npy", "no permission to make files")
+        folder.chmod(0o755)
+        if shared:
+            refused(shared, "only its owner may replace it")
+
+    shared = None
+    with unprivileged_folder() as (folder, run):
+        if os.geteuid() == 0:  # a sticky folder, as /tmp is, with a file of somebody else
+            sticky = folder / "sticky"
+            sticky.mkdir()
+            sticky.chmod(0o1777)
+            shared = sticky / "C.npy"
+            shared.touch()
+            shared.chmod(0o666)
+        run(body)
+
+
+@pytest.mark.parametrize("reports", [True, False])
+def test_a_disk_too_small_is_refused_at_once(monkeypatch, reports):
+    # Memory-backed, so that asking for more than all of it fills nobody's disk.
+    if not os.path.ismount("/dev/shm"):
+        pytest.skip("needs /dev/shm")
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        disk = os.statvfs(folder)
+        if not reports:  # then the reservation itself is what fails
+            none = os.statvfs_result([*disk[:2], 0, *disk[3:]])
+            monkeypatch.setattr(os, "fstatvfs", lambda _: none)
+        rows = disk.f_blocks * disk.f_frsize // 2**20  # of 2 MiB each: twice the disk
+        with pytest.raises(UsageError) as error:
+            NpyWriter(f"{folder}/C.npy", (rows, 2**18), "float64")
+        message = one_line(error, "C.npy", "are free there")
+        needs, free = (int(word) for word in message.split() if word.isdecimal())
+        assert needs == rows * 2**21 + 128 and 0 < free < needs
+        assert os.listdir(folder) == []
+
+
+def test_a_file_size_limit_is_refused_at_once(tmp_path):
+    code = """
+        import sys
+        from hybrid_gemm.matrices import NpyWriter
+        NpyWriter(sys.argv[1], (1000, 1000), "float64")
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), tmp_path / "C.npy"],
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (10**6, 10**6)),
+    )
+    assert "UsageError: cannot write" in done.stderr and "8000128 bytes" in done.stderr
+    assert "ulimit -f" in done.stderr
+    assert os.listdir(tmp_path) == []
+
+
+def test_an_interrupt_leaves_nothing(tmp_path):
+    code = """
+        import sys, time
+        from hybrid_gemm.matrices import NpyWriter
+        with NpyWriter(sys.argv[1], (100, 100), "float64"):
+            print("computing", flush=True)
+            time.sleep(60)
+    """
+    child = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code), tmp_path / "C.npy"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    with child:
+        assert child.stdout.readline() == b"computing\n"
+        assert len(os.listdir(tmp_path)) == 1
+        child.send_signal(signal.SIGINT)
+        assert child.wait(30) != 0
+    assert os.listdir(tmp_path) == []
+
+
+# --- generating ---------------------------------------------------------------------------
+
+dtypes = st.sampled_from(["float16", "float32", "float64", "int32", "int64"])
+fills = st.sampled_from(["normal", "uniform", "integers"])
+
+
+@st.composite
+def parts(draw):
+    rows, cols = draw(st.integers(0, 600)), draw(st.integers(0, 600))
+    cut = [sorted(draw(st.tuples(*[st.integers(0, size)] * 2))) for size in (rows, cols)]
+    return rows, cols, tuple(cut[0]), tuple(cut[1])
+
+
+@given(parts(), dtypes, fills, st.integers(0, 2**64 - 1), st.integers(1, 3))
+def test_a_part_is_a_slice_of_the_whole(part, dtype, fill, seed, threads):
+    rows, cols, (y0, y1), (x0, x1) = part
+    given = {"dtype": dtype, "fill": fill, "seed": seed, "operand": "A"}
+    whole = generate(rows, cols, **given)
+    assert whole.shape == (rows, cols) and whole.dtype == dtype
+    found = generate(rows, cols, **given, row_range=(y0, y1), col_range=(x0, x1), threads=threads)
+    np.testing.assert_array_equal(found, whole[y0:y1, x0:x1])
+    # Also into a view with strides, as a part of a Fortran-ordered array in a file has.
+    out = np.zeros((x1 - x0, 2 * (y1 - y0)), dtype).T[::2]
+    assert generate(rows, cols, **given, row_range=(y0, y1), col_range=(x0, x1), out=out) is out
+    np.testing.assert_array_equal(out, found)
+
+
+def test_the_stream_is_fixed():
+    a = generate(300, 300, "float32", seed=7, operand="A")
+    b = generate(300, 300, "float64", seed=7, operand="B", fill="uniform")
+    c = generate(300, 300, "int32", seed=7, operand="C")
+    corners = np.ix_([0, 299], [0, 255, 256, 299])
+    assert a[corners].tolist() == [
+        [-0.8158134818077087, -0.6904720664024353, -0.22437234222888947, -1.635481834411621],
+        [0.3026554584503174, 0.8225024342536926, -0.13154982030391693, -0.39485859870910645],
+    ]
+    assert b[corners].tolist() == [
+        [0.1888481949367964, 0.24407557696899396, 0.9602860123304677, 0.5794752144591213],
+        [0.8383040511921094, 0.2308604025303349, 0.8945726645272384, 0.5237239044691325],
+    ]
+    assert c[corners].tolist() == [[-2, 3, -1, -4], [0, 2, -4, 4]]
+
+
+def test_streams_differ():
+    made = [
+        generate(512, 512, "float32", seed=seed, operand=operand).reshape(2, 256, 2, 256)[i, :, j]
+        for seed in (0, 1, 2**64 - 1)
+        for operand in "ABC"
+        for i in (0, 1)
+        for j in (0, 1)
+    ]
+    assert len({tile.tobytes() for tile in made}) == len(made)
+
+
+def test_fills_are_what_they_say():
+    normal = generate(1000, 1000, "float32", seed=1, operand="A")
+    assert abs(normal.mean(dtype=float)) < 0.005 and abs(normal.std(dtype=float) - 1) < 0.005
+    uniform = generate(1000, 1000, "float64", seed=1, operand="A", fill="uniform")
+    assert 0 <= uniform.min() < 1e-4 and 0.9999 < uniform.max() < 1
+    assert abs(uniform.mean() - 0.5) < 0.005
+    integers = generate(1000, 1000, "float16", seed=1, operand="A", fill="integers")
+    values, counts = np.unique(integers, return_counts=True)
+    assert list(values) == list(range(-4, 5)) and counts.min() > 100_000
+    np.testing.assert_array_equal(integers, generate(1000, 1000, "int64", seed=1, operand="A"))
+
+
+def test_float32_products_of_integers_are_exact_at_the_bound():
+    k = 2**20
+    a = np.full((1, k), 4, np.float32)
+    assert (a @ a.T)[0, 0] == 16 * k == 2**24
+    a = generate(3, 100_000, "float32", seed=1, operand="A", fill="integers")
+    b = generate(100_000, 5, "float32", seed=1, operand="B", fill="integers")
+    np.testing.assert_array_equal(a @ b, a.astype(np.int64) @ b.astype(np.int64))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"rows": -1}, "-1 x 4"),
+        ({"dtype": "complex64"}, "float32"),
+        ({"seed": -1}, "2^64"),
+        ({"operand": "D"}, "A, B and C"),
+        ({"fill": "zeros"}, "uniform"),
+        ({"threads": 0}, "at least 1"),
+        ({"row_range": (1, 5)}, "within 0 to 4"),
+        ({"col_range": (3, 2)}, "columns 3 to 2"),
+        ({"out": np.empty((4, 5), np.float32)}, "(4, 5)"),
+        ({"out": np.empty((4, 4))}, "float64"),
+    ],
+)
+def test_bad_requests_are_refused(wrong, words):
+    request = {"rows": 4, "cols": 4, "dtype": "float32", "seed": 0, "operand": "A"}
+    with pytest.raises(UsageError) as error:
+        generate(**{**request, **wrong})
+    one_line(error, words)
