@@ -1,0 +1,125 @@
+// What the block-tiled kernels share: a block of C is BM x BN, a step of K is BK, a thread owns
+// TM x TN elements. Panel moves operands from global memory to shared memory; store_tile writes C.
+#pragma once
+#include "common.cuh"
+
+constexpr int THREADS = (BM / TM) * (BN / TN);
+
+// Enough blocks a multiprocessor to hide latency: 512 threads, where their sums fit in registers.
+constexpr int BLOCKS = TM * TN * SIZE <= 256 && THREADS < 512 ? 512 / THREADS : 1;
+
+// Sixteen bytes after each row of a tile that is written transposed: neighbours down a column
+// then fall in distinct banks, and rows still begin on 16 bytes.
+constexpr int PAD = 16 / SIZE;
+
+// One step's share of an operand: WIDTH rows of op(A) (or columns of op(B)) by BK of K.
+// In memory, neighbours run along K (ALONG_K: A as it is, B transposed) or along the width;
+// either way each thread moves vectors of four neighbours.
+template <int WIDTH, bool ALONG_K>
+struct Panel {
+    static constexpr int VECTORS = WIDTH * BK / 4 / THREADS;  // a thread
+    const T* from[VECTORS];
+    long long step;        // from one step of K to the next, in elements
+    int inside[VECTORS];   // elements of the vector inside the matrix across K, 0 to 4
+    int whole[VECTORS];    // the whole vector is inside while this much of K is left
+    Vec4 item[VECTORS];
+
+    // Where in the panel vector v of this thread begins.
+    __device__ static int w(int v) {
+        const int id = threadIdx.x + v * THREADS;
+        return ALONG_K ? id / (BK / 4) : id % (WIDTH / 4) * 4;
+    }
+    __device__ static int p(int v) {
+        const int id = threadIdx.x + v * THREADS;
+        return ALONG_K ? id % (BK / 4) * 4 : id / (WIDTH / 4);
+    }
+
+    // The panel that begins `first` rows of op(A) (columns of op(B)) into a matrix of `extent`.
+    __device__ Panel(const T* matrix, long long ld, long long first, int extent) {
+        const bool vectors = aligned(matrix, ld);
+        step = ALONG_K ? BK : BK * ld;
+#pragma unroll
+        for (int v = 0; v < VECTORS; ++v) {
+            const long long across = first + w(v);
+            from[v] = matrix + (ALONG_K ? across * ld + p(v) : p(v) * ld + across);
+            inside[v] = extent - across < 0 ? 0 : extent - across < 4 ? int(extent - across) : 4;
+            const bool usable = vectors && (ALONG_K ? inside[v] > 0 : inside[v] == 4);
+            whole[v] = usable ? p(v) + (ALONG_K ? 4 : 1) : 0x7fffffff;
+        }
+    }
+
+    // The next BK of K, of which `left` remain, into registers; zeros beyond the edges.
+    __device__ void fetch(int left) {
+#pragma unroll
+        for (int v = 0; v < VECTORS; ++v) {
+            if (left >= whole[v]) {
+                item[v] = *(const Vec4*)from[v];
+            } else {
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    const bool here = ALONG_K ? inside[v] > 0 && p(v) + i < left
+                                              : i < inside[v] && p(v) < left;
+                    item[v].x[i] = here ? from[v][i] : T(0);
+                }
+            }
+            from[v] += step;
+        }
+    }
+
+    // What fetch brought, into a tile in shared memory whose element (w, p) is at
+    // w * W_STEP + p * K_STEP.
+    template <int W_STEP, int K_STEP>
+    __device__ void put(T* tile) const {
+        constexpr int STEP = ALONG_K ? K_STEP : W_STEP;
+#pragma unroll
+        for (int v = 0; v < VECTORS; ++v) {
+            T* to = tile + w(v) * W_STEP + p(v) * K_STEP;
+            if (STEP == 1) {
+                *(Vec4*)to = item[v];
+            } else {
+#pragma unroll
+                for (int i = 0; i < 4; ++i) to[i * STEP] = item[v].x[i];
+            }
+        }
+    }
+};
+
+using PanelA = Panel<BM, !TRANS_A>;
+using PanelB = Panel<BN, TRANS_B>;
+
+// sum += the outer product of TM elements of a column of op(A) and TN of a row of op(B).
+__device__ inline void add_outer(T (&sum)[TM][TN], const Vec4 (&a)[TM / 4],
+                                 const Vec4 (&b)[TN / 4]) {
+#pragma unroll
+    for (int i = 0; i < TM; ++i) {
+#pragma unroll
+        for (int j = 0; j < TN; ++j) sum[i][j] += a[i / 4].x[i % 4] * b[j / 4].x[j % 4];
+    }
+}
+
+// A thread's sums to C from (row, col) on: four rows or columns, then the next four ROW_STEP
+// rows or COL_STEP columns further.
+template <int ROW_STEP, int COL_STEP>
+__device__ inline void store_tile(int m, int n, T alpha, const T (&sum)[TM][TN], T beta, T* C,
+                                  long long ldc, long long row, long long col) {
+    const bool vectors = aligned(C, ldc);
+#pragma unroll
+    for (int i = 0; i < TM; ++i) {
+        const long long r = row + i / 4 * ROW_STEP + i % 4;
+        if (r >= m) continue;
+#pragma unroll
+        for (int j = 0; j < TN; j += 4) {
+            const long long c = col + j / 4 * COL_STEP;
+            T* to = C + r * ldc + c;
+            if (vectors && c + 4 <= n) {
+                store((Vec4*)to, Vec4{{sum[i][j], sum[i][j + 1], sum[i][j + 2], sum[i][j + 3]}},
+                      alpha, beta);
+            } else {
+#pragma unroll
+                for (int x = 0; x < 4; ++x) {
+                    if (c + x < n) store(to + x, sum[i][j + x], alpha, beta);
+                }
+            }
+        }
+    }
+}
