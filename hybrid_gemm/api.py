@@ -119,9 +119,14 @@ class Runner:
         trans_a: bool = False,
         trans_b: bool = False,
         out=None,
+        resident: bool = False,
         progress: Callable[[int], None] | None = None,
     ) -> Result:
-        """As `gemm`, returning a `Result` with the plan and the timeline beside C."""
+        """As `gemm`, returning a `Result` with the plan and the timeline beside C.
+
+        With `resident`, host matrices are put on the first device before the clock starts,
+        and C comes back after it stops.
+        """
         a, b = as_matrix(a), as_matrix(b)
         c = None if c is None else as_matrix(c)
         problem = make_problem(a, b, c, alpha=alpha, beta=beta, trans_a=trans_a, trans_b=trans_b)
@@ -136,28 +141,55 @@ class Runner:
             out = xp.empty((problem.m, problem.n), problem.out_dtype)
         else:
             c = _check_out(out, problem, a, b, c)
-        plan = self.plan(problem, resident=all(map(is_device_array, [*inputs, out])))
+        there = all(map(is_device_array, [*inputs, out]))
+        plan = self.plan(problem, resident=resident or there)
         variant = self.variant(plan)
         if on_gpu:  # the caller's stream may still be writing the inputs
             _module_of(
                 next(filter(is_device_array, inputs))
             ).cuda.get_current_stream().synchronize()
+        if not (problem.m and problem.n):
+            return Result(out, plan, variant, Timeline(), 0.0, self._reduction(plan))
         op_a, op_b = a.T if trans_a else a, b.T if trans_b else b
+        place = self._put if resident and self.kind != "cpu" else self._matrix
+        wrapped = [None if x is None else place(x, problem.dtype) for x in (op_a, op_b, c)]
+        target = wrapped[2] if c is out else place(out, problem.dtype)
+        for device in self.devices:
+            device.prepare(variant, wrapped[0].array, wrapped[1].array, problem.dtype)
         started = time.perf_counter()
-        timeline = Timeline()
-        if problem.m and problem.n:
-            timeline = ThreadRun(
-                plan, self.devices, variant, self._matrix(op_a), self._matrix(op_b),
-                None if c is None else self._matrix(c), self._matrix(out), progress,
-            ).run()  # fmt: skip
+        timeline = ThreadRun(plan, self.devices, variant, *wrapped, target, progress).run()
         total_ms = (time.perf_counter() - started) * 1e3
+        if target.array is not out:
+            self._fetch(target, out)
         return Result(out, plan, variant, timeline, total_ms, self._reduction(plan))
 
     def gemm(self, a, b, c=None, /, **options):
         """alpha * op(A) @ op(B) + beta * C; see `hybrid_gemm.gemm`."""
         return self.run(a, b, c, **options).c
 
-    def _matrix(self, array) -> Matrix:
+    def describe(self) -> str:
+        """The devices in a few words, and why they were chosen."""
+        names = ", ".join(device.describe() for device in self.devices)
+        return f"{names} ({self.note})" if self.note else names
+
+    def _put(self, array, dtype: str) -> Matrix:
+        home = self.devices[0]
+        stream = home.stream()
+        with home.using(stream):
+            there = home.empty_like(array, dtype)
+            home.copy(there, array.astype(dtype, copy=False), stream)
+            stream.synchronize()
+        return Matrix(there, home)
+
+    def _fetch(self, matrix: Matrix, out) -> None:
+        stream = matrix.home.stream()
+        with matrix.home.using(stream):
+            host = np.empty(matrix.array.shape, matrix.array.dtype)
+            matrix.home.copy(host, matrix.array, stream)
+            stream.synchronize()
+        out[...] = host
+
+    def _matrix(self, array, dtype: str) -> Matrix:
         if not is_device_array(array):
             return Matrix(array)
         ordinal = array.device.id

@@ -113,8 +113,9 @@ class _Floats:
             tiny *= p.n
         largest = float(np.finfo(self.result.dtype).max)
         finite = xp.isfinite(reference) & (size <= largest)
-        error = xp.where(finite, abs(got - reference), 0)
-        worst = xp.where(xp.isnan(error), xp.inf, error / (bound + tiny))
+        with np.errstate(invalid="ignore"):
+            ratio = abs(got - reference) / (bound + tiny)
+        worst = xp.where(finite, xp.where(xp.isnan(ratio), xp.inf, ratio), 0)
         # Where the reference is not finite, C must not be either (Inf and NaN are both fair:
         # which of them appears depends on the order of the sum); past C's range anything is.
         lost = xp.isfinite(got) & ~xp.isfinite(reference)

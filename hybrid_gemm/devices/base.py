@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -68,6 +68,22 @@ class Device(abc.ABC):
     def using(self, stream: Stream) -> contextlib.AbstractContextManager:
         """Makes this device and stream current in the calling thread."""
         return contextlib.nullcontext()
+
+    def describe(self) -> str:
+        """Its name and what it is, for people."""
+        return self.name
+
+    def prepare(self, variant: Variant, a, b, dtype: str) -> None:  # noqa: B027
+        """Compiles what a product of these views needs, so that no clock runs meanwhile."""
+
+    def repeated(self, work: Callable[[], None], count: int, stream: Stream) -> Callable:
+        """A call that does `work` so many times on a stream, for timing."""
+
+        def replay():
+            for _ in range(count):
+                work()
+
+        return replay
 
     def session(self) -> contextlib.AbstractContextManager:
         """Entered once around a run, whatever its threads."""
@@ -153,6 +169,14 @@ class KernelDevice(Device):
         if key not in self._loaded:
             self._loaded[key] = self.load(variant, dtype, layouts)
         return self._loaded[key]
+
+    def prepare(self, variant, a, b, dtype):
+        if not variant.kernel.library:
+            wanted = (layout(a) or "n")[0] + (layout(b) or "n")[0]
+            readable = variant.kernel.layouts
+            self.function(variant, dtype, wanted if wanted in readable else readable[0])
+        for role in ("sum", "add", "transpose"):
+            self.function(catalog.helper(role), dtype)
 
     def gemm(self, variant, a, b, c, *, alpha, beta, stream):
         (m, n), k = c.shape, a.shape[1]

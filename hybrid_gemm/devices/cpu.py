@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from concurrent.futures import ThreadPoolExecutor
 
@@ -29,6 +30,11 @@ def memory_available() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
+@functools.cache
+def _blas() -> threadpoolctl.ThreadpoolController:
+    return threadpoolctl.ThreadpoolController()  # finding the libraries takes 10 ms
+
+
 class CpuDevice(Device):
     """`workers` threads share the cores evenly.
 
@@ -39,7 +45,7 @@ class CpuDevice(Device):
 
     kind = "cpu"
     host_memory = True
-    chunk_flops = 16 * 10**9
+    chunk_flops = 50 * 10**9
 
     def __init__(self, workers: int = 1):
         self.name = "cpu"
@@ -47,6 +53,9 @@ class CpuDevice(Device):
         self.share = max(1, self.cores // workers)
         self.blas_threads = self.cores if workers == 1 else 1
         self._pool = ThreadPoolExecutor(self.cores) if workers > 1 and self.share > 1 else None
+
+    def describe(self) -> str:
+        return f"cpu, {self.cores} cores"
 
     def spec(self) -> DeviceSpec:
         return DeviceSpec(
@@ -57,7 +66,7 @@ class CpuDevice(Device):
     @contextlib.contextmanager
     def session(self):
         """BLAS held to this device's threads; global to the process while it lasts."""
-        with threadpoolctl.threadpool_limits(self.blas_threads, user_api="blas"):
+        with _blas().limit(limits=self.blas_threads, user_api="blas"):
             yield
 
     def empty(self, rows, cols, dtype):

@@ -84,6 +84,9 @@ class CudaDevice(KernelDevice):
     def model(self) -> str:
         return self.properties["name"].decode()
 
+    def describe(self) -> str:
+        return f"{self.name} {self.model}"
+
     def spec(self) -> DeviceSpec:
         with self.cp.cuda.Device(self.ordinal):
             free, _total = self.cp.cuda.runtime.memGetInfo()
@@ -117,6 +120,17 @@ class CudaDevice(KernelDevice):
     def time_ms(self, event):
         with self.cp.cuda.Device(self.ordinal):
             return self.cp.cuda.get_elapsed_time(self._zero, event)
+
+    def repeated(self, work, count, stream):
+        """One graph launch, so that what the host takes a kernel is not in the time."""
+        stream.cupy.begin_capture()
+        try:
+            for _ in range(count):
+                work()
+        finally:
+            graph = stream.cupy.end_capture()
+        graph.upload(stream.cupy)
+        return lambda: graph.launch(stream.cupy)
 
     def empty(self, rows, cols, dtype):
         dtype = np.dtype(dtype)

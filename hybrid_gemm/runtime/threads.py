@@ -21,6 +21,8 @@ from ..errors import UsageError
 from ..planner import Block, Plan, Span, Strip, Worker, cut
 from .timeline import Activity, Timeline
 
+CHUNK_ROWS = 128  # pieces of a box are whole block tiles
+
 
 @dataclass(frozen=True)
 class Matrix:
@@ -232,17 +234,16 @@ class ThreadRun:
         a, b = self._operands(worker, device)
         (box,) = worker.boxes
         start = stream.record()
-        flops_a_row = box.flops // len(box.rows)
-        step = len(box.rows)
-        if device.chunk_flops and flops_a_row:
-            step = max(128, device.chunk_flops // flops_a_row // 128 * 128)
-        for i in range(0, len(box.rows), step):
+        pieces = -(-box.flops // device.chunk_flops) if device.chunk_flops else 1
+        for rows in cut(len(box.rows), max(1, pieces), CHUNK_ROWS):
             self._check()
-            rows = slice(i, i + step)
+            if not len(rows):
+                continue
             device.gemm(
-                self.variant, a[rows], b, target[rows], alpha=alpha, beta=beta, stream=stream
-            )
-            self.progress(target[rows].shape[0] * flops_a_row)
+                self.variant, a[rows.slice], b, target[rows.slice],
+                alpha=alpha, beta=beta, stream=stream,
+            )  # fmt: skip
+            self.progress(box.flops * len(rows) // len(box.rows))
         return self._mark(worker.index, "multiply", start, stream, flops=box.flops)
 
     def _multiply_into_c(self, worker, strips: list[Strip], device, stream):

@@ -1,0 +1,5 @@
+"""`python -m hybrid_gemm` is the `hybrid-gemm` command."""
+
+from .cli import main
+
+main()

@@ -1,0 +1,215 @@
+"""Times kernels x parameters x shapes on one device, beside cuBLAS, each row with a verdict.
+
+Samples of the variants of one shape alternate, so that clocks and neighbours change for all
+alike. On a GPU a sample is a graph of launches between two events, long enough (2 ms) that
+launching is not what is timed; elsewhere it is one call on the host's clock.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from . import catalog, matrices, report
+from .catalog import LAYOUTS, Variant
+from .devices import choose, open_devices
+from .devices.cpu import cores
+from .errors import HybridGemmError, UsageError
+from .problem import Problem, compute_dtype
+from .verify import verify
+
+SAMPLE_MS = 2.0
+LONG_MS = 2000.0  # past this one sample does
+SERIES = {
+    # S1's series: K = 1024, m = n
+    "published": [
+        (m, m, 1024)
+        for m in (128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192,
+                  12288, 16384)
+    ],
+}  # fmt: skip
+COLUMNS = (
+    "kernel", "params", "m", "n", "k", "dtype", "layout", "time_ms", "min_ms", "max_ms",
+    "samples", "gflops", "ratio_to_cublas", "verdict", "worst_error_of_bound", "note",
+)  # fmt: skip
+
+
+def series(name: str) -> list[tuple[int, int, int]]:
+    """The shapes of a named series; `UsageError` if there is none of that name."""
+    if name not in SERIES:
+        raise UsageError(f"no series is called {name!r}; there is {', '.join(SERIES)}")
+    return SERIES[name]
+
+
+def select(names, all_params: bool, params: Mapping[str, int]) -> list[Variant]:
+    """Variants by kernel name (default: every kernel that multiplies)."""
+    kernels = [catalog.get(name) for name in names] if names else catalog.gemm_kernels()
+    known = {p for kernel in kernels for p in kernel.params[0]}
+    if unknown := params.keys() - known:
+        raise UsageError(f"no kernel here has the parameters {', '.join(sorted(unknown))}")
+    out = []
+    for kernel in kernels:
+        listed = kernel.variants() if all_params else kernel.variants()[:1]
+        for variant in listed:
+            mine = {name: value for name, value in params.items() if name in variant.params}
+            variant = kernel.variant({**variant.params, **mine})
+            if variant not in out:
+                out.append(variant)
+    return out
+
+
+def run(
+    variants: Sequence[Variant], shapes, *, device: str = "auto", dtype: str = "float32",
+    layout: str = "nn", samples: int = 7, seed: int = 0, progress=None,
+    note: Callable[[str], None] = lambda text: None,
+) -> dict:  # fmt: skip
+    """Rows as plain dictionaries (`COLUMNS`), one a variant and shape.
+
+    A variant that cannot run a shape is a row whose note says why.
+    """
+    if layout not in LAYOUTS:
+        raise UsageError(f"no layout is called {layout!r}; there are {', '.join(LAYOUTS)}")
+    if samples < 1:
+        raise UsageError(f"{samples} samples asked for; it takes at least 1")
+    if dtype not in matrices.GENERATED_DTYPES or compute_dtype(np.dtype(dtype)) != dtype:
+        raise UsageError(f"--dtype {dtype!r}: kernels have {', '.join(catalog.C_TYPES)}")
+    kind, why = choose(device)
+    bench = _Bench(open_devices(kind, 1, gpus=[0] if kind == "cuda" else None)[0], samples)
+    if why:
+        note(f"device: {kind} ({why})")
+    advance = progress(len(shapes) * len(variants), "timing") if progress else lambda _: None
+    rows = []
+    for shape in shapes:
+        rows += bench.shape(variants, Problem(*shape, dtype), layout, seed, advance)
+    return {"device": {"kind": kind, "name": bench.device.describe()}, "rows": rows}
+
+
+class _Bench:
+    def __init__(self, device, samples: int):
+        self.device, self.samples = device, samples
+        self.stream = device.stream()
+
+    def shape(self, variants, problem: Problem, layout: str, seed: int, advance) -> list[dict]:
+        """The rows of one shape."""
+        device, stream = self.device, self.stream
+        rows, times = [], {}
+        with device.session(), device.using(stream):
+            a, b = (self._operand(problem, x, t, seed) for x, t in zip("AB", layout, strict=True))
+            c = device.empty(problem.m, problem.n, problem.dtype)
+            for i, variant in enumerate(variants):
+                rows.append(self._row(variant, problem, layout))
+                reason = variant.refusal(
+                    device=device.kind, dtype=problem.dtype, m=problem.m, n=problem.n, k=problem.k
+                )
+                if reason is None:
+                    reason = self._check(rows[i], variant, problem, a, b, c)
+                if reason is None:
+                    times[i] = [], self._sampler(variant, a, b, c)
+                rows[i]["note"] = reason or ""
+                advance(1)
+            for _ in range(self.samples):
+                for taken, sample in times.values():
+                    if taken and taken[0] > LONG_MS:
+                        continue
+                    taken.append(sample())
+        for i, (taken, _sample) in times.items():
+            median = statistics.median(taken)
+            rows[i] |= {
+                "time_ms": median, "min_ms": min(taken), "max_ms": max(taken),
+                "samples": len(taken), "samples_ms": taken,
+                "gflops": problem.flops / median / 1e6,
+            }  # fmt: skip
+        peer = next((r["time_ms"] for r in rows if r["kernel"] == "cublas"), None)
+        for row in rows:
+            if peer and row["time_ms"]:
+                row["ratio_to_cublas"] = peer / row["time_ms"]
+        return rows
+
+    def _row(self, variant: Variant, problem: Problem, layout: str) -> dict:
+        return dict.fromkeys(COLUMNS) | {
+            "kernel": variant.name, "params": dict(variant.params), "m": problem.m,
+            "n": problem.n, "k": problem.k, "dtype": problem.dtype, "layout": layout,
+        }  # fmt: skip
+
+    def _operand(self, problem: Problem, operand: str, order: str, seed: int):
+        rows, cols = (problem.m, problem.k) if operand == "A" else (problem.k, problem.n)
+        shape = (rows, cols) if order == "n" else (cols, rows)
+        host = matrices.generate(*shape, problem.dtype, seed=seed, operand=operand, threads=cores())
+        stored = self.device.empty(*shape, problem.dtype)
+        self.device.copy(stored, host, self.stream)
+        self.stream.synchronize()
+        return stored if order == "n" else stored.T
+
+    def _check(self, row: dict, variant, problem, a, b, c) -> str | None:
+        """Runs a variant once on a poisoned C; fills in the verdict."""
+        c[...] = np.nan if c.dtype.kind == "f" else -(2**30)
+        try:
+            self._gemm(variant, a, b, c)
+            self.stream.synchronize()
+        except HybridGemmError as error:
+            return str(error)
+        verdict = verify(problem, a, b, None, c)
+        row["verdict"] = "passed" if verdict.passed else "FAILED"
+        row["worst_error_of_bound"] = verdict.worst
+        return None if verdict.passed else "wrong, so not timed"
+
+    def _gemm(self, variant, a, b, c) -> None:
+        self.device.gemm(variant, a, b, c, alpha=1, beta=0, stream=self.stream)
+
+    def _sampler(self, variant, a, b, c) -> Callable[[], float]:
+        """Takes one sample: enough products to fill it, launched as one where the device can."""
+
+        def repeated(count):
+            replay = self.device.repeated(lambda: self._gemm(variant, a, b, c), count, self.stream)
+            return lambda: self._sample(replay, count)
+
+        if self.device.kind != "cuda":
+            return repeated(1)
+        once = repeated(1)
+        once()
+        return repeated(max(1, min(1000, int(SAMPLE_MS / max(once(), 1e-3)))))
+
+    def _sample(self, replay: Callable[[], None], count: int) -> float:
+        """Milliseconds a product."""
+        self.device.start_clock()
+        start = self.stream.record()
+        replay()
+        stop = self.stream.record()
+        self.stream.synchronize()
+        return (self.device.time_ms(stop) - self.device.time_ms(start)) / count
+
+
+def as_csv(data: dict) -> str:
+    """The rows with `COLUMNS` as the header."""
+    out = io.StringIO()
+    writer = csv.DictWriter(out, COLUMNS, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    for row in data["rows"]:
+        writer.writerow(row | {"params": _params(row)})
+    return out.getvalue()
+
+
+def _params(row: dict) -> str:
+    return " ".join(f"{name}={value}" for name, value in row["params"].items())
+
+
+def show(data: dict) -> None:
+    rows = [
+        [
+            row["kernel"], _params(row), f"{row['m']} x {row['n']} x {row['k']}",
+            *(f"{row[c]:.4g}" if row[c] is not None else "" for c in ("time_ms", "min_ms")),
+            f"{row['gflops']:.1f}" if row["gflops"] else "",
+            f"{row['ratio_to_cublas']:.3f}" if row["ratio_to_cublas"] else "",
+            row["verdict"] or "", row["note"],
+        ]
+        for row in data["rows"]
+    ]  # fmt: skip
+    report.table(
+        ["<kernel", "<parameters", "m x n x k", "time ms", "min ms", "gflop/s", "of cuBLAS",
+         "<verdict", "<note"],
+        rows, title=data["device"]["name"],
+    )  # fmt: skip

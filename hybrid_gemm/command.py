@@ -1,0 +1,239 @@
+"""What `hybrid-gemm run` and `kernels` do, between the parsed options and the printing."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import statistics
+from collections.abc import Callable
+
+import numpy as np
+
+from . import api, catalog, matrices, report, verify
+from .devices.cpu import cores, memory_available
+from .errors import OutOfMemoryError, UsageError
+from .problem import Problem, compute_dtype, make_problem
+
+DEFAULT_SIZE = 2048
+PRINTED = 32  # the widest matrix that --print shows
+
+
+class Job:
+    """One `run`: opens or generates the input, multiplies, verifies, writes C."""
+
+    def __init__(
+        self, files, *, m, n, k, size, c_file, output, threads, split, device, gpus,
+        emulate_devices, kernel, params, reduction, dtype, fill, seed, alpha, beta, trans_a,
+        trans_b, resident, repeat, mode, show, dry_run, note: Callable[[str], None],
+    ):  # fmt: skip
+        if repeat < 1:
+            raise UsageError(f"--repeat {repeat}: it takes at least 1")
+        if mode not in verify.MODES:
+            raise UsageError(f"--verify {mode!r}: it takes {', '.join(verify.MODES)}")
+        self.trans = {"trans_a": trans_a, "trans_b": trans_b}
+        self.alpha, self.beta = alpha, beta
+        self.mode, self.seed, self.repeat, self.resident = mode, seed, repeat, resident
+        self.note, self.output, self.show = note, output, show
+        self.inputs = [*files, *([c_file] if c_file else [])]
+        if files:
+            self._from_files(files, c_file, (m, n, k, size, dtype))
+        else:
+            self._to_generate(m, n, k, size, c_file, dtype or "float32", fill)
+        if output:
+            matrices.check_output(output, self.inputs)
+        self.runner = api.Runner(
+            device=device, threads=threads, split=split, reduce=reduction, gpus=gpus,
+            emulate_devices=emulate_devices, kernel=kernel, params=params,
+        )  # fmt: skip
+        if self.runner.note:
+            self.note(f"device: {self.runner.kind} ({self.runner.note})")
+        self.plan = self.runner.plan(self.problem, resident=resident)
+        self.variant = self.runner.variant(self.plan)
+        self.verdict = None
+
+    def _from_files(self, files, c_file, generated) -> None:
+        if len(files) != 2:
+            raise UsageError(f"{len(files)} file was given; give A.npy and B.npy, or neither")
+        if any(x is not None for x in generated):
+            raise UsageError("sizes and --dtype are for generated input; the files have their own")
+        self.a, self.b = map(matrices.open_npy, files)
+        self.c = matrices.open_npy(c_file) if c_file else None
+        self.problem = self._problem(self.a, self.b, self.c)
+
+    def _problem(self, a, b, c) -> Problem:
+        return make_problem(a, b, c, alpha=self.alpha, beta=self.beta, **self.trans)
+
+    def _to_generate(self, m, n, k, size, c_file, dtype, fill) -> None:
+        if c_file:
+            raise UsageError("-c goes with A.npy B.npy; generated input makes its own C")
+        if size is not None and any(x is not None for x in (m, n, k)):
+            raise UsageError("--size sets m, n and k; give it or -m -n -k")
+        size = DEFAULT_SIZE if size is None else size
+        m, n, k = (size if x is None else x for x in (m, n, k))
+        if min(m, n, k) < 0:
+            raise UsageError(f"m={m} n={n} k={k}: sizes are 0 or more")
+        if dtype not in matrices.GENERATED_DTYPES:
+            raise UsageError(f"--dtype {dtype!r}: it takes {', '.join(matrices.GENERATED_DTYPES)}")
+        if fill not in matrices.FILLS:
+            raise UsageError(f"--fill {fill!r}: it takes {', '.join(matrices.FILLS)}")
+        if seed_out_of_range(self.seed):
+            raise UsageError(f"--seed {self.seed}: it takes 0 to 2^63 - 1")
+        compute_dtype(np.dtype(dtype))
+        self.fill = fill
+        self.shapes = {
+            "A": (k, m) if self.trans["trans_a"] else (m, k),
+            "B": (n, k) if self.trans["trans_b"] else (k, n),
+            "C": (m, n),
+        }
+        self.a = self.b = self.c = None
+        views = {x: np.broadcast_to(np.empty((), dtype), s) for x, s in self.shapes.items()}
+        self.problem = self._problem(views["A"], views["B"], views["C"] if self.beta else None)
+
+    def _generate(self, operand: str):
+        return matrices.generate(
+            *self.shapes[operand], self.problem.out_dtype, seed=self.seed, operand=operand,
+            fill=self.fill, threads=cores(),
+        )  # fmt: skip
+
+    def plan_only(self) -> dict:
+        """The plan, without reading or making any input."""
+        self.print = lambda: report.print_plan(self.plan, str(self.variant))
+        p = self.problem
+        return {
+            "problem": {"m": p.m, "n": p.n, "k": p.k, "dtype": p.dtype},
+            "kernel": self.variant.name,
+            "params": dict(self.variant.params),
+            "plan": report.plan_data(self.plan),
+        }
+
+    def run(self, progress) -> dict:
+        p = self.problem
+        if self.a is None:
+            _check_host_memory(self.shapes.values(), np.dtype(p.out_dtype).itemsize)
+            self.note(f"generating A and B ({self.fill}, seed {self.seed})")
+            self.a, self.b = self._generate("A"), self._generate("B")
+            self.c = self._generate("C") if p.beta else None
+        with contextlib.ExitStack() as stack:
+            writer, out = None, None
+            if self.output:
+                writer = stack.enter_context(
+                    matrices.NpyWriter(self.output, (p.m, p.n), p.out_dtype, inputs=self.inputs)
+                )
+                out = writer.array
+            results = [
+                self.runner.run(
+                    self.a, self.b, self.c, alpha=self.alpha, beta=self.beta, **self.trans,
+                    out=out, resident=self.resident,
+                    progress=progress(p.flops, "multiplying"),
+                )
+                for _ in range(self.repeat)
+            ]  # fmt: skip
+            totals = [r.total_ms for r in results]
+            median = statistics.median_low(totals)
+            self.result = next(r for r in results if r.total_ms == median)
+            self.verdict = self._verify()
+            if writer and self.verdict is not None and not self.verdict.passed:
+                writer.abort()
+        self.print = self._print
+        data = report.result_data(self.result, self.verdict, totals)
+        data["device"] = {"kind": self.runner.kind, "why": self.runner.note}
+        data["output"] = self.output
+        return data
+
+    def _verify(self):
+        a = self.a.T if self.trans["trans_a"] else self.a
+        b = self.b.T if self.trans["trans_b"] else self.b
+        return verify.verify(
+            self.problem, a, b, self.c, self.result.c, mode=self.mode, seed=self.seed
+        )
+
+    def _print(self) -> None:
+        if self.show:
+            shown = {"A": self.a, "B": self.b, "C": self.result.c}
+            for name, matrix in shown.items():
+                if max(matrix.shape) > PRINTED:
+                    self.note(f"{name} is {matrix.shape}; --print shows up to {PRINTED} a side")
+                else:
+                    report.print_matrix(name, matrix)
+        report.print_result(self.result, self.verdict, self.runner.describe())
+        if self.output and (self.verdict is None or self.verdict.passed):
+            report.console.print(f"wrote {self.output}")
+
+
+def seed_out_of_range(seed: int) -> bool:
+    return not 0 <= seed < 2**63
+
+
+def _check_host_memory(shapes, itemsize: int) -> None:
+    need = sum(rows * cols for rows, cols in shapes) * itemsize
+    have = memory_available()
+    if need > have:
+        raise OutOfMemoryError(
+            f"A, B and C need {need / 2**30:.2f} GiB of host memory and "
+            f"{have / 2**30:.2f} GiB is available; smaller sizes fit, or .npy files, "
+            "which are read in parts"
+        )
+
+
+def kernels(names, arch: str | None, dtype: str) -> dict:
+    """The catalog as data; with `arch`, every variant's registers, memory and spills."""
+    chosen = [catalog.get(name) for name in names] or list(catalog.kernels().values())
+    rows = []
+    for kernel in chosen:
+        rows.append({
+            "kernel": kernel.name, "role": kernel.role, "summary": kernel.summary,
+            "source": kernel.source, "variants": [dict(v.params) for v in kernel.variants()],
+            "require": list(kernel.require), "limits": list(kernel.limits),
+            "dtypes": list(kernel.dtypes), "layouts": list(kernel.layouts),
+            "runs_on": list(kernel.runs_on),
+        })  # fmt: skip
+    data = {"kernels": rows}
+    if arch:
+        data["compiled"] = _compile(chosen, arch, dtype)
+    return data
+
+
+def _compile(chosen, arch: str, dtype: str) -> list[dict]:
+    from .devices import nvrtc
+
+    rows = []
+    for kernel in chosen:
+        if kernel.library:
+            continue
+        for variant in kernel.variants():
+            row = {"variant": str(variant), "arch": arch, "dtype": dtype}
+            if dtype not in kernel.dtypes:
+                row["refused"] = f"no {dtype} form"
+            else:
+                layout = kernel.layouts[0]
+                _cubin, usage = nvrtc.compile(
+                    variant.source(dtype, layout), arch, f"{variant.name}.cu"
+                )
+                row |= dataclasses.asdict(usage)
+            rows.append(row)
+    return rows
+
+
+def print_kernels(data: dict) -> None:
+    for k in data["kernels"]:
+        report.console.print(f"{k['kernel']}: {k['summary']}", style="bold")
+        columns = {name: [v[name] for v in k["variants"]] for name in k["variants"][0]}
+        values = [f"{x} {', '.join(map(str, dict.fromkeys(v)))}" for x, v in columns.items()]
+        facts = {
+            "parameters": "; ".join(values),
+            "needs": ", ".join([*k["require"], *k["limits"]]),
+            "dtypes": " ".join(k["dtypes"]),
+            "layouts": " ".join(k["layouts"]),
+            "runs on": " ".join(k["runs_on"]),
+            "source": k["source"],
+        }
+        for name, fact in facts.items():
+            if fact:
+                report.console.print(f"    {name}: {fact}")
+    if compiled := data.get("compiled"):
+        fields = [f for f in compiled[0] if f not in ("variant", "arch", "dtype", "refused")]
+        report.table(
+            ["<variant", *(f.replace("_", " ") for f in fields)],
+            [[r["variant"], *(r.get(f, r.get("refused", "")) for f in fields)] for r in compiled],
+            title=f"compiled for {compiled[0]['arch']}, {compiled[0]['dtype']}",
+        )

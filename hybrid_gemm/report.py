@@ -1,0 +1,189 @@
+"""Results as tables for people and as plain data for programs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from . import cache, matrices
+from .api import Result
+from .planner import Plan
+from .runtime.timeline import PHASES
+from .verify import Verdict
+
+# A pipe or a file gets whole lines; a terminal gets its own width.
+console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 200)
+
+
+def as_json(data: dict) -> str:
+    """Strict JSON: not-a-number and infinities become null."""
+    return json.dumps(_finite(data), indent=1)
+
+
+def write(path: str, text: str) -> None:
+    """Writes a text file, whole or not at all."""
+    cache.atomic_write(Path(matrices.check_output(path)), text.encode())
+
+
+def _finite(x):
+    if isinstance(x, dict):
+        return {k: _finite(v) for k, v in x.items()}
+    if isinstance(x, list | tuple):
+        return [_finite(v) for v in x]
+    return None if isinstance(x, float) and x - x != 0 else x
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence], title: str = "") -> None:
+    """Prints a table; columns named with a leading `<` are left-aligned."""
+    out = Table(title=title or None, title_justify="left", box=None, pad_edge=False)
+    for name in columns:
+        text = name.startswith("<")
+        out.add_column(
+            name.removeprefix("<"), justify="left" if text else "right", no_wrap=not text,
+            overflow="fold",
+        )  # fmt: skip
+    for row in rows:
+        out.add_row(*("" if cell is None else str(cell) for cell in row))
+    console.print(out)
+
+
+def _gib(count: int) -> str:
+    return f"{count / 2**30:.3f} GiB" if count >= 2**27 else f"{count / 2**20:.2f} MiB"
+
+
+def _ms(value: float) -> str:
+    return f"{value:.2f}" if value else ""
+
+
+def plan_data(plan: Plan) -> dict:
+    return {
+        "split": plan.split,
+        "grid": list(plan.grid),
+        "reduce": plan.reduce if plan.summed else "none",
+        "devices": [d.name for d in plan.devices],
+        "workers": [
+            {
+                "worker": w.index,
+                "device": plan.devices[w.device].name,
+                "boxes": [
+                    {"rows": [b.rows.start, b.rows.stop], "cols": [b.cols.start, b.cols.stop],
+                     "ks": [b.ks.start, b.ks.stop], "flops": b.flops}
+                    for b in w.boxes
+                ],
+            }
+            for w in plan.workers
+        ],
+        "strips": [
+            {"rows": [s.rows.start, s.rows.stop], "cols": [s.cols.start, s.cols.stop],
+             "owner": s.owner, "partials": list(s.partials)}
+            for s in plan.strips
+        ],
+        "bytes_h2d": plan.bytes_h2d,
+        "bytes_d2h": plan.bytes_d2h,
+        "bytes_peer": plan.bytes_peer,
+        "memory_bytes": {
+            d.name: plan.memory_bytes(i) for i, d in enumerate(plan.devices)
+        },
+        "predicted_ms": plan.predicted_ms,
+    }  # fmt: skip
+
+
+def _where(worker) -> list[str]:
+    if not worker.boxes:
+        return ["nothing to do", "", ""]
+    (box,) = worker.boxes
+    return [str(box.rows), str(box.cols), str(box.ks)]
+
+
+def print_plan(plan: Plan, kernel: str) -> None:
+    p = plan.problem
+    console.print(
+        f"plan: {p}, alpha={p.alpha:g} beta={p.beta:g}, split by {plan.split}, "
+        f"{len(plan.workers)} workers, kernel {kernel}"
+    )
+    owned = {s.owner: s for s in plan.strips}
+    rows = []
+    for w in plan.workers:
+        strip = owned.get(w.index)
+        rows.append([
+            w.index, plan.devices[w.device].name, *_where(w),
+            f"{sum(b.flops for b in w.boxes) / 1e9:.3f}",
+            f"{strip.rows} x {strip.cols}" if strip else "",
+            "+".join(map(str, strip.partials)) if strip and plan.summed else "",
+        ])  # fmt: skip
+    table(["worker", "<device", "rows of A", "columns of B", "K", "gflop",
+           "finishes C", "<sums partials of"], rows)  # fmt: skip
+    for i, device in enumerate(plan.devices):
+        console.print(
+            f"{device.name}: {_gib(plan.memory_bytes(i))} of {_gib(device.memory_bytes)} free"
+        )
+    console.print(
+        f"moved: {_gib(plan.bytes_h2d)} host to device, {_gib(plan.bytes_d2h)} back, "
+        f"{_gib(plan.bytes_peer)} between devices; "
+        f"the cost model expects about {plan.predicted_ms:.3g} ms"
+    )
+
+
+def result_data(result: Result, verdict: Verdict | None, totals_ms: Sequence[float]) -> dict:
+    p, timeline = result.plan.problem, result.timeline
+    return {
+        "problem": {
+            "m": p.m, "n": p.n, "k": p.k, "dtype": p.dtype, "out_dtype": p.out_dtype,
+            "alpha": p.alpha, "beta": p.beta,
+        },
+        "plan": plan_data(result.plan),
+        "kernel": result.variant.name,
+        "params": dict(result.variant.params),
+        "reduction": result.reduction,
+        "timeline": [
+            {"worker": a.worker, "phase": a.phase, "start_ms": a.start_ms, "stop_ms": a.stop_ms,
+             "bytes": a.bytes, "flops": a.flops}
+            for a in timeline
+        ],
+        "multiply_ms": timeline.multiply_ms,
+        "multiply_and_sum_ms": timeline.multiply_and_sum_ms,
+        "total_ms": result.total_ms,
+        "totals_ms": list(totals_ms),
+        "gflops": result.gflops,
+        "verify": None if verdict is None else {
+            "passed": verdict.passed, "how": verdict.how, "worst": verdict.worst,
+        },
+    }  # fmt: skip
+
+
+def print_result(result: Result, verdict: Verdict | None, device: str) -> None:
+    plan, timeline = result.plan, result.timeline
+    p = plan.problem
+    console.print(f"{p}, alpha={p.alpha:g} beta={p.beta:g}, split by {plan.split}")
+    console.print(f"device: {device}   kernel: {result.variant}   reduction: {result.reduction}")
+    rows = []
+    for w in plan.workers:
+        ms = {phase: timeline.worker_ms(w.index, phase) for phase in PHASES}
+        flops = sum(b.flops for b in w.boxes)
+        rate = flops / ms["multiply"] / 1e6 if ms["multiply"] else 0
+        rows.append([
+            w.index, plan.devices[w.device].name, *_where(w),
+            *(_ms(ms[phase]) for phase in PHASES), f"{rate:.1f}" if rate else "",
+        ])  # fmt: skip
+    table(["worker", "<device", "rows of A", "columns of B", "K",
+           *(f"{phase} ms" for phase in PHASES), "gflop/s"], rows)  # fmt: skip
+    if plan.summed:
+        both, alone = timeline.multiply_and_sum_ms, timeline.multiply_ms
+        ratio = f" ({both / alone:.3f} of multiply alone)" if alone else ""
+        console.print(f"multiply {alone:.2f} ms, multiply and sum {both:.2f} ms{ratio}")
+    console.print(f"total {result.total_ms:.2f} ms, {result.gflops:.1f} GFLOP/s")
+    console.print(f"verification {verdict if verdict else 'off'}")
+
+
+def print_matrix(name: str, matrix) -> None:
+    """A small matrix in full, as the lab's program printed its own."""
+    import numpy as np
+
+    console.print(f"{name} =")
+    with np.printoptions(precision=4, suppress=True, linewidth=console.width, threshold=2**20):
+        console.print(str(matrix))

@@ -1,0 +1,48 @@
+"""One test body, every device that is there: `device` runs a test on each of them."""
+
+import numpy as np
+import pytest
+
+from hybrid_gemm import devices
+from hybrid_gemm.errors import UnavailableError
+
+
+def _reason(kind: str) -> str | None:
+    try:
+        devices.choose(kind)
+    except UnavailableError as error:
+        return str(error)
+    return None
+
+
+REASONS = {kind: _reason(kind) for kind in devices.KINDS}
+
+
+def on(kind: str):
+    """A parameter for tests of one device, skipped with the reason where it is not here."""
+    mark = pytest.mark.skipif(REASONS[kind] is not None, reason=str(REASONS[kind]))
+    return pytest.param(kind, marks=mark)
+
+
+DEVICES = [on(kind) for kind in devices.KINDS]
+KERNEL_DEVICES = [on("emulator"), on("cuda")]
+
+
+@pytest.fixture(params=DEVICES)
+def device(request):
+    return request.param
+
+
+@pytest.fixture(params=KERNEL_DEVICES)
+def kernel_device(request):
+    return request.param
+
+
+def integers(rng, shape, dtype="float32"):
+    """Whole numbers whose float32 products are exact."""
+    return rng.integers(-4, 5, shape).astype(dtype)
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(20240607)

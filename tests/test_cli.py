@@ -1,0 +1,315 @@
+"""The real command, as a user runs it: exit codes, streams, files."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+COMMAND = [sys.executable, "-m", "hybrid_gemm"]
+
+
+def run(*arguments, check=None, cwd=None, **environment):
+    done = subprocess.run(
+        [*COMMAND, *map(str, arguments)], capture_output=True, text=True, cwd=cwd,
+        env={**os.environ, **environment},
+    )  # fmt: skip
+    if check is not None:
+        assert done.returncode == check, done.stderr
+    return done
+
+
+def one_line(done) -> str:
+    lines = [x for x in done.stderr.splitlines() if x.startswith("hybrid-gemm: ")]
+    assert len(lines) == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    return lines[0]
+
+
+@pytest.fixture
+def files(tmp_path, rng):
+    a = rng.integers(-4, 5, (30, 40)).astype("f4")
+    b = rng.integers(-4, 5, (40, 20)).astype("f4")
+    np.save(tmp_path / "A.npy", a)
+    np.save(tmp_path / "B.npy", b)
+    return tmp_path, a, b
+
+
+def test_run_prints_workers_total_rate_and_verdict():
+    done = run("run", "--threads", 4, "--split", "cols", "--size", 200, "--device", "cpu", check=0)
+    for text in ("split by cols", "150:200", "multiply and sum", "GFLOP/s", "verification passed"):
+        assert text in done.stdout, done.stdout
+
+
+def test_device_chosen_here_is_said():
+    done = run("run", "--size", 8, check=0)
+    assert "device: " in done.stderr
+
+
+def test_json_alone_is_on_stdout():
+    done = run("run", "--size", 64, "--threads", 2, "--split", "cols", "--json", "-", check=0)
+    data = json.loads(done.stdout)
+    assert data["verify"]["passed"] is True
+    assert len(data["plan"]["workers"]) == 2
+    assert data["environment"]["packages"]["numpy"] == np.__version__
+    assert data["command"].startswith("hybrid-gemm run --size 64")
+
+
+def test_files_in_and_out(files):
+    folder, a, b = files
+    run("run", "A.npy", "B.npy", "-o", "C.npy", "--threads", 3, "--split", "cols", cwd=folder,
+        check=0)  # fmt: skip
+    np.testing.assert_array_equal(np.load(folder / "C.npy"), a @ b)
+    assert sorted(os.listdir(folder)) == ["A.npy", "B.npy", "C.npy"]
+
+
+@pytest.mark.parametrize("dtype", ["<f4", ">f4", "<f8", ">f8", "<f2", "<i4", ">i8"])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_any_order_and_byte_order(files, dtype, order):
+    folder, a, b = files
+    np.save(folder / "A.npy", np.asarray(a.T, dtype, order=order))
+    np.save(folder / "B.npy", np.asarray(b, dtype, order=order))
+    run("run", "A.npy", "B.npy", "-o", "C.npy", "--trans-a", "--threads", 2, cwd=folder, check=0)
+    c = np.load(folder / "C.npy")
+    assert c.dtype == np.dtype(dtype).newbyteorder("=")
+    np.testing.assert_array_equal(c, (a @ b).astype(dtype))
+
+
+def test_beta_scales_a_given_c(files):
+    folder, a, b = files
+    c = np.ones((30, 20), "f4")
+    np.save(folder / "C0.npy", c)
+    run("run", "A.npy", "B.npy", "-c", "C0.npy", "--alpha", 2, "--beta", -1, "-o", "C.npy",
+        cwd=folder, check=0)  # fmt: skip
+    np.testing.assert_array_equal(np.load(folder / "C.npy"), 2 * (a @ b) - 1)
+
+
+def test_generated_input_depends_on_the_seed_alone(tmp_path):
+    outputs = []
+    for i, options in enumerate((["--seed", 1], ["--seed", 1, "--threads", 3], ["--seed", 2])):
+        path = tmp_path / f"{i}.npy"
+        run("run", "--size", 50, "--fill", "integers", "-o", path, *options, check=0)
+        outputs.append(np.load(path))
+    np.testing.assert_array_equal(outputs[0], outputs[1])
+    assert (outputs[0] != outputs[2]).any()
+
+
+def test_dry_run_prints_the_plan_and_writes_nothing(files):
+    folder, _a, _b = files
+    done = run("run", "A.npy", "B.npy", "-o", "C.npy", "--threads", 3, "--split", "cols",
+               "--dry-run", cwd=folder, check=0)  # fmt: skip
+    assert "0+1+2" in done.stdout and "host to device" in done.stdout
+    assert not (folder / "C.npy").exists()
+    data = json.loads(
+        run("run", "--size", 10**5, "--threads", 1, "--split", "rows", "--device", "cpu",
+            "--dry-run", "--json", "-", check=0).stdout
+    )  # fmt: skip
+    assert data["plan"]["workers"][0]["boxes"][0]["rows"] == [0, 10**5]
+
+
+def test_print_shows_small_matrices():
+    done = run("run", "-m", 2, "-n", 2, "-k", 3, "--fill", "integers", "--print", check=0)
+    assert "A =" in done.stdout and "C =" in done.stdout
+    done = run("run", "--size", 64, "--print", check=0)
+    assert "--print shows up to" in done.stderr
+
+
+def test_empty_products():
+    for shape in (("-m", 0), ("-n", 0), ("-k", 0)):
+        done = run("run", "--size", 0, check=0)
+        done = run("run", *shape, "-m", 4, "-n", 4, "-k", 4, *shape, check=0)
+        assert "passed" in done.stdout
+
+
+def test_a_wrong_product_exits_3_and_leaves_no_file(files):
+    folder, _a, _b = files
+    script = (
+        "import sys, numpy as np\n"
+        "from hybrid_gemm.devices import cpu\n"
+        "real = cpu.CpuDevice.gemm\n"
+        "def wrong(self, variant, a, b, c, **o):\n"
+        "    real(self, variant, a, b, c, **o); c[0, 0] += 1\n"
+        "cpu.CpuDevice.gemm = wrong\n"
+        "sys.argv = ['hybrid-gemm', 'run', 'A.npy', 'B.npy', '-o', 'C.npy', '--device', 'cpu']\n"
+        "from hybrid_gemm.cli import main\nmain()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=folder
+    )
+    assert done.returncode == 3, done.stderr
+    assert "the product is wrong" in done.stderr
+    assert sorted(os.listdir(folder)) == ["A.npy", "B.npy"]
+
+
+def bad_files(folder):
+    """Files that are not what they should be, and what the message must say of each."""
+    np.save(folder / "three.npy", np.ones((2, 2, 2)))
+    np.save(folder / "object.npy", np.array([[None]]), allow_pickle=True)
+    np.save(folder / "complex.npy", np.ones((40, 40), complex))
+    np.save(folder / "fields.npy", np.zeros((4, 4), "f4,i4"))
+    (folder / "text.npy").write_text("not an array")
+    whole = (folder / "A.npy").read_bytes()
+    (folder / "short.npy").write_bytes(whole[:-100])
+    return {
+        "missing.npy": "no such file",
+        "three.npy": "(2, 2, 2)",
+        "object.npy": "object",
+        "complex.npy": "complex128",
+        "fields.npy": "dtype",
+        "text.npy": "not a .npy file",
+        "short.npy": "truncated",
+        ".": "directory",
+    }
+
+
+def test_bad_input_files(files):
+    folder, _a, _b = files
+    before = None
+    for name, says in bad_files(folder).items():
+        before = before or sorted(os.listdir(folder))
+        done = run("run", name, "B.npy", "-o", "C.npy", cwd=folder, check=2)
+        assert says in one_line(done), name
+    assert sorted(os.listdir(folder)) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["A.npy", "A.npy"], 2, "A is 30 x 40 and B is 30 x 40"),
+        (["A.npy"], 2, "give A.npy and B.npy"),
+        (["A.npy", "B.npy", "--size", "4"], 2, "for generated input"),
+        (["A.npy", "B.npy", "-o", "A.npy"], 2, "it is the input A.npy"),
+        (["A.npy", "B.npy", "-o", "no/where/C.npy"], 2, "no directory"),
+        (["A.npy", "B.npy", "--beta", "2"], 2, "no C was given"),
+        (["--threads", "0"], 2, "at least 1"),
+        (["--threads", "-4"], 2, "at least 1"),
+        (["--split", "diagonal"], 2, "rows, cols and auto"),
+        (["--device", "tpu"], 2, "no device is called 'tpu'"),
+        (["--device", "cpu", "--gpus", "0"], 2, "the device is cpu"),
+        (["--device", "emulator", "--kernel", "blok_tile"], 2, "did you mean 'block_tile'"),
+        (["--device", "emulator", "--kernel", "shared_tile",
+          "--param", "TILES=8"], 2, "did you mean 'TILE'"),
+        (["--device", "emulator", "--kernel", "shared_tile", "--param", "TILE=64"], 2, "TILE"),
+        (["--device", "emulator", "--kernel", "shared_tile",
+          "--param", "TILE=x"], 2, "NAME=NUMBER"),
+        (["--device", "emulator", "--kernel", "one_block", "--size", "64"], 2, "m * n"),
+        (["--device", "cpu", "--kernel", "naive"], 2, "does not run on the cpu"),
+        (["--kernel", "cublas", "--device", "emulator"], 2, "does not run on the emulator"),
+        (["--dtype", "complex64"], 2, "it takes float16"),
+        (["--fill", "zeros"], 2, "it takes normal"),
+        (["--verify", "maybe"], 2, "auto, full, off"),
+        (["-m", "-3"], 2, "0 or more"),
+        (["--size", "10000000"], 1, "GiB"),
+        (["--reduce", "critical", "--split", "rows"], 2, "by cols"),
+    ],
+)  # fmt: skip
+def test_bad_choices_are_one_line(files, arguments, code, says):
+    folder, _a, _b = files
+    if "emulator" in arguments and (reason := __import__("conftest").REASONS["emulator"]):
+        pytest.skip(reason)
+    done = run("run", *arguments, cwd=folder, check=code)
+    assert says in one_line(done)
+    assert sorted(os.listdir(folder)) == ["A.npy", "B.npy"]
+
+
+def test_a_device_that_is_not_here_exits_5():
+    done = run("run", "--device", "cuda", "--size", 8, CUDA_VISIBLE_DEVICES="-1", check=5)
+    assert "device cuda was asked for" in one_line(done)
+
+
+def test_unknown_options_exit_2():
+    assert "No such option" in run("run", "--treads", 4, check=2).stderr
+    assert "No such command" in run("rnu", check=2).stderr
+
+
+def test_a_full_disk_leaves_nothing(files):
+    folder, _a, _b = files
+    script = (
+        "import resource, signal, sys\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
+        "sys.argv = ['hybrid-gemm', 'run', 'A.npy', 'B.npy', '-o', 'C.npy', '--device', 'cpu']\n"
+        "from hybrid_gemm.cli import main\nmain()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=folder
+    )
+    assert done.returncode == 2, done.stderr
+    assert "needs 2528 bytes" in done.stderr
+    assert sorted(os.listdir(folder)) == ["A.npy", "B.npy"]
+
+
+def test_an_interrupt_exits_130_and_leaves_nothing(tmp_path):
+    process = subprocess.Popen(
+        [*COMMAND, "run", "--size", "6000", "--device", "cpu", "-o", "C.npy"],
+        cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    deadline = time.time() + 60
+    while not os.listdir(tmp_path) and time.time() < deadline:
+        time.sleep(0.05)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    _out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert os.listdir(tmp_path) == []
+
+
+def test_help_is_quick():
+    run("--help", check=0)
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        run("--help", check=0)
+        times.append(time.perf_counter() - start)
+    assert min(times) < 0.4  # 0.2 on a quiet machine; importing NumPy alone would break this
+
+
+def test_help_imports_nothing_heavy():
+    script = (
+        "import sys; sys.argv = ['x', '--help']\n"
+        "from hybrid_gemm.cli import cli\n"
+        "try: cli.main(standalone_mode=False)\n"
+        "finally: print(sorted({'numpy', 'cupy', 'rich', 'mpi4py'} & sys.modules.keys()))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_info_names_versions_and_why_there_is_no_gpu():
+    done = run("info", check=0)
+    assert np.__version__ in done.stdout
+    data = json.loads(run("info", "--json", "-", check=0).stdout)
+    assert data["environment"]["cpu"]["cores"] >= 1
+
+
+def test_kernels_lists_the_whole_catalog():
+    from hybrid_gemm import catalog
+
+    done = run("kernels", check=0)
+    for name in catalog.kernels():
+        assert name in done.stdout
+    assert "no kernel is called" in one_line(run("kernels", "nothing", check=2))
+
+
+def test_bench_has_time_and_verdict_in_each_row(tmp_path, device):
+    path = tmp_path / "rows.csv"
+    names = "blas" if device == "cpu" else "naive,shared_tile,one_block"
+    done = run("bench", "--device", device, "--kernels", names, "--shapes", "64,40x50x60",
+               "--samples", 2, "--csv", path, "--json", "-", check=0)  # fmt: skip
+    rows = json.loads(done.stdout)["rows"]
+    assert len(rows) == 2 * len(names.split(","))
+    for row in rows:
+        if row["kernel"] == "one_block":
+            assert "needs" in row["note"] and row["time_ms"] is None
+        else:
+            assert row["verdict"] == "passed" and row["time_ms"] > 0
+    assert path.read_text().splitlines()[0].startswith("kernel,params,m,n,k")
+
+
+def test_bench_series_and_bad_names():
+    assert "published" in one_line(run("bench", "--series", "mine", check=2))
+    assert "no layout" in one_line(run("bench", "--layout", "xx", "--device", "cpu", check=2))

@@ -1,0 +1,273 @@
+"""`gemm` against NumPy on every device: exact with whole numbers, whatever the split."""
+
+import numpy as np
+import pytest
+from conftest import integers
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import hybrid_gemm
+from hybrid_gemm import Runner, gemm, matmul
+from hybrid_gemm.errors import DTypeError, UsageError
+
+FEW = {"cpu": 150, "emulator": 25, "cuda": 100}
+side = st.integers(0, 40) | st.sampled_from([0, 1, 31, 32, 33, 64, 65])
+
+
+@st.composite
+def problems(draw):
+    """Matrices in any order and stride with options; `expected` by NumPy in int64."""
+    m, n, k = draw(side), draw(side), draw(side)
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    dtype = draw(st.sampled_from(["float32", "float64", "int32", "float16", "int8", ">f4"]))
+    trans_a, trans_b = draw(st.booleans()), draw(st.booleans())
+
+    def matrix(rows, cols):
+        whole = integers(rng, (2 * rows + 2, 3 * cols + 3), dtype)
+        match draw(st.sampled_from(["c", "f", "padded", "strided", "reversed"])):
+            case "c":
+                return whole[:rows, :cols].copy("C")
+            case "f":
+                return whole[:rows, :cols].copy("F")
+            case "padded":
+                return whole[1 : rows + 1, 2 : cols + 2]
+            case "strided":
+                return whole[: 2 * rows : 2, : 3 * cols : 3]
+        return whole[:rows, :cols][::-1, ::-1]
+
+    a = matrix(k, m) if trans_a else matrix(m, k)
+    b = matrix(n, k) if trans_b else matrix(k, n)
+    alpha = draw(st.sampled_from([1, 1, 2, -3, 0]))
+    beta = draw(st.sampled_from([0, 0, 1, -2]))
+    c = matrix(m, n) if beta or draw(st.booleans()) else None
+    options = {
+        "threads": draw(st.integers(1, 5)),
+        "split": draw(st.sampled_from(["rows", "cols", "auto"])),
+        "emulate_devices": draw(st.none() | st.integers(1, 3)),
+    }
+    wide = [x.astype("i8") for x in (a.T if trans_a else a, b.T if trans_b else b)]
+    expected = alpha * (wide[0] @ wide[1]) + (beta * c.astype("i8") if c is not None else 0)
+    given = {"alpha": alpha, "beta": beta, "trans_a": trans_a, "trans_b": trans_b}
+    return a, b, c, given, options, expected.astype(np.result_type(a, b))
+
+
+@pytest.mark.parametrize("out_kind", ["none", "given", "fortran"])
+def test_any_product_equals_numpy(device, out_kind):
+    @settings(max_examples=FEW[device], deadline=None,
+              suppress_health_check=[HealthCheck.too_slow])  # fmt: skip
+    @given(problems())
+    def check(problem):
+        a, b, c, options, choices, expected = problem
+        out = None
+        if out_kind != "none":
+            order = "F" if out_kind == "fortran" else "C"
+            out = np.full(expected.shape, -99, expected.dtype, order)
+        before = [x.copy() for x in (a, b)]
+        got = gemm(a, b, c, **options, **choices, out=out, device=device)
+        assert got.dtype == expected.dtype
+        np.testing.assert_array_equal(got, expected)
+        assert out is None or got is out
+        np.testing.assert_array_equal(a, before[0])
+        np.testing.assert_array_equal(b, before[1])
+
+    check()
+
+
+@pytest.mark.parametrize("split", ["rows", "cols"])
+def test_beta_zero_overwrites_and_alpha_zero_reads_nothing(device, split):
+    a, b = np.ones((5, 40), "f4"), np.ones((40, 6), "f4")
+    nan = np.full((5, 6), np.nan, "f4")
+    runner = Runner(device=device, threads=3, split=split)
+    np.testing.assert_array_equal(runner.gemm(a, b, nan.copy(), beta=0), 40)
+    np.testing.assert_array_equal(runner.gemm(a, b, out=nan.copy()), 40)
+    np.testing.assert_array_equal(runner.gemm(a * np.nan, b, np.ones_like(nan), alpha=0, beta=2), 2)
+    assert np.isnan(runner.gemm(a, b, nan, beta=1)).all()
+
+
+def test_nan_and_inf_go_where_blas_sends_them(device):
+    a, b = np.ones((4, 33), "f4"), np.ones((33, 5), "f4")
+    a[1, 32], a[2, 0], b[7, 3] = np.nan, np.inf, -np.inf
+    got = gemm(a, b, device=device, threads=2, split="cols")
+    with np.errstate(invalid="ignore"):
+        np.testing.assert_array_equal(got, a @ b)
+
+
+@pytest.mark.parametrize("split", ["rows", "cols"])
+def test_same_bits_every_time(device, split, rng):
+    a = rng.standard_normal((150, 170), dtype="f4")
+    b = rng.standard_normal((170, 130), dtype="f4")
+    runner = Runner(device=device, threads=4, split=split, emulate_devices=2)
+    first = runner.gemm(a, b)
+    for _ in range(5):
+        np.testing.assert_array_equal(runner.gemm(a, b), first)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("reduce", ["ordered", "critical"])
+def test_rounding_stays_within_the_bound(device, dtype, reduce, rng):
+    a, b, c = (rng.standard_normal(s).astype(dtype) for s in ((90, 300), (300, 70), (90, 70)))
+    got = gemm(a, b, c, alpha=0.3, beta=-1.7, device=device, threads=3, split="cols", reduce=reduce)
+    wide = [x.astype("f8") for x in (a, b, c)]
+    ref = 0.3 * wide[0] @ wide[1] - 1.7 * wide[2]
+    size = 0.3 * abs(wide[0]) @ abs(wide[1]) + 1.7 * abs(wide[2])
+    assert (abs(got - ref) <= 303 * np.finfo(dtype).eps * size).all()
+
+
+@pytest.mark.parametrize("emulate", [None, 1, 4])
+def test_out_may_be_c(device, emulate, rng):
+    a, b, c = integers(rng, (40, 50)), integers(rng, (50, 60)), integers(rng, (40, 60))
+    expected = 2 * a @ b - c
+    got = gemm(a, b, c, alpha=2, beta=-1, out=c, device=device, threads=4, split="cols",
+               emulate_devices=emulate)  # fmt: skip
+    assert got is c
+    np.testing.assert_array_equal(c, expected)
+
+
+def test_out_that_overlaps_is_refused():
+    a = np.ones((8, 8), "f4")
+    whole = np.ones((9, 8), "f4")
+    with pytest.raises(ValueError, match="out overlaps A"):
+        gemm(a, np.ones((8, 8), "f4"), out=a)
+    with pytest.raises(ValueError, match="out overlaps B"):
+        gemm(a, whole[:8], out=whole[1:])
+    with pytest.raises(ValueError, match="out overlaps C"):
+        gemm(a, a.copy(), whole[:8], beta=1, out=whole[1:])
+    even, odd = np.ones((8, 16), "f4")[:, ::2], np.ones((8, 16), "f4")[:, 1::2]
+    np.testing.assert_array_equal(gemm(a, even, out=odd), 8)
+
+
+def test_read_only_out_and_wrong_out_are_refused():
+    a = np.ones((4, 4), "f4")
+    out = np.zeros((4, 4), "f4")
+    out.flags.writeable = False
+    with pytest.raises(ValueError, match="read-only"):
+        gemm(a, a, out=out)
+    with pytest.raises(ValueError, match=r"out has shape \(3, 4\); this product is \(4, 4\)"):
+        gemm(a, a, out=np.zeros((3, 4), "f4"))
+    with pytest.raises(TypeError, match="int32"):
+        gemm(a, a, out=np.zeros((4, 4), "i4"))
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "error", "message"),
+    [
+        (np.ones((2, 3)), np.ones((4, 5)), ValueError, "A is 2 x 3 and B is 4 x 5"),
+        (np.ones(3), np.ones((3, 5)), ValueError, r"A has shape \(3,\); matrices are 2-D"),
+        (np.ones((2, 2), complex), np.ones((2, 2)), TypeError, "A has dtype complex128"),
+        (np.ones((2, 2)), np.ones((2, 2), object), TypeError, "B has dtype object"),
+        (np.ones((2, 2), bool), np.ones((2, 2)), TypeError, "A has dtype bool"),
+        (np.ones((2, 2), "f4,f4"), np.ones((2, 2)), TypeError, "A has dtype"),
+    ],
+)
+def test_bad_operands_are_restated(a, b, error, message):
+    with pytest.raises(error, match=message):
+        gemm(a, b, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"threads": 0}, UsageError, "at least 1"),
+        ({"threads": -2}, UsageError, "-2 threads"),
+        ({"beta": 1}, UsageError, "no C was given"),
+        ({"alpha": "x"}, DTypeError, "alpha must be a real number"),
+        ({"split": "diagonal"}, UsageError, "rows, cols and auto"),
+        ({"device": "tpu"}, UsageError, "auto, cuda, cpu, emulator"),
+        ({"device": "cpu", "gpus": [0]}, UsageError, "the device is cpu"),
+        ({"device": "cpu", "kernel": "naive"}, UsageError, "does not run on the cpu"),
+        ({"device": "cpu", "kernel": "niave"}, UsageError, "did you mean 'naive'"),
+        ({"device": "cpu", "params": {"BM": 1}}, UsageError, "need a kernel"),
+        ({"device": "cpu", "emulate_devices": 0}, UsageError, "at least 1"),
+    ],
+)
+def test_bad_choices_are_named(options, error, message):
+    a = np.ones((4, 4), "f4")
+    with pytest.raises(error, match=message):
+        gemm(a, a, **options)
+
+
+def test_integer_scalars_must_be_whole_and_fit():
+    a = np.ones((2, 2), "i4")
+    with pytest.raises(TypeError, match="must be whole"):
+        gemm(a, a, alpha=0.5, device="cpu")
+    with pytest.raises(ValueError, match="does not fit int32"):
+        gemm(a, a, alpha=2**40, device="cpu")
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint32", "int64", "uint64"])
+def test_integers_wrap_as_numpy_does(device, dtype, rng):
+    info = np.iinfo(dtype)
+    a = rng.integers(info.min, info.max, (9, 40), dtype, endpoint=True)
+    b = rng.integers(info.min, info.max, (40, 7), dtype, endpoint=True)
+    got = gemm(a, b, device=device, threads=2)
+    assert got.dtype == a.dtype
+    np.testing.assert_array_equal(got, a @ b)
+
+
+def test_promotion_is_numpys(device):
+    for x, y in (("f2", "f4"), ("i4", "f4"), ("i1", "u1"), ("f4", "f8"), ("i8", "f4")):
+        a, b = np.ones((3, 4), x), np.ones((4, 2), y)
+        assert gemm(a, b, device=device).dtype == np.result_type(a, b)
+
+
+def test_matmul_and_lists_and_plan():
+    np.testing.assert_array_equal(matmul([[1, 2]], [[3], [4]]), [[11]])
+    plan = hybrid_gemm.plan(100, 100, 100, split="cols", threads=4, device="cpu")
+    assert plan.grid == (1, 1, 4)
+
+
+def test_a_failing_worker_stops_the_others_with_its_own_error(monkeypatch):
+    from hybrid_gemm.devices.cpu import CpuDevice
+
+    runner = Runner(device="cpu", threads=4, split="cols")
+    real = CpuDevice.gemm
+
+    def failing(self, variant, a, b, c, **options):
+        if a[0, 0] == 7:
+            raise RuntimeError("worker 2 is out of luck")
+        return real(self, variant, a, b, c, **options)
+
+    monkeypatch.setattr(CpuDevice, "gemm", failing)
+    a = np.zeros((64, 64), "f4")
+    a[0, 32] = 7
+    with pytest.raises(RuntimeError, match="out of luck"):
+        runner.gemm(a, a.copy())
+
+
+def test_timeline_accounts_for_every_worker(device):
+    a = np.ones((64, 256), "f4")
+    result = Runner(device=device, threads=4, split="cols", emulate_devices=2).run(a, a.T.copy())
+    assert {x.worker for x in result.timeline.of("multiply")} == {0, 1, 2, 3}
+    assert sum(x.flops for x in result.timeline) == result.plan.problem.flops
+    assert result.timeline.multiply_and_sum_ms >= result.timeline.multiply_ms > 0
+    moved = sum(x.bytes for x in result.timeline.of("upload"))
+    assert moved == result.plan.bytes_h2d
+    assert sum(x.bytes for x in result.timeline.of("download")) == result.plan.bytes_d2h
+    assert sum(x.bytes for x in result.timeline.of("reduce")) == result.plan.bytes_peer
+
+
+@pytest.mark.parametrize("split", ["rows", "cols"])
+def test_resident_runs_move_nothing_while_the_clock_runs(device, split, rng):
+    a, b = integers(rng, (70, 90)), integers(rng, (90, 50))
+    runner = Runner(device=device, threads=3, split=split)
+    result = runner.run(a, b, resident=True)
+    np.testing.assert_array_equal(result.c, a @ b)
+    assert not result.timeline.of("upload") and not result.timeline.of("download")
+
+
+def test_device_arrays_stay_on_the_device(rng):
+    if (reason := __import__("conftest").REASONS["cuda"]) is not None:
+        pytest.skip(reason)
+    import cupy
+
+    a, b, c = (integers(rng, s) for s in ((70, 90), (90, 50), (70, 50)))
+    for options in ({}, {"threads": 4, "split": "cols"}, {"emulate_devices": 3, "threads": 3}):
+        there = [cupy.asarray(x) for x in (a, b, c)]
+        got = gemm(*there, alpha=2, beta=1, **options)
+        assert isinstance(got, cupy.ndarray)
+        np.testing.assert_array_equal(got.get(), 2 * a @ b + c)
+        out = gemm(there[0], there[1], there[2], beta=1, out=there[2], **options)
+        assert out is there[2]
+        np.testing.assert_array_equal(out.get(), a @ b + c)
+        with pytest.raises(ValueError, match="out overlaps A"):
+            gemm(there[0][:, :50], there[1][:50], out=there[0][:, 10:60])

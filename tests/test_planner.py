@@ -1,0 +1,110 @@
+"""Plans are pure: every index of the cuboid is in one box, every element of C in one strip."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hybrid_gemm.errors import OutOfMemoryError, UsageError
+from hybrid_gemm.planner import DeviceSpec, cut, make_plan
+from hybrid_gemm.problem import Problem
+
+GPU = DeviceSpec("gpu", "cuda", 0, 2**40, tflops=40, memory_gbps=4000, link_gbps=20)
+CPU = DeviceSpec("cpu", "cpu", 0, 2**40, tflops=0.1, memory_gbps=10, host_memory=True)
+sizes = st.integers(0, 70)
+
+
+@given(st.integers(0, 10**6), st.integers(1, 64), st.sampled_from([1, 8, 32]))
+def test_cut_covers_and_balances(size, parts, align):
+    spans = cut(size, parts, align)
+    assert len(spans) == parts
+    assert spans[0].start == 0 and spans[-1].stop == size
+    assert all(a.stop == b.start for a, b in itertools.pairwise(spans))
+    lengths = [len(s) for s in spans]
+    unit = align if size >= 4 * align * parts else 1
+    assert max(lengths) - min(lengths) <= 2 * unit - 1 if unit > 1 else 1
+    assert all(s.start % unit == 0 for s in spans)
+
+
+@given(sizes, sizes, sizes, st.integers(1, 9), st.integers(1, 3),
+       st.sampled_from(["rows", "cols", "auto"]), st.sampled_from([CPU, GPU]))  # fmt: skip
+def test_boxes_and_strips_tile_the_product(m, n, k, workers, devices, split, spec):
+    plan = make_plan(Problem(m, n, k), [spec] * devices, workers, split=split)
+    assert len(plan.workers) == workers
+    seen = np.zeros((m, n, k), int)
+    for worker in plan.workers:
+        for box in worker.boxes:
+            seen[box.rows.slice, box.cols.slice, box.ks.slice] += 1
+    assert (seen == 1).all()
+    owned = np.zeros((m, n), int)
+    for strip in plan.strips:
+        owned[strip.rows.slice, strip.cols.slice] += 1
+        assert plan.workers[strip.owner].boxes
+        # The partials of a strip cover K exactly once, in order.
+        covered = [plan.workers[p].boxes[0].ks for p in strip.partials]
+        assert covered[0].start == 0 and covered[-1].stop == k
+        assert list(strip.partials) == sorted(strip.partials)
+    assert (owned == 1).all()
+
+
+def test_more_workers_than_rows_shows_idle_ones():
+    plan = make_plan(Problem(3, 5, 7), [CPU], 5, split="rows")
+    assert [bool(w.boxes) for w in plan.workers].count(True) == 3
+    assert len(plan.workers) == 5
+
+
+def test_rows_share_b_on_one_device():
+    plan = make_plan(Problem(64, 64, 64), [GPU], 4, split="rows")
+    (b,) = [x for x in plan.blocks if x.operand == "B"]
+    assert b.workers == (0, 1, 2, 3)
+    assert plan.bytes_h2d == 2 * 64 * 64 * 4
+    assert plan.bytes_d2h == 64 * 64 * 4
+
+
+def test_cols_bring_each_byte_once_and_fetch_from_peers():
+    plan = make_plan(Problem(64, 32, 64), [GPU, GPU], 2, split="cols")
+    assert plan.bytes_h2d == (64 * 64 + 64 * 32) * 4
+    assert plan.bytes_peer == 64 * 32 * 4  # half of C from each side
+    assert plan.summed
+
+
+def test_critical_moves_all_of_c_for_every_worker():
+    plan = make_plan(Problem(64, 64, 64), [GPU], 4, split="cols", reduce="critical")
+    c = 64 * 64 * 4
+    assert plan.bytes_h2d == 2 * c + 4 * c
+    assert plan.bytes_d2h == 4 * c
+
+
+def test_auto_takes_rows_for_squares_and_cols_for_deep_products():
+    assert make_plan(Problem(4096, 4096, 4096), [CPU], 4).split == "rows"
+    assert make_plan(Problem(8, 8, 2**20), [GPU, GPU], 2).split == "cols"
+
+
+def test_memory_is_refused_with_both_figures():
+    small = DeviceSpec("small", "cuda", 0, 2**20, 1, 1, 1)
+    with pytest.raises(OutOfMemoryError, match=r"needs .* GiB on small, which has 0\.00 GiB"):
+        make_plan(Problem(4096, 4096, 4096), [small], 2)
+
+
+def test_emulated_devices_share_one_memory():
+    half = DeviceSpec("gpu", "cuda", 0, 2 * 2**20, 1, 1, 1)
+    problem = Problem(512, 512, 256)  # 1 MiB of C; 0.5 each of A and B
+    make_plan(problem, [half], 1, split="rows")
+    with pytest.raises(OutOfMemoryError):
+        make_plan(problem, [half, half], 2, split="cols")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"workers": 0}, "at least 1"),
+        ({"workers": 1, "split": "diagonal"}, "rows, cols and auto"),
+        ({"workers": 1, "reduce": "tree", "split": "cols"}, "ordered and critical"),
+        ({"workers": 2, "reduce": "critical", "split": "rows"}, "by cols"),
+    ],
+)
+def test_bad_choices_are_named(options, message):
+    with pytest.raises(UsageError, match=message):
+        make_plan(Problem(8, 8, 8), [CPU], **options)
