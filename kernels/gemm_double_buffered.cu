@@ -4,12 +4,14 @@ entry   = "gemm_double_buffered"
 rung    = 90
 params  = [
     {BM = 128, BN = 128, BK = 8, TM = 8, TN = 8}, {BM = 64, BN = 64, BK = 16, TM = 4, TN = 4},
-    {BM = 128, BN = 64, BK = 8, TM = 8, TN = 8}, {BM = 64, BN = 64, BK = 16, TM = 8, TN = 8},
+    {BM = 128, BN = 64, BK = 8, TM = 8, TN = 8}, {BM = 64, BN = 64, BK = 8, TM = 8, TN = 8},
 ]
 block   = ["(BM / TM) * (BN / TN)", "1", "1"]
 grid    = ["ceil(n / BN)", "ceil(m / BM)", "1"]
 require = [
     "TM % 4 == 0", "TN % 4 == 0", "BK % 4 == 0", "BM % (4 * TM) == 0", "BN % (8 * TN) == 0",
+    "4 * (BN / TN) % TM == 0", "4 * (BM / TM) % TN == 0",
+    "4 * (BM / TM) * (BN / TN) % BK == 0",
     "BM * BK % (4 * (BM / TM) * (BN / TN)) == 0", "BN * BK % (4 * (BM / TM) * (BN / TN)) == 0",
     "2 * SIZE * BK * (BM + BN + 32 / SIZE) <= 49152",
 ]

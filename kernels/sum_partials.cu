@@ -14,8 +14,10 @@ source  = "S3, the lab report, improvements: sum on the device instead of in a c
 extern "C" __global__ void __launch_bounds__(32 * ROWS)
     sum_partials(int rows, int cols, int parts, T alpha, const T* const* partials, long long ldp,
                  T beta, const T* C, long long ldc, T* out, long long ldo) {
-    bool vectors = aligned(out, ldo) && (beta == T(0) || aligned(C, ldc));
-    for (int x = 0; x < parts; ++x) vectors = vectors && aligned(partials[x], ldp);
+    unsigned long long bits = 0;  // of all addresses, so of the least aligned one
+    for (int x = 0; x < parts; ++x) bits |= (unsigned long long)partials[x];
+    const bool vectors = aligned((const T*)bits, ldp) && aligned(out, ldo) &&
+                         (beta == T(0) || aligned(C, ldc));
     for_each(rows, cols, vectors, [&](long long i, long long j, auto sum) {
         using V = decltype(sum);
         const long long at = i * ldp + j;
@@ -26,12 +28,9 @@ extern "C" __global__ void __launch_bounds__(32 * ROWS)
 #pragma unroll
             for (int y = 0; y < 4; ++y) part[y] = *(const V*)(partials[x + y] + at);
 #pragma unroll
-            for (int y = 0; y < 4; ++y) sum = x + y ? sum + part[y] : part[y];
+            for (int y = 0; y < 4; ++y) sum = sum + part[y];
         }
-        for (; x < parts; ++x) {
-            const V part = *(const V*)(partials[x] + at);
-            sum = x ? sum + part : part;
-        }
+        for (; x < parts; ++x) sum = sum + *(const V*)(partials[x] + at);
         sum = alpha * sum;
         if (beta != T(0)) sum = sum + beta * *(const V*)(C + i * ldc + j);
         *(V*)(out + i * ldo + j) = sum;

@@ -14,66 +14,59 @@ constexpr int PAD = 16 / SIZE;
 
 // One step's share of an operand: WIDTH rows of op(A) (or columns of op(B)) by BK of K.
 // In memory, neighbours run along K (ALONG_K: A as it is, B transposed) or along the width;
-// either way each thread moves vectors of four neighbours.
+// either way each thread moves vectors of four neighbours, W_APART or P_APART apart.
 template <int WIDTH, bool ALONG_K>
 struct Panel {
+    static constexpr int LINE = (ALONG_K ? BK : WIDTH) / 4;   // vectors in a row of memory
     static constexpr int VECTORS = WIDTH * BK / 4 / THREADS;  // a thread
-    const T* from[VECTORS];
-    long long step;        // from one step of K to the next, in elements
-    int inside[VECTORS];   // elements of the vector inside the matrix across K, 0 to 4
-    int whole[VECTORS];    // the whole vector is inside while this much of K is left
+    static constexpr int W_APART = ALONG_K ? THREADS / LINE : 0;
+    static constexpr int P_APART = ALONG_K ? 0 : THREADS / LINE;
+    const T* from;          // this thread's first vector
+    long long step, apart;  // from it to the next step's, and to the next vector, in elements
+    int w, p;               // where in the panel it begins, across K and along K
+    int rest;               // elements from there to the matrix's edge, across K
+    bool vectors;           // rows in memory begin on 16 bytes
     Vec4 item[VECTORS];
-
-    // Where in the panel vector v of this thread begins.
-    __device__ static int w(int v) {
-        const int id = threadIdx.x + v * THREADS;
-        return ALONG_K ? id / (BK / 4) : id % (WIDTH / 4) * 4;
-    }
-    __device__ static int p(int v) {
-        const int id = threadIdx.x + v * THREADS;
-        return ALONG_K ? id % (BK / 4) * 4 : id / (WIDTH / 4);
-    }
 
     // The panel that begins `first` rows of op(A) (columns of op(B)) into a matrix of `extent`.
     __device__ Panel(const T* matrix, long long ld, long long first, int extent) {
-        const bool vectors = aligned(matrix, ld);
+        const int line = threadIdx.x / LINE, place = threadIdx.x % LINE * 4;
+        w = ALONG_K ? line : place;
+        p = ALONG_K ? place : line;
+        from = matrix + (ALONG_K ? (first + w) * ld + p : p * ld + first + w);
         step = ALONG_K ? BK : BK * ld;
-#pragma unroll
-        for (int v = 0; v < VECTORS; ++v) {
-            const long long across = first + w(v);
-            from[v] = matrix + (ALONG_K ? across * ld + p(v) : p(v) * ld + across);
-            inside[v] = extent - across < 0 ? 0 : extent - across < 4 ? int(extent - across) : 4;
-            const bool usable = vectors && (ALONG_K ? inside[v] > 0 : inside[v] == 4);
-            whole[v] = usable ? p(v) + (ALONG_K ? 4 : 1) : 0x7fffffff;
-        }
+        apart = THREADS / LINE * ld;
+        rest = int(extent - first) - w;
+        vectors = aligned(matrix, ld);
     }
 
     // The next BK of K, of which `left` remain, into registers; zeros beyond the edges.
     __device__ void fetch(int left) {
+        left -= p;
 #pragma unroll
         for (int v = 0; v < VECTORS; ++v) {
-            if (left >= whole[v]) {
-                item[v] = *(const Vec4*)from[v];
+            const int across = rest - v * W_APART, along = left - v * P_APART;
+            if (vectors && across >= (ALONG_K ? 1 : 4) && along >= (ALONG_K ? 4 : 1)) {
+                item[v] = *(const Vec4*)(from + v * apart);
             } else {
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
-                    const bool here = ALONG_K ? inside[v] > 0 && p(v) + i < left
-                                              : i < inside[v] && p(v) < left;
-                    item[v].x[i] = here ? from[v][i] : T(0);
+                    const bool real = across > (ALONG_K ? 0 : i) && along > (ALONG_K ? i : 0);
+                    item[v].x[i] = real ? from[v * apart + i] : T(0);
                 }
             }
-            from[v] += step;
         }
+        from += step;
     }
 
     // What fetch brought, into a tile in shared memory whose element (w, p) is at
-    // w * W_STEP + p * K_STEP.
-    template <int W_STEP, int K_STEP>
+    // w * W_STEP + p * P_STEP.
+    template <int W_STEP, int P_STEP>
     __device__ void put(T* tile) const {
-        constexpr int STEP = ALONG_K ? K_STEP : W_STEP;
+        constexpr int STEP = ALONG_K ? P_STEP : W_STEP;
 #pragma unroll
         for (int v = 0; v < VECTORS; ++v) {
-            T* to = tile + w(v) * W_STEP + p(v) * K_STEP;
+            T* to = tile + (w + v * W_APART) * W_STEP + (p + v * P_APART) * P_STEP;
             if (STEP == 1) {
                 *(Vec4*)to = item[v];
             } else {
