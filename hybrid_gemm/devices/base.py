@@ -119,7 +119,10 @@ class Device(abc.ABC):
 
     @abc.abstractmethod
     def sum(self, partials: Sequence, out, *, alpha, beta, stream: Stream) -> None:
-        """out = alpha * (partials in order) + beta * out, in one pass."""
+        """out = alpha * (partials in order) + beta * out, in one pass.
+
+        The partials have one leading dimension.
+        """
 
     @abc.abstractmethod
     def add(self, dst, src, stream: Stream) -> None:
@@ -254,7 +257,7 @@ class KernelDevice(Device):
         dtype = out.dtype.name
         function = self.function(variant, dtype)
         scalar = np.dtype(dtype).type
-        ldp = max(layout(p)[1] for p in partials)
+        ldp = layout(partials[0])[1]
         ldo = layout(out)[1]
         for r, c in launches(variant, rows, cols, 0, dtype):
             part = out[r, c]

@@ -294,7 +294,9 @@ class ThreadRun:
                 strip.cols.start - box.cols.start : strip.cols.stop - box.cols.start,
             ]
             if self.devices[self.plan.workers[w].device] is not device:
-                fetched = device.empty(*view.shape, self.dtype.name)
+                # With the partials' own leading dimension, which the kernel takes for all.
+                fetched = device.empty(view.shape[0], len(box.cols), self.dtype.name)
+                fetched = fetched[:, : view.shape[1]]
                 device.copy(fetched, view, stream)
                 view, moved = fetched, moved + view.nbytes
             parts.append(view)
