@@ -130,8 +130,10 @@ class Runner:
         a, b = as_matrix(a), as_matrix(b)
         c = None if c is None else as_matrix(c)
         problem = make_problem(a, b, c, alpha=alpha, beta=beta, trans_a=trans_a, trans_b=trans_b)
-        if problem.k == 0:  # nothing is multiplied, whatever alpha is
-            problem = dataclasses.replace(problem, alpha=0)
+        op_a, op_b = a.T if trans_a else a, b.T if trans_b else b
+        if problem.k == 0 or problem.alpha == 0:  # as in BLAS, A and B are not read
+            problem = dataclasses.replace(problem, k=0, alpha=0)
+            op_a, op_b = op_a[:, :0], op_b[:0]
         inputs = [x for x in (a, b, c) if x is not None]
         on_gpu = any(is_device_array(x) for x in inputs)
         if on_gpu and self.kind != "cuda":
@@ -150,7 +152,6 @@ class Runner:
             ).cuda.get_current_stream().synchronize()
         if not (problem.m and problem.n):
             return Result(out, plan, variant, Timeline(), 0.0, self._reduction(plan))
-        op_a, op_b = a.T if trans_a else a, b.T if trans_b else b
         place = self._put if resident and self.kind != "cpu" else self._matrix
         wrapped = [None if x is None else place(x, problem.dtype) for x in (op_a, op_b, c)]
         target = wrapped[2] if c is out else place(out, problem.dtype)

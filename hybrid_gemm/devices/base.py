@@ -188,8 +188,6 @@ class KernelDevice(Device):
         if variant.kernel.library:
             self.library_gemm(variant, a, b, c, alpha=alpha, beta=beta, stream=stream)
             return
-        if k == 0 or alpha == 0:  # BLAS: A and B are not read
-            a, b, k, alpha = a[:, :0], b[:0], 0, 0
         (la, lda), (lb, ldb) = layout(a) or ("n", 1), layout(b) or ("n", 1)
         if la + lb not in variant.kernel.layouts:
             a, b = self._relayout(variant, a, b, la, lb, stream)

@@ -84,7 +84,7 @@ class CpuDevice(Device):
             job.result()
 
     def _gemm(self, a, b, c, alpha, beta):
-        if alpha == 0 or a.shape[1] == 0:
+        if a.shape[1] == 0:
             _scale(c, beta)
         elif beta == 0:
             _product(a, b, c)

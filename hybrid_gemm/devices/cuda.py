@@ -9,8 +9,10 @@ import numpy as np
 
 from ..errors import UnavailableError
 from ..planner import DeviceSpec
-from . import nvrtc
+from . import cublas, nvrtc
 from .base import KernelDevice, Stream, layout, leading
+
+MAX_TABLES = 4096  # tables of pointers kept; the oldest has long been read when it goes
 
 
 def unavailable() -> str | None:
@@ -77,6 +79,7 @@ class CudaDevice(KernelDevice):
         self.ordinal = ordinal
         self.name = f"cuda:{ordinal}" + ("" if part is None else f".{part}")
         self.pool = cupy.cuda.MemoryPool()
+        self._tables: dict[bytes, cupy.ndarray] = {}
         self.properties = cupy.cuda.runtime.getDeviceProperties(ordinal)
         self.arch = f"sm_{self.properties['major']}{self.properties['minor']}"
 
@@ -138,11 +141,19 @@ class CudaDevice(KernelDevice):
         return self.cp.ndarray((rows, cols), dtype, memptr=memory)
 
     def pointers(self, matrices, stream):
+        # Kept, for a pool gives the same addresses again: a copy from ordinary host memory
+        # would wait in line behind the downloads of other workers.
         host = np.array([m.data.ptr for m in matrices], np.uint64)
-        memory = self.pool.malloc(host.nbytes)
-        array = self.cp.ndarray(host.shape, host.dtype, memptr=memory)
-        array.set(host, stream=stream.cupy)
-        return array
+        key = host.tobytes()
+        if key not in self._tables:
+            if len(self._tables) >= MAX_TABLES:
+                del self._tables[next(iter(self._tables))]
+            table = self.cp.ndarray(host.shape, host.dtype, memptr=self.pool.malloc(host.nbytes))
+            self.cp.cuda.runtime.memcpy(
+                table.data.ptr, host.ctypes.data, host.nbytes, self.cp.cuda.runtime.memcpyDefault
+            )
+            self._tables[key] = table
+        return self._tables[key]
 
     def copy(self, dst, src, stream):
         """2-D asynchronous copies in any direction: slabs need no repacking on the host."""
@@ -184,22 +195,7 @@ class CudaDevice(KernelDevice):
         function(launch.grid, launch.block, args, launch.shared_bytes, stream.cupy)
 
     def library_gemm(self, variant, a, b, c, *, alpha, beta, stream):
-        """cuBLAS, in the operands' own layouts, row-major C by swapping them."""
-        cublas = self.cp.cuda.cublas
-        (m, n), k = c.shape, a.shape[1]
-        (la, lda), (lb, ldb) = layout(a) or ("n", 1), layout(b) or ("n", 1)
-        call = {"float32": cublas.sgemm, "float64": cublas.dgemm}[c.dtype.name]
-        op = {"n": cublas.CUBLAS_OP_N, "t": cublas.CUBLAS_OP_T}
-        handle = self.cp.cuda.device.get_cublas_handle()
-        cublas.setStream(handle, stream.cupy.ptr)
-        cublas.setPointerMode(handle, cublas.CUBLAS_POINTER_MODE_HOST)
-        cublas.setMathMode(handle, cublas.CUBLAS_DEFAULT_MATH)  # no TF32
-        scalars = np.array([alpha, beta], c.dtype)
-        call(
-            handle, op[lb], op[la], n, m, k,
-            scalars[:1].ctypes.data, b.data.ptr, max(ldb, 1), a.data.ptr, max(lda, 1),
-            scalars[1:].ctypes.data, c.data.ptr, layout(c)[1],
-        )  # fmt: skip
+        cublas.gemm(a, b, c, alpha=alpha, beta=beta, stream=stream)
 
 
 def _address(array) -> int:

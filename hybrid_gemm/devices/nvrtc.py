@@ -67,6 +67,7 @@ def _compile(source: str, arch: str, name: str) -> tuple[bytes, str]:
     options = ProgramOptions(
         name=name, arch=arch, std="c++17", lineinfo=True, ptxas_options=["-v"],
         include_path=str(catalog.directory()),
+        device_as_default_execution_space=True,  # lambdas, before NVRTC 13.4
     )  # fmt: skip
     log = io.StringIO()
     try:
