@@ -1,0 +1,246 @@
+"""An installed wheel has what a checkout has, and the scripts say what is missing."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import REASONS
+
+from hybrid_gemm import catalog
+
+CHECKOUT = Path(catalog.__file__).parents[1]
+pytestmark = pytest.mark.skipif(
+    not (CHECKOUT / "pyproject.toml").is_file(), reason="needs a checkout"
+)
+
+
+def run(*command, **options) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        list(map(str, command)), capture_output=True, text=True, timeout=120, **options
+    )
+
+
+# --- the wheel ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory) -> Path:
+    """Where the wheel of this checkout is installed, without what it depends on."""
+    folder = tmp_path_factory.mktemp("wheel")
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    offline = ["--no-index", "--no-deps"]
+    built = run(*pip, "wheel", *offline, "--no-build-isolation", "-w", folder, CHECKOUT)
+    assert built.returncode == 0, built.stderr
+    (wheel,) = folder.glob("*.whl")
+    done = run(*pip, "install", *offline, "--target", folder / "site", wheel)
+    assert done.returncode == 0, done.stderr
+    return folder / "site"
+
+
+def python(installed: Path, code: str) -> str:
+    """What `code` prints where only the installed package can be found."""
+    env = {**os.environ, "PYTHONPATH": str(installed)}
+    done = run(sys.executable, "-c", code, cwd=installed.parent, env=env)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_installed_catalog_is_the_checkouts(installed):
+    ours = "\n".join(map(repr, catalog.kernels().values())) + catalog.include_digest()
+    code = """
+from hybrid_gemm import catalog
+print(catalog.directory())
+print(*map(repr, catalog.kernels().values()), sep="\\n", end=catalog.include_digest())
+"""
+    directory, theirs = python(installed, code).split("\n", 1)
+    assert directory == str(installed / "hybrid_gemm" / "kernels")
+    assert theirs == ours.replace(str(catalog.directory()), directory)
+    assert len(catalog.kernels()) > 10
+
+
+def test_every_file_of_the_package_is_installed(installed):
+    def files(folder):
+        return {
+            path.relative_to(folder)
+            for path in folder.rglob("*")
+            if path.is_file() and "__pycache__" not in path.parts
+        }
+
+    package = installed / "hybrid_gemm"
+    ours = files(CHECKOUT / "hybrid_gemm")
+    ours |= {"kernels" / path for path in files(CHECKOUT / "kernels")}
+    assert files(package) == ours
+    assert {path.suffix for path in ours} >= {".py", ".h", ".cu", ".cuh", ".toml"}
+
+
+@pytest.mark.skipif(REASONS["emulator"] is not None, reason=str(REASONS["emulator"]))
+def test_the_installed_emulator_finds_its_headers(installed, tmp_path):
+    code = """
+import numpy as np, hybrid_gemm
+a = np.arange(15, dtype="float32").reshape(3, 5)
+assert (hybrid_gemm.gemm(a, a.T, device="emulator", kernel="naive") == a @ a.T).all()
+print(hybrid_gemm.__file__)
+"""
+    assert python(installed, code).startswith(str(installed))
+
+
+# --- the scripts --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def checkout(tmp_path) -> Path:
+    """A copy of what the scripts need, and a PATH of few commands in `bin`."""
+    shutil.copytree(CHECKOUT / "scripts", tmp_path / "scripts")
+    shutil.copy(CHECKOUT / "pyproject.toml", tmp_path)
+    (tmp_path / "bin").mkdir()
+    tools = "cat dirname find flock grep mkdir nproc readlink rm sh sha256sum touch"
+    for found in filter(None, map(shutil.which, tools.split())):
+        (tmp_path / "bin" / Path(found).name).symlink_to(found)
+    return tmp_path
+
+
+def command(path: Path, text: str) -> None:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+
+
+def fake_python(path: Path, version: str, *, failing: str = "nothing") -> None:
+    """A Python that says it is `version` and fails at programs that mention `failing`."""
+    command(
+        path,
+        f'''case "$*" in
+            *"{failing}"*) exit 1 ;;
+            *cuDriverGetVersion*) echo "{version} 0" ;;
+            *version_info*) exec "{sys.executable}" -c "import sys
+sys.exit({tuple(map(int, version.split(".")))} < (3, 11))" ;;
+        esac''',
+    )
+
+
+def script(checkout: Path, name: str, *args: str, **env: str) -> subprocess.CompletedProcess:
+    return run(checkout / "scripts" / name, *args, cwd="/", env={"PATH": f"{checkout}/bin", **env})
+
+
+def refused(checkout: Path, **env: str) -> str:
+    for name in ("run", "test"):
+        done = script(checkout, name, **env)
+        assert done.returncode == 1 and done.stdout == ""
+        assert done.stderr.count("\n") == 1, done.stderr
+        assert not (checkout / ".venv").exists()
+    return done.stderr
+
+
+def test_scripts_say_which_python_is_missing(checkout):
+    needed = "Python 3.11 or later is needed"
+    assert f"test: {needed}; apt install python3 python3-venv" in refused(checkout)
+    fake_python(checkout / "bin" / "python3", "3.9")
+    assert f"{needed}, and python3 is 3.9; apt install" in refused(checkout)
+    fake_python(checkout / "bin" / "python3.12", "3.12", failing="ensurepip")
+    assert "python3.12 has no venv module; apt install python3.12-venv" in refused(checkout)
+    assert "PYTHON=/no/python does not serve" in refused(checkout, PYTHON="/no/python")
+    assert "python3 is 3.9" in refused(checkout, PYTHON="python3")
+
+
+def ready_checkout(checkout: Path) -> None:
+    """Puts an environment there that records what is run in it."""
+    python = checkout / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    (checkout / ".venv" / "lib" / "python3.12").mkdir(parents=True)
+    log = f'echo "$@" >>"{checkout}/log"'
+    command(
+        python,
+        f"""case "$*" in
+            *cuDriverGetVersion*) echo "3.12 $CUDA" ;;
+            *"pip install"*) {log}; echo "$BROKEN"; [ -z "$BROKEN" ] ;;
+            *) {log} ;;
+        esac""",
+    )
+    command(checkout / ".venv" / "bin" / "hybrid-gemm", log)
+
+
+def ran(checkout: Path) -> list[str]:
+    """What was run since the last call, less pip's looks."""
+    path = checkout / "log"
+    lines = path.read_text().splitlines() if path.exists() else []
+    path.unlink(missing_ok=True)
+    return [line for line in lines if "pip --version" not in line]
+
+
+def test_scripts_install_once_and_pass_arguments_on(checkout):
+    ready_checkout(checkout)
+    for times in range(2):
+        done = script(checkout, "run", "--threads", "4", CUDA="0")
+        assert done.returncode == 0
+        assert done.stderr.count("\n") == 1 - times, "says that it installs, then nothing"
+        found = ran(checkout)
+        assert found[-1] == "run --threads 4"
+        assert len(found) == 2 - times
+    for times in range(2):
+        done = script(checkout, "test", "-k", "planner", CUDA="0")
+        assert "g++ not found: the emulator's tests are skipped; apt install g++" in done.stderr
+        found = ran(checkout)
+        assert found[-1].startswith("-m pytest -n ") and found[-1].endswith("-k planner")
+        assert len(found) == 2 - times
+    # What serves the tests serves run as well; another pyproject.toml needs an install.
+    script(checkout, "run", CUDA="0")
+    assert len(ran(checkout)) == 1
+    (checkout / "pyproject.toml").open("a").write("\n")
+    script(checkout, "run", CUDA="0")
+    assert len(ran(checkout)) == 2
+
+
+@pytest.mark.parametrize(
+    ("cuda", "for_run", "for_test"),
+    [
+        ("0", "-e .", "-e .[test,compile]"),
+        ("11", "-e .", "-e .[test,compile]"),
+        ("12", "-e .[cuda12]", "-e .[test,cuda12]"),
+        ("13", "-e .[cuda13]", "-e .[test,cuda13]"),
+        ("14", "-e .[cuda13]", "-e .[test,cuda13]"),
+    ],
+)
+def test_scripts_choose_the_extra_for_the_driver(checkout, cuda, for_run, for_test):
+    ready_checkout(checkout)
+    done = script(checkout, "run", CUDA=cuda)
+    assert ran(checkout)[0].endswith(for_run)
+    assert ("driver is for CUDA 11, and 12 is needed" in done.stderr) == (cuda == "11")
+    script(checkout, "test", CUDA=cuda)
+    assert ran(checkout)[0].endswith(for_test)
+
+
+def test_scripts_show_why_pip_failed(checkout):
+    ready_checkout(checkout)
+    done = script(checkout, "run", CUDA="0", BROKEN="conflicting versions")
+    assert done.returncode == 1
+    assert done.stderr.endswith(
+        "conflicting versions\nrun: pip could not install hybrid-gemm (its log is above)\n"
+    )
+    done = script(checkout, "run", CUDA="0", BROKEN="NewConnectionError")
+    assert "run: pip could not reach the package index" in done.stderr
+    assert script(checkout, "run", CUDA="0").returncode == 0
+
+
+def test_scripts_make_a_broken_environment_anew(checkout):
+    # No Python is on the PATH, so that making it anew is refused, which shows that it was tried.
+    ready_checkout(checkout)
+    script(checkout, "run", CUDA="0")
+    anew = "Python 3.11 or later is needed"
+    for change, back in (
+        (lambda: (checkout / ".venv" / "made-for").write_text("3.12 0 /elsewhere\n"), None),
+        (lambda: (checkout / ".venv" / "installing").touch(), "installing"),
+    ):
+        (checkout / ".venv" / "ready-run").unlink()
+        change()
+        assert anew in script(checkout, "run", CUDA="0").stderr
+        (checkout / ".venv" / (back or "made-for")).unlink()
+        assert script(checkout, "run", CUDA="0").returncode == 0
+    moved = checkout.with_name("moved")
+    checkout.rename(moved)
+    assert anew in script(moved, "run", CUDA="0").stderr
+    moved.rename(checkout)
+    assert script(checkout, "run", CUDA="0").returncode == 0
+    (checkout / ".venv" / "lib" / "python3.12").rmdir()
+    assert anew in script(checkout, "run", CUDA="0").stderr
