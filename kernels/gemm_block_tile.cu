@@ -4,7 +4,7 @@ entry   = "gemm_block_tile"
 rung    = 70
 params  = [
     {BM = 128, BN = 128, BK = 8, TM = 8, TN = 8}, {BM = 64, BN = 64, BK = 16, TM = 4, TN = 4},
-    {BM = 128, BN = 64, BK = 8, TM = 8, TN = 8}, {BM = 64, BN = 64, BK = 8, TM = 8, TN = 8},
+    {BM = 128, BN = 64, BK = 8, TM = 8, TN = 8},
 ]
 block   = ["(BM / TM) * (BN / TN)", "1", "1"]
 grid    = ["ceil(n / BN)", "ceil(m / BM)", "1"]
@@ -32,14 +32,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     PanelA a_panel(A, lda, row0, m);
     PanelB b_panel(B, ldb, col0, n);
     T sum[TM][TN] = {};
-    for (int left = k; left > 0; left -= BK) {
-        a_panel.fetch(left);
-        b_panel.fetch(left);
+    const auto add_step = [&] {
         __syncthreads();  // all are done with the tiles of the step before
         a_panel.template put<BK, 1>(&As[0][0]);
         b_panel.template put<1, BN + PAD>(&Bs[0][0]);
         __syncthreads();
-#pragma unroll
+#pragma unroll 2
         for (int p = 0; p < BK; ++p) {
             Vec4 a[TM / 4], b[TN / 4];
 #pragma unroll
@@ -48,6 +46,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
             for (int j = 0; j < TN; j += 4) b[j / 4] = *(const Vec4*)&Bs[p][col + j];
             add_outer(sum, a, b);
         }
+    };
+    int left = k;
+    if (a_panel.inside() && b_panel.inside()) {
+        for (; left >= BK; left -= BK) {
+            a_panel.fetch();
+            b_panel.fetch();
+            add_step();
+        }
+    }
+    for (; left > 0; left -= BK) {
+        a_panel.fetch(left);
+        b_panel.fetch(left);
+        add_step();
     }
     store_tile<4, 4>(m, n, alpha, sum, beta, C, ldc, row0 + row, col0 + col);
 }

@@ -4,7 +4,7 @@ entry   = "gemm_conflict_free"
 rung    = 80
 params  = [
     {BM = 128, BN = 128, BK = 8, TM = 8, TN = 8}, {BM = 64, BN = 64, BK = 16, TM = 4, TN = 4},
-    {BM = 128, BN = 64, BK = 8, TM = 8, TN = 8}, {BM = 64, BN = 64, BK = 8, TM = 8, TN = 8},
+    {BM = 128, BN = 64, BK = 8, TM = 8, TN = 8},
 ]
 block   = ["(BM / TM) * (BN / TN)", "1", "1"]
 grid    = ["ceil(n / BN)", "ceil(m / BM)", "1"]
@@ -19,7 +19,7 @@ source  = "S1, the article: v2"
 ---*/
 #include "quarters.cuh"
 
-// As is kept with K as its rows, so that a thread's elements of a column of A are neighbours and
+// The tile of A is kept with K as its rows, so that a thread's elements of a column of A are neighbours and
 // come as vectors, like those of B; a warp's vectors then fall in distinct banks (quarters.cuh).
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     gemm_conflict_free(int m, int n, int k, T alpha, const T* __restrict__ A, long long lda,
@@ -31,14 +31,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     PanelA a_panel(A, lda, row0, m);
     PanelB b_panel(B, ldb, col0, n);
     T sum[TM][TN] = {};
-    for (int left = k; left > 0; left -= BK) {
-        a_panel.fetch(left);
-        b_panel.fetch(left);
+    const auto add_step = [&] {
         __syncthreads();  // all are done with the tiles of the step before
-        a_panel.template put<1, BM + PAD>(&As[0][0]);
-        b_panel.template put<1, BN + PAD>(&Bs[0][0]);
+        a_panel.template put<1, BM + PAD>(As[0]);
+        b_panel.template put<1, BN + PAD>(Bs[0]);
         __syncthreads();
         multiply(sum, As, Bs, row, col);
+    };
+    int left = k;
+    if (a_panel.inside() && b_panel.inside()) {
+        for (; left >= BK; left -= BK) {
+            a_panel.fetch();
+            b_panel.fetch();
+            add_step();
+        }
+    }
+    for (; left > 0; left -= BK) {
+        a_panel.fetch(left);
+        b_panel.fetch(left);
+        add_step();
     }
     store_tile<ROW_STEP, COL_STEP>(m, n, alpha, sum, beta, C, ldc, row0 + row, col0 + col);
 }

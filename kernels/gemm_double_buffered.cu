@@ -4,7 +4,7 @@ entry   = "gemm_double_buffered"
 rung    = 90
 params  = [
     {BM = 128, BN = 128, BK = 8, TM = 8, TN = 8}, {BM = 64, BN = 64, BK = 16, TM = 4, TN = 4},
-    {BM = 128, BN = 64, BK = 8, TM = 8, TN = 8}, {BM = 64, BN = 64, BK = 8, TM = 8, TN = 8},
+    {BM = 128, BN = 64, BK = 8, TM = 8, TN = 8},
 ]
 block   = ["(BM / TM) * (BN / TN)", "1", "1"]
 grid    = ["ceil(n / BN)", "ceil(m / BM)", "1"]
@@ -19,11 +19,15 @@ source  = "S1, the article: v3"
 ---*/
 #include "quarters.cuh"
 
+struct Tiles {
+    alignas(16) T A[BK][BM + PAD];
+    alignas(16) T B[BK][BN + PAD];
+};
+
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     gemm_double_buffered(int m, int n, int k, T alpha, const T* __restrict__ A, long long lda,
                          const T* __restrict__ B, long long ldb, T beta, T* C, long long ldc) {
-    alignas(16) __shared__ T As[2][BK][BM + PAD];
-    alignas(16) __shared__ T Bs[2][BK][BN + PAD];
+    __shared__ Tiles tiles[2];
     const long long row0 = (long long)blockIdx.y * BM, col0 = (long long)blockIdx.x * BN;
     const int row = thread_row(), col = thread_col();
     PanelA a_panel(A, lda, row0, m);
@@ -32,21 +36,32 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 
     a_panel.fetch(k);
     b_panel.fetch(k);
-    a_panel.template put<1, BM + PAD>(&As[0][0][0]);
-    b_panel.template put<1, BN + PAD>(&Bs[0][0][0]);
+    a_panel.template put<1, BM + PAD>(tiles[0].A[0]);
+    b_panel.template put<1, BN + PAD>(tiles[0].B[0]);
     __syncthreads();
     int now = 0;
-    for (int left = k - BK; left > 0; left -= BK) {
-        // The loads take as long as the multiplications that hide them; nobody reads the other
-        // buffer any more, since all have passed the barrier after multiplying from it.
+    // Loads fly while this multiplies. One barrier is enough: nobody reads the other buffer any
+    // more, since all have passed the barrier after multiplying from it.
+    const auto add_step = [&] {
+        multiply(sum, tiles[now].A, tiles[now].B, row, col);
+        now ^= 1;
+        a_panel.template put<1, BM + PAD>(tiles[now].A[0]);
+        b_panel.template put<1, BN + PAD>(tiles[now].B[0]);
+        __syncthreads();
+    };
+    int left = k - BK;
+    if (a_panel.inside() && b_panel.inside()) {
+        for (; left >= BK; left -= BK) {
+            a_panel.fetch();
+            b_panel.fetch();
+            add_step();
+        }
+    }
+    for (; left > 0; left -= BK) {
         a_panel.fetch(left);
         b_panel.fetch(left);
-        multiply(sum, As[now], Bs[now], row, col);
-        now ^= 1;
-        a_panel.template put<1, BM + PAD>(&As[now][0][0]);
-        b_panel.template put<1, BN + PAD>(&Bs[now][0][0]);
-        __syncthreads();
+        add_step();
     }
-    multiply(sum, As[now], Bs[now], row, col);
+    multiply(sum, tiles[now].A, tiles[now].B, row, col);
     store_tile<ROW_STEP, COL_STEP>(m, n, alpha, sum, beta, C, ldc, row0 + row, col0 + col);
 }

@@ -16,16 +16,16 @@ __device__ inline int thread_col() {
     return 4 * (threadIdx.x / 32 % (BN / TN / 8) * 8 + threadIdx.x % 8);
 }
 
-// sum += A tile * B tile over one step of K; both lie in shared memory with K as the rows.
-__device__ inline void multiply(T (&sum)[TM][TN], const T (&As)[BK][BM + PAD],
-                                const T (&Bs)[BK][BN + PAD], int row, int col) {
+// sum += A tile * B tile over one step of K.
+__device__ inline void multiply(T (&sum)[TM][TN], const T (&A)[BK][BM + PAD],
+                                const T (&B)[BK][BN + PAD], int row, int col) {
 #pragma unroll
     for (int p = 0; p < BK; ++p) {
         Vec4 a[TM / 4], b[TN / 4];
 #pragma unroll
-        for (int q = 0; q < TM / 4; ++q) a[q] = *(const Vec4*)&As[p][row + q * ROW_STEP];
+        for (int q = 0; q < TM / 4; ++q) a[q] = *(const Vec4*)&A[p][row + q * ROW_STEP];
 #pragma unroll
-        for (int q = 0; q < TN / 4; ++q) b[q] = *(const Vec4*)&Bs[p][col + q * COL_STEP];
+        for (int q = 0; q < TN / 4; ++q) b[q] = *(const Vec4*)&B[p][col + q * COL_STEP];
         add_outer(sum, a, b);
     }
 }

@@ -23,29 +23,38 @@ struct Panel {
     static constexpr int P_APART = ALONG_K ? 0 : THREADS / LINE;
     const T* from;          // this thread's first vector
     long long step, apart;  // from it to the next step's, and to the next vector, in elements
-    int w, p;               // where in the panel it begins, across K and along K
-    int rest;               // elements from there to the matrix's edge, across K
+    int edge;               // from the panel's beginning to the matrix's edge, across K
     bool vectors;           // rows in memory begin on 16 bytes
     Vec4 item[VECTORS];
 
+    // Where in the panel this thread begins, across K and along K.
+    __device__ static int w() { return ALONG_K ? threadIdx.x / LINE : threadIdx.x % LINE * 4; }
+    __device__ static int p() { return ALONG_K ? threadIdx.x % LINE * 4 : threadIdx.x / LINE; }
+
     // The panel that begins `first` rows of op(A) (columns of op(B)) into a matrix of `extent`.
     __device__ Panel(const T* matrix, long long ld, long long first, int extent) {
-        const int line = threadIdx.x / LINE, place = threadIdx.x % LINE * 4;
-        w = ALONG_K ? line : place;
-        p = ALONG_K ? place : line;
-        from = matrix + (ALONG_K ? (first + w) * ld + p : p * ld + first + w);
+        from = matrix + (ALONG_K ? (first + w()) * ld + p() : p() * ld + first + w());
         step = ALONG_K ? BK : BK * ld;
         apart = THREADS / LINE * ld;
-        rest = int(extent - first) - w;
+        edge = int(extent - first);
         vectors = aligned(matrix, ld);
+    }
+
+    // Whether whole steps of K need no guards; the same for all threads of a block.
+    __device__ bool inside() const { return vectors && edge >= WIDTH; }
+
+    // The next BK of K into registers, where all of it is there.
+    __device__ void fetch() {
+#pragma unroll
+        for (int v = 0; v < VECTORS; ++v) item[v] = *(const Vec4*)(from + v * apart);
+        from += step;
     }
 
     // The next BK of K, of which `left` remain, into registers; zeros beyond the edges.
     __device__ void fetch(int left) {
-        left -= p;
 #pragma unroll
         for (int v = 0; v < VECTORS; ++v) {
-            const int across = rest - v * W_APART, along = left - v * P_APART;
+            const int across = edge - w() - v * W_APART, along = left - p() - v * P_APART;
             if (vectors && across >= (ALONG_K ? 1 : 4) && along >= (ALONG_K ? 4 : 1)) {
                 item[v] = *(const Vec4*)(from + v * apart);
             } else {
@@ -66,7 +75,7 @@ struct Panel {
         constexpr int STEP = ALONG_K ? P_STEP : W_STEP;
 #pragma unroll
         for (int v = 0; v < VECTORS; ++v) {
-            T* to = tile + (w + v * W_APART) * W_STEP + (p + v * P_APART) * P_STEP;
+            T* to = tile + (w() + v * W_APART) * W_STEP + (p() + v * P_APART) * P_STEP;
             if (STEP == 1) {
                 *(Vec4*)to = item[v];
             } else {
