@@ -1,0 +1,22 @@
+/*---
+summary = "dst = alpha * x + beta * y (rows x cols), in one pass; dst may be x or y"
+entry   = "combine"
+role    = "combine"
+params  = [{BM = 32, BN = 128, ROWS = 8}]
+block   = ["32", "ROWS", "1"]
+grid    = ["ceil(n / BN)", "ceil(m / BM)", "1"]
+require = ["BM % ROWS == 0", "BN % 128 == 0"]
+source  = "S3, the lab report, improvements: the sums and differences of Strassen's algorithm"
+---*/
+#include "elementwise.cuh"
+
+extern "C" __global__ void __launch_bounds__(32 * ROWS)
+    combine(int rows, int cols, T alpha, const T* x, long long ldx, T beta, const T* y,
+            long long ldy, T* dst, long long ldd) {
+    for_each(rows, cols, aligned(x, ldx) && aligned(y, ldy) && aligned(dst, ldd),
+             [&](long long i, long long j, auto item) {
+                 using V = decltype(item);
+                 *(V*)(dst + i * ldd + j) =
+                     alpha * *(const V*)(x + i * ldx + j) + beta * *(const V*)(y + i * ldy + j);
+             });
+}
