@@ -231,7 +231,7 @@ def make_plan(
     names = [split] if split != "auto" else ["rows", "cols"]
     plans = []
     for name in names:
-        plan = _on_grid(problem, tuple(devices), grids[name], name, kernel, reduce, resident)
+        plan = on_grid(problem, tuple(devices), grids[name], name, kernel, reduce, resident)
         plans.append(replace(plan, predicted_ms=predict_ms(plan)))
     fitting = [plan for plan in plans if not memory_shortfall(plan)]
     if not fitting:
@@ -239,10 +239,11 @@ def make_plan(
     return min(fitting, key=lambda plan: plan.predicted_ms)
 
 
-def _on_grid(problem, devices, grid, split, kernel, reduce, resident) -> Plan:
+def on_grid(problem, devices, grid, split, kernel, reduce, resident, spans=None) -> Plan:
+    """The plan on a grid pm x pn x pk; `spans` are its cuts along m, n and k (default: even)."""
     align = 1 if devices[0].kind == "cpu" else ALIGN
     sizes = (problem.m, problem.n, problem.k)
-    spans = [cut(size, parts, align) for size, parts in zip(sizes, grid, strict=True)]
+    spans = spans or [cut(size, parts, align) for size, parts in zip(sizes, grid, strict=True)]
     pm, pn, pk = grid
     workers, strips = [], []
     for i in range(pm):
@@ -270,13 +271,13 @@ def _strips(rows: Span, cols: Span, cell: list[int], align: int) -> list[Strip]:
         return []
     along_rows = len(rows) >= len(cell) or len(rows) >= len(cols)
     whole = rows if along_rows else cols
-    out = []
+    out, partials = [], tuple(cell)
     for owner, part in zip(cell, cut(len(whole), len(cell), align), strict=True):
         if not len(part):
             continue
         span = Span(whole.start + part.start, whole.start + part.stop)
         r, c = (span, cols) if along_rows else (rows, span)
-        out.append(Strip(r, c, owner, tuple(cell)))
+        out.append(Strip(r, c, owner, partials))
     return out
 
 
