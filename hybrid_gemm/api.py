@@ -17,7 +17,9 @@ from .errors import DTypeError, UsageError
 from .problem import Problem, make_problem
 from .runtime.threads import Matrix, ThreadRun
 from .runtime.timeline import Timeline
+from .strassen import Strassen
 
+ALGORITHMS = ("ordinary", "strassen")
 # What `kernel="auto"` takes on each device: the first that can run the problem.
 AUTO = {
     "cpu": ("blas",),
@@ -51,6 +53,7 @@ class Runner:
     split: "rows", "cols" (K) or "auto". reduce: "ordered" or "critical" (the lab's way).
     gpus: CUDA ordinals. emulate_devices: one GPU plays so many.
     kernel, params: a name of the catalog and its parameters; "auto" says which it chose.
+    algorithm: "ordinary", or "strassen" with so many `levels` over that kernel.
     """
 
     def __init__(
@@ -64,7 +67,13 @@ class Runner:
         emulate_devices: int | None = None,
         kernel: str = "auto",
         params: Mapping[str, int] | None = None,
+        algorithm: str = "ordinary",
+        levels: int = 1,
     ):
+        if algorithm not in ALGORITHMS:
+            raise UsageError(
+                f"no algorithm is called {algorithm!r}; there are {', '.join(ALGORITHMS)}"
+            )
         if threads is not None and threads < 1:
             raise UsageError(f"{threads} threads asked for; it takes at least 1")
         if kernel == "auto" and params:
@@ -73,6 +82,8 @@ class Runner:
         self.kind, self.note = devices.choose(device)
         wanted = threads or emulate_devices or 1
         self.devices = devices.open_devices(self.kind, wanted, gpus=gpus, emulate=emulate_devices)
+        if algorithm == "strassen":
+            self.devices = [Strassen(device, levels) for device in self.devices]
         self.threads = threads or max(len(self.devices), emulate_devices or 1)
         self.split, self.reduce = split, reduce
 
@@ -228,6 +239,8 @@ def gemm(
     kernel: str = "auto",
     params: Mapping[str, int] | None = None,
     reduce: str = "ordered",
+    algorithm: str = "ordinary",
+    levels: int = 1,
 ):
     """alpha * op(A) @ op(B) + beta * C, split over workers.
 
@@ -244,16 +257,19 @@ def gemm(
         device, gpus = "cuda", gpus or (there[0].device.id,)
     runner = _runner(
         device, threads, split, reduce, None if gpus is None else tuple(gpus), emulate_devices,
-        kernel, tuple(sorted((params or {}).items())),
+        kernel, tuple(sorted((params or {}).items())), algorithm, levels,
     )  # fmt: skip
     return runner.gemm(a, b, c, alpha=alpha, beta=beta, trans_a=trans_a, trans_b=trans_b, out=out)
 
 
 @functools.lru_cache(maxsize=8)
-def _runner(device, threads, split, reduce, gpus, emulate_devices, kernel, params) -> Runner:
+def _runner(
+    device, threads, split, reduce, gpus, emulate_devices, kernel, params, algorithm, levels
+) -> Runner:
     return Runner(
         device=device, threads=threads, split=split, reduce=reduce, gpus=gpus,
         emulate_devices=emulate_devices, kernel=kernel, params=dict(params),
+        algorithm=algorithm, levels=levels,
     )  # fmt: skip
 
 

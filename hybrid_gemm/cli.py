@@ -121,6 +121,14 @@ _json = click.option(
     help="ordered, or critical (the lab's way, for comparison).",
 )
 @click.option(
+    "--algorithm",
+    default="ordinary",
+    show_default=True,
+    metavar="NAME",
+    help="ordinary, or strassen over that kernel.",
+)
+@click.option("--levels", default=1, show_default=True, help="Of Strassen's algorithm.")
+@click.option(
     "--dtype", help="Of generated input: float32 (default), float64, float16, int32, int64."
 )
 @click.option(

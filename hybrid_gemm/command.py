@@ -25,6 +25,7 @@ class Job:
         self, files, *, m, n, k, size, c_file, output, threads, split, device, gpus,
         emulate_devices, kernel, params, reduction, dtype, fill, seed, alpha, beta, trans_a,
         trans_b, resident, repeat, mode, show, dry_run, note: Callable[[str], None],
+        algorithm="ordinary", levels=1,
     ):  # fmt: skip
         if repeat < 1:
             raise UsageError(f"--repeat {repeat}: it takes at least 1")
@@ -32,6 +33,9 @@ class Job:
             raise UsageError(f"--verify {mode!r}: it takes {', '.join(verify.MODES)}")
         self.trans = {"trans_a": trans_a, "trans_b": trans_b}
         self.alpha, self.beta = alpha, beta
+        self.algorithm = {"name": algorithm}
+        if algorithm == "strassen":
+            self.algorithm["levels"] = levels
         self.mode, self.seed, self.repeat, self.resident = mode, seed, repeat, resident
         self.note, self.output, self.show = note, output, show
         self.inputs = [*files, *([c_file] if c_file else [])]
@@ -43,7 +47,8 @@ class Job:
             matrices.check_output(output, self.inputs)
         self.runner = api.Runner(
             device=device, threads=threads, split=split, reduce=reduction, gpus=gpus,
-            emulate_devices=emulate_devices, kernel=kernel, params=params,
+            emulate_devices=emulate_devices, kernel=kernel, params=params, algorithm=algorithm,
+            levels=levels,
         )  # fmt: skip
         if self.runner.note:
             self.note(f"device: {self.runner.kind} ({self.runner.note})")
@@ -137,6 +142,7 @@ class Job:
         self.print = self._print
         data = report.result_data(self.result, self.verdict, totals)
         data["device"] = {"kind": self.runner.kind, "why": self.runner.note}
+        data["algorithm"] = self.algorithm
         data["output"] = self.output
         return data
 

@@ -1,5 +1,5 @@
 /*---
-summary = "dst = alpha * x + beta * y (rows x cols), in one pass; dst may be x or y"
+summary = "dst = alpha * x + beta * y (rows x cols), in one pass; dst may be x or y; beta = 0 never reads y"
 entry   = "combine"
 role    = "combine"
 params  = [{BM = 32, BN = 128, ROWS = 8}]
@@ -16,7 +16,8 @@ extern "C" __global__ void __launch_bounds__(32 * ROWS)
     for_each(rows, cols, aligned(x, ldx) && aligned(y, ldy) && aligned(dst, ldd),
              [&](long long i, long long j, auto item) {
                  using V = decltype(item);
-                 *(V*)(dst + i * ldd + j) =
-                     alpha * *(const V*)(x + i * ldx + j) + beta * *(const V*)(y + i * ldy + j);
+                 item = alpha * *(const V*)(x + i * ldx + j);
+                 if (beta != T(0)) item = item + beta * *(const V*)(y + i * ldy + j);
+                 *(V*)(dst + i * ldd + j) = item;
              });
 }
