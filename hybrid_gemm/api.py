@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -135,8 +134,8 @@ class Runner:
     ) -> Result:
         """As `gemm`, returning a `Result` with the plan and the timeline beside C.
 
-        With `resident`, host matrices are put on the first device before the clock starts,
-        and C comes back after it stops.
+        With `resident`, the clock runs only from when every block is on its device until every
+        strip of C is finished there.
         """
         a, b = as_matrix(a), as_matrix(b)
         c = None if c is None else as_matrix(c)
@@ -163,17 +162,13 @@ class Runner:
             ).cuda.get_current_stream().synchronize()
         if not (problem.m and problem.n):
             return Result(out, plan, variant, Timeline(), 0.0, self._reduction(plan))
-        place = self._put if resident and self.kind != "cpu" else self._matrix
-        wrapped = [None if x is None else place(x, problem.dtype) for x in (op_a, op_b, c)]
-        target = wrapped[2] if c is out else place(out, problem.dtype)
+        wrapped = [None if x is None else self._matrix(x) for x in (op_a, op_b, c)]
+        target = wrapped[2] if c is out else self._matrix(out)
         for device in self.devices:
             device.prepare(variant, wrapped[0].array, wrapped[1].array, problem.dtype)
-        started = time.perf_counter()
-        timeline = ThreadRun(plan, self.devices, variant, *wrapped, target, progress).run()
-        total_ms = (time.perf_counter() - started) * 1e3
-        if target.array is not out:
-            self._fetch(target, out)
-        return Result(out, plan, variant, timeline, total_ms, self._reduction(plan))
+        run = ThreadRun(plan, self.devices, variant, *wrapped, target, progress, resident=resident)
+        timeline = run.run()
+        return Result(out, plan, variant, timeline, run.total_ms, self._reduction(plan))
 
     def gemm(self, a, b, c=None, /, **options):
         """alpha * op(A) @ op(B) + beta * C; see `hybrid_gemm.gemm`."""
@@ -184,24 +179,7 @@ class Runner:
         names = ", ".join(device.describe() for device in self.devices)
         return f"{names} ({self.note})" if self.note else names
 
-    def _put(self, array, dtype: str) -> Matrix:
-        home = self.devices[0]
-        stream = home.stream()
-        with home.using(stream):
-            there = home.empty_like(array, dtype)
-            home.copy(there, array.astype(dtype, copy=False), stream)
-            stream.synchronize()
-        return Matrix(there, home)
-
-    def _fetch(self, matrix: Matrix, out) -> None:
-        stream = matrix.home.stream()
-        with matrix.home.using(stream):
-            host = np.empty(matrix.array.shape, matrix.array.dtype)
-            matrix.home.copy(host, matrix.array, stream)
-            stream.synchronize()
-        out[...] = host
-
-    def _matrix(self, array, dtype: str) -> Matrix:
+    def _matrix(self, array) -> Matrix:
         if not is_device_array(array):
             return Matrix(array)
         ordinal = array.device.id

@@ -46,3 +46,26 @@ def integers(rng, shape, dtype="float32"):
 @pytest.fixture
 def rng():
     return np.random.default_rng(20240607)
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--emulate-devices", type=int, metavar="N",
+        help="run every test as if one GPU (or the emulator) played N devices",
+    )  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _emulated(request, monkeypatch):
+    count = request.config.getoption("--emulate-devices")
+    if not count:
+        return
+    real = devices.open_devices
+
+    def several(kind, workers, *, gpus=None, emulate=None):
+        return real(kind, workers, gpus=gpus, emulate=count if emulate is None else emulate)
+
+    from hybrid_gemm import api
+
+    api._runner.cache_clear()
+    monkeypatch.setattr(devices, "open_devices", several)

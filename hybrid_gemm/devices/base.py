@@ -134,10 +134,10 @@ def leading(view, order: str) -> int | None:
     step = 1 if order == "n" else -1
     (count, length), (outer, inner) = view.shape[::step], view.strides[::step]
     size = view.dtype.itemsize
+    if count <= 1 or length == 0:
+        return max(1, length) if length <= 1 or inner == size else None
     if length > 1 and inner != size:
         return None
-    if count <= 1:
-        return max(1, length)
     return outer // size if outer % size == 0 and outer >= size * max(1, length) else None
 
 
@@ -147,6 +147,14 @@ def layout(view) -> tuple[str, int] | None:
         if ld := leading(view, order):
             return order, ld
     return None
+
+
+def readable(variant: Variant, a, b) -> str:
+    """The layouts of a kernel that need the fewest operands transposed first, rather B."""
+    return min(
+        variant.kernel.layouts,
+        key=lambda orders: 2 * (not leading(a, orders[0])) + (not leading(b, orders[1])),
+    )
 
 
 class KernelDevice(Device):
@@ -175,9 +183,7 @@ class KernelDevice(Device):
 
     def prepare(self, variant, a, b, dtype):
         if not variant.kernel.library:
-            wanted = (layout(a) or "n")[0] + (layout(b) or "n")[0]
-            readable = variant.kernel.layouts
-            self.function(variant, dtype, wanted if wanted in readable else readable[0])
+            self.function(variant, dtype, readable(variant, a, b))
         for role in ("sum", "add", "transpose"):
             self.function(catalog.helper(role), dtype)
 
@@ -188,12 +194,14 @@ class KernelDevice(Device):
         if variant.kernel.library:
             self.library_gemm(variant, a, b, c, alpha=alpha, beta=beta, stream=stream)
             return
-        (la, lda), (lb, ldb) = layout(a) or ("n", 1), layout(b) or ("n", 1)
-        if la + lb not in variant.kernel.layouts:
-            a, b = self._relayout(variant, a, b, la, lb, stream)
-            (la, lda), (lb, ldb) = layout(a), layout(b)
+        layouts = readable(variant, a, b)
+        a, b = (
+            x if leading(x, order) else self.transposed(x, stream)
+            for x, order in zip((a, b), layouts, strict=True)
+        )
+        lda, ldb = leading(a, layouts[0]), leading(b, layouts[1])
         dtype = c.dtype.name
-        function = self.function(variant, dtype, la + lb)
+        function = self.function(variant, dtype, layouts)
         scalar = np.dtype(dtype).type
         for rows, cols in launches(variant, m, n, k, dtype):
             part = c[rows, cols]
@@ -207,15 +215,6 @@ class KernelDevice(Device):
 
     def library_gemm(self, variant, a, b, c, *, alpha, beta, stream):
         raise UsageError(f"kernel {variant.name} does not run on the {self.kind} device")
-
-    def _relayout(self, variant, a, b, la, lb, stream):
-        """Transposes what this kernel cannot read as it lies: first B, then A."""
-        for want in variant.kernel.layouts:
-            if want[0] == la:
-                return a, self.transposed(b, stream)
-        want = variant.kernel.layouts[0]
-        a = self.transposed(a, stream)
-        return a, b if want[1] == lb else self.transposed(b, stream)
 
     def transposed(self, view, stream):
         """The same matrix in the other storage order, made by the transpose kernel."""

@@ -119,7 +119,8 @@ def _product(a, b, out):
     if out.dtype.kind == "i":
         out[...] = integer_product(a, b)  # NumPy's own integer product is 50 times slower
         return out
-    return np.matmul(a, b, out=out)
+    with np.errstate(invalid="ignore", over="ignore"):  # silent about Inf and NaN, as BLAS is
+        return np.matmul(a, b, out=out)
 
 
 def _scale(matrix, factor):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
@@ -55,7 +56,9 @@ class _Stopped(Exception):
 class ThreadRun:
     """One execution of a plan. `c` is read where beta != 0; `out` receives the result.
 
-    `progress(flops)` is called, from any worker's thread, as pieces of work complete.
+    `progress(flops)` is called, from any worker's thread, as pieces of work complete. With
+    `resident` the clock runs only from when every block is on its device until every strip is
+    finished there. `total_ms` is the host's time for what the clock covers.
     """
 
     def __init__(
@@ -68,6 +71,8 @@ class ThreadRun:
         c: Matrix | None,
         out: Matrix,
         progress: Callable[[int], None] | None = None,
+        *,
+        resident: bool = False,
     ):
         if plan.reduce == "critical" and out.home is not None:
             raise UsageError(
@@ -87,27 +92,51 @@ class ThreadRun:
         self.kept: list = []
         self.failure: BaseException | None = None
         self.lock = threading.Lock()
+        self.resident = resident
+        workers = max(1, len(busy))
+        self.gates = [
+            threading.Barrier(workers, self._start_clock),
+            threading.Barrier(workers, self._stop_clock),
+        ]
+        self.clocked = False
         self.marks: list[tuple] = []
 
     # --- the run as a whole ---------------------------------------------------------------
 
     def run(self) -> Timeline:
         """Executes the plan; returns when every stream is idle. Raises a worker's error."""
-        for device in self.devices:
-            device.start_clock()
         with contextlib.ExitStack() as stack:
             for device in self.devices:
                 stack.enter_context(device.session())
             if self.critical:
                 self._start_critical()
             workers = [w for w in self.plan.workers if w.boxes]
+            if not self.resident:
+                self._start_clock()
             if len(workers) == 1:
                 self._work(workers[0])
             else:
                 self._run_threads(workers)
+            if not self.resident:
+                self._stop_clock()
             if self.critical and self.host_c is not self.out.array:
                 self.out.array[...] = self.host_c
         return Timeline(self._activity(*mark) for mark in self.marks)
+
+    def _start_clock(self) -> None:
+        for device in self.devices:
+            device.start_clock()
+        self.clocked, self._started = True, time.perf_counter()
+
+    def _stop_clock(self) -> None:
+        self.clocked = False
+        self.total_ms = (time.perf_counter() - self._started) * 1e3
+
+    def _gate(self, number: int, stream) -> None:
+        """In a resident run: all workers' streams are idle, and the clock starts or stops."""
+        if self.resident:
+            stream.synchronize()
+            self.gates[number].wait()
 
     def _run_threads(self, workers: list[Worker]) -> None:
         threads = [
@@ -130,7 +159,7 @@ class ThreadRun:
     def _guarded(self, worker: Worker) -> None:
         try:
             self._work(worker)
-        except _Stopped:
+        except (_Stopped, threading.BrokenBarrierError):
             pass
         except BaseException as error:
             self._stop(error)
@@ -141,6 +170,8 @@ class ThreadRun:
         waiting = [*self.partials.values(), *self.turns.values()]
         for shared in self.shared.values():
             waiting += shared.ready.values()
+        for gate in self.gates:
+            gate.abort()
         for future in waiting:
             _settle(future, error=_Stopped())
 
@@ -155,24 +186,30 @@ class ThreadRun:
         stream = device.stream()
         with device.using(stream):
             self._upload(worker, device, stream)
-            strips = [s for s in self.plan.strips if s.owner == worker.index]
+            strips = [
+                (strip, self._target(strip, device, stream))
+                for strip in self.plan.strips
+                if strip.owner == worker.index and not self.critical
+            ]
+            self._gate(0, stream)
             if not self.plan.summed:
-                finished = self._multiply_into_c(worker, strips, device, stream)
+                self._multiply_into_c(worker, strips, device, stream)
             else:
                 self._multiply_partial(worker, device, stream)
                 if self.critical:
                     self._reduce_critical(worker, device, stream)
-                    finished = []
-                else:
-                    finished = [(s, self._reduce(s, device, stream)) for s in strips]
-            for strip, target in finished:
+                for strip, target in strips:
+                    self._reduce(strip, target, device, stream)
+            self._gate(1, stream)
+            for strip, target in strips:
                 self._download(strip, target, device, stream)
             stream.synchronize()
 
     def _mark(self, worker: int, phase: str, start, stream, bytes=0, flops=0):
         event = stream.record()
-        with self.lock:
-            self.marks.append((worker, phase, start, event, bytes, flops))
+        if self.clocked:
+            with self.lock:
+                self.marks.append((worker, phase, start, event, bytes, flops))
         return event
 
     def _activity(self, worker, phase, start, stop, bytes, flops) -> Activity:
@@ -246,12 +283,10 @@ class ThreadRun:
             self.progress(box.flops * len(rows) // len(box.rows))
         return self._mark(worker.index, "multiply", start, stream, flops=box.flops)
 
-    def _multiply_into_c(self, worker, strips: list[Strip], device, stream):
+    def _multiply_into_c(self, worker, strips: list[tuple[Strip, Any]], device, stream):
         problem = self.plan.problem
-        (strip,) = strips
-        target = self._target(strip, device, stream)
+        ((_strip, target),) = strips
         self._gemm(worker, target, problem.alpha, problem.beta, device, stream)
-        return [(strip, target)]
 
     def _multiply_partial(self, worker: Worker, device, stream) -> None:
         (box,) = worker.boxes
@@ -280,9 +315,8 @@ class ThreadRun:
             self._mark(strip.owner, "upload", start, stream, target.size * self.dtype.itemsize)
         return target
 
-    def _reduce(self, strip: Strip, device: Device, stream):
+    def _reduce(self, strip: Strip, target, device: Device, stream) -> None:
         """Sums the strip's partials in worker order; those of other devices are fetched."""
-        target = self._target(strip, device, stream)
         gathered = [self.partials[w].result() for w in strip.partials]
         for _partial, event in gathered:
             stream.wait(event)
@@ -303,13 +337,8 @@ class ThreadRun:
         problem = self.plan.problem
         device.sum(parts, target, alpha=problem.alpha, beta=problem.beta, stream=stream)
         self._mark(strip.owner, "reduce", start, stream, moved)
-        self.keep(parts)
-        return target
-
-    def keep(self, buffers) -> None:
-        """Holds buffers until the run is over: streams may still be using them."""
         with self.lock:
-            self.kept.append(buffers)
+            self.kept.append(parts)  # until the run is over: the stream may still read them
 
     def _download(self, strip: Strip, target, device: Device, stream) -> None:
         view = self.out.part(strip.rows, strip.cols)

@@ -1,0 +1,9 @@
+"""Every kernel variant at an odd shape on the GPU, for compute-sanitizer to watch:
+
+compute-sanitizer --tool memcheck python tests/sanitize_gpu.py
+compute-sanitizer --tool racecheck python tests/sanitize_gpu.py
+"""
+
+from test_kernels import GEMMS, every_kernel_once, open_device
+
+every_kernel_once(open_device("cuda"), GEMMS)
