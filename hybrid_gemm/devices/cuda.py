@@ -152,6 +152,8 @@ class CudaDevice(KernelDevice):
             self.cp.cuda.runtime.memcpy(
                 table.data.ptr, host.ctypes.data, host.nbytes, self.cp.cuda.runtime.memcpyDefault
             )
+            # The call returns once the bytes are staged; other streams must find them there.
+            self.cp.cuda.Stream.null.synchronize()
             self._tables[key] = table
         return self._tables[key]
 
