@@ -45,9 +45,15 @@ def series(name: str) -> list[tuple[int, int, int]]:
     return SERIES[name]
 
 
-def select(names, all_params: bool, params: Mapping[str, int]) -> list[Variant]:
-    """Variants by kernel name (default: every kernel that multiplies)."""
-    kernels = [catalog.get(name) for name in names] if names else catalog.gemm_kernels()
+def select(
+    names, all_params: bool, params: Mapping[str, int], device: str = "auto"
+) -> list[Variant]:
+    """Variants by kernel name (default: every kernel that multiplies on that device)."""
+    if names:
+        kernels = [catalog.get(name) for name in names]
+    else:
+        kind, _why = choose(device)
+        kernels = [k for k in catalog.gemm_kernels() if kind in k.runs_on]
     known = {p for kernel in kernels for p in kernel.params[0]}
     if unknown := params.keys() - known:
         raise UsageError(f"no kernel here has the parameters {', '.join(sorted(unknown))}")

@@ -255,9 +255,7 @@ def kernels(names, arch, dtype, json_file) -> None:
 @click.option(
     "--shapes",
     type=_List("1024,4096x4096x1024", _shape),
-    default="1024",
-    show_default=True,
-    help="N or MxNxK, comma-separated.",
+    help="N or MxNxK, comma-separated; default 1024.",
 )
 @click.option("--series", metavar="NAME", help="published: K = 1024, m = n = 128 ... 16384.")
 @click.option("--dtype", default="float32", show_default=True)
@@ -283,12 +281,11 @@ def bench(
     """Time kernels x parameters x shapes on one device, with a verdict in each row."""
     from . import bench as benches
 
-    variants = benches.select(names, all_params, _params(param))
-    if series:
-        shapes = benches.series(series)
+    variants = benches.select(names, all_params, _params(param), device)
+    shapes = [*(benches.series(series) if series else []), *(shapes or [])]
     with _progress() as progress:
         data = benches.run(
-            variants, shapes, device=device, dtype=dtype, layout=layout, samples=samples,
+            variants, shapes or [(1024,) * 3], device=device, dtype=dtype, layout=layout, samples=samples,
             seed=seed, progress=progress, note=_note,
         )  # fmt: skip
     if csv_file:
