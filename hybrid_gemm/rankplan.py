@@ -33,8 +33,8 @@ class Piece:
     round: int
 
     @property
-    def elements(self) -> int:
-        return len(self.rows) * len(self.cols)
+    def shape(self) -> tuple[int, int]:
+        return len(self.rows), len(self.cols)
 
 
 @dataclass(frozen=True)
@@ -69,16 +69,22 @@ class RankPlan:
 
     def members(self, rank: int) -> list[int]:
         """The ranks with partials of this rank's block of C, in the order of the sum."""
+        return self._cells[rank // self.plan.grid[2]]
+
+    @cached_property
+    def _cells(self) -> list[list[int]]:
         depth = self.plan.grid[2]
-        first = rank // depth * depth
-        return [r for r in range(first, first + depth) if self.plan.workers[r].boxes]
+        return [
+            [r for r in range(first, first + depth) if self.plan.workers[r].boxes]
+            for first in range(0, self.ranks, depth)
+        ]
 
     def summed(self, rank: int) -> bool:
         """Whether this rank's block of C is a sum over ranks."""
         return self.box(rank) is not None and len(self.members(rank)) > 1
 
     def owned(self, owner: int) -> list[Piece]:
-        """The pieces of a rank's strip, one a round; empty ones are left out."""
+        """The pieces of a rank's strip, one a round from 0 on; none is empty."""
         strip = self.strip(owner)
         if strip is None:
             return []
@@ -86,8 +92,8 @@ class RankPlan:
             parts = [(s, strip.cols) for s in _within(strip.rows, self.rounds)]
         else:
             parts = [(strip.rows, s) for s in _within(strip.cols, self.rounds)]
-        pieces = [Piece(rows, cols, owner, i) for i, (rows, cols) in enumerate(parts)]
-        return [piece for piece in pieces if piece.elements]
+        parts = [(rows, cols) for rows, cols in parts if len(rows) and len(cols)]
+        return [Piece(rows, cols, owner, i) for i, (rows, cols) in enumerate(parts)]
 
     def pieces(self, rank: int) -> list[Piece]:
         """All that a rank multiplies, in its order: round by round, first for the rank after
@@ -186,9 +192,12 @@ def make_rank_plan(
     for shape in grids:
         made = rounds or _rounds(problem, shape, spec.kind)
         need, ms = _cost(problem, spec, shape, made, resident)
+        while not rounds and need > spec.memory_bytes and made < _strip_rows(problem, shape):
+            made *= 2  # smaller pieces are slower, and hold less
+            need, ms = _cost(problem, spec, shape, made, resident)
         costs[shape] = (need > spec.memory_bytes, ms, sum(_sides(problem, shape)), need, made)
     best = min(costs, key=lambda shape: costs[shape][:3])
-    too_big, ms, _sides_, need, made = costs[best]
+    too_big, ms, _read, need, made = costs[best]
     if too_big:
         raise OutOfMemoryError(
             f"{problem} on {ranks} ranks as {' x '.join(map(str, best))} needs "
@@ -215,8 +224,12 @@ def _rounds(problem: Problem, grid, kind: str) -> int:
     """As many rounds as leave pieces high enough: more rounds overlap more, and hold less."""
     if grid[2] == 1:
         return 1
-    rows = _sides(problem, grid)[0] // grid[2]
-    return max(1, min(MOST_ROUNDS, rows // PIECE_ROWS.get(kind, PIECE_ROWS_ELSEWHERE)))
+    lowest = PIECE_ROWS.get(kind, PIECE_ROWS_ELSEWHERE)
+    return max(1, min(MOST_ROUNDS, _strip_rows(problem, grid) // lowest))
+
+
+def _strip_rows(problem: Problem, grid) -> int:
+    return _sides(problem, grid)[0] // grid[2] if grid[2] > 1 else 1
 
 
 def _cost(problem: Problem, spec: DeviceSpec, grid, rounds: int, resident: bool):
