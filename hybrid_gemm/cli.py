@@ -285,8 +285,8 @@ def bench(
     shapes = [*(benches.series(series) if series else []), *(shapes or [])]
     with _progress() as progress:
         data = benches.run(
-            variants, shapes or [(1024,) * 3], device=device, dtype=dtype, layout=layout, samples=samples,
-            seed=seed, progress=progress, note=_note,
+            variants, shapes or [(1024,) * 3], device=device, dtype=dtype, layout=layout,
+            samples=samples, seed=seed, progress=progress, note=_note,
         )  # fmt: skip
     if csv_file:
         from .report import write

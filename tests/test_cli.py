@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -259,13 +260,14 @@ def test_an_interrupt_exits_130_and_leaves_nothing(tmp_path):
 
 
 def test_help_is_quick():
-    run("--help", check=0)
-    times = []
-    for _ in range(5):
-        start = time.perf_counter()
+    """At most 0.2 s, in processor time: the machine may be busy with other tests."""
+    spent = []
+    for _ in range(4):  # the first may compile bytecode
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         run("--help", check=0)
-        times.append(time.perf_counter() - start)
-    assert min(times) < 0.4  # 0.2 on a quiet machine; importing NumPy alone would break this
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        spent.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    assert min(spent) < 0.2
 
 
 def test_help_imports_nothing_heavy():
