@@ -45,16 +45,19 @@ class Job:
             self._to_generate(m, n, k, size, c_file, dtype or "float32", fill)
         if output:
             matrices.check_output(output, self.inputs)
-        self.runner = api.Runner(
+        self._prepare(
             device=device, threads=threads, split=split, reduce=reduction, gpus=gpus,
             emulate_devices=emulate_devices, kernel=kernel, params=params, algorithm=algorithm,
             levels=levels,
         )  # fmt: skip
+        self.verdict = None
+
+    def _prepare(self, **choices) -> None:
+        self.runner = api.Runner(**choices)
         if self.runner.note:
             self.note(f"device: {self.runner.kind} ({self.runner.note})")
-        self.plan = self.runner.plan(self.problem, resident=resident)
+        self.plan = self.runner.plan(self.problem, resident=self.resident)
         self.variant = self.runner.variant(self.plan)
-        self.verdict = None
 
     def _from_files(self, files, c_file, generated) -> None:
         if len(files) != 2:
