@@ -39,17 +39,24 @@ def _finite(x):
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence], title: str = "") -> None:
-    """Prints a table; columns named with a leading `<` are left-aligned."""
+    """Prints a table; columns named with a leading `<` are text, others numbers.
+
+    Columns without a cell are left out. Headers wrap where the terminal is narrow, text folds,
+    and numbers stay whole.
+    """
+    cells = [["" if cell is None else str(cell) for cell in row] for row in rows]
+    kept = [i for i in range(len(columns)) if any(row[i] for row in cells)]
     out = Table(title=title or None, title_justify="left", box=None, pad_edge=False)
-    for name in columns:
-        text = name.startswith("<")
+    for i in kept:
+        text = columns[i].startswith("<")
         out.add_column(
-            name.removeprefix("<"), justify="left" if text else "right", no_wrap=not text,
-            overflow="fold",
+            columns[i].removeprefix("<"), justify="left" if text else "right", overflow="fold",
+            min_width=None if text else max(len(row[i]) for row in cells),
         )  # fmt: skip
-    for row in rows:
-        out.add_row(*("" if cell is None else str(cell) for cell in row))
-    console.print(out)
+    for row in cells:
+        out.add_row(*(row[i] for i in kept))
+    least = console.measure(out).minimum
+    console.print(out, width=max(console.width, least), crop=False, no_wrap=True)
 
 
 def _gib(count: int) -> str:
@@ -93,11 +100,16 @@ def plan_data(plan: Plan) -> dict:
     }  # fmt: skip
 
 
-def _where(worker) -> list[str]:
+def _where(plan: Plan, worker) -> list[str]:
+    """The worker's rows, columns and K, each only where the plan cuts it."""
     if not worker.boxes:
-        return ["nothing to do", "", ""]
+        return ["none", "none", "none"] if max(plan.grid) == 1 else [
+            "none" if parts > 1 else "" for parts in plan.grid
+        ]  # fmt: skip
     (box,) = worker.boxes
-    return [str(box.rows), str(box.cols), str(box.ks)]
+    spans = [str(box.rows), str(box.cols), str(box.ks)]
+    whole = max(plan.grid) == 1
+    return [s if whole or parts > 1 else "" for s, parts in zip(spans, plan.grid, strict=True)]
 
 
 def print_plan(plan: Plan, kernel: str) -> None:
@@ -111,7 +123,7 @@ def print_plan(plan: Plan, kernel: str) -> None:
     for w in plan.workers:
         strip = owned.get(w.index)
         rows.append([
-            w.index, plan.devices[w.device].name, *_where(w),
+            w.index, plan.devices[w.device].name, *_where(plan, w),
             f"{sum(b.flops for b in w.boxes) / 1e9:.3f}",
             f"{strip.rows} x {strip.cols}" if strip else "",
             "+".join(map(str, strip.partials)) if strip and plan.summed else "",
@@ -167,7 +179,7 @@ def print_result(result: Result, verdict: Verdict | None, device: str) -> None:
         flops = sum(b.flops for b in w.boxes)
         rate = flops / ms["multiply"] / 1e6 if ms["multiply"] else 0
         rows.append([
-            w.index, plan.devices[w.device].name, *_where(w),
+            w.index, plan.devices[w.device].name, *_where(plan, w),
             *(_ms(ms[phase]) for phase in PHASES), f"{rate:.1f}" if rate else "",
         ])  # fmt: skip
     table(["worker", "<device", "rows of A", "columns of B", "K",

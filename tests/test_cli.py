@@ -315,3 +315,16 @@ def test_bench_has_time_and_verdict_in_each_row(tmp_path, device):
 def test_bench_series_and_bad_names():
     assert "published" in one_line(run("bench", "--series", "mine", check=2))
     assert "no layout" in one_line(run("bench", "--layout", "xx", "--device", "cpu", check=2))
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_numbers_stay_whole_in_narrow_terminals(width):
+    script = (
+        "from hybrid_gemm import report\n"
+        f"report.console.width = {width}\n"
+        "report.table(['<name', 'rows of A', 'multiply ms', 'empty'],\n"
+        "             [['a' * 30, '12345:67890', '123456.78', None]])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert "12345:67890" in done.stdout and "123456.78" in done.stdout
+    assert "empty" not in done.stdout
