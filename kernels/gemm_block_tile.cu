@@ -19,9 +19,9 @@ source  = "S1, the article: v1, 128 x 128 x 8 with 8 x 8 a thread"
 ---*/
 #include "tile.cuh"
 
-// Each element of a tile is read from global memory once a block, and used BN (of A) or BM (of
-// B) times. Threads read a column of As, BK apart, and every TN-th vector of Bs: both meet in
-// few banks, which conflict_free mends.
+// Each element of a tile is read from global memory once a block, and used BN times (A) or BM
+// times (B). Threads read a column of As, where neighbours are BK apart, and vectors of Bs that
+// are TN apart: both meet in few banks, which conflict_free mends.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     gemm_block_tile(int m, int n, int k, T alpha, const T* __restrict__ A, long long lda,
                     const T* __restrict__ B, long long ldb, T beta, T* C, long long ldc) {
@@ -32,12 +32,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     PanelA a_panel(A, lda, row0, m);
     PanelB b_panel(B, ldb, col0, n);
     T sum[TM][TN] = {};
-    const auto add_step = [&] {
+    for_each_step(a_panel, b_panel, k, [&] {
         __syncthreads();  // all are done with the tiles of the step before
         a_panel.template put<BK, 1>(&As[0][0]);
         b_panel.template put<1, BN + PAD>(&Bs[0][0]);
         __syncthreads();
-#pragma unroll 2
+#pragma unroll 2  // pairs of a row of As come together; four would not fit in registers
         for (int p = 0; p < BK; ++p) {
             Vec4 a[TM / 4], b[TN / 4];
 #pragma unroll
@@ -46,19 +46,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
             for (int j = 0; j < TN; j += 4) b[j / 4] = *(const Vec4*)&Bs[p][col + j];
             add_outer(sum, a, b);
         }
-    };
-    int left = k;
-    if (a_panel.inside() && b_panel.inside()) {
-        for (; left >= BK; left -= BK) {
-            a_panel.fetch();
-            b_panel.fetch();
-            add_step();
-        }
-    }
-    for (; left > 0; left -= BK) {
-        a_panel.fetch(left);
-        b_panel.fetch(left);
-        add_step();
-    }
+    });
     store_tile<4, 4>(m, n, alpha, sum, beta, C, ldc, row0 + row, col0 + col);
 }

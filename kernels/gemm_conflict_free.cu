@@ -19,8 +19,9 @@ source  = "S1, the article: v2"
 ---*/
 #include "quarters.cuh"
 
-// The tile of A is kept with K as its rows, so that a thread's elements of a column of A are neighbours and
-// come as vectors, like those of B; a warp's vectors then fall in distinct banks (quarters.cuh).
+// The tile of A is kept with K as its rows, so that a thread's elements of a column of A are
+// neighbours and come as vectors, like those of B; quarters.cuh says which threads take which,
+// so that a warp's vectors fall in distinct banks.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     gemm_conflict_free(int m, int n, int k, T alpha, const T* __restrict__ A, long long lda,
                        const T* __restrict__ B, long long ldb, T beta, T* C, long long ldc) {
@@ -31,25 +32,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     PanelA a_panel(A, lda, row0, m);
     PanelB b_panel(B, ldb, col0, n);
     T sum[TM][TN] = {};
-    const auto add_step = [&] {
+    for_each_step(a_panel, b_panel, k, [&] {
         __syncthreads();  // all are done with the tiles of the step before
         a_panel.template put<1, BM + PAD>(As[0]);
         b_panel.template put<1, BN + PAD>(Bs[0]);
         __syncthreads();
         multiply(sum, As, Bs, row, col);
-    };
-    int left = k;
-    if (a_panel.inside() && b_panel.inside()) {
-        for (; left >= BK; left -= BK) {
-            a_panel.fetch();
-            b_panel.fetch();
-            add_step();
-        }
-    }
-    for (; left > 0; left -= BK) {
-        a_panel.fetch(left);
-        b_panel.fetch(left);
-        add_step();
-    }
+    });
     store_tile<ROW_STEP, COL_STEP>(m, n, alpha, sum, beta, C, ldc, row0 + row, col0 + col);
 }

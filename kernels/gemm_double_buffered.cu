@@ -19,6 +19,7 @@ source  = "S1, the article: v3"
 ---*/
 #include "quarters.cuh"
 
+// One step's tiles, both with K as the rows.
 struct Tiles {
     alignas(16) T A[BK][BM + PAD];
     alignas(16) T B[BK][BN + PAD];
@@ -40,28 +41,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     b_panel.template put<1, BN + PAD>(tiles[0].B[0]);
     __syncthreads();
     int now = 0;
-    // Loads fly while this multiplies. One barrier is enough: nobody reads the other buffer any
-    // more, since all have passed the barrier after multiplying from it.
-    const auto add_step = [&] {
+    // The fetch before each call is under way while this multiplies. One barrier a step: nobody
+    // reads the other buffer any more, for all have passed the barrier after multiplying from it.
+    for_each_step(a_panel, b_panel, k - BK, [&] {
         multiply(sum, tiles[now].A, tiles[now].B, row, col);
         now ^= 1;
         a_panel.template put<1, BM + PAD>(tiles[now].A[0]);
         b_panel.template put<1, BN + PAD>(tiles[now].B[0]);
         __syncthreads();
-    };
-    int left = k - BK;
-    if (a_panel.inside() && b_panel.inside()) {
-        for (; left >= BK; left -= BK) {
-            a_panel.fetch();
-            b_panel.fetch();
-            add_step();
-        }
-    }
-    for (; left > 0; left -= BK) {
-        a_panel.fetch(left);
-        b_panel.fetch(left);
-        add_step();
-    }
+    });
     multiply(sum, tiles[now].A, tiles[now].B, row, col);
     store_tile<ROW_STEP, COL_STEP>(m, n, alpha, sum, beta, C, ldc, row0 + row, col0 + col);
 }

@@ -22,7 +22,8 @@ extern "C" __global__ void __launch_bounds__(TILE * TILE)
     const int ai = TRANS_A ? tx : ty, ap = TRANS_A ? ty : tx;
     const int bp = TRANS_B ? tx : ty, bj = TRANS_B ? ty : tx;
     T sum = 0;
-    for (int left = k, p0 = 0; left > 0; left -= TILE, p0 += TILE) {
+    for (int left = k; left > 0; left -= TILE) {
+        const int p0 = k - left;
         // Zeros beyond the edges: they add nothing.
         As[ai][ap] = row0 + ai < m && ap < left ? a_at(A, lda, row0 + ai, p0 + ap) : T(0);
         Bs[bp][bj] = col0 + bj < n && bp < left ? b_at(B, ldb, p0 + bp, col0 + bj) : T(0);

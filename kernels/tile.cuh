@@ -89,6 +89,24 @@ struct Panel {
 using PanelA = Panel<BM, !TRANS_A>;
 using PanelB = Panel<BN, TRANS_B>;
 
+// Fetches step after step of the `left` of K that remain, and calls `use` after each. Whole
+// steps of a block inside the matrices have a loop of their own, without guards.
+template <typename Use>
+__device__ inline void for_each_step(PanelA& a, PanelB& b, int left, Use use) {
+    if (a.inside() && b.inside()) {
+        for (; left >= BK; left -= BK) {
+            a.fetch();
+            b.fetch();
+            use();
+        }
+    }
+    for (; left > 0; left -= BK) {
+        a.fetch(left);
+        b.fetch(left);
+        use();
+    }
+}
+
 // sum += the outer product of TM elements of a column of op(A) and TN of a row of op(B).
 __device__ inline void add_outer(T (&sum)[TM][TN], const Vec4 (&a)[TM / 4],
                                  const Vec4 (&b)[TN / 4]) {
