@@ -1,0 +1,483 @@
+"""The emulator: what it runs, what it reports, and what it does not do twice."""
+
+import os
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from hybrid_gemm import cache
+from hybrid_gemm.catalog import Launch
+from hybrid_gemm.devices import emulation
+from hybrid_gemm.devices.emulation import Options
+from hybrid_gemm.errors import KernelError, UnavailableError
+
+pytestmark = pytest.mark.skipif(
+    emulation.available() is not None, reason=str(emulation.available())
+)
+
+NAIVE = """
+extern "C" __global__ void __launch_bounds__(256)
+    kernel(int n, T alpha, const T* __restrict__ A, const T* __restrict__ B, T* C) {
+    const int row = blockIdx.y * blockDim.y + threadIdx.y;
+    const int col = blockIdx.x * blockDim.x + threadIdx.x;
+    if (row >= n || col >= n) return;
+    T sum = 0;
+    for (int p = 0; p < n; ++p) sum += A[row * n + p] * B[p * n + col];
+    C[row * n + col] = alpha * sum;
+}
+"""
+TILED = """
+extern "C" __global__ void kernel(int n, T alpha, const T* A, const T* B, T* C) {
+    __shared__ T As[16][16], Bs[16][16];
+    const int x = threadIdx.x, y = threadIdx.y;
+    const int row = blockIdx.y * 16 + y, col = blockIdx.x * 16 + x;
+    T sum = 0;
+    for (int p = 0; p < n; p += 16) {
+        As[y][x] = row < n && p + x < n ? A[row * n + p + x] : T(0);
+        Bs[y][x] = p + y < n && col < n ? B[(p + y) * n + col] : T(0);
+        __syncthreads();
+#pragma unroll
+        for (int q = 0; q < 16; ++q) sum += As[y][q] * Bs[q][x];
+        __syncthreads();
+    }
+    if (row < n && col < n) C[row * n + col] = alpha * sum;
+}
+"""
+
+
+def program(text, tmp_path, label="test", options=Options(), dtype="float"):  # noqa: B008
+    source = f'typedef {dtype} T;\n#line 1 "kernel.cu"\n{text.lstrip()}'
+    return emulation.compile(source, "kernel", include=tmp_path, options=options, label=label)
+
+
+def run(text, args, tmp_path, *, grid=1, block=1, shared=0, threads=1, options=Options()):  # noqa: B008
+    """Runs a kernel text over grids and blocks along x."""
+    launch = Launch((grid, 1, 1), (block, 1, 1), shared)
+    program(text, tmp_path).launch(launch, args, threads=threads, options=options)
+
+
+# --- what it runs -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", emulation.ORDERS)
+@pytest.mark.parametrize("n", [1, 16, 45])
+@pytest.mark.parametrize("text", [NAIVE, TILED], ids=["naive", "tiled"])
+def test_products(text, n, order, tmp_path):
+    rng = np.random.default_rng(n)
+    a, b = (rng.integers(-4, 5, (n, n)).astype(np.float32) for _ in "ab")
+    c = np.full((n, n), np.nan, np.float32)
+    tiles = -(-n // 16)
+    program(text, tmp_path).launch(
+        Launch((tiles, tiles, 1), (16, 16, 1)),
+        [np.int32(n), np.float32(3), a, b, c],
+        threads=2,
+        options=Options(order, seed=n),
+    )
+    assert np.array_equal(c, 3 * (a @ b))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "c_type"), [("float64", "double"), ("int32", "int"), ("int64", "long long")]
+)
+def test_dtypes(dtype, c_type, tmp_path):
+    rng = np.random.default_rng(1)
+    a, b = (rng.integers(-(2**30), 2**30, (32, 32)).astype(dtype) for _ in "ab")
+    if dtype == "float64":
+        a, b = a % 1024, b % 1024
+    c = np.zeros_like(a)
+    args = [np.int32(32), np.dtype(dtype).type(1), a, b, c]
+    program(TILED, tmp_path, dtype=c_type).launch(Launch((2, 2, 1), (16, 16, 1)), args)
+    assert np.array_equal(c, a @ b)  # integers wrap around
+
+
+def test_ucontext_switches_the_same(tmp_path, monkeypatch):
+    flags = (*emulation._FLAGS, "-DHYBRID_GEMM_UCONTEXT")
+    monkeypatch.setattr(emulation, "_FLAGS", flags)
+    rng = np.random.default_rng(2)
+    a, b = (rng.integers(-4, 5, (40, 40)).astype(np.float32) for _ in "ab")
+    c = np.zeros_like(a)
+    args = [np.int32(40), np.float32(1), a, b, c]
+    program(TILED, tmp_path).launch(Launch((3, 3, 1), (16, 16, 1)), args, threads=2)
+    assert np.array_equal(c, a @ b)
+
+
+@pytest.mark.parametrize("declared", ["", "__align__(16) ", "alignas(16) "])
+def test_dynamic_shared_memory(declared, tmp_path):
+    text = f"""
+    extern "C" __global__ void kernel(float* x) {{
+        extern __shared__ {declared}unsigned char dynamic_shared[];
+        float4* tile = (float4*)dynamic_shared;
+        tile[threadIdx.x] = ((const float4*)x)[threadIdx.x];
+        __syncthreads();
+        ((float4*)x)[threadIdx.x] = tile[blockDim.x - 1 - threadIdx.x];
+    }}"""
+    x = np.arange(400, dtype=np.float32)
+    run(text, [x], tmp_path, block=100, shared=1600)
+    assert np.array_equal(x.reshape(100, 4), np.arange(400).reshape(100, 4)[::-1])
+
+
+def test_shared_memory_begins_as_nan(tmp_path):
+    text = """
+    extern "C" __global__ void kernel(float* x) {
+        __shared__ float fixed[4];
+        extern __shared__ float dynamic_shared[];
+        if (x[0] == 0) fixed[0] = dynamic_shared[0] = 1;  // never
+        x[1 + 2 * blockIdx.x] = fixed[threadIdx.x];
+        x[2 + 2 * blockIdx.x] = dynamic_shared[threadIdx.x];
+        fixed[threadIdx.x] = dynamic_shared[threadIdx.x] = 7;  // the next block's do not hold it
+    }"""
+    for threads in (1, 2):
+        x = np.ones(9, np.float32)
+        run(text, [x], tmp_path, grid=4, shared=16, threads=threads)
+        assert np.isnan(x[1:]).all()
+
+
+def test_shuffles(tmp_path):
+    text = """
+    extern "C" __global__ void kernel(double* x, int* y) {
+        const int t = threadIdx.x;
+        double sum = x[t];
+        for (int by = 16; by; by /= 2) sum += __shfl_down_sync(0xffffffff, sum, by);
+        if (t % 32 == 0) x[t] = sum;
+        int all = t;
+        for (int bits = 1; bits < 8; bits *= 2) all += __shfl_xor_sync(~0u, all, bits, 8);
+        __syncwarp();
+        y[t] = all;
+        y[t + 64] = __shfl_sync(~0u, t, 3, 16);
+        y[t + 128] = __shfl_up_sync(~0u, t, 2);
+    }"""
+    x, y = np.arange(64.0), np.zeros(192, np.int32)
+    run(text, [x, y], tmp_path, block=64, options=Options("shuffle", seed=5))
+    t = np.arange(64)
+    assert x[0] == t[:32].sum() and x[32] == t[32:].sum()
+    assert np.array_equal(y[:64], t.reshape(8, 8).sum(1).repeat(8))
+    assert np.array_equal(y[64:128], t // 16 * 16 + 3)
+    assert np.array_equal(y[128:], np.where(t % 32 < 2, t, t - 2))
+
+
+def test_shuffles_among_some_lanes(tmp_path):
+    text = """
+    extern "C" __global__ void kernel(int* y) {
+        const int t = threadIdx.x;
+        if (t < 16) y[t] = __shfl_xor_sync(0x0000ffff, t, 1);
+        else y[t] = __shfl_xor_sync(0xffff0000, t, 2) + __shfl_sync(0xffff0000, t, 31);
+        y[t] += __shfl_sync(0xffffffff, 100, 0);
+    }"""
+    y = np.zeros(40, np.int32)  # the second warp has 8 lanes, none of them below 16
+    t = np.arange(32)
+    run(text, [y], tmp_path, block=32)
+    assert np.array_equal(y[:32], 100 + np.where(t < 16, t ^ 1, (t ^ 2) + 31))
+
+
+def test_many_blocks_on_two_threads(tmp_path):
+    text = """
+    extern "C" __global__ void kernel(unsigned* x, uint4* seen) {
+        const unsigned b = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
+        const unsigned t = threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
+        x[b * 12 + t] += b + t;
+        if (b == 0 && t == 0) *seen = make_uint4(gridDim.x, gridDim.y, blockDim.y, blockDim.z);
+    }"""
+    for order in emulation.ORDERS:
+        x, seen = np.zeros((2000, 12), np.uint32), np.zeros(4, np.uint32)
+        launch = Launch((50, 20, 2), (3, 2, 2))
+        program(text, tmp_path).launch(launch, [x, seen], threads=2, options=Options(order, 9))
+        assert np.array_equal(x, np.arange(2000)[:, None] + np.arange(12))
+        assert list(seen) == [50, 20, 2, 2]
+
+
+def test_two_python_threads_at_once(tmp_path):
+    tiled = program(TILED, tmp_path)
+    meet = threading.Barrier(2)
+
+    def product(seed):
+        rng = np.random.default_rng(seed)
+        a, b = (rng.integers(-4, 5, (64, 64)).astype(np.float32) for _ in "ab")
+        for _ in range(10):
+            c = np.zeros_like(a)
+            meet.wait()
+            args = [np.int32(64), np.float32(1), a, b, c]
+            tiled.launch(Launch((4, 4, 1), (16, 16, 1)), args, threads=2)
+            assert np.array_equal(c, a @ b)
+        return True
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(product, [1, 2])) == [True, True]
+
+
+# --- what it reports ----------------------------------------------------------------------
+
+
+def test_a_race_shows_by_order(tmp_path):
+    text = """
+    extern "C" __global__ void kernel(int* x) {
+        __shared__ int tile[64];
+        tile[threadIdx.x] = threadIdx.x;
+        x[threadIdx.x] = tile[63 - threadIdx.x];  // no barrier before
+    }"""
+    results = []
+    for order in emulation.ORDERS:
+        x = np.zeros(64, np.int32)
+        run(text, [x], tmp_path, block=64, options=Options(order, seed=2))
+        results.append(x.tobytes())
+    assert len(set(results)) == 3
+
+
+def test_a_race_between_blocks_shows_by_order(tmp_path):
+    text = 'extern "C" __global__ void kernel(int* x) { x[0] = blockIdx.x; }'
+    x = np.zeros(1, np.int32)
+    last = []
+    for options in (Options(), Options("reverse"), Options("shuffle", 3), Options("shuffle", 3)):
+        run(text, [x], tmp_path, grid=100, options=options)
+        last.append(int(x[0]))
+    assert last[:2] == [99, 0] and last[2] == last[3]
+
+
+@pytest.mark.parametrize("order", emulation.ORDERS)
+def test_threads_that_return_before_a_barrier(order, tmp_path):
+    text = """
+    extern "C" __global__ void kernel(int* x) {
+        if (threadIdx.x == 9 && blockIdx.x == 2) return;
+        __syncthreads();
+        x[threadIdx.x] = 1;
+    }"""
+    with pytest.raises(KernelError) as error:
+        run(text, [np.zeros(64, np.int32)], tmp_path, grid=3, block=64, options=Options(order))
+    assert str(error.value) == (
+        "kernel test: block (2, 0, 0), thread (0, 0, 0) waits for all threads of its block "
+        "at kernel.cu:3; thread (9, 0, 0) has returned"
+    )
+
+
+def test_barriers_at_two_lines(tmp_path):
+    text = """
+    extern "C" __global__ void kernel(int* x) {
+        if (threadIdx.x < 40)
+            __syncthreads();
+        else
+            __syncthreads();
+        x[threadIdx.x] = 1;
+    }"""
+    with pytest.raises(KernelError, match=r"kernel\.cu:3; thread \(40, 0, 0\) waits at kernel"):
+        run(text, [np.zeros(64, np.int32)], tmp_path, block=64)
+
+
+def test_warp_operations_that_not_all_lanes_reach(tmp_path):
+    text = """
+    extern "C" __global__ void kernel(int* x, unsigned mask) {
+        const int t = threadIdx.x;
+        if (t == 37) {
+            if (mask == 1) return;
+            if (mask == 2) __syncthreads();
+            if (mask == 3) x[t] = __shfl_sync(~0u, t, 0);
+        }
+        x[t] = __shfl_sync(mask < 4 ? ~0u : mask, t, 0);
+    }"""
+    x = np.zeros(64, np.int32)
+    run(text, [x, np.uint32(0)], tmp_path, block=64)
+    for mask, wanted in {
+        1: r"lanes of its warp at kernel\.cu:8; thread \(37, 0, 0\) has returned",
+        2: r"lanes of its warp at kernel\.cu:8; thread \(37, 0, 0\) waits at kernel\.cu:5",
+        3: r"lanes of its warp at kernel\.cu:8; thread \(37, 0, 0\) waits at kernel\.cu:6",
+        7: r"thread \(3, 0, 0\) is not in the mask of its warp operation at kernel\.cu:8",
+    }.items():
+        with pytest.raises(KernelError, match=wanted):
+            run(text, [x, np.uint32(mask)], tmp_path, block=64)
+
+
+def test_a_failed_launch_leaves_the_program_usable(tmp_path):
+    text = """
+    extern "C" __global__ void kernel(int* x, int bad) {
+        if (bad && threadIdx.x == 3) return;
+        __syncthreads();
+        x[threadIdx.x] = 1;
+    }"""
+    x = np.zeros(32, np.int32)
+    for _ in range(3):
+        with pytest.raises(KernelError):
+            run(text, [x, np.int32(1)], tmp_path, grid=50, block=32, threads=2)
+        run(text, [x, np.int32(0)], tmp_path, grid=50, block=32, threads=2)
+    assert x.all()
+
+
+def test_compile_errors_carry_the_message(tmp_path):
+    with pytest.raises(KernelError, match=r"kernel test does not compile:\nkernel\.cu: .*\n"):
+        program('extern "C" __global__ void kernel(int* x) {\n    x[0] = unknown;\n}', tmp_path)
+    with pytest.raises(KernelError, match=r"TILE is even"):
+        program('static_assert(3 % 2 == 0, "TILE is even");', tmp_path)
+    with pytest.raises(KernelError, match="frame size"):
+        program(
+            'extern "C" __global__ void kernel(volatile int* x) {\n'
+            "    volatile int big[50000];\n    big[x[0]] = 1; x[1] = big[x[2]];\n}",
+            tmp_path,
+        )
+
+
+def test_arguments_are_checked(tmp_path):
+    text = 'extern "C" __global__ void kernel(int n, const double* a, double* c) { c[n] = a[n]; }'
+    one, two = np.arange(4.0), np.zeros(4)
+    run(text, [np.int32(2), one, two], tmp_path)
+    assert two[2] == 2
+    one.flags.writeable = False
+    run(text, [np.int32(1), one, two], tmp_path)
+    with pytest.raises(TypeError, match="argument 0 must be a NumPy scalar of int32; got int64"):
+        run(text, [np.int64(2), one, two], tmp_path)
+    with pytest.raises(TypeError, match="argument 1 must be a NumPy array of float64; got ndarr"):
+        run(text, [np.int32(2), one.astype(np.float32), two], tmp_path)
+    with pytest.raises(TypeError, match="takes 3 arguments; got 2"):
+        run(text, [np.int32(2), one], tmp_path)
+    with pytest.raises(ValueError, match="argument 2 is read-only"):
+        run(text, [np.int32(2), one, one], tmp_path)
+    with pytest.raises(ValueError, match="no order is called 'random'"):
+        Options("random")
+
+
+def test_launches_that_no_gpu_takes(tmp_path):
+    text = 'extern "C" __global__ void kernel() {}'
+    for grid, block, shared in [(1, 1025, 0), (0, 1, 0), (1, 0, 0), (1, 1, 2**20)]:
+        with pytest.raises(KernelError):
+            run(text, [], tmp_path, grid=grid, block=block, shared=shared)
+
+
+def test_without_a_compiler(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UnavailableError, match="g\\+\\+ is not installed"):
+        program(NAIVE, tmp_path)
+    assert "g++ is not installed" in emulation.available.__wrapped__()
+
+
+# --- checked programs ---------------------------------------------------------------------
+
+CHECKED = """
+extern "C" __global__ void kernel(float* x, int what, int by) {
+    __shared__ float tile[64];
+    extern __shared__ float more[];
+    const int t = threadIdx.x;
+    float* p = tile;
+    p[t] = more[t] = x[t];
+    __syncthreads();
+    if (what == 1) x[t + by] = 0;
+    if (what == 2) x[t] = p[t + by];
+    if (what == 3) more[t + by] = 0;
+    if (what == 4) tile[t + by] = 0;
+    if (what == 5) *(float4*)(x + 4 * (t / 8) + by) = make_float4(0, 0, 0, 0);
+}
+"""
+CHECKED_CASES = {
+    "right": (0, 0, ""),
+    "global": (1, 1, "thread (63, 0, 0) writes 4 bytes, 0 past the end of an array of 256 bytes, "
+               "at kernel.cu:8"),
+    "before": (1, -2, "thread (0, 0, 0) writes 4 bytes, 8 before an array of 256 bytes, "
+               "at kernel.cu:8"),
+    "wild": (1, 2**30, "accesses address"),
+    "shared": (2, 1, "thread (63, 0, 0) reads 4 bytes, 0 past the end of an array of 256 bytes, "
+               "at kernel.cu:9"),
+    "dynamic": (3, 2, "thread (62, 0, 0) writes 4 bytes outside all arrays at kernel.cu:10"),
+    "index": (4, 1, "thread (63, 0, 0) has index 64, outside the array, at kernel.cu:11"),
+    "aligned": (5, 4, ""),
+    "misaligned": (5, 1, "thread (0, 0, 0) uses address 0x"),
+}  # fmt: skip
+
+
+def _run_checked(tmp_path):
+    for name, (what, by, _) in CHECKED_CASES.items():
+        checked = program(CHECKED, tmp_path, name, Options(sanitize=True))
+        try:
+            args = [np.zeros(64, np.float32), np.int32(what), np.int32(by)]
+            checked.launch(Launch((1, 1, 1), (64, 1, 1), 256), args, threads=2)
+        except KernelError as error:
+            print(f"{name}: {error}")
+        else:
+            print(f"{name}:")
+
+
+@pytest.fixture(scope="module")
+def checked_environment():
+    try:
+        return emulation.sanitized_environment()
+    except UnavailableError as error:
+        pytest.skip(str(error))
+
+
+def test_checked_programs(tmp_path, checked_environment):
+    ran = subprocess.run(
+        [sys.executable, __file__, str(tmp_path)],
+        env=checked_environment, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    lines = dict(line.split(":", 1) for line in ran.stdout.splitlines())
+    assert list(lines) == list(CHECKED_CASES)
+    for name, (_, _, wanted) in CHECKED_CASES.items():
+        assert wanted in lines[name]
+        assert wanted or not lines[name]
+
+
+def test_checked_programs_need_their_environment(tmp_path):
+    with pytest.raises(UnavailableError, match="sanitized_environment"):
+        program(CHECKED, tmp_path, options=Options(sanitize=True))
+
+
+# --- the cache ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def compilations(tmp_path, monkeypatch):
+    """An empty cache, and the list of g++ calls that follow."""
+    monkeypatch.setenv("HYBRID_GEMM_CACHE", str(tmp_path / "cache"))
+    calls, tool = [], emulation._tool
+
+    def counted(command, text=""):
+        calls.append(command)
+        return tool(command, text)
+
+    monkeypatch.setattr(emulation, "_tool", counted)
+    return calls
+
+
+def test_what_the_cache_has_is_not_compiled(tmp_path, compilations):
+    text = '#include "part.cuh"\nextern "C" __global__ void kernel(int* x) { x[0] = PART; }'
+    x = np.zeros(1, np.int32)
+    (tmp_path / "part.cuh").write_text("#define PART 5\n")
+    for _ in range(2):
+        run(text, [x], tmp_path)
+    assert len(compilations) == 1 and x[0] == 5
+    assert len(list((tmp_path / "cache" / "emulator").iterdir())) == 1
+    (tmp_path / "part.cuh").write_text("#define PART 6\n")
+    run(text, [x], tmp_path)
+    assert len(compilations) == 2 and x[0] == 6
+
+
+def test_compile_many(tmp_path, compilations):
+    kernel = 'extern "C" __global__ void kernel(int* x) {{ x[0] = {}; }}'
+    kernels = [(kernel.format(i % 2), "kernel", f"k{i}") for i in range(4)]
+    programs = emulation.compile_many(kernels, include=tmp_path)
+    assert [p.label for p in programs] == ["k0", "k1", "k2", "k3"]
+    assert len(compilations) == 2
+    for i, each in enumerate(programs):
+        x = np.full(1, 9, np.int32)
+        each.launch(Launch((1, 1, 1), (1, 1, 1)), [x])
+        assert x[0] == i % 2
+
+
+def test_cache_directory(tmp_path, monkeypatch):
+    monkeypatch.delenv("HYBRID_GEMM_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache.directory("emulator") == tmp_path / "hybrid-gemm" / "emulator"
+    monkeypatch.setenv("HYBRID_GEMM_CACHE", str(tmp_path / "own"))
+    path = cache.directory("emulator")
+    assert path == tmp_path / "own" / "emulator" and path.is_dir()
+    cache.atomic_write(path / "x", b"one")
+    cache.atomic_write(path / "x", b"two")
+    assert (path / "x").read_bytes() == b"two" and os.listdir(path) == ["x"]
+    monkeypatch.setenv("HYBRID_GEMM_CACHE", str(path / "x"))
+    with pytest.raises(UnavailableError, match="HYBRID_GEMM_CACHE"):
+        cache.directory("emulator")
+
+
+if __name__ == "__main__":
+    from pathlib import Path
+
+    _run_checked(Path(sys.argv[1]))
