@@ -1,5 +1,5 @@
 /*---
-summary = "block tiles with A transposed in shared memory and threads in quarters: no bank conflicts"
+summary = "block tiles, A transposed in shared memory, threads in quarters: no bank conflicts"
 entry   = "gemm_conflict_free"
 rung    = 80
 params  = [

@@ -1,5 +1,5 @@
 /*---
-summary = "conflict-free block tiles, the next one fetched while this one is multiplied; one barrier a step"
+summary = "conflict-free block tiles; the next is fetched while this one is multiplied"
 entry   = "gemm_double_buffered"
 rung    = 90
 params  = [

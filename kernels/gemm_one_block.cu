@@ -8,9 +8,9 @@ source  = "S4, the lecture: its card allowed 512 threads a block, today's allow 
 ---*/
 #include "common.cuh"
 
-extern "C" __global__ void gemm_one_block(int m, int n, int k, T alpha, const T* A,
-                                          long long lda, const T* B, long long ldb, T beta,
-                                          T* C, long long ldc) {
+extern "C" __global__ void __launch_bounds__(1024)
+    gemm_one_block(int m, int n, int k, T alpha, const T* __restrict__ A, long long lda,
+                   const T* __restrict__ B, long long ldb, T beta, T* C, long long ldc) {
     const int row = threadIdx.y, col = threadIdx.x;
     if (row >= m || col >= n) return;
     T sum = 0;

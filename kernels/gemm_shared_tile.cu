@@ -1,5 +1,5 @@
 /*---
-summary = "TILE x TILE threads share tiles of A and B: each element is read from memory once a block"
+summary = "TILE x TILE threads share tiles of A and B: a block reads each element once"
 entry   = "gemm_shared_tile"
 rung    = 60
 params  = [{TILE = 16}, {TILE = 1}, {TILE = 2}, {TILE = 4}, {TILE = 8}, {TILE = 32}]

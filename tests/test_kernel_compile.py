@@ -1,0 +1,111 @@
+"""Every kernel compiles for the GPUs of today, without a card, and fits on them. What each one
+uses is listed at the end of the run."""
+
+import math
+
+import pytest
+
+from hybrid_gemm import catalog
+from hybrid_gemm.devices import nvrtc
+from hybrid_gemm.errors import KernelError, UnavailableError, UsageError
+
+ARCHS = ("sm_80", "sm_90", "sm_100", "sm_120")
+REGISTERS = 65536  # of a multiprocessor; a block's must fit
+STATIC_SHARED_BYTES = 48 * 1024
+# Their sums must stay in registers. They are shaped for sm_90; elsewhere a few bytes may spill.
+TILED = ("block_tile", "conflict_free", "double_buffered")
+
+
+def archs(kernel):
+    if kernel.arch.startswith("=="):
+        return (f"sm_{kernel.arch[2:]}",)
+    return tuple(arch for arch in ARCHS if int(arch[3:]) >= kernel.min_arch())
+
+
+def possible(variant, dtype):
+    try:
+        variant.check(dtype)
+    except UsageError:
+        return False
+    return True
+
+
+def cases():
+    """Every variant on every architecture; default variants in every dtype, and every layout."""
+    for kernel in catalog.kernels().values():
+        if kernel.library:
+            continue
+        dtype, layout = kernel.dtypes[0], kernel.layouts[0]
+        for variant in kernel.variants():
+            yield from ((variant, dtype, layout, arch) for arch in archs(kernel))
+        default, arch = kernel.variant(), archs(kernel)[min(1, len(archs(kernel)) - 1)]
+        yield from ((default, other, layout, arch) for other in kernel.dtypes[1:])
+        if kernel.role == "gemm":
+            yield from ((default, dtype, other, arch) for other in kernel.layouts[1:])
+
+
+CASES = [case for case in cases() if possible(case[0], case[1])]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiler():
+    try:
+        nvrtc.version()
+    except UnavailableError as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize(
+    ("variant", "dtype", "layout", "arch"), CASES, ids=[" ".join(map(str, c)) for c in CASES]
+)
+def test_compiles_and_fits(variant, dtype, layout, arch, record_property):
+    source = variant.source(dtype, layout)
+    cubin, usage = nvrtc.compile(source, arch, variant.kernel.path.name)
+    record_property("usage", [str(variant), dtype, layout, arch, *vars(usage).values()])
+    assert cubin.startswith(b"\x7fELF")
+    threads = math.prod(variant.launch(32, 32, 32, dtype).block)
+    assert -(-usage.registers // 8) * 8 * threads <= REGISTERS
+    assert usage.shared_bytes <= STATIC_SHARED_BYTES
+    if variant.name in TILED and dtype == "float32":
+        assert usage.spill_store_bytes + usage.spill_load_bytes <= (0 if arch == "sm_90" else 128)
+
+
+def test_register_tiles_leave_the_registers_as_the_source_says():
+    """Tiles of 8 x 8 fit; from 16 x 16 on the sums are in local memory, all or in part."""
+    kernel = catalog.get("register_tile")
+    stack = {
+        variant.params["TILE"]: nvrtc.compile(variant.source("float32"), "sm_90", kernel.path.name)[
+            1
+        ].stack_bytes
+        for variant in kernel.variants()
+    }
+    assert [tile for tile in sorted(stack) if stack[tile] == 0] == [1, 2, 4, 8]
+    assert stack[32] >= 32 * 32 * 4
+    assert stack[64] >= 64 * 64 * 4
+
+
+def test_rules_of_the_header_hold_in_the_compiler_too():
+    """A variant that the host would refuse does not compile either."""
+    kernel = catalog.get("double_buffered")
+    bad = catalog.Variant(kernel, {**kernel.params[0], "BM": 100})
+    with pytest.raises(UsageError, match="BM"):
+        bad.check()
+    with pytest.raises(KernelError, match="double_buffered needs BM"):
+        nvrtc.compile(bad.source("float32"), "sm_90", kernel.path.name)
+
+
+def test_an_error_names_the_kernels_own_line():
+    variant = catalog.get("naive").variant()
+    source = variant.source("float32").replace("T sum = 0;", "T sum = nonsense;")
+    line = 1 + variant.kernel.text.split("T sum = 0;")[0].count("\n")
+    with pytest.raises(KernelError, match=rf'gemm_naive.cu\({line}\): error: .*"nonsense"'):
+        nvrtc.compile(source, "sm_90", "gemm_naive.cu")
+
+
+def test_what_was_compiled_is_kept(tmp_path, monkeypatch):
+    monkeypatch.setenv("HYBRID_GEMM_CACHE", str(tmp_path))
+    source = catalog.get("naive").variant().source("float32")
+    first = nvrtc.compile(source, "sm_90", "gemm_naive.cu")
+    monkeypatch.setattr(nvrtc, "_compile", None)
+    assert nvrtc.compile(source, "sm_90", "gemm_naive.cu") == first
+    assert len(list((tmp_path / "cubin").iterdir())) == 1
