@@ -269,7 +269,7 @@ def _strips(rows: Span, cols: Span, cell: list[int], align: int) -> list[Strip]:
     """The strips of one block of C: along its rows, or its columns if rows are too few."""
     if not cell:
         return []
-    along_rows = len(rows) >= len(cell) or len(rows) >= len(cols)
+    along_rows = strips_along_rows(rows, cols, len(cell))
     whole = rows if along_rows else cols
     out, partials = [], tuple(cell)
     for owner, part in zip(cell, cut(len(whole), len(cell), align), strict=True):
@@ -279,6 +279,10 @@ def _strips(rows: Span, cols: Span, cell: list[int], align: int) -> list[Strip]:
         r, c = (span, cols) if along_rows else (rows, span)
         out.append(Strip(r, c, owner, partials))
     return out
+
+
+def strips_along_rows(rows: Span, cols: Span, parts: int) -> bool:
+    return len(rows) >= parts or len(rows) >= len(cols)
 
 
 def _blocks(workers: list[Worker]) -> tuple[Block, ...]:

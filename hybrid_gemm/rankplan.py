@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from .errors import OutOfMemoryError, UsageError
-from .planner import Box, DeviceSpec, Plan, Span, Strip, cut, on_grid
+from .planner import Box, DeviceSpec, Plan, Span, Strip, cut, on_grid, strips_along_rows
 from .problem import Problem
 
 IN_FLIGHT = 2  # rounds whose pieces a rank holds at once
@@ -83,12 +83,17 @@ class RankPlan:
         """Whether this rank's block of C is a sum over ranks."""
         return self.box(rank) is not None and len(self.members(rank)) > 1
 
+    def by_rows(self, rank: int) -> bool:
+        """Whether strips of this rank's block of C, and their pieces, are some of its rows."""
+        box = self.box(rank)
+        return strips_along_rows(box.rows, box.cols, len(self.members(rank)))
+
     def owned(self, owner: int) -> list[Piece]:
         """The pieces of a rank's strip, one a round from 0 on; none is empty."""
         strip = self.strip(owner)
         if strip is None:
             return []
-        if len(strip.rows) >= min(len(strip.cols), self.rounds):
+        if self.by_rows(owner):
             parts = [(s, strip.cols) for s in _within(strip.rows, self.rounds)]
         else:
             parts = [(strip.rows, s) for s in _within(strip.cols, self.rounds)]

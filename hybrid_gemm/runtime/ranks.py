@@ -46,7 +46,7 @@ class _PieceRun(ThreadRun):
 
     def __init__(self, *arguments, common: _Common):
         super().__init__(*arguments)
-        self.common = common
+        self.common, self.clocked = common, True
         for key, shared in self.shared.items():
             if key[0] == common.operand:
                 known = (*key, shared.block.workers)
@@ -149,12 +149,10 @@ class RankRun:
     # --- multiplying, sending and summing -------------------------------------------------
 
     def _pieces(self) -> None:
-        box, strip = self.plan.box(self.rank), self.plan.strip(self.rank)
+        strip = self.plan.strip(self.rank)
         todo = deque(self.plan.pieces(self.rank))
         own = deque(self.plan.owned(self.rank))
-        # Strips are cut along one side; the operand of the other side is whole in each piece.
-        by_rows = all(len(p.cols) == len(box.cols) for p in todo)
-        common = _Common("B" if by_rows else "A")
+        common = _Common("B" if self.plan.by_rows(self.rank) else "A")
         multiplying: dict[Future, tuple[Piece, Matrix]] = {}
         summing: dict[Future, Piece] = {}
         lanes = ThreadPoolExecutor(self.lanes, "lane")

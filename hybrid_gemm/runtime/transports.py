@@ -9,6 +9,7 @@ calls them all.
 from __future__ import annotations
 
 import abc
+import functools
 from collections import defaultdict
 
 import numpy as np
@@ -16,6 +17,7 @@ import numpy as np
 from ..devices.base import Device
 from ..errors import UnavailableError, UsageError
 from ..rankplan import IN_FLIGHT, Piece, RankPlan
+from . import launchers
 from .threads import Matrix
 
 NAMES = ("ipc", "nccl", "mpi")
@@ -29,9 +31,9 @@ WORDS = {
 class Transport(abc.ABC):
     """The pieces of one rank's cell: `comm` has the cell's members, in the order of the sum.
 
-    After `start` a piece is multiplied into `room`, then `done`; the parts of this rank's own piece of a
-    round are there when `parts` gives them, and are let go by `summed`. Owner by owner a
-    piece has the room of the one IN_FLIGHT rounds before it.
+    After `start` a piece is multiplied into `room`, then `done`; the parts of this rank's own
+    piece of a round are there when `parts` gives them, and are let go by `summed`. Owner by
+    owner a piece has the room of the one IN_FLIGHT rounds before it.
     """
 
     def __init__(self, comm, plan: RankPlan, rank: int, device: Device):
@@ -182,11 +184,18 @@ class IpcTransport(Transport):
         self.offsets = [sum(sizes[:i]) for i in range(len(sizes))]
         self.stride = sum(sizes)
         with cp.cuda.Device(device.ordinal):
-            # Not from a pool: a handle opens a whole allocation.
-            self.memory = cp.cuda.Memory(max(1, self.stride * IN_FLIGHT))
-            handle = cp.cuda.runtime.ipcGetMemHandle(self.memory.ptr)
+            handle = refused = None
+            try:
+                # Not from a pool: a handle opens a whole allocation.
+                self.memory = cp.cuda.Memory(max(1, self.stride * IN_FLIGHT))
+                handle = cp.cuda.runtime.ipcGetMemHandle(self.memory.ptr)
+            except RuntimeError as error:
+                refused = error
             self.opened, self.bases = [], []
-            for member, theirs in enumerate(comm.allgather(handle)):
+            handles = comm.allgather(handle)
+            if None in handles:
+                raise refused or RuntimeError("another rank's memory has no handle")
+            for member, theirs in enumerate(handles):
                 pointer = self.memory.ptr
                 if member != self.me:
                     pointer = cp.cuda.runtime.ipcOpenMemHandle(theirs)
@@ -197,8 +206,8 @@ class IpcTransport(Transport):
         super().start()
         self.ready = {
             piece.round: {
-                source: self._empty(comm.Irecv, source, 2 * piece.round)
-                for source in range(comm.size)
+                source: self._empty(self.comm.Irecv, source, 2 * piece.round)
+                for source in range(self.comm.size)
                 if source != self.me
             }
             for piece in self.own
@@ -260,10 +269,12 @@ class NcclTransport(Transport):
 
     def __init__(self, comm, plan, rank, device):
         super().__init__(comm, plan, rank, device)
-        cp = device.cp
-        with cp.cuda.Device(device.ordinal):
-            unique = comm.bcast(cp.cuda.nccl.get_unique_id() if comm.rank == 0 else None)
-            self.nccl = cp.cuda.nccl.NcclCommunicator(comm.size, unique, comm.rank)
+        from cupy.cuda import nccl
+
+        self.library = nccl
+        with device.cp.cuda.Device(device.ordinal):
+            unique = comm.bcast(nccl.get_unique_id() if comm.rank == 0 else None)
+            self.nccl = nccl.NcclCommunicator(comm.size, unique, comm.rank)
         self.stream = device.stream()
 
     def start(self):
@@ -294,8 +305,7 @@ class NcclTransport(Transport):
         due, mine = self._due(round), round < len(self.own)
         if len(self.outgoing[round]) < len(due) or (mine and round not in self.mine):
             return
-        cp = self.device.cp
-        char, pointer = cp.cuda.nccl.NCCL_CHAR, self.stream.cupy.ptr
+        char, pointer = self.library.NCCL_CHAR, self.stream.cupy.ptr
         with self.device.using(self.stream):
             buffers = {}
             if mine:
@@ -305,13 +315,13 @@ class NcclTransport(Transport):
                     for source in range(self.comm.size)
                     if source != self.me
                 }
-            cp.cuda.nccl.groupStart()
+            self.library.groupStart()
             for owner, buffer in self.outgoing[round].items():
                 array = buffer.array
                 self.nccl.send(array.data.ptr, array.nbytes, char, owner, pointer)
             for source, array in buffers.items():
                 self.nccl.recv(array.data.ptr, array.nbytes, char, source, pointer)
-            cp.cuda.nccl.groupEnd()
+            self.library.groupEnd()
             self.incoming[round] = buffers
             self.events[round] = self.stream.record()
 
@@ -336,30 +346,49 @@ KINDS = {"ipc": IpcTransport, "nccl": NcclTransport, "mpi": MpiTransport}
 # --- which one ----------------------------------------------------------------------------
 
 
-def choose(asked: str, comm, cells: list[list[int]], node: int, device: Device) -> tuple[str, str]:
-    """The transport for these cells of ranks, and why the ones before it were not taken.
+def open_transport(asked: str, comm, cells, node: int, cell, plan: RankPlan, device: Device):
+    """(the transport, its name, why those before it were not taken) for these cells of ranks.
 
-    `node` names this rank's node. Collective: all ranks get the same answer. Raises on all
-    ranks: `UsageError` for an unknown name, `UnavailableError` for one that cannot work here.
+    `node` names this rank's node, `cell` is the communicator of its cell; a rank that sums
+    nothing gets None for a transport. Collective: all ranks get the same name, and raise
+    alike: `UsageError` for an unknown name, `UnavailableError` for one that cannot work here.
     """
+    together = functools.partial(launchers.together, comm)
+    names = together(lambda: _names(asked, device))
+    facts = [()] * comm.size
+    if names != ["mpi"]:
+        facts = comm.allgather((node, *_gpu_facts(device)))
+    checks = {"ipc": _no_ipc, "nccl": _no_nccl, "mpi": lambda facts, cells: None}
+    reasons = {}
+    for name in names:
+        transport, reason = None, checks[name](facts, cells)
+        if not reason:
+            try:
+                if plan.summed(comm.rank):
+                    transport = KINDS[name](cell, plan, comm.rank, device)
+            except RuntimeError as error:  # what the driver and NCCL raise
+                reason = " ".join(str(error).split())
+            reason = next(filter(None, comm.allgather(reason)), None)
+        if not reason:
+            return transport, name, "; ".join(f"no {x.upper()}: {y}" for x, y in reasons.items())
+        reasons[name] = reason
+    raise launchers.agreed(
+        UnavailableError(f"transport {asked} was asked for: {reasons[asked]}")
+    )  # fmt: skip
+
+
+def _names(asked: str, device: Device) -> list[str]:
+    """What to try, in this order."""
     if asked not in (*NAMES, "auto"):
         raise UsageError(f"no transport is called {asked!r}; there are auto, {', '.join(NAMES)}")
+    if device.kind != "cuda" and asked in ("ipc", "nccl"):
+        raise UnavailableError(
+            f"transport {asked} is between GPUs, and the device is {device.kind}; "
+            "--transport mpi works here"
+        )
     if device.kind != "cuda":
-        if asked in ("ipc", "nccl"):
-            raise UnavailableError(
-                f"transport {asked} is between GPUs, and the device is {device.kind}; "
-                "--transport mpi works here"
-            )
-        return "mpi", ""
-    facts = comm.allgather((node, *_gpu_facts(device)))
-    reasons = {"ipc": _no_ipc(facts, cells), "nccl": _no_nccl(facts, cells), "mpi": None}
-    if asked != "auto":
-        if reasons[asked]:
-            raise UnavailableError(f"transport {asked} was asked for: {reasons[asked]}")
-        return asked, ""
-    name = next(name for name in NAMES if reasons[name] is None)
-    before = NAMES[: NAMES.index(name)]
-    return name, "; ".join(f"no {x.upper()}: {reasons[x]}" for x in before)
+        return ["mpi"]
+    return list(NAMES) if asked == "auto" else [asked]
 
 
 def _gpu_facts(device):
@@ -375,8 +404,12 @@ def _gpu_facts(device):
         if other == device.ordinal or runtime.deviceCanAccessPeer(device.ordinal, other)
     }
     nccl = None
-    if not device.cp.cuda.nccl.available:
-        nccl = "CuPy finds no NCCL (pip install nvidia-nccl-cu13, or -cu12)"
+    try:
+        from cupy.cuda import nccl as library
+
+        library.get_version()
+    except Exception as error:  # no module, or no library that it can load
+        nccl = f"CuPy finds no NCCL (pip install nvidia-nccl-cu13, or -cu12): {error}"
     return bus(device.ordinal), reachable, nccl
 
 
