@@ -1,0 +1,446 @@
+"""Products over MPI ranks: `RankRunner` for repeated ones, `gemm` for `gemm(..., comm=)`.
+
+Every rank makes the same plan, has only its own blocks of A and B, and finishes its own strip
+of C. All calls are collective.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from . import api, devices
+from .catalog import Variant
+from .devices.base import Device
+from .errors import UsageError
+from .planner import Span, make_plan
+from .problem import Problem, make_problem, shape_of
+from .rankplan import RankPlan, make_rank_plan
+from .runtime import launchers, transports
+from .runtime.layouts import NOTHING, Part, move, rows_of
+from .runtime.ranks import RankRun
+from .runtime.threads import Matrix
+from .runtime.timeline import Activity, Timeline
+from .runtime.transports import WORDS
+
+LAYOUTS = ("replicated", "root", "rows", "cols")
+
+
+@dataclasses.dataclass(frozen=True)
+class RankResult:
+    """What a run gave one rank: its strip of C, and what was done. `timeline` has all ranks'
+    activities on rank 0 and this rank's elsewhere; worker numbers count rank by rank."""
+
+    c: Any
+    plan: RankPlan
+    variant: Variant
+    timeline: Timeline
+    total_ms: float
+    reduction: str
+
+    @property
+    def gflops(self) -> float:
+        """10^9 floating-point operations a second of all ranks together."""
+        return self.plan.problem.flops / self.total_ms / 1e6 if self.total_ms else 0.0
+
+
+class RankRunner:
+    """Repeated products over the ranks of `comm` (mpi4py); keeps devices and transports.
+
+    Each rank takes the GPUs that are its by its number on its node, and splits its own box
+    over `threads` in the way of `split`. `grid` (pm, pn, pk) cuts the product over ranks
+    where `split` does not say enough. `transport` is "auto", "ipc", "nccl" or "mpi";
+    `rounds` in how many pieces a strip of C is summed. The other options are `Runner`'s.
+    """
+
+    def __init__(
+        self,
+        comm,
+        *,
+        device: str = "auto",
+        threads: int | None = None,
+        split: str = "auto",
+        grid: Sequence[int] | None = None,
+        transport: str = "auto",
+        rounds: int | None = None,
+        gpus: Sequence[int] | None = None,
+        reduce: str = "ordered",
+        **options,
+    ):
+        self.comm, self.where = comm, launchers.place(comm)
+        self.split, self.grid, self.rounds, self.asked = split, grid, rounds, transport
+
+        def local() -> api.Runner:
+            if reduce != "ordered":
+                raise UsageError(f"the {reduce} reduction is one process's; ranks sum in order")
+            mine, kind = gpus, devices.choose(device)[0]
+            if kind == "cuda":
+                from .devices import cuda
+
+                visible = list(gpus) if gpus is not None else list(range(cuda.count()))
+                mine = launchers.gpus_of(self.where, visible, threads) if visible else visible
+            inner = "auto" if grid else split
+            return api.Runner(device=device, threads=threads, split=inner, gpus=mine, **options)
+
+        self.runner = launchers.together(comm, local)
+        kinds = comm.allgather((self.runner.kind, self.where.host, self.runner.note))
+        if len({kind for kind, _host, _note in kinds}) > 1:
+            found = "; ".join(
+                f"rank {rank} on {host}: {kind} ({note})"
+                for rank, (kind, host, note) in enumerate(kinds)
+            )
+            raise launchers.agreed(
+                UsageError(f"ranks found different devices, so name one by --device: {found}")
+            )
+        self._kept: tuple | None = None
+
+    @property
+    def devices(self):
+        return self.runner.devices
+
+    def spec(self):
+        """What the least rank has: as many devices as a rank opened, its share of memory."""
+        found = [device.spec() for device in self.devices]
+        sharing = self.where.local_size
+        if self.runner.kind == "cuda":
+            from .devices import cuda
+
+            sharing = -(-sharing // cuda.count())
+        mine = dataclasses.replace(
+            found[0],
+            name=f"{found[0].name} of each rank",
+            tflops=found[0].tflops * len(found) / (1 if self.runner.kind == "cuda" else sharing),
+            memory_bytes=min(s.memory_bytes for s in found) // sharing,
+        )
+        least = min(self.comm.allgather(mine.memory_bytes))
+        return dataclasses.replace(self.comm.bcast(mine), memory_bytes=least)
+
+    def plan(self, problem: Problem, *, resident: bool = False, spans=None) -> RankPlan:
+        """The plan that all ranks follow. Raises the same error on all ranks."""
+        spec, grid = self.spec(), self.grid
+        if spans:
+            grid = tuple(map(len, spans))
+
+        def make() -> RankPlan:
+            return make_rank_plan(
+                problem, spec, self.comm.size, threads=self.runner.threads, split=self.split,
+                grid=grid, rounds=self.rounds, spans=spans,
+                kernel=str(self.runner.chosen or "auto"), resident=resident,
+            )  # fmt: skip
+
+        return launchers.together(self.comm, make)
+
+    def variant(self, plan: RankPlan) -> Variant:
+        """The kernel that a rank's pieces take."""
+        return launchers.together(self.comm, lambda: self._variant(plan))
+
+    def _variant(self, plan: RankPlan) -> Variant:
+        boxes = [plan.box(self.comm.rank), *(plan.box(rank) for rank in range(plan.ranks))]
+        box = next(filter(None, boxes), None)
+        sides = {"m": len(box.rows), "n": len(box.cols), "k": len(box.ks)} if box else {}
+        return self.runner.variant(self._inner(dataclasses.replace(plan.problem, **sides)))
+
+    @functools.lru_cache(maxsize=64)  # noqa: B019  (a runner lives as long as its process)
+    def _inner(self, problem: Problem):
+        return make_plan(
+            problem, self._specs, self.runner.threads, split=self.runner.split,
+            kernel=str(self.runner.chosen or "auto"),
+        )  # fmt: skip
+
+    @functools.cached_property
+    def _specs(self):
+        return [device.spec() for device in self.devices]
+
+    def run(
+        self,
+        plan: RankPlan,
+        a,
+        b,
+        c,
+        out,
+        *,
+        resident: bool = False,
+        progress: Callable[[int], None] | None = None,
+    ) -> RankResult:
+        """Runs a plan on this rank's blocks of op(A) and op(B) and its strips of C.
+
+        `c` is read where beta != 0, `out` written; None on ranks that have none. With
+        `resident` blocks are put on the device before the clock starts.
+        """
+        rank, problem, runner = self.comm.rank, plan.problem, self.runner
+        busy = plan.box(rank) is not None
+        transport, words = self._transport(plan)
+        home = self.devices[0] if resident and not self.devices[0].host_memory else None
+
+        def prepare():
+            given = (a, b, c if problem.beta else None, out) if busy else (None,) * 4
+            matrices = [None if x is None else runner._matrix(x) for x in given]
+            if home:
+                matrices = [None if x is None else _put(home, x, problem.dtype) for x in matrices]
+            variant = self._variant(plan) if problem.m and problem.n else None
+            for device in self.devices if busy else ():
+                device.prepare(variant, matrices[0].array, matrices[1].array, problem.dtype)
+            return matrices, variant
+
+        matrices, variant = launchers.together(self.comm, prepare)
+        if transport:
+            transport.start()
+        run = RankRun(
+            plan, rank, self.devices, self._inner, runner.variant, *matrices, transport, progress
+        )  # fmt: skip
+        self.comm.Barrier()
+        started = time.perf_counter()
+        timeline = run.run()
+        total_ms = (time.perf_counter() - started) * 1e3
+        if busy and matrices[3].array is not out:
+            _fetch(matrices[3], out)
+        everyone = self.comm.gather((total_ms, tuple(timeline)))
+        if everyone:
+            timeline = Timeline(
+                dataclasses.replace(activity, worker=activity.worker + other * plan.threads)
+                for other, (_ms, activities) in enumerate(everyone)
+                for activity in activities
+            )
+            total_ms = max(ms for ms, _activities in everyone)
+        total_ms = self.comm.bcast(total_ms)
+        return RankResult(out, plan, variant, timeline, total_ms, words)
+
+    def _transport(self, plan: RankPlan):
+        """The transport of this rank's cell, kept while the plan stays the same; and the way
+        partials are summed, in words."""
+        if self._kept and self._kept[0] == plan:
+            return self._kept[1:3]
+        self.close()
+        rank, depth = self.comm.rank, plan.plan.grid[2]
+        cells = [plan.members(first) for first in range(0, plan.ranks, depth)]
+        cells = [cell for cell in cells if len(cell) > 1]
+        if not cells:
+            return None, "none"
+        from mpi4py import MPI
+
+        color = rank // depth if plan.summed(rank) else MPI.UNDEFINED
+        cell = self.comm.Split(color, rank)
+        transport, name, why = transports.open_transport(
+            self.asked, self.comm, cells, self.where.node, cell, plan, self.devices[0]
+        )
+        words = f"ordered sum over ranks by {WORDS[name]}" + (f" ({why})" if why else "")
+        self._kept = plan, transport, words
+        return transport, words
+
+    def close(self) -> None:
+        """Gives back what was kept between runs. Collective."""
+        if self._kept and self._kept[1]:
+            self._kept[1].close()
+            self._kept[1].comm.Free()
+        self._kept = None
+
+    def gemm(
+        self, a, b, c=None, /, *, alpha=1.0, beta=0.0, trans_a=False, trans_b=False, out=None,
+        distribution="replicated", result=None, root=0,
+    ):  # fmt: skip
+        """alpha * op(A) @ op(B) + beta * C; see `hybrid_gemm.gemm` with `comm`."""
+        given = _Given(self.comm, a, b, c, (trans_a, trans_b), distribution, result, root)
+        problem = given.problem(alpha, beta)
+        problem = nothing_multiplied(problem)
+        spans = given.spans(self.split, self.grid, problem) if problem.k else None
+        plan = self.plan(problem, spans=spans)
+        strip = _part(plan.strip(self.comm.rank), "rows", "cols")
+        boxes = [plan.box(rank) for rank in range(plan.ranks)]
+        a, b = (
+            given.local(x, [_part(box, *sides) for box in boxes])
+            for x, sides in (("A", ("rows", "ks")), ("B", ("ks", "cols")))
+        )
+        strips = [_part(plan.strip(rank), "rows", "cols") for rank in range(plan.ranks)]
+        c = given.local("C", strips) if problem.beta else None
+        made = np.empty(strip.shape, problem.out_dtype)
+        done = self.run(plan, a, b, c, made)
+        return given.returned(done.c, strips, problem, out)
+
+
+def nothing_multiplied(problem: Problem) -> Problem:
+    """As in BLAS, A and B are not read where alpha or K is 0."""
+    empty = problem.k == 0 or problem.alpha == 0
+    return dataclasses.replace(problem, k=0, alpha=0) if empty else problem
+
+
+def _put(home: Device, matrix: Matrix, dtype: str) -> Matrix:
+    """A matrix on a device, brought there if it is not, in the dtype that is computed in."""
+    if matrix.home is home and matrix.array.dtype == dtype:
+        return matrix
+    stream = home.stream()
+    with home.using(stream):
+        there = home.empty_like(matrix.array, dtype)
+        home.copy(there, matrix.array.astype(dtype, copy=False), stream)
+        stream.synchronize()
+    return Matrix(there, home)
+
+
+def _fetch(matrix: Matrix, out: np.ndarray) -> None:
+    stream = matrix.home.stream()
+    with matrix.home.using(stream):
+        host = np.empty(matrix.array.shape, matrix.array.dtype)
+        matrix.home.copy(host, matrix.array, stream)
+        stream.synchronize()
+    out[...] = host
+
+
+def _part(block, rows: str, cols: str) -> Part:
+    return Part(getattr(block, rows), getattr(block, cols)) if block else NOTHING
+
+
+class _Given:
+    """The arrays of one call as they lie over ranks, checked together."""
+
+    def __init__(self, comm, a, b, c, trans, distribution, result, root):
+        self.comm, self.root, self.have = comm, root, {}
+        self.distribution, self.result = distribution, result or (
+            "rows" if distribution == "cols" else distribution
+        )  # fmt: skip
+        arrays = {"A": a, "B": b, "C": c}
+        self.arrays = {x: None if v is None else api.as_matrix(v) for x, v in arrays.items()}
+        for operand, transposed in zip("AB", trans, strict=True):
+            if transposed and self.arrays[operand] is not None:
+                self.arrays[operand] = self.arrays[operand].T
+
+    def problem(self, alpha, beta) -> Problem:
+        """The whole problem, from every rank's shapes. Collective; all ranks raise alike."""
+        together = functools.partial(launchers.together, self.comm)
+        everyone = self.comm.allgather(together(lambda: self._mine(alpha, beta)))
+        return together(lambda: self._whole(everyone))
+
+    def _mine(self, alpha, beta) -> dict:
+        if self.distribution not in LAYOUTS:
+            raise UsageError(
+                f"no distribution is called {self.distribution!r}; there are {', '.join(LAYOUTS)}"
+            )
+        if self.result not in LAYOUTS[:3]:
+            raise UsageError(
+                f"no result is called {self.result!r}; there are {', '.join(LAYOUTS[:3])}"
+            )
+        if not 0 <= self.root < self.comm.size:
+            raise UsageError(f"root={self.root}; there are ranks 0 to {self.comm.size - 1}")
+        arrays = {
+            x: None if v is None else (shape_of(v, x), np.dtype(v.dtype).str)
+            for x, v in self.arrays.items()
+        }
+        choices = alpha, beta, self.distribution, self.result, self.root
+        return {**arrays, "alpha, beta, distribution, result, root": choices}
+
+    def _whole(self, everyone: list[dict]) -> Problem:
+        name = "alpha, beta, distribution, result, root"
+        for rank, given in enumerate(everyone):
+            if given[name] != everyone[0][name]:
+                raise UsageError(
+                    f"ranks do not agree on {name}: rank 0 has {everyone[0][name]}, "
+                    f"rank {rank} has {given[name]}"
+                )
+        whole = {}
+        for operand in "ABC":
+            found = [rank[operand] for rank in everyone]
+            layout = self._layout(operand)
+            if layout == "root":
+                found = [found[self.root]]
+            if operand == "C" and all(f is None for f in found):
+                whole["C"] = None
+                continue
+            if any(f is None for f in found):
+                missing = self.root if layout == "root" else found.index(None)
+                raise UsageError(
+                    f"{operand} is missing on rank {missing}; with distribution="
+                    f"{self.distribution!r} it takes one there"
+                )
+            whole[operand] = self._join(operand, layout, found)
+        alpha, beta, *_rest = everyone[0][name]
+        return make_problem(*whole.values(), alpha=alpha, beta=beta)
+
+    def _layout(self, operand: str) -> str:
+        """How one operand is distributed: B is whole everywhere where A is cut by rows, and C
+        comes in rows where K is cut."""
+        if self.distribution == "rows" and operand == "B":
+            return "replicated"
+        if self.distribution == "cols":
+            return {"A": "cols", "B": "rows", "C": "rows"}[operand]
+        return self.distribution
+
+    def _join(self, operand: str, layout: str, found: list):
+        """A stand-in for the whole matrix; notes which rank has which part."""
+        dtype = np.result_type(*(np.dtype(d) for _shape, d in found))
+        shapes = [shape for shape, _dtype in found]
+        along = {"rows": 0, "cols": 1}.get(layout)
+        fixed = {shape if along is None else shape[1 - along] for shape in shapes}
+        if len(fixed) > 1:
+            raise UsageError(f"{operand} does not fit together from the ranks' shapes {shapes}")
+        rows, cols = shapes[0]
+        if along is None:
+            whole = Part(Span(0, rows), Span(0, cols))
+            self.have[operand] = [
+                whole if layout == "replicated" or rank == self.root else NOTHING
+                for rank in range(self.comm.size)
+            ]
+        else:
+            lengths = [shape[along] for shape in shapes]
+            edges = [sum(lengths[:i]) for i in range(len(lengths) + 1)]
+            spans = [Span(*edges[i : i + 2]) for i in range(len(lengths))]
+            rows, cols = (edges[-1], cols) if along == 0 else (rows, edges[-1])
+            self.have[operand] = [
+                Part(s, Span(0, cols)) if along == 0 else Part(Span(0, rows), s) for s in spans
+            ]
+        return np.broadcast_to(np.empty((), dtype), (rows, cols))
+
+    def spans(self, split: str, grid, problem: Problem):
+        """The cuts that the data lies in already, where the plan is free to follow them."""
+        if grid is not None or split not in ("auto", self.distribution):
+            return None
+        m, n, k = (([Span(0, size)]) for size in (problem.m, problem.n, problem.k))
+        if self.distribution == "rows":
+            return [part.rows for part in self.have["A"]], n, k
+        if self.distribution == "cols":
+            return m, n, [part.cols for part in self.have["A"]]
+        return None
+
+    def local(self, operand: str, want: list[Part]):
+        """This rank's part of an operand: a view where it is here, else brought here."""
+        array, have, rank = self.arrays[operand], self.have[operand], self.comm.rank
+        if self._layout(operand) == "replicated":
+            return have[rank].of(array, want[rank])
+        dtype = self.comm.bcast(None if array is None else np.dtype(array.dtype), self.root)
+        return move(self.comm, array, have, want, dtype)
+
+    def returned(self, strip, strips: list[Part], problem: Problem, out):
+        """C as the caller wants it: this rank's rows, all of it, or all of it on `root`."""
+        size = self.comm.size
+        whole = Part(Span(0, problem.m), Span(0, problem.n))
+        if self.result == "rows":
+            want = rows_of(problem.m, problem.n, size)
+            if self.distribution == "rows":
+                want = [Part(part.rows, whole.cols) for part in self.have["A"]]
+        else:
+            want = [
+                whole if self.result == "replicated" or rank == self.root else NOTHING
+                for rank in range(size)
+            ]
+        c = move(self.comm, strip, strips, want, problem.out_dtype)
+        if self.result == "root" and self.comm.rank != self.root:
+            return None
+        if out is None:
+            return c
+        out[...] = c
+        return out
+
+
+def gemm(a, b, c, *, comm, product: dict, ranks: dict, runner: dict):
+    """`hybrid_gemm.gemm` with `comm`: `product` and `ranks` are `RankRunner.gemm`'s options."""
+    own = {x: ranks.pop(x) for x in ("transport", "grid", "rounds") if x in ranks}
+    ours = RankRunner(comm, **runner, **own)
+    try:
+        return ours.gemm(a, b, c, **product, **ranks)
+    finally:
+        ours.close()
+
+
+__all__ = ["Activity", "RankResult", "RankRunner", "gemm"]
