@@ -69,3 +69,21 @@ def _emulated(request, monkeypatch):
 
     api._runner.cache_clear()
     monkeypatch.setattr(devices, "open_devices", several)
+
+
+def pytest_terminal_summary(terminalreporter):
+    """What compiled kernels use, as test_kernel_compile.py recorded it."""
+    rows = [
+        value
+        for report in terminalreporter.getreports("passed") + terminalreporter.getreports("failed")
+        for name, value in report.user_properties
+        if name == "usage" and report.when == "call"
+    ]
+    if rows:
+        terminalreporter.section("kernels: registers a thread, bytes of shared memory and spills")
+        head = ["kernel", "dtype", "layout", "arch", "registers", "shared", "stack", "spilled"]
+        table = [head] + [[str(x) for x in row] for row in sorted(rows)]
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        for line in table:
+            cells = zip(line, widths, strict=True)
+            terminalreporter.line("  ".join(x.ljust(width) for x, width in cells).rstrip())
