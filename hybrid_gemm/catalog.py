@@ -29,6 +29,7 @@ MAX_GRID = (2**31 - 1, 65535, 65535)
 _HEADER_KEYS = {
     "summary", "entry", "role", "params", "block", "grid", "require", "limits", "dtypes",
     "layouts", "arch", "runs_on", "source", "shared", "library", "rung",
+    "workspace", "flags",
 }  # fmt: skip
 
 
@@ -110,6 +111,8 @@ class Kernel:
     block: tuple[str, ...] = ("1", "1", "1")
     grid: tuple[str, ...] = ("1", "1", "1")
     shared: str = "0"
+    workspace: str = "0"
+    flags: str = "0"
     require: tuple[str, ...] = ()
     limits: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = ("float32", "float64", "int32", "int64")
@@ -200,6 +203,7 @@ class Variant:
         names = {"m": 1, "n": 1, "k": 1, **names, **self.params, "SIZE": size}
         return tuple(evaluate(e, names) for e in self.kernel.block)
 
+    @functools.lru_cache(maxsize=4096)  # noqa: B019  (variants live as long as the process)
     def launch(self, m: int, n: int, k: int, dtype: str) -> Launch:
         """Grid, block and shared memory for C of `m` x `n`; raises `UsageError` past a limit."""
         size = ITEM_SIZE[dtype]

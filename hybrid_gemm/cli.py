@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 
 import click
@@ -14,13 +15,16 @@ from .errors import HybridGemmError, UsageError, VerificationError
 
 def main() -> None:
     """Entry point: exit codes are 0 right, 1 failed, 2 bad input, 3 wrong result, 5 not here,
-    130 interrupted."""
+    130 interrupted, 143 terminated."""
+    signal.signal(signal.SIGTERM, _terminated)
     try:
         code = cli.main(standalone_mode=False)
     except click.exceptions.Exit as stop:
         code = stop.exit_code
     except (click.exceptions.Abort, KeyboardInterrupt):
         code = _fail("interrupted", 130)
+    except _Terminated:  # a time limit of the batch system, say: leave nothing half-written
+        code = _fail("terminated", 143)
     except click.ClickException as error:
         error.show()
         code = error.exit_code
@@ -34,6 +38,14 @@ def main() -> None:
     except OSError as error:
         code = _fail(str(error), 1)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+class _Terminated(BaseException):
+    """SIGTERM arrived."""
+
+
+def _terminated(_signal, _frame) -> None:
+    raise _Terminated
 
 
 def _fail(message: str, code: int) -> int:

@@ -17,7 +17,9 @@ from .runtime.timeline import PHASES
 from .verify import Verdict
 
 # A pipe or a file gets whole lines; a terminal gets its own width.
-console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 200)
+console = Console(
+    highlight=False, markup=False, soft_wrap=True, width=None if sys.stdout.isatty() else 200
+)
 
 
 def as_json(data: dict) -> str:

@@ -172,11 +172,11 @@ def combine(device: Device, alpha, x, beta, y, out, stream) -> None:
     function = device.function(variant, dtype)
     scalar = np.dtype(dtype).type
     rows, cols = out.shape
-    for r, s in launches(variant, rows, cols, 0, dtype):
+    for r, s, launch in launches(variant, rows, cols, 0, dtype):
         px, py, part = x[r, s], y[r, s], out[r, s]
         args = [
             np.int32(part.shape[0]), np.int32(part.shape[1]),
             scalar(alpha), px, np.int64(layout(x)[1]),
             scalar(beta), py, np.int64(layout(y)[1]), part, np.int64(layout(out)[1]),
         ]  # fmt: skip
-        device.launch(function, variant.launch(*part.shape, 0, dtype), args, stream)
+        device.launch(function, launch, args, stream)

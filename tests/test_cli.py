@@ -244,7 +244,10 @@ def test_a_full_disk_leaves_nothing(files):
     assert sorted(os.listdir(folder)) == ["A.npy", "B.npy"]
 
 
-def test_an_interrupt_exits_130_and_leaves_nothing(tmp_path):
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["SIGINT", "SIGTERM"]
+)
+def test_a_signal_leaves_nothing_half_written(tmp_path, number, code):
     process = subprocess.Popen(
         [*COMMAND, "run", "--size", "6000", "--device", "cpu", "-o", "C.npy"],
         cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -253,9 +256,9 @@ def test_an_interrupt_exits_130_and_leaves_nothing(tmp_path):
     while not os.listdir(tmp_path) and time.time() < deadline:
         time.sleep(0.05)
     time.sleep(0.3)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _out, err = process.communicate(timeout=60)
-    assert process.returncode == 130, err
+    assert process.returncode == code, err
     assert os.listdir(tmp_path) == []
 
 

@@ -208,11 +208,10 @@ def test_grids_past_the_limit_become_several_launches():
     assert len(list(launches(variant, 10, 10, 10, "float32"))) == 1
     parts = list(launches(variant, 2**21, 100, 8, "float32"))
     assert len(parts) > 1
-    assert [rows.start for rows, _cols in parts] == [0] + [rows.stop for rows, _ in parts[:-1]]
+    assert [p[0].start for p in parts] == [0] + [p[0].stop for p in parts[:-1]]
     assert parts[-1][0].stop == 2**21
-    for rows, cols in parts:
-        grid = variant.launch(rows.stop - rows.start, cols.stop, 8, "float32").grid
-        assert grid[1] <= catalog.MAX_GRID[1]
+    for rows, _cols, launch in parts:
+        assert launch.grid[1] == -(-(rows.stop - rows.start) // 16) <= catalog.MAX_GRID[1]
 
 
 def test_custom_parameters_are_held_to_the_rules():

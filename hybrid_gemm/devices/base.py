@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Sequence
 
@@ -203,7 +204,7 @@ class KernelDevice(Device):
         dtype = c.dtype.name
         function = self.function(variant, dtype, layouts)
         scalar = np.dtype(dtype).type
-        for rows, cols in launches(variant, m, n, k, dtype):
+        for rows, cols, launch in launches(variant, m, n, k, dtype):
             part = c[rows, cols]
             pm, pn = part.shape
             args = [
@@ -211,7 +212,7 @@ class KernelDevice(Device):
                 a[rows], np.int64(lda), b[:, cols], np.int64(ldb),
                 scalar(beta), part, np.int64(layout(c)[1]),
             ]  # fmt: skip
-            self.launch(function, variant.launch(pm, pn, k, dtype), args, stream)
+            self.launch(function, launch, args, stream)
 
     def library_gemm(self, variant, a, b, c, *, alpha, beta, stream):
         raise UsageError(f"kernel {variant.name} does not run on the {self.kind} device")
@@ -238,13 +239,13 @@ class KernelDevice(Device):
         variant = catalog.helper(role)
         dtype = src.dtype.name
         function = self.function(variant, dtype)
-        for r, c in launches(variant, rows, cols, 0, dtype):
+        for r, c, launch in launches(variant, rows, cols, 0, dtype):
             part, into = src[r, c], dst[c, r] if role == "transpose" else dst[r, c]
             args = [
                 np.int32(part.shape[0]), np.int32(part.shape[1]),
                 part, np.int64(lds), into, np.int64(ldd),
             ]  # fmt: skip
-            self.launch(function, variant.launch(*part.shape, 0, dtype), args, stream)
+            self.launch(function, launch, args, stream)
 
     def sum(self, partials, out, *, alpha, beta, stream):
         rows, cols = out.shape
@@ -256,18 +257,21 @@ class KernelDevice(Device):
         scalar = np.dtype(dtype).type
         ldp = layout(partials[0])[1]
         ldo = layout(out)[1]
-        for r, c in launches(variant, rows, cols, 0, dtype):
+        for r, c, launch in launches(variant, rows, cols, 0, dtype):
             part = out[r, c]
             args = [
                 np.int32(part.shape[0]), np.int32(part.shape[1]), np.int32(len(partials)),
                 scalar(alpha), self.pointers([p[r, c] for p in partials], stream), np.int64(ldp),
                 scalar(beta), part, np.int64(ldo), part, np.int64(ldo),
             ]  # fmt: skip
-            self.launch(function, variant.launch(*part.shape, 0, dtype), args, stream)
+            self.launch(function, launch, args, stream)
 
 
-def launches(variant: Variant, m: int, n: int, k: int, dtype: str):
-    """Row and column slices of C whose grids stay within what a launch may have."""
+@functools.lru_cache(maxsize=4096)
+def launches(
+    variant: Variant, m: int, n: int, k: int, dtype: str
+) -> tuple[tuple[slice, slice, Launch], ...]:
+    """Rows and columns of C with their launch: one, or several where a grid has its limits."""
 
     def fits(rows, cols):
         grid = variant.launch(rows, cols, k, dtype).grid
@@ -280,6 +284,9 @@ def launches(variant: Variant, m: int, n: int, k: int, dtype: str):
             rows = -(-rows // 2 // 4096) * 4096
         else:
             cols = -(-cols // 2 // 4096) * 4096
-    for i in range(0, m, rows):
-        for j in range(0, n, cols):
-            yield slice(i, min(i + rows, m)), slice(j, min(j + cols, n))
+    return tuple(
+        (slice(i, i + p), slice(j, j + q), variant.launch(p, q, k, dtype))
+        for i in range(0, m, rows)
+        for j in range(0, n, cols)
+        for p, q in [(min(rows, m - i), min(cols, n - j))]
+    )
