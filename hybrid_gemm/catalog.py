@@ -12,6 +12,7 @@ import difflib
 import functools
 import hashlib
 import math
+import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -26,6 +27,8 @@ LAYOUTS = ("nn", "nt", "tn", "tt")
 MAX_THREADS = 1024  # a block, on every CUDA GPU
 MAX_GRID = (2**31 - 1, 65535, 65535)
 
+VARIABLE = "HYBRID_GEMM_KERNELS"
+
 _HEADER_KEYS = {
     "summary", "entry", "role", "params", "block", "grid", "require", "limits", "dtypes",
     "layouts", "arch", "runs_on", "source", "shared", "library", "rung",
@@ -38,6 +41,15 @@ def directory() -> Path:
     here = Path(__file__).resolve().parent
     installed = here / "kernels"
     return installed if installed.is_dir() else here.parent / "kernels"
+
+
+def own_directories() -> list[Path]:
+    """Folders of the user's own kernels, from `$HYBRID_GEMM_KERNELS` (separated as in PATH).
+
+    Their files may include the project's .cuh files, not .cuh files of their own.
+    """
+    given = os.environ.get(VARIABLE, "")
+    return [Path(folder) for folder in given.split(os.pathsep) if folder]
 
 
 # --- expressions in headers ---------------------------------------------------------------
@@ -152,11 +164,14 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Launch:
-    """Grid, block and dynamic shared memory (bytes) of one launch."""
+    """Grid, block and memory (bytes) of one launch: dynamic shared memory a block, and for the
+    whole grid a workspace and flags, which are zero before a launch and after it."""
 
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     shared_bytes: int = 0
+    workspace_bytes: int = 0
+    flag_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -212,7 +227,8 @@ class Variant:
             if not evaluate(limit, names):
                 raise UsageError(f"kernel {self} cannot take m={m} n={n} k={k}: it needs {limit}")
         grid = tuple(evaluate(e, names) for e in self.kernel.grid)
-        return Launch(grid, self._block(size, m=m, n=n, k=k), evaluate(self.kernel.shared, names))
+        memory = (self.kernel.shared, self.kernel.workspace, self.kernel.flags)
+        return Launch(grid, self._block(size, m=m, n=n, k=k), *(evaluate(e, names) for e in memory))
 
     def refusal(self, *, device: str, dtype: str, m: int, n: int, k: int) -> str | None:
         """Why this variant cannot run that, in one line; None if it can."""
@@ -272,9 +288,22 @@ def _read(path: Path) -> Kernel:
 
 @functools.cache
 def kernels() -> Mapping[str, Kernel]:
-    """Every kernel by name, in the order of the ladder: by `rung`, then by name."""
-    found = [_read(p) for p in directory().iterdir() if p.suffix in (".cu", ".toml")]
-    return {kernel.name: kernel for kernel in sorted(found, key=lambda k: (k.rung, k.name))}
+    """Every kernel by name, in the order of the ladder: by `rung`, then by name.
+
+    Raises `UsageError` where two files have one name, or `$HYBRID_GEMM_KERNELS` no folder.
+    """
+    found = {}
+    for folder in (directory(), *own_directories()):
+        if not folder.is_dir():
+            raise UsageError(f"{VARIABLE} names {folder}, which is no folder (mkdir -p makes it)")
+        for path in folder.iterdir():
+            if path.suffix in (".cu", ".toml"):
+                kernel = _read(path)
+                if kernel.name in found:
+                    other = found[kernel.name].path
+                    raise UsageError(f"two kernels are called {kernel.name}: {other} and {path}")
+                found[kernel.name] = kernel
+    return {k.name: k for k in sorted(found.values(), key=lambda k: (k.rung, k.name))}
 
 
 def gemm_kernels() -> list[Kernel]:

@@ -11,6 +11,7 @@ import click
 
 from . import __version__
 from .errors import HybridGemmError, UsageError, VerificationError
+from .runtime import launchers
 
 
 def main() -> None:
@@ -26,7 +27,8 @@ def main() -> None:
     except _Terminated:  # a time limit of the batch system, say: leave nothing half-written
         code = _fail("terminated", 143)
     except click.ClickException as error:
-        error.show()
+        if launchers.first_of_job():
+            error.show()
         code = error.exit_code
     except HybridGemmError as error:
         code = _fail(str(error), error.exit_code)
@@ -49,7 +51,8 @@ def _terminated(_signal, _frame) -> None:
 
 
 def _fail(message: str, code: int) -> int:
-    click.echo(f"hybrid-gemm: {message}", err=True)
+    if launchers.first_of_job():
+        click.echo(f"hybrid-gemm: {message}", err=True)
     return code
 
 
@@ -161,26 +164,66 @@ _json = click.option(
 @click.option("--verify", "mode", default="auto", show_default=True, help="auto, full or off.")
 @click.option("--print", "show", is_flag=True, help="Print A, B and C (small matrices).")
 @click.option("--dry-run", is_flag=True, help="Print the plan and stop.")
+@click.option("--grid", type=_List("2,2,1", int), metavar="PM,PN,PK", help="How ranks cut m, n, K.")
+@click.option("--transport", metavar="NAME", help="Between ranks: auto, ipc, nccl or mpi.")
+@click.option("--rounds", type=int, metavar="N", help="Pieces in which ranks sum a strip of C.")
+@click.option("--ranks", type=int, metavar="N", help="Plan for N ranks (with --dry-run).")
 @_json
-def run(files, output, device, mode, json_file, dry_run, **options) -> None:
-    """Multiply two matrices: generated ones, or A.npy B.npy."""
+def run(files, json_file, dry_run, grid, transport, rounds, ranks, **options) -> None:
+    """Multiply two matrices: generated ones, or A.npy B.npy.
+
+    Started as several ranks (by mpirun or srun --mpi=pmix) it is one product over all of them.
+    """
+    options |= {"params": _params(options.pop("param")), "dry_run": dry_run}
+    across = {"grid": grid, "transport": transport, "rounds": rounds, "ranks": ranks}
+    across = {name: value for name, value in across.items() if value is not None}
+    if ranks and not dry_run:
+        raise UsageError(f"--ranks is for --dry-run; to run on {ranks}: mpirun -n {ranks} ...")
+    comm = None if ranks else launchers.world()
+    if comm is None and not ranks:
+        _run_alone(files, json_file, across, options)
+        return
+
+    from .rank_job import RankJob
+
+    speaks = comm is None or comm.rank == 0
+    note = _note if speaks else lambda message: None
+    with launchers.ending(comm), _progress(speaks) as progress:
+        job = launchers.together(
+            comm, lambda: RankJob(comm, files, note=note, **across, **options)
+        )  # fmt: skip
+        job.open()
+        data = job.plan_only() if dry_run else job.run(progress)
+        if speaks:
+            _write(data, json_file, job.print)
+        if not dry_run:
+            _judge(job.verdict)
+
+
+def _run_alone(files, json_file, across: dict, options: dict) -> None:
     from . import command
 
+    if across:
+        raise UsageError(f"--{next(iter(across))} is for ranks; start them: {launchers.HOW}")
     with _progress() as progress:
-        job = command.Job(
-            files, output=output, device=device, mode=mode, dry_run=dry_run,
-            params=_params(options.pop("param")), note=_note, **options,
-        )  # fmt: skip
-        data = job.plan_only() if dry_run else job.run(progress)
+        job = command.Job(files, note=_note, **options)
+        data = job.plan_only() if options["dry_run"] else job.run(progress)
     _write(data, json_file, job.print)
-    if not dry_run and job.verdict is not None and not job.verdict.passed:
-        raise VerificationError(f"the product is wrong: {job.verdict}; no file was written")
+    if not options["dry_run"]:
+        _judge(job.verdict)
+
+
+def _judge(verdict) -> None:
+    if verdict is not None and not verdict.passed:
+        raise launchers.agreed(
+            VerificationError(f"the product is wrong: {verdict}; no file was written")
+        )
 
 
 @contextlib.contextmanager
-def _progress():
+def _progress(shown: bool = True):
     """A bar on stderr for work that lasts; yields `start(flops) -> advance(flops)`."""
-    if not sys.stderr.isatty():
+    if not (shown and sys.stderr.isatty()):
         yield lambda total, what: lambda amount: None
         return
     from rich.console import Console
@@ -307,3 +350,93 @@ def bench(
     _write(data, json_file, lambda: benches.show(data))
     if wrong := [row for row in data["rows"] if row["verdict"] == "FAILED"]:
         raise VerificationError(f"{len(wrong)} rows have wrong products")
+
+
+@cli.command()
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.option("--list", "listed", is_flag=True, help="List the experiments and stop.")
+@click.option(
+    "--scale",
+    default="small",
+    show_default=True,
+    metavar="NAME",
+    help="small (seconds), or full: the published sizes, 10 minutes on one GPU.",
+)
+@_device
+@click.option("--gpus", type=_List("0,1", int), help="GPUs by number, such as 0,1; default all.")
+@click.option("--samples", type=int, help="Timed samples a row; default 1 (small) or 3 (full).")
+@click.option("--seed", default=0, show_default=True)
+@click.option("-o", "--output", metavar="DIR", help="Write JSON, CSV, Markdown and plots there.")
+@_json
+def reproduce(names, listed, scale, device, gpus, samples, seed, output, json_file) -> None:
+    """Run published experiments: theirs, ours, ratio, and a verdict on each claim.
+
+    NAME is an experiment of --list, or all.
+    """
+    from .experiments import engine
+    from .experiments import output as out
+
+    if listed:
+        for experiment in engine.experiments().values():
+            click.echo(f"{experiment.name:<16}{experiment.title}: {experiment.question}")
+        return
+    if not names:
+        raise UsageError("name experiments, or all; --list shows them")
+    chosen = engine.choose_experiments(names)
+    if output:
+        out.check_directory(output)
+    with _progress() as progress:
+        data = engine.run(
+            chosen, device=device, scale=scale, gpus=gpus, seed=seed, samples=samples,
+            progress=progress, note=_note,
+        )  # fmt: skip
+    if output:
+        from .info import command_line, environment
+
+        whole = {"command": command_line(), **data, "environment": environment()}
+        out.write(output, whole)
+        _note(f"wrote {output}")
+    _write(data, json_file, lambda: out.show(data))
+    rows = [row for result in data["experiments"] for row in result["rows"]]
+    if wrong := [row for row in rows if row.get("verdict") == "FAILED"]:
+        raise VerificationError(f"{len(wrong)} rows have wrong results")
+
+
+@cli.command()
+@click.argument("file", metavar="FILE")
+@click.argument("name", required=False)
+@click.option("-o", "--output", metavar="FILE", required=True, help="NAME.svg or NAME.png.")
+def plot(file, name, output) -> None:
+    """Draw a result of `bench --json` or of `reproduce -o`, for which NAME is an experiment."""
+    from . import plots
+    from .experiments.output import load
+    from .matrices import check_output
+
+    target = check_output(output, [file])
+    found = plots.pictures(load(file))
+    if name is None and len(found) == 1:
+        (name,) = found
+    if name not in found:
+        raise UsageError(f"say which picture: {', '.join(found)}")
+    image = plots.draw(found[name], output.rpartition(".")[2].lower())
+    from pathlib import Path
+
+    from .cache import atomic_write
+
+    atomic_write(Path(target), image)
+    _note(f"wrote {output}")
+
+
+@cli.command("new-kernel")
+@click.argument("name")
+@click.option(
+    "--directory",
+    metavar="DIR",
+    help="Default: the kernels folder of a checkout, or $HYBRID_GEMM_KERNELS.",
+)
+def new_kernel(name, directory) -> None:
+    """Write a commented kernel file to start from: gemm_NAME.cu."""
+    from . import new_kernel as new
+
+    path = new.write(name, directory)
+    click.echo(f"wrote {path}\n\n{new.next_steps(name, path)}")

@@ -1,0 +1,237 @@
+"""What an experiment is: a declaration that the engine runs. Pure.
+
+Each file of `declared/` holds one `EXPERIMENT`. Its points say what varies and what is held,
+its table what was published, its claims how our rows decide them.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib import resources
+from typing import Any
+
+SCALES = ("small", "full")
+CONFIRMED, REFUTED, NOT_TESTABLE = "confirmed", "refuted", "not testable here"
+
+
+class NotTestable(Exception):
+    """The rows do not decide a claim; the message says what is missing."""
+
+
+class Rows(list):
+    """Rows of an experiment: dictionaries, with `None` for what was not measured."""
+
+    def where(self, **wanted) -> Rows:
+        """The rows that have these values."""
+        return Rows(r for r in self if all(r.get(k) == v for k, v in wanted.items()))
+
+    def value(self, figure: str, **wanted) -> float:
+        """A figure of the one row that has these values; raises `NotTestable` without it."""
+        found = self.where(**wanted)
+        words = ", ".join(f"{k} {v}" for k, v in wanted.items())
+        if not found:
+            raise NotTestable(f"no row has {words} at this scale")
+        value = found[0].get(figure)
+        if value is None:
+            why = found[0].get("note") or f"its {figure} was not measured"
+            raise NotTestable(f"{words}: {why}" if words else why)
+        return value
+
+    def values(self, name: str, **wanted) -> list:
+        """The different values of a column, in order of appearance."""
+        return list(dict.fromkeys(r[name] for r in self.where(**wanted) if r.get(name) is not None))
+
+    def measured(self, figure: str, **wanted) -> Rows:
+        """The rows in which this figure is there; raises `NotTestable` if there is none."""
+        found = Rows(r for r in self.where(**wanted) if r.get(figure) is not None)
+        if not found:
+            self.value(figure, **wanted)
+        return found
+
+    def line(self, x: str, y: str, **wanted) -> tuple[list, list]:
+        """The points of a line for a plot; rows without either value are left out."""
+        pairs = [
+            (r[x], r[y])
+            for r in self.where(**wanted)
+            if r.get(x) is not None and r.get(y) is not None
+        ]
+        return [p[0] for p in pairs], [p[1] for p in pairs]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Confirmed, refuted or not testable here, and the figures that decide it."""
+
+    status: str
+    because: str
+
+
+def verdict(holds: bool, because: str) -> Verdict:
+    return Verdict(CONFIRMED if holds else REFUTED, because)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A published claim and how rows decide it.
+
+    `decide(rows)` returns a `Verdict` or raises `NotTestable`. `devices` are those whose
+    figures mean something for it: times of the emulator say nothing about a GPU.
+    """
+
+    text: str
+    decide: Callable[[Rows], Verdict]
+    devices: tuple[str, ...] = ("cuda",)
+
+    def judge(self, rows: Rows, device: str) -> Verdict:
+        """The verdict on rows taken on this kind of device."""
+        if device not in self.devices:
+            here = " or ".join(self.devices)
+            return Verdict(NOT_TESTABLE, f"it is about a {here} device; these rows are {device}'s")
+        try:
+            return self.decide(rows)
+        except NotTestable as missing:
+            return Verdict(NOT_TESTABLE, str(missing))
+
+
+ANYWHERE = ("cuda", "cpu", "emulator")
+
+
+@dataclass(frozen=True)
+class Point:
+    """One row to be: what it is called by (`row`), and the measurement with its arguments."""
+
+    measure: Callable[..., dict]
+    row: Mapping[str, Any]
+    given: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Published:
+    """A printed table: a CSV file of `published/`, where it was taken, which columns are keys.
+
+    `figures` maps our column to theirs; `scale` turns their unit into ours, `names` their words
+    into ours. `where` selects their rows; `held` is what they held and our rows must have too.
+    """
+
+    file: str
+    device: str
+    keys: tuple[str, ...]
+    figures: Mapping[str, str]
+    scale: float = 1.0
+    names: Mapping[str, str] = field(default_factory=dict)
+    where: Mapping[str, Any] = field(default_factory=dict)
+    held: Mapping[str, Any] = field(default_factory=dict)
+
+    def rows(self) -> list[dict]:
+        """Rows with the keys as they are in ours, and `published_FIGURE` for each figure."""
+        out = []
+        for row in read_published(self.file):
+            if not self.where.items() <= row.items():
+                continue
+            found = {key: self.names.get(row[key], row[key]) for key in self.keys}
+            found |= self.held
+            for ours, theirs in self.figures.items():
+                value = row[theirs]
+                found[f"published_{ours}"] = None if value is None else value * self.scale
+            out.append(found)
+        return out
+
+
+def read_published(file: str) -> list[dict]:
+    """A published table as rows; numbers are numbers, unreadable cells None."""
+    text = (resources.files(__package__) / "published" / file).read_text()
+    return [{k: _number(v) for k, v in row.items()} for row in csv.DictReader(text.splitlines())]
+
+
+def _number(text: str):
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return text or None
+
+
+# --- pictures -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a panel. `theirs` marks published figures; equal `style` means equal colour."""
+
+    label: str
+    x: list
+    y: list
+    theirs: bool = False
+    style: int = 0
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One set of axes: lines, or with `bars` groups of bars over the names in their `x`.
+
+    Labels that are not the picture's own put the panel on a vertical axis of its own.
+    """
+
+    lines: list[Line]
+    title: str = ""
+    bars: bool = False
+    x: str = ""
+    y: str = ""
+    log_y: bool | None = None
+
+
+@dataclass(frozen=True)
+class Picture:
+    """Panels side by side; labels carry units."""
+
+    panels: list[Panel]
+    x: str
+    y: str
+    log_x: bool = False
+    log_y: bool = False
+
+
+# --- experiments --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A published table or claim, and how it is reproduced.
+
+    `points(scale, device)` are the rows to measure, `columns` those to show, in order.
+    `picture(rows)` is what to draw. `cap_s` is the time that `--scale full` may take: past it
+    samples are cut, then points.
+    """
+
+    name: str
+    title: str
+    source: str
+    question: str
+    points: Callable[[str, str], Iterable[Point]]
+    columns: tuple[str, ...]
+    claims: tuple[Claim, ...]
+    picture: Callable[[Rows], Picture]
+    exercise: str
+    published: tuple[Published, ...] = ()
+    cap_s: float = 40.0
+
+    def beside(self, rows: Iterable[dict]) -> Rows:
+        """Rows with the published figure and `ratio_FIGURE` (ours / published) in each."""
+        out = Rows(dict(row) for row in rows)
+        for table in self.published:
+            for row in out:
+                keys = {key: row.get(key) for key in (*table.keys, *table.held)}
+                theirs = next((t for t in table.rows() if keys.items() <= t.items()), None)
+                for figure in table.figures if theirs else ():
+                    printed, ours = theirs[f"published_{figure}"], row.get(figure)
+                    row[f"published_{figure}"] = printed
+                    if printed and ours is not None:
+                        row[f"ratio_{figure}"] = ours / printed
+        return out
+
+    def theirs(self) -> Rows:
+        """All published rows, for pictures and for claims about them."""
+        return Rows(row for table in self.published for row in table.rows())

@@ -1,0 +1,85 @@
+"""Block size: does it matter how many columns of a row a block computes?"""
+
+import math
+
+from ..base import ANYWHERE, Claim, Experiment, Line, Panel, Picture, Point, Published, verdict
+from ..measure import run
+from ..sizes import lab_sizes, right_everywhere
+
+BLOCKS = (32, 64, 128, 256, 512)
+
+
+def points(scale, device):
+    for n in lab_sizes(scale):
+        for block in BLOCKS:
+            yield Point(
+                run,
+                {"block_size": block, "n": n},
+                {"n": n, "kernel": "naive_row", "params": {"BLOCK": block}, "alone": True},
+            )
+
+
+def hardly_matters(rows):
+    spreads = {}
+    for n in rows.values("n"):
+        times = [r["time_ms"] for r in rows.measured("time_ms", n=n)]
+        if n <= 4096:
+            spreads[n] = max(times) / min(times)
+    worst = max(spreads, key=spreads.get)
+    return verdict(
+        spreads[worst] < 1.4,
+        f"up to n = 4096 the slowest block takes at most {spreads[worst]:.2f} of the fastest's "
+        f"time, at n = {worst} (published: 1.32, at 4096)",
+    )
+
+
+def cubic(rows):
+    exponents = [
+        math.log2(rows.value("time_ms", n=8192, block_size=b)
+                  / rows.value("time_ms", n=4096, block_size=b))
+        for b in BLOCKS
+    ]  # fmt: skip
+    return verdict(
+        all(2.5 <= e <= 3.5 for e in exponents),
+        f"from n = 4096 to 8192 time grows as n to the {min(exponents):.2f} to "
+        f"{max(exponents):.2f}, by block (published: 2.82 to 3.86)",
+    )
+
+
+def picture(rows):
+    theirs = EXPERIMENT.theirs()
+    return Picture(
+        [
+            Panel([Line(f"block {b}", *theirs.line("n", "published_time_ms", block_size=b),
+                        theirs=True, style=i) for i, b in enumerate(BLOCKS)], "published"),
+            Panel([Line(f"block {b}", *rows.line("n", "time_ms", block_size=b), style=i)
+                   for i, b in enumerate(BLOCKS)], "here"),
+        ],
+        "n", "time (ms), copies included", log_x=True, log_y=True,
+    )  # fmt: skip
+
+
+EXPERIMENT = Experiment(
+    name="block_size",
+    title="Block size",
+    source="S3, the lab report, table 1",
+    question="One thread computes one element, a block some columns of one row. How many?",
+    points=points,
+    columns=(
+        "block_size", "n", "published_time_ms", "time_ms", "ratio_time_ms", "multiply_ms",
+        "occupancy", "occupancy_limit", "warp_sectors", "flop_per_byte", "roofline_gflops",
+        "variant", "samples", "verdict",
+    ),
+    published=(
+        Published("lab_table1_block_size.csv", "the lab's GPU", ("block_size", "n"),
+                  {"time_ms": "time_ms"}),
+    ),
+    claims=(
+        Claim("Block size hardly matters up to n = 4096.", hardly_matters),
+        Claim("Time grows with n cubed.", cubic),
+        Claim("The product is right with every block size.", right_everywhere, ANYWHERE),
+    ),
+    picture=picture,
+    exercise="The time includes allocation and copies. Run one size with `--resident` and find "
+    "which share of the time the multiplication has at n = 512 and at n = 8192.",
+)  # fmt: skip

@@ -1,0 +1,126 @@
+"""Coalescing: what does it cost when a warp's addresses do not lie side by side?"""
+
+from ..base import Claim, Experiment, Line, Panel, Picture, Point, Published, verdict
+from ..measure import probe
+from ..model import WARP, sectors
+
+# Pattern: kernel, parameters, share of elements that change, elements of a thread's accesses.
+PATTERNS = {
+    "aligned": ("probe_aligned", None, lambda n: n, [lambda t: t]),
+    "some threads idle": (
+        "probe_some_idle", None, lambda n: n - n // 3, [lambda t: None if t % 3 == 2 else t]),
+    "permuted": ("probe_permuted", None, lambda n: n, [lambda t: t ^ 1]),
+    "misaligned": ("probe_misaligned", None, lambda n: n - 1, [lambda t: t + 1]),
+    **{
+        f"stride {s}": ("probe_strided", {"STRIDE": s}, lambda n: n, [lambda t, s=s: t * s])
+        for s in (2, 4, 8, 16, 32)
+    },
+    "float3": ("probe_float3", None, lambda n: n, [lambda t, x=x: 3 * t + x for x in range(3)]),
+    "float3, shared memory": (
+        "probe_float3_shared", None, lambda n: n, [lambda t, x=x: t + 32 * x for x in range(3)]),
+}  # fmt: skip
+
+
+def points(scale, device):
+    millions = 3 * 2**20
+    for elements in (millions, 32 * millions) if scale == "full" else (3 * 2**12,):
+        for pattern, (kernel, params, touched, accesses) in PATTERNS.items():
+            moved = [[4 * i for t in range(WARP) if (i := f(t)) is not None] for f in accesses]
+            row = {
+                "pattern": pattern, "elements": elements,
+                "warp_sectors": sum(map(sectors, moved)) / len(moved),
+            }  # fmt: skip
+            given = {"kernel": kernel, "params": params, "count": elements}
+            yield Point(probe, row, given | {"touched": touched(elements)})
+
+
+def _slower(rows, pattern, than="aligned"):
+    """How many times as long a pattern takes, by number of elements."""
+    return {
+        n: rows.value("time_us", pattern=pattern, elements=n)
+        / rows.value("time_us", pattern=than, elements=n)
+        for n in rows.values("elements")
+    }
+
+
+def _words(found):
+    return " and ".join(f"{ratio:.2f} times at {n / 2**20:.0f}M" for n, ratio in found.items())
+
+
+def idle_is_free(rows):
+    found = _slower(rows, "some threads idle")
+    return verdict(
+        max(found.values()) < 1.1, f"{_words(found)} elements of aligned's time (published: 1.00)"
+    )
+
+
+def ten_times(pattern):
+    def decide(rows):
+        found = _slower(rows, pattern)
+        return verdict(
+            min(found.values()) > 5, f"{_words(found)} elements (published: 9.8 times aligned)"
+        )
+
+    return decide
+
+
+def shared_mends(rows):
+    found = _slower(rows, "float3, shared memory", "float3")
+    naive, mended = (_words(_slower(rows, p)) for p in ("float3", "float3, shared memory"))
+    return verdict(
+        min(found.values()) < 0.9,
+        f"float3 takes {naive} elements of aligned's time, through shared memory {mended}",
+    )
+
+
+def touched_once(rows):
+    judged = rows.measured("verdict")
+    return verdict(
+        all(r["verdict"] == "passed" for r in judged),
+        f"{len(judged)} probes changed the elements that they should, and no others",
+    )
+
+
+def picture(rows):
+    names = list(PATTERNS)
+    lines = []
+    published = {r["pattern"]: r["published_time_us"] for r in EXPERIMENT.theirs()}
+    theirs = [published[p] / published["aligned"] if p in published else None for p in names]
+    lines.append(Line("published, G80, 3M floats", names, theirs, theirs=True))
+    for i, elements in enumerate(rows.values("elements")):
+        found = dict(zip(*rows.line("pattern", "time_us", elements=elements), strict=True))
+        if first := found.get("aligned"):
+            lines.append(
+                Line(
+                    f"here, {elements / 2**20:.3g}M floats",
+                    names,
+                    [found.get(p) and found[p] / first for p in names],
+                    style=i,
+                )
+            )
+    return Picture([Panel(lines, bars=True)], "", "time / aligned's time")
+
+
+EXPERIMENT = Experiment(
+    name="coalescing",
+    title="Coalescing",
+    source="S4, the lecture",
+    question="What does it cost when a warp's addresses do not lie side by side?",
+    points=points,
+    columns=("pattern", "elements", "published_time_us", "time_us", "ratio_time_us", "gbps",
+             "warp_sectors", "samples", "verdict"),
+    published=(
+        Published("g80_coalescing.csv", "a G80", ("pattern",), {"time_us": "time_us"},
+                  held={"elements": 3 * 2**20}),
+    ),
+    claims=(
+        Claim("Idle threads cost nothing.", idle_is_free),
+        Claim("Permuted addresses cost 10 times the time.", ten_times("permuted")),
+        Claim("Misaligned addresses cost 10 times the time.", ten_times("misaligned")),
+        Claim("An array of float3 is uncoalesced; shared memory mends it.", shared_mends),
+        Claim("Every pattern touches what it says.", touched_once, ("cuda", "emulator")),
+    ),
+    picture=picture,
+    exercise="Predict the time of stride 8 from `warp_sectors` alone, at both sizes. Where is "
+    "the prediction wrong, and which cache explains it?",
+)  # fmt: skip

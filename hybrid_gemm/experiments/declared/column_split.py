@@ -1,0 +1,119 @@
+"""A by columns over threads, partial C summed: what does the sum cost?"""
+
+from ..base import ANYWHERE, Claim, Experiment, Line, Panel, Picture, Point, Published, verdict
+from ..measure import run
+from ..sizes import LAB, LAB_THREADS, OURS, lab_sizes, largest, right_everywhere
+
+FIGURES = {"compute_ms": "compute_ms", "compute_and_sum_ms": "compute_and_sum_ms"}
+
+
+def points(scale, device):
+    for n in lab_sizes(scale):
+        for way in (LAB, OURS):
+            for threads in LAB_THREADS:
+                given = {"n": n, "threads": threads, "split": "cols"}
+                if way == LAB:
+                    given |= {"kernel": "naive_row", "params": {"BLOCK": 32}, "alone": True,
+                              "reduce": "critical"}  # fmt: skip
+                yield Point(run, {"way": way, "threads": threads, "n": n}, given)
+
+
+def _lab(rows, figure, *threads):
+    n = largest(rows, figure, way=LAB)
+    return n, *(rows.value(figure, way=LAB, n=n, threads=t) for t in threads)
+
+
+def compute_falls(rows):
+    n, one, eight = _lab(rows, "compute_ms", 1, 8)
+    return verdict(
+        eight < 0.8 * one,
+        f"at n = {n}, compute takes {one:.0f} ms with one thread and {eight:.0f} ms with 8 "
+        "(published: 3892 and 920 ms at 8192)",
+    )
+
+
+def sum_grows(rows):
+    n, one, eight = _lab(rows, "compute_and_sum_ms", 1, 8)
+    return verdict(
+        eight > one,
+        f"at n = {n}, compute + sum takes {one:.0f} ms with one thread and {eight:.0f} ms with 8 "
+        "(published: 4395 and 6059 ms at 8192)",
+    )
+
+
+def sum_dominates(rows):
+    n, both = _lab(rows, "compute_and_sum_ms", 8)
+    alone = rows.value("compute_ms", way=LAB, n=n, threads=8)
+    return verdict(
+        both > 2 * alone,
+        f"with 8 threads at n = {n}, compute + sum takes {both / alone:.2f} times compute alone "
+        "(published: 6.6)",
+    )
+
+
+def device_sum_mends(rows):
+    n, critical = _lab(rows, "compute_and_sum_ms", 8)
+    ours = rows.where(way=OURS)
+    whole, multiply, both = (
+        ours.value(f, n=n, threads=8)
+        for f in ("compute_and_sum_ms", "multiply_ms", "multiply_and_sum_ms")
+    )
+    one = ours.value("compute_and_sum_ms", n=n, threads=1)
+    return verdict(
+        both < 1.5 * multiply and whole < critical,
+        f"at n = {n} with 8 threads, multiplying and summing on the device takes "
+        f"{both / multiply:.2f} times multiplying alone; the whole run takes {whole:.0f} ms "
+        f"({one:.0f} ms with one thread), the lab's way {critical:.0f} ms",
+    )
+
+
+def picture(rows):
+    n = max(rows.values("n"), default=0)
+
+    def panel(found, title, names, **wanted):
+        threads, alone = found.line("threads", names[0], **wanted)
+        both = found.line("threads", names[1], **wanted)[1]
+        first = alone[0] if alone else 1
+        theirs = title.startswith("published")
+        return Panel(
+            [Line("compute + sum", threads, [t / first for t in both], theirs, 1),
+             Line("compute", threads, [t / first for t in alone], theirs, 0)], title,
+        )  # fmt: skip
+
+    published = [f"published_{f}" for f in FIGURES]
+    return Picture(
+        [
+            panel(EXPERIMENT.theirs(), "published, n = 8192", published, n=8192),
+            panel(rows, f"the lab's way here, n = {n}", list(FIGURES), way=LAB, n=n),
+            panel(rows, f"ours here, n = {n}", list(FIGURES), way=OURS, n=n),
+        ],
+        "threads", "time / one thread's compute time", log_y=True,
+    )  # fmt: skip
+
+
+EXPERIMENT = Experiment(
+    name="column_split",
+    title="Columns over threads",
+    source="S3, the lab report, table 3",
+    question="Each thread multiplies some columns of A with rows of B; the partial C are summed. "
+    "What does the sum cost?",
+    points=points,
+    columns=(
+        "way", "threads", "n", "published_compute_ms", "compute_ms", "ratio_compute_ms",
+        "published_compute_and_sum_ms", "compute_and_sum_ms", "ratio_compute_and_sum_ms",
+        "multiply_ms", "multiply_and_sum_ms", "variant", "reduction", "devices", "samples",
+        "verdict",
+    ),
+    published=(Published("lab_table3_cols.csv", "the lab's GPU", ("threads", "n"), FIGURES),),
+    claims=(
+        Claim("Compute falls with more threads.", compute_falls),
+        Claim("Compute + sum grows with more threads.", sum_grows),
+        Claim("The sum dominates at 8 threads.", sum_dominates),
+        Claim("Summing in device memory, not in a critical section, mends it.", device_sum_mends),
+        Claim("The product is right for every number of threads.", right_everywhere, ANYWHERE),
+    ),
+    picture=picture,
+    exercise="In the lab's way each thread moves C up and down once. Write down the bytes for T "
+    "threads, and for a sum on the device; then compare with `bytes_h2d` of both dry runs.",
+    cap_s=60,
+)  # fmt: skip

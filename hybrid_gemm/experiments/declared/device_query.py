@@ -1,0 +1,77 @@
+"""What the GPU says of itself, and how many rounds a grid takes."""
+
+from ... import catalog
+from ..base import ANYWHERE, Claim, Experiment, Line, Panel, Picture, Point, Published, verdict
+from ..measure import limit
+from ..model import P100, resident_blocks, waves
+
+PROPERTIES = {
+    "multiprocessors": lambda machine, p: p["multiProcessorCount"],
+    "shared KiB a block": lambda machine, p: p["sharedMemPerBlock"] // 1024,
+    "shared KiB a block, if asked for": lambda machine, p: p["sharedMemPerBlockOptin"] // 1024,
+    "shared KiB a multiprocessor": lambda machine, p: machine.shared // 1024,
+    "threads a block": lambda machine, p: p["maxThreadsPerBlock"],
+    "threads a multiprocessor": lambda machine, p: machine.threads,
+    "registers a multiprocessor": lambda machine, p: machine.registers,
+    "L2 MiB": lambda machine, p: p["l2CacheSize"] // 2**20,
+    "memory GiB": lambda machine, p: p["totalGlobalMem"] // 2**30,
+}
+
+
+def points(scale, device):
+    for name, read in PROPERTIES.items():
+        yield Point(limit, {"property": name}, {"read": read})
+
+
+def same(name):
+    def decide(rows):
+        ours = rows.value("value", property=name)
+        theirs = rows.value("published_value", property=name)
+        return verdict(ours == theirs, f"{ours} here")
+
+    return decide
+
+
+def rounds(rows):
+    variant = catalog.get("register_tile").variant({"TILE": 8})
+    blocks = 64  # its grid at n = 1024
+    held, limit = resident_blocks(P100, 256, 101, 0)
+    alone, together = waves(blocks, P100), waves(blocks, P100, held)
+    return verdict(
+        alone == together,
+        f"the {blocks} blocks of {variant} would take {alone} rounds on {P100.multiprocessors} "
+        f"multiprocessors; but each holds {held} such blocks (limited by {limit}), so they take "
+        f"{together}",
+    )
+
+
+def picture(rows):
+    # The limits for which there is a published figure, as multiples of it.
+    both = [r for r in rows if r.get("published_value")]
+    names = [r["property"] for r in both]
+    lines = [Line("published, P100", names, [1.0] * len(both), theirs=True)]
+    if any(r.get("value") for r in both):
+        lines.append(
+            Line("here", names, [(r.get("value") or 0) / r["published_value"] for r in both])
+        )
+    return Picture([Panel(lines, bars=True)], "", "times the P100's")
+
+
+EXPERIMENT = Experiment(
+    name="device_query",
+    title="Device query",
+    source="S0, the course project",
+    question="What are the GPU's limits, and how many rounds does a grid take?",
+    points=points,
+    columns=("property", "published_value", "value", "ratio_value"),
+    published=(Published("p100_device.csv", "Tesla P100", ("property",), {"value": "value"}),),
+    claims=(
+        Claim("A block has 48 KB of shared memory.", same("shared KiB a block")),
+        Claim("A block has at most 1024 threads.", same("threads a block")),
+        Claim("A multiprocessor has at most 2048 threads.", same("threads a multiprocessor")),
+        Claim("A grid takes blocks / multiprocessors rounds, rounded up.", rounds, ANYWHERE),
+    ),
+    picture=picture,
+    exercise="Compare `hybrid-gemm info` on two machines. Which limit decides how many blocks "
+    "of 256 threads with 100 registers each multiprocessor holds?",
+)  # fmt: skip

@@ -1,0 +1,58 @@
+"""The kernels without a card: the same text in an emulator."""
+
+from ..base import ANYWHERE, Claim, Experiment, Line, Panel, Picture, Point, verdict
+from ..measure import emulated, emulated_race
+
+KERNELS = ("naive_row", "naive", "shared_tile", "block_tile", "conflict_free", "double_buffered")
+
+
+def points(scale, device):
+    n = 128 if scale == "full" else 64
+    for kernel in KERNELS if scale == "full" or device == "emulator" else KERNELS[:3]:
+        yield Point(emulated, {"kernel": kernel, "n": n}, {"kernel": kernel, "n": n})
+    for order in ("forward", "reverse"):
+        yield Point(emulated_race, {"kernel": "one that lacks a barrier", "order": order},
+                    {"order": order})  # fmt: skip
+
+
+def right_without_a_card(rows):
+    judged = rows.measured("verdict")
+    passed = judged.where(verdict="passed")
+    return verdict(
+        len(passed) == len(judged),
+        f"{len(passed)} of {len(judged)} kernels give the exact whole-number product",
+    )
+
+
+def races_hide(rows):
+    wrong = {o: rows.value("wrong", order=o) for o in ("forward", "reverse")}
+    return verdict(
+        wrong["forward"] == 0,
+        f"with threads in order a race gives {wrong['forward']} wrong results of 32 and hides; "
+        f"in reverse order {wrong['reverse']}, and shows",
+    )
+
+
+def picture(rows):
+    names = rows.values("kernel", n=rows[0]["n"]) if rows else []
+    times = dict(zip(*rows.line("kernel", "time_ms"), strict=True))
+    lines = [Line("emulator", names, [times.get(k) for k in names])]
+    return Picture([Panel(lines, bars=True)], "", f"time (ms), n = {rows[0]['n'] if rows else ''}")
+
+
+EXPERIMENT = Experiment(
+    name="emulation",
+    title="Without a card",
+    source="S4, the lecture",
+    question="Can kernels be developed without a GPU?",
+    points=points,
+    columns=("kernel", "n", "order", "time_ms", "wrong", "verdict"),
+    claims=(
+        Claim("Where there is no card, kernels run in an emulator.", right_without_a_card,
+              ANYWHERE),
+        Claim("Some race errors do not show there.", races_hide, ANYWHERE),
+    ),
+    picture=picture,
+    exercise="Remove one `__syncthreads()` from a copy of `gemm_shared_tile.cu` "
+    "(`hybrid-gemm new-kernel`). Does `hybrid-gemm run --device emulator` notice?",
+)  # fmt: skip

@@ -1,0 +1,64 @@
+"""cuBLAS with its handle made within the time."""
+
+from ..base import Claim, Experiment, Line, Panel, Picture, Point, Published, verdict
+from ..measure import library_cold
+from ..sizes import lab_sizes
+
+
+def points(scale, device):
+    for n in lab_sizes(scale):
+        yield Point(library_cold, {"n": n}, {"n": n})
+
+
+def flat_below(rows):
+    small, larger = rows.value("time_ms", n=512), rows.value("time_ms", n=2048)
+    return verdict(
+        larger < 1.2 * small,
+        f"n = 2048 takes {larger / small:.2f} times as long as n = 512, for 64 times the work "
+        f"(published: 1.08); a second product with the same handle takes "
+        f"{rows.value('warm_ms', n=512):.2f} and {rows.value('warm_ms', n=2048):.2f} ms",
+    )
+
+
+def handle_cost(rows):
+    handles = sorted(r["handle_ms"] for r in rows.measured("handle_ms"))
+    middle = handles[len(handles) // 2]
+    return verdict(
+        110 <= middle <= 440,
+        f"making the handle takes {middle:.0f} ms here ({handles[0]:.0f} to {handles[-1]:.0f}); "
+        "confirmed means within a factor of two of 220",
+    )
+
+
+def picture(rows):
+    theirs = EXPERIMENT.theirs()
+    return Picture(
+        [Panel([
+            Line("published, handle included", *theirs.line("n", "published_time_ms"),
+                 theirs=True),
+            Line("here, handle included", *rows.line("n", "time_ms")),
+            Line("here, second product", *rows.line("n", "warm_ms"), style=2),
+        ])],
+        "n", "time (ms), copies included", log_x=True, log_y=True,
+    )  # fmt: skip
+
+
+EXPERIMENT = Experiment(
+    name="library",
+    title="cuBLAS",
+    source="S3, the lab report, table 4",
+    question="What does a first product by the library cost?",
+    points=points,
+    columns=("n", "published_time_ms", "time_ms", "ratio_time_ms", "handle_ms", "warm_ms",
+             "verdict"),
+    published=(
+        Published("lab_table4_cublas.csv", "the lab's GPU", ("n",), {"time_ms": "time_ms"}),
+    ),
+    claims=(
+        Claim("Up to n = 2048 the time hardly depends on the size.", flat_below),
+        Claim("Making the handle costs about 220 ms.", handle_cost),
+    ),
+    picture=picture,
+    exercise="How many products of n = 1024 must a program make before the handle costs less "
+    "than a tenth of its time?",
+)  # fmt: skip

@@ -1,0 +1,68 @@
+"""Zero padding against guards, where the tile does not divide the size."""
+
+from ... import catalog
+from ..base import Claim, Experiment, Line, Panel, Picture, Point, verdict
+from ..measure import padded, product
+from ..model import tile
+from ..sizes import largest, right_everywhere
+
+KERNELS = ("shared_tile", "double_buffered")
+GUARDS, ZEROS, DIVIDES = "guards", "padded with zeros", "next size that divides"
+
+
+def points(scale, device):
+    for n in (1000, 2050, 4097) if scale == "full" else (65,):
+        for kernel in KERNELS:
+            block = tile(catalog.get(kernel).variant(), "float32")
+            to = -(-n // block.rows) * block.rows
+            row = {"kernel": kernel, "n": n, "tile": block.rows}
+            same = {"kernel": kernel, "m": n, "n": n, "k": n}
+            yield Point(product, row | {"way": GUARDS}, same)
+            yield Point(padded, row | {"way": ZEROS, "padded_to": to},
+                        {"kernel": kernel, "n": n, "to": to})  # fmt: skip
+            larger = {"kernel": kernel, "m": to, "n": to, "k": to}
+            yield Point(product, row | {"way": DIVIDES, "padded_to": to}, larger)
+
+
+def padding_or_guards(rows):
+    right = right_everywhere(rows)
+    words = []
+    for kernel in KERNELS:
+        n = largest(rows, "time_ms", kernel=kernel, way=ZEROS)
+        guards, zeros = (rows.value("time_ms", kernel=kernel, way=w, n=n) for w in (GUARDS, ZEROS))
+        words.append(f"{kernel} at n = {n}: {zeros / guards:.2f}")
+    return verdict(
+        right.status == "confirmed",
+        f"{right.because}; time padded, copies included, over guards: {', '.join(words)}",
+    )
+
+
+def picture(rows):
+    panels = []
+    for kernel in KERNELS:
+        names = [f"n = {n}" for n in rows.values("n")]
+        lines = []
+        for i, way in enumerate((GUARDS, ZEROS)):
+            found = dict(zip(*rows.line("n", "gflops", kernel=kernel, way=way), strict=True))
+            lines.append(Line(way, names, [(found.get(n) or 0) / 1e3 for n in rows.values("n")],
+                              style=i))  # fmt: skip
+        panels.append(Panel(lines, kernel, bars=True))
+    return Picture(panels, "", "useful TFLOP/s")
+
+
+EXPERIMENT = Experiment(
+    name="padding",
+    title="Zero padding against guards",
+    source="S2, the note",
+    question="The tile does not divide the size: pad with zeros, or guard every access?",
+    points=points,
+    columns=("kernel", "tile", "n", "way", "padded_to", "time_ms", "gflops", "registers",
+             "samples", "verdict"),
+    claims=(
+        Claim("A tile that does not divide the size needs padding or guards; either will do.",
+              padding_or_guards, ("cuda", "emulator")),
+    ),
+    picture=picture,
+    exercise="Padding copies A and B once, n squared elements; a guard is asked at each step of "
+    "K. From which n on should padding win? Add a size to the declaration and see.",
+)  # fmt: skip

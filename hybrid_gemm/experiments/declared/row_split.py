@@ -1,0 +1,80 @@
+"""A by rows over threads: do more threads on one GPU help?"""
+
+from ..base import ANYWHERE, Claim, Experiment, Line, Panel, Picture, Point, Published, verdict
+from ..measure import run
+from ..sizes import LAB, LAB_THREADS, OURS, lab_sizes, largest, right_everywhere
+
+
+def points(scale, device):
+    for n in lab_sizes(scale):
+        for way in (LAB, OURS):
+            for threads in LAB_THREADS:
+                given = {"n": n, "threads": threads, "split": "rows"}
+                if way == LAB:
+                    given |= {"kernel": "naive_row", "params": {"BLOCK": 32}, "alone": True}
+                yield Point(run, {"way": way, "threads": threads, "n": n}, given)
+
+
+def no_speed_up(rows):
+    n = largest(rows, "time_ms", way=LAB)
+    one, eight = (rows.value("time_ms", way=LAB, n=n, threads=t) for t in (1, 8))
+    ours = [rows.value("time_ms", way=OURS, n=n, threads=t) for t in (1, 8)]
+    return verdict(
+        one / eight < 1.5,
+        f"at n = {n}, 8 threads are {one / eight:.2f} times as fast as one the lab's way "
+        f"(published: 1.32 at 8192), {ours[0] / ours[1]:.2f} times ours",
+    )
+
+
+def copies_of_b(rows):
+    n = largest(rows, "bytes_h2d")
+    sent = {way: rows.value("bytes_h2d", way=way, n=n, threads=8) for way in (LAB, OURS)}
+    matrix = 4 * n * n
+    return verdict(
+        sent[LAB] == 9 * matrix,
+        f"at n = {n} 8 threads send {sent[LAB] / matrix:.0f} matrices to the GPU the lab's way "
+        f"(A once, B 8 times), {sent[OURS] / matrix:.0f} ours",
+    )
+
+
+def picture(rows):
+    n = max(rows.values("n"), default=0)
+    theirs = EXPERIMENT.theirs()
+
+    def speed_up(found, figure, **wanted):
+        threads, times = found.line("threads", figure, **wanted)
+        return threads, [times[0] / t for t in times]
+
+    return Picture(
+        [Panel([
+            Line("published, n = 8192", *speed_up(theirs, "published_time_ms", n=8192),
+                 theirs=True),
+            Line(f"the lab's way here, n = {n}", *speed_up(rows, "time_ms", way=LAB, n=n), style=1),
+            Line(f"ours here, n = {n}", *speed_up(rows, "time_ms", way=OURS, n=n), style=2),
+        ])],
+        "threads", "times as fast as one thread",
+    )  # fmt: skip
+
+
+EXPERIMENT = Experiment(
+    name="row_split",
+    title="Rows over threads",
+    source="S3, the lab report, table 2",
+    question="Each thread takes some rows of A and all of B. Do threads that share a GPU help?",
+    points=points,
+    columns=(
+        "way", "threads", "n", "published_time_ms", "time_ms", "ratio_time_ms", "compute_ms",
+        "multiply_ms", "bytes_h2d", "variant", "devices", "samples", "verdict",
+    ),
+    published=(
+        Published("lab_table2_rows.csv", "the lab's GPU", ("threads", "n"), {"time_ms": "time_ms"}),
+    ),
+    claims=(
+        Claim("Threads that share a GPU give almost no speed-up.", no_speed_up),
+        Claim("Every thread copies all of B.", copies_of_b, ("cuda", "emulator")),
+        Claim("The product is right for every number of threads.", right_everywhere, ANYWHERE),
+    ),
+    picture=picture,
+    exercise="Print the plan of `hybrid-gemm run --size 4096 --threads 8 --split rows --dry-run`. "
+    "Who brings which part of B to the GPU? Predict the bytes moved, then read them off.",
+)  # fmt: skip

@@ -1,0 +1,117 @@
+"""Runs experiments: measures their points, sets the published figures beside, judges claims."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+import pkgutil
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from ..devices import choose
+from ..errors import HybridGemmError, UsageError
+from . import declared
+from .base import SCALES, Experiment, Rows
+from .measure import Lab
+
+SMALL_CAP_S = 8.0
+SAMPLES = {"small": 1, "full": 3}
+
+
+def experiments() -> dict[str, Experiment]:
+    """Every experiment by name: one file of `declared/` each, in the order of `ORDER`."""
+    found = {}
+    for info in pkgutil.iter_modules(declared.__path__):
+        module = importlib.import_module(f"{declared.__name__}.{info.name}")
+        found[module.EXPERIMENT.name] = module.EXPERIMENT
+    known = [name for name in declared.ORDER if name in found]
+    return {name: found[name] for name in [*known, *sorted(found.keys() - set(known))]}
+
+
+def choose_experiments(names: Iterable[str]) -> list[Experiment]:
+    """The experiments of these names; `all` is every one. `UsageError` for others."""
+    known = experiments()
+    chosen = {}
+    for name in names:
+        if name == "all":
+            return list(known.values())
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+            hint = f" (did you mean {close[0]!r}?)" if close else ""
+            raise UsageError(
+                f"no experiment is called {name!r}{hint}; there are {', '.join(known)} and all"
+            )
+        chosen[name] = known[name]
+    return list(chosen.values())
+
+
+def run(
+    chosen: Sequence[Experiment], *, device: str = "auto", scale: str = "small",
+    gpus: Sequence[int] | None = None, seed: int = 0, samples: int | None = None,
+    progress: Callable | None = None, note: Callable[[str], None] = lambda text: None,
+) -> dict:  # fmt: skip
+    """Results as plain data: for each experiment its rows, verdicts and how long it took.
+
+    A point that cannot run is a row whose note says why. Past an experiment's time cap rows
+    get one sample, then none, and `cut` says how many.
+    """
+    if scale not in SCALES:
+        raise UsageError(f"no scale is called {scale!r}; there are {', '.join(SCALES)}")
+    if samples is not None and samples < 1:
+        raise UsageError(f"{samples} samples asked for; it takes at least 1")
+    kind, why = choose(device)
+    lab = Lab(kind, gpus=gpus, seed=seed, samples=samples or SAMPLES[scale])
+    note(f"device: {lab.device.describe()}" + (f" ({why})" if why else ""))
+    planned = {e.name: list(e.points(scale, kind)) for e in chosen}
+    advance = progress(sum(map(len, planned.values())), "measuring") if progress else lambda _: 0
+    results = []
+    for experiment in chosen:
+        note(f"{experiment.name}: {len(planned[experiment.name])} rows")
+        results.append(_run_one(experiment, planned[experiment.name], lab, scale, advance))
+        if cut := results[-1]["cut"]:
+            note(f"{experiment.name}: {cut} rows were cut short by its time cap")
+    return {
+        "device": {"kind": kind, "name": lab.device.describe()},
+        "machine": dataclasses.asdict(lab.machine) | {"assumed": lab.modelled},
+        "scale": scale,
+        "seed": seed,
+        "seconds": sum(r["seconds"] for r in results),
+        "experiments": results,
+    }
+
+
+def _run_one(experiment: Experiment, points, lab: Lab, scale: str, advance) -> dict:
+    began = time.monotonic()
+    lab.deadline = began + (experiment.cap_s if scale == "full" else SMALL_CAP_S)
+    lab.cut = skipped = 0
+    rows = []
+    for point in points:
+        row = dict(point.row)
+        if time.monotonic() > lab.deadline:
+            row["note"] = "not measured: the experiment's time was up"
+            skipped += 1
+        else:
+            try:
+                row |= point.measure(lab, **point.given)
+            except HybridGemmError as error:
+                row["note"] = str(error)
+        rows.append(row)
+        advance(1)
+    lab.forget()
+    return {
+        "name": experiment.name,
+        "rows": experiment.beside(rows),
+        "verdicts": verdicts(experiment, Rows(rows), lab.kind),
+        "cut": lab.cut + skipped,
+        "seconds": time.monotonic() - began,
+    }
+
+
+def verdicts(experiment: Experiment, rows: Rows, device: str) -> list[dict]:
+    """Each claim with its verdict, as plain data."""
+    rows = experiment.beside(rows)
+    return [
+        {"claim": claim.text, **dataclasses.asdict(claim.judge(rows, device))}
+        for claim in experiment.claims
+    ]

@@ -1,0 +1,66 @@
+"""`python -m hybrid_gemm.experiments.library_cold N [GPU]`: cublasSgemm as the lab timed it.
+
+A process of its own, because the first handle of a process is the dear one. Prints one line
+of JSON; the context exists before the clock starts, as it does after a program's first call.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+
+import numpy as np
+
+from .. import matrices
+from ..devices.cpu import cores
+from ..problem import Problem
+from ..verify import verify
+
+
+def main(n: int, gpu: int) -> None:
+    import cupy as cp
+
+    a, b = (matrices.generate(n, n, seed=0, operand=x, threads=cores()) for x in ("A", "B"))
+    c = np.zeros((n, n), np.float32)
+    cublas = cp.cuda.cublas
+    with cp.cuda.Device(gpu):
+        cp.cuda.runtime.free(0)  # makes the context
+        started = time.perf_counter()
+        handle = cublas.create()
+        handled = time.perf_counter()
+        _multiply(cp, cublas, handle, a, b, c)
+        done = time.perf_counter()
+        _multiply(cp, cublas, handle, a, b, c)
+        again = time.perf_counter()
+        verdict = verify(
+            Problem(n, n, n), cp.asarray(a), cp.asarray(b), None, cp.asarray(c), seed=0
+        )
+    print(json.dumps({
+        "time_ms": (done - started) * 1e3, "handle_ms": (handled - started) * 1e3,
+        "warm_ms": (again - done) * 1e3, "samples": 1,
+        "verdict": "passed" if verdict.passed else "FAILED",
+        "worst_error_of_bound": verdict.worst,
+    }))  # fmt: skip
+
+
+def _multiply(cp, cublas, handle, a, b, c) -> None:
+    """Allocate, copy in, multiply, copy back, free."""
+    runtime, n = cp.cuda.runtime, len(a)
+    places = [runtime.malloc(x.nbytes) for x in (a, b, c)]
+    for host, there in zip((a, b), places, strict=False):
+        runtime.memcpy(there, host.ctypes.data, host.nbytes, runtime.memcpyHostToDevice)
+    one, zero = np.array([1], np.float32), np.array([0], np.float32)
+    cublas.setPointerMode(handle, cublas.CUBLAS_POINTER_MODE_HOST)
+    # cuBLAS is column-major: its B^T A^T is our A B.
+    cublas.sgemm(
+        handle, cublas.CUBLAS_OP_N, cublas.CUBLAS_OP_N, n, n, n, one.ctypes.data,
+        places[1], n, places[0], n, zero.ctypes.data, places[2], n,
+    )  # fmt: skip
+    runtime.memcpy(c.ctypes.data, places[2], c.nbytes, runtime.memcpyDeviceToHost)
+    for place in places:
+        runtime.free(place)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0)

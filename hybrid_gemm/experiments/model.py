@@ -1,0 +1,187 @@
+"""What a kernel should do, before anything is timed: traffic, occupancy, roofline. Pure.
+
+The figures follow from the kernel's header (its grid, block and parameters), from what the
+compiler says it uses (`Usage`) and from the machine's limits. Nothing here knows a kernel by
+name, so a new kernel has a model too.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ..catalog import ITEM_SIZE, Variant
+from ..devices.nvrtc import Usage
+from ..errors import UsageError
+
+WARP = 32
+SECTOR = 32  # bytes that memory moves at least
+# Multiply-adds of a dtype a clock, as a share of float32's (compute capability 9.0).
+RATE = {"float32": 1.0, "float64": 0.5, "int32": 0.5, "int64": 0.125}
+_FAR = 2**20  # a matrix side that every tile divides
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A GPU's limits; memory in bytes, `gflops` for float32, 10^9 a second."""
+
+    name: str
+    arch: str
+    multiprocessors: int
+    threads: int  # a multiprocessor
+    blocks: int  # a multiprocessor
+    registers: int  # a multiprocessor
+    shared: int  # a multiprocessor
+    shared_reserved: int  # of it, by the system for each block
+    gflops: float
+    gbps: float
+
+    @property
+    def warps(self) -> int:
+        return self.threads // WARP
+
+
+P100 = Machine("Tesla P100", "sm_60", 56, 2048, 32, 65536, 64 << 10, 0, 9_500, 732)
+V100 = Machine("Tesla V100", "sm_70", 80, 2048, 32, 65536, 96 << 10, 0, 15_700, 900)
+H200 = Machine("NVIDIA H200", "sm_90", 132, 2048, 32, 65536, 228 << 10, 1024, 66_900, 4_800)
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What one block makes of C, and its threads."""
+
+    rows: int
+    cols: int
+    block: tuple[int, int, int]
+
+    @property
+    def threads(self) -> int:
+        return math.prod(self.block)
+
+
+def tile(variant: Variant, dtype: str) -> Tile | None:
+    """A block's share of C, read off the header's grid; None where the grid does not say."""
+    try:
+        blocks_down = math.prod(variant.launch(_FAR, 1, _FAR, dtype).grid)
+        blocks_across = math.prod(variant.launch(1, _FAR, _FAR, dtype).grid)
+        block = variant.launch(_FAR, _FAR, _FAR, dtype).block
+    except UsageError:  # a kernel for small matrices only
+        return None
+    if _FAR % blocks_down or _FAR % blocks_across:  # a grid of the machine's size, not of C's
+        return None
+    return Tile(_FAR // blocks_down, _FAR // blocks_across, block)
+
+
+def waves(blocks: int, machine: Machine, a_multiprocessor: int = 1) -> int:
+    """Rounds that it takes to run all blocks, so many at a time on each multiprocessor."""
+    return math.ceil(blocks / (machine.multiprocessors * max(1, a_multiprocessor)))
+
+
+# --- occupancy ----------------------------------------------------------------------------
+
+
+def resident_blocks(
+    machine: Machine, threads: int, registers: int, shared_bytes: int
+) -> tuple[int, str]:
+    """Blocks that a multiprocessor holds at once, and what limits them.
+
+    Registers are given out by warp in units of 256, to four schedulers; shared memory in
+    units of 256 bytes.
+    """
+    warps = math.ceil(threads / WARP)
+    limits = {"blocks": machine.blocks, "threads": machine.warps // warps}
+    if registers:
+        a_warp = math.ceil(registers * WARP / 256) * 256
+        limits["registers"] = machine.registers // 4 // a_warp * 4 // warps
+    if shared := shared_bytes + machine.shared_reserved:
+        limits["shared memory"] = machine.shared // (math.ceil(shared / 256) * 256)
+    least = min(limits, key=limits.get)
+    return limits[least], least
+
+
+def occupancy(machine: Machine, threads: int, registers: int, shared_bytes: int) -> float:
+    """Active warps as a share of those a multiprocessor can have."""
+    blocks, _why = resident_blocks(machine, threads, registers, shared_bytes)
+    return blocks * math.ceil(threads / WARP) / machine.warps
+
+
+# --- traffic ------------------------------------------------------------------------------
+
+
+def sectors(addresses) -> int:
+    """Memory sectors that one access of a warp touches, given its byte addresses."""
+    return len({address // SECTOR for address in addresses})
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Reads of A and B from global memory, as if there were no caches.
+
+    `loads`: elements read for each multiply-add. `flop_per_byte`: 2 flops a multiply-add, over
+    the bytes moved, in sectors where threads read for themselves. `warp_sectors`: sectors of A
+    and of B that a warp moves in a step of K; None where blocks read whole tiles.
+    """
+
+    loads: float
+    flop_per_byte: float
+    warp_sectors: tuple[int, int] | None
+
+
+def traffic(variant: Variant, dtype: str, staged: bool) -> Traffic | None:
+    """The traffic of a kernel; `staged` says that it reads tiles through shared memory."""
+    block = tile(variant, dtype)
+    if block is None:
+        return None
+    size = ITEM_SIZE[dtype]
+    if staged:
+        sides, area = block.rows + block.cols, block.rows * block.cols
+        return Traffic(sides / area, 2 * area / (sides * size), None)
+    bx, by, _bz = block.block
+    down, across = block.rows // by, block.cols // bx  # a thread's own elements of C
+    warp = [(t % bx, t // bx) for t in range(min(WARP, bx * by))]
+    # Rows of A, and columns of B where it is transposed, lie far apart.
+    along = _FAR * size if variant.kernel.layouts[0][1] == "t" else size
+    a = sum(sectors((y * down + i) * _FAR * size for _x, y in warp) for i in range(down))
+    b = sum(sectors((x * across + j) * along for x, _y in warp) for j in range(across))
+    flops = 2 * len(warp) * down * across
+    return Traffic((down + across) / (down * across), flops / ((a + b) * SECTOR), (a, b))
+
+
+def roofline_gflops(machine: Machine, flop_per_byte: float, dtype: str) -> float:
+    """The most that a kernel can reach: its share of arithmetic, or of memory's rate."""
+    return min(machine.gflops * RATE[dtype], flop_per_byte * machine.gbps)
+
+
+# --- all of it ----------------------------------------------------------------------------
+
+
+def describe(
+    variant: Variant, dtype: str, usage: Usage | None, machine: Machine, m: int, n: int, k: int
+) -> dict:
+    """The model as columns of a row; what is not known is left out.
+
+    `usage` is None where there is no compiler: then what follows from the header remains.
+    """
+    block = tile(variant, dtype)
+    if block is None or variant.kernel.library:
+        return {}
+    launch = variant.launch(m, n, k, dtype)
+    blocks = math.prod(launch.grid)
+    out = {"block_rows": block.rows, "block_cols": block.cols, "blocks": blocks}
+    if usage is None:
+        return out
+    shared = usage.shared_bytes + launch.shared_bytes
+    held, limit = resident_blocks(machine, block.threads, usage.registers, shared)
+    moved = traffic(variant, dtype, staged=shared > 0)
+    return out | {
+        "registers": usage.registers,
+        "local_bytes": usage.stack_bytes,
+        "shared_bytes": shared,
+        "occupancy": occupancy(machine, block.threads, usage.registers, shared),
+        "occupancy_limit": limit,
+        "waves": waves(blocks, machine, held),
+        "loads_a_madd": moved.loads,
+        "warp_sectors": moved.warp_sectors and sum(moved.warp_sectors),
+        "flop_per_byte": moved.flop_per_byte,
+        "roofline_gflops": roofline_gflops(machine, moved.flop_per_byte, dtype),
+    }

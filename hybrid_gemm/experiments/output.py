@@ -1,0 +1,211 @@
+"""Results on the screen and in files: JSON, CSV, Markdown and pictures."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from .. import report
+from ..errors import UsageError
+from .base import CONFIRMED, REFUTED, Experiment, Rows
+from .engine import experiments
+
+RESULTS = "results.json"
+_UNITS = {
+    "gflops": "gflop/s", "gbps": "GB/s", "of_peak": "of peak", "m_and_n": "m = n",
+    "local_bytes": "local bytes a thread", "shared_bytes": "shared bytes a block",
+    "loads_a_madd": "loads a multiply-add", "flop_per_byte": "flop/byte",
+    "roofline_gflops": "roofline gflop/s", "warp_sectors": "sectors a warp",
+    "block_threads": "threads a block", "worst_error_of_bound": "error / bound",
+    "bytes_h2d": "bytes to device",
+}  # fmt: skip
+
+
+def heading(column: str) -> str:
+    """A column's name with its unit, for people."""
+    for prefix in ("published_", "ratio_"):
+        if column.startswith(prefix):
+            figure = heading(column.removeprefix(prefix))
+            return f"published {figure}" if prefix == "published_" else f"ours / published {figure}"
+    if column in _UNITS:
+        return _UNITS[column]
+    name, _, unit = column.rpartition("_")
+    return (
+        f"{name.replace('_', ' ')} ({unit})" if unit in ("ms", "us") else column.replace("_", " ")
+    )
+
+
+def cell(value) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.4g}" if abs(value) < 1e4 else f"{value:.0f}"
+    return str(value)
+
+
+def columns(experiment: Experiment, rows: Rows) -> list[str]:
+    """The experiment's columns that have anything in them, and the notes if there are any."""
+    return [
+        c for c in (*experiment.columns, "note") if any(r.get(c) not in (None, "") for r in rows)
+    ]
+
+
+def show(data: Mapping) -> None:
+    """Every experiment as a table with its verdicts, on stdout."""
+    known = experiments()
+    for result in data["experiments"]:
+        experiment, rows = known[result["name"]], Rows(result["rows"])
+        shown = columns(experiment, rows)
+        text = {c for c in shown if any(isinstance(r.get(c), str) for r in rows)}
+        report.console.print(f"\n{experiment.title}: {experiment.question}", style="bold")
+        report.table(
+            [("<" if c in text else "") + heading(c) for c in shown],
+            [[cell(r.get(c)) for c in shown] for r in rows],
+        )
+        for v in result["verdicts"]:
+            report.console.print(f"  {v['status']}: {v['claim']}", style=_STYLE.get(v["status"]))
+            report.console.print(f"      {v['because']}")
+    tally = summary(data)
+    report.console.print(
+        f"\n{', '.join(f'{n} {status}' for status, n in tally.items())}; "
+        f"{data['seconds']:.0f} s on {data['device']['name']}"
+    )
+
+
+_STYLE = {CONFIRMED: "green", REFUTED: "red"}
+
+
+def summary(data: Mapping) -> dict[str, int]:
+    """How many claims have which verdict."""
+    out = {}
+    for result in data["experiments"]:
+        for v in result["verdicts"]:
+            out[v["status"]] = out.get(v["status"], 0) + 1
+    return out
+
+
+def as_csv(experiment: Experiment, rows: Rows) -> str:
+    """All that was measured: the shown columns first, then the others."""
+    shown = columns(experiment, rows)
+    names = dict.fromkeys([*shown, *(name for row in rows for name in row)])
+    out = io.StringIO()
+    writer = csv.DictWriter(out, list(names), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue()
+
+
+def as_markdown(experiment: Experiment, rows: Rows, leave_out=()) -> str:
+    """The shown columns as a Markdown table."""
+    shown = [c for c in columns(experiment, rows) if c not in leave_out]
+    text = {c for c in shown if any(isinstance(r.get(c), str) for r in rows)}
+    lines = [
+        "| " + " | ".join(heading(c) for c in shown) + " |",
+        "|" + "|".join("---" if c in text else "---:" for c in shown) + "|",
+    ]
+    lines += ["| " + " | ".join(cell(r.get(c)) for c in shown) + " |" for r in rows]
+    return "\n".join(lines)
+
+
+def verdict_lines(verdicts) -> list[str]:
+    return [f"- **{v['status']}**: {v['claim']} {_sentence(v['because'])}" for v in verdicts]
+
+
+def _sentence(text: str) -> str:
+    text = text[:1].upper() + text[1:]
+    return text if text.endswith((".", "!", "?")) else text + "."
+
+
+def digest(result: Mapping) -> str:
+    """Changes with an experiment's rows; pictures carry it."""
+    text = report.as_json({"rows": result["rows"]})
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def pictures(data: Mapping, form: str = "svg") -> dict[str, bytes]:
+    """Every experiment's picture, drawn, by name."""
+    from .. import plots
+
+    by_name = {result["name"]: result for result in data["experiments"]}
+    return {
+        name: plots.draw(picture, form, f"rows {digest(by_name[name])}")
+        for name, picture in plots.pictures(data).items()
+    }
+
+
+def write(directory: str, data: Mapping) -> None:
+    """A folder with everything, whole or not at all.
+
+    It replaces a folder that holds earlier results; `UsageError` for any other that is not
+    empty, or for a place that cannot be written.
+    """
+    target = Path(os.path.realpath(directory))
+    check_directory(directory)
+    known = experiments()
+    folder = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
+    try:
+        for result in data["experiments"]:
+            experiment, rows = known[result["name"]], Rows(result["rows"])
+            (folder / f"{experiment.name}.csv").write_text(as_csv(experiment, rows))
+        (folder / "report.md").write_text(_report(data))
+        for name, image in pictures(data).items():
+            (folder / f"{name}.svg").write_bytes(image)
+        (folder / RESULTS).write_text(report.as_json(dict(data)) + "\n")
+        folder.chmod(0o755)
+        if target.exists():
+            old = folder.with_name(f"{folder.name}.old")
+            target.rename(old)
+            folder.rename(target)
+            shutil.rmtree(old)
+        else:
+            folder.rename(target)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def check_directory(directory: str) -> None:
+    """Raises `UsageError` if `write` could not write there."""
+    target = Path(os.path.realpath(directory))
+    if target.exists() and not target.is_dir():
+        raise UsageError(f"cannot write results to {directory}: it is a file; name a folder")
+    if target.is_dir() and any(target.iterdir()) and not (target / RESULTS).exists():
+        raise UsageError(
+            f"cannot write results to {directory}: it holds other files; name a new folder"
+        )
+    if not target.parent.is_dir():
+        raise UsageError(f"cannot write {directory}: there is no directory {target.parent}")
+    if not os.access(target.parent, os.W_OK | os.X_OK):
+        raise UsageError(f"cannot write {directory}: no permission in {target.parent}")
+
+
+def _report(data: Mapping) -> str:
+    known = experiments()
+    lines = [f"# Experiments on {data['device']['name']}", ""]
+    lines += [f"`{data['command']}`", ""] if "command" in data else []
+    if data["machine"]["assumed"]:
+        lines += [f"The model's columns are for an {data['machine']['name']}.", ""]
+    for result in data["experiments"]:
+        experiment, rows = known[result["name"]], Rows(result["rows"])
+        lines += [f"## {experiment.title}", "", f"{experiment.question} ({experiment.source})", ""]
+        lines += [f"![{experiment.title}]({experiment.name}.svg)", ""]
+        lines += [as_markdown(experiment, rows), "", *verdict_lines(result["verdicts"]), ""]
+    return "\n".join(lines)
+
+
+def load(path: str) -> dict:
+    """A result file, or the one in a folder that `reproduce -o` wrote; `UsageError` otherwise."""
+    place = Path(path) / RESULTS if Path(path).is_dir() else Path(path)
+    try:
+        return json.loads(place.read_text())
+    except FileNotFoundError:
+        raise UsageError(f"{place}: no such file") from None
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        raise UsageError(f"{place} is not JSON; give a result file of reproduce or bench") from None

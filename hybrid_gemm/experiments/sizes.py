@@ -1,0 +1,25 @@
+"""What several declarations share: the lab's sizes and threads, and a claim about all rows."""
+
+from __future__ import annotations
+
+from .base import Rows, Verdict, verdict
+
+LAB_SIZES = (512, 1024, 2048, 4096, 8192)
+LAB_THREADS = (1, 2, 4, 8)
+LAB, OURS = "the lab's way", "ours"
+
+
+def lab_sizes(scale: str) -> tuple[int, ...]:
+    return LAB_SIZES if scale == "full" else (64, 128)
+
+
+def largest(rows: Rows, figure: str, **wanted) -> int:
+    """The largest n at which a figure was measured."""
+    return max(r["n"] for r in rows.measured(figure, **wanted))
+
+
+def right_everywhere(rows: Rows) -> Verdict:
+    """Whether every product that was made was verified as right."""
+    judged = rows.measured("verdict")
+    passed = judged.where(verdict="passed")
+    return verdict(len(passed) == len(judged), f"{len(passed)} of {len(judged)} products are right")

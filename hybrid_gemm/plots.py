@@ -1,0 +1,193 @@
+"""Draws results: pictures of experiments, and the rows of `bench`. SVG or PNG, by matplotlib.
+
+Published figures are hollow, dashed or hatched and ours solid, so that they differ in grey
+too; colours are Okabe and Ito's, which colour-blind readers tell apart.
+"""
+
+from __future__ import annotations
+
+import io
+import textwrap
+from collections.abc import Mapping
+
+from .errors import UnavailableError, UsageError
+from .experiments.base import Line, Panel, Picture
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKERS = "os^DvPX"
+DASHES = ("-", (0, (6, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))
+THEIRS = "#555555"
+HATCHES = (None, "..", "xx", "--")
+FORMATS = ("svg", "png")
+WIDTH, HEIGHT = {1: 8, 2: 12, 3: 15}, 5.2  # inches
+SETTINGS = {
+    "font.size": 15, "font.family": "DejaVu Sans", "axes.spines.top": False,
+    "axes.spines.right": False, "axes.grid": True, "grid.color": "#dddddd", "axes.axisbelow": True,
+    "legend.frameon": True, "legend.framealpha": 0.85, "legend.edgecolor": "none",
+    "legend.fontsize": 13, "lines.linewidth": 2.2, "lines.markersize": 9, "hatch.linewidth": 1.2,
+    "svg.fonttype": "none", "svg.hashsalt": "hybrid-gemm",
+}  # fmt: skip
+
+
+def draw(picture: Picture, form: str = "svg", description: str = "") -> bytes:
+    """A picture as the bytes of an SVG or PNG file.
+
+    `description` goes into an SVG's metadata. Raises `UnavailableError` without matplotlib,
+    `UsageError` for another format.
+    """
+    if form not in FORMATS:
+        raise UsageError(f"plots are written as {' or '.join(FORMATS)}, not {form!r}")
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise UnavailableError("plots need matplotlib (pip install 'hybrid-gemm[plot]')") from None
+    with matplotlib.rc_context(SETTINGS):
+        count = len(picture.panels)
+        tall = max((len(p.lines[0].x) for p in picture.panels if _across(p)), default=0)
+        size = WIDTH[count], max(HEIGHT, 1.2 + 0.55 * tall)
+        figure = Figure(size, layout="constrained", facecolor="white")
+        axes = figure.subplots(1, count, squeeze=False)[0]
+        first = None
+        for panel, ax in zip(picture.panels, axes, strict=True):
+            own = bool(panel.y)
+            if not own and first is not None:
+                ax.sharey(first)
+                ax.tick_params(labelleft=False)
+            (_bars if panel.bars else _lines)(ax, panel, picture)
+            if not panel.lines:
+                ax.set_axis_off()
+            if not own and first is None:
+                first = ax
+            elif not own:
+                ax.set_ylabel("")
+            ax.set_title(panel.title, fontsize=15)
+        out = io.BytesIO()
+        metadata = {"Date": None, "Description": description} if form == "svg" else None
+        figure.savefig(out, format=form, metadata=metadata, dpi=110)
+    return out.getvalue()
+
+
+def _lines(ax, panel: Panel, picture: Picture) -> None:
+    mixed = len({line.theirs for line in panel.lines}) > 1
+    drawn = [line for line in panel.lines if line.x]
+    for line in drawn:
+        colour = THEIRS if line.theirs and mixed else COLOURS[line.style % len(COLOURS)]
+        ax.plot(
+            line.x, line.y, color=colour, label=line.label,
+            marker=MARKERS[line.style % len(MARKERS)],
+            linestyle=(0, (4, 2)) if line.theirs else "-",
+            markerfacecolor="white" if line.theirs else colour, markeredgewidth=2,
+        )  # fmt: skip
+    log_y = picture.log_y if panel.log_y is None else panel.log_y
+    _logarithmic(ax.yaxis, ax.set_yscale, log_y, [])
+    values = sorted({x for line in drawn for x in line.x})
+    _logarithmic(ax.xaxis, ax.set_xscale, picture.log_x and not panel.x, values)
+    if not (picture.log_x and not panel.x) and len(values) <= 8:
+        ax.set_xticks(values)
+    ax.set_xlabel(panel.x or picture.x)
+    ax.set_ylabel(panel.y or picture.y)
+    if not log_y:
+        ax.set_ylim(bottom=0)
+    if drawn:
+        ax.legend()
+    else:
+        ax.text(0.5, 0.5, "not measured", ha="center", transform=ax.transAxes, color=THEIRS)
+
+
+def _logarithmic(axis, set_scale, wanted: bool, values) -> None:
+    """A logarithmic axis with plain numbers, at the values themselves where they are few."""
+    if not wanted:
+        return
+    from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter
+
+    if not values:
+        set_scale("log")
+        axis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+        low, high = axis.get_data_interval()
+        if low > 0 and high < 30 * low:  # a decade alone has too few marks
+            axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    else:
+        set_scale("log", base=2)
+        shown = values if len(values) <= 8 else [v for v in values if v & (v - 1) == 0][::2]
+        axis.set_major_locator(FixedLocator(shown))
+        axis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def _across(panel: Panel) -> bool:
+    """Whether bars lie: where there are many, or names are long."""
+    if not (panel.bars and panel.lines):
+        return False
+    names = panel.lines[0].x
+    return len(names) > 4 or any(len(name) > 12 for name in names)
+
+
+def _bars(ax, panel: Panel, picture: Picture) -> None:
+    if not panel.lines:
+        return
+    names, count = panel.lines[0].x, len(panel.lines)
+    across = _across(panel)
+    thick = 0.8 / count
+    for i, line in enumerate(panel.lines):
+        places = [j + (i - (count - 1) / 2) * thick for j in range(len(names))]
+        values = [v or 0 for v in line.y]
+        colour = COLOURS[line.style % len(COLOURS)]
+        look = {"label": line.label, "edgecolor": THEIRS if line.theirs else "white",
+                "color": "white" if line.theirs else colour,
+                "hatch": "///" if line.theirs else HATCHES[line.style % len(HATCHES)]}  # fmt: skip
+        bars = (ax.barh if across else ax.bar)(places, values, thick, **look)
+        ax.bar_label(bars, [f"{v:.3g}" if v else "" for v in line.y], padding=3, fontsize=11)
+    label = panel.y or picture.y
+    if across:
+        ax.set_yticks(range(len(names)), [textwrap.fill(n, 34) for n in names])
+        ax.invert_yaxis()
+        ax.set_xlabel(label)
+        ax.grid(False, axis="y")
+        ax.margins(x=0.12)
+    else:
+        ax.set_xticks(range(len(names)), names)
+        ax.set_ylabel(label)
+        ax.grid(False, axis="x")
+        ax.margins(y=0.25)
+    ax.legend(loc="lower right" if across else "upper left")
+
+
+# --- what a result file holds -------------------------------------------------------------
+
+
+def pictures(data: Mapping) -> dict[str, Picture]:
+    """The pictures of a result file by name: of `reproduce`'s, or one of `bench`'s rows.
+
+    Raises `UsageError` for other data.
+    """
+    if "experiments" in data:
+        from .experiments.base import Rows
+        from .experiments.engine import experiments
+
+        known = experiments()
+        return {
+            e["name"]: known[e["name"]].picture(Rows(e["rows"]))
+            for e in data["experiments"]
+            if e["name"] in known
+        }
+    if data.get("rows") and "gflops" in data["rows"][0]:
+        return {"bench": _bench(data)}
+    raise UsageError("this file has neither experiments nor rows of bench in it")
+
+
+def _bench(data: Mapping) -> Picture:
+    rows = [r for r in data["rows"] if r["gflops"]]
+    variants = {}
+    for r in rows:
+        params = " ".join(f"{k}={v}" for k, v in r["params"].items())
+        variants.setdefault((r["kernel"], params), []).append(r)
+    single = {k for k, _p in variants if sum(k == other for other, _q in variants) == 1}
+    lines = [
+        Line(kernel if kernel in single else f"{kernel} {params}",
+             [r["m"] for r in found], [r["gflops"] / 1e3 for r in found], style=i)
+        for i, ((kernel, params), found) in enumerate(variants.items())
+    ]  # fmt: skip
+    sizes = {len({r["n"], r["m"]}) for r in rows}
+    x = "m = n" if sizes == {1} else "m"
+    return Picture([Panel(lines, data["device"]["name"])], x, "TFLOP/s", log_x=True)
