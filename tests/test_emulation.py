@@ -481,3 +481,28 @@ if __name__ == "__main__":
     from pathlib import Path
 
     _run_checked(Path(sys.argv[1]))
+
+
+COUNTED = """
+extern "C" __global__ void kernel(int n, T* parts, T* total, unsigned* counter) {
+    parts[blockIdx.x] = T(blockIdx.x);
+    __threadfence();
+    if (atomicAdd(counter, 1u) != gridDim.x - 1u) return;
+    T sum = 0;
+    for (int i = 0; i < n; ++i) sum += parts[i];
+    *total = sum;
+    atomicExch(counter, 0u);
+}
+"""
+
+
+def test_the_last_block_sees_what_the_others_wrote(tmp_path):
+    kernel = program(COUNTED, tmp_path)
+    parts, total, counter = np.empty(999, "f4"), np.empty(1, "f4"), np.zeros(1, "u4")
+    for order in emulation.ORDERS:
+        parts[:] = np.nan
+        kernel.launch(
+            Launch((999, 1, 1), (1, 1, 1)), [np.int32(999), parts, total, counter],
+            threads=2, options=Options(order=order),
+        )  # fmt: skip
+        assert total[0] == 998 * 999 / 2 and counter[0] == 0

@@ -23,6 +23,8 @@ from ..planner import DeviceSpec
 class Stream(abc.ABC):
     """An ordered queue of work on one device; an event is a point in it."""
 
+    flags = None  # of kernels whose blocks signal each other
+
     @abc.abstractmethod
     def record(self): ...
 
@@ -212,7 +214,18 @@ class KernelDevice(Device):
                 a[rows], np.int64(lda), b[:, cols], np.int64(ldb),
                 scalar(beta), part, np.int64(layout(c)[1]),
             ]  # fmt: skip
+            if launch.workspace_bytes:
+                args += self._scratch(launch, dtype, stream)
             self.launch(function, launch, args, stream)
+
+    def _scratch(self, launch: Launch, dtype: str, stream: Stream) -> list:
+        """A workspace for this launch, and the stream's flags: kernels leave them zero."""
+        workspace = self.empty(1, -(-launch.workspace_bytes // np.dtype(dtype).itemsize), dtype)
+        count = -(-launch.flag_bytes // 4)
+        if stream.flags is None or stream.flags.size < count:
+            stream.flags = self.empty(1, count, "uint32")
+            stream.flags[...] = 0
+        return [workspace, stream.flags]
 
     def library_gemm(self, variant, a, b, c, *, alpha, beta, stream):
         raise UsageError(f"kernel {variant.name} does not run on the {self.kind} device")

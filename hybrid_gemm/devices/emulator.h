@@ -50,6 +50,17 @@ constexpr auto max(A a, B b) { return a < b ? b : a; }
 template <class V>
 inline V __ldg(const V* p) { return *p; }
 
+// Blocks run on several OS threads, one after another on each: a block may add to what others
+// see, but must not wait for them.
+inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+template <class V>
+inline V atomicAdd(V* p, V value) {
+    static_assert(V(1) / 2 == 0, "integers");
+    return __atomic_fetch_add(p, value, __ATOMIC_SEQ_CST);
+}
+template <class V>
+inline V atomicExch(V* p, V value) { return __atomic_exchange_n(p, value, __ATOMIC_SEQ_CST); }
+
 // Where a kernel waits is the line that says so.
 #define EMULATOR_PLACE const char *file = __builtin_FILE(), int line = __builtin_LINE()
 
