@@ -25,7 +25,7 @@ from .runtime import launchers, transports
 from .runtime.layouts import NOTHING, Part, move, rows_of
 from .runtime.ranks import RankRun
 from .runtime.threads import Matrix
-from .runtime.timeline import Activity, Timeline
+from .runtime.timeline import Timeline
 from .runtime.transports import WORDS
 
 LAYOUTS = ("replicated", "root", "rows", "cols")
@@ -249,17 +249,21 @@ class RankRunner:
         problem = nothing_multiplied(problem)
         spans = given.spans(self.split, self.grid, problem) if problem.k else None
         plan = self.plan(problem, spans=spans)
-        strip = _part(plan.strip(self.comm.rank), "rows", "cols")
         boxes = [plan.box(rank) for rank in range(plan.ranks)]
         a, b = (
             given.local(x, [_part(box, *sides) for box in boxes])
             for x, sides in (("A", ("rows", "ks")), ("B", ("ks", "cols")))
         )
-        strips = [_part(plan.strip(rank), "rows", "cols") for rank in range(plan.ranks)]
+        strips = parts_of(plan)
         c = given.local("C", strips) if problem.beta else None
-        made = np.empty(strip.shape, problem.out_dtype)
+        made = np.empty(strips[self.comm.rank].shape, problem.out_dtype)
         done = self.run(plan, a, b, c, made)
         return given.returned(done.c, strips, problem, out)
+
+
+def parts_of(plan: RankPlan) -> list[Part]:
+    """The strip of C that each rank finishes."""
+    return [_part(plan.strip(rank), "rows", "cols") for rank in range(plan.ranks)]
 
 
 def nothing_multiplied(problem: Problem) -> Problem:
@@ -441,6 +445,3 @@ def gemm(a, b, c, *, comm, product: dict, ranks: dict, runner: dict):
         return ours.gemm(a, b, c, **product, **ranks)
     finally:
         ours.close()
-
-
-__all__ = ["Activity", "RankResult", "RankRunner", "gemm"]

@@ -158,6 +158,9 @@ def _only_owner_renames(folder: str, found: os.stat_result) -> bool:
     return bool(parent.st_mode & stat.S_ISVTX) and me not in (0, found.st_uid, parent.st_uid)
 
 
+WRITE_BYTES = 64 << 20
+
+
 class NpyWriter:
     """Writes an m x n matrix to a .npy file in C order, whole or not at all.
 
@@ -166,6 +169,8 @@ class NpyWriter:
 
         with NpyWriter("C.npy", (m, n), "float32", inputs=["A.npy", "B.npy"]) as writer:
             writer.array[...] = c
+
+    Other processes fill their parts by `write_part` with `.temporary` and `.offset`.
 
     All the space is reserved at once, so a full disk is known before any computing.
     Raises `UsageError` as `check_output` does, and when the file does not fit.
@@ -178,19 +183,19 @@ class NpyWriter:
         self._target = check_output(path, inputs)
         dtype = check_dtype(dtype, self.path)
         folder = os.path.dirname(self._target)
-        self._temporary = os.path.join(folder, f".hybrid-gemm-{secrets.token_hex(8)}.tmp")
+        self.temporary = os.path.join(folder, f".hybrid-gemm-{secrets.token_hex(8)}.tmp")
         try:
             # Made by open, not mkstemp, so that the umask gives the usual permissions.
-            with open(self._temporary, "xb") as file:
+            with open(self.temporary, "xb") as file:
                 if os.path.exists(self._target):
                     os.fchmod(file.fileno(), stat.S_IMODE(os.stat(self._target).st_mode))
                 header = {"descr": dtype.str, "fortran_order": False, "shape": tuple(shape)}
                 npy.write_array_header_1_0(file, header)
-                offset = file.tell()
+                self.offset = offset = file.tell()
                 file.flush()
                 self._reserve(file.fileno(), offset + shape[0] * shape[1] * dtype.itemsize)
             if shape[0] * shape[1]:
-                self.array = np.memmap(self._temporary, dtype, "r+", offset, tuple(shape))
+                self.array = np.memmap(self.temporary, dtype, "r+", offset, tuple(shape))
             else:
                 self.array = np.empty(shape, dtype)  # mmap has no empty mappings
         except BaseException as error:
@@ -225,8 +230,8 @@ class NpyWriter:
         try:
             if isinstance(self.array, np.memmap):
                 self.array.flush()
-            _sync(self._temporary)
-            os.replace(self._temporary, self._target)
+            _sync(self.temporary)
+            os.replace(self.temporary, self._target)
         except OSError as error:
             self.abort()
             raise HybridGemmError(f"could not write {self.path}: {error.strerror}") from None
@@ -236,7 +241,7 @@ class NpyWriter:
     def abort(self) -> None:
         """Remove what was written; does nothing after `commit`."""
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._temporary)
+            os.unlink(self.temporary)
 
     def __enter__(self) -> NpyWriter:
         return self
@@ -244,12 +249,37 @@ class NpyWriter:
     def __exit__(self, kind, error, traceback) -> None:
         if kind:
             self.abort()
-        elif os.path.exists(self._temporary):  # neither committed nor aborted inside
+        elif os.path.exists(self.temporary):  # neither committed nor aborted inside
             try:
                 self.commit()
             except BaseException:
                 self.abort()
                 raise
+
+
+def write_part(path: str, offset: int, cols: int, part: np.ndarray, row: int, col: int) -> None:
+    """Writes `part`, whose first element is (row, col), into a matrix of `cols` columns that
+    begins at `offset` bytes of a file, safe on the disk.
+
+    By positioned writes and not a map: on a network filesystem two hosts may write parts of
+    one page. Raises `HybridGemmError` if the disk refuses.
+    """
+    size = part.dtype.itemsize
+    whole_rows = col == 0 and part.shape[1] == cols
+    descriptor = os.open(path, os.O_WRONLY)
+    try:
+        step = max(1, WRITE_BYTES // max(1, cols * size)) if whole_rows else 1
+        for i in range(0, part.shape[0], step):
+            data = memoryview(np.ascontiguousarray(part[i : i + step]).reshape(-1).view("u1"))
+            at = offset + ((row + i) * cols + col) * size
+            while len(data):
+                written = os.pwrite(descriptor, data, at)
+                data, at = data[written:], at + written
+        os.fsync(descriptor)
+    except OSError as error:
+        raise HybridGemmError(f"could not write {path}: {error.strerror}") from None
+    finally:
+        os.close(descriptor)
 
 
 def _sync(path: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import sys
 import traceback
@@ -115,12 +116,10 @@ def bind_cores(comm, where: Place) -> None:
     mine = sorted(os.sched_getaffinity(0))
     everyone = comm.allgather((where.node, mine))
     sharing = [r for r, found in enumerate(everyone) if found == (where.node, mine)]
-    count = len(mine) // len(sharing)
-    if len(sharing) > 1 and count:
-        turn = sharing.index(comm.rank)
-        rest = len(mine) % len(sharing)
-        start = turn * count + min(turn, rest)
-        os.sched_setaffinity(0, mine[start : start + count + (turn < rest)])
+    turn, count = sharing.index(comm.rank), len(sharing)
+    if count > 1:
+        share = mine[turn * len(mine) // count : (turn + 1) * len(mine) // count]
+        os.sched_setaffinity(0, share or [mine[turn % len(mine)]])
 
 
 # --- how ranks fail -----------------------------------------------------------------------
@@ -131,6 +130,8 @@ def together(comm, call: Callable):
 
     So errors in what was asked end every rank in order, with nobody left waiting.
     """
+    if comm is None:
+        return call()
     value = failure = None
     try:
         value = call()
@@ -157,7 +158,9 @@ def agreed(error: BaseException) -> BaseException:
 def ending(comm):
     """Around a rank's work: an error that this rank alone has ends all ranks at once, with
     this rank's message and exit code; one that all have is raised on rank 0, and ends the
-    others in silence."""
+    others in silence. So does the launcher's SIGTERM, for which another rank spoke."""
+    if comm is not None:
+        signal.signal(signal.SIGTERM, lambda number, frame: os._exit(128 + number))
     try:
         yield
     except BaseException as error:
