@@ -127,6 +127,9 @@ class Device(abc.ABC):
         The partials have one leading dimension.
         """
 
+    def prepare_sum(self, partials: Sequence, stream: Stream) -> None:  # noqa: B027
+        """Makes ready what `sum` of these partials needs, before they are there."""
+
     @abc.abstractmethod
     def add(self, dst, src, stream: Stream) -> None:
         """dst += src."""
@@ -259,6 +262,11 @@ class KernelDevice(Device):
                 part, np.int64(lds), into, np.int64(ldd),
             ]  # fmt: skip
             self.launch(function, launch, args, stream)
+
+    def prepare_sum(self, partials, stream):
+        variant = catalog.helper("sum")
+        for r, c, _launch in launches(variant, *partials[0].shape, 0, partials[0].dtype.name):
+            self.pointers([p[r, c] for p in partials], stream)
 
     def sum(self, partials, out, *, alpha, beta, stream):
         rows, cols = out.shape

@@ -12,6 +12,7 @@ from ..planner import DeviceSpec
 from . import cublas, nvrtc
 from .base import KernelDevice, Stream, layout, leading
 
+_MAX_DYNAMIC_SHARED_MEMORY = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 MAX_TABLES = 4096  # tables of pointers kept; the oldest has long been read when it goes
 
 
@@ -185,13 +186,18 @@ class CudaDevice(KernelDevice):
             dst[...] = cp.asarray(src)
 
     def load(self, variant, dtype, layouts):
-        cubin, _usage = nvrtc.compile(
+        cubin, usage = nvrtc.compile(
             variant.source(dtype, layouts), self.arch, f"{variant.name}.cu"
         )
         with self.cp.cuda.Device(self.ordinal):
             module = self.cp.cuda.function.Module()
             module.load(cubin)
-            return module.get_function(variant.kernel.entry)
+            function = module.get_function(variant.kernel.entry)
+            if variant.kernel.shared != "0":
+                # Past 48 KiB a block gets dynamic shared memory only where that was asked for.
+                room = self.properties["sharedMemPerBlockOptin"] - usage.shared_bytes
+                self.cp.cuda.driver.funcSetAttribute(function.ptr, _MAX_DYNAMIC_SHARED_MEMORY, room)
+            return function
 
     def launch(self, function, launch, args, stream):
         function(launch.grid, launch.block, args, launch.shared_bytes, stream.cupy)

@@ -85,7 +85,8 @@ class ThreadRun:
         self.progress = progress or (lambda flops: None)
         self.shared = {(x.operand, x.rows, x.cols, x.device): _Shared(x) for x in plan.blocks}
         busy = [w.index for w in plan.workers if w.boxes]
-        self.partials = {w: Future() for w in busy}
+        self.partials = {w: Future() for w in busy}  # the matrix, before it is multiplied
+        self.multiplied = {w: Future() for w in busy}  # the event after
         self.turns = {w: Future() for w in busy}
         self.order = busy
         self.critical = plan.reduce == "critical"
@@ -167,7 +168,7 @@ class ThreadRun:
     def _stop(self, error: BaseException) -> None:
         with self.lock:
             self.failure = self.failure or error
-        waiting = [*self.partials.values(), *self.turns.values()]
+        waiting = [*self.partials.values(), *self.multiplied.values(), *self.turns.values()]
         for shared in self.shared.values():
             waiting += shared.ready.values()
         for gate in self.gates:
@@ -191,15 +192,24 @@ class ThreadRun:
                 for strip in self.plan.strips
                 if strip.owner == worker.index and not self.critical
             ]
-            self._gate(0, stream)
+            problem = self.plan.problem
             if not self.plan.summed:
-                self._multiply_into_c(worker, strips, device, stream)
+                self._gate(0, stream)
+                ((_strip, target),) = strips
+                self._gemm(worker, target, problem.alpha, problem.beta, device, stream)
             else:
-                self._multiply_partial(worker, device, stream)
+                (box,) = worker.boxes
+                partial = device.empty(len(box.rows), len(box.cols), self.dtype.name)
+                _settle(self.partials[worker.index], partial)
+                gathered = [self._gather(strip, device, stream) for strip, _target in strips]
+                self._gate(0, stream)
+                alpha = problem.alpha if self.critical else 1
+                event = self._gemm(worker, partial, alpha, 0, device, stream)
+                _settle(self.multiplied[worker.index], event)
                 if self.critical:
-                    self._reduce_critical(worker, device, stream)
-                for strip, target in strips:
-                    self._reduce(strip, target, device, stream)
+                    self._reduce_critical(worker, partial, device, stream)
+                for (strip, target), parts in zip(strips, gathered, strict=True):
+                    self._reduce(strip, target, parts, device, stream)
             self._gate(1, stream)
             for strip, target in strips:
                 self._download(strip, target, device, stream)
@@ -283,18 +293,6 @@ class ThreadRun:
             self.progress(box.flops * len(rows) // len(box.rows))
         return self._mark(worker.index, "multiply", start, stream, flops=box.flops)
 
-    def _multiply_into_c(self, worker, strips: list[tuple[Strip, Any]], device, stream):
-        problem = self.plan.problem
-        ((_strip, target),) = strips
-        self._gemm(worker, target, problem.alpha, problem.beta, device, stream)
-
-    def _multiply_partial(self, worker: Worker, device, stream) -> None:
-        (box,) = worker.boxes
-        partial = device.empty(len(box.rows), len(box.cols), self.dtype.name)
-        alpha = self.plan.problem.alpha if self.critical else 1
-        event = self._gemm(worker, partial, alpha, 0, device, stream)
-        _settle(self.partials[worker.index], (partial, event))
-
     def _in_place(self, view, device: Device) -> bool:
         """Whether a part of `out` can be made where it lies."""
         here = self._local(self.out, device) and view.dtype == self.dtype
@@ -315,30 +313,40 @@ class ThreadRun:
             self._mark(strip.owner, "upload", start, stream, target.size * self.dtype.itemsize)
         return target
 
-    def _reduce(self, strip: Strip, target, device: Device, stream) -> None:
-        """Sums the strip's partials in worker order; those of other devices are fetched."""
-        gathered = [self.partials[w].result() for w in strip.partials]
-        for _partial, event in gathered:
-            stream.wait(event)
-        start, moved, parts = stream.record(), 0, []
-        for w, (partial, _event) in zip(strip.partials, gathered, strict=True):
+    def _gather(self, strip: Strip, device: Device, stream) -> list[tuple[Any, Any]]:
+        """The strip of each partial, in worker order: where it will be read, and where it lies
+        if that is another device. Nothing is multiplied yet: what the sum needs is made ready."""
+        parts = []
+        for w in strip.partials:
             box = self.plan.workers[w].boxes[0]
-            view = partial[
+            view = self.partials[w].result()[
                 strip.rows.start - box.rows.start : strip.rows.stop - box.rows.start,
                 strip.cols.start - box.cols.start : strip.cols.stop - box.cols.start,
             ]
-            if self.devices[self.plan.workers[w].device] is not device:
+            if self.devices[self.plan.workers[w].device] is device:
+                parts.append((view, None))
+            else:
                 # With the partials' own leading dimension, which the kernel takes for all.
-                fetched = device.empty(view.shape[0], len(box.cols), self.dtype.name)
-                fetched = fetched[:, : view.shape[1]]
-                device.copy(fetched, view, stream)
-                view, moved = fetched, moved + view.nbytes
-            parts.append(view)
-        problem = self.plan.problem
-        device.sum(parts, target, alpha=problem.alpha, beta=problem.beta, stream=stream)
-        self._mark(strip.owner, "reduce", start, stream, moved)
+                room = device.empty(view.shape[0], len(box.cols), self.dtype.name)
+                parts.append((room[:, : view.shape[1]], view))
+        device.prepare_sum([view for view, _source in parts], stream)
         with self.lock:
             self.kept.append(parts)  # until the run is over: the stream may still read them
+        return parts
+
+    def _reduce(self, strip: Strip, target, parts, device: Device, stream) -> None:
+        """Sums the strip's partials in worker order; those of other devices are fetched."""
+        for w in strip.partials:
+            stream.wait(self.multiplied[w].result())
+        start, moved = stream.record(), 0
+        for view, source in parts:
+            if source is not None:
+                device.copy(view, source, stream)
+                moved += source.nbytes
+        problem = self.plan.problem
+        views = [view for view, _source in parts]
+        device.sum(views, target, alpha=problem.alpha, beta=problem.beta, stream=stream)
+        self._mark(strip.owner, "reduce", start, stream, moved)
 
     def _download(self, strip: Strip, target, device: Device, stream) -> None:
         view = self.out.part(strip.rows, strip.cols)
@@ -370,10 +378,9 @@ class ThreadRun:
         if self.order:
             self.turns[self.order[0]].set_result(None)
 
-    def _reduce_critical(self, worker: Worker, device: Device, stream) -> None:
+    def _reduce_critical(self, worker: Worker, partial, device: Device, stream) -> None:
         """One worker at a time: C up, add, C down (lab report, task 2, columns)."""
         self.turns[worker.index].result()
-        partial, _event = self.partials[worker.index].result()
         (box,) = worker.boxes
         view = self.host_c[box.rows.slice, box.cols.slice]
         start = stream.record()
