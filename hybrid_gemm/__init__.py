@@ -3,8 +3,9 @@
 __version__ = "0.1.0"
 
 _API = {"Result", "Runner", "gemm", "matmul", "plan"}
+_RANKS = {"RankResult", "RankRunner"}
 
-__all__ = ["Result", "Runner", "gemm", "matmul", "plan"]
+__all__ = ["RankResult", "RankRunner", "Result", "Runner", "gemm", "matmul", "plan"]
 
 
 def __getattr__(name):
@@ -13,8 +14,12 @@ def __getattr__(name):
         from . import api
 
         return getattr(api, name)
+    if name in _RANKS:
+        from . import distributed
+
+        return getattr(distributed, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__():
-    return sorted([*globals(), *_API])
+    return sorted([*globals(), *_API, *_RANKS])

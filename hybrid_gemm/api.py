@@ -219,6 +219,8 @@ def gemm(
     reduce: str = "ordered",
     algorithm: str = "ordinary",
     levels: int = 1,
+    comm=None,
+    **across,
 ):
     """alpha * op(A) @ op(B) + beta * C, split over workers.
 
@@ -228,11 +230,32 @@ def gemm(
     array of NumPy's promoted dtype, or `out`, which may be `c` itself. As in BLAS, C is not
     read where beta is 0, nor A and B where alpha is 0. The other options are `Runner`'s.
 
+    With `comm`, an mpi4py communicator, the product is split over its ranks, which all call
+    this; `threads` then counts each rank's. `distribution` says where the arrays are:
+    "replicated" (each rank passes all of A, B, C), "root" (rank `root` does, the others None),
+    "rows" (each rank passes its rows of op(A) and C, and all of B) or "cols" (its columns of
+    op(A) and rows of op(B), and its rows of C). `result` says where C is wanted: "replicated",
+    "root" or "rows"; default as A came, and rows for "cols". `transport`, `grid` and `rounds`
+    are `RankRunner`'s, which is for repeated products.
+
     Raises ValueError on shapes and choices that do not fit, TypeError on dtypes.
     """
-    a, b = as_matrix(a), as_matrix(b)
+    a, b = (None if comm is not None and x is None else as_matrix(x) for x in (a, b))
     if device == "auto" and (there := [x for x in (a, b) if is_device_array(x)]):
         device, gpus = "cuda", gpus or (there[0].device.id,)
+    if across and comm is None:
+        raise TypeError(f"{next(iter(across))} is for products over ranks: pass comm too")
+    if comm is not None:
+        from . import distributed
+
+        return distributed.gemm(
+            a, b, c, comm=comm, across=across,
+            product={"alpha": alpha, "beta": beta, "trans_a": trans_a, "trans_b": trans_b,
+                     "out": out},
+            runner={"split": split, "threads": threads, "device": device, "gpus": gpus,
+                    "emulate_devices": emulate_devices, "kernel": kernel, "params": params,
+                    "reduce": reduce, "algorithm": algorithm, "levels": levels},
+        )  # fmt: skip
     runner = _runner(
         device, threads, split, reduce, None if gpus is None else tuple(gpus), emulate_devices,
         kernel, tuple(sorted((params or {}).items())), algorithm, levels,

@@ -449,14 +449,18 @@ def new_kernel(name, directory) -> None:
 @click.option("--gpus-per-node", default=0, metavar="N", show_default=True)
 @click.option("--cpus-per-rank", default=8, metavar="N", show_default=True)
 @click.option("--threads", type=int, metavar="N", help="Worker threads in each rank.")
-@click.option("--launcher", default="srun", metavar="NAME", help="srun or mpirun.", show_default=True)
+@click.option(
+    "--launcher", default="srun", metavar="NAME", help="srun or mpirun.", show_default=True
+)
 @click.option("--mpi", default="pmix", metavar="NAME", help="Of srun.", show_default=True)
 @click.option("--scaling", is_flag=True, help="1, 2, 4, ... ranks: strong and weak.")
 @click.option("--time", default="00:30:00", metavar="TIME", show_default=True)
 @click.option("--partition", default="", metavar="NAME")
 @click.option("--account", default="", metavar="NAME")
 @click.option("--job-name", default="hybrid-gemm", metavar="NAME", show_default=True)
-@click.option("--setup", multiple=True, metavar="LINE", help="Shell line, as 'module load openmpi'.")
+@click.option(
+    "--setup", multiple=True, metavar="LINE", help="Shell line, as 'module load openmpi'."
+)
 def slurm(**options) -> None:
     """Print an sbatch script: hybrid-gemm slurm --gpus-per-node 8 -- --split cols > job.sbatch."""
     from .slurm import Options, script

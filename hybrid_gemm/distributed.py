@@ -245,7 +245,9 @@ class RankRunner:
     ):  # fmt: skip
         """alpha * op(A) @ op(B) + beta * C; see `hybrid_gemm.gemm` with `comm`."""
         given = _Given(self.comm, a, b, c, (trans_a, trans_b), distribution, result, root)
-        problem = given.problem(alpha, beta)
+        problem, xp = given.problem(alpha, beta), given.xp
+        if xp is not np:  # the caller's stream may still be writing
+            xp.cuda.get_current_stream().synchronize()
         problem = nothing_multiplied(problem)
         spans = given.spans(self.split, self.grid, problem) if problem.k else None
         plan = self.plan(problem, spans=spans)
@@ -256,7 +258,7 @@ class RankRunner:
         )
         strips = parts_of(plan)
         c = given.local("C", strips) if problem.beta else None
-        made = np.empty(strips[self.comm.rank].shape, problem.out_dtype)
+        made = xp.empty(strips[self.comm.rank].shape, problem.out_dtype)
         done = self.run(plan, a, b, c, made)
         return given.returned(done.c, strips, problem, out)
 
@@ -310,6 +312,12 @@ class _Given:
         for operand, transposed in zip("AB", trans, strict=True):
             if transposed and self.arrays[operand] is not None:
                 self.arrays[operand] = self.arrays[operand].T
+
+    @property
+    def xp(self):
+        """The module of this rank's arrays."""
+        on_gpu = [x for x in self.arrays.values() if x is not None and api.is_device_array(x)]
+        return api._module_of(on_gpu[0]) if on_gpu else np
 
     def problem(self, alpha, beta) -> Problem:
         """The whole problem, from every rank's shapes. Collective; all ranks raise alike."""
@@ -431,17 +439,18 @@ class _Given:
         c = move(self.comm, strip, strips, want, problem.out_dtype)
         if self.result == "root" and self.comm.rank != self.root:
             return None
+        c = self.xp.asarray(c)
         if out is None:
             return c
         out[...] = c
         return out
 
 
-def gemm(a, b, c, *, comm, product: dict, ranks: dict, runner: dict):
-    """`hybrid_gemm.gemm` with `comm`: `product` and `ranks` are `RankRunner.gemm`'s options."""
-    own = {x: ranks.pop(x) for x in ("transport", "grid", "rounds") if x in ranks}
+def gemm(a, b, c, *, comm, across: dict, product: dict, runner: dict):
+    """`hybrid_gemm.gemm` with `comm`, its options sorted by who takes them."""
+    own = {x: across.pop(x) for x in ("transport", "grid", "rounds") if x in across}
     ours = RankRunner(comm, **runner, **own)
     try:
-        return ours.gemm(a, b, c, **product, **ranks)
+        return ours.gemm(a, b, c, **product, **across)
     finally:
         ours.close()
