@@ -133,7 +133,8 @@ def _cuda() -> dict:
 
 
 def command_line() -> str:
-    """The command as it was given, to be repeated."""
+    """The command as it was given, to be repeated; absolute paths by their last part."""
     import shlex
 
-    return shlex.join(["hybrid-gemm", *sys.argv[1:]])
+    given = [os.path.basename(x) if os.path.isabs(x) else x for x in sys.argv[1:]]
+    return shlex.join(["hybrid-gemm", *given])
