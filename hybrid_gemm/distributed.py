@@ -79,6 +79,7 @@ class RankRunner:
             if reduce != "ordered":
                 raise UsageError(f"the {reduce} reduction is one process's; ranks sum in order")
             mine, kind = gpus, devices.choose(device)[0]
+            transports.names(transport, kind)
             if kind == "cuda":
                 from .devices import cuda
 

@@ -9,7 +9,6 @@ calls them all.
 from __future__ import annotations
 
 import abc
-import functools
 from collections import defaultdict
 
 import numpy as np
@@ -351,22 +350,21 @@ def open_transport(asked: str, comm, cells, node: int, cell, plan: RankPlan, dev
 
     `node` names this rank's node, `cell` is the communicator of its cell; a rank that sums
     nothing gets None for a transport. Collective: all ranks get the same name, and raise
-    alike: `UsageError` for an unknown name, `UnavailableError` for one that cannot work here.
+    alike: `UnavailableError` for one that cannot work here.
     """
-    together = functools.partial(launchers.together, comm)
-    names = together(lambda: _names(asked, device))
+    candidates = names(asked, device.kind)
     facts = [()] * comm.size
-    if names != ["mpi"]:
+    if candidates != ["mpi"]:
         facts = comm.allgather((node, *_gpu_facts(device)))
     checks = {"ipc": _no_ipc, "nccl": _no_nccl, "mpi": lambda facts, cells: None}
     reasons = {}
-    for name in names:
+    for name in candidates:
         transport, reason = None, checks[name](facts, cells)
         if not reason:
             try:
                 if plan.summed(comm.rank):
                     transport = KINDS[name](cell, plan, comm.rank, device)
-            except RuntimeError as error:  # what the driver and NCCL raise
+            except (RuntimeError, MemoryError) as error:  # the driver, NCCL
                 reason = " ".join(str(error).split())
             reason = next(filter(None, comm.allgather(reason)), None)
         if not reason:
@@ -377,16 +375,16 @@ def open_transport(asked: str, comm, cells, node: int, cell, plan: RankPlan, dev
     )  # fmt: skip
 
 
-def _names(asked: str, device: Device) -> list[str]:
-    """What to try, in this order."""
+def names(asked: str, kind: str) -> list[str]:
+    """What to try between devices of a kind, in this order."""
     if asked not in (*NAMES, "auto"):
         raise UsageError(f"no transport is called {asked!r}; there are auto, {', '.join(NAMES)}")
-    if device.kind != "cuda" and asked in ("ipc", "nccl"):
+    if kind != "cuda" and asked in ("ipc", "nccl"):
         raise UnavailableError(
-            f"transport {asked} is between GPUs, and the device is {device.kind}; "
+            f"transport {asked} is between GPUs, and the device is {kind}; "
             "--transport mpi works here"
         )
-    if device.kind != "cuda":
+    if kind != "cuda":
         return ["mpi"]
     return list(NAMES) if asked == "auto" else [asked]
 

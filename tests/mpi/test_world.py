@@ -1,0 +1,232 @@
+"""Products over ranks, on every device that is here; whole numbers make equality exact.
+
+Every rank runs these: `mpirun -n 3 python -m pytest tests/mpi`, or plain pytest for one.
+"""
+
+import itertools
+
+import numpy as np
+import pytest
+from conftest import integers
+
+import hybrid_gemm
+from hybrid_gemm import RankRunner, verify_ranks
+from hybrid_gemm.distributed import parts_of
+from hybrid_gemm.errors import DTypeError, UnavailableError, UsageError
+from hybrid_gemm.planner import Span
+from hybrid_gemm.problem import Problem
+from hybrid_gemm.rankplan import make_rank_plan
+from hybrid_gemm.runtime import transports
+from hybrid_gemm.runtime.launchers import together
+from hybrid_gemm.runtime.layouts import NOTHING, Part, move
+
+
+class _Aborter:
+    """A test that fails on one rank must not leave the others waiting."""
+
+    def __init__(self, comm):
+        self.comm = comm
+
+    def pytest_runtest_logreport(self, report):
+        if report.failed:
+            print(f"rank {self.comm.rank}: {report.longreprtext}", flush=True)
+            self.comm.Abort(1)
+
+
+@pytest.fixture(scope="session")
+def comm(request):
+    MPI = pytest.importorskip("mpi4py.MPI", reason="mpi4py is not installed", exc_type=ImportError)
+    if MPI.COMM_WORLD.size > 1:
+        request.config.pluginmanager.register(_Aborter(MPI.COMM_WORLD))
+    return MPI.COMM_WORLD
+
+
+SHAPES = [(65, 33, 70), (1, 5, 130), (90, 3, 1), (7, 9, 0), (0, 3, 4), (3, 257, 64), (2, 2, 2)]
+
+
+def cut(size: int, comm) -> slice:
+    return slice(comm.rank * size // comm.size, (comm.rank + 1) * size // comm.size)
+
+
+@pytest.mark.parametrize("split", ["rows", "cols", "auto"])
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("rounds", [None, 3])
+def test_products_of_replicated_matrices(comm, device, split, threads, rounds, rng):
+    runner = RankRunner(comm, device=device, split=split, threads=threads, rounds=rounds)
+    for m, n, k in SHAPES:
+        a, b, c = (integers(rng, shape) for shape in ((m, k), (k, n), (m, n)))
+        got = runner.gemm(a, b, c, alpha=2, beta=-1)
+        np.testing.assert_array_equal(got, 2 * (a @ b) - c)
+        np.testing.assert_array_equal(runner.gemm(a, b), a @ b)
+    runner.close()
+
+
+@pytest.mark.parametrize("split", ["rows", "cols", "auto"])
+def test_every_distribution(comm, device, split, rng):
+    runner = RankRunner(comm, device=device, split=split)
+    for m, n, k in SHAPES:
+        a, b, c = (integers(rng, shape) for shape in ((m, k), (k, n), (m, n)))
+        rows, ks = cut(m, comm), cut(k, comm)
+        expected = a @ b + c
+        options = {"beta": 1, "distribution": "root", "root": comm.size - 1}
+        here = comm.rank == comm.size - 1
+        got = runner.gemm(*((a, b, c) if here else (None,) * 3), **options)
+        assert (got is None) != here
+        if here:
+            np.testing.assert_array_equal(got, expected)
+        got = runner.gemm(a[rows], b, c[rows], beta=1, distribution="rows")
+        np.testing.assert_array_equal(got, expected[rows])
+        got = runner.gemm(a[:, ks], b[ks], c[rows], beta=1, distribution="cols")
+        np.testing.assert_array_equal(got, expected[rows])
+        out = np.empty_like(expected)
+        got = runner.gemm(
+            a[:, ks].T, np.asfortranarray(b[ks].T), trans_a=True, trans_b=True, out=out,
+            distribution="cols", result="replicated",
+        )  # fmt: skip
+        assert got is out
+        np.testing.assert_array_equal(got, a @ b)
+    runner.close()
+
+
+def test_uneven_rows(comm, rng):
+    """All rows but one with the last rank; C comes back as the rows of A were given."""
+    a, b = integers(rng, (40, 30)), integers(rng, (30, 20))
+    edges = [0, *[1] * (comm.size - 1), 40]
+    mine = slice(*edges[comm.rank : comm.rank + 2]) if comm.size > 1 else slice(0, 40)
+    got = hybrid_gemm.gemm(a[mine], b, comm=comm, device="cpu", distribution="rows")
+    np.testing.assert_array_equal(got, (a @ b)[mine])
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float16", "int32", "int8", ">f4"])
+def test_dtypes(comm, device, dtype, rng):
+    a, b = integers(rng, (37, 50), dtype), integers(rng, (50, 41), dtype)
+    got = hybrid_gemm.gemm(a, b, comm=comm, device=device, split="cols")
+    assert got.dtype == np.result_type(a, b)
+    np.testing.assert_array_equal(got, (a.astype("i8") @ b.astype("i8")).astype(got.dtype))
+
+
+def test_the_grid_is_chosen_by_hand_too(comm, rng):
+    a, b = integers(rng, (50, 60)), integers(rng, (60, 70))
+    for pm, pn in itertools.product(range(1, 5), repeat=2):
+        if comm.size % (pm * pn) == 0:
+            runner = RankRunner(comm, device="cpu", grid=(pm, pn, comm.size // pm // pn))
+            np.testing.assert_array_equal(runner.gemm(a, b), a @ b)
+
+
+@pytest.mark.parametrize("transport", transports.NAMES)
+def test_transports_give_the_same_bits(comm, device, transport, rng):
+    if device != "cuda" and transport != "mpi":
+        with pytest.raises(UnavailableError, match="between GPUs"):
+            hybrid_gemm.gemm(
+                np.ones((4, 4)), np.ones((4, 4)), comm=comm, device=device, transport=transport,
+                split="cols",
+            )  # fmt: skip
+        return
+    a = rng.standard_normal((513, 700), "f4")
+    b = rng.standard_normal((700, 257), "f4")
+    options = {"device": device, "split": "cols", "rounds": 3}
+    plain = RankRunner(comm, transport="mpi", **options)
+    other = RankRunner(comm, transport=transport, **options)
+    expected = plain.gemm(a, b)
+    try:
+        for _ in range(3):
+            np.testing.assert_array_equal(other.gemm(a, b), expected)
+    except UnavailableError as error:
+        pytest.skip(str(error))
+    c = integers(rng, (513, 257))
+    whole = integers(rng, (513, 700)), integers(rng, (700, 257))
+    np.testing.assert_array_equal(
+        other.gemm(*whole, c, alpha=2, beta=3), 2 * (whole[0] @ whole[1]) + 3 * c
+    )
+    plain.close()
+    other.close()
+
+
+def test_parts_move_between_any_layouts(comm):
+    """Random parts to random parts; every rank draws the same ones."""
+    rng = np.random.default_rng(7)
+    for _ in range(20):
+        rows, cols = rng.integers(1, 30, 2)
+        whole = np.arange(rows * cols, dtype="i4").reshape(rows, cols)
+        edges = [0, *sorted(rng.integers(0, rows + 1, comm.size - 1)), rows]
+        have = [Part(Span(*map(int, e)), Span(0, cols)) for e in itertools.pairwise(edges)]
+
+        def some(size):
+            a, b = sorted(int(x) for x in rng.integers(0, size + 1, 2))
+            return Span(a, b)
+
+        want = [Part(some(rows), some(cols)) for _ in range(comm.size)]
+        mine = have[comm.rank].rows.slice
+        part = move(comm, whole[mine], have, want, "i4")
+        expected = whole[want[comm.rank].rows.slice, want[comm.rank].cols.slice]
+        np.testing.assert_array_equal(part, expected)
+    assert move(comm, None, [NOTHING] * comm.size, [NOTHING] * comm.size, "f4").shape == (0, 0)
+
+
+def test_a_view_is_not_copied(comm):
+    whole = np.zeros((comm.size * 3, 5))
+    parts = [Part(Span(3 * r, 3 * r + 3), Span(0, 5)) for r in range(comm.size)]
+    mine = whole[parts[comm.rank].rows.slice]
+    assert np.shares_memory(move(comm, mine, parts, parts, "f8"), whole)
+
+
+def test_what_one_rank_has_wrong_all_ranks_hear(comm):
+    shape = (4, 5) if comm.rank == comm.size - 1 else (4, 6)
+    with pytest.raises(UsageError, match="shape"):
+        hybrid_gemm.gemm(np.ones(shape), np.ones((7, 3)), comm=comm, device="cpu")
+    bad = np.ones((4, 4), "c16" if comm.rank == comm.size - 1 else "f4")
+    with pytest.raises(DTypeError, match="complex"):
+        hybrid_gemm.gemm(bad, np.ones((4, 4), "f4"), comm=comm, device="cpu")
+    with pytest.raises(UsageError, match="distribution"):
+        hybrid_gemm.gemm(bad, bad, comm=comm, device="cpu", distribution="diagonal")
+    with pytest.raises(UsageError, match="critical"):
+        hybrid_gemm.gemm(bad, bad, comm=comm, device="cpu", reduce="critical")
+    if comm.size > 1:
+        with pytest.raises(UsageError, match="agree on"):
+            hybrid_gemm.gemm(
+                np.ones((4, 4)), np.ones((4, 4)), comm=comm, alpha=comm.rank, device="cpu"
+            )
+
+    def fails():
+        if comm.rank == comm.size - 1:
+            raise UsageError("this one")
+
+    with pytest.raises(UsageError, match=f"rank {comm.size - 1}: this one|^this one$"):
+        together(comm, fails)
+
+
+def test_options_of_ranks_need_a_communicator():
+    with pytest.raises(TypeError, match="transport"):
+        hybrid_gemm.gemm(np.ones((2, 2)), np.ones((2, 2)), transport="mpi")
+
+
+@pytest.mark.parametrize("split", ["rows", "cols"])
+@pytest.mark.parametrize("dtype", ["float32", "int32"])
+@pytest.mark.parametrize("mode", ["full", "auto"])
+def test_verdicts_find_what_is_wrong_anywhere(comm, split, dtype, mode, rng, monkeypatch):
+    monkeypatch.setattr(verify_ranks, "FULL_FLOPS", 0)
+    monkeypatch.setattr(verify_ranks, "SAMPLED_ROWS", 5)
+    m, n, k = 61, 40, 53
+    a, b, c = (integers(rng, shape, dtype) for shape in ((m, k), (k, n), (m, n)))
+    runner = RankRunner(comm, device="cpu", split=split)
+    plan = runner.plan(Problem(m, n, k, dtype, alpha=2, beta=3))
+    box, strip = plan.box(comm.rank), parts_of(plan)[comm.rank]
+    mine = strip.rows.slice, strip.cols.slice
+    blocks = a[box.rows.slice, box.ks.slice], b[box.ks.slice, box.cols.slice], c[mine]
+    right = (2 * (a @ b) + 3 * c)[mine]
+    assert verify_ranks.verify(comm, plan, *blocks, right, mode=mode).passed
+    wrong = right.copy()
+    if comm.rank == comm.size - 1:
+        wrong[-1, -1] += 100
+    assert not verify_ranks.verify(comm, plan, *blocks, wrong, mode=mode).passed
+    if dtype == "float32":
+        wrong = np.where(np.arange(n) == (7 if comm.rank == 0 else -1), np.nan, right)
+        assert not verify_ranks.verify(comm, plan, *blocks, wrong.astype("f4"), mode=mode).passed
+    assert verify_ranks.verify(comm, plan, *blocks, wrong, mode="off") is None
+
+
+def test_all_ranks_make_the_same_plan(comm):
+    runner = RankRunner(comm, device="cpu")
+    plan = runner.plan(Problem(300, 200, 100))
+    assert all(other == plan for other in comm.allgather(plan))
+    assert plan.plan.grid == make_rank_plan(plan.problem, runner.spec(), comm.size).plan.grid
