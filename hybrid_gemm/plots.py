@@ -19,12 +19,12 @@ DASHES = ("-", (0, (6, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))
 THEIRS = "#555555"
 HATCHES = (None, "..", "xx", "--")
 FORMATS = ("svg", "png")
-WIDTH, HEIGHT = {1: 8, 2: 12, 3: 15}, 5.2  # inches
+WIDTH, HEIGHT = {1: 7.5, 2: 10, 3: 12}, 4.8  # inches; the size makes the letters
 SETTINGS = {
     "font.size": 15, "font.family": "DejaVu Sans", "axes.spines.top": False,
     "axes.spines.right": False, "axes.grid": True, "grid.color": "#dddddd", "axes.axisbelow": True,
     "legend.frameon": True, "legend.framealpha": 0.85, "legend.edgecolor": "none",
-    "legend.fontsize": 13, "lines.linewidth": 2.2, "lines.markersize": 9, "hatch.linewidth": 1.2,
+    "legend.fontsize": 13, "lines.linewidth": 2.2, "hatch.linewidth": 1.2,
     "svg.fonttype": "none", "svg.hashsalt": "hybrid-gemm",
 }  # fmt: skip
 
@@ -44,17 +44,23 @@ def draw(picture: Picture, form: str = "svg", description: str = "") -> bytes:
         raise UnavailableError("plots need matplotlib (pip install 'hybrid-gemm[plot]')") from None
     with matplotlib.rc_context(SETTINGS):
         count = len(picture.panels)
-        tall = max((len(p.lines[0].x) for p in picture.panels if _across(p)), default=0)
-        size = WIDTH[count], max(HEIGHT, 1.2 + 0.55 * tall)
+        tall = max(
+            (len(p.lines[0].x) * (1 + len(p.lines)) for p in picture.panels if _across(p)),
+            default=0,
+        )
+        size = WIDTH[count], max(HEIGHT, 1.6 + 0.18 * tall)
         figure = Figure(size, layout="constrained", facecolor="white")
         axes = figure.subplots(1, count, squeeze=False)[0]
-        first = None
+        first, last = None, picture.panels[-1]
+        labels = [line.label for line in last.lines]
         for panel, ax in zip(picture.panels, axes, strict=True):
             own = bool(panel.y)
             if not own and first is not None:
                 ax.sharey(first)
                 ax.tick_params(labelleft=False)
             (_bars if panel.bars else _lines)(ax, panel, picture)
+            if panel is last or [line.label for line in panel.lines] != labels:
+                _legend(ax, panel)
             if not panel.lines:
                 ax.set_axis_off()
             if not own and first is None:
@@ -78,6 +84,7 @@ def _lines(ax, panel: Panel, picture: Picture) -> None:
             marker=MARKERS[line.style % len(MARKERS)],
             linestyle=(0, (4, 2)) if line.theirs else "-",
             markerfacecolor="white" if line.theirs else colour, markeredgewidth=2,
+            markersize=12 - 1.3 * line.style,  # so that equal lines show each other's marks
         )  # fmt: skip
     log_y = picture.log_y if panel.log_y is None else panel.log_y
     _logarithmic(ax.yaxis, ax.set_yscale, log_y, [])
@@ -87,11 +94,12 @@ def _lines(ax, panel: Panel, picture: Picture) -> None:
         ax.set_xticks(values)
     ax.set_xlabel(panel.x or picture.x)
     ax.set_ylabel(panel.y or picture.y)
-    if not log_y:
+    heights = [y for line in drawn for y in line.y]
+    if heights and not log_y and min(heights) < 0.4 * max(heights):
         ax.set_ylim(bottom=0)
-    if drawn:
-        ax.legend()
-    else:
+    if picture.reference is not None and not panel.y:
+        ax.axhline(picture.reference, color="black", linewidth=1, zorder=1)
+    if not drawn:
         ax.text(0.5, 0.5, "not measured", ha="center", transform=ax.transAxes, color=THEIRS)
 
 
@@ -149,8 +157,20 @@ def _bars(ax, panel: Panel, picture: Picture) -> None:
         ax.set_xticks(range(len(names)), names)
         ax.set_ylabel(label)
         ax.grid(False, axis="x")
-        ax.margins(y=0.25)
-    ax.legend(loc="lower right" if across else "upper left")
+        ax.margins(y=0.1)
+
+
+def _legend(ax, panel: Panel) -> None:
+    """Among lines where they leave room; above bars, which never do."""
+    if not panel.bars:
+        if any(line.x for line in panel.lines):
+            ax.legend()
+    elif len(panel.lines) > 1:
+        long = _across(panel) or sum(len(line.label) for line in panel.lines) > 36
+        ax.legend(
+            loc="lower left", bbox_to_anchor=(0, 1.06 if panel.title else 1.0),
+            ncols=1 if long else len(panel.lines),
+        )  # fmt: skip
 
 
 # --- what a result file holds -------------------------------------------------------------

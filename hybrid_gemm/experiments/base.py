@@ -7,6 +7,7 @@ its table what was published, its claims how our rows decide them.
 from __future__ import annotations
 
 import csv
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import resources
@@ -139,10 +140,12 @@ class Published:
         return out
 
 
-def read_published(file: str) -> list[dict]:
+@functools.cache
+def read_published(file: str) -> tuple[dict, ...]:
     """A published table as rows; numbers are numbers, unreadable cells None."""
     text = (resources.files(__package__) / "published" / file).read_text()
-    return [{k: _number(v) for k, v in row.items()} for row in csv.DictReader(text.splitlines())]
+    rows = csv.DictReader(text.splitlines())
+    return tuple({k: _number(v) for k, v in row.items()} for row in rows)
 
 
 def _number(text: str):
@@ -185,13 +188,14 @@ class Panel:
 
 @dataclass(frozen=True)
 class Picture:
-    """Panels side by side; labels carry units."""
+    """Panels side by side; labels carry units. `reference` is a value to draw a thin line at."""
 
     panels: list[Panel]
     x: str
     y: str
     log_x: bool = False
     log_y: bool = False
+    reference: float | None = None
 
 
 # --- experiments --------------------------------------------------------------------------
@@ -222,9 +226,10 @@ class Experiment:
         """Rows with the published figure and `ratio_FIGURE` (ours / published) in each."""
         out = Rows(dict(row) for row in rows)
         for table in self.published:
+            printed_rows = table.rows()
             for row in out:
                 keys = {key: row.get(key) for key in (*table.keys, *table.held)}
-                theirs = next((t for t in table.rows() if keys.items() <= t.items()), None)
+                theirs = next((t for t in printed_rows if keys.items() <= t.items()), None)
                 for figure in table.figures if theirs else ():
                     printed, ours = theirs[f"published_{figure}"], row.get(figure)
                     row[f"published_{figure}"] = printed

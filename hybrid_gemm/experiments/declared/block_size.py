@@ -4,7 +4,7 @@ import math
 
 from ..base import ANYWHERE, Claim, Experiment, Line, Panel, Picture, Point, Published, verdict
 from ..measure import run
-from ..sizes import lab_sizes, right_everywhere
+from ..sizes import LAB_SIZES, lab_sizes, right_everywhere
 
 BLOCKS = (32, 64, 128, 256, 512)
 
@@ -21,10 +21,9 @@ def points(scale, device):
 
 def hardly_matters(rows):
     spreads = {}
-    for n in rows.values("n"):
-        times = [r["time_ms"] for r in rows.measured("time_ms", n=n)]
-        if n <= 4096:
-            spreads[n] = max(times) / min(times)
+    for n in LAB_SIZES[:-1]:
+        times = [rows.value("time_ms", n=n, block_size=b) for b in BLOCKS]
+        spreads[n] = max(times) / min(times)
     worst = max(spreads, key=spreads.get)
     return verdict(
         spreads[worst] < 1.4,

@@ -106,9 +106,9 @@ EXPERIMENT = Experiment(
     ),
     published=(Published("lab_table3_cols.csv", "the lab's GPU", ("threads", "n"), FIGURES),),
     claims=(
+        Claim("The sum dominates at 8 threads.", sum_dominates),
         Claim("Compute falls with more threads.", compute_falls),
         Claim("Compute + sum grows with more threads.", sum_grows),
-        Claim("The sum dominates at 8 threads.", sum_dominates),
         Claim("Summing in device memory, not in a critical section, mends it.", device_sum_mends),
         Claim("The product is right for every number of threads.", right_everywhere, ANYWHERE),
     ),

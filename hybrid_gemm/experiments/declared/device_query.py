@@ -66,10 +66,10 @@ EXPERIMENT = Experiment(
     columns=("property", "published_value", "value", "ratio_value"),
     published=(Published("p100_device.csv", "Tesla P100", ("property",), {"value": "value"}),),
     claims=(
+        Claim("A grid takes blocks / multiprocessors rounds, rounded up.", rounds, ANYWHERE),
         Claim("A block has 48 KB of shared memory.", same("shared KiB a block")),
         Claim("A block has at most 1024 threads.", same("threads a block")),
         Claim("A multiprocessor has at most 2048 threads.", same("threads a multiprocessor")),
-        Claim("A grid takes blocks / multiprocessors rounds, rounded up.", rounds, ANYWHERE),
     ),
     picture=picture,
     exercise="Compare `hybrid-gemm info` on two machines. Which limit decides how many blocks "

@@ -6,6 +6,7 @@ from ..measure import product
 from ..model import SECTOR, V100, traffic
 
 SIZES = (128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384)
+FEW = (1024, 4096, 16384)
 NAMES = {
     "v1_shared_128x128x8": "block_tile", "v2_conflict_free": "conflict_free",
     "v3_double_buffered": "double_buffered",
@@ -15,13 +16,14 @@ NAIVE = {"BM": 32, "BN": 32}  # the article's block
 
 
 def points(scale, device):
-    others = [k.name for k in catalog.gemm_kernels() if k.name not in (*RUNGS, "one_block")]
+    others = [k for k in catalog.gemm_kernels() if k.name not in (*RUNGS, "one_block")]
+    others = [k for k in others if device in k.runs_on]
+    own = [k for k in others if k.path.parent != catalog.directory()]
     for m in SIZES if scale == "full" else (128,):
         k = 1024 if scale == "full" else 64
-        # Every other kernel of the catalog, a new one too, at a few sizes.
-        few = others if m in (128, 1024, 4096, 16384) and scale == "full" else []
-        few = few if device != "cpu" else ["blas"]
-        for kernel in (*RUNGS, *few):
+        # Every other kernel of the catalog at a few sizes; the user's own at each.
+        more = others if device == "cpu" or (scale == "full" and m in FEW) else own
+        for kernel in (*RUNGS, *(other.name for other in more)):
             given = {"kernel": kernel, "m": m, "n": m, "k": k}
             given["params"] = NAIVE if kernel == "naive" else None
             yield Point(product, {"kernel": kernel, "m_and_n": m, "k": k}, given)

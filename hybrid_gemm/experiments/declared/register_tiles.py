@@ -40,7 +40,7 @@ def spills(rows):
     held = {t: rows.value("registers", tile_size=t) for t in local}
     return verdict(
         first == 16,
-        "no tile uses local memory" if first is None else
+        f"none of {len(local)} tiles uses local memory" if first is None else
         f"the compiler first uses local memory at tile {first} ({local[first]} bytes a thread, "
         f"{held[first]} registers); tile 8 needs {held.get(8)} registers and none",
     )  # fmt: skip

@@ -53,6 +53,7 @@ def picture(rows):
             Line(f"ours here, n = {n}", *speed_up(rows, "time_ms", way=OURS, n=n), style=2),
         ])],
         "threads", "times as fast as one thread",
+        reference=1,
     )  # fmt: skip
 
 

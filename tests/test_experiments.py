@@ -1,0 +1,398 @@
+"""The experiments: the engine, the model, claims, files, pictures, and the page made of them."""
+
+import csv
+import dataclasses
+import json
+import math
+from pathlib import Path
+
+import invented
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from conftest import on
+
+from hybrid_gemm import catalog, plots
+from hybrid_gemm.cli import cli
+from hybrid_gemm.devices import nvrtc
+from hybrid_gemm.devices.nvrtc import Usage
+from hybrid_gemm.errors import UsageError
+from hybrid_gemm.experiments import document, engine, measure, model, output
+from hybrid_gemm.experiments.base import (
+    CONFIRMED,
+    NOT_TESTABLE,
+    REFUTED,
+    Claim,
+    NotTestable,
+    Point,
+    Rows,
+    read_published,
+    verdict,
+)
+
+ROOT = Path(__file__).resolve().parent.parent
+EXPERIMENTS = engine.experiments()
+
+
+@pytest.fixture(scope="module")
+def full():
+    return invented.results()
+
+
+# --- the declarations ---------------------------------------------------------------------
+
+
+def test_every_published_table_is_used():
+    folder = Path(measure.__file__).parent / "published"
+    used = {table.file for e in EXPERIMENTS.values() for table in e.published}
+    assert used == {path.name for path in folder.glob("*.csv")}
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS.values(), ids=EXPERIMENTS)
+def test_full_scale_meets_every_published_row(experiment):
+    rows = [dict(point.row) for point in experiment.points("full", "cuda")]
+    for table in experiment.published:
+        for theirs in table.rows():
+            keys = {key: theirs[key] for key in (*table.keys, *table.held)}
+            assert any(keys.items() <= row.items() for row in rows), keys
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu", "emulator"])
+@pytest.mark.parametrize("scale", ["small", "full"])
+def test_points_are_told_apart(scale, device):
+    for experiment in EXPERIMENTS.values():
+        points = list(experiment.points(scale, device))
+        names = [json.dumps(dict(p.row), sort_keys=True) for p in points]
+        assert points and len(set(names)) == len(names), experiment.name
+
+
+def test_full_scale_fits_in_ten_minutes():
+    assert sum(e.cap_s for e in EXPERIMENTS.values()) <= 690  # few come near their caps
+
+
+def test_claims_are_decided_from_rows(full):
+    for result in full["experiments"]:
+        for v in result["verdicts"]:
+            assert v["status"] in (CONFIRMED, REFUTED), (result["name"], v)
+            assert any(c.isdigit() for c in v["because"]), v
+
+
+@pytest.mark.parametrize("scale", ["small", "full"])
+@pytest.mark.parametrize("missing", [0.1, 0.5, 0.9, 1])
+def test_missing_rows_leave_claims_undecided(scale, missing):
+    """Rows that could not be measured never break a claim or a picture."""
+    random = np.random.default_rng(7)
+    for _ in range(10):
+        for result in invented.results(scale)["experiments"]:
+            experiment = EXPERIMENTS[result["name"]]
+            points = list(experiment.points(scale, "cuda"))
+            rows = [
+                dict(point.row) | {"note": "not here"} if random.random() < missing else row
+                for point, row in zip(points, result["rows"], strict=True)
+            ]
+            for v in engine.verdicts(experiment, Rows(rows), "cuda"):
+                assert v["because"]
+            assert experiment.picture(experiment.beside(rows)).panels
+
+
+def test_published_units():
+    rows = EXPERIMENTS["ladder"].theirs()
+    assert rows.value("published_gflops", kernel="cublas", m_and_n=16384) == pytest.approx(
+        12931.6086 * 1.073742, rel=1e-6
+    )
+    # A cell that was unreadable in the source is no figure.
+    assert rows.where(kernel="conflict_free", m_and_n=16384)[0]["published_gflops"] is None
+    assert read_published("lab_table4_cublas.csv")[0] == {"n": 512, "time_ms": 230.62}
+
+
+def test_ratio_is_ours_over_published():
+    row = {"n": 512, "time_ms": 115.31}
+    (beside,) = EXPERIMENTS["library"].beside([row])
+    assert beside["published_time_ms"] == 230.62
+    assert beside["ratio_time_ms"] == pytest.approx(0.5)
+    (other_size,) = EXPERIMENTS["register_tiles"].beside([{"tile_size": 8, "n": 64, "time_ms": 1}])
+    assert "published_time_ms" not in other_size  # theirs is for n = 1024
+
+
+def test_rows():
+    rows = Rows([{"n": 1, "t": 2.0}, {"n": 2, "t": None, "note": "no card"}])
+    assert rows.value("t", n=1) == 2.0
+    assert rows.line("n", "t") == ([1], [2.0])
+    with pytest.raises(NotTestable, match="no card"):
+        rows.value("t", n=2)
+    with pytest.raises(NotTestable, match="no row has n 3"):
+        rows.value("t", n=3)
+
+
+def test_a_claim_knows_its_devices():
+    claim = Claim("It is so.", lambda rows: verdict(True, "seen"))
+    assert claim.judge(Rows(), "cuda").status == CONFIRMED
+    assert claim.judge(Rows(), "emulator").status == NOT_TESTABLE
+
+
+# --- the model ----------------------------------------------------------------------------
+
+
+def test_occupancy_of_the_article():
+    assert model.occupancy(model.V100, 256, 136, 8192) == 0.125
+    assert model.resident_blocks(model.V100, 256, 136, 8192) == (1, "registers")
+
+
+@pytest.mark.parametrize(
+    "threads, registers, shared, blocks, why",
+    [
+        (256, 32, 0, 8, "threads"),
+        (32, 32, 0, 32, "blocks"),
+        (256, 32, 100 << 10, 2, "shared memory"),
+        (1024, 40, 0, 1, "registers"),
+        (1024, 64, 0, 1, "registers"),
+        (96, 255, 0, 2, "registers"),
+    ],
+)
+def test_resident_blocks(threads, registers, shared, blocks, why):
+    assert model.resident_blocks(model.H200, threads, registers, shared) == (blocks, why)
+
+
+def test_traffic_of_the_naive_kernel():
+    found = model.traffic(catalog.get("naive").variant({"BM": 32, "BN": 32}), "float32", False)
+    assert found.warp_sectors == (1, 4) and found.loads == 2
+    assert found.flop_per_byte == pytest.approx(0.4)
+
+
+def test_traffic_of_transposed_b_is_scattered():
+    found = model.traffic(
+        catalog.get("transposed_b").variant({"BM": 8, "BN": 32}), "float32", False
+    )
+    assert found.warp_sectors == (1, 32)
+
+
+@pytest.mark.parametrize("width", [1, 2, 4, 8, 16, 32])
+def test_a_tile_cuts_loads_by_its_width(width):
+    found = model.traffic(catalog.get("shared_tile").variant({"TILE": width}), "int32", True)
+    assert 2 / found.loads == width
+
+
+def test_block_tiles_give_32_flop_a_byte():
+    found = model.traffic(catalog.get("block_tile").variant(), "float32", True)
+    assert found.flop_per_byte == 32
+
+
+def test_every_kernel_has_a_model():
+    usage = Usage(32, 4096, 0, 0, 0)
+    for kernel in catalog.gemm_kernels():
+        for variant in kernel.variants():
+            if not kernel.library and kernel.name != "one_block":
+                found = model.describe(variant, kernel.dtypes[0], usage, model.H200, 512, 512, 512)
+                if found:  # none where the grid is the machine's and not the matrix's
+                    assert 0 <= found["occupancy"] <= 1 and math.isfinite(found["flop_per_byte"])
+
+
+def test_roofline():
+    assert model.roofline_gflops(model.H200, 1000, "float32") == model.H200.gflops
+    assert model.roofline_gflops(model.H200, 1000, "int32") == model.H200.gflops / 2
+    assert model.roofline_gflops(model.H200, 1, "float32") == model.H200.gbps
+
+
+# --- the engine ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [on("cpu"), on("emulator")])
+def test_all_small(kind, tmp_path):
+    data = engine.run(engine.choose_experiments(["all"]), device=kind)
+    rows = [row for result in data["experiments"] for row in result["rows"]]
+    assert not [row for row in rows if row.get("verdict") == "FAILED"]
+    assert all("time_ms" in row or row.get("note") or "wrong" in row for row in rows)
+    for result in data["experiments"]:
+        assert len(result["verdicts"]) == len(EXPERIMENTS[result["name"]].claims)
+    decided = [v for r in data["experiments"] for v in r["verdicts"] if v["status"] == CONFIRMED]
+    assert len(decided) >= 8
+    output.show(data)
+    output.write(str(tmp_path / "out"), data)
+
+
+@pytest.mark.skipif(on("cuda").marks[0].args[0], reason="no CUDA device")
+def test_small_on_a_gpu():
+    data = engine.run(engine.choose_experiments(["all"]), device="cuda")
+    rows = [row for result in data["experiments"] for row in result["rows"]]
+    assert not [row for row in rows if row.get("verdict") == "FAILED"]
+    by_name = {result["name"]: result for result in data["experiments"]}
+    (driver,) = (
+        v for v in by_name["occupancy"]["verdicts"] if v["claim"].startswith("Occupancy follows")
+    )
+    assert driver["status"] == CONFIRMED, driver
+
+
+def test_the_labs_way_on_the_emulator(kernel_device):
+    lab = measure.Lab(kernel_device, samples=1)
+    found = measure.run(
+        lab, n=70, threads=3, split="cols", reduce="critical", kernel="naive_row", alone=True
+    )
+    assert found["verdict"] == "passed" and found["reduction"].startswith("critical")
+    assert found["compute_ms"] <= found["compute_and_sum_ms"]
+
+
+def _slow(lab):
+    lab.deadline = 0
+    return lab.sampled(lambda: 1.0)
+
+
+def test_the_time_cap_cuts_samples_then_points(monkeypatch):
+    experiment = dataclasses.replace(
+        EXPERIMENTS["library"],
+        points=lambda scale, device: [Point(_slow, {"n": i}) for i in (1, 2)],
+    )
+    data = engine.run([experiment], device="cpu", samples=3)
+    (result,) = data["experiments"]
+    first, second = result["rows"]
+    assert first["samples"] == 1 and "time was up" in second["note"]
+    assert result["cut"] == 2
+
+
+def test_what_cannot_run_is_a_row_that_says_why():
+    data = engine.run([EXPERIMENTS["library"]], device="cpu")
+    assert all("CUDA" in row["note"] for row in data["experiments"][0]["rows"])
+
+
+def test_unknown_names():
+    with pytest.raises(UsageError, match="did you mean 'row_split'"):
+        engine.choose_experiments(["rowsplit"])
+    with pytest.raises(UsageError, match="small, full"):
+        engine.run([], scale="huge")
+
+
+# --- files and pictures -------------------------------------------------------------------
+
+
+def test_files_whole_or_not_at_all(tmp_path, full, monkeypatch):
+    target = tmp_path / "out"
+    output.write(str(target), full)
+    names = {path.name for path in target.iterdir()}
+    assert {"results.json", "report.md", "ladder.csv", "ladder.svg"} <= names
+    assert json.loads((target / "results.json").read_text())["scale"] == "full"
+    with (target / "row_split.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 40 and float(rows[0]["published_time_ms"]) == 3.28
+    before = (target / "results.json").stat().st_mtime_ns
+
+    def fail(data):
+        raise RuntimeError("drawing failed")
+
+    monkeypatch.setattr(output, "pictures", fail)
+    with pytest.raises(RuntimeError):
+        output.write(str(target), full)
+    assert (target / "results.json").stat().st_mtime_ns == before
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_folder_of_other_files_is_refused(tmp_path, full):
+    (tmp_path / "mine.txt").write_text("keep")
+    with pytest.raises(UsageError, match="other files"):
+        output.write(str(tmp_path), full)
+    with pytest.raises(UsageError, match="no directory"):
+        output.check_directory(str(tmp_path / "no" / "out"))
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_picture_has_labels_with_units(full, name):
+    picture = plots.pictures(full)[name]
+    for panel in picture.panels:
+        assert panel.lines, name
+        label = panel.y or picture.y
+        units = ("(", "%", "TFLOP/s", "time", "times")
+        assert any(unit in label for unit in units), (name, label)
+        assert panel.bars or panel.x or picture.x
+        for line in panel.lines:
+            assert len(line.x) == len(line.y) and line.label
+    image = plots.draw(picture).decode()
+    assert image.count("<text") > 5 and "<svg" in image
+
+
+def test_theirs_differ_from_ours_without_colour(full):
+    image = plots.draw(plots.pictures(full)["register_tiles"]).decode()
+    assert image.count("stroke-dasharray") >= 1  # theirs is dashed
+
+
+def test_pictures_without_our_rows():
+    for experiment in EXPERIMENTS.values():
+        rows = [dict(p.row) | {"note": "not here"} for p in experiment.points("small", "cpu")]
+        assert plots.draw(experiment.picture(experiment.beside(rows)), "png")
+
+
+def test_plot_command(tmp_path, full):
+    file = tmp_path / "results.json"
+    file.write_text(json.dumps(full))
+    run = CliRunner().invoke
+    made = run(cli, ["plot", str(file), "ladder", "-o", str(tmp_path / "ladder.png")])
+    assert made.exit_code == 0, made.output
+    assert (tmp_path / "ladder.png").read_bytes().startswith(b"\x89PNG")
+    missing = run(cli, ["plot", str(file), "-o", str(tmp_path / "x.svg")])
+    assert isinstance(missing.exception, UsageError) and "ladder" in str(missing.exception)
+    wrong = run(cli, ["plot", str(file), "ladder", "-o", str(tmp_path / "x.pdf")])
+    assert isinstance(wrong.exception, UsageError)
+
+
+def test_plot_of_a_bench(tmp_path):
+    row = {"kernel": "naive", "params": {}, "m": 64, "n": 64, "k": 64, "gflops": 2.0}
+    data = {"rows": [row, row | {"m": 128, "n": 128}], "device": {"name": "cpu"}}
+    assert plots.draw(plots.pictures(data)["bench"], "png").startswith(b"\x89PNG")
+    with pytest.raises(UsageError, match="neither"):
+        plots.pictures({"problem": {}})
+
+
+def test_reproduce_command(tmp_path):
+    run = CliRunner().invoke
+    listed = run(cli, ["reproduce", "--list"])
+    assert listed.exit_code == 0 and all(name in listed.output for name in EXPERIMENTS)
+    target = tmp_path / "out"
+    made = run(cli, ["reproduce", "column_split", "--device", "cpu", "-o", str(target)])
+    assert made.exit_code == 0, made.output
+    data = json.loads((target / "results.json").read_text())
+    assert data["environment"]["python"] and data["command"].startswith("hybrid-gemm")
+    assert "confirmed" in made.output
+    named = run(cli, ["reproduce"])
+    assert isinstance(named.exception, UsageError)
+
+
+# --- the page -----------------------------------------------------------------------------
+
+
+def test_the_page_follows_from_the_results(tmp_path, full):
+    (tmp_path / "docs/results").mkdir(parents=True)
+    (tmp_path / document.RESULTS).write_text(json.dumps(full))
+    document.write(tmp_path)
+    assert document.drift(tmp_path) == []
+    page = (tmp_path / document.PAGE).read_text()
+    for experiment in EXPERIMENTS.values():
+        assert f"## {experiment.title}" in page and experiment.exercise in page
+        assert f"experiments/{experiment.name}.svg" in page
+    full["experiments"][1]["rows"][0]["time_ms"] = 1e9
+    (tmp_path / document.RESULTS).write_text(json.dumps(full))
+    name = full["experiments"][1]["name"]
+    assert document.drift(tmp_path) == [document.PAGE, f"docs/experiments/{name}.svg"]
+
+
+def test_answers_follow_from_verdicts():
+    first = {"claim": "It turns.", "status": CONFIRMED, "because": "3 of 4"}
+    other = {"claim": "It burns.", "status": REFUTED, "because": "0 of 4"}
+    assert document.answer([first]) == "It turns: 3 of 4."
+    assert document.answer([first, other]) == "It turns: 3 of 4. Its other claim is refuted."
+    assert "does not hold: 0 of 4. Of its 2 other claims 1 is confirmed and 1 is refuted." in (
+        document.answer([other, first, other])
+    )
+
+
+@pytest.mark.skipif(
+    not (ROOT / document.RESULTS).exists(), reason=f"{document.RESULTS} is not there yet"
+)
+def test_the_committed_page_is_current():
+    assert document.drift(ROOT) == [], "run scripts/experiments-doc"
+
+
+def test_compiled_usage_reaches_the_rows(monkeypatch):
+    try:
+        nvrtc.version()
+    except Exception as error:
+        pytest.skip(str(error))
+    lab = measure.Lab("cpu")
+    found = lab.model(catalog.get("register_tile").variant({"TILE": 16}), 64, 64, 64, "int32")
+    assert found["registers"] == 255 and found["local_bytes"] > 0
