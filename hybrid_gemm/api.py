@@ -85,6 +85,11 @@ class Runner:
             self.devices = [Strassen(device, levels) for device in self.devices]
         self.threads = threads or max(len(self.devices), emulate_devices or 1)
         self.split, self.reduce = split, reduce
+        self._direct = None
+        if self.kind == "cuda" and self.threads == 1 and algorithm == "ordinary":
+            from .direct import Direct
+
+            self._direct = Direct(self.devices[0], self._choose)
 
     def plan(self, problem: Problem, *, resident: bool = False) -> planner.Plan:
         """The plan for a problem on these devices; `resident` if A, B and C lie there."""
@@ -171,8 +176,19 @@ class Runner:
         return Result(out, plan, variant, timeline, run.total_ms, self._reduction(plan))
 
     def gemm(self, a, b, c=None, /, **options):
-        """alpha * op(A) @ op(B) + beta * C; see `hybrid_gemm.gemm`."""
+        """alpha * op(A) @ op(B) + beta * C; see `hybrid_gemm.gemm`.
+
+        With one worker, arrays on its GPU are multiplied on the caller's current stream.
+        """
+        if self._direct is not None:
+            done = self._direct(a, b, c, **options)
+            if done is not None:
+                return done
         return self.run(a, b, c, **options).c
+
+    def _choose(self, problem: Problem) -> tuple[planner.Plan, Variant]:
+        plan = self.plan(problem, resident=True)
+        return plan, self.variant(plan)
 
     def describe(self) -> str:
         """The devices in a few words, and why they were chosen."""

@@ -261,7 +261,12 @@ def test_device_arrays_stay_on_the_device(rng):
     import cupy
 
     a, b, c = (integers(rng, s) for s in ((70, 90), (90, 50), (70, 50)))
-    for options in ({}, {"threads": 4, "split": "cols"}, {"emulate_devices": 3, "threads": 3}):
+    for options in (
+        {},
+        {"kernel": "cublas"},
+        {"threads": 4, "split": "cols"},
+        {"emulate_devices": 3, "threads": 3},
+    ):
         there = [cupy.asarray(x) for x in (a, b, c)]
         got = gemm(*there, alpha=2, beta=1, **options)
         assert isinstance(got, cupy.ndarray)

@@ -194,32 +194,47 @@ class KernelDevice(Device):
             self.function(catalog.helper(role), dtype)
 
     def gemm(self, variant, a, b, c, *, alpha, beta, stream):
-        (m, n), k = c.shape, a.shape[1]
-        if not m or not n:
+        if not c.shape[0] or not c.shape[1]:
             return
+        self.bind(variant, a, b, c, alpha=alpha, beta=beta)(a, b, c, stream)
+
+    def bind(self, variant: Variant, a, b, c, *, alpha, beta) -> Callable:
+        """A call that multiplies matrices laid out as these, worked out once for many."""
         if variant.kernel.library:
-            self.library_gemm(variant, a, b, c, alpha=alpha, beta=beta, stream=stream)
-            return
-        layouts = readable(variant, a, b)
-        a, b = (
-            x if leading(x, order) else self.transposed(x, stream)
-            for x, order in zip((a, b), layouts, strict=True)
-        )
-        lda, ldb = leading(a, layouts[0]), leading(b, layouts[1])
+            return lambda a, b, c, stream: self.library_gemm(
+                variant, a, b, c, alpha=alpha, beta=beta, stream=stream
+            )
+        (m, n), k = c.shape, a.shape[1]
         dtype = c.dtype.name
+        layouts = readable(variant, a, b)
+        turned = [not leading(x, order) for x, order in zip((a, b), layouts, strict=True)]
+        ld = [
+            max(1, x.shape[order == "n"]) if turn else leading(x, order)
+            for x, order, turn in zip((a, b), layouts, turned, strict=True)
+        ]
+        lda, ldb, ldc = map(np.int64, (*ld, layout(c)[1]))
         function = self.function(variant, dtype, layouts)
         scalar = np.dtype(dtype).type
-        for rows, cols, launch in launches(variant, m, n, k, dtype):
-            part = c[rows, cols]
-            pm, pn = part.shape
-            args = [
-                np.int32(pm), np.int32(pn), np.int32(k), scalar(alpha),
-                a[rows], np.int64(lda), b[:, cols], np.int64(ldb),
-                scalar(beta), part, np.int64(layout(c)[1]),
-            ]  # fmt: skip
-            if launch.workspace_bytes:
-                args += self._scratch(launch, dtype, stream)
-            self.launch(function, launch, args, stream)
+        parts = launches(variant, m, n, k, dtype)
+        whole = len(parts) == 1
+        k, alpha, beta = np.int32(k), scalar(alpha), scalar(beta)
+
+        def call(a, b, c, stream):
+            if turned[0]:
+                a = self.transposed(a, stream)
+            if turned[1]:
+                b = self.transposed(b, stream)
+            for rows, cols, launch in parts:
+                x, y, z = (a, b, c) if whole else (a[rows], b[:, cols], c[rows, cols])
+                args = [
+                    np.int32(z.shape[0]), np.int32(z.shape[1]), k, alpha,
+                    x, lda, y, ldb, beta, z, ldc,
+                ]  # fmt: skip
+                if launch.workspace_bytes:
+                    args += self._scratch(launch, dtype, stream)
+                self.launch(function, launch, args, stream)
+
+        return call
 
     def _scratch(self, launch: Launch, dtype: str, stream: Stream) -> list:
         """A workspace for this launch, and the stream's flags: kernels leave them zero."""
