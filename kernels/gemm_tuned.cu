@@ -249,7 +249,8 @@ __device__ __forceinline__ void multiply(T (&sum)[TM][TN], int m, int n, const T
 __device__ __forceinline__ void add_groups(T (&sum)[TM][TN], int group, int thread) {
     extern __shared__ __align__(16) unsigned char raw[];
     UNROLL for (int half = KG / 2; half > 0; half /= 2) {
-        Vec* const mine = reinterpret_cast<Vec*>(raw) + group % half * GROUP * TM * TN / VEC + thread;
+        Vec* const mine =
+            reinterpret_cast<Vec*>(raw) + group % half * GROUP * TM * TN / VEC + thread;
         if (group >= half && group < 2 * half) {
             UNROLL for (int i = 0; i < TM; ++i) {
                 UNROLL for (int j = 0; j < TN; j += VEC)
@@ -305,8 +306,8 @@ __device__ __forceinline__ bool last_of(unsigned* counter, int count) {
 
 // Hands in this block's part of a tile. True in the one block that ends up with the whole sum:
 // parts are added FAN at a time, in order of k, by whichever block comes last.
-__device__ __forceinline__ bool collect(T (&sum)[TM][TN], const Shares& shares, int tile, T* workspace,
-                                        unsigned* flags, bool holds, int thread) {
+__device__ __forceinline__ bool collect(T (&sum)[TM][TN], const Shares& shares, int tile,
+                                        T* workspace, unsigned* flags, bool holds, int thread) {
     const int lo = shares.owner(tile * shares.steps);
     const int parts = shares.owner(tile * shares.steps + shares.steps - 1) - lo + 1;
     int mine = int(blockIdx.x) - lo;
@@ -329,11 +330,12 @@ __device__ __forceinline__ bool collect(T (&sum)[TM][TN], const Shares& shares, 
             }
 #pragma unroll 1
             for (int c = 0; c < count; ++c) {
-                const T* from = workspace + thread * VEC +
-                    (long long)shares.slot(lo + mine + c * stride, tile) * (BM * BN);
+                const int slot = shares.slot(lo + mine + c * stride, tile);
+                const Vec* from = reinterpret_cast<const Vec*>(workspace) +
+                                  (long long)slot * (BM * BN / VEC) + thread;
                 UNROLL for (int i = 0; i < TM; ++i) {
                     UNROLL for (int j = 0; j < TN; j += VEC)
-                        add_part(sum, i, j, *reinterpret_cast<const Vec*>(from + (i * TN + j) * GROUP));
+                        add_part(sum, i, j, from[(i * TN + j) / VEC * GROUP]);
                 }
             }
         }
@@ -372,8 +374,8 @@ __device__ __forceinline__ void store_tile(const T (&sum)[TM][TN], int m, int n,
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-gemm_tuned(int m, int n, int k, T alpha, const T* A, long long lda, const T* B, long long ldb, T beta,
-           T* C, long long ldc, T* workspace, unsigned* flags) {
+gemm_tuned(int m, int n, int k, T alpha, const T* A, long long lda, const T* B, long long ldb,
+           T beta, T* C, long long ldc, T* workspace, unsigned* flags) {
     const int thread = threadIdx.x % GROUP, group = threadIdx.x / GROUP;
     const int warp = thread / 32, lane = thread % 32;
     const int row_in = warp / WARPS_N * (TM * LM) + lane / 2 % LM * VEC;
@@ -414,7 +416,8 @@ gemm_tuned(int m, int n, int k, T alpha, const T* A, long long lda, const T* B, 
         else
             multiply<false>(sum, m, n, A, lda, B, ldb, row, col, k0, skip, count, a_in, b_in);
         if (KG > 1) add_groups(sum, group, thread);
-        if (count < steps && !collect(sum, shares, tile, workspace, flags, group == 0, thread)) continue;
+        if (count < steps && !collect(sum, shares, tile, workspace, flags, group == 0, thread))
+            continue;
         if (group == 0) store_tile(sum, m, n, alpha, beta, C, ldc, row + row_in, col + col_in);
     }
 }
