@@ -2,7 +2,8 @@
 
 Samples of the variants of one shape alternate, so that clocks and neighbours change for all
 alike. On a GPU a sample is a graph of launches between two events, long enough (2 ms) that
-launching is not what is timed; elsewhere it is one call on the host's clock.
+launching is not what is timed; elsewhere it is one call on the host's clock. Sampling stops when
+the median is known well enough, or has taken long enough.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ from .catalog import LAYOUTS, Variant
 from .devices import choose, open_devices
 from .devices.cpu import cores
 from .errors import HybridGemmError, UsageError
-from .problem import Problem, compute_dtype
+from .problem import Problem
 from .verify import verify
 
 SAMPLE_MS = 2.0
-LONG_MS = 2000.0  # past this one sample does
+ROW_MS = 3000.0  # a row takes no further samples after so long
+LEAST_SAMPLES = 5
 SERIES = {
     # S1's series: K = 1024, m = n
     "published": [
@@ -34,7 +36,8 @@ SERIES = {
 }  # fmt: skip
 COLUMNS = (
     "kernel", "params", "m", "n", "k", "dtype", "layout", "time_ms", "min_ms", "max_ms",
-    "samples", "gflops", "ratio_to_cublas", "verdict", "worst_error_of_bound", "note",
+    "samples", "gflops", "percent_of_peak", "ratio_to_cublas", "verdict", "worst_error_of_bound",
+    "l2", "sm_mhz", "power_w", "throttled", "note",
 )  # fmt: skip
 
 
@@ -69,34 +72,43 @@ def select(
 
 
 def run(
-    variants: Sequence[Variant], shapes, *, device: str = "auto", dtype: str = "float32",
-    layout: str = "nn", samples: int = 7, seed: int = 0, progress=None,
+    variants: Sequence[Variant], shapes, *, device: str = "auto",
+    dtypes: Sequence[str] = ("float32",), layouts: Sequence[str] = ("nn",), samples: int = 30,
+    noise: float = 0.003, cold: bool = False, seed: int = 0, progress=None,
     note: Callable[[str], None] = lambda text: None,
 ) -> dict:  # fmt: skip
-    """Rows as plain dictionaries (`COLUMNS`), one a variant and shape.
+    """Rows as plain dictionaries (`COLUMNS`), one a variant, shape, layout and dtype.
 
-    A variant that cannot run a shape is a row whose note says why.
+    Takes up to `samples` of each, fewer once the median's spread is below `noise` of it. With
+    `cold` the L2 cache holds none of A, B and C when a product starts. A variant that cannot
+    run a shape is a row whose note says why.
     """
-    if layout not in LAYOUTS:
-        raise UsageError(f"no layout is called {layout!r}; there are {', '.join(LAYOUTS)}")
-    if samples < 1:
-        raise UsageError(f"{samples} samples asked for; it takes at least 1")
-    if dtype not in matrices.GENERATED_DTYPES or compute_dtype(np.dtype(dtype)) != dtype:
-        raise UsageError(f"--dtype {dtype!r}: kernels have {', '.join(catalog.C_TYPES)}")
+    for layout in layouts:
+        if layout not in LAYOUTS:
+            raise UsageError(f"no layout is called {layout!r}; there are {', '.join(LAYOUTS)}")
+    for dtype in dtypes:
+        if dtype not in catalog.C_TYPES:
+            raise UsageError(f"--dtype {dtype!r}: kernels have {', '.join(catalog.C_TYPES)}")
+    if samples < 1 or noise < 0:
+        raise UsageError("samples are 1 or more, and noise 0 or more")
     kind, why = choose(device)
-    bench = _Bench(open_devices(kind, 1, gpus=[0] if kind == "cuda" else None)[0], samples)
     if why:
         note(f"device: {kind} ({why})")
-    advance = progress(len(shapes) * len(variants), "timing") if progress else lambda _: None
+    if cold and kind != "cuda":
+        raise UsageError(f"a cold L2 is for the cuda device; this is {kind}")
+    opened = open_devices(kind, 1, gpus=[0] if kind == "cuda" else None)[0]
+    bench = _Bench(opened, samples, noise, cold)
+    cases = [(d, lay, s) for d in dtypes for lay in layouts for s in shapes]
+    advance = progress(len(cases) * len(variants), "timing") if progress else lambda _: None
     rows = []
-    for shape in shapes:
+    for dtype, layout, shape in cases:
         rows += bench.shape(variants, Problem(*shape, dtype), layout, seed, advance)
-    return {"device": {"kind": kind, "name": bench.device.describe()}, "rows": rows}
+    return {"device": {"kind": kind, "name": opened.describe()}, "rows": rows}
 
 
 class _Bench:
-    def __init__(self, device, samples: int):
-        self.device, self.samples = device, samples
+    def __init__(self, device, samples: int, noise: float, cold: bool):
+        self.device, self.samples, self.noise, self.cold = device, samples, noise, cold
         self.stream = device.stream()
 
     def shape(self, variants, problem: Problem, layout: str, seed: int, advance) -> list[dict]:
@@ -117,23 +129,37 @@ class _Bench:
                     times[i] = [], self._sampler(variant, a, b, c)
                 rows[i]["note"] = reason or ""
                 advance(1)
-            for _ in range(self.samples):
-                for taken, sample in times.values():
-                    if taken and taken[0] > LONG_MS:
-                        continue
+            going = dict(times)
+            while going:
+                for i, (taken, sample) in list(going.items()):
                     taken.append(sample())
+                    if self._enough(taken):
+                        rows[i] |= device.readings()
+                        del going[i]
+        peak = device.peak_tflops(problem.dtype)
         for i, (taken, _sample) in times.items():
             median = statistics.median(taken)
+            gflops = problem.flops / median / 1e6
             rows[i] |= {
                 "time_ms": median, "min_ms": min(taken), "max_ms": max(taken),
-                "samples": len(taken), "samples_ms": taken,
-                "gflops": problem.flops / median / 1e6,
+                "samples": len(taken), "samples_ms": taken, "gflops": gflops,
+                "percent_of_peak": gflops / peak / 10 if peak else None,
+                "l2": "cold" if self.cold else "warm",
             }  # fmt: skip
         peer = next((r["time_ms"] for r in rows if r["kernel"] == "cublas"), None)
         for row in rows:
             if peer and row["time_ms"]:
                 row["ratio_to_cublas"] = peer / row["time_ms"]
         return rows
+
+    def _enough(self, taken: list[float]) -> bool:
+        if len(taken) >= self.samples or sum(taken) > ROW_MS:
+            return True
+        if len(taken) < LEAST_SAMPLES:
+            return False
+        low, median, high = statistics.quantiles(taken, n=4)
+        # The median's standard error of a sample with this quartile range, if it is normal.
+        return 0.93 * (high - low) / len(taken) ** 0.5 <= self.noise * median
 
     def _row(self, variant: Variant, problem: Problem, layout: str) -> dict:
         return dict.fromkeys(COLUMNS) | {
@@ -173,7 +199,7 @@ class _Bench:
             replay = self.device.repeated(lambda: self._gemm(variant, a, b, c), count, self.stream)
             return lambda: self._sample(replay, count)
 
-        if self.device.kind != "cuda":
+        if self.device.kind != "cuda" or self.cold:
             return repeated(1)
         once = repeated(1)
         once()
@@ -181,6 +207,8 @@ class _Bench:
 
     def _sample(self, replay: Callable[[], None], count: int) -> float:
         """Milliseconds a product."""
+        if self.cold:
+            self.device.flush_cache(self.stream)
         self.device.start_clock()
         start = self.stream.record()
         replay()
@@ -204,18 +232,22 @@ def _params(row: dict) -> str:
 
 
 def show(data: dict) -> None:
+    several = {x: len({row[x] for row in data["rows"]}) > 1 for x in ("dtype", "layout")}
     rows = [
         [
             row["kernel"], _params(row), f"{row['m']} x {row['n']} x {row['k']}",
+            row["dtype"] if several["dtype"] else "", row["layout"] if several["layout"] else "",
             *(f"{row[c]:.4g}" if row[c] is not None else "" for c in ("time_ms", "min_ms")),
             f"{row['gflops']:.1f}" if row["gflops"] else "",
+            f"{row['percent_of_peak']:.1f}" if row["percent_of_peak"] else "",
             f"{row['ratio_to_cublas']:.3f}" if row["ratio_to_cublas"] else "",
             row["verdict"] or "", row["note"],
         ]
         for row in data["rows"]
     ]  # fmt: skip
     report.table(
-        ["<kernel", "<parameters", "m x n x k", "time ms", "min ms", "gflop/s", "of cuBLAS",
+        ["<kernel", "<parameters", "m x n x k", "<dtype", "<layout", "time ms", "min ms", "gflop/s",
+         "% of peak", "of cuBLAS",
          "<verdict", "<note"],
         rows, title=data["device"]["name"],
     )  # fmt: skip

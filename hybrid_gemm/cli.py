@@ -313,9 +313,25 @@ def kernels(names, arch, dtype, json_file) -> None:
     help="N or MxNxK, comma-separated; default 1024.",
 )
 @click.option("--series", metavar="NAME", help="published: K = 1024, m = n = 128 ... 16384.")
-@click.option("--dtype", default="float32", show_default=True)
-@click.option("--layout", default="nn", show_default=True, help="nn, nt, tn or tt.")
-@click.option("--samples", default=7, show_default=True, help="Timed samples a row.")
+@click.option(
+    "--dtype", "dtypes", type=_List("float32,int32"), default="float32", show_default=True
+)
+@click.option(
+    "--layout",
+    "layouts",
+    type=_List("nn,tt"),
+    default="nn",
+    show_default=True,
+    help="Orders of A and B: n as they are, t transposed.",
+)
+@click.option("--samples", default=30, show_default=True, help="At most so many a row ...")
+@click.option(
+    "--noise",
+    default=0.003,
+    show_default=True,
+    help="... and no more once the median is known to this fraction.",
+)
+@click.option("--cold", is_flag=True, help="Fill the L2 cache with other data before each product.")
 @click.option("--seed", default=0, show_default=True)
 @_json
 @click.option("--csv", "csv_file", metavar="FILE", help="Write the rows as CSV.")
@@ -326,9 +342,11 @@ def bench(
     param,
     shapes,
     series,
-    dtype,
-    layout,
+    dtypes,
+    layouts,
     samples,
+    noise,
+    cold,
     seed,
     json_file,
     csv_file,
@@ -340,8 +358,9 @@ def bench(
     shapes = [*(benches.series(series) if series else []), *(shapes or [])]
     with _progress() as progress:
         data = benches.run(
-            variants, shapes or [(1024,) * 3], device=device, dtype=dtype, layout=layout,
-            samples=samples, seed=seed, progress=progress, note=_note,
+            variants, shapes or [(1024,) * 3], device=device, dtypes=dtypes,
+            layouts=layouts, samples=samples, noise=noise, cold=cold, seed=seed,
+            progress=progress, note=_note,
         )  # fmt: skip
     if csv_file:
         from .report import write

@@ -88,6 +88,14 @@ class Device(abc.ABC):
 
         return replay
 
+    def peak_tflops(self, dtype: str) -> float | None:
+        """10^12 operations a second that the hardware could do, if that is known."""
+        return None
+
+    def readings(self) -> dict:
+        """What the hardware says of itself now: clock, power, what holds it back."""
+        return {}
+
     def session(self) -> contextlib.AbstractContextManager:
         """Entered once around a run, whatever its threads."""
         return contextlib.nullcontext()

@@ -9,10 +9,22 @@ import numpy as np
 
 from ..errors import UnavailableError
 from ..planner import DeviceSpec
-from . import cublas, nvrtc
+from . import cublas, nvml, nvrtc
 from .base import KernelDevice, Stream, layout, leading
 
 _MAX_DYNAMIC_SHARED_MEMORY = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+# Multiply-adds a cycle and multiprocessor (CUDA Programming Guide, arithmetic throughput);
+# float64 of data-centre parts counts the tensor cores.
+_LANES = {
+    (7, 0): {"float32": 64, "float64": 32, "int32": 64},
+    (7, 5): {"float32": 64, "float64": 2, "int32": 64},
+    (8, 0): {"float32": 64, "float64": 64, "int32": 64},
+    (8, 6): {"float32": 128, "float64": 2, "int32": 64},
+    (8, 9): {"float32": 128, "float64": 2, "int32": 64},
+    (9, 0): {"float32": 128, "float64": 128, "int32": 64},
+    (10, 0): {"float32": 128, "float64": 64, "int32": 64},
+    (12, 0): {"float32": 128, "float64": 2, "int32": 64},
+}
 MAX_TABLES = 4096  # tables of pointers kept; the oldest has long been read when it goes
 
 
@@ -80,6 +92,7 @@ class CudaDevice(KernelDevice):
         self.ordinal = ordinal
         self.name = f"cuda:{ordinal}" + ("" if part is None else f".{part}")
         self.pool = cupy.cuda.MemoryPool()
+        self._monitor = self._spoiler = None
         self._tables: dict[bytes, cupy.ndarray] = {}
         self.properties = cupy.cuda.runtime.getDeviceProperties(ordinal)
         self.arch = f"sm_{self.properties['major']}{self.properties['minor']}"
@@ -103,6 +116,25 @@ class CudaDevice(KernelDevice):
             tflops=0.6 * p["multiProcessorCount"] * 256 * clock_ghz / 1e3,
             memory_gbps=0.8 * memory_gbps, link_gbps=20, peer_gbps=100,
         )  # fmt: skip
+
+    def peak_tflops(self, dtype: str) -> float | None:
+        """Multiply-adds outside the tensor cores, but for float64, where cuBLAS uses them."""
+        major, minor = self.properties["major"], self.properties["minor"]
+        lanes = _LANES.get((major, minor), {}).get(dtype)
+        clock = self.cp.cuda.Device(self.ordinal).attributes["ClockRate"] * 1e3
+        return lanes and 2 * lanes * self.properties["multiProcessorCount"] * clock / 1e12
+
+    def readings(self) -> dict:
+        if self._monitor is None:
+            bus = self.cp.cuda.runtime.deviceGetPCIBusId(self.ordinal)
+            self._monitor = nvml.Monitor(bus)
+        return self._monitor.read()
+
+    def flush_cache(self, stream: CudaStream) -> None:
+        """Fills L2 with other data."""
+        if self._spoiler is None:
+            self._spoiler = self.empty(1, self.properties["l2CacheSize"] // 2, "float32")
+        self._spoiler.fill(0)
 
     def stream(self) -> CudaStream:
         with self.cp.cuda.Device(self.ordinal):
