@@ -409,13 +409,12 @@ def reproduce(names, listed, scale, device, gpus, samples, seed, output, json_fi
             chosen, device=device, scale=scale, gpus=gpus, seed=seed, samples=samples,
             progress=progress, note=_note,
         )  # fmt: skip
+    _write(data, json_file, lambda: out.show(data))
     if output:
         from .info import command_line, environment
 
-        whole = {"command": command_line(), **data, "environment": environment()}
-        out.write(output, whole)
+        out.write(output, {"command": command_line(), **data, "environment": environment()})
         _note(f"wrote {output}")
-    _write(data, json_file, lambda: out.show(data))
     rows = [row for result in data["experiments"] for row in result["rows"]]
     if wrong := [row for row in rows if row.get("verdict") == "FAILED"]:
         raise VerificationError(f"{len(wrong)} rows have wrong results")

@@ -19,7 +19,7 @@ DASHES = ("-", (0, (6, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))
 THEIRS = "#555555"
 HATCHES = (None, "..", "xx", "--")
 FORMATS = ("svg", "png")
-WIDTH, HEIGHT = {1: 7.5, 2: 10, 3: 12}, 4.8  # inches; the size makes the letters
+WIDTH, HEIGHT = {1: 7, 2: 9.2, 3: 10}, 4.8  # inches; the size makes the letters
 SETTINGS = {
     "font.size": 15, "font.family": "DejaVu Sans", "axes.spines.top": False,
     "axes.spines.right": False, "axes.grid": True, "grid.color": "#dddddd", "axes.axisbelow": True,
@@ -27,6 +27,15 @@ SETTINGS = {
     "legend.fontsize": 13, "lines.linewidth": 2.2, "hatch.linewidth": 1.2,
     "svg.fonttype": "none", "svg.hashsalt": "hybrid-gemm",
 }  # fmt: skip
+
+
+def needed():
+    """The matplotlib module; `UnavailableError` says how to get it."""
+    try:
+        import matplotlib
+    except ImportError:
+        raise UnavailableError("plots need matplotlib (pip install 'hybrid-gemm[plot]')") from None
+    return matplotlib
 
 
 def draw(picture: Picture, form: str = "svg", description: str = "") -> bytes:
@@ -37,11 +46,9 @@ def draw(picture: Picture, form: str = "svg", description: str = "") -> bytes:
     """
     if form not in FORMATS:
         raise UsageError(f"plots are written as {' or '.join(FORMATS)}, not {form!r}")
-    try:
-        import matplotlib
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise UnavailableError("plots need matplotlib (pip install 'hybrid-gemm[plot]')") from None
+    matplotlib = needed()
+    from matplotlib.figure import Figure
+
     with matplotlib.rc_context(SETTINGS):
         count = len(picture.panels)
         tall = max(
@@ -53,13 +60,15 @@ def draw(picture: Picture, form: str = "svg", description: str = "") -> bytes:
         axes = figure.subplots(1, count, squeeze=False)[0]
         first, last = None, picture.panels[-1]
         labels = [line.label for line in last.lines]
+        # Many lines leave a legend no room: it goes above, for all panels.
+        crowded = not last.bars and len(labels) > 4
         for panel, ax in zip(picture.panels, axes, strict=True):
             own = bool(panel.y)
             if not own and first is not None:
                 ax.sharey(first)
                 ax.tick_params(labelleft=False)
             (_bars if panel.bars else _lines)(ax, panel, picture)
-            if panel is last or [line.label for line in panel.lines] != labels:
+            if not crowded and (panel is last or [x.label for x in panel.lines] != labels):
                 _legend(ax, panel)
             if not panel.lines:
                 ax.set_axis_off()
@@ -68,6 +77,11 @@ def draw(picture: Picture, form: str = "svg", description: str = "") -> bytes:
             elif not own:
                 ax.set_ylabel("")
             ax.set_title(panel.title, fontsize=15)
+        if crowded:
+            found = [ax.get_legend_handles_labels() for ax in axes]
+            handles, names = max(found, key=lambda pair: len(pair[1]))
+            figure.legend(handles, names, loc="outside upper center", ncols=3)
+            figure.set_figheight(size[1] + 0.4 * -(-len(names) // 3))
         out = io.BytesIO()
         metadata = {"Date": None, "Description": description} if form == "svg" else None
         figure.savefig(out, format=form, metadata=metadata, dpi=110)

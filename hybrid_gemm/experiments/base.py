@@ -220,7 +220,7 @@ class Experiment:
     picture: Callable[[Rows], Picture]
     exercise: str
     published: tuple[Published, ...] = ()
-    cap_s: float = 40.0
+    cap_s: float = 30.0
 
     def beside(self, rows: Iterable[dict]) -> Rows:
         """Rows with the published figure and `ratio_FIGURE` (ours / published) in each."""

@@ -13,7 +13,7 @@ from ..devices import choose
 from ..errors import HybridGemmError, UsageError
 from . import declared
 from .base import SCALES, Experiment, Rows
-from .measure import Lab
+from .lab import Lab
 
 SMALL_CAP_S = 8.0
 SAMPLES = {"small": 1, "full": 3}
@@ -93,9 +93,10 @@ def _run_one(experiment: Experiment, points, lab: Lab, scale: str, advance) -> d
             skipped += 1
         else:
             try:
-                row |= point.measure(lab, **point.given)
-            except HybridGemmError as error:
-                row["note"] = str(error)
+                with lab.device.using(lab.stream):
+                    row |= point.measure(lab, **point.given)
+            except (HybridGemmError, MemoryError) as error:
+                row["note"] = str(error) or "out of memory"
         rows.append(row)
         advance(1)
     lab.forget()

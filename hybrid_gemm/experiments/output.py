@@ -172,7 +172,10 @@ def write(directory: str, data: Mapping) -> None:
 
 
 def check_directory(directory: str) -> None:
-    """Raises `UsageError` if `write` could not write there."""
+    """Raises `UsageError` if `write` could not write there, `UnavailableError` if not draw."""
+    from .. import plots
+
+    plots.needed()
     target = Path(os.path.realpath(directory))
     if target.exists() and not target.is_dir():
         raise UsageError(f"cannot write results to {directory}: it is a file; name a folder")
