@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from . import catalog, devices, planner
+from . import catalog, devices, planner, tuning
 from .catalog import Variant
+from .devices.base import layout as layout_of
 from .errors import DTypeError, UsageError
 from .problem import Problem, make_problem
 from .runtime.threads import Matrix, ThreadRun
@@ -19,12 +21,8 @@ from .runtime.timeline import Timeline
 from .strassen import Strassen
 
 ALGORITHMS = ("ordinary", "strassen")
-# What `kernel="auto"` takes on each device: the first that can run the problem.
-AUTO = {
-    "cpu": ("blas",),
-    "cuda": ("double_buffered", "shared_tile", "naive"),
-    "emulator": ("double_buffered", "shared_tile", "naive"),
-}
+# What `kernel="auto"` takes where nothing is tuned: the first that can run the problem.
+AUTO = {"cpu": ("blas",), "emulator": ("double_buffered", "shared_tile", "naive")}
 
 
 @dataclass(frozen=True)
@@ -37,6 +35,7 @@ class Result:
     timeline: Timeline
     total_ms: float
     reduction: str
+    why: str = ""
 
     @property
     def gflops(self) -> float:
@@ -51,7 +50,8 @@ class Runner:
     threads: workers; default one a device.
     split: "rows", "cols" (K) or "auto". reduce: "ordered" or "critical" (the lab's way).
     gpus: CUDA ordinals. emulate_devices: one GPU plays so many.
-    kernel, params: a name of the catalog and its parameters; "auto" says which it chose.
+    kernel, params: a name of the catalog and its parameters; "auto" takes the fastest known for
+    the shape, cuBLAS included, "own" the fastest of our own, and both say which it was.
     algorithm: "ordinary", or "strassen" with so many `levels` over that kernel.
     """
 
@@ -75,9 +75,12 @@ class Runner:
             )
         if threads is not None and threads < 1:
             raise UsageError(f"{threads} threads asked for; it takes at least 1")
-        if kernel == "auto" and params:
+        if kernel in ("auto", "own") and params:
             raise UsageError("parameters need a kernel: name it beside them")
-        self.chosen = None if kernel == "auto" else catalog.get(kernel).variant(params)
+        self.own = kernel == "own"
+        self.chosen = None
+        if kernel not in ("auto", "own"):
+            self.chosen = catalog.get(kernel).variant(params)
         self.kind, self.note = devices.choose(device)
         wanted = threads or emulate_devices or 1
         self.devices = devices.open_devices(self.kind, wanted, gpus=gpus, emulate=emulate_devices)
@@ -103,13 +106,20 @@ class Runner:
             resident=resident,
         )
 
-    def variant(self, plan: planner.Plan) -> Variant:
+    def variant(self, plan: planner.Plan, layout: str = "nn") -> Variant:
         """The kernel for a plan. Raises `UsageError` if the one asked for cannot run it."""
+        return self.choice(plan, layout)[0]
+
+    def choice(self, plan: planner.Plan, layout: str = "nn") -> tuple[Variant, str]:
+        """The kernel for a plan of operands in this layout, and why it is this one."""
         problem = plan.problem
         boxes = {tuple(map(len, (b.rows, b.cols, b.ks))) for w in plan.workers for b in w.boxes}
-        candidates = (
-            [self.chosen] if self.chosen else [catalog.get(n).variant() for n in AUTO[self.kind]]
-        )
+        if self.kind == "cuda" and not self.chosen and boxes:
+            m, n, k = max(boxes, key=math.prod)
+            box = dataclasses.replace(problem, m=m, n=n, k=k)
+            return tuning.choose(self.devices[0].machine(problem.dtype), box, layout, own=self.own)
+        names = AUTO.get(self.kind, ("naive",))
+        candidates = [self.chosen] if self.chosen else [catalog.get(n).variant() for n in names]
         reasons = []
         for variant in candidates:
             refusals = (
@@ -118,7 +128,7 @@ class Runner:
             )
             reason = next(filter(None, refusals), None)
             if reason is None:
-                return variant
+                return variant, "asked for" if self.chosen else "the first that can"
             reasons.append(reason)
         raise UsageError("; ".join(reasons))
 
@@ -160,20 +170,21 @@ class Runner:
             c = _check_out(out, problem, a, b, c)
         there = all(map(is_device_array, [*inputs, out]))
         plan = self.plan(problem, resident=resident or there)
-        variant = self.variant(plan)
+        layouts = "".join((layout_of(x) or "n")[0] for x in (op_a, op_b))
+        variant, why = self.choice(plan, layouts)
         if on_gpu:  # the caller's stream may still be writing the inputs
             _module_of(
                 next(filter(is_device_array, inputs))
             ).cuda.get_current_stream().synchronize()
         if not (problem.m and problem.n):
-            return Result(out, plan, variant, Timeline(), 0.0, self._reduction(plan))
+            return Result(out, plan, variant, Timeline(), 0.0, self._reduction(plan), why)
         wrapped = [None if x is None else self._matrix(x) for x in (op_a, op_b, c)]
         target = wrapped[2] if c is out else self._matrix(out)
         for device in self.devices:
             device.prepare(variant, wrapped[0].array, wrapped[1].array, problem.dtype)
         run = ThreadRun(plan, self.devices, variant, *wrapped, target, progress, resident=resident)
         timeline = run.run()
-        return Result(out, plan, variant, timeline, run.total_ms, self._reduction(plan))
+        return Result(out, plan, variant, timeline, run.total_ms, self._reduction(plan), why)
 
     def gemm(self, a, b, c=None, /, **options):
         """alpha * op(A) @ op(B) + beta * C; see `hybrid_gemm.gemm`.
@@ -186,9 +197,8 @@ class Runner:
                 return done
         return self.run(a, b, c, **options).c
 
-    def _choose(self, problem: Problem) -> tuple[planner.Plan, Variant]:
-        plan = self.plan(problem, resident=True)
-        return plan, self.variant(plan)
+    def _choose(self, problem: Problem, layout: str) -> Variant:
+        return self.variant(self.plan(problem, resident=True), layout)
 
     def describe(self) -> str:
         """The devices in a few words, and why they were chosen."""

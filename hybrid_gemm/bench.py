@@ -12,6 +12,7 @@ import csv
 import io
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -72,7 +73,8 @@ def select(
 
 
 def run(
-    variants: Sequence[Variant], shapes, *, device: str = "auto",
+    variants: Sequence[Variant] | Callable[[Problem], Sequence[Variant]], shapes, *,
+    device: str = "auto",
     dtypes: Sequence[str] = ("float32",), layouts: Sequence[str] = ("nn",), samples: int = 30,
     noise: float = 0.003, cold: bool = False, seed: int = 0, progress=None,
     note: Callable[[str], None] = lambda text: None,
@@ -81,7 +83,7 @@ def run(
 
     Takes up to `samples` of each, fewer once the median's spread is below `noise` of it. With
     `cold` the L2 cache holds none of A, B and C when a product starts. A variant that cannot
-    run a shape is a row whose note says why.
+    run a shape is a row whose note says why. `variants` may depend on the problem.
     """
     for layout in layouts:
         if layout not in LAYOUTS:
@@ -99,10 +101,13 @@ def run(
     opened = open_devices(kind, 1, gpus=[0] if kind == "cuda" else None)[0]
     bench = _Bench(opened, samples, noise, cold)
     cases = [(d, lay, s) for d in dtypes for lay in layouts for s in shapes]
-    advance = progress(len(cases) * len(variants), "timing") if progress else lambda _: None
+    for_each = variants if callable(variants) else lambda problem: variants
+    jobs = [(for_each(p := Problem(*s, d)), p, lay) for d, lay, s in cases]
+    advance = progress(sum(len(v) for v, _, _ in jobs), "timing") if progress else lambda _: None
+    bench.compile(jobs)
     rows = []
-    for dtype, layout, shape in cases:
-        rows += bench.shape(variants, Problem(*shape, dtype), layout, seed, advance)
+    for chosen, problem, layout in jobs:
+        rows += bench.shape(chosen, problem, layout, seed, advance)
     return {"device": {"kind": kind, "name": opened.describe()}, "rows": rows}
 
 
@@ -110,6 +115,18 @@ class _Bench:
     def __init__(self, device, samples: int, noise: float, cold: bool):
         self.device, self.samples, self.noise, self.cold = device, samples, noise, cold
         self.stream = device.stream()
+
+    def compile(self, jobs) -> None:
+        """Compiles all that will run, on all cores; where it is known to run at all."""
+        wanted = {
+            (v, p.dtype, layout if layout in v.kernel.layouts else v.kernel.layouts[0])
+            for variants, p, layout in jobs
+            for v in variants
+            if not v.refusal(device=self.device.kind, dtype=p.dtype, m=p.m, n=p.n, k=p.k)
+            and not v.kernel.library
+        }
+        with ThreadPoolExecutor(cores()) as pool:
+            list(pool.map(lambda key: self.device.compile(*key), wanted))
 
     def shape(self, variants, problem: Problem, layout: str, seed: int, advance) -> list[dict]:
         """The rows of one shape."""

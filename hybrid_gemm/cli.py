@@ -303,6 +303,29 @@ def kernels(names, arch, dtype, json_file) -> None:
 @cli.command()
 @_device
 @click.option(
+    "--dtype",
+    "dtypes",
+    type=_List("float32,float64"),
+    default="float32,float64,int32",
+    show_default=True,
+)
+@click.option("--layout", "layouts", type=_List("nn,tt"), default="nn", show_default=True)
+@click.option("--shapes", type=_List("1024,4096x4096x1024", _shape), help="Default: forty shapes.")
+@click.option("--samples", default=9, show_default=True)
+@click.option("-o", "--output", metavar="FILE", help="Where the table goes; default the cache.")
+@_json
+def tune(json_file, **options) -> None:
+    """Find the fastest kernel for each of many shapes on this GPU, and keep the table."""
+    from . import command
+
+    with _progress() as progress:
+        data = command.tune(progress=progress, note=_note, **options)
+    _write(data, json_file, lambda: command.print_tuned(data))
+
+
+@cli.command()
+@_device
+@click.option(
     "--kernels", "names", type=_List("naive,cublas"), help="Comma-separated; default all."
 )
 @click.option("--all-params", is_flag=True, help="Every listed variant, not only the default.")

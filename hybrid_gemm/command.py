@@ -6,12 +6,13 @@ import contextlib
 import dataclasses
 import statistics
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 
-from . import api, catalog, matrices, report, verify
+from . import api, bench, catalog, devices, info, matrices, report, tuning, verify
 from .devices.cpu import cores, memory_available
-from .errors import OutOfMemoryError, UsageError
+from .errors import OutOfMemoryError, UnavailableError, UsageError
 from .problem import Problem, compute_dtype, make_problem
 
 DEFAULT_SIZE = 2048
@@ -246,3 +247,62 @@ def print_kernels(data: dict) -> None:
             [[r["variant"], *(r.get(f, r.get("refused", "")) for f in fields)] for r in compiled],
             title=f"compiled for {compiled[0]['arch']}, {compiled[0]['dtype']}",
         )
+
+
+TUNED_SHAPES = [
+    *((n, n, n) for n in (128, 256, 512, 768, 1000, 1024, 1536, 2048, 3072, 4096, 6144, 8192)),
+    (16384, 16384, 16384), (4097, 4099, 4101), (16, 8192, 8192), (1, 8192, 8192), (8192, 1, 8192),
+    (8192, 64, 8192), (64, 8192, 8192), (64, 64, 2**20), (128, 128, 2**18), (512, 512, 2**18),
+    (8192, 8192, 64), (8192, 8192, 256), (256, 8192, 8192), (8192, 256, 8192),
+]  # fmt: skip
+
+
+def tune(
+    *, device: str, dtypes, layouts, shapes, samples: int, output: str | None, progress, note
+) -> dict:
+    """Times the variants worth it at each shape, and keeps the table for this GPU model.
+
+    The table goes to the user's cache, or to `output`. Raises `UnavailableError` where there
+    is no GPU: elsewhere there is nothing to choose between.
+    """
+    kind, _why = devices.choose(device)
+    if kind != "cuda":
+        raise UnavailableError(f"tuning is for GPUs, and the device is {kind}")
+    (gpu,) = devices.open_devices("cuda", 1, gpus=[0])
+
+    def worth_timing(problem: Problem):
+        return tuning.worth_timing(gpu.machine(problem.dtype), problem)
+
+    data = bench.run(
+        worth_timing, shapes or [*TUNED_SHAPES, *bench.SERIES["published"]], device="cuda",
+        dtypes=dtypes, layouts=layouts, samples=samples, progress=progress, note=note,
+    )  # fmt: skip
+    path = Path(output) if output else tuning.user_table(gpu.model)
+    kept = {"device": data["device"], "rows": tuning.compact(data["rows"])}
+    report.write(str(path), report.as_json({**kept, "environment": info.environment()}) + "\n")
+    tuning.table.cache_clear()
+    return {**data, "table": str(path)}
+
+
+def print_tuned(data: dict) -> None:
+    """The fastest kernel of each shape, and of our own, beside cuBLAS."""
+    cases = {}
+    for row in data["rows"]:
+        if row["time_ms"]:
+            key = row["m"], row["n"], row["k"], row["layout"], row["dtype"]
+            cases.setdefault(key, []).append(row)
+    rows = []
+    for (m, n, k, layout, dtype), timed in cases.items():
+        best = min(timed, key=lambda r: r["time_ms"])
+        own = min((r for r in timed if r["kernel"] != "cublas"), key=lambda r: r["time_ms"])
+        rows.append([
+            f"{m} x {n} x {k}", layout, dtype, best["kernel"], f"{own['time_ms']:.4g}",
+            f"{own['ratio_to_cublas']:.3f}" if own["ratio_to_cublas"] else "",
+            " ".join(f"{x}={v}" for x, v in own["params"].items()),
+        ])  # fmt: skip
+    report.table(
+        ["m x n x k", "<layout", "<dtype", "<fastest", "our best ms", "of cuBLAS",
+         "<its parameters"],
+        rows, title=data["device"]["name"],
+    )  # fmt: skip
+    report.console.print(f"kept in {data['table']}")

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .devices.base import leading
+from .catalog import Variant
+from .devices.base import layout, leading
 from .devices.cuda import CudaDevice, CudaStream
-from .planner import Plan
 from .problem import Problem, make_problem
 
 
 class Direct:
     """Calls of one `Runner` with one worker on one GPU. Gives None for what is not for it."""
 
-    def __init__(self, device: CudaDevice, choose: Callable[[Problem], tuple[Plan, object]]):
+    def __init__(self, device: CudaDevice, choose: Callable[[Problem, str], Variant]):
         self.device, self.choose = device, choose
         self.array = device.cp.ndarray
         self.current = device.cp.cuda.get_current_stream
@@ -79,11 +79,9 @@ class Direct:
         )
         if not fits:
             return None
-        _plan, variant = self.choose(problem)
-        call = self.device.bind(
-            variant, a.T if trans_a else a, b.T if trans_b else b, like,
-            alpha=problem.alpha, beta=problem.beta,
-        )  # fmt: skip
+        op_a, op_b = a.T if trans_a else a, b.T if trans_b else b
+        variant = self.choose(problem, layout(op_a)[0] + layout(op_b)[0])
+        call = self.device.bind(variant, op_a, op_b, like, alpha=problem.alpha, beta=problem.beta)
         return call, shape, problem.dtype, [_extent(x) for x in (a, b, like)]
 
 

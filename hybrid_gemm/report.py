@@ -174,7 +174,8 @@ def print_result(result: Result, verdict: Verdict | None, device: str) -> None:
     plan, timeline = result.plan, result.timeline
     p = plan.problem
     console.print(f"{p}, alpha={p.alpha:g} beta={p.beta:g}, split by {plan.split}")
-    console.print(f"device: {device}   kernel: {result.variant}   reduction: {result.reduction}")
+    console.print(f"device: {device}   kernel: {result.variant} ({result.why})   "
+        f"reduction: {result.reduction}")
     rows = []
     for w in plan.workers:
         ms = {phase: timeline.worker_ms(w.index, phase) for phase in PHASES}

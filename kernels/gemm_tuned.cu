@@ -1,7 +1,7 @@
 /*---
 summary   = "16 x 8 a thread from a cp.async ring, sums in the other register bank than B, stream-K"
 entry     = "gemm_tuned"
-rung      = 90
+rung      = 100
 params    = [
     {BM = 128, BN = 256, BK = 8, TM = 16, TN = 8, LM = 4, KG = 1, HOPS = 1, STAGES = 5, BLOCKS = 132, SPLIT = 132},
     {BM = 128, BN = 256, BK = 8, TM = 16, TN = 8, LM = 4, KG = 1, HOPS = 1, STAGES = 5, BLOCKS = 132, SPLIT = 1},

@@ -1,5 +1,6 @@
 """What README and docs say comes from the committed results."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,11 +15,12 @@ def test_readme_tables_are_what_the_results_say():
     assert done.returncode == 0, "README.md is out of date: run scripts/readme-tables"
 
 
-@pytest.mark.parametrize("page", ["README.md", *(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md"))])  # fmt: skip
-def test_links_lead_somewhere(page):
-    import re
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
-    text = (ROOT / page).read_text()
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    text = page.read_text()
     for target in re.findall(r"\]\(([^)#]+)\)", text):
         if "://" not in target:
-            assert ((ROOT / page).parent / target).exists(), f"{page} links to {target}"
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"

@@ -79,6 +79,9 @@ class Device(abc.ABC):
     def prepare(self, variant: Variant, a, b, dtype: str) -> None:  # noqa: B027
         """Compiles what a product of these views needs, so that no clock runs meanwhile."""
 
+    def compile(self, variant: Variant, dtype: str, layouts: str) -> None:  # noqa: B027
+        """Leaves a compiled kernel in the cache, from any thread."""
+
     def repeated(self, work: Callable[[], None], count: int, stream: Stream) -> Callable:
         """A call that does `work` so many times on a stream, for timing."""
 

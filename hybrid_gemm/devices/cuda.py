@@ -9,6 +9,7 @@ import numpy as np
 
 from ..errors import UnavailableError
 from ..planner import DeviceSpec
+from ..tuning import Machine
 from . import cublas, nvml, nvrtc
 from .base import KernelDevice, Stream, layout, leading
 
@@ -103,6 +104,12 @@ class CudaDevice(KernelDevice):
 
     def describe(self) -> str:
         return f"{self.name} {self.model}"
+
+    def machine(self, dtype: str) -> Machine:
+        return Machine(
+            self.model, self.properties["multiProcessorCount"],
+            10 * self.properties["major"] + self.properties["minor"], self.peak_tflops(dtype),
+        )  # fmt: skip
 
     def spec(self) -> DeviceSpec:
         with self.cp.cuda.Device(self.ordinal):
@@ -217,10 +224,11 @@ class CudaDevice(KernelDevice):
         else:
             dst[...] = cp.asarray(src)
 
+    def compile(self, variant, dtype, layouts):
+        return nvrtc.compile(variant.source(dtype, layouts), self.arch, f"{variant.name}.cu")
+
     def load(self, variant, dtype, layouts):
-        cubin, usage = nvrtc.compile(
-            variant.source(dtype, layouts), self.arch, f"{variant.name}.cu"
-        )
+        cubin, usage = self.compile(variant, dtype, layouts)
         with self.cp.cuda.Device(self.ordinal):
             module = self.cp.cuda.function.Module()
             module.load(cubin)

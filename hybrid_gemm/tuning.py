@@ -1,0 +1,188 @@
+"""Which kernel for which shape: tables of measured times, and a cost model where there is none.
+
+A table is what `hybrid-gemm tune` measured on one GPU model: rows of the bench. The user's own
+table (in the cache) is taken before the one shipped with the package (`tuned/`). A problem takes
+the kernel that was fastest at the measured shape nearest to its own.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import cache, catalog
+from .catalog import ITEM_SIZE, Variant
+from .problem import Problem
+
+SHIPPED = Path(__file__).resolve().parent / "tuned"
+# What the cost model grants a library: what cuBLAS reaches of an H200's peak (0.77).
+LIBRARY_EFFICIENCY = 0.75
+LAUNCH_US = 4.0
+PRUNE = 2.5  # variants predicted to take longer than this times the best are not timed
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What choosing needs to know of a GPU. `peak_tflops` is None where it is not known."""
+
+    model: str
+    multiprocessors: int
+    arch: int
+    peak_tflops: float | None = None
+
+
+# --- tables -------------------------------------------------------------------------------
+
+
+def file_name(model: str) -> str:
+    """A GPU model's table: `nvidia_h200.json`."""
+    return re.sub(r"[^a-z0-9]+", "_", model.lower()).strip("_") + ".json"
+
+
+def user_table(model: str) -> Path:
+    return cache.directory("tuned") / file_name(model)
+
+
+@functools.cache
+def table(model: str) -> tuple[dict, ...]:
+    """The rows of the best table for a GPU model; empty if there is none."""
+    for path in (user_table(model), SHIPPED / file_name(model)):
+        if path.is_file():
+            return tuple(json.loads(path.read_text())["rows"])
+    return ()
+
+
+def compact(rows: Sequence[dict]) -> list[dict]:
+    """What a table keeps of bench rows: shape, kernel, time; right products only."""
+    kept = ("m", "n", "k", "dtype", "layout", "kernel", "params", "time_ms")
+    return [{x: row[x] for x in kept} for row in rows if row["verdict"] == "passed"]
+
+
+# --- choosing -----------------------------------------------------------------------------
+
+
+def candidates(machine: Machine, problem: Problem, own: bool = False) -> list[Variant]:
+    """Every listed variant that can run the problem on a GPU; without libraries if `own`."""
+    found = []
+    for kernel in catalog.gemm_kernels():
+        if kernel.min_arch() > machine.arch or (own and kernel.library):
+            continue
+        for variant in kernel.variants():
+            variant = scaled(variant, machine.multiprocessors)
+            reason = variant.refusal(
+                device="cuda", dtype=problem.dtype, m=problem.m, n=problem.n, k=problem.k
+            )
+            if reason is None:
+                found.append(variant)
+    return found
+
+
+def scaled(variant: Variant, multiprocessors: int) -> Variant:
+    """A persistent kernel's variant for a GPU with so many multiprocessors.
+
+    Its blocks and splits are listed for the 132 of an H200.
+    """
+    params = {
+        name: -(-value * multiprocessors // 132) if _counts_blocks(name, value) else value
+        for name, value in variant.params.items()
+    }
+    return Variant(variant.kernel, params)
+
+
+def _counts_blocks(name: str, value: int) -> bool:
+    return name == "BLOCKS" or (name == "SPLIT" and value >= 132)
+
+
+def choose(
+    machine: Machine, problem: Problem, layout: str = "nn", *, own: bool = False
+) -> tuple[Variant, str]:
+    """The variant to run and why: from the table, or by the cost model."""
+    possible = candidates(machine, problem, own)
+    by_name = {(v.name, tuple(v.params.items())): v for v in possible}
+    rows = [
+        row
+        for row in table(machine.model)
+        if row["dtype"] == problem.dtype
+        and (row["kernel"], tuple(row["params"].items())) in by_name
+    ]
+    if rows:
+        distance = functools.partial(_distance, problem, layout)
+        nearest = min(map(distance, rows))
+        best = min((r for r in rows if distance(r) == nearest), key=lambda r: r["time_ms"])
+        shape = f"{best['m']} x {best['n']} x {best['k']} {best['layout']}"
+        variant = by_name[best["kernel"], tuple(best["params"].items())]
+        return variant, f"fastest measured at {shape}"
+    return (
+        min(possible, key=lambda v: (predict_us(v, machine, problem), -v.kernel.rung)),
+        "by the cost model",
+    )
+
+
+def _distance(problem: Problem, layout: str, row: dict) -> tuple:
+    """Shapes by their logarithms, layouts first; sizes off 16 bytes have rows of their own."""
+    sides = [(problem.m, row["m"]), (problem.n, row["n"]), (problem.k, row["k"])]
+    apart = sum(abs(math.log2(max(1, x) / max(1, y))) for x, y in sides)
+    vectors = _vectors(problem.n, problem.k) != _vectors(row["n"], row["k"])
+    return layout != row["layout"], apart + vectors
+
+
+def _vectors(n: int, k: int) -> bool:
+    return n % 4 == 0 and k % 4 == 0
+
+
+# --- the cost model -----------------------------------------------------------------------
+
+
+def predict_us(variant: Variant, machine: Machine, problem: Problem) -> float:
+    """A rough time in microseconds, to rank variants and to skip hopeless ones.
+
+    A thread that owns a tile of s x s elements spends s^2 of its issue slots on multiply-adds
+    and about 4s on bringing operands; what does not fit in registers is spilled. Blocks run in
+    rounds, up to 512 threads of them together on a multiprocessor.
+    """
+    peak = machine.peak_tflops or 1.0
+    if variant.kernel.library:
+        return LAUNCH_US + problem.flops / (peak * LIBRARY_EFFICIENCY * 1e6)
+    bm, bn, threads = _tile(variant, problem.dtype)
+    owned = bm * bn / threads
+    efficiency = owned / (owned + 4 * math.sqrt(owned))
+    if owned * ITEM_SIZE[problem.dtype] > 4 * 200:
+        efficiency = 0.02
+    launch = variant.launch(problem.m, problem.n, problem.k, problem.dtype)
+    blocks = math.prod(launch.grid)
+    tiles = -(-problem.m // bm) * -(-problem.n // bn)
+    together = max(1, min(512 // threads, -(-blocks // machine.multiprocessors)))
+    rounds = -(-blocks // (machine.multiprocessors * together))
+    lane_rate = peak / machine.multiprocessors * efficiency
+    lane_rate *= min(1, threads * together / 256)
+    work = 2 * bm * bn * problem.k * tiles / blocks  # of one block
+    return LAUNCH_US + rounds * together * work / (lane_rate * 1e6)
+
+
+@functools.cache
+def _tile(variant: Variant, dtype: str) -> tuple[int, int, int]:
+    """Rows and columns of C a block makes, and its threads."""
+    p = variant.params
+    launch = variant.launch(*((1, 1) if variant.kernel.limits else (8192, 8192)), 1024, dtype)
+    threads = math.prod(launch.block)
+    if "BM" in p and "BN" in p:
+        return p["BM"], p["BN"], threads
+    if variant.kernel.limits:
+        return 32, 32, 1024
+    # Otherwise the grid of a large square tells.
+    columns, rows = (launch.grid[0], launch.grid[1]) if launch.grid[1] > 1 else (1, launch.grid[0])
+    return max(1, 8192 // rows), max(1, 8192 // columns), threads
+
+
+def worth_timing(machine: Machine, problem: Problem) -> list[Variant]:
+    """The candidates that the cost model does not rule out, libraries always."""
+    possible = candidates(machine, problem)
+    times = {id(v): predict_us(v, machine, problem) for v in possible}
+    own = [times[id(v)] for v in possible if not v.kernel.library]
+    limit = PRUNE * min(own) if own else math.inf
+    return [v for v in possible if v.kernel.library or times[id(v)] <= limit]

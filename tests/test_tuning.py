@@ -1,0 +1,104 @@
+"""Choosing a kernel: from measured tables, or by the cost model. Pure."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hybrid_gemm import tuning
+from hybrid_gemm.problem import Problem
+from hybrid_gemm.tuning import Machine, choose, predict_us, worth_timing
+
+UNTUNED = Machine("Some GPU", 80, 80, 20.0)
+side = st.sampled_from([1, 2, 16, 100, 1000, 4096, 20000])
+
+
+def row(m, n, k, kernel, time_ms, layout="nn", dtype="float32", **params):
+    return {"m": m, "n": n, "k": k, "kernel": kernel, "time_ms": time_ms, "layout": layout,
+            "dtype": dtype, "params": params, "verdict": "passed"}  # fmt: skip
+
+
+@pytest.fixture
+def tuned(tmp_path, monkeypatch):
+    """A machine with a user's table."""
+    monkeypatch.setenv("HYBRID_GEMM_CACHE", str(tmp_path))
+    machine = Machine("Test GPU 9000", 132, 90, 60.0)
+    rows = [
+        row(1024, 1024, 1024, "cublas", 1.0),
+        row(1024, 1024, 1024, "naive", 0.9, BM=16, BN=16),
+        row(8192, 8192, 8192, "cublas", 1.0),
+        row(8192, 8192, 8192, "shared_tile", 2.0, TILE=16),
+        row(8192, 8192, 8192, "shared_tile", 0.1, "tt", TILE=32),
+        row(8192, 8192, 8192, "retired_kernel", 0.01),
+    ]
+    tuning.user_table(machine.model).write_text(json.dumps({"rows": rows}))
+    tuning.table.cache_clear()
+    yield machine
+    tuning.table.cache_clear()
+
+
+def test_the_nearest_measured_shape_decides(tuned):
+    variant, why = choose(tuned, Problem(900, 1100, 1000))
+    assert variant.name == "naive" and "1024 x 1024 x 1024 nn" in why
+    assert choose(tuned, Problem(9000, 9000, 9000))[0].name == "cublas"
+    assert choose(tuned, Problem(9000, 9000, 9000), own=True)[0].name == "shared_tile"
+
+
+def test_layouts_have_rows_of_their_own(tuned):
+    variant, _why = choose(tuned, Problem(9000, 9000, 9000), "tt")
+    assert variant.name == "shared_tile" and variant.params == {"TILE": 32}
+
+
+def test_other_dtypes_fall_to_the_cost_model(tuned):
+    variant, why = choose(tuned, Problem(2048, 2048, 2048, "int32"))
+    assert variant.name == "double_buffered" and why == "by the cost model"
+
+
+def test_the_users_table_is_named_after_the_model():
+    assert tuning.file_name("NVIDIA H200") == "nvidia_h200.json"
+    assert tuning.file_name("NVIDIA GeForce RTX 4090 (x)") == "nvidia_geforce_rtx_4090_x.json"
+
+
+def test_shipped_tables_name_kernels_that_exist():
+    from hybrid_gemm import catalog
+
+    for path in tuning.SHIPPED.glob("*.json"):
+        rows = json.loads(path.read_text())["rows"]
+        assert rows
+        listed = {
+            (v.name, tuple(v.params.items())) for k in catalog.gemm_kernels() for v in k.variants()
+        }
+        missing = {r["kernel"] for r in rows} - {name for name, _ in listed}
+        assert not missing, f"{path.name} was measured with kernels that are gone: {missing}"
+
+
+@given(side, side, side, st.sampled_from(["float32", "float64", "int32", "int64"]), st.booleans())
+def test_an_untuned_gpu_gets_something_that_runs(m, n, k, dtype, own):
+    problem = Problem(m, n, k, dtype)
+    variant, why = choose(UNTUNED, problem, own=own)
+    assert why == "by the cost model"
+    assert variant.refusal(device="cuda", dtype=dtype, m=m, n=n, k=k) is None
+    assert not (own and variant.kernel.library)
+    assert predict_us(variant, UNTUNED, problem) > 0
+
+
+def test_the_cost_model_prefers_block_tiles_for_large_products():
+    for dtype in ("float32", "int32"):
+        variant, _ = choose(UNTUNED, Problem(4096, 4096, 4096, dtype), own=True)
+        assert variant.params["BM"] >= 64, str(variant)
+
+
+def test_hopeless_variants_are_not_timed_and_libraries_always_are():
+    worth = worth_timing(UNTUNED, Problem(4096, 4096, 4096))
+    names = {v.name for v in worth}
+    assert "cublas" in names and "double_buffered" in names
+    assert not any(v.params == {"TILE": 1} for v in worth)
+
+
+def test_persistent_kernels_scale_with_the_multiprocessors():
+    from hybrid_gemm import catalog
+
+    (variant, *_rest) = catalog.get("tuned").variants()
+    assert tuning.scaled(variant, 132).params == variant.params
+    assert tuning.scaled(variant, 66).params["BLOCKS"] == variant.params["BLOCKS"] // 2
