@@ -154,27 +154,31 @@ def test_resident_blocks(threads, registers, shared, blocks, why):
     assert model.resident_blocks(model.H200, threads, registers, shared) == (blocks, why)
 
 
+def traffic(kernel, params=None, staged=False):
+    kernel = catalog.get(kernel)
+    block = model.tile(kernel.variant(params), "float32")
+    return model.traffic(block, kernel.layouts[0], "float32", staged)
+
+
 def test_traffic_of_the_naive_kernel():
-    found = model.traffic(catalog.get("naive").variant({"BM": 32, "BN": 32}), "float32", False)
+    found = traffic("naive", {"BM": 32, "BN": 32})
     assert found.warp_sectors == (1, 4) and found.loads == 2
     assert found.flop_per_byte == pytest.approx(0.4)
 
 
 def test_traffic_of_transposed_b_is_scattered():
-    found = model.traffic(
-        catalog.get("transposed_b").variant({"BM": 8, "BN": 32}), "float32", False
-    )
+    found = traffic("transposed_b", {"BM": 8, "BN": 32})
     assert found.warp_sectors == (1, 32)
 
 
 @pytest.mark.parametrize("width", [1, 2, 4, 8, 16, 32])
 def test_a_tile_cuts_loads_by_its_width(width):
-    found = model.traffic(catalog.get("shared_tile").variant({"TILE": width}), "int32", True)
+    found = traffic("shared_tile", {"TILE": width}, staged=True)
     assert 2 / found.loads == width
 
 
 def test_block_tiles_give_32_flop_a_byte():
-    found = model.traffic(catalog.get("block_tile").variant(), "float32", True)
+    found = traffic("block_tile", staged=True)
     assert found.flop_per_byte == 32
 
 
@@ -184,8 +188,14 @@ def test_every_kernel_has_a_model():
         for variant in kernel.variants():
             if not kernel.library and kernel.name != "one_block":
                 found = model.describe(variant, kernel.dtypes[0], usage, model.H200, 512, 512, 512)
-                if found:  # none where the grid is the machine's and not the matrix's
-                    assert 0 <= found["occupancy"] <= 1 and math.isfinite(found["flop_per_byte"])
+                assert 0 <= found["occupancy"] <= 1
+                assert math.isfinite(found["flop_per_byte"]) and found["blocks"] > 0
+
+
+def test_tiles_are_read_off_the_grid():
+    assert model.tile(catalog.get("naive_row").variant(), "float32").cols == 128
+    assert model.tile(catalog.get("register_tile").variant(), "int32").rows == 128
+    assert model.tile(catalog.get("one_block").variant(), "int32") is None
 
 
 def test_roofline():

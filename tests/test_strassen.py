@@ -1,13 +1,17 @@
 """Strassen's algorithm over devices and kernels."""
 
+import json
+
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from conftest import integers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hybrid_gemm as hg
 from hybrid_gemm import catalog, devices
+from hybrid_gemm.cli import cli
 from hybrid_gemm.errors import UsageError
 from hybrid_gemm.strassen import Strassen
 
@@ -96,3 +100,12 @@ def test_says_what_it_is(rng):
         hg.Runner(device="cpu", algorithm="strassen", levels=7)
     with pytest.raises(UsageError, match="ordinary, strassen"):
         hg.Runner(device="cpu", algorithm="winograd")
+
+
+def test_the_command(device):
+    options = ["--size", "67", "--device", device, "--verify", "full", "--json", "-"]
+    made = CliRunner().invoke(cli, ["run", "--algorithm", "strassen", "--levels", "2", *options])
+    assert made.exit_code == 0, made.output
+    data = json.loads(made.stdout)
+    assert data["algorithm"] == {"name": "strassen", "levels": 2}
+    assert data["verify"]["passed"]

@@ -168,11 +168,12 @@ def _machine(device) -> tuple[model.Machine, bool]:
     if device.kind != "cuda":
         return model.H200, True
     p, attributes = device.properties, device.cp.cuda.Device(device.ordinal).attributes
-    clock_ghz = attributes["ClockRate"] / 1e6
+    # Of an unknown architecture we take 128 multiply-adds a cycle and multiprocessor.
+    guess = p["multiProcessorCount"] * 256 * attributes["ClockRate"] / 1e9
     return model.Machine(
         device.model, device.arch, p["multiProcessorCount"], p["maxThreadsPerMultiProcessor"],
         attributes.get("MaxBlocksPerMultiprocessor", 32), p["regsPerMultiprocessor"],
         p["sharedMemPerMultiprocessor"], attributes.get("ReservedSharedMemoryPerBlock", 1024),
-        p["multiProcessorCount"] * 256 * clock_ghz,
+        1e3 * (device.peak_tflops("float32") or guess),
         2 * attributes["MemoryClockRate"] * p["memoryBusWidth"] / 8 / 1e6,
     ), False  # fmt: skip

@@ -124,7 +124,7 @@ def transposition(lab: Lab, *, n: int, dtype: str = "float32") -> dict:
 
 def run(
     lab: Lab, *, n: int, threads: int = 1, split: str = "rows", reduce: str = "ordered",
-    kernel: str = "auto", params=None, alone: bool = False,
+    kernel: str = "own", params=None, alone: bool = False,
 ) -> dict:  # fmt: skip
     """A product by threads, matrices in host memory, copies in the time.
 

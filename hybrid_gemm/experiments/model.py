@@ -18,7 +18,7 @@ WARP = 32
 SECTOR = 32  # bytes that memory moves at least
 # Multiply-adds of a dtype a clock, as a share of float32's (compute capability 9.0).
 RATE = {"float32": 1.0, "float64": 0.5, "int32": 0.5, "int64": 0.125}
-_FAR = 2**20  # a matrix side that every tile divides
+_FAR = 2**20  # a matrix side beside which edges do not count
 
 
 @dataclass(frozen=True)
@@ -54,22 +54,23 @@ class Tile:
     cols: int
     block: tuple[int, int, int]
 
-    @property
-    def threads(self) -> int:
-        return math.prod(self.block)
-
 
 def tile(variant: Variant, dtype: str) -> Tile | None:
-    """A block's share of C, read off the header's grid; None where the grid does not say."""
+    """A block's share of C: off the header's grid or, where that is of the machine's size, off
+    BM and BN; None where neither says."""
     try:
-        blocks_down = math.prod(variant.launch(_FAR, 1, _FAR, dtype).grid)
-        blocks_across = math.prod(variant.launch(1, _FAR, _FAR, dtype).grid)
+        down, across = (
+            [math.prod(variant.launch(m, n, _FAR, dtype).grid) for m, n in sizes]
+            for sizes in (((_FAR, 1), (2 * _FAR, 1)), ((1, _FAR), (1, 2 * _FAR)))
+        )
         block = variant.launch(_FAR, _FAR, _FAR, dtype).block
     except UsageError:  # a kernel for small matrices only
         return None
-    if _FAR % blocks_down or _FAR % blocks_across:  # a grid of the machine's size, not of C's
-        return None
-    return Tile(_FAR // blocks_down, _FAR // blocks_across, block)
+    if down[0] < down[1] and across[0] < across[1]:
+        return Tile(round(_FAR / down[0]), round(_FAR / across[0]), block)
+    if {"BM", "BN"} <= variant.params.keys():
+        return Tile(variant.params["BM"], variant.params["BN"], block)
+    return None
 
 
 def waves(blocks: int, machine: Machine, a_multiprocessor: int = 1) -> int:
@@ -127,11 +128,8 @@ class Traffic:
     warp_sectors: tuple[int, int] | None
 
 
-def traffic(variant: Variant, dtype: str, staged: bool) -> Traffic | None:
-    """The traffic of a kernel; `staged` says that it reads tiles through shared memory."""
-    block = tile(variant, dtype)
-    if block is None:
-        return None
+def traffic(block: Tile, layout: str, dtype: str, staged: bool) -> Traffic:
+    """The traffic of a block's tile; `staged` says that it comes through shared memory."""
     size = ITEM_SIZE[dtype]
     if staged:
         sides, area = block.rows + block.cols, block.rows * block.cols
@@ -140,7 +138,7 @@ def traffic(variant: Variant, dtype: str, staged: bool) -> Traffic | None:
     down, across = block.rows // by, block.cols // bx  # a thread's own elements of C
     warp = [(t % bx, t // bx) for t in range(min(WARP, bx * by))]
     # Rows of A, and columns of B where it is transposed, lie far apart.
-    along = _FAR * size if variant.kernel.layouts[0][1] == "t" else size
+    along = _FAR * size if layout[1] == "t" else size
     a = sum(sectors((y * down + i) * _FAR * size for _x, y in warp) for i in range(down))
     b = sum(sectors((x * across + j) * along for x, _y in warp) for j in range(across))
     flops = 2 * len(warp) * down * across
@@ -158,30 +156,36 @@ def roofline_gflops(machine: Machine, flop_per_byte: float, dtype: str) -> float
 def describe(
     variant: Variant, dtype: str, usage: Usage | None, machine: Machine, m: int, n: int, k: int
 ) -> dict:
-    """The model as columns of a row; what is not known is left out.
+    """The model as columns of a row; what is not known is left out. Raises `UsageError` where
+    the kernel cannot take the sizes.
 
     `usage` is None where there is no compiler: then what follows from the header remains.
     """
-    block = tile(variant, dtype)
-    if block is None or variant.kernel.library:
+    if variant.kernel.library:
         return {}
-    launch = variant.launch(m, n, k, dtype)
-    blocks = math.prod(launch.grid)
-    out = {"block_rows": block.rows, "block_cols": block.cols, "blocks": blocks}
+    launch, block = variant.launch(m, n, k, dtype), tile(variant, dtype)
+    threads = math.prod(launch.block)
+    out = {"blocks": math.prod(launch.grid), "block_threads": threads}
+    if block is not None:
+        out |= {"block_rows": block.rows, "block_cols": block.cols}
     if usage is None:
         return out
     shared = usage.shared_bytes + launch.shared_bytes
-    held, limit = resident_blocks(machine, block.threads, usage.registers, shared)
-    moved = traffic(variant, dtype, staged=shared > 0)
-    return out | {
+    held, limit = resident_blocks(machine, threads, usage.registers, shared)
+    out |= {
         "registers": usage.registers,
         "local_bytes": usage.stack_bytes,
         "shared_bytes": shared,
-        "occupancy": occupancy(machine, block.threads, usage.registers, shared),
+        "occupancy": occupancy(machine, threads, usage.registers, shared),
         "occupancy_limit": limit,
-        "waves": waves(blocks, machine, held),
-        "loads_a_madd": moved.loads,
-        "warp_sectors": moved.warp_sectors and sum(moved.warp_sectors),
-        "flop_per_byte": moved.flop_per_byte,
-        "roofline_gflops": roofline_gflops(machine, moved.flop_per_byte, dtype),
+        "waves": waves(out["blocks"], machine, held),
     }
+    if block is not None:
+        moved = traffic(block, variant.kernel.layouts[0], dtype, staged=shared > 0)
+        out |= {
+            "loads_a_madd": moved.loads,
+            "warp_sectors": moved.warp_sectors and sum(moved.warp_sectors),
+            "flop_per_byte": moved.flop_per_byte,
+            "roofline_gflops": roofline_gflops(machine, moved.flop_per_byte, dtype),
+        }
+    return out

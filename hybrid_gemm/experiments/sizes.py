@@ -6,6 +6,7 @@ from .base import Rows, Verdict, verdict
 
 LAB_SIZES = (512, 1024, 2048, 4096, 8192)
 LAB_THREADS = (1, 2, 4, 8)
+BEST = "tuned"  # our own kernel that is fastest for large matrices
 LAB, OURS = "the lab's way", "ours"
 
 

@@ -3,7 +3,7 @@
 from ... import catalog
 from ..base import ANYWHERE, Claim, Experiment, Line, Panel, Picture, Point, Published, verdict
 from ..measure import product
-from ..model import SECTOR, V100, traffic
+from ..model import SECTOR, V100, tile, traffic
 
 SIZES = (128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384)
 FEW = (1024, 4096, 16384)
@@ -61,15 +61,20 @@ def near_cublas(rows):
     return verdict(ratio >= 0.95, f"{ratio:.3f} of cuBLAS at 16384 (published: 0.979)")
 
 
+def _traffic(kernel, params, staged):
+    block = tile(catalog.get(kernel).variant(params), "float32")
+    return traffic(block, "nn", "float32", staged)
+
+
 def five_transactions(rows):
-    a, b = traffic(catalog.get("naive").variant(NAIVE), "float32", staged=False).warp_sectors
+    a, b = _traffic("naive", NAIVE, staged=False).warp_sectors
     return verdict(
         (a, b) == (1, 4), f"a warp touches {a} sector of A and {b} of B of {SECTOR} bytes"
     )
 
 
 def bytes_bound(rows):
-    found = traffic(catalog.get("naive").variant(NAIVE), "float32", staged=False).flop_per_byte
+    found = _traffic("naive", NAIVE, staged=False).flop_per_byte
     published = max(r["published_gflops"] for r in EXPERIMENT.theirs().where(kernel="naive"))
     return verdict(
         abs(found - 3.2) < 0.1,
@@ -80,8 +85,7 @@ def bytes_bound(rows):
 
 
 def thirty_two(rows):
-    variant = catalog.get("block_tile").variant()
-    found = traffic(variant, "float32", staged=True).flop_per_byte
+    found = _traffic("block_tile", None, staged=True).flop_per_byte
     return verdict(
         found == 32, f"{found:.0f} flop/byte from its grid; the naive kernel has 0.4 (no caches)"
     )

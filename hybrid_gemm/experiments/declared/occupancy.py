@@ -4,13 +4,14 @@ from ... import catalog
 from ..base import ANYWHERE, Claim, Experiment, Line, Panel, Picture, Point, Published, verdict
 from ..measure import product
 from ..model import V100, occupancy, resident_blocks
-from ..sizes import largest
+from ..sizes import BEST, largest
 
 KERNELS = (
     ("naive", {"BM": 8, "BN": 8}), ("naive", {"BM": 32, "BN": 32}), ("shared_tile", {"TILE": 8}),
     ("shared_tile", {"TILE": 16}), ("shared_tile", {"TILE": 32}), ("register_tile", {"TILE": 4}),
     ("register_tile", {"TILE": 8}), ("block_tile", None), ("conflict_free", None),
     ("double_buffered", None),
+    (BEST, None),
 )  # fmt: skip
 
 

@@ -4,13 +4,13 @@ import itertools
 
 from ..base import ANYWHERE, Claim, Experiment, Line, Panel, Picture, Point, verdict
 from ..measure import strassen
-from ..sizes import largest
+from ..sizes import BEST, largest
 
 LEVELS = (0, 1, 2, 3)
 
 
 def points(scale, device):
-    kernels = {"cuda": ("double_buffered", "cublas"), "cpu": ("blas",),
+    kernels = {"cuda": (BEST, "cublas"), "cpu": ("blas",),
                "emulator": ("shared_tile",)}[device]  # fmt: skip
     sizes = {"cuda": (256, 512), "cpu": (255, 512), "emulator": (33, 64)}[device]
     for n in sizes if scale == "small" else (2048, 4096, 8192, 16384):
@@ -81,7 +81,7 @@ EXPERIMENT = Experiment(
              "samples", "verdict"),
     claims=(
         Claim("Strassen's algorithm makes a hand-written kernel faster.",
-              wins("double_buffered")),
+              wins(BEST)),
         Claim("It makes cuBLAS faster too.", wins("cublas")),
         Claim("Its errors grow with each level.", errors_grow, ANYWHERE),
     ),

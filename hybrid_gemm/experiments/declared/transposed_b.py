@@ -3,7 +3,7 @@
 from ... import catalog
 from ..base import ANYWHERE, Claim, Experiment, Line, Panel, Picture, Point, verdict
 from ..measure import product, transposition
-from ..model import traffic
+from ..model import tile, traffic
 from ..sizes import largest, right_everywhere
 
 AS_IT_LIES, WITHIN, BEFORE = "B as it lies", "transposed within the time", "transposed before"
@@ -48,8 +48,10 @@ def faster(rows):
 
 def contiguous(rows):
     plain, turned = (
-        traffic(catalog.get(k).variant(BLOCK), "float32", staged=False).warp_sectors
-        for k in ("naive", "transposed_b")
+        traffic(
+            tile(catalog.get(k).variant(BLOCK), "float32"), layout, "float32", False
+        ).warp_sectors
+        for k, layout in (("naive", "nn"), ("transposed_b", "nt"))
     )
     return verdict(
         turned[1] < plain[1],
