@@ -34,7 +34,8 @@ LAYOUTS = ("replicated", "root", "rows", "cols")
 @dataclasses.dataclass(frozen=True)
 class RankResult:
     """What a run gave one rank: its strip of C, and what was done. `timeline` has all ranks'
-    activities on rank 0 and this rank's elsewhere; worker numbers count rank by rank."""
+    activities on rank 0 and this rank's elsewhere; worker numbers count rank by rank.
+    `since` is when multiplying began, in seconds of the Unix clock."""
 
     c: Any
     plan: RankPlan
@@ -42,6 +43,7 @@ class RankResult:
     timeline: Timeline
     total_ms: float
     reduction: str
+    since: float
 
     @property
     def gflops(self) -> float:
@@ -195,7 +197,7 @@ class RankRunner:
             plan, rank, self.devices, self._inner, runner.variant, *matrices, transport, progress
         )  # fmt: skip
         self.comm.Barrier()
-        started = time.perf_counter()
+        since, started = time.time(), time.perf_counter()
         timeline = run.run()
         total_ms = (time.perf_counter() - started) * 1e3
         if busy and matrices[3].array is not out:
@@ -209,7 +211,7 @@ class RankRunner:
             )
             total_ms = max(ms for ms, _activities in everyone)
         total_ms = self.comm.bcast(total_ms)
-        return RankResult(out, plan, variant, timeline, total_ms, words)
+        return RankResult(out, plan, variant, timeline, total_ms, words, since)
 
     def _transport(self, plan: RankPlan):
         """The transport of this rank's cell, kept while the plan stays the same; and the way

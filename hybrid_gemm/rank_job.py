@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import statistics
-import time
 
 import numpy as np
 
@@ -83,7 +82,7 @@ class RankJob(command.Job):
         flops = plan.box(comm.rank).flops if plan.box(comm.rank) else 0
         out = np.empty(self.strip.shape, p.out_dtype)
         with self._output() as write:
-            since, results = time.time(), []
+            results = []
             for _ in range(self.repeat):
                 advance = progress(flops, "multiplying")
                 results.append(
@@ -101,7 +100,7 @@ class RankJob(command.Job):
                 write(out)
         shown = self._to_show(out) if self.show else {}
         self.print = lambda: self._print_all(shown)
-        return self._data(totals, since)
+        return self._data(totals, results[0].since)
 
     # --- matrices -------------------------------------------------------------------------
 

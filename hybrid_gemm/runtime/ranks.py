@@ -99,6 +99,7 @@ class RankRun:
         self.transport, self.progress = transport, progress
         self.dtype = np.dtype(plan.problem.dtype)
         self.activities: list[Activity] = []
+        self.products: dict[tuple, tuple[Plan, Variant]] = {}
         kind = devices[0].kind
         self.lanes, self.poll_s = LANES.get(kind, 1), POLL_S.get(kind, POLL_S_ELSEWHERE)
 
@@ -120,11 +121,13 @@ class RankRun:
     # --- multiplying ----------------------------------------------------------------------
 
     def _product(self, rows: int, cols: int, k: int, alpha, beta) -> tuple[Plan, Variant]:
-        problem = dataclasses.replace(
-            self.plan.problem, m=rows, n=cols, k=k, alpha=alpha, beta=beta
-        )  # fmt: skip
-        plan = self.inner(problem)
-        return plan, self.choose(plan)
+        sides = {"m": rows, "n": cols, "k": k}
+        key = tuple(sides.values())
+        if key not in self.products:  # pieces have few shapes
+            problem = dataclasses.replace(self.plan.problem, **sides, alpha=alpha, beta=beta)
+            plan = self.inner(problem)
+            self.products[key] = plan, self.choose(plan)
+        return self.products[key]
 
     def _whole(self) -> None:
         """A block of C that is this rank's own: the thread runtime does all of it."""

@@ -122,24 +122,41 @@ def test_transports_give_the_same_bits(comm, device, transport, rng):
                 split="cols",
             )  # fmt: skip
         return
-    a = rng.standard_normal((513, 700), "f4")
-    b = rng.standard_normal((700, 257), "f4")
     options = {"device": device, "split": "cols", "rounds": 3}
     plain = RankRunner(comm, transport="mpi", **options)
     other = RankRunner(comm, transport=transport, **options)
-    expected = plain.gemm(a, b)
-    try:
-        for _ in range(3):
-            np.testing.assert_array_equal(other.gemm(a, b), expected)
-    except UnavailableError as error:
-        pytest.skip(str(error))
-    c = integers(rng, (513, 257))
-    whole = integers(rng, (513, 700)), integers(rng, (700, 257))
-    np.testing.assert_array_equal(
-        other.gemm(*whole, c, alpha=2, beta=3), 2 * (whole[0] @ whole[1]) + 3 * c
-    )
+    shapes = [(513, 257, 700), (3, 257, 64), (1, 1, 9)]
+    for m, n, k in [*shapes, (4097, 1025, 3001), (129, 8191, 515)] if device == "cuda" else shapes:
+        a, b = rng.standard_normal((m, k), "f4"), rng.standard_normal((k, n), "f4")
+        expected = plain.gemm(a, b)
+        try:
+            for _ in range(3):
+                np.testing.assert_array_equal(other.gemm(a, b), expected)
+        except UnavailableError as error:
+            pytest.skip(str(error))
+        a, b, c = (integers(rng, shape) for shape in ((m, k), (k, n), (m, n)))
+        np.testing.assert_array_equal(
+            other.gemm(a, b, c, alpha=2, beta=3), 2 * (a @ b) + 3 * c
+        )  # fmt: skip
     plain.close()
     other.close()
+
+
+def test_arrays_on_a_gpu_stay_there(comm, device, rng):
+    if device != "cuda":
+        pytest.skip("arrays of the host")
+    import cupy
+
+    runner = RankRunner(comm, device=device, split="cols")
+    with cupy.cuda.Device(runner.devices[0].ordinal):
+        a, b = integers(rng, (130, 200)), integers(rng, (200, 70))
+        ks = cut(200, comm)
+        got = runner.gemm(cupy.asarray(a[:, ks]), cupy.asarray(b[ks]), distribution="cols")
+        assert isinstance(got, cupy.ndarray)
+        np.testing.assert_array_equal(got.get(), (a @ b)[cut(130, comm)])
+        got = runner.gemm(cupy.asarray(a), cupy.asarray(b))
+        np.testing.assert_array_equal(got.get(), a @ b)
+    runner.close()
 
 
 def test_parts_move_between_any_layouts(comm):
