@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import statistics
 from collections.abc import Callable
 from pathlib import Path
@@ -262,7 +263,8 @@ def tune(
 ) -> dict:
     """Times the variants worth it at each shape, and keeps the table for this GPU model.
 
-    The table goes to the user's cache, or to `output`. Raises `UnavailableError` where there
+    The table goes to the user's cache, or to `output`, and keeps what it has of other dtypes
+    and layouts. Raises `UnavailableError` where there
     is no GPU: elsewhere there is nothing to choose between.
     """
     kind, _why = devices.choose(device)
@@ -278,7 +280,10 @@ def tune(
         dtypes=dtypes, layouts=layouts, samples=samples, progress=progress, note=note,
     )  # fmt: skip
     path = Path(output) if output else tuning.user_table(gpu.model)
-    kept = {"device": data["device"], "rows": tuning.compact(data["rows"])}
+    measured = {(d, layout) for d in dtypes for layout in layouts}
+    older = json.loads(path.read_text())["rows"] if path.is_file() else []
+    rows = [r for r in older if (r["dtype"], r["layout"]) not in measured]
+    kept = {"device": data["device"], "rows": rows + tuning.compact(data["rows"])}
     report.write(str(path), report.as_json({**kept, "environment": info.environment()}) + "\n")
     tuning.table.cache_clear()
     return {**data, "table": str(path)}
