@@ -21,7 +21,9 @@ HATCHES = (None, "..", "xx", "--")
 FORMATS = ("svg", "png")
 WIDTH, HEIGHT = {1: 7, 2: 9.2, 3: 10}, 4.8  # inches; the size makes the letters
 SETTINGS = {
-    "font.size": 15, "font.family": "DejaVu Sans", "axes.spines.top": False,
+    "font.size": 15, "font.family": "sans-serif",
+    # The letters are text in an SVG: readers without the first font have one of its width.
+    "font.sans-serif": ["DejaVu Sans", "Verdana", "Arial", "sans-serif"], "axes.spines.top": False,
     "axes.spines.right": False, "axes.grid": True, "grid.color": "#dddddd", "axes.axisbelow": True,
     "legend.frameon": True, "legend.framealpha": 0.85, "legend.edgecolor": "none",
     "legend.fontsize": 13, "lines.linewidth": 2.2, "hatch.linewidth": 1.2,

@@ -114,6 +114,6 @@ EXPERIMENT = Experiment(
     ),
     picture=picture,
     exercise="In the lab's way each thread moves C up and down once. Write down the bytes for T "
-    "threads, and for a sum on the device; then compare with `bytes_h2d` of both dry runs.",
+    "threads, and for a sum on the device; then compare with what both dry runs say is moved.",
     cap_s=60,
 )  # fmt: skip
