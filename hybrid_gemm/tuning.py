@@ -23,7 +23,9 @@ SHIPPED = Path(__file__).resolve().parent / "tuned"
 # What the cost model grants a library: what cuBLAS reaches of an H200's peak (0.77).
 LIBRARY_EFFICIENCY = 0.75
 LAUNCH_US = 4.0
-PRUNE = 2.5  # variants predicted to take longer than this times the best are not timed
+SPLIT_US = 3.0
+PART_BYTES_A_US = 60e3  # of one multiprocessor
+PRUNE = 1.7  # variants predicted to take longer than this times the best are not timed
 
 
 @dataclass(frozen=True)
@@ -161,7 +163,10 @@ def predict_us(variant: Variant, machine: Machine, problem: Problem) -> float:
     lane_rate = peak / machine.multiprocessors * efficiency
     lane_rate *= min(1, threads * together / 256)
     work = 2 * bm * bn * problem.k * tiles / blocks  # of one block
-    return LAUNCH_US + rounds * together * work / (lane_rate * 1e6)
+    split = 0.0
+    if blocks > tiles:  # parts of a tile go through memory to be added up
+        split = SPLIT_US + 2 * bm * bn * ITEM_SIZE[problem.dtype] / PART_BYTES_A_US
+    return LAUNCH_US + split + rounds * together * work / (lane_rate * 1e6)
 
 
 @functools.cache
@@ -180,9 +185,17 @@ def _tile(variant: Variant, dtype: str) -> tuple[int, int, int]:
 
 
 def worth_timing(machine: Machine, problem: Problem) -> list[Variant]:
-    """The candidates that the cost model does not rule out, libraries always."""
+    """The candidates that the cost model does not rule out, libraries always.
+
+    Of rungs that it cannot tell apart, the highest.
+    """
     possible = candidates(machine, problem)
-    times = {id(v): predict_us(v, machine, problem) for v in possible}
-    own = [times[id(v)] for v in possible if not v.kernel.library]
-    limit = PRUNE * min(own) if own else math.inf
-    return [v for v in possible if v.kernel.library or times[id(v)] <= limit]
+    best: dict[object, Variant] = {}
+    for variant in sorted(possible, key=lambda v: v.kernel.rung):
+        us = predict_us(variant, machine, problem)
+        persistent = variant.kernel.workspace != "0"
+        best[variant if persistent or variant.kernel.library else us] = variant
+    kept = list(best.values())
+    own = [predict_us(v, machine, problem) for v in kept if not v.kernel.library]
+    limit = PRUNE * min(own, default=math.inf)
+    return [v for v in kept if v.kernel.library or predict_us(v, machine, problem) <= limit]
