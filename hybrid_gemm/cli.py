@@ -260,9 +260,13 @@ def _write(data: dict, json_file: str | None, show) -> None:
 @_json
 def info(json_file) -> None:
     """Versions, devices and links: what a bug report needs."""
-    from .info import environment, warnings
+    from .info import environment, ranks, warnings
 
-    data = environment()
+    placed = ranks()
+    if not launchers.first_of_job():
+        return
+    started = {"launcher": launchers.launcher(), "ranks": placed} if placed else {}
+    data = environment() | started
 
     def show(value=data, indent=0):
         for key, inner in value.items():
@@ -278,7 +282,7 @@ def info(json_file) -> None:
                 click.echo(f"{'  ' * indent}{key}: {text}")
 
     if json_file:
-        _write({}, json_file, lambda: None)
+        _write(started, json_file, lambda: None)
     else:
         show()
     for warning in warnings(data):

@@ -41,6 +41,27 @@ def environment() -> dict:
     }
 
 
+def ranks() -> list[dict]:
+    """Where each rank runs and which GPU it takes; empty where no launcher started several."""
+    from .devices import cuda
+    from .runtime import launchers
+
+    comm = launchers.world() if launchers.launcher() else None
+    if comm is None:
+        return []
+    where = launchers.place(comm)
+    visible = list(range(cuda.count()))
+    mine = {
+        "rank": comm.rank,
+        "host": where.host,
+        "local_rank": f"{where.local_rank} of {where.local_size}",
+        "cores": len(os.sched_getaffinity(0)),
+        "gpus": launchers.gpus_of(where, visible, 1) if visible else [],
+        "visible": os.environ.get("CUDA_VISIBLE_DEVICES", "all") if visible else "no GPU",
+    }
+    return comm.allgather(mine)
+
+
 def warnings(environment: dict) -> list[str]:
     """What in an environment deserves a word."""
     found = []

@@ -13,13 +13,17 @@ from rich.table import Table
 from . import cache, matrices
 from .api import Result
 from .planner import Plan
+from .runtime import launchers
 from .runtime.timeline import PHASES
 from .verify import Verdict
 
-# A pipe or a file gets whole lines; a terminal gets its own width.
+# A pipe or a file gets whole lines; a terminal gets its own width. mpirun gives rank 0 a
+# terminal of 80 columns even where its own output goes to a file.
+_terminal = sys.stdout.isatty() and launchers.launcher() is None
 console = Console(
-    highlight=False, markup=False, soft_wrap=True, width=None if sys.stdout.isatty() else 200
-)
+    highlight=False, markup=False, soft_wrap=True, force_terminal=_terminal,
+    width=None if _terminal else 200,
+)  # fmt: skip
 
 
 def as_json(data: dict) -> str:

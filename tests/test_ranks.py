@@ -212,6 +212,14 @@ def test_small_matrices_are_printed_by_rank_0():
 
 
 @needs_mpirun
+def test_info_says_where_ranks_run():
+    done = mpirun(2, "-m", "hybrid_gemm", "info", "--json", "-", check=0)
+    data = json.loads(done.stdout)
+    assert "mpirun" in data["launcher"]
+    assert [(x["rank"], x["local_rank"]) for x in data["ranks"]] == [(0, "0 of 2"), (1, "1 of 2")]
+
+
+@needs_mpirun
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
