@@ -15,7 +15,7 @@ from .experiments.base import Line, Panel, Picture
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = "os^DvPX"
-DASHES = ("-", (0, (6, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))
+DASHES = ("-", (0, (1, 1.5)), (0, (6, 2, 1, 2)))  # of ours, when colours run out
 THEIRS = "#555555"
 HATCHES = (None, "..", "xx", "--")
 FORMATS = ("svg", "png")
@@ -95,12 +95,13 @@ def _lines(ax, panel: Panel, picture: Picture) -> None:
     drawn = [line for line in panel.lines if line.x]
     for line in drawn:
         colour = THEIRS if line.theirs and mixed else COLOURS[line.style % len(COLOURS)]
+        dashes = DASHES[line.style // len(COLOURS) % len(DASHES)]
         ax.plot(
             line.x, line.y, color=colour, label=line.label,
             marker=MARKERS[line.style % len(MARKERS)],
-            linestyle=(0, (4, 2)) if line.theirs else "-",
+            linestyle=(0, (4, 2)) if line.theirs else dashes,
             markerfacecolor="white" if line.theirs else colour, markeredgewidth=2,
-            markersize=12 - 1.3 * line.style,  # so that equal lines show each other's marks
+            markersize=max(6, 12 - 1.3 * line.style),  # equal lines show each other's marks
         )  # fmt: skip
     log_y = picture.log_y if panel.log_y is None else panel.log_y
     _logarithmic(ax.yaxis, ax.set_yscale, log_y, [])
@@ -213,17 +214,32 @@ def pictures(data: Mapping) -> dict[str, Picture]:
 
 
 def _bench(data: Mapping) -> Picture:
+    """A panel for each K of several sizes, and one for squares; a line for each variant."""
     rows = [r for r in data["rows"] if r["gflops"]]
-    variants = {}
-    for r in rows:
-        params = " ".join(f"{k}={v}" for k, v in r["params"].items())
-        variants.setdefault((r["kernel"], params), []).append(r)
-    single = {k for k, _p in variants if sum(k == other for other, _q in variants) == 1}
-    lines = [
-        Line(kernel if kernel in single else f"{kernel} {params}",
-             [r["m"] for r in found], [r["gflops"] / 1e3 for r in found], style=i)
-        for i, ((kernel, params), found) in enumerate(variants.items())
-    ]  # fmt: skip
-    sizes = {len({r["n"], r["m"]}) for r in rows}
-    x = "m = n" if sizes == {1} else "m"
-    return Picture([Panel(lines, data["device"]["name"])], x, "TFLOP/s", log_x=True)
+    square = [r for r in rows if r["m"] == r["n"] == r["k"]]
+    found = {f"K = {k}": [r for r in rows if r["k"] == k] for k in sorted({r["k"] for r in rows})}
+    found["m = n = k"] = square
+    found = {x: part for x, part in found.items() if len({r["m"] for r in part}) > 1}
+    found = dict(sorted(found.items(), key=lambda item: -len(item[1]))[:3]) or {"": rows}
+    names = list(dict.fromkeys(_name(r, rows) for r in rows))
+    panels = []
+    for title, part in found.items():
+        lines = []
+        for style, name in enumerate(names):
+            rates = {r["m"]: r["gflops"] / 1e3 for r in part if _name(r, rows) == name}
+            if rates:
+                lines.append(Line(name, sorted(rates), [rates[m] for m in sorted(rates)],
+                                  style=style))  # fmt: skip
+        panels.append(Panel(lines, title))
+    x = "m = n" if all(r["m"] == r["n"] for r in rows) else "m"
+    return Picture(panels, x, f"TFLOP/s on {data['device']['name']}", log_x=True)
+
+
+def _name(row: Mapping, rows) -> str:
+    """What tells a row's variant from the others: its kernel, and what else differs."""
+    alike = [r for r in rows if r["kernel"] == row["kernel"]]
+    several = {x for x in ("params", "dtype", "layout") if len({str(r.get(x)) for r in alike}) > 1}
+    words = [row["kernel"]]
+    if "params" in several:
+        words += [f"{k}={v}" for k, v in row["params"].items()]
+    return " ".join(words + [row[x] for x in ("dtype", "layout") if x in several])

@@ -343,9 +343,17 @@ def test_plot_command(tmp_path, full):
 
 
 def test_plot_of_a_bench(tmp_path):
-    row = {"kernel": "naive", "params": {}, "m": 64, "n": 64, "k": 64, "gflops": 2.0}
-    data = {"rows": [row, row | {"m": 128, "n": 128}], "device": {"name": "cpu"}}
-    assert plots.draw(plots.pictures(data)["bench"], "png").startswith(b"\x89PNG")
+    def row(m, k, dtype="float32"):
+        return {"kernel": "naive", "params": {}, "m": m, "n": m, "k": k, "dtype": dtype,
+                "layout": "nn", "gflops": 2.0}  # fmt: skip
+
+    rows = [row(64, 64), row(128, 64), row(256, 64, "float64"), row(256, 256)]
+    data = {"rows": rows, "device": {"name": "cpu"}}
+    picture = plots.pictures(data)["bench"]
+    assert [panel.title for panel in picture.panels] == ["K = 64", "m = n = k"]
+    assert [line.label for line in picture.panels[0].lines] == ["naive float32", "naive float64"]
+    assert picture.panels[1].lines[0].x == [64, 256]
+    assert plots.draw(picture, "png").startswith(b"\x89PNG")
     with pytest.raises(UsageError, match="neither"):
         plots.pictures({"problem": {}})
 
