@@ -1,7 +1,7 @@
 """`python -m hybrid_gemm.experiments.library_cold N [GPU]`: cublasSgemm as the lab timed it.
 
 A process of its own, because the first handle of a process is the dear one. Prints one line
-of JSON; the context exists before the clock starts, as it does after a program's first call.
+of JSON; the library is loaded and the context exists before the clock starts.
 """
 
 from __future__ import annotations
