@@ -212,9 +212,7 @@ class KernelDevice(Device):
     def bind(self, variant: Variant, a, b, c, *, alpha, beta) -> Callable:
         """A call that multiplies matrices laid out as these, worked out once for many."""
         if variant.kernel.library:
-            return lambda a, b, c, stream: self.library_gemm(
-                variant, a, b, c, alpha=alpha, beta=beta, stream=stream
-            )
+            return self.bind_library(variant, a, b, c, alpha=alpha, beta=beta)
         (m, n), k = c.shape, a.shape[1]
         dtype = c.dtype.name
         layouts = readable(variant, a, b)
@@ -256,7 +254,8 @@ class KernelDevice(Device):
             stream.flags[...] = 0
         return [workspace, stream.flags]
 
-    def library_gemm(self, variant, a, b, c, *, alpha, beta, stream):
+    def bind_library(self, variant, a, b, c, *, alpha, beta) -> Callable:
+        """As `bind`, for a kernel that is a library's."""
         raise UsageError(f"kernel {variant.name} does not run on the {self.kind} device")
 
     def transposed(self, view, stream):

@@ -1,7 +1,7 @@
 """cuBLAS, the peer in every table: CuPy's library and handle, called directly.
 
 CuPy refuses cuBLAS calls while a stream is captured, and a graph of launches is how small
-products are timed; so the functions are called through ctypes on CuPy's own handle.
+products are timed; there the functions are called through ctypes on CuPy's own handle.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import threading
+from collections.abc import Callable
 
 import numpy as np
 
@@ -34,8 +35,8 @@ def _call(name: str, *args) -> None:
         raise HybridGemmError(f"{name} failed with cuBLAS status {status}")
 
 
-def gemm(a, b, c, *, alpha, beta, stream) -> None:
-    """c = alpha * a @ b + beta * c for CuPy views in either order, float32 or float64.
+def bind(a, b, c, *, alpha, beta) -> Callable:
+    """A call that multiplies CuPy matrices laid out as these, float32 or float64, in any order.
 
     Row-major C is column-major C^T = op(B)^T op(A)^T, so the operands change places.
     """
@@ -43,21 +44,40 @@ def gemm(a, b, c, *, alpha, beta, stream) -> None:
 
     (m, n), k = c.shape, a.shape[1]
     (la, lda), (lb, ldb) = layout(a) or ("n", 1), layout(b) or ("n", 1)
-    handle = ctypes.c_void_p(cupy.cuda.device.get_cublas_handle())
-    _call("cublasSetStream_v2", handle, ctypes.c_void_p(stream.cupy.ptr))
-    _call("cublasSetWorkspace_v2", handle, _workspace(), ctypes.c_size_t(WORKSPACE_BYTES))
-    _call("cublasSetPointerMode_v2", handle, 0)
-    _call("cublasSetMathMode", handle, _DEFAULT_MATH)
+    ldc = layout(c)[1]
+    operations = _OPERATION[lb], _OPERATION[la]
     scalars = np.array([alpha, beta], c.dtype)
-    whole = ctypes.c_int64
-    _call(
-        {"float32": "cublasSgemm_v2_64", "float64": "cublasDgemm_v2_64"}[c.dtype.name],
-        handle, _OPERATION[lb], _OPERATION[la], whole(n), whole(m), whole(k),
-        ctypes.c_void_p(scalars.ctypes.data), ctypes.c_void_p(b.data.ptr), whole(max(ldb, 1)),
-        ctypes.c_void_p(a.data.ptr), whole(max(lda, 1)),
-        ctypes.c_void_p(scalars.ctypes.data + c.dtype.itemsize), ctypes.c_void_p(c.data.ptr),
-        whole(layout(c)[1]),
-    )  # fmt: skip
+    alpha_at, beta_at = scalars.ctypes.data, scalars.ctypes.data + c.dtype.itemsize
+    cublas = cupy.cuda.cublas
+    quick, name = {
+        "float32": (cublas.sgemm, "cublasSgemm_v2_64"),
+        "float64": (cublas.dgemm, "cublasDgemm_v2_64"),
+    }[c.dtype.name]
+    small = max(lda, ldb, ldc) < 2**31
+    get_handle = cupy.cuda.device.get_cublas_handle
+
+    def call(a, b, c, stream, _kept=scalars):
+        handle = get_handle()
+        if small and not stream.cupy.is_capturing():  # CuPy takes its current stream, this one
+            cublas.setMathMode(handle, _DEFAULT_MATH)
+            quick(
+                handle, *operations, n, m, k, alpha_at, b.data.ptr, ldb, a.data.ptr, lda,
+                beta_at, c.data.ptr, ldc,
+            )  # fmt: skip
+            return
+        pointer, whole = ctypes.c_void_p, ctypes.c_int64
+        _call("cublasSetStream_v2", pointer(handle), pointer(stream.cupy.ptr))
+        _call("cublasSetWorkspace_v2", pointer(handle), _workspace(),
+              ctypes.c_size_t(WORKSPACE_BYTES))  # fmt: skip
+        _call("cublasSetPointerMode_v2", pointer(handle), 0)
+        _call("cublasSetMathMode", pointer(handle), _DEFAULT_MATH)
+        _call(
+            name, pointer(handle), *operations, whole(n), whole(m), whole(k),
+            pointer(alpha_at), pointer(b.data.ptr), whole(ldb), pointer(a.data.ptr), whole(lda),
+            pointer(beta_at), pointer(c.data.ptr), whole(ldc),
+        )  # fmt: skip
+
+    return call
 
 
 def _workspace() -> ctypes.c_void_p:

@@ -13,7 +13,8 @@ from ..tuning import Machine
 from . import cublas, nvml, nvrtc
 from .base import KernelDevice, Stream, layout, leading
 
-_MAX_DYNAMIC_SHARED_MEMORY = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+_MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+ORDINARY_SHARED_BYTES = 48 << 10  # past this a block's dynamic shared memory is to be asked for
 # Multiply-adds a cycle and multiprocessor (CUDA Programming Guide, arithmetic throughput);
 # float64 of data-centre parts counts the tensor cores.
 _LANES = {
@@ -94,6 +95,7 @@ class CudaDevice(KernelDevice):
         self.name = f"cuda:{ordinal}" + ("" if part is None else f".{part}")
         self.pool = cupy.cuda.MemoryPool()
         self._monitor = self._spoiler = None
+        self._shared: dict[int, int] = {}
         self._tables: dict[bytes, cupy.ndarray] = {}
         self.properties = cupy.cuda.runtime.getDeviceProperties(ordinal)
         self.arch = f"sm_{self.properties['major']}{self.properties['minor']}"
@@ -228,22 +230,21 @@ class CudaDevice(KernelDevice):
         return nvrtc.compile(variant.source(dtype, layouts), self.arch, f"{variant.name}.cu")
 
     def load(self, variant, dtype, layouts):
-        cubin, usage = self.compile(variant, dtype, layouts)
+        cubin, _usage = self.compile(variant, dtype, layouts)
         with self.cp.cuda.Device(self.ordinal):
             module = self.cp.cuda.function.Module()
             module.load(cubin)
-            function = module.get_function(variant.kernel.entry)
-            if variant.kernel.shared != "0":
-                # Past 48 KiB a block gets dynamic shared memory only where that was asked for.
-                room = self.properties["sharedMemPerBlockOptin"] - usage.shared_bytes
-                self.cp.cuda.driver.funcSetAttribute(function.ptr, _MAX_DYNAMIC_SHARED_MEMORY, room)
-            return function
+            return module.get_function(variant.kernel.entry)
 
     def launch(self, function, launch, args, stream):
+        wanted = launch.shared_bytes
+        if wanted > ORDINARY_SHARED_BYTES and self._shared.get(function.ptr, 0) < wanted:
+            self.cp.cuda.driver.funcSetAttribute(function.ptr, _MAX_DYNAMIC_SHARED, wanted)
+            self._shared[function.ptr] = wanted
         function(launch.grid, launch.block, args, launch.shared_bytes, stream.cupy)
 
-    def library_gemm(self, variant, a, b, c, *, alpha, beta, stream):
-        cublas.gemm(a, b, c, alpha=alpha, beta=beta, stream=stream)
+    def bind_library(self, variant, a, b, c, *, alpha, beta):
+        return cublas.bind(a, b, c, alpha=alpha, beta=beta)
 
 
 def _address(array) -> int:

@@ -8,9 +8,12 @@ import hashlib
 import io
 import json
 import re
+import threading
 
 from .. import cache, catalog
 from ..errors import KernelError, UnavailableError
+
+_importing = threading.Lock()  # cuda-core's import is not for several threads at once
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +34,8 @@ class Usage:
 def version() -> str:
     """NVRTC's version, as "13.0"; `UnavailableError` if it is not installed."""
     try:
-        from cuda.bindings import nvrtc
+        with _importing:
+            from cuda.bindings import nvrtc
 
         _status, major, minor = nvrtc.nvrtcVersion()
     except Exception as error:  # no module, no library, or a library of another CUDA
@@ -62,11 +66,13 @@ def compile(source: str, arch: str, name: str) -> tuple[bytes, Usage]:
 
 
 def _compile(source: str, arch: str, name: str) -> tuple[bytes, str]:
-    from cuda.core import Program, ProgramOptions
+    with _importing:
+        from cuda.core import Program, ProgramOptions
 
     options = ProgramOptions(
         name=name, arch=arch, std="c++17", lineinfo=True, ptxas_options=["-v"],
         include_path=str(catalog.directory()),
+        no_cache=_caches() or None,  # what it kept comes without a word on registers
         device_as_default_execution_space=True,  # lambdas, before NVRTC 13.4
     )  # fmt: skip
     log = io.StringIO()
@@ -76,6 +82,11 @@ def _compile(source: str, arch: str, name: str) -> tuple[bytes, str]:
         reason = str(error).replace("\0", "").strip()
         raise KernelError(f"{name} does not compile for {arch}: {reason}") from error
     return bytes(cubin), log.getvalue()
+
+
+def _caches() -> bool:
+    """NVRTC keeps what it compiled since 12.9."""
+    return tuple(map(int, version().split("."))) >= (12, 9)
 
 
 def _usage(log: str) -> Usage:
