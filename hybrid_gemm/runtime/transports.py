@@ -264,7 +264,8 @@ class IpcTransport(Transport):
 
 class NcclTransport(Transport):
     """A round's pieces are exchanged in one group of NCCL sends and receives, which is
-    started when this rank has multiplied all of its own."""
+    started when this rank has multiplied all of its own, one round after another on all ranks
+    (NCCL matches groups by their order)."""
 
     def __init__(self, comm, plan, rank, device):
         super().__init__(comm, plan, rank, device)
@@ -280,6 +281,7 @@ class NcclTransport(Transport):
         super().start()
         self.outgoing = defaultdict(dict)
         self.incoming, self.events = {}, {}
+        self.next = 0  # the round to be exchanged
 
     def _due(self, round: int) -> list[int]:
         return [i for i, owned in enumerate(self.pieces) if i != self.me and round < len(owned)]
@@ -298,16 +300,20 @@ class NcclTransport(Transport):
 
     def done(self, piece, buffer):
         super().done(piece, buffer)
-        self._exchange(piece.round)
+        while self._complete(self.next):
+            self._exchange(self.next)
+            self.next += 1
+
+    def _complete(self, round: int) -> bool:
+        due, mine = self._due(round), round < len(self.own)
+        there = len(self.outgoing[round]) == len(due) and (not mine or round in self.mine)
+        return there and (mine or bool(due))
 
     def _exchange(self, round: int) -> None:
-        due, mine = self._due(round), round < len(self.own)
-        if len(self.outgoing[round]) < len(due) or (mine and round not in self.mine):
-            return
         char, pointer = self.library.NCCL_CHAR, self.stream.cupy.ptr
         with self.device.using(self.stream):
             buffers = {}
-            if mine:
+            if round < len(self.own):
                 shape = self.own[round].shape
                 buffers = {
                     source: self.device.empty(*shape, self.dtype.name)

@@ -1,0 +1,189 @@
+"""The transports between GPUs without a GPU: their books and messages are the same when memory
+is shared memory of this host, and NCCL's messages are MPI's. Delays shuffle who is first."""
+
+import contextlib
+import ctypes
+import mmap
+import random
+import sys
+import time
+import types
+
+import numpy as np
+import pytest
+from conftest import integers
+from test_world import comm  # noqa: F401  (a fixture)
+
+from hybrid_gemm import catalog
+from hybrid_gemm.devices.base import HostEvent, HostStream
+from hybrid_gemm.devices.cpu import CpuDevice
+from hybrid_gemm.planner import make_plan
+from hybrid_gemm.problem import Problem
+from hybrid_gemm.rankplan import make_rank_plan
+from hybrid_gemm.runtime.ranks import RankRun
+from hybrid_gemm.runtime.threads import Matrix
+from hybrid_gemm.runtime.transports import KINDS
+
+
+def array_at(address: int, shape, dtype) -> np.ndarray:
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    return np.frombuffer((ctypes.c_char * size).from_address(address), dtype).reshape(shape)
+
+
+def mapped(path: str, size: int | None = None):
+    with open(path, "r+b" if size is None else "w+b") as file:
+        if size is not None:
+            file.truncate(size)
+        memory = mmap.mmap(file.fileno(), 0)
+    return memory, ctypes.addressof(ctypes.c_char.from_buffer(memory))
+
+
+class _Event(HostEvent):
+    done = True
+
+
+class _Stream(HostStream):
+    cupy = types.SimpleNamespace(ptr=0)
+
+    def record(self):
+        return _Event()
+
+
+class SharedMemoryDevice(CpuDevice):
+    """The cpu with memory of its own, and as much of CuPy as the transports ask for."""
+
+    host_memory = False
+    kind = "pretended"
+    ordinal = 0
+
+    def __init__(self, folder, rank: int):
+        super().__init__(2)
+        self.paths, self.kept = {}, []
+        device = self
+
+        class Memory:
+            def __init__(self, size):
+                path = f"{folder}/{rank}-{len(device.paths)}"
+                memory, self.ptr = mapped(path, size)
+                device.paths[self.ptr] = path
+                device.kept.append(memory)
+
+        def open_handle(handle):
+            memory, address = mapped(handle.decode())
+            device.kept.append(memory)
+            return address
+
+        runtime = types.SimpleNamespace(
+            ipcGetMemHandle=lambda pointer: device.paths[pointer].encode(),
+            ipcOpenMemHandle=open_handle,
+            ipcCloseMemHandle=lambda pointer: None,
+        )
+        cuda = types.SimpleNamespace(
+            Device=lambda ordinal: contextlib.nullcontext(),
+            Memory=Memory,
+            UnownedMemory=lambda pointer, size, owner, ordinal: pointer,
+            MemoryPointer=lambda pointer, offset: pointer + offset,
+            runtime=runtime,
+        )
+        self.cp = types.SimpleNamespace(
+            cuda=cuda, ndarray=lambda shape, dtype, memptr: array_at(memptr, shape, dtype)
+        )
+
+    def stream(self):
+        return _Stream()
+
+    def gemm(self, *arguments, **options):
+        time.sleep(random.random() * 0.004)
+        super().gemm(*arguments, **options)
+
+    def sum(self, *arguments, **options):
+        time.sleep(random.random() * 0.004)
+        super().sum(*arguments, **options)
+
+
+class PretendedNccl:
+    NCCL_CHAR = 0
+
+    def __init__(self, world):
+        self.world, self.group = world, []
+
+    def get_unique_id(self):
+        return 7
+
+    def NcclCommunicator(self, size, unique, rank):
+        return types.SimpleNamespace(
+            send=lambda pointer, count, kind, peer, stream: self._add(
+                "Isend", pointer, count, peer
+            ),
+            recv=lambda pointer, count, kind, peer, stream: self._add(
+                "Irecv", pointer, count, peer
+            ),
+            destroy=lambda: None,
+        )
+
+    def _add(self, call, pointer, count, peer):
+        self.group.append((call, array_at(pointer, count, np.uint8), peer))
+
+    def groupStart(self):
+        assert not self.group
+
+    def groupEnd(self):
+        requests = [getattr(self.world, call)(data, peer) for call, data, peer in self.group]
+        for request in requests:
+            request.Wait()
+        self.group.clear()
+
+
+class _Pointers(np.ndarray):
+    """NumPy with CuPy's way to an address."""
+
+    @property
+    def data(self):
+        return types.SimpleNamespace(ptr=self.ctypes.data)
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 5])
+@pytest.mark.parametrize("name", ["ipc", "nccl", "mpi"])
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_pieces_arrive_whole(comm, name, rounds, lanes, rng, tmp_path, monkeypatch):  # noqa: F811
+    if comm.size == 1:
+        pytest.skip("one rank sums nothing")
+    folder = comm.bcast(str(tmp_path))
+    device = SharedMemoryDevice(folder, comm.rank)
+    if name == "nccl":
+        module = PretendedNccl(comm.Dup())
+        monkeypatch.setitem(sys.modules, "cupy", types.ModuleType("cupy"))
+        monkeypatch.setitem(
+            sys.modules, "cupy.cuda", types.SimpleNamespace(nccl=module, __name__="cupy.cuda")
+        )
+        device.empty = lambda rows, cols, dtype: np.empty((rows, cols), dtype).view(_Pointers)
+    blas = catalog.get("blas").variant()
+    for m, n, k in [(40, 30, 50), (3, 70, 64), (1, 1, 9), (200, 5, 21)]:
+        problem = Problem(m, n, k, alpha=2, beta=3)
+        a, b, c = (integers(rng, shape) for shape in ((m, k), (k, n), (m, n)))
+        plan = make_rank_plan(problem, device.spec(), comm.size, split="cols", rounds=rounds)
+        summed = plan.summed(comm.rank)
+        cell = comm.Split(0 if summed else 1, comm.rank)
+        box, strip = plan.box(comm.rank), plan.strip(comm.rank)
+        transport = KINDS[name](cell, plan, comm.rank, device) if summed else None
+        for _ in range(2):  # transports are kept from run to run
+            blocks = [None] * 4
+            if box:
+                mine = (strip.rows.slice, strip.cols.slice) if strip else (slice(0, 0),) * 2
+                out = np.full_like(c[mine], -99)
+                blocks = [a[:, box.ks.slice], b[box.ks.slice], c[mine], out]
+            if transport:
+                transport.start()
+            run = RankRun(
+                plan, comm.rank, [device],
+                lambda inner: make_plan(inner, [device.spec()], 1, split="rows"),
+                lambda inner: blas, *(None if x is None else Matrix(x) for x in blocks), transport,
+            )  # fmt: skip
+            run.lanes = lanes
+            comm.Barrier()
+            run.run()
+            if strip:
+                np.testing.assert_array_equal(out, (2 * (a @ b) + 3 * c)[mine])
+            comm.Barrier()
+        if transport:
+            transport.close()
