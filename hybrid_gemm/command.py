@@ -284,7 +284,8 @@ def tune(
     older = json.loads(path.read_text())["rows"] if path.is_file() else []
     rows = [r for r in older if (r["dtype"], r["layout"]) not in measured]
     kept = {"device": data["device"], "rows": rows + tuning.compact(data["rows"])}
-    report.write(str(path), report.as_json({**kept, "environment": info.environment()}) + "\n")
+    kept["environment"] = info.environment()
+    report.write(str(path), tuning.as_text(kept))
     tuning.table.cache_clear()
     return {**data, "table": str(path)}
 

@@ -60,9 +60,21 @@ def table(model: str) -> tuple[dict, ...]:
 
 
 def compact(rows: Sequence[dict]) -> list[dict]:
-    """What a table keeps of bench rows: shape, kernel, time; right products only."""
+    """What a table keeps of bench rows: of each case the fastest library, and our fastest."""
     kept = ("m", "n", "k", "dtype", "layout", "kernel", "params", "time_ms")
-    return [{x: row[x] for x in kept} for row in rows if row["verdict"] == "passed"]
+    best: dict[tuple, dict] = {}
+    for row in rows:
+        case = tuple(row[x] for x in kept[:5]) + (bool(catalog.get(row["kernel"]).library),)
+        if row["time_ms"] and (case not in best or row["time_ms"] < best[case]["time_ms"]):
+            best[case] = {x: row[x] for x in kept}
+    return list(best.values())
+
+
+def as_text(table: dict) -> str:
+    """A table as JSON with a line a row."""
+    head = "".join(f"{json.dumps(k)}: {json.dumps(v)},\n" for k, v in table.items() if k != "rows")
+    rows = ",\n".join(map(json.dumps, table["rows"]))
+    return f'{{\n{head}"rows": [\n{rows}\n]}}\n'
 
 
 # --- choosing -----------------------------------------------------------------------------
@@ -118,11 +130,25 @@ def choose(
         best = min((r for r in rows if distance(r) == nearest), key=lambda r: r["time_ms"])
         shape = f"{best['m']} x {best['n']} x {best['k']} {best['layout']}"
         variant = by_name[best["kernel"], tuple(best["params"].items())]
+        library = next((v for v in possible if v.kernel.library), None)
+        if library and not _trusted(variant, machine, problem, nearest):
+            return library, f"our kernels are not measured near; at {shape} {variant.name} leads"
         return variant, f"fastest measured at {shape}"
     return (
         min(possible, key=lambda v: (predict_us(v, machine, problem), -v.kernel.rung)),
         "by the cost model",
     )
+
+
+def _trusted(variant: Variant, machine: Machine, problem: Problem, distance: tuple) -> bool:
+    """Whether a measurement speaks for this shape: the same one, or one not far, with so many
+    tiles that how they fill the multiprocessors matters little."""
+    other_layout, apart = distance
+    if variant.kernel.library or (not other_layout and apart < 0.1):
+        return True
+    bm, bn, _threads = _tile(variant, problem.dtype)
+    tiles = -(-problem.m // bm) * -(-problem.n // bn)
+    return not other_layout and apart < 2.1 and tiles >= 1.5 * machine.multiprocessors
 
 
 def _distance(problem: Problem, layout: str, row: dict) -> tuple:

@@ -39,10 +39,16 @@ def tuned(tmp_path, monkeypatch):
 
 
 def test_the_nearest_measured_shape_decides(tuned):
-    variant, why = choose(tuned, Problem(900, 1100, 1000))
+    variant, why = choose(tuned, Problem(1020, 1028, 1024))
     assert variant.name == "naive" and "1024 x 1024 x 1024 nn" in why
     assert choose(tuned, Problem(9000, 9000, 9000))[0].name == "cublas"
     assert choose(tuned, Problem(9000, 9000, 9000), own=True)[0].name == "shared_tile"
+
+
+def test_far_from_what_was_measured_the_library_is_taken(tuned):
+    variant, why = choose(tuned, Problem(300, 1100, 100))
+    assert variant.name == "cublas" and "not measured near" in why
+    assert choose(tuned, Problem(300, 1100, 100), own=True)[0].name == "naive"
 
 
 def test_layouts_have_rows_of_their_own(tuned):

@@ -14,7 +14,6 @@ from . import cublas, nvml, nvrtc
 from .base import KernelDevice, Stream, layout, leading
 
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-ORDINARY_SHARED_BYTES = 48 << 10  # past this a block's dynamic shared memory is to be asked for
 # Multiply-adds a cycle and multiprocessor (CUDA Programming Guide, arithmetic throughput);
 # float64 of data-centre parts counts the tensor cores.
 _LANES = {
@@ -237,8 +236,8 @@ class CudaDevice(KernelDevice):
             return module.get_function(variant.kernel.entry)
 
     def launch(self, function, launch, args, stream):
-        wanted = launch.shared_bytes
-        if wanted > ORDINARY_SHARED_BYTES and self._shared.get(function.ptr, 0) < wanted:
+        wanted = launch.shared_bytes  # past 48 KiB with the static part it is to be asked for
+        if wanted and self._shared.get(function.ptr, 0) < wanted:
             self.cp.cuda.driver.funcSetAttribute(function.ptr, _MAX_DYNAMIC_SHARED, wanted)
             self._shared[function.ptr] = wanted
         function(launch.grid, launch.block, args, launch.shared_bytes, stream.cupy)
