@@ -64,7 +64,7 @@ def compact(rows: Sequence[dict]) -> list[dict]:
     kept = ("m", "n", "k", "dtype", "layout", "kernel", "params", "time_ms")
     best: dict[tuple, dict] = {}
     for row in rows:
-        case = tuple(row[x] for x in kept[:5]) + (bool(catalog.get(row["kernel"]).library),)
+        case = (*(row[x] for x in kept[:5]), bool(catalog.get(row["kernel"]).library))
         if row["time_ms"] and (case not in best or row["time_ms"] < best[case]["time_ms"]):
             best[case] = {x: row[x] for x in kept}
     return list(best.values())

@@ -133,7 +133,8 @@ def run(
     what they can, keep their memory, and use every GPU.
 
     compute_ms: first upload to last product. compute_and_sum_ms: the whole run. multiply_ms
-    and multiply_and_sum_ms: without the copies in.
+    and multiply_and_sum_ms: without the copies in; of a run of its own in which every block is
+    on its device beforehand, for else workers wait for each other's copies (not with `alone`).
     """
     on_kernels = lab.kind != "cpu"
     options = {"device": lab.kind, "threads": threads, "split": split, "reduce": reduce}
@@ -166,7 +167,10 @@ def run(
     else:
         figures |= {"time_ms": runs[0].total_ms, "min_ms": runs[0].total_ms, "samples": 1}
     result = next(r for r in runs if r.total_ms == figures["time_ms"])
-    line = result.timeline
+    line = placed = result.timeline
+    if kept:
+        again = [kept.run(a, b, out=c, resident=True).timeline for _ in range(lab.samples)]
+        placed = sorted(again, key=lambda x: x.multiply_and_sum_ms)[len(again) // 2]
     if not result.variant.kernel.library:
         figures |= lab.model(result.variant, n, n, n, "float32")
     return figures | {
@@ -176,8 +180,8 @@ def run(
         "gflops": result.gflops,
         "compute_ms": line.span_ms("upload", "multiply"),
         "compute_and_sum_ms": result.total_ms,
-        "multiply_ms": line.multiply_ms,
-        "multiply_and_sum_ms": line.multiply_and_sum_ms,
+        "multiply_ms": placed.multiply_ms,
+        "multiply_and_sum_ms": placed.multiply_and_sum_ms,
         "bytes_h2d": result.plan.bytes_h2d,
     }
 
