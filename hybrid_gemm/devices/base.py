@@ -23,7 +23,8 @@ from ..planner import DeviceSpec
 class Stream(abc.ABC):
     """An ordered queue of work on one device; an event is a point in it."""
 
-    flags = None  # of kernels whose blocks signal each other
+    def __init__(self):
+        self.scratch: list = []  # of kernels whose blocks work together
 
     @abc.abstractmethod
     def record(self): ...
@@ -246,13 +247,17 @@ class KernelDevice(Device):
         return call
 
     def _scratch(self, launch: Launch, dtype: str, stream: Stream) -> list:
-        """A workspace for this launch, and the stream's flags: kernels leave them zero."""
-        workspace = self.empty(1, -(-launch.workspace_bytes // np.dtype(dtype).itemsize), dtype)
-        count = -(-launch.flag_bytes // 4)
-        if stream.flags is None or stream.flags.size < count:
-            stream.flags = self.empty(1, count, "uint32")
-            stream.flags[...] = 0
-        return [workspace, stream.flags]
+        """The stream's workspace and its flags, which kernels leave zero; larger ones where this
+        launch needs them. Smaller ones are kept: a recorded graph may still launch with them."""
+        size = np.dtype(dtype).itemsize
+        wanted = -(-launch.workspace_bytes // size), -(-launch.flag_bytes // 4)
+        for workspace, flags in stream.scratch:
+            if workspace.dtype == dtype and workspace.size >= wanted[0] and flags.size >= wanted[1]:
+                return [workspace, flags]
+        workspace, flags = self.empty(1, wanted[0], dtype), self.empty(1, wanted[1], "uint32")
+        flags[...] = 0
+        stream.scratch.append((workspace, flags))
+        return [workspace, flags]
 
     def bind_library(self, variant, a, b, c, *, alpha, beta) -> Callable:
         """As `bind`, for a kernel that is a library's."""

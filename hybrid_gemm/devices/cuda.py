@@ -55,6 +55,7 @@ def count() -> int:
 
 class CudaStream(Stream):
     def __init__(self, cupy_stream):
+        super().__init__()
         self.cupy = cupy_stream
 
     def record(self):
