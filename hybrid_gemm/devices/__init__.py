@@ -61,4 +61,6 @@ def open_devices(
         raise UsageError("no GPU was named; --gpus takes ordinals such as 0,1")
     if emulate:
         return [cuda.CudaDevice(ordinals[0], part) for part in range(emulate)]
-    return [cuda.CudaDevice(ordinal) for ordinal in ordinals]
+    opened = [cuda.CudaDevice(ordinal) for ordinal in ordinals]
+    cuda.enable_peers(opened)
+    return opened

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -179,8 +180,14 @@ class CudaDevice(KernelDevice):
 
     def empty(self, rows, cols, dtype):
         dtype = np.dtype(dtype)
-        memory = self.pool.malloc(rows * cols * dtype.itemsize)
-        return self.cp.ndarray((rows, cols), dtype, memptr=memory)
+        return self.cp.ndarray(
+            (rows, cols), dtype, memptr=self._allocate(rows * cols * dtype.itemsize)
+        )
+
+    def _allocate(self, size: int):
+        # A pool allocates on the current GPU, which is another one in a thread that is not ours.
+        with self.cp.cuda.Device(self.ordinal):
+            return self.pool.malloc(size)
 
     def pointers(self, matrices, stream):
         # Kept, for a pool gives the same addresses again: a copy from ordinary host memory
@@ -190,7 +197,7 @@ class CudaDevice(KernelDevice):
         if key not in self._tables:
             if len(self._tables) >= MAX_TABLES:
                 del self._tables[next(iter(self._tables))]
-            table = self.cp.ndarray(host.shape, host.dtype, memptr=self.pool.malloc(host.nbytes))
+            table = self.cp.ndarray(host.shape, host.dtype, memptr=self._allocate(host.nbytes))
             self.cp.cuda.runtime.memcpy(
                 table.data.ptr, host.ctypes.data, host.nbytes, self.cp.cuda.runtime.memcpyDefault
             )
@@ -245,6 +252,17 @@ class CudaDevice(KernelDevice):
 
     def bind_library(self, variant, a, b, c, *, alpha, beta):
         return cublas.bind(a, b, c, alpha=alpha, beta=beta)
+
+
+def enable_peers(devices: Sequence[CudaDevice]) -> None:
+    """Lets each GPU copy from the others over the link between them, where there is one."""
+    runtime = devices[0].cp.cuda.runtime
+    for here in {d.ordinal for d in devices}:
+        for there in {d.ordinal for d in devices} - {here}:
+            with devices[0].cp.cuda.Device(here):
+                if runtime.deviceCanAccessPeer(here, there):
+                    with contextlib.suppress(runtime.CUDARuntimeError):  # enabled already
+                        runtime.deviceEnablePeerAccess(there)
 
 
 def _address(array) -> int:
