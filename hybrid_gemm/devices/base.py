@@ -69,6 +69,22 @@ class Device(abc.ABC):
     def stream(self) -> Stream:
         return HostStream()
 
+    @contextlib.contextmanager
+    def working(self):
+        """A stream that is current in the calling thread, for a piece of work that leaves it
+        idle. Streams are used again: what a memory pool keeps, it keeps for one stream."""
+        try:
+            stream = self._idle.pop()
+        except IndexError:
+            stream = self.stream()
+        with self.using(stream):
+            yield stream
+        self._idle.append(stream)
+
+    @functools.cached_property
+    def _idle(self) -> list[Stream]:
+        return []
+
     def using(self, stream: Stream) -> contextlib.AbstractContextManager:
         """Makes this device and stream current in the calling thread."""
         return contextlib.nullcontext()

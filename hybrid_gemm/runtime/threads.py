@@ -184,8 +184,7 @@ class ThreadRun:
 
     def _work(self, worker: Worker) -> None:
         device = self.devices[worker.device]
-        stream = device.stream()
-        with device.using(stream):
+        with device.working() as stream:
             self._upload(worker, device, stream)
             strips = [
                 (strip, self._target(strip, device, stream))
