@@ -2,7 +2,8 @@
 
 __version__ = "0.1.0"
 
-_API = {"Result", "Runner", "gemm", "matmul", "plan"}
+_API = {"gemm", "matmul", "plan"}
+_RUNNER = {"Result", "Runner"}
 _RANKS = {"RankResult", "RankRunner"}
 
 __all__ = ["RankResult", "RankRunner", "Result", "Runner", "gemm", "matmul", "plan"]
@@ -14,6 +15,10 @@ def __getattr__(name):
         from . import api
 
         return getattr(api, name)
+    if name in _RUNNER:
+        from . import runner
+
+        return getattr(runner, name)
     if name in _RANKS:
         from . import distributed
 
@@ -22,4 +27,4 @@ def __getattr__(name):
 
 
 def __dir__():
-    return sorted([*globals(), *_API, *_RANKS])
+    return sorted([*globals(), *_API, *_RUNNER, *_RANKS])

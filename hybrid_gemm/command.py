@@ -11,10 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
-from . import api, bench, catalog, devices, info, matrices, report, tuning, verify
+from . import bench, catalog, devices, info, matrices, report, tuning, verify
 from .devices.cpu import cores, memory_available
 from .errors import OutOfMemoryError, UnavailableError, UsageError
 from .problem import Problem, compute_dtype, make_problem
+from .runner import Runner
 
 DEFAULT_SIZE = 2048
 PRINTED = 32  # the widest matrix that --print shows
@@ -55,7 +56,7 @@ class Job:
         self.verdict = None
 
     def _prepare(self, **choices) -> None:
-        self.runner = api.Runner(**choices)
+        self.runner = Runner(**choices)
         if self.runner.note:
             self.note(f"device: {self.runner.kind} ({self.runner.note})")
         self.plan = self.runner.plan(self.problem, resident=self.resident)

@@ -14,13 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from . import api, devices
+from . import devices
+from .arrays import as_matrix, is_device_array, module_of
 from .catalog import Variant
 from .devices.base import Device
 from .errors import UsageError
 from .planner import Span, make_plan
 from .problem import Problem, make_problem, shape_of
 from .rankplan import RankPlan, make_rank_plan
+from .runner import Runner
 from .runtime import launchers, transports
 from .runtime.layouts import NOTHING, Part, move, rows_of
 from .runtime.ranks import RankRun
@@ -77,7 +79,7 @@ class RankRunner:
         self.comm, self.where = comm, launchers.place(comm)
         self.split, self.grid, self.rounds, self.asked = split, grid, rounds, transport
 
-        def local() -> api.Runner:
+        def local() -> Runner:
             if reduce != "ordered":
                 raise UsageError(f"the {reduce} reduction is one process's; ranks sum in order")
             mine, kind = gpus, devices.choose(device)[0]
@@ -88,7 +90,7 @@ class RankRunner:
                 visible = list(gpus) if gpus is not None else list(range(cuda.count()))
                 mine = launchers.gpus_of(self.where, visible, threads) if visible else visible
             inner = "auto" if grid else split
-            return api.Runner(device=device, threads=threads, split=inner, gpus=mine, **options)
+            return Runner(device=device, threads=threads, split=inner, gpus=mine, **options)
 
         self.runner = launchers.together(comm, local)
         kinds = comm.allgather((self.runner.kind, self.where.host, self.runner.note))
@@ -311,7 +313,7 @@ class _Given:
             "rows" if distribution == "cols" else distribution
         )  # fmt: skip
         arrays = {"A": a, "B": b, "C": c}
-        self.arrays = {x: None if v is None else api.as_matrix(v) for x, v in arrays.items()}
+        self.arrays = {x: None if v is None else as_matrix(v) for x, v in arrays.items()}
         for operand, transposed in zip("AB", trans, strict=True):
             if transposed and self.arrays[operand] is not None:
                 self.arrays[operand] = self.arrays[operand].T
@@ -319,8 +321,8 @@ class _Given:
     @property
     def xp(self):
         """The module of this rank's arrays."""
-        on_gpu = [x for x in self.arrays.values() if x is not None and api.is_device_array(x)]
-        return api._module_of(on_gpu[0]) if on_gpu else np
+        on_gpu = [x for x in self.arrays.values() if x is not None and is_device_array(x)]
+        return module_of(on_gpu[0]) if on_gpu else np
 
     def problem(self, alpha, beta) -> Problem:
         """The whole problem, from every rank's shapes. Collective; all ranks raise alike."""

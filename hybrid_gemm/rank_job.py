@@ -9,10 +9,11 @@ import statistics
 
 import numpy as np
 
-from . import api, command, matrices, report, verify_ranks
+from . import command, matrices, report, verify_ranks
 from .distributed import RankRunner, nothing_multiplied, parts_of
 from .planner import Span
 from .rankplan import RankPlan, make_rank_plan
+from .runner import Runner
 from .runtime.launchers import bind_cores, place, together
 from .runtime.layouts import NOTHING, Part, move
 from .runtime.timeline import PHASES
@@ -52,7 +53,7 @@ class RankJob(command.Job):
 
     def _plan_elsewhere(self, problem) -> None:
         split = "auto" if self.across["grid"] else self.choices["split"]
-        one = api.Runner(**{**self.choices, "split": split})
+        one = Runner(**{**self.choices, "split": split})
         spec = one.devices[0].spec()
         self.plan = make_rank_plan(
             problem, spec, self.ranks, threads=one.threads, split=self.choices["split"],

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from . import cache, matrices
-from .api import Result
 from .planner import Plan
+from .runner import Result
 from .runtime import launchers
 from .runtime.timeline import PHASES
 from .verify import Verdict
@@ -178,8 +178,10 @@ def print_result(result: Result, verdict: Verdict | None, device: str) -> None:
     plan, timeline = result.plan, result.timeline
     p = plan.problem
     console.print(f"{p}, alpha={p.alpha:g} beta={p.beta:g}, split by {plan.split}")
-    console.print(f"device: {device}   kernel: {result.variant} ({result.why})   "
-        f"reduction: {result.reduction}")
+    console.print(
+        f"device: {device}   kernel: {result.variant} ({result.why})   "
+        f"reduction: {result.reduction}"
+    )
     rows = []
     for w in plan.workers:
         ms = {phase: timeline.worker_ms(w.index, phase) for phase in PHASES}

@@ -14,12 +14,12 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from .. import catalog, matrices
-from ..api import Runner
 from ..catalog import Variant
 from ..devices import choose, emulation, open_devices
 from ..devices.base import KernelDevice
 from ..errors import UnavailableError, UsageError
 from ..problem import Problem
+from ..runner import Runner
 from ..strassen import Strassen
 from ..verify import verify
 from . import model

@@ -1,0 +1,222 @@
+"""`Runner`: products with the same choices again and again, on one machine."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from . import catalog, devices, planner, tuning
+from .arrays import as_matrix, check_out, is_device_array, module_of
+from .catalog import Variant
+from .devices.base import layout as layout_of
+from .errors import DTypeError, UsageError
+from .problem import Problem, make_problem
+from .runtime.threads import Matrix, ThreadRun
+from .runtime.timeline import Timeline
+from .strassen import Strassen
+
+ALGORITHMS = ("ordinary", "strassen")
+# What `kernel="auto"` takes where nothing is tuned: the first that can run the problem.
+AUTO = {"cpu": ("blas",), "emulator": ("double_buffered", "shared_tile", "naive")}
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run gave: C, and what was done to get it."""
+
+    c: Any
+    plan: planner.Plan
+    variant: Variant
+    timeline: Timeline
+    total_ms: float
+    reduction: str
+    why: str = ""
+
+    @property
+    def gflops(self) -> float:
+        """10^9 floating-point operations a second over the whole run."""
+        return self.plan.problem.flops / self.total_ms / 1e6 if self.total_ms else 0.0
+
+
+class Runner:
+    """Repeated products with the same choices; keeps devices and compiled kernels.
+
+    device: "auto" (cuda if a GPU is here, else cpu), "cuda", "cpu" or "emulator".
+    threads: workers; default one a device.
+    split: "rows", "cols" (K) or "auto". reduce: "ordered" or "critical" (the lab's way).
+    gpus: CUDA ordinals. emulate_devices: one GPU plays so many.
+    kernel, params: a name of the catalog and its parameters; "auto" takes the fastest known for
+    the shape, cuBLAS included, "own" the fastest of our own, and both say which it was.
+    algorithm: "ordinary", or "strassen" with so many `levels` over that kernel.
+    """
+
+    def __init__(
+        self,
+        *,
+        device: str = "auto",
+        threads: int | None = None,
+        split: str = "auto",
+        reduce: str = "ordered",
+        gpus: Sequence[int] | None = None,
+        emulate_devices: int | None = None,
+        kernel: str = "auto",
+        params: Mapping[str, int] | None = None,
+        algorithm: str = "ordinary",
+        levels: int = 1,
+    ):
+        if algorithm not in ALGORITHMS:
+            raise UsageError(
+                f"no algorithm is called {algorithm!r}; there are {', '.join(ALGORITHMS)}"
+            )
+        if threads is not None and threads < 1:
+            raise UsageError(f"{threads} threads asked for; it takes at least 1")
+        if kernel in ("auto", "own") and params:
+            raise UsageError("parameters need a kernel: name it beside them")
+        self.own = kernel == "own"
+        self.chosen = None
+        if kernel not in ("auto", "own"):
+            self.chosen = catalog.get(kernel).variant(params)
+        self.kind, self.note = devices.choose(device)
+        wanted = threads or emulate_devices or 1
+        self.devices = devices.open_devices(self.kind, wanted, gpus=gpus, emulate=emulate_devices)
+        if algorithm == "strassen":
+            self.devices = [Strassen(device, levels) for device in self.devices]
+        self.threads = threads or max(len(self.devices), emulate_devices or 1)
+        self.split, self.reduce = split, reduce
+        self._direct = None
+        if self.kind == "cuda" and self.threads == 1 and algorithm == "ordinary":
+            from .direct import Direct
+
+            self._direct = Direct(self.devices[0], self._choose)
+
+    def plan(self, problem: Problem, *, resident: bool = False) -> planner.Plan:
+        """The plan for a problem on these devices; `resident` if A, B and C lie there."""
+        return planner.make_plan(
+            problem,
+            [device.spec() for device in self.devices],
+            self.threads,
+            split=self.split,
+            kernel=str(self.chosen or "auto"),
+            reduce=self.reduce,
+            resident=resident,
+        )
+
+    def variant(self, plan: planner.Plan, layout: str = "nn") -> Variant:
+        """The kernel for a plan. Raises `UsageError` if the one asked for cannot run it."""
+        return self.choice(plan, layout)[0]
+
+    def choice(self, plan: planner.Plan, layout: str = "nn") -> tuple[Variant, str]:
+        """The kernel for a plan of operands in this layout, and why it is this one."""
+        problem = plan.problem
+        boxes = {tuple(map(len, (b.rows, b.cols, b.ks))) for w in plan.workers for b in w.boxes}
+        if self.kind == "cuda" and not self.chosen and boxes:
+            m, n, k = max(boxes, key=math.prod)
+            box = dataclasses.replace(problem, m=m, n=n, k=k)
+            return tuning.choose(self.devices[0].machine(problem.dtype), box, layout, own=self.own)
+        names = AUTO.get(self.kind, ("naive",))
+        candidates = [self.chosen] if self.chosen else [catalog.get(n).variant() for n in names]
+        reasons = []
+        for variant in candidates:
+            refusals = (
+                variant.refusal(device=self.kind, dtype=problem.dtype, m=m, n=n, k=k)
+                for m, n, k in boxes
+            )
+            reason = next(filter(None, refusals), None)
+            if reason is None:
+                return variant, "asked for" if self.chosen else "the first that can"
+            reasons.append(reason)
+        raise UsageError("; ".join(reasons))
+
+    def run(
+        self,
+        a,
+        b,
+        c=None,
+        /,
+        *,
+        alpha=1.0,
+        beta=0.0,
+        trans_a: bool = False,
+        trans_b: bool = False,
+        out=None,
+        resident: bool = False,
+        progress: Callable[[int], None] | None = None,
+    ) -> Result:
+        """As `gemm`, returning a `Result` with the plan and the timeline beside C.
+
+        With `resident`, the clock runs only from when every block is on its device until every
+        strip of C is finished there.
+        """
+        a, b = as_matrix(a), as_matrix(b)
+        c = None if c is None else as_matrix(c)
+        problem = make_problem(a, b, c, alpha=alpha, beta=beta, trans_a=trans_a, trans_b=trans_b)
+        op_a, op_b = a.T if trans_a else a, b.T if trans_b else b
+        if problem.k == 0 or problem.alpha == 0:  # as in BLAS, A and B are not read
+            problem = dataclasses.replace(problem, k=0, alpha=0)
+            op_a, op_b = op_a[:, :0], op_b[:0]
+        inputs = [x for x in (a, b, c) if x is not None]
+        on_gpu = any(is_device_array(x) for x in inputs)
+        if on_gpu and self.kind != "cuda":
+            raise DTypeError(f"arrays on a GPU were given, and the device is {self.kind}")
+        if out is None:
+            xp = module_of(next(x for x in inputs if is_device_array(x))) if on_gpu else np
+            out = xp.empty((problem.m, problem.n), problem.out_dtype)
+        else:
+            c = check_out(out, problem, a, b, c)
+        there = all(map(is_device_array, [*inputs, out]))
+        plan = self.plan(problem, resident=resident or there)
+        layouts = "".join((layout_of(x) or "n")[0] for x in (op_a, op_b))
+        variant, why = self.choice(plan, layouts)
+        if on_gpu:  # the caller's stream may still be writing the inputs
+            module_of(next(filter(is_device_array, inputs))).cuda.get_current_stream().synchronize()
+        if not (problem.m and problem.n):
+            return Result(out, plan, variant, Timeline(), 0.0, self._reduction(plan), why)
+        wrapped = [None if x is None else self._matrix(x) for x in (op_a, op_b, c)]
+        target = wrapped[2] if c is out else self._matrix(out)
+        for device in self.devices:
+            device.prepare(variant, wrapped[0].array, wrapped[1].array, problem.dtype)
+        run = ThreadRun(plan, self.devices, variant, *wrapped, target, progress, resident=resident)
+        timeline = run.run()
+        return Result(out, plan, variant, timeline, run.total_ms, self._reduction(plan), why)
+
+    def gemm(self, a, b, c=None, /, **options):
+        """alpha * op(A) @ op(B) + beta * C; see `hybrid_gemm.gemm`.
+
+        With one worker, arrays on its GPU are multiplied on the caller's current stream.
+        """
+        if self._direct is not None:
+            done = self._direct(a, b, c, **options)
+            if done is not None:
+                return done
+        return self.run(a, b, c, **options).c
+
+    def _choose(self, problem: Problem, layout: str) -> Variant:
+        return self.variant(self.plan(problem, resident=True), layout)
+
+    def describe(self) -> str:
+        """The devices in a few words, and why they were chosen."""
+        names = ", ".join(device.describe() for device in self.devices)
+        return f"{names} ({self.note})" if self.note else names
+
+    def _matrix(self, array) -> Matrix:
+        if not is_device_array(array):
+            return Matrix(array)
+        ordinal = array.device.id
+        home = next((d for d in self.devices if d.ordinal == ordinal), None)
+        if home is None:
+            home = devices.open_devices("cuda", 1, gpus=[ordinal])[0]
+        return Matrix(array, home)
+
+    def _reduction(self, plan: planner.Plan) -> str:
+        """How partials were summed, in words."""
+        if not plan.summed:
+            return "none"
+        if plan.reduce == "critical":
+            return "critical (one worker at a time, through host memory)"
+        across = " after peer copies" if plan.bytes_peer else ""
+        return f"ordered sum on the device{across}"
