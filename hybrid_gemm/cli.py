@@ -177,6 +177,8 @@ def run(files, json_file, dry_run, grid, transport, rounds, ranks, **options) ->
     options |= {"params": _params(options.pop("param")), "dry_run": dry_run}
     across = {"grid": grid, "transport": transport, "rounds": rounds, "ranks": ranks}
     across = {name: value for name, value in across.items() if value is not None}
+    if ranks is not None and ranks < 1:
+        raise UsageError(f"--ranks {ranks}: it takes at least 1")
     if ranks and not dry_run:
         raise UsageError(f"--ranks is for --dry-run; to run on {ranks}: mpirun -n {ranks} ...")
     comm = None if ranks else launchers.world()
@@ -204,7 +206,7 @@ def _run_alone(files, json_file, across: dict, options: dict) -> None:
     from . import command
 
     if across:
-        raise UsageError(f"--{next(iter(across))} is for ranks; start them: {launchers.HOW}")
+        raise UsageError(f"--{next(iter(across))} is for ranks; {launchers.HOW}")
     with _progress() as progress:
         job = command.Job(files, note=_note, **options)
         data = job.plan_only() if options["dry_run"] else job.run(progress)

@@ -187,6 +187,7 @@ def test_bad_input_files(files):
         (["A.npy", "B.npy", "-o", "no/where/C.npy"], 2, "no directory"),
         (["A.npy", "B.npy", "--beta", "2"], 2, "no C was given"),
         (["--threads", "0"], 2, "at least 1"),
+        (["--ranks", "0", "--dry-run"], 2, "at least 1"),
         (["--threads", "-4"], 2, "at least 1"),
         (["--split", "diagonal"], 2, "rows, cols and auto"),
         (["--device", "tpu"], 2, "no device is called 'tpu'"),
