@@ -29,6 +29,8 @@ def main() -> None:
     except click.ClickException as error:
         if launchers.first_of_job():
             error.show()
+        else:
+            launchers.leave_last()
         code = error.exit_code
     except HybridGemmError as error:
         code = _fail(str(error), error.exit_code)
@@ -53,6 +55,8 @@ def _terminated(_signal, _frame) -> None:
 def _fail(message: str, code: int) -> int:
     if launchers.first_of_job():
         click.echo(f"hybrid-gemm: {message}", err=True)
+    elif code not in (130, 143):
+        launchers.leave_last()
     return code
 
 

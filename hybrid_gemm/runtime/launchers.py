@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -170,7 +171,14 @@ def ending(comm):
             _abort(comm, error)
         if comm.rank == 0:
             raise
+        leave_last()
         raise SystemExit(exit_code(error)) from None
+
+
+def leave_last() -> None:
+    """A moment for rank 0 to speak: a launcher ends every rank as soon as one has failed."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    time.sleep(2)
 
 
 def exit_code(error: BaseException) -> int:
