@@ -13,6 +13,8 @@ from .devices.base import layout, leading
 from .devices.cuda import CudaDevice, CudaStream
 from .problem import Problem, make_problem
 
+MAX_KNOWN = 4096  # signatures; a program of ever new shapes starts over
+
 
 class Direct:
     """Calls of one `Runner` with one worker on one GPU. Gives None for what is not for it."""
@@ -39,6 +41,8 @@ class Direct:
         try:
             found = self.known[key]
         except KeyError:
+            if len(self.known) >= MAX_KNOWN:
+                self.known.clear()
             found = self.known[key] = self._work_out(
                 a, b, c, out, alpha=alpha, beta=beta, trans_a=trans_a, trans_b=trans_b
             )
