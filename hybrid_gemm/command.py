@@ -287,7 +287,7 @@ def tune(
     kept = {"device": data["device"], "rows": rows + tuning.compact(data["rows"])}
     kept["environment"] = info.environment()
     report.write(str(path), tuning.as_text(kept))
-    tuning.table.cache_clear()
+    tuning.forget()
     return {**data, "table": str(path)}
 
 

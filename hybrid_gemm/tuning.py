@@ -59,6 +59,12 @@ def table(model: str) -> tuple[dict, ...]:
     return ()
 
 
+def forget() -> None:
+    """Reads tables afresh from now on: one was written."""
+    table.cache_clear()
+    choose.cache_clear()
+
+
 def compact(rows: Sequence[dict]) -> list[dict]:
     """What a table keeps of bench rows: of each case the fastest library, and our fastest."""
     kept = ("m", "n", "k", "dtype", "layout", "kernel", "params", "time_ms")
@@ -112,6 +118,7 @@ def _counts_blocks(name: str, value: int) -> bool:
     return name == "BLOCKS" or (name == "SPLIT" and value >= 132)
 
 
+@functools.lru_cache(maxsize=4096)
 def choose(
     machine: Machine, problem: Problem, layout: str = "nn", *, own: bool = False
 ) -> tuple[Variant, str]:

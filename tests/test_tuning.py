@@ -33,9 +33,9 @@ def tuned(tmp_path, monkeypatch):
         row(8192, 8192, 8192, "retired_kernel", 0.01),
     ]
     tuning.user_table(machine.model).write_text(json.dumps({"rows": rows}))
-    tuning.table.cache_clear()
+    tuning.forget()
     yield machine
-    tuning.table.cache_clear()
+    tuning.forget()
 
 
 def test_the_nearest_measured_shape_decides(tuned):
