@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from .cost import Links, predict_ms
 from .errors import OutOfMemoryError, UsageError
 from .problem import Problem
 
@@ -91,7 +92,8 @@ class DeviceSpec:
     """What the planner knows of a device.
 
     `unit` tells which devices share one piece of hardware (one GPU that plays several).
-    Rates are what the cost model assumes, not promises.
+    Rates are what the cost model assumes, not promises; `best_tflops` is what no kernel known
+    passes, None where that is not known. `links` are the host's, where they were measured.
     """
 
     name: str
@@ -103,6 +105,8 @@ class DeviceSpec:
     link_gbps: float = math.inf
     peer_gbps: float = math.inf
     host_memory: bool = False
+    best_tflops: float | None = None
+    links: Links | None = None
 
 
 @dataclass(frozen=True)
@@ -312,40 +316,3 @@ def memory_shortfall(plan: Plan) -> str | None:
                 "--split rows need less"
             )
     return None
-
-
-# --- cost model ---------------------------------------------------------------------------
-
-
-def predict_ms(plan: Plan) -> float:
-    """A rough time: what the busiest unit moves and multiplies, phase after phase.
-
-    A box costs the larger of its flops and of its bytes of A, B and C at the device's
-    rates; tiles of 16 round its sides up, which is what makes thin row boxes dear.
-    """
-    size = plan.problem.itemsize
-    upload, multiply, reduce = (defaultdict(float) for _ in range(3))
-    for block in plan.blocks:
-        spec = plan.devices[block.device]
-        if not plan.resident:
-            upload[spec.unit] += block.elements * size / (spec.link_gbps * 1e6)
-    for worker in plan.workers:
-        spec = plan.devices[worker.device]
-        for box in worker.boxes:
-            m, n, k = (len(s) for s in (box.rows, box.cols, box.ks))
-            flops = 2 * (-(-m // 16) * 16) * (-(-n // 16) * 16) * k
-            moved = size * (m * k + k * n + m * n)
-            multiply[spec.unit] += max(
-                flops / (spec.tflops * 1e9), moved / (spec.memory_gbps * 1e6)
-            )
-    for strip in plan.strips:
-        spec = plan.devices[plan.workers[strip.owner].device]
-        elements = len(strip.rows) * len(strip.cols)
-        if len(strip.partials) > 1:
-            reduce[spec.unit] += (
-                elements * size * (len(strip.partials) + 1) / (spec.memory_gbps * 1e6)
-            )
-        if not plan.resident:
-            reduce[spec.unit] += elements * size / (spec.link_gbps * 1e6)
-    units = {spec.unit for spec in plan.devices}
-    return sum(max((phase[u] for u in units), default=0.0) for phase in (upload, multiply, reduce))
