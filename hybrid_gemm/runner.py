@@ -98,7 +98,7 @@ class Runner:
         """The plan for a problem on these devices; `resident` if A, B and C lie there."""
         return planner.make_plan(
             problem,
-            [device.spec() for device in self.devices],
+            [device.spec(problem.dtype) for device in self.devices],
             self.threads,
             split=self.split,
             kernel=str(self.chosen or "auto"),

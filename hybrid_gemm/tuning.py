@@ -59,9 +59,21 @@ def table(model: str) -> tuple[dict, ...]:
     return ()
 
 
+@functools.cache
+def best_tflops(model: str, dtype: str) -> float | None:
+    """The highest rate that the table of a GPU model has; None if it has none for the dtype."""
+    rates = [
+        2 * row["m"] * row["n"] * row["k"] / row["time_ms"] / 1e9
+        for row in table(model)
+        if row["dtype"] == dtype
+    ]
+    return max(rates, default=None)
+
+
 def forget() -> None:
     """Reads tables afresh from now on: one was written."""
     table.cache_clear()
+    best_tflops.cache_clear()
     choose.cache_clear()
 
 

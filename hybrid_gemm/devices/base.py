@@ -64,7 +64,8 @@ class Device(abc.ABC):
     chunk_flops: int | None = None  # products are cut into pieces of about so much
 
     @abc.abstractmethod
-    def spec(self) -> DeviceSpec: ...
+    def spec(self, dtype: str = "float32") -> DeviceSpec:
+        """What planning needs to know; rates are those of products in `dtype`."""
 
     def stream(self) -> Stream:
         return HostStream()

@@ -57,7 +57,7 @@ class CpuDevice(Device):
     def describe(self) -> str:
         return f"cpu, {self.cores} cores"
 
-    def spec(self) -> DeviceSpec:
+    def spec(self, dtype="float32") -> DeviceSpec:
         return DeviceSpec(
             self.name, self.kind, 0, memory_available(),
             tflops=0.05 * self.cores, memory_gbps=10, host_memory=True,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Sequence
 
 import numpy as np
 
+from .. import links, tuning
 from ..errors import UnavailableError
 from ..planner import DeviceSpec
 from ..tuning import Machine
@@ -52,6 +54,15 @@ def count() -> int:
     import cupy
 
     return cupy.cuda.runtime.getDeviceCount()
+
+
+@functools.cache
+def uuids() -> tuple[str, ...]:
+    """Of the GPUs that this process sees, by number."""
+    import cupy
+
+    properties = map(cupy.cuda.runtime.getDeviceProperties, range(count()))
+    return tuple(p["uuid"].hex() for p in properties)
 
 
 class CudaStream(Stream):
@@ -114,17 +125,20 @@ class CudaDevice(KernelDevice):
             10 * self.properties["major"] + self.properties["minor"], self.peak_tflops(dtype),
         )  # fmt: skip
 
-    def spec(self) -> DeviceSpec:
+    def spec(self, dtype="float32") -> DeviceSpec:
         with self.cp.cuda.Device(self.ordinal):
             free, _total = self.cp.cuda.runtime.memGetInfo()
         p = self.properties
         attributes = self.cp.cuda.Device(self.ordinal).attributes
         clock_ghz = attributes["ClockRate"] / 1e6
         memory_gbps = 2 * attributes["MemoryClockRate"] * 1e3 * p["memoryBusWidth"] / 8 / 1e9
+        measured = tuning.best_tflops(self.model, dtype)
+        guessed = 0.6 * p["multiProcessorCount"] * 256 * clock_ghz / 1e3
         return DeviceSpec(
             self.name, self.kind, self.ordinal, free + self.pool.free_bytes(),
-            tflops=0.6 * p["multiProcessorCount"] * 256 * clock_ghz / 1e3,
-            memory_gbps=0.8 * memory_gbps, link_gbps=20, peer_gbps=100,
+            tflops=0.95 * measured if measured else guessed, memory_gbps=0.8 * memory_gbps,
+            link_gbps=20, peer_gbps=100, best_tflops=measured or self.peak_tflops(dtype),
+            links=links.known(uuids()),
         )  # fmt: skip
 
     def peak_tflops(self, dtype: str) -> float | None:
@@ -219,6 +233,12 @@ class CudaDevice(KernelDevice):
             lds, ldd = leading(src, order), leading(dst, order)
             if lds and ldd:
                 height, width = src.shape if order == "n" else src.shape[::-1]
+                if lds == ldd == width:  # in one run, which peers copy faster
+                    cp.cuda.runtime.memcpyAsync(
+                        _address(dst), _address(src), height * width * size,
+                        cp.cuda.runtime.memcpyDefault, stream.cupy.ptr,
+                    )  # fmt: skip
+                    return
                 cp.cuda.runtime.memcpy2DAsync(
                     _address(dst), ldd * size, _address(src), lds * size, width * size, height,
                     cp.cuda.runtime.memcpyDefault, stream.cupy.ptr,

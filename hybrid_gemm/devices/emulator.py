@@ -24,7 +24,7 @@ class EmulatorDevice(KernelDevice):
         self.threads = max(1, cores() // workers)
         self.options = options or emulation.Options()
 
-    def spec(self) -> DeviceSpec:
+    def spec(self, dtype="float32") -> DeviceSpec:
         return DeviceSpec(
             self.name, self.kind, 0, memory_available(), tflops=0.002 * cores(), memory_gbps=5,
             link_gbps=5, peer_gbps=5,

@@ -1,0 +1,175 @@
+"""How fast bytes travel on this host, measured once by `hybrid-gemm tune --links` and kept.
+
+Figures are GB/s, 10^9 bytes copied a second, in all where several GPUs or threads are at it
+together. The file lies in the user's cache under the host's name and its GPUs' UUIDs.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import hashlib
+import json
+import math
+import platform
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from . import cache
+from .cost import Links
+
+ROWS, ROW_BYTES = 128, 1 << 20  # a buffer, one for each GPU and direction
+PIECE_ROWS = 16  # what a host thread copies at once
+REPEATS, SAMPLES = 4, 3
+
+
+# --- what is known ------------------------------------------------------------------------
+
+
+def path(uuids: Sequence[str]) -> Path:
+    """The file for these GPUs of this host."""
+    digest = hashlib.sha256(" ".join(sorted(uuids)).encode()).hexdigest()[:12]
+    return cache.directory("links") / f"{platform.node() or 'host'}-{digest}.json"
+
+
+@functools.cache
+def known(uuids: tuple[str, ...]) -> Links | None:
+    """What was measured between these GPUs and this host; None if nothing was."""
+    file = path(uuids)
+    return from_data(json.loads(file.read_text())) if file.is_file() else None
+
+
+def from_data(data: dict) -> Links:
+    """The links of a file's data."""
+
+    def rates(link: str, memory: str = "pinned") -> tuple[tuple[int, float], ...]:
+        return tuple(
+            (row["at_once"], row["gbps"])
+            for row in data["rows"]
+            if row["link"] == link and row["memory"] == memory
+        )
+
+    return Links(
+        rates("h2d"), rates("d2h"), rates("both"), rates("ring", "device") or ((1, math.inf),),
+        rates("memcpy"), data["measured"],
+    )  # fmt: skip
+
+
+# --- measuring ----------------------------------------------------------------------------
+
+
+def measure(
+    devices: Sequence, pinned: Callable[[int, int], np.ndarray], threads: Sequence[int],
+    advance: Callable[[int], None] = lambda amount: None,
+) -> dict:  # fmt: skip
+    """Rows of figures for these devices, alone and together, as plain data.
+
+    `pinned(rows, cols)` makes a float32 matrix in page-locked host memory; `threads` are the
+    counts of host threads to time copies into it with.
+    """
+    bench = _Links(devices, pinned)
+    rows = []
+
+    def row(link, memory, at_once, gbps, **more):
+        rows.append({"link": link, "memory": memory, "at_once": at_once, "gbps": gbps, **more})
+        advance(1)
+
+    for count in counts(len(devices)):
+        for link in ("h2d", "d2h", "both"):
+            row(link, "pinned", count, bench.host(link, "pinned", count))
+        for link in ("h2d", "d2h"):
+            row(link, "pageable", count, bench.host(link, "pageable", count))
+    ordinals = [device.ordinal for device in devices]
+    for i, j in [(i, j) for i in range(len(devices)) for j in range(len(devices)) if i != j]:
+        names = {"from": ordinals[i], "to": ordinals[j]}
+        row("peer", "device", 1, bench.peers([(i, j)]), **names)
+    for count in counts(len(devices))[1:]:
+        ring = [(i, (i + 1) % count) for i in range(count)]
+        row("ring", "device", count, bench.peers(ring))
+    for count in threads:
+        row("memcpy", "pinned", count, bench.memcpy(count))
+    return {"measured": datetime.date.today().isoformat(), "rows": rows}
+
+
+def counts(most: int) -> list[int]:
+    """1, 2, 4, ... and `most` itself."""
+    return sorted({2**i for i in range(most.bit_length()) if 2**i <= most} | {most})
+
+
+class _Links:
+    def __init__(self, devices, pinned):
+        self.devices = devices
+        shape = ROWS, ROW_BYTES // 4
+        self.pinned = [(pinned(*shape), pinned(*shape)) for _ in devices]
+        self.pageable = [(np.ones(shape, "f4"), np.ones(shape, "f4")) for _ in devices]
+        for one in self.pinned:
+            for array in one:
+                array[...] = 1
+        self.there = [(d.empty(*shape, "float32"), d.empty(*shape, "float32")) for d in devices]
+        self.streams = [(d.stream(), d.stream()) for d in devices]
+
+    def host(self, link: str, memory: str, count: int) -> float:
+        """Copies to (`h2d`), from (`d2h`) or both ways between the host and `count` devices."""
+        host = self.pinned if memory == "pinned" else self.pageable
+
+        def one(i: int) -> None:
+            for _ in range(REPEATS):
+                if link != "d2h":
+                    self._copy(i, self.there[i][0], host[i][0], 0)
+                if link != "h2d":
+                    self._copy(i, host[i][1], self.there[i][1], 1)
+
+        copied = REPEATS * count * (2 if link == "both" else 1)
+        if memory == "pinned":  # the calls return at once
+            return self._gbps(lambda: [one(i) for i in range(count)], copied)
+        with ThreadPoolExecutor(count) as pool:
+            return self._gbps(lambda: list(pool.map(one, range(count))), copied)
+
+    def peers(self, pairs: Sequence[tuple[int, int]]) -> float:
+        """Copies from device to device, each on the sender's stream."""
+
+        def work():
+            for i, j in pairs * REPEATS:
+                self._copy(i, self.there[j][1], self.there[i][0], 0)
+
+        return self._gbps(work, REPEATS * len(pairs))
+
+    def memcpy(self, threads: int) -> float:
+        """Copies between host arrays, the target page-locked, by so many threads."""
+        pieces = [
+            (into[i : i + PIECE_ROWS], out_of[i : i + PIECE_ROWS])
+            for two, others in zip(self.pinned, self.pageable, strict=True)
+            for into, out_of in zip(two, others, strict=True)
+            for i in range(0, ROWS, PIECE_ROWS)
+        ] * REPEATS
+        copied = 2 * REPEATS * len(self.devices)
+        with ThreadPoolExecutor(threads) as pool:
+            mine = [pieces[i::threads] for i in range(threads)]
+            return self._gbps(lambda: list(pool.map(_copy_all, mine)), copied)
+
+    def _copy(self, i: int, dst, src, direction: int) -> None:
+        stream = self.streams[i][direction]
+        with self.devices[i].using(stream):
+            self.devices[i].copy(dst, src, stream)
+
+    def _gbps(self, work: Callable[[], object], buffers: int) -> float:
+        """The median of a few samples of `work`, which copies so many buffers; one warms up."""
+        taken = []
+        for _ in range(SAMPLES + 1):
+            started = time.perf_counter()
+            work()
+            for two in self.streams:
+                for stream in two:
+                    stream.synchronize()
+            taken.append(time.perf_counter() - started)
+        return buffers * ROWS * ROW_BYTES / statistics.median(taken[1:]) / 1e9
+
+
+def _copy_all(pieces) -> None:
+    for into, out_of in pieces:
+        np.copyto(into, out_of)
