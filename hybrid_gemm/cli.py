@@ -323,11 +323,24 @@ def kernels(names, arch, dtype, json_file) -> None:
 @click.option("--shapes", type=_List("1024,4096x4096x1024", _shape), help="Default: forty shapes.")
 @click.option("--samples", default=9, show_default=True)
 @click.option("-o", "--output", metavar="FILE", help="Where the table goes; default the cache.")
+@click.option(
+    "--links", is_flag=True, help="Measure the links between host and GPUs instead, and keep them."
+)
+@click.option("--gpus", type=_List("0,1", int), help="Of --links: GPUs by number; default all.")
 @_json
-def tune(json_file, **options) -> None:
+def tune(json_file, links, gpus, **options) -> None:
     """Find the fastest kernel for each of many shapes on this GPU, and keep the table."""
     from . import command
 
+    if links:
+        with _progress() as progress:
+            data = command.tune_links(
+                device=options["device"], gpus=gpus, progress=progress, note=_note
+            )
+        _write(data, json_file, lambda: command.print_links(data))
+        return
+    if gpus:
+        raise UsageError("--gpus is for --links; kernels are timed on GPU 0")
     with _progress() as progress:
         data = command.tune(progress=progress, note=_note, **options)
     _write(data, json_file, lambda: command.print_tuned(data))

@@ -5,19 +5,21 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import platform
 import statistics
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
-from . import bench, catalog, devices, info, matrices, report, tuning, verify
+from . import bench, catalog, devices, info, links, matrices, report, tuning, verify
 from .devices.cpu import cores, memory_available
 from .errors import OutOfMemoryError, UnavailableError, UsageError
 from .problem import Problem, compute_dtype, make_problem
 from .runner import Runner
 
 DEFAULT_SIZE = 2048
+MOST_COPYING = 64  # threads, on hosts with more cores
 PRINTED = 32  # the widest matrix that --print shows
 
 
@@ -289,6 +291,56 @@ def tune(
     report.write(str(path), tuning.as_text(kept))
     tuning.forget()
     return {**data, "table": str(path)}
+
+
+def tune_links(*, device: str, gpus, progress, note) -> dict:
+    """Measures this host's links and keeps the figures; `UnavailableError` without a GPU."""
+    kind, _why = devices.choose(device)
+    if kind != "cuda":
+        raise UnavailableError(f"links are those of GPUs, and the device is {kind}")
+    from .devices.cuda import uuids
+
+    opened = devices.open_devices("cuda", 1, gpus=gpus)
+    note(f"timing copies between this host and {len(opened)} GPUs")
+    threads = [x for x in links.counts(cores()) if x <= MOST_COPYING]
+    total = 6 * len(links.counts(len(opened))) - 1 + len(opened) * (len(opened) - 1) + len(threads)
+    data = {
+        "host": platform.node(), "gpus": [d.describe() for d in opened], "cores": cores(),
+        **links.measure(opened, links.page_locked, threads, progress(total, "timing")),
+    }  # fmt: skip
+    path = links.path(uuids())
+    report.write(str(path), report.as_json(data) + "\n")
+    links.known.cache_clear()
+    return {**data, "table": str(path)}
+
+
+def print_links(data: dict) -> None:
+    def gbps(link, memory, **wanted):
+        wanted |= {"link": link, "memory": memory}
+        found = [r["gbps"] for r in data["rows"] if wanted.items() <= r.items()]
+        return f"{found[0]:.1f}" if found else ""
+
+    kinds = [
+        ("h2d", "pinned"), ("d2h", "pinned"), ("both", "pinned"), ("h2d", "pageable"),
+        ("d2h", "pageable"), ("ring", "device"),
+    ]  # fmt: skip
+    counts = links.counts(len(data["gpus"]))
+    report.table(
+        ["GPUs together", "pinned to device", "to host", "both ways", "pageable to device",
+         "to host", "each to the next"],
+        [[n, *(gbps(link, memory, at_once=n) for link, memory in kinds)] for n in counts],
+        title=f"GB/s in all, {data['gpus'][0].split(' ', 1)[1]}",
+    )  # fmt: skip
+    ends = sorted({r["from"] for r in data["rows"] if r["link"] == "peer"})
+    if ends:
+        report.table(
+            ["from GPU", *(f"to {j}" for j in ends)],
+            [[i, *(gbps("peer", "device", **{"from": i, "to": j}) for j in ends)] for i in ends],
+            title="\nGB/s, one pair of GPUs at a time",
+        )
+    copied = [[r["at_once"], f"{r['gbps']:.1f}"] for r in data["rows"] if r["link"] == "memcpy"]
+    report.table(["threads", "GB/s"], copied, title="\nCopies on the host, into page-locked memory")
+    report.console.print(f"kept in {data['table']}")
 
 
 def print_tuned(data: dict) -> None:

@@ -96,6 +96,15 @@ def measure(
     return {"measured": datetime.date.today().isoformat(), "rows": rows}
 
 
+def page_locked(rows: int, cols: int) -> np.ndarray:
+    """An uninitialised float32 matrix in page-locked memory, which goes with the array."""
+    import cupy
+
+    memory = cupy.cuda.PinnedMemory(4 * rows * cols)
+    held = cupy.cuda.PinnedMemoryPointer(memory, 0)
+    return np.frombuffer(held, np.float32, rows * cols).reshape(rows, cols)
+
+
 def counts(most: int) -> list[int]:
     """1, 2, 4, ... and `most` itself."""
     return sorted({2**i for i in range(most.bit_length()) if 2**i <= most} | {most})
