@@ -142,7 +142,7 @@ SHIPPED = {
     "one-node": Options(gpus_per_node=8, run=_GPU),
     "nodes-srun": Options(nodes=4, gpus_per_node=8, run=_GPU),
     "nodes-mpirun": Options(nodes=4, gpus_per_node=8, launcher="mpirun", run=_GPU),
-    "scaling": Options(gpus_per_node=8, scaling=True, time="01:00:00", run=_STUDY),
+    "scaling": Options(gpus_per_node=8, scaling=True, threads=1, time="01:00:00", run=_STUDY),
     "cpu": Options(
         nodes=2, ranks_per_node=2, run=("--device", "cpu", "--split", "cols", "--size", "8192")
     ),

@@ -210,7 +210,7 @@ class RankRun:
                 device.copy(target, source, stream)
             start, moved = stream.record(), 0
             for i, part in enumerate(parts):
-                if isinstance(part, np.ndarray) and not device.host_memory:
+                if not self.transport.near and i != self.transport.me:
                     parts[i] = device.empty(*piece.shape, self.dtype.name)
                     device.copy(parts[i], part, stream)
                 moved += parts[i].nbytes

@@ -1,6 +1,6 @@
 """How partials of C get from the rank that made them to the rank that sums them.
 
-Three ways with one interface: by MPI through host memory, by the owner reading its peers'
+Three ways with one interface: by MPI through host memory, by the owner copying its peers'
 memory (CUDA IPC, ranks of one node), and by NCCL. In each the owner sums whole pieces in rank
 order with the device's own `sum`, so that all three give the same bits. One thread of a rank
 calls them all.
@@ -21,7 +21,7 @@ from .threads import Matrix
 
 NAMES = ("ipc", "nccl", "mpi")
 WORDS = {
-    "ipc": "peer reads (CUDA IPC)",
+    "ipc": "peer copies (CUDA IPC)",
     "nccl": "NCCL messages",
     "mpi": "MPI messages through host memory",
 }
@@ -35,6 +35,8 @@ class Transport(abc.ABC):
     owner a piece has the room of the one IN_FLIGHT rounds before it.
     """
 
+    near = True  # parts of others arrive in the device's own memory
+
     def __init__(self, comm, plan: RankPlan, rank: int, device: Device):
         self.comm, self.device = comm, device
         self.dtype = np.dtype(plan.problem.dtype)
@@ -47,6 +49,7 @@ class Transport(abc.ABC):
         """Makes ready for one run of the plan."""
         self.mine: dict[int, Matrix] = {}  # this rank's partials of its own piece, a round
         self.over = 0  # rounds of its own that are summed
+        self.sent: set[tuple[int, int]] = set()  # (owner, round) of pieces on their way
 
     def place(self, piece: Piece) -> int:
         """The owner of a piece as a rank of the cell."""
@@ -55,12 +58,15 @@ class Transport(abc.ABC):
     def room(self, piece: Piece) -> Matrix | None:
         """Where to multiply a piece, or None while earlier rounds still need the room."""
         before, owner = piece.round - IN_FLIGHT, self.place(piece)
-        free = before < self.over if owner == self.me else before < 0 or self._free(owner, before)
+        if owner == self.me:
+            free = before < self.over
+        else:  # another lane may still multiply the one before
+            free = before < 0 or ((owner, before) in self.sent and self._free(owner, before))
         return self._room(piece, owner) if free else None
 
     @abc.abstractmethod
     def _free(self, owner: int, round: int) -> bool:
-        """Whether another's piece of a round has left its buffer."""
+        """Whether another's piece of a round, which was sent, has left its buffer."""
 
     def _room(self, piece: Piece, owner: int) -> Matrix:
         return Matrix(self.device.empty(*piece.shape, self.dtype.name), self.device)
@@ -71,6 +77,7 @@ class Transport(abc.ABC):
             self.mine[piece.round] = buffer
         else:
             self._send(piece, self.place(piece), buffer)
+            self.sent.add((self.place(piece), piece.round))
 
     @abc.abstractmethod
     def _send(self, piece: Piece, owner: int, buffer: Matrix) -> None: ...
@@ -107,6 +114,10 @@ class Transport(abc.ABC):
 class MpiTransport(Transport):
     """Messages between host buffers. On a device with memory of its own a piece for another
     rank is made in host memory to begin with: its download is part of multiplying it."""
+
+    @property
+    def near(self):
+        return self.device.host_memory
 
     def start(self):
         super().start()
@@ -169,7 +180,10 @@ class MpiTransport(Transport):
 
 class IpcTransport(Transport):
     """Pieces stay where they were made, in memory that the ranks of a node opened to each
-    other, and the owner's sum reads them there. Empty messages say what is ready, and free."""
+    other, and the owner copies them from there: the copy engines do that while the
+    multiprocessors multiply. Empty messages say what is ready, and free."""
+
+    near = False
 
     def __init__(self, comm, plan, rank, device):
         super().__init__(comm, plan, rank, device)
@@ -212,12 +226,6 @@ class IpcTransport(Transport):
             for piece in self.own
         }
         self.freed, self.told = {}, []
-        stream = self.device.stream()
-        with self.device.using(stream):
-            for piece in self.own[:IN_FLIGHT]:  # later rounds take the same slots
-                slots = [self._slot(i, piece, self.me) for i in range(self.comm.size)]
-                self.device.prepare_sum(slots, stream)
-            stream.synchronize()
 
     @staticmethod
     def _empty(call, other: int, tag: int):
