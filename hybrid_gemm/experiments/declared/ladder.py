@@ -4,6 +4,7 @@ from ... import catalog
 from ..base import ANYWHERE, Claim, Experiment, Line, Panel, Picture, Point, Published, verdict
 from ..measure import product
 from ..model import SECTOR, V100, tile, traffic
+from ..sizes import BEST
 
 SIZES = (128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384)
 FEW = (1024, 4096, 16384)
@@ -19,9 +20,11 @@ def points(scale, device):
     others = [k for k in catalog.gemm_kernels() if k.name not in (*RUNGS, "one_block")]
     others = [k for k in others if device in k.runs_on]
     own = [k for k in others if k.path.parent != catalog.directory()]
+    if scale == "full":
+        own += [k for k in others if k.name == BEST]
     for m in SIZES if scale == "full" else (128,):
         k = 1024 if scale == "full" else 64
-        # Every other kernel of the catalog at a few sizes; the user's own at each.
+        # Every other kernel of the catalog at a few sizes; the best and the user's own at each.
         more = others if device == "cpu" or (scale == "full" and m in FEW) else own
         for kernel in (*RUNGS, *(other.name for other in more)):
             given = {"kernel": kernel, "m": m, "n": m, "k": k}
