@@ -234,13 +234,13 @@ class _Bench:
         return (self.device.time_ms(stop) - self.device.time_ms(start)) / count
 
 
-def as_csv(data: dict) -> str:
-    """The rows with `COLUMNS` as the header."""
+def as_csv(data: dict, columns: Sequence[str] = COLUMNS) -> str:
+    """The rows with `columns` as the header."""
     out = io.StringIO()
-    writer = csv.DictWriter(out, COLUMNS, extrasaction="ignore", lineterminator="\n")
+    writer = csv.DictWriter(out, columns, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
     for row in data["rows"]:
-        writer.writerow(row | {"params": _params(row)})
+        writer.writerow(row | ({"params": _params(row)} if "params" in row else {}))
     return out.getvalue()
 
 

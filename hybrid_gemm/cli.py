@@ -355,6 +355,7 @@ def tune(json_file, links, gpus, **options) -> None:
 @click.option("--param", multiple=True, metavar="NAME=NUMBER", help="For every kernel that has it.")
 @click.option(
     "--shapes",
+    "--sizes",
     type=_List("1024,4096x4096x1024", _shape),
     help="N or MxNxK, comma-separated; default 1024.",
 )
@@ -379,42 +380,76 @@ def tune(json_file, links, gpus, **options) -> None:
 )
 @click.option("--cold", is_flag=True, help="Fill the L2 cache with other data before each product.")
 @click.option("--seed", default=0, show_default=True)
+@click.option(
+    "--peers",
+    is_flag=True,
+    help="Host arrays to host arrays beside cuBLASXt, CuPy, PyTorch, NumPy instead.",
+)
+@click.option("--gpus", type=_List("0,1", int), help="Of --peers: by number; default all.")
+@click.option(
+    "--memory",
+    "memories",
+    type=_List("pageable,pinned"),
+    help="Of --peers: pageable, pinned; default both on GPUs.",
+)
 @_json
 @click.option("--csv", "csv_file", metavar="FILE", help="Write the rows as CSV.")
-def bench(
-    device,
-    names,
-    all_params,
-    param,
-    shapes,
-    series,
-    dtypes,
-    layouts,
-    samples,
-    noise,
-    cold,
-    seed,
-    json_file,
-    csv_file,
-) -> None:
-    """Time kernels x parameters x shapes on one device, with a verdict in each row."""
+@click.pass_context
+def bench(context, json_file, csv_file, **options) -> None:
+    """Time kernels x parameters x shapes on one device, with a verdict in each row.
+
+    With --peers, time whole products from host arrays to host arrays, ours and others'.
+    """
     from . import bench as benches
 
-    variants = benches.select(names, all_params, _params(param), device)
+    series, shapes = options.pop("series"), options.pop("shapes")
     shapes = [*(benches.series(series) if series else []), *(shapes or [])]
+    timed, columns, show = _kernels_timed, benches.COLUMNS, benches.show
+    if options.pop("peers"):
+        from .peers import COLUMNS as columns
+        from .peers import show
+
+        timed = _peers_timed
+    given = {
+        name
+        for name in options
+        if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT
+    }
     with _progress() as progress:
-        data = benches.run(
-            variants, shapes or [(1024,) * 3], device=device, dtypes=dtypes,
-            layouts=layouts, samples=samples, noise=noise, cold=cold, seed=seed,
-            progress=progress, note=_note,
+        data = timed(
+            shapes or [(1024,) * 3], given, progress=progress, note=_note, **options
         )  # fmt: skip
     if csv_file:
         from .report import write
 
-        write(csv_file, benches.as_csv(data))
-    _write(data, json_file, lambda: benches.show(data))
+        write(csv_file, benches.as_csv(data, columns))
+    _write(data, json_file, lambda: show(data))
     if wrong := [row for row in data["rows"] if row["verdict"] == "FAILED"]:
         raise VerificationError(f"{len(wrong)} rows have wrong products")
+
+
+def _kernels_timed(shapes, given, *, names, all_params, param, gpus, memories, **options) -> dict:
+    from . import bench as benches
+
+    if gpus is not None or memories:
+        raise UsageError("--gpus and --memory are for --peers; kernels are timed on GPU 0")
+    variants = benches.select(names, all_params, _params(param), options["device"])
+    return benches.run(variants, shapes, **options)
+
+
+def _peers_timed(shapes, given, *, dtypes, samples, **options) -> dict:
+    from . import command
+
+    others = {"names": "kernels", "all_params": "all-params", "param": "param", "cold": "cold",
+              "layouts": "layout", "noise": "noise"}  # fmt: skip
+    for name, option in others.items():
+        options.pop(name)
+        if name in given:
+            raise UsageError(f"--{option} is for kernels; --peers times whole products")
+    if len(dtypes) != 1:
+        raise UsageError(f"--peers takes one --dtype; {','.join(dtypes)} was given")
+    samples = samples if "samples" in given else 5
+    return command.bench_peers(shapes, dtype=dtypes[0], samples=samples, **options)
 
 
 @cli.command()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from . import bench, catalog, devices, info, links, matrices, report, tuning, verify
+from . import bench, catalog, devices, info, links, matrices, peers, report, tuning, verify
 from .devices.cpu import cores, memory_available
 from .errors import OutOfMemoryError, UnavailableError, UsageError
 from .problem import Problem, compute_dtype, make_problem
@@ -295,9 +295,10 @@ def tune(
 
 def tune_links(*, device: str, gpus, progress, note) -> dict:
     """Measures this host's links and keeps the figures; `UnavailableError` without a GPU."""
-    kind, _why = devices.choose(device)
+    kind, why = devices.choose(device)
     if kind != "cuda":
-        raise UnavailableError(f"links are those of GPUs, and the device is {kind}")
+        here = f"{kind} ({why})" if why else kind
+        raise UnavailableError(f"links are those of GPUs, and the device is {here}")
     from .devices.cuda import uuids
 
     opened = devices.open_devices("cuda", 1, gpus=gpus)
@@ -310,8 +311,19 @@ def tune_links(*, device: str, gpus, progress, note) -> dict:
     }  # fmt: skip
     path = links.path(uuids())
     report.write(str(path), report.as_json(data) + "\n")
-    links.known.cache_clear()
+    links.forget()
     return {**data, "table": str(path)}
+
+
+def bench_peers(shapes, *, device: str, progress, note, **options) -> dict:
+    """As `peers.run`; measures the host's links first, unless that was done."""
+    kind, _why = devices.choose(device)
+    if kind == "cuda":
+        from .devices.cuda import uuids
+
+        if links.known(uuids()) is None:
+            tune_links(device=device, gpus=None, progress=progress, note=note)
+    return peers.run(shapes, device=device, progress=progress, note=note, **options)
 
 
 def print_links(data: dict) -> None:

@@ -38,10 +38,23 @@ def path(uuids: Sequence[str]) -> Path:
 
 
 @functools.cache
-def known(uuids: tuple[str, ...]) -> Links | None:
-    """What was measured between these GPUs and this host; None if nothing was."""
+def kept(uuids: tuple[str, ...]) -> dict | None:
+    """What was measured between these GPUs and this host, as data; None if nothing was."""
     file = path(uuids)
-    return from_data(json.loads(file.read_text())) if file.is_file() else None
+    return json.loads(file.read_text()) if file.is_file() else None
+
+
+@functools.cache
+def known(uuids: tuple[str, ...]) -> Links | None:
+    """As `kept`, in the form that the cost model takes."""
+    data = kept(uuids)
+    return data and from_data(data)
+
+
+def forget() -> None:
+    """Reads files afresh from now on: one was written."""
+    kept.cache_clear()
+    known.cache_clear()
 
 
 def from_data(data: dict) -> Links:
@@ -96,13 +109,13 @@ def measure(
     return {"measured": datetime.date.today().isoformat(), "rows": rows}
 
 
-def page_locked(rows: int, cols: int) -> np.ndarray:
-    """An uninitialised float32 matrix in page-locked memory, which goes with the array."""
+def page_locked(rows: int, cols: int, dtype: str = "float32") -> np.ndarray:
+    """An uninitialised matrix in page-locked memory, which goes with the array."""
     import cupy
 
-    memory = cupy.cuda.PinnedMemory(4 * rows * cols)
+    memory = cupy.cuda.PinnedMemory(np.dtype(dtype).itemsize * rows * cols)
     held = cupy.cuda.PinnedMemoryPointer(memory, 0)
-    return np.frombuffer(held, np.float32, rows * cols).reshape(rows, cols)
+    return np.frombuffer(held, dtype, rows * cols).reshape(rows, cols)
 
 
 def counts(most: int) -> list[int]:

@@ -23,7 +23,8 @@ _local = threading.local()
 
 
 @functools.cache
-def _library() -> ctypes.CDLL:
+def library() -> ctypes.CDLL:
+    """CuPy's own cuBLAS."""
     import cupy
 
     major = cupy.cuda.cublas.getVersion(cupy.cuda.device.get_cublas_handle()) // 10000
@@ -31,7 +32,7 @@ def _library() -> ctypes.CDLL:
 
 
 def _call(name: str, *args) -> None:
-    if status := getattr(_library(), name)(*args):
+    if status := getattr(library(), name)(*args):
         raise HybridGemmError(f"{name} failed with cuBLAS status {status}")
 
 
