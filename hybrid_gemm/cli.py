@@ -168,6 +168,9 @@ _json = click.option(
 @click.option("--verify", "mode", default="auto", show_default=True, help="auto, full or off.")
 @click.option("--print", "show", is_flag=True, help="Print A, B and C (small matrices).")
 @click.option("--dry-run", is_flag=True, help="Print the plan and stop.")
+@click.option(
+    "--trace", "trace_file", metavar="FILE", help="Write what every worker did when (Perfetto)."
+)
 @click.option("--grid", type=_List("2,2,1", int), metavar="PM,PN,PK", help="How ranks cut m, n, K.")
 @click.option("--transport", metavar="NAME", help="Between ranks: auto, ipc, nccl or mpi.")
 @click.option("--rounds", type=int, metavar="N", help="Pieces in which ranks sum a strip of C.")
@@ -202,6 +205,7 @@ def run(files, json_file, dry_run, grid, transport, rounds, ranks, **options) ->
         data = job.plan_only() if dry_run else job.run(progress)
         if speaks:
             _write(data, json_file, job.print)
+            job.write_trace()
         if not dry_run:
             _judge(job.verdict)
 
@@ -215,6 +219,7 @@ def _run_alone(files, json_file, across: dict, options: dict) -> None:
         job = command.Job(files, note=_note, **options)
         data = job.plan_only() if options["dry_run"] else job.run(progress)
     _write(data, json_file, job.print)
+    job.write_trace()
     if not options["dry_run"]:
         _judge(job.verdict)
 
@@ -506,7 +511,10 @@ def reproduce(names, listed, scale, device, gpus, samples, seed, output, json_fi
 @click.argument("name", required=False)
 @click.option("-o", "--output", metavar="FILE", required=True, help="NAME.svg or NAME.png.")
 def plot(file, name, output) -> None:
-    """Draw a result of `bench --json` or of `reproduce -o`, for which NAME is an experiment."""
+    """Draw a result of `bench --json`, `run --trace` or `reproduce -o`.
+
+    NAME is an experiment, where a file has several.
+    """
     from . import plots
     from .experiments.output import load
     from .matrices import check_output

@@ -12,7 +12,19 @@ from pathlib import Path
 
 import numpy as np
 
-from . import bench, catalog, devices, info, links, matrices, peers, report, tuning, verify
+from . import (
+    bench,
+    catalog,
+    devices,
+    info,
+    links,
+    matrices,
+    peers,
+    report,
+    trace,
+    tuning,
+    verify,
+)
 from .devices.cpu import cores, memory_available
 from .errors import OutOfMemoryError, UnavailableError, UsageError
 from .problem import Problem, compute_dtype, make_problem
@@ -30,7 +42,7 @@ class Job:
         self, files, *, m, n, k, size, c_file, output, threads, split, device, gpus,
         emulate_devices, kernel, params, reduction, dtype, fill, seed, alpha, beta, trans_a,
         trans_b, resident, repeat, mode, show, dry_run, note: Callable[[str], None],
-        algorithm="ordinary", levels=1,
+        algorithm="ordinary", levels=1, trace_file=None,
     ):  # fmt: skip
         if repeat < 1:
             raise UsageError(f"--repeat {repeat}: it takes at least 1")
@@ -50,6 +62,9 @@ class Job:
             self._to_generate(m, n, k, size, c_file, dtype or "float32", fill)
         if output:
             matrices.check_output(output, self.inputs)
+        if trace_file and dry_run:
+            raise UsageError("--trace shows what a run did, and --dry-run does nothing")
+        self.trace = trace_file and matrices.check_output(trace_file, self.inputs)
         self._prepare(
             device=device, threads=threads, split=split, reduce=reduction, gpus=gpus,
             emulate_devices=emulate_devices, kernel=kernel, params=params, algorithm=algorithm,
@@ -153,6 +168,24 @@ class Job:
         data["algorithm"] = self.algorithm
         data["output"] = self.output
         return data
+
+    def write_trace(self) -> None:
+        """Writes the timeline of the run that is shown, whole or not at all."""
+        if not self.trace:
+            return
+        plan, result = getattr(self.plan, "plan", self.plan), self.result  # over ranks, or alone
+        about = {
+            "title": f"{self.problem}, {plan.split}, {' x '.join(map(str, plan.grid))}, "
+            f"kernel {result.variant.name}, {result.total_ms:.1f} ms",
+            "reduction": result.reduction, "total_ms": result.total_ms,
+            "command": info.command_line(), "environment": info.environment(),
+        }  # fmt: skip
+        report.write(self.trace, report.as_json(trace.chrome(result.timeline, self.where(), about)))
+        self.note(f"wrote {self.trace}")
+
+    def where(self) -> dict[int, str]:
+        """Each worker's device."""
+        return {w.index: self.plan.devices[w.device].name for w in self.plan.workers}
 
     def _verify(self):
         a = self.a.T if self.trans["trans_a"] else self.a

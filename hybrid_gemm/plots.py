@@ -12,12 +12,18 @@ from collections.abc import Mapping
 
 from .errors import UnavailableError, UsageError
 from .experiments.base import Line, Panel, Picture
+from .trace import Gantt, gantt
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = "os^DvPX"
 DASHES = ("-", (0, (1, 1.5)), (0, (6, 2, 1, 2)))  # of ours, when colours run out
 THEIRS = "#555555"
 HATCHES = (None, "..", "xx", "--")
+# Told apart by how dark they are, too.
+PHASE_STYLES = {
+    "upload": {"facecolor": "#56B4E9", "hatch": "///"}, "multiply": {"facecolor": "#0B3C5D"},
+    "reduce": {"facecolor": "#E69F00", "hatch": "..."}, "download": {"facecolor": "#F5E9C8"},
+}  # fmt: skip
 FORMATS = ("svg", "png")
 WIDTH, HEIGHT = {1: 7, 2: 9.2, 3: 10}, 4.8  # inches; the size makes the letters
 SETTINGS = {
@@ -40,7 +46,7 @@ def needed():
     return matplotlib
 
 
-def draw(picture: Picture, form: str = "svg", description: str = "") -> bytes:
+def draw(picture: Picture | Gantt, form: str = "svg", description: str = "") -> bytes:
     """A picture as the bytes of an SVG or PNG file.
 
     `description` goes into an SVG's metadata. Raises `UnavailableError` without matplotlib,
@@ -49,45 +55,78 @@ def draw(picture: Picture, form: str = "svg", description: str = "") -> bytes:
     if form not in FORMATS:
         raise UsageError(f"plots are written as {' or '.join(FORMATS)}, not {form!r}")
     matplotlib = needed()
-    from matplotlib.figure import Figure
-
     with matplotlib.rc_context(SETTINGS):
-        count = len(picture.panels)
-        tall = max(
-            (len(p.lines[0].x) * (1 + len(p.lines)) for p in picture.panels if _across(p)),
-            default=0,
-        )
-        size = WIDTH[count], max(HEIGHT, 1.6 + 0.18 * tall)
-        figure = Figure(size, layout="constrained", facecolor="white")
-        axes = figure.subplots(1, count, squeeze=False)[0]
-        first, last = None, picture.panels[-1]
-        labels = [line.label for line in last.lines]
-        # Many lines leave a legend no room: it goes above, for all panels.
-        crowded = not last.bars and len(labels) > 4
-        for panel, ax in zip(picture.panels, axes, strict=True):
-            own = bool(panel.y)
-            if not own and first is not None:
-                ax.sharey(first)
-                ax.tick_params(labelleft=False)
-            (_bars if panel.bars else _lines)(ax, panel, picture)
-            if not crowded and (panel is last or [x.label for x in panel.lines] != labels):
-                _legend(ax, panel)
-            if not panel.lines:
-                ax.set_axis_off()
-            if not own and first is None:
-                first = ax
-            elif not own:
-                ax.set_ylabel("")
-            ax.set_title(panel.title, fontsize=15)
-        if crowded:
-            found = [ax.get_legend_handles_labels() for ax in axes]
-            handles, names = max(found, key=lambda pair: len(pair[1]))
-            figure.legend(handles, names, loc="outside upper center", ncols=3)
-            figure.set_figheight(size[1] + 0.4 * -(-len(names) // 3))
+        figure = (_gantt if isinstance(picture, Gantt) else _panels)(picture)
         out = io.BytesIO()
         metadata = {"Date": None, "Description": description} if form == "svg" else None
         figure.savefig(out, format=form, metadata=metadata, dpi=110)
     return out.getvalue()
+
+
+def _panels(picture: Picture):
+    from matplotlib.figure import Figure
+
+    count = len(picture.panels)
+    tall = max(
+        (len(p.lines[0].x) * (1 + len(p.lines)) for p in picture.panels if _across(p)),
+        default=0,
+    )
+    size = WIDTH[count], max(HEIGHT, 1.6 + 0.18 * tall)
+    figure = Figure(size, layout="constrained", facecolor="white")
+    axes = figure.subplots(1, count, squeeze=False)[0]
+    first, last = None, picture.panels[-1]
+    labels = [line.label for line in last.lines]
+    # Many lines leave a legend no room: it goes above, for all panels.
+    crowded = not last.bars and len(labels) > 4
+    for panel, ax in zip(picture.panels, axes, strict=True):
+        own = bool(panel.y)
+        if not own and first is not None:
+            ax.sharey(first)
+            ax.tick_params(labelleft=False)
+        (_bars if panel.bars else _lines)(ax, panel, picture)
+        if not crowded and (panel is last or [x.label for x in panel.lines] != labels):
+            _legend(ax, panel)
+        if not panel.lines:
+            ax.set_axis_off()
+        if not own and first is None:
+            first = ax
+        elif not own:
+            ax.set_ylabel("")
+        ax.set_title(panel.title, fontsize=15)
+    if crowded:
+        found = [ax.get_legend_handles_labels() for ax in axes]
+        handles, names = max(found, key=lambda pair: len(pair[1]))
+        figure.legend(handles, names, loc="outside upper center", ncols=3)
+        figure.set_figheight(size[1] + 0.4 * -(-len(names) // 3))
+    return figure
+
+
+def _gantt(picture: Gantt):
+    """A row a worker, its phases one under another in it."""
+    from matplotlib.figure import Figure
+
+    phases, count = picture.phases, len(picture.rows)
+    figure = Figure(
+        (11, 2.2 + max(0.26 * len(phases), 0.5) * count), layout="constrained", facecolor="white"
+    )
+    ax = figure.subplots()
+    thick = 0.8 / max(1, len(phases))
+    for i, phase in enumerate(phases):
+        style = PHASE_STYLES[phase]
+        for y, row in enumerate(picture.rows.values()):
+            ax.broken_barh(
+                row.get(phase, []), (y - 0.4 + i * thick, 0.9 * thick), edgecolor="black",
+                linewidth=0.4, label=phase if not y else None, **style,
+            )  # fmt: skip
+    ax.set_yticks(range(count), picture.rows)
+    ax.set_ylim(count - 0.5, -0.5)
+    ax.set_xlim(left=0)
+    ax.grid(False, axis="y")
+    ax.set_xlabel("ms from the start of the run")
+    if picture.title:
+        figure.suptitle(picture.title, fontsize=15)
+    figure.legend(loc="outside lower center", ncols=len(PHASE_STYLES))
+    return figure
 
 
 def _lines(ax, panel: Panel, picture: Picture) -> None:
@@ -193,11 +232,14 @@ def _legend(ax, panel: Panel) -> None:
 # --- what a result file holds -------------------------------------------------------------
 
 
-def pictures(data: Mapping) -> dict[str, Picture]:
-    """The pictures of a result file by name: of `reproduce`'s, or one of `bench`'s rows.
+def pictures(data: Mapping) -> dict[str, Picture | Gantt]:
+    """The pictures of a result file by name: of `reproduce`'s, or one of `bench`'s rows, of
+    `bench --peers`'s or of a trace.
 
     Raises `UsageError` for other data.
     """
+    if "traceEvents" in data:
+        return {"trace": gantt(data)}
     if "experiments" in data:
         from .experiments.base import Rows
         from .experiments.engine import experiments
@@ -208,9 +250,28 @@ def pictures(data: Mapping) -> dict[str, Picture]:
             for e in data["experiments"]
             if e["name"] in known
         }
+    if data.get("rows") and "way" in data["rows"][0] and "memory" in data["rows"][0]:
+        return {"peers": _peers(data)}
     if data.get("rows") and "gflops" in data["rows"][0]:
         return {"bench": _bench(data)}
-    raise UsageError("this file has neither experiments nor rows of bench in it")
+    raise UsageError("this file has no experiments, rows of bench or trace in it")
+
+
+def _peers(data: Mapping) -> Picture:
+    """How many times as long as ours each other way takes, by size and kind of memory."""
+    panels = []
+    for memory in dict.fromkeys(r["memory"] for r in data["rows"]):
+        rows = [r for r in data["rows"] if r["memory"] == memory]
+        sizes = list(dict.fromkeys(f"{r['m']} x {r['n']} x {r['k']}" for r in rows))
+        ways = dict.fromkeys((r["way"], r["c"]) for r in rows if r["way"] != "ours")
+        lines = []
+        for style, (way, c) in enumerate(ways):
+            mine = [r for r in rows if (r["way"], r["c"]) == (way, c)]
+            label = f"{way} ({mine[0]['gpus']} GPU)" if mine[0]["gpus"] else way
+            label += ", fresh C" if c == "fresh" and (way, "given") in ways else ""
+            lines.append(Line(label, sizes, [r["ratio_to_ours"] for r in mine], style=style))
+        panels.append(Panel(lines, f"{memory} memory", bars=True))
+    return Picture(panels, "", "time / ours")
 
 
 def _bench(data: Mapping) -> Picture:

@@ -103,6 +103,14 @@ class RankJob(command.Job):
         self.print = lambda: self._print_all(shown)
         return self._data(totals, results[0].since)
 
+    def where(self) -> dict[int, str]:
+        threads = self.plan.threads
+        return {
+            rank * threads + i: " ".join(f"rank {rank}: {host} {device}".split())
+            for rank, (host, device) in enumerate(self.places)
+            for i in range(threads)
+        }
+
     # --- matrices -------------------------------------------------------------------------
 
     def _blocks(self):
