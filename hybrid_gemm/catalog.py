@@ -22,7 +22,9 @@ from pathlib import Path
 from .errors import UsageError
 
 C_TYPES = {"float32": "float", "float64": "double", "int32": "int", "int64": "long long"}
-ITEM_SIZE = {"float32": 4, "float64": 8, "int32": 4, "int64": 8}
+# What operands of tensor-core kernels hold; tfloat32 is float32 whose low 13 bits are zero.
+TENSOR_TYPES = {"float16": 2, "bfloat16": 2, "tfloat32": 4}
+ITEM_SIZE = {"float32": 4, "float64": 8, "int32": 4, "int64": 8, **TENSOR_TYPES}
 LAYOUTS = ("nn", "nt", "tn", "tt")
 MAX_THREADS = 1024  # a block, on every CUDA GPU
 MAX_GRID = (2**31 - 1, 65535, 65535)
@@ -250,7 +252,9 @@ class Variant:
     def source(self, dtype: str, layout: str = "nn") -> str:
         """The text for the compiler: defines, checks, then the kernel file itself."""
         trans_a, trans_b = (int(c == "t") for c in layout)
-        lines = [f"typedef {C_TYPES[dtype]} T;", f"#define SIZE {ITEM_SIZE[dtype]}"]
+        named = dtype in C_TYPES
+        lines = [f"typedef {C_TYPES[dtype]} T;" if named else f"#define DTYPE_{dtype} 1"]
+        lines += [f"#define SIZE {ITEM_SIZE[dtype]}"]
         lines += [f"#define TRANS_A {trans_a}", f"#define TRANS_B {trans_b}"]
         lines += [f"#define {name} {value}" for name, value in self.params.items()]
         lines += [

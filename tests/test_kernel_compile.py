@@ -40,7 +40,7 @@ def cases():
             yield from ((variant, dtype, layout, arch) for arch in archs(kernel))
         default, arch = kernel.variant(), archs(kernel)[min(1, len(archs(kernel)) - 1)]
         yield from ((default, other, layout, arch) for other in kernel.dtypes[1:])
-        if kernel.role == "gemm":
+        if kernel.role in ("gemm", "tensor"):
             yield from ((default, dtype, other, arch) for other in kernel.layouts[1:])
 
 

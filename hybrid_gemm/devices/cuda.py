@@ -13,7 +13,7 @@ from .. import links, tuning
 from ..errors import UnavailableError
 from ..planner import DeviceSpec
 from ..tuning import Machine
-from . import cublas, nvml, nvrtc
+from . import cublas, nvml, nvrtc, pinned
 from .base import KernelDevice, Stream, layout, leading
 
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -29,6 +29,7 @@ _LANES = {
     (10, 0): {"float32": 128, "float64": 64, "int32": 64},
     (12, 0): {"float32": 128, "float64": 2, "int32": 64},
 }
+_URGENT = -5  # the highest priority that streams have; CUDA takes the nearest it knows
 MAX_TABLES = 4096  # tables of pointers kept; the oldest has long been read when it goes
 
 
@@ -73,7 +74,7 @@ class CudaStream(Stream):
     def record(self):
         import cupy
 
-        event = cupy.cuda.Event()
+        event = cupy.cuda.Event(block=True)  # a thread that waits leaves its core to others
         event.record(self.cupy)
         return event
 
@@ -160,9 +161,33 @@ class CudaDevice(KernelDevice):
             self._spoiler = self.empty(1, self.properties["l2CacheSize"] // 2, "float32")
         self._spoiler.fill(0)
 
-    def stream(self) -> CudaStream:
+    @property
+    def siblings(self) -> int:
+        return self.cp.cuda.runtime.getDeviceCount()
+
+    @property
+    def port(self):
+        return self.kind, self.ordinal
+
+    def stream(self, urgent=False) -> CudaStream:
         with self.cp.cuda.Device(self.ordinal):
-            return CudaStream(self.cp.cuda.Stream(non_blocking=True))
+            priority = _URGENT if urgent else None
+            return CudaStream(self.cp.cuda.Stream(non_blocking=True, priority=priority))
+
+    def pinned(self, size):
+        with self.cp.cuda.Device(self.ordinal):
+            return pinned.empty(size)
+
+    def reads(self, array):
+        return pinned.is_pinned(array)
+
+    def reaches(self, other):
+        return other.ordinal == self.ordinal or bool(
+            self.cp.cuda.runtime.deviceCanAccessPeer(self.ordinal, other.ordinal)
+        )
+
+    def free_unused(self):
+        self.pool.free_all_blocks()
 
     @contextlib.contextmanager
     def using(self, stream):
@@ -254,7 +279,9 @@ class CudaDevice(KernelDevice):
             dst[...] = cp.asarray(src)
 
     def compile(self, variant, dtype, layouts):
-        return nvrtc.compile(variant.source(dtype, layouts), self.arch, f"{variant.name}.cu")
+        own = variant.kernel.arch.endswith("a")  # one architecture's own instructions
+        arch = self.arch + "a" * own
+        return nvrtc.compile(variant.source(dtype, layouts), arch, f"{variant.name}.cu")
 
     def load(self, variant, dtype, layouts):
         cubin, _usage = self.compile(variant, dtype, layouts)

@@ -13,6 +13,8 @@ import threading
 from .. import cache, catalog
 from ..errors import KernelError, UnavailableError
 
+# ptxas gives up asynchronous tensor-core products, or the registers a warpgroup asked for.
+_GIVEN_UP = re.compile(r".*\(C75\d\d\).*")
 _importing = threading.Lock()  # cuda-core's import is not for several threads at once
 
 
@@ -81,6 +83,8 @@ def _compile(source: str, arch: str, name: str) -> tuple[bytes, str]:
     except Exception as error:
         reason = str(error).replace("\0", "").strip()
         raise KernelError(f"{name} does not compile for {arch}: {reason}") from error
+    if given_up := _GIVEN_UP.search(log.getvalue()):
+        raise KernelError(f"{name} does not compile as meant for {arch}: {given_up[0].strip()}")
     return bytes(cubin), log.getvalue()
 
 

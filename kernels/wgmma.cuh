@@ -1,0 +1,174 @@
+// Hopper's asynchronous machinery behind small functions: barriers in shared memory, copies of
+// boxes by the tensor memory accelerator (TMA), products of warpgroups (wgmma).
+#pragma once
+
+typedef unsigned long long u64;
+
+// What cuTensorMapEncodeTiled makes of a matrix and a box: 128 bytes the copy engine reads.
+struct alignas(64) TensorMap {
+    u64 words[16];
+};
+
+#define TEXT_(x) #x
+#define TEXT(x) TEXT_(x)
+
+__device__ __forceinline__ unsigned shared_address(const void* p) {
+    return static_cast<unsigned>(__cvta_generic_to_shared(p));
+}
+
+__device__ __forceinline__ unsigned block_of_cluster() {
+    unsigned rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+
+// Every thread of the cluster; what they wrote to shared memory before is seen after.
+__device__ __forceinline__ void cluster_barrier() {
+    asm volatile(
+        "barrier.cluster.arrive.release;\n"
+        "barrier.cluster.wait.acquire;" ::: "memory");
+}
+
+// --- barriers in shared memory, by their address -------------------------------------------
+
+__device__ __forceinline__ void barrier_init(unsigned barrier, int arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
+}
+
+__device__ __forceinline__ void barriers_ready() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+// One arrival, and `bytes` of copies still to come before the phase is over.
+__device__ __forceinline__ void barrier_expect(unsigned barrier, int bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier),
+                 "r"(bytes)
+                 : "memory");
+}
+
+// What this thread has read may be written over, once all have arrived. Nothing written goes with
+// it, so that it needs no fence over the cluster. The barrier lies at this place in block `rank`.
+__device__ __forceinline__ void barrier_arrive(unsigned barrier, unsigned rank) {
+    asm volatile(
+        "{\n.reg .b32 there;\n"
+        "mapa.shared::cluster.u32 there, %0, %1;\n"
+        "mbarrier.arrive.shared::cluster.b64 _, [there];\n}" ::"r"(barrier),
+        "r"(rank)
+        : "memory");
+}
+
+__device__ __forceinline__ void barrier_wait(unsigned barrier, unsigned phase) {
+    asm volatile(
+        "{\n.reg .pred over;\n"
+        "again:\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 over, [%0], %1;\n"
+        "@!over bra again;\n}" ::"r"(barrier),
+        "r"(phase)
+        : "memory");
+}
+
+// --- copies --------------------------------------------------------------------------------
+
+__device__ __forceinline__ void prefetch_map(const TensorMap& map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+
+// The box of the map at element (x, y, z), x contiguous, to shared memory of this block, or of
+// all `BLOCKS` blocks of the cluster; the barrier at the same place there counts its bytes.
+template <int BLOCKS>
+__device__ __forceinline__ void copy_box(unsigned to, const TensorMap& map, int x, int y, int z,
+                                         unsigned barrier) {
+    if constexpr (BLOCKS == 1)
+        asm volatile(
+            "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
+            "[%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to),
+            "l"(&map), "r"(x), "r"(y), "r"(z), "r"(barrier)
+            : "memory");
+    else
+        asm volatile(
+            "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
+            ".multicast::cluster [%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(to),
+            "l"(&map), "r"(x), "r"(y), "r"(z), "r"(barrier),
+            "h"(static_cast<unsigned short>((1 << BLOCKS) - 1))
+            : "memory");
+}
+
+// --- products of warpgroups ----------------------------------------------------------------
+
+// Describes a swizzled tile at a shared address. Along k (K-major): rows of WIDTH bytes of k, in
+// groups of eight. Across k (MN-major): columns of 64 elements, 128 bytes, one a k, in groups
+// of eight; `next` bytes on lie the next 64.
+template <int WIDTH, bool ACROSS>
+__device__ __forceinline__ u64 descriptor(unsigned address, int next) {
+    static_assert(WIDTH == 128 || WIDTH == 64, "swizzles of 128 and 64 bytes");
+    static_assert(WIDTH == 128 || !ACROSS, "tiles across k have rows of 128 bytes");
+    constexpr u64 swizzle = WIDTH == 128 ? 1 : 2;
+    const u64 leading = ACROSS ? next >> 4 : 1;
+    return (swizzle << 62) | (static_cast<u64>(8 * WIDTH >> 4) << 32) | (leading << 16) |
+           ((address & 0x3ffff) >> 4);
+}
+
+__device__ __forceinline__ void wgmma_begin() {
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void wgmma_commit() {
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+template <int LEFT>  // groups that may still run
+__device__ __forceinline__ void wgmma_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
+}
+
+// Registers a thread of this warpgroup has from here on.
+template <int COUNT>
+__device__ __forceinline__ void registers_more() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+template <int COUNT>
+__device__ __forceinline__ void registers_fewer() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+
+// Warps meet at barrier `id`; those that `pass` it only count for the ones that wait.
+__device__ __forceinline__ void meet(int id, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+__device__ __forceinline__ void pass(int id, int threads) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// sums (64 x BN of a warpgroup) += A (64 x k) B (k x BN) for the k of one instruction, from
+// tiles so described; with `add` = 0 sums = A B. BN, KIND and WAYS are the including file's.
+#define TEN(t) "%" t "0, %" t "1, %" t "2, %" t "3, %" t "4, %" t "5, %" t "6, %" t "7, %" t "8, %" t "9"
+#define ONES(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define EIGHT(d, i) ONES(d, i), ONES(d, i + 4)
+#define THIRTY_TWO(d, i) EIGHT(d, i), EIGHT(d, i + 8), EIGHT(d, i + 16), EIGHT(d, i + 24)
+#define TEXT_30 TEN("") ", " TEN("1") ", " TEN("2")
+#define TEXT_60 TEXT_30 ", " TEN("3") ", " TEN("4") ", " TEN("5")
+#define TEXT_90 TEXT_60 ", " TEN("6") ", " TEN("7") ", " TEN("8")
+#define TEXT_120 TEXT_90 ", " TEN("9") ", " TEN("10") ", " TEN("11")
+#if BN == 64
+#define NAMES TEXT_30 ", %30, %31"
+#define SUMS(d) THIRTY_TWO(d, 0)
+#define GIVEN "%32, %33", "%34"
+#elif BN == 128
+#define NAMES TEXT_60 ", %60, %61, %62, %63"
+#define SUMS(d) THIRTY_TWO(d, 0), THIRTY_TWO(d, 32)
+#define GIVEN "%64, %65", "%66"
+#elif BN == 192
+#define NAMES TEXT_90 ", %90, %91, %92, %93, %94, %95"
+#define SUMS(d) THIRTY_TWO(d, 0), THIRTY_TWO(d, 32), THIRTY_TWO(d, 64)
+#define GIVEN "%96, %97", "%98"
+#else
+#define NAMES TEXT_120 ", %120, %121, %122, %123, %124, %125, %126, %127"
+#define SUMS(d) THIRTY_TWO(d, 0), THIRTY_TWO(d, 32), THIRTY_TWO(d, 64), THIRTY_TWO(d, 96)
+#define GIVEN "%128, %129", "%130"
+#endif
+#define WGMMA_(tiles, add)                                              \
+    "{\n.reg .pred p;\nsetp.ne.b32 p, " add ", 0;\n"                    \
+    "wgmma.mma_async.sync.aligned.m64n" TEXT(BN) KIND " {" NAMES "}, " tiles ", p, 1, 1" WAYS ";\n}"
+#define WGMMA(given) WGMMA_(given)
+
+__device__ __forceinline__ void wgmma(float (&sums)[BN / 2], u64 a, u64 b, int add) {
+    asm volatile(WGMMA(GIVEN) : SUMS(sums) : "l"(a), "l"(b), "r"(add));
+}
