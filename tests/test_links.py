@@ -1,0 +1,195 @@
+"""Links are measured once and kept; bounds and predictions follow from them. No GPU needed."""
+
+import dataclasses
+import json
+import math
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from hybrid_gemm import command, cost, links
+from hybrid_gemm.cli import cli
+from hybrid_gemm.cost import Links
+from hybrid_gemm.devices import open_devices
+from hybrid_gemm.errors import UnavailableError
+from hybrid_gemm.planner import DeviceSpec, make_plan
+from hybrid_gemm.problem import Problem
+
+# A host like those measured: what GPUs share of its links grows slower than their number.
+HOST = Links(
+    h2d=((1, 50.0), (2, 100.0), (4, 80.0)), d2h=((1, 40.0), (2, 60.0), (4, 60.0)),
+    both=((1, 80.0), (2, 90.0), (4, 90.0)), peers=((2, 600.0), (4, 1200.0)),
+    memcpy=((1, 10.0), (16, 40.0), (64, 30.0)), measured="2026-01-01",
+)  # fmt: skip
+GPU = DeviceSpec(
+    "gpu", "cuda", 0, 2**40, tflops=50, memory_gbps=4000, link_gbps=20, peer_gbps=100,
+    best_tflops=50, links=HOST,
+)  # fmt: skip
+CPU = DeviceSpec("cpu", "cpu", 0, 2**40, tflops=0.1, memory_gbps=10, host_memory=True)
+
+
+def gpus(count, **changes):
+    return [dataclasses.replace(GPU, name=f"gpu{i}", unit=i, **changes) for i in range(count)]
+
+
+def test_a_rate_is_that_of_the_most_that_are_not_more():
+    assert [cost.rate(HOST.h2d, n) for n in (1, 2, 3, 4, 8)] == [50, 100, 100, 80, 80]
+    assert cost.rate(HOST.peers, 1) == 600
+    assert HOST.memcpy_gbps == 40
+
+
+def test_the_bound_takes_each_byte_once_over_all_links():
+    problem = Problem(2000, 3000, 1000)
+    a_b, c = 4 * (2000 * 1000 + 1000 * 3000), 4 * 2000 * 3000
+    for split in ("rows", "cols"):  # whatever a plan moves
+        plan = make_plan(problem, gpus(4), 4, split=split)
+        assert cost.bound(plan) == pytest.approx({
+            "compute": problem.flops / (4 * 50e9), "h2d": a_b / 80e6, "d2h": c / 60e6,
+            "staging": (a_b + c) / 40e6,
+        })  # fmt: skip
+        assert "staging" not in cost.bound(plan, pinned=True)
+
+
+def test_beta_brings_c_too_and_resident_data_crosses_nothing():
+    with_beta = make_plan(Problem(100, 100, 100, beta=1), gpus(1), 1, split="rows")
+    without = make_plan(Problem(100, 100, 100), gpus(1), 1, split="rows")
+    assert cost.bound(with_beta)["h2d"] == pytest.approx(1.5 * cost.bound(without)["h2d"])
+    resident = make_plan(Problem(100, 100, 100), gpus(1), 1, split="rows", resident=True)
+    assert list(cost.bound(resident)) == ["compute"]
+
+
+def test_one_gpu_that_plays_four_multiplies_no_faster():
+    problem = Problem(512, 512, 512)
+    four = make_plan(problem, [GPU] * 4, 4, split="rows")
+    one = make_plan(problem, [GPU], 1, split="rows")
+    assert cost.bound(four) == cost.bound(one)
+
+
+def test_there_is_no_bound_where_the_best_rate_is_not_known():
+    plan = make_plan(Problem(64, 64, 64), [CPU], 2, split="rows")
+    assert cost.bound(plan) == {}
+    assert plan.predicted_ms > 0
+
+
+@pytest.mark.parametrize("pinned", [True, False])
+@pytest.mark.parametrize("split", ["rows", "cols"])
+@pytest.mark.parametrize("resident", [True, False])
+@pytest.mark.parametrize("shape", [(8192, 8192, 8192), (100, 200, 10**6), (30000, 30000, 64)])
+def test_no_prediction_is_under_the_bound(shape, split, resident, pinned):
+    for count in (1, 2, 4):
+        plan = make_plan(Problem(*shape), gpus(count), count, split=split, resident=resident)
+        bound = max(cost.bound(plan, pinned=pinned).values())
+        assert cost.predict_ms(plan, pinned=pinned) >= bound * (1 - 1e-9)
+
+
+def test_phases_overlap_on_gpus_and_add_up_on_the_host():
+    plan = make_plan(Problem(4096, 4096, 4096), gpus(2), 2, split="cols")
+    terms = cost.phases(plan)
+    assert max(terms.values()) < plan.predicted_ms < sum(terms.values())
+    plan = make_plan(Problem(512, 512, 512), [CPU], 2, split="cols")
+    assert plan.predicted_ms == pytest.approx(sum(cost.phases(plan).values()))
+
+
+def test_slower_links_make_a_plan_slower():
+    problem = Problem(8192, 8192, 8192)
+    slow = dataclasses.replace(HOST, h2d=((1, 5.0),), both=((1, 5.0),))
+    quick, late = (
+        make_plan(problem, gpus(4, links=x), 4, split="cols").predicted_ms for x in (HOST, slow)
+    )
+    assert late > 3 * quick
+
+
+def test_links_not_measured_are_assumed_and_say_so():
+    plan = make_plan(Problem(64, 64, 64), gpus(2, links=None), 2, split="rows")
+    found = cost.links(plan)
+    assert not found.measured and cost.rate(found.h2d, 2) == 40
+    assert cost.links(make_plan(Problem(8, 8, 8), [CPU], 1)) is None
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """Figures of the emulator's copies: what travels between arrays of the host."""
+    monkeypatch.setattr(links, "ROW_BYTES", 1 << 12)
+    devices = open_devices("emulator", 1, emulate=3)
+    for ordinal, device in enumerate(devices):
+        device.ordinal = ordinal
+    seen = []
+    data = links.measure(devices, lambda *shape: np.empty(shape, "f4"), [1, 2], seen.append)
+    assert len(seen) == len(data["rows"])
+    return data
+
+
+def test_every_link_is_measured_alone_and_together(measured):
+    rows = measured["rows"]
+    assert all(math.isfinite(r["gbps"]) and r["gbps"] > 0 for r in rows)
+    for link, memory in [("h2d", "pinned"), ("d2h", "pinned"), ("both", "pinned"),
+                         ("h2d", "pageable"), ("d2h", "pageable")]:  # fmt: skip
+        found = [r["at_once"] for r in rows if (r["link"], r["memory"]) == (link, memory)]
+        assert found == [1, 2, 3]
+    pairs = {(r["from"], r["to"]) for r in rows if r["link"] == "peer"}
+    assert pairs == {(i, j) for i in range(3) for j in range(3) if i != j}
+    assert [r["at_once"] for r in rows if r["link"] == "ring"] == [2, 3]
+    assert [r["at_once"] for r in rows if r["link"] == "memcpy"] == [1, 2]
+
+
+def test_measuring_moves_the_bytes_that_it_counts(monkeypatch):
+    monkeypatch.setattr(links, "ROW_BYTES", 1 << 12)
+    devices = open_devices("emulator", 1, emulate=2)
+    copied = []
+    for ordinal, device in enumerate(devices):
+        device.ordinal = ordinal
+        device.copy = lambda dst, src, stream: copied.append(src.nbytes)
+    bench = links._Links(devices, lambda *shape: np.empty(shape, "f4"))
+    counted = []
+    monkeypatch.setattr(bench, "_gbps", lambda work, buffers: (work(), counted.append(buffers)))
+    for link in ("h2d", "d2h", "both"):
+        for memory in ("pinned", "pageable"):
+            copied.clear()
+            bench.host(link, memory, 2)
+            assert sum(copied) == counted[-1] * links.ROWS * links.ROW_BYTES
+    copied.clear()
+    bench.peers([(0, 1), (1, 0)])
+    assert sum(copied) == counted[-1] * links.ROWS * links.ROW_BYTES
+    parts = []
+    monkeypatch.setattr(
+        links, "_copy_all", lambda pieces: parts.extend(x.nbytes for x, _ in pieces)
+    )
+    bench.memcpy(3)
+    assert sum(parts) == counted[-1] * links.ROWS * links.ROW_BYTES
+
+
+def test_figures_are_kept_for_these_gpus_alone(measured, monkeypatch, tmp_path):
+    monkeypatch.setenv("HYBRID_GEMM_CACHE", str(tmp_path))
+    links.forget()
+    assert links.known(("aa", "bb")) is None
+    links.forget()
+    links.path(("bb", "aa")).write_text(json.dumps(measured))
+    found = links.known(("aa", "bb"))
+    assert found == links.from_data(measured)
+    assert found.measured and [n for n, _ in found.h2d] == [1, 2, 3]
+    assert links.known(("aa",)) is None
+    links.forget()
+
+
+def test_one_gpu_has_no_peers_to_wait_for(measured):
+    alone = {**measured, "rows": [r for r in measured["rows"] if r["link"] not in ("ring", "peer")]}
+    found = links.from_data(alone)
+    plan = make_plan(Problem(64, 64, 64), [dataclasses.replace(GPU, links=found)] * 2, 2,
+                     split="cols")  # fmt: skip
+    assert cost.phases(plan)["peers"] == 0
+
+
+def test_the_table_shows_every_figure(measured, capsys):
+    command.print_links({**measured, "gpus": ["gpu:0 Invented", "gpu:1", "gpu:2"], "table": "x"})
+    shown = capsys.readouterr().out
+    for row in measured["rows"]:
+        assert f"{row['gbps']:.1f}" in shown
+
+
+def test_without_a_gpu_it_is_refused_by_name():
+    for device in ("cpu", "emulator"):
+        with pytest.raises(UnavailableError, match=f"the device is {device}"):
+            command.tune_links(device=device, gpus=None, progress=None, note=None)
+    result = CliRunner().invoke(cli, ["tune", "--gpus", "0"])
+    assert "--gpus is for --links" in str(result.exception)
