@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from . import cache, matrices
+from . import cache, cost, matrices
 from .planner import Plan
 from .runner import Result
 from .runtime import launchers
@@ -73,6 +73,30 @@ def _ms(value: float) -> str:
     return f"{value:.2f}" if value else ""
 
 
+def expected(plan: Plan) -> dict:
+    """What the cost model says of a plan: its time, and the bound on any plan's."""
+    bounds, links = cost.bound(plan), cost.links(plan)
+    return {
+        "predicted_ms": plan.predicted_ms,
+        "phases_ms": cost.phases(plan),
+        "bound_ms": max(bounds.values(), default=None),
+        "bound_by": max(bounds, key=bounds.get, default=None),
+        "bounds_ms": bounds,
+        "links": links and (links.measured or "assumed"),
+    }
+
+
+def _expected(plan: Plan) -> str:
+    said = expected(plan)
+    bound = f", at least {said['bound_ms']:.3g} by {said['bound_by']}" if said["bound_ms"] else ""
+    links = ""
+    if plan.devices[0].kind == "cuda" and not plan.resident:
+        links = f"; links as measured on {said['links']}"
+        if said["links"] == "assumed":
+            links = "; links assumed (measure them: hybrid-gemm tune --links)"
+    return f"about {plan.predicted_ms:.3g} ms expected{bound}{links}"
+
+
 def plan_data(plan: Plan) -> dict:
     return {
         "split": plan.split,
@@ -102,7 +126,7 @@ def plan_data(plan: Plan) -> dict:
         "memory_bytes": {
             d.name: plan.memory_bytes(i) for i, d in enumerate(plan.devices)
         },
-        "predicted_ms": plan.predicted_ms,
+        **expected(plan),
     }  # fmt: skip
 
 
@@ -142,9 +166,9 @@ def print_plan(plan: Plan, kernel: str) -> None:
         )
     console.print(
         f"moved: {_gib(plan.bytes_h2d)} host to device, {_gib(plan.bytes_d2h)} back, "
-        f"{_gib(plan.bytes_peer)} between devices; "
-        f"the cost model expects about {plan.predicted_ms:.3g} ms"
+        f"{_gib(plan.bytes_peer)} between devices"
     )
+    console.print(_expected(plan))
 
 
 def result_data(result: Result, verdict: Verdict | None, totals_ms: Sequence[float]) -> dict:
@@ -168,10 +192,20 @@ def result_data(result: Result, verdict: Verdict | None, totals_ms: Sequence[flo
         "total_ms": result.total_ms,
         "totals_ms": list(totals_ms),
         "gflops": result.gflops,
+        **_held_against(result),
         "verify": None if verdict is None else {
             "passed": verdict.passed, "how": verdict.how, "worst": verdict.worst,
         },
     }  # fmt: skip
+
+
+def _held_against(result: Result) -> dict:
+    """The measured time as a multiple of the expected one and of the bound."""
+    said = expected(result.plan)
+    return {
+        f"of_{name}": result.total_ms / said[f"{name}_ms"] if said[f"{name}_ms"] else None
+        for name in ("predicted", "bound")
+    }
 
 
 def print_result(result: Result, verdict: Verdict | None, device: str) -> None:
@@ -197,7 +231,12 @@ def print_result(result: Result, verdict: Verdict | None, device: str) -> None:
         both, alone = timeline.multiply_and_sum_ms, timeline.multiply_ms
         ratio = f" ({both / alone:.3f} of multiply alone)" if alone else ""
         console.print(f"multiply {alone:.2f} ms, multiply and sum {both:.2f} ms{ratio}")
+    held = _held_against(result)
     console.print(f"total {result.total_ms:.2f} ms, {result.gflops:.1f} GFLOP/s")
+    words = {"of_predicted": "as long as expected", "of_bound": "the bound"}
+    times = [f"{held[x]:.2f} times {word}" for x, word in words.items() if held[x]]
+    if times:
+        console.print(f"{', '.join(times)} ({_expected(plan)})")
     console.print(f"verification {verdict if verdict else 'off'}")
 
 

@@ -8,6 +8,8 @@ level; whole numbers stay exact as long as the sums of quarters do.
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 
 from . import catalog
@@ -39,6 +41,10 @@ class Strassen:
     def describe(self) -> str:
         plural = "" if self.levels == 1 else "s"
         return f"{self.device.describe()}, Strassen with {self.levels} level{plural}"
+
+    def spec(self, dtype: str = "float32"):
+        """The wrapped device's; no rate is the best one, for less is done than 2mnk counts."""
+        return dataclasses.replace(self.device.spec(dtype), best_tflops=None)
 
     def prepare(self, variant, a, b, dtype: str) -> None:
         self.device.prepare(variant, a, b, dtype)
