@@ -6,11 +6,14 @@ import math
 import numbers
 from dataclasses import dataclass
 
+import ml_dtypes
 import numpy as np
 
 from .errors import DTypeError, UsageError
 
 INT_LIMIT = 2**31 - 1  # m, n and k are ints in the kernels, as in BLAS
+NARROW = ("float16", "bfloat16")  # which tensor cores take as they are; bfloat16 is ml_dtypes'
+FLOATS = (*NARROW, "float32", "float64")
 
 
 @dataclass(frozen=True)
@@ -18,7 +21,10 @@ class Problem:
     """`C = alpha * op(A) @ op(B) + beta * C` with op(A) of m x k and op(B) of k x n.
 
     `dtype` is what is computed in, `out_dtype` what C is returned in (NumPy's promotion:
-    float16 is computed in float32, small integers in int32 or int64, which wraps alike).
+    float16 and bfloat16 are computed in float32, small integers in int32 or int64, which wraps
+    alike). `compute` says how float32 is multiplied (`tensor.COMPUTES`). `operands` is the dtype
+    in which A and B come to a device: `dtype`, or the narrow one that both have where tensor
+    cores multiply it as it is.
     """
 
     m: int
@@ -28,10 +34,13 @@ class Problem:
     alpha: float | int = 1
     beta: float | int = 0
     out_dtype: str = ""
+    compute: str = "fp32"
+    operands: str = ""
 
     def __post_init__(self):
-        if not self.out_dtype:
-            object.__setattr__(self, "out_dtype", self.dtype)
+        for name in ("out_dtype", "operands"):
+            if not getattr(self, name):
+                object.__setattr__(self, name, self.dtype)
 
     @property
     def flops(self) -> int:
@@ -50,10 +59,21 @@ class Problem:
         return f"m={self.m} n={self.n} k={self.k} {self.dtype}"
 
 
+def is_float(dtype) -> bool:
+    return np.dtype(dtype).name in FLOATS
+
+
+def finfo(dtype):
+    """NumPy's finfo, of bfloat16 too."""
+    return ml_dtypes.finfo(np.dtype(dtype))
+
+
 def compute_dtype(result: np.dtype) -> str:
     """The dtype that a product with this result dtype is computed in."""
+    if result.name in NARROW:
+        return "float32"
     match result.kind, result.itemsize:
-        case "f", 2 | 4:
+        case "f", 4:
             return "float32"
         case "f", 8:
             return "float64"
@@ -62,7 +82,7 @@ def compute_dtype(result: np.dtype) -> str:
         case "i" | "u", 8:
             return "int64"
     raise DTypeError(
-        f"cannot multiply matrices of dtype {result}; float16, float32, float64 and "
+        f"cannot multiply matrices of dtype {result}; float16, bfloat16, float32, float64 and "
         "integers up to 64 bits work (convert with .astype)"
     )
 
@@ -74,7 +94,7 @@ def check_dtype(dtype, name: str) -> np.dtype:
         compute_dtype(dtype)
     except DTypeError:
         raise DTypeError(
-            f"{name} has dtype {dtype}; float16, float32, float64 and integers up to "
+            f"{name} has dtype {dtype}; float16, bfloat16, float32, float64 and integers up to "
             "64 bits work (convert with .astype)"
         ) from None
     return dtype.newbyteorder("=")
@@ -125,7 +145,13 @@ def make_problem(a, b, c=None, *, alpha=1.0, beta=0.0, trans_a=False, trans_b=Fa
         dtypes.append(check_dtype(c.dtype, "C"))
         if shape_of(c, "C") != (m, n):
             raise UsageError(f"C is {c.shape[0]} x {c.shape[1]}; this product is {m} x {n}")
-    result = np.result_type(*dtypes)
+    try:
+        result = np.result_type(*dtypes)
+    except TypeError:
+        raise DTypeError(
+            f"no dtype holds both {' and '.join(dict.fromkeys(map(str, dtypes)))}; "
+            "convert one (.astype('float32'))"
+        ) from None
     compute = compute_dtype(result)
     alpha = _check_scalar(alpha, "alpha", compute)
     beta = _check_scalar(beta, "beta", compute)

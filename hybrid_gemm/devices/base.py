@@ -217,7 +217,11 @@ class KernelDevice(Device):
         return self._loaded[key]
 
     def prepare(self, variant, a, b, dtype):
-        if not variant.kernel.library:
+        if variant.kernel.role == "tensor":
+            from . import tensor  # which is built on this module
+
+            tensor.prepare(self, variant, a, b, dtype)
+        elif not variant.kernel.library:
             self.function(variant, dtype, readable(variant, a, b))
         for role in ("sum", "add", "transpose"):
             self.function(catalog.helper(role), dtype)
@@ -231,6 +235,10 @@ class KernelDevice(Device):
         """A call that multiplies matrices laid out as these, worked out once for many."""
         if variant.kernel.library:
             return self.bind_library(variant, a, b, c, alpha=alpha, beta=beta)
+        if variant.kernel.role == "tensor":
+            from . import tensor
+
+            return tensor.bind(self, variant, a, b, c, alpha=alpha, beta=beta)
         (m, n), k = c.shape, a.shape[1]
         dtype = c.dtype.name
         layouts = readable(variant, a, b)

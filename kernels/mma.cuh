@@ -1,0 +1,76 @@
+// Products of warps on tensor cores, and asynchronous copies, behind small functions that have a
+// plain form for the emulator. Operands are words: one TF32 number each, or two of 16 bits.
+#pragma once
+#include "split.cuh"
+
+constexpr int THREADS = 256;
+
+#ifdef HYBRID_GEMM_EMULATOR
+
+// What a word of A and a word of B add to a sum.
+__device__ inline double times(unsigned a, unsigned b) {
+#if DTYPE_float16
+    return (double)from_half(a) * from_half(b) + (double)from_half(a >> 16) * from_half(b >> 16);
+#elif DTYPE_bfloat16
+    return (double)from_bfloat(a) * from_bfloat(b) +
+           (double)from_bfloat(a >> 16) * from_bfloat(b >> 16);
+#else
+    return (double)as_float(a) * as_float(b);
+#endif
+}
+
+// sum (16 x 8) += a (16 x 8 words) b (8 words x 8). Lane 4 g + t has rows g and g + 8 of a in
+// words t and t + 4, column g of b in the same words, and columns 2 t and 2 t + 1 of the sum.
+__device__ inline void mma(float (&sum)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+    __shared__ unsigned words[THREADS][6];
+    const int first = threadIdx.x / 32 * 32, lane = threadIdx.x % 32;
+    for (int i = 0; i < 6; ++i) words[threadIdx.x][i] = i < 4 ? a[i] : b[i - 4];
+    __syncwarp();
+    for (int i = 0; i < 4; ++i) {
+        const int row = lane / 4, col = lane % 4 * 2 + i % 2;
+        double total = sum[i];
+        for (int w = 0; w < 8; ++w)
+            total += times(words[first + row * 4 + w % 4][i / 2 + w / 4 * 2],
+                           words[first + col * 4 + w % 4][4 + w / 4]);
+        sum[i] = total;
+    }
+    __syncwarp();
+}
+
+__device__ inline void copy_async(void* to, const void* from) { *(uint4*)to = *(const uint4*)from; }
+__device__ inline void copies_commit() {}
+template <int PENDING>
+__device__ inline void copies_wait() {}
+
+#else
+
+#if DTYPE_float16
+#define KIND "m16n8k16.row.col.f32.f16.f16.f32"
+#elif DTYPE_bfloat16
+#define KIND "m16n8k16.row.col.f32.bf16.bf16.f32"
+#else
+#define KIND "m16n8k8.row.col.f32.tf32.tf32.f32"
+#endif
+
+__device__ __forceinline__ void mma(float (&sum)[4], const unsigned (&a)[4],
+                                    const unsigned (&b)[2]) {
+    asm volatile("mma.sync.aligned." KIND
+                 " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+// 16 bytes from global to shared memory.
+__device__ __forceinline__ void copy_async(void* to, const void* from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
+                     static_cast<unsigned>(__cvta_generic_to_shared(to))),
+                 "l"(from)
+                 : "memory");
+}
+__device__ __forceinline__ void copies_commit() { asm volatile("cp.async.commit_group;"); }
+template <int PENDING>
+__device__ __forceinline__ void copies_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+
+#endif

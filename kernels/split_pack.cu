@@ -1,0 +1,242 @@
+/*---
+summary = "op(A) and op(B) packed for the tensor cores: rows along k, padded with zeros, in one part or as hi and lo"
+entry   = "split_pack"
+role    = "pack"
+params  = [{PARTS = 2}, {PARTS = 1}]
+block   = ["256", "1", "1"]
+grid    = ["ceil(m / 64) + ceil(n / 64)", "max(1, ceil(k / 512))", "1"]
+require = ["PARTS <= 2"]
+dtypes  = ["float16", "tfloat32"]
+source  = "this project: docs/tensor-cores.md"
+---*/
+#include "split.cuh"
+
+// PARTS = 1: TF32 is rounded to, 16-bit operands are copied as they are. PARTS = 2: an fp32
+// operand becomes 2^exponent (hi + lo). The fp16 form also decides: its last block to finish
+// leaves the verdict. The TF32 form runs where that verdict asks for it.
+constexpr bool HALF = SIZE == 2;
+constexpr int SLICE = 512;  // of k, a block
+
+template <bool TWO_BYTES>
+struct Bits {
+    typedef unsigned Type;
+};
+template <>
+struct Bits<true> {
+    typedef unsigned short Type;
+};
+typedef Bits<HALF && PARTS == 1>::Type In;
+typedef Bits<HALF>::Type Out;
+
+struct alignas(16) Chunk {
+    Out x[16 / sizeof(Out)];
+};
+
+struct Operand {
+    Out* parts;                 // [PARTS][rows][pitch]
+    int* exponent;              // of each row
+    const Extremes* partial;    // [partials][stride]
+    int partials, stride;
+    Extremes* extremes;         // of each row, whole
+    unsigned long long* tally;  // of each row: large elements, and 2^32 times those cut short
+};
+
+// 2^exponent * (hi + lo) = the row's element, but for what the two cannot hold.
+__device__ inline void split(float x, Out& hi, Out& lo) {
+    if (HALF) {
+        hi = to_half(x);
+        lo = to_half(x - from_half(hi));
+    } else {
+        hi = to_tf32(x);
+        lo = to_tf32(x - as_float(hi));
+    }
+}
+
+// What the rows of one operand allow.
+struct Summary {
+    int highest, lowest;  // exponents of the largest magnitudes of rows that are not zero
+    int range;            // most exponents between a row's largest and smallest
+    int large;            // fewest elements of a row within 2^-7 of its largest
+    int cut;              // most elements of a row that the fp16 split would cut short
+};
+
+__device__ inline Summary merge(const Summary& x, const Summary& y) {
+    return {max(x.highest, y.highest), min(x.lowest, y.lowest), max(x.range, y.range),
+            min(x.large, y.large), max(x.cut, y.cut)};
+}
+
+struct Shared {
+    In tile[ROWS][STEP + 1];
+    Extremes merged[4][ROWS];
+    Summary summaries[256];
+    bool last;
+};
+
+template <bool ALONG>
+__device__ inline void pack(Source<In, ALONG> source, int row0, const Operand& operand,
+                            Shared& shared) {
+    auto& tile = shared.tile;
+    auto& merged = shared.merged;
+    const int t = threadIdx.x;
+    const bool vectors = source.vectors();
+    const int pitch = (source.k + STEP - 1) / STEP * STEP;
+    constexpr int EACH = 8, ACROSS = STEP / EACH;        // a thread packs 8 neighbours of two rows
+    const int at = t % ACROSS * EACH, half = t / ACROSS;  // rows half and half + 32
+    constexpr int MINE = 2;
+    float scale[MINE];
+    unsigned large[MINE], whole[MINE];  // magnitudes from which an element counts, is not cut short
+    if (PARTS == 2) {
+        Extremes all = {0, ~0u};
+        const int row = row0 + t % ROWS;
+        for (int x = t / ROWS; x < operand.partials && row < source.rows; x += 4)
+            all = merge(all, operand.partial[(long long)x * operand.stride + row]);
+        merged[t / ROWS][t % ROWS] = all;
+        __syncthreads();
+        if (t < ROWS && row < source.rows && blockIdx.y == 0) {
+            for (int x = 1; x < 4; ++x) all = merge(all, merged[x][t]);
+            operand.extremes[row] = all;
+            operand.exponent[row] =
+                all.largest ? exponent_of(all.largest) - (HALF ? TOP_FP16 : TOP_TF32) : 0;
+        }
+#pragma unroll
+        for (int i = 0; i < MINE; ++i) {
+            unsigned largest = 0;
+            for (int x = 0; x < 4; ++x) largest = max(largest, merged[x][half + 32 * i].largest);
+            const int top = exponent_of(largest), shift = (HALF ? TOP_FP16 : TOP_TF32) - top;
+            scale[i] = power_of_two(max(-126, min(127, shift)));
+            large[i] = (unsigned)max(1, top - 6 + 127) << 23;
+            whole[i] = (unsigned)max(0, top - 17 + 127) << 23;
+        }
+    }
+    unsigned seen[MINE] = {};  // large elements, and 2^16 times those cut short: 512 at most
+    const int stop = min(pitch, (int)(blockIdx.y + 1) * SLICE);
+    for (int k0 = blockIdx.y * SLICE; k0 < stop; k0 += STEP) {
+        const int p = t % 16 * 4, line = t / 16;
+        Four<In> four[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            four[i] = ALONG ? source.four(row0 + line + 16 * i, k0 + p, vectors)
+                            : source.four(k0 + line + 16 * i, row0 + p, vectors);
+        }
+        if (k0 > (int)blockIdx.y * SLICE) __syncthreads();  // the tile has been read
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+#pragma unroll
+            for (int x = 0; x < 4; ++x) {
+                if (ALONG) tile[line + 16 * i][p + x] = four[i].x[x];
+                else tile[p + x][line + 16 * i] = four[i].x[x];
+            }
+        }
+        __syncthreads();
+#pragma unroll
+        for (int i = 0; i < MINE; ++i) {
+            const int row = half + 32 * i;
+            constexpr int CHUNKS = EACH * sizeof(Out) / 16, LENGTH = 16 / sizeof(Out);
+            Chunk hi[CHUNKS], lo[CHUNKS];
+#pragma unroll
+            for (int x = 0; x < EACH; ++x) {
+                const In bits = tile[row][at + x];
+                Out& high = hi[x / LENGTH].x[x % LENGTH];
+                if (PARTS == 1) {
+                    high = HALF ? (Out)bits : (Out)to_tf32(as_float(bits));
+                    continue;
+                }
+                split(as_float(bits) * scale[i], high, lo[x / LENGTH].x[x % LENGTH]);
+                const unsigned magnitude = bits & 0x7fffffff;
+                if (HALF && magnitude >= large[i]) ++seen[i];
+                if (HALF && magnitude - 1 < whole[i] - 1) seen[i] += 1 << 16;
+            }
+            if (row0 + row >= source.rows) continue;
+            Out* const to = operand.parts + (long long)(row0 + row) * pitch + k0 + at;
+#pragma unroll
+            for (int c = 0; c < CHUNKS; ++c) {
+                *(Chunk*)(to + c * LENGTH) = hi[c];
+                if (PARTS == 2)
+                    *(Chunk*)(to + (long long)source.rows * pitch + c * LENGTH) = lo[c];
+            }
+        }
+    }
+    if (HALF && PARTS == 2) {
+#pragma unroll
+        for (int i = 0; i < MINE; ++i) {
+            for (int lanes = 1; lanes < ACROSS; lanes *= 2)
+                seen[i] += __shfl_xor_sync(~0u, seen[i], lanes);
+            const int row = half + 32 * i;
+            if (at == 0 && row0 + row < source.rows)
+                atomicAdd(&operand.tally[row0 + row],
+                          (seen[i] & 0xffff) | (unsigned long long)(seen[i] >> 16) << 32);
+        }
+    }
+}
+
+// Over all rows, by the whole block.
+__device__ inline Summary summarize(const Operand& operand, int rows, int k, Summary* found) {
+    const int t = threadIdx.x;
+    Summary all = {-200, 200, 0, k, 0};
+    for (int row = t; row < rows; row += 256) {
+        const volatile unsigned* const extremes = (const volatile unsigned*)(operand.extremes + row);
+        const unsigned largest = extremes[0], smallest = extremes[1];
+        if (!largest) continue;
+        const unsigned long long tally = *(const volatile unsigned long long*)(operand.tally + row);
+        const int top = exponent_of(largest);
+        all = merge(all, {top, top, top - exponent_of(smallest), int(tally & 0xffffffff),
+                          int(tally >> 32)});
+    }
+    found[t] = all;
+    __syncthreads();
+    for (int x = 128; x; x /= 2) {
+        if (t < x) found[t] = merge(found[t], found[t + x]);
+        __syncthreads();
+    }
+    const Summary whole = found[0];
+    __syncthreads();
+    return whole;
+}
+
+// docs/tensor-cores.md proves these rules.
+__device__ inline Verdict decide(const Summary& a, const Summary& b, int k) {
+    int doublings = 0;
+    while (doublings < 31 && 1ll << doublings < k) ++doublings;
+    const bool moderate = min(a.lowest, b.lowest) >= -76 && max(a.highest, b.highest) <= 96;
+    if (!moderate || a.highest + b.highest + 2 + doublings > 127) return STRICT;
+    const long long cut = (long long)a.cut + b.cut, large = (long long)a.large + b.large - k;
+    if (cut == 0 || 8 * cut <= large) return FP16_SPLIT;
+    if (max(a.range, b.range) <= 153 && a.range + b.range <= 203) return TF32_SPLIT;
+    return STRICT;
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    split_pack(int m, int n, int k, const void* A, long long lda, const void* B, long long ldb,
+               void* parts_a, void* parts_b, int* exponent, const unsigned long long* partial,
+               int partials, unsigned long long* extremes, unsigned long long* tally, int* memory) {
+    __shared__ Shared shared;
+    State* const state = (State*)memory;
+    if (!HALF && PARTS == 2 && state->verdict != TF32_SPLIT) return;
+    const int blocks_a = (m + ROWS - 1) / ROWS;
+    Extremes* const whole = (Extremes*)extremes;
+    const Operand a = {(Out*)parts_a, exponent, (const Extremes*)partial, partials, m + n,
+                       whole, tally};
+    const Operand b = {(Out*)parts_b, exponent + m, (const Extremes*)partial + m, partials, m + n,
+                       whole + m, tally + m};
+    if ((int)blockIdx.x < blocks_a) {
+        const Source<In, !TRANS_A> source = {(const In*)A, lda, m, k};
+        pack(source, blockIdx.x * ROWS, a, shared);
+    } else {
+        const Source<In, TRANS_B> source = {(const In*)B, ldb, n, k};
+        pack(source, (blockIdx.x - blocks_a) * ROWS, b, shared);
+    }
+    if (!(HALF && PARTS == 2)) return;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) shared.last = atomicAdd(&state->done, 1u) == gridDim.x * gridDim.y - 1;
+    __syncthreads();
+    if (!shared.last) return;
+    __threadfence();
+    const Summary of_a = summarize(a, m, k, shared.summaries);
+    const Summary of_b = summarize(b, n, k, shared.summaries);
+    if (threadIdx.x == 0) {
+        state->verdict = decide(of_a, of_b, k);
+        ++state->taken[state->verdict];
+        state->done = 0;
+    }
+}
