@@ -21,9 +21,12 @@ THEIRS = "#555555"
 HATCHES = (None, "..", "xx", "--")
 # Told apart by how dark they are, too.
 PHASE_STYLES = {
-    "upload": {"facecolor": "#56B4E9", "hatch": "///"}, "multiply": {"facecolor": "#0B3C5D"},
-    "reduce": {"facecolor": "#E69F00", "hatch": "..."}, "download": {"facecolor": "#F5E9C8"},
-}  # fmt: skip
+    "upload": {"facecolor": "#56B4E9", "hatch": "///"},
+    "relay": {"facecolor": "#CC79A7", "hatch": "xxx"},
+    "multiply": {"facecolor": "#0B3C5D"},
+    "reduce": {"facecolor": "#E69F00", "hatch": "..."},
+    "download": {"facecolor": "#F5E9C8"},
+}
 FORMATS = ("svg", "png")
 WIDTH, HEIGHT = {1: 7, 2: 9.2, 3: 10}, 4.8  # inches; the size makes the letters
 SETTINGS = {
@@ -125,7 +128,7 @@ def _gantt(picture: Gantt):
     ax.set_xlabel("ms from the start of the run")
     if picture.title:
         figure.suptitle(picture.title, fontsize=15)
-    figure.legend(loc="outside lower center", ncols=len(PHASE_STYLES))
+    figure.legend(loc="outside lower center", ncols=len(phases) or 1)
     return figure
 
 

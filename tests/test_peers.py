@@ -1,0 +1,194 @@
+"""Other libraries beside ours: right rows, right verdicts, right calls. No GPU needed."""
+
+import csv
+import ctypes
+import io
+import json
+
+import numpy as np
+import pytest
+from test_cli import one_line, run
+
+from hybrid_gemm import bench, peers, plots
+from hybrid_gemm.cli import _shape
+from hybrid_gemm.errors import UnavailableError, UsageError
+
+SHAPES = [(60, 50, 70), (40, 40, 40)]
+
+
+@pytest.fixture(scope="module")
+def measured():
+    return peers.run(SHAPES, device="cpu", samples=2)
+
+
+def test_rows_are_whole_checked_and_held_against_ours(measured):
+    rows = measured["rows"]
+    assert {(r["way"], r["c"]) for r in rows} == {
+        (way, c) for way in ("ours", "numpy a @ b") for c in ("given", "fresh")
+    }
+    assert len(rows) == 4 * len(SHAPES)
+    for row in rows:
+        assert tuple(row)[: len(peers.COLUMNS)] == peers.COLUMNS
+        assert row["verdict"] == "passed" and 0 <= row["worst_error_of_bound"] < 1
+        assert row["samples"] == 2 == len(row["samples_ms"])
+        assert row["min_ms"] <= row["time_ms"] <= row["max_ms"]
+        ours = next(
+            r for r in rows
+            if r["way"] == "ours" and all(r[x] == row[x] for x in ("c", "m", "n", "k"))
+        )  # fmt: skip
+        assert row["ratio_to_ours"] == pytest.approx(row["time_ms"] / ours["time_ms"])
+        assert row["gflops"] == pytest.approx(
+            2 * row["m"] * row["n"] * row["k"] / row["time_ms"] / 1e6
+        )
+
+
+def test_a_wrong_peer_fails_and_is_shown(monkeypatch, capsys):
+    def ways(self, problem, memory, arrays):
+        found = real(self, problem, memory, arrays)
+
+        def wrong(a, b, c):
+            made = a @ b
+            made[3, 4] += 1
+            return made
+
+        return [*found, peers.Way("wrong", wrong, given=False)]
+
+    real = peers._Bench._ways
+    monkeypatch.setattr(peers._Bench, "_ways", ways)
+    data = peers.run(SHAPES[:1], device="cpu", samples=1)
+    assert {r["way"]: r["verdict"] for r in data["rows"]} == {
+        "ours": "passed", "numpy a @ b": "passed", "wrong": "FAILED",
+    }  # fmt: skip
+    peers.show(data)
+    assert "FAILED" in capsys.readouterr().out
+
+
+def test_a_way_that_leaves_c_as_it_was_fails(monkeypatch):
+    def ways(self, problem, memory, arrays):
+        return [peers.Way("ours", lambda a, b, c: c)] * 2
+
+    monkeypatch.setattr(peers._Bench, "_ways", ways)
+    data = peers.run(SHAPES[:1], device="cpu", samples=1)
+    assert {r["verdict"] for r in data["rows"]} == {"FAILED"}
+
+
+def test_csv_and_pictures(measured):
+    rows = list(csv.DictReader(io.StringIO(bench.as_csv(measured, peers.COLUMNS))))
+    assert [r["way"] for r in rows] == [r["way"] for r in measured["rows"]]
+    (name, picture), *more = plots.pictures(measured).items()
+    assert name == "peers" and not more
+    (panel,) = picture.panels
+    assert panel.title == "pageable memory"
+    assert [line.x for line in panel.lines] == [["60 x 50 x 70", "40 x 40 x 40"]] * 2
+
+
+class ColumnMajor:
+    """What cuBLASXt does, on the CPU: column-major matrices behind bare pointers."""
+
+    def __init__(self):
+        self.calls = []
+
+    def __getattr__(self, name):
+        def call(*args):
+            self.calls.append((name, args))
+            if name.endswith("gemm"):
+                self.gemm(np.float32 if "Sgemm" in name else np.float64, *args)
+            return 7 if name == self.failing else 0
+
+        return call
+
+    failing = ""
+
+    @staticmethod
+    def gemm(dtype, _handle, trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc):
+        assert trans_a == trans_b == 0
+
+        def matrix(at, rows, cols, ld):
+            kind = ctypes.c_float if dtype == np.float32 else ctypes.c_double
+            flat = np.ctypeslib.as_array(ctypes.cast(at, ctypes.POINTER(kind)), (cols, ld))
+            return flat.T[:rows]
+
+        m, n, k, lda, ldb, ldc = (x.value for x in (m, n, k, lda, ldb, ldc))
+        assert matrix(alpha, 1, 1, 1)[0, 0] == 1 and matrix(beta, 1, 1, 1)[0, 0] == 0
+        matrix(c, m, n, ldc)[...] = matrix(a, m, k, lda) @ matrix(b, k, n, ldb)
+
+
+@pytest.fixture
+def library(monkeypatch):
+    from hybrid_gemm.devices import cublas
+
+    found = ColumnMajor()
+    monkeypatch.setattr(cublas, "library", lambda: found)
+    return found
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_cublasxt_is_called_as_it_reads_matrices(library, rng, dtype):
+    a = rng.integers(-4, 5, (7, 11)).astype(dtype)
+    b = rng.integers(-4, 5, (11, 5)).astype(dtype)
+    c = np.full((7, 5), np.nan, dtype)
+    with peers.CublasXt([2, 3]) as xt:
+        assert xt.gemm(a, b, c, block=4096, pin=True) is c
+    np.testing.assert_array_equal(c, a @ b)
+    names = [name.removeprefix("cublasXt") for name, _ in library.calls]
+    gemm = "Sgemm" if dtype == "float32" else "Dgemm"
+    assert names == ["Create", "DeviceSelect", "SetBlockDim", "SetPinningMemMode", gemm, "Destroy"]
+    calls = dict(library.calls)
+    assert list(calls["cublasXtDeviceSelect"][2]) == [2, 3]
+    assert calls["cublasXtSetBlockDim"][1] == 4096 and calls["cublasXtSetPinningMemMode"][1] == 1
+
+
+def test_cublasxt_says_what_failed(library):
+    library.failing = "cublasXtSetBlockDim"
+    with peers.CublasXt([0]) as xt, pytest.raises(Exception, match=r"cublasXtSetBlockDim.* 7"):
+        xt.gemm(*[np.zeros((2, 2), "f4")] * 3, block=1, pin=False)
+
+
+@pytest.mark.parametrize("memory", peers.MEMORIES)
+def test_the_fastest_settings_take_part(library, memory, monkeypatch):
+    asked = []
+
+    def timed(way, *arrays):
+        asked.append(way.settings)
+        way.call(*arrays)
+        block, pinning = library.calls[-3][1][1], library.calls[-2][1][1]
+        assert way.settings == f"block {block}, pinning {'on' if pinning else 'off'}"
+        return abs(block - 4096) + pinning
+
+    monkeypatch.setattr(peers, "_timed", timed)
+    arrays = [np.ones((3, 3), "f4") for _ in range(3)]
+    maker = object.__new__(peers._Bench)
+    maker.gpus = [0]
+    with peers.CublasXt([0]) as maker.xt:
+        best = maker._best_xt(memory, arrays)
+    assert best.settings == "block 4096, pinning off"
+    assert [t["settings"] for t in best.trials] == asked
+    assert len(asked) == (6 if memory == "pageable" else 3)
+
+
+def test_what_peers_cannot_do_is_said():
+    with pytest.raises(UsageError, match="the emulator has none"):
+        peers.run(SHAPES, device="emulator")
+    with pytest.raises(UnavailableError, match="pinned memory is for GPUs"):
+        peers.run(SHAPES, device="cpu", memories=["pinned"])
+    with pytest.raises(UsageError, match="pageable, pinned"):
+        peers.run(SHAPES, device="cpu", memories=["shared"])
+    with pytest.raises(UsageError, match="float32 and float64"):
+        peers.run(SHAPES, device="cpu", dtype="int32")
+
+
+def test_the_command(tmp_path):
+    done = run("bench", "--peers", "--device", "cpu", "--sizes", "32,40x30x20", "--samples", 1,
+               "--json", "p.json", "--csv", "p.csv", cwd=tmp_path, check=0)  # fmt: skip
+    assert "numpy a @ b" in done.stdout and "passed" in done.stdout
+    data = json.loads((tmp_path / "p.json").read_text())
+    assert {(r["m"], r["n"], r["k"]) for r in data["rows"]} == {_shape("32"), _shape("40x30x20")}
+    assert (tmp_path / "p.csv").read_text().startswith(",".join(peers.COLUMNS))
+    for options, message in [
+        (("--peers", "--kernels", "naive"), "--kernels is for kernels"),
+        (("--peers", "--cold"), "--cold is for kernels"),
+        (("--peers", "--dtype", "float32,float64"), "one --dtype"),
+        (("--memory", "pinned"), "are for --peers"),
+    ]:
+        done = run("bench", "--device", "cpu", "--sizes", 8, *options, check=2)
+        assert message in one_line(done)
