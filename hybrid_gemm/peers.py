@@ -108,7 +108,7 @@ class _Bench:
             for x, shape in (("A", (m, k)), ("B", (k, n)))
         ]
         arrays.append(np.empty((m, n), dtype))
-        check = _Check(problem, *arrays[:2], self.gpus[0] if self.gpus else None)
+        check = Check(problem, *arrays[:2], self.gpus[0] if self.gpus else None)
         for memory in memories:
             if memory == "pinned":
                 arrays = [_pinned(x) for x in arrays]
@@ -222,7 +222,7 @@ class _Bench:
         return problem.flops / statistics.median(times[1:]) / 1e9
 
 
-class _Check:
+class Check:
     """Verdicts on C; on a GPU where that has room, which takes seconds less for large ones."""
 
     def __init__(self, problem: Problem, a, b, gpu: int | None):
