@@ -96,6 +96,14 @@ def test_a_trace_is_refused_before_anything_is_multiplied(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_what_goes_on_at_once_counts_once():
+    spans = [(0, 4), (1, 2), (3, 6), (8, 9)]
+    line = timeline.Timeline(Activity(0, "upload", *s) for s in [(50, 60), *spans])
+    assert line.worker_ms(0, "upload") == 6 + 1 + 10
+    assert line.worker_ms(1, "upload") == line.worker_ms(0, "reduce") == 0
+    assert line.span_ms("upload") == 60
+
+
 def test_rows_of_the_picture_are_workers_by_device():
     line = [Activity(w, phase, w, w + 1) for w in range(4) for phase in ("upload", "multiply")]
     alone = gantt(chrome(line, {w: f"gpu:{w}" for w in range(4)}, {"title": "here"}))

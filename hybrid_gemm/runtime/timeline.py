@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -10,7 +11,7 @@ try:
 except ImportError:  # the extra [profile]; without it nothing is marked
     nvtx = None
 
-PHASES = ("upload", "multiply", "reduce", "download")
+PHASES = ("upload", "relay", "multiply", "reduce", "download")
 
 
 def marked(phase: str) -> Callable[[Callable], Callable]:
@@ -47,8 +48,12 @@ class Timeline(tuple[Activity, ...]):
         return _span(a for a in self if a.phase in phases)
 
     def worker_ms(self, worker: int, phase: str) -> float:
-        """How long a worker spent in a phase."""
-        return sum(a.ms for a in self.of(phase, worker))
+        """How long a worker was in a phase; what goes on at once counts once."""
+        total, until = 0.0, -math.inf
+        for a in sorted(self.of(phase, worker), key=lambda a: a.start_ms):
+            total += max(0.0, a.stop_ms - max(a.start_ms, until))
+            until = max(until, a.stop_ms)
+        return total
 
     @property
     def multiply_ms(self) -> float:
