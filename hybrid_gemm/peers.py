@@ -2,8 +2,9 @@
 
 All multiply the same arrays in one run, in turn, so that what the machine does meanwhile falls
 on all of them. cuBLASXt is tried with every block size and with and without pinning, and its
-fastest settings take part. A way that is given C is held against ours with `out=`, one that
-makes its own C against ours that does too; every way's C is checked before it is timed.
+fastest settings take part; libraries that use one GPU take part where one is used. A way that is
+given C is held against ours with `out=`, one that makes its own C against ours that does too;
+every way's C is checked before it is timed.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ from .verify import verify
 BLOCKS = (2048, 4096, 8192)  # of cuBLASXt
 MEMORIES = ("pageable", "pinned")
 RATE_SIZE = 16384  # the largest product that the GPUs' rate is taken from
-BUDGET_S = 20.0  # a shape takes no further samples after so long
+HOPELESS = 2.0  # settings that took so many times the best's time are not tried at larger sizes
+BUDGET_S = 10.0  # a shape takes no further samples after so long
 COLUMNS = (
     "way", "settings", "memory", "c", "gpus", "m", "n", "k", "dtype", "time_ms", "min_ms",
     "max_ms", "samples", "gflops", "ratio_to_ours", "bound_ms", "of_bound", "bound_by", "verdict",
@@ -98,6 +100,7 @@ class _Bench:
     def __init__(self, runner: Runner, gpus: list[int], samples: int, seed: int, stack):
         self.runner, self.gpus, self.samples, self.seed = runner, gpus, samples, seed
         self.rates: dict[str, float] = {}
+        self.hopeless: dict[tuple[str, str], int] = {}  # since which flops
         self.xt = stack.enter_context(CublasXt(gpus)) if gpus else None
 
     def shape(self, problem: Problem, memories, advance) -> list[dict]:
@@ -168,13 +171,14 @@ class _Bench:
         if not self.gpus:
             return [*found, Way("numpy a @ b", lambda a, b, c: np.matmul(a, b, out=c), True, 0),
                     Way("numpy a @ b", lambda a, b, c: a @ b, False, 0)]  # fmt: skip
-        found.append(self._best_xt(memory, arrays))
-        found.append(Way("cupy", _by_cupy(self.gpus[0]), given=False))
-        if importlib.util.find_spec("torch"):
-            found.append(Way("torch", _by_torch(self.gpus[0]), given=False))
+        found.append(self._best_xt(problem, memory, arrays))
+        if many == 1:
+            found.append(Way("cupy", _by_cupy(self.gpus[0]), given=False))
+            if importlib.util.find_spec("torch"):
+                found.append(Way("torch", _by_torch(self.gpus[0]), given=False))
         return found
 
-    def _best_xt(self, memory: str, arrays) -> Way:
+    def _best_xt(self, problem: Problem, memory: str, arrays) -> Way:
         """cuBLASXt with the settings that are fastest in a single run each."""
         pinning = (False, True) if memory == "pageable" else (False,)
         tried = []
@@ -185,11 +189,15 @@ class _Bench:
                     return self.xt.gemm(a, b, c, block=block, pin=pin)
 
                 words = f"block {block}, pinning {'on' if pin else 'off'}"
-                tried.append(Way("cublasxt", call, True, len(self.gpus), words))
+                if self.hopeless.get((memory, words), problem.flops) >= problem.flops:
+                    tried.append(Way("cublasxt", call, True, len(self.gpus), words))
         small = [x[:64, :64].copy() for x in arrays]
         tried[0].call(*small)  # the first call makes contexts
         times = [_timed(way, *arrays) for way in tried]
         best = tried[times.index(min(times))]
+        for way, ms in zip(tried, times, strict=True):
+            if ms > HOPELESS * min(times):
+                self.hopeless.setdefault((memory, way.settings), problem.flops)
         best.trials = [
             {"settings": w.settings, "time_ms": ms} for w, ms in zip(tried, times, strict=True)
         ]

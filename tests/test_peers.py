@@ -12,6 +12,7 @@ from test_cli import one_line, run
 from hybrid_gemm import bench, peers, plots
 from hybrid_gemm.cli import _shape
 from hybrid_gemm.errors import UnavailableError, UsageError
+from hybrid_gemm.problem import Problem
 
 SHAPES = [(60, 50, 70), (40, 40, 40)]
 
@@ -145,7 +146,7 @@ def test_cublasxt_says_what_failed(library):
 
 
 @pytest.mark.parametrize("memory", peers.MEMORIES)
-def test_the_fastest_settings_take_part(library, memory, monkeypatch):
+def test_the_fastest_settings_take_part_and_hopeless_ones_no_more(library, memory, monkeypatch):
     asked = []
 
     def timed(way, *arrays):
@@ -153,17 +154,20 @@ def test_the_fastest_settings_take_part(library, memory, monkeypatch):
         way.call(*arrays)
         block, pinning = library.calls[-3][1][1], library.calls[-2][1][1]
         assert way.settings == f"block {block}, pinning {'on' if pinning else 'off'}"
-        return abs(block - 4096) + pinning
+        return {2048: 21, 4096: 10, 8192: 15}[block] + pinning
 
     monkeypatch.setattr(peers, "_timed", timed)
     arrays = [np.ones((3, 3), "f4") for _ in range(3)]
     maker = object.__new__(peers._Bench)
-    maker.gpus = [0]
+    maker.gpus, maker.hopeless = [0], {}
+    count = 6 if memory == "pageable" else 3
     with peers.CublasXt([0]) as maker.xt:
-        best = maker._best_xt(memory, arrays)
-    assert best.settings == "block 4096, pinning off"
-    assert [t["settings"] for t in best.trials] == asked
-    assert len(asked) == (6 if memory == "pageable" else 3)
+        for size, tried in ((300, count), (300, count), (600, count * 2 // 3)):
+            asked.clear()
+            best = maker._best_xt(Problem(size, size, size), memory, arrays)
+            assert best.settings == "block 4096, pinning off"
+            assert [t["settings"] for t in best.trials] == asked
+            assert len(asked) == tried
 
 
 def test_what_peers_cannot_do_is_said():
