@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from .runtime.timeline import PHASES, Activity
 
 
+CLOCK_MS = 1e-4  # no device's clock is so fine: a shorter time has no rate
+
+
 def chrome(timeline: Iterable[Activity], places: Mapping[int, str], about: dict) -> dict:
     """The trace as plain data. `places` names each worker's device; `about` is kept with it."""
     pids = {place: pid for pid, place in enumerate(dict.fromkeys(places.values()))}
@@ -22,7 +25,7 @@ def chrome(timeline: Iterable[Activity], places: Mapping[int, str], about: dict)
             lane += 1
         ends[a.worker, a.phase, lane] = a.stop_ms
         args = {"worker": a.worker, "bytes": a.bytes, "flops": a.flops}
-        if a.ms > 0:
+        if a.ms > CLOCK_MS:
             args |= {"gbps": a.bytes / a.ms / 1e6} if a.bytes else {}
             args |= {"gflops": a.flops / a.ms / 1e6} if a.flops else {}
         events.append({
