@@ -257,7 +257,7 @@ def pictures(data: Mapping) -> dict[str, Picture | Gantt]:
         return {"peers": _peers(data)}
     if data.get("rows") and "gflops" in data["rows"][0]:
         return {"bench": _bench(data)}
-    raise UsageError("this file has no experiments, rows of bench or trace in it")
+    raise UsageError("this file has neither experiments nor rows of bench nor a trace in it")
 
 
 def _peers(data: Mapping) -> Picture:

@@ -127,7 +127,7 @@ def test_phases_differ_in_grey():
 
 
 def test_a_file_that_is_no_trace_is_refused():
-    with pytest.raises(UsageError, match="no experiments, rows of bench or trace"):
+    with pytest.raises(UsageError, match="neither experiments nor rows"):
         plots.pictures({"plan": {}})
 
 
