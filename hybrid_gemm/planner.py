@@ -1,211 +1,51 @@
 """Who does what: a problem and a machine in, a plan out. Pure data, no device.
 
-The product is a cuboid m x n x k of multiply-adds. A *box* is a block of it; `rows` cuts
-the cuboid along m, `cols` along k, and both are the grid pm x pn x pk with one long side.
-Workers of one (pm, pn) cell hold partials of the same block of C; the block is cut into
-*strips*, one a worker, and a strip's owner sums its partials in worker order.
+`rows` cuts the cuboid m x n x k along m, `cols` along k, and both are the grid pm x pn x pk
+with one long side. Workers of one (pm, pn) cell hold partials of the same block of C. Within
+its share a worker goes panel by panel, so that copies and sums overlap with multiplying, and
+where memory is short in turns, so that only what the next ones need is on its device.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from .cost import Links, predict_ms
+from .cost import predict_ms
 from .errors import OutOfMemoryError, UsageError
+from .plans import Block, Box, DeviceSpec, Panel, Plan, Span, Strip, Worker, cut, cut_span
 from .problem import Problem
 
+__all__ = [
+    "Block", "Box", "DeviceSpec", "Panel", "Plan", "Span", "Strip", "Worker", "cut", "cut_span",
+    "grids", "make_plan", "memory_shortfall", "on_grid", "strips_along_rows",
+]  # fmt: skip
+
 ALIGN = 32  # elements: cuts fall on whole 128-byte lines of fp32 where that costs nothing
+# A part of A or B: so large that a copy and a product are worth starting, and so small that
+# the first product starts early.
+PART_BYTES, PART_SIDE, MOST_PARTS = 16 << 20, 1024, 16
+PANEL_ELEMENTS, PANEL_ROWS = 8 << 20, 512  # of partials that are summed while others multiply
+LARGEST_PART_BYTES = 256 << 20  # where neither side can be cut, K is
+LEAST_CHUNK, LEAST_TILE = 512, 256  # of K, and a tile's sides, where memory is short
+HELD = 2  # turns: one is brought while another is multiplied
 
 
 @dataclass(frozen=True)
-class Span:
-    """Indices start <= i < stop."""
+class Cuts:
+    """How the workers' shares are cut in time: a block of C into rows x cols tiles, K into
+    chunks. `held` is the plan's; `panels` is whether tiles go panel by panel."""
 
-    start: int
-    stop: int
-
-    def __len__(self) -> int:
-        return self.stop - self.start
-
-    def __str__(self) -> str:
-        return f"{self.start}:{self.stop}"
-
-    @property
-    def slice(self) -> slice:
-        return slice(self.start, self.stop)
+    rows: int = 1
+    cols: int = 1
+    ks: int = 1
+    held: int = 0
+    panels: bool = True
 
 
-@dataclass(frozen=True)
-class Box:
-    """Some rows of A, some columns of B, some of K."""
-
-    rows: Span
-    cols: Span
-    ks: Span
-
-    @property
-    def flops(self) -> int:
-        return 2 * len(self.rows) * len(self.cols) * len(self.ks)
-
-
-@dataclass(frozen=True)
-class Worker:
-    """A thread with a device; a worker with no boxes has nothing to multiply."""
-
-    index: int
-    device: int
-    boxes: tuple[Box, ...]
-
-
-@dataclass(frozen=True)
-class Block:
-    """A block of A or B that a device needs; its workers bring equal parts of it."""
-
-    operand: str
-    rows: Span
-    cols: Span
-    device: int
-    workers: tuple[int, ...]
-
-    @property
-    def elements(self) -> int:
-        return len(self.rows) * len(self.cols)
-
-
-@dataclass(frozen=True)
-class Strip:
-    """Rows and columns of C, the worker that finishes them, the workers whose partials
-    make them in the order in which they are summed."""
-
-    rows: Span
-    cols: Span
-    owner: int
-    partials: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class DeviceSpec:
-    """What the planner knows of a device.
-
-    `unit` tells which devices share one piece of hardware (one GPU that plays several).
-    Rates are what the cost model assumes, not promises; `best_tflops` is what no kernel known
-    passes, None where that is not known. `links` are the host's, where they were measured.
-    """
-
-    name: str
-    kind: str
-    unit: int
-    memory_bytes: int
-    tflops: float
-    memory_gbps: float
-    link_gbps: float = math.inf
-    peer_gbps: float = math.inf
-    host_memory: bool = False
-    best_tflops: float | None = None
-    links: Links | None = None
-
-
-@dataclass(frozen=True)
-class Plan:
-    problem: Problem
-    split: str
-    grid: tuple[int, int, int]
-    devices: tuple[DeviceSpec, ...]
-    workers: tuple[Worker, ...]
-    blocks: tuple[Block, ...]
-    strips: tuple[Strip, ...]
-    kernel: str
-    reduce: str
-    resident: bool
-    predicted_ms: float = 0.0
-
-    @property
-    def summed(self) -> bool:
-        """Whether workers make partials of C that are summed afterwards."""
-        return self.grid[2] > 1 or self.reduce == "critical"
-
-    @property
-    def bytes_h2d(self) -> int:
-        """Bytes from host memory to devices."""
-        if self.resident:
-            return 0
-        brought = sum(b.elements for b in self.blocks if self._remote(b.device))
-        if self.problem.beta:
-            brought += sum(self._elements(s) for s in self.strips if self._on_remote(s.owner))
-        if self.reduce == "critical":
-            brought += self.problem.m * self.problem.n * len(self._busy_remote())
-        return brought * self.problem.itemsize
-
-    @property
-    def bytes_d2h(self) -> int:
-        if self.resident:
-            return 0
-        taken = sum(self._elements(s) for s in self.strips if self._on_remote(s.owner))
-        if self.reduce == "critical":
-            taken = self.problem.m * self.problem.n * len(self._busy_remote())
-        return taken * self.problem.itemsize
-
-    @property
-    def bytes_peer(self) -> int:
-        """Bytes of partials that a strip's owner fetches from other devices."""
-        if self.reduce == "critical":
-            return 0
-        device = [w.device for w in self.workers]
-        return self.problem.itemsize * sum(
-            self._elements(s) * sum(device[p] != device[s.owner] for p in s.partials)
-            for s in self.strips
-        )
-
-    def memory_bytes(self, device: int) -> int:
-        """Bytes that this plan allocates on a device (beside what the caller holds there)."""
-        size = self.problem.itemsize
-        spec = self.devices[device]
-        total = 0
-        if not spec.host_memory:
-            total += sum(b.elements for b in self.blocks if b.device == device) * size
-            total += size * sum(
-                self._elements(s) for s in self.strips if self.workers[s.owner].device == device
-            )
-        if self.summed:
-            mine = [w for w in self.workers if w.device == device]
-            total += size * sum(len(b.rows) * len(b.cols) for w in mine for b in w.boxes)
-            if not spec.host_memory:  # strips of other devices' partials, fetched to be summed
-                on = [w.device for w in self.workers]
-                total += size * sum(
-                    self._elements(s) * sum(on[p] != device for p in s.partials)
-                    for s in self.strips
-                    if on[s.owner] == device
-                )
-        return total
-
-    def _remote(self, device: int) -> bool:
-        return not self.devices[device].host_memory
-
-    def _on_remote(self, worker: int) -> bool:
-        return self._remote(self.workers[worker].device)
-
-    def _busy_remote(self) -> list[Worker]:
-        return [w for w in self.workers if w.boxes and self._remote(w.device)]
-
-    @staticmethod
-    def _elements(strip: Strip) -> int:
-        return len(strip.rows) * len(strip.cols)
-
-
-def cut(size: int, parts: int, align: int = 1) -> list[Span]:
-    """`size` in `parts` spans whose lengths differ by at most one unit of `align`.
-
-    Falls back to single indices when a part would get fewer than four units.
-    """
-    if size < 4 * align * parts:
-        align = 1
-    units = -(-size // align)
-    edges = [min(size, i * units // parts * align) for i in range(parts)] + [size]
-    return [Span(a, b) for a, b in itertools.pairwise(edges)]
+WHOLE = Cuts(panels=False)
 
 
 def make_plan(
@@ -214,74 +54,210 @@ def make_plan(
     workers: int,
     *,
     split: str = "auto",
+    grid: Sequence[int] | None = None,
     kernel: str = "",
     reduce: str = "ordered",
     resident: bool = False,
 ) -> Plan:
     """The plan for `workers` workers over `devices` (worker i on device i mod their number).
 
-    Raises `UsageError` for an unknown split or a worker count below 1, `OutOfMemoryError`
-    if a device cannot hold its part.
+    `rows` is the grid (workers, 1, 1), `cols` (1, 1, workers); `auto` takes the grid that the
+    cost model finds fastest of those that fit. What does not fit whole is done in turns, unless
+    it is `resident`. Raises `UsageError` for a split or grid that is not possible or a worker
+    count below 1, `OutOfMemoryError` if a device is too small for any turn.
     """
     if workers < 1:
         raise UsageError(f"{workers} workers asked for; it takes at least 1")
-    grids = {"rows": (workers, 1, 1), "cols": (1, 1, workers)}
-    if split != "auto" and split not in grids:
+    named = {"rows": (workers, 1, 1), "cols": (1, 1, workers)}
+    if split != "auto" and split not in named:
         raise UsageError(f"no split is called {split!r}; there are rows, cols and auto")
     if reduce not in ("ordered", "critical"):
         raise UsageError(f"no reduction is called {reduce!r}; there are ordered and critical")
-    if reduce == "critical" and split != "cols":
+    if reduce == "critical" and (split != "cols" or grid):
         raise UsageError(f"the critical reduction sums a split by cols; the split is {split}")
-    names = [split] if split != "auto" else ["rows", "cols"]
-    plans = []
-    for name in names:
-        plan = on_grid(problem, tuple(devices), grids[name], name, kernel, reduce, resident)
-        plans.append(replace(plan, predicted_ms=predict_ms(plan)))
-    fitting = [plan for plan in plans if not memory_shortfall(plan)]
-    if not fitting:
-        raise OutOfMemoryError(memory_shortfall(plans[0]))
-    return min(fitting, key=lambda plan: plan.predicted_ms)
+    if grid is not None:
+        candidates = [_checked(grid, workers, split)]
+    elif split != "auto":
+        candidates = [named[split]]
+    else:
+        candidates = grids(workers)
+    plans, shortfalls = [], []
+    for shape in candidates:
+        name = next((name for name, cells in named.items() if cells == shape), "grid")
+        whole = _plan(problem, devices, shape, name, kernel, reduce, resident)
+        plan = whole
+        if shortfall := memory_shortfall(whole):
+            shortfalls.append(shortfall)
+            turns = not resident and reduce == "ordered"
+            plan = _in_turns(whole) if turns else None
+        if plan:
+            plans.append(replace(plan, predicted_ms=predict_ms(plan)))
+    if not plans:
+        raise OutOfMemoryError(shortfalls[0])
+    return min(plans, key=lambda plan: (plan.held > 0, plan.predicted_ms))
 
 
-def on_grid(problem, devices, grid, split, kernel, reduce, resident, spans=None) -> Plan:
+def grids(workers: int) -> list[tuple[int, int, int]]:
+    """All grids pm x pn x pk of so many workers; rows first, then cols."""
+    sides = [d for d in range(1, workers + 1) if workers % d == 0]
+    found = [(a, b, workers // a // b) for a in sides for b in sides if workers // a % b == 0]
+    return sorted(found, key=lambda g: (g[0] != workers, g[2] != workers))
+
+
+def _checked(grid: Sequence[int], workers: int, split: str) -> tuple[int, int, int]:
+    grid = tuple(grid)
+    if len(grid) != 3 or min(grid) < 1 or math.prod(grid) != workers:
+        text = " x ".join(map(str, grid))
+        raise UsageError(
+            f"the grid {text} is not {workers} workers; it takes pm x pn x pk = workers"
+        )
+    if split != "auto":
+        raise UsageError(f"a grid was given beside the split {split}; give one of them")
+    return grid
+
+
+def _plan(problem, devices, grid, split, kernel, reduce, resident) -> Plan:
+    """The plan that has everything on the devices at once."""
+    arguments = problem, tuple(devices), grid, split, kernel, reduce, resident
+    if reduce == "critical" or devices[0].host_memory:
+        return on_grid(*arguments)
+    return on_grid(*arguments, cuts=Cuts(ks=_chunks(problem, grid) if not resident else 1))
+
+
+def _chunks(problem: Problem, grid) -> int:
+    """Chunks of K for blocks that would come in too large parts, being short and long."""
+    m, n, k = _sides(problem, grid)
+    largest = max(
+        side * k * problem.itemsize / _parts(side, k, problem.itemsize) if side < PART_SIDE else 0
+        for side in (m, n)
+    )
+    return max(1, min(int(largest // LARGEST_PART_BYTES), k // LEAST_CHUNK))
+
+
+def _in_turns(whole: Plan) -> Plan | None:
+    """The same work in turns that fit the devices' memory: tiles of C as large as may be, and
+    K in as few chunks; None if nothing fits."""
+    m, n, k = _sides(whole.problem, whole.grid)
+    rows = cols = 1
+    while True:
+        ks = 1
+        while True:
+            plan = on_grid(
+                whole.problem, whole.devices, whole.grid, whole.split, whole.kernel, whole.reduce,
+                whole.resident, cuts=Cuts(rows, cols, ks, HELD),
+            )  # fmt: skip
+            if not memory_shortfall(plan):
+                return plan
+            if k // ks <= LEAST_CHUNK:
+                break
+            ks *= 2
+        if max(m // rows, n // cols) <= LEAST_TILE:
+            return None
+        if m // rows >= n // cols:
+            rows *= 2
+        else:
+            cols *= 2
+
+
+def _sides(problem: Problem, grid) -> list[int]:
+    sizes = problem.m, problem.n, problem.k
+    return [-(-size // parts) for size, parts in zip(sizes, grid, strict=True)]
+
+
+def on_grid(
+    problem, devices, grid, split, kernel, reduce, resident, spans=None, cuts: Cuts = WHOLE
+) -> Plan:
     """The plan on a grid pm x pn x pk; `spans` are its cuts along m, n and k (default: even)."""
     align = 1 if devices[0].kind == "cpu" else ALIGN
     sizes = (problem.m, problem.n, problem.k)
     spans = spans or [cut(size, parts, align) for size, parts in zip(sizes, grid, strict=True)]
     pm, pn, pk = grid
-    workers, strips = [], []
+    workers, panels = [], []
+    depth = max(map(len, spans[2]), default=0) // cuts.ks
     for i in range(pm):
         for j in range(pn):
-            rows, cols = spans[0][i], spans[1][j]
+            tiles = [
+                (rows, cols)
+                for rows in cut_span(spans[0][i], cuts.rows, align)
+                for cols in cut_span(spans[1][j], cuts.cols, align)
+                if len(rows) and len(cols)
+            ]
             cell = []
             for q in range(pk):
-                box = Box(rows, cols, spans[2][q])
-                index = len(workers)
+                index, ks = len(workers), spans[2][q]
                 # With K empty the first worker still owes beta * C.
-                alive = len(rows) and len(cols) and (len(box.ks) or (q == 0 and not problem.k))
-                workers.append(Worker(index, index % len(devices), (box,) if alive else ()))
-                if alive:
+                alive = len(ks) or (q == 0 and not problem.k)
+                boxes = tuple(
+                    Box(rows, cols, chunk)
+                    for rows, cols in tiles
+                    for chunk in cut_span(ks, min(cuts.ks, max(1, len(ks))), align)
+                    if alive
+                )
+                workers.append(Worker(index, index % len(devices), boxes))
+                if boxes:
                     cell.append(index)
-            strips += _strips(rows, cols, cell, align)
+            for number, tile in enumerate(tiles):
+                panels += _panels(*tile, tuple(cell), number, depth, problem, align, cuts, resident)
     return Plan(
-        problem, split, grid, devices, tuple(workers), _blocks(workers), tuple(strips),
-        kernel, reduce, resident,
+        problem, split, grid, devices, tuple(workers),
+        _blocks(workers, cuts, depth, problem, align, resident), tuple(panels),
+        kernel, reduce, resident, cuts.held,
     )  # fmt: skip
 
 
-def _strips(rows: Span, cols: Span, cell: list[int], align: int) -> list[Strip]:
-    """The strips of one block of C: along its rows, or its columns if rows are too few."""
+def _panels(rows, cols, cell, number, depth, problem, align, cuts, resident) -> list[Panel]:
+    """The panels of a tile in the order in which they become possible."""
+    if not cuts.panels:
+        shapes = [(rows, cols)]
+    elif resident:
+        count = 1
+        if len(cell) > 1:
+            count = min(
+                MOST_PARTS, len(rows) // PANEL_ROWS, len(rows) * len(cols) // PANEL_ELEMENTS
+            )
+        shapes = [(part, cols) for part in cut_span(rows, max(1, count), align)]
+    else:
+        size = problem.itemsize
+        shapes = _arms(_cut(rows, depth, size, align), _cut(cols, depth, size, align))
+    return [Panel(r, c, cell, tuple(_strips(r, c, cell, align)), number) for r, c in shapes]
+
+
+def _arms(rows: list[Span], cols: list[Span]):
+    """What parts of A and B that come in turn make possible: each, with all that is there of
+    the other. So what can be multiplied grows as fast as it may."""
+    i = j = 1
+    shapes = [(rows[0], cols[0])]
+    while i < len(rows) or j < len(cols):
+        if j >= len(cols) or (i < len(rows) and i * len(cols) <= j * len(rows)):
+            shapes.append((rows[i], Span(cols[0].start, cols[j - 1].stop)))
+            i += 1
+        else:
+            shapes.append((Span(rows[0].start, rows[i - 1].stop), cols[j]))
+            j += 1
+    return shapes
+
+
+def _parts(length: int, depth: int, itemsize: int) -> int:
+    return max(1, min(MOST_PARTS, length // PART_SIDE, length * depth * itemsize // PART_BYTES))
+
+
+def _cut(span: Span, depth: int, itemsize: int, align: int) -> list[Span]:
+    """The parts of a block that is `depth` long along K."""
+    return cut_span(span, _parts(len(span), depth, itemsize), align)
+
+
+def _strips(rows: Span, cols: Span, cell: Sequence[int], align: int) -> list[Strip]:
+    """The strips of one panel of C: along its rows, or its columns if rows are too few."""
     if not cell:
         return []
     along_rows = strips_along_rows(rows, cols, len(cell))
     whole = rows if along_rows else cols
-    out, partials = [], tuple(cell)
-    for owner, part in zip(cell, cut(len(whole), len(cell), align), strict=True):
-        if not len(part):
+    out = []
+    for owner, span in zip(cell, cut_span(whole, len(cell), align), strict=True):
+        if not len(span):
             continue
-        span = Span(whole.start + part.start, whole.start + part.stop)
         r, c = (span, cols) if along_rows else (rows, span)
-        out.append(Strip(r, c, owner, partials))
+        out.append(Strip(r, c, owner, tuple(cell)))
     return out
 
 
@@ -289,17 +265,28 @@ def strips_along_rows(rows: Span, cols: Span, parts: int) -> bool:
     return len(rows) >= parts or len(rows) >= len(cols)
 
 
-def _blocks(workers: list[Worker]) -> tuple[Block, ...]:
-    needed = defaultdict(list)
+def _blocks(workers, cuts: Cuts, depth, problem, align, resident) -> tuple[Block, ...]:
+    """What each device needs. Workers and devices share blocks, unless only a few turns' are
+    held: then each worker has its own."""
+    needed: dict[tuple, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     for worker in workers:
-        for box in worker.boxes:
-            needed["A", box.rows, box.ks, worker.device].append(worker.index)
-            needed["B", box.ks, box.cols, worker.device].append(worker.index)
-    return tuple(
-        Block(operand, rows, cols, device, tuple(who))
-        for (operand, rows, cols, device), who in needed.items()
-        if len(rows) and len(cols)
-    )
+        for turn, box in enumerate(worker.boxes):
+            own = (turn, worker.index) if cuts.held else (turn,)
+            needed["A", box.rows, box.ks, *own][worker.device].append(worker.index)
+            needed["B", box.ks, box.cols, *own][worker.device].append(worker.index)
+    blocks = []
+    for (operand, rows, cols, turn, *_), holders in needed.items():
+        if not (len(rows) and len(cols)):
+            continue
+        side = rows if operand == "A" else cols
+        parts = [side]
+        if cuts.panels and not resident:
+            parts = _cut(side, depth, problem.itemsize, align)
+        for device, who in holders.items():
+            blocks.append(
+                Block(operand, rows, cols, device, tuple(who), tuple(parts), tuple(holders), turn)
+            )
+    return tuple(blocks)
 
 
 def memory_shortfall(plan: Plan) -> str | None:

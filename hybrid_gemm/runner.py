@@ -21,6 +21,8 @@ from .runtime.timeline import Timeline
 from .strassen import Strassen
 
 ALGORITHMS = ("ordinary", "strassen")
+MAX_PLANS = 256  # remembered
+SMALLER = 0.7  # of the memory planned with, where that was not there
 # What `kernel="auto"` takes where nothing is tuned: the first that can run the problem.
 AUTO = {"cpu": ("blas",), "emulator": ("double_buffered", "shared_tile", "naive")}
 
@@ -53,6 +55,9 @@ class Runner:
     kernel, params: a name of the catalog and its parameters; "auto" takes the fastest known for
     the shape, cuBLAS included, "own" the fastest of our own, and both say which it was.
     algorithm: "ordinary", or "strassen" with so many `levels` over that kernel.
+    grid: (pm, pn, pk), how the workers cut m, n and k; default by `split`.
+    max_device_memory: bytes of each device's memory that a product may take at most; what does
+    not fit is done in turns.
     """
 
     def __init__(
@@ -68,6 +73,8 @@ class Runner:
         params: Mapping[str, int] | None = None,
         algorithm: str = "ordinary",
         levels: int = 1,
+        grid: Sequence[int] | None = None,
+        max_device_memory: int | None = None,
     ):
         if algorithm not in ALGORITHMS:
             raise UsageError(
@@ -75,6 +82,8 @@ class Runner:
             )
         if threads is not None and threads < 1:
             raise UsageError(f"{threads} threads asked for; it takes at least 1")
+        if max_device_memory is not None and max_device_memory < 1:
+            raise UsageError(f"max_device_memory is {max_device_memory}; it takes bytes")
         if kernel in ("auto", "own") and params:
             raise UsageError("parameters need a kernel: name it beside them")
         self.own = kernel == "own"
@@ -87,6 +96,11 @@ class Runner:
         if algorithm == "strassen":
             self.devices = [Strassen(device, levels) for device in self.devices]
         self.threads = threads or max(len(self.devices), emulate_devices or 1)
+        self.grid = None if grid is None else tuple(grid)
+        if self.grid and threads is None:
+            self.threads = math.prod(self.grid)
+        self.max_device_memory = max_device_memory
+        self._plans: dict = {}
         self.split, self.reduce = split, reduce
         self._direct = None
         if self.kind == "cuda" and self.threads == 1 and algorithm == "ordinary":
@@ -96,15 +110,34 @@ class Runner:
 
     def plan(self, problem: Problem, *, resident: bool = False) -> planner.Plan:
         """The plan for a problem on these devices; `resident` if A, B and C lie there."""
-        return planner.make_plan(
+        return self._plan(problem, resident, self.max_device_memory)
+
+    def _plan(self, problem: Problem, resident: bool, most: int | None) -> planner.Plan:
+        specs = tuple(
+            dataclasses.replace(
+                spec, memory_bytes=min(spec.memory_bytes, most or spec.memory_bytes)
+            )
+            for spec in (device.spec(problem.dtype) for device in self.devices)
+        )
+        known = self._plans.get((problem, resident))
+        if known and not known.held:  # as good as ever, if it still fits
+            known = dataclasses.replace(known, devices=specs)
+            if not planner.memory_shortfall(known):
+                return known
+        plan = planner.make_plan(
             problem,
-            [device.spec(problem.dtype) for device in self.devices],
+            specs,
             self.threads,
             split=self.split,
+            grid=self.grid,
             kernel=str(self.chosen or "auto"),
             reduce=self.reduce,
             resident=resident,
         )
+        if len(self._plans) >= MAX_PLANS:
+            self._plans.clear()
+        self._plans[problem, resident] = plan
+        return plan
 
     def variant(self, plan: planner.Plan, layout: str = "nn") -> Variant:
         """The kernel for a plan. Raises `UsageError` if the one asked for cannot run it."""
@@ -113,9 +146,9 @@ class Runner:
     def choice(self, plan: planner.Plan, layout: str = "nn") -> tuple[Variant, str]:
         """The kernel for a plan of operands in this layout, and why it is this one."""
         problem = plan.problem
-        boxes = {tuple(map(len, (b.rows, b.cols, b.ks))) for w in plan.workers for b in w.boxes}
+        boxes = plan.products
         if self.kind == "cuda" and not self.chosen and boxes:
-            m, n, k = max(boxes, key=math.prod)
+            m, n, k = boxes[0]
             box = dataclasses.replace(problem, m=m, n=n, k=k)
             return tuning.choose(self.devices[0].machine(problem.dtype), box, layout, own=self.own)
         names = AUTO.get(self.kind, ("naive",))
@@ -163,7 +196,8 @@ class Runner:
         on_gpu = any(is_device_array(x) for x in inputs)
         if on_gpu and self.kind != "cuda":
             raise DTypeError(f"arrays on a GPU were given, and the device is {self.kind}")
-        if out is None:
+        fresh = out is None
+        if fresh:
             xp = module_of(next(x for x in inputs if is_device_array(x))) if on_gpu else np
             out = xp.empty((problem.m, problem.n), problem.out_dtype)
         else:
@@ -180,9 +214,26 @@ class Runner:
         target = wrapped[2] if c is out else self._matrix(out)
         for device in self.devices:
             device.prepare(variant, wrapped[0].array, wrapped[1].array, problem.dtype)
-        run = ThreadRun(plan, self.devices, variant, *wrapped, target, progress, resident=resident)
+        run = self._laid_out(
+            plan, variant, *wrapped, target, progress, resident=resident, fresh=fresh
+        )
         timeline = run.run()
-        return Result(out, plan, variant, timeline, run.total_ms, self._reduction(plan), why)
+        words = self._reduction(run.plan)
+        return Result(out, run.plan, variant, timeline, run.total_ms, words, why)
+
+    def _laid_out(self, plan: planner.Plan, variant: Variant, *arguments, **options) -> ThreadRun:
+        """A run that has its memory. Where a device has less than it said, because another
+        program takes it, the product is planned anew in smaller turns."""
+        most = min(spec.memory_bytes for spec in plan.devices)
+        while True:
+            try:
+                return ThreadRun(plan, self.devices, variant, *arguments, **options)
+            except MemoryError:
+                for device in self.devices:
+                    device.free_unused()
+                most = int(SMALLER * most)
+            # Raises OutOfMemoryError when not even the smallest turns would fit.
+            plan = self._plan(plan.problem, plan.resident, most)
 
     def gemm(self, a, b, c=None, /, **options):
         """alpha * op(A) @ op(B) + beta * C; see `hybrid_gemm.gemm`.
@@ -218,5 +269,8 @@ class Runner:
             return "none"
         if plan.reduce == "critical":
             return "critical (one worker at a time, through host memory)"
-        across = " after peer copies" if plan.bytes_peer else ""
-        return f"ordered sum on the device{across}"
+        if not plan.bytes_peer:
+            return "ordered sum on the device"
+        linked = all(x.reaches(y) for x in self.devices for y in self.devices)
+        way = "peer copies" if linked else "copies staged through host memory"
+        return f"ordered sum on the device, {way}, as panels are ready"

@@ -41,6 +41,9 @@ class HostEvent:
     def __init__(self):
         self.seconds = time.perf_counter()
 
+    def synchronize(self) -> None:
+        pass
+
 
 class HostStream(Stream):
     """Work that is done when the call returns."""
@@ -60,6 +63,7 @@ class Device(abc.ABC):
 
     kind: str
     name: str
+    capability = 0  # of a GPU's instructions: 90 for 9.0
     host_memory = False  # matrices of the host are used where they lie
     chunk_flops: int | None = None  # products are cut into pieces of about so much
 
@@ -67,24 +71,49 @@ class Device(abc.ABC):
     def spec(self, dtype: str = "float32") -> DeviceSpec:
         """What planning needs to know; rates are those of products in `dtype`."""
 
-    def stream(self) -> Stream:
+    siblings = 1  # devices of this kind that the host has
+    port: object = "host"  # what devices behind one link to the host have in common
+
+    def stream(self, urgent: bool = False) -> Stream:
+        """A new stream; work of an urgent one goes before that of others."""
         return HostStream()
 
     @contextlib.contextmanager
-    def working(self):
-        """A stream that is current in the calling thread, for a piece of work that leaves it
-        idle. Streams are used again: what a memory pool keeps, it keeps for one stream."""
-        try:
-            stream = self._idle.pop()
-        except IndexError:
-            stream = self.stream()
-        with self.using(stream):
-            yield stream
-        self._idle.append(stream)
+    def streams(self, count: int, urgent: bool = False):
+        """Streams for work that leaves them idle. They are used again: what a memory pool keeps,
+        it keeps for one stream."""
+        taken = []
+        for _ in range(count):
+            try:
+                taken.append(self._idle[urgent].pop())
+            except IndexError:
+                taken.append(self.stream(urgent))
+        yield taken
+        self._idle[urgent] += taken
 
     @functools.cached_property
-    def _idle(self) -> list[Stream]:
-        return []
+    def _idle(self) -> dict[bool, list[Stream]]:
+        return {False: [], True: []}
+
+    @functools.cached_property
+    def keeper(self) -> Stream:
+        """The stream that is current while memory for a whole run is taken."""
+        return self.stream()
+
+    def pinned(self, size: int) -> np.ndarray:
+        """So many bytes of host memory that copies to and from this device read straight."""
+        return np.empty(size, np.uint8)
+
+    def reads(self, array: np.ndarray) -> bool:
+        """Whether copies to and from this device read such host memory straight."""
+        return False
+
+    def reaches(self, other: Device) -> bool:
+        """Whether memory of the other is read over a link between them, or is memory here."""
+        return True
+
+    def free_unused(self) -> None:  # noqa: B027
+        """Gives back memory that is kept for later."""
 
     def using(self, stream: Stream) -> contextlib.AbstractContextManager:
         """Makes this device and stream current in the calling thread."""
@@ -221,6 +250,7 @@ class KernelDevice(Device):
             from . import tensor  # which is built on this module
 
             tensor.prepare(self, variant, a, b, dtype)
+            dtype = "float32"  # of what is summed
         elif not variant.kernel.library:
             self.function(variant, dtype, readable(variant, a, b))
         for role in ("sum", "add", "transpose"):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -22,52 +21,13 @@ from ..catalog import Variant
 from ..devices.base import Device, leading
 from ..planner import Plan, Span
 from ..rankplan import Piece, RankPlan
-from .threads import Matrix, ThreadRun, _Stopped
+from .threads import Common, Matrix, Stopped, ThreadRun
 from .timeline import Activity, Timeline
 from .transports import Transport
 
 LANES = {"cuda": 2}
 POLL_S = {"cuda": 5e-5}
 POLL_S_ELSEWHERE = 5e-4
-
-
-class _Common:
-    """Blocks that all pieces of a rank need, brought to its devices once."""
-
-    def __init__(self, operand: str):
-        self.operand = operand
-        self.lock = threading.Lock()
-        self.blocks: dict = {}
-        self.taken: set = set()
-
-
-class _PieceRun(ThreadRun):
-    """A product among several of one rank: one clock and one session around them all."""
-
-    def __init__(self, *arguments, common: _Common):
-        super().__init__(*arguments)
-        self.common, self.clocked = common, True
-        for key, shared in self.shared.items():
-            if key[0] == common.operand:
-                known = (*key, shared.block.workers)
-                self.shared[key] = common.blocks.setdefault(known, shared)
-
-    def run(self) -> Timeline:
-        workers = [w for w in self.plan.workers if w.boxes]
-        if len(workers) == 1:
-            self._work(workers[0])
-        else:
-            self._run_threads(workers)
-        return Timeline(self._activity(*mark) for mark in self.marks)
-
-    def _bring(self, shared, worker, device, stream):
-        if shared.block.operand == self.common.operand:
-            with self.common.lock:
-                claim = id(shared), worker.index
-                if claim in self.common.taken:
-                    return 0
-                self.common.taken.add(claim)
-        return super()._bring(shared, worker, device, stream)
 
 
 class RankRun:
@@ -134,20 +94,20 @@ class RankRun:
         p, box = self.plan.problem, self.plan.box(self.rank)
         sides = len(box.rows), len(box.cols), len(box.ks)
         plan, variant = self._product(*sides, p.alpha, p.beta)
-        run = _PieceRun(
+        run = ThreadRun(
             plan, self.devices, variant, self.a, self.b, self.c, self.out, self.progress,
-            common=_Common(""),
+            common=Common(""),
         )  # fmt: skip
         self.activities += run.run()
 
-    def _multiply(self, piece: Piece, buffer: Matrix, common: _Common) -> Timeline:
+    def _multiply(self, piece: Piece, buffer: Matrix, common: Common) -> Timeline:
         box = self.plan.box(self.rank)
         rows, cols = _from(box.rows, piece.rows), _from(box.cols, piece.cols)
         plan, variant = self._product(*piece.shape, len(box.ks), 1, 0)
         a = Matrix(self.a.array[rows.slice], self.a.home)
         b = Matrix(self.b.array[:, cols.slice], self.b.home)
         arguments = plan, self.devices, variant, a, b, None, buffer, self.progress
-        return _PieceRun(*arguments, common=common).run()
+        return ThreadRun(*arguments, common=common).run()
 
     # --- multiplying, sending and summing -------------------------------------------------
 
@@ -155,7 +115,7 @@ class RankRun:
         strip = self.plan.strip(self.rank)
         todo = deque(self.plan.pieces(self.rank))
         own = deque(self.plan.owned(self.rank))
-        common = _Common("B" if self.plan.by_rows(self.rank) else "A")
+        common = Common("B" if self.plan.by_rows(self.rank) else "A")
         multiplying: dict[Future, tuple[Piece, Matrix]] = {}
         summing: dict[Future, Piece] = {}
         lanes = ThreadPoolExecutor(self.lanes, "lane")
@@ -248,4 +208,4 @@ def _from(whole: Span, part: Span) -> Span:
 def _finished(futures) -> list[Future]:
     """Those that are done; of failed ones first that which failed by itself."""
     done = [future for future in futures if future.done()]
-    return sorted(done, key=lambda future: isinstance(future.exception(), _Stopped))
+    return sorted(done, key=lambda future: isinstance(future.exception(), Stopped))

@@ -89,7 +89,7 @@ class SharedMemoryDevice(CpuDevice):
             cuda=cuda, ndarray=lambda shape, dtype, memptr: array_at(memptr, shape, dtype)
         )
 
-    def stream(self):
+    def stream(self, urgent=False):
         return _Stream()
 
     def gemm(self, *arguments, **options):

@@ -1,0 +1,297 @@
+"""A plan as plain data: who multiplies what, in which order, and who finishes it. No device.
+
+The product is a cuboid m x n x k of multiply-adds, and a *box* is a block of it. A worker has
+one box, or several that it takes in *turns*: where memory is short, the block of C in *tiles*
+and K in chunks. A box needs a *block* of A and one of B, which come in *parts*. With each part
+that comes a *panel* of C can be multiplied; it is cut into *strips*, and a strip's owner sums
+the workers' partials of it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import cached_property
+
+from .cost import Links
+from .problem import Problem
+
+
+@dataclass(frozen=True)
+class Span:
+    """Indices start <= i < stop."""
+
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def __str__(self) -> str:
+        return f"{self.start}:{self.stop}"
+
+    @property
+    def slice(self) -> slice:
+        return slice(self.start, self.stop)
+
+    def meets(self, other: Span) -> bool:
+        return self.start < other.stop and other.start < self.stop
+
+    def within(self, whole: Span) -> slice:
+        """These indices counted from the start of `whole`."""
+        return slice(self.start - whole.start, self.stop - whole.start)
+
+
+@dataclass(frozen=True)
+class Box:
+    """Some rows of A, some columns of B, some of K."""
+
+    rows: Span
+    cols: Span
+    ks: Span
+
+    @property
+    def flops(self) -> int:
+        return 2 * len(self.rows) * len(self.cols) * len(self.ks)
+
+
+@dataclass(frozen=True)
+class Worker:
+    """A thread with a device and its boxes, in order; without any it has nothing to multiply."""
+
+    index: int
+    device: int
+    boxes: tuple[Box, ...]
+
+    @cached_property
+    def tiles(self) -> tuple[tuple[Box, ...], ...]:
+        """The boxes of each tile of C: its chunks of K."""
+        return tuple(
+            tuple(boxes) for _, boxes in itertools.groupby(self.boxes, lambda b: (b.rows, b.cols))
+        )
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of A or B that workers of a device need in one of their turns.
+
+    It comes in `parts` (spans of rows of A, of columns of B). `sharers` are all devices that
+    need it: each brings some parts from the host and relays them to the others.
+    """
+
+    operand: str
+    rows: Span
+    cols: Span
+    device: int
+    workers: tuple[int, ...]
+    parts: tuple[Span, ...]
+    sharers: tuple[int, ...]
+    turn: int = 0
+
+    @property
+    def elements(self) -> int:
+        return len(self.rows) * len(self.cols)
+
+    def source(self, part: int) -> int:
+        """The device that has a part from the host."""
+        return self.sharers[part % len(self.sharers)]
+
+    def bringer(self, part: int) -> int:
+        """The worker that brings a part to this device."""
+        return self.workers[part // len(self.sharers) % len(self.workers)]
+
+
+@dataclass(frozen=True)
+class Strip:
+    """Rows and columns of C, the worker that finishes them, the workers whose partials
+    make them in the order in which they are summed."""
+
+    rows: Span
+    cols: Span
+    owner: int
+    partials: tuple[int, ...]
+
+    @property
+    def elements(self) -> int:
+        return len(self.rows) * len(self.cols)
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Rows and columns of C that `workers` multiply at once, each over its own part of K.
+
+    `tile` counts the tiles that these workers make one after another.
+    """
+
+    rows: Span
+    cols: Span
+    workers: tuple[int, ...]
+    strips: tuple[Strip, ...]
+    tile: int = 0
+
+
+@dataclass(frozen=True)
+class DeviceSpec:
+    """What the planner knows of a device.
+
+    `unit` tells which devices share one piece of hardware (one GPU that plays several).
+    Rates are what the cost model assumes, not promises; `best_tflops` is one that no product
+    is known to exceed, and `links` what was measured of this host's links.
+    """
+
+    name: str
+    kind: str
+    unit: int
+    memory_bytes: int
+    tflops: float
+    memory_gbps: float
+    link_gbps: float = math.inf
+    peer_gbps: float = math.inf
+    host_memory: bool = False
+    best_tflops: float | None = None
+    links: Links | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`held` is of how many turns a worker's blocks are on its device at once; 0 is all."""
+
+    problem: Problem
+    split: str
+    grid: tuple[int, int, int]
+    devices: tuple[DeviceSpec, ...]
+    workers: tuple[Worker, ...]
+    blocks: tuple[Block, ...]
+    panels: tuple[Panel, ...]
+    kernel: str
+    reduce: str
+    resident: bool
+    held: int = 0
+    predicted_ms: float = 0.0
+
+    @cached_property
+    def strips(self) -> tuple[Strip, ...]:
+        return tuple(strip for panel in self.panels for strip in panel.strips)
+
+    @property
+    def summed(self) -> bool:
+        """Whether workers make partials of C that are summed afterwards."""
+        return self.grid[2] > 1 or self.reduce == "critical"
+
+    @property
+    def turns(self) -> int:
+        """The most boxes that a worker has."""
+        return max(len(w.boxes) for w in self.workers)
+
+    @cached_property
+    def products(self) -> tuple[tuple[int, int, int], ...]:
+        """m, n, k of what is multiplied at once, each once; the largest first."""
+        shapes = set()
+        for panel in self.panels:
+            for w in panel.workers:
+                for box in self.workers[w].tiles[panel.tile]:
+                    shapes.add((len(panel.rows), len(panel.cols), len(box.ks)))
+        return tuple(sorted(shapes, key=lambda s: (math.prod(s), s), reverse=True))
+
+    @property
+    def bytes_h2d(self) -> int:
+        """Bytes from host memory to devices."""
+        if self.resident:
+            return 0
+        brought = sum(
+            b.elements for b in self.blocks if self._remote(b.device) and b.device == b.sharers[0]
+        )
+        if self.problem.beta:
+            brought += sum(s.elements for s in self.strips if self._on_remote(s.owner))
+        if self.reduce == "critical":
+            brought += self.problem.m * self.problem.n * len(self._busy_remote())
+        return brought * self.problem.itemsize
+
+    @property
+    def bytes_d2h(self) -> int:
+        if self.resident:
+            return 0
+        taken = sum(s.elements for s in self.strips if self._on_remote(s.owner))
+        if self.reduce == "critical":
+            taken = self.problem.m * self.problem.n * len(self._busy_remote())
+        return taken * self.problem.itemsize
+
+    @property
+    def bytes_peer(self) -> int:
+        """Bytes of partials that a strip's owner fetches from other devices."""
+        if self.reduce == "critical":
+            return 0
+        device = [w.device for w in self.workers]
+        return self.problem.itemsize * sum(
+            s.elements * sum(device[p] != device[s.owner] for p in s.partials) for s in self.strips
+        )
+
+    @property
+    def bytes_relayed(self) -> int:
+        """Bytes of A and B that a device has from another one and not from the host."""
+        if self.resident:
+            return 0
+        return self.problem.itemsize * sum(
+            b.elements for b in self.blocks if b.device != b.sharers[0]
+        )
+
+    def memory_bytes(self, device: int) -> int:
+        """Bytes that this plan allocates on a device (beside what the caller holds there)."""
+        mine = {w.index for w in self.workers if w.device == device}
+        on = [w.device for w in self.workers]
+        remote = self._remote(device)
+        blocks: dict[int, dict[int, int]] = defaultdict(lambda: defaultdict(int))
+        for block in self.blocks:
+            if block.device == device and remote:
+                blocks[block.workers[0]][block.turn] += block.elements
+        tiles: dict[int, dict[int, int]] = defaultdict(lambda: defaultdict(int))
+        for panel in self.panels:
+            for strip in panel.strips:
+                if strip.owner in mine and remote:
+                    # The strip, and where partials of other devices are fetched to.
+                    parts = 1 + sum(on[p] != device for p in strip.partials) * self.summed
+                    tiles[strip.owner][panel.tile] += strip.elements * parts
+            if self.summed:
+                for w in mine.intersection(panel.workers):
+                    tiles[w][panel.tile] += len(panel.rows) * len(panel.cols)
+        total = sum(_most(turns, self.held) for turns in blocks.values())
+        total += sum(_most(turns, TILES_HELD) for turns in tiles.values())
+        return total * self.problem.itemsize
+
+    def _remote(self, device: int) -> bool:
+        return not self.devices[device].host_memory
+
+    def _on_remote(self, worker: int) -> bool:
+        return self._remote(self.workers[worker].device)
+
+    def _busy_remote(self) -> list[Worker]:
+        return [w for w in self.workers if w.boxes and self._remote(w.device)]
+
+
+TILES_HELD = 2  # one tile is finished while the next is multiplied
+
+
+def _most(turns: dict[int, int], held: int) -> int:
+    """What the largest turns need that may be there together."""
+    return sum(sorted(turns.values(), reverse=True)[: held or None])
+
+
+def cut(size: int, parts: int, align: int = 1) -> list[Span]:
+    """`size` in `parts` spans whose lengths differ by at most one unit of `align`.
+
+    Falls back to single indices when a part would get fewer than four units.
+    """
+    if size < 4 * align * parts:
+        align = 1
+    units = -(-size // align)
+    edges = [min(size, i * units // parts * align) for i in range(parts)] + [size]
+    return [Span(a, b) for a, b in itertools.pairwise(edges)]
+
+
+def cut_span(span: Span, parts: int, align: int = 1) -> list[Span]:
+    """As `cut`, for the indices of a span."""
+    return [
+        Span(span.start + s.start, span.start + s.stop) for s in cut(len(span), parts, align)
+    ]  # fmt: skip

@@ -1,0 +1,353 @@
+"""One worker's side of a run, in three stages that go on at once.
+
+`feed` brings parts of A and B, `multiply` makes panels of C as soon as their parts are there,
+and `finish` sums, and gives back, the strips that this worker owns. The stages meet through
+futures that carry stream events, so a device does not wait for Python.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from functools import cached_property
+
+from ..devices.base import leading
+from ..planner import Box, Panel, Strip, Worker, cut
+from ..plans import TILES_HELD
+from . import staging
+from .memory import Layout, Slab
+from .staging import settle
+from .timeline import marked
+
+CHUNK_ROWS = 128  # pieces of a panel are whole block tiles
+STREAMS = 2  # products at once: the end of one leaves multiprocessors to the next
+
+
+class Pipeline:
+    """A worker's stages; `run` is the `ThreadRun` that they are part of."""
+
+    def __init__(self, run, worker: Worker):
+        self.run, self.worker, self.index = run, worker, worker.index
+        self.device, self.dtype = run.devices[worker.device], run.dtype
+        self.panels = [p for p in run.plan.panels if self.index in p.workers]
+        self.tiles = [
+            list(panels) for _, panels in itertools.groupby(self.panels, lambda p: p.tile)
+        ]
+        self.own = [(p, s) for p in self.panels for s in p.strips if s.owner == self.index]
+        self.summed = run.plan.summed
+        self.targets, self.rooms, self.parts = {}, {}, {}
+        self.waited: set = set()
+
+    @cached_property
+    def simple(self) -> bool:
+        """Whether one thread does: there is nothing to overlap."""
+        return len(self.worker.boxes) == len(self.panels) == 1
+
+    # --- memory ---------------------------------------------------------------------------
+
+    def wish(self, layout: Layout) -> None:
+        """Asks for this worker's room for C."""
+        run = self.run
+        for panel in self.panels:
+            if self.summed:
+                space = "C", self.index, panel.tile % TILES_HELD
+                shape = len(panel.rows), len(panel.cols)
+                layout.wish(space, panel.tile, shape, _put(run.partials, (panel, self.index)))
+        for panel, strip in () if run.critical else self.own:
+            space = "C", self.index, panel.tile % TILES_HELD
+            view = run.out.part(strip.rows, strip.cols)
+            if self._in_place(view):
+                self.targets[strip] = view
+            else:
+                layout.wish(space, panel.tile, view.shape, _put(self.targets, strip))
+            for w in strip.partials if self.summed else ():
+                if run.device_of(w) is not self.device:
+                    # With the partial's own leading dimension, which the kernel takes for all.
+                    shape = len(strip.rows), len(panel.cols)
+                    layout.wish(space, panel.tile, shape, _put(self.rooms, (strip, w)))
+
+    def prepare(self) -> None:
+        """What sums will read, and where that lies if it is another device, in worker order."""
+        if not self.summed or self.run.critical:
+            return
+        for panel, strip in self.own:
+            parts = []
+            for w in strip.partials:
+                where = strip.rows.within(panel.rows), strip.cols.within(panel.cols)
+                view, room = self.run.partials[panel, w][where], self.rooms.get((strip, w))
+                parts.append((view, None) if room is None else (room[:, : view.shape[1]], view))
+            self.device.prepare_sum([view for view, _source in parts], self.device.keeper)
+            self.parts[strip] = parts
+
+    def _in_place(self, view) -> bool:
+        """Whether a part of `out` can be made where it lies."""
+        here = self.run.out.lies(self.device) and view.dtype == self.dtype
+        return here and leading(view, "n") is not None
+
+    # --- streams --------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def working(self):
+        """Streams for the stages. Kernels whose blocks wait for each other must have the
+        device for themselves, and a library's may take another path when they do not."""
+        kernel = self.run.variant.kernel
+        count = 1 if kernel.library or kernel.flags else STREAMS
+        count = min(count, len(self.panels))
+        with self.device.streams(1 + count) as plain, self.device.streams(1, True) as urgent:
+            self.copying, *self.multiplying = plain
+            (self.summing,) = urgent
+            try:
+                yield
+            except BaseException:  # memory goes back: nothing may still be at work in it
+                with contextlib.suppress(Exception):
+                    self.synchronize()
+                raise
+
+    def synchronize(self) -> None:
+        for stream in (self.copying, *self.multiplying, self.summing):
+            stream.synchronize()
+
+    # --- feed -----------------------------------------------------------------------------
+
+    def turns(self):
+        """(turn, box, panels of its tile, whether it begins the tile, whether it completes it)"""
+        turn = 0
+        for number, boxes in enumerate(self.worker.tiles):
+            for box in boxes:
+                yield turn, box, self.tiles[number], box is boxes[0], box is boxes[-1]
+                turn += 1
+
+    def slabs(self, turn: int) -> list[Slab]:
+        """The blocks that a turn needs: of A, then of B; none if K is empty."""
+        found = (self.run.needs.get((self.index, turn, operand)) for operand in "AB")
+        return [slab for slab in found if slab is not None]
+
+    def feed(self) -> None:
+        """Brings what is this worker's to bring, in the order in which panels need it."""
+        relayed = []
+        for turn, _box, panels, first, _last in self.turns():
+            for panel in panels:
+                self.run.check()
+                for slab in self.slabs(turn):
+                    for part in slab.meeting(panel.rows, panel.cols):
+                        if slab.block.bringer(part) != self.index or not slab.claim(part):
+                            continue
+                        if self.run.relays(slab, part):
+                            relayed.append((slab, part))
+                        else:
+                            self._bring(slab, part)
+                if first and self.run.plan.problem.beta and not self.run.critical:
+                    self._bring_c(panel)
+        for slab, part in relayed:
+            self._relay(slab, part)
+
+    @marked("upload")
+    def _bring(self, slab: Slab, part: int) -> None:
+        block = slab.block
+        if slab.before is not None:
+            for event in slab.before.read.result():
+                event.synchronize()
+        matrix = self.run.operand(block.operand)
+        where = slab.where(part)
+        source = matrix.part(block.rows, block.cols)[where]
+        self._copy_in(slab.buffer[where], source, matrix.home, slab.ready[part])
+
+    def _bring_c(self, panel: Panel) -> None:
+        """Strips of beta's C, where they are finished."""
+        run = self.run
+        for strip in panel.strips:
+            if strip.owner != self.index:
+                continue
+            target, source = self.targets[strip], run.c.part(strip.rows, strip.cols)
+            if run.c.array is run.out.array and self._in_place(source):
+                settle(run.c_ready[strip], None)
+                continue
+            for event in self._emptied(panel):
+                event.synchronize()
+            self._copy_in(target, source, run.c.home, run.c_ready[strip])
+
+    def _copy_in(self, target, source, home, done) -> None:
+        moved = target.size * self.dtype.itemsize
+        transfer = self.run.transfer(self.index, "upload", moved, done)
+        if home is None and not self.device.host_memory:
+            staging.link(self.device).upload(target, source, transfer)
+            return
+        with self.device.using(self.copying):
+            transfer.begin(self.copying)
+            if source.dtype != self.dtype and home is not None:
+                source = source.astype(self.dtype)
+            self.device.copy(target, source, self.copying)
+            transfer.end(self.copying)
+
+    @marked("relay")
+    def _relay(self, slab: Slab, part: int) -> None:
+        """Has a part from the device that has it from the host."""
+        event = self.run.slab_at(slab, part).ready[part].result()
+        target = slab.buffer[slab.where(part)]
+        source = self.run.slab_at(slab, part).buffer[slab.where(part)]
+        moved = target.size * self.dtype.itemsize
+        transfer = self.run.transfer(self.index, "relay", moved, slab.ready[part])
+        with self.device.using(self.copying):
+            self.copying.wait(event)
+            transfer.begin(self.copying)
+            self.device.copy(target, source, self.copying)
+            transfer.end(self.copying)
+
+    # --- multiply -------------------------------------------------------------------------
+
+    def multiply(self) -> None:
+        run = self.run
+        if run.resident:
+            self._wait_for_everything()
+            run.gate(0)
+        for turn, box, panels, first, last in self.turns():
+            for number, panel in enumerate(panels):
+                run.check()
+                stream = self.multiplying[number % len(self.multiplying)]
+                self._await(turn, panel, stream, first)
+                with self.device.using(stream):
+                    event = self._gemm(turn, box, panel, stream, first)
+                if last:
+                    settle(run.multiplied[panel, self.index], event)
+            with self.device.using(self.device.keeper):
+                events = [stream.record() for stream in self.multiplying]
+            for slab in self.slabs(turn):
+                settle(slab.read, events)
+
+    def _wait_for_everything(self) -> None:
+        futures = [f for slab in self.slabs(0) for f in slab.ready]
+        futures += [self.run.c_ready[s] for _p, s in self.own if self.run.plan.problem.beta]
+        for future in futures:
+            if (event := future.result()) is not None:
+                event.synchronize()
+
+    def _await(self, turn: int, panel: Panel, stream, first: bool) -> None:
+        """Lets a stream go on when all that a product needs is there, and room for it."""
+        futures = [
+            slab.ready[part]
+            for slab in self.slabs(turn)
+            for part in slab.meeting(panel.rows, panel.cols)
+        ]
+        if first:
+            if self.run.plan.problem.beta and not self.summed:
+                futures += [self.run.c_ready[strip] for strip in panel.strips]
+            for event in self._emptied(panel):
+                stream.wait(event)
+        for future in futures:
+            event = future.result()
+            if event is not None and (stream, future) not in self.waited:
+                stream.wait(event)
+                self.waited.add((stream, future))
+
+    def _emptied(self, panel: Panel) -> list:
+        """Events after which the tile that had this panel's room is finished."""
+        before = panel.tile - TILES_HELD
+        earlier = self.tiles[before] if before >= 0 else []
+        return [self.run.finished[strip].result() for p in earlier for strip in p.strips]
+
+    @marked("multiply")
+    def _gemm(self, turn: int, box: Box, panel: Panel, stream, first: bool):
+        run, problem = self.run, self.run.plan.problem
+        if self.summed:
+            target = run.partials[panel, self.index]
+            alpha, beta = problem.alpha if run.critical else 1, 0
+        else:
+            (strip,) = panel.strips
+            target, alpha, beta = self.targets[strip], problem.alpha, problem.beta
+        if not first:
+            beta = 1
+        slabs = self.slabs(turn)
+        if slabs:
+            a, b = (slab.view(panel.rows, panel.cols) for slab in slabs)
+        else:
+            name = self.dtype.name
+            a = self.device.empty(len(panel.rows), 0, name)
+            b = self.device.empty(0, len(panel.cols), name)
+        start = stream.record()
+        flops = Box(panel.rows, panel.cols, box.ks).flops
+        pieces = -(-flops // self.device.chunk_flops) if self.device.chunk_flops else 1
+        for rows in cut(len(panel.rows), max(1, pieces), CHUNK_ROWS):
+            run.check()
+            if not len(rows):
+                continue
+            self.device.gemm(
+                run.variant, a[rows.slice], b, target[rows.slice],
+                alpha=alpha, beta=beta, stream=stream,
+            )  # fmt: skip
+            run.progress(flops * len(rows) // len(panel.rows))
+        return run.mark(self.index, "multiply", start, stream, flops=flops)
+
+    # --- finish ---------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        run, later = self.run, []
+        if run.critical:
+            run.critical.add(self)
+            return
+        for panel, strip in self.own:
+            event = run.multiplied[panel, self.index].result()
+            if self.summed:
+                event = self._sum(panel, strip)
+            if run.resident:
+                later.append((strip, event))
+            else:
+                self._give_back(strip, event)
+        if run.resident:
+            self.synchronize()
+            run.gate(1)
+        for strip, event in later:
+            self._give_back(strip, event)
+        self.synchronize()
+
+    @marked("reduce")
+    def _sum(self, panel: Panel, strip: Strip):
+        """Sums the strip's partials in worker order; those of other devices are fetched."""
+        run, stream, problem = self.run, self.summing, self.run.plan.problem
+        for w in strip.partials:
+            stream.wait(run.multiplied[panel, w].result())
+        if problem.beta and (event := run.c_ready[strip].result()) is not None:
+            stream.wait(event)
+        if not problem.beta:
+            for event in self._emptied(panel):
+                stream.wait(event)
+        run.check()
+        with self.device.using(stream):
+            start, moved = stream.record(), 0
+            for view, source in self.parts[strip]:
+                if source is not None:
+                    self.device.copy(view, source, stream)
+                    moved += source.nbytes
+            self.device.sum(
+                [view for view, _source in self.parts[strip]], self.targets[strip],
+                alpha=problem.alpha, beta=problem.beta, stream=stream,
+            )  # fmt: skip
+            return run.mark(self.index, "reduce", start, stream, moved)
+
+    @marked("download")
+    def _give_back(self, strip: Strip, event) -> None:
+        """A finished strip, into `out`."""
+        run, target = self.run, self.targets[strip]
+        view = run.out.part(strip.rows, strip.cols)
+        done = run.finished[strip]
+        if self._in_place(view):
+            settle(done, event)
+            return
+        run.check()
+        run.wrote = True
+        transfer = run.transfer(self.index, "download", view.nbytes, done)
+        if run.out.home is None and not self.device.host_memory:
+            event.synchronize()
+            staging.link(self.device).download(view, target, transfer)
+            return
+        with self.device.using(self.copying):
+            self.copying.wait(event)
+            transfer.begin(self.copying)
+            if view.dtype == self.dtype:
+                self.device.copy(view, target, self.copying)
+            else:
+                view[...] = target.astype(view.dtype)
+            transfer.end(self.copying)
+
+
+def _put(where: dict, key):
+    return lambda matrix: where.__setitem__(key, matrix)

@@ -1,0 +1,216 @@
+"""Host memory and a device: copies both ways at once, at the speed of the link.
+
+Page-locked arrays are copied straight. Others go through a ring of page-locked slots that
+several threads fill and empty: one thread copies memory far slower than the link does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
+
+import numpy as np
+
+from ..devices.base import Device, leading
+from ..devices.cpu import cores
+
+SLOT_BYTES = 8 << 20
+MOST_SLOTS = 16  # a direction; enough threads to copy as fast as one link
+ALL_SLOTS = 96  # a direction, over all devices of a host: 1.5 GiB of slots in all
+PAGE = 4096
+_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE
+SMALL_BYTES = 1 << 20  # copied by the thread that asks: handing it over would take longer
+
+
+class Stopped(Exception):
+    """Another part of a run failed; its error is the one to report."""
+
+
+def settle(future: Future, value=None, error: BaseException | None = None) -> None:
+    """Sets a future that another thread may have settled already when a run stops."""
+    with contextlib.suppress(InvalidStateError):
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(value)
+
+
+class Transfer:
+    """A copy between host and device, in pieces.
+
+    `done` gets the event after the last piece (a download is then in host memory, if it went
+    through slots), or the error that ended it. `start` and `stop` are its events on the device.
+    """
+
+    def __init__(self, done: Future, stopped: Callable[[], bool]):
+        self.done, self.stopped = done, stopped
+        self.lock = threading.Lock()
+        self.start = self.stop = None
+        self.left = 1
+        self.over = threading.Event()
+
+    def begin(self, stream) -> None:
+        with self.lock:
+            self.start = self.start or stream.record()
+
+    def end(self, stream=None, error: BaseException | None = None) -> None:
+        """One piece is through, or failed."""
+        with self.lock:
+            self.left -= 1
+            last = self.left == 0
+            if stream is not None:
+                self.stop = stream.record()
+        if error is not None:
+            settle(self.done, error=error)
+        if last:
+            settle(self.done, self.stop)
+            self.over.set()
+
+
+class Ring:
+    """One direction: a stream, page-locked slots, and threads that copy between these and
+    ordinary memory."""
+
+    def __init__(self, device: Device, slots: int):
+        self.device, self.count = device, slots
+        self.stream = device.stream()
+        self.lock = threading.Lock()
+        self.made = False
+        self.slots: queue.SimpleQueue = queue.SimpleQueue()
+        self.pool = ThreadPoolExecutor(slots, "copy")
+
+    def slot(self) -> _Slot:
+        """A slot that nothing uses; waits for one."""
+        with self.lock:
+            if not self.made:
+                memory = self.device.pinned(self.count * SLOT_BYTES)
+                for i in range(self.count):
+                    self.slots.put(_Slot(memory[i * SLOT_BYTES : (i + 1) * SLOT_BYTES]))
+                self.made = True
+        return self.slots.get()
+
+
+class _Slot:
+    def __init__(self, memory: np.ndarray):
+        self.memory, self.event = memory, None
+
+    def like(self, view, dtype: np.dtype) -> np.ndarray:
+        """The slot's beginning as a matrix of a view's shape and order."""
+        rows, cols = view.shape
+        flat = self.memory[: rows * cols * dtype.itemsize].view(dtype)
+        return flat.reshape(rows, cols) if leading(view, "n") else flat.reshape(cols, rows).T
+
+
+class Link:
+    """The way between host memory and one device; kept from run to run."""
+
+    def __init__(self, device: Device):
+        self.device = device
+        slots = max(2, min(MOST_SLOTS, ALL_SLOTS // device.siblings, cores() // device.siblings))
+        self.up, self.down = Ring(device, slots), Ring(device, slots)
+
+    def upload(self, dst, src: np.ndarray, transfer: Transfer) -> None:
+        """dst[...] = src, cast to its dtype, for a matrix of the device and one of the host."""
+        straight = _alike(dst, src) and self.device.reads(src)
+        self._start(self.up, dst, src, transfer, self._straight if straight else self._up)
+
+    def download(self, dst: np.ndarray, src, transfer: Transfer) -> None:
+        """As `upload`, from the device to the host. `src` is finished already."""
+        straight = _alike(dst, src) and self.device.reads(dst)
+        self._start(self.down, dst, src, transfer, self._straight if straight else self._down)
+
+    def touch(self, array: np.ndarray) -> None:
+        """Has the pages of fresh host memory made before something is written there."""
+        start, stop = array.ctypes.data, array.ctypes.data + array.nbytes
+        for at in range(-(-start // PAGE) * PAGE, stop // PAGE * PAGE, SLOT_BYTES):
+            self.down.pool.submit(_populate, array, at, min(SLOT_BYTES, stop // PAGE * PAGE - at))
+
+    def _start(self, ring: Ring, dst, src, transfer: Transfer, copy) -> None:
+        if copy == self._straight or src.nbytes <= SMALL_BYTES:
+            self._guarded(copy, ring, dst, src, transfer)
+            return
+        pieces = _pieces(dst, max(src.dtype.itemsize, dst.dtype.itemsize))
+        transfer.left = len(pieces)
+        for where in pieces:
+            ring.pool.submit(self._guarded, copy, ring, dst[where], src[where], transfer)
+
+    def _guarded(self, copy, ring: Ring, dst, src, transfer: Transfer) -> None:
+        try:
+            if transfer.stopped():
+                raise Stopped
+            with self.device.using(ring.stream):
+                copy(ring, dst, src, transfer)
+                transfer.end(ring.stream)
+        except BaseException as error:
+            transfer.end(error=error)
+
+    def _straight(self, ring, dst, src, transfer):
+        transfer.begin(ring.stream)
+        self.device.copy(dst, src, ring.stream)
+
+    def _up(self, ring, dst, src, transfer):
+        slot = ring.slot()
+        try:
+            if slot.event is not None:
+                slot.event.synchronize()  # what was in it is on its device
+            here = slot.like(dst, dst.dtype)
+            np.copyto(here, src, casting="unsafe")
+            transfer.begin(ring.stream)
+            self.device.copy(dst, here, ring.stream)
+            slot.event = ring.stream.record()
+        finally:
+            ring.slots.put(slot)
+
+    def _down(self, ring, dst, src, transfer):
+        slot = ring.slot()
+        try:
+            here = slot.like(src, src.dtype)
+            transfer.begin(ring.stream)
+            self.device.copy(here, src, ring.stream)
+            ring.stream.record().synchronize()
+            np.copyto(dst, here, casting="unsafe")
+        finally:
+            ring.slots.put(slot)
+
+
+def _alike(dst, src) -> bool:
+    """Whether a copy changes neither type nor storage order."""
+    return dst.dtype == src.dtype and any(leading(dst, o) and leading(src, o) for o in "nt")
+
+
+def _pieces(view, itemsize: int) -> list[tuple[slice, slice]]:
+    """A matrix of a device in pieces that fit a slot: whole rows, or columns, where they do."""
+    turned = leading(view, "n") is None
+    rows, cols = view.shape[::-1] if turned else view.shape
+    most = SLOT_BYTES // itemsize
+    width = min(cols, most)
+    height = min(rows, most // width)
+    found = [
+        (slice(i, min(i + height, rows)), slice(j, min(j + width, cols)))
+        for i in range(0, rows, height)
+        for j in range(0, cols, width)
+    ]
+    return [(c, r) for r, c in found] if turned else found
+
+
+def _populate(kept: np.ndarray, address: int, size: int) -> None:
+    """Makes pages without a change to what is in them: they may be in use already. Only time
+    is lost where the system (Linux before 5.14) does not know how."""
+    with contextlib.suppress(AttributeError):
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), _POPULATE_WRITE)
+
+
+_links: dict[object, Link] = {}
+_lock = threading.Lock()
+
+
+def link(device: Device) -> Link:
+    """The link of a device; devices behind one port share it."""
+    with _lock:
+        if device.port not in _links:
+            _links[device.port] = Link(device)
+        return _links[device.port]
