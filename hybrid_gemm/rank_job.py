@@ -214,6 +214,7 @@ class RankJob(command.Job):
             "totals_ms": totals,
             "multiplying_since": since,
             "gflops": result.gflops,
+            "of_predicted": result.total_ms / (self.plan.predicted_ms or float("nan")),
             "verify": None if self.verdict is None else {
                 "passed": self.verdict.passed, "how": self.verdict.how,
                 "worst": self.verdict.worst,
@@ -315,4 +316,9 @@ def print_result(result, verdict, places) -> None:
         ratio = f" ({both / alone:.3f} of multiply alone)" if alone else ""
         report.console.print(f"multiply {alone:.2f} ms, multiply and sum {both:.2f} ms{ratio}")
     report.console.print(f"total {result.total_ms:.2f} ms, {result.gflops:.1f} GFLOP/s")
+    if plan.predicted_ms:
+        report.console.print(
+            f"{result.total_ms / plan.predicted_ms:.2f} times as long as expected "
+            f"(about {plan.predicted_ms:.3g} ms)"
+        )
     report.console.print(f"verification {verdict if verdict else 'off'}")
