@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .planner import DeviceSpec, Plan
+    from .plans import DeviceSpec, Plan
 
 Rates = tuple[tuple[int, float], ...]
 # Where a run overlaps its phases, what is not the longest shows for about one piece of so many.
@@ -40,6 +40,11 @@ def rate(rates: Rates, count: int) -> float:
     """What `count` of them reach together: the figure of the most that are not more."""
     fewer = [pair for pair in rates if pair[0] <= count]
     return max(fewer)[1] if fewer else min(rates)[1]
+
+
+def each(rates: Rates, count: int) -> float:
+    """What each of `count` of them has."""
+    return rate(rates, count) / count
 
 
 def links(plan: Plan) -> Links | None:
@@ -105,7 +110,7 @@ def phases(plan: Plan, *, pinned: bool = False) -> dict[str, float]:
         "sum": max(summing.values(), default=0.0),
     }
     if found is not None:
-        terms["peers"] = _ms(plan.bytes_peer, rate(found.peers, count))
+        terms["peers"] = _ms(plan.bytes_peer + plan.bytes_relayed, rate(found.peers, count))
         inward, outward = plan.bytes_h2d, plan.bytes_d2h
         terms["links"] = max(
             _ms(inward, rate(found.h2d, count)), _ms(outward, rate(found.d2h, count)),

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .. import links, tuning
+from .. import cost, links, tuning
 from ..errors import UnavailableError
 from ..planner import DeviceSpec
 from ..tuning import Machine
@@ -111,7 +111,9 @@ class CudaDevice(KernelDevice):
         self._shared: dict[int, int] = {}
         self._tables: dict[bytes, cupy.ndarray] = {}
         self.properties = cupy.cuda.runtime.getDeviceProperties(ordinal)
-        self.arch = f"sm_{self.properties['major']}{self.properties['minor']}"
+        self.capability = 10 * self.properties["major"] + self.properties["minor"]
+        self.arch = f"sm_{self.capability}"
+        self.processors = self.properties["multiProcessorCount"]
 
     @property
     def model(self) -> str:
@@ -123,7 +125,7 @@ class CudaDevice(KernelDevice):
     def machine(self, dtype: str) -> Machine:
         return Machine(
             self.model, self.properties["multiProcessorCount"],
-            10 * self.properties["major"] + self.properties["minor"], self.peak_tflops(dtype),
+            self.capability, self.peak_tflops(dtype),
         )  # fmt: skip
 
     def spec(self, dtype="float32") -> DeviceSpec:
@@ -133,13 +135,14 @@ class CudaDevice(KernelDevice):
         attributes = self.cp.cuda.Device(self.ordinal).attributes
         clock_ghz = attributes["ClockRate"] / 1e6
         memory_gbps = 2 * attributes["MemoryClockRate"] * 1e3 * p["memoryBusWidth"] / 8 / 1e9
-        measured = tuning.best_tflops(self.model, dtype)
+        measured, known = tuning.best_tflops(self.model, dtype), links.known(uuids())
         guessed = 0.6 * p["multiProcessorCount"] * 256 * clock_ghz / 1e3
         return DeviceSpec(
             self.name, self.kind, self.ordinal, free + self.pool.free_bytes(),
             tflops=0.95 * measured if measured else guessed, memory_gbps=0.8 * memory_gbps,
-            link_gbps=20, peer_gbps=100, best_tflops=measured or self.peak_tflops(dtype),
-            links=links.known(uuids()),
+            link_gbps=cost.each(known.h2d, len(uuids())) if known else 20,
+            peer_gbps=cost.each(known.peers, len(uuids())) if known else 100,
+            best_tflops=measured or self.peak_tflops(dtype), links=known,
         )  # fmt: skip
 
     def peak_tflops(self, dtype: str) -> float | None:
