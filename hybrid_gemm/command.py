@@ -42,7 +42,7 @@ class Job:
         self, files, *, m, n, k, size, c_file, output, threads, split, device, gpus,
         emulate_devices, kernel, params, reduction, dtype, fill, seed, alpha, beta, trans_a,
         trans_b, resident, repeat, mode, show, dry_run, note: Callable[[str], None],
-        algorithm="ordinary", levels=1, trace_file=None,
+        algorithm="ordinary", levels=1, trace_file=None, compute="fp32",
     ):  # fmt: skip
         if repeat < 1:
             raise UsageError(f"--repeat {repeat}: it takes at least 1")
@@ -50,7 +50,7 @@ class Job:
             raise UsageError(f"--verify {mode!r}: it takes {', '.join(verify.MODES)}")
         self.trans = {"trans_a": trans_a, "trans_b": trans_b}
         self.alpha, self.beta = alpha, beta
-        self.algorithm = {"name": algorithm}
+        self.algorithm, self.compute = {"name": algorithm}, compute
         if algorithm == "strassen":
             self.algorithm["levels"] = levels
         self.mode, self.seed, self.repeat, self.resident = mode, seed, repeat, resident
@@ -68,7 +68,7 @@ class Job:
         self._prepare(
             device=device, threads=threads, split=split, reduce=reduction, gpus=gpus,
             emulate_devices=emulate_devices, kernel=kernel, params=params, algorithm=algorithm,
-            levels=levels,
+            levels=levels, compute=compute,
         )  # fmt: skip
         self.verdict = None
 
@@ -76,6 +76,7 @@ class Job:
         self.runner = Runner(**choices)
         if self.runner.note:
             self.note(f"device: {self.runner.kind} ({self.runner.note})")
+        self.problem = self.runner.settle(self.problem)
         self.plan = self.runner.plan(self.problem, resident=self.resident)
         self.variant = self.runner.variant(self.plan)
 
@@ -333,6 +334,7 @@ def tune_links(*, device: str, gpus, progress, note) -> dict:
         here = f"{kind} ({why})" if why else kind
         raise UnavailableError(f"links are those of GPUs, and the device is {here}")
     from .devices.cuda import uuids
+    from .devices.pinned import empty_pinned
 
     opened = devices.open_devices("cuda", 1, gpus=gpus)
     note(f"timing copies between this host and {len(opened)} GPUs")
@@ -340,7 +342,7 @@ def tune_links(*, device: str, gpus, progress, note) -> dict:
     total = 6 * len(links.counts(len(opened))) - 1 + len(opened) * (len(opened) - 1) + len(threads)
     data = {
         "host": platform.node(), "gpus": [d.describe() for d in opened], "cores": cores(),
-        **links.measure(opened, links.page_locked, threads, progress(total, "timing")),
+        **links.measure(opened, empty_pinned, threads, progress(total, "timing")),
     }  # fmt: skip
     path = links.path(uuids())
     report.write(str(path), report.as_json(data) + "\n")

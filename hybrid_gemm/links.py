@@ -77,12 +77,12 @@ def from_data(data: dict) -> Links:
 
 
 def measure(
-    devices: Sequence, pinned: Callable[[int, int], np.ndarray], threads: Sequence[int],
+    devices: Sequence, pinned: Callable[..., np.ndarray], threads: Sequence[int],
     advance: Callable[[int], None] = lambda amount: None,
 ) -> dict:  # fmt: skip
     """Rows of figures for these devices, alone and together, as plain data.
 
-    `pinned(rows, cols)` makes a float32 matrix in page-locked host memory; `threads` are the
+    `pinned(shape)` makes a float32 matrix in page-locked host memory; `threads` are the
     counts of host threads to time copies into it with.
     """
     bench = _Links(devices, pinned)
@@ -109,15 +109,6 @@ def measure(
     return {"measured": datetime.date.today().isoformat(), "rows": rows}
 
 
-def page_locked(rows: int, cols: int, dtype: str = "float32") -> np.ndarray:
-    """An uninitialised matrix in page-locked memory, which goes with the array."""
-    import cupy
-
-    memory = cupy.cuda.PinnedMemory(np.dtype(dtype).itemsize * rows * cols)
-    held = cupy.cuda.PinnedMemoryPointer(memory, 0)
-    return np.frombuffer(held, dtype, rows * cols).reshape(rows, cols)
-
-
 def counts(most: int) -> list[int]:
     """1, 2, 4, ... and `most` itself."""
     return sorted({2**i for i in range(most.bit_length()) if 2**i <= most} | {most})
@@ -127,7 +118,7 @@ class _Links:
     def __init__(self, devices, pinned):
         self.devices = devices
         shape = ROWS, ROW_BYTES // 4
-        self.pinned = [(pinned(*shape), pinned(*shape)) for _ in devices]
+        self.pinned = [(pinned(shape), pinned(shape)) for _ in devices]
         self.pageable = [(np.ones(shape, "f4"), np.ones(shape, "f4")) for _ in devices]
         for one in self.pinned:
             for array in one:

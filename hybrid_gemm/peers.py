@@ -334,7 +334,9 @@ def _timed(way: Way, a, b, c) -> float:
 
 
 def _pinned(array: np.ndarray) -> np.ndarray:
-    made = links.page_locked(*array.shape, array.dtype)
+    from .devices.pinned import empty_pinned
+
+    made = empty_pinned(array.shape, array.dtype)
     _by_parts(made, lambda part, there: np.copyto(part, there), array)
     return made
 

@@ -115,7 +115,7 @@ def measured(monkeypatch):
     for ordinal, device in enumerate(devices):
         device.ordinal = ordinal
     seen = []
-    data = links.measure(devices, lambda *shape: np.empty(shape, "f4"), [1, 2], seen.append)
+    data = links.measure(devices, lambda shape: np.empty(shape, "f4"), [1, 2], seen.append)
     assert len(seen) == len(data["rows"])
     return data
 
@@ -140,7 +140,7 @@ def test_measuring_moves_the_bytes_that_it_counts(monkeypatch):
     for ordinal, device in enumerate(devices):
         device.ordinal = ordinal
         device.copy = lambda dst, src, stream: copied.append(src.nbytes)
-    bench = links._Links(devices, lambda *shape: np.empty(shape, "f4"))
+    bench = links._Links(devices, lambda shape: np.empty(shape, "f4"))
     counted = []
     monkeypatch.setattr(bench, "_gbps", lambda work, buffers: (work(), counted.append(buffers)))
     for link in ("h2d", "d2h", "both"):
