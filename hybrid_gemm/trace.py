@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from .runtime.timeline import PHASES, Activity
 
-
 CLOCK_MS = 1e-4  # no device's clock is so fine: a shorter time has no rate
 
 
