@@ -265,7 +265,7 @@ def _peers(data: Mapping) -> Picture:
     panels = []
     for memory in dict.fromkeys(r["memory"] for r in data["rows"]):
         rows = [r for r in data["rows"] if r["memory"] == memory]
-        sizes = list(dict.fromkeys(f"{r['m']} x {r['n']} x {r['k']}" for r in rows))
+        sizes = list(dict.fromkeys(_shape(r) for r in rows))
         ways = dict.fromkeys((r["way"], r["c"]) for r in rows if r["way"] != "ours")
         lines = []
         for style, (way, c) in enumerate(ways):
@@ -275,6 +275,11 @@ def _peers(data: Mapping) -> Picture:
             lines.append(Line(label, sizes, [r["ratio_to_ours"] for r in mine], style=style))
         panels.append(Panel(lines, f"{memory} memory", bars=True))
     return Picture(panels, "", "time / ours")
+
+
+def _shape(row: Mapping) -> str:
+    sides = dict.fromkeys((row["m"], row["n"], row["k"]))
+    return str(row["m"]) if len(sides) == 1 else f"{row['m']} x {row['n']} x {row['k']}"
 
 
 def _bench(data: Mapping) -> Picture:

@@ -80,7 +80,7 @@ def test_csv_and_pictures(measured):
     assert name == "peers" and not more
     (panel,) = picture.panels
     assert panel.title == "pageable memory"
-    assert [line.x for line in panel.lines] == [["60 x 50 x 70", "40 x 40 x 40"]] * 2
+    assert [line.x for line in panel.lines] == [["60 x 50 x 70", "40"]] * 2
 
 
 class ColumnMajor:
