@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from .arrays import as_matrix, is_device_array
-from .problem import Problem
+from .problem import make_problem
 from .runner import Runner
 
 __all__ = ["gemm", "matmul", "plan"]
@@ -33,13 +35,15 @@ def gemm(
     reduce: str = "ordered",
     algorithm: str = "ordinary",
     levels: int = 1,
+    compute: str = "fp32",
     comm=None,
     **across,
 ):
     """alpha * op(A) @ op(B) + beta * C, split over workers.
 
     `a` (m x k, or k x m with trans_a), `b` (k x n, or n x k with trans_b) and `c` (m x n) are
-    2-D arrays of float16, float32, float64 or integers, in any strides or byte order: NumPy
+    2-D arrays of float16, bfloat16 (ml_dtypes), float32, float64 or integers, in any strides or
+    byte order: NumPy
     arrays, or arrays on a GPU (`__cuda_array_interface__` or DLPack). The result is a new
     array of NumPy's promoted dtype, or `out`, which may be `c` itself. As in BLAS, C is not
     read where beta is 0, nor A and B where alpha is 0. The other options are `Runner`'s.
@@ -68,23 +72,25 @@ def gemm(
                      "out": out},
             runner={"split": split, "threads": threads, "device": device, "gpus": gpus,
                     "emulate_devices": emulate_devices, "kernel": kernel, "params": params,
-                    "reduce": reduce, "algorithm": algorithm, "levels": levels},
+                    "reduce": reduce, "algorithm": algorithm, "levels": levels,
+                    "compute": compute},
         )  # fmt: skip
     runner = _runner(
         device, threads, split, reduce, None if gpus is None else tuple(gpus), emulate_devices,
-        kernel, tuple(sorted((params or {}).items())), algorithm, levels,
+        kernel, tuple(sorted((params or {}).items())), algorithm, levels, compute,
     )  # fmt: skip
     return runner.gemm(a, b, c, alpha=alpha, beta=beta, trans_a=trans_a, trans_b=trans_b, out=out)
 
 
 @functools.lru_cache(maxsize=8)
 def _runner(
-    device, threads, split, reduce, gpus, emulate_devices, kernel, params, algorithm, levels
-) -> Runner:
+    device, threads, split, reduce, gpus, emulate_devices, kernel, params, algorithm, levels,
+    compute,
+) -> Runner:  # fmt: skip
     return Runner(
         device=device, threads=threads, split=split, reduce=reduce, gpus=gpus,
         emulate_devices=emulate_devices, kernel=kernel, params=dict(params),
-        algorithm=algorithm, levels=levels,
+        algorithm=algorithm, levels=levels, compute=compute,
     )  # fmt: skip
 
 
@@ -95,8 +101,7 @@ def matmul(a, b, /, out=None, **options):
 
 def plan(m: int, n: int, k: int, *, dtype="float32", alpha=1.0, beta=0.0, **options):
     """The plan that `gemm` would follow for these sizes; `options` are `Runner`'s."""
-    from .problem import check_dtype, compute_dtype
-
-    dtype = check_dtype(dtype, "dtype")
-    problem = Problem(m, n, k, compute_dtype(dtype), alpha, beta, dtype.name)
-    return Runner(**options).plan(problem)
+    a, b, c = (np.broadcast_to(np.empty((), dtype), s) for s in ((m, k), (k, n), (m, n)))
+    problem = make_problem(a, b, c, alpha=alpha, beta=beta)
+    runner = Runner(**options)
+    return runner.plan(runner.settle(problem))

@@ -148,7 +148,14 @@ _json = click.option(
 )
 @click.option("--levels", default=1, show_default=True, help="Of Strassen's algorithm.")
 @click.option(
-    "--dtype", help="Of generated input: float32 (default), float64, float16, int32, int64."
+    "--compute",
+    default="fp32",
+    show_default=True,
+    metavar="NAME",
+    help="How float32 is multiplied: fp32, fp32x3, tf32 or auto.",
+)
+@click.option(
+    "--dtype", help="Of generated input: float32, float64, float16, bfloat16, int32, int64."
 )
 @click.option(
     "--fill",

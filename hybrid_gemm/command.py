@@ -50,7 +50,7 @@ class Job:
             raise UsageError(f"--verify {mode!r}: it takes {', '.join(verify.MODES)}")
         self.trans = {"trans_a": trans_a, "trans_b": trans_b}
         self.alpha, self.beta = alpha, beta
-        self.algorithm, self.compute = {"name": algorithm}, compute
+        self.algorithm = {"name": algorithm}
         if algorithm == "strassen":
             self.algorithm["levels"] = levels
         self.mode, self.seed, self.repeat, self.resident = mode, seed, repeat, resident

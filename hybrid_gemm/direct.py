@@ -19,8 +19,13 @@ MAX_KNOWN = 4096  # signatures; a program of ever new shapes starts over
 class Direct:
     """Calls of one `Runner` with one worker on one GPU. Gives None for what is not for it."""
 
-    def __init__(self, device: CudaDevice, choose: Callable[[Problem, str], Variant]):
-        self.device, self.choose = device, choose
+    def __init__(
+        self,
+        device: CudaDevice,
+        settle: Callable[[Problem], Problem],
+        choose: Callable[[Problem, str], Variant],
+    ):
+        self.device, self.settle, self.choose = device, settle, choose
         self.array = device.cp.ndarray
         self.current = device.cp.cuda.get_current_stream
         self.known: dict = {}
@@ -67,12 +72,15 @@ class Direct:
 
     def _work_out(self, a, b, c, out, *, alpha, beta, trans_a, trans_b):
         """The bound product for arrays laid out as these, or None if it takes a whole run."""
-        problem = make_problem(a, b, c, alpha=alpha, beta=beta, trans_a=trans_a, trans_b=trans_b)
-        shape = problem.m, problem.n
-        like = self.array(shape, problem.dtype) if out is None else out
+        problem = self.settle(
+            make_problem(a, b, c, alpha=alpha, beta=beta, trans_a=trans_a, trans_b=trans_b)
+        )
+        shape, made = (problem.m, problem.n), (problem.dtype, problem.operands)
+        like = self.array(shape, problem.out_dtype) if out is None else out
         fits = (
-            all(x.dtype.name == problem.dtype for x in (a, b, like))
-            and problem.out_dtype == problem.dtype
+            all(x.dtype.name == problem.operands for x in (a, b))
+            and like.dtype.name in made
+            and problem.out_dtype in made
             and type(like) is self.array
             and like.shape == shape
             and leading(like, "n")
@@ -86,7 +94,7 @@ class Direct:
         op_a, op_b = a.T if trans_a else a, b.T if trans_b else b
         variant = self.choose(problem, layout(op_a)[0] + layout(op_b)[0])
         call = self.device.bind(variant, op_a, op_b, like, alpha=problem.alpha, beta=problem.beta)
-        return call, shape, problem.dtype, [_extent(x) for x in (a, b, like)]
+        return call, shape, problem.out_dtype, [_extent(x) for x in (a, b, like)]
 
 
 def _extent(x) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from . import devices
+from . import devices, tensor
 from .arrays import as_matrix, is_device_array, module_of
 from .catalog import Variant
 from .devices.base import Device
@@ -46,6 +46,7 @@ class RankResult:
     total_ms: float
     reduction: str
     since: float
+    compute: str  # what was computed, in words
 
     @property
     def gflops(self) -> float:
@@ -133,8 +134,8 @@ class RankRunner:
 
         def make() -> RankPlan:
             return make_rank_plan(
-                problem, spec, self.comm.size, threads=self.runner.threads, split=self.split,
-                grid=grid, rounds=self.rounds, spans=spans,
+                self.runner.settle(problem), spec, self.comm.size, threads=self.runner.threads,
+                split=self.split, grid=grid, rounds=self.rounds, spans=spans,
                 kernel=str(self.runner.chosen or "auto"), resident=resident,
             )  # fmt: skip
 
@@ -186,15 +187,20 @@ class RankRunner:
             given = (a, b, c if problem.beta else None, out) if busy else (None,) * 4
             matrices = [None if x is None else runner._matrix(x) for x in given]
             if home:
-                matrices = [None if x is None else _put(home, x, problem.dtype) for x in matrices]
+                dtypes = (problem.operands,) * 2 + (problem.dtype,) * 2
+                matrices = [
+                    None if x is None else _put(home, x, dtype)
+                    for x, dtype in zip(matrices, dtypes, strict=True)
+                ]
             variant = self._variant(plan) if problem.m and problem.n else None
             for device in self.devices if busy else ():
-                device.prepare(variant, matrices[0].array, matrices[1].array, problem.dtype)
+                device.prepare(variant, matrices[0].array, matrices[1].array, problem.operands)
             return matrices, variant
 
         matrices, variant = launchers.together(self.comm, prepare)
         if transport:
             transport.start()
+        before = runner.verdicts(problem)
         run = RankRun(
             plan, rank, self.devices, self._inner, runner.variant, *matrices, transport, progress
         )  # fmt: skip
@@ -213,7 +219,9 @@ class RankRunner:
             )
             total_ms = max(ms for ms, _activities in everyone)
         total_ms = self.comm.bcast(total_ms)
-        return RankResult(out, plan, variant, timeline, total_ms, words, since)
+        taken = sum(self.comm.allgather(runner.verdicts(problem) - before))
+        compute = tensor.words(problem, taken)
+        return RankResult(out, plan, variant, timeline, total_ms, words, since, compute)
 
     def _transport(self, plan: RankPlan):
         """The transport of this rank's cell, kept while the plan stays the same; and the way

@@ -46,6 +46,8 @@ def open_npy(path: Path) -> np.ndarray:
     except OSError as error:
         raise UsageError(f"{name} cannot be read: {error.strerror}") from None
 
+    if dtype == "V2":  # what numpy.save makes of bfloat16, for which .npy has no name
+        dtype = np.dtype("bfloat16")
     check_dtype(dtype, name)
     rows, cols = shape_of(np.broadcast_to(np.empty((), dtype), shape), name)
     expected = offset + rows * cols * dtype.itemsize
@@ -295,7 +297,7 @@ def _sync(path: str) -> None:
 TILE = 256
 FILLS = ("normal", "uniform", "integers")
 LARGEST_INTEGER = 4  # products of at most 16: float32 sums stay exact up to k = 2^24 / 16 = 2^20
-GENERATED_DTYPES = ("float16", "float32", "float64", "int32", "int64")
+GENERATED_DTYPES = ("float16", "bfloat16", "float32", "float64", "int32", "int64")
 
 
 def generate(
@@ -320,7 +322,7 @@ def generate(
 
     Fills: "normal" is the standard normal; "uniform" is [0, 1); "integers" is whole numbers
     in -4..4, equal in every dtype, whose float32 products are exact for k up to 2^20.
-    Integer dtypes get "integers" whatever `fill` says; float16 is float32 rounded.
+    Integer dtypes get "integers" whatever `fill` says; float16 and bfloat16 are float32 rounded.
 
     Ranges are (start, stop). Writes into `out` if given (any strides), and returns it.
     Raises `UsageError` for a bad argument.

@@ -159,4 +159,6 @@ def make_problem(a, b, c=None, *, alpha=1.0, beta=0.0, trans_a=False, trans_b=Fa
         raise UsageError(f"beta={beta} scales C, and no C was given")
     if max(m, n, k) > INT_LIMIT:
         raise UsageError(f"m={m} n={n} k={k}: each must be at most {INT_LIMIT}")
-    return Problem(m, n, k, compute, alpha, beta, result.name)
+    names = {dtype.name for dtype in dtypes[:2]}
+    operands = names.pop() if len(names) == 1 and names <= set(NARROW) else compute
+    return Problem(m, n, k, compute, alpha, beta, result.name, operands=operands)

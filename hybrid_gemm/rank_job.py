@@ -54,7 +54,7 @@ class RankJob(command.Job):
     def _plan_elsewhere(self, problem) -> None:
         split = "auto" if self.across["grid"] else self.choices["split"]
         one = Runner(**{**self.choices, "split": split})
-        spec = one.devices[0].spec()
+        spec, problem = one.devices[0].spec(), one.settle(problem)
         self.plan = make_rank_plan(
             problem, spec, self.ranks, threads=one.threads, split=self.choices["split"],
             grid=self.across["grid"], rounds=self.across["rounds"],
@@ -202,6 +202,7 @@ class RankJob(command.Job):
             "hosts": [host for host, _device in self.places],
             "kernel": result.variant.name,
             "params": dict(result.variant.params),
+            "compute": result.compute,
             "reduction": result.reduction,
             "timeline": [
                 {"worker": a.worker, "phase": a.phase, "start_ms": a.start_ms,
@@ -298,7 +299,9 @@ def print_plan(plan: RankPlan, kernel: str, places) -> None:
 def print_result(result, verdict, places) -> None:
     plan, timeline = result.plan, result.timeline
     _print_head(plan)
-    report.console.print(f"kernel: {result.variant}   reduction: {result.reduction}")
+    report.console.print(
+        f"kernel: {result.variant}   compute: {result.compute}   reduction: {result.reduction}"
+    )
     rows = []
     for rank in _listed(plan):
         mine = [a for a in timeline if a.worker // plan.threads == rank]

@@ -181,6 +181,7 @@ def result_data(result: Result, verdict: Verdict | None, totals_ms: Sequence[flo
         "plan": plan_data(result.plan),
         "kernel": result.variant.name,
         "params": dict(result.variant.params),
+        "compute": result.compute,
         "reduction": result.reduction,
         "timeline": [
             {"worker": a.worker, "phase": a.phase, "start_ms": a.start_ms, "stop_ms": a.stop_ms,
@@ -214,7 +215,7 @@ def print_result(result: Result, verdict: Verdict | None, device: str) -> None:
     console.print(f"{p}, alpha={p.alpha:g} beta={p.beta:g}, split by {plan.split}")
     console.print(
         f"device: {device}   kernel: {result.variant} ({result.why})   "
-        f"reduction: {result.reduction}"
+        f"compute: {result.compute}   reduction: {result.reduction}"
     )
     rows = []
     for w in plan.workers:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from . import catalog, devices, planner, tuning
+from . import catalog, devices, planner, tensor, tuning
 from .arrays import as_matrix, check_out, is_device_array, module_of
 from .catalog import Variant
 from .devices.base import layout as layout_of
@@ -38,6 +38,7 @@ class Result:
     total_ms: float
     reduction: str
     why: str = ""
+    compute: str = ""  # what was computed, in words
 
     @property
     def gflops(self) -> float:
@@ -54,6 +55,8 @@ class Runner:
     gpus: CUDA ordinals. emulate_devices: one GPU plays so many.
     kernel, params: a name of the catalog and its parameters; "auto" takes the fastest known for
     the shape, cuBLAS included, "own" the fastest of our own, and both say which it was.
+    compute: how float32 is multiplied: "fp32" (strict), "fp32x3" (as accurate, on tensor cores),
+    "tf32", or "auto" (fp32x3 where there are tensor cores). docs/tensor-cores.md has the rest.
     algorithm: "ordinary", or "strassen" with so many `levels` over that kernel.
     grid: (pm, pn, pk), how the workers cut m, n and k; default by `split`.
     max_device_memory: bytes of each device's memory that a product may take at most; what does
@@ -75,6 +78,7 @@ class Runner:
         levels: int = 1,
         grid: Sequence[int] | None = None,
         max_device_memory: int | None = None,
+        compute: str = "fp32",
     ):
         if algorithm not in ALGORITHMS:
             raise UsageError(
@@ -93,6 +97,9 @@ class Runner:
         self.kind, self.note = devices.choose(device)
         wanted = threads or emulate_devices or 1
         self.devices = devices.open_devices(self.kind, wanted, gpus=gpus, emulate=emulate_devices)
+        self.arithmetic = tensor.choose(
+            compute, self.chosen, kind=self.kind, arch=self.devices[0].capability
+        )
         if algorithm == "strassen":
             self.devices = [Strassen(device, levels) for device in self.devices]
         self.threads = threads or max(len(self.devices), emulate_devices or 1)
@@ -101,12 +108,12 @@ class Runner:
             self.threads = math.prod(self.grid)
         self.max_device_memory = max_device_memory
         self._plans: dict = {}
-        self.split, self.reduce = split, reduce
+        self.split, self.reduce, self.algorithm = split, reduce, algorithm
         self._direct = None
         if self.kind == "cuda" and self.threads == 1 and algorithm == "ordinary":
             from .direct import Direct
 
-            self._direct = Direct(self.devices[0], self._choose)
+            self._direct = Direct(self.devices[0], self.settle, self._choose)
 
     def plan(self, problem: Problem, *, resident: bool = False) -> planner.Plan:
         """The plan for a problem on these devices; `resident` if A, B and C lie there."""
@@ -147,6 +154,11 @@ class Runner:
         """The kernel for a plan of operands in this layout, and why it is this one."""
         problem = plan.problem
         boxes = plan.products
+        if self.arithmetic.takes(problem):
+            m, n, k = boxes[0] if boxes else (problem.m, problem.n, problem.k)
+            box = dataclasses.replace(problem, m=m, n=n, k=k)
+            why = "asked for" if self.chosen else "the one for tensor cores here"
+            return self.arithmetic.variant_for(box, self.devices[0].processors), why
         if self.kind == "cuda" and not self.chosen and boxes:
             m, n, k = boxes[0]
             box = dataclasses.replace(problem, m=m, n=n, k=k)
@@ -192,6 +204,7 @@ class Runner:
         if problem.k == 0 or problem.alpha == 0:  # as in BLAS, A and B are not read
             problem = dataclasses.replace(problem, k=0, alpha=0)
             op_a, op_b = op_a[:, :0], op_b[:0]
+        problem = self.settle(problem)
         inputs = [x for x in (a, b, c) if x is not None]
         on_gpu = any(is_device_array(x) for x in inputs)
         if on_gpu and self.kind != "cuda":
@@ -209,17 +222,34 @@ class Runner:
         if on_gpu:  # the caller's stream may still be writing the inputs
             module_of(next(filter(is_device_array, inputs))).cuda.get_current_stream().synchronize()
         if not (problem.m and problem.n):
-            return Result(out, plan, variant, Timeline(), 0.0, self._reduction(plan), why)
+            words = tensor.words(problem)
+            return Result(out, plan, variant, Timeline(), 0.0, self._reduction(plan), why, words)
         wrapped = [None if x is None else self._matrix(x) for x in (op_a, op_b, c)]
         target = wrapped[2] if c is out else self._matrix(out)
         for device in self.devices:
-            device.prepare(variant, wrapped[0].array, wrapped[1].array, problem.dtype)
+            device.prepare(variant, wrapped[0].array, wrapped[1].array, problem.operands)
+        before = self.verdicts(problem)
         run = self._laid_out(
             plan, variant, *wrapped, target, progress, resident=resident, fresh=fresh
         )
         timeline = run.run()
-        words = self._reduction(run.plan)
-        return Result(out, run.plan, variant, timeline, run.total_ms, words, why)
+        words = tensor.words(problem, self.verdicts(problem) - before)
+        reduction = self._reduction(run.plan)
+        return Result(out, run.plan, variant, timeline, run.total_ms, reduction, why, words)
+
+    def settle(self, problem: Problem) -> Problem:
+        """The problem as it will be multiplied; `UsageError` if `compute` is not for it."""
+        if self.algorithm == "strassen":  # its sums of quarters are made in `dtype`
+            problem = dataclasses.replace(problem, operands=problem.dtype)
+        return self.arithmetic.settle(problem)
+
+    def verdicts(self, problem: Problem) -> np.ndarray:
+        """What splits came to so far, on all devices."""
+        if problem.compute != "fp32x3":
+            return np.zeros(len(tensor.VERDICTS), int)
+        from .devices.tensor import verdicts
+
+        return sum(verdicts(device) for device in self.devices)
 
     def _laid_out(self, plan: planner.Plan, variant: Variant, *arguments, **options) -> ThreadRun:
         """A run that has its memory. Where a device has less than it said, because another

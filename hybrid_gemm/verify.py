@@ -2,8 +2,8 @@
 
 For floats every element must hold `|C - ref| <= (k + 3) eps (|alpha| |A||B| + |beta C|)`,
 plus half a unit of C's own dtype (Higham, Accuracy and Stability, section 3.5: the bound
-holds for any order of summation, with eps twice the unit roundoff). Integers must be equal.
-NaN where the reference has none fails, and so does a missing NaN.
+holds for any order of summation, with eps twice the unit roundoff), and for TF32 2^-10 |A||B|
+more. Integers must be equal. NaN where the reference has none fails, and so does a missing NaN.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 from .devices.cpu import integer_product
 from .errors import UsageError
-from .problem import Problem
+from .problem import Problem, finfo
 
 FULL_FLOPS = 2 * 2048**3  # `auto` computes the whole reference up to here: under a second
 SAMPLED_ROWS = 32
@@ -74,8 +74,10 @@ class _Floats:
     def __init__(self, problem: Problem, a, b, c_in, result):
         self.p, self.a, self.b, self.c_in, self.result = problem, a, b, c_in, result
         self.xp = _module(result)
-        self.eps = float(np.finfo(problem.dtype).eps)
-        self.out_eps = float(np.finfo(result.dtype).eps)
+        self.eps = float(finfo(problem.dtype).eps)
+        self.out_eps = float(finfo(result.dtype).eps)
+        # What rounding two operands to TF32's 11 bits may do to their product.
+        self.rounded = 1.01 * 2.0**-10 if problem.compute == "tf32" else 0.0
         self.reads_product = problem.alpha != 0 and problem.k > 0
 
     def rows(self, rows) -> float:
@@ -106,12 +108,12 @@ class _Floats:
             c = self.c_in[rows].astype("f8")
             reference = reference + p.beta * (c if vector is None else c @ vector)
             size = size + abs(p.beta) * (abs(c) if vector is None else abs(c) @ abs(vector))
-        bound = (p.k + 3) * self.eps * size + self.out_eps * abs(reference)
-        tiny = float(np.finfo(self.result.dtype).tiny) * (p.k + 3)
+        bound = ((p.k + 3) * self.eps + self.rounded) * size + self.out_eps * abs(reference)
+        tiny = float(finfo(self.result.dtype).tiny) * (p.k + 3)
         if vector is not None:
             bound = bound + self.out_eps * size
             tiny *= p.n
-        largest = float(np.finfo(self.result.dtype).max)
+        largest = float(finfo(self.result.dtype).max)
         finite = xp.isfinite(reference) & (size <= largest)
         with np.errstate(invalid="ignore"):
             ratio = abs(got - reference) / (bound + tiny)

@@ -64,6 +64,7 @@ class Device(abc.ABC):
     kind: str
     name: str
     capability = 0  # of a GPU's instructions: 90 for 9.0
+    processors = 1  # that run blocks of threads side by side
     host_memory = False  # matrices of the host are used where they lie
     chunk_flops: int | None = None  # products are cut into pieces of about so much
 
