@@ -26,7 +26,8 @@ __all__ = [
 ALIGN = 32  # elements: cuts fall on whole 128-byte lines of fp32 where that costs nothing
 # A part of A or B: so large that a copy and a product are worth starting, and so small that
 # the first product starts early.
-PART_BYTES, PART_SIDE, MOST_PARTS = 16 << 20, 1024, 16
+PART_BYTES, MOST_PARTS = 16 << 20, 16
+PART_SIDE = {"A": 1024, "B": 2048}  # columns of a row-major B are short runs of bytes
 PANEL_ELEMENTS, PANEL_ROWS = 8 << 20, 512  # of partials that are summed while others multiply
 LARGEST_PART_BYTES = 256 << 20  # where neither side can be cut, K is
 LEAST_CHUNK, LEAST_TILE = 512, 256  # of K, and a tile's sides, where memory is short
@@ -127,11 +128,12 @@ def _plan(problem, devices, grid, split, kernel, reduce, resident) -> Plan:
 def _chunks(problem: Problem, grid) -> int:
     """Chunks of K for blocks that would come in too large parts, being short and long."""
     m, n, k = _sides(problem, grid)
-    largest = max(
-        side * k * problem.itemsize / _parts(side, k, problem.itemsize) if side < PART_SIDE else 0
-        for side in (m, n)
+    uncut = (
+        side * k * problem.itemsize
+        for side, operand in ((m, "A"), (n, "B"))
+        if side < 2 * PART_SIDE[operand]
     )
-    return max(1, min(int(largest // LARGEST_PART_BYTES), k // LEAST_CHUNK))
+    return max(1, min(max(uncut, default=0) // LARGEST_PART_BYTES, k // LEAST_CHUNK))
 
 
 def _in_turns(whole: Plan) -> Plan | None:
@@ -218,7 +220,7 @@ def _panels(rows, cols, cell, number, depth, problem, align, cuts, resident) -> 
         shapes = [(part, cols) for part in cut_span(rows, max(1, count), align)]
     else:
         size = problem.itemsize
-        shapes = _arms(_cut(rows, depth, size, align), _cut(cols, depth, size, align))
+        shapes = _arms(_cut("A", rows, depth, size, align), _cut("B", cols, depth, size, align))
     return [Panel(r, c, cell, tuple(_strips(r, c, cell, align)), number) for r, c in shapes]
 
 
@@ -237,13 +239,10 @@ def _arms(rows: list[Span], cols: list[Span]):
     return shapes
 
 
-def _parts(length: int, depth: int, itemsize: int) -> int:
-    return max(1, min(MOST_PARTS, length // PART_SIDE, length * depth * itemsize // PART_BYTES))
-
-
-def _cut(span: Span, depth: int, itemsize: int, align: int) -> list[Span]:
+def _cut(operand: str, span: Span, depth: int, itemsize: int, align: int) -> list[Span]:
     """The parts of a block that is `depth` long along K."""
-    return cut_span(span, _parts(len(span), depth, itemsize), align)
+    most = min(MOST_PARTS, len(span) // PART_SIDE[operand])
+    return cut_span(span, max(1, min(most, len(span) * depth * itemsize // PART_BYTES)), align)
 
 
 def _strips(rows: Span, cols: Span, cell: Sequence[int], align: int) -> list[Strip]:
@@ -281,7 +280,7 @@ def _blocks(workers, cuts: Cuts, depth, problem, align, resident) -> tuple[Block
         side = rows if operand == "A" else cols
         parts = [side]
         if cuts.panels and not resident:
-            parts = _cut(side, depth, problem.itemsize, align)
+            parts = _cut(operand, side, depth, problem.itemsize, align)
         for device, who in holders.items():
             blocks.append(
                 Block(operand, rows, cols, device, tuple(who), tuple(parts), tuple(holders), turn)

@@ -187,13 +187,19 @@ class Plan:
 
     @cached_property
     def products(self) -> tuple[tuple[int, int, int], ...]:
-        """m, n, k of what is multiplied at once, each once; the largest first."""
+        """m, n, k of the largest box, as which its panels are multiplied, then of all panels,
+        each once."""
+        boxes = [b for w in self.workers for b in w.boxes]
+        if not boxes:
+            return ()
+        largest = max(boxes, key=lambda b: b.flops)
         shapes = set()
         for panel in self.panels:
             for w in panel.workers:
                 for box in self.workers[w].tiles[panel.tile]:
                     shapes.add((len(panel.rows), len(panel.cols), len(box.ks)))
-        return tuple(sorted(shapes, key=lambda s: (math.prod(s), s), reverse=True))
+        whole = len(largest.rows), len(largest.cols), len(largest.ks)
+        return (whole, *sorted(shapes - {whole}, reverse=True))
 
     @property
     def bytes_h2d(self) -> int:

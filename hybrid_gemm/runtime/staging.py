@@ -18,9 +18,11 @@ import numpy as np
 from ..devices.base import Device, leading
 from ..devices.cpu import cores
 
-SLOT_BYTES = 8 << 20
-MOST_SLOTS = 16  # a direction; enough threads to copy as fast as one link
-ALL_SLOTS = 96  # a direction, over all devices of a host: 1.5 GiB of slots in all
+# Small, so that the first bytes are soon on their way; large, so that Python is soon done.
+SLOT_BYTES = 4 << 20
+THREADS = 8  # a direction; enough to copy as fast as one link
+SLOTS = 12  # a direction: some are on their way while threads fill others
+TOUCHING = 2  # threads that make pages: more would take the memory's time from copies
 PAGE = 4096
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE
 SMALL_BYTES = 1 << 20  # copied by the thread that asks: handing it over would take longer
@@ -54,19 +56,20 @@ class Transfer:
         self.over = threading.Event()
 
     def begin(self, stream) -> None:
-        with self.lock:
-            self.start = self.start or stream.record()
+        if self.start is None:
+            with self.lock:
+                self.start = self.start or stream.record()
 
     def end(self, stream=None, error: BaseException | None = None) -> None:
-        """One piece is through, or failed."""
+        """One piece is on its way, or failed; all go through one stream."""
         with self.lock:
             self.left -= 1
             last = self.left == 0
-            if stream is not None:
-                self.stop = stream.record()
         if error is not None:
             settle(self.done, error=error)
         if last:
+            if stream is not None:
+                self.stop = stream.record()
             settle(self.done, self.stop)
             self.over.set()
 
@@ -75,20 +78,20 @@ class Ring:
     """One direction: a stream, page-locked slots, and threads that copy between these and
     ordinary memory."""
 
-    def __init__(self, device: Device, slots: int):
-        self.device, self.count = device, slots
+    def __init__(self, device: Device):
+        self.device = device
         self.stream = device.stream()
         self.lock = threading.Lock()
         self.made = False
         self.slots: queue.SimpleQueue = queue.SimpleQueue()
-        self.pool = ThreadPoolExecutor(slots, "copy")
+        self.pool = ThreadPoolExecutor(max(2, min(THREADS, cores() // device.siblings)), "copy")
 
     def slot(self) -> _Slot:
         """A slot that nothing uses; waits for one."""
         with self.lock:
             if not self.made:
-                memory = self.device.pinned(self.count * SLOT_BYTES)
-                for i in range(self.count):
+                memory = self.device.pinned(SLOTS * SLOT_BYTES)
+                for i in range(SLOTS):
                     self.slots.put(_Slot(memory[i * SLOT_BYTES : (i + 1) * SLOT_BYTES]))
                 self.made = True
         return self.slots.get()
@@ -110,8 +113,8 @@ class Link:
 
     def __init__(self, device: Device):
         self.device = device
-        slots = max(2, min(MOST_SLOTS, ALL_SLOTS // device.siblings, cores() // device.siblings))
-        self.up, self.down = Ring(device, slots), Ring(device, slots)
+        self.up, self.down = Ring(device), Ring(device)
+        self.pages = ThreadPoolExecutor(TOUCHING, "pages")
 
     def upload(self, dst, src: np.ndarray, transfer: Transfer) -> None:
         """dst[...] = src, cast to its dtype, for a matrix of the device and one of the host."""
@@ -127,7 +130,8 @@ class Link:
         """Has the pages of fresh host memory made before something is written there."""
         start, stop = array.ctypes.data, array.ctypes.data + array.nbytes
         for at in range(-(-start // PAGE) * PAGE, stop // PAGE * PAGE, SLOT_BYTES):
-            self.down.pool.submit(_populate, array, at, min(SLOT_BYTES, stop // PAGE * PAGE - at))
+            size = min(SLOT_BYTES, stop // PAGE * PAGE - at)
+            self.pages.submit(_populate, array, at, size)
 
     def _start(self, ring: Ring, dst, src, transfer: Transfer, copy) -> None:
         if copy == self._straight or src.nbytes <= SMALL_BYTES:
