@@ -6,11 +6,14 @@ import functools
 import math
 
 from . import catalog
-from .catalog import Variant
+from .catalog import ITEM_SIZE, Variant
 
-# Share of the tensor cores' rate that a tile's main loop reaches, on an H200, by (BM, BN).
-_SHARE = {(128, 256): 1.0, (128, 192): 0.97, (128, 128): 0.93, (64, 128): 0.6}
-_TILE_STEPS = 8  # steps of 64 k that beginning and storing a tile take
+# Fitted to an H200 (docs/tensor-cores.md): operations a microsecond on a multiprocessor with
+# 16-bit operands, the share of it that tiles of BM x BN reach, and microseconds that a launch,
+# one of clusters, and a tile take besides.
+_RATE = 5.2e6
+_SHARE = {(128, 256): 1.0, (128, 192): 1.0, (128, 128): 0.98, (64, 128): 0.72}
+_LAUNCH_US, _CLUSTER_US, _TILE_US = 2.0, 0.7, 0.8
 
 
 @functools.lru_cache(maxsize=4096)
@@ -27,13 +30,13 @@ def choose(
         for variant in catalog.get("wgmma").variants()
         if variant.params["TERMS"] == terms and variant.params["OUT"] == out_bytes
     ]
+    return min(fitting, key=lambda variant: _cost_us(variant, m, n, k, dtype, processors))
 
-    def cost(variant: Variant) -> float:
-        p = variant.params
-        tiles = math.ceil(m / (p["CLUSTER"] * p["BM"])) * math.ceil(n / p["BN"])
-        rounds = math.ceil(tiles / (processors // p["CLUSTER"]))
-        steps = terms * max(1, k / 64)
-        area = p["BM"] * p["BN"]
-        return rounds * (steps * area / _SHARE[p["BM"], p["BN"]] + _TILE_STEPS * area)
 
-    return min(fitting, key=cost)
+def _cost_us(variant: Variant, m: int, n: int, k: int, dtype: str, processors: int) -> float:
+    p = variant.params
+    cluster, bm, bn = p["CLUSTER"], p["BM"], p["BN"]
+    rounds = math.ceil(math.ceil(m / (cluster * bm)) * math.ceil(n / bn) / (processors // cluster))
+    rate = _RATE * _SHARE[bm, bn] * 2 / ITEM_SIZE[dtype]
+    tile = 2 * bm * bn * k * p["TERMS"] / rate + _TILE_US
+    return _LAUNCH_US + _CLUSTER_US * (cluster > 1) + rounds * tile

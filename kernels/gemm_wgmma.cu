@@ -3,23 +3,27 @@ summary   = "tensor cores of Hopper: TMA ring, warpgroups that load and that mul
 entry     = "gemm_wgmma"
 role      = "tensor"
 params    = [
-    {TERMS = 1, BM = 128, BN = 256, SPAN = 128, STAGES = 4, CHUNK = 1, CLUSTER = 2, OUT = 4},
-    {TERMS = 1, BM = 128, BN = 256, SPAN = 128, STAGES = 4, CHUNK = 1, CLUSTER = 2, OUT = 2},
-    {TERMS = 1, BM = 128, BN = 192, SPAN = 128, STAGES = 5, CHUNK = 1, CLUSTER = 2, OUT = 4},
-    {TERMS = 1, BM = 128, BN = 128, SPAN = 128, STAGES = 6, CHUNK = 1, CLUSTER = 2, OUT = 4},
-    {TERMS = 1, BM = 128, BN = 128, SPAN = 128, STAGES = 6, CHUNK = 1, CLUSTER = 2, OUT = 2},
-    {TERMS = 1, BM = 64, BN = 128, SPAN = 128, STAGES = 8, CHUNK = 1, CLUSTER = 1, OUT = 4},
-    {TERMS = 1, BM = 64, BN = 128, SPAN = 128, STAGES = 8, CHUNK = 1, CLUSTER = 1, OUT = 2},
-    {TERMS = 3, BM = 128, BN = 192, SPAN = 64, STAGES = 5, CHUNK = 1, CLUSTER = 2, OUT = 4},
-    {TERMS = 3, BM = 128, BN = 128, SPAN = 128, STAGES = 3, CHUNK = 1, CLUSTER = 2, OUT = 4},
-    {TERMS = 3, BM = 64, BN = 128, SPAN = 128, STAGES = 4, CHUNK = 1, CLUSTER = 1, OUT = 4},
+    {TERMS = 1, BM = 128, BN = 256, SPAN = 64, STAGES = 9, CHUNK = 1, CLUSTER = 2, LEAD = 2, OUT = 4},
+    {TERMS = 1, BM = 128, BN = 256, SPAN = 64, STAGES = 9, CHUNK = 1, CLUSTER = 1, LEAD = 3, OUT = 4},
+    {TERMS = 1, BM = 128, BN = 192, SPAN = 64, STAGES = 10, CHUNK = 1, CLUSTER = 1, LEAD = 3, OUT = 4},
+    {TERMS = 1, BM = 128, BN = 128, SPAN = 128, STAGES = 6, CHUNK = 1, CLUSTER = 1, LEAD = 1, OUT = 4},
+    {TERMS = 1, BM = 64, BN = 128, SPAN = 128, STAGES = 8, CHUNK = 1, CLUSTER = 1, LEAD = 1, OUT = 4},
+    {TERMS = 1, BM = 128, BN = 256, SPAN = 64, STAGES = 9, CHUNK = 1, CLUSTER = 2, LEAD = 2, OUT = 2},
+    {TERMS = 1, BM = 128, BN = 256, SPAN = 64, STAGES = 9, CHUNK = 1, CLUSTER = 1, LEAD = 3, OUT = 2},
+    {TERMS = 1, BM = 128, BN = 192, SPAN = 64, STAGES = 10, CHUNK = 1, CLUSTER = 1, LEAD = 3, OUT = 2},
+    {TERMS = 1, BM = 128, BN = 128, SPAN = 128, STAGES = 6, CHUNK = 1, CLUSTER = 1, LEAD = 1, OUT = 2},
+    {TERMS = 1, BM = 64, BN = 128, SPAN = 128, STAGES = 8, CHUNK = 1, CLUSTER = 1, LEAD = 1, OUT = 2},
+    {TERMS = 3, BM = 128, BN = 192, SPAN = 64, STAGES = 5, CHUNK = 1, CLUSTER = 2, LEAD = 1, OUT = 4},
+    {TERMS = 3, BM = 128, BN = 128, SPAN = 128, STAGES = 3, CHUNK = 1, CLUSTER = 2, LEAD = 1, OUT = 4},
+    {TERMS = 3, BM = 64, BN = 128, SPAN = 128, STAGES = 4, CHUNK = 1, CLUSTER = 1, LEAD = 1, OUT = 4},
 ]
 block     = ["128 + 2 * BM", "1", "1"]
 grid      = ["CLUSTER * ceil(m / (CLUSTER * BM)) * ceil(n / BN)", "1", "1"]
-shared    = "1024 + STAGES * (16 + (TERMS + 1) / 2 * (BM + BN) * SPAN)"
+shared    = "1024 + STAGES * (24 + (TERMS + 1) / 2 * (BM + BN) * SPAN)"
 rung      = 110
 layouts   = ["nt", "nn", "tn", "tt"]
-require   = ["SPAN % 64 == 0", "SPAN <= 128", "BM % 64 == 0", "BM <= 192", "BN % 64 == 0", "BN <= 256", "CLUSTER <= 2"]
+require   = ["SPAN % 64 == 0", "SPAN <= 128", "BM % 64 == 0", "BM <= 192", "BN % 64 == 0", "BN <= 256", "CLUSTER <= 4",
+    "STAGES >= LEAD + 2"]
 dtypes    = ["float16", "bfloat16", "tfloat32"]
 arch      = "==90a"
 runs_on   = ["cuda"]
@@ -63,6 +67,8 @@ constexpr int A_BYTES = BM * SPAN, B_BYTES = BN * SPAN;  // of one part
 constexpr int STAGE_BYTES = PARTS * (A_BYTES + B_BYTES);
 constexpr int STRIP = 16 / CLUSTER;               // tile rows worked through together, for L2
 constexpr bool CHUNKED = TERMS == 3;
+constexpr bool LEADS = !CHUNKED && CONSUMERS == 2;
+static_assert(!ACROSS_B || BN % (64 * CLUSTER) == 0, "a block loads whole columns of 64");
 static_assert(STAGES >= 2 * CHUNK || !CHUNKED, "the ring holds a chunk and the next");
 
 #if OUT == 4
@@ -110,20 +116,6 @@ __device__ __forceinline__ void load(unsigned to, const TensorMap& map, int x, i
 
 __device__ __forceinline__ float power_of_two(int e) { return __int_as_float((e + 127) << 23); }
 
-__device__ __forceinline__ Out rounded(float x) {
-#if OUT == 4
-    return x;
-#elif DTYPE_bfloat16
-    Out y;
-    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y) : "f"(x));
-    return y;
-#else
-    Out y;
-    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y) : "f"(x));
-    return y;
-#endif
-}
-
 __device__ __forceinline__ float widened(Out x) {
 #if OUT == 4
     return x;
@@ -136,6 +128,25 @@ __device__ __forceinline__ float widened(Out x) {
 #endif
 }
 
+__device__ __forceinline__ unsigned rounded(float first, float second) {  // to two of 16 bits
+    unsigned pair;
+#if DTYPE_bfloat16
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
+#else
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
+#endif
+    return pair;
+}
+
+constexpr int WIDE = 16 / OUT;  // elements of C that a thread writes at once
+
+struct Vector {
+    union {
+        uint4 all;
+        Out each[WIDE];
+    };
+};
+
 struct Result {
     int m, n;
     float alpha, beta;
@@ -143,59 +154,88 @@ struct Result {
     Out* C;
     long long ldc;
 
-    // The warpgroup's 64 x BN at (row, col): a thread has pairs of columns in two rows.
-    __device__ __forceinline__ void store(const float (&sums)[BN / 2], int row, int col) const {
-        const bool aligned = (ldc | (reinterpret_cast<u64>(C) / sizeof(Out))) % 2 == 0;
-        const int lane = threadIdx.x % 32;
-        const bool inside = col + BN <= n;
-        row += threadIdx.x / 32 % 4 * 16 + lane / 4;
-        col += lane % 4 * 2;
+    // The warpgroup's 64 x BN at (row, col). Of each 8 columns a thread has a pair, in two rows.
+    __device__ __forceinline__ void store(float (&sums)[BN / 2], int row, int col) const {
+        row += threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
+        float scales[2] = {alpha, alpha};
+        if (CHUNKED && exponent_a) {
 #pragma unroll
-        for (int half = 0; half < 2; ++half, row += 8) {
-            if (row >= m) return;
-            if (aligned && inside)
-                store_row<true>(sums, half, row, col);
-            else
-                store_row<false>(sums, half, row, col);
+            for (int half = 0; half < 2; ++half)
+                if (row + 8 * half < m) scales[half] *= power_of_two(exponent_a[row + 8 * half]);
         }
+#pragma unroll
+        for (int i = 0; i < BN / 2; ++i) sums[i] *= scales[i / 2 % 2];
+        if (CHUNKED && exponent_b) {
+#pragma unroll
+            for (int i = 0; i < BN / 2; i += 4) {
+#pragma unroll
+                for (int j = 0; j < 2; ++j) {
+                    const int c = col + 2 * i + threadIdx.x % 4 * 2 + j;
+                    const float scale = c < n ? power_of_two(exponent_b[c]) : 0;
+                    sums[i + j] *= scale;
+                    sums[i + j + 2] *= scale;
+                }
+            }
+        }
+        if (beta != 0) {
+#pragma unroll
+            for (int i = 0; i < BN / 2; ++i) {
+                const int r = row + i / 2 % 2 * 8, c = col + i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2;
+                if (r < m && c < n) sums[i] += beta * widened(C[r * ldc + c]);
+            }
+        }
+        const bool vectors = (ldc * OUT | reinterpret_cast<u64>(C)) % 16 == 0;
+        if (vectors && col + BN <= n)
+            write<true>(sums, row, col);
+        else
+            write<false>(sums, row, col);
     }
 
-    // Several pairs at a time, so that what is read of them comes together.
+    // The threads of a row trade their pairs for WIDE columns in a row each.
     template <bool WHOLE>
-    __device__ __forceinline__ void store_row(const float (&sums)[BN / 2], int half, int row,
-                                              int col) const {
-        constexpr int PAIRS = 8;
-        const float scale = alpha * (exponent_a ? power_of_two(exponent_a[row]) : 1.f);
-        Out* const to = C + row * ldc + col;
-        const int left = n - col;  // columns from this thread's first on
+    __device__ __forceinline__ void write(const float (&sums)[BN / 2], int row, int col) const {
+        const bool odd = threadIdx.x % 2, upper = threadIdx.x % 4 / 2;
+        col += OUT == 4 ? 8 * odd + 4 * upper : 8 * odd + 16 * upper;
 #pragma unroll
-        for (int j = 0; j < BN / 8; j += PAIRS) {
-            float x[2 * PAIRS];
+        for (int half = 0; half < 2; ++half, row += 8) {
+            Out* const to = C + row * ldc + col;
 #pragma unroll
-            for (int i = 0; i < 2 * PAIRS; ++i) x[i] = scale * sums[4 * (j + i / 2) + 2 * half + i % 2];
-            if (exponent_b) {
+            for (int j = 0; j < BN / 8; j += WIDE / 2) {
+                const float* const x = sums + 4 * j + 2 * half;  // pair i is x[4 i], x[4 i + 1]
+                uint4 all;
+#if OUT == 4
+                const float send[2] = {odd ? x[0] : x[4], odd ? x[1] : x[5]};
+                const float got[2] = {__shfl_xor_sync(~0u, send[0], 1), __shfl_xor_sync(~0u, send[1], 1)};
+                all.x = __float_as_uint(odd ? got[0] : x[0]);
+                all.y = __float_as_uint(odd ? got[1] : x[1]);
+                all.z = __float_as_uint(odd ? x[4] : got[0]);
+                all.w = __float_as_uint(odd ? x[5] : got[1]);
+#else
+                unsigned two[2][2];  // pairs beside each other, of columns j + 2 i + odd
 #pragma unroll
-                for (int i = 0; i < 2 * PAIRS; ++i)
-                    if (const int c = (j + i / 2) * 8 + i % 2; WHOLE || c < left)
-                        x[i] *= power_of_two(exponent_b[col + c]);
-            }
-            if (beta != 0) {
-                Out old[2 * PAIRS];
-#pragma unroll
-                for (int i = 0; i < 2 * PAIRS; ++i)
-                    if (const int c = (j + i / 2) * 8 + i % 2; WHOLE || c < left) old[i] = to[c];
-#pragma unroll
-                for (int i = 0; i < 2 * PAIRS; ++i) x[i] += beta * widened(old[i]);
-            }
-#pragma unroll
-            for (int i = 0; i < 2 * PAIRS; i += 2) {
-                const int c = (j + i / 2) * 8;
-                if (WHOLE) {
-                    struct alignas(2 * sizeof(Out)) Pair { Out first, second; };
-                    *reinterpret_cast<Pair*>(to + c) = {rounded(x[i]), rounded(x[i + 1])};
+                for (int i = 0; i < 2; ++i) {
+                    const unsigned a = rounded(x[8 * i], x[8 * i + 1]);
+                    const unsigned b = rounded(x[8 * i + 4], x[8 * i + 5]);
+                    const unsigned got = __shfl_xor_sync(~0u, odd ? a : b, 1);
+                    two[i][0] = odd ? got : a;
+                    two[i][1] = odd ? b : got;
+                }
+                const unsigned got[2] = {__shfl_xor_sync(~0u, upper ? two[0][0] : two[1][0], 2),
+                                         __shfl_xor_sync(~0u, upper ? two[0][1] : two[1][1], 2)};
+                all.x = upper ? got[0] : two[0][0];
+                all.y = upper ? got[1] : two[0][1];
+                all.z = upper ? two[1][0] : got[0];
+                all.w = upper ? two[1][1] : got[1];
+#endif
+                if (row >= m) continue;
+                if constexpr (WHOLE) {
+                    *reinterpret_cast<uint4*>(to + 8 * j) = all;
                 } else {
-                    if (c < left) to[c] = rounded(x[i]);
-                    if (c + 1 < left) to[c + 1] = rounded(x[i + 1]);
+                    Vector v;
+                    v.all = all;
+#pragma unroll
+                    for (int i = 0; i < WIDE; ++i)
+                        if (col + 8 * j + i < n) to[8 * j + i] = v.each[i];
                 }
             }
         }
@@ -210,8 +250,8 @@ __device__ __forceinline__ void multiply(float (&sums)[BN / 2], unsigned tiles, 
     const unsigned b = tiles + PARTS * A_BYTES + pb * B_BYTES;
 #pragma unroll
     for (int k = 0; k < BK; k += STEP)
-        wgmma(sums, descriptor<SPAN, ACROSS_A>(a + (ACROSS_A ? k * 128 : k * SIZE), 64 * SPAN),
-              descriptor<SPAN, ACROSS_B>(b + (ACROSS_B ? k * 128 : k * SIZE), 64 * SPAN),
+        wgmma(sums, descriptor<ACROSS_A ? 128 : SPAN>(a + (ACROSS_A ? k * 128 : k * SIZE), 64 * SPAN),
+              descriptor<ACROSS_B ? 128 : SPAN>(b + (ACROSS_B ? k * 128 : k * SIZE), 64 * SPAN),
               add || k > 0);
 }
 
@@ -223,6 +263,7 @@ extern "C" __global__ void __launch_bounds__(128 + 2 * BM, 1) __cluster_dims__(C
     extern __shared__ char memory[];
     const unsigned stages = (shared_address(memory) + 1023) / 1024 * 1024;
     const unsigned full = stages + STAGES * STAGE_BYTES, empty = full + 8 * STAGES;
+    const unsigned issued = empty + 8 * STAGES;
     const unsigned rank = CLUSTER > 1 ? block_of_cluster() : 0;
     if (threadIdx.x == 0) {
         prefetch_map(A);
@@ -230,6 +271,7 @@ extern "C" __global__ void __launch_bounds__(128 + 2 * BM, 1) __cluster_dims__(C
         for (int s = 0; s < STAGES; ++s) {
             barrier_init(full + 8 * s, 1);
             barrier_init(empty + 8 * s, 4 * CONSUMERS * CLUSTER);  // a warp's arrival each
+            barrier_init(issued + 8 * s, 1);
         }
         barriers_ready();
     }
@@ -270,6 +312,15 @@ extern "C" __global__ void __launch_bounds__(128 + 2 * BM, 1) __cluster_dims__(C
         // Consumers take turns at the tensor cores, so that one adds while the next multiplies.
         constexpr bool TURNS = CHUNKED && CONSUMERS > 1;
         if (TURNS && consumer == CONSUMERS - 1) pass(1, 256);
+        // The second of two runs LEAD steps behind the first, so that one stores its tile while
+        // the other multiplies.
+        Ring leader;
+        int left = 0;
+        if (LEADS) {
+            const int first = blockIdx.x / CLUSTER, stride = gridDim.x / CLUSTER;
+            left = (tiles.count() - first + stride - 1) / stride * steps - LEAD;
+            for (int i = 0; i < LEAD; ++i) leader.advance();
+        }
         for (int t = blockIdx.x / CLUSTER; t < tiles.count(); t += gridDim.x / CLUSTER) {
             float sums[BN / 2];
 #pragma unroll
@@ -302,10 +353,15 @@ extern "C" __global__ void __launch_bounds__(128 + 2 * BM, 1) __cluster_dims__(C
             } else {
                 int last = 0;
                 for (int step = 0; step < steps; ++step, ring.advance()) {
+                    if (LEADS && consumer == 1 && left-- > 0) {
+                        barrier_wait(issued + 8 * leader.stage, leader.phase);
+                        leader.advance();
+                    }
                     barrier_wait(full + 8 * ring.stage, ring.phase);
                     wgmma_begin();
                     multiply(sums, stages + ring.stage * STAGE_BYTES, 0, 0, consumer, true);
                     wgmma_commit();
+                    if (LEADS && threadIdx.x == 128) barrier_arrive(issued + 8 * ring.stage, rank);
                     wgmma_wait<1>();
                     if (step) release(last);
                     last = ring.stage;

@@ -95,17 +95,15 @@ __device__ __forceinline__ void copy_box(unsigned to, const TensorMap& map, int 
 
 // --- products of warpgroups ----------------------------------------------------------------
 
-// Describes a swizzled tile at a shared address. Along k (K-major): rows of WIDTH bytes of k, in
-// groups of eight. Across k (MN-major): columns of 64 elements, 128 bytes, one a k, in groups
-// of eight; `next` bytes on lie the next 64.
-template <int WIDTH, bool ACROSS>
+// Describes a swizzled tile at a shared address, in rows of WIDTH bytes and groups of eight rows.
+// K-major tiles have a row for each of their rows, MN-major ones a row of 64 elements for each k;
+// `next` bytes on lie the next 64.
+template <int WIDTH>
 __device__ __forceinline__ u64 descriptor(unsigned address, int next) {
     static_assert(WIDTH == 128 || WIDTH == 64, "swizzles of 128 and 64 bytes");
-    static_assert(WIDTH == 128 || !ACROSS, "tiles across k have rows of 128 bytes");
     constexpr u64 swizzle = WIDTH == 128 ? 1 : 2;
-    const u64 leading = ACROSS ? next >> 4 : 1;
-    return (swizzle << 62) | (static_cast<u64>(8 * WIDTH >> 4) << 32) | (leading << 16) |
-           ((address & 0x3ffff) >> 4);
+    return (swizzle << 62) | (static_cast<u64>(8 * WIDTH >> 4) << 32) |
+           (static_cast<u64>(next >> 4) << 16) | ((address & 0x3ffff) >> 4);
 }
 
 __device__ __forceinline__ void wgmma_begin() {

@@ -1,0 +1,217 @@
+"""Tensor-core kernels of Hopper: exact with whole numbers whatever the shape, layout and place of
+C; the choice of a variant, and what is refused."""
+
+import numpy as np
+import pytest
+from conftest import on
+
+from hybrid_gemm import catalog, devices
+from hybrid_gemm.catalog import TENSOR_TYPES
+from hybrid_gemm.devices import nvrtc, tma
+from hybrid_gemm.errors import KernelError, UnavailableError, UsageError
+from hybrid_gemm.tensor_kernels import choose
+
+SHAPES = [(1, 1, 1), (64, 64, 16), (130, 70, 0), (300, 333, 100), (129, 257, 65), (2500, 1700, 300)]
+VARIANTS = catalog.get("wgmma").variants()
+PLAIN = [v for v in VARIANTS if v.params["TERMS"] == 1]
+SPLIT = [v for v in VARIANTS if v.params["TERMS"] == 3]
+
+
+@pytest.fixture(params=[on("cuda")], scope="module")
+def hopper(request):
+    device = devices.open_devices(request.param, 1, gpus=[0])[0]
+    if device.arch != "sm_90":
+        pytest.skip(f"wgmma is sm_90a's; this is {device.arch}")
+    return device
+
+
+class Problem:
+    """Operands of small whole numbers in poisoned surroundings, and C as NumPy has it."""
+
+    def __init__(self, device, variant, dtype, layouts, shape, *, alpha=1, beta=0, pad=0, seed=0):
+        self.device, cp = device, device.cp
+        m, n, k = shape
+        p, rng = variant.params, np.random.default_rng(seed)
+        parts, most = (p["TERMS"] + 1) // 2, 3 if p["OUT"] == 4 else 1
+        x, y = (rng.integers(-most, most + 1, (parts, s, k)).astype("f4") for s in (m, n))
+        self.expected = x[0].astype("f8") @ y[0].T.astype("f8")
+        self.exponents = None, None
+        if parts == 2:
+            self.expected += x[0].astype("f8") @ y[1].T + x[1].astype("f8") @ y[0].T
+            rows, cols = (rng.integers(-3, 4, s).astype("i4") for s in (m, n))
+            self.expected *= 2.0 ** rows[:, None] * 2.0**cols
+            self.exponents = cp.asarray(rows), cp.asarray(cols)
+        self.a = self.stored(x if layouts[0] == "n" else x.transpose(0, 2, 1), dtype)
+        self.b = self.stored(y if layouts[1] == "t" else y.transpose(0, 2, 1), dtype)
+        self.out = np.dtype("f4") if p["OUT"] == 4 else np.dtype("u2")
+        self.dtype = dtype
+        old = rng.integers(-3, 4, (m, n)).astype("f4")
+        self.expected = alpha * self.expected + (beta * old if beta else 0)
+        poison = 0x7FC1 if self.out == "u2" else np.nan
+        self.before = np.full((m + 2, n + pad), poison, self.out)
+        if beta:
+            self.before[1:-1, :n] = self.encoded(old)
+        self.whole = cp.asarray(self.before)
+        self.c = self.whole[1:-1, :n]
+        self.call = tma.bind_tensor(
+            device, variant, dtype, self.a, self.b, self.c, k=k, layouts=layouts,
+            alpha=alpha, beta=beta,
+        )  # fmt: skip
+
+    def encoded(self, x):
+        if self.out == "f4":
+            return x
+        if self.dtype == "float16":
+            return x.astype("f2").view("u2")
+        return (x.view("u4") >> 16).astype("u2")  # exact for these
+
+    def stored(self, x, dtype):
+        """On the device with a pitch of whole 16 bytes and NaN beyond each row."""
+        parts, height, width = x.shape
+        size = TENSOR_TYPES[dtype]
+        pitch = (width * size // 16 + 2) * 16 // size
+        if dtype == "bfloat16":
+            whole = np.full((parts, height, pitch), 0x7FC0, "u2")
+            whole[:, :, :width] = x.astype("f4").view("u4") >> 16
+        else:
+            whole = np.full((parts, height, pitch), np.nan, "f2" if size == 2 else "f4")
+            whole[:, :, :width] = x
+        return self.device.cp.asarray(whole)[:, :, :width]
+
+    def run(self, **options):
+        with self.device.working() as stream:
+            self.device.cp.cuda.Device().synchronize()
+            self.call(self.a, self.b, self.c, stream, self.exponents, **options)
+            stream.synchronize()
+        return self.whole.get()
+
+    def check(self):
+        whole = self.run()
+        n = self.c.shape[1]
+        got = whole[1:-1, :n]
+        if self.out == "u2" and self.dtype == "float16":
+            np.testing.assert_array_equal(got.view("f2"), self.expected.astype("f2"))
+        elif self.out == "u2":
+            wide = (got.astype("u4") << 16).view("f4")
+            assert np.all(np.abs(wide - self.expected) <= np.abs(self.expected) * 2.0**-8)
+        else:
+            np.testing.assert_array_equal(got, self.expected)
+        whole[1:-1, :n] = self.before[1:-1, :n]
+        assert whole.tobytes() == self.before.tobytes()  # nothing around C was written
+
+
+def names(variants):
+    return [" ".join(map(str, v.params.values())) for v in variants]
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=names(VARIANTS))
+def test_every_variant_is_exact(hopper, variant):
+    dtypes = TENSOR_TYPES if variant.params["OUT"] == 4 else ("float16", "bfloat16")
+    for dtype in dtypes:
+        for shape in SHAPES:
+            Problem(hopper, variant, dtype, "nt", shape).check()
+
+
+@pytest.mark.parametrize("layouts", catalog.LAYOUTS)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_operands_across_k(hopper, dtype, layouts):
+    for variant in PLAIN:
+        for shape in SHAPES:
+            Problem(hopper, variant, dtype, layouts, shape).check()
+
+
+@pytest.mark.parametrize("pad", [0, 1, 2, 8])
+@pytest.mark.parametrize(("alpha", "beta"), [(2, -1), (1, 3), (0, 1), (-1, 0)])
+def test_alpha_beta_and_any_place_of_c(hopper, alpha, beta, pad):
+    for variant in PLAIN[:2] + SPLIT[:1]:
+        for shape in ((300, 333, 100), (256, 512, 64), (130, 70, 0)):
+            Problem(
+                hopper, variant, "float16", "nt", shape, alpha=alpha, beta=beta, pad=pad
+            ).check()
+
+
+def test_a_verdict_for_others_leaves_c_alone(hopper):
+    problem = Problem(hopper, SPLIT[0], "float16", "nt", (300, 333, 100))
+    verdict = hopper.cp.array([2], "i4")
+    assert problem.run(verdict=verdict, wanted=0).tobytes() == problem.before.tobytes()
+    assert problem.run(verdict=verdict, wanted=2).tobytes() != problem.before.tobytes()
+
+
+@pytest.mark.parametrize("variant", SPLIT, ids=names(SPLIT))
+@pytest.mark.parametrize("dtype", ["float16", "tfloat32"])
+def test_sums_leave_the_tensor_cores_in_time(hopper, variant, dtype):
+    """On numbers of one sign, whole sums in the tensor cores' accumulators err by 2e-5; and the
+    same bits come every time."""
+    cp, (m, n, k) = hopper.cp, (256, 384, 4096)
+    rng = np.random.default_rng(5)
+    x, y = (rng.random((s, k)).astype("f4") for s in (m, n))
+
+    def parts(z):
+        if dtype == "float16":
+            hi = z.astype("f2")
+            return cp.asarray(np.stack([hi, (z - hi).astype("f2")]))
+        hi = ((z.view("u4") + 0x1000) & 0xFFFFE000).view("f4")
+        return cp.asarray(np.stack([hi, (((z - hi).view("u4") + 0x1000) & 0xFFFFE000).view("f4")]))
+
+    a, b, results = parts(x), parts(y), []
+    reference = x.astype("f8") @ y.T.astype("f8")
+    for _ in range(3):
+        c = cp.full((m, n), np.nan, "f4")
+        call = tma.bind_tensor(hopper, variant, dtype, a, b, c, k=k)
+        with hopper.working() as stream:
+            cp.cuda.Device().synchronize()
+            call(a, b, c, stream)
+            stream.synchronize()
+        results.append(c.get())
+    error = np.linalg.norm(results[0] - reference) / np.linalg.norm(reference)
+    assert error < 4e-7
+    assert results[0].tobytes() == results[1].tobytes() == results[2].tobytes()
+
+
+# --- without a GPU --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("terms", [1, 3])
+@pytest.mark.parametrize("side", [1, 64, 1000, 1024, 4096, 16384])
+def test_a_choice_is_a_listed_variant(side, terms):
+    chosen = choose(side, side, side, terms=terms, dtype="float16", processors=132)
+    assert chosen in VARIANTS
+    assert chosen.params["TERMS"] == terms
+    assert chosen.params["OUT"] == 4
+
+
+def test_small_products_take_small_tiles():
+    def area(side):
+        params = choose(side, side, side, terms=3, dtype="float16", processors=132).params
+        return params["BM"] * params["BN"]
+
+    assert area(1024) < area(8192)
+
+
+def test_what_the_copy_engine_cannot_read_is_refused():
+    with pytest.raises(UsageError, match="multiples of 16 bytes; found 0x1008"):
+        tma.tensor_map("float16", 0x1008, (64, 64, 1), (128, 8192), (64, 64, 1))
+    with pytest.raises(UsageError, match="multiples of 16 bytes"):
+        tma.tensor_map("float16", 0x1000, (63, 64, 1), (126, 8064), (64, 64, 1))
+
+
+def test_operands_that_do_not_fit_are_refused():
+    a, b, c = (np.zeros(s, "f2") for s in ((1, 32, 64), (1, 48, 64), (32, 40)))
+    with pytest.raises(UsageError, match=r"operand B is \(1, 48, 64\)"):
+        tma.bind_tensor(None, PLAIN[0], "float16", a, b, c, k=64)
+    with pytest.raises(UsageError, match="2 parts for m=32 n=40 k=64"):
+        tma.bind_tensor(None, SPLIT[0], "float16", a, b[:, :40], c, k=64)
+
+
+def test_products_that_run_one_after_the_other_do_not_compile():
+    """ptxas serialises wgmma with a warning alone, where it cannot keep sums in registers."""
+    try:
+        nvrtc.version()
+    except UnavailableError as error:
+        pytest.skip(str(error))
+    variant = PLAIN[0]
+    source = variant.source("float16", "nt")
+    touched = source.replace("wgmma_wait<1>();", "sums[0] += 1;")
+    assert touched != source
+    with pytest.raises(KernelError, match=r"does not compile as meant for sm_90a: .*C75"):
+        nvrtc.compile(touched, "sm_90a", "gemm_wgmma.cu")
