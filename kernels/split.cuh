@@ -26,7 +26,8 @@ __device__ inline Extremes merge(Extremes x, Extremes y) {
 struct State {
     int verdict;
     int taken[3];  // products so far, by verdict
-    unsigned done;  // blocks that have packed
+    unsigned done;      // blocks that have packed
+    unsigned hopeless;  // whether a row has shown that the fp16 split will not do
 };
 
 // Exponent of the leading bit; for subnormals the least there is.

@@ -69,12 +69,12 @@ struct Shared {
     In tile[ROWS][STEP + 1];
     Extremes merged[4][ROWS];
     Summary summaries[256];
-    bool last;
+    bool last, hopeless;
 };
 
 template <bool ALONG>
 __device__ inline void pack(Source<In, ALONG> source, int row0, const Operand& operand,
-                            Shared& shared) {
+                            State* state, Shared& shared) {
     auto& tile = shared.tile;
     auto& merged = shared.merged;
     const int t = threadIdx.x;
@@ -91,6 +91,7 @@ __device__ inline void pack(Source<In, ALONG> source, int row0, const Operand& o
         for (int x = t / ROWS; x < operand.partials && row < source.rows; x += 4)
             all = merge(all, operand.partial[(long long)x * operand.stride + row]);
         merged[t / ROWS][t % ROWS] = all;
+        if (HALF && t == 0) shared.hopeless = *(volatile unsigned*)&state->hopeless;
         __syncthreads();
         if (t < ROWS && row < source.rows && blockIdx.y == 0) {
             for (int x = 1; x < 4; ++x) all = merge(all, merged[x][t]);
@@ -107,6 +108,7 @@ __device__ inline void pack(Source<In, ALONG> source, int row0, const Operand& o
             large[i] = (unsigned)max(1, top - 6 + 127) << 23;
             whole[i] = (unsigned)max(0, top - 17 + 127) << 23;
         }
+        if (HALF && shared.hopeless) return;
     }
     unsigned seen[MINE] = {};  // large elements, and 2^16 times those cut short: 512 at most
     const int stop = min(pitch, (int)(blockIdx.y + 1) * SLICE);
@@ -162,9 +164,11 @@ __device__ inline void pack(Source<In, ALONG> source, int row0, const Operand& o
             for (int lanes = 1; lanes < ACROSS; lanes *= 2)
                 seen[i] += __shfl_xor_sync(~0u, seen[i], lanes);
             const int row = half + 32 * i;
-            if (at == 0 && row0 + row < source.rows)
-                atomicAdd(&operand.tally[row0 + row],
-                          (seen[i] & 0xffff) | (unsigned long long)(seen[i] >> 16) << 32);
+            if (at || row0 + row >= source.rows) continue;
+            const unsigned long long cut = seen[i] >> 16;
+            const unsigned long long before =
+                atomicAdd(&operand.tally[row0 + row], (seen[i] & 0xffff) | cut << 32);
+            if (8 * ((before >> 32) + cut) > source.k) state->hopeless = 1;
         }
     }
 }
@@ -193,7 +197,8 @@ __device__ inline Summary summarize(const Operand& operand, int rows, int k, Sum
     return whole;
 }
 
-// docs/tensor-cores.md proves these rules.
+// docs/tensor-cores.md proves these rules. Where blocks gave up, rows have been tallied in part,
+// but the one that was hopeless is so already: 8 of its cut elements exceed k, and `large` cannot.
 __device__ inline Verdict decide(const Summary& a, const Summary& b, int k) {
     int doublings = 0;
     while (doublings < 31 && 1ll << doublings < k) ++doublings;
@@ -220,10 +225,10 @@ extern "C" __global__ void __launch_bounds__(256)
                        whole + m, tally + m};
     if ((int)blockIdx.x < blocks_a) {
         const Source<In, !TRANS_A> source = {(const In*)A, lda, m, k};
-        pack(source, blockIdx.x * ROWS, a, shared);
+        pack(source, blockIdx.x * ROWS, a, state, shared);
     } else {
         const Source<In, TRANS_B> source = {(const In*)B, ldb, n, k};
-        pack(source, (blockIdx.x - blocks_a) * ROWS, b, shared);
+        pack(source, (blockIdx.x - blocks_a) * ROWS, b, state, shared);
     }
     if (!(HALF && PARTS == 2)) return;
     __threadfence();
@@ -237,6 +242,6 @@ extern "C" __global__ void __launch_bounds__(256)
     if (threadIdx.x == 0) {
         state->verdict = decide(of_a, of_b, k);
         ++state->taken[state->verdict];
-        state->done = 0;
+        state->done = state->hopeless = 0;
     }
 }

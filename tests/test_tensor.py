@@ -1,0 +1,542 @@
+"""Products on tensor cores: how operands are split and which split is taken, odd shapes, what
+strict fp32 keeps, and `compute=` from Python, over threads and from the command."""
+
+import functools
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from conftest import REASONS, integers, on
+from test_kernels import fetch, open_device, padded
+
+import hybrid_gemm as hg
+from hybrid_gemm import catalog, tensor
+from hybrid_gemm.cli import cli
+from hybrid_gemm.devices import emulation
+from hybrid_gemm.devices import tensor as products
+from hybrid_gemm.errors import UnavailableError, UsageError
+from hybrid_gemm.matrices import open_npy
+
+FP16, TF32, STRICT = range(3)
+SHAPES = [(1, 1, 1), (5, 7, 3), (33, 65, 17), (130, 133, 71), (129, 2, 200), (64, 128, 64)]
+
+
+@pytest.fixture(params=[("emulator", "mma"), ("cuda", "mma"), ("cuda", "wgmma")], ids=" ".join)
+def place(request):
+    """A device and a kernel for its tensor cores."""
+    kind, name = request.param
+    if REASONS[kind]:
+        pytest.skip(REASONS[kind])
+    device = open_device(kind)
+    try:
+        tensor.choose("tf32", catalog.get(name).variant(), kind=kind, arch=device.capability)
+    except UnavailableError as error:
+        pytest.skip(str(error))
+    return device, name
+
+
+def put(device, host, order="n", pad=0):
+    """On the device in that order, its rows so much longer."""
+    stored = host if order == "n" else host.T.copy()
+    there = padded(device, stored, pad, poison(host.dtype))[1]
+    return there if order == "n" else there.T
+
+
+def poison(dtype):
+    return np.asarray(np.nan, dtype)[()]
+
+
+def multiply(place, a, b, *, terms=3, layout="nn", pad=0, alpha=1, beta=0, c=None, out="float32"):
+    """C within its poisoned surroundings, and the verdicts on the product."""
+    device, name = place
+    variant = tensor.with_terms(catalog.get(name).variant(), terms)
+    stream = device.stream()
+    with device.using(stream):
+        x, y = (put(device, m, o, pad) for m, o in zip((a, b), layout, strict=True))
+        old = np.full((a.shape[0], b.shape[1]), poison(out), out) if c is None else c
+        whole, there = padded(device, old, pad, poison(out))
+        before = products.verdicts(device)
+        device.gemm(variant, x, y, there, alpha=alpha, beta=beta, stream=stream)
+        stream.synchronize()
+        verdicts = products.verdicts(device) - before
+    return fetch(device, whole), verdicts
+
+
+def framed(expected, pad, out="float32"):
+    whole = np.full((expected.shape[0] + 2, expected.shape[1] + pad), poison(out), out)
+    whole[1:-1, : expected.shape[1]] = expected
+    return whole
+
+
+# --- data of all kinds ----------------------------------------------------------------------
+
+
+def data(kind, m, n, k, seed=0):
+    """A and B, and the verdict that the rules in docs/tensor-cores.md give."""
+    rng = np.random.default_rng(seed)
+    a, b = rng.standard_normal((m, k)), rng.standard_normal((k, n))
+    verdict = FP16
+    if kind == "uniform":
+        a, b = rng.random((m, k)), rng.random((k, n))
+    elif kind == "ill-scaled":
+        a *= 2.0 ** rng.integers(-30, 31, (m, 1))
+        b *= 2.0 ** rng.integers(-30, 31, n)
+    elif kind == "cancelling":
+        a[:, k // 2 : k // 2 * 2], b[k // 2 : k // 2 * 2] = a[:, : k // 2], -b[: k // 2]
+    elif kind == "sparse":  # small elements and zeros, but none is cut short
+        a, b = (np.where(rng.random(x.shape) < 0.9, 0, np.rint(9 * x) + 1) for x in (a, b))
+    elif kind == "wide":
+        a, b = (x * 2.0 ** rng.uniform(-30, 30, x.shape) for x in (a, b))
+        verdict = TF32
+    elif kind == "huge":
+        a[:, 0], b[0] = 1e8, 0
+        verdict = TF32
+    elif kind == "huge in B":
+        b[-1], a[:, -1] = -1e8, 0
+        verdict = TF32
+    elif kind == "tiny rows":
+        a[m // 2] *= 1e-30
+        verdict = STRICT
+    elif kind == "subnormal":
+        a *= 1e-40
+        verdict = STRICT
+    elif kind == "overflow":
+        a *= 1e25
+        b *= 1e14
+        verdict = STRICT
+    elif kind == "Inf":
+        a[m // 2, k // 3] = np.inf
+        verdict = STRICT
+    elif kind == "NaN":
+        b[k // 3, n // 2] = np.nan
+        verdict = STRICT
+    elif kind == "widest":  # beyond what even TF32's exponents hold
+        a[:, :2], b[:2, :] = (1e20, 1e-30), np.array([[1e-30], [1e20]])
+        a[:, 2:], b[2:] = 0, 0
+        verdict = STRICT
+    with np.errstate(over="ignore"):
+        return a.astype("f4"), b.astype("f4"), verdict
+
+
+KINDS = ["normal", "uniform", "ill-scaled", "cancelling", "sparse", "wide", "huge", "huge in B",
+         "tiny rows", "subnormal", "overflow", "Inf", "NaN", "widest"]  # fmt: skip
+
+
+# --- what the split is ----------------------------------------------------------------------
+
+
+def exponents(x):
+    return np.frexp(x)[1] - 1
+
+
+def halves(rows, dtype):
+    """hi and lo of each row, and the row's exponent, by NumPy."""
+    largest = np.abs(rows).max(axis=1)
+    top = {"float16": 14, "tfloat32": 50}[dtype]
+    exponent = np.where(largest > 0, exponents(largest) - top, 0)
+    x = np.ldexp(rows, -exponent[:, None]).astype("f4")
+    round_to = np.float16 if dtype == "float16" else to_tf32
+    hi = round_to(x).astype("f4")
+    return hi, round_to(x - hi).astype("f4"), exponent
+
+
+def to_tf32(x):
+    return ((x.view("u4") + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view("f4")
+
+
+@pytest.fixture
+def packed(monkeypatch):
+    """What the product kernels were given, as NumPy arrays; nothing is multiplied."""
+    seen = {}
+
+    def product(device, variant, dtype, packer, parts, *_rest):
+        def call(a, b, c, stream, exponents=None, verdict=None, wanted=-1):
+            stream.synchronize()
+            names = "A", "B"
+            for name, x in zip(names, (a, b), strict=True):
+                seen[dtype, name] = fetch(device, x.reshape(-1, x.shape[2])).reshape(x.shape)
+            if verdict is not None:
+                seen["verdict"] = fetch(device, verdict)[0, 0]
+                seen[dtype, "exponents"] = [fetch(device, e[None])[0] for e in exponents]
+
+        return call
+
+    monkeypatch.setattr(products, "_product", product)
+    return seen
+
+
+@pytest.mark.parametrize("layout", catalog.LAYOUTS)
+@pytest.mark.parametrize("kind", ["normal", "wide", "sparse", "huge", "ill-scaled"])
+def test_operands_are_split_as_numpy_splits_them(kernel_device, packed, kind, layout):
+    device, shape = open_device(kernel_device), (37, 70, 133)
+    a, b, verdict = data(kind, *shape)
+    a[5] = 0
+    multiply((device, "mma"), a, b, layout=layout, pad=layout.count("t"))
+    assert packed["verdict"] == verdict
+    dtype = ("float16", "tfloat32")[verdict]
+    for name, rows, exponent in zip("AB", (a, b.T), packed[dtype, "exponents"], strict=True):
+        hi, lo, expected = halves(rows, dtype)
+        np.testing.assert_array_equal(exponent, expected)
+        parts = packed[dtype, name].view("f2" if dtype == "float16" else "f4")
+        assert parts.shape == (2, len(rows), 192)
+        assert not parts[:, :, 133:].any()
+        np.testing.assert_array_equal(parts[0, :, :133], hi)
+        np.testing.assert_array_equal(parts[1, :, :133], lo)
+
+
+def test_what_is_not_cut_short_keeps_22_bits():
+    """The claim behind the rules: elements from 2^-17 of their row's largest exponent on."""
+    rng = np.random.default_rng(1)
+    x = (rng.uniform(1, 2, (64, 4096)) * 2.0 ** rng.integers(-17, 1, (64, 4096))).astype("f4")
+    x[:, 0] = 1.5
+    hi, lo, exponent = halves(x, "float16")
+    error = np.abs(np.ldexp(hi.astype("f8") + lo, exponent[:, None]) - x)
+    assert (error <= 2.0**-22 * x).all()
+    hi, lo, exponent = halves(x, "tfloat32")
+    error = np.abs(np.ldexp(hi.astype("f8") + lo, exponent[:, None]) - x)
+    assert (error <= 2.0**-22 * x).all()
+
+
+def rule(a, b):
+    """The verdict by the rules, from NumPy's own counts."""
+    k, found = a.shape[1], []
+    for rows in (np.abs(a), np.abs(b.T)):
+        rows = rows[rows.max(axis=1) > 0]
+        if not np.isfinite(rows).all():
+            return STRICT
+        top = exponents(rows.max(axis=1))
+        least = np.where(rows > 0, rows, np.inf).min(axis=1)
+        low = np.where(least < 2.0**-126, -149, exponents(np.maximum(least, 2.0**-126)))
+        e = np.where(rows > 0, exponents(rows), -999)
+        large = (e >= top[:, None] - 6).sum(axis=1).min(initial=k)
+        cut = ((e < top[:, None] - 17) & (rows > 0)).sum(axis=1).max(initial=0)
+        reach = (top - low).max(initial=0)
+        found.append((top.max(initial=-200), top.min(initial=200), reach, large, cut))
+    (high_a, low_a, reach_a, large_a, cut_a), (high_b, low_b, reach_b, large_b, cut_b) = found
+    doublings = int(np.ceil(np.log2(k)))
+    if min(low_a, low_b) < -76 or max(high_a, high_b) > 96 or high_a + high_b + 2 + doublings > 127:
+        return STRICT
+    cut = int(cut_a) + int(cut_b)
+    if cut == 0 or 8 * cut <= int(large_a) + int(large_b) - k:
+        return FP16
+    return TF32 if max(reach_a, reach_b) <= 153 and reach_a + reach_b <= 203 else STRICT
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_verdict_follows_the_rules(kernel_device, packed, seed):
+    """Rows with just so many elements cut short, large, zero or far apart."""
+    rng = np.random.default_rng(seed)
+    m, n, k = rng.integers(1, 90, 3)
+    a, b = rng.uniform(1, 2, (m, k)), rng.uniform(1, 2, (k, n))
+    for x in (a, b.T):
+        row = rng.integers(len(x))
+        count = rng.integers(0, k // 2 + 1)
+        small = rng.choice(k, count, replace=False)
+        x[row, small] *= 2.0 ** rng.choice([-6, -7, -17, -18, -100, -102, -130])
+    if seed % 3 == 0:
+        a *= 2.0 ** rng.choice([-77, -76, 60, 95])
+        b *= 2.0 ** rng.choice([-30, 30, 60])
+    a, b = a.astype("f4"), b.astype("f4")
+    multiply((open_device(kernel_device), "mma"), a, b, layout="nt")
+    assert packed["verdict"] == rule(a, b)
+
+
+# --- products -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", catalog.LAYOUTS)
+@pytest.mark.parametrize("terms", [1, 3])
+def test_whole_numbers_are_exact_at_odd_shapes(place, terms, layout):
+    for i, (m, n, k) in enumerate(SHAPES):
+        rng = np.random.default_rng(i)
+        a, b = integers(rng, (m, k)), integers(rng, (k, n))
+        alpha, beta, pad = (1, -2)[i % 2], (0, 3)[i // 2 % 2], (0, 4, 3)[i % 3]
+        c = integers(rng, (m, n)) if beta else None
+        got, verdicts = multiply(
+            place, a, b, terms=terms, layout=layout, pad=pad, alpha=alpha, beta=beta, c=c
+        )
+        expected = alpha * (a @ b) + (beta * c if beta else 0)
+        np.testing.assert_array_equal(got, framed(expected, pad), err_msg=f"{m} {n} {k}")
+        assert verdicts.sum() == (terms == 3)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("layout", catalog.LAYOUTS)
+def test_narrow_whole_numbers_are_exact(place, dtype, layout):
+    for i, (m, n, k) in enumerate(SHAPES):
+        rng = np.random.default_rng(i)
+        a, b = (rng.integers(-1, 2, s).astype(dtype) for s in ((m, k), (k, n)))
+        pad, beta = (0, 8, 3)[i % 3], (0, 2)[i % 2]
+        for out in ("float32", dtype):
+            c = integers(rng, (m, n), out) if beta else None
+            got, _ = multiply(place, a, b, terms=1, layout=layout, pad=pad, beta=beta, c=c, out=out)
+            exact = a.astype("f8") @ b.astype("f8") + (beta * c.astype("f8") if beta else 0)
+            wanted = framed(exact.astype(out), pad, out)
+            np.testing.assert_array_equal(
+                got.astype("f4"), wanted.astype("f4"), err_msg=f"{m} {n} {k} {out}"
+            )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_kind_of_data_is_worse_than_strict_fp32(place, kind):
+    """Within a few roundings of |A||B| where the split is taken; the strict kernel's own bits
+    where it is not."""
+    for layout, shape in (("nn", (65, 70, 300)), ("tt", (40, 33, 129))):
+        a, b, verdict = data(kind, *shape)
+        got, verdicts = multiply(place, a, b, layout=layout)
+        got = got[1:-1, : b.shape[1]]
+        assert list(verdicts) == [v == verdict for v in range(3)]
+        if verdict == STRICT:
+            strict = strict_product(place[0], a, b, layout)
+            np.testing.assert_array_equal(got, strict)
+            continue
+        exact = a.astype("f8") @ b.astype("f8")
+        size = np.abs(a).astype("f8") @ np.abs(b).astype("f8")
+        assert (np.abs(got - exact) <= 2.0**-21 * size).all()
+        rms = np.linalg.norm(got - exact) / np.linalg.norm(size)
+        assert rms <= 2.0**-23
+
+
+def strict_product(device, a, b, layout):
+    stream = device.stream()
+    with device.using(stream):
+        x, y = (put(device, m, o) for m, o in zip((a, b), layout, strict=True))
+        c = device.empty(a.shape[0], b.shape[1], "float32")
+        variant = catalog.get("double_buffered").variant()
+        device.gemm(variant, x, y, c, alpha=1, beta=0, stream=stream)
+        stream.synchronize()
+    return fetch(device, c)
+
+
+def test_tf32_keeps_infinities_and_nans(place):
+    a, b = integers(np.random.default_rng(0), (9, 40)), np.ones((40, 5), "f4")
+    a[1, 3], a[2, 4], a[3, 5] = np.inf, np.nan, np.float32(3.4e38)
+    got, _ = multiply(place, a, b, terms=1)
+    with np.errstate(invalid="ignore", over="ignore"):
+        expected = a @ b
+    finite = [i for i in range(9) if i not in (1, 2, 3)]
+    np.testing.assert_array_equal(got[1:-1][finite], expected[finite])
+    assert np.isposinf(got[2]).all() and np.isnan(got[3]).all()
+
+
+def test_alpha_and_beta_as_in_blas(place):
+    a, b = np.full((3, 40), np.nan, "f4"), np.full((40, 5), np.inf, "f4")
+    c = np.full((3, 5), 2, "f4")
+    for terms in (1, 3):
+        got, _ = multiply(place, a, b, terms=terms, alpha=0, beta=3, c=c)
+        np.testing.assert_array_equal(got[1:-1], 6)
+    got, _ = multiply(place, a[:, :0], b[:0], beta=0)
+    np.testing.assert_array_equal(got[1:-1], 0)
+
+
+def test_scaling_never_loses_what_the_result_keeps(place):
+    """Exponents of rows and columns that alone would overflow or underflow."""
+    rng = np.random.default_rng(0)
+    a, b = rng.uniform(1, 2, (4, 64)).astype("f4"), rng.uniform(1, 2, (64, 6)).astype("f4")
+    plain, _ = multiply(place, a, b)
+    for shift in (50, -50):
+        scaled = np.ldexp(a, shift).astype("f4"), np.ldexp(b, -shift - 20).astype("f4")
+        got, verdicts = multiply(place, *scaled, alpha=2.0**20)
+        assert verdicts[FP16] == 1
+        np.testing.assert_array_equal(got, plain)
+
+
+@pytest.mark.parametrize("kind", ["normal", "wide", "NaN"])
+def test_the_same_bits_every_time(place, kind):
+    a, b, _verdict = data(kind, 140, 90, 500)
+    first, _ = multiply(place, a, b)
+    for _ in range(3):
+        np.testing.assert_array_equal(multiply(place, a, b)[0], first)
+
+
+@pytest.mark.parametrize("order", ["reverse", "shuffle"])
+@pytest.mark.parametrize("kind", ["normal", "wide", "NaN"])
+def test_thread_order_does_not_matter(kind, order):
+    if REASONS["emulator"]:
+        pytest.skip(REASONS["emulator"])
+    a, b, _verdict = data(kind, 133, 66, 600)
+    plain = multiply((open_device("emulator"), "mma"), a, b, layout="nt")
+    other = multiply((open_device("emulator", order=order, seed=5), "mma"), a, b, layout="nt")
+    np.testing.assert_array_equal(plain[0], other[0])
+    np.testing.assert_array_equal(plain[1], other[1])
+
+
+SANITIZED = """
+import sys
+sys.path.insert(0, {here!r})
+import numpy as np
+from test_tensor import data, multiply, open_device
+place = open_device("emulator", sanitize=True), "mma"
+for kind, layout in (("normal", "nn"), ("wide", "tt"), ("NaN", "nt")):
+    a, b, verdict = data(kind, 67, 130, 71)
+    for terms in (1, 3):
+        multiply(place, a, b, terms=terms, layout=layout, pad=3)
+    narrow = a.astype("float16"), b.astype("float16")
+    multiply(place, *narrow, terms=1, layout=layout, pad=3, out="float16")
+print("clean")
+"""
+
+
+def test_address_sanitizer_finds_nothing():
+    if REASONS["emulator"]:
+        pytest.skip(REASONS["emulator"])
+    done = subprocess.run(
+        [sys.executable, "-c", SANITIZED.format(here=str(Path(__file__).parent))],
+        capture_output=True, text=True, env=emulation.sanitized_environment(),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout == "clean\n"
+
+
+# --- compute= -------------------------------------------------------------------------------
+
+
+@functools.cache
+def runner(kind, **options):
+    return hg.Runner(device=kind, **options)
+
+
+@pytest.mark.parametrize("split, threads", [("rows", 1), ("rows", 3), ("cols", 3)])
+@pytest.mark.parametrize("compute", ["fp32x3", "tf32", "auto"])
+def test_splits(kernel_device, rng, compute, split, threads):
+    a, b = integers(rng, (140, 150)), integers(rng, (150, 66))
+    here = runner(kernel_device, compute=compute, split=split, threads=threads)
+    result = here.run(a, b)
+    assert (result.c == a @ b).all()
+    assert result.compute == ("tf32" if compute == "tf32" else "fp32x3 (fp16 split)")
+    assert result.plan.problem.compute == ("tf32" if compute == "tf32" else "fp32x3")
+
+
+def test_the_result_says_what_was_taken(kernel_device):
+    a, b, _ = data("NaN", 20, 30, 40)
+    result = runner(kernel_device, compute="fp32x3").run(a, b)
+    assert result.compute == "fp32x3 (strict fp32)"
+    x, y, _ = data("wide", 400, 30, 40)
+    x[:200] = 1
+    result = runner(kernel_device, compute="fp32x3", threads=2, split="rows").run(x, y)
+    assert "tf32 split" in result.compute
+    assert runner(kernel_device).run(a, b).compute == "strict float32"
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("split, threads", [("rows", 1), ("rows", 2), ("cols", 2)])
+def test_narrow_operands(device, dtype, split, threads):
+    rng = np.random.default_rng(3)
+    a, b = (rng.integers(-2, 3, s).astype(dtype) for s in ((61, 44), (44, 57)))
+    exact = a.astype("f4") @ b.astype("f4")
+    here = runner(device, split=split, threads=threads)
+    result = here.run(a, b)
+    assert result.c.dtype == dtype
+    np.testing.assert_array_equal(result.c.astype("f4"), exact.astype(dtype).astype("f4"))
+    if device != "cpu":
+        assert result.compute == f"{dtype} on tensor cores, sums in float32"
+    out = np.ones(exact.shape, "f4")
+    np.testing.assert_array_equal(here.gemm(a, b, out, beta=2, out=out), exact + 2)
+    mixed = here.run(a, b.astype("f4"))
+    assert mixed.c.dtype == np.float32
+    np.testing.assert_array_equal(mixed.c, exact)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_device_arrays_are_multiplied_where_they_lie(dtype):
+    if REASONS["cuda"]:
+        pytest.skip(REASONS["cuda"])
+    import cupy
+
+    here = hg.Runner(device="cuda", gpus=[0])
+    host = np.random.default_rng(0).integers(-2, 3, (96, 96)).astype(dtype)
+    a = cupy.asarray(host)
+    for x in (a, a.T, a[1:, 1:]):  # the last does not begin on 16 bytes
+        exact = x.get().astype("f4") @ x.get().astype("f4")
+        for out in (None, cupy.empty(x.shape, "f4")):
+            done = here.gemm(x, x, out=out)
+            np.testing.assert_array_equal(done.get().astype("f4"), exact.astype(done.dtype))
+    wide = cupy.asarray(host.astype("f4"))
+    done = hg.gemm(wide, wide, compute="fp32x3")
+    np.testing.assert_array_equal(done.get(), host.astype("f4") @ host.astype("f4"))
+
+
+def test_strassen_over_tensor_cores(kernel_device, rng):
+    a, b = integers(rng, (72, 80)), integers(rng, (80, 67))
+    options = {"algorithm": "strassen", "levels": 1}
+    for compute in ("fp32x3", "tf32"):
+        found = hg.gemm(a, b, device=kernel_device, compute=compute, **options)
+        assert (found == a @ b).all()
+    narrow = a.astype("f2"), b.astype("f2")
+    result = runner(kernel_device, **options).run(*narrow)
+    assert result.compute == "strict float32"
+
+
+def test_what_is_not_here_is_refused_by_name(rng):
+    a, b = integers(rng, (5, 6)), integers(rng, (6, 7))
+    for compute in ("fp32x3", "tf32"):
+        with pytest.raises(UnavailableError, match=f"{compute} needs tensor cores.*is cpu"):
+            hg.gemm(a, b, device="cpu", compute=compute)
+    result = runner("cpu", compute="auto").run(a, b)
+    assert result.compute == "strict float32" and (result.c == a @ b).all()
+    with pytest.raises(UsageError, match="there are fp32, fp32x3, tf32, auto"):
+        hg.gemm(a, b, device="cpu", compute="fp8")
+
+
+def test_names_that_do_not_go_together():
+    mma, naive = catalog.get("mma").variant(), catalog.get("naive").variant()
+    wgmma = catalog.get("wgmma").variant()
+    cuda = {"kind": "cuda"}
+    with pytest.raises(UsageError, match=r"naive does not use them; mma does"):
+        tensor.choose("tf32", naive, kind="emulator", arch=0)
+    with pytest.raises(UnavailableError, match=r"wgmma needs .* 9\.0; .* 8\.0: mma works"):
+        tensor.choose("tf32", wgmma, arch=80, **cuda)
+    with pytest.raises(UnavailableError, match=r"wgmma needs .* 10\.0: mma works"):
+        tensor.choose("tf32", wgmma, arch=100, **cuda)
+    with pytest.raises(UnavailableError, match=r"capability 7\.5"):
+        tensor.choose("fp32x3", None, arch=75, **cuda)
+    assert tensor.choose("auto", None, arch=75, **cuda).variant is None
+    assert tensor.choose("fp32x3", None, arch=90, **cuda).variant.name == "wgmma"
+    assert tensor.choose("fp32x3", None, arch=89, **cuda).variant.name == "mma"
+    problem = hg.problem.Problem(5, 6, 7)
+    with pytest.raises(UsageError, match="not in fp32; give compute fp32x3 or tf32"):
+        tensor.choose("fp32", mma, kind="emulator", arch=0).settle(problem)
+    with pytest.raises(UsageError, match="tf32 is for float32; this product is in float64"):
+        tensor.choose("tf32", None, kind="emulator", arch=0).settle(
+            hg.problem.Problem(5, 6, 7, "float64")
+        )
+    integer = tensor.choose("auto", None, kind="emulator", arch=0).settle(
+        hg.problem.Problem(5, 6, 7, "int32")
+    )
+    assert integer.compute == "fp32"
+
+
+def test_dtypes_without_a_common_one_are_refused():
+    with pytest.raises(TypeError, match="no dtype holds both float16 and bfloat16"):
+        hg.gemm(np.ones((2, 3), "f2"), np.ones((3, 2), "bfloat16"), device="cpu")
+
+
+def test_bfloat16_files(tmp_path):
+    matrix = np.arange(6).reshape(2, 3).astype("bfloat16")
+    np.save(tmp_path / "A.npy", matrix)
+    found = open_npy(tmp_path / "A.npy")
+    assert found.dtype == "bfloat16" and (found == matrix).all()
+
+
+@pytest.mark.parametrize("kind", [on("emulator"), on("cuda")])
+def test_the_command(kind, tmp_path):
+    options = ["--device", kind, "--verify", "full", "--json", "-"]
+    sizes = ["-m", "70", "-n", "67", "-k", "90"]
+    said = {
+        "--compute fp32x3": "fp32x3 (fp16 split)", "--compute tf32": "tf32",
+        "--dtype bfloat16": "bfloat16 on tensor cores, sums in float32",
+        "--compute fp32": "strict float32",
+    }  # fmt: skip
+    for asked, compute in said.items():
+        made = CliRunner().invoke(cli, ["run", *sizes, *asked.split(), *options])
+        assert made.exit_code == 0, made.output
+        found = json.loads(made.stdout)
+        assert found["compute"] == compute and found["verify"]["passed"]
+    out = str(tmp_path / "C.npy")
+    made = CliRunner().invoke(cli, ["run", *sizes, "--dtype", "bfloat16", "-o", out, *options])
+    assert made.exit_code == 0, made.output
+    assert open_npy(out).dtype == "bfloat16"
