@@ -25,7 +25,9 @@ LIBRARY_EFFICIENCY = 0.75
 LAUNCH_US = 4.0
 SPLIT_US = 3.0
 PART_BYTES_A_US = 60e3  # of one multiprocessor
-PRUNE = 1.7  # variants predicted to take longer than this times the best are not timed
+FLOP_A_BYTE = 16  # of the peak, for each byte a second from memory; an H200's
+PRUNE = 1.7  # variants predicted to take longer than this times the best are not timed,
+SLACK_US = 8.0  # and where that is not much longer they are
 
 
 @dataclass(frozen=True)
@@ -190,11 +192,15 @@ def predict_us(variant: Variant, machine: Machine, problem: Problem) -> float:
 
     A thread that owns a tile of s x s elements spends s^2 of its issue slots on multiply-adds
     and about 4s on bringing operands; what does not fit in registers is spilled. Blocks run in
-    rounds, up to 512 threads of them together on a multiprocessor.
+    rounds, up to 512 threads of them together on a multiprocessor. No product is faster than
+    its matrices come from memory.
     """
     peak = machine.peak_tflops or 1.0
+    m, n, k = problem.m, problem.n, problem.k
+    moved = (m * k + k * n + m * n) * ITEM_SIZE[problem.dtype]
+    memory = LAUNCH_US + moved * FLOP_A_BYTE / (peak * 1e6)
     if variant.kernel.library:
-        return LAUNCH_US + problem.flops / (peak * LIBRARY_EFFICIENCY * 1e6)
+        return max(memory, LAUNCH_US + problem.flops / (peak * LIBRARY_EFFICIENCY * 1e6))
     bm, bn, threads = _tile(variant, problem.dtype)
     owned = bm * bn / threads
     efficiency = owned / (owned + 4 * math.sqrt(owned))
@@ -211,7 +217,7 @@ def predict_us(variant: Variant, machine: Machine, problem: Problem) -> float:
     split = 0.0
     if blocks > tiles:  # parts of a tile go through memory to be added up
         split = SPLIT_US + 2 * bm * bn * ITEM_SIZE[problem.dtype] / PART_BYTES_A_US
-    return LAUNCH_US + split + rounds * together * work / (lane_rate * 1e6)
+    return max(memory, LAUNCH_US + split + rounds * together * work / (lane_rate * 1e6))
 
 
 @functools.cache
@@ -242,5 +248,5 @@ def worth_timing(machine: Machine, problem: Problem) -> list[Variant]:
         best[variant if persistent or variant.kernel.library else us] = variant
     kept = list(best.values())
     own = [predict_us(v, machine, problem) for v in kept if not v.kernel.library]
-    limit = PRUNE * min(own, default=math.inf)
+    limit = max(PRUNE * min(own, default=math.inf), min(own, default=math.inf) + SLACK_US)
     return [v for v in kept if v.kernel.library or predict_us(v, machine, problem) <= limit]

@@ -8,14 +8,14 @@ params    = [
     {BM = 128, BN = 256, BK = 8, TM = 16, TN = 8, LM = 4, KG = 1, HOPS = 2, STAGES = 3, BLOCKS = 132, SPLIT = 132},
     {BM = 256, BN = 128, BK = 8, TM = 16, TN = 8, LM = 4, KG = 1, HOPS = 2, STAGES = 4, BLOCKS = 132, SPLIT = 132},
     {BM = 128, BN = 128, BK = 8, TM = 16, TN = 8, LM = 4, KG = 1, HOPS = 1, STAGES = 5, BLOCKS = 264, SPLIT = 264},
-    {BM = 64, BN = 128, BK = 32, TM = 16, TN = 8, LM = 4, KG = 4, HOPS = 2, STAGES = 3, BLOCKS = 132, SPLIT = 1},
-    {BM = 64, BN = 128, BK = 32, TM = 16, TN = 8, LM = 4, KG = 4, HOPS = 2, STAGES = 3, BLOCKS = 132, SPLIT = 132},
-    {BM = 128, BN = 64, BK = 32, TM = 16, TN = 8, LM = 4, KG = 4, HOPS = 2, STAGES = 3, BLOCKS = 132, SPLIT = 132},
+    {BM = 64, BN = 128, BK = 16, TM = 16, TN = 8, LM = 4, KG = 4, HOPS = 1, STAGES = 5, BLOCKS = 132, SPLIT = 1},
+    {BM = 64, BN = 128, BK = 16, TM = 16, TN = 8, LM = 4, KG = 4, HOPS = 1, STAGES = 5, BLOCKS = 132, SPLIT = 132},
+    {BM = 64, BN = 128, BK = 16, TM = 16, TN = 8, LM = 4, KG = 4, HOPS = 2, STAGES = 4, BLOCKS = 132, SPLIT = 1},
+    {BM = 128, BN = 64, BK = 16, TM = 16, TN = 8, LM = 4, KG = 4, HOPS = 1, STAGES = 5, BLOCKS = 132, SPLIT = 132},
     {BM = 64, BN = 64, BK = 32, TM = 8, TN = 8, LM = 4, KG = 4, HOPS = 2, STAGES = 3, BLOCKS = 132, SPLIT = 132},
-    {BM = 32, BN = 32, BK = 32, TM = 8, TN = 4, LM = 4, KG = 4, HOPS = 2, STAGES = 4, BLOCKS = 528, SPLIT = 1},
-    {BM = 32, BN = 32, BK = 64, TM = 8, TN = 4, LM = 4, KG = 8, HOPS = 2, STAGES = 3, BLOCKS = 264, SPLIT = 2},
-    {BM = 16, BN = 32, BK = 64, TM = 4, TN = 4, LM = 4, KG = 8, HOPS = 1, STAGES = 3, BLOCKS = 264, SPLIT = 1},
-    {BM = 16, BN = 256, BK = 16, TM = 8, TN = 4, LM = 2, KG = 1, HOPS = 2, STAGES = 5, BLOCKS = 264, SPLIT = 8},
+    {BM = 16, BN = 256, BK = 16, TM = 8, TN = 8, LM = 2, KG = 4, HOPS = 1, STAGES = 6, BLOCKS = 132, SPLIT = 4},
+    {BM = 256, BN = 16, BK = 16, TM = 8, TN = 8, LM = 16, KG = 4, HOPS = 2, STAGES = 4, BLOCKS = 132, SPLIT = 4},
+    {BM = 8, BN = 256, BK = 32, TM = 8, TN = 8, LM = 1, KG = 8, HOPS = 2, STAGES = 3, BLOCKS = 132, SPLIT = 4},
 ]
 block     = ["KG * BM * BN / (TM * TN)", "1", "1"]
 grid      = ["max(1, min(BLOCKS, SPLIT * ceil(m / BM) * ceil(n / BN), ceil(m / BM) * ceil(n / BN) * ceil(k / BK)))", "1", "1"]
@@ -24,10 +24,10 @@ workspace = "2 * BLOCKS * BM * BN * SIZE"
 flags     = "32 * BLOCKS"
 require   = [
     "BM % (TM * LM) == 0", "32 % LM == 0", "BN % (TN * 32 / LM) == 0", "TM % 4 == 0", "TN % 4 == 0",
-    "HOPS <= 2", "BK % 8 == 0", "BK % KG == 0", "BLOCKS <= 65536", "BK / KG >= 2", "STAGES >= 2",
-    "(KG * BM * BN / (TM * TN)) % BK == 0",
+    "HOPS <= 2", "BK % 4 == 0", "BK % KG == 0", "BLOCKS <= 65536", "BK / KG >= 2", "STAGES >= 2",
+    "(KG * BM * BN / (TM * TN)) % BK == 0", "TM * TN * SIZE <= 512",
 ]
-dtypes    = ["float32"]
+dtypes    = ["float32", "float64", "int32"]
 arch      = ">=80"
 runs_on   = ["cuda", "emulator"]
 source    = "this project: docs/performance.md"
@@ -36,7 +36,7 @@ source    = "this project: docs/performance.md"
 // A block of 32 * KG * (BM / (TM * LM)) * (BN / (TN * 32 / LM)) threads makes tiles of C, BM x BN.
 // KG groups of warps share the k of each step among them and add up through shared memory.
 // When the tiles do not fill the blocks evenly, the last of them are cut along k into equal
-// runs of steps (stream-K); their parts meet in the workspace and are added in order of k, so
+// runs of steps (stream-K); their parts meet in the workspace and are added in a fixed order, so
 // the same input gives the same bits.
 #include "tuned.cuh"
 
@@ -51,14 +51,6 @@ constexpr int LD_A = BM + (TRANS_A ? 0 : PAD), LD_B = BN + (TRANS_B ? PAD : 0);
 constexpr int STAGE = BK * (LD_A + LD_B) * SIZE;  // bytes
 constexpr int STRIP = 8;                   // tile rows that are worked through together, for L2
 constexpr int FAN = 16;                    // parts added by one block
-
-#ifdef HYBRID_GEMM_EMULATOR
-#define UNROLL
-#else
-#define UNROLL _Pragma("unroll")
-#endif
-#define LEAST(a, b) ((a) < (b) ? (a) : (b))
-#define MOST(a, b) ((a) > (b) ? (a) : (b))
 
 // How the block brings BK x BX of one operand into shared memory as [BK][LD].
 // ALONG_K: memory runs along k, so the tile is transposed on its way: an element at a time, or
@@ -287,33 +279,16 @@ struct Shares {
     }
 };
 
-// True in the last of `count` blocks to come here, for all its threads; what the others wrote
-// before is then visible. Leaves the counter at zero.
-__device__ __forceinline__ bool last_of(unsigned* counter, int count) {
-    __shared__ unsigned before;
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        before = atomicAdd(counter, 1u);
-        if (before == count - 1u) *counter = 0;
-    }
-    __syncthreads();
-    const bool last = before == count - 1u;
-    __syncthreads();
-    __threadfence();
-    return last;
-}
-
 // Hands in this block's part of a tile. True in the one block that ends up with the whole sum:
-// parts are added FAN at a time, in order of k, by whichever block comes last.
+// parts are added FAN at a time, always in the same order, by whichever block comes last.
 __device__ __forceinline__ bool collect(T (&sum)[TM][TN], const Shares& shares, int tile,
-                                        T* workspace, unsigned* flags, bool holds, int thread) {
+                                        T* workspace, unsigned* flags, int group, int thread) {
     const int lo = shares.owner(tile * shares.steps);
     const int parts = shares.owner(tile * shares.steps + shares.steps - 1) - lo + 1;
     int mine = int(blockIdx.x) - lo;
 #pragma unroll 1
     for (int stride = 1; stride < parts; stride *= FAN, flags += 2 * gridDim.x) {
-        if (holds) {
+        if (group == 0) {
             T* to = workspace + (long long)shares.slot(lo + mine, tile) * (BM * BN) + thread * VEC;
             UNROLL for (int i = 0; i < TM; ++i) {
                 UNROLL for (int j = 0; j < TN; j += VEC)
@@ -324,27 +299,22 @@ __device__ __forceinline__ bool collect(T (&sum)[TM][TN], const Shares& shares, 
         const int count = LEAST(FAN, (parts - mine + stride - 1) / stride);
         unsigned* counter = flags + shares.slot(lo + mine, tile);
         if (!last_of(counter, count)) return false;
-        if (holds) {
-            UNROLL for (int i = 0; i < TM; ++i) {
-                UNROLL for (int j = 0; j < TN; ++j) sum[i][j] = T(0);
-            }
+        UNROLL for (int i = 0; i < TM; ++i) {
+            UNROLL for (int j = 0; j < TN; ++j) sum[i][j] = T(0);
+        }
 #pragma unroll 1
-            for (int c = 0; c < count; ++c) {
-                const int slot = shares.slot(lo + mine + c * stride, tile);
-                const Vec* from = reinterpret_cast<const Vec*>(workspace) +
-                                  (long long)slot * (BM * BN / VEC) + thread;
-                UNROLL for (int i = 0; i < TM; ++i) {
-                    UNROLL for (int j = 0; j < TN; j += VEC)
-                        add_part(sum, i, j, from[(i * TN + j) / VEC * GROUP]);
-                }
+        for (int c = group; c < count; c += KG) {
+            const int slot = shares.slot(lo + mine + c * stride, tile);
+            const Vec* from = reinterpret_cast<const Vec*>(workspace) +
+                              (long long)slot * (BM * BN / VEC) + thread;
+            UNROLL for (int i = 0; i < TM; ++i) {
+                UNROLL for (int j = 0; j < TN; j += VEC)
+                    add_part(sum, i, j, from[(i * TN + j) / VEC * GROUP]);
             }
         }
+        if (KG > 1) add_groups(sum, group, thread);
     }
     return true;
-}
-
-__device__ __forceinline__ bool on_16_bytes(const T* p, long long ld) {
-    return reinterpret_cast<unsigned long long>(p) % 16 == 0 && ld % VEC == 0;
 }
 
 // c = alpha * sum + beta * c; beta == 0 never reads c.
@@ -360,13 +330,15 @@ __device__ __forceinline__ void store_tile(const T (&sum)[TM][TN], int m, int n,
             if (vectors && c + VEC <= n) {
                 Vec v = {};
                 if (beta != T(0)) v = *reinterpret_cast<Vec*>(to);
-                UNROLL for (int q = 0; q < VEC; ++q)
-                    v.x[q] = beta == T(0) ? alpha * sum[i][j + q] : alpha * sum[i][j + q] + beta * v.x[q];
+                UNROLL for (int q = 0; q < VEC; ++q) {
+                    const T product = alpha * sum[i][j + q];
+                    v.x[q] = beta == T(0) ? product : product + beta * v.x[q];
+                }
                 *reinterpret_cast<Vec*>(to) = v;
             } else {
                 UNROLL for (int q = 0; q < VEC; ++q) {
-                    if (c + q < n)
-                        to[q] = beta == T(0) ? alpha * sum[i][j + q] : alpha * sum[i][j + q] + beta * to[q];
+                    const T product = alpha * sum[i][j + q];
+                    if (c + q < n) to[q] = beta == T(0) ? product : product + beta * to[q];
                 }
             }
         }
@@ -416,7 +388,7 @@ gemm_tuned(int m, int n, int k, T alpha, const T* A, long long lda, const T* B, 
         else
             multiply<false>(sum, m, n, A, lda, B, ldb, row, col, k0, skip, count, a_in, b_in);
         if (KG > 1) add_groups(sum, group, thread);
-        if (count < steps && !collect(sum, shares, tile, workspace, flags, group == 0, thread))
+        if (count < steps && !collect(sum, shares, tile, workspace, flags, group, thread))
             continue;
         if (group == 0) store_tile(sum, m, n, alpha, beta, C, ldc, row + row_in, col + col_in);
     }

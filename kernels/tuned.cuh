@@ -2,6 +2,14 @@
 // vectors of 16 bytes. Each has a plain form for the emulator.
 #pragma once
 
+#ifdef HYBRID_GEMM_EMULATOR
+#define UNROLL
+#else
+#define UNROLL _Pragma("unroll")
+#endif
+#define LEAST(a, b) ((a) < (b) ? (a) : (b))
+#define MOST(a, b) ((a) > (b) ? (a) : (b))
+
 constexpr int VEC = 16 / SIZE;  // elements of a vector
 
 struct alignas(16) Vec {
@@ -25,6 +33,7 @@ __device__ inline void copy_async(Shared to, const T* from, bool real = true) {
 __device__ inline void copies_commit() {}
 template <int PENDING>
 __device__ inline void copies_wait() {}
+__device__ inline unsigned add_in_order(unsigned* p) { return atomicAdd(p, 1u); }
 
 #else
 
@@ -61,9 +70,11 @@ __device__ __forceinline__ void copy_async(Shared to, const T* from, bool real) 
 }
 template <int BYTES>
 __device__ __forceinline__ void copy_async(Shared to, const T* from) {
-    static_assert(BYTES < 16, "vectors need to know whether they are real");
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(BYTES)
-                 : "memory");
+    if constexpr (BYTES == 16)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(BYTES)
+                     : "memory");
 }
 __device__ __forceinline__ void copies_commit() { asm volatile("cp.async.commit_group;"); }
 template <int PENDING>
@@ -71,4 +82,33 @@ __device__ __forceinline__ void copies_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
+// Adds 1: what came before is visible to whoever reads the sum this way.
+__device__ __forceinline__ unsigned add_in_order(unsigned* p) {
+    unsigned before;
+    asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;"
+                 : "=r"(before)
+                 : "l"(p)
+                 : "memory");
+    return before;
+}
+
 #endif
+
+__device__ __forceinline__ bool on_16_bytes(const T* p, long long ld) {
+    return reinterpret_cast<unsigned long long>(p) % 16 == 0 && ld % VEC == 0;
+}
+
+// True in the last of `count` blocks to come here, for all its threads; what the others wrote
+// before is then visible. Leaves the counter at zero.
+__device__ __forceinline__ bool last_of(unsigned* counter, int count) {
+    __shared__ unsigned before;
+    __syncthreads();  // the block's writes, handed on by one thread's release
+    if (threadIdx.x == 0) {
+        before = add_in_order(counter);
+        if (before == count - 1u) *counter = 0;
+    }
+    __syncthreads();
+    const bool last = before == count - 1u;
+    __syncthreads();
+    return last;
+}
