@@ -20,7 +20,7 @@ from .problem import Problem
 
 __all__ = [
     "Block", "Box", "DeviceSpec", "Panel", "Plan", "Span", "Strip", "Worker", "cut", "cut_span",
-    "grids", "make_plan", "memory_shortfall", "on_grid", "strips_along_rows",
+    "grids", "make_plan", "memory_needs", "memory_shortfall", "on_grid", "strips_along_rows",
 ]  # fmt: skip
 
 ALIGN = 32  # elements: cuts fall on whole 128-byte lines of fp32 where that costs nothing
@@ -288,16 +288,21 @@ def _blocks(workers, cuts: Cuts, depth, problem, align, resident) -> tuple[Block
     return tuple(blocks)
 
 
-def memory_shortfall(plan: Plan) -> str | None:
-    """What does not fit, with both figures; None if everything does."""
+def memory_needs(plan: Plan) -> list[int]:
+    """For each device the bytes that the plan takes of the hardware behind it."""
     needs = defaultdict(int)
     for index, spec in enumerate(plan.devices):
         needs[spec.unit] += plan.memory_bytes(index)
-    for spec in plan.devices:
-        if needs[spec.unit] > spec.memory_bytes:
+    return [needs[spec.unit] for spec in plan.devices]
+
+
+def memory_shortfall(plan: Plan) -> str | None:
+    """What does not fit, with both figures; None if everything does."""
+    for spec, need in zip(plan.devices, memory_needs(plan), strict=True):
+        if need > spec.memory_bytes:
             return (
                 f"{plan.problem} by {plan.split} over {len(plan.workers)} workers needs "
-                f"{needs[spec.unit] / 2**30:.2f} GiB on {spec.name}, which has "
+                f"{need / 2**30:.2f} GiB on {spec.name}, which has "
                 f"{spec.memory_bytes / 2**30:.2f} GiB free; fewer threads, more devices or "
                 "--split rows need less"
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -126,11 +127,9 @@ class Runner:
             )
             for spec in (device.spec(problem.dtype) for device in self.devices)
         )
-        known = self._plans.get((problem, resident))
-        if known and not known.held:  # as good as ever, if it still fits
-            known = dataclasses.replace(known, devices=specs)
-            if not planner.memory_shortfall(known):
-                return known
+        plan, needs = self._plans.get((problem, resident), (None, ()))
+        if plan and all(x <= s.memory_bytes for x, s in zip(needs, specs, strict=True)):
+            return plan  # as good as ever, since it still fits
         plan = planner.make_plan(
             problem,
             specs,
@@ -143,7 +142,8 @@ class Runner:
         )
         if len(self._plans) >= MAX_PLANS:
             self._plans.clear()
-        self._plans[problem, resident] = plan
+        if not plan.held:  # turns are made for the memory that there is now
+            self._plans[problem, resident] = plan, planner.memory_needs(plan)
         return plan
 
     def variant(self, plan: planner.Plan, layout: str = "nn") -> Variant:
@@ -256,12 +256,11 @@ class Runner:
         program takes it, the product is planned anew in smaller turns."""
         most = min(spec.memory_bytes for spec in plan.devices)
         while True:
-            try:
+            with contextlib.suppress(MemoryError):
                 return ThreadRun(plan, self.devices, variant, *arguments, **options)
-            except MemoryError:
-                for device in self.devices:
-                    device.free_unused()
-                most = int(SMALLER * most)
+            for device in self.devices:
+                device.free_unused()
+            most = int(SMALLER * most)
             # Raises OutOfMemoryError when not even the smallest turns would fit.
             plan = self._plan(plan.problem, plan.resident, most)
 

@@ -27,7 +27,8 @@ class Stream(abc.ABC):
         self.scratch: list = []  # of kernels whose blocks work together
 
     @abc.abstractmethod
-    def record(self): ...
+    def record(self, event=None):
+        """The event now in the queue: a new one, or one of this stream's that is used again."""
 
     @abc.abstractmethod
     def wait(self, event) -> None:
@@ -48,7 +49,7 @@ class HostEvent:
 class HostStream(Stream):
     """Work that is done when the call returns."""
 
-    def record(self) -> HostEvent:
+    def record(self, event=None) -> HostEvent:
         return HostEvent()
 
     def wait(self, event) -> None:

@@ -71,10 +71,11 @@ class CudaStream(Stream):
         super().__init__()
         self.cupy = cupy_stream
 
-    def record(self):
+    def record(self, event=None):
         import cupy
 
-        event = cupy.cuda.Event(block=True)  # a thread that waits leaves its core to others
+        if event is None:  # a thread that waits for it leaves its core to others
+            event = cupy.cuda.Event(block=True)
         event.record(self.cupy)
         return event
 

@@ -18,8 +18,9 @@ import numpy as np
 from ..devices.base import Device, leading
 from ..devices.cpu import cores
 
-# Small, so that the first bytes are soon on their way; large, so that Python is soon done.
-SLOT_BYTES = 4 << 20
+# Small, so that the first bytes are soon on their way; large, so that Python, which does one
+# piece's errands at a time, is not what all wait for.
+SLOT_BYTES = 8 << 20
 THREADS = 8  # a direction; enough to copy as fast as one link
 SLOTS = 12  # a direction: some are on their way while threads fill others
 TOUCHING = 2  # threads that make pages: more would take the memory's time from copies
@@ -84,7 +85,13 @@ class Ring:
         self.lock = threading.Lock()
         self.made = False
         self.slots: queue.SimpleQueue = queue.SimpleQueue()
-        self.pool = ThreadPoolExecutor(max(2, min(THREADS, cores() // device.siblings)), "copy")
+        threads = max(2, min(THREADS, cores() // device.siblings))
+        self.pool = ThreadPoolExecutor(threads, "copy", self._enter)
+
+    def _enter(self) -> None:
+        """Makes device and stream current in a thread of the pool, for good."""
+        _local.entered = self.device.using(self.stream)
+        _local.entered.__enter__()
 
     def slot(self) -> _Slot:
         """A slot that nothing uses; waits for one."""
@@ -92,14 +99,18 @@ class Ring:
             if not self.made:
                 memory = self.device.pinned(SLOTS * SLOT_BYTES)
                 for i in range(SLOTS):
-                    self.slots.put(_Slot(memory[i * SLOT_BYTES : (i + 1) * SLOT_BYTES]))
+                    part = memory[i * SLOT_BYTES : (i + 1) * SLOT_BYTES]
+                    with self.device.using(self.stream):
+                        self.slots.put(_Slot(part, self.stream.record()))
                 self.made = True
         return self.slots.get()
 
 
 class _Slot:
-    def __init__(self, memory: np.ndarray):
-        self.memory, self.event = memory, None
+    """`event` is after the last copy from or to the slot, and is recorded again and again."""
+
+    def __init__(self, memory: np.ndarray, event):
+        self.memory, self.event = memory, event
 
     def like(self, view, dtype: np.dtype) -> np.ndarray:
         """The slot's beginning as a matrix of a view's shape and order."""
@@ -135,7 +146,8 @@ class Link:
 
     def _start(self, ring: Ring, dst, src, transfer: Transfer, copy) -> None:
         if copy == self._straight or src.nbytes <= SMALL_BYTES:
-            self._guarded(copy, ring, dst, src, transfer)
+            with self.device.using(ring.stream):
+                self._guarded(copy, ring, dst, src, transfer)
             return
         pieces = _pieces(dst, max(src.dtype.itemsize, dst.dtype.itemsize))
         transfer.left = len(pieces)
@@ -146,9 +158,8 @@ class Link:
         try:
             if transfer.stopped():
                 raise Stopped
-            with self.device.using(ring.stream):
-                copy(ring, dst, src, transfer)
-                transfer.end(ring.stream)
+            copy(ring, dst, src, transfer)
+            transfer.end(ring.stream)
         except BaseException as error:
             transfer.end(error=error)
 
@@ -159,13 +170,12 @@ class Link:
     def _up(self, ring, dst, src, transfer):
         slot = ring.slot()
         try:
-            if slot.event is not None:
-                slot.event.synchronize()  # what was in it is on its device
+            slot.event.synchronize()  # what was in it is on its device
             here = slot.like(dst, dst.dtype)
             np.copyto(here, src, casting="unsafe")
             transfer.begin(ring.stream)
             self.device.copy(dst, here, ring.stream)
-            slot.event = ring.stream.record()
+            ring.stream.record(slot.event)
         finally:
             ring.slots.put(slot)
 
@@ -175,7 +185,7 @@ class Link:
             here = slot.like(src, src.dtype)
             transfer.begin(ring.stream)
             self.device.copy(here, src, ring.stream)
-            ring.stream.record().synchronize()
+            ring.stream.record(slot.event).synchronize()
             np.copyto(dst, here, casting="unsafe")
         finally:
             ring.slots.put(slot)
@@ -208,6 +218,7 @@ def _populate(kept: np.ndarray, address: int, size: int) -> None:
         ctypes.CDLL(None).madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), _POPULATE_WRITE)
 
 
+_local = threading.local()
 _links: dict[object, Link] = {}
 _lock = threading.Lock()
 

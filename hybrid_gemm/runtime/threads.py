@@ -82,7 +82,11 @@ class ThreadRun:
             threading.Barrier(max(1, len(self.pipelines)), self._start_clock),
             threading.Barrier(max(1, len(self.pipelines)), self._stop_clock),
         ]
-        self._lay_out()
+        try:
+            self._lay_out()
+        except MemoryError:
+            self._let_go()
+            raise
 
     # --- memory ---------------------------------------------------------------------------
 
@@ -189,7 +193,16 @@ class ThreadRun:
                 self._stop_clock()
             if self.critical:
                 self.critical.end()
-        return Timeline(self._activity(*mark) for mark in self.marks)
+        timeline = Timeline(self._activity(*mark) for mark in self.marks)
+        self._let_go()
+        return timeline
+
+    def _let_go(self) -> None:
+        """Gives the devices' memory back now, and not when Python finds what refers to what."""
+        for held in (self.pipelines, self.transfers, self.gates, self.slabs, self.needs,
+                     self.partials, self.futures):  # fmt: skip
+            held.clear()
+        self.critical = None
 
     def _execute(self) -> None:
         jobs = [job for pipeline in self.pipelines for job in self._jobs(pipeline)]

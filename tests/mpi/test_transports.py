@@ -45,7 +45,7 @@ class _Event(HostEvent):
 class _Stream(HostStream):
     cupy = types.SimpleNamespace(ptr=0)
 
-    def record(self):
+    def record(self, event=None):
         return _Event()
 
 
