@@ -26,7 +26,7 @@ LAUNCH_US = 4.0
 SPLIT_US = 3.0
 PART_BYTES_A_US = 60e3  # of one multiprocessor
 FLOP_A_BYTE = 16  # of the peak, for each byte a second from memory; an H200's
-PRUNE = 1.7  # variants predicted to take longer than this times the best are not timed,
+PRUNE = 1.25  # variants predicted to take longer than this times the best are not timed,
 SLACK_US = 8.0  # and where that is not much longer they are
 
 
