@@ -152,10 +152,10 @@ class RankRunner:
         return self.runner.variant(self._inner(dataclasses.replace(plan.problem, **sides)))
 
     @functools.lru_cache(maxsize=64)  # noqa: B019  (a runner lives as long as its process)
-    def _inner(self, problem: Problem):
+    def _inner(self, problem: Problem, resident: bool = False):
         return make_plan(
             problem, self._specs, self.runner.threads, split=self.runner.split,
-            kernel=str(self.runner.chosen or "auto"),
+            kernel=str(self.runner.chosen or "auto"), resident=resident,
         )  # fmt: skip
 
     @functools.cached_property
@@ -201,8 +201,11 @@ class RankRunner:
         if transport:
             transport.start()
         before = runner.verdicts(problem)
+        # What lies on a device is multiplied at once, and not panel by panel as it arrives.
+        there = all(x is None or x.lies(self.devices[0]) for x in matrices[:2])
+        inner = functools.partial(self._inner, resident=there)
         run = RankRun(
-            plan, rank, self.devices, self._inner, runner.variant, *matrices, transport, progress
+            plan, rank, self.devices, inner, runner.variant, *matrices, transport, progress
         )  # fmt: skip
         self.comm.Barrier()
         since, started = time.time(), time.perf_counter()
