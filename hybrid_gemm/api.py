@@ -36,6 +36,8 @@ def gemm(
     algorithm: str = "ordinary",
     levels: int = 1,
     compute: str = "fp32",
+    grid: Sequence[int] | None = None,
+    max_device_memory: int | None = None,
     comm=None,
     **across,
 ):
@@ -53,8 +55,8 @@ def gemm(
     "replicated" (each rank passes all of A, B, C), "root" (rank `root` does, the others None),
     "rows" (each rank passes its rows of op(A) and C, and all of B) or "cols" (its columns of
     op(A) and rows of op(B), and its rows of C). `result` says where C is wanted: "replicated",
-    "root" or "rows"; default as A came, and rows for "cols". `transport`, `grid` and `rounds`
-    are `RankRunner`'s, which is for repeated products.
+    "root" or "rows"; default as A came, and rows for "cols". `grid` then cuts the product over
+    ranks; `transport` and `rounds` are `RankRunner`'s, which is for repeated products.
 
     Raises ValueError on shapes and choices that do not fit, TypeError on dtypes.
     """
@@ -73,11 +75,12 @@ def gemm(
             runner={"split": split, "threads": threads, "device": device, "gpus": gpus,
                     "emulate_devices": emulate_devices, "kernel": kernel, "params": params,
                     "reduce": reduce, "algorithm": algorithm, "levels": levels,
-                    "compute": compute},
+                    "compute": compute, "grid": grid, "max_device_memory": max_device_memory},
         )  # fmt: skip
     runner = _runner(
         device, threads, split, reduce, None if gpus is None else tuple(gpus), emulate_devices,
         kernel, tuple(sorted((params or {}).items())), algorithm, levels, compute,
+        None if grid is None else tuple(grid), max_device_memory,
     )  # fmt: skip
     return runner.gemm(a, b, c, alpha=alpha, beta=beta, trans_a=trans_a, trans_b=trans_b, out=out)
 
@@ -85,12 +88,13 @@ def gemm(
 @functools.lru_cache(maxsize=8)
 def _runner(
     device, threads, split, reduce, gpus, emulate_devices, kernel, params, algorithm, levels,
-    compute,
+    compute, grid, max_device_memory,
 ) -> Runner:  # fmt: skip
     return Runner(
         device=device, threads=threads, split=split, reduce=reduce, gpus=gpus,
         emulate_devices=emulate_devices, kernel=kernel, params=dict(params),
-        algorithm=algorithm, levels=levels, compute=compute,
+        algorithm=algorithm, levels=levels, compute=compute, grid=grid,
+        max_device_memory=max_device_memory,
     )  # fmt: skip
 
 

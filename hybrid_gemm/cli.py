@@ -79,6 +79,23 @@ class _List(click.ParamType):
             self.fail(f"{value!r} is not a list such as {self.name}", param, ctx)
 
 
+class _Bytes(click.ParamType):
+    """A number of bytes, with a unit or without."""
+
+    name = "size"
+
+    def convert(self, value, param, ctx):
+        if isinstance(value, int):
+            return value
+        number = value.rstrip("BiKMGT")
+        unit = value[len(number) :].removesuffix("B")
+        base = 1024 if unit.endswith("i") else 1000
+        try:
+            return int(float(number) * base ** ["", "K", "M", "G", "T"].index(unit[:1]))
+        except ValueError:
+            self.fail(f"{value!r} is not a size such as 8GiB or 500MB", param, ctx)
+
+
 def _params(given: tuple[str, ...]) -> dict[str, int]:
     out = {}
     for text in given:
@@ -178,7 +195,12 @@ _json = click.option(
 @click.option(
     "--trace", "trace_file", metavar="FILE", help="Write what every worker did when (Perfetto)."
 )
-@click.option("--grid", type=_List("2,2,1", int), metavar="PM,PN,PK", help="How ranks cut m, n, K.")
+@click.option(
+    "--grid", type=_List("2,2,1", int), metavar="PM,PN,PK", help="How workers cut m, n, K."
+)
+@click.option(
+    "--max-device-memory", type=_Bytes(), metavar="SIZE", help="Of each device, such as 8GiB."
+)
 @click.option("--transport", metavar="NAME", help="Between ranks: auto, ipc, nccl or mpi.")
 @click.option("--rounds", type=int, metavar="N", help="Pieces in which ranks sum a strip of C.")
 @click.option("--ranks", type=int, metavar="N", help="Plan for N ranks (with --dry-run).")
@@ -220,6 +242,7 @@ def run(files, json_file, dry_run, grid, transport, rounds, ranks, **options) ->
 def _run_alone(files, json_file, across: dict, options: dict) -> None:
     from . import command
 
+    options["grid"] = across.pop("grid", None)
     if across:
         raise UsageError(f"--{next(iter(across))} is for ranks; {launchers.HOW}")
     with _progress() as progress:

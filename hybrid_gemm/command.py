@@ -43,6 +43,7 @@ class Job:
         emulate_devices, kernel, params, reduction, dtype, fill, seed, alpha, beta, trans_a,
         trans_b, resident, repeat, mode, show, dry_run, note: Callable[[str], None],
         algorithm="ordinary", levels=1, trace_file=None, compute="fp32",
+        grid=None, max_device_memory=None,
     ):  # fmt: skip
         if repeat < 1:
             raise UsageError(f"--repeat {repeat}: it takes at least 1")
@@ -68,7 +69,8 @@ class Job:
         self._prepare(
             device=device, threads=threads, split=split, reduce=reduction, gpus=gpus,
             emulate_devices=emulate_devices, kernel=kernel, params=params, algorithm=algorithm,
-            levels=levels, compute=compute,
+            levels=levels, compute=compute, max_device_memory=max_device_memory,
+            **({"grid": grid} if grid else {}),
         )  # fmt: skip
         self.verdict = None
 

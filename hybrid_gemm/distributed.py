@@ -111,7 +111,7 @@ class RankRunner:
 
     def spec(self):
         """What the least rank has: as many devices as a rank opened, its share of memory."""
-        found = [device.spec() for device in self.devices]
+        found = self.runner.specs()
         sharing = self.where.local_size
         if self.runner.kind == "cuda":
             from .devices import cuda
@@ -160,7 +160,7 @@ class RankRunner:
 
     @functools.cached_property
     def _specs(self):
-        return [device.spec() for device in self.devices]
+        return self.runner.specs()
 
     def run(
         self,

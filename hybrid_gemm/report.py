@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -123,6 +124,8 @@ def plan_data(plan: Plan) -> dict:
         "bytes_h2d": plan.bytes_h2d,
         "bytes_d2h": plan.bytes_d2h,
         "bytes_peer": plan.bytes_peer,
+        "bytes_relayed": plan.bytes_relayed,
+        "turns": plan.turns,
         "memory_bytes": {
             d.name: plan.memory_bytes(i) for i, d in enumerate(plan.devices)
         },
@@ -136,10 +139,27 @@ def _where(plan: Plan, worker) -> list[str]:
         return ["none", "none", "none"] if max(plan.grid) == 1 else [
             "none" if parts > 1 else "" for parts in plan.grid
         ]  # fmt: skip
-    (box,) = worker.boxes
-    spans = [str(box.rows), str(box.cols), str(box.ks)]
+    first, last = worker.boxes[0], worker.boxes[-1]  # turns go through the whole in order
+    spans = [
+        f"{x.start}:{y.stop}"
+        for x, y in ((first.rows, last.rows), (first.cols, last.cols), (first.ks, last.ks))
+    ]
     whole = max(plan.grid) == 1
     return [s if whole or parts > 1 else "" for s, parts in zip(spans, plan.grid, strict=True)]
+
+
+def _tiles(plan: Plan) -> str:
+    most = max(plan.workers, key=lambda w: len(w.boxes))
+    held = f", blocks of {plan.held} turns on a device at once" if plan.held else ""
+    return f"{len(most.tiles)} tiles of C, {len(most.tiles[0])} chunks of K each{held}"
+
+
+def _strips(strips) -> str:
+    """What of C a worker finishes; where that is many strips, how many and how much."""
+    if len(strips) == 1:
+        return f"{strips[0].rows} x {strips[0].cols}"
+    count = sum(s.elements for s in strips)
+    return f"{len(strips)} strips, {count} elements" if strips else ""
 
 
 def print_plan(plan: Plan, kernel: str) -> None:
@@ -148,15 +168,17 @@ def print_plan(plan: Plan, kernel: str) -> None:
         f"plan: {p}, alpha={p.alpha:g} beta={p.beta:g}, split by {plan.split}, "
         f"{len(plan.workers)} workers, kernel {kernel}"
     )
-    owned = {s.owner: s for s in plan.strips}
+    owned = defaultdict(list)
+    for strip in plan.strips:
+        owned[strip.owner].append(strip)
     rows = []
     for w in plan.workers:
-        strip = owned.get(w.index)
+        strips = owned[w.index]
         rows.append([
             w.index, plan.devices[w.device].name, *_where(plan, w),
             f"{sum(b.flops for b in w.boxes) / 1e9:.3f}",
-            f"{strip.rows} x {strip.cols}" if strip else "",
-            "+".join(map(str, strip.partials)) if strip and plan.summed else "",
+            _strips(strips),
+            "+".join(map(str, strips[0].partials)) if strips and plan.summed else "",
         ])  # fmt: skip
     table(["worker", "<device", "rows of A", "columns of B", "K", "gflop",
            "finishes C", "<sums partials of"], rows)  # fmt: skip
@@ -166,8 +188,10 @@ def print_plan(plan: Plan, kernel: str) -> None:
         )
     console.print(
         f"moved: {_gib(plan.bytes_h2d)} host to device, {_gib(plan.bytes_d2h)} back, "
-        f"{_gib(plan.bytes_peer)} between devices"
+        f"{_gib(plan.bytes_peer)} of partials between devices, {_gib(plan.bytes_relayed)} relayed"
     )
+    if plan.turns > 1:
+        console.print(f"in up to {plan.turns} turns a worker: {_tiles(plan)}")
     console.print(_expected(plan))
 
 

@@ -120,13 +120,18 @@ class Runner:
         """The plan for a problem on these devices; `resident` if A, B and C lie there."""
         return self._plan(problem, resident, self.max_device_memory)
 
-    def _plan(self, problem: Problem, resident: bool, most: int | None) -> planner.Plan:
-        specs = tuple(
-            dataclasses.replace(
-                spec, memory_bytes=min(spec.memory_bytes, most or spec.memory_bytes)
-            )
-            for spec in (device.spec(problem.dtype) for device in self.devices)
+    def specs(self, dtype: str = "float32", most: int | None = None) -> tuple:
+        """What the devices are, with the memory that products may take."""
+        limits = [x for x in (most, self.max_device_memory) if x]
+        return tuple(
+            dataclasses.replace(spec, memory_bytes=min(spec.memory_bytes, *limits))
+            if limits
+            else spec
+            for spec in (device.spec(dtype) for device in self.devices)
         )
+
+    def _plan(self, problem: Problem, resident: bool, most: int | None) -> planner.Plan:
+        specs = self.specs(problem.dtype, most)
         plan, needs = self._plans.get((problem, resident), (None, ()))
         if plan and all(x <= s.memory_bytes for x, s in zip(needs, specs, strict=True)):
             return plan  # as good as ever, since it still fits

@@ -289,6 +289,6 @@ def test_a_dry_run_shows_what_ranks_send_and_keep(ranks, tmp_path):
 
 
 def test_options_of_ranks_without_ranks_are_refused():
-    for options in (["--transport", "mpi"], ["--grid", "1,1,1"], ["--ranks", "2"]):
+    for options in (["--transport", "mpi"], ["--rounds", "2"], ["--ranks", "2"]):
         done = alone(*options)
         assert done.returncode == 2 and options[0] in done.stderr
