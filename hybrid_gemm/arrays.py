@@ -13,9 +13,11 @@ def is_device_array(x) -> bool:
 
 
 def module_of(x):
+    if not is_device_array(x):
+        return np
     import cupy
 
-    return cupy if is_device_array(x) else np
+    return cupy
 
 
 def as_matrix(x):

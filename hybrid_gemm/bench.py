@@ -9,6 +9,7 @@ the median is known well enough, or has taken long enough.
 from __future__ import annotations
 
 import csv
+import functools
 import io
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -16,12 +17,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from . import catalog, matrices, report
+from . import accuracy, catalog, matrices, report, tensor
 from .catalog import LAYOUTS, Variant
 from .devices import choose, open_devices
+from .devices import tensor as products
 from .devices.cpu import cores
 from .errors import HybridGemmError, UsageError
-from .problem import Problem
+from .problem import NARROW, Problem, compute_dtype, is_float
 from .verify import verify
 
 SAMPLE_MS = 2.0
@@ -36,9 +38,9 @@ SERIES = {
     ],
 }  # fmt: skip
 COLUMNS = (
-    "kernel", "params", "m", "n", "k", "dtype", "layout", "time_ms", "min_ms", "max_ms",
-    "samples", "gflops", "percent_of_peak", "ratio_to_cublas", "verdict", "worst_error_of_bound",
-    "l2", "sm_mhz", "power_w", "throttled", "note",
+    "kernel", "params", "m", "n", "k", "dtype", "layout", "data", "compute", "time_ms",
+    "min_ms", "max_ms", "samples", "gflops", "percent_of_peak", "ratio_to_cublas", "verdict",
+    "worst_error_of_bound", "l2", "sm_mhz", "power_w", "throttled", "note",
 )  # fmt: skip
 
 
@@ -76,21 +78,26 @@ def run(
     variants: Sequence[Variant] | Callable[[Problem], Sequence[Variant]], shapes, *,
     device: str = "auto",
     dtypes: Sequence[str] = ("float32",), layouts: Sequence[str] = ("nn",), samples: int = 30,
-    noise: float = 0.003, cold: bool = False, seed: int = 0, progress=None,
+    noise: float = 0.003, cold: bool = False, seed: int = 0, compute: str = "fp32",
+    data: str = "normal", progress=None,
     note: Callable[[str], None] = lambda text: None,
 ) -> dict:  # fmt: skip
     """Rows as plain dictionaries (`COLUMNS`), one a variant, shape, layout and dtype.
 
     Takes up to `samples` of each, fewer once the median's spread is below `noise` of it. With
     `cold` the L2 cache holds none of A, B and C when a product starts. A variant that cannot
-    run a shape is a row whose note says why. `variants` may depend on the problem.
+    run a shape is a row whose note says why. `variants` may depend on the problem; without any,
+    the kernel for tensor cores is timed beside cuBLAS (`beside_cublas`), where `compute` or a
+    narrow dtype asks for them. `data` is one of `accuracy.KINDS`.
     """
     for layout in layouts:
         if layout not in LAYOUTS:
             raise UsageError(f"no layout is called {layout!r}; there are {', '.join(LAYOUTS)}")
     for dtype in dtypes:
-        if dtype not in catalog.C_TYPES:
-            raise UsageError(f"--dtype {dtype!r}: kernels have {', '.join(catalog.C_TYPES)}")
+        if dtype not in (known := (*catalog.C_TYPES, *NARROW)):
+            raise UsageError(f"--dtype {dtype!r}: kernels have {', '.join(known)}")
+        if data != "normal" and dtype != "float32":
+            raise UsageError(f"--data {data} is float32, and --dtype {dtype} was given")
     if samples < 1 or noise < 0:
         raise UsageError("samples are 1 or more, and noise 0 or more")
     kind, why = choose(device)
@@ -99,10 +106,19 @@ def run(
     if cold and kind != "cuda":
         raise UsageError(f"a cold L2 is for the cuda device; this is {kind}")
     opened = open_devices(kind, 1, gpus=[0] if kind == "cuda" else None)[0]
-    bench = _Bench(opened, samples, noise, cold)
+    bench = _Bench(opened, samples, noise, cold, data)
     cases = [(d, lay, s) for d in dtypes for lay in layouts for s in shapes]
-    for_each = variants if callable(variants) else lambda problem: variants
-    jobs = [(for_each(p := Problem(*s, d)), p, lay) for d, lay, s in cases]
+    arithmetic = tensor.choose(compute, None, kind=kind, arch=opened.capability)
+    for_each = variants
+    if not callable(variants):
+
+        def for_each(problem):
+            return [tensor.as_asked(v, problem) for v in variants]
+
+    if not variants:
+        for_each = functools.partial(beside_cublas, arithmetic, opened)
+    posed = [(arithmetic.settle(pose(s, d)), lay) for d, lay, s in cases]
+    jobs = [(for_each(problem), problem, layout) for problem, layout in posed]
     advance = progress(sum(len(v) for v, _, _ in jobs), "timing") if progress else lambda _: None
     bench.compile(jobs)
     rows = []
@@ -111,9 +127,26 @@ def run(
     return {"device": {"kind": kind, "name": opened.describe()}, "rows": rows}
 
 
+def pose(sides: tuple[int, int, int], dtype: str) -> Problem:
+    """The problem of matrices of one dtype."""
+    return Problem(*sides, compute_dtype(np.dtype(dtype)), out_dtype=dtype,
+                   operands=dtype if dtype in NARROW else "")  # fmt: skip
+
+
+def beside_cublas(arithmetic: tensor.Arithmetic, device, problem: Problem) -> list[Variant]:
+    """The kernel that multiplies a problem on tensor cores, and cuBLAS for comparison: with the
+    same arithmetic, or fp32 where cuBLAS has none as accurate."""
+    if not arithmetic.takes(problem):
+        raise UsageError(f"{problem} in {problem.compute} is for no tensor core: name kernels")
+    peer = "cublas_tf32" if problem.compute == "tf32" else "cublas"
+    beside = [catalog.get(peer).variant()] if device.kind == "cuda" else []
+    return [arithmetic.variant_for(problem, device.processors), *beside]
+
+
 class _Bench:
-    def __init__(self, device, samples: int, noise: float, cold: bool):
+    def __init__(self, device, samples: int, noise: float, cold: bool, data: str):
         self.device, self.samples, self.noise, self.cold = device, samples, noise, cold
+        self.data = data
         self.stream = device.stream()
 
     def compile(self, jobs) -> None:
@@ -124,6 +157,7 @@ class _Bench:
             for v in variants
             if not v.refusal(device=self.device.kind, dtype=p.dtype, m=p.m, n=p.n, k=p.k)
             and not v.kernel.library
+            and v.kernel.role == "gemm"
         }
         with ThreadPoolExecutor(cores()) as pool:
             list(pool.map(lambda key: self.device.compile(*key), wanted))
@@ -133,13 +167,14 @@ class _Bench:
         device, stream = self.device, self.stream
         rows, times = [], {}
         with device.session(), device.using(stream):
-            a, b = (self._operand(problem, x, t, seed) for x, t in zip("AB", layout, strict=True))
-            c = device.empty(problem.m, problem.n, problem.dtype)
+            a, b = self._operands(problem, layout, seed)
+            c = device.empty(problem.m, problem.n, problem.out_dtype)
             for i, variant in enumerate(variants):
                 rows.append(self._row(variant, problem, layout))
-                reason = variant.refusal(
-                    device=device.kind, dtype=problem.dtype, m=problem.m, n=problem.n, k=problem.k
-                )
+                reason = tensor.refusal(variant, problem) or variant.refusal(
+                    device=device.kind, dtype=tensor.dtype_for(variant, problem),
+                    m=problem.m, n=problem.n, k=problem.k,
+                )  # fmt: skip
                 if reason is None:
                     reason = self._check(rows[i], variant, problem, a, b, c)
                 if reason is None:
@@ -153,7 +188,8 @@ class _Bench:
                     if self._enough(taken):
                         rows[i] |= device.readings()
                         del going[i]
-        peak = device.peak_tflops(problem.dtype)
+        strict = problem.compute == "fp32" and problem.operands == problem.dtype
+        peak = device.peak_tflops(problem.dtype) if strict else None
         for i, (taken, _sample) in times.items():
             median = statistics.median(taken)
             gflops = problem.flops / median / 1e6
@@ -163,7 +199,8 @@ class _Bench:
                 "percent_of_peak": gflops / peak / 10 if peak else None,
                 "l2": "cold" if self.cold else "warm",
             }  # fmt: skip
-        peer = next((r["time_ms"] for r in rows if r["kernel"] == "cublas"), None)
+        peers = ("cublas", "cublas_tf32")
+        peer = next((r["time_ms"] for r in rows if r["kernel"] in peers), None)
         for row in rows:
             if peer and row["time_ms"]:
                 row["ratio_to_cublas"] = peer / row["time_ms"]
@@ -181,26 +218,42 @@ class _Bench:
     def _row(self, variant: Variant, problem: Problem, layout: str) -> dict:
         return dict.fromkeys(COLUMNS) | {
             "kernel": variant.name, "params": dict(variant.params), "m": problem.m,
-            "n": problem.n, "k": problem.k, "dtype": problem.dtype, "layout": layout,
+            "n": problem.n, "k": problem.k, "dtype": problem.operands, "layout": layout,
+            "data": self.data,
         }  # fmt: skip
 
-    def _operand(self, problem: Problem, operand: str, order: str, seed: int):
-        rows, cols = (problem.m, problem.k) if operand == "A" else (problem.k, problem.n)
-        shape = (rows, cols) if order == "n" else (cols, rows)
-        host = matrices.generate(*shape, problem.dtype, seed=seed, operand=operand, threads=cores())
-        stored = self.device.empty(*shape, problem.dtype)
-        self.device.copy(stored, host, self.stream)
-        self.stream.synchronize()
-        return stored if order == "n" else stored.T
+    def _operands(self, problem: Problem, layout: str, seed: int) -> list:
+        def draw(operand, rows, cols, fill="normal", dtype="float32"):
+            host = matrices.generate(
+                rows, cols, dtype, seed=seed, operand=operand, fill=fill, threads=cores()
+            )
+            stored = self.device.empty(rows, cols, dtype)
+            self.device.copy(stored, host, self.stream)
+            self.stream.synchronize()
+            return stored
+
+        sides = {"A": (problem.m, problem.k), "B": (problem.k, problem.n)}
+        if self.data == "normal":
+            return [
+                draw(x, *side, dtype=problem.operands) if order == "n"
+                else draw(x, *side[::-1], dtype=problem.operands).T
+                for (x, side), order in zip(sides.items(), layout, strict=True)
+            ]  # fmt: skip
+        made = accuracy.make(self.data, problem.m, problem.n, problem.k, draw)
+        return [x if o == "n" else x.T.copy().T for x, o in zip(made, layout, strict=True)]
 
     def _check(self, row: dict, variant, problem, a, b, c) -> str | None:
         """Runs a variant once on a poisoned C; fills in the verdict."""
-        c[...] = np.nan if c.dtype.kind == "f" else -(2**30)
+        c[...] = np.nan if is_float(c.dtype) else -(2**30)
+        before = products.verdicts(self.device, problem)
         try:
             self._gemm(variant, a, b, c)
             self.stream.synchronize()
         except HybridGemmError as error:
             return str(error)
+        row["compute"] = tensor.ran(
+            variant, problem, products.verdicts(self.device, problem) - before
+        )
         verdict = verify(problem, a, b, None, c)
         row["verdict"] = "passed" if verdict.passed else "FAILED"
         row["worst_error_of_bound"] = verdict.worst
@@ -249,11 +302,11 @@ def _params(row: dict) -> str:
 
 
 def show(data: dict) -> None:
-    several = {x: len({row[x] for row in data["rows"]}) > 1 for x in ("dtype", "layout")}
+    several = {x: len({row[x] for row in data["rows"]}) > 1 for x in ("dtype", "layout", "compute")}
     rows = [
         [
             row["kernel"], _params(row), f"{row['m']} x {row['n']} x {row['k']}",
-            row["dtype"] if several["dtype"] else "", row["layout"] if several["layout"] else "",
+            *(row[x] if several[x] else "" for x in ("dtype", "layout", "compute")),
             *(f"{row[c]:.4g}" if row[c] is not None else "" for c in ("time_ms", "min_ms")),
             f"{row['gflops']:.1f}" if row["gflops"] else "",
             f"{row['percent_of_peak']:.1f}" if row["percent_of_peak"] else "",
@@ -263,8 +316,8 @@ def show(data: dict) -> None:
         for row in data["rows"]
     ]  # fmt: skip
     report.table(
-        ["<kernel", "<parameters", "m x n x k", "<dtype", "<layout", "time ms", "min ms", "gflop/s",
-         "% of peak", "of cuBLAS",
+        ["<kernel", "<parameters", "m x n x k", "<dtype", "<layout", "<compute", "time ms",
+         "min ms", "gflop/s", "% of peak", "of cuBLAS",
          "<verdict", "<note"],
         rows, title=data["device"]["name"],
     )  # fmt: skip

@@ -399,6 +399,19 @@ def tune(json_file, links, gpus, **options) -> None:
     "--dtype", "dtypes", type=_List("float32,int32"), default="float32", show_default=True
 )
 @click.option(
+    "--compute",
+    default="fp32",
+    show_default=True,
+    metavar="NAME",
+    help="How float32 is multiplied: fp32, fp32x3 or tf32, these beside cuBLAS.",
+)
+@click.option("--data", default="normal", show_default=True, help="As --accuracy has them.")
+@click.option(
+    "--accuracy",
+    is_flag=True,
+    help="Errors against float64 on data of several kinds instead of times.",
+)
+@click.option(
     "--layout",
     "layouts",
     type=_List("nn,tt"),
@@ -433,7 +446,8 @@ def tune(json_file, links, gpus, **options) -> None:
 def bench(context, json_file, csv_file, **options) -> None:
     """Time kernels x parameters x shapes on one device, with a verdict in each row.
 
-    With --peers, time whole products from host arrays to host arrays, ours and others'.
+    With --peers, time whole products from host arrays to host arrays, ours and others'. With
+    --accuracy, measure errors of fp32, TF32, fp32x3 and cuBLAS against float64.
     """
     from . import bench as benches
 
@@ -445,6 +459,11 @@ def bench(context, json_file, csv_file, **options) -> None:
         from .peers import show
 
         timed = _peers_timed
+    if options.pop("accuracy"):
+        from .accuracy import COLUMNS as columns
+        from .accuracy import show
+
+        timed = _accuracy
     given = {
         name
         for name in options
@@ -452,7 +471,7 @@ def bench(context, json_file, csv_file, **options) -> None:
     }
     with _progress() as progress:
         data = timed(
-            shapes or [(1024,) * 3], given, progress=progress, note=_note, **options
+            shapes, given, progress=progress, note=_note, **options
         )  # fmt: skip
     if csv_file:
         from .report import write
@@ -468,15 +487,32 @@ def _kernels_timed(shapes, given, *, names, all_params, param, gpus, memories, *
 
     if gpus is not None or memories:
         raise UsageError("--gpus and --memory are for --peers; kernels are timed on GPU 0")
-    variants = benches.select(names, all_params, _params(param), options["device"])
-    return benches.run(variants, shapes, **options)
+    variants = []  # beside cuBLAS
+    narrow = set(options["dtypes"]) <= {"float16", "bfloat16"}
+    if names or (options["compute"] == "fp32" and not narrow):
+        variants = benches.select(names, all_params, _params(param), options["device"])
+    elif all_params or param:
+        raise UsageError("parameters need kernels on tensor cores: name one by --kernels")
+    return benches.run(variants, shapes or [(1024,) * 3], **options)
+
+
+def _accuracy(shapes, given, *, device, seed, progress, note, data, **others) -> dict:
+    from . import accuracy
+
+    if others := given - {"device", "shapes", "seed", "data"}:
+        raise UsageError(f"--{min(others).replace('_', '-')} is not for --accuracy")
+    kinds = data.split(",") if "data" in given else tuple(accuracy.KINDS)
+    return accuracy.run(
+        shapes, device=device, data=kinds, seed=seed, progress=progress, note=note
+    )  # fmt: skip
 
 
 def _peers_timed(shapes, given, *, dtypes, samples, **options) -> dict:
     from . import command
 
     others = {"names": "kernels", "all_params": "all-params", "param": "param", "cold": "cold",
-              "layouts": "layout", "noise": "noise"}  # fmt: skip
+              "layouts": "layout", "noise": "noise", "compute": "compute",
+              "data": "data"}  # fmt: skip
     for name, option in others.items():
         options.pop(name)
         if name in given:
@@ -484,6 +520,7 @@ def _peers_timed(shapes, given, *, dtypes, samples, **options) -> dict:
     if len(dtypes) != 1:
         raise UsageError(f"--peers takes one --dtype; {','.join(dtypes)} was given")
     samples = samples if "samples" in given else 5
+    shapes = shapes or [(1024,) * 3]
     return command.bench_peers(shapes, dtype=dtypes[0], samples=samples, **options)
 
 

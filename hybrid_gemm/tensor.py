@@ -79,8 +79,7 @@ class Arithmetic:
     def variant_for(self, problem: Problem, processors: int) -> Variant:
         """The kernel for a problem that goes to tensor cores, of a device with so many
         multiprocessors."""
-        narrow = problem.operands in NARROW
-        terms = 3 if problem.compute == "fp32x3" and not narrow else 1
+        narrow, terms = problem.operands in NARROW, _terms(problem)
         if self.variant.name == "wgmma" and not self.asked:
             dtype = problem.operands if narrow else ("tfloat32", "float16")[terms == 3]
             sides = problem.m, problem.n, problem.k
@@ -142,6 +141,36 @@ def _where(kind: str, arch: int) -> str:
     return f"a GPU of compute capability {arch // 10}.{arch % 10}" if kind == "cuda" else kind
 
 
+def as_asked(variant: Variant, problem: Problem) -> Variant:
+    """A variant with the TERMS that a settled problem takes, if it has any."""
+    return with_terms(variant, _terms(problem)) if "TERMS" in variant.params else variant
+
+
+def refusal(variant: Variant, problem: Problem) -> str | None:
+    """Why a kernel for tensor cores does not multiply a settled problem; None if it does."""
+    strict = problem.compute == "fp32" and problem.operands not in NARROW
+    if variant.kernel.role != "tensor" or not strict:
+        return None
+    return f"kernel {variant.name} multiplies on tensor cores: give compute fp32x3 or tf32"
+
+
+def _terms(problem: Problem) -> int:
+    return 3 if problem.compute == "fp32x3" and problem.operands not in NARROW else 1
+
+
+def dtype_for(variant: Variant, problem: Problem) -> str:
+    """The dtype of a variant's own that multiplies a settled problem's operands."""
+    if problem.operands in NARROW:
+        return problem.operands
+    own = variant.kernel.role == "tensor" and not variant.kernel.library
+    return "tfloat32" if own else problem.dtype
+
+
+def rounding(problem: Problem) -> float:
+    """What rounding its operands may do to a product, relative to |A||B|."""
+    return 1.01 * 2.0**-10 if problem.compute == "tf32" else 0.0
+
+
 def words(problem: Problem, taken: Sequence[int] = ()) -> str:
     """What was computed: `taken` counts the products of fp32x3 by `VERDICTS`."""
     if problem.operands in NARROW:
@@ -154,3 +183,10 @@ def words(problem: Problem, taken: Sequence[int] = ()) -> str:
             return f"fp32x3 ({found[0][1]})"
         return f"fp32x3 ({', '.join(f'{count} x {name}' for count, name in found)})"
     return problem.compute if problem.compute != "fp32" else f"strict {problem.dtype}"
+
+
+def ran(variant: Variant, problem: Problem, taken: Sequence[int] = ()) -> str:
+    """As `words`, of a kernel that need not be for tensor cores."""
+    if variant.kernel.role == "tensor" or problem.operands in NARROW:
+        return words(problem, taken)
+    return f"strict {problem.dtype}"

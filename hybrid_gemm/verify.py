@@ -15,6 +15,7 @@ import numpy as np
 from .devices.cpu import integer_product
 from .errors import UsageError
 from .problem import Problem, finfo
+from .tensor import rounding
 
 FULL_FLOPS = 2 * 2048**3  # `auto` computes the whole reference up to here: under a second
 SAMPLED_ROWS = 32
@@ -76,8 +77,7 @@ class _Floats:
         self.xp = _module(result)
         self.eps = float(finfo(problem.dtype).eps)
         self.out_eps = float(finfo(result.dtype).eps)
-        # What rounding two operands to TF32's 11 bits may do to their product.
-        self.rounded = 1.01 * 2.0**-10 if problem.compute == "tf32" else 0.0
+        self.rounded = rounding(problem)
         self.reads_product = problem.alpha != 0 and problem.k > 0
 
     def rows(self, rows) -> float:

@@ -20,8 +20,10 @@ from hybrid_gemm.devices import emulation
 from hybrid_gemm.devices import tensor as products
 from hybrid_gemm.errors import UnavailableError, UsageError
 from hybrid_gemm.matrices import open_npy
+from hybrid_gemm.problem import Problem
 
 FP16, TF32, STRICT = range(3)
+SPLIT = Problem(1, 1, 1, compute="fp32x3")
 SHAPES = [(1, 1, 1), (5, 7, 3), (33, 65, 17), (130, 133, 71), (129, 2, 200), (64, 128, 64)]
 
 
@@ -59,10 +61,10 @@ def multiply(place, a, b, *, terms=3, layout="nn", pad=0, alpha=1, beta=0, c=Non
         x, y = (put(device, m, o, pad) for m, o in zip((a, b), layout, strict=True))
         old = np.full((a.shape[0], b.shape[1]), poison(out), out) if c is None else c
         whole, there = padded(device, old, pad, poison(out))
-        before = products.verdicts(device)
+        before = products.verdicts(device, SPLIT)
         device.gemm(variant, x, y, there, alpha=alpha, beta=beta, stream=stream)
         stream.synchronize()
-        verdicts = products.verdicts(device) - before
+        verdicts = products.verdicts(device, SPLIT) - before
     return fetch(device, whole), verdicts
 
 
@@ -497,16 +499,12 @@ def test_names_that_do_not_go_together():
     assert tensor.choose("auto", None, arch=75, **cuda).variant is None
     assert tensor.choose("fp32x3", None, arch=90, **cuda).variant.name == "wgmma"
     assert tensor.choose("fp32x3", None, arch=89, **cuda).variant.name == "mma"
-    problem = hg.problem.Problem(5, 6, 7)
+    problem = Problem(5, 6, 7)
     with pytest.raises(UsageError, match="not in fp32; give compute fp32x3 or tf32"):
         tensor.choose("fp32", mma, kind="emulator", arch=0).settle(problem)
     with pytest.raises(UsageError, match="tf32 is for float32; this product is in float64"):
-        tensor.choose("tf32", None, kind="emulator", arch=0).settle(
-            hg.problem.Problem(5, 6, 7, "float64")
-        )
-    integer = tensor.choose("auto", None, kind="emulator", arch=0).settle(
-        hg.problem.Problem(5, 6, 7, "int32")
-    )
+        tensor.choose("tf32", None, kind="emulator", arch=0).settle(Problem(5, 6, 7, "float64"))
+    integer = tensor.choose("auto", None, kind="emulator", arch=0).settle(Problem(5, 6, 7, "int32"))
     assert integer.compute == "fp32"
 
 

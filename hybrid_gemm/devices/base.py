@@ -248,7 +248,7 @@ class KernelDevice(Device):
         return self._loaded[key]
 
     def prepare(self, variant, a, b, dtype):
-        if variant.kernel.role == "tensor":
+        if variant.kernel.role == "tensor" and not variant.kernel.library:
             from . import tensor  # which is built on this module
 
             tensor.prepare(self, variant, a, b, dtype)

@@ -19,6 +19,9 @@ from .base import layout
 WORKSPACE_BYTES = 32 << 20  # what cuBLAS asks for on Hopper
 _OPERATION = {"n": 0, "t": 1}
 _DEFAULT_MATH = 0  # no TF32, whatever the environment says
+_NARROW = {"float16": 2, "bfloat16": 14, "float32": 0}  # cudaDataType
+_COMPUTE = {False: 68, True: 77}  # cublasComputeType: float32, float32 through TF32
+_ANY_ALGORITHM = -1
 _local = threading.local()
 
 
@@ -36,8 +39,10 @@ def _call(name: str, *args) -> None:
         raise HybridGemmError(f"{name} failed with cuBLAS status {status}")
 
 
-def bind(a, b, c, *, alpha, beta) -> Callable:
-    """A call that multiplies CuPy matrices laid out as these, float32 or float64, in any order.
+def bind(a, b, c, *, alpha, beta, tf32: bool = False) -> Callable:
+    """A call that multiplies CuPy matrices laid out as these, in any order: float32 (strict, or
+    through TF32) or float64, or float16 or bfloat16 with sums in float32 and C of their dtype or
+    float32.
 
     Row-major C is column-major C^T = op(B)^T op(A)^T, so the operands change places.
     """
@@ -47,19 +52,22 @@ def bind(a, b, c, *, alpha, beta) -> Callable:
     (la, lda), (lb, ldb) = layout(a) or ("n", 1), layout(b) or ("n", 1)
     ldc = layout(c)[1]
     operations = _OPERATION[lb], _OPERATION[la]
-    scalars = np.array([alpha, beta], c.dtype)
-    alpha_at, beta_at = scalars.ctypes.data, scalars.ctypes.data + c.dtype.itemsize
+    mixed = tf32 or a.dtype.itemsize == 2
+    scalars = np.array([alpha, beta], np.float32 if mixed else c.dtype)
+    alpha_at, beta_at = scalars.ctypes.data, scalars.ctypes.data + scalars.itemsize
     cublas = cupy.cuda.cublas
     quick, name = {
         "float32": (cublas.sgemm, "cublasSgemm_v2_64"),
         "float64": (cublas.dgemm, "cublasDgemm_v2_64"),
-    }[c.dtype.name]
+    }.get(c.dtype.name, (None, ""))
     small = max(lda, ldb, ldc) < 2**31
     get_handle = cupy.cuda.device.get_cublas_handle
 
     def call(a, b, c, stream, _kept=scalars):
         handle = get_handle()
-        if small and not stream.cupy.is_capturing():  # CuPy takes its current stream, this one
+        if (
+            small and not mixed and not stream.cupy.is_capturing()
+        ):  # CuPy takes its current stream, this one
             cublas.setMathMode(handle, _DEFAULT_MATH)
             quick(
                 handle, *operations, n, m, k, alpha_at, b.data.ptr, ldb, a.data.ptr, lda,
@@ -72,11 +80,18 @@ def bind(a, b, c, *, alpha, beta) -> Callable:
               ctypes.c_size_t(WORKSPACE_BYTES))  # fmt: skip
         _call("cublasSetPointerMode_v2", pointer(handle), 0)
         _call("cublasSetMathMode", pointer(handle), _DEFAULT_MATH)
-        _call(
-            name, pointer(handle), *operations, whole(n), whole(m), whole(k),
-            pointer(alpha_at), pointer(b.data.ptr), whole(ldb), pointer(a.data.ptr), whole(lda),
-            pointer(beta_at), pointer(c.data.ptr), whole(ldc),
-        )  # fmt: skip
+        head = pointer(handle), *operations, whole(n), whole(m), whole(k), pointer(alpha_at)
+        matrices = [(pointer(x.data.ptr), ld) for x, ld in ((b, ldb), (a, lda), (c, ldc))]
+        if not mixed:
+            x, y, z = ((at, whole(ld)) for at, ld in matrices)
+            _call(name, *head, *x, *y, pointer(beta_at), *z)
+            return
+        x, y, z = (
+            (at, _NARROW[of.dtype.name], whole(ld))
+            for (at, ld), of in zip(matrices, (b, a, c), strict=True)
+        )
+        _call("cublasGemmEx_64", *head, *x, *y, pointer(beta_at), *z, _COMPUTE[tf32],
+              _ANY_ALGORITHM)  # fmt: skip
 
     return call
 

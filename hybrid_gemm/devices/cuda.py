@@ -302,7 +302,8 @@ class CudaDevice(KernelDevice):
         function(launch.grid, launch.block, args, launch.shared_bytes, stream.cupy)
 
     def bind_library(self, variant, a, b, c, *, alpha, beta):
-        return cublas.bind(a, b, c, alpha=alpha, beta=beta)
+        tf32 = variant.name == "cublas_tf32"
+        return cublas.bind(a, b, c, alpha=alpha, beta=beta, tf32=tf32)
 
 
 def enable_peers(devices: Sequence[CudaDevice]) -> None:

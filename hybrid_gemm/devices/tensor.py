@@ -14,10 +14,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from .. import catalog
+from .. import catalog, tensor_kernels
 from ..catalog import Variant
 from ..errors import UsageError
-from ..problem import NARROW
+from ..problem import NARROW, Problem
 from .base import KernelDevice, Stream, launches, layout
 
 STRICT = 2  # of tensor.VERDICTS, which the kernels count from 0
@@ -53,9 +53,12 @@ def _room(device: KernelDevice, stream: Stream) -> _Room:
     return _rooms[stream]
 
 
-def verdicts(device: KernelDevice) -> np.ndarray:
-    """How many split products on a device came to each verdict so far; waits for them."""
+def verdicts(device: KernelDevice, problem: Problem) -> np.ndarray:
+    """How many split products on a device came to each verdict so far; waits for them.
+    Zeros, at once, if products of this problem are not split."""
     total = np.zeros(3, int)
+    if problem.compute != "fp32x3":
+        return total
     for stream, room in list(_rooms.items()):
         if room.device is getattr(device, "device", device):  # where Strassen's is over it
             host = np.zeros((1, 6), np.int32)
@@ -216,8 +219,13 @@ def _rounded(device, variant, a, b, c, alpha, beta) -> Callable:
 def _product(device, variant, dtype, packer, parts, c, alpha, beta, stored=None) -> Callable:
     """A call (a, b, c, stream, exponents, verdict, wanted) for packed operands, or `stored` ones:
     C = alpha 2^exponents A B + beta C, if the verdict is the wanted one."""
-    params = {**variant.params, "TERMS": 2 * parts - 1, "OUT": c.dtype.itemsize}
-    variant = variant.kernel.variant(params)
+    terms, out_bytes = 2 * parts - 1, c.dtype.itemsize
+    if variant.name == "wgmma" and variant.params["OUT"] != out_bytes:  # shaped for another C
+        variant = tensor_kernels.choose(
+            packer.m, packer.n, packer.k, terms=terms, dtype=dtype, out_bytes=out_bytes,
+            processors=device.processors,
+        )  # fmt: skip
+    variant = variant.kernel.variant({**variant.params, "TERMS": terms, "OUT": out_bytes})
     if variant.name != "wgmma":
         return _bind_mma(device, variant, dtype, packer, c, alpha, beta)
     from . import tma
