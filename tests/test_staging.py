@@ -1,0 +1,199 @@
+"""Copies through slots, panels, relays and turns: small parts make small products take the ways
+of large ones, on every device that is there."""
+
+import numpy as np
+import pytest
+from conftest import integers
+
+from hybrid_gemm import Runner, planner
+from hybrid_gemm.devices import pinned
+from hybrid_gemm.devices.emulator import EmulatorDevice
+from hybrid_gemm.errors import OutOfMemoryError, UnavailableError, UsageError
+from hybrid_gemm.runner import Result
+from hybrid_gemm.runtime import staging
+
+SHAPES = [(70, 90, 50), (33, 200, 65), (5, 7, 300), (1, 100, 9), (40, 40, 0)]
+SPLITS = [
+    {"threads": 1}, {"threads": 3, "split": "rows"}, {"threads": 3, "split": "cols"},
+    {"threads": 4, "split": "cols", "emulate_devices": 4},
+    {"threads": 4, "split": "rows", "emulate_devices": 2},
+    {"threads": 2, "split": "rows", "emulate_devices": 4},
+    {"threads": 4, "grid": (2, 1, 2), "emulate_devices": 4},
+    {"threads": 4, "grid": (2, 2, 1), "emulate_devices": 3},
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch):
+    """Parts, panels, slots and turns of a few hundred bytes."""
+    for name, value in {
+        "PART_BYTES": 256, "PART_SIDE": {"A": 8, "B": 8}, "PANEL_ELEMENTS": 64, "PANEL_ROWS": 8,
+        "LEAST_CHUNK": 8, "LEAST_TILE": 8, "LARGEST_PART_BYTES": 4096,
+    }.items():  # fmt: skip
+        monkeypatch.setattr(planner, name, value)
+    monkeypatch.setattr(staging, "SLOT_BYTES", 1000)
+    monkeypatch.setattr(staging, "SMALL_BYTES", 300)
+    monkeypatch.setattr(staging, "_links", {})
+
+
+def moved(result: Result, phase: str) -> int:
+    return sum(x.bytes for x in result.timeline.of(phase))
+
+
+@pytest.mark.parametrize("choices", SPLITS, ids=str)
+def test_panels_make_the_product_and_bring_each_byte_once(device, choices, rng):
+    runner = Runner(device=device, **choices)
+    for m, n, k in SHAPES:
+        for order, beta in (("C", 0), ("F", 2)):
+            a = np.asarray(integers(rng, (m, k)), order=order)
+            b = np.asarray(integers(rng, (k, n)), order=order)
+            c = integers(rng, (m, n))
+            out = np.full((m, n), np.nan, "f4")
+            result = runner.run(a, b, c, alpha=2, beta=beta, out=out)
+            np.testing.assert_array_equal(out, 2 * a @ b + beta * c)
+            plan = result.plan
+            if device == "cpu":  # its memory is the host's
+                continue
+            assert moved(result, "upload") == plan.bytes_h2d
+            assert moved(result, "relay") == plan.bytes_relayed
+            assert moved(result, "reduce") == plan.bytes_peer
+            assert moved(result, "download") == plan.bytes_d2h
+            if k:
+                assert plan.bytes_h2d == 4 * (m * k + k * n + bool(beta) * m * n)
+                assert len(result.timeline.of("multiply")) > len(plan.workers) or m < 16
+
+
+@pytest.mark.parametrize("choices", SPLITS[:5], ids=str)
+@pytest.mark.parametrize("beta", [0, 3])
+def test_turns_keep_to_the_memory_given(kernel_device, choices, beta, rng):
+    m, n, k = 120, 90, 150
+    a, b, c = integers(rng, (m, k)), integers(rng, (k, n)), integers(rng, (m, n))
+    result = Runner(device=kernel_device, max_device_memory=40_000, **choices).run(
+        a, b, c, beta=beta
+    )
+    np.testing.assert_array_equal(result.c, a @ b + beta * c)
+    plan = result.plan
+    assert plan.held and plan.turns > 1
+    devices = range(len(plan.devices))
+    assert sum(plan.memory_bytes(i) for i in devices) <= 40_000  # of one GPU that plays several
+    assert moved(result, "upload") == plan.bytes_h2d > 4 * (m * k + k * n)
+
+
+def test_turns_are_those_of_a_file_too(tmp_path, rng):
+    a, b = integers(rng, (120, 150)), integers(rng, (150, 90))
+    np.save(tmp_path / "a.npy", a)
+    runner = Runner(device="emulator", max_device_memory=40_000)
+    got = runner.gemm(np.load(tmp_path / "a.npy", mmap_mode="r"), b)
+    np.testing.assert_array_equal(got, a @ b)
+
+
+def test_what_is_too_small_for_any_turn_is_refused():
+    a = np.ones((64, 64), "f4")
+    with pytest.raises(OutOfMemoryError, match="which has"):
+        Runner(device="emulator", max_device_memory=500).gemm(a, a)
+    with pytest.raises(OutOfMemoryError):
+        Runner(device="emulator", max_device_memory=9000).run(a, a, resident=True)
+    with pytest.raises(UsageError, match="takes bytes"):
+        Runner(device="cpu", max_device_memory=0)
+
+
+def test_less_memory_than_promised_makes_turns_smaller(monkeypatch, rng):
+    real, left = EmulatorDevice.empty, 50_000
+
+    def empty(self, rows, cols, dtype):
+        if rows * cols * np.dtype(dtype).itemsize > left // 4:
+            raise MemoryError("another program has it")
+        return real(self, rows, cols, dtype)
+
+    monkeypatch.setattr(EmulatorDevice, "empty", empty)
+    a, b = integers(rng, (200, 150)), integers(rng, (150, 170))
+    result = Runner(device="emulator", max_device_memory=10**6).run(a, b)
+    np.testing.assert_array_equal(result.c, a @ b)
+    assert result.plan.held
+
+
+def test_sums_are_the_same_from_run_to_run(device, rng):
+    a, b = rng.standard_normal((60, 300), "f4"), rng.standard_normal((300, 50), "f4")
+    runner = Runner(device=device, threads=4, split="cols", emulate_devices=3)
+    first = runner.gemm(a, b)
+    for _ in range(5):
+        np.testing.assert_array_equal(runner.gemm(a, b), first)
+
+
+def test_types_are_cast_on_their_way(device, rng):
+    for dtype, out in (("f2", "f8"), (">f4", "f4"), ("i2", "i8"), ("f8", "f8")):
+        a, b = integers(rng, (50, 60), dtype), integers(rng, (60, 70), dtype)
+        into = np.full((50, 70), 99, out, order="F")
+        Runner(device=device, threads=2, split="cols").gemm(a, b, out=into)
+        np.testing.assert_array_equal(into, a.astype("f8") @ b.astype("f8"))
+
+
+@pytest.mark.parametrize("stage", ["gemm", "copy", "sum"])
+def test_a_stage_that_fails_ends_the_run_with_its_own_error(monkeypatch, stage, rng):
+    runner = Runner(device="emulator", threads=4, split="cols", emulate_devices=2)
+    a, b = integers(rng, (64, 64)), integers(rng, (64, 64))
+    runner.gemm(a, b)
+    real, calls = getattr(EmulatorDevice, stage), []
+
+    def failing(self, *args, **options):
+        calls.append(1)
+        if len(calls) == 7:
+            raise RuntimeError(f"{stage} is out of luck")
+        return real(self, *args, **options)
+
+    monkeypatch.setattr(EmulatorDevice, stage, failing)
+    out = np.full((64, 64), 7, "f4")
+    with pytest.raises(RuntimeError, match="out of luck") as caught:
+        runner.gemm(a, b, out=out)
+    incomplete = any("incomplete" in note for note in getattr(caught.value, "__notes__", ()))
+    assert incomplete or (out == 7).all()  # it is untouched, or said not to be whole
+    monkeypatch.setattr(EmulatorDevice, stage, real)
+    np.testing.assert_array_equal(runner.gemm(a, b, out=out), a @ b)
+
+
+def test_a_failed_download_says_that_out_is_incomplete(monkeypatch, rng):
+    a, b = integers(rng, (64, 64)), integers(rng, (64, 64))
+    runner = Runner(device="emulator")
+
+    def failing(self, *_):
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(staging.Link, "_down", failing)
+    with pytest.raises(OSError, match="disk is full") as caught:
+        runner.gemm(a, b, out=np.zeros((64, 64), "f4"))
+    assert any("incomplete" in note for note in caught.value.__notes__)
+
+
+def test_pages_are_made_without_a_change_to_them():
+    array = np.arange(50_000, dtype="f4")
+    link = staging.link(EmulatorDevice())
+    link.touch(array)
+    link.pages.shutdown()
+    np.testing.assert_array_equal(array, np.arange(50_000, dtype="f4"))
+
+
+def test_the_grid_is_checked():
+    for grid, message in (((2, 2, 2), "is not 4 workers"), ((4, 1), "is not 4 workers")):
+        with pytest.raises(UsageError, match=message):
+            Runner(device="cpu", threads=4, grid=grid).gemm(np.ones((8, 8)), np.ones((8, 8)))
+    with pytest.raises(UsageError, match="beside the split"):
+        Runner(device="cpu", grid=(2, 1, 1), split="cols").gemm(np.ones((8, 8)), np.ones((8, 8)))
+    assert Runner(device="cpu", grid=(2, 1, 2)).threads == 4
+
+
+def test_page_locked_arrays_are_copied_straight_or_refused(rng):
+    if (reason := __import__("conftest").REASONS["cuda"]) is not None:
+        with pytest.raises(UnavailableError, match="page-locked"):
+            pinned.empty_pinned((2, 3))
+        pytest.skip(reason)
+    a, b, out = (pinned.empty_pinned(s) for s in ((90, 70), (70, 80), (90, 80)))
+    a[...], b[...], out[...] = integers(rng, a.shape), integers(rng, b.shape), np.nan
+    assert pinned.is_pinned(a[3:, 5:]) and not pinned.is_pinned(a.copy())
+    staged = staging.Link._up
+    try:
+        staging.Link._up = None  # nothing goes through slots
+        for split in ("rows", "cols"):
+            Runner(device="cuda", threads=3, split=split, emulate_devices=2).gemm(a, b, out=out)
+            np.testing.assert_array_equal(out, a @ b)
+    finally:
+        staging.Link._up = staged
