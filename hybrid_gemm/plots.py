@@ -255,9 +255,33 @@ def pictures(data: Mapping) -> dict[str, Picture | Gantt]:
         }
     if data.get("rows") and "way" in data["rows"][0] and "memory" in data["rows"][0]:
         return {"peers": _peers(data)}
+    if data.get("rows") and "frobenius" in data["rows"][0]:
+        return _accuracy(data)
     if data.get("rows") and "gflops" in data["rows"][0]:
         return {"bench": _bench(data)}
     raise UsageError("this file has neither experiments nor rows of bench nor a trace in it")
+
+
+def _accuracy(data: Mapping) -> dict[str, Picture]:
+    """Frobenius errors over K: three kinds of data a picture, a line for each way."""
+    kinds = list(dict.fromkeys(r["data"] for r in data["rows"]))
+    names = list(dict.fromkeys(r["way"] for r in data["rows"]))
+    groups = [kinds[i : i + 3] for i in range(0, len(kinds), 3)]
+    found = {}
+    for group in groups:
+        panels = []
+        for kind in group:
+            lines = []
+            for style, name in enumerate(names):
+                rows = [r for r in data["rows"] if (r["data"], r["way"]) == (kind, name)]
+                errors = {r["k"]: r["frobenius"] for r in rows if r["frobenius"]}
+                lines.append(Line(name, sorted(errors), [errors[k] for k in sorted(errors)],
+                                  style=style))  # fmt: skip
+            panels.append(Panel(lines, kind))
+        name = "accuracy" if len(groups) == 1 else "accuracy-" + "-".join(group)
+        title = f"Frobenius error on {data['device']['name']}"
+        found[name] = Picture(panels, "K", title, log_x=True, log_y=True)
+    return found
 
 
 def _peers(data: Mapping) -> Picture:
