@@ -13,6 +13,7 @@ from .catalog import ITEM_SIZE, Variant
 # one of clusters, and a tile take besides.
 _RATE = 5.2e6
 _SHARE = {(128, 256): 1.0, (128, 192): 1.0, (128, 128): 0.98, (64, 128): 0.72}
+_ALONE = 0.98  # of that, where blocks do not share what they load
 _LAUNCH_US, _CLUSTER_US, _TILE_US = 2.0, 0.7, 0.8
 
 
@@ -37,6 +38,6 @@ def _cost_us(variant: Variant, m: int, n: int, k: int, dtype: str, processors: i
     p = variant.params
     cluster, bm, bn = p["CLUSTER"], p["BM"], p["BN"]
     rounds = math.ceil(math.ceil(m / (cluster * bm)) * math.ceil(n / bn) / (processors // cluster))
-    rate = _RATE * _SHARE[bm, bn] * 2 / ITEM_SIZE[dtype]
+    rate = _RATE * _SHARE[bm, bn] * 2 / ITEM_SIZE[dtype] * (1 if cluster > 1 else _ALONE)
     tile = 2 * bm * bn * k * p["TERMS"] / rate + _TILE_US
     return _LAUNCH_US + _CLUSTER_US * (cluster > 1) + rounds * tile

@@ -3,12 +3,12 @@ summary   = "tensor cores of Hopper: TMA ring, warpgroups that load and that mul
 entry     = "gemm_wgmma"
 role      = "tensor"
 params    = [
-    {TERMS = 1, BM = 128, BN = 256, SPAN = 64, STAGES = 9, CHUNK = 1, CLUSTER = 2, LEAD = 2, OUT = 4},
+    {TERMS = 1, BM = 128, BN = 256, SPAN = 64, STAGES = 9, CHUNK = 1, CLUSTER = 2, LEAD = 3, OUT = 4},
     {TERMS = 1, BM = 128, BN = 256, SPAN = 64, STAGES = 9, CHUNK = 1, CLUSTER = 1, LEAD = 3, OUT = 4},
     {TERMS = 1, BM = 128, BN = 192, SPAN = 64, STAGES = 10, CHUNK = 1, CLUSTER = 1, LEAD = 3, OUT = 4},
     {TERMS = 1, BM = 128, BN = 128, SPAN = 128, STAGES = 6, CHUNK = 1, CLUSTER = 1, LEAD = 1, OUT = 4},
     {TERMS = 1, BM = 64, BN = 128, SPAN = 128, STAGES = 8, CHUNK = 1, CLUSTER = 1, LEAD = 1, OUT = 4},
-    {TERMS = 1, BM = 128, BN = 256, SPAN = 64, STAGES = 9, CHUNK = 1, CLUSTER = 2, LEAD = 2, OUT = 2},
+    {TERMS = 1, BM = 128, BN = 256, SPAN = 64, STAGES = 9, CHUNK = 1, CLUSTER = 2, LEAD = 1, OUT = 2},
     {TERMS = 1, BM = 128, BN = 256, SPAN = 64, STAGES = 9, CHUNK = 1, CLUSTER = 1, LEAD = 3, OUT = 2},
     {TERMS = 1, BM = 128, BN = 192, SPAN = 64, STAGES = 10, CHUNK = 1, CLUSTER = 1, LEAD = 3, OUT = 2},
     {TERMS = 1, BM = 128, BN = 128, SPAN = 128, STAGES = 6, CHUNK = 1, CLUSTER = 1, LEAD = 1, OUT = 2},
@@ -37,7 +37,7 @@ source    = "this project: docs/tensor-cores.md"
 // One warp of the first warpgroup keeps a ring of STAGES steps of BK filled; each other
 // warpgroup multiplies 64 x BN of the block's tile. Where TERMS is 3, sums leave the tensor
 // cores' accumulators, which truncate, after CHUNK steps, and are added in registers while the
-// other warpgroup multiplies. CLUSTER blocks, one above the other, load half of their B each.
+// other warpgroup multiplies. CLUSTER blocks, one above the other, load a share of their B each.
 #if DTYPE_float16
 #define KIND "k16.f32.f16.f16"
 #elif DTYPE_bfloat16

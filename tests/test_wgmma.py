@@ -79,10 +79,10 @@ class Problem:
         return self.device.cp.asarray(whole)[:, :, :width]
 
     def run(self, **options):
-        with self.device.working() as stream:
-            self.device.cp.cuda.Device().synchronize()
-            self.call(self.a, self.b, self.c, stream, self.exponents, **options)
-            stream.synchronize()
+        stream = self.device.stream()
+        self.device.cp.cuda.Device().synchronize()
+        self.call(self.a, self.b, self.c, stream, self.exponents, **options)
+        stream.synchronize()
         return self.whole.get()
 
     def check(self):
@@ -158,10 +158,10 @@ def test_sums_leave_the_tensor_cores_in_time(hopper, variant, dtype):
     for _ in range(3):
         c = cp.full((m, n), np.nan, "f4")
         call = tma.bind_tensor(hopper, variant, dtype, a, b, c, k=k)
-        with hopper.working() as stream:
-            cp.cuda.Device().synchronize()
-            call(a, b, c, stream)
-            stream.synchronize()
+        stream = hopper.stream()
+        cp.cuda.Device().synchronize()
+        call(a, b, c, stream)
+        stream.synchronize()
         results.append(c.get())
     error = np.linalg.norm(results[0] - reference) / np.linalg.norm(reference)
     assert error < 4e-7

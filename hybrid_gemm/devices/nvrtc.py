@@ -14,7 +14,7 @@ from .. import cache, catalog
 from ..errors import KernelError, UnavailableError
 
 # ptxas gives up asynchronous tensor-core products, or the registers a warpgroup asked for.
-_GIVEN_UP = re.compile(r".*\(C75\d\d\).*")
+_GIVEN_UP = re.compile(r".*\(C75(?:08|09|1[0-8])\).*")
 _importing = threading.Lock()  # cuda-core's import is not for several threads at once
 
 
