@@ -79,6 +79,21 @@ def test_shipped_tables_name_kernels_that_exist():
         assert not missing, f"{path.name} was measured with kernels that are gone: {missing}"
 
 
+def test_where_the_shipped_table_measured_the_fastest_is_taken(tmp_path, monkeypatch):
+    monkeypatch.setenv("HYBRID_GEMM_CACHE", str(tmp_path))
+    tuning.forget()
+    machine = Machine("NVIDIA H200", 132, 90, 66.9)
+    best = {}
+    for row in tuning.table(machine.model):
+        case = row["m"], row["n"], row["k"], row["dtype"], row["layout"]
+        best[case] = min(best.get(case, row), row, key=lambda r: r["time_ms"])
+    assert len(best) > 100
+    for (m, n, k, dtype, layout), row in best.items():
+        variant, why = choose(machine, Problem(m, n, k, dtype), layout)
+        assert (variant.name, variant.params) == (row["kernel"], row["params"]), why
+    tuning.forget()
+
+
 @given(side, side, side, st.sampled_from(["float32", "float64", "int32", "int64"]), st.booleans())
 def test_an_untuned_gpu_gets_something_that_runs(m, n, k, dtype, own):
     problem = Problem(m, n, k, dtype)
