@@ -33,7 +33,6 @@ from .verify import verify
 BLOCKS = (2048, 4096, 8192)  # of cuBLASXt
 MEMORIES = ("pageable", "pinned")
 RATE_SIZE = 16384  # the largest product that the GPUs' rate is taken from
-HOPELESS = 2.0  # settings that took so many times the best's time are not tried at larger sizes
 BUDGET_S = 10.0  # a shape takes no further samples after so long
 COLUMNS = (
     "way", "settings", "memory", "c", "gpus", "m", "n", "k", "dtype", "time_ms", "min_ms",
@@ -100,7 +99,6 @@ class _Bench:
     def __init__(self, runner: Runner, gpus: list[int], samples: int, seed: int, stack):
         self.runner, self.gpus, self.samples, self.seed = runner, gpus, samples, seed
         self.rates: dict[str, float] = {}
-        self.hopeless: dict[tuple[str, str], int] = {}  # since which flops
         self.xt = stack.enter_context(CublasXt(gpus)) if gpus else None
 
     def shape(self, problem: Problem, memories, advance) -> list[dict]:
@@ -171,14 +169,14 @@ class _Bench:
         if not self.gpus:
             return [*found, Way("numpy a @ b", lambda a, b, c: np.matmul(a, b, out=c), True, 0),
                     Way("numpy a @ b", lambda a, b, c: a @ b, False, 0)]  # fmt: skip
-        found.append(self._best_xt(problem, memory, arrays))
+        found.append(self._best_xt(memory, arrays))
         if many == 1:
             found.append(Way("cupy", _by_cupy(self.gpus[0]), given=False))
             if importlib.util.find_spec("torch"):
                 found.append(Way("torch", _by_torch(self.gpus[0]), given=False))
         return found
 
-    def _best_xt(self, problem: Problem, memory: str, arrays) -> Way:
+    def _best_xt(self, memory: str, arrays) -> Way:
         """cuBLASXt with the settings that are fastest in a single run each."""
         pinning = (False, True) if memory == "pageable" else (False,)
         tried = []
@@ -189,15 +187,11 @@ class _Bench:
                     return self.xt.gemm(a, b, c, block=block, pin=pin)
 
                 words = f"block {block}, pinning {'on' if pin else 'off'}"
-                if self.hopeless.get((memory, words), problem.flops) >= problem.flops:
-                    tried.append(Way("cublasxt", call, True, len(self.gpus), words))
+                tried.append(Way("cublasxt", call, True, len(self.gpus), words))
         small = [x[:64, :64].copy() for x in arrays]
         tried[0].call(*small)  # the first call makes contexts
         times = [_timed(way, *arrays) for way in tried]
         best = tried[times.index(min(times))]
-        for way, ms in zip(tried, times, strict=True):
-            if ms > HOPELESS * min(times):
-                self.hopeless.setdefault((memory, way.settings), problem.flops)
         best.trials = [
             {"settings": w.settings, "time_ms": ms} for w, ms in zip(tried, times, strict=True)
         ]
