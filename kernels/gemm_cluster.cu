@@ -273,13 +273,12 @@ gemm_cluster(int m, int n, int k, T alpha, const T* A, long long lda, const T* B
     T sum[TM][TN];
     const int row_in = row_w + place<A_ALONG_K, LM>(lane_m, 0);
     const int col_in = col_w + place<B_ALONG_K, LN>(lane_n, 0);
-    auto with = [&](auto multiply) {
-        multiply(sum, m, n, A, lda, B, ldb, row, col, first, count, skip, group, row_in, col_in);
-    };
     if (vectors)
-        with(multiply<true>);
+        multiply<true>(sum, m, n, A, lda, B, ldb, row, col, first, count, skip, group, row_in,
+                       col_in);
     else
-        with(multiply<false>);
+        multiply<false>(sum, m, n, A, lda, B, ldb, row, col, first, count, skip, group, row_in,
+                        col_in);
 
     // The groups' sums as tiles in shared memory.
     T* const mine = reinterpret_cast<T*>(raw) + group * (BM * BN);
