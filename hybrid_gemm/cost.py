@@ -65,12 +65,13 @@ def bound(plan: Plan, *, pinned: bool = False) -> dict[str, float]:
 
     `compute`: 2mnk at the best rate known on every GPU. Unless it is resident, `h2d` and `d2h`:
     A, B (C with beta) in and C out once, over all links; and `staging`: the same bytes copied on
-    the host, where arrays are not `pinned`. Empty where the devices' best rate is not known.
+    the host, where arrays are not `pinned`. Empty where the devices' best rate is not known, as
+    it is for strict products alone.
     """
-    best = {s.unit: s.best_tflops for s in plan.devices}
-    if None in best.values():
+    best, p = {s.unit: s.best_tflops for s in plan.devices}, plan.problem
+    if None in best.values() or p.compute != "fp32" or p.operands != p.dtype:
         return {}
-    p, found = plan.problem, links(plan)
+    found = links(plan)
     terms = {"compute": p.flops / (sum(best.values()) * 1e9)}
     if plan.resident or found is None:
         return terms

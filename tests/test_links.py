@@ -70,6 +70,8 @@ def test_there_is_no_bound_where_the_best_rate_is_not_known():
     plan = make_plan(Problem(64, 64, 64), [CPU], 2, split="rows")
     assert cost.bound(plan) == {}
     assert plan.predicted_ms > 0
+    fast = Problem(64, 64, 64, compute="fp32x3")  # on tensor cores, at rates of their own
+    assert cost.bound(make_plan(fast, gpus(1), 1)) == {}
 
 
 @pytest.mark.parametrize("pinned", [True, False])
