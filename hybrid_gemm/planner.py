@@ -28,7 +28,7 @@ ALIGN = 32  # elements: cuts fall on whole 128-byte lines of fp32 where that cos
 # the first product starts early.
 PART_BYTES, MOST_PARTS = 16 << 20, 16
 PART_SIDE = {"A": 1024, "B": 2048}  # columns of a row-major B are short runs of bytes
-PANEL_ELEMENTS, PANEL_ROWS = 8 << 20, 512  # of partials that are summed while others multiply
+PANEL_ELEMENTS, PANEL_ROWS = 16 << 20, 512  # of partials that are summed while others multiply
 LARGEST_PART_BYTES = 256 << 20  # where neither side can be cut, K is
 LEAST_CHUNK, LEAST_TILE = 512, 256  # of K, and a tile's sides, where memory is short
 HELD = 2  # turns: one is brought while another is multiplied

@@ -51,6 +51,8 @@ class Strassen:
         if isinstance(self.device, KernelDevice):
             self.device.function(catalog.helper("combine"), dtype)
 
+    bound_gemm = Device.bound_gemm
+
     def gemm(self, variant, a, b, c, *, alpha, beta, stream) -> None:
         """c = alpha * a @ b + beta * c, as `Device.gemm`."""
         (m, n), k = c.shape, a.shape[1]

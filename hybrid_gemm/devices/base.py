@@ -187,8 +187,16 @@ class Device(abc.ABC):
         The partials have one leading dimension.
         """
 
-    def prepare_sum(self, partials: Sequence, stream: Stream) -> None:  # noqa: B027
-        """Makes ready what `sum` of these partials needs, before they are there."""
+    # The same three for given matrices, worked out before they are due: calls with a stream.
+
+    def bound_copy(self, dst, src) -> Callable[[Stream], None]:
+        return lambda stream: self.copy(dst, src, stream)
+
+    def bound_gemm(self, variant: Variant, a, b, c, *, alpha, beta) -> Callable[[Stream], None]:
+        return lambda stream: self.gemm(variant, a, b, c, alpha=alpha, beta=beta, stream=stream)
+
+    def bound_sum(self, partials: Sequence, out, *, alpha, beta) -> Callable[[Stream], None]:
+        return lambda stream: self.sum(partials, out, alpha=alpha, beta=beta, stream=stream)
 
     @abc.abstractmethod
     def add(self, dst, src, stream: Stream) -> None:
@@ -238,7 +246,7 @@ class KernelDevice(Device):
         """Start a kernel. Arguments are NumPy scalars and matrices of this device."""
 
     @abc.abstractmethod
-    def pointers(self, matrices: Sequence, stream: Stream):
+    def pointers(self, matrices: Sequence):
         """The matrices' addresses as an array on this device."""
 
     def function(self, variant: Variant, dtype: str, layouts: str = "nn"):
@@ -262,6 +270,10 @@ class KernelDevice(Device):
         if not c.shape[0] or not c.shape[1]:
             return
         self.bind(variant, a, b, c, alpha=alpha, beta=beta)(a, b, c, stream)
+
+    def bound_gemm(self, variant, a, b, c, *, alpha, beta):
+        call = self.bind(variant, a, b, c, alpha=alpha, beta=beta)
+        return lambda stream: call(a, b, c, stream)
 
     def bind(self, variant: Variant, a, b, c, *, alpha, beta) -> Callable:
         """A call that multiplies matrices laid out as these, worked out once for many."""
@@ -350,29 +362,34 @@ class KernelDevice(Device):
             ]  # fmt: skip
             self.launch(function, launch, args, stream)
 
-    def prepare_sum(self, partials, stream):
-        variant = catalog.helper("sum")
-        for r, c, _launch in launches(variant, *partials[0].shape, 0, partials[0].dtype.name):
-            self.pointers([p[r, c] for p in partials], stream)
-
     def sum(self, partials, out, *, alpha, beta, stream):
+        self.bound_sum(partials, out, alpha=alpha, beta=beta)(stream)
+
+    def bound_sum(self, partials, out, *, alpha, beta):
         rows, cols = out.shape
         if not rows or not cols:
-            return
+            return lambda stream: None
         variant = catalog.helper("sum")
         dtype = out.dtype.name
         function = self.function(variant, dtype)
         scalar = np.dtype(dtype).type
         ldp = layout(partials[0])[1]
         ldo = layout(out)[1]
+        started = []
         for r, c, launch in launches(variant, rows, cols, 0, dtype):
             part = out[r, c]
             args = [
                 np.int32(part.shape[0]), np.int32(part.shape[1]), np.int32(len(partials)),
-                scalar(alpha), self.pointers([p[r, c] for p in partials], stream), np.int64(ldp),
+                scalar(alpha), self.pointers([p[r, c] for p in partials]), np.int64(ldp),
                 scalar(beta), part, np.int64(ldo), part, np.int64(ldo),
             ]  # fmt: skip
-            self.launch(function, launch, args, stream)
+            started.append((launch, args))
+
+        def call(stream):
+            for launch, args in started:
+                self.launch(function, launch, args, stream)
+
+        return call
 
 
 @functools.lru_cache(maxsize=4096)

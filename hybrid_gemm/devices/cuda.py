@@ -232,7 +232,7 @@ class CudaDevice(KernelDevice):
         with self.cp.cuda.Device(self.ordinal):
             return self.pool.malloc(size)
 
-    def pointers(self, matrices, stream):
+    def pointers(self, matrices):
         # Kept, for a pool gives the same addresses again: a copy from ordinary host memory
         # would wait in line behind the downloads of other workers.
         host = np.array([m.data.ptr for m in matrices], np.uint64)
@@ -251,36 +251,41 @@ class CudaDevice(KernelDevice):
 
     def copy(self, dst, src, stream):
         """2-D asynchronous copies in any direction: slabs need no repacking on the host."""
+        self.bound_copy(dst, src)(stream)
+
+    def bound_copy(self, dst, src):
         if not dst.size:
-            return
-        cp = self.cp
-        if not layout(src):
-            # Neither order: a strided host view is made whole first, a device view by CuPy.
-            src = np.ascontiguousarray(src) if isinstance(src, np.ndarray) else src.copy()
-        size = src.dtype.itemsize
+            return lambda stream: None
+        runtime, way, size = self.cp.cuda.runtime, self.cp.cuda.runtime.memcpyDefault, src.itemsize
+        kept = dst, src
         for order in "nt":
             lds, ldd = leading(src, order), leading(dst, order)
             if lds and ldd:
                 height, width = src.shape if order == "n" else src.shape[::-1]
+                to, source = _address(dst), _address(src)
                 if lds == ldd == width:  # in one run, which peers copy faster
-                    cp.cuda.runtime.memcpyAsync(
-                        _address(dst), _address(src), height * width * size,
-                        cp.cuda.runtime.memcpyDefault, stream.cupy.ptr,
-                    )  # fmt: skip
-                    return
-                cp.cuda.runtime.memcpy2DAsync(
-                    _address(dst), ldd * size, _address(src), lds * size, width * size, height,
-                    cp.cuda.runtime.memcpyDefault, stream.cupy.ptr,
-                )  # fmt: skip
-                return
-        # Orders differ: only a result given back in the caller's own order comes here.
-        if isinstance(dst, np.ndarray):
+                    count = height * width * size
+                    return lambda stream, _kept=kept: runtime.memcpyAsync(
+                        to, source, count, way, stream.cupy.ptr
+                    )
+                return lambda stream, _kept=kept: runtime.memcpy2DAsync(
+                    to, ldd * size, source, lds * size, width * size, height, way, stream.cupy.ptr
+                )
+        return lambda stream: self._copy_turned(dst, src, stream)
+
+    def _copy_turned(self, dst, src, stream):
+        """A copy between matrices that have no storage order in common."""
+        if not layout(src):
+            # Neither order: a strided host view is made whole first, a device view by CuPy.
+            src = np.ascontiguousarray(src) if isinstance(src, np.ndarray) else src.copy()
+            self.copy(dst, src, stream)
+        elif isinstance(dst, np.ndarray):  # a result given back in the caller's own order
             whole = np.empty(dst.shape, dst.dtype, "C" if leading(src, "n") else "F")
             self.copy(whole, src, stream)
             stream.synchronize()
             dst[...] = whole
         else:
-            dst[...] = cp.asarray(src)
+            dst[...] = self.cp.asarray(src)
 
     def compile(self, variant, dtype, layouts):
         own = variant.kernel.arch.endswith("a")  # one architecture's own instructions

@@ -36,7 +36,7 @@ class EmulatorDevice(KernelDevice):
     def copy(self, dst, src, stream):
         dst[...] = src
 
-    def pointers(self, matrices, stream):
+    def pointers(self, matrices):
         return np.array([m.ctypes.data for m in matrices], np.uint64)
 
     def compile(self, variant, dtype, layouts):

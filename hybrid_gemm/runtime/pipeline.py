@@ -35,7 +35,7 @@ class Pipeline:
         ]
         self.own = [(p, s) for p in self.panels for s in p.strips if s.owner == self.index]
         self.summed = run.plan.summed
-        self.targets, self.rooms, self.parts = {}, {}, {}
+        self.targets, self.rooms, self.sums, self.products = {}, {}, {}, {}
         self.waited: set = set()
 
     @cached_property
@@ -67,17 +67,61 @@ class Pipeline:
                     layout.wish(space, panel.tile, shape, _put(self.rooms, (strip, w)))
 
     def prepare(self) -> None:
-        """What sums will read, and where that lies if it is another device, in worker order."""
-        if not self.summed or self.run.critical:
-            return
-        for panel, strip in self.own:
-            parts = []
-            for w in strip.partials:
-                where = strip.rows.within(panel.rows), strip.cols.within(panel.cols)
-                view, room = self.run.partials[panel, w][where], self.rooms.get((strip, w))
-                parts.append((view, None) if room is None else (room[:, : view.shape[1]], view))
-            self.device.prepare_sum([view for view, _source in parts], self.device.keeper)
-            self.parts[strip] = parts
+        """Works out what can be before it is due: Python does one thing at a time, for all GPUs.
+        Of many turns it is worked out when it is due, and what waits then is not a GPU."""
+        if self.summed and not self.run.critical:
+            for panel, strip in self.own:
+                self.sums[strip] = self._bound_sum(panel, strip)
+        if not self.run.plan.held:
+            for turn, box, panels, first, _last in self.turns():
+                for panel in panels:
+                    self.products[turn, panel] = self._bound_products(turn, box, panel, first)
+
+    def _bound_sum(self, panel: Panel, strip: Strip):
+        """(copies of partials of other devices, their bytes, the sum in worker order)"""
+        copies, views, moved = [], [], 0
+        for w in strip.partials:
+            where = strip.rows.within(panel.rows), strip.cols.within(panel.cols)
+            view, room = self.run.partials[panel, w][where], self.rooms.get((strip, w))
+            if room is not None:
+                room = room[:, : view.shape[1]]
+                copies.append(self.device.bound_copy(room, view))
+                moved += view.nbytes
+            views.append(view if room is None else room)
+        problem = self.run.plan.problem
+        return copies, moved, self.device.bound_sum(
+            views, self.targets[strip], alpha=problem.alpha, beta=problem.beta
+        )  # fmt: skip
+
+    def _bound_products(self, turn: int, box: Box, panel: Panel, first: bool) -> list[tuple]:
+        """(a product, its flops) for each piece of a panel."""
+        run, problem = self.run, self.run.plan.problem
+        if self.summed:
+            target = run.partials[panel, self.index]
+            alpha, beta = problem.alpha if run.critical else 1, 0
+        else:
+            (strip,) = panel.strips
+            target, alpha, beta = self.targets[strip], problem.alpha, problem.beta
+        if not first:
+            beta = 1
+        slabs = self.slabs(turn)
+        if slabs:
+            a, b = (slab.view(panel.rows, panel.cols) for slab in slabs)
+        else:
+            a = self.device.empty(len(panel.rows), 0, problem.operands)
+            b = self.device.empty(0, len(panel.cols), problem.operands)
+        flops = Box(panel.rows, panel.cols, box.ks).flops
+        pieces = -(-flops // self.device.chunk_flops) if self.device.chunk_flops else 1
+        return [
+            (
+                self.device.bound_gemm(
+                    run.variant, a[rows.slice], b, target[rows.slice], alpha=alpha, beta=beta
+                ),
+                flops * len(rows) // len(panel.rows),
+            )
+            for rows in cut(len(panel.rows), max(1, pieces), CHUNK_ROWS)
+            if len(rows)
+        ]
 
     def _in_place(self, view) -> bool:
         """Whether a part of `out` can be made where it lies."""
@@ -167,15 +211,14 @@ class Pipeline:
             self._copy_in(target, source, run.c.home, run.c_ready[strip])
 
     def _copy_in(self, target, source, home, done) -> None:
-        moved = target.size * self.dtype.itemsize
-        transfer = self.run.transfer(self.index, "upload", moved, done)
+        transfer = self.run.transfer(self.index, "upload", target.nbytes, done)
         if home is None and not self.device.host_memory:
             staging.link(self.device).upload(target, source, transfer)
             return
         with self.device.using(self.copying):
             transfer.begin(self.copying)
-            if source.dtype != self.dtype and home is not None:
-                source = source.astype(self.dtype)
+            if source.dtype != target.dtype and home is not None:
+                source = source.astype(target.dtype)
             self.device.copy(target, source, self.copying)
             transfer.end(self.copying)
 
@@ -185,8 +228,7 @@ class Pipeline:
         event = self.run.slab_at(slab, part).ready[part].result()
         target = slab.buffer[slab.where(part)]
         source = self.run.slab_at(slab, part).buffer[slab.where(part)]
-        moved = target.size * self.dtype.itemsize
-        transfer = self.run.transfer(self.index, "relay", moved, slab.ready[part])
+        transfer = self.run.transfer(self.index, "relay", target.nbytes, slab.ready[part])
         with self.device.using(self.copying):
             self.copying.wait(event)
             transfer.begin(self.copying)
@@ -247,35 +289,16 @@ class Pipeline:
 
     @marked("multiply")
     def _gemm(self, turn: int, box: Box, panel: Panel, stream, first: bool):
-        run, problem = self.run, self.run.plan.problem
-        if self.summed:
-            target = run.partials[panel, self.index]
-            alpha, beta = problem.alpha if run.critical else 1, 0
-        else:
-            (strip,) = panel.strips
-            target, alpha, beta = self.targets[strip], problem.alpha, problem.beta
-        if not first:
-            beta = 1
-        slabs = self.slabs(turn)
-        if slabs:
-            a, b = (slab.view(panel.rows, panel.cols) for slab in slabs)
-        else:
-            name = self.dtype.name
-            a = self.device.empty(len(panel.rows), 0, name)
-            b = self.device.empty(0, len(panel.cols), name)
-        start = stream.record()
-        flops = Box(panel.rows, panel.cols, box.ks).flops
-        pieces = -(-flops // self.device.chunk_flops) if self.device.chunk_flops else 1
-        for rows in cut(len(panel.rows), max(1, pieces), CHUNK_ROWS):
-            run.check()
-            if not len(rows):
-                continue
-            self.device.gemm(
-                run.variant, a[rows.slice], b, target[rows.slice],
-                alpha=alpha, beta=beta, stream=stream,
-            )  # fmt: skip
-            run.progress(flops * len(rows) // len(panel.rows))
-        return run.mark(self.index, "multiply", start, stream, flops=flops)
+        products = self.products.get((turn, panel))
+        if products is None:
+            products = self._bound_products(turn, box, panel, first)
+        start, flops = stream.record(), 0
+        for product, count in products:
+            self.run.check()
+            product(stream)
+            self.run.progress(count)
+            flops += count
+        return self.run.mark(self.index, "multiply", start, stream, flops=flops)
 
     # --- finish ---------------------------------------------------------------------------
 
@@ -312,15 +335,11 @@ class Pipeline:
                 stream.wait(event)
         run.check()
         with self.device.using(stream):
-            start, moved = stream.record(), 0
-            for view, source in self.parts[strip]:
-                if source is not None:
-                    self.device.copy(view, source, stream)
-                    moved += source.nbytes
-            self.device.sum(
-                [view for view, _source in self.parts[strip]], self.targets[strip],
-                alpha=problem.alpha, beta=problem.beta, stream=stream,
-            )  # fmt: skip
+            copies, moved, total = self.sums[strip]
+            start = stream.record()
+            for copy in copies:
+                copy(stream)
+            total(stream)
             return run.mark(self.index, "reduce", start, stream, moved)
 
     @marked("download")
