@@ -147,6 +147,12 @@ struct Vector {
     };
 };
 
+// The power of two in halves of one sign: what the product keeps, no half loses.
+__device__ __forceinline__ float scaled(float x, int exponent) {
+    const int half = exponent >> 1;
+    return x * power_of_two(half) * power_of_two(exponent - half);
+}
+
 struct Result {
     int m, n;
     float alpha, beta;
@@ -157,26 +163,24 @@ struct Result {
     // The warpgroup's 64 x BN at (row, col). Of each 8 columns a thread has a pair, in two rows.
     __device__ __forceinline__ void store(float (&sums)[BN / 2], int row, int col) const {
         row += threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
-        float scales[2] = {alpha, alpha};
         if (CHUNKED && exponent_a) {
+            int of_rows[2] = {};
 #pragma unroll
             for (int half = 0; half < 2; ++half)
-                if (row + 8 * half < m) scales[half] *= power_of_two(exponent_a[row + 8 * half]);
-        }
-#pragma unroll
-        for (int i = 0; i < BN / 2; ++i) sums[i] *= scales[i / 2 % 2];
-        if (CHUNKED && exponent_b) {
+                if (row + 8 * half < m) of_rows[half] = exponent_a[row + 8 * half];
 #pragma unroll
             for (int i = 0; i < BN / 2; i += 4) {
 #pragma unroll
                 for (int j = 0; j < 2; ++j) {
                     const int c = col + 2 * i + threadIdx.x % 4 * 2 + j;
-                    const float scale = c < n ? power_of_two(exponent_b[c]) : 0;
-                    sums[i + j] *= scale;
-                    sums[i + j + 2] *= scale;
+                    const int of_col = c < n ? exponent_b[c] : 0;
+                    sums[i + j] = scaled(sums[i + j], of_rows[0] + of_col);
+                    sums[i + j + 2] = scaled(sums[i + j + 2], of_rows[1] + of_col);
                 }
             }
         }
+#pragma unroll
+        for (int i = 0; i < BN / 2; ++i) sums[i] *= alpha;
         if (beta != 0) {
 #pragma unroll
             for (int i = 0; i < BN / 2; ++i) {

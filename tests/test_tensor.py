@@ -225,7 +225,8 @@ def rule(a, b):
     cut = int(cut_a) + int(cut_b)
     if cut == 0 or 8 * cut <= int(large_a) + int(large_b) - k:
         return FP16
-    return TF32 if max(reach_a, reach_b) <= 153 and reach_a + reach_b <= 203 else STRICT
+    held = max(reach_a, reach_b) <= 153 and reach_a + reach_b <= 203 and doublings <= 24
+    return TF32 if held else STRICT
 
 
 @pytest.mark.parametrize("seed", range(12))
