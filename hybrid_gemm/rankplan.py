@@ -19,6 +19,7 @@ from .problem import Problem
 IN_FLIGHT = 2  # rounds whose pieces a rank holds at once
 PIECE_ROWS = {"cuda": 512}  # a piece is at least so high, to keep its kernel busy
 PIECE_ROWS_ELSEWHERE = 128
+PIECE_ROWS_THERE = 2048  # of data on GPUs: only the last piece's sum is not hidden
 MOST_ROUNDS = 8
 HOST_GBPS = 5  # assumed between ranks, and from a file or the generator, when not known
 
@@ -195,7 +196,7 @@ def make_rank_plan(
 
     costs = {}
     for shape in grids:
-        made = rounds or _rounds(problem, shape, spec.kind)
+        made = rounds or _rounds(problem, shape, spec.kind, resident)
         need, ms = _cost(problem, spec, shape, made, resident)
         while not rounds and need > spec.memory_bytes and made < _strip_rows(problem, shape):
             made *= 2  # smaller pieces are slower, and hold less
@@ -225,11 +226,13 @@ def _sides(problem: Problem, grid) -> list[int]:
     return [-(-size // parts) for size, parts in zip(sizes, grid, strict=True)]
 
 
-def _rounds(problem: Problem, grid, kind: str) -> int:
+def _rounds(problem: Problem, grid, kind: str, resident: bool) -> int:
     """As many rounds as leave pieces high enough: more rounds overlap more, and hold less."""
     if grid[2] == 1:
         return 1
     lowest = PIECE_ROWS.get(kind, PIECE_ROWS_ELSEWHERE)
+    if resident and kind == "cuda":
+        lowest = PIECE_ROWS_THERE
     return max(1, min(MOST_ROUNDS, _strip_rows(problem, grid) // lowest))
 
 

@@ -1,9 +1,10 @@
 """Executes one rank's part of a plan over ranks.
 
 Inside a rank its box is a problem of its own for the thread runtime. Where ranks share a block
-of C, the rank multiplies it piece by piece on one or two *lanes* (host threads, so that a
-device has its next piece when one ends); pieces travel meanwhile, and a thread of its own sums
-the rank's strip as its parts arrive. The calling thread alone talks to MPI and NCCL.
+of C, the rank multiplies it piece by piece: on one or two *lanes* (host threads, so that a
+device has its next piece when one ends), or, where A and B lie on the rank's one GPU, straight
+on a stream. Pieces travel meanwhile, and a thread of its own sums the rank's strip as its parts
+arrive. The calling thread alone talks to MPI and NCCL.
 """
 
 from __future__ import annotations
@@ -28,6 +29,26 @@ from .transports import Transport
 LANES = {"cuda": 2}
 POLL_S = {"cuda": 5e-5}
 POLL_S_ELSEWHERE = 5e-4
+
+
+@dataclasses.dataclass(eq=False)
+class Launched:
+    """A product on a stream, asked as a `Future` is."""
+
+    device: Device
+    start: object
+    stop: object
+    flops: int
+
+    def done(self) -> bool:
+        return self.stop.done
+
+    def exception(self) -> None:
+        return None
+
+    def result(self) -> list[Activity]:
+        start, stop = self.device.time_ms(self.start), self.device.time_ms(self.stop)
+        return [Activity(0, "multiply", start, stop, 0, self.flops)]
 
 
 class RankRun:
@@ -75,7 +96,7 @@ class RankRun:
             if self.transport is None:
                 self._whole()
             else:
-                self._pieces()
+                self._pieces(*stack.enter_context(self.devices[0].streams(2)))
         return Timeline(self.activities)
 
     # --- multiplying ----------------------------------------------------------------------
@@ -109,32 +130,59 @@ class RankRun:
         arguments = plan, self.devices, variant, a, b, None, buffer, self.progress
         return ThreadRun(*arguments, common=common).run()
 
+    def _launch(self, piece: Piece, buffer: Matrix, stream) -> Launched:
+        """The same where A and B are: nothing has to be brought, and nobody waits for it."""
+        box, device = self.plan.box(self.rank), self.devices[0]
+        rows, cols = _from(box.rows, piece.rows), _from(box.cols, piece.cols)
+        _plan, variant = self._product(*piece.shape, len(box.ks), 1, 0)
+        a, b = self.a.array[rows.slice], self.b.array[:, cols.slice]
+        with device.using(stream):
+            device.prepare(variant, a, b, self.plan.problem.operands)
+            start = stream.record()
+            device.gemm(variant, a, b, buffer.array, alpha=1, beta=0, stream=stream)
+            flops = 2 * len(box.ks) * piece.shape[0] * piece.shape[1]
+            if self.progress:
+                self.progress(flops)
+            return Launched(device, start, stream.record(), flops)
+
+    @property
+    def _there(self) -> bool:
+        """Whether A and B lie on this rank's one device, in memory of its own."""
+        device = self.devices[0]
+        own = self.plan.threads == 1 and not device.host_memory
+        return own and self.a.lies(device) and self.b.lies(device)
+
     # --- multiplying, sending and summing -------------------------------------------------
 
-    def _pieces(self) -> None:
+    def _pieces(self, stream, sum_stream) -> None:
         strip = self.plan.strip(self.rank)
         todo = deque(self.plan.pieces(self.rank))
         own = deque(self.plan.owned(self.rank))
         common = Common("B" if self.plan.by_rows(self.rank) else "A")
-        multiplying: dict[Future, tuple[Piece, Matrix]] = {}
+        multiplying: dict[Future | Launched, tuple[Piece, Matrix]] = {}
         summing: dict[Future, Piece] = {}
         lanes = ThreadPoolExecutor(self.lanes, "lane")
         sums = ThreadPoolExecutor(1, "sum")
-        transport = self.transport
+        transport, device, there = self.transport, self.devices[0], self._there
+        most = len(todo) if there else self.lanes
         try:
             while todo or own or multiplying or summing:
-                while todo and len(multiplying) < self.lanes:
+                while todo and len(multiplying) < most:
                     buffer = transport.room(todo[0])
                     if buffer is None:
                         break
                     piece = todo.popleft()
-                    future = lanes.submit(self._multiply, piece, buffer, common)
+                    if there and buffer.home is device:
+                        future = self._launch(piece, buffer, stream)
+                    else:
+                        future = lanes.submit(self._multiply, piece, buffer, common)
                     multiplying[future] = piece, buffer
+                transport.poll()
                 if own and not summing and (parts := transport.parts(own[0].round)):
                     piece = own.popleft()
-                    summing[sums.submit(self._sum, piece, strip, parts)] = piece
+                    summing[sums.submit(self._sum, piece, strip, parts, sum_stream)] = piece
                     del parts
-                waiting = [*multiplying, *summing]
+                waiting = [f for f in (*multiplying, *summing) if isinstance(f, Future)]
                 if waiting:
                     wait(waiting, self.poll_s, FIRST_COMPLETED)
                 else:
@@ -147,18 +195,22 @@ class RankRun:
                     self.activities += future.result()
                     transport.summed(summing.pop(future).round)
             transport.finish()
+            self.activities += [
+                Activity(0, "relay", device.time_ms(start), device.time_ms(stop), bytes)
+                for start, stop, bytes in transport.relayed
+            ]
         finally:
             for pool in (lanes, sums):
                 pool.shutdown(wait=False, cancel_futures=True)
 
-    def _sum(self, piece: Piece, strip, parts: list) -> list[Activity]:
+    def _sum(self, piece: Piece, strip, parts: list, stream) -> list[Activity]:
         """The piece of C from its partials in rank order, alpha and beta applied once."""
         device, problem = self.devices[0], self.plan.problem
         where = _from(strip.rows, piece.rows).slice, _from(strip.cols, piece.cols).slice
         view = self.out.array[where]
         here = self.out.home is device or (self.out.home is None and device.host_memory)
         in_place = here and view.dtype == self.dtype and leading(view, "n") is not None
-        stream, marks = device.stream(), []
+        marks = []
 
         def mark(phase: str, start, bytes: int):
             marks.append((phase, start, stream.record(), bytes))

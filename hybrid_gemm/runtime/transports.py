@@ -50,6 +50,7 @@ class Transport(abc.ABC):
         self.mine: dict[int, Matrix] = {}  # this rank's partials of its own piece, a round
         self.over = 0  # rounds of its own that are summed
         self.sent: set[tuple[int, int]] = set()  # (owner, round) of pieces on their way
+        self.relayed: list[tuple] = []  # (event before, event after, bytes) of copies that it made
 
     def place(self, piece: Piece) -> int:
         """The owner of a piece as a rank of the cell."""
@@ -89,6 +90,9 @@ class Transport(abc.ABC):
             return None
         others[self.me] = self.mine[round].array
         return [others[i] for i in range(self.comm.size)]
+
+    def poll(self) -> None:  # noqa: B027
+        """Called again and again: does what can be done by now."""
 
     @abc.abstractmethod
     def _others(self, round: int) -> dict[int, object] | None:
@@ -180,14 +184,12 @@ class MpiTransport(Transport):
 
 class IpcTransport(Transport):
     """Pieces stay where they were made, in memory that the ranks of a node opened to each
-    other, and the owner copies them from there: the copy engines do that while the
-    multiprocessors multiply. Empty messages say what is ready, and free."""
-
-    near = False
+    other, and the owner copies each from there as soon as it is ready: the copy engines do that
+    while the multiprocessors multiply. Empty messages say what is ready, and free."""
 
     def __init__(self, comm, plan, rank, device):
         super().__init__(comm, plan, rank, device)
-        cp = device.cp
+        cp, self.stream = device.cp, device.stream()
         # One slot for each owner, as large as its first piece, IN_FLIGHT times.
         sizes = [
             max((p.shape[0] * p.shape[1] for p in owned), default=0) * self.dtype.itemsize
@@ -225,6 +227,7 @@ class IpcTransport(Transport):
             }
             for piece in self.own
         }
+        self.copies: dict[int, dict[int, tuple]] = defaultdict(dict)
         self.freed, self.told = {}, []
 
     @staticmethod
@@ -253,13 +256,31 @@ class IpcTransport(Transport):
         self.freed[owner, piece.round] = self._empty(self.comm.Irecv, owner, 2 * piece.round + 1)
         self.told.append(self._empty(self.comm.Isend, owner, 2 * piece.round))
 
+    def poll(self):
+        for piece in self.own[self.over : self.over + IN_FLIGHT]:
+            copies = self.copies[piece.round]
+            for source, request in self.ready[piece.round].items():
+                if source not in copies and request.Test():
+                    copies[source] = self._fetch(piece, source)
+
+    def _fetch(self, piece: Piece, source: int) -> tuple:
+        """(what will be a copy of the partial, the event after which it is)"""
+        device, stream = self.device, self.stream
+        with device.using(stream):
+            here = device.empty(*piece.shape, self.dtype.name)
+            start = stream.record()
+            device.copy(here, self._slot(source, piece, self.me), stream)
+            self.relayed.append((start, stream.record(), here.nbytes))
+        return here, self.relayed[-1][1]
+
     def _others(self, round):
-        waiting = self.ready[round]
-        if not all(request.Test() for request in waiting.values()):
+        copies = self.copies[round]
+        if len(copies) < len(self.ready[round]) or not all(e.done for _c, e in copies.values()):
             return None
-        return {source: self._slot(source, self.own[round], self.me) for source in waiting}
+        return {source: copy for source, (copy, _event) in copies.items()}
 
     def _let_go(self, round):
+        del self.copies[round]
         for other in self.ready.pop(round):
             self.told.append(self._empty(self.comm.Isend, other, 2 * round + 1))
 

@@ -144,8 +144,9 @@ class _Pointers(np.ndarray):
 
 @pytest.mark.parametrize("rounds", [1, 2, 5])
 @pytest.mark.parametrize("name", ["ipc", "nccl", "mpi"])
-@pytest.mark.parametrize("lanes", [1, 2])
+@pytest.mark.parametrize("lanes", [1, 2, "there"])
 def test_pieces_arrive_whole(comm, name, rounds, lanes, rng, tmp_path, monkeypatch):  # noqa: F811
+    """On lanes, or with A and B on the device."""
     if comm.size == 1:
         pytest.skip("one rank sums nothing")
     folder = comm.bcast(str(tmp_path))
@@ -177,9 +178,12 @@ def test_pieces_arrive_whole(comm, name, rounds, lanes, rng, tmp_path, monkeypat
             run = RankRun(
                 plan, comm.rank, [device],
                 lambda inner: make_plan(inner, [device.spec()], 1, split="rows"),
-                lambda inner: blas, *(None if x is None else Matrix(x) for x in blocks), transport,
+                lambda inner: blas,
+                *(None if x is None else Matrix(x, device if lanes == "there" else None)
+                  for x in blocks),
+                transport,
             )  # fmt: skip
-            run.lanes = lanes
+            run.lanes = 1 if lanes == "there" else lanes
             comm.Barrier()
             run.run()
             if strip:
