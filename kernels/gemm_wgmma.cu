@@ -270,8 +270,10 @@ extern "C" __global__ void __launch_bounds__(128 + 2 * BM, 1) __cluster_dims__(C
     const unsigned issued = empty + 8 * STAGES;
     const unsigned rank = CLUSTER > 1 ? block_of_cluster() : 0;
     if (threadIdx.x == 0) {
-        prefetch_map(A);
-        prefetch_map(B);
+        if (k > 0) {
+            prefetch_map(A);
+            prefetch_map(B);
+        }
         for (int s = 0; s < STAGES; ++s) {
             barrier_init(full + 8 * s, 1);
             barrier_init(empty + 8 * s, 4 * CONSUMERS * CLUSTER);  // a warp's arrival each

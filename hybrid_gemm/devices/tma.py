@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from .. import catalog
 from ..catalog import ITEM_SIZE, Launch, Variant
 from ..errors import UnavailableError, UsageError
 
@@ -24,8 +25,9 @@ def tensor_map(
 
     `shape` counts elements along x, which is contiguous, y and z; `pitches` are the bytes from
     one y and one z to the next; a copy brings `box` elements, rows of 64 or 128 bytes, swizzled
-    by that much, and zeros for what lies outside. Raises `UsageError` where the address or a
-    pitch is not a multiple of 16 bytes, which the engine needs.
+    by that much, and zeros for what lies outside; tfloat32 is float32, rounded to the nearest
+    TF32 on the way. Raises `UsageError` where the address or a pitch is not a multiple of 16
+    bytes, which the engine needs.
     """
     if address % 16 or any(pitch % 16 for pitch in pitches):
         raise UsageError(
@@ -41,7 +43,7 @@ def tensor_map(
         {
             "float16": types.CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
             "bfloat16": types.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-            "tfloat32": types.CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+            "tfloat32": types.CU_TENSOR_MAP_DATA_TYPE_TFLOAT32,
         }[dtype],
         3,
         address,
@@ -65,11 +67,20 @@ def tensor_map(
 def _map(dtype: str, stored, rows: int, bk: int, along_k: bool) -> np.ndarray:
     """The map of an operand stored (parts, rows, k), or (parts, k, rows), in row-major order."""
     parts, height, width = stored.shape
-    box = (bk, rows, 1) if along_k else (64, bk, 1)
+    if not stored.size:  # k is 0: never read, and the engine describes nothing empty
+        return np.zeros(1, _MAP)
+    box = (bk, rows, 1) if along_k else (128 // ITEM_SIZE[dtype], bk, 1)
     # An extent of 1 leaves its stride without a meaning.
     pitch = stored.strides[1] if height > 1 else -(-width * stored.itemsize // 16) * 16
     plane = stored.strides[0] if parts > 1 else pitch * height
     return tensor_map(dtype, stored.data.ptr, (width, height, parts), (pitch, plane), box)
+
+
+def _persistent(device, variant: Variant, m: int, n: int, k: int, dtype: str) -> Launch:
+    """A launch of at most as many blocks as the device runs at once, in whole clusters."""
+    launch, cluster = variant.launch(m, n, k, dtype), variant.params["CLUSTER"]
+    here = device.properties["multiProcessorCount"] // cluster * cluster
+    return Launch((min(launch.grid[0], here), 1, 1), launch.block, launch.shared_bytes)
 
 
 def bind_tensor(
@@ -79,7 +90,7 @@ def bind_tensor(
     """A call that multiplies packed operands on tensor cores: C = alpha A B + beta C.
 
     `device` is a `CudaDevice`, `variant` one of a kernel with role `tensor`, `dtype` what the
-    operands hold: float16, bfloat16 or tfloat32 (float32 with 13 zero bits). `a` and `b` are 3-D
+    operands hold: float16, bfloat16 or tfloat32 (float32, rounded as it is read). `a` and `b` are 3-D
     CuPy arrays whose last axis is contiguous; only their bytes and strides count. By `layouts`
     A is stored (parts, m, k) for "n" or (parts, k, m) for "t"; B (parts, n, k) for "t" or
     (parts, k, n) for "n"; tfloat32 takes "nt" alone. Parts are 2 (hi, lo) where the variant's
@@ -105,18 +116,17 @@ def bind_tensor(
                 f"kernel {variant}: operand {name} is {x.shape}, layouts {layouts}; it takes "
                 f"{parts} parts for m={m} n={n} k={k}"
             )
-    launch = variant.launch(m, n, k, dtype)
-    cluster = params["CLUSTER"]
-    here = device.properties["multiProcessorCount"] // cluster * cluster
-    launch = Launch((min(launch.grid[0], here), 1, 1), launch.block, launch.shared_bytes)
+    launch = _persistent(device, variant, m, n, k, dtype)
     function = device.function(variant, dtype, layouts)
-    bk, rows = params["SPAN"] // ITEM_SIZE[dtype], (params["BM"], params["BN"] // cluster)
+    bk, rows = params["SPAN"] // ITEM_SIZE[dtype], (params["BM"], params["BN"] // params["CLUSTER"])
     ways = layouts[0] == "n", layouts[1] == "t"
     sizes = [np.int32(x) for x in (m, n, k)]
     alpha, beta, ldc = np.float32(alpha), np.float32(beta), np.int64(c.strides[0] // c.itemsize)
     null = np.uint64(0)
 
     def call(a, b, c, stream, exponents=(None, None), verdict=None, wanted=0):
+        if not math.prod(c.shape):
+            return
         maps = [
             _map(dtype, x, height, bk, along)
             for x, height, along in zip((a, b), rows, ways, strict=True)
@@ -126,7 +136,34 @@ def bind_tensor(
             *maps, *sizes, alpha, ea, eb, beta, c, ldc,
             null if verdict is None else verdict, np.int32(wanted),
         ]  # fmt: skip
-        if math.prod(c.shape):
-            device.launch(function, launch, args, stream)
+        device.launch(function, launch, args, stream)
+
+    return call
+
+
+def bind_across(
+    device, variant: Variant, a, b, c, *, k: int, layouts: str, alpha: float, beta: float
+) -> Callable:
+    """As `bind_tensor` with one term, for float32 operands of which one lies across k.
+
+    `layouts` is "tt", where A is stored (1, k, m) and B (1, n, k), or "nn", where A is stored
+    (1, m, k) and B (1, k, n); `variant` is one of `bind_tensor`'s, whose tile is turned for "nn".
+    """
+    kernel = catalog.helper("across").kernel
+    variant = kernel.variant({name: variant.params[name] for name in kernel.params[0]})
+    turned, (m, n), params = layouts == "nn", c.shape, variant.params
+    launch = _persistent(device, variant, *((n, m) if turned else (m, n)), k, "tfloat32")
+    function = device.function(variant, "tfloat32", layouts)
+    bk, rows = params["SPAN"] // 4, (params["BM"], params["BN"] // params["CLUSTER"])
+    sizes = [np.int32(x) for x in ((n, m, k) if turned else (m, n, k))]
+    scalars, ldc = (np.float32(alpha), np.float32(beta)), np.int64(c.strides[0] // c.itemsize)
+
+    def call(a, b, c, stream):
+        across, along = (b, a) if turned else (a, b)
+        maps = [
+            _map("tfloat32", across, rows[0], bk, False),
+            _map("tfloat32", along, rows[1], bk, True),
+        ]
+        device.launch(function, launch, [*maps, *sizes, *scalars, c, ldc], stream)
 
     return call
