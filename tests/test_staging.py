@@ -11,6 +11,7 @@ from hybrid_gemm.devices.emulator import EmulatorDevice
 from hybrid_gemm.errors import OutOfMemoryError, UnavailableError, UsageError
 from hybrid_gemm.runner import Result
 from hybrid_gemm.runtime import staging
+from hybrid_gemm.runtime.threads import ThreadRun
 
 SHAPES = [(70, 90, 50), (33, 200, 65), (5, 7, 300), (1, 100, 9), (40, 40, 0)]
 SPLITS = [
@@ -118,6 +119,23 @@ def test_sums_are_the_same_from_run_to_run(device, rng):
     first = runner.gemm(a, b)
     for _ in range(5):
         np.testing.assert_array_equal(runner.gemm(a, b), first)
+
+
+@pytest.mark.parametrize("choices", SPLITS, ids=str)
+def test_what_lies_on_devices_is_started_by_one_thread(kernel_device, choices, monkeypatch, rng):
+    monkeypatch.setattr(EmulatorDevice, "queues", True)
+    monkeypatch.setattr(ThreadRun, "_guarded", None)  # no other thread would get far
+    runner = Runner(device=kernel_device, **choices)
+    for m, n, k in SHAPES:
+        for order, beta in (("C", 0), ("F", 2)):
+            a = np.asarray(integers(rng, (m, k)), order=order)
+            b = np.asarray(integers(rng, (k, n)), order=order)
+            c = integers(rng, (m, n))
+            out = np.full((m, n), np.nan, "f4")
+            result = runner.run(a, b, c, alpha=2, beta=beta, out=out, resident=True)
+            np.testing.assert_array_equal(out, 2 * a @ b + beta * c)
+            assert moved(result, "upload") == 0  # before the clock
+            assert moved(result, "reduce") == result.plan.bytes_peer
 
 
 def test_types_are_cast_on_their_way(device, rng):

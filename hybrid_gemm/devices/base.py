@@ -67,6 +67,7 @@ class Device(abc.ABC):
     capability = 0  # of a GPU's instructions: 90 for 9.0
     processors = 1  # that run blocks of threads side by side
     host_memory = False  # matrices of the host are used where they lie
+    queues = False  # whether calls return before what they start is done
     chunk_flops: int | None = None  # products are cut into pieces of about so much
 
     @abc.abstractmethod

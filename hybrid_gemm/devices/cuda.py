@@ -93,7 +93,7 @@ class CudaDevice(KernelDevice):
     memory apart and copies between them as real peers would.
     """
 
-    kind = "cuda"
+    kind, queues = "cuda", True
 
     def __init__(self, ordinal: int, part: int | None = None):
         super().__init__()

@@ -36,6 +36,7 @@ class Pipeline:
         self.own = [(p, s) for p in self.panels for s in p.strips if s.owner == self.index]
         self.summed = run.plan.summed
         self.targets, self.rooms, self.sums, self.products = {}, {}, {}, {}
+        self.relayed: list[tuple[Slab, int]] = []
         self.waited: set = set()
 
     @cached_property
@@ -167,8 +168,12 @@ class Pipeline:
         return [slab for slab in found if slab is not None]
 
     def feed(self) -> None:
-        """Brings what is this worker's to bring, in the order in which panels need it."""
-        relayed = []
+        self.bring()
+        self.relay()
+
+    def bring(self) -> None:
+        """Brings what is this worker's to bring, in the order in which panels need it, but for
+        what other devices have first."""
         for turn, _box, panels, first, _last in self.turns():
             for panel in panels:
                 self.run.check()
@@ -177,12 +182,14 @@ class Pipeline:
                         if slab.block.bringer(part) != self.index or not slab.claim(part):
                             continue
                         if self.run.relays(slab, part):
-                            relayed.append((slab, part))
+                            self.relayed.append((slab, part))
                         else:
                             self._bring(slab, part)
                 if first and self.run.plan.problem.beta and not self.run.critical:
                     self._bring_c(panel)
-        for slab, part in relayed:
+
+    def relay(self) -> None:
+        for slab, part in self.relayed:
             self._relay(slab, part)
 
     @marked("upload")
@@ -238,10 +245,15 @@ class Pipeline:
     # --- multiply -------------------------------------------------------------------------
 
     def multiply(self) -> None:
+        if self.run.resident:
+            self.wait_for_everything()
+            self.run.gate(0)
+        for _ in self.start_products():
+            pass
+
+    def start_products(self):
+        """Starts the products of all panels, one at each step."""
         run = self.run
-        if run.resident:
-            self._wait_for_everything()
-            run.gate(0)
         for turn, box, panels, first, last in self.turns():
             for number, panel in enumerate(panels):
                 run.check()
@@ -251,12 +263,14 @@ class Pipeline:
                     event = self._gemm(turn, box, panel, stream, first)
                 if last:
                     settle(run.multiplied[panel, self.index], event)
+                yield
             with self.device.using(self.device.keeper):
                 events = [stream.record() for stream in self.multiplying]
             for slab in self.slabs(turn):
                 settle(slab.read, events)
 
-    def _wait_for_everything(self) -> None:
+    def wait_for_everything(self) -> None:
+        """Until all that the products need is on the device."""
         futures = [f for slab in self.slabs(0) for f in slab.ready]
         futures += [self.run.c_ready[s] for _p, s in self.own if self.run.plan.problem.beta]
         for future in futures:
@@ -303,24 +317,23 @@ class Pipeline:
     # --- finish ---------------------------------------------------------------------------
 
     def finish(self) -> None:
-        run, later = self.run, []
+        run, strips = self.run, self.start_sums()
         if run.critical:
             run.critical.add(self)
             return
-        for panel, strip in self.own:
-            event = run.multiplied[panel, self.index].result()
-            if self.summed:
-                event = self._sum(panel, strip)
-            if run.resident:
-                later.append((strip, event))
-            else:
-                self._give_back(strip, event)
         if run.resident:
+            strips = list(strips)
             self.synchronize()
             run.gate(1)
-        for strip, event in later:
-            self._give_back(strip, event)
+        for strip, event in strips:
+            self.give_back(strip, event)
         self.synchronize()
+
+    def start_sums(self):
+        """(strip of this worker, the event after which it is finished), one at each step"""
+        for panel, strip in self.own:
+            event = self.run.multiplied[panel, self.index].result()
+            yield strip, self._sum(panel, strip) if self.summed else event
 
     @marked("reduce")
     def _sum(self, panel: Panel, strip: Strip):
@@ -343,7 +356,7 @@ class Pipeline:
             return run.mark(self.index, "reduce", start, stream, moved)
 
     @marked("download")
-    def _give_back(self, strip: Strip, event) -> None:
+    def give_back(self, strip: Strip, event) -> None:
         """A finished strip, into `out`."""
         run, target = self.run, self.targets[strip]
         view = run.out.part(strip.rows, strip.cols)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -205,6 +206,9 @@ class ThreadRun:
         self.critical = None
 
     def _execute(self) -> None:
+        if self.plan.resident and not self.critical and all(d.queues for d in self.devices):
+            self._execute_in_line()
+            return
         jobs = [job for pipeline in self.pipelines for job in self._jobs(pipeline)]
         if len(jobs) == 1:
             jobs[0]()
@@ -222,6 +226,29 @@ class ThreadRun:
             raise
         if self.failure is not None:
             raise self.failure
+
+    def _execute_in_line(self) -> None:
+        """All stages by this thread: what lies on the devices only has to be started, and threads
+        would wait for each other, since Python does one thing at a time."""
+        each = self.pipelines
+        for pipeline in each:
+            pipeline.bring()
+        for pipeline in each:
+            pipeline.relay()
+        if self.resident:
+            for pipeline in each:
+                pipeline.wait_for_everything()
+            self._start_clock()
+        _in_turn(p.start_products() for p in each)
+        strips = [(p, *found) for p in each for found in p.start_sums()]
+        if self.resident:
+            for pipeline in each:
+                pipeline.synchronize()
+            self._stop_clock()
+        for pipeline, strip, event in strips:
+            pipeline.give_back(strip, event)
+        for pipeline in each:
+            pipeline.synchronize()
 
     @staticmethod
     def _jobs(pipeline: Pipeline) -> list[Callable[[], None]]:
@@ -311,3 +338,9 @@ class ThreadRun:
     def _activity(self, worker, phase, start, stop, bytes, flops) -> Activity:
         device = self.device_of(worker)
         return Activity(worker, phase, device.time_ms(start), device.time_ms(stop), bytes, flops)
+
+
+def _in_turn(iterators) -> None:
+    """One step of each, again and again until all are done."""
+    for _ in itertools.zip_longest(*iterators):
+        pass
