@@ -2,7 +2,7 @@
 summary = "tensor cores by mma.sync: 64 x 32 a warp, packed operands in a cp.async ring of two"
 entry   = "gemm_mma"
 role    = "tensor"
-params  = [{TERMS = 1, CHUNK = 1, OUT = 4}, {TERMS = 3, CHUNK = 2, OUT = 4}, {TERMS = 1, CHUNK = 1, OUT = 2}]
+params  = [{TERMS = 1, OUT = 4}, {TERMS = 3, OUT = 4}, {TERMS = 1, OUT = 2}]
 block   = ["256", "1", "1"]
 grid    = ["ceil(n / 128)", "ceil(m / 128)", "1"]
 shared  = "(TERMS + 1) / 2 * 2 * 2 * 128 * 20 * 4"
@@ -16,7 +16,7 @@ source  = "this project: docs/tensor-cores.md"
 
 // C (m x n) = alpha 2^(exponent_a[i] + exponent_b[j]) op(A) op(B) + beta C, from operands that
 // split_pack.cu packed: k is a multiple of 64. TERMS = 3: op(A) op(B) is lo hi + hi lo + hi hi,
-// and sums leave the tensor cores' accumulators, which truncate, every CHUNK steps.
+// and sums leave the tensor cores' accumulators, which truncate, after each k of an instruction.
 #include "mma.cuh"
 
 constexpr int BM = 128, BN = 128, WORDS = 16;  // a step of k, in words
@@ -107,21 +107,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                     for (int j = 0; j < 4; ++j) mma(part[i][j], a[pa][i], b[pb][j]);
                 }
             }
-        }
-        __syncthreads();
-        if (TERMS == 3 && ((step + 1) % CHUNK == 0 || step + 1 == steps)) {
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
+            for (int i = 0; TERMS == 3 && i < 4; ++i) {
 #pragma unroll
-                for (int j = 0; j < 4; ++j) {
-#pragma unroll
-                    for (int x = 0; x < 4; ++x) {
-                        total[TERMS == 3 ? i : 0][j][x] += part[i][j][x];
-                        part[i][j][x] = 0;
-                    }
+                for (int x = 0; x < 16; ++x) {
+                    total[TERMS == 3 ? i : 0][x / 4][x % 4] += part[i][x / 4][x % 4];
+                    part[i][x / 4][x % 4] = 0;
                 }
             }
         }
+        __syncthreads();
     }
 #pragma unroll
     for (int i = 0; i < 4; ++i) {

@@ -267,6 +267,79 @@ def test_whole_numbers_are_exact_at_odd_shapes(place, terms, layout):
         assert verdicts.sum() == (terms == 3)
 
 
+@pytest.fixture
+def hopper():
+    if REASONS["cuda"]:
+        pytest.skip(REASONS["cuda"])
+    device = open_device("cuda")
+    if device.capability != 90:
+        pytest.skip("wgmma is of compute capability 9.0")
+    return device, "wgmma"
+
+
+@pytest.fixture
+def packings(monkeypatch):
+    """How many rows of A and columns of B each product packed."""
+    seen, parts = [], products._Packer.parts
+
+    def recorded(self, room, count, size, rows=None):
+        seen.append(tuple(rows or (self.m, self.n)))
+        return parts(self, room, count, size, rows)
+
+    monkeypatch.setattr(products._Packer, "parts", recorded)
+    return seen
+
+
+@pytest.mark.parametrize("layout", catalog.LAYOUTS)
+def test_tf32_operands_are_packed_only_where_they_must_be(hopper, packings, layout):
+    for i, (m, n, k) in enumerate([(36, 132, 68), (516, 260, 1000), (300, 2500, 8), (4, 4, 4)]):
+        rng = np.random.default_rng(i)
+        a, b = integers(rng, (m, k)), integers(rng, (k, n))
+        for pad, beta in ((0, 0), (4, 2), (3, 0)):
+            c = integers(rng, (m, n)) if beta else None
+            packings.clear()
+            got, _ = multiply(
+                hopper, a, b, terms=1, layout=layout, pad=pad, alpha=-1, beta=beta, c=c
+            )
+            expected = beta * c - a @ b if beta else -(a @ b)
+            np.testing.assert_array_equal(got, framed(expected, pad), err_msg=f"{m} {n} {k}")
+            both_across = [(0, n) if m > n else (m, 0)]
+            where = both_across if layout == "tn" else []
+            assert packings == ([(m, n)] if pad == 3 else where)
+
+
+@pytest.mark.parametrize("layout", catalog.LAYOUTS)
+def test_one_tf32_operand_is_packed_where_it_begins_off_16_bytes(hopper, packings, layout):
+    rng = np.random.default_rng(5)
+    a, b = integers(rng, (130, 67)), integers(rng, (67, 132))
+    if layout[0] == "t":
+        a = integers(rng, (132, 67))
+    got, _ = multiply(hopper, a, b, terms=1, layout=layout)
+    np.testing.assert_array_equal(got, framed(a @ b, 0))
+    aligned = layout[0] == "t", layout[1] == "n"
+    rows = [0 if x else s for x, s in zip(aligned, (len(a), 132), strict=True)]
+    if all(aligned):
+        rows = [132, 0]
+    assert packings == [tuple(rows)]
+
+
+@pytest.mark.parametrize("layout", catalog.LAYOUTS)
+def test_tf32_is_rounded_to_the_nearest_wherever_that_happens(hopper, layout):
+    """Packed, by the copy engine, from registers: the bits are the same."""
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 2**32, (200, 160), dtype=np.uint32)
+    x[::3] = (x[::3] & 0xFFFFE000) | 0x1000  # halfway
+    x = x.view("f4")
+    x = np.where(np.abs(np.nan_to_num(x, nan=0)) < 2.0**127, np.nan_to_num(x, nan=0), 1)
+    x[np.abs(x) < 2.0**-126] = 0
+    one = np.eye(160, dtype="f4")
+    for pad in (0, 3):
+        got, _ = multiply(hopper, x, one, terms=1, layout=layout, pad=pad)
+        np.testing.assert_array_equal(got[1:-1, :160], to_tf32(x))
+        got, _ = multiply(hopper, one, x.T.copy(), terms=1, layout=layout, pad=pad)
+        np.testing.assert_array_equal(got[1:-1, :200], to_tf32(x).T)
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("layout", catalog.LAYOUTS)
 def test_narrow_whole_numbers_are_exact(place, dtype, layout):

@@ -9,6 +9,7 @@ docs/tensor-cores.md has the arithmetic.
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable
 
@@ -44,7 +45,7 @@ class _Room:
             if flat.size >= count:
                 return flat[:count]
         kept.append(self.device.empty(1, max(1, count), dtype)[0])
-        return kept[-1]
+        return kept[-1][:count]
 
 
 def _room(device: KernelDevice, stream: Stream) -> _Room:
@@ -125,22 +126,23 @@ class _Packer:
         self.ld = np.int64(lda), np.int64(ldb)
         self.pitch = -(-self.k // _STEP) * _STEP
 
-    def kernel(self, role: str, dtype: str, **params) -> tuple:
+    def kernel(self, role: str, dtype: str, rows=None, **params) -> tuple:
+        """The kernel and its launch, for so many rows of A and columns of B, or for all."""
         variant = catalog.helper(role)
         variant = variant.kernel.variant({**variant.params, **params})
         function = self.device.function(variant, dtype, self.layouts)
-        return function, variant.launch(self.m, self.n, self.k, dtype)
+        return function, variant.launch(*(rows or (self.m, self.n)), self.k, dtype)
 
-    def parts(self, room: _Room, count: int, size: int) -> list:
+    def parts(self, room: _Room, count: int, size: int, rows=None) -> list:
         """Memory for both operands, (count, rows, pitch) elements of `size` bytes each."""
         out = []
-        for name, rows in (("A", self.m), ("B", self.n)):
-            flat = room.array(name, count * rows * self.pitch * size, "uint8")
-            out.append(flat.view(f"u{size}").reshape(count, rows, self.pitch))
+        for name, each in zip("AB", rows or (self.m, self.n), strict=True):
+            flat = room.array(name, count * each * self.pitch * size, "uint8")
+            out.append(flat.view(f"u{size}").reshape(count, each, self.pitch))
         return out
 
-    def args(self, a, b) -> list:
-        return [*self.sizes, a, self.ld[0], b, self.ld[1]]
+    def args(self, a, b, sizes=None) -> list:
+        return [*(sizes or self.sizes), a, self.ld[0], b, self.ld[1]]
 
 
 def _split(device, variant, a, b, c, alpha, beta) -> Callable:
@@ -184,41 +186,67 @@ def _split(device, variant, a, b, c, alpha, beta) -> Callable:
 
 def _rounded(device, variant, a, b, c, alpha, beta) -> Callable:
     """float32 rounded to TF32, or 16 bits as they are, packed only where they must be."""
-    dtype = {"float32": "tfloat32"}.get(a.dtype.name, a.dtype.name)
     packer = _Packer(device, a, b)
-    size = catalog.ITEM_SIZE[dtype]
-    pack, launch = packer.kernel("pack", "float16" if size == 2 else dtype, PARTS=1)
-    product = _product(device, variant, dtype, packer, 1, c, alpha, beta)
-    rows = packer.m + packer.n
-
-    def packed(a, b, c, stream):
-        room = _room(device, stream)
-        made = packer.parts(room, 1, size)
-        wide, exponent = room.array("extremes", rows, "uint64"), room.array("exponent", 1, "int32")
-        given = [*made, exponent, wide, np.int32(0), wide, wide, room.state]  # not looked at
-        device.launch(pack, launch, [*packer.args(a, b), *given], stream)
-        product(*made, c, stream)
-
-    # The copy engine takes operands where they lie, if every row begins on 16 bytes.
-    if variant.name != "wgmma" or dtype == "tfloat32" or any(ld * size % 16 for ld in packer.ld):
-        return packed
-    turned = [order == "t" for order in packer.layouts]
-    stored = [x.T if turn else x for x, turn in zip((a, b), turned, strict=True)]
-    straight = _product(device, variant, dtype, packer, 1, c, alpha, beta, stored)
+    size = a.dtype.itemsize
+    bound = functools.partial(_packing, device, variant, a, b, c, alpha, beta, packer)
+    all_packed = bound((True, True))
+    if variant.name != "wgmma":
+        return all_packed
+    # The copy engine takes operands where they lie, if every line begins on 16 bytes; of two
+    # that lie across k in 32 bits, wgmma takes one.
+    packed = [ld * size % 16 != 0 for ld in packer.ld]
+    if size == 4 and packer.layouts == "tn" and not any(packed):
+        packed[packer.m > packer.n] = True
+    if all(packed):
+        return all_packed
+    straight = bound(packed)
 
     def call(a, b, c, stream):
-        if a.data.ptr % 16 or b.data.ptr % 16:
-            packed(a, b, c, stream)
-        else:
-            x, y = (v.T if turn else v for v, turn in zip((a, b), turned, strict=True))
-            straight(x[None], y[None], c, stream)
+        begin = [done or x.data.ptr % 16 == 0 for x, done in zip((a, b), packed, strict=True)]
+        (straight if all(begin) else all_packed)(a, b, c, stream)
 
     return call
 
 
-def _product(device, variant, dtype, packer, parts, c, alpha, beta, stored=None) -> Callable:
-    """A call (a, b, c, stream, exponents, verdict, wanted) for packed operands, or `stored` ones:
-    C = alpha 2^exponents A B + beta C, if the verdict is the wanted one."""
+def _packing(device, variant, a, b, c, alpha, beta, packer, packed) -> Callable:
+    """The product where those of A and B are packed that `packed` says."""
+    dtype = {"float32": "tfloat32"}.get(a.dtype.name, a.dtype.name)
+    rows = [count if x else 0 for count, x in zip((packer.m, packer.n), packed, strict=True)]
+    orders = "".join(
+        along if x else order for along, order, x in zip("nt", packer.layouts, packed, strict=True)
+    )
+    if any(packed):
+        of = "float16" if a.dtype.itemsize == 2 else dtype
+        pack, launch = packer.kernel("pack", of, rows, PARTS=1)
+
+    def stored(a, b, made):
+        return [
+            parts if x else (v.T if order == "t" else v)[None]
+            for v, parts, order, x in zip((a, b), made, packer.layouts, packed, strict=True)
+        ]
+
+    shapes = [np.broadcast_to(np.uint8(), (1, count, packer.pitch)) for count in rows]
+    views = stored(a, b, shapes)
+    product = _product(device, variant, dtype, packer, 1, c, alpha, beta, orders, views)
+
+    def call(a, b, c, stream):
+        room, made = _room(device, stream), (None, None)
+        if any(packed):
+            made = packer.parts(room, 1, a.dtype.itemsize, rows)
+            none, state = room.array("extremes", 1, "uint64"), room.state  # not looked at
+            sizes = *map(np.int32, rows), packer.sizes[2]
+            args = [*packer.args(a, b, sizes), *made, state, none, np.int32(0), none, none, state]
+            device.launch(pack, launch, args, stream)
+        product(*stored(a, b, made), c, stream)
+
+    return call
+
+
+def _product(
+    device, variant, dtype, packer, parts, c, alpha, beta, orders="nt", views=None
+) -> Callable:
+    """A call (a, b, c, stream, exponents, verdict, wanted) for operands laid out as `views`, or
+    packed: C = alpha 2^exponents A B + beta C, if the verdict is the wanted one."""
     terms, out_bytes = 2 * parts - 1, c.dtype.itemsize
     if variant.name == "wgmma" and variant.params["OUT"] != out_bytes:  # shaped for another C
         variant = tensor_kernels.choose(
@@ -230,14 +258,13 @@ def _product(device, variant, dtype, packer, parts, c, alpha, beta, stored=None)
         return _bind_mma(device, variant, dtype, packer, c, alpha, beta)
     from . import tma
 
-    if stored is None:
-        orders, rows = "nt", (packer.m, packer.n)
+    if views is None:
+        rows = packer.m, packer.n
         views = [np.broadcast_to(np.uint8(), (parts, count, packer.pitch)) for count in rows]
-    else:
-        orders, views = packer.layouts, [x[None] for x in stored]
-    return tma.bind_tensor(
-        device, variant, dtype, *views, c, k=packer.k, layouts=orders, alpha=alpha, beta=beta
-    )
+    given = {"k": packer.k, "layouts": orders, "alpha": alpha, "beta": beta}
+    if dtype == "tfloat32" and orders != "nt":
+        return tma.bind_across(device, variant, *views, c, **given)
+    return tma.bind_tensor(device, variant, dtype, *views, c, **given)
 
 
 def _bind_mma(device, variant, dtype, packer, c, alpha, beta) -> Callable:

@@ -90,10 +90,10 @@ def bind_tensor(
     """A call that multiplies packed operands on tensor cores: C = alpha A B + beta C.
 
     `device` is a `CudaDevice`, `variant` one of a kernel with role `tensor`, `dtype` what the
-    operands hold: float16, bfloat16 or tfloat32 (float32, rounded as it is read). `a` and `b` are 3-D
-    CuPy arrays whose last axis is contiguous; only their bytes and strides count. By `layouts`
-    A is stored (parts, m, k) for "n" or (parts, k, m) for "t"; B (parts, n, k) for "t" or
-    (parts, k, n) for "n"; tfloat32 takes "nt" alone. Parts are 2 (hi, lo) where the variant's
+    operands hold: float16, bfloat16 or tfloat32 (float32, rounded as it is read). `a` and `b` are
+    3-D CuPy arrays whose last axis is contiguous; only their bytes and strides count. By
+    `layouts` A is stored (parts, m, k) for "n" or (parts, k, m) for "t"; B (parts, n, k) for "t"
+    or (parts, k, n) for "n"; tfloat32 takes "nt" alone. Parts are 2 (hi, lo) where the variant's
     TERMS is 3, else 1. Their k may be longer than `k` if what is beyond is zero. Addresses and
     pitches are multiples of 16 bytes. `c` is m x n, row-major with any leading dimension,
     float32 where the variant's OUT is 4, else of `dtype`.

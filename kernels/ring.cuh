@@ -1,0 +1,26 @@
+// For kernels of Hopper whose blocks stay: the ring of stages that one warp fills and the others
+// empty, and the order of tiles of C. STAGES, CLUSTER, BM and BN are the including file's.
+#pragma once
+
+constexpr int STRIP = 16 / CLUSTER;  // tile rows worked through together, for L2
+
+struct Ring {  // a place in the ring, and how often it came around, modulo 2
+    int stage = 0;
+    unsigned phase = 0;
+    __device__ __forceinline__ void advance() {
+        if (++stage == STAGES) stage = 0, phase ^= 1;
+    }
+};
+
+struct Tiles {  // of CLUSTER * BM x BN, in an order that keeps A and B in L2
+    int rows, cols;
+    __device__ __forceinline__ Tiles(int m, int n)
+        : rows((m + CLUSTER * BM - 1) / (CLUSTER * BM)), cols((n + BN - 1) / BN) {}
+    __device__ __forceinline__ int count() const { return rows * cols; }
+    __device__ __forceinline__ void at(int t, int& row, int& col) const {
+        const int strip = t / (STRIP * cols), within = t % (STRIP * cols);
+        const int high = min(STRIP, rows - strip * STRIP);
+        row = (strip * STRIP + within % high) * CLUSTER * BM;
+        col = within / high * BN;
+    }
+};

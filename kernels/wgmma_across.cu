@@ -1,0 +1,203 @@
+/*---
+summary   = "tf32 by wgmma where an operand lies across k: that one comes from registers"
+entry     = "wgmma_across"
+role      = "across"
+params    = [{BM = 128, BN = 256, SPAN = 64, STAGES = 9, CLUSTER = 2, LEAD = 3}]
+block     = ["128 + 2 * BM", "1", "1"]
+grid      = ["CLUSTER * ceil(m / (CLUSTER * BM)) * ceil(n / BN)", "1", "1"]
+shared    = "1024 + STAGES * (24 + (BM + BN) * SPAN)"
+layouts   = ["tt", "nn"]
+require   = ["SPAN % 64 == 0", "SPAN <= 128", "BM % 64 == 0", "BM <= 128", "BN % 64 == 0", "BN <= 256",
+    "STAGES >= LEAD + 2"]
+dtypes    = ["tfloat32"]
+arch      = "==90a"
+runs_on   = ["cuda"]
+source    = "this project: docs/tensor-cores.md"
+---*/
+
+// C (m x n) = alpha A B + beta C for layouts "tt", where A lies across k. For "nn", where B does,
+// the kernel is given C^T = B^T A^T instead, as if that were m x n, and stores C by columns. With
+// 32 bits the tensor cores read shared memory along k alone, but they take their first operand
+// from registers too, where threads put it in any order. Both come as boxes of tensor maps, which
+// round to TF32. Otherwise as gemm_wgmma.cu with one term.
+#define KIND "k8.f32.tf32.tf32"
+#define WAYS ""
+#include "wgmma.cuh"
+#include "ring.cuh"
+
+constexpr bool TURNED = !TRANS_A;  // C is stored by columns
+constexpr int CONSUMERS = BM / 64;
+constexpr int BK = SPAN / 4;    // k of a step
+constexpr int BOX = 128 * BK;   // bytes of 32 of A's rows: for each k 128, swizzled
+constexpr int A_BYTES = BM * SPAN, STAGE_BYTES = (BM + BN) * SPAN;
+constexpr bool LEADS = CONSUMERS == 2;
+
+#if BN == 64
+#define FROM_REGISTERS "{%32, %33, %34, %35}, %36"
+#elif BN == 128
+#define FROM_REGISTERS "{%64, %65, %66, %67}, %68"
+#elif BN == 192
+#define FROM_REGISTERS "{%96, %97, %98, %99}, %100"
+#else
+#define FROM_REGISTERS "{%128, %129, %130, %131}, %132"
+#endif
+
+// sums (64 x BN of a warpgroup) += a (64 x 8) B (8 x BN), B from a tile so described.
+__device__ __forceinline__ void wgmma(float (&sums)[BN / 2], const unsigned (&a)[4], u64 b) {
+    asm volatile(WGMMA_(FROM_REGISTERS, "1")
+                 : SUMS(sums) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+
+// Which of the warpgroup's 64 rows a thread has: this one and the next. For the tensor cores they
+// are rows g and g + 8 of the warp's 16, g = lane / 4: so chosen, the 16 threads that read shared
+// memory together hit every bank once, and C is written in whole sectors.
+__device__ __forceinline__ int my_row() {
+    const int g = threadIdx.x % 32 / 4, warp = threadIdx.x / 32 % 4;
+    return warp / 2 * 32 + warp % 2 * 8 + g / 4 * 4 + g / 2 % 2 * 16 + g % 2 * 2;
+}
+
+// The rows' elements for k = 8 s + t and 8 s + t + 4, t = lane % 4, of 64 rows at `boxes`.
+__device__ __forceinline__ void take(unsigned (&a)[BK / 8][4], unsigned boxes) {
+    const int row = my_row(), t = threadIdx.x % 4;
+    const unsigned from = boxes + row / 32 * BOX + row % 4 * 4;
+#pragma unroll
+    for (int i = 0; i < BK / 4; ++i) {
+        const int k = 4 * i + t;
+        asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];"
+                     : "=r"(a[i / 2][i % 2 * 2]), "=r"(a[i / 2][i % 2 * 2 + 1])
+                     : "r"(from + k * 128 + (row % 32 / 4 ^ k % 8) * 16)
+                     : "memory");
+    }
+}
+
+struct Result {
+    int m, n;
+    float alpha, beta;
+    float* C;
+    long long ldc;
+
+    // The warpgroup's 64 x BN at (row, col): of each 8 columns a thread has a pair in two rows.
+    __device__ __forceinline__ void store(float (&sums)[BN / 2], int row, int col) const {
+        row += my_row();
+        col += threadIdx.x % 4 * 2;
+        const bool pairs = (reinterpret_cast<u64>(C) | ldc * 4) % 8 == 0;
+#pragma unroll
+        for (int i = 0; i < BN / 2; i += 2) {
+            // Neighbours in C: of two rows in a column, or of two columns in a row.
+            const int r = row + (TURNED ? 0 : i / 2 % 2), c = col + i / 4 * 8 + (TURNED ? i / 2 % 2 : 0);
+            float x = sums[TURNED ? i / 4 * 4 + i / 2 % 2 : i];
+            float y = sums[TURNED ? i / 4 * 4 + i / 2 % 2 + 2 : i + 1];
+            const int left = TURNED ? (c < n ? m - r : 0) : (r < m ? n - c : 0);
+            if (left <= 0) continue;
+            float* const to = C + (TURNED ? c * ldc + r : r * ldc + c);
+            x *= alpha, y *= alpha;
+            if (beta != 0) {
+                x += beta * to[0];
+                if (left > 1) y += beta * to[1];
+            }
+            if (pairs && left > 1) {
+                *reinterpret_cast<float2*>(to) = make_float2(x, y);
+            } else {
+                to[0] = x;
+                if (left > 1) to[1] = y;
+            }
+        }
+    }
+};
+
+extern "C" __global__ void __launch_bounds__(128 + 2 * BM, 1) __cluster_dims__(CLUSTER, 1, 1)
+    wgmma_across(const __grid_constant__ TensorMap A, const __grid_constant__ TensorMap B, int m,
+                 int n, int k, float alpha, float beta, float* C, long long ldc) {
+    extern __shared__ char memory[];
+    const unsigned stages = (shared_address(memory) + 1023) / 1024 * 1024;
+    const unsigned full = stages + STAGES * STAGE_BYTES, empty = full + 8 * STAGES;
+    const unsigned issued = empty + 8 * STAGES;
+    const unsigned rank = CLUSTER > 1 ? block_of_cluster() : 0;
+    if (threadIdx.x == 0) {
+        prefetch_map(A);
+        prefetch_map(B);
+        for (int s = 0; s < STAGES; ++s) {
+            barrier_init(full + 8 * s, 1);
+            barrier_init(empty + 8 * s, 4 * CONSUMERS * CLUSTER);  // a warp's arrival each
+            barrier_init(issued + 8 * s, 1);
+        }
+        barriers_ready();
+    }
+    __syncthreads();
+    if (CLUSTER > 1) cluster_barrier();
+
+    const Tiles tiles(m, n);
+    const int first = blockIdx.x / CLUSTER, stride = gridDim.x / CLUSTER;
+    const int steps = (k + 2 * BK - 1) / (2 * BK) * 2;  // two sets of registers, in turn
+    const int consumer = static_cast<int>(threadIdx.x / 128) - 1;
+    Ring ring;
+    if (consumer < 0) {
+        if constexpr (CONSUMERS == 2) registers_fewer<40>();
+        if (threadIdx.x == 0) {
+            for (int t = first; t < tiles.count(); t += stride) {
+                int row, col;
+                tiles.at(t, row, col);
+                for (int step = 0; step < steps; ++step, ring.advance()) {
+                    constexpr int SHARE = BN / CLUSTER;
+                    const unsigned to = stages + ring.stage * STAGE_BYTES;
+                    const unsigned whole = full + 8 * ring.stage;
+                    barrier_wait(empty + 8 * ring.stage, ring.phase ^ 1);
+                    barrier_expect(whole, STAGE_BYTES);
+#pragma unroll
+                    for (int i = 0; i < BM / 32; ++i)
+                        copy_box<1>(to + i * BOX, A, row + rank * BM + 32 * i, step * BK, 0, whole);
+                    copy_box<CLUSTER>(to + A_BYTES + rank * SHARE * SPAN, B, step * BK,
+                                      col + rank * SHARE, 0, whole);
+                }
+            }
+        }
+    } else {
+        if constexpr (CONSUMERS == 2) registers_more<232>();
+        const Result result = {m, n, alpha, beta, C, ldc};
+        const auto release = [&](int stage) {  // this warp has read it
+            const unsigned lane = threadIdx.x % 32;
+            if (lane < CLUSTER) barrier_arrive(empty + 8 * stage, lane);
+        };
+        // The second of two runs LEAD steps behind the first, so that one stores its tile while
+        // the other multiplies.
+        Ring leader;
+        int left = (tiles.count() - first + stride - 1) / stride * steps - LEAD;
+        for (int i = 0; i < LEAD; ++i) leader.advance();
+        for (int t = first; t < tiles.count(); t += stride) {
+            float sums[BN / 2];
+#pragma unroll
+            for (int i = 0; i < BN / 2; ++i) sums[i] = 0;
+            unsigned a[2][BK / 8][4];  // one is multiplied while the other is fetched
+            int last = 0;
+            for (int step = 0; step < steps; step += 2) {
+#pragma unroll
+                for (int half = 0; half < 2; ++half, ring.advance()) {
+                    if (LEADS && consumer == 1 && left-- > 0) {
+                        barrier_wait(issued + 8 * leader.stage, leader.phase);
+                        leader.advance();
+                    }
+                    const unsigned tile = stages + ring.stage * STAGE_BYTES;
+                    barrier_wait(full + 8 * ring.stage, ring.phase);
+                    take(a[half], tile + consumer * 2 * BOX);
+                    wgmma_begin();
+#pragma unroll
+                    for (int s = 0; s < BK / 8; ++s)
+                        wgmma(sums, a[half][s], descriptor<SPAN>(tile + A_BYTES + s * 32, 64 * SPAN));
+                    wgmma_commit();
+                    if (LEADS && threadIdx.x == 128) barrier_arrive(issued + 8 * ring.stage, rank);
+                    wgmma_wait<1>();
+                    if (step + half) release(last);
+                    last = ring.stage;
+                }
+            }
+            wgmma_wait<0>();
+            if (steps) release(last);
+            int row, col;
+            tiles.at(t, row, col);
+            result.store(sums, row + rank * BM + consumer * 64, col);
+        }
+    }
+    // A block stays while others may still reach for its shared memory.
+    __syncwarp();
+    if (CLUSTER > 1) cluster_barrier();
+}
