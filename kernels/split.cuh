@@ -77,11 +77,11 @@ __device__ inline float from_half(unsigned short half) {
 
 __device__ inline float power_of_two(int exponent) { return as_float((exponent + 127) << 23); }
 
-// To the nearest TF32, ties away from zero, as cvt.rna.tf32.f32; the low 13 bits are zero.
+// To the nearest TF32, ties to even, as the copy engine does; the low 13 bits are zero.
 __device__ inline unsigned to_tf32(float x) {
     const unsigned bits = as_bits(x), magnitude = bits & 0x7fffffff;
     if (magnitude >= INFINITE) return magnitude > INFINITE ? bits | 0x400000 : bits;
-    return (bits + 0x1000) & ~0x1fffu;
+    return (bits + 0xfff + (bits >> 13 & 1)) & ~0x1fffu;
 }
 
 __device__ inline float from_bfloat(unsigned short x) { return as_float((unsigned)x << 16); }

@@ -147,7 +147,8 @@ def halves(rows, dtype):
 
 
 def to_tf32(x):
-    return ((x.view("u4") + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view("f4")
+    bits = x.view("u4")
+    return ((bits + 0xFFF + (bits >> 13 & 1)) & np.uint32(0xFFFFE000)).astype("u4").view("f4")
 
 
 @pytest.fixture
