@@ -34,231 +34,13 @@ source    = "this project: docs/performance.md"
 ---*/
 
 // A block of 32 * KG * (BM / (TM * LM)) * (BN / (TN * 32 / LM)) threads makes tiles of C, BM x BN.
-// KG groups of warps share the k of each step among them and add up through shared memory.
 // When the tiles do not fill the blocks evenly, the last of them are cut along k into equal
 // runs of steps (stream-K); their parts meet in the workspace and are added in a fixed order, so
 // the same input gives the same bits.
-#include "tuned.cuh"
+#include "tuned_loop.cuh"
 
-constexpr bool HOLD = HOPS == 2;          // see Copier
-constexpr int LN = 32 / LM;                // lanes of a warp: LM along m by LN along n
-constexpr int WARPS_N = BN / (TN * LN);
-constexpr int GROUP = 32 * (BM / (TM * LM)) * WARPS_N;  // threads that share one slice of k
-constexpr int THREADS = KG * GROUP;
-constexpr int KP = BK / KG;                // k of a step that one group multiplies
-constexpr int PAD = HOLD ? 16 / SIZE : 32 / SIZE;  // after each row of a tile written transposed
-constexpr int LD_A = BM + (TRANS_A ? 0 : PAD), LD_B = BN + (TRANS_B ? PAD : 0);
-constexpr int STAGE = BK * (LD_A + LD_B) * SIZE;  // bytes
 constexpr int STRIP = 8;                   // tile rows that are worked through together, for L2
 constexpr int FAN = 16;                    // parts added by one block
-
-// How the block brings BK x BX of one operand into shared memory as [BK][LD].
-// ALONG_K: memory runs along k, so the tile is transposed on its way: an element at a time, or
-// (HOLD) by vectors that wait in registers. VECTORS: every row of the operand begins on 16 bytes.
-template <int BX, bool ALONG_K, bool VECTORS>
-struct Copier {
-    static constexpr int LD = BX + (ALONG_K ? PAD : 0);
-    static constexpr bool HELD = ALONG_K && VECTORS && HOLD;
-    static constexpr int V = VECTORS && (HELD || !ALONG_K) ? VEC : 1;
-    // Threads along memory and across it; copies of a thread each way.
-    static constexpr int ALONG = HELD      ? LEAST(BK / VEC, MOST(2, THREADS / BX))
-                                 : ALONG_K ? (HOLD ? 8 : 4)
-                                           : LEAST(BX / V, THREADS / BK);
-    static constexpr int ACROSS = THREADS / ALONG;
-    static constexpr int EXTENT = ALONG_K ? BX : BK;
-    static constexpr int N_ALONG = (ALONG_K ? BK : BX) / (ALONG * V);
-    static constexpr int N_ACROSS = (EXTENT + ACROSS - 1) / ACROSS;
-    static constexpr bool ALL = EXTENT >= ACROSS;  // every thread copies
-
-    const T* from[N_ACROSS];
-    Vec held[HELD ? N_ACROSS * N_ALONG : 1];
-    long long step;
-    int inside;  // elements of the operand from this thread's first on, along x
-
-    __device__ __forceinline__ static int along() { return threadIdx.x % ALONG * V; }
-    __device__ __forceinline__ static int across() { return threadIdx.x / ALONG; }
-    __device__ __forceinline__ static bool works() { return ALL || across() < EXTENT; }
-    __device__ __forceinline__ static int to() {  // where in the tile, in bytes
-        return (ALONG_K ? along() * LD + across() : across() * LD + along()) * SIZE;
-    }
-
-    __device__ __forceinline__ Copier(const T* p, long long ld, int x0, int x_end, long long k0) {
-        step = ALONG_K ? BK : BK * ld;
-        inside = x_end - x0 - along();
-        UNROLL for (int i = 0; i < N_ACROSS; ++i) {
-            const int a = across() + i * ACROSS;
-            // beyond the edge the last row again: what it gives is never stored
-            from[i] = ALONG_K ? p + LEAST(x0 + a, x_end - 1) * ld + (k0 + along())
-                              : p + (k0 + a) * ld + (x0 + along());
-        }
-    }
-
-    // The next tile: into shared memory, or the first half of the way. `skip`: k at the front
-    // that do not exist; the first step of a ragged k is the short one.
-    template <bool SHORT>
-    __device__ __forceinline__ void fetch(Shared tile, int skip) {
-        UNROLL for (int i = 0; i < N_ACROSS; ++i) {
-            UNROLL for (int c = 0; c < N_ALONG; ++c) {
-                if (!works()) continue;
-                const int off = c * ALONG * V;
-                const int p = ALONG_K ? off + along() : across() + i * ACROSS;
-                const T* const at = from[i] + off;
-                if constexpr (HELD) {
-                    const Vec none = {};
-                    held[i * N_ALONG + c] =
-                        SHORT && p < skip ? none : *reinterpret_cast<const Vec*>(at);
-                } else if constexpr (ALONG_K) {
-                    const Shared to = tile + (i * ACROSS + off * LD) * SIZE;
-                    if (SHORT)
-                        copy_async<SIZE>(to, p >= skip ? at : from[i] + skip, p >= skip);
-                    else
-                        copy_async<SIZE>(to, at);
-                } else {
-                    const Shared to = tile + (i * ACROSS * LD + off) * SIZE;
-                    copy_async<SIZE * V>(to, at, off < inside && (!SHORT || p >= skip));
-                }
-            }
-        }
-        UNROLL for (int i = 0; i < N_ACROSS; ++i) from[i] += step;
-    }
-    // The second half of the way.
-    __device__ __forceinline__ void put(Shared tile) const {
-        if constexpr (HELD) {
-            UNROLL for (int i = 0; i < N_ACROSS; ++i) {
-                UNROLL for (int c = 0; c < N_ALONG; ++c) {
-                    UNROLL for (int q = 0; q < VEC; ++q) {
-                        const int at = (c * ALONG * V + q) * LD + i * ACROSS;
-                        if (works()) store_shared(tile + at * SIZE, held[i * N_ALONG + c].x[q]);
-                    }
-                }
-            }
-        }
-    }
-};
-
-// Sums of a thread as vectors. Elements change places in pairs: a vector's registers begin at
-// an even one, so the sum in column j lands in the other register bank than element j of B,
-// and a multiply-add reads both in one cycle.
-__device__ __forceinline__ Vec part(const T (&sum)[TM][TN], int i, int j) {
-    Vec v;
-    UNROLL for (int q = 0; q < VEC; ++q) v.x[q] = sum[i][j + (q ^ 1)];
-    return v;
-}
-__device__ __forceinline__ void add_part(T (&sum)[TM][TN], int i, int j, const Vec& v) {
-    UNROLL for (int q = 0; q < VEC; ++q) sum[i][j + (q ^ 1)] += v.x[q];
-}
-
-// sum = the product of `count` steps from step k0 on, for the tile of C at (row, col).
-template <bool VECTORS>
-__device__ __forceinline__ void multiply(T (&sum)[TM][TN], int m, int n, const T* A, long long lda,
-                                         const T* B, long long ldb, int row, int col, int k0,
-                                         int skip, int count, int a_in, int b_in) {
-    extern __shared__ __align__(16) unsigned char raw[];
-    const long long first = (long long)k0 * BK - skip;
-    Copier<BM, !TRANS_A, VECTORS> a(A, lda, row, m, first);
-    Copier<BN, TRANS_B, VECTORS> b(B, ldb, col, n, first);
-    const Shared base = shared_address(raw);
-    const Shared to_a = opaque(base + a.to()), to_b = opaque(base + (BK * LD_A * SIZE + b.to()));
-    unsigned write = 0;
-    int fetch = count;  // steps to fetch yet
-    UNROLL for (int s = 0; s < STAGES - 1; ++s) {
-        if (fetch > 0) {
-            if (s == 0 && k0 == 0) {
-                a.template fetch<true>(to_a, skip);
-                b.template fetch<true>(to_b, skip);
-            } else {
-                a.template fetch<false>(to_a + write, 0);
-                b.template fetch<false>(to_b + write, 0);
-            }
-            a.put(to_a + write);
-            b.put(to_b + write);
-        }
-        --fetch;
-        write += STAGE;
-        copies_commit();
-    }
-    UNROLL for (int i = 0; i < TM; ++i) {
-        UNROLL for (int j = 0; j < TN; ++j) sum[i][j] = T(0);
-    }
-    T fa[2][TM], fb[2][TN];
-    int read_a = opaque(a_in), read_b = opaque(b_in);
-    auto fragment = [&](int half, int p) {
-        UNROLL for (int i = 0; i < TM; i += VEC) {
-            const Vec v = *reinterpret_cast<const Vec*>(raw + read_a + (p * LD_A + i * LM) * SIZE);
-            UNROLL for (int q = 0; q < VEC; ++q) fa[half][i + q] = v.x[q];
-        }
-        UNROLL for (int j = 0; j < TN; j += VEC) {
-            const Vec v = *reinterpret_cast<const Vec*>(raw + read_b + (p * LD_B + j * LN) * SIZE);
-            UNROLL for (int q = 0; q < VEC; ++q) fb[half][j + q] = v.x[q];
-        }
-    };
-    copies_wait<STAGES - 2>();
-    __syncthreads();
-    unsigned read = 0;
-    fragment(0, 0);
-#pragma unroll 1
-    for (; count > 0; --count) {
-        UNROLL for (int p = 0; p < KP; ++p) {
-            if (p == KP - 1) {  // the next step's tile must be there, and all done with this one
-                copies_wait<STAGES - 2>();
-                __syncthreads();
-                const int go = read == (STAGES - 1) * STAGE ? -(STAGES - 1) * STAGE : STAGE;
-                read += go;
-                read_a += go;
-                read_b += go;
-            }
-            fragment((p + 1) % 2, (p + 1) % KP);
-            if (p == 0) {
-                if (fetch > 0) {
-                    a.template fetch<false>(to_a + write, 0);
-                    b.template fetch<false>(to_b + write, 0);
-                }
-                copies_commit();
-                --fetch;
-                if (!HOLD) write = write == (STAGES - 1) * STAGE ? 0 : write + STAGE;
-            }
-            if (HOLD && p == KP - 2) {
-                if (fetch >= 0) {
-                    a.put(to_a + write);
-                    b.put(to_b + write);
-                }
-                write = write == (STAGES - 1) * STAGE ? 0 : write + STAGE;
-            }
-            // there and back along n: one operand of each multiply-add is the one before's
-            UNROLL for (int i = 0; i < TM; ++i) {
-                UNROLL for (int j = 0; j < TN; ++j) {
-                    const int jj = i % 2 ? TN - 1 - j : j;
-                    sum[i][jj] += fa[p % 2][i] * fb[p % 2][jj];
-                }
-            }
-        }
-    }
-    copies_wait<0>();
-    __syncthreads();
-}
-
-// Adds the groups' sums into group 0's, by halves.
-__device__ __forceinline__ void add_groups(T (&sum)[TM][TN], int group, int thread) {
-    extern __shared__ __align__(16) unsigned char raw[];
-    UNROLL for (int half = KG / 2; half > 0; half /= 2) {
-        Vec* const mine =
-            reinterpret_cast<Vec*>(raw) + group % half * GROUP * TM * TN / VEC + thread;
-        if (group >= half && group < 2 * half) {
-            UNROLL for (int i = 0; i < TM; ++i) {
-                UNROLL for (int j = 0; j < TN; j += VEC)
-                    mine[(i * TN + j) / VEC * GROUP] = part(sum, i, j);
-            }
-        }
-        __syncthreads();
-        if (group < half) {
-            UNROLL for (int i = 0; i < TM; ++i) {
-                UNROLL for (int j = 0; j < TN; j += VEC)
-                    add_part(sum, i, j, mine[(i * TN + j) / VEC * GROUP]);
-            }
-        }
-        __syncthreads();
-    }
-}
 
 // How the steps of the tiles that are cut along k are shared out among the blocks.
 struct Shares {
@@ -349,11 +131,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 gemm_tuned(int m, int n, int k, T alpha, const T* A, long long lda, const T* B, long long ldb,
            T beta, T* C, long long ldc, T* workspace, unsigned* flags) {
     const int thread = threadIdx.x % GROUP, group = threadIdx.x / GROUP;
-    const int warp = thread / 32, lane = thread % 32;
-    const int row_in = warp / WARPS_N * (TM * LM) + lane / 2 % LM * VEC;
-    const int col_in = warp % WARPS_N * (TN * LN) + (lane % 2 + lane / (2 * LM) * 2) * VEC;
-    const int a_in = (group * KP * LD_A + row_in) * SIZE;
-    const int b_in = (BK * LD_A + group * KP * LD_B + col_in) * SIZE;
+    const int a_in = (group * KP * LD_A + row_in(thread)) * SIZE;
+    const int b_in = (BK * LD_A + group * KP * LD_B + col_in(thread)) * SIZE;
 
     const int tiles_m = (m + BM - 1) / BM, tiles_n = (n + BN - 1) / BN, tiles = tiles_m * tiles_n;
     const int steps = MOST(1, (k + BK - 1) / BK), skip = steps * BK - k;
@@ -390,6 +169,7 @@ gemm_tuned(int m, int n, int k, T alpha, const T* A, long long lda, const T* B, 
         if (KG > 1) add_groups(sum, group, thread);
         if (count < steps && !collect(sum, shares, tile, workspace, flags, group, thread))
             continue;
-        if (group == 0) store_tile(sum, m, n, alpha, beta, C, ldc, row + row_in, col + col_in);
+        if (group != 0) continue;
+        store_tile(sum, m, n, alpha, beta, C, ldc, row + row_in(thread), col + col_in(thread));
     }
 }

@@ -18,6 +18,10 @@ struct alignas(16) Vec {
 
 #ifdef HYBRID_GEMM_EMULATOR
 
+// The memory that the launch gives a block.
+#define DYNAMIC_SHARED(raw) \
+    unsigned char* const raw = reinterpret_cast<unsigned char*>(emulator::worker->shared)
+
 typedef char* Shared;  // an address in shared memory, in bytes
 
 __device__ inline Shared shared_address(void* p) { return static_cast<char*>(p); }
@@ -34,8 +38,14 @@ __device__ inline void copies_commit() {}
 template <int PENDING>
 __device__ inline void copies_wait() {}
 __device__ inline unsigned add_in_order(unsigned* p) { return atomicAdd(p, 1u); }
+// There no block can wait for another: true in the last alone.
+__device__ inline bool all_came(unsigned* counter, int count, int) {
+    return add_in_order(counter) == count - 1u;
+}
 
 #else
+
+#define DYNAMIC_SHARED(raw) extern __shared__ __align__(16) unsigned char raw[]
 
 typedef unsigned Shared;
 
@@ -90,6 +100,16 @@ __device__ __forceinline__ unsigned add_in_order(unsigned* p) {
                  : "l"(p)
                  : "memory");
     return before;
+}
+
+// Counts this block in. True once `count` blocks came, if that is within so many cycles; what they
+// wrote before is then visible to this thread.
+__device__ __forceinline__ bool all_came(unsigned* counter, int count, int cycles) {
+    unsigned came = add_in_order(counter) + 1;
+    const long long start = clock64();
+    while (came != count && clock64() - start < cycles)
+        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(came) : "l"(counter) : "memory");
+    return came == count;
 }
 
 #endif
