@@ -33,12 +33,14 @@ POLL_S_ELSEWHERE = 5e-4
 
 @dataclasses.dataclass(eq=False)
 class Launched:
-    """A product on a stream, asked as a `Future` is."""
+    """Work on a stream, asked as a `Future` is."""
 
     device: Device
+    phase: str
     start: object
     stop: object
-    flops: int
+    bytes: int = 0
+    flops: int = 0
 
     def done(self) -> bool:
         return self.stop.done
@@ -48,11 +50,11 @@ class Launched:
 
     def result(self) -> list[Activity]:
         start, stop = self.device.time_ms(self.start), self.device.time_ms(self.stop)
-        return [Activity(0, "multiply", start, stop, 0, self.flops)]
+        return [Activity(0, self.phase, start, stop, self.bytes, self.flops)]
 
 
 class RankRun:
-    """One rank's part of a run.
+    """One rank's part of a run, ready to start.
 
     `a` and `b` are this rank's blocks of op(A) and op(B) alone, `c` (read where beta != 0)
     and `out` its strip of C; None on a rank with nothing to do. `inner` plans a problem for
@@ -83,13 +85,19 @@ class RankRun:
         self.products: dict[tuple, tuple[Plan, Variant]] = {}
         kind = devices[0].kind
         self.lanes, self.poll_s = LANES.get(kind, 1), POLL_S.get(kind, POLL_S_ELSEWHERE)
+        if plan.box(rank) is None:
+            return
+        self.todo, self.own = (deque(p) for p in (plan.pieces(rank), plan.owned(rank)))
+        if transport and self._there:
+            for piece in self.todo:
+                self._operands(piece)
+        for device in devices:
+            device.start_clock()
 
     def run(self) -> Timeline:
         """Returns when this rank's strip is finished and nobody waits for it any more."""
         if self.plan.box(self.rank) is None:
             return Timeline()
-        for device in self.devices:
-            device.start_clock()
         with contextlib.ExitStack() as stack:
             for device in self.devices:
                 stack.enter_context(device.session())
@@ -107,7 +115,10 @@ class RankRun:
         if key not in self.products:  # pieces have few shapes
             problem = dataclasses.replace(self.plan.problem, **sides, alpha=alpha, beta=beta)
             plan = self.inner(problem)
-            self.products[key] = plan, self.choose(plan)
+            variant = self.choose(plan)
+            for device in self.devices:
+                device.prepare(variant, self.a.array, self.b.array, problem.operands)
+            self.products[key] = plan, variant
         return self.products[key]
 
     def _whole(self) -> None:
@@ -121,29 +132,30 @@ class RankRun:
         )  # fmt: skip
         self.activities += run.run()
 
-    def _multiply(self, piece: Piece, buffer: Matrix, common: Common) -> Timeline:
+    def _operands(self, piece: Piece) -> tuple:
+        """(plan, variant, op(A), op(B)) of a piece"""
         box = self.plan.box(self.rank)
         rows, cols = _from(box.rows, piece.rows), _from(box.cols, piece.cols)
-        plan, variant = self._product(*piece.shape, len(box.ks), 1, 0)
-        a = Matrix(self.a.array[rows.slice], self.a.home)
-        b = Matrix(self.b.array[:, cols.slice], self.b.home)
+        product = self._product(*piece.shape, len(box.ks), 1, 0)
+        return *product, self.a.array[rows.slice], self.b.array[:, cols.slice]
+
+    def _multiply(self, piece: Piece, buffer: Matrix, common: Common) -> Timeline:
+        plan, variant, a, b = self._operands(piece)
+        a, b = Matrix(a, self.a.home), Matrix(b, self.b.home)
         arguments = plan, self.devices, variant, a, b, None, buffer, self.progress
         return ThreadRun(*arguments, common=common).run()
 
     def _launch(self, piece: Piece, buffer: Matrix, stream) -> Launched:
         """The same where A and B are: nothing has to be brought, and nobody waits for it."""
-        box, device = self.plan.box(self.rank), self.devices[0]
-        rows, cols = _from(box.rows, piece.rows), _from(box.cols, piece.cols)
-        _plan, variant = self._product(*piece.shape, len(box.ks), 1, 0)
-        a, b = self.a.array[rows.slice], self.b.array[:, cols.slice]
+        _plan, variant, a, b = self._operands(piece)
+        device, flops = self.devices[0], 2 * a.shape[1] * buffer.array.size
         with device.using(stream):
-            device.prepare(variant, a, b, self.plan.problem.operands)
             start = stream.record()
             device.gemm(variant, a, b, buffer.array, alpha=1, beta=0, stream=stream)
-            flops = 2 * len(box.ks) * piece.shape[0] * piece.shape[1]
-            if self.progress:
-                self.progress(flops)
-            return Launched(device, start, stream.record(), flops)
+            launched = Launched(device, "multiply", start, stream.record(), flops=flops)
+        if self.progress:
+            self.progress(flops)
+        return launched
 
     @property
     def _there(self) -> bool:
@@ -155,12 +167,10 @@ class RankRun:
     # --- multiplying, sending and summing -------------------------------------------------
 
     def _pieces(self, stream, sum_stream) -> None:
-        strip = self.plan.strip(self.rank)
-        todo = deque(self.plan.pieces(self.rank))
-        own = deque(self.plan.owned(self.rank))
+        todo, own = self.todo, self.own
         common = Common("B" if self.plan.by_rows(self.rank) else "A")
         multiplying: dict[Future | Launched, tuple[Piece, Matrix]] = {}
-        summing: dict[Future, Piece] = {}
+        summing: dict[Future | Launched, Piece] = {}
         lanes = ThreadPoolExecutor(self.lanes, "lane")
         sums = ThreadPoolExecutor(1, "sum")
         transport, device, there = self.transport, self.devices[0], self._there
@@ -180,7 +190,11 @@ class RankRun:
                 transport.poll()
                 if own and not summing and (parts := transport.parts(own[0].round)):
                     piece = own.popleft()
-                    summing[sums.submit(self._sum, piece, strip, parts, sum_stream)] = piece
+                    if there and transport.near and self._in_place:
+                        future = self._launch_sum(piece, parts, self._here(piece), sum_stream)
+                    else:
+                        future = sums.submit(self._sum, piece, parts, sum_stream)
+                    summing[future] = piece
                     del parts
                 waiting = [f for f in (*multiplying, *summing) if isinstance(f, Future)]
                 if waiting:
@@ -203,40 +217,47 @@ class RankRun:
             for pool in (lanes, sums):
                 pool.shutdown(wait=False, cancel_futures=True)
 
-    def _sum(self, piece: Piece, strip, parts: list, stream) -> list[Activity]:
+    @property
+    def _in_place(self) -> bool:
+        """Whether pieces of C can be made where they lie."""
+        device, out = self.devices[0], self.out.array
+        return self.out.lies(device) and out.dtype == self.dtype and leading(out, "n") is not None
+
+    def _here(self, piece: Piece, matrix: Matrix | None = None):
+        """The piece's place in this rank's strip of C, or of another matrix like it."""
+        strip = self.plan.strip(self.rank)
+        rows, cols = _from(strip.rows, piece.rows), _from(strip.cols, piece.cols)
+        return (matrix or self.out).array[rows.slice, cols.slice]
+
+    def _launch_sum(self, piece: Piece, parts: list, target, stream) -> Launched:
         """The piece of C from its partials in rank order, alpha and beta applied once."""
         device, problem = self.devices[0], self.plan.problem
-        where = _from(strip.rows, piece.rows).slice, _from(strip.cols, piece.cols).slice
-        view = self.out.array[where]
-        here = self.out.home is device or (self.out.home is None and device.host_memory)
-        in_place = here and view.dtype == self.dtype and leading(view, "n") is not None
-        marks = []
-
-        def mark(phase: str, start, bytes: int):
-            marks.append((phase, start, stream.record(), bytes))
-
         with device.using(stream):
-            target = view if in_place else device.empty(*piece.shape, self.dtype.name)
-            if problem.beta and not (in_place and self.c.array is self.out.array):
-                source = self.c.array[where].astype(self.dtype, copy=False)
-                device.copy(target, source, stream)
-            start, moved = stream.record(), 0
+            if problem.beta and not (self._in_place and self.c.array is self.out.array):
+                device.copy(
+                    target, self._here(piece, self.c).astype(self.dtype, copy=False), stream
+                )
+            start = stream.record()
             for i, part in enumerate(parts):
                 if not self.transport.near and i != self.transport.me:
                     parts[i] = device.empty(*piece.shape, self.dtype.name)
                     device.copy(parts[i], part, stream)
-                moved += parts[i].nbytes
             device.sum(parts, target, alpha=problem.alpha, beta=problem.beta, stream=stream)
-            mark("reduce", start, moved - moved // len(parts))
-            if not in_place:
+            moved = sum(part.nbytes for part in parts[1:])
+            return Launched(device, "reduce", start, stream.record(), moved)
+
+    def _sum(self, piece: Piece, parts: list, stream) -> list[Activity]:
+        """The same, and where it is not made in place it is brought there."""
+        device, view = self.devices[0], self._here(piece)
+        with device.using(stream):
+            target = view if self._in_place else device.empty(*piece.shape, self.dtype.name)
+            done = [self._launch_sum(piece, parts, target, stream)]
+            if not self._in_place:
                 start = stream.record()
                 self._store(view, target, stream)
-                mark("download", start, view.nbytes)
+                done.append(Launched(device, "download", start, stream.record(), view.nbytes))
             stream.synchronize()
-        return [
-            Activity(0, phase, device.time_ms(start), device.time_ms(stop), bytes)
-            for phase, start, stop, bytes in marks
-        ]
+        return [activity for each in done for activity in each.result()]
 
     def _store(self, view, target, stream) -> None:
         """view[...] = target, in whatever dtype and place `out` is."""
