@@ -19,7 +19,7 @@ from .problem import Problem
 IN_FLIGHT = 2  # rounds whose pieces a rank holds at once
 PIECE_ROWS = {"cuda": 512}  # a piece is at least so high, to keep its kernel busy
 PIECE_ROWS_ELSEWHERE = 128
-PIECE_ROWS_THERE = 2048  # of data on GPUs: only the last piece's sum is not hidden
+PIECE_ROWS_THERE = 4096  # of data on GPUs: only the last sum shows, and large pieces are faster
 MOST_ROUNDS = 8
 HOST_GBPS = 5  # assumed between ranks, and from a file or the generator, when not known
 
