@@ -353,7 +353,7 @@ class _Given:
         if not 0 <= self.root < self.comm.size:
             raise UsageError(f"root={self.root}; there are ranks 0 to {self.comm.size - 1}")
         arrays = {
-            x: None if v is None else (shape_of(v, x), np.dtype(v.dtype).str)
+            x: None if v is None else (shape_of(v, x), np.dtype(v.dtype))
             for x, v in self.arrays.items()
         }
         choices = alpha, beta, self.distribution, self.result, self.root

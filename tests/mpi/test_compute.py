@@ -1,0 +1,72 @@
+"""`compute=` over ranks: whole numbers exactly, and every rank says what was computed by all.
+
+Run as test_world.py is.
+"""
+
+import numpy as np
+import pytest
+from conftest import integers
+from test_world import comm  # noqa: F401  (a fixture)
+
+from hybrid_gemm import RankRunner
+from hybrid_gemm.errors import UnavailableError
+
+SHAPES = [(70, 33, 130), (8, 40, 65), (16, 4, 64)]
+
+
+class Recorded(RankRunner):
+    """Keeps what was said of the last product."""
+
+    def run(self, *args, **options):
+        result = super().run(*args, **options)
+        self.said = result.compute
+        return result
+
+
+@pytest.fixture
+def runner(comm, kernel_device):  # noqa: F811
+    made = []
+
+    def make(**options):
+        made.append(Recorded(comm, device=kernel_device, **options))
+        return made[0]
+
+    yield make
+    made[0].close()
+
+
+@pytest.mark.parametrize("split", ["rows", "cols"])
+@pytest.mark.parametrize("compute", ["fp32x3", "tf32", "auto"])
+def test_float32(runner, compute, split, rng):
+    here = runner(split=split, compute=compute)
+    for m, n, k in SHAPES:
+        a, b, c = (integers(rng, shape) for shape in ((m, k), (k, n), (m, n)))
+        np.testing.assert_array_equal(here.gemm(a, b, c, alpha=2, beta=-1), 2 * (a @ b) - c)
+        assert here.said == ("tf32" if compute == "tf32" else "fp32x3 (fp16 split)")
+
+
+@pytest.mark.parametrize("split", ["rows", "cols"])
+def test_what_one_rank_took_is_said_by_all(comm, runner, split, rng):  # noqa: F811
+    a, b = integers(rng, (64, 256)), integers(rng, (256, 40))
+    a[0, 0], b[0] = np.inf, 1  # the first rank's, whichever way A is cut
+    here = runner(split=split, compute="fp32x3")
+    np.testing.assert_array_equal(here.gemm(a, b), a @ b)
+    strict, others = "strict fp32" in here.said, "fp16 split" in here.said
+    assert strict and (others or comm.size == 1), here.said
+
+
+@pytest.mark.parametrize("split", ["rows", "cols"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_narrow_operands(runner, dtype, split, rng):
+    here = runner(split=split)
+    for m, n, k in SHAPES:
+        a, b = (rng.integers(-1, 2, shape).astype(dtype) for shape in ((m, k), (k, n)))
+        got = here.gemm(a, b)
+        assert got.dtype == dtype
+        np.testing.assert_array_equal(got.astype("f4"), a.astype("f4") @ b.astype("f4"))
+        assert here.said == f"{dtype} on tensor cores, sums in float32"
+
+
+def test_where_there_are_no_tensor_cores(comm):  # noqa: F811
+    with pytest.raises(UnavailableError, match=r"tf32 needs tensor cores.*is cpu"):
+        RankRunner(comm, device="cpu", compute="tf32")
