@@ -104,6 +104,11 @@ gemm_deep(int m, int n, int k, T alpha, const T* A, long long lda, const T* B, l
     else
         multiply<false>(sum, m, n, A, lda, B, ldb, row, col, first, skip, count, a_in, b_in);
     if (KG > 1) add_groups(sum, group, thread);
+    if (shares == 1) {
+        if (group == 0)
+            store_tile(sum, m, n, alpha, beta, C, ldc, row + row_in(thread), col + col_in(thread));
+        return;
+    }
 
     Vec* const parts = reinterpret_cast<Vec*>(workspace) + (long long)tile * shares * VECTORS_OF_TILE;
     if (group == 0) {

@@ -229,3 +229,31 @@ __device__ __forceinline__ int col_in(int thread) {
     const int lane = thread % 32;
     return thread / 32 % WARPS_N * (TN * LN) + (lane % 2 + lane / (2 * LM) * 2) * VEC;
 }
+
+// c = alpha * sum + beta * c; beta == 0 never reads c.
+__device__ __forceinline__ void store_tile(const T (&sum)[TM][TN], int m, int n, T alpha, T beta,
+                                           T* C, long long ldc, int row, int col) {
+    const bool vectors = on_16_bytes(C, ldc);
+    UNROLL for (int i = 0; i < TM; ++i) {
+        const int r = row + i / VEC * (LM * VEC) + i % VEC;
+        if (r >= m) continue;
+        UNROLL for (int j = 0; j < TN; j += VEC) {
+            const int c = col + j * LN;
+            T* to = C + r * ldc + c;
+            if (vectors && c + VEC <= n) {
+                Vec v = {};
+                if (beta != T(0)) v = *reinterpret_cast<Vec*>(to);
+                UNROLL for (int q = 0; q < VEC; ++q) {
+                    const T product = alpha * sum[i][j + q];
+                    v.x[q] = beta == T(0) ? product : product + beta * v.x[q];
+                }
+                *reinterpret_cast<Vec*>(to) = v;
+            } else {
+                UNROLL for (int q = 0; q < VEC; ++q) {
+                    const T product = alpha * sum[i][j + q];
+                    if (c + q < n) to[q] = beta == T(0) ? product : product + beta * to[q];
+                }
+            }
+        }
+    }
+}
