@@ -262,7 +262,7 @@ def _product(
         rows = packer.m, packer.n
         views = [np.broadcast_to(np.uint8(), (parts, count, packer.pitch)) for count in rows]
     given = {"k": packer.k, "layouts": orders, "alpha": alpha, "beta": beta}
-    if dtype == "tfloat32" and orders != "nt":
+    if dtype == "tfloat32" and parts == 1 and orders in catalog.helper("across").kernel.layouts:
         return tma.bind_across(device, variant, *views, c, **given)
     return tma.bind_tensor(device, variant, dtype, *views, c, **given)
 

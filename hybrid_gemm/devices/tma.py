@@ -146,8 +146,9 @@ def bind_across(
 ) -> Callable:
     """As `bind_tensor` with one term, for float32 operands of which one lies across k.
 
-    `layouts` is "tt", where A is stored (1, k, m) and B (1, n, k), or "nn", where A is stored
-    (1, m, k) and B (1, k, n); `variant` is one of `bind_tensor`'s, whose tile is turned for "nn".
+    `layouts` are the kernel's: A is stored (1, m, k) for "n" or (1, k, m) for "t"; B (1, n, k)
+    for "t" or (1, k, n) for "n". k is not 0. `variant` is one of `bind_tensor`'s; its tile is
+    turned where B lies across k.
     """
     kernel = catalog.helper("across").kernel
     variant = kernel.variant({name: variant.params[name] for name in kernel.params[0]})
@@ -159,10 +160,12 @@ def bind_across(
     scalars, ldc = (np.float32(alpha), np.float32(beta)), np.int64(c.strides[0] // c.itemsize)
 
     def call(a, b, c, stream):
-        across, along = (b, a) if turned else (a, b)
+        if not c.size:
+            return
+        first, second = (b, a) if turned else (a, b)
         maps = [
-            _map("tfloat32", across, rows[0], bk, False),
-            _map("tfloat32", along, rows[1], bk, True),
+            _map("tfloat32", first, rows[0], bk, layouts == "nt"),
+            _map("tfloat32", second, rows[1], bk, True),
         ]
         device.launch(function, launch, [*maps, *sizes, *scalars, c, ldc], stream)
 
