@@ -1,14 +1,17 @@
-"""cuBLAS, the peer in every table: CuPy's library and handle, called directly.
+"""cuBLAS, the peer in every table: CuPy's library, called directly.
 
 CuPy refuses cuBLAS calls while a stream is captured, and a graph of launches is how small
-products are timed; there the functions are called through ctypes on CuPy's own handle.
+products are timed; there the functions are called through ctypes.
+
+Each stream has a handle of its own: cuBLAS promises the same bits every time only to a handle
+that one stream uses, and a workspace is in use until the product that has it is done.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
-import threading
+import sys
 from collections.abc import Callable
 
 import numpy as np
@@ -22,7 +25,6 @@ _DEFAULT_MATH = 0  # no TF32, whatever the environment says
 _NARROW = {"float16": 2, "bfloat16": 14, "float32": 0}  # cudaDataType
 _COMPUTE = {False: 68, True: 77}  # cublasComputeType: float32, float32 through TF32
 _ANY_ALGORITHM = -1
-_local = threading.local()
 
 
 @functools.cache
@@ -37,6 +39,26 @@ def library() -> ctypes.CDLL:
 def _call(name: str, *args) -> None:
     if status := getattr(library(), name)(*args):
         raise HybridGemmError(f"{name} failed with cuBLAS status {status}")
+
+
+class Handle:
+    """What cuBLAS needs for the products of one stream, made on the current GPU."""
+
+    def __init__(self):
+        import cupy
+
+        self.cublas = cupy.cuda.cublas
+        self.value = self.cublas.create()
+
+    @functools.cached_property
+    def workspace(self):
+        import cupy
+
+        return cupy.cuda.Memory(WORKSPACE_BYTES)
+
+    def __del__(self):
+        if hasattr(self, "value") and not sys.is_finalizing():
+            self.cublas.destroy(self.value)
 
 
 def bind(a, b, c, *, alpha, beta, tf32: bool = False) -> Callable:
@@ -61,10 +83,11 @@ def bind(a, b, c, *, alpha, beta, tf32: bool = False) -> Callable:
         "float64": (cublas.dgemm, "cublasDgemm_v2_64"),
     }.get(c.dtype.name, (None, ""))
     small = max(lda, ldb, ldc) < 2**31
-    get_handle = cupy.cuda.device.get_cublas_handle
 
     def call(a, b, c, stream, _kept=scalars):
-        handle = get_handle()
+        if stream.cublas is None:
+            stream.cublas = Handle()
+        handle = stream.cublas.value
         if (
             small and not mixed and not stream.cupy.is_capturing()
         ):  # CuPy takes its current stream, this one
@@ -76,7 +99,7 @@ def bind(a, b, c, *, alpha, beta, tf32: bool = False) -> Callable:
             return
         pointer, whole = ctypes.c_void_p, ctypes.c_int64
         _call("cublasSetStream_v2", pointer(handle), pointer(stream.cupy.ptr))
-        _call("cublasSetWorkspace_v2", pointer(handle), _workspace(),
+        _call("cublasSetWorkspace_v2", pointer(handle), pointer(stream.cublas.workspace.ptr),
               ctypes.c_size_t(WORKSPACE_BYTES))  # fmt: skip
         _call("cublasSetPointerMode_v2", pointer(handle), 0)
         _call("cublasSetMathMode", pointer(handle), _DEFAULT_MATH)
@@ -94,14 +117,3 @@ def bind(a, b, c, *, alpha, beta, tf32: bool = False) -> Callable:
               _ANY_ALGORITHM)  # fmt: skip
 
     return call
-
-
-def _workspace() -> ctypes.c_void_p:
-    """One a thread and GPU, as handles are; setting the stream forgets it each time."""
-    import cupy
-
-    kept = _local.__dict__.setdefault("workspaces", {})
-    ordinal = cupy.cuda.runtime.getDevice()
-    if ordinal not in kept:
-        kept[ordinal] = cupy.cuda.Memory(WORKSPACE_BYTES)
-    return ctypes.c_void_p(kept[ordinal].ptr)

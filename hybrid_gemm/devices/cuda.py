@@ -70,6 +70,7 @@ class CudaStream(Stream):
     def __init__(self, cupy_stream):
         super().__init__()
         self.cupy = cupy_stream
+        self.cublas: cublas.Handle | None = None  # made when it is needed
 
     def record(self, event=None):
         import cupy
