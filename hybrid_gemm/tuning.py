@@ -28,6 +28,9 @@ PART_BYTES_A_US = 60e3  # of one multiprocessor
 FLOP_A_BYTE = 16  # of the peak, for each byte a second from memory; an H200's
 PRUNE = 1.25  # variants predicted to take longer than this times the best are not timed,
 SLACK_US = 8.0  # and where that is not much longer they are
+CLEAR_LEAD = 1.03  # over the library, for a kernel to be taken where it was not measured
+DEEP_SHARES = 16  # of k, at least, a tile
+FURTHER = 0.1  # of a time carried over from another shape, for each factor of two between them
 
 
 @dataclass(frozen=True)
@@ -145,14 +148,23 @@ def choose(
         if row["dtype"] == problem.dtype
         and (row["kernel"], tuple(row["params"].items())) in by_name
     ]
+    library = next((v for v in possible if v.kernel.library), None)
     if rows:
         distance = functools.partial(_distance, problem, layout)
         nearest = min(map(distance, rows))
-        best = min((r for r in rows if distance(r) == nearest), key=lambda r: r["time_ms"])
+        there = [r for r in rows if distance(r) == nearest]
+        best = min(there, key=lambda r: r["time_ms"])
+        if not library and any(nearest):
+
+            def estimate(row: dict) -> float:
+                variant = by_name[row["kernel"], tuple(row["params"].items())]
+                us, us_there = (predict_us(variant, machine, p) for p in (problem, _posed(row)))
+                return row["time_ms"] * us / us_there * (1 + FURTHER * sum(distance(row)))
+
+            best = min(rows, key=estimate)
         shape = f"{best['m']} x {best['n']} x {best['k']} {best['layout']}"
         variant = by_name[best["kernel"], tuple(best["params"].items())]
-        library = next((v for v in possible if v.kernel.library), None)
-        if library and not _trusted(variant, machine, problem, nearest):
+        if library and not _trusted(variant, machine, problem, layout, there, best):
             return library, f"our kernels are not measured near; at {shape} {variant.name} leads"
         return variant, f"fastest measured at {shape}"
     return (
@@ -161,27 +173,51 @@ def choose(
     )
 
 
-def _trusted(variant: Variant, machine: Machine, problem: Problem, distance: tuple) -> bool:
-    """Whether a measurement speaks for this shape: the same one, or one not far, with so many
-    tiles that how they fill the multiprocessors matters little."""
-    other_layout, apart = distance
-    if variant.kernel.library or (not other_layout and apart < 0.1):
+def _trusted(
+    variant: Variant, machine: Machine, problem: Problem, layout: str, there: list[dict], best: dict
+) -> bool:
+    """Whether measurements at one shape speak for this one: where they were taken, for our lead
+    there is known; elsewhere where the lead is clear and nothing that may cost it differs.
+    `docs/performance.md` has what this gave at shapes drawn at random."""
+    other_layout, apart = _distance(problem, layout, best)
+    if variant.kernel.library or not (other_layout or apart):
         return True
+    library = min(
+        (r["time_ms"] for r in there if catalog.get(r["kernel"]).library), default=math.inf
+    )
+    measured = _posed(best)
+    if other_layout or library < CLEAR_LEAD * best["time_ms"]:
+        return False
+    if _vectors(problem, layout) != _vectors(measured, layout):
+        return False
     bm, bn, _threads = _tile(variant, problem.dtype)
-    tiles = -(-problem.m // bm) * -(-problem.n // bn)
-    return not other_layout and apart < 2.1 and tiles >= 1.5 * machine.multiprocessors
+    tiles, tiles_there = (-(-p.m // bm) * -(-p.n // bn) for p in (problem, measured))
+    rounds, rounds_there = (-(-x // machine.multiprocessors) for x in (tiles, tiles_there))
+    if apart < 0.1 and rounds == rounds_there:
+        return True
+    if variant.name == "deep":  # its shares of a long k fill the GPU, whatever C is
+        return tiles * DEEP_SHARES <= machine.multiprocessors
+    # so many tiles that how they fill the multiprocessors matters little
+    return apart < 2.1 and tiles >= 1.5 * machine.multiprocessors
 
 
 def _distance(problem: Problem, layout: str, row: dict) -> tuple:
     """Shapes by their logarithms, layouts first; sizes off 16 bytes have rows of their own."""
     sides = [(problem.m, row["m"]), (problem.n, row["n"]), (problem.k, row["k"])]
     apart = sum(abs(math.log2(max(1, x) / max(1, y))) for x, y in sides)
-    vectors = _vectors(problem.n, problem.k) != _vectors(row["n"], row["k"])
+    vectors = _vectors(problem, layout) != _vectors(_posed(row), row["layout"])
     return layout != row["layout"], apart + vectors
 
 
-def _vectors(n: int, k: int) -> bool:
-    return n % 4 == 0 and k % 4 == 0
+def _posed(row: dict) -> Problem:
+    return Problem(row["m"], row["n"], row["k"], row["dtype"])
+
+
+def _vectors(problem: Problem, layout: str) -> bool:
+    """Whether both operands' rows in memory begin on 16 bytes, if they are stored whole."""
+    a = problem.m if layout[0] == "t" else problem.k
+    b = problem.k if layout[1] == "t" else problem.n
+    return a % 4 == 0 and b % 4 == 0
 
 
 # --- the cost model -----------------------------------------------------------------------

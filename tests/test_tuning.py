@@ -48,7 +48,62 @@ def test_the_nearest_measured_shape_decides(tuned):
 def test_far_from_what_was_measured_the_library_is_taken(tuned):
     variant, why = choose(tuned, Problem(300, 1100, 100))
     assert variant.name == "cublas" and "not measured near" in why
-    assert choose(tuned, Problem(300, 1100, 100), own=True)[0].name == "naive"
+
+
+def test_without_a_library_times_are_carried_over_from_every_measured_shape(tuned):
+    """naive is measured nearer, but took 0.9 ms for what shared_tile should do far faster."""
+    variant, why = choose(tuned, Problem(300, 1100, 100), own=True)
+    assert variant.name == "shared_tile" and "8192 x 8192 x 8192" in why
+    assert choose(tuned, Problem(1024, 1024, 1024), own=True)[0].name == "naive", "as measured"
+
+
+WIDE = {"BM": 128, "BN": 256, "BK": 8, "TM": 16, "TN": 8, "LM": 4, "KG": 1, "HOPS": 1,
+        "STAGES": 5, "BLOCKS": 132, "SPLIT": 132}  # fmt: skip
+DEEP = {"BM": 64, "BN": 128, "BK": 16, "TM": 16, "TN": 8, "LM": 4, "KG": 4, "HOPS": 1,
+        "STAGES": 5, "BLOCKS": 132}  # fmt: skip
+
+
+@pytest.fixture
+def leading(tmp_path, monkeypatch):
+    """A machine where our kernels lead clearly at some shapes and barely at others."""
+    monkeypatch.setenv("HYBRID_GEMM_CACHE", str(tmp_path))
+    machine = Machine("Test GPU 9001", 132, 90, 60.0)
+    rows = []
+    for m, n, k, layout, kernel, lead, params in (
+        (4096, 4096, 4096, "nn", "tuned", 1.1, WIDE),
+        (4096, 4096, 4096, "tn", "tuned", 1.02, WIDE),
+        (1024, 1024, 1024, "nn", "deep", 1.1, DEEP),
+        (128, 128, 2**18, "nn", "deep", 1.1, DEEP),
+    ):
+        rows.append(row(m, n, k, "cublas", 1.0, layout))
+        rows.append(row(m, n, k, kernel, 1 / lead, layout, **params))
+    tuning.user_table(machine.model).write_text(json.dumps({"rows": rows}))
+    tuning.forget()
+    yield machine
+    tuning.forget()
+
+
+@pytest.mark.parametrize(
+    "shape, layout, taken",
+    [
+        ((4096, 4096, 4096), "tn", "tuned"),  # measured: any lead will do
+        ((4000, 4000, 4000), "tn", "cublas"),  # not a clear lead
+        ((4000, 4000, 4000), "nn", "tuned"),
+        ((4001, 4001, 4001), "nn", "cublas"),  # rows off 16 bytes
+        ((4000, 4000, 4000), "tt", "cublas"),  # another layout
+        ((1020, 1020, 1020), "nn", "deep"),
+        ((1040, 1040, 1040), "nn", "cublas"),  # a second round of tiles for what is left over
+        ((100, 240, 40000), "nn", "deep"),  # 33 shares of k for each of 4 tiles
+        ((300, 300, 40000), "nn", "cublas"),  # 15 tiles
+    ],
+)
+def test_a_lead_is_trusted_where_nothing_that_may_cost_it_differs(leading, shape, layout, taken):
+    assert choose(leading, Problem(*shape), layout)[0].name == taken
+
+
+def test_which_sides_decide_whether_rows_begin_on_16_bytes():
+    p = Problem(5, 8, 12)
+    assert [tuning._vectors(p, x) for x in ("nn", "nt", "tn", "tt")] == [True, True, False, False]
 
 
 def test_layouts_have_rows_of_their_own(tuned):
