@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from .. import catalog
-from ..catalog import ITEM_SIZE, Launch, Variant
+from ..catalog import ITEM_SIZE, Kernel, Launch, Variant
 from ..errors import UnavailableError, UsageError
 
 MAX_MAPS = 4096  # tensor maps kept
@@ -141,17 +141,26 @@ def bind_tensor(
     return call
 
 
+def _alike(kernel: Kernel, params: Mapping[str, int]) -> Variant:
+    """The listed variant with such tiles, or the first."""
+    alike = [
+        variant
+        for variant in kernel.variants()
+        if all(variant.params[x] == params[x] for x in ("BM", "BN", "CLUSTER"))
+    ]
+    return (alike or kernel.variants())[0]
+
+
 def bind_across(
     device, variant: Variant, a, b, c, *, k: int, layouts: str, alpha: float, beta: float
 ) -> Callable:
     """As `bind_tensor` with one term, for float32 operands of which one lies across k.
 
     `layouts` are the kernel's: A is stored (1, m, k) for "n" or (1, k, m) for "t"; B (1, n, k)
-    for "t" or (1, k, n) for "n". k is not 0. `variant` is one of `bind_tensor`'s; its tile is
-    turned where B lies across k.
+    for "t" or (1, k, n) for "n". k is not 0. `variant` is one of `bind_tensor`'s: a tile like its
+    is taken, and turned where B lies across k.
     """
-    kernel = catalog.helper("across").kernel
-    variant = kernel.variant({name: variant.params[name] for name in kernel.params[0]})
+    variant = _alike(catalog.helper("across").kernel, variant.params)
     turned, (m, n), params = layouts == "nn", c.shape, variant.params
     launch = _persistent(device, variant, *((n, m) if turned else (m, n)), k, "tfloat32")
     function = device.function(variant, "tfloat32", layouts)
