@@ -12,9 +12,9 @@ from .catalog import ITEM_SIZE, Variant
 # 16-bit operands, the share of it that tiles of BM x BN reach, and microseconds that a launch,
 # one of clusters, and a tile take besides.
 _RATE = 5.2e6
-_SHARE = {(128, 256): 1.0, (128, 192): 1.0, (128, 128): 0.98, (64, 128): 0.72}
+_SHARE = {(128, 256): 1.0, (128, 192): 0.96, (128, 128): 0.98, (128, 64): 0.8, (64, 128): 0.72}
 _ALONE = 0.98  # of that, where blocks do not share what they load
-_LAUNCH_US, _CLUSTER_US, _TILE_US = 2.0, 0.7, 0.8
+_LAUNCH_US, _CLUSTER_US, _TILE_US = 2.0, 1.5, 0.8
 
 
 @functools.lru_cache(maxsize=4096)

@@ -2,6 +2,13 @@
 // empty, and the order of tiles of C. STAGES, CLUSTER, BM and BN are the including file's.
 #pragma once
 
+// A kernel that says it runs in clusters of one is slower than one that says nothing.
+#if CLUSTER > 1
+#define IN_CLUSTERS __cluster_dims__(CLUSTER, 1, 1)
+#else
+#define IN_CLUSTERS
+#endif
+
 constexpr int STRIP = 16 / CLUSTER;  // tile rows worked through together, for L2
 
 struct Ring {  // a place in the ring, and how often it came around, modulo 2
