@@ -10,6 +10,7 @@ import pytest
 from conftest import REASONS, integers
 
 from hybrid_gemm import catalog, devices
+from hybrid_gemm.catalog import Variant
 from hybrid_gemm.devices import emulation
 from hybrid_gemm.devices.base import launches
 from hybrid_gemm.errors import UsageError
@@ -121,12 +122,19 @@ def test_thread_order_does_not_matter(kernel, order):
 
 
 def every_kernel_once(device, variants):
-    """Each variant at an odd shape, and the passes: what a checker of accesses should watch."""
+    """Each variant at an odd shape, and the passes: what a checker of accesses should watch.
+
+    Of kernels with a fixed number of blocks, with fewer blocks than tiles too.
+    """
     for i, variant in enumerate(variants):
-        shape = (29, 33, 35) if variant.kernel.limits else (131, 137, 21)
         layout = catalog.LAYOUTS[-1 - i % 4]
-        got, expected = multiply(device, variant, shape, layout, "float32", 3, 1, 1)
-        np.testing.assert_array_equal(got, expected, err_msg=str(variant))
+        cases = [(variant, (29, 33, 35) if variant.kernel.limits else (131, 137, 21))]
+        if "BLOCKS" in variant.params:
+            few = Variant(variant.kernel, {**variant.params, "BLOCKS": 2})
+            cases.append((few, (301, 299, 20)))
+        for case, shape in cases:
+            got, expected = multiply(device, case, shape, layout, "float32", 3, 1, 1)
+            np.testing.assert_array_equal(got, expected, err_msg=f"{case} {shape}")
     passes(device)
     print(f"clean: {len(variants)} variants and the passes")
 
