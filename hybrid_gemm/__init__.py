@@ -5,8 +5,11 @@ __version__ = "0.1.0"
 _API = {"gemm", "matmul", "plan"}
 _RUNNER = {"Result", "Runner"}
 _RANKS = {"RankResult", "RankRunner"}
+_PINNED = {"empty_pinned"}
 
-__all__ = ["RankResult", "RankRunner", "Result", "Runner", "gemm", "matmul", "plan"]
+__all__ = [
+    "RankResult", "RankRunner", "Result", "Runner", "empty_pinned", "gemm", "matmul", "plan",
+]  # fmt: skip
 
 
 def __getattr__(name):
@@ -23,8 +26,12 @@ def __getattr__(name):
         from . import distributed
 
         return getattr(distributed, name)
+    if name in _PINNED:
+        from .devices import pinned
+
+        return getattr(pinned, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__():
-    return sorted([*globals(), *_API, *_RUNNER, *_RANKS])
+    return sorted([*globals(), *_API, *_RUNNER, *_RANKS, *_PINNED])

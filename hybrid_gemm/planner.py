@@ -217,7 +217,9 @@ def _panels(rows, cols, cell, number, depth, problem, align, cuts, resident) -> 
             count = min(
                 MOST_PARTS, len(rows) // PANEL_ROWS, len(rows) * len(cols) // PANEL_ELEMENTS
             )
-        shapes = [(part, cols) for part in cut_span(rows, max(1, count), align)]
+        *most, last = cut_span(rows, max(1, count), align)
+        # The sum of the last one is what all wait for.
+        shapes = [(part, cols) for part in (*most, *cut_span(last, 2 if most else 1, align))]
     else:
         size = problem.itemsize
         shapes = _arms(_cut("A", rows, depth, size, align), _cut("B", cols, depth, size, align))

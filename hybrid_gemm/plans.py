@@ -113,6 +113,9 @@ class Strip:
     owner: int
     partials: tuple[int, ...]
 
+    def __hash__(self) -> int:  # quick, for runs look them up while GPUs wait
+        return hash((self.rows.start, self.cols.start, self.owner))
+
     @property
     def elements(self) -> int:
         return len(self.rows) * len(self.cols)
@@ -130,6 +133,9 @@ class Panel:
     workers: tuple[int, ...]
     strips: tuple[Strip, ...]
     tile: int = 0
+
+    def __hash__(self) -> int:
+        return hash((self.rows.start, self.cols.start, self.tile))
 
 
 @dataclass(frozen=True)
@@ -264,7 +270,18 @@ class Plan:
                     tiles[w][panel.tile] += len(panel.rows) * len(panel.cols)
         total = sum(_most(turns, self.held) for turns in blocks.values())
         total += sum(_most(turns, TILES_HELD) for turns in tiles.values())
-        return total * self.problem.itemsize
+        return total * self.problem.itemsize + self._packed_bytes(device)
+
+    def _packed_bytes(self, device: int) -> int:
+        """Bytes of operands in two parts of 4 bytes, which stay with each worker's stream."""
+        if self.problem.compute != "fp32x3":
+            return 0
+        packed = (
+            max((len(b.rows) + len(b.cols)) * len(b.ks) for b in w.boxes)
+            for w in self.workers
+            if w.device == device and w.boxes
+        )
+        return 8 * sum(packed)
 
     def _remote(self, device: int) -> bool:
         return not self.devices[device].host_memory

@@ -118,6 +118,9 @@ class Device(abc.ABC):
     def free_unused(self) -> None:  # noqa: B027
         """Gives back memory that is kept for later."""
 
+    def enter(self, stream: Stream) -> None:  # noqa: B027
+        """As `using`, for as long as the calling thread lives."""
+
     def using(self, stream: Stream) -> contextlib.AbstractContextManager:
         """Makes this device and stream current in the calling thread."""
         return contextlib.nullcontext()
@@ -176,6 +179,10 @@ class Device(abc.ABC):
     @abc.abstractmethod
     def copy(self, dst, src, stream: Stream) -> None:
         """dst[...] = src for matrices of equal shape and dtype, at least one of them here."""
+
+    def copy_pinned(self, dst, src, stream: Stream) -> None:
+        """As `copy`, where host memory is page-locked: it returns at once."""
+        self.copy(dst, src, stream)
 
     @abc.abstractmethod
     def gemm(self, variant: Variant, a, b, c, *, alpha, beta, stream: Stream) -> None:

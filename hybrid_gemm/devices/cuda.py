@@ -13,7 +13,7 @@ from .. import cost, links, tuning
 from ..errors import UnavailableError
 from ..planner import DeviceSpec
 from ..tuning import Machine
-from . import cublas, nvml, nvrtc, pinned
+from . import cublas, driver, nvml, nvrtc, pinned
 from .base import KernelDevice, Stream, layout, leading
 
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -77,11 +77,11 @@ class CudaStream(Stream):
 
         if event is None:  # a thread that waits for it leaves its core to others
             event = cupy.cuda.Event(block=True)
-        event.record(self.cupy)
+        driver.record(event.ptr, self.cupy.ptr)
         return event
 
     def wait(self, event):
-        self.cupy.wait_event(event)
+        driver.wait(self.cupy.ptr, event.ptr)
 
     def synchronize(self):
         self.cupy.synchronize()
@@ -194,6 +194,10 @@ class CudaDevice(KernelDevice):
     def free_unused(self):
         self.pool.free_all_blocks()
 
+    def enter(self, stream):
+        self.cp.cuda.Device(self.ordinal).use()
+        stream.cupy.use()
+
     @contextlib.contextmanager
     def using(self, stream):
         with self.cp.cuda.Device(self.ordinal), stream.cupy:
@@ -257,22 +261,31 @@ class CudaDevice(KernelDevice):
     def bound_copy(self, dst, src):
         if not dst.size:
             return lambda stream: None
-        runtime, way, size = self.cp.cuda.runtime, self.cp.cuda.runtime.memcpyDefault, src.itemsize
-        kept = dst, src
-        for order in "nt":
-            lds, ldd = leading(src, order), leading(dst, order)
-            if lds and ldd:
-                height, width = src.shape if order == "n" else src.shape[::-1]
-                to, source = _address(dst), _address(src)
-                if lds == ldd == width:  # in one run, which peers copy faster
-                    count = height * width * size
-                    return lambda stream, _kept=kept: runtime.memcpyAsync(
-                        to, source, count, way, stream.cupy.ptr
-                    )
-                return lambda stream, _kept=kept: runtime.memcpy2DAsync(
-                    to, ldd * size, source, lds * size, width * size, height, way, stream.cupy.ptr
-                )
-        return lambda stream: self._copy_turned(dst, src, stream)
+        if not (shape := _alike(dst, src)):
+            return lambda stream: self._copy_turned(dst, src, stream)
+        runtime, kept = self.cp.cuda.runtime, (dst, src)
+        way, to, source = runtime.memcpyDefault, _address(dst), _address(src)
+        to_pitch, pitch, width, height = shape
+        if height > 1:
+            return lambda stream, _kept=kept: runtime.memcpy2DAsync(
+                to, to_pitch, source, pitch, width, height, way, stream.cupy.ptr
+            )
+        return lambda stream, _kept=kept: runtime.memcpyAsync(
+            to, source, width, way, stream.cupy.ptr
+        )
+
+    def copy_pinned(self, dst, src, stream):
+        shape = dst.size and _alike(dst, src)
+        if not shape:
+            self.copy(dst, src, stream)
+            return
+        to_pitch, pitch, width, height = shape
+        if height > 1:
+            driver.copy_2d(
+                _address(dst), to_pitch, _address(src), pitch, width, height, stream.cupy.ptr
+            )
+        else:
+            driver.copy(_address(dst), _address(src), width, stream.cupy.ptr)
 
     def _copy_turned(self, dst, src, stream):
         """A copy between matrices that have no storage order in common."""
@@ -325,3 +338,17 @@ def enable_peers(devices: Sequence[CudaDevice]) -> None:
 
 def _address(array) -> int:
     return array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr
+
+
+def _alike(dst, src) -> tuple[int, int, int, int] | None:
+    """Pitches of both, width and height in bytes and runs of a copy between matrices of one
+    storage order; None if they have none in common. One run is what peers copy faster."""
+    for order in "nt":
+        lds, ldd = leading(src, order), leading(dst, order)
+        if lds and ldd:
+            size = src.itemsize
+            height, width = src.shape if order == "n" else src.shape[::-1]
+            if lds == ldd == width:
+                return height * width * size, height * width * size, height * width * size, 1
+            return ldd * size, lds * size, width * size, height
+    return None

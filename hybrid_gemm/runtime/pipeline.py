@@ -1,14 +1,16 @@
-"""One worker's side of a run, in three stages that go on at once.
+"""One worker's side of a run: brings parts of A and B, multiplies panels of C, sums and gives
+back the strips that this worker owns.
 
-`feed` brings parts of A and B, `multiply` makes panels of C as soon as their parts are there,
-and `finish` sums, and gives back, the strips that this worker owns. The stages meet through
-futures that carry stream events, so a device does not wait for Python.
+`feed`, `multiply` and `finish` are these three as stages that go on at once in threads; `order`
+calls the same steps from one thread. They meet through futures that carry stream events, so a
+device does not wait for Python.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+from dataclasses import dataclass
 from functools import cached_property
 
 from ..devices.base import leading
@@ -21,6 +23,18 @@ from .timeline import marked
 
 CHUNK_ROWS = 128  # pieces of a panel are whole block tiles
 STREAMS = 2  # products at once: the end of one leaves multiprocessors to the next
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """A panel of a turn: whether its box begins the panel's tile, and whether it completes it."""
+
+    turn: int
+    box: Box
+    panel: Panel
+    number: int  # of the panel in its tile
+    first: bool
+    last: bool
 
 
 class Pipeline:
@@ -36,7 +50,6 @@ class Pipeline:
         self.own = [(p, s) for p in self.panels for s in p.strips if s.owner == self.index]
         self.summed = run.plan.summed
         self.targets, self.rooms, self.sums, self.products = {}, {}, {}, {}
-        self.relayed: list[tuple[Slab, int]] = []
         self.waited: set = set()
 
     @cached_property
@@ -74,9 +87,7 @@ class Pipeline:
             for panel, strip in self.own:
                 self.sums[strip] = self._bound_sum(panel, strip)
         if not self.run.plan.held:
-            for turn, box, panels, first, _last in self.turns():
-                for panel in panels:
-                    self.products[turn, panel] = self._bound_products(turn, box, panel, first)
+            self.products = {step: self._bound_products(step) for step in self.steps}
 
     def _bound_sum(self, panel: Panel, strip: Strip):
         """(copies of partials of other devices, their bytes, the sum in worker order)"""
@@ -94,24 +105,24 @@ class Pipeline:
             views, self.targets[strip], alpha=problem.alpha, beta=problem.beta
         )  # fmt: skip
 
-    def _bound_products(self, turn: int, box: Box, panel: Panel, first: bool) -> list[tuple]:
+    def _bound_products(self, step: Step) -> list[tuple]:
         """(a product, its flops) for each piece of a panel."""
-        run, problem = self.run, self.run.plan.problem
+        run, problem, panel = self.run, self.run.plan.problem, step.panel
         if self.summed:
             target = run.partials[panel, self.index]
             alpha, beta = problem.alpha if run.critical else 1, 0
         else:
             (strip,) = panel.strips
             target, alpha, beta = self.targets[strip], problem.alpha, problem.beta
-        if not first:
+        if not step.first:
             beta = 1
-        slabs = self.slabs(turn)
+        slabs = self.slabs(step.turn)
         if slabs:
             a, b = (slab.view(panel.rows, panel.cols) for slab in slabs)
         else:
             a = self.device.empty(len(panel.rows), 0, problem.operands)
             b = self.device.empty(0, len(panel.cols), problem.operands)
-        flops = Box(panel.rows, panel.cols, box.ks).flops
+        flops = Box(panel.rows, panel.cols, step.box.ks).flops
         pieces = -(-flops // self.device.chunk_flops) if self.device.chunk_flops else 1
         return [
             (
@@ -154,13 +165,16 @@ class Pipeline:
 
     # --- feed -----------------------------------------------------------------------------
 
-    def turns(self):
-        """(turn, box, panels of its tile, whether it begins the tile, whether it completes it)"""
-        turn = 0
-        for number, boxes in enumerate(self.worker.tiles):
-            for box in boxes:
-                yield turn, box, self.tiles[number], box is boxes[0], box is boxes[-1]
-                turn += 1
+    @cached_property
+    def steps(self) -> list[Step]:
+        """All that this worker multiplies, in order."""
+        boxes = [(n, box) for n, boxes in enumerate(self.worker.tiles) for box in boxes]
+        return [
+            Step(turn, box, panel, number, box is tile[0], box is tile[-1])
+            for turn, (n, box) in enumerate(boxes)
+            for tile in [self.worker.tiles[n]]
+            for number, panel in enumerate(self.tiles[n])
+        ]
 
     def slabs(self, turn: int) -> list[Slab]:
         """The blocks that a turn needs: of A, then of B; none if K is empty."""
@@ -168,32 +182,32 @@ class Pipeline:
         return [slab for slab in found if slab is not None]
 
     def feed(self) -> None:
-        self.bring()
-        self.relay()
+        """Brings what is this worker's to bring, in the order in which panels need it."""
+        relayed = []
+        for step in self.steps:
+            self.run.check()
+            for slab, part in self.parts(step):
+                if slab.block.bringer(part) != self.index or not slab.claim(part):
+                    continue
+                if self.run.relays(slab, part):
+                    relayed.append((slab, part))
+                else:
+                    self.bring(slab, part)
+            self.bring_c(step)
+        for slab, part in relayed:
+            self.relay(slab, part)
 
-    def bring(self) -> None:
-        """Brings what is this worker's to bring, in the order in which panels need it, but for
-        what other devices have first."""
-        for turn, _box, panels, first, _last in self.turns():
-            for panel in panels:
-                self.run.check()
-                for slab in self.slabs(turn):
-                    for part in slab.meeting(panel.rows, panel.cols):
-                        if slab.block.bringer(part) != self.index or not slab.claim(part):
-                            continue
-                        if self.run.relays(slab, part):
-                            self.relayed.append((slab, part))
-                        else:
-                            self._bring(slab, part)
-                if first and self.run.plan.problem.beta and not self.run.critical:
-                    self._bring_c(panel)
-
-    def relay(self) -> None:
-        for slab, part in self.relayed:
-            self._relay(slab, part)
+    def parts(self, step: Step) -> list[tuple[Slab, int]]:
+        """What a step's product reads."""
+        panel = step.panel
+        return [
+            (slab, part)
+            for slab in self.slabs(step.turn)
+            for part in slab.meeting(panel.rows, panel.cols)
+        ]
 
     @marked("upload")
-    def _bring(self, slab: Slab, part: int) -> None:
+    def bring(self, slab: Slab, part: int) -> None:
         block = slab.block
         if slab.before is not None:
             for event in slab.before.read.result():
@@ -203,17 +217,19 @@ class Pipeline:
         source = matrix.part(block.rows, block.cols)[where]
         self._copy_in(slab.buffer[where], source, matrix.home, slab.ready[part])
 
-    def _bring_c(self, panel: Panel) -> None:
+    def bring_c(self, step: Step) -> None:
         """Strips of beta's C, where they are finished."""
         run = self.run
-        for strip in panel.strips:
+        if not (step.first and run.plan.problem.beta) or run.critical:
+            return
+        for strip in step.panel.strips:
             if strip.owner != self.index:
                 continue
             target, source = self.targets[strip], run.c.part(strip.rows, strip.cols)
             if run.c.array is run.out.array and self._in_place(source):
                 settle(run.c_ready[strip], None)
                 continue
-            for event in self._emptied(panel):
+            for event in self._emptied(step.panel):
                 event.synchronize()
             self._copy_in(target, source, run.c.home, run.c_ready[strip])
 
@@ -230,7 +246,7 @@ class Pipeline:
             transfer.end(self.copying)
 
     @marked("relay")
-    def _relay(self, slab: Slab, part: int) -> None:
+    def relay(self, slab: Slab, part: int) -> None:
         """Has a part from the device that has it from the host."""
         event = self.run.slab_at(slab, part).ready[part].result()
         target = slab.buffer[slab.where(part)]
@@ -248,25 +264,22 @@ class Pipeline:
         if self.run.resident:
             self.wait_for_everything()
             self.run.gate(0)
-        for _ in self.start_products():
-            pass
+        for step in self.steps:
+            self.start_product(step)
 
-    def start_products(self):
-        """Starts the products of all panels, one at each step."""
-        run = self.run
-        for turn, box, panels, first, last in self.turns():
-            for number, panel in enumerate(panels):
-                run.check()
-                stream = self.multiplying[number % len(self.multiplying)]
-                self._await(turn, panel, stream, first)
-                with self.device.using(stream):
-                    event = self._gemm(turn, box, panel, stream, first)
-                if last:
-                    settle(run.multiplied[panel, self.index], event)
-                yield
+    def start_product(self, step: Step) -> None:
+        run, panel = self.run, step.panel
+        run.check()
+        stream = self.multiplying[step.number % len(self.multiplying)]
+        self._await(step, stream)
+        with self.device.using(stream):
+            event = self._gemm(step, stream)
+        if step.last:
+            settle(run.multiplied[panel, self.index], event)
+        if step.number + 1 == len(self.tiles[panel.tile]):  # nothing reads the blocks any more
             with self.device.using(self.device.keeper):
                 events = [stream.record() for stream in self.multiplying]
-            for slab in self.slabs(turn):
+            for slab in self.slabs(step.turn):
                 settle(slab.read, events)
 
     def wait_for_everything(self) -> None:
@@ -277,17 +290,13 @@ class Pipeline:
             if (event := future.result()) is not None:
                 event.synchronize()
 
-    def _await(self, turn: int, panel: Panel, stream, first: bool) -> None:
+    def _await(self, step: Step, stream) -> None:
         """Lets a stream go on when all that a product needs is there, and room for it."""
-        futures = [
-            slab.ready[part]
-            for slab in self.slabs(turn)
-            for part in slab.meeting(panel.rows, panel.cols)
-        ]
-        if first:
+        futures = [slab.ready[part] for slab, part in self.parts(step)]
+        if step.first:
             if self.run.plan.problem.beta and not self.summed:
-                futures += [self.run.c_ready[strip] for strip in panel.strips]
-            for event in self._emptied(panel):
+                futures += [self.run.c_ready[strip] for strip in step.panel.strips]
+            for event in self._emptied(step.panel):
                 stream.wait(event)
         for future in futures:
             event = future.result()
@@ -302,10 +311,8 @@ class Pipeline:
         return [self.run.finished[strip].result() for p in earlier for strip in p.strips]
 
     @marked("multiply")
-    def _gemm(self, turn: int, box: Box, panel: Panel, stream, first: bool):
-        products = self.products.get((turn, panel))
-        if products is None:
-            products = self._bound_products(turn, box, panel, first)
+    def _gemm(self, step: Step, stream):
+        products = self.products.get(step) or self._bound_products(step)
         start, flops = stream.record(), 0
         for product, count in products:
             self.run.check()
@@ -317,23 +324,27 @@ class Pipeline:
     # --- finish ---------------------------------------------------------------------------
 
     def finish(self) -> None:
-        run, strips = self.run, self.start_sums()
+        run, later = self.run, []
         if run.critical:
             run.critical.add(self)
             return
+        for panel, strip in self.own:
+            event = self.start_sum(panel, strip)
+            if run.resident:
+                later.append((strip, event))
+            else:
+                self.give_back(strip, event)
         if run.resident:
-            strips = list(strips)
             self.synchronize()
             run.gate(1)
-        for strip, event in strips:
+        for strip, event in later:
             self.give_back(strip, event)
         self.synchronize()
 
-    def start_sums(self):
-        """(strip of this worker, the event after which it is finished), one at each step"""
-        for panel, strip in self.own:
-            event = self.run.multiplied[panel, self.index].result()
-            yield strip, self._sum(panel, strip) if self.summed else event
+    def start_sum(self, panel: Panel, strip: Strip):
+        """The event after which a strip of this worker's is finished."""
+        event = self.run.multiplied[panel, self.index].result()
+        return self._sum(panel, strip) if self.summed else event
 
     @marked("reduce")
     def _sum(self, panel: Panel, strip: Strip):
@@ -368,8 +379,7 @@ class Pipeline:
         run.wrote = True
         transfer = run.transfer(self.index, "download", view.nbytes, done)
         if run.out.home is None and not self.device.host_memory:
-            event.synchronize()
-            staging.link(self.device).download(view, target, transfer)
+            staging.link(self.device).download(view, target, transfer, event)
             return
         with self.device.using(self.copying):
             self.copying.wait(event)

@@ -53,13 +53,17 @@ class Transfer:
         self.done, self.stopped = done, stopped
         self.lock = threading.Lock()
         self.start = self.stop = None
+        self.after = None  # the event that all pieces wait for; they go through one stream
         self.left = 1
         self.over = threading.Event()
 
     def begin(self, stream) -> None:
         if self.start is None:
             with self.lock:
-                self.start = self.start or stream.record()
+                if self.start is None:
+                    if self.after is not None:
+                        stream.wait(self.after)
+                    self.start = stream.record()
 
     def end(self, stream=None, error: BaseException | None = None) -> None:
         """One piece is on its way, or failed; all go through one stream."""
@@ -86,12 +90,7 @@ class Ring:
         self.made = False
         self.slots: queue.SimpleQueue = queue.SimpleQueue()
         threads = max(2, min(THREADS, cores() // device.siblings))
-        self.pool = ThreadPoolExecutor(threads, "copy", self._enter)
-
-    def _enter(self) -> None:
-        """Makes device and stream current in a thread of the pool, for good."""
-        _local.entered = self.device.using(self.stream)
-        _local.entered.__enter__()
+        self.pool = ThreadPoolExecutor(threads, "copy", device.enter, (self.stream,))
 
     def slot(self) -> _Slot:
         """A slot that nothing uses; waits for one."""
@@ -132,8 +131,9 @@ class Link:
         straight = _alike(dst, src) and self.device.reads(src)
         self._start(self.up, dst, src, transfer, self._straight if straight else self._up)
 
-    def download(self, dst: np.ndarray, src, transfer: Transfer) -> None:
-        """As `upload`, from the device to the host. `src` is finished already."""
+    def download(self, dst: np.ndarray, src, transfer: Transfer, event) -> None:
+        """As `upload`, from the device to the host, once `event` is over."""
+        transfer.after = event
         straight = _alike(dst, src) and self.device.reads(dst)
         self._start(self.down, dst, src, transfer, self._straight if straight else self._down)
 
@@ -165,7 +165,7 @@ class Link:
 
     def _straight(self, ring, dst, src, transfer):
         transfer.begin(ring.stream)
-        self.device.copy(dst, src, ring.stream)
+        self.device.copy_pinned(dst, src, ring.stream)
 
     def _up(self, ring, dst, src, transfer):
         slot = ring.slot()
@@ -174,7 +174,7 @@ class Link:
             here = slot.like(dst, dst.dtype)
             np.copyto(here, src, casting="unsafe")
             transfer.begin(ring.stream)
-            self.device.copy(dst, here, ring.stream)
+            self.device.copy_pinned(dst, here, ring.stream)
             ring.stream.record(slot.event)
         finally:
             ring.slots.put(slot)
@@ -184,7 +184,7 @@ class Link:
         try:
             here = slot.like(src, src.dtype)
             transfer.begin(ring.stream)
-            self.device.copy(here, src, ring.stream)
+            self.device.copy_pinned(here, src, ring.stream)
             ring.stream.record(slot.event).synchronize()
             np.copyto(dst, here, casting="unsafe")
         finally:
@@ -218,7 +218,6 @@ def _populate(kept: np.ndarray, address: int, size: int) -> None:
         ctypes.CDLL(None).madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), _POPULATE_WRITE)
 
 
-_local = threading.local()
 _links: dict[object, Link] = {}
 _lock = threading.Lock()
 

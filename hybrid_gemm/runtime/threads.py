@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -14,7 +13,7 @@ import numpy as np
 from ..catalog import Variant
 from ..devices.base import Device, layout
 from ..planner import Plan, Strip
-from . import staging
+from . import order, staging
 from .critical import Critical
 from .memory import Layout, Matrix, Slab, order_of
 from .pipeline import Pipeline
@@ -80,8 +79,8 @@ class ThreadRun:
         self.critical = Critical(self) if plan.reduce == "critical" else None
         self.pipelines = [Pipeline(self, w) for w in plan.workers if w.boxes]
         self.gates = [
-            threading.Barrier(max(1, len(self.pipelines)), self._start_clock),
-            threading.Barrier(max(1, len(self.pipelines)), self._stop_clock),
+            threading.Barrier(max(1, len(self.pipelines)), self.start_clock),
+            threading.Barrier(max(1, len(self.pipelines)), self.stop_clock),
         ]
         try:
             self._lay_out()
@@ -148,6 +147,9 @@ class ThreadRun:
     def device_of(self, worker: int) -> Device:
         return self.devices[self.plan.workers[worker].device]
 
+    def pipeline_of(self, worker: int) -> Pipeline:
+        return next(p for p in self.pipelines if p.index == worker)
+
     def relays(self, slab: Slab, part: int) -> bool:
         """Whether a device has a part from another device, and not from where the matrix is."""
         from_host = self.operand(slab.block.operand).home is None
@@ -177,7 +179,7 @@ class ThreadRun:
             if self.critical:
                 self.critical.start()
             if not self.resident and self.common is None:
-                self._start_clock()
+                self.start_clock()
             try:
                 self._touch()
                 self._execute()
@@ -191,7 +193,7 @@ class ThreadRun:
                 for *_, transfer in self.transfers:
                     transfer.over.wait()
             if not self.resident and self.common is None:
-                self._stop_clock()
+                self.stop_clock()
             if self.critical:
                 self.critical.end()
         timeline = Timeline(self._activity(*mark) for mark in self.marks)
@@ -206,8 +208,8 @@ class ThreadRun:
         self.critical = None
 
     def _execute(self) -> None:
-        if self.plan.resident and not self.critical and all(d.queues for d in self.devices):
-            self._execute_in_line()
+        if not self.plan.held and not self.critical and all(d.queues for d in self.devices):
+            order.execute(self)
             return
         jobs = [job for pipeline in self.pipelines for job in self._jobs(pipeline)]
         if len(jobs) == 1:
@@ -226,29 +228,6 @@ class ThreadRun:
             raise
         if self.failure is not None:
             raise self.failure
-
-    def _execute_in_line(self) -> None:
-        """All stages by this thread: what lies on the devices only has to be started, and threads
-        would wait for each other, since Python does one thing at a time."""
-        each = self.pipelines
-        for pipeline in each:
-            pipeline.bring()
-        for pipeline in each:
-            pipeline.relay()
-        if self.resident:
-            for pipeline in each:
-                pipeline.wait_for_everything()
-            self._start_clock()
-        _in_turn(p.start_products() for p in each)
-        strips = [(p, *found) for p in each for found in p.start_sums()]
-        if self.resident:
-            for pipeline in each:
-                pipeline.synchronize()
-            self._stop_clock()
-        for pipeline, strip, event in strips:
-            pipeline.give_back(strip, event)
-        for pipeline in each:
-            pipeline.synchronize()
 
     @staticmethod
     def _jobs(pipeline: Pipeline) -> list[Callable[[], None]]:
@@ -315,12 +294,12 @@ class ThreadRun:
 
     # --- the clock ------------------------------------------------------------------------
 
-    def _start_clock(self) -> None:
+    def start_clock(self) -> None:
         for device in self.devices:
             device.start_clock()
         self.clocked, self._started = True, time.perf_counter()
 
-    def _stop_clock(self) -> None:
+    def stop_clock(self) -> None:
         self.clocked = False
         self.total_ms = (time.perf_counter() - self._started) * 1e3
 
@@ -338,9 +317,3 @@ class ThreadRun:
     def _activity(self, worker, phase, start, stop, bytes, flops) -> Activity:
         device = self.device_of(worker)
         return Activity(worker, phase, device.time_ms(start), device.time_ms(stop), bytes, flops)
-
-
-def _in_turn(iterators) -> None:
-    """One step of each, again and again until all are done."""
-    for _ in itertools.zip_longest(*iterators):
-        pass

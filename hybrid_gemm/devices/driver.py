@@ -1,0 +1,76 @@
+"""Calls of the CUDA driver that keep Python's lock.
+
+All return at once. CuPy lets the lock go around such calls, and where dozens of threads fill
+and empty slots, getting it back takes a hundred times as long as the call does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from ctypes import c_int, c_size_t, c_uint, c_uint64, c_void_p
+
+_UNIFIED = 4  # CU_MEMORYTYPE_UNIFIED: the address tells where it is
+_SIDE = (
+    ("x", c_size_t), ("y", c_size_t), ("type", c_int), ("host", c_void_p), ("device", c_uint64),
+    ("array", c_void_p), ("pitch", c_size_t),
+)  # fmt: skip
+
+
+class _Copy2D(ctypes.Structure):
+    """CUDA_MEMCPY2D"""
+
+    _fields_ = [
+        *((f"{side}_{name}", kind) for side in ("src", "dst") for name, kind in _SIDE),
+        ("width", c_size_t), ("height", c_size_t),
+    ]  # fmt: skip
+
+
+_SIGNATURES = {
+    "cuMemcpyAsync": (c_uint64, c_uint64, c_size_t, c_void_p),
+    "cuMemcpy2DAsync_v2": (ctypes.POINTER(_Copy2D), c_void_p),
+    "cuEventRecord": (c_void_p, c_void_p),
+    "cuStreamWaitEvent": (c_void_p, c_void_p, c_uint),
+}
+
+
+@functools.cache
+def _function(name: str):
+    library = ctypes.PyDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
+    function = getattr(library, name)
+    function.argtypes = _SIGNATURES[name]
+    return function
+
+
+def _call(name: str, *args) -> None:
+    if status := _function(name)(*args):
+        import cupy
+
+        cupy.cuda.driver.check_status(status)
+
+
+def copy(dst: int, src: int, size: int, stream: int) -> None:
+    """Copies bytes between a GPU and page-locked host memory."""
+    _call("cuMemcpyAsync", dst, src, size, stream)
+
+
+def copy_2d(
+    dst: int, dst_pitch: int, src: int, pitch: int, width: int, height: int, stream: int
+) -> None:
+    """As `copy`, for `height` runs of `width` bytes."""
+    what = _Copy2D(
+        src_type=_UNIFIED, src_device=src, src_pitch=pitch,
+        dst_type=_UNIFIED, dst_device=dst, dst_pitch=dst_pitch, width=width, height=height,
+    )  # fmt: skip
+    _call("cuMemcpy2DAsync_v2", ctypes.byref(what), stream)
+
+
+def record(event: int, stream: int) -> None:
+    """Makes an event the point that a stream is at."""
+    _call("cuEventRecord", event, stream)
+
+
+def wait(stream: int, event: int) -> None:
+    """Lets a stream go on after an event."""
+    _call("cuStreamWaitEvent", stream, event, 0)
