@@ -1,6 +1,7 @@
 """Plans are pure: every index of the cuboid is in one box, every element of C in one strip."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybrid_gemm.errors import OutOfMemoryError, UsageError
-from hybrid_gemm.planner import DeviceSpec, cut, make_plan
+from hybrid_gemm.planner import DeviceSpec, cut, make_plan, memory_needs
 from hybrid_gemm.problem import Problem
 
 GPU = DeviceSpec("gpu", "cuda", 0, 2**40, tflops=40, memory_gbps=4000, link_gbps=20)
@@ -86,6 +87,19 @@ def test_memory_is_refused_with_both_figures():
     small = DeviceSpec("small", "cuda", 0, 2**20, 1, 1, 1)
     with pytest.raises(OutOfMemoryError, match=r"needs .* GiB on small, which has 0\.00 GiB"):
         make_plan(Problem(4096, 4096, 4096), [small], 2)
+
+
+def test_split_products_need_memory_for_their_parts():
+    """8 bytes an element of A and B beside their 4; in turns where that does not fit."""
+    sides = 4096, 2048, 8192
+    plain = make_plan(Problem(*sides), [GPU], 1, split="rows")
+    split = make_plan(Problem(*sides, compute="fp32x3"), [GPU], 1, split="rows")
+    shares = [(len(b.rows) + len(b.cols)) * len(b.ks) for b in split.workers[0].boxes]
+    assert memory_needs(split)[0] == memory_needs(plain)[0] + 8 * max(shares)
+    small = replace(GPU, memory_bytes=memory_needs(plain)[0])
+    assert make_plan(Problem(*sides), [small], 1, split="rows").held == 0
+    turns = make_plan(Problem(*sides, compute="fp32x3"), [small], 1, split="rows")
+    assert turns.held and memory_needs(turns)[0] <= small.memory_bytes
 
 
 def test_emulated_devices_share_one_memory():

@@ -167,7 +167,8 @@ def _split(device, variant, a, b, c, alpha, beta) -> Callable:
         exponent, verdict = room.array("exponent", rows, "int32"), room.state
         matrices = packer.args(a, b)
         device.launch(extremes, grid, [*matrices, partial, tally], stream)
-        parts = [packer.parts(room, 2, size) for size in (2, 4)]
+        # The larger first: both share it, for one verdict wants one of them.
+        parts = [packer.parts(room, 2, size) for size in (4, 2)][::-1]
         for (pack, launch), made in zip(packs, parts, strict=True):
             given = [*made, exponent, partial, np.int32(partials), whole, tally, verdict]
             device.launch(pack, launch, [*matrices, *given], stream)
