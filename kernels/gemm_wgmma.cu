@@ -134,6 +134,8 @@ extern "C" __global__ void __launch_bounds__(128 + 2 * BM, 1) IN_CLUSTERS
     if (consumer < 0) {
         if constexpr (CONSUMERS > 1) registers_fewer<CONSUMERS == 2 ? 40 : 32>();
         if (threadIdx.x == 0) {
+            // The first tile is worked out here: from before the branch, the compiler would not
+            // know it for one value in all threads, and TMA's operands would go through loops.
             for (int t = blockIdx.x / CLUSTER; t < tiles.count(); t += gridDim.x / CLUSTER) {
                 int row, col;
                 tiles.at(t, row, col);
