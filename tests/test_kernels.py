@@ -121,6 +121,27 @@ def test_thread_order_does_not_matter(kernel, order):
     np.testing.assert_array_equal(got, expected)
 
 
+@pytest.mark.parametrize("kernel", ["tuned", "deep", "cluster", "vector"])
+def test_the_same_input_gives_the_same_bits(kernel_device, kernel):
+    """Parts of k are added in one order, whichever block comes last."""
+    device, variant = open_device(kernel_device), catalog.get(kernel).variant()
+    if reason := variant.refusal(device=kernel_device, dtype="float32", m=70, n=90, k=3000):
+        pytest.skip(reason)
+    rng, stream = np.random.default_rng(5), device.stream()
+    a, b = (rng.standard_normal(s).astype("f4") for s in ((70, 3000), (3000, 90)))
+    there = [padded(device, x, 0, 0)[1] for x in (a, b)]
+    results = []
+    for _ in range(5):
+        _whole, c = padded(device, np.full((70, 90), np.nan, "f4"), 0, np.nan)
+        with device.using(stream):
+            device.gemm(variant, *there, c, alpha=1, beta=0, stream=stream)
+            stream.synchronize()
+        results.append(fetch(device, c))
+    np.testing.assert_allclose(results[0], a.astype("f8") @ b, rtol=0, atol=3000 * 1e-6)
+    for again in results[1:]:
+        np.testing.assert_array_equal(again, results[0])
+
+
 def every_kernel_once(device, variants):
     """Each variant at an odd shape, and the passes: what a checker of accesses should watch.
 
