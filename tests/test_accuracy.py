@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from conftest import on
+from test_tensor import bound
 
 from hybrid_gemm import accuracy, bench, matrices, plots, tensor
 from hybrid_gemm.cli import cli
@@ -59,9 +60,11 @@ def test_every_way_has_a_row_with_its_errors(device):
     by = {(row["data"], row["way"]): row for row in data["rows"]}
     for kind in accuracy.KINDS:
         strict, halves, tf32 = (by[kind, way] for way in ("fp32", "fp32x3", "tf32"))
-        assert halves["largest"] < 1.2 * strict["largest"]
-        assert tf32["frobenius"] > 30 * halves["frobenius"]
         split = "tf32" if kind in ("wide", "huge") else "fp16"
+        assert halves["largest"] <= bound(halves["kernel"], ("fp16", "tf32").index(split), 320)
+        if device == "emulator":  # elsewhere a small C has its k shared out, and errs less
+            assert halves["largest"] < 1.2 * strict["largest"]
+        assert tf32["frobenius"] > 30 * halves["frobenius"]
         assert halves["compute"] == f"fp32x3 ({split} split)"
 
 
