@@ -3,9 +3,9 @@ summary   = "tf32 by wgmma where an operand lies across k: that one comes from r
 entry     = "wgmma_across"
 role      = "across"
 params    = [
-    {BM = 128, BN = 256, SPAN = 64, STAGES = 9, CLUSTER = 2, LEAD = 1},
-    {BM = 128, BN = 256, SPAN = 64, STAGES = 9, CLUSTER = 1, LEAD = 1},
-    {BM = 128, BN = 192, SPAN = 64, STAGES = 10, CLUSTER = 1, LEAD = 1},
+    {BM = 128, BN = 256, SPAN = 64, STAGES = 9, CLUSTER = 2, LEAD = 3},
+    {BM = 128, BN = 256, SPAN = 64, STAGES = 9, CLUSTER = 1, LEAD = 3},
+    {BM = 128, BN = 192, SPAN = 64, STAGES = 10, CLUSTER = 1, LEAD = 3},
     {BM = 128, BN = 128, SPAN = 128, STAGES = 6, CLUSTER = 1, LEAD = 1},
     {BM = 64, BN = 128, SPAN = 128, STAGES = 8, CLUSTER = 1, LEAD = 1},
 ]

@@ -16,7 +16,7 @@ from test_kernels import fetch, open_device, padded
 import hybrid_gemm as hg
 from hybrid_gemm import catalog, tensor
 from hybrid_gemm.cli import cli
-from hybrid_gemm.devices import emulation
+from hybrid_gemm.devices import emulation, tma
 from hybrid_gemm.devices import tensor as products
 from hybrid_gemm.errors import UnavailableError, UsageError
 from hybrid_gemm.matrices import open_npy
@@ -307,6 +307,15 @@ def test_tf32_operands_are_packed_only_where_they_must_be(hopper, packings, layo
             both_across = [(0, n) if m > n else (m, 0)]
             where = both_across if layout == "tn" else []
             assert packings == ([(m, n)] if pad == 3 else where)
+
+
+def test_tiles_of_wgmma_are_there_for_operands_across_k():
+    across = catalog.helper("across").kernel
+    for variant in catalog.get("wgmma").variants():
+        if variant.params["TERMS"] == 1 and variant.params["OUT"] == 4:
+            taken = tma._alike(across, variant.params)
+            for name in ("BM", "BN", "CLUSTER"):
+                assert taken.params[name] == variant.params[name]
 
 
 @pytest.mark.parametrize("layout", catalog.LAYOUTS)
