@@ -133,14 +133,15 @@ extern "C" __global__ void __launch_bounds__(128 + 2 * BM, 1) __cluster_dims__(C
     if (CLUSTER > 1) cluster_barrier();
 
     const Tiles tiles(m, n);
-    const int first = blockIdx.x / CLUSTER, stride = gridDim.x / CLUSTER;
     const int steps = (k + 2 * BK - 1) / (2 * BK) * 2;  // two sets of registers, in turn
     const int consumer = static_cast<int>(threadIdx.x / 128) - 1;
     Ring ring;
     if (consumer < 0) {
         if constexpr (CONSUMERS == 2) registers_fewer<40>();
         if (threadIdx.x == 0) {
-            for (int t = first; t < tiles.count(); t += stride) {
+            // The first tile is worked out here, as in gemm_wgmma.cu: TMA's operands are one
+            // value in all threads, and the compiler has to see that.
+            for (int t = blockIdx.x / CLUSTER; t < tiles.count(); t += gridDim.x / CLUSTER) {
                 int row, col;
                 tiles.at(t, row, col);
                 for (int step = 0; step < steps; ++step, ring.advance()) {
@@ -167,9 +168,13 @@ extern "C" __global__ void __launch_bounds__(128 + 2 * BM, 1) __cluster_dims__(C
         // The second of two runs LEAD steps behind the first, so that one stores its tile while
         // the other multiplies.
         Ring leader;
-        int left = (tiles.count() - first + stride - 1) / stride * steps - LEAD;
-        for (int i = 0; i < LEAD; ++i) leader.advance();
-        for (int t = first; t < tiles.count(); t += stride) {
+        int left = 0;
+        if (LEADS) {
+            const int first = blockIdx.x / CLUSTER, stride = gridDim.x / CLUSTER;
+            left = (tiles.count() - first + stride - 1) / stride * steps - LEAD;
+            for (int i = 0; i < LEAD; ++i) leader.advance();
+        }
+        for (int t = blockIdx.x / CLUSTER; t < tiles.count(); t += gridDim.x / CLUSTER) {
             float sums[BN / 2];
 #pragma unroll
             for (int i = 0; i < BN / 2; ++i) sums[i] = 0;
