@@ -29,6 +29,7 @@ from .transports import Transport
 LANES = {"cuda": 2}
 POLL_S = {"cuda": 5e-5}
 POLL_S_ELSEWHERE = 5e-4
+POLL_S_WORKING = 2e-3  # while cores multiply: every look takes time from them
 
 
 @dataclasses.dataclass(eq=False)
@@ -85,6 +86,7 @@ class RankRun:
         self.products: dict[tuple, tuple[Plan, Variant]] = {}
         kind = devices[0].kind
         self.lanes, self.poll_s = LANES.get(kind, 1), POLL_S.get(kind, POLL_S_ELSEWHERE)
+        self.working_s = self.poll_s if kind in POLL_S else POLL_S_WORKING
         if plan.box(rank) is None:
             return
         self.todo, self.own = (deque(p) for p in (plan.pieces(rank), plan.owned(rank)))
@@ -198,7 +200,7 @@ class RankRun:
                     del parts
                 waiting = [f for f in (*multiplying, *summing) if isinstance(f, Future)]
                 if waiting:
-                    wait(waiting, self.poll_s, FIRST_COMPLETED)
+                    wait(waiting, self.working_s, FIRST_COMPLETED)
                 else:
                     time.sleep(self.poll_s)
                 for future in _finished(multiplying):
