@@ -10,7 +10,7 @@ import pytest
 from test_cli import one_line, run
 
 from hybrid_gemm import bench, peers, plots
-from hybrid_gemm.cli import _shape
+from hybrid_gemm.cli.shared import shape
 from hybrid_gemm.errors import UnavailableError, UsageError
 
 SHAPES = [(60, 50, 70), (40, 40, 40)]
@@ -182,7 +182,7 @@ def test_the_command(tmp_path):
                "--json", "p.json", "--csv", "p.csv", cwd=tmp_path, check=0)  # fmt: skip
     assert "numpy a @ b" in done.stdout and "passed" in done.stdout
     data = json.loads((tmp_path / "p.json").read_text())
-    assert {(r["m"], r["n"], r["k"]) for r in data["rows"]} == {_shape("32"), _shape("40x30x20")}
+    assert {(r["m"], r["n"], r["k"]) for r in data["rows"]} == {shape("32"), shape("40x30x20")}
     assert (tmp_path / "p.csv").read_text().startswith(",".join(peers.COLUMNS))
     for options, message in [
         (("--peers", "--kernels", "naive"), "--kernels is for kernels"),
