@@ -17,6 +17,7 @@ from .trace import Gantt, gantt
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = "os^DvPX"
 DASHES = ("-", (0, (1, 1.5)), (0, (6, 2, 1, 2)))  # of ours, when colours run out
+LETTERS = 66  # of tick labels side by side
 THEIRS = "#555555"
 HATCHES = (None, "..", "xx", "--")
 # Told apart by how dark they are, too.
@@ -148,7 +149,8 @@ def _lines(ax, panel: Panel, picture: Picture) -> None:
     log_y = picture.log_y if panel.log_y is None else panel.log_y
     _logarithmic(ax.yaxis, ax.set_yscale, log_y, [])
     values = sorted({x for line in drawn for x in line.x})
-    _logarithmic(ax.xaxis, ax.set_xscale, picture.log_x and not panel.x, values)
+    room = LETTERS // len(picture.panels)
+    _logarithmic(ax.xaxis, ax.set_xscale, picture.log_x and not panel.x, values, room)
     if not (picture.log_x and not panel.x) and len(values) <= 8:
         ax.set_xticks(values)
     ax.set_xlabel(panel.x or picture.x)
@@ -162,8 +164,9 @@ def _lines(ax, panel: Panel, picture: Picture) -> None:
         ax.text(0.5, 0.5, "not measured", ha="center", transform=ax.transAxes, color=THEIRS)
 
 
-def _logarithmic(axis, set_scale, wanted: bool, values) -> None:
-    """A logarithmic axis with plain numbers, at the values themselves where they are few."""
+def _logarithmic(axis, set_scale, wanted: bool, values, room: int = 0) -> None:
+    """A logarithmic axis with plain numbers, at the values themselves where they are few, or
+    at powers of two that take `room` letters."""
     if not wanted:
         return
     from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter
@@ -176,7 +179,9 @@ def _logarithmic(axis, set_scale, wanted: bool, values) -> None:
             axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     else:
         set_scale("log", base=2)
-        shown = values if len(values) <= 8 else [v for v in values if v & (v - 1) == 0][::2]
+        shown = values if len(values) <= 8 else [v for v in values if v & (v - 1) == 0]
+        while len(values) > 8 and sum(len(str(v)) + 2 for v in shown) > room:
+            shown = shown[::2]
         axis.set_major_locator(FixedLocator(shown))
         axis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
     axis.set_minor_formatter(NullFormatter())

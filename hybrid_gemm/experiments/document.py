@@ -18,6 +18,10 @@ RESULTS = "docs/results/experiments_h200.json"
 PAGE = "docs/experiments.md"
 PICTURES = "docs/experiments"
 LONG = 24  # rows: more fold away
+LATER = (
+    "Rows and columns over threads ran before one thread started all GPUs' work "
+    "([gpus.md](gpus.md)), and are to run again."
+)  # since these results
 ENDING = [
     "## Your own",
     "",
@@ -54,7 +58,8 @@ def page(data: Mapping) -> str:
         + "".join(
             f" {known[name].title} is from [a run of its own]({file})."
             for name, file in data.get("others", {}).items()
-        ),
+        )
+        + f" {LATER}",
         "",
         "Columns such as flop/byte, occupancy and roofline are not measured: they follow from "
         f"the kernel's header, the compiler's report and the GPU's limits (here "
