@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from . import accuracy, catalog, matrices, report, tensor
-from .catalog import LAYOUTS, Variant
+from .catalog import ITEM_SIZE, LAYOUTS, Variant
 from .devices import choose, open_devices
 from .devices import tensor as products
 from .devices.cpu import cores
@@ -140,7 +140,8 @@ def beside_cublas(arithmetic: tensor.Arithmetic, device, problem: Problem) -> li
         raise UsageError(f"{problem} in {problem.compute} is for no tensor core: name kernels")
     peer = "cublas_tf32" if problem.compute == "tf32" else "cublas"
     beside = [catalog.get(peer).variant()] if device.kind == "cuda" else []
-    return [arithmetic.variant_for(problem, device.processors), *beside]
+    size = ITEM_SIZE[problem.out_dtype]
+    return [arithmetic.variant_for(problem, device.processors, size), *beside]
 
 
 class _Bench:

@@ -76,15 +76,20 @@ class Arithmetic:
         """Whether a settled problem goes to tensor cores."""
         return problem.operands in NARROW or problem.compute != "fp32"
 
-    def variant_for(self, problem: Problem, processors: int) -> Variant:
+    def variant_for(self, problem: Problem, processors: int, out_bytes: int = 4) -> Variant:
         """The kernel for a problem that goes to tensor cores, of a device with so many
-        multiprocessors."""
+        multiprocessors; `out_bytes` is the size of C's elements there."""
         narrow, terms = problem.operands in NARROW, _terms(problem)
         if self.variant.name == "wgmma" and not self.asked:
             dtype = problem.operands if narrow else ("tfloat32", "float16")[terms == 3]
             sides = problem.m, problem.n, problem.k
-            return tensor_kernels.choose(*sides, terms=terms, dtype=dtype, processors=processors)
-        return with_terms(self.variant, terms)
+            return tensor_kernels.choose(
+                *sides, terms=terms, dtype=dtype, out_bytes=out_bytes, processors=processors
+            )
+        variant = with_terms(self.variant, terms)
+        if "OUT" in variant.params:
+            variant = variant.kernel.variant({**variant.params, "OUT": out_bytes})
+        return variant
 
 
 def with_terms(variant: Variant, terms: int) -> Variant:

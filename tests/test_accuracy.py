@@ -148,6 +148,8 @@ def test_bench_times_narrow_operands(kernel_device, dtype):
     for row in found["rows"]:
         assert row["dtype"] == dtype and row["verdict"] == "passed"
         assert row["compute"] == f"{dtype} on tensor cores, sums in float32"
+    own = [row["params"]["OUT"] for row in found["rows"] if row["kernel"] != "cublas"]
+    assert own == [2]  # what ran is not the variant whose C is float32
 
 
 def test_bench_refuses_what_is_not_strict(kernel_device):
