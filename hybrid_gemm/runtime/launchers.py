@@ -22,6 +22,7 @@ LAUNCHERS = {
     "PMI_SIZE": "mpiexec or srun (PMI)",
     "PMIX_RANK": "srun --mpi=pmix or prterun",
 }
+HELD_S = 5  # a failed rank's connections
 HOW = "start ranks with `srun --mpi=pmix hybrid-gemm ...` or `mpirun hybrid-gemm ...`"
 
 
@@ -194,5 +195,21 @@ def _abort(comm, error: BaseException) -> NoReturn:
     text = str(error) or type(error).__name__
     sys.stdout.flush()
     print(f"hybrid-gemm: rank {comm.rank}: {text}", file=sys.stderr, flush=True)
+    _stay_connected()
     comm.Abort(exit_code(error))
     os._exit(exit_code(error))
+
+
+def _stay_connected() -> None:
+    """Leaves a process behind that does nothing but hold this rank's connections for a while.
+
+    Ranks that see one closed end the job as a failure of their own, with MPI's message and code,
+    if they are faster than the launcher is told.
+    """
+    if not hasattr(os, "fork") or os.fork():
+        return
+    os.setsid()  # not killed with the rank
+    for number in range(3):  # whose output the launcher reads to its end
+        os.close(number)
+    time.sleep(HELD_S)
+    os._exit(0)
