@@ -41,27 +41,34 @@ def moved(result: Result, phase: str) -> int:
     return sum(x.bytes for x in result.timeline.of(phase))
 
 
-@pytest.mark.parametrize("choices", SPLITS, ids=str)
-def test_panels_make_the_product_and_bring_each_byte_once(device, choices, rng):
-    runner = Runner(device=device, **choices)
+def products(runner: Runner, rng, **options):
+    """Results of products in both orders, with and without C; each is right."""
     for m, n, k in SHAPES:
         for order, beta in (("C", 0), ("F", 2)):
             a = np.asarray(integers(rng, (m, k)), order=order)
             b = np.asarray(integers(rng, (k, n)), order=order)
             c = integers(rng, (m, n))
             out = np.full((m, n), np.nan, "f4")
-            result = runner.run(a, b, c, alpha=2, beta=beta, out=out)
+            result = runner.run(a, b, c, alpha=2, beta=beta, out=out, **options)
             np.testing.assert_array_equal(out, 2 * a @ b + beta * c)
-            plan = result.plan
-            if device == "cpu":  # its memory is the host's
-                continue
-            assert moved(result, "upload") == plan.bytes_h2d
-            assert moved(result, "relay") == plan.bytes_relayed
-            assert moved(result, "reduce") == plan.bytes_peer
-            assert moved(result, "download") == plan.bytes_d2h
-            if k:
-                assert plan.bytes_h2d == 4 * (m * k + k * n + bool(beta) * m * n)
-                assert len(result.timeline.of("multiply")) > len(plan.workers) or m < 16
+            yield result
+
+
+@pytest.mark.parametrize("choices", SPLITS, ids=str)
+def test_panels_make_the_product_and_bring_each_byte_once(device, choices, rng):
+    runner = Runner(device=device, **choices)
+    for result in products(runner, rng):
+        plan = result.plan
+        if device == "cpu":  # its memory is the host's
+            continue
+        assert moved(result, "upload") == plan.bytes_h2d
+        assert moved(result, "relay") == plan.bytes_relayed
+        assert moved(result, "reduce") == plan.bytes_peer
+        assert moved(result, "download") == plan.bytes_d2h
+        m, n, k = plan.problem.m, plan.problem.n, plan.problem.k
+        if k:
+            assert plan.bytes_h2d == 4 * (m * k + k * n + bool(plan.problem.beta) * m * n)
+            assert len(result.timeline.of("multiply")) > len(plan.workers) or m < 16
 
 
 @pytest.mark.parametrize("choices", SPLITS[:5], ids=str)
@@ -126,18 +133,11 @@ def test_one_thread_starts_all_of_it(kernel_device, choices, resident, monkeypat
     monkeypatch.setattr(EmulatorDevice, "queues", True)
     monkeypatch.setattr(ThreadRun, "_guarded", None)  # no other thread would get far
     runner = Runner(device=kernel_device, **choices)
-    for m, n, k in SHAPES:
-        for order, beta in (("C", 0), ("F", 2)):
-            a = np.asarray(integers(rng, (m, k)), order=order)
-            b = np.asarray(integers(rng, (k, n)), order=order)
-            c = integers(rng, (m, n))
-            out = np.full((m, n), np.nan, "f4")
-            result = runner.run(a, b, c, alpha=2, beta=beta, out=out, resident=resident)
-            np.testing.assert_array_equal(out, 2 * a @ b + beta * c)
-            plan = result.plan  # whose bytes are none where all is there before the clock runs
-            assert moved(result, "upload") == plan.bytes_h2d
-            assert moved(result, "relay") == plan.bytes_relayed
-            assert moved(result, "reduce") == plan.bytes_peer
+    for result in products(runner, rng, resident=resident):
+        plan = result.plan  # whose bytes are none where all is there before the clock runs
+        assert moved(result, "upload") == plan.bytes_h2d
+        assert moved(result, "relay") == plan.bytes_relayed
+        assert moved(result, "reduce") == plan.bytes_peer
 
 
 def test_types_are_cast_on_their_way(device, rng):

@@ -54,12 +54,7 @@ def page(data: Mapping) -> str:
         f"{tally.get(CONFIRMED, 0)} claims confirmed, {tally.get(REFUTED, 0)} refuted, "
         f"{tally.get(NOT_TESTABLE, 0)} not testable there "
         f"([all figures]({RESULTS.removeprefix('docs/')})). Every product was checked against a "
-        "float64 reference in the same run."
-        + "".join(
-            f" {known[name].title} is from [a run of its own]({file})."
-            for name, file in data.get("others", {}).items()
-        )
-        + f" {LATER}",
+        f"float64 reference in the same run. {LATER}",
         "",
         "Columns such as flop/byte, occupancy and roofline are not measured: they follow from "
         f"the kernel's header, the compiler's report and the GPU's limits (here "
@@ -142,21 +137,9 @@ def answer(verdicts) -> str:
     return f"{opening} Of its {len(others)} other claims {' and '.join(parts)}."
 
 
-def _results(root: Path) -> dict:
-    """The results; an experiment with a file of its own (`..._NAME.json`) is taken from there."""
-    main = root / RESULTS
-    data = {**output.load(str(main)), "others": {}}
-    for path in sorted(main.parent.glob(f"{main.stem}_*.json")):
-        for result in output.load(str(path))["experiments"]:
-            names = [e["name"] for e in data["experiments"]]
-            data["experiments"][names.index(result["name"])] = result
-            data["others"][result["name"]] = f"results/{path.name}"
-    return data
-
-
 def write(root: Path) -> None:
     """Writes the page and its pictures in a checkout."""
-    data = _results(root)
+    data = output.load(str(root / RESULTS))
     (root / PAGE).write_text(page(data))
     folder = root / PICTURES
     folder.mkdir(exist_ok=True)
@@ -166,7 +149,7 @@ def write(root: Path) -> None:
 
 def drift(root: Path) -> list[str]:
     """What in a checkout is not as the result file says: names of files."""
-    data = _results(root)
+    data = output.load(str(root / RESULTS))
     found = []
     if not (root / PAGE).exists() or (root / PAGE).read_text() != page(data):
         found.append(PAGE)
