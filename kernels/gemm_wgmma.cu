@@ -56,8 +56,8 @@ source    = "this project: docs/tensor-cores.md"
 #else
 #define WAYS ""
 #endif
-#include "ring.cuh"
 #include "wgmma.cuh"
+#include "ring.cuh"
 #include "wgmma_result.cuh"
 
 constexpr bool ACROSS_A = TRANS_A, ACROSS_B = !TRANS_B;  // operands whose memory runs across k
@@ -117,12 +117,7 @@ extern "C" __global__ void __launch_bounds__(128 + 2 * BM, 1) IN_CLUSTERS
             prefetch_map(A);
             prefetch_map(B);
         }
-        for (int s = 0; s < STAGES; ++s) {
-            barrier_init(full + 8 * s, 1);
-            barrier_init(empty + 8 * s, 4 * CONSUMERS * CLUSTER);  // a warp's arrival each
-            barrier_init(issued + 8 * s, 1);
-        }
-        barriers_ready();
+        init_stages(full, empty, issued, 4 * CONSUMERS * CLUSTER);  // a warp's arrival each
     }
     __syncthreads();
     if (CLUSTER > 1) cluster_barrier();

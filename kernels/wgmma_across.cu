@@ -122,12 +122,7 @@ extern "C" __global__ void __launch_bounds__(128 + 2 * BM, 1) __cluster_dims__(C
     if (threadIdx.x == 0) {
         prefetch_map(A);
         prefetch_map(B);
-        for (int s = 0; s < STAGES; ++s) {
-            barrier_init(full + 8 * s, 1);
-            barrier_init(empty + 8 * s, 4 * CONSUMERS * CLUSTER);  // a warp's arrival each
-            barrier_init(issued + 8 * s, 1);
-        }
-        barriers_ready();
+        init_stages(full, empty, issued, 4 * CONSUMERS * CLUSTER);  // a warp's arrival each
     }
     __syncthreads();
     if (CLUSTER > 1) cluster_barrier();
