@@ -1,0 +1,160 @@
+"""`compute=` from the caller's side: what runs, what it says, what is refused."""
+
+import functools
+import json
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from conftest import REASONS, integers, on
+from test_tensor import data
+
+import hybrid_gemm as hg
+from hybrid_gemm import catalog, tensor
+from hybrid_gemm.cli import cli
+from hybrid_gemm.errors import UnavailableError, UsageError
+from hybrid_gemm.matrices import open_npy
+from hybrid_gemm.problem import Problem
+
+
+@functools.cache
+def runner(kind, **options):
+    return hg.Runner(device=kind, **options)
+
+
+@pytest.mark.parametrize("split, threads", [("rows", 1), ("rows", 3), ("cols", 3)])
+@pytest.mark.parametrize("compute", ["fp32x3", "tf32", "auto"])
+def test_splits(kernel_device, rng, compute, split, threads):
+    a, b = integers(rng, (140, 150)), integers(rng, (150, 66))
+    here = runner(kernel_device, compute=compute, split=split, threads=threads)
+    result = here.run(a, b)
+    assert (result.c == a @ b).all()
+    assert result.compute == ("tf32" if compute == "tf32" else "fp32x3 (fp16 split)")
+    assert result.plan.problem.compute == ("tf32" if compute == "tf32" else "fp32x3")
+
+
+def test_the_result_says_what_was_taken(kernel_device):
+    a, b, _ = data("NaN", 20, 30, 40)
+    result = runner(kernel_device, compute="fp32x3").run(a, b)
+    assert result.compute.endswith("strict fp32)")  # of a device's copies in parts, one at least
+    x, y, _ = data("wide", 400, 30, 40)
+    x[:200] = 1
+    result = runner(kernel_device, compute="fp32x3", threads=2, split="rows").run(x, y)
+    assert "tf32 split" in result.compute
+    assert runner(kernel_device).run(a, b).compute == "strict float32"
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("split, threads", [("rows", 1), ("rows", 2), ("cols", 2)])
+def test_narrow_operands(device, dtype, split, threads):
+    rng = np.random.default_rng(3)
+    a, b = (rng.integers(-2, 3, s).astype(dtype) for s in ((61, 44), (44, 57)))
+    exact = a.astype("f4") @ b.astype("f4")
+    here = runner(device, split=split, threads=threads)
+    result = here.run(a, b)
+    assert result.c.dtype == dtype
+    np.testing.assert_array_equal(result.c.astype("f4"), exact.astype(dtype).astype("f4"))
+    if device != "cpu":
+        assert result.compute == f"{dtype} on tensor cores, sums in float32"
+    out = np.ones(exact.shape, "f4")
+    np.testing.assert_array_equal(here.gemm(a, b, out, beta=2, out=out), exact + 2)
+    mixed = here.run(a, b.astype("f4"))
+    assert mixed.c.dtype == np.float32
+    np.testing.assert_array_equal(mixed.c, exact)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_device_arrays_are_multiplied_where_they_lie(dtype):
+    if REASONS["cuda"]:
+        pytest.skip(REASONS["cuda"])
+    import cupy
+
+    here = hg.Runner(device="cuda", gpus=[0])
+    host = np.random.default_rng(0).integers(-2, 3, (96, 96)).astype(dtype)
+    a = cupy.asarray(host)
+    for x in (a, a.T, a[1:, 1:]):  # the last does not begin on 16 bytes
+        exact = x.get().astype("f4") @ x.get().astype("f4")
+        for out in (None, cupy.empty(x.shape, "f4")):
+            done = here.gemm(x, x, out=out)
+            np.testing.assert_array_equal(done.get().astype("f4"), exact.astype(done.dtype))
+    wide = cupy.asarray(host.astype("f4"))
+    done = hg.gemm(wide, wide, compute="fp32x3")
+    np.testing.assert_array_equal(done.get(), host.astype("f4") @ host.astype("f4"))
+
+
+def test_strassen_over_tensor_cores(kernel_device, rng):
+    a, b = integers(rng, (72, 80)), integers(rng, (80, 67))
+    options = {"algorithm": "strassen", "levels": 1}
+    for compute in ("fp32x3", "tf32"):
+        found = hg.gemm(a, b, device=kernel_device, compute=compute, **options)
+        assert (found == a @ b).all()
+    narrow = a.astype("f2"), b.astype("f2")
+    result = runner(kernel_device, **options).run(*narrow)
+    assert result.compute == "strict float32"
+
+
+def test_what_is_not_here_is_refused_by_name(rng):
+    a, b = integers(rng, (5, 6)), integers(rng, (6, 7))
+    for compute in ("fp32x3", "tf32"):
+        with pytest.raises(UnavailableError, match=f"{compute} needs tensor cores.*is cpu"):
+            hg.gemm(a, b, device="cpu", compute=compute)
+    result = runner("cpu", compute="auto").run(a, b)
+    assert result.compute == "strict float32" and (result.c == a @ b).all()
+    with pytest.raises(UsageError, match="there are fp32, fp32x3, tf32, auto"):
+        hg.gemm(a, b, device="cpu", compute="fp8")
+
+
+def test_names_that_do_not_go_together():
+    mma, naive = catalog.get("mma").variant(), catalog.get("naive").variant()
+    wgmma = catalog.get("wgmma").variant()
+    cuda = {"kind": "cuda"}
+    with pytest.raises(UsageError, match=r"naive does not use them; mma does"):
+        tensor.choose("tf32", naive, kind="emulator", arch=0)
+    with pytest.raises(UnavailableError, match=r"wgmma needs .* 9\.0; .* 8\.0: mma works"):
+        tensor.choose("tf32", wgmma, arch=80, **cuda)
+    with pytest.raises(UnavailableError, match=r"wgmma needs .* 10\.0: mma works"):
+        tensor.choose("tf32", wgmma, arch=100, **cuda)
+    with pytest.raises(UnavailableError, match=r"capability 7\.5"):
+        tensor.choose("fp32x3", None, arch=75, **cuda)
+    assert tensor.choose("auto", None, arch=75, **cuda).variant is None
+    assert tensor.choose("fp32x3", None, arch=90, **cuda).variant.name == "wgmma"
+    assert tensor.choose("fp32x3", None, arch=89, **cuda).variant.name == "mma"
+    problem = Problem(5, 6, 7)
+    with pytest.raises(UsageError, match="not in fp32; give compute fp32x3 or tf32"):
+        tensor.choose("fp32", mma, kind="emulator", arch=0).settle(problem)
+    with pytest.raises(UsageError, match="tf32 is for float32; this product is in float64"):
+        tensor.choose("tf32", None, kind="emulator", arch=0).settle(Problem(5, 6, 7, "float64"))
+    integer = tensor.choose("auto", None, kind="emulator", arch=0).settle(Problem(5, 6, 7, "int32"))
+    assert integer.compute == "fp32"
+
+
+def test_dtypes_without_a_common_one_are_refused():
+    with pytest.raises(TypeError, match="no dtype holds both float16 and bfloat16"):
+        hg.gemm(np.ones((2, 3), "f2"), np.ones((3, 2), "bfloat16"), device="cpu")
+
+
+def test_bfloat16_files(tmp_path):
+    matrix = np.arange(6).reshape(2, 3).astype("bfloat16")
+    np.save(tmp_path / "A.npy", matrix)
+    found = open_npy(tmp_path / "A.npy")
+    assert found.dtype == "bfloat16" and (found == matrix).all()
+
+
+@pytest.mark.parametrize("kind", [on("emulator"), on("cuda")])
+def test_the_command(kind, tmp_path):
+    options = ["--device", kind, "--verify", "full", "--json", "-"]
+    sizes = ["-m", "70", "-n", "67", "-k", "90"]
+    said = {
+        "--compute fp32x3": "fp32x3 (fp16 split)", "--compute tf32": "tf32",
+        "--dtype bfloat16": "bfloat16 on tensor cores, sums in float32",
+        "--compute fp32": "strict float32",
+    }  # fmt: skip
+    for asked, compute in said.items():
+        made = CliRunner().invoke(cli, ["run", *sizes, *asked.split(), *options])
+        assert made.exit_code == 0, made.output
+        found = json.loads(made.stdout)
+        assert found["compute"] == compute and found["verify"]["passed"]
+    out = str(tmp_path / "C.npy")
+    made = CliRunner().invoke(cli, ["run", *sizes, "--dtype", "bfloat16", "-o", out, *options])
+    assert made.exit_code == 0, made.output
+    assert open_npy(out).dtype == "bfloat16"
