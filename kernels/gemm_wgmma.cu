@@ -117,7 +117,7 @@ extern "C" __global__ void __launch_bounds__(128 + 2 * BM, 1) IN_CLUSTERS
             prefetch_map(A);
             prefetch_map(B);
         }
-        init_stages(full, empty, issued, 4 * CONSUMERS * CLUSTER);  // a warp's arrival each
+        init_stages(full, empty, 4 * CONSUMERS * CLUSTER, issued);  // a warp's arrival each
     }
     __syncthreads();
     if (CLUSTER > 1) cluster_barrier();

@@ -3,18 +3,17 @@ summary   = "tf32 by wgmma where an operand lies across k: that one comes from r
 entry     = "wgmma_across"
 role      = "across"
 params    = [
-    {BM = 128, BN = 256, SPAN = 64, STAGES = 9, CLUSTER = 2, LEAD = 3},
-    {BM = 128, BN = 256, SPAN = 64, STAGES = 9, CLUSTER = 1, LEAD = 3},
-    {BM = 128, BN = 192, SPAN = 64, STAGES = 10, CLUSTER = 1, LEAD = 3},
-    {BM = 128, BN = 128, SPAN = 128, STAGES = 6, CLUSTER = 1, LEAD = 1},
-    {BM = 64, BN = 128, SPAN = 128, STAGES = 8, CLUSTER = 1, LEAD = 1},
+    {BM = 128, BN = 256, SPAN = 128, STAGES = 4, CLUSTER = 2},
+    {BM = 128, BN = 256, SPAN = 128, STAGES = 4, CLUSTER = 1},
+    {BM = 128, BN = 192, SPAN = 128, STAGES = 5, CLUSTER = 1},
+    {BM = 128, BN = 128, SPAN = 128, STAGES = 6, CLUSTER = 1},
+    {BM = 64, BN = 128, SPAN = 128, STAGES = 8, CLUSTER = 1},
 ]
 block     = ["128 + 2 * BM", "1", "1"]
 grid      = ["CLUSTER * ceil(m / (CLUSTER * BM)) * ceil(n / BN)", "1", "1"]
-shared    = "1024 + STAGES * (24 + (BM + BN) * SPAN)"
+shared    = "1024 + STAGES * (16 + (BM + BN) * SPAN)"
 layouts   = ["tt", "nn"]
-require   = ["SPAN % 64 == 0", "SPAN <= 128", "BM % 64 == 0", "BM <= 128", "BN % 64 == 0", "BN <= 256",
-    "STAGES >= LEAD + 2"]
+require   = ["SPAN == 128", "BM % 64 == 0", "BM <= 128", "BN % 64 == 0", "BN <= 256", "STAGES >= 3"]
 dtypes    = ["tfloat32"]
 arch      = "==90a"
 runs_on   = ["cuda"]
@@ -36,7 +35,6 @@ constexpr int CONSUMERS = BM / 64;
 constexpr int BK = SPAN / 4;    // k of a step
 constexpr int BOX = 128 * BK;   // bytes of 32 of A's rows: for each k 128, swizzled
 constexpr int A_BYTES = BM * SPAN, STAGE_BYTES = (BM + BN) * SPAN;
-constexpr bool LEADS = CONSUMERS == 2;
 
 #if BN == 64
 #define FROM_REGISTERS "{%32, %33, %34, %35}, %36"
@@ -62,13 +60,14 @@ __device__ __forceinline__ int my_row() {
     return warp / 2 * 32 + warp % 2 * 8 + g / 4 * 4 + g / 2 % 2 * 16 + g % 2 * 2;
 }
 
-// The rows' elements for k = 8 s + t and 8 s + t + 4, t = lane % 4, of 64 rows at `boxes`.
-__device__ __forceinline__ void take(unsigned (&a)[BK / 8][4], unsigned boxes) {
+// The rows' elements for k = 8 s + t and 8 s + t + 4, t = lane % 4, of half a step, from boxes of
+// 32 rows with 128 bytes a k; 16 bytes at a time lie where the swizzle puts them.
+__device__ __forceinline__ void take(unsigned (&a)[2][4], unsigned boxes, int half) {
     const int row = my_row(), t = threadIdx.x % 4;
     const unsigned from = boxes + row / 32 * BOX + row % 4 * 4;
 #pragma unroll
-    for (int i = 0; i < BK / 4; ++i) {
-        const int k = 4 * i + t;
+    for (int i = 0; i < 4; ++i) {
+        const int k = 16 * half + 4 * i + t;
         asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];"
                      : "=r"(a[i / 2][i % 2 * 2]), "=r"(a[i / 2][i % 2 * 2 + 1])
                      : "r"(from + k * 128 + (row % 32 / 4 ^ k % 8) * 16)
@@ -83,29 +82,33 @@ struct Result {
     long long ldc;
 
     // The warpgroup's 64 x BN at (row, col): of each 8 columns a thread has a pair in two rows.
-    __device__ __forceinline__ void store(float (&sums)[BN / 2], int row, int col) const {
+    __device__ __forceinline__ void store(const float (&sums)[BN / 2], int row, int col) const {
         row += my_row();
-        col += threadIdx.x % 4 * 2;
         const bool pairs = (reinterpret_cast<u64>(C) | ldc * 4) % 8 == 0;
+        if (beta == 0 && pairs && row + 1 < m && col + BN <= n)
+            write<true>(sums, row, col + threadIdx.x % 4 * 2);
+        else
+            write<false>(sums, row, col + threadIdx.x % 4 * 2);
+    }
+
+    template <bool WHOLE>
+    __device__ __forceinline__ void write(const float (&sums)[BN / 2], int row, int col) const {
 #pragma unroll
         for (int i = 0; i < BN / 2; i += 2) {
             // Neighbours in C: of two rows in a column, or of two columns in a row.
-            const int r = row + (TURNED ? 0 : i / 2 % 2), c = col + i / 4 * 8 + (TURNED ? i / 2 % 2 : 0);
-            float x = sums[TURNED ? i / 4 * 4 + i / 2 % 2 : i];
-            float y = sums[TURNED ? i / 4 * 4 + i / 2 % 2 + 2 : i + 1];
-            const int left = TURNED ? (c < n ? m - r : 0) : (r < m ? n - c : 0);
-            if (left <= 0) continue;
+            const int odd = i / 2 % 2, r = row + (TURNED ? 0 : odd);
+            const int c = col + i / 4 * 8 + (TURNED ? odd : 0);
+            float x = alpha * (TURNED ? sums[i / 4 * 4 + odd] : sums[i]);
+            float y = alpha * (TURNED ? sums[i / 4 * 4 + odd + 2] : sums[i + 1]);
             float* const to = C + (TURNED ? c * ldc + r : r * ldc + c);
-            x *= alpha, y *= alpha;
-            if (beta != 0) {
-                x += beta * to[0];
-                if (left > 1) y += beta * to[1];
-            }
-            if (pairs && left > 1) {
+            if constexpr (WHOLE) {
                 *reinterpret_cast<float2*>(to) = make_float2(x, y);
-            } else {
+            } else if (r < m && c < n) {
+                const bool both = TURNED ? r + 1 < m : c + 1 < n;
+                if (beta != 0) x += beta * to[0];
+                if (beta != 0 && both) y += beta * to[1];
                 to[0] = x;
-                if (left > 1) to[1] = y;
+                if (both) to[1] = y;
             }
         }
     }
@@ -117,18 +120,17 @@ extern "C" __global__ void __launch_bounds__(128 + 2 * BM, 1) __cluster_dims__(C
     extern __shared__ char memory[];
     const unsigned stages = (shared_address(memory) + 1023) / 1024 * 1024;
     const unsigned full = stages + STAGES * STAGE_BYTES, empty = full + 8 * STAGES;
-    const unsigned issued = empty + 8 * STAGES;
     const unsigned rank = CLUSTER > 1 ? block_of_cluster() : 0;
     if (threadIdx.x == 0) {
         prefetch_map(A);
         prefetch_map(B);
-        init_stages(full, empty, issued, 4 * CONSUMERS * CLUSTER);  // a warp's arrival each
+        init_stages(full, empty, 4 * CONSUMERS * CLUSTER);  // a warp's arrival each
     }
     __syncthreads();
     if (CLUSTER > 1) cluster_barrier();
 
     const Tiles tiles(m, n);
-    const int steps = (k + 2 * BK - 1) / (2 * BK) * 2;  // two sets of registers, in turn
+    const int steps = (k + 2 * BK - 1) / (2 * BK) * 2;  // four sets of registers, in turn
     const int consumer = static_cast<int>(threadIdx.x / 128) - 1;
     Ring ring;
     if (consumer < 0) {
@@ -160,40 +162,31 @@ extern "C" __global__ void __launch_bounds__(128 + 2 * BM, 1) __cluster_dims__(C
             const unsigned lane = threadIdx.x % 32;
             if (lane < CLUSTER) barrier_arrive(empty + 8 * stage, lane);
         };
-        // The second of two runs LEAD steps behind the first, so that one stores its tile while
-        // the other multiplies.
-        Ring leader;
-        int left = 0;
-        if (LEADS) {
-            const int first = blockIdx.x / CLUSTER, stride = gridDim.x / CLUSTER;
-            left = (tiles.count() - first + stride - 1) / stride * steps - LEAD;
-            for (int i = 0; i < LEAD; ++i) leader.advance();
-        }
         for (int t = blockIdx.x / CLUSTER; t < tiles.count(); t += gridDim.x / CLUSTER) {
             float sums[BN / 2];
 #pragma unroll
             for (int i = 0; i < BN / 2; ++i) sums[i] = 0;
-            unsigned a[2][BK / 8][4];  // one is multiplied while the other is fetched
+            unsigned a[4][2][4];  // halves of steps, fetched one ahead of what is multiplied
+            const auto fetch = [&](int part) {
+                if (part % 2 == 0) barrier_wait(full + 8 * ring.stage, ring.phase);
+                take(a[part], stages + ring.stage * STAGE_BYTES + consumer * 2 * BOX, part % 2);
+            };
             int last = 0;
+            fetch(0);
             for (int step = 0; step < steps; step += 2) {
 #pragma unroll
-                for (int half = 0; half < 2; ++half, ring.advance()) {
-                    if (LEADS && consumer == 1 && left-- > 0) {
-                        barrier_wait(issued + 8 * leader.stage, leader.phase);
-                        leader.advance();
-                    }
-                    const unsigned tile = stages + ring.stage * STAGE_BYTES;
-                    barrier_wait(full + 8 * ring.stage, ring.phase);
-                    take(a[half], tile + consumer * 2 * BOX);
+                for (int part = 0; part < 4; ++part) {
+                    const int now = ring.stage;
+                    const unsigned b = stages + now * STAGE_BYTES + A_BYTES + part % 2 * 64;
                     wgmma_begin();
-#pragma unroll
-                    for (int s = 0; s < BK / 8; ++s)
-                        wgmma(sums, a[half][s], descriptor<SPAN>(tile + A_BYTES + s * 32, 64 * SPAN));
+                    wgmma(sums, a[part][0], descriptor<SPAN>(b, 64 * SPAN));
+                    wgmma(sums, a[part][1], descriptor<SPAN>(b + 32, 64 * SPAN));
                     wgmma_commit();
-                    if (LEADS && threadIdx.x == 128) barrier_arrive(issued + 8 * ring.stage, rank);
+                    if (part % 2) ring.advance();
+                    if (part < 3 || step + 2 < steps) fetch((part + 1) % 4);
                     wgmma_wait<1>();
-                    if (step + half) release(last);
-                    last = ring.stage;
+                    if (part == 2 || (part == 0 && step)) release(last);
+                    last = now;
                 }
             }
             wgmma_wait<0>();
