@@ -80,7 +80,10 @@ class RankRunner:
 
         def local() -> Runner:
             if reduce != "ordered":
-                raise UsageError(f"the {reduce} reduction is one process's; ranks sum in order")
+                raise UsageError(
+                    f"the {reduce} reduction is one process's; ranks sum in order, and "
+                    "--transport says how their partials travel"
+                )
             mine, kind = gpus, devices.choose(device)[0]
             transports.names(transport, kind)
             if kind == "cuda":

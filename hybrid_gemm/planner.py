@@ -32,6 +32,7 @@ PANEL_ELEMENTS, PANEL_ROWS = 16 << 20, 512  # of partials that are summed while 
 LARGEST_PART_BYTES = 256 << 20  # where neither side can be cut, K is
 LEAST_CHUNK, LEAST_TILE = 512, 256  # of K, and a tile's sides, where memory is short
 HELD = 2  # turns: one is brought while another is multiplied
+REDUCTIONS = ("ordered", "critical", "nccl")
 
 
 @dataclass(frozen=True)
@@ -63,17 +64,18 @@ def make_plan(
     """The plan for `workers` workers over `devices` (worker i on device i mod their number).
 
     `rows` is the grid (workers, 1, 1), `cols` (1, 1, workers); `auto` takes the grid that the
-    cost model finds fastest of those that fit. What does not fit whole is done in turns, unless
-    it is `resident`. Raises `UsageError` for a split or grid that is not possible or a worker
-    count below 1, `OutOfMemoryError` if a device is too small for any turn.
+    cost model finds fastest of those that fit and that `reduce` can sum. What does not fit whole
+    is done in turns, unless it is `resident` or summed in another way than "ordered". Raises
+    `UsageError` for a split, grid or reduction that is not possible or a worker count below 1,
+    `OutOfMemoryError` if a device is too small for any turn.
     """
     if workers < 1:
         raise UsageError(f"{workers} workers asked for; it takes at least 1")
     named = {"rows": (workers, 1, 1), "cols": (1, 1, workers)}
     if split != "auto" and split not in named:
         raise UsageError(f"no split is called {split!r}; there are rows, cols and auto")
-    if reduce not in ("ordered", "critical"):
-        raise UsageError(f"no reduction is called {reduce!r}; there are ordered and critical")
+    if reduce not in REDUCTIONS:
+        raise UsageError(f"no reduction is called {reduce!r}; there are {', '.join(REDUCTIONS)}")
     if reduce == "critical" and (split != "cols" or grid):
         raise UsageError(f"the critical reduction sums a split by cols; the split is {split}")
     if grid is not None:
@@ -82,20 +84,45 @@ def make_plan(
         candidates = [named[split]]
     else:
         candidates = grids(workers)
-    plans, shortfalls = [], []
+    plans, shortfalls, refusals = [], [], []
     for shape in candidates:
         name = next((name for name, cells in named.items() if cells == shape), "grid")
         whole = _plan(problem, devices, shape, name, kernel, reduce, resident)
         plan = whole
+        if refusal := _no_nccl(whole):
+            refusals.append(refusal)
+            continue
         if shortfall := memory_shortfall(whole):
+            turns = not resident and (reduce == "ordered" or not whole.summed)
+            if not (turns or resident):
+                shortfall += ", and the ordered reduction goes in turns"
             shortfalls.append(shortfall)
-            turns = not resident and reduce == "ordered"
             plan = _in_turns(whole) if turns else None
         if plan:
             plans.append(replace(plan, predicted_ms=predict_ms(plan)))
-    if not plans:
+    if not plans and shortfalls:
         raise OutOfMemoryError(shortfalls[0])
+    if not plans:
+        raise UsageError(refusals[0])
     return min(plans, key=lambda plan: (plan.held > 0, plan.predicted_ms))
+
+
+def _no_nccl(plan: Plan) -> str | None:
+    """Why NCCL cannot sum what it is to sum; None if it can, or there is nothing."""
+    if plan.reduce != "nccl" or not plan.summed:
+        return None
+    other = "the ordered reduction works there"
+    if (kind := plan.devices[0].kind) != "cuda":
+        return f"the nccl reduction sums between GPUs, and the device is {kind}; {other}"
+    for workers in dict.fromkeys(panel.workers for panel in plan.panels):
+        units = {plan.devices[plan.workers[w].device].unit for w in workers}
+        if len(units) < len(workers):
+            return (
+                f"the nccl reduction takes a GPU for each worker of a sum; {len(workers)} workers "
+                f"of the grid {' x '.join(map(str, plan.grid))} sum on {len(units)} GPU"
+                f"{'s' * (len(units) > 1)}; {other}, as do no more workers than GPUs"
+            )
+    return None
 
 
 def grids(workers: int) -> list[tuple[int, int, int]]:

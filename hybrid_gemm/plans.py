@@ -186,6 +186,11 @@ class Plan:
         """Whether workers make partials of C that are summed afterwards."""
         return self.grid[2] > 1 or self.reduce == "critical"
 
+    def added(self, strip: Strip) -> tuple[int, ...]:
+        """The workers whose partials a strip's owner adds, in this order. NCCL leaves the sum
+        of all in the owner's own."""
+        return (strip.owner,) if self.reduce == "nccl" else strip.partials
+
     @property
     def turns(self) -> int:
         """The most boxes that a worker has."""
@@ -232,7 +237,7 @@ class Plan:
 
     @property
     def bytes_peer(self) -> int:
-        """Bytes of partials that a strip's owner fetches from other devices."""
+        """Bytes of partials that strips' owners have from other devices."""
         if self.reduce == "critical":
             return 0
         device = [w.device for w in self.workers]
@@ -263,7 +268,7 @@ class Plan:
             for strip in panel.strips:
                 if strip.owner in mine and remote:
                     # The strip, and where partials of other devices are fetched to.
-                    parts = 1 + sum(on[p] != device for p in strip.partials) * self.summed
+                    parts = 1 + sum(on[p] != device for p in self.added(strip)) * self.summed
                     tiles[strip.owner][panel.tile] += strip.elements * parts
             if self.summed:
                 for w in mine.intersection(panel.workers):

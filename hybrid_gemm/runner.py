@@ -14,9 +14,10 @@ import numpy as np
 from . import catalog, devices, planner, tensor, tuning
 from .arrays import as_matrix, check_out, is_device_array, module_of
 from .catalog import Variant
+from .devices import nccl
 from .devices import tensor as products
 from .devices.base import layout as layout_of
-from .errors import DTypeError, UsageError
+from .errors import DTypeError, UnavailableError, UsageError
 from .problem import Problem, make_problem
 from .runtime.threads import Matrix, ThreadRun
 from .runtime.timeline import Timeline
@@ -53,7 +54,8 @@ class Runner:
 
     device: "auto" (cuda if a GPU is here, else cpu), "cuda", "cpu" or "emulator".
     threads: workers; default one a device.
-    split: "rows", "cols" (K) or "auto". reduce: "ordered" or "critical" (the lab's way).
+    split: "rows", "cols" (K) or "auto". reduce: "ordered", "nccl" (each panel by NCCL, a worker
+    a GPU) or "critical" (the lab's way).
     gpus: CUDA ordinals. emulate_devices: one GPU plays so many.
     kernel, params: a name of the catalog and its parameters; "auto" takes the fastest known for
     the shape, cuBLAS included, "own" the fastest of our own, and both say which it was.
@@ -146,6 +148,10 @@ class Runner:
             reduce=self.reduce,
             resident=resident,
         )
+        if plan.reduce == "nccl" and plan.summed and (reason := nccl.unavailable()):
+            raise UnavailableError(
+                f"the nccl reduction was asked for: {reason}; the ordered one works here"
+            )
         if len(self._plans) >= MAX_PLANS:
             self._plans.clear()
         if not plan.held:  # turns are made for the memory that there is now
@@ -302,6 +308,8 @@ class Runner:
             return "critical (one worker at a time, through host memory)"
         if not plan.bytes_peer:
             return "ordered sum on the device"
+        if plan.reduce == "nccl":
+            return f"NCCL {nccl.version()} between GPUs, as panels are ready"
         linked = all(x.reaches(y) for x in self.devices for y in self.devices)
         way = "peer copies" if linked else "copies staged through host memory"
         return f"ordered sum on the device, {way}, as panels are ready"

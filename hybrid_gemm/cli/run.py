@@ -41,7 +41,7 @@ from .shared import (
     default="ordered",
     show_default=True,
     metavar="NAME",
-    help="ordered, or critical (the lab's way, for comparison).",
+    help="ordered, nccl (between GPUs), or critical (the lab's way, for comparison).",
 )
 @click.option(
     "--algorithm",

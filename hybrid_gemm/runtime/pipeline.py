@@ -74,7 +74,7 @@ class Pipeline:
                 self.targets[strip] = view
             else:
                 layout.wish(space, panel.tile, view.shape, _put(self.targets, strip))
-            for w in strip.partials if self.summed else ():
+            for w in run.plan.added(strip) if self.summed else ():
                 if run.device_of(w) is not self.device:
                     # With the partial's own leading dimension, which the kernel takes for all.
                     shape = len(strip.rows), len(panel.cols)
@@ -90,18 +90,20 @@ class Pipeline:
             self.products = {step: self._bound_products(step) for step in self.steps}
 
     def _bound_sum(self, panel: Panel, strip: Strip):
-        """(copies of partials of other devices, their bytes, the sum in worker order)"""
-        copies, views, moved = [], [], 0
-        for w in strip.partials:
-            where = strip.rows.within(panel.rows), strip.cols.within(panel.cols)
-            view, room = self.run.partials[panel, w][where], self.rooms.get((strip, w))
+        """(what has partials of other devices here, their bytes, the sum in worker order)"""
+        fetches, views, moved, plan = [], [], 0, self.run.plan
+        for w in plan.added(strip):
+            view, room = self.run.partial(panel, strip, w), self.rooms.get((strip, w))
             if room is not None:
                 room = room[:, : view.shape[1]]
-                copies.append(self.device.bound_copy(room, view))
+                fetches.append(self.device.bound_copy(room, view))
                 moved += view.nbytes
             views.append(view if room is None else room)
-        problem = self.run.plan.problem
-        return copies, moved, self.device.bound_sum(
+        if others := len(strip.partials) - len(views):
+            fetches.append(self.run.panel_sum(panel).bound_wait(self.device))
+            moved = others * views[0].nbytes
+        problem = plan.problem
+        return fetches, moved, self.device.bound_sum(
             views, self.targets[strip], alpha=problem.alpha, beta=problem.beta
         )  # fmt: skip
 
@@ -348,7 +350,7 @@ class Pipeline:
 
     @marked("reduce")
     def _sum(self, panel: Panel, strip: Strip):
-        """Sums the strip's partials in worker order; those of other devices are fetched."""
+        """Sums the strip's partials, once those of other devices are here."""
         run, stream, problem = self.run, self.summing, self.run.plan.problem
         for w in strip.partials:
             stream.wait(run.multiplied[panel, w].result())
@@ -359,10 +361,10 @@ class Pipeline:
                 stream.wait(event)
         run.check()
         with self.device.using(stream):
-            copies, moved, total = self.sums[strip]
+            fetches, moved, total = self.sums[strip]
             start = stream.record()
-            for copy in copies:
-                copy(stream)
+            for fetch in fetches:
+                fetch(stream)
             total(stream)
             return run.mark(self.index, "reduce", start, stream, moved)
 

@@ -12,10 +12,11 @@ import numpy as np
 
 from ..catalog import Variant
 from ..devices.base import Device, layout
-from ..planner import Plan, Strip
+from ..planner import Panel, Plan, Strip
 from . import order, staging
 from .critical import Critical
 from .memory import Layout, Matrix, Slab, order_of
+from .nccl import PanelSum
 from .pipeline import Pipeline
 from .staging import Stopped, Transfer, settle
 from .timeline import Activity, Timeline
@@ -73,6 +74,7 @@ class ThreadRun:
         self.clocked = common is not None
 
         self.partials: dict = {}  # (panel, worker) -> matrix
+        self.panel_sums: dict[Panel, PanelSum] = {}  # by NCCL
         self.multiplied = {(p, w): self.future() for p in plan.panels for w in p.workers}
         self.c_ready: dict[Strip, Future] = {s: self.future() for s in plan.strips}
         self.finished: dict[Strip, Future] = {s: self.future() for s in plan.strips}
@@ -147,6 +149,16 @@ class ThreadRun:
     def device_of(self, worker: int) -> Device:
         return self.devices[self.plan.workers[worker].device]
 
+    def partial(self, panel: Panel, strip: Strip, worker: int):
+        """A worker's partial of a strip, where it was made."""
+        where = strip.rows.within(panel.rows), strip.cols.within(panel.cols)
+        return self.partials[panel, worker][where]
+
+    def panel_sum(self, panel: Panel) -> PanelSum:
+        if panel not in self.panel_sums:
+            self.panel_sums[panel] = PanelSum(self, panel)
+        return self.panel_sums[panel]
+
     def pipeline_of(self, worker: int) -> Pipeline:
         return next(p for p in self.pipelines if p.index == worker)
 
@@ -186,6 +198,8 @@ class ThreadRun:
                 self._land()
             except BaseException as error:
                 self.stop(error)
+                for each in self.panel_sums.values():  # nothing may still be at work in memory
+                    each.synchronize()
                 if self.wrote and not self.fresh:
                     error.add_note("out is incomplete: some of it was written before this error")
                 raise
@@ -203,7 +217,7 @@ class ThreadRun:
     def _let_go(self) -> None:
         """Gives the devices' memory back now, and not when Python finds what refers to what."""
         for held in (self.pipelines, self.transfers, self.gates, self.slabs, self.needs,
-                     self.partials, self.futures):  # fmt: skip
+                     self.partials, self.panel_sums, self.futures):  # fmt: skip
             held.clear()
         self.critical = None
 

@@ -8,6 +8,7 @@ calls them all.
 
 from __future__ import annotations
 
+from ...devices import nccl
 from ...devices.base import Device
 from ...errors import UnavailableError, UsageError
 from ...rankplan import RankPlan
@@ -84,14 +85,7 @@ def _gpu_facts(device):
         for other in range(runtime.getDeviceCount())
         if other == device.ordinal or runtime.deviceCanAccessPeer(device.ordinal, other)
     }
-    nccl = None
-    try:
-        from cupy.cuda import nccl as library
-
-        library.get_version()
-    except Exception as error:  # no module, or no library that it can load
-        nccl = f"CuPy finds no NCCL (pip install nvidia-nccl-cu13, or -cu12): {error}"
-    return bus(device.ordinal), reachable, nccl
+    return bus(device.ordinal), reachable, nccl.unavailable()
 
 
 def _no_ipc(facts, cells) -> str | None:
@@ -110,7 +104,7 @@ def _no_ipc(facts, cells) -> str | None:
 
 
 def _no_nccl(facts, cells) -> str | None:
-    if reason := next((nccl for *_rest, nccl in facts if nccl), None):
+    if reason := next((missing for *_rest, missing in facts if missing), None):
         return reason
     for cell in cells:
         gpus = [facts[rank][:2] for rank in cell]
