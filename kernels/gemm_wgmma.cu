@@ -3,25 +3,26 @@ summary   = "tensor cores of Hopper: TMA ring, warpgroups that load and that mul
 entry     = "gemm_wgmma"
 role      = "tensor"
 params    = [
-    {TERMS = 1, BM = 128, BN = 256, SPAN = 64, STAGES = 9, CHUNK = 1, CLUSTER = 2, LEAD = 1, OUT = 4},
-    {TERMS = 1, BM = 128, BN = 256, SPAN = 64, STAGES = 9, CHUNK = 1, CLUSTER = 1, LEAD = 1, OUT = 4},
-    {TERMS = 1, BM = 128, BN = 192, SPAN = 64, STAGES = 10, CHUNK = 1, CLUSTER = 1, LEAD = 1, OUT = 4},
-    {TERMS = 1, BM = 128, BN = 128, SPAN = 128, STAGES = 6, CHUNK = 1, CLUSTER = 1, LEAD = 1, OUT = 4},
-    {TERMS = 1, BM = 64, BN = 128, SPAN = 128, STAGES = 8, CHUNK = 1, CLUSTER = 1, LEAD = 1, OUT = 4},
-    {TERMS = 1, BM = 128, BN = 256, SPAN = 64, STAGES = 9, CHUNK = 1, CLUSTER = 1, LEAD = 1, OUT = 2},
-    {TERMS = 1, BM = 128, BN = 192, SPAN = 64, STAGES = 10, CHUNK = 1, CLUSTER = 1, LEAD = 1, OUT = 2},
-    {TERMS = 1, BM = 128, BN = 128, SPAN = 128, STAGES = 6, CHUNK = 1, CLUSTER = 1, LEAD = 1, OUT = 2},
-    {TERMS = 1, BM = 64, BN = 128, SPAN = 128, STAGES = 8, CHUNK = 1, CLUSTER = 1, LEAD = 1, OUT = 2},
-    {TERMS = 3, BM = 128, BN = 128, SPAN = 128, STAGES = 3, CHUNK = 32, CLUSTER = 2, LEAD = 1, OUT = 4},
-    {TERMS = 3, BM = 128, BN = 64, SPAN = 128, STAGES = 4, CHUNK = 32, CLUSTER = 1, LEAD = 1, OUT = 4},
+    {TERMS = 1, BM = 128, BN = 256, SPAN = 128, STAGES = 4, CHUNK = 1, CLUSTER = 2, OUT = 4},
+    {TERMS = 1, BM = 128, BN = 256, SPAN = 128, STAGES = 4, CHUNK = 1, CLUSTER = 1, OUT = 4},
+    {TERMS = 1, BM = 128, BN = 192, SPAN = 128, STAGES = 5, CHUNK = 1, CLUSTER = 1, OUT = 4},
+    {TERMS = 1, BM = 128, BN = 128, SPAN = 128, STAGES = 6, CHUNK = 1, CLUSTER = 1, OUT = 4},
+    {TERMS = 1, BM = 64, BN = 128, SPAN = 128, STAGES = 8, CHUNK = 1, CLUSTER = 1, OUT = 4},
+    {TERMS = 1, BM = 128, BN = 256, SPAN = 64, STAGES = 9, CHUNK = 1, CLUSTER = 2, OUT = 2},
+    {TERMS = 1, BM = 128, BN = 256, SPAN = 64, STAGES = 9, CHUNK = 1, CLUSTER = 1, OUT = 2},
+    {TERMS = 1, BM = 128, BN = 192, SPAN = 128, STAGES = 5, CHUNK = 1, CLUSTER = 1, OUT = 2},
+    {TERMS = 1, BM = 128, BN = 128, SPAN = 128, STAGES = 6, CHUNK = 1, CLUSTER = 1, OUT = 2},
+    {TERMS = 1, BM = 64, BN = 128, SPAN = 128, STAGES = 8, CHUNK = 1, CLUSTER = 1, OUT = 2},
+    {TERMS = 3, BM = 128, BN = 128, SPAN = 128, STAGES = 3, CHUNK = 32, CLUSTER = 2, OUT = 4},
+    {TERMS = 3, BM = 128, BN = 64, SPAN = 128, STAGES = 4, CHUNK = 32, CLUSTER = 1, OUT = 4},
 ]
 block     = ["128 + 2 * BM", "1", "1"]
 grid      = ["CLUSTER * ceil(m / (CLUSTER * BM)) * ceil(n / BN)", "1", "1"]
-shared    = "1024 + STAGES * (24 + (TERMS + 1) / 2 * (BM + BN) * SPAN)"
+shared    = "1024 + STAGES * (16 + (TERMS + 1) / 2 * (BM + BN) * SPAN)"
 rung      = 110
 layouts   = ["nt", "nn", "tn", "tt"]
 require   = ["SPAN % 64 == 0", "SPAN <= 128", "BM % 64 == 0", "BM <= 192", "BN % 64 == 0", "BN <= 256", "CLUSTER <= 4",
-    "STAGES >= LEAD + 2", "SPAN % (SIZE * CHUNK) == 0", "(TERMS - 1) * CHUNK * SIZE % 64 == 0"]
+    "STAGES >= 3", "SPAN % (SIZE * CHUNK) == 0", "(TERMS - 1) * CHUNK * SIZE % 64 == 0"]
 dtypes    = ["float16", "bfloat16", "tfloat32"]
 arch      = "==90a"
 runs_on   = ["cuda"]
@@ -69,7 +70,6 @@ constexpr int A_BYTES = BM * SPAN, B_BYTES = BN * SPAN;  // of one part
 constexpr int STAGE_BYTES = PARTS * (A_BYTES + B_BYTES);
 constexpr bool CHUNKED = TERMS == 3;
 constexpr int RUN = 2048 / SPAN;  // steps
-constexpr bool LEADS = !CHUNKED && CONSUMERS == 2;
 static_assert(!ACROSS_B || BN % (64 * CLUSTER) == 0, "a block loads whole columns of 64");
 
 // ROWS rows or columns of all parts of an operand at (x, k) into a stage.
@@ -110,14 +110,13 @@ extern "C" __global__ void __launch_bounds__(128 + 2 * BM, 1) IN_CLUSTERS
     extern __shared__ char memory[];
     const unsigned stages = (shared_address(memory) + 1023) / 1024 * 1024;
     const unsigned full = stages + STAGES * STAGE_BYTES, empty = full + 8 * STAGES;
-    const unsigned issued = empty + 8 * STAGES;
     const unsigned rank = CLUSTER > 1 ? block_of_cluster() : 0;
     if (threadIdx.x == 0) {
         if (k > 0) {
             prefetch_map(A);
             prefetch_map(B);
         }
-        init_stages(full, empty, 4 * CONSUMERS * CLUSTER, issued);  // a warp's arrival each
+        init_stages(full, empty, 4 * CONSUMERS * CLUSTER);  // a warp's arrival each
     }
     __syncthreads();
     if (CLUSTER > 1) cluster_barrier();
@@ -158,15 +157,6 @@ extern "C" __global__ void __launch_bounds__(128 + 2 * BM, 1) IN_CLUSTERS
         // Consumers take turns at the tensor cores, so that one adds while the next multiplies.
         constexpr bool TURNS = CHUNKED && CONSUMERS > 1;
         if (TURNS && consumer == CONSUMERS - 1) pass(1, 256);
-        // The second of two runs LEAD steps behind the first, so that one stores its tile while
-        // the other multiplies.
-        Ring leader;
-        int left = 0;
-        if (LEADS) {
-            const int first = blockIdx.x / CLUSTER, stride = gridDim.x / CLUSTER;
-            left = (tiles.count() - first + stride - 1) / stride * steps - LEAD;
-            for (int i = 0; i < LEAD; ++i) leader.advance();
-        }
         for (int t = blockIdx.x / CLUSTER; t < tiles.count(); t += gridDim.x / CLUSTER) {
             float sums[BN / 2];
 #pragma unroll
@@ -203,16 +193,11 @@ extern "C" __global__ void __launch_bounds__(128 + 2 * BM, 1) IN_CLUSTERS
             } else {
                 int last = 0;
                 for (int step = 0; step < steps; ++step, ring.advance()) {
-                    if (LEADS && consumer == 1 && left-- > 0) {
-                        barrier_wait(issued + 8 * leader.stage, leader.phase);
-                        leader.advance();
-                    }
                     barrier_wait(full + 8 * ring.stage, ring.phase);
                     wgmma_begin();
                     multiply<BK / STEP>(sums, stages + ring.stage * STAGE_BYTES, 0, 0, 0, consumer,
                                         true);
                     wgmma_commit();
-                    if (LEADS && threadIdx.x == 128) barrier_arrive(issued + 8 * ring.stage, rank);
                     wgmma_wait<1>();
                     if (step) release(last);
                     last = ring.stage;

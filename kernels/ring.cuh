@@ -19,13 +19,11 @@ struct Ring {  // a place in the ring, and how often it came around, modulo 2
     }
 };
 
-// The barriers of all stages: filled, emptied by so many arrivals, and, if given, issued.
-__device__ __forceinline__ void init_stages(unsigned full, unsigned empty, int arrivals,
-                                            unsigned issued = 0) {
+// The barriers of all stages: filled, and emptied by so many arrivals.
+__device__ __forceinline__ void init_stages(unsigned full, unsigned empty, int arrivals) {
     for (int s = 0; s < STAGES; ++s) {
         barrier_init(full + 8 * s, 1);
         barrier_init(empty + 8 * s, arrivals);
-        if (issued) barrier_init(issued + 8 * s, 1);
     }
     barriers_ready();
 }
