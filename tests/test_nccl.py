@@ -285,6 +285,7 @@ def test_one_gpu_that_plays_several_is_refused():
 def test_missing_nccl_is_said(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", types.ModuleType("cupy"))
     monkeypatch.setitem(sys.modules, "cupy.cuda", types.ModuleType("cupy.cuda"))
+    monkeypatch.delitem(sys.modules, "cupy.cuda.nccl", raising=False)
     monkeypatch.setattr(planner, "_no_nccl", lambda plan: None)
     assert "pip install nvidia-nccl" in nccl.unavailable()
     runner = Runner(device="cpu", threads=2, split="cols", reduce="nccl")
