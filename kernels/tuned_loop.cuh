@@ -9,9 +9,6 @@ constexpr int WARPS_N = BN / (TN * LN);
 constexpr int GROUP = 32 * (BM / (TM * LM)) * WARPS_N;  // threads that share one slice of k
 constexpr int THREADS = KG * GROUP;
 constexpr int KP = BK / KG;                // k of a step that one group multiplies
-// What waits in registers has time to come, and is put a share at a time: together, the stores
-// would hold up the loads of what is multiplied next.
-constexpr int FIRST_PUT = LEAST(KP / 2, KP - 2);
 constexpr int PAD = HOLD ? 16 / SIZE : 32 / SIZE;  // after each row of a tile written transposed
 constexpr int LD_A = BM + (TRANS_A ? 0 : PAD), LD_B = BN + (TRANS_B ? PAD : 0);
 constexpr int STAGE = BK * (LD_A + LD_B) * SIZE;  // bytes
@@ -85,15 +82,16 @@ struct Copier {
         }
         UNROLL for (int i = 0; i < N_ACROSS; ++i) from[i] += step;
     }
-    // The second half of the way, of one share of the elements.
-    __device__ __forceinline__ void put(Shared tile, int share = 0, int shares = 1) const {
+    // The second half of the way.
+    __device__ __forceinline__ void put(Shared tile) const {
         if constexpr (HELD) {
-            constexpr int ALL_HELD = N_ACROSS * N_ALONG * VEC;
-            UNROLL for (int e = 0; e < ALL_HELD; ++e) {
-                if (e * shares / ALL_HELD != share) continue;
-                const int h = e / VEC, q = e % VEC, i = h / N_ALONG, c = h % N_ALONG;
-                const int at = (c * ALONG * V + q) * LD + i * ACROSS;
-                if (works()) store_shared(tile + at * SIZE, held[h].x[q]);
+            UNROLL for (int i = 0; i < N_ACROSS; ++i) {
+                UNROLL for (int c = 0; c < N_ALONG; ++c) {
+                    UNROLL for (int q = 0; q < VEC; ++q) {
+                        const int at = (c * ALONG * V + q) * LD + i * ACROSS;
+                        if (works()) store_shared(tile + at * SIZE, held[i * N_ALONG + c].x[q]);
+                    }
+                }
             }
         }
     }
@@ -180,10 +178,12 @@ __device__ __forceinline__ void multiply(T (&sum)[TM][TN], int m, int n, const T
                 --fetch;
                 if (!HOLD) write = write == (STAGES - 1) * STAGE ? 0 : write + STAGE;
             }
-            if (HOLD && p >= FIRST_PUT && p < KP - 1) {  // of the last steps nobody reads it
-                a.put(to_a + write, p - FIRST_PUT, KP - 1 - FIRST_PUT);
-                b.put(to_b + write, p - FIRST_PUT, KP - 1 - FIRST_PUT);
-                if (p == KP - 2) write = write == (STAGES - 1) * STAGE ? 0 : write + STAGE;
+            if (HOLD && p == KP - 2) {
+                if (fetch >= 0) {
+                    a.put(to_a + write);
+                    b.put(to_b + write);
+                }
+                write = write == (STAGES - 1) * STAGE ? 0 : write + STAGE;
             }
             // there and back along n: one operand of each multiply-add is the one before's
             UNROLL for (int i = 0; i < TM; ++i) {
