@@ -8,9 +8,9 @@ params    = [
     {TERMS = 1, BM = 128, BN = 192, SPAN = 128, STAGES = 5, CHUNK = 1, CLUSTER = 1, OUT = 4},
     {TERMS = 1, BM = 128, BN = 128, SPAN = 128, STAGES = 6, CHUNK = 1, CLUSTER = 1, OUT = 4},
     {TERMS = 1, BM = 64, BN = 128, SPAN = 128, STAGES = 8, CHUNK = 1, CLUSTER = 1, OUT = 4},
-    {TERMS = 1, BM = 128, BN = 256, SPAN = 64, STAGES = 9, CHUNK = 1, CLUSTER = 2, OUT = 2},
-    {TERMS = 1, BM = 128, BN = 256, SPAN = 64, STAGES = 9, CHUNK = 1, CLUSTER = 1, OUT = 2},
-    {TERMS = 1, BM = 128, BN = 192, SPAN = 128, STAGES = 5, CHUNK = 1, CLUSTER = 1, OUT = 2},
+    {TERMS = 1, BM = 128, BN = 256, SPAN = 128, STAGES = 4, CHUNK = 1, CLUSTER = 2, OUT = 2},
+    {TERMS = 1, BM = 128, BN = 256, SPAN = 128, STAGES = 4, CHUNK = 1, CLUSTER = 1, OUT = 2},
+    {TERMS = 1, BM = 128, BN = 192, SPAN = 128, STAGES = 4, CHUNK = 1, CLUSTER = 1, OUT = 2},
     {TERMS = 1, BM = 128, BN = 128, SPAN = 128, STAGES = 6, CHUNK = 1, CLUSTER = 1, OUT = 2},
     {TERMS = 1, BM = 64, BN = 128, SPAN = 128, STAGES = 8, CHUNK = 1, CLUSTER = 1, OUT = 2},
     {TERMS = 3, BM = 128, BN = 128, SPAN = 128, STAGES = 3, CHUNK = 32, CLUSTER = 2, OUT = 4},
@@ -18,7 +18,7 @@ params    = [
 ]
 block     = ["128 + 2 * BM", "1", "1"]
 grid      = ["CLUSTER * ceil(m / (CLUSTER * BM)) * ceil(n / BN)", "1", "1"]
-shared    = "1024 + STAGES * (16 + (TERMS + 1) / 2 * (BM + BN) * SPAN)"
+shared    = "1024 + STAGES * (16 + (TERMS + 1) / 2 * (BM + BN) * SPAN) + (OUT == 2) * BM * 144"
 rung      = 110
 layouts   = ["nt", "nn", "tn", "tt"]
 require   = ["SPAN % 64 == 0", "SPAN <= 128", "BM % 64 == 0", "BM <= 192", "BN % 64 == 0", "BN <= 256", "CLUSTER <= 4",
@@ -109,7 +109,8 @@ extern "C" __global__ void __launch_bounds__(128 + 2 * BM, 1) IN_CLUSTERS
     if (verdict && *verdict != wanted) return;
     extern __shared__ char memory[];
     const unsigned stages = (shared_address(memory) + 1023) / 1024 * 1024;
-    const unsigned full = stages + STAGES * STAGE_BYTES, empty = full + 8 * STAGES;
+    const unsigned pieces = stages + STAGES * STAGE_BYTES;  // of C
+    const unsigned full = pieces + CONSUMERS * PIECE_BYTES, empty = full + 8 * STAGES;
     const unsigned rank = CLUSTER > 1 ? block_of_cluster() : 0;
     if (threadIdx.x == 0) {
         if (k > 0) {
@@ -121,7 +122,7 @@ extern "C" __global__ void __launch_bounds__(128 + 2 * BM, 1) IN_CLUSTERS
     __syncthreads();
     if (CLUSTER > 1) cluster_barrier();
 
-    const Tiles tiles(m, n);
+    const Tiles tiles = {m, n};
     const int steps = (k + BK - 1) / BK;
     const int consumer = static_cast<int>(threadIdx.x / 128) - 1;
     Ring ring;
@@ -207,7 +208,8 @@ extern "C" __global__ void __launch_bounds__(128 + 2 * BM, 1) IN_CLUSTERS
             }
             int row, col;
             tiles.at(t, row, col);
-            result.store(sums, row + rank * BM + consumer * 64, col);
+            result.store(sums, row + rank * BM + consumer * 64, col,
+                         pieces + consumer * PIECE_BYTES);
         }
     }
     // A block stays while others may still reach for its shared memory.

@@ -29,13 +29,13 @@ __device__ __forceinline__ void init_stages(unsigned full, unsigned empty, int a
 }
 
 struct Tiles {  // of CLUSTER * BM x BN, in an order that keeps A and B in L2
-    int rows, cols;
-    __device__ __forceinline__ Tiles(int m, int n)
-        : rows((m + CLUSTER * BM - 1) / (CLUSTER * BM)), cols((n + BN - 1) / BN) {}
-    __device__ __forceinline__ int count() const { return rows * cols; }
+    int m, n;
+    __device__ __forceinline__ int rows() const { return (m + CLUSTER * BM - 1) / (CLUSTER * BM); }
+    __device__ __forceinline__ int cols() const { return (n + BN - 1) / BN; }
+    __device__ __forceinline__ int count() const { return rows() * cols(); }
     __device__ __forceinline__ void at(int t, int& row, int& col) const {
-        const int strip = t / (STRIP * cols), within = t % (STRIP * cols);
-        const int high = min(STRIP, rows - strip * STRIP);
+        const int strip = t / (STRIP * cols()), within = t % (STRIP * cols());
+        const int high = min(STRIP, rows() - strip * STRIP);
         row = (strip * STRIP + within % high) * CLUSTER * BM;
         col = within / high * BN;
     }

@@ -93,6 +93,23 @@ __device__ __forceinline__ void copy_box(unsigned to, const TensorMap& map, int 
             : "memory");
 }
 
+// Four matrices of 8 x 8 of 16 bits; eight lanes each give the addresses of a matrix's rows.
+__device__ __forceinline__ void store_matrices(unsigned to, unsigned a, unsigned b, unsigned c,
+                                               unsigned d) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
+                 "r"(a), "r"(b), "r"(c), "r"(d)
+                 : "memory");
+}
+
+__device__ __forceinline__ uint4 shared_vector(unsigned from) {
+    uint4 x;
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                 : "r"(from)
+                 : "memory");
+    return x;
+}
+
 // --- products of warpgroups ----------------------------------------------------------------
 
 // Describes a swizzled tile at a shared address, in rows of WIDTH bytes and groups of eight rows.

@@ -129,7 +129,7 @@ extern "C" __global__ void __launch_bounds__(128 + 2 * BM, 1) __cluster_dims__(C
     __syncthreads();
     if (CLUSTER > 1) cluster_barrier();
 
-    const Tiles tiles(m, n);
+    const Tiles tiles = {m, n};
     const int steps = (k + 2 * BK - 1) / (2 * BK) * 2;  // four sets of registers, in turn
     const int consumer = static_cast<int>(threadIdx.x / 128) - 1;
     Ring ring;

@@ -1,5 +1,5 @@
-// From a warpgroup's sums to C, from registers. BN, TERMS, OUT and DTYPE_* are the including
-// file's.
+// From a warpgroup's sums to C: float32 from registers, 16 bits through a piece of shared memory
+// that each warp has for itself. BN, TERMS, OUT and DTYPE_* are the including file's.
 #pragma once
 
 #if OUT == 4
@@ -32,14 +32,8 @@ __device__ __forceinline__ unsigned rounded(float first, float second) {  // to 
     return pair;
 }
 
-constexpr int WIDE = 16 / OUT;  // elements of C that a thread writes at once
-
-struct Vector {
-    union {
-        uint4 all;
-        Out each[WIDE];
-    };
-};
+constexpr int PIECE_PITCH = 64 * 2 + 16;          // bytes; eight rows lie in different banks
+constexpr int PIECE_BYTES = (OUT == 2) * 64 * PIECE_PITCH;  // a warpgroup's: 16 x 64 a warp
 
 // The power of two in halves of one sign: what the product keeps, no half loses.
 __device__ __forceinline__ float scaled(float x, int exponent) {
@@ -55,7 +49,8 @@ struct Result {
     long long ldc;
 
     // The warpgroup's 64 x BN at (row, col). Of each 8 columns a thread has a pair, in two rows.
-    __device__ __forceinline__ void store(float (&sums)[BN / 2], int row, int col) const {
+    __device__ __forceinline__ void store(float (&sums)[BN / 2], int row, int col,
+                                          unsigned piece) const {
         row += threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
         if (TERMS == 3 && exponent_a) {
             int of_rows[2] = {};
@@ -73,8 +68,10 @@ struct Result {
                 }
             }
         }
+        if (OUT == 4 || alpha != 1) {  // with float32 that branch would make products wait
 #pragma unroll
-        for (int i = 0; i < BN / 2; ++i) sums[i] *= alpha;
+            for (int i = 0; i < BN / 2; ++i) sums[i] *= alpha;
+        }
         if (beta != 0) {
 #pragma unroll
             for (int i = 0; i < BN / 2; ++i) {
@@ -83,59 +80,85 @@ struct Result {
             }
         }
         const bool vectors = (ldc * OUT | reinterpret_cast<u64>(C)) % 16 == 0;
+        row -= OUT == 2 ? threadIdx.x % 32 / 4 : 0;
         if (vectors && col + BN <= n)
-            write<true>(sums, row, col);
+            write<true>(sums, row, col, piece);
         else
-            write<false>(sums, row, col);
+            write<false>(sums, row, col, piece);
     }
 
-    // The threads of a row trade their pairs for WIDE columns in a row each.
+#if OUT == 4
+    // Neighbours trade pairs: each then has four columns of the even or of the odd eight.
     template <bool WHOLE>
-    __device__ __forceinline__ void write(const float (&sums)[BN / 2], int row, int col) const {
-        const bool odd = threadIdx.x % 2, upper = threadIdx.x % 4 / 2;
-        col += OUT == 4 ? 8 * odd + 4 * upper : 8 * odd + 16 * upper;
+    __device__ __forceinline__ void write(const float (&sums)[BN / 2], int row, int col,
+                                          unsigned) const {
+        const bool odd = threadIdx.x % 2;
+        col += 8 * odd + threadIdx.x % 4 / 2 * 4;
 #pragma unroll
         for (int half = 0; half < 2; ++half, row += 8) {
-            Out* const to = C + row * ldc + col;
+            float* const to = C + row * ldc + col;
 #pragma unroll
-            for (int j = 0; j < BN / 8; j += WIDE / 2) {
-                const float* const x = sums + 4 * j + 2 * half;  // pair i is x[4 i], x[4 i + 1]
-                uint4 all;
-#if OUT == 4
+            for (int j = 0; j < BN / 8; j += 2) {
+                const float* const x = sums + 4 * j + 2 * half;  // the pairs: x[0], x[1]; x[4], x[5]
                 const float send[2] = {odd ? x[0] : x[4], odd ? x[1] : x[5]};
-                const float got[2] = {__shfl_xor_sync(~0u, send[0], 1), __shfl_xor_sync(~0u, send[1], 1)};
-                all.x = __float_as_uint(odd ? got[0] : x[0]);
-                all.y = __float_as_uint(odd ? got[1] : x[1]);
-                all.z = __float_as_uint(odd ? x[4] : got[0]);
-                all.w = __float_as_uint(odd ? x[5] : got[1]);
-#else
-                unsigned two[2][2];  // pairs beside each other, of columns j + 2 i + odd
-#pragma unroll
-                for (int i = 0; i < 2; ++i) {
-                    const unsigned a = rounded(x[8 * i], x[8 * i + 1]);
-                    const unsigned b = rounded(x[8 * i + 4], x[8 * i + 5]);
-                    const unsigned got = __shfl_xor_sync(~0u, odd ? a : b, 1);
-                    two[i][0] = odd ? got : a;
-                    two[i][1] = odd ? b : got;
-                }
-                const unsigned got[2] = {__shfl_xor_sync(~0u, upper ? two[0][0] : two[1][0], 2),
-                                         __shfl_xor_sync(~0u, upper ? two[0][1] : two[1][1], 2)};
-                all.x = upper ? got[0] : two[0][0];
-                all.y = upper ? got[1] : two[0][1];
-                all.z = upper ? two[1][0] : got[0];
-                all.w = upper ? two[1][1] : got[1];
-#endif
+                const float got[2] = {__shfl_xor_sync(~0u, send[0], 1),
+                                      __shfl_xor_sync(~0u, send[1], 1)};
+                float4 four;
+                four.x = odd ? got[0] : x[0];
+                four.y = odd ? got[1] : x[1];
+                four.z = odd ? x[4] : got[0];
+                four.w = odd ? x[5] : got[1];
                 if (row >= m) continue;
                 if constexpr (WHOLE) {
-                    *reinterpret_cast<uint4*>(to + 8 * j) = all;
+                    *reinterpret_cast<float4*>(to + 8 * j) = four;
                 } else {
-                    Vector v;
-                    v.all = all;
+                    const float each[] = {four.x, four.y, four.z, four.w};
 #pragma unroll
-                    for (int i = 0; i < WIDE; ++i)
-                        if (col + 8 * j + i < n) to[8 * j + i] = v.each[i];
+                    for (int e = 0; e < 4; ++e)
+                        if (col + 8 * j + e < n) to[8 * j + e] = each[e];
                 }
             }
         }
     }
+#else
+    // A warp writes 16 x 64 at a time into its piece, and reads whole lines of C there.
+    template <bool WHOLE>
+    __device__ __forceinline__ void write(const float (&sums)[BN / 2], int row, int col,
+                                          unsigned piece) const {
+        const int lane = threadIdx.x % 32;
+        piece += threadIdx.x / 32 % 4 * 16 * PIECE_PITCH;
+        const unsigned in = piece + lane % 16 * PIECE_PITCH + lane / 16 * 16;
+        const unsigned out = piece + lane / 8 * PIECE_PITCH + lane % 8 * 16;
+        row += lane / 8;
+        col += lane % 8 * 8;
+        Out* to = C + row * ldc + col;
+#pragma unroll
+        for (int c = 0; c < BN / 64; ++c, to += 64, col += 64) {
+            __syncwarp();  // the piece is read
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                const float* const x = sums + 32 * c + 8 * j;
+                store_matrices(in + 32 * j, rounded(x[0], x[1]), rounded(x[2], x[3]),
+                               rounded(x[4], x[5]), rounded(x[6], x[7]));
+            }
+            __syncwarp();
+            uint4 all[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) all[i] = shared_vector(out + 4 * i * PIECE_PITCH);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                Out* const at = to + 4 * i * ldc;
+                if (row + 4 * i >= m) continue;
+                if constexpr (WHOLE) {
+                    *reinterpret_cast<uint4*>(at) = all[i];
+                } else {
+                    const unsigned pairs[] = {all[i].x, all[i].y, all[i].z, all[i].w};
+#pragma unroll
+                    for (int e = 0; e < 8; ++e)
+                        if (col + e < n) at[e] = static_cast<Out>(pairs[e / 2] >> e % 2 * 16);
+                }
+            }
+        }
+    }
+#endif
 };

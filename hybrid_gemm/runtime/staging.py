@@ -20,9 +20,10 @@ from ..devices.cpu import cores
 
 # Small, so that the first bytes are soon on their way; large, so that Python, which does one
 # piece's errands at a time, is not what all wait for.
-SLOT_BYTES = 8 << 20
+SLOT_BYTES = 16 << 20
 THREADS = 8  # a direction; enough to copy as fast as one link
 SLOTS = 12  # a direction: some are on their way while threads fill others
+ALL_BYTES = 7 << 28  # of all slots of all devices at most: 1.75 GiB
 TOUCHING = 2  # threads that make pages: more would take the memory's time from copies
 PAGE = 4096
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE
@@ -96,8 +97,9 @@ class Ring:
         """A slot that nothing uses; waits for one."""
         with self.lock:
             if not self.made:
-                memory = self.device.pinned(SLOTS * SLOT_BYTES)
-                for i in range(SLOTS):
+                count = max(2, min(SLOTS, ALL_BYTES // (2 * self.device.siblings * SLOT_BYTES)))
+                memory = self.device.pinned(count * SLOT_BYTES)
+                for i in range(count):
                     part = memory[i * SLOT_BYTES : (i + 1) * SLOT_BYTES]
                     with self.device.using(self.stream):
                         self.slots.put(_Slot(part, self.stream.record()))
