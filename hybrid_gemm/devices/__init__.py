@@ -62,5 +62,7 @@ def open_devices(
     if emulate:
         return [cuda.CudaDevice(ordinals[0], part) for part in range(emulate)]
     opened = [cuda.CudaDevice(ordinal) for ordinal in ordinals]
+    for device in opened:
+        device.together = len(opened)
     cuda.enable_peers(opened)
     return opened

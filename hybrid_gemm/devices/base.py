@@ -34,6 +34,10 @@ class Stream(abc.ABC):
     def wait(self, event) -> None:
         """Later work of this stream starts after `event`."""
 
+    def passed(self, event) -> bool:
+        """Whether an event is over."""
+        return True
+
     @abc.abstractmethod
     def synchronize(self) -> None: ...
 
@@ -75,6 +79,7 @@ class Device(abc.ABC):
         """What planning needs to know; rates are those of products in `dtype`."""
 
     siblings = 1  # devices of this kind that the host has
+    together = 1  # of those, how many were opened to work together
     port: object = "host"  # what devices behind one link to the host have in common
 
     def stream(self, urgent: bool = False) -> Stream:

@@ -1,7 +1,7 @@
 """cuBLAS, the peer in every table: CuPy's library, called directly.
 
 CuPy refuses cuBLAS calls while a stream is captured, and a graph of launches is how small
-products are timed; there the functions are called through ctypes.
+products are timed. The calls keep Python's lock, as `driver`'s do and for its reason.
 
 Each stream has a handle of its own: cuBLAS promises the same bits every time only to a handle
 that one stream uses, and a workspace is in use until the product that has it is done.
@@ -13,6 +13,7 @@ import ctypes
 import functools
 import sys
 from collections.abc import Callable
+from ctypes import c_int, c_int64, c_size_t, c_void_p
 
 import numpy as np
 
@@ -21,40 +22,53 @@ from .base import layout
 
 WORKSPACE_BYTES = 32 << 20  # what cuBLAS asks for on Hopper
 _OPERATION = {"n": 0, "t": 1}
-_DEFAULT_MATH = 0  # no TF32, whatever the environment says
 _NARROW = {"float16": 2, "bfloat16": 14, "float32": 0}  # cudaDataType
 _COMPUTE = {False: 68, True: 77}  # cublasComputeType: float32, float32 through TF32
 _ANY_ALGORITHM = -1
+_OPERATIONS, _MATRIX = (c_void_p, c_int, c_int, *[c_int64] * 3, c_void_p), (c_void_p, c_int64)
+_TYPED = (c_void_p, c_int, c_int64)
+_SIGNATURES = {
+    "cublasSetStream_v2": (c_void_p, c_void_p),
+    "cublasSetWorkspace_v2": (c_void_p, c_void_p, c_size_t),
+    "cublasSgemm_v2_64": (*_OPERATIONS, *_MATRIX, *_MATRIX, c_void_p, *_MATRIX),
+    "cublasDgemm_v2_64": (*_OPERATIONS, *_MATRIX, *_MATRIX, c_void_p, *_MATRIX),
+    "cublasGemmEx_64": (*_OPERATIONS, *_TYPED, *_TYPED, c_void_p, *_TYPED, c_int, c_int),
+}
 
 
 @functools.cache
-def library() -> ctypes.CDLL:
+def library(kind: type[ctypes.CDLL] = ctypes.CDLL) -> ctypes.CDLL:
     """CuPy's own cuBLAS."""
     import cupy
 
     major = cupy.cuda.cublas.getVersion(cupy.cuda.device.get_cublas_handle()) // 10000
-    return ctypes.CDLL(f"libcublas.so.{major}")  # CuPy has loaded it already
+    return kind(f"libcublas.so.{major}")  # CuPy has loaded it already
+
+
+@functools.cache
+def _function(name: str):
+    function = getattr(library(ctypes.PyDLL), name)
+    function.argtypes = _SIGNATURES[name]
+    return function
 
 
 def _call(name: str, *args) -> None:
-    if status := getattr(library(), name)(*args):
+    if status := _function(name)(*args):
         raise HybridGemmError(f"{name} failed with cuBLAS status {status}")
 
 
 class Handle:
     """What cuBLAS needs for the products of one stream, made on the current GPU."""
 
-    def __init__(self):
+    def __init__(self, stream: int):
         import cupy
 
         self.cublas = cupy.cuda.cublas
         self.value = self.cublas.create()
-
-    @functools.cached_property
-    def workspace(self):
-        import cupy
-
-        return cupy.cuda.Memory(WORKSPACE_BYTES)
+        self.cublas.setMathMode(self.value, 0)  # no TF32, whatever the environment says
+        self.workspace = cupy.cuda.Memory(WORKSPACE_BYTES)
+        _call("cublasSetStream_v2", self.value, stream)
+        _call("cublasSetWorkspace_v2", self.value, self.workspace.ptr, WORKSPACE_BYTES)
 
     def __del__(self):
         if hasattr(self, "value") and not sys.is_finalizing():
@@ -68,52 +82,26 @@ def bind(a, b, c, *, alpha, beta, tf32: bool = False) -> Callable:
 
     Row-major C is column-major C^T = op(B)^T op(A)^T, so the operands change places.
     """
-    import cupy
-
     (m, n), k = c.shape, a.shape[1]
     (la, lda), (lb, ldb) = layout(a) or ("n", 1), layout(b) or ("n", 1)
     ldc = layout(c)[1]
-    operations = _OPERATION[lb], _OPERATION[la]
     mixed = tf32 or a.dtype.itemsize == 2
     scalars = np.array([alpha, beta], np.float32 if mixed else c.dtype)
     alpha_at, beta_at = scalars.ctypes.data, scalars.ctypes.data + scalars.itemsize
-    cublas = cupy.cuda.cublas
-    quick, name = {
-        "float32": (cublas.sgemm, "cublasSgemm_v2_64"),
-        "float64": (cublas.dgemm, "cublasDgemm_v2_64"),
-    }.get(c.dtype.name, (None, ""))
-    small = max(lda, ldb, ldc) < 2**31
+    head = _OPERATION[lb], _OPERATION[la], n, m, k, alpha_at
+    plain = {"float32": "cublasSgemm_v2_64", "float64": "cublasDgemm_v2_64"}.get(c.dtype.name)
 
     def call(a, b, c, stream, _kept=scalars):
         if stream.cublas is None:
-            stream.cublas = Handle()
-        handle = stream.cublas.value
-        if (
-            small and not mixed and not stream.cupy.is_capturing()
-        ):  # CuPy takes its current stream, this one
-            cublas.setMathMode(handle, _DEFAULT_MATH)
-            quick(
-                handle, *operations, n, m, k, alpha_at, b.data.ptr, ldb, a.data.ptr, lda,
-                beta_at, c.data.ptr, ldc,
-            )  # fmt: skip
-            return
-        pointer, whole = ctypes.c_void_p, ctypes.c_int64
-        _call("cublasSetStream_v2", pointer(handle), pointer(stream.cupy.ptr))
-        _call("cublasSetWorkspace_v2", pointer(handle), pointer(stream.cublas.workspace.ptr),
-              ctypes.c_size_t(WORKSPACE_BYTES))  # fmt: skip
-        _call("cublasSetPointerMode_v2", pointer(handle), 0)
-        _call("cublasSetMathMode", pointer(handle), _DEFAULT_MATH)
-        head = pointer(handle), *operations, whole(n), whole(m), whole(k), pointer(alpha_at)
-        matrices = [(pointer(x.data.ptr), ld) for x, ld in ((b, ldb), (a, lda), (c, ldc))]
+            stream.cublas = Handle(stream.cupy.ptr)
+        x, y, z = b.data.ptr, a.data.ptr, c.data.ptr
         if not mixed:
-            x, y, z = ((at, whole(ld)) for at, ld in matrices)
-            _call(name, *head, *x, *y, pointer(beta_at), *z)
+            _call(plain, stream.cublas.value, *head, x, ldb, y, lda, beta_at, z, ldc)
             return
-        x, y, z = (
-            (at, _NARROW[of.dtype.name], whole(ld))
-            for (at, ld), of in zip(matrices, (b, a, c), strict=True)
-        )
-        _call("cublasGemmEx_64", *head, *x, *y, pointer(beta_at), *z, _COMPUTE[tf32],
-              _ANY_ALGORITHM)  # fmt: skip
+        kinds = [_NARROW[matrix.dtype.name] for matrix in (b, a, c)]
+        _call(
+            "cublasGemmEx_64", stream.cublas.value, *head, x, kinds[0], ldb, y, kinds[1], lda,
+            beta_at, z, kinds[2], ldc, _COMPUTE[tf32], _ANY_ALGORITHM,
+        )  # fmt: skip
 
     return call

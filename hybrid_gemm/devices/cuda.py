@@ -83,6 +83,9 @@ class CudaStream(Stream):
     def wait(self, event):
         driver.wait(self.cupy.ptr, event.ptr)
 
+    def passed(self, event):
+        return driver.passed(event.ptr)
+
     def synchronize(self):
         self.cupy.synchronize()
 
@@ -263,6 +266,8 @@ class CudaDevice(KernelDevice):
             return lambda stream: None
         if not (shape := _alike(dst, src)):
             return lambda stream: self._copy_turned(dst, src, stream)
+        if not isinstance(dst, np.ndarray) and not isinstance(src, np.ndarray):
+            return lambda stream: self.copy_pinned(dst, src, stream)  # returns at once, too
         runtime, kept = self.cp.cuda.runtime, (dst, src)
         way, to, source = runtime.memcpyDefault, _address(dst), _address(src)
         to_pitch, pitch, width, height = shape
@@ -318,7 +323,9 @@ class CudaDevice(KernelDevice):
         if wanted and self._shared.get(function.ptr, 0) < wanted:
             self.cp.cuda.driver.funcSetAttribute(function.ptr, _MAX_DYNAMIC_SHARED, wanted)
             self._shared[function.ptr] = wanted
-        function(launch.grid, launch.block, args, launch.shared_bytes, stream.cupy)
+        driver.launch(
+            function.ptr, launch.grid, launch.block, args, launch.shared_bytes, stream.cupy.ptr
+        )
 
     def bind_library(self, variant, a, b, c, *, alpha, beta):
         tf32 = variant.name == "cublas_tf32"

@@ -9,8 +9,14 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import struct
+from collections.abc import Sequence
 from ctypes import c_int, c_size_t, c_uint, c_uint64, c_void_p
 
+import numpy as np
+
+_NOT_READY = 600  # CUDA_ERROR_NOT_READY
+_KINDS = {"i": "i", "l": "q", "q": "q", "L": "Q", "Q": "Q", "f": "f", "d": "d"}  # NumPy's, struct's
 _UNIFIED = 4  # CU_MEMORYTYPE_UNIFIED: the address tells where it is
 _SIDE = (
     ("x", c_size_t), ("y", c_size_t), ("type", c_int), ("host", c_void_p), ("device", c_uint64),
@@ -31,6 +37,8 @@ _SIGNATURES = {
     "cuMemcpyAsync": (c_uint64, c_uint64, c_size_t, c_void_p),
     "cuMemcpy2DAsync_v2": (ctypes.POINTER(_Copy2D), c_void_p),
     "cuEventRecord": (c_void_p, c_void_p),
+    "cuEventQuery": (c_void_p,),
+    "cuLaunchKernel": (c_void_p, *[c_uint] * 7, c_void_p, c_void_p, c_void_p),
     "cuStreamWaitEvent": (c_void_p, c_void_p, c_uint),
 }
 
@@ -43,11 +51,14 @@ def _function(name: str):
     return function
 
 
-def _call(name: str, *args) -> None:
-    if status := _function(name)(*args):
+def _call(name: str, *args, fine: int = 0) -> int:
+    """The status, which is 0 or `fine`."""
+    status = _function(name)(*args)
+    if status and status != fine:
         import cupy
 
         cupy.cuda.driver.check_status(status)
+    return status
 
 
 def copy(dst: int, src: int, size: int, stream: int) -> None:
@@ -74,3 +85,52 @@ def record(event: int, stream: int) -> None:
 def wait(stream: int, event: int) -> None:
     """Lets a stream go on after an event."""
     _call("cuStreamWaitEvent", stream, event, 0)
+
+
+def passed(event: int) -> bool:
+    """Whether an event is over."""
+    return not _call("cuEventQuery", event, fine=_NOT_READY)
+
+
+def launch(
+    function: int,
+    grid: Sequence[int],
+    block: Sequence[int],
+    args: Sequence,
+    shared: int,
+    stream: int,
+) -> None:
+    """Starts a kernel of the current GPU; `args` as `packed` takes them."""
+    values, offsets = packed(args)
+    at = ctypes.addressof(values)
+    places = (c_void_p * len(offsets))(*[at + offset for offset in offsets])
+    _call("cuLaunchKernel", function, *grid, *block, shared, stream, places, None)
+
+
+def packed(args: Sequence) -> tuple[ctypes.Array, tuple[int, ...]]:
+    """A kernel's arguments in one buffer, and where in it each begins: NumPy scalars, CuPy arrays
+    (their address), and structures as NumPy arrays of one element."""
+    kinds, values = [], []
+    for arg in args:
+        if isinstance(arg, np.generic):
+            kinds.append(_KINDS[arg.dtype.char])
+            values.append(arg)
+        elif isinstance(arg, np.ndarray):
+            kinds.append(f"{arg.nbytes}s")
+            values.append(arg.tobytes())
+        else:
+            kinds.append("Q")
+            values.append(arg.data.ptr)
+    form, offsets = _form(tuple(kinds))
+    return ctypes.create_string_buffer(form.pack(*values), form.size), offsets
+
+
+@functools.cache
+def _form(kinds: tuple[str, ...]) -> tuple[struct.Struct, tuple[int, ...]]:
+    """Values of these kinds one after the other, each on 8 bytes."""
+    text, offsets = "=", []
+    for kind in kinds:
+        offsets.append(struct.calcsize(text))
+        text += kind
+        text += "x" * (-struct.calcsize(text) % 8)
+    return struct.Struct(text), tuple(offsets)

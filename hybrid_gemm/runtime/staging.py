@@ -22,6 +22,7 @@ from ..devices.cpu import cores
 # piece's errands at a time, is not what all wait for.
 SLOT_BYTES = 16 << 20
 THREADS = 8  # a direction; enough to copy as fast as one link
+ENOUGH = 16  # for all devices together: more would wait for memory, and for Python
 SLOTS = 12  # a direction: some are on their way while threads fill others
 ALL_BYTES = 7 << 28  # of all slots of all devices at most: 1.75 GiB
 TOUCHING = 2  # threads that make pages: more would take the memory's time from copies
@@ -90,7 +91,8 @@ class Ring:
         self.lock = threading.Lock()
         self.made = False
         self.slots: queue.SimpleQueue = queue.SimpleQueue()
-        threads = max(2, min(THREADS, cores() // device.siblings))
+        shares = cores() // device.siblings, ENOUGH // device.together
+        threads = max(2, min(THREADS, *shares))
         self.pool = ThreadPoolExecutor(threads, "copy", device.enter, (self.stream,))
 
     def slot(self) -> _Slot:
@@ -172,7 +174,8 @@ class Link:
     def _up(self, ring, dst, src, transfer):
         slot = ring.slot()
         try:
-            slot.event.synchronize()  # what was in it is on its device
+            if not ring.stream.passed(slot.event):
+                slot.event.synchronize()  # what was in it is on its device
             here = slot.like(dst, dst.dtype)
             np.copyto(here, src, casting="unsafe")
             transfer.begin(ring.stream)
