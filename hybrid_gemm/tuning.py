@@ -29,7 +29,9 @@ FLOP_A_BYTE = 16  # of the peak, for each byte a second from memory; an H200's
 PRUNE = 1.25  # variants predicted to take longer than this times the best are not timed,
 SLACK_US = 8.0  # and where that is not much longer they are
 CLEAR_LEAD = 1.03  # over the library, for a kernel to be taken where it was not measured
-DEEP_SHARES = 16  # of k, at least, a tile
+MANY_ROUNDS, MANY_K = 3.5, 1024  # of tiles, and k past which `tuned` leads wherever measured
+DEEP_SHARES = 16  # of k, at least, a tile,
+DEEP_USED = 1.45  # and more where little of the tiles is used
 FURTHER = 0.1  # of a time carried over from another shape, for each factor of two between them
 
 
@@ -186,17 +188,21 @@ def _trusted(
         (r["time_ms"] for r in there if catalog.get(r["kernel"]).library), default=math.inf
     )
     measured = _posed(best)
-    if other_layout or library < CLEAR_LEAD * best["time_ms"]:
-        return False
-    if _vectors(problem, layout) != _vectors(measured, layout):
+    if other_layout or _vectors(problem, layout) != _vectors(measured, layout):
         return False
     bm, bn, _threads = _tile(variant, problem.dtype)
     tiles, tiles_there = (-(-p.m // bm) * -(-p.n // bn) for p in (problem, measured))
+    many = tiles >= MANY_ROUNDS * machine.multiprocessors and problem.k >= MANY_K
+    if many and apart < 4.1 and variant.name == "tuned":
+        return True  # where it leads at all it does at every size like this
+    if library < CLEAR_LEAD * best["time_ms"]:
+        return False
     rounds, rounds_there = (-(-x // machine.multiprocessors) for x in (tiles, tiles_there))
     if apart < 0.1 and rounds == rounds_there:
         return True
     if variant.name == "deep":  # its shares of a long k fill the GPU, whatever C is
-        return tiles * DEEP_SHARES <= machine.multiprocessors
+        used = problem.m * problem.n / (tiles * bm * bn)
+        return tiles * DEEP_SHARES <= machine.multiprocessors * min(1, DEEP_USED * used)
     # so many tiles that how they fill the multiprocessors matters little
     return apart < 2.1 and tiles >= 1.5 * machine.multiprocessors
 

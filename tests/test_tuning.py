@@ -87,13 +87,17 @@ def leading(tmp_path, monkeypatch):
     "shape, layout, taken",
     [
         ((4096, 4096, 4096), "tn", "tuned"),  # measured: any lead will do
-        ((4000, 4000, 4000), "tn", "cublas"),  # not a clear lead
+        ((3000, 3000, 3000), "tn", "cublas"),  # not a clear lead
+        ((4000, 4000, 4000), "tn", "tuned"),  # nor here, but many rounds of tiles
+        ((4000, 4000, 800), "tn", "cublas"),  # of a short k
         ((4000, 4000, 4000), "nn", "tuned"),
         ((4001, 4001, 4001), "nn", "cublas"),  # rows off 16 bytes
         ((4000, 4000, 4000), "tt", "cublas"),  # another layout
         ((1020, 1020, 1020), "nn", "deep"),
         ((1040, 1040, 1040), "nn", "cublas"),  # a second round of tiles for what is left over
         ((100, 240, 40000), "nn", "deep"),  # 33 shares of k for each of 4 tiles
+        ((128, 512, 40000), "nn", "deep"),  # 8 tiles
+        ((68, 396, 40000), "nn", "cublas"),  # half of 8 tiles
         ((300, 300, 40000), "nn", "cublas"),  # 15 tiles
     ],
 )
