@@ -7,16 +7,19 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hybrid_gemm.devices.nccl import unavailable as no_nccl
 from hybrid_gemm.errors import OutOfMemoryError, UsageError
 from hybrid_gemm.planner import DeviceSpec
 from hybrid_gemm.problem import Problem
 from hybrid_gemm.rankplan import make_rank_plan
+from hybrid_gemm.runtime import transports
 from hybrid_gemm.runtime.launchers import Place, expected, first_of_job, gpus_of, launcher
 
 HERE = Path(__file__).parent
@@ -25,6 +28,20 @@ GPU = DeviceSpec(
 )  # fmt: skip
 CPU = DeviceSpec("cpu", "cpu", 0, 2**40, tflops=0.1, memory_gbps=10, host_memory=True)
 sizes = st.integers(0, 60)
+
+# --- what ranks tell each other -----------------------------------------------------------
+
+
+def test_gpus_say_what_they_reach_and_whether_there_is_nccl():
+    bus, reach = {0: "00:01", 1: "00:02", 2: "00:03"}, {(1, 2)}
+    runtime = SimpleNamespace(
+        getDeviceCount=lambda: len(bus),
+        deviceGetPCIBusId=bus.get,
+        deviceCanAccessPeer=lambda here, there: (here, there) in reach,
+    )
+    device = SimpleNamespace(ordinal=1, cp=SimpleNamespace(cuda=SimpleNamespace(runtime=runtime)))
+    assert transports._gpu_facts(device) == ("00:02", {"00:02", "00:03"}, no_nccl())
+
 
 # --- plans --------------------------------------------------------------------------------
 

@@ -97,7 +97,7 @@ class Device(abc.ABC):
             except IndexError:
                 taken.append(self.stream(urgent))
         yield taken
-        self._idle[urgent] += taken
+        self._idle[urgent] += reversed(taken)  # each for what it did: it has the room for that
 
     @functools.cached_property
     def _idle(self) -> dict[bool, list[Stream]]:

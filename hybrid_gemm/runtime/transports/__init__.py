@@ -8,8 +8,8 @@ calls them all.
 
 from __future__ import annotations
 
-from ...devices import nccl
 from ...devices.base import Device
+from ...devices.nccl import unavailable as no_library
 from ...errors import UnavailableError, UsageError
 from ...rankplan import RankPlan
 from .. import launchers
@@ -85,7 +85,7 @@ def _gpu_facts(device):
         for other in range(runtime.getDeviceCount())
         if other == device.ordinal or runtime.deviceCanAccessPeer(device.ordinal, other)
     }
-    return bus(device.ordinal), reachable, nccl.unavailable()
+    return bus(device.ordinal), reachable, no_library()
 
 
 def _no_ipc(facts, cells) -> str | None:
