@@ -39,3 +39,23 @@ def test_matrices_are_given_by_their_address():
 def test_what_no_kernel_takes_is_an_error():
     with pytest.raises(KeyError):
         driver.packed([np.complex64(1)])
+
+
+def test_a_launch_hands_over_pointers_to_arguments(monkeypatch):
+    """Through a C function pointer, as the driver's is."""
+    seen = []
+    kinds = driver._SIGNATURES["cuLaunchKernel"]
+
+    def launched(*given):
+        numbers, places = given[:9], ctypes.cast(given[9], ctypes.POINTER(ctypes.c_void_p))
+        first = ctypes.cast(places[0], ctypes.POINTER(ctypes.c_int32))[0]
+        second = ctypes.cast(places[1], ctypes.POINTER(ctypes.c_double))[0]
+        third = ctypes.string_at(places[2], MAP.nbytes)
+        seen.extend([numbers, first, second, third, given[10]])
+        return 0
+
+    c_function = ctypes.CFUNCTYPE(ctypes.c_int, *kinds)(launched)
+    monkeypatch.setattr(driver, "_function", lambda name: c_function)
+    args = [np.int32(-5), np.float64(2.5), MAP]
+    driver.launch(0x1234, (1, 2, 3), (4, 5, 6), args, 7, 0x88)
+    assert seen == [(0x1234, 1, 2, 3, 4, 5, 6, 7, 0x88), -5, 2.5, MAP.tobytes(), None]
