@@ -10,6 +10,10 @@ constexpr unsigned INFINITE = 0x7f800000u;  // magnitudes from here on are Inf a
 // Where a row's largest magnitude is put: its exponent after scaling.
 constexpr int TOP_FP16 = 14, TOP_TF32 = 50;
 
+// What the TF32 split leaves out does not grow with k, and fp32's own error does: below this k it
+// is the larger of the two.
+constexpr int LEAST_K_TF32 = 512;
+
 enum Verdict { FP16_SPLIT, TF32_SPLIT, STRICT };
 
 // Largest and smallest nonzero magnitude of a row, as bits: they order as integers do.

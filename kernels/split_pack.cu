@@ -207,7 +207,7 @@ __device__ inline Verdict decide(const Summary& a, const Summary& b, int k) {
     const long long cut = (long long)a.cut + b.cut, large = (long long)a.large + b.large - k;
     if (cut == 0 || 8 * cut <= large) return FP16_SPLIT;
     const bool held = max(a.range, b.range) <= 153 && a.range + b.range <= 203;
-    return held && doublings <= 24 ? TF32_SPLIT : STRICT;
+    return held && k >= LEAST_K_TF32 && doublings <= 24 ? TF32_SPLIT : STRICT;
 }
 
 extern "C" __global__ void __launch_bounds__(256)

@@ -37,7 +37,7 @@ def test_the_result_says_what_was_taken(kernel_device):
     a, b, _ = data("NaN", 20, 30, 40)
     result = runner(kernel_device, compute="fp32x3").run(a, b)
     assert result.compute.endswith("strict fp32)")  # of a device's copies in parts, one at least
-    x, y, _ = data("wide", 400, 30, 40)
+    x, y, _ = data("wide", 400, 30, 512)
     x[:200] = 1
     result = runner(kernel_device, compute="fp32x3", threads=2, split="rows").run(x, y)
     assert "tf32 split" in result.compute

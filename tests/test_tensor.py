@@ -17,6 +17,7 @@ from hybrid_gemm.errors import UnavailableError
 from hybrid_gemm.problem import Problem
 
 FP16, TF32, STRICT = range(3)
+LEAST_K = 512  # of the TF32 split
 SPLIT = Problem(1, 1, 1, compute="fp32x3")
 SHAPES = [(1, 1, 1), (5, 7, 3), (33, 65, 17), (130, 133, 71), (129, 2, 200), (64, 128, 64)]
 
@@ -114,6 +115,8 @@ def data(kind, m, n, k, seed=0):
         a[:, :2], b[:2, :] = (1e20, 1e-30), np.array([[1e-30], [1e20]])
         a[:, 2:], b[2:] = 0, 0
         verdict = STRICT
+    if verdict == TF32 and k < LEAST_K:
+        verdict = STRICT
     with np.errstate(over="ignore"):
         return a.astype("f4"), b.astype("f4"), verdict
 
@@ -169,8 +172,8 @@ def packed(monkeypatch):
 @pytest.mark.parametrize("layout", catalog.LAYOUTS)
 @pytest.mark.parametrize("kind", ["normal", "wide", "sparse", "huge", "ill-scaled"])
 def test_operands_are_split_as_numpy_splits_them(kernel_device, packed, kind, layout):
-    device, shape = open_device(kernel_device), (37, 70, 133)
-    a, b, verdict = data(kind, *shape)
+    device, k = open_device(kernel_device), 517 if kind in ("wide", "huge") else 133
+    a, b, verdict = data(kind, 37, 70, k)
     a[5] = 0
     multiply((device, "mma"), a, b, layout=layout, pad=layout.count("t"))
     assert packed["verdict"] == verdict
@@ -179,10 +182,10 @@ def test_operands_are_split_as_numpy_splits_them(kernel_device, packed, kind, la
         hi, lo, expected = halves(rows, dtype)
         np.testing.assert_array_equal(exponent, expected)
         parts = packed[dtype, name].view("f2" if dtype == "float16" else "f4")
-        assert parts.shape == (2, len(rows), 192)
-        assert not parts[:, :, 133:].any()
-        np.testing.assert_array_equal(parts[0, :, :133], hi)
-        np.testing.assert_array_equal(parts[1, :, :133], lo)
+        assert parts.shape == (2, len(rows), -(-k // 64) * 64)
+        assert not parts[:, :, k:].any()
+        np.testing.assert_array_equal(parts[0, :, :k], hi)
+        np.testing.assert_array_equal(parts[1, :, :k], lo)
 
 
 def test_what_is_not_cut_short_keeps_22_bits():
@@ -221,7 +224,7 @@ def rule(a, b):
     if cut == 0 or 8 * cut <= int(large_a) + int(large_b) - k:
         return FP16
     held = max(reach_a, reach_b) <= 153 and reach_a + reach_b <= 203 and doublings <= 24
-    return TF32 if held else STRICT
+    return TF32 if held and k >= LEAST_K else STRICT
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -229,6 +232,7 @@ def test_the_verdict_follows_the_rules(kernel_device, packed, seed):
     """Rows with just so many elements cut short, large, zero or far apart."""
     rng = np.random.default_rng(seed)
     m, n, k = rng.integers(1, 90, 3)
+    k = (k, LEAST_K - 1, LEAST_K, LEAST_K + k)[seed % 4]
     a, b = rng.uniform(1, 2, (m, k)), rng.uniform(1, 2, (k, n))
     for x in (a, b.T):
         row = rng.integers(len(x))
@@ -383,7 +387,8 @@ def test_no_kind_of_data_is_worse_than_strict_fp32(place, kind):
     """Within the bound above; on the whole within an ulp, which sums that stay in the tensor cores
     too long are not (measured on uniform data: 2.3 ulp, 12 instructions a chunk); the strict
     kernel's own bits where no split is taken."""
-    for layout, shape in (("nn", (65, 70, 300)), ("tt", (40, 33, 129))):
+    k = 530 if kind in ("wide", "huge", "huge in B") else 300
+    for layout, shape in (("nn", (65, 70, k)), ("tt", (40, 33, 129))):
         a, b, verdict = data(kind, *shape)
         got, verdicts = multiply(place, a, b, layout=layout)
         got = got[1:-1, : b.shape[1]]
@@ -447,7 +452,7 @@ def test_scaling_never_loses_what_the_result_keeps(place):
 
 @pytest.mark.parametrize("kind", ["normal", "wide", "NaN"])
 def test_the_same_bits_every_time(place, kind):
-    a, b, _verdict = data(kind, 140, 90, 500)
+    a, b, _verdict = data(kind, 140, 90, 520)
     first, _ = multiply(place, a, b)
     for _ in range(3):
         np.testing.assert_array_equal(multiply(place, a, b)[0], first)
@@ -472,7 +477,7 @@ import numpy as np
 from test_tensor import data, multiply, open_device
 place = open_device("emulator", sanitize=True), "mma"
 for kind, layout in (("normal", "nn"), ("wide", "tt"), ("NaN", "nt")):
-    a, b, verdict = data(kind, 67, 130, 71)
+    a, b, verdict = data(kind, 67, 130, 520 if kind == "wide" else 71)
     for terms in (1, 3):
         multiply(place, a, b, terms=terms, layout=layout, pad=3)
     narrow = a.astype("float16"), b.astype("float16")
