@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 import hybrid_gemm
 from hybrid_gemm import Runner, gemm, matmul
 from hybrid_gemm.errors import DTypeError, UsageError
+from hybrid_gemm.runtime.threads import ThreadRun
 
 FEW = {"cpu": 150, "emulator": 25, "cuda": 100}
 side = st.integers(0, 40) | st.sampled_from([0, 1, 31, 32, 33, 64, 65])
@@ -276,3 +277,21 @@ def test_device_arrays_stay_on_the_device(rng):
         np.testing.assert_array_equal(out.get(), a @ b + c)
         with pytest.raises(ValueError, match="out overlaps A"):
             gemm(there[0][:, :50], there[1][:50], out=there[0][:, 10:60])
+
+
+def test_room_for_parts_is_made_before_the_clock_runs(kernel_device, rng, monkeypatch):
+    """Once: streams do in a second run what they did in the first."""
+    seen, start = [], ThreadRun.start_clock
+
+    def start_clock(run):
+        streams = [s for p in run.pipelines for s in p.multiplying]
+        seen.append([(id(s), [id(room) for room, _flags in s.scratch]) for s in streams])
+        start(run)
+
+    monkeypatch.setattr(ThreadRun, "start_clock", start_clock)
+    a, b = integers(rng, (300, 40)), integers(rng, (40, 60))
+    here = Runner(device=kernel_device, kernel="tuned", threads=2, split="rows")
+    for _ in range(3):
+        np.testing.assert_array_equal(here.gemm(a, b), a @ b)
+    assert len(seen[0]) == 2 and all(len(rooms) == 1 for _stream, rooms in seen[0])
+    assert [sorted(again) for again in seen] == 3 * [sorted(seen[0])]

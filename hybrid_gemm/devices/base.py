@@ -137,6 +137,11 @@ class Device(abc.ABC):
     def prepare(self, variant: Variant, a, b, dtype: str) -> None:  # noqa: B027
         """Compiles what a product of these views needs, so that no clock runs meanwhile."""
 
+    def make_room(  # noqa: B027
+        self, variant: Variant, m: int, n: int, k: int, dtype: str, stream: Stream
+    ) -> None:
+        """Makes what such products on this stream need besides their matrices, and keep."""
+
     def compile(self, variant: Variant, dtype: str, layouts: str) -> None:  # noqa: B027
         """Leaves a compiled kernel in the cache, from any thread."""
 
@@ -278,6 +283,12 @@ class KernelDevice(Device):
             self.function(variant, dtype, readable(variant, a, b))
         for role in ("sum", "add", "transpose"):
             self.function(catalog.helper(role), dtype)
+
+    def make_room(self, variant, m, n, k, dtype, stream):
+        if not variant.kernel.library and variant.kernel.role == "gemm":
+            for *_part, launch in launches(variant, m, n, k, dtype):
+                if launch.workspace_bytes:
+                    self._scratch(launch, dtype, stream)
 
     def gemm(self, variant, a, b, c, *, alpha, beta, stream):
         if not c.shape[0] or not c.shape[1]:

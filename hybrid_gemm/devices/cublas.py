@@ -92,15 +92,14 @@ def bind(a, b, c, *, alpha, beta, tf32: bool = False) -> Callable:
     plain = {"float32": "cublasSgemm_v2_64", "float64": "cublasDgemm_v2_64"}.get(c.dtype.name)
 
     def call(a, b, c, stream, _kept=scalars):
-        if stream.cublas is None:
-            stream.cublas = Handle(stream.cupy.ptr)
+        handle = stream.prepare_cublas().value
         x, y, z = b.data.ptr, a.data.ptr, c.data.ptr
         if not mixed:
-            _call(plain, stream.cublas.value, *head, x, ldb, y, lda, beta_at, z, ldc)
+            _call(plain, handle, *head, x, ldb, y, lda, beta_at, z, ldc)
             return
         kinds = [_NARROW[matrix.dtype.name] for matrix in (b, a, c)]
         _call(
-            "cublasGemmEx_64", stream.cublas.value, *head, x, kinds[0], ldb, y, kinds[1], lda,
+            "cublasGemmEx_64", handle, *head, x, kinds[0], ldb, y, kinds[1], lda,
             beta_at, z, kinds[2], ldc, _COMPUTE[tf32], _ANY_ALGORITHM,
         )  # fmt: skip
 

@@ -72,6 +72,12 @@ class CudaStream(Stream):
         self.cupy = cupy_stream
         self.cublas: cublas.Handle | None = None  # made when it is needed
 
+    def prepare_cublas(self) -> cublas.Handle:
+        """The stream's handle, made on the current GPU if there is none yet."""
+        if self.cublas is None:
+            self.cublas = cublas.Handle(self.cupy.ptr)
+        return self.cublas
+
     def record(self, event=None):
         import cupy
 
@@ -326,6 +332,11 @@ class CudaDevice(KernelDevice):
         driver.launch(
             function.ptr, launch.grid, launch.block, args, launch.shared_bytes, stream.cupy.ptr
         )
+
+    def make_room(self, variant, m, n, k, dtype, stream):
+        super().make_room(variant, m, n, k, dtype, stream)
+        if variant.kernel.library:
+            stream.prepare_cublas()
 
     def bind_library(self, variant, a, b, c, *, alpha, beta):
         tf32 = variant.name == "cublas_tf32"

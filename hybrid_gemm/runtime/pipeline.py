@@ -155,11 +155,20 @@ class Pipeline:
             self.copying, *self.multiplying = plain
             (self.summing,) = urgent
             try:
+                self._make_room()
                 yield
             except BaseException:  # memory goes back: nothing may still be at work in it
                 with contextlib.suppress(Exception):
                     self.synchronize()
                 raise
+
+    def _make_room(self) -> None:
+        """Has what products need besides their matrices made while no clock runs."""
+        run, longest = self.run, max(len(box.ks) for box in self.worker.boxes)
+        for stream in self.multiplying:
+            with self.device.using(stream):
+                for m, n in {(len(p.rows), len(p.cols)) for p in self.panels}:
+                    self.device.make_room(run.variant, m, n, longest, self.dtype.name, stream)
 
     def synchronize(self) -> None:
         for stream in (self.copying, *self.multiplying, self.summing):
