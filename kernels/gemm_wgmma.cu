@@ -10,7 +10,7 @@ params    = [
     {TERMS = 1, BM = 64, BN = 128, SPAN = 128, STAGES = 8, CHUNK = 1, CLUSTER = 1, OUT = 4},
     {TERMS = 1, BM = 128, BN = 256, SPAN = 128, STAGES = 4, CHUNK = 1, CLUSTER = 2, OUT = 2},
     {TERMS = 1, BM = 128, BN = 256, SPAN = 128, STAGES = 4, CHUNK = 1, CLUSTER = 1, OUT = 2},
-    {TERMS = 1, BM = 128, BN = 192, SPAN = 128, STAGES = 4, CHUNK = 1, CLUSTER = 1, OUT = 2},
+    {TERMS = 1, BM = 128, BN = 192, SPAN = 128, STAGES = 5, CHUNK = 1, CLUSTER = 1, OUT = 2},
     {TERMS = 1, BM = 128, BN = 128, SPAN = 128, STAGES = 6, CHUNK = 1, CLUSTER = 1, OUT = 2},
     {TERMS = 1, BM = 64, BN = 128, SPAN = 128, STAGES = 8, CHUNK = 1, CLUSTER = 1, OUT = 2},
     {TERMS = 3, BM = 128, BN = 128, SPAN = 128, STAGES = 3, CHUNK = 32, CLUSTER = 2, OUT = 4},

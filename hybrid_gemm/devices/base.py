@@ -78,8 +78,7 @@ class Device(abc.ABC):
     def spec(self, dtype: str = "float32") -> DeviceSpec:
         """What planning needs to know; rates are those of products in `dtype`."""
 
-    siblings = 1  # devices of this kind that the host has
-    together = 1  # of those, how many were opened to work together
+    together = 1  # devices that were opened to share the work, this one included
     port: object = "host"  # what devices behind one link to the host have in common
 
     def stream(self, urgent: bool = False) -> Stream:

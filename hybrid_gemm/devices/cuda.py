@@ -176,10 +176,6 @@ class CudaDevice(KernelDevice):
         self._spoiler.fill(0)
 
     @property
-    def siblings(self) -> int:
-        return self.cp.cuda.runtime.getDeviceCount()
-
-    @property
     def port(self):
         return self.kind, self.ordinal
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from .. import catalog, tensor_kernels
+from .. import catalog
 from ..catalog import Variant
 from ..errors import UsageError
 from ..problem import NARROW, Problem
@@ -249,11 +249,6 @@ def _product(
     """A call (a, b, c, stream, exponents, verdict, wanted) for operands laid out as `views`, or
     packed: C = alpha 2^exponents A B + beta C, if the verdict is the wanted one."""
     terms, out_bytes = 2 * parts - 1, c.dtype.itemsize
-    if variant.name == "wgmma" and variant.params["OUT"] != out_bytes:  # shaped for another C
-        variant = tensor_kernels.choose(
-            packer.m, packer.n, packer.k, terms=terms, dtype=dtype, out_bytes=out_bytes,
-            processors=device.processors,
-        )  # fmt: skip
     variant = variant.kernel.variant({**variant.params, "TERMS": terms, "OUT": out_bytes})
     if variant.name != "wgmma":
         return _bind_mma(device, variant, dtype, packer, c, alpha, beta)

@@ -91,15 +91,14 @@ class Ring:
         self.lock = threading.Lock()
         self.made = False
         self.slots: queue.SimpleQueue = queue.SimpleQueue()
-        shares = cores() // device.siblings, ENOUGH // device.together
-        threads = max(2, min(THREADS, *shares))
+        threads = max(2, min(THREADS, min(cores(), ENOUGH) // device.together))
         self.pool = ThreadPoolExecutor(threads, "copy", device.enter, (self.stream,))
 
     def slot(self) -> _Slot:
         """A slot that nothing uses; waits for one."""
         with self.lock:
             if not self.made:
-                count = max(2, min(SLOTS, ALL_BYTES // (2 * self.device.siblings * SLOT_BYTES)))
+                count = max(2, min(SLOTS, ALL_BYTES // (2 * self.device.together * SLOT_BYTES)))
                 memory = self.device.pinned(count * SLOT_BYTES)
                 for i in range(count):
                     part = memory[i * SLOT_BYTES : (i + 1) * SLOT_BYTES]
