@@ -194,7 +194,7 @@ def _trusted(
     tiles, tiles_there = (-(-p.m // bm) * -(-p.n // bn) for p in (problem, measured))
     many = tiles >= MANY_ROUNDS * machine.multiprocessors and problem.k >= MANY_K
     if many and apart < 4.1 and variant.name == "tuned":
-        return True  # where it leads at all it does at every size like this
+        return True  # as it did wherever such were timed beside the library
     if library < CLEAR_LEAD * best["time_ms"]:
         return False
     rounds, rounds_there = (-(-x // machine.multiprocessors) for x in (tiles, tiles_there))
