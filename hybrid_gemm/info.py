@@ -23,6 +23,7 @@ VARIABLES = (  # what changes results or speed without a word
 def environment() -> dict:
     """Plain data: versions, CPU, GPUs, BLAS, compiler, and variables that matter."""
     from .devices.cpu import cores, memory_available
+    from .runtime import copier
 
     return {
         "hybrid_gemm": __version__,
@@ -37,6 +38,7 @@ def environment() -> dict:
         },
         "cuda": _cuda(),
         "compiler": _first_line(["g++", "--version"]),
+        "copying_threads": f"Python's: {reason}" if (reason := copier.unavailable()) else "native",
         "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
     }
 

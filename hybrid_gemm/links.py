@@ -24,7 +24,7 @@ from . import cache
 from .cost import Links
 
 ROWS, ROW_BYTES = 128, 1 << 20  # a buffer, one for each GPU and direction
-PIECE_ROWS = 16  # what a host thread copies at once
+PIECE_ROWS = 4  # what a host thread copies at once
 REPEATS, SAMPLES = 4, 3
 
 
@@ -153,16 +153,19 @@ class _Links:
         return self._gbps(work, REPEATS * len(pairs))
 
     def memcpy(self, threads: int) -> float:
-        """Copies between host arrays, the target page-locked, by so many threads."""
+        """Copies from host arrays by so many threads, each into a page-locked slot of its own,
+        which stays in the cache: as uploads from ordinary memory are filled."""
+        slots = [slot[i : i + PIECE_ROWS] for two in self.pinned for slot in two
+                 for i in range(0, ROWS, PIECE_ROWS)]  # fmt: skip
         pieces = [
-            (into[i : i + PIECE_ROWS], out_of[i : i + PIECE_ROWS])
-            for two, others in zip(self.pinned, self.pageable, strict=True)
-            for into, out_of in zip(two, others, strict=True)
+            array[i : i + PIECE_ROWS]
+            for two in self.pageable
+            for array in two
             for i in range(0, ROWS, PIECE_ROWS)
         ] * REPEATS
         copied = 2 * REPEATS * len(self.devices)
         with ThreadPoolExecutor(threads) as pool:
-            mine = [pieces[i::threads] for i in range(threads)]
+            mine = [(slots[i % len(slots)], pieces[i::threads]) for i in range(threads)]
             return self._gbps(lambda: list(pool.map(_copy_all, mine)), copied)
 
     def _copy(self, i: int, dst, src, direction: int) -> None:
@@ -183,6 +186,7 @@ class _Links:
         return buffers * ROWS * ROW_BYTES / statistics.median(taken[1:]) / 1e9
 
 
-def _copy_all(pieces) -> None:
-    for into, out_of in pieces:
-        np.copyto(into, out_of)
+def _copy_all(slot_and_pieces) -> None:
+    slot, pieces = slot_and_pieces
+    for piece in pieces:
+        np.copyto(slot, piece)

@@ -155,7 +155,7 @@ def test_measuring_moves_the_bytes_that_it_counts(monkeypatch):
     assert sum(copied) == counted[-1] * links.ROWS * links.ROW_BYTES
     parts = []
     monkeypatch.setattr(
-        links, "_copy_all", lambda pieces: parts.extend(x.nbytes for x, _ in pieces)
+        links, "_copy_all", lambda mine: parts.extend(piece.nbytes for piece in mine[1])
     )
     bench.memcpy(3)
     assert sum(parts) == counted[-1] * links.ROWS * links.ROW_BYTES

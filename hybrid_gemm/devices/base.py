@@ -18,6 +18,7 @@ from .. import catalog
 from ..catalog import MAX_GRID, Launch, Variant
 from ..errors import UsageError
 from ..planner import DeviceSpec
+from .driver import Calls
 
 
 class Stream(abc.ABC):
@@ -110,6 +111,10 @@ class Device(abc.ABC):
     def pinned(self, size: int) -> np.ndarray:
         """So many bytes of host memory that copies to and from this device read straight."""
         return np.empty(size, np.uint8)
+
+    def calls(self) -> Calls | None:
+        """What threads without Python need to copy to and from this device, if they can."""
+        return None
 
     def reads(self, array: np.ndarray) -> bool:
         """Whether copies to and from this device read such host memory straight."""
@@ -230,6 +235,25 @@ def leading(view, order: str) -> int | None:
     if length > 1 and inner != size:
         return None
     return outer // size if outer % size == 0 and outer >= size * max(1, length) else None
+
+
+def runs(dst, src) -> tuple[int, int, int, int] | None:
+    """Pitches of both, width and height in bytes and runs of a copy between matrices of one
+    storage order; None if they have none in common. One run is what peers copy faster."""
+    for order in "nt":
+        lds, ldd = leading(src, order), leading(dst, order)
+        if lds and ldd:
+            size = src.itemsize
+            height, width = src.shape if order == "n" else src.shape[::-1]
+            if lds == ldd == width:
+                return height * width * size, height * width * size, height * width * size, 1
+            return ldd * size, lds * size, width * size, height
+    return None
+
+
+def address(array) -> int:
+    """Of the first element of a NumPy or CuPy array."""
+    return array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr
 
 
 def layout(view) -> tuple[str, int] | None:

@@ -14,7 +14,7 @@ from ..errors import UnavailableError
 from ..planner import DeviceSpec
 from ..tuning import Machine
 from . import cublas, driver, nvml, nvrtc, pinned
-from .base import KernelDevice, Stream, layout, leading
+from .base import KernelDevice, Stream, address, layout, leading, runs
 
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 # Multiply-adds a cycle and multiprocessor (CUDA Programming Guide, arithmetic throughput);
@@ -188,6 +188,10 @@ class CudaDevice(KernelDevice):
         with self.cp.cuda.Device(self.ordinal):
             return pinned.empty(size)
 
+    def calls(self):
+        with self.cp.cuda.Device(self.ordinal):
+            return driver.calls(self.cp.cuda.driver.ctxGetCurrent())
+
     def reads(self, array):
         return pinned.is_pinned(array)
 
@@ -266,12 +270,12 @@ class CudaDevice(KernelDevice):
     def bound_copy(self, dst, src):
         if not dst.size:
             return lambda stream: None
-        if not (shape := _alike(dst, src)):
+        if not (shape := runs(dst, src)):
             return lambda stream: self._copy_turned(dst, src, stream)
         if not isinstance(dst, np.ndarray) and not isinstance(src, np.ndarray):
             return lambda stream: self.copy_pinned(dst, src, stream)  # returns at once, too
         runtime, kept = self.cp.cuda.runtime, (dst, src)
-        way, to, source = runtime.memcpyDefault, _address(dst), _address(src)
+        way, to, source = runtime.memcpyDefault, address(dst), address(src)
         to_pitch, pitch, width, height = shape
         if height > 1:
             return lambda stream, _kept=kept: runtime.memcpy2DAsync(
@@ -282,17 +286,17 @@ class CudaDevice(KernelDevice):
         )
 
     def copy_pinned(self, dst, src, stream):
-        shape = dst.size and _alike(dst, src)
+        shape = dst.size and runs(dst, src)
         if not shape:
             self.copy(dst, src, stream)
             return
         to_pitch, pitch, width, height = shape
         if height > 1:
             driver.copy_2d(
-                _address(dst), to_pitch, _address(src), pitch, width, height, stream.cupy.ptr
+                address(dst), to_pitch, address(src), pitch, width, height, stream.cupy.ptr
             )
         else:
-            driver.copy(_address(dst), _address(src), width, stream.cupy.ptr)
+            driver.copy(address(dst), address(src), width, stream.cupy.ptr)
 
     def _copy_turned(self, dst, src, stream):
         """A copy between matrices that have no storage order in common."""
@@ -348,21 +352,3 @@ def enable_peers(devices: Sequence[CudaDevice]) -> None:
                 if runtime.deviceCanAccessPeer(here, there):
                     with contextlib.suppress(runtime.CUDARuntimeError):  # enabled already
                         runtime.deviceEnablePeerAccess(there)
-
-
-def _address(array) -> int:
-    return array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr
-
-
-def _alike(dst, src) -> tuple[int, int, int, int] | None:
-    """Pitches of both, width and height in bytes and runs of a copy between matrices of one
-    storage order; None if they have none in common. One run is what peers copy faster."""
-    for order in "nt":
-        lds, ldd = leading(src, order), leading(dst, order)
-        if lds and ldd:
-            size = src.itemsize
-            height, width = src.shape if order == "n" else src.shape[::-1]
-            if lds == ldd == width:
-                return height * width * size, height * width * size, height * width * size, 1
-            return ldd * size, lds * size, width * size, height
-    return None

@@ -13,6 +13,7 @@ import os
 import struct
 from collections.abc import Callable, Sequence
 from ctypes import c_int, c_size_t, c_uint, c_uint64, c_void_p
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -34,7 +35,14 @@ class _Copy2D(ctypes.Structure):
     ]  # fmt: skip
 
 
+# What native threads call, in the order in which they know them.
+_NATIVE = (
+    "cuCtxSetCurrent", "cuMemcpyAsync", "cuMemcpy2DAsync_v2", "cuEventRecord",
+    "cuStreamWaitEvent", "cuEventSynchronize",
+)  # fmt: skip
 _SIGNATURES = {
+    "cuCtxSetCurrent": (c_void_p,),
+    "cuEventSynchronize": (c_void_p,),
     "cuMemcpyAsync": (c_uint64, c_uint64, c_size_t, c_void_p),
     "cuMemcpy2DAsync_v2": (ctypes.POINTER(_Copy2D), c_void_p),
     "cuEventRecord": (c_void_p, c_void_p),
@@ -52,13 +60,33 @@ def _function(name: str):
     return function
 
 
+@dataclass(frozen=True)
+class Calls:
+    """What a thread without Python needs to work for a GPU: addresses of the driver's functions
+    (set context, copy, copy in 2-D, record, wait, synchronize with an event), and its context."""
+
+    functions: tuple[int, ...]
+    context: int
+
+
+def calls(context: int) -> Calls:
+    """The driver's functions, for a context."""
+    functions = (ctypes.cast(_function(name), c_void_p).value for name in _NATIVE)
+    return Calls(tuple(functions), context)
+
+
+def check(status: int) -> None:
+    """Raises what the driver means by a status that is not 0."""
+    import cupy
+
+    cupy.cuda.driver.check_status(status)
+
+
 def _call(name: str, *args, fine: int = 0) -> int:
     """The status, which is 0 or `fine`."""
     status = _function(name)(*args)
     if status and status != fine:
-        import cupy
-
-        cupy.cuda.driver.check_status(status)
+        check(status)
     return status
 
 

@@ -141,21 +141,42 @@ def _toolchain() -> str:
 _locks: dict[Path, threading.Lock] = {}
 
 
+def build_library(source: Path) -> Path:
+    """A library for the host made of a C++ file, by g++ if the cache does not have it.
+
+    Raises `UnavailableError` where g++ is not here, `KernelError` with its message.
+    """
+    if shutil.which("g++") is None:
+        raise UnavailableError(f"g++ is not installed, and {source.name} is compiled with it")
+    flags = ["-std=c++17", "-O3", "-fPIC", "-shared", "-pthread"]
+    text = source.read_text()
+    return _made("host", flags, [], text, source.name, [_toolchain(), *flags, text])
+
+
 def _build(text: str, extra: Sequence[str], include: Path, label: str) -> Path:
-    """The library made from `text`, from the cache if it is there."""
+    """The library made from a kernel's text."""
     flags = [*_FLAGS, *_CPU_FLAGS.get(platform.machine(), ()), *extra]
-    digest = hashlib.sha256("\0".join([_toolchain(), *flags, text]).encode())
+    depends = [_toolchain(), *flags, text]
     for path in [*sorted(_HERE.glob("*.h")), *sorted(include.glob("*.cuh"))]:
-        digest.update(path.name.encode() + path.read_bytes())
-    path = cache.directory("emulator") / f"{digest.hexdigest()[:32]}.so"
+        depends.append(path.name + path.read_text())
+    where = ["-I", str(include), "-include", str(_HEADER)]
+    return _made("emulator", flags, where, text, f"kernel {label}", depends)
+
+
+def _made(
+    kind: str, flags: Sequence[str], where: Sequence[str], text: str, what: str,
+    depends: Sequence[str],
+) -> Path:  # fmt: skip
+    """The library that g++ makes of a text, from the cache if it is there."""
+    digest = hashlib.sha256("\0".join(depends).encode()).hexdigest()
+    path = cache.directory(kind) / f"{digest[:32]}.so"
     with _locks.setdefault(path, threading.Lock()):
         if not path.exists():
             with tempfile.TemporaryDirectory() as folder:
-                made = Path(folder) / "kernel.so"
-                where = ["-I", str(include), "-include", str(_HEADER)]
+                made = Path(folder) / "made.so"
                 ran = _tool(["g++", *flags, *where, "-x", "c++", "-", "-o", str(made)], text)
                 if ran.returncode:
-                    raise KernelError(f"kernel {label} does not compile:\n{ran.stderr.strip()}")
+                    raise KernelError(f"{what} does not compile:\n{ran.stderr.strip()}")
                 cache.atomic_write(path, made.read_bytes())
     return path
 

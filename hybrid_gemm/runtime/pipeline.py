@@ -163,12 +163,18 @@ class Pipeline:
                 raise
 
     def _make_room(self) -> None:
-        """Has what products need besides their matrices made while no clock runs."""
+        """Has what products and copies need besides matrices made while no clock runs."""
         run, longest = self.run, max(len(box.ks) for box in self.worker.boxes)
         for stream in self.multiplying:
             with self.device.using(stream):
                 for m, n in {(len(p.rows), len(p.cols)) for p in self.panels}:
                     self.device.make_room(run.variant, m, n, longest, self.dtype.name, stream)
+        if not self.device.host_memory:
+            link = staging.link(self.device)
+            for ring, matrices in ((link.up, (run.a, run.b, run.c)), (link.down, (run.out,))):
+                hosts = [x.array for x in matrices if x is not None and x.home is None]
+                if not all(map(self.device.reads, hosts)):
+                    ring.native()
 
     def synchronize(self) -> None:
         for stream in (self.copying, *self.multiplying, self.summing):

@@ -1,7 +1,9 @@
 """Host memory and a device: copies both ways at once, at the speed of the link.
 
 Page-locked arrays are copied straight. Others go through a ring of page-locked slots that
-several threads fill and empty: one thread copies memory far slower than the link does.
+several threads fill and empty: one thread copies memory far slower than the link does. For GPUs
+these threads are `copier`'s, which need no Python; they are Python's for other devices, for what
+is cast on its way, and where there is no compiler.
 """
 
 from __future__ import annotations
@@ -10,13 +12,14 @@ import contextlib
 import ctypes
 import queue
 import threading
-from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 
 import numpy as np
 
-from ..devices.base import Device, leading
+from ..devices import driver
+from ..devices.base import Device, address, leading, runs
 from ..devices.cpu import cores
+from . import copier
 
 # Small, so that the first bytes are soon on their way; large, so that Python, which does one
 # piece's errands at a time, is not what all wait for.
@@ -25,6 +28,8 @@ THREADS = 8  # a direction; enough to copy as fast as one link
 ENOUGH = 16  # for all devices together: more would wait for memory, and for Python
 SLOTS = 12  # a direction: some are on their way while threads fill others
 ALL_BYTES = 7 << 28  # of all slots of all devices at most: 1.75 GiB
+NATIVE_BYTES = 2 << 20  # a slot that needs no Python: it stays in the host's cache
+NATIVE_SLOTS = 24  # a direction: all threads at one, and some on their way
 TOUCHING = 2  # threads that make pages: more would take the memory's time from copies
 PAGE = 4096
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE
@@ -51,8 +56,8 @@ class Transfer:
     through slots), or the error that ended it. `start` and `stop` are its events on the device.
     """
 
-    def __init__(self, done: Future, stopped: Callable[[], bool]):
-        self.done, self.stopped = done, stopped
+    def __init__(self, done: Future, stopped: ctypes.c_int):
+        self.done, self.stopped = done, stopped  # not 0: the rest need not be copied
         self.lock = threading.Lock()
         self.start = self.stop = None
         self.after = None  # the event that all pieces wait for; they go through one stream
@@ -80,19 +85,47 @@ class Transfer:
             settle(self.done, self.stop)
             self.over.set()
 
+    def ended(self, status: int) -> None:
+        """All of it, by threads that need no Python."""
+        error = None
+        try:
+            if status:
+                raise Stopped if status == copier.STOPPED else driver.check(status)
+        except BaseException as raised:
+            error = raised
+        settle(self.done, self.stop, error)
+        self.over.set()
+
 
 class Ring:
     """One direction: a stream, page-locked slots, and threads that copy between these and
     ordinary memory."""
 
-    def __init__(self, device: Device):
-        self.device = device
+    def __init__(self, device: Device, *, up: bool):
+        self.device, self.up = device, up
         self.stream = device.stream()
         self.lock = threading.Lock()
         self.made = False
+        self._native: copier.Ring | None = None
         self.slots: queue.SimpleQueue = queue.SimpleQueue()
         threads = max(2, min(THREADS, min(cores(), ENOUGH) // device.together))
         self.pool = ThreadPoolExecutor(threads, "copy", device.enter, (self.stream,))
+
+    def native(self) -> copier.Ring | None:
+        """Slots and threads that need no Python, where they can be."""
+        with self.lock:
+            if self._native is None:
+                calls = self.device.calls()
+                if calls is None or copier.unavailable():
+                    return None
+                with self.device.using(self.stream):
+                    memory = self.device.pinned(NATIVE_SLOTS * NATIVE_BYTES)
+                    self.events = [self.stream.record() for _ in range(NATIVE_SLOTS)]
+                self._native = copier.Ring(
+                    calls, self.stream.cupy.ptr, memory, NATIVE_BYTES,
+                    [event.ptr for event in self.events], up=self.up,
+                )  # fmt: skip
+            return self._native
 
     def slot(self) -> _Slot:
         """A slot that nothing uses; waits for one."""
@@ -126,7 +159,7 @@ class Link:
 
     def __init__(self, device: Device):
         self.device = device
-        self.up, self.down = Ring(device), Ring(device)
+        self.up, self.down = Ring(device, up=True), Ring(device, up=False)
         self.pages = ThreadPoolExecutor(TOUCHING, "pages")
 
     def upload(self, dst, src: np.ndarray, transfer: Transfer) -> None:
@@ -148,6 +181,10 @@ class Link:
             self.pages.submit(_populate, array, at, size)
 
     def _start(self, ring: Ring, dst, src, transfer: Transfer, copy) -> None:
+        native = copy != self._straight and src.nbytes and _alike(dst, src) and ring.native()
+        if native:
+            self._hand_over(ring, native, dst, src, transfer)
+            return
         if copy == self._straight or src.nbytes <= SMALL_BYTES:
             with self.device.using(ring.stream):
                 self._guarded(copy, ring, dst, src, transfer)
@@ -157,9 +194,27 @@ class Link:
         for where in pieces:
             ring.pool.submit(self._guarded, copy, ring, dst[where], src[where], transfer)
 
+    def _hand_over(self, ring: Ring, native: copier.Ring, dst, src, transfer: Transfer) -> None:
+        host, there = (src, dst) if ring.up else (dst, src)
+        *pitches, width, height = runs(host, there)
+        with self.device.using(ring.stream):
+            transfer.start, transfer.stop = ring.stream.record(), ring.stream.record()
+        events = (x.ptr if x else 0 for x in (transfer.after, transfer.start, transfer.stop))
+
+        def end(status: int, _kept=(dst, src)) -> None:
+            if status:  # the memory is somebody else's after that
+                with contextlib.suppress(Exception):
+                    ring.stream.synchronize()
+            transfer.ended(status)
+
+        native.submit(
+            address(host), address(there), pitches, (width, height), tuple(events),
+            transfer.stopped, end,
+        )  # fmt: skip
+
     def _guarded(self, copy, ring: Ring, dst, src, transfer: Transfer) -> None:
         try:
-            if transfer.stopped():
+            if transfer.stopped.value:
                 raise Stopped
             copy(ring, dst, src, transfer)
             transfer.end(ring.stream)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -66,6 +67,7 @@ class ThreadRun:
         self.progress = progress or (lambda flops: None)
         self.resident, self.fresh, self.common = resident, fresh, common
         self.failure: BaseException | None = None
+        self.stopped = ctypes.c_int()  # the same, for threads that need no Python
         self.wrote = False  # whether `out` is no longer what it was
         self.lock = threading.Lock()
         self.futures: list[Future] = []
@@ -267,6 +269,7 @@ class ThreadRun:
         """Lets every stage leave at its next step; the first error is the one to report."""
         with self.lock:
             self.failure = self.failure or error
+            self.stopped.value = 1
         for gate in self.gates:
             gate.abort()
         for future in self.futures:
@@ -283,7 +286,7 @@ class ThreadRun:
 
     def transfer(self, worker: int, phase: str, size: int, done: Future) -> Transfer:
         """A copy that the run waits for; its bytes count if the clock runs."""
-        transfer = Transfer(done, lambda: self.failure is not None)
+        transfer = Transfer(done, self.stopped)
         with self.lock:
             self.transfers.append((worker, phase if self.clocked else "", size, transfer))
         return transfer

@@ -1,0 +1,176 @@
+"""Copying threads without Python, with functions of a driver that are Python's: a device whose
+copies are done when its events are waited for."""
+
+import ctypes
+import threading
+from ctypes import c_int, c_size_t, c_uint, c_uint64, c_void_p
+
+import numpy as np
+import pytest
+
+from hybrid_gemm.devices.driver import _NATIVE, Calls, _Copy2D
+from hybrid_gemm.runtime import copier
+
+SLOT, SLOTS, STREAM, CONTEXT = 1000, 5, 7, 9
+AFTER, START, STOP = 11, 12, 13
+# width and height in bytes and runs, pitch of the host's memory, pitch of the device's
+SIZES = [(5, 1, 5, 5), (123457, 1, 200000, 123457), (80, 37, 100, 80), (80, 37, 100, 90),
+         (3000, 5, 3001, 3300), (7, 300, 7, 7)]  # fmt: skip
+
+
+_drivers = []  # threads may still be in their functions when a test is over
+
+
+class Driver:
+    """A stream does what it is told when one of its events is waited for. `fails` names a
+    function, and which of its calls says 700."""
+
+    def __init__(self, fails: tuple[str, int] = ("", 0)):
+        self.lock, self.fails = threading.Lock(), fails
+        self.todo, self.said, self.counts = [], [], {}
+        kinds = {
+            "cuCtxSetCurrent": [c_void_p],
+            "cuMemcpyAsync": [c_uint64, c_uint64, c_size_t, c_void_p],
+            "cuMemcpy2DAsync_v2": [ctypes.POINTER(_Copy2D), c_void_p],
+            "cuEventRecord": [c_void_p, c_void_p],
+            "cuStreamWaitEvent": [c_void_p, c_void_p, c_uint],
+            "cuEventSynchronize": [c_void_p],
+        }
+        self.kept = [
+            ctypes.CFUNCTYPE(c_int, *kinds[name])(self._counted(name, getattr(self, name)))
+            for name in _NATIVE
+        ]
+        _drivers.append(self)
+        self.calls = Calls(tuple(ctypes.cast(f, c_void_p).value for f in self.kept), CONTEXT)
+
+    def _counted(self, name, function):
+        def call(*args):
+            with self.lock:
+                self.counts[name] = self.counts.get(name, 0) + 1
+                if (name, self.counts[name]) == self.fails:
+                    return 700
+                return function(*args) or 0
+
+        return call
+
+    def finish(self):
+        """All that the stream was told to do."""
+        with self.lock:
+            while self.todo:
+                self.todo.pop(0)()
+
+    def cuCtxSetCurrent(self, context):
+        assert context == CONTEXT
+
+    def cuMemcpyAsync(self, to, source, size, stream):
+        self.todo.append(lambda: ctypes.memmove(to, source, size))
+
+    def cuMemcpy2DAsync_v2(self, copy, stream):
+        c = _Copy2D.from_buffer_copy(copy.contents)
+
+        def work():
+            assert c.dst_pitch >= c.width and c.src_pitch >= c.width
+            for i in range(c.height):
+                to, source = c.dst_device + i * c.dst_pitch, c.src_device + i * c.src_pitch
+                ctypes.memmove(to, source, c.width)
+
+        self.todo.append(work)
+
+    def cuEventRecord(self, event, stream):
+        self.todo.append(lambda: self.said.append(event))
+
+    def cuStreamWaitEvent(self, stream, event, flags):
+        self.todo.append(lambda: self.said.append(-event))
+
+    def cuEventSynchronize(self, event):
+        while event not in self.said:
+            self.todo.pop(0)()
+        self.said.remove(event)
+
+
+def ring(driver: Driver, *, up: bool) -> copier.Ring:
+    if reason := copier.unavailable():
+        pytest.skip(reason)
+    memory = np.empty(SLOT * SLOTS, np.uint8)
+    return copier.Ring(driver.calls, STREAM, memory, SLOT, range(101, 101 + SLOTS), up=up)
+
+
+def submit(ring, host, device, width, height, *, after=0, stopped=None):
+    """The status that a copy ends with."""
+    over, status = threading.Event(), []
+
+    def end(code):
+        status.append(code)
+        over.set()
+
+    ring.submit(
+        host.ctypes.data, device.ctypes.data, (host.strides[0], device.strides[0]),
+        (width, height), (after, START, STOP), c_int() if stopped is None else stopped, end,
+    )  # fmt: skip
+
+    def wait():
+        assert over.wait(30) and len(status) == 1
+        return status[0]
+
+    return wait
+
+
+@pytest.mark.parametrize("up", [True, False], ids=["up", "down"])
+def test_all_is_copied_and_nothing_else(up, rng):
+    driver = Driver()
+    one = ring(driver, up=up)
+    made = []
+    for width, height, *pitches in SIZES:  # all are handed over before one is waited for
+        host, device = (rng.integers(0, 256, (height, p)).astype(np.uint8) for p in pitches)
+        wanted = [host.copy(), device.copy()]
+        wanted[up][:, :width] = wanted[not up][:, :width]
+        made.append((host, device, wanted, submit(one, host, device, width, height)))
+    for host, device, wanted, wait in made:
+        assert wait() == 0
+        driver.finish()  # the device has them when its stream has come so far
+        np.testing.assert_array_equal(host, wanted[0])
+        np.testing.assert_array_equal(device, wanted[1])
+
+
+def test_a_copy_waits_for_its_event_and_records_its_own():
+    driver = Driver()
+    host, device = np.zeros((40, 100), np.uint8), np.ones((40, 100), np.uint8)
+    assert submit(ring(driver, up=False), host, device, 100, 40, after=AFTER)() == 0
+    driver.finish()
+    assert host.all() and driver.said[:2] == [-AFTER, START] and driver.said[-1] == STOP
+
+
+@pytest.mark.parametrize("up", [True, False], ids=["up", "down"])
+@pytest.mark.parametrize(
+    "fails",
+    [("cuMemcpyAsync", 1), ("cuMemcpyAsync", 3), ("cuEventRecord", 4), ("cuEventSynchronize", 2)],
+    ids=str,
+)
+def test_what_the_driver_says_ends_the_copy(up, fails):
+    driver = Driver(fails)
+    one = ring(driver, up=up)
+    host, device = (np.zeros((1, 20_000), np.uint8) for _ in "ab")
+    assert submit(one, host, device, 20_000, 1)() == 700
+    driver.finish()  # what the stream was told before
+
+
+def test_a_copy_that_is_stopped_leaves_the_rest_out():
+    driver, stopped = Driver(), c_int(1)
+    one = ring(driver, up=True)
+    host, device = np.ones((1, 50_000), np.uint8), np.zeros((1, 50_000), np.uint8)
+    assert submit(one, host, device, 50_000, 1, stopped=stopped)() == copier.STOPPED
+    assert not device.any()
+    assert submit(one, host, device, 50_000, 1)() == 0  # and the ring goes on
+    driver.finish()
+    assert device.all()
+
+
+def test_without_a_compiler_it_says_so(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    copier.unavailable.cache_clear()
+    library = copier._library.__wrapped__
+    monkeypatch.setattr(copier, "_library", library)
+    try:
+        assert "g++ is not installed" in copier.unavailable()
+    finally:
+        copier.unavailable.cache_clear()
