@@ -91,7 +91,6 @@ struct Pool {
     std::mutex mutex;  // over all rings but for `order`
     std::condition_variable work, done;
     std::vector<Ring*> rings;
-    size_t turn = 0;
     std::deque<Finished> finished;
 };
 
@@ -173,27 +172,30 @@ void end_piece(Pool& pool, Job* job) {
 }
 
 struct Task {
-    enum Kind { COPY_DOWN, COPY_UP, EMPTY } kind;
+    enum { COPY, EMPTY } kind;
     Ring* ring;
-    Slot* slot;
 };
 
+// Of the rings that are ready, the one whose copy was asked for first.
+template <class Ready, class Next>
+Ring* earliest(Pool& pool, Ready ready, Next next) {
+    Ring* found = nullptr;
+    for (Ring* ring : pool.rings)
+        if (ready(*ring) && (!found || next(*ring)->id < next(*found)->id)) found = ring;
+    return found;
+}
+
 bool find_task(Pool& pool, Task& task) {
-    const size_t count = pool.rings.size();
-    const auto first = [&](Task::Kind kind, auto ready) {
-        for (size_t i = 0; i < count; ++i) {
-            Ring* ring = pool.rings[(pool.turn + i) % count];
-            if (!ready(*ring)) continue;
-            task = {kind, ring, nullptr};
-            pool.turn = (pool.turn + i + 1) % count;
-            return true;
-        }
-        return false;
-    };
     const auto startable = [](Ring& r) { return !r.jobs.empty() && !r.free.empty(); };
-    return first(Task::COPY_DOWN, [&](Ring& r) { return !r.up && startable(r); }) ||
-           first(Task::COPY_UP, [&](Ring& r) { return r.up && startable(r); }) ||
-           first(Task::EMPTY, [](Ring& r) { return !r.landed.empty(); });
+    const auto front = [](Ring& r) { return r.jobs.front(); };
+    Ring* ring = earliest(pool, [&](Ring& r) { return !r.up && startable(r); }, front);
+    task = {Task::COPY, ring};
+    if (!ring) task.ring = earliest(pool, [&](Ring& r) { return r.up && startable(r); }, front);
+    if (task.ring) return true;
+    ring = earliest(pool, [](Ring& r) { return !r.landed.empty(); },
+                    [](Ring& r) { return r.landed.front()->job; });
+    task = {Task::EMPTY, ring};
+    return ring;
 }
 
 // Does a task; the mutex is let go meanwhile.
