@@ -1,4 +1,4 @@
-"""Products of arrays that lie on a Runner's one GPU, launched as CuPy launches its own.
+"""Products of arrays that lie on one GPU of a Runner's, launched as CuPy launches its own.
 
 Nothing is split, moved or waited for, so a call costs its launch: what has to be worked out is
 worked out once for arrays laid out alike. The product is on the caller's current stream.
@@ -17,13 +17,13 @@ MAX_KNOWN = 4096  # signatures; a program of ever new shapes starts over
 
 
 class Direct:
-    """Calls of one `Runner` with one worker on one GPU. Gives None for what is not for it."""
+    """Calls of one `Runner` on one GPU. Gives None for what is not for it."""
 
     def __init__(
         self,
         device: CudaDevice,
         settle: Callable[[Problem], Problem],
-        choose: Callable[[Problem, str], Variant],
+        choose: Callable[[Problem, str], Variant | None],
     ):
         self.device, self.settle, self.choose = device, settle, choose
         self.array = device.cp.ndarray
@@ -93,6 +93,8 @@ class Direct:
             return None
         op_a, op_b = a.T if trans_a else a, b.T if trans_b else b
         variant = self.choose(problem, layout(op_a)[0] + layout(op_b)[0])
+        if variant is None:
+            return None
         call = self.device.bind(variant, op_a, op_b, like, alpha=problem.alpha, beta=problem.beta)
         return call, shape, problem.out_dtype, [_extent(x) for x in (a, b, like)]
 

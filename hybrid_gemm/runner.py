@@ -24,6 +24,7 @@ from .runtime.timeline import Timeline
 from .strassen import Strassen
 
 ALGORITHMS = ("ordinary", "strassen")
+ALONE_MS = 4  # less on one GPU: to start several, and to bring them their parts, takes as long
 MAX_PLANS = 256  # remembered
 SMALLER = 0.7  # of the memory planned with, where that was not there
 # What `kernel="auto"` takes where nothing is tuned: the first that can run the problem.
@@ -113,11 +114,14 @@ class Runner:
         self.max_device_memory = max_device_memory
         self._plans: dict = {}
         self.split, self.reduce, self.algorithm = split, reduce, algorithm
-        self._direct = None
-        if self.kind == "cuda" and self.threads == 1 and algorithm == "ordinary":
+        self._direct = {}  # by the GPU that has the arrays
+        free = not (threads or gpus or emulate_devices or grid)
+        free = free and (split, reduce) == ("auto", "ordered")
+        if self.kind == "cuda" and algorithm == "ordinary" and (self.threads == 1 or free):
             from .direct import Direct
 
-            self._direct = Direct(self.devices[0], self.settle, self._choose)
+            for opened in self.devices if free else self.devices[:1]:
+                self._direct[opened.ordinal] = Direct(opened, self.settle, self._choose)
 
     def plan(self, problem: Problem, *, resident: bool = False) -> planner.Plan:
         """The plan for a problem on these devices; `resident` if A, B and C lie there."""
@@ -275,16 +279,25 @@ class Runner:
     def gemm(self, a, b, c=None, /, **options):
         """alpha * op(A) @ op(B) + beta * C; see `hybrid_gemm.gemm`.
 
-        With one worker, arrays on its GPU are multiplied on the caller's current stream.
+        With one worker, arrays on its GPU are multiplied on the caller's current stream; so are
+        small ones on one of several GPUs, where nothing was said of GPUs, threads or split.
         """
-        if self._direct is not None:
-            done = self._direct(a, b, c, **options)
+        direct = self._direct.get(getattr(getattr(a, "data", None), "device_id", None))
+        if direct is not None:
+            done = direct(a, b, c, **options)
             if done is not None:
                 return done
         return self.run(a, b, c, **options).c
 
-    def _choose(self, problem: Problem, layout: str) -> Variant:
-        return self.variant(self.plan(problem, resident=True), layout)
+    def _choose(self, problem: Problem, layout: str) -> Variant | None:
+        """The kernel for one GPU; None where several together are worth what they cost."""
+        specs = self.specs(problem.dtype)[:1]
+        if self.threads > 1 and problem.flops > ALONE_MS * 1e9 * specs[0].tflops:
+            return None
+        plan = planner.make_plan(
+            problem, specs, 1, kernel=str(self.chosen or "auto"), resident=True
+        )
+        return self.variant(plan, layout)
 
     def describe(self) -> str:
         """The devices in a few words, and why they were chosen."""

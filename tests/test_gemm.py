@@ -279,6 +279,30 @@ def test_device_arrays_stay_on_the_device(rng):
             gemm(there[0][:, :50], there[1][:50], out=there[0][:, 10:60])
 
 
+def test_small_products_stay_on_the_gpu_that_has_them(rng, monkeypatch):
+    """Of several GPUs all are used where nothing else was said, but not for what one does in less
+    time than it takes to start them."""
+    if (reason := __import__("conftest").REASONS["cuda"]) is not None:
+        pytest.skip(reason)
+    import cupy
+
+    from hybrid_gemm import runner
+
+    here, runs = Runner(device="cuda"), []
+    monkeypatch.setattr(Runner, "run", lambda self, *_, **__: runs.append(1))
+    a, b = integers(rng, (70, 90)), integers(rng, (90, 50))
+    for ordinal in range(len(here.devices)):
+        with cupy.cuda.Device(ordinal):
+            got = here.gemm(cupy.asarray(a), cupy.asarray(b))
+            assert got.device.id == ordinal and not runs
+            np.testing.assert_array_equal(got.get(), a @ b)
+    if len(here.devices) > 1:
+        Runner(device="cuda", split="cols").gemm(cupy.asarray(a), cupy.asarray(b))
+        monkeypatch.setattr(runner, "ALONE_MS", 0)
+        Runner(device="cuda").gemm(cupy.asarray(a), cupy.asarray(b))
+        assert len(runs) == 2
+
+
 def test_room_for_parts_is_made_before_the_clock_runs(kernel_device, rng, monkeypatch):
     """Once: streams do in a second run what they did in the first."""
     seen, start = [], ThreadRun.start_clock
