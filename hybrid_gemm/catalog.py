@@ -167,13 +167,17 @@ class Kernel:
 @dataclass(frozen=True)
 class Launch:
     """Grid, block and memory (bytes) of one launch: dynamic shared memory a block, and for the
-    whole grid a workspace and flags, which are zero before a launch and after it."""
+    whole grid a workspace and flags, which are zero before a launch and after it.
+
+    An `early` one's blocks may begin while those of what was launched before end: the kernel
+    waits for that itself."""
 
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     shared_bytes: int = 0
     workspace_bytes: int = 0
     flag_bytes: int = 0
+    early: bool = False
 
 
 @dataclass(frozen=True)

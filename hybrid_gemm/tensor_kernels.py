@@ -13,8 +13,8 @@ from .catalog import ITEM_SIZE, Variant
 # one of clusters, and a tile take besides.
 _RATE = 5.2e6
 _SHARE = {(128, 256): 1.0, (128, 192): 0.96, (128, 128): 0.98, (128, 64): 0.8, (64, 128): 0.72}
-_ALONE = 0.98  # of that, where blocks do not share what they load
-_LAUNCH_US, _CLUSTER_US, _TILE_US = 2.0, 1.5, 0.8
+_ALONE = 0.99  # of that, where blocks do not share what they load
+_LAUNCH_US, _CLUSTER_US, _TILE_US = 2.0, 2.5, 0.8
 
 
 @functools.lru_cache(maxsize=4096)

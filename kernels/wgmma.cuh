@@ -29,6 +29,17 @@ __device__ __forceinline__ void cluster_barrier() {
         "barrier.cluster.wait.acquire;" ::: "memory");
 }
 
+// --- launches one after the other -----------------------------------------------------------
+
+// Lets blocks of what is launched next, if it is launched early, take the places of those that
+// end; then waits until all that was launched before is done, and what it wrote is seen. Before
+// it a kernel that is launched early touches no memory but its own.
+__device__ __forceinline__ void in_turn() {
+    asm volatile(
+        "griddepcontrol.launch_dependents;\n"
+        "griddepcontrol.wait;" ::: "memory");
+}
+
 // --- barriers in shared memory, by their address -------------------------------------------
 
 __device__ __forceinline__ void barrier_init(unsigned barrier, int arrivals) {
@@ -93,6 +104,29 @@ __device__ __forceinline__ void copy_box(unsigned to, const TensorMap& map, int 
             : "memory");
 }
 
+// The box at `from` in shared memory to element (x, y, z) of the map, what lies outside left out.
+// It is one of the stores that this thread commits next.
+__device__ __forceinline__ void store_box(unsigned from, const TensorMap& map, int x, int y,
+                                          int z) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(
+            &map),
+        "r"(x), "r"(y), "r"(z), "r"(from)
+        : "memory");
+}
+__device__ __forceinline__ void stores_commit() {
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+template <int LEFT>  // groups of this thread's stores that may still read shared memory
+__device__ __forceinline__ void stores_wait() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(LEFT) : "memory");
+}
+
+// What this thread wrote to shared memory before, the copy engine sees after.
+__device__ __forceinline__ void written_for_copies() {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
 // Four matrices of 8 x 8 of 16 bits; eight lanes each give the addresses of a matrix's rows.
 __device__ __forceinline__ void store_matrices(unsigned to, unsigned a, unsigned b, unsigned c,
                                                unsigned d) {
@@ -101,26 +135,42 @@ __device__ __forceinline__ void store_matrices(unsigned to, unsigned a, unsigned
                  : "memory");
 }
 
-__device__ __forceinline__ uint4 shared_vector(unsigned from) {
-    uint4 x;
-    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-                 : "r"(from)
-                 : "memory");
+__device__ __forceinline__ unsigned short shared_half(unsigned from) {
+    unsigned short x;
+    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(x) : "r"(from) : "memory");
     return x;
 }
 
 // --- products of warpgroups ----------------------------------------------------------------
 
-// Describes a swizzled tile at a shared address, in rows of WIDTH bytes and groups of eight rows.
-// K-major tiles have a row for each of their rows, MN-major ones a row of 64 elements for each k;
-// `next` bytes on lie the next 64.
+// A descriptor of a swizzled tile in shared memory, in rows of WIDTH bytes and groups of eight
+// rows. K-major tiles have a row for each of their rows, MN-major ones a row of 64 elements for each
+// k; `next` bytes on lie the next 64. Its lower half is kept alone: bytes / 16 may be added to that,
+// one instruction instead of the several that a descriptor takes to make.
+__device__ __forceinline__ unsigned tile_at(unsigned address, int next) {
+    return (next >> 4) << 16 | (address & 0x3ffff) >> 4;
+}
 template <int WIDTH>
-__device__ __forceinline__ u64 descriptor(unsigned address, int next) {
+__device__ __forceinline__ u64 descriptor(unsigned tile) {
     static_assert(WIDTH == 128 || WIDTH == 64, "swizzles of 128 and 64 bytes");
     constexpr u64 swizzle = WIDTH == 128 ? 1 : 2;
-    return (swizzle << 62) | (static_cast<u64>(8 * WIDTH >> 4) << 32) |
-           (static_cast<u64>(next >> 4) << 16) | ((address & 0x3ffff) >> 4);
+    return swizzle << 62 | static_cast<u64>(8 * WIDTH >> 4) << 32 | tile;
+}
+
+// The number of the warp, in a way that shows the compiler one value in all lanes.
+__device__ __forceinline__ int warp_number() {
+    return __shfl_sync(~0u, static_cast<int>(threadIdx.x / 32), 0);
+}
+
+// True in one lane of the warp, always the same. The compiler knows that what this lane does, it
+// does alone: TMA's operands need no loops over lanes.
+__device__ __forceinline__ bool elected() {
+    unsigned is;
+    asm volatile(
+        "{\n.reg .pred p;\n"
+        "elect.sync _|p, 0xffffffff;\n"
+        "selp.u32 %0, 1, 0, p;\n}" : "=r"(is));
+    return is;
 }
 
 __device__ __forceinline__ void wgmma_begin() {

@@ -128,16 +128,16 @@ extern "C" __global__ void __launch_bounds__(128 + 2 * BM, 1) __cluster_dims__(C
     }
     __syncthreads();
     if (CLUSTER > 1) cluster_barrier();
+    in_turn();
 
     const Tiles tiles = {m, n};
     const int steps = (k + 2 * BK - 1) / (2 * BK) * 2;  // four sets of registers, in turn
-    const int consumer = static_cast<int>(threadIdx.x / 128) - 1;
+    const int warp = warp_number(), consumer = warp / 4 - 1;
     Ring ring;
     if (consumer < 0) {
         if constexpr (CONSUMERS == 2) registers_fewer<40>();
-        if (threadIdx.x == 0) {
-            // The first tile is worked out here, as in gemm_wgmma.cu: TMA's operands are one
-            // value in all threads, and the compiler has to see that.
+        if (warp == 0) {
+            const bool loads = elected();
             for (int t = blockIdx.x / CLUSTER; t < tiles.count(); t += gridDim.x / CLUSTER) {
                 int row, col;
                 tiles.at(t, row, col);
@@ -146,6 +146,7 @@ extern "C" __global__ void __launch_bounds__(128 + 2 * BM, 1) __cluster_dims__(C
                     const unsigned to = stages + ring.stage * STAGE_BYTES;
                     const unsigned whole = full + 8 * ring.stage;
                     barrier_wait(empty + 8 * ring.stage, ring.phase ^ 1);
+                    if (!loads) continue;
                     barrier_expect(whole, STAGE_BYTES);
 #pragma unroll
                     for (int i = 0; i < BM / 32; ++i)
@@ -158,6 +159,7 @@ extern "C" __global__ void __launch_bounds__(128 + 2 * BM, 1) __cluster_dims__(C
     } else {
         if constexpr (CONSUMERS == 2) registers_more<232>();
         const Result result = {m, n, alpha, beta, C, ldc};
+        const unsigned b = tile_at(stages + A_BYTES, 64 * SPAN);
         const auto release = [&](int stage) {  // this warp has read it
             const unsigned lane = threadIdx.x % 32;
             if (lane < CLUSTER) barrier_arrive(empty + 8 * stage, lane);
@@ -177,10 +179,10 @@ extern "C" __global__ void __launch_bounds__(128 + 2 * BM, 1) __cluster_dims__(C
 #pragma unroll
                 for (int part = 0; part < 4; ++part) {
                     const int now = ring.stage;
-                    const unsigned b = stages + now * STAGE_BYTES + A_BYTES + part % 2 * 64;
+                    const unsigned half = b + (now * STAGE_BYTES + part % 2 * 64) / 16;
                     wgmma_begin();
-                    wgmma(sums, a[part][0], descriptor<SPAN>(b, 64 * SPAN));
-                    wgmma(sums, a[part][1], descriptor<SPAN>(b + 32, 64 * SPAN));
+                    wgmma(sums, a[part][0], descriptor<SPAN>(half));
+                    wgmma(sums, a[part][1], descriptor<SPAN>(half + 32 / 16));
                     wgmma_commit();
                     if (part % 2) ring.advance();
                     if (part < 3 || step + 2 < steps) fetch((part + 1) % 4);

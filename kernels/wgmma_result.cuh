@@ -1,5 +1,6 @@
-// From a warpgroup's sums to C: float32 from registers, 16 bits through a piece of shared memory
-// that each warp has for itself. BN, TERMS, OUT and DTYPE_* are the including file's.
+// From a warpgroup's sums to C: float32 from registers, 16 bits through boxes in shared memory,
+// which a warp of its own hands to TMA while the next tile is multiplied. BM, BN, TERMS, OUT and
+// DTYPE_* are the including file's.
 #pragma once
 
 #if OUT == 4
@@ -32,8 +33,23 @@ __device__ __forceinline__ unsigned rounded(float first, float second) {  // to 
     return pair;
 }
 
-constexpr int PIECE_PITCH = 64 * 2 + 16;          // bytes; eight rows lie in different banks
-constexpr int PIECE_BYTES = (OUT == 2) * 64 * PIECE_PITCH;  // a warpgroup's: 16 x 64 a warp
+// C of 16 bits in boxes of 64 x 64, swizzled by 128 bytes. Of a warpgroup's, LENT lie in the stage
+// that was read last, the others beside the ring.
+constexpr int BOX_BYTES = 64 * 128;
+constexpr int BOXES = OUT == 2 ? BN / 64 : 0, LENT = BOXES > 2 ? 2 : 0;
+constexpr int BESIDE_BYTES = BM / 64 * (BOXES - LENT) * BOX_BYTES;
+
+struct Boxes {
+    unsigned stage, beside;
+    __device__ __forceinline__ unsigned at(int consumer, int j) const {
+        return j < LENT ? stage + (consumer * LENT + j) * BOX_BYTES
+                        : beside + (consumer * (BOXES - LENT) + j - LENT) * BOX_BYTES;
+    }
+};
+
+// Named barriers: a warpgroup's boxes (LEFT + consumer) may be written again; all are written; the
+// stage that is lent is read.
+constexpr int LEFT = 8, WRITTEN = 11, READ = 12;
 
 // The power of two in halves of one sign: what the product keeps, no half loses.
 __device__ __forceinline__ float scaled(float x, int exponent) {
@@ -48,9 +64,13 @@ struct Result {
     Out* C;
     long long ldc;
 
+    // Whether lines begin on 16 bytes. TMA needs that of their ends too: it fills up the last 16.
+    __device__ __forceinline__ bool vectors() const {
+        return (ldc * OUT | (OUT == 2) * 2 * n | reinterpret_cast<u64>(C)) % 16 == 0;
+    }
+
     // The warpgroup's 64 x BN at (row, col). Of each 8 columns a thread has a pair, in two rows.
-    __device__ __forceinline__ void store(float (&sums)[BN / 2], int row, int col,
-                                          unsigned piece) const {
+    __device__ __forceinline__ void scale(float (&sums)[BN / 2], int row, int col) const {
         row += threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
         if (TERMS == 3 && exponent_a) {
             int of_rows[2] = {};
@@ -79,19 +99,22 @@ struct Result {
                 if (r < m && c < n) sums[i] += beta * widened(C[r * ldc + c]);
             }
         }
-        const bool vectors = (ldc * OUT | reinterpret_cast<u64>(C)) % 16 == 0;
-        row -= OUT == 2 ? threadIdx.x % 32 / 4 : 0;
-        if (vectors && col + BN <= n)
-            write<true>(sums, row, col, piece);
-        else
-            write<false>(sums, row, col, piece);
     }
 
 #if OUT == 4
+    __device__ __forceinline__ void store(float (&sums)[BN / 2], int row, int col, int,
+                                          Boxes) const {
+        scale(sums, row, col);
+        row += threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
+        if (vectors() && col + BN <= n)
+            write<true>(sums, row, col);
+        else
+            write<false>(sums, row, col);
+    }
+
     // Neighbours trade pairs: each then has four columns of the even or of the odd eight.
     template <bool WHOLE>
-    __device__ __forceinline__ void write(const float (&sums)[BN / 2], int row, int col,
-                                          unsigned) const {
+    __device__ __forceinline__ void write(const float (&sums)[BN / 2], int row, int col) const {
         const bool odd = threadIdx.x % 2;
         col += 8 * odd + threadIdx.x % 4 / 2 * 4;
 #pragma unroll
@@ -121,44 +144,72 @@ struct Result {
         }
     }
 #else
-    // A warp writes 16 x 64 at a time into its piece, and reads whole lines of C there.
-    template <bool WHOLE>
-    __device__ __forceinline__ void write(const float (&sums)[BN / 2], int row, int col,
-                                          unsigned piece) const {
-        const int lane = threadIdx.x % 32;
-        piece += threadIdx.x / 32 % 4 * 16 * PIECE_PITCH;
-        const unsigned in = piece + lane % 16 * PIECE_PITCH + lane / 16 * 16;
-        const unsigned out = piece + lane / 8 * PIECE_PITCH + lane % 8 * 16;
-        row += lane / 8;
-        col += lane % 8 * 8;
-        Out* to = C + row * ldc + col;
+    __device__ __forceinline__ void store(float (&sums)[BN / 2], int row, int col, int consumer,
+                                          Boxes boxes) const {
+        scale(sums, row, col);
+        meet(LEFT + consumer, 128 + 32);
 #pragma unroll
-        for (int c = 0; c < BN / 64; ++c, to += 64, col += 64) {
-            __syncwarp();  // the piece is read
+        for (int j = LENT; j < BOXES; ++j) put(sums, j, boxes.at(consumer, j));
+        if (LENT) meet(READ, 2 * BM);
 #pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                const float* const x = sums + 32 * c + 8 * j;
-                store_matrices(in + 32 * j, rounded(x[0], x[1]), rounded(x[2], x[3]),
-                               rounded(x[4], x[5]), rounded(x[6], x[7]));
-            }
+        for (int j = 0; j < LENT; ++j) put(sums, j, boxes.at(consumer, j));
+        if (!vectors()) {
             __syncwarp();
-            uint4 all[4];
-#pragma unroll
-            for (int i = 0; i < 4; ++i) all[i] = shared_vector(out + 4 * i * PIECE_PITCH);
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                Out* const at = to + 4 * i * ldc;
-                if (row + 4 * i >= m) continue;
-                if constexpr (WHOLE) {
-                    *reinterpret_cast<uint4*>(at) = all[i];
-                } else {
-                    const unsigned pairs[] = {all[i].x, all[i].y, all[i].z, all[i].w};
-#pragma unroll
-                    for (int e = 0; e < 8; ++e)
-                        if (col + e < n) at[e] = static_cast<Out>(pairs[e / 2] >> e % 2 * 16);
-                }
-            }
+            for (int j = 0; j < BOXES; ++j) copy(boxes.at(consumer, j), row, col + 64 * j);
         }
+        written_for_copies();
+        pass(WRITTEN, 2 * BM + 32);
+    }
+
+    // A warp's 16 rows of box j, from its sums.
+    __device__ __forceinline__ static void put(const float (&sums)[BN / 2], int j, unsigned box) {
+        const int lane = threadIdx.x % 32;
+        const unsigned to = box + (threadIdx.x / 32 % 4 * 16 + lane % 16) * 128 +
+                            (lane / 16 ^ lane % 8) * 16;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const float* const x = sums + 32 * j + 8 * i;
+            store_matrices(to ^ 32 * i, rounded(x[0], x[1]), rounded(x[2], x[3]),
+                           rounded(x[4], x[5]), rounded(x[6], x[7]));
+        }
+    }
+
+    // The same rows to C at (row, col) of the box, where TMA cannot.
+    __device__ __forceinline__ void copy(unsigned box, int row, int col) const {
+        const int lane = threadIdx.x % 32, first = threadIdx.x / 32 % 4 * 16;
+#pragma unroll 4
+        for (int r = first; r < min(first + 16, m - row); ++r) {
+#pragma unroll
+            for (int c = lane; c < 64; c += 32)
+                if (col + c < n)
+                    C[(row + r) * ldc + col + c] =
+                        shared_half(box + r * 128 + (c / 8 ^ r % 8) * 16 + c % 8 * 2);
+        }
+    }
+
+    // By the storing warp, whose one lane `stores`: the block's tile at (row, col), once written. Returns when the stage
+    // that was lent is read; the rest is with the next `stores_wait`.
+    __device__ __forceinline__ void leave(const TensorMap& map, int row, int col, Boxes boxes,
+                                          bool stores) const {
+        if (stores) stores_wait<0>();
+        __syncwarp();
+#pragma unroll
+        for (int consumer = 0; consumer < BM / 64; ++consumer) pass(LEFT + consumer, 128 + 32);
+        meet(WRITTEN, 2 * BM + 32);
+        if (stores && vectors()) {
+#pragma unroll
+            for (int j = 0; j < BOXES; ++j) {
+#pragma unroll
+                for (int consumer = 0; consumer < BM / 64; ++consumer) {
+                    const int r = row + 64 * consumer, c = col + 64 * j;
+                    if (r < m && c < n) store_box(boxes.at(consumer, j), map, c, r, 0);
+                }
+                if (j + 1 == LENT) stores_commit();
+            }
+            stores_commit();
+            stores_wait<1>();
+        }
+        __syncwarp();
     }
 #endif
 };

@@ -330,7 +330,13 @@ class CudaDevice(KernelDevice):
             self.cp.cuda.driver.funcSetAttribute(function.ptr, _MAX_DYNAMIC_SHARED, wanted)
             self._shared[function.ptr] = wanted
         driver.launch(
-            function.ptr, launch.grid, launch.block, args, launch.shared_bytes, stream.cupy.ptr
+            function.ptr,
+            launch.grid,
+            launch.block,
+            args,
+            launch.shared_bytes,
+            stream.cupy.ptr,
+            early=launch.early and _early(),
         )
 
     def make_room(self, variant, m, n, k, dtype, stream):
@@ -341,6 +347,14 @@ class CudaDevice(KernelDevice):
     def bind_library(self, variant, a, b, c, *, alpha, beta):
         tf32 = variant.name == "cublas_tf32"
         return cublas.bind(a, b, c, alpha=alpha, beta=beta, tf32=tf32)
+
+
+@functools.cache
+def _early() -> bool:
+    """Whether early launches may be part of graphs: the driver is of CUDA 12.3 or later."""
+    import cupy
+
+    return cupy.cuda.runtime.driverGetVersion() >= 12030
 
 
 def enable_peers(devices: Sequence[CudaDevice]) -> None:

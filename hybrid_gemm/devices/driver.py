@@ -35,6 +35,23 @@ class _Copy2D(ctypes.Structure):
     ]  # fmt: skip
 
 
+class _Attribute(ctypes.Structure):
+    """CUlaunchAttribute, whose value is the first word of 64 bytes"""
+
+    _fields_ = [("id", c_int), ("pad", c_int), ("value", c_int), ("rest", c_int * 15)]
+
+
+class _Config(ctypes.Structure):
+    """CUlaunchConfig"""
+
+    _fields_ = [
+        *((f"{what}_{axis}", c_uint) for what in ("grid", "block") for axis in "xyz"),
+        ("shared", c_uint), ("stream", c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)), ("count", c_uint),
+    ]  # fmt: skip
+
+
+_EARLY = _Attribute(6, 0, 1)  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 # What native threads call, in the order in which they know them.
 _NATIVE = (
     "cuCtxSetCurrent", "cuMemcpyAsync", "cuMemcpy2DAsync_v2", "cuEventRecord",
@@ -48,6 +65,7 @@ _SIGNATURES = {
     "cuEventRecord": (c_void_p, c_void_p),
     "cuEventQuery": (c_void_p,),
     "cuLaunchKernel": (c_void_p, *[c_uint] * 7, c_void_p, c_void_p, c_void_p),
+    "cuLaunchKernelEx": (ctypes.POINTER(_Config), c_void_p, c_void_p, c_void_p),
     "cuStreamWaitEvent": (c_void_p, c_void_p, c_uint),
 }
 
@@ -123,14 +141,19 @@ def passed(event: int) -> bool:
 
 def launch(
     function: int, grid: Sequence[int], block: Sequence[int], args: Sequence, shared: int,
-    stream: int,
+    stream: int, *, early: bool = False,
 ) -> None:  # fmt: skip
-    """Starts a kernel of the current GPU; `args` as `packed` takes them."""
+    """Starts a kernel of the current GPU; `args` as `packed` takes them. An `early` one's blocks
+    may begin while those of what was launched before end."""
     values, offsets = packed(args)
     at = ctypes.addressof(values)
     # As bytes: an array of pointers takes Python four times as long to make.
     places = struct.pack(f"={len(offsets)}Q", *[at + offset for offset in offsets])
-    _call("cuLaunchKernel", function, *grid, *block, shared, stream, places, None)
+    if early:
+        config = _Config(*grid, *block, shared, stream, ctypes.pointer(_EARLY), 1)
+        _call("cuLaunchKernelEx", ctypes.byref(config), function, places, None)
+    else:
+        _call("cuLaunchKernel", function, *grid, *block, shared, stream, places, None)
 
 
 def packed(args: Sequence) -> tuple[ctypes.Array, tuple[int, ...]]:

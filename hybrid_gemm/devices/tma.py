@@ -1,10 +1,12 @@
-"""Kernels that read through tensor maps (TMA) and multiply on tensor cores: maps and launches."""
+"""Kernels that multiply on tensor cores, and read and write through tensor maps (TMA): maps and
+launches."""
 
 from __future__ import annotations
 
 import functools
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -24,10 +26,10 @@ def tensor_map(
     """128 bytes that describe elements (x, y, z) at `address` to the copy engine.
 
     `shape` counts elements along x, which is contiguous, y and z; `pitches` are the bytes from
-    one y and one z to the next; a copy brings `box` elements, rows of 64 or 128 bytes, swizzled
-    by that much, and zeros for what lies outside; tfloat32 is float32, rounded to the nearest
-    TF32 on the way. Raises `UsageError` where the address or a pitch is not a multiple of 16
-    bytes, which the engine needs.
+    one y and one z to the next; a copy moves `box` elements, rows of 64 or 128 bytes, swizzled
+    by that much; what lies outside is read as zeros and never written; tfloat32 is float32,
+    rounded to the nearest TF32 on the way. Raises `UsageError` where the address or a pitch is
+    not a multiple of 16 bytes, which the engine needs.
     """
     if address % 16 or any(pitch % 16 for pitch in pitches):
         raise UsageError(
@@ -80,7 +82,7 @@ def _persistent(device, variant: Variant, m: int, n: int, k: int, dtype: str) ->
     """A launch of at most as many blocks as the device runs at once, in whole clusters."""
     launch, cluster = variant.launch(m, n, k, dtype), variant.params["CLUSTER"]
     here = device.properties["multiProcessorCount"] // cluster * cluster
-    return Launch((min(launch.grid[0], here), 1, 1), launch.block, launch.shared_bytes)
+    return replace(launch, grid=(min(launch.grid[0], here), 1, 1), early=True)
 
 
 def bind_tensor(
@@ -119,6 +121,7 @@ def bind_tensor(
     launch = _persistent(device, variant, m, n, k, dtype)
     function = device.function(variant, dtype, layouts)
     bk, rows = params["SPAN"] // ITEM_SIZE[dtype], (params["BM"], params["BN"] // params["CLUSTER"])
+    narrow, pitch = params["OUT"] == 2, c.strides[0]
     ways = layouts[0] == "n", layouts[1] == "t"
     sizes = [np.int32(x) for x in (m, n, k)]
     alpha, beta, ldc = np.float32(alpha), np.float32(beta), np.int64(c.strides[0] // c.itemsize)
@@ -131,6 +134,12 @@ def bind_tensor(
             _map(dtype, x, height, bk, along)
             for x, height, along in zip((a, b), rows, ways, strict=True)
         ]
+        if narrow:  # the kernel decides likewise, and has no use for a map of any other C
+            stored = (c.data.ptr | pitch | 2 * n) % 16 == 0
+            shape, pitches = (n, m, 1), (pitch, pitch * m)
+            maps.append(
+                tensor_map(dtype, c.data.ptr, shape, pitches, (64, 64, 1)) if stored else maps[0]
+            )
         ea, eb = (null if e is None else e for e in exponents)
         args = [
             *maps, *sizes, alpha, ea, eb, beta, c, ldc,
