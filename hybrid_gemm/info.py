@@ -23,7 +23,6 @@ VARIABLES = (  # what changes results or speed without a word
 def environment() -> dict:
     """Plain data: versions, CPU, GPUs, BLAS, compiler, and variables that matter."""
     from .devices.cpu import cores, memory_available
-    from .runtime import copier
 
     return {
         "hybrid_gemm": __version__,
@@ -38,7 +37,6 @@ def environment() -> dict:
         },
         "cuda": _cuda(),
         "compiler": _first_line(["g++", "--version"]),
-        "copying_threads": f"Python's: {reason}" if (reason := copier.unavailable()) else "native",
         "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
     }
 
@@ -119,6 +117,8 @@ def _cuda() -> dict:
         return {"available": False, "reason": reason}
     import cupy
 
+    from .runtime import copier
+
     runtime = cupy.cuda.runtime
     gpus = []
     for ordinal in range(runtime.getDeviceCount()):
@@ -151,6 +151,7 @@ def _cuda() -> dict:
         "driver": runtime.driverGetVersion(),
         "runtime": runtime.runtimeGetVersion(),
         "cublas": cupy.cuda.cublas.getVersion(cupy.cuda.device.get_cublas_handle()),
+        "copying_threads": f"Python's: {reason}" if (reason := copier.unavailable()) else "native",
         "gpus": gpus,
     }
 

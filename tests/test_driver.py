@@ -41,21 +41,28 @@ def test_what_no_kernel_takes_is_an_error():
         driver.packed([np.complex64(1)])
 
 
-def test_a_launch_hands_over_pointers_to_arguments(monkeypatch):
+@pytest.mark.parametrize("early", [False, True])
+def test_a_launch_hands_over_pointers_to_arguments(monkeypatch, early):
     """Through a C function pointer, as the driver's is."""
-    seen = []
-    kinds = driver._SIGNATURES["cuLaunchKernel"]
+    seen, name = [], "cuLaunchKernelEx" if early else "cuLaunchKernel"
 
     def launched(*given):
-        numbers, places = given[:9], ctypes.cast(given[9], ctypes.POINTER(ctypes.c_void_p))
+        *numbers, arguments, extra = given
+        if early:
+            config, function = given[0].contents, given[1]
+            first = config.attributes[0]
+            assert (config.count, first.id, first.value) == (1, 6, 1)
+            names = [name for name, _ in driver._Config._fields_[:8]]
+            numbers = [function, *(getattr(config, name) for name in names)]
+        places = ctypes.cast(arguments, ctypes.POINTER(ctypes.c_void_p))
         first = ctypes.cast(places[0], ctypes.POINTER(ctypes.c_int32))[0]
         second = ctypes.cast(places[1], ctypes.POINTER(ctypes.c_double))[0]
         third = ctypes.string_at(places[2], MAP.nbytes)
-        seen.extend([numbers, first, second, third, given[10]])
+        seen.extend([tuple(numbers), first, second, third, extra])
         return 0
 
-    c_function = ctypes.CFUNCTYPE(ctypes.c_int, *kinds)(launched)
-    monkeypatch.setattr(driver, "_function", lambda name: c_function)
+    c_function = ctypes.CFUNCTYPE(ctypes.c_int, *driver._SIGNATURES[name])(launched)
+    monkeypatch.setattr(driver, "_function", {name: c_function}.get)
     args = [np.int32(-5), np.float64(2.5), MAP]
-    driver.launch(0x1234, (1, 2, 3), (4, 5, 6), args, 7, 0x88)
+    driver.launch(0x1234, (1, 2, 3), (4, 5, 6), args, 7, 0x88, early=early)
     assert seen == [(0x1234, 1, 2, 3, 4, 5, 6, 7, 0x88), -5, 2.5, MAP.tobytes(), None]
