@@ -282,9 +282,9 @@ class Runner:
         With one worker, arrays on its GPU are multiplied on the caller's current stream; so are
         small ones on one of several GPUs, where nothing was said of GPUs, threads or split.
         """
-        direct = self._direct.get(getattr(getattr(a, "data", None), "device_id", None))
-        if direct is not None:
-            done = direct(a, b, c, **options)
+        if self._direct and is_device_array(a):
+            direct = self._direct.get(a.data.device_id)
+            done = direct and direct(a, b, c, **options)
             if done is not None:
                 return done
         return self.run(a, b, c, **options).c
