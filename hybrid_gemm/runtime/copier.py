@@ -40,7 +40,7 @@ def unavailable() -> str | None:
     """Why there are no such threads here, in one line."""
     try:
         _library()
-    except HybridGemmError as error:
+    except (HybridGemmError, OSError) as error:  # or the library does not load
         return " ".join(str(error).split())
     return None
 
