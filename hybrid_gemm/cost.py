@@ -4,36 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from .plans import DeviceSpec, Plan
+from .plans import DeviceSpec, Links, Plan, Rates
 
-Rates = tuple[tuple[int, float], ...]
 # Where a run overlaps its phases, what is not the longest shows for about one piece of so many.
 PIECES = 8
 ASSUMED_MEMCPY_GBPS = 20.0
-
-
-@dataclass(frozen=True)
-class Links:
-    """GB/s (10^9 bytes) of a host's links: pairs of how many GPUs, or threads for `memcpy`, are
-    at it together and what they reach in all. `peers` is a ring, each GPU sending to the next.
-
-    `measured` says when, and is empty for assumptions.
-    """
-
-    h2d: Rates
-    d2h: Rates
-    both: Rates
-    peers: Rates
-    memcpy: Rates
-    measured: str = ""
-
-    @property
-    def memcpy_gbps(self) -> float:
-        return max(gbps for _threads, gbps in self.memcpy)
 
 
 def rate(rates: Rates, count: int) -> float:

@@ -111,9 +111,9 @@ def _first_line(command: list[str]) -> str | None:
 
 
 def _cuda() -> dict:
-    from .devices import cuda
+    from .devices import driver
 
-    if reason := cuda.unavailable():
+    if reason := driver.unavailable():
         return {"available": False, "reason": reason}
     import cupy
 

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from . import cache
-from .cost import Links
+from .plans import Links
 
 ROWS, ROW_BYTES = 128, 1 << 20  # a buffer, one for each GPU and direction
 PIECE_ROWS = 4  # what a host thread copies at once

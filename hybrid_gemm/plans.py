@@ -15,7 +15,6 @@ from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property
 
-from .cost import Links
 from .problem import Problem
 
 
@@ -136,6 +135,29 @@ class Panel:
 
     def __hash__(self) -> int:
         return hash((self.rows.start, self.cols.start, self.tile))
+
+
+Rates = tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True)
+class Links:
+    """GB/s (10^9 bytes) of a host's links: pairs of how many GPUs, or threads for `memcpy`, are
+    at it together and what they reach in all. `peers` is a ring, each GPU sending to the next.
+
+    `measured` says when, and is empty for assumptions.
+    """
+
+    h2d: Rates
+    d2h: Rates
+    both: Rates
+    peers: Rates
+    memcpy: Rates
+    measured: str = ""
+
+    @property
+    def memcpy_gbps(self) -> float:
+        return max(gbps for _threads, gbps in self.memcpy)
 
 
 @dataclass(frozen=True)

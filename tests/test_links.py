@@ -10,10 +10,10 @@ from click.testing import CliRunner
 
 from hybrid_gemm import command, cost, links
 from hybrid_gemm.cli import cli
-from hybrid_gemm.cost import Links
 from hybrid_gemm.devices import open_devices
 from hybrid_gemm.errors import UnavailableError
 from hybrid_gemm.planner import DeviceSpec, make_plan
+from hybrid_gemm.plans import Links
 from hybrid_gemm.problem import Problem
 
 # A host like those measured: what GPUs share of its links grows slower than their number.

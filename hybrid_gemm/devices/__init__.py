@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..errors import UnavailableError, UsageError
+from . import driver
 from .base import Device
 
 KINDS = ("cuda", "cpu", "emulator")
@@ -18,9 +19,7 @@ def choose(device: str = "auto") -> tuple[str, str]:
     if device not in (*KINDS, "auto"):
         raise UsageError(f"no device is called {device!r}; there are auto, {', '.join(KINDS)}")
     if device in ("auto", "cuda"):
-        from . import cuda
-
-        reason = cuda.unavailable()
+        reason = driver.unavailable()
         if reason is None:
             return "cuda", "a CUDA device is here" if device == "auto" else ""
         if device == "cuda":

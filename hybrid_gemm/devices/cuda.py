@@ -33,24 +33,9 @@ _URGENT = -5  # the highest priority that streams have; CUDA takes the nearest i
 MAX_TABLES = 4096  # tables of pointers kept; the oldest has long been read when it goes
 
 
-def unavailable() -> str | None:
-    """Why there is no CUDA device here, in one line; None if there is one."""
-    try:
-        import cupy
-    except ImportError:
-        return "CuPy is not installed (pip install 'hybrid-gemm[cuda13]' or [cuda12])"
-    except Exception as error:  # a broken CUDA installation fails in many ways
-        return f"CuPy does not load: {' '.join(str(error).split())}"
-    try:
-        count = cupy.cuda.runtime.getDeviceCount()
-    except cupy.cuda.runtime.CUDARuntimeError as error:
-        return f"no CUDA device: {error}"
-    return None if count else "no CUDA device is visible"
-
-
 def count() -> int:
     """GPUs that this process sees; 0 without a driver."""
-    if unavailable():
+    if driver.unavailable():
         return 0
     import cupy
 

@@ -1,6 +1,6 @@
-"""Calls of the CUDA driver that keep Python's lock.
+"""Whether CUDA is here, and calls of its driver that keep Python's lock.
 
-All return at once. CuPy lets the lock go around such calls, and where dozens of threads fill
+These return at once. CuPy lets the lock go around such calls, and where dozens of threads fill
 and empty slots, getting it back takes a hundred times as long as the call does.
 """
 
@@ -68,6 +68,21 @@ _SIGNATURES = {
     "cuLaunchKernelEx": (ctypes.POINTER(_Config), c_void_p, c_void_p, c_void_p),
     "cuStreamWaitEvent": (c_void_p, c_void_p, c_uint),
 }
+
+
+def unavailable() -> str | None:
+    """Why there is no CUDA device here, in one line; None if there is one."""
+    try:
+        import cupy
+    except ImportError:
+        return "CuPy is not installed (pip install 'hybrid-gemm[cuda13]' or [cuda12])"
+    except Exception as error:  # a broken CUDA installation fails in many ways
+        return f"CuPy does not load: {' '.join(str(error).split())}"
+    try:
+        count = cupy.cuda.runtime.getDeviceCount()
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        return f"no CUDA device: {error}"
+    return None if count else "no CUDA device is visible"
 
 
 @functools.cache

@@ -31,7 +31,7 @@ def empty_pinned(shape, dtype="float32") -> np.ndarray:
     other use, and takes long to get: keep such arrays. Raises `UnavailableError` without a GPU.
     """
     from ..errors import UnavailableError
-    from .cuda import unavailable
+    from .driver import unavailable
 
     if reason := unavailable():
         raise UnavailableError(f"page-locked memory is for GPUs: {reason}; numpy.empty works here")
