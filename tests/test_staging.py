@@ -10,7 +10,7 @@ from hybrid_gemm.devices import pinned
 from hybrid_gemm.devices.emulator import EmulatorDevice
 from hybrid_gemm.errors import OutOfMemoryError, UnavailableError, UsageError
 from hybrid_gemm.runner import Result
-from hybrid_gemm.runtime import staging
+from hybrid_gemm.runtime import copier, staging
 from hybrid_gemm.runtime.threads import ThreadRun
 
 SHAPES = [(70, 90, 50), (33, 200, 65), (5, 7, 300), (1, 100, 9), (40, 40, 0)]
@@ -33,6 +33,7 @@ def _small(monkeypatch):
     }.items():  # fmt: skip
         monkeypatch.setattr(planner, name, value)
     monkeypatch.setattr(staging, "SLOT_BYTES", 1000)
+    monkeypatch.setattr(staging, "NATIVE_BYTES", 1000)
     monkeypatch.setattr(staging, "SMALL_BYTES", 300)
     monkeypatch.setattr(staging, "_links", {})
 
@@ -146,6 +147,18 @@ def test_types_are_cast_on_their_way(device, rng):
         into = np.full((50, 70), 99, out, order="F")
         Runner(device=device, threads=2, split="cols").gemm(a, b, out=into)
         np.testing.assert_array_equal(into, a.astype("f8") @ b.astype("f8"))
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_either_kind_of_threads_copies(device, native, monkeypatch, rng):
+    """Python's, where there is no compiler; on GPUs else the native ones, all that is not cast."""
+    if not native:
+        monkeypatch.setattr(copier, "unavailable", lambda: "no compiler")
+    elif device == "cuda" and not copier.unavailable():
+        monkeypatch.setattr(staging.Link, "_up", None)
+        monkeypatch.setattr(staging.Link, "_down", None)
+    for _result in products(Runner(device=device, threads=3, split="cols"), rng):
+        pass
 
 
 @pytest.mark.parametrize("queues", [False, True])
