@@ -18,10 +18,6 @@ RESULTS = "docs/results/experiments_h200.json"
 PAGE = "docs/experiments.md"
 PICTURES = "docs/experiments"
 LONG = 24  # rows: more fold away
-LATER = (
-    "Rows and columns over threads ran before one thread started all GPUs' work "
-    "([gpus.md](gpus.md)), and are to run again."
-)  # since these results
 ENDING = [
     "## Your own",
     "",
@@ -54,7 +50,7 @@ def page(data: Mapping) -> str:
         f"{tally.get(CONFIRMED, 0)} claims confirmed, {tally.get(REFUTED, 0)} refuted, "
         f"{tally.get(NOT_TESTABLE, 0)} not testable there "
         f"([all figures]({RESULTS.removeprefix('docs/')})). Every product was checked against a "
-        f"float64 reference in the same run. {LATER}",
+        f"float64 reference in the same run.",
         "",
         "Columns such as flop/byte, occupancy and roofline are not measured: they follow from "
         f"the kernel's header, the compiler's report and the GPU's limits (here "
