@@ -140,6 +140,21 @@ def test_a_copy_waits_for_its_event_and_records_its_own():
     assert host.all() and driver.said[:2] == [-AFTER, START] and driver.said[-1] == STOP
 
 
+def test_a_download_does_not_wait_for_what_the_next_one_waits_for():
+    for _ in range(20):
+        driver = Driver()
+        one = ring(driver, up=False)
+        kept, waits = [], []
+        for number in range(4):
+            host, device = (np.zeros((1, 7 * SLOT), np.uint8) for _ in "ab")
+            kept.append((host, device))
+            waits.append(submit(one, host, device, 7 * SLOT, 1, after=1000 + number))
+        assert [wait() for wait in waits] == [0] * 4
+        driver.finish()
+        marks = [x for x in driver.said if x < 0 or x in (START, STOP)]
+        assert marks == [x for number in range(4) for x in (-1000 - number, START, STOP)]
+
+
 @pytest.mark.parametrize("up", [True, False], ids=["up", "down"])
 @pytest.mark.parametrize(
     "fails",

@@ -78,6 +78,8 @@ struct Ring {
     std::deque<Job*> jobs;             // with pieces to be handed out
     std::mutex order;                  // held from a piece's copy to its event
     std::condition_variable taken_off;
+    bool starting = false;  // a download's piece: one after the other, for a piece that follows one
+                            // of the next copy would wait for what that copy waits for
     bool closing = false;
     int status = 0;  // what the driver said when an event was waited for
 };
@@ -186,7 +188,9 @@ Ring* earliest(Pool& pool, Ready ready, Next next) {
 }
 
 bool find_task(Pool& pool, Task& task) {
-    const auto startable = [](Ring& r) { return !r.jobs.empty() && !r.free.empty(); };
+    const auto startable = [](Ring& r) {
+        return !r.jobs.empty() && !r.free.empty() && !r.starting;
+    };
     const auto front = [](Ring& r) { return r.jobs.front(); };
     Ring* ring = earliest(pool, [&](Ring& r) { return !r.up && startable(r); }, front);
     task = {Task::COPY, ring};
@@ -219,6 +223,7 @@ void perform(Pool& pool, Task task, std::unique_lock<std::mutex>& lock) {
     Job* job = ring.jobs.front();
     const size_t number = job->next++;
     if (job->next == job->pieces) ring.jobs.pop_front();
+    ring.starting = !ring.up;
     Slot* slot = ring.free.back();
     ring.free.pop_back();
     if (!job->status && (ring.status || *job->stopped))
@@ -246,6 +251,7 @@ void perform(Pool& pool, Task task, std::unique_lock<std::mutex>& lock) {
             ring.taken_off.notify_one();
         }
     }
+    ring.starting = false;
     if (status && !job->status) job->status = status;
     if (!sent) ring.free.push_back(slot);
     if (ring.up || !sent) end_piece(pool, job);  // else it ends when its slot is emptied
