@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from .catalog import Variant
-from .devices.base import layout, leading
 from .devices.cuda import CudaDevice, CudaStream
+from .devices.views import layout, leading
 from .problem import Problem, make_problem
 
 MAX_KNOWN = 4096  # signatures; a program of ever new shapes starts over

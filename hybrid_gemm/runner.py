@@ -16,7 +16,7 @@ from .arrays import as_matrix, check_out, is_device_array, module_of
 from .catalog import Variant
 from .devices import nccl
 from .devices import tensor as products
-from .devices.base import layout as layout_of
+from .devices.views import layout as layout_of
 from .errors import DTypeError, UnavailableError, UsageError
 from .problem import Problem, make_problem
 from .runtime.threads import Matrix, ThreadRun
@@ -24,7 +24,7 @@ from .runtime.timeline import Timeline
 from .strassen import Strassen
 
 ALGORITHMS = ("ordinary", "strassen")
-ALONE_MS = 4  # less on one GPU: to start several, and to bring them their parts, takes as long
+ALONE_MS = 4  # less on one GPU: a guess, for starting two took 1.6 and their parts come besides
 MAX_PLANS = 256  # remembered
 SMALLER = 0.7  # of the memory planned with, where that was not there
 # What `kernel="auto"` takes where nothing is tuned: the first that can run the problem.

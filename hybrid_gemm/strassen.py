@@ -13,7 +13,8 @@ import dataclasses
 import numpy as np
 
 from . import catalog
-from .devices.base import Device, KernelDevice, launches, layout
+from .devices.base import Device, KernelDevice, launches
+from .devices.views import layout
 from .errors import UsageError
 
 MAX_LEVELS = 6

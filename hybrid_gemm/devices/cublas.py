@@ -18,7 +18,7 @@ from ctypes import c_int, c_int64, c_size_t, c_void_p
 import numpy as np
 
 from ..errors import HybridGemmError
-from .base import layout
+from .views import layout
 
 WORKSPACE_BYTES = 32 << 20  # what cuBLAS asks for on Hopper
 _OPERATION = {"n": 0, "t": 1}

@@ -19,7 +19,8 @@ from .. import catalog
 from ..catalog import Variant
 from ..errors import UsageError
 from ..problem import NARROW, Problem
-from .base import KernelDevice, Stream, launches, layout
+from .base import KernelDevice, Stream, launches
+from .views import layout
 
 STRICT = 2  # of tensor.VERDICTS, which the kernels count from 0
 _STEP = 64  # packed rows are whole multiples of it, in elements

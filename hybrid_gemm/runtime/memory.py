@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from ..devices.base import Device, layout
+from ..devices.base import Device
+from ..devices.views import layout
 from ..planner import Block, Span
 
 _ALIGN = 64  # elements: rows that begin on whole cache lines let kernels read vectors

@@ -13,7 +13,7 @@ import itertools
 from dataclasses import dataclass
 from functools import cached_property
 
-from ..devices.base import leading
+from ..devices.views import leading
 from ..planner import Box, Panel, Strip, Worker, cut
 from ..plans import TILES_HELD
 from . import staging

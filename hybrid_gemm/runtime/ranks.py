@@ -19,7 +19,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 import numpy as np
 
 from ..catalog import Variant
-from ..devices.base import Device, leading
+from ..devices.base import Device
+from ..devices.views import leading
 from ..planner import Plan, Span
 from ..rankplan import Piece, RankPlan
 from .threads import Common, Matrix, Stopped, ThreadRun

@@ -17,8 +17,9 @@ from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 import numpy as np
 
 from ..devices import driver
-from ..devices.base import Device, address, leading, runs
+from ..devices.base import Device
 from ..devices.cpu import cores
+from ..devices.views import address, leading, runs
 from . import copier
 
 # Small, so that the first bytes are soon on their way; large, so that Python, which does one

@@ -12,7 +12,8 @@ from concurrent.futures import Future
 import numpy as np
 
 from ..catalog import Variant
-from ..devices.base import Device, layout
+from ..devices.base import Device
+from ..devices.views import layout
 from ..planner import Panel, Plan, Strip
 from . import order, staging
 from .critical import Critical
