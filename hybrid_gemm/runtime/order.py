@@ -20,6 +20,7 @@ def execute(run) -> None:
         for pipeline, step in _in_turn(each):
             _relay(run, pipeline, step)
         for pipeline in each:
+            pipeline.prepare()
             pipeline.wait_for_everything()
         run.start_clock()
         for pipeline, step in _in_turn(each):

@@ -81,13 +81,11 @@ class Pipeline:
                     layout.wish(space, panel.tile, shape, _put(self.rooms, (strip, w)))
 
     def prepare(self) -> None:
-        """Works out what can be before it is due: Python does one thing at a time, for all GPUs.
-        Of many turns it is worked out when it is due, and what waits then is not a GPU."""
+        """Works out, before a clock runs, what is otherwise worked out when it is due."""
         if self.summed and not self.run.critical:
             for panel, strip in self.own:
                 self.sums[strip] = self._bound_sum(panel, strip)
-        if not self.run.plan.held:
-            self.products = {step: self._bound_products(step) for step in self.steps}
+        self.products = {step: self._bound_products(step) for step in self.steps}
 
     def _bound_sum(self, panel: Panel, strip: Strip):
         """(what has partials of other devices here, their bytes, the sum in worker order)"""
@@ -279,6 +277,7 @@ class Pipeline:
 
     def multiply(self) -> None:
         if self.run.resident:
+            self.prepare()
             self.wait_for_everything()
             self.run.gate(0)
         for step in self.steps:
@@ -376,7 +375,7 @@ class Pipeline:
                 stream.wait(event)
         run.check()
         with self.device.using(stream):
-            fetches, moved, total = self.sums[strip]
+            fetches, moved, total = self.sums.get(strip) or self._bound_sum(panel, strip)
             start = stream.record()
             for fetch in fetches:
                 fetch(stream)

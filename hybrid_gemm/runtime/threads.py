@@ -107,9 +107,6 @@ class ThreadRun:
                 pipeline.wish(layouts[pipeline.worker.device])
             for each in layouts:
                 each.take()
-        for pipeline in self.pipelines:
-            with pipeline.device.using(pipeline.device.keeper):
-                pipeline.prepare()
 
     def _add_slab(self, block, memory: Layout) -> None:
         shared = self.common is not None and block.operand == self.common.operand
