@@ -205,7 +205,7 @@ class Job:
                     self.note(f"{name} is {matrix.shape}; --print shows up to {PRINTED} a side")
                 else:
                     report.print_matrix(name, matrix)
-        report.print_result(self.result, self.verdict, self.runner.describe())
+        report.print_result(self.result, self.verdict, self.runner.describe(self.result.plan))
         if self.output and (self.verdict is None or self.verdict.passed):
             report.console.print(f"wrote {self.output}")
 

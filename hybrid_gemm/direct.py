@@ -1,35 +1,39 @@
-"""Products of arrays that lie on one GPU of a Runner's, launched as CuPy launches its own.
+"""Products that one GPU of a Runner's does alone, launched as CuPy launches its own.
 
-Nothing is split, moved or waited for, so a call costs its launch: what has to be worked out is
-worked out once for arrays laid out alike. The product is on the caller's current stream.
+What has to be worked out is worked out once for arrays laid out alike. Of arrays that lie on the
+GPU nothing is split, moved or waited for, so a call costs its launch, on the caller's current
+stream. Small arrays of the host are copied there and back whole, by the calling thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import weakref
+from typing import TYPE_CHECKING
 
-from .catalog import Variant
+import numpy as np
+
+from .arrays import shares_memory
 from .devices.cuda import CudaDevice, CudaStream
 from .devices.views import layout, leading
-from .problem import Problem, make_problem
+from .problem import make_problem
+
+if TYPE_CHECKING:
+    from .runner import Runner
 
 MAX_KNOWN = 4096  # signatures; a program of ever new shapes starts over
+HOSTED_BYTES = 32 << 20  # of A, B and C: more goes faster in pieces, by copying threads
 
 
 class Direct:
     """Calls of one `Runner` on one GPU. Gives None for what is not for it."""
 
-    def __init__(
-        self,
-        device: CudaDevice,
-        settle: Callable[[Problem], Problem],
-        choose: Callable[[Problem, str], Variant | None],
-    ):
-        self.device, self.settle, self.choose = device, settle, choose
+    def __init__(self, device: CudaDevice, runner: Runner):
+        self.device, self.runner = device, weakref.proxy(runner)  # which has this
         self.array = device.cp.ndarray
         self.current = device.cp.cuda.get_current_stream
         self.known: dict = {}
         self.streams: dict[int, CudaStream] = {}
+        self.own = device.stream()  # for arrays of the host
 
     def __call__(
         self, a, b, c=None, *, alpha=1.0, beta=0.0, trans_a=False, trans_b=False, out=None
@@ -70,9 +74,49 @@ class Direct:
         call(a.T if trans_a else a, b.T if trans_b else b, out, known)
         return out
 
+    def hosted(
+        self, a, b, c=None, *, alpha=1.0, beta=0.0, trans_a=False, trans_b=False, out=None, **others
+    ):
+        """As a call, for small arrays of the host; returns when the product is there."""
+        given = [x for x in (a, b, c, out) if x is not None]
+        if (
+            others
+            or any(type(x) is not np.ndarray or x.ndim != 2 for x in given)
+            or any(x.dtype != a.dtype or not (x.flags.forc and x.flags.aligned) for x in given)
+            or a.dtype not in (np.float32, np.float64)  # of this machine's byte order
+            or (c is not None and not beta)
+        ):
+            return None
+        shape = a.shape[trans_a], b.shape[not trans_b]
+        size = a.nbytes + b.nbytes + shape[0] * shape[1] * a.itemsize
+        if size > HOSTED_BYTES or (out is not None and not self._fit(out, shape, a, b, c)):
+            return None
+        with self.device.using(self.own):
+            x, y, z = (None if v is None else self._there(v) for v in (a, b, c))
+            made = self.device.empty(*shape, a.dtype.name) if z is None else z
+            done = self(x, y, z, alpha=alpha, beta=beta, trans_a=trans_a, trans_b=trans_b, out=made)
+            if done is None:
+                return None
+            out = np.empty(shape, a.dtype) if out is None else out
+            self.device.copy(out, made, self.own)
+            self.own.synchronize()
+        return out
+
+    @staticmethod
+    def _fit(out, shape, a, b, c) -> bool:
+        """Whether a product is copied to `out` as it is; otherwise a run does what is to do."""
+        fits = out.shape == shape and out.flags.c_contiguous and out.flags.writeable
+        others = (a, b) if c is None or c is out else (a, b, c)
+        return fits and not any(shares_memory(x, out) for x in others)
+
+    def _there(self, array: np.ndarray):
+        made = self.device.empty_like(array, array.dtype.name)
+        self.device.copy(made, array, self.own)
+        return made
+
     def _work_out(self, a, b, c, out, *, alpha, beta, trans_a, trans_b):
         """The bound product for arrays laid out as these, or None if it takes a whole run."""
-        problem = self.settle(
+        problem = self.runner.settle(
             make_problem(a, b, c, alpha=alpha, beta=beta, trans_a=trans_a, trans_b=trans_b)
         )
         shape, made = (problem.m, problem.n), (problem.dtype, problem.operands)
@@ -92,7 +136,7 @@ class Direct:
         if not fits:
             return None
         op_a, op_b = a.T if trans_a else a, b.T if trans_b else b
-        variant = self.choose(problem, layout(op_a)[0] + layout(op_b)[0])
+        variant = self.runner.alone(problem, layout(op_a)[0] + layout(op_b)[0])
         if variant is None:
             return None
         call = self.device.bind(variant, op_a, op_b, like, alpha=problem.alpha, beta=problem.beta)

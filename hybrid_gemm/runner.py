@@ -24,7 +24,6 @@ from .runtime.timeline import Timeline
 from .strassen import Strassen
 
 ALGORITHMS = ("ordinary", "strassen")
-ALONE_MS = 4  # less on one GPU: a guess, for starting two took 1.6 and their parts come besides
 MAX_PLANS = 256  # remembered
 SMALLER = 0.7  # of the memory planned with, where that was not there
 # What `kernel="auto"` takes where nothing is tuned: the first that can run the problem.
@@ -54,7 +53,7 @@ class Runner:
     """Repeated products with the same choices; keeps devices and compiled kernels.
 
     device: "auto" (cuda if a GPU is here, else cpu), "cuda", "cpu" or "emulator".
-    threads: workers; default one a device.
+    threads: workers; default one a device, of several GPUs as many as are worth starting.
     split: "rows", "cols" (K) or "auto". reduce: "ordered", "nccl" (each panel by NCCL, a worker
     a GPU) or "critical" (the lab's way).
     gpus: CUDA ordinals. emulate_devices: one GPU plays so many.
@@ -114,14 +113,16 @@ class Runner:
         self.max_device_memory = max_device_memory
         self._plans: dict = {}
         self.split, self.reduce, self.algorithm = split, reduce, algorithm
+        named = threads or gpus or emulate_devices or grid or (split, reduce) != ("auto", "ordered")
+        self._counts = (self.threads,)  # workers that a plan may have
+        if self.kind == "cuda" and not named:
+            self._counts = (*(1 << i for i in range((self.threads - 1).bit_length())), self.threads)
         self._direct = {}  # by the GPU that has the arrays
-        free = not (threads or gpus or emulate_devices or grid)
-        free = free and (split, reduce) == ("auto", "ordered")
-        if self.kind == "cuda" and algorithm == "ordinary" and (self.threads == 1 or free):
+        if self.kind == "cuda" and algorithm == "ordinary" and self._counts[0] == 1:
             from .direct import Direct
 
-            for opened in self.devices if free else self.devices[:1]:
-                self._direct[opened.ordinal] = Direct(opened, self.settle, self._choose)
+            for opened in self.devices if not named else self.devices[:1]:
+                self._direct[opened.ordinal] = Direct(opened, self)
 
     def plan(self, problem: Problem, *, resident: bool = False) -> planner.Plan:
         """The plan for a problem on these devices; `resident` if A, B and C lie there."""
@@ -145,7 +146,7 @@ class Runner:
         plan = planner.make_plan(
             problem,
             specs,
-            self.threads,
+            self._counts,
             split=self.split,
             grid=self.grid,
             kernel=str(self.chosen or "auto"),
@@ -279,30 +280,31 @@ class Runner:
     def gemm(self, a, b, c=None, /, **options):
         """alpha * op(A) @ op(B) + beta * C; see `hybrid_gemm.gemm`.
 
-        With one worker, arrays on its GPU are multiplied on the caller's current stream; so are
-        small ones on one of several GPUs, where nothing was said of GPUs, threads or split.
+        What one GPU does alone is started without a plan: on the caller's current stream for
+        arrays that lie there, and small ones of the host are copied there and back whole.
         """
+        done = None
         if self._direct and is_device_array(a):
             direct = self._direct.get(a.data.device_id)
             done = direct and direct(a, b, c, **options)
-            if done is not None:
-                return done
-        return self.run(a, b, c, **options).c
+        elif self._direct:
+            done = next(iter(self._direct.values())).hosted(a, b, c, **options)
+        return self.run(a, b, c, **options).c if done is None else done
 
-    def _choose(self, problem: Problem, layout: str) -> Variant | None:
+    def alone(self, problem: Problem, layout: str) -> Variant | None:
         """The kernel for one GPU; None where several together are worth what they cost."""
-        specs = self.specs(problem.dtype)[:1]
-        if self.threads > 1 and problem.flops > ALONE_MS * 1e9 * specs[0].tflops:
-            return None
-        plan = planner.make_plan(
-            problem, specs, 1, kernel=str(self.chosen or "auto"), resident=True
-        )
-        return self.variant(plan, layout)
+        plan = self._plan(problem, True, self.max_device_memory)
+        return None if len(plan.workers) > 1 else self.variant(plan, layout)
 
-    def describe(self) -> str:
-        """The devices in a few words, and why they were chosen."""
-        names = ", ".join(device.describe() for device in self.devices)
-        return f"{names} ({self.note})" if self.note else names
+    def describe(self, plan: planner.Plan | None = None) -> str:
+        """The devices, or those of a plan, in a few words, and why they were chosen."""
+        used = self.devices
+        if plan and len(self._counts) > 1:
+            used = [self.devices[i] for i in sorted({w.device for w in plan.workers})]
+        idle = len(self.devices) - len(used)
+        notes = [self.note, f"{idle} more not worth starting" if idle else ""]
+        names = ", ".join(device.describe() for device in used)
+        return names + (f" ({', '.join(filter(None, notes))})" if any(notes) else "")
 
     def _matrix(self, array) -> Matrix:
         if not is_device_array(array):

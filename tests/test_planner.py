@@ -83,6 +83,22 @@ def test_auto_takes_rows_for_squares_and_cols_for_deep_products():
     assert make_plan(Problem(8, 8, 2**20), [GPU, GPU], 2).split == "cols"
 
 
+def test_as_many_gpus_as_are_worth_starting():
+    """Data on the GPUs: 2, 20 and 1300 ms of one. What only several together hold takes them."""
+    eight = [replace(GPU, unit=unit) for unit in range(8)]
+    counts = 1, 2, 4, 8
+    used = [
+        len(make_plan(Problem(n, n, n), eight, counts, resident=True).workers)
+        for n in (64, 3400, 7400, 30000)
+    ]
+    assert used[0] == used[1] == 1 < used[2] < used[3] == 8
+    assert len(make_plan(Problem(64, 64, 64), eight, 8, resident=True).workers) == 8
+    small = [replace(x, memory_bytes=2**20) for x in eight]
+    assert len(make_plan(Problem(512, 512, 512), small, counts, resident=True).workers) == 8
+    with pytest.raises(OutOfMemoryError, match="over 8 workers"):
+        make_plan(Problem(2048, 2048, 2048), small, counts, resident=True)
+
+
 def test_memory_is_refused_with_both_figures():
     small = DeviceSpec("small", "cuda", 0, 2**20, 1, 1, 1)
     with pytest.raises(OutOfMemoryError, match=r"needs .* GiB on small, which has 0\.00 GiB"):

@@ -26,7 +26,11 @@ from .shared import (
 @click.option("--size", type=int, help="m = n = k at once; default 2048.")
 @click.option("-c", "c_file", metavar="FILE", help="C.npy to be scaled by beta.")
 @click.option("-o", "--output", metavar="FILE", help="Write C as .npy, whole or not at all.")
-@click.option("--threads", type=int, help="Worker threads; default one a device.")
+@click.option(
+    "--threads",
+    type=int,
+    help="Worker threads; default one a device, or as many GPUs as are worth it.",
+)
 @click.option(
     "--split", default="auto", show_default=True, metavar="NAME", help="rows, cols or auto."
 )
