@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import sys
+from collections import defaultdict
 from collections.abc import Callable
 from ctypes import c_int, c_int64, c_size_t, c_void_p
 
@@ -25,6 +25,7 @@ _OPERATION = {"n": 0, "t": 1}
 _NARROW = {"float16": 2, "bfloat16": 14, "float32": 0}  # cudaDataType
 _COMPUTE = {False: 68, True: 77}  # cublasComputeType: float32, float32 through TF32
 _ANY_ALGORITHM = -1
+_spare: dict[int, list[int]] = defaultdict(list)  # handles without a stream, by GPU
 _OPERATIONS, _MATRIX = (c_void_p, c_int, c_int, *[c_int64] * 3, c_void_p), (c_void_p, c_int64)
 _TYPED = (c_void_p, c_int, c_int64)
 _SIGNATURES = {
@@ -63,16 +64,17 @@ class Handle:
     def __init__(self, stream: int):
         import cupy
 
-        self.cublas = cupy.cuda.cublas
-        self.value = self.cublas.create()
-        self.cublas.setMathMode(self.value, 0)  # no TF32, whatever the environment says
+        # A handle is never destroyed: that waits for the GPU, which ends any graph being captured.
+        self.spare = _spare[cupy.cuda.runtime.getDevice()]
+        self.value = self.spare.pop() if self.spare else cupy.cuda.cublas.create()
+        cupy.cuda.cublas.setMathMode(self.value, 0)  # no TF32, whatever the environment says
         self.workspace = cupy.cuda.Memory(WORKSPACE_BYTES)
         _call("cublasSetStream_v2", self.value, stream)
         _call("cublasSetWorkspace_v2", self.value, self.workspace.ptr, WORKSPACE_BYTES)
 
     def __del__(self):
-        if hasattr(self, "value") and not sys.is_finalizing():
-            self.cublas.destroy(self.value)
+        if hasattr(self, "value"):
+            self.spare.append(self.value)
 
 
 def bind(a, b, c, *, alpha, beta, tf32: bool = False) -> Callable:

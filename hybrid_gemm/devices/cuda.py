@@ -112,6 +112,11 @@ class CudaDevice(KernelDevice):
         self.arch = f"sm_{self.capability}"
         self.processors = self.properties["multiProcessorCount"]
 
+    def stranger(self):
+        other = CudaDevice(self.ordinal)
+        other.together = self.together
+        return other
+
     @property
     def model(self) -> str:
         return self.properties["name"].decode()

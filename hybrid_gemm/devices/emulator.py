@@ -24,6 +24,9 @@ class EmulatorDevice(KernelDevice):
         self.threads = max(1, cores() // workers)
         self.options = options or emulation.Options()
 
+    def stranger(self):
+        return EmulatorDevice(options=self.options)
+
     def spec(self, dtype="float32") -> DeviceSpec:
         return DeviceSpec(
             self.name, self.kind, 0, memory_available(), tflops=0.002 * cores(), memory_gbps=5,

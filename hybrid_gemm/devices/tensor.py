@@ -34,10 +34,14 @@ class _Room:
     """
 
     def __init__(self, device: KernelDevice):
-        self.device = device
+        self._device = weakref.ref(device)  # which has the stream that this is kept for
         self.state = device.empty(1, 6, "int32")  # the kernels' State
         self.state[...] = 0
         self._kept: dict[tuple[str, str], list] = {}
+
+    @property
+    def device(self) -> KernelDevice:
+        return self._device()
 
     def array(self, name: str, count: int, dtype: str):
         """`count` elements, flat."""

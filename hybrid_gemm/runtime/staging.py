@@ -283,8 +283,8 @@ _lock = threading.Lock()
 
 
 def link(device: Device) -> Link:
-    """The link of a device; devices behind one port share it."""
+    """The link of a device; devices behind one port share it, and it stays when they go."""
     with _lock:
         if device.port not in _links:
-            _links[device.port] = Link(device)
+            _links[device.port] = Link(device.stranger())
         return _links[device.port]
