@@ -2,13 +2,14 @@
 
 __version__ = "0.1.0"
 
-_API = {"gemm", "matmul", "plan"}
+_API = {"free_memory", "gemm", "matmul", "plan"}
 _RUNNER = {"Result", "Runner"}
 _RANKS = {"RankResult", "RankRunner"}
 _PINNED = {"empty_pinned"}
 
 __all__ = [
-    "RankResult", "RankRunner", "Result", "Runner", "empty_pinned", "gemm", "matmul", "plan",
+    "RankResult", "RankRunner", "Result", "Runner", "empty_pinned", "free_memory", "gemm",
+    "matmul", "plan",
 ]  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from .arrays import as_matrix, is_device_array
 from .problem import make_problem
 from .runner import Runner
 
-__all__ = ["gemm", "matmul", "plan"]
+__all__ = ["free_memory", "gemm", "matmul", "plan"]
 
 
 def gemm(
@@ -96,6 +96,12 @@ def _runner(
         algorithm=algorithm, levels=levels, compute=compute, grid=grid,
         max_device_memory=max_device_memory,
     )  # fmt: skip
+
+
+def free_memory() -> None:
+    """Gives back what `gemm` and `matmul` keep for their next calls: memory of GPUs, plans and
+    loaded kernels. A `Runner` gives its own back when nothing refers to it any more."""
+    _runner.cache_clear()
 
 
 def matmul(a, b, /, out=None, **options):

@@ -9,7 +9,7 @@ from .plans import DeviceSpec, Links, Plan, Rates
 
 # Where a run overlaps its phases, what is not the longest shows for about one piece of so many.
 PIECES = 8
-ASSUMED_MEMCPY_GBPS = 20.0
+ASSUMED_MEMCPY_GBPS = 40.0  # by the copying threads; two hosts of H200s had 65 to 75
 
 
 def rate(rates: Rates, count: int) -> float:

@@ -11,7 +11,7 @@ import functools
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,6 +80,7 @@ def best_tflops(model: str, dtype: str) -> float | None:
 def forget() -> None:
     """Reads tables afresh from now on: one was written."""
     table.cache_clear()
+    _cases.cache_clear()
     best_tflops.cache_clear()
     choose.cache_clear()
 
@@ -105,20 +106,22 @@ def as_text(table: dict) -> str:
 # --- choosing -----------------------------------------------------------------------------
 
 
-def candidates(machine: Machine, problem: Problem, own: bool = False) -> list[Variant]:
-    """Every listed variant that can run the problem on a GPU; without libraries if `own`."""
-    found = []
+def _listed(machine: Machine, own: bool) -> Iterator[Variant]:
+    """Every listed variant that such a GPU runs; without libraries if `own`."""
     for kernel in catalog.gemm_kernels():
-        if kernel.min_arch() > machine.arch or (own and kernel.library):
-            continue
-        for variant in kernel.variants():
-            variant = scaled(variant, machine.multiprocessors)
-            reason = variant.refusal(
-                device="cuda", dtype=problem.dtype, m=problem.m, n=problem.n, k=problem.k
-            )
-            if reason is None:
-                found.append(variant)
-    return found
+        if kernel.min_arch() <= machine.arch and not (own and kernel.library):
+            for variant in kernel.variants():
+                yield scaled(variant, machine.multiprocessors)
+
+
+def _can(variant: Variant, problem: Problem) -> bool:
+    p = problem
+    return variant.refusal(device="cuda", dtype=p.dtype, m=p.m, n=p.n, k=p.k) is None
+
+
+def candidates(machine: Machine, problem: Problem, own: bool = False) -> list[Variant]:
+    """Those that can run the problem."""
+    return [variant for variant in _listed(machine, own) if _can(variant, problem)]
 
 
 def scaled(variant: Variant, multiprocessors: int) -> Variant:
@@ -142,54 +145,89 @@ def choose(
     machine: Machine, problem: Problem, layout: str = "nn", *, own: bool = False
 ) -> tuple[Variant, str]:
     """The variant to run and why: from the table, or by the cost model."""
-    possible = candidates(machine, problem, own)
-    by_name = {(v.name, tuple(v.params.items())): v for v in possible}
-    rows = [
-        row
-        for row in table(machine.model)
-        if row["dtype"] == problem.dtype
-        and (row["kernel"], tuple(row["params"].items())) in by_name
-    ]
-    library = next((v for v in possible if v.kernel.library), None)
-    if rows:
-        distance = functools.partial(_distance, problem, layout)
-        nearest = min(map(distance, rows))
-        there = [r for r in rows if distance(r) == nearest]
-        best = min(there, key=lambda r: r["time_ms"])
-        if not library and any(nearest):
+    cases = _cases(machine, problem.dtype, own)
+    libraries = (v for v in _listed(machine, own) if v.kernel.library and _can(v, problem))
+    library = next(libraries, None)
+    distances = [_distance(problem, layout, case) for case in cases]
+    for nearest in sorted(set(distances)):
+        there = [
+            (row, variant)
+            for case, distance in zip(cases, distances, strict=True)
+            if distance == nearest
+            for row, variant in case.rows
+            if _can(variant, problem)
+        ]
+        if there:
+            break
+    else:
+        possible = candidates(machine, problem, own)
+        return (
+            min(possible, key=lambda v: (predict_us(v, machine, problem), -v.kernel.rung)),
+            "by the cost model",
+        )
+    if library or not any(nearest):
+        best, variant = min(there, key=lambda found: found[0]["time_ms"])
+    else:
 
-            def estimate(row: dict) -> float:
-                variant = by_name[row["kernel"], tuple(row["params"].items())]
-                us, us_there = (predict_us(variant, machine, p) for p in (problem, _posed(row)))
-                return row["time_ms"] * us / us_there * (1 + FURTHER * sum(distance(row)))
+        def estimate(found) -> float:
+            row, variant, apart = found
+            us, us_there = (predict_us(variant, machine, p) for p in (problem, _posed(row)))
+            return row["time_ms"] * us / us_there * (1 + FURTHER * apart)
 
-            best = min(rows, key=estimate)
-        shape = f"{best['m']} x {best['n']} x {best['k']} {best['layout']}"
-        variant = by_name[best["kernel"], tuple(best["params"].items())]
-        if library and not _trusted(variant, machine, problem, layout, there, best):
-            return library, f"our kernels are not measured near; at {shape} {variant.name} leads"
-        return variant, f"fastest measured at {shape}"
-    return (
-        min(possible, key=lambda v: (predict_us(v, machine, problem), -v.kernel.rung)),
-        "by the cost model",
+        known = (
+            (row, variant, sum(distance))
+            for case, distance in zip(cases, distances, strict=True)
+            for row, variant in case.rows
+            if _can(variant, problem)
+        )
+        best, variant, _ = min(known, key=estimate)
+    shape = f"{best['m']} x {best['n']} x {best['k']} {best['layout']}"
+    if library and not _trusted(variant, machine, problem, there, best, nearest):
+        return library, f"our kernels are not measured near; at {shape} {variant.name} leads"
+    return variant, f"fastest measured at {shape}"
+
+
+@dataclass(frozen=True)
+class _Case:
+    """A shape and layout of a table, with what was timed there."""
+
+    problem: Problem
+    layout: str
+    vectors: bool
+    rows: tuple[tuple[dict, Variant], ...]
+
+
+@functools.cache
+def _cases(machine: Machine, dtype: str, own: bool) -> tuple[_Case, ...]:
+    listed = {(v.name, tuple(v.params.items())): v for v in _listed(machine, own)}
+    found: dict[tuple, list] = {}
+    for row in table(machine.model):
+        variant = listed.get((row["kernel"], tuple(row["params"].items())))
+        if row["dtype"] == dtype and variant:
+            found.setdefault((_posed(row), row["layout"]), []).append((row, variant))
+    return tuple(
+        _Case(problem, layout, _vectors(problem, layout), tuple(rows))
+        for (problem, layout), rows in found.items()
     )
 
 
-def _trusted(
-    variant: Variant, machine: Machine, problem: Problem, layout: str, there: list[dict], best: dict
-) -> bool:
+def _trusted(variant, machine: Machine, problem: Problem, there, best: dict, nearest) -> bool:
     """Whether measurements at one shape speak for this one: where they were taken, for our lead
     there is known; elsewhere where the lead is clear and nothing that may cost it differs.
     `docs/performance.md` has what this gave at shapes drawn at random."""
-    other_layout, apart = _distance(problem, layout, best)
+    other_layout, apart = nearest
     if variant.kernel.library or not (other_layout or apart):
         return True
     library = min(
-        (r["time_ms"] for r in there if catalog.get(r["kernel"]).library), default=math.inf
+        (row["time_ms"] for row, other in there if other.kernel.library), default=math.inf
     )
     measured = _posed(best)
-    if other_layout or _vectors(problem, layout) != _vectors(measured, layout):
+    if other_layout or _vectors(problem, best["layout"]) != _vectors(measured, best["layout"]):
         return False
+    thin, thin_there = (min(p.m, p.n) for p in (problem, measured))
+    if variant.name == "vector" and thin == thin_there > 1:
+        # The longer operand is read once, however long: the library's time varies more.
+        return apart < 4.1 and library >= CLEAR_LEAD * best["time_ms"]
     bm, bn, _threads = _tile(variant, problem.dtype)
     tiles, tiles_there = (-(-p.m // bm) * -(-p.n // bn) for p in (problem, measured))
     many = tiles >= MANY_ROUNDS * machine.multiprocessors and problem.k >= MANY_K
@@ -207,12 +245,12 @@ def _trusted(
     return apart < 2.1 and tiles >= 1.5 * machine.multiprocessors
 
 
-def _distance(problem: Problem, layout: str, row: dict) -> tuple:
-    """Shapes by their logarithms, layouts first; sizes off 16 bytes have rows of their own."""
-    sides = [(problem.m, row["m"]), (problem.n, row["n"]), (problem.k, row["k"])]
+def _distance(problem: Problem, layout: str, case: _Case) -> tuple[bool, float]:
+    """Shapes by their logarithms, layouts first; sizes off 16 bytes have cases of their own."""
+    there = case.problem
+    sides = (problem.m, there.m), (problem.n, there.n), (problem.k, there.k)
     apart = sum(abs(math.log2(max(1, x) / max(1, y))) for x, y in sides)
-    vectors = _vectors(problem, layout) != _vectors(_posed(row), row["layout"])
-    return layout != row["layout"], apart + vectors
+    return layout != case.layout, apart + (_vectors(problem, layout) != case.vectors)
 
 
 def _posed(row: dict) -> Problem:

@@ -149,6 +149,23 @@ def test_a_runner_that_is_dropped_takes_its_memory_along(device, options, rng, m
         gc.enable()
 
 
+def test_memory_kept_for_later_calls_is_given_back(device, rng, monkeypatch):
+    seen, opened = [], Runner.__init__
+
+    def remember(runner, **options):
+        opened(runner, **options)
+        seen.extend(map(weakref.ref, runner.devices))
+
+    monkeypatch.setattr(Runner, "__init__", remember)
+    a, b = integers(rng, (70, 90)), integers(rng, (90, 50))
+    for _ in range(2):
+        np.testing.assert_array_equal(gemm(a, b, device=device, threads=3), a @ b)
+    assert seen and all(x() for x in seen)
+    hybrid_gemm.free_memory()
+    gc.collect()
+    assert not any(x() for x in seen)
+
+
 def test_out_that_overlaps_is_refused():
     a = np.ones((8, 8), "f4")
     whole = np.ones((9, 8), "f4")
