@@ -236,6 +236,30 @@ class Variant:
         memory = (self.kernel.shared, self.kernel.workspace, self.kernel.flags)
         return Launch(grid, self._block(size, m=m, n=n, k=k), *(evaluate(e, names) for e in memory))
 
+    @functools.lru_cache(maxsize=4096)  # noqa: B019
+    def launches(
+        self, m: int, n: int, k: int, dtype: str
+    ) -> tuple[tuple[slice, slice, Launch], ...]:
+        """Rows and columns of C with their launch: one, or several where a grid has its limits."""
+
+        def fits(rows, cols):
+            grid = self.launch(rows, cols, k, dtype).grid
+            return all(g <= limit for g, limit in zip(grid, MAX_GRID, strict=True))
+
+        rows, cols = m, n
+        while not fits(rows, cols):
+            # Halves that stay multiples of every tile side, so that only edges are ragged.
+            if (rows >= cols and rows > 4096) or cols <= 4096:
+                rows = -(-rows // 2 // 4096) * 4096
+            else:
+                cols = -(-cols // 2 // 4096) * 4096
+        return tuple(
+            (slice(i, i + p), slice(j, j + q), self.launch(p, q, k, dtype))
+            for i in range(0, m, rows)
+            for j in range(0, n, cols)
+            for p, q in [(min(rows, m - i), min(cols, n - j))]
+        )
+
     def refusal(self, *, device: str, dtype: str, m: int, n: int, k: int) -> str | None:
         """Why this variant cannot run that, in one line; None if it can."""
         if device not in self.kernel.runs_on:

@@ -13,7 +13,8 @@ import dataclasses
 import numpy as np
 
 from . import catalog
-from .devices.base import Device, KernelDevice, launches
+from .devices.base import Device
+from .devices.kernels import KernelDevice
 from .devices.views import layout
 from .errors import UsageError
 
@@ -181,7 +182,7 @@ def combine(device: Device, alpha, x, beta, y, out, stream) -> None:
     function = device.function(variant, dtype)
     scalar = np.dtype(dtype).type
     rows, cols = out.shape
-    for r, s, launch in launches(variant, rows, cols, 0, dtype):
+    for r, s, launch in variant.launches(rows, cols, 0, dtype):
         px, py, part = x[r, s], y[r, s], out[r, s]
         args = [
             np.int32(part.shape[0]), np.int32(part.shape[1]),

@@ -12,7 +12,6 @@ from conftest import REASONS, integers
 from hybrid_gemm import catalog, devices
 from hybrid_gemm.catalog import Variant
 from hybrid_gemm.devices import emulation
-from hybrid_gemm.devices.base import launches
 from hybrid_gemm.errors import UsageError
 
 SHAPES = [
@@ -238,8 +237,8 @@ def test_partials_are_added_in_their_order(kernel_device):
 
 def test_grids_past_the_limit_become_several_launches():
     variant = catalog.get("naive").variant()
-    assert len(list(launches(variant, 10, 10, 10, "float32"))) == 1
-    parts = list(launches(variant, 2**21, 100, 8, "float32"))
+    assert len(list(variant.launches(10, 10, 10, "float32"))) == 1
+    parts = list(variant.launches(2**21, 100, 8, "float32"))
     assert len(parts) > 1
     assert [p[0].start for p in parts] == [0] + [p[0].stop for p in parts[:-1]]
     assert parts[-1][0].stop == 2**21

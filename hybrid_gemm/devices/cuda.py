@@ -14,7 +14,8 @@ from ..errors import UnavailableError
 from ..planner import DeviceSpec
 from ..tuning import Machine
 from . import cublas, driver, nvml, nvrtc, pinned
-from .base import KernelDevice, Stream
+from .base import Stream
+from .kernels import KernelDevice
 from .views import address, layout, leading, runs
 
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES

@@ -10,8 +10,8 @@ import numpy as np
 from .. import catalog
 from ..planner import DeviceSpec
 from . import emulation
-from .base import KernelDevice
 from .cpu import cores, memory_available
+from .kernels import KernelDevice
 
 
 class EmulatorDevice(KernelDevice):

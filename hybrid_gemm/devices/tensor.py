@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,8 +20,11 @@ from .. import catalog
 from ..catalog import Variant
 from ..errors import UsageError
 from ..problem import NARROW, Problem
-from .base import KernelDevice, Stream, launches
+from .base import Stream
 from .views import layout
+
+if TYPE_CHECKING:
+    from .kernels import KernelDevice
 
 STRICT = 2  # of tensor.VERDICTS, which the kernels count from 0
 _STEP = 64  # packed rows are whole multiples of it, in elements
@@ -162,7 +166,7 @@ def _split(device, variant, a, b, c, alpha, beta) -> Callable:
     ]
     strict = catalog.helper("strict")
     function = device.function(strict, "float32", packer.layouts)
-    pieces = launches(strict, packer.m, packer.n, packer.k, "float32")
+    pieces = strict.launches(packer.m, packer.n, packer.k, "float32")
     alpha, beta, ldc = np.float32(alpha), np.float32(beta), np.int64(layout(c)[1])
 
     def call(a, b, c, stream):

@@ -16,7 +16,7 @@ import numpy as np
 from .. import catalog, matrices
 from ..catalog import Variant
 from ..devices import choose, emulation, open_devices
-from ..devices.base import KernelDevice
+from ..devices.kernels import KernelDevice
 from ..errors import UnavailableError, UsageError
 from ..problem import Problem
 from ..runner import Runner
