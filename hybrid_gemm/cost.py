@@ -6,9 +6,12 @@ import math
 from collections import defaultdict
 
 from .plans import DeviceSpec, Links, Plan, Rates
+from .problem import Problem
 
 # Where a run overlaps its phases, what is not the longest shows for about one piece of so many.
 PIECES = 8
+# Products on tensor cores by strict ones' rate: 8192 on an H200, docs/tensor-cores.md.
+QUICKER = {"fp32x3": 3.9, "tf32": 7.0, "narrow": 13.9}
 ASSUMED_MEMCPY_GBPS = 40.0  # by the copying threads; two hosts of H200s had 65 to 75
 
 
@@ -34,6 +37,12 @@ def assumed(spec: DeviceSpec, count: int) -> Links:
     alone, peer = spec.link_gbps, spec.peer_gbps
     host, ring = ((1, alone), (count, count * alone)), ((1, peer), (count, count * peer))
     return Links(host, host, host, ring, ((1, ASSUMED_MEMCPY_GBPS),))
+
+
+def tflops(spec: DeviceSpec, problem: Problem) -> float:
+    """What a device is assumed to reach in this arithmetic."""
+    kind = "narrow" if problem.operands != problem.dtype else problem.compute
+    return spec.tflops * (QUICKER.get(kind, 1) if spec.kind == "cuda" else 1)
 
 
 def bound(plan: Plan, *, pinned: bool = False) -> dict[str, float]:
@@ -75,7 +84,7 @@ def phases(plan: Plan, *, pinned: bool = False) -> dict[str, float]:
             flops = 2 * (-(-m // 16) * 16) * (-(-n // 16) * 16) * k
             moved = size * (m * k + k * n + m * n)
             multiply[spec.unit] += max(
-                flops / (spec.tflops * 1e9), _ms(moved, spec.memory_gbps)
+                flops / (tflops(spec, plan.problem) * 1e9), _ms(moved, spec.memory_gbps)
             )  # fmt: skip
     for strip in plan.strips:
         spec = plan.devices[plan.workers[strip.owner].device]

@@ -28,6 +28,9 @@ ALIGN = 32  # elements: cuts fall on whole 128-byte lines of fp32 where that cos
 # the first product starts early.
 PART_BYTES, MOST_PARTS = 16 << 20, 16
 PART_SIDE = {"A": 1024, "B": 2048}  # columns of a row-major B are short runs of bytes
+# Of B where it is multiplied in less time than it travels, for longer runs travel faster: TF32 on
+# two H200s takes 31 ms for 41 at 16384 from page-locked arrays (and fp32 96 for 89). Two at least.
+QUICK_SIDE = 8192
 PANEL_ELEMENTS, PANEL_ROWS = 16 << 20, 512  # of partials that are summed while others multiply
 LARGEST_PART_BYTES = 256 << 20  # where neither side can be cut, K is
 LEAST_CHUNK, LEAST_TILE = 512, 256  # of K, and a tile's sides, where memory is short
@@ -164,7 +167,7 @@ def _chunks(problem: Problem, grid) -> int:
     """Chunks of K for blocks that would come in too large parts, being short and long."""
     m, n, k = _sides(problem, grid)
     uncut = (
-        side * k * problem.itemsize
+        side * k * problem.operand_size
         for side, operand in ((m, "A"), (n, "B"))
         if side < 2 * PART_SIDE[operand]
     )
@@ -256,8 +259,8 @@ def _panels(rows, cols, cell, number, depth, problem, align, cuts, resident) -> 
         # The sum of the last one is what all wait for.
         shapes = [(part, cols) for part in (*most, *cut_span(last, 2 if most else 1, align))]
     else:
-        size = problem.itemsize
-        shapes = _arms(_cut("A", rows, depth, size, align), _cut("B", cols, depth, size, align))
+        parts = (_cut(x, span, depth, problem, align) for x, span in (("A", rows), ("B", cols)))
+        shapes = _arms(*parts)
     return [Panel(r, c, cell, tuple(_strips(r, c, cell, align)), number) for r, c in shapes]
 
 
@@ -276,10 +279,13 @@ def _arms(rows: list[Span], cols: list[Span]):
     return shapes
 
 
-def _cut(operand: str, span: Span, depth: int, itemsize: int, align: int) -> list[Span]:
+def _cut(operand: str, span: Span, depth: int, problem: Problem, align: int) -> list[Span]:
     """The parts of a block that is `depth` long along K."""
-    most = min(MOST_PARTS, len(span) // PART_SIDE[operand])
-    return cut_span(span, max(1, min(most, len(span) * depth * itemsize // PART_BYTES)), align)
+    most = len(span) // PART_SIDE[operand]
+    if operand == "B" and (problem.compute == "tf32" or problem.operands != problem.dtype):
+        most = min(most // 2, max(2, len(span) // QUICK_SIDE))
+    size = len(span) * depth * problem.operand_size
+    return cut_span(span, max(1, min(MOST_PARTS, most, size // PART_BYTES)), align)
 
 
 def _strips(rows: Span, cols: Span, cell: Sequence[int], align: int) -> list[Strip]:
@@ -317,7 +323,7 @@ def _blocks(workers, cuts: Cuts, depth, problem, align, resident) -> tuple[Block
         side = rows if operand == "A" else cols
         parts = [side]
         if cuts.panels and not resident:
-            parts = _cut(operand, side, depth, problem.itemsize, align)
+            parts = _cut(operand, side, depth, problem, align)
         for device, who in holders.items():
             blocks.append(
                 Block(operand, rows, cols, device, tuple(who), tuple(parts), tuple(holders), turn)

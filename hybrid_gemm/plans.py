@@ -242,11 +242,12 @@ class Plan:
         brought = sum(
             b.elements for b in self.blocks if self._remote(b.device) and b.device == b.sharers[0]
         )
+        added = 0
         if self.problem.beta:
-            brought += sum(s.elements for s in self.strips if self._on_remote(s.owner))
+            added += sum(s.elements for s in self.strips if self._on_remote(s.owner))
         if self.reduce == "critical":
-            brought += self.problem.m * self.problem.n * len(self._busy_remote())
-        return brought * self.problem.itemsize
+            added += self.problem.m * self.problem.n * len(self._busy_remote())
+        return brought * self.problem.operand_size + added * self.problem.itemsize
 
     @property
     def bytes_d2h(self) -> int:
@@ -272,7 +273,7 @@ class Plan:
         """Bytes of A and B that a device has from another one and not from the host."""
         if self.resident:
             return 0
-        return self.problem.itemsize * sum(
+        return self.problem.operand_size * sum(
             b.elements for b in self.blocks if b.device != b.sharers[0]
         )
 
@@ -295,9 +296,10 @@ class Plan:
             if self.summed:
                 for w in mine.intersection(panel.workers):
                     tiles[w][panel.tile] += len(panel.rows) * len(panel.cols)
-        total = sum(_most(turns, self.held) for turns in blocks.values())
-        total += sum(_most(turns, TILES_HELD) for turns in tiles.values())
-        return total * self.problem.itemsize + self._packed_bytes(device)
+        operands = sum(_most(turns, self.held) for turns in blocks.values())
+        results = sum(_most(turns, TILES_HELD) for turns in tiles.values())
+        p = self.problem
+        return operands * p.operand_size + results * p.itemsize + self._packed_bytes(device)
 
     def _packed_bytes(self, device: int) -> int:
         """Bytes of operands in two parts of 4 bytes, which stay with each worker's stream."""

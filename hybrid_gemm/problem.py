@@ -49,7 +49,13 @@ class Problem:
 
     @property
     def itemsize(self) -> int:
+        """Bytes of an element of C while it is computed."""
         return np.dtype(self.dtype).itemsize
+
+    @property
+    def operand_size(self) -> int:
+        """Bytes of an element of A or B on a device."""
+        return np.dtype(self.operands).itemsize
 
     @property
     def is_integer(self) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from .cost import tflops
 from .errors import OutOfMemoryError, UsageError
 from .planner import Box, DeviceSpec, Plan, Span, Strip, cut, on_grid, strips_along_rows
 from .problem import Problem
@@ -249,7 +250,8 @@ def _cost(problem: Problem, spec: DeviceSpec, grid, rounds: int, resident: bool)
     keeps = size * int(m * k + k * n + partial / depth + in_flight)
     flops = 2 * (-(-m // 16) * 16) * (-(-n // 16) * 16) * k
     multiply = max(
-        flops / (spec.tflops * 1e9), size * (m * k + k * n + m * n) / (spec.memory_gbps * 1e6)
+        flops / (tflops(spec, problem) * 1e9),
+        size * (m * k + k * n + m * n) / (spec.memory_gbps * 1e6),
     )
     link = spec.link_gbps if math.isfinite(spec.link_gbps) else HOST_GBPS
     peer = spec.peer_gbps if math.isfinite(spec.peer_gbps) else HOST_GBPS

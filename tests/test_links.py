@@ -93,6 +93,17 @@ def test_phases_overlap_on_gpus_and_add_up_on_the_host():
     assert plan.predicted_ms == pytest.approx(sum(cost.phases(plan).values()))
 
 
+def test_arithmetic_on_tensor_cores_is_expected_to_take_less():
+    def multiply(device=GPU, **arithmetic):
+        problem = Problem(8192, 8192, 8192, **arithmetic)
+        return cost.phases(make_plan(problem, [device], 1))["multiply"]
+
+    narrow = multiply(operands="bfloat16", out_dtype="bfloat16")
+    assert narrow < multiply(compute="tf32") < multiply(compute="fp32x3") < multiply()
+    elsewhere = dataclasses.replace(GPU, kind="emulator")
+    assert multiply(elsewhere, compute="tf32") == multiply(elsewhere)
+
+
 def test_slower_links_make_a_plan_slower():
     problem = Problem(8192, 8192, 8192)
     slow = dataclasses.replace(HOST, h2d=((1, 5.0),), both=((1, 5.0),))

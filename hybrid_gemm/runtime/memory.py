@@ -15,7 +15,7 @@ from ..devices.base import Device
 from ..devices.views import layout
 from ..planner import Block, Span
 
-_ALIGN = 64  # elements: rows that begin on whole cache lines let kernels read vectors
+_ALIGN = 256  # bytes: rows that begin on whole cache lines let kernels read vectors
 
 
 @dataclass(frozen=True)
@@ -88,30 +88,30 @@ class Layout:
     def wish(
         self, space, turn: int, shape, give: Callable, order: str = "n", dtype=None
     ) -> None:  # fmt: skip
-        """`give` will be called with a matrix of this shape, storage order and dtype, whose
-        elements are no larger than the layout's."""
+        """`give` will be called with a matrix of this shape, storage order and dtype (default the
+        layout's)."""
         self.spaces[space][turn].append((shape, order, give, dtype or self.dtype))
 
     def take(self) -> None:
         """Takes all of it. Raises `MemoryError` if the device has not so much."""
         with self.device.using(self.device.keeper):
             for turns in self.spaces.values():
-                size = max(sum(_size(shape) for shape, *_ in w) for w in turns.values())
-                flat = self.device.empty(1, max(1, size), self.dtype.name)[0]
+                sizes = (sum(_size(shape, dtype) for shape, *_, dtype in w) for w in turns.values())
+                flat = self.device.empty(1, max(1, *sizes), "uint8")[0]
                 for wishes in turns.values():
                     at = 0
                     for (rows, cols), order, give, dtype in wishes:
-                        part = flat[at : at + rows * cols].view(dtype)[: rows * cols]
+                        part = flat[at : at + rows * cols * dtype.itemsize].view(dtype)
                         give(
                             part.reshape(rows, cols) if order == "n" else part.reshape(cols, rows).T
                         )
-                        at += _size((rows, cols))
+                        at += _size((rows, cols), dtype)
         self.spaces.clear()
 
 
-def _size(shape) -> int:
+def _size(shape, dtype: np.dtype) -> int:
     rows, cols = shape
-    return -(-rows * cols // _ALIGN) * _ALIGN
+    return -(-rows * cols * dtype.itemsize // _ALIGN) * _ALIGN
 
 
 def order_of(view) -> str:

@@ -73,7 +73,8 @@ class Pipeline:
             if self._in_place(view):
                 self.targets[strip] = view
             else:
-                layout.wish(space, panel.tile, view.shape, _put(self.targets, strip))
+                give = _put(self.targets, strip)
+                layout.wish(space, panel.tile, view.shape, give, dtype=run.made)
             for w in run.plan.added(strip) if self.summed else ():
                 if run.device_of(w) is not self.device:
                     # With the partial's own leading dimension, which the kernel takes for all.
@@ -137,7 +138,7 @@ class Pipeline:
 
     def _in_place(self, view) -> bool:
         """Whether a part of `out` can be made where it lies."""
-        here = self.run.out.lies(self.device) and view.dtype == self.dtype
+        here = self.run.out.lies(self.device) and view.dtype == self.run.made
         return here and leading(view, "n") is not None
 
     # --- streams --------------------------------------------------------------------------
@@ -400,7 +401,7 @@ class Pipeline:
         with self.device.using(self.copying):
             self.copying.wait(event)
             transfer.begin(self.copying)
-            if view.dtype == self.dtype:
+            if view.dtype == target.dtype:
                 self.device.copy(view, target, self.copying)
             else:
                 view[...] = target.astype(view.dtype)

@@ -65,6 +65,7 @@ class ThreadRun:
         self.plan, self.devices, self.variant = plan, devices, variant
         self.a, self.b, self.c, self.out = a, b, c, out
         self.dtype = np.dtype(plan.problem.dtype)
+        self.made = self._made()
         self.progress = progress or (lambda flops: None)
         self.resident, self.fresh, self.common = resident, fresh, common
         self.failure: BaseException | None = None
@@ -92,6 +93,14 @@ class ThreadRun:
         except MemoryError:
             self._let_go()
             raise
+
+    def _made(self) -> np.dtype:
+        """The dtype of finished strips: of 16 bits where tensor cores make C of such operands,
+        and each element is written once, so that it is rounded once."""
+        plan, narrow = self.plan, np.dtype(self.plan.problem.operands)
+        once = not plan.summed and all(len(tile) == 1 for w in plan.workers for tile in w.tiles)
+        given = [x.array.dtype for x in (self.c, self.out) if x is not None]
+        return narrow if once and all(dtype == narrow for dtype in given) else self.dtype
 
     # --- memory ---------------------------------------------------------------------------
 
