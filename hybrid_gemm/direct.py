@@ -89,7 +89,8 @@ class Direct:
             return None
         shape = a.shape[trans_a], b.shape[not trans_b]
         size = a.nbytes + b.nbytes + shape[0] * shape[1] * a.itemsize
-        if size > HOSTED_BYTES or (out is not None and not self._fit(out, shape, a, b, c)):
+        most = min(HOSTED_BYTES, self.runner.max_device_memory or HOSTED_BYTES)
+        if size > most or (out is not None and not self._fit(out, shape, a, b, c)):
             return None
         with self.device.using(self.own):
             x, y, z = (None if v is None else self._there(v) for v in (a, b, c))

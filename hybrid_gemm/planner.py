@@ -341,12 +341,21 @@ def memory_needs(plan: Plan) -> list[int]:
 
 def memory_shortfall(plan: Plan) -> str | None:
     """What does not fit, with both figures; None if everything does."""
+    count = len(plan.workers)
     for spec, need in zip(plan.devices, memory_needs(plan), strict=True):
         if need > spec.memory_bytes:
             return (
-                f"{plan.problem} by {plan.split} over {len(plan.workers)} workers needs "
-                f"{need / 2**30:.2f} GiB on {spec.name}, which has "
-                f"{spec.memory_bytes / 2**30:.2f} GiB free; fewer threads, more devices or "
-                "--split rows need less"
+                f"{plan.problem} by {plan.split} over {count} worker{'s' * (count > 1)} needs "
+                f"{_size(need)} on {spec.name}, which has {_size(spec.memory_bytes)} free; "
+                "fewer threads, more devices or --split rows need less"
             )
     return None
+
+
+def _size(count: float) -> str:
+    """Bytes, for people."""
+    for unit in ("KiB", "MiB"):
+        count /= 1024
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+    return f"{count / 1024:.2f} GiB"

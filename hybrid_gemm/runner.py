@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -292,8 +293,14 @@ class Runner:
         return self.run(a, b, c, **options).c if done is None else done
 
     def alone(self, problem: Problem, layout: str) -> Variant | None:
-        """The kernel for one GPU; None where several together are worth what they cost."""
-        plan = self._plan(problem, True, self.max_device_memory)
+        """The kernel for one GPU that has A, B and C, so that nothing has to fit besides; None
+        where several GPUs together are worth what they cost."""
+        specs = (
+            dataclasses.replace(x, memory_bytes=sys.maxsize) for x in self.specs(problem.dtype)
+        )
+        plan = planner.make_plan(
+            problem, tuple(specs), self._counts, kernel=str(self.chosen or "auto"), resident=True
+        )
         return None if len(plan.workers) > 1 else self.variant(plan, layout)
 
     def describe(self, plan: planner.Plan | None = None) -> str:

@@ -13,6 +13,7 @@ import hybrid_gemm
 from hybrid_gemm import Runner, direct, gemm, matmul, planner
 from hybrid_gemm.arrays import shares_memory
 from hybrid_gemm.errors import DTypeError, UsageError
+from hybrid_gemm.problem import Problem
 from hybrid_gemm.runtime import staging
 from hybrid_gemm.runtime.threads import ThreadRun
 
@@ -416,9 +417,20 @@ def test_small_arrays_of_the_host_are_copied_whole(dtype, rng, monkeypatch):
         here.gemm(a, a.T.copy(), out=a[:, :70])
     np.testing.assert_array_equal(here.gemm(a[:, ::2], b[::2]), a[:, ::2] @ b[::2])
     assert len(runs) == 2
+    with pytest.raises(MemoryError, match="KiB"):  # the limit holds for these too
+        Runner(device="cuda", max_device_memory=50_000).gemm(a, b)
     monkeypatch.setattr(direct, "HOSTED_BYTES", 0)
     np.testing.assert_array_equal(here.gemm(a, b), a @ b)
-    assert len(runs) == 3
+    assert len(runs) == 4
+
+
+def test_arrays_that_lie_on_a_device_need_not_fit_once_more(kernel_device):
+    """However little is free beside them, the kernel for one device is found."""
+    here = Runner(device=kernel_device, max_device_memory=1000, threads=1)
+    with pytest.raises(MemoryError, match=r"needs 48 KiB on .*, which has 0\.977 KiB free"):
+        here.plan(Problem(64, 64, 64), resident=True)
+    variant = here.alone(Problem(64, 64, 64), "nn")
+    assert variant.refusal(device=kernel_device, dtype="float32", m=64, n=64, k=64) is None
 
 
 def test_room_for_parts_is_made_before_the_clock_runs(kernel_device, rng, monkeypatch):
