@@ -1,0 +1,189 @@
+"""Several GPUs and ranks: docs/gpus.md, docs/mpi.md."""
+
+from . import result
+
+
+def ranks() -> str:
+    """Ways of multiplying and summing over 4 GPUs, beside multiplying alone."""
+    data = result("ranks4")
+    sizes = sorted({row["size"] for row in data["rows"]})
+    ms = {(row["way"], row["size"]): row["median_ms"] for row in data["rows"]}
+    lines = [
+        "Medians in ms on 4 GPUs (" + data["gpu"] + "), `cols`, data on the devices, all in one "
+        "run by `scripts/measure-ranks` ([figures](results/ranks4_h200.json)):",
+        "",
+        "| way | " + " | ".join(map(str, sizes)) + " |",
+        "|---|" + "---:|" * len(sizes),
+    ]
+    for way in dict.fromkeys(row["way"] for row in data["rows"]):
+        lines.append(f"| {way} | " + " | ".join(f"{ms[way, n]:.1f}" for n in sizes) + " |")
+    launch = data["launch_to_first_product_s"]
+    return "\n".join([*lines, "", f"From launch to the first product: {launch:.1f} s."])
+
+
+def scaling() -> str:
+    """Strong and weak scaling over ranks, by `cols`."""
+    data = result("scaling4")
+    lines = [
+        "| study | ranks | m x n x k | ms | TFLOP/s | of ideal |",
+        "|---|---:|---|---:|---:|---:|",
+    ]
+    for row in data["rows"]:
+        lines.append(
+            f"| {row['study']} | {row['ranks']} | {row['m']} x {row['n']} x {row['k']} | "
+            f"{row['total_ms']:.1f} | {row['gflops'] / 1e3:.1f} | {row['efficiency']:.3f} |"
+        )
+    return "\n".join(lines)
+
+
+def links() -> str:
+    """How fast bytes travel on the host of four GPUs."""
+    data = result("peers4")
+    rows = data["links"]["rows"]
+    kinds = {
+        "pinned to GPU": ("h2d", "pinned"), "to host": ("d2h", "pinned"),
+        "both ways": ("both", "pinned"), "pageable to GPU": ("h2d", "pageable"),
+        "to host ": ("d2h", "pageable"), "each GPU to the next": ("ring", "device"),
+    }  # fmt: skip
+    gbps = {(r["link"], r["memory"], r["at_once"]): r["gbps"] for r in rows}
+    counts = sorted({r["at_once"] for r in rows if r["link"] == "h2d"})
+    lines = [
+        "GB/s in all, by `hybrid-gemm tune --links` in the run of the next table "
+        "([figures](results/peers4_h200.json)):",
+        "",
+        "| GPUs together | " + " | ".join(kinds) + " |",
+        "|---|" + "---:|" * len(kinds),
+    ]
+    for n in counts:
+        cells = [gbps.get((*kind, n)) for kind in kinds.values()]
+        lines.append(f"| {n} | " + " | ".join(f"{c:.0f}" if c else "" for c in cells) + " |")
+    pairs = [r["gbps"] for r in rows if r["link"] == "peer"]
+    copied = {r["at_once"]: r["gbps"] for r in rows if r["link"] == "memcpy"}
+    threads = ", ".join(map(str, copied))
+    return "\n".join([
+        *lines, "",
+        f"One GPU to another, a pair at a time: {min(pairs):.0f} to {max(pairs):.0f}. Copies on "
+        f"the host into pinned memory by {threads} threads: "
+        + ", ".join(f"{x:.0f}" for x in copied.values()) + ".",
+    ])  # fmt: skip
+
+
+def peers() -> str:
+    """Whole products beside other libraries', on one, two and four GPUs."""
+    lines = [
+        "Times in ms from host arrays to host arrays, fp32, medians, all ways in turn in one run "
+        "by `hybrid-gemm bench --peers` ([one GPU](results/peers1_h200.json), "
+        "[two](results/peers2_h200.json), [four](results/peers4_h200.json), these last with "
+        "Python's copying threads, before the native ones). CuPy and PyTorch use one GPU and make "
+        "a fresh C; in brackets is how many times as long as ours each takes, with a fresh C where "
+        "it makes one.",
+        "",
+        "| GPUs | m = n = k | memory | ours | ours, fresh C | cuBLASXt, best settings "
+        "| CuPy | PyTorch | bound | ours / bound |",
+        "|---|---|---|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for file in ("peers1", "peers2", "peers4"):
+        rows = result(file)["rows"]
+        for case in dict.fromkeys((r["m"], r["memory"]) for r in rows):
+            found = {(r["way"], r["c"]): r for r in rows if (r["m"], r["memory"]) == case}
+            ours = found["ours", "given"]
+
+            def cell(way: str, c: str, found=found) -> str:
+                if (way, c) not in found:
+                    return ""
+                row = found[way, c]
+                return f"{row['time_ms']:.0f} ({row['ratio_to_ours']:.1f})"
+
+            xt = found["cublasxt", "given"]["settings"].split(",")
+            xt = f"{cell('cublasxt', 'given')}, {xt[0]}" + (", pinning" if "on" in xt[1] else "")
+            lines.append(
+                f"| {ours['gpus']} | {case[0]} | {case[1]} | {ours['time_ms']:.1f} "
+                f"| {found['ours', 'fresh']['time_ms']:.0f} | {xt} | {cell('cupy', 'fresh')} "
+                f"| {cell('torch', 'fresh')} | {ours['bound_ms']:.0f}, {ours['bound_by']} "
+                f"| {ours['of_bound']:.2f} |"
+            )
+    return "\n".join(lines)
+
+
+def resident() -> str:
+    """Products of data on the GPUs: what summing and starting cost, and scaling."""
+    rows = result("gpus4")["rows"]
+    mine = [r for r in rows if r["study"] == "resident"]
+    one = {r["size"]: r["total_ms"] for r in mine if r["gpus"] == 1}
+    lines = [
+        "Data on the GPUs, medians in ms by `scripts/measure-gpus resident` "
+        "([figures](results/gpus4_h200.json)); *alone* is the workers' products without sum or "
+        "copy, in turn with the whole:",
+        "",
+        "| m = n = k | GPUs | split | alone | whole | alone / whole | times one GPU |",
+        "|---|---|---|---:|---:|---:|---:|",
+    ]
+    for r in mine:
+        alone, total = r["alone_ms"], r["total_ms"]
+        split = r["split"] if r["gpus"] > 1 else ""
+        lines.append(
+            f"| {r['size']} | {r['gpus']} | {split} | {alone:.2f} | {total:.2f} "
+            f"| {alone / total:.3f} | {one[r['size']] / total:.2f} |"
+        )
+    return "\n".join(lines)
+
+
+def limited() -> str:
+    """One GPU with and without a limit to its memory."""
+    rows = result("limited1")["rows"]
+    lines = [
+        "One H200 from pageable arrays, once with `--max-device-memory`, by `scripts/measure-gpus "
+        "limited` ([figures](results/limited1_h200.json)):",
+        "",
+        "| m = n = k | limit | planned memory | turns | to the GPU | s | of the first |",
+        "|---|---|---:|---:|---:|---:|---:|",
+    ]
+    for row in rows:
+        limit = row["max_device_memory"]
+        lines.append(
+            f"| {row['size']} | {f'{limit / 2**30:.0f} GiB' if limit else 'none'} "
+            f"| {row['memory_bytes'] / 2**30:.1f} GiB | {row['turns']} "
+            f"| {row['bytes_h2d'] / 2**30:.0f} GiB | {row['total_ms'] / 1e3:.2f} "
+            f"| {row['total_ms'] / rows[0]['total_ms']:.2f} |"
+        )
+    return "\n".join(lines)
+
+
+def copying() -> str:
+    """What copies carry where products take little."""
+    rows = result("carried2")["rows"]
+    rows = [row for row in rows if row["study"] == "copying"]
+    lines = [
+        f"From host arrays in TF32 and float16 on {rows[0]['gpus']} H200s, medians in ms by "
+        "`scripts/measure-gpus copying` ([figures](results/carried2_h200.json)); GB/s is of A, B "
+        "and C together:",
+        "",
+        "| m = n = k | dtype | memory | copying threads | whole | multiplying | GB/s |",
+        "|---|---|---|---:|---:|---:|---:|",
+    ]
+    for r in rows:
+        lines.append(
+            f"| {r['size']} | {r['dtype']} | {r['memory']} | {r['copying_threads'] or ''} "
+            f"| {r['total_ms']:.1f} | {r['multiply_ms']:.1f} | {r['gbps']:.0f} |"
+        )
+    return "\n".join(lines)
+
+
+def small() -> str:
+    """Whole calls through one GPU, through all, and what is chosen."""
+    rows = result("small2")["rows"]
+    rows = [row for row in rows if row["study"] == "small"]
+    ways = list(dict.fromkeys(row["way"] for row in rows))
+    ms = {(row["memory"], row["size"], row["way"]): row["time_ms"] for row in rows}
+    lines = [
+        f"Whole calls on a host of {rows[0]['gpus']} H200s, fp32, medians in ms by "
+        "`scripts/measure-gpus small` ([figures](results/small2_h200.json)):",
+        "",
+        "| m = n = k | arrays | " + " | ".join(ways) + " |",
+        "|---|---|" + "---:|" * len(ways),
+    ]
+    for memory, n in dict.fromkeys((row["memory"], row["size"]) for row in rows):
+        where = "ordinary, on the host" if memory == "host" else "on one GPU"
+        cells = " | ".join(f"{ms[memory, n, way]:.3g}" for way in ways)
+        lines.append(f"| {n} | {where} | {cells} |")
+    return "\n".join(lines)

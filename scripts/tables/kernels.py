@@ -1,0 +1,173 @@
+"""What kernels reach on one GPU, and what `auto` takes: docs/performance.md."""
+
+import json
+import os
+import statistics
+import tempfile
+
+from hybrid_gemm import tuning
+from hybrid_gemm.bench import SERIES
+from hybrid_gemm.problem import Problem
+
+from . import ROOT, result
+
+PEAKS = {"float32": 66.9, "float64": 66.9, "int32": 33.4}  # TFLOP/s
+H200 = {dtype: tuning.Machine("NVIDIA H200", 132, 90, peak) for dtype, peak in PEAKS.items()}
+PEAK_INT32_GFLOPS = 33.4e3  # 132 multiprocessors, 64 multiply-adds a cycle, 1.98 GHz
+
+
+def standing() -> str:
+    """The best of our own kernels against cuBLAS at every shape of the tuned table, by layout,
+    but for those of `thin`."""
+    data = json.loads((ROOT / "hybrid_gemm/tuned/nvidia_h200.json").read_text())
+    layouts = ("nn", "nt", "tn", "tt")
+    ms = {}
+    for row in data["rows"]:
+        if row["dtype"] == "float32" and not 1 < min(row["m"], row["n"]) <= 8:
+            key = row["m"], row["n"], row["k"], row["layout"]
+            ms.setdefault(key, {})[row["kernel"] == "cublas"] = row["time_ms"]
+    # without a kernel of ours, where what was fastest is no longer listed
+    ratio = {key: both[True] / both[False] for key, both in ms.items() if len(both) == 2}
+    shapes = list(dict.fromkeys(key[:3] for key in ratio))
+    lines = [
+        "Our fastest kernel of each case against cuBLAS, fp32, "
+        + data["device"]["name"].split(" ", 1)[1] + ", by `hybrid-gemm tune` "
+        "([times](../hybrid_gemm/tuned/nvidia_h200.json)):",
+        "",
+        "| shape | " + " | ".join(layouts).upper() + " |",
+        "|---|" + "---:|" * len(layouts),
+    ]  # fmt: skip
+    for shape in shapes:
+        cells = [f"{ratio[(*shape, x)]:.2f}" if (*shape, x) in ratio else "" for x in layouts]
+        lines.append("| {} x {} x {} | ".format(*shape) + " | ".join(cells) + " |")
+    means = [
+        statistics.geometric_mean([r for key, r in ratio.items() if key[3] == x]) for x in layouts
+    ]
+    return "\n".join([*lines, "| geometric mean | " + " | ".join(f"{x:.2f}" for x in means) + " |"])
+
+
+def bars() -> str:
+    """What was asked of our own kernels and of `auto`, and what they reached."""
+    rows = result("tuned")["rows"]
+    ratio = {}  # of our own fastest, by dtype, layout and shape
+    for row in rows:
+        if row["dtype"] == "float32" and row["kernel"] != "cublas":
+            key = row["layout"], row["m"], row["n"], row["k"]
+            ratio[key] = max(ratio.get(key, 0), row["ratio_to_cublas"])
+    asked = {
+        *((n, n, n) for n in (256, 512, 1024, 2048, 4096, 8192, 16384, 1000)),
+        *SERIES["published"], (4097, 4099, 4101), (16, 8192, 8192), (1, 8192, 8192),
+        (8192, 64, 8192), (64, 64, 2**20), (128, 128, 2**18), (512, 512, 2**18),
+    }  # fmt: skip
+    nn = {shape: ratio["nn", *shape] for shape in asked}
+    mean, worst = statistics.geometric_mean(nn.values()), min(nn, key=nn.get)
+    square = {(x, n): ratio[x, n, n, n] for x in ("nn", "nt", "tn", "tt") for n in (4096, 8192)}
+    square["nn", 16384] = ratio["nn", 16384, 16384, 16384]
+    int32 = max(r["gflops"] for r in rows if r["dtype"] == "int32" and r["m"] == r["k"] == 4096)
+    launch = result("launch")["rows"][0]
+    chosen = [(r, dtype) for _shape, _layout, dtype, _kernel, r in choices()]
+    cases = [
+        (f"geometric mean over {len(nn)} shapes, NN", 1.10, mean, ""),
+        ("worst of them", 0.97, nn[worst], " x ".join(map(str, worst))),
+        *((f"{n} x {n} x {n}", 1.05, square["nn", n], "") for n in (4096, 8192, 16384)),
+        *(
+            (f"{x.upper()}, {n}", 1.03, square[x, n], "")
+            for x in ("nt", "tn", "tt")
+            for n in (4096, 8192)
+        ),
+        *(
+            (f"`auto`, {dtype}, worst of {len(mine)} shapes drawn", 0.99, min(mine), "")
+            for dtype in ("float32", "float64", "int32")
+            for mine in [[r for r, d in chosen if d == dtype]]
+        ),
+        ("int32, 4096, of the integer peak", 0.90, int32 / PEAK_INT32_GFLOPS, ""),
+        (f"`cupy.matmul` / a warm `Runner.gemm`, n = {launch['size']}, host included", 1.0,
+         launch["cupy_us"] / launch["ours_us"],
+         f"{launch['cupy_us']:.1f} / {launch['ours_us']:.1f} us"),
+    ]  # fmt: skip
+    lines = [
+        "One NVIDIA H200, ratios to cuBLAS of our fastest kernel unless said "
+        "([products](results/tuned_h200.json), `auto` [here](results/auto_h200.json) and "
+        "[here](results/auto_seed7_h200.json), "
+        "[launches](results/launch_h200.json)):",
+        "",
+        "| what | asked | reached | | |",
+        "|---|---:|---:|---|---|",
+    ]
+    for what, bar, got, note in cases:
+        met = "" if round(got, 3) >= bar else "short"
+        lines.append(f"| {what} | {bar:.2f} | {got:.3f} | {met} | {note} |")
+    return "\n".join(lines)
+
+
+def choices() -> list[tuple]:
+    """At each shape of `scripts/measure-auto`: what `auto` takes by the shipped table, and the
+    fastest's time over its own: cuBLAS's, or in int32 that of all that was timed."""
+    timed = {}
+    for name in ("auto", "auto_seed7"):
+        for row in result(name)["rows"]:
+            key = (row["m"], row["n"], row["k"]), row["layout"], row["dtype"]
+            timed.setdefault(key, []).append(row)
+    found = []
+    with tempfile.TemporaryDirectory() as empty:  # no user's table
+        os.environ["HYBRID_GEMM_CACHE"] = empty
+        for (shape, layout, dtype), rows in timed.items():
+            variant, _why = tuning.choose(H200[dtype], Problem(*shape, dtype), layout)
+            kernel = variant.name, dict(variant.params)
+            (mine,) = (r["time_ms"] for r in rows if (r["kernel"], r["params"]) == kernel)
+            other = min(r["time_ms"] for r in rows if dtype == "int32" or r["kernel"] == "cublas")
+            found.append((shape, layout, dtype, variant.name, other / mine))
+    return found
+
+
+def auto() -> str:
+    """What `auto` takes at shapes that no table has."""
+    lines = [
+        "`auto` at shapes drawn at random by `scripts/measure-auto` "
+        "(times of [one seed](results/auto_h200.json) and "
+        "[another](results/auto_seed7_h200.json)), against cuBLAS; int32 against the fastest of "
+        "what tuning would time. Where it takes cuBLAS the ratio is 1:",
+        "",
+        "| shape | layout | dtype | takes | ratio |",
+        "|---|---|---|---|---:|",
+    ]
+    plain = 0
+    for shape, layout, dtype, kernel, ratio in choices():
+        plain += kernel == "cublas"
+        if kernel != "cublas":
+            sides = " x ".join(map(str, shape))
+            lines.append(f"| {sides} | {layout.upper()} | {dtype} | {kernel} | {ratio:.3f} |")
+    return "\n".join([*lines, f"| {plain} others | | | cublas | 1.000 |"])
+
+
+def thin() -> str:
+    """What `auto` takes for a few rows or columns at sizes that its table has not."""
+    timed = {}
+    for row in result("thin")["rows"]:
+        case = (row["m"], row["n"], row["k"]), row["layout"]
+        timed.setdefault(case, {})[row["kernel"], *row["params"].values()] = row["time_ms"]
+    held = [case for case in timed if 2048 in case[0]]
+    sizes = sorted({min(shape) for shape, _layout in held})
+    found = {}
+    for shape, layout in held:
+        variant, _why = tuning.choose(H200["float32"], Problem(*shape), layout)
+        ms = timed[shape, layout]
+        ratio = ms["cublas",] / ms[variant.name, *variant.params.values()]
+        best = ms["cublas",] / min(ms.values())
+        found.setdefault(min(shape), []).append((ratio, best, variant.name))
+    lines = [
+        "A few rows or columns of C, the others 2048 and 8192 either way, in four layouts "
+        "([times](results/thin_h200.json)): what `auto` takes by measurements at other sizes, "
+        "against cuBLAS, and the fastest timed:",
+        "",
+        "| rows or columns | products | by `vector` | `auto`, geometric mean | worst | fastest |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for size in sizes:
+        ratios, bests, names = zip(*found[size], strict=True)
+        lines.append(
+            f"| {size} | {len(ratios)} | {names.count('vector')} "
+            f"| {statistics.geometric_mean(ratios):.2f} | {min(ratios):.2f} "
+            f"| {statistics.geometric_mean(bests):.2f} |"
+        )
+    return "\n".join(lines)

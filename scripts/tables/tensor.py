@@ -1,0 +1,97 @@
+"""Tensor cores beside cuBLAS: docs/tensor-cores.md."""
+
+import statistics
+
+from . import result
+
+
+def splits() -> str:
+    """float32 by three products on tensor cores, packing included, beside cuBLAS fp32."""
+    lines = [
+        "fp32x3, packing included, beside cuBLAS fp32 in the same run: ratio, and TFLOP/s of ours "
+        "([normal](results/fp32x3_h200.json), [wide](results/fp32x3_wide_h200.json), "
+        "[huge](results/fp32x3_huge_h200.json)):",
+        "",
+        "| m x n x k | data | split | of cuBLAS | TFLOP/s | held back by |",
+        "|---|---|---|---:|---:|---|",
+    ]
+    ratios = []
+    for name in ("fp32x3", "fp32x3_wide", "fp32x3_huge"):
+        for (_dtype, _layout, m, n, k), both in _beside(name).items():
+            ours = both[False]
+            split = ours["compute"].removeprefix("fp32x3 (").removesuffix(")")
+            lines.append(
+                f"| {m} x {n} x {k} | {ours['data']} | {split} | {ours['ratio_to_cublas']:.2f} "
+                f"| {ours['gflops'] / 1e3:.0f} | {_clock(both)} |"
+            )
+            if ours["data"] == "normal" and m >= 1024:
+                ratios.append(ours["ratio_to_cublas"])
+    mean = statistics.geometric_mean(ratios)
+    return "\n".join([
+        *lines, "",
+        f"Geometric mean over the {len(ratios)} sizes from 1024 up, normal data: {mean:.2f}.",
+    ])  # fmt: skip
+
+
+def rounded() -> str:
+    """TF32 and 16 bits beside cuBLAS of the same arithmetic."""
+    cases = {**_beside("tf32"), **_beside("narrow")}
+    sizes = sorted({case[2] for case in cases})
+    lines = [
+        "One product, beside cuBLAS of the same arithmetic in the same run: ratio "
+        "([TF32](results/tf32_h200.json), [16 bits](results/narrow_h200.json)):",
+        "",
+        "| operands | layout | " + " | ".join(map(str, sizes)) + " | geometric mean |",
+        "|---|---|" + "---:|" * (len(sizes) + 1),
+    ]
+    for dtype, layout in dict.fromkeys(case[:2] for case in cases):
+        found = {n: cases.get((dtype, layout, n, n, n)) for n in sizes}
+        ratios = [both[False]["ratio_to_cublas"] for both in found.values() if both]
+        name = {"float32": "float32 as TF32"}.get(dtype, dtype)
+        cells = [f"{b[False]['ratio_to_cublas']:.2f}" if b else "" for b in found.values()]
+        cells.append(f"{statistics.geometric_mean(ratios):.2f}")
+        lines.append(f"| {name} | {layout.upper()} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def errors() -> str:
+    """Errors of fp32x3 on each kind of data, and those of others beside them."""
+    data = result("accuracy")
+    rows = {(r["data"], r["way"], r["k"]): r for r in data["rows"]}
+    kinds = list(dict.fromkeys(r["data"] for r in data["rows"]))
+    ks = sorted({r["k"] for r in data["rows"]})
+    shown = [k for k in (256, 4096, 65536) if k in ks]
+    lines = [
+        f"Frobenius errors at k = {', '.join(map(str, shown))}, and fp32x3's against cuBLAS fp32's "
+        f"at the k from {ks[0]} to {ks[-1]} where it does worst, "
+        "by `hybrid-gemm bench --accuracy`, m = n = 1024 ([figures](results/accuracy_h200.json)):",
+        "",
+        "| data | fp32x3 | cuBLAS fp32 | TF32 | Frobenius, worst | largest, worst | split |",
+        "|---|---|---|---|---:|---:|---|",
+    ]
+    for kind in kinds:
+        cells = [
+            "; ".join(f"{rows[kind, way, k]['frobenius']:.1e}" for k in shown)
+            for way in ("fp32x3", "cuBLAS fp32", "tf32")
+        ]
+        ours = [rows[kind, "fp32x3", k] for k in ks]
+        cells += [f"{max(r[f'{x}_of_cublas'] for r in ours):.2f}" for x in ("frobenius", "largest")]
+        said = dict.fromkeys(r["compute"].removeprefix("fp32x3 (")[:-1] for r in ours)
+        lines.append(f"| {kind} | " + " | ".join([*cells, ", ".join(said)]) + " |")
+    return "\n".join(lines)
+
+
+def _beside(name: str) -> dict:
+    """Ours and cuBLAS by case, of a run of `bench --compute`."""
+    rows = result(name)["rows"]
+    found = {}
+    for row in rows:
+        case = row["dtype"], row["layout"], row["m"], row["n"], row["k"]
+        found.setdefault(case, {})[row["kernel"].startswith("cublas")] = row
+    return found
+
+
+def _clock(both: dict) -> str:
+    """What held the card back during either."""
+    words = dict.fromkeys(row["throttled"] for row in both.values() if row["throttled"])
+    return ", ".join(words)
