@@ -342,12 +342,13 @@ def memory_needs(plan: Plan) -> list[int]:
 def memory_shortfall(plan: Plan) -> str | None:
     """What does not fit, with both figures; None if everything does."""
     count = len(plan.workers)
+    ways = ["fewer threads"] * (count > 1) + ["--split rows"] * (plan.grid[2] > 1)
     for spec, need in zip(plan.devices, memory_needs(plan), strict=True):
         if need > spec.memory_bytes:
             return (
                 f"{plan.problem} by {plan.split} over {count} worker{'s' * (count > 1)} needs "
                 f"{_size(need)} on {spec.name}, which has {_size(spec.memory_bytes)} free; "
-                "fewer threads, more devices or --split rows need less"
+                f"{' or '.join([*ways, 'more devices'])} would need less there"
             )
     return None
 
