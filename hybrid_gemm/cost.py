@@ -50,15 +50,15 @@ def bound(plan: Plan, *, pinned: bool = False) -> dict[str, float]:
 
     `compute`: 2mnk at the best rate known on every GPU. Unless it is resident, `h2d` and `d2h`:
     A, B (C with beta) in and C out once, over all links; and `staging`: the same bytes copied on
-    the host, where arrays are not `pinned`. Empty where the devices' best rate is not known, as
-    it is for strict products alone.
+    the host, where arrays are not `pinned`; these where the links were measured. Empty where the
+    devices' best rate is not known, as it is for strict products alone.
     """
     best, p = {s.unit: s.best_tflops for s in plan.devices}, plan.problem
     if None in best.values() or p.compute != "fp32" or p.operands != p.dtype:
         return {}
     found = links(plan)
     terms = {"compute": p.flops / (sum(best.values()) * 1e9)}
-    if plan.resident or found is None:
+    if plan.resident or found is None or not found.measured:
         return terms
     inward = (p.m * p.k + p.k * p.n + bool(p.beta) * p.m * p.n) * p.itemsize
     outward = p.m * p.n * p.itemsize

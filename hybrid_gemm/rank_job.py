@@ -11,7 +11,7 @@ import numpy as np
 
 from . import command, matrices, report, verify_ranks
 from .distributed import RankRunner, nothing_multiplied, parts_of
-from .planner import Span
+from .planner import START_MS, Span
 from .rankplan import RankPlan, make_rank_plan
 from .runner import Runner
 from .runtime.launchers import bind_cores, place, together
@@ -319,7 +319,7 @@ def print_result(result, verdict, places) -> None:
         ratio = f" ({both / alone:.3f} of multiply alone)" if alone else ""
         report.console.print(f"multiply {alone:.2f} ms, multiply and sum {both:.2f} ms{ratio}")
     report.console.print(f"total {result.total_ms:.2f} ms, {result.gflops:.1f} GFLOP/s")
-    if plan.predicted_ms:
+    if plan.predicted_ms >= START_MS:
         report.console.print(
             f"{result.total_ms / plan.predicted_ms:.2f} times as long as expected "
             f"(about {plan.predicted_ms:.3g} ms)"

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from . import cache, cost, matrices
-from .planner import Plan
+from .planner import START_MS, Plan
 from .runner import Result
 from .runtime import launchers
 from .runtime.timeline import PHASES
@@ -260,7 +260,9 @@ def print_result(result: Result, verdict: Verdict | None, device: str) -> None:
     console.print(f"total {result.total_ms:.2f} ms, {result.gflops:.1f} GFLOP/s")
     words = {"of_predicted": "as long as expected", "of_bound": "the bound"}
     times = [f"{held[x]:.2f} times {word}" for x, word in words.items() if held[x]]
-    if times:
+    if plan.predicted_ms < START_MS:
+        console.print(f"{_expected(plan)}, besides what starting takes")
+    elif times:
         console.print(f"{', '.join(times)} ({_expected(plan)})")
     console.print(f"verification {verdict if verdict else 'off'}")
 

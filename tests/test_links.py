@@ -117,6 +117,7 @@ def test_links_not_measured_are_assumed_and_say_so():
     plan = make_plan(Problem(64, 64, 64), gpus(2, links=None), 2, split="rows")
     found = cost.links(plan)
     assert not found.measured and cost.rate(found.h2d, 2) == 40
+    assert set(cost.bound(plan)) == {"compute"}  # what is assumed bounds nothing
     assert cost.links(make_plan(Problem(8, 8, 8), [CPU], 1)) is None
 
 
