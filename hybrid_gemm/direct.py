@@ -55,6 +55,8 @@ class Direct:
             found = self.known[key] = self._work_out(
                 a, b, c, out, alpha=alpha, beta=beta, trans_a=trans_a, trans_b=trans_b
             )
+        except TypeError:  # an array as alpha or beta is no key
+            return None
         if found is None:
             return None
         call, shape, dtype, extents = found
@@ -87,7 +89,7 @@ class Direct:
             or (c is not None and not beta)
         ):
             return None
-        shape = a.shape[trans_a], b.shape[not trans_b]
+        shape = a.shape[bool(trans_a)], b.shape[not trans_b]
         size = a.nbytes + b.nbytes + shape[0] * shape[1] * a.itemsize
         most = min(HOSTED_BYTES, self.runner.max_device_memory or HOSTED_BYTES)
         if size > most or (out is not None and not self._fit(out, shape, a, b, c)):

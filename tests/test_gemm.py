@@ -407,6 +407,7 @@ def test_small_arrays_of_the_host_are_copied_whole(dtype, rng, monkeypatch):
     np.testing.assert_array_equal(here.gemm(a.T.copy(), b, c, alpha=2, beta=-1, trans_a=True),
                                   2 * a @ b - c)  # fmt: skip
     np.testing.assert_array_equal(here.gemm(np.asfortranarray(a), b), a @ b)
+    np.testing.assert_array_equal(here.gemm(a, a, trans_a=np.False_, trans_b=np.True_), a @ a.T)
     whole = c.copy()
     assert here.gemm(a, b, whole, beta=1, out=whole) is whole
     np.testing.assert_array_equal(whole, a @ b + c)
@@ -422,6 +423,7 @@ def test_small_arrays_of_the_host_are_copied_whole(dtype, rng, monkeypatch):
     monkeypatch.setattr(direct, "HOSTED_BYTES", 0)
     np.testing.assert_array_equal(here.gemm(a, b), a @ b)
     assert len(runs) == 4
+    np.testing.assert_array_equal(here.gemm(a, b, alpha=np.array(2.0)), 2 * a @ b)
 
 
 def test_arrays_that_lie_on_a_device_need_not_fit_once_more(kernel_device):
