@@ -26,7 +26,7 @@ from . import (
     verify,
 )
 from .devices.cpu import cores, memory_available
-from .errors import OutOfMemoryError, UnavailableError, UsageError
+from .errors import OutOfMemoryError, UnavailableError, UsageError, in_words
 from .problem import Problem, compute_dtype, make_problem
 from .runner import Runner
 
@@ -219,9 +219,8 @@ def _check_host_memory(shapes, itemsize: int) -> None:
     have = memory_available()
     if need > have:
         raise OutOfMemoryError(
-            f"A, B and C need {need / 2**30:.2f} GiB of host memory and "
-            f"{have / 2**30:.2f} GiB is available; smaller sizes fit, or .npy files, "
-            "which are read in parts"
+            f"A, B and C need {in_words(need)} of host memory and {in_words(have)} is available; "
+            "smaller sizes fit, or .npy files, which are read in parts"
         )
 
 

@@ -12,7 +12,7 @@ from .problem import Problem
 PIECES = 8
 # Products on tensor cores by strict ones' rate: 8192 on an H200, docs/tensor-cores.md.
 QUICKER = {"fp32x3": 3.9, "tf32": 7.0, "narrow": 13.9}
-ASSUMED_MEMCPY_GBPS = 40.0  # by the copying threads; two hosts of H200s had 65 to 75
+ASSUMED_MEMCPY_GBPS = 40.0  # by the copying threads: docs/results/carried2_h200.json
 
 
 def rate(rates: Rates, count: int) -> float:

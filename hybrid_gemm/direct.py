@@ -33,7 +33,8 @@ class Direct:
         self.current = device.cp.cuda.get_current_stream
         self.known: dict = {}
         self.streams: dict[int, CudaStream] = {}
-        self.own = device.stream()  # for arrays of the host
+        # For arrays of the host; what it gives back is not another stream's while copies go on.
+        self.own = device.stream()
 
     def __call__(
         self, a, b, c=None, *, alpha=1.0, beta=0.0, trans_a=False, trans_b=False, out=None

@@ -22,7 +22,7 @@ from .given import Given
 from .planner import make_plan
 from .problem import Problem
 from .rankplan import RankPlan, make_rank_plan
-from .runner import Runner
+from .runner import MAX_PLANS, Runner
 from .runtime import launchers, transports
 from .runtime.layouts import NOTHING, Part
 from .runtime.ranks import RankRun
@@ -105,6 +105,7 @@ class RankRunner:
                 UsageError(f"ranks found different devices, so name one by --device: {found}")
             )
         self._kept: tuple | None = None
+        self._inners: dict = {}  # plans of what this rank multiplies
 
     @property
     def devices(self):
@@ -152,12 +153,15 @@ class RankRunner:
         sides = {"m": len(box.rows), "n": len(box.cols), "k": len(box.ks)} if box else {}
         return self.runner.variant(self._inner(dataclasses.replace(plan.problem, **sides)))
 
-    @functools.lru_cache(maxsize=64)  # noqa: B019  (a runner lives as long as its process)
     def _inner(self, problem: Problem, resident: bool = False):
-        return make_plan(
-            problem, self._specs, self.runner.threads, split=self.runner.split,
-            kernel=str(self.runner.chosen or "auto"), resident=resident,
-        )  # fmt: skip
+        if (problem, resident) not in self._inners:
+            if len(self._inners) >= MAX_PLANS:
+                self._inners.clear()
+            self._inners[problem, resident] = make_plan(
+                problem, self._specs, self.runner.threads, split=self.runner.split,
+                kernel=str(self.runner.chosen or "auto"), resident=resident,
+            )  # fmt: skip
+        return self._inners[problem, resident]
 
     @functools.cached_property
     def _specs(self):

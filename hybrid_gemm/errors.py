@@ -1,6 +1,15 @@
 """The errors users meet, each with the exit code that the command gives it."""
 
 
+def in_words(size: float) -> str:
+    """Bytes, for people."""
+    for unit in ("KiB", "MiB"):
+        size /= 1024
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+    return f"{size / 1024:.2f} GiB"
+
+
 class HybridGemmError(Exception):
     """Base of the package's own errors. `exit_code` is what the command exits with."""
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from .cost import predict_ms
-from .errors import OutOfMemoryError, UsageError
+from .errors import OutOfMemoryError, UsageError, in_words
 from .plans import Block, Box, DeviceSpec, Panel, Plan, Span, Strip, Worker, cut, cut_span
 from .problem import Problem
 
@@ -28,15 +28,14 @@ ALIGN = 32  # elements: cuts fall on whole 128-byte lines of fp32 where that cos
 # the first product starts early.
 PART_BYTES, MOST_PARTS = 16 << 20, 16
 PART_SIDE = {"A": 1024, "B": 2048}  # columns of a row-major B are short runs of bytes
-# Of B where it is multiplied in less time than it travels, for longer runs travel faster: TF32 on
-# two H200s takes 31 ms for 41 at 16384 from page-locked arrays (and fp32 96 for 89). Two at least.
+# Of B where it is multiplied in less time than it travels, for longer runs travel faster from
+# page-locked arrays; strict fp32 would wait longer for its first operands. Two at least.
 QUICK_SIDE = 8192
 PANEL_ELEMENTS, PANEL_ROWS = 16 << 20, 512  # of partials that are summed while others multiply
 LARGEST_PART_BYTES = 256 << 20  # where neither side can be cut, K is
 LEAST_CHUNK, LEAST_TILE = 512, 256  # of K, and a tile's sides, where memory is short
 HELD = 2  # turns: one is brought while another is multiplied
-# What a worker more has to save. Of products on two H200s, one takes 2.7 ms and both 3.8 at
-# 4096, 8.6 and 7.1 at 6144.
+# What a worker more has to save: docs/results/small2_h200.json has where two GPUs pass one.
 START_MS = 2.0
 REDUCTIONS = ("ordered", "critical", "nccl")
 
@@ -347,16 +346,7 @@ def memory_shortfall(plan: Plan) -> str | None:
         if need > spec.memory_bytes:
             return (
                 f"{plan.problem} by {plan.split} over {count} worker{'s' * (count > 1)} needs "
-                f"{_size(need)} on {spec.name}, which has {_size(spec.memory_bytes)} free; "
+                f"{in_words(need)} on {spec.name}, which has {in_words(spec.memory_bytes)} free; "
                 f"{' or '.join([*ways, 'more devices'])} would need less there"
             )
     return None
-
-
-def _size(count: float) -> str:
-    """Bytes, for people."""
-    for unit in ("KiB", "MiB"):
-        count /= 1024
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-    return f"{count / 1024:.2f} GiB"

@@ -11,6 +11,7 @@ import numpy as np
 
 from . import command, matrices, report, verify_ranks
 from .distributed import RankRunner, nothing_multiplied, parts_of
+from .errors import in_words
 from .planner import START_MS, Span
 from .rankplan import RankPlan, make_rank_plan
 from .runner import Runner
@@ -279,8 +280,8 @@ def print_plan(plan: RankPlan, kernel: str, places) -> None:
     _print_head(plan)
     report.console.print(f"kernel: {kernel}   each rank: {places[0][1]}")
     rows = [
-        [rank, *_where(plan, rank), report._gib(plan.bytes_input(rank)),
-         report._gib(plan.bytes_sent(rank)), report._gib(plan.bytes_kept(rank))]
+        [rank, *_where(plan, rank), in_words(plan.bytes_input(rank)),
+         in_words(plan.bytes_sent(rank)), in_words(plan.bytes_kept(rank))]
         for rank in _listed(plan)
     ]  # fmt: skip
     report.table(["rank", "rows of A", "columns of B", "K", "finishes C", "reads", "sends",
@@ -290,8 +291,8 @@ def print_plan(plan: RankPlan, kernel: str, places) -> None:
     sent = [plan.bytes_sent(rank) for rank in range(plan.ranks)]
     kept = [plan.bytes_kept(rank) for rank in range(plan.ranks)]
     report.console.print(
-        f"a rank sends up to {report._gib(max(sent))} and keeps up to {report._gib(max(kept))}; "
-        f"all send {report._gib(sum(sent))}; "
+        f"a rank sends up to {in_words(max(sent))} and keeps up to {in_words(max(kept))}; "
+        f"all send {in_words(sum(sent))}; "
         f"the cost model expects about {plan.predicted_ms:.3g} ms"
     )
 
@@ -308,7 +309,7 @@ def print_result(result, verdict, places) -> None:
         ms = {phase: sum(a.ms for a in mine if a.phase == phase) for phase in PHASES}
         rows.append([
             rank, *places[rank], *_where(plan, rank),
-            *(report._ms(ms[phase]) for phase in PHASES), report._gib(plan.bytes_sent(rank)),
+            *(report._ms(ms[phase]) for phase in PHASES), in_words(plan.bytes_sent(rank)),
         ])  # fmt: skip
     report.table(["rank", "<host", "<device", "rows of A", "columns of B", "K", "finishes C",
                   *(f"{phase} ms" for phase in PHASES), "sent"], rows)  # fmt: skip

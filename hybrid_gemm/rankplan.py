@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from .cost import tflops
-from .errors import OutOfMemoryError, UsageError
+from .errors import OutOfMemoryError, UsageError, in_words
 from .planner import Box, DeviceSpec, Plan, Span, Strip, cut, on_grid, strips_along_rows
 from .problem import Problem
 
@@ -208,8 +208,8 @@ def make_rank_plan(
     if too_big:
         raise OutOfMemoryError(
             f"{problem} on {ranks} ranks as {' x '.join(map(str, best))} needs "
-            f"{need / 2**30:.2f} GiB a rank, and {spec.name} has {spec.memory_bytes / 2**30:.2f} "
-            "GiB for it; more ranks, or --split auto, need less"
+            f"{in_words(need)} a rank, and {spec.name} has {in_words(spec.memory_bytes)} "
+            "for it; more ranks, or --split auto, need less"
         )
     devices = tuple(replace(spec, name=f"rank {i}", unit=i) for i in range(ranks))
     name = next((name for name, shape in named.items() if shape == best), "grid")

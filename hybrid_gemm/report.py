@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from . import cache, cost, matrices
+from .errors import in_words
 from .planner import START_MS, Plan
 from .runner import Result
 from .runtime import launchers
@@ -64,10 +65,6 @@ def table(columns: Sequence[str], rows: Sequence[Sequence], title: str = "") -> 
         out.add_row(*(row[i] for i in kept))
     least = console.measure(out).minimum
     console.print(out, width=max(console.width, least), crop=False, no_wrap=True)
-
-
-def _gib(count: int) -> str:
-    return f"{count / 2**30:.3f} GiB" if count >= 2**27 else f"{count / 2**20:.2f} MiB"
 
 
 def _ms(value: float) -> str:
@@ -183,12 +180,12 @@ def print_plan(plan: Plan, kernel: str) -> None:
     table(["worker", "<device", "rows of A", "columns of B", "K", "gflop",
            "finishes C", "<sums partials of"], rows)  # fmt: skip
     for i, device in enumerate(plan.devices):
-        console.print(
-            f"{device.name}: {_gib(plan.memory_bytes(i))} of {_gib(device.memory_bytes)} free"
-        )
+        need, free = plan.memory_bytes(i), device.memory_bytes
+        console.print(f"{device.name}: {in_words(need)} of {in_words(free)} free")
     console.print(
-        f"moved: {_gib(plan.bytes_h2d)} host to device, {_gib(plan.bytes_d2h)} back, "
-        f"{_gib(plan.bytes_peer)} of partials between devices, {_gib(plan.bytes_relayed)} relayed"
+        f"moved: {in_words(plan.bytes_h2d)} host to device, {in_words(plan.bytes_d2h)} back, "
+        f"{in_words(plan.bytes_peer)} of partials between devices, "
+        f"{in_words(plan.bytes_relayed)} relayed"
     )
     if plan.turns > 1:
         console.print(f"in up to {plan.turns} turns a worker: {_tiles(plan)}")

@@ -102,10 +102,6 @@ class Device(abc.ABC):
     def _idle(self) -> dict[bool, list[Stream]]:
         return {False: [], True: []}
 
-    def stranger(self) -> Device:
-        """This device, sharing no memory or stream with it: for what outlives it."""
-        return self
-
     @functools.cached_property
     def keeper(self) -> Stream:
         """The stream that is current while memory for a whole run is taken."""

@@ -25,7 +25,6 @@ _OPERATION = {"n": 0, "t": 1}
 _NARROW = {"float16": 2, "bfloat16": 14, "float32": 0}  # cudaDataType
 _COMPUTE = {False: 68, True: 77}  # cublasComputeType: float32, float32 through TF32
 _ANY_ALGORITHM = -1
-_spare: dict[int, list[int]] = defaultdict(list)  # handles without a stream, by GPU
 _OPERATIONS, _MATRIX = (c_void_p, c_int, c_int, *[c_int64] * 3, c_void_p), (c_void_p, c_int64)
 _TYPED = (c_void_p, c_int, c_int64)
 _SIGNATURES = {
@@ -58,6 +57,9 @@ def _call(name: str, *args) -> None:
         raise HybridGemmError(f"{name} failed with cuBLAS status {status}")
 
 
+_spare: dict[int, list[int]] = defaultdict(list)  # handles without a stream, by GPU
+
+
 class Handle:
     """What cuBLAS needs for the products of one stream, made on the current GPU."""
 
@@ -66,7 +68,10 @@ class Handle:
 
         # A handle is never destroyed: that waits for the GPU, which ends any graph being captured.
         self.spare = _spare[cupy.cuda.runtime.getDevice()]
-        self.value = self.spare.pop() if self.spare else cupy.cuda.cublas.create()
+        try:
+            self.value = self.spare.pop()
+        except IndexError:
+            self.value = cupy.cuda.cublas.create()
         cupy.cuda.cublas.setMathMode(self.value, 0)  # no TF32, whatever the environment says
         self.workspace = cupy.cuda.Memory(WORKSPACE_BYTES)
         _call("cublasSetStream_v2", self.value, stream)

@@ -50,7 +50,7 @@ def page(data: Mapping) -> str:
         f"{tally.get(CONFIRMED, 0)} claims confirmed, {tally.get(REFUTED, 0)} refuted, "
         f"{tally.get(NOT_TESTABLE, 0)} not testable there "
         f"([all figures]({RESULTS.removeprefix('docs/')})). Every product was checked against a "
-        f"float64 reference in the same run.",
+        "float64 reference in the same run.",
         "",
         "Columns such as flop/byte, occupancy and roofline are not measured: they follow from "
         f"the kernel's header, the compiler's report and the GPU's limits (here "

@@ -1,0 +1,187 @@
+"""What one GPU does alone, whether `out` overlaps, and what a `Runner` keeps."""
+
+import gc
+import weakref
+
+import numpy as np
+import pytest
+from conftest import REASONS, integers
+from hypothesis import given
+from hypothesis import strategies as st
+
+import hybrid_gemm
+from hybrid_gemm import Runner, direct, gemm, planner
+from hybrid_gemm.arrays import shares_memory
+from hybrid_gemm.problem import Problem
+from hybrid_gemm.runtime import staging
+
+on_cuda = pytest.mark.skipif(REASONS["cuda"] is not None, reason=str(REASONS["cuda"]))
+
+
+@pytest.mark.parametrize("options", [{}, {"threads": 2, "split": "cols"}, {"compute": "fp32x3"}])
+def test_a_runner_that_is_dropped_takes_its_memory_along(device, options, rng, monkeypatch):
+    """At once, and not when Python looks for what refers to itself."""
+    if device == "cpu" and "compute" in options:
+        pytest.skip("fp32x3 is for tensor cores")
+    a, b = integers(rng, (70, 90)), integers(rng, (90, 50))
+    monkeypatch.setattr(staging, "_links", {})
+    gc.collect()
+    gc.disable()
+    try:
+        runner = Runner(device=device, **options)
+        np.testing.assert_array_equal(runner.run(a, b).c, a @ b)
+        np.testing.assert_array_equal(runner.gemm(a, b), a @ b)
+        there = [weakref.ref(x) for x in runner.devices]
+        del runner
+        assert [x() for x in there] == [None] * len(there)
+    finally:
+        gc.enable()
+
+
+def test_memory_kept_for_later_calls_is_given_back(device, rng, monkeypatch):
+    seen, opened = [], Runner.__init__
+
+    def remember(runner, **options):
+        opened(runner, **options)
+        seen.extend(map(weakref.ref, runner.devices))
+
+    monkeypatch.setattr(Runner, "__init__", remember)
+    a, b = integers(rng, (70, 90)), integers(rng, (90, 50))
+    for _ in range(2):
+        np.testing.assert_array_equal(gemm(a, b, device=device, threads=3), a @ b)
+    assert seen and all(x() for x in seen)
+    hybrid_gemm.free_memory()
+    gc.collect()
+    assert not any(x() for x in seen)
+
+
+@given(st.data())
+def test_what_shares_memory_is_what_numpy_says(data):
+    """By addresses alone, as it is decided for arrays of GPUs."""
+    whole = np.zeros((12, 14), "f4")
+
+    def view():
+        start, stop, step = (st.integers(-14, 14) for _ in range(3))
+        row, col = (
+            slice(data.draw(start), data.draw(stop), data.draw(step.filter(bool))) for _ in "rc"
+        )
+        part = whole[row, col]
+        return part.T if data.draw(st.booleans()) else part
+
+    x, y = view(), view()
+    assert shares_memory(x, y) == np.shares_memory(x, y)
+
+
+@on_cuda
+def test_device_arrays_stay_on_the_device(rng):
+    import cupy
+
+    a, b, c = (integers(rng, s) for s in ((70, 90), (90, 50), (70, 50)))
+    for options in (
+        {},
+        {"kernel": "cublas"},
+        {"threads": 4, "split": "cols"},
+        {"emulate_devices": 3, "threads": 3},
+    ):
+        there = [cupy.asarray(x) for x in (a, b, c)]
+        got = gemm(*there, alpha=2, beta=1, **options)
+        assert isinstance(got, cupy.ndarray)
+        np.testing.assert_array_equal(got.get(), 2 * a @ b + c)
+        out = gemm(there[0], there[1], there[2], beta=1, out=there[2], **options)
+        assert out is there[2]
+        np.testing.assert_array_equal(out.get(), a @ b + c)
+        with pytest.raises(ValueError, match="out overlaps A"):
+            gemm(there[0][:, :50], there[1][:50], out=there[0][:, 10:60], **options)
+        both = cupy.zeros((70, 100), "f4")
+        got = gemm(there[0], there[1], out=both[:, ::2], **options)
+        np.testing.assert_array_equal(got.get(), a @ b)
+        gemm(both[:, ::2][:50], both[:50, ::2], out=both[:50, 1::2], **options)
+
+
+@on_cuda
+def test_small_products_stay_on_the_gpu_that_has_them(rng, monkeypatch):
+    """Of several GPUs all are used where nothing else was said, but not for what one does in less
+    time than it takes to start them."""
+    import cupy
+
+    here, runs = Runner(device="cuda"), []
+    real = Runner.run
+    monkeypatch.setattr(Runner, "run", lambda self, *x, **y: runs.append(1) or real(self, *x, **y))
+    a, b = integers(rng, (70, 90)), integers(rng, (90, 50))
+    for ordinal in range(len(here.devices)):
+        with cupy.cuda.Device(ordinal):
+            got = here.gemm(cupy.asarray(a), cupy.asarray(b))
+            assert got.device.id == ordinal and not runs
+            np.testing.assert_array_equal(got.get(), a @ b)
+    if len(here.devices) > 1:
+        Runner(device="cuda", split="cols").gemm(cupy.asarray(a), cupy.asarray(b))
+        monkeypatch.setattr(planner, "START_MS", -1)
+        Runner(device="cuda").gemm(cupy.asarray(a), cupy.asarray(b))
+        Runner(device="cuda").gemm(a, b)
+        assert len(runs) == 3
+
+
+@on_cuda
+@pytest.mark.parametrize("kernel", ["cublas", "tuned"])
+def test_a_runner_may_be_dropped_while_a_graph_is_captured(kernel, rng):
+    """Whenever Python finds that it is not needed any more."""
+    import cupy
+
+    a, b = (cupy.asarray(integers(rng, s)) for s in ((70, 90), (90, 50)))
+    kept, old = (Runner(device="cuda", kernel=kernel, threads=1) for _ in "ab")
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        out = kept.gemm(a, b)
+        for make in old.gemm, old.run:
+            make(a.get(), b.get())
+        stream.synchronize()
+        out.fill(-1)
+        stream.begin_capture()
+        kept.gemm(a, b, out=out)
+        del old, make
+        kept.gemm(a, b, out, alpha=2, beta=1, out=out)
+        graph = stream.end_capture()
+        graph.launch()
+        stream.synchronize()
+    np.testing.assert_array_equal(out.get(), 3 * a.get() @ b.get())
+
+
+@on_cuda
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_small_arrays_of_the_host_are_copied_whole(dtype, rng, monkeypatch):
+    """By the calling thread, as long as a run would take longer to set up."""
+    runs, real = [], Runner.run
+    monkeypatch.setattr(Runner, "run", lambda self, *x, **y: runs.append(1) or real(self, *x, **y))
+    here = Runner(device="cuda")
+    a, b, c = (integers(rng, s, dtype) for s in ((70, 90), (90, 50), (70, 50)))
+    out = np.full_like(c, np.nan)
+    assert here.gemm(a, b, out=out) is out
+    np.testing.assert_array_equal(out, a @ b)
+    np.testing.assert_array_equal(here.gemm(a.T.copy(), b, c, alpha=2, beta=-1, trans_a=True),
+                                  2 * a @ b - c)  # fmt: skip
+    np.testing.assert_array_equal(here.gemm(np.asfortranarray(a), b), a @ b)
+    np.testing.assert_array_equal(here.gemm(a, a, trans_a=np.False_, trans_b=np.True_), a @ a.T)
+    whole = c.copy()
+    assert here.gemm(a, b, whole, beta=1, out=whole) is whole
+    np.testing.assert_array_equal(whole, a @ b + c)
+    assert not runs
+    with pytest.raises(ValueError, match="A is 70 x 90"):
+        here.gemm(a, b[1:].copy())
+    with pytest.raises(ValueError, match="out overlaps A"):
+        here.gemm(a, a.T.copy(), out=a[:, :70])
+    np.testing.assert_array_equal(here.gemm(a[:, ::2], b[::2]), a[:, ::2] @ b[::2])
+    assert len(runs) == 2
+    with pytest.raises(MemoryError, match="KiB"):  # the limit holds for these too
+        Runner(device="cuda", max_device_memory=50_000).gemm(a, b)
+    monkeypatch.setattr(direct, "HOSTED_BYTES", 0)
+    np.testing.assert_array_equal(here.gemm(a, b), a @ b)
+    assert len(runs) == 4
+    np.testing.assert_array_equal(here.gemm(a, b, alpha=np.array(2.0)), 2 * a @ b)
+
+
+def test_arrays_that_lie_on_a_device_need_not_fit_once_more(kernel_device):
+    """However little is free beside them, the kernel for one device is found."""
+    here = Runner(device=kernel_device, max_device_memory=1000, threads=1)
+    with pytest.raises(MemoryError, match=r"needs 48 KiB on .*, which has 0\.977 KiB free"):
+        here.plan(Problem(64, 64, 64), resident=True)
+    variant = here.alone(Problem(64, 64, 64), "nn")
+    assert variant.refusal(device=kernel_device, dtype="float32", m=64, n=64, k=64) is None
