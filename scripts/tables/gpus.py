@@ -1,6 +1,6 @@
 """Several GPUs and ranks: docs/gpus.md, docs/mpi.md."""
 
-from . import result
+from . import grid, result
 
 
 def ranks() -> str:
@@ -12,28 +12,22 @@ def ranks() -> str:
         "Medians in ms on 4 GPUs (" + data["gpu"] + "), `cols`, data on the devices, all in one "
         "run by `scripts/measure-ranks` ([figures](results/ranks4_h200.json)):",
         "",
-        "| way | " + " | ".join(map(str, sizes)) + " |",
-        "|---|" + "---:|" * len(sizes),
     ]
-    for way in dict.fromkeys(row["way"] for row in data["rows"]):
-        lines.append(f"| {way} | " + " | ".join(f"{ms[way, n]:.1f}" for n in sizes) + " |")
+    ways = dict.fromkeys(row["way"] for row in data["rows"])
+    rows = ([way, *(f"{ms[way, n]:.1f}" for n in sizes)] for way in ways)
+    lines += grid(["<way", *map(str, sizes)], rows)
     launch = data["launch_to_first_product_s"]
     return "\n".join([*lines, "", f"From launch to the first product: {launch:.1f} s."])
 
 
 def scaling() -> str:
     """Strong and weak scaling over ranks, by `cols`."""
-    data = result("scaling4")
-    lines = [
-        "| study | ranks | m x n x k | ms | TFLOP/s | of ideal |",
-        "|---|---:|---|---:|---:|---:|",
-    ]
-    for row in data["rows"]:
-        lines.append(
-            f"| {row['study']} | {row['ranks']} | {row['m']} x {row['n']} x {row['k']} | "
-            f"{row['total_ms']:.1f} | {row['gflops'] / 1e3:.1f} | {row['efficiency']:.3f} |"
-        )
-    return "\n".join(lines)
+    rows = (
+        [r["study"], r["ranks"], f"{r['m']} x {r['n']} x {r['k']}", f"{r['total_ms']:.1f}",
+         f"{r['gflops'] / 1e3:.1f}", f"{r['efficiency']:.3f}"]
+        for r in result("scaling4")["rows"]
+    )  # fmt: skip
+    return "\n".join(grid(["<study", "ranks", "<m x n x k", "ms", "TFLOP/s", "of ideal"], rows))
 
 
 def links() -> str:
@@ -51,12 +45,12 @@ def links() -> str:
         "GB/s in all, by `hybrid-gemm tune --links` in the run of the next table "
         "([figures](results/peers4_h200.json)):",
         "",
-        "| GPUs together | " + " | ".join(kinds) + " |",
-        "|---|" + "---:|" * len(kinds),
     ]
-    for n in counts:
-        cells = [gbps.get((*kind, n)) for kind in kinds.values()]
-        lines.append(f"| {n} | " + " | ".join(f"{c:.0f}" if c else "" for c in cells) + " |")
+    cells = {n: [gbps.get((*kind, n)) for kind in kinds.values()] for n in counts}
+    lines += grid(
+        ["<GPUs together", *kinds],
+        ([n, *(f"{c:.0f}" if c else "" for c in row)] for n, row in cells.items()),
+    )
     pairs = [r["gbps"] for r in rows if r["link"] == "peer"]
     copied = {r["at_once"]: r["gbps"] for r in rows if r["link"] == "memcpy"}
     threads = ", ".join(map(str, copied))
@@ -78,10 +72,10 @@ def peers() -> str:
         "a fresh C; in brackets is how many times as long as ours each takes, with a fresh C where "
         "it makes one.",
         "",
-        "| GPUs | m = n = k | memory | ours | ours, fresh C | cuBLASXt, best settings "
-        "| CuPy | PyTorch | bound | ours / bound |",
-        "|---|---|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
+    columns = ["<GPUs", "<m = n = k", "<memory", "ours", "ours, fresh C", "cuBLASXt, best settings",
+               "CuPy", "PyTorch", "bound", "ours / bound"]  # fmt: skip
+    table = []
     for file in ("peers1", "peers2", "peers4"):
         rows = result(file)["rows"]
         for case in dict.fromkeys((r["m"], r["memory"]) for r in rows):
@@ -96,13 +90,13 @@ def peers() -> str:
 
             xt = found["cublasxt", "given"]["settings"].split(",")
             xt = f"{cell('cublasxt', 'given')}, {xt[0]}" + (", pinning" if "on" in xt[1] else "")
-            lines.append(
-                f"| {ours['gpus']} | {case[0]} | {case[1]} | {ours['time_ms']:.1f} "
-                f"| {found['ours', 'fresh']['time_ms']:.0f} | {xt} | {cell('cupy', 'fresh')} "
-                f"| {cell('torch', 'fresh')} | {ours['bound_ms']:.0f}, {ours['bound_by']} "
-                f"| {ours['of_bound']:.2f} |"
-            )
-    return "\n".join(lines)
+            table.append([
+                ours["gpus"], *case, f"{ours['time_ms']:.1f}",
+                f"{found['ours', 'fresh']['time_ms']:.0f}", xt, cell("cupy", "fresh"),
+                cell("torch", "fresh"), f"{ours['bound_ms']:.0f}, {ours['bound_by']}",
+                f"{ours['of_bound']:.2f}",
+            ])  # fmt: skip
+    return "\n".join([*lines, *grid(columns, table)])
 
 
 def resident() -> str:
@@ -115,17 +109,16 @@ def resident() -> str:
         "([figures](results/gpus4_h200.json)); *alone* is the workers' products without sum or "
         "copy, in turn with the whole:",
         "",
-        "| m = n = k | GPUs | split | alone | whole | alone / whole | times one GPU |",
-        "|---|---|---|---:|---:|---:|---:|",
     ]
+    columns = ["<m = n = k", "<GPUs", "<split", "alone", "whole", "alone / whole", "times one GPU"]
+    table = []
     for r in mine:
         alone, total = r["alone_ms"], r["total_ms"]
-        split = r["split"] if r["gpus"] > 1 else ""
-        lines.append(
-            f"| {r['size']} | {r['gpus']} | {split} | {alone:.2f} | {total:.2f} "
-            f"| {alone / total:.3f} | {one[r['size']] / total:.2f} |"
-        )
-    return "\n".join(lines)
+        table.append([
+            r["size"], r["gpus"], r["split"] if r["gpus"] > 1 else "", f"{alone:.2f}",
+            f"{total:.2f}", f"{alone / total:.3f}", f"{one[r['size']] / total:.2f}",
+        ])  # fmt: skip
+    return "\n".join([*lines, *grid(columns, table)])
 
 
 def limited() -> str:
@@ -135,55 +128,51 @@ def limited() -> str:
         "One H200 from pageable arrays, once with `--max-device-memory`, by `scripts/measure-gpus "
         "limited` ([figures](results/limited1_h200.json)):",
         "",
-        "| m = n = k | limit | planned memory | turns | to the GPU | s | of the first |",
-        "|---|---|---:|---:|---:|---:|---:|",
     ]
+    columns = ["<m = n = k", "<limit", "planned memory", "turns", "to the GPU", "s", "of the first"]
+    table = []
     for row in rows:
         limit = row["max_device_memory"]
-        lines.append(
-            f"| {row['size']} | {f'{limit / 2**30:.0f} GiB' if limit else 'none'} "
-            f"| {row['memory_bytes'] / 2**30:.1f} GiB | {row['turns']} "
-            f"| {row['bytes_h2d'] / 2**30:.0f} GiB | {row['total_ms'] / 1e3:.2f} "
-            f"| {row['total_ms'] / rows[0]['total_ms']:.2f} |"
-        )
-    return "\n".join(lines)
+        table.append([
+            row["size"], f"{limit / 2**30:.0f} GiB" if limit else "none",
+            f"{row['memory_bytes'] / 2**30:.1f} GiB", row["turns"],
+            f"{row['bytes_h2d'] / 2**30:.0f} GiB", f"{row['total_ms'] / 1e3:.2f}",
+            f"{row['total_ms'] / rows[0]['total_ms']:.2f}",
+        ])  # fmt: skip
+    return "\n".join([*lines, *grid(columns, table)])
 
 
 def copying() -> str:
     """What copies carry where products take little."""
     rows = result("carried2")["rows"]
-    rows = [row for row in rows if row["study"] == "copying"]
     lines = [
         f"From host arrays in TF32 and float16 on {rows[0]['gpus']} H200s, medians in ms by "
         "`scripts/measure-gpus copying` ([figures](results/carried2_h200.json)); GB/s is of A, B "
         "and C together:",
         "",
-        "| m = n = k | dtype | memory | copying threads | whole | multiplying | GB/s |",
-        "|---|---|---|---:|---:|---:|---:|",
     ]
-    for r in rows:
-        lines.append(
-            f"| {r['size']} | {r['dtype']} | {r['memory']} | {r['copying_threads'] or ''} "
-            f"| {r['total_ms']:.1f} | {r['multiply_ms']:.1f} | {r['gbps']:.0f} |"
-        )
-    return "\n".join(lines)
+    columns = ["<m = n = k", "<dtype", "<memory", "copying threads", "whole", "multiplying", "GB/s"]
+    table = (
+        [r["size"], r["dtype"], r["memory"], r["copying_threads"] or "", f"{r['total_ms']:.1f}",
+         f"{r['multiply_ms']:.1f}", f"{r['gbps']:.0f}"]
+        for r in rows
+    )  # fmt: skip
+    return "\n".join([*lines, *grid(columns, table)])
 
 
 def small() -> str:
     """Whole calls through one GPU, through all, and what is chosen."""
     rows = result("small2")["rows"]
-    rows = [row for row in rows if row["study"] == "small"]
     ways = list(dict.fromkeys(row["way"] for row in rows))
     ms = {(row["memory"], row["size"], row["way"]): row["time_ms"] for row in rows}
     lines = [
         f"Whole calls on a host of {rows[0]['gpus']} H200s, fp32, medians in ms by "
         "`scripts/measure-gpus small` ([figures](results/small2_h200.json)):",
         "",
-        "| m = n = k | arrays | " + " | ".join(ways) + " |",
-        "|---|---|" + "---:|" * len(ways),
     ]
-    for memory, n in dict.fromkeys((row["memory"], row["size"]) for row in rows):
-        where = "ordinary, on the host" if memory == "host" else "on one GPU"
-        cells = " | ".join(f"{ms[memory, n, way]:.3g}" for way in ways)
-        lines.append(f"| {n} | {where} | {cells} |")
-    return "\n".join(lines)
+    where = {"host": "ordinary, on the host", "device": "on one GPU"}
+    table = (
+        [n, where[memory], *(f"{ms[memory, n, way]:.3g}" for way in ways)]
+        for memory, n in dict.fromkeys((row["memory"], row["size"]) for row in rows)
+    )
+    return "\n".join([*lines, *grid(["<m = n = k", "<arrays", *ways], table)])

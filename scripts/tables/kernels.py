@@ -9,7 +9,7 @@ from hybrid_gemm import tuning
 from hybrid_gemm.bench import SERIES
 from hybrid_gemm.problem import Problem
 
-from . import ROOT, result
+from . import ROOT, grid, result
 
 PEAKS = {"float32": 66.9, "float64": 66.9, "int32": 33.4}  # TFLOP/s
 H200 = {dtype: tuning.Machine("NVIDIA H200", 132, 90, peak) for dtype, peak in PEAKS.items()}
@@ -34,16 +34,16 @@ def standing() -> str:
         + data["device"]["name"].split(" ", 1)[1] + ", by `hybrid-gemm tune` "
         "([times](../hybrid_gemm/tuned/nvidia_h200.json)):",
         "",
-        "| shape | " + " | ".join(layouts).upper() + " |",
-        "|---|" + "---:|" * len(layouts),
     ]  # fmt: skip
+    table = []
     for shape in shapes:
         cells = [f"{ratio[(*shape, x)]:.2f}" if (*shape, x) in ratio else "" for x in layouts]
-        lines.append("| {} x {} x {} | ".format(*shape) + " | ".join(cells) + " |")
+        table.append(["{} x {} x {}".format(*shape), *cells])
     means = [
         statistics.geometric_mean([r for key, r in ratio.items() if key[3] == x]) for x in layouts
     ]
-    return "\n".join([*lines, "| geometric mean | " + " | ".join(f"{x:.2f}" for x in means) + " |"])
+    table.append(["geometric mean", *(f"{x:.2f}" for x in means)])
+    return "\n".join([*lines, *grid(["<shape", *map(str.upper, layouts)], table)])
 
 
 def bars() -> str:
@@ -91,13 +91,12 @@ def bars() -> str:
         "[here](results/auto_seed7_h200.json), "
         "[launches](results/launch_h200.json)):",
         "",
-        "| what | asked | reached | | |",
-        "|---|---:|---:|---|---|",
     ]
-    for what, bar, got, note in cases:
-        met = "" if round(got, 3) >= bar else "short"
-        lines.append(f"| {what} | {bar:.2f} | {got:.3f} | {met} | {note} |")
-    return "\n".join(lines)
+    table = (
+        [what, f"{bar:.2f}", f"{got:.3f}", "" if round(got, 3) >= bar else "short", note]
+        for what, bar, got, note in cases
+    )
+    return "\n".join([*lines, *grid(["<what", "asked", "reached", "<", "<"], table)])
 
 
 def choices() -> list[tuple]:
@@ -128,16 +127,16 @@ def auto() -> str:
         "[another](results/auto_seed7_h200.json)), against cuBLAS; int32 against the fastest of "
         "what tuning would time. Where it takes cuBLAS the ratio is 1:",
         "",
-        "| shape | layout | dtype | takes | ratio |",
-        "|---|---|---|---|---:|",
     ]
-    plain = 0
-    for shape, layout, dtype, kernel, ratio in choices():
-        plain += kernel == "cublas"
-        if kernel != "cublas":
-            sides = " x ".join(map(str, shape))
-            lines.append(f"| {sides} | {layout.upper()} | {dtype} | {kernel} | {ratio:.3f} |")
-    return "\n".join([*lines, f"| {plain} others | | | cublas | 1.000 |"])
+    found = choices()
+    table = [
+        [" x ".join(map(str, shape)), layout.upper(), dtype, kernel, f"{ratio:.3f}"]
+        for shape, layout, dtype, kernel, ratio in found
+        if kernel != "cublas"
+    ]
+    table.append([f"{len(found) - len(table)} others", "", "", "cublas", "1.000"])
+    columns = ["<shape", "<layout", "<dtype", "<takes", "ratio"]
+    return "\n".join([*lines, *grid(columns, table)])
 
 
 def thin() -> str:
@@ -156,18 +155,17 @@ def thin() -> str:
         best = ms["cublas",] / min(ms.values())
         found.setdefault(min(shape), []).append((ratio, best, variant.name))
     lines = [
-        "A few rows or columns of C, the others 2048 and 8192 either way, in four layouts "
-        "([times](results/thin_h200.json)): what `auto` takes by measurements at other sizes, "
-        "against cuBLAS, and the fastest timed:",
+        "A few rows or columns of C, the others 2048 and 8192 either way, in four layouts, by "
+        "`scripts/measure-auto thin` ([times](results/thin_h200.json)): what `auto` takes by "
+        "measurements at other sizes, against cuBLAS, and the fastest timed:",
         "",
-        "| rows or columns | products | by `vector` | `auto`, geometric mean | worst | fastest |",
-        "|---|---:|---:|---:|---:|---:|",
     ]
+    columns = ["<rows or columns", "products", "by `vector`", "`auto`, geometric mean", "worst",
+               "fastest"]  # fmt: skip
+    table = []
     for size in sizes:
         ratios, bests, names = zip(*found[size], strict=True)
-        lines.append(
-            f"| {size} | {len(ratios)} | {names.count('vector')} "
-            f"| {statistics.geometric_mean(ratios):.2f} | {min(ratios):.2f} "
-            f"| {statistics.geometric_mean(bests):.2f} |"
-        )
-    return "\n".join(lines)
+        mean, best = map(statistics.geometric_mean, (ratios, bests))
+        table.append([size, len(ratios), names.count("vector"), f"{mean:.2f}",
+                      f"{min(ratios):.2f}", f"{best:.2f}"])  # fmt: skip
+    return "\n".join([*lines, *grid(columns, table)])

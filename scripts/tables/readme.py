@@ -2,7 +2,7 @@
 
 import csv
 
-from . import ROOT, result
+from . import ROOT, grid, result
 
 
 def ladder() -> str:
@@ -87,11 +87,9 @@ def whole() -> str:
         "From host arrays to host arrays (pageable, fp32) on one H200, ms "
         "([all](docs/gpus.md)):",
         "",
-        "| m = n = k | " + " | ".join(ways.values()) + " |",
-        "|---|" + "---:|" * len(ways),
     ]  # fmt: skip
-    for n in sizes:
-        lines.append(f"| {n} | " + " | ".join(f"{best[way, n]:.0f}" for way in ways) + " |")
+    table = ([n, *(f"{best[way, n]:.0f}" for way in ways)] for n in sizes)
+    lines += grid(["<m = n = k", *ways.values()], table)
     two = {
         (row["memory"], row["way"], row["c"]): row["time_ms"]
         for row in result("peers2")["rows"]

@@ -2,7 +2,7 @@
 
 import statistics
 
-from . import result
+from . import grid, result
 
 
 def splits() -> str:
@@ -12,23 +12,22 @@ def splits() -> str:
         "([normal](results/fp32x3_h200.json), [wide](results/fp32x3_wide_h200.json), "
         "[huge](results/fp32x3_huge_h200.json)):",
         "",
-        "| m x n x k | data | split | of cuBLAS | TFLOP/s | held back by |",
-        "|---|---|---|---:|---:|---|",
     ]
-    ratios = []
+    columns = ["<m x n x k", "<data", "<split", "of cuBLAS", "TFLOP/s", "<held back by"]
+    table, ratios = [], []
     for name in ("fp32x3", "fp32x3_wide", "fp32x3_huge"):
         for (_dtype, _layout, m, n, k), both in _beside(name).items():
             ours = both[False]
             split = ours["compute"].removeprefix("fp32x3 (").removesuffix(")")
-            lines.append(
-                f"| {m} x {n} x {k} | {ours['data']} | {split} | {ours['ratio_to_cublas']:.2f} "
-                f"| {ours['gflops'] / 1e3:.0f} | {_clock(both)} |"
-            )
+            table.append([
+                f"{m} x {n} x {k}", ours["data"], split, f"{ours['ratio_to_cublas']:.2f}",
+                f"{ours['gflops'] / 1e3:.0f}", _clock(both),
+            ])  # fmt: skip
             if ours["data"] == "normal" and m >= 1024:
                 ratios.append(ours["ratio_to_cublas"])
     mean = statistics.geometric_mean(ratios)
     return "\n".join([
-        *lines, "",
+        *lines, *grid(columns, table), "",
         f"Geometric mean over the {len(ratios)} sizes from 1024 up, normal data: {mean:.2f}.",
     ])  # fmt: skip
 
@@ -41,17 +40,17 @@ def rounded() -> str:
         "One product, beside cuBLAS of the same arithmetic in the same run: ratio "
         "([TF32](results/tf32_h200.json), [16 bits](results/narrow_h200.json)):",
         "",
-        "| operands | layout | " + " | ".join(map(str, sizes)) + " | geometric mean |",
-        "|---|---|" + "---:|" * (len(sizes) + 1),
     ]
+    table = []
     for dtype, layout in dict.fromkeys(case[:2] for case in cases):
         found = {n: cases.get((dtype, layout, n, n, n)) for n in sizes}
         ratios = [both[False]["ratio_to_cublas"] for both in found.values() if both]
         name = {"float32": "float32 as TF32"}.get(dtype, dtype)
         cells = [f"{b[False]['ratio_to_cublas']:.2f}" if b else "" for b in found.values()]
         cells.append(f"{statistics.geometric_mean(ratios):.2f}")
-        lines.append(f"| {name} | {layout.upper()} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        table.append([name, layout.upper(), *cells])
+    columns = ["<operands", "<layout", *map(str, sizes), "geometric mean"]
+    return "\n".join([*lines, *grid(columns, table)])
 
 
 def errors() -> str:
@@ -66,9 +65,10 @@ def errors() -> str:
         f"at the k from {ks[0]} to {ks[-1]} where it does worst, "
         "by `hybrid-gemm bench --accuracy`, m = n = 1024 ([figures](results/accuracy_h200.json)):",
         "",
-        "| data | fp32x3 | cuBLAS fp32 | TF32 | Frobenius, worst | largest, worst | split |",
-        "|---|---|---|---|---:|---:|---|",
     ]
+    columns = ["<data", "<fp32x3", "<cuBLAS fp32", "<TF32", "Frobenius, worst", "largest, worst",
+               "<split"]  # fmt: skip
+    table = []
     for kind in kinds:
         cells = [
             "; ".join(f"{rows[kind, way, k]['frobenius']:.1e}" for k in shown)
@@ -77,8 +77,8 @@ def errors() -> str:
         ours = [rows[kind, "fp32x3", k] for k in ks]
         cells += [f"{max(r[f'{x}_of_cublas'] for r in ours):.2f}" for x in ("frobenius", "largest")]
         said = dict.fromkeys(r["compute"].removeprefix("fp32x3 (")[:-1] for r in ours)
-        lines.append(f"| {kind} | " + " | ".join([*cells, ", ".join(said)]) + " |")
-    return "\n".join(lines)
+        table.append([kind, *cells, ", ".join(said)])
+    return "\n".join([*lines, *grid(columns, table)])
 
 
 def _beside(name: str) -> dict:
