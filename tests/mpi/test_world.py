@@ -3,7 +3,9 @@
 Every rank runs these: `mpirun -n 3 python -m pytest tests/mpi`, or plain pytest for one.
 """
 
+import gc
 import itertools
+import weakref
 
 import numpy as np
 import pytest
@@ -247,3 +249,20 @@ def test_all_ranks_make_the_same_plan(comm):
     plan = runner.plan(Problem(300, 200, 100))
     assert all(other == plan for other in comm.allgather(plan))
     assert plan.plan.grid == make_rank_plan(plan.problem, runner.spec(), comm.size).plan.grid
+
+
+def test_a_runner_that_is_dropped_takes_its_memory_along(comm, device, rng):
+    """At once, as one of threads does; its transports are closed by all ranks together."""
+    a, b = integers(rng, (40, 30)), integers(rng, (30, 20))
+    gc.collect()
+    gc.disable()
+    try:
+        runner = RankRunner(comm, device=device, split="cols")
+        np.testing.assert_array_equal(runner.gemm(a, b), a @ b)
+        runner.close()
+        there = [weakref.ref(runner), *map(weakref.ref, runner.runner.devices)]
+        del runner
+        alive = [x() is not None for x in there]
+    finally:
+        gc.enable()
+    assert not any(alive)
