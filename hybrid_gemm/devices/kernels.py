@@ -38,10 +38,6 @@ class KernelDevice(Device):
         """Start a kernel. Arguments are NumPy scalars and matrices of this device."""
 
     @abc.abstractmethod
-    def stranger(self) -> KernelDevice:
-        """This device, sharing no memory or stream with it: for what outlives it."""
-
-    @abc.abstractmethod
     def pointers(self, matrices: Sequence):
         """The matrices' addresses as an array on this device."""
 
