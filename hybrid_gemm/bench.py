@@ -75,7 +75,7 @@ def select(
 
 
 def run(
-    variants: Sequence[Variant] | Callable[[Problem], Sequence[Variant]], shapes, *,
+    variants: Sequence[Variant] | Callable[[Problem, str], Sequence[Variant]], shapes, *,
     device: str = "auto",
     dtypes: Sequence[str] = ("float32",), layouts: Sequence[str] = ("nn",), samples: int = 30,
     noise: float = 0.003, cold: bool = False, seed: int = 0, compute: str = "fp32",
@@ -86,9 +86,9 @@ def run(
 
     Takes up to `samples` of each, fewer once the median's spread is below `noise` of it. With
     `cold` the L2 cache holds none of A, B and C when a product starts. A variant that cannot
-    run a shape is a row whose note says why. `variants` may depend on the problem; without any,
-    the kernel for tensor cores is timed beside cuBLAS (`beside_cublas`), where `compute` or a
-    narrow dtype asks for them. `data` is one of `accuracy.KINDS`.
+    run a shape is a row whose note says why. `variants` may depend on the problem and its layout;
+    without any, the kernel for tensor cores is timed beside cuBLAS (`beside_cublas`), where
+    `compute` or a narrow dtype asks for them. `data` is one of `accuracy.KINDS`.
     """
     for layout in layouts:
         if layout not in LAYOUTS:
@@ -112,13 +112,13 @@ def run(
     for_each = variants
     if not callable(variants):
 
-        def for_each(problem):
+        def for_each(problem, _layout):
             return [tensor.as_asked(v, problem) for v in variants]
 
     if not variants:
         for_each = functools.partial(beside_cublas, arithmetic, opened)
     posed = [(arithmetic.settle(pose(s, d)), lay) for d, lay, s in cases]
-    jobs = [(for_each(problem), problem, layout) for problem, layout in posed]
+    jobs = [(for_each(problem, layout), problem, layout) for problem, layout in posed]
     advance = progress(sum(len(v) for v, _, _ in jobs), "timing") if progress else lambda _: None
     bench.compile(jobs)
     rows = []
@@ -133,7 +133,9 @@ def pose(sides: tuple[int, int, int], dtype: str) -> Problem:
                    operands=dtype if dtype in NARROW else "")  # fmt: skip
 
 
-def beside_cublas(arithmetic: tensor.Arithmetic, device, problem: Problem) -> list[Variant]:
+def beside_cublas(
+    arithmetic: tensor.Arithmetic, device, problem: Problem, _layout: str = "nn"
+) -> list[Variant]:
     """The kernel that multiplies a problem on tensor cores, and cuBLAS for comparison: with the
     same arithmetic, or fp32 where cuBLAS has none as accurate."""
     if not arithmetic.takes(problem):

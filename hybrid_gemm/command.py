@@ -293,16 +293,24 @@ TUNED_SHAPES = [
     (16384, 16384, 16384), (4097, 4099, 4101), (16, 8192, 8192), (1, 8192, 8192), (8192, 1, 8192),
     (8192, 64, 8192), (64, 8192, 8192), (64, 64, 2**20), (128, 128, 2**18), (512, 512, 2**18),
     (8192, 8192, 64), (8192, 8192, 256), (256, 8192, 8192), (8192, 256, 8192),
+    *(
+        (m, n, k)
+        for wide, k in ((8192, 8192), (3000, 5000))
+        for thin in (2, 3, 4, 6, 8)
+        for m, n in ((thin, wide), (wide, thin))
+    ),
 ]  # fmt: skip
 
 
 def tune(
-    *, device: str, dtypes, layouts, shapes, samples: int, output: str | None, progress, note
-) -> dict:
+    *, device: str, dtypes, layouts, shapes, samples: int, quick: bool, output: str | None,
+    progress, note,
+) -> dict:  # fmt: skip
     """Times the variants worth it at each shape, and keeps the table for this GPU model.
 
-    The table goes to the user's cache, or to `output`, and keeps what it has of other dtypes
-    and layouts. Raises `UnavailableError` where there
+    With `quick`, only what the tables there are say is fastest, of ours and with the library.
+    The table goes to the user's cache, or to `output`, and keeps what it has of other shapes,
+    dtypes and layouts. Raises `UnavailableError` where there
     is no GPU: elsewhere there is nothing to choose between.
     """
     kind, _why = devices.choose(device)
@@ -310,17 +318,22 @@ def tune(
         raise UnavailableError(f"tuning is for GPUs, and the device is {kind}")
     (gpu,) = devices.open_devices("cuda", 1, gpus=[0])
 
-    def worth_timing(problem: Problem):
-        return tuning.worth_timing(gpu.machine(problem.dtype), problem)
+    def worth_timing(problem: Problem, layout: str):
+        machine = gpu.machine(problem.dtype)
+        if not quick:
+            return tuning.worth_timing(machine, problem)
+        leading = [tuning.choose(machine, problem, layout, own=own)[0] for own in (False, True)]
+        libraries = [v for v in tuning.candidates(machine, problem) if v.kernel.library]
+        return list(dict.fromkeys([*libraries, *leading]))
 
     data = bench.run(
         worth_timing, shapes or [*TUNED_SHAPES, *bench.SERIES["published"]], device="cuda",
         dtypes=dtypes, layouts=layouts, samples=samples, progress=progress, note=note,
     )  # fmt: skip
     path = Path(output) if output else tuning.user_table(gpu.model)
-    measured = {(d, layout) for d in dtypes for layout in layouts}
+    measured = {tuning.case(row) for row in data["rows"]}
     older = json.loads(path.read_text())["rows"] if path.is_file() else []
-    rows = [r for r in older if (r["dtype"], r["layout"]) not in measured]
+    rows = [r for r in older if tuning.case(r) not in measured]
     kept = {"device": data["device"], "rows": rows + tuning.compact(data["rows"])}
     kept["environment"] = info.environment()
     report.write(str(path), tuning.as_text(kept))

@@ -1,8 +1,9 @@
 """Which kernel for which shape: tables of measured times, and a cost model where there is none.
 
-A table is what `hybrid-gemm tune` measured on one GPU model: rows of the bench. The user's own
-table (in the cache) is taken before the one shipped with the package (`tuned/`). A problem takes
-the kernel that was fastest at the measured shape nearest to its own.
+A table is what `hybrid-gemm tune` measured on one GPU model: rows of the bench. What the user's
+own table (in the cache) has comes before the one shipped with the package (`tuned/`), and for a
+model that has none shipped, one of a GPU like it stands in. A problem takes the kernel that was
+fastest at the measured shape nearest to its own.
 """
 
 from __future__ import annotations
@@ -58,21 +59,51 @@ def user_table(model: str) -> Path:
 
 
 @functools.cache
-def table(model: str) -> tuple[dict, ...]:
-    """The rows of the best table for a GPU model; empty if there is none."""
-    for path in (user_table(model), SHIPPED / file_name(model)):
-        if path.is_file():
-            return tuple(json.loads(path.read_text())["rows"])
-    return ()
+def table(machine: Machine) -> tuple[dict, ...]:
+    """What was measured on such a GPU; `lent` in a row names the other model that it is of."""
+    shipped = SHIPPED / file_name(machine.model)
+    layers = [
+        (json.loads(path.read_text())["rows"], {})
+        for path in (shipped, user_table(machine.model))
+        if path.is_file()
+    ]
+    if not shipped.is_file() and (other := _like(machine)):
+        layers.insert(0, (other["rows"], {"lent": _gpu(other)["name"]}))
+    cases: dict[tuple, list[dict]] = {}
+    for rows, about in layers:
+        measured: dict[tuple, list[dict]] = {}
+        for row in rows:
+            measured.setdefault(case(row), []).append(row | about)
+        cases |= measured
+    return tuple(row for rows in cases.values() for row in rows)
+
+
+def _like(machine: Machine) -> dict | None:
+    """A shipped table of a GPU with the same architecture and as many multiprocessors."""
+    for path in sorted(SHIPPED.glob("*.json")):
+        data = json.loads(path.read_text())
+        arch = int(float(_gpu(data)["compute_capability"]) * 10)
+        if (arch, _gpu(data)["multiprocessors"]) == (machine.arch, machine.multiprocessors):
+            return data
+    return None
+
+
+def _gpu(data: dict) -> dict:
+    return data["environment"]["cuda"]["gpus"][0]
+
+
+def case(row: dict) -> tuple:
+    """What rows that compete have in common."""
+    return tuple(row[x] for x in ("m", "n", "k", "dtype", "layout"))
 
 
 @functools.cache
-def best_tflops(model: str, dtype: str) -> float | None:
-    """The highest rate that the table of a GPU model has; None if it has none for the dtype."""
+def best_tflops(machine: Machine, dtype: str) -> float | None:
+    """The highest rate measured on a GPU model; None if nothing is known of the dtype there."""
     rates = [
         2 * row["m"] * row["n"] * row["k"] / row["time_ms"] / 1e9
-        for row in table(model)
-        if row["dtype"] == dtype
+        for row in table(machine)
+        if row["dtype"] == dtype and "lent" not in row
     ]
     return max(rates, default=None)
 
@@ -90,9 +121,9 @@ def compact(rows: Sequence[dict]) -> list[dict]:
     kept = ("m", "n", "k", "dtype", "layout", "kernel", "params", "time_ms")
     best: dict[tuple, dict] = {}
     for row in rows:
-        case = (*(row[x] for x in kept[:5]), bool(catalog.get(row["kernel"]).library))
-        if row["time_ms"] and (case not in best or row["time_ms"] < best[case]["time_ms"]):
-            best[case] = {x: row[x] for x in kept}
+        side = (*case(row), bool(catalog.get(row["kernel"]).library))
+        if row["time_ms"] and (side not in best or row["time_ms"] < best[side]["time_ms"]):
+            best[side] = {x: row[x] for x in kept}
     return list(best.values())
 
 
@@ -182,6 +213,8 @@ def choose(
         )
         best, variant, _ = min(known, key=estimate)
     shape = f"{best['m']} x {best['n']} x {best['k']} {best['layout']}"
+    if "lent" in best:
+        shape += f" on {best['lent']}"
     if library and not _trusted(variant, machine, problem, there, best, nearest):
         return library, f"our kernels are not measured near; at {shape} {variant.name} leads"
     return variant, f"fastest measured at {shape}"
@@ -201,7 +234,7 @@ class _Case:
 def _cases(machine: Machine, dtype: str, own: bool) -> tuple[_Case, ...]:
     listed = {(v.name, tuple(v.params.items())): v for v in _listed(machine, own)}
     found: dict[tuple, list] = {}
-    for row in table(machine.model):
+    for row in table(machine):
         variant = listed.get((row["kernel"], tuple(row["params"].items())))
         if row["dtype"] == dtype and variant:
             found.setdefault((_posed(row), row["layout"]), []).append((row, variant))
@@ -213,10 +246,11 @@ def _cases(machine: Machine, dtype: str, own: bool) -> tuple[_Case, ...]:
 
 def _trusted(variant, machine: Machine, problem: Problem, there, best: dict, nearest) -> bool:
     """Whether measurements at one shape speak for this one: where they were taken, for our lead
-    there is known; elsewhere where the lead is clear and nothing that may cost it differs.
+    there is known; elsewhere, or here of another GPU, where the lead is clear and nothing that
+    may cost it differs.
     `docs/performance.md` has what this gave at shapes drawn at random."""
     other_layout, apart = nearest
-    if variant.kernel.library or not (other_layout or apart):
+    if variant.kernel.library or not (other_layout or apart or "lent" in best):
         return True
     library = min(
         (row["time_ms"] for row, other in there if other.kernel.library), default=math.inf
@@ -316,7 +350,8 @@ def _tile(variant: Variant, dtype: str) -> tuple[int, int, int]:
 
 
 def worth_timing(machine: Machine, problem: Problem) -> list[Variant]:
-    """The candidates that the cost model does not rule out, libraries always.
+    """The candidates that the cost model does not rule out; libraries always, and for a few rows
+    or columns, where memory decides, tiles as thin as they.
 
     Of rungs that it cannot tell apart, the highest.
     """
@@ -329,4 +364,14 @@ def worth_timing(machine: Machine, problem: Problem) -> list[Variant]:
     kept = list(best.values())
     own = [predict_us(v, machine, problem) for v in kept if not v.kernel.library]
     limit = max(PRUNE * min(own, default=math.inf), min(own, default=math.inf) + SLACK_US)
-    return [v for v in kept if v.kernel.library or predict_us(v, machine, problem) <= limit]
+    return [
+        v
+        for v in kept
+        if v.kernel.library or _as_thin(v, problem) or predict_us(v, machine, problem) <= limit
+    ]
+
+
+def _as_thin(variant: Variant, problem: Problem) -> bool:
+    bm, bn, _threads = _tile(variant, problem.dtype)
+    thin, short = min(problem.m, problem.n), min(bm, bn)
+    return short // 2 < thin <= short <= 8 and (bm < bn) == (problem.m < problem.n)

@@ -1,10 +1,15 @@
 """One test body, every device that is there: `device` runs a test on each of them."""
 
+import signal
+
 import numpy as np
 import pytest
 
 from hybrid_gemm import devices
 from hybrid_gemm.errors import UnavailableError
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as shells start what runs behind them:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # the tests' children shall see it
 
 
 def _reason(kind: str) -> str | None:

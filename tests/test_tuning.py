@@ -23,6 +23,7 @@ def row(m, n, k, kernel, time_ms, layout="nn", dtype="float32", **params):
 def tuned(tmp_path, monkeypatch):
     """A machine with a user's table."""
     monkeypatch.setenv("HYBRID_GEMM_CACHE", str(tmp_path))
+    monkeypatch.setattr(tuning, "SHIPPED", tmp_path / "none")
     machine = Machine("Test GPU 9000", 132, 90, 60.0)
     rows = [
         row(1024, 1024, 1024, "cublas", 1.0),
@@ -67,6 +68,7 @@ DEEP = {"BM": 64, "BN": 128, "BK": 16, "TM": 16, "TN": 8, "LM": 4, "KG": 4, "HOP
 def leading(tmp_path, monkeypatch):
     """A machine where our kernels lead clearly at some shapes and barely at others."""
     monkeypatch.setenv("HYBRID_GEMM_CACHE", str(tmp_path))
+    monkeypatch.setattr(tuning, "SHIPPED", tmp_path / "none")
     machine = Machine("Test GPU 9001", 132, 90, 60.0)
     rows = []
     for m, n, k, layout, kernel, lead, params in (
@@ -143,7 +145,7 @@ def test_where_the_shipped_table_measured_the_fastest_is_taken(tmp_path, monkeyp
     tuning.forget()
     machine = Machine("NVIDIA H200", 132, 90, 66.9)
     best = {}
-    for row in tuning.table(machine.model):
+    for row in tuning.table(machine):
         case = row["m"], row["n"], row["k"], row["dtype"], row["layout"]
         best[case] = min(best.get(case, row), row, key=lambda r: r["time_ms"])
     assert len(best) > 100
@@ -151,6 +153,60 @@ def test_where_the_shipped_table_measured_the_fastest_is_taken(tmp_path, monkeyp
         variant, why = choose(machine, Problem(m, n, k, dtype), layout)
         assert (variant.name, variant.params) == (row["kernel"], row["params"]), why
     tuning.forget()
+
+
+def test_a_table_of_a_gpu_like_it_stands_in(tmp_path, monkeypatch):
+    monkeypatch.setenv("HYBRID_GEMM_CACHE", str(tmp_path))
+    tuning.forget()
+    like, smaller = Machine("NVIDIA H999", 132, 90, 66.9), Machine("NVIDIA H998", 114, 90, 50.0)
+    variant, why = choose(like, Problem(4096, 4096, 4096))
+    assert variant.name == "tuned" and why.startswith("fastest measured at 4096 x 4096 x 4096")
+    assert " on NVIDIA H" in why
+    assert tuning.best_tflops(like, "float32") is None, "rates of another GPU are not its own"
+    assert choose(smaller, Problem(4096, 4096, 4096))[1] == "by the cost model"
+    tuning.forget()
+
+
+def test_of_another_gpu_a_lead_has_to_be_clear(tmp_path, monkeypatch):
+    monkeypatch.setenv("HYBRID_GEMM_CACHE", str(tmp_path))
+    monkeypatch.setattr(tuning, "SHIPPED", tmp_path)
+    gpu = {"name": "Lender", "multiprocessors": 132, "compute_capability": "9.0"}
+    rows = [
+        row(512, 512, 512, "cublas", 1.0),
+        row(512, 512, 512, "naive", 0.99, BM=16, BN=16),
+        row(1024, 1024, 1024, "cublas", 1.0),
+        row(1024, 1024, 1024, "naive", 0.9, BM=16, BN=16),
+    ]
+    table = {"environment": {"cuda": {"gpus": [gpu]}}, "rows": rows}
+    (tmp_path / "lender.json").write_text(json.dumps(table))
+    tuning.forget()
+    for name, barely in (("Lender", "naive"), ("Borrower", "cublas")):
+        machine = Machine(name, 132, 90, 60.0)
+        assert choose(machine, Problem(512, 512, 512))[0].name == barely
+        assert choose(machine, Problem(1024, 1024, 1024))[0].name == "naive"
+    tuning.forget()
+
+
+def test_what_a_user_measured_comes_before_the_same_shape_of_the_shipped_table(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("HYBRID_GEMM_CACHE", str(tmp_path))
+    machine = Machine("NVIDIA H200", 132, 90, 66.9)
+    mine = [row(4096, 4096, 4096, "naive", 1e-3, BM=16, BN=16)]
+    tuning.user_table(machine.model).write_text(json.dumps({"rows": mine}))
+    tuning.forget()
+    assert choose(machine, Problem(4096, 4096, 4096))[0].name == "naive"
+    assert choose(machine, Problem(8192, 8192, 8192))[0].name == "tuned"
+    assert len([r for r in tuning.table(machine) if tuning.case(r) == tuning.case(mine[0])]) == 1
+    tuning.forget()
+
+
+@pytest.mark.parametrize("thin, short", [(1, 1), (3, 4), (6, 8)])
+def test_tiles_as_thin_as_the_product_are_timed(thin, short):
+    machine = Machine("NVIDIA H200", 132, 90, 66.9)
+    timed = worth_timing(machine, Problem(thin, 3000, 5000))
+    assert (short, 64) in {(v.params["BM"], v.params["BN"]) for v in timed if v.name == "vector"}
+    assert "vector" not in {v.name for v in worth_timing(machine, Problem(64, 3000, 5000))}
 
 
 @given(side, side, side, st.sampled_from(["float32", "float64", "int32", "int64"]), st.booleans())

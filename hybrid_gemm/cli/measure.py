@@ -27,8 +27,11 @@ from .shared import (
     show_default=True,
 )
 @click.option("--layout", "layouts", type=List("nn,tt"), default="nn", show_default=True)
-@click.option("--shapes", type=List("1024,4096x4096x1024", shape), help="Default: forty shapes.")
+@click.option("--shapes", type=List("1024,4096x4096x1024", shape), help="Default: sixty shapes.")
 @click.option("--samples", default=9, show_default=True)
+@click.option(
+    "--quick", is_flag=True, help="Only what the tables there are have as fastest, and cuBLAS."
+)
 @click.option("-o", "--output", metavar="FILE", help="Where the table goes; default the cache.")
 @click.option(
     "--links", is_flag=True, help="Measure the links between host and GPUs instead, and keep them."

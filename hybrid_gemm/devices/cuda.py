@@ -138,7 +138,7 @@ class CudaDevice(KernelDevice):
         attributes = self.cp.cuda.Device(self.ordinal).attributes
         clock_ghz = attributes["ClockRate"] / 1e6
         memory_gbps = 2 * attributes["MemoryClockRate"] * 1e3 * p["memoryBusWidth"] / 8 / 1e9
-        measured, known = tuning.best_tflops(self.model, dtype), links.known(uuids())
+        measured, known = tuning.best_tflops(self.machine(dtype), dtype), links.known(uuids())
         guessed = 0.6 * p["multiProcessorCount"] * 256 * clock_ghz / 1e3
         return DeviceSpec(
             self.name, self.kind, self.ordinal, free + self.pool.free_bytes(),
