@@ -296,7 +296,7 @@ TUNED_SHAPES = [
     *(
         (m, n, k)
         for wide, k in ((8192, 8192), (3000, 5000))
-        for thin in (2, 3, 4, 6, 8)
+        for thin in (2, 3, 4, 5, 6, 7, 8)
         for m, n in ((thin, wide), (wide, thin))
     ),
 ]  # fmt: skip

@@ -106,7 +106,6 @@ class CudaDevice(KernelDevice):
         self.name = f"cuda:{ordinal}" + ("" if part is None else f".{part}")
         self.pool = cupy.cuda.MemoryPool()
         self._monitor = self._spoiler = None
-        self._shared: dict[int, int] = {}
         self._tables: dict[bytes, cupy.ndarray] = {}
         self.properties = cupy.cuda.runtime.getDeviceProperties(ordinal)
         self.capability = 10 * self.properties["major"] + self.properties["minor"]
@@ -314,13 +313,13 @@ class CudaDevice(KernelDevice):
         with self.cp.cuda.Device(self.ordinal):
             module = self.cp.cuda.function.Module()
             module.load(cubin)
-            return module.get_function(variant.kernel.entry)
+            function = module.get_function(variant.kernel.entry)
+            # Past 48 KiB, with the static part, it has to be asked for.
+            most = self.properties["sharedMemPerBlockOptin"] - function.shared_size_bytes
+            self.cp.cuda.driver.funcSetAttribute(function.ptr, _MAX_DYNAMIC_SHARED, most)
+            return function
 
     def launch(self, function, launch, args, stream):
-        wanted = launch.shared_bytes  # past 48 KiB with the static part it is to be asked for
-        if wanted and self._shared.get(function.ptr, 0) < wanted:
-            self.cp.cuda.driver.funcSetAttribute(function.ptr, _MAX_DYNAMIC_SHARED, wanted)
-            self._shared[function.ptr] = wanted
         driver.launch(
             function.ptr,
             launch.grid,
