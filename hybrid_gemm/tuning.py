@@ -259,10 +259,10 @@ def _trusted(variant, machine: Machine, problem: Problem, there, best: dict, nea
     if other_layout or _vectors(problem, best["layout"]) != _vectors(measured, best["layout"]):
         return False
     thin, thin_there = (min(p.m, p.n) for p in (problem, measured))
-    if variant.name == "vector" and thin == thin_there > 1:
+    bm, bn, _threads = _tile(variant, problem.dtype)
+    if min(bm, bn) <= 16 and 1 < thin == thin_there <= 8:
         # The longer operand is read once, however long: the library's time varies more.
         return apart < 4.1 and library >= CLEAR_LEAD * best["time_ms"]
-    bm, bn, _threads = _tile(variant, problem.dtype)
     tiles, tiles_there = (-(-p.m // bm) * -(-p.n // bn) for p in (problem, measured))
     many = tiles >= MANY_ROUNDS * machine.multiprocessors and problem.k >= MANY_K
     if many and apart < 4.1 and variant.name == "tuned":

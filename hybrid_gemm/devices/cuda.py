@@ -309,13 +309,13 @@ class CudaDevice(KernelDevice):
         return nvrtc.compile(variant.source(dtype, layouts), arch, f"{variant.name}.cu")
 
     def load(self, variant, dtype, layouts):
-        cubin, _usage = self.compile(variant, dtype, layouts)
+        cubin, usage = self.compile(variant, dtype, layouts)
         with self.cp.cuda.Device(self.ordinal):
             module = self.cp.cuda.function.Module()
             module.load(cubin)
             function = module.get_function(variant.kernel.entry)
             # Past 48 KiB, with the static part, it has to be asked for.
-            most = self.properties["sharedMemPerBlockOptin"] - function.shared_size_bytes
+            most = self.properties["sharedMemPerBlockOptin"] - usage.shared_bytes
             self.cp.cuda.driver.funcSetAttribute(function.ptr, _MAX_DYNAMIC_SHARED, most)
             return function
 
