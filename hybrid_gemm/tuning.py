@@ -215,7 +215,12 @@ def choose(
     shape = f"{best['m']} x {best['n']} x {best['k']} {best['layout']}"
     if "lent" in best:
         shape += f" on {best['lent']}"
-    if library and not _trusted(variant, machine, problem, there, best, nearest):
+    near = [
+        case.rows
+        for case, (other_layout, apart) in zip(cases, distances, strict=True)
+        if not other_layout and apart < 4.1 and _thin(case.problem) == _thin(problem)
+    ]
+    if library and not _trusted(variant, machine, problem, there, best, nearest, near):
         return library, f"our kernels are not measured near; at {shape} {variant.name} leads"
     return variant, f"fastest measured at {shape}"
 
@@ -244,7 +249,7 @@ def _cases(machine: Machine, dtype: str, own: bool) -> tuple[_Case, ...]:
     )
 
 
-def _trusted(variant, machine: Machine, problem: Problem, there, best: dict, nearest) -> bool:
+def _trusted(variant, machine, problem: Problem, there, best: dict, nearest, near) -> bool:
     """Whether measurements at one shape speak for this one: where they were taken, for our lead
     there is known; elsewhere, or here of another GPU, where the lead is clear and nothing that
     may cost it differs.
@@ -252,22 +257,18 @@ def _trusted(variant, machine: Machine, problem: Problem, there, best: dict, nea
     other_layout, apart = nearest
     if variant.kernel.library or not (other_layout or apart or "lent" in best):
         return True
-    library = min(
-        (row["time_ms"] for row, other in there if other.kernel.library), default=math.inf
-    )
     measured = _posed(best)
     if other_layout or _vectors(problem, best["layout"]) != _vectors(measured, best["layout"]):
         return False
-    thin, thin_there = (min(p.m, p.n) for p in (problem, measured))
     bm, bn, _threads = _tile(variant, problem.dtype)
-    if min(bm, bn) <= 16 and 1 < thin == thin_there <= 8:
+    if min(bm, bn) <= 16 and 1 < _thin(problem) == _thin(measured) <= 8:
         # The longer operand is read once, however long: the library's time varies more.
-        return apart < 4.1 and library >= CLEAR_LEAD * best["time_ms"]
+        return nearest[1] < 4.1 and all(map(_clear_lead, near))
     tiles, tiles_there = (-(-p.m // bm) * -(-p.n // bn) for p in (problem, measured))
     many = tiles >= MANY_ROUNDS * machine.multiprocessors and problem.k >= MANY_K
     if many and apart < 4.1 and variant.name == "tuned":
         return True  # as it did wherever such were timed beside the library
-    if library < CLEAR_LEAD * best["time_ms"]:
+    if not _clear_lead(there):
         return False
     rounds, rounds_there = (-(-x // machine.multiprocessors) for x in (tiles, tiles_there))
     if apart < 0.1 and rounds == rounds_there:
@@ -277,6 +278,21 @@ def _trusted(variant, machine: Machine, problem: Problem, there, best: dict, nea
         return tiles * DEEP_SHARES <= machine.multiprocessors * min(1, DEEP_USED * used)
     # so many tiles that how they fill the multiprocessors matters little
     return apart < 2.1 and tiles >= 1.5 * machine.multiprocessors
+
+
+def _clear_lead(rows) -> bool:
+    """Whether the fastest of ours is clearly faster than the library."""
+    ours, library = (
+        min(
+            (row["time_ms"] for row, v in rows if bool(v.kernel.library) == which), default=math.inf
+        )
+        for which in (False, True)
+    )
+    return library >= CLEAR_LEAD * ours
+
+
+def _thin(problem: Problem) -> int:
+    return min(problem.m, problem.n)
 
 
 def _distance(problem: Problem, layout: str, case: _Case) -> tuple[bool, float]:

@@ -14,6 +14,6 @@ def grid(columns: list[str], rows) -> list[str]:
     return [f"| {' | '.join(names)} |", f"|{'|'.join(sides)}|", *lines]
 
 
-def result(name: str) -> dict:
+def result(name: str, card: str = "h200") -> dict:
     """A result file of docs/results, by its name without `_h200.json`."""
-    return json.loads((ROOT / f"docs/results/{name}_h200.json").read_text())
+    return json.loads((ROOT / f"docs/results/{name}_{card}.json").read_text())

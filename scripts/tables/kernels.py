@@ -12,7 +12,12 @@ from hybrid_gemm.problem import Problem
 from . import ROOT, grid, result
 
 PEAKS = {"float32": 66.9, "float64": 66.9, "int32": 33.4}  # TFLOP/s
-H200 = {dtype: tuning.Machine("NVIDIA H200", 132, 90, peak) for dtype, peak in PEAKS.items()}
+NAMES = {"h200": "NVIDIA H200", "h100": "NVIDIA H100 80GB HBM3"}
+CARDS = {
+    card: {dtype: tuning.Machine(name, 132, 90, peak) for dtype, peak in PEAKS.items()}
+    for card, name in NAMES.items()
+}
+LAYOUTS, SIDES = ("nn", "nt", "tn", "tt"), (4096, 8192, 16384)
 PEAK_INT32_GFLOPS = 33.4e3  # 132 multiprocessors, 64 multiply-adds a cycle, 1.98 GHz
 
 
@@ -46,20 +51,30 @@ def standing() -> str:
     return "\n".join([*lines, *grid(["<shape", *map(str.upper, layouts)], table)])
 
 
-def bars() -> str:
-    """What was asked of our own kernels and of `auto`, and what they reached."""
-    rows = result("tuned")["rows"]
-    ratio = {}  # of our own fastest, by dtype, layout and shape
-    for row in rows:
+def ratios(card: str = "h200") -> dict[tuple, float]:
+    """Our fastest strict fp32 kernel against cuBLAS, by layout, m, n and k."""
+    found = {}
+    for row in result("tuned", card)["rows"]:
         if row["dtype"] == "float32" and row["kernel"] != "cublas":
             key = row["layout"], row["m"], row["n"], row["k"]
-            ratio[key] = max(ratio.get(key, 0), row["ratio_to_cublas"])
+            found[key] = max(found.get(key, 0), row["ratio_to_cublas"])
+    return found
+
+
+def _over_shapes(ratio: dict[tuple, float]) -> dict[tuple, float]:
+    """Of these the 29 shapes in NN that a mean is taken over."""
     asked = {
         *((n, n, n) for n in (256, 512, 1024, 2048, 4096, 8192, 16384, 1000)),
         *SERIES["published"], (4097, 4099, 4101), (16, 8192, 8192), (1, 8192, 8192),
         (8192, 64, 8192), (64, 64, 2**20), (128, 128, 2**18), (512, 512, 2**18),
     }  # fmt: skip
-    nn = {shape: ratio["nn", *shape] for shape in asked}
+    return {shape: ratio["nn", *shape] for shape in asked}
+
+
+def bars() -> str:
+    """What was asked of our own kernels and of `auto`, and what they reached."""
+    ratio, rows = ratios(), result("tuned")["rows"]
+    nn = _over_shapes(ratio)
     mean, worst = statistics.geometric_mean(nn.values()), min(nn, key=nn.get)
     square = {(x, n): ratio[x, n, n, n] for x in ("nn", "nt", "tn", "tt") for n in (4096, 8192)}
     square["nn", 16384] = ratio["nn", 16384, 16384, 16384]
@@ -99,19 +114,60 @@ def bars() -> str:
     return "\n".join([*lines, *grid(["<what", "asked", "reached", "<", "<"], table)])
 
 
-def choices() -> list[tuple]:
+def cards() -> str:
+    """The same kernels on an H100 and an H200."""
+    columns, means = {}, {}
+    for card in CARDS:
+        ratio = ratios(card)
+        nn = _over_shapes(ratio)
+        drawn = [r for *_case, dtype, _kernel, r in choices(card) if dtype == "float32"]
+        means[card] = {
+            f"strict fp32, geometric mean over {len(nn)} shapes, NN": statistics.geometric_mean(
+                nn.values()
+            ),
+            f"`auto`, worst of {len(drawn)} shapes drawn": min(drawn),
+        }
+        columns[card] = {
+            ("strict fp32", x, n): ratio.get((x, n, n, n)) for x in LAYOUTS for n in SIDES
+        }
+        for name in ("fp32x3", "tf32", "narrow"):
+            for row in result(name, card)["rows"]:
+                if not row["kernel"].startswith("cublas") and row["m"] == row["k"]:
+                    what = row["dtype"] if name == "narrow" else name
+                    key = what, row["layout"], row["m"]
+                    columns[card][key] = row["ratio_to_cublas"]
+    lines = [
+        "Ratios to cuBLAS of the same arithmetic (fp32x3: to cuBLAS fp32). H100 80GB HBM3 "
+        "([fp32](results/tuned_h100.json), [`auto`](results/auto_h100.json), "
+        "[and more](results/auto_seed7_h100.json), [fp32x3](results/fp32x3_h100.json), "
+        "[TF32](results/tf32_h100.json), [16 bits](results/narrow_h100.json)) and H200, at "
+        f"m = n = k = {', '.join(map(str, SIDES))}:",
+        "",
+    ]
+    table = [
+        [what, "", *(f"{means[card][what]:.2f}" for card in ("h100", "h200"))]
+        for what in means["h100"]
+    ]
+    for what, layout in dict.fromkeys(key[:2] for key in columns["h100"]):
+        found = ([columns[card].get((what, layout, n)) for n in SIDES] for card in ("h100", "h200"))
+        cells = [", ".join(f"{x:.2f}" if x else "-" for x in line) for line in found]
+        table.append([what, layout.upper(), *cells])
+    return "\n".join([*lines, *grid(["<what", "<layout", "H100", "H200"], table)])
+
+
+def choices(card: str = "h200") -> list[tuple]:
     """At each shape of `scripts/measure-auto`: what `auto` takes by the shipped table, and the
     fastest's time over its own: cuBLAS's, or in int32 that of all that was timed."""
     timed = {}
     for name in ("auto", "auto_seed7"):
-        for row in result(name)["rows"]:
+        for row in result(name, card)["rows"]:
             key = (row["m"], row["n"], row["k"]), row["layout"], row["dtype"]
             timed.setdefault(key, []).append(row)
     found = []
     with tempfile.TemporaryDirectory() as empty:  # no user's table
         os.environ["HYBRID_GEMM_CACHE"] = empty
         for (shape, layout, dtype), rows in timed.items():
-            variant, _why = tuning.choose(H200[dtype], Problem(*shape, dtype), layout)
+            variant, _why = tuning.choose(CARDS[card][dtype], Problem(*shape, dtype), layout)
             kernel = variant.name, dict(variant.params)
             (mine,) = (r["time_ms"] for r in rows if (r["kernel"], r["params"]) == kernel)
             other = min(r["time_ms"] for r in rows if dtype == "int32" or r["kernel"] == "cublas")
@@ -149,7 +205,7 @@ def thin() -> str:
     sizes = sorted({min(shape) for shape, _layout in held})
     found = {}
     for shape, layout in held:
-        variant, _why = tuning.choose(H200["float32"], Problem(*shape), layout)
+        variant, _why = tuning.choose(CARDS["h200"]["float32"], Problem(*shape), layout)
         ms = timed[shape, layout]
         ratio = ms["cublas",] / ms[variant.name, *variant.params.values()]
         best = ms["cublas",] / min(ms.values())
@@ -157,15 +213,15 @@ def thin() -> str:
     lines = [
         "A few rows or columns of C, the others 2048 and 8192 either way, in four layouts, by "
         "`scripts/measure-auto thin` ([times](results/thin_h200.json)): what `auto` takes by "
-        "measurements at other sizes, against cuBLAS, and the fastest timed:",
+        "measurements at other sizes, against cuBLAS, and the fastest timed, cuBLAS included:",
         "",
     ]
-    columns = ["<rows or columns", "products", "by `vector`", "`auto`, geometric mean", "worst",
+    columns = ["<rows or columns", "products", "by ours", "`auto`, geometric mean", "worst",
                "fastest"]  # fmt: skip
     table = []
     for size in sizes:
         ratios, bests, names = zip(*found[size], strict=True)
         mean, best = map(statistics.geometric_mean, (ratios, bests))
-        table.append([size, len(ratios), names.count("vector"), f"{mean:.2f}",
+        table.append([size, len(ratios), len(names) - names.count("cublas"), f"{mean:.2f}",
                       f"{min(ratios):.2f}", f"{best:.2f}"])  # fmt: skip
     return "\n".join([*lines, *grid(columns, table)])

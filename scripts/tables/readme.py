@@ -3,6 +3,7 @@
 import csv
 
 from . import ROOT, grid, result
+from .kernels import ratios
 
 
 def ladder() -> str:
@@ -30,7 +31,7 @@ def ladder() -> str:
             lines.append(
                 f"| {name} | " + " | ".join(f"{c / 1e3:.1f}" if c else "" for c in cells) + " |"
             )
-    return "\n".join([*lines, *tuned(shapes), "", split_by_columns()])
+    return "\n".join([*lines, *tuned(shapes), "", other_card(), "", split_by_columns()])
 
 
 def tuned(shapes) -> list[str]:
@@ -56,6 +57,23 @@ def tuned(shapes) -> list[str]:
         "",
         "\\* at the card's power cap.",
     ]  # fmt: skip
+
+
+def other_card() -> str:
+    """The same squares on an H100, in a line."""
+    sides = (4096, 8192, 16384)
+    strict = ratios("h100")
+    own = [f"{strict['nn', n, n, n]:.2f}" for n in sides]
+    split = {
+        row["m"]: f"{row['ratio_to_cublas']:.2f}"
+        for row in result("fp32x3", "h100")["rows"]
+        if row["kernel"] != "cublas"
+    }
+    return (
+        f"On an H100, squares of {', '.join(map(str, sides))}: ours run at {', '.join(own)} of "
+        f"cuBLAS's speed, fp32x3 {', '.join(split[n] for n in sides)} "
+        "([more](docs/performance.md))."
+    )
 
 
 def splits_row(shapes) -> list[str]:
