@@ -140,7 +140,8 @@ class Direct:
         if not fits:
             return None
         op_a, op_b = a.T if trans_a else a, b.T if trans_b else b
-        variant = self.runner.alone(problem, layout(op_a)[0] + layout(op_b)[0])
+        layouts = layout(op_a)[0] + layout(op_b)[0]
+        variant = self.runner.alone(problem, layouts, self.device)
         if variant is None:
             return None
         call = self.device.bind(variant, op_a, op_b, like, alpha=problem.alpha, beta=problem.beta)

@@ -15,12 +15,26 @@ from dataclasses import dataclass, replace
 
 from .cost import predict_ms
 from .errors import OutOfMemoryError, UsageError, in_words
-from .plans import Block, Box, DeviceSpec, Panel, Plan, Span, Strip, Worker, cut, cut_span
+from .plans import (
+    NOWHERE,
+    Block,
+    Box,
+    DeviceSpec,
+    Homes,
+    Panel,
+    Plan,
+    Span,
+    Strip,
+    Worker,
+    cut,
+    cut_span,
+)
 from .problem import Problem
 
 __all__ = [
-    "Block", "Box", "DeviceSpec", "Panel", "Plan", "Span", "Strip", "Worker", "cut", "cut_span",
-    "grids", "make_plan", "memory_needs", "memory_shortfall", "on_grid", "strips_along_rows",
+    "NOWHERE", "Block", "Box", "DeviceSpec", "Homes", "Panel", "Plan", "Span", "Strip", "Worker",
+    "cut", "cut_span", "grids", "make_plan", "memory_needs", "memory_shortfall", "on_grid",
+    "strips_along_rows",
 ]  # fmt: skip
 
 ALIGN = 32  # elements: cuts fall on whole 128-byte lines of fp32 where that costs nothing
@@ -65,8 +79,10 @@ def make_plan(
     kernel: str = "",
     reduce: str = "ordered",
     resident: bool = False,
+    homes: Homes = NOWHERE,
 ) -> Plan:
-    """The plan for `workers` workers over `devices` (worker i on device i mod their number).
+    """The plan for `workers` workers over `devices` (worker i on device i mod their number,
+    counted from where C lies, or A or B, if one of them lies on a device).
 
     `rows` is the grid (workers, 1, 1), `cols` (1, 1, workers); `auto` takes the grid that the
     cost model finds fastest of those that fit and that `reduce` can sum, and of several numbers
@@ -95,7 +111,7 @@ def make_plan(
     plans, shortfalls, refusals = [], [], []
     for shape in candidates:
         name = {shape[2]: "cols", shape[0]: "rows"}.get(math.prod(shape), "grid")
-        whole = _plan(problem, devices, shape, name, kernel, reduce, resident)
+        whole = _plan(problem, devices, shape, name, kernel, reduce, resident, homes)
         plan = whole
         if refusal := _no_nccl(whole):
             refusals.append(refusal)
@@ -154,12 +170,14 @@ def _checked(grid: Sequence[int], workers: int, split: str) -> tuple[int, int, i
     return grid
 
 
-def _plan(problem, devices, grid, split, kernel, reduce, resident) -> Plan:
+def _plan(problem, devices, grid, split, kernel, reduce, resident, homes) -> Plan:
     """The plan that has everything on the devices at once."""
-    arguments = problem, tuple(devices), grid, split, kernel, reduce, resident
-    if reduce == "critical" or devices[0].host_memory:
-        return on_grid(*arguments)
-    return on_grid(*arguments, cuts=Cuts(ks=_chunks(problem, grid) if not resident else 1))
+    cuts = WHOLE
+    if reduce != "critical" and not devices[0].host_memory:
+        cuts = Cuts(ks=_chunks(problem, grid) if not resident else 1)
+    return on_grid(
+        problem, tuple(devices), grid, split, kernel, reduce, resident, cuts=cuts, homes=homes
+    )
 
 
 def _chunks(problem: Problem, grid) -> int:
@@ -183,7 +201,7 @@ def _in_turns(whole: Plan) -> Plan | None:
         while True:
             plan = on_grid(
                 whole.problem, whole.devices, whole.grid, whole.split, whole.kernel, whole.reduce,
-                whole.resident, cuts=Cuts(rows, cols, ks, HELD),
+                whole.resident, cuts=Cuts(rows, cols, ks, HELD), homes=whole.homes,
             )  # fmt: skip
             if not memory_shortfall(plan):
                 return plan
@@ -204,9 +222,11 @@ def _sides(problem: Problem, grid) -> list[int]:
 
 
 def on_grid(
-    problem, devices, grid, split, kernel, reduce, resident, spans=None, cuts: Cuts = WHOLE
-) -> Plan:
+    problem, devices, grid, split, kernel, reduce, resident, spans=None, cuts: Cuts = WHOLE,
+    homes: Homes = NOWHERE,
+) -> Plan:  # fmt: skip
     """The plan on a grid pm x pn x pk; `spans` are its cuts along m, n and k (default: even)."""
+    first = next((home for home in reversed(homes) if home is not None), 0)
     align = 1 if devices[0].kind == "cpu" else ALIGN
     sizes = (problem.m, problem.n, problem.k)
     spans = spans or [cut(size, parts, align) for size, parts in zip(sizes, grid, strict=True)]
@@ -232,7 +252,7 @@ def on_grid(
                     for chunk in cut_span(ks, min(cuts.ks, max(1, len(ks))), align)
                     if alive
                 )
-                workers.append(Worker(index, index % len(devices), boxes))
+                workers.append(Worker(index, (first + index) % len(devices), boxes))
                 if boxes:
                     cell.append(index)
             for number, tile in enumerate(tiles):
@@ -240,7 +260,7 @@ def on_grid(
     return Plan(
         problem, split, grid, devices, tuple(workers),
         _blocks(workers, cuts, depth, problem, align, resident), tuple(panels),
-        kernel, reduce, resident, cuts.held,
+        kernel, reduce, resident, cuts.held, homes,
     )  # fmt: skip
 
 

@@ -182,9 +182,17 @@ class DeviceSpec:
     links: Links | None = None
 
 
+# Where A, B and C lie: a device's index, or None for the host.
+Homes = tuple[int | None, int | None, int | None]
+NOWHERE: Homes = (None, None, None)
+
+
 @dataclass(frozen=True)
 class Plan:
-    """`held` is of how many turns a worker's blocks are on its device at once; 0 is all."""
+    """`held` is of how many turns a worker's blocks are on its device at once; 0 is all.
+
+    `homes` are the devices on which A, B and C lie, where what they multiply is not copied.
+    """
 
     problem: Problem
     split: str
@@ -197,6 +205,7 @@ class Plan:
     reduce: str
     resident: bool
     held: int = 0
+    homes: Homes = NOWHERE
     predicted_ms: float = 0.0
 
     @cached_property
@@ -281,17 +290,19 @@ class Plan:
         """Bytes that this plan allocates on a device (beside what the caller holds there)."""
         mine = {w.index for w in self.workers if w.device == device}
         on = [w.device for w in self.workers]
-        remote = self._remote(device)
+        remote, (*homes, home_of_c) = self._remote(device), self.homes
         blocks: dict[int, dict[int, int]] = defaultdict(lambda: defaultdict(int))
         for block in self.blocks:
-            if block.device == device and remote:
+            lies = homes["AB".index(block.operand)] == device
+            if block.device == device and remote and not lies:
                 blocks[block.workers[0]][block.turn] += block.elements
         tiles: dict[int, dict[int, int]] = defaultdict(lambda: defaultdict(int))
         for panel in self.panels:
             for strip in panel.strips:
                 if strip.owner in mine and remote:
                     # The strip, and where partials of other devices are fetched to.
-                    parts = 1 + sum(on[p] != device for p in self.added(strip)) * self.summed
+                    parts = home_of_c != device
+                    parts += sum(on[p] != device for p in self.added(strip)) * self.summed
                     tiles[strip.owner][panel.tile] += strip.elements * parts
             if self.summed:
                 for w in mine.intersection(panel.workers):

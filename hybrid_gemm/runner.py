@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +17,7 @@ from .catalog import Variant
 from .devices import nccl
 from .devices import tensor as products
 from .devices.views import layout as layout_of
+from .devices.views import leading
 from .errors import DTypeError, UnavailableError, UsageError
 from .problem import Problem, make_problem
 from .runtime.threads import Matrix, ThreadRun
@@ -125,9 +125,12 @@ class Runner:
             for opened in self.devices if not named else self.devices[:1]:
                 self._direct[opened.ordinal] = Direct(opened, self)
 
-    def plan(self, problem: Problem, *, resident: bool = False) -> planner.Plan:
-        """The plan for a problem on these devices; `resident` if A, B and C lie there."""
-        return self._plan(problem, resident, self.max_device_memory)
+    def plan(
+        self, problem: Problem, *, resident: bool = False, homes: planner.Homes = planner.NOWHERE
+    ) -> planner.Plan:
+        """The plan for a problem on these devices; `resident` if A, B and C are there when it
+        begins, `homes` the devices whose memory they were given in."""
+        return self._plan(problem, resident, self.max_device_memory, homes)
 
     def specs(self, dtype: str = "float32", most: int | None = None) -> tuple:
         """What the devices are, with the memory that products may take."""
@@ -139,9 +142,11 @@ class Runner:
             for spec in (device.spec(dtype) for device in self.devices)
         )
 
-    def _plan(self, problem: Problem, resident: bool, most: int | None) -> planner.Plan:
+    def _plan(
+        self, problem: Problem, resident: bool, most: int | None, homes: planner.Homes
+    ) -> planner.Plan:
         specs = self.specs(problem.dtype, most)
-        plan, needs = self._plans.get((problem, resident), (None, ()))
+        plan, needs = self._plans.get((problem, resident, homes), (None, ()))
         if plan and all(x <= s.memory_bytes for x, s in zip(needs, specs, strict=True)):
             return plan  # as good as ever, since it still fits
         plan = planner.make_plan(
@@ -153,6 +158,7 @@ class Runner:
             kernel=str(self.chosen or "auto"),
             reduce=self.reduce,
             resident=resident,
+            homes=homes,
         )
         if plan.reduce == "nccl" and plan.summed and (reason := nccl.unavailable()):
             raise UnavailableError(
@@ -161,7 +167,7 @@ class Runner:
         if len(self._plans) >= MAX_PLANS:
             self._plans.clear()
         if not plan.held:  # turns are made for the memory that there is now
-            self._plans[problem, resident] = plan, planner.memory_needs(plan)
+            self._plans[problem, resident, homes] = plan, planner.memory_needs(plan)
         return plan
 
     def variant(self, plan: planner.Plan, layout: str = "nn") -> Variant:
@@ -233,8 +239,14 @@ class Runner:
             out = xp.empty((problem.m, problem.n), problem.out_dtype)
         else:
             c = check_out(out, problem, a, b, c)
+        wrapped = [None if x is None else self._matrix(x) for x in (op_a, op_b, c)]
+        target = wrapped[2] if c is out else self._matrix(out)
         there = all(map(is_device_array, [*inputs, out]))
-        plan = self.plan(problem, resident=resident or there)
+        homes = (
+            *(self._home(x, problem.operands) for x in wrapped[:2]),
+            self._home(target, problem.dtype) if leading(out, "n") else None,
+        )
+        plan = self.plan(problem, resident=resident or there, homes=homes)
         layouts = "".join((layout_of(x) or "n")[0] for x in (op_a, op_b))
         variant, why = self.choice(plan, layouts)
         if on_gpu:  # the caller's stream may still be writing the inputs
@@ -242,8 +254,6 @@ class Runner:
         if not (problem.m and problem.n):
             words = tensor.words(problem)
             return Result(out, plan, variant, Timeline(), 0.0, self._reduction(plan), why, words)
-        wrapped = [None if x is None else self._matrix(x) for x in (op_a, op_b, c)]
-        target = wrapped[2] if c is out else self._matrix(out)
         for device in self.devices:
             device.prepare(variant, wrapped[0].array, wrapped[1].array, problem.operands)
         before = self.verdicts(problem)
@@ -276,7 +286,7 @@ class Runner:
                 device.free_unused()
             most = int(SMALLER * most)
             # Raises OutOfMemoryError when not even the smallest turns would fit.
-            plan = self._plan(plan.problem, plan.resident, most)
+            plan = self._plan(plan.problem, plan.resident, most, plan.homes)
 
     def gemm(self, a, b, c=None, /, **options):
         """alpha * op(A) @ op(B) + beta * C; see `hybrid_gemm.gemm`.
@@ -292,15 +302,11 @@ class Runner:
             done = next(iter(self._direct.values())).hosted(a, b, c, **options)
         return self.run(a, b, c, **options).c if done is None else done
 
-    def alone(self, problem: Problem, layout: str) -> Variant | None:
-        """The kernel for one GPU that has A, B and C, so that nothing has to fit besides; None
-        where several GPUs together are worth what they cost."""
-        specs = (
-            dataclasses.replace(x, memory_bytes=sys.maxsize) for x in self.specs(problem.dtype)
-        )
-        plan = planner.make_plan(
-            problem, tuple(specs), self._counts, kernel=str(self.chosen or "auto"), resident=True
-        )
+    def alone(self, problem: Problem, layout: str, device) -> Variant | None:
+        """The kernel for the GPU that has A, B and C; None where several GPUs together are worth
+        what they cost."""
+        home = self.devices.index(device)
+        plan = self.plan(problem, resident=True, homes=(home, home, home))
         return None if len(plan.workers) > 1 else self.variant(plan, layout)
 
     def describe(self, plan: planner.Plan | None = None) -> str:
@@ -321,6 +327,13 @@ class Runner:
         if home is None:
             home = devices.open_devices("cuda", 1, gpus=[ordinal])[0]
         return Matrix(array, home)
+
+    def _home(self, matrix: Matrix, dtype: str) -> int | None:
+        """Which of these devices multiplies a matrix where it lies."""
+        for i, device in enumerate(self.devices):
+            if device is matrix.home and matrix.array.dtype == dtype and layout_of(matrix.array):
+                return i
+        return None
 
     def _reduction(self, plan: planner.Plan) -> str:
         """How partials were summed, in words."""

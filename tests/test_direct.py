@@ -183,5 +183,34 @@ def test_arrays_that_lie_on_a_device_need_not_fit_once_more(kernel_device):
     here = Runner(device=kernel_device, max_device_memory=1000, threads=1)
     with pytest.raises(MemoryError, match=r"needs 48 KiB on .*, which has 0\.977 KiB free"):
         here.plan(Problem(64, 64, 64), resident=True)
-    variant = here.alone(Problem(64, 64, 64), "nn")
+    variant = here.alone(Problem(64, 64, 64), "nn", here.devices[0])
     assert variant.refusal(device=kernel_device, dtype="float32", m=64, n=64, k=64) is None
+
+
+@on_cuda
+@pytest.mark.parametrize("options", [{}, {"threads": 1}, {"threads": 3, "split": "rows"}])
+def test_a_run_takes_no_memory_for_arrays_that_lie_there(options, rng):
+    import cupy
+
+    (a, b, c) = (cupy.asarray(integers(rng, s)) for s in ((70, 90), (90, 50), (70, 50)))
+    here = Runner(device="cuda", max_device_memory=1000, gpus=[0], **options)
+    result = here.run(a, b, c, beta=2)
+    np.testing.assert_array_equal(result.c.get(), a.get() @ b.get() + 2 * c.get())
+    assert planner.memory_needs(result.plan) == [0]
+    with pytest.raises(MemoryError, match=r"on cuda:0, which has 0\.977 KiB free"):
+        here.run(a, b.astype("f8"))
+
+
+@on_cuda
+def test_one_worker_is_on_the_gpu_that_has_the_arrays(rng):
+    import cupy
+
+    last = cupy.cuda.runtime.getDeviceCount() - 1
+    with cupy.cuda.Device(last):
+        a, b = (cupy.asarray(integers(rng, s)) for s in ((70, 90), (90, 50)))
+        here = Runner(device="cuda")
+        result = here.run(a, b)
+        np.testing.assert_array_equal(result.c.get(), a.get() @ b.get())
+    (worker,) = result.plan.workers
+    assert result.plan.devices[worker.device].unit == result.c.device.id == last
+    assert f"cuda:{last}" in here.describe(result.plan)

@@ -105,6 +105,23 @@ def test_memory_is_refused_with_both_figures():
         make_plan(Problem(4096, 4096, 4096), [small], 2)
 
 
+def test_what_lies_on_a_device_takes_no_memory_there():
+    """The partials of a split of K do, and what the other devices have of it."""
+    problem, mib = Problem(1024, 512, 256), 2**20
+    there = {"resident": True, "homes": (1, 1, 1)}
+    two = [replace(GPU, unit=unit) for unit in range(2)]
+    alone = make_plan(problem, two, 1, **there)
+    assert [w.device for w in alone.workers] == [1] and memory_needs(alone) == [0, 0]
+    rows = make_plan(problem, two, 2, split="rows", **there)
+    assert [w.device for w in rows.workers] == [1, 0]
+    assert memory_needs(rows) == [2 * mib, 0]  # half of A, all of B, half of C
+    cols = make_plan(problem, two, 2, split="cols", **there)
+    assert memory_needs(cols) == [int(4.75 * mib), 3 * mib]  # C, half of it again from the other,
+    # and where C does not lie half of it finished, and half of A and B
+    small = [replace(x, memory_bytes=mib) for x in two]
+    assert len(make_plan(problem, small, (1, 2), **there).workers) == 1
+
+
 def test_split_products_need_memory_for_their_parts():
     """8 bytes an element of A and B beside their 4; in turns where that does not fit."""
     sides = 4096, 2048, 8192
