@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -303,10 +304,17 @@ class Runner:
         return self.run(a, b, c, **options).c if done is None else done
 
     def alone(self, problem: Problem, layout: str, device) -> Variant | None:
-        """The kernel for the GPU that has A, B and C; None where several GPUs together are worth
-        what they cost."""
+        """The kernel for the GPU that has A, B and C, so that nothing has to fit besides; None
+        where several GPUs together are worth what they cost."""
         home = self.devices.index(device)
-        plan = self.plan(problem, resident=True, homes=(home, home, home))
+        specs = (
+            dataclasses.replace(spec, memory_bytes=sys.maxsize) if i == home else spec
+            for i, spec in enumerate(self.specs(problem.dtype))
+        )
+        plan = planner.make_plan(
+            problem, tuple(specs), self._counts, kernel=str(self.chosen or "auto"), resident=True,
+            homes=(home, home, home),
+        )  # fmt: skip
         return None if len(plan.workers) > 1 else self.variant(plan, layout)
 
     def describe(self, plan: planner.Plan | None = None) -> str:
