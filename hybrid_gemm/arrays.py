@@ -36,6 +36,13 @@ def as_matrix(x):
     return np.asarray(x)
 
 
+def wait_for_streams(*arrays) -> None:
+    """Waits for the caller's current streams on the GPUs that have some of the arrays."""
+    for ordinal, cp in {x.device.id: module_of(x) for x in arrays if is_device_array(x)}.items():
+        with cp.cuda.Device(ordinal):
+            cp.cuda.get_current_stream().synchronize()
+
+
 def check_out(out, problem: Problem, a, b, c):
     """`c`, or `out` in its place where they are the same matrix; raises if `out` is unfit."""
     if not (isinstance(out, np.ndarray) or is_device_array(out)):

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from . import devices, tensor
+from .arrays import wait_for_streams
 from .catalog import Variant
 from .devices.base import Device
 from .errors import UsageError
@@ -267,8 +268,7 @@ class RankRunner:
         """alpha * op(A) @ op(B) + beta * C; see `hybrid_gemm.gemm` with `comm`."""
         given = Given(self.comm, a, b, c, (trans_a, trans_b), distribution, result, root)
         problem, xp = given.problem(alpha, beta), given.xp
-        if xp is not np:  # the caller's stream may still be writing
-            xp.cuda.get_current_stream().synchronize()
+        wait_for_streams(*given.arrays.values())  # which may still be writing them
         problem = nothing_multiplied(problem)
         spans = given.spans(self.split, self.grid, problem) if problem.k else None
         plan = self.plan(problem, spans=spans)

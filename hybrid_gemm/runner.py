@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from . import catalog, devices, planner, tensor, tuning
-from .arrays import as_matrix, check_out, is_device_array, module_of
+from .arrays import as_matrix, check_out, is_device_array, module_of, wait_for_streams
 from .catalog import Variant
 from .devices import nccl
 from .devices import tensor as products
@@ -250,8 +250,7 @@ class Runner:
         plan = self.plan(problem, resident=resident or there, homes=homes)
         layouts = "".join((layout_of(x) or "n")[0] for x in (op_a, op_b))
         variant, why = self.choice(plan, layouts)
-        if on_gpu:  # the caller's stream may still be writing the inputs
-            module_of(next(filter(is_device_array, inputs))).cuda.get_current_stream().synchronize()
+        wait_for_streams(*inputs, out)  # which may still be writing them
         if not (problem.m and problem.n):
             words = tensor.words(problem)
             return Result(out, plan, variant, Timeline(), 0.0, self._reduction(plan), why, words)
