@@ -214,3 +214,27 @@ def test_one_worker_is_on_the_gpu_that_has_the_arrays(rng):
     (worker,) = result.plan.workers
     assert result.plan.devices[worker.device].unit == result.c.device.id == last
     assert f"cuda:{last}" in here.describe(result.plan)
+
+
+@on_cuda
+def test_the_streams_of_every_gpu_are_waited_for(rng):
+    """Whichever GPU is current when the product is asked for."""
+    import cupy
+
+    a, b = integers(rng, (70, 90)), integers(rng, (90, 50))
+    spin = cupy.RawKernel(
+        'extern "C" __global__ void spin(long long cycles) {'
+        " long long start = clock64(); while (clock64() - start < cycles); }",
+        "spin",
+    )
+    with cupy.cuda.Device(cupy.cuda.runtime.getDeviceCount() - 1):
+        there, late, other = cupy.asarray(a), cupy.zeros_like(a), cupy.asarray(b)
+        cupy.cuda.Stream(non_blocking=True).use()
+        try:
+            spin((1,), (1,), (100_000_000,))
+            late[...] = there
+            with cupy.cuda.Device(0):
+                got = Runner(device="cuda", threads=2, split="cols").run(late, other).c
+        finally:
+            cupy.cuda.Stream.null.use()
+    np.testing.assert_array_equal(got.get(), a @ b)
