@@ -171,7 +171,7 @@ def test_small_arrays_of_the_host_are_copied_whole(dtype, rng, monkeypatch):
     np.testing.assert_array_equal(here.gemm(a[:, ::2], b[::2]), a[:, ::2] @ b[::2])
     assert len(runs) == 2
     with pytest.raises(MemoryError, match="KiB"):  # the limit holds for these too
-        Runner(device="cuda", max_device_memory=50_000).gemm(a, b)
+        Runner(device="cuda", gpus=[0], max_device_memory=50_000).gemm(a, b)
     monkeypatch.setattr(direct, "HOSTED_BYTES", 0)
     np.testing.assert_array_equal(here.gemm(a, b), a @ b)
     assert len(runs) == 4
