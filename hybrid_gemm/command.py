@@ -4,34 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
-import platform
 import statistics
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 
 from . import (
-    bench,
     catalog,
-    devices,
     info,
-    links,
     matrices,
-    peers,
     report,
     trace,
-    tuning,
     verify,
 )
 from .devices.cpu import cores, memory_available
-from .errors import OutOfMemoryError, UnavailableError, UsageError, in_words
+from .errors import OutOfMemoryError, UsageError, in_words
 from .problem import Problem, compute_dtype, make_problem
 from .runner import Runner
 
 DEFAULT_SIZE = 2048
-MOST_COPYING = 64  # threads, on hosts with more cores
 PRINTED = 32  # the widest matrix that --print shows
 
 
@@ -286,143 +277,3 @@ def print_kernels(data: dict) -> None:
             [[r["variant"], *(r.get(f, r.get("refused", "")) for f in fields)] for r in compiled],
             title=f"compiled for {compiled[0]['arch']}, {compiled[0]['dtype']}",
         )
-
-
-TUNED_SHAPES = [
-    *((n, n, n) for n in (128, 256, 512, 768, 1000, 1024, 1536, 2048, 3072, 4096, 6144, 8192)),
-    (16384, 16384, 16384), (4097, 4099, 4101), (16, 8192, 8192), (1, 8192, 8192), (8192, 1, 8192),
-    (8192, 64, 8192), (64, 8192, 8192), (64, 64, 2**20), (128, 128, 2**18), (512, 512, 2**18),
-    (8192, 8192, 64), (8192, 8192, 256), (256, 8192, 8192), (8192, 256, 8192),
-    *(
-        (m, n, k)
-        for wide, k in ((8192, 8192), (3000, 5000))
-        for thin in (2, 3, 4, 5, 6, 7, 8)
-        for m, n in ((thin, wide), (wide, thin))
-    ),
-]  # fmt: skip
-
-
-def tune(
-    *, device: str, dtypes, layouts, shapes, samples: int, quick: bool, output: str | None,
-    progress, note,
-) -> dict:  # fmt: skip
-    """Times the variants worth it at each shape, and keeps the table for this GPU model.
-
-    With `quick`, only what the tables there are say is fastest, of ours and with the library.
-    The table goes to the user's cache, or to `output`, and keeps what it has of other shapes,
-    dtypes and layouts. Raises `UnavailableError` where there
-    is no GPU: elsewhere there is nothing to choose between.
-    """
-    kind, _why = devices.choose(device)
-    if kind != "cuda":
-        raise UnavailableError(f"tuning is for GPUs, and the device is {kind}")
-    (gpu,) = devices.open_devices("cuda", 1, gpus=[0])
-
-    def worth_timing(problem: Problem, layout: str):
-        machine = gpu.machine(problem.dtype)
-        if not quick:
-            return tuning.worth_timing(machine, problem)
-        leading = [tuning.choose(machine, problem, layout, own=own)[0] for own in (False, True)]
-        libraries = [v for v in tuning.candidates(machine, problem) if v.kernel.library]
-        return list(dict.fromkeys([*libraries, *leading]))
-
-    data = bench.run(
-        worth_timing, shapes or [*TUNED_SHAPES, *bench.SERIES["published"]], device="cuda",
-        dtypes=dtypes, layouts=layouts, samples=samples, progress=progress, note=note,
-    )  # fmt: skip
-    path = Path(output) if output else tuning.user_table(gpu.model)
-    measured = {tuning.case(row) for row in data["rows"]}
-    older = json.loads(path.read_text())["rows"] if path.is_file() else []
-    rows = [r for r in older if tuning.case(r) not in measured]
-    kept = {"device": data["device"], "rows": rows + tuning.compact(data["rows"])}
-    kept["environment"] = info.environment()
-    report.write(str(path), tuning.as_text(kept))
-    tuning.forget()
-    return {**data, "table": str(path)}
-
-
-def tune_links(*, device: str, gpus, progress, note) -> dict:
-    """Measures this host's links and keeps the figures; `UnavailableError` without a GPU."""
-    kind, why = devices.choose(device)
-    if kind != "cuda":
-        here = f"{kind} ({why})" if why else kind
-        raise UnavailableError(f"links are those of GPUs, and the device is {here}")
-    from .devices.cuda import uuids
-    from .devices.pinned import empty_pinned
-
-    opened = devices.open_devices("cuda", 1, gpus=gpus)
-    note(f"timing copies between this host and {len(opened)} GPUs")
-    threads = [x for x in links.counts(cores()) if x <= MOST_COPYING]
-    total = 6 * len(links.counts(len(opened))) - 1 + len(opened) * (len(opened) - 1) + len(threads)
-    data = {
-        "host": platform.node(), "gpus": [d.describe() for d in opened], "cores": cores(),
-        **links.measure(opened, empty_pinned, threads, progress(total, "timing")),
-    }  # fmt: skip
-    path = links.path(uuids())
-    report.write(str(path), report.as_json(data) + "\n")
-    links.forget()
-    return {**data, "table": str(path)}
-
-
-def bench_peers(shapes, *, device: str, progress, note, **options) -> dict:
-    """As `peers.run`; measures the host's links first, unless that was done."""
-    kind, _why = devices.choose(device)
-    if kind == "cuda":
-        from .devices.cuda import uuids
-
-        if links.known(uuids()) is None:
-            tune_links(device=device, gpus=None, progress=progress, note=note)
-    return peers.run(shapes, device=device, progress=progress, note=note, **options)
-
-
-def print_links(data: dict) -> None:
-    def gbps(link, memory, **wanted):
-        wanted |= {"link": link, "memory": memory}
-        found = [r["gbps"] for r in data["rows"] if wanted.items() <= r.items()]
-        return f"{found[0]:.1f}" if found else ""
-
-    kinds = [
-        ("h2d", "pinned"), ("d2h", "pinned"), ("both", "pinned"), ("h2d", "pageable"),
-        ("d2h", "pageable"), ("ring", "device"),
-    ]  # fmt: skip
-    counts = links.counts(len(data["gpus"]))
-    report.table(
-        ["GPUs together", "pinned to device", "to host", "both ways", "pageable to device",
-         "to host", "each to the next"],
-        [[n, *(gbps(link, memory, at_once=n) for link, memory in kinds)] for n in counts],
-        title=f"GB/s in all, {data['gpus'][0].split(' ', 1)[1]}",
-    )  # fmt: skip
-    ends = sorted({r["from"] for r in data["rows"] if r["link"] == "peer"})
-    if ends:
-        report.table(
-            ["from GPU", *(f"to {j}" for j in ends)],
-            [[i, *(gbps("peer", "device", **{"from": i, "to": j}) for j in ends)] for i in ends],
-            title="\nGB/s, one pair of GPUs at a time",
-        )
-    copied = [[r["at_once"], f"{r['gbps']:.1f}"] for r in data["rows"] if r["link"] == "memcpy"]
-    report.table(["threads", "GB/s"], copied, title="\nCopies on the host, into page-locked memory")
-    report.console.print(f"kept in {data['table']}")
-
-
-def print_tuned(data: dict) -> None:
-    """The fastest kernel of each shape, and of our own, beside cuBLAS."""
-    cases = {}
-    for row in data["rows"]:
-        if row["time_ms"]:
-            key = row["m"], row["n"], row["k"], row["layout"], row["dtype"]
-            cases.setdefault(key, []).append(row)
-    rows = []
-    for (m, n, k, layout, dtype), timed in cases.items():
-        best = min(timed, key=lambda r: r["time_ms"])
-        own = min((r for r in timed if r["kernel"] != "cublas"), key=lambda r: r["time_ms"])
-        rows.append([
-            f"{m} x {n} x {k}", layout, dtype, best["kernel"], f"{own['time_ms']:.4g}",
-            f"{own['ratio_to_cublas']:.3f}" if own["ratio_to_cublas"] else "",
-            " ".join(f"{x}={v}" for x, v in own["params"].items()),
-        ])  # fmt: skip
-    report.table(
-        ["m x n x k", "<layout", "<dtype", "<fastest", "our best ms", "of cuBLAS",
-         "<its parameters"],
-        rows, title=data["device"]["name"],
-    )  # fmt: skip
-    report.console.print(f"kept in {data['table']}")

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from . import cache, catalog
 from .catalog import ITEM_SIZE, Variant
+from .errors import UsageError
 from .problem import Problem
 
 SHIPPED = Path(__file__).resolve().parent / "tuned"
@@ -58,15 +59,24 @@ def user_table(model: str) -> Path:
     return cache.directory("tuned") / file_name(model)
 
 
+def read_rows(path: Path) -> list[dict]:
+    """The rows of a table; none where there is no file. Raises `UsageError` for another file."""
+    if not path.is_file():
+        return []
+    try:
+        rows = json.loads(path.read_text())["rows"]
+        if all(map(case, rows)):
+            return rows
+    except (ValueError, KeyError, TypeError):
+        pass
+    raise UsageError(f"{path} is no table of `hybrid-gemm tune`: remove it, or name another file")
+
+
 @functools.cache
 def table(machine: Machine) -> tuple[dict, ...]:
     """What was measured on such a GPU; `lent` in a row names the other model that it is of."""
     shipped = SHIPPED / file_name(machine.model)
-    layers = [
-        (json.loads(path.read_text())["rows"], {})
-        for path in (shipped, user_table(machine.model))
-        if path.is_file()
-    ]
+    layers = [(read_rows(path), {}) for path in (shipped, user_table(machine.model))]
     if not shipped.is_file() and (other := _like(machine)):
         layers.insert(0, (other["rows"], {"lent": _gpu(other)["name"]}))
     cases: dict[tuple, list[dict]] = {}

@@ -332,3 +332,24 @@ def test_numbers_stay_whole_in_narrow_terminals(width):
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert "12345:67890" in done.stdout and "123456.78" in done.stdout
     assert "empty" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["run", "A.npy", "B.npy", "--json", "A.npy"], "it is the input A.npy"),
+        (["run", "A.npy", "B.npy", "-o", "x", "--json", "x"], "given for two outputs"),
+        (["run", "A.npy", "B.npy", "-o", "C.npy", "--json", "no/x.json"], "no directory"),
+        (["bench", "--sizes", "8", "--csv", "no/x.csv"], "no directory"),
+        (["bench", "--sizes", "8", "--csv", "x", "--json", "./x"], "given for two outputs"),
+        (["reproduce", "ladder", "--json", "no/x.json"], "no directory"),
+        (["tune", "-o", "no/x.json"], "no directory"),
+    ],
+    ids=str,
+)
+def test_where_results_go_is_looked_at_before_any_work(files, arguments, said):
+    folder, a, _b = files
+    done = run(*arguments, check=2, cwd=folder)
+    assert said in one_line(done) and done.stdout == ""
+    assert sorted(os.listdir(folder)) == ["A.npy", "B.npy"]
+    np.testing.assert_array_equal(np.load(folder / "A.npy"), a)

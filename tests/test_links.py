@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from hybrid_gemm import command, cost, links
+from hybrid_gemm import cost, links, tune
 from hybrid_gemm.cli import cli
 from hybrid_gemm.devices import open_devices
 from hybrid_gemm.errors import UnavailableError
@@ -195,7 +195,7 @@ def test_one_gpu_has_no_peers_to_wait_for(measured):
 
 
 def test_the_table_shows_every_figure(measured, capsys):
-    command.print_links({**measured, "gpus": ["gpu:0 Invented", "gpu:1", "gpu:2"], "table": "x"})
+    tune.print_links({**measured, "gpus": ["gpu:0 Invented", "gpu:1", "gpu:2"], "table": "x"})
     shown = capsys.readouterr().out
     for row in measured["rows"]:
         assert f"{row['gbps']:.1f}" in shown
@@ -204,6 +204,9 @@ def test_the_table_shows_every_figure(measured, capsys):
 def test_without_a_gpu_it_is_refused_by_name():
     for device in ("cpu", "emulator"):
         with pytest.raises(UnavailableError, match=f"the device is {device}"):
-            command.tune_links(device=device, gpus=None, progress=None, note=None)
+            tune.host_links(device=device, gpus=None, progress=None, note=None)
+    for option, *value in (["--quick"], ["--shapes", "64"], ["--samples", "3"], ["-o", "x"]):
+        result = CliRunner().invoke(cli, ["tune", "--links", option, *value])
+        assert "is for kernels, and --links was given" in str(result.exception)
     result = CliRunner().invoke(cli, ["tune", "--gpus", "0"])
     assert "--gpus is for --links" in str(result.exception)

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybrid_gemm import tuning
+from hybrid_gemm.errors import UsageError
 from hybrid_gemm.problem import Problem
 from hybrid_gemm.tuning import Machine, choose, predict_us, worth_timing
 
@@ -201,6 +202,14 @@ def test_what_a_user_measured_comes_before_the_same_shape_of_the_shipped_table(
     tuning.forget()
 
 
+@pytest.mark.parametrize("text", ["", "[]", '{"rows": [{"m": 1}]}', '{"rows": 5}'])
+def test_what_is_no_table_is_named(text, tmp_path):
+    (tmp_path / "x.json").write_text(text)
+    with pytest.raises(UsageError, match=r"x\.json is no table of `hybrid-gemm tune`"):
+        tuning.read_rows(tmp_path / "x.json")
+    assert tuning.read_rows(tmp_path / "y.json") == []
+
+
 @pytest.mark.parametrize("thin, short", [(1, 1), (3, 4), (6, 8)])
 def test_tiles_as_thin_as_the_product_are_timed(thin, short):
     machine = Machine("NVIDIA H200", 132, 90, 66.9)
@@ -238,3 +247,43 @@ def test_persistent_kernels_scale_with_the_multiprocessors():
     (variant, *_rest) = catalog.get("tuned").variants()
     assert tuning.scaled(variant, 132).params == variant.params
     assert tuning.scaled(variant, 66).params["BLOCKS"] == variant.params["BLOCKS"] // 2
+
+
+def test_tuning_keeps_what_it_did_not_measure(tmp_path, monkeypatch):
+    """And times of what was not timed now; quick, little besides the library."""
+    from hybrid_gemm import tune
+
+    class Gpu:
+        model = "Test GPU 9002"
+
+        def machine(self, dtype):
+            return Machine(self.model, 132, 90, 66.9)
+
+    asked = []
+
+    def timed(variants, shapes, *, dtypes, layouts, **others):
+        rows = []
+        for shape in shapes:
+            asked.append(variants(Problem(*shape), "nn"))
+            rows += [row(*shape, "cublas", 2.0), row(*shape, "naive", 3.0, BM=16, BN=16)]
+        rows[-1]["time_ms"] = None
+        return {"device": {"kind": "cuda"}, "rows": rows}
+
+    monkeypatch.setenv("HYBRID_GEMM_CACHE", str(tmp_path))
+    monkeypatch.setattr(tune.devices, "choose", lambda device: ("cuda", ""))
+    monkeypatch.setattr(tune.devices, "open_devices", lambda *_, **__: [Gpu()])
+    monkeypatch.setattr(tune.bench, "run", timed)
+    choices = {"device": "auto", "dtypes": ["float32"], "layouts": ["nn"], "samples": 1,
+               "progress": None, "note": None}  # fmt: skip
+    table = tmp_path / "t.json"
+    table.write_text(json.dumps({"rows": [row(9, 9, 9, "naive", 1.0), row(8, 8, 8, "naive", 1.0)]}))
+    for quick in (False, True):
+        tune.kernels(shapes=[(8, 8, 8), (4096,) * 3], quick=quick, output=str(table), **choices)
+    assert [(r["m"], r["kernel"]) for r in tuning.read_rows(table)] == [
+        (9, "naive"), (8, "cublas"), (8, "naive"), (4096, "cublas"),
+    ]  # fmt: skip
+    full, few = asked[1], asked[3]
+    assert {v.name for v in few} == {"cublas", "tuned"} and len(few) == 2 < len(full)
+    tune.kernels(shapes=[(8, 8, 8)], quick=True, output=None, **choices)
+    assert tuning.user_table(Gpu.model).is_file()
+    tuning.forget()

@@ -13,6 +13,7 @@ from .shared import (
     progress_bar,
     say,
     shape,
+    writable,
     write_result,
 )
 
@@ -27,10 +28,14 @@ from .shared import (
     show_default=True,
 )
 @click.option("--layout", "layouts", type=List("nn,tt"), default="nn", show_default=True)
-@click.option("--shapes", type=List("1024,4096x4096x1024", shape), help="Default: sixty shapes.")
+@click.option(
+    "--shapes", type=List("1024,4096x4096x1024", shape), help="Default: some seventy shapes."
+)
 @click.option("--samples", default=9, show_default=True)
 @click.option(
-    "--quick", is_flag=True, help="Only what the tables there are have as fastest, and cuBLAS."
+    "--quick",
+    is_flag=True,
+    help="Only what is known as fastest, on this GPU or one like it, beside cuBLAS.",
 )
 @click.option("-o", "--output", metavar="FILE", help="Where the table goes; default the cache.")
 @click.option(
@@ -38,22 +43,25 @@ from .shared import (
 )
 @click.option("--gpus", type=List("0,1", int), help="Of --links: GPUs by number; default all.")
 @json_option
-def tune(json_file, links, gpus, **options) -> None:
+@click.pass_context
+def tune(context, json_file, links, gpus, **options) -> None:
     """Find the fastest kernel for each of many shapes on this GPU, and keep the table."""
-    from .. import command
+    from .. import tune
 
+    writable(json_file, options["output"])
     if links:
+        if others := _given(context, options) - {"device"}:
+            name = {"dtypes": "dtype", "layouts": "layout"}.get(min(others), min(others))
+            raise UsageError(f"--{name} is for kernels, and --links was given")
         with progress_bar() as progress:
-            data = command.tune_links(
-                device=options["device"], gpus=gpus, progress=progress, note=say
-            )
-        write_result(data, json_file, lambda: command.print_links(data))
+            data = tune.host_links(device=options["device"], gpus=gpus, progress=progress, note=say)
+        write_result(data, json_file, lambda: tune.print_links(data))
         return
     if gpus:
         raise UsageError("--gpus is for --links; kernels are timed on GPU 0")
     with progress_bar() as progress:
-        data = command.tune(progress=progress, note=say, **options)
-    write_result(data, json_file, lambda: command.print_tuned(data))
+        data = tune.kernels(progress=progress, note=say, **options)
+    write_result(data, json_file, lambda: tune.print_kernels(data))
 
 
 @click.command()
@@ -122,6 +130,7 @@ def bench(context, json_file, csv_file, **options) -> None:
     """
     from .. import bench as benches
 
+    writable(json_file, csv_file)
     series, shapes = options.pop("series"), options.pop("shapes")
     shapes = [*(benches.series(series) if series else []), *(shapes or [])]
     timed, columns, show = _kernels_timed, benches.COLUMNS, benches.show
@@ -135,11 +144,7 @@ def bench(context, json_file, csv_file, **options) -> None:
         from ..accuracy import show
 
         timed = _accuracy
-    given = {
-        name
-        for name in options
-        if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT
-    }
+    given = _given(context, options)
     with progress_bar() as progress:
         data = timed(
             shapes, given, progress=progress, note=say, **options
@@ -151,6 +156,12 @@ def bench(context, json_file, csv_file, **options) -> None:
     write_result(data, json_file, lambda: show(data))
     if wrong := [row for row in data["rows"] if row["verdict"] == "FAILED"]:
         raise VerificationError(f"{len(wrong)} rows have wrong products")
+
+
+def _given(context, names) -> set[str]:
+    """Those of a command's options that were given."""
+    default = click.core.ParameterSource.DEFAULT
+    return {name for name in names if context.get_parameter_source(name) is not default}
 
 
 def _kernels_timed(shapes, given, *, names, all_params, param, gpus, memories, **options) -> dict:
@@ -179,7 +190,7 @@ def _accuracy(shapes, given, *, device, seed, progress, note, data, **others) ->
 
 
 def _peers_timed(shapes, given, *, dtypes, samples, **options) -> dict:
-    from .. import command
+    from .. import tune
 
     others = {"names": "kernels", "all_params": "all-params", "param": "param", "cold": "cold",
               "layouts": "layout", "noise": "noise", "compute": "compute",
@@ -192,4 +203,4 @@ def _peers_timed(shapes, given, *, dtypes, samples, **options) -> dict:
         raise UsageError(f"--peers takes one --dtype; {','.join(dtypes)} was given")
     samples = samples if "samples" in given else 5
     shapes = shapes or [(1024,) * 3]
-    return command.bench_peers(shapes, dtype=dtypes[0], samples=samples, **options)
+    return tune.bench_peers(shapes, dtype=dtypes[0], samples=samples, **options)

@@ -14,6 +14,7 @@ from .shared import (
     parameters,
     progress_bar,
     say,
+    writable,
     write_result,
 )
 
@@ -108,7 +109,10 @@ def run(files, json_file, dry_run, grid, transport, rounds, ranks, **options) ->
         raise UsageError(f"--ranks {ranks}: it takes at least 1")
     if ranks and not dry_run:
         raise UsageError(f"--ranks is for --dry-run; to run on {ranks}: mpirun -n {ranks} ...")
+    outputs = json_file, options["output"], options["trace_file"]
+    inputs = [x for x in (*files, options["c_file"]) if x]
     comm = None if ranks else launchers.world()
+    launchers.together(comm, lambda: writable(*outputs, inputs=inputs))
     if comm is None and not ranks:
         _run_alone(files, json_file, across, options)
         return

@@ -94,6 +94,18 @@ def progress_bar(shown: bool = True):
         yield start
 
 
+def writable(*names: str | None, inputs=()) -> None:
+    """Checks, before any work, that these files can be written, each once and over no input."""
+    from ..matrices import check_output
+
+    seen = set()
+    for name in filter(None, names):
+        target = name if name == "-" else check_output(name, inputs)
+        if target in seen:
+            raise UsageError(f"{name} was given for two outputs; give each a file of its own")
+        seen.add(target)
+
+
 def write_result(data: dict, json_file: str | None, show) -> None:
     """JSON where it was asked for, the table on stdout unless JSON is there."""
     if json_file != "-":

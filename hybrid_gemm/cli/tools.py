@@ -6,7 +6,7 @@ import click
 
 from ..errors import UsageError, VerificationError
 from ..runtime import launchers
-from .shared import List, device_option, json_option, progress_bar, say, write_result
+from .shared import List, device_option, json_option, progress_bar, say, writable, write_result
 
 
 @click.command()
@@ -88,6 +88,7 @@ def reproduce(names, listed, scale, device, gpus, samples, seed, output, json_fi
     if not names:
         raise UsageError("name experiments, or all; --list shows them")
     chosen = engine.choose_experiments(names)
+    writable(json_file)
     if output:
         out.check_directory(output)
     with progress_bar() as progress:
