@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from pathlib import Path
 
-from . import bench, devices, info, links, peers, report, tuning
+from . import bench, devices, info, links, peers, report, tuned, tuning
 from .devices.cpu import cores
 from .errors import UnavailableError
 from .problem import Problem
@@ -38,8 +38,8 @@ def kernels(
     """
     _check(device, "tuning is for GPUs")
     (gpu,) = devices.open_devices("cuda", 1, gpus=[0])
-    path = Path(output) if output else tuning.user_table(gpu.model)
-    older = tuning.read_rows(path)
+    path = Path(output) if output else tuned.user_table(gpu.model)
+    older = tuned.read_rows(path)
 
     def worth_timing(problem: Problem, layout: str):
         machine = gpu.machine(problem.dtype)
@@ -53,14 +53,14 @@ def kernels(
         worth_timing, shapes or [*SHAPES, *bench.SERIES["published"]], device="cuda",
         dtypes=dtypes, layouts=layouts, samples=samples, progress=progress, note=note,
     )  # fmt: skip
-    new = tuning.compact(data["rows"])
-    measured = set(map(tuning.case, new))
+    new = tuned.compact(data["rows"])
+    measured = set(map(tuned.case, new))
     kept = {
         "device": data["device"],
-        "rows": [r for r in older if tuning.case(r) not in measured] + new,
+        "rows": [r for r in older if tuned.case(r) not in measured] + new,
         "environment": info.environment(),
     }
-    report.write(str(path), tuning.as_text(kept))
+    report.write(str(path), tuned.as_text(kept))
     tuning.forget()
     return {**data, "table": str(path)}
 

@@ -1,27 +1,19 @@
-"""Which kernel for which shape: tables of measured times, and a cost model where there is none.
-
-A table is what `hybrid-gemm tune` measured on one GPU model: rows of the bench. What the user's
-own table (in the cache) has comes before the one shipped with the package (`tuned/`), and for a
-model that has none shipped, one of a GPU like it stands in. A problem takes the kernel that was
-fastest at the measured shape nearest to its own.
+"""Which kernel for which shape: by the tables of measured times (`tuned/`), or a cost model where
+there is none. A problem takes the kernel that was fastest at the measured shape nearest to its own.
 """
 
 from __future__ import annotations
 
 import functools
-import json
 import math
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
-from . import cache, catalog
+from . import catalog, tuned
 from .catalog import ITEM_SIZE, Variant
-from .errors import UsageError
 from .problem import Problem
+from .tuned import Machine
 
-SHIPPED = Path(__file__).resolve().parent / "tuned"
 # What the cost model grants a library: what cuBLAS reaches of an H200's peak (0.77).
 LIBRARY_EFFICIENCY = 0.75
 LAUNCH_US = 4.0
@@ -37,111 +29,12 @@ DEEP_USED = 1.45  # and more where little of the tiles is used
 FURTHER = 0.1  # of a time carried over from another shape, for each factor of two between them
 
 
-@dataclass(frozen=True)
-class Machine:
-    """What choosing needs to know of a GPU. `peak_tflops` is None where it is not known."""
-
-    model: str
-    multiprocessors: int
-    arch: int
-    peak_tflops: float | None = None
-
-
-# --- tables -------------------------------------------------------------------------------
-
-
-def file_name(model: str) -> str:
-    """A GPU model's table: `nvidia_h200.json`."""
-    return re.sub(r"[^a-z0-9]+", "_", model.lower()).strip("_") + ".json"
-
-
-def user_table(model: str) -> Path:
-    return cache.directory("tuned") / file_name(model)
-
-
-def read_rows(path: Path) -> list[dict]:
-    """The rows of a table; none where there is no file. Raises `UsageError` for another file."""
-    if not path.is_file():
-        return []
-    try:
-        rows = json.loads(path.read_text())["rows"]
-        if all(map(case, rows)):
-            return rows
-    except (ValueError, KeyError, TypeError):
-        pass
-    raise UsageError(f"{path} is no table of `hybrid-gemm tune`: remove it, or name another file")
-
-
-@functools.cache
-def table(machine: Machine) -> tuple[dict, ...]:
-    """What was measured on such a GPU; `lent` in a row names the other model that it is of."""
-    shipped = SHIPPED / file_name(machine.model)
-    layers = [(read_rows(path), {}) for path in (shipped, user_table(machine.model))]
-    if not shipped.is_file() and (other := _like(machine)):
-        layers.insert(0, (other["rows"], {"lent": _gpu(other)["name"]}))
-    cases: dict[tuple, list[dict]] = {}
-    for rows, about in layers:
-        measured: dict[tuple, list[dict]] = {}
-        for row in rows:
-            measured.setdefault(case(row), []).append(row | about)
-        cases |= measured
-    return tuple(row for rows in cases.values() for row in rows)
-
-
-def _like(machine: Machine) -> dict | None:
-    """A shipped table of a GPU with the same architecture and as many multiprocessors."""
-    for path in sorted(SHIPPED.glob("*.json")):
-        data = json.loads(path.read_text())
-        arch = int(float(_gpu(data)["compute_capability"]) * 10)
-        if (arch, _gpu(data)["multiprocessors"]) == (machine.arch, machine.multiprocessors):
-            return data
-    return None
-
-
-def _gpu(data: dict) -> dict:
-    return data["environment"]["cuda"]["gpus"][0]
-
-
-def case(row: dict) -> tuple:
-    """What rows that compete have in common."""
-    return tuple(row[x] for x in ("m", "n", "k", "dtype", "layout"))
-
-
-@functools.cache
-def best_tflops(machine: Machine, dtype: str) -> float | None:
-    """The highest rate measured on a GPU model; None if nothing is known of the dtype there."""
-    rates = [
-        2 * row["m"] * row["n"] * row["k"] / row["time_ms"] / 1e9
-        for row in table(machine)
-        if row["dtype"] == dtype and "lent" not in row
-    ]
-    return max(rates, default=None)
-
-
 def forget() -> None:
     """Reads tables afresh from now on: one was written."""
-    table.cache_clear()
+    tuned.table.cache_clear()
+    tuned.best_tflops.cache_clear()
     _cases.cache_clear()
-    best_tflops.cache_clear()
     choose.cache_clear()
-
-
-def compact(rows: Sequence[dict]) -> list[dict]:
-    """What a table keeps of bench rows: of each case the fastest library, and our fastest."""
-    kept = ("m", "n", "k", "dtype", "layout", "kernel", "params", "time_ms")
-    best: dict[tuple, dict] = {}
-    for row in rows:
-        side = (*case(row), bool(catalog.get(row["kernel"]).library))
-        if row["time_ms"] and (side not in best or row["time_ms"] < best[side]["time_ms"]):
-            best[side] = {x: row[x] for x in kept}
-    return list(best.values())
-
-
-def as_text(table: dict) -> str:
-    """A table as JSON with a line a row."""
-    head = "".join(f"{json.dumps(k)}: {json.dumps(v)},\n" for k, v in table.items() if k != "rows")
-    rows = ",\n".join(map(json.dumps, table["rows"]))
-    return f'{{\n{head}"rows": [\n{rows}\n]}}\n'
 
 
 # --- choosing -----------------------------------------------------------------------------
@@ -249,7 +142,7 @@ class _Case:
 def _cases(machine: Machine, dtype: str, own: bool) -> tuple[_Case, ...]:
     listed = {(v.name, tuple(v.params.items())): v for v in _listed(machine, own)}
     found: dict[tuple, list] = {}
-    for row in table(machine):
+    for row in tuned.table(machine):
         variant = listed.get((row["kernel"], tuple(row["params"].items())))
         if row["dtype"] == dtype and variant:
             found.setdefault((_posed(row), row["layout"]), []).append((row, variant))

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hybrid_gemm import tuned as tables
 from hybrid_gemm import tuning
 from hybrid_gemm.errors import UsageError
 from hybrid_gemm.problem import Problem
@@ -24,7 +25,7 @@ def row(m, n, k, kernel, time_ms, layout="nn", dtype="float32", **params):
 def tuned(tmp_path, monkeypatch):
     """A machine with a user's table."""
     monkeypatch.setenv("HYBRID_GEMM_CACHE", str(tmp_path))
-    monkeypatch.setattr(tuning, "SHIPPED", tmp_path / "none")
+    monkeypatch.setattr(tables, "HERE", tmp_path / "none")
     machine = Machine("Test GPU 9000", 132, 90, 60.0)
     rows = [
         row(1024, 1024, 1024, "cublas", 1.0),
@@ -34,7 +35,7 @@ def tuned(tmp_path, monkeypatch):
         row(8192, 8192, 8192, "shared_tile", 0.1, "tt", TILE=32),
         row(8192, 8192, 8192, "retired_kernel", 0.01),
     ]
-    tuning.user_table(machine.model).write_text(json.dumps({"rows": rows}))
+    tables.user_table(machine.model).write_text(json.dumps({"rows": rows}))
     tuning.forget()
     yield machine
     tuning.forget()
@@ -69,7 +70,7 @@ DEEP = {"BM": 64, "BN": 128, "BK": 16, "TM": 16, "TN": 8, "LM": 4, "KG": 4, "HOP
 def leading(tmp_path, monkeypatch):
     """A machine where our kernels lead clearly at some shapes and barely at others."""
     monkeypatch.setenv("HYBRID_GEMM_CACHE", str(tmp_path))
-    monkeypatch.setattr(tuning, "SHIPPED", tmp_path / "none")
+    monkeypatch.setattr(tables, "HERE", tmp_path / "none")
     machine = Machine("Test GPU 9001", 132, 90, 60.0)
     rows = []
     for m, n, k, layout, kernel, lead, params in (
@@ -80,7 +81,7 @@ def leading(tmp_path, monkeypatch):
     ):
         rows.append(row(m, n, k, "cublas", 1.0, layout))
         rows.append(row(m, n, k, kernel, 1 / lead, layout, **params))
-    tuning.user_table(machine.model).write_text(json.dumps({"rows": rows}))
+    tables.user_table(machine.model).write_text(json.dumps({"rows": rows}))
     tuning.forget()
     yield machine
     tuning.forget()
@@ -124,14 +125,14 @@ def test_other_dtypes_fall_to_the_cost_model(tuned):
 
 
 def test_the_users_table_is_named_after_the_model():
-    assert tuning.file_name("NVIDIA H200") == "nvidia_h200.json"
-    assert tuning.file_name("NVIDIA GeForce RTX 4090 (x)") == "nvidia_geforce_rtx_4090_x.json"
+    assert tables.file_name("NVIDIA H200") == "nvidia_h200.json"
+    assert tables.file_name("NVIDIA GeForce RTX 4090 (x)") == "nvidia_geforce_rtx_4090_x.json"
 
 
 def test_shipped_tables_name_kernels_that_exist():
     from hybrid_gemm import catalog
 
-    for path in tuning.SHIPPED.glob("*.json"):
+    for path in tables.HERE.glob("*.json"):
         rows = json.loads(path.read_text())["rows"]
         assert rows
         listed = {
@@ -146,7 +147,7 @@ def test_where_the_shipped_table_measured_the_fastest_is_taken(tmp_path, monkeyp
     tuning.forget()
     machine = Machine("NVIDIA H200", 132, 90, 66.9)
     best = {}
-    for row in tuning.table(machine):
+    for row in tables.table(machine):
         case = row["m"], row["n"], row["k"], row["dtype"], row["layout"]
         best[case] = min(best.get(case, row), row, key=lambda r: r["time_ms"])
     assert len(best) > 100
@@ -163,14 +164,14 @@ def test_a_table_of_a_gpu_like_it_stands_in(tmp_path, monkeypatch):
     variant, why = choose(like, Problem(4096, 4096, 4096))
     assert variant.name == "tuned" and why.startswith("fastest measured at 4096 x 4096 x 4096")
     assert " on NVIDIA H" in why
-    assert tuning.best_tflops(like, "float32") is None, "rates of another GPU are not its own"
+    assert tables.best_tflops(like, "float32") is None, "rates of another GPU are not its own"
     assert choose(smaller, Problem(4096, 4096, 4096))[1] == "by the cost model"
     tuning.forget()
 
 
 def test_of_another_gpu_a_lead_has_to_be_clear(tmp_path, monkeypatch):
     monkeypatch.setenv("HYBRID_GEMM_CACHE", str(tmp_path))
-    monkeypatch.setattr(tuning, "SHIPPED", tmp_path)
+    monkeypatch.setattr(tables, "HERE", tmp_path)
     gpu = {"name": "Lender", "multiprocessors": 132, "compute_capability": "9.0"}
     rows = [
         row(512, 512, 512, "cublas", 1.0),
@@ -194,11 +195,11 @@ def test_what_a_user_measured_comes_before_the_same_shape_of_the_shipped_table(
     monkeypatch.setenv("HYBRID_GEMM_CACHE", str(tmp_path))
     machine = Machine("NVIDIA H200", 132, 90, 66.9)
     mine = [row(4096, 4096, 4096, "naive", 1e-3, BM=16, BN=16)]
-    tuning.user_table(machine.model).write_text(json.dumps({"rows": mine}))
+    tables.user_table(machine.model).write_text(json.dumps({"rows": mine}))
     tuning.forget()
     assert choose(machine, Problem(4096, 4096, 4096))[0].name == "naive"
     assert choose(machine, Problem(8192, 8192, 8192))[0].name == "tuned"
-    assert len([r for r in tuning.table(machine) if tuning.case(r) == tuning.case(mine[0])]) == 1
+    assert len([r for r in tables.table(machine) if tables.case(r) == tables.case(mine[0])]) == 1
     tuning.forget()
 
 
@@ -206,8 +207,8 @@ def test_what_a_user_measured_comes_before_the_same_shape_of_the_shipped_table(
 def test_what_is_no_table_is_named(text, tmp_path):
     (tmp_path / "x.json").write_text(text)
     with pytest.raises(UsageError, match=r"x\.json is no table of `hybrid-gemm tune`"):
-        tuning.read_rows(tmp_path / "x.json")
-    assert tuning.read_rows(tmp_path / "y.json") == []
+        tables.read_rows(tmp_path / "x.json")
+    assert tables.read_rows(tmp_path / "y.json") == []
 
 
 @pytest.mark.parametrize("thin, short", [(1, 1), (3, 4), (6, 8)])
@@ -279,11 +280,11 @@ def test_tuning_keeps_what_it_did_not_measure(tmp_path, monkeypatch):
     table.write_text(json.dumps({"rows": [row(9, 9, 9, "naive", 1.0), row(8, 8, 8, "naive", 1.0)]}))
     for quick in (False, True):
         tune.kernels(shapes=[(8, 8, 8), (4096,) * 3], quick=quick, output=str(table), **choices)
-    assert [(r["m"], r["kernel"]) for r in tuning.read_rows(table)] == [
+    assert [(r["m"], r["kernel"]) for r in tables.read_rows(table)] == [
         (9, "naive"), (8, "cublas"), (8, "naive"), (4096, "cublas"),
     ]  # fmt: skip
     full, few = asked[1], asked[3]
     assert {v.name for v in few} == {"cublas", "tuned"} and len(few) == 2 < len(full)
     tune.kernels(shapes=[(8, 8, 8)], quick=True, output=None, **choices)
-    assert tuning.user_table(Gpu.model).is_file()
+    assert tables.user_table(Gpu.model).is_file()
     tuning.forget()

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .. import cost, links, tuning
+from .. import cost, links, tuned
 from ..errors import UnavailableError
 from ..planner import DeviceSpec
-from ..tuning import Machine
+from ..tuned import Machine
 from . import cublas, driver, nvml, nvrtc, pinned
 from .base import Stream
 from .kernels import KernelDevice
@@ -137,7 +137,7 @@ class CudaDevice(KernelDevice):
         attributes = self.cp.cuda.Device(self.ordinal).attributes
         clock_ghz = attributes["ClockRate"] / 1e6
         memory_gbps = 2 * attributes["MemoryClockRate"] * 1e3 * p["memoryBusWidth"] / 8 / 1e9
-        measured, known = tuning.best_tflops(self.machine(dtype), dtype), links.known(uuids())
+        measured, known = tuned.best_tflops(self.machine(dtype), dtype), links.known(uuids())
         guessed = 0.6 * p["multiProcessorCount"] * 256 * clock_ghz / 1e3
         return DeviceSpec(
             self.name, self.kind, self.ordinal, free + self.pool.free_bytes(),
