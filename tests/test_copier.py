@@ -2,6 +2,7 @@
 copies are done when its events are waited for."""
 
 import ctypes
+import os
 import threading
 from ctypes import c_int, c_size_t, c_uint, c_uint64, c_void_p
 
@@ -189,3 +190,26 @@ def test_without_a_compiler_it_says_so(monkeypatch):
         assert "g++ is not installed" in copier.unavailable()
     finally:
         copier.unavailable.cache_clear()
+
+
+@pytest.mark.parametrize(
+    "cores, devices, count",
+    [(2, 1, 2), (16, 1, 16), (32, 1, 16), (32, 2, 16), (64, 4, 32), (128, 8, 64), (48, 8, 48)],
+)
+def test_more_devices_have_more_threads(cores, devices, count, monkeypatch):
+    monkeypatch.setattr(copier, "cores", lambda: cores)
+    assert copier.threads(devices) == count
+
+
+def test_a_pool_grows_and_never_shrinks():
+    if reason := copier.unavailable():
+        pytest.skip(reason)
+    library = copier._library()
+    pool = library.pool_start()
+
+    def added(threads):
+        before = len(os.listdir("/proc/self/task"))
+        library.pool_grow(pool, threads)
+        return len(os.listdir("/proc/self/task")) - before
+
+    assert [round(added(n), -1) for n in (20, 10, 20, 50)] == [20, 0, 0, 30]  # others' may end

@@ -94,6 +94,7 @@ struct Pool {
     std::condition_variable work, done;
     std::vector<Ring*> rings;
     std::deque<Finished> finished;
+    int threads = 0;
 };
 
 // Past the cache: what is copied is not read soon, and a line that is written whole need not be
@@ -293,10 +294,15 @@ void watch(Pool& pool, Ring* ring) {
 
 extern "C" {
 
-void* pool_start(int threads) {
-    Pool* pool = new Pool;  // for as long as the process lives
-    for (int i = 0; i < threads; ++i) std::thread(copy_for_ever, std::ref(*pool)).detach();
-    return pool;
+void* pool_start() {
+    return new Pool;  // for as long as the process lives
+}
+
+// Has at least so many threads from now on.
+void pool_grow(Pool* pool, int threads) {
+    std::lock_guard<std::mutex> lock(pool->mutex);
+    for (; pool->threads < threads; ++pool->threads)
+        std::thread(copy_for_ever, std::ref(*pool)).detach();
 }
 
 // Blocks until a copy has ended; its id, and 0, STOPPED or what the driver said.

@@ -21,7 +21,9 @@ from ..devices.cpu import cores
 from ..devices.driver import Calls
 from ..errors import HybridGemmError
 
-THREADS = 16  # more than memory has use for gain nothing
+# Threads for a device, of 6 to 9 GB/s each, and for all at least. With one and two more gain
+# nothing; on a host of four 16 together reach what two need: docs/gpus.md.
+EACH, LEAST = 8, 16
 STOPPED = -1
 _SOURCE = Path(__file__).with_name("copier.cpp")
 
@@ -50,6 +52,7 @@ def _library() -> ctypes.PyDLL:
     # Its calls return at once, so they keep Python's lock; but for the one below that waits.
     library = ctypes.PyDLL(str(emulation.build_library(_SOURCE)))
     library.pool_start.restype = library.ring_open.restype = c_void_p
+    library.pool_grow.argtypes = [c_void_p, c_int]
     library.ring_open.argtypes = [
         c_void_p, c_void_p, c_void_p, c_void_p, c_int, c_void_p, ctypes.c_size_t, c_int, c_void_p
     ]  # fmt: skip
@@ -58,12 +61,17 @@ def _library() -> ctypes.PyDLL:
     return library
 
 
+def threads(devices: int) -> int:
+    """How many copy for so many devices together."""
+    return max(1, min(max(LEAST, EACH * devices), cores()))
+
+
 class _Pool:
     """The process's threads, and what is to be done at the end of each copy."""
 
     def __init__(self):
         self.library = _library()
-        self.handle = self.library.pool_start(max(1, min(THREADS, cores())))
+        self.handle = self.library.pool_start()
         self.ids = itertools.count()
         self.ends: dict[int, tuple] = {}  # with what has to live so long
         threading.Thread(target=self._report, name="copied", daemon=True).start()
@@ -84,14 +92,16 @@ def _pool() -> _Pool:
 
 
 class Ring:
-    """Slots for one direction of one device. `calls` are the driver's, `stream` is what they take,
-    and `events` are as many as there are slots of `slot_bytes` in page-locked `memory`."""
+    """Slots for one direction of one device of several `together`. `calls` are the driver's,
+    `stream` is what they take, and `events` are as many as there are slots of `slot_bytes` in
+    page-locked `memory`."""
 
     def __init__(
         self, calls: Calls, stream: int, memory: np.ndarray, slot_bytes: int,
-        events: Sequence[int], *, up: bool,
+        events: Sequence[int], *, up: bool, together: int = 1,
     ):  # fmt: skip
         self.pool = _pool()
+        self.pool.library.pool_grow(self.pool.handle, threads(together))
         self.kept = memory, calls
         table = (c_uint64 * len(calls.functions))(*calls.functions)
         self.handle = self.pool.library.ring_open(

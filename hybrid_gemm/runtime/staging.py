@@ -125,6 +125,7 @@ class Ring:
                 self._native = copier.Ring(
                     calls, self.stream.cupy.ptr, memory, NATIVE_BYTES,
                     [event.ptr for event in self.events], up=self.up,
+                    together=self.device.together,
                 )  # fmt: skip
             return self._native
 
