@@ -36,6 +36,15 @@ def as_matrix(x):
     return np.asarray(x)
 
 
+def check_device(arrays, kind: str) -> None:
+    """Raises `DTypeError` for arrays of a GPU where that is not what multiplies."""
+    if kind != "cuda" and any(map(is_device_array, arrays)):
+        raise DTypeError(
+            f"arrays on a GPU were given, and the device is {kind}: cupy.asnumpy makes arrays of "
+            "the host of them"
+        )
+
+
 def wait_for_streams(*arrays) -> None:
     """Waits for the caller's current streams on the GPUs that have some of the arrays."""
     for ordinal, cp in {x.device.id: module_of(x) for x in arrays if is_device_array(x)}.items():

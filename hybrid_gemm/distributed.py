@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from . import devices, tensor
-from .arrays import wait_for_streams
+from .arrays import check_device, is_device_array, wait_for_streams
 from .catalog import Variant
 from .devices.base import Device
 from .errors import UsageError
 from .given import Given
-from .planner import make_plan
+from .planner import NOWHERE, make_plan
 from .problem import Problem
 from .rankplan import RankPlan, make_rank_plan
 from .runner import MAX_PLANS, Runner
@@ -129,8 +129,11 @@ class RankRunner:
         least = min(self.comm.allgather(mine.memory_bytes))
         return dataclasses.replace(self.comm.bcast(mine), memory_bytes=least)
 
-    def plan(self, problem: Problem, *, resident: bool = False, spans=None) -> RankPlan:
-        """The plan that all ranks follow. Raises the same error on all ranks."""
+    def plan(
+        self, problem: Problem, *, resident: bool = False, spans=None, there: bool = False
+    ) -> RankPlan:
+        """The plan that all ranks follow; `there` if each has its blocks of A and B on its
+        device. Raises the same error on all ranks."""
         spec, grid = self.spec(), self.grid
         if spans:
             grid = tuple(map(len, spans))
@@ -139,7 +142,7 @@ class RankRunner:
             return make_rank_plan(
                 self.runner.settle(problem), spec, self.comm.size, threads=self.runner.threads,
                 split=self.split, grid=grid, rounds=self.rounds, spans=spans,
-                kernel=str(self.runner.chosen or "auto"), resident=resident,
+                kernel=str(self.runner.chosen or "auto"), resident=resident, there=there,
             )  # fmt: skip
 
         return launchers.together(self.comm, make)
@@ -148,21 +151,23 @@ class RankRunner:
         """The kernel that a rank's pieces take."""
         return launchers.together(self.comm, lambda: self._variant(plan))
 
-    def _variant(self, plan: RankPlan) -> Variant:
+    def _variant(self, plan: RankPlan, there: bool = False) -> Variant:
         boxes = [plan.box(self.comm.rank), *(plan.box(rank) for rank in range(plan.ranks))]
         box = next(filter(None, boxes), None)
         sides = {"m": len(box.rows), "n": len(box.cols), "k": len(box.ks)} if box else {}
-        return self.runner.variant(self._inner(dataclasses.replace(plan.problem, **sides)))
+        return self.runner.variant(self._inner(dataclasses.replace(plan.problem, **sides), there))
 
-    def _inner(self, problem: Problem, resident: bool = False):
-        if (problem, resident) not in self._inners:
+    def _inner(self, problem: Problem, there: bool = False):
+        """The plan of a rank's own work; `there` if A and B lie on its first device."""
+        if (problem, there) not in self._inners:
             if len(self._inners) >= MAX_PLANS:
                 self._inners.clear()
-            self._inners[problem, resident] = make_plan(
+            self._inners[problem, there] = make_plan(
                 problem, self._specs, self.runner.threads, split=self.runner.split,
-                kernel=str(self.runner.chosen or "auto"), resident=resident,
+                kernel=str(self.runner.chosen or "auto"), resident=there,
+                homes=(0, 0, None) if there else NOWHERE,
             )  # fmt: skip
-        return self._inners[problem, resident]
+        return self._inners[problem, there]
 
     @functools.cached_property
     def _specs(self):
@@ -198,18 +203,20 @@ class RankRunner:
                     None if x is None else _put(home, x, dtype)
                     for x, dtype in zip(matrices, dtypes, strict=True)
                 ]
-            variant = self._variant(plan) if problem.m and problem.n else None
+            # What lies on a device is multiplied at once, and not panel by panel as it arrives.
+            there = all(
+                x is None or (x.lies(self.devices[0]) and x.array.dtype == problem.operands)
+                for x in matrices[:2]
+            )
+            variant = self._variant(plan, there) if problem.m and problem.n else None
             for device in self.devices if busy else ():
                 device.prepare(variant, matrices[0].array, matrices[1].array, problem.operands)
-            return matrices, variant
+            return matrices, variant, functools.partial(self._inner, there=there)
 
-        matrices, variant = launchers.together(self.comm, prepare)
+        matrices, variant, inner = launchers.together(self.comm, prepare)
         if transport:
             transport.start()
         before = runner.verdicts(problem)
-        # What lies on a device is multiplied at once, and not panel by panel as it arrives.
-        there = all(x is None or x.lies(self.devices[0]) for x in matrices[:2])
-        inner = functools.partial(self._inner, resident=there)
         run = RankRun(
             plan, rank, self.devices, inner, runner.variant, *matrices, transport, progress
         )  # fmt: skip
@@ -268,10 +275,14 @@ class RankRunner:
         """alpha * op(A) @ op(B) + beta * C; see `hybrid_gemm.gemm` with `comm`."""
         given = Given(self.comm, a, b, c, (trans_a, trans_b), distribution, result, root)
         problem, xp = given.problem(alpha, beta), given.xp
-        wait_for_streams(*given.arrays.values())  # which may still be writing them
+        arrays = given.arrays.values()
+        launchers.together(self.comm, lambda: check_device(arrays, self.runner.kind))
+        wait_for_streams(*arrays)  # which may still be writing them
         problem = nothing_multiplied(problem)
         spans = given.spans(self.split, self.grid, problem) if problem.k else None
-        plan = self.plan(problem, spans=spans)
+        lie = given.stay(spans) and self._have(given, self.runner.settle(problem).operands)
+        there = all(self.comm.allgather(lie))
+        plan = self.plan(problem, spans=spans, there=there)
         boxes = [plan.box(rank) for rank in range(plan.ranks)]
         a, b = (
             given.local(x, [_part(box, *sides) for box in boxes])
@@ -282,6 +293,13 @@ class RankRunner:
         made = xp.empty(strips[self.comm.rank].shape, problem.out_dtype)
         done = self.run(plan, a, b, c, made)
         return given.returned(done.c, strips, problem, out)
+
+    def _have(self, given: Given, dtype: str) -> bool:
+        """Whether this rank's device has its A and B, in the dtype that is multiplied."""
+        return all(
+            is_device_array(x) and x.device.id == self.devices[0].ordinal and x.dtype == dtype
+            for x in (given.arrays["A"], given.arrays["B"])
+        )
 
 
 def parts_of(plan: RankPlan) -> list[Part]:

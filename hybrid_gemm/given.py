@@ -133,6 +133,10 @@ class Given:
             return m, n, [part.cols for part in self.have["A"]]
         return None
 
+    def stay(self, spans) -> bool:
+        """Whether each rank multiplies A and B where they lie, given what `spans` said."""
+        return spans is not None or self._layout("A") == self._layout("B") == "replicated"
+
     def local(self, operand: str, want: list[Part]):
         """This rank's part of an operand: a view where it is here, else brought here."""
         array, have, rank = self.arrays[operand], self.have[operand], self.comm.rank

@@ -169,8 +169,10 @@ def make_rank_plan(
     spans: Sequence[Sequence[Span]] | None = None,
     kernel: str = "",
     resident: bool = False,
+    there: bool = False,
 ) -> RankPlan:
-    """The plan for `ranks` ranks that each have what `spec` says.
+    """The plan for `ranks` ranks that each have what `spec` says; `there` if each has its blocks
+    of A and B on its device already, so that they take no memory beside what is free.
 
     `rows` is the grid (ranks, 1, 1), `cols` (1, 1, ranks); `auto` takes the grid that the
     cost model finds fastest of those that fit. `spans` are cuts along m, n and k where data
@@ -198,10 +200,10 @@ def make_rank_plan(
     costs = {}
     for shape in grids:
         made = rounds or _rounds(problem, shape, spec.kind, resident)
-        need, ms = _cost(problem, spec, shape, made, resident)
+        need, ms = _cost(problem, spec, shape, made, resident, there)
         while not rounds and need > spec.memory_bytes and made < _strip_rows(problem, shape):
             made *= 2  # smaller pieces are slower, and hold less
-            need, ms = _cost(problem, spec, shape, made, resident)
+            need, ms = _cost(problem, spec, shape, made, resident, there)
         costs[shape] = (need > spec.memory_bytes, ms, sum(_sides(problem, shape)), need, made)
     best = min(costs, key=lambda shape: costs[shape][:3])
     too_big, ms, _read, need, made = costs[best]
@@ -241,13 +243,13 @@ def _strip_rows(problem: Problem, grid) -> int:
     return _sides(problem, grid)[0] // grid[2] if grid[2] > 1 else 1
 
 
-def _cost(problem: Problem, spec: DeviceSpec, grid, rounds: int, resident: bool):
+def _cost(problem: Problem, spec: DeviceSpec, grid, rounds: int, resident: bool, there: bool):
     """Bytes that the largest rank keeps, and about how many ms the slowest takes."""
     m, n, k = _sides(problem, grid)
     size, depth = problem.itemsize, grid[2]
     partial = m * n
     in_flight = min(IN_FLIGHT, rounds) * partial // rounds * (2 - 1 / depth) if depth > 1 else 0
-    keeps = size * int(m * k + k * n + partial / depth + in_flight)
+    keeps = size * int((0 if there else m * k + k * n) + partial / depth + in_flight)
     flops = 2 * (-(-m // 16) * 16) * (-(-n // 16) * 16) * k
     multiply = max(
         flops / (tflops(spec, problem) * 1e9),

@@ -13,13 +13,20 @@ from typing import Any
 import numpy as np
 
 from . import catalog, devices, planner, tensor, tuning
-from .arrays import as_matrix, check_out, is_device_array, module_of, wait_for_streams
+from .arrays import (
+    as_matrix,
+    check_device,
+    check_out,
+    is_device_array,
+    module_of,
+    wait_for_streams,
+)  # fmt: skip
 from .catalog import Variant
 from .devices import nccl
 from .devices import tensor as products
 from .devices.views import layout as layout_of
 from .devices.views import leading
-from .errors import DTypeError, UnavailableError, UsageError
+from .errors import UnavailableError, UsageError
 from .problem import Problem, make_problem
 from .runtime.threads import Matrix, ThreadRun
 from .runtime.timeline import Timeline
@@ -232,8 +239,7 @@ class Runner:
         problem = self.settle(problem)
         inputs = [x for x in (a, b, c) if x is not None]
         on_gpu = any(is_device_array(x) for x in inputs)
-        if on_gpu and self.kind != "cuda":
-            raise DTypeError(f"arrays on a GPU were given, and the device is {self.kind}")
+        check_device(inputs, self.kind)
         fresh = out is None
         if fresh:
             xp = module_of(next(x for x in inputs if is_device_array(x))) if on_gpu else np

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import hybrid_gemm
 from hybrid_gemm import Runner, direct, gemm, planner
 from hybrid_gemm.arrays import shares_memory
+from hybrid_gemm.errors import DTypeError
 from hybrid_gemm.problem import Problem
 from hybrid_gemm.runtime import staging
 
@@ -199,6 +200,16 @@ def test_a_run_takes_no_memory_for_arrays_that_lie_there(options, rng):
     assert planner.memory_needs(result.plan) == [0]
     with pytest.raises(MemoryError, match=r"on cuda:0, which has 0\.977 KiB free"):
         here.run(a, b.astype("f8"))
+
+
+def test_arrays_of_a_gpu_are_refused_where_none_multiplies():
+    class Array:  # as CuPy's
+        shape, strides, ndim, dtype = (8, 8), (32, 4), 2, np.dtype("f4")
+
+    Array.T, Array.__module__ = Array(), "cupy"
+    for pair in (Array(), np.ones((8, 8), "f4")), (np.ones((8, 8), "f4"), Array()):
+        with pytest.raises(DTypeError, match="the device is cpu: cupy"):
+            Runner(device="cpu").run(*pair)
 
 
 @on_cuda

@@ -1,5 +1,6 @@
 """Plans over ranks, how ranks are found, and the command under mpirun as a user starts it."""
 
+import dataclasses
 import json
 import os
 import shutil
@@ -93,6 +94,16 @@ def test_grids_are_chosen_where_they_are_faster_or_fit():
     for wrong in ((2, 2), (2, 2, 3), (8, 0, 1)):
         with pytest.raises(UsageError, match="grid"):
             make_rank_plan(problem, GPU, 8, grid=wrong)
+
+
+def test_blocks_that_lie_on_the_ranks_devices_take_no_memory():
+    problem, mib = Problem(4096, 2048, 4096), 2**20
+    for split, c in (("rows", 16), ("cols", 16 + 48)):  # a strip; and what is on its way
+        small = dataclasses.replace(GPU, memory_bytes=c * mib)
+        with pytest.raises(OutOfMemoryError, match="2 ranks"):
+            make_rank_plan(problem, small, 2, split=split, rounds=2)
+        plan = make_rank_plan(problem, small, 2, split=split, rounds=2, there=True)
+        assert plan.plan.split == split
 
 
 def test_no_sum_no_rounds():
