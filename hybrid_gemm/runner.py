@@ -20,7 +20,7 @@ from .arrays import (
     is_device_array,
     module_of,
     wait_for_streams,
-)  # fmt: skip
+)
 from .catalog import Variant
 from .devices import nccl
 from .devices import tensor as products
