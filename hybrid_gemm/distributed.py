@@ -274,9 +274,9 @@ class RankRunner:
     ):  # fmt: skip
         """alpha * op(A) @ op(B) + beta * C; see `hybrid_gemm.gemm` with `comm`."""
         given = Given(self.comm, a, b, c, (trans_a, trans_b), distribution, result, root)
-        problem, xp = given.problem(alpha, beta), given.xp
         arrays = given.arrays.values()
         launchers.together(self.comm, lambda: check_device(arrays, self.runner.kind))
+        problem, xp = given.problem(alpha, beta), given.xp
         wait_for_streams(*arrays)  # which may still be writing them
         problem = nothing_multiplied(problem)
         spans = given.spans(self.split, self.grid, problem) if problem.k else None
