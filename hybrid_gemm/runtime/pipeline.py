@@ -51,6 +51,7 @@ class Pipeline:
         self.summed = run.plan.summed
         self.targets, self.rooms, self.sums, self.products = {}, {}, {}, {}
         self.waited: set = set()
+        self.everything = False  # on the device that products read
 
     @cached_property
     def simple(self) -> bool:
@@ -89,8 +90,10 @@ class Pipeline:
         self.products = {step: self._bound_products(step) for step in self.steps}
 
     def _bound_sum(self, panel: Panel, strip: Strip):
-        """(what has partials of other devices here, their bytes, the sum in worker order)"""
+        """(futures of the products, what has partials of other devices here, their bytes, the sum
+        in worker order)"""
         fetches, views, moved, plan = [], [], 0, self.run.plan
+        products = [self.run.multiplied[panel, w] for w in strip.partials]
         for w in plan.added(strip):
             view, room = self.run.partial(panel, strip, w), self.rooms.get((strip, w))
             if room is not None:
@@ -102,7 +105,7 @@ class Pipeline:
             fetches.append(self.run.panel_sum(panel).bound_wait(self.device))
             moved = others * views[0].nbytes
         problem = plan.problem
-        return fetches, moved, self.device.bound_sum(
+        return products, fetches, moved, self.device.bound_sum(
             views, self.targets[strip], alpha=problem.alpha, beta=problem.beta
         )  # fmt: skip
 
@@ -306,10 +309,13 @@ class Pipeline:
         for future in futures:
             if (event := future.result()) is not None:
                 event.synchronize()
+        self.everything = True
 
     def _await(self, step: Step, stream) -> None:
         """Lets a stream go on when all that a product needs is there, and room for it."""
-        futures = [slab.ready[part] for slab, part in self.parts(step)]
+        futures = []
+        if not self.everything:
+            futures += [slab.ready[part] for slab, part in self.parts(step)]
         if step.first:
             if self.run.plan.problem.beta and not self.summed:
                 futures += [self.run.c_ready[strip] for strip in step.panel.strips]
@@ -367,16 +373,16 @@ class Pipeline:
     def _sum(self, panel: Panel, strip: Strip):
         """Sums the strip's partials, once those of other devices are here."""
         run, stream, problem = self.run, self.summing, self.run.plan.problem
-        for w in strip.partials:
-            stream.wait(run.multiplied[panel, w].result())
-        if problem.beta and (event := run.c_ready[strip].result()) is not None:
-            stream.wait(event)
-        if not problem.beta:
-            for event in self._emptied(panel):
-                stream.wait(event)
         run.check()
         with self.device.using(stream):
-            fetches, moved, total = self.sums.get(strip) or self._bound_sum(panel, strip)
+            products, fetches, moved, total = self.sums.get(strip) or self._bound_sum(panel, strip)
+            for product in products:
+                stream.wait(product.result())
+            if problem.beta and (event := run.c_ready[strip].result()) is not None:
+                stream.wait(event)
+            if not problem.beta:
+                for event in self._emptied(panel):
+                    stream.wait(event)
             start = stream.record()
             for fetch in fetches:
                 fetch(stream)
