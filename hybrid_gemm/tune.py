@@ -141,12 +141,17 @@ def print_kernels(data: dict) -> None:
     rows = []
     for (m, n, k, layout, dtype), timed in cases.items():
         best = min(timed, key=lambda r: r["time_ms"])
-        own = min((r for r in timed if r["kernel"] != "cublas"), key=lambda r: r["time_ms"])
-        rows.append([
-            f"{m} x {n} x {k}", layout, dtype, best["kernel"], f"{own['time_ms']:.4g}",
-            f"{own['ratio_to_cublas']:.3f}" if own["ratio_to_cublas"] else "",
-            " ".join(f"{x}={v}" for x, v in own["params"].items()),
-        ])  # fmt: skip
+        own = [r for r in timed if r["kernel"] != "cublas"]
+        ours = [""] * 3
+        if own:
+            fastest = min(own, key=lambda r: r["time_ms"])
+            ratio = fastest["ratio_to_cublas"]
+            ours = [
+                f"{fastest['time_ms']:.4g}",
+                f"{ratio:.3f}" if ratio else "",
+                " ".join(f"{x}={v}" for x, v in fastest["params"].items()),
+            ]
+        rows.append([f"{m} x {n} x {k}", layout, dtype, best["kernel"], *ours])
     report.table(
         ["m x n x k", "<layout", "<dtype", "<fastest", "our best ms", "of cuBLAS",
          "<its parameters"],

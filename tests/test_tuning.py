@@ -250,7 +250,7 @@ def test_persistent_kernels_scale_with_the_multiprocessors():
     assert tuning.scaled(variant, 66).params["BLOCKS"] == variant.params["BLOCKS"] // 2
 
 
-def test_tuning_keeps_what_it_did_not_measure(tmp_path, monkeypatch):
+def test_tuning_keeps_what_it_did_not_measure(tmp_path, monkeypatch, capsys):
     """And times of what was not timed now; quick, little besides the library."""
     from hybrid_gemm import tune
 
@@ -285,6 +285,11 @@ def test_tuning_keeps_what_it_did_not_measure(tmp_path, monkeypatch):
     ]  # fmt: skip
     full, few = asked[1], asked[3]
     assert {v.name for v in few} == {"cublas", "tuned"} and len(few) == 2 < len(full)
-    tune.kernels(shapes=[(8, 8, 8)], quick=True, output=None, **choices)
+    data = tune.kernels(shapes=[(8, 8, 8), (9, 9, 9)], quick=True, output=None, **choices)
+    for timed_row in data["rows"]:
+        timed_row["ratio_to_cublas"] = None
+    tune.print_kernels({**data, "device": {"name": "Test GPU 9002"}})
+    shown = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["9", "x", "9", "x", "9", "nn", "float32", "cublas"] in shown, "none of ours was timed"
     assert tables.user_table(Gpu.model).is_file()
     tuning.forget()
