@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-import tempfile
+import secrets
+import stat
 from pathlib import Path
 
 from .errors import UnavailableError
@@ -31,12 +32,16 @@ def directory(kind: str) -> Path:
 
 
 def atomic_write(path: Path, data: bytes) -> None:
-    """Writes a whole file or nothing: readers, in other processes too, never see a part."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    """Writes a whole file or nothing: readers, in other processes too, never see a part. A file
+    that is replaced leaves its permissions."""
+    name = path.with_name(f".hybrid-gemm-{secrets.token_hex(8)}.tmp")
     try:
-        with os.fdopen(handle, "wb") as file:
+        # Made by open, not mkstemp, so that the umask gives the usual permissions.
+        with open(name, "xb") as file:
+            if path.exists():
+                os.fchmod(file.fileno(), stat.S_IMODE(path.stat().st_mode))
             file.write(data)
         os.replace(name, path)
     except BaseException:
-        os.unlink(name)
+        name.unlink(missing_ok=True)
         raise

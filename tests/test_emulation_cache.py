@@ -64,3 +64,16 @@ def test_cache_directory(tmp_path, monkeypatch):
     monkeypatch.setenv("HYBRID_GEMM_CACHE", str(path / "x"))
     with pytest.raises(UnavailableError, match="HYBRID_GEMM_CACHE"):
         cache.directory("emulator")
+
+
+def test_files_have_the_permissions_that_others_have(tmp_path):
+    """Those of the umask, or of the file that is replaced."""
+    (tmp_path / "made").touch()
+    cache.atomic_write(tmp_path / "written", b"")
+    assert (tmp_path / "written").stat().st_mode == (tmp_path / "made").stat().st_mode
+    (tmp_path / "written").chmod(0o640)
+    cache.atomic_write(tmp_path / "written", b"")
+    assert (tmp_path / "written").stat().st_mode & 0o777 == 0o640
+    with pytest.raises(TypeError):
+        cache.atomic_write(tmp_path / "written", "text")
+    assert sorted(os.listdir(tmp_path)) == ["made", "written"]
