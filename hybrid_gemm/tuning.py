@@ -155,7 +155,7 @@ def _cases(machine: Machine, dtype: str, own: bool) -> tuple[_Case, ...]:
 def _trusted(variant, machine, problem: Problem, there, best: dict, nearest, near) -> bool:
     """Whether measurements at one shape speak for this one: where they were taken, for our lead
     there is known; elsewhere, or here of another GPU, where the lead is clear and nothing that
-    may cost it differs.
+    may cost it differs. `there` has what was measured at the nearest shape, `near` at each as thin.
     `docs/performance.md` has what this gave at shapes drawn at random."""
     other_layout, apart = nearest
     if variant.kernel.library or not (other_layout or apart or "lent" in best):
@@ -166,7 +166,7 @@ def _trusted(variant, machine, problem: Problem, there, best: dict, nearest, nea
     bm, bn, _threads = _tile(variant, problem.dtype)
     if min(bm, bn) <= 16 and 1 < _thin(problem) == _thin(measured) <= 8:
         # The longer operand is read once, however long: the library's time varies more.
-        return nearest[1] < 4.1 and all(map(_clear_lead, near))
+        return apart < 4.1 and all(map(_clear_lead, near))
     tiles, tiles_there = (-(-p.m // bm) * -(-p.n // bn) for p in (problem, measured))
     many = tiles >= MANY_ROUNDS * machine.multiprocessors and problem.k >= MANY_K
     if many and apart < 4.1 and variant.name == "tuned":
