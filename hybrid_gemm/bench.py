@@ -9,7 +9,6 @@ the median is known well enough, or has taken long enough.
 from __future__ import annotations
 
 import csv
-import functools
 import io
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -116,7 +115,10 @@ def run(
             return [tensor.as_asked(v, problem) for v in variants]
 
     if not variants:
-        for_each = functools.partial(beside_cublas, arithmetic, opened)
+
+        def for_each(problem, _layout):
+            return beside_cublas(arithmetic, opened, problem)
+
     posed = [(arithmetic.settle(pose(s, d)), lay) for d, lay, s in cases]
     jobs = [(for_each(problem, layout), problem, layout) for problem, layout in posed]
     advance = progress(sum(len(v) for v, _, _ in jobs), "timing") if progress else lambda _: None
@@ -133,9 +135,7 @@ def pose(sides: tuple[int, int, int], dtype: str) -> Problem:
                    operands=dtype if dtype in NARROW else "")  # fmt: skip
 
 
-def beside_cublas(
-    arithmetic: tensor.Arithmetic, device, problem: Problem, _layout: str = "nn"
-) -> list[Variant]:
+def beside_cublas(arithmetic: tensor.Arithmetic, device, problem: Problem) -> list[Variant]:
     """The kernel that multiplies a problem on tensor cores, and cuBLAS for comparison: with the
     same arithmetic, or fp32 where cuBLAS has none as accurate."""
     if not arithmetic.takes(problem):

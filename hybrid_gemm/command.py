@@ -9,14 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from . import (
-    catalog,
-    info,
-    matrices,
-    report,
-    trace,
-    verify,
-)
+from . import catalog, info, matrices, report, trace, verify
 from .devices.cpu import cores, memory_available
 from .errors import OutOfMemoryError, UsageError, in_words
 from .problem import Problem, compute_dtype, make_problem
@@ -52,11 +45,9 @@ class Job:
             self._from_files(files, c_file, (m, n, k, size, dtype))
         else:
             self._to_generate(m, n, k, size, c_file, dtype or "float32", fill)
-        if output:
-            matrices.check_output(output, self.inputs)
         if trace_file and dry_run:
             raise UsageError("--trace shows what a run did, and --dry-run does nothing")
-        self.trace = trace_file and matrices.check_output(trace_file, self.inputs)
+        self.trace = trace_file
         self._prepare(
             device=device, threads=threads, split=split, reduce=reduction, gpus=gpus,
             emulate_devices=emulate_devices, kernel=kernel, params=params, algorithm=algorithm,

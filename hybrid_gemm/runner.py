@@ -239,7 +239,7 @@ class Runner:
         problem = self.settle(problem)
         inputs = [x for x in (a, b, c) if x is not None]
         on_gpu = any(is_device_array(x) for x in inputs)
-        check_device(inputs, self.kind)
+        check_device([*inputs, out], self.kind)
         fresh = out is None
         if fresh:
             xp = module_of(next(x for x in inputs if is_device_array(x))) if on_gpu else np

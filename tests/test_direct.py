@@ -210,6 +210,8 @@ def test_arrays_of_a_gpu_are_refused_where_none_multiplies():
     for pair in (Array(), np.ones((8, 8), "f4")), (np.ones((8, 8), "f4"), Array()):
         with pytest.raises(DTypeError, match="the device is cpu: cupy"):
             Runner(device="cpu").run(*pair)
+    with pytest.raises(DTypeError, match="the device is cpu: cupy"):
+        Runner(device="cpu").run(np.ones((8, 8), "f4"), np.ones((8, 8), "f4"), out=Array())
 
 
 @on_cuda

@@ -51,8 +51,8 @@ def tune(context, json_file, links, gpus, **options) -> None:
     writable(json_file, options["output"])
     if links:
         if others := _given(context, options) - {"device"}:
-            name = {"dtypes": "dtype", "layouts": "layout"}.get(min(others), min(others))
-            raise UsageError(f"--{name} is for kernels, and --links was given")
+            flag = next(p.opts[-1] for p in context.command.params if p.name in others)
+            raise UsageError(f"{flag} is for kernels, and --links was given")
         with progress_bar() as progress:
             data = tune.host_links(device=options["device"], gpus=gpus, progress=progress, note=say)
         write_result(data, json_file, lambda: tune.print_links(data))
