@@ -205,8 +205,7 @@ class RankRunner:
                 ]
             # What lies on a device is multiplied at once, and not panel by panel as it arrives.
             there = all(
-                x is None or (x.lies(self.devices[0]) and x.array.dtype == problem.operands)
-                for x in matrices[:2]
+                x is None or x.serves(self.devices[0], problem.operands) for x in matrices[:2]
             )
             variant = self._variant(plan, there) if problem.m and problem.n else None
             for device in self.devices if busy else ():

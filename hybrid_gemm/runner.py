@@ -343,10 +343,8 @@ class Runner:
 
     def _home(self, matrix: Matrix, dtype: str) -> int | None:
         """Which of these devices multiplies a matrix where it lies."""
-        for i, device in enumerate(self.devices):
-            if device is matrix.home and matrix.array.dtype == dtype and layout_of(matrix.array):
-                return i
-        return None
+        there = (i for i, d in enumerate(self.devices) if matrix.home and matrix.serves(d, dtype))
+        return next(there, None)
 
     def _reduction(self, plan: planner.Plan) -> str:
         """How partials were summed, in words."""

@@ -29,8 +29,13 @@ class Matrix:
         return self.array[rows.slice, cols.slice]
 
     def lies(self, device: Device) -> bool:
-        """Whether the device multiplies it where it is."""
+        """Whether it is in the memory that the device multiplies in."""
         return self.home is device or (self.home is None and device.host_memory)
+
+    def serves(self, device: Device, dtype: str) -> bool:
+        """Whether the device multiplies it where it is, as it is."""
+        readable = device.host_memory or layout(self.array)
+        return bool(self.lies(device) and self.array.dtype == dtype and readable)
 
 
 class Slab:

@@ -13,7 +13,6 @@ import numpy as np
 
 from ..catalog import Variant
 from ..devices.base import Device
-from ..devices.views import layout
 from ..planner import Panel, Plan, Strip
 from . import order, staging
 from .critical import Critical
@@ -135,8 +134,7 @@ class ThreadRun:
         matrix = self.operand(block.operand)
         view = matrix.part(block.rows, block.cols)
         dtype = np.dtype(self.plan.problem.operands)
-        fits = view.dtype == dtype and (device.host_memory or layout(view))
-        if fits and matrix.lies(device):
+        if matrix.serves(device, dtype):
             slab.buffer = view
             for part, future in enumerate(slab.ready):
                 slab.claim(part)
