@@ -199,14 +199,6 @@ def test_a_failed_download_says_that_out_is_incomplete(monkeypatch, rng):
     assert any("incomplete" in note for note in caught.value.__notes__)
 
 
-def test_pages_are_made_without_a_change_to_them():
-    array = np.arange(50_000, dtype="f4")
-    link = staging.link(EmulatorDevice())
-    link.touch(array)
-    link.pages.shutdown()
-    np.testing.assert_array_equal(array, np.arange(50_000, dtype="f4"))
-
-
 def test_the_grid_is_checked():
     for grid, message in (((2, 2, 2), "is not 4 workers"), ((4, 1), "is not 4 workers")):
         with pytest.raises(UsageError, match=message):

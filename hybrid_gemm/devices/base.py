@@ -11,6 +11,7 @@ import contextlib
 import functools
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -175,12 +176,16 @@ class Device(abc.ABC):
         return contextlib.nullcontext()
 
     def start_clock(self) -> None:
-        """Sets zero for `time_ms`."""
+        """Sets zero for `clock` and `time_ms`."""
         self._zero = time.perf_counter()
 
+    def clock(self) -> Callable[[Any], float]:
+        """Milliseconds from the last `start_clock` to a finished event, also after the next."""
+        zero = self._zero
+        return lambda event: (event.seconds - zero) * 1e3
+
     def time_ms(self, event) -> float:
-        """Milliseconds from `start_clock` to a finished event."""
-        return (event.seconds - self._zero) * 1e3
+        return self.clock()(event)
 
     @abc.abstractmethod
     def empty(self, rows: int, cols: int, dtype: str):

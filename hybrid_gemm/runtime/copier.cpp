@@ -4,7 +4,8 @@
 // A ring is one direction of one GPU: a stream, slots, and a thread that waits for the stream's
 // events in their order. A copy is cut into pieces that fit a slot. All rings share the threads
 // that copy: they begin downloads wherever a slot is free, which takes no time, fill slots for
-// uploads, which products wait for, and empty slots of downloads last.
+// uploads, which products wait for, and then empty slots of downloads. Who has nothing to copy
+// makes the pages of memory that will be written.
 #include <algorithm>
 #include <condition_variable>
 #include <cstdint>
@@ -33,6 +34,7 @@ struct Copy2D {
 };
 constexpr int UNIFIED = 4;   // CU_MEMORYTYPE_UNIFIED: the address tells where it is
 constexpr int STOPPED = -1;  // a status beside the driver's
+constexpr size_t PAGE = 4096, HUGE_PAGE = 2 << 20;
 
 struct Driver {  // addresses of the driver's functions
     int (*set_context)(void* context);
@@ -89,10 +91,17 @@ struct Finished {
     int status;
 };
 
+struct Fresh {  // memory without pages, from `at` on
+    uint64_t id;
+    char *at, *end;
+    int busy = 0;  // threads that are at it
+};
+
 struct Pool {
     std::mutex mutex;  // over all rings but for `order`
     std::condition_variable work, done;
     std::vector<Ring*> rings;
+    std::deque<Fresh*> fresh;  // in turn
     std::deque<Finished> finished;
     int threads = 0;
 };
@@ -175,7 +184,7 @@ void end_piece(Pool& pool, Job* job) {
 }
 
 struct Task {
-    enum { COPY, EMPTY } kind;
+    enum { COPY, EMPTY, TOUCH } kind;
     Ring* ring;
 };
 
@@ -199,12 +208,41 @@ bool find_task(Pool& pool, Task& task) {
     if (task.ring) return true;
     ring = earliest(pool, [](Ring& r) { return !r.landed.empty(); },
                     [](Ring& r) { return r.landed.front()->job; });
-    task = {Task::EMPTY, ring};
-    return ring;
+    task = {ring ? Task::EMPTY : Task::TOUCH, ring};
+    return ring || !pool.fresh.empty();
+}
+
+// Makes the pages of the next piece. Each by a page fault of its own: where the system makes many
+// in one call, nobody gets memory meanwhile, and the thread that starts all GPUs wants some.
+void touch(Pool& pool, std::unique_lock<std::mutex>& lock) {
+    Fresh* fresh = pool.fresh.front();
+    pool.fresh.pop_front();
+    char* const at = fresh->at;
+    const size_t whole = reinterpret_cast<uintptr_t>(at) / HUGE_PAGE + 1;
+    char* const end = std::min(fresh->end, reinterpret_cast<char*>(whole * HUGE_PAGE));
+    fresh->at = end;
+    ++fresh->busy;
+    if (end != fresh->end) pool.fresh.push_back(fresh);
+    lock.unlock();
+    for (char* page = at; page < end; page += PAGE) {
+        // Writes, or else there would be no page, and changes nothing: it may be in use already.
+        char nothing = 0;
+        __atomic_compare_exchange_n(page, &nothing, nothing, false, __ATOMIC_RELAXED,
+                                    __ATOMIC_RELAXED);
+    }
+    lock.lock();
+    if (--fresh->busy || fresh->at != fresh->end) return;
+    pool.finished.push_back({fresh->id, 0});
+    pool.done.notify_one();
+    delete fresh;
 }
 
 // Does a task; the mutex is let go meanwhile.
 void perform(Pool& pool, Task task, std::unique_lock<std::mutex>& lock) {
+    if (task.kind == Task::TOUCH) {
+        touch(pool, lock);
+        return;
+    }
     Ring& ring = *task.ring;
     static thread_local void* context = nullptr;
     if (task.kind == Task::EMPTY) {
@@ -305,7 +343,14 @@ void pool_grow(Pool* pool, int threads) {
         std::thread(copy_for_ever, std::ref(*pool)).detach();
 }
 
-// Blocks until a copy has ended; its id, and 0, STOPPED or what the driver said.
+// Has the pages of size bytes made, of which there is one at least, by threads with nothing to copy.
+void pool_touch(Pool* pool, uint64_t id, char* memory, size_t size) {
+    std::lock_guard<std::mutex> lock(pool->mutex);
+    pool->fresh.push_back(new Fresh{id, memory, memory + size});
+    pool->work.notify_all();
+}
+
+// Blocks until a copy has ended, or pages are made; its id, and 0, STOPPED or what the driver said.
 uint64_t pool_finished(Pool* pool, int* status) {
     std::unique_lock<std::mutex> lock(pool->mutex);
     pool->done.wait(lock, [&] { return !pool->finished.empty(); });

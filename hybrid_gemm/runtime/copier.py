@@ -53,6 +53,7 @@ def _library() -> ctypes.PyDLL:
     library = ctypes.PyDLL(str(emulation.build_library(_SOURCE)))
     library.pool_start.restype = library.ring_open.restype = c_void_p
     library.pool_grow.argtypes = [c_void_p, c_int]
+    library.pool_touch.argtypes = [c_void_p, c_uint64, c_void_p, ctypes.c_size_t]
     library.ring_open.argtypes = [
         c_void_p, c_void_p, c_void_p, c_void_p, c_int, c_void_p, ctypes.c_size_t, c_int, c_void_p
     ]  # fmt: skip
@@ -82,8 +83,9 @@ class _Pool:
         status = c_int()
         while True:
             number = finished(self.handle, ctypes.byref(status))
-            end, _kept = self.ends.pop(number)
+            end, kept = self.ends.pop(number)
             end(status.value)
+            del end, kept  # or the caller's memory would stay until the next copy
 
 
 @functools.cache
@@ -110,6 +112,14 @@ class Ring:
         )  # fmt: skip
         close = self.pool.library.ring_close
         weakref.finalize(self, close, self.pool.handle, self.handle).atexit = False
+
+    def touch(self, array: np.ndarray) -> None:
+        """Has the pages of fresh memory made by threads that have nothing to copy, without a change
+        to what is in it."""
+        if array.size:
+            number = next(self.pool.ids)
+            self.pool.ends[number] = lambda status: None, array
+            self.pool.library.pool_touch(self.pool.handle, number, array.ctypes.data, array.nbytes)
 
     def submit(
         self, host: int, device: int, pitches: Sequence[int], size: tuple[int, int],

@@ -31,9 +31,6 @@ SLOTS = 12  # a direction: some are on their way while threads fill others
 ALL_BYTES = 1 << 30  # of these slots of all devices at most; the native ones take 96 MiB a device
 NATIVE_BYTES = 2 << 20  # a slot that needs no Python: it stays in the host's cache
 NATIVE_SLOTS = 24  # a direction: all threads at one, and some on their way
-TOUCHING = 2  # threads that make pages: more would take the memory's time from copies
-PAGE = 4096
-_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE
 SMALL_BYTES = 1 << 20  # copied by the thread that asks: handing it over would take longer
 
 
@@ -162,7 +159,6 @@ class Link:
     def __init__(self, device: Device):
         self.device = device
         self.up, self.down = Ring(device, up=True), Ring(device, up=False)
-        self.pages = ThreadPoolExecutor(TOUCHING, "pages")
 
     def upload(self, dst, src: np.ndarray, transfer: Transfer) -> None:
         """dst[...] = src, cast to its dtype, for a matrix of the device and one of the host."""
@@ -176,11 +172,10 @@ class Link:
         self._start(self.down, dst, src, transfer, self._straight if straight else self._down)
 
     def touch(self, array: np.ndarray) -> None:
-        """Has the pages of fresh host memory made before something is written there."""
-        start, stop = array.ctypes.data, array.ctypes.data + array.nbytes
-        for at in range(-(-start // PAGE) * PAGE, stop // PAGE * PAGE, SLOT_BYTES):
-            size = min(SLOT_BYTES, stop // PAGE * PAGE - at)
-            self.pages.submit(_populate, array, at, size)
+        """Has the pages of fresh host memory made before something is written there, where there
+        are native threads; the others are better at their copies."""
+        if native := self.down.native():
+            native.touch(array)
 
     def _start(self, ring: Ring, dst, src, transfer: Transfer, copy) -> None:
         native = copy != self._straight and src.nbytes and _alike(dst, src) and ring.native()
@@ -270,13 +265,6 @@ def _pieces(view, itemsize: int) -> list[tuple[slice, slice]]:
         for j in range(0, cols, width)
     ]
     return [(c, r) for r, c in found] if turned else found
-
-
-def _populate(kept: np.ndarray, address: int, size: int) -> None:
-    """Makes pages without a change to what is in them: they may be in use already. Only time
-    is lost where the system (Linux before 5.14) does not know how."""
-    with contextlib.suppress(AttributeError):
-        ctypes.CDLL(None).madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), _POPULATE_WRITE)
 
 
 _links: dict[object, Link] = {}

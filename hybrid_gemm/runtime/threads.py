@@ -6,7 +6,7 @@ import contextlib
 import ctypes
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 
 import numpy as np
@@ -217,7 +217,8 @@ class ThreadRun:
                 self.stop_clock()
             if self.critical:
                 self.critical.end()
-        timeline = Timeline(self._activity(*mark) for mark in self.marks)
+        clocks = {w.index: self.devices[w.device].clock() for w in self.plan.workers}
+        timeline = Timeline(_activities(self.marks, clocks))
         self._let_go()
         return timeline
 
@@ -336,6 +337,8 @@ class ThreadRun:
                 self.marks.append((worker, phase, start, event, bytes, flops))
         return event
 
-    def _activity(self, worker, phase, start, stop, bytes, flops) -> Activity:
-        device = self.device_of(worker)
-        return Activity(worker, phase, device.time_ms(start), device.time_ms(stop), bytes, flops)
+
+def _activities(marks: list[tuple], clocks: dict[int, Callable]) -> Iterator[Activity]:
+    for worker, phase, start, stop, bytes, flops in marks:
+        time_ms = clocks[worker]
+        yield Activity(worker, phase, time_ms(start), time_ms(stop), bytes, flops)

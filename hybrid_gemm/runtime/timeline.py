@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 try:
     import nvtx
@@ -37,8 +38,24 @@ class Activity:
         return self.stop_ms - self.start_ms
 
 
-class Timeline(tuple[Activity, ...]):
-    """The activities of a run."""
+class Timeline(Sequence[Activity]):
+    """The activities of a run, worked out when they are first looked at: asking for the times of
+    a GPU's events takes milliseconds."""
+
+    def __init__(self, activities: Iterable[Activity] = ()):
+        self._source = activities
+
+    @cached_property
+    def _all(self) -> tuple[Activity, ...]:
+        found = tuple(self._source)
+        del self._source
+        return found
+
+    def __getitem__(self, which):
+        return self._all[which]
+
+    def __len__(self) -> int:
+        return len(self._all)
 
     def of(self, phase: str, worker: int | None = None) -> list[Activity]:
         return [a for a in self if a.phase == phase and worker in (None, a.worker)]
