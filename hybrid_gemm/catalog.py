@@ -354,6 +354,7 @@ def get(name: str) -> Kernel:
         ) from None
 
 
+@functools.cache
 def helper(role: str) -> Variant:
     """The default variant of the one kernel with that role (`transpose`, `sum`, ...)."""
     (kernel,) = [k for k in kernels().values() if k.role == role]

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
 import numpy as np
@@ -24,7 +25,7 @@ from ..devices.views import leading
 from ..planner import Plan, Span
 from ..rankplan import Piece, RankPlan
 from .threads import Common, Matrix, Stopped, ThreadRun
-from .timeline import Activity, Timeline
+from .timeline import Timeline, activities
 from .transports import Transport
 
 LANES = {"cuda": 2}
@@ -50,9 +51,9 @@ class Launched:
     def exception(self) -> None:
         return None
 
-    def result(self) -> list[Activity]:
-        start, stop = self.device.time_ms(self.start), self.device.time_ms(self.stop)
-        return [Activity(0, self.phase, start, stop, self.bytes, self.flops)]
+    def result(self) -> Timeline:
+        mark = self.phase, self.start, self.stop, self.bytes, self.flops
+        return _timeline(self.device, [mark])
 
 
 class RankRun:
@@ -83,7 +84,7 @@ class RankRun:
         self.a, self.b, self.c, self.out = a, b, c, out
         self.transport, self.progress = transport, progress
         self.dtype = np.dtype(plan.problem.dtype)
-        self.activities: list[Activity] = []
+        self.timelines: list[Timeline] = []
         self.products: dict[tuple, tuple[Plan, Variant]] = {}
         kind = devices[0].kind
         self.lanes, self.poll_s = LANES.get(kind, 1), POLL_S.get(kind, POLL_S_ELSEWHERE)
@@ -108,7 +109,7 @@ class RankRun:
                 self._whole()
             else:
                 self._pieces(*stack.enter_context(self.devices[0].streams(2)))
-        return Timeline(self.activities)
+        return Timeline(itertools.chain.from_iterable(self.timelines))
 
     # --- multiplying ----------------------------------------------------------------------
 
@@ -133,7 +134,7 @@ class RankRun:
             plan, self.devices, variant, self.a, self.b, self.c, self.out, self.progress,
             common=Common(""),
         )  # fmt: skip
-        self.activities += run.run()
+        self.timelines.append(run.run())
 
     def _operands(self, piece: Piece) -> tuple:
         """(plan, variant, op(A), op(B)) of a piece"""
@@ -206,16 +207,14 @@ class RankRun:
                     time.sleep(self.poll_s)
                 for future in _finished(multiplying):
                     piece, buffer = multiplying.pop(future)
-                    self.activities += future.result()
+                    self.timelines.append(future.result())
                     transport.done(piece, buffer)
                 for future in _finished(summing):
-                    self.activities += future.result()
+                    self.timelines.append(future.result())
                     transport.summed(summing.pop(future).round)
             transport.finish()
-            self.activities += [
-                Activity(0, "relay", device.time_ms(start), device.time_ms(stop), bytes)
-                for start, stop, bytes in transport.relayed
-            ]
+            relays = [("relay", *relayed, 0) for relayed in transport.relayed]
+            self.timelines.append(_timeline(device, relays))
         finally:
             for pool in (lanes, sums):
                 pool.shutdown(wait=False, cancel_futures=True)
@@ -249,7 +248,7 @@ class RankRun:
             moved = sum(part.nbytes for part in parts[1:])
             return Launched(device, "reduce", start, stream.record(), moved)
 
-    def _sum(self, piece: Piece, parts: list, stream) -> list[Activity]:
+    def _sum(self, piece: Piece, parts: list, stream) -> Timeline:
         """The same, and where it is not made in place it is brought there."""
         device, view = self.devices[0], self._here(piece)
         with device.using(stream):
@@ -260,7 +259,7 @@ class RankRun:
                 self._store(view, target, stream)
                 done.append(Launched(device, "download", start, stream.record(), view.nbytes))
             stream.synchronize()
-        return [activity for each in done for activity in each.result()]
+        return Timeline(itertools.chain.from_iterable(each.result() for each in done))
 
     def _store(self, view, target, stream) -> None:
         """view[...] = target, in whatever dtype and place `out` is."""
@@ -274,6 +273,11 @@ class RankRun:
             view[...] = host.astype(view.dtype)
         else:
             view[...] = target.astype(view.dtype)
+
+
+def _timeline(device: Device, marks: Iterable[tuple]) -> Timeline:
+    """Of this rank's own (phase, event before, event after, bytes, flops)."""
+    return Timeline(activities([(0, *mark) for mark in marks], {0: device.clock()}))
 
 
 def _from(whole: Span, part: Span) -> Span:

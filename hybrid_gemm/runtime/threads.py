@@ -6,7 +6,7 @@ import contextlib
 import ctypes
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 import numpy as np
@@ -20,7 +20,7 @@ from .memory import Layout, Matrix, Slab, order_of
 from .nccl import PanelSum
 from .pipeline import Pipeline
 from .staging import Stopped, Transfer, settle
-from .timeline import Activity, Timeline
+from .timeline import Timeline, activities
 
 __all__ = ["Common", "Matrix", "Stopped", "ThreadRun"]
 
@@ -218,7 +218,7 @@ class ThreadRun:
             if self.critical:
                 self.critical.end()
         clocks = {w.index: self.devices[w.device].clock() for w in self.plan.workers}
-        timeline = Timeline(_activities(self.marks, clocks))
+        timeline = Timeline(activities(self.marks, clocks))
         self._let_go()
         return timeline
 
@@ -336,9 +336,3 @@ class ThreadRun:
             with self.lock:
                 self.marks.append((worker, phase, start, event, bytes, flops))
         return event
-
-
-def _activities(marks: list[tuple], clocks: dict[int, Callable]) -> Iterator[Activity]:
-    for worker, phase, start, stop, bytes, flops in marks:
-        time_ms = clocks[worker]
-        yield Activity(worker, phase, time_ms(start), time_ms(stop), bytes, flops)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 try:
     import nvtx
@@ -36,6 +37,15 @@ class Activity:
     @property
     def ms(self) -> float:
         return self.stop_ms - self.start_ms
+
+
+def activities(
+    marks: Iterable[tuple], clocks: Mapping[int, Callable[[Any], float]]
+) -> Iterator[Activity]:
+    """Of (worker, phase, event before, event after, bytes, flops), by the workers' clocks."""
+    for worker, phase, start, stop, bytes, flops in marks:
+        time_ms = clocks[worker]
+        yield Activity(worker, phase, time_ms(start), time_ms(stop), bytes, flops)
 
 
 class Timeline(Sequence[Activity]):
