@@ -291,9 +291,10 @@ class Pipeline:
         run, panel = self.run, step.panel
         run.check()
         stream = self.multiplying[step.number % len(self.multiplying)]
+        products = self.products.get(step) or self._bound_products(step)
         self._await(step, stream)
         with self.device.using(stream):
-            event = self._gemm(step, stream)
+            event = self._gemm(products, stream)
         if step.last:
             settle(run.multiplied[panel, self.index], event)
         if step.number + 1 == len(self.tiles[panel.tile]):  # nothing reads the blocks any more
@@ -334,8 +335,7 @@ class Pipeline:
         return [self.run.finished[strip].result() for p in earlier for strip in p.strips]
 
     @marked("multiply")
-    def _gemm(self, step: Step, stream):
-        products = self.products.get(step) or self._bound_products(step)
+    def _gemm(self, products: list[tuple], stream):
         start, flops = stream.record(), 0
         for product, count in products:
             self.run.check()
