@@ -108,23 +108,27 @@ def whole() -> str:
     ]  # fmt: skip
     table = ([n, *(f"{best[way, n]:.0f}" for way in ways)] for n in sizes)
     lines += grid(["<m = n = k", *ways.values()], table)
-    two = {
-        (row["memory"], row["way"], row["c"]): row["time_ms"]
-        for row in result("peers2")["rows"]
-        if row["m"] == 32768
+    several = {
+        (count, row["memory"], row["way"]): row["time_ms"]
+        for count, file in (("Two", "peers2"), ("Four", "peers4"))
+        for row in result(file)["rows"]
+        if row["m"] == 32768 and row["c"] == "given"
     }
     data = result("ranks4")
     ms = {row["way"]: row["median_ms"] for row in data["rows"] if row["size"] == 16384}
     ours = min(time for way, time in ms.items() if way.startswith("ranks"))
     return "\n".join([
         *lines, "",
-        "Two H200s, 32768: "
-        + "; ".join(
-            f"{memory} arrays {two[memory, 'ours', 'given']:.0f} ms, cuBLASXt "
-            f"{two[memory, 'cublasxt', 'given']:.0f}"
-            for memory in ("pageable", "pinned")
-        )
-        + ".",
+        *(
+            f"{count} H200s, 32768: "
+            + "; ".join(
+                f"{memory} arrays {several[count, memory, 'ours']:.0f} ms, cuBLASXt "
+                f"{several[count, memory, 'cublasxt']:.0f}"
+                for memory in ("pageable", "pinned")
+            )
+            + "."
+            for count in ("Two", "Four")
+        ),
         "",
         f"Four MPI ranks with an H200 each, `cols` at 16384, data on the GPUs: {ours:.1f} ms; "
         f"their products alone take {ms['multiply alone']:.1f}, and with NCCL's reduce-scatter "
