@@ -46,6 +46,9 @@ PART_SIDE = {"A": 1024, "B": 2048}  # columns of a row-major B are short runs of
 # page-locked arrays; strict fp32 would wait longer for its first operands. Two at least.
 QUICK_SIDE = 8192
 PANEL_ELEMENTS, PANEL_ROWS = 16 << 20, 512  # of partials that are summed while others multiply
+# What one thread takes to start a panel for each two workers that make it, of which one reads from
+# the other: a copy, a wait, and a share of the rest (docs/results/starting4_h200.json).
+PAIR_START_MS = 0.015
 LARGEST_PART_BYTES = 256 << 20  # where neither side can be cut, K is
 LEAST_CHUNK, LEAST_TILE = 512, 256  # of K, and a tile's sides, where memory is short
 HELD = 2  # turns: one is brought while another is multiplied
@@ -233,6 +236,7 @@ def on_grid(
     pm, pn, pk = grid
     workers, panels = [], []
     depth = max(map(len, spans[2]), default=0) // cuts.ks
+    most = _panels_in_time(problem, devices, grid)
     for i in range(pm):
         for j in range(pn):
             tiles = [
@@ -256,7 +260,9 @@ def on_grid(
                 if boxes:
                     cell.append(index)
             for number, tile in enumerate(tiles):
-                panels += _panels(*tile, tuple(cell), number, depth, problem, align, cuts, resident)
+                panels += _panels(
+                    *tile, tuple(cell), number, depth, problem, align, cuts, resident, most
+                )
     return Plan(
         problem, split, grid, devices, tuple(workers),
         _blocks(workers, cuts, depth, problem, align, resident), tuple(panels),
@@ -264,8 +270,18 @@ def on_grid(
     )  # fmt: skip
 
 
-def _panels(rows, cols, cell, number, depth, problem, align, cuts, resident) -> list[Panel]:
-    """The panels of a tile in the order in which they become possible."""
+def _panels_in_time(problem: Problem, devices: Sequence[DeviceSpec], grid) -> int:
+    """How many panels one thread starts while they are multiplied."""
+    workers = math.prod(grid)
+    ms = problem.flops / (min(workers, len(devices)) * devices[0].tflops) / 1e9
+    return int(ms / (PAIR_START_MS * workers * grid[2]))
+
+
+def _panels(
+    rows, cols, cell, number, depth, problem, align, cuts, resident, most
+) -> list[Panel]:  # fmt: skip
+    """The panels of a tile in the order in which they become possible; where data is on the
+    devices, `most` of them."""
     if not cuts.panels:
         shapes = [(rows, cols)]
     elif resident:
@@ -274,9 +290,9 @@ def _panels(rows, cols, cell, number, depth, problem, align, cuts, resident) -> 
             count = min(
                 MOST_PARTS, len(rows) // PANEL_ROWS, len(rows) * len(cols) // PANEL_ELEMENTS
             )
-        *most, last = cut_span(rows, max(1, count), align)
+        *parts, last = cut_span(rows, max(1, min(count, most - 1)), align)
         # The sum of the last one is what all wait for.
-        shapes = [(part, cols) for part in (*most, *cut_span(last, 2 if most else 1, align))]
+        shapes = [(part, cols) for part in (*parts, *cut_span(last, 2 if count > 1 else 1, align))]
     else:
         parts = (_cut(x, span, depth, problem, align) for x, span in (("A", rows), ("B", cols)))
         shapes = _arms(*parts)

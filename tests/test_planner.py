@@ -99,6 +99,22 @@ def test_as_many_gpus_as_are_worth_starting():
         make_plan(Problem(2048, 2048, 2048), small, counts, resident=True)
 
 
+@pytest.mark.parametrize(
+    "gpus, n, k, rows",
+    [
+        (4, 8192, 8192, [2048] * 3 + [1024] * 2),
+        (8, 8192, 8192, [4096] * 2),  # one thread starts 64 copies for each panel
+        (4, 8192, 1024, [4096] * 2),
+        (8, 16384, 16384, [1024] * 15 + [512] * 2),
+        (8, 4096, 4096, [4096]),
+    ],
+)
+def test_no_more_panels_than_one_thread_starts_meanwhile(gpus, n, k, rows):
+    gpu = replace(GPU, tflops=50)
+    plan = make_plan(Problem(n, n, k), [gpu] * gpus, gpus, split="cols", resident=True)
+    assert [len(panel.rows) for panel in plan.panels] == rows
+
+
 def test_memory_is_refused_with_both_figures():
     small = DeviceSpec("small", "cuda", 0, 2**20, 1, 1, 1)
     with pytest.raises(OutOfMemoryError, match=r"needs 192 MiB on small, which has 1 MiB free"):
