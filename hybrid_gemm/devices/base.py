@@ -185,6 +185,7 @@ class Device(abc.ABC):
         return lambda event: (event.seconds - zero) * 1e3
 
     def time_ms(self, event) -> float:
+        """The same, for now."""
         return self.clock()(event)
 
     @abc.abstractmethod
