@@ -31,6 +31,7 @@ def small(monkeypatch):
     """Panels of a few hundred bytes."""
     for name, value in {
         "PART_BYTES": 256, "PART_SIDE": {"A": 8, "B": 8}, "PANEL_ELEMENTS": 64, "PANEL_ROWS": 8,
+        "PAIR_START_MS": 1e-9,
     }.items():  # fmt: skip
         monkeypatch.setattr(planner, name, value)
 

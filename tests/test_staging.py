@@ -29,6 +29,7 @@ def _small(monkeypatch):
     """Parts, panels, slots and turns of a few hundred bytes."""
     for name, value in {
         "PART_BYTES": 256, "PART_SIDE": {"A": 8, "B": 8}, "PANEL_ELEMENTS": 64, "PANEL_ROWS": 8,
+        "PAIR_START_MS": 1e-9,
         "LEAST_CHUNK": 8, "LEAST_TILE": 8, "LARGEST_PART_BYTES": 4096,
     }.items():  # fmt: skip
         monkeypatch.setattr(planner, name, value)
