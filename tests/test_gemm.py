@@ -1,5 +1,9 @@
 """`gemm` against NumPy on every device: exact with whole numbers, whatever the split."""
 
+import gc
+import time
+import weakref
+
 import numpy as np
 import pytest
 from conftest import integers
@@ -245,6 +249,22 @@ def test_timeline_accounts_for_every_worker(device):
     assert moved == result.plan.bytes_h2d
     assert sum(x.bytes for x in result.timeline.of("download")) == result.plan.bytes_d2h
     assert sum(x.bytes for x in result.timeline.of("reduce")) == result.plan.bytes_peer
+
+
+def test_a_timeline_looked_at_later_is_of_its_own_run_and_keeps_no_arrays(device):
+    runner = Runner(device=device, threads=4, split="cols", emulate_devices=2)
+    a = np.ones((64, 256), "f4")
+    first, kept = runner.run(a, a.T.copy()), weakref.ref(a)
+    second = runner.run(a, a.T.copy())
+    del a
+    until = time.monotonic() + 5
+    while kept() is not None and time.monotonic() < until:  # a copying thread's last reference
+        gc.collect()
+    assert kept() is None
+    for result in first, second:
+        times = [(x.start_ms, x.stop_ms) for x in result.timeline]
+        assert all(0 <= start <= stop <= result.total_ms + 5 for start, stop in times)
+    assert repr(first.timeline).startswith("Timeline([Activity(worker=")
 
 
 @pytest.mark.parametrize("split", ["rows", "cols"])

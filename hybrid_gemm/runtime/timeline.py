@@ -67,6 +67,9 @@ class Timeline(Sequence[Activity]):
     def __len__(self) -> int:
         return len(self._all)
 
+    def __repr__(self) -> str:
+        return f"Timeline({list(self._all)})"
+
     def of(self, phase: str, worker: int | None = None) -> list[Activity]:
         return [a for a in self if a.phase == phase and worker in (None, a.worker)]
 
