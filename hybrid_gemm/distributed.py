@@ -227,11 +227,12 @@ class RankRunner:
             _fetch(matrices[3], out)
         everyone = self.comm.gather((total_ms, tuple(timeline)))
         if everyone:
-            timeline = Timeline(
+            found = [
                 dataclasses.replace(activity, worker=activity.worker + other * plan.threads)
                 for other, (_ms, activities) in enumerate(everyone)
                 for activity in activities
-            )
+            ]
+            timeline = Timeline(lambda: found)
             total_ms = max(ms for ms, _activities in everyone)
         total_ms = self.comm.bcast(total_ms)
         taken = sum(self.comm.allgather(runner.verdicts(problem) - before))

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from .cost import predict_ms
+from .cost import predict_ms, tflops
 from .errors import OutOfMemoryError, UsageError, in_words
 from .plans import (
     NOWHERE,
@@ -273,7 +273,8 @@ def on_grid(
 def _panels_in_time(problem: Problem, devices: Sequence[DeviceSpec], grid) -> int:
     """How many panels one thread starts while they are multiplied."""
     workers = math.prod(grid)
-    ms = problem.flops / (min(workers, len(devices)) * devices[0].tflops) / 1e9
+    rates = {spec.unit: tflops(spec, problem) for spec in devices[:workers]}
+    ms = problem.flops / (sum(rates.values()) * 1e9)
     return int(ms / (PAIR_START_MS * workers * grid[2]))
 
 

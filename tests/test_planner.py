@@ -100,18 +100,21 @@ def test_as_many_gpus_as_are_worth_starting():
 
 
 @pytest.mark.parametrize(
-    "gpus, n, k, rows",
+    "devices, gpus, n, k, compute, rows",
     [
-        (4, 8192, 8192, [2048] * 3 + [1024] * 2),
-        (8, 8192, 8192, [4096] * 2),  # one thread starts 64 copies for each panel
-        (4, 8192, 1024, [4096] * 2),
-        (8, 16384, 16384, [1024] * 15 + [512] * 2),
-        (8, 4096, 4096, [4096]),
+        (4, 4, 8192, 8192, "fp32", [2048] * 3 + [1024] * 2),
+        (8, 8, 8192, 8192, "fp32", [4096] * 2),  # one thread starts 56 copies for each panel
+        (8, 1, 8192, 8192, "fp32", [2048] * 3 + [1024] * 2),  # one GPU that plays them takes longer
+        (4, 4, 8192, 8192, "tf32", [4096] + [2048] * 2),  # multiplied sooner
+        (4, 4, 8192, 1024, "fp32", [4096] * 2),
+        (8, 8, 16384, 16384, "fp32", [1024] * 15 + [512] * 2),
+        (8, 8, 4096, 4096, "fp32", [4096]),
     ],
 )
-def test_no_more_panels_than_one_thread_starts_meanwhile(gpus, n, k, rows):
-    gpu = replace(GPU, tflops=50)
-    plan = make_plan(Problem(n, n, k), [gpu] * gpus, gpus, split="cols", resident=True)
+def test_no_more_panels_than_one_thread_starts_meanwhile(devices, gpus, n, k, compute, rows):
+    each = [replace(GPU, tflops=50, unit=i % gpus) for i in range(devices)]
+    problem = replace(Problem(n, n, k), compute=compute)
+    plan = make_plan(problem, each, devices, split="cols", resident=True)
     assert [len(panel.rows) for panel in plan.panels] == rows
 
 

@@ -98,7 +98,7 @@ def test_a_trace_is_refused_before_anything_is_multiplied(tmp_path):
 
 def test_what_goes_on_at_once_counts_once():
     spans = [(0, 4), (1, 2), (3, 6), (8, 9)]
-    line = timeline.Timeline(Activity(0, "upload", *s) for s in [(50, 60), *spans])
+    line = timeline.Timeline(lambda: [Activity(0, "upload", *s) for s in [(50, 60), *spans]])
     assert line.worker_ms(0, "upload") == 6 + 1 + 10
     assert line.worker_ms(1, "upload") == line.worker_ms(0, "reduce") == 0
     assert line.span_ms("upload") == 60

@@ -180,12 +180,12 @@ class Device(abc.ABC):
         self._zero = time.perf_counter()
 
     def clock(self) -> Callable[[Any], float]:
-        """Milliseconds from the last `start_clock` to a finished event, also after the next."""
+        """`time_ms` as it is now: by this zero, also when there is another one."""
         zero = self._zero
         return lambda event: (event.seconds - zero) * 1e3
 
     def time_ms(self, event) -> float:
-        """The same, for now."""
+        """Milliseconds from the last `start_clock` to a finished event."""
         return self.clock()(event)
 
     @abc.abstractmethod

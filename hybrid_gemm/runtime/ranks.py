@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import time
 from collections import deque
@@ -109,7 +110,7 @@ class RankRun:
                 self._whole()
             else:
                 self._pieces(*stack.enter_context(self.devices[0].streams(2)))
-        return Timeline(itertools.chain.from_iterable(self.timelines))
+        return _joined(self.timelines)
 
     # --- multiplying ----------------------------------------------------------------------
 
@@ -259,7 +260,7 @@ class RankRun:
                 self._store(view, target, stream)
                 done.append(Launched(device, "download", start, stream.record(), view.nbytes))
             stream.synchronize()
-        return Timeline(itertools.chain.from_iterable(each.result() for each in done))
+        return _joined([each.result() for each in done])
 
     def _store(self, view, target, stream) -> None:
         """view[...] = target, in whatever dtype and place `out` is."""
@@ -277,7 +278,12 @@ class RankRun:
 
 def _timeline(device: Device, marks: Iterable[tuple]) -> Timeline:
     """Of this rank's own (phase, event before, event after, bytes, flops)."""
-    return Timeline(activities([(0, *mark) for mark in marks], {0: device.clock()}))
+    mine = [(0, *mark) for mark in marks]
+    return Timeline(functools.partial(activities, mine, {0: device.clock()}))
+
+
+def _joined(timelines: list[Timeline]) -> Timeline:
+    return Timeline(lambda: itertools.chain.from_iterable(timelines))
 
 
 def _from(whole: Span, part: Span) -> Span:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -218,7 +219,7 @@ class ThreadRun:
             if self.critical:
                 self.critical.end()
         clocks = {w.index: self.devices[w.device].clock() for w in self.plan.workers}
-        timeline = Timeline(activities(self.marks, clocks))
+        timeline = Timeline(functools.partial(activities, self.marks, clocks))
         self._let_go()
         return timeline
 

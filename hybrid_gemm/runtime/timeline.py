@@ -49,17 +49,15 @@ def activities(
 
 
 class Timeline(Sequence[Activity]):
-    """The activities of a run, worked out when they are first looked at: asking for the times of
-    a GPU's events takes milliseconds."""
+    """The activities of a run, which `source` works out when they are first looked at: asking for
+    the times of a GPU's events takes milliseconds."""
 
-    def __init__(self, activities: Iterable[Activity] = ()):
-        self._source = activities
+    def __init__(self, source: Callable[[], Iterable[Activity]] = tuple):
+        self._source = source
 
     @cached_property
     def _all(self) -> tuple[Activity, ...]:
-        found = tuple(self._source)
-        del self._source
-        return found
+        return tuple(self._source())
 
     def __getitem__(self, which):
         return self._all[which]
