@@ -24,13 +24,13 @@ def __getattr__(name):
 
         return getattr(runner, name)
     if name in _RANKS:
-        from . import distributed
+        from .ranks import runner
 
-        return getattr(distributed, name)
+        return getattr(runner, name)
     if name in _PINNED:
-        from .devices import pinned
+        from .devices.cuda import pinned_memory
 
-        return getattr(pinned, name)
+        return getattr(pinned_memory, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from .arrays import as_matrix, is_device_array
+from .arrays.caller_arrays import as_matrix, is_device_array
 from .problem import make_problem
 from .runner import Runner
 
@@ -66,9 +66,9 @@ def gemm(
     if across and comm is None:
         raise TypeError(f"{next(iter(across))} is for products over ranks: pass comm too")
     if comm is not None:
-        from . import distributed
+        from .ranks import runner as over_ranks
 
-        return distributed.gemm(
+        return over_ranks.gemm(
             a, b, c, comm=comm, across=across,
             product={"alpha": alpha, "beta": beta, "trans_a": trans_a, "trans_b": trans_b,
                      "out": out},

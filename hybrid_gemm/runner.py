@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from . import catalog, devices, planner, tensor, tuning
-from .arrays import (
+from . import catalog, devices
+from .arrays.caller_arrays import (
     as_matrix,
     check_device,
     check_out,
@@ -21,16 +21,18 @@ from .arrays import (
     module_of,
     wait_for_streams,
 )
+from .arrays.strides import layout as layout_of
+from .arrays.strides import leading
 from .catalog import Variant
-from .devices import nccl
-from .devices import tensor as products
-from .devices.views import layout as layout_of
-from .devices.views import leading
+from .devices import tensor_core_products as products
+from .devices.cuda import nccl_group
+from .devices.strassen import Strassen
 from .errors import UnavailableError, UsageError
+from .execution.plan_run import Matrix, ThreadRun
+from .execution.timeline import Timeline
+from .kernel_choice import compute_modes, nearest_measured
+from .planning import planner
 from .problem import Problem, make_problem
-from .runtime.threads import Matrix, ThreadRun
-from .runtime.timeline import Timeline
-from .strassen import Strassen
 
 ALGORITHMS = ("ordinary", "strassen")
 MAX_PLANS = 256  # remembered
@@ -110,7 +112,7 @@ class Runner:
         self.kind, self.note = devices.choose(device)
         wanted = threads or emulate_devices or 1
         self.devices = devices.open_devices(self.kind, wanted, gpus=gpus, emulate=emulate_devices)
-        self.arithmetic = tensor.choose(
+        self.arithmetic = compute_modes.choose(
             compute, self.chosen, kind=self.kind, arch=self.devices[0].capability
         )
         if algorithm == "strassen":
@@ -128,7 +130,7 @@ class Runner:
             self._counts = (*(1 << i for i in range((self.threads - 1).bit_length())), self.threads)
         self._direct = {}  # by the GPU that has the arrays
         if self.kind == "cuda" and algorithm == "ordinary" and self._counts[0] == 1:
-            from .direct import Direct
+            from .execution.single_gpu import Direct
 
             for opened in self.devices if not named else self.devices[:1]:
                 self._direct[opened.ordinal] = Direct(opened, self)
@@ -168,7 +170,7 @@ class Runner:
             resident=resident,
             homes=homes,
         )
-        if plan.reduce == "nccl" and plan.summed and (reason := nccl.unavailable()):
+        if plan.reduce == "nccl" and plan.summed and (reason := nccl_group.unavailable()):
             raise UnavailableError(
                 f"the nccl reduction was asked for: {reason}; the ordered one works here"
             )
@@ -194,7 +196,9 @@ class Runner:
         if self.kind == "cuda" and not self.chosen and boxes:
             m, n, k = boxes[0]
             box = dataclasses.replace(problem, m=m, n=n, k=k)
-            return tuning.choose(self.devices[0].machine(problem.dtype), box, layout, own=self.own)
+            return nearest_measured.choose(
+                self.devices[0].machine(problem.dtype), box, layout, own=self.own
+            )
         names = AUTO.get(self.kind, ("naive",))
         candidates = [self.chosen] if self.chosen else [catalog.get(n).variant() for n in names]
         reasons = []
@@ -258,7 +262,7 @@ class Runner:
         variant, why = self.choice(plan, layouts)
         wait_for_streams(*inputs, out)  # which may still be writing them
         if not (problem.m and problem.n):
-            words = tensor.words(problem)
+            words = compute_modes.words(problem)
             return Result(out, plan, variant, Timeline(), 0.0, self._reduction(plan), why, words)
         for device in self.devices:
             device.prepare(variant, wrapped[0].array, wrapped[1].array, problem.operands)
@@ -267,7 +271,7 @@ class Runner:
             plan, variant, *wrapped, target, progress, resident=resident, fresh=fresh
         )
         timeline = run.run()
-        words = tensor.words(problem, self.verdicts(problem) - before)
+        words = compute_modes.words(problem, self.verdicts(problem) - before)
         reduction = self._reduction(run.plan)
         return Result(out, run.plan, variant, timeline, run.total_ms, reduction, why, words)
 
@@ -355,7 +359,7 @@ class Runner:
         if not plan.bytes_peer:
             return "ordered sum on the device"
         if plan.reduce == "nccl":
-            return f"NCCL {nccl.version()} between GPUs, as panels are ready"
+            return f"NCCL {nccl_group.version()} between GPUs, as panels are ready"
         linked = all(x.reaches(y) for x in self.devices for y in self.devices)
         way = "peer copies" if linked else "copies staged through host memory"
         return f"ordered sum on the device, {way}, as panels are ready"

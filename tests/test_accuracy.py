@@ -10,14 +10,17 @@ from click.testing import CliRunner
 from conftest import on
 from test_tensor import bound
 
-from hybrid_gemm import accuracy, bench, matrices, plots, tensor
+from hybrid_gemm.arrays import generator
+from hybrid_gemm.bench import accuracy, kernels
 from hybrid_gemm.cli import cli
+from hybrid_gemm.cli.pictures import pictures
 from hybrid_gemm.errors import UsageError
+from hybrid_gemm.kernel_choice import compute_modes
 from hybrid_gemm.problem import Problem
 
 
 def draw(operand, rows, cols, fill="normal"):
-    return matrices.generate(rows, cols, seed=3, operand=operand, fill=fill)
+    return generator.generate(rows, cols, seed=3, operand=operand, fill=fill)
 
 
 def made(kind, m=40, n=50, k=300):
@@ -106,8 +109,10 @@ def test_the_command_and_its_pictures(device, tmp_path):
     with open(rows) as file:
         found = list(csv.DictReader(file))
     assert len(found) == len(data["rows"]) and set(found[0]) == set(accuracy.COLUMNS)
-    pictures = plots.pictures(data)
-    assert list(pictures) == ["accuracy-normal-uniform-cancelling", "accuracy-ill-scaled-wide-huge"]
+    assert list(pictures(data)) == [
+        "accuracy-normal-uniform-cancelling",
+        "accuracy-ill-scaled-wide-huge",
+    ]
     pytest.importorskip("matplotlib")
     done = CliRunner().invoke(cli, ["plot", table, "accuracy-ill-scaled-wide-huge", "-o", image])
     assert done.exit_code == 0, done.output
@@ -126,7 +131,7 @@ def test_what_does_not_go_together_is_refused():
 @pytest.mark.parametrize("compute", ["fp32x3", "tf32"])
 @pytest.mark.parametrize("data", ["normal", "wide"])
 def test_bench_times_tensor_cores(kernel_device, compute, data):
-    found = bench.run(
+    found = kernels.run(
         [], [(70, 66, 530)], device=kernel_device, compute=compute, data=data, samples=1,
         layouts=["nn", "tn"],
     )  # fmt: skip
@@ -144,7 +149,7 @@ def test_bench_times_tensor_cores(kernel_device, compute, data):
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_bench_times_narrow_operands(kernel_device, dtype):
-    found = bench.run([], [(70, 66, 90)], device=kernel_device, dtypes=[dtype], samples=1)
+    found = kernels.run([], [(70, 66, 90)], device=kernel_device, dtypes=[dtype], samples=1)
     for row in found["rows"]:
         assert row["dtype"] == dtype and row["verdict"] == "passed"
         assert row["compute"] == f"{dtype} on tensor cores, sums in float32"
@@ -153,14 +158,14 @@ def test_bench_times_narrow_operands(kernel_device, dtype):
 
 
 def test_bench_refuses_what_is_not_strict(kernel_device):
-    variants = bench.select(["mma", "naive"], False, {})
-    found = bench.run(variants, [(20, 20, 20)], device=kernel_device, samples=1)
+    variants = kernels.select(["mma", "naive"], False, {})
+    found = kernels.run(variants, [(20, 20, 20)], device=kernel_device, samples=1)
     notes = {row["kernel"]: row["note"] for row in found["rows"]}
     assert "give compute fp32x3 or tf32" in notes["mma"] and not notes["naive"]
 
 
 def test_a_named_kernel_takes_the_terms_that_compute_asks_for():
-    (variant,) = bench.select(["mma"], False, {})
+    (variant,) = kernels.select(["mma"], False, {})
     for compute, terms in (("fp32x3", 3), ("tf32", 1)):
         problem = Problem(9, 9, 9, compute=compute)
-        assert tensor.as_asked(variant, problem).params["TERMS"] == terms
+        assert compute_modes.as_asked(variant, problem).params["TERMS"] == terms

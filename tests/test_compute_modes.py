@@ -10,12 +10,13 @@ from conftest import REASONS, integers, on
 from test_tensor import data
 
 import hybrid_gemm as hg
-from hybrid_gemm import catalog, tensor
+from hybrid_gemm import catalog
+from hybrid_gemm.arrays.npy_files import open_npy
 from hybrid_gemm.cli import cli
 from hybrid_gemm.errors import UnavailableError, UsageError
-from hybrid_gemm.matrices import open_npy
+from hybrid_gemm.execution.plan_run import ThreadRun
+from hybrid_gemm.kernel_choice import compute_modes
 from hybrid_gemm.problem import Problem
-from hybrid_gemm.runtime.threads import ThreadRun
 
 
 @functools.cache
@@ -134,22 +135,26 @@ def test_names_that_do_not_go_together():
     wgmma = catalog.get("wgmma").variant()
     cuda = {"kind": "cuda"}
     with pytest.raises(UsageError, match=r"naive does not use them; mma does"):
-        tensor.choose("tf32", naive, kind="emulator", arch=0)
+        compute_modes.choose("tf32", naive, kind="emulator", arch=0)
     with pytest.raises(UnavailableError, match=r"wgmma needs .* 9\.0; .* 8\.0: mma works"):
-        tensor.choose("tf32", wgmma, arch=80, **cuda)
+        compute_modes.choose("tf32", wgmma, arch=80, **cuda)
     with pytest.raises(UnavailableError, match=r"wgmma needs .* 10\.0: mma works"):
-        tensor.choose("tf32", wgmma, arch=100, **cuda)
+        compute_modes.choose("tf32", wgmma, arch=100, **cuda)
     with pytest.raises(UnavailableError, match=r"capability 7\.5"):
-        tensor.choose("fp32x3", None, arch=75, **cuda)
-    assert tensor.choose("auto", None, arch=75, **cuda).variant is None
-    assert tensor.choose("fp32x3", None, arch=90, **cuda).variant.name == "wgmma"
-    assert tensor.choose("fp32x3", None, arch=89, **cuda).variant.name == "mma"
+        compute_modes.choose("fp32x3", None, arch=75, **cuda)
+    assert compute_modes.choose("auto", None, arch=75, **cuda).variant is None
+    assert compute_modes.choose("fp32x3", None, arch=90, **cuda).variant.name == "wgmma"
+    assert compute_modes.choose("fp32x3", None, arch=89, **cuda).variant.name == "mma"
     problem = Problem(5, 6, 7)
     with pytest.raises(UsageError, match="not in fp32; give compute fp32x3 or tf32"):
-        tensor.choose("fp32", mma, kind="emulator", arch=0).settle(problem)
+        compute_modes.choose("fp32", mma, kind="emulator", arch=0).settle(problem)
     with pytest.raises(UsageError, match="tf32 is for float32; this product is in float64"):
-        tensor.choose("tf32", None, kind="emulator", arch=0).settle(Problem(5, 6, 7, "float64"))
-    integer = tensor.choose("auto", None, kind="emulator", arch=0).settle(Problem(5, 6, 7, "int32"))
+        compute_modes.choose("tf32", None, kind="emulator", arch=0).settle(
+            Problem(5, 6, 7, "float64")
+        )
+    integer = compute_modes.choose("auto", None, kind="emulator", arch=0).settle(
+        Problem(5, 6, 7, "int32")
+    )
     assert integer.compute == "fp32"
 
 

@@ -11,8 +11,8 @@ from ctypes import c_int, c_size_t, c_uint, c_uint64, c_void_p
 import numpy as np
 import pytest
 
-from hybrid_gemm.devices.driver import _NATIVE, Calls, _Copy2D
-from hybrid_gemm.runtime import copier
+from hybrid_gemm.devices.cuda.driver import _NATIVE, Calls, _Copy2D
+from hybrid_gemm.execution import native_copier
 
 SLOT, SLOTS, STREAM, CONTEXT = 1000, 5, 7, 9
 AFTER, START, STOP = 11, 12, 13
@@ -91,11 +91,11 @@ class Driver:
         self.said.remove(event)
 
 
-def ring(driver: Driver, *, up: bool) -> copier.Ring:
-    if reason := copier.unavailable():
+def ring(driver: Driver, *, up: bool) -> native_copier.Ring:
+    if reason := native_copier.unavailable():
         pytest.skip(reason)
     memory = np.empty(SLOT * SLOTS, np.uint8)
-    return copier.Ring(driver.calls, STREAM, memory, SLOT, range(101, 101 + SLOTS), up=up)
+    return native_copier.Ring(driver.calls, STREAM, memory, SLOT, range(101, 101 + SLOTS), up=up)
 
 
 def submit(ring, host, device, width, height, *, after=0, stopped=None):
@@ -176,7 +176,7 @@ def test_a_copy_that_is_stopped_leaves_the_rest_out():
     driver, stopped = Driver(), c_int(1)
     one = ring(driver, up=True)
     host, device = np.ones((1, 50_000), np.uint8), np.zeros((1, 50_000), np.uint8)
-    assert submit(one, host, device, 50_000, 1, stopped=stopped)() == copier.STOPPED
+    assert submit(one, host, device, 50_000, 1, stopped=stopped)() == native_copier.STOPPED
     assert not device.any()
     assert submit(one, host, device, 50_000, 1)() == 0  # and the ring goes on
     driver.finish()
@@ -185,13 +185,13 @@ def test_a_copy_that_is_stopped_leaves_the_rest_out():
 
 def test_without_a_compiler_it_says_so(monkeypatch):
     monkeypatch.setenv("PATH", "")
-    copier.unavailable.cache_clear()
-    library = copier._library.__wrapped__
-    monkeypatch.setattr(copier, "_library", library)
+    native_copier.unavailable.cache_clear()
+    library = native_copier._library.__wrapped__
+    monkeypatch.setattr(native_copier, "_library", library)
     try:
-        assert "g++ is not installed" in copier.unavailable()
+        assert "g++ is not installed" in native_copier.unavailable()
     finally:
-        copier.unavailable.cache_clear()
+        native_copier.unavailable.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -199,8 +199,8 @@ def test_without_a_compiler_it_says_so(monkeypatch):
     [(2, 1, 2), (16, 1, 16), (32, 1, 16), (32, 2, 16), (64, 4, 24), (128, 8, 48), (32, 8, 32)],
 )
 def test_more_devices_have_more_threads(cores, devices, count, monkeypatch):
-    monkeypatch.setattr(copier, "cores", lambda: cores)
-    assert copier.threads(devices) == count
+    monkeypatch.setattr(native_copier, "cores", lambda: cores)
+    assert native_copier.threads(devices) == count
 
 
 def test_pages_are_made_without_a_change_to_them():
@@ -243,9 +243,9 @@ def test_what_is_written_while_pages_are_made_stays(rng):
 
 
 def test_a_pool_grows_and_never_shrinks():
-    if reason := copier.unavailable():
+    if reason := native_copier.unavailable():
         pytest.skip(reason)
-    library = copier._library()
+    library = native_copier._library()
     pool = library.pool_start()
 
     def added(threads):

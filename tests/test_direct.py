@@ -10,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hybrid_gemm
-from hybrid_gemm import Runner, direct, gemm, planner
-from hybrid_gemm.arrays import shares_memory
+from hybrid_gemm import Runner, gemm
+from hybrid_gemm.arrays.caller_arrays import shares_memory
 from hybrid_gemm.errors import DTypeError
+from hybrid_gemm.execution import single_gpu, staging
+from hybrid_gemm.planning import planner
 from hybrid_gemm.problem import Problem
-from hybrid_gemm.runtime import staging
 
 on_cuda = pytest.mark.skipif(REASONS["cuda"] is not None, reason=str(REASONS["cuda"]))
 
@@ -173,7 +174,7 @@ def test_small_arrays_of_the_host_are_copied_whole(dtype, rng, monkeypatch):
     assert len(runs) == 2
     with pytest.raises(MemoryError, match="KiB"):  # the limit holds for these too
         Runner(device="cuda", gpus=[0], max_device_memory=50_000).gemm(a, b)
-    monkeypatch.setattr(direct, "HOSTED_BYTES", 0)
+    monkeypatch.setattr(single_gpu, "HOSTED_BYTES", 0)
     np.testing.assert_array_equal(here.gemm(a, b), a @ b)
     assert len(runs) == 4
     np.testing.assert_array_equal(here.gemm(a, b, alpha=np.array(2.0)), 2 * a @ b)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from hybrid_gemm.devices import driver
+from hybrid_gemm.devices.cuda import driver
 
 MAP = np.arange(16, dtype=np.uint64).view([("words", np.uint64, 16)])
 

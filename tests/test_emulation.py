@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from hybrid_gemm.catalog import Launch
-from hybrid_gemm.devices import emulation
-from hybrid_gemm.devices.emulation import Options
+from hybrid_gemm.devices.emulator import program as emulation
+from hybrid_gemm.devices.emulator.program import Options
 from hybrid_gemm.errors import KernelError, UnavailableError
 
 pytestmark = pytest.mark.skipif(
@@ -61,7 +61,7 @@ def run(text, args, tmp_path, *, grid=1, block=1, shared=0, threads=1, options=O
 # --- what it runs -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("order", emulation.ORDERS)
+@pytest.mark.parametrize("order", program.ORDERS)
 @pytest.mark.parametrize("n", [1, 16, 45])
 @pytest.mark.parametrize("text", [NAIVE, TILED], ids=["naive", "tiled"])
 def test_products(text, n, order, tmp_path):
@@ -179,7 +179,7 @@ def test_many_blocks_on_two_threads(tmp_path):
         x[b * 12 + t] += b + t;
         if (b == 0 && t == 0) *seen = make_uint4(gridDim.x, gridDim.y, blockDim.y, blockDim.z);
     }"""
-    for order in emulation.ORDERS:
+    for order in program.ORDERS:
         x, seen = np.zeros((2000, 12), np.uint32), np.zeros(4, np.uint32)
         launch = Launch((50, 20, 2), (3, 2, 2))
         program(text, tmp_path).launch(launch, [x, seen], threads=2, options=Options(order, 9))
@@ -222,7 +222,7 @@ extern "C" __global__ void kernel(int n, T* parts, T* total, unsigned* counter) 
 def test_the_last_block_sees_what_the_others_wrote(tmp_path):
     kernel = program(COUNTED, tmp_path)
     parts, total, counter = np.empty(999, "f4"), np.empty(1, "f4"), np.zeros(1, "u4")
-    for order in emulation.ORDERS:
+    for order in program.ORDERS:
         parts[:] = np.nan
         kernel.launch(
             Launch((999, 1, 1), (1, 1, 1)), [np.int32(999), parts, total, counter],
@@ -242,7 +242,7 @@ def test_a_race_shows_by_order(tmp_path):
         x[threadIdx.x] = tile[63 - threadIdx.x];  // no barrier before
     }"""
     results = []
-    for order in emulation.ORDERS:
+    for order in program.ORDERS:
         x = np.zeros(64, np.int32)
         run(text, [x], tmp_path, block=64, options=Options(order, seed=2))
         results.append(x.tobytes())
@@ -259,7 +259,7 @@ def test_a_race_between_blocks_shows_by_order(tmp_path):
     assert last[:2] == [99, 0] and last[2] == last[3]
 
 
-@pytest.mark.parametrize("order", emulation.ORDERS)
+@pytest.mark.parametrize("order", program.ORDERS)
 def test_threads_that_return_before_a_barrier(order, tmp_path):
     text = """
     extern "C" __global__ void kernel(int* x) {
@@ -420,7 +420,7 @@ def _run_checked(tmp_path):
 @pytest.fixture(scope="module")
 def checked_environment():
     try:
-        return emulation.sanitized_environment()
+        return program.sanitized_environment()
     except UnavailableError as error:
         pytest.skip(str(error))
 

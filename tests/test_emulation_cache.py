@@ -6,23 +6,23 @@ import numpy as np
 import pytest
 from test_emulation import pytestmark, run  # noqa: F401  (a mark)
 
-from hybrid_gemm import cache
 from hybrid_gemm.catalog import Launch
-from hybrid_gemm.devices import emulation
+from hybrid_gemm.devices.emulator import program as emulation
 from hybrid_gemm.errors import UnavailableError
+from hybrid_gemm.host import cache, compiler
 
 
 @pytest.fixture
 def compilations(tmp_path, monkeypatch):
     """An empty cache, and the list of g++ calls that follow."""
     monkeypatch.setenv("HYBRID_GEMM_CACHE", str(tmp_path / "cache"))
-    calls, tool = [], emulation._tool
+    calls, tool = [], compiler._tool
 
     def counted(command, text=""):
         calls.append(command)
         return tool(command, text)
 
-    monkeypatch.setattr(emulation, "_tool", counted)
+    monkeypatch.setattr(compiler, "_tool", counted)
     return calls
 
 

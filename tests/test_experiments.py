@@ -12,10 +12,11 @@ import pytest
 from click.testing import CliRunner
 from conftest import on
 
-from hybrid_gemm import catalog, plots
+from hybrid_gemm import catalog
 from hybrid_gemm.cli import cli
-from hybrid_gemm.devices import nvrtc
-from hybrid_gemm.devices.nvrtc import Usage
+from hybrid_gemm.cli.pictures import pictures
+from hybrid_gemm.devices.cuda import nvrtc
+from hybrid_gemm.devices.cuda.nvrtc import Usage
 from hybrid_gemm.errors import UsageError
 from hybrid_gemm.experiments import document, engine, measure, model, output
 from hybrid_gemm.experiments.base import (
@@ -30,6 +31,7 @@ from hybrid_gemm.experiments.base import (
     verdict,
 )
 from hybrid_gemm.experiments.lab import Lab
+from hybrid_gemm.reporting import plots
 
 ROOT = Path(__file__).resolve().parent.parent
 EXPERIMENTS = engine.experiments()
@@ -305,7 +307,7 @@ def test_a_folder_of_other_files_is_refused(tmp_path, full):
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_picture_has_labels_with_units(full, name):
-    picture = plots.pictures(full)[name]
+    picture = pictures(full)[name]
     for panel in picture.panels:
         assert panel.lines, name
         label = panel.y or picture.y
@@ -319,7 +321,7 @@ def test_every_picture_has_labels_with_units(full, name):
 
 
 def test_theirs_differ_from_ours_without_colour(full):
-    image = plots.draw(plots.pictures(full)["register_tiles"]).decode()
+    image = plots.draw(pictures(full)["register_tiles"]).decode()
     assert image.count("stroke-dasharray") >= 1  # theirs is dashed
 
 
@@ -349,13 +351,13 @@ def test_plot_of_a_bench(tmp_path):
 
     rows = [row(64, 64), row(128, 64), row(256, 64, "float64"), row(256, 256)]
     data = {"rows": rows, "device": {"name": "cpu"}}
-    picture = plots.pictures(data)["bench"]
+    picture = pictures(data)["bench"]
     assert [panel.title for panel in picture.panels] == ["K = 64", "m = n = k"]
     assert [line.label for line in picture.panels[0].lines] == ["naive float32", "naive float64"]
     assert picture.panels[1].lines[0].x == [64, 256]
     assert plots.draw(picture, "png").startswith(b"\x89PNG")
     with pytest.raises(UsageError, match="neither"):
-        plots.pictures({"problem": {}})
+        pictures({"problem": {}})
 
 
 def test_reproduce_command(tmp_path):

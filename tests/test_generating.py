@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_matrices import one_line
 
+from hybrid_gemm.arrays.generator import generate
 from hybrid_gemm.errors import UsageError
-from hybrid_gemm.matrices import generate
 
 dtypes = st.sampled_from(["float16", "float32", "float64", "int32", "int64"])
 fills = st.sampled_from(["normal", "uniform", "integers"])

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from hybrid_gemm import catalog
-from hybrid_gemm.devices import nvrtc
+from hybrid_gemm.devices.cuda import nvrtc
 from hybrid_gemm.errors import KernelError, UnavailableError, UsageError
 
 ARCHS = ("sm_80", "sm_90", "sm_100", "sm_120")

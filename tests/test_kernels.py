@@ -11,7 +11,7 @@ from conftest import REASONS, integers
 
 from hybrid_gemm import catalog, devices
 from hybrid_gemm.catalog import Variant
-from hybrid_gemm.devices import emulation
+from hybrid_gemm.devices.emulator import program as emulation
 from hybrid_gemm.errors import UsageError
 
 SHAPES = [
@@ -25,7 +25,7 @@ POISON = {"f": np.nan, "i": -(2**30)}
 @functools.cache
 def open_device(kind, **options):
     if options:
-        from hybrid_gemm.devices.emulator import EmulatorDevice
+        from hybrid_gemm.devices.emulator.device import EmulatorDevice
 
         return EmulatorDevice(options=emulation.Options(**options))
     return devices.open_devices(kind, 1, gpus=[0] if kind == "cuda" else None)[0]

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.lib import format as npy
 
+from hybrid_gemm.arrays.npy_files import NpyWriter, check_output, open_npy
 from hybrid_gemm.errors import DTypeError, HybridGemmError, UsageError
-from hybrid_gemm.matrices import NpyWriter, check_output, open_npy
 
 DTYPES = ["f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"]
 

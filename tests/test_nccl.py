@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 from conftest import REASONS, integers, on
 
-from hybrid_gemm import Runner, planner
-from hybrid_gemm.devices import cuda, nccl
+from hybrid_gemm import Runner
 from hybrid_gemm.devices.base import HostStream
-from hybrid_gemm.devices.emulator import EmulatorDevice
+from hybrid_gemm.devices.cuda import device as cuda
+from hybrid_gemm.devices.cuda import nccl_group
+from hybrid_gemm.devices.emulator.device import EmulatorDevice
 from hybrid_gemm.errors import OutOfMemoryError, UnavailableError, UsageError
-from hybrid_gemm.planner import DeviceSpec, make_plan, memory_needs
+from hybrid_gemm.planning import planner
+from hybrid_gemm.planning.planner import DeviceSpec, make_plan, memory_needs
 from hybrid_gemm.problem import Problem
 
 GPUS = [
@@ -53,7 +55,7 @@ def products(runner: Runner, rng, dtype="float32", **options):
 
 COUNT = cuda.count()
 needs_gpus = pytest.mark.skipif(
-    COUNT < 2 or bool(nccl.unavailable()), reason=f"{COUNT} GPUs are here; NCCL sums over 2"
+    COUNT < 2 or bool(nccl_group.unavailable()), reason=f"{COUNT} GPUs are here; NCCL sums over 2"
 )
 
 
@@ -93,7 +95,7 @@ def test_gpus_sum_arrays_that_lie_on_one(small, rng):
 def test_a_group_that_was_closed_is_made_anew(small, rng):
     runner = Runner(device="cuda", reduce="nccl", split="cols", gpus=(0, 1))
     list(products(runner, rng))
-    nccl.group((0, 1)).close()
+    nccl_group.group((0, 1)).close()
     list(products(runner, rng))
 
 
@@ -165,8 +167,8 @@ def pretended(monkeypatch, small):
 
     monkeypatch.setitem(sys.modules, "cupy", types.ModuleType("cupy"))
     monkeypatch.setitem(sys.modules, "cupy.cuda", types.SimpleNamespace(nccl=library))
-    monkeypatch.setattr(nccl, "_groups", {})
-    monkeypatch.setattr(nccl, "_lane", lane)
+    monkeypatch.setattr(nccl_group, "_groups", {})
+    monkeypatch.setattr(nccl_group, "_lane", lane)
     monkeypatch.setattr(planner, "_no_nccl", lambda plan: None)
     for name, value in {
         "queues": True, "ordinal": property(lambda self: int(self.name.split(":")[1])),
@@ -212,9 +214,9 @@ def test_a_sum_that_fails_ends_its_group(pretended, monkeypatch, rng):
     monkeypatch.setattr(pretended, "groupEnd", once)
     with pytest.raises(RuntimeError, match="unhandled system error"):
         runner.gemm(a, b)
-    assert nccl._groups == {}
+    assert nccl_group._groups == {}
     np.testing.assert_array_equal(runner.gemm(a, b), a @ b)
-    monkeypatch.setattr(nccl, "_groups", {})
+    monkeypatch.setattr(nccl_group, "_groups", {})
     monkeypatch.setattr(pretended, "groupEnd", once)
     with pytest.raises(UnavailableError, match="does not start between GPUs 0, 1: unhandled"):
         runner.gemm(a, b)
@@ -288,7 +290,7 @@ def test_missing_nccl_is_said(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy.cuda", types.ModuleType("cupy.cuda"))
     monkeypatch.delitem(sys.modules, "cupy.cuda.nccl", raising=False)
     monkeypatch.setattr(planner, "_no_nccl", lambda plan: None)
-    assert "pip install nvidia-nccl" in nccl.unavailable()
+    assert "pip install nvidia-nccl" in nccl_group.unavailable()
     runner = Runner(device="cpu", threads=2, split="cols", reduce="nccl")
     with pytest.raises(UnavailableError, match=r"CuPy finds no NCCL .*ordered one works"):
         runner.plan(Problem(8, 8, 8))

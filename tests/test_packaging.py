@@ -11,7 +11,7 @@ from conftest import REASONS
 
 from hybrid_gemm import catalog
 
-CHECKOUT = Path(catalog.__file__).parents[1]
+CHECKOUT = Path(catalog.__file__).parents[2]
 pytestmark = pytest.mark.skipif(
     not (CHECKOUT / "pyproject.toml").is_file(), reason="needs a checkout"
 )

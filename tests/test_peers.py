@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from test_cli import one_line, run
 
-from hybrid_gemm import bench, peers, plots
+from hybrid_gemm.bench import kernels, libraries
+from hybrid_gemm.cli.pictures import pictures
 from hybrid_gemm.cli.shared import shape
 from hybrid_gemm.errors import UnavailableError, UsageError
 
@@ -18,7 +19,7 @@ SHAPES = [(60, 50, 70), (40, 40, 40)]
 
 @pytest.fixture(scope="module")
 def measured():
-    return peers.run(SHAPES, device="cpu", samples=2)
+    return libraries.run(SHAPES, device="cpu", samples=2)
 
 
 def test_rows_are_whole_checked_and_held_against_ours(measured):
@@ -28,7 +29,7 @@ def test_rows_are_whole_checked_and_held_against_ours(measured):
     }
     assert len(rows) == 4 * len(SHAPES)
     for row in rows:
-        assert tuple(row)[: len(peers.COLUMNS)] == peers.COLUMNS
+        assert tuple(row)[: len(libraries.COLUMNS)] == libraries.COLUMNS
         assert row["verdict"] == "passed" and 0 <= row["worst_error_of_bound"] < 1
         assert row["samples"] == 2 == len(row["samples_ms"])
         assert row["min_ms"] <= row["time_ms"] <= row["max_ms"]
@@ -51,31 +52,31 @@ def test_a_wrong_peer_fails_and_is_shown(monkeypatch, capsys):
             made[3, 4] += 1
             return made
 
-        return [*found, peers.Way("wrong", wrong, given=False)]
+        return [*found, libraries.Way("wrong", wrong, given=False)]
 
-    real = peers._Bench._ways
-    monkeypatch.setattr(peers._Bench, "_ways", ways)
-    data = peers.run(SHAPES[:1], device="cpu", samples=1)
+    real = libraries._Bench._ways
+    monkeypatch.setattr(libraries._Bench, "_ways", ways)
+    data = libraries.run(SHAPES[:1], device="cpu", samples=1)
     assert {r["way"]: r["verdict"] for r in data["rows"]} == {
         "ours": "passed", "numpy a @ b": "passed", "wrong": "FAILED",
     }  # fmt: skip
-    peers.show(data)
+    libraries.show(data)
     assert "FAILED" in capsys.readouterr().out
 
 
 def test_a_way_that_leaves_c_as_it_was_fails(monkeypatch):
     def ways(self, problem, memory, arrays):
-        return [peers.Way("ours", lambda a, b, c: c)] * 2
+        return [libraries.Way("ours", lambda a, b, c: c)] * 2
 
-    monkeypatch.setattr(peers._Bench, "_ways", ways)
-    data = peers.run(SHAPES[:1], device="cpu", samples=1)
+    monkeypatch.setattr(libraries._Bench, "_ways", ways)
+    data = libraries.run(SHAPES[:1], device="cpu", samples=1)
     assert {r["verdict"] for r in data["rows"]} == {"FAILED"}
 
 
 def test_csv_and_pictures(measured):
-    rows = list(csv.DictReader(io.StringIO(bench.as_csv(measured, peers.COLUMNS))))
+    rows = list(csv.DictReader(io.StringIO(kernels.as_csv(measured, libraries.COLUMNS))))
     assert [r["way"] for r in rows] == [r["way"] for r in measured["rows"]]
-    (name, picture), *more = plots.pictures(measured).items()
+    (name, picture), *more = pictures(measured).items()
     assert name == "peers" and not more
     (panel,) = picture.panels
     assert panel.title == "pageable memory"
@@ -115,7 +116,7 @@ class ColumnMajor:
 
 @pytest.fixture
 def library(monkeypatch):
-    from hybrid_gemm.devices import cublas
+    from hybrid_gemm.devices.cuda import cublas
 
     found = ColumnMajor()
     monkeypatch.setattr(cublas, "library", lambda: found)
@@ -127,7 +128,7 @@ def test_cublasxt_is_called_as_it_reads_matrices(library, rng, dtype):
     a = rng.integers(-4, 5, (7, 11)).astype(dtype)
     b = rng.integers(-4, 5, (11, 5)).astype(dtype)
     c = np.full((7, 5), np.nan, dtype)
-    with peers.CublasXt([2, 3]) as xt:
+    with libraries.CublasXt([2, 3]) as xt:
         assert xt.gemm(a, b, c, block=4096, pin=True) is c
     np.testing.assert_array_equal(c, a @ b)
     names = [name.removeprefix("cublasXt") for name, _ in library.calls]
@@ -140,11 +141,11 @@ def test_cublasxt_is_called_as_it_reads_matrices(library, rng, dtype):
 
 def test_cublasxt_says_what_failed(library):
     library.failing = "cublasXtSetBlockDim"
-    with peers.CublasXt([0]) as xt, pytest.raises(Exception, match=r"cublasXtSetBlockDim.* 7"):
+    with libraries.CublasXt([0]) as xt, pytest.raises(Exception, match=r"cublasXtSetBlockDim.* 7"):
         xt.gemm(*[np.zeros((2, 2), "f4")] * 3, block=1, pin=False)
 
 
-@pytest.mark.parametrize("memory", peers.MEMORIES)
+@pytest.mark.parametrize("memory", libraries.MEMORIES)
 def test_the_fastest_of_all_settings_take_part(library, memory, monkeypatch):
     asked = []
 
@@ -155,11 +156,11 @@ def test_the_fastest_of_all_settings_take_part(library, memory, monkeypatch):
         assert way.settings == f"block {block}, pinning {'on' if pinning else 'off'}"
         return {2048: 21, 4096: 10, 8192: 15}[block] + pinning
 
-    monkeypatch.setattr(peers, "_timed", timed)
+    monkeypatch.setattr(libraries, "_timed", timed)
     arrays = [np.ones((3, 3), "f4") for _ in range(3)]
-    maker = object.__new__(peers._Bench)
+    maker = object.__new__(libraries._Bench)
     maker.gpus = [0]
-    with peers.CublasXt([0]) as maker.xt:
+    with libraries.CublasXt([0]) as maker.xt:
         best = maker._best_xt(memory, arrays)
     assert best.settings == "block 4096, pinning off"
     assert [t["settings"] for t in best.trials] == asked
@@ -168,13 +169,13 @@ def test_the_fastest_of_all_settings_take_part(library, memory, monkeypatch):
 
 def test_what_peers_cannot_do_is_said():
     with pytest.raises(UsageError, match="the emulator has none"):
-        peers.run(SHAPES, device="emulator")
+        libraries.run(SHAPES, device="emulator")
     with pytest.raises(UnavailableError, match="pinned memory is for GPUs"):
-        peers.run(SHAPES, device="cpu", memories=["pinned"])
+        libraries.run(SHAPES, device="cpu", memories=["pinned"])
     with pytest.raises(UsageError, match="pageable, pinned"):
-        peers.run(SHAPES, device="cpu", memories=["shared"])
+        libraries.run(SHAPES, device="cpu", memories=["shared"])
     with pytest.raises(UsageError, match="float32 and float64"):
-        peers.run(SHAPES, device="cpu", dtype="int32")
+        libraries.run(SHAPES, device="cpu", dtype="int32")
 
 
 def test_the_command(tmp_path):
@@ -183,7 +184,7 @@ def test_the_command(tmp_path):
     assert "numpy a @ b" in done.stdout and "passed" in done.stdout
     data = json.loads((tmp_path / "p.json").read_text())
     assert {(r["m"], r["n"], r["k"]) for r in data["rows"]} == {shape("32"), shape("40x30x20")}
-    assert (tmp_path / "p.csv").read_text().startswith(",".join(peers.COLUMNS))
+    assert (tmp_path / "p.csv").read_text().startswith(",".join(libraries.COLUMNS))
     for options, message in [
         (("--peers", "--kernels", "naive"), "--kernels is for kernels"),
         (("--peers", "--cold"), "--cold is for kernels"),

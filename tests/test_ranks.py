@@ -15,13 +15,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybrid_gemm.devices.nccl import unavailable as no_nccl
+from hybrid_gemm.devices.cuda.nccl_group import unavailable as no_nccl
 from hybrid_gemm.errors import OutOfMemoryError, UsageError
-from hybrid_gemm.planner import DeviceSpec
+from hybrid_gemm.planning.planner import DeviceSpec
 from hybrid_gemm.problem import Problem
-from hybrid_gemm.rankplan import make_rank_plan
-from hybrid_gemm.runtime import transports
-from hybrid_gemm.runtime.launchers import Place, expected, first_of_job, gpus_of, launcher
+from hybrid_gemm.ranks import transports
+from hybrid_gemm.ranks.launch import Place, expected, first_of_job, gpus_of, launcher
+from hybrid_gemm.ranks.rank_plan import make_rank_plan
 
 HERE = Path(__file__).parent
 GPU = DeviceSpec(

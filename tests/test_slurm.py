@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from hybrid_gemm import slurm
 from hybrid_gemm.cli import cli
 from hybrid_gemm.errors import UsageError
+from hybrid_gemm.ranks import slurm
 
 ROOT = Path(__file__).parent.parent
 SHIPPED = sorted(slurm.SHIPPED)

@@ -6,7 +6,7 @@ from test_kernels import fetch, open_device
 from test_tensor import FP16, LEAST_K, STRICT, TF32, data, multiply, to_tf32
 
 from hybrid_gemm import catalog
-from hybrid_gemm.devices import tensor as products
+from hybrid_gemm.devices import tensor_core_products as products
 
 
 def exponents(x):

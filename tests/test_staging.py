@@ -5,13 +5,14 @@ import numpy as np
 import pytest
 from conftest import integers
 
-from hybrid_gemm import Runner, empty_pinned, planner
-from hybrid_gemm.devices import pinned
-from hybrid_gemm.devices.emulator import EmulatorDevice
+from hybrid_gemm import Runner, empty_pinned
+from hybrid_gemm.devices.cuda import pinned_memory
+from hybrid_gemm.devices.emulator.device import EmulatorDevice
 from hybrid_gemm.errors import OutOfMemoryError, UnavailableError, UsageError
+from hybrid_gemm.execution import native_copier, staging
+from hybrid_gemm.execution.plan_run import ThreadRun
+from hybrid_gemm.planning import planner
 from hybrid_gemm.runner import Result
-from hybrid_gemm.runtime import copier, staging
-from hybrid_gemm.runtime.threads import ThreadRun
 
 SHAPES = [(70, 90, 50), (33, 200, 65), (5, 7, 300), (1, 100, 9), (40, 40, 0)]
 SPLITS = [
@@ -154,8 +155,8 @@ def test_types_are_cast_on_their_way(device, rng):
 def test_either_kind_of_threads_copies(device, native, monkeypatch, rng):
     """Python's, where there is no compiler; on GPUs else the native ones, all that is not cast."""
     if not native:
-        monkeypatch.setattr(copier, "unavailable", lambda: "no compiler")
-    elif device == "cuda" and not copier.unavailable():
+        monkeypatch.setattr(native_copier, "unavailable", lambda: "no compiler")
+    elif device == "cuda" and not native_copier.unavailable():
         monkeypatch.setattr(staging.Link, "_up", None)
         monkeypatch.setattr(staging.Link, "_down", None)
     for _result in products(Runner(device=device, threads=3, split="cols"), rng):
@@ -217,7 +218,7 @@ def test_page_locked_arrays_are_copied_straight_or_refused(rng):
     assert empty_pinned(5, "int64").shape == (5,) and empty_pinned((0, 3)).shape == (0, 3)
     a, b, out = (empty_pinned(s) for s in ((90, 70), (70, 80), (90, 80)))
     a[...], b[...], out[...] = integers(rng, a.shape), integers(rng, b.shape), np.nan
-    assert pinned.is_pinned(a[3:, 5:]) and not pinned.is_pinned(a.copy())
+    assert pinned_memory.is_pinned(a[3:, 5:]) and not pinned_memory.is_pinned(a.copy())
     staged = staging.Link._up
     try:
         staging.Link._up = None  # nothing goes through slots

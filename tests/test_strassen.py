@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 import hybrid_gemm as hg
 from hybrid_gemm import catalog, devices
 from hybrid_gemm.cli import cli
+from hybrid_gemm.devices.strassen import Strassen
 from hybrid_gemm.errors import UsageError
-from hybrid_gemm.strassen import Strassen
 
 
 @pytest.mark.parametrize("order_a", "CF")

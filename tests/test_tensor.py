@@ -10,10 +10,12 @@ import pytest
 from conftest import REASONS, integers
 from test_kernels import fetch, open_device, padded
 
-from hybrid_gemm import catalog, tensor
-from hybrid_gemm.devices import emulation, tma
-from hybrid_gemm.devices import tensor as products
+from hybrid_gemm import catalog
+from hybrid_gemm.devices import tensor_core_products as products
+from hybrid_gemm.devices.cuda import tensor_maps
+from hybrid_gemm.devices.emulator import program as emulation
 from hybrid_gemm.errors import UnavailableError
+from hybrid_gemm.kernel_choice import compute_modes
 from hybrid_gemm.problem import Problem
 
 FP16, TF32, STRICT = range(3)
@@ -30,7 +32,7 @@ def place(request):
         pytest.skip(REASONS[kind])
     device = open_device(kind)
     try:
-        tensor.choose("tf32", catalog.get(name).variant(), kind=kind, arch=device.capability)
+        compute_modes.choose("tf32", catalog.get(name).variant(), kind=kind, arch=device.capability)
     except UnavailableError as error:
         pytest.skip(str(error))
     return device, name
@@ -50,7 +52,7 @@ def poison(dtype):
 def multiply(place, a, b, *, terms=3, layout="nn", pad=0, alpha=1, beta=0, c=None, out="float32"):
     """C within its poisoned surroundings, and the verdicts on the product."""
     device, name = place
-    variant = tensor.with_terms(catalog.get(name).variant(), terms)
+    variant = compute_modes.with_terms(catalog.get(name).variant(), terms)
     stream = device.stream()
     with device.using(stream):
         x, y = (put(device, m, o, pad) for m, o in zip((a, b), layout, strict=True))
@@ -194,7 +196,7 @@ def test_tiles_of_wgmma_are_there_for_operands_across_k():
     across = catalog.helper("across").kernel
     for variant in catalog.get("wgmma").variants():
         if variant.params["TERMS"] == 1 and variant.params["OUT"] == 4:
-            taken = tma._alike(across, variant.params)
+            taken = tensor_maps._alike(across, variant.params)
             for name in ("BM", "BN", "CLUSTER"):
                 assert taken.params[name] == variant.params[name]
 
@@ -259,7 +261,7 @@ def bound(name, verdict, k):
     Chunks, of a step at least, are added in fp32, for half an ulp each.
     """
     size, step = ((2, 16), (4, 8))[verdict]
-    p = tensor.with_terms(catalog.get(name).variant(), 3).params
+    p = compute_modes.with_terms(catalog.get(name).variant(), 3).params
     chunk = p["SPAN"] // size if name == "wgmma" else step
     instructions = chunk / step * (1 + 2.0**-9)
     return 2.0**-23 * (6 + instructions * ((step + 1) / 4 + 1) + -(-k // step) / 2)

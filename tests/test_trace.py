@@ -13,11 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_cli import one_line, run
 
-from hybrid_gemm import plots
+from hybrid_gemm.cli.pictures import pictures
 from hybrid_gemm.errors import UsageError
-from hybrid_gemm.runtime import timeline
-from hybrid_gemm.runtime.timeline import PHASES, Activity
-from hybrid_gemm.trace import chrome, gantt
+from hybrid_gemm.execution import timeline
+from hybrid_gemm.execution.timeline import PHASES, Activity
+from hybrid_gemm.reporting import plots
+from hybrid_gemm.reporting.chrome_trace import chrome, gantt
 
 times = st.floats(0, 1e4, allow_nan=False)
 activities = st.lists(
@@ -128,7 +129,7 @@ def test_phases_differ_in_grey():
 
 def test_a_file_that_is_no_trace_is_refused():
     with pytest.raises(UsageError, match="neither experiments nor rows"):
-        plots.pictures({"plan": {}})
+        pictures({"plan": {}})
 
 
 def test_profilers_see_ranges_where_nvtx_is_there_and_nothing_costs_where_not(monkeypatch):

@@ -46,7 +46,7 @@ from .shared import (
 @click.pass_context
 def tune(context, json_file, links, gpus, **options) -> None:
     """Find the fastest kernel for each of many shapes on this GPU, and keep the table."""
-    from .. import tune
+    from ..bench import tune
 
     writable(json_file, options["output"])
     if links:
@@ -128,20 +128,20 @@ def bench(context, json_file, csv_file, **options) -> None:
     With --peers, time whole products from host arrays to host arrays, ours and others'. With
     --accuracy, measure errors of fp32, TF32, fp32x3 and cuBLAS against float64.
     """
-    from .. import bench as benches
+    from ..bench import kernels as benches
 
     writable(json_file, csv_file)
     series, shapes = options.pop("series"), options.pop("shapes")
     shapes = [*(benches.series(series) if series else []), *(shapes or [])]
     timed, columns, show = _kernels_timed, benches.COLUMNS, benches.show
     if options.pop("peers"):
-        from ..peers import COLUMNS as columns
-        from ..peers import show
+        from ..bench.libraries import COLUMNS as columns
+        from ..bench.libraries import show
 
         timed = _peers_timed
     if options.pop("accuracy"):
-        from ..accuracy import COLUMNS as columns
-        from ..accuracy import show
+        from ..bench.accuracy import COLUMNS as columns
+        from ..bench.accuracy import show
 
         timed = _accuracy
     given = _given(context, options)
@@ -150,7 +150,7 @@ def bench(context, json_file, csv_file, **options) -> None:
             shapes, given, progress=progress, note=say, **options
         )  # fmt: skip
     if csv_file:
-        from ..report import write
+        from ..reporting.console import write
 
         write(csv_file, benches.as_csv(data, columns))
     write_result(data, json_file, lambda: show(data))
@@ -165,7 +165,7 @@ def _given(context, names) -> set[str]:
 
 
 def _kernels_timed(shapes, given, *, names, all_params, param, gpus, memories, **options) -> dict:
-    from .. import bench as benches
+    from ..bench import kernels as benches
 
     if gpus is not None or memories:
         raise UsageError("--gpus and --memory are for --peers; kernels are timed on GPU 0")
@@ -179,7 +179,7 @@ def _kernels_timed(shapes, given, *, names, all_params, param, gpus, memories, *
 
 
 def _accuracy(shapes, given, *, device, seed, progress, note, data, **others) -> dict:
-    from .. import accuracy
+    from ..bench import accuracy
 
     if others := given - {"device", "shapes", "seed", "data"}:
         raise UsageError(f"--{min(others).replace('_', '-')} is not for --accuracy")
@@ -190,7 +190,7 @@ def _accuracy(shapes, given, *, device, seed, progress, note, data, **others) ->
 
 
 def _peers_timed(shapes, given, *, dtypes, samples, **options) -> dict:
-    from .. import tune
+    from ..bench import tune
 
     others = {"names": "kernels", "all_params": "all-params", "param": "param", "cold": "cold",
               "layouts": "layout", "noise": "noise", "compute": "compute",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from ..errors import UsageError, VerificationError
-from ..runtime import launchers
+from ..ranks import launch
 from .shared import (
     Bytes,
     List,
@@ -111,18 +111,18 @@ def run(files, json_file, dry_run, grid, transport, rounds, ranks, **options) ->
         raise UsageError(f"--ranks is for --dry-run; to run on {ranks}: mpirun -n {ranks} ...")
     outputs = json_file, options["output"], options["trace_file"]
     inputs = [x for x in (*files, options["c_file"]) if x]
-    comm = None if ranks else launchers.world()
-    launchers.together(comm, lambda: writable(*outputs, inputs=inputs))
+    comm = None if ranks else launch.world()
+    launch.together(comm, lambda: writable(*outputs, inputs=inputs))
     if comm is None and not ranks:
         _run_alone(files, json_file, across, options)
         return
 
-    from ..rank_job import RankJob
+    from .rank_job import RankJob
 
     speaks = comm is None or comm.rank == 0
     note = say if speaks else lambda message: None
-    with launchers.ending(comm), progress_bar(speaks) as progress:
-        job = launchers.together(
+    with launch.ending(comm), progress_bar(speaks) as progress:
+        job = launch.together(
             comm, lambda: RankJob(comm, files, note=note, **across, **options)
         )  # fmt: skip
         job.open()
@@ -135,13 +135,13 @@ def run(files, json_file, dry_run, grid, transport, rounds, ranks, **options) ->
 
 
 def _run_alone(files, json_file, across: dict, options: dict) -> None:
-    from .. import command
+    from .job import Job
 
     options["grid"] = across.pop("grid", None)
     if across:
-        raise UsageError(f"--{next(iter(across))} is for ranks; {launchers.HOW}")
+        raise UsageError(f"--{next(iter(across))} is for ranks; {launch.HOW}")
     with progress_bar() as progress:
-        job = command.Job(files, note=say, **options)
+        job = Job(files, note=say, **options)
         data = job.plan_only() if options["dry_run"] else job.run(progress)
     write_result(data, json_file, job.print)
     job.write_trace()
@@ -151,6 +151,6 @@ def _run_alone(files, json_file, across: dict, options: dict) -> None:
 
 def _judge(verdict) -> None:
     if verdict is not None and not verdict.passed:
-        raise launchers.agreed(
+        raise launch.agreed(
             VerificationError(f"the product is wrong: {verdict}; no file was written")
         )

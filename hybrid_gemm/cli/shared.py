@@ -96,7 +96,7 @@ def progress_bar(shown: bool = True):
 
 def writable(*names: str | None, inputs=()) -> None:
     """Checks, before any work, that these files can be written, each once and over no input."""
-    from ..matrices import check_output
+    from ..arrays.npy_files import check_output
 
     seen = set()
     for name in filter(None, names):
@@ -111,13 +111,13 @@ def write_result(data: dict, json_file: str | None, show) -> None:
     if json_file != "-":
         show()
     if json_file:
-        from ..info import command_line, environment
-        from ..report import as_json
+        from ..reporting.console import as_json
+        from ..reporting.environment import command_line, environment
 
         data = {"command": command_line(), **data, "environment": environment()}
         if json_file == "-":
             click.echo(as_json(data))
         else:
-            from ..report import write
+            from ..reporting.console import write
 
             write(json_file, as_json(data) + "\n")

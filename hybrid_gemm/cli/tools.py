@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from ..errors import UsageError, VerificationError
-from ..runtime import launchers
+from ..ranks import launch
 from .shared import List, device_option, json_option, progress_bar, say, writable, write_result
 
 
@@ -13,12 +13,12 @@ from .shared import List, device_option, json_option, progress_bar, say, writabl
 @json_option
 def info(json_file) -> None:
     """Versions, devices and links: what a bug report needs."""
-    from ..info import environment, ranks, warnings
+    from ..reporting.environment import environment, ranks, warnings
 
     placed = ranks()
-    if not launchers.first_of_job():
+    if not launch.first_of_job():
         return
-    started = {"launcher": launchers.launcher(), "ranks": placed} if placed else {}
+    started = {"launcher": launch.launcher(), "ranks": placed} if placed else {}
     data = environment() | started
 
     def show(value=data, indent=0):
@@ -51,10 +51,10 @@ def info(json_file) -> None:
 @json_option
 def kernels(names, arch, dtype, json_file) -> None:
     """List the kernels with their parameters and limits."""
-    from .. import command
+    from . import kernel_listing
 
-    data = command.kernels(names, arch, dtype)
-    write_result(data, json_file, lambda: command.print_kernels(data))
+    data = kernel_listing.kernels(names, arch, dtype)
+    write_result(data, json_file, lambda: kernel_listing.print_kernels(data))
 
 
 @click.command()
@@ -98,7 +98,7 @@ def reproduce(names, listed, scale, device, gpus, samples, seed, output, json_fi
         )  # fmt: skip
     write_result(data, json_file, lambda: out.show(data))
     if output:
-        from ..info import command_line, environment
+        from ..reporting.environment import command_line, environment
 
         out.write(output, {"command": command_line(), **data, "environment": environment()})
         say(f"wrote {output}")
@@ -116,12 +116,13 @@ def plot(file, name, output) -> None:
 
     NAME is an experiment, where a file has several.
     """
-    from .. import plots
+    from ..arrays.npy_files import check_output
     from ..experiments.output import load
-    from ..matrices import check_output
+    from ..reporting import plots
+    from .pictures import pictures
 
     target = check_output(output, [file])
-    found = plots.pictures(load(file))
+    found = pictures(load(file))
     if name is None and len(found) == 1:
         (name,) = found
     if name not in found:
@@ -129,7 +130,7 @@ def plot(file, name, output) -> None:
     image = plots.draw(found[name], output.rpartition(".")[2].lower())
     from pathlib import Path
 
-    from ..cache import atomic_write
+    from ..host.cache import atomic_write
 
     atomic_write(Path(target), image)
     say(f"wrote {output}")
@@ -144,7 +145,7 @@ def plot(file, name, output) -> None:
 )
 def new_kernel(name, directory) -> None:
     """Write a commented kernel file to start from: gemm_NAME.cu."""
-    from .. import new_kernel as new
+    from ..catalog import template as new
 
     path = new.write(name, directory)
     click.echo(f"wrote {path}\n\n{new.next_steps(name, path)}")
@@ -171,6 +172,6 @@ def new_kernel(name, directory) -> None:
 )
 def slurm(**options) -> None:
     """Print an sbatch script: hybrid-gemm slurm --gpus-per-node 8 -- --split cols > job.sbatch."""
-    from ..slurm import Options, script
+    from ..ranks.slurm import Options, script
 
     click.echo(script(Options(**options)), nl=False)

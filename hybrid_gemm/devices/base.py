@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from ..arrays.strides import layout
 from ..catalog import Variant
-from ..planner import DeviceSpec
-from .driver import Calls
-from .views import layout
+from ..planning.planner import DeviceSpec
+from .cuda.driver import Calls
 
 
 class Stream(abc.ABC):

@@ -4,30 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import threadpoolctl
 
-from ..planner import DeviceSpec, cut
+from ..host.resources import cores, memory_available
+from ..planning.planner import DeviceSpec, cut
 from .base import Device
 
 CHUNK_BYTES = 64 << 20  # what a product's temporary may take when beta or dtypes need one
-
-
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-
-
-def memory_available() -> int:
-    """Bytes of host memory that can be had without swapping."""
-    with contextlib.suppress(OSError), open("/proc/meminfo") as lines:
-        for line in lines:
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 @functools.cache

@@ -9,11 +9,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from .. import matrices
+from ..arrays import generator
 from ..catalog import Variant
-from ..devices import nvrtc, open_devices
-from ..devices.cpu import cores
+from ..devices import open_devices
+from ..devices.cuda import nvrtc
 from ..errors import KernelError, UnavailableError
+from ..host.resources import cores
 from ..problem import Problem
 from ..verify import verify
 from . import model
@@ -51,7 +52,7 @@ class Lab:
 
         def make():
             a, b = (
-                matrices.generate(*shape, dtype, seed=self.seed, operand=x, threads=cores())
+                generator.generate(*shape, dtype, seed=self.seed, operand=x, threads=cores())
                 for x, shape in (("A", (m, k)), ("B", (k, n)))
             )
             return a, b, np.zeros((m, n), dtype)

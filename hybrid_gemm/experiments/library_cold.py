@@ -12,8 +12,8 @@ import time
 
 import numpy as np
 
-from .. import matrices
-from ..devices.cpu import cores
+from ..arrays import generator
+from ..host.resources import cores
 from ..problem import Problem
 from ..verify import verify
 
@@ -21,7 +21,7 @@ from ..verify import verify
 def main(n: int, gpu: int) -> None:
     import cupy as cp
 
-    a, b = (matrices.generate(n, n, seed=0, operand=x, threads=cores()) for x in ("A", "B"))
+    a, b = (generator.generate(n, n, seed=0, operand=x, threads=cores()) for x in ("A", "B"))
     c = np.zeros((n, n), np.float32)
     cublas = cp.cuda.cublas
     with cp.cuda.Device(gpu):

@@ -13,14 +13,16 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from .. import catalog, matrices
+from .. import catalog
+from ..arrays import generator
 from ..catalog import Variant
-from ..devices import choose, emulation, open_devices
-from ..devices.kernels import KernelDevice
+from ..devices import choose, open_devices
+from ..devices.emulator import program as emulation
+from ..devices.kernel_device import KernelDevice
+from ..devices.strassen import Strassen
 from ..errors import UnavailableError, UsageError
 from ..problem import Problem
 from ..runner import Runner
-from ..strassen import Strassen
 from ..verify import verify
 from . import model
 from .lab import Lab, judged
@@ -255,7 +257,7 @@ def emulated(lab: Lab, *, kernel: str, n: int) -> dict:
     variant = catalog.get(kernel).variant()
     device = open_devices("emulator", 1)[0]
     a, b = (
-        matrices.generate(n, n, "float32", seed=lab.seed, operand=x, fill="integers") for x in "AB"
+        generator.generate(n, n, "float32", seed=lab.seed, operand=x, fill="integers") for x in "AB"
     )
     c = np.full((n, n), np.nan, np.float32)
     device.prepare(variant, a, b, "float32")

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 
 from ..catalog import ITEM_SIZE, Variant
-from ..devices.nvrtc import Usage
+from ..devices.cuda.nvrtc import Usage
 from ..errors import UsageError
 
 WARP = 32

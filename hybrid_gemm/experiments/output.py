@@ -12,8 +12,8 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from .. import report
 from ..errors import UsageError
+from ..reporting import console
 from .base import CONFIRMED, REFUTED, Experiment, Rows
 from .engine import experiments
 
@@ -64,16 +64,16 @@ def show(data: Mapping) -> None:
         experiment, rows = known[result["name"]], Rows(result["rows"])
         shown = columns(experiment, rows)
         text = {c for c in shown if any(isinstance(r.get(c), str) for r in rows)}
-        report.console.print(f"\n{experiment.title}: {experiment.question}", style="bold")
-        report.table(
+        console.console.print(f"\n{experiment.title}: {experiment.question}", style="bold")
+        console.table(
             [("<" if c in text else "") + heading(c) for c in shown],
             [[cell(r.get(c)) for c in shown] for r in rows],
         )
         for v in result["verdicts"]:
-            report.console.print(f"  {v['status']}: {v['claim']}", style=_STYLE.get(v["status"]))
-            report.console.print(f"      {v['because']}")
+            console.console.print(f"  {v['status']}: {v['claim']}", style=_STYLE.get(v["status"]))
+            console.console.print(f"      {v['because']}")
     tally = summary(data)
-    report.console.print(
+    console.console.print(
         f"\n{', '.join(f'{n} {status}' for status, n in tally.items())}; "
         f"{data['seconds']:.0f} s on {data['device']['name']}"
     )
@@ -125,18 +125,19 @@ def _sentence(text: str) -> str:
 
 def digest(result: Mapping) -> str:
     """Changes with an experiment's rows; pictures carry it."""
-    text = report.as_json({"rows": result["rows"]})
+    text = console.as_json({"rows": result["rows"]})
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def pictures(data: Mapping, form: str = "svg") -> dict[str, bytes]:
     """Every experiment's picture, drawn, by name."""
-    from .. import plots
+    from ..cli import pictures
+    from ..reporting import plots
 
     by_name = {result["name"]: result for result in data["experiments"]}
     return {
         name: plots.draw(picture, form, f"rows {digest(by_name[name])}")
-        for name, picture in plots.pictures(data).items()
+        for name, picture in pictures.pictures(data).items()
     }
 
 
@@ -157,7 +158,7 @@ def write(directory: str, data: Mapping) -> None:
         (folder / "report.md").write_text(_report(data))
         for name, image in pictures(data).items():
             (folder / f"{name}.svg").write_bytes(image)
-        (folder / RESULTS).write_text(report.as_json(dict(data)) + "\n")
+        (folder / RESULTS).write_text(console.as_json(dict(data)) + "\n")
         folder.chmod(0o755)
         if target.exists():
             old = folder.with_name(f"{folder.name}.old")
@@ -173,7 +174,7 @@ def write(directory: str, data: Mapping) -> None:
 
 def check_directory(directory: str) -> None:
     """Raises `UsageError` if `write` could not write there, `UnavailableError` if not draw."""
-    from .. import plots
+    from ..reporting import plots
 
     plots.needed()
     target = Path(os.path.realpath(directory))

@@ -5,8 +5,8 @@ import os
 import statistics
 import tempfile
 
-from hybrid_gemm import tuning
-from hybrid_gemm.bench import SERIES
+from hybrid_gemm.bench.kernels import SERIES
+from hybrid_gemm.kernel_choice import nearest_measured
 from hybrid_gemm.problem import Problem
 
 from . import ROOT, grid, result
@@ -14,7 +14,7 @@ from . import ROOT, grid, result
 PEAKS = {"float32": 66.9, "float64": 66.9, "int32": 33.4}  # TFLOP/s
 NAMES = {"h200": "NVIDIA H200", "h100": "NVIDIA H100 80GB HBM3"}
 CARDS = {
-    card: {dtype: tuning.Machine(name, 132, 90, peak) for dtype, peak in PEAKS.items()}
+    card: {dtype: nearest_measured.Machine(name, 132, 90, peak) for dtype, peak in PEAKS.items()}
     for card, name in NAMES.items()
 }
 LAYOUTS, SIDES = ("nn", "nt", "tn", "tt"), (4096, 8192, 16384)
@@ -167,7 +167,9 @@ def choices(card: str = "h200") -> list[tuple]:
     with tempfile.TemporaryDirectory() as empty:  # no user's table
         os.environ["HYBRID_GEMM_CACHE"] = empty
         for (shape, layout, dtype), rows in timed.items():
-            variant, _why = tuning.choose(CARDS[card][dtype], Problem(*shape, dtype), layout)
+            variant, _why = nearest_measured.choose(
+                CARDS[card][dtype], Problem(*shape, dtype), layout
+            )
             kernel = variant.name, dict(variant.params)
             (mine,) = (r["time_ms"] for r in rows if (r["kernel"], r["params"]) == kernel)
             other = min(r["time_ms"] for r in rows if dtype == "int32" or r["kernel"] == "cublas")
@@ -205,7 +207,7 @@ def thin() -> str:
     sizes = sorted({min(shape) for shape, _layout in held})
     found = {}
     for shape, layout in held:
-        variant, _why = tuning.choose(CARDS["h200"]["float32"], Problem(*shape), layout)
+        variant, _why = nearest_measured.choose(CARDS["h200"]["float32"], Problem(*shape), layout)
         ms = timed[shape, layout]
         ratio = ms["cublas",] / ms[variant.name, *variant.params.values()]
         best = ms["cublas",] / min(ms.values())

@@ -17,12 +17,12 @@ from test_world import comm  # noqa: F401  (a fixture)
 from hybrid_gemm import catalog
 from hybrid_gemm.devices.base import HostEvent, HostStream
 from hybrid_gemm.devices.cpu import CpuDevice
-from hybrid_gemm.planner import make_plan
+from hybrid_gemm.execution.plan_run import Matrix
+from hybrid_gemm.planning.planner import make_plan
 from hybrid_gemm.problem import Problem
-from hybrid_gemm.rankplan import make_rank_plan
-from hybrid_gemm.runtime.ranks import RankRun
-from hybrid_gemm.runtime.threads import Matrix
-from hybrid_gemm.runtime.transports import KINDS
+from hybrid_gemm.ranks.rank_plan import make_rank_plan
+from hybrid_gemm.ranks.rank_run import RankRun
+from hybrid_gemm.ranks.transports import KINDS
 
 
 def array_at(address: int, shape, dtype) -> np.ndarray:

@@ -12,15 +12,15 @@ import pytest
 from conftest import integers
 
 import hybrid_gemm
-from hybrid_gemm import RankRunner, verify_ranks
-from hybrid_gemm.distributed import parts_of
+from hybrid_gemm import RankRunner
 from hybrid_gemm.errors import DTypeError, UnavailableError, UsageError
-from hybrid_gemm.planner import Span
+from hybrid_gemm.planning.planner import Span
 from hybrid_gemm.problem import Problem
-from hybrid_gemm.rankplan import make_rank_plan
-from hybrid_gemm.runtime import transports
-from hybrid_gemm.runtime.launchers import together
-from hybrid_gemm.runtime.layouts import NOTHING, Part, move
+from hybrid_gemm.ranks import transports, verify
+from hybrid_gemm.ranks.launch import together
+from hybrid_gemm.ranks.rank_plan import make_rank_plan
+from hybrid_gemm.ranks.redistribution import NOTHING, Part, move
+from hybrid_gemm.ranks.runner import parts_of
 
 
 class _Aborter:
@@ -223,8 +223,8 @@ def test_options_of_ranks_need_a_communicator():
 @pytest.mark.parametrize("dtype", ["float32", "int32"])
 @pytest.mark.parametrize("mode", ["full", "auto"])
 def test_verdicts_find_what_is_wrong_anywhere(comm, split, dtype, mode, rng, monkeypatch):
-    monkeypatch.setattr(verify_ranks, "FULL_FLOPS", 0)
-    monkeypatch.setattr(verify_ranks, "SAMPLED_ROWS", 5)
+    monkeypatch.setattr(verify, "FULL_FLOPS", 0)
+    monkeypatch.setattr(verify, "SAMPLED_ROWS", 5)
     m, n, k = 61, 40, 53
     a, b, c = (integers(rng, shape, dtype) for shape in ((m, k), (k, n), (m, n)))
     runner = RankRunner(comm, device="cpu", split=split)
@@ -233,15 +233,15 @@ def test_verdicts_find_what_is_wrong_anywhere(comm, split, dtype, mode, rng, mon
     mine = strip.rows.slice, strip.cols.slice
     blocks = a[box.rows.slice, box.ks.slice], b[box.ks.slice, box.cols.slice], c[mine]
     right = (2 * (a @ b) + 3 * c)[mine]
-    assert verify_ranks.verify(comm, plan, *blocks, right, mode=mode).passed
+    assert verify.verify(comm, plan, *blocks, right, mode=mode).passed
     wrong = right.copy()
     if comm.rank == comm.size - 1:
         wrong[-1, -1] += 100
-    assert not verify_ranks.verify(comm, plan, *blocks, wrong, mode=mode).passed
+    assert not verify.verify(comm, plan, *blocks, wrong, mode=mode).passed
     if dtype == "float32":
         wrong = np.where(np.arange(n) == (7 if comm.rank == 0 else -1), np.nan, right)
-        assert not verify_ranks.verify(comm, plan, *blocks, wrong.astype("f4"), mode=mode).passed
-    assert verify_ranks.verify(comm, plan, *blocks, wrong, mode="off") is None
+        assert not verify.verify(comm, plan, *blocks, wrong.astype("f4"), mode=mode).passed
+    assert verify.verify(comm, plan, *blocks, wrong, mode="off") is None
 
 
 def test_all_ranks_make_the_same_plan(comm):

@@ -2,7 +2,8 @@
 
 import math
 
-from ..base import ANYWHERE, Claim, Experiment, Line, Panel, Picture, Point, Published, verdict
+from ...reporting.pictures import Line, Panel, Picture
+from ..base import ANYWHERE, Claim, Experiment, Point, Published, verdict
 from ..measure import run
 from ..sizes import LAB_SIZES, lab_sizes, right_everywhere
 

@@ -1,6 +1,7 @@
 """Coalescing: what does it cost when a warp's addresses do not lie side by side?"""
 
-from ..base import Claim, Experiment, Line, Panel, Picture, Point, Published, verdict
+from ...reporting.pictures import Line, Panel, Picture
+from ..base import Claim, Experiment, Point, Published, verdict
 from ..measure import probe
 from ..model import WARP, sectors
 

@@ -1,6 +1,7 @@
 """A by columns over threads, partial C summed: what does the sum cost?"""
 
-from ..base import ANYWHERE, Claim, Experiment, Line, Panel, Picture, Point, Published, verdict
+from ...reporting.pictures import Line, Panel, Picture
+from ..base import ANYWHERE, Claim, Experiment, Point, Published, verdict
 from ..measure import run
 from ..sizes import LAB, LAB_THREADS, OURS, lab_sizes, largest, right_everywhere
 

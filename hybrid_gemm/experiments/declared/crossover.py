@@ -1,6 +1,7 @@
 """From which size on is the library faster than a kernel of one's own?"""
 
-from ..base import Claim, Experiment, Line, Panel, Picture, Point, Published, verdict
+from ...reporting.pictures import Line, Panel, Picture
+from ..base import Claim, Experiment, Point, Published, verdict
 from ..measure import library_cold, run
 from ..sizes import lab_sizes
 

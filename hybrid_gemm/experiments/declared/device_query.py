@@ -1,7 +1,8 @@
 """What the GPU says of itself, and how many rounds a grid takes."""
 
 from ... import catalog
-from ..base import ANYWHERE, Claim, Experiment, Line, Panel, Picture, Point, Published, verdict
+from ...reporting.pictures import Line, Panel, Picture
+from ..base import ANYWHERE, Claim, Experiment, Point, Published, verdict
 from ..measure import limit
 from ..model import P100, resident_blocks, waves
 

@@ -1,6 +1,7 @@
 """The kernels without a card: the same text in an emulator."""
 
-from ..base import ANYWHERE, Claim, Experiment, Line, Panel, Picture, Point, verdict
+from ...reporting.pictures import Line, Panel, Picture
+from ..base import ANYWHERE, Claim, Experiment, Point, verdict
 from ..measure import emulated, emulated_race
 
 KERNELS = ("naive_row", "naive", "shared_tile", "block_tile", "conflict_free", "double_buffered")

@@ -1,7 +1,8 @@
 """The ladder of SGEMM kernels at K = 1024, beside cuBLAS."""
 
 from ... import catalog
-from ..base import ANYWHERE, Claim, Experiment, Line, Panel, Picture, Point, Published, verdict
+from ...reporting.pictures import Line, Panel, Picture
+from ..base import ANYWHERE, Claim, Experiment, Point, Published, verdict
 from ..measure import product
 from ..model import SECTOR, V100, tile, traffic
 from ..sizes import BEST

@@ -1,6 +1,7 @@
 """cuBLAS with its handle made within the time."""
 
-from ..base import Claim, Experiment, Line, Panel, Picture, Point, Published, verdict
+from ...reporting.pictures import Line, Panel, Picture
+from ..base import Claim, Experiment, Point, Published, verdict
 from ..measure import library_cold
 from ..sizes import lab_sizes
 

@@ -1,7 +1,8 @@
 """Occupancy: how many warps does a multiprocessor hold, and does it need them?"""
 
 from ... import catalog
-from ..base import ANYWHERE, Claim, Experiment, Line, Panel, Picture, Point, Published, verdict
+from ...reporting.pictures import Line, Panel, Picture
+from ..base import ANYWHERE, Claim, Experiment, Point, Published, verdict
 from ..measure import product
 from ..model import V100, occupancy, resident_blocks
 from ..sizes import BEST, largest

@@ -1,7 +1,8 @@
 """Zero padding against guards, where the tile does not divide the size."""
 
 from ... import catalog
-from ..base import Claim, Experiment, Line, Panel, Picture, Point, verdict
+from ...reporting.pictures import Line, Panel, Picture
+from ..base import Claim, Experiment, Point, verdict
 from ..measure import padded, product
 from ..model import tile
 from ..sizes import largest, right_everywhere

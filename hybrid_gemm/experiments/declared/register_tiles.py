@@ -4,7 +4,8 @@ import itertools
 import math
 
 from ... import catalog
-from ..base import ANYWHERE, Claim, Experiment, Line, Panel, Picture, Point, Published, verdict
+from ...reporting.pictures import Line, Panel, Picture
+from ..base import ANYWHERE, Claim, Experiment, Point, Published, verdict
 from ..measure import product
 from ..model import H200, P100
 

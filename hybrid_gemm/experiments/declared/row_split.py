@@ -1,6 +1,7 @@
 """A by rows over threads: do more threads on one GPU help?"""
 
-from ..base import ANYWHERE, Claim, Experiment, Line, Panel, Picture, Point, Published, verdict
+from ...reporting.pictures import Line, Panel, Picture
+from ..base import ANYWHERE, Claim, Experiment, Point, Published, verdict
 from ..measure import run
 from ..sizes import LAB, LAB_THREADS, OURS, lab_sizes, largest, right_everywhere
 

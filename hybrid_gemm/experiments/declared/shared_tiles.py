@@ -1,6 +1,7 @@
 """Shared-memory tiles: how large should a block's tile be?"""
 
-from ..base import ANYWHERE, Claim, Experiment, Line, Panel, Picture, Point, Published, verdict
+from ...reporting.pictures import Line, Panel, Picture
+from ..base import ANYWHERE, Claim, Experiment, Point, Published, verdict
 from ..measure import product
 
 TILES = (1, 2, 4, 8, 16, 32)

@@ -2,7 +2,8 @@
 
 import itertools
 
-from ..base import ANYWHERE, Claim, Experiment, Line, Panel, Picture, Point, verdict
+from ...reporting.pictures import Line, Panel, Picture
+from ..base import ANYWHERE, Claim, Experiment, Point, verdict
 from ..measure import strassen
 from ..sizes import BEST, largest
 

@@ -1,7 +1,8 @@
 """Transposing B first, so that both operands are read along rows."""
 
 from ... import catalog
-from ..base import ANYWHERE, Claim, Experiment, Line, Panel, Picture, Point, verdict
+from ...reporting.pictures import Line, Panel, Picture
+from ..base import ANYWHERE, Claim, Experiment, Point, verdict
 from ..measure import product, transposition
 from ..model import tile, traffic
 from ..sizes import largest, right_everywhere
