@@ -14,7 +14,7 @@ from hybrid_gemm import catalog
 from hybrid_gemm.arrays.npy_files import open_npy
 from hybrid_gemm.cli import cli
 from hybrid_gemm.errors import UnavailableError, UsageError
-from hybrid_gemm.execution.plan_run import ThreadRun
+from hybrid_gemm.execution.threads import ThreadRun
 from hybrid_gemm.kernel_choice import compute_modes
 from hybrid_gemm.problem import Problem
 

@@ -108,7 +108,8 @@ def submit(ring, host, device, width, height, *, after=0, stopped=None):
 
     ring.submit(
         host.ctypes.data, device.ctypes.data, (host.strides[0], device.strides[0]),
-        (width, height), (after, START, STOP), c_int() if stopped is None else stopped, end,
+        (width, height), (after, START, STOP), c_int() if stopped is None else stopped,
+        c_int(), end,
     )  # fmt: skip
 
     def wait():

@@ -10,7 +10,7 @@ from hybrid_gemm.devices.cuda import pinned_memory
 from hybrid_gemm.devices.emulator.device import EmulatorDevice
 from hybrid_gemm.errors import OutOfMemoryError, UnavailableError, UsageError
 from hybrid_gemm.execution import native_copier, staging
-from hybrid_gemm.execution.plan_run import ThreadRun
+from hybrid_gemm.execution.threads import ThreadRun
 from hybrid_gemm.planning import planner
 from hybrid_gemm.runner import Result
 

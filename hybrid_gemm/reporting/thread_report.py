@@ -11,6 +11,7 @@ from ..planning import cost_model
 from ..planning.planner import START_MS, Plan
 from ..runner import Result
 from ..verify import Verdict
+from . import report
 from .console import _ms, console, table
 
 
@@ -136,32 +137,9 @@ def print_plan(plan: Plan, kernel: str) -> None:
 
 
 def result_data(result: Result, verdict: Verdict | None, totals_ms: Sequence[float]) -> dict:
-    p, timeline = result.plan.problem, result.timeline
-    return {
-        "problem": {
-            "m": p.m, "n": p.n, "k": p.k, "dtype": p.dtype, "out_dtype": p.out_dtype,
-            "alpha": p.alpha, "beta": p.beta,
-        },
-        "plan": plan_data(result.plan),
-        "kernel": result.variant.name,
-        "params": dict(result.variant.params),
-        "compute": result.compute,
-        "reduction": result.reduction,
-        "timeline": [
-            {"worker": a.worker, "phase": a.phase, "start_ms": a.start_ms, "stop_ms": a.stop_ms,
-             "bytes": a.bytes, "flops": a.flops}
-            for a in timeline
-        ],
-        "multiply_ms": timeline.multiply_ms,
-        "multiply_and_sum_ms": timeline.multiply_and_sum_ms,
-        "total_ms": result.total_ms,
-        "totals_ms": list(totals_ms),
-        "gflops": result.gflops,
-        **_held_against(result),
-        "verify": None if verdict is None else {
-            "passed": verdict.passed, "how": verdict.how, "worst": verdict.worst,
-        },
-    }  # fmt: skip
+    """A result for JSON, with its time as a multiple of the expected one and of the bound."""
+    data = report.result_data(result, verdict, totals_ms, plan_data(result.plan))
+    return data | _held_against(result)
 
 
 def _held_against(result: Result) -> dict:
@@ -192,16 +170,13 @@ def print_result(result: Result, verdict: Verdict | None, device: str) -> None:
         ])  # fmt: skip
     table(["worker", "<device", "rows of A", "columns of B", "K",
            *(f"{phase} ms" for phase in PHASES), "gflop/s"], rows)  # fmt: skip
-    if plan.summed:
-        both, alone = timeline.multiply_and_sum_ms, timeline.multiply_ms
-        ratio = f" ({both / alone:.3f} of multiply alone)" if alone else ""
-        console.print(f"multiply {alone:.2f} ms, multiply and sum {both:.2f} ms{ratio}")
+    report.print_sum(result, plan.summed)
     held = _held_against(result)
-    console.print(f"total {result.total_ms:.2f} ms, {result.gflops:.1f} GFLOP/s")
+    report.print_total(result)
     words = {"of_predicted": "as long as expected", "of_bound": "the bound"}
     times = [f"{held[x]:.2f} times {word}" for x, word in words.items() if held[x]]
     if plan.predicted_ms < START_MS:
         console.print(f"{_expected(plan)}, besides what starting takes")
     elif times:
         console.print(f"{', '.join(times)} ({_expected(plan)})")
-    console.print(f"verification {verdict if verdict else 'off'}")
+    report.print_verdict(verdict)

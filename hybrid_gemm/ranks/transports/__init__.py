@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from ...devices.base import Device
 from ...devices.cuda.nccl_group import unavailable as no_library
-from ...errors import UnavailableError, UsageError
+from ...errors import UnavailableError
+from ...options import TRANSPORTS
 from .. import launch
 from ..rank_plan import RankPlan
 from .base import Transport
@@ -20,7 +21,7 @@ from .nccl import NcclTransport
 
 __all__ = ["KINDS", "NAMES", "WORDS", "Transport", "names", "open_transport"]
 
-NAMES = ("ipc", "nccl", "mpi")
+NAMES = tuple(name for name in TRANSPORTS if name != "auto")
 WORDS = {
     "ipc": "peer copies (CUDA IPC)",
     "nccl": "NCCL messages",
@@ -61,8 +62,6 @@ def open_transport(asked: str, comm, cells, node: int, cell, plan: RankPlan, dev
 
 def names(asked: str, kind: str) -> list[str]:
     """What to try between devices of a kind, in this order."""
-    if asked not in (*NAMES, "auto"):
-        raise UsageError(f"no transport is called {asked!r}; there are auto, {', '.join(NAMES)}")
     if kind != "cuda" and asked in ("ipc", "nccl"):
         raise UnavailableError(
             f"transport {asked} is between GPUs, and the device is {kind}; "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from ...devices.matrix import Matrix
+from ...arrays.operand import Operand
 from ..rank_plan import IN_FLIGHT, Piece
 from .base import Transport
 
@@ -74,7 +74,7 @@ class IpcTransport(Transport):
         return cp.ndarray(piece.shape, self.dtype, cp.cuda.MemoryPointer(memory, 0))
 
     def _room(self, piece, owner):
-        return Matrix(self._slot(self.me, piece, owner), self.device)
+        return Operand.of(self._slot(self.me, piece, owner), self.device)
 
     def _free(self, owner, round):
         return self.freed[owner, round].Test()
