@@ -6,8 +6,9 @@ import json
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from conftest import REASONS, integers, on
-from test_tensor import data
+from support.arrays import integers
+from support.devices import needs, on
+from support.tensor_cores import operands
 
 import hybrid_gemm as hg
 from hybrid_gemm import catalog
@@ -36,10 +37,10 @@ def test_splits(kernel_device, rng, compute, split, threads):
 
 
 def test_the_result_says_what_was_taken(kernel_device):
-    a, b, _ = data("NaN", 20, 30, 40)
+    a, b, _ = operands("NaN", 20, 30, 40)
     result = runner(kernel_device, compute="fp32x3").run(a, b)
     assert result.compute.endswith("strict fp32)")  # of a device's copies in parts, one at least
-    x, y, _ = data("wide", 400, 30, 512)
+    x, y, _ = operands("wide", 400, 30, 512)
     x[:200] = 1
     result = runner(kernel_device, compute="fp32x3", threads=2, split="rows").run(x, y)
     assert "tf32 split" in result.compute
@@ -89,10 +90,9 @@ def test_narrow_results_are_rounded_once(kernel_device, dtype, split, most, monk
     assert made == [dtype if split == "rows" and not most else "float32", "float32"]
 
 
+@needs("cuda")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_device_arrays_are_multiplied_where_they_lie(dtype):
-    if REASONS["cuda"]:
-        pytest.skip(REASONS["cuda"])
     import cupy
 
     here = hg.Runner(device="cuda", gpus=[0])

@@ -7,7 +7,7 @@ import json
 
 import numpy as np
 import pytest
-from test_cli import one_line, run
+from support.command import one_line, run
 
 from hybrid_gemm.bench import kernels, libraries
 from hybrid_gemm.cli.pictures import pictures

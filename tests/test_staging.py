@@ -3,7 +3,7 @@ of large ones, on every device that is there."""
 
 import numpy as np
 import pytest
-from conftest import integers
+from support.arrays import integers
 
 from hybrid_gemm import Runner, empty_pinned
 from hybrid_gemm.devices.cuda import pinned_memory

@@ -26,9 +26,10 @@ def marks(kind: str) -> list:
     return [skip, pytest.mark.gpu] if kind == "cuda" else [skip]
 
 
-def on(*values):
-    """A parameter whose first value is a kind of device, skipped where that is not here."""
-    return pytest.param(*values, marks=marks(values[0]))
+def on(kind: str, value=None):
+    """A parameter for tests of one kind of device, skipped where that is not here; its `value` is
+    the kind unless another is given."""
+    return pytest.param(kind if value is None else value, marks=marks(kind))
 
 
 def needs(kind: str):
