@@ -267,7 +267,8 @@ def test_a_rank_that_fails_ends_all_and_leaves_no_file(tmp_path, split, how):
 
 def alone(*arguments, **changes):
     """Runs the command without a launcher, whatever started the tests."""
-    inherited = {k: v for k, v in environment().items() if not k.startswith(("OMPI_", "PMI", "SLURM"))}
+    launchers = "OMPI_", "PMI", "SLURM"
+    inherited = {k: v for k, v in environment().items() if not k.startswith(launchers)}
     return subprocess.run(
         [*COMMAND, "run", "--size", "8", *map(str, arguments)],
         capture_output=True, text=True, env={**inherited, **changes},

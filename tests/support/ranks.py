@@ -44,8 +44,8 @@ def mpirun(ranks: int, *arguments, timeout=120, cwd=None, check=None, **changes)
 def failing_rank(rank: int, how: str = "raise") -> dict[str, str]:
     """Changes of the environment by which a rank fails in its first product: `raise` an error, or
     `kill` itself by a signal. See tests/mpi/failing."""
-    path = f"{TESTS / 'mpi' / 'failing'}:{os.environ.get('PYTHONPATH', '')}"
-    return {"PYTHONPATH": path, "FAILING_RANK": str(rank), "FAILING_HOW": how}
+    folders = os.pathsep.join([str(TESTS / "mpi" / "failing"), environment()["PYTHONPATH"]])
+    return {"PYTHONPATH": folders, "FAILING_RANK": str(rank), "FAILING_HOW": how}
 
 
 class AbortOnFailure:
