@@ -6,9 +6,9 @@ import weakref
 
 import numpy as np
 import pytest
-from conftest import integers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.arrays import integers
 
 import hybrid_gemm
 from hybrid_gemm import Runner, gemm, matmul
