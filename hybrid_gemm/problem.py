@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import numbers
 from dataclasses import dataclass
 from typing import Protocol
@@ -136,9 +135,12 @@ def _check_scalar(value: object, name: str, dtype: str) -> float | int:
     if np.dtype(dtype).kind != "i":
         return float(value)
     limits = np.iinfo(dtype)
-    if not math.isfinite(value) or value != math.trunc(value):
+    if isinstance(value, numbers.Integral):
+        whole = int(value)
+    elif float(value).is_integer():
+        whole = int(float(value))
+    else:
         raise DTypeError(f"{name}={value!r} with integer matrices; it must be whole")
-    whole = int(math.trunc(value))
     if not limits.min <= whole <= limits.max:
         raise UsageError(f"{name}={value!r} does not fit {dtype}")
     return whole
