@@ -1,6 +1,6 @@
 """hybrid-gemm: matrix products split by rows or by K-columns over threads, GPUs and ranks."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _API = {"free_memory", "gemm", "matmul", "plan"}
 _RUNNER = {"Result", "Runner"}

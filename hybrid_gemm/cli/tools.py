@@ -9,6 +9,21 @@ from ..ranks import launch
 from .shared import List, device_option, json_option, progress_bar, say, writable, write_result
 
 
+def _print_version(context: click.Context, _parameter: click.Parameter, asked: bool) -> None:
+    if asked and not context.resilient_parsing:
+        from ..reporting.environment import version
+
+        click.echo(f"hybrid-gemm {version()}")
+        context.exit()
+
+
+# Not click's own, which takes a version that is known beforehand: this one asks git.
+version_option = click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version,
+    help="Show the version, and the git commit of a checkout, and exit.",
+)  # fmt: skip
+
+
 @click.command()
 @json_option
 def info(json_file) -> None:
