@@ -264,7 +264,7 @@ def test_sums_are_not_made_in_turns():
     problem = Problem(1024, 1024, 1024)
     with pytest.raises(OutOfMemoryError, match="the ordered reduction goes in turns"):
         make_plan(problem, low, 2, split="cols", reduce="nccl")
-    assert make_plan(problem, low, 2, split="rows", reduce="nccl").held
+    assert make_plan(problem, low, 2, split="rows", reduce="nccl").turns_in_memory
 
 
 @pytest.mark.parametrize("device", [on("cpu"), on("emulator")])

@@ -103,13 +103,13 @@ class Device(abc.ABC):
     def _idle(self) -> dict[bool, list[Stream]]:
         return {False: [], True: []}
 
-    def stranger(self) -> Device:
+    def detached(self) -> Device:
         """For what outlives this device: one like it that shares neither memory nor streams with
         it; itself where it keeps none."""
         return self
 
     @functools.cached_property
-    def keeper(self) -> Stream:
+    def allocation_stream(self) -> Stream:
         """The stream that is current while memory for a whole run is taken."""
         return self.stream()
 

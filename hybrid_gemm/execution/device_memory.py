@@ -77,7 +77,7 @@ class Layout:
 
     def take(self) -> None:
         """Takes all of it. Raises `MemoryError` if the device has not so much."""
-        with self.device.using(self.device.keeper):
+        with self.device.using(self.device.allocation_stream):
             for turns in self.spaces.values():
                 sizes = (sum(_size(shape, dtype) for shape, *_, dtype in w) for w in turns.values())
                 flat = self.device.empty(1, max(1, *sizes), "uint8")[0]

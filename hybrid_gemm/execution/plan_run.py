@@ -143,10 +143,10 @@ class ThreadRun:
                 settle(future)
             return
         space = block.operand, id(slab)
-        if held := self.plan.held:
+        if count := self.plan.turns_in_memory:
             (worker,) = block.workers
-            space = block.operand, worker, block.turn % held
-            slab.before = self.needs.get((worker, block.turn - held, block.operand))
+            space = block.operand, worker, block.turn % count
+            slab.before = self.needs.get((worker, block.turn - count, block.operand))
         memory.wish(
             space, block.turn, view.shape, lambda m: setattr(slab, "buffer", m), order_of(view),
             dtype,
@@ -232,7 +232,11 @@ class ThreadRun:
         self.critical = None
 
     def _execute(self) -> None:
-        if not self.plan.held and not self.critical and all(d.queues for d in self.devices):
+        if (
+            not self.plan.turns_in_memory
+            and not self.critical
+            and all(d.queues for d in self.devices)
+        ):
             single_thread_schedule.execute(self)
             return
         jobs = [job for pipeline in self.pipelines for job in self._jobs(pipeline)]

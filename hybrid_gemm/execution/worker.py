@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ..arrays.strides import leading
-from ..planning.plan import TILES_HELD
+from ..planning.plan import TILES_IN_MEMORY
 from ..planning.planner import Box, Panel, Strip, Worker, cut
 from . import staging
 from .device_memory import Layout, Slab
@@ -65,11 +65,11 @@ class Pipeline:
         run = self.run
         for panel in self.panels:
             if self.summed:
-                space = "C", self.index, panel.tile % TILES_HELD
+                space = "C", self.index, panel.tile % TILES_IN_MEMORY
                 shape = len(panel.rows), len(panel.cols)
                 layout.wish(space, panel.tile, shape, _put(run.partials, (panel, self.index)))
         for panel, strip in () if run.critical else self.own:
-            space = "C", self.index, panel.tile % TILES_HELD
+            space = "C", self.index, panel.tile % TILES_IN_MEMORY
             view = run.out.part(strip.rows, strip.cols)
             if self._in_place(view):
                 self.targets[strip] = view
@@ -298,7 +298,7 @@ class Pipeline:
         if step.last:
             settle(run.multiplied[panel, self.index], event)
         if step.number + 1 == len(self.tiles[panel.tile]):  # nothing reads the blocks any more
-            with self.device.using(self.device.keeper):
+            with self.device.using(self.device.allocation_stream):
                 events = [stream.record() for stream in self.multiplying]
             for slab in self.slabs(step.turn):
                 settle(slab.read, events)
@@ -330,7 +330,7 @@ class Pipeline:
 
     def _emptied(self, panel: Panel) -> list:
         """Events after which the tile that had this panel's room is finished."""
-        before = panel.tile - TILES_HELD
+        before = panel.tile - TILES_IN_MEMORY
         earlier = self.tiles[before] if before >= 0 else []
         return [self.run.finished[strip].result() for p in earlier for strip in p.strips]
 

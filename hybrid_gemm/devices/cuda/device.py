@@ -112,7 +112,7 @@ class CudaDevice(KernelDevice):
         self.arch = f"sm_{self.capability}"
         self.processors = self.properties["multiProcessorCount"]
 
-    def stranger(self):
+    def detached(self):
         other = CudaDevice(self.ordinal)
         other.together = self.together
         return other

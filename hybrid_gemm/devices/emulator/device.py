@@ -24,7 +24,7 @@ class EmulatorDevice(KernelDevice):
         self.threads = max(1, cores() // workers)
         self.options = options or emulation.Options()
 
-    def stranger(self):
+    def detached(self):
         return EmulatorDevice(options=self.options)
 
     def spec(self, dtype="float32") -> DeviceSpec:
