@@ -13,7 +13,9 @@ from hybrid_gemm.planning.planner import DeviceSpec, cut, make_plan, memory_need
 from hybrid_gemm.problem import Problem
 
 GPU = DeviceSpec("gpu", "cuda", 0, 2**40, tflops=40, memory_gbps=4000, link_gbps=20)
-CPU = DeviceSpec("cpu", "cpu", 0, 2**40, tflops=0.1, memory_gbps=10, host_memory=True)
+CPU = DeviceSpec(
+    "cpu", "cpu", 0, 2**40, tflops=0.1, memory_gbps=10, host_memory=True, on_gpu=False, alignment=1
+)
 sizes = st.integers(0, 70)
 
 

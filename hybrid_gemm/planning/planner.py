@@ -26,7 +26,6 @@ __all__ = [
     "strips_along_rows",
 ]  # fmt: skip
 
-ALIGN = 32  # elements: cuts fall on whole 128-byte lines of fp32 where that costs nothing
 # A part of A or B: so large that a copy and a product are worth starting, and so small that
 # the first product starts early.
 PART_BYTES, MOST_PARTS = 16 << 20, 16
@@ -134,7 +133,8 @@ def _no_nccl(plan: Plan) -> str | None:
     if plan.reduce != "nccl" or not plan.summed:
         return None
     other = "the ordered reduction works there"
-    if (kind := plan.devices[0].kind) != "cuda":
+    if not plan.devices[0].on_gpu:
+        kind = plan.devices[0].kind
         return f"the nccl reduction sums between GPUs, and the device is {kind}; {other}"
     for workers in dict.fromkeys(panel.workers for panel in plan.panels):
         units = {plan.devices[plan.workers[w].device].unit for w in workers}
@@ -199,7 +199,7 @@ def on_grid(
 ) -> Plan:  # fmt: skip
     """The plan on a grid pm x pn x pk; `spans` are its cuts along m, n and k (default: even)."""
     first = next((home for home in reversed(homes) if home is not None), 0)
-    align = 1 if devices[0].kind == "cpu" else ALIGN
+    align = devices[0].alignment
     sizes = (problem.m, problem.n, problem.k)
     spans = spans or [cut(size, parts, align) for size, parts in zip(sizes, grid, strict=True)]
     pm, pn, pk = grid
