@@ -29,7 +29,9 @@ GPU = DeviceSpec(
     "gpu", "cuda", 0, 2**40, tflops=50, memory_gbps=4000, link_gbps=20, peer_gbps=100,
     best_tflops=50, links=HOST,
 )  # fmt: skip
-CPU = DeviceSpec("cpu", "cpu", 0, 2**40, tflops=0.1, memory_gbps=10, host_memory=True)
+CPU = DeviceSpec(
+    "cpu", "cpu", 0, 2**40, tflops=0.1, memory_gbps=10, host_memory=True, on_gpu=False, alignment=1
+)
 
 
 def gpus(count, **changes):
@@ -105,7 +107,7 @@ def test_arithmetic_on_tensor_cores_is_expected_to_take_less():
 
     narrow = multiply(operands="bfloat16", out_dtype="bfloat16")
     assert narrow < multiply(compute="tf32") < multiply(compute="fp32x3") < multiply()
-    elsewhere = dataclasses.replace(GPU, kind="emulator")
+    elsewhere = dataclasses.replace(GPU, kind="emulator", on_gpu=False)
     assert multiply(elsewhere, compute="tf32") == multiply(elsewhere)
 
 

@@ -248,7 +248,12 @@ def test_owners_need_no_room_for_what_they_fetch():
         ([GPUS[0]] * 2, 2, {"split": "cols"}, "sum on 1 GPU;"),
         (GPUS[:2], 4, {"split": "cols"}, "4 workers.*1 x 1 x 4 sum on 2 GPUs; the ordered"),
         (GPUS[:2], 4, {"grid": (1, 1, 4)}, "no more workers than GPUs"),
-        ([replace(GPUS[0], kind="cpu")], 2, {"split": "cols"}, "device is cpu; the ordered"),
+        (
+            [replace(GPUS[0], kind="cpu", on_gpu=False)],
+            2,
+            {"split": "cols"},
+            "device is cpu; the ordered",
+        ),
     ],
 )
 def test_sums_that_nccl_cannot_make_are_refused(devices, workers, options, message):
@@ -268,7 +273,7 @@ def test_sums_are_not_made_in_turns():
     problem = Problem(1024, 1024, 1024)
     with pytest.raises(OutOfMemoryError, match="the ordered reduction goes in turns"):
         make_plan(problem, low, 2, split="cols", reduce="nccl")
-    assert make_plan(problem, low, 2, split="rows", reduce="nccl").held
+    assert make_plan(problem, low, 2, split="rows", reduce="nccl").turns_in_memory
 
 
 @pytest.mark.parametrize("device", [on("cpu"), on("emulator")])

@@ -82,7 +82,7 @@ class MemoryRequests:
 
     def allocate(self) -> None:
         """Takes all of it. Raises `MemoryError` if the device has not so much."""
-        with self.device.using(self.device.keeper):
+        with self.device.using(self.device.allocation_stream):
             for turns in self.spaces.values():
                 sizes = (sum(_size(shape, dtype) for shape, *_, dtype in w) for w in turns.values())
                 flat = self.device.empty(1, max(1, *sizes), "uint8")[0]
@@ -152,7 +152,7 @@ class Blocks:
                 settle(future)
             return
         space: tuple[Hashable, ...] = block.operand, id(slab)
-        if held := self.plan.held:
+        if held := self.plan.turns_in_memory:
             (worker,) = block.workers
             space = block.operand, worker, block.turn % held
             slab.before = self._needs.get((worker, block.turn - held, block.operand))

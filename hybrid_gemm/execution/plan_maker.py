@@ -96,7 +96,7 @@ class PlanMaker:
             )
         if len(self._plans) >= MAX_PLANS:
             self._plans.clear()
-        if not plan.held:  # turns are made for the memory that there is now
+        if not plan.turns_in_memory:  # turns are made for the memory that there is now
             self._plans[problem, resident, homes] = plan, memory_needs(plan)
         return plan
 

@@ -227,5 +227,5 @@ def link(device: Device) -> Link:
     """The link of a device; devices behind one port share it, and it stays when they go."""
     with _lock:
         if device.port not in _links:
-            _links[device.port] = Link(device.stranger())
+            _links[device.port] = Link(device.detached())
         return _links[device.port]

@@ -138,7 +138,7 @@ class ThreadRun:
 
     def _multiply(self) -> None:
         run, workers = self.run, self.workers
-        queued = not run.plan.held and self.reduction.on_device
+        queued = not run.plan.turns_in_memory and self.reduction.on_device
         if queued and all(device.queues for device in run.devices):
             single_thread_schedule.execute(run, workers)
             return

@@ -19,7 +19,7 @@ from typing import Any
 
 from ..arrays.operand import Operand
 from ..planning.partition import Box, cut
-from ..planning.plan import TILES_HELD, Panel, Strip
+from ..planning.plan import TILES_IN_MEMORY, Panel, Strip
 from ..planning.plan import Worker as PlannedWorker
 from . import staging
 from .device_memory import MemoryRequests, Slab
@@ -79,11 +79,11 @@ class Worker:
         run = self.run
         for panel in self.panels:
             if self.summed:
-                space = "C", self.index, panel.tile % TILES_HELD
+                space = "C", self.index, panel.tile % TILES_IN_MEMORY
                 shape = len(panel.rows), len(panel.cols)
                 memory.request(space, panel.tile, shape, _put(run.partials, (panel, self.index)))
         for panel, strip in self.own if self.reduction.on_device else ():
-            space = "C", self.index, panel.tile % TILES_HELD
+            space = "C", self.index, panel.tile % TILES_IN_MEMORY
             place = run.operands.part(strip.rows, strip.cols)
             if self._in_place(place):
                 self.targets[strip] = place.array
@@ -288,7 +288,7 @@ class Worker:
         if step.last:
             settle(run.multiplied[panel, self.index], event)
         if step.number + 1 == len(self.tiles[panel.tile]):  # nothing reads the blocks any more
-            with self.device.using(self.device.keeper):
+            with self.device.using(self.device.allocation_stream):
                 events = [stream.record() for stream in self.multiplying]
             for slab in run.blocks.of(self.index, step.turn):
                 settle(slab.read, events)
@@ -321,7 +321,7 @@ class Worker:
 
     def _emptied(self, panel: Panel) -> list:
         """Events after which the tile that had this panel's room is finished."""
-        before = panel.tile - TILES_HELD
+        before = panel.tile - TILES_IN_MEMORY
         earlier = self.tiles[before] if before >= 0 else []
         return [self.run.finished[strip].result() for p in earlier for strip in p.strips]
 

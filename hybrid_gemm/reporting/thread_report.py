@@ -91,8 +91,9 @@ def _where(plan: Plan, worker) -> list[str]:
 
 def _tiles(plan: Plan) -> str:
     most = max(plan.workers, key=lambda w: len(w.boxes))
-    held = f", blocks of {plan.held} turns on a device at once" if plan.held else ""
-    return f"{len(most.tiles)} tiles of C, {len(most.tiles[0])} chunks of K each{held}"
+    count = plan.turns_in_memory
+    kept = f", blocks of {count} turns on a device at once" if count else ""
+    return f"{len(most.tiles)} tiles of C, {len(most.tiles[0])} chunks of K each{kept}"
 
 
 def _strips(strips) -> str:

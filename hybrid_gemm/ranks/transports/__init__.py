@@ -74,7 +74,7 @@ def names(asked: str, kind: str) -> list[str]:
 
 def _gpu_facts(device):
     """This rank's GPU, the GPUs whose memory it can read, and why there is no NCCL, if so."""
-    runtime = device.cp.cuda.runtime
+    runtime = device.unwrapped.cp.cuda.runtime
 
     def bus(ordinal: int) -> str:
         return runtime.deviceGetPCIBusId(ordinal)

@@ -16,7 +16,7 @@ class IpcTransport(Transport):
 
     def __init__(self, comm, plan, rank, device):
         super().__init__(comm, plan, rank, device)
-        cp, self.stream = device.cp, device.stream()
+        cp, self.stream = device.unwrapped.cp, device.stream()
         # One slot for each owner, as large as its first piece, IN_FLIGHT times.
         sizes = [
             max((p.shape[0] * p.shape[1] for p in owned), default=0) * self.dtype.itemsize
@@ -65,7 +65,7 @@ class IpcTransport(Transport):
 
     def _slot(self, member: int, piece: Piece, owner: int):
         """A piece where `member` makes it."""
-        cp = self.device.cp
+        cp = self.device.unwrapped.cp
         offset = self.offsets[owner] + piece.round % IN_FLIGHT * self.stride
         size = piece.shape[0] * piece.shape[1] * self.dtype.itemsize
         memory = cp.cuda.UnownedMemory(
@@ -116,7 +116,7 @@ class IpcTransport(Transport):
             request.Wait()
 
     def close(self):
-        cp = self.device.cp
+        cp = self.device.unwrapped.cp
         with cp.cuda.Device(self.device.ordinal):
             for pointer in self.opened:
                 cp.cuda.runtime.ipcCloseMemHandle(pointer)
