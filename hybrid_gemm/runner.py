@@ -83,9 +83,11 @@ class Runner:
         self._single_gpus: dict = {}  # executors by the GPU that has the arrays
         alone = options.algorithm == "ordinary" and self.plans.counts[0] == 1
         if self.kind == "cuda" and alone:
+            from .devices.cuda.device import CudaDevice
             from .execution.single_gpu import SingleGpuExecutor
 
             for device in opened if options.names_no_workers else opened[:1]:
+                assert isinstance(device, CudaDevice)
                 self._single_gpus[device.ordinal] = SingleGpuExecutor(device, self.plans)
 
     @property

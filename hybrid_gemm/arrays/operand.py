@@ -57,7 +57,8 @@ class Operand:
 
     @property
     def shape(self) -> tuple[int, int]:
-        return self.array.shape
+        rows, cols = self.array.shape
+        return rows, cols
 
     @property
     def T(self) -> Operand:

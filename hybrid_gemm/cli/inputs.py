@@ -133,7 +133,9 @@ def _to_generate(request: InputRequest) -> Inputs:
         "B": (n, k) if request.trans_b else (k, n),
         "C": (m, n),
     }
-    views = {x: np.broadcast_to(np.empty((), dtype), s) for x, s in shapes.items()}
+    views: dict[str, Any] = {
+        x: np.broadcast_to(np.empty((), dtype), shape) for x, shape in shapes.items()
+    }
     if not request.beta:
         views["C"] = None
     return Inputs(request, shapes, _problem(request, views))

@@ -100,14 +100,16 @@ class OverRanks:
 
     def run(self, inputs: Inputs, out: Any, wanted: Wanted, progress: Callable) -> RankResult:
         box = self.plan.box(self.comm.rank)
+        a, b, c = self.blocks
         return self.runner.run(
-            self.plan, *self.blocks, out, resident=wanted.resident,
+            self.plan, a, b, c, out, resident=wanted.resident,
             progress=progress(box.flops if box else 0, "multiplying"),
         )  # fmt: skip
 
     def verify(self, inputs: Inputs, result: RankResult, mode: str) -> Verdict | None:
+        a, b, c = self.blocks
         return verify.verify(
-            self.comm, self.plan, *self.blocks, result.c, mode=mode, seed=inputs.request.seed
+            self.comm, self.plan, a, b, c, result.c, mode=mode, seed=inputs.request.seed
         )
 
     def shown(self, inputs: Inputs, result: RankResult) -> dict[str, Any]:

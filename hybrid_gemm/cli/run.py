@@ -93,7 +93,7 @@ def _job(
         )  # fmt: skip
 
     options, inputs, wanted = launch.together(comm, asked)
-    if comm is None and not ranks:
+    if comm is None and ranks is None:
         from .alone import Alone
 
         for name, choice in CHOICES.items():
@@ -103,5 +103,8 @@ def _job(
     from .over_ranks import Elsewhere, OverRanks
 
     return Job(
-        inputs, wanted, OverRanks(comm, options) if comm else Elsewhere(ranks, options), note
+        inputs,
+        wanted,
+        OverRanks(comm, options) if ranks is None else Elsewhere(ranks, options),
+        note,
     )

@@ -89,10 +89,11 @@ def parameters(given: tuple[str, ...]) -> dict[str, int]:
 
 
 def shape(text: str) -> tuple[int, int, int]:
-    sides = [int(x) for x in text.lower().split("x")]
+    sides = tuple(int(x) for x in text.lower().split("x"))
     if len(sides) not in (1, 3) or min(sides) < 0:
         raise ValueError(text)
-    return tuple(sides * 3 if len(sides) == 1 else sides)
+    m, n, k = sides * 3 if len(sides) == 1 else sides
+    return m, n, k
 
 
 device_option = option_flags("device")

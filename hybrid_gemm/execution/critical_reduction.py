@@ -65,7 +65,8 @@ class CriticalReduction(Reduction):
             if device.host_memory:
                 device.add(view, partial, stream)
             else:
-                total = device.empty(*view.shape, run.dtype.name)
+                rows, cols = view.shape
+                total = device.empty(rows, cols, run.dtype.name)
                 device.copy(total, view, stream)
                 device.add(total, partial, stream)
                 device.copy(view, total, stream)

@@ -50,11 +50,16 @@ class NcclReduction(Reduction):
             each.synchronize()
 
 
+def _ordinal(device: Device) -> int:
+    assert device.ordinal is not None  # the planner lets only GPUs sum by NCCL
+    return device.ordinal
+
+
 class PanelSum:
     """A panel's sum, which its owners have in common."""
 
     def __init__(self, run: Run, panel: Panel) -> None:
-        on = {run.device_of(w).ordinal: w for w in panel.workers}
+        on = {_ordinal(run.device_of(w)): w for w in panel.workers}
         self.places = tuple(sorted(on))
         workers = [on[ordinal] for ordinal in self.places]
         self.group = nccl_group.group(self.places)
@@ -68,7 +73,7 @@ class PanelSum:
     def bound_wait(self, device: Device) -> Callable[[Stream], None]:
         """A call that lets a stream of a device go on when the panel is summed there. The first
         of a panel starts the sum of all of it: NCCL wants all GPUs at once."""
-        place = self.places.index(device.ordinal)
+        place = self.places.index(_ordinal(device))
 
         def wait(stream: Stream) -> None:
             if self.after is None:

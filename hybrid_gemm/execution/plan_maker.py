@@ -150,7 +150,8 @@ class PlanMaker:
 
     def verdicts(self, problem: Problem) -> np.ndarray:
         """What splits of fp32x3 came to so far, on all devices (`compute_modes.VERDICTS`)."""
-        return sum(tensor_core_products.verdicts(device, problem) for device in self.devices)
+        found = [tensor_core_products.verdicts(device, problem) for device in self.devices]
+        return np.sum(found, axis=0)
 
     def describe(self, plan: Plan | None, note: str) -> str:
         """The devices, or those of a plan, in a few words, and why they were chosen."""

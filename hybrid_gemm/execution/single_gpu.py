@@ -201,7 +201,7 @@ class SingleGpuExecutor:
         if not fits:
             return None
         op_a, op_b = a.T if trans_a else a, b.T if trans_b else b
-        layouts = layout(op_a)[0] + layout(op_b)[0]
+        layouts = "".join((layout(x) or "n")[0] for x in (op_a, op_b))
         variant = self.plans.alone(problem, layouts, self.device)
         if variant is None:
             return None

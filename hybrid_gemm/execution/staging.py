@@ -12,6 +12,7 @@ import contextlib
 import queue
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 
@@ -59,7 +60,7 @@ class Ring:
                     memory = self.device.pinned(NATIVE_SLOTS * NATIVE_BYTES)
                     self.events = [self.stream.record() for _ in range(NATIVE_SLOTS)]
                 self._native = native_copier.Ring(
-                    calls, self.stream.cupy.ptr, memory, NATIVE_BYTES,
+                    calls, _pointer(self.stream), memory, NATIVE_BYTES,
                     [event.ptr for event in self.events], up=self.up,
                     together=self.device.together,
                 )  # fmt: skip
@@ -77,6 +78,11 @@ class Ring:
                         self.slots.put(_Slot(part, self.stream.record()))
                 self.made = True
         return self.slots.get()
+
+
+def _pointer(stream: Any) -> int:
+    """The address of a CUDA stream, as the driver knows it."""
+    return stream.cupy.ptr
 
 
 class _Slot:
@@ -137,12 +143,14 @@ class Link:
         self, ring: Ring, native: native_copier.Ring, dst, src, transfer: Transfer
     ) -> None:
         host, there = (src, dst) if ring.up else (dst, src)
-        *pitches, width, height = runs(host, there)
+        pitches_and_size = runs(host, there)
+        assert pitches_and_size is not None  # as `_alike` said
+        to_pitch, from_pitch, width, height = pitches_and_size
         (piece,) = transfer.pieces
         try:
             with self.device.using(ring.stream):
                 transfer.start, transfer.stop = ring.stream.record(), ring.stream.record()
-            events = (x.ptr if x else 0 for x in (transfer.after, transfer.start, transfer.stop))
+            after = transfer.after.ptr if transfer.after else 0
 
             def end(status: int, _kept=(dst, src)) -> None:
                 if status:  # the memory is somebody else's after that
@@ -152,8 +160,9 @@ class Link:
 
             piece.begin(native=True)
             native.submit(
-                address(host), address(there), pitches, (width, height), tuple(events),
-                transfer.stopped, piece.accepted, end,
+                address(host), address(there), (to_pitch, from_pitch), (width, height),
+                (after, transfer.start.ptr, transfer.stop.ptr), transfer.stopped, piece.accepted,
+                end,
             )  # fmt: skip
         except BaseException as error:
             if not piece.accepted.value:
@@ -192,8 +201,10 @@ class Link:
 def _error_of(status: int) -> BaseException | None:
     """What ended a copy by native threads; None if nothing did."""
     try:
+        if status == native_copier.STOPPED:
+            raise Stopped
         if status:
-            raise Stopped if status == native_copier.STOPPED else driver.check(status)
+            driver.check(status)
     except BaseException as error:
         return error
     return None

@@ -111,6 +111,8 @@ class Worker:
     def _bound_products(self, step: Step) -> list[tuple[Callable, int]]:
         """(a product, its flops) for each piece of a panel."""
         run, problem, panel = self.run, self.run.plan.problem, step.panel
+        alpha: float
+        beta: float
         if self.summed:
             target = run.partials[panel, self.index]
             alpha, beta = self.reduction.product_alpha(), 0

@@ -4,6 +4,7 @@ get to where a plan wants them."""
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import numpy as np
 
@@ -27,10 +28,13 @@ class DistributedOperands:
             "rows" if distribution == "cols" else distribution
         )  # fmt: skip
         arrays = {"A": a, "B": b, "C": c}
-        self.arrays = {x: None if v is None else as_array(v, x) for x, v in arrays.items()}
+        self.arrays: dict[str, Any] = {
+            x: None if v is None else as_array(v, x) for x, v in arrays.items()
+        }
         for operand, transposed in zip("AB", trans, strict=True):
-            if transposed and self.arrays[operand] is not None:
-                self.arrays[operand] = self.arrays[operand].T
+            array = self.arrays[operand]
+            if transposed and array is not None:
+                self.arrays[operand] = array.T
 
     @property
     def xp(self):
@@ -70,7 +74,7 @@ class DistributedOperands:
                     f"ranks do not agree on {name}: rank 0 has {everyone[0][name]}, "
                     f"rank {rank} has {given[name]}"
                 )
-        whole = {}
+        whole: dict[str, Any] = {}
         for operand in "ABC":
             found = [rank[operand] for rank in everyone]
             layout = self._layout(operand)

@@ -46,8 +46,8 @@ class Launched:
 
     device: Device
     phase: str
-    start: object
-    stop: object
+    start: Any
+    stop: Any
     bytes: int = 0
     flops: int = 0
 
@@ -141,10 +141,11 @@ class RankRun:
     def _product(
         self, rows: int, cols: int, k: int, alpha: float, beta: float
     ) -> tuple[Plan, Variant]:
-        sides = {"m": rows, "n": cols, "k": k}
-        key = tuple(sides.values())
+        key = rows, cols, k
         if key not in self.products:  # pieces have few shapes
-            problem = dataclasses.replace(self.plan.problem, **sides, alpha=alpha, beta=beta)
+            problem = dataclasses.replace(
+                self.plan.problem, m=rows, n=cols, k=k, alpha=alpha, beta=beta
+            )
             plan = self.executor.inner(problem)
             variant = self.executor.choose(plan)
             mine = self._mine
@@ -155,7 +156,7 @@ class RankRun:
 
     def _whole(self) -> None:
         """A block of C that is this rank's own: the thread executor does all of it."""
-        p, box = self.plan.problem, self.plan.box(self.rank)
+        p, box = self.plan.problem, self.plan.box_of(self.rank)
         plan, variant = self._product(len(box.rows), len(box.cols), len(box.ks), p.alpha, p.beta)
         run = ThreadRun(
             plan, self.devices, variant, self._mine, self.progress, shared=SharedBlocks("")
@@ -164,7 +165,7 @@ class RankRun:
 
     def _operands(self, piece: Piece) -> tuple[Plan, Variant, Operand, Operand]:
         """A piece's plan and kernel, and what of op(A) and op(B) it reads."""
-        box, mine = self.plan.box(self.rank), self._mine
+        box, mine = self.plan.box_of(self.rank), self._mine
         rows, cols = _from(box.rows, piece.rows), _from(box.cols, piece.cols)
         every = Span(0, len(box.ks))
         product = self._product(*piece.shape, len(box.ks), 1, 0)
@@ -214,6 +215,7 @@ class RankRun:
                     if buffer is None:
                         break
                     piece = todo.popleft()
+                    future: Future | Launched
                     if there and buffer.home is device:
                         future = self._launch(piece, buffer, stream)
                     else:
@@ -255,6 +257,7 @@ class RankRun:
     def _here(self, piece: Piece, matrix: Operand | None = None) -> Any:
         """The piece's place in this rank's strip of C, or of another matrix like it."""
         strip = self.plan.strip(self.rank)
+        assert strip is not None  # it has pieces of its own
         rows, cols = _from(strip.rows, piece.rows), _from(strip.cols, piece.cols)
         return (matrix or self._mine.out).part(rows, cols).array
 
@@ -262,6 +265,7 @@ class RankRun:
         """The piece of C from its partials in rank order, alpha and beta applied once."""
         device, problem, mine = self.devices[0], self.plan.problem, self._mine
         transport = self.executor.transport
+        assert transport is not None
         with device.using(stream):
             if problem.beta and not (self._in_place and mine.c is mine.out):
                 device.copy(

@@ -165,8 +165,11 @@ class RankRunner:
     def _variant(self, plan: RankPlan, there: bool = False) -> Variant:
         boxes = [plan.box(self.comm.rank), *(plan.box(rank) for rank in range(plan.ranks))]
         box = next(filter(None, boxes), None)
-        sides = {"m": len(box.rows), "n": len(box.cols), "k": len(box.ks)} if box else {}
-        return self.local.variant(self._inner(dataclasses.replace(plan.problem, **sides), there))
+        problem = plan.problem
+        if box:
+            sides = len(box.rows), len(box.cols), len(box.ks)
+            problem = dataclasses.replace(problem, m=sides[0], n=sides[1], k=sides[2])
+        return self.local.variant(self._inner(problem, there))
 
     def _inner(self, problem: Problem, there: bool = False) -> Plan:
         """The plan of a rank's own work; `there` if A and B lie on its first device. Made for
@@ -210,8 +213,9 @@ class RankRunner:
                 )
             # What lies on a device is multiplied at once, and not panel by panel as it arrives.
             variant = self._variant(plan, there) if problem.m and problem.n else None
-            for each in self.devices if operands and variant else ():
-                each.prepare(variant, operands.a.array, operands.b.array, problem.operands)
+            if operands and variant:
+                for each in self.devices:
+                    each.prepare(variant, operands.a.array, operands.b.array, problem.operands)
             return operands, variant, functools.partial(self._inner, there=there)
 
         operands, variant, inner = launch.together(self.comm, prepare)
@@ -378,18 +382,14 @@ def kept_runner(comm: Any, given: tuple) -> RankRunner:
     """The runner for these values of the options over `comm`, kept for the next call. Collective:
     all ranks have it, or all make it."""
     options = launch.together(comm, lambda: _checked(given))
-    found = next((each for each in _kept if each[0] == comm and each[1] == options), None)
-    if not all(comm.allgather(found is not None)):
-        runner = RankRunner.of(comm, options)
-        if found:
-            _kept.remove(found)
-        elif len(_kept) >= MAX_KEPT:
+    here = [i for i, (of, chosen, _) in enumerate(_kept) if of == comm and chosen == options]
+    kept = _kept.pop(here[0]) if here else None
+    if not all(comm.allgather(kept is not None)) or kept is None:
+        if len(_kept) >= MAX_KEPT:
             _kept.pop(0)[2].close()
-        found = comm, options, runner
-    else:
-        _kept.remove(found)
-    _kept.append(found)
-    return found[2]
+        kept = comm, options, RankRunner.of(comm, options)
+    _kept.append(kept)
+    return kept[2]
 
 
 @functools.lru_cache(maxsize=64)

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from ..errors import in_words
 from ..execution.timeline import PHASES
 from ..planning import cost_model
-from ..planning.planner import START_MS, Plan
+from ..planning.plan import Plan, Strip, Worker
+from ..planning.planner import START_MS
 from ..runner import Result
 from ..verify import Verdict
 from . import report
@@ -22,7 +23,7 @@ def expected(plan: Plan) -> dict:
         "predicted_ms": plan.predicted_ms,
         "phases_ms": cost_model.phases(plan),
         "bound_ms": max(bounds.values(), default=None),
-        "bound_by": max(bounds, key=bounds.get, default=None),
+        "bound_by": max(bounds, key=lambda name: bounds[name], default=None),
         "bounds_ms": bounds,
         "links": links and (links.measured or "assumed"),
     }
@@ -74,7 +75,7 @@ def plan_data(plan: Plan) -> dict:
     }  # fmt: skip
 
 
-def _where(plan: Plan, worker) -> list[str]:
+def _where(plan: Plan, worker: Worker) -> list[str]:
     """The worker's rows, columns and K, each only where the plan cuts it."""
     if not worker.boxes:
         return ["none", "none", "none"] if max(plan.grid) == 1 else [
@@ -96,7 +97,7 @@ def _tiles(plan: Plan) -> str:
     return f"{len(most.tiles)} tiles of C, {len(most.tiles[0])} chunks of K each{kept}"
 
 
-def _strips(strips) -> str:
+def _strips(strips: Sequence[Strip]) -> str:
     """What of C a worker finishes; where that is many strips, how many and how much."""
     if len(strips) == 1:
         return f"{strips[0].rows} x {strips[0].cols}"

@@ -27,7 +27,7 @@ WORDS = {
     "nccl": "NCCL messages",
     "mpi": "MPI messages through host memory",
 }
-KINDS = {"ipc": IpcTransport, "nccl": NcclTransport, "mpi": MpiTransport}
+KINDS: dict[str, type] = {"ipc": IpcTransport, "nccl": NcclTransport, "mpi": MpiTransport}
 
 
 def open_transport(asked: str, comm, cells, node: int, cell, plan: RankPlan, device: Device):
@@ -42,7 +42,7 @@ def open_transport(asked: str, comm, cells, node: int, cell, plan: RankPlan, dev
     if candidates != ["mpi"]:
         facts = comm.allgather((node, *_gpu_facts(device)))
     checks = {"ipc": _no_ipc, "nccl": _no_nccl, "mpi": lambda facts, cells: None}
-    reasons = {}
+    reasons: dict[str, str] = {}
     for name in candidates:
         transport, reason = None, checks[name](facts, cells)
         if not reason:

@@ -19,7 +19,10 @@ class Transport(abc.ABC):
     owner a piece has the room of the one IN_FLIGHT rounds before it.
     """
 
-    near = True  # parts of others arrive in the device's own memory
+    @property
+    def near(self) -> bool:
+        """Whether parts of others arrive in the device's own memory."""
+        return True
 
     def __init__(self, comm, plan: RankPlan, rank: int, device: Device):
         self.comm, self.device = comm, device
