@@ -29,7 +29,9 @@ def packed(monkeypatch):
     """What the product kernels were given, as NumPy arrays; nothing is multiplied."""
     seen = {}
 
-    def product(device, variant, dtype, packer, parts, *_rest):
+    def product(self, dtype, parts, *_views):
+        device = self.device
+
         def call(a, b, c, stream, exponents=None, verdict=None, wanted=-1):
             stream.synchronize()
             names = "A", "B"
@@ -41,7 +43,7 @@ def packed(monkeypatch):
 
         return call
 
-    monkeypatch.setattr(products, "_product", product)
+    monkeypatch.setattr(products.PackedProduct, "multiply", product)
     return seen
 
 

@@ -164,13 +164,13 @@ def hopper():
 @pytest.fixture
 def packings(monkeypatch):
     """How many rows of A and columns of B each product packed."""
-    seen, parts = [], products._Packer.parts
+    seen, parts = [], products.PackedProduct.parts
 
     def recorded(self, room, count, size, rows=None):
         seen.append(tuple(rows or (self.m, self.n)))
         return parts(self, room, count, size, rows)
 
-    monkeypatch.setattr(products._Packer, "parts", recorded)
+    monkeypatch.setattr(products.PackedProduct, "parts", recorded)
     return seen
 
 
