@@ -26,6 +26,12 @@ class UsageError(HybridGemmError, ValueError):
     exit_code = 2
 
 
+class OptionTypeError(HybridGemmError, TypeError):
+    """An option of a wrong type; the message names the option and what it takes."""
+
+    exit_code = 2
+
+
 class DTypeError(HybridGemmError, TypeError):
     """A dtype that this package does not multiply. A `TypeError`."""
 

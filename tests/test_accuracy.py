@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from conftest import on
-from test_tensor import bound
+from support.devices import on
+from support.tensor_cores import error_bound
 
 from hybrid_gemm.arrays import generator
 from hybrid_gemm.bench import accuracy, kernels
@@ -64,7 +64,8 @@ def test_every_way_has_a_row_with_its_errors(device):
     for kind in accuracy.KINDS:
         strict, halves, tf32 = (by[kind, way] for way in ("fp32", "fp32x3", "tf32"))
         split = "tf32" if kind in ("wide", "huge") else "fp16"
-        assert halves["largest"] <= bound(halves["kernel"], ("fp16", "tf32").index(split), 520)
+        verdict = ("fp16", "tf32").index(split)
+        assert halves["largest"] <= error_bound(halves["kernel"], verdict, 520)
         if device == "emulator":  # elsewhere a small C has its k shared out, and errs less
             assert halves["largest"] < 1.2 * strict["largest"]
         assert tf32["frobenius"] > 30 * halves["frobenius"]

@@ -10,6 +10,7 @@ from ctypes import c_int, c_size_t, c_uint, c_uint64, c_void_p
 
 import numpy as np
 import pytest
+from support.command import python
 
 from hybrid_gemm.devices.cuda.driver import _NATIVE, Calls, _Copy2D
 from hybrid_gemm.execution import native_copier
@@ -108,7 +109,8 @@ def submit(ring, host, device, width, height, *, after=0, stopped=None):
 
     ring.submit(
         host.ctypes.data, device.ctypes.data, (host.strides[0], device.strides[0]),
-        (width, height), (after, START, STOP), c_int() if stopped is None else stopped, end,
+        (width, height), (after, START, STOP), c_int() if stopped is None else stopped,
+        c_int(), end,
     )  # fmt: skip
 
     def wait():
@@ -183,15 +185,10 @@ def test_a_copy_that_is_stopped_leaves_the_rest_out():
     assert device.all()
 
 
-def test_without_a_compiler_it_says_so(monkeypatch):
-    monkeypatch.setenv("PATH", "")
-    native_copier.unavailable.cache_clear()
-    library = native_copier._library.__wrapped__
-    monkeypatch.setattr(native_copier, "_library", library)
-    try:
-        assert "g++ is not installed" in native_copier.unavailable()
-    finally:
-        native_copier.unavailable.cache_clear()
+def test_without_a_compiler_it_says_so():
+    code = "from hybrid_gemm.execution import native_copier; print(native_copier.unavailable())"
+    done = python("-c", code, env={"PATH": ""})
+    assert "g++ is not installed" in done.stdout, done.stderr
 
 
 @pytest.mark.parametrize(

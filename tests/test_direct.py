@@ -5,28 +5,30 @@ import weakref
 
 import numpy as np
 import pytest
-from conftest import REASONS, integers
 from hypothesis import given
 from hypothesis import strategies as st
+from support.arrays import integers
+from support.devices import needs
+from support.links import separate_links
 
 import hybrid_gemm
 from hybrid_gemm import Runner, gemm
 from hybrid_gemm.arrays.caller_arrays import shares_memory
 from hybrid_gemm.errors import DTypeError
-from hybrid_gemm.execution import single_gpu, staging
+from hybrid_gemm.execution import single_gpu
 from hybrid_gemm.planning import planner
 from hybrid_gemm.problem import Problem
 
-on_cuda = pytest.mark.skipif(REASONS["cuda"] is not None, reason=str(REASONS["cuda"]))
+on_cuda = needs("cuda")
 
 
 @pytest.mark.parametrize("options", [{}, {"threads": 2, "split": "cols"}, {"compute": "fp32x3"}])
 def test_a_runner_that_is_dropped_takes_its_memory_along(device, options, rng, monkeypatch):
-    """At once, and not when Python looks for what refers to itself."""
+    """Its memory is freed at once, and not when Python next collects cycles of references."""
     if device == "cpu" and "compute" in options:
         pytest.skip("fp32x3 is for tensor cores")
     a, b = integers(rng, (70, 90)), integers(rng, (90, 50))
-    monkeypatch.setattr(staging, "_links", {})
+    separate_links(monkeypatch, object())
     gc.collect()
     gc.disable()
     try:
@@ -59,7 +61,7 @@ def test_memory_kept_for_later_calls_is_given_back(device, rng, monkeypatch):
 
 @given(st.data())
 def test_what_shares_memory_is_what_numpy_says(data):
-    """By addresses alone, as it is decided for arrays of GPUs."""
+    """The addresses alone decide, as they do for arrays of GPUs."""
     whole = np.zeros((12, 14), "f4")
 
     def view():

@@ -6,11 +6,11 @@ import json
 import math
 from pathlib import Path
 
-import invented
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from conftest import on
+from support import invented
+from support.devices import needs, on
 
 from hybrid_gemm import catalog
 from hybrid_gemm.cli import cli
@@ -223,7 +223,7 @@ def test_all_small(kind, tmp_path):
     output.write(str(tmp_path / "out"), data)
 
 
-@pytest.mark.skipif(on("cuda").marks[0].args[0], reason="no CUDA device")
+@needs("cuda")
 def test_small_on_a_gpu():
     data = engine.run(engine.choose_experiments(["all"]), device="cuda")
     rows = [row for result in data["experiments"] for row in result["rows"]]

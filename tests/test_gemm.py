@@ -6,14 +6,14 @@ import weakref
 
 import numpy as np
 import pytest
-from conftest import integers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.arrays import integers
 
 import hybrid_gemm
 from hybrid_gemm import Runner, gemm, matmul
 from hybrid_gemm.errors import DTypeError, UsageError
-from hybrid_gemm.execution.plan_run import ThreadRun
+from hybrid_gemm.execution.threads import ThreadRun
 
 FEW = {"cpu": 150, "emulator": 25, "cuda": 100}
 side = st.integers(0, 40) | st.sampled_from([0, 1, 31, 32, 33, 64, 65])

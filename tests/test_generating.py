@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_matrices import one_line
+from support.errors import message
 
 from hybrid_gemm.arrays.generator import generate
 from hybrid_gemm.errors import UsageError
@@ -101,4 +101,4 @@ def test_bad_requests_are_refused(wrong, words):
     request = {"rows": 4, "cols": 4, "dtype": "float32", "seed": 0, "operand": "A"}
     with pytest.raises(UsageError) as error:
         generate(**{**request, **wrong})
-    one_line(error, words)
+    message(error, words)

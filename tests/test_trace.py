@@ -8,10 +8,10 @@ import types
 from collections import defaultdict
 
 import pytest
-from conftest import DEVICES
 from hypothesis import given
 from hypothesis import strategies as st
-from test_cli import one_line, run
+from support.command import one_line, run
+from support.devices import DEVICES
 
 from hybrid_gemm.cli.pictures import pictures
 from hybrid_gemm.errors import UsageError

@@ -3,7 +3,7 @@ C; the choice of a variant, and what is refused."""
 
 import numpy as np
 import pytest
-from conftest import on
+from support.devices import on
 
 from hybrid_gemm import catalog, devices
 from hybrid_gemm.catalog import TENSOR_TYPES

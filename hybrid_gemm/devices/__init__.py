@@ -64,4 +64,4 @@ def open_devices(
     for device in opened:
         device.together = len(opened)
     cuda.enable_peers(opened)
-    return opened
+    return list(opened)

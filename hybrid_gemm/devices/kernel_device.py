@@ -1,53 +1,34 @@
-"""A device that runs the kernels of the catalog: what is common to GPUs and the emulator."""
+"""Products, sums and copies by the catalog's kernels: what GPUs and the emulator share."""
 
 from __future__ import annotations
 
-import abc
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from .. import catalog
-from ..arrays.strides import layout, leading
+from ..arrays.strides import leading
 from ..catalog import Launch, Variant
 from ..errors import UsageError
 from . import tensor_core_products
-from .base import Device, Stream
+from .base import Array, Stream
+from .kernel_launcher import BoundProduct, KernelLauncher
+from .storage import stored
 
 
-def readable(variant: Variant, a, b) -> str:
-    """The layouts of a kernel that need the fewest operands transposed first, rather B."""
+def readable(variant: Variant, a: Array, b: Array) -> str:
+    """The layouts of a kernel for which the fewest operands are transposed first, rather B than
+    A: storage orders of A and B, such as "nt"."""
     return min(
         variant.kernel.layouts,
         key=lambda orders: 2 * (not leading(a, orders[0])) + (not leading(b, orders[1])),
     )
 
 
-class KernelDevice(Device):
-    """A device that runs the kernels of the catalog; subclasses load and launch them."""
+class KernelDevice(KernelLauncher):
+    """A device that multiplies, sums and copies by the catalog's kernels."""
 
-    def __init__(self):
-        self._loaded = {}
-
-    @abc.abstractmethod
-    def load(self, variant: Variant, dtype: str, layouts: str):
-        """The compiled kernel, ready to launch."""
-
-    @abc.abstractmethod
-    def launch(self, function, launch: Launch, args: Sequence, stream: Stream) -> None:
-        """Start a kernel. Arguments are NumPy scalars and matrices of this device."""
-
-    @abc.abstractmethod
-    def pointers(self, matrices: Sequence):
-        """The matrices' addresses as an array on this device."""
-
-    def function(self, variant: Variant, dtype: str, layouts: str = "nn"):
-        key = (variant, dtype, layouts)
-        if key not in self._loaded:
-            self._loaded[key] = self.load(variant, dtype, layouts)
-        return self._loaded[key]
-
-    def prepare(self, variant, a, b, dtype):
+    def prepare(self, variant: Variant, a: Array, b: Array, dtype: str) -> None:
         if variant.kernel.role == "tensor" and not variant.kernel.library:
             tensor_core_products.prepare(self, variant, a, b, dtype)
             dtype = "float32"  # of what is summed
@@ -56,43 +37,56 @@ class KernelDevice(Device):
         for role in ("sum", "add", "transpose"):
             self.function(catalog.helper(role), dtype)
 
-    def make_room(self, variant, m, n, k, dtype, stream):
+    def prepare_combine(self, dtype: str) -> None:
+        self.function(catalog.helper("combine"), dtype)
+
+    def make_room(
+        self, variant: Variant, m: int, n: int, k: int, dtype: str, stream: Stream
+    ) -> None:
         if not variant.kernel.library and variant.kernel.role == "gemm":
             for *_part, launch in variant.launches(m, n, k, dtype):
                 if launch.workspace_bytes:
                     self._scratch(launch, dtype, stream)
 
-    def gemm(self, variant, a, b, c, *, alpha, beta, stream):
+    # --- products -------------------------------------------------------------------------
+
+    def gemm(
+        self, variant: Variant, a: Array, b: Array, c: Array, *,
+        alpha: float, beta: float, stream: Stream,
+    ) -> None:  # fmt: skip
         if not c.shape[0] or not c.shape[1]:
             return
         self.bind(variant, a, b, c, alpha=alpha, beta=beta)(a, b, c, stream)
 
-    def bound_gemm(self, variant, a, b, c, *, alpha, beta):
+    def bound_gemm(
+        self, variant: Variant, a: Array, b: Array, c: Array, *, alpha: float, beta: float
+    ) -> Callable[[Stream], None]:
         call = self.bind(variant, a, b, c, alpha=alpha, beta=beta)
         return lambda stream: call(a, b, c, stream)
 
-    def bind(self, variant: Variant, a, b, c, *, alpha, beta) -> Callable:
-        """A call that multiplies matrices laid out as these, worked out once for many."""
+    def bind(
+        self, variant: Variant, a: Array, b: Array, c: Array, *, alpha: float, beta: float
+    ) -> BoundProduct:
         if variant.kernel.library:
             return self.bind_library(variant, a, b, c, alpha=alpha, beta=beta)
         if variant.kernel.role == "tensor":
             return tensor_core_products.bind(self, variant, a, b, c, alpha=alpha, beta=beta)
-        (m, n), k = c.shape, a.shape[1]
+        (m, n), columns = c.shape, a.shape[1]
         dtype = c.dtype.name
         layouts = readable(variant, a, b)
         turned = [not leading(x, order) for x, order in zip((a, b), layouts, strict=True)]
-        ld = [
-            max(1, x.shape[order == "n"]) if turn else leading(x, order)
+        lda, ldb = (
+            np.int64(max(1, x.shape[order == "n"]) if turn else leading(x, order))
             for x, order, turn in zip((a, b), layouts, turned, strict=True)
-        ]
-        lda, ldb, ldc = map(np.int64, (*ld, layout(c)[1]))
+        )
+        ldc = np.int64(stored(c)[1])
         function = self.function(variant, dtype, layouts)
         scalar = np.dtype(dtype).type
-        parts = variant.launches(m, n, k, dtype)
+        parts = variant.launches(m, n, columns, dtype)
         whole = len(parts) == 1
-        k, alpha, beta = np.int32(k), scalar(alpha), scalar(beta)
+        k, alpha_t, beta_t = np.int32(columns), scalar(alpha), scalar(beta)  # as the kernel's T
 
-        def call(a, b, c, stream):
+        def call(a: Array, b: Array, c: Array, stream: Stream) -> None:
             if turned[0]:
                 a = self.transposed(a, stream)
             if turned[1]:
@@ -100,8 +94,8 @@ class KernelDevice(Device):
             for rows, cols, launch in parts:
                 x, y, z = (a, b, c) if whole else (a[rows], b[:, cols], c[rows, cols])
                 args = [
-                    np.int32(z.shape[0]), np.int32(z.shape[1]), k, alpha,
-                    x, lda, y, ldb, beta, z, ldc,
+                    np.int32(z.shape[0]), np.int32(z.shape[1]), k, alpha_t,
+                    x, lda, y, ldb, beta_t, z, ldc,
                 ]  # fmt: skip
                 if launch.workspace_bytes:
                     args += self._scratch(launch, dtype, stream)
@@ -109,7 +103,13 @@ class KernelDevice(Device):
 
         return call
 
-    def _scratch(self, launch: Launch, dtype: str, stream: Stream) -> list:
+    def bind_library(
+        self, variant: Variant, a: Array, b: Array, c: Array, *, alpha: float, beta: float
+    ) -> BoundProduct:
+        """As `bind`, for a kernel that is a library's."""
+        raise UsageError(f"kernel {variant.name} does not run on the {self.kind} device")
+
+    def _scratch(self, launch: Launch, dtype: str, stream: Stream) -> list[Array]:
         """The stream's workspace and its flags, which kernels leave zero; larger ones where this
         launch needs them. Smaller ones are kept: a recorded graph may still launch with them."""
         size = np.dtype(dtype).itemsize
@@ -122,26 +122,26 @@ class KernelDevice(Device):
         stream.scratch.append((workspace, flags))
         return [workspace, flags]
 
-    def bind_library(self, variant, a, b, c, *, alpha, beta) -> Callable:
-        """As `bind`, for a kernel that is a library's."""
-        raise UsageError(f"kernel {variant.name} does not run on the {self.kind} device")
+    # --- one pass over matrices -----------------------------------------------------------
 
-    def transposed(self, view, stream):
+    def transposed(self, view: Array, stream: Stream) -> Array:
         """The same matrix in the other storage order, made by the transpose kernel."""
-        order, ld = layout(view)
-        stored = view if order == "n" else view.T
-        dst = self.empty(stored.shape[1], stored.shape[0], view.dtype.name)
-        self._pass("transpose", stored, ld, dst, layout(dst)[1], stream)
+        order, ld = stored(view)
+        source = view if order == "n" else view.T
+        dst = self.empty(source.shape[1], source.shape[0], view.dtype.name)
+        self._pass("transpose", source, ld, dst, stored(dst)[1], stream)
         return dst.T if order == "n" else dst
 
-    def add(self, dst, src, stream):
-        self._pass("add", src, layout(src)[1], dst, layout(dst)[1], stream)
+    def add(self, dst: Array, src: Array, stream: Stream) -> None:
+        self._pass("add", src, stored(src)[1], dst, stored(dst)[1], stream)
 
-    def copy_here(self, dst, src, stream):
-        """dst[...] = src, both here and row-major, by the slab-copy kernel."""
-        self._pass("copy", src, layout(src)[1], dst, layout(dst)[1], stream)
+    def copy_here(self, dst: Array, src: Array, stream: Stream) -> None:
+        """dst[...] = src, both row-major and on this device, by the slab-copy kernel."""
+        self._pass("copy", src, stored(src)[1], dst, stored(dst)[1], stream)
 
-    def _pass(self, role, src, lds, dst, ldd, stream):
+    def _pass(
+        self, role: str, src: Array, lds: int, dst: Array, ldd: int, stream: Stream
+    ) -> None:  # fmt: skip
         rows, cols = src.shape
         if not rows or not cols:
             return
@@ -156,10 +156,38 @@ class KernelDevice(Device):
             ]  # fmt: skip
             self.launch(function, launch, args, stream)
 
-    def sum(self, partials, out, *, alpha, beta, stream):
+    def combine(
+        self, alpha: float, x: Array, beta: float, y: Array, out: Array, stream: Stream
+    ) -> None:
+        order, ldo = stored(out)
+        if order == "t":
+            x, y, out = x.T, y.T, out.T
+        if beta == 0:
+            y = x
+        variant, dtype = catalog.helper("combine"), out.dtype.name
+        function = self.function(variant, dtype)
+        scalar = np.dtype(dtype).type
+        ldx, ldy = stored(x)[1], stored(y)[1]
+        rows, cols = out.shape
+        for r, s, launch in variant.launches(rows, cols, 0, dtype):
+            px, py, part = x[r, s], y[r, s], out[r, s]
+            args = [
+                np.int32(part.shape[0]), np.int32(part.shape[1]),
+                scalar(alpha), px, np.int64(ldx),
+                scalar(beta), py, np.int64(ldy), part, np.int64(ldo),
+            ]  # fmt: skip
+            self.launch(function, launch, args, stream)
+
+    # --- sums -----------------------------------------------------------------------------
+
+    def sum(
+        self, partials: Sequence[Array], out: Array, *, alpha: float, beta: float, stream: Stream
+    ) -> None:
         self.bound_sum(partials, out, alpha=alpha, beta=beta)(stream)
 
-    def bound_sum(self, partials, out, *, alpha, beta):
+    def bound_sum(
+        self, partials: Sequence[Array], out: Array, *, alpha: float, beta: float
+    ) -> Callable[[Stream], None]:
         rows, cols = out.shape
         if not rows or not cols:
             return lambda stream: None
@@ -167,8 +195,7 @@ class KernelDevice(Device):
         dtype = out.dtype.name
         function = self.function(variant, dtype)
         scalar = np.dtype(dtype).type
-        ldp = layout(partials[0])[1]
-        ldo = layout(out)[1]
+        ldp, ldo = stored(partials[0])[1], stored(out)[1]
         started = []
         for r, c, launch in variant.launches(rows, cols, 0, dtype):
             part = out[r, c]
@@ -179,7 +206,7 @@ class KernelDevice(Device):
             ]  # fmt: skip
             started.append((launch, args))
 
-        def call(stream):
+        def call(stream: Stream) -> None:
             for launch, args in started:
                 self.launch(function, launch, args, stream)
 

@@ -9,54 +9,57 @@ level; whole numbers stay exact as long as the sums of quarters do.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
-import numpy as np
-
-from .. import catalog
 from ..arrays.strides import layout
+from ..catalog import Variant
 from ..errors import UsageError
-from .base import Device
-from .kernel_device import KernelDevice
+from ..planning.hardware import DeviceSpec
+from .base import Array, Device, Stream
+from .roles import Products
+from .storage import stored
+from .wrapped import WrappedDevice
 
 MAX_LEVELS = 6
+Workspaces = tuple[Array, Array]
 UNIT = 4  # the smallest quarters have sides of whole vectors, so that rows stay aligned
 
 
-class Strassen:
-    """A device that multiplies by `levels` levels of Strassen's algorithm.
+class Strassen(WrappedDevice):
+    """A device that multiplies by `levels` levels of Strassen's algorithm, and does all else as
+    the device that it wraps.
 
-    All else is the device it wraps. Each level needs one workspace of a quarter of A or C
-    (whichever is larger) and one of a quarter of B, so all levels together take less than
-    (m max(k, n) + k n) / 3 elements, and m n more where beta is not 0.
+    Each level needs one workspace of a quarter of A or C (whichever is larger) and one of a
+    quarter of B, so all levels together take less than (m max(k, n) + k n) / 3 elements, and
+    m n more where beta is not 0. Raises `UsageError` for levels other than 0 to `MAX_LEVELS`.
     """
-
-    chunk_flops = None  # pieces of a product would be thin; Strassen wants it whole
 
     def __init__(self, device: Device, levels: int):
         if not 0 <= levels <= MAX_LEVELS:
             raise UsageError(f"{levels} levels of Strassen asked for; it takes 0 to {MAX_LEVELS}")
-        self.device, self.levels = device, levels
-
-    def __getattr__(self, name):
-        return getattr(self.device, name)
+        super().__init__(device)
+        self.levels = levels
+        self.chunk_flops = None  # pieces of a product would be thin; Strassen wants it whole
 
     def describe(self) -> str:
         plural = "" if self.levels == 1 else "s"
         return f"{self.device.describe()}, Strassen with {self.levels} level{plural}"
 
-    def spec(self, dtype: str = "float32"):
-        """The wrapped device's; no rate is the best one, for less is done than 2mnk counts."""
+    def spec(self, dtype: str = "float32") -> DeviceSpec:
+        """The wrapped device's; no rate is the best one, since Strassen does fewer operations
+        than the 2mnk that count."""
         return dataclasses.replace(self.device.spec(dtype), best_tflops=None)
 
-    def prepare(self, variant, a, b, dtype: str) -> None:
+    def prepare(self, variant: Variant, a: Array, b: Array, dtype: str) -> None:
         self.device.prepare(variant, a, b, dtype)
-        if isinstance(self.device, KernelDevice):
-            self.device.function(catalog.helper("combine"), dtype)
+        self.device.prepare_combine(dtype)
 
-    bound_gemm = Device.bound_gemm
+    bound_gemm = Products.bound_gemm
 
-    def gemm(self, variant, a, b, c, *, alpha, beta, stream) -> None:
-        """c = alpha * a @ b + beta * c, as `Device.gemm`."""
+    def gemm(
+        self, variant: Variant, a: Array, b: Array, c: Array, *,
+        alpha: float, beta: float, stream: Stream,
+    ) -> None:  # fmt: skip
         (m, n), k = c.shape, a.shape[1]
         levels = self.levels
         while levels and min(m, n, k) < UNIT * 2**levels:
@@ -73,7 +76,7 @@ class Strassen:
             a[:rows, :ks], b[:ks, :cols], target, levels, None
         )
         if beta != 0 or alpha != 1:
-            combine(self.device, alpha, target, beta, inner, inner, stream)
+            self.device.combine(alpha, target, beta, inner, inner, stream)
         if ks < k:
             plain(variant, a[:rows, ks:], b[ks:, :cols], inner, alpha=alpha, beta=1, stream=stream)
         if cols < n:
@@ -84,11 +87,16 @@ class Strassen:
 
 
 class _Product:
-    def __init__(self, device: Device, variant, stream):
+    """One product by Strassen's algorithm, on one stream."""
+
+    def __init__(self, device: Device, variant: Variant, stream: Stream):
         self.device, self.variant, self.stream = device, variant, stream
 
-    def levels(self, a, b, c, levels: int, spaces) -> None:
-        """c = a @ b; sides divide by 2^levels. `spaces` are the workspaces of deeper levels."""
+    def levels(
+        self, a: Array, b: Array, c: Array, levels: int, spaces: Sequence[Workspaces] | None
+    ) -> None:
+        """c = a @ b; sides are multiples of 2^levels. `spaces` are the workspaces of this level
+        and of deeper ones."""
         if levels == 0:
             self.device.gemm(self.variant, a, b, c, alpha=1, beta=0, stream=self.stream)
             return
@@ -99,7 +107,7 @@ class _Product:
         c11, c12, c21, c22 = _quarters(c)
         x, y, product = (_like(v, s) for v, s in ((a11, x_space), (b11, y_space), (c11, x_space)))
 
-        def times(p, q, out):
+        def times(p: Array, q: Array, out: Array) -> None:
             self.levels(p, q, out, levels - 1, spaces[1:])
 
         # Two workspaces suffice: the quarters of C hold products until they are due.
@@ -126,67 +134,34 @@ class _Product:
         times(a12, b21, c11)  # P2
         self._add(product, c11, c11)
 
-    def _spaces(self, a, b, levels: int) -> list:
+    def _spaces(self, a: Array, b: Array, levels: int) -> list[Workspaces]:
         """For each level, flat memory for a quarter of A or C, and for one of B."""
         (m, k), n = a.shape, b.shape[1]
-        out = []
+        out: list[Workspaces] = []
         for level in range(1, levels + 1):
             rows, cols, ks = (size >> level for size in (m, n, k))
-            out.append(
-                tuple(
-                    self.device.empty(1, count, a.dtype.name)[0]
-                    for count in (rows * max(ks, cols), ks * cols)
-                )
+            x, y = (
+                self.device.empty(1, count, a.dtype.name)[0]
+                for count in (rows * max(ks, cols), ks * cols)
             )
+            out.append((x, y))
         return out
 
-    def _add(self, x, y, out) -> None:
-        combine(self.device, 1, x, 1, y, out, self.stream)
+    def _add(self, x: Array, y: Array, out: Array) -> None:
+        self.device.combine(1, x, 1, y, out, self.stream)
 
-    def _sub(self, x, y, out) -> None:
-        combine(self.device, 1, x, -1, y, out, self.stream)
+    def _sub(self, x: Array, y: Array, out: Array) -> None:
+        self.device.combine(1, x, -1, y, out, self.stream)
 
 
-def _quarters(matrix) -> tuple:
+def _quarters(matrix: Array) -> tuple[Array, Array, Array, Array]:
     rows, cols = (size // 2 for size in matrix.shape)
     top, bottom = matrix[:rows], matrix[rows:]
     return top[:, :cols], top[:, cols:], bottom[:, :cols], bottom[:, cols:]
 
 
-def _like(view, space):
+def _like(view: Array, space: Array) -> Array:
     """The beginning of flat memory as a matrix of the view's shape and order."""
     rows, cols = view.shape
     flat = space[: rows * cols]
-    return flat.reshape(rows, cols) if layout(view)[0] == "n" else flat.reshape(cols, rows).T
-
-
-def combine(device: Device, alpha, x, beta, y, out, stream) -> None:
-    """out = alpha * x + beta * y for matrices of one shape and order; `out` may be x or y.
-
-    With beta = 0, y is not read.
-    """
-    if layout(out)[0] == "t":
-        x, y, out = x.T, y.T, out.T
-    if beta == 0:
-        y = x
-    if not isinstance(device, KernelDevice):
-        scalar = out.dtype.type
-        if x is y:
-            np.multiply(x, scalar(alpha), out=out)
-        elif alpha == 1 and beta in (1, -1):
-            (np.add if beta == 1 else np.subtract)(x, y, out=out)
-        else:
-            out[...] = scalar(alpha) * x + scalar(beta) * y
-        return
-    variant, dtype = catalog.helper("combine"), out.dtype.name
-    function = device.function(variant, dtype)
-    scalar = np.dtype(dtype).type
-    rows, cols = out.shape
-    for r, s, launch in variant.launches(rows, cols, 0, dtype):
-        px, py, part = x[r, s], y[r, s], out[r, s]
-        args = [
-            np.int32(part.shape[0]), np.int32(part.shape[1]),
-            scalar(alpha), px, np.int64(layout(x)[1]),
-            scalar(beta), py, np.int64(layout(y)[1]), part, np.int64(layout(out)[1]),
-        ]  # fmt: skip
-        device.launch(function, launch, args, stream)
+    return flat.reshape(rows, cols) if stored(view)[0] == "n" else flat.reshape(cols, rows).T

@@ -1,5 +1,5 @@
 // Copies between ordinary host memory and GPUs through page-locked slots, by threads that need
-// neither Python nor its lock. copier.py compiles and calls it.
+// neither Python nor its lock. native_copier.py compiles and calls it.
 //
 // A ring is one direction of one GPU: a stream, slots, and a thread that waits for the stream's
 // events in their order. A copy is cut into pieces that fit a slot. All rings share the threads
@@ -45,7 +45,7 @@ struct Driver {  // addresses of the driver's functions
     int (*synchronize)(void* event);
 };
 
-struct Request {  // as copier.py gives it; height runs of width bytes
+struct Request {  // as native_copier.py gives it; height runs of width bytes
     uint64_t id;
     char* host;
     uint64_t host_pitch;
@@ -53,6 +53,7 @@ struct Request {  // as copier.py gives it; height runs of width bytes
     uint64_t width, height;
     void *after, *start, *stop;  // events: what to wait for (or null), what to record
     const int* stopped;          // not 0: the rest need not be copied
+    int* accepted;               // set when a ring has it
 };
 
 struct Job : Request {
@@ -394,6 +395,7 @@ void ring_submit(Pool* pool, Ring* ring, const Request* request) {
     job->left = job->pieces;
     std::lock_guard<std::mutex> lock(pool->mutex);
     ring->jobs.push_back(job);
+    *request->accepted = 1;
     pool->work.notify_all();
 }
 }

@@ -43,7 +43,7 @@ def assumed(spec: DeviceSpec, count: int) -> Links:
 def tflops(spec: DeviceSpec, problem: Problem) -> float:
     """What a device is assumed to reach in this arithmetic."""
     kind = "narrow" if problem.operands != problem.dtype else problem.compute
-    return spec.tflops * (QUICKER.get(kind, 1) if spec.kind == "cuda" else 1)
+    return spec.tflops * (QUICKER.get(kind, 1) if spec.on_gpu else 1)
 
 
 def bound(plan: Plan, *, pinned: bool = False) -> dict[str, float]:

@@ -25,6 +25,7 @@ class Links:
 
     @property
     def memcpy_gbps(self) -> float:
+        """GB/s of copies within host memory, by as many threads as are fastest."""
         return max(gbps for _threads, gbps in self.memcpy)
 
 
@@ -32,9 +33,14 @@ class Links:
 class DeviceSpec:
     """What the planner knows of a device.
 
-    `unit` tells which devices share one piece of hardware (one GPU that plays several).
-    Rates are what the cost model assumes, not promises; `best_tflops` is one that no product
-    is known to exceed, and `links` what was measured of this host's links.
+    `kind` is what users call it (cuda, cpu or emulator), for messages. `unit` tells which devices
+    share one piece of hardware (one GPU that plays several). Rates are what the cost model
+    assumes, not promises; `best_tflops` is one that no product is known to exceed, and `links`
+    what was measured of this host's links.
+
+    What planning asks of a device's abilities: `host_memory` (it multiplies matrices of the host
+    where they lie), `on_gpu` (NCCL sums between such devices, and tensor cores multiply there),
+    and `alignment` (elements): the multiples on which cuts fall where that costs nothing.
     """
 
     name: str
@@ -48,3 +54,5 @@ class DeviceSpec:
     host_memory: bool = False
     best_tflops: float | None = None
     links: Links | None = None
+    on_gpu: bool = True
+    alignment: int = 32  # 128-byte lines of float32

@@ -107,7 +107,7 @@ NOWHERE: Homes = (None, None, None)
 
 @dataclass(frozen=True)
 class Plan:
-    """`held` is of how many turns a worker's blocks are on its device at once; 0 is all.
+    """`turns_in_memory` is of how many turns a worker's blocks are on its device at once; 0 is all.
 
     `homes` are the devices on which A, B and C lie, where what they multiply is not copied.
     """
@@ -122,7 +122,7 @@ class Plan:
     kernel: str
     reduce: str
     resident: bool
-    held: int = 0
+    turns_in_memory: int = 0
     homes: Homes = NOWHERE
     predicted_ms: float = 0.0
 
@@ -225,8 +225,8 @@ class Plan:
             if self.summed:
                 for w in mine.intersection(panel.workers):
                     tiles[w][panel.tile] += len(panel.rows) * len(panel.cols)
-        operands = sum(_most(turns, self.held) for turns in blocks.values())
-        results = sum(_most(turns, TILES_HELD) for turns in tiles.values())
+        operands = sum(_most(turns, self.turns_in_memory) for turns in blocks.values())
+        results = sum(_most(turns, TILES_IN_MEMORY) for turns in tiles.values())
         p = self.problem
         return operands * p.operand_size + results * p.itemsize + self._packed_bytes(device)
 
@@ -251,9 +251,9 @@ class Plan:
         return [w for w in self.workers if w.boxes and self._remote(w.device)]
 
 
-TILES_HELD = 2  # one tile is finished while the next is multiplied
+TILES_IN_MEMORY = 2  # one tile is finished while the next is multiplied
 
 
-def _most(turns: dict[int, int], held: int) -> int:
+def _most(turns: dict[int, int], in_memory: int) -> int:
     """What the largest turns need that may be there together."""
-    return sum(sorted(turns.values(), reverse=True)[: held or None])
+    return sum(sorted(turns.values(), reverse=True)[: in_memory or None])

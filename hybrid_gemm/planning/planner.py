@@ -26,7 +26,6 @@ __all__ = [
     "strips_along_rows",
 ]  # fmt: skip
 
-ALIGN = 32  # elements: cuts fall on whole 128-byte lines of fp32 where that costs nothing
 # A part of A or B: so large that a copy and a product are worth starting, and so small that
 # the first product starts early.
 PART_BYTES, MOST_PARTS = 16 << 20, 16
@@ -40,7 +39,7 @@ PANEL_ELEMENTS, PANEL_ROWS = 16 << 20, 512  # of partials that are summed while 
 PAIR_START_MS = 0.015
 LARGEST_PART_BYTES = 256 << 20  # where neither side can be cut, K is
 LEAST_CHUNK, LEAST_TILE = 512, 256  # of K, and a tile's sides, where memory is short
-HELD = 2  # turns: one is brought while another is multiplied
+TURNS_IN_MEMORY = 2  # turns: one is brought while another is multiplied
 # What a worker more has to save: docs/results/small2_h200.json has where two GPUs pass one.
 START_MS = 2.0
 REDUCTIONS = ("ordered", "critical", "nccl")
@@ -49,12 +48,12 @@ REDUCTIONS = ("ordered", "critical", "nccl")
 @dataclass(frozen=True)
 class Cuts:
     """How the workers' shares are cut in time: a block of C into rows x cols tiles, K into
-    chunks. `held` is the plan's; `panels` is whether tiles go panel by panel."""
+    chunks. `turns_in_memory` is the plan's; `panels` is whether tiles go panel by panel."""
 
     rows: int = 1
     cols: int = 1
     ks: int = 1
-    held: int = 0
+    turns_in_memory: int = 0
     panels: bool = True
 
 
@@ -121,7 +120,11 @@ def make_plan(
     if not plans:
         raise UsageError(refusals[0])
     return min(
-        plans, key=lambda plan: (plan.held > 0, plan.predicted_ms + START_MS * len(plan.workers))
+        plans,
+        key=lambda plan: (
+            plan.turns_in_memory > 0,
+            plan.predicted_ms + START_MS * len(plan.workers),
+        ),
     )
 
 
@@ -130,7 +133,8 @@ def _no_nccl(plan: Plan) -> str | None:
     if plan.reduce != "nccl" or not plan.summed:
         return None
     other = "the ordered reduction works there"
-    if (kind := plan.devices[0].kind) != "cuda":
+    if not plan.devices[0].on_gpu:
+        kind = plan.devices[0].kind
         return f"the nccl reduction sums between GPUs, and the device is {kind}; {other}"
     for workers in dict.fromkeys(panel.workers for panel in plan.panels):
         units = {plan.devices[plan.workers[w].device].unit for w in workers}
@@ -174,7 +178,7 @@ def _in_turns(whole: Plan) -> Plan | None:
         while True:
             plan = on_grid(
                 whole.problem, whole.devices, whole.grid, whole.split, whole.kernel, whole.reduce,
-                whole.resident, cuts=Cuts(rows, cols, ks, HELD), homes=whole.homes,
+                whole.resident, cuts=Cuts(rows, cols, ks, TURNS_IN_MEMORY), homes=whole.homes,
             )  # fmt: skip
             if not memory_shortfall(plan):
                 return plan
@@ -195,7 +199,7 @@ def on_grid(
 ) -> Plan:  # fmt: skip
     """The plan on a grid pm x pn x pk; `spans` are its cuts along m, n and k (default: even)."""
     first = next((home for home in reversed(homes) if home is not None), 0)
-    align = 1 if devices[0].kind == "cpu" else ALIGN
+    align = devices[0].alignment
     sizes = (problem.m, problem.n, problem.k)
     spans = spans or [cut(size, parts, align) for size, parts in zip(sizes, grid, strict=True)]
     pm, pn, pk = grid
@@ -231,7 +235,7 @@ def on_grid(
     return Plan(
         problem, split, grid, devices, tuple(workers),
         _blocks(workers, cuts, depth, problem, align, resident), tuple(panels),
-        kernel, reduce, resident, cuts.held, homes,
+        kernel, reduce, resident, cuts.turns_in_memory, homes,
     )  # fmt: skip
 
 
@@ -310,7 +314,7 @@ def _blocks(workers, cuts: Cuts, depth, problem, align, resident) -> tuple[Block
     needed: dict[tuple, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     for worker in workers:
         for turn, box in enumerate(worker.boxes):
-            own = (turn, worker.index) if cuts.held else (turn,)
+            own = (turn, worker.index) if cuts.turns_in_memory else (turn,)
             needed["A", box.rows, box.ks, *own][worker.device].append(worker.index)
             needed["B", box.ks, box.cols, *own][worker.device].append(worker.index)
     blocks = []

@@ -11,8 +11,7 @@ import types
 
 import numpy as np
 import pytest
-from conftest import integers
-from test_world import comm  # noqa: F401  (a fixture)
+from support.arrays import WithPointer, integers
 
 from hybrid_gemm import catalog
 from hybrid_gemm.devices.base import HostEvent, HostStream
@@ -23,6 +22,8 @@ from hybrid_gemm.problem import Problem
 from hybrid_gemm.ranks.rank_plan import make_rank_plan
 from hybrid_gemm.ranks.rank_run import RankRun
 from hybrid_gemm.ranks.transports import KINDS
+
+pytestmark = pytest.mark.mpi
 
 
 def array_at(address: int, shape, dtype) -> np.ndarray:
@@ -134,17 +135,9 @@ class PretendedNccl:
         self.group.clear()
 
 
-class _Pointers(np.ndarray):
-    """NumPy with CuPy's way to an address."""
-
-    @property
-    def data(self):
-        return types.SimpleNamespace(ptr=self.ctypes.data)
-
-
 @pytest.mark.parametrize("name", ["ipc", "nccl", "mpi"])
 @pytest.mark.parametrize(("lanes", "rounds"), [(1, 2), (2, 1), (2, 5), ("there", 1), ("there", 5)])
-def test_pieces_arrive_whole(comm, name, rounds, lanes, rng, tmp_path, monkeypatch):  # noqa: F811
+def test_pieces_arrive_whole(comm, name, rounds, lanes, rng, tmp_path, monkeypatch):
     """On lanes, or with A and B on the device."""
     if comm.size == 1:
         pytest.skip("one rank sums nothing")
@@ -156,7 +149,7 @@ def test_pieces_arrive_whole(comm, name, rounds, lanes, rng, tmp_path, monkeypat
         monkeypatch.setitem(
             sys.modules, "cupy.cuda", types.SimpleNamespace(nccl=module, __name__="cupy.cuda")
         )
-        device.empty = lambda rows, cols, dtype: np.empty((rows, cols), dtype).view(_Pointers)
+        device.empty = lambda rows, cols, dtype: np.empty((rows, cols), dtype).view(WithPointer)
     blas = catalog.get("blas").variant()
     for m, n, k in [(40, 30, 50), (3, 70, 64), (1, 1, 9), (200, 5, 21)]:
         problem = Problem(m, n, k, alpha=2, beta=3)

@@ -9,7 +9,9 @@ import weakref
 
 import numpy as np
 import pytest
-from conftest import integers
+from support.arrays import integers
+from support.devices import on
+from support.ranks import share
 
 import hybrid_gemm
 from hybrid_gemm import RankRunner
@@ -22,32 +24,8 @@ from hybrid_gemm.ranks.rank_plan import make_rank_plan
 from hybrid_gemm.ranks.redistribution import NOTHING, Part, move
 from hybrid_gemm.ranks.runner import parts_of
 
-
-class _Aborter:
-    """A test that fails on one rank must not leave the others waiting."""
-
-    def __init__(self, comm):
-        self.comm = comm
-
-    def pytest_runtest_logreport(self, report):
-        if report.failed:
-            print(f"rank {self.comm.rank}: {report.longreprtext}", flush=True)
-            self.comm.Abort(1)
-
-
-@pytest.fixture(scope="session")
-def comm(request):
-    MPI = pytest.importorskip("mpi4py.MPI", reason="mpi4py is not installed", exc_type=ImportError)
-    if MPI.COMM_WORLD.size > 1:
-        request.config.pluginmanager.register(_Aborter(MPI.COMM_WORLD))
-    return MPI.COMM_WORLD
-
-
+pytestmark = pytest.mark.mpi
 SHAPES = [(65, 33, 70), (1, 5, 130), (90, 3, 1), (7, 9, 0), (0, 3, 4), (3, 257, 64), (2, 2, 2)]
-
-
-def cut(size: int, comm) -> slice:
-    return slice(comm.rank * size // comm.size, (comm.rank + 1) * size // comm.size)
 
 
 @pytest.mark.parametrize("split", ["rows", "cols", "auto"])
@@ -68,7 +46,7 @@ def test_every_distribution(comm, device, split, rng):
     runner = RankRunner(comm, device=device, split=split)
     for m, n, k in SHAPES:
         a, b, c = (integers(rng, shape) for shape in ((m, k), (k, n), (m, n)))
-        rows, ks = cut(m, comm), cut(k, comm)
+        rows, ks = share(m, comm), share(k, comm)
         expected = a @ b + c
         options = {"beta": 1, "distribution": "root", "root": comm.size - 1}
         here = comm.rank == comm.size - 1
@@ -144,18 +122,17 @@ def test_transports_give_the_same_bits(comm, device, transport, rng):
     other.close()
 
 
+@pytest.mark.parametrize("device", [on("cuda")])
 def test_arrays_on_a_gpu_stay_there(comm, device, rng):
-    if device != "cuda":
-        pytest.skip("arrays of the host")
     import cupy
 
     runner = RankRunner(comm, device=device, split="cols")
     with cupy.cuda.Device(runner.devices[0].ordinal):
         a, b = integers(rng, (130, 200)), integers(rng, (200, 70))
-        ks = cut(200, comm)
+        ks = share(200, comm)
         got = runner.gemm(cupy.asarray(a[:, ks]), cupy.asarray(b[ks]), distribution="cols")
         assert isinstance(got, cupy.ndarray)
-        np.testing.assert_array_equal(got.get(), (a @ b)[cut(130, comm)])
+        np.testing.assert_array_equal(got.get(), (a @ b)[share(130, comm)])
         got = runner.gemm(cupy.asarray(a), cupy.asarray(b))
         np.testing.assert_array_equal(got.get(), a @ b)
     runner.close()

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
 from ...arrays.strides import address, layout, leading, runs
+from ...catalog import Launch, Variant
 from ...errors import UnavailableError
 from ...kernel_choice import tables
 from ...kernel_choice.tables import Machine
 from ...planning import cost_model, link_rates
-from ...planning.planner import DeviceSpec
-from ..base import Stream
+from ...planning.hardware import DeviceSpec
+from ..base import Array, Event, Stream
 from ..kernel_device import KernelDevice
+from ..kernel_launcher import BoundProduct
+from ..roles import Facts
 from . import cublas, driver, nvml, nvrtc, pinned_memory
 
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -31,6 +35,7 @@ _LANES = {
     (10, 0): {"float32": 128, "float64": 64, "int32": 64},
     (12, 0): {"float32": 128, "float64": 2, "int32": 64},
 }
+OwnStream = Any  # a `CudaStream`: every device takes streams of its own
 _URGENT = -5  # the highest priority that streams have; CUDA takes the nearest it knows
 MAX_TABLES = 4096  # tables of pointers kept; the oldest has long been read when it goes
 
@@ -46,7 +51,7 @@ def count() -> int:
 
 @functools.cache
 def uuids() -> tuple[str, ...]:
-    """Of the GPUs that this process sees, by number."""
+    """The UUIDs of the GPUs that this process sees, by number."""
     import cupy
 
     properties = map(cupy.cuda.runtime.getDeviceProperties, range(count()))
@@ -54,7 +59,9 @@ def uuids() -> tuple[str, ...]:
 
 
 class CudaStream(Stream):
-    def __init__(self, cupy_stream):
+    """A stream of a GPU; `cupy` is CuPy's object for it."""
+
+    def __init__(self, cupy_stream: Any) -> None:
         super().__init__()
         self.cupy = cupy_stream
         self.cublas: cublas.Handle | None = None  # made when it is needed
@@ -65,7 +72,7 @@ class CudaStream(Stream):
             self.cublas = cublas.Handle(self.cupy.ptr)
         return self.cublas
 
-    def record(self, event=None):
+    def record(self, event: Event = None) -> Event:
         import cupy
 
         if event is None:  # a thread that waits for it leaves its core to others
@@ -73,13 +80,13 @@ class CudaStream(Stream):
         driver.record(event.ptr, self.cupy.ptr)
         return event
 
-    def wait(self, event):
+    def wait(self, event: Event) -> None:
         driver.wait(self.cupy.ptr, event.ptr)
 
-    def passed(self, event):
+    def passed(self, event: Event) -> bool:
         return driver.passed(event.ptr)
 
-    def synchronize(self):
+    def synchronize(self) -> None:
         self.cupy.synchronize()
 
 
@@ -90,9 +97,12 @@ class CudaDevice(KernelDevice):
     memory apart and copies between them as real peers would.
     """
 
-    kind, queues = "cuda", True
+    kind = "cuda"
+    on_gpu = True
+    queues = True
+    ordinal: int
 
-    def __init__(self, ordinal: int, part: int | None = None):
+    def __init__(self, ordinal: int, part: int | None = None) -> None:
         super().__init__()
         import cupy
 
@@ -105,20 +115,22 @@ class CudaDevice(KernelDevice):
         self.ordinal = ordinal
         self.name = f"cuda:{ordinal}" + ("" if part is None else f".{part}")
         self.pool = cupy.cuda.MemoryPool()
-        self._monitor = self._spoiler = None
-        self._tables: dict[bytes, cupy.ndarray] = {}
+        self._monitor: nvml.Monitor | None = None
+        self._spoiler: Array = None
+        self._tables: dict[bytes, Array] = {}
         self.properties = cupy.cuda.runtime.getDeviceProperties(ordinal)
         self.capability = 10 * self.properties["major"] + self.properties["minor"]
         self.arch = f"sm_{self.capability}"
         self.processors = self.properties["multiProcessorCount"]
 
-    def stranger(self):
+    def detached(self) -> CudaDevice:
         other = CudaDevice(self.ordinal)
         other.together = self.together
         return other
 
     @property
     def model(self) -> str:
+        """Such as "NVIDIA H200"."""
         return self.properties["name"].decode()
 
     def describe(self) -> str:
@@ -130,7 +142,7 @@ class CudaDevice(KernelDevice):
             self.capability, self.peak_tflops(dtype),
         )  # fmt: skip
 
-    def spec(self, dtype="float32") -> DeviceSpec:
+    def spec(self, dtype: str = "float32") -> DeviceSpec:
         with self.cp.cuda.Device(self.ordinal):
             free, _total = self.cp.cuda.runtime.memGetInfo()
         p = self.properties
@@ -154,73 +166,75 @@ class CudaDevice(KernelDevice):
         clock = self.cp.cuda.Device(self.ordinal).attributes["ClockRate"] * 1e3
         return lanes and 2 * lanes * self.properties["multiProcessorCount"] * clock / 1e12
 
-    def readings(self) -> dict:
+    def readings(self) -> dict[str, Any]:
         if self._monitor is None:
             bus = self.cp.cuda.runtime.deviceGetPCIBusId(self.ordinal)
             self._monitor = nvml.Monitor(bus)
         return self._monitor.read()
 
-    def flush_cache(self, stream: CudaStream) -> None:
-        """Fills L2 with other data."""
+    def flush_cache(self, stream: OwnStream) -> None:
+        """Fills the L2 cache with other data."""
         if self._spoiler is None:
             self._spoiler = self.empty(1, self.properties["l2CacheSize"] // 2, "float32")
         self._spoiler.fill(0)
 
     @property
-    def port(self):
+    def port(self) -> object:
         return self.kind, self.ordinal
 
-    def stream(self, urgent=False) -> CudaStream:
+    def stream(self, urgent: bool = False) -> CudaStream:
         with self.cp.cuda.Device(self.ordinal):
             priority = _URGENT if urgent else None
             return CudaStream(self.cp.cuda.Stream(non_blocking=True, priority=priority))
 
-    def pinned(self, size):
+    def pinned(self, size: int) -> np.ndarray:
         with self.cp.cuda.Device(self.ordinal):
             return pinned_memory.empty(size)
 
-    def calls(self):
+    def calls(self) -> driver.Calls:
         with self.cp.cuda.Device(self.ordinal):
             return driver.calls(self.cp.cuda.driver.ctxGetCurrent())
 
-    def reads(self, array):
+    def reads(self, array: np.ndarray) -> bool:
         return pinned_memory.is_pinned(array)
 
-    def reaches(self, other):
+    def reaches(self, other: Facts) -> bool:
         return other.ordinal == self.ordinal or bool(
             self.cp.cuda.runtime.deviceCanAccessPeer(self.ordinal, other.ordinal)
         )
 
-    def free_unused(self):
+    def free_unused(self) -> None:
         self.pool.free_all_blocks()
 
-    def enter(self, stream):
+    def enter(self, stream: OwnStream) -> None:
         self.cp.cuda.Device(self.ordinal).use()
         stream.cupy.use()
 
     @contextlib.contextmanager
-    def using(self, stream):
+    def using(self, stream: OwnStream) -> Iterator[None]:
         with self.cp.cuda.Device(self.ordinal), stream.cupy:
             yield
 
-    def start_clock(self):
+    def start_clock(self) -> None:
         with self.cp.cuda.Device(self.ordinal):
             self.cp.cuda.runtime.deviceSynchronize()
             self._zero = self.cp.cuda.Event()
             self._zero.record(self.cp.cuda.Stream(non_blocking=True))
             self._zero.synchronize()
 
-    def clock(self):
+    def clock(self) -> Callable[[Event], float]:
         cuda, ordinal, zero = self.cp.cuda, self.ordinal, self._zero
 
-        def time_ms(event):
+        def time_ms(event: Event) -> float:
             with cuda.Device(ordinal):
                 return cuda.get_elapsed_time(zero, event)
 
         return time_ms
 
-    def repeated(self, work, count, stream):
-        """One graph launch, so that what the host takes a kernel is not in the time."""
+    def repeated(
+        self, work: Callable[[], None], count: int, stream: OwnStream
+    ) -> Callable[[], None]:  # fmt: skip
+        """One launch of a graph, so that the host's time for each kernel is not measured."""
         stream.cupy.begin_capture()
         try:
             for _ in range(count):
@@ -230,18 +244,16 @@ class CudaDevice(KernelDevice):
         graph.upload(stream.cupy)
         return lambda: graph.launch(stream.cupy)
 
-    def empty(self, rows, cols, dtype):
-        dtype = np.dtype(dtype)
-        return self.cp.ndarray(
-            (rows, cols), dtype, memptr=self._allocate(rows * cols * dtype.itemsize)
-        )
+    def empty(self, rows: int, cols: int, dtype: str) -> Array:
+        of = np.dtype(dtype)
+        return self.cp.ndarray((rows, cols), of, memptr=self._allocate(rows * cols * of.itemsize))
 
-    def _allocate(self, size: int):
+    def _allocate(self, size: int) -> Any:
         # A pool allocates on the current GPU, which is another one in a thread that is not ours.
         with self.cp.cuda.Device(self.ordinal):
             return self.pool.malloc(size)
 
-    def pointers(self, matrices):
+    def pointers(self, matrices: Sequence[Array]) -> Array:
         # Kept, for a pool gives the same addresses again: a copy from ordinary host memory
         # would wait in line behind the downloads of other workers.
         host = np.array([m.data.ptr for m in matrices], np.uint64)
@@ -258,11 +270,11 @@ class CudaDevice(KernelDevice):
             self._tables[key] = table
         return self._tables[key]
 
-    def copy(self, dst, src, stream):
+    def copy(self, dst: Array, src: Array, stream: OwnStream) -> None:
         """2-D asynchronous copies in any direction: slabs need no repacking on the host."""
         self.bound_copy(dst, src)(stream)
 
-    def bound_copy(self, dst, src):
+    def bound_copy(self, dst: Array, src: Array) -> Callable[[Stream], None]:
         if not dst.size:
             return lambda stream: None
         if not (shape := runs(dst, src)):
@@ -272,15 +284,16 @@ class CudaDevice(KernelDevice):
         runtime, kept = self.cp.cuda.runtime, (dst, src)
         way, to, source = runtime.memcpyDefault, address(dst), address(src)
         to_pitch, pitch, width, height = shape
-        if height > 1:
-            return lambda stream, _kept=kept: runtime.memcpy2DAsync(
-                to, to_pitch, source, pitch, width, height, way, stream.cupy.ptr
-            )
-        return lambda stream, _kept=kept: runtime.memcpyAsync(
-            to, source, width, way, stream.cupy.ptr
-        )
 
-    def copy_pinned(self, dst, src, stream):
+        def copy_2d(stream: OwnStream, _kept: Any = kept) -> None:
+            runtime.memcpy2DAsync(to, to_pitch, source, pitch, width, height, way, stream.cupy.ptr)
+
+        def copy_run(stream: OwnStream, _kept: Any = kept) -> None:
+            runtime.memcpyAsync(to, source, width, way, stream.cupy.ptr)
+
+        return copy_2d if height > 1 else copy_run
+
+    def copy_pinned(self, dst: Array, src: Array, stream: OwnStream) -> None:
         shape = dst.size and runs(dst, src)
         if not shape:
             self.copy(dst, src, stream)
@@ -293,7 +306,7 @@ class CudaDevice(KernelDevice):
         else:
             driver.copy(address(dst), address(src), width, stream.cupy.ptr)
 
-    def _copy_turned(self, dst, src, stream):
+    def _copy_turned(self, dst: Array, src: Array, stream: OwnStream) -> None:
         """A copy between matrices that have no storage order in common."""
         if not layout(src):
             # Neither order: a strided host view is made whole first, a device view by CuPy.
@@ -307,13 +320,16 @@ class CudaDevice(KernelDevice):
         else:
             dst[...] = self.cp.asarray(src)
 
-    def compile(self, variant, dtype, layouts):
+    def compile(self, variant: Variant, dtype: str, layouts: str) -> None:
+        self._compiled(variant, dtype, layouts)
+
+    def _compiled(self, variant: Variant, dtype: str, layouts: str) -> tuple[bytes, nvrtc.Usage]:
         own = variant.kernel.arch.endswith("a")  # one architecture's own instructions
         arch = self.arch + "a" * own
         return nvrtc.compile(variant.source(dtype, layouts), arch, f"{variant.name}.cu")
 
-    def load(self, variant, dtype, layouts):
-        cubin, usage = self.compile(variant, dtype, layouts)
+    def load(self, variant: Variant, dtype: str, layouts: str) -> Any:
+        cubin, usage = self._compiled(variant, dtype, layouts)
         with self.cp.cuda.Device(self.ordinal):
             module = self.cp.cuda.function.Module()
             module.load(cubin)
@@ -323,7 +339,7 @@ class CudaDevice(KernelDevice):
             self.cp.cuda.driver.funcSetAttribute(function.ptr, _MAX_DYNAMIC_SHARED, most)
             return function
 
-    def launch(self, function, launch, args, stream):
+    def launch(self, function: Any, launch: Launch, args: Sequence[Any], stream: OwnStream) -> None:
         driver.launch(
             function.ptr,
             launch.grid,
@@ -334,12 +350,16 @@ class CudaDevice(KernelDevice):
             early=launch.early and _early(),
         )
 
-    def make_room(self, variant, m, n, k, dtype, stream):
+    def make_room(
+        self, variant: Variant, m: int, n: int, k: int, dtype: str, stream: OwnStream
+    ) -> None:
         super().make_room(variant, m, n, k, dtype, stream)
         if variant.kernel.library:
             stream.prepare_cublas()
 
-    def bind_library(self, variant, a, b, c, *, alpha, beta):
+    def bind_library(
+        self, variant: Variant, a: Array, b: Array, c: Array, *, alpha: float, beta: float
+    ) -> BoundProduct:
         tf32 = variant.name == "cublas_tf32"
         return cublas.bind(a, b, c, alpha=alpha, beta=beta, tf32=tf32)
 

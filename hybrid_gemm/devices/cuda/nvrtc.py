@@ -59,8 +59,8 @@ def compile(source: str, arch: str, name: str) -> tuple[bytes, Usage]:
     text = "\n".join([version(), arch, name, catalog.include_digest(), source])
     kept = cache.directory("cubin") / f"{hashlib.sha256(text.encode()).hexdigest()}.cubin"
     if kept.exists():
-        usage, _, cubin = kept.read_bytes().partition(b"\n")
-        return cubin, Usage(**json.loads(usage))
+        header, _, cubin = kept.read_bytes().partition(b"\n")
+        return cubin, Usage(**json.loads(header))
     cubin, log = _compile(source, arch, name)
     usage = _usage(log)
     header = json.dumps(dataclasses.asdict(usage)).encode()

@@ -17,14 +17,14 @@ class NcclTransport(Transport):
         from cupy.cuda import nccl
 
         self.library = nccl
-        with device.cp.cuda.Device(device.ordinal):
+        with device.unwrapped.cp.cuda.Device(device.ordinal):
             unique = comm.bcast(nccl.get_unique_id() if comm.rank == 0 else None)
             self.nccl = nccl.NcclCommunicator(comm.size, unique, comm.rank)
         self.stream = device.stream()
 
     def start(self):
         super().start()
-        self.outgoing = defaultdict(dict)
+        self.outgoing: dict[int, dict] = defaultdict(dict)
         self.incoming, self.events = {}, {}
         self.next = 0  # the round to be exchanged
 
