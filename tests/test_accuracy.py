@@ -153,9 +153,7 @@ def test_bench_times_tensor_cores(kernel_device, compute, data):
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_bench_times_narrow_operands(kernel_device, dtype):
-    found = run(
-        KernelStudy([], [(70, 66, 90)], device=kernel_device, dtypes=[dtype], samples=1)
-    )
+    found = run(KernelStudy([], [(70, 66, 90)], device=kernel_device, dtypes=[dtype], samples=1))
     for row in found["rows"]:
         assert row["dtype"] == dtype and row["verdict"] == "passed"
         assert row["compute"] == f"{dtype} on tensor cores, sums in float32"
