@@ -294,10 +294,10 @@ class Options:
         return cls(**given)
 
     def alone(self) -> Options:
-        """These options for one process; `UsageError` where one is for MPI ranks only."""
+        """These options for one process; `OptionTypeError` where one is for MPI ranks only."""
         for name, choice in CHOICES.items():
             if choice.across_ranks and getattr(self, name) != DEFAULTS[name]:
-                raise UsageError(f"{name} is for products over ranks: pass comm too")
+                raise OptionTypeError(f"{name} is for products over ranks: pass comm too")
         return self
 
     def across_ranks(self) -> Options:

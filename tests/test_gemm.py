@@ -177,7 +177,7 @@ def test_bad_operands_are_restated(a, b, error, message):
         ({"beta": 1}, UsageError, "no C was given"),
         ({"alpha": "x"}, DTypeError, "alpha must be a real number"),
         ({"split": "diagonal"}, UsageError, "rows, cols and auto"),
-        ({"device": "tpu"}, UsageError, "auto, cuda, cpu, emulator"),
+        ({"device": "tpu"}, UsageError, "auto, cuda, cpu and emulator"),
         ({"device": "cpu", "gpus": [0]}, UsageError, "the device is cpu"),
         ({"device": "cpu", "kernel": "naive"}, UsageError, "does not run on the cpu"),
         ({"device": "cpu", "kernel": "niave"}, UsageError, "did you mean 'naive'"),
@@ -278,14 +278,20 @@ def test_resident_runs_move_nothing_while_the_clock_runs(device, split, rng):
 
 def test_room_for_parts_is_made_before_the_clock_runs(kernel_device, rng, monkeypatch):
     """Once: streams do in a second run what they did in the first."""
-    seen, start = [], ThreadRun.start_clock
+    seen, execute = [], ThreadRun.execute
 
-    def start_clock(run):
-        streams = [s for p in run.pipelines for s in p.multiplying]
-        seen.append([(id(s), [id(room) for room, _flags in s.scratch]) for s in streams])
-        start(run)
+    def watched(run):
+        start = run.run.clock.start
 
-    monkeypatch.setattr(ThreadRun, "start_clock", start_clock)
+        def start_clock():
+            streams = [s for worker in run.workers for s in worker.multiplying]
+            seen.append([(id(s), [id(room) for room, _flags in s.scratch]) for s in streams])
+            start()
+
+        run.run.clock.start = start_clock
+        return execute(run)
+
+    monkeypatch.setattr(ThreadRun, "execute", watched)
     a, b = integers(rng, (300, 40)), integers(rng, (40, 60))
     here = Runner(device=kernel_device, kernel="tuned", threads=2, split="rows")
     for _ in range(3):

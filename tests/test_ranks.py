@@ -143,6 +143,7 @@ def test_gpus_are_dealt_round_within_a_node(local_rank, local_size, visible, thr
 
 # --- the command --------------------------------------------------------------------------
 
+
 def run(ranks: int, *arguments, **options):
     return mpirun(ranks, "-m", "hybrid_gemm", "run", "--device", "cpu", *arguments, **options)
 
@@ -236,7 +237,7 @@ def test_info_says_where_ranks_run():
         (["--size", "8", "--transport", "nccl"], 5, "between GPUs"),
         (["--size", "8", "--param", "BM"], 2, "--param BM"),
         (["--size", "8", "--reduce", "critical"], 2, "critical"),
-        (["--size", "8", "--reduce", "nccl"], 2, "--transport"),
+        (["--size", "8", "--reduce", "nccl"], 2, "transport says"),
         (["--no-such-option"], 2, "no-such-option"),
     ],
 )

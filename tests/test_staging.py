@@ -213,7 +213,7 @@ def test_a_failed_download_says_that_out_is_incomplete(monkeypatch, rng):
 
 
 def test_the_grid_is_checked():
-    for grid, message in (((2, 2, 2), "is not 4 workers"), ((4, 1), "is not 4 workers")):
+    for grid, message in (((2, 2, 2), "is not 4 workers"), ((4, 1), "takes pm x pn x pk")):
         with pytest.raises(UsageError, match=message):
             Runner(device="cpu", threads=4, grid=grid).gemm(np.ones((8, 8)), np.ones((8, 8)))
     with pytest.raises(UsageError, match="beside the split"):

@@ -14,8 +14,9 @@ from ..catalog import Variant
 from ..devices import tensor_core_products
 from ..devices.base import Device
 from ..devices.cuda import nccl_group
-from ..errors import UnavailableError, UsageError
-from ..kernel_choice import compute_modes, nearest_measured
+from ..errors import UnavailableError
+from ..kernel_choice import compute_modes
+from ..kernel_choice.choose import choose
 from ..options import AUTOMATIC_KERNELS, Options
 from ..planning.hardware import DeviceSpec
 from ..planning.plan import NOWHERE, Homes, Plan
@@ -24,8 +25,6 @@ from ..problem import Problem
 
 MAX_PLANS = 256  # remembered
 SMALLER = 0.7  # of what a plan needs, where that much was not there
-# What `kernel="auto"` takes where nothing is tuned: the first that can run the problem.
-AUTO = {"cpu": ("blas",), "emulator": ("double_buffered", "shared_tile", "naive")}
 
 
 class PlanMaker:
@@ -109,30 +108,10 @@ class PlanMaker:
     def choice(self, plan: Plan, layouts: str = "nn") -> tuple[Variant, str]:
         """The kernel for a plan of operands in these layouts, and why it is this one. Raises
         `UsageError` if the one asked for cannot run it."""
-        problem, boxes = plan.problem, plan.products
-        if self.arithmetic.takes(problem):
-            m, n, k = boxes[0] if boxes else (problem.m, problem.n, problem.k)
-            box = dataclasses.replace(problem, m=m, n=n, k=k)
-            why = "asked for" if self.kernel else "the one for tensor cores here"
-            return self.arithmetic.variant_for(box, self.devices[0].processors), why
-        if self.kind == "cuda" and not self.kernel and boxes:
-            m, n, k = boxes[0]
-            box = dataclasses.replace(problem, m=m, n=n, k=k)
-            machine, own = self.devices[0].machine(problem.dtype), self.options.kernel == "own"
-            return nearest_measured.choose(machine, box, layouts, own=own)
-        names = AUTO.get(self.kind, ("naive",))
-        candidates = [self.kernel] if self.kernel else [catalog.get(n).variant() for n in names]
-        reasons = []
-        for variant in candidates:
-            refusals = (
-                variant.refusal(device=self.kind, dtype=problem.dtype, m=m, n=n, k=k)
-                for m, n, k in boxes
-            )
-            reason = next(filter(None, refusals), None)
-            if reason is None:
-                return variant, "asked for" if self.kernel else "the first that can"
-            reasons.append(reason)
-        raise UsageError("; ".join(reasons))
+        return choose(
+            plan.problem, plan.products, self.devices[0], chosen=self.kernel,
+            own=self.options.kernel == "own", arithmetic=self.arithmetic, layout=layouts,
+        )  # fmt: skip
 
     def alone(self, problem: Problem, layouts: str, device: Device) -> Variant | None:
         """The kernel for the device that has A, B and C, so that nothing has to fit besides;

@@ -237,7 +237,7 @@ def test_a_runner_that_is_dropped_takes_its_memory_along(comm, device, rng):
         runner = RankRunner(comm, device=device, split="cols")
         np.testing.assert_array_equal(runner.gemm(a, b), a @ b)
         runner.close()
-        there = [weakref.ref(runner), *map(weakref.ref, runner.runner.devices)]
+        there = [weakref.ref(runner), *map(weakref.ref, runner.devices)]
         del runner
         alive = [x() is not None for x in there]
     finally:
