@@ -147,6 +147,7 @@ def run(ranks: int, *arguments, **options):
     return mpirun(ranks, "-m", "hybrid_gemm", "run", "--device", "cpu", *arguments, **options)
 
 
+@pytest.mark.slow
 @needs_mpirun
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_every_rank_passes_the_tests_of_ranks(ranks):
@@ -192,6 +193,7 @@ def test_generated_input_is_the_same_however_many_ranks(tmp_path):
     np.testing.assert_array_equal(one, three)
 
 
+@pytest.mark.slow
 @needs_mpirun
 def test_the_same_command_gives_the_same_bits(tmp_path):
     for i in range(2):

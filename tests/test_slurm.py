@@ -178,6 +178,7 @@ def test_shipped_scripts_multiply(cluster, job):
         assert len(hosts) == int(asked[0].partition("=")[2])
 
 
+@pytest.mark.slow
 @needs_slurm
 def test_the_scaling_study_leaves_a_result_a_run(cluster):
     facts, output = cluster.submit(
