@@ -278,7 +278,7 @@ def test_tuning_keeps_what_it_did_not_measure(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("HYBRID_GEMM_CACHE", str(tmp_path))
     monkeypatch.setattr(tune.devices, "choose", lambda device: ("cuda", ""))
     monkeypatch.setattr(tune.devices, "open_devices", lambda *_, **__: [Gpu()])
-    monkeypatch.setattr(tune.kernel_study, "run", timed)
+    monkeypatch.setattr(tune.bench, "run", timed)
     choices = {"device": "auto", "dtypes": ["float32"], "layouts": ["nn"], "samples": 1,
                "progress": None, "note": None}  # fmt: skip
     table = tmp_path / "t.json"
