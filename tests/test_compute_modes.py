@@ -133,7 +133,7 @@ def test_what_is_not_here_is_refused_by_name(rng):
             hg.gemm(a, b, device="cpu", compute=compute)
     result = runner("cpu", compute="auto").run(a, b)
     assert result.compute == "strict float32" and (result.c == a @ b).all()
-    with pytest.raises(UsageError, match="there are fp32, fp32x3, tf32, auto"):
+    with pytest.raises(UsageError, match="there are fp32, fp32x3, tf32 and auto"):
         hg.gemm(a, b, device="cpu", compute="fp8")
 
 

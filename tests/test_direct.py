@@ -12,7 +12,7 @@ from support.devices import needs
 from support.links import separate_links
 
 import hybrid_gemm
-from hybrid_gemm import Runner, gemm
+from hybrid_gemm import Runner, devices, gemm
 from hybrid_gemm.arrays.caller_arrays import shares_memory
 from hybrid_gemm.errors import DTypeError
 from hybrid_gemm.execution import single_gpu
@@ -43,13 +43,14 @@ def test_a_runner_that_is_dropped_takes_its_memory_along(device, options, rng, m
 
 
 def test_memory_kept_for_later_calls_is_given_back(device, rng, monkeypatch):
-    seen, opened = [], Runner.__init__
+    seen, open_devices = [], devices.open_devices
 
-    def remember(runner, **options):
-        opened(runner, **options)
-        seen.extend(map(weakref.ref, runner.devices))
+    def remember(*arguments, **options):
+        opened = open_devices(*arguments, **options)
+        seen.extend(map(weakref.ref, opened))
+        return opened
 
-    monkeypatch.setattr(Runner, "__init__", remember)
+    monkeypatch.setattr(devices, "open_devices", remember)
     a, b = integers(rng, (70, 90)), integers(rng, (90, 50))
     for _ in range(2):
         np.testing.assert_array_equal(gemm(a, b, device=device, threads=3), a @ b)
@@ -187,7 +188,7 @@ def test_arrays_that_lie_on_a_device_need_not_fit_once_more(kernel_device):
     here = Runner(device=kernel_device, max_device_memory=1000, threads=1)
     with pytest.raises(MemoryError, match=r"needs 48 KiB on .*, which has 0\.977 KiB free"):
         here.plan(Problem(64, 64, 64), resident=True)
-    variant = here.alone(Problem(64, 64, 64), "nn", here.devices[0])
+    variant = here.plans.alone(Problem(64, 64, 64), "nn", here.devices[0])
     assert variant.refusal(device=kernel_device, dtype="float32", m=64, n=64, k=64) is None
 
 

@@ -98,7 +98,7 @@ def test_says_what_it_is(rng):
     assert "Strassen with 2 levels" in runner.describe()
     with pytest.raises(UsageError, match="0 to 6"):
         hg.Runner(device="cpu", algorithm="strassen", levels=7)
-    with pytest.raises(UsageError, match="ordinary, strassen"):
+    with pytest.raises(UsageError, match="ordinary and strassen"):
         hg.Runner(device="cpu", algorithm="winograd")
 
 
