@@ -177,7 +177,7 @@ def test_bad_operands_are_restated(a, b, error, message):
         ({"beta": 1}, UsageError, "no C was given"),
         ({"alpha": "x"}, DTypeError, "alpha must be a real number"),
         ({"split": "diagonal"}, UsageError, "rows, cols and auto"),
-        ({"device": "tpu"}, UsageError, "auto, cuda, cpu, emulator"),
+        ({"device": "tpu"}, UsageError, "auto, cuda, cpu and emulator"),
         ({"device": "cpu", "gpus": [0]}, UsageError, "the device is cpu"),
         ({"device": "cpu", "kernel": "naive"}, UsageError, "does not run on the cpu"),
         ({"device": "cpu", "kernel": "niave"}, UsageError, "did you mean 'naive'"),

@@ -97,7 +97,7 @@ def test_memory_too_small_for_any_turn_is_refused():
         Runner(device="emulator", max_device_memory=500).gemm(a, a)
     with pytest.raises(OutOfMemoryError):
         Runner(device="emulator", max_device_memory=9000).run(a, a, resident=True)
-    with pytest.raises(UsageError, match="takes bytes"):
+    with pytest.raises(UsageError, match="at least 1 byte"):
         Runner(device="cpu", max_device_memory=0)
 
 
@@ -213,7 +213,7 @@ def test_a_failed_download_says_that_out_is_incomplete(monkeypatch, rng):
 
 
 def test_the_grid_is_checked():
-    for grid, message in (((2, 2, 2), "is not 4 workers"), ((4, 1), "is not 4 workers")):
+    for grid, message in (((2, 2, 2), "is not 4 workers"), ((4, 1), "takes pm x pn x pk")):
         with pytest.raises(UsageError, match=message):
             Runner(device="cpu", threads=4, grid=grid).gemm(np.ones((8, 8)), np.ones((8, 8)))
     with pytest.raises(UsageError, match="beside the split"):
