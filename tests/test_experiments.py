@@ -237,7 +237,7 @@ def test_small_on_a_gpu():
     assert driver["status"] == CONFIRMED, driver
 
 
-def test_the_labs_way_on_the_emulator(kernel_device):
+def test_the_critical_reduction_on_kernel_devices(kernel_device):
     lab = Lab(kernel_device, samples=1)
     found = measure.run(
         lab, n=70, threads=3, split="cols", reduce="critical", kernel="naive_row", alone=True
@@ -263,7 +263,7 @@ def test_the_time_cap_cuts_samples_then_points(monkeypatch):
     assert result["cut"] == 2
 
 
-def test_what_cannot_run_is_a_row_that_says_why():
+def test_a_measurement_that_cannot_run_is_a_row_with_its_reason():
     data = engine.run([EXPERIMENTS["library"]], device="cpu")
     assert all("CUDA" in row["note"] for row in data["experiments"][0]["rows"])
 
