@@ -185,7 +185,7 @@ def _memory(name: str, value: Any) -> int | None:
     else:
         size = bytes_of(value)
     if size < 1:
-        raise UsageError(f"{name} is {size}; it takes at least 1 byte")
+        raise UsageError(f"{name} is {size}; it takes bytes, at least 1")
     return size
 
 

@@ -120,7 +120,7 @@ class LibraryStudy:
         name = self.runner.describe()
         return {
             "device": {"kind": self.kind, "name": name, "gpus": list(self.gpus or ()) or None},
-            "links": link_rates.kept(cuda.uuids()) if self.kind == "cuda" else None,
+            "links": link_rates.kept(cuda.uuids()) if self.gpus else None,
             "rates_tflops": self.rates,
         }
 

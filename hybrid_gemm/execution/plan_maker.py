@@ -23,7 +23,7 @@ from ..planning.planner import make_plan, memory_needs
 from ..problem import Problem
 
 MAX_PLANS = 256  # remembered
-SMALLER = 0.7  # of the memory planned with, where that was not there
+SMALLER = 0.7  # of what a plan needs, where that much was not there
 # What `kernel="auto"` takes where nothing is tuned: the first that can run the problem.
 AUTO = {"cpu": ("blas",), "emulator": ("double_buffered", "shared_tile", "naive")}
 
@@ -66,7 +66,7 @@ class PlanMaker:
 
     def specs(self, dtype: str = "float32", most: int | None = None) -> tuple[DeviceSpec, ...]:
         """What the devices are, with the memory (bytes) that products may take."""
-        limits = [x for x in (most, self.options.max_device_memory) if x]
+        limits = [x for x in (most, self.options.max_device_memory) if x is not None]
         return tuple(
             dataclasses.replace(spec, memory_bytes=min(spec.memory_bytes, *limits))
             if limits
@@ -101,9 +101,9 @@ class PlanMaker:
         return plan
 
     def smaller(self, plan: Plan) -> Plan:
-        """The same product with less of each device's memory; `OutOfMemoryError` where not even
-        the smallest turns fit."""
-        most = int(SMALLER * min(spec.memory_bytes for spec in plan.devices))
+        """The same product with less of each device's memory than this plan takes;
+        `OutOfMemoryError` where not even the smallest turns fit."""
+        most = int(SMALLER * max(memory_needs(plan)))
         return self.plan(plan.problem, resident=plan.resident, homes=plan.homes, most=most)
 
     def choice(self, plan: Plan, layouts: str = "nn") -> tuple[Variant, str]:

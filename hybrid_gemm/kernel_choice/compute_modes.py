@@ -1,16 +1,16 @@
 """`compute=`: how float32 is multiplied, and which kernel multiplies on tensor cores. Pure.
 
-docs/tensor-cores.md says what each keeps. float16 and bfloat16 operands, whose products are exact
-in float32, go to tensor cores as they are, where there are any, whatever `compute` says.
+docs/tensor-cores.md says how accurate each way is. float16 and bfloat16 operands, whose products
+are exact in float32, go to tensor cores as they are, where there are any, whatever `compute` says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from .. import catalog
-from ..catalog import Variant
+from ..catalog import Kernel, Variant
 from ..errors import UnavailableError, UsageError
 from ..problem import NARROW, Problem
 from . import tensor_cores
@@ -21,27 +21,35 @@ COMPUTES = {
     "tf32": "operands rounded to 11 bits, on tensor cores",
     "auto": "fp32x3 where there are tensor cores, else fp32",
 }
-# What kernels on tensor cores multiply float32 as, by whether they know TERMS.
+# How kernels on tensor cores can multiply float32, by whether they have the parameter TERMS.
 ABLE = {True: ("fp32x3", "tf32"), False: ("tf32",)}
-VERDICTS = ("fp16 split", "tf32 split", "strict fp32")  # what fp32x3 came to, by the data
+# How the device multiplied a product of fp32x3, which it decides by the data.
+VERDICTS = ("fp16 split", "tf32 split", "strict fp32")
+OWN_KERNELS = ("wgmma", "mma")  # for tensor cores, the faster one first
 
 
 def kernel_for(kind: str, arch: int) -> str | None:
-    """The kernel that multiplies on a device's tensor cores; `arch` is 90 for 9.0."""
-    if kind == "emulator":
-        return "mma"
-    if kind != "cuda" or arch < 80:
-        return None
-    return "wgmma" if arch == 90 else "mma"  # wgmma is of 9.0 alone
+    """The fastest of our kernels that multiplies on a device's tensor cores; None where there are
+    none. `arch` is 90 for compute capability 9.0, and 0 for devices that have none."""
+    return next((name for name in OWN_KERNELS if _runs(catalog.get(name), kind, arch)), None)
+
+
+def _runs(kernel: Kernel, kind: str, arch: int) -> bool:
+    """Whether a kernel's header says that it runs there."""
+    if kind not in kernel.runs_on:
+        return False
+    exact, lowest = kernel.arch.startswith("=="), kernel.min_arch()
+    return not arch or (arch == lowest if exact else arch >= lowest)
 
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """What a runner does with problems: `compute`, and the kernel on tensor cores if any."""
+    """How a runner multiplies: `compute`, and its kernel on tensor cores, if there are any.
+    `asked` says that the user named that kernel."""
 
     compute: str
     variant: Variant | None
-    asked: bool = False  # for that kernel
+    asked: bool = False
 
     def settle(self, problem: Problem) -> Problem:
         """The problem with `compute` and `operands` as they will be multiplied.
@@ -64,14 +72,21 @@ class Arithmetic:
             compute = "fp32" if self.variant is None else "fp32x3"
         if self.asked and compute not in (able := ABLE["TERMS" in self.params]):
             raise UsageError(
-                f"kernel {self.variant.name} multiplies on tensor cores, and not in "
+                f"kernel {self._kernel.name} multiplies on tensor cores, and not in "
                 f"{compute}; give compute {' or '.join(able)} too"
             )
         return replace(plain, compute=compute) if problem.k else plain
 
     @property
-    def params(self):
+    def params(self) -> Mapping[str, int]:
+        """Those of the kernel on tensor cores; none without one."""
         return self.variant.params if self.variant else {}
+
+    @property
+    def _kernel(self) -> Variant:
+        if self.variant is None:
+            raise UsageError("there are no tensor cores to multiply on")
+        return self.variant
 
     def takes(self, problem: Problem) -> bool:
         """Whether a settled problem goes to tensor cores."""
@@ -81,13 +96,13 @@ class Arithmetic:
         """The kernel for a problem that goes to tensor cores, of a device with so many
         multiprocessors; `out_bytes` is the size of C's elements there."""
         narrow, terms = problem.operands in NARROW, _terms(problem)
-        if self.variant.name == "wgmma" and not self.asked:
+        if self._kernel.name == "wgmma" and not self.asked:
             dtype = problem.operands if narrow else ("tfloat32", "float16")[terms == 3]
             sides = problem.m, problem.n, problem.k
             return tensor_cores.choose(
                 *sides, terms=terms, dtype=dtype, out_bytes=out_bytes, processors=processors
             )
-        variant = with_terms(self.variant, terms)
+        variant = with_terms(self._kernel, terms)
         if "OUT" in variant.params:
             variant = variant.kernel.variant({**variant.params, "OUT": out_bytes})
         return variant
@@ -105,7 +120,8 @@ def with_terms(variant: Variant, terms: int) -> Variant:
 
 
 def choose(compute: str, chosen: Variant | None, *, kind: str, arch: int) -> Arithmetic:
-    """What to do about `compute` on a device, where `chosen` is the kernel named, if one was.
+    """How a device multiplies when `compute` was asked for, and the kernel `chosen`, if one was.
+    `kind` and `arch` are the device's, as for `kernel_for`.
 
     Raises `UsageError` for names that do not go together, and `UnavailableError` where tensor
     cores are asked for and there are none.
@@ -114,7 +130,7 @@ def choose(compute: str, chosen: Variant | None, *, kind: str, arch: int) -> Ari
         raise UsageError(f"no compute is called {compute!r}; there are {', '.join(COMPUTES)}")
     here = kernel_for(kind, arch)
     if chosen is not None and chosen.kernel.role == "tensor":
-        if kind not in chosen.kernel.runs_on or not here or not _fits(chosen, kind, arch):
+        if not here or not _runs(chosen.kernel, kind, arch):
             lowest = chosen.kernel.min_arch()
             raise UnavailableError(
                 f"kernel {chosen.name} needs tensor cores of compute capability "
@@ -137,14 +153,8 @@ def choose(compute: str, chosen: Variant | None, *, kind: str, arch: int) -> Ari
     return Arithmetic(compute, catalog.get(here).variant() if here else None)
 
 
-def _fits(variant: Variant, kind: str, arch: int) -> bool:
-    exact = variant.kernel.arch.startswith("==")
-    lowest = variant.kernel.min_arch()
-    return kind != "cuda" or (arch == lowest if exact else arch >= lowest)
-
-
 def _where(kind: str, arch: int) -> str:
-    return f"a GPU of compute capability {arch // 10}.{arch % 10}" if kind == "cuda" else kind
+    return f"a GPU of compute capability {arch // 10}.{arch % 10}" if arch else kind
 
 
 def as_asked(variant: Variant, problem: Problem) -> Variant:
@@ -165,7 +175,8 @@ def _terms(problem: Problem) -> int:
 
 
 def dtype_for(variant: Variant, problem: Problem) -> str:
-    """The dtype of a variant's own that multiplies a settled problem's operands."""
+    """The dtype, as kernels' headers name them, in which a variant multiplies a settled problem's
+    operands."""
     if problem.operands in NARROW:
         return problem.operands
     own = variant.kernel.role == "tensor" and not variant.kernel.library
@@ -173,12 +184,12 @@ def dtype_for(variant: Variant, problem: Problem) -> str:
 
 
 def rounding(problem: Problem) -> float:
-    """What rounding its operands may do to a product, relative to |A||B|."""
+    """The most that rounding the operands changes a product, relative to |A||B|."""
     return 1.01 * 2.0**-10 if problem.compute == "tf32" else 0.0
 
 
 def words(problem: Problem, taken: Sequence[int] = ()) -> str:
-    """What was computed: `taken` counts the products of fp32x3 by `VERDICTS`."""
+    """What was computed, in words. `taken` counts the products of fp32x3 by `VERDICTS`."""
     if problem.operands in NARROW:
         return f"{problem.operands} on tensor cores, sums in float32"
     if problem.compute == "fp32x3":
@@ -192,7 +203,7 @@ def words(problem: Problem, taken: Sequence[int] = ()) -> str:
 
 
 def ran(variant: Variant, problem: Problem, taken: Sequence[int] = ()) -> str:
-    """As `words`, of a kernel that need not be for tensor cores."""
+    """As `words`, for a kernel that need not be for tensor cores."""
     if variant.kernel.role == "tensor" or problem.operands in NARROW:
         return words(problem, taken)
     return f"strict {problem.dtype}"

@@ -1,28 +1,31 @@
-"""Which kernel for which shape: by the tables of measured times (`tuned/`), or a cost model where
-there is none. A problem takes the kernel that was fastest at the measured shape nearest to its own.
+"""Which kernel for which shape on a GPU: the one that was fastest at the nearest shape that was
+measured (`tables`), or by a model of times where nothing was. Pure.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..catalog import Variant
 from ..problem import Problem
 from . import tables
-from .tables import Machine
-from .time_model import _can, _listed, _tile, candidates, predict_us
+from .tables import Machine, Row
+from .time_model import _tile, candidates, listed, predict_us, runs
 
-CLEAR_LEAD = 1.03  # over the library, for a kernel to be taken where it was not measured
-MANY_ROUNDS, MANY_K = 3.5, 1024  # of tiles, and k past which `tuned` leads wherever measured
-DEEP_SHARES = 16  # of k, at least, a tile,
-DEEP_USED = 1.45  # and more where little of the tiles is used
-FURTHER = 0.1  # of a time carried over from another shape, for each factor of two between them
+CLEAR_LEAD = 1.03  # times as fast as the library: then a kernel is taken where it was not measured
+# Rounds of tiles over the multiprocessors, and k, from which `tuned` led wherever it was measured.
+MANY_ROUNDS, MANY_K = 3.5, 1024
+DEEP_SHARES = 16  # `deep` cuts k into so many shares a tile at least,
+DEEP_USED = 1.45  # and into more where C fills little of its tiles
+# What is added to a time from another shape for each factor of two between them, as its share.
+FURTHER = 0.1
 
 
 def forget() -> None:
-    """Reads tables afresh from now on: one was written."""
+    """Has tables read again from now on, because one was written."""
     tables.table.cache_clear()
     tables.best_tflops.cache_clear()
     _cases.cache_clear()
@@ -36,9 +39,12 @@ def forget() -> None:
 def choose(
     machine: Machine, problem: Problem, layout: str = "nn", *, own: bool = False
 ) -> tuple[Variant, str]:
-    """The variant to run and why: from the table, or by the cost model."""
+    """The variant to run on a GPU, and why it is this one, in a few words.
+
+    `layout` are the storage orders of op(A) and op(B), such as "nt"; `own` leaves libraries out.
+    """
     cases = _cases(machine, problem.dtype, own)
-    libraries = (v for v in _listed(machine, own) if v.kernel.library and _can(v, problem))
+    libraries = (v for v in listed(machine, own) if v.kernel.library and runs(v, problem))
     library = next(libraries, None)
     distances = [_distance(problem, layout, case) for case in cases]
     for nearest in sorted(set(distances)):
@@ -47,7 +53,7 @@ def choose(
             for case, distance in zip(cases, distances, strict=True)
             if distance == nearest
             for row, variant in case.rows
-            if _can(variant, problem)
+            if runs(variant, problem)
         ]
         if there:
             break
@@ -61,16 +67,17 @@ def choose(
         best, variant = min(there, key=lambda found: found[0]["time_ms"])
     else:
 
-        def estimate(found) -> float:
+        def estimate(found: tuple[Row, Variant, float]) -> float:
             row, variant, apart = found
             us, us_there = (predict_us(variant, machine, p) for p in (problem, _posed(row)))
-            return row["time_ms"] * us / us_there * (1 + FURTHER * apart)
+            time_ms: float = row["time_ms"] * us / us_there * (1 + FURTHER * apart)
+            return time_ms
 
         known = (
             (row, variant, sum(distance))
             for case, distance in zip(cases, distances, strict=True)
             for row, variant in case.rows
-            if _can(variant, problem)
+            if runs(variant, problem)
         )
         best, variant, _ = min(known, key=estimate)
     shape = f"{best['m']} x {best['n']} x {best['k']} {best['layout']}"
@@ -86,22 +93,25 @@ def choose(
     return variant, f"fastest measured at {shape}"
 
 
+Timed = Sequence[tuple[Row, Variant]]  # what was measured at a shape
+
+
 @dataclass(frozen=True)
 class _Case:
-    """A shape and layout of a table, with what was timed there."""
+    """A shape and layout of a table, with what was measured there."""
 
     problem: Problem
     layout: str
     vectors: bool
-    rows: tuple[tuple[dict, Variant], ...]
+    rows: Timed
 
 
 @functools.cache
 def _cases(machine: Machine, dtype: str, own: bool) -> tuple[_Case, ...]:
-    listed = {(v.name, tuple(v.params.items())): v for v in _listed(machine, own)}
-    found: dict[tuple, list] = {}
+    variants = {(v.name, tuple(v.params.items())): v for v in listed(machine, own)}
+    found: dict[tuple[Problem, str], list[tuple[Row, Variant]]] = {}
     for row in tables.table(machine):
-        variant = listed.get((row["kernel"], tuple(row["params"].items())))
+        variant = variants.get((row["kernel"], tuple(row["params"].items())))
         if row["dtype"] == dtype and variant:
             found.setdefault((_posed(row), row["layout"]), []).append((row, variant))
     return tuple(
@@ -110,7 +120,10 @@ def _cases(machine: Machine, dtype: str, own: bool) -> tuple[_Case, ...]:
     )
 
 
-def _trusted(variant, machine, problem: Problem, there, best: dict, nearest, near) -> bool:
+def _trusted(
+    variant: Variant, machine: Machine, problem: Problem, there: Timed, best: Row,
+    nearest: tuple[bool, float], near: Sequence[Timed],
+) -> bool:  # fmt: skip
     """Whether measurements at one shape speak for this one: where they were taken, for our lead
     there is known; elsewhere, or here of another GPU, where the lead is clear and nothing that
     may cost it differs. `there` has what was measured at the nearest shape, `near` at each as thin.
@@ -141,8 +154,8 @@ def _trusted(variant, machine, problem: Problem, there, best: dict, nearest, nea
     return apart < 2.1 and tiles >= 1.5 * machine.multiprocessors
 
 
-def _clear_lead(rows) -> bool:
-    """Whether the fastest of ours is clearly faster than the library."""
+def _clear_lead(rows: Timed) -> bool:
+    """Whether the fastest of our kernels is clearly faster than the library."""
     ours, library = (
         min(
             (row["time_ms"] for row, v in rows if bool(v.kernel.library) == which), default=math.inf
@@ -164,7 +177,7 @@ def _distance(problem: Problem, layout: str, case: _Case) -> tuple[bool, float]:
     return layout != case.layout, apart + (_vectors(problem, layout) != case.vectors)
 
 
-def _posed(row: dict) -> Problem:
+def _posed(row: Row) -> Problem:
     return Problem(row["m"], row["n"], row["k"], row["dtype"])
 
 
@@ -173,6 +186,3 @@ def _vectors(problem: Problem, layout: str) -> bool:
     a = problem.m if layout[0] == "t" else problem.k
     b = problem.k if layout[1] == "t" else problem.n
     return a % 4 == 0 and b % 4 == 0
-
-
-# --- the cost model -----------------------------------------------------------------------

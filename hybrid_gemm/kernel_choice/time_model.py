@@ -1,4 +1,4 @@
-"""How long a variant should take, and which variants are worth timing."""
+"""How long a variant should take on a GPU, and which variants are worth timing. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PRUNE = 1.25  # variants predicted to take longer than this times the best are n
 SLACK_US = 8.0  # and where that is not much longer they are
 
 
-def _listed(machine: Machine, own: bool) -> Iterator[Variant]:
+def listed(machine: Machine, own: bool) -> Iterator[Variant]:
     """Every listed variant that such a GPU runs; without libraries if `own`."""
     for kernel in catalog.gemm_kernels():
         if kernel.min_arch() <= machine.arch and not (own and kernel.library):
@@ -29,14 +29,15 @@ def _listed(machine: Machine, own: bool) -> Iterator[Variant]:
                 yield scaled(variant, machine.multiprocessors)
 
 
-def _can(variant: Variant, problem: Problem) -> bool:
+def runs(variant: Variant, problem: Problem) -> bool:
+    """Whether a variant can multiply the problem on a GPU."""
     p = problem
     return variant.refusal(device="cuda", dtype=p.dtype, m=p.m, n=p.n, k=p.k) is None
 
 
 def candidates(machine: Machine, problem: Problem, own: bool = False) -> list[Variant]:
-    """Those that can run the problem."""
-    return [variant for variant in _listed(machine, own) if _can(variant, problem)]
+    """The listed variants that can multiply the problem; without libraries if `own`."""
+    return [variant for variant in listed(machine, own) if runs(variant, problem)]
 
 
 def scaled(variant: Variant, multiprocessors: int) -> Variant:

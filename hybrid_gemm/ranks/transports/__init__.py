@@ -40,7 +40,7 @@ def open_transport(asked: str, comm, cells, node: int, cell, plan: RankPlan, dev
     candidates = names(asked, device.kind)
     facts = [()] * comm.size
     if candidates != ["mpi"]:
-        facts = comm.allgather((node, *_gpu_facts(device)))
+        facts = comm.allgather((node, *_gpu_facts(device.unwrapped)))
     checks = {"ipc": _no_ipc, "nccl": _no_nccl, "mpi": lambda facts, cells: None}
     reasons: dict[str, str] = {}
     for name in candidates:
@@ -74,7 +74,7 @@ def names(asked: str, kind: str) -> list[str]:
 
 def _gpu_facts(device):
     """This rank's GPU, the GPUs whose memory it can read, and why there is no NCCL, if so."""
-    runtime = device.unwrapped.cp.cuda.runtime
+    runtime = device.cp.cuda.runtime
 
     def bus(ordinal: int) -> str:
         return runtime.deviceGetPCIBusId(ordinal)
