@@ -28,7 +28,7 @@ def test_run_prints_workers_total_rate_and_verdict():
         assert text in done.stdout, done.stdout
 
 
-def test_device_chosen_here_is_said():
+def test_the_chosen_device_is_reported():
     done = run("run", "--size", 8, check=0)
     assert "device: " in done.stderr
 
@@ -325,7 +325,7 @@ def test_numbers_stay_whole_in_narrow_terminals(width):
     ],
     ids=str,
 )
-def test_where_results_go_is_looked_at_before_any_work(files, arguments, said):
+def test_output_files_are_checked_before_any_work(files, arguments, said):
     folder, a, _b = files
     done = run(*arguments, check=2, cwd=folder)
     assert said in one_line(done) and done.stdout == ""

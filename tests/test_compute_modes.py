@@ -36,7 +36,7 @@ def test_splits(kernel_device, rng, compute, split, threads):
     assert result.plan.problem.compute == ("tf32" if compute == "tf32" else "fp32x3")
 
 
-def test_the_result_says_what_was_taken(kernel_device):
+def test_the_result_names_the_split_that_was_taken(kernel_device):
     a, b, _ = operands("NaN", 20, 30, 40)
     result = runner(kernel_device, compute="fp32x3").run(a, b)
     assert result.compute.endswith("strict fp32)")  # of a device's copies in parts, one at least
@@ -126,7 +126,7 @@ def test_strassen_over_tensor_cores(kernel_device, rng):
     assert result.compute == "strict float32"
 
 
-def test_what_is_not_here_is_refused_by_name(rng):
+def test_an_unavailable_compute_mode_is_refused_by_name(rng):
     a, b = integers(rng, (5, 6)), integers(rng, (6, 7))
     for compute in ("fp32x3", "tf32"):
         with pytest.raises(UnavailableError, match=f"{compute} needs tensor cores.*is cpu"):

@@ -121,7 +121,7 @@ def submit(ring, host, device, width, height, *, after=0, stopped=None):
 
 
 @pytest.mark.parametrize("up", [True, False], ids=["up", "down"])
-def test_all_is_copied_and_nothing_else(up, rng):
+def test_a_copy_writes_the_whole_matrix_and_nothing_else(up, rng):
     driver = Driver()
     one = ring(driver, up=up)
     made = []
@@ -166,7 +166,7 @@ def test_a_download_does_not_wait_for_what_the_next_one_waits_for():
     [("cuMemcpyAsync", 1), ("cuMemcpyAsync", 3), ("cuEventRecord", 4), ("cuEventSynchronize", 2)],
     ids=str,
 )
-def test_what_the_driver_says_ends_the_copy(up, fails):
+def test_an_error_of_the_driver_ends_the_copy(up, fails):
     driver = Driver(fails)
     one = ring(driver, up=up)
     host, device = (np.zeros((1, 20_000), np.uint8) for _ in "ab")
@@ -230,7 +230,7 @@ def resident(array: np.ndarray) -> np.ndarray:
     return found & 1
 
 
-def test_what_is_written_while_pages_are_made_stays(rng):
+def test_bytes_written_while_pages_are_made_stay(rng):
     here = ring(Driver(), up=False)
     for _ in range(5):
         array, given = np.empty(9_000_000, np.uint8), rng.integers(0, 256, 9_000_000, np.uint8)

@@ -43,12 +43,12 @@ def test_a_runner_that_is_dropped_takes_its_memory_along(device, options, rng, m
 
 
 def test_memory_kept_for_later_calls_is_given_back(device, rng, monkeypatch):
-    seen, opened = [], devices.open_devices
+    seen, open_devices = [], devices.open_devices
 
-    def remember(*asked, **options):
-        found = opened(*asked, **options)
-        seen.extend(map(weakref.ref, found))
-        return found
+    def remember(*arguments, **options):
+        opened = open_devices(*arguments, **options)
+        seen.extend(map(weakref.ref, opened))
+        return opened
 
     monkeypatch.setattr(devices, "open_devices", remember)
     a, b = integers(rng, (70, 90)), integers(rng, (90, 50))
@@ -61,7 +61,7 @@ def test_memory_kept_for_later_calls_is_given_back(device, rng, monkeypatch):
 
 
 @given(st.data())
-def test_what_shares_memory_is_what_numpy_says(data):
+def test_arrays_share_memory_where_numpy_says_so(data):
     """The addresses alone decide, as they do for arrays of GPUs."""
     whole = np.zeros((12, 14), "f4")
 
@@ -183,7 +183,7 @@ def test_small_arrays_of_the_host_are_copied_whole(dtype, rng, monkeypatch):
     np.testing.assert_array_equal(here.gemm(a, b, alpha=np.array(2.0)), 2 * a @ b)
 
 
-def test_arrays_that_lie_on_a_device_need_not_fit_once_more(kernel_device):
+def test_arrays_on_a_device_need_no_second_copy_in_its_memory(kernel_device):
     """However little is free beside them, the kernel for one device is found."""
     here = Runner(device=kernel_device, max_device_memory=1000, threads=1)
     with pytest.raises(MemoryError, match=r"needs 48 KiB on .*, which has 0\.977 KiB free"):
@@ -194,7 +194,7 @@ def test_arrays_that_lie_on_a_device_need_not_fit_once_more(kernel_device):
 
 @on_cuda
 @pytest.mark.parametrize("options", [{}, {"threads": 1}, {"threads": 3, "split": "rows"}])
-def test_a_run_takes_no_memory_for_arrays_that_lie_there(options, rng):
+def test_a_run_takes_no_memory_for_arrays_on_its_gpu(options, rng):
     import cupy
 
     (a, b, c) = (cupy.asarray(integers(rng, s)) for s in ((70, 90), (90, 50), (70, 50)))

@@ -61,7 +61,7 @@ def test_streams_differ():
     assert len({tile.tobytes() for tile in made}) == len(made)
 
 
-def test_fills_are_what_they_say():
+def test_fills_have_their_distributions():
     normal = generate(1000, 1000, "float32", seed=1, operand="A")
     assert abs(normal.mean(dtype=float)) < 0.005 and abs(normal.std(dtype=float) - 1) < 0.005
     uniform = generate(1000, 1000, "float64", seed=1, operand="A", fill="uniform")

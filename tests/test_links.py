@@ -38,7 +38,7 @@ def gpus(count, **changes):
     return [dataclasses.replace(GPU, name=f"gpu{i}", unit=i, **changes) for i in range(count)]
 
 
-def test_a_rate_is_that_of_the_most_that_are_not_more():
+def test_the_rate_of_n_is_that_of_the_largest_measured_number_up_to_n():
     assert [cost_model.rate(HOST.h2d, n) for n in (1, 2, 3, 4, 8)] == [50, 100, 100, 80, 80]
     assert cost_model.rate(HOST.peers, 1) == 600
     assert HOST.memcpy_gbps == 40

@@ -172,7 +172,7 @@ def test_open_npy_without_permission():
 
 
 @given(hnp.array_shapes(min_dims=2, max_dims=2, min_side=0), st.sampled_from(DTYPES))
-def test_written_is_read_back(tmp_path_factory, shape, dtype):
+def test_a_written_matrix_is_read_back(tmp_path_factory, shape, dtype):
     folder = tmp_path_factory.mktemp("npy")
     c = np.arange(shape[0] * shape[1]).reshape(shape).astype(dtype)
     with NpyWriter(folder / "C.npy", shape, ">" + dtype) as writer:
@@ -184,7 +184,7 @@ def test_written_is_read_back(tmp_path_factory, shape, dtype):
     assert os.listdir(folder) == ["C.npy"]
 
 
-def test_nothing_is_there_before_commit_nor_after_abort(tmp_path):
+def test_no_file_exists_before_commit_nor_after_abort(tmp_path):
     path = tmp_path / "C.npy"
     writer = NpyWriter(path, (3, 4), "float32")
     assert not path.exists()

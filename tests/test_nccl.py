@@ -75,7 +75,7 @@ def test_gpus_sum_exactly(choices, resident, small, rng):
 
 @needs_gpus
 @pytest.mark.parametrize("dtype", ["float64", "int32", "int64", "float16", "int8"])
-def test_gpus_sum_what_is_multiplied(dtype, small, rng):
+def test_gpus_sum_every_dtype(dtype, small, rng):
     list(products(Runner(device="cuda", reduce="nccl", split="cols"), rng, dtype))
 
 
@@ -187,7 +187,7 @@ def pretended(monkeypatch, small):
     {"grid": (1, 2, 2), "emulate_devices": 2},
 ], ids=str)  # fmt: skip
 @pytest.mark.parametrize("resident", [False, True])
-def test_panels_are_summed_in_their_owners_own(pretended, choices, dtype, resident, rng):
+def test_panels_are_summed_into_the_owners_partials(pretended, choices, dtype, resident, rng):
     workers = choices.get("threads", 4)
     runner = Runner(
         device="emulator", reduce="nccl", **({"emulate_devices": workers} | choices)
@@ -229,7 +229,7 @@ def test_a_sum_that_fails_ends_its_group(pretended, monkeypatch, rng):
 # --- what it plans, and refuses -----------------------------------------------------------
 
 
-def test_owners_need_no_room_for_what_they_fetch():
+def test_nccl_needs_no_memory_for_partials_of_other_workers():
     problem = Problem(4096, 4096, 4096)
     for resident in (False, True):
         plans = [
@@ -295,7 +295,7 @@ def test_one_gpu_that_plays_several_is_refused():
 
 
 @needs("emulator")
-def test_missing_nccl_is_said(monkeypatch):
+def test_missing_nccl_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", types.ModuleType("cupy"))
     monkeypatch.setitem(sys.modules, "cupy.cuda", types.ModuleType("cupy.cuda"))
     monkeypatch.delitem(sys.modules, "cupy.cuda.nccl", raising=False)

@@ -33,7 +33,7 @@ sizes = st.integers(0, 60)
 # --- what ranks tell each other -----------------------------------------------------------
 
 
-def test_gpus_say_what_they_reach_and_whether_there_is_nccl():
+def test_gpus_report_which_others_they_reach_and_whether_nccl_is_here():
     bus, reach = {0: "00:01", 1: "00:02", 2: "00:03"}, {(1, 2)}
     runtime = SimpleNamespace(
         getDeviceCount=lambda: len(bus),
@@ -106,7 +106,7 @@ def test_blocks_that_lie_on_the_ranks_devices_take_no_memory():
         assert plan.plan.split == split
 
 
-def test_no_sum_no_rounds():
+def test_a_split_by_rows_has_one_round_and_no_sum():
     plan = make_rank_plan(Problem(100, 100, 100), CPU, 4, split="rows")
     assert plan.rounds == 1
     assert not any(plan.summed(rank) or plan.bytes_sent(rank) for rank in range(4))
@@ -148,6 +148,7 @@ def run(ranks: int, *arguments, **options):
     return mpirun(ranks, "-m", "hybrid_gemm", "run", "--device", "cpu", *arguments, **options)
 
 
+@pytest.mark.slow
 @needs_mpirun
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_every_rank_passes_the_tests_of_ranks(ranks):
@@ -193,6 +194,7 @@ def test_generated_input_is_the_same_however_many_ranks(tmp_path):
     np.testing.assert_array_equal(one, three)
 
 
+@pytest.mark.slow
 @needs_mpirun
 def test_the_same_command_gives_the_same_bits(tmp_path):
     for i in range(2):
@@ -241,7 +243,7 @@ def test_info_says_where_ranks_run():
         (["--no-such-option"], 2, "no-such-option"),
     ],
 )
-def test_what_is_wrong_is_said_once(files, arguments, code, message):
+def test_a_wrong_option_has_one_message(files, arguments, code, message):
     done = run(3, *arguments, cwd=files[0], check=code)
     assert message in done.stderr
     assert done.stderr.count("hybrid-gemm: ") + done.stderr.count("Error: ") == 1

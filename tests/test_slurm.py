@@ -65,7 +65,7 @@ def test_peers_stay_visible_and_one_rank_needs_no_mpi():
     [{"launcher": "mpiexec"}, {"nodes": 0}, {"ranks_per_node": 0}, {"partition": "a b"},
      {"job_name": "x; rm"}, {"run": ["--size\n8"]}, {"cpus_per_rank": 0}],
 )  # fmt: skip
-def test_what_cannot_be_is_refused(options):
+def test_impossible_options_are_refused(options):
     with pytest.raises(UsageError):
         text(**options)
 
@@ -178,6 +178,7 @@ def test_shipped_scripts_multiply(cluster, job):
         assert len(hosts) == int(asked[0].partition("=")[2])
 
 
+@pytest.mark.slow
 @needs_slurm
 def test_the_scaling_study_leaves_a_result_a_run(cluster):
     facts, output = cluster.submit(
@@ -222,7 +223,7 @@ def test_a_failing_rank_ends_the_job(cluster, name):
 
 @needs_slurm
 @pytest.mark.parametrize("mpi", ["none", "pmi2"])
-def test_the_wrong_launcher_is_said(cluster, mpi):
+def test_a_wrong_launcher_is_named(cluster, mpi):
     done = cluster.call("srun", f"--mpi={mpi}", "-n", 2, "hybrid-gemm", "run", "--size", 8)
     assert done.returncode == 2
     assert done.stderr.count("hybrid-gemm: ") == 1

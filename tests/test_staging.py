@@ -97,7 +97,7 @@ def test_memory_too_small_for_any_turn_is_refused():
         Runner(device="emulator", max_device_memory=500).gemm(a, a)
     with pytest.raises(OutOfMemoryError):
         Runner(device="emulator", max_device_memory=9000).run(a, a, resident=True)
-    with pytest.raises(UsageError, match="takes bytes"):
+    with pytest.raises(UsageError, match="takes bytes, at least 1"):
         Runner(device="cpu", max_device_memory=0)
 
 

@@ -93,7 +93,7 @@ def test_errors_grow_with_levels(rng):
     assert errors[0] < errors[1] < errors[2] < 1e-4 * np.linalg.norm(exact)
 
 
-def test_says_what_it_is(rng):
+def test_describe_names_strassen_and_its_levels(rng):
     runner = hg.Runner(device="cpu", algorithm="strassen", levels=2)
     assert "Strassen with 2 levels" in runner.describe()
     with pytest.raises(UsageError, match="0 to 6"):

@@ -241,6 +241,7 @@ def test_thread_order_does_not_matter(kind, order):
     np.testing.assert_array_equal(plain[1], other[1])
 
 
+@pytest.mark.slow
 @needs("emulator")
 def test_address_sanitizer_finds_nothing():
     checked = emulation.sanitized_environment()

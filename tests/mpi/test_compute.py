@@ -46,7 +46,7 @@ def test_float32(runner, compute, split, rng):
 
 
 @pytest.mark.parametrize("split", ["rows", "cols"])
-def test_what_one_rank_took_is_said_by_all(comm, runner, split, rng):
+def test_every_rank_reports_the_splits_that_any_rank_took(comm, runner, split, rng):
     a, b = integers(rng, (64, 256)), integers(rng, (256, 40))
     a[0, 0], b[0] = np.inf, 1  # the first rank's, whichever way A is cut
     here = runner(split=split, compute="fp32x3")

@@ -138,7 +138,7 @@ class PretendedNccl:
 @pytest.mark.parametrize("name", ["ipc", "nccl", "mpi"])
 @pytest.mark.parametrize(("lanes", "rounds"), [(1, 2), (2, 1), (2, 5), ("there", 1), ("there", 5)])
 def test_pieces_arrive_whole(comm, name, rounds, lanes, rng, tmp_path, monkeypatch):
-    """On lanes, or with A and B on the device."""
+    """The rank multiplies by one or two threads (lanes), or has A and B on its device."""
     if comm.size == 1:
         pytest.skip("one rank sums nothing")
     folder = comm.bcast(str(tmp_path))
@@ -164,8 +164,8 @@ def test_pieces_arrive_whole(comm, name, rounds, lanes, rng, tmp_path, monkeypat
             if box:
                 mine = (strip.rows.slice, strip.cols.slice) if strip else (slice(0, 0),) * 2
                 out = np.full_like(c[mine], -99)
-                home = device if lanes == "there" else None
                 blocks = a[:, box.ks.slice], b[box.ks.slice], c[mine], out
+                home = device if lanes == "there" else None
                 operands = Operands(*(Operand.of(x, home) for x in blocks))
             executor = RankExecutor(
                 comm.rank, [device],

@@ -85,7 +85,7 @@ def test_dtypes(comm, device, dtype, rng):
     np.testing.assert_array_equal(got, (a.astype("i8") @ b.astype("i8")).astype(got.dtype))
 
 
-def test_the_grid_is_chosen_by_hand_too(comm, rng):
+def test_every_grid_of_the_user_gives_the_product(comm, rng):
     a, b = integers(rng, (50, 60)), integers(rng, (60, 70))
     for pm, pn in itertools.product(range(1, 5), repeat=2):
         if comm.size % (pm * pn) == 0:
@@ -159,14 +159,14 @@ def test_parts_move_between_any_layouts(comm):
     assert move(comm, None, [NOTHING] * comm.size, [NOTHING] * comm.size, "f4").shape == (0, 0)
 
 
-def test_a_view_is_not_copied(comm):
+def test_a_part_that_lies_right_is_not_copied(comm):
     whole = np.zeros((comm.size * 3, 5))
     parts = [Part(Span(3 * r, 3 * r + 3), Span(0, 5)) for r in range(comm.size)]
     mine = whole[parts[comm.rank].rows.slice]
     assert np.shares_memory(move(comm, mine, parts, parts, "f8"), whole)
 
 
-def test_what_one_rank_has_wrong_all_ranks_hear(comm):
+def test_an_error_of_one_rank_is_raised_by_all(comm):
     shape = (4, 5) if comm.rank == comm.size - 1 else (4, 6)
     with pytest.raises(UsageError, match="shape"):
         hybrid_gemm.gemm(np.ones(shape), np.ones((7, 3)), comm=comm, device="cpu")
@@ -192,7 +192,7 @@ def test_what_one_rank_has_wrong_all_ranks_hear(comm):
 
 
 def test_options_of_ranks_need_a_communicator():
-    with pytest.raises(TypeError, match="transport"):
+    with pytest.raises(UsageError, match="transport is for products over ranks"):
         hybrid_gemm.gemm(np.ones((2, 2)), np.ones((2, 2)), transport="mpi")
 
 
