@@ -122,6 +122,7 @@ class Blocks:
         self.shared = shared
         self.slabs: dict[Block, Slab] = {}
         self._needs: dict[tuple[int, int, str], Slab] = {}
+        self._by_place: dict[tuple, Slab] = {}
 
     def lock(self) -> contextlib.AbstractContextManager:
         return self.shared.lock if self.shared else contextlib.nullcontext()
@@ -135,7 +136,7 @@ class Blocks:
             if slab is None:
                 slab = known[block] = Slab(block)
                 self._place(slab, memory[block.device])
-            self.slabs[block] = slab
+            self.slabs[block] = self._by_place[_place(block, block.device)] = slab
             self.stop.futures += [*slab.ready, slab.read]
             for worker in block.workers:
                 self._needs[worker, block.turn, block.operand] = slab
@@ -178,14 +179,13 @@ class Blocks:
 
     def at_source(self, slab: Slab, part: int) -> Slab:
         """The slab of the same block on the device that has a part from the host."""
-        block = slab.block
-        return next(
-            s for b, s in self.slabs.items()
-            if b.device == block.source(part)
-            and (b.operand, b.rows, b.cols, b.turn)
-            == (block.operand, block.rows, block.cols, block.turn)
-        )  # fmt: skip
+        return self._by_place[_place(slab.block, slab.block.source(part))]
 
     def clear(self) -> None:
-        self.slabs.clear()
-        self._needs.clear()
+        for each in (self.slabs, self._needs, self._by_place):
+            each.clear()
+
+
+def _place(block: Block, device: int) -> tuple:
+    """What tells a block on a device from all others of its plan."""
+    return block.operand, block.rows, block.cols, block.turn, device

@@ -346,8 +346,10 @@ void pool_grow(Pool* pool, int threads) {
 
 // Has the pages of size bytes made, of which there is one at least, by threads with nothing to copy.
 void pool_touch(Pool* pool, uint64_t id, char* memory, size_t size) {
-    std::lock_guard<std::mutex> lock(pool->mutex);
-    pool->fresh.push_back(new Fresh{id, memory, memory + size});
+    {
+        std::lock_guard<std::mutex> lock(pool->mutex);
+        pool->fresh.push_back(new Fresh{id, memory, memory + size});
+    }
     pool->work.notify_all();
 }
 
@@ -393,9 +395,15 @@ void ring_submit(Pool* pool, Ring* ring, const Request* request) {
     job->across = (job->width + job->piece_width - 1) / job->piece_width;
     job->pieces = job->across * ((job->height + job->piece_height - 1) / job->piece_height);
     job->left = job->pieces;
-    std::lock_guard<std::mutex> lock(pool->mutex);
-    ring->jobs.push_back(job);
-    *request->accepted = 1;
-    pool->work.notify_all();
+    size_t startable = job->pieces;  // read now: the job may be gone once the mutex is free
+    {
+        std::lock_guard<std::mutex> lock(pool->mutex);
+        startable = std::min(startable, ring->free.size());
+        ring->jobs.push_back(job);
+        *request->accepted = 1;
+    }
+    // Outside the mutex, which all that wake want, and no more threads than can begin: the caller
+    // holds Python's lock. Each slot that becomes free wakes one more.
+    for (; startable; --startable) pool->work.notify_one();
 }
 }

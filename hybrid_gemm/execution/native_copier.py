@@ -21,9 +21,10 @@ from ..errors import HybridGemmError
 from ..host import compiler
 from ..host.resources import cores
 
-# Threads for a device, and for all at least: on hosts of one, two and four more gained nothing
-# (docs/results/copying2_h200.json, copying4_h200.json).
-EACH, LEAST = 6, 16
+# Threads for a device, and for all at least and at most: on hosts of one, two and four more gained
+# nothing (docs/results/copying2_h200.json, copying4_h200.json); on one of eight, 32 copied as fast
+# as 64 (links8_h200.json) and took fewer cores from the thread that starts all GPUs.
+EACH, LEAST, MOST = 6, 16, 32
 STOPPED = -1
 _SOURCE = Path(__file__).with_name("native_copier.cpp")
 
@@ -65,7 +66,7 @@ def _library() -> ctypes.PyDLL:
 
 def threads(devices: int) -> int:
     """How many copy for so many devices together."""
-    return max(1, min(max(LEAST, EACH * devices), cores()))
+    return max(1, min(max(LEAST, EACH * devices), MOST, cores()))
 
 
 class _Pool:

@@ -71,15 +71,19 @@ class Reduction:
     ) -> StripSum:
         """The sum of a strip; `rooms` has by worker where its partial is fetched to."""
         run, problem = self.run, self.run.plan.problem
-        fetches: list[Callable[[Stream], None]] = []
+        added = run.plan.added(strip)
+        copies: dict[int, Callable[[Stream], None]] = {}
         views, moved = [], 0
-        for w in run.plan.added(strip):
+        for w in added:
             view, room = run.partial(panel, strip, w), rooms.get(w)
             if room is not None:
                 room = room[:, : view.shape[1]]
-                fetches.append(device.bound_copy(room, view))
+                copies[w] = device.bound_copy(room, view)
                 moved += view.nbytes
             views.append(view if room is None else room)
+        # Each owner begins with the worker after it, or all would read from the first at once.
+        turn = added.index(strip.owner) if strip.owner in added else 0
+        fetches = [copies[w] for w in (*added[turn:], *added[:turn]) if w in copies]
         total = device.bound_sum(views, target, alpha=problem.alpha, beta=problem.beta)
         products = [run.multiplied[panel, w] for w in strip.partials]
         return StripSum(products, fetches, moved, total)

@@ -6,6 +6,7 @@ Threads would rather wait for each other: Python does one thing at a time, for a
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 
 from ..planning.plan import Panel, Strip
@@ -50,8 +51,11 @@ def _resident(run: Run, workers: list[Worker]) -> None:
 def _streamed(run: Run, workers: list[Worker]) -> None:
     """Uploads some steps ahead, then what is relayed, products, sums and downloads."""
     by_index = {worker.index: worker for worker in workers}
-    strips = _owned(workers)
     ahead = _in_turn(workers)
+    unmultiplied = {panel: len(panel.workers) for panel in run.plan.panels}
+    owned: dict[Panel, list[_Owned]] = defaultdict(list)
+    for each in _owned(workers):
+        owned[each[1]].append(each)
 
     def bring_next() -> None:
         for worker, step in ahead:
@@ -64,7 +68,10 @@ def _streamed(run: Run, workers: list[Worker]) -> None:
         bring_next()
         _relay(run, worker, step)
         worker.start_product(step)
-        strips = _finish(run, strips)
+        if step.last:
+            unmultiplied[step.panel] -= 1
+            if not unmultiplied[step.panel]:
+                _finish(owned[step.panel])
 
 
 def _in_turn(workers: list[Worker]) -> Iterator[tuple[Worker, Step]]:
@@ -98,12 +105,7 @@ def _relay(run: Run, worker: Worker, step: Step) -> None:
             worker.relay(slab, part)
 
 
-def _finish(run: Run, strips: list[_Owned]) -> list[_Owned]:
-    """Starts the sums and downloads of strips whose products are started; the other strips."""
-    later = []
+def _finish(strips: list[_Owned]) -> None:
+    """Starts the sums and downloads of a panel's strips: all its products are started."""
     for worker, panel, strip in strips:
-        if all(run.multiplied[panel, w].done() for w in panel.workers):
-            worker.give_back(strip, worker.start_sum(panel, strip))
-        else:
-            later.append((worker, panel, strip))
-    return later
+        worker.give_back(strip, worker.start_sum(panel, strip))
