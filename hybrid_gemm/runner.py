@@ -142,7 +142,7 @@ class Runner:
             done = Execution(Timeline(), 0.0, plan)
         followed = done.plan or plan
         return Result(
-            operands.out.array, followed, variant, done.timeline, done.total_ms,
+            arrays.result(operands.out.array), followed, variant, done.timeline, done.total_ms,
             reduction_words(followed, self.devices), why,
             compute_modes.words(problem, self.plans.verdicts(problem) - before),
         )  # fmt: skip

@@ -63,6 +63,16 @@ def wait_for_streams(*arrays: Any) -> None:
             cp.cuda.get_current_stream().synchronize()
 
 
+def cast_into(dst: Any, src: Any) -> None:
+    """dst[...] = src, cast as NumPy casts: whole numbers wrap, floats that are too large become Inf
+    without a warning, as BLAS is silent about them."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        if isinstance(dst, np.ndarray):
+            np.copyto(dst, src, casting="unsafe")
+        else:
+            dst[...] = src.astype(dst.dtype)
+
+
 class _Addresses:
     """Where an array's elements are, in words that NumPy reads: no element is looked at."""
 

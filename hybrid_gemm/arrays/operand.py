@@ -19,6 +19,7 @@ from ..planning.plan import Homes
 from ..problem import Problem
 from .caller_arrays import (
     as_array,
+    cast_into,
     check_device,
     is_device_array,
     module_of,
@@ -87,7 +88,7 @@ class Operand:
 
 @dataclass(frozen=True)
 class Operands:
-    """op(A), op(B), C (None where beta is 0 or none was given) and `out`, the result's place.
+    """op(A), op(B), C (None where none was given) and `out`, the result's place.
 
     `fresh` says that `out` was made for this product and nothing was written to it yet.
     """
@@ -105,14 +106,15 @@ class Operands:
     ) -> Operands:  # fmt: skip
         """Describes the arrays of a product; `home_of` says on which device an array lies.
 
-        Makes `out` where the caller gave none. Where K or alpha is 0, A and B are not read, as in
+        Makes `out` where the caller gave none, or one of a wider dtype, to which the finished
+        product is cast. Where K or alpha is 0, A and B are not read, as in
         BLAS. Raises `UsageError` or `DTypeError` for an `out` that does not fit.
         """
         a, b, c = arrays.a, arrays.b, arrays.c
-        fresh = arrays.out is None
+        if arrays.out is not None:
+            check_out(arrays.out, problem, a, b, c)
+        fresh = arrays.out is None or arrays.out.dtype != problem.out_dtype
         out = arrays.empty(problem) if fresh else arrays.out
-        if not fresh:
-            check_out(out, problem, a, b, c)
         op_a, op_b = (x.T if turned else x for x, turned in zip((a, b), trans, strict=True))
         if not problem.k:
             op_a, op_b = op_a[:, :0], op_b[:0]
@@ -177,6 +179,18 @@ class CallerArrays:
     def wait(self) -> None:
         """Waits for the caller's streams, which may still be writing them."""
         wait_for_streams(*self.given)
+
+    def result(self, made: Any) -> Any:
+        """What the caller gets of a finished product: itself, or `out` with it."""
+        if self.out is None or self.out is made:
+            return made
+        if type(self.out) is type(made):
+            cast_into(self.out, made)
+        else:  # one of them lies on a GPU
+            self.out[...] = module_of(self.out).asarray(
+                made.get() if is_device_array(made) else made
+            )
+        return self.out
 
     def empty(self, problem: Problem) -> Any:
         """A new C: on a GPU if any of A, B, C lies on one."""

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from ..arrays.caller_arrays import cast_into
 from ..arrays.operand import Operand, Operands
 from ..catalog import Variant
 from ..devices.base import Device, Stream
@@ -302,9 +303,9 @@ class RankRun:
             host = np.empty(view.shape, self.dtype)
             device.copy(host, target, stream)
             stream.synchronize()
-            view[...] = host.astype(view.dtype)
+            cast_into(view, host)
         else:
-            view[...] = target.astype(view.dtype)
+            cast_into(view, target)
 
 
 def _timeline(device: Device, marks: Iterable[tuple]) -> Timeline:
