@@ -26,7 +26,7 @@ from ..devices import choose
 from ..errors import HybridGemmError, UnavailableError, UsageError
 from ..host.resources import cores
 from ..planning import cost_model, link_rates
-from ..planning.planner import cut
+from ..planning.partition import cut
 from ..problem import Problem
 from ..reporting import console
 from ..runner import Runner

@@ -10,7 +10,7 @@ import statistics
 import numpy as np
 
 from ..arrays import generator, npy_files
-from ..planning.planner import Span
+from ..planning.partition import Span
 from ..ranks import verify
 from ..ranks.launch import bind_cores, place, together
 from ..ranks.rank_plan import make_rank_plan

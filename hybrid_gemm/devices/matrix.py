@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..arrays.strides import layout
-from ..planning.planner import Span
+from ..planning.partition import Span
 from .base import Device
 
 

@@ -11,7 +11,8 @@ import numpy as np
 
 from ..arrays.strides import layout
 from ..devices.base import Device
-from ..planning.planner import Block, Span
+from ..planning.partition import Span
+from ..planning.plan import Block
 
 _ALIGN = 256  # bytes: rows that begin on whole cache lines let kernels read vectors
 

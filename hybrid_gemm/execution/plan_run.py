@@ -15,7 +15,7 @@ import numpy as np
 from ..catalog import Variant
 from ..devices.base import Device
 from ..devices.matrix import Matrix
-from ..planning.planner import Panel, Plan, Strip
+from ..planning.plan import Panel, Plan, Strip
 from . import single_thread_schedule, staging
 from .critical_reduction import Critical
 from .device_memory import Layout, Slab, order_of

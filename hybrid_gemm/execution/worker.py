@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ..arrays.strides import leading
-from ..planning.plan import TILES_IN_MEMORY
-from ..planning.planner import Box, Panel, Strip, Worker, cut
+from ..planning.partition import Box, cut
+from ..planning.plan import TILES_IN_MEMORY, Panel, Strip, Worker
 from . import staging
 from .device_memory import Layout, Slab
 from .staging import settle

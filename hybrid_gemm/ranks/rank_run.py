@@ -25,7 +25,8 @@ from ..catalog import Variant
 from ..devices.base import Device
 from ..execution.plan_run import Common, Matrix, Stopped, ThreadRun
 from ..execution.timeline import Timeline, activities
-from ..planning.planner import Plan, Span
+from ..planning.partition import Span
+from ..planning.plan import Plan
 from .rank_plan import Piece, RankPlan
 from .transports import Transport
 

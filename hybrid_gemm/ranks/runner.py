@@ -22,7 +22,8 @@ from ..errors import UsageError
 from ..execution.plan_run import Matrix
 from ..execution.timeline import Timeline
 from ..kernel_choice import compute_modes
-from ..planning.planner import NOWHERE, make_plan
+from ..planning.plan import NOWHERE
+from ..planning.planner import make_plan
 from ..problem import Problem
 from ..runner import MAX_PLANS, Runner
 from . import launch, transports

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from ..errors import in_words
 from ..execution.timeline import PHASES
 from ..planning import cost_model
-from ..planning.planner import START_MS, Plan
+from ..planning.plan import Plan
+from ..planning.planner import START_MS
 from ..runner import Result
 from ..verify import Verdict
 from .console import _ms, console, table
@@ -58,7 +59,7 @@ def plan_data(plan: Plan) -> dict:
         ],
         "strips": [
             {"rows": [s.rows.start, s.rows.stop], "cols": [s.cols.start, s.cols.stop],
-             "owner": s.owner, "partials": list(s.partials)}
+             "owner": s.owner, "partials": s.partials}
             for s in plan.strips
         ],
         "bytes_h2d": plan.bytes_h2d,
