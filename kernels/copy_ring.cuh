@@ -5,14 +5,15 @@
 //             +--------+--------+--------+--------+--------+
 //             | A    B | A    B | A    B | A    B | A    B |    BK of k each
 //             +--------+--------+--------+--------+--------+
-//                 ^        ^ on their way       ^      ^
-//                 |        (cp.async)           |      +- being filled with step s + 4
-//                 being multiplied: step s      step s + 3
+//             |  step   |                          |    step  |
+//             |  s      |  steps s + 1 to s + 3    |    s + 4 |
+//             |         |                          |          |
+//             multiplied  on their way (cp.async)    copies are started into the stage
+//                                                    that step s - 1 has left
 //
-// While step s is multiplied, its thread starts the copies of step s + STAGES - 1 into the stage
-// that step s - 1 has left. One barrier a step says both that the next stage is full and that all
-// threads have left the one before. Within a step each thread multiplies from one set of
-// registers while the next K_READ of k come from shared memory into the other set.
+// One barrier a step says both that the next stage is full and that all threads are done with the
+// one before. Within a step a thread multiplies from one set of registers while the next few of k
+// come from shared memory into another.
 //
 // The first step of a tile may be short: k is padded to whole steps at its front, where a copy can
 // tell by its place alone (`skip` numbers that do not exist), so that all other steps need no test.
@@ -20,14 +21,25 @@
 #include "shared_memory.cuh"
 #include "vectors.cuh"
 
+// Load: starts this thread's copies of the next step, to where they belong in the tiles of a stage.
+// SHORT: the first `skip` of its k do not exist.
+template <bool SHORT, typename CopyA, typename CopyB>
+__device__ __forceinline__ void load_step(CopyA& copy_a, CopyB& copy_b, Shared to_a, Shared to_b,
+                                          int skip) {
+    copy_a.template fetch<SHORT>(to_a, skip);
+    copy_b.template fetch<SHORT>(to_b, skip);
+}
+
 // sum = the product of `count` steps of k. `first`: whether these begin with the first of all.
 //
-//   copy_a, copy_b   load: fetch<SHORT>(stage, skip) starts the copies of the next step; put(stage)
+//   copy_a, copy_b   load: fetch<SHORT>(tile, skip) starts the copies of the next step; put(tile)
 //                    completes those that wait in registers (only where TWO_HOPS)
 //   to_a, to_b       where this thread's copies go in stage 0
-//   fragments        what this thread multiplies: K_EACH of a step's k, K_READ at once;
-//                    begin(a, b) sets where that begins in stage 0, in bytes;
-//                    read(a, b, at_a, at_b, p) reads the elements for k = p to p + K_READ - 1
+//   fragments        multiply: this thread has K_EACH of a step's k, and reads K_READ at once;
+//                    begin(a, b) sets where its elements begin in stage 0, in bytes;
+//                    read(a, b, at_a, at_b, p) reads those for k = p to p + K_READ - 1
+//   Count            int, or int& for a count that the caller needs no more: decides which of two
+//                    counters that run alike the compiler keeps, and with it the schedule
 template <int STAGE_BYTES, bool TWO_HOPS, typename Count, typename CopyA, typename CopyB,
           typename Fragments>
 __device__ __forceinline__ void multiply_ring(T (&sum)[TM][TN], CopyA& copy_a, CopyB& copy_b,
@@ -36,16 +48,14 @@ __device__ __forceinline__ void multiply_ring(T (&sum)[TM][TN], CopyA& copy_a, C
     constexpr int K_EACH = Fragments::K_EACH, K_READ = Fragments::K_READ;
     constexpr int LAST = (STAGES - 1) * STAGE_BYTES;  // the last stage's place
     DYNAMIC_SHARED(raw);
-    unsigned write = 0;  // the stage to be filled next, in bytes
+    unsigned write = 0;    // the stage to be filled next, in bytes
     int to_fetch = count;  // steps
     UNROLL for (int s = 0; s < STAGES - 1; ++s) {
         if (to_fetch > 0) {
             if (s == 0 && first) {
-                copy_a.template fetch<true>(to_a, skip);
-                copy_b.template fetch<true>(to_b, skip);
+                load_step<true>(copy_a, copy_b, to_a, to_b, skip);
             } else {
-                copy_a.template fetch<false>(to_a + write, 0);
-                copy_b.template fetch<false>(to_b + write, 0);
+                load_step<false>(copy_a, copy_b, to_a + write, to_b + write, 0);
             }
             copy_a.put(to_a + write);
             copy_b.put(to_b + write);
@@ -73,7 +83,7 @@ __device__ __forceinline__ void multiply_ring(T (&sum)[TM][TN], CopyA& copy_a, C
     for (; count > 0; --count) {
         UNROLL for (int p = 0; p < K_EACH; p += K_READ) {
             const int half = p / K_READ % 2;
-            if (p == K_EACH - K_READ) {  // the next step must be there, and all threads done with this one
+            if (p == K_EACH - K_READ) {  // the next step must be there, and all done with this one
                 copies_wait<STAGES - 2>();
                 __syncthreads();
                 const int go = now == LAST ? -LAST : STAGE_BYTES;
@@ -83,10 +93,8 @@ __device__ __forceinline__ void multiply_ring(T (&sum)[TM][TN], CopyA& copy_a, C
             }
             read_into(half ^ 1, (p + K_READ) % K_EACH);
             if (p == 0) {
-                if (to_fetch > 0) {
-                    copy_a.template fetch<false>(to_a + write, 0);
-                    copy_b.template fetch<false>(to_b + write, 0);
-                }
+                if (to_fetch > 0)
+                    load_step<false>(copy_a, copy_b, to_a + write, to_b + write, 0);
                 copies_commit();
                 --to_fetch;
                 if (!TWO_HOPS) write = write == LAST ? 0 : write + STAGE_BYTES;

@@ -2,6 +2,18 @@
 summary   = "small tiles of C; the blocks of a cluster share a tile's k and each other's memory"
 entry     = "gemm_cluster"
 rung      = 95
+# BM        rows of C that a block computes
+# BN        columns of C that a block computes
+# BK        k of a step: what one stage of the ring in shared memory holds
+# TM        rows of C that a thread computes
+# TN        columns of C that a thread computes
+# LM        lanes of a warp along the rows of C; the other 32 / LM are along its columns
+# KG        groups of warps that share the k of each step; their sums are added at the end
+# STAGES    stages of the ring: STAGES - 1 steps are on their way while one is multiplied
+# KV        neighbours along k that a thread reads from shared memory at once
+# CLUSTER   blocks of a cluster, which share the k of a tile and read each other's memory
+# BLOCKS    blocks of the grid, at most; where one cluster a tile leaves some over, a tile gets more
+# RESIDENT  blocks that must fit on a multiprocessor: limits the registers of a thread
 params    = [
     {BM = 16, BN = 32, BK = 32, TM = 4, TN = 4, LM = 4, KG = 4, KV = 4, STAGES = 4, CLUSTER = 1, BLOCKS = 132, RESIDENT = 2},
     {BM = 16, BN = 32, BK = 32, TM = 4, TN = 4, LM = 4, KG = 4, KV = 4, STAGES = 4, CLUSTER = 2, BLOCKS = 132, RESIDENT = 2},
@@ -16,12 +28,18 @@ params    = [
 ]
 block     = ["KG * BM * BN / (TM * TN)", "1", "1"]
 grid      = ["CLUSTER * ceil(m / BM) * ceil(n / BN) * max(1, min(ceil((BLOCKS + 1) / max(1, CLUSTER * ceil(m / BM) * ceil(n / BN))) - 1, ceil(k / (2 * CLUSTER * BK))))", "1", "1"]
+# the ring; then a tile of sums for each group
 shared    = "max(STAGES * (BK * (BM + BN) + 16 / SIZE * (BM + BN)) * SIZE, KG * BM * BN * SIZE)"
+# partial sums and a counter for each block's slice of a tile
 workspace = "BLOCKS * BM * BN * SIZE"
 flags     = "4 * BLOCKS"
 require   = [
-    "BM % (TM * LM) == 0", "32 % LM == 0", "BN % (TN * 32 / LM) == 0", "TM % 4 == 0", "TN % 4 == 0",
-    "BK % (2 * KV * KG) == 0", "KV * SIZE <= 16", "STAGES >= 2", "CLUSTER <= 8",
+    # a group of warps of LM x 32 / LM lanes makes the tile
+    "BM % (TM * LM) == 0", "32 % LM == 0", "BN % (TN * 32 / LM) == 0",
+    # sums as vectors; each group reads KV of k while it multiplies KV others
+    "TM % 4 == 0", "TN % 4 == 0", "BK % (2 * KV * KG) == 0", "KV * SIZE <= 16", "STAGES >= 2",
+    "CLUSTER <= 8",
+    # the threads copy whole lines of a stage
     "(KG * BM * BN / (TM * TN)) % BK == 0", "(KG * BM * BN / (TM * TN)) % BM == 0",
     "(KG * BM * BN / (TM * TN)) % BN == 0",
 ]

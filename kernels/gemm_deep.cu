@@ -2,6 +2,16 @@
 summary   = "a small C over a long k: each block a share of k, and then a strip of the sum"
 entry     = "gemm_deep"
 rung      = 101
+# BM      rows of C that a block computes
+# BN      columns of C that a block computes
+# BK      k of a step: what one stage of the ring in shared memory holds
+# TM      rows of C that a thread computes
+# TN      columns of C that a thread computes
+# LM      lanes of a warp along the rows of C; the other 32 / LM are along its columns
+# KG      groups of warps that share the k of each step; their sums are added at the end
+# HOPS    1: an operand that lies along k is copied by elements; 2: by vectors, through registers
+# STAGES  stages of the ring: STAGES - 1 steps are on their way while one is multiplied
+# BLOCKS  shares of k of all tiles of C together, at most
 params    = [
     {BM = 64, BN = 128, BK = 16, TM = 16, TN = 8, LM = 4, KG = 4, HOPS = 1, STAGES = 5, BLOCKS = 132},
     {BM = 128, BN = 64, BK = 16, TM = 16, TN = 8, LM = 4, KG = 4, HOPS = 1, STAGES = 5, BLOCKS = 132},
@@ -14,13 +24,21 @@ params    = [
 ]
 block     = ["KG * BM * BN / (TM * TN)", "1", "1"]
 grid      = ["ceil(m / BM) * ceil(n / BN) * max(1, min(ceil((BLOCKS + 1) / max(1, ceil(m / BM) * ceil(n / BN))) - 1, ceil(k / BK)))", "1", "1"]
+# the ring; then the sums that half of the groups hand to the others
 shared    = "max(STAGES * BK * (BM + BN + 64 / SIZE) * SIZE, (KG > 1) * KG * BM * BN * SIZE / 2)"
+# partial sums of a tile for each share; three counters for each tile
 workspace = "BLOCKS * BM * BN * SIZE"
 flags     = "12 * BLOCKS"
 require   = [
-    "BM % (TM * LM) == 0", "32 % LM == 0", "BN % (TN * 32 / LM) == 0", "TM % 4 == 0", "TN % 4 == 0",
-    "HOPS <= 2", "BK % 4 == 0", "BK % KG == 0", "BLOCKS <= 65536", "BK / KG >= 2", "STAGES >= 2",
-    "(KG * BM * BN / (TM * TN)) % BK == 0", "TM * TN * SIZE <= 512",
+    # a group of warps of LM x 32 / LM lanes makes the tile
+    "BM % (TM * LM) == 0", "32 % LM == 0", "BN % (TN * 32 / LM) == 0",
+    # sums as vectors; they must fit in registers
+    "TM % 4 == 0", "TN % 4 == 0", "TM * TN * SIZE <= 512",
+    # every group has k to multiply, and one k in advance; a step is whole vectors
+    "BK % 4 == 0", "BK % KG == 0", "BK / KG >= 2", "STAGES >= 2", "HOPS <= 2",
+    # the threads copy whole rows of a stage
+    "(KG * BM * BN / (TM * TN)) % BK == 0",
+    "BLOCKS <= 65536",
 ]
 dtypes    = ["float32", "int32"]
 arch      = ">=80"
@@ -46,9 +64,7 @@ __device__ __forceinline__ void store_elements(const Vec& sum, int n, T alpha, T
                                                long long ldc, int r, int c) {
     UNROLL for (int q = 0; q < VEC; ++q) {
         if (c + q >= n) return;
-        T* const to = C + r * ldc + (c + q);
-        const T product = alpha * sum.x[q ^ 1];
-        *to = beta == T(0) ? product : product + beta * *to;
+        store(C + r * ldc + (c + q), sum.x[q ^ 1], alpha, beta);
     }
 }
 
@@ -86,7 +102,8 @@ __device__ __forceinline__ void add_strip(const Vec* parts, int count, int begin
 }
 
 // Adds the partial sums of a tile, which its `shares` blocks have left in `parts`, and stores them
-// in C at (row, col). `flags` has three counters for the tile.
+// in C at (row, col). `flags` has three counters for the tile; `strip`, in shared memory, is the one
+// that this block adds next.
 __device__ __forceinline__ void finish(const Vec* parts, int shares, unsigned* flags, int& strip,
                                        int m, int n, T alpha, T beta, T* C, long long ldc, int row,
                                        int col) {

@@ -2,9 +2,12 @@
 summary = "tensor cores by mma.sync: 64 x 32 a warp, packed operands in a cp.async ring of two"
 entry   = "gemm_mma"
 role    = "tensor"
+# TERMS  1: A B; 3: A and B come in parts hi and lo, and lo hi + hi lo + hi hi is computed
+# OUT    bytes of an element of C: 4 is float32, 2 the type of the operands
 params  = [{TERMS = 1, OUT = 4}, {TERMS = 3, OUT = 4}, {TERMS = 1, OUT = 2}]
 block   = ["256", "1", "1"]
 grid    = ["ceil(n / 128)", "ceil(m / 128)", "1"]
+# two steps of all parts of A and B: 128 rows of 20 words
 shared  = "(TERMS + 1) / 2 * 2 * 2 * 128 * 20 * 4"
 require = ["TERMS != 2", "TERMS <= 3", "OUT % 2 == 0", "OUT <= 4"]
 dtypes  = ["float16", "bfloat16", "tfloat32"]
@@ -27,20 +30,6 @@ constexpr int PITCH = WORDS + 4;               // 8 rows by 4 words fall in dist
 constexpr int PARTS = (TERMS + 1) / 2;         // of an operand: hi alone, or hi and lo
 constexpr int TILE = 128 * PITCH;              // words of one part of one operand
 constexpr bool CHUNKED = TERMS == 3;           // sums leave the accumulators after each instruction
-
-#if OUT == 4
-typedef float Out;
-__device__ inline float widened(Out x) { return x; }
-__device__ inline Out narrowed(float x) { return x; }
-#elif DTYPE_bfloat16
-typedef unsigned short Out;
-__device__ inline float widened(Out x) { return from_bfloat(x); }
-__device__ inline Out narrowed(float x) { return to_bfloat(x); }
-#else
-typedef unsigned short Out;
-__device__ inline float widened(Out x) { return from_half(x); }
-__device__ inline Out narrowed(float x) { return to_half(x); }
-#endif
 
 // A thread's sums of a warp's 64 x 32: 4 x 4 products of 16 x 8, four sums of each. While CHUNKED,
 // `part` has those of one instruction, and `total` has the rest.
@@ -101,12 +90,6 @@ __device__ inline void multiply(Sums& sums, const unsigned* stage, int row, int 
             }
         }
     }
-}
-
-// The power of two in halves of one sign: what the product keeps, no half loses.
-__device__ inline float scaled(float x, int exponent) {
-    const int half = exponent >> 1;
-    return x * power_of_two(half) * power_of_two(exponent - half);
 }
 
 // C from a thread's sums: rows from `row` on, 8 apart, and pairs of columns from `col` on, 8 apart.

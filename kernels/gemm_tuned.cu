@@ -2,6 +2,17 @@
 summary   = "16 x 8 a thread from a cp.async ring, sums in the other register bank than B, stream-K"
 entry     = "gemm_tuned"
 rung      = 100
+# BM      rows of C that a block computes
+# BN      columns of C that a block computes
+# BK      k of a step: what one stage of the ring in shared memory holds
+# TM      rows of C that a thread computes
+# TN      columns of C that a thread computes
+# LM      lanes of a warp along the rows of C; the other 32 / LM are along its columns
+# KG      groups of warps that share the k of each step; their sums are added at the end
+# HOPS    1: an operand that lies along k is copied by elements; 2: by vectors, through registers
+# STAGES  stages of the ring: STAGES - 1 steps are on their way while one is multiplied
+# BLOCKS  blocks of the grid, at most: as many as a GPU of 132 multiprocessors runs at once
+# SPLIT   blocks for each tile of C, at most: 1 starts no more blocks than there are tiles
 params    = [
     {BM = 128, BN = 256, BK = 8, TM = 16, TN = 8, LM = 4, KG = 1, HOPS = 1, STAGES = 5, BLOCKS = 132, SPLIT = 132},
     {BM = 128, BN = 256, BK = 8, TM = 16, TN = 8, LM = 4, KG = 1, HOPS = 1, STAGES = 5, BLOCKS = 132, SPLIT = 1},
@@ -19,13 +30,21 @@ params    = [
 ]
 block     = ["KG * BM * BN / (TM * TN)", "1", "1"]
 grid      = ["max(1, min(BLOCKS, SPLIT * ceil(m / BM) * ceil(n / BN), ceil(m / BM) * ceil(n / BN) * ceil(k / BK)))", "1", "1"]
+# the ring; then the sums that half of the groups hand to the others
 shared    = "max(STAGES * BK * (BM + BN + 64 / SIZE) * SIZE, (KG > 1) * KG * BM * BN * SIZE / 2)"
+# partial sums of two tiles for each block; counters for four levels of adding them up
 workspace = "2 * BLOCKS * BM * BN * SIZE"
 flags     = "32 * BLOCKS"
 require   = [
-    "BM % (TM * LM) == 0", "32 % LM == 0", "BN % (TN * 32 / LM) == 0", "TM % 4 == 0", "TN % 4 == 0",
-    "HOPS <= 2", "BK % 4 == 0", "BK % KG == 0", "BLOCKS <= 65536", "BK / KG >= 2", "STAGES >= 2",
-    "(KG * BM * BN / (TM * TN)) % BK == 0", "TM * TN * SIZE <= 512",
+    # a group of warps of LM x 32 / LM lanes makes the tile
+    "BM % (TM * LM) == 0", "32 % LM == 0", "BN % (TN * 32 / LM) == 0",
+    # sums as vectors; they must fit in registers
+    "TM % 4 == 0", "TN % 4 == 0", "TM * TN * SIZE <= 512",
+    # every group has k to multiply, and one k in advance; a step is whole vectors
+    "BK % 4 == 0", "BK % KG == 0", "BK / KG >= 2", "STAGES >= 2", "HOPS <= 2",
+    # the threads copy whole rows of a stage
+    "(KG * BM * BN / (TM * TN)) % BK == 0",
+    "BLOCKS <= 65536",
 ]
 dtypes    = ["float32", "float64", "int32"]
 arch      = ">=80"

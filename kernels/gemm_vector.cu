@@ -2,6 +2,10 @@
 summary   = "C a few rows high or columns wide: the large operand streams by once"
 entry     = "gemm_vector"
 rung      = 96
+# BM      rows of C that a block computes
+# BN      columns of C that a block computes; the wider side is the one of the large operand
+# BK      k of a step: blocks share k in whole steps
+# BLOCKS  blocks of the grid to aim at, by sharing k where C has fewer tiles
 params    = [
     {BM = 1, BN = 64, BK = 256, BLOCKS = 264},
     {BM = 64, BN = 1, BK = 256, BLOCKS = 264},
@@ -12,9 +16,12 @@ params    = [
 ]
 block     = ["256", "1", "1"]
 grid      = ["ceil(m / BM) * ceil(n / BN) * max(1, min(ceil(BLOCKS / max(1, ceil(m / BM) * ceil(n / BN))), ceil(k / BK)))", "1", "1"]
+# the thin operand for a step of k; then a tile of sums for each of 8 warps
 shared    = "max(BK * min(BM, BN), 8 * BM * BN) * SIZE"
+# partial sums and a counter for each block; there are fewer than 2 * BLOCKS that share k
 workspace = "2 * BLOCKS * BM * BN * SIZE"
 flags     = "4 * BLOCKS"
+# one side is wide, a multiple of 64, the other thin, 16 at most
 require   = ["BM % 64 * (BN % 64) == 0", "BM % 64 + BN % 64 <= 16", "BK % 128 == 0"]
 runs_on   = ["cuda", "emulator"]
 source    = "this project: docs/performance.md"

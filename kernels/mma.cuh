@@ -1,8 +1,8 @@
 // Products of warps on tensor cores behind a small function that has a plain form for the emulator.
 // Operands are words of 32 bits: one TF32 number each, or two numbers of 16 bits.
 #pragma once
+#include "numbers.cuh"
 #include "shared_memory.cuh"
-#include "split.cuh"
 
 constexpr int THREADS = 256;
 

@@ -2,6 +2,7 @@
 summary = "op(A) and op(B) packed for the tensor cores: rows along k, padded with zeros, in one part or as hi and lo"
 entry   = "split_pack"
 role    = "pack"
+# PARTS  2: float32 becomes hi and lo; 1: it is rounded to TF32, and 16 bits are copied as they are
 params  = [{PARTS = 2}, {PARTS = 1}]
 block   = ["256", "1", "1"]
 grid    = ["ceil(m / 64) + ceil(n / 64)", "max(1, ceil(k / 512))", "1"]
