@@ -64,9 +64,7 @@ __device__ __forceinline__ void multiply_ring(T (&sum)[TM][TN], CopyA& copy_a, C
         write += STAGE_BYTES;
         copies_commit();
     }
-    UNROLL for (int i = 0; i < TM; ++i) {
-        UNROLL for (int j = 0; j < TN; ++j) sum[i][j] = T(0);
-    }
+    UNROLL for (int i = 0; i < TM; ++i) { UNROLL for (int j = 0; j < TN; ++j) sum[i][j] = T(0); }
     T a[2][K_READ][TM], b[2][K_READ][TN];
     int read_a, read_b;
     fragments.begin(read_a, read_b);
@@ -93,8 +91,7 @@ __device__ __forceinline__ void multiply_ring(T (&sum)[TM][TN], CopyA& copy_a, C
             }
             read_into(half ^ 1, (p + K_READ) % K_EACH);
             if (p == 0) {
-                if (to_fetch > 0)
-                    load_step<false>(copy_a, copy_b, to_a + write, to_b + write, 0);
+                if (to_fetch > 0) load_step<false>(copy_a, copy_b, to_a + write, to_b + write, 0);
                 copies_commit();
                 --to_fetch;
                 if (!TWO_HOPS) write = write == LAST ? 0 : write + STAGE_BYTES;

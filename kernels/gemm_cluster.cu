@@ -157,7 +157,7 @@ __device__ __forceinline__ int place(int lane, int i) {
     return ALONG_K ? i * LANES + lane : i / VEC * (LANES * VEC) + lane * VEC + i % VEC;
 }
 
-struct alignas(KV * SIZE) Few {  // neighbours along k
+struct alignas(sizeof(T) * KV) Few {  // neighbours along k
     T x[KV];
 };
 
@@ -214,7 +214,8 @@ __device__ __forceinline__ void multiply(T (&sum)[TM][TN], int m, int n, const T
     const Shared base = shared_address(raw);
     const Shared to_a = opaque(base + a.to()), to_b = opaque(base + (A_BYTES + b.to()));
     const Fragments<LD_A, LD_B, A_BYTES> fragments = {row_in, col_in, group};
-    multiply_ring<STAGE_BYTES, false, int>(sum, a, b, to_a, to_b, first == 0, skip, count, fragments);
+    multiply_ring<STAGE_BYTES, false, int>(sum, a, b, to_a, to_b, first == 0, skip, count,
+                                           fragments);
 }
 
 // --- store --------------------------------------------------------------------------------------
@@ -229,8 +230,9 @@ __device__ __forceinline__ void put_sums(const T (&sum)[TM][TN], int group, int 
         T* const line = tile + (row_w + place<A_ALONG_K, LM>(lane_m, i)) * BN + col_w;
         UNROLL for (int j = 0; j < TN; j += VEC) {
             if (B_ALONG_K) {
-                UNROLL for (int q = 0; q < VEC; ++q)
+                UNROLL for (int q = 0; q < VEC; ++q) {
                     line[place<true, LN>(lane_n, j + q)] = sum[i][j + q];
+                }
             } else {
                 Vec v;
                 UNROLL for (int q = 0; q < VEC; ++q) v.x[q] = sum[i][j + (q ^ SWAP)];
@@ -303,8 +305,8 @@ __device__ __forceinline__ void store_slice(const Vec (&total)[EACH], int rank, 
 }
 
 extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, RESIDENT)
-gemm_cluster(int m, int n, int k, T alpha, const T* A, long long lda, const T* B, long long ldb,
-             T beta, T* C, long long ldc, T* workspace, unsigned* flags) {
+    gemm_cluster(int m, int n, int k, T alpha, const T* A, long long lda, const T* B, long long ldb,
+                 T beta, T* C, long long ldc, T* workspace, unsigned* flags) {
     DYNAMIC_SHARED(raw);
     const int rank = blockIdx.x % CLUSTER;
     if (rank >= SHARES) return;
@@ -343,7 +345,8 @@ gemm_cluster(int m, int n, int k, T alpha, const T* A, long long lda, const T* B
     cluster_arrive();  // they are read: the other blocks may end
     bool last = true;
     if (clusters > 1)
-        last = add_clusters(total, tile, rank, cluster - tile * clusters, clusters, workspace, flags);
+        last =
+            add_clusters(total, tile, rank, cluster - tile * clusters, clusters, workspace, flags);
     if (last) store_slice(total, rank, m, n, alpha, beta, C, ldc, row, col);
     cluster_wait();
 }

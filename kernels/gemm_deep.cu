@@ -95,8 +95,7 @@ __device__ __forceinline__ void add_strip(const Vec* parts, int count, int begin
         }
         const int thread = v % GROUP, i = v / GROUP * VEC / TN, j = v / GROUP * VEC % TN;
         const int r = row + row_in(thread) + i / VEC * (LM * VEC) + i % VEC;
-        if (r < m)
-            store_elements(total, n, alpha, beta, C, ldc, r, col + col_in(thread) + j * LN);
+        if (r < m) store_elements(total, n, alpha, beta, C, ldc, r, col + col_in(thread) + j * LN);
     }
     __syncthreads();
 }
@@ -113,8 +112,7 @@ __device__ __forceinline__ void finish(const Vec* parts, int shares, unsigned* f
     const int size = LEAST(THREADS, (VECTORS_OF_TILE / 32 + shares - 1) / shares * 32);
     const int strips = (VECTORS_OF_TILE + size - 1) / size;
     __syncthreads();  // the block's part is written: handed on by one thread's release
-    if (threadIdx.x == 0)
-        strip = all_of(handed_in, shares, STAY) ? int(count_in(taken)) : strips;
+    if (threadIdx.x == 0) strip = all_of(handed_in, shares, STAY) ? int(count_in(taken)) : strips;
     __syncthreads();
     while (strip < strips) {
         const int begin = strip * size, end = LEAST(begin + size, VECTORS_OF_TILE);
@@ -126,8 +124,8 @@ __device__ __forceinline__ void finish(const Vec* parts, int shares, unsigned* f
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-gemm_deep(int m, int n, int k, T alpha, const T* A, long long lda, const T* B, long long ldb,
-          T beta, T* C, long long ldc, T* workspace, unsigned* flags) {
+    gemm_deep(int m, int n, int k, T alpha, const T* A, long long lda, const T* B, long long ldb,
+              T beta, T* C, long long ldc, T* workspace, unsigned* flags) {
     __shared__ int strip;
     const int thread = threadIdx.x % GROUP, group = threadIdx.x / GROUP;
     const int from_a = (group * KP * LD_A + row_in(thread)) * SIZE;

@@ -118,8 +118,8 @@ __device__ __forceinline__ bool collect(T (&sum)[TM][TN], const CutTiles& cut, i
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-gemm_tuned(int m, int n, int k, T alpha, const T* A, long long lda, const T* B, long long ldb,
-           T beta, T* C, long long ldc, T* workspace, unsigned* flags) {
+    gemm_tuned(int m, int n, int k, T alpha, const T* A, long long lda, const T* B, long long ldb,
+               T beta, T* C, long long ldc, T* workspace, unsigned* flags) {
     const int thread = threadIdx.x % GROUP, group = threadIdx.x / GROUP;
     const int from_a = (group * KP * LD_A + row_in(thread)) * SIZE;
     const int from_b = (A_ELEMENTS + group * KP * LD_B + col_in(thread)) * SIZE;

@@ -89,8 +89,9 @@ __device__ __forceinline__ void sum_along(const Operand& wide, const Operand& th
     for (int l0 = warp * (WIDE / WARPS); l0 < (warp + 1) * (WIDE / WARPS); l0 += LINES) {
         T sum[LINES][THIN] = {};
         const T* from[LINES];
-        UNROLL for (int l = 0; l < LINES; ++l)
+        UNROLL for (int l = 0; l < LINES; ++l) {
             from[l] = wide.line(w0 + l0 + l) + lane * (VECTORS ? VEC : 1);
+        }
         auto step = [&](int k, bool whole) {
             Vec y[LINES];
             UNROLL for (int l = 0; l < LINES; ++l) {
@@ -98,8 +99,9 @@ __device__ __forceinline__ void sum_along(const Operand& wide, const Operand& th
                     y[l] = Vec{};
                     if (whole || k + lane * VEC < k1) y[l] = stream(from[l] + k);
                 } else {
-                    UNROLL for (int q = 0; q < VEC; ++q)
+                    UNROLL for (int q = 0; q < VEC; ++q) {
                         y[l].x[q] = whole || k + lane + 32 * q < k1 ? from[l][k + 32 * q] : T(0);
+                    }
                 }
             }
             UNROLL for (int t = 0; t < THIN; ++t) {
@@ -143,8 +145,9 @@ __device__ __forceinline__ void sum_across(const Operand& wide, const Operand& t
     int place[VEC];  // in the tile
     UNROLL for (int q = 0; q < VEC; ++q) place[q] = VECTORS ? lane * VEC + q : lane + q * LANES;
     int offset[VEC];
-    UNROLL for (int q = 0; q < VEC; ++q)
+    UNROLL for (int q = 0; q < VEC; ++q) {
         offset[q] = LEAST(w0 + place[q], wide.end - (VECTORS ? VEC - q : 1));
+    }
     T* const xs = parts;  // [BK][THIN], until the sums are done
 #pragma unroll 1
     for (; k0 < k1; k0 += BK) {
@@ -231,8 +234,8 @@ __device__ __forceinline__ void store_tile(const T* parts, int count, int w0, in
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-gemm_vector(int m, int n, int k, T alpha, const T* A, long long lda, const T* B, long long ldb,
-            T beta, T* C, long long ldc, T* workspace, unsigned* flags) {
+    gemm_vector(int m, int n, int k, T alpha, const T* A, long long lda, const T* B, long long ldb,
+                T beta, T* C, long long ldc, T* workspace, unsigned* flags) {
     extern __shared__ __align__(16) unsigned char raw[];
     T* const parts = reinterpret_cast<T*>(raw);
     const Operand a = {A, TRANS_A ? 1 : lda, TRANS_A ? lda : 1, m};
@@ -249,8 +252,8 @@ gemm_vector(int m, int n, int k, T alpha, const T* A, long long lda, const T* B,
     const int k0 = first * BK, k1 = LEAST(k, (first + run_length(share, least, more)) * BK);
 
     int count = 1;  // tiles in `parts` that are to be added
-    const bool vectors = (ALONG_K ? k : wide.end) % VEC == 0 &&
-                         aligned(wide.at, ALONG_K ? wide.x : wide.p);
+    const bool vectors =
+        (ALONG_K ? k : wide.end) % VEC == 0 && aligned(wide.at, ALONG_K ? wide.x : wide.p);
     if constexpr (ALONG_K) {
         const bool both = vectors && thin.p == 1 && aligned(thin.at, thin.end > 1 ? thin.x : 0);
         if (both)

@@ -77,10 +77,11 @@ source    = "this project: docs/tensor-cores.md"
 
 constexpr bool ACROSS_A = TRANS_A, ACROSS_B = !TRANS_B;  // operands whose memory runs across k
 static_assert(SIZE == 2 || !(ACROSS_A || ACROSS_B), "TF32 operands lie along k");
-constexpr int PARTS = (TERMS + 1) / 2;    // of an operand: hi alone, or hi and lo
-constexpr int CONSUMERS = BM / 64;        // warpgroups that multiply
-constexpr int STEP = 32 / SIZE, BK = SPAN / SIZE;        // k of an instruction, of a step
-constexpr int A_BYTES = BM * SPAN, B_BYTES = BN * SPAN;  // of one part
+constexpr int PARTS = (TERMS + 1) / 2;             // of an operand: hi alone, or hi and lo
+constexpr int CONSUMERS = BM / 64;                 // warpgroups that multiply
+constexpr int STEP = 32 / SIZE, BK = SPAN / SIZE;  // k of an instruction, of a step
+// Bytes of one part in a stage, and of all parts of both operands.
+constexpr int A_BYTES = BM * SPAN, B_BYTES = BN * SPAN;
 constexpr int STAGE_BYTES = PARTS * (A_BYTES + B_BYTES);
 constexpr bool CHUNKED = TERMS == 3;
 constexpr int RUN = 2048 / SPAN;  // steps whose sums are added up before they join the others

@@ -28,7 +28,7 @@ __device__ inline Extremes merge(Extremes x, Extremes y) {
 // What one product leaves on the device.
 struct State {
     int verdict;
-    int taken[3];  // products so far, by verdict
+    int taken[3];       // products so far, by verdict
     unsigned done;      // blocks that have packed
     unsigned hopeless;  // whether a row has shown that the fp16 split will not do
 };

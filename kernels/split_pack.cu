@@ -40,9 +40,9 @@ struct alignas(16) Chunk {
 };
 
 struct Operand {
-    Out* parts;                 // [PARTS][rows][pitch]
-    int* exponent;              // of each row
-    const Extremes* partial;    // [partials][stride]
+    Out* parts;               // [PARTS][rows][pitch]
+    int* exponent;            // of each row
+    const Extremes* partial;  // [partials][stride]
     int partials, stride;
     Extremes* extremes;         // of each row, whole
     unsigned long long* tally;  // of each row: large elements, and 2^32 times those cut short
@@ -136,8 +136,10 @@ __device__ inline void load_tile(In (&tile)[ROWS][STEP + 1], const Source<In, AL
     for (int i = 0; i < 4; ++i) {
 #pragma unroll
         for (int x = 0; x < 4; ++x) {
-            if (ALONG) tile[line + 16 * i][p + x] = four[i].x[x];
-            else tile[p + x][line + 16 * i] = four[i].x[x];
+            if (ALONG)
+                tile[line + 16 * i][p + x] = four[i].x[x];
+            else
+                tile[p + x][line + 16 * i] = four[i].x[x];
         }
     }
     __syncthreads();
@@ -177,8 +179,8 @@ __device__ inline void write_tile(const In (&tile)[ROWS][STEP + 1], unsigned (&s
 }
 
 // Adds what a block has seen of its rows to their tallies, and says so where a row is hopeless.
-__device__ inline void add_tally(unsigned (&seen)[MINE], int rows, int k, int row0, int half, int at,
-                                 const Operand& operand, State* state) {
+__device__ inline void add_tally(unsigned (&seen)[MINE], int rows, int k, int row0, int half,
+                                 int at, const Operand& operand, State* state) {
 #pragma unroll
     for (int i = 0; i < MINE; ++i) {
         for (int lanes = 1; lanes < ACROSS; lanes *= 2)
@@ -207,10 +209,10 @@ __device__ inline void pack(Source<In, ALONG> source, int row0, const Operand& o
     const int stop = min(pitch, (int)(blockIdx.y + 1) * SLICE);
     for (int k0 = blockIdx.y * SLICE; k0 < stop; k0 += STEP) {
         load_tile(shared.tile, source, row0, k0, vectors, k0 > (int)blockIdx.y * SLICE);
-        write_tile(shared.tile, seen, scales, operand.parts, source.rows, row0, pitch, k0, half, at);
+        write_tile(shared.tile, seen, scales, operand.parts, source.rows, row0, pitch, k0, half,
+                   at);
     }
-    if (HALF && PARTS == 2)
-        add_tally(seen, source.rows, source.k, row0, half, at, operand, state);
+    if (HALF && PARTS == 2) add_tally(seen, source.rows, source.k, row0, half, at, operand, state);
 }
 
 // Merges what all rows of an operand allow; called by the whole block.
@@ -218,7 +220,8 @@ __device__ inline Summary summarize(const Operand& operand, int rows, int k, Sum
     const int t = threadIdx.x;
     Summary all = {-200, 200, 0, k, 0};
     for (int row = t; row < rows; row += 256) {
-        const volatile unsigned* const extremes = (const volatile unsigned*)(operand.extremes + row);
+        const volatile unsigned* const extremes =
+            (const volatile unsigned*)(operand.extremes + row);
         const unsigned largest = extremes[0], smallest = extremes[1];
         if (!largest) continue;
         const unsigned long long tally = *(const volatile unsigned long long*)(operand.tally + row);
@@ -259,10 +262,11 @@ extern "C" __global__ void __launch_bounds__(256)
     if (!HALF && PARTS == 2 && state->verdict != TF32_SPLIT) return;
     const int blocks_a = (m + ROWS - 1) / ROWS;
     Extremes* const whole = (Extremes*)extremes;
-    const Operand a = {(Out*)parts_a, exponent, (const Extremes*)partial, partials, m + n,
-                       whole, tally};
-    const Operand b = {(Out*)parts_b, exponent + m, (const Extremes*)partial + m, partials, m + n,
-                       whole + m, tally + m};
+    const Extremes* const all = (const Extremes*)partial;
+    const Operand a = {(Out*)parts_a, exponent, all, partials, m + n, whole, tally};
+    const Operand b = {
+        (Out*)parts_b, exponent + m, all + m, partials, m + n, whole + m, tally + m,
+    };
     if ((int)blockIdx.x < blocks_a) {
         const Source<In, !TRANS_A> source = {(const In*)A, lda, m, k};
         pack(source, blockIdx.x * ROWS, a, state, shared);

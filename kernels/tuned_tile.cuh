@@ -16,18 +16,18 @@
 #include "copy_ring.cuh"
 #include "shares.cuh"
 
-constexpr bool TWO_HOPS = HOPS == 2;       // see TileCopy
-constexpr int LN = 32 / LM;                // lanes of a warp along n
-constexpr int WARPS_N = BN / (TN * LN);    // warps of a group along n
-constexpr int GROUP = 32 * (BM / (TM * LM)) * WARPS_N;  // threads that share one slice of k
-constexpr int THREADS = KG * GROUP;
-constexpr int KP = BK / KG;                // k of a step that one group multiplies
+constexpr bool TWO_HOPS = HOPS == 2;     // see TileCopy
+constexpr int LN = 32 / LM;              // lanes of a warp along n
+constexpr int WARPS_N = BN / (TN * LN);  // warps of a group along n
+// Threads of a group, which share one slice of k, and of the block.
+constexpr int GROUP = 32 * (BM / (TM * LM)) * WARPS_N, THREADS = KG * GROUP;
+constexpr int KP = BK / KG;  // k of a step that one group multiplies
 constexpr int VECTORS_OF_TILE = BM * BN / VEC;
 // Elements added to each row of a tile that is written transposed, against bank conflicts.
 constexpr int PAD = TWO_HOPS ? 16 / SIZE : 32 / SIZE;
 constexpr int LD_A = BM + (TRANS_A ? 0 : PAD), LD_B = BN + (TRANS_B ? PAD : 0);
-constexpr int A_ELEMENTS = BK * LD_A;      // of a stage, before those of B
-constexpr int STAGE_BYTES = BK * (LD_A + LD_B) * SIZE;
+// A stage: elements of A, before those of B, and bytes of both.
+constexpr int A_ELEMENTS = BK * LD_A, STAGE_BYTES = BK * (LD_A + LD_B) * SIZE;
 
 // --- load ---------------------------------------------------------------------------------------
 
@@ -42,8 +42,9 @@ constexpr int STAGE_BYTES = BK * (LD_A + LD_B) * SIZE;
 template <int BX, bool ALONG_K, bool VECTORS>
 struct TileCopy {
     static constexpr int LD = BX + (ALONG_K ? PAD : 0);
-    static constexpr bool HELD = ALONG_K && VECTORS && TWO_HOPS;  // in registers, between hops
-    static constexpr int V = VECTORS && (HELD || !ALONG_K) ? VEC : 1;  // elements of a copy
+    // Whether copies wait in registers between hops; elements of a copy.
+    static constexpr bool HELD = ALONG_K && VECTORS && TWO_HOPS;
+    static constexpr int V = VECTORS && (HELD || !ALONG_K) ? VEC : 1;
     // Threads along memory and across it; copies of a thread each way.
     static constexpr int ALONG = HELD      ? LEAST(BK / VEC, MOST(2, THREADS / BX))
                                  : ALONG_K ? (TWO_HOPS ? 8 : 4)

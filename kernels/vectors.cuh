@@ -27,8 +27,8 @@ __device__ __forceinline__ void add(Vec& sum, const Vec& v) {
 
 // Whether both operands can be read by vectors. A macro, since a function that returns this costs
 // `deep` and `cluster` instructions: the compiler keeps its result instead of branching.
-#define VECTORS_FIT(m, n, k, A, lda, B, ldb)                                \
-    (aligned(A, lda) && aligned(B, ldb) && (TRANS_A ? m : k) % VEC == 0 &&  \
+#define VECTORS_FIT(m, n, k, A, lda, B, ldb)                               \
+    (aligned(A, lda) && aligned(B, ldb) && (TRANS_A ? m : k) % VEC == 0 && \
      (TRANS_B ? k : n) % VEC == 0)
 
 // c = alpha * sum + beta * c for neighbours in a row of C, from column c on of n, which lies at

@@ -28,7 +28,8 @@ __device__ __forceinline__ unsigned block_of_cluster() {
 __device__ __forceinline__ void cluster_barrier() {
     asm volatile(
         "barrier.cluster.arrive.release;\n"
-        "barrier.cluster.wait.acquire;" ::: "memory");
+        "barrier.cluster.wait.acquire;" ::
+            : "memory");
 }
 
 // --- early launch -------------------------------------------------------------------------------
@@ -39,7 +40,8 @@ __device__ __forceinline__ void cluster_barrier() {
 __device__ __forceinline__ void wait_for_launch_before() {
     asm volatile(
         "griddepcontrol.launch_dependents;\n"
-        "griddepcontrol.wait;" ::: "memory");
+        "griddepcontrol.wait;" ::
+            : "memory");
 }
 
 // --- barriers in shared memory (mbarrier), by their address -------------------------------------
@@ -55,8 +57,7 @@ __device__ __forceinline__ void barriers_ready() {
 
 // Arrives once, and adds `bytes` to what copies must bring before the barrier's phase is over.
 __device__ __forceinline__ void barrier_expect(unsigned barrier, int bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier),
-                 "r"(bytes)
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                  : "memory");
 }
 
@@ -161,7 +162,8 @@ __device__ __forceinline__ bool elected() {
     asm volatile(
         "{\n.reg .pred p;\n"
         "elect.sync _|p, 0xffffffff;\n"
-        "selp.u32 %0, 1, 0, p;\n}" : "=r"(is));
+        "selp.u32 %0, 1, 0, p;\n}"
+        : "=r"(is));
     return is;
 }
 
@@ -217,9 +219,10 @@ __device__ __forceinline__ void wgmma_wait() {
 // sums (64 x BN of a warpgroup) += A (64 x k) B (k x BN) for the k of one instruction, A and B in
 // tiles that descriptors a and b describe; with `add` = 0, sums = A B. The macros write the
 // instruction's text, in which each of the BN / 2 sums of a thread has a name.
-#define TEN(t) "%" t "0, %" t "1, %" t "2, %" t "3, %" t "4, %" t "5, %" t "6, %" t "7, %" t "8, %" t "9"
-#define ONES(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
-#define EIGHT(d, i) ONES(d, i), ONES(d, i + 4)
+#define TEN(t) \
+    "%" t "0, %" t "1, %" t "2, %" t "3, %" t "4, %" t "5, %" t "6, %" t "7, %" t "8, %" t "9"
+#define FOUR(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define EIGHT(d, i) FOUR(d, i), FOUR(d, i + 4)
 #define THIRTY_TWO(d, i) EIGHT(d, i), EIGHT(d, i + 8), EIGHT(d, i + 16), EIGHT(d, i + 24)
 #define TEXT_30 TEN("") ", " TEN("1") ", " TEN("2")
 #define TEXT_60 TEXT_30 ", " TEN("3") ", " TEN("4") ", " TEN("5")
@@ -242,9 +245,12 @@ __device__ __forceinline__ void wgmma_wait() {
 #define SUMS(d) THIRTY_TWO(d, 0), THIRTY_TWO(d, 32), THIRTY_TWO(d, 64), THIRTY_TWO(d, 96)
 #define OPERANDS "%128, %129", "%130"
 #endif
-#define WGMMA_(tiles, add)                                              \
-    "{\n.reg .pred p;\nsetp.ne.b32 p, " add ", 0;\n"                    \
-    "wgmma.mma_async.sync.aligned.m64n" TEXT(BN) KIND " {" NAMES "}, " tiles ", p, 1, 1" WAYS ";\n}"
+// clang-format off
+#define WGMMA_(tiles, add)                                                       \
+    "{\n.reg .pred p;\nsetp.ne.b32 p, " add ", 0;\n"                             \
+    "wgmma.mma_async.sync.aligned.m64n" TEXT(BN) KIND " {" NAMES "}, " tiles     \
+    ", p, 1, 1" WAYS ";\n}"
+// clang-format on
 #define WGMMA(given) WGMMA_(given)
 
 __device__ __forceinline__ void wgmma(float (&sums)[BN / 2], u64 a, u64 b, int add) {

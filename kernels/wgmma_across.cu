@@ -40,7 +40,7 @@ source    = "this project: docs/tensor-cores.md"
 #define WAYS ""
 #include "wgmma.cuh"
 
-constexpr bool TURNED = !TRANS_A;  // C is stored by columns
+constexpr bool TURNED = !TRANS_A;   // C is stored by columns
 constexpr int CONSUMERS = BM / 64;  // warpgroups that multiply
 constexpr int BK = SPAN / 4;        // k of a step
 constexpr int BOX = 128 * BK;       // bytes of 32 of A's rows: for each k 128, swizzled
@@ -75,7 +75,8 @@ __device__ __forceinline__ void load_step(unsigned to, const TensorMap& A, const
 // sums (64 x BN of a warpgroup) += a (64 x 8) B (8 x BN), B from a tile so described.
 __device__ __forceinline__ void wgmma(float (&sums)[BN / 2], const unsigned (&a)[4], u64 b) {
     asm volatile(WGMMA_(FROM_REGISTERS, "1")
-                 : SUMS(sums) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+                 : SUMS(sums)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 
 // Which of the warpgroup's 64 rows a thread has: this one and the next. For the tensor cores they

@@ -79,7 +79,8 @@ struct Result {
         if (beta != 0) {
 #pragma unroll
             for (int i = 0; i < BN / 2; ++i) {
-                const int r = row + i / 2 % 2 * 8, c = col + i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2;
+                const int r = row + i / 2 % 2 * 8;
+                const int c = col + i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2;
                 if (r < m && c < n) sums[i] += beta * widened(C[r * ldc + c]);
             }
         }
@@ -108,7 +109,8 @@ struct Result {
             float* const to = C + row * ldc + col;
 #pragma unroll
             for (int j = 0; j < BN / 8; j += 2) {
-                const float* const x = sums + 4 * j + 2 * half;  // the pairs: x[0], x[1]; x[4], x[5]
+                // Its pairs are x[0], x[1] and x[4], x[5].
+                const float* const x = sums + 4 * j + 2 * half;
                 const float send[2] = {odd ? x[0] : x[4], odd ? x[1] : x[5]};
                 const float got[2] = {__shfl_xor_sync(~0u, send[0], 1),
                                       __shfl_xor_sync(~0u, send[1], 1)};
@@ -150,10 +152,11 @@ struct Result {
     }
 
     // Writes a warp's 16 rows of box j from its sums.
-    __device__ __forceinline__ static void write_box(const float (&sums)[BN / 2], int j, unsigned box) {
+    __device__ __forceinline__ static void write_box(const float (&sums)[BN / 2], int j,
+                                                     unsigned box) {
         const int lane = threadIdx.x % 32;
-        const unsigned to = box + (threadIdx.x / 32 % 4 * 16 + lane % 16) * 128 +
-                            (lane / 16 ^ lane % 8) * 16;
+        const unsigned to =
+            box + (threadIdx.x / 32 % 4 * 16 + lane % 16) * 128 + (lane / 16 ^ lane % 8) * 16;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const float* const x = sums + 32 * j + 8 * i;
@@ -179,11 +182,12 @@ struct Result {
     // are written, starts their stores to C at (row, col). Returns when the borrowed stage has been
     // read; the other boxes have been read after the next `stores_wait<0>`.
     __device__ __forceinline__ void store_boxes(const TensorMap& map, int row, int col, Boxes boxes,
-                                          bool stores) const {
+                                                bool stores) const {
         if (stores) stores_wait<0>();
         __syncwarp();
 #pragma unroll
-        for (int consumer = 0; consumer < BM / 64; ++consumer) barrier_signal(FREE + consumer, 128 + 32);
+        for (int consumer = 0; consumer < BM / 64; ++consumer)
+            barrier_signal(FREE + consumer, 128 + 32);
         barrier_sync(WRITTEN, 2 * BM + 32);
         if (stores && vectors()) {
 #pragma unroll
