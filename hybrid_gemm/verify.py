@@ -14,8 +14,8 @@ import numpy as np
 
 from .devices.cpu import integer_product
 from .errors import UsageError
+from .kernel_choice.compute_modes import rounding
 from .problem import Problem, finfo
-from .tensor import rounding
 
 FULL_FLOPS = 2 * 2048**3  # `auto` computes the whole reference up to here: under a second
 SAMPLED_ROWS = 32

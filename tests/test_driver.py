@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from hybrid_gemm.devices import driver
+from hybrid_gemm.devices.cuda import driver
 
 MAP = np.arange(16, dtype=np.uint64).view([("words", np.uint64, 16)])
 
@@ -36,7 +36,7 @@ def test_matrices_are_given_by_their_address():
     assert bytes(values)[offsets[2] :][:4] == (6).to_bytes(4, "little")
 
 
-def test_what_no_kernel_takes_is_an_error():
+def test_an_argument_that_no_kernel_takes_is_an_error():
     with pytest.raises(KeyError):
         driver.packed([np.complex64(1)])
 

@@ -6,16 +6,17 @@ import json
 import math
 from pathlib import Path
 
-import invented
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from conftest import on
+from support import invented
+from support.devices import needs, on
 
-from hybrid_gemm import catalog, plots
+from hybrid_gemm import catalog
 from hybrid_gemm.cli import cli
-from hybrid_gemm.devices import nvrtc
-from hybrid_gemm.devices.nvrtc import Usage
+from hybrid_gemm.cli.pictures import pictures
+from hybrid_gemm.devices.cuda import nvrtc
+from hybrid_gemm.devices.cuda.nvrtc import Usage
 from hybrid_gemm.errors import UsageError
 from hybrid_gemm.experiments import document, engine, measure, model, output
 from hybrid_gemm.experiments.base import (
@@ -30,6 +31,7 @@ from hybrid_gemm.experiments.base import (
     verdict,
 )
 from hybrid_gemm.experiments.lab import Lab
+from hybrid_gemm.reporting import plots
 
 ROOT = Path(__file__).resolve().parent.parent
 EXPERIMENTS = engine.experiments()
@@ -207,6 +209,7 @@ def test_roofline():
 # --- the engine ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [on("cpu"), on("emulator")])
 def test_all_small(kind, tmp_path):
     data = engine.run(engine.choose_experiments(["all"]), device=kind)
@@ -221,7 +224,8 @@ def test_all_small(kind, tmp_path):
     output.write(str(tmp_path / "out"), data)
 
 
-@pytest.mark.skipif(on("cuda").marks[0].args[0], reason="no CUDA device")
+@pytest.mark.slow
+@needs("cuda")
 def test_small_on_a_gpu():
     data = engine.run(engine.choose_experiments(["all"]), device="cuda")
     rows = [row for result in data["experiments"] for row in result["rows"]]
@@ -233,7 +237,7 @@ def test_small_on_a_gpu():
     assert driver["status"] == CONFIRMED, driver
 
 
-def test_the_labs_way_on_the_emulator(kernel_device):
+def test_the_critical_reduction_on_kernel_devices(kernel_device):
     lab = Lab(kernel_device, samples=1)
     found = measure.run(
         lab, n=70, threads=3, split="cols", reduce="critical", kernel="naive_row", alone=True
@@ -259,7 +263,7 @@ def test_the_time_cap_cuts_samples_then_points(monkeypatch):
     assert result["cut"] == 2
 
 
-def test_what_cannot_run_is_a_row_that_says_why():
+def test_a_measurement_that_cannot_run_is_a_row_with_its_reason():
     data = engine.run([EXPERIMENTS["library"]], device="cpu")
     assert all("CUDA" in row["note"] for row in data["experiments"][0]["rows"])
 
@@ -274,6 +278,7 @@ def test_unknown_names():
 # --- files and pictures -------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_files_whole_or_not_at_all(tmp_path, full, monkeypatch):
     target = tmp_path / "out"
     output.write(str(target), full)
@@ -305,7 +310,7 @@ def test_a_folder_of_other_files_is_refused(tmp_path, full):
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_picture_has_labels_with_units(full, name):
-    picture = plots.pictures(full)[name]
+    picture = pictures(full)[name]
     for panel in picture.panels:
         assert panel.lines, name
         label = panel.y or picture.y
@@ -319,10 +324,11 @@ def test_every_picture_has_labels_with_units(full, name):
 
 
 def test_theirs_differ_from_ours_without_colour(full):
-    image = plots.draw(plots.pictures(full)["register_tiles"]).decode()
+    image = plots.draw(pictures(full)["register_tiles"]).decode()
     assert image.count("stroke-dasharray") >= 1  # theirs is dashed
 
 
+@pytest.mark.slow
 def test_pictures_without_our_rows():
     for experiment in EXPERIMENTS.values():
         rows = [dict(p.row) | {"note": "not here"} for p in experiment.points("small", "cpu")]
@@ -349,13 +355,13 @@ def test_plot_of_a_bench(tmp_path):
 
     rows = [row(64, 64), row(128, 64), row(256, 64, "float64"), row(256, 256)]
     data = {"rows": rows, "device": {"name": "cpu"}}
-    picture = plots.pictures(data)["bench"]
+    picture = pictures(data)["bench"]
     assert [panel.title for panel in picture.panels] == ["K = 64", "m = n = k"]
     assert [line.label for line in picture.panels[0].lines] == ["naive float32", "naive float64"]
     assert picture.panels[1].lines[0].x == [64, 256]
     assert plots.draw(picture, "png").startswith(b"\x89PNG")
     with pytest.raises(UsageError, match="neither"):
-        plots.pictures({"problem": {}})
+        pictures({"problem": {}})
 
 
 def test_reproduce_command(tmp_path):
@@ -375,6 +381,7 @@ def test_reproduce_command(tmp_path):
 # --- the page -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_page_follows_from_the_results(tmp_path, full):
     (tmp_path / "docs/results").mkdir(parents=True)
     (tmp_path / document.RESULTS).write_text(json.dumps(full))

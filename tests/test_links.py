@@ -3,17 +3,20 @@
 import dataclasses
 import json
 import math
+import threading
+import time
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from hybrid_gemm import cost, links, tune
+from hybrid_gemm.bench import links, tune
 from hybrid_gemm.cli import cli
 from hybrid_gemm.devices import open_devices
 from hybrid_gemm.errors import UnavailableError
-from hybrid_gemm.planner import DeviceSpec, make_plan
-from hybrid_gemm.plans import Links
+from hybrid_gemm.planning import cost_model, link_rates
+from hybrid_gemm.planning.hardware import Links
+from hybrid_gemm.planning.planner import DeviceSpec, make_plan
 from hybrid_gemm.problem import Problem
 
 # A host like those measured: what GPUs share of its links grows slower than their number.
@@ -26,16 +29,18 @@ GPU = DeviceSpec(
     "gpu", "cuda", 0, 2**40, tflops=50, memory_gbps=4000, link_gbps=20, peer_gbps=100,
     best_tflops=50, links=HOST,
 )  # fmt: skip
-CPU = DeviceSpec("cpu", "cpu", 0, 2**40, tflops=0.1, memory_gbps=10, host_memory=True)
+CPU = DeviceSpec(
+    "cpu", "cpu", 0, 2**40, tflops=0.1, memory_gbps=10, host_memory=True, on_gpu=False, alignment=1
+)
 
 
 def gpus(count, **changes):
     return [dataclasses.replace(GPU, name=f"gpu{i}", unit=i, **changes) for i in range(count)]
 
 
-def test_a_rate_is_that_of_the_most_that_are_not_more():
-    assert [cost.rate(HOST.h2d, n) for n in (1, 2, 3, 4, 8)] == [50, 100, 100, 80, 80]
-    assert cost.rate(HOST.peers, 1) == 600
+def test_the_rate_of_n_is_that_of_the_largest_measured_number_up_to_n():
+    assert [cost_model.rate(HOST.h2d, n) for n in (1, 2, 3, 4, 8)] == [50, 100, 100, 80, 80]
+    assert cost_model.rate(HOST.peers, 1) == 600
     assert HOST.memcpy_gbps == 40
 
 
@@ -44,34 +49,36 @@ def test_the_bound_takes_each_byte_once_over_all_links():
     a_b, c = 4 * (2000 * 1000 + 1000 * 3000), 4 * 2000 * 3000
     for split in ("rows", "cols"):  # whatever a plan moves
         plan = make_plan(problem, gpus(4), 4, split=split)
-        assert cost.bound(plan) == pytest.approx({
+        assert cost_model.bound(plan) == pytest.approx({
             "compute": problem.flops / (4 * 50e9), "h2d": a_b / 80e6, "d2h": c / 60e6,
             "staging": (a_b + c) / 40e6,
         })  # fmt: skip
-        assert "staging" not in cost.bound(plan, pinned=True)
+        assert "staging" not in cost_model.bound(plan, pinned=True)
 
 
 def test_beta_brings_c_too_and_resident_data_crosses_nothing():
     with_beta = make_plan(Problem(100, 100, 100, beta=1), gpus(1), 1, split="rows")
     without = make_plan(Problem(100, 100, 100), gpus(1), 1, split="rows")
-    assert cost.bound(with_beta)["h2d"] == pytest.approx(1.5 * cost.bound(without)["h2d"])
+    assert cost_model.bound(with_beta)["h2d"] == pytest.approx(
+        1.5 * cost_model.bound(without)["h2d"]
+    )
     resident = make_plan(Problem(100, 100, 100), gpus(1), 1, split="rows", resident=True)
-    assert list(cost.bound(resident)) == ["compute"]
+    assert list(cost_model.bound(resident)) == ["compute"]
 
 
 def test_one_gpu_that_plays_four_multiplies_no_faster():
     problem = Problem(512, 512, 512)
     four = make_plan(problem, [GPU] * 4, 4, split="rows")
     one = make_plan(problem, [GPU], 1, split="rows")
-    assert cost.bound(four) == cost.bound(one)
+    assert cost_model.bound(four) == cost_model.bound(one)
 
 
 def test_there_is_no_bound_where_the_best_rate_is_not_known():
     plan = make_plan(Problem(64, 64, 64), [CPU], 2, split="rows")
-    assert cost.bound(plan) == {}
+    assert cost_model.bound(plan) == {}
     assert plan.predicted_ms > 0
     fast = Problem(64, 64, 64, compute="fp32x3")  # on tensor cores, at rates of their own
-    assert cost.bound(make_plan(fast, gpus(1), 1)) == {}
+    assert cost_model.bound(make_plan(fast, gpus(1), 1)) == {}
 
 
 @pytest.mark.parametrize("pinned", [True, False])
@@ -81,26 +88,26 @@ def test_there_is_no_bound_where_the_best_rate_is_not_known():
 def test_no_prediction_is_under_the_bound(shape, split, resident, pinned):
     for count in (1, 2, 4):
         plan = make_plan(Problem(*shape), gpus(count), count, split=split, resident=resident)
-        bound = max(cost.bound(plan, pinned=pinned).values())
-        assert cost.predict_ms(plan, pinned=pinned) >= bound * (1 - 1e-9)
+        bound = max(cost_model.bound(plan, pinned=pinned).values())
+        assert cost_model.predict_ms(plan, pinned=pinned) >= bound * (1 - 1e-9)
 
 
 def test_phases_overlap_on_gpus_and_add_up_on_the_host():
     plan = make_plan(Problem(4096, 4096, 4096), gpus(2), 2, split="cols")
-    terms = cost.phases(plan)
+    terms = cost_model.phases(plan)
     assert max(terms.values()) < plan.predicted_ms < sum(terms.values())
     plan = make_plan(Problem(512, 512, 512), [CPU], 2, split="cols")
-    assert plan.predicted_ms == pytest.approx(sum(cost.phases(plan).values()))
+    assert plan.predicted_ms == pytest.approx(sum(cost_model.phases(plan).values()))
 
 
 def test_arithmetic_on_tensor_cores_is_expected_to_take_less():
     def multiply(device=GPU, **arithmetic):
         problem = Problem(8192, 8192, 8192, **arithmetic)
-        return cost.phases(make_plan(problem, [device], 1))["multiply"]
+        return cost_model.phases(make_plan(problem, [device], 1))["multiply"]
 
     narrow = multiply(operands="bfloat16", out_dtype="bfloat16")
     assert narrow < multiply(compute="tf32") < multiply(compute="fp32x3") < multiply()
-    elsewhere = dataclasses.replace(GPU, kind="emulator")
+    elsewhere = dataclasses.replace(GPU, kind="emulator", on_gpu=False)
     assert multiply(elsewhere, compute="tf32") == multiply(elsewhere)
 
 
@@ -115,10 +122,10 @@ def test_slower_links_make_a_plan_slower():
 
 def test_links_not_measured_are_assumed_and_say_so():
     plan = make_plan(Problem(64, 64, 64), gpus(2, links=None), 2, split="rows")
-    found = cost.links(plan)
-    assert not found.measured and cost.rate(found.h2d, 2) == 40
-    assert set(cost.bound(plan)) == {"compute"}  # what is assumed bounds nothing
-    assert cost.links(make_plan(Problem(8, 8, 8), [CPU], 1)) is None
+    found = cost_model.links(plan)
+    assert not found.measured and cost_model.rate(found.h2d, 2) == 40
+    assert set(cost_model.bound(plan)) == {"compute"}  # what is assumed bounds nothing
+    assert cost_model.links(make_plan(Problem(8, 8, 8), [CPU], 1)) is None
 
 
 @pytest.fixture
@@ -147,51 +154,46 @@ def test_every_link_is_measured_alone_and_together(measured):
     assert [r["at_once"] for r in rows if r["link"] == "memcpy"] == [1, 2]
 
 
-def test_measuring_moves_the_bytes_that_it_counts(monkeypatch):
+def test_measuring_counts_the_bytes_that_it_moves(monkeypatch):
+    """By a clock that goes on by a second for 10^9 bytes copied, every rate is 1 GB/s."""
     monkeypatch.setattr(links, "ROW_BYTES", 1 << 12)
-    devices = open_devices("emulator", 1, emulate=2)
-    copied = []
+    devices = open_devices("emulator", 1, emulate=3)
+    lock, copied = threading.Lock(), [0]
+
+    def copy(dst, src, *_stream):
+        with lock:
+            copied[0] += src.nbytes
+
     for ordinal, device in enumerate(devices):
-        device.ordinal = ordinal
-        device.copy = lambda dst, src, stream: copied.append(src.nbytes)
-    bench = links._Links(devices, lambda shape: np.empty(shape, "f4"))
-    counted = []
-    monkeypatch.setattr(bench, "_gbps", lambda work, buffers: (work(), counted.append(buffers)))
-    for link in ("h2d", "d2h", "both"):
-        for memory in ("pinned", "pageable"):
-            copied.clear()
-            bench.host(link, memory, 2)
-            assert sum(copied) == counted[-1] * links.ROWS * links.ROW_BYTES
-    copied.clear()
-    bench.peers([(0, 1), (1, 0)])
-    assert sum(copied) == counted[-1] * links.ROWS * links.ROW_BYTES
-    parts = []
-    monkeypatch.setattr(
-        links, "_copy_all", lambda mine: parts.extend(piece.nbytes for piece in mine[1])
-    )
-    bench.memcpy(3)
-    assert sum(parts) == counted[-1] * links.ROWS * links.ROW_BYTES
+        device.ordinal, device.copy = ordinal, copy
+    monkeypatch.setattr(np, "copyto", copy)
+    monkeypatch.setattr(time, "perf_counter", lambda: copied[0] / 1e9)
+    data = links.measure(devices, lambda shape: np.empty(shape, "f4"), [1, 3])
+    assert {row["link"] for row in data["rows"]} == {"h2d", "d2h", "both", "peer", "ring", "memcpy"}
+    assert {row["memory"] for row in data["rows"]} == {"pinned", "pageable", "device"}
+    for row in data["rows"]:
+        assert row["gbps"] == pytest.approx(1), row
 
 
 def test_figures_are_kept_for_these_gpus_alone(measured, monkeypatch, tmp_path):
     monkeypatch.setenv("HYBRID_GEMM_CACHE", str(tmp_path))
-    links.forget()
-    assert links.known(("aa", "bb")) is None
-    links.forget()
-    links.path(("bb", "aa")).write_text(json.dumps(measured))
-    found = links.known(("aa", "bb"))
-    assert found == links.from_data(measured)
+    link_rates.forget()
+    assert link_rates.known(("aa", "bb")) is None
+    link_rates.forget()
+    link_rates.path(("bb", "aa")).write_text(json.dumps(measured))
+    found = link_rates.known(("aa", "bb"))
+    assert found == link_rates.from_data(measured)
     assert found.measured and [n for n, _ in found.h2d] == [1, 2, 3]
-    assert links.known(("aa",)) is None
-    links.forget()
+    assert link_rates.known(("aa",)) is None
+    link_rates.forget()
 
 
 def test_one_gpu_has_no_peers_to_wait_for(measured):
     alone = {**measured, "rows": [r for r in measured["rows"] if r["link"] not in ("ring", "peer")]}
-    found = links.from_data(alone)
+    found = link_rates.from_data(alone)
     plan = make_plan(Problem(64, 64, 64), [dataclasses.replace(GPU, links=found)] * 2, 2,
                      split="cols")  # fmt: skip
-    assert cost.phases(plan)["peers"] == 0
+    assert cost_model.phases(plan)["peers"] == 0
 
 
 def test_the_table_shows_every_figure(measured, capsys):

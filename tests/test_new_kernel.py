@@ -8,7 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 import hybrid_gemm as hg
-from hybrid_gemm import catalog, new_kernel
+from hybrid_gemm import catalog
+from hybrid_gemm.catalog import template
 from hybrid_gemm.cli import cli
 from hybrid_gemm.errors import UsageError
 
@@ -36,7 +37,7 @@ def test_writes_what_the_catalog_finds(own):
 @pytest.mark.parametrize("trans", ["", "a", "b", "ab"])
 @pytest.mark.parametrize("dtype", ["float32", "int64"])
 def test_multiplies(own, kernel_device, rng, trans, dtype):
-    new_kernel.write("mine")
+    template.write("mine")
     a, b, c = (rng.integers(-4, 5, s).astype(dtype) for s in ((37, 45), (45, 51), (37, 51)))
     wanted = 2 * (a @ b) + 3 * c
     a = a.T.copy() if "a" in trans else a
@@ -50,10 +51,10 @@ def test_multiplies(own, kernel_device, rng, trans, dtype):
 
 
 def test_compiles_for_a_gpu(own):
-    from hybrid_gemm.devices import nvrtc
+    from hybrid_gemm.devices.cuda import nvrtc
     from hybrid_gemm.errors import UnavailableError
 
-    new_kernel.write("mine")
+    template.write("mine")
     for variant in catalog.get("mine").variants():
         try:
             _cubin, usage = nvrtc.compile(variant.source("float64"), "sm_90", "mine.cu")
@@ -65,12 +66,12 @@ def test_compiles_for_a_gpu(own):
 def test_is_in_the_ladder(own):
     from hybrid_gemm.experiments.declared import ladder
 
-    new_kernel.write("mine")
+    template.write("mine")
     assert "mine" in [p.row["kernel"] for p in ladder.points("small", "emulator")]
 
 
 def test_a_command_finds_it_too(own):
-    new_kernel.write("gemm_mine")
+    template.write("gemm_mine")
     done = subprocess.run(
         [sys.executable, "-m", "hybrid_gemm", "kernels", "mine"],
         capture_output=True, text=True, env=dict(os.environ),
@@ -79,20 +80,20 @@ def test_a_command_finds_it_too(own):
 
 
 def test_never_overwrites(own):
-    path = new_kernel.write("mine")
+    path = template.write("mine")
     path.write_text(path.read_text() + "// my work\n")
     catalog.kernels.cache_clear()
     with pytest.raises(UsageError, match="already"):
-        new_kernel.write("mine")
+        template.write("mine")
     with pytest.raises(UsageError, match="already"):
-        new_kernel.write("naive")
+        template.write("naive")
     assert path.read_text().endswith("// my work\n")
 
 
 @pytest.mark.parametrize("name", ["", "Mine", "1st", "my-kernel", "../mine", "a b"])
 def test_names(own, name):
     with pytest.raises(UsageError, match="cannot name"):
-        new_kernel.write(name)
+        template.write(name)
 
 
 def test_other_folders(own, tmp_path_factory):
@@ -100,7 +101,7 @@ def test_other_folders(own, tmp_path_factory):
     made = CliRunner().invoke(cli, ["new-kernel", "mine", "--directory", str(elsewhere)])
     assert f"export {catalog.VARIABLE}={elsewhere}" in made.output
     with pytest.raises(UsageError, match="cannot write"):
-        new_kernel.write("yours", str(elsewhere / "no"))
+        template.write("yours", str(elsewhere / "no"))
 
 
 def test_a_folder_that_is_not_there(own, monkeypatch):

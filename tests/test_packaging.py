@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import REASONS
+from support.devices import needs
 
 from hybrid_gemm import catalog
 
-CHECKOUT = Path(catalog.__file__).parents[1]
+CHECKOUT = Path(catalog.__file__).parents[2]
 pytestmark = pytest.mark.skipif(
     not (CHECKOUT / "pyproject.toml").is_file(), reason="needs a checkout"
 )
@@ -76,7 +76,7 @@ def test_every_file_of_the_package_is_installed(installed):
     assert {path.suffix for path in ours} >= {".py", ".h", ".cu", ".cuh", ".toml"}
 
 
-@pytest.mark.skipif(REASONS["emulator"] is not None, reason=str(REASONS["emulator"]))
+@needs("emulator")
 def test_the_installed_emulator_finds_its_headers(installed, tmp_path):
     code = """
 import numpy as np, hybrid_gemm

@@ -9,11 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybrid_gemm.errors import OutOfMemoryError, UsageError
-from hybrid_gemm.planner import DeviceSpec, cut, make_plan, memory_needs
+from hybrid_gemm.planning.planner import DeviceSpec, cut, make_plan, memory_needs
 from hybrid_gemm.problem import Problem
 
 GPU = DeviceSpec("gpu", "cuda", 0, 2**40, tflops=40, memory_gbps=4000, link_gbps=20)
-CPU = DeviceSpec("cpu", "cpu", 0, 2**40, tflops=0.1, memory_gbps=10, host_memory=True)
+CPU = DeviceSpec(
+    "cpu", "cpu", 0, 2**40, tflops=0.1, memory_gbps=10, host_memory=True, on_gpu=False, alignment=1
+)
 sizes = st.integers(0, 70)
 
 
@@ -124,7 +126,7 @@ def test_memory_is_refused_with_both_figures():
         make_plan(Problem(4096, 4096, 4096), [small], 2)
 
 
-def test_what_lies_on_a_device_takes_no_memory_there():
+def test_operands_on_a_device_take_no_further_memory_there():
     """The partials of a split of K do, and what the other devices have of it."""
     problem, mib = Problem(1024, 512, 256), 2**20
     there = {"resident": True, "homes": (1, 1, 1)}
@@ -149,9 +151,9 @@ def test_split_products_need_memory_for_their_parts():
     shares = [(len(b.rows) + len(b.cols)) * len(b.ks) for b in split.workers[0].boxes]
     assert memory_needs(split)[0] == memory_needs(plain)[0] + 8 * max(shares)
     small = replace(GPU, memory_bytes=memory_needs(plain)[0])
-    assert make_plan(Problem(*sides), [small], 1, split="rows").held == 0
+    assert make_plan(Problem(*sides), [small], 1, split="rows").turns_in_memory == 0
     turns = make_plan(Problem(*sides, compute="fp32x3"), [small], 1, split="rows")
-    assert turns.held and memory_needs(turns)[0] <= small.memory_bytes
+    assert turns.turns_in_memory and memory_needs(turns)[0] <= small.memory_bytes
 
 
 def test_emulated_devices_share_one_memory():

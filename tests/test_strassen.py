@@ -5,15 +5,15 @@ import json
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from conftest import integers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.arrays import integers
 
 import hybrid_gemm as hg
 from hybrid_gemm import catalog, devices
 from hybrid_gemm.cli import cli
+from hybrid_gemm.devices.strassen import Strassen
 from hybrid_gemm.errors import UsageError
-from hybrid_gemm.strassen import Strassen
 
 
 @pytest.mark.parametrize("order_a", "CF")
@@ -93,12 +93,12 @@ def test_errors_grow_with_levels(rng):
     assert errors[0] < errors[1] < errors[2] < 1e-4 * np.linalg.norm(exact)
 
 
-def test_says_what_it_is(rng):
+def test_describe_names_strassen_and_its_levels(rng):
     runner = hg.Runner(device="cpu", algorithm="strassen", levels=2)
     assert "Strassen with 2 levels" in runner.describe()
     with pytest.raises(UsageError, match="0 to 6"):
         hg.Runner(device="cpu", algorithm="strassen", levels=7)
-    with pytest.raises(UsageError, match="ordinary, strassen"):
+    with pytest.raises(UsageError, match="ordinary and strassen"):
         hg.Runner(device="cpu", algorithm="winograd")
 
 

@@ -8,16 +8,17 @@ import types
 from collections import defaultdict
 
 import pytest
-from conftest import DEVICES
 from hypothesis import given
 from hypothesis import strategies as st
-from test_cli import one_line, run
+from support.command import one_line, run
+from support.devices import DEVICES
 
-from hybrid_gemm import plots
+from hybrid_gemm.cli.pictures import pictures
 from hybrid_gemm.errors import UsageError
-from hybrid_gemm.runtime import timeline
-from hybrid_gemm.runtime.timeline import PHASES, Activity
-from hybrid_gemm.trace import chrome, gantt
+from hybrid_gemm.execution import timeline
+from hybrid_gemm.execution.timeline import PHASES, Activity
+from hybrid_gemm.reporting import plots
+from hybrid_gemm.reporting.chrome_trace import chrome, gantt
 
 times = st.floats(0, 1e4, allow_nan=False)
 activities = st.lists(
@@ -96,7 +97,7 @@ def test_a_trace_is_refused_before_anything_is_multiplied(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_what_goes_on_at_once_counts_once():
+def test_overlapping_activities_count_once():
     spans = [(0, 4), (1, 2), (3, 6), (8, 9)]
     line = timeline.Timeline(lambda: [Activity(0, "upload", *s) for s in [(50, 60), *spans]])
     assert line.worker_ms(0, "upload") == 6 + 1 + 10
@@ -128,7 +129,7 @@ def test_phases_differ_in_grey():
 
 def test_a_file_that_is_no_trace_is_refused():
     with pytest.raises(UsageError, match="neither experiments nor rows"):
-        plots.pictures({"plan": {}})
+        pictures({"plan": {}})
 
 
 def test_profilers_see_ranges_where_nvtx_is_there_and_nothing_costs_where_not(monkeypatch):

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybrid_gemm import tuned as tables
-from hybrid_gemm import tuning
 from hybrid_gemm.errors import UsageError
+from hybrid_gemm.kernel_choice import nearest_measured, tables, time_model
+from hybrid_gemm.kernel_choice.nearest_measured import Machine, choose
+from hybrid_gemm.kernel_choice.time_model import predict_us, worth_timing
 from hybrid_gemm.problem import Problem
-from hybrid_gemm.tuning import Machine, choose, predict_us, worth_timing
 
 UNTUNED = Machine("Some GPU", 80, 80, 20.0)
 side = st.sampled_from([1, 2, 16, 100, 1000, 4096, 20000])
@@ -36,9 +36,9 @@ def tuned(tmp_path, monkeypatch):
         row(8192, 8192, 8192, "retired_kernel", 0.01),
     ]
     tables.user_table(machine.model).write_text(json.dumps({"rows": rows}))
-    tuning.forget()
+    nearest_measured.forget()
     yield machine
-    tuning.forget()
+    nearest_measured.forget()
 
 
 def test_the_nearest_measured_shape_decides(tuned):
@@ -82,9 +82,9 @@ def leading(tmp_path, monkeypatch):
         rows.append(row(m, n, k, "cublas", 1.0, layout))
         rows.append(row(m, n, k, kernel, 1 / lead, layout, **params))
     tables.user_table(machine.model).write_text(json.dumps({"rows": rows}))
-    tuning.forget()
+    nearest_measured.forget()
     yield machine
-    tuning.forget()
+    nearest_measured.forget()
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,12 @@ def test_a_lead_is_trusted_where_nothing_that_may_cost_it_differs(leading, shape
 
 def test_which_sides_decide_whether_rows_begin_on_16_bytes():
     p = Problem(5, 8, 12)
-    assert [tuning._vectors(p, x) for x in ("nn", "nt", "tn", "tt")] == [True, True, False, False]
+    assert [nearest_measured._vectors(p, x) for x in ("nn", "nt", "tn", "tt")] == [
+        True,
+        True,
+        False,
+        False,
+    ]
 
 
 def test_layouts_have_rows_of_their_own(tuned):
@@ -144,7 +149,7 @@ def test_shipped_tables_name_kernels_that_exist():
 
 def test_where_the_shipped_table_measured_the_fastest_is_taken(tmp_path, monkeypatch):
     monkeypatch.setenv("HYBRID_GEMM_CACHE", str(tmp_path))
-    tuning.forget()
+    nearest_measured.forget()
     machine = Machine("NVIDIA H200", 132, 90, 66.9)
     best = {}
     for row in tables.table(machine):
@@ -154,19 +159,19 @@ def test_where_the_shipped_table_measured_the_fastest_is_taken(tmp_path, monkeyp
     for (m, n, k, dtype, layout), row in best.items():
         variant, why = choose(machine, Problem(m, n, k, dtype), layout)
         assert (variant.name, variant.params) == (row["kernel"], row["params"]), why
-    tuning.forget()
+    nearest_measured.forget()
 
 
 def test_a_table_of_a_gpu_like_it_stands_in(tmp_path, monkeypatch):
     monkeypatch.setenv("HYBRID_GEMM_CACHE", str(tmp_path))
-    tuning.forget()
+    nearest_measured.forget()
     like, smaller = Machine("NVIDIA H999", 132, 90, 66.9), Machine("NVIDIA H998", 114, 90, 50.0)
     variant, why = choose(like, Problem(4096, 4096, 4096))
     assert variant.name == "tuned" and why.startswith("fastest measured at 4096 x 4096 x 4096")
     assert " on NVIDIA H" in why
     assert tables.best_tflops(like, "float32") is None, "rates of another GPU are not its own"
     assert choose(smaller, Problem(4096, 4096, 4096))[1] == "by the cost model"
-    tuning.forget()
+    nearest_measured.forget()
 
 
 def test_of_another_gpu_a_lead_has_to_be_clear(tmp_path, monkeypatch):
@@ -181,12 +186,12 @@ def test_of_another_gpu_a_lead_has_to_be_clear(tmp_path, monkeypatch):
     ]
     table = {"environment": {"cuda": {"gpus": [gpu]}}, "rows": rows}
     (tmp_path / "lender.json").write_text(json.dumps(table))
-    tuning.forget()
+    nearest_measured.forget()
     for name, barely in (("Lender", "naive"), ("Borrower", "cublas")):
         machine = Machine(name, 132, 90, 60.0)
         assert choose(machine, Problem(512, 512, 512))[0].name == barely
         assert choose(machine, Problem(1024, 1024, 1024))[0].name == "naive"
-    tuning.forget()
+    nearest_measured.forget()
 
 
 def test_what_a_user_measured_comes_before_the_same_shape_of_the_shipped_table(
@@ -196,11 +201,11 @@ def test_what_a_user_measured_comes_before_the_same_shape_of_the_shipped_table(
     machine = Machine("NVIDIA H200", 132, 90, 66.9)
     mine = [row(4096, 4096, 4096, "naive", 1e-3, BM=16, BN=16)]
     tables.user_table(machine.model).write_text(json.dumps({"rows": mine}))
-    tuning.forget()
+    nearest_measured.forget()
     assert choose(machine, Problem(4096, 4096, 4096))[0].name == "naive"
     assert choose(machine, Problem(8192, 8192, 8192))[0].name == "tuned"
     assert len([r for r in tables.table(machine) if tables.case(r) == tables.case(mine[0])]) == 1
-    tuning.forget()
+    nearest_measured.forget()
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"rows": [{"m": 1}]}', '{"rows": 5}'])
@@ -246,50 +251,66 @@ def test_persistent_kernels_scale_with_the_multiprocessors():
     from hybrid_gemm import catalog
 
     (variant, *_rest) = catalog.get("tuned").variants()
-    assert tuning.scaled(variant, 132).params == variant.params
-    assert tuning.scaled(variant, 66).params["BLOCKS"] == variant.params["BLOCKS"] // 2
+    assert time_model.scaled(variant, 132).params == variant.params
+    assert time_model.scaled(variant, 66).params["BLOCKS"] == variant.params["BLOCKS"] // 2
 
 
-def test_tuning_keeps_what_it_did_not_measure(tmp_path, monkeypatch, capsys):
-    """And times of what was not timed now; quick, little besides the library."""
-    from hybrid_gemm import tune
+class Gpu:
+    """What choosing among kernels asks of a GPU."""
 
-    class Gpu:
-        model = "Test GPU 9002"
+    model = "Test GPU 9002"
 
-        def machine(self, dtype):
-            return Machine(self.model, 132, 90, 66.9)
+    def machine(self, dtype):
+        return Machine(self.model, 132, 90, 66.9)
 
-    asked = []
 
-    def timed(variants, shapes, *, dtypes, layouts, **others):
-        rows = []
-        for shape in shapes:
-            asked.append(variants(Problem(*shape), "nn"))
-            rows += [row(*shape, "cublas", 2.0), row(*shape, "naive", 3.0, BM=16, BN=16)]
-        rows[-1]["time_ms"] = None
-        return {"device": {"kind": "cuda"}, "rows": rows}
+def test_quick_tuning_times_little_besides_the_library():
+    from hybrid_gemm.bench import tune
+
+    problem = Problem(4096, 4096, 4096)
+    few, full = (tune.worth_timing(Gpu(), quick)(problem, "nn") for quick in (True, False))
+    assert {v.name for v in few} == {"cublas", "tuned"} and len(few) == 2 < len(full)
+
+
+def test_tuning_keeps_what_it_did_not_measure(tmp_path, monkeypatch):
+    """And times of what was not timed now."""
+    from hybrid_gemm.bench.tune import KernelTable
 
     monkeypatch.setenv("HYBRID_GEMM_CACHE", str(tmp_path))
-    monkeypatch.setattr(tune.devices, "choose", lambda device: ("cuda", ""))
-    monkeypatch.setattr(tune.devices, "open_devices", lambda *_, **__: [Gpu()])
-    monkeypatch.setattr(tune.bench, "run", timed)
-    choices = {"device": "auto", "dtypes": ["float32"], "layouts": ["nn"], "samples": 1,
-               "progress": None, "note": None}  # fmt: skip
-    table = tmp_path / "t.json"
-    table.write_text(json.dumps({"rows": [row(9, 9, 9, "naive", 1.0), row(8, 8, 8, "naive", 1.0)]}))
-    for quick in (False, True):
-        tune.kernels(shapes=[(8, 8, 8), (4096,) * 3], quick=quick, output=str(table), **choices)
-    assert [(r["m"], r["kernel"]) for r in tables.read_rows(table)] == [
+    file = tmp_path / "t.json"
+    file.write_text(json.dumps({"rows": [row(9, 9, 9, "naive", 1.0), row(8, 8, 8, "naive", 1.0)]}))
+    timed = [
+        row(m, m, m, name, ms, **params)
+        for m in (8, 4096)
+        for name, ms, params in (("cublas", 2.0, {}), ("naive", 3.0, {"BM": 16, "BN": 16}))
+    ]
+    timed[-1]["time_ms"] = None
+    data = {"device": {"kind": "cuda"}, "rows": timed}
+    KernelTable(Gpu.model, str(file)).keep(data)
+    assert [(r["m"], r["kernel"]) for r in tables.read_rows(file)] == [
         (9, "naive"), (8, "cublas"), (8, "naive"), (4096, "cublas"),
     ]  # fmt: skip
-    full, few = asked[1], asked[3]
-    assert {v.name for v in few} == {"cublas", "tuned"} and len(few) == 2 < len(full)
-    data = tune.kernels(shapes=[(8, 8, 8), (9, 9, 9)], quick=True, output=None, **choices)
-    for timed_row in data["rows"]:
-        timed_row["ratio_to_cublas"] = None
-    tune.print_kernels({**data, "device": {"name": "Test GPU 9002"}})
-    shown = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert ["9", "x", "9", "x", "9", "nn", "float32", "cublas"] in shown, "none of ours was timed"
+    KernelTable(Gpu.model).keep(data)
     assert tables.user_table(Gpu.model).is_file()
-    tuning.forget()
+    nearest_measured.forget()
+
+
+def test_a_file_that_is_no_table_is_refused_before_timing(tmp_path):
+    from hybrid_gemm.bench.tune import KernelTable
+
+    file = tmp_path / "t.json"
+    file.write_text("[]")
+    with pytest.raises(UsageError, match="no table"):
+        KernelTable(Gpu.model, str(file))
+
+
+def test_tuning_shows_shapes_where_none_of_ours_was_timed(capsys):
+    from hybrid_gemm.bench import tune
+
+    timed = [row(8, 8, 8, "cublas", 2.0), row(9, 9, 9, "cublas", 2.0), row(8, 8, 8, "naive", 3.0)]
+    for each in timed:
+        each["ratio_to_cublas"] = None
+    tune.print_kernels({"device": {"name": "Test GPU 9002"}, "rows": timed, "table": "t.json"})
+    shown = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["9", "x", "9", "x", "9", "nn", "float32", "cublas"] in shown
+    assert ["8", "x", "8", "x", "8", "nn", "float32", "cublas", "3"] in shown

@@ -3,13 +3,13 @@ C; the choice of a variant, and what is refused."""
 
 import numpy as np
 import pytest
-from conftest import on
+from support.devices import on
 
 from hybrid_gemm import catalog, devices
 from hybrid_gemm.catalog import TENSOR_TYPES
-from hybrid_gemm.devices import nvrtc, tma
+from hybrid_gemm.devices.cuda import nvrtc, tensor_maps
 from hybrid_gemm.errors import KernelError, UnavailableError, UsageError
-from hybrid_gemm.tensor_kernels import choose
+from hybrid_gemm.kernel_choice.tensor_cores import choose
 
 SHAPES = [(1, 1, 1), (64, 64, 16), (130, 70, 0), (300, 333, 100), (129, 257, 65), (2500, 1700, 300)]
 VARIANTS = catalog.get("wgmma").variants()
@@ -56,7 +56,7 @@ class Problem:
             self.before[self.place] = self.encoded(old)
         self.whole = cp.asarray(self.before)
         self.c = self.whole[self.place]
-        self.call = tma.bind_tensor(
+        self.call = tensor_maps.bind_tensor(
             device, variant, dtype, self.a, self.b, self.c, k=k, layouts=layouts,
             alpha=alpha, beta=beta,
         )  # fmt: skip
@@ -116,7 +116,7 @@ def test_every_variant_is_exact(hopper, variant):
 
 @pytest.mark.parametrize("variant", NARROW, ids=names(NARROW))
 @pytest.mark.parametrize("k", [0, 1, 64, 129, 640])
-def test_c_leaves_while_the_next_tile_begins(hopper, variant, k):
+def test_a_tile_of_c_is_stored_while_the_next_is_multiplied(hopper, variant, k):
     """Two or three tiles a block and more, of fewer steps than there are stages, and of more."""
     Problem(hopper, variant, "float16", "nt", (3000, 2900, k), pad=4).check()
 
@@ -149,7 +149,7 @@ def test_products_in_a_row_wait_for_each_other(hopper, variant, rng):
     order, x = rng.permutation(n), rng.integers(-9, 10, (n, n)).astype("f2")
     a = cp.asarray(np.eye(n, dtype="f2")[order])[None]
     here, there = cp.asarray(x), cp.full((n, n), np.nan, "f2")
-    call = tma.bind_tensor(
+    call = tensor_maps.bind_tensor(
         hopper, variant, "float16", a, here[None], there, k=n, layouts="nn", alpha=1, beta=0
     )
     stream = hopper.stream()
@@ -167,7 +167,7 @@ def test_an_empty_c_needs_no_launch(hopper, shape):
         Problem(hopper, variant, "float16", "nt", shape).check()
 
 
-def test_a_verdict_for_others_leaves_c_alone(hopper):
+def test_another_verdict_leaves_c_as_it_was(hopper):
     problem = Problem(hopper, SPLIT[0], "float16", "nt", (300, 333, 100))
     verdict = hopper.cp.array([2], "i4")
     assert problem.run(verdict=verdict, wanted=0).tobytes() == problem.before.tobytes()
@@ -195,7 +195,7 @@ def test_sums_leave_the_tensor_cores_in_time(hopper, variant, dtype, k):
     reference = x.astype("f8") @ y.T.astype("f8")
     for _ in range(3):
         c = cp.full((m, n), np.nan, "f4")
-        call = tma.bind_tensor(hopper, variant, dtype, a, b, c, k=k)
+        call = tensor_maps.bind_tensor(hopper, variant, dtype, a, b, c, k=k)
         stream = hopper.stream()
         cp.cuda.Device().synchronize()
         call(a, b, c, stream)
@@ -226,19 +226,19 @@ def test_small_products_take_small_tiles():
     assert area(1024) < area(8192)
 
 
-def test_what_the_copy_engine_cannot_read_is_refused():
+def test_addresses_that_the_copy_engine_cannot_read_are_refused():
     with pytest.raises(UsageError, match="multiples of 16 bytes; found 0x1008"):
-        tma.tensor_map("float16", 0x1008, (64, 64, 1), (128, 8192), (64, 64, 1))
+        tensor_maps.tensor_map("float16", 0x1008, (64, 64, 1), (128, 8192), (64, 64, 1))
     with pytest.raises(UsageError, match="multiples of 16 bytes"):
-        tma.tensor_map("float16", 0x1000, (63, 64, 1), (126, 8064), (64, 64, 1))
+        tensor_maps.tensor_map("float16", 0x1000, (63, 64, 1), (126, 8064), (64, 64, 1))
 
 
 def test_operands_that_do_not_fit_are_refused():
     a, b, c = (np.zeros(s, "f2") for s in ((1, 32, 64), (1, 48, 64), (32, 40)))
     with pytest.raises(UsageError, match=r"operand B is \(1, 48, 64\)"):
-        tma.bind_tensor(None, PLAIN[0], "float16", a, b, c, k=64)
+        tensor_maps.bind_tensor(None, PLAIN[0], "float16", a, b, c, k=64)
     with pytest.raises(UsageError, match="2 parts for m=32 n=40 k=64"):
-        tma.bind_tensor(None, SPLIT[0], "float16", a, b[:, :40], c, k=64)
+        tensor_maps.bind_tensor(None, SPLIT[0], "float16", a, b[:, :40], c, k=64)
 
 
 def test_products_that_run_one_after_the_other_do_not_compile():

@@ -8,12 +8,11 @@ import sys
 
 import click
 
-from .. import __version__
 from ..errors import HybridGemmError
-from ..runtime import launchers
+from ..ranks import launch
 from .measure import bench, tune
 from .run import run
-from .tools import info, kernels, new_kernel, plot, reproduce, slurm
+from .tools import info, kernels, new_kernel, plot, reproduce, slurm, version_option
 
 
 def main() -> None:
@@ -29,10 +28,10 @@ def main() -> None:
     except _Terminated:  # a time limit of the batch system, say: leave nothing half-written
         code = _fail("terminated", 143)
     except click.ClickException as error:
-        if launchers.first_of_job():
+        if launch.first_of_job():
             error.show()
         else:
-            launchers.leave_last()
+            launch.leave_last()
         code = error.exit_code
     except HybridGemmError as error:
         code = _fail(str(error), error.exit_code)
@@ -55,15 +54,15 @@ def _terminated(_signal, _frame) -> None:
 
 
 def _fail(message: str, code: int) -> int:
-    if launchers.first_of_job():
+    if launch.first_of_job():
         click.echo(f"hybrid-gemm: {message}", err=True)
     elif code not in (130, 143):
-        launchers.leave_last()
+        launch.leave_last()
     return code
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="hybrid-gemm")
+@version_option
 def cli() -> None:
     """Matrix products split by rows or by K-columns over threads, GPUs and MPI ranks."""
 

@@ -1,45 +1,65 @@
-"""The other subcommands: what there is, what was published, pictures, scripts."""
+"""The subcommands info, kernels, reproduce, plot, new-kernel and slurm; and --version."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 import click
 
 from ..errors import UsageError, VerificationError
-from ..runtime import launchers
+from ..ranks import launch
 from .shared import List, device_option, json_option, progress_bar, say, writable, write_result
+
+
+def _print_version(context: click.Context, _parameter: click.Parameter, asked: bool) -> None:
+    if asked and not context.resilient_parsing:
+        from ..reporting.environment import version
+
+        click.echo(f"hybrid-gemm {version()}")
+        context.exit()
+
+
+# Not click's own, which takes a version that is known beforehand: this one asks git.
+version_option = click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version,
+    help="Show the version, and the git commit of a checkout, and exit.",
+)  # fmt: skip
 
 
 @click.command()
 @json_option
-def info(json_file) -> None:
+def info(json_file: str | None) -> None:
     """Versions, devices and links: what a bug report needs."""
-    from ..info import environment, ranks, warnings
+    from ..reporting.environment import environment, ranks, warnings
 
     placed = ranks()
-    if not launchers.first_of_job():
+    if not launch.first_of_job():
         return
-    started = {"launcher": launchers.launcher(), "ranks": placed} if placed else {}
+    started = {"launcher": launch.launcher(), "ranks": placed} if placed else {}
     data = environment() | started
-
-    def show(value=data, indent=0):
-        for key, inner in value.items():
-            if isinstance(inner, dict):
-                click.echo(f"{'  ' * indent}{key}:")
-                show(inner, indent + 1)
-            elif isinstance(inner, list) and inner and isinstance(inner[0], dict):
-                for item in inner:
-                    click.echo(f"{'  ' * indent}{key.removesuffix('s')}:")
-                    show(item, indent + 1)
-            else:
-                text = ", ".join(map(str, inner)) if isinstance(inner, list) else inner
-                click.echo(f"{'  ' * indent}{key}: {text}")
-
     if json_file:
         write_result(started, json_file, lambda: None)
     else:
-        show()
+        _print_tree(data)
     for warning in warnings(data):
         say(f"note: {warning}")
+
+
+def _print_tree(data: Mapping[str, Any], indent: int = 0) -> None:
+    """Nested data as indented lines; each item of a list of dictionaries by itself."""
+    margin = "  " * indent
+    for key, value in data.items():
+        if isinstance(value, dict):
+            click.echo(f"{margin}{key}:")
+            _print_tree(value, indent + 1)
+        elif isinstance(value, list) and value and isinstance(value[0], dict):
+            for item in value:
+                click.echo(f"{margin}{key.removesuffix('s')}:")
+                _print_tree(item, indent + 1)
+        else:
+            text = ", ".join(map(str, value)) if isinstance(value, list) else value
+            click.echo(f"{margin}{key}: {text}")
 
 
 @click.command()
@@ -49,12 +69,12 @@ def info(json_file) -> None:
 )
 @click.option("--dtype", default="float32", show_default=True, help="Of --compile.")
 @json_option
-def kernels(names, arch, dtype, json_file) -> None:
+def kernels(names: tuple[str, ...], arch: str | None, dtype: str, json_file: str | None) -> None:
     """List the kernels with their parameters and limits."""
-    from .. import command
+    from . import kernel_listing
 
-    data = command.kernels(names, arch, dtype)
-    write_result(data, json_file, lambda: command.print_kernels(data))
+    data = kernel_listing.kernels(names, arch, dtype)
+    write_result(data, json_file, lambda: kernel_listing.print_kernels(data))
 
 
 @click.command()
@@ -73,7 +93,10 @@ def kernels(names, arch, dtype, json_file) -> None:
 @click.option("--seed", default=0, show_default=True)
 @click.option("-o", "--output", metavar="DIR", help="Write JSON, CSV, Markdown and plots there.")
 @json_option
-def reproduce(names, listed, scale, device, gpus, samples, seed, output, json_file) -> None:
+def reproduce(
+    names: tuple[str, ...], listed: bool, output: str | None, json_file: str | None,
+    **options: Any,
+) -> None:  # fmt: skip
     """Run published experiments: theirs, ours, ratio, and a verdict on each claim.
 
     NAME is an experiment of --list, or all.
@@ -92,13 +115,10 @@ def reproduce(names, listed, scale, device, gpus, samples, seed, output, json_fi
     if output:
         out.check_directory(output)
     with progress_bar() as progress:
-        data = engine.run(
-            chosen, device=device, scale=scale, gpus=gpus, seed=seed, samples=samples,
-            progress=progress, note=say,
-        )  # fmt: skip
+        data = engine.run(chosen, progress=progress, note=say, **options)
     write_result(data, json_file, lambda: out.show(data))
     if output:
-        from ..info import command_line, environment
+        from ..reporting.environment import command_line, environment
 
         out.write(output, {"command": command_line(), **data, "environment": environment()})
         say(f"wrote {output}")
@@ -111,26 +131,26 @@ def reproduce(names, listed, scale, device, gpus, samples, seed, output, json_fi
 @click.argument("file", metavar="FILE")
 @click.argument("name", required=False)
 @click.option("-o", "--output", metavar="FILE", required=True, help="NAME.svg or NAME.png.")
-def plot(file, name, output) -> None:
+def plot(file: str, name: str | None, output: str) -> None:
     """Draw a result of `bench --json`, `run --trace` or `reproduce -o`.
 
     NAME is an experiment, where a file has several.
     """
-    from .. import plots
+    from pathlib import Path
+
+    from ..arrays.npy_files import check_output
     from ..experiments.output import load
-    from ..matrices import check_output
+    from ..host.cache import atomic_write
+    from ..reporting import plots
+    from .pictures import pictures
 
     target = check_output(output, [file])
-    found = plots.pictures(load(file))
+    found = pictures(load(file))
     if name is None and len(found) == 1:
         (name,) = found
     if name not in found:
         raise UsageError(f"say which picture: {', '.join(found)}")
     image = plots.draw(found[name], output.rpartition(".")[2].lower())
-    from pathlib import Path
-
-    from ..cache import atomic_write
-
     atomic_write(Path(target), image)
     say(f"wrote {output}")
 
@@ -142,9 +162,9 @@ def plot(file, name, output) -> None:
     metavar="DIR",
     help="Default: the kernels folder of a checkout, or $HYBRID_GEMM_KERNELS.",
 )
-def new_kernel(name, directory) -> None:
+def new_kernel(name: str, directory: str | None) -> None:
     """Write a commented kernel file to start from: gemm_NAME.cu."""
-    from .. import new_kernel as new
+    from ..catalog import template as new
 
     path = new.write(name, directory)
     click.echo(f"wrote {path}\n\n{new.next_steps(name, path)}")
@@ -169,8 +189,8 @@ def new_kernel(name, directory) -> None:
 @click.option(
     "--setup", multiple=True, metavar="LINE", help="Shell line, as 'module load openmpi'."
 )
-def slurm(**options) -> None:
+def slurm(**options: Any) -> None:
     """Print an sbatch script: hybrid-gemm slurm --gpus-per-node 8 -- --split cols > job.sbatch."""
-    from ..slurm import Options, script
+    from ..ranks.slurm import Options, script
 
     click.echo(script(Options(**options)), nl=False)

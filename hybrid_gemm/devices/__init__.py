@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..errors import UnavailableError, UsageError
-from . import driver
 from .base import Device
+from .cuda import driver
 
 KINDS = ("cuda", "cpu", "emulator")
 
@@ -26,7 +26,7 @@ def choose(device: str = "auto") -> tuple[str, str]:
             raise UnavailableError(f"device cuda was asked for: {reason}; --device cpu works here")
         return "cpu", reason
     if device == "emulator":
-        from . import emulation
+        from .emulator import program as emulation
 
         if reason := emulation.available():
             raise UnavailableError(f"device emulator was asked for: {reason}")
@@ -50,10 +50,10 @@ def open_devices(
 
         return [CpuDevice(workers)]
     if kind == "emulator":
-        from .emulator import EmulatorDevice
+        from .emulator.device import EmulatorDevice
 
         return [EmulatorDevice(workers, part) for part in range(emulate or 1)]
-    from . import cuda
+    from .cuda import device as cuda
 
     ordinals = list(gpus) if gpus is not None else list(range(cuda.count()))
     if not ordinals:
@@ -64,4 +64,4 @@ def open_devices(
     for device in opened:
         device.together = len(opened)
     cuda.enable_peers(opened)
-    return opened
+    return list(opened)

@@ -4,30 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import threadpoolctl
 
-from ..planner import DeviceSpec, cut
-from .base import Device
+from ..catalog import Variant
+from ..host.resources import cores, memory_available
+from ..planning.hardware import DeviceSpec
+from ..planning.partition import cut
+from .base import Array, Device, Stream
 
 CHUNK_BYTES = 64 << 20  # what a product's temporary may take when beta or dtypes need one
-
-
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-
-
-def memory_available() -> int:
-    """Bytes of host memory that can be had without swapping."""
-    with contextlib.suppress(OSError), open("/proc/meminfo") as lines:
-        for line in lines:
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 @functools.cache
@@ -57,33 +46,37 @@ class CpuDevice(Device):
     def describe(self) -> str:
         return f"cpu, {self.cores} cores"
 
-    def spec(self, dtype="float32") -> DeviceSpec:
+    def spec(self, dtype: str = "float32") -> DeviceSpec:
         return DeviceSpec(
             self.name, self.kind, 0, memory_available(),
-            tflops=0.05 * self.cores, memory_gbps=10, host_memory=True,
+            tflops=0.05 * self.cores, memory_gbps=10, host_memory=True, on_gpu=False, alignment=1,
         )  # fmt: skip
 
     @contextlib.contextmanager
-    def session(self):
-        """BLAS held to this device's threads; global to the process while it lasts."""
+    def session(self) -> Iterator[None]:
+        """Limits BLAS to this device's threads: the whole process's BLAS, while it lasts."""
         with _blas().limit(limits=self.blas_threads, user_api="blas"):
             yield
 
-    def empty(self, rows, cols, dtype):
+    def empty(self, rows: int, cols: int, dtype: str) -> np.ndarray:
         return np.empty((rows, cols), dtype)
 
-    def copy(self, dst, src, stream):
+    def copy(self, dst: Array, src: Array, stream: Stream) -> None:
         dst[...] = src
 
-    def gemm(self, variant, a, b, c, *, alpha, beta, stream):
+    def gemm(
+        self, variant: Variant, a: Array, b: Array, c: Array, *,
+        alpha: float, beta: float, stream: Stream,
+    ) -> None:  # fmt: skip
         if self._pool is None:
-            return self._gemm(a, b, c, alpha, beta)
+            self._gemm(a, b, c, alpha, beta)
+            return
         parts = [s.slice for s in cut(c.shape[0], self.share)]
         jobs = [self._pool.submit(self._gemm, a[s], b, c[s], alpha, beta) for s in parts]
         for job in jobs:
             job.result()
 
-    def _gemm(self, a, b, c, alpha, beta):
+    def _gemm(self, a: Array, b: Array, c: Array, alpha: float, beta: float) -> None:
         if a.shape[1] == 0:
             _scale(c, beta)
         elif beta == 0:
@@ -97,7 +90,9 @@ class CpuDevice(Device):
                 _scale(c[i : i + step], beta)
                 c[i : i + step] += part
 
-    def sum(self, partials, out, *, alpha, beta, stream):
+    def sum(
+        self, partials: Sequence[Array], out: Array, *, alpha: float, beta: float, stream: Stream
+    ) -> None:
         step = max(1, (1 << 20) // max(1, out.shape[1] * out.itemsize))  # stays in cache
         for i in range(0, out.shape[0], step):
             rows = slice(i, i + step)
@@ -111,11 +106,27 @@ class CpuDevice(Device):
                 _scale(out[rows], beta)
                 out[rows] += total
 
-    def add(self, dst, src, stream):
+    def add(self, dst: Array, src: Array, stream: Stream) -> None:
         dst += src
 
+    def combine(
+        self, alpha: float, x: Array, beta: float, y: Array, out: Array, stream: Stream
+    ) -> None:
+        combine(alpha, x, beta, y, out)
 
-def _product(a, b, out):
+
+def combine(alpha: float, x: Array, beta: float, y: Array, out: Array) -> None:
+    """out = alpha * x + beta * y in NumPy, as `Products.combine`."""
+    scalar = out.dtype.type
+    if beta == 0:
+        np.multiply(x, scalar(alpha), out=out)
+    elif alpha == 1 and beta in (1, -1):
+        (np.add if beta == 1 else np.subtract)(x, y, out=out)
+    else:
+        out[...] = scalar(alpha) * x + scalar(beta) * y
+
+
+def _product(a: Array, b: Array, out: Array) -> Array:
     if out.dtype.kind == "i":
         out[...] = integer_product(a, b)  # NumPy's own integer product is 50 times slower
         return out
@@ -123,7 +134,7 @@ def _product(a, b, out):
         return np.matmul(a, b, out=out)
 
 
-def _scale(matrix, factor):
+def _scale(matrix: Array, factor: float) -> None:
     """matrix *= factor in its own dtype; 0 overwrites, so NaN does not survive it."""
     if factor == 0:
         matrix[...] = 0
@@ -131,8 +142,9 @@ def _scale(matrix, factor):
         matrix *= matrix.dtype.type(factor)
 
 
-def integer_product(a, b):
-    """a @ b of integers, exact modulo 2^64: through float64's BLAS where that is exact."""
+def integer_product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """a @ b of integer matrices as int64, exact modulo 2^64: through float64's BLAS where that is
+    exact."""
     k = a.shape[1]
     if not (a.size and b.size):
         return a.astype("i8") @ b.astype("i8")

@@ -5,8 +5,8 @@ import os
 import statistics
 import tempfile
 
-from hybrid_gemm import tuning
-from hybrid_gemm.bench import SERIES
+from hybrid_gemm.bench.kernels import SERIES
+from hybrid_gemm.kernel_choice import nearest_measured
 from hybrid_gemm.problem import Problem
 
 from . import ROOT, grid, result
@@ -14,7 +14,7 @@ from . import ROOT, grid, result
 PEAKS = {"float32": 66.9, "float64": 66.9, "int32": 33.4}  # TFLOP/s
 NAMES = {"h200": "NVIDIA H200", "h100": "NVIDIA H100 80GB HBM3"}
 CARDS = {
-    card: {dtype: tuning.Machine(name, 132, 90, peak) for dtype, peak in PEAKS.items()}
+    card: {dtype: nearest_measured.Machine(name, 132, 90, peak) for dtype, peak in PEAKS.items()}
     for card, name in NAMES.items()
 }
 LAYOUTS, SIDES = ("nn", "nt", "tn", "tt"), (4096, 8192, 16384)
@@ -24,7 +24,7 @@ PEAK_INT32_GFLOPS = 33.4e3  # 132 multiprocessors, 64 multiply-adds a cycle, 1.9
 def standing() -> str:
     """The best of our own kernels against cuBLAS at every shape of the tuned table, by layout,
     but for those of `thin`."""
-    data = json.loads((ROOT / "hybrid_gemm/tuned/nvidia_h200.json").read_text())
+    data = json.loads((ROOT / "hybrid_gemm/kernel_choice/tuned/nvidia_h200.json").read_text())
     layouts = ("nn", "nt", "tn", "tt")
     ms = {}
     for row in data["rows"]:
@@ -37,7 +37,7 @@ def standing() -> str:
     lines = [
         "Our fastest kernel of each case against cuBLAS, fp32, "
         + data["device"]["name"].split(" ", 1)[1] + ", by `hybrid-gemm tune` "
-        "([times](../hybrid_gemm/tuned/nvidia_h200.json)):",
+        "([times](../hybrid_gemm/kernel_choice/tuned/nvidia_h200.json)):",
         "",
     ]  # fmt: skip
     table = []
@@ -167,7 +167,9 @@ def choices(card: str = "h200") -> list[tuple]:
     with tempfile.TemporaryDirectory() as empty:  # no user's table
         os.environ["HYBRID_GEMM_CACHE"] = empty
         for (shape, layout, dtype), rows in timed.items():
-            variant, _why = tuning.choose(CARDS[card][dtype], Problem(*shape, dtype), layout)
+            variant, _why = nearest_measured.choose(
+                CARDS[card][dtype], Problem(*shape, dtype), layout
+            )
             kernel = variant.name, dict(variant.params)
             (mine,) = (r["time_ms"] for r in rows if (r["kernel"], r["params"]) == kernel)
             other = min(r["time_ms"] for r in rows if dtype == "int32" or r["kernel"] == "cublas")
@@ -205,7 +207,7 @@ def thin() -> str:
     sizes = sorted({min(shape) for shape, _layout in held})
     found = {}
     for shape, layout in held:
-        variant, _why = tuning.choose(CARDS["h200"]["float32"], Problem(*shape), layout)
+        variant, _why = nearest_measured.choose(CARDS["h200"]["float32"], Problem(*shape), layout)
         ms = timed[shape, layout]
         ratio = ms["cublas",] / ms[variant.name, *variant.params.values()]
         best = ms["cublas",] / min(ms.values())

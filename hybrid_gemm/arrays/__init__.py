@@ -1,0 +1,1 @@
+"""How matrices lie in memory and in files; matrices made from a seed."""

@@ -1,0 +1,87 @@
+"""Arrays as callers give them: NumPy's, a GPU's, or anything with their protocols."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..errors import DTypeError, UsageError
+from .strides import address
+
+_DLPACK_CUDA = (2, 13)  # kDLCUDA, kDLCUDAManaged
+
+
+def is_device_array(x: Any) -> bool:
+    """Whether `x` is a CuPy array."""
+    return type(x).__module__.partition(".")[0] == "cupy"
+
+
+def module_of(x: Any) -> Any:
+    """The module (numpy or cupy) whose functions take `x`."""
+    if not is_device_array(x):
+        return np
+    import cupy
+
+    return cupy
+
+
+def as_array(x: Any, name: str = "A") -> Any:
+    """NumPy and CuPy arrays as they are; others by their protocol, or by np.asarray.
+
+    Raises `UsageError` for what makes no array, such as a ragged list; `name` is the operand's.
+    """
+    if isinstance(x, np.ndarray) or is_device_array(x):
+        return x
+    if hasattr(x, "__cuda_array_interface__"):
+        import cupy
+
+        return cupy.asarray(x)
+    if hasattr(x, "__dlpack_device__") and x.__dlpack_device__()[0] in _DLPACK_CUDA:
+        import cupy
+
+        return cupy.from_dlpack(x)
+    try:
+        return np.asarray(x)
+    except ValueError as error:
+        raise UsageError(f"{name} makes no array: {error}") from None
+
+
+def check_device(arrays: Any, kind: str) -> None:
+    """Raises `DTypeError` for arrays of a GPU where the device that multiplies is another."""
+    if kind != "cuda" and any(map(is_device_array, arrays)):
+        raise DTypeError(
+            f"arrays on a GPU were given, and the device is {kind}: cupy.asnumpy makes arrays of "
+            "the host of them"
+        )
+
+
+def wait_for_streams(*arrays: Any) -> None:
+    """Waits for the caller's current streams on the GPUs that have some of the arrays."""
+    for ordinal, cp in {x.device.id: module_of(x) for x in arrays if is_device_array(x)}.items():
+        with cp.cuda.Device(ordinal):
+            cp.cuda.get_current_stream().synchronize()
+
+
+class _Addresses:
+    """Where an array's elements are, in words that NumPy reads: no element is looked at."""
+
+    def __init__(self, array: Any) -> None:
+        self.__array_interface__ = {
+            "version": 3, "data": (address(array), True), "shape": array.shape,
+            "strides": array.strides, "typestr": f"|V{array.itemsize}",
+        }  # fmt: skip
+
+
+def shares_memory(x: Any, y: Any) -> bool:
+    """Whether two arrays of the host, or two of GPUs, have a byte in common.
+
+    Decided by NumPy for both: CuPy compares all elements' addresses, which takes longer than
+    many a product.
+    """
+    if not (x.size and y.size):
+        return False
+    try:
+        return bool(np.shares_memory(_Addresses(x), _Addresses(y), max_work=10**5))  # type: ignore[arg-type]
+    except np.exceptions.TooHardError:
+        return True

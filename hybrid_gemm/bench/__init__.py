@@ -1,0 +1,1 @@
+"""Studies of kernels, libraries, accuracy and links, and what tunes a machine."""

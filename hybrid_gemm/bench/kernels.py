@@ -1,0 +1,391 @@
+"""Times kernels x parameters x shapes on one device, beside cuBLAS, each row with a verdict.
+
+Samples of the variants of one shape alternate, so that changes of the clock and of the machine's
+load meet all of them. On a GPU a sample is a graph of launches between two events, long enough
+(2 ms) that the time to launch does not count; elsewhere it is one call on the host's clock.
+Sampling stops when the median is known well enough, or has taken long enough.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+
+from .. import catalog, devices
+from ..arrays import generator
+from ..arrays.strides import Array
+from ..catalog import ITEM_SIZE, LAYOUTS, Variant
+from ..devices.base import Device, Stream
+from ..devices.cuda.device import CudaDevice, CudaStream
+from ..errors import HybridGemmError, UsageError
+from ..host.resources import cores
+from ..kernel_choice import compute_modes
+from ..problem import NARROW, Problem, compute_dtype
+from . import accuracy
+from .study import (
+    PASSED,
+    Advance,
+    Row,
+    Shape,
+    Table,
+    cell,
+    judged,
+    multiply_once,
+    open_device,
+    parameters,
+    sides,
+    upload,
+)
+
+SAMPLE_MS = 2.0  # a sample on a GPU lasts at least so long
+ROW_MS = 3000.0  # a row takes no further samples after so long
+LEAST_SAMPLES = 5
+CUBLAS = ("cublas", "cublas_tf32")
+SERIES: dict[str, list[Shape]] = {
+    # S1's series: K = 1024, m = n
+    "published": [
+        (m, m, 1024)
+        for m in (128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192,
+                  12288, 16384)
+    ],
+}  # fmt: skip
+ForEach = Callable[[Problem, str], Sequence[Variant]]  # problem, layout -> variants to time
+
+
+def series(name: str) -> list[Shape]:
+    """The shapes of a named series; `UsageError` if there is none of that name."""
+    if name not in SERIES:
+        raise UsageError(f"no series is called {name!r}; there is {', '.join(SERIES)}")
+    return SERIES[name]
+
+
+def select(
+    names: Sequence[str] | None, all_params: bool, params: Mapping[str, int], device: str = "auto"
+) -> list[Variant]:
+    """Variants of the kernels called `names` (default: each that multiplies on the device).
+
+    With `all_params` every listed variant, else each kernel's first. `params` replaces these
+    parameters in each kernel that has them; `UsageError` for one that none has.
+    """
+    if names:
+        kernels = [catalog.get(name) for name in names]
+    else:
+        kind, _why = devices.choose(device)
+        kernels = [k for k in catalog.gemm_kernels() if kind in k.runs_on]
+    known = {p for kernel in kernels for p in kernel.params[0]}
+    if unknown := params.keys() - known:
+        raise UsageError(f"no kernel here has the parameters {', '.join(sorted(unknown))}")
+    out: list[Variant] = []
+    for kernel in kernels:
+        listed = kernel.variants() if all_params else kernel.variants()[:1]
+        for variant in listed:
+            mine = {name: value for name, value in params.items() if name in variant.params}
+            variant = kernel.variant({**variant.params, **mine})
+            if variant not in out:
+                out.append(variant)
+    return out
+
+
+def pose(shape: Shape, dtype: str) -> Problem:
+    """The problem of matrices of one dtype."""
+    return Problem(*shape, compute_dtype(np.dtype(dtype)), out_dtype=dtype,
+                   operands=dtype if dtype in NARROW else "")  # fmt: skip
+
+
+def beside_cublas(
+    arithmetic: compute_modes.Arithmetic, device: Device, problem: Problem
+) -> list[Variant]:
+    """The kernel that multiplies a problem on tensor cores, and on GPUs cuBLAS beside it: with
+    the same arithmetic, or in fp32 where cuBLAS has none as accurate."""
+    if not arithmetic.takes(problem):
+        raise UsageError(f"{problem} in {problem.compute} is for no tensor core: name kernels")
+    cublas = "cublas_tf32" if problem.compute == "tf32" else "cublas"
+    beside = [catalog.get(cublas).variant()] if device.on_gpu else []
+    size = ITEM_SIZE[problem.out_dtype]
+    return [arithmetic.variant_for(problem, device.processors, size), *beside]
+
+
+@dataclass
+class _Case:
+    """One shape, layout and dtype, and the variants to time on it."""
+
+    variants: Sequence[Variant]
+    problem: Problem
+    layout: str
+
+
+@dataclass
+class _Timed:
+    """A row whose product is right, and how its time is sampled."""
+
+    row: Row
+    sample: Callable[[], float]
+    taken: list[float] = field(default_factory=list)
+
+
+@dataclass
+class KernelStudy:
+    """Times of kernels with the data on the device: a row a variant, shape, layout and dtype.
+
+    `variants` are timed at each of `shapes`; they may be a function of the problem and its
+    layout. Without any, the kernel for tensor cores is timed beside cuBLAS, where `compute` or a
+    narrow dtype asks for it. A row takes up to `samples` samples, fewer once the median's
+    standard error is below the fraction `noise` of it. With `cold` the L2 cache of the GPU holds
+    none of A, B and C when a product starts. `data` is a kind of `accuracy.KINDS`. A variant that
+    cannot run a shape is a row whose note says why.
+
+        run(KernelStudy(select(["naive"], False, {}), [(1024,) * 3], device="cuda"))
+    """
+
+    columns: ClassVar[tuple[str, ...]] = (
+        "kernel", "params", "m", "n", "k", "dtype", "layout", "data", "compute", "time_ms",
+        "min_ms", "max_ms", "samples", "gflops", "percent_of_peak", "ratio_to_cublas", "verdict",
+        "worst_error_of_bound", "l2", "sm_mhz", "power_w", "throttled", "note",
+    )  # fmt: skip
+
+    variants: Sequence[Variant] | ForEach
+    shapes: Sequence[Shape]
+    device: str = "auto"
+    dtypes: Sequence[str] = ("float32",)
+    layouts: Sequence[str] = ("nn",)
+    samples: int = 30
+    noise: float = 0.003
+    cold: bool = False
+    seed: int = 0
+    compute: str = "fp32"
+    data: str = "normal"
+    opened: Device = field(init=False)
+    stream: Stream = field(init=False)
+    device_note: str = field(init=False)
+    cases: list[_Case] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._check()
+        self.opened, self.device_note = open_device(self.device)
+        if self.cold and not self.opened.on_gpu:
+            raise UsageError(f"a cold L2 is for the cuda device; this is {self.opened.kind}")
+        self.stream = self.opened.stream()
+        arithmetic = compute_modes.choose(
+            self.compute, None, kind=self.opened.kind, arch=self.opened.capability
+        )
+        posed = [
+            (arithmetic.settle(pose(shape, dtype)), layout)
+            for dtype in self.dtypes
+            for layout in self.layouts
+            for shape in self.shapes
+        ]
+        choose = self._chooser(arithmetic)
+        self.cases = [_Case(choose(problem, layout), problem, layout) for problem, layout in posed]
+
+    def _check(self) -> None:
+        """Raises `UsageError` for choices that are not possible on any device."""
+        for layout in self.layouts:
+            if layout not in LAYOUTS:
+                raise UsageError(f"no layout is called {layout!r}; there are {', '.join(LAYOUTS)}")
+        for dtype in self.dtypes:
+            if dtype not in (known := (*catalog.C_TYPES, *NARROW)):
+                raise UsageError(f"--dtype {dtype!r}: kernels have {', '.join(known)}")
+            if self.data != "normal" and dtype != "float32":
+                raise UsageError(f"--data {self.data} is float32, and --dtype {dtype} was given")
+        if self.samples < 1 or self.noise < 0:
+            raise UsageError("samples are 1 or more, and noise 0 or more")
+
+    def _chooser(self, arithmetic: compute_modes.Arithmetic) -> ForEach:
+        """What is timed at each problem and layout, as a function of these."""
+        variants = self.variants
+        if callable(variants):
+            return variants
+        if not variants:
+            return lambda problem, _layout: beside_cublas(arithmetic, self.opened, problem)
+        return lambda problem, _layout: [compute_modes.as_asked(v, problem) for v in variants]
+
+    @property
+    def steps(self) -> int:
+        """One a row."""
+        return sum(len(case.variants) for case in self.cases)
+
+    def about(self) -> dict[str, Any]:
+        """The device."""
+        return {"device": {"kind": self.opened.kind, "name": self.opened.describe()}}
+
+    def rows(self, advance: Advance) -> Iterator[Row]:
+        """Compiles everything, then times one shape after another."""
+        self._compile()
+        for case in self.cases:
+            yield from self._case(case, advance)
+
+    def _compile(self) -> None:
+        """Compiles the kernels that will run, on all cores, as far as they run at all."""
+        wanted = {
+            (v, p.dtype, case.layout if case.layout in v.kernel.layouts else v.kernel.layouts[0])
+            for case in self.cases
+            for p in [case.problem]
+            for v in case.variants
+            if not v.refusal(device=self.opened.kind, dtype=p.dtype, m=p.m, n=p.n, k=p.k)
+            and not v.kernel.library
+            and v.kernel.role == "gemm"
+        }
+        with ThreadPoolExecutor(cores()) as pool:
+            list(pool.map(lambda key: self.opened.compile(*key), wanted))
+
+    def _case(self, case: _Case, advance: Advance) -> list[Row]:
+        """The rows of one shape, layout and dtype: all are checked, then timed in turn."""
+        device, problem = self.opened, case.problem
+        rows, timed = [], []
+        with device.session(), device.using(self.stream):
+            a, b = self._operands(problem, case.layout)
+            c = device.empty(problem.m, problem.n, problem.out_dtype)
+            for variant in case.variants:
+                row = self._row(variant, case)
+                row["note"] = self._try(row, variant, problem, (a, b, c))
+                if not row["note"]:
+                    timed.append(_Timed(row, self._sampler(variant, a, b, c)))
+                rows.append(row)
+                advance(1)
+            self._sample_in_turn(timed)
+        for each in timed:
+            self._add_times(each, problem)
+        cublas = next((r["time_ms"] for r in rows if r["kernel"] in CUBLAS), None)
+        for row in rows:
+            if cublas and row["time_ms"]:
+                row["ratio_to_cublas"] = cublas / row["time_ms"]
+        return rows
+
+    def _row(self, variant: Variant, case: _Case) -> Row:
+        """A row before anything is measured."""
+        problem = case.problem
+        return dict.fromkeys(self.columns) | {
+            "kernel": variant.name, "params": dict(variant.params), "m": problem.m,
+            "n": problem.n, "k": problem.k, "dtype": problem.operands, "layout": case.layout,
+            "data": self.data,
+        }  # fmt: skip
+
+    def _operands(self, problem: Problem, layout: str) -> tuple[Array, Array]:
+        """op(A) and op(B) on the device, stored as `layout` says."""
+
+        def draw(
+            operand: str, rows: int, cols: int, fill: str = "normal", dtype: str = "float32"
+        ) -> Array:
+            host = generator.generate(
+                rows, cols, dtype, seed=self.seed, operand=operand, fill=fill, threads=cores()
+            )
+            return upload(self.opened, host, self.stream)
+
+        if self.data == "normal":
+            dtype = problem.operands
+            shapes = {"A": (problem.m, problem.k), "B": (problem.k, problem.n)}
+            a, b = (
+                draw(x, *shape, dtype=dtype) if order == "n"
+                else draw(x, *shape[::-1], dtype=dtype).T
+                for (x, shape), order in zip(shapes.items(), layout, strict=True)
+            )  # fmt: skip
+            return a, b
+        made = accuracy.make(self.data, problem.m, problem.n, problem.k, draw)
+        a, b = (x if o == "n" else x.T.copy().T for x, o in zip(made, layout, strict=True))
+        return a, b
+
+    def _try(
+        self, row: Row, variant: Variant, problem: Problem, operands: tuple[Array, Array, Array]
+    ) -> str:
+        """Runs a variant once and adds the verdict to its row; why it is not timed, or ""."""
+        reason = compute_modes.refusal(variant, problem) or variant.refusal(
+            device=self.opened.kind, dtype=compute_modes.dtype_for(variant, problem),
+            m=problem.m, n=problem.n, k=problem.k,
+        )  # fmt: skip
+        if reason:
+            return reason
+        try:
+            row["compute"] = multiply_once(self.opened, variant, problem, operands, self.stream)
+        except HybridGemmError as error:
+            return str(error)
+        row.update(judged(problem, *operands))
+        return "" if row["verdict"] == PASSED else "wrong, so not timed"
+
+    def _sampler(self, variant: Variant, a: Array, b: Array, c: Array) -> Callable[[], float]:
+        """Takes one sample: enough products to fill it, launched as one where the device can."""
+
+        def multiply() -> None:
+            self.opened.gemm(variant, a, b, c, alpha=1, beta=0, stream=self.stream)
+
+        def repeated(count: int) -> Callable[[], float]:
+            replay = self.opened.repeated(multiply, count, self.stream)
+            return lambda: self._sample(replay, count)
+
+        once = repeated(1)
+        if not self.opened.on_gpu or self.cold:
+            return once
+        once()
+        return repeated(max(1, min(1000, int(SAMPLE_MS / max(once(), 1e-3)))))
+
+    def _sample(self, replay: Callable[[], None], count: int) -> float:
+        """Milliseconds a product, of `count` that `replay` makes."""
+        if self.cold:
+            self._flush_cache()
+        self.opened.start_clock()
+        start = self.stream.record()
+        replay()
+        stop = self.stream.record()
+        self.stream.synchronize()
+        return (self.opened.time_ms(stop) - self.opened.time_ms(start)) / count
+
+    def _flush_cache(self) -> None:
+        if isinstance(self.opened, CudaDevice) and isinstance(self.stream, CudaStream):
+            self.opened.flush_cache(self.stream)
+
+    def _sample_in_turn(self, timed: Sequence[_Timed]) -> None:
+        """One sample of each in turn, until each has enough."""
+        going = list(timed)
+        while going:
+            for each in list(going):
+                each.taken.append(each.sample())
+                if self._enough(each.taken):
+                    each.row.update(self.opened.readings())
+                    going.remove(each)
+
+    def _enough(self, taken: list[float]) -> bool:
+        if len(taken) >= self.samples or sum(taken) > ROW_MS:
+            return True
+        if len(taken) < LEAST_SAMPLES:
+            return False
+        low, median, high = statistics.quantiles(taken, n=4)
+        # The standard error of the median, were samples of this quartile range normal.
+        return 0.93 * (high - low) / len(taken) ** 0.5 <= self.noise * median
+
+    def _add_times(self, timed: _Timed, problem: Problem) -> None:
+        """Adds median, extremes and rate to a row."""
+        median = statistics.median(timed.taken)
+        gflops = problem.flops / median / 1e6
+        strict = problem.compute == "fp32" and problem.operands == problem.dtype
+        peak = self.opened.peak_tflops(problem.dtype) if strict else None
+        timed.row.update({
+            "time_ms": median, "min_ms": min(timed.taken), "max_ms": max(timed.taken),
+            "samples": len(timed.taken), "samples_ms": timed.taken, "gflops": gflops,
+            "percent_of_peak": gflops / peak / 10 if peak else None,
+            "l2": "cold" if self.cold else "warm",
+        })  # fmt: skip
+
+    @staticmethod
+    def table(data: Mapping[str, Any]) -> Table:
+        """A line a row; dtype, layout and compute only where they differ."""
+        differ = ("dtype", "layout", "compute")
+        several = {x: len({row[x] for row in data["rows"]}) > 1 for x in differ}
+        rows = [
+            [
+                row["kernel"], parameters(row), sides(row),
+                *(row[x] if several[x] else "" for x in differ),
+                cell(row["time_ms"], ".4g"), cell(row["min_ms"], ".4g"), cell(row["gflops"], ".1f"),
+                cell(row["percent_of_peak"], ".1f"), cell(row["ratio_to_cublas"], ".3f"),
+                row["verdict"] or "", row["note"],
+            ]
+            for row in data["rows"]
+        ]  # fmt: skip
+        headings = [
+            "<kernel", "<parameters", "m x n x k", "<dtype", "<layout", "<compute", "time ms",
+            "min ms", "gflop/s", "% of peak", "of cuBLAS", "<verdict", "<note",
+        ]  # fmt: skip
+        return Table(headings, rows, data["device"]["name"])

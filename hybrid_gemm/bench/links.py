@@ -1,0 +1,155 @@
+"""Measures the rates of copies between this host and its GPUs."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol
+
+import numpy as np
+
+from ..arrays.strides import Array
+from ..devices.base import Stream
+from ..planning.link_rates import counts
+
+ROWS, ROW_BYTES = 128, 1 << 20  # of a buffer; each GPU has one for each direction
+PIECE_ROWS = 4  # rows that a host thread copies at once
+REPEATS, SAMPLES = 4, 3
+
+
+class LinkDevice(Protocol):
+    """What is asked of the devices whose links are measured."""
+
+    ordinal: int
+
+    def stream(self) -> Stream: ...
+
+    def using(self, stream: Stream) -> contextlib.AbstractContextManager: ...
+
+    def empty(self, rows: int, cols: int, dtype: str) -> Array: ...
+
+    def copy(self, dst: Array, src: Array, stream: Stream) -> None: ...
+
+
+def measure(
+    devices: Sequence[LinkDevice],
+    pinned: Callable[[tuple[int, int]], np.ndarray],
+    threads: Sequence[int],
+    advance: Callable[[int], None] = lambda amount: None,
+) -> dict[str, Any]:
+    """Rates of copies between the host and these devices, alone and together, as plain data.
+
+    `pinned(shape)` makes a float32 matrix in page-locked host memory; `threads` are the
+    numbers of host threads whose copies into it are timed. A row's "gbps" is 10^9 bytes a second,
+    of all that copy at once; `advance(1)` is called after each row.
+    """
+    bench = Links(devices, pinned)
+    rows = []
+
+    def row(link: str, memory: str, at_once: int, gbps: float, **more: int) -> None:
+        rows.append({"link": link, "memory": memory, "at_once": at_once, "gbps": gbps, **more})
+        advance(1)
+
+    for count in counts(len(devices)):
+        for link in ("h2d", "d2h", "both"):
+            row(link, "pinned", count, bench.host(link, "pinned", count))
+        for link in ("h2d", "d2h"):
+            row(link, "pageable", count, bench.host(link, "pageable", count))
+    ordinals = [device.ordinal for device in devices]
+    for i, j in [(i, j) for i in range(len(devices)) for j in range(len(devices)) if i != j]:
+        names = {"from": ordinals[i], "to": ordinals[j]}
+        row("peer", "device", 1, bench.peers([(i, j)]), **names)
+    for count in counts(len(devices))[1:]:
+        ring = [(i, (i + 1) % count) for i in range(count)]
+        row("ring", "device", count, bench.peers(ring))
+    for count in threads:
+        row("memcpy", "pinned", count, bench.memcpy(count))
+    return {"measured": datetime.date.today().isoformat(), "rows": rows}
+
+
+class Links:
+    """Buffers on the host and on each device, and the copies between them that are timed."""
+
+    def __init__(
+        self, devices: Sequence[LinkDevice], pinned: Callable[[tuple[int, int]], np.ndarray]
+    ) -> None:
+        self.devices = devices
+        shape = ROWS, ROW_BYTES // 4
+        self.pinned = [(pinned(shape), pinned(shape)) for _ in devices]
+        self.pageable = [(np.ones(shape, "f4"), np.ones(shape, "f4")) for _ in devices]
+        for one in self.pinned:
+            for array in one:
+                array[...] = 1
+        self.there = [(d.empty(*shape, "float32"), d.empty(*shape, "float32")) for d in devices]
+        self.streams = [(d.stream(), d.stream()) for d in devices]
+
+    def host(self, link: str, memory: str, count: int) -> float:
+        """GB/s of copies from the host ("h2d"), to it ("d2h") or both ways at once ("both"), of
+        `count` devices together; `memory` is "pinned" or "pageable"."""
+        host = self.pinned if memory == "pinned" else self.pageable
+
+        def one(i: int) -> None:
+            for _ in range(REPEATS):
+                if link != "d2h":
+                    self._copy(i, self.there[i][0], host[i][0], 0)
+                if link != "h2d":
+                    self._copy(i, host[i][1], self.there[i][1], 1)
+
+        copied = REPEATS * count * (2 if link == "both" else 1)
+        if memory == "pinned":  # the calls return at once
+            return self._gbps(lambda: [*map(one, range(count))], copied)
+        with ThreadPoolExecutor(count) as pool:
+            return self._gbps(lambda: list(pool.map(one, range(count))), copied)
+
+    def peers(self, pairs: Sequence[tuple[int, int]]) -> float:
+        """GB/s of copies from device to device, each on the stream of its first."""
+
+        def work() -> None:
+            for i, j in [*pairs] * REPEATS:
+                self._copy(i, self.there[j][1], self.there[i][0], 0)
+
+        return self._gbps(work, REPEATS * len(pairs))
+
+    def memcpy(self, threads: int) -> float:
+        """GB/s of copies on the host by so many threads, each into a page-locked slot of its own
+        that stays in the cache. Uploads from pageable memory begin with such copies."""
+        slots = [slot[i : i + PIECE_ROWS] for two in self.pinned for slot in two
+                 for i in range(0, ROWS, PIECE_ROWS)]  # fmt: skip
+        pieces = [
+            array[i : i + PIECE_ROWS]
+            for two in self.pageable
+            for array in two
+            for i in range(0, ROWS, PIECE_ROWS)
+        ] * REPEATS
+        copied = 2 * REPEATS * len(self.devices)
+        with ThreadPoolExecutor(threads) as pool:
+            mine = [(slots[i % len(slots)], pieces[i::threads]) for i in range(threads)]
+            return self._gbps(lambda: list(pool.map(_copy_all, mine)), copied)
+
+    def _copy(self, i: int, dst: Array, src: Array, direction: int) -> None:
+        stream = self.streams[i][direction]
+        with self.devices[i].using(stream):
+            self.devices[i].copy(dst, src, stream)
+
+    def _gbps(self, work: Callable[[], object], buffers: int) -> float:
+        """GB/s of `work`, which copies so many buffers: the median of a few samples, after one
+        that warms up."""
+        taken = []
+        for _ in range(SAMPLES + 1):
+            started = time.perf_counter()
+            work()
+            for two in self.streams:
+                for stream in two:
+                    stream.synchronize()
+            taken.append(time.perf_counter() - started)
+        return buffers * ROWS * ROW_BYTES / statistics.median(taken[1:]) / 1e9
+
+
+def _copy_all(slot_and_pieces: tuple[np.ndarray, Sequence[np.ndarray]]) -> None:
+    slot, pieces = slot_and_pieces
+    for piece in pieces:
+        np.copyto(slot, piece)

@@ -1,0 +1,102 @@
+"""Pictures of benchmark results: which a result has is seen from the keys of its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..reporting.pictures import Line, Panel, Picture
+
+Row = Mapping[str, Any]
+
+
+def pictures(data: Mapping[str, Any]) -> dict[str, Picture]:
+    """The pictures of a study's result (as `study.run` returns it, or from a file), by name.
+
+    Empty for data of another kind.
+    """
+    first = data["rows"][0] if data.get("rows") else {}
+    if first.keys() >= {"way", "memory"}:
+        return {"libraries": _libraries(data)}
+    if "frobenius" in first:
+        return _accuracy(data)
+    if "gflops" in first:
+        return {"bench": _kernels(data)}
+    return {}
+
+
+def _accuracy(data: Mapping[str, Any]) -> dict[str, Picture]:
+    """Frobenius errors over K: three kinds of data a picture, a line for each way."""
+    kinds = list(dict.fromkeys(r["data"] for r in data["rows"]))
+    names = list(dict.fromkeys(r["way"] for r in data["rows"]))
+    groups = [kinds[i : i + 3] for i in range(0, len(kinds), 3)]
+    found = {}
+    for group in groups:
+        panels = []
+        for kind in group:
+            lines = []
+            for style, name in enumerate(names):
+                rows = [r for r in data["rows"] if (r["data"], r["way"]) == (kind, name)]
+                errors = {r["k"]: r["frobenius"] for r in rows if r["frobenius"]}
+                lines.append(Line(name, sorted(errors), [errors[k] for k in sorted(errors)],
+                                  style=style))  # fmt: skip
+            panels.append(Panel(lines, kind))
+        name = "accuracy" if len(groups) == 1 else "accuracy-" + "-".join(group)
+        title = f"Frobenius error on {data['device']['name']}"
+        found[name] = Picture(panels, "K", title, log_x=True, log_y=True)
+    return found
+
+
+def _libraries(data: Mapping[str, Any]) -> Picture:
+    """Times of the other libraries over ours: a panel for each kind of memory."""
+    panels = []
+    for memory in dict.fromkeys(r["memory"] for r in data["rows"]):
+        rows = [r for r in data["rows"] if r["memory"] == memory]
+        sizes = list(dict.fromkeys(_shape(r) for r in rows))
+        ways = dict.fromkeys((r["way"], r["c"]) for r in rows if r["way"] != "ours")
+        lines = []
+        for style, (way, c) in enumerate(ways):
+            mine = [r for r in rows if (r["way"], r["c"]) == (way, c)]
+            label = f"{way} ({mine[0]['gpus']} GPU)" if mine[0]["gpus"] else way
+            label += ", fresh C" if c == "fresh" and (way, "given") in ways else ""
+            lines.append(Line(label, sizes, [r["ratio_to_ours"] for r in mine], style=style))
+        panels.append(Panel(lines, f"{memory} memory", bars=True))
+    return Picture(panels, "", "time / ours")
+
+
+def _shape(row: Row) -> str:
+    """A row's sizes: one number for a cube."""
+    sides = dict.fromkeys((row["m"], row["n"], row["k"]))
+    return str(row["m"]) if len(sides) == 1 else f"{row['m']} x {row['n']} x {row['k']}"
+
+
+def _kernels(data: Mapping[str, Any]) -> Picture:
+    """A panel for each K of several sizes, and one for squares; a line for each variant."""
+    rows = [r for r in data["rows"] if r["gflops"]]
+    square = [r for r in rows if r["m"] == r["n"] == r["k"]]
+    found = {f"K = {k}": [r for r in rows if r["k"] == k] for k in sorted({r["k"] for r in rows})}
+    found["m = n = k"] = square
+    found = {x: part for x, part in found.items() if len({r["m"] for r in part}) > 1}
+    found = dict(sorted(found.items(), key=lambda item: -len(item[1]))[:3]) or {"": rows}
+    names = list(dict.fromkeys(_name(r, rows) for r in rows))
+    panels = []
+    for title, part in found.items():
+        lines = []
+        for style, name in enumerate(names):
+            rates = {r["m"]: r["gflops"] / 1e3 for r in part if _name(r, rows) == name}
+            if rates:
+                lines.append(Line(name, sorted(rates), [rates[m] for m in sorted(rates)],
+                                  style=style))  # fmt: skip
+        panels.append(Panel(lines, title))
+    x = "m = n" if all(r["m"] == r["n"] for r in rows) else "m"
+    return Picture(panels, x, f"TFLOP/s on {data['device']['name']}", log_x=True)
+
+
+def _name(row: Row, rows: Sequence[Row]) -> str:
+    """What tells a row's variant from the others: its kernel, and what else differs."""
+    alike = [r for r in rows if r["kernel"] == row["kernel"]]
+    several = {x for x in ("params", "dtype", "layout") if len({str(r.get(x)) for r in alike}) > 1}
+    words = [row["kernel"]]
+    if "params" in several:
+        words += [f"{k}={v}" for k, v in row["params"].items()]
+    return " ".join(words + [row[x] for x in ("dtype", "layout") if x in several])

@@ -1,0 +1,29 @@
+"""The kernels: what `kernels/*.cu` say of themselves in their headers. Pure: knows no device."""
+
+from .files import (
+    VARIABLE,
+    directory,
+    gemm_kernels,
+    get,
+    helper,
+    include_digest,
+    kernels,
+    own_directories,
+)
+from .kernel import (
+    C_TYPES,
+    ITEM_SIZE,
+    LAYOUTS,
+    MAX_GRID,
+    MAX_THREADS,
+    TENSOR_TYPES,
+    Kernel,
+    Launch,
+    Variant,
+)
+
+__all__ = [
+    "C_TYPES", "ITEM_SIZE", "LAYOUTS", "MAX_GRID", "MAX_THREADS", "TENSOR_TYPES", "VARIABLE",
+    "Kernel", "Launch", "Variant", "directory", "gemm_kernels", "get", "helper",
+    "include_digest", "kernels", "own_directories",
+]  # fmt: skip

@@ -1,0 +1,59 @@
+"""Integer expressions in kernel headers, such as `ceil(m / BM)`: parsed once, evaluated exactly."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import math
+from collections.abc import Mapping
+from fractions import Fraction
+
+_OPERATORS = {
+    ast.Add: lambda a, b: a + b,
+    ast.Sub: lambda a, b: a - b,
+    ast.Mult: lambda a, b: a * b,
+    ast.Div: lambda a, b: Fraction(a) / Fraction(b),
+    ast.Mod: lambda a, b: a % b,
+    ast.Eq: lambda a, b: a == b,
+    ast.NotEq: lambda a, b: a != b,
+    ast.Lt: lambda a, b: a < b,
+    ast.LtE: lambda a, b: a <= b,
+    ast.Gt: lambda a, b: a > b,
+    ast.GtE: lambda a, b: a >= b,
+}
+_FUNCTIONS = {"ceil": math.ceil, "min": min, "max": max}
+
+
+@functools.cache
+def _parse(expression: str) -> ast.expr:
+    # C spells conjunctions && and ||; the header keeps to one comparison an entry instead.
+    return ast.parse(expression, mode="eval").body
+
+
+def evaluate(expression: str, names: Mapping[str, int]):
+    """Value of a header expression: integers, + - * / %, comparisons, ceil, min, max.
+
+    Division is exact, so `ceil(n / BN)` is the number of tiles. Raises `ValueError` on
+    anything else.
+    """
+
+    def walk(node):
+        match node:
+            case ast.Constant(value=int() as value):
+                return value
+            case ast.Name(id=name) if name in names:
+                return names[name]
+            case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
+                return _OPERATORS[type(op)](walk(left), walk(right))
+            case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _OPERATORS:
+                return _OPERATORS[type(op)](walk(left), walk(right))
+            case ast.Call(func=ast.Name(id=name), args=args) if name in _FUNCTIONS:
+                return _FUNCTIONS[name](*map(walk, args))
+        raise ValueError(f"cannot evaluate {ast.unparse(node)!r} in {expression!r}")
+
+    value = walk(_parse(expression))
+    if isinstance(value, Fraction):
+        if value.denominator != 1:
+            raise ValueError(f"{expression!r} is {value}, not a whole number, for {dict(names)}")
+        value = int(value)
+    return value

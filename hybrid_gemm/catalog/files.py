@@ -1,0 +1,110 @@
+"""Finds and reads kernel files: the package's own, and those of `$HYBRID_GEMM_KERNELS`."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+
+from ..errors import UsageError
+from .kernel import Kernel, Variant, _nearest
+
+VARIABLE = "HYBRID_GEMM_KERNELS"
+
+_HEADER_KEYS = {
+    "summary", "entry", "role", "params", "block", "grid", "require", "limits", "dtypes",
+    "layouts", "arch", "runs_on", "source", "shared", "library", "rung",
+    "workspace", "flags",
+}  # fmt: skip
+
+
+def directory() -> Path:
+    """Where the kernel files are: inside an installed package, or beside it in a checkout."""
+    package = Path(__file__).resolve().parents[1]
+    installed = package / "kernels"
+    return installed if installed.is_dir() else package.parent / "kernels"
+
+
+def own_directories() -> list[Path]:
+    """Folders of the user's own kernels, from `$HYBRID_GEMM_KERNELS` (separated as in PATH).
+
+    Their files may include the project's .cuh files, not .cuh files of their own.
+    """
+    given = os.environ.get(VARIABLE, "")
+    return [Path(folder) for folder in given.split(os.pathsep) if folder]
+
+
+def _read(path: Path) -> Kernel:
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".toml":
+        header = text
+    else:
+        start, end = text.find("/*---"), text.find("---*/")
+        if start != 0 or end < 0:
+            raise ValueError(f"{path.name}: a kernel file begins with a /*--- ... ---*/ header")
+        header = text[5:end]
+    table = tomllib.loads(header)
+    if unknown := table.keys() - _HEADER_KEYS:
+        raise ValueError(f"{path.name}: unknown header keys {sorted(unknown)}")
+    for key, value in table.items():
+        if isinstance(value, list):
+            table[key] = tuple(value)
+    if not table.get("params", True):
+        del table["params"]
+    name = path.stem.removeprefix("gemm_")
+    return Kernel(name=name, path=path, text=text if path.suffix == ".cu" else "", **table)
+
+
+@functools.cache
+def kernels() -> Mapping[str, Kernel]:
+    """Every kernel by name, in the order of the ladder: by `rung`, then by name.
+
+    Raises `UsageError` where two files have one name, or `$HYBRID_GEMM_KERNELS` no folder.
+    """
+    found = {}
+    for folder in (directory(), *own_directories()):
+        if not folder.is_dir():
+            raise UsageError(f"{VARIABLE} names {folder}, which is no folder (mkdir -p makes it)")
+        for path in folder.iterdir():
+            if path.suffix in (".cu", ".toml"):
+                kernel = _read(path)
+                if kernel.name in found:
+                    other = found[kernel.name].path
+                    raise UsageError(f"two kernels are called {kernel.name}: {other} and {path}")
+                found[kernel.name] = kernel
+    return {k.name: k for k in sorted(found.values(), key=lambda k: (k.rung, k.name))}
+
+
+def gemm_kernels() -> list[Kernel]:
+    """The kernels that multiply."""
+    return [kernel for kernel in kernels().values() if kernel.role == "gemm"]
+
+
+def get(name: str) -> Kernel:
+    """The kernel of that name; `UsageError` names the nearest one otherwise."""
+    try:
+        return kernels()[name]
+    except KeyError:
+        known = [kernel.name for kernel in gemm_kernels()]
+        raise UsageError(
+            f"no kernel is called {name!r}{_nearest(name, known)}; there are {', '.join(known)}"
+        ) from None
+
+
+@functools.cache
+def helper(role: str) -> Variant:
+    """The default variant of the one kernel with that role (`transpose`, `sum`, ...)."""
+    (kernel,) = [k for k in kernels().values() if k.role == role]
+    return kernel.variant()
+
+
+@functools.cache
+def include_digest() -> str:
+    """Changes when a header that kernels include changes; part of every cache key."""
+    digest = hashlib.sha256()
+    for path in sorted(directory().glob("*.cuh")):
+        digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()

@@ -1,0 +1,128 @@
+"""`hybrid-gemm new-kernel NAME`: a kernel of one's own to start from."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from .. import catalog
+from ..errors import UsageError
+
+_TEMPLATE = r"""/*---
+summary = "SAY IN ONE LINE WHAT NAME DOES"
+entry   = "gemm_NAME"
+rung    = 99
+params  = [{TILE = 16, PER = 2}, {TILE = 16, PER = 1}, {TILE = 16, PER = 4}, {TILE = 8, PER = 2}]
+block   = ["TILE", "TILE", "1"]
+grid    = ["ceil(n / TILE)", "ceil(m / (TILE * PER))", "1"]
+require = ["SIZE * TILE * (TILE * PER + TILE + 1) <= 49152"]
+source  = "our own"
+---*/
+// The header above says all that the host must know; docs/kernels.md lists its keys.
+//   params   the variants: TILE and PER are compile-time names below; the first is the default
+//   block    threads of a block, by x, y, z        grid    blocks, for C of m x n
+//   require  what parameters must hold: checked by the host, and by the compiler
+// T is the element type and SIZE its bytes; a_at and b_at read op(A) and op(B), store writes C.
+#include "common.cuh"
+
+// C = alpha * op(A) @ op(B) + beta * C, all three with leading dimensions. To begin with: a
+// block of TILE x TILE threads makes TILE * PER rows by TILE columns of C; a thread owns PER
+// elements of one column. Each step of K brings tiles of A and B to shared memory, so that each
+// element is read from global memory once a block.
+extern "C" __global__ void __launch_bounds__(TILE * TILE)
+    gemm_NAME(int m, int n, int k, T alpha, const T* __restrict__ A, long long lda,
+              const T* __restrict__ B, long long ldb, T beta, T* C, long long ldc) {
+    __shared__ T As[TILE * PER][TILE], Bs[TILE][TILE + 1];
+    const int tx = threadIdx.x, ty = threadIdx.y;
+    const unsigned row0 = blockIdx.y * (TILE * PER), col0 = blockIdx.x * TILE;
+    const unsigned col = col0 + tx;
+    T sum[PER] = {};  // lives in registers: every index is known once the loops are unrolled
+    for (int left = k, p0 = 0; left > 0; left -= TILE, p0 += TILE) {
+        // 1. Load. Threads that are neighbours in x read neighbours in memory. Zeros beyond the
+        //    edges add nothing, so the tile need not divide m, n or k.
+#pragma unroll
+        for (int i = 0; i < PER; ++i) {
+            const unsigned row = row0 + i * TILE + ty;
+            As[i * TILE + ty][tx] = row < m && tx < left ? a_at(A, lda, row, p0 + tx) : T(0);
+        }
+        Bs[ty][tx] = col < n && ty < left ? b_at(B, ldb, p0 + ty, col) : T(0);
+        __syncthreads();  // the tiles are whole
+        // 2. Multiply. One element of B serves PER multiply-adds.
+#pragma unroll
+        for (int p = 0; p < TILE; ++p) {
+            const T b = Bs[p][tx];
+#pragma unroll
+            for (int i = 0; i < PER; ++i) sum[i] += As[i * TILE + ty][p] * b;
+        }
+        __syncthreads();  // all are done with the tiles
+    }
+    // 3. Store. beta == 0 never reads C.
+#pragma unroll
+    for (int i = 0; i < PER; ++i) {
+        const unsigned row = row0 + i * TILE + ty;
+        if (row < m && col < n) store(C + row * ldc + col, sum[i], alpha, beta);
+    }
+}
+"""
+
+
+def text(name: str) -> str:
+    """The file's text; `UsageError` unless the name is a C identifier in lower case."""
+    if not re.fullmatch(r"[a-z][a-z0-9_]{0,40}", name):
+        raise UsageError(
+            f"{name!r} cannot name a kernel: use lower-case letters, digits and _, a letter first"
+        )
+    return _TEMPLATE.replace("NAME", name)
+
+
+def write(name: str, directory: str | None = None) -> Path:
+    """Writes `gemm_NAME.cu` where the catalog finds it, and returns its path.
+
+    Never overwrites: `UsageError` if a kernel has that name, or the folder cannot be written.
+    """
+    name = name.removeprefix("gemm_")
+    content = text(name)
+    if name in catalog.kernels():
+        raise UsageError(f"there is a kernel called {name} already: {catalog.kernels()[name].path}")
+    folder = Path(directory) if directory else _own_folder()
+    path = folder / f"gemm_{name}.cu"
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(content)
+    except FileExistsError:
+        raise UsageError(f"{path} exists; give another name") from None
+    except OSError as error:
+        raise UsageError(
+            f"cannot write {path}: {error.strerror}; name a folder with --directory"
+        ) from None
+    catalog.kernels.cache_clear()
+    return path
+
+
+def _own_folder() -> Path:
+    if catalog.own_directories():
+        return catalog.own_directories()[0]
+    if catalog.directory().parent == Path(__file__).resolve().parents[1]:  # installed
+        raise UsageError(
+            "the package is installed, and its own folder is not for new kernels: set "
+            f"{catalog.VARIABLE} to a folder of yours, which is searched for kernels too"
+        )
+    return catalog.directory()
+
+
+def next_steps(name: str, path: Path) -> str:
+    """What to do with the new file, as commands."""
+    name = name.removeprefix("gemm_")
+    known = (catalog.directory(), *catalog.own_directories())
+    lines = []
+    if path.resolve().parent not in [folder.resolve() for folder in known]:
+        lines.append(f"export {catalog.VARIABLE}={path.resolve().parent}{os.pathsep}$"
+                     f"{catalog.VARIABLE}")  # fmt: skip
+    lines += [
+        f"hybrid-gemm kernels {name} --compile sm_90        # registers, shared memory, spills",
+        f"hybrid-gemm run --kernel {name} --size 200 --verify full --device emulator",
+        f"hybrid-gemm bench --kernels naive,shared_tile,{name},cublas --shapes 1024,4096",
+        "hybrid-gemm reproduce ladder --scale full          # your rung among the others",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,160 @@
+"""One `hybrid-gemm run`, between the parsed options and the printing, wherever it multiplies."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ..catalog import Variant
+from ..errors import UsageError
+from ..problem import Problem
+from ..reporting import chrome_trace, console, environment
+from ..verify import MODES, Verdict
+from .inputs import Inputs
+
+PRINTED = 32  # the widest matrix that --print shows
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is wanted of a run: its outputs, its checks, its repetitions."""
+
+    output: str | None = None
+    trace: str | None = None
+    verify: str = "auto"
+    show: bool = False
+    repeat: int = 1
+    resident: bool = False
+    dry_run: bool = False
+
+    def __post_init__(self) -> None:
+        if self.repeat < 1:
+            raise UsageError(f"--repeat {self.repeat}: it takes at least 1")
+        if self.verify not in MODES:
+            raise UsageError(f"--verify {self.verify!r}: it takes {', '.join(MODES)}")
+        if self.trace and self.dry_run:
+            raise UsageError("--trace shows what a run did, and --dry-run does nothing")
+
+
+class Output(Protocol):
+    """Where C goes: `array` to multiply into, or None; `commit` makes the file appear, whole."""
+
+    array: Any
+
+    def commit(self) -> None: ...
+
+
+class Site(Protocol):
+    """Where a product is made: by this process alone, by this rank among others, or (to plan
+    only) elsewhere."""
+
+    plan: Any
+    variant: Variant
+
+    def open(self, problem: Problem, *, resident: bool) -> str:
+        """Finds devices and makes `plan` and `variant`; a note for the user, or ""."""
+
+    def load(self, inputs: Inputs) -> None:
+        """Reads or makes what this process multiplies."""
+
+    def output(self, inputs: Inputs, path: str | None) -> AbstractContextManager[Output]:
+        """A file for C, or none; what was not committed leaves nothing behind."""
+
+    def run(self, inputs: Inputs, out: Any, wanted: Wanted, progress: Callable) -> Any:
+        """One product: a `Result` or a `RankResult`."""
+
+    def verify(self, inputs: Inputs, result: Any, mode: str) -> Verdict | None: ...
+
+    def shown(self, inputs: Inputs, result: Any) -> dict[str, Any]:
+        """A, B and C to be printed, of a small product."""
+
+    def where(self) -> dict[int, str]:
+        """Each worker's device, for a trace."""
+
+    def about_plan(self) -> dict: ...
+
+    def about_result(self, result: Any, verdict: Verdict | None, totals_ms: list) -> dict: ...
+
+    def print_plan(self) -> None: ...
+
+    def print_result(self, result: Any, verdict: Verdict | None) -> None: ...
+
+
+class Job:
+    """Opens or generates the input, multiplies, verifies, writes C."""
+
+    def __init__(
+        self, inputs: Inputs, wanted: Wanted, site: Site, note: Callable[[str], None]
+    ) -> None:
+        self.inputs, self.wanted, self.site, self.note = inputs, wanted, site, note
+        self.verdict: Verdict | None = None
+        self.print: Callable[[], None] = lambda: None
+        if text := site.open(inputs.problem, resident=wanted.resident):
+            note(text)
+
+    def plan_only(self) -> dict:
+        """The plan as data, without reading or making any input."""
+        self.print = self.site.print_plan
+        p, variant = self.inputs.problem, self.site.variant
+        return {
+            "problem": {"m": p.m, "n": p.n, "k": p.k, "dtype": p.dtype},
+            "kernel": variant.name,
+            "params": dict(variant.params),
+            "plan": self.site.about_plan(),
+        }
+
+    def run(self, progress: Callable) -> dict:
+        """The result as data. `progress(flops, what)` makes a call that takes flops as they are
+        started."""
+        inputs, wanted, site = self.inputs, self.wanted, self.site
+        if inputs.generated:
+            request = inputs.request
+            self.note(f"generating A and B ({request.fill}, seed {request.seed})")
+        site.load(inputs)
+        with site.output(inputs, wanted.output) as output:
+            results = [
+                site.run(inputs, output.array, wanted, progress) for _ in range(wanted.repeat)
+            ]
+            totals = [result.total_ms for result in results]
+            median = statistics.median_low(totals)
+            self.result = next(r for r in results if r.total_ms == median)
+            self.verdict = site.verify(inputs, self.result, wanted.verify)
+            if self.verdict is None or self.verdict.passed:
+                output.commit()
+        shown = self._to_show() if wanted.show else {}
+        self.print = lambda: self._print(shown)
+        data = site.about_result(self.result, self.verdict, totals)
+        return data | {"output": wanted.output}
+
+    def _to_show(self) -> dict[str, Any]:
+        p = self.inputs.problem
+        if max(p.m, p.n, p.k) > PRINTED:
+            self.note(f"{p}; --print shows up to {PRINTED} a side")
+            return {}
+        return self.site.shown(self.inputs, self.result)
+
+    def _print(self, shown: dict[str, Any]) -> None:
+        for name, matrix in shown.items():
+            console.print_matrix(name, matrix)
+        self.site.print_result(self.result, self.verdict)
+        if self.wanted.output and (self.verdict is None or self.verdict.passed):
+            console.console.print(f"wrote {self.wanted.output}")
+
+    def write_trace(self) -> None:
+        """Writes the timeline of the run that is shown, whole or not at all."""
+        if not self.wanted.trace:
+            return
+        result = self.result
+        plan = getattr(self.site.plan, "plan", self.site.plan)  # over ranks, or alone
+        about = {
+            "title": f"{self.inputs.problem}, {plan.split}, {' x '.join(map(str, plan.grid))}, "
+            f"kernel {result.variant.name}, {result.total_ms:.1f} ms",
+            "reduction": result.reduction, "total_ms": result.total_ms,
+            "command": environment.command_line(), "environment": environment.environment(),
+        }  # fmt: skip
+        trace = chrome_trace.chrome(result.timeline, self.site.where(), about)
+        console.write(self.wanted.trace, console.as_json(trace))
+        self.note(f"wrote {self.wanted.trace}")

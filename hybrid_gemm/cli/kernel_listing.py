@@ -1,0 +1,82 @@
+"""What `hybrid-gemm kernels` does: the catalog as data and as text."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from .. import catalog
+from ..catalog import Kernel
+from ..reporting import console
+
+
+def kernels(names: Sequence[str], arch: str | None, dtype: str) -> dict[str, Any]:
+    """The kernels called `names` (all, if there are none) as plain data.
+
+    With `arch` ("sm_90") each variant is compiled for `dtype`, and its registers, memory and
+    spills are there too. Raises `UsageError` for an unknown kernel, `UnavailableError` without a
+    compiler, and `KernelError` where one does not compile.
+    """
+    chosen = [catalog.get(name) for name in names] or list(catalog.kernels().values())
+    rows = []
+    for kernel in chosen:
+        rows.append({
+            "kernel": kernel.name, "role": kernel.role, "summary": kernel.summary,
+            "source": kernel.source, "variants": [dict(v.params) for v in kernel.variants()],
+            "require": list(kernel.require), "limits": list(kernel.limits),
+            "dtypes": list(kernel.dtypes), "layouts": list(kernel.layouts),
+            "runs_on": list(kernel.runs_on),
+        })  # fmt: skip
+    data = {"kernels": rows}
+    if arch:
+        data["compiled"] = _compile(chosen, arch, dtype)
+    return data
+
+
+def _compile(chosen: Sequence[Kernel], arch: str, dtype: str) -> list[dict[str, Any]]:
+    """A row for each variant that is compiled; libraries have none."""
+    from ..devices.cuda import nvrtc
+
+    rows = []
+    for kernel in chosen:
+        if kernel.library:
+            continue
+        for variant in kernel.variants():
+            row: dict[str, Any] = {"variant": str(variant), "arch": arch, "dtype": dtype}
+            if dtype not in kernel.dtypes:
+                row["refused"] = f"no {dtype} form"
+            else:
+                layout = kernel.layouts[0]
+                _cubin, usage = nvrtc.compile(
+                    variant.source(dtype, layout), arch, f"{variant.name}.cu"
+                )
+                row |= dataclasses.asdict(usage)
+            rows.append(row)
+    return rows
+
+
+def print_kernels(data: dict[str, Any]) -> None:
+    """Prints what `kernels` returned: a paragraph for each kernel, and the compiled variants."""
+    for k in data["kernels"]:
+        console.console.print(f"{k['kernel']}: {k['summary']}", style="bold")
+        columns = {name: [v[name] for v in k["variants"]] for name in k["variants"][0]}
+        values = [f"{x} {', '.join(map(str, dict.fromkeys(v)))}" for x, v in columns.items()]
+        facts = {
+            "parameters": "; ".join(values),
+            "needs": ", ".join([*k["require"], *k["limits"]]),
+            "dtypes": " ".join(k["dtypes"]),
+            "layouts": " ".join(k["layouts"]),
+            "runs on": " ".join(k["runs_on"]),
+            "source": k["source"],
+        }
+        for name, fact in facts.items():
+            if fact:
+                console.console.print(f"    {name}: {fact}")
+    if compiled := data.get("compiled"):
+        fields = [f for f in compiled[0] if f not in ("variant", "arch", "dtype", "refused")]
+        console.table(
+            ["<variant", *(f.replace("_", " ") for f in fields)],
+            [[r["variant"], *(r.get(f, r.get("refused", "")) for f in fields)] for r in compiled],
+            title=f"compiled for {compiled[0]['arch']}, {compiled[0]['dtype']}",
+        )

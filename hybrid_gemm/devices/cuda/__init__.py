@@ -1,0 +1,1 @@
+"""CUDA GPUs: CuPy arrays, the driver, NVRTC, cuBLAS, NCCL and tensor maps."""

@@ -1,0 +1,113 @@
+"""cuBLAS, the peer in every table: CuPy's library, called directly.
+
+CuPy refuses cuBLAS calls while a stream is captured, and a graph of launches is how small
+products are timed. The calls keep Python's lock, as `driver`'s do and for its reason.
+
+Each stream has a handle of its own: cuBLAS promises the same bits every time only to a handle
+that one stream uses, and a workspace is in use until the product that has it is done.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections import defaultdict
+from collections.abc import Callable
+from ctypes import c_int, c_int64, c_size_t, c_void_p
+
+import numpy as np
+
+from ...arrays.strides import layout
+from ...errors import HybridGemmError
+
+WORKSPACE_BYTES = 32 << 20  # what cuBLAS asks for on Hopper
+_OPERATION = {"n": 0, "t": 1}
+_NARROW = {"float16": 2, "bfloat16": 14, "float32": 0}  # cudaDataType
+_COMPUTE = {False: 68, True: 77}  # cublasComputeType: float32, float32 through TF32
+_ANY_ALGORITHM = -1
+_OPERATIONS, _MATRIX = (c_void_p, c_int, c_int, *[c_int64] * 3, c_void_p), (c_void_p, c_int64)
+_TYPED = (c_void_p, c_int, c_int64)
+_SIGNATURES = {
+    "cublasSetStream_v2": (c_void_p, c_void_p),
+    "cublasSetWorkspace_v2": (c_void_p, c_void_p, c_size_t),
+    "cublasSgemm_v2_64": (*_OPERATIONS, *_MATRIX, *_MATRIX, c_void_p, *_MATRIX),
+    "cublasDgemm_v2_64": (*_OPERATIONS, *_MATRIX, *_MATRIX, c_void_p, *_MATRIX),
+    "cublasGemmEx_64": (*_OPERATIONS, *_TYPED, *_TYPED, c_void_p, *_TYPED, c_int, c_int),
+}
+
+
+@functools.cache
+def library(kind: type[ctypes.CDLL] = ctypes.CDLL) -> ctypes.CDLL:
+    """CuPy's own cuBLAS."""
+    import cupy
+
+    major = cupy.cuda.cublas.getVersion(cupy.cuda.device.get_cublas_handle()) // 10000
+    return kind(f"libcublas.so.{major}")  # CuPy has loaded it already
+
+
+@functools.cache
+def _function(name: str):
+    function = getattr(library(ctypes.PyDLL), name)
+    function.argtypes = _SIGNATURES[name]
+    return function
+
+
+def _call(name: str, *args) -> None:
+    if status := _function(name)(*args):
+        raise HybridGemmError(f"{name} failed with cuBLAS status {status}")
+
+
+_spare: dict[int, list[int]] = defaultdict(list)  # handles without a stream, by GPU
+
+
+class Handle:
+    """What cuBLAS needs for the products of one stream, made on the current GPU."""
+
+    def __init__(self, stream: int):
+        import cupy
+
+        # A handle is never destroyed: that waits for the GPU, which ends any graph being captured.
+        self.spare = _spare[cupy.cuda.runtime.getDevice()]
+        try:
+            self.value = self.spare.pop()
+        except IndexError:
+            self.value = cupy.cuda.cublas.create()
+        cupy.cuda.cublas.setMathMode(self.value, 0)  # no TF32, whatever the environment says
+        self.workspace = cupy.cuda.Memory(WORKSPACE_BYTES)
+        _call("cublasSetStream_v2", self.value, stream)
+        _call("cublasSetWorkspace_v2", self.value, self.workspace.ptr, WORKSPACE_BYTES)
+
+    def __del__(self):
+        if hasattr(self, "value"):
+            self.spare.append(self.value)
+
+
+def bind(a, b, c, *, alpha, beta, tf32: bool = False) -> Callable:
+    """A call that multiplies CuPy matrices laid out as these, in any order: float32 (strict, or
+    through TF32) or float64, or float16 or bfloat16 with sums in float32 and C of their dtype or
+    float32.
+
+    Row-major C is column-major C^T = op(B)^T op(A)^T, so the operands change places.
+    """
+    (m, n), k = c.shape, a.shape[1]
+    (la, lda), (lb, ldb) = layout(a) or ("n", 1), layout(b) or ("n", 1)
+    ldc = layout(c)[1]
+    mixed = tf32 or a.dtype.itemsize == 2
+    scalars = np.array([alpha, beta], np.float32 if mixed else c.dtype)
+    alpha_at, beta_at = scalars.ctypes.data, scalars.ctypes.data + scalars.itemsize
+    head = _OPERATION[lb], _OPERATION[la], n, m, k, alpha_at
+    plain = {"float32": "cublasSgemm_v2_64", "float64": "cublasDgemm_v2_64"}.get(c.dtype.name)
+
+    def call(a, b, c, stream, _kept=scalars):
+        handle = stream.prepare_cublas().value
+        x, y, z = b.data.ptr, a.data.ptr, c.data.ptr
+        if not mixed:
+            _call(plain, handle, *head, x, ldb, y, lda, beta_at, z, ldc)
+            return
+        kinds = [_NARROW[matrix.dtype.name] for matrix in (b, a, c)]
+        _call(
+            "cublasGemmEx_64", handle, *head, x, kinds[0], ldb, y, kinds[1], lda,
+            beta_at, z, kinds[2], ldc, _COMPUTE[tf32], _ANY_ALGORITHM,
+        )  # fmt: skip
+
+    return call

@@ -1,0 +1,383 @@
+"""A CUDA GPU, or one of several that one GPU plays: CuPy arrays, streams and events."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from ...arrays.strides import address, layout, leading, runs
+from ...catalog import Launch, Variant
+from ...errors import UnavailableError
+from ...kernel_choice import tables
+from ...kernel_choice.tables import Machine
+from ...planning import cost_model, link_rates
+from ...planning.hardware import DeviceSpec
+from ..base import Array, Event, Stream
+from ..kernel_device import KernelDevice
+from ..kernel_launcher import BoundProduct
+from ..roles import Facts
+from . import cublas, driver, nvml, nvrtc, pinned_memory
+
+_MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+# Multiply-adds a cycle and multiprocessor (CUDA Programming Guide, arithmetic throughput);
+# float64 of data-centre parts counts the tensor cores.
+_LANES = {
+    (7, 0): {"float32": 64, "float64": 32, "int32": 64},
+    (7, 5): {"float32": 64, "float64": 2, "int32": 64},
+    (8, 0): {"float32": 64, "float64": 64, "int32": 64},
+    (8, 6): {"float32": 128, "float64": 2, "int32": 64},
+    (8, 9): {"float32": 128, "float64": 2, "int32": 64},
+    (9, 0): {"float32": 128, "float64": 128, "int32": 64},
+    (10, 0): {"float32": 128, "float64": 64, "int32": 64},
+    (12, 0): {"float32": 128, "float64": 2, "int32": 64},
+}
+OwnStream = Any  # a `CudaStream`: every device takes streams of its own
+_URGENT = -5  # the highest priority that streams have; CUDA takes the nearest it knows
+MAX_TABLES = 4096  # tables of pointers kept; the oldest has long been read when it goes
+
+
+def count() -> int:
+    """GPUs that this process sees; 0 without a driver."""
+    if driver.unavailable():
+        return 0
+    import cupy
+
+    return cupy.cuda.runtime.getDeviceCount()
+
+
+@functools.cache
+def uuids() -> tuple[str, ...]:
+    """The UUIDs of the GPUs that this process sees, by number."""
+    import cupy
+
+    properties = map(cupy.cuda.runtime.getDeviceProperties, range(count()))
+    return tuple(p["uuid"].hex() for p in properties)
+
+
+class CudaStream(Stream):
+    """A stream of a GPU; `cupy` is CuPy's object for it."""
+
+    def __init__(self, cupy_stream: Any) -> None:
+        super().__init__()
+        self.cupy = cupy_stream
+        self.cublas: cublas.Handle | None = None  # made when it is needed
+
+    def prepare_cublas(self) -> cublas.Handle:
+        """The stream's handle, made on the current GPU if there is none yet."""
+        if self.cublas is None:
+            self.cublas = cublas.Handle(self.cupy.ptr)
+        return self.cublas
+
+    def record(self, event: Event = None) -> Event:
+        import cupy
+
+        if event is None:  # a thread that waits for it leaves its core to others
+            event = cupy.cuda.Event(block=True)
+        driver.record(event.ptr, self.cupy.ptr)
+        return event
+
+    def wait(self, event: Event) -> None:
+        driver.wait(self.cupy.ptr, event.ptr)
+
+    def passed(self, event: Event) -> bool:
+        return driver.passed(event.ptr)
+
+    def synchronize(self) -> None:
+        self.cupy.synchronize()
+
+
+class CudaDevice(KernelDevice):
+    """GPU `ordinal`; `part` is its number among the devices that this GPU plays, if any.
+
+    Each device has a memory pool of its own, so that one GPU playing several keeps their
+    memory apart and copies between them as real peers would.
+    """
+
+    kind = "cuda"
+    on_gpu = True
+    queues = True
+    ordinal: int
+
+    def __init__(self, ordinal: int, part: int | None = None) -> None:
+        super().__init__()
+        import cupy
+
+        if not 0 <= ordinal < cupy.cuda.runtime.getDeviceCount():
+            raise UnavailableError(
+                f"GPU {ordinal} is not here; this process sees "
+                f"{cupy.cuda.runtime.getDeviceCount()} (numbered from 0)"
+            )
+        self.cp = cupy
+        self.ordinal = ordinal
+        self.name = f"cuda:{ordinal}" + ("" if part is None else f".{part}")
+        self.pool = cupy.cuda.MemoryPool()
+        self._monitor: nvml.Monitor | None = None
+        self._spoiler: Array = None
+        self._tables: dict[bytes, Array] = {}
+        self.properties = cupy.cuda.runtime.getDeviceProperties(ordinal)
+        self.capability = 10 * self.properties["major"] + self.properties["minor"]
+        self.arch = f"sm_{self.capability}"
+        self.processors = self.properties["multiProcessorCount"]
+
+    def detached(self) -> CudaDevice:
+        other = CudaDevice(self.ordinal)
+        other.together = self.together
+        return other
+
+    @property
+    def model(self) -> str:
+        """Such as "NVIDIA H200"."""
+        return self.properties["name"].decode()
+
+    def describe(self) -> str:
+        return f"{self.name} {self.model}"
+
+    def machine(self, dtype: str) -> Machine:
+        return Machine(
+            self.model, self.properties["multiProcessorCount"],
+            self.capability, self.peak_tflops(dtype),
+        )  # fmt: skip
+
+    def spec(self, dtype: str = "float32") -> DeviceSpec:
+        with self.cp.cuda.Device(self.ordinal):
+            free, _total = self.cp.cuda.runtime.memGetInfo()
+        p = self.properties
+        attributes = self.cp.cuda.Device(self.ordinal).attributes
+        clock_ghz = attributes["ClockRate"] / 1e6
+        memory_gbps = 2 * attributes["MemoryClockRate"] * 1e3 * p["memoryBusWidth"] / 8 / 1e9
+        measured, known = tables.best_tflops(self.machine(dtype), dtype), link_rates.known(uuids())
+        guessed = 0.6 * p["multiProcessorCount"] * 256 * clock_ghz / 1e3
+        return DeviceSpec(
+            self.name, self.kind, self.ordinal, free + self.pool.free_bytes(),
+            tflops=0.95 * measured if measured else guessed, memory_gbps=0.8 * memory_gbps,
+            link_gbps=cost_model.each(known.h2d, len(uuids())) if known else 20,
+            peer_gbps=cost_model.each(known.peers, len(uuids())) if known else 100,
+            best_tflops=measured or self.peak_tflops(dtype), links=known,
+        )  # fmt: skip
+
+    def peak_tflops(self, dtype: str) -> float | None:
+        """Multiply-adds outside the tensor cores, but for float64, where cuBLAS uses them."""
+        major, minor = self.properties["major"], self.properties["minor"]
+        lanes = _LANES.get((major, minor), {}).get(dtype)
+        clock = self.cp.cuda.Device(self.ordinal).attributes["ClockRate"] * 1e3
+        return lanes and 2 * lanes * self.properties["multiProcessorCount"] * clock / 1e12
+
+    def readings(self) -> dict[str, Any]:
+        if self._monitor is None:
+            bus = self.cp.cuda.runtime.deviceGetPCIBusId(self.ordinal)
+            self._monitor = nvml.Monitor(bus)
+        return self._monitor.read()
+
+    def flush_cache(self, stream: OwnStream) -> None:
+        """Fills the L2 cache with other data."""
+        if self._spoiler is None:
+            self._spoiler = self.empty(1, self.properties["l2CacheSize"] // 2, "float32")
+        self._spoiler.fill(0)
+
+    @property
+    def port(self) -> object:
+        return self.kind, self.ordinal
+
+    def stream(self, urgent: bool = False) -> CudaStream:
+        with self.cp.cuda.Device(self.ordinal):
+            priority = _URGENT if urgent else None
+            return CudaStream(self.cp.cuda.Stream(non_blocking=True, priority=priority))
+
+    def pinned(self, size: int) -> np.ndarray:
+        with self.cp.cuda.Device(self.ordinal):
+            return pinned_memory.empty(size)
+
+    def calls(self) -> driver.Calls:
+        with self.cp.cuda.Device(self.ordinal):
+            return driver.calls(self.cp.cuda.driver.ctxGetCurrent())
+
+    def reads(self, array: np.ndarray) -> bool:
+        return pinned_memory.is_pinned(array)
+
+    def reaches(self, other: Facts) -> bool:
+        return other.ordinal == self.ordinal or bool(
+            self.cp.cuda.runtime.deviceCanAccessPeer(self.ordinal, other.ordinal)
+        )
+
+    def free_unused(self) -> None:
+        self.pool.free_all_blocks()
+
+    def enter(self, stream: OwnStream) -> None:
+        self.cp.cuda.Device(self.ordinal).use()
+        stream.cupy.use()
+
+    @contextlib.contextmanager
+    def using(self, stream: OwnStream) -> Iterator[None]:
+        with self.cp.cuda.Device(self.ordinal), stream.cupy:
+            yield
+
+    def start_clock(self) -> None:
+        with self.cp.cuda.Device(self.ordinal):
+            self.cp.cuda.runtime.deviceSynchronize()
+            self._zero = self.cp.cuda.Event()
+            self._zero.record(self.cp.cuda.Stream(non_blocking=True))
+            self._zero.synchronize()
+
+    def clock(self) -> Callable[[Event], float]:
+        cuda, ordinal, zero = self.cp.cuda, self.ordinal, self._zero
+
+        def time_ms(event: Event) -> float:
+            with cuda.Device(ordinal):
+                return cuda.get_elapsed_time(zero, event)
+
+        return time_ms
+
+    def repeated(
+        self, work: Callable[[], None], count: int, stream: OwnStream
+    ) -> Callable[[], None]:  # fmt: skip
+        """One launch of a graph, so that the host's time for each kernel is not measured."""
+        stream.cupy.begin_capture()
+        try:
+            for _ in range(count):
+                work()
+        finally:
+            graph = stream.cupy.end_capture()
+        graph.upload(stream.cupy)
+        return lambda: graph.launch(stream.cupy)
+
+    def empty(self, rows: int, cols: int, dtype: str) -> Array:
+        of = np.dtype(dtype)
+        return self.cp.ndarray((rows, cols), of, memptr=self._allocate(rows * cols * of.itemsize))
+
+    def _allocate(self, size: int) -> Any:
+        # A pool allocates on the current GPU, which is another one in a thread that is not ours.
+        with self.cp.cuda.Device(self.ordinal):
+            return self.pool.malloc(size)
+
+    def pointers(self, matrices: Sequence[Array]) -> Array:
+        # Kept, for a pool gives the same addresses again: a copy from ordinary host memory
+        # would wait in line behind the downloads of other workers.
+        host = np.array([m.data.ptr for m in matrices], np.uint64)
+        key = host.tobytes()
+        if key not in self._tables:
+            if len(self._tables) >= MAX_TABLES:
+                del self._tables[next(iter(self._tables))]
+            table = self.cp.ndarray(host.shape, host.dtype, memptr=self._allocate(host.nbytes))
+            self.cp.cuda.runtime.memcpy(
+                table.data.ptr, host.ctypes.data, host.nbytes, self.cp.cuda.runtime.memcpyDefault
+            )
+            # The call returns once the bytes are staged; other streams must find them there.
+            self.cp.cuda.Stream.null.synchronize()
+            self._tables[key] = table
+        return self._tables[key]
+
+    def copy(self, dst: Array, src: Array, stream: OwnStream) -> None:
+        """2-D asynchronous copies in any direction: slabs need no repacking on the host."""
+        self.bound_copy(dst, src)(stream)
+
+    def bound_copy(self, dst: Array, src: Array) -> Callable[[Stream], None]:
+        if not dst.size:
+            return lambda stream: None
+        if not (shape := runs(dst, src)):
+            return lambda stream: self._copy_turned(dst, src, stream)
+        if not isinstance(dst, np.ndarray) and not isinstance(src, np.ndarray):
+            return lambda stream: self.copy_pinned(dst, src, stream)  # returns at once, too
+        runtime, kept = self.cp.cuda.runtime, (dst, src)
+        way, to, source = runtime.memcpyDefault, address(dst), address(src)
+        to_pitch, pitch, width, height = shape
+
+        def copy_2d(stream: OwnStream, _kept: Any = kept) -> None:
+            runtime.memcpy2DAsync(to, to_pitch, source, pitch, width, height, way, stream.cupy.ptr)
+
+        def copy_run(stream: OwnStream, _kept: Any = kept) -> None:
+            runtime.memcpyAsync(to, source, width, way, stream.cupy.ptr)
+
+        return copy_2d if height > 1 else copy_run
+
+    def copy_pinned(self, dst: Array, src: Array, stream: OwnStream) -> None:
+        shape = dst.size and runs(dst, src)
+        if not shape:
+            self.copy(dst, src, stream)
+            return
+        to_pitch, pitch, width, height = shape
+        if height > 1:
+            driver.copy_2d(
+                address(dst), to_pitch, address(src), pitch, width, height, stream.cupy.ptr
+            )
+        else:
+            driver.copy(address(dst), address(src), width, stream.cupy.ptr)
+
+    def _copy_turned(self, dst: Array, src: Array, stream: OwnStream) -> None:
+        """A copy between matrices that have no storage order in common."""
+        if not layout(src):
+            # Neither order: a strided host view is made whole first, a device view by CuPy.
+            src = np.ascontiguousarray(src) if isinstance(src, np.ndarray) else src.copy()
+            self.copy(dst, src, stream)
+        elif isinstance(dst, np.ndarray):  # a result given back in the caller's own order
+            whole = np.empty(dst.shape, dst.dtype, "C" if leading(src, "n") else "F")
+            self.copy(whole, src, stream)
+            stream.synchronize()
+            dst[...] = whole
+        else:
+            dst[...] = self.cp.asarray(src)
+
+    def compile(self, variant: Variant, dtype: str, layouts: str) -> None:
+        self._compiled(variant, dtype, layouts)
+
+    def _compiled(self, variant: Variant, dtype: str, layouts: str) -> tuple[bytes, nvrtc.Usage]:
+        own = variant.kernel.arch.endswith("a")  # one architecture's own instructions
+        arch = self.arch + "a" * own
+        return nvrtc.compile(variant.source(dtype, layouts), arch, f"{variant.name}.cu")
+
+    def load(self, variant: Variant, dtype: str, layouts: str) -> Any:
+        cubin, usage = self._compiled(variant, dtype, layouts)
+        with self.cp.cuda.Device(self.ordinal):
+            module = self.cp.cuda.function.Module()
+            module.load(cubin)
+            function = module.get_function(variant.kernel.entry)
+            # Past 48 KiB, with the static part, it has to be asked for.
+            most = self.properties["sharedMemPerBlockOptin"] - usage.shared_bytes
+            self.cp.cuda.driver.funcSetAttribute(function.ptr, _MAX_DYNAMIC_SHARED, most)
+            return function
+
+    def launch(self, function: Any, launch: Launch, args: Sequence[Any], stream: OwnStream) -> None:
+        driver.launch(
+            function.ptr,
+            launch.grid,
+            launch.block,
+            args,
+            launch.shared_bytes,
+            stream.cupy.ptr,
+            early=launch.early and _early(),
+        )
+
+    def make_room(
+        self, variant: Variant, m: int, n: int, k: int, dtype: str, stream: OwnStream
+    ) -> None:
+        super().make_room(variant, m, n, k, dtype, stream)
+        if variant.kernel.library:
+            stream.prepare_cublas()
+
+    def bind_library(
+        self, variant: Variant, a: Array, b: Array, c: Array, *, alpha: float, beta: float
+    ) -> BoundProduct:
+        tf32 = variant.name == "cublas_tf32"
+        return cublas.bind(a, b, c, alpha=alpha, beta=beta, tf32=tf32)
+
+
+@functools.cache
+def _early() -> bool:
+    """Whether early launches may be part of graphs: the driver is of CUDA 12.3 or later."""
+    import cupy
+
+    return cupy.cuda.runtime.driverGetVersion() >= 12030
+
+
+def enable_peers(devices: Sequence[CudaDevice]) -> None:
+    """Lets each GPU copy from the others over the link between them, where there is one."""
+    runtime = devices[0].cp.cuda.runtime
+    for here in {d.ordinal for d in devices}:
+        for there in {d.ordinal for d in devices} - {here}:
+            with devices[0].cp.cuda.Device(here):
+                if runtime.deviceCanAccessPeer(here, there):
+                    with contextlib.suppress(runtime.CUDARuntimeError):  # enabled already
+                        runtime.deviceEnablePeerAccess(there)

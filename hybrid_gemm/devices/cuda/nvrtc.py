@@ -1,0 +1,110 @@
+"""Kernel text to machine code by NVRTC, which needs no card; results stay on disk."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import io
+import json
+import re
+import threading
+
+from ... import catalog
+from ...errors import KernelError, UnavailableError
+from ...host import cache
+
+# ptxas gives up asynchronous tensor-core products, or the registers a warpgroup asked for.
+_GIVEN_UP = re.compile(r".*\(C75(?:08|09|1[0-8])\).*")
+_importing = threading.Lock()  # cuda-core's import is not for several threads at once
+
+
+@dataclasses.dataclass(frozen=True)
+class Usage:
+    """What one thread (registers, stack, spills) and one block (shared memory) occupy.
+
+    Spills are the bytes of load and store instructions that move registers to local memory.
+    """
+
+    registers: int
+    shared_bytes: int
+    stack_bytes: int
+    spill_store_bytes: int
+    spill_load_bytes: int
+
+
+@functools.cache
+def version() -> str:
+    """NVRTC's version, as "13.0"; `UnavailableError` if it is not installed."""
+    try:
+        with _importing:
+            from cuda.bindings import nvrtc
+
+        _status, major, minor = nvrtc.nvrtcVersion()
+    except Exception as error:  # no module, no library, or a library of another CUDA
+        raise UnavailableError(
+            "compiling CUDA kernels needs cuda-core with NVRTC "
+            f"(pip install 'cuda-core[cu13]', or [cu12]): {' '.join(str(error).split())}"
+        ) from error
+    return f"{major}.{minor}"
+
+
+def compile(source: str, arch: str, name: str) -> tuple[bytes, Usage]:
+    """The cubin of `source` for `arch` ("sm_90", "sm_90a", ...), and what it uses.
+
+    `source` holds one kernel; files it includes are looked for in the kernels' folder. `name`
+    is the file name that messages carry. Raises `KernelError` with the compiler's log, and
+    `UnavailableError` without a compiler.
+    """
+    text = "\n".join([version(), arch, name, catalog.include_digest(), source])
+    kept = cache.directory("cubin") / f"{hashlib.sha256(text.encode()).hexdigest()}.cubin"
+    if kept.exists():
+        header, _, cubin = kept.read_bytes().partition(b"\n")
+        return cubin, Usage(**json.loads(header))
+    cubin, log = _compile(source, arch, name)
+    usage = _usage(log)
+    header = json.dumps(dataclasses.asdict(usage)).encode()
+    cache.atomic_write(kept, header + b"\n" + cubin)
+    return cubin, usage
+
+
+def _compile(source: str, arch: str, name: str) -> tuple[bytes, str]:
+    with _importing:
+        from cuda.core import Program, ProgramOptions
+
+    options = ProgramOptions(
+        name=name, arch=arch, std="c++17", lineinfo=True, ptxas_options=["-v"],
+        include_path=str(catalog.directory()),
+        no_cache=_caches() or None,  # what it kept comes without a word on registers
+        device_as_default_execution_space=True,  # lambdas, before NVRTC 13.4
+    )  # fmt: skip
+    log = io.StringIO()
+    try:
+        cubin = Program(source, "c++", options).compile("cubin", logs=log).code
+    except Exception as error:
+        reason = str(error).replace("\0", "").strip()
+        raise KernelError(f"{name} does not compile for {arch}: {reason}") from error
+    if given_up := _GIVEN_UP.search(log.getvalue()):
+        raise KernelError(f"{name} does not compile as meant for {arch}: {given_up[0].strip()}")
+    return bytes(cubin), log.getvalue()
+
+
+def _caches() -> bool:
+    """NVRTC keeps what it compiled since 12.9."""
+    return tuple(map(int, version().split("."))) >= (12, 9)
+
+
+def _usage(log: str) -> Usage:
+    """Reads what `ptxas -v` says of the one kernel."""
+
+    def number(pattern: str) -> int:
+        found = re.findall(rf"(\d+) {pattern}", log)
+        return int(found[-1]) if found else 0
+
+    return Usage(
+        registers=number("registers"),
+        shared_bytes=number("bytes smem"),
+        stack_bytes=number("bytes stack frame"),
+        spill_store_bytes=number("bytes spill stores"),
+        spill_load_bytes=number("bytes spill loads"),
+    )

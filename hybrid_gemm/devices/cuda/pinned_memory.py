@@ -1,0 +1,51 @@
+"""Page-locked host memory, which a GPU copies from and to at the full speed of its link."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import weakref
+
+import numpy as np
+
+_PORTABLE = 1  # cudaHostAllocPortable: page-locked for every GPU
+_HOST = 1  # cudaMemoryTypeHost
+
+
+def empty(size: int) -> np.ndarray:
+    """`size` uninitialised bytes; freed with the last array that looks at them."""
+    from cupy.cuda import runtime
+
+    if not size:
+        return np.empty(0, np.uint8)
+    pointer = runtime.hostAlloc(size, _PORTABLE)
+    memory = (ctypes.c_uint8 * size).from_address(pointer)
+    weakref.finalize(memory, runtime.freeHost, pointer).atexit = False
+    return np.frombuffer(memory, np.uint8)
+
+
+def empty_pinned(shape, dtype="float32") -> np.ndarray:
+    """An uninitialised C-ordered array in page-locked memory, like `numpy.empty`.
+
+    `gemm` copies such arrays straight to and from GPUs. Page-locked memory is taken from all
+    other use, and takes long to get: keep such arrays. Raises `UnavailableError` without a GPU.
+    """
+    from ...errors import UnavailableError
+    from .driver import unavailable
+
+    if reason := unavailable():
+        raise UnavailableError(f"page-locked memory is for GPUs: {reason}; numpy.empty works here")
+    shape = (shape,) if isinstance(shape, int) else tuple(shape)
+    dtype = np.dtype(dtype)
+    return empty(math.prod(shape) * dtype.itemsize).view(dtype).reshape(shape)
+
+
+def is_pinned(array: np.ndarray) -> bool:
+    """Whether all that a 2-D array spans is page-locked."""
+    from cupy.cuda import runtime
+
+    if not array.size or min(array.strides) < 0:
+        return False
+    first = array.ctypes.data
+    last = first + sum((n - 1) * s for n, s in zip(array.shape, array.strides, strict=True))
+    return all(runtime.pointerGetAttributes(p).type == _HOST for p in (first, last))

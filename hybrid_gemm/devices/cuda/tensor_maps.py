@@ -1,0 +1,190 @@
+"""Kernels that multiply on tensor cores, and read and write through tensor maps (TMA): maps and
+launches."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from ... import catalog
+from ...catalog import ITEM_SIZE, Kernel, Launch, Variant
+from ...errors import UnavailableError, UsageError
+
+MAX_MAPS = 4096  # tensor maps kept
+_MAP = np.dtype([("words", np.uint64, 16)])  # passed to kernels by value
+
+
+@functools.lru_cache(maxsize=MAX_MAPS)
+def tensor_map(
+    dtype: str, address: int, shape: tuple[int, int, int], pitches: tuple[int, int],
+    box: tuple[int, int, int],
+) -> np.ndarray:  # fmt: skip
+    """128 bytes that describe elements (x, y, z) at `address` to the copy engine.
+
+    `shape` counts elements along x, which is contiguous, y and z; `pitches` are the bytes from
+    one y and one z to the next; a copy moves `box` elements, rows of 64 or 128 bytes, swizzled
+    by that much; what lies outside is read as zeros and never written; tfloat32 is float32,
+    rounded to the nearest TF32 on the way. Raises `UsageError` where the address or a pitch is
+    not a multiple of 16 bytes, which the engine needs.
+    """
+    if address % 16 or any(pitch % 16 for pitch in pitches):
+        raise UsageError(
+            f"tensor maps need addresses and pitches in multiples of 16 bytes; "
+            f"found {address:#x} and {pitches}"
+        )
+    from cuda.bindings import driver
+
+    types = driver.CUtensorMapDataType
+    span = box[0] * ITEM_SIZE[dtype]
+    swizzle = driver.CUtensorMapSwizzle
+    status, made = driver.cuTensorMapEncodeTiled(
+        {
+            "float16": types.CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+            "bfloat16": types.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+            "tfloat32": types.CU_TENSOR_MAP_DATA_TYPE_TFLOAT32,
+        }[dtype],
+        3,
+        address,
+        [driver.cuuint64_t(x) for x in shape],
+        [driver.cuuint64_t(x) for x in pitches],
+        [driver.cuuint32_t(x) for x in box],
+        [driver.cuuint32_t(1)] * 3,
+        driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+        {
+            64: swizzle.CU_TENSOR_MAP_SWIZZLE_64B,
+            128: swizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+        }[span],
+        driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+        driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+    )
+    if status != driver.CUresult.CUDA_SUCCESS:
+        raise UnavailableError(f"cuTensorMapEncodeTiled({dtype}, {shape}, {pitches}): {status}")
+    return np.array([int(word) for word in made.opaque], np.uint64).view(_MAP)
+
+
+def _map(dtype: str, stored, rows: int, bk: int, along_k: bool) -> np.ndarray:
+    """The map of an operand stored (parts, rows, k), or (parts, k, rows), in row-major order."""
+    parts, height, width = stored.shape
+    if not stored.size:  # k is 0: never read, and the engine describes nothing empty
+        return np.zeros(1, _MAP)
+    box = (bk, rows, 1) if along_k else (128 // ITEM_SIZE[dtype], bk, 1)
+    # An extent of 1 leaves its stride without a meaning.
+    pitch = stored.strides[1] if height > 1 else -(-width * stored.itemsize // 16) * 16
+    plane = stored.strides[0] if parts > 1 else pitch * height
+    return tensor_map(dtype, stored.data.ptr, (width, height, parts), (pitch, plane), box)
+
+
+def _persistent(device, variant: Variant, m: int, n: int, k: int, dtype: str) -> Launch:
+    """A launch of at most as many blocks as the device runs at once, in whole clusters."""
+    launch, cluster = variant.launch(m, n, k, dtype), variant.params["CLUSTER"]
+    here = device.properties["multiProcessorCount"] // cluster * cluster
+    return replace(launch, grid=(min(launch.grid[0], here), 1, 1), early=True)
+
+
+def bind_tensor(
+    device, variant: Variant, dtype: str, a, b, c, *, k: int, layouts: str = "nt",
+    alpha: float = 1.0, beta: float = 0.0,
+) -> Callable:  # fmt: skip
+    """A call that multiplies packed operands on tensor cores: C = alpha A B + beta C.
+
+    `device` is a `CudaDevice`, `variant` one of a kernel with role `tensor`, `dtype` what the
+    operands hold: float16, bfloat16 or tfloat32 (float32, rounded as it is read). `a` and `b` are
+    3-D CuPy arrays whose last axis is contiguous; only their bytes and strides count. By
+    `layouts` A is stored (parts, m, k) for "n" or (parts, k, m) for "t"; B (parts, n, k) for "t"
+    or (parts, k, n) for "n"; tfloat32 takes "nt" alone. Parts are 2 (hi, lo) where the variant's
+    TERMS is 3, else 1. Their k may be longer than `k` if what is beyond is zero. Addresses and
+    pitches are multiples of 16 bytes. `c` is m x n, row-major with any leading dimension,
+    float32 where the variant's OUT is 4, else of `dtype`.
+
+    The call takes `(a, b, c, stream, exponents=(None, None), verdict=None, wanted=0)` with
+    arrays laid out as these: `exponents` are int32 arrays of m and n, powers of two by which
+    rows of A and columns of B were divided, each in [-126, 127] with results in range; with a
+    `verdict`, one int32 on the device, nothing happens unless it is `wanted`.
+    """
+    (m, n), params = c.shape, variant.params
+    parts = (params["TERMS"] + 1) // 2
+    expected = [
+        (parts, m) if layouts[0] == "n" else (parts, None, m),
+        (parts, n) if layouts[1] == "t" else (parts, None, n),
+    ]
+    for name, x, sides in zip("AB", (a, b), expected, strict=True):
+        along = 1 if len(sides) == 3 else 2
+        if x.shape[0] != parts or x.shape[3 - along] != sides[-1] or x.shape[along] < k:
+            raise UsageError(
+                f"kernel {variant}: operand {name} is {x.shape}, layouts {layouts}; it takes "
+                f"{parts} parts for m={m} n={n} k={k}"
+            )
+    launch = _persistent(device, variant, m, n, k, dtype)
+    function = device.function(variant, dtype, layouts)
+    bk, rows = params["SPAN"] // ITEM_SIZE[dtype], (params["BM"], params["BN"] // params["CLUSTER"])
+    narrow, pitch = params["OUT"] == 2, c.strides[0]
+    ways = layouts[0] == "n", layouts[1] == "t"
+    sizes = [np.int32(x) for x in (m, n, k)]
+    alpha, beta, ldc = np.float32(alpha), np.float32(beta), np.int64(c.strides[0] // c.itemsize)
+    null = np.uint64(0)
+
+    def call(a, b, c, stream, exponents=(None, None), verdict=None, wanted=0):
+        if not math.prod(c.shape):
+            return
+        maps = [
+            _map(dtype, x, height, bk, along)
+            for x, height, along in zip((a, b), rows, ways, strict=True)
+        ]
+        if narrow:  # the kernel decides likewise, and has no use for a map of any other C
+            stored = (c.data.ptr | pitch | 2 * n) % 16 == 0
+            shape, pitches = (n, m, 1), (pitch, pitch * m)
+            maps.append(
+                tensor_map(dtype, c.data.ptr, shape, pitches, (64, 64, 1)) if stored else maps[0]
+            )
+        ea, eb = (null if e is None else e for e in exponents)
+        args = [
+            *maps, *sizes, alpha, ea, eb, beta, c, ldc,
+            null if verdict is None else verdict, np.int32(wanted),
+        ]  # fmt: skip
+        device.launch(function, launch, args, stream)
+
+    return call
+
+
+def _alike(kernel: Kernel, params: Mapping[str, int]) -> Variant:
+    """The listed variant with such tiles, or the first."""
+    alike = [
+        variant
+        for variant in kernel.variants()
+        if all(variant.params[x] == params[x] for x in ("BM", "BN", "CLUSTER"))
+    ]
+    return (alike or kernel.variants())[0]
+
+
+def bind_across(
+    device, variant: Variant, a, b, c, *, k: int, layouts: str, alpha: float, beta: float
+) -> Callable:
+    """As `bind_tensor` with one term, for float32 operands of which one lies across k.
+
+    `layouts` are the kernel's: A is stored (1, m, k) for "n" or (1, k, m) for "t"; B (1, n, k)
+    for "t" or (1, k, n) for "n". k is not 0. `variant` is one of `bind_tensor`'s: a tile like its
+    is taken, and turned where B lies across k.
+    """
+    variant = _alike(catalog.helper("across").kernel, variant.params)
+    turned, (m, n), params = layouts == "nn", c.shape, variant.params
+    launch = _persistent(device, variant, *((n, m) if turned else (m, n)), k, "tfloat32")
+    function = device.function(variant, "tfloat32", layouts)
+    bk, rows = params["SPAN"] // 4, (params["BM"], params["BN"] // params["CLUSTER"])
+    sizes = [np.int32(x) for x in ((n, m, k) if turned else (m, n, k))]
+    scalars, ldc = (np.float32(alpha), np.float32(beta)), np.int64(c.strides[0] // c.itemsize)
+
+    def call(a, b, c, stream):
+        if not c.size:
+            return
+        first, second = (b, a) if turned else (a, b)
+        maps = [
+            _map("tfloat32", first, rows[0], bk, layouts == "nt"),
+            _map("tfloat32", second, rows[1], bk, True),
+        ]
+        device.launch(function, launch, [*maps, *sizes, *scalars, c, ldc], stream)
+
+    return call

@@ -1,0 +1,1 @@
+"""The kernels of the catalog on the CPU: one fiber a CUDA thread."""

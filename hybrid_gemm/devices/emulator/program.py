@@ -1,0 +1,330 @@
+"""Runs a kernel's text on the CPU: compiles it with g++, keeps the library, launches it.
+
+`cuda_words.h` gives the text CUDA's words; `cuda_threads.h` says how threads run. Programs
+are compiled with FMA contraction, as CUDA compilers do: a product and a sum round once where
+the CPU has the instruction.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import platform
+import re
+import shutil
+import threading
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ...catalog import MAX_THREADS, Launch
+from ...errors import HybridGemmError, KernelError, OutOfMemoryError, UnavailableError
+from ...host.compiler import _made, _tool, _toolchain
+
+ORDERS = ("forward", "reverse", "shuffle")
+MAX_SHARED_BYTES = 227 * 1024  # a block, on any GPU so far
+
+_NO_COMPILER = "g++ is not installed, and the emulator compiles kernels with it"
+_HERE = Path(__file__).resolve().parent
+_HEADER = _HERE / "cuda_words.h"
+_STACK_BYTES = 256 * 1024  # as in cuda_threads.h
+_FLAGS = (
+    "-std=c++20", "-O3", "-ffp-contract=fast", "-fwrapv",
+    "-fno-math-errno", "-fno-strict-aliasing", "-fno-exceptions", "-fno-rtti",
+    "-fno-stack-protector", "-fPIC", "-shared", "-fvisibility=hidden", "-Wl,-z,defs",
+    # Stacks have no guard pages: what could overflow one does not compile.
+    f"-Werror=frame-larger-than={_STACK_BYTES // 2}",
+    # Shared memory changes while a thread waits, whatever a function seems to touch.
+    "-fno-ipa-reference",
+    "-fmax-errors=5", "-pipe",
+)  # fmt: skip
+_CPU_FLAGS = {  # a switch of stacks pushes, so no red zone
+    "x86_64": ("-march=native", "-mno-red-zone"),
+    "aarch64": ("-march=native",),
+}
+_SANITIZE_FLAGS = (
+    "-O1", "-g1", "-fno-omit-frame-pointer", "-fsanitize=address,alignment,bounds",
+    "-fno-sanitize-recover=all",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a kernel runs: the order of blocks, and of threads between barriers.
+
+    `order` is forward, reverse, or shuffle (by `seed`): results that differ show a race.
+    `sanitize` checks each access; it needs a process started in `sanitized_environment()`.
+    """
+
+    order: str = "forward"
+    seed: int = 0
+    sanitize: bool = False
+
+    def __post_init__(self):
+        if self.order not in ORDERS:
+            raise ValueError(f"no order is called {self.order!r}; there are {', '.join(ORDERS)}")
+
+
+@functools.cache
+def available() -> str | None:
+    """None if g++ compiles kernels here, else one line that says what is missing."""
+    if shutil.which("g++") is None:
+        return _NO_COMPILER
+    try:
+        _build(_text('extern "C" __global__ void nothing() {}', "nothing"), (), _HERE, "nothing")
+    except HybridGemmError as error:
+        return f"g++ does not compile kernels here: {' '.join(str(error).split())}"
+    return None
+
+
+def sanitized_environment() -> dict[str, str]:
+    """The environment in which a Python process can run kernels with `sanitize=True`.
+
+    Raises `UnavailableError` where g++ comes without AddressSanitizer.
+    """
+    if reason := available():
+        raise UnavailableError(reason)
+    libraries = []
+    # The C++ library too: AddressSanitizer looks up its exceptions when it starts.
+    for name in ("libasan.so", "libstdc++.so"):
+        found = _tool(["g++", f"-print-file-name={name}"]).stdout.strip()
+        if not Path(found).is_absolute():
+            raise UnavailableError(f"g++ has no {name} here; checked kernels need it")
+        libraries.append(found)
+    return {
+        **os.environ,
+        "LD_PRELOAD": ":".join(libraries),
+        "ASAN_OPTIONS": "detect_leaks=0:detect_stack_use_after_return=0",
+        "PYTHONMALLOC": "malloc",
+    }
+
+
+# --- compiling ----------------------------------------------------------------------------
+
+_EXTERN_SHARED = re.compile(
+    r"extern\s+__shared__\s+(?:(?:__align__|alignas)\s*\([^()]*\)\s*)?"
+    r"(?P<type>[\w:]+(?:\s+[\w:]+)*)\s+(?P<name>\w+)\s*\[\s*\]\s*;"
+)
+
+
+def _text(source: str, entry: str) -> str:
+    # The one declaration that C++ has no words for: an array whose size the launch gives. It
+    # becomes a pointer; the lambda keeps it out of namespace scope, where it would have no block.
+    source = _EXTERN_SHARED.sub(
+        r"auto* const \g<name> = [&] { return (\g<type>*)emulator::worker->shared; }();", source
+    )
+    return f'{source}\n#line 1 "entry"\nEMULATOR_ENTRY({entry})\n'
+
+
+def _build(text: str, extra: Sequence[str], include: Path, label: str) -> Path:
+    """The library made from a kernel's text."""
+    flags = [*_FLAGS, *_CPU_FLAGS.get(platform.machine(), ()), *extra]
+    depends = [_toolchain(), *flags, text]
+    for path in [*sorted(_HERE.glob("*.h")), *sorted(include.glob("*.cuh"))]:
+        depends.append(path.name + path.read_text())
+    where = ["-I", str(include), "-include", str(_HEADER)]
+    return _made("emulator", flags, where, text, f"kernel {label}", depends)
+
+
+def compile(
+    source: str, entry: str, *, include: Path, options: Options = Options(), label: str
+) -> Program:
+    """The program made of `source`, whose kernel is `extern "C" __global__ void entry(...)`.
+
+    `include` is the folder of its `.cuh` files; `label` names it in errors. Raises
+    `KernelError` with g++'s message, and `UnavailableError` where g++ or what
+    `options.sanitize` needs is not here. Calls g++ only for what the cache does not have.
+    """
+    if shutil.which("g++") is None:
+        raise UnavailableError(_NO_COMPILER)
+    if options.sanitize and not hasattr(ctypes.CDLL(None), "__asan_init"):
+        raise UnavailableError(
+            f"kernel {label} cannot run checked in this process; "
+            "start one in emulation.sanitized_environment()"
+        )
+    extra = _SANITIZE_FLAGS if options.sanitize else ()
+    path = _build(_text(source, entry), extra, Path(include), label)
+    return Program(label, path, options.sanitize)
+
+
+def compile_many(
+    kernels: Iterable[tuple[str, str, str]], *, include: Path, options: Options = Options()
+) -> list[Program]:
+    """Programs of several (source, entry, label), compiled on all cores; raises as `compile`."""
+
+    def one(kernel: tuple[str, str, str]) -> Program:
+        source, entry, label = kernel
+        return compile(source, entry, include=include, options=options, label=label)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(one, kernels))
+
+
+# --- launching ----------------------------------------------------------------------------
+
+_checked_turn = threading.Lock()
+
+
+class _Index(ctypes.Structure):
+    _fields_ = [(axis, ctypes.c_uint) for axis in "xyz"]
+
+    def __str__(self):
+        return f"({self.x}, {self.y}, {self.z})"
+
+
+class _Launch(ctypes.Structure):
+    _fields_ = [
+        ("grid", _Index), ("block", _Index), ("shared_bytes", ctypes.c_uint),
+        ("workers", ctypes.c_uint), ("order", ctypes.c_uint), ("seed", ctypes.c_ulonglong),
+    ]  # fmt: skip
+
+
+class _Report(ctypes.Structure):
+    _fields_ = [
+        ("what", ctypes.c_uint), ("written", ctypes.c_uint),
+        ("block", _Index), ("thread", _Index), ("other", _Index),
+        ("line", ctypes.c_int), ("other_line", ctypes.c_int),
+        ("file", ctypes.c_char_p), ("other_file", ctypes.c_char_p),
+        ("address", ctypes.c_ulonglong), ("bytes", ctypes.c_ulonglong),
+        ("region", ctypes.c_ulonglong), ("region_bytes", ctypes.c_ulonglong),
+        ("code", ctypes.c_ulonglong),
+    ]  # fmt: skip
+
+
+class _Parameter(ctypes.Structure):
+    _fields_ = [("kind", ctypes.c_char), ("pointer", ctypes.c_byte), ("bytes", ctypes.c_uint)]
+
+    @property
+    def dtype(self) -> np.dtype | None:
+        """Of the value or what is pointed to; None for structures and void."""
+        kind = self.kind.decode()
+        return None if kind == "V" else np.dtype(f"{kind}{self.bytes}")
+
+
+class Program:
+    """A compiled kernel. Several Python threads may launch it at once."""
+
+    def __init__(self, label: str, path: Path, sanitize: bool):
+        self.label = label
+        self.path = path
+        self.sanitize = sanitize
+        library = ctypes.CDLL(str(path))
+        self._launch = library.emulator_launch
+        count = ctypes.c_uint()
+        library.emulator_parameters.restype = ctypes.POINTER(_Parameter)
+        parameters = library.emulator_parameters(ctypes.byref(count))
+        self._parameters = parameters[: count.value]
+        # Checked kernels keep shared memory in statics: one launch, on one OS thread, at a time.
+        self._turn = _checked_turn if sanitize else nullcontext()
+
+    def launch(
+        self, launch: Launch, args: Sequence, *, threads: int = 1, options: Options = Options()
+    ) -> None:
+        """Runs the grid on `threads` OS threads and returns when it is done.
+
+        `args` are NumPy scalars, passed by value, and NumPy arrays, passed as the address of
+        their first element; their dtypes must be the kernel's. Only order and seed of
+        `options` matter here. Raises `KernelError` for a launch that no GPU takes, threads
+        that do not meet at a barrier or in a warp operation, and what a checked program finds.
+        """
+        self._check(launch)
+        cells = self._cells(args)
+        base = ctypes.addressof(cells)
+        pointers = (ctypes.c_void_p * len(args))(*(base + 8 * i for i in range(len(args))))
+        given = _Launch(
+            launch.grid, launch.block, launch.shared_bytes, 1 if self.sanitize else threads,
+            ORDERS.index(options.order), options.seed % 2**64,
+        )  # fmt: skip
+        report = _Report()
+        with self._turn:
+            failed = self._launch(ctypes.byref(given), pointers, ctypes.byref(report))
+        if failed:
+            raise self._error(report)
+
+    def _check(self, launch: Launch) -> None:
+        x, y, z = launch.block
+        if min(launch.grid) < 1 or min(launch.block) < 1 or x * y * z > MAX_THREADS:
+            raise KernelError(
+                f"kernel {self.label}: no GPU takes grid {launch.grid} with block {launch.block}"
+            )
+        if not 0 <= launch.shared_bytes <= MAX_SHARED_BYTES:
+            raise KernelError(
+                f"kernel {self.label}: {launch.shared_bytes} bytes of dynamic shared memory; "
+                f"a block has at most {MAX_SHARED_BYTES}"
+            )
+
+    def _cells(self, args: Sequence) -> ctypes.Array:
+        """The arguments as the kernel takes them, 8 bytes each."""
+        if len(args) != len(self._parameters):
+            raise TypeError(
+                f"kernel {self.label} takes {len(self._parameters)} arguments; got {len(args)}"
+            )
+        cells = (ctypes.c_uint64 * len(args))()
+        for i, (value, wanted) in enumerate(zip(args, self._parameters, strict=True)):
+            kind, dtype = (np.ndarray if wanted.pointer else np.generic), wanted.dtype
+            if not isinstance(value, kind) or (dtype is not None and value.dtype != dtype):
+                raise TypeError(
+                    f"kernel {self.label}: argument {i} must be a NumPy "
+                    f"{'array' if wanted.pointer else 'scalar'} of {dtype or 'any dtype'}; "
+                    f"got {type(value).__name__} {getattr(value, 'dtype', '')}".rstrip()
+                )
+            if wanted.pointer == 2 and not value.flags.writeable:
+                raise ValueError(
+                    f"kernel {self.label}: argument {i} is read-only; the kernel may write it"
+                )
+            if wanted.pointer:
+                cells[i] = value.ctypes.data
+            else:
+                ctypes.memmove(ctypes.addressof(cells) + 8 * i, value.tobytes(), wanted.bytes)
+        return cells
+
+    def _error(self, report: _Report) -> HybridGemmError:
+        """What a report of `cuda_threads.h` says, in words."""
+        who = f"kernel {self.label}: block {report.block}, thread {report.thread}"
+        at = f"at {(report.file or b'').decode()}:{report.line}"
+        match report.what:
+            case 1 | 2:
+                whom = "all threads of its block" if report.what == 1 else "lanes of its warp"
+                other = "has returned"
+                if report.other_line:
+                    other = f"waits at {(report.other_file or b'').decode()}:{report.other_line}"
+                return KernelError(f"{who} waits for {whom} {at}; thread {report.other} {other}")
+            case 3:
+                return KernelError(f"{who} is not in the mask of its warp operation {at}")
+            case 4:
+                return KernelError(f"{who} {_access(report)} at {_line(self.path, report.code)}")
+            case 5:
+                return KernelError(
+                    f"{who} uses address {report.address:#x} as a multiple of {report.bytes} {at}"
+                )
+            case 6:
+                index = ctypes.c_longlong(report.address).value
+                return KernelError(f"{who} has index {index}, outside the array, {at}")
+        return OutOfMemoryError(
+            f"kernel {self.label}: the system refuses {report.bytes} bytes for threads' stacks"
+        )
+
+
+def _access(report: _Report) -> str:
+    if not report.bytes:
+        return f"accesses address {report.address:#x}, where nothing is,"
+    verb = f"{'writes' if report.written else 'reads'} {report.bytes} bytes"
+    past = report.address - report.region - report.region_bytes
+    if not report.region:
+        return f"{verb} outside all arrays"
+    if past >= 0:
+        return f"{verb}, {past} past the end of an array of {report.region_bytes} bytes,"
+    if report.address < report.region:
+        before = report.region - report.address
+        return f"{verb}, {before} before an array of {report.region_bytes} bytes,"
+    return f"{verb} across the end of an array of {report.region_bytes} bytes"
+
+
+def _line(library: Path, code: int) -> str:
+    """file:line of an instruction, by addr2line, which comes with the assembler g++ needs."""
+    return _tool(["addr2line", "-s", "-e", str(library), hex(code)]).stdout.strip()

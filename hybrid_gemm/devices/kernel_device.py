@@ -1,0 +1,213 @@
+"""Products, sums and copies by the catalog's kernels: what GPUs and the emulator share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from .. import catalog
+from ..arrays.strides import leading
+from ..catalog import Launch, Variant
+from ..errors import UsageError
+from . import tensor_core_products
+from .base import Array, Stream
+from .kernel_launcher import BoundProduct, KernelLauncher
+from .storage import stored
+
+
+def readable(variant: Variant, a: Array, b: Array) -> str:
+    """The layouts of a kernel for which the fewest operands are transposed first, rather B than
+    A: storage orders of A and B, such as "nt"."""
+    return min(
+        variant.kernel.layouts,
+        key=lambda orders: 2 * (not leading(a, orders[0])) + (not leading(b, orders[1])),
+    )
+
+
+class KernelDevice(KernelLauncher):
+    """A device that multiplies, sums and copies by the catalog's kernels."""
+
+    def prepare(self, variant: Variant, a: Array, b: Array, dtype: str) -> None:
+        if variant.kernel.role == "tensor" and not variant.kernel.library:
+            tensor_core_products.prepare(self, variant, a, b, dtype)
+            dtype = "float32"  # of what is summed
+        elif not variant.kernel.library:
+            self.function(variant, dtype, readable(variant, a, b))
+        for role in ("sum", "add", "transpose"):
+            self.function(catalog.helper(role), dtype)
+
+    def prepare_combine(self, dtype: str) -> None:
+        self.function(catalog.helper("combine"), dtype)
+
+    def make_room(
+        self, variant: Variant, m: int, n: int, k: int, dtype: str, stream: Stream
+    ) -> None:
+        if not variant.kernel.library and variant.kernel.role == "gemm":
+            for *_part, launch in variant.launches(m, n, k, dtype):
+                if launch.workspace_bytes:
+                    self._scratch(launch, dtype, stream)
+
+    # --- products -------------------------------------------------------------------------
+
+    def gemm(
+        self, variant: Variant, a: Array, b: Array, c: Array, *,
+        alpha: float, beta: float, stream: Stream,
+    ) -> None:  # fmt: skip
+        if not c.shape[0] or not c.shape[1]:
+            return
+        self.bind(variant, a, b, c, alpha=alpha, beta=beta)(a, b, c, stream)
+
+    def bound_gemm(
+        self, variant: Variant, a: Array, b: Array, c: Array, *, alpha: float, beta: float
+    ) -> Callable[[Stream], None]:
+        call = self.bind(variant, a, b, c, alpha=alpha, beta=beta)
+        return lambda stream: call(a, b, c, stream)
+
+    def bind(
+        self, variant: Variant, a: Array, b: Array, c: Array, *, alpha: float, beta: float
+    ) -> BoundProduct:
+        if variant.kernel.library:
+            return self.bind_library(variant, a, b, c, alpha=alpha, beta=beta)
+        if variant.kernel.role == "tensor":
+            return tensor_core_products.bind(self, variant, a, b, c, alpha=alpha, beta=beta)
+        (m, n), columns = c.shape, a.shape[1]
+        dtype = c.dtype.name
+        layouts = readable(variant, a, b)
+        turned = [not leading(x, order) for x, order in zip((a, b), layouts, strict=True)]
+        lda, ldb = (
+            np.int64(max(1, x.shape[order == "n"]) if turn else leading(x, order))
+            for x, order, turn in zip((a, b), layouts, turned, strict=True)
+        )
+        ldc = np.int64(stored(c)[1])
+        function = self.function(variant, dtype, layouts)
+        scalar = np.dtype(dtype).type
+        parts = variant.launches(m, n, columns, dtype)
+        whole = len(parts) == 1
+        k, alpha_t, beta_t = np.int32(columns), scalar(alpha), scalar(beta)  # as the kernel's T
+
+        def call(a: Array, b: Array, c: Array, stream: Stream) -> None:
+            if turned[0]:
+                a = self.transposed(a, stream)
+            if turned[1]:
+                b = self.transposed(b, stream)
+            for rows, cols, launch in parts:
+                x, y, z = (a, b, c) if whole else (a[rows], b[:, cols], c[rows, cols])
+                args = [
+                    np.int32(z.shape[0]), np.int32(z.shape[1]), k, alpha_t,
+                    x, lda, y, ldb, beta_t, z, ldc,
+                ]  # fmt: skip
+                if launch.workspace_bytes:
+                    args += self._scratch(launch, dtype, stream)
+                self.launch(function, launch, args, stream)
+
+        return call
+
+    def bind_library(
+        self, variant: Variant, a: Array, b: Array, c: Array, *, alpha: float, beta: float
+    ) -> BoundProduct:
+        """As `bind`, for a kernel that is a library's."""
+        raise UsageError(f"kernel {variant.name} does not run on the {self.kind} device")
+
+    def _scratch(self, launch: Launch, dtype: str, stream: Stream) -> list[Array]:
+        """The stream's workspace and its flags, which kernels leave zero; larger ones where this
+        launch needs them. Smaller ones are kept: a recorded graph may still launch with them."""
+        size = np.dtype(dtype).itemsize
+        wanted = -(-launch.workspace_bytes // size), -(-launch.flag_bytes // 4)
+        for workspace, flags in stream.scratch:
+            if workspace.dtype == dtype and workspace.size >= wanted[0] and flags.size >= wanted[1]:
+                return [workspace, flags]
+        workspace, flags = self.empty(1, wanted[0], dtype), self.empty(1, wanted[1], "uint32")
+        flags[...] = 0
+        stream.scratch.append((workspace, flags))
+        return [workspace, flags]
+
+    # --- one pass over matrices -----------------------------------------------------------
+
+    def transposed(self, view: Array, stream: Stream) -> Array:
+        """The same matrix in the other storage order, made by the transpose kernel."""
+        order, ld = stored(view)
+        source = view if order == "n" else view.T
+        dst = self.empty(source.shape[1], source.shape[0], view.dtype.name)
+        self._pass("transpose", source, ld, dst, stored(dst)[1], stream)
+        return dst.T if order == "n" else dst
+
+    def add(self, dst: Array, src: Array, stream: Stream) -> None:
+        self._pass("add", src, stored(src)[1], dst, stored(dst)[1], stream)
+
+    def copy_here(self, dst: Array, src: Array, stream: Stream) -> None:
+        """dst[...] = src, both row-major and on this device, by the slab-copy kernel."""
+        self._pass("copy", src, stored(src)[1], dst, stored(dst)[1], stream)
+
+    def _pass(
+        self, role: str, src: Array, lds: int, dst: Array, ldd: int, stream: Stream
+    ) -> None:  # fmt: skip
+        rows, cols = src.shape
+        if not rows or not cols:
+            return
+        variant = catalog.helper(role)
+        dtype = src.dtype.name
+        function = self.function(variant, dtype)
+        for r, c, launch in variant.launches(rows, cols, 0, dtype):
+            part, into = src[r, c], dst[c, r] if role == "transpose" else dst[r, c]
+            args = [
+                np.int32(part.shape[0]), np.int32(part.shape[1]),
+                part, np.int64(lds), into, np.int64(ldd),
+            ]  # fmt: skip
+            self.launch(function, launch, args, stream)
+
+    def combine(
+        self, alpha: float, x: Array, beta: float, y: Array, out: Array, stream: Stream
+    ) -> None:
+        order, ldo = stored(out)
+        if order == "t":
+            x, y, out = x.T, y.T, out.T
+        if beta == 0:
+            y = x
+        variant, dtype = catalog.helper("combine"), out.dtype.name
+        function = self.function(variant, dtype)
+        scalar = np.dtype(dtype).type
+        ldx, ldy = stored(x)[1], stored(y)[1]
+        rows, cols = out.shape
+        for r, s, launch in variant.launches(rows, cols, 0, dtype):
+            px, py, part = x[r, s], y[r, s], out[r, s]
+            args = [
+                np.int32(part.shape[0]), np.int32(part.shape[1]),
+                scalar(alpha), px, np.int64(ldx),
+                scalar(beta), py, np.int64(ldy), part, np.int64(ldo),
+            ]  # fmt: skip
+            self.launch(function, launch, args, stream)
+
+    # --- sums -----------------------------------------------------------------------------
+
+    def sum(
+        self, partials: Sequence[Array], out: Array, *, alpha: float, beta: float, stream: Stream
+    ) -> None:
+        self.bound_sum(partials, out, alpha=alpha, beta=beta)(stream)
+
+    def bound_sum(
+        self, partials: Sequence[Array], out: Array, *, alpha: float, beta: float
+    ) -> Callable[[Stream], None]:
+        rows, cols = out.shape
+        if not rows or not cols:
+            return lambda stream: None
+        variant = catalog.helper("sum")
+        dtype = out.dtype.name
+        function = self.function(variant, dtype)
+        scalar = np.dtype(dtype).type
+        ldp, ldo = stored(partials[0])[1], stored(out)[1]
+        started = []
+        for r, c, launch in variant.launches(rows, cols, 0, dtype):
+            part = out[r, c]
+            args = [
+                np.int32(part.shape[0]), np.int32(part.shape[1]), np.int32(len(partials)),
+                scalar(alpha), self.pointers([p[r, c] for p in partials]), np.int64(ldp),
+                scalar(beta), part, np.int64(ldo), part, np.int64(ldo),
+            ]  # fmt: skip
+            started.append((launch, args))
+
+        def call(stream: Stream) -> None:
+            for launch, args in started:
+                self.launch(function, launch, args, stream)
+
+        return call

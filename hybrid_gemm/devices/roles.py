@@ -1,0 +1,249 @@
+"""What a device offers, role by role: facts, streams and clock, memory, copies, products.
+
+A matrix of a device (`Array`) is a 2-D view of NumPy's or CuPy's: it has `.shape`, `.strides`,
+`.dtype` and slices. Sizes are in elements unless a name says bytes. A method that takes a stream
+queues its work there and may return before that is done.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import functools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..arrays.strides import layout
+from ..catalog import Variant
+from ..kernel_choice.tables import Machine
+from ..planning.hardware import DeviceSpec
+from .cuda.driver import Calls
+from .streams import Event, HostStream, Stream
+
+Array = Any
+
+
+class Facts(abc.ABC):
+    """What a device is."""
+
+    kind: str  # as users name it: cuda, cpu or emulator
+    name: str
+    on_gpu = False  # its matrices are CuPy arrays in a GPU's memory
+    ordinal: int | None = None  # CUDA's number of that GPU
+    capability = 0  # of a GPU's instructions: 90 for 9.0; 0 where kernels ask for none
+    processors = 1  # that run blocks of threads side by side
+    host_memory = False  # it multiplies matrices of the host where they lie
+    queues = False  # whether calls return before what they start is done
+    chunk_flops: int | None = None  # products are cut into pieces of about so many operations
+    together = 1  # devices that were opened to share the work, this one included
+
+    @property
+    def port(self) -> object:
+        """What devices behind one link to the host have in common."""
+        return "host"
+
+    @abc.abstractmethod
+    def spec(self, dtype: str = "float32") -> DeviceSpec:
+        """What planning needs to know; rates are those of products in `dtype`."""
+
+    def machine(self, dtype: str) -> Machine | None:
+        """What choosing among GPU kernels for products in `dtype` needs to know; None where
+        there is no such choice."""
+        return None
+
+    def describe(self) -> str:
+        """Its name and what it is, for people."""
+        return self.name
+
+    def peak_tflops(self, dtype: str) -> float | None:
+        """10^12 operations a second that the hardware could do, if that is known."""
+        return None
+
+    def readings(self) -> dict[str, Any]:
+        """What the hardware measures now: clock (MHz), power (W), what slows it down. Empty
+        where it measures nothing."""
+        return {}
+
+
+class Streams:
+    """A device's streams, and its clock."""
+
+    def stream(self, urgent: bool = False) -> Stream:
+        """A new stream. Work of an urgent one goes before that of others."""
+        return HostStream()
+
+    @contextlib.contextmanager
+    def streams(self, count: int, urgent: bool = False) -> Iterator[list[Stream]]:
+        """Streams for work that leaves them idle. They are used again, since a memory pool keeps
+        what it keeps for one stream."""
+        taken = []
+        for _ in range(count):
+            try:
+                taken.append(self._idle[urgent].pop())
+            except IndexError:
+                taken.append(self.stream(urgent))
+        yield taken
+        # Each for the work that it did before: it has the memory for that.
+        self._idle[urgent] += reversed(taken)
+
+    @functools.cached_property
+    def _idle(self) -> dict[bool, list[Stream]]:
+        return {False: [], True: []}
+
+    def enter(self, stream: Stream) -> None:
+        """Makes this device and stream current for as long as the calling thread lives."""
+
+    def using(self, stream: Stream) -> contextlib.AbstractContextManager[None]:
+        """Makes this device and stream current in the calling thread."""
+        return contextlib.nullcontext()
+
+    def session(self) -> contextlib.AbstractContextManager[None]:
+        """Entered once around a run, whatever its threads."""
+        return contextlib.nullcontext()
+
+    def repeated(
+        self, work: Callable[[], None], count: int, stream: Stream
+    ) -> Callable[[], None]:  # fmt: skip
+        """A call that does `work` `count` times on a stream, for timing."""
+
+        def replay() -> None:
+            for _ in range(count):
+                work()
+
+        return replay
+
+    def start_clock(self) -> None:
+        """Sets zero for `clock` and `time_ms`."""
+        self._zero_seconds = time.perf_counter()
+
+    def clock(self) -> Callable[[Event], float]:
+        """`time_ms` by the zero of now, also after a later `start_clock`."""
+        zero = self._zero_seconds
+        return lambda event: (event.seconds - zero) * 1e3
+
+    def time_ms(self, event: Event) -> float:
+        """Milliseconds from the last `start_clock` to a finished event."""
+        return self.clock()(event)
+
+
+class Memory(Streams):
+    """A device's memory, and page-locked memory of the host."""
+
+    @abc.abstractmethod
+    def empty(self, rows: int, cols: int, dtype: str) -> Array:
+        """An uninitialised row-major matrix on this device. Raises `MemoryError` where there is
+        no room for it."""
+
+    def empty_like(self, view: Array, dtype: str) -> Array:
+        """An uninitialised matrix on this device in the storage order of `view`, so that a copy
+        needs no transposing."""
+        rows, cols = view.shape
+        found = layout(view)
+        if found and found[0] == "t":
+            return self.empty(cols, rows, dtype).T
+        return self.empty(rows, cols, dtype)
+
+    @functools.cached_property
+    def allocation_stream(self) -> Stream:
+        """The stream that is current while memory for a whole run is taken."""
+        return self.stream()
+
+    def free_unused(self) -> None:
+        """Gives memory that nothing uses back to the system."""
+
+    def pinned(self, size: int) -> np.ndarray:
+        """`size` bytes of host memory that copies to and from this device read directly."""
+        return np.empty(size, np.uint8)
+
+
+class Copies(abc.ABC):
+    """Copies between a device, the host and other devices."""
+
+    @abc.abstractmethod
+    def copy(self, dst: Array, src: Array, stream: Stream) -> None:
+        """dst[...] = src for matrices of equal shape and dtype, at least one of them on this
+        device."""
+
+    def bound_copy(self, dst: Array, src: Array) -> Callable[[Stream], None]:
+        """`copy` of these matrices, worked out before it is due."""
+        return lambda stream: self.copy(dst, src, stream)
+
+    def copy_pinned(self, dst: Array, src: Array, stream: Stream) -> None:
+        """As `copy`, where host memory is page-locked: returns at once."""
+        self.copy(dst, src, stream)
+
+    def reads(self, array: np.ndarray) -> bool:
+        """Whether copies to and from this device read this host memory directly."""
+        return False
+
+    def reaches(self, other: Facts) -> bool:
+        """Whether this device reads the other's memory over a link between them, or has the same
+        memory."""
+        return True
+
+    def calls(self) -> Calls | None:
+        """What threads without Python need to copy to and from this device; None if they
+        cannot."""
+        return None
+
+
+class Products(abc.ABC):
+    """Products, sums, and what these have to compile or allocate first."""
+
+    def prepare(self, variant: Variant, a: Array, b: Array, dtype: str) -> None:  # noqa: B027
+        """Compiles what a product of these views in `dtype` needs, before a clock runs."""
+
+    def prepare_combine(self, dtype: str) -> None:  # noqa: B027
+        """Compiles what `combine` needs."""
+
+    def make_room(  # noqa: B027
+        self, variant: Variant, m: int, n: int, k: int, dtype: str, stream: Stream
+    ) -> None:
+        """Allocates what such products on this stream need besides their matrices, and keeps
+        it."""
+
+    def compile(self, variant: Variant, dtype: str, layouts: str) -> None:  # noqa: B027
+        """Leaves a compiled kernel in the cache, from any thread."""
+
+    @abc.abstractmethod
+    def gemm(
+        self, variant: Variant, a: Array, b: Array, c: Array, *,
+        alpha: float, beta: float, stream: Stream,
+    ) -> None:  # fmt: skip
+        """c = alpha * a @ b + beta * c for op(A) of m x k, op(B) of k x n, and C of m x n, all on
+        this device."""
+
+    def bound_gemm(
+        self, variant: Variant, a: Array, b: Array, c: Array, *, alpha: float, beta: float
+    ) -> Callable[[Stream], None]:
+        """`gemm` of these matrices, worked out before it is due."""
+        return lambda stream: self.gemm(variant, a, b, c, alpha=alpha, beta=beta, stream=stream)
+
+    @abc.abstractmethod
+    def sum(
+        self, partials: Sequence[Array], out: Array, *, alpha: float, beta: float, stream: Stream
+    ) -> None:
+        """out = alpha * (the partials, added in this order) + beta * out, in one pass.
+
+        All have one shape, and the partials one leading dimension.
+        """
+
+    def bound_sum(
+        self, partials: Sequence[Array], out: Array, *, alpha: float, beta: float
+    ) -> Callable[[Stream], None]:
+        """`sum` of these matrices, worked out before it is due."""
+        return lambda stream: self.sum(partials, out, alpha=alpha, beta=beta, stream=stream)
+
+    @abc.abstractmethod
+    def add(self, dst: Array, src: Array, stream: Stream) -> None:
+        """dst += src for row-major matrices."""
+
+    @abc.abstractmethod
+    def combine(
+        self, alpha: float, x: Array, beta: float, y: Array, out: Array, stream: Stream
+    ) -> None:
+        """out = alpha * x + beta * y for matrices of one shape, dtype and storage order; `out`
+        may be x or y. With beta = 0, y is not read."""

@@ -1,0 +1,57 @@
+"""Streams and events: in which order a device works, and what waits for what."""
+
+from __future__ import annotations
+
+import abc
+import time
+from typing import Any
+
+Event = Any  # a `HostEvent`, or CuPy's: it has `synchronize()`
+
+
+class Stream(abc.ABC):
+    """An ordered queue of work on one device. An event marks a point in it."""
+
+    def __init__(self) -> None:
+        # (workspace, flags) of kernels whose blocks work together, kept from launch to launch.
+        self.scratch: list[tuple[Any, Any]] = []
+
+    @abc.abstractmethod
+    def record(self, event: Event = None) -> Event:
+        """Marks where the queue is now: by a new event, or again by one of this stream's."""
+
+    @abc.abstractmethod
+    def wait(self, event: Event) -> None:
+        """Lets later work of this stream start only after `event`."""
+
+    def passed(self, event: Event) -> bool:
+        """Whether the work before an event is done."""
+        return True
+
+    @abc.abstractmethod
+    def synchronize(self) -> None:
+        """Blocks the calling thread until all work of this stream is done."""
+
+
+class HostEvent:
+    """A moment on the host's clock: what came before it is done. `seconds` are of
+    `time.perf_counter`."""
+
+    def __init__(self) -> None:
+        self.seconds = time.perf_counter()
+
+    def synchronize(self) -> None:
+        """Returns at once."""
+
+
+class HostStream(Stream):
+    """The stream of a device whose calls return when their work is done."""
+
+    def record(self, event: Event = None) -> HostEvent:
+        return HostEvent()
+
+    def wait(self, event: Event) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        pass

@@ -1,0 +1,145 @@
+"""Copying threads that need no Python: `native_copier.cpp`, compiled once by g++ if that is here.
+
+Python's threads, which copy otherwise, all wait for its lock at each piece.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import itertools
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from ctypes import c_int, c_uint64, c_void_p
+from pathlib import Path
+
+import numpy as np
+
+from ..devices.cuda.driver import Calls
+from ..errors import HybridGemmError
+from ..host import compiler
+from ..host.resources import cores
+
+# Threads for a device, and for all at least and at most: on hosts of one, two and four more gained
+# nothing (docs/results/copying2_h200.json, copying4_h200.json); on one of eight, 32 copied as fast
+# as 64 (links8_h200.json) and took fewer cores from the thread that starts all GPUs.
+EACH, LEAST, MOST = 6, 16, 32
+STOPPED = -1
+_SOURCE = Path(__file__).with_name("native_copier.cpp")
+
+
+class _Request(ctypes.Structure):
+    _fields_ = [
+        ("id", c_uint64), ("host", c_void_p), ("host_pitch", c_uint64),
+        ("device", c_uint64), ("device_pitch", c_uint64),
+        ("width", c_uint64), ("height", c_uint64),
+        ("after", c_void_p), ("start", c_void_p), ("stop", c_void_p), ("stopped", c_void_p),
+        ("accepted", c_void_p),
+    ]  # fmt: skip
+
+
+@functools.cache
+def unavailable() -> str | None:
+    """Why there are no such threads here, in one line."""
+    try:
+        _library()
+    except (HybridGemmError, OSError) as error:  # or the library does not load
+        return " ".join(str(error).split())
+    return None
+
+
+@functools.cache
+def _library() -> ctypes.PyDLL:
+    # Its calls return at once, so they keep Python's lock; but for the one below that waits.
+    library = ctypes.PyDLL(str(compiler.build_library(_SOURCE)))
+    library.pool_start.restype = library.ring_open.restype = c_void_p
+    library.pool_grow.argtypes = [c_void_p, c_int]
+    library.pool_touch.argtypes = [c_void_p, c_uint64, c_void_p, ctypes.c_size_t]
+    library.ring_open.argtypes = [
+        c_void_p, c_void_p, c_void_p, c_void_p, c_int, c_void_p, ctypes.c_size_t, c_int, c_void_p
+    ]  # fmt: skip
+    library.ring_submit.argtypes = [c_void_p, c_void_p, c_void_p]
+    library.ring_close.argtypes = [c_void_p, c_void_p]
+    return library
+
+
+def threads(devices: int) -> int:
+    """How many copy for so many devices together."""
+    return max(1, min(max(LEAST, EACH * devices), MOST, cores()))
+
+
+class _Pool:
+    """The process's threads, and what is to be done at the end of each copy."""
+
+    def __init__(self):
+        self.library = _library()
+        self.handle = self.library.pool_start()
+        self.ids = itertools.count()
+        self.ends: dict[int, tuple] = {}  # with what has to live so long
+        threading.Thread(target=self._report, name="copied", daemon=True).start()
+
+    def _report(self) -> None:
+        finished = ctypes.CDLL(self.library._name).pool_finished  # lets Python's lock go
+        finished.restype, finished.argtypes = c_uint64, [c_void_p, c_void_p]
+        status = c_int()
+        while True:
+            number = finished(self.handle, ctypes.byref(status))
+            end, *kept = self.ends.pop(number)
+            end(status.value)
+            del end, kept  # or the caller's memory would stay until the next copy
+
+
+@functools.cache
+def _pool() -> _Pool:
+    return _Pool()
+
+
+class Ring:
+    """Slots for one direction of one device of several `together`. `calls` are the driver's,
+    `stream` is what they take, and `events` are as many as there are slots of `slot_bytes` in
+    page-locked `memory`."""
+
+    def __init__(
+        self, calls: Calls, stream: int, memory: np.ndarray, slot_bytes: int,
+        events: Sequence[int], *, up: bool, together: int = 1,
+    ):  # fmt: skip
+        self.pool = _pool()
+        self.pool.library.pool_grow(self.pool.handle, threads(together))
+        self.kept = memory, calls
+        table = (c_uint64 * len(calls.functions))(*calls.functions)
+        self.handle = self.pool.library.ring_open(
+            self.pool.handle, table, calls.context, stream, up, memory.ctypes.data, slot_bytes,
+            len(events), (c_void_p * len(events))(*events),
+        )  # fmt: skip
+        close = self.pool.library.ring_close
+        weakref.finalize(self, close, self.pool.handle, self.handle).atexit = False
+
+    def touch(self, array: np.ndarray) -> None:
+        """Has the pages of fresh memory made by threads that have nothing to copy, without a change
+        to what is in it."""
+        if array.size:
+            number = next(self.pool.ids)
+            self.pool.ends[number] = lambda status: None, array
+            self.pool.library.pool_touch(self.pool.handle, number, array.ctypes.data, array.nbytes)
+
+    def submit(
+        self, host: int, device: int, pitches: Sequence[int], size: tuple[int, int],
+        events: tuple[int, int, int], stopped: ctypes.c_int, accepted: ctypes.c_int,
+        end: Callable[[int], None],
+    ) -> None:  # fmt: skip
+        """Copies between two addresses; `pitches` are theirs, `size` is (bytes of a run, runs).
+
+        `events` are what to wait for, or 0, and those to record before and after. Where `stopped`
+        is set meanwhile, the rest is left out. `accepted` is set once the native threads have the
+        copy; from then on `end(status)` will be called, once, from a thread of
+        Python's: with 0, `STOPPED`, or what the driver said. A download is in host memory then; of
+        an upload, and of what failed, some may still be on its way in the stream.
+        """
+        number = next(self.pool.ids)
+        self.pool.ends[number] = end, stopped, accepted
+        request = _Request(
+            number, host, pitches[0], device, pitches[1], *size, *events,
+            ctypes.addressof(stopped), ctypes.addressof(accepted),
+        )  # fmt: skip
+        self.pool.library.ring_submit(self.pool.handle, self.handle, ctypes.byref(request))

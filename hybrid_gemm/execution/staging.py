@@ -1,0 +1,242 @@
+"""Host memory and a device: copies both ways at once, at the speed of the link.
+
+Page-locked arrays are copied straight. Others go through a ring of page-locked slots that
+several threads fill and empty: one thread copies memory far slower than the link does. For GPUs
+these threads are `copier`'s, which need no Python; they are Python's for other devices, for what
+is cast on its way, and where there is no compiler.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from ..arrays.strides import address, leading, runs
+from ..devices.base import Device
+from ..devices.cuda import driver
+from ..host.resources import cores
+from . import native_copier
+from .transfers import Piece, Stopped, Transfer
+
+# Small, so that the first bytes are soon on their way; large, so that Python, which does one
+# piece's errands at a time, is not what all wait for.
+SLOT_BYTES = 16 << 20
+THREADS = 8  # a direction; enough to copy as fast as one link
+ENOUGH = 16  # for all devices together: more would wait for memory, and for Python
+SLOTS = 12  # a direction: some are on their way while threads fill others
+ALL_BYTES = 1 << 30  # of these slots of all devices at most; the native ones take 96 MiB a device
+NATIVE_BYTES = 2 << 20  # a slot that needs no Python: it stays in the host's cache
+NATIVE_SLOTS = 24  # a direction: all threads at one, and some on their way
+SMALL_BYTES = 1 << 20  # copied by the thread that asks: handing it over would take longer
+
+
+class Ring:
+    """One direction: a stream, page-locked slots, and threads that copy between these and
+    ordinary memory."""
+
+    def __init__(self, device: Device, *, up: bool):
+        self.device, self.up = device, up
+        self.stream = device.stream()
+        self.lock = threading.Lock()
+        self.made = False
+        self._native: native_copier.Ring | None = None
+        self.slots: queue.SimpleQueue = queue.SimpleQueue()
+        threads = max(2, min(THREADS, min(cores(), ENOUGH) // device.together))
+        self.pool = ThreadPoolExecutor(threads, "copy", device.enter, (self.stream,))
+
+    def native(self) -> native_copier.Ring | None:
+        """Slots and threads that need no Python, where they can be."""
+        with self.lock:
+            if self._native is None:
+                calls = self.device.calls()
+                if calls is None or native_copier.unavailable():
+                    return None
+                with self.device.using(self.stream):
+                    memory = self.device.pinned(NATIVE_SLOTS * NATIVE_BYTES)
+                    self.events = [self.stream.record() for _ in range(NATIVE_SLOTS)]
+                self._native = native_copier.Ring(
+                    calls, _pointer(self.stream), memory, NATIVE_BYTES,
+                    [event.ptr for event in self.events], up=self.up,
+                    together=self.device.together,
+                )  # fmt: skip
+            return self._native
+
+    def slot(self) -> _Slot:
+        """A slot that nothing uses; waits for one."""
+        with self.lock:
+            if not self.made:
+                count = max(2, min(SLOTS, ALL_BYTES // (2 * self.device.together * SLOT_BYTES)))
+                memory = self.device.pinned(count * SLOT_BYTES)
+                for i in range(count):
+                    part = memory[i * SLOT_BYTES : (i + 1) * SLOT_BYTES]
+                    with self.device.using(self.stream):
+                        self.slots.put(_Slot(part, self.stream.record()))
+                self.made = True
+        return self.slots.get()
+
+
+def _pointer(stream: Any) -> int:
+    """The address of a CUDA stream, as the driver knows it."""
+    return stream.cupy.ptr
+
+
+class _Slot:
+    """`event` is after the last copy from or to the slot, and is recorded again and again."""
+
+    def __init__(self, memory: np.ndarray, event):
+        self.memory, self.event = memory, event
+
+    def like(self, view, dtype: np.dtype) -> np.ndarray:
+        """The slot's beginning as a matrix of a view's shape and order."""
+        rows, cols = view.shape
+        flat = self.memory[: rows * cols * dtype.itemsize].view(dtype)
+        return flat.reshape(rows, cols) if leading(view, "n") else flat.reshape(cols, rows).T
+
+
+class Link:
+    """The way between host memory and one device; kept from run to run."""
+
+    def __init__(self, device: Device):
+        self.device = device
+        self.up, self.down = Ring(device, up=True), Ring(device, up=False)
+
+    def upload(self, dst, src: np.ndarray, transfer: Transfer) -> None:
+        """dst[...] = src, cast to its dtype, for a matrix of the device and one of the host."""
+        straight = _alike(dst, src) and self.device.reads(src)
+        self._start(self.up, dst, src, transfer, self._straight if straight else self._up)
+
+    def download(self, dst: np.ndarray, src, transfer: Transfer, event) -> None:
+        """As `upload`, from the device to the host, once `event` is over."""
+        transfer.after = event
+        straight = _alike(dst, src) and self.device.reads(dst)
+        self._start(self.down, dst, src, transfer, self._straight if straight else self._down)
+
+    def touch(self, array: np.ndarray) -> None:
+        """Has the pages of fresh host memory made before something is written there, where there
+        are native threads; the others are better at their copies."""
+        if native := self.down.native():
+            native.touch(array)
+
+    def _start(self, ring: Ring, dst, src, transfer: Transfer, copy) -> None:
+        native = copy != self._straight and src.nbytes and _alike(dst, src) and ring.native()
+        if native:
+            self._hand_over(ring, native, dst, src, transfer)
+            return
+        if copy == self._straight or src.nbytes <= SMALL_BYTES:
+            with self.device.using(ring.stream), transfer.pieces[0].copying(ring.stream):
+                copy(ring, dst, src, transfer)
+            return
+        pieces = _pieces(dst, max(src.dtype.itemsize, dst.dtype.itemsize))
+        for where, piece in zip(pieces, transfer.split(len(pieces)), strict=True):
+            ring.pool.submit(self._copy_piece, copy, ring, dst[where], src[where], piece)
+
+    def _copy_piece(self, copy, ring: Ring, dst, src, piece: Piece) -> None:
+        with contextlib.suppress(BaseException), piece.copying(ring.stream):  # the piece has it
+            copy(ring, dst, src, piece.transfer)
+
+    def _hand_over(
+        self, ring: Ring, native: native_copier.Ring, dst, src, transfer: Transfer
+    ) -> None:
+        host, there = (src, dst) if ring.up else (dst, src)
+        pitches_and_size = runs(host, there)
+        assert pitches_and_size is not None  # as `_alike` said
+        to_pitch, from_pitch, width, height = pitches_and_size
+        (piece,) = transfer.pieces
+        try:
+            with self.device.using(ring.stream):
+                transfer.start, transfer.stop = ring.stream.record(), ring.stream.record()
+            after = transfer.after.ptr if transfer.after else 0
+
+            def end(status: int, _kept=(dst, src)) -> None:
+                if status:  # the memory is somebody else's after that
+                    with contextlib.suppress(Exception):
+                        ring.stream.synchronize()
+                piece.end(error=_error_of(status))
+
+            piece.begin(native=True)
+            native.submit(
+                address(host), address(there), (to_pitch, from_pitch), (width, height),
+                (after, transfer.start.ptr, transfer.stop.ptr), transfer.stopped, piece.accepted,
+                end,
+            )  # fmt: skip
+        except BaseException as error:
+            if not piece.accepted.value:
+                piece.end(error=error)
+            raise
+
+    def _straight(self, ring, dst, src, transfer):
+        transfer.begin(ring.stream)
+        self.device.copy_pinned(dst, src, ring.stream)
+
+    def _up(self, ring, dst, src, transfer):
+        slot = ring.slot()
+        try:
+            if not ring.stream.passed(slot.event):
+                slot.event.synchronize()  # what was in it is on its device
+            here = slot.like(dst, dst.dtype)
+            np.copyto(here, src, casting="unsafe")
+            transfer.begin(ring.stream)
+            self.device.copy_pinned(dst, here, ring.stream)
+            ring.stream.record(slot.event)
+        finally:
+            ring.slots.put(slot)
+
+    def _down(self, ring, dst, src, transfer):
+        slot = ring.slot()
+        try:
+            here = slot.like(src, src.dtype)
+            transfer.begin(ring.stream)
+            self.device.copy_pinned(here, src, ring.stream)
+            ring.stream.record(slot.event).synchronize()
+            np.copyto(dst, here, casting="unsafe")
+        finally:
+            ring.slots.put(slot)
+
+
+def _error_of(status: int) -> BaseException | None:
+    """What ended a copy by native threads; None if nothing did."""
+    try:
+        if status == native_copier.STOPPED:
+            raise Stopped
+        if status:
+            driver.check(status)
+    except BaseException as error:
+        return error
+    return None
+
+
+def _alike(dst, src) -> bool:
+    """Whether a copy changes neither type nor storage order."""
+    return dst.dtype == src.dtype and any(leading(dst, o) and leading(src, o) for o in "nt")
+
+
+def _pieces(view, itemsize: int) -> list[tuple[slice, slice]]:
+    """A matrix of a device in pieces that fit a slot: whole rows, or columns, where they do."""
+    turned = leading(view, "n") is None
+    rows, cols = view.shape[::-1] if turned else view.shape
+    most = SLOT_BYTES // itemsize
+    width = min(cols, most)
+    height = min(rows, most // width)
+    found = [
+        (slice(i, min(i + height, rows)), slice(j, min(j + width, cols)))
+        for i in range(0, rows, height)
+        for j in range(0, cols, width)
+    ]
+    return [(c, r) for r, c in found] if turned else found
+
+
+_links: dict[object, Link] = {}
+_lock = threading.Lock()
+
+
+def link(device: Device) -> Link:
+    """The link of a device; devices behind one port share it, and it stays when they go."""
+    with _lock:
+        if device.port not in _links:
+            _links[device.port] = Link(device.detached())
+        return _links[device.port]

@@ -1,0 +1,1 @@
+"""This host: cores, memory, the cache folder, the C++ compiler."""

@@ -1,0 +1,1 @@
+"""Which kernel multiplies a problem: compute modes, measured tables, time models."""

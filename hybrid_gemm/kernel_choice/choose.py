@@ -1,0 +1,83 @@
+"""Which kernel multiplies a plan's products, and why. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from .. import catalog
+from ..catalog import Variant
+from ..errors import UsageError
+from ..problem import Problem
+from . import nearest_measured
+from .compute_modes import Arithmetic
+from .tables import Machine
+
+# What `kernel="auto"` takes on devices without tables of measured times: the first that can
+# multiply the problem.
+AUTO = {"cpu": ("blas",), "emulator": ("double_buffered", "shared_tile", "naive")}
+AUTO_ELSEWHERE = ("naive",)
+
+Sides = tuple[int, int, int]  # m, n, k
+
+
+class Facts(Protocol):
+    """What the choice asks of a device; every `Device` answers."""
+
+    kind: str  # cuda, cpu or emulator, as kernels' headers name it in `runs_on`
+    processors: int  # multiprocessors
+
+    def machine(self, dtype: str) -> Machine | None:
+        """The GPU, for tables of measured times; None where there are none."""
+
+
+def choose(
+    problem: Problem,
+    products: Sequence[Sides],
+    facts: Facts,
+    *,
+    chosen: Variant | None,
+    own: bool,
+    arithmetic: Arithmetic,
+    layout: str = "nn",
+) -> tuple[Variant, str]:
+    """The kernel for a plan's products, and why it is this one, in a few words.
+
+    `problem` is settled (`Arithmetic.settle`). `products` are m, n and k of all that the plan
+    multiplies, the largest first (`Plan.products`); none if nothing is multiplied. `chosen` is the
+    kernel that was named, `own` leaves libraries out, `layout` are the storage orders of op(A) and
+    op(B), such as "nt". Raises `UsageError` with every reason if no kernel can multiply them.
+    """
+    if products:
+        m, n, k = products[0]
+        largest = replace(problem, m=m, n=n, k=k)
+    else:
+        largest = problem
+    if arithmetic.takes(problem):
+        why = "asked for" if chosen else "the one for tensor cores here"
+        return arithmetic.variant_for(largest, facts.processors), why
+    if products and not chosen and (machine := facts.machine(problem.dtype)):
+        return nearest_measured.choose(machine, largest, layout, own=own)
+    if chosen:
+        return _first_able([chosen], problem, products, facts), "asked for"
+    names = AUTO.get(facts.kind, AUTO_ELSEWHERE)
+    candidates = [catalog.get(name).variant() for name in names]
+    return _first_able(candidates, problem, products, facts), "the first that can"
+
+
+def _first_able(
+    candidates: Sequence[Variant], problem: Problem, products: Sequence[Sides], facts: Facts
+) -> Variant:
+    """The first that multiplies all products; `UsageError` with the reasons if there is none."""
+    reasons = []
+    for variant in candidates:
+        refusals = (
+            variant.refusal(device=facts.kind, dtype=problem.dtype, m=m, n=n, k=k)
+            for m, n, k in products
+        )
+        reason = next(filter(None, refusals), None)
+        if reason is None:
+            return variant
+        reasons.append(reason)
+    raise UsageError("; ".join(reasons))

@@ -1,0 +1,209 @@
+"""`compute=`: how float32 is multiplied, and which kernel multiplies on tensor cores. Pure.
+
+docs/tensor-cores.md says how accurate each way is. float16 and bfloat16 operands, whose products
+are exact in float32, go to tensor cores as they are, where there are any, whatever `compute` says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from .. import catalog
+from ..catalog import Kernel, Variant
+from ..errors import UnavailableError, UsageError
+from ..problem import NARROW, Problem
+from . import tensor_cores
+
+COMPUTES = {
+    "fp32": "strict: every product and sum in float32",
+    "fp32x3": "as accurate as fp32, by three products of halves on tensor cores",
+    "tf32": "operands rounded to 11 bits, on tensor cores",
+    "auto": "fp32x3 where there are tensor cores, else fp32",
+}
+# How kernels on tensor cores can multiply float32, by whether they have the parameter TERMS.
+ABLE = {True: ("fp32x3", "tf32"), False: ("tf32",)}
+# How the device multiplied a product of fp32x3, which it decides by the data.
+VERDICTS = ("fp16 split", "tf32 split", "strict fp32")
+OWN_KERNELS = ("wgmma", "mma")  # for tensor cores, the faster one first
+
+
+def kernel_for(kind: str, arch: int) -> str | None:
+    """The fastest of our kernels that multiplies on a device's tensor cores; None where there are
+    none. `arch` is 90 for compute capability 9.0, and 0 for devices that have none."""
+    return next((name for name in OWN_KERNELS if _runs(catalog.get(name), kind, arch)), None)
+
+
+def _runs(kernel: Kernel, kind: str, arch: int) -> bool:
+    """Whether a kernel's header says that it runs there."""
+    if kind not in kernel.runs_on:
+        return False
+    exact, lowest = kernel.arch.startswith("=="), kernel.min_arch()
+    return not arch or (arch == lowest if exact else arch >= lowest)
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """How a runner multiplies: `compute`, and its kernel on tensor cores, if there are any.
+    `asked` says that the user named that kernel."""
+
+    compute: str
+    variant: Variant | None
+    asked: bool = False
+
+    def settle(self, problem: Problem) -> Problem:
+        """The problem with `compute` and `operands` as they will be multiplied.
+
+        Raises `UsageError` where the arithmetic asked for is not this dtype's, or not the
+        kernel's.
+        """
+        plain = replace(problem, operands=problem.dtype, compute="fp32")
+        if problem.operands in NARROW and self.variant is not None and "TERMS" in self.params:
+            return problem if problem.k else plain
+        if problem.dtype != "float32":
+            if self.compute not in ("fp32", "auto"):
+                raise UsageError(
+                    f"compute {self.compute} is for float32; this product is in {problem.dtype}, "
+                    "which has its own arithmetic: leave compute out, or convert with .astype"
+                )
+            return plain
+        compute = self.compute
+        if compute == "auto":
+            compute = "fp32" if self.variant is None else "fp32x3"
+        if self.asked and compute not in (able := ABLE["TERMS" in self.params]):
+            raise UsageError(
+                f"kernel {self._kernel.name} multiplies on tensor cores, and not in "
+                f"{compute}; give compute {' or '.join(able)} too"
+            )
+        return replace(plain, compute=compute) if problem.k else plain
+
+    @property
+    def params(self) -> Mapping[str, int]:
+        """Those of the kernel on tensor cores; none without one."""
+        return self.variant.params if self.variant else {}
+
+    @property
+    def _kernel(self) -> Variant:
+        if self.variant is None:
+            raise UsageError("there are no tensor cores to multiply on")
+        return self.variant
+
+    def takes(self, problem: Problem) -> bool:
+        """Whether a settled problem goes to tensor cores."""
+        return problem.operands in NARROW or problem.compute != "fp32"
+
+    def variant_for(self, problem: Problem, processors: int, out_bytes: int = 4) -> Variant:
+        """The kernel for a problem that goes to tensor cores, of a device with so many
+        multiprocessors; `out_bytes` is the size of C's elements there."""
+        narrow, terms = problem.operands in NARROW, _terms(problem)
+        if self._kernel.name == "wgmma" and not self.asked:
+            dtype = problem.operands if narrow else ("tfloat32", "float16")[terms == 3]
+            sides = problem.m, problem.n, problem.k
+            return tensor_cores.choose(
+                *sides, terms=terms, dtype=dtype, out_bytes=out_bytes, processors=processors
+            )
+        variant = with_terms(self._kernel, terms)
+        if "OUT" in variant.params:
+            variant = variant.kernel.variant({**variant.params, "OUT": out_bytes})
+        return variant
+
+
+def with_terms(variant: Variant, terms: int) -> Variant:
+    """The first listed variant with so many TERMS, or this one with them if it was chosen."""
+    kernel = variant.kernel
+    if kernel.library:
+        return variant
+    if variant.params == kernel.params[0]:
+        listed = [v for v in kernel.variants() if v.params["TERMS"] == terms]
+        variant = listed[0] if listed else variant
+    return kernel.variant({**variant.params, "TERMS": terms})
+
+
+def choose(compute: str, chosen: Variant | None, *, kind: str, arch: int) -> Arithmetic:
+    """How a device multiplies when `compute` was asked for, and the kernel `chosen`, if one was.
+    `kind` and `arch` are the device's, as for `kernel_for`.
+
+    Raises `UsageError` for names that do not go together, and `UnavailableError` where tensor
+    cores are asked for and there are none.
+    """
+    if compute not in COMPUTES:
+        raise UsageError(f"no compute is called {compute!r}; there are {', '.join(COMPUTES)}")
+    here = kernel_for(kind, arch)
+    if chosen is not None and chosen.kernel.role == "tensor":
+        if not here or not _runs(chosen.kernel, kind, arch):
+            lowest = chosen.kernel.min_arch()
+            raise UnavailableError(
+                f"kernel {chosen.name} needs tensor cores of compute capability "
+                f"{lowest // 10}.{lowest % 10}; the device is {_where(kind, arch)}"
+                + (f": {here} works here" if here else "")
+            )
+        return Arithmetic(compute, chosen, True)
+    if chosen is not None:
+        if compute in ("fp32x3", "tf32"):
+            raise UsageError(
+                f"compute {compute} is multiplied on tensor cores, and kernel {chosen.name} does "
+                f"not use them; {here or 'wgmma or mma'} does"
+            )
+        return Arithmetic("fp32", None)
+    if compute in ("fp32x3", "tf32") and not here:
+        raise UnavailableError(
+            f"compute {compute} needs tensor cores of compute capability 8.0 or later, and the "
+            f"device is {_where(kind, arch)}; fp32 works here, and auto takes it"
+        )
+    return Arithmetic(compute, catalog.get(here).variant() if here else None)
+
+
+def _where(kind: str, arch: int) -> str:
+    return f"a GPU of compute capability {arch // 10}.{arch % 10}" if arch else kind
+
+
+def as_asked(variant: Variant, problem: Problem) -> Variant:
+    """A variant with the TERMS that a settled problem takes, if it has any."""
+    return with_terms(variant, _terms(problem)) if "TERMS" in variant.params else variant
+
+
+def refusal(variant: Variant, problem: Problem) -> str | None:
+    """Why a kernel for tensor cores does not multiply a settled problem; None if it does."""
+    strict = problem.compute == "fp32" and problem.operands not in NARROW
+    if variant.kernel.role != "tensor" or not strict:
+        return None
+    return f"kernel {variant.name} multiplies on tensor cores: give compute fp32x3 or tf32"
+
+
+def _terms(problem: Problem) -> int:
+    return 3 if problem.compute == "fp32x3" and problem.operands not in NARROW else 1
+
+
+def dtype_for(variant: Variant, problem: Problem) -> str:
+    """The dtype, as kernels' headers name them, in which a variant multiplies a settled problem's
+    operands."""
+    if problem.operands in NARROW:
+        return problem.operands
+    own = variant.kernel.role == "tensor" and not variant.kernel.library
+    return "tfloat32" if own else problem.dtype
+
+
+def rounding(problem: Problem) -> float:
+    """The most that rounding the operands changes a product, relative to |A||B|."""
+    return 1.01 * 2.0**-10 if problem.compute == "tf32" else 0.0
+
+
+def words(problem: Problem, taken: Sequence[int] = ()) -> str:
+    """What was computed, in words. `taken` counts the products of fp32x3 by `VERDICTS`."""
+    if problem.operands in NARROW:
+        return f"{problem.operands} on tensor cores, sums in float32"
+    if problem.compute == "fp32x3":
+        found = [(count, name) for count, name in zip(taken, VERDICTS, strict=True) if count]
+        if not found:
+            return "fp32x3"
+        if len(found) == 1:
+            return f"fp32x3 ({found[0][1]})"
+        return f"fp32x3 ({', '.join(f'{count} x {name}' for count, name in found)})"
+    return problem.compute if problem.compute != "fp32" else f"strict {problem.dtype}"
+
+
+def ran(variant: Variant, problem: Problem, taken: Sequence[int] = ()) -> str:
+    """As `words`, for a kernel that need not be for tensor cores."""
+    if variant.kernel.role == "tensor" or problem.operands in NARROW:
+        return words(problem, taken)
+    return f"strict {problem.dtype}"

@@ -1,0 +1,128 @@
+"""Tables of measured times by GPU model, as `hybrid-gemm tune` makes them. Pure.
+
+A row is a dict: `m`, `n`, `k`, `dtype`, `layout`, `kernel`, `params` and `time_ms`. A shape that
+the user's own table (in the cache) has comes from there, others from the table shipped here; for
+a model that has none here, the table of a GPU with the same architecture and as many
+multiprocessors stands in.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .. import catalog
+from ..errors import UsageError
+from ..host import cache
+
+HERE = Path(__file__).resolve().parent / "tuned"
+Row = dict[str, Any]
+Case = tuple[Any, ...]  # m, n, k, dtype, layout
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What choosing needs to know of a GPU: `arch` is 90 for compute capability 9.0;
+    `peak_tflops` (of one dtype) is None where it is not known."""
+
+    model: str
+    multiprocessors: int
+    arch: int
+    peak_tflops: float | None = None
+
+
+def file_name(model: str) -> str:
+    """A GPU model's table: `nvidia_h200.json`."""
+    return re.sub(r"[^a-z0-9]+", "_", model.lower()).strip("_") + ".json"
+
+
+def user_table(model: str) -> Path:
+    """Where the user's own table for a GPU model is."""
+    return cache.directory("tuned") / file_name(model)
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a table; none where there is no file. Raises `UsageError` for another file."""
+    if not path.is_file():
+        return []
+    try:
+        rows: list[Row] = json.loads(path.read_text())["rows"]
+        if all(map(case, rows)):
+            return rows
+    except (ValueError, KeyError, TypeError):
+        pass
+    raise UsageError(f"{path} is no table of `hybrid-gemm tune`: remove it, or name another file")
+
+
+@functools.cache
+def table(machine: Machine) -> tuple[Row, ...]:
+    """What was measured on such a GPU; `lent` in a row names the other model that it is of."""
+    shipped = HERE / file_name(machine.model)
+    layers: list[tuple[list[Row], Row]] = [
+        (read_rows(path), {}) for path in (shipped, user_table(machine.model))
+    ]
+    if not shipped.is_file() and (other := _like(machine)):
+        layers.insert(0, (other["rows"], {"lent": _gpu(other)["name"]}))
+    cases: dict[Case, list[Row]] = {}
+    for rows, about in layers:
+        measured: dict[Case, list[Row]] = {}
+        for row in rows:
+            measured.setdefault(case(row), []).append(row | about)
+        cases |= measured
+    return tuple(row for rows in cases.values() for row in rows)
+
+
+def _like(machine: Machine) -> dict[str, Any] | None:
+    """A shipped table of a GPU with the same architecture and as many multiprocessors."""
+    for path in sorted(HERE.glob("*.json")):
+        data: dict[str, Any] = json.loads(path.read_text())
+        arch = int(float(_gpu(data)["compute_capability"]) * 10)
+        if (arch, _gpu(data)["multiprocessors"]) == (machine.arch, machine.multiprocessors):
+            return data
+    return None
+
+
+def _gpu(data: dict[str, Any]) -> dict[str, Any]:
+    gpu: dict[str, Any] = data["environment"]["cuda"]["gpus"][0]
+    return gpu
+
+
+def case(row: Row) -> Case:
+    """What rows that compete have in common."""
+    return tuple(row[x] for x in ("m", "n", "k", "dtype", "layout"))
+
+
+@functools.cache
+def best_tflops(machine: Machine, dtype: str) -> float | None:
+    """The highest rate (10^12 operations a second) measured on a GPU model; None if none was
+    measured there in this dtype."""
+    rates = [
+        2 * row["m"] * row["n"] * row["k"] / row["time_ms"] / 1e9
+        for row in table(machine)
+        if row["dtype"] == dtype and "lent" not in row
+    ]
+    return max(rates, default=None)
+
+
+def compact(rows: Sequence[Row]) -> list[Row]:
+    """What a table keeps of the bench's rows: of each case the fastest library, and our fastest
+    kernel."""
+    kept = ("m", "n", "k", "dtype", "layout", "kernel", "params", "time_ms")
+    best: dict[tuple[Any, ...], Row] = {}
+    for row in rows:
+        side = (*case(row), bool(catalog.get(row["kernel"]).library))
+        if row["time_ms"] and (side not in best or row["time_ms"] < best[side]["time_ms"]):
+            best[side] = {x: row[x] for x in kept}
+    return list(best.values())
+
+
+def as_text(table: dict[str, Any]) -> str:
+    """A table as JSON, one row a line."""
+    head = "".join(f"{json.dumps(k)}: {json.dumps(v)},\n" for k, v in table.items() if k != "rows")
+    rows = ",\n".join(map(json.dumps, table["rows"]))
+    return f'{{\n{head}"rows": [\n{rows}\n]}}\n'

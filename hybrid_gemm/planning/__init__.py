@@ -1,0 +1,1 @@
+"""Who does what: boxes, grids, plans and what they cost. Pure."""

@@ -1,0 +1,58 @@
+"""What planning knows of hardware: `DeviceSpec` and `Links`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+Rates = tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True)
+class Links:
+    """GB/s (10^9 bytes) of a host's links: pairs of how many GPUs, or threads for `memcpy`, are
+    at it together and what they reach in all. `peers` is a ring, each GPU sending to the next.
+
+    `measured` says when, and is empty for assumptions.
+    """
+
+    h2d: Rates
+    d2h: Rates
+    both: Rates
+    peers: Rates
+    memcpy: Rates
+    measured: str = ""
+
+    @property
+    def memcpy_gbps(self) -> float:
+        """GB/s of copies within host memory, by as many threads as are fastest."""
+        return max(gbps for _threads, gbps in self.memcpy)
+
+
+@dataclass(frozen=True)
+class DeviceSpec:
+    """What the planner knows of a device.
+
+    `kind` is what users call it (cuda, cpu or emulator), for messages. `unit` tells which devices
+    share one piece of hardware (one GPU that plays several). Rates are what the cost model
+    assumes, not promises; `best_tflops` is one that no product is known to exceed, and `links`
+    what was measured of this host's links.
+
+    What planning asks of a device's abilities: `host_memory` (it multiplies matrices of the host
+    where they lie), `on_gpu` (NCCL sums between such devices, and tensor cores multiply there),
+    and `alignment` (elements): the multiples on which cuts fall where that costs nothing.
+    """
+
+    name: str
+    kind: str
+    unit: int
+    memory_bytes: int
+    tflops: float
+    memory_gbps: float
+    link_gbps: float = math.inf
+    peer_gbps: float = math.inf
+    host_memory: bool = False
+    best_tflops: float | None = None
+    links: Links | None = None
+    on_gpu: bool = True
+    alignment: int = 32  # 128-byte lines of float32

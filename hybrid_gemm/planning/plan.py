@@ -1,0 +1,259 @@
+"""A plan as plain data: who multiplies what, in which order, and who finishes it. No device.
+
+The product is a cuboid m x n x k of multiply-adds, and a *box* is a block of it. A worker has
+one box, or several that it takes in *turns*: where memory is short, the block of C in *tiles*
+and K in chunks. A box needs a *block* of A and one of B, which come in *parts*. With each part
+that comes a *panel* of C can be multiplied; it is cut into *strips*, and a strip's owner sums
+the workers' partials of it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import cached_property
+
+from ..problem import Problem
+from .hardware import DeviceSpec
+from .partition import Box, Span
+
+
+@dataclass(frozen=True)
+class Worker:
+    """A thread with a device and its boxes, in order; without any it has nothing to multiply."""
+
+    index: int
+    device: int
+    boxes: tuple[Box, ...]
+
+    @cached_property
+    def tiles(self) -> tuple[tuple[Box, ...], ...]:
+        """The boxes of each tile of C: its chunks of K."""
+        return tuple(
+            tuple(boxes) for _, boxes in itertools.groupby(self.boxes, lambda b: (b.rows, b.cols))
+        )
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of A or B that workers of a device need in one of their turns.
+
+    It comes in `parts` (spans of rows of A, of columns of B). `sharers` are all devices that
+    need it: each brings some parts from the host and relays them to the others.
+    """
+
+    operand: str
+    rows: Span
+    cols: Span
+    device: int
+    workers: tuple[int, ...]
+    parts: tuple[Span, ...]
+    sharers: tuple[int, ...]
+    turn: int = 0
+
+    @property
+    def elements(self) -> int:
+        return len(self.rows) * len(self.cols)
+
+    def source(self, part: int) -> int:
+        """The device that has a part from the host."""
+        return self.sharers[part % len(self.sharers)]
+
+    def bringer(self, part: int) -> int:
+        """The worker that brings a part to this device."""
+        return self.workers[part // len(self.sharers) % len(self.workers)]
+
+
+@dataclass(frozen=True)
+class Strip:
+    """Rows and columns of C, the worker that finishes them, the workers whose partials
+    make them in the order in which they are summed."""
+
+    rows: Span
+    cols: Span
+    owner: int
+    partials: tuple[int, ...]
+
+    def __hash__(self) -> int:  # quick, for runs look them up while GPUs wait
+        return hash((self.rows.start, self.cols.start, self.owner))
+
+    @property
+    def elements(self) -> int:
+        return len(self.rows) * len(self.cols)
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Rows and columns of C that `workers` multiply at once, each over its own part of K.
+
+    `tile` counts the tiles that these workers make one after another.
+    """
+
+    rows: Span
+    cols: Span
+    workers: tuple[int, ...]
+    strips: tuple[Strip, ...]
+    tile: int = 0
+
+    def __hash__(self) -> int:
+        return hash((self.rows.start, self.cols.start, self.tile))
+
+
+# Where A, B and C lie: a device's index, or None for the host.
+Homes = tuple[int | None, int | None, int | None]
+NOWHERE: Homes = (None, None, None)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`turns_in_memory` is of how many turns a worker's blocks are on its device at once; 0 is all.
+
+    `homes` are the devices on which A, B and C lie, where what they multiply is not copied.
+    """
+
+    problem: Problem
+    split: str
+    grid: tuple[int, int, int]
+    devices: tuple[DeviceSpec, ...]
+    workers: tuple[Worker, ...]
+    blocks: tuple[Block, ...]
+    panels: tuple[Panel, ...]
+    kernel: str
+    reduce: str
+    resident: bool
+    turns_in_memory: int = 0
+    homes: Homes = NOWHERE
+    predicted_ms: float = 0.0
+
+    @cached_property
+    def strips(self) -> tuple[Strip, ...]:
+        return tuple(strip for panel in self.panels for strip in panel.strips)
+
+    @property
+    def summed(self) -> bool:
+        """Whether workers make partials of C that are summed afterwards."""
+        return self.grid[2] > 1 or self.reduce == "critical"
+
+    def added(self, strip: Strip) -> tuple[int, ...]:
+        """The workers whose partials a strip's owner adds, in this order. NCCL leaves the sum
+        of all in the owner's own."""
+        return (strip.owner,) if self.reduce == "nccl" else strip.partials
+
+    @property
+    def turns(self) -> int:
+        """The most boxes that a worker has."""
+        return max(len(w.boxes) for w in self.workers)
+
+    @cached_property
+    def products(self) -> tuple[tuple[int, int, int], ...]:
+        """m, n, k of the largest box, as which its panels are multiplied, then of all panels,
+        each once."""
+        boxes = [b for w in self.workers for b in w.boxes]
+        if not boxes:
+            return ()
+        largest = max(boxes, key=lambda b: b.flops)
+        shapes = set()
+        for panel in self.panels:
+            for w in panel.workers:
+                for box in self.workers[w].tiles[panel.tile]:
+                    shapes.add((len(panel.rows), len(panel.cols), len(box.ks)))
+        whole = len(largest.rows), len(largest.cols), len(largest.ks)
+        return (whole, *sorted(shapes - {whole}, reverse=True))
+
+    @property
+    def bytes_h2d(self) -> int:
+        """Bytes from host memory to devices."""
+        if self.resident:
+            return 0
+        brought = sum(
+            b.elements for b in self.blocks if self._remote(b.device) and b.device == b.sharers[0]
+        )
+        added = 0
+        if self.problem.beta:
+            added += sum(s.elements for s in self.strips if self._on_remote(s.owner))
+        if self.reduce == "critical":
+            added += self.problem.m * self.problem.n * len(self._busy_remote())
+        return brought * self.problem.operand_size + added * self.problem.itemsize
+
+    @property
+    def bytes_d2h(self) -> int:
+        if self.resident:
+            return 0
+        taken = sum(s.elements for s in self.strips if self._on_remote(s.owner))
+        if self.reduce == "critical":
+            taken = self.problem.m * self.problem.n * len(self._busy_remote())
+        return taken * self.problem.itemsize
+
+    @property
+    def bytes_peer(self) -> int:
+        """Bytes of partials that strips' owners have from other devices."""
+        if self.reduce == "critical":
+            return 0
+        device = [w.device for w in self.workers]
+        return self.problem.itemsize * sum(
+            s.elements * sum(device[p] != device[s.owner] for p in s.partials) for s in self.strips
+        )
+
+    @property
+    def bytes_relayed(self) -> int:
+        """Bytes of A and B that a device has from another one and not from the host."""
+        if self.resident:
+            return 0
+        return self.problem.operand_size * sum(
+            b.elements for b in self.blocks if b.device != b.sharers[0]
+        )
+
+    def memory_bytes(self, device: int) -> int:
+        """Bytes that this plan allocates on a device (beside what the caller holds there)."""
+        mine = {w.index for w in self.workers if w.device == device}
+        on = [w.device for w in self.workers]
+        remote, (*homes, home_of_c) = self._remote(device), self.homes
+        blocks: dict[int, dict[int, int]] = defaultdict(lambda: defaultdict(int))
+        for block in self.blocks:
+            lies = homes["AB".index(block.operand)] == device
+            if block.device == device and remote and not lies:
+                blocks[block.workers[0]][block.turn] += block.elements
+        tiles: dict[int, dict[int, int]] = defaultdict(lambda: defaultdict(int))
+        for panel in self.panels:
+            for strip in panel.strips:
+                if strip.owner in mine and remote:
+                    # The strip, and where partials of other devices are fetched to.
+                    parts = home_of_c != device
+                    parts += sum(on[p] != device for p in self.added(strip)) * self.summed
+                    tiles[strip.owner][panel.tile] += strip.elements * parts
+            if self.summed:
+                for w in mine.intersection(panel.workers):
+                    tiles[w][panel.tile] += len(panel.rows) * len(panel.cols)
+        operands = sum(_most(turns, self.turns_in_memory) for turns in blocks.values())
+        results = sum(_most(turns, TILES_IN_MEMORY) for turns in tiles.values())
+        p = self.problem
+        return operands * p.operand_size + results * p.itemsize + self._packed_bytes(device)
+
+    def _packed_bytes(self, device: int) -> int:
+        """Bytes of operands in two parts of 4 bytes, which stay with each worker's stream."""
+        if self.problem.compute != "fp32x3":
+            return 0
+        packed = (
+            max((len(b.rows) + len(b.cols)) * len(b.ks) for b in w.boxes)
+            for w in self.workers
+            if w.device == device and w.boxes
+        )
+        return 8 * sum(packed)
+
+    def _remote(self, device: int) -> bool:
+        return not self.devices[device].host_memory
+
+    def _on_remote(self, worker: int) -> bool:
+        return self._remote(self.workers[worker].device)
+
+    def _busy_remote(self) -> list[Worker]:
+        return [w for w in self.workers if w.boxes and self._remote(w.device)]
+
+
+TILES_IN_MEMORY = 2  # one tile is finished while the next is multiplied
+
+
+def _most(turns: dict[int, int], in_memory: int) -> int:
+    """What the largest turns need that may be there together."""
+    return sum(sorted(turns.values(), reverse=True)[: in_memory or None])

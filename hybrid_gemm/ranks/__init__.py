@@ -1,0 +1,1 @@
+"""Products over MPI ranks."""

@@ -1,0 +1,173 @@
+"""The arrays of one call over ranks: who has what of them, what that makes together, and how parts
+get to where a plan wants them."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from ..arrays.caller_arrays import as_array, is_device_array, module_of
+from ..errors import UsageError
+from ..planning.planner import Span
+from ..problem import Problem, make_problem, shape_of
+from . import launch
+from .redistribution import NOTHING, Part, move, rows_of
+
+LAYOUTS = ("replicated", "root", "rows", "cols")
+
+
+class DistributedOperands:
+    """The arrays of one call as they lie over ranks, checked together. A rank that has none of an
+    operand passes None for it. Raises `UsageError` for what makes no array."""
+
+    def __init__(self, comm, a, b, c, trans, distribution, result, root):
+        self.comm, self.root, self.have = comm, root, {}
+        self.distribution, self.result = distribution, result or (
+            "rows" if distribution == "cols" else distribution
+        )  # fmt: skip
+        arrays = {"A": a, "B": b, "C": c}
+        self.arrays: dict[str, Any] = {
+            x: None if v is None else as_array(v, x) for x, v in arrays.items()
+        }
+        for operand, transposed in zip("AB", trans, strict=True):
+            array = self.arrays[operand]
+            if transposed and array is not None:
+                self.arrays[operand] = array.T
+
+    @property
+    def xp(self):
+        """The module of this rank's arrays."""
+        on_gpu = [x for x in self.arrays.values() if x is not None and is_device_array(x)]
+        return module_of(on_gpu[0]) if on_gpu else np
+
+    def problem(self, alpha, beta) -> Problem:
+        """The whole problem, from every rank's shapes. Collective; all ranks raise alike."""
+        together = functools.partial(launch.together, self.comm)
+        everyone = self.comm.allgather(together(lambda: self._mine(alpha, beta)))
+        return together(lambda: self._whole(everyone))
+
+    def _mine(self, alpha, beta) -> dict:
+        if self.distribution not in LAYOUTS:
+            raise UsageError(
+                f"no distribution is called {self.distribution!r}; there are {', '.join(LAYOUTS)}"
+            )
+        if self.result not in LAYOUTS[:3]:
+            raise UsageError(
+                f"no result is called {self.result!r}; there are {', '.join(LAYOUTS[:3])}"
+            )
+        if not 0 <= self.root < self.comm.size:
+            raise UsageError(f"root={self.root}; there are ranks 0 to {self.comm.size - 1}")
+        arrays = {
+            x: None if v is None else (shape_of(v, x), np.dtype(v.dtype))
+            for x, v in self.arrays.items()
+        }
+        choices = alpha, beta, self.distribution, self.result, self.root
+        return {**arrays, "alpha, beta, distribution, result, root": choices}
+
+    def _whole(self, everyone: list[dict]) -> Problem:
+        name = "alpha, beta, distribution, result, root"
+        for rank, given in enumerate(everyone):
+            if given[name] != everyone[0][name]:
+                raise UsageError(
+                    f"ranks do not agree on {name}: rank 0 has {everyone[0][name]}, "
+                    f"rank {rank} has {given[name]}"
+                )
+        whole: dict[str, Any] = {}
+        for operand in "ABC":
+            found = [rank[operand] for rank in everyone]
+            layout = self._layout(operand)
+            if layout == "root":
+                found = [found[self.root]]
+            if operand == "C" and all(f is None for f in found):
+                whole["C"] = None
+                continue
+            if any(f is None for f in found):
+                missing = self.root if layout == "root" else found.index(None)
+                raise UsageError(
+                    f"{operand} is missing on rank {missing}; with distribution="
+                    f"{self.distribution!r} it takes one there"
+                )
+            whole[operand] = self._join(operand, layout, found)
+        alpha, beta, *_rest = everyone[0][name]
+        return make_problem(*whole.values(), alpha=alpha, beta=beta)
+
+    def _layout(self, operand: str) -> str:
+        """How one operand is distributed: B is whole everywhere where A is cut by rows, and C
+        comes in rows where K is cut."""
+        if self.distribution == "rows" and operand == "B":
+            return "replicated"
+        if self.distribution == "cols":
+            return {"A": "cols", "B": "rows", "C": "rows"}[operand]
+        return self.distribution
+
+    def _join(self, operand: str, layout: str, found: list):
+        """A stand-in for the whole matrix; notes which rank has which part."""
+        dtype = np.result_type(*(np.dtype(d) for _shape, d in found))
+        shapes = [shape for shape, _dtype in found]
+        along = {"rows": 0, "cols": 1}.get(layout)
+        fixed = {shape if along is None else shape[1 - along] for shape in shapes}
+        if len(fixed) > 1:
+            raise UsageError(f"{operand} does not fit together from the ranks' shapes {shapes}")
+        rows, cols = shapes[0]
+        if along is None:
+            whole = Part(Span(0, rows), Span(0, cols))
+            self.have[operand] = [
+                whole if layout == "replicated" or rank == self.root else NOTHING
+                for rank in range(self.comm.size)
+            ]
+        else:
+            lengths = [shape[along] for shape in shapes]
+            edges = [sum(lengths[:i]) for i in range(len(lengths) + 1)]
+            spans = [Span(*edges[i : i + 2]) for i in range(len(lengths))]
+            rows, cols = (edges[-1], cols) if along == 0 else (rows, edges[-1])
+            self.have[operand] = [
+                Part(s, Span(0, cols)) if along == 0 else Part(Span(0, rows), s) for s in spans
+            ]
+        return np.broadcast_to(np.empty((), dtype), (rows, cols))
+
+    def spans(self, split: str, grid, problem: Problem):
+        """The cuts that the data lies in already, where the plan is free to follow them."""
+        if grid is not None or split not in ("auto", self.distribution):
+            return None
+        m, n, k = (([Span(0, size)]) for size in (problem.m, problem.n, problem.k))
+        if self.distribution == "rows":
+            return [part.rows for part in self.have["A"]], n, k
+        if self.distribution == "cols":
+            return m, n, [part.cols for part in self.have["A"]]
+        return None
+
+    def stay(self, spans) -> bool:
+        """Whether each rank multiplies A and B where they lie, given what `spans` said."""
+        return spans is not None or self._layout("A") == self._layout("B") == "replicated"
+
+    def local(self, operand: str, want: list[Part]):
+        """This rank's part of an operand: a view where it is here, else brought here."""
+        array, have, rank = self.arrays[operand], self.have[operand], self.comm.rank
+        if self._layout(operand) == "replicated":
+            return have[rank].of(array, want[rank])
+        dtype = self.comm.bcast(None if array is None else np.dtype(array.dtype), self.root)
+        return move(self.comm, array, have, want, dtype)
+
+    def returned(self, strip, strips: list[Part], problem: Problem, out):
+        """C as the caller wants it: this rank's rows, all of it, or all of it on `root`."""
+        size = self.comm.size
+        whole = Part(Span(0, problem.m), Span(0, problem.n))
+        if self.result == "rows":
+            want = rows_of(problem.m, problem.n, size)
+            if self.distribution == "rows":
+                want = [Part(part.rows, whole.cols) for part in self.have["A"]]
+        else:
+            want = [
+                whole if self.result == "replicated" or rank == self.root else NOTHING
+                for rank in range(size)
+            ]
+        c = move(self.comm, strip, strips, want, problem.out_dtype)
+        if self.result == "root" and self.comm.rank != self.root:
+            return None
+        c = self.xp.asarray(c)
+        if out is None:
+            return c
+        out[...] = c
+        return out

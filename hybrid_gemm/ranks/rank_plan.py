@@ -1,0 +1,269 @@
+"""Which rank does what: the cuboid cut over ranks on a grid pm x pn x pk. Pure.
+
+Ranks are the workers of a plan like any other. New is only what lies between them: where K
+is cut, a rank multiplies its block of C in *pieces*, each meant for the rank that owns that
+strip, so that pieces travel and are summed while the next ones are multiplied.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from ..errors import OutOfMemoryError, UsageError, in_words
+from ..planning.cost_model import tflops
+from ..planning.partition import strips_along_rows
+from ..planning.planner import Box, DeviceSpec, Plan, Span, Strip, cut, on_grid
+from ..problem import Problem
+
+IN_FLIGHT = 2  # rounds whose pieces a rank holds at once
+PIECE_ROWS = {"cuda": 512}  # a piece is at least so high, to keep its kernel busy
+PIECE_ROWS_ELSEWHERE = 128
+PIECE_ROWS_THERE = 4096  # of data on GPUs: only the last sum shows, and large pieces are faster
+MOST_ROUNDS = 8
+HOST_GBPS = 5  # assumed between ranks, and from a file or the generator, when not known
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of `owner`'s strip of C, which every rank of its cell makes a partial of."""
+
+    rows: Span
+    cols: Span
+    owner: int
+    round: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.rows), len(self.cols)
+
+
+@dataclass(frozen=True)
+class RankPlan:
+    """A plan whose workers are ranks, each with `threads` of its own; strips are made in
+    `rounds` pieces."""
+
+    plan: Plan
+    threads: int
+    rounds: int
+    predicted_ms: float
+
+    @property
+    def problem(self) -> Problem:
+        return self.plan.problem
+
+    @property
+    def ranks(self) -> int:
+        return len(self.plan.workers)
+
+    def box_of(self, rank: int) -> Box:
+        """The box of a rank that has one."""
+        return self.plan.workers[rank].boxes[0]
+
+    def box(self, rank: int) -> Box | None:
+        """What a rank multiplies; None where it has nothing to do."""
+        boxes = self.plan.workers[rank].boxes
+        return boxes[0] if boxes else None
+
+    @cached_property
+    def _strips(self) -> dict[int, Strip]:
+        return {s.owner: s for s in self.plan.strips}
+
+    def strip(self, rank: int) -> Strip | None:
+        """What of C this rank finishes."""
+        return self._strips.get(rank)
+
+    def members(self, rank: int) -> list[int]:
+        """The ranks with partials of this rank's block of C, in the order of the sum."""
+        return self._cells[rank // self.plan.grid[2]]
+
+    @cached_property
+    def _cells(self) -> list[list[int]]:
+        depth = self.plan.grid[2]
+        return [
+            [r for r in range(first, first + depth) if self.plan.workers[r].boxes]
+            for first in range(0, self.ranks, depth)
+        ]
+
+    def summed(self, rank: int) -> bool:
+        """Whether this rank's block of C is a sum over ranks."""
+        return self.box(rank) is not None and len(self.members(rank)) > 1
+
+    def by_rows(self, rank: int) -> bool:
+        """Whether strips of this rank's block of C, and their pieces, are some of its rows."""
+        box = self.box_of(rank)
+        return strips_along_rows(box.rows, box.cols, len(self.members(rank)))
+
+    def owned(self, owner: int) -> list[Piece]:
+        """The pieces of a rank's strip, one a round from 0 on; none is empty."""
+        strip = self.strip(owner)
+        if strip is None:
+            return []
+        if self.by_rows(owner):
+            parts = [(s, strip.cols) for s in _within(strip.rows, self.rounds)]
+        else:
+            parts = [(strip.rows, s) for s in _within(strip.cols, self.rounds)]
+        parts = [(rows, cols) for rows, cols in parts if len(rows) and len(cols)]
+        return [Piece(rows, cols, owner, i) for i, (rows, cols) in enumerate(parts)]
+
+    def pieces(self, rank: int) -> list[Piece]:
+        """All that a rank multiplies, in its order: round by round, first for the rank after
+        it and last for itself, so that no owner is sent everything at once."""
+        members = self.members(rank)
+        turn = members.index(rank) + 1
+        order = members[turn:] + members[:turn]
+        place = {owner: i for i, owner in enumerate(order)}
+        pieces = [piece for owner in order for piece in self.owned(owner)]
+        return sorted(pieces, key=lambda p: (p.round, place[p.owner]))
+
+    # --- what it costs ------------------------------------------------------------------
+
+    def bytes_sent(self, rank: int) -> int:
+        """Bytes of partials that this rank sends to other ranks."""
+        if not self.summed(rank):
+            return 0
+        box = self.box_of(rank)
+        return (len(box.rows) * len(box.cols) - self._own(rank)) * self.problem.itemsize
+
+    def bytes_received(self, rank: int) -> int:
+        if not self.summed(rank):
+            return 0
+        return self._own(rank) * (len(self.members(rank)) - 1) * self.problem.itemsize
+
+    def bytes_input(self, rank: int) -> int:
+        """Bytes of A, B and (with beta) C that this rank needs: its parts of files."""
+        box = self.box(rank)
+        if box is None:
+            return 0
+        slabs = len(box.rows) * len(box.ks) + len(box.ks) * len(box.cols)
+        return (slabs + bool(self.problem.beta) * self._own(rank)) * self.problem.itemsize
+
+    def bytes_kept(self, rank: int) -> int:
+        """Bytes that this rank holds at most: its slabs, its strip, and pieces in flight."""
+        box = self.box(rank)
+        if box is None:
+            return 0
+        slabs = len(box.rows) * len(box.ks) + len(box.ks) * len(box.cols)
+        pieces = 0
+        if self.summed(rank):
+            # Of each round one piece a member goes out, and as many of the own strip come in.
+            at_once = min(IN_FLIGHT, self.rounds)
+            pieces = at_once * -(-len(box.rows) * len(box.cols) // self.rounds)
+            pieces += at_once * -(-self._own(rank) // self.rounds) * (len(self.members(rank)) - 1)
+        return (slabs + self._own(rank) + pieces) * self.problem.itemsize
+
+    def _own(self, rank: int) -> int:
+        strip = self.strip(rank)
+        return len(strip.rows) * len(strip.cols) if strip else 0
+
+
+def _within(span: Span, parts: int) -> list[Span]:
+    return [Span(span.start + s.start, span.start + s.stop) for s in cut(len(span), parts)]
+
+
+def make_rank_plan(
+    problem: Problem,
+    spec: DeviceSpec,
+    ranks: int,
+    *,
+    threads: int = 1,
+    split: str = "auto",
+    grid: Sequence[int] | None = None,
+    rounds: int | None = None,
+    spans: Sequence[Sequence[Span]] | None = None,
+    kernel: str = "",
+    resident: bool = False,
+    there: bool = False,
+) -> RankPlan:
+    """The plan for `ranks` ranks that each have what `spec` says; `there` if each has its blocks
+    of A and B on its device already, so that they take no memory beside what is free.
+
+    `rows` is the grid (ranks, 1, 1), `cols` (1, 1, ranks); `auto` takes the grid that the
+    cost model finds fastest of those that fit. `spans` are cuts along m, n and k where data
+    lies cut already. Raises `UsageError` for a split or grid that is not possible,
+    `OutOfMemoryError` if no rank could hold its part.
+    """
+    if ranks < 1:
+        raise UsageError(f"{ranks} ranks asked for; it takes at least 1")
+    if rounds is not None and rounds < 1:
+        raise UsageError(f"{rounds} rounds asked for; it takes at least 1")
+    named = {"rows": (ranks, 1, 1), "cols": (1, 1, ranks)}
+    if grid is not None:
+        grid = tuple(grid)
+        if len(grid) != 3 or min(grid) < 1 or math.prod(grid) != ranks:
+            text = " x ".join(map(str, grid))
+            raise UsageError(f"the grid {text} is not {ranks} ranks; it takes pm x pn x pk = ranks")
+        grids = [grid]
+    elif split in named:
+        grids = [named[split]]
+    elif split == "auto":
+        grids = _grids(ranks)
+    else:
+        raise UsageError(f"no split is called {split!r}; there are rows, cols and auto")
+
+    costs = {}
+    for shape in grids:
+        made = rounds or _rounds(problem, shape, spec.kind, resident)
+        need, ms = _cost(problem, spec, shape, made, resident, there)
+        while not rounds and need > spec.memory_bytes and made < _strip_rows(problem, shape):
+            made *= 2  # smaller pieces are slower, and hold less
+            need, ms = _cost(problem, spec, shape, made, resident, there)
+        costs[shape] = (need > spec.memory_bytes, ms, sum(_sides(problem, shape)), need, made)
+    best = min(costs, key=lambda shape: costs[shape][:3])
+    too_big, ms, _read, need, made = costs[best]
+    if too_big:
+        raise OutOfMemoryError(
+            f"{problem} on {ranks} ranks as {' x '.join(map(str, best))} needs "
+            f"{in_words(need)} a rank, and {spec.name} has {in_words(spec.memory_bytes)} "
+            "for it; more ranks, or --split auto, need less"
+        )
+    devices = tuple(replace(spec, name=f"rank {i}", unit=i) for i in range(ranks))
+    name = next((name for name, shape in named.items() if shape == best), "grid")
+    plan = on_grid(problem, devices, best, name, kernel, "ordered", resident, spans)
+    return RankPlan(plan, threads, made, ms)
+
+
+def _grids(ranks: int) -> list[tuple[int, int, int]]:
+    sides = [d for d in range(1, ranks + 1) if ranks % d == 0]
+    return [(a, b, ranks // a // b) for a in sides for b in sides if ranks // a % b == 0]
+
+
+def _sides(problem: Problem, grid) -> list[int]:
+    sizes = problem.m, problem.n, problem.k
+    return [-(-size // parts) for size, parts in zip(sizes, grid, strict=True)]
+
+
+def _rounds(problem: Problem, grid, kind: str, resident: bool) -> int:
+    """As many rounds as leave pieces high enough: more rounds overlap more, and hold less."""
+    if grid[2] == 1:
+        return 1
+    lowest = PIECE_ROWS.get(kind, PIECE_ROWS_ELSEWHERE)
+    if resident and kind == "cuda":
+        lowest = PIECE_ROWS_THERE
+    return max(1, min(MOST_ROUNDS, _strip_rows(problem, grid) // lowest))
+
+
+def _strip_rows(problem: Problem, grid) -> int:
+    return _sides(problem, grid)[0] // grid[2] if grid[2] > 1 else 1
+
+
+def _cost(problem: Problem, spec: DeviceSpec, grid, rounds: int, resident: bool, there: bool):
+    """Bytes that the largest rank keeps, and about how many ms the slowest takes."""
+    m, n, k = _sides(problem, grid)
+    size, depth = problem.itemsize, grid[2]
+    partial = m * n
+    in_flight = min(IN_FLIGHT, rounds) * partial // rounds * (2 - 1 / depth) if depth > 1 else 0
+    keeps = size * int((0 if there else m * k + k * n) + partial / depth + in_flight)
+    flops = 2 * (-(-m // 16) * 16) * (-(-n // 16) * 16) * k
+    multiply = max(
+        flops / (tflops(spec, problem) * 1e9),
+        size * (m * k + k * n + m * n) / (spec.memory_gbps * 1e6),
+    )
+    link = spec.link_gbps if math.isfinite(spec.link_gbps) else HOST_GBPS
+    peer = spec.peer_gbps if math.isfinite(spec.peer_gbps) else HOST_GBPS
+    read = 0 if resident else size * (m * k + k * n) / (link * 1e6)
+    travel = size * partial * (depth - 1) / depth / (peer * 1e6)
+    # What travels hides behind multiplying, but for the last round.
+    return keeps, read + max(multiply, travel) + travel / rounds

@@ -1,0 +1,106 @@
+"""Where the parts of a matrix lie over ranks, and how they get elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..planning.planner import Span, cut
+
+MESSAGE_BYTES = 1 << 28
+
+
+@dataclass(frozen=True)
+class Part:
+    """A block of a matrix: what one rank has, or wants."""
+
+    rows: Span
+    cols: Span
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.rows), len(self.cols)
+
+    def __and__(self, other: Part) -> Part | None:
+        rows, cols = _common(self.rows, other.rows), _common(self.cols, other.cols)
+        return Part(rows, cols) if rows and cols else None
+
+    def of(self, array, inner: Part):
+        """`inner` as a view of the array that holds this part."""
+        return array[
+            inner.rows.start - self.rows.start : inner.rows.stop - self.rows.start,
+            inner.cols.start - self.cols.start : inner.cols.stop - self.cols.start,
+        ]
+
+
+NOTHING = Part(Span(0, 0), Span(0, 0))
+
+
+def _common(a: Span, b: Span) -> Span | None:
+    start, stop = max(a.start, b.start), min(a.stop, b.stop)
+    return Span(start, stop) if start < stop else None
+
+
+def rows_of(rows: int, cols: int, ranks: int) -> list[Part]:
+    """The usual parts: rank r has rows r * rows // ranks to (r + 1) * rows // ranks."""
+    return [Part(span, Span(0, cols)) for span in cut(rows, ranks)]
+
+
+def move(comm, array, have: Sequence[Part], want: Sequence[Part], dtype):
+    """The part `want[rank]` of a matrix whose parts `have` lie with the ranks.
+
+    What this rank has of it already is a view and not a copy, where that is all it wants.
+    Arrays on a GPU are sent through host memory. Collective; `array` may be None on a rank
+    that has nothing.
+    """
+    rank, dtype = comm.rank, np.dtype(dtype)
+    incoming = [(r, have[r] & want[rank]) for r in range(comm.size) if r != rank]
+    outgoing = [(r, have[rank] & want[r]) for r in range(comm.size) if r != rank]
+    incoming, outgoing = ([(r, p) for r, p in x if p] for x in (incoming, outgoing))
+    own = have[rank] & want[rank]
+    if own == want[rank] and not outgoing:
+        return have[rank].of(array, own)
+
+    sends, kept = [], []
+    for other, part in outgoing:
+        for piece in _pieces(part, dtype):
+            data = _host(have[rank].of(array, piece), dtype)
+            kept.append(data)
+            sends.append(comm.Isend(_bytes(data), other))
+    if own == want[rank]:
+        out = have[rank].of(array, own)
+    else:
+        out = np.empty(want[rank].shape, dtype)
+        if own:
+            want[rank].of(out, own)[...] = _host(have[rank].of(array, own), dtype)
+    for other, part in incoming:
+        for piece in _pieces(part, dtype):
+            data = np.empty(piece.shape, dtype)
+            comm.Recv(_bytes(data), other)
+            want[rank].of(out, piece)[...] = data
+    for request in sends:
+        request.Wait()
+    return out
+
+
+def _pieces(part: Part, dtype) -> list[Part]:
+    """A part in rows whose messages are not too long."""
+    height, width = part.shape
+    size = height * width * dtype.itemsize
+    return [
+        Part(Span(part.rows.start + s.start, part.rows.start + s.stop), part.cols)
+        for s in cut(height, min(height, max(1, -(-size // MESSAGE_BYTES))))
+    ]
+
+
+def _host(view, dtype) -> np.ndarray:
+    view = view.get() if hasattr(view, "get") else view
+    return np.ascontiguousarray(view, dtype)
+
+
+def _bytes(array: np.ndarray):
+    from mpi4py import MPI
+
+    return [array.reshape(-1).view(np.uint8), MPI.BYTE]

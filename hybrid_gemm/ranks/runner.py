@@ -1,0 +1,410 @@
+"""Products over MPI ranks: `RankRunner` for repeated ones, kept for `gemm(..., comm=)`.
+
+Every rank makes the same plan, has only its own blocks of A and B, and finishes its own strip
+of C. All calls are collective.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from .. import devices
+from ..arrays.caller_arrays import check_device, is_device_array, wait_for_streams
+from ..arrays.operand import Operand, Operands
+from ..catalog import Variant
+from ..devices.base import Device
+from ..errors import UsageError
+from ..execution.timeline import Timeline
+from ..kernel_choice import compute_modes
+from ..options import CHOICES, Options, named_keywords, with_options
+from ..planning.hardware import DeviceSpec
+from ..planning.plan import NOWHERE, Plan
+from ..planning.planner import make_plan
+from ..problem import Problem
+from ..runner import Runner
+from . import launch, transports
+from .distributed_operands import DistributedOperands
+from .rank_plan import RankPlan, make_rank_plan
+from .rank_run import RankExecutor
+from .redistribution import NOTHING, Part
+from .transports import WORDS
+
+MAX_PLANS = 256  # of what a rank multiplies, remembered
+MAX_KEPT = 8  # runners that `gemm(comm=)` keeps
+OWN_CHOICES = {"gpus"}  # that ranks may make each for itself
+
+
+@dataclasses.dataclass(frozen=True)
+class RankResult:
+    """What a run gave one rank: its strip of C, and what was done. `timeline` has all ranks'
+    activities on rank 0 and this rank's elsewhere; worker numbers count rank by rank.
+    `since` is when multiplying began, in seconds of the Unix clock; `compute` says what was
+    computed and `reduction` how partial C were summed."""
+
+    c: Any
+    plan: RankPlan
+    variant: Variant
+    timeline: Timeline
+    total_ms: float
+    reduction: str
+    since: float
+    compute: str
+
+    @property
+    def gflops(self) -> float:
+        """10^9 floating-point operations a second of all ranks together."""
+        return self.plan.problem.flops / self.total_ms / 1e6 if self.total_ms else 0.0
+
+
+class RankRunner:
+    """Repeated products over the ranks of `comm` (mpi4py); keeps devices and transports.
+
+    Each rank takes the GPUs that are its by its number on its node, and splits its own box
+    over `threads` in the way of `split`. `grid` (pm, pn, pk) cuts the product over ranks
+    where `split` does not say enough. The keywords are those of `Options`; all ranks give the
+    same but for `gpus`.
+    """
+
+    @with_options()
+    def __init__(self, comm: Any, **options: Any) -> None:
+        chosen = launch.together(comm, lambda: Options.of(options, "RankRunner").across_ranks())
+        self._open(comm, chosen)
+
+    @classmethod
+    def of(cls, comm: Any, options: Options) -> RankRunner:
+        """A runner for options that are made already. Collective."""
+        runner = cls.__new__(cls)
+        runner._open(comm, options)
+        return runner
+
+    def _open(self, comm: Any, options: Options) -> None:
+        self.comm, self.options = comm, options
+        launch.agree(comm, {x: getattr(options, x) for x in CHOICES if x not in OWN_CHOICES})
+        self.where = launch.place(comm)
+        self.local: Runner = launch.together(comm, self._local_runner)
+        kinds = comm.allgather((self.local.kind, self.where.host, self.local.note))
+        if len({kind for kind, _host, _note in kinds}) > 1:
+            found = "; ".join(
+                f"rank {rank} on {host}: {kind} ({note})"
+                for rank, (kind, host, note) in enumerate(kinds)
+            )
+            raise launch.agreed(
+                UsageError(f"ranks found different devices, so name one by --device: {found}")
+            )
+        self._transport: tuple | None = None
+        self._inner_plans: dict[tuple[Problem, bool], Plan] = {}
+
+    def _local_runner(self) -> Runner:
+        """What multiplies on this rank: its own devices and threads."""
+        options, kind = self.options, devices.choose(self.options.device)[0]
+        transports.names(options.transport, kind)
+        mine = options.gpus
+        if kind == "cuda":
+            from ..devices.cuda import device as cuda
+
+            visible = list(mine) if mine is not None else list(range(cuda.count()))
+            if visible:
+                mine = tuple(launch.gpus_of(self.where, visible, options.threads))
+        split = "auto" if options.grid else options.split
+        return Runner.of(dataclasses.replace(options, gpus=mine, grid=None, split=split))
+
+    @property
+    def devices(self) -> list[Device]:
+        return self.local.devices
+
+    def spec(self) -> DeviceSpec:
+        """What the least rank has: as many devices as a rank opened, its share of memory."""
+        found = self.local.plans.specs()
+        sharing = self.where.local_size
+        shared_cores = sharing  # ranks of a node without a GPU each have a share of its cores
+        if self.devices[0].queues:
+            from ..devices.cuda import device as cuda
+
+            sharing, shared_cores = -(-sharing // cuda.count()), 1
+        mine = dataclasses.replace(
+            found[0],
+            name=f"{found[0].name} of each rank",
+            tflops=found[0].tflops * len(found) / shared_cores,
+            memory_bytes=min(s.memory_bytes for s in found) // sharing,
+        )
+        least = min(self.comm.allgather(mine.memory_bytes))
+        return dataclasses.replace(self.comm.bcast(mine), memory_bytes=least)
+
+    def plan(
+        self, problem: Problem, *, resident: bool = False, spans: Any = None, there: bool = False
+    ) -> RankPlan:
+        """The plan that all ranks follow; `there` if each has its blocks of A and B on its
+        device. Raises the same error on all ranks."""
+        spec, options = self.spec(), self.options
+        grid = tuple(map(len, spans)) if spans else options.grid
+
+        def make() -> RankPlan:
+            return make_rank_plan(
+                self.local.settle(problem), spec, self.comm.size, threads=self.threads,
+                split=options.split, grid=grid, rounds=options.rounds, spans=spans,
+                kernel=self.local.plans.kernel_name, resident=resident, there=there,
+            )  # fmt: skip
+
+        return launch.together(self.comm, make)
+
+    @property
+    def threads(self) -> int:
+        """Worker threads of each rank."""
+        return self.local.threads
+
+    def variant(self, plan: RankPlan) -> Variant:
+        """The kernel that a rank's pieces take."""
+        return launch.together(self.comm, lambda: self._variant(plan))
+
+    def _variant(self, plan: RankPlan, there: bool = False) -> Variant:
+        boxes = [plan.box(self.comm.rank), *(plan.box(rank) for rank in range(plan.ranks))]
+        box = next(filter(None, boxes), None)
+        problem = plan.problem
+        if box:
+            sides = len(box.rows), len(box.cols), len(box.ks)
+            problem = dataclasses.replace(problem, m=sides[0], n=sides[1], k=sides[2])
+        return self.local.variant(self._inner(problem, there))
+
+    def _inner(self, problem: Problem, there: bool = False) -> Plan:
+        """The plan of a rank's own work; `there` if A and B lie on its first device. Made for
+        the memory that was free at first, since a run that has begun has taken some."""
+        known = self._inner_plans.get((problem, there))
+        if known is None:
+            if len(self._inner_plans) >= MAX_PLANS:
+                self._inner_plans.clear()
+            known = self._inner_plans[problem, there] = make_plan(
+                problem, self._specs, self.threads, split=self.local.options.split,
+                kernel=self.local.plans.kernel_name, resident=there,
+                homes=(0, 0, None) if there else NOWHERE,
+            )  # fmt: skip
+        return known
+
+    @functools.cached_property
+    def _specs(self) -> tuple[DeviceSpec, ...]:
+        return self.local.plans.specs()
+
+    def run(
+        self, plan: RankPlan, a: Any, b: Any, c: Any, out: Any, *, resident: bool = False,
+        progress: Callable[[int], None] | None = None,
+    ) -> RankResult:  # fmt: skip
+        """Runs a plan on this rank's blocks of op(A) and op(B) and its strips of C.
+
+        `c` is read where beta != 0, `out` written; None on ranks that have none. With
+        `resident` blocks are put on the device before the clock starts.
+        """
+        rank, problem, local = self.comm.rank, plan.problem, self.local
+        busy = plan.box(rank) is not None
+        transport, words = self._open_transport(plan)
+        device = self.devices[0]
+        home = device if resident and not device.host_memory else None
+
+        def prepare() -> tuple:
+            operands, there = None, True
+            if busy:
+                operands = self._operands(problem, a, b, c, out, home)
+                there = all(
+                    x.usable_in_place(device, problem.operands) for x in (operands.a, operands.b)
+                )
+            # What lies on a device is multiplied at once, and not panel by panel as it arrives.
+            variant = self._variant(plan, there) if problem.m and problem.n else None
+            if operands and variant:
+                for each in self.devices:
+                    each.prepare(variant, operands.a.array, operands.b.array, problem.operands)
+            return operands, variant, functools.partial(self._inner, there=there)
+
+        operands, variant, inner = launch.together(self.comm, prepare)
+        executor = RankExecutor(rank, self.devices, inner, local.variant, transport)
+        before = local.plans.verdicts(problem)
+        run = executor.prepare(plan, operands, progress)
+        self.comm.Barrier()
+        since = time.time()
+        done = run.execute()
+        if operands is not None and operands.out.array is not out:
+            _fetch(operands.out, out)
+        timeline, total_ms = self._together(plan, done.timeline, done.total_ms)
+        taken = sum(self.comm.allgather(local.plans.verdicts(problem) - before))
+        compute = compute_modes.words(problem, taken)
+        return RankResult(out, plan, variant, timeline, total_ms, words, since, compute)
+
+    def _operands(
+        self, problem: Problem, a: Any, b: Any, c: Any, out: Any, home: Device | None
+    ) -> Operands:
+        """This rank's blocks described; on its device where they are to be resident."""
+
+        def described(x: Any, dtype: str) -> Operand:
+            found = Operand.of(x, self.local.home_of(x))
+            return found if home is None else _put(home, found, dtype)
+
+        same = c is out
+        place = described(out, problem.dtype)
+        addend = None
+        if problem.beta:
+            addend = place if same else described(c, problem.dtype)
+        return Operands(
+            described(a, problem.operands), described(b, problem.operands), addend, place
+        )
+
+    def _together(self, plan: RankPlan, mine: Timeline, ms: float) -> tuple[Timeline, float]:
+        """All ranks' activities, on rank 0, and the time of the slowest. Collective."""
+        everyone = self.comm.gather((ms, tuple(mine)))
+        timeline = mine
+        if everyone:
+            found = [
+                dataclasses.replace(activity, worker=activity.worker + other * plan.threads)
+                for other, (_ms, activities) in enumerate(everyone)
+                for activity in activities
+            ]
+            timeline = Timeline(lambda: found)
+            ms = max(ms for ms, _activities in everyone)
+        return timeline, self.comm.bcast(ms)
+
+    def _open_transport(self, plan: RankPlan) -> tuple:
+        """The transport of this rank's cell, kept while the plan stays the same; and the way
+        partials are summed, in words."""
+        if self._transport and self._transport[0] == plan:
+            return self._transport[1:3]
+        self.close()
+        rank, depth = self.comm.rank, plan.plan.grid[2]
+        cells = [plan.members(first) for first in range(0, plan.ranks, depth)]
+        cells = [cell for cell in cells if len(cell) > 1]
+        if not cells:
+            return None, "none"
+        from mpi4py import MPI
+
+        color = rank // depth if plan.summed(rank) else MPI.UNDEFINED
+        cell = self.comm.Split(color, rank)
+        transport, name, why = transports.open_transport(
+            self.options.transport, self.comm, cells, self.where.node, cell, plan, self.devices[0]
+        )
+        words = f"ordered sum over ranks by {WORDS[name]}" + (f" ({why})" if why else "")
+        self._transport = plan, transport, words
+        return transport, words
+
+    def close(self) -> None:
+        """Gives back what was kept between runs. Collective."""
+        if self._transport and self._transport[1]:
+            self._transport[1].close()
+            self._transport[1].comm.Free()
+        self._transport = None
+
+    @named_keywords
+    def gemm(
+        self, a: Any, b: Any, c: Any = None, /, *, alpha: float = 1.0, beta: float = 0.0,
+        trans_a: bool = False, trans_b: bool = False, out: Any = None,
+        distribution: str = "replicated", result: str | None = None, root: int = 0,
+    ) -> Any:  # fmt: skip
+        """alpha * op(A) @ op(B) + beta * C; see `hybrid_gemm.gemm` with `comm`. What one rank
+        gives wrongly raises on all of them."""
+        given = launch.together(
+            self.comm,
+            lambda: DistributedOperands(
+                self.comm, a, b, c, (trans_a, trans_b), distribution, result, root
+            ),
+        )
+        arrays = given.arrays.values()
+        launch.together(self.comm, lambda: check_device(arrays, self.local.kind))
+        problem, xp = nothing_multiplied(given.problem(alpha, beta)), given.xp
+        wait_for_streams(*arrays)  # which may still be writing them
+        spans = None
+        if problem.k:
+            spans = given.spans(self.options.split, self.options.grid, problem)
+        lie = given.stay(spans) and self._have(given, self.local.settle(problem).operands)
+        there = all(self.comm.allgather(lie))
+        plan = self.plan(problem, spans=spans, there=there)
+        boxes = [plan.box(rank) for rank in range(plan.ranks)]
+        local_a, local_b = (
+            given.local(x, [_part(box, *sides) for box in boxes])
+            for x, sides in (("A", ("rows", "ks")), ("B", ("ks", "cols")))
+        )
+        strips = parts_of(plan)
+        local_c = given.local("C", strips) if problem.beta else None
+        made = xp.empty(strips[self.comm.rank].shape, problem.out_dtype)
+        done = self.run(plan, local_a, local_b, local_c, made)
+        return given.returned(done.c, strips, problem, out)
+
+    def _have(self, given: DistributedOperands, dtype: str) -> bool:
+        """Whether this rank's device has its A and B, in the dtype that is multiplied."""
+        return all(
+            is_device_array(x) and self.local.home_of(x) is self.devices[0] and x.dtype == dtype
+            for x in (given.arrays["A"], given.arrays["B"])
+        )
+
+
+def parts_of(plan: RankPlan) -> list[Part]:
+    """The strip of C that each rank finishes."""
+    return [_part(plan.strip(rank), "rows", "cols") for rank in range(plan.ranks)]
+
+
+def nothing_multiplied(problem: Problem) -> Problem:
+    """As in BLAS, A and B are not read where alpha or K is 0."""
+    empty = problem.k == 0 or problem.alpha == 0
+    return dataclasses.replace(problem, k=0, alpha=0) if empty else problem
+
+
+def _put(home: Device, matrix: Operand, dtype: str) -> Operand:
+    """A matrix on a device, brought there if it is not, in the dtype that is computed in."""
+    if matrix.home is home and matrix.dtype == dtype:
+        return matrix
+    stream = home.stream()
+    with home.using(stream):
+        there = home.empty_like(matrix.array, dtype)
+        home.copy(there, matrix.array.astype(dtype, copy=False), stream)
+        stream.synchronize()
+    return Operand.of(there, home)
+
+
+def _fetch(matrix: Operand, out: np.ndarray) -> None:
+    device = matrix.home
+    stream = device.stream()
+    with device.using(stream):
+        host = np.empty(matrix.shape, matrix.dtype)
+        device.copy(host, matrix.array, stream)
+        stream.synchronize()
+    out[...] = host
+
+
+def _part(block: Any, rows: str, cols: str) -> Part:
+    return Part(getattr(block, rows), getattr(block, cols)) if block else NOTHING
+
+
+# --- for gemm(comm=) ----------------------------------------------------------------------
+
+_kept: list[tuple[Any, Options, RankRunner]] = []  # the last used is the last
+
+
+def kept_runner(comm: Any, given: tuple) -> RankRunner:
+    """The runner for these values of the options over `comm`, kept for the next call. Collective:
+    all ranks have it, or all make it."""
+    options = launch.together(comm, lambda: _checked(given))
+    here = [i for i, (of, chosen, _) in enumerate(_kept) if of == comm and chosen == options]
+    kept = _kept.pop(here[0]) if here else None
+    if not all(comm.allgather(kept is not None)) or kept is None:
+        if len(_kept) >= MAX_KEPT:
+            _kept.pop(0)[2].close()
+        kept = comm, options, RankRunner.of(comm, options)
+    _kept.append(kept)
+    return kept[2]
+
+
+@functools.lru_cache(maxsize=64)
+def _options(given: tuple) -> Options:
+    return Options(*given).across_ranks()
+
+
+def _checked(given: tuple) -> Options:
+    try:
+        return _options(given)
+    except TypeError:  # a list or a dict among them is no key, and a wrong type raises again
+        return Options(*given).across_ranks()
+
+
+def close_kept_runners() -> None:
+    """Gives back what `gemm(comm=)` keeps. Collective over each communicator."""
+    while _kept:
+        _kept.pop()[2].close()

@@ -1,0 +1,149 @@
+"""Batch scripts for Slurm, from options to text. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from collections.abc import Sequence
+
+from ..errors import UsageError
+
+LAUNCHERS = ("srun", "mpirun")
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What a job asks for. `run` are options of `hybrid-gemm run`; the script's own arguments
+    come after them. `setup` are shell lines that put hybrid-gemm on the PATH."""
+
+    nodes: int = 1
+    ranks_per_node: int | None = None  # one a GPU, or one a node without
+    gpus_per_node: int = 0
+    cpus_per_rank: int = 8
+    threads: int | None = None
+    launcher: str = "srun"
+    mpi: str = "pmix"
+    scaling: bool = False
+    time: str = "00:30:00"
+    partition: str = ""
+    account: str = ""
+    job_name: str = "hybrid-gemm"
+    setup: Sequence[str] = ()
+    run: Sequence[str] = ()
+
+    def __post_init__(self):
+        if self.launcher not in LAUNCHERS:
+            raise UsageError(f"no launcher is called {self.launcher!r}; there are srun and mpirun")
+        for name, least in (("nodes", 1), ("gpus_per_node", 0), ("cpus_per_rank", 1)):
+            if getattr(self, name) < least:
+                raise UsageError(f"{name}={getattr(self, name)}: it takes at least {least}")
+        if self.ranks_per_node is not None and self.ranks_per_node < 1:
+            raise UsageError(f"ranks_per_node={self.ranks_per_node}: it takes at least 1")
+        for name in ("time", "partition", "account", "job_name", "mpi"):
+            if shlex.quote(getattr(self, name)) not in (getattr(self, name), "''"):
+                raise UsageError(f"{name}={getattr(self, name)!r} is not one word")
+        for line in (*self.setup, *self.run):
+            if "\n" in line:
+                raise UsageError(f"{line!r} is more than one line")
+
+    @property
+    def tasks(self) -> int:
+        return self.ranks_per_node or max(1, self.gpus_per_node)
+
+    @property
+    def ranks(self) -> int:
+        return self.nodes * self.tasks
+
+
+def command(options: Options) -> str:
+    """The command line that prints this script."""
+    words = ["hybrid-gemm", "slurm"]
+    for field in dataclasses.fields(Options):
+        value = getattr(options, field.name)
+        name = "--" + field.name.replace("_", "-")
+        if value == field.default or field.name == "run":
+            continue
+        if value is True:
+            words.append(name)
+        else:
+            for each in value if isinstance(value, tuple | list) else [value]:
+                words += [name, str(each)]
+    if options.run:
+        words += ["--", *options.run]
+    return shlex.join(words)
+
+
+def script(options: Options) -> str:
+    """The text of an sbatch script."""
+    directives = {
+        "job-name": options.job_name,
+        "partition": options.partition,
+        "account": options.account,
+        "nodes": options.nodes,
+        "ntasks-per-node": options.tasks,
+        "cpus-per-task": options.cpus_per_rank,
+        "gpus-per-node": options.gpus_per_node or "",
+        "time": options.time,
+        "output": "%x-%j.out",
+    }
+    lines = ["#!/bin/bash", f"# Printed by: {command(options)}"]
+    lines += ["# Arguments go to `hybrid-gemm run`: sbatch FILE --size 4096"]
+    lines += [f"#SBATCH --{name}={value}" for name, value in directives.items() if value != ""]
+    lines += ["", "set -euo pipefail"]
+    lines += options.setup or ["# hybrid-gemm must be on the PATH: activate its environment here."]
+    if options.launcher == "srun":
+        lines += ["# srun does not take it over from sbatch (since Slurm 22.05)."]
+        lines += ["export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK"]
+    lines += ["", *(_scaling(options) if options.scaling else [_start(options, "", [])])]
+    return "\n".join(lines) + "\n"
+
+
+def _start(options: Options, count: str, extra: list[str]) -> str:
+    """The line that starts ranks: all of the job's, or `count` of them."""
+    threads = ["--threads", str(options.threads)] if options.threads else []
+    run = shlex.join(["hybrid-gemm", "run", *threads, *options.run])
+    words = [run, *extra, '"$@"']
+    if options.launcher == "mpirun":
+        # Ranks share their node's cores out themselves.
+        return " ".join([f"mpirun -n {count or '$SLURM_NTASKS'} --bind-to none", *words])
+    # No --gpus-per-task: every rank sees all GPUs of the job on its node, as reading a peer's
+    # memory needs, and takes its own. (--gpu-bind=none would show it other jobs' too.)
+    start = ["srun", f"--mpi={options.mpi}"] if options.ranks > 1 else ["srun"]
+    if count:
+        start += ["--nodes=$nodes", f"--ntasks={count}"]
+    return " ".join([*start, *words])
+
+
+def _scaling(options: Options) -> list[str]:
+    """1, 2, 4, ... ranks on one problem, and on a problem that grows with them along K."""
+    result = ["--json", "scaling-$SLURM_JOB_ID-{}-$ranks.json"]
+    strong = ["--size", "$size", *result]
+    weak = ["-m", "$size", "-n", "$size", "-k", "$((size * ranks))", *result]
+
+    def start(name: str, extra: list[str]) -> str:
+        return "    " + _start(options, "$ranks", [x.format(name) for x in extra])
+
+    return [
+        "size=${SIZE:-16384} # of the strong study, and of the weak one on one rank",
+        "for ((ranks = 1; ranks <= SLURM_NTASKS; ranks *= 2)); do",
+        "    nodes=$(((ranks + SLURM_NTASKS_PER_NODE - 1) / SLURM_NTASKS_PER_NODE))",
+        start("strong", strong),
+        start("weak", weak),
+        "done",
+    ]
+
+
+_GPU = ("--split", "cols", "--resident", "--repeat", "5", "--size", "32768")
+_STUDY = ("--split", "cols", "--resident", "--repeat", "5")
+
+# The scripts of slurm/, by name.
+SHIPPED = {
+    "one-gpu": Options(gpus_per_node=1, run=("--device", "cuda", "--size", "16384")),
+    "one-node": Options(gpus_per_node=8, run=_GPU),
+    "nodes-srun": Options(nodes=4, gpus_per_node=8, run=_GPU),
+    "nodes-mpirun": Options(nodes=4, gpus_per_node=8, launcher="mpirun", run=_GPU),
+    "scaling": Options(gpus_per_node=8, scaling=True, threads=1, time="01:00:00", run=_STUDY),
+    "cpu": Options(
+        nodes=2, ranks_per_node=2, run=("--device", "cpu", "--split", "cols", "--size", "8192")
+    ),
+}

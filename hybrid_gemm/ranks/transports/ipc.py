@@ -1,0 +1,130 @@
+"""Partials that their owner copies from where they were made: CUDA IPC, ranks of one node."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+from ...arrays.operand import Operand
+from ..rank_plan import IN_FLIGHT, Piece
+from .base import Transport
+
+
+def _cupy(device: Any) -> Any:
+    """CuPy, as a CUDA device has it."""
+    return device.unwrapped.cp
+
+
+class IpcTransport(Transport):
+    """Pieces stay where they were made, in memory that the ranks of a node opened to each
+    other, and the owner copies each from there as soon as it is ready: the copy engines do that
+    while the multiprocessors multiply. Empty messages say what is ready, and free."""
+
+    def __init__(self, comm, plan, rank, device):
+        super().__init__(comm, plan, rank, device)
+        cp, self.stream = _cupy(device), device.stream()
+        # One slot for each owner, as large as its first piece, IN_FLIGHT times.
+        sizes = [
+            max((p.shape[0] * p.shape[1] for p in owned), default=0) * self.dtype.itemsize
+            for owned in self.pieces
+        ]
+        sizes = [-(-size // 512) * 512 for size in sizes]
+        self.offsets = [sum(sizes[:i]) for i in range(len(sizes))]
+        self.stride = sum(sizes)
+        with cp.cuda.Device(device.ordinal):
+            handle = refused = None
+            try:
+                # Not from a pool: a handle opens a whole allocation.
+                self.memory = cp.cuda.Memory(max(1, self.stride * IN_FLIGHT))
+                handle = cp.cuda.runtime.ipcGetMemHandle(self.memory.ptr)
+            except RuntimeError as error:
+                refused = error
+            self.opened, self.bases = [], []
+            handles = comm.allgather(handle)
+            if None in handles:
+                raise refused or RuntimeError("another rank's memory has no handle")
+            for member, theirs in enumerate(handles):
+                pointer = self.memory.ptr
+                if member != self.me:
+                    pointer = cp.cuda.runtime.ipcOpenMemHandle(theirs)
+                    self.opened.append(pointer)
+                self.bases.append(pointer)
+
+    def start(self):
+        super().start()
+        self.ready = {
+            piece.round: {
+                source: self._empty(self.comm.Irecv, source, 2 * piece.round)
+                for source in range(self.comm.size)
+                if source != self.me
+            }
+            for piece in self.own
+        }
+        self.copies: dict[int, dict[int, tuple]] = defaultdict(dict)
+        self.freed, self.told = {}, []
+
+    @staticmethod
+    def _empty(call, other: int, tag: int):
+        from mpi4py import MPI
+
+        return call([bytearray(), 0, MPI.BYTE], other, tag)
+
+    def _slot(self, member: int, piece: Piece, owner: int):
+        """A piece where `member` makes it."""
+        cp = _cupy(self.device)
+        offset = self.offsets[owner] + piece.round % IN_FLIGHT * self.stride
+        size = piece.shape[0] * piece.shape[1] * self.dtype.itemsize
+        memory = cp.cuda.UnownedMemory(
+            self.bases[member] + offset, size, self, self.device.ordinal
+        )  # fmt: skip
+        return cp.ndarray(piece.shape, self.dtype, cp.cuda.MemoryPointer(memory, 0))
+
+    def _room(self, piece, owner):
+        return Operand.of(self._slot(self.me, piece, owner), self.device)
+
+    def _free(self, owner, round):
+        return self.freed[owner, round].Test()
+
+    def _send(self, piece, owner, buffer):
+        self.freed[owner, piece.round] = self._empty(self.comm.Irecv, owner, 2 * piece.round + 1)
+        self.told.append(self._empty(self.comm.Isend, owner, 2 * piece.round))
+
+    def poll(self):
+        for piece in self.own[self.over : self.over + IN_FLIGHT]:
+            copies = self.copies[piece.round]
+            for source, request in self.ready[piece.round].items():
+                if source not in copies and request.Test():
+                    copies[source] = self._fetch(piece, source)
+
+    def _fetch(self, piece: Piece, source: int) -> tuple:
+        """(what will be a copy of the partial, the event after which it is)"""
+        device, stream = self.device, self.stream
+        with device.using(stream):
+            here = device.empty(*piece.shape, self.dtype.name)
+            start = stream.record()
+            device.copy(here, self._slot(source, piece, self.me), stream)
+            self.relayed.append((start, stream.record(), here.nbytes))
+        return here, self.relayed[-1][1]
+
+    def _others(self, round):
+        copies = self.copies[round]
+        if len(copies) < len(self.ready[round]) or not all(e.done for _c, e in copies.values()):
+            return None
+        return {source: copy for source, (copy, _event) in copies.items()}
+
+    def _let_go(self, round):
+        del self.copies[round]
+        for other in self.ready.pop(round):
+            self.told.append(self._empty(self.comm.Isend, other, 2 * round + 1))
+
+    def finish(self):
+        for request in [*self.freed.values(), *self.told]:
+            request.Wait()
+
+    def close(self):
+        cp = _cupy(self.device)
+        with cp.cuda.Device(self.device.ordinal):
+            for pointer in self.opened:
+                cp.cuda.runtime.ipcCloseMemHandle(pointer)
+            self.comm.Barrier()  # nobody frees what another still has open
+            self.memory = None

@@ -1,0 +1,51 @@
+"""Pictures as plain data: panels, and lines in them. `plots.draw` draws one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a panel: numbers `x` (of bars: names) and `y`, of equal length.
+
+    None in `y` was not measured. `theirs` marks published figures; lines of equal `style` have
+    the same colour.
+    """
+
+    label: str
+    x: Sequence[Any]
+    y: Sequence[Any]
+    theirs: bool = False
+    style: int = 0
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One pair of axes: lines, or with `bars` groups of bars over the names in their `x`.
+
+    The labels `x` and `y`, where given, replace the picture's; with a `y` of its own the panel
+    has a vertical axis of its own too.
+    """
+
+    lines: Sequence[Line]
+    title: str = ""
+    bars: bool = False
+    x: str = ""
+    y: str = ""
+    log_y: bool | None = None
+
+
+@dataclass(frozen=True)
+class Picture:
+    """Panels side by side, at most three. The labels `x` and `y` say the units; at the height
+    `reference` a thin line is drawn."""
+
+    panels: Sequence[Panel]
+    x: str
+    y: str
+    log_x: bool = False
+    log_y: bool = False
+    reference: float | None = None

@@ -1,0 +1,118 @@
+"""Plans and results over MPI ranks, as tables and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..errors import in_words
+from ..execution.timeline import PHASES
+from ..planning.partition import Span
+from ..planning.planner import START_MS
+from ..ranks.rank_plan import RankPlan
+from ..ranks.runner import RankResult
+from ..verify import Verdict
+from . import console, report
+
+Places = Sequence[tuple[str, str]]
+LISTED = 64  # ranks that a table shows
+
+
+def plan_data(plan: RankPlan) -> dict:
+    def span(x: Span) -> list[int]:
+        return [x.start, x.stop]
+
+    ranks = []
+    for rank in range(plan.ranks):
+        box, strip = plan.box(rank), plan.strip(rank)
+        ranks.append({
+            "rank": rank,
+            "box": box and {"rows": span(box.rows), "cols": span(box.cols), "ks": span(box.ks)},
+            "strip": strip and {"rows": span(strip.rows), "cols": span(strip.cols)},
+            "flops": box.flops if box else 0,
+            "bytes_input": plan.bytes_input(rank), "bytes_sent": plan.bytes_sent(rank),
+            "bytes_received": plan.bytes_received(rank), "bytes_kept": plan.bytes_kept(rank),
+        })  # fmt: skip
+    return {
+        "split": plan.plan.split, "grid": list(plan.plan.grid), "ranks": ranks,
+        "threads": plan.threads, "rounds": plan.rounds, "predicted_ms": plan.predicted_ms,
+    }  # fmt: skip
+
+
+def _where(plan: RankPlan, rank: int) -> list[str]:
+    box, strip = plan.box(rank), plan.strip(rank)
+    if box is None:
+        return ["nothing to do", "", "", ""]
+    own = f"{strip.rows} x {strip.cols}" if strip else ""
+    return [str(box.rows), str(box.cols), str(box.ks), own]
+
+
+def _listed(plan: RankPlan) -> range:
+    return range(min(plan.ranks, LISTED))
+
+
+def _print_head(plan: RankPlan) -> None:
+    p, depth = plan.problem, plan.plan.grid[2]
+    grid = " x ".join(map(str, plan.plan.grid))
+    console.console.print(
+        f"{p}, alpha={p.alpha:g} beta={p.beta:g}, split by {plan.plan.split} over "
+        f"{plan.ranks} ranks x {plan.threads} threads, grid {grid}"
+        + (f", C in {plan.rounds} rounds" if depth > 1 else "")
+    )
+
+
+def print_plan(plan: RankPlan, kernel: str, places: Places) -> None:
+    """The plan over ranks as a table; `places` are (host, device) by rank."""
+    _print_head(plan)
+    console.console.print(f"kernel: {kernel}   each rank: {places[0][1]}")
+    rows = [
+        [rank, *_where(plan, rank), in_words(plan.bytes_input(rank)),
+         in_words(plan.bytes_sent(rank)), in_words(plan.bytes_kept(rank))]
+        for rank in _listed(plan)
+    ]  # fmt: skip
+    console.table(["rank", "rows of A", "columns of B", "K", "finishes C", "reads", "sends",
+                  "keeps"], rows)  # fmt: skip
+    if plan.ranks > LISTED:
+        console.console.print(f"... and {plan.ranks - LISTED} ranks more (--json has them all)")
+    sent = [plan.bytes_sent(rank) for rank in range(plan.ranks)]
+    kept = [plan.bytes_kept(rank) for rank in range(plan.ranks)]
+    console.console.print(
+        f"a rank sends up to {in_words(max(sent))} and keeps up to {in_words(max(kept))}; "
+        f"all send {in_words(sum(sent))}; "
+        f"the cost model expects about {plan.predicted_ms:.3g} ms"
+    )
+
+
+def result_data(result: RankResult, verdict: Verdict | None, totals_ms: Sequence[float]) -> dict:
+    """A result over ranks for JSON; `multiplying_since` is in seconds of the Unix clock."""
+    data = report.result_data(result, verdict, totals_ms, plan_data(result.plan))
+    ratio = result.total_ms / (result.plan.predicted_ms or float("nan"))
+    return data | {"multiplying_since": result.since, "of_predicted": ratio}
+
+
+def print_result(result: RankResult, verdict: Verdict | None, places: Places) -> None:
+    """A result over ranks as a table, with its times and its verdict below."""
+    plan, timeline = result.plan, result.timeline
+    _print_head(plan)
+    console.console.print(
+        f"kernel: {result.variant}   compute: {result.compute}   reduction: {result.reduction}"
+    )
+    rows = []
+    for rank in _listed(plan):
+        mine = [a for a in timeline if a.worker // plan.threads == rank]
+        ms = {phase: sum(a.ms for a in mine if a.phase == phase) for phase in PHASES}
+        rows.append([
+            rank, *places[rank], *_where(plan, rank),
+            *(console._ms(ms[phase]) for phase in PHASES), in_words(plan.bytes_sent(rank)),
+        ])  # fmt: skip
+    console.table(["rank", "<host", "<device", "rows of A", "columns of B", "K", "finishes C",
+                  *(f"{phase} ms" for phase in PHASES), "sent"], rows)  # fmt: skip
+    if plan.ranks > LISTED:
+        console.console.print(f"... and {plan.ranks - LISTED} ranks more (--json has them all)")
+    report.print_sum(result, plan.plan.grid[2] > 1)
+    report.print_total(result)
+    if plan.predicted_ms >= START_MS:
+        console.console.print(
+            f"{result.total_ms / plan.predicted_ms:.2f} times as long as expected "
+            f"(about {plan.predicted_ms:.3g} ms)"
+        )
+    report.print_verdict(verdict)

@@ -1,0 +1,184 @@
+"""Results as tables for people and as plain data for programs."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from ..errors import in_words
+from ..execution.timeline import PHASES
+from ..planning import cost_model
+from ..planning.plan import Plan, Strip, Worker
+from ..planning.planner import START_MS
+from ..runner import Result
+from ..verify import Verdict
+from . import report
+from .console import _ms, console, table
+
+
+def expected(plan: Plan) -> dict:
+    """What the cost model says of a plan: its time, and the bound on any plan's."""
+    bounds, links = cost_model.bound(plan), cost_model.links(plan)
+    return {
+        "predicted_ms": plan.predicted_ms,
+        "phases_ms": cost_model.phases(plan),
+        "bound_ms": max(bounds.values(), default=None),
+        "bound_by": max(bounds, key=lambda name: bounds[name], default=None),
+        "bounds_ms": bounds,
+        "links": links and (links.measured or "assumed"),
+    }
+
+
+def _expected(plan: Plan) -> str:
+    said = expected(plan)
+    bound = f", at least {said['bound_ms']:.3g} by {said['bound_by']}" if said["bound_ms"] else ""
+    links = ""
+    if plan.devices[0].kind == "cuda" and not plan.resident:
+        links = f"; links as measured on {said['links']}"
+        if said["links"] == "assumed":
+            links = "; links assumed (measure them: hybrid-gemm tune --links)"
+    return f"about {plan.predicted_ms:.3g} ms expected{bound}{links}"
+
+
+def plan_data(plan: Plan) -> dict:
+    return {
+        "split": plan.split,
+        "grid": list(plan.grid),
+        "reduce": plan.reduce if plan.summed else "none",
+        "devices": [d.name for d in plan.devices],
+        "workers": [
+            {
+                "worker": w.index,
+                "device": plan.devices[w.device].name,
+                "boxes": [
+                    {"rows": [b.rows.start, b.rows.stop], "cols": [b.cols.start, b.cols.stop],
+                     "ks": [b.ks.start, b.ks.stop], "flops": b.flops}
+                    for b in w.boxes
+                ],
+            }
+            for w in plan.workers
+        ],
+        "strips": [
+            {"rows": [s.rows.start, s.rows.stop], "cols": [s.cols.start, s.cols.stop],
+             "owner": s.owner, "partials": list(s.partials)}
+            for s in plan.strips
+        ],
+        "bytes_h2d": plan.bytes_h2d,
+        "bytes_d2h": plan.bytes_d2h,
+        "bytes_peer": plan.bytes_peer,
+        "bytes_relayed": plan.bytes_relayed,
+        "turns": plan.turns,
+        "memory_bytes": {
+            d.name: plan.memory_bytes(i) for i, d in enumerate(plan.devices)
+        },
+        **expected(plan),
+    }  # fmt: skip
+
+
+def _where(plan: Plan, worker: Worker) -> list[str]:
+    """The worker's rows, columns and K, each only where the plan cuts it."""
+    if not worker.boxes:
+        return ["none", "none", "none"] if max(plan.grid) == 1 else [
+            "none" if parts > 1 else "" for parts in plan.grid
+        ]  # fmt: skip
+    first, last = worker.boxes[0], worker.boxes[-1]  # turns go through the whole in order
+    spans = [
+        f"{x.start}:{y.stop}"
+        for x, y in ((first.rows, last.rows), (first.cols, last.cols), (first.ks, last.ks))
+    ]
+    whole = max(plan.grid) == 1
+    return [s if whole or parts > 1 else "" for s, parts in zip(spans, plan.grid, strict=True)]
+
+
+def _tiles(plan: Plan) -> str:
+    most = max(plan.workers, key=lambda w: len(w.boxes))
+    count = plan.turns_in_memory
+    kept = f", blocks of {count} turns on a device at once" if count else ""
+    return f"{len(most.tiles)} tiles of C, {len(most.tiles[0])} chunks of K each{kept}"
+
+
+def _strips(strips: Sequence[Strip]) -> str:
+    """What of C a worker finishes; where that is many strips, how many and how much."""
+    if len(strips) == 1:
+        return f"{strips[0].rows} x {strips[0].cols}"
+    count = sum(s.elements for s in strips)
+    return f"{len(strips)} strips, {count} elements" if strips else ""
+
+
+def print_plan(plan: Plan, kernel: str) -> None:
+    p = plan.problem
+    console.print(
+        f"plan: {p}, alpha={p.alpha:g} beta={p.beta:g}, split by {plan.split}, "
+        f"{len(plan.workers)} workers, kernel {kernel}"
+    )
+    owned = defaultdict(list)
+    for strip in plan.strips:
+        owned[strip.owner].append(strip)
+    rows = []
+    for w in plan.workers:
+        strips = owned[w.index]
+        rows.append([
+            w.index, plan.devices[w.device].name, *_where(plan, w),
+            f"{sum(b.flops for b in w.boxes) / 1e9:.3f}",
+            _strips(strips),
+            "+".join(map(str, strips[0].partials)) if strips and plan.summed else "",
+        ])  # fmt: skip
+    table(["worker", "<device", "rows of A", "columns of B", "K", "gflop",
+           "finishes C", "<sums partials of"], rows)  # fmt: skip
+    for i, device in enumerate(plan.devices):
+        need, free = plan.memory_bytes(i), device.memory_bytes
+        console.print(f"{device.name}: {in_words(need)} of {in_words(free)} free")
+    console.print(
+        f"moved: {in_words(plan.bytes_h2d)} host to device, {in_words(plan.bytes_d2h)} back, "
+        f"{in_words(plan.bytes_peer)} of partials between devices, "
+        f"{in_words(plan.bytes_relayed)} relayed"
+    )
+    if plan.turns > 1:
+        console.print(f"in up to {plan.turns} turns a worker: {_tiles(plan)}")
+    console.print(_expected(plan))
+
+
+def result_data(result: Result, verdict: Verdict | None, totals_ms: Sequence[float]) -> dict:
+    """A result for JSON, with its time as a multiple of the expected one and of the bound."""
+    data = report.result_data(result, verdict, totals_ms, plan_data(result.plan))
+    return data | _held_against(result)
+
+
+def _held_against(result: Result) -> dict:
+    """The measured time as a multiple of the expected one and of the bound."""
+    said = expected(result.plan)
+    return {
+        f"of_{name}": result.total_ms / said[f"{name}_ms"] if said[f"{name}_ms"] else None
+        for name in ("predicted", "bound")
+    }
+
+
+def print_result(result: Result, verdict: Verdict | None, device: str) -> None:
+    plan, timeline = result.plan, result.timeline
+    p = plan.problem
+    console.print(f"{p}, alpha={p.alpha:g} beta={p.beta:g}, split by {plan.split}")
+    console.print(
+        f"device: {device}   kernel: {result.variant} ({result.why})   "
+        f"compute: {result.compute}   reduction: {result.reduction}"
+    )
+    rows = []
+    for w in plan.workers:
+        ms = {phase: timeline.worker_ms(w.index, phase) for phase in PHASES}
+        flops = sum(b.flops for b in w.boxes)
+        rate = flops / ms["multiply"] / 1e6 if ms["multiply"] else 0
+        rows.append([
+            w.index, plan.devices[w.device].name, *_where(plan, w),
+            *(_ms(ms[phase]) for phase in PHASES), f"{rate:.1f}" if rate else "",
+        ])  # fmt: skip
+    table(["worker", "<device", "rows of A", "columns of B", "K",
+           *(f"{phase} ms" for phase in PHASES), "gflop/s"], rows)  # fmt: skip
+    report.print_sum(result, plan.summed)
+    held = _held_against(result)
+    report.print_total(result)
+    words = {"of_predicted": "as long as expected", "of_bound": "the bound"}
+    times = [f"{held[x]:.2f} times {word}" for x, word in words.items() if held[x]]
+    if plan.predicted_ms < START_MS:
+        console.print(f"{_expected(plan)}, besides what starting takes")
+    elif times:
+        console.print(f"{', '.join(times)} ({_expected(plan)})")
+    report.print_verdict(verdict)

@@ -1,0 +1,78 @@
+"""Which kernel for a plan, and why: a pure function of the problem and the device's facts."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+
+from hybrid_gemm import catalog
+from hybrid_gemm.errors import UsageError
+from hybrid_gemm.kernel_choice import compute_modes
+from hybrid_gemm.kernel_choice.choose import choose
+from hybrid_gemm.kernel_choice.tables import Machine
+from hybrid_gemm.problem import Problem
+
+SQUARE = Problem(4096, 4096, 4096)
+
+
+@dataclass
+class Facts:
+    kind: str
+    capability: int = 0
+    processors: int = 1
+
+    def machine(self, dtype):
+        return Machine("NVIDIA H200", 132, 90, 66.9) if self.kind == "cuda" else None
+
+
+HOPPER, EMULATOR, CPU = Facts("cuda", 90, 132), Facts("emulator"), Facts("cpu")
+
+
+def chosen(facts, problem=SQUARE, *, kernel=None, compute="fp32", own=False, products=None):
+    variant = catalog.get(kernel).variant() if kernel else None
+    arithmetic = compute_modes.choose(compute, variant, kind=facts.kind, arch=facts.capability)
+    settled = arithmetic.settle(problem)
+    products = [(problem.m, problem.n, problem.k)] if products is None else products
+    return choose(settled, products, facts, chosen=variant, own=own, arithmetic=arithmetic)
+
+
+def test_a_named_kernel_is_taken_because_it_was_asked_for():
+    for facts, kernel in ((CPU, "blas"), (EMULATOR, "naive"), (HOPPER, "shared_tile")):
+        variant, why = chosen(facts, kernel=kernel)
+        assert (variant.name, why) == (kernel, "asked for")
+
+
+def test_gpus_take_what_was_fastest_nearby_and_others_the_first_that_can():
+    variant, why = chosen(HOPPER)
+    assert why.startswith("fastest measured at 4096 x 4096 x 4096") and variant.name in {
+        kernel.name for kernel in catalog.gemm_kernels()
+    }
+    assert not chosen(HOPPER, own=True)[0].kernel.library
+    assert chosen(CPU)[0].name == "blas"
+    assert chosen(EMULATOR)[0].name == "double_buffered"
+    assert chosen(EMULATOR)[1] == chosen(CPU)[1] == "the first that can"
+
+
+def test_the_choice_goes_by_the_largest_product():
+    wide = chosen(HOPPER, products=[(4096, 4096, 4096), (1, 8, 4096)])
+    assert wide == chosen(HOPPER)
+    assert chosen(HOPPER, products=[(1, 8192, 8192)]) != wide
+
+
+def test_tensor_cores_multiply_what_is_theirs():
+    variant, why = chosen(HOPPER, compute="tf32")
+    assert (variant.name, why) == ("wgmma", "the one for tensor cores here")
+    assert chosen(replace(HOPPER, capability=89), compute="tf32")[0].name == "mma"
+    assert chosen(EMULATOR, compute="fp32x3")[0].params["TERMS"] == 3
+    assert chosen(EMULATOR, kernel="mma", compute="tf32")[1] == "asked for"
+
+
+def test_a_kernel_that_cannot_is_refused_with_its_reason():
+    with pytest.raises(UsageError, match="does not run on the cpu device"):
+        chosen(CPU, kernel="naive")
+    with pytest.raises(UsageError, match="one_block"):
+        chosen(EMULATOR, kernel="one_block", products=[(8, 8, 8), (4096, 4096, 8)])
+
+
+def test_nothing_to_multiply_needs_no_table():
+    variant, why = chosen(HOPPER, replace(SQUARE, m=0), products=[])
+    assert (variant.name, why) == ("naive", "the first that can")
