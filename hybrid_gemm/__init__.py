@@ -1,38 +1,35 @@
 """hybrid-gemm: matrix products split by rows or by K-columns over threads, GPUs and ranks."""
 
-__version__ = "0.1.0"
+from typing import TYPE_CHECKING, Any
 
-_API = {"free_memory", "gemm", "matmul", "plan"}
-_RUNNER = {"Result", "Runner"}
-_RANKS = {"RankResult", "RankRunner"}
-_PINNED = {"empty_pinned"}
+__version__ = "0.2.0"
 
 __all__ = [
     "RankResult", "RankRunner", "Result", "Runner", "empty_pinned", "free_memory", "gemm",
     "matmul", "plan",
 ]  # fmt: skip
 
+_MODULES = {
+    "RankResult": "ranks.runner", "RankRunner": "ranks.runner", "Result": "runner",
+    "Runner": "runner", "empty_pinned": "devices.cuda.pinned_memory", "free_memory": "api",
+    "gemm": "api", "matmul": "api", "plan": "api",
+}  # fmt: skip
 
-def __getattr__(name):
-    # NumPy is imported by the first use, so that `hybrid-gemm --help` answers at once.
-    if name in _API:
-        from . import api
+if TYPE_CHECKING:
+    from .api import free_memory, gemm, matmul, plan
+    from .devices.cuda.pinned_memory import empty_pinned
+    from .ranks.runner import RankResult, RankRunner
+    from .runner import Result, Runner
+else:
 
-        return getattr(api, name)
-    if name in _RUNNER:
-        from . import runner
+    def __getattr__(name: str) -> Any:
+        # NumPy is imported by the first use, so that `hybrid-gemm --help` answers at once.
+        if name in _MODULES:
+            from importlib import import_module
 
-        return getattr(runner, name)
-    if name in _RANKS:
-        from .ranks import runner
-
-        return getattr(runner, name)
-    if name in _PINNED:
-        from .devices.cuda import pinned_memory
-
-        return getattr(pinned_memory, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+            return getattr(import_module(f".{_MODULES[name]}", __name__), name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def __dir__():
-    return sorted([*globals(), *_API, *_RUNNER, *_RANKS, *_PINNED])
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MODULES})

@@ -4,51 +4,59 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from .arrays.caller_arrays import as_matrix, is_device_array
+from .arrays.caller_arrays import as_array, is_device_array
+from .options import CHOICES, Options, named_keywords, values_of, with_options
+from .planning.plan import Plan
 from .problem import make_problem
 from .runner import Runner
 
 __all__ = ["free_memory", "gemm", "matmul", "plan"]
 
 
+@named_keywords
 def gemm(
-    a,
-    b,
-    c=None,
+    a: Any,
+    b: Any,
+    c: Any = None,
     /,
     *,
-    alpha=1.0,
-    beta=0.0,
+    alpha: float = 1.0,
+    beta: float = 0.0,
     trans_a: bool = False,
     trans_b: bool = False,
-    out=None,
-    split: str = "auto",
-    threads: int | None = None,
-    device: str = "auto",
-    gpus: Sequence[int] | None = None,
-    emulate_devices: int | None = None,
-    kernel: str = "auto",
-    params: Mapping[str, int] | None = None,
-    reduce: str = "ordered",
-    algorithm: str = "ordinary",
-    levels: int = 1,
-    compute: str = "fp32",
-    grid: Sequence[int] | None = None,
-    max_device_memory: int | None = None,
-    comm=None,
-    **across,
-):
+    out: Any = None,
+    split: str = Options.split,
+    threads: int | None = Options.threads,
+    device: str = Options.device,
+    gpus: int | Sequence[int] | None = Options.gpus,
+    emulate_devices: int | None = Options.emulate_devices,
+    kernel: str = Options.kernel,
+    params: Mapping[str, int] | Sequence[tuple[str, int]] | None = Options.params,
+    reduce: str = Options.reduce,
+    algorithm: str = Options.algorithm,
+    levels: int = Options.levels,
+    compute: str = Options.compute,
+    grid: Sequence[int] | None = Options.grid,
+    max_device_memory: int | str | None = Options.max_device_memory,
+    transport: str = Options.transport,
+    rounds: int | None = Options.rounds,
+    comm: Any = None,
+    distribution: str = "replicated",
+    result: str | None = None,
+    root: int = 0,
+) -> Any:
     """alpha * op(A) @ op(B) + beta * C, split over workers.
 
     `a` (m x k, or k x m with trans_a), `b` (k x n, or n x k with trans_b) and `c` (m x n) are
     2-D arrays of float16, bfloat16 (ml_dtypes), float32, float64 or integers, in any strides or
-    byte order: NumPy
-    arrays, or arrays on a GPU (`__cuda_array_interface__` or DLPack). The result is a new
-    array of NumPy's promoted dtype, or `out`, which may be `c` itself. As in BLAS, C is not
-    read where beta is 0, nor A and B where alpha is 0. The other options are `Runner`'s.
+    byte order: NumPy arrays, or arrays on a GPU (`__cuda_array_interface__` or DLPack). The
+    result is a new array of NumPy's promoted dtype, or `out`, which may be `c` itself. As in
+    BLAS, C is not read where beta is 0, nor A and B where alpha is 0. `Options` says what the
+    other options mean.
 
     With `comm`, an mpi4py communicator, the product is split over its ranks, which all call
     this; `threads` then counts each rank's. `distribution` says where the arrays are:
@@ -56,62 +64,89 @@ def gemm(
     "rows" (each rank passes its rows of op(A) and C, and all of B) or "cols" (its columns of
     op(A) and rows of op(B), and its rows of C). `result` says where C is wanted: "replicated",
     "root" or "rows"; default as A came, and rows for "cols". `grid` then cuts the product over
-    ranks; `transport` and `rounds` are `RankRunner`'s, which is for repeated products.
+    ranks; `transport` and `rounds` are for ranks alone. What ranks keep between calls,
+    `free_memory` gives back.
 
-    Raises ValueError on shapes and choices that do not fit, TypeError on dtypes.
+    Raises ValueError on shapes and choices that do not fit, TypeError on dtypes and on options of
+    a wrong type or name.
+
+    >>> import numpy as np
+    >>> gemm(np.ones((2, 3)), np.ones((3, 2)), device="cpu", threads=2, split="cols").tolist()
+    [[3.0, 3.0], [3.0, 3.0]]
     """
-    a, b = (None if comm is not None and x is None else as_matrix(x) for x in (a, b))
-    if device == "auto" and (there := [x for x in (a, b) if is_device_array(x)]):
-        device, gpus = "cuda", gpus or (there[0].device.id,)
-    if across and comm is None:
-        raise TypeError(f"{next(iter(across))} is for products over ranks: pass comm too")
+    given = values_of(locals())
+    product = {
+        "alpha": alpha, "beta": beta, "trans_a": trans_a, "trans_b": trans_b, "out": out
+    }  # fmt: skip
     if comm is not None:
-        from .ranks import runner as over_ranks
+        from .ranks.runner import kept_runner
 
-        return over_ranks.gemm(
-            a, b, c, comm=comm, across=across,
-            product={"alpha": alpha, "beta": beta, "trans_a": trans_a, "trans_b": trans_b,
-                     "out": out},
-            runner={"split": split, "threads": threads, "device": device, "gpus": gpus,
-                    "emulate_devices": emulate_devices, "kernel": kernel, "params": params,
-                    "reduce": reduce, "algorithm": algorithm, "levels": levels,
-                    "compute": compute, "grid": grid, "max_device_memory": max_device_memory},
-        )  # fmt: skip
-    runner = _runner(
-        device, threads, split, reduce, None if gpus is None else tuple(gpus), emulate_devices,
-        kernel, tuple(sorted((params or {}).items())), algorithm, levels, compute,
-        None if grid is None else tuple(grid), max_device_memory,
-    )  # fmt: skip
-    return runner.gemm(a, b, c, alpha=alpha, beta=beta, trans_a=trans_a, trans_b=trans_b, out=out)
+        ranks = kept_runner(comm, given)
+        return ranks.gemm(a, b, c, **product, distribution=distribution, result=result, root=root)
+    if (distribution, result, root) != ("replicated", None, 0):
+        raise TypeError("distribution, result and root are for products over ranks: pass comm too")
+    if not isinstance(a, np.ndarray):
+        a = as_array(a, "A")
+    if not isinstance(b, np.ndarray):
+        b = as_array(b, "B")
+    if device == "auto":
+        there = next((x for x in (a, b) if is_device_array(x)), None)
+        if there is not None:
+            given = _on_gpu(given, there.device.id)
+    return _runner(given).gemm(a, b, c, **product)
+
+
+def _on_gpu(given: tuple, ordinal: int) -> tuple:
+    """The options for arrays that lie on a GPU, where no device was named."""
+    named = dict(zip(CHOICES, given, strict=True))
+    named["device"] = "cuda"
+    if named["gpus"] is None:
+        named["gpus"] = (ordinal,)
+    return tuple(named.values())
+
+
+def _runner(given: tuple) -> Runner:
+    """The runner for these values of the options, kept for the next call."""
+    try:
+        return _kept_runner(given)
+    except TypeError:  # a list or a dict among them is no key, and a wrong type raises again
+        options = Options(*given)
+        return _kept_runner(tuple(getattr(options, name) for name in CHOICES))
 
 
 @functools.lru_cache(maxsize=8)
-def _runner(
-    device, threads, split, reduce, gpus, emulate_devices, kernel, params, algorithm, levels,
-    compute, grid, max_device_memory,
-) -> Runner:  # fmt: skip
-    return Runner(
-        device=device, threads=threads, split=split, reduce=reduce, gpus=gpus,
-        emulate_devices=emulate_devices, kernel=kernel, params=dict(params),
-        algorithm=algorithm, levels=levels, compute=compute, grid=grid,
-        max_device_memory=max_device_memory,
-    )  # fmt: skip
+def _kept_runner(given: tuple) -> Runner:
+    return Runner.of(Options(*given).alone())
 
 
 def free_memory() -> None:
     """Gives back what `gemm` and `matmul` keep for their next calls: memory of GPUs, plans and
-    loaded kernels. A `Runner` gives its own back when nothing refers to it any more."""
-    _runner.cache_clear()
+    loaded kernels, and connections between ranks (where ranks are at work it is collective). A
+    `Runner` gives its own back when nothing refers to it any more."""
+    import sys
+
+    _kept_runner.cache_clear()
+    if ranks := sys.modules.get(f"{__package__}.ranks.runner"):
+        ranks.close_kept_runners()
 
 
-def matmul(a, b, /, out=None, **options):
+@with_options()
+def matmul(a: Any, b: Any, /, out: Any = None, **options: Any) -> Any:
     """a @ b for 2-D arrays; `options` are those of `gemm`."""
     return gemm(a, b, out=out, **options)
 
 
-def plan(m: int, n: int, k: int, *, dtype="float32", alpha=1.0, beta=0.0, **options):
-    """The plan that `gemm` would follow for these sizes; `options` are `Runner`'s."""
+@with_options(but=("transport", "rounds"))
+def plan(
+    m: int, n: int, k: int, *, dtype: str = "float32", alpha: float = 1.0, beta: float = 0.0,
+    **options: Any,
+) -> Plan:  # fmt: skip
+    """The plan that `gemm` would follow for C of m x n and these dtypes, from host arrays.
+
+    >>> plan(100, 100, 100, device="cpu", threads=4, split="cols").grid
+    (1, 1, 4)
+    """
     a, b, c = (np.broadcast_to(np.empty((), dtype), s) for s in ((m, k), (k, n), (m, n)))
     problem = make_problem(a, b, c, alpha=alpha, beta=beta)
-    runner = Runner(**options)
+    runner = Runner.of(Options.of(options, "plan").alone())
     return runner.plan(runner.settle(problem))

@@ -2,7 +2,7 @@
 
 
 def in_words(size: float) -> str:
-    """Bytes, for people."""
+    """A number of bytes with its unit, three digits: `in_words(3 << 30)` is "3.00 GiB"."""
     for unit in ("KiB", "MiB"):
         size /= 1024
         if size < 1000:
@@ -11,19 +11,29 @@ def in_words(size: float) -> str:
 
 
 class HybridGemmError(Exception):
-    """Base of the package's own errors. `exit_code` is what the command exits with."""
+    """Base of the package's own errors.
+
+    `exit_code` is the code that the `hybrid-gemm` command exits with.
+    """
 
     exit_code = 1
 
 
 class UsageError(HybridGemmError, ValueError):
-    """What was asked cannot be done as asked: a name, a size or a combination is wrong."""
+    """The request is wrong: an unknown name, an impossible size, or options that exclude
+    each other. A `ValueError`."""
+
+    exit_code = 2
+
+
+class OptionTypeError(HybridGemmError, TypeError):
+    """An option of a wrong type; the message names the option and what it takes."""
 
     exit_code = 2
 
 
 class DTypeError(HybridGemmError, TypeError):
-    """A dtype that this package does not multiply."""
+    """A dtype that this package does not multiply. A `TypeError`."""
 
     exit_code = 2
 
@@ -35,18 +45,18 @@ class VerificationError(HybridGemmError):
 
 
 class UnavailableError(HybridGemmError):
-    """What was asked for is not on this machine (a device, a library, a compiler)."""
+    """A device, library or compiler that was asked for is not on this machine."""
 
     exit_code = 5
 
 
 class OutOfMemoryError(HybridGemmError, MemoryError):
-    """More memory is needed than there is; the message has both figures."""
+    """A plan needs more memory than there is; the message gives both sizes. A `MemoryError`."""
 
     exit_code = 1
 
 
 class KernelError(HybridGemmError):
-    """A kernel that does not compile, or that broke a rule while it ran."""
+    """A kernel does not compile, or breaks a rule of CUDA while it runs."""
 
     exit_code = 1

@@ -1,30 +1,43 @@
-"""What is asked: shapes, dtypes, alpha and beta, checked once. Pure."""
+"""The problem: shapes, dtypes, alpha and beta of one product, checked once. Pure."""
 
 from __future__ import annotations
 
-import math
 import numbers
 from dataclasses import dataclass
+from typing import Protocol
 
 import ml_dtypes
 import numpy as np
+from numpy.typing import DTypeLike
 
 from .errors import DTypeError, UsageError
 
 INT_LIMIT = 2**31 - 1  # m, n and k are ints in the kernels, as in BLAS
-NARROW = ("float16", "bfloat16")  # which tensor cores take as they are; bfloat16 is ml_dtypes'
+NARROW = ("float16", "bfloat16")  # tensor cores read them as they are; bfloat16 is ml_dtypes'
 FLOATS = (*NARROW, "float32", "float64")
+
+
+class Described(Protocol):
+    """Anything with a shape and a dtype: an array, or the header of a file."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> np.dtype: ...
 
 
 @dataclass(frozen=True)
 class Problem:
-    """`C = alpha * op(A) @ op(B) + beta * C` with op(A) of m x k and op(B) of k x n.
+    """`C = alpha * op(A) @ op(B) + beta * C`; op(A) is m x k, op(B) is k x n, C is m x n.
 
-    `dtype` is what is computed in, `out_dtype` what C is returned in (NumPy's promotion:
-    float16 and bfloat16 are computed in float32, small integers in int32 or int64, which wraps
-    alike). `compute` says how float32 is multiplied (`tensor.COMPUTES`). `operands` is the dtype
-    in which A and B come to a device: `dtype`, or the narrow one that both have where tensor
-    cores multiply it as it is.
+    `dtype` is the dtype of the arithmetic and `out_dtype` that of C. They differ where NumPy's
+    promotion gives C a narrow dtype: float16 and bfloat16 are multiplied in float32, integers
+    below 32 bits in int32, which wraps around to the same result. `compute` names the arithmetic
+    for float32: fp32, fp32x3 or tf32. `operands` is the dtype that A and B have on a device:
+    `dtype`, or float16 or bfloat16 where both matrices have it and tensor cores read it.
+
+        Problem(1024, 512, 2048).flops == 2 * 1024 * 512 * 2048
     """
 
     m: int
@@ -37,45 +50,50 @@ class Problem:
     compute: str = "fp32"
     operands: str = ""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for name in ("out_dtype", "operands"):
             if not getattr(self, name):
                 object.__setattr__(self, name, self.dtype)
 
     @property
     def flops(self) -> int:
-        """2mnk, the count that every source document uses."""
+        """Floating-point operations: 2mnk, the count that every source document uses."""
         return 2 * self.m * self.n * self.k
 
     @property
     def itemsize(self) -> int:
-        """Bytes of an element of C while it is computed."""
+        """Bytes of one element of C in the dtype of the arithmetic."""
         return np.dtype(self.dtype).itemsize
 
     @property
     def operand_size(self) -> int:
-        """Bytes of an element of A or B on a device."""
+        """Bytes of one element of A or B on a device."""
         return np.dtype(self.operands).itemsize
 
     @property
     def is_integer(self) -> bool:
+        """Whether the arithmetic is that of integers, which wrap around."""
         return np.dtype(self.dtype).kind == "i"
 
     def __str__(self) -> str:
         return f"m={self.m} n={self.n} k={self.k} {self.dtype}"
 
 
-def is_float(dtype) -> bool:
+def is_float(dtype: DTypeLike) -> bool:
+    """Whether `dtype` is one of the four floating-point dtypes that are multiplied."""
     return np.dtype(dtype).name in FLOATS
 
 
-def finfo(dtype):
-    """NumPy's finfo, of bfloat16 too."""
+def finfo(dtype: DTypeLike) -> ml_dtypes.finfo:
+    """The limits of a floating-point dtype, as NumPy's `finfo` gives them; bfloat16 too."""
     return ml_dtypes.finfo(np.dtype(dtype))
 
 
 def compute_dtype(result: np.dtype) -> str:
-    """The dtype that a product with this result dtype is computed in."""
+    """The dtype of the arithmetic for a product whose C has dtype `result`.
+
+    Raises `DTypeError` for dtypes that are not multiplied: complex, bool, strings.
+    """
     if result.name in NARROW:
         return "float32"
     match result.kind, result.itemsize:
@@ -93,8 +111,9 @@ def compute_dtype(result: np.dtype) -> str:
     )
 
 
-def check_dtype(dtype, name: str) -> np.dtype:
-    """`dtype` in native byte order, or `DTypeError` if it is not one we multiply."""
+def check_dtype(dtype: DTypeLike, name: str) -> np.dtype:
+    """`dtype` in native byte order. Raises `DTypeError` if it is not one that is multiplied;
+    `name` says in the message which matrix or file has it."""
     dtype = np.dtype(dtype)
     try:
         compute_dtype(dtype)
@@ -106,47 +125,57 @@ def check_dtype(dtype, name: str) -> np.dtype:
     return dtype.newbyteorder("=")
 
 
-def _check_scalar(value, name: str, dtype: str) -> float | int:
-    if isinstance(value, np.generic) or (hasattr(value, "ndim") and value.ndim == 0):
-        value = value.item()
+def _check_scalar(value: object, name: str, dtype: str) -> float | int:
+    """alpha or beta as a Python number that the arithmetic's dtype can hold."""
+    item = getattr(value, "item", None)
+    if item is not None and getattr(value, "ndim", None) == 0:  # of NumPy or CuPy
+        value = item()
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise DTypeError(f"{name} must be a real number, not {value!r}")
-    if np.dtype(dtype).kind == "i":
-        limits = np.iinfo(dtype)
-        if not (math.isfinite(value) and value == int(value)):
-            raise DTypeError(f"{name}={value!r} with integer matrices; it must be whole")
-        if not limits.min <= value <= limits.max:
-            raise UsageError(f"{name}={value!r} does not fit {dtype}")
-        return int(value)
-    return float(value)
+    if np.dtype(dtype).kind != "i":
+        return float(value)
+    limits = np.iinfo(dtype)
+    if isinstance(value, numbers.Integral):
+        whole = int(value)
+    elif float(value).is_integer():
+        whole = int(float(value))
+    else:
+        raise DTypeError(f"{name}={value!r} with integer matrices; it must be whole")
+    if not limits.min <= whole <= limits.max:
+        raise UsageError(f"{name}={value!r} does not fit {dtype}")
+    return whole
 
 
-def shape_of(array, name: str) -> tuple[int, int]:
+def shape_of(array: Described, name: str) -> tuple[int, int]:
+    """Rows and columns of a matrix. Raises `UsageError` for an array that is not 2-D."""
     if len(array.shape) != 2:
         raise UsageError(
             f"{name} has shape {tuple(array.shape)}; matrices are 2-D "
             "(reshape a vector to (n, 1) or (1, n))"
         )
-    return tuple(int(s) for s in array.shape)
+    rows, cols = array.shape
+    return int(rows), int(cols)
 
 
-def make_problem(a, b, c=None, *, alpha=1.0, beta=0.0, trans_a=False, trans_b=False) -> Problem:
-    """The problem that these arrays pose; `a`, `b`, `c` need only `.shape` and `.dtype`.
+def make_problem(
+    a: Described,
+    b: Described,
+    c: Described | None = None,
+    *,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    trans_a: bool = False,
+    trans_b: bool = False,
+) -> Problem:
+    """The problem that these arrays pose. Only their `.shape` and `.dtype` are read.
 
-    Raises `UsageError` (a `ValueError`) on shapes, `DTypeError` (a `TypeError`) on dtypes.
+    With `trans_a`, A is stored as k x m; with `trans_b`, B is stored as n x k. Raises
+    `UsageError` (a `ValueError`) on shapes and `DTypeError` (a `TypeError`) on dtypes.
+
+        make_problem(np.ones((3, 5)), np.ones((5, 2))).m == 3
     """
     dtypes = [check_dtype(a.dtype, "A"), check_dtype(b.dtype, "B")]
-    (m, k), (k2, n) = shape_of(a, "A"), shape_of(b, "B")
-    if trans_a:
-        m, k = k, m
-    if trans_b:
-        k2, n = n, k2
-    if k != k2:
-        op_a, op_b = "A^T" if trans_a else "A", "B^T" if trans_b else "B"
-        raise UsageError(
-            f"shapes do not match: {op_a} is {m} x {k} and {op_b} is {k2} x {n}; "
-            f"the {k} columns of {op_a} must equal the {k2} rows of {op_b}"
-        )
+    m, n, k = _sides(shape_of(a, "A"), shape_of(b, "B"), trans_a, trans_b)
     if c is not None:
         dtypes.append(check_dtype(c.dtype, "C"))
         if shape_of(c, "C") != (m, n):
@@ -168,3 +197,18 @@ def make_problem(a, b, c=None, *, alpha=1.0, beta=0.0, trans_a=False, trans_b=Fa
     names = {dtype.name for dtype in dtypes[:2]}
     operands = names.pop() if len(names) == 1 and names <= set(NARROW) else compute
     return Problem(m, n, k, compute, alpha, beta, result.name, operands=operands)
+
+
+def _sides(
+    a: tuple[int, int], b: tuple[int, int], trans_a: bool, trans_b: bool
+) -> tuple[int, int, int]:
+    """m, n and k of op(A) and op(B). Raises `UsageError` if their k differ."""
+    m, k = a[::-1] if trans_a else a
+    k2, n = b[::-1] if trans_b else b
+    if k != k2:
+        op_a, op_b = "A^T" if trans_a else "A", "B^T" if trans_b else "B"
+        raise UsageError(
+            f"shapes do not match: {op_a} is {m} x {k} and {op_b} is {k2} x {n}; "
+            f"the {k} columns of {op_a} must equal the {k2} rows of {op_b}"
+        )
+    return m, n, k

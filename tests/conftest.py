@@ -1,36 +1,18 @@
-"""One test body, every device that is there: `device` runs a test on each of them."""
+"""Fixtures and options of all tests. `device` runs a test on every device that is here."""
 
 import signal
 
 import numpy as np
 import pytest
+from support.devices import DEVICES, KERNEL_DEVICES
 
+import hybrid_gemm
 from hybrid_gemm import devices
-from hybrid_gemm.errors import UnavailableError
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as shells start what runs behind them:
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # the tests' children shall see it
-
-
-def _reason(kind: str) -> str | None:
-    try:
-        devices.choose(kind)
-    except UnavailableError as error:
-        return str(error)
-    return None
-
-
-REASONS = {kind: _reason(kind) for kind in devices.KINDS}
-
-
-def on(kind: str):
-    """A parameter for tests of one device, skipped with the reason where it is not here."""
-    mark = pytest.mark.skipif(REASONS[kind] is not None, reason=str(REASONS[kind]))
-    return pytest.param(kind, marks=mark)
-
-
-DEVICES = [on(kind) for kind in devices.KINDS]
-KERNEL_DEVICES = [on("emulator"), on("cuda")]
+# Shells start background jobs with SIGINT ignored, and children inherit that. Some tests interrupt
+# their children.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(params=DEVICES)
@@ -41,11 +23,6 @@ def device(request):
 @pytest.fixture(params=KERNEL_DEVICES)
 def kernel_device(request):
     return request.param
-
-
-def integers(rng, shape, dtype="float32"):
-    """Whole numbers whose float32 products are exact."""
-    return rng.integers(-4, 5, shape).astype(dtype)
 
 
 @pytest.fixture
@@ -70,14 +47,12 @@ def _emulated(request, monkeypatch):
     def several(kind, workers, *, gpus=None, emulate=None):
         return real(kind, workers, gpus=gpus, emulate=count if emulate is None else emulate)
 
-    from hybrid_gemm import api
-
-    api._runner.cache_clear()
+    hybrid_gemm.free_memory()  # no runner kept from another test has other devices
     monkeypatch.setattr(devices, "open_devices", several)
 
 
 def pytest_terminal_summary(terminalreporter):
-    """What compiled kernels use, as test_kernel_compile.py recorded it."""
+    """Shows what compiled kernels use, as test_kernel_compile.py recorded it."""
     rows = [
         value
         for report in terminalreporter.getreports("passed") + terminalreporter.getreports("failed")

@@ -4,6 +4,6 @@ compute-sanitizer --tool memcheck python tests/sanitize_gpu.py
 compute-sanitizer --tool racecheck python tests/sanitize_gpu.py
 """
 
-from test_kernels import GEMMS, every_kernel_once, open_device
+from support.checked_accesses import main
 
-every_kernel_once(open_device("cuda"), GEMMS)
+main("cuda", "kernels")

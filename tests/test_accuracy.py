@@ -7,11 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from conftest import on
-from test_tensor import bound
+from support.devices import on
+from support.tensor_cores import error_bound
 
 from hybrid_gemm.arrays import generator
 from hybrid_gemm.bench import accuracy, kernels
+from hybrid_gemm.bench.accuracy import AccuracyStudy
+from hybrid_gemm.bench.kernels import KernelStudy
+from hybrid_gemm.bench.study import run
 from hybrid_gemm.cli import cli
 from hybrid_gemm.cli.pictures import pictures
 from hybrid_gemm.errors import UsageError
@@ -51,7 +54,7 @@ def test_kinds_are_what_they_say():
 
 
 def test_every_way_has_a_row_with_its_errors(device):
-    data = accuracy.run([(33, 34, 520)], device=device)
+    data = run(AccuracyStudy([(33, 34, 520)], device=device))
     ways = {row["way"] for row in data["rows"]}
     assert len(data["rows"]) == len(ways) * len(accuracy.KINDS)
     assert all(row["verdict"] == "passed" for row in data["rows"])
@@ -64,7 +67,8 @@ def test_every_way_has_a_row_with_its_errors(device):
     for kind in accuracy.KINDS:
         strict, halves, tf32 = (by[kind, way] for way in ("fp32", "fp32x3", "tf32"))
         split = "tf32" if kind in ("wide", "huge") else "fp16"
-        assert halves["largest"] <= bound(halves["kernel"], ("fp16", "tf32").index(split), 520)
+        verdict = ("fp16", "tf32").index(split)
+        assert halves["largest"] <= error_bound(halves["kernel"], verdict, 520)
         if device == "emulator":  # elsewhere a small C has its k shared out, and errs less
             assert halves["largest"] < 1.2 * strict["largest"]
         assert tf32["frobenius"] > 30 * halves["frobenius"]
@@ -73,7 +77,7 @@ def test_every_way_has_a_row_with_its_errors(device):
 
 @pytest.mark.parametrize("kind", [on("cuda")])
 def test_beside_cublas(kind):
-    data = accuracy.run([(256, 256, 1024)], device=kind)
+    data = run(AccuracyStudy([(256, 256, 1024)], device=kind))
     by = {(row["data"], row["way"]): row for row in data["rows"]}
     assert by["normal", "cuBLAS fp32"]["frobenius_of_cublas"] == 1
     assert by["normal", "cuBLAS tf32"]["frobenius_of_cublas"] > 100
@@ -87,14 +91,14 @@ def test_a_wrong_product_fails(monkeypatch):
         c[...] = 0
 
     monkeypatch.setattr(CpuDevice, "gemm", nothing)
-    data = accuracy.run([(8, 8, 64)], device="cpu", data=["normal"])
+    data = run(AccuracyStudy([(8, 8, 64)], device="cpu", data=["normal"]))
     assert [row["verdict"] for row in data["rows"]] == ["FAILED"]
 
     def unwritten(self, variant, a, b, c, **options):
         pass
 
     monkeypatch.setattr(CpuDevice, "gemm", unwritten)
-    data = accuracy.run([(8, 8, 64)], device="cpu", data=["normal"])
+    data = run(AccuracyStudy([(8, 8, 64)], device="cpu", data=["normal"]))
     assert [row["verdict"] for row in data["rows"]] == ["FAILED"]
 
 
@@ -108,7 +112,7 @@ def test_the_command_and_its_pictures(device, tmp_path):
     assert data["environment"]
     with open(rows) as file:
         found = list(csv.DictReader(file))
-    assert len(found) == len(data["rows"]) and set(found[0]) == set(accuracy.COLUMNS)
+    assert len(found) == len(data["rows"]) and set(found[0]) == set(AccuracyStudy.columns)
     assert list(pictures(data)) == [
         "accuracy-normal-uniform-cancelling",
         "accuracy-ill-scaled-wide-huge",
@@ -131,10 +135,10 @@ def test_what_does_not_go_together_is_refused():
 @pytest.mark.parametrize("compute", ["fp32x3", "tf32"])
 @pytest.mark.parametrize("data", ["normal", "wide"])
 def test_bench_times_tensor_cores(kernel_device, compute, data):
-    found = kernels.run(
+    found = run(KernelStudy(
         [], [(70, 66, 530)], device=kernel_device, compute=compute, data=data, samples=1,
         layouts=["nn", "tn"],
-    )  # fmt: skip
+    ))  # fmt: skip
     own = [row for row in found["rows"] if not row["kernel"].startswith("cublas")]
     assert len(own) == 2
     for row in own:
@@ -149,7 +153,7 @@ def test_bench_times_tensor_cores(kernel_device, compute, data):
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_bench_times_narrow_operands(kernel_device, dtype):
-    found = kernels.run([], [(70, 66, 90)], device=kernel_device, dtypes=[dtype], samples=1)
+    found = run(KernelStudy([], [(70, 66, 90)], device=kernel_device, dtypes=[dtype], samples=1))
     for row in found["rows"]:
         assert row["dtype"] == dtype and row["verdict"] == "passed"
         assert row["compute"] == f"{dtype} on tensor cores, sums in float32"
@@ -159,7 +163,7 @@ def test_bench_times_narrow_operands(kernel_device, dtype):
 
 def test_bench_refuses_what_is_not_strict(kernel_device):
     variants = kernels.select(["mma", "naive"], False, {})
-    found = kernels.run(variants, [(20, 20, 20)], device=kernel_device, samples=1)
+    found = run(KernelStudy(variants, [(20, 20, 20)], device=kernel_device, samples=1))
     notes = {row["kernel"]: row["note"] for row in found["rows"]}
     assert "give compute fp32x3 or tf32" in notes["mma"] and not notes["naive"]
 

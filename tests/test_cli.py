@@ -5,30 +5,12 @@ import os
 import resource
 import signal
 import subprocess
-import sys
 import time
 
 import numpy as np
 import pytest
-
-COMMAND = [sys.executable, "-m", "hybrid_gemm"]
-
-
-def run(*arguments, check=None, cwd=None, **environment):
-    done = subprocess.run(
-        [*COMMAND, *map(str, arguments)], capture_output=True, text=True, cwd=cwd,
-        env={**os.environ, **environment},
-    )  # fmt: skip
-    if check is not None:
-        assert done.returncode == check, done.stderr
-    return done
-
-
-def one_line(done) -> str:
-    lines = [x for x in done.stderr.splitlines() if x.startswith("hybrid-gemm: ")]
-    assert len(lines) == 1, done.stderr
-    assert "Traceback" not in done.stderr
-    return lines[0]
+from support.command import COMMAND, environment, one_line, python, run
+from support.devices import REASONS
 
 
 @pytest.fixture
@@ -46,7 +28,7 @@ def test_run_prints_workers_total_rate_and_verdict():
         assert text in done.stdout, done.stdout
 
 
-def test_device_chosen_here_is_said():
+def test_the_chosen_device_is_reported():
     done = run("run", "--size", 8, check=0)
     assert "device: " in done.stderr
 
@@ -138,9 +120,7 @@ def test_a_wrong_product_exits_3_and_leaves_no_file(files):
         "sys.argv = ['hybrid-gemm', 'run', 'A.npy', 'B.npy', '-o', 'C.npy', '--device', 'cpu']\n"
         "from hybrid_gemm.cli import main\nmain()\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, cwd=folder
-    )
+    done = python("-c", script, cwd=folder)
     assert done.returncode == 3, done.stderr
     assert "the product is wrong" in done.stderr
     assert sorted(os.listdir(folder)) == ["A.npy", "B.npy"]
@@ -211,7 +191,7 @@ def test_bad_input_files(files):
 )  # fmt: skip
 def test_bad_choices_are_one_line(files, arguments, code, says):
     folder, _a, _b = files
-    if "emulator" in arguments and (reason := __import__("conftest").REASONS["emulator"]):
+    if "emulator" in arguments and (reason := REASONS["emulator"]):
         pytest.skip(reason)
     done = run("run", *arguments, cwd=folder, check=code)
     assert says in one_line(done)
@@ -237,9 +217,7 @@ def test_a_full_disk_leaves_nothing(files):
         "sys.argv = ['hybrid-gemm', 'run', 'A.npy', 'B.npy', '-o', 'C.npy', '--device', 'cpu']\n"
         "from hybrid_gemm.cli import main\nmain()\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, cwd=folder
-    )
+    done = python("-c", script, cwd=folder)
     assert done.returncode == 2, done.stderr
     assert "needs 2528 bytes" in done.stderr
     assert sorted(os.listdir(folder)) == ["A.npy", "B.npy"]
@@ -251,7 +229,7 @@ def test_a_full_disk_leaves_nothing(files):
 def test_a_signal_leaves_nothing_half_written(tmp_path, number, code):
     process = subprocess.Popen(
         [*COMMAND, "run", "--size", "6000", "--device", "cpu", "-o", "C.npy"],
-        cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE,
+        cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, env=environment(),
     )  # fmt: skip
     deadline = time.time() + 60
     while not os.listdir(tmp_path) and time.time() < deadline:
@@ -281,7 +259,7 @@ def test_help_imports_nothing_heavy():
         "try: cli.main(standalone_mode=False)\n"
         "finally: print(sorted({'numpy', 'cupy', 'rich', 'mpi4py'} & sys.modules.keys()))\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    done = python("-c", script)
     assert done.stdout.splitlines()[-1] == "[]"
 
 
@@ -324,12 +302,12 @@ def test_bench_series_and_bad_names():
 @pytest.mark.parametrize("width", [40, 80, 200])
 def test_numbers_stay_whole_in_narrow_terminals(width):
     script = (
-        "from hybrid_gemm import report\n"
-        f"report.console.width = {width}\n"
-        "report.table(['<name', 'rows of A', 'multiply ms', 'empty'],\n"
+        "from hybrid_gemm.reporting import console\n"
+        f"console.console.width = {width}\n"
+        "console.table(['<name', 'rows of A', 'multiply ms', 'empty'],\n"
         "             [['a' * 30, '12345:67890', '123456.78', None]])\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    done = python("-c", script)
     assert "12345:67890" in done.stdout and "123456.78" in done.stdout
     assert "empty" not in done.stdout
 
@@ -347,7 +325,7 @@ def test_numbers_stay_whole_in_narrow_terminals(width):
     ],
     ids=str,
 )
-def test_where_results_go_is_looked_at_before_any_work(files, arguments, said):
+def test_output_files_are_checked_before_any_work(files, arguments, said):
     folder, a, _b = files
     done = run(*arguments, check=2, cwd=folder)
     assert said in one_line(done) and done.stdout == ""

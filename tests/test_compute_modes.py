@@ -6,15 +6,16 @@ import json
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from conftest import REASONS, integers, on
-from test_tensor import data
+from support.arrays import integers
+from support.devices import needs, on
+from support.tensor_cores import operands
 
 import hybrid_gemm as hg
 from hybrid_gemm import catalog
 from hybrid_gemm.arrays.npy_files import open_npy
 from hybrid_gemm.cli import cli
 from hybrid_gemm.errors import UnavailableError, UsageError
-from hybrid_gemm.execution.plan_run import ThreadRun
+from hybrid_gemm.execution import staging
 from hybrid_gemm.kernel_choice import compute_modes
 from hybrid_gemm.problem import Problem
 
@@ -35,11 +36,11 @@ def test_splits(kernel_device, rng, compute, split, threads):
     assert result.plan.problem.compute == ("tf32" if compute == "tf32" else "fp32x3")
 
 
-def test_the_result_says_what_was_taken(kernel_device):
-    a, b, _ = data("NaN", 20, 30, 40)
+def test_the_result_names_the_split_that_was_taken(kernel_device):
+    a, b, _ = operands("NaN", 20, 30, 40)
     result = runner(kernel_device, compute="fp32x3").run(a, b)
     assert result.compute.endswith("strict fp32)")  # of a device's copies in parts, one at least
-    x, y, _ = data("wide", 400, 30, 512)
+    x, y, _ = operands("wide", 400, 30, 512)
     x[:200] = 1
     result = runner(kernel_device, compute="fp32x3", threads=2, split="rows").run(x, y)
     assert "tf32 split" in result.compute
@@ -68,31 +69,37 @@ def test_narrow_operands(device, dtype, split, threads):
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("split, most", [("rows", None), ("cols", None), ("rows", 900_000)])
 def test_narrow_results_are_rounded_once(kernel_device, dtype, split, most, monkeypatch):
-    """They come back in 16 bits where nothing is added to them any more; sums, and what is made
-    in turns over k, come in 32."""
+    """C comes back in 16 bits where each element is written once. Sums over workers, and C that
+    is made in turns over k, come back in 32 bits."""
     rng = np.random.default_rng(4)
     shapes = (200, 1300), (1300, 136), (200, 136)
     a, b, c = (rng.integers(-2, 3, s).astype(dtype) for s in shapes)
     exact = 0.5 * (a.astype("f4") @ b.astype("f4")) + 3 * c.astype("f4")
     options = {"threads": 2, "emulate_devices": 1, "max_device_memory": most}
     here = runner(kernel_device, split=split, **options)
-    made, real = [], ThreadRun._made
-    monkeypatch.setattr(ThreadRun, "_made", lambda run: made.append(real(run)) or made[-1])
+    downloaded, download = [], staging.Link.download
+
+    def recorded(link, dst, src, *arguments):
+        downloaded.append(src.dtype)
+        download(link, dst, src, *arguments)
+
+    monkeypatch.setattr(staging.Link, "download", recorded)
     out = np.full(exact.shape, np.nan, dtype)
     result = here.run(a, b, c, alpha=0.5, beta=3, out=out)
     np.testing.assert_array_equal(out.astype("f4"), exact.astype(dtype).astype("f4"))
     chunks = max(len(tile) for w in result.plan.workers for tile in w.tiles)
     assert (chunks > 1) == (most is not None)
+    assert set(downloaded) == {np.dtype(dtype if split == "rows" and not most else "float32")}
+    downloaded.clear()
     c = c.astype("f4") + 0.25  # which 16 bits may not hold
     here.run(a, b, c, alpha=0.5, beta=3, out=out)
     np.testing.assert_array_equal(out.astype("f4"), (exact + 0.75).astype(dtype).astype("f4"))
-    assert made == [dtype if split == "rows" and not most else "float32", "float32"]
+    assert set(downloaded) == {np.dtype("float32")}
 
 
+@needs("cuda")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_device_arrays_are_multiplied_where_they_lie(dtype):
-    if REASONS["cuda"]:
-        pytest.skip(REASONS["cuda"])
     import cupy
 
     here = hg.Runner(device="cuda", gpus=[0])
@@ -119,14 +126,14 @@ def test_strassen_over_tensor_cores(kernel_device, rng):
     assert result.compute == "strict float32"
 
 
-def test_what_is_not_here_is_refused_by_name(rng):
+def test_an_unavailable_compute_mode_is_refused_by_name(rng):
     a, b = integers(rng, (5, 6)), integers(rng, (6, 7))
     for compute in ("fp32x3", "tf32"):
         with pytest.raises(UnavailableError, match=f"{compute} needs tensor cores.*is cpu"):
             hg.gemm(a, b, device="cpu", compute=compute)
     result = runner("cpu", compute="auto").run(a, b)
     assert result.compute == "strict float32" and (result.c == a @ b).all()
-    with pytest.raises(UsageError, match="there are fp32, fp32x3, tf32, auto"):
+    with pytest.raises(UsageError, match="there are fp32, fp32x3, tf32 and auto"):
         hg.gemm(a, b, device="cpu", compute="fp8")
 
 

@@ -5,28 +5,30 @@ import weakref
 
 import numpy as np
 import pytest
-from conftest import REASONS, integers
 from hypothesis import given
 from hypothesis import strategies as st
+from support.arrays import integers
+from support.devices import needs
+from support.links import separate_links
 
 import hybrid_gemm
-from hybrid_gemm import Runner, gemm
+from hybrid_gemm import Runner, devices, gemm
 from hybrid_gemm.arrays.caller_arrays import shares_memory
 from hybrid_gemm.errors import DTypeError
-from hybrid_gemm.execution import single_gpu, staging
+from hybrid_gemm.execution import single_gpu
 from hybrid_gemm.planning import planner
 from hybrid_gemm.problem import Problem
 
-on_cuda = pytest.mark.skipif(REASONS["cuda"] is not None, reason=str(REASONS["cuda"]))
+on_cuda = needs("cuda")
 
 
 @pytest.mark.parametrize("options", [{}, {"threads": 2, "split": "cols"}, {"compute": "fp32x3"}])
 def test_a_runner_that_is_dropped_takes_its_memory_along(device, options, rng, monkeypatch):
-    """At once, and not when Python looks for what refers to itself."""
+    """Its memory is freed at once, and not when Python next collects cycles of references."""
     if device == "cpu" and "compute" in options:
         pytest.skip("fp32x3 is for tensor cores")
     a, b = integers(rng, (70, 90)), integers(rng, (90, 50))
-    monkeypatch.setattr(staging, "_links", {})
+    separate_links(monkeypatch, object())
     gc.collect()
     gc.disable()
     try:
@@ -41,13 +43,14 @@ def test_a_runner_that_is_dropped_takes_its_memory_along(device, options, rng, m
 
 
 def test_memory_kept_for_later_calls_is_given_back(device, rng, monkeypatch):
-    seen, opened = [], Runner.__init__
+    seen, open_devices = [], devices.open_devices
 
-    def remember(runner, **options):
-        opened(runner, **options)
-        seen.extend(map(weakref.ref, runner.devices))
+    def remember(*arguments, **options):
+        opened = open_devices(*arguments, **options)
+        seen.extend(map(weakref.ref, opened))
+        return opened
 
-    monkeypatch.setattr(Runner, "__init__", remember)
+    monkeypatch.setattr(devices, "open_devices", remember)
     a, b = integers(rng, (70, 90)), integers(rng, (90, 50))
     for _ in range(2):
         np.testing.assert_array_equal(gemm(a, b, device=device, threads=3), a @ b)
@@ -58,8 +61,8 @@ def test_memory_kept_for_later_calls_is_given_back(device, rng, monkeypatch):
 
 
 @given(st.data())
-def test_what_shares_memory_is_what_numpy_says(data):
-    """By addresses alone, as it is decided for arrays of GPUs."""
+def test_arrays_share_memory_where_numpy_says_so(data):
+    """The addresses alone decide, as they do for arrays of GPUs."""
     whole = np.zeros((12, 14), "f4")
 
     def view():
@@ -180,18 +183,18 @@ def test_small_arrays_of_the_host_are_copied_whole(dtype, rng, monkeypatch):
     np.testing.assert_array_equal(here.gemm(a, b, alpha=np.array(2.0)), 2 * a @ b)
 
 
-def test_arrays_that_lie_on_a_device_need_not_fit_once_more(kernel_device):
+def test_arrays_on_a_device_need_no_second_copy_in_its_memory(kernel_device):
     """However little is free beside them, the kernel for one device is found."""
     here = Runner(device=kernel_device, max_device_memory=1000, threads=1)
     with pytest.raises(MemoryError, match=r"needs 48 KiB on .*, which has 0\.977 KiB free"):
         here.plan(Problem(64, 64, 64), resident=True)
-    variant = here.alone(Problem(64, 64, 64), "nn", here.devices[0])
+    variant = here.plans.alone(Problem(64, 64, 64), "nn", here.devices[0])
     assert variant.refusal(device=kernel_device, dtype="float32", m=64, n=64, k=64) is None
 
 
 @on_cuda
 @pytest.mark.parametrize("options", [{}, {"threads": 1}, {"threads": 3, "split": "rows"}])
-def test_a_run_takes_no_memory_for_arrays_that_lie_there(options, rng):
+def test_a_run_takes_no_memory_for_arrays_on_its_gpu(options, rng):
     import cupy
 
     (a, b, c) = (cupy.asarray(integers(rng, s)) for s in ((70, 90), (90, 50), (70, 50)))

@@ -36,7 +36,7 @@ def test_matrices_are_given_by_their_address():
     assert bytes(values)[offsets[2] :][:4] == (6).to_bytes(4, "little")
 
 
-def test_what_no_kernel_takes_is_an_error():
+def test_an_argument_that_no_kernel_takes_is_an_error():
     with pytest.raises(KeyError):
         driver.packed([np.complex64(1)])
 

@@ -1,21 +1,20 @@
 """The emulator: what it runs, and what it reports."""
 
-import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from support.checked_texts import CASES, TEXT
+from support.command import python
+from support.emulation import Compiler, compiled, needs_emulator, run_kernel
 
 from hybrid_gemm.catalog import Launch
 from hybrid_gemm.devices.emulator import program as emulation
 from hybrid_gemm.devices.emulator.program import Options
 from hybrid_gemm.errors import KernelError, UnavailableError
 
-pytestmark = pytest.mark.skipif(
-    emulation.available() is not None, reason=str(emulation.available())
-)
+pytestmark = needs_emulator
 
 NAIVE = """
 extern "C" __global__ void __launch_bounds__(256)
@@ -47,21 +46,10 @@ extern "C" __global__ void kernel(int n, T alpha, const T* A, const T* B, T* C) 
 """
 
 
-def program(text, tmp_path, label="test", options=Options(), dtype="float"):  # noqa: B008
-    source = f'typedef {dtype} T;\n#line 1 "kernel.cu"\n{text.lstrip()}'
-    return emulation.compile(source, "kernel", include=tmp_path, options=options, label=label)
-
-
-def run(text, args, tmp_path, *, grid=1, block=1, shared=0, threads=1, options=Options()):  # noqa: B008
-    """Runs a kernel text over grids and blocks along x."""
-    launch = Launch((grid, 1, 1), (block, 1, 1), shared)
-    program(text, tmp_path).launch(launch, args, threads=threads, options=options)
-
-
 # --- what it runs -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("order", program.ORDERS)
+@pytest.mark.parametrize("order", emulation.ORDERS)
 @pytest.mark.parametrize("n", [1, 16, 45])
 @pytest.mark.parametrize("text", [NAIVE, TILED], ids=["naive", "tiled"])
 def test_products(text, n, order, tmp_path):
@@ -69,7 +57,7 @@ def test_products(text, n, order, tmp_path):
     a, b = (rng.integers(-4, 5, (n, n)).astype(np.float32) for _ in "ab")
     c = np.full((n, n), np.nan, np.float32)
     tiles = -(-n // 16)
-    program(text, tmp_path).launch(
+    compiled(text, tmp_path).launch(
         Launch((tiles, tiles, 1), (16, 16, 1)),
         [np.int32(n), np.float32(3), a, b, c],
         threads=2,
@@ -88,19 +76,19 @@ def test_dtypes(dtype, c_type, tmp_path):
         a, b = a % 1024, b % 1024
     c = np.zeros_like(a)
     args = [np.int32(32), np.dtype(dtype).type(1), a, b, c]
-    program(TILED, tmp_path, dtype=c_type).launch(Launch((2, 2, 1), (16, 16, 1)), args)
+    compiled(TILED, tmp_path, dtype=c_type).launch(Launch((2, 2, 1), (16, 16, 1)), args)
     assert np.array_equal(c, a @ b)  # integers wrap around
 
 
-def test_ucontext_switches_the_same(tmp_path, monkeypatch):
-    flags = (*emulation._FLAGS, "-DHYBRID_GEMM_UCONTEXT")
-    monkeypatch.setattr(emulation, "_FLAGS", flags)
+def test_threads_switched_by_ucontext_give_the_same_product(tmp_path, monkeypatch):
+    compiler = Compiler(tmp_path, monkeypatch, "-DHYBRID_GEMM_UCONTEXT")
     rng = np.random.default_rng(2)
     a, b = (rng.integers(-4, 5, (40, 40)).astype(np.float32) for _ in "ab")
     c = np.zeros_like(a)
     args = [np.int32(40), np.float32(1), a, b, c]
-    program(TILED, tmp_path).launch(Launch((3, 3, 1), (16, 16, 1)), args, threads=2)
+    compiled(TILED, tmp_path).launch(Launch((3, 3, 1), (16, 16, 1)), args, threads=2)
     assert np.array_equal(c, a @ b)
+    assert compiler.calls == 1
 
 
 @pytest.mark.parametrize("declared", ["", "__align__(16) ", "alignas(16) "])
@@ -114,7 +102,7 @@ def test_dynamic_shared_memory(declared, tmp_path):
         ((float4*)x)[threadIdx.x] = tile[blockDim.x - 1 - threadIdx.x];
     }}"""
     x = np.arange(400, dtype=np.float32)
-    run(text, [x], tmp_path, block=100, shared=1600)
+    run_kernel(text, [x], tmp_path, block=100, shared=1600)
     assert np.array_equal(x.reshape(100, 4), np.arange(400).reshape(100, 4)[::-1])
 
 
@@ -130,7 +118,7 @@ def test_shared_memory_begins_as_nan(tmp_path):
     }"""
     for threads in (1, 2):
         x = np.ones(9, np.float32)
-        run(text, [x], tmp_path, grid=4, shared=16, threads=threads)
+        run_kernel(text, [x], tmp_path, grid=4, shared=16, threads=threads)
         assert np.isnan(x[1:]).all()
 
 
@@ -149,7 +137,7 @@ def test_shuffles(tmp_path):
         y[t + 128] = __shfl_up_sync(~0u, t, 2);
     }"""
     x, y = np.arange(64.0), np.zeros(192, np.int32)
-    run(text, [x, y], tmp_path, block=64, options=Options("shuffle", seed=5))
+    run_kernel(text, [x, y], tmp_path, block=64, options=Options("shuffle", seed=5))
     t = np.arange(64)
     assert x[0] == t[:32].sum() and x[32] == t[32:].sum()
     assert np.array_equal(y[:64], t.reshape(8, 8).sum(1).repeat(8))
@@ -167,7 +155,7 @@ def test_shuffles_among_some_lanes(tmp_path):
     }"""
     y = np.zeros(40, np.int32)  # the second warp has 8 lanes, none of them below 16
     t = np.arange(32)
-    run(text, [y], tmp_path, block=32)
+    run_kernel(text, [y], tmp_path, block=32)
     assert np.array_equal(y[:32], 100 + np.where(t < 16, t ^ 1, (t ^ 2) + 31))
 
 
@@ -179,16 +167,16 @@ def test_many_blocks_on_two_threads(tmp_path):
         x[b * 12 + t] += b + t;
         if (b == 0 && t == 0) *seen = make_uint4(gridDim.x, gridDim.y, blockDim.y, blockDim.z);
     }"""
-    for order in program.ORDERS:
+    for order in emulation.ORDERS:
         x, seen = np.zeros((2000, 12), np.uint32), np.zeros(4, np.uint32)
         launch = Launch((50, 20, 2), (3, 2, 2))
-        program(text, tmp_path).launch(launch, [x, seen], threads=2, options=Options(order, 9))
+        compiled(text, tmp_path).launch(launch, [x, seen], threads=2, options=Options(order, 9))
         assert np.array_equal(x, np.arange(2000)[:, None] + np.arange(12))
         assert list(seen) == [50, 20, 2, 2]
 
 
 def test_two_python_threads_at_once(tmp_path):
-    tiled = program(TILED, tmp_path)
+    tiled = compiled(TILED, tmp_path)
     meet = threading.Barrier(2)
 
     def product(seed):
@@ -220,9 +208,9 @@ extern "C" __global__ void kernel(int n, T* parts, T* total, unsigned* counter) 
 
 
 def test_the_last_block_sees_what_the_others_wrote(tmp_path):
-    kernel = program(COUNTED, tmp_path)
+    kernel = compiled(COUNTED, tmp_path)
     parts, total, counter = np.empty(999, "f4"), np.empty(1, "f4"), np.zeros(1, "u4")
-    for order in program.ORDERS:
+    for order in emulation.ORDERS:
         parts[:] = np.nan
         kernel.launch(
             Launch((999, 1, 1), (1, 1, 1)), [np.int32(999), parts, total, counter],
@@ -242,9 +230,9 @@ def test_a_race_shows_by_order(tmp_path):
         x[threadIdx.x] = tile[63 - threadIdx.x];  // no barrier before
     }"""
     results = []
-    for order in program.ORDERS:
+    for order in emulation.ORDERS:
         x = np.zeros(64, np.int32)
-        run(text, [x], tmp_path, block=64, options=Options(order, seed=2))
+        run_kernel(text, [x], tmp_path, block=64, options=Options(order, seed=2))
         results.append(x.tobytes())
     assert len(set(results)) == 3
 
@@ -254,12 +242,12 @@ def test_a_race_between_blocks_shows_by_order(tmp_path):
     x = np.zeros(1, np.int32)
     last = []
     for options in (Options(), Options("reverse"), Options("shuffle", 3), Options("shuffle", 3)):
-        run(text, [x], tmp_path, grid=100, options=options)
+        run_kernel(text, [x], tmp_path, grid=100, options=options)
         last.append(int(x[0]))
     assert last[:2] == [99, 0] and last[2] == last[3]
 
 
-@pytest.mark.parametrize("order", program.ORDERS)
+@pytest.mark.parametrize("order", emulation.ORDERS)
 def test_threads_that_return_before_a_barrier(order, tmp_path):
     text = """
     extern "C" __global__ void kernel(int* x) {
@@ -268,7 +256,8 @@ def test_threads_that_return_before_a_barrier(order, tmp_path):
         x[threadIdx.x] = 1;
     }"""
     with pytest.raises(KernelError) as error:
-        run(text, [np.zeros(64, np.int32)], tmp_path, grid=3, block=64, options=Options(order))
+        x = np.zeros(64, np.int32)
+        run_kernel(text, [x], tmp_path, grid=3, block=64, options=Options(order))
     assert str(error.value) == (
         "kernel test: block (2, 0, 0), thread (0, 0, 0) waits for all threads of its block "
         "at kernel.cu:3; thread (9, 0, 0) has returned"
@@ -285,7 +274,7 @@ def test_barriers_at_two_lines(tmp_path):
         x[threadIdx.x] = 1;
     }"""
     with pytest.raises(KernelError, match=r"kernel\.cu:3; thread \(40, 0, 0\) waits at kernel"):
-        run(text, [np.zeros(64, np.int32)], tmp_path, block=64)
+        run_kernel(text, [np.zeros(64, np.int32)], tmp_path, block=64)
 
 
 def test_warp_operations_that_not_all_lanes_reach(tmp_path):
@@ -300,7 +289,7 @@ def test_warp_operations_that_not_all_lanes_reach(tmp_path):
         x[t] = __shfl_sync(mask < 4 ? ~0u : mask, t, 0);
     }"""
     x = np.zeros(64, np.int32)
-    run(text, [x, np.uint32(0)], tmp_path, block=64)
+    run_kernel(text, [x, np.uint32(0)], tmp_path, block=64)
     for mask, wanted in {
         1: r"lanes of its warp at kernel\.cu:8; thread \(37, 0, 0\) has returned",
         2: r"lanes of its warp at kernel\.cu:8; thread \(37, 0, 0\) waits at kernel\.cu:5",
@@ -308,7 +297,7 @@ def test_warp_operations_that_not_all_lanes_reach(tmp_path):
         7: r"thread \(3, 0, 0\) is not in the mask of its warp operation at kernel\.cu:8",
     }.items():
         with pytest.raises(KernelError, match=wanted):
-            run(text, [x, np.uint32(mask)], tmp_path, block=64)
+            run_kernel(text, [x, np.uint32(mask)], tmp_path, block=64)
 
 
 def test_a_failed_launch_leaves_the_program_usable(tmp_path):
@@ -321,18 +310,18 @@ def test_a_failed_launch_leaves_the_program_usable(tmp_path):
     x = np.zeros(32, np.int32)
     for _ in range(3):
         with pytest.raises(KernelError):
-            run(text, [x, np.int32(1)], tmp_path, grid=50, block=32, threads=2)
-        run(text, [x, np.int32(0)], tmp_path, grid=50, block=32, threads=2)
+            run_kernel(text, [x, np.int32(1)], tmp_path, grid=50, block=32, threads=2)
+        run_kernel(text, [x, np.int32(0)], tmp_path, grid=50, block=32, threads=2)
     assert x.all()
 
 
 def test_compile_errors_carry_the_message(tmp_path):
     with pytest.raises(KernelError, match=r"kernel test does not compile:\nkernel\.cu: .*\n"):
-        program('extern "C" __global__ void kernel(int* x) {\n    x[0] = unknown;\n}', tmp_path)
+        compiled('extern "C" __global__ void kernel(int* x) {\n    x[0] = unknown;\n}', tmp_path)
     with pytest.raises(KernelError, match=r"TILE is even"):
-        program('static_assert(3 % 2 == 0, "TILE is even");', tmp_path)
+        compiled('static_assert(3 % 2 == 0, "TILE is even");', tmp_path)
     with pytest.raises(KernelError, match="frame size"):
-        program(
+        compiled(
             'extern "C" __global__ void kernel(volatile int* x) {\n'
             "    volatile int big[50000];\n    big[x[0]] = 1; x[1] = big[x[2]];\n}",
             tmp_path,
@@ -342,18 +331,18 @@ def test_compile_errors_carry_the_message(tmp_path):
 def test_arguments_are_checked(tmp_path):
     text = 'extern "C" __global__ void kernel(int n, const double* a, double* c) { c[n] = a[n]; }'
     one, two = np.arange(4.0), np.zeros(4)
-    run(text, [np.int32(2), one, two], tmp_path)
+    run_kernel(text, [np.int32(2), one, two], tmp_path)
     assert two[2] == 2
     one.flags.writeable = False
-    run(text, [np.int32(1), one, two], tmp_path)
+    run_kernel(text, [np.int32(1), one, two], tmp_path)
     with pytest.raises(TypeError, match="argument 0 must be a NumPy scalar of int32; got int64"):
-        run(text, [np.int64(2), one, two], tmp_path)
+        run_kernel(text, [np.int64(2), one, two], tmp_path)
     with pytest.raises(TypeError, match="argument 1 must be a NumPy array of float64; got ndarr"):
-        run(text, [np.int32(2), one.astype(np.float32), two], tmp_path)
+        run_kernel(text, [np.int32(2), one.astype(np.float32), two], tmp_path)
     with pytest.raises(TypeError, match="takes 3 arguments; got 2"):
-        run(text, [np.int32(2), one], tmp_path)
+        run_kernel(text, [np.int32(2), one], tmp_path)
     with pytest.raises(ValueError, match="argument 2 is read-only"):
-        run(text, [np.int32(2), one, one], tmp_path)
+        run_kernel(text, [np.int32(2), one, one], tmp_path)
     with pytest.raises(ValueError, match="no order is called 'random'"):
         Options("random")
 
@@ -362,88 +351,39 @@ def test_launches_that_no_gpu_takes(tmp_path):
     text = 'extern "C" __global__ void kernel() {}'
     for grid, block, shared in [(1, 1025, 0), (0, 1, 0), (1, 0, 0), (1, 1, 2**20)]:
         with pytest.raises(KernelError):
-            run(text, [], tmp_path, grid=grid, block=block, shared=shared)
+            run_kernel(text, [], tmp_path, grid=grid, block=block, shared=shared)
 
 
 def test_without_a_compiler(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UnavailableError, match="g\\+\\+ is not installed"):
-        program(NAIVE, tmp_path)
+        compiled(NAIVE, tmp_path)
     assert "g++ is not installed" in emulation.available.__wrapped__()
 
 
 # --- checked programs ---------------------------------------------------------------------
 
-CHECKED = """
-extern "C" __global__ void kernel(float* x, int what, int by) {
-    __shared__ float tile[64];
-    extern __shared__ float more[];
-    const int t = threadIdx.x;
-    float* p = tile;
-    p[t] = more[t] = x[t];
-    __syncthreads();
-    if (what == 1) x[t + by] = 0;
-    if (what == 2) x[t] = p[t + by];
-    if (what == 3) more[t + by] = 0;
-    if (what == 4) tile[t + by] = 0;
-    if (what == 5) *(float4*)(x + 4 * (t / 8) + by) = make_float4(0, 0, 0, 0);
-}
-"""
-CHECKED_CASES = {
-    "right": (0, 0, ""),
-    "global": (1, 1, "thread (63, 0, 0) writes 4 bytes, 0 past the end of an array of 256 bytes, "
-               "at kernel.cu:8"),
-    "before": (1, -2, "thread (0, 0, 0) writes 4 bytes, 8 before an array of 256 bytes, "
-               "at kernel.cu:8"),
-    "wild": (1, 2**30, "accesses address"),
-    "shared": (2, 1, "thread (63, 0, 0) reads 4 bytes, 0 past the end of an array of 256 bytes, "
-               "at kernel.cu:9"),
-    "dynamic": (3, 2, "thread (62, 0, 0) writes 4 bytes outside all arrays at kernel.cu:10"),
-    "index": (4, 1, "thread (63, 0, 0) has index 64, outside the array, at kernel.cu:11"),
-    "aligned": (5, 4, ""),
-    "misaligned": (5, 1, "thread (0, 0, 0) uses address 0x"),
-}  # fmt: skip
-
-
-def _run_checked(tmp_path):
-    for name, (what, by, _) in CHECKED_CASES.items():
-        checked = program(CHECKED, tmp_path, name, Options(sanitize=True))
-        try:
-            args = [np.zeros(64, np.float32), np.int32(what), np.int32(by)]
-            checked.launch(Launch((1, 1, 1), (64, 1, 1), 256), args, threads=2)
-        except KernelError as error:
-            print(f"{name}: {error}")
-        else:
-            print(f"{name}:")
-
 
 @pytest.fixture(scope="module")
 def checked_environment():
     try:
-        return program.sanitized_environment()
+        return emulation.sanitized_environment()
     except UnavailableError as error:
         pytest.skip(str(error))
 
 
 def test_checked_programs(tmp_path, checked_environment):
-    ran = subprocess.run(
-        [sys.executable, __file__, str(tmp_path)],
-        env=checked_environment, capture_output=True, text=True, timeout=120,
+    ran = python(
+        "-m", "support.checked_texts", tmp_path, env=checked_environment, timeout=120
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
     lines = dict(line.split(":", 1) for line in ran.stdout.splitlines())
-    assert list(lines) == list(CHECKED_CASES)
-    for name, (_, _, wanted) in CHECKED_CASES.items():
+    assert list(lines) == list(CASES)
+    for name, (_, _, wanted) in CASES.items():
         assert wanted in lines[name]
         assert wanted or not lines[name]
 
 
 def test_checked_programs_need_their_environment(tmp_path):
     with pytest.raises(UnavailableError, match="sanitized_environment"):
-        program(CHECKED, tmp_path, options=Options(sanitize=True))
-
-
-if __name__ == "__main__":
-    from pathlib import Path
-
-    _run_checked(Path(sys.argv[1]))
+        compiled(TEXT, tmp_path, options=Options(sanitize=True))

@@ -1,50 +1,44 @@
-"""What was compiled for the emulator is not compiled twice."""
+"""The cache of programs that were compiled for the emulator."""
 
 import os
 
 import numpy as np
 import pytest
-from test_emulation import pytestmark, run  # noqa: F401  (a mark)
+from support.emulation import Compiler, needs_emulator, run_kernel
 
 from hybrid_gemm.catalog import Launch
 from hybrid_gemm.devices.emulator import program as emulation
 from hybrid_gemm.errors import UnavailableError
-from hybrid_gemm.host import cache, compiler
+from hybrid_gemm.host import cache
+
+pytestmark = needs_emulator
 
 
 @pytest.fixture
-def compilations(tmp_path, monkeypatch):
-    """An empty cache, and the list of g++ calls that follow."""
-    monkeypatch.setenv("HYBRID_GEMM_CACHE", str(tmp_path / "cache"))
-    calls, tool = [], compiler._tool
-
-    def counted(command, text=""):
-        calls.append(command)
-        return tool(command, text)
-
-    monkeypatch.setattr(compiler, "_tool", counted)
-    return calls
+def compiler(tmp_path, monkeypatch):
+    """An empty cache, and a compiler that counts its calls."""
+    return Compiler(tmp_path, monkeypatch)
 
 
-def test_what_the_cache_has_is_not_compiled(tmp_path, compilations):
+def test_a_program_in_the_cache_is_not_compiled_again(tmp_path, compiler):
     text = '#include "part.cuh"\nextern "C" __global__ void kernel(int* x) { x[0] = PART; }'
     x = np.zeros(1, np.int32)
     (tmp_path / "part.cuh").write_text("#define PART 5\n")
     for _ in range(2):
-        run(text, [x], tmp_path)
-    assert len(compilations) == 1 and x[0] == 5
+        run_kernel(text, [x], tmp_path)
+    assert compiler.calls == 1 and x[0] == 5
     assert len(list((tmp_path / "cache" / "emulator").iterdir())) == 1
     (tmp_path / "part.cuh").write_text("#define PART 6\n")
-    run(text, [x], tmp_path)
-    assert len(compilations) == 2 and x[0] == 6
+    run_kernel(text, [x], tmp_path)
+    assert compiler.calls == 2 and x[0] == 6
 
 
-def test_compile_many(tmp_path, compilations):
+def test_compile_many(tmp_path, compiler):
     kernel = 'extern "C" __global__ void kernel(int* x) {{ x[0] = {}; }}'
     kernels = [(kernel.format(i % 2), "kernel", f"k{i}") for i in range(4)]
     programs = emulation.compile_many(kernels, include=tmp_path)
     assert [p.label for p in programs] == ["k0", "k1", "k2", "k3"]
-    assert len(compilations) == 2
+    assert compiler.calls == 2
     for i, each in enumerate(programs):
         x = np.full(1, 9, np.int32)
         each.launch(Launch((1, 1, 1), (1, 1, 1)), [x])

@@ -6,11 +6,11 @@ import json
 import math
 from pathlib import Path
 
-import invented
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from conftest import on
+from support import invented
+from support.devices import needs, on
 
 from hybrid_gemm import catalog
 from hybrid_gemm.cli import cli
@@ -209,6 +209,7 @@ def test_roofline():
 # --- the engine ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [on("cpu"), on("emulator")])
 def test_all_small(kind, tmp_path):
     data = engine.run(engine.choose_experiments(["all"]), device=kind)
@@ -223,7 +224,8 @@ def test_all_small(kind, tmp_path):
     output.write(str(tmp_path / "out"), data)
 
 
-@pytest.mark.skipif(on("cuda").marks[0].args[0], reason="no CUDA device")
+@pytest.mark.slow
+@needs("cuda")
 def test_small_on_a_gpu():
     data = engine.run(engine.choose_experiments(["all"]), device="cuda")
     rows = [row for result in data["experiments"] for row in result["rows"]]
@@ -235,7 +237,7 @@ def test_small_on_a_gpu():
     assert driver["status"] == CONFIRMED, driver
 
 
-def test_the_labs_way_on_the_emulator(kernel_device):
+def test_the_critical_reduction_on_kernel_devices(kernel_device):
     lab = Lab(kernel_device, samples=1)
     found = measure.run(
         lab, n=70, threads=3, split="cols", reduce="critical", kernel="naive_row", alone=True
@@ -261,7 +263,7 @@ def test_the_time_cap_cuts_samples_then_points(monkeypatch):
     assert result["cut"] == 2
 
 
-def test_what_cannot_run_is_a_row_that_says_why():
+def test_a_measurement_that_cannot_run_is_a_row_with_its_reason():
     data = engine.run([EXPERIMENTS["library"]], device="cpu")
     assert all("CUDA" in row["note"] for row in data["experiments"][0]["rows"])
 
@@ -276,6 +278,7 @@ def test_unknown_names():
 # --- files and pictures -------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_files_whole_or_not_at_all(tmp_path, full, monkeypatch):
     target = tmp_path / "out"
     output.write(str(target), full)
@@ -325,6 +328,7 @@ def test_theirs_differ_from_ours_without_colour(full):
     assert image.count("stroke-dasharray") >= 1  # theirs is dashed
 
 
+@pytest.mark.slow
 def test_pictures_without_our_rows():
     for experiment in EXPERIMENTS.values():
         rows = [dict(p.row) | {"note": "not here"} for p in experiment.points("small", "cpu")]
@@ -377,6 +381,7 @@ def test_reproduce_command(tmp_path):
 # --- the page -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_page_follows_from_the_results(tmp_path, full):
     (tmp_path / "docs/results").mkdir(parents=True)
     (tmp_path / document.RESULTS).write_text(json.dumps(full))

@@ -6,14 +6,14 @@ import weakref
 
 import numpy as np
 import pytest
-from conftest import integers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.arrays import integers
+from support.devices import open_device
 
 import hybrid_gemm
 from hybrid_gemm import Runner, gemm, matmul
 from hybrid_gemm.errors import DTypeError, UsageError
-from hybrid_gemm.execution.plan_run import ThreadRun
 
 FEW = {"cpu": 150, "emulator": 25, "cuda": 100}
 side = st.integers(0, 40) | st.sampled_from([0, 1, 31, 32, 33, 64, 65])
@@ -177,7 +177,7 @@ def test_bad_operands_are_restated(a, b, error, message):
         ({"beta": 1}, UsageError, "no C was given"),
         ({"alpha": "x"}, DTypeError, "alpha must be a real number"),
         ({"split": "diagonal"}, UsageError, "rows, cols and auto"),
-        ({"device": "tpu"}, UsageError, "auto, cuda, cpu, emulator"),
+        ({"device": "tpu"}, UsageError, "auto, cuda, cpu and emulator"),
         ({"device": "cpu", "gpus": [0]}, UsageError, "the device is cpu"),
         ({"device": "cpu", "kernel": "naive"}, UsageError, "does not run on the cpu"),
         ({"device": "cpu", "kernel": "niave"}, UsageError, "did you mean 'naive'"),
@@ -277,18 +277,44 @@ def test_resident_runs_move_nothing_while_the_clock_runs(device, split, rng):
 
 
 def test_room_for_parts_is_made_before_the_clock_runs(kernel_device, rng, monkeypatch):
-    """Once: streams do in a second run what they did in the first."""
-    seen, start = [], ThreadRun.start_clock
+    """And only once: streams do in a second run what they did in the first."""
+    streams, seen, kind = [], [], type(open_device(kernel_device))
+    stream, start = kind.stream, kind.start_clock
 
-    def start_clock(run):
-        streams = [s for p in run.pipelines for s in p.multiplying]
-        seen.append([(id(s), [id(room) for room, _flags in s.scratch]) for s in streams])
-        start(run)
+    def new_stream(device, urgent=False):
+        streams.append(stream(device, urgent))
+        return streams[-1]
 
-    monkeypatch.setattr(ThreadRun, "start_clock", start_clock)
+    def start_clock(device):
+        rooms = [(id(s), [id(room) for room, _flags in s.scratch]) for s in streams if s.scratch]
+        seen.append(sorted(rooms))
+        start(device)
+
+    monkeypatch.setattr(kind, "stream", new_stream)
+    monkeypatch.setattr(kind, "start_clock", start_clock)
     a, b = integers(rng, (300, 40)), integers(rng, (40, 60))
     here = Runner(device=kernel_device, kernel="tuned", threads=2, split="rows")
     for _ in range(3):
         np.testing.assert_array_equal(here.gemm(a, b), a @ b)
     assert len(seen[0]) == 2 and all(len(rooms) == 1 for _stream, rooms in seen[0])
-    assert [sorted(again) for again in seen] == 3 * [sorted(seen[0])]
+    assert seen == 3 * len(here.devices) * [seen[0]]
+
+
+@pytest.mark.parametrize(
+    "dtype, into, high",
+    [("uint32", "float64", 2**32), ("uint32", "int64", 2**32), ("int8", "float32", 100),
+     ("uint8", "int64", 200), ("int32", "float64", 2**31), ("float32", "float64", 1000),
+     ("float16", "float32", 300), ("float32", "float16", 10)],
+)  # fmt: skip
+@pytest.mark.parametrize("options", [{}, {"threads": 3, "split": "cols"}], ids=str)
+@pytest.mark.filterwarnings("error")
+def test_out_of_another_dtype_gets_the_finished_product(device, dtype, into, high, options, rng):
+    """As NumPy does: the product is finished in its own dtype, where integers wrap, then cast."""
+    a, b = (rng.integers(0, high, shape).astype(dtype) for shape in ((20, 30), (30, 25)))
+    expected = gemm(a, b, device=device, **options)
+    if np.dtype(dtype).kind != "f":
+        np.testing.assert_array_equal(expected, np.matmul(a, b))
+    out = np.empty((20, 25), into)
+    assert gemm(a, b, device=device, out=out, **options) is out
+    with np.errstate(over="ignore"):
+        np.testing.assert_array_equal(out, expected.astype(into))

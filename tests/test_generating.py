@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_matrices import one_line
+from support.errors import message
 
 from hybrid_gemm.arrays.generator import generate
 from hybrid_gemm.errors import UsageError
@@ -61,7 +61,7 @@ def test_streams_differ():
     assert len({tile.tobytes() for tile in made}) == len(made)
 
 
-def test_fills_are_what_they_say():
+def test_fills_have_their_distributions():
     normal = generate(1000, 1000, "float32", seed=1, operand="A")
     assert abs(normal.mean(dtype=float)) < 0.005 and abs(normal.std(dtype=float) - 1) < 0.005
     uniform = generate(1000, 1000, "float64", seed=1, operand="A", fill="uniform")
@@ -101,4 +101,4 @@ def test_bad_requests_are_refused(wrong, words):
     request = {"rows": 4, "cols": 4, "dtype": "float32", "seed": 0, "operand": "A"}
     with pytest.raises(UsageError) as error:
         generate(**{**request, **wrong})
-    one_line(error, words)
+    message(error, words)

@@ -1,16 +1,14 @@
 """Every kernel, every listed variant, odd shapes, all layouts and dtypes: exact, and nothing
 outside C written. The same body runs on the emulator and on a GPU."""
 
-import functools
-import subprocess
-import sys
-
 import numpy as np
 import pytest
-from conftest import REASONS, integers
+from support.arrays import fetch, padded
+from support.command import python
+from support.devices import needs, open_device
+from support.kernels import GEMMS, check_passes, multiply
 
-from hybrid_gemm import catalog, devices
-from hybrid_gemm.catalog import Variant
+from hybrid_gemm import catalog
 from hybrid_gemm.devices.emulator import program as emulation
 from hybrid_gemm.errors import UsageError
 
@@ -18,67 +16,13 @@ SHAPES = [
     (1, 1, 1), (5, 7, 3), (33, 65, 17), (130, 133, 21), (128, 128, 16), (1, 200, 50),
     (200, 1, 50), (129, 64, 1), (64, 31, 0), (3, 300, 8),
 ]  # fmt: skip
-GEMMS = [v for k in catalog.gemm_kernels() if not k.library for v in k.variants()]
-POISON = {"f": np.nan, "i": -(2**30)}
-
-
-@functools.cache
-def open_device(kind, **options):
-    if options:
-        from hybrid_gemm.devices.emulator.device import EmulatorDevice
-
-        return EmulatorDevice(options=emulation.Options(**options))
-    return devices.open_devices(kind, 1, gpus=[0] if kind == "cuda" else None)[0]
-
-
-def padded(device, host, pad, poison):
-    """The matrix on the device inside a larger one full of poison; returns both."""
-    whole = np.full((host.shape[0] + 2, host.shape[1] + pad), poison, host.dtype)
-    whole[1:-1, : host.shape[1]] = host
-    stream = device.stream()
-    there = device.empty(*whole.shape, host.dtype.name)
-    device.copy(there, whole, stream)
-    stream.synchronize()
-    return there, there[1:-1, : host.shape[1]]
-
-
-def fetch(device, matrix):
-    stream = device.stream()
-    host = np.empty(matrix.shape, matrix.dtype)
-    device.copy(host, matrix, stream)
-    stream.synchronize()
-    return host
-
-
-def multiply(device, variant, shape, layout, dtype, pad, alpha, beta, seed=0):
-    """Runs the variant; returns C and what NumPy makes of the same whole numbers."""
-    m, n, k = shape
-    rng = np.random.default_rng(seed)
-    poison = POISON[np.dtype(dtype).kind]
-    stored = [integers(rng, s, dtype) for s in ((m, k), (k, n))]
-    a, b = (
-        padded(device, x if order == "n" else x.T.copy(), pad, poison)[1]
-        for x, order in zip(stored, layout, strict=True)
-    )
-    old = integers(rng, (m, n), dtype) if beta else np.full((m, n), poison, dtype)
-    whole, c = padded(device, old, pad, poison)
-    stream = device.stream()
-    with device.using(stream):
-        device.gemm(
-            variant, a if layout[0] == "n" else a.T, b if layout[1] == "n" else b.T, c,
-            alpha=alpha if k else 0, beta=beta, stream=stream,
-        )  # fmt: skip
-        stream.synchronize()
-    expected = np.full(whole.shape, poison, dtype)
-    product = alpha * (stored[0].astype("i8") @ stored[1].astype("i8"))
-    expected[1:-1, :n] = product + beta * old.astype("i8") if beta else product
-    return fetch(device, whole), expected
 
 
 @pytest.mark.parametrize("layout", catalog.LAYOUTS)
 @pytest.mark.parametrize("variant", GEMMS, ids=str)
 def test_float32_at_odd_shapes(kernel_device, variant, layout):
-    """On the emulator, where each has to be compiled: defaults in all layouts, others in two."""
+    """On the emulator each variant has to be compiled: default variants run in all layouts, others
+    in two."""
     turn = (layout in ("nn", "tt")) + GEMMS.index(variant)
     if kernel_device == "emulator" and variant != variant.kernel.variant() and turn % 2:
         pytest.skip("this variant is emulated in the other two layouts")
@@ -112,12 +56,11 @@ def mnk(shape):
     return dict(zip("mnk", shape, strict=True))
 
 
+@needs("emulator")
 @pytest.mark.parametrize("order", ["reverse", "shuffle"])
 @pytest.mark.parametrize("kernel", [k for k in catalog.gemm_kernels() if not k.library],
                          ids=lambda k: k.name)  # fmt: skip
 def test_thread_order_does_not_matter(kernel, order):
-    if REASONS["emulator"]:
-        pytest.skip(REASONS["emulator"])
     device = open_device("emulator", order=order, seed=7)
     shape = (30, 31, 33) if kernel.limits else (133, 130, 37)
     got, expected = multiply(device, kernel.variant(), shape, "nn", "float32", 1, 1, 1)
@@ -145,81 +88,17 @@ def test_the_same_input_gives_the_same_bits(kernel_device, kernel):
         np.testing.assert_array_equal(again, results[0])
 
 
-def every_kernel_once(device, variants):
-    """Each variant at an odd shape, and the passes: what a checker of accesses should watch.
-
-    Of kernels with a fixed number of blocks, with fewer blocks than tiles too.
-    """
-    for i, variant in enumerate(variants):
-        layout = catalog.LAYOUTS[-1 - i % 4]
-        cases = [(variant, (29, 33, 35) if variant.kernel.limits else (131, 137, 21))]
-        if "BLOCKS" in variant.params:
-            few = Variant(variant.kernel, {**variant.params, "BLOCKS": 2})
-            cases.append((few, (301, 299, 20)))
-        for case, shape in cases:
-            got, expected = multiply(device, case, shape, layout, "float32", 3, 1, 1)
-            np.testing.assert_array_equal(got, expected, err_msg=f"{case} {shape}")
-    passes(device)
-    print(f"clean: {len(variants)} variants and the passes")
-
-
-SANITIZED = """
-import sys
-sys.path.insert(0, {here!r})
-from test_kernels import GEMMS, every_kernel_once, open_device
-default = {{v.name: v for v in reversed(GEMMS)}}
-every_kernel_once(open_device("emulator", sanitize=True), list(default.values()))
-"""
-
-
+@needs("emulator")
 def test_address_sanitizer_finds_nothing_at_odd_shapes():
-    """Every kernel's default variant, and the passes, with each access checked."""
-    if REASONS["emulator"]:
-        pytest.skip(REASONS["emulator"])
-    here = str(__import__("pathlib").Path(__file__).parent)
-    done = subprocess.run(
-        [sys.executable, "-c", SANITIZED.format(here=here)], capture_output=True, text=True,
-        env=emulation.sanitized_environment(),
-    )  # fmt: skip
+    """Runs every kernel's default variant, and the passes, with each access checked."""
+    checked = emulation.sanitized_environment()
+    done = python("-m", "support.checked_accesses", "emulator", "kernels", env=checked)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.startswith("clean: ")
 
 
-def passes(device):
-    """Transpose, slab copy, add and ordered sum, with odd sizes and leading dimensions."""
-    rng = np.random.default_rng(3)
-    stream = device.stream()
-    with device.using(stream):
-        for rows, cols, pad in ((1, 1, 0), (33, 70, 1), (64, 128, 0), (130, 3, 2), (7, 301, 4)):
-            host = integers(rng, (rows, cols))
-            _whole, there = padded(device, host, pad, np.nan)
-            turned = device.transposed(there, stream)
-            again = device.transposed(turned, stream)
-            stream.synchronize()
-            assert turned.strides[0] == 4
-            np.testing.assert_array_equal(fetch(device, turned.T), host.T)
-            np.testing.assert_array_equal(fetch(device, again), host)
-            whole, copy = padded(device, np.full_like(host, np.nan), pad + 1, 9)
-            device.copy_here(copy, there, stream)
-            device.add(copy, there, stream)
-            stream.synchronize()
-            got = fetch(device, whole)
-            np.testing.assert_array_equal(got[1:-1, :cols], 2 * host)
-            assert (got[0] == 9).all() and (got[1:-1, cols:] == 9).all()
-            for parts in (1, 2, 5, 9):
-                hosts = [integers(rng, (rows, cols)) for _ in range(parts)]
-                views = [padded(device, x, pad, np.nan)[1] for x in hosts]
-                for beta, start in ((0, np.nan), (2, 3)):
-                    whole, out = padded(device, np.full_like(host, start), pad, 9)
-                    device.sum(views, out, alpha=3, beta=beta, stream=stream)
-                    stream.synchronize()
-                    got = fetch(device, whole)
-                    np.testing.assert_array_equal(got[1:-1, :cols], 3 * sum(hosts) + 3 * beta)
-                    assert (got[0] == 9).all() and (got[1:-1, cols:] == 9).all()
-
-
 def test_passes(kernel_device):
-    passes(open_device(kernel_device))
+    check_passes(open_device(kernel_device))
 
 
 def test_partials_are_added_in_their_order(kernel_device):

@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import math
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -36,7 +38,7 @@ def gpus(count, **changes):
     return [dataclasses.replace(GPU, name=f"gpu{i}", unit=i, **changes) for i in range(count)]
 
 
-def test_a_rate_is_that_of_the_most_that_are_not_more():
+def test_the_rate_of_n_is_that_of_the_largest_measured_number_up_to_n():
     assert [cost_model.rate(HOST.h2d, n) for n in (1, 2, 3, 4, 8)] == [50, 100, 100, 80, 80]
     assert cost_model.rate(HOST.peers, 1) == 600
     assert HOST.memcpy_gbps == 40
@@ -129,7 +131,7 @@ def test_links_not_measured_are_assumed_and_say_so():
 @pytest.fixture
 def measured(monkeypatch):
     """Figures of the emulator's copies: what travels between arrays of the host."""
-    monkeypatch.setattr(link_rates, "ROW_BYTES", 1 << 12)
+    monkeypatch.setattr(links, "ROW_BYTES", 1 << 12)
     devices = open_devices("emulator", 1, emulate=3)
     for ordinal, device in enumerate(devices):
         device.ordinal = ordinal
@@ -152,30 +154,25 @@ def test_every_link_is_measured_alone_and_together(measured):
     assert [r["at_once"] for r in rows if r["link"] == "memcpy"] == [1, 2]
 
 
-def test_measuring_moves_the_bytes_that_it_counts(monkeypatch):
-    monkeypatch.setattr(link_rates, "ROW_BYTES", 1 << 12)
-    devices = open_devices("emulator", 1, emulate=2)
-    copied = []
+def test_measuring_counts_the_bytes_that_it_moves(monkeypatch):
+    """By a clock that goes on by a second for 10^9 bytes copied, every rate is 1 GB/s."""
+    monkeypatch.setattr(links, "ROW_BYTES", 1 << 12)
+    devices = open_devices("emulator", 1, emulate=3)
+    lock, copied = threading.Lock(), [0]
+
+    def copy(dst, src, *_stream):
+        with lock:
+            copied[0] += src.nbytes
+
     for ordinal, device in enumerate(devices):
-        device.ordinal = ordinal
-        device.copy = lambda dst, src, stream: copied.append(src.nbytes)
-    bench = links._Links(devices, lambda shape: np.empty(shape, "f4"))
-    counted = []
-    monkeypatch.setattr(bench, "_gbps", lambda work, buffers: (work(), counted.append(buffers)))
-    for link in ("h2d", "d2h", "both"):
-        for memory in ("pinned", "pageable"):
-            copied.clear()
-            bench.host(link, memory, 2)
-            assert sum(copied) == counted[-1] * links.ROWS * links.ROW_BYTES
-    copied.clear()
-    bench.peers([(0, 1), (1, 0)])
-    assert sum(copied) == counted[-1] * links.ROWS * links.ROW_BYTES
-    parts = []
-    monkeypatch.setattr(
-        link_rates, "_copy_all", lambda mine: parts.extend(piece.nbytes for piece in mine[1])
-    )
-    bench.memcpy(3)
-    assert sum(parts) == counted[-1] * links.ROWS * links.ROW_BYTES
+        device.ordinal, device.copy = ordinal, copy
+    monkeypatch.setattr(np, "copyto", copy)
+    monkeypatch.setattr(time, "perf_counter", lambda: copied[0] / 1e9)
+    data = links.measure(devices, lambda shape: np.empty(shape, "f4"), [1, 3])
+    assert {row["link"] for row in data["rows"]} == {"h2d", "d2h", "both", "peer", "ring", "memcpy"}
+    assert {row["memory"] for row in data["rows"]} == {"pinned", "pageable", "device"}
+    for row in data["rows"]:
+        assert row["gbps"] == pytest.approx(1), row
 
 
 def test_figures_are_kept_for_these_gpus_alone(measured, monkeypatch, tmp_path):

@@ -19,19 +19,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.lib import format as npy
+from support.command import environment, python
+from support.errors import message
 
 from hybrid_gemm.arrays.npy_files import NpyWriter, check_output, open_npy
 from hybrid_gemm.errors import DTypeError, HybridGemmError, UsageError
 
 DTYPES = ["f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"]
-
-
-def one_line(error, *words) -> str:
-    message = str(error.value)
-    assert "\n" not in message
-    for word in words:
-        assert str(word) in message, message
-    return message
 
 
 @contextlib.contextmanager
@@ -104,7 +98,7 @@ def test_open_npy_refuses_what_is_not_a_whole_npy_file(tmp_path, monkeypatch):
     def refused(*words):
         with pytest.raises(UsageError) as error:
             open_npy(path)
-        one_line(error, path, *words)
+        message(error, path, *words)
 
     refused("no such file")
     np.save(tmp_path / "B.npy", np.ones((2, 3)))
@@ -157,7 +151,7 @@ def test_open_npy_refuses_other_dtypes(tmp_path, dtype):
         np.save(path, np.zeros((2, 2), dtype))
     with pytest.raises(DTypeError) as error:
         open_npy(path)
-    one_line(error, path, "float64")
+    message(error, path, "float64")
     assert isinstance(error.value, TypeError)
 
 
@@ -168,7 +162,7 @@ def test_open_npy_without_permission():
         path.chmod(0)
         with pytest.raises(UsageError) as error:
             open_npy(path)
-        one_line(error, path, "permission denied")
+        message(error, path, "permission denied")
 
     with unprivileged_folder() as (folder, run):
         run(body)
@@ -178,7 +172,7 @@ def test_open_npy_without_permission():
 
 
 @given(hnp.array_shapes(min_dims=2, max_dims=2, min_side=0), st.sampled_from(DTYPES))
-def test_written_is_read_back(tmp_path_factory, shape, dtype):
+def test_a_written_matrix_is_read_back(tmp_path_factory, shape, dtype):
     folder = tmp_path_factory.mktemp("npy")
     c = np.arange(shape[0] * shape[1]).reshape(shape).astype(dtype)
     with NpyWriter(folder / "C.npy", shape, ">" + dtype) as writer:
@@ -190,7 +184,7 @@ def test_written_is_read_back(tmp_path_factory, shape, dtype):
     assert os.listdir(folder) == ["C.npy"]
 
 
-def test_nothing_is_there_before_commit_nor_after_abort(tmp_path):
+def test_no_file_exists_before_commit_nor_after_abort(tmp_path):
     path = tmp_path / "C.npy"
     writer = NpyWriter(path, (3, 4), "float32")
     assert not path.exists()
@@ -225,7 +219,7 @@ def test_a_failing_commit_leaves_the_old_file(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(HybridGemmError) as error, NpyWriter(path, (2, 2), "float64"):
         pass
-    one_line(error, path, "Input/output error")
+    message(error, path, "Input/output error")
     assert error.value.exit_code == 1
     assert os.listdir(tmp_path) == ["C.npy"]
     assert open_npy(path).sum() == 4
@@ -268,7 +262,7 @@ def test_output_onto_an_input_is_refused(tmp_path):
     for name in ("A.npy", "soft.npy", "hard.npy", "sub/../A.npy"):
         with pytest.raises(UsageError) as error:
             NpyWriter(tmp_path / name, (2, 2), "float64", inputs=[tmp_path / "B.npy", a])
-        one_line(error, name, f"it is the input {a}")
+        message(error, name, f"it is the input {a}")
     assert open_npy(a).sum() == 4
     assert len(os.listdir(tmp_path)) == 4
 
@@ -277,7 +271,7 @@ def test_outputs_that_cannot_be_are_refused(tmp_path):
     def refused(path, *words):
         with pytest.raises(UsageError) as error:
             check_output(path)
-        one_line(error, path, *words)
+        message(error, path, *words)
 
     refused(tmp_path / "no" / "C.npy", "there is no directory", "mkdir")
     refused(tmp_path, "a directory")
@@ -291,8 +285,8 @@ def test_outputs_that_cannot_be_are_refused(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     refused(tmp_path / "pipe", "a pipe")
     # Standard output by its name, where that is a pipe.
-    code = "from hybrid_gemm.matrices import check_output; check_output('/dev/stdout')"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    code = "from hybrid_gemm.arrays.npy_files import check_output; check_output('/dev/stdout')"
+    done = python("-c", code)
     assert "UsageError: cannot write /dev/stdout: it is a pipe" in done.stderr
 
 
@@ -300,7 +294,7 @@ def test_protected_places_are_refused():
     def refused(path, *words):
         with pytest.raises(UsageError) as error:
             NpyWriter(path, (1, 1), "float32")
-        one_line(error, path, *words)
+        message(error, path, *words)
 
     def body():
         (folder / "C.npy").touch(0o444)
@@ -336,8 +330,8 @@ def test_a_disk_too_small_is_refused_at_once(monkeypatch, reports):
         rows = disk.f_blocks * disk.f_frsize // 2**20  # of 2 MiB each: twice the disk
         with pytest.raises(UsageError) as error:
             NpyWriter(f"{folder}/C.npy", (rows, 2**18), "float64")
-        message = one_line(error, "C.npy", "are free there")
-        needs, free = (int(word) for word in message.split() if word.isdecimal())
+        text = message(error, "C.npy", "are free there")
+        needs, free = (int(word) for word in text.split() if word.isdecimal())
         assert needs == rows * 2**21 + 128 and 0 < free < needs
         assert os.listdir(folder) == []
 
@@ -345,15 +339,13 @@ def test_a_disk_too_small_is_refused_at_once(monkeypatch, reports):
 def test_a_file_size_limit_is_refused_at_once(tmp_path):
     code = """
         import sys
-        from hybrid_gemm.matrices import NpyWriter
+        from hybrid_gemm.arrays.npy_files import NpyWriter
         NpyWriter(sys.argv[1], (1000, 1000), "float64")
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code), tmp_path / "C.npy"],
-        capture_output=True,
-        text=True,
+    done = python(
+        "-c", textwrap.dedent(code), tmp_path / "C.npy",
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (10**6, 10**6)),
-    )
+    )  # fmt: skip
     assert "UsageError: cannot write" in done.stderr and "8000128 bytes" in done.stderr
     assert "ulimit -f" in done.stderr
     assert os.listdir(tmp_path) == []
@@ -362,7 +354,7 @@ def test_a_file_size_limit_is_refused_at_once(tmp_path):
 def test_an_interrupt_leaves_nothing(tmp_path):
     code = """
         import sys, time
-        from hybrid_gemm.matrices import NpyWriter
+        from hybrid_gemm.arrays.npy_files import NpyWriter
         with NpyWriter(sys.argv[1], (100, 100), "float64"):
             print("computing", flush=True)
             time.sleep(60)
@@ -371,6 +363,7 @@ def test_an_interrupt_leaves_nothing(tmp_path):
         [sys.executable, "-c", textwrap.dedent(code), tmp_path / "C.npy"],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
+        env=environment(),
     )
     with child:
         assert child.stdout.readline() == b"computing\n"

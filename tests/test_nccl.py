@@ -8,7 +8,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from conftest import REASONS, integers, on
+from support.arrays import WithPointer, integers
+from support.devices import REASONS, needs, on
+from support.small_sizes import small_panels
 
 from hybrid_gemm import Runner
 from hybrid_gemm.devices.base import HostStream
@@ -16,7 +18,6 @@ from hybrid_gemm.devices.cuda import device as cuda
 from hybrid_gemm.devices.cuda import nccl_group
 from hybrid_gemm.devices.emulator.device import EmulatorDevice
 from hybrid_gemm.errors import OutOfMemoryError, UnavailableError, UsageError
-from hybrid_gemm.planning import planner
 from hybrid_gemm.planning.hardware import DeviceSpec
 from hybrid_gemm.planning.planner import make_plan, memory_needs
 from hybrid_gemm.problem import Problem
@@ -31,12 +32,7 @@ SHAPES = [(70, 90, 50), (33, 200, 65), (1, 100, 9), (3, 101, 64), (5, 7, 1), (40
 
 @pytest.fixture
 def small(monkeypatch):
-    """Panels of a few hundred bytes."""
-    for name, value in {
-        "PART_BYTES": 256, "PART_SIDE": {"A": 8, "B": 8}, "PANEL_ELEMENTS": 64, "PANEL_ROWS": 8,
-        "PAIR_START_MS": 1e-9,
-    }.items():  # fmt: skip
-        monkeypatch.setattr(planner, name, value)
+    small_panels(monkeypatch)
 
 
 def products(runner: Runner, rng, dtype="float32", **options):
@@ -55,9 +51,13 @@ def products(runner: Runner, rng, dtype="float32", **options):
 # --- on GPUs ------------------------------------------------------------------------------
 
 COUNT = cuda.count()
-needs_gpus = pytest.mark.skipif(
-    COUNT < 2 or bool(nccl_group.unavailable()), reason=f"{COUNT} GPUs are here; NCCL sums over 2"
-)
+
+
+def needs_gpus(test):
+    """Decorates a test of NCCL between GPUs."""
+    few = COUNT < 2 or bool(nccl_group.unavailable())
+    skip = pytest.mark.skipif(few, reason=f"{COUNT} GPUs are here; NCCL sums over 2")
+    return skip(pytest.mark.gpu(test))
 
 
 @needs_gpus
@@ -76,7 +76,7 @@ def test_gpus_sum_exactly(choices, resident, small, rng):
 
 @needs_gpus
 @pytest.mark.parametrize("dtype", ["float64", "int32", "int64", "float16", "int8"])
-def test_gpus_sum_what_is_multiplied(dtype, small, rng):
+def test_gpus_sum_every_dtype(dtype, small, rng):
     list(products(Runner(device="cuda", reduce="nccl", split="cols"), rng, dtype))
 
 
@@ -101,14 +101,6 @@ def test_a_group_that_was_closed_is_made_anew(small, rng):
 
 
 # --- where NumPy plays NCCL ---------------------------------------------------------------
-
-
-class Pointers(np.ndarray):
-    """NumPy with CuPy's way to an address."""
-
-    @property
-    def data(self):
-        return types.SimpleNamespace(ptr=self.ctypes.data)
 
 
 class Pretended:
@@ -155,6 +147,17 @@ class Pretended:
             self.sums += 1
 
 
+def played_by_gpus(spec):
+    """`Device.spec` as GPUs have it, each of them a piece of hardware of its own."""
+
+    def made(device, dtype="float32"):
+        plain = spec(device, dtype)
+        changes = {"kind": "cuda", "on_gpu": True, "unit": int(device.name.split(":")[1])}
+        return replace(plain, **{x: value for x, value in changes.items() if hasattr(plain, x)})
+
+    return made
+
+
 @pytest.fixture
 def pretended(monkeypatch, small):
     if REASONS["emulator"]:
@@ -170,10 +173,10 @@ def pretended(monkeypatch, small):
     monkeypatch.setitem(sys.modules, "cupy.cuda", types.SimpleNamespace(nccl=library))
     monkeypatch.setattr(nccl_group, "_groups", {})
     monkeypatch.setattr(nccl_group, "_lane", lane)
-    monkeypatch.setattr(planner, "_no_nccl", lambda plan: None)
     for name, value in {
-        "queues": True, "ordinal": property(lambda self: int(self.name.split(":")[1])),
-        "empty": lambda self, *shape: empty(self, *shape).view(Pointers),
+        "spec": played_by_gpus(EmulatorDevice.spec), "queues": True,
+        "ordinal": property(lambda self: int(self.name.split(":")[1])),
+        "empty": lambda self, *shape: empty(self, *shape).view(WithPointer),
     }.items():  # fmt: skip
         monkeypatch.setattr(EmulatorDevice, name, value, raising=False)
     return library
@@ -185,7 +188,7 @@ def pretended(monkeypatch, small):
     {"grid": (1, 2, 2), "emulate_devices": 2},
 ], ids=str)  # fmt: skip
 @pytest.mark.parametrize("resident", [False, True])
-def test_panels_are_summed_in_their_owners_own(pretended, choices, dtype, resident, rng):
+def test_panels_are_summed_into_the_owners_partials(pretended, choices, dtype, resident, rng):
     workers = choices.get("threads", 4)
     runner = Runner(
         device="emulator", reduce="nccl", **({"emulate_devices": workers} | choices)
@@ -215,9 +218,10 @@ def test_a_sum_that_fails_ends_its_group(pretended, monkeypatch, rng):
     monkeypatch.setattr(pretended, "groupEnd", once)
     with pytest.raises(RuntimeError, match="unhandled system error"):
         runner.gemm(a, b)
-    assert nccl_group._groups == {}
+    assert len(pretended.made) == 1
     np.testing.assert_array_equal(runner.gemm(a, b), a @ b)
-    monkeypatch.setattr(nccl_group, "_groups", {})
+    assert len(pretended.made) == 2  # another group, since the first one ended
+    nccl_group.group((0, 1)).close()
     monkeypatch.setattr(pretended, "groupEnd", once)
     with pytest.raises(UnavailableError, match="does not start between GPUs 0, 1: unhandled"):
         runner.gemm(a, b)
@@ -226,7 +230,7 @@ def test_a_sum_that_fails_ends_its_group(pretended, monkeypatch, rng):
 # --- what it plans, and refuses -----------------------------------------------------------
 
 
-def test_owners_need_no_room_for_what_they_fetch():
+def test_nccl_needs_no_memory_for_partials_of_other_workers():
     problem = Problem(4096, 4096, 4096)
     for resident in (False, True):
         plans = [
@@ -283,7 +287,7 @@ def test_other_devices_are_refused_unless_nothing_is_summed(device, rng):
     np.testing.assert_array_equal(result.c, a @ b)
 
 
-@pytest.mark.skipif(bool(REASONS["cuda"]), reason=str(REASONS["cuda"]))
+@needs("cuda")
 def test_one_gpu_that_plays_several_is_refused():
     with pytest.raises(UsageError, match="sum on 1 GPU"):
         Runner(device="cuda", emulate_devices=2, split="cols", reduce="nccl").gemm(
@@ -291,12 +295,13 @@ def test_one_gpu_that_plays_several_is_refused():
         )
 
 
-def test_missing_nccl_is_said(monkeypatch):
+@needs("emulator")
+def test_missing_nccl_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", types.ModuleType("cupy"))
     monkeypatch.setitem(sys.modules, "cupy.cuda", types.ModuleType("cupy.cuda"))
     monkeypatch.delitem(sys.modules, "cupy.cuda.nccl", raising=False)
-    monkeypatch.setattr(planner, "_no_nccl", lambda plan: None)
+    monkeypatch.setattr(EmulatorDevice, "spec", played_by_gpus(EmulatorDevice.spec))
     assert "pip install nvidia-nccl" in nccl_group.unavailable()
-    runner = Runner(device="cpu", threads=2, split="cols", reduce="nccl")
+    runner = Runner(device="emulator", emulate_devices=2, split="cols", reduce="nccl")
     with pytest.raises(UnavailableError, match=r"CuPy finds no NCCL .*ordered one works"):
         runner.plan(Problem(8, 8, 8))

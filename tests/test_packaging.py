@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import REASONS
+from support.devices import needs
 
 from hybrid_gemm import catalog
 
@@ -76,7 +76,7 @@ def test_every_file_of_the_package_is_installed(installed):
     assert {path.suffix for path in ours} >= {".py", ".h", ".cu", ".cuh", ".toml"}
 
 
-@pytest.mark.skipif(REASONS["emulator"] is not None, reason=str(REASONS["emulator"]))
+@needs("emulator")
 def test_the_installed_emulator_finds_its_headers(installed, tmp_path):
     code = """
 import numpy as np, hybrid_gemm

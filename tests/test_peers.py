@@ -7,19 +7,21 @@ import json
 
 import numpy as np
 import pytest
-from test_cli import one_line, run
+from support.command import one_line, run
 
-from hybrid_gemm.bench import kernels, libraries
+from hybrid_gemm.bench import libraries, study
+from hybrid_gemm.bench.libraries import LibraryStudy
 from hybrid_gemm.cli.pictures import pictures
 from hybrid_gemm.cli.shared import shape
 from hybrid_gemm.errors import UnavailableError, UsageError
+from hybrid_gemm.runner import Runner
 
 SHAPES = [(60, 50, 70), (40, 40, 40)]
 
 
 @pytest.fixture(scope="module")
 def measured():
-    return libraries.run(SHAPES, device="cpu", samples=2)
+    return study.run(LibraryStudy(SHAPES, device="cpu", samples=2))
 
 
 def test_rows_are_whole_checked_and_held_against_ours(measured):
@@ -29,7 +31,7 @@ def test_rows_are_whole_checked_and_held_against_ours(measured):
     }
     assert len(rows) == 4 * len(SHAPES)
     for row in rows:
-        assert tuple(row)[: len(libraries.COLUMNS)] == libraries.COLUMNS
+        assert tuple(row)[: len(LibraryStudy.columns)] == LibraryStudy.columns
         assert row["verdict"] == "passed" and 0 <= row["worst_error_of_bound"] < 1
         assert row["samples"] == 2 == len(row["samples_ms"])
         assert row["min_ms"] <= row["time_ms"] <= row["max_ms"]
@@ -43,41 +45,42 @@ def test_rows_are_whole_checked_and_held_against_ours(measured):
         )
 
 
-def test_a_wrong_peer_fails_and_is_shown(monkeypatch, capsys):
-    def ways(self, problem, memory, arrays):
-        found = real(self, problem, memory, arrays)
+def test_a_wrong_product_fails_and_is_shown(monkeypatch, capsys):
+    real = Runner.gemm
 
-        def wrong(a, b, c):
-            made = a @ b
+    def wrong(runner, a, b, *, out=None):
+        made = real(runner, a, b, out=out)
+        if out is None:
             made[3, 4] += 1
-            return made
+        return made
 
-        return [*found, libraries.Way("wrong", wrong, given=False)]
-
-    real = libraries._Bench._ways
-    monkeypatch.setattr(libraries._Bench, "_ways", ways)
-    data = libraries.run(SHAPES[:1], device="cpu", samples=1)
-    assert {r["way"]: r["verdict"] for r in data["rows"]} == {
-        "ours": "passed", "numpy a @ b": "passed", "wrong": "FAILED",
+    monkeypatch.setattr(Runner, "gemm", wrong)
+    data = study.run(LibraryStudy(SHAPES[:1], device="cpu", samples=1))
+    assert {(r["way"], r["c"]): r["verdict"] for r in data["rows"]} == {
+        ("ours", "given"): "passed", ("ours", "fresh"): "FAILED",
+        ("numpy a @ b", "given"): "passed", ("numpy a @ b", "fresh"): "passed",
     }  # fmt: skip
-    libraries.show(data)
+    study.show(LibraryStudy, data)
     assert "FAILED" in capsys.readouterr().out
 
 
-def test_a_way_that_leaves_c_as_it_was_fails(monkeypatch):
-    def ways(self, problem, memory, arrays):
-        return [libraries.Way("ours", lambda a, b, c: c)] * 2
+def test_a_library_that_does_not_write_c_fails(monkeypatch):
+    """C holds no product of another library when it is its turn."""
 
-    monkeypatch.setattr(libraries._Bench, "_ways", ways)
-    data = libraries.run(SHAPES[:1], device="cpu", samples=1)
-    assert {r["verdict"] for r in data["rows"]} == {"FAILED"}
+    def unwritten(runner, a, b, *, out=None):
+        return np.full((len(a), b.shape[1]), np.nan, a.dtype) if out is None else out
+
+    monkeypatch.setattr(Runner, "gemm", unwritten)
+    data = study.run(LibraryStudy(SHAPES[:1], device="cpu", samples=1))
+    assert {r["verdict"] for r in data["rows"] if r["way"] == "ours"} == {"FAILED"}
+    assert {r["verdict"] for r in data["rows"] if r["way"] != "ours"} == {"passed"}
 
 
 def test_csv_and_pictures(measured):
-    rows = list(csv.DictReader(io.StringIO(kernels.as_csv(measured, libraries.COLUMNS))))
+    rows = list(csv.DictReader(io.StringIO(study.as_csv(LibraryStudy, measured))))
     assert [r["way"] for r in rows] == [r["way"] for r in measured["rows"]]
     (name, picture), *more = pictures(measured).items()
-    assert name == "peers" and not more
+    assert name == "libraries" and not more
     (panel,) = picture.panels
     assert panel.title == "pageable memory"
     assert [line.x for line in panel.lines] == [["60 x 50 x 70", "40"]] * 2
@@ -149,19 +152,17 @@ def test_cublasxt_says_what_failed(library):
 def test_the_fastest_of_all_settings_take_part(library, memory, monkeypatch):
     asked = []
 
-    def timed(way, *arrays):
+    def timed(way, arrays):
         asked.append(way.settings)
         way.call(*arrays)
         block, pinning = library.calls[-3][1][1], library.calls[-2][1][1]
         assert way.settings == f"block {block}, pinning {'on' if pinning else 'off'}"
         return {2048: 21, 4096: 10, 8192: 15}[block] + pinning
 
-    monkeypatch.setattr(libraries, "_timed", timed)
-    arrays = [np.ones((3, 3), "f4") for _ in range(3)]
-    maker = object.__new__(libraries._Bench)
-    maker.gpus = [0]
-    with libraries.CublasXt([0]) as maker.xt:
-        best = maker._best_xt(memory, arrays)
+    monkeypatch.setattr(libraries, "timed", timed)
+    arrays = tuple(np.ones((3, 3), "f4") for _ in range(3))
+    with libraries.CublasXt([0]) as xt:
+        best = libraries.Libraries([0], xt).fastest_xt(xt, memory, arrays)
     assert best.settings == "block 4096, pinning off"
     assert [t["settings"] for t in best.trials] == asked
     assert len(set(asked)) == len(asked) == (6 if memory == "pageable" else 3)
@@ -169,27 +170,27 @@ def test_the_fastest_of_all_settings_take_part(library, memory, monkeypatch):
 
 def test_what_peers_cannot_do_is_said():
     with pytest.raises(UsageError, match="the emulator has none"):
-        libraries.run(SHAPES, device="emulator")
+        study.run(LibraryStudy(SHAPES, device="emulator"))
     with pytest.raises(UnavailableError, match="pinned memory is for GPUs"):
-        libraries.run(SHAPES, device="cpu", memories=["pinned"])
+        study.run(LibraryStudy(SHAPES, device="cpu", memories=["pinned"]))
     with pytest.raises(UsageError, match="pageable, pinned"):
-        libraries.run(SHAPES, device="cpu", memories=["shared"])
+        study.run(LibraryStudy(SHAPES, device="cpu", memories=["shared"]))
     with pytest.raises(UsageError, match="float32 and float64"):
-        libraries.run(SHAPES, device="cpu", dtype="int32")
+        study.run(LibraryStudy(SHAPES, device="cpu", dtype="int32"))
 
 
 def test_the_command(tmp_path):
-    done = run("bench", "--peers", "--device", "cpu", "--sizes", "32,40x30x20", "--samples", 1,
+    done = run("bench", "--libraries", "--device", "cpu", "--sizes", "32,40x30x20", "--samples", 1,
                "--json", "p.json", "--csv", "p.csv", cwd=tmp_path, check=0)  # fmt: skip
     assert "numpy a @ b" in done.stdout and "passed" in done.stdout
     data = json.loads((tmp_path / "p.json").read_text())
     assert {(r["m"], r["n"], r["k"]) for r in data["rows"]} == {shape("32"), shape("40x30x20")}
-    assert (tmp_path / "p.csv").read_text().startswith(",".join(libraries.COLUMNS))
+    assert (tmp_path / "p.csv").read_text().startswith(",".join(LibraryStudy.columns))
     for options, message in [
-        (("--peers", "--kernels", "naive"), "--kernels is for kernels"),
-        (("--peers", "--cold"), "--cold is for kernels"),
-        (("--peers", "--dtype", "float32,float64"), "one --dtype"),
-        (("--memory", "pinned"), "are for --peers"),
+        (("--libraries", "--kernels", "naive"), "--kernels is for kernels"),
+        (("--libraries", "--cold"), "--cold is for kernels"),
+        (("--libraries", "--dtype", "float32,float64"), "one --dtype"),
+        (("--memory", "pinned"), "--memory is for --libraries"),
     ]:
         done = run("bench", "--device", "cpu", "--sizes", 8, *options, check=2)
         assert message in one_line(done)

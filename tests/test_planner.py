@@ -128,7 +128,7 @@ def test_memory_is_refused_with_both_figures():
         make_plan(Problem(4096, 4096, 4096), [small], 2)
 
 
-def test_what_lies_on_a_device_takes_no_memory_there():
+def test_operands_on_a_device_take_no_further_memory_there():
     """The partials of a split of K do, and what the other devices have of it."""
     problem, mib = Problem(1024, 512, 256), 2**20
     there = {"resident": True, "homes": (1, 1, 1)}

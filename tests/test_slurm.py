@@ -11,11 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from support.command import environment as inherited
+from support.ranks import MPI_ENVIRONMENT, MPIRUN, failing_rank
 
 from hybrid_gemm.cli import cli
 from hybrid_gemm.errors import UsageError
 from hybrid_gemm.ranks import slurm
 
+pytestmark = pytest.mark.slurm
 ROOT = Path(__file__).parent.parent
 SHIPPED = sorted(slurm.SHIPPED)
 
@@ -62,7 +65,7 @@ def test_peers_stay_visible_and_one_rank_needs_no_mpi():
     [{"launcher": "mpiexec"}, {"nodes": 0}, {"ranks_per_node": 0}, {"partition": "a b"},
      {"job_name": "x; rm"}, {"run": ["--size\n8"]}, {"cpus_per_rank": 0}],
 )  # fmt: skip
-def test_what_cannot_be_is_refused(options):
+def test_impossible_options_are_refused(options):
     with pytest.raises(UsageError):
         text(**options)
 
@@ -90,7 +93,6 @@ def missing() -> str | None:
 
 
 BIN = Path(sys.executable).parent
-MPIRUN = shutil.which("mpirun", path=f"{BIN}:{os.environ['PATH']}")
 REASON = missing()
 needs_slurm = pytest.mark.skipif(REASON is not None, reason=str(REASON))
 
@@ -126,14 +128,11 @@ class Cluster:
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
     folder = tmp_path_factory.mktemp("slurm")
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "OMPI_MCA"))}
+    environment = {k: v for k, v in inherited().items() if not k.startswith(("SLURM", "OMPI_MCA"))}
     environment |= {
         "HYBRID_GEMM_SLURM": str(folder / "cluster"),
         "PATH": f"{BIN}:{os.environ['PATH']}",
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        "OMPI_MCA_mpi_yield_when_idle": "1",
-        "OMP_NUM_THREADS": "1",
+        **{name: MPI_ENVIRONMENT[name] for name in MPI_ENVIRONMENT if "rmaps" not in name},
     }
     if Path(MPIRUN).parent == BIN:  # the Open MPI of PyPI, which Slurm does not know of
         prefix = dict.fromkeys(("OPAL_PREFIX", "PMIX_PREFIX", "PRTE_PREFIX"), str(BIN.parent))
@@ -179,6 +178,7 @@ def test_shipped_scripts_multiply(cluster, job):
         assert len(hosts) == int(asked[0].partition("=")[2])
 
 
+@pytest.mark.slow
 @needs_slurm
 def test_the_scaling_study_leaves_a_result_a_run(cluster):
     facts, output = cluster.submit(
@@ -212,8 +212,7 @@ def test_a_failing_rank_ends_the_job(cluster, name):
     started = time.monotonic()
     facts, output = cluster.submit(
         name, asks(2, 2, 2), *SMALL, "-o", f"{name}.npy",
-        PYTHONPATH=f"{ROOT / 'tests/mpi/failing'}:{os.environ.get('PYTHONPATH', '')}",
-        FAILING_RANK="2",
+        **failing_rank(2),
     )  # fmt: skip
     assert time.monotonic() - started < 20  # Slurm's own start and end included
     assert facts["JobState"] == "FAILED", output
@@ -224,7 +223,7 @@ def test_a_failing_rank_ends_the_job(cluster, name):
 
 @needs_slurm
 @pytest.mark.parametrize("mpi", ["none", "pmi2"])
-def test_the_wrong_launcher_is_said(cluster, mpi):
+def test_a_wrong_launcher_is_named(cluster, mpi):
     done = cluster.call("srun", f"--mpi={mpi}", "-n", 2, "hybrid-gemm", "run", "--size", 8)
     assert done.returncode == 2
     assert done.stderr.count("hybrid-gemm: ") == 1
@@ -234,7 +233,7 @@ def test_the_wrong_launcher_is_said(cluster, mpi):
 WHERE = """
 import os
 from mpi4py import MPI
-from hybrid_gemm.runtime.launchers import gpus_of, place
+from hybrid_gemm.ranks.launch import gpus_of, place
 seen = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
 where = place(MPI.COMM_WORLD)
 (mine,) = gpus_of(where, range(len(seen)), None)

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from test_kernels import fetch, open_device
-from test_tensor import FP16, LEAST_K, STRICT, TF32, data, multiply, to_tf32
+from support.arrays import fetch
+from support.launches import recording_device
+from support.tensor_cores import FP16, LEAST_K, STRICT, TF32, multiply, operands, to_tf32
 
 from hybrid_gemm import catalog
-from hybrid_gemm.devices import tensor_core_products as products
 
 
 def exponents(x):
@@ -25,48 +25,47 @@ def halves(rows, dtype):
 
 
 @pytest.fixture
-def packed(monkeypatch):
-    """What the product kernels were given, as NumPy arrays; nothing is multiplied."""
-    seen = {}
+def device(kernel_device):
+    made = recording_device(kernel_device)
+    made.launched.clear()
+    return made
 
-    def product(self, dtype, parts, *_views):
-        device = self.device
 
-        def call(a, b, c, stream, exponents=None, verdict=None, wanted=-1):
-            stream.synchronize()
-            names = "A", "B"
-            for name, x in zip(names, (a, b), strict=True):
-                seen[dtype, name] = fetch(device, x.reshape(-1, x.shape[2])).reshape(x.shape)
-            if verdict is not None:
-                seen["verdict"] = fetch(device, verdict)[0, 0]
-                seen[dtype, "exponents"] = [fetch(device, e[None])[0] for e in exponents]
-
-        return call
-
-    monkeypatch.setattr(products.PackedProduct, "multiply", product)
-    return seen
+def packed(device):
+    """What the kernels that pack a product's operands wrote: for each dtype both operands in parts,
+    and the exponents of their rows. And the verdict, which says which dtype is multiplied."""
+    parts, exponents = {}, {}
+    for launch in device.of("pack"):
+        m, _n, _k, _a, _lda, _b, _ldb, packed_a, packed_b, exponent, *_, state = launch.args
+        parts[launch.dtype] = [
+            fetch(device, x.reshape(-1, x.shape[2])).reshape(x.shape) for x in (packed_a, packed_b)
+        ]
+        rows = fetch(device, exponent[None])[0]
+        exponents[launch.dtype] = rows[:m], rows[m:]
+    return parts, exponents, fetch(device, state)[0, 0]
 
 
 @pytest.mark.parametrize("layout", catalog.LAYOUTS)
 @pytest.mark.parametrize("kind", ["normal", "wide", "sparse", "huge", "ill-scaled"])
-def test_operands_are_split_as_numpy_splits_them(kernel_device, packed, kind, layout):
-    device, k = open_device(kernel_device), 517 if kind in ("wide", "huge") else 133
-    a, b, verdict = data(kind, 37, 70, k)
+def test_operands_are_split_as_numpy_splits_them(device, kind, layout):
+    k = 517 if kind in ("wide", "huge") else 133
+    a, b, wanted = operands(kind, 37, 70, k)
     a[5] = 0
     multiply((device, "mma"), a, b, layout=layout, pad=layout.count("t"))
-    assert packed["verdict"] == verdict
+    all_parts, exponents, verdict = packed(device)
+    assert verdict == wanted
     dtype = ("float16", "tfloat32")[verdict]
-    for name, rows, exponent in zip("AB", (a, b.T), packed[dtype, "exponents"], strict=True):
+    for parts, rows, exponent in zip(all_parts[dtype], (a, b.T), exponents[dtype], strict=True):
         hi, lo, expected = halves(rows, dtype)
         np.testing.assert_array_equal(exponent, expected)
-        parts = packed[dtype, name].view("f2" if dtype == "float16" else "f4")
+        parts = parts.view("f2" if dtype == "float16" else "f4")
         assert parts.shape == (2, len(rows), -(-k // 64) * 64)
         assert not parts[:, :, k:].any()
         np.testing.assert_array_equal(parts[0, :, :k], hi)
         np.testing.assert_array_equal(parts[1, :, :k], lo)
 
 
-def test_what_is_not_cut_short_keeps_22_bits():
+def test_elements_that_are_not_cut_short_keep_22_bits():
     """The claim behind the rules: elements from 2^-17 of their row's largest exponent on."""
     rng = np.random.default_rng(1)
     x = (rng.uniform(1, 2, (64, 4096)) * 2.0 ** rng.integers(-17, 1, (64, 4096))).astype("f4")
@@ -106,8 +105,8 @@ def rule(a, b):
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_the_verdict_follows_the_rules(kernel_device, packed, seed):
-    """Rows with just so many elements cut short, large, zero or far apart."""
+def test_the_verdict_follows_the_rules(device, seed):
+    """Some rows have so many elements cut short, large, zero or far apart that it is in doubt."""
     rng = np.random.default_rng(seed)
     m, n, k = rng.integers(1, 90, 3)
     k = (k, LEAST_K - 1, LEAST_K, LEAST_K + k)[seed % 4]
@@ -121,5 +120,6 @@ def test_the_verdict_follows_the_rules(kernel_device, packed, seed):
         a *= 2.0 ** rng.choice([-77, -76, 60, 95])
         b *= 2.0 ** rng.choice([-30, 30, 60])
     a, b = a.astype("f4"), b.astype("f4")
-    multiply((open_device(kernel_device), "mma"), a, b, layout="nt")
-    assert packed["verdict"] == rule(a, b)
+    multiply((device, "mma"), a, b, layout="nt")
+    *_parts, verdict = packed(device)
+    assert verdict == rule(a, b)

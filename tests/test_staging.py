@@ -1,18 +1,22 @@
-"""Copies through slots, panels, relays and turns: small parts make small products take the ways
-of large ones, on every device that is there."""
+"""Copies through slots, panels, relays and turns on every device that is here. Sizes are made so
+small that small products are cut and copied as large ones are."""
+
+import threading
 
 import numpy as np
 import pytest
-from conftest import integers
+from support.arrays import integers
+from support.devices import REASONS, needs
+from support.links import separate_links
+from support.small_sizes import small_panels, small_slots, small_turns
+from support.timelines import bytes_moved
 
 from hybrid_gemm import Runner, empty_pinned
 from hybrid_gemm.devices.cuda import pinned_memory
 from hybrid_gemm.devices.emulator.device import EmulatorDevice
 from hybrid_gemm.errors import OutOfMemoryError, UnavailableError, UsageError
 from hybrid_gemm.execution import native_copier, staging
-from hybrid_gemm.execution.plan_run import ThreadRun
 from hybrid_gemm.planning import planner
-from hybrid_gemm.runner import Result
 
 SHAPES = [(70, 90, 50), (33, 200, 65), (5, 7, 300), (1, 100, 9), (40, 40, 0)]
 SPLITS = [
@@ -27,21 +31,11 @@ SPLITS = [
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
-    """Parts, panels, slots and turns of a few hundred bytes."""
-    for name, value in {
-        "PART_BYTES": 256, "PART_SIDE": {"A": 8, "B": 8}, "PANEL_ELEMENTS": 64, "PANEL_ROWS": 8,
-        "PAIR_START_MS": 1e-9,
-        "LEAST_CHUNK": 8, "LEAST_TILE": 8, "LARGEST_PART_BYTES": 4096,
-    }.items():  # fmt: skip
-        monkeypatch.setattr(planner, name, value)
-    monkeypatch.setattr(staging, "SLOT_BYTES", 1000)
-    monkeypatch.setattr(staging, "NATIVE_BYTES", 1000)
-    monkeypatch.setattr(staging, "SMALL_BYTES", 300)
-    monkeypatch.setattr(staging, "_links", {})
-
-
-def moved(result: Result, phase: str) -> int:
-    return sum(x.bytes for x in result.timeline.of(phase))
+    """Small products are cut, and copied in pieces, as large ones are."""
+    small_panels(monkeypatch)
+    small_turns(monkeypatch)
+    small_slots(monkeypatch)
+    separate_links(monkeypatch, "small slots")
 
 
 def products(runner: Runner, rng, **options):
@@ -64,10 +58,10 @@ def test_panels_make_the_product_and_bring_each_byte_once(device, choices, rng):
         plan = result.plan
         if device == "cpu":  # its memory is the host's
             continue
-        assert moved(result, "upload") == plan.bytes_h2d
-        assert moved(result, "relay") == plan.bytes_relayed
-        assert moved(result, "reduce") == plan.bytes_peer
-        assert moved(result, "download") == plan.bytes_d2h
+        assert bytes_moved(result, "upload") == plan.bytes_h2d
+        assert bytes_moved(result, "relay") == plan.bytes_relayed
+        assert bytes_moved(result, "reduce") == plan.bytes_peer
+        assert bytes_moved(result, "download") == plan.bytes_d2h
         m, n, k = plan.problem.m, plan.problem.n, plan.problem.k
         if k:
             assert plan.bytes_h2d == 4 * (m * k + k * n + bool(plan.problem.beta) * m * n)
@@ -86,10 +80,10 @@ def test_turns_keep_to_the_memory_given(kernel_device, choices, beta, rng):
     plan = result.plan
     assert plan.turns_in_memory and plan.turns > 1
     assert max(planner.memory_needs(plan)) <= 40_000  # of one GPU that plays several
-    assert moved(result, "upload") == plan.bytes_h2d > 4 * (m * k + k * n)
+    assert bytes_moved(result, "upload") == plan.bytes_h2d > 4 * (m * k + k * n)
 
 
-def test_turns_are_those_of_a_file_too(tmp_path, rng):
+def test_turns_read_a_file_too(tmp_path, rng):
     a, b = integers(rng, (120, 150)), integers(rng, (150, 90))
     np.save(tmp_path / "a.npy", a)
     runner = Runner(device="emulator", max_device_memory=40_000)
@@ -97,13 +91,13 @@ def test_turns_are_those_of_a_file_too(tmp_path, rng):
     np.testing.assert_array_equal(got, a @ b)
 
 
-def test_what_is_too_small_for_any_turn_is_refused():
+def test_memory_too_small_for_any_turn_is_refused():
     a = np.ones((64, 64), "f4")
     with pytest.raises(OutOfMemoryError, match="which has"):
         Runner(device="emulator", max_device_memory=500).gemm(a, a)
     with pytest.raises(OutOfMemoryError):
         Runner(device="emulator", max_device_memory=9000).run(a, a, resident=True)
-    with pytest.raises(UsageError, match="takes bytes"):
+    with pytest.raises(UsageError, match="takes bytes, at least 1"):
         Runner(device="cpu", max_device_memory=0)
 
 
@@ -132,18 +126,26 @@ def test_sums_are_the_same_from_run_to_run(device, rng):
 
 @pytest.mark.parametrize("choices", SPLITS, ids=str)
 @pytest.mark.parametrize("resident", [False, True])
-def test_one_thread_starts_all_of_it(kernel_device, choices, resident, monkeypatch, rng):
+def test_one_thread_starts_the_whole_run(kernel_device, choices, resident, monkeypatch, rng):
     monkeypatch.setattr(EmulatorDevice, "queues", True)
-    monkeypatch.setattr(ThreadRun, "_guarded", None)  # no other thread would get far
+    started, start = [], threading.Thread.start
+
+    def recorded(thread):
+        started.append(thread.name)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", recorded)
     runner = Runner(device=kernel_device, **choices)
     for result in products(runner, rng, resident=resident):
         plan = result.plan  # whose bytes are none where all is there before the clock runs
-        assert moved(result, "upload") == plan.bytes_h2d
-        assert moved(result, "relay") == plan.bytes_relayed
-        assert moved(result, "reduce") == plan.bytes_peer
+        assert bytes_moved(result, "upload") == plan.bytes_h2d
+        assert bytes_moved(result, "relay") == plan.bytes_relayed
+        assert bytes_moved(result, "reduce") == plan.bytes_peer
+    # Threads that only copy are named so.
+    assert not [name for name in started if not name.startswith(("copy", "copied"))]
 
 
-def test_types_are_cast_on_their_way(device, rng):
+def test_copies_cast_to_the_other_dtype(device, rng):
     for dtype, out in (("f2", "f8"), (">f4", "f4"), ("i2", "i8"), ("f8", "f8")):
         a, b = integers(rng, (50, 60), dtype), integers(rng, (60, 70), dtype)
         into = np.full((50, 70), 99, out, order="F")
@@ -151,14 +153,19 @@ def test_types_are_cast_on_their_way(device, rng):
         np.testing.assert_array_equal(into, a.astype("f8") @ b.astype("f8"))
 
 
+def unexpected(*_arguments):
+    pytest.fail("it was called")
+
+
 @pytest.mark.parametrize("native", [True, False])
 def test_either_kind_of_threads_copies(device, native, monkeypatch, rng):
-    """Python's, where there is no compiler; on GPUs else the native ones, all that is not cast."""
+    """Without a compiler Python's threads copy. With one, native threads copy all that GPUs get
+    and give, unless it is cast."""
+    separate_links(monkeypatch, f"native: {native}")
     if not native:
         monkeypatch.setattr(native_copier, "unavailable", lambda: "no compiler")
     elif device == "cuda" and not native_copier.unavailable():
-        monkeypatch.setattr(staging.Link, "_up", None)
-        monkeypatch.setattr(staging.Link, "_down", None)
+        monkeypatch.setattr(staging.Ring, "slot", unexpected)
     for _result in products(Runner(device=device, threads=3, split="cols"), rng):
         pass
 
@@ -192,17 +199,21 @@ def test_a_failed_download_says_that_out_is_incomplete(monkeypatch, rng):
     a, b = integers(rng, (64, 64)), integers(rng, (64, 64))
     runner = Runner(device="emulator")
 
-    def failing(self, *_):
-        raise OSError("the disk is full")
+    slot = staging.Ring.slot
 
-    monkeypatch.setattr(staging.Link, "_down", failing)
+    def failing(ring):
+        if not ring.up:
+            raise OSError("the disk is full")
+        return slot(ring)
+
+    monkeypatch.setattr(staging.Ring, "slot", failing)
     with pytest.raises(OSError, match="disk is full") as caught:
         runner.gemm(a, b, out=np.zeros((64, 64), "f4"))
     assert any("incomplete" in note for note in caught.value.__notes__)
 
 
 def test_the_grid_is_checked():
-    for grid, message in (((2, 2, 2), "is not 4 workers"), ((4, 1), "is not 4 workers")):
+    for grid, message in (((2, 2, 2), "is not 4 workers"), ((4, 1), "takes pm x pn x pk")):
         with pytest.raises(UsageError, match=message):
             Runner(device="cpu", threads=4, grid=grid).gemm(np.ones((8, 8)), np.ones((8, 8)))
     with pytest.raises(UsageError, match="beside the split"):
@@ -210,20 +221,20 @@ def test_the_grid_is_checked():
     assert Runner(device="cpu", grid=(2, 1, 2)).threads == 4
 
 
-def test_page_locked_arrays_are_copied_straight_or_refused(rng):
-    if (reason := __import__("conftest").REASONS["cuda"]) is not None:
-        with pytest.raises(UnavailableError, match="page-locked"):
-            empty_pinned((2, 3))
-        pytest.skip(reason)
+@pytest.mark.skipif(REASONS["cuda"] is None, reason="a CUDA device is here")
+def test_page_locked_arrays_are_refused_without_a_gpu():
+    with pytest.raises(UnavailableError, match="page-locked"):
+        empty_pinned((2, 3))
+
+
+@needs("cuda")
+def test_page_locked_arrays_are_copied_straight(rng, monkeypatch):
     assert empty_pinned(5, "int64").shape == (5,) and empty_pinned((0, 3)).shape == (0, 3)
     a, b, out = (empty_pinned(s) for s in ((90, 70), (70, 80), (90, 80)))
     a[...], b[...], out[...] = integers(rng, a.shape), integers(rng, b.shape), np.nan
     assert pinned_memory.is_pinned(a[3:, 5:]) and not pinned_memory.is_pinned(a.copy())
-    staged = staging.Link._up
-    try:
-        staging.Link._up = None  # nothing goes through slots
-        for split in ("rows", "cols"):
-            Runner(device="cuda", threads=3, split=split, emulate_devices=2).gemm(a, b, out=out)
-            np.testing.assert_array_equal(out, a @ b)
-    finally:
-        staging.Link._up = staged
+    monkeypatch.setattr(staging.Ring, "slot", unexpected)
+    monkeypatch.setattr(staging.Ring, "native", unexpected)
+    for split in ("rows", "cols"):
+        Runner(device="cuda", threads=3, split=split, emulate_devices=2).gemm(a, b, out=out)
+        np.testing.assert_array_equal(out, a @ b)

@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from conftest import integers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.arrays import integers
 
 import hybrid_gemm as hg
 from hybrid_gemm import catalog, devices
@@ -93,12 +93,12 @@ def test_errors_grow_with_levels(rng):
     assert errors[0] < errors[1] < errors[2] < 1e-4 * np.linalg.norm(exact)
 
 
-def test_says_what_it_is(rng):
+def test_describe_names_strassen_and_its_levels(rng):
     runner = hg.Runner(device="cpu", algorithm="strassen", levels=2)
     assert "Strassen with 2 levels" in runner.describe()
     with pytest.raises(UsageError, match="0 to 6"):
         hg.Runner(device="cpu", algorithm="strassen", levels=7)
-    with pytest.raises(UsageError, match="ordinary, strassen"):
+    with pytest.raises(UsageError, match="ordinary and strassen"):
         hg.Runner(device="cpu", algorithm="winograd")
 
 

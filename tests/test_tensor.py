@@ -1,135 +1,46 @@
 """Products on tensor cores: how operands are split and which split is taken, odd shapes, what
 strict fp32 keeps, and `compute=` from Python, over threads and from the command."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
-from conftest import REASONS, integers
-from test_kernels import fetch, open_device, padded
+from support.arrays import fetch, integers
+from support.command import python
+from support.devices import needs, on, open_device
+from support.launches import recording_device
+from support.tensor_cores import (
+    FP16,
+    KINDS,
+    STRICT,
+    error_bound,
+    framed,
+    multiply,
+    operands,
+    put,
+    to_tf32,
+)
 
 from hybrid_gemm import catalog
-from hybrid_gemm.devices import tensor_core_products as products
 from hybrid_gemm.devices.cuda import tensor_maps
 from hybrid_gemm.devices.emulator import program as emulation
 from hybrid_gemm.errors import UnavailableError
 from hybrid_gemm.kernel_choice import compute_modes
-from hybrid_gemm.problem import Problem
 
-FP16, TF32, STRICT = range(3)
-LEAST_K = 512  # of the TF32 split
-SPLIT = Problem(1, 1, 1, compute="fp32x3")
 SHAPES = [(1, 1, 1), (5, 7, 3), (33, 65, 17), (130, 133, 71), (129, 2, 200), (64, 128, 64)]
 
 
-@pytest.fixture(params=[("emulator", "mma"), ("cuda", "mma"), ("cuda", "wgmma")], ids=" ".join)
+PLACES = [("emulator", "mma"), ("cuda", "mma"), ("cuda", "wgmma")]
+
+
+@pytest.fixture(params=[on(kind, (kind, kernel)) for kind, kernel in PLACES], ids=" ".join)
 def place(request):
     """A device and a kernel for its tensor cores."""
     kind, name = request.param
-    if REASONS[kind]:
-        pytest.skip(REASONS[kind])
     device = open_device(kind)
     try:
         compute_modes.choose("tf32", catalog.get(name).variant(), kind=kind, arch=device.capability)
     except UnavailableError as error:
         pytest.skip(str(error))
     return device, name
-
-
-def put(device, host, order="n", pad=0):
-    """On the device in that order, its rows so much longer."""
-    stored = host if order == "n" else host.T.copy()
-    there = padded(device, stored, pad, poison(host.dtype))[1]
-    return there if order == "n" else there.T
-
-
-def poison(dtype):
-    return np.asarray(np.nan, dtype)[()]
-
-
-def multiply(place, a, b, *, terms=3, layout="nn", pad=0, alpha=1, beta=0, c=None, out="float32"):
-    """C within its poisoned surroundings, and the verdicts on the product."""
-    device, name = place
-    variant = compute_modes.with_terms(catalog.get(name).variant(), terms)
-    stream = device.stream()
-    with device.using(stream):
-        x, y = (put(device, m, o, pad) for m, o in zip((a, b), layout, strict=True))
-        old = np.full((a.shape[0], b.shape[1]), poison(out), out) if c is None else c
-        whole, there = padded(device, old, pad, poison(out))
-        before = products.verdicts(device, SPLIT)
-        device.gemm(variant, x, y, there, alpha=alpha, beta=beta, stream=stream)
-        stream.synchronize()
-        verdicts = products.verdicts(device, SPLIT) - before
-    return fetch(device, whole), verdicts
-
-
-def framed(expected, pad, out="float32"):
-    whole = np.full((expected.shape[0] + 2, expected.shape[1] + pad), poison(out), out)
-    whole[1:-1, : expected.shape[1]] = expected
-    return whole
-
-
-def to_tf32(x):
-    bits = x.view("u4")
-    return ((bits + 0xFFF + (bits >> 13 & 1)) & np.uint32(0xFFFFE000)).astype("u4").view("f4")
-
-
-# --- data of all kinds ----------------------------------------------------------------------
-
-
-def data(kind, m, n, k, seed=0):
-    """A and B, and the verdict that the rules in docs/tensor-cores.md give."""
-    rng = np.random.default_rng(seed)
-    a, b = rng.standard_normal((m, k)), rng.standard_normal((k, n))
-    verdict = FP16
-    if kind == "uniform":
-        a, b = rng.random((m, k)), rng.random((k, n))
-    elif kind == "ill-scaled":
-        a *= 2.0 ** rng.integers(-30, 31, (m, 1))
-        b *= 2.0 ** rng.integers(-30, 31, n)
-    elif kind == "cancelling":
-        a[:, k // 2 : k // 2 * 2], b[k // 2 : k // 2 * 2] = a[:, : k // 2], -b[: k // 2]
-    elif kind == "sparse":  # small elements and zeros, but none is cut short
-        a, b = (np.where(rng.random(x.shape) < 0.9, 0, np.rint(9 * x) + 1) for x in (a, b))
-    elif kind == "wide":
-        a, b = (x * 2.0 ** rng.uniform(-30, 30, x.shape) for x in (a, b))
-        verdict = TF32
-    elif kind == "huge":
-        a[:, 0], b[0] = 1e8, 0
-        verdict = TF32
-    elif kind == "huge in B":
-        b[-1], a[:, -1] = -1e8, 0
-        verdict = TF32
-    elif kind == "tiny rows":
-        a[m // 2] *= 1e-30
-        verdict = STRICT
-    elif kind == "subnormal":
-        a *= 1e-40
-        verdict = STRICT
-    elif kind == "overflow":
-        a *= 1e25
-        b *= 1e14
-        verdict = STRICT
-    elif kind == "Inf":
-        a[m // 2, k // 3] = np.inf
-        verdict = STRICT
-    elif kind == "NaN":
-        b[k // 3, n // 2] = np.nan
-        verdict = STRICT
-    elif kind == "widest":  # beyond what even TF32's exponents hold
-        a[:, :2], b[:2, :] = (1e20, 1e-30), np.array([[1e-30], [1e20]])
-        a[:, 2:], b[2:] = 0, 0
-        verdict = STRICT
-    if verdict == TF32 and k < LEAST_K:
-        verdict = STRICT
-    with np.errstate(over="ignore"):
-        return a.astype("f4"), b.astype("f4"), verdict
-
-
-KINDS = ["normal", "uniform", "ill-scaled", "cancelling", "sparse", "wide", "huge", "huge in B",
-         "tiny rows", "subnormal", "overflow", "Inf", "NaN", "widest"]  # fmt: skip
 
 
 # --- products -------------------------------------------------------------------------------
@@ -151,37 +62,30 @@ def test_whole_numbers_are_exact_at_odd_shapes(place, terms, layout):
         assert verdicts.sum() == (terms == 3)
 
 
-@pytest.fixture
-def hopper():
-    if REASONS["cuda"]:
-        pytest.skip(REASONS["cuda"])
-    device = open_device("cuda")
+@pytest.fixture(params=[on("cuda")])
+def hopper(request):
+    """A GPU of compute capability 9.0 which records its launches, and the kernel for it."""
+    device = recording_device(request.param)
     if device.capability != 90:
         pytest.skip("wgmma is of compute capability 9.0")
+    device.launched.clear()
     return device, "wgmma"
 
 
-@pytest.fixture
-def packings(monkeypatch):
-    """How many rows of A and columns of B each product packed."""
-    seen, parts = [], products.PackedProduct.parts
-
-    def recorded(self, room, count, size, rows=None):
-        seen.append(tuple(rows or (self.m, self.n)))
-        return parts(self, room, count, size, rows)
-
-    monkeypatch.setattr(products.PackedProduct, "parts", recorded)
-    return seen
+def packings(device):
+    """How many rows of A and columns of B each product packed since the last call."""
+    found = [tuple(map(int, launch.args[:2])) for launch in device.of("pack")]
+    device.launched.clear()
+    return found
 
 
 @pytest.mark.parametrize("layout", catalog.LAYOUTS)
-def test_tf32_operands_are_packed_only_where_they_must_be(hopper, packings, layout):
+def test_tf32_operands_are_packed_only_where_they_must_be(hopper, layout):
     for i, (m, n, k) in enumerate([(36, 132, 68), (516, 260, 1000), (300, 2500, 8), (4, 4, 4)]):
         rng = np.random.default_rng(i)
         a, b = integers(rng, (m, k)), integers(rng, (k, n))
         for pad, beta in ((0, 0), (4, 2), (3, 0)):
             c = integers(rng, (m, n)) if beta else None
-            packings.clear()
             got, _ = multiply(
                 hopper, a, b, terms=1, layout=layout, pad=pad, alpha=-1, beta=beta, c=c
             )
@@ -189,7 +93,7 @@ def test_tf32_operands_are_packed_only_where_they_must_be(hopper, packings, layo
             np.testing.assert_array_equal(got, framed(expected, pad), err_msg=f"{m} {n} {k}")
             both_across = [(0, n) if m > n else (m, 0)]
             where = both_across if layout == "tn" else []
-            assert packings == ([(m, n)] if pad == 3 else where)
+            assert packings(hopper[0]) == ([(m, n)] if pad == 3 else where)
 
 
 def test_tiles_of_wgmma_are_there_for_operands_across_k():
@@ -202,7 +106,7 @@ def test_tiles_of_wgmma_are_there_for_operands_across_k():
 
 
 @pytest.mark.parametrize("layout", catalog.LAYOUTS)
-def test_one_tf32_operand_is_packed_where_it_begins_off_16_bytes(hopper, packings, layout):
+def test_one_tf32_operand_is_packed_where_it_begins_off_16_bytes(hopper, layout):
     rng = np.random.default_rng(5)
     a, b = integers(rng, (130, 67)), integers(rng, (67, 132))
     if layout[0] == "t":
@@ -213,7 +117,7 @@ def test_one_tf32_operand_is_packed_where_it_begins_off_16_bytes(hopper, packing
     rows = [0 if x else s for x, s in zip(aligned, (len(a), 132), strict=True)]
     if all(aligned):
         rows = [132, 0]
-    assert packings == [tuple(rows)]
+    assert packings(hopper[0]) == [tuple(rows)]
 
 
 @pytest.mark.parametrize("layout", catalog.LAYOUTS)
@@ -250,23 +154,6 @@ def test_narrow_whole_numbers_are_exact(place, dtype, layout):
             )
 
 
-def bound(name, verdict, k):
-    """What a split product may be wrong by, of |A||B|, at the very worst.
-
-    The split leaves out 3 x 2^-22. An instruction over `step` of k adds its products to the sum
-    so far: tensor cores align all these with the largest, keep two bits below fp32's last of it
-    (measured: 1 + 3 x 2^-24 is one ulp more than 1, 1 + 2^-26 + ... is 1) and cut the total to
-    24 bits. That loses less than (step + 1) / 4 ulp and 1 ulp of |A||B| so far, an ulp being
-    2^-23. Sums stay there for a chunk, of a stage at most; those of small terms are 2^-10 of it.
-    Chunks, of a step at least, are added in fp32, for half an ulp each.
-    """
-    size, step = ((2, 16), (4, 8))[verdict]
-    p = compute_modes.with_terms(catalog.get(name).variant(), 3).params
-    chunk = p["SPAN"] // size if name == "wgmma" else step
-    instructions = chunk / step * (1 + 2.0**-9)
-    return 2.0**-23 * (6 + instructions * ((step + 1) / 4 + 1) + -(-k // step) / 2)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_kind_of_data_is_worse_than_strict_fp32(place, kind):
     """Within the bound above; on the whole within an ulp, which sums that stay in the tensor cores
@@ -274,7 +161,7 @@ def test_no_kind_of_data_is_worse_than_strict_fp32(place, kind):
     kernel's own bits where no split is taken."""
     k = 530 if kind in ("wide", "huge", "huge in B") else 300
     for layout, shape in (("nn", (65, 70, k)), ("tt", (40, 33, 129))):
-        a, b, verdict = data(kind, *shape)
+        a, b, verdict = operands(kind, *shape)
         got, verdicts = multiply(place, a, b, layout=layout)
         got = got[1:-1, : b.shape[1]]
         assert list(verdicts) == [v == verdict for v in range(3)]
@@ -284,7 +171,7 @@ def test_no_kind_of_data_is_worse_than_strict_fp32(place, kind):
             continue
         exact = a.astype("f8") @ b.astype("f8")
         size = np.abs(a).astype("f8") @ np.abs(b).astype("f8")
-        most = bound(place[1], verdict, shape[2])
+        most = error_bound(place[1], verdict, shape[2])
         assert most < shape[2] * 2.0**-24  # a fraction of fp32's own
         assert (np.abs(got - exact) <= most * size).all()
         rms = np.linalg.norm(got - exact) / np.linalg.norm(size)
@@ -337,47 +224,27 @@ def test_scaling_never_loses_what_the_result_keeps(place):
 
 @pytest.mark.parametrize("kind", ["normal", "wide", "NaN"])
 def test_the_same_bits_every_time(place, kind):
-    a, b, _verdict = data(kind, 140, 90, 520)
+    a, b, _verdict = operands(kind, 140, 90, 520)
     first, _ = multiply(place, a, b)
     for _ in range(3):
         np.testing.assert_array_equal(multiply(place, a, b)[0], first)
 
 
+@needs("emulator")
 @pytest.mark.parametrize("order", ["reverse", "shuffle"])
 @pytest.mark.parametrize("kind", ["normal", "wide", "NaN"])
 def test_thread_order_does_not_matter(kind, order):
-    if REASONS["emulator"]:
-        pytest.skip(REASONS["emulator"])
-    a, b, _verdict = data(kind, 133, 66, 600)
+    a, b, _verdict = operands(kind, 133, 66, 600)
     plain = multiply((open_device("emulator"), "mma"), a, b, layout="nt")
     other = multiply((open_device("emulator", order=order, seed=5), "mma"), a, b, layout="nt")
     np.testing.assert_array_equal(plain[0], other[0])
     np.testing.assert_array_equal(plain[1], other[1])
 
 
-SANITIZED = """
-import sys
-sys.path.insert(0, {here!r})
-import numpy as np
-from test_tensor import data, multiply, open_device
-place = open_device("emulator", sanitize=True), "mma"
-for kind, layout in (("normal", "nn"), ("wide", "tt"), ("NaN", "nt")):
-    shape = (33, 66, 515) if kind == "wide" else (67, 130, 71)
-    a, b, verdict = data(kind, *shape)
-    for terms in (1, 3):
-        multiply(place, a, b, terms=terms, layout=layout, pad=3)
-    narrow = a.astype("float16"), b.astype("float16")
-    multiply(place, *narrow, terms=1, layout=layout, pad=3, out="float16")
-print("clean")
-"""
-
-
+@pytest.mark.slow
+@needs("emulator")
 def test_address_sanitizer_finds_nothing():
-    if REASONS["emulator"]:
-        pytest.skip(REASONS["emulator"])
-    done = subprocess.run(
-        [sys.executable, "-c", SANITIZED.format(here=str(Path(__file__).parent))],
-        capture_output=True, text=True, env=emulation.sanitized_environment(),
-    )  # fmt: skip
+    checked = emulation.sanitized_environment()
+    done = python("-m", "support.checked_accesses", "emulator", "tensor-cores", env=checked)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout == "clean\n"
+    assert done.stdout.startswith("clean: ")

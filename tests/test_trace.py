@@ -8,10 +8,10 @@ import types
 from collections import defaultdict
 
 import pytest
-from conftest import DEVICES
 from hypothesis import given
 from hypothesis import strategies as st
-from test_cli import one_line, run
+from support.command import one_line, run
+from support.devices import DEVICES
 
 from hybrid_gemm.cli.pictures import pictures
 from hybrid_gemm.errors import UsageError
@@ -97,7 +97,7 @@ def test_a_trace_is_refused_before_anything_is_multiplied(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_what_goes_on_at_once_counts_once():
+def test_overlapping_activities_count_once():
     spans = [(0, 4), (1, 2), (3, 6), (8, 9)]
     line = timeline.Timeline(lambda: [Activity(0, "upload", *s) for s in [(50, 60), *spans]])
     assert line.worker_ms(0, "upload") == 6 + 1 + 10

@@ -255,46 +255,62 @@ def test_persistent_kernels_scale_with_the_multiprocessors():
     assert time_model.scaled(variant, 66).params["BLOCKS"] == variant.params["BLOCKS"] // 2
 
 
-def test_tuning_keeps_what_it_did_not_measure(tmp_path, monkeypatch, capsys):
-    """And times of what was not timed now; quick, little besides the library."""
+class Gpu:
+    """What choosing among kernels asks of a GPU."""
+
+    model = "Test GPU 9002"
+
+    def machine(self, dtype):
+        return Machine(self.model, 132, 90, 66.9)
+
+
+def test_quick_tuning_times_little_besides_the_library():
     from hybrid_gemm.bench import tune
 
-    class Gpu:
-        model = "Test GPU 9002"
+    problem = Problem(4096, 4096, 4096)
+    few, full = (tune.worth_timing(Gpu(), quick)(problem, "nn") for quick in (True, False))
+    assert {v.name for v in few} == {"cublas", "tuned"} and len(few) == 2 < len(full)
 
-        def machine(self, dtype):
-            return Machine(self.model, 132, 90, 66.9)
 
-    asked = []
-
-    def timed(variants, shapes, *, dtypes, layouts, **others):
-        rows = []
-        for shape in shapes:
-            asked.append(variants(Problem(*shape), "nn"))
-            rows += [row(*shape, "cublas", 2.0), row(*shape, "naive", 3.0, BM=16, BN=16)]
-        rows[-1]["time_ms"] = None
-        return {"device": {"kind": "cuda"}, "rows": rows}
+def test_tuning_keeps_what_it_did_not_measure(tmp_path, monkeypatch):
+    """And times of what was not timed now."""
+    from hybrid_gemm.bench.tune import KernelTable
 
     monkeypatch.setenv("HYBRID_GEMM_CACHE", str(tmp_path))
-    monkeypatch.setattr(tune.devices, "choose", lambda device: ("cuda", ""))
-    monkeypatch.setattr(tune.devices, "open_devices", lambda *_, **__: [Gpu()])
-    monkeypatch.setattr(tune.bench, "run", timed)
-    choices = {"device": "auto", "dtypes": ["float32"], "layouts": ["nn"], "samples": 1,
-               "progress": None, "note": None}  # fmt: skip
-    table = tmp_path / "t.json"
-    table.write_text(json.dumps({"rows": [row(9, 9, 9, "naive", 1.0), row(8, 8, 8, "naive", 1.0)]}))
-    for quick in (False, True):
-        tune.kernels(shapes=[(8, 8, 8), (4096,) * 3], quick=quick, output=str(table), **choices)
-    assert [(r["m"], r["kernel"]) for r in tables.read_rows(table)] == [
+    file = tmp_path / "t.json"
+    file.write_text(json.dumps({"rows": [row(9, 9, 9, "naive", 1.0), row(8, 8, 8, "naive", 1.0)]}))
+    timed = [
+        row(m, m, m, name, ms, **params)
+        for m in (8, 4096)
+        for name, ms, params in (("cublas", 2.0, {}), ("naive", 3.0, {"BM": 16, "BN": 16}))
+    ]
+    timed[-1]["time_ms"] = None
+    data = {"device": {"kind": "cuda"}, "rows": timed}
+    KernelTable(Gpu.model, str(file)).keep(data)
+    assert [(r["m"], r["kernel"]) for r in tables.read_rows(file)] == [
         (9, "naive"), (8, "cublas"), (8, "naive"), (4096, "cublas"),
     ]  # fmt: skip
-    full, few = asked[1], asked[3]
-    assert {v.name for v in few} == {"cublas", "tuned"} and len(few) == 2 < len(full)
-    data = tune.kernels(shapes=[(8, 8, 8), (9, 9, 9)], quick=True, output=None, **choices)
-    for timed_row in data["rows"]:
-        timed_row["ratio_to_cublas"] = None
-    tune.print_kernels({**data, "device": {"name": "Test GPU 9002"}})
-    shown = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert ["9", "x", "9", "x", "9", "nn", "float32", "cublas"] in shown, "none of ours was timed"
+    KernelTable(Gpu.model).keep(data)
     assert tables.user_table(Gpu.model).is_file()
     nearest_measured.forget()
+
+
+def test_a_file_that_is_no_table_is_refused_before_timing(tmp_path):
+    from hybrid_gemm.bench.tune import KernelTable
+
+    file = tmp_path / "t.json"
+    file.write_text("[]")
+    with pytest.raises(UsageError, match="no table"):
+        KernelTable(Gpu.model, str(file))
+
+
+def test_tuning_shows_shapes_where_none_of_ours_was_timed(capsys):
+    from hybrid_gemm.bench import tune
+
+    timed = [row(8, 8, 8, "cublas", 2.0), row(9, 9, 9, "cublas", 2.0), row(8, 8, 8, "naive", 3.0)]
+    for each in timed:
+        each["ratio_to_cublas"] = None
+    tune.print_kernels({"device": {"name": "Test GPU 9002"}, "rows": timed, "table": "t.json"})
+    shown = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["9", "x", "9", "x", "9", "nn", "float32", "cublas"] in shown
+    assert ["8", "x", "8", "x", "8", "nn", "float32", "cublas", "3"] in shown

@@ -3,7 +3,7 @@ C; the choice of a variant, and what is refused."""
 
 import numpy as np
 import pytest
-from conftest import on
+from support.devices import on
 
 from hybrid_gemm import catalog, devices
 from hybrid_gemm.catalog import TENSOR_TYPES
@@ -116,7 +116,7 @@ def test_every_variant_is_exact(hopper, variant):
 
 @pytest.mark.parametrize("variant", NARROW, ids=names(NARROW))
 @pytest.mark.parametrize("k", [0, 1, 64, 129, 640])
-def test_c_leaves_while_the_next_tile_begins(hopper, variant, k):
+def test_a_tile_of_c_is_stored_while_the_next_is_multiplied(hopper, variant, k):
     """Two or three tiles a block and more, of fewer steps than there are stages, and of more."""
     Problem(hopper, variant, "float16", "nt", (3000, 2900, k), pad=4).check()
 
@@ -167,7 +167,7 @@ def test_an_empty_c_needs_no_launch(hopper, shape):
         Problem(hopper, variant, "float16", "nt", shape).check()
 
 
-def test_a_verdict_for_others_leaves_c_alone(hopper):
+def test_another_verdict_leaves_c_as_it_was(hopper):
     problem = Problem(hopper, SPLIT[0], "float16", "nt", (300, 333, 100))
     verdict = hopper.cp.array([2], "i4")
     assert problem.run(verdict=verdict, wanted=0).tobytes() == problem.before.tobytes()
@@ -226,7 +226,7 @@ def test_small_products_take_small_tiles():
     assert area(1024) < area(8192)
 
 
-def test_what_the_copy_engine_cannot_read_is_refused():
+def test_addresses_that_the_copy_engine_cannot_read_are_refused():
     with pytest.raises(UsageError, match="multiples of 16 bytes; found 0x1008"):
         tensor_maps.tensor_map("float16", 0x1008, (64, 64, 1), (128, 8192), (64, 64, 1))
     with pytest.raises(UsageError, match="multiples of 16 bytes"):

@@ -1,19 +1,24 @@
-"""Matrices as callers give them: NumPy's, a GPU's, or anything with their protocols."""
+"""Arrays as callers give them: NumPy's, a GPU's, or anything with their protocols."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 
 from ..errors import DTypeError, UsageError
-from ..problem import Problem
 from .strides import address
 
+_DLPACK_CUDA = (2, 13)  # kDLCUDA, kDLCUDAManaged
 
-def is_device_array(x) -> bool:
+
+def is_device_array(x: Any) -> bool:
+    """Whether `x` is a CuPy array."""
     return type(x).__module__.partition(".")[0] == "cupy"
 
 
-def module_of(x):
+def module_of(x: Any) -> Any:
+    """The module (numpy or cupy) whose functions take `x`."""
     if not is_device_array(x):
         return np
     import cupy
@@ -21,23 +26,29 @@ def module_of(x):
     return cupy
 
 
-def as_matrix(x):
-    """NumPy arrays and CuPy arrays as they are; others by their protocol, or by np.asarray."""
+def as_array(x: Any, name: str = "A") -> Any:
+    """NumPy and CuPy arrays as they are; others by their protocol, or by np.asarray.
+
+    Raises `UsageError` for what makes no array, such as a ragged list; `name` is the operand's.
+    """
     if isinstance(x, np.ndarray) or is_device_array(x):
         return x
     if hasattr(x, "__cuda_array_interface__"):
         import cupy
 
         return cupy.asarray(x)
-    if hasattr(x, "__dlpack_device__") and x.__dlpack_device__()[0] in (2, 13):  # CUDA
+    if hasattr(x, "__dlpack_device__") and x.__dlpack_device__()[0] in _DLPACK_CUDA:
         import cupy
 
         return cupy.from_dlpack(x)
-    return np.asarray(x)
+    try:
+        return np.asarray(x)
+    except ValueError as error:
+        raise UsageError(f"{name} makes no array: {error}") from None
 
 
-def check_device(arrays, kind: str) -> None:
-    """Raises `DTypeError` for arrays of a GPU where that is not what multiplies."""
+def check_device(arrays: Any, kind: str) -> None:
+    """Raises `DTypeError` for arrays of a GPU where the device that multiplies is another."""
     if kind != "cuda" and any(map(is_device_array, arrays)):
         raise DTypeError(
             f"arrays on a GPU were given, and the device is {kind}: cupy.asnumpy makes arrays of "
@@ -45,50 +56,34 @@ def check_device(arrays, kind: str) -> None:
         )
 
 
-def wait_for_streams(*arrays) -> None:
+def wait_for_streams(*arrays: Any) -> None:
     """Waits for the caller's current streams on the GPUs that have some of the arrays."""
     for ordinal, cp in {x.device.id: module_of(x) for x in arrays if is_device_array(x)}.items():
         with cp.cuda.Device(ordinal):
             cp.cuda.get_current_stream().synchronize()
 
 
-def check_out(out, problem: Problem, a, b, c):
-    """`c`, or `out` in its place where they are the same matrix; raises if `out` is unfit."""
-    if not (isinstance(out, np.ndarray) or is_device_array(out)):
-        raise DTypeError(f"out must be a NumPy or CuPy array, not {type(out).__name__}")
-    if tuple(out.shape) != (problem.m, problem.n):
-        raise UsageError(
-            f"out has shape {tuple(out.shape)}; this product is ({problem.m}, {problem.n})"
-        )
-    if not np.can_cast(problem.out_dtype, out.dtype, "same_kind"):
-        raise DTypeError(
-            f"out has dtype {out.dtype}; the product has dtype {problem.out_dtype}, which "
-            "does not cast to it"
-        )
-    if isinstance(out, np.ndarray) and not out.flags.writeable:
-        raise UsageError("out is read-only")
-    for name, x in (("A", a), ("B", b)):
-        if type(x) is type(out) and shares_memory(x, out):
-            raise UsageError(f"out overlaps {name}; give it memory of its own")
-    if c is not None and type(c) is type(out) and shares_memory(c, out):
-        same = c.dtype == out.dtype and c.strides == out.strides
-        if not (same and address(c) == address(out)):
-            raise UsageError("out overlaps C without being C; give it memory of its own, or C")
-        return out
-    return c
+def cast_into(dst: Any, src: Any) -> None:
+    """dst[...] = src, cast as NumPy casts: whole numbers wrap, floats that are too large become Inf
+    without a warning, as BLAS is silent about them."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        if isinstance(dst, np.ndarray):
+            np.copyto(dst, src, casting="unsafe")
+        else:
+            dst[...] = src.astype(dst.dtype)
 
 
 class _Addresses:
     """Where an array's elements are, in words that NumPy reads: no element is looked at."""
 
-    def __init__(self, array):
+    def __init__(self, array: Any) -> None:
         self.__array_interface__ = {
             "version": 3, "data": (address(array), True), "shape": array.shape,
             "strides": array.strides, "typestr": f"|V{array.itemsize}",
         }  # fmt: skip
 
 
-def shares_memory(x, y) -> bool:
+def shares_memory(x: Any, y: Any) -> bool:
     """Whether two arrays of the host, or two of GPUs, have a byte in common.
 
     Decided by NumPy for both: CuPy compares all elements' addresses, which takes longer than
@@ -97,6 +92,6 @@ def shares_memory(x, y) -> bool:
     if not (x.size and y.size):
         return False
     try:
-        return np.shares_memory(_Addresses(x), _Addresses(y), max_work=10**5)
+        return bool(np.shares_memory(_Addresses(x), _Addresses(y), max_work=10**5))  # type: ignore[arg-type]
     except np.exceptions.TooHardError:
         return True

@@ -1,4 +1,4 @@
-"""Matrices that come from .npy files or from a generator, and go to files. NumPy only."""
+"""Matrices in .npy files: mapped for reading, and written whole or not at all. NumPy only."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ import os
 import secrets
 import stat
 from collections.abc import Iterable
+from types import TracebackType
+from typing import BinaryIO, Literal
 
 import numpy as np
 from numpy.lib import format as npy
+from numpy.typing import DTypeLike
 
 from ..errors import HybridGemmError, UsageError
 from ..problem import check_dtype, shape_of
@@ -22,11 +25,11 @@ Path = str | os.PathLike[str]
 
 
 def open_npy(path: Path) -> np.ndarray:
-    """The matrix in a .npy file, mapped read-only: nothing is read or copied yet.
+    """The matrix in a .npy file, as a read-only map: nothing is read or copied yet.
 
-    Byte order and C or Fortran order stay as the file has them. Raises `UsageError` for what
-    is not a whole 2-D .npy file, `DTypeError` for a dtype that is not multiplied; either
-    names the file and what would work.
+    Byte order and C or Fortran order stay as the file has them. Raises `UsageError` for a file
+    that is not a whole 2-D .npy file and `DTypeError` for a dtype that is not multiplied; both
+    messages name the file and say what would work.
     """
     name = os.fspath(path)
     try:
@@ -54,7 +57,7 @@ def open_npy(path: Path) -> np.ndarray:
             f"{name} is truncated: {expected} bytes expected for {rows} x {cols} {dtype}, "
             f"{size} found; write or copy it again"
         )
-    order = "F" if fortran else "C"
+    order: Literal["C", "F"] = "F" if fortran else "C"
     if rows * cols == 0:  # mmap has no empty mappings
         empty = np.empty((rows, cols), dtype, order)
         empty.flags.writeable = False
@@ -62,7 +65,8 @@ def open_npy(path: Path) -> np.ndarray:
     return np.memmap(name, dtype, "r", offset, (rows, cols), order)
 
 
-def _read_header(file, name: str, size: int) -> tuple[tuple[int, ...], bool, np.dtype]:
+def _read_header(file: BinaryIO, name: str, size: int) -> tuple[tuple[int, ...], bool, np.dtype]:
+    """Shape, whether the order is Fortran's, and dtype; `size` is the file's, in bytes."""
     start = file.read(6)
     file.seek(0)
     if start != npy.MAGIC_PREFIX:
@@ -94,6 +98,7 @@ def _read_header(file, name: str, size: int) -> tuple[tuple[int, ...], bool, np.
 
 
 def _not_a_file(mode: int) -> str | None:
+    """What a path with this mode is, if it is no regular file: "is a directory, not ..."."""
     if stat.S_ISREG(mode):
         return None
     kinds = {
@@ -107,6 +112,7 @@ def _not_a_file(mode: int) -> str | None:
 
 
 def _nearest_file(name: str) -> str:
+    """The end of a message about a file that is not there: the name that was perhaps meant."""
     folder, last = os.path.split(name)
     if folder and not os.path.isdir(folder):
         return f": there is no directory {folder}"
@@ -120,10 +126,10 @@ def _nearest_file(name: str) -> str:
 
 
 def check_output(path: Path, inputs: Iterable[Path] = ()) -> str:
-    """The file that writing to `path` makes or replaces (links followed).
+    """The path of the file that writing to `path` makes or replaces, links followed.
 
-    Writes nothing. Raises `UsageError` if `path` cannot be written as a file, or is one of
-    the files in `inputs`, also by another name.
+    Only checks: nothing is written. Raises `UsageError` if `path` cannot be written as a file,
+    or is one of the files in `inputs`, be it by another name.
     """
     name = os.fspath(path)
     try:
@@ -154,30 +160,33 @@ def check_output(path: Path, inputs: Iterable[Path] = ()) -> str:
 
 
 def _only_owner_renames(folder: str, found: os.stat_result) -> bool:
+    """Whether the folder is sticky, as /tmp is, and the file in it another user's."""
     parent, me = os.stat(folder), os.geteuid()
     return bool(parent.st_mode & stat.S_ISVTX) and me not in (0, found.st_uid, parent.st_uid)
 
 
-WRITE_BYTES = 64 << 20
+WRITE_BYTES = 64 << 20  # what one call to the system writes
 
 
 class NpyWriter:
     """Writes an m x n matrix to a .npy file in C order, whole or not at all.
 
-    Fill `.array` (a writable map of a temporary file beside the target), then `commit`.
-    As a context manager it commits at the end, or aborts on any exception:
+    Fill `.array`, a writable map of a temporary file beside the target, then `commit`. A
+    `with` block commits at its end and aborts on any exception:
 
         with NpyWriter("C.npy", (m, n), "float32", inputs=["A.npy", "B.npy"]) as writer:
             writer.array[...] = c
 
-    Other processes fill their parts by `write_part` with `.temporary` and `.offset`.
+    Other processes fill their parts with `write_part`, given `.temporary` and `.offset`.
 
-    All the space is reserved at once, so a full disk is known before any computing.
-    Raises `UsageError` as `check_output` does, and when the file does not fit.
+    All the space is reserved at once, so that a full disk is known before anything is computed.
+    Raises `UsageError` as `check_output` does, and if the file does not fit.
     """
 
+    array: np.ndarray
+
     def __init__(
-        self, path: Path, shape: tuple[int, int], dtype, *, inputs: Iterable[Path] = ()
+        self, path: Path, shape: tuple[int, int], dtype: DTypeLike, *, inputs: Iterable[Path] = ()
     ) -> None:
         self.path = os.fspath(path)
         self._target = check_output(path, inputs)
@@ -205,6 +214,7 @@ class NpyWriter:
             raise
 
     def _reserve(self, descriptor: int, size: int) -> None:
+        """Reserves `size` bytes for the file. Raises `UsageError` if they are not to be had."""
         disk = os.fstatvfs(descriptor)
         free = disk.f_bavail * disk.f_frsize
         try:
@@ -226,7 +236,10 @@ class NpyWriter:
             ) from None
 
     def commit(self) -> None:
-        """Put the file in place, safe on the disk. Raises `HybridGemmError` if that fails."""
+        """Puts the file in its place once its bytes are on the disk.
+
+        Raises `HybridGemmError` if that fails; then there is no file.
+        """
         try:
             if isinstance(self.array, np.memmap):
                 self.array.flush()
@@ -239,14 +252,19 @@ class NpyWriter:
             _sync(os.path.dirname(self._target))
 
     def abort(self) -> None:
-        """Remove what was written; does nothing after `commit`."""
+        """Removes what was written; does nothing after `commit`."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.temporary)
 
     def __enter__(self) -> NpyWriter:
         return self
 
-    def __exit__(self, kind, error, traceback) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         if kind:
             self.abort()
         elif os.path.exists(self.temporary):  # neither committed nor aborted inside
@@ -258,11 +276,12 @@ class NpyWriter:
 
 
 def write_part(path: str, offset: int, cols: int, part: np.ndarray, row: int, col: int) -> None:
-    """Writes `part`, whose first element is (row, col), into a matrix of `cols` columns that
-    begins at `offset` bytes of a file, safe on the disk.
+    """Writes a part of a matrix into a file, and returns when its bytes are on the disk.
 
-    By positioned writes and not a map: on a network filesystem two hosts may write parts of
-    one page. Raises `HybridGemmError` if the disk refuses.
+    The matrix is row-major with `cols` columns and begins at byte `offset` of the file; the
+    part's first element is that of (`row`, `col`). These are positioned writes and not a map,
+    because on a network filesystem two hosts may write parts of one page. Raises
+    `HybridGemmError` if the disk refuses.
     """
     size = part.dtype.itemsize
     whole_rows = col == 0 and part.shape[1] == cols
@@ -270,7 +289,7 @@ def write_part(path: str, offset: int, cols: int, part: np.ndarray, row: int, co
     try:
         step = max(1, WRITE_BYTES // max(1, cols * size)) if whole_rows else 1
         for i in range(0, part.shape[0], step):
-            data = memoryview(np.ascontiguousarray(part[i : i + step]).reshape(-1).view("u1"))
+            data = np.ascontiguousarray(part[i : i + step]).reshape(-1).view(np.uint8).data
             at = offset + ((row + i) * cols + col) * size
             while len(data):
                 written = os.pwrite(descriptor, data, at)
@@ -283,11 +302,9 @@ def write_part(path: str, offset: int, cols: int, part: np.ndarray, row: int, co
 
 
 def _sync(path: str) -> None:
+    """Returns when a file's or a folder's bytes are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-# --- generating ---------------------------------------------------------------------------

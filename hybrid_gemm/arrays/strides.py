@@ -1,12 +1,41 @@
-"""How matrices lie in memory: views of NumPy's or CuPy's, looked at and not touched."""
+"""How matrices lie in memory: their order and leading dimension, read off a view's strides.
+
+A view is a 2-D array of NumPy's or CuPy's. Order `n` is row-major: elements of a row are
+neighbours, and the leading dimension is the number of elements from one row to the next. Order
+`t` is column-major, and the leading dimension goes from one column to the next. Nothing here
+reads an element.
+"""
 
 from __future__ import annotations
 
+from typing import Any, Protocol
+
 import numpy as np
 
+# An array of NumPy's or CuPy's. They have no type in common, and neither library's annotations
+# admit the other's arrays in arithmetic, so code that computes with either takes this.
+Array = Any
 
-def leading(view, order: str) -> int | None:
-    """The leading dimension of a view read row-major ('n') or column-major ('t'), if it is."""
+
+class View(Protocol):
+    """What is read of a 2-D array of NumPy's or CuPy's. Strides are in bytes."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def strides(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> np.dtype: ...
+
+
+def leading(view: View, order: str) -> int | None:
+    """The leading dimension, in elements, of a view read in `order` "n" or "t".
+
+    None if its elements do not lie in that order. A matrix of a single row (or column) lies in
+    both: `leading(np.zeros((3, 5)), "n") == 5`, and in order "t" it is None.
+    """
     step = 1 if order == "n" else -1
     (count, length), (outer, inner) = view.shape[::step], view.strides[::step]
     size = view.dtype.itemsize
@@ -17,13 +46,17 @@ def leading(view, order: str) -> int | None:
     return outer // size if outer % size == 0 and outer >= size * max(1, length) else None
 
 
-def runs(dst, src) -> tuple[int, int, int, int] | None:
-    """Pitches of both, width and height in bytes and runs of a copy between matrices of one
-    storage order; None if they have none in common. One run is what peers copy faster."""
+def runs(dst: View, src: View) -> tuple[int, int, int, int] | None:
+    """How to copy `src` to `dst`, of equal shape and dtype, as a 2-D copy of bytes.
+
+    Returns the pitch of `dst`, the pitch of `src`, the width of a contiguous run, all in bytes,
+    and the number of runs. None if the two have no storage order in common. Matrices without
+    gaps are one run, which GPUs copy to each other faster than many.
+    """
     for order in "nt":
         lds, ldd = leading(src, order), leading(dst, order)
         if lds and ldd:
-            size = src.itemsize
+            size = src.dtype.itemsize
             height, width = src.shape if order == "n" else src.shape[::-1]
             if lds == ldd == width:
                 return height * width * size, height * width * size, height * width * size, 1
@@ -31,13 +64,16 @@ def runs(dst, src) -> tuple[int, int, int, int] | None:
     return None
 
 
-def address(array) -> int:
-    """Of the first element of a NumPy or CuPy array."""
-    return array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr
+def address(array: Array) -> int:
+    """The address of the first element of a NumPy or CuPy array."""
+    return int(array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr)
 
 
-def layout(view) -> tuple[str, int] | None:
-    """('n', ld) for a row-major view, ('t', ld) for a column-major one, None for neither."""
+def layout(view: View) -> tuple[str, int] | None:
+    """The order of a view and its leading dimension: ("n", ld) or ("t", ld); None for neither.
+
+    A view that lies in both orders is "n".
+    """
     for order in "nt":
         if ld := leading(view, order):
             return order, ld

@@ -1,31 +1,46 @@
 """Errors against float64 of each way to multiply float32, on data of several kinds.
 
-Two numbers a product: the Frobenius norm of the error over that of the result, and the largest
-|error| / (|A||B|), which is what error bounds speak of. The reference is computed where the
-product was.
+Two figures for each product: the Frobenius norm of the error over that of the result, and the
+largest |error| / (|A||B|), which is the quantity that error bounds limit. The float64 reference
+is computed on the device that multiplied.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import numpy as np
 
 from .. import catalog
 from ..arrays import generator
 from ..arrays.caller_arrays import module_of
+from ..arrays.strides import Array
 from ..catalog import Variant
-from ..devices import choose, open_devices
-from ..devices import tensor_core_products as products
-from ..devices.base import Device
+from ..devices.base import Device, Stream
+from ..devices.cuda.device import CudaDevice
+from ..devices.kernel_device import KernelDevice
 from ..errors import UnavailableError, UsageError
 from ..host.resources import cores
 from ..kernel_choice import compute_modes, nearest_measured
 from ..problem import Problem
-from ..reporting import console
+from .study import (
+    FAILED,
+    PASSED,
+    Advance,
+    Row,
+    Shape,
+    Table,
+    cell,
+    multiply_once,
+    open_device,
+    sides,
+    upload,
+)
 
-# What each kind is, in words.
+# What each kind of data is, in words.
 KINDS = {
     "normal": "standard normal",
     "uniform": "in [0, 1): all of one sign",
@@ -34,29 +49,23 @@ KINDS = {
     "wide": "each element scaled by 2^-30 to 2^30",
     "huge": "each row of A has an element of 10^8 whose partner is 0, each column of B too",
 }
-COLUMNS = (
-    "data", "way", "kernel", "params", "m", "n", "k", "frobenius", "largest",
-    "frobenius_of_cublas", "largest_of_cublas", "compute", "verdict", "note",
-)  # fmt: skip
-SHAPES = {
-    "cuda": [(1024, 1024, 2**i) for i in range(8, 17)],
-    "": [(128, 128, k) for k in (256, 1024, 4096)],
-}
+GPU_SHAPES: list[Shape] = [(1024, 1024, 2**i) for i in range(8, 17)]
+HOST_SHAPES: list[Shape] = [(128, 128, k) for k in (256, 1024, 4096)]
+Draw = Callable[[str, int, int, str], Array]  # operand, rows, cols, fill -> a new matrix
 
 
-def make(kind: str, m: int, n: int, k: int, draw: Callable) -> tuple:
-    """op(A) (m x k) and op(B) (k x n) of a kind, float32.
+def make(kind: str, m: int, n: int, k: int, draw: Draw) -> tuple[Array, Array]:
+    """op(A) (m x k) and op(B) (k x n) of a kind of `KINDS`, float32.
 
-    `draw(operand, rows, cols, fill)` gives new arrays of `generator.generate`'s fills; operand
-    is "A", "B" or "C". Raises `UsageError` for an unknown kind.
+    `draw(operand, rows, cols, fill)` gives a new float32 matrix; operand is "A", "B" or "C", and
+    fill is one of `generator.FILLS`. Raises `UsageError` for an unknown kind.
     """
-    if kind not in KINDS:
-        raise UsageError(f"no data is called {kind!r}; there are {', '.join(KINDS)}")
+    _check_kind(kind)
     fill = "uniform" if kind == "uniform" else "normal"
     a, b = draw("A", m, k, fill), draw("B", k, n, fill)
     xp = module_of(a)
 
-    def scale(x, rows, cols):
+    def scale(x: Array, rows: int, cols: int) -> None:
         x *= xp.exp2(xp.floor(60 * draw("C", rows, cols, "uniform") - 30))
 
     if kind == "ill-scaled":
@@ -75,12 +84,18 @@ def make(kind: str, m: int, n: int, k: int, draw: Callable) -> tuple:
     return a, b
 
 
+def _check_kind(kind: str) -> None:
+    if kind not in KINDS:
+        raise UsageError(f"no data is called {kind!r}; there are {', '.join(KINDS)}")
+
+
 def ways(device: Device, problem: Problem) -> dict[str, tuple[Variant, Problem]]:
-    """Each way that is here, by name: the kernel, and the problem as that multiplies it."""
-    kind, found = device.kind, {}
-    if kind == "cpu":
+    """Each way to multiply float32 that the device has, by name: the kernel, and the problem as
+    that kernel multiplies it."""
+    if not isinstance(device, KernelDevice):
         return {"BLAS fp32": (catalog.get("blas").variant(), problem)}
-    if kind == "cuda":
+    found = {}
+    if isinstance(device, CudaDevice):
         strict = nearest_measured.choose(device.machine("float32"), problem, "nn", own=True)[0]
         found["cuBLAS fp32"] = catalog.get("cublas").variant(), problem
     else:
@@ -88,103 +103,122 @@ def ways(device: Device, problem: Problem) -> dict[str, tuple[Variant, Problem]]
     found["fp32"] = strict, problem
     for compute in ("tf32", "fp32x3"):
         try:
-            arithmetic = compute_modes.choose(compute, None, kind=kind, arch=device.capability)
+            arithmetic = compute_modes.choose(
+                compute, None, kind=device.kind, arch=device.capability
+            )
         except UnavailableError:
             continue
         settled = arithmetic.settle(problem)
         found[compute] = arithmetic.variant_for(settled, device.processors), settled
-        if kind == "cuda" and compute == "tf32":
+        if device.on_gpu and compute == "tf32":
             found["cuBLAS tf32"] = catalog.get("cublas_tf32").variant(), settled
     return found
 
 
-def run(
-    shapes: Sequence[tuple[int, int, int]] = (), *, device: str = "auto",
-    data: Sequence[str] = tuple(KINDS), seed: int = 0, progress=None,
-    note: Callable[[str], None] = lambda text: None,
-) -> dict:  # fmt: skip
-    """Rows as plain dictionaries (`COLUMNS`): a way, a kind of data, a shape."""
-    kind, why = choose(device)
-    if why:
-        note(f"device: {kind} ({why})")
-    opened = open_devices(kind, 1, gpus=[0] if kind == "cuda" else None)[0]
-    shapes = list(shapes) or SHAPES.get(kind, SHAPES[""])
-    advance = progress(len(shapes) * len(data), "multiplying") if progress else lambda _: None
-    rows, stream = [], opened.stream()
-    with opened.session(), opened.using(stream):
-        for m, n, k in shapes:
-            bench = _Bench(opened, stream, seed)
-            for each in data:
-                rows += bench.rows(each, Problem(m, n, k))
-                advance(1)
-    return {"device": {"kind": kind, "name": opened.describe()}, "rows": rows}
+@dataclass
+class AccuracyStudy:
+    """One row for each shape, kind of data and way; `shapes` empty means the device's usual.
 
+    `device` is "auto", "cuda", "cpu" or "emulator". Raises `UsageError` for unknown data.
+    """
 
-class _Bench:
-    def __init__(self, device: Device, stream, seed: int):
-        self.device, self.stream, self.seed = device, stream, seed
-        self._drawn = functools.lru_cache(self._draw)
+    columns: ClassVar[tuple[str, ...]] = (
+        "data", "way", "kernel", "params", "m", "n", "k", "frobenius", "largest",
+        "frobenius_of_cublas", "largest_of_cublas", "compute", "verdict", "note",
+    )  # fmt: skip
 
-    def draw(self, operand: str, rows: int, cols: int, fill: str):
-        return self._drawn(operand, rows, cols, fill).copy()
+    shapes: Sequence[Shape] = ()
+    device: str = "auto"
+    data: Sequence[str] = tuple(KINDS)
+    seed: int = 0
+    opened: Device = field(init=False)
+    stream: Stream = field(init=False)
+    device_note: str = field(init=False)
 
-    def _draw(self, operand, rows, cols, fill):
+    def __post_init__(self) -> None:
+        for kind in self.data:
+            _check_kind(kind)
+        self.opened, self.device_note = open_device(self.device)
+        self.stream = self.opened.stream()
+        self.shapes = self.shapes or (GPU_SHAPES if self.opened.on_gpu else HOST_SHAPES)
+
+    @property
+    def steps(self) -> int:
+        """One a shape and kind of data."""
+        return len(self.shapes) * len(self.data)
+
+    def about(self) -> dict[str, Any]:
+        """The device."""
+        return {"device": {"kind": self.opened.kind, "name": self.opened.describe()}}
+
+    def rows(self, advance: Advance) -> Iterator[Row]:
+        """Multiplies each kind of data in each way, once."""
+        with self.opened.session(), self.opened.using(self.stream):
+            for m, n, k in self.shapes:
+                drawn = functools.lru_cache(self._draw)  # several kinds begin with the same
+                for kind in self.data:
+                    a, b = make(kind, m, n, k, lambda *what: drawn(*what).copy())  # noqa: B023
+                    yield from self._rows(kind, Problem(m, n, k), a, b)
+                    advance(1)
+
+    def _draw(self, operand: str, rows: int, cols: int, fill: str) -> Array:
         host = generator.generate(
             rows, cols, "float32", seed=self.seed, operand=operand, fill=fill, threads=cores()
         )
-        there = self.device.empty(rows, cols, "float32")
-        self.device.copy(there, host, self.stream)
-        self.stream.synchronize()
-        return there
+        return upload(self.opened, host, self.stream)
 
-    def rows(self, data: str, problem: Problem) -> list[dict]:
+    def _rows(self, kind: str, problem: Problem, a: Array, b: Array) -> list[Row]:
+        """A row for each way to multiply these matrices."""
         m, n, k = problem.m, problem.n, problem.k
-        a, b = make(data, m, n, k, self.draw)
         x, y = a.astype("f8"), b.astype("f8")
         exact, size = x @ y, abs(x) @ abs(y)
         del x, y
-        out = []
-        for way, (variant, settled) in ways(self.device, problem).items():
-            row = dict.fromkeys(COLUMNS) | {
-                "data": data, "way": way, "kernel": variant.name, "params": dict(variant.params),
-                "m": m, "n": n, "k": k, "note": "",
-            }  # fmt: skip
-            c = self.device.empty(m, n, "float32")
-            c[...] = np.nan
-            before = products.verdicts(self.device, settled)
-            self.device.gemm(variant, a, b, c, alpha=1, beta=0, stream=self.stream)
-            self.stream.synchronize()
-            taken = products.verdicts(self.device, settled) - before
-            row["compute"] = compute_modes.ran(variant, settled, taken)
-            xp = module_of(c)
-            error = abs(c.astype("f8") - exact)
-            row["frobenius"] = float(xp.linalg.norm(error) / xp.linalg.norm(exact))
-            row["largest"] = float((error / xp.where(size > 0, size, 1)).max())
+        found = []
+        for way, (variant, settled) in ways(self.opened, problem).items():
+            c = self.opened.empty(m, n, "float32")
+            compute = multiply_once(self.opened, variant, settled, (a, b, c), self.stream)
+            frobenius, largest = errors(c, exact, size)
             bound = (k + 3) * 2.0**-23 + compute_modes.rounding(settled)
-            row["verdict"] = "passed" if row["largest"] <= bound else "FAILED"
-            out.append(row)
-        peer = next((r for r in out if r["way"] == "cuBLAS fp32"), None)
-        for row in out:
-            for measure in ("frobenius", "largest") if peer else ():
-                row[f"{measure}_of_cublas"] = row[measure] / peer[measure]
-        return out
+            found.append(dict.fromkeys(self.columns) | {
+                "data": kind, "way": way, "kernel": variant.name, "params": dict(variant.params),
+                "m": m, "n": n, "k": k, "frobenius": frobenius, "largest": largest,
+                "compute": compute, "verdict": PASSED if largest <= bound else FAILED, "note": "",
+            })  # fmt: skip
+        _beside_cublas(found)
+        return found
+
+    @staticmethod
+    def table(data: Mapping[str, Any]) -> Table:
+        """A line a row, with the errors of cuBLAS fp32 as 1."""
+        rows = [
+            [
+                row["data"], sides(row), row["way"], f"{row['frobenius']:.2e}",
+                f"{row['largest']:.2e}", cell(row["frobenius_of_cublas"], ".2f"),
+                cell(row["largest_of_cublas"], ".2f"), row["compute"], row["verdict"], row["note"],
+            ]
+            for row in data["rows"]
+        ]  # fmt: skip
+        headings = [
+            "<data", "m x n x k", "<way", "Frobenius error", "largest / (|A||B|)",
+            "Frobenius of cuBLAS", "largest of cuBLAS", "<compute", "<verdict", "<note",
+        ]  # fmt: skip
+        return Table(headings, rows, data["device"]["name"])
 
 
-def show(data: dict) -> None:
-    def ratio(row, name):
-        return f"{row[name]:.2f}" if row[name] is not None else ""
+def errors(c: Array, exact: Array, size: Array) -> tuple[float, float]:
+    """The Frobenius error of `c`, and the largest |error| / (|A||B|).
 
-    rows = [
-        [
-            row["data"], f"{row['m']} x {row['n']} x {row['k']}", row["way"],
-            f"{row['frobenius']:.2e}", f"{row['largest']:.2e}",
-            ratio(row, "frobenius_of_cublas"), ratio(row, "largest_of_cublas"),
-            row["compute"], row["verdict"], row["note"],
-        ]
-        for row in data["rows"]
-    ]  # fmt: skip
-    console.table(
-        ["<data", "m x n x k", "<way", "Frobenius error", "largest / (|A||B|)",
-         "Frobenius of cuBLAS", "largest of cuBLAS", "<compute", "<verdict", "<note"],
-        rows, title=data["device"]["name"],
-    )  # fmt: skip
+    `exact` is the product in float64, `size` is |A||B|; NaN in `c` gives NaN.
+    """
+    xp = module_of(c)
+    error = abs(c.astype("f8") - exact)
+    frobenius = float(xp.linalg.norm(error) / xp.linalg.norm(exact))
+    return frobenius, float((error / xp.where(size > 0, size, 1)).max())
+
+
+def _beside_cublas(rows: list[Row]) -> None:
+    """Adds each row's errors over those of cuBLAS fp32, where that is one of the ways."""
+    for cublas in [row for row in rows if row["way"] == "cuBLAS fp32"]:
+        for row in rows:
+            for figure in ("frobenius", "largest"):
+                row[f"{figure}_of_cublas"] = row[figure] / cublas[figure]

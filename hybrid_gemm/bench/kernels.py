@@ -1,38 +1,52 @@
 """Times kernels x parameters x shapes on one device, beside cuBLAS, each row with a verdict.
 
-Samples of the variants of one shape alternate, so that clocks and neighbours change for all
-alike. On a GPU a sample is a graph of launches between two events, long enough (2 ms) that
-launching is not what is timed; elsewhere it is one call on the host's clock. Sampling stops when
-the median is known well enough, or has taken long enough.
+Samples of the variants of one shape alternate, so that changes of the clock and of the machine's
+load meet all of them. On a GPU a sample is a graph of launches between two events, long enough
+(2 ms) that the time to launch does not count; elsewhere it is one call on the host's clock.
+Sampling stops when the median is known well enough, or has taken long enough.
 """
 
 from __future__ import annotations
 
-import csv
-import io
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import numpy as np
 
-from .. import catalog
+from .. import catalog, devices
 from ..arrays import generator
+from ..arrays.strides import Array
 from ..catalog import ITEM_SIZE, LAYOUTS, Variant
-from ..devices import choose, open_devices
-from ..devices import tensor_core_products as products
+from ..devices.base import Device, Stream
+from ..devices.cuda.device import CudaDevice, CudaStream
 from ..errors import HybridGemmError, UsageError
 from ..host.resources import cores
 from ..kernel_choice import compute_modes
-from ..problem import NARROW, Problem, compute_dtype, is_float
-from ..reporting import console
-from ..verify import verify
+from ..problem import NARROW, Problem, compute_dtype
 from . import accuracy
+from .study import (
+    PASSED,
+    Advance,
+    Row,
+    Shape,
+    Table,
+    cell,
+    judged,
+    multiply_once,
+    open_device,
+    parameters,
+    sides,
+    upload,
+)
 
-SAMPLE_MS = 2.0
+SAMPLE_MS = 2.0  # a sample on a GPU lasts at least so long
 ROW_MS = 3000.0  # a row takes no further samples after so long
 LEAST_SAMPLES = 5
-SERIES = {
+CUBLAS = ("cublas", "cublas_tf32")
+SERIES: dict[str, list[Shape]] = {
     # S1's series: K = 1024, m = n
     "published": [
         (m, m, 1024)
@@ -40,14 +54,10 @@ SERIES = {
                   12288, 16384)
     ],
 }  # fmt: skip
-COLUMNS = (
-    "kernel", "params", "m", "n", "k", "dtype", "layout", "data", "compute", "time_ms",
-    "min_ms", "max_ms", "samples", "gflops", "percent_of_peak", "ratio_to_cublas", "verdict",
-    "worst_error_of_bound", "l2", "sm_mhz", "power_w", "throttled", "note",
-)  # fmt: skip
+ForEach = Callable[[Problem, str], Sequence[Variant]]  # problem, layout -> variants to time
 
 
-def series(name: str) -> list[tuple[int, int, int]]:
+def series(name: str) -> list[Shape]:
     """The shapes of a named series; `UsageError` if there is none of that name."""
     if name not in SERIES:
         raise UsageError(f"no series is called {name!r}; there is {', '.join(SERIES)}")
@@ -55,18 +65,22 @@ def series(name: str) -> list[tuple[int, int, int]]:
 
 
 def select(
-    names, all_params: bool, params: Mapping[str, int], device: str = "auto"
+    names: Sequence[str] | None, all_params: bool, params: Mapping[str, int], device: str = "auto"
 ) -> list[Variant]:
-    """Variants by kernel name (default: every kernel that multiplies on that device)."""
+    """Variants of the kernels called `names` (default: each that multiplies on the device).
+
+    With `all_params` every listed variant, else each kernel's first. `params` replaces these
+    parameters in each kernel that has them; `UsageError` for one that none has.
+    """
     if names:
         kernels = [catalog.get(name) for name in names]
     else:
-        kind, _why = choose(device)
+        kind, _why = devices.choose(device)
         kernels = [k for k in catalog.gemm_kernels() if kind in k.runs_on]
     known = {p for kernel in kernels for p in kernel.params[0]}
     if unknown := params.keys() - known:
         raise UsageError(f"no kernel here has the parameters {', '.join(sorted(unknown))}")
-    out = []
+    out: list[Variant] = []
     for kernel in kernels:
         listed = kernel.variants() if all_params else kernel.variants()[:1]
         for variant in listed:
@@ -77,141 +91,261 @@ def select(
     return out
 
 
-def run(
-    variants: Sequence[Variant] | Callable[[Problem, str], Sequence[Variant]], shapes, *,
-    device: str = "auto",
-    dtypes: Sequence[str] = ("float32",), layouts: Sequence[str] = ("nn",), samples: int = 30,
-    noise: float = 0.003, cold: bool = False, seed: int = 0, compute: str = "fp32",
-    data: str = "normal", progress=None,
-    note: Callable[[str], None] = lambda text: None,
-) -> dict:  # fmt: skip
-    """Rows as plain dictionaries (`COLUMNS`), one a variant, shape, layout and dtype.
-
-    Takes up to `samples` of each, fewer once the median's spread is below `noise` of it. With
-    `cold` the L2 cache holds none of A, B and C when a product starts. A variant that cannot
-    run a shape is a row whose note says why. `variants` may depend on the problem and its layout;
-    without any, the kernel for tensor cores is timed beside cuBLAS (`beside_cublas`), where
-    `compute` or a narrow dtype asks for them. `data` is one of `accuracy.KINDS`.
-    """
-    for layout in layouts:
-        if layout not in LAYOUTS:
-            raise UsageError(f"no layout is called {layout!r}; there are {', '.join(LAYOUTS)}")
-    for dtype in dtypes:
-        if dtype not in (known := (*catalog.C_TYPES, *NARROW)):
-            raise UsageError(f"--dtype {dtype!r}: kernels have {', '.join(known)}")
-        if data != "normal" and dtype != "float32":
-            raise UsageError(f"--data {data} is float32, and --dtype {dtype} was given")
-    if samples < 1 or noise < 0:
-        raise UsageError("samples are 1 or more, and noise 0 or more")
-    kind, why = choose(device)
-    if why:
-        note(f"device: {kind} ({why})")
-    if cold and kind != "cuda":
-        raise UsageError(f"a cold L2 is for the cuda device; this is {kind}")
-    opened = open_devices(kind, 1, gpus=[0] if kind == "cuda" else None)[0]
-    bench = _Bench(opened, samples, noise, cold, data)
-    cases = [(d, lay, s) for d in dtypes for lay in layouts for s in shapes]
-    arithmetic = compute_modes.choose(compute, None, kind=kind, arch=opened.capability)
-    for_each = variants
-    if not callable(variants):
-
-        def for_each(problem, _layout):
-            return [compute_modes.as_asked(v, problem) for v in variants]
-
-    if not variants:
-
-        def for_each(problem, _layout):
-            return beside_cublas(arithmetic, opened, problem)
-
-    posed = [(arithmetic.settle(pose(s, d)), lay) for d, lay, s in cases]
-    jobs = [(for_each(problem, layout), problem, layout) for problem, layout in posed]
-    advance = progress(sum(len(v) for v, _, _ in jobs), "timing") if progress else lambda _: None
-    bench.compile(jobs)
-    rows = []
-    for chosen, problem, layout in jobs:
-        rows += bench.shape(chosen, problem, layout, seed, advance)
-    return {"device": {"kind": kind, "name": opened.describe()}, "rows": rows}
-
-
-def pose(sides: tuple[int, int, int], dtype: str) -> Problem:
+def pose(shape: Shape, dtype: str) -> Problem:
     """The problem of matrices of one dtype."""
-    return Problem(*sides, compute_dtype(np.dtype(dtype)), out_dtype=dtype,
+    return Problem(*shape, compute_dtype(np.dtype(dtype)), out_dtype=dtype,
                    operands=dtype if dtype in NARROW else "")  # fmt: skip
 
 
-def beside_cublas(arithmetic: compute_modes.Arithmetic, device, problem: Problem) -> list[Variant]:
-    """The kernel that multiplies a problem on tensor cores, and cuBLAS for comparison: with the
-    same arithmetic, or fp32 where cuBLAS has none as accurate."""
+def beside_cublas(
+    arithmetic: compute_modes.Arithmetic, device: Device, problem: Problem
+) -> list[Variant]:
+    """The kernel that multiplies a problem on tensor cores, and on GPUs cuBLAS beside it: with
+    the same arithmetic, or in fp32 where cuBLAS has none as accurate."""
     if not arithmetic.takes(problem):
         raise UsageError(f"{problem} in {problem.compute} is for no tensor core: name kernels")
-    peer = "cublas_tf32" if problem.compute == "tf32" else "cublas"
-    beside = [catalog.get(peer).variant()] if device.kind == "cuda" else []
+    cublas = "cublas_tf32" if problem.compute == "tf32" else "cublas"
+    beside = [catalog.get(cublas).variant()] if device.on_gpu else []
     size = ITEM_SIZE[problem.out_dtype]
     return [arithmetic.variant_for(problem, device.processors, size), *beside]
 
 
-class _Bench:
-    def __init__(self, device, samples: int, noise: float, cold: bool, data: str):
-        self.device, self.samples, self.noise, self.cold = device, samples, noise, cold
-        self.data = data
-        self.stream = device.stream()
+@dataclass
+class _Case:
+    """One shape, layout and dtype, and the variants to time on it."""
 
-    def compile(self, jobs) -> None:
-        """Compiles all that will run, on all cores; where it is known to run at all."""
+    variants: Sequence[Variant]
+    problem: Problem
+    layout: str
+
+
+@dataclass
+class _Timed:
+    """A row whose product is right, and how its time is sampled."""
+
+    row: Row
+    sample: Callable[[], float]
+    taken: list[float] = field(default_factory=list)
+
+
+@dataclass
+class KernelStudy:
+    """Times of kernels with the data on the device: a row a variant, shape, layout and dtype.
+
+    `variants` are timed at each of `shapes`; they may be a function of the problem and its
+    layout. Without any, the kernel for tensor cores is timed beside cuBLAS, where `compute` or a
+    narrow dtype asks for it. A row takes up to `samples` samples, fewer once the median's
+    standard error is below the fraction `noise` of it. With `cold` the L2 cache of the GPU holds
+    none of A, B and C when a product starts. `data` is a kind of `accuracy.KINDS`. A variant that
+    cannot run a shape is a row whose note says why.
+
+        run(KernelStudy(select(["naive"], False, {}), [(1024,) * 3], device="cuda"))
+    """
+
+    columns: ClassVar[tuple[str, ...]] = (
+        "kernel", "params", "m", "n", "k", "dtype", "layout", "data", "compute", "time_ms",
+        "min_ms", "max_ms", "samples", "gflops", "percent_of_peak", "ratio_to_cublas", "verdict",
+        "worst_error_of_bound", "l2", "sm_mhz", "power_w", "throttled", "note",
+    )  # fmt: skip
+
+    variants: Sequence[Variant] | ForEach
+    shapes: Sequence[Shape]
+    device: str = "auto"
+    dtypes: Sequence[str] = ("float32",)
+    layouts: Sequence[str] = ("nn",)
+    samples: int = 30
+    noise: float = 0.003
+    cold: bool = False
+    seed: int = 0
+    compute: str = "fp32"
+    data: str = "normal"
+    opened: Device = field(init=False)
+    stream: Stream = field(init=False)
+    device_note: str = field(init=False)
+    cases: list[_Case] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._check()
+        self.opened, self.device_note = open_device(self.device)
+        if self.cold and not self.opened.on_gpu:
+            raise UsageError(f"a cold L2 is for the cuda device; this is {self.opened.kind}")
+        self.stream = self.opened.stream()
+        arithmetic = compute_modes.choose(
+            self.compute, None, kind=self.opened.kind, arch=self.opened.capability
+        )
+        posed = [
+            (arithmetic.settle(pose(shape, dtype)), layout)
+            for dtype in self.dtypes
+            for layout in self.layouts
+            for shape in self.shapes
+        ]
+        choose = self._chooser(arithmetic)
+        self.cases = [_Case(choose(problem, layout), problem, layout) for problem, layout in posed]
+
+    def _check(self) -> None:
+        """Raises `UsageError` for choices that are not possible on any device."""
+        for layout in self.layouts:
+            if layout not in LAYOUTS:
+                raise UsageError(f"no layout is called {layout!r}; there are {', '.join(LAYOUTS)}")
+        for dtype in self.dtypes:
+            if dtype not in (known := (*catalog.C_TYPES, *NARROW)):
+                raise UsageError(f"--dtype {dtype!r}: kernels have {', '.join(known)}")
+            if self.data != "normal" and dtype != "float32":
+                raise UsageError(f"--data {self.data} is float32, and --dtype {dtype} was given")
+        if self.samples < 1 or self.noise < 0:
+            raise UsageError("samples are 1 or more, and noise 0 or more")
+
+    def _chooser(self, arithmetic: compute_modes.Arithmetic) -> ForEach:
+        """What is timed at each problem and layout, as a function of these."""
+        variants = self.variants
+        if callable(variants):
+            return variants
+        if not variants:
+            return lambda problem, _layout: beside_cublas(arithmetic, self.opened, problem)
+        return lambda problem, _layout: [compute_modes.as_asked(v, problem) for v in variants]
+
+    @property
+    def steps(self) -> int:
+        """One a row."""
+        return sum(len(case.variants) for case in self.cases)
+
+    def about(self) -> dict[str, Any]:
+        """The device."""
+        return {"device": {"kind": self.opened.kind, "name": self.opened.describe()}}
+
+    def rows(self, advance: Advance) -> Iterator[Row]:
+        """Compiles everything, then times one shape after another."""
+        self._compile()
+        for case in self.cases:
+            yield from self._case(case, advance)
+
+    def _compile(self) -> None:
+        """Compiles the kernels that will run, on all cores, as far as they run at all."""
         wanted = {
-            (v, p.dtype, layout if layout in v.kernel.layouts else v.kernel.layouts[0])
-            for variants, p, layout in jobs
-            for v in variants
-            if not v.refusal(device=self.device.kind, dtype=p.dtype, m=p.m, n=p.n, k=p.k)
+            (v, p.dtype, case.layout if case.layout in v.kernel.layouts else v.kernel.layouts[0])
+            for case in self.cases
+            for p in [case.problem]
+            for v in case.variants
+            if not v.refusal(device=self.opened.kind, dtype=p.dtype, m=p.m, n=p.n, k=p.k)
             and not v.kernel.library
             and v.kernel.role == "gemm"
         }
         with ThreadPoolExecutor(cores()) as pool:
-            list(pool.map(lambda key: self.device.compile(*key), wanted))
+            list(pool.map(lambda key: self.opened.compile(*key), wanted))
 
-    def shape(self, variants, problem: Problem, layout: str, seed: int, advance) -> list[dict]:
-        """The rows of one shape."""
-        device, stream = self.device, self.stream
-        rows, times = [], {}
-        with device.session(), device.using(stream):
-            a, b = self._operands(problem, layout, seed)
+    def _case(self, case: _Case, advance: Advance) -> list[Row]:
+        """The rows of one shape, layout and dtype: all are checked, then timed in turn."""
+        device, problem = self.opened, case.problem
+        rows, timed = [], []
+        with device.session(), device.using(self.stream):
+            a, b = self._operands(problem, case.layout)
             c = device.empty(problem.m, problem.n, problem.out_dtype)
-            for i, variant in enumerate(variants):
-                rows.append(self._row(variant, problem, layout))
-                reason = compute_modes.refusal(variant, problem) or variant.refusal(
-                    device=device.kind, dtype=compute_modes.dtype_for(variant, problem),
-                    m=problem.m, n=problem.n, k=problem.k,
-                )  # fmt: skip
-                if reason is None:
-                    reason = self._check(rows[i], variant, problem, a, b, c)
-                if reason is None:
-                    times[i] = [], self._sampler(variant, a, b, c)
-                rows[i]["note"] = reason or ""
+            for variant in case.variants:
+                row = self._row(variant, case)
+                row["note"] = self._try(row, variant, problem, (a, b, c))
+                if not row["note"]:
+                    timed.append(_Timed(row, self._sampler(variant, a, b, c)))
+                rows.append(row)
                 advance(1)
-            going = dict(times)
-            while going:
-                for i, (taken, sample) in list(going.items()):
-                    taken.append(sample())
-                    if self._enough(taken):
-                        rows[i] |= device.readings()
-                        del going[i]
-        strict = problem.compute == "fp32" and problem.operands == problem.dtype
-        peak = device.peak_tflops(problem.dtype) if strict else None
-        for i, (taken, _sample) in times.items():
-            median = statistics.median(taken)
-            gflops = problem.flops / median / 1e6
-            rows[i] |= {
-                "time_ms": median, "min_ms": min(taken), "max_ms": max(taken),
-                "samples": len(taken), "samples_ms": taken, "gflops": gflops,
-                "percent_of_peak": gflops / peak / 10 if peak else None,
-                "l2": "cold" if self.cold else "warm",
-            }  # fmt: skip
-        peers = ("cublas", "cublas_tf32")
-        peer = next((r["time_ms"] for r in rows if r["kernel"] in peers), None)
+            self._sample_in_turn(timed)
+        for each in timed:
+            self._add_times(each, problem)
+        cublas = next((r["time_ms"] for r in rows if r["kernel"] in CUBLAS), None)
         for row in rows:
-            if peer and row["time_ms"]:
-                row["ratio_to_cublas"] = peer / row["time_ms"]
+            if cublas and row["time_ms"]:
+                row["ratio_to_cublas"] = cublas / row["time_ms"]
         return rows
+
+    def _row(self, variant: Variant, case: _Case) -> Row:
+        """A row before anything is measured."""
+        problem = case.problem
+        return dict.fromkeys(self.columns) | {
+            "kernel": variant.name, "params": dict(variant.params), "m": problem.m,
+            "n": problem.n, "k": problem.k, "dtype": problem.operands, "layout": case.layout,
+            "data": self.data,
+        }  # fmt: skip
+
+    def _operands(self, problem: Problem, layout: str) -> tuple[Array, Array]:
+        """op(A) and op(B) on the device, stored as `layout` says."""
+
+        def draw(
+            operand: str, rows: int, cols: int, fill: str = "normal", dtype: str = "float32"
+        ) -> Array:
+            host = generator.generate(
+                rows, cols, dtype, seed=self.seed, operand=operand, fill=fill, threads=cores()
+            )
+            return upload(self.opened, host, self.stream)
+
+        if self.data == "normal":
+            dtype = problem.operands
+            shapes = {"A": (problem.m, problem.k), "B": (problem.k, problem.n)}
+            a, b = (
+                draw(x, *shape, dtype=dtype) if order == "n"
+                else draw(x, *shape[::-1], dtype=dtype).T
+                for (x, shape), order in zip(shapes.items(), layout, strict=True)
+            )  # fmt: skip
+            return a, b
+        made = accuracy.make(self.data, problem.m, problem.n, problem.k, draw)
+        a, b = (x if o == "n" else x.T.copy().T for x, o in zip(made, layout, strict=True))
+        return a, b
+
+    def _try(
+        self, row: Row, variant: Variant, problem: Problem, operands: tuple[Array, Array, Array]
+    ) -> str:
+        """Runs a variant once and adds the verdict to its row; why it is not timed, or ""."""
+        reason = compute_modes.refusal(variant, problem) or variant.refusal(
+            device=self.opened.kind, dtype=compute_modes.dtype_for(variant, problem),
+            m=problem.m, n=problem.n, k=problem.k,
+        )  # fmt: skip
+        if reason:
+            return reason
+        try:
+            row["compute"] = multiply_once(self.opened, variant, problem, operands, self.stream)
+        except HybridGemmError as error:
+            return str(error)
+        row.update(judged(problem, *operands))
+        return "" if row["verdict"] == PASSED else "wrong, so not timed"
+
+    def _sampler(self, variant: Variant, a: Array, b: Array, c: Array) -> Callable[[], float]:
+        """Takes one sample: enough products to fill it, launched as one where the device can."""
+
+        def multiply() -> None:
+            self.opened.gemm(variant, a, b, c, alpha=1, beta=0, stream=self.stream)
+
+        def repeated(count: int) -> Callable[[], float]:
+            replay = self.opened.repeated(multiply, count, self.stream)
+            return lambda: self._sample(replay, count)
+
+        once = repeated(1)
+        if not self.opened.on_gpu or self.cold:
+            return once
+        once()
+        return repeated(max(1, min(1000, int(SAMPLE_MS / max(once(), 1e-3)))))
+
+    def _sample(self, replay: Callable[[], None], count: int) -> float:
+        """Milliseconds a product, of `count` that `replay` makes."""
+        if self.cold:
+            self._flush_cache()
+        self.opened.start_clock()
+        start = self.stream.record()
+        replay()
+        stop = self.stream.record()
+        self.stream.synchronize()
+        return (self.opened.time_ms(stop) - self.opened.time_ms(start)) / count
+
+    def _flush_cache(self) -> None:
+        if isinstance(self.opened, CudaDevice) and isinstance(self.stream, CudaStream):
+            self.opened.flush_cache(self.stream)
+
+    def _sample_in_turn(self, timed: Sequence[_Timed]) -> None:
+        """One sample of each in turn, until each has enough."""
+        going = list(timed)
+        while going:
+            for each in list(going):
+                each.taken.append(each.sample())
+                if self._enough(each.taken):
+                    each.row.update(self.opened.readings())
+                    going.remove(each)
 
     def _enough(self, taken: list[float]) -> bool:
         if len(taken) >= self.samples or sum(taken) > ROW_MS:
@@ -219,112 +353,39 @@ class _Bench:
         if len(taken) < LEAST_SAMPLES:
             return False
         low, median, high = statistics.quantiles(taken, n=4)
-        # The median's standard error of a sample with this quartile range, if it is normal.
+        # The standard error of the median, were samples of this quartile range normal.
         return 0.93 * (high - low) / len(taken) ** 0.5 <= self.noise * median
 
-    def _row(self, variant: Variant, problem: Problem, layout: str) -> dict:
-        return dict.fromkeys(COLUMNS) | {
-            "kernel": variant.name, "params": dict(variant.params), "m": problem.m,
-            "n": problem.n, "k": problem.k, "dtype": problem.operands, "layout": layout,
-            "data": self.data,
-        }  # fmt: skip
+    def _add_times(self, timed: _Timed, problem: Problem) -> None:
+        """Adds median, extremes and rate to a row."""
+        median = statistics.median(timed.taken)
+        gflops = problem.flops / median / 1e6
+        strict = problem.compute == "fp32" and problem.operands == problem.dtype
+        peak = self.opened.peak_tflops(problem.dtype) if strict else None
+        timed.row.update({
+            "time_ms": median, "min_ms": min(timed.taken), "max_ms": max(timed.taken),
+            "samples": len(timed.taken), "samples_ms": timed.taken, "gflops": gflops,
+            "percent_of_peak": gflops / peak / 10 if peak else None,
+            "l2": "cold" if self.cold else "warm",
+        })  # fmt: skip
 
-    def _operands(self, problem: Problem, layout: str, seed: int) -> list:
-        def draw(operand, rows, cols, fill="normal", dtype="float32"):
-            host = generator.generate(
-                rows, cols, dtype, seed=seed, operand=operand, fill=fill, threads=cores()
-            )
-            stored = self.device.empty(rows, cols, dtype)
-            self.device.copy(stored, host, self.stream)
-            self.stream.synchronize()
-            return stored
-
-        sides = {"A": (problem.m, problem.k), "B": (problem.k, problem.n)}
-        if self.data == "normal":
-            return [
-                draw(x, *side, dtype=problem.operands) if order == "n"
-                else draw(x, *side[::-1], dtype=problem.operands).T
-                for (x, side), order in zip(sides.items(), layout, strict=True)
-            ]  # fmt: skip
-        made = accuracy.make(self.data, problem.m, problem.n, problem.k, draw)
-        return [x if o == "n" else x.T.copy().T for x, o in zip(made, layout, strict=True)]
-
-    def _check(self, row: dict, variant, problem, a, b, c) -> str | None:
-        """Runs a variant once on a poisoned C; fills in the verdict."""
-        c[...] = np.nan if is_float(c.dtype) else -(2**30)
-        before = products.verdicts(self.device, problem)
-        try:
-            self._gemm(variant, a, b, c)
-            self.stream.synchronize()
-        except HybridGemmError as error:
-            return str(error)
-        row["compute"] = compute_modes.ran(
-            variant, problem, products.verdicts(self.device, problem) - before
-        )
-        verdict = verify(problem, a, b, None, c)
-        row["verdict"] = "passed" if verdict.passed else "FAILED"
-        row["worst_error_of_bound"] = verdict.worst
-        return None if verdict.passed else "wrong, so not timed"
-
-    def _gemm(self, variant, a, b, c) -> None:
-        self.device.gemm(variant, a, b, c, alpha=1, beta=0, stream=self.stream)
-
-    def _sampler(self, variant, a, b, c) -> Callable[[], float]:
-        """Takes one sample: enough products to fill it, launched as one where the device can."""
-
-        def repeated(count):
-            replay = self.device.repeated(lambda: self._gemm(variant, a, b, c), count, self.stream)
-            return lambda: self._sample(replay, count)
-
-        if self.device.kind != "cuda" or self.cold:
-            return repeated(1)
-        once = repeated(1)
-        once()
-        return repeated(max(1, min(1000, int(SAMPLE_MS / max(once(), 1e-3)))))
-
-    def _sample(self, replay: Callable[[], None], count: int) -> float:
-        """Milliseconds a product."""
-        if self.cold:
-            self.device.flush_cache(self.stream)
-        self.device.start_clock()
-        start = self.stream.record()
-        replay()
-        stop = self.stream.record()
-        self.stream.synchronize()
-        return (self.device.time_ms(stop) - self.device.time_ms(start)) / count
-
-
-def as_csv(data: dict, columns: Sequence[str] = COLUMNS) -> str:
-    """The rows with `columns` as the header."""
-    out = io.StringIO()
-    writer = csv.DictWriter(out, columns, extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
-    for row in data["rows"]:
-        writer.writerow(row | ({"params": _params(row)} if "params" in row else {}))
-    return out.getvalue()
-
-
-def _params(row: dict) -> str:
-    return " ".join(f"{name}={value}" for name, value in row["params"].items())
-
-
-def show(data: dict) -> None:
-    several = {x: len({row[x] for row in data["rows"]}) > 1 for x in ("dtype", "layout", "compute")}
-    rows = [
-        [
-            row["kernel"], _params(row), f"{row['m']} x {row['n']} x {row['k']}",
-            *(row[x] if several[x] else "" for x in ("dtype", "layout", "compute")),
-            *(f"{row[c]:.4g}" if row[c] is not None else "" for c in ("time_ms", "min_ms")),
-            f"{row['gflops']:.1f}" if row["gflops"] else "",
-            f"{row['percent_of_peak']:.1f}" if row["percent_of_peak"] else "",
-            f"{row['ratio_to_cublas']:.3f}" if row["ratio_to_cublas"] else "",
-            row["verdict"] or "", row["note"],
-        ]
-        for row in data["rows"]
-    ]  # fmt: skip
-    console.table(
-        ["<kernel", "<parameters", "m x n x k", "<dtype", "<layout", "<compute", "time ms",
-         "min ms", "gflop/s", "% of peak", "of cuBLAS",
-         "<verdict", "<note"],
-        rows, title=data["device"]["name"],
-    )  # fmt: skip
+    @staticmethod
+    def table(data: Mapping[str, Any]) -> Table:
+        """A line a row; dtype, layout and compute only where they differ."""
+        differ = ("dtype", "layout", "compute")
+        several = {x: len({row[x] for row in data["rows"]}) > 1 for x in differ}
+        rows = [
+            [
+                row["kernel"], parameters(row), sides(row),
+                *(row[x] if several[x] else "" for x in differ),
+                cell(row["time_ms"], ".4g"), cell(row["min_ms"], ".4g"), cell(row["gflops"], ".1f"),
+                cell(row["percent_of_peak"], ".1f"), cell(row["ratio_to_cublas"], ".3f"),
+                row["verdict"] or "", row["note"],
+            ]
+            for row in data["rows"]
+        ]  # fmt: skip
+        headings = [
+            "<kernel", "<parameters", "m x n x k", "<dtype", "<layout", "<compute", "time ms",
+            "min ms", "gflop/s", "% of peak", "of cuBLAS", "<verdict", "<note",
+        ]  # fmt: skip
+        return Table(headings, rows, data["device"]["name"])

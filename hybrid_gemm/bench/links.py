@@ -1,35 +1,56 @@
-"""Measures how fast bytes travel between this host and its GPUs."""
+"""Measures the rates of copies between this host and its GPUs."""
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol
 
 import numpy as np
 
+from ..arrays.strides import Array
+from ..devices.base import Stream
 from ..planning.link_rates import counts
 
-ROWS, ROW_BYTES = 128, 1 << 20  # a buffer, one for each GPU and direction
-PIECE_ROWS = 4  # what a host thread copies at once
+ROWS, ROW_BYTES = 128, 1 << 20  # of a buffer; each GPU has one for each direction
+PIECE_ROWS = 4  # rows that a host thread copies at once
 REPEATS, SAMPLES = 4, 3
 
 
+class LinkDevice(Protocol):
+    """What is asked of the devices whose links are measured."""
+
+    ordinal: int
+
+    def stream(self) -> Stream: ...
+
+    def using(self, stream: Stream) -> contextlib.AbstractContextManager: ...
+
+    def empty(self, rows: int, cols: int, dtype: str) -> Array: ...
+
+    def copy(self, dst: Array, src: Array, stream: Stream) -> None: ...
+
+
 def measure(
-    devices: Sequence, pinned: Callable[..., np.ndarray], threads: Sequence[int],
+    devices: Sequence[LinkDevice],
+    pinned: Callable[[tuple[int, int]], np.ndarray],
+    threads: Sequence[int],
     advance: Callable[[int], None] = lambda amount: None,
-) -> dict:  # fmt: skip
-    """Rows of figures for these devices, alone and together, as plain data.
+) -> dict[str, Any]:
+    """Rates of copies between the host and these devices, alone and together, as plain data.
 
     `pinned(shape)` makes a float32 matrix in page-locked host memory; `threads` are the
-    counts of host threads to time copies into it with.
+    numbers of host threads whose copies into it are timed. A row's "gbps" is 10^9 bytes a second,
+    of all that copy at once; `advance(1)` is called after each row.
     """
-    bench = _Links(devices, pinned)
+    bench = Links(devices, pinned)
     rows = []
 
-    def row(link, memory, at_once, gbps, **more):
+    def row(link: str, memory: str, at_once: int, gbps: float, **more: int) -> None:
         rows.append({"link": link, "memory": memory, "at_once": at_once, "gbps": gbps, **more})
         advance(1)
 
@@ -50,8 +71,12 @@ def measure(
     return {"measured": datetime.date.today().isoformat(), "rows": rows}
 
 
-class _Links:
-    def __init__(self, devices, pinned):
+class Links:
+    """Buffers on the host and on each device, and the copies between them that are timed."""
+
+    def __init__(
+        self, devices: Sequence[LinkDevice], pinned: Callable[[tuple[int, int]], np.ndarray]
+    ) -> None:
         self.devices = devices
         shape = ROWS, ROW_BYTES // 4
         self.pinned = [(pinned(shape), pinned(shape)) for _ in devices]
@@ -63,7 +88,8 @@ class _Links:
         self.streams = [(d.stream(), d.stream()) for d in devices]
 
     def host(self, link: str, memory: str, count: int) -> float:
-        """Copies to (`h2d`), from (`d2h`) or both ways between the host and `count` devices."""
+        """GB/s of copies from the host ("h2d"), to it ("d2h") or both ways at once ("both"), of
+        `count` devices together; `memory` is "pinned" or "pageable"."""
         host = self.pinned if memory == "pinned" else self.pageable
 
         def one(i: int) -> None:
@@ -75,22 +101,22 @@ class _Links:
 
         copied = REPEATS * count * (2 if link == "both" else 1)
         if memory == "pinned":  # the calls return at once
-            return self._gbps(lambda: [one(i) for i in range(count)], copied)
+            return self._gbps(lambda: [*map(one, range(count))], copied)
         with ThreadPoolExecutor(count) as pool:
             return self._gbps(lambda: list(pool.map(one, range(count))), copied)
 
     def peers(self, pairs: Sequence[tuple[int, int]]) -> float:
-        """Copies from device to device, each on the sender's stream."""
+        """GB/s of copies from device to device, each on the stream of its first."""
 
-        def work():
-            for i, j in pairs * REPEATS:
+        def work() -> None:
+            for i, j in [*pairs] * REPEATS:
                 self._copy(i, self.there[j][1], self.there[i][0], 0)
 
         return self._gbps(work, REPEATS * len(pairs))
 
     def memcpy(self, threads: int) -> float:
-        """Copies from host arrays by so many threads, each into a page-locked slot of its own,
-        which stays in the cache: as uploads from ordinary memory are filled."""
+        """GB/s of copies on the host by so many threads, each into a page-locked slot of its own
+        that stays in the cache. Uploads from pageable memory begin with such copies."""
         slots = [slot[i : i + PIECE_ROWS] for two in self.pinned for slot in two
                  for i in range(0, ROWS, PIECE_ROWS)]  # fmt: skip
         pieces = [
@@ -104,13 +130,14 @@ class _Links:
             mine = [(slots[i % len(slots)], pieces[i::threads]) for i in range(threads)]
             return self._gbps(lambda: list(pool.map(_copy_all, mine)), copied)
 
-    def _copy(self, i: int, dst, src, direction: int) -> None:
+    def _copy(self, i: int, dst: Array, src: Array, direction: int) -> None:
         stream = self.streams[i][direction]
         with self.devices[i].using(stream):
             self.devices[i].copy(dst, src, stream)
 
     def _gbps(self, work: Callable[[], object], buffers: int) -> float:
-        """The median of a few samples of `work`, which copies so many buffers; one warms up."""
+        """GB/s of `work`, which copies so many buffers: the median of a few samples, after one
+        that warms up."""
         taken = []
         for _ in range(SAMPLES + 1):
             started = time.perf_counter()
@@ -122,7 +149,7 @@ class _Links:
         return buffers * ROWS * ROW_BYTES / statistics.median(taken[1:]) / 1e9
 
 
-def _copy_all(slot_and_pieces) -> None:
+def _copy_all(slot_and_pieces: tuple[np.ndarray, Sequence[np.ndarray]]) -> None:
     slot, pieces = slot_and_pieces
     for piece in pieces:
         np.copyto(slot, piece)

@@ -1,13 +1,31 @@
-"""Pictures of benchmark results."""
+"""Pictures of benchmark results: which a result has is seen from the keys of its rows."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ..reporting.pictures import Line, Panel, Picture
 
+Row = Mapping[str, Any]
 
-def _accuracy(data: Mapping) -> dict[str, Picture]:
+
+def pictures(data: Mapping[str, Any]) -> dict[str, Picture]:
+    """The pictures of a study's result (as `study.run` returns it, or from a file), by name.
+
+    Empty for data of another kind.
+    """
+    first = data["rows"][0] if data.get("rows") else {}
+    if first.keys() >= {"way", "memory"}:
+        return {"libraries": _libraries(data)}
+    if "frobenius" in first:
+        return _accuracy(data)
+    if "gflops" in first:
+        return {"bench": _kernels(data)}
+    return {}
+
+
+def _accuracy(data: Mapping[str, Any]) -> dict[str, Picture]:
     """Frobenius errors over K: three kinds of data a picture, a line for each way."""
     kinds = list(dict.fromkeys(r["data"] for r in data["rows"]))
     names = list(dict.fromkeys(r["way"] for r in data["rows"]))
@@ -29,8 +47,8 @@ def _accuracy(data: Mapping) -> dict[str, Picture]:
     return found
 
 
-def _peers(data: Mapping) -> Picture:
-    """How many times as long as ours each other way takes, by size and kind of memory."""
+def _libraries(data: Mapping[str, Any]) -> Picture:
+    """Times of the other libraries over ours: a panel for each kind of memory."""
     panels = []
     for memory in dict.fromkeys(r["memory"] for r in data["rows"]):
         rows = [r for r in data["rows"] if r["memory"] == memory]
@@ -46,12 +64,13 @@ def _peers(data: Mapping) -> Picture:
     return Picture(panels, "", "time / ours")
 
 
-def _shape(row: Mapping) -> str:
+def _shape(row: Row) -> str:
+    """A row's sizes: one number for a cube."""
     sides = dict.fromkeys((row["m"], row["n"], row["k"]))
     return str(row["m"]) if len(sides) == 1 else f"{row['m']} x {row['n']} x {row['k']}"
 
 
-def _bench(data: Mapping) -> Picture:
+def _kernels(data: Mapping[str, Any]) -> Picture:
     """A panel for each K of several sizes, and one for squares; a line for each variant."""
     rows = [r for r in data["rows"] if r["gflops"]]
     square = [r for r in rows if r["m"] == r["n"] == r["k"]]
@@ -73,7 +92,7 @@ def _bench(data: Mapping) -> Picture:
     return Picture(panels, x, f"TFLOP/s on {data['device']['name']}", log_x=True)
 
 
-def _name(row: Mapping, rows) -> str:
+def _name(row: Row, rows: Sequence[Row]) -> str:
     """What tells a row's variant from the others: its kernel, and what else differs."""
     alike = [r for r in rows if r["kernel"] == row["kernel"]]
     several = {x for x in ("params", "dtype", "layout") if len({str(r.get(x)) for r in alike}) > 1}

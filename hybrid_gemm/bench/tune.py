@@ -1,22 +1,28 @@
-"""What `hybrid-gemm tune` does: times kernels and links, and keeps the figures."""
+"""What `hybrid-gemm tune` does: times kernels and links, and keeps the figures for later runs."""
 
 from __future__ import annotations
 
 import platform
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, Protocol, cast
 
 from .. import devices
+from ..catalog import Variant
+from ..devices.cuda.device import CudaDevice
 from ..errors import UnavailableError
 from ..host.resources import cores
 from ..kernel_choice import nearest_measured, tables, time_model
+from ..kernel_choice.tables import Machine
 from ..planning import link_rates
 from ..problem import Problem
 from ..reporting import console, environment
-from . import kernels as kernel_study
-from . import libraries, links
+from . import links
+from .kernels import SERIES, ForEach, KernelStudy
+from .study import Note, Progress, Row, Shape, cell, parameters, run, sides
 
-MOST_COPYING = 64  # threads, on hosts with more cores
-SHAPES = [
+MOST_COPYING = 64  # threads whose copies are timed, on hosts with more cores
+SHAPES: list[Shape] = [
     *((n, n, n) for n in (128, 256, 512, 768, 1000, 1024, 1536, 2048, 3072, 4096, 6144, 8192)),
     (16384, 16384, 16384), (4097, 4099, 4101), (16, 8192, 8192), (1, 8192, 8192), (8192, 1, 8192),
     (8192, 64, 8192), (64, 8192, 8192), (64, 64, 2**20), (128, 128, 2**18), (512, 512, 2**18),
@@ -30,23 +36,41 @@ SHAPES = [
 ]  # fmt: skip
 
 
+class Gpu(Protocol):
+    """What choosing among kernels asks of a GPU."""
+
+    @property
+    def model(self) -> str: ...
+
+    def machine(self, dtype: str) -> Machine: ...
+
+
 def kernels(
-    *, device: str, dtypes, layouts, shapes, samples: int, quick: bool, output: str | None,
-    progress, note,
-) -> dict:  # fmt: skip
-    """Times the variants worth it at each shape, and keeps the table for this GPU model.
+    shapes: Sequence[Shape] | None, *, dtypes: Sequence[str], layouts: Sequence[str],
+    samples: int, quick: bool, output: str | None, progress: Progress | None, note: Note,
+) -> dict[str, Any]:  # fmt: skip
+    """Times the variants worth it at each shape on GPU 0, and keeps the table for its model.
 
-    With `quick`, only what the tables there are say is fastest, of ours and with the library.
-    The table goes to the user's cache, or to `output`, and keeps what it has of other shapes,
-    dtypes and layouts. Raises `UnavailableError` where there is no GPU, for elsewhere there is
-    nothing to choose between, and `UsageError` if that file is no table.
+    `shapes` default to some seventy. With `quick`, times only the kernels that the tables have as
+    fastest, ours and libraries'. The table goes to the user's cache, or to the file `output`.
+    Returns the study's result and the file's path as "table". Raises `UsageError` if that file is
+    no table.
     """
-    _check(device, "tuning is for GPUs")
-    (gpu,) = devices.open_devices("cuda", 1, gpus=[0])
-    path = Path(output) if output else tables.user_table(gpu.model)
-    older = tables.read_rows(path)
+    gpu = open_gpus([0])[0]
+    table = KernelTable(gpu.model, output)
+    study = KernelStudy(
+        worth_timing(gpu, quick), shapes or [*SHAPES, *SERIES["published"]], device="cuda",
+        dtypes=dtypes, layouts=layouts, samples=samples,
+    )  # fmt: skip
+    data = run(study, progress=progress, note=note)
+    table.keep(data)
+    return {**data, "table": str(table.path)}
 
-    def worth_timing(problem: Problem, layout: str):
+
+def worth_timing(gpu: Gpu, quick: bool) -> ForEach:
+    """The variants to time at a problem and layout on this GPU, as a function of these."""
+
+    def variants(problem: Problem, layout: str) -> list[Variant]:
         machine = gpu.machine(problem.dtype)
         if not quick:
             return time_model.worth_timing(machine, problem)
@@ -56,35 +80,58 @@ def kernels(
         libraries = [v for v in time_model.candidates(machine, problem) if v.kernel.library]
         return list(dict.fromkeys([*libraries, *leading]))
 
-    data = kernel_study.run(
-        worth_timing, shapes or [*SHAPES, *kernel_study.SERIES["published"]], device="cuda",
-        dtypes=dtypes, layouts=layouts, samples=samples, progress=progress, note=note,
-    )  # fmt: skip
-    new = tables.compact(data["rows"])
-    measured = set(map(tables.case, new))
-    kept = {
-        "device": data["device"],
-        "rows": [r for r in older if tables.case(r) not in measured] + new,
-        "environment": environment.environment(),
-    }
-    console.write(str(path), tables.as_text(kept))
-    nearest_measured.forget()
-    return {**data, "table": str(path)}
+    return variants
 
 
-def _check(device: str, what: str) -> None:
+class KernelTable:
+    """The table of measured times for a GPU model: the user's, or the file `output`.
+
+    Raises `UsageError` if the file is there and is no table.
+    """
+
+    def __init__(self, model: str, output: str | None = None) -> None:
+        self.path = Path(output) if output else tables.user_table(model)
+        self._older = tables.read_rows(self.path)
+
+    def keep(self, data: Mapping[str, Any]) -> None:
+        """Writes a study's times; rows of other shapes, dtypes and layouts stay."""
+        new = tables.compact(data["rows"])
+        measured = set(map(tables.case, new))
+        kept = {
+            "device": data["device"],
+            "rows": [r for r in self._older if tables.case(r) not in measured] + new,
+            "environment": environment.environment(),
+        }
+        console.write(str(self.path), tables.as_text(kept))
+        nearest_measured.forget()
+
+
+def need_gpu(device: str, what: str) -> None:
+    """Raises `UnavailableError`, which begins with `what`, if `device` ("auto", ...) is no GPU."""
     kind, why = devices.choose(device)
     if kind != "cuda":
         raise UnavailableError(f"{what}, and the device is {kind}" + (f" ({why})" if why else ""))
 
 
-def host_links(*, device: str, gpus, progress, note) -> dict:
-    """Measures this host's links and keeps the figures; `UnavailableError` without a GPU."""
-    _check(device, "links are those of GPUs")
+def open_gpus(ordinals: Sequence[int] | None) -> list[CudaDevice]:
+    """These GPUs of the host, or all of them."""
+    opened = devices.open_devices("cuda", 1, gpus=ordinals)
+    return cast(list[CudaDevice], opened)  # what devices of that kind are
+
+
+def host_links(
+    *, device: str, gpus: Sequence[int] | None, progress: Progress, note: Note
+) -> dict[str, Any]:
+    """Measures the links between this host and its GPUs, and keeps the figures.
+
+    `gpus` are ordinals, by default all. Returns them as plain data, with the file's path as
+    "table". Raises `UnavailableError` without a GPU.
+    """
+    need_gpu(device, "links are those of GPUs")
     from ..devices.cuda.device import uuids
     from ..devices.cuda.pinned_memory import empty_pinned
 
-    opened = devices.open_devices("cuda", 1, gpus=gpus)
+    opened = open_gpus(gpus)
     note(f"timing copies between this host and {len(opened)} GPUs")
     threads = [x for x in link_rates.counts(cores()) if x <= MOST_COPYING]
     total = (
@@ -100,21 +147,21 @@ def host_links(*, device: str, gpus, progress, note) -> dict:
     return {**data, "table": str(path)}
 
 
-def bench_peers(shapes, *, device: str, progress, note, **options) -> dict:
-    """As `libraries.run`; measures the host's links first, unless that was done."""
-    kind, _why = devices.choose(device)
-    if kind == "cuda":
+def know_links(*, device: str, progress: Progress, note: Note) -> None:
+    """Measures the links of a host with GPUs, unless that was done before."""
+    if devices.choose(device)[0] == "cuda":
         from ..devices.cuda.device import uuids
 
         if link_rates.known(uuids()) is None:
             host_links(device=device, gpus=None, progress=progress, note=note)
-    return libraries.run(shapes, device=device, progress=progress, note=note, **options)
 
 
-def print_links(data: dict) -> None:
-    def gbps(link, memory, **wanted):
-        wanted |= {"link": link, "memory": memory}
-        found = [r["gbps"] for r in data["rows"] if wanted.items() <= r.items()]
+def print_links(data: Mapping[str, Any]) -> None:
+    """What `host_links` measured, as tables on stdout."""
+
+    def gbps(link: str, memory: str, **wanted: int) -> str:
+        sought = {"link": link, "memory": memory, **wanted}
+        found = [r["gbps"] for r in data["rows"] if sought.items() <= r.items()]
         return f"{found[0]:.1f}" if found else ""
 
     kinds = [
@@ -142,27 +189,22 @@ def print_links(data: dict) -> None:
     console.console.print(f"kept in {data['table']}")
 
 
-def print_kernels(data: dict) -> None:
-    """The fastest kernel of each shape, and of our own, beside cuBLAS."""
-    cases = {}
+def print_kernels(data: Mapping[str, Any]) -> None:
+    """What `kernels` measured: the fastest kernel of each shape, and ours beside cuBLAS."""
+    cases: dict[tuple, list[Row]] = {}
     for row in data["rows"]:
         if row["time_ms"]:
-            key = row["m"], row["n"], row["k"], row["layout"], row["dtype"]
-            cases.setdefault(key, []).append(row)
+            cases.setdefault((sides(row), row["layout"], row["dtype"]), []).append(row)
     rows = []
-    for (m, n, k, layout, dtype), timed in cases.items():
+    for case, timed in cases.items():
         best = min(timed, key=lambda r: r["time_ms"])
         own = [r for r in timed if r["kernel"] != "cublas"]
-        ours = [""] * 3
+        ours = ["", "", ""]
         if own:
             fastest = min(own, key=lambda r: r["time_ms"])
-            ratio = fastest["ratio_to_cublas"]
-            ours = [
-                f"{fastest['time_ms']:.4g}",
-                f"{ratio:.3f}" if ratio else "",
-                " ".join(f"{x}={v}" for x, v in fastest["params"].items()),
-            ]
-        rows.append([f"{m} x {n} x {k}", layout, dtype, best["kernel"], *ours])
+            ratio = cell(fastest["ratio_to_cublas"], ".3f")
+            ours = [f"{fastest['time_ms']:.4g}", ratio, parameters(fastest)]
+        rows.append([*case, best["kernel"], *ours])
     console.table(
         ["m x n x k", "<layout", "<dtype", "<fastest", "our best ms", "of cuBLAS",
          "<its parameters"],

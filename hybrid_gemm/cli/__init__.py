@@ -8,12 +8,11 @@ import sys
 
 import click
 
-from .. import __version__
 from ..errors import HybridGemmError
 from ..ranks import launch
 from .measure import bench, tune
 from .run import run
-from .tools import info, kernels, new_kernel, plot, reproduce, slurm
+from .tools import info, kernels, new_kernel, plot, reproduce, slurm, version_option
 
 
 def main() -> None:
@@ -63,7 +62,7 @@ def _fail(message: str, code: int) -> int:
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="hybrid-gemm")
+@version_option
 def cli() -> None:
     """Matrix products split by rows or by K-columns over threads, GPUs and MPI ranks."""
 

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+from typing import Any
 
 from .. import catalog
+from ..catalog import Kernel
 from ..reporting import console
 
 
-def kernels(names, arch: str | None, dtype: str) -> dict:
-    """The catalog as data; with `arch`, every variant's registers, memory and spills."""
+def kernels(names: Sequence[str], arch: str | None, dtype: str) -> dict[str, Any]:
+    """The kernels called `names` (all, if there are none) as plain data.
+
+    With `arch` ("sm_90") each variant is compiled for `dtype`, and its registers, memory and
+    spills are there too. Raises `UsageError` for an unknown kernel, `UnavailableError` without a
+    compiler, and `KernelError` where one does not compile.
+    """
     chosen = [catalog.get(name) for name in names] or list(catalog.kernels().values())
     rows = []
     for kernel in chosen:
@@ -26,7 +34,8 @@ def kernels(names, arch: str | None, dtype: str) -> dict:
     return data
 
 
-def _compile(chosen, arch: str, dtype: str) -> list[dict]:
+def _compile(chosen: Sequence[Kernel], arch: str, dtype: str) -> list[dict[str, Any]]:
+    """A row for each variant that is compiled; libraries have none."""
     from ..devices.cuda import nvrtc
 
     rows = []
@@ -34,7 +43,7 @@ def _compile(chosen, arch: str, dtype: str) -> list[dict]:
         if kernel.library:
             continue
         for variant in kernel.variants():
-            row = {"variant": str(variant), "arch": arch, "dtype": dtype}
+            row: dict[str, Any] = {"variant": str(variant), "arch": arch, "dtype": dtype}
             if dtype not in kernel.dtypes:
                 row["refused"] = f"no {dtype} form"
             else:
@@ -47,7 +56,8 @@ def _compile(chosen, arch: str, dtype: str) -> list[dict]:
     return rows
 
 
-def print_kernels(data: dict) -> None:
+def print_kernels(data: dict[str, Any]) -> None:
+    """Prints what `kernels` returned: a paragraph for each kernel, and the compiled variants."""
     for k in data["kernels"]:
         console.console.print(f"{k['kernel']}: {k['summary']}", style="bold")
         columns = {name: [v[name] for v in k["variants"]] for name in k["variants"][0]}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
 import click
 
 from ..errors import UsageError, VerificationError
@@ -16,6 +19,9 @@ from .shared import (
     writable,
     write_result,
 )
+
+if TYPE_CHECKING:
+    from ..bench.study import Progress, Shape, Study
 
 
 @click.command()
@@ -44,21 +50,26 @@ from .shared import (
 @click.option("--gpus", type=List("0,1", int), help="Of --links: GPUs by number; default all.")
 @json_option
 @click.pass_context
-def tune(context, json_file, links, gpus, **options) -> None:
+def tune(
+    context: click.Context, json_file: str | None, links: bool, gpus: list[int] | None,
+    **options: Any,
+) -> None:  # fmt: skip
     """Find the fastest kernel for each of many shapes on this GPU, and keep the table."""
     from ..bench import tune
 
     writable(json_file, options["output"])
+    device = options.pop("device")
     if links:
-        if others := _given(context, options) - {"device"}:
+        if others := _given(context, options):
             flag = next(p.opts[-1] for p in context.command.params if p.name in others)
             raise UsageError(f"{flag} is for kernels, and --links was given")
         with progress_bar() as progress:
-            data = tune.host_links(device=options["device"], gpus=gpus, progress=progress, note=say)
+            data = tune.host_links(device=device, gpus=gpus, progress=progress, note=say)
         write_result(data, json_file, lambda: tune.print_links(data))
         return
     if gpus:
         raise UsageError("--gpus is for --links; kernels are timed on GPU 0")
+    tune.need_gpu(device, "tuning is for GPUs")
     with progress_bar() as progress:
         data = tune.kernels(progress=progress, note=say, **options)
     write_result(data, json_file, lambda: tune.print_kernels(data))
@@ -108,99 +119,118 @@ def tune(context, json_file, links, gpus, **options) -> None:
 @click.option("--cold", is_flag=True, help="Fill the L2 cache with other data before each product.")
 @click.option("--seed", default=0, show_default=True)
 @click.option(
+    "--libraries",
     "--peers",
+    "libraries",
     is_flag=True,
     help="Host arrays to host arrays beside cuBLASXt, CuPy, PyTorch, NumPy instead.",
 )
-@click.option("--gpus", type=List("0,1", int), help="Of --peers: by number; default all.")
+@click.option("--gpus", type=List("0,1", int), help="Of --libraries: by number; default all.")
 @click.option(
     "--memory",
     "memories",
     type=List("pageable,pinned"),
-    help="Of --peers: pageable, pinned; default both on GPUs.",
+    help="Of --libraries: pageable, pinned; default both on GPUs.",
 )
 @json_option
 @click.option("--csv", "csv_file", metavar="FILE", help="Write the rows as CSV.")
 @click.pass_context
-def bench(context, json_file, csv_file, **options) -> None:
+def bench(
+    context: click.Context, json_file: str | None, csv_file: str | None, libraries: bool,
+    accuracy: bool, **options: Any,
+) -> None:  # fmt: skip
     """Time kernels x parameters x shapes on one device, with a verdict in each row.
 
-    With --peers, time whole products from host arrays to host arrays, ours and others'. With
+    With --libraries, time whole products from host arrays to host arrays, ours and others'. With
     --accuracy, measure errors of fp32, TF32, fp32x3 and cuBLAS against float64.
     """
-    from ..bench import kernels as benches
+    from ..bench import kernels
+    from ..bench.study import as_csv, failed, run, show
+    from ..reporting.console import write
 
     writable(json_file, csv_file)
     series, shapes = options.pop("series"), options.pop("shapes")
-    shapes = [*(benches.series(series) if series else []), *(shapes or [])]
-    timed, columns, show = _kernels_timed, benches.COLUMNS, benches.show
-    if options.pop("peers"):
-        from ..bench.libraries import COLUMNS as columns
-        from ..bench.libraries import show
-
-        timed = _peers_timed
-    if options.pop("accuracy"):
-        from ..bench.accuracy import COLUMNS as columns
-        from ..bench.accuracy import show
-
-        timed = _accuracy
-    given = _given(context, options)
+    shapes = [*(kernels.series(series) if series else []), *(shapes or [])]
     with progress_bar() as progress:
-        data = timed(
-            shapes, given, progress=progress, note=say, **options
-        )  # fmt: skip
+        if accuracy:
+            study = _accuracy_study(context, shapes, options)
+        elif libraries:
+            study = _library_study(context, shapes or [CUBE], options, progress)
+        else:
+            study = _kernel_study(context, shapes or [CUBE], options)
+        data = run(study, progress=progress, note=say)
     if csv_file:
-        from ..reporting.console import write
-
-        write(csv_file, benches.as_csv(data, columns))
-    write_result(data, json_file, lambda: show(data))
-    if wrong := [row for row in data["rows"] if row["verdict"] == "FAILED"]:
+        write(csv_file, as_csv(study, data))
+    write_result(data, json_file, lambda: show(study, data))
+    if wrong := failed(data):
         raise VerificationError(f"{len(wrong)} rows have wrong products")
 
 
-def _given(context, names) -> set[str]:
-    """Those of a command's options that were given."""
+CUBE = (1024, 1024, 1024)  # what is measured where no shape is given
+Options = dict[str, Any]  # of `bench`, by the names of its parameters
+
+
+def _kernel_study(context: click.Context, shapes: list[Shape], options: Options) -> Study:
+    """What `bench` measures by itself."""
+    from ..bench import kernels
+
+    _refuse(context, options, {"gpus", "memories"}, "is for --libraries; kernels run on GPU 0")
+    names, all_params, param = (options[x] for x in ("names", "all_params", "param"))
+    chosen = {name: value for name, value in options.items() if name in KERNEL_CHOICES}
+    variants = []  # without any, the tensor cores' beside cuBLAS
+    narrow = set(options["dtypes"]) <= {"float16", "bfloat16"}
+    if names or (options["compute"] == "fp32" and not narrow):
+        variants = kernels.select(names, all_params, parameters(param), options["device"])
+    elif all_params or param:
+        raise UsageError("parameters need kernels on tensor cores: name one by --kernels")
+    return kernels.KernelStudy(variants, shapes, **chosen)
+
+
+KERNEL_CHOICES = {
+    "device", "dtypes", "layouts", "samples", "noise", "cold", "seed", "compute", "data",
+}  # fmt: skip
+
+
+def _accuracy_study(context: click.Context, shapes: list[Shape], options: Options) -> Study:
+    """What `bench --accuracy` measures."""
+    from ..bench import accuracy
+
+    others = options.keys() - {"device", "seed", "data"}
+    _refuse(context, options, others, "is not for --accuracy")
+    given = "data" in _given(context, options)
+    return accuracy.AccuracyStudy(
+        shapes, options["device"], options["data"].split(",") if given else tuple(accuracy.KINDS),
+        options["seed"],
+    )  # fmt: skip
+
+
+def _library_study(
+    context: click.Context, shapes: list[Shape], options: Options, progress: Progress
+) -> Study:
+    """What `bench --libraries` measures; the host's links too, unless they are known."""
+    from ..bench import libraries, tune
+
+    mine = {"device", "gpus", "memories", "dtypes", "samples", "seed"}
+    reason = "is for kernels; --libraries times whole products"
+    _refuse(context, options, options.keys() - mine, reason)
+    dtypes = options["dtypes"]
+    if len(dtypes) != 1:
+        raise UsageError(f"--libraries takes one --dtype; {','.join(dtypes)} was given")
+    samples = {"samples": options["samples"]} if "samples" in _given(context, options) else {}
+    tune.know_links(device=options["device"], progress=progress, note=say)
+    chosen = {name: options[name] for name in ("device", "gpus", "memories", "seed")}
+    return libraries.LibraryStudy(shapes, dtype=dtypes[0], **chosen, **samples)
+
+
+def _given(context: click.Context, names: Iterable[str]) -> set[str]:
+    """Those of a command's options that the user gave."""
     default = click.core.ParameterSource.DEFAULT
     return {name for name in names if context.get_parameter_source(name) is not default}
 
 
-def _kernels_timed(shapes, given, *, names, all_params, param, gpus, memories, **options) -> dict:
-    from ..bench import kernels as benches
-
-    if gpus is not None or memories:
-        raise UsageError("--gpus and --memory are for --peers; kernels are timed on GPU 0")
-    variants = []  # beside cuBLAS
-    narrow = set(options["dtypes"]) <= {"float16", "bfloat16"}
-    if names or (options["compute"] == "fp32" and not narrow):
-        variants = benches.select(names, all_params, parameters(param), options["device"])
-    elif all_params or param:
-        raise UsageError("parameters need kernels on tensor cores: name one by --kernels")
-    return benches.run(variants, shapes or [(1024,) * 3], **options)
-
-
-def _accuracy(shapes, given, *, device, seed, progress, note, data, **others) -> dict:
-    from ..bench import accuracy
-
-    if others := given - {"device", "shapes", "seed", "data"}:
-        raise UsageError(f"--{min(others).replace('_', '-')} is not for --accuracy")
-    kinds = data.split(",") if "data" in given else tuple(accuracy.KINDS)
-    return accuracy.run(
-        shapes, device=device, data=kinds, seed=seed, progress=progress, note=note
-    )  # fmt: skip
-
-
-def _peers_timed(shapes, given, *, dtypes, samples, **options) -> dict:
-    from ..bench import tune
-
-    others = {"names": "kernels", "all_params": "all-params", "param": "param", "cold": "cold",
-              "layouts": "layout", "noise": "noise", "compute": "compute",
-              "data": "data"}  # fmt: skip
-    for name, option in others.items():
-        options.pop(name)
-        if name in given:
-            raise UsageError(f"--{option} is for kernels; --peers times whole products")
-    if len(dtypes) != 1:
-        raise UsageError(f"--peers takes one --dtype; {','.join(dtypes)} was given")
-    samples = samples if "samples" in given else 5
-    shapes = shapes or [(1024,) * 3]
-    return tune.bench_peers(shapes, dtype=dtypes[0], samples=samples, **options)
+def _refuse(context: click.Context, options: Options, others: Iterable[str], why: str) -> None:
+    """Raises `UsageError` if the user gave one of the options `others`."""
+    given = _given(context, options) & set(others)
+    for parameter in context.command.params:
+        if parameter.name in given:
+            raise UsageError(f"{parameter.opts[0]} {why}")

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from ..errors import UsageError
+from ..options import AUTOMATIC_KERNELS, CHOICES, DEFAULTS, Choice
+
+_WHOLE = re.compile(r"-?[0-9]+")
 
 
 def say(message: str) -> None:
@@ -29,47 +36,67 @@ class List(click.ParamType):
             self.fail(f"{value!r} is not a list such as {self.name}", param, ctx)
 
 
-class Bytes(click.ParamType):
-    """A number of bytes, with a unit or without."""
+class OptionType(click.ParamType):
+    """Text of one of `Options`' choices, parsed as that choice says."""
 
-    name = "size"
+    def __init__(self, name: str, choice: Choice) -> None:
+        self.name, self.choice = name, choice
 
-    def convert(self, value, param, ctx):
-        if isinstance(value, int):
-            return value
-        number = value.rstrip("BiKMGT")
-        unit = value[len(number) :].removesuffix("B")
-        base = 1024 if unit.endswith("i") else 1000
-        try:
-            return int(float(number) * base ** ["", "K", "M", "G", "T"].index(unit[:1]))
-        except ValueError:
-            self.fail(f"{value!r} is not a size such as 8GiB or 500MB", param, ctx)
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        return self.choice.parse(value) if isinstance(value, str) else value
+
+    def shell_complete(self, ctx: Any, param: Any, incomplete: str) -> list[CompletionItem]:
+        names: Iterable[str] = self.choice.names
+        if self.name == "kernel":
+            from .. import catalog
+
+            names = [*AUTOMATIC_KERNELS, *(kernel.name for kernel in catalog.gemm_kernels())]
+        return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+
+
+def option_flags(*names: str) -> Callable:
+    """The flags of these choices of `Options` (default all), as a decorator.
+    `params` is --param NAME=NUMBER, as often as wanted."""
+
+    def decorate(command: Callable) -> Callable:
+        for name in reversed(names or tuple(CHOICES)):
+            choice, default = CHOICES[name], DEFAULTS[name]
+            if name == "params":
+                flag = click.option(
+                    "--param", "params", multiple=True, metavar=choice.metavar, help=choice.help,
+                    callback=lambda ctx, param, value: parameters(value),
+                )  # fmt: skip
+            else:
+                flag = click.option(
+                    f"--{name.replace('_', '-')}", name, type=OptionType(name, choice),
+                    default=default, show_default=default is not None, metavar=choice.metavar,
+                    help=choice.help,
+                )  # fmt: skip
+            command = flag(command)
+        return command
+
+    return decorate
 
 
 def parameters(given: tuple[str, ...]) -> dict[str, int]:
     out = {}
     for text in given:
         name, equals, value = text.partition("=")
-        if not equals or not value.lstrip("-").isdigit():
+        if not equals or not _WHOLE.fullmatch(value):
             raise UsageError(f"--param {text}: it takes NAME=NUMBER, such as BM=128")
         out[name] = int(value)
     return out
 
 
 def shape(text: str) -> tuple[int, int, int]:
-    sides = [int(x) for x in text.lower().split("x")]
+    sides = tuple(int(x) for x in text.lower().split("x"))
     if len(sides) not in (1, 3) or min(sides) < 0:
         raise ValueError(text)
-    return tuple(sides * 3 if len(sides) == 1 else sides)
+    m, n, k = sides * 3 if len(sides) == 1 else sides
+    return m, n, k
 
 
-device_option = click.option(
-    "--device",
-    default="auto",
-    metavar="NAME",
-    help="auto, cuda, cpu or emulator.",
-    show_default=True,
-)
+device_option = option_flags("device")
 json_option = click.option(
     "--json", "json_file", metavar="FILE", help="Write the result as JSON; - is stdout."
 )

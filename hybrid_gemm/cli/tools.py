@@ -1,6 +1,9 @@
-"""The other subcommands: what there is, what was published, pictures, scripts."""
+"""The subcommands info, kernels, reproduce, plot, new-kernel and slurm; and --version."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 import click
 
@@ -9,9 +12,24 @@ from ..ranks import launch
 from .shared import List, device_option, json_option, progress_bar, say, writable, write_result
 
 
+def _print_version(context: click.Context, _parameter: click.Parameter, asked: bool) -> None:
+    if asked and not context.resilient_parsing:
+        from ..reporting.environment import version
+
+        click.echo(f"hybrid-gemm {version()}")
+        context.exit()
+
+
+# Not click's own, which takes a version that is known beforehand: this one asks git.
+version_option = click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version,
+    help="Show the version, and the git commit of a checkout, and exit.",
+)  # fmt: skip
+
+
 @click.command()
 @json_option
-def info(json_file) -> None:
+def info(json_file: str | None) -> None:
     """Versions, devices and links: what a bug report needs."""
     from ..reporting.environment import environment, ranks, warnings
 
@@ -20,26 +38,28 @@ def info(json_file) -> None:
         return
     started = {"launcher": launch.launcher(), "ranks": placed} if placed else {}
     data = environment() | started
-
-    def show(value=data, indent=0):
-        for key, inner in value.items():
-            if isinstance(inner, dict):
-                click.echo(f"{'  ' * indent}{key}:")
-                show(inner, indent + 1)
-            elif isinstance(inner, list) and inner and isinstance(inner[0], dict):
-                for item in inner:
-                    click.echo(f"{'  ' * indent}{key.removesuffix('s')}:")
-                    show(item, indent + 1)
-            else:
-                text = ", ".join(map(str, inner)) if isinstance(inner, list) else inner
-                click.echo(f"{'  ' * indent}{key}: {text}")
-
     if json_file:
         write_result(started, json_file, lambda: None)
     else:
-        show()
+        _print_tree(data)
     for warning in warnings(data):
         say(f"note: {warning}")
+
+
+def _print_tree(data: Mapping[str, Any], indent: int = 0) -> None:
+    """Nested data as indented lines; each item of a list of dictionaries by itself."""
+    margin = "  " * indent
+    for key, value in data.items():
+        if isinstance(value, dict):
+            click.echo(f"{margin}{key}:")
+            _print_tree(value, indent + 1)
+        elif isinstance(value, list) and value and isinstance(value[0], dict):
+            for item in value:
+                click.echo(f"{margin}{key.removesuffix('s')}:")
+                _print_tree(item, indent + 1)
+        else:
+            text = ", ".join(map(str, value)) if isinstance(value, list) else value
+            click.echo(f"{margin}{key}: {text}")
 
 
 @click.command()
@@ -49,7 +69,7 @@ def info(json_file) -> None:
 )
 @click.option("--dtype", default="float32", show_default=True, help="Of --compile.")
 @json_option
-def kernels(names, arch, dtype, json_file) -> None:
+def kernels(names: tuple[str, ...], arch: str | None, dtype: str, json_file: str | None) -> None:
     """List the kernels with their parameters and limits."""
     from . import kernel_listing
 
@@ -73,7 +93,10 @@ def kernels(names, arch, dtype, json_file) -> None:
 @click.option("--seed", default=0, show_default=True)
 @click.option("-o", "--output", metavar="DIR", help="Write JSON, CSV, Markdown and plots there.")
 @json_option
-def reproduce(names, listed, scale, device, gpus, samples, seed, output, json_file) -> None:
+def reproduce(
+    names: tuple[str, ...], listed: bool, output: str | None, json_file: str | None,
+    **options: Any,
+) -> None:  # fmt: skip
     """Run published experiments: theirs, ours, ratio, and a verdict on each claim.
 
     NAME is an experiment of --list, or all.
@@ -92,10 +115,7 @@ def reproduce(names, listed, scale, device, gpus, samples, seed, output, json_fi
     if output:
         out.check_directory(output)
     with progress_bar() as progress:
-        data = engine.run(
-            chosen, device=device, scale=scale, gpus=gpus, seed=seed, samples=samples,
-            progress=progress, note=say,
-        )  # fmt: skip
+        data = engine.run(chosen, progress=progress, note=say, **options)
     write_result(data, json_file, lambda: out.show(data))
     if output:
         from ..reporting.environment import command_line, environment
@@ -111,13 +131,16 @@ def reproduce(names, listed, scale, device, gpus, samples, seed, output, json_fi
 @click.argument("file", metavar="FILE")
 @click.argument("name", required=False)
 @click.option("-o", "--output", metavar="FILE", required=True, help="NAME.svg or NAME.png.")
-def plot(file, name, output) -> None:
+def plot(file: str, name: str | None, output: str) -> None:
     """Draw a result of `bench --json`, `run --trace` or `reproduce -o`.
 
     NAME is an experiment, where a file has several.
     """
+    from pathlib import Path
+
     from ..arrays.npy_files import check_output
     from ..experiments.output import load
+    from ..host.cache import atomic_write
     from ..reporting import plots
     from .pictures import pictures
 
@@ -128,10 +151,6 @@ def plot(file, name, output) -> None:
     if name not in found:
         raise UsageError(f"say which picture: {', '.join(found)}")
     image = plots.draw(found[name], output.rpartition(".")[2].lower())
-    from pathlib import Path
-
-    from ..host.cache import atomic_write
-
     atomic_write(Path(target), image)
     say(f"wrote {output}")
 
@@ -143,7 +162,7 @@ def plot(file, name, output) -> None:
     metavar="DIR",
     help="Default: the kernels folder of a checkout, or $HYBRID_GEMM_KERNELS.",
 )
-def new_kernel(name, directory) -> None:
+def new_kernel(name: str, directory: str | None) -> None:
     """Write a commented kernel file to start from: gemm_NAME.cu."""
     from ..catalog import template as new
 
@@ -170,7 +189,7 @@ def new_kernel(name, directory) -> None:
 @click.option(
     "--setup", multiple=True, metavar="LINE", help="Shell line, as 'module load openmpi'."
 )
-def slurm(**options) -> None:
+def slurm(**options: Any) -> None:
     """Print an sbatch script: hybrid-gemm slurm --gpus-per-node 8 -- --split cols > job.sbatch."""
     from ..ranks.slurm import Options, script
 

@@ -93,7 +93,7 @@ class Streams:
     def _idle(self) -> dict[bool, list[Stream]]:
         return {False: [], True: []}
 
-    def enter(self, stream: Stream) -> None:  # noqa: B027
+    def enter(self, stream: Stream) -> None:
         """Makes this device and stream current for as long as the calling thread lives."""
 
     def using(self, stream: Stream) -> contextlib.AbstractContextManager[None]:

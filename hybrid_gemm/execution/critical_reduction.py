@@ -3,46 +3,62 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import Future
 
 import numpy as np
 
+from ..arrays.caller_arrays import cast_into
+from ..devices.base import Device, Stream
 from ..errors import UsageError
-from .staging import settle
+from ..planning.plan import Panel, Plan
+from .reduction import Reduction
+from .run import Run
+from .transfers import settle
 
 
-class Critical:
-    """The turns of a run's workers. `run` is the `ThreadRun`."""
+class CriticalReduction(Reduction):
+    """The workers of a run in turn, each as a critical section."""
 
-    def __init__(self, run):
-        if run.out.home is not None:
+    name = "critical"
+    on_device = False
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        if run.operands.out.home is not None:
             raise UsageError(
                 "the critical reduction sums through host memory; give host arrays, "
                 "or use the ordered one"
             )
-        self.run = run
         self.order = [w.index for w in run.plan.workers if w.boxes]
-        self.turns: dict[int, Future] = {w: run.future() for w in self.order}
+        self.turns: dict[int, Future] = {w: run.stop.future() for w in self.order}
 
-    def start(self) -> None:
-        out, problem = self.run.out.array, self.run.plan.problem
-        fits = out.dtype == self.run.dtype and out.flags.c_contiguous
-        self.c = out if fits else np.empty(out.shape, self.run.dtype)
-        self.run.wrote = fits
-        if problem.beta:
-            self.c[...] = self.run.c.array
-            self.c *= self.run.dtype.type(problem.beta)
+    @classmethod
+    def words(cls, plan: Plan, devices: Sequence[Device]) -> str:
+        return "critical (one worker at a time, through host memory)"
+
+    def product_alpha(self) -> float:
+        return self.run.plan.problem.alpha
+
+    def begin(self) -> None:
+        run, out = self.run, self.run.operands.out.array
+        in_place = out.dtype == run.dtype and out.flags.c_contiguous
+        self.c = out if in_place else np.empty(out.shape, run.dtype)
+        run.wrote = in_place
+        if (beta := run.plan.problem.beta) and run.operands.c is not None:
+            cast_into(self.c, run.operands.c.array)
+            self.c *= run.dtype.type(beta)
         else:
             self.c[...] = 0
         if self.order:
             settle(self.turns[self.order[0]])
 
-    def add(self, pipeline) -> None:
+    def add(self, worker: int, panel: Panel, device: Device, stream: Stream) -> None:
         """In this worker's turn: C up, add, C down."""
-        (panel,), device, stream = pipeline.panels, pipeline.device, pipeline.summing
-        partial = self.run.partials[panel, pipeline.index]
-        event = self.run.multiplied[panel, pipeline.index].result()
-        self.turns[pipeline.index].result()
+        run = self.run
+        partial = run.partials[panel, worker]
+        event = run.multiplied[panel, worker].result()
+        self.turns[worker].result()
         view = self.c[panel.rows.slice, panel.cols.slice]
         with device.using(stream):
             stream.wait(event)
@@ -50,19 +66,19 @@ class Critical:
             if device.host_memory:
                 device.add(view, partial, stream)
             else:
-                total = device.empty(*view.shape, self.run.dtype.name)
+                rows, cols = view.shape
+                total = device.empty(rows, cols, run.dtype.name)
                 device.copy(total, view, stream)
                 device.add(total, partial, stream)
                 device.copy(view, total, stream)
-            self.run.mark(pipeline.index, "reduce", start, stream, 2 * view.nbytes)
+            run.clock.mark(worker, "reduce", start, stream, 2 * view.nbytes)
             stream.synchronize()
-        position = self.order.index(pipeline.index)
+        position = self.order.index(worker)
         if position + 1 < len(self.order):
             settle(self.turns[self.order[position + 1]])
-        if self.run.resident:
-            self.run.gate(1)
 
     def end(self) -> None:
-        if self.c is not self.run.out.array:
+        out = self.run.operands.out.array
+        if self.c is not out:
             self.run.wrote = True
-            self.run.out.array[...] = self.c
+            cast_into(out, self.c)

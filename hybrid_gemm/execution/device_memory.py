@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
+from typing import Any
 
 import numpy as np
 
-from ..arrays.strides import layout
+from ..arrays.operand import Operand, Operands
 from ..devices.base import Device
 from ..planning.partition import Span
-from ..planning.plan import Block
+from ..planning.plan import Block, Plan
+from .transfers import Stop, settle
 
 _ALIGN = 256  # bytes: rows that begin on whole cache lines let kernels read vectors
 
@@ -25,11 +28,11 @@ class Slab:
     the slab whose memory it takes over then.
     """
 
-    def __init__(self, block: Block):
+    def __init__(self, block: Block) -> None:
         self.block = block
-        self.buffer = None
+        self.buffer: Any = None
         self.before: Slab | None = None
-        self.ready = [Future() for _ in block.parts]
+        self.ready: list[Future] = [Future() for _ in block.parts]
         self.read: Future = Future()
         self.lock = threading.Lock()
         self.claimed: set[int] = set()
@@ -54,51 +57,135 @@ class Slab:
         side = rows if self.block.operand == "A" else cols
         return [i for i, part in enumerate(self.block.parts) if part.meets(side)]
 
-    def view(self, rows: Span, cols: Span):
+    def view(self, rows: Span, cols: Span) -> Any:
         """What of the block some rows and columns of C need."""
         if self.block.operand == "A":
             return self.buffer[rows.within(self.block.rows)]
         return self.buffer[:, cols.within(self.block.cols)]
 
 
-class Layout:
+class MemoryRequests:
     """Takes a device's memory for a run. Matrices of one space are there together; those of
     another turn of the same space lie where these did."""
 
-    def __init__(self, device: Device, dtype: np.dtype):
+    def __init__(self, device: Device, dtype: np.dtype) -> None:
         self.device, self.dtype = device, dtype
-        self.spaces = defaultdict(lambda: defaultdict(list))
+        self.spaces: dict = defaultdict(lambda: defaultdict(list))
 
-    def wish(
-        self, space, turn: int, shape, give: Callable, order: str = "n", dtype=None
+    def request(
+        self, space: Hashable, turn: int, shape: tuple[int, int],
+        on_allocated: Callable[[Any], None], order: str = "n", dtype: np.dtype | None = None,
     ) -> None:  # fmt: skip
-        """`give` will be called with a matrix of this shape, storage order and dtype (default the
-        layout's)."""
-        self.spaces[space][turn].append((shape, order, give, dtype or self.dtype))
+        """`on_allocated` will be called with a matrix of this shape, storage order and dtype
+        (default that of C)."""
+        self.spaces[space][turn].append((shape, order, on_allocated, dtype or self.dtype))
 
-    def take(self) -> None:
+    def allocate(self) -> None:
         """Takes all of it. Raises `MemoryError` if the device has not so much."""
         with self.device.using(self.device.allocation_stream):
             for turns in self.spaces.values():
                 sizes = (sum(_size(shape, dtype) for shape, *_, dtype in w) for w in turns.values())
                 flat = self.device.empty(1, max(1, *sizes), "uint8")[0]
-                for wishes in turns.values():
+                for requests in turns.values():
                     at = 0
-                    for (rows, cols), order, give, dtype in wishes:
+                    for (rows, cols), order, on_allocated, dtype in requests:
                         part = flat[at : at + rows * cols * dtype.itemsize].view(dtype)
-                        give(
+                        on_allocated(
                             part.reshape(rows, cols) if order == "n" else part.reshape(cols, rows).T
                         )
                         at += _size((rows, cols), dtype)
         self.spaces.clear()
 
 
-def _size(shape, dtype: np.dtype) -> int:
+def _size(shape: tuple[int, int], dtype: np.dtype) -> int:
     rows, cols = shape
     return -(-rows * cols * dtype.itemsize // _ALIGN) * _ALIGN
 
 
-def order_of(view) -> str:
-    """The storage order in which a copy of a view is straight."""
-    found = layout(view)
-    return found[0] if found else "n"
+class SharedBlocks:
+    """Blocks of one operand ("A" or "B") that several runs need, brought to their devices once."""
+
+    def __init__(self, operand: str) -> None:
+        self.operand = operand
+        self.lock = threading.Lock()
+        self.slabs: dict[Block, Slab] = {}
+
+
+class Blocks:
+    """The blocks of A and B of one run: where each is, and who has it from where."""
+
+    def __init__(
+        self, plan: Plan, devices: Sequence[Device], operands: Operands, stop: Stop,
+        shared: SharedBlocks | None,
+    ) -> None:  # fmt: skip
+        self.plan, self.devices, self.operands, self.stop = plan, devices, operands, stop
+        self.shared = shared
+        self.slabs: dict[Block, Slab] = {}
+        self._needs: dict[tuple[int, int, str], Slab] = {}
+        self._by_place: dict[tuple, Slab] = {}
+
+    def lock(self) -> contextlib.AbstractContextManager:
+        return self.shared.lock if self.shared else contextlib.nullcontext()
+
+    def request_memory(self, memory: Sequence[MemoryRequests]) -> None:
+        """Asks for room for every block that is not used where the caller has it."""
+        for block in self.plan.blocks:
+            common = self.shared is not None and block.operand == self.shared.operand
+            known = self.shared.slabs if self.shared and common else self.slabs
+            slab = known.get(block)
+            if slab is None:
+                slab = known[block] = Slab(block)
+                self._place(slab, memory[block.device])
+            self.slabs[block] = self._by_place[_place(block, block.device)] = slab
+            self.stop.futures += [*slab.ready, slab.read]
+            for worker in block.workers:
+                self._needs[worker, block.turn, block.operand] = slab
+
+    def _place(self, slab: Slab, memory: MemoryRequests) -> None:
+        """Where a block will be: in the caller's matrix if the device multiplies that."""
+        block, device = slab.block, self.devices[slab.block.device]
+        source = self.source(block)
+        dtype = np.dtype(self.plan.problem.operands)
+        if source.usable_in_place(device, dtype):
+            slab.buffer = source.array
+            for part, future in enumerate(slab.ready):
+                slab.claim(part)
+                settle(future)
+            return
+        space: tuple[Hashable, ...] = block.operand, id(slab)
+        if held := self.plan.turns_in_memory:
+            (worker,) = block.workers
+            space = block.operand, worker, block.turn % held
+            slab.before = self._needs.get((worker, block.turn - held, block.operand))
+        memory.request(
+            space, block.turn, source.shape, lambda m: setattr(slab, "buffer", m),
+            source.order or "n", dtype,
+        )  # fmt: skip
+
+    def source(self, block: Block) -> Operand:
+        """A block, where the caller has it."""
+        whole = self.operands.a if block.operand == "A" else self.operands.b
+        return whole.part(block.rows, block.cols)
+
+    def of(self, worker: int, turn: int) -> list[Slab]:
+        """The blocks that a turn needs: of A, then of B; none if K is empty."""
+        found = (self._needs.get((worker, turn, operand)) for operand in "AB")
+        return [slab for slab in found if slab is not None]
+
+    def relays(self, slab: Slab, part: int) -> bool:
+        """Whether a device has a part from another device, and not from where the matrix is."""
+        whole = self.operands.a if slab.block.operand == "A" else self.operands.b
+        return whole.home is None and slab.block.source(part) != slab.block.device
+
+    def at_source(self, slab: Slab, part: int) -> Slab:
+        """The slab of the same block on the device that has a part from the host."""
+        return self._by_place[_place(slab.block, slab.block.source(part))]
+
+    def clear(self) -> None:
+        for each in (self.slabs, self._needs, self._by_place):
+            each.clear()
+
+
+def _place(block: Block, device: int) -> tuple:
+    """What tells a block on a device from all others of its plan."""
+    return block.operand, block.rows, block.cols, block.turn, device

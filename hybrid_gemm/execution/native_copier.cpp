@@ -1,5 +1,5 @@
 // Copies between ordinary host memory and GPUs through page-locked slots, by threads that need
-// neither Python nor its lock. copier.py compiles and calls it.
+// neither Python nor its lock. native_copier.py compiles and calls it.
 //
 // A ring is one direction of one GPU: a stream, slots, and a thread that waits for the stream's
 // events in their order. A copy is cut into pieces that fit a slot. All rings share the threads
@@ -45,7 +45,7 @@ struct Driver {  // addresses of the driver's functions
     int (*synchronize)(void* event);
 };
 
-struct Request {  // as copier.py gives it; height runs of width bytes
+struct Request {  // as native_copier.py gives it; height runs of width bytes
     uint64_t id;
     char* host;
     uint64_t host_pitch;
@@ -53,6 +53,7 @@ struct Request {  // as copier.py gives it; height runs of width bytes
     uint64_t width, height;
     void *after, *start, *stop;  // events: what to wait for (or null), what to record
     const int* stopped;          // not 0: the rest need not be copied
+    int* accepted;               // set when a ring has it
 };
 
 struct Job : Request {
@@ -345,8 +346,10 @@ void pool_grow(Pool* pool, int threads) {
 
 // Has the pages of size bytes made, of which there is one at least, by threads with nothing to copy.
 void pool_touch(Pool* pool, uint64_t id, char* memory, size_t size) {
-    std::lock_guard<std::mutex> lock(pool->mutex);
-    pool->fresh.push_back(new Fresh{id, memory, memory + size});
+    {
+        std::lock_guard<std::mutex> lock(pool->mutex);
+        pool->fresh.push_back(new Fresh{id, memory, memory + size});
+    }
     pool->work.notify_all();
 }
 
@@ -392,8 +395,15 @@ void ring_submit(Pool* pool, Ring* ring, const Request* request) {
     job->across = (job->width + job->piece_width - 1) / job->piece_width;
     job->pieces = job->across * ((job->height + job->piece_height - 1) / job->piece_height);
     job->left = job->pieces;
-    std::lock_guard<std::mutex> lock(pool->mutex);
-    ring->jobs.push_back(job);
-    pool->work.notify_all();
+    size_t startable = job->pieces;  // read now: the job may be gone once the mutex is free
+    {
+        std::lock_guard<std::mutex> lock(pool->mutex);
+        startable = std::min(startable, ring->free.size());
+        ring->jobs.push_back(job);
+        *request->accepted = 1;
+    }
+    // Outside the mutex, which all that wake want, and no more threads than can begin: the caller
+    // holds Python's lock. Each slot that becomes free wakes one more.
+    for (; startable; --startable) pool->work.notify_one();
 }
 }

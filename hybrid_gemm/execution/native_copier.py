@@ -21,9 +21,10 @@ from ..errors import HybridGemmError
 from ..host import compiler
 from ..host.resources import cores
 
-# Threads for a device, and for all at least: on hosts of one, two and four more gained nothing
-# (docs/results/copying2_h200.json, copying4_h200.json).
-EACH, LEAST = 6, 16
+# Threads for a device, and for all at least and at most: on hosts of one, two and four more gained
+# nothing (docs/results/copying2_h200.json, copying4_h200.json); on one of eight, 32 copied as fast
+# as 64 (links8_h200.json) and took fewer cores from the thread that starts all GPUs.
+EACH, LEAST, MOST = 6, 16, 32
 STOPPED = -1
 _SOURCE = Path(__file__).with_name("native_copier.cpp")
 
@@ -34,6 +35,7 @@ class _Request(ctypes.Structure):
         ("device", c_uint64), ("device_pitch", c_uint64),
         ("width", c_uint64), ("height", c_uint64),
         ("after", c_void_p), ("start", c_void_p), ("stop", c_void_p), ("stopped", c_void_p),
+        ("accepted", c_void_p),
     ]  # fmt: skip
 
 
@@ -64,7 +66,7 @@ def _library() -> ctypes.PyDLL:
 
 def threads(devices: int) -> int:
     """How many copy for so many devices together."""
-    return max(1, min(max(LEAST, EACH * devices), cores()))
+    return max(1, min(max(LEAST, EACH * devices), MOST, cores()))
 
 
 class _Pool:
@@ -83,7 +85,7 @@ class _Pool:
         status = c_int()
         while True:
             number = finished(self.handle, ctypes.byref(status))
-            end, kept = self.ends.pop(number)
+            end, *kept = self.ends.pop(number)
             end(status.value)
             del end, kept  # or the caller's memory would stay until the next copy
 
@@ -123,19 +125,21 @@ class Ring:
 
     def submit(
         self, host: int, device: int, pitches: Sequence[int], size: tuple[int, int],
-        events: tuple[int, int, int], stopped: ctypes.c_int, end: Callable[[int], None],
+        events: tuple[int, int, int], stopped: ctypes.c_int, accepted: ctypes.c_int,
+        end: Callable[[int], None],
     ) -> None:  # fmt: skip
         """Copies between two addresses; `pitches` are theirs, `size` is (bytes of a run, runs).
 
         `events` are what to wait for, or 0, and those to record before and after. Where `stopped`
-        is set meanwhile, the rest is left out. `end(status)` is called once, from a thread of
+        is set meanwhile, the rest is left out. `accepted` is set once the native threads have the
+        copy; from then on `end(status)` will be called, once, from a thread of
         Python's: with 0, `STOPPED`, or what the driver said. A download is in host memory then; of
         an upload, and of what failed, some may still be on its way in the stream.
         """
         number = next(self.pool.ids)
-        self.pool.ends[number] = end, stopped
+        self.pool.ends[number] = end, stopped, accepted
         request = _Request(
             number, host, pitches[0], device, pitches[1], *size, *events,
-            ctypes.addressof(stopped),
+            ctypes.addressof(stopped), ctypes.addressof(accepted),
         )  # fmt: skip
         self.pool.library.ring_submit(self.pool.handle, self.handle, ctypes.byref(request))

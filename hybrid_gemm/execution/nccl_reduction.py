@@ -3,18 +3,63 @@ soon as all are multiplied. Owners then apply alpha and beta."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from ..devices.base import Device, Stream
 from ..devices.cuda import nccl_group
-from ..planning.plan import Panel
+from ..planning.plan import Panel, Plan, Strip
+from .reduction import Reduction, StripSum
+from .run import Run
+
+
+class NcclReduction(Reduction):
+    """Panels of a run summed between GPUs, each by all of its workers at once."""
+
+    name = "nccl"
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        self.sums: dict[Panel, PanelSum] = {}
+
+    @classmethod
+    def words(cls, plan: Plan, devices: Sequence[Device]) -> str:
+        if not plan.bytes_peer:
+            return super().words(plan, devices)
+        return f"NCCL {nccl_group.version()} between GPUs, as panels are ready"
+
+    def strip_sum(
+        self, panel: Panel, strip: Strip, device: Device, rooms: Mapping[int, Any], target: Any
+    ) -> StripSum:
+        own = super().strip_sum(panel, strip, device, rooms, target)
+        plan = self.run.plan
+        others = len(strip.partials) - len(plan.added(strip))
+        if not others:
+            return own
+        if panel not in self.sums:
+            self.sums[panel] = PanelSum(self.run, panel)
+        size = strip.elements * self.run.dtype.itemsize
+        return replace(
+            own, fetches=[*own.fetches, self.sums[panel].bound_wait(device)],
+            bytes_fetched=others * size,
+        )  # fmt: skip
+
+    def synchronize(self) -> None:
+        for each in self.sums.values():
+            each.synchronize()
+
+
+def _ordinal(device: Device) -> int:
+    assert device.ordinal is not None  # the planner lets only GPUs sum by NCCL
+    return device.ordinal
 
 
 class PanelSum:
-    """A panel's sum, which its owners have in common. `run` is the `ThreadRun`."""
+    """A panel's sum, which its owners have in common."""
 
-    def __init__(self, run, panel: Panel):
-        on = {run.device_of(w).ordinal: w for w in panel.workers}
+    def __init__(self, run: Run, panel: Panel) -> None:
+        on = {_ordinal(run.device_of(w)): w for w in panel.workers}
         self.places = tuple(sorted(on))
         workers = [on[ordinal] for ordinal in self.places]
         self.group = nccl_group.group(self.places)
@@ -28,9 +73,9 @@ class PanelSum:
     def bound_wait(self, device: Device) -> Callable[[Stream], None]:
         """A call that lets a stream of a device go on when the panel is summed there. The first
         of a panel starts the sum of all of it: NCCL wants all GPUs at once."""
-        place = self.places.index(device.ordinal)
+        place = self.places.index(_ordinal(device))
 
-        def wait(stream):
+        def wait(stream: Stream) -> None:
             if self.after is None:
                 self.after = self.start([future.result() for future in self.multiplied])
             stream.wait(self.after[place])

@@ -6,87 +6,106 @@ Threads would rather wait for each other: Python does one thing at a time, for a
 
 from __future__ import annotations
 
-from .worker import Pipeline, Step
+from collections import defaultdict
+from collections.abc import Iterator
+
+from ..planning.plan import Panel, Strip
+from .run import Run
+from .worker import Step, Worker
 
 AHEAD = 8  # steps: what they read is on its way while others are multiplied
+_Owned = tuple[Worker, Panel, Strip]
 
 
-def execute(run) -> None:
-    """All of a `ThreadRun` whose plan holds everything at once."""
-    each = run.pipelines
+def execute(run: Run, workers: list[Worker]) -> None:
+    """All of a run whose plan holds everything at once."""
     if run.resident:
-        for pipeline, step in _in_turn(each):
-            _bring(run, pipeline, step)
-        for pipeline, step in _in_turn(each):
-            _relay(run, pipeline, step)
-        for pipeline in each:
-            pipeline.prepare()
-            pipeline.wait_for_everything()
-        run.start_clock()
-        for pipeline, step in _in_turn(each):
-            pipeline.start_product(step)
-        strips = [(p, strip, p.start_sum(panel, strip)) for p, panel, strip in _owned(each)]
-        for pipeline in each:
-            pipeline.synchronize()
-        run.stop_clock()
-        for pipeline, strip, event in strips:
-            pipeline.give_back(strip, event)
+        _resident(run, workers)
     else:
-        strips = _owned(each)
-        ahead, steps = _in_turn(each), _in_turn(each)
-        for _ in range(AHEAD * len(each)):
-            _bring_next(run, ahead)
-        for pipeline, step in steps:
-            _bring_next(run, ahead)
-            _relay(run, pipeline, step)
-            pipeline.start_product(step)
-            strips = _finish(run, strips)
-    for pipeline in each:
-        pipeline.synchronize()
+        _streamed(run, workers)
+    for worker in workers:
+        worker.synchronize()
 
 
-def _in_turn(pipelines: list[Pipeline]):
-    """(pipeline, step): the first step of each, then the second of each, and so on."""
-    for number in range(max((len(p.steps) for p in pipelines), default=0)):
-        yield from ((p, p.steps[number]) for p in pipelines if number < len(p.steps))
+def _resident(run: Run, workers: list[Worker]) -> None:
+    """Everything is brought first; the clock runs while it is multiplied and summed."""
+    by_index = {worker.index: worker for worker in workers}
+    for worker, step in _in_turn(workers):
+        _bring(run, by_index, worker, step)
+    for worker, step in _in_turn(workers):
+        _relay(run, worker, step)
+    for worker in workers:
+        worker.prepare()
+        worker.wait_for_everything()
+    run.clock.start()
+    for worker, step in _in_turn(workers):
+        worker.start_product(step)
+    strips = [(w, strip, w.start_sum(panel, strip)) for w, panel, strip in _owned(workers)]
+    for worker in workers:
+        worker.synchronize()
+    run.clock.stop()
+    for worker, strip, event in strips:
+        worker.give_back(strip, event)
 
 
-def _owned(pipelines: list[Pipeline]) -> list[tuple]:
-    """(pipeline, panel, strip of it): the strips of all first panels first. Copies between GPUs
-    are started in this order, and one that waits holds up those behind it."""
-    most = max((len(p.own) for p in pipelines), default=0)
-    return [(p, *p.own[i]) for i in range(most) for p in pipelines if i < len(p.own)]
+def _streamed(run: Run, workers: list[Worker]) -> None:
+    """Uploads some steps ahead, then what is relayed, products, sums and downloads."""
+    by_index = {worker.index: worker for worker in workers}
+    ahead = _in_turn(workers)
+    unmultiplied = {panel: len(panel.workers) for panel in run.plan.panels}
+    owned: dict[Panel, list[_Owned]] = defaultdict(list)
+    for each in _owned(workers):
+        owned[each[1]].append(each)
+
+    def bring_next() -> None:
+        for worker, step in ahead:
+            _bring(run, by_index, worker, step)
+            return
+
+    for _ in range(AHEAD * len(workers)):
+        bring_next()
+    for worker, step in _in_turn(workers):
+        bring_next()
+        _relay(run, worker, step)
+        worker.start_product(step)
+        if step.last:
+            unmultiplied[step.panel] -= 1
+            if not unmultiplied[step.panel]:
+                _finish(owned[step.panel])
 
 
-def _bring_next(run, ahead) -> None:
-    for pipeline, step in ahead:
-        _bring(run, pipeline, step)
-        return
+def _in_turn(workers: list[Worker]) -> Iterator[tuple[Worker, Step]]:
+    """The first step of each worker, then the second of each, and so on."""
+    for number in range(max((len(w.steps) for w in workers), default=0)):
+        yield from ((w, w.steps[number]) for w in workers if number < len(w.steps))
 
 
-def _bring(run, pipeline: Pipeline, step: Step) -> None:
+def _owned(workers: list[Worker]) -> list[_Owned]:
+    """The strips of all first panels first. Copies between GPUs are started in this order, and
+    one that waits holds up those behind it."""
+    most = max((len(w.own) for w in workers), default=0)
+    return [(w, *w.own[i]) for i in range(most) for w in workers if i < len(w.own)]
+
+
+def _bring(run: Run, by_index: dict[int, Worker], worker: Worker, step: Step) -> None:
     """Has all that a step reads on its way from where the matrices are."""
-    run.check()
-    for slab, part in pipeline.parts(step):
-        source = run.slab_at(slab, part) if run.relays(slab, part) else slab
+    run.stop.check()
+    blocks = run.blocks
+    for slab, part in worker.parts(step):
+        source = blocks.at_source(slab, part) if blocks.relays(slab, part) else slab
         if source.claim(part):
-            run.pipeline_of(source.block.bringer(part)).bring(source, part)
-    pipeline.bring_c(step)
+            by_index[source.block.bringer(part)].bring(source, part)
+    worker.bring_c(step)
 
 
-def _relay(run, pipeline: Pipeline, step: Step) -> None:
+def _relay(run: Run, worker: Worker, step: Step) -> None:
     """Has what a step reads, and another device has from the host, on its way from there."""
-    for slab, part in pipeline.parts(step):
-        if run.relays(slab, part) and slab.claim(part):
-            pipeline.relay(slab, part)
+    for slab, part in worker.parts(step):
+        if run.blocks.relays(slab, part) and slab.claim(part):
+            worker.relay(slab, part)
 
 
-def _finish(run, strips: list[tuple]) -> list[tuple]:
-    """Starts the sums and downloads of strips whose products are started; the other strips."""
-    later = []
-    for pipeline, panel, strip in strips:
-        if all(run.multiplied[panel, w].done() for w in panel.workers):
-            pipeline.give_back(strip, pipeline.start_sum(panel, strip))
-        else:
-            later.append((pipeline, panel, strip))
-    return later
+def _finish(strips: list[_Owned]) -> None:
+    """Starts the sums and downloads of a panel's strips: all its products are started."""
+    for worker, panel, strip in strips:
+        worker.give_back(strip, worker.start_sum(panel, strip))

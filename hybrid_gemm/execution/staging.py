@@ -9,18 +9,20 @@ is cast on its way, and where there is no compiler.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import queue
 import threading
-from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 
+from ..arrays.caller_arrays import cast_into
 from ..arrays.strides import address, leading, runs
 from ..devices.base import Device
 from ..devices.cuda import driver
 from ..host.resources import cores
 from . import native_copier
+from .transfers import Piece, Stopped, Transfer
 
 # Small, so that the first bytes are soon on their way; large, so that Python, which does one
 # piece's errands at a time, is not what all wait for.
@@ -32,67 +34,6 @@ ALL_BYTES = 1 << 30  # of these slots of all devices at most; the native ones ta
 NATIVE_BYTES = 2 << 20  # a slot that needs no Python: it stays in the host's cache
 NATIVE_SLOTS = 24  # a direction: all threads at one, and some on their way
 SMALL_BYTES = 1 << 20  # copied by the thread that asks: handing it over would take longer
-
-
-class Stopped(Exception):
-    """Another part of a run failed; its error is the one to report."""
-
-
-def settle(future: Future, value=None, error: BaseException | None = None) -> None:
-    """Sets a future that another thread may have settled already when a run stops."""
-    with contextlib.suppress(InvalidStateError):
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(value)
-
-
-class Transfer:
-    """A copy between host and device, in pieces.
-
-    `done` gets the event after the last piece (a download is then in host memory, if it went
-    through slots), or the error that ended it. `start` and `stop` are its events on the device.
-    """
-
-    def __init__(self, done: Future, stopped: ctypes.c_int):
-        self.done, self.stopped = done, stopped  # not 0: the rest need not be copied
-        self.lock = threading.Lock()
-        self.start = self.stop = None
-        self.after = None  # the event that all pieces wait for; they go through one stream
-        self.left = 1
-        self.over = threading.Event()
-
-    def begin(self, stream) -> None:
-        if self.start is None:
-            with self.lock:
-                if self.start is None:
-                    if self.after is not None:
-                        stream.wait(self.after)
-                    self.start = stream.record()
-
-    def end(self, stream=None, error: BaseException | None = None) -> None:
-        """One piece is on its way, or failed; all go through one stream."""
-        with self.lock:
-            self.left -= 1
-            last = self.left == 0
-        if error is not None:
-            settle(self.done, error=error)
-        if last:
-            if stream is not None:
-                self.stop = stream.record()
-            settle(self.done, self.stop)
-            self.over.set()
-
-    def ended(self, status: int) -> None:
-        """All of it, by threads that need no Python."""
-        error = None
-        try:
-            if status:
-                raise Stopped if status == native_copier.STOPPED else driver.check(status)
-        except BaseException as raised:
-            error = raised
-        settle(self.done, self.stop, error)
-        self.over.set()
 
 
 class Ring:
@@ -120,7 +61,7 @@ class Ring:
                     memory = self.device.pinned(NATIVE_SLOTS * NATIVE_BYTES)
                     self.events = [self.stream.record() for _ in range(NATIVE_SLOTS)]
                 self._native = native_copier.Ring(
-                    calls, self.stream.cupy.ptr, memory, NATIVE_BYTES,
+                    calls, _pointer(self.stream), memory, NATIVE_BYTES,
                     [event.ptr for event in self.events], up=self.up,
                     together=self.device.together,
                 )  # fmt: skip
@@ -138,6 +79,11 @@ class Ring:
                         self.slots.put(_Slot(part, self.stream.record()))
                 self.made = True
         return self.slots.get()
+
+
+def _pointer(stream: Any) -> int:
+    """The address of a CUDA stream, as the driver knows it."""
+    return stream.cupy.ptr
 
 
 class _Slot:
@@ -183,42 +129,46 @@ class Link:
             self._hand_over(ring, native, dst, src, transfer)
             return
         if copy == self._straight or src.nbytes <= SMALL_BYTES:
-            with self.device.using(ring.stream):
-                self._guarded(copy, ring, dst, src, transfer)
+            with self.device.using(ring.stream), transfer.pieces[0].copying(ring.stream):
+                copy(ring, dst, src, transfer)
             return
         pieces = _pieces(dst, max(src.dtype.itemsize, dst.dtype.itemsize))
-        transfer.left = len(pieces)
-        for where in pieces:
-            ring.pool.submit(self._guarded, copy, ring, dst[where], src[where], transfer)
+        for where, piece in zip(pieces, transfer.split(len(pieces)), strict=True):
+            ring.pool.submit(self._copy_piece, copy, ring, dst[where], src[where], piece)
+
+    def _copy_piece(self, copy, ring: Ring, dst, src, piece: Piece) -> None:
+        with contextlib.suppress(BaseException), piece.copying(ring.stream):  # the piece has it
+            copy(ring, dst, src, piece.transfer)
 
     def _hand_over(
         self, ring: Ring, native: native_copier.Ring, dst, src, transfer: Transfer
     ) -> None:
         host, there = (src, dst) if ring.up else (dst, src)
-        *pitches, width, height = runs(host, there)
-        with self.device.using(ring.stream):
-            transfer.start, transfer.stop = ring.stream.record(), ring.stream.record()
-        events = (x.ptr if x else 0 for x in (transfer.after, transfer.start, transfer.stop))
-
-        def end(status: int, _kept=(dst, src)) -> None:
-            if status:  # the memory is somebody else's after that
-                with contextlib.suppress(Exception):
-                    ring.stream.synchronize()
-            transfer.ended(status)
-
-        native.submit(
-            address(host), address(there), pitches, (width, height), tuple(events),
-            transfer.stopped, end,
-        )  # fmt: skip
-
-    def _guarded(self, copy, ring: Ring, dst, src, transfer: Transfer) -> None:
+        pitches_and_size = runs(host, there)
+        assert pitches_and_size is not None  # as `_alike` said
+        to_pitch, from_pitch, width, height = pitches_and_size
+        (piece,) = transfer.pieces
         try:
-            if transfer.stopped.value:
-                raise Stopped
-            copy(ring, dst, src, transfer)
-            transfer.end(ring.stream)
+            with self.device.using(ring.stream):
+                transfer.start, transfer.stop = ring.stream.record(), ring.stream.record()
+            after = transfer.after.ptr if transfer.after else 0
+
+            def end(status: int, _kept=(dst, src)) -> None:
+                if status:  # the memory is somebody else's after that
+                    with contextlib.suppress(Exception):
+                        ring.stream.synchronize()
+                piece.end(error=_error_of(status))
+
+            piece.begin(native=True)
+            native.submit(
+                address(host), address(there), (to_pitch, from_pitch), (width, height),
+                (after, transfer.start.ptr, transfer.stop.ptr), transfer.stopped, piece.accepted,
+                end,
+            )  # fmt: skip
         except BaseException as error:
-            transfer.end(error=error)
+            if not piece.accepted.value:
+                piece.end(error=error)
+            raise
 
     def _straight(self, ring, dst, src, transfer):
         transfer.begin(ring.stream)
@@ -230,7 +180,7 @@ class Link:
             if not ring.stream.passed(slot.event):
                 slot.event.synchronize()  # what was in it is on its device
             here = slot.like(dst, dst.dtype)
-            np.copyto(here, src, casting="unsafe")
+            cast_into(here, src)
             transfer.begin(ring.stream)
             self.device.copy_pinned(dst, here, ring.stream)
             ring.stream.record(slot.event)
@@ -244,9 +194,21 @@ class Link:
             transfer.begin(ring.stream)
             self.device.copy_pinned(here, src, ring.stream)
             ring.stream.record(slot.event).synchronize()
-            np.copyto(dst, here, casting="unsafe")
+            cast_into(dst, here)
         finally:
             ring.slots.put(slot)
+
+
+def _error_of(status: int) -> BaseException | None:
+    """What ended a copy by native threads; None if nothing did."""
+    try:
+        if status == native_copier.STOPPED:
+            raise Stopped
+        if status:
+            driver.check(status)
+    except BaseException as error:
+        return error
+    return None
 
 
 def _alike(dst, src) -> bool:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -91,6 +94,50 @@ class Timeline(Sequence[Activity]):
     def multiply_and_sum_ms(self) -> float:
         """What the lab calls compute + sum: first product started to last strip summed."""
         return self.span_ms("multiply", "reduce")
+
+
+class Clock:
+    """Times one run: the host's clock for its whole, each device's own for its activities.
+
+    `devices` are the devices by worker. Where several runs share a clock (`shared`), somebody
+    else has started it.
+    """
+
+    def __init__(self, devices: Mapping[int, Any], *, shared: bool = False) -> None:
+        self._devices = devices
+        self.running = shared
+        self.total_ms = 0.0
+        self._marks: list[tuple] = []
+        self._lock = threading.Lock()
+
+    def start(self) -> None:
+        for device in dict.fromkeys(self._devices.values()):
+            device.start_clock()
+        self.running, self._started = True, time.perf_counter()
+
+    def stop(self) -> None:
+        self.running = False
+        self.total_ms = (time.perf_counter() - self._started) * 1e3
+
+    def mark(
+        self, worker: int, phase: str, start: Any, stream: Any, bytes: int = 0, flops: int = 0
+    ) -> Any:
+        """The event now in the stream, which ends a worker's activity that began with `start`."""
+        event = stream.record()
+        if self.running:
+            self.add(worker, phase, start, event, bytes, flops)
+        return event
+
+    def add(
+        self, worker: int, phase: str, start: Any, stop: Any, bytes: int = 0, flops: int = 0
+    ) -> None:
+        with self._lock:
+            self._marks.append((worker, phase, start, stop, bytes, flops))
+
+    def timeline(self) -> Timeline:
+        """What was marked; times are asked for when somebody looks."""
+        clocks = {worker: device.clock() for worker, device in self._devices.items()}
+        return Timeline(functools.partial(activities, self._marks, clocks))
 
 
 def _span(activities: Iterable[Activity]) -> float:

@@ -1,25 +1,33 @@
 """One worker's side of a run: brings parts of A and B, multiplies panels of C, sums and gives
 back the strips that this worker owns.
 
-`feed`, `multiply` and `finish` are these three as stages that go on at once in threads; `order`
-calls the same steps from one thread. They meet through futures that carry stream events, so a
-device does not wait for Python.
+`feed`, `multiply` and `finish` are these three as stages that go on at once in threads;
+`single_thread_schedule` calls the same steps from one thread. They meet through futures that
+carry stream events, so a device does not wait for Python.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property
+from threading import Barrier
+from typing import Any
 
-from ..arrays.strides import leading
+from ..arrays.caller_arrays import cast_into
+from ..arrays.operand import Operand
 from ..planning.partition import Box, cut
-from ..planning.plan import TILES_IN_MEMORY, Panel, Strip, Worker
+from ..planning.plan import TILES_IN_MEMORY, Panel, Strip
+from ..planning.plan import Worker as PlannedWorker
 from . import staging
-from .device_memory import Layout, Slab
-from .staging import settle
+from .device_memory import MemoryRequests, Slab
+from .reduction import Reduction, StripSum
+from .run import Run
 from .timeline import marked
+from .transfers import settle
 
 CHUNK_ROWS = 128  # pieces of a panel are whole block tiles
 STREAMS = 2  # products at once: the end of one leaves multiprocessors to the next
@@ -37,90 +45,84 @@ class Step:
     last: bool
 
 
-class Pipeline:
-    """A worker's stages; `run` is the `ThreadRun` that they are part of."""
+class Worker:
+    """A worker's stages. `gates` are passed by all workers of a resident run together: when
+    the clock starts, and when it stops."""
 
-    def __init__(self, run, worker: Worker):
-        self.run, self.worker, self.index = run, worker, worker.index
-        self.device, self.dtype = run.devices[worker.device], run.dtype
+    def __init__(
+        self, run: Run, reduction: Reduction, planned: PlannedWorker, gates: tuple[Barrier, Barrier]
+    ) -> None:
+        self.run, self.reduction, self.planned, self.gates = run, reduction, planned, gates
+        self.index = planned.index
+        self.device, self.dtype = run.devices[planned.device], run.dtype
         self.panels = [p for p in run.plan.panels if self.index in p.workers]
         self.tiles = [
             list(panels) for _, panels in itertools.groupby(self.panels, lambda p: p.tile)
         ]
         self.own = [(p, s) for p in self.panels for s in p.strips if s.owner == self.index]
         self.summed = run.plan.summed
-        self.targets, self.rooms, self.sums, self.products = {}, {}, {}, {}
+        self.targets: dict[Strip, Any] = {}  # where strips of this worker's are made
+        self.rooms: dict[Strip, dict[int, Any]] = {}  # where others' partials are fetched to
+        self.sums: dict[Strip, StripSum] = {}
+        self.products: dict[Step, list[tuple[Callable, int]]] = {}
         self.waited: set = set()
         self.everything = False  # on the device that products read
 
     @cached_property
     def simple(self) -> bool:
         """Whether one thread does: there is nothing to overlap."""
-        return len(self.worker.boxes) == len(self.panels) == 1
+        return len(self.planned.boxes) == len(self.panels) == 1
 
     # --- memory ---------------------------------------------------------------------------
 
-    def wish(self, layout: Layout) -> None:
+    def request_memory(self, memory: MemoryRequests) -> None:
         """Asks for this worker's room for C."""
         run = self.run
         for panel in self.panels:
             if self.summed:
                 space = "C", self.index, panel.tile % TILES_IN_MEMORY
                 shape = len(panel.rows), len(panel.cols)
-                layout.wish(space, panel.tile, shape, _put(run.partials, (panel, self.index)))
-        for panel, strip in () if run.critical else self.own:
+                memory.request(space, panel.tile, shape, _put(run.partials, (panel, self.index)))
+        for panel, strip in self.own if self.reduction.on_device else ():
             space = "C", self.index, panel.tile % TILES_IN_MEMORY
-            view = run.out.part(strip.rows, strip.cols)
-            if self._in_place(view):
-                self.targets[strip] = view
+            place = run.operands.part(strip.rows, strip.cols)
+            if self._in_place(place):
+                self.targets[strip] = place.array
             else:
-                give = _put(self.targets, strip)
-                layout.wish(space, panel.tile, view.shape, give, dtype=run.made)
-            for w in run.plan.added(strip) if self.summed else ():
-                if run.device_of(w) is not self.device:
-                    # With the partial's own leading dimension, which the kernel takes for all.
-                    shape = len(strip.rows), len(panel.cols)
-                    layout.wish(space, panel.tile, shape, _put(self.rooms, (strip, w)))
+                on_allocated = _put(self.targets, strip)
+                memory.request(space, panel.tile, place.shape, on_allocated, dtype=run.result_dtype)
+            rooms = self.rooms.setdefault(strip, {})
+            for w in self.reduction.fetched(strip, self.device) if self.summed else ():
+                # With the partial's own leading dimension, which the kernel takes for all.
+                shape = len(strip.rows), len(panel.cols)
+                memory.request(space, panel.tile, shape, _put(rooms, w))
 
     def prepare(self) -> None:
         """Works out, before a clock runs, what is otherwise worked out when it is due."""
-        if self.summed and not self.run.critical:
+        if self.summed and self.reduction.on_device:
             for panel, strip in self.own:
-                self.sums[strip] = self._bound_sum(panel, strip)
+                self.sums[strip] = self._strip_sum(panel, strip)
         self.products = {step: self._bound_products(step) for step in self.steps}
 
-    def _bound_sum(self, panel: Panel, strip: Strip):
-        """(futures of the products, what has partials of other devices here, their bytes, the sum
-        in worker order)"""
-        fetches, views, moved, plan = [], [], 0, self.run.plan
-        products = [self.run.multiplied[panel, w] for w in strip.partials]
-        for w in plan.added(strip):
-            view, room = self.run.partial(panel, strip, w), self.rooms.get((strip, w))
-            if room is not None:
-                room = room[:, : view.shape[1]]
-                fetches.append(self.device.bound_copy(room, view))
-                moved += view.nbytes
-            views.append(view if room is None else room)
-        if others := len(strip.partials) - len(views):
-            fetches.append(self.run.panel_sum(panel).bound_wait(self.device))
-            moved = others * views[0].nbytes
-        problem = plan.problem
-        return products, fetches, moved, self.device.bound_sum(
-            views, self.targets[strip], alpha=problem.alpha, beta=problem.beta
-        )  # fmt: skip
+    def _strip_sum(self, panel: Panel, strip: Strip) -> StripSum:
+        return self.reduction.strip_sum(
+            panel, strip, self.device, self.rooms[strip], self.targets[strip]
+        )
 
-    def _bound_products(self, step: Step) -> list[tuple]:
+    def _bound_products(self, step: Step) -> list[tuple[Callable, int]]:
         """(a product, its flops) for each piece of a panel."""
         run, problem, panel = self.run, self.run.plan.problem, step.panel
+        alpha: float
+        beta: float
         if self.summed:
             target = run.partials[panel, self.index]
-            alpha, beta = problem.alpha if run.critical else 1, 0
+            alpha, beta = self.reduction.product_alpha(), 0
         else:
             (strip,) = panel.strips
             target, alpha, beta = self.targets[strip], problem.alpha, problem.beta
         if not step.first:
             beta = 1
-        slabs = self.slabs(step.turn)
+        slabs = run.blocks.of(self.index, step.turn)
         if slabs:
             a, b = (slab.view(panel.rows, panel.cols) for slab in slabs)
         else:
@@ -139,15 +141,14 @@ class Pipeline:
             if len(rows)
         ]
 
-    def _in_place(self, view) -> bool:
+    def _in_place(self, place: Operand) -> bool:
         """Whether a part of `out` can be made where it lies."""
-        here = self.run.out.lies(self.device) and view.dtype == self.run.made
-        return here and leading(view, "n") is not None
+        return place.written_in_place(self.device, self.run.result_dtype)
 
     # --- streams --------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def working(self):
+    def working(self) -> Iterator[None]:
         """Streams for the stages. Kernels whose blocks wait for each other must have the
         device for themselves, and a library's may take another path when they do not."""
         kernel = self.run.variant.kernel
@@ -166,14 +167,15 @@ class Pipeline:
 
     def _make_room(self) -> None:
         """Has what products and copies need besides matrices made while no clock runs."""
-        run, longest = self.run, max(len(box.ks) for box in self.worker.boxes)
+        run, longest = self.run, max(len(box.ks) for box in self.planned.boxes)
         for stream in self.multiplying:
             with self.device.using(stream):
                 for m, n in {(len(p.rows), len(p.cols)) for p in self.panels}:
                     self.device.make_room(run.variant, m, n, longest, self.dtype.name, stream)
         if not self.device.host_memory:
             link = staging.link(self.device)
-            for ring, matrices in ((link.up, (run.a, run.b, run.c)), (link.down, (run.out,))):
+            read, written = run.operands, (run.operands.out,)
+            for ring, matrices in ((link.up, (read.a, read.b, read.c)), (link.down, written)):
                 hosts = [x.array for x in matrices if x is not None and x.home is None]
                 if not all(map(self.device.reads, hosts)):
                     ring.native()
@@ -187,28 +189,23 @@ class Pipeline:
     @cached_property
     def steps(self) -> list[Step]:
         """All that this worker multiplies, in order."""
-        boxes = [(n, box) for n, boxes in enumerate(self.worker.tiles) for box in boxes]
+        boxes = [(n, box) for n, boxes in enumerate(self.planned.tiles) for box in boxes]
         return [
             Step(turn, box, panel, number, box is tile[0], box is tile[-1])
             for turn, (n, box) in enumerate(boxes)
-            for tile in [self.worker.tiles[n]]
+            for tile in [self.planned.tiles[n]]
             for number, panel in enumerate(self.tiles[n])
         ]
-
-    def slabs(self, turn: int) -> list[Slab]:
-        """The blocks that a turn needs: of A, then of B; none if K is empty."""
-        found = (self.run.needs.get((self.index, turn, operand)) for operand in "AB")
-        return [slab for slab in found if slab is not None]
 
     def feed(self) -> None:
         """Brings what is this worker's to bring, in the order in which panels need it."""
         relayed = []
         for step in self.steps:
-            self.run.check()
+            self.run.stop.check()
             for slab, part in self.parts(step):
                 if slab.block.bringer(part) != self.index or not slab.claim(part):
                     continue
-                if self.run.relays(slab, part):
+                if self.run.blocks.relays(slab, part):
                     relayed.append((slab, part))
                 else:
                     self.bring(slab, part)
@@ -221,61 +218,57 @@ class Pipeline:
         panel = step.panel
         return [
             (slab, part)
-            for slab in self.slabs(step.turn)
+            for slab in self.run.blocks.of(self.index, step.turn)
             for part in slab.meeting(panel.rows, panel.cols)
         ]
 
     @marked("upload")
     def bring(self, slab: Slab, part: int) -> None:
-        block = slab.block
+        """Has a part of a block on its way from where the matrix is."""
         if slab.before is not None:
             for event in slab.before.read.result():
                 event.synchronize()
-        matrix = self.run.operand(block.operand)
-        where = slab.where(part)
-        source = matrix.part(block.rows, block.cols)[where]
-        self._copy_in(slab.buffer[where], source, matrix.home, slab.ready[part])
+        source, where = self.run.blocks.source(slab.block), slab.where(part)
+        self._copy_in(slab.buffer[where], source.array[where], source.home, slab.ready[part])
 
     def bring_c(self, step: Step) -> None:
         """Strips of beta's C, where they are finished."""
-        run = self.run
-        if not (step.first and run.plan.problem.beta) or run.critical:
+        run, c = self.run, self.run.operands.c
+        if c is None or not (step.first and run.plan.problem.beta and self.reduction.on_device):
             return
         for strip in step.panel.strips:
             if strip.owner != self.index:
                 continue
-            target, source = self.targets[strip], run.c.part(strip.rows, strip.cols)
-            if run.c.array is run.out.array and self._in_place(source):
+            target, source = self.targets[strip], c.part(strip.rows, strip.cols)
+            if c is run.operands.out and self._in_place(source):
                 settle(run.c_ready[strip], None)
                 continue
             for event in self._emptied(step.panel):
                 event.synchronize()
-            self._copy_in(target, source, run.c.home, run.c_ready[strip])
+            self._copy_in(target, source.array, c.home, run.c_ready[strip])
 
-    def _copy_in(self, target, source, home, done) -> None:
+    def _copy_in(self, target: Any, source: Any, home: Any, done: Future) -> None:
         transfer = self.run.transfer(self.index, "upload", target.nbytes, done)
         if home is None and not self.device.host_memory:
             staging.link(self.device).upload(target, source, transfer)
             return
-        with self.device.using(self.copying):
+        with self.device.using(self.copying), transfer.pieces[0].copying(self.copying):
             transfer.begin(self.copying)
             if source.dtype != target.dtype and home is not None:
                 source = source.astype(target.dtype)
             self.device.copy(target, source, self.copying)
-            transfer.end(self.copying)
 
     @marked("relay")
     def relay(self, slab: Slab, part: int) -> None:
         """Has a part from the device that has it from the host."""
-        event = self.run.slab_at(slab, part).ready[part].result()
-        target = slab.buffer[slab.where(part)]
-        source = self.run.slab_at(slab, part).buffer[slab.where(part)]
+        there = self.run.blocks.at_source(slab, part)
+        event = there.ready[part].result()
+        target, source = slab.buffer[slab.where(part)], there.buffer[slab.where(part)]
         transfer = self.run.transfer(self.index, "relay", target.nbytes, slab.ready[part])
-        with self.device.using(self.copying):
+        with self.device.using(self.copying), transfer.pieces[0].copying(self.copying):
             self.copying.wait(event)
             transfer.begin(self.copying)
             self.device.copy(target, source, self.copying)
-            transfer.end(self.copying)
 
     # --- multiply -------------------------------------------------------------------------
 
@@ -283,13 +276,13 @@ class Pipeline:
         if self.run.resident:
             self.prepare()
             self.wait_for_everything()
-            self.run.gate(0)
+            self.gates[0].wait()
         for step in self.steps:
             self.start_product(step)
 
     def start_product(self, step: Step) -> None:
         run, panel = self.run, step.panel
-        run.check()
+        run.stop.check()
         stream = self.multiplying[step.number % len(self.multiplying)]
         products = self.products.get(step) or self._bound_products(step)
         self._await(step, stream)
@@ -300,13 +293,14 @@ class Pipeline:
         if step.number + 1 == len(self.tiles[panel.tile]):  # nothing reads the blocks any more
             with self.device.using(self.device.allocation_stream):
                 events = [stream.record() for stream in self.multiplying]
-            for slab in self.slabs(step.turn):
+            for slab in run.blocks.of(self.index, step.turn):
                 settle(slab.read, events)
 
     def wait_for_everything(self) -> None:
         """Until all that the products need is on the device."""
-        futures = [f for slab in self.slabs(0) for f in slab.ready]
-        futures += [self.run.c_ready[s] for _p, s in self.own if self.run.plan.problem.beta]
+        futures = [f for slab in self.run.blocks.of(self.index, 0) for f in slab.ready]
+        if self.run.plan.problem.beta and self.reduction.on_device:
+            futures += [self.run.c_ready[strip] for _panel, strip in self.own]
         for future in futures:
             if (event := future.result()) is not None:
                 event.synchronize()
@@ -338,18 +332,21 @@ class Pipeline:
     def _gemm(self, products: list[tuple], stream):
         start, flops = stream.record(), 0
         for product, count in products:
-            self.run.check()
+            self.run.stop.check()
             product(stream)
             self.run.progress(count)
             flops += count
-        return self.run.mark(self.index, "multiply", start, stream, flops=flops)
+        return self.run.clock.mark(self.index, "multiply", start, stream, flops=flops)
 
     # --- finish ---------------------------------------------------------------------------
 
     def finish(self) -> None:
         run, later = self.run, []
-        if run.critical:
-            run.critical.add(self)
+        if not self.reduction.on_device:
+            (panel,) = self.panels
+            self.reduction.add(self.index, panel, self.device, self.summing)
+            if run.resident:
+                self.gates[1].wait()
             return
         for panel, strip in self.own:
             event = self.start_sum(panel, strip)
@@ -359,24 +356,24 @@ class Pipeline:
                 self.give_back(strip, event)
         if run.resident:
             self.synchronize()
-            run.gate(1)
+            self.gates[1].wait()
         for strip, event in later:
             self.give_back(strip, event)
         self.synchronize()
 
-    def start_sum(self, panel: Panel, strip: Strip):
+    def start_sum(self, panel: Panel, strip: Strip) -> Any:
         """The event after which a strip of this worker's is finished."""
         event = self.run.multiplied[panel, self.index].result()
         return self._sum(panel, strip) if self.summed else event
 
     @marked("reduce")
-    def _sum(self, panel: Panel, strip: Strip):
+    def _sum(self, panel: Panel, strip: Strip) -> Any:
         """Sums the strip's partials, once those of other devices are here."""
         run, stream, problem = self.run, self.summing, self.run.plan.problem
-        run.check()
+        run.stop.check()
         with self.device.using(stream):
-            products, fetches, moved, total = self.sums.get(strip) or self._bound_sum(panel, strip)
-            for product in products:
+            planned = self.sums.get(strip) or self._strip_sum(panel, strip)
+            for product in planned.products:
                 stream.wait(product.result())
             if problem.beta and (event := run.c_ready[strip].result()) is not None:
                 stream.wait(event)
@@ -384,35 +381,34 @@ class Pipeline:
                 for event in self._emptied(panel):
                     stream.wait(event)
             start = stream.record()
-            for fetch in fetches:
+            for fetch in planned.fetches:
                 fetch(stream)
-            total(stream)
-            return run.mark(self.index, "reduce", start, stream, moved)
+            planned.total(stream)
+            return run.clock.mark(self.index, "reduce", start, stream, planned.bytes_fetched)
 
     @marked("download")
-    def give_back(self, strip: Strip, event) -> None:
+    def give_back(self, strip: Strip, event: Any) -> None:
         """A finished strip, into `out`."""
         run, target = self.run, self.targets[strip]
-        view = run.out.part(strip.rows, strip.cols)
-        done = run.finished[strip]
-        if self._in_place(view):
+        place = run.operands.part(strip.rows, strip.cols)
+        view, done = place.array, run.finished[strip]
+        if self._in_place(place):
             settle(done, event)
             return
-        run.check()
+        run.stop.check()
         run.wrote = True
         transfer = run.transfer(self.index, "download", view.nbytes, done)
-        if run.out.home is None and not self.device.host_memory:
+        if place.home is None and not self.device.host_memory:
             staging.link(self.device).download(view, target, transfer, event)
             return
-        with self.device.using(self.copying):
+        with self.device.using(self.copying), transfer.pieces[0].copying(self.copying):
             self.copying.wait(event)
             transfer.begin(self.copying)
             if view.dtype == target.dtype:
                 self.device.copy(view, target, self.copying)
             else:
-                view[...] = target.astype(view.dtype)
-            transfer.end(self.copying)
+                cast_into(view, target)
 
 
-def _put(where: dict, key):
+def _put(where: dict, key: Any) -> Callable[[Any], None]:
     return lambda matrix: where.__setitem__(key, matrix)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any
@@ -17,21 +17,28 @@ from ..reporting.pictures import Picture
 
 SCALES = ("small", "full")
 CONFIRMED, REFUTED, NOT_TESTABLE = "confirmed", "refuted", "not testable here"
+Row = dict[str, Any]  # one line of a table, by column; None was not measured
 
 
 class NotTestable(Exception):
     """The rows do not decide a claim; the message says what is missing."""
 
 
-class Rows(list):
-    """Rows of an experiment: dictionaries, with `None` for what was not measured."""
+class Rows(list[Row]):
+    """The rows of an experiment, and questions about them.
 
-    def where(self, **wanted) -> Rows:
-        """The rows that have these values."""
+    rows.value("time_ms", kernel="naive", n=1024)
+    """
+
+    def where(self, **wanted: Any) -> Rows:
+        """The rows that have these values in these columns."""
         return Rows(r for r in self if all(r.get(k) == v for k, v in wanted.items()))
 
-    def value(self, figure: str, **wanted) -> float:
-        """A figure of the one row that has these values; raises `NotTestable` without it."""
+    def value(self, figure: str, **wanted: Any) -> float:
+        """The figure in column `figure` of the row that has these values.
+
+        Raises `NotTestable` if there is no such row, or the figure was not measured.
+        """
         found = self.where(**wanted)
         words = ", ".join(f"{k} {v}" for k, v in wanted.items())
         if not found:
@@ -42,19 +49,19 @@ class Rows(list):
             raise NotTestable(f"{words}: {why}" if words else why)
         return value
 
-    def values(self, name: str, **wanted) -> list:
-        """The different values of a column, in order of appearance."""
+    def values(self, name: str, **wanted: Any) -> list[Any]:
+        """The different values of a column, in order of appearance, without None."""
         return list(dict.fromkeys(r[name] for r in self.where(**wanted) if r.get(name) is not None))
 
-    def measured(self, figure: str, **wanted) -> Rows:
-        """The rows in which this figure is there; raises `NotTestable` if there is none."""
+    def measured(self, figure: str, **wanted: Any) -> Rows:
+        """The rows that have this figure. Raises `NotTestable` if there is none."""
         found = Rows(r for r in self.where(**wanted) if r.get(figure) is not None)
         if not found:
             self.value(figure, **wanted)
         return found
 
-    def line(self, x: str, y: str, **wanted) -> tuple[list, list]:
-        """The points of a line for a plot; rows without either value are left out."""
+    def line(self, x: str, y: str, **wanted: Any) -> tuple[list[Any], list[Any]]:
+        """The points of a line for a plot, as two lists; rows without either are left out."""
         pairs = [
             (r[x], r[y])
             for r in self.where(**wanted)
@@ -65,13 +72,14 @@ class Rows(list):
 
 @dataclass(frozen=True)
 class Verdict:
-    """Confirmed, refuted or not testable here, and the figures that decide it."""
+    """`status` is `CONFIRMED`, `REFUTED` or `NOT_TESTABLE`; `because` has the figures."""
 
     status: str
     because: str
 
 
 def verdict(holds: bool, because: str) -> Verdict:
+    """Confirmed if it holds, refuted otherwise; `because` has the figures that decide it."""
     return Verdict(CONFIRMED if holds else REFUTED, because)
 
 
@@ -103,9 +111,12 @@ ANYWHERE = ("cuda", "cpu", "emulator")
 
 @dataclass(frozen=True)
 class Point:
-    """One row to be: what it is called by (`row`), and the measurement with its arguments."""
+    """A row to be measured: its key columns (`row`), and the measurement with its arguments.
 
-    measure: Callable[..., dict]
+    `measure(lab, **given)` returns the row's other columns.
+    """
+
+    measure: Callable[..., Row]
     row: Mapping[str, Any]
     given: Mapping[str, Any] = field(default_factory=dict)
 
@@ -127,13 +138,13 @@ class Published:
     where: Mapping[str, Any] = field(default_factory=dict)
     held: Mapping[str, Any] = field(default_factory=dict)
 
-    def rows(self) -> list[dict]:
-        """Rows with the keys as they are in ours, and `published_FIGURE` for each figure."""
+    def rows(self) -> list[Row]:
+        """Their rows, with keys as in ours, and `published_FIGURE` for each figure."""
         out = []
         for row in read_published(self.file):
             if not self.where.items() <= row.items():
                 continue
-            found = {key: self.names.get(row[key], row[key]) for key in self.keys}
+            found: Row = {key: self.names.get(row[key], row[key]) for key in self.keys}
             found |= self.held
             for ours, theirs in self.figures.items():
                 value = row[theirs]
@@ -143,23 +154,20 @@ class Published:
 
 
 @functools.cache
-def read_published(file: str) -> tuple[dict, ...]:
-    """A published table as rows; numbers are numbers, unreadable cells None."""
+def read_published(file: str) -> tuple[Row, ...]:
+    """A published table as rows; numbers are numbers, and cells that were unreadable None."""
     text = (resources.files(__package__) / "published" / file).read_text()
     rows = csv.DictReader(text.splitlines())
     return tuple({k: _number(v) for k, v in row.items()} for row in rows)
 
 
-def _number(text: str):
+def _number(text: str) -> int | float | str | None:
     for kind in (int, float):
         try:
             return kind(text)
         except ValueError:
             pass
     return text or None
-
-
-# --- pictures -----------------------------------------------------------------------------
 
 
 # --- experiments --------------------------------------------------------------------------
@@ -169,9 +177,10 @@ def _number(text: str):
 class Experiment:
     """A published table or claim, and how it is reproduced.
 
-    `points(scale, device)` are the rows to measure, `columns` those to show, in order.
-    `picture(rows)` is what to draw. `cap_s` is the time that `--scale full` may take: past it
-    samples are cut, then points.
+    `points(scale, device)` are the rows to measure on a kind of device, at a scale of `SCALES`;
+    `columns` are those to show, in order. `picture(rows)` is what to draw of `beside`'s rows, and
+    of a claim `decide(rows)` sees the same. `cap_s` is the time in seconds that `--scale full`
+    may take: past it rows get one sample each, then none.
     """
 
     name: str
@@ -179,22 +188,24 @@ class Experiment:
     source: str
     question: str
     points: Callable[[str, str], Iterable[Point]]
-    columns: tuple[str, ...]
-    claims: tuple[Claim, ...]
+    columns: Sequence[str]
+    claims: Sequence[Claim]
     picture: Callable[[Rows], Picture]
     exercise: str
     published: tuple[Published, ...] = ()
     cap_s: float = 30.0
 
-    def beside(self, rows: Iterable[dict]) -> Rows:
-        """Rows with the published figure and `ratio_FIGURE` (ours / published) in each."""
+    def beside(self, rows: Iterable[Mapping[str, Any]]) -> Rows:
+        """These rows with `published_FIGURE` and `ratio_FIGURE` (ours / published) in each."""
         out = Rows(dict(row) for row in rows)
         for table in self.published:
             printed_rows = table.rows()
             for row in out:
                 keys = {key: row.get(key) for key in (*table.keys, *table.held)}
                 theirs = next((t for t in printed_rows if keys.items() <= t.items()), None)
-                for figure in table.figures if theirs else ():
+                if theirs is None:
+                    continue
+                for figure in table.figures:
                     printed, ours = theirs[f"published_{figure}"], row.get(figure)
                     row[f"published_{figure}"] = printed
                     if printed and ours is not None:

@@ -1,4 +1,4 @@
-"""Runs experiments: measures their points, sets the published figures beside, judges claims."""
+"""Runs experiments: measures their points, adds the published figures, judges the claims."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import importlib
 import pkgutil
 import time
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from ..devices import choose
 from ..errors import HybridGemmError, UsageError
 from . import declared
-from .base import SCALES, Experiment, Rows
+from .base import SCALES, Experiment, Point, Row, Rows
 from .lab import Lab
 
 SMALL_CAP_S = 8.0
@@ -30,9 +31,9 @@ def experiments() -> dict[str, Experiment]:
 
 
 def choose_experiments(names: Iterable[str]) -> list[Experiment]:
-    """The experiments of these names; `all` is every one. `UsageError` for others."""
+    """The experiments of these names; `all` is every one. Raises `UsageError` for others."""
     known = experiments()
-    chosen = {}
+    chosen: dict[str, Experiment] = {}
     for name in names:
         if name == "all":
             return list(known.values())
@@ -49,12 +50,15 @@ def choose_experiments(names: Iterable[str]) -> list[Experiment]:
 def run(
     chosen: Sequence[Experiment], *, device: str = "auto", scale: str = "small",
     gpus: Sequence[int] | None = None, seed: int = 0, samples: int | None = None,
-    progress: Callable | None = None, note: Callable[[str], None] = lambda text: None,
-) -> dict:  # fmt: skip
+    progress: Callable[[int, str], Callable[[int], None]] | None = None,
+    note: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:  # fmt: skip
     """Results as plain data: for each experiment its rows, verdicts and how long it took.
 
-    A point that cannot run is a row whose note says why. Past an experiment's time cap rows
-    get one sample, then none, and `cut` says how many.
+    `samples` are timed for each row, by default as many as the scale asks for. A point that
+    cannot run is a row whose note says why. Past an experiment's time cap rows get one sample,
+    then none, and `cut` says how many. `progress(steps, label)` starts a bar and returns the
+    function that moves it on; `note` gets sentences for the user.
     """
     if scale not in SCALES:
         raise UsageError(f"no scale is called {scale!r}; there are {', '.join(SCALES)}")
@@ -64,7 +68,7 @@ def run(
     lab = Lab(kind, gpus=gpus, seed=seed, samples=samples or SAMPLES[scale])
     note(f"device: {lab.device.describe()}" + (f" ({why})" if why else ""))
     planned = {e.name: list(e.points(scale, kind)) for e in chosen}
-    advance = progress(sum(map(len, planned.values())), "measuring") if progress else lambda _: 0
+    advance = progress(sum(map(len, planned.values())), "measuring") if progress else lambda _: None
     results = []
     for experiment in chosen:
         note(f"{experiment.name}: {len(planned[experiment.name])} rows")
@@ -81,7 +85,14 @@ def run(
     }
 
 
-def _run_one(experiment: Experiment, points, lab: Lab, scale: str, advance) -> dict:
+def _run_one(
+    experiment: Experiment,
+    points: Sequence[Point],
+    lab: Lab,
+    scale: str,
+    advance: Callable[[int], None],
+) -> dict[str, Any]:
+    """The result of one experiment."""
     began = time.monotonic()
     lab.deadline = began + (experiment.cap_s if scale == "full" else SMALL_CAP_S)
     lab.cut = skipped = 0
@@ -109,8 +120,8 @@ def _run_one(experiment: Experiment, points, lab: Lab, scale: str, advance) -> d
     }
 
 
-def verdicts(experiment: Experiment, rows: Rows, device: str) -> list[dict]:
-    """Each claim with its verdict, as plain data."""
+def verdicts(experiment: Experiment, rows: Rows, device: str) -> list[Row]:
+    """Each claim with its verdict on rows from this kind of device, as plain data."""
     rows = experiment.beside(rows)
     return [
         {"claim": claim.text, **dataclasses.asdict(claim.judge(rows, device))}

@@ -1,94 +1,129 @@
-"""A `Lab`: the device of an experiment, with its operands, clock, verdicts and model."""
+"""The `Lab` that measurements share: a device, its operands, its clock, verdicts and model."""
 
 from __future__ import annotations
 
 import gc
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
+from .. import devices
 from ..arrays import generator
+from ..arrays.strides import Array
+from ..bench.study import judged, upload
 from ..catalog import Variant
-from ..devices import open_devices
+from ..devices.base import Device
 from ..devices.cuda import nvrtc
-from ..errors import KernelError, UnavailableError
+from ..devices.cuda.device import CudaDevice
+from ..devices.kernel_device import KernelDevice
+from ..errors import KernelError, UnavailableError, UsageError
 from ..host.resources import cores
-from ..problem import Problem
-from ..verify import verify
+from ..problem import Problem, is_float
 from . import model
+from .base import Row
 
 SAMPLE_MS = 2.0  # a sample on a GPU lasts at least so long
-LONG_MS = 1000.0  # past this one sample does
+LONG_MS = 1000.0  # one sample is enough of what takes longer
+Operands = tuple[Array, Array, Array]  # op(A), op(B) and room for C
 
 
 class Lab:
-    """What measurements share: a device, its operands, its model, and the time that is left."""
+    """A device of the kind `kind`, its operands, its model, and the time that is left.
 
-    def __init__(self, kind: str, *, gpus=None, seed: int = 0, samples: int = 3):
+    `gpus` are the ordinals that runs over several GPUs use (default: all); measurements on one
+    GPU take the first. `samples` are timed for each row. `deadline` is the time (of
+    `time.monotonic`) after which a row gets no further sample, and `cut` counts the rows that got
+    fewer than asked for. `machine` is the device's own model, or with `modelled` a known GPU's
+    that stands for a device which is none.
+    """
+
+    def __init__(
+        self, kind: str, *, gpus: Sequence[int] | None = None, seed: int = 0, samples: int = 3
+    ) -> None:
         self.kind, self.gpus, self.seed, self.samples = kind, gpus, seed, samples
         first = (list(gpus) if gpus else [0])[:1]
-        self.device = open_devices(kind, 1, gpus=first if kind == "cuda" else None)[0]
+        self.device: Device = devices.open_devices(kind, 1, gpus=first if kind == "cuda" else None)[
+            0
+        ]
         self.first_gpu = first[0]
         self.stream = self.device.stream()
         self.machine, self.modelled = _machine(self.device)
         self.deadline = float("inf")
-        self.cut = 0  # rows that got fewer samples than asked for
-        self._kept: dict = {}
+        self.cut = 0
+        self._kept: dict[str, tuple[tuple, Any]] = {}
+
+    @property
+    def gpu(self) -> CudaDevice:
+        """The device as a GPU. Raises `UnavailableError` if it is none."""
+        if not isinstance(self.device, CudaDevice):
+            raise UnavailableError("there is no CUDA device to ask")
+        return self.device
+
+    def runs_kernels(self, what: str) -> KernelDevice:
+        """The device as one that runs the catalog's kernels. Raises `UsageError` otherwise;
+        `what` begins the message: "probes are measured"."""
+        if not isinstance(self.device, KernelDevice):
+            raise UsageError(f"{what} on devices that run the kernels; the {self.kind} has none")
+        return self.device
 
     # --- operands -------------------------------------------------------------------------
 
-    def keep(self, what: str, key: tuple, make: Callable):
-        """The last thing of each sort is kept: points that share operands follow each other."""
+    def keep(self, what: str, key: tuple, make: Callable[[], Any]) -> Any:
+        """What `make` returns, kept until the same `what` is asked for with another `key`.
+
+        Points that share operands follow each other, so that the last of each sort is enough.
+        """
         found = self._kept.get(what)
         if found is None or found[0] != key:
             self._kept.pop(what, None)
             found = self._kept[what] = key, make()
         return found[1]
 
-    def hosted(self, m: int, n: int, k: int, dtype: str):
-        """A (m x k), B (k x n) in host memory, and a C whose pages are there."""
+    def hosted(self, m: int, n: int, k: int, dtype: str) -> Operands:
+        """A (m x k) and B (k x n) in host memory, and a C whose pages are allocated."""
 
-        def make():
+        def make() -> Operands:
             a, b = (
                 generator.generate(*shape, dtype, seed=self.seed, operand=x, threads=cores())
                 for x, shape in (("A", (m, k)), ("B", (k, n)))
             )
             return a, b, np.zeros((m, n), dtype)
 
-        return self.keep("hosted", (m, n, k, dtype), make)
+        kept: Operands = self.keep("hosted", (m, n, k, dtype), make)
+        return kept
 
-    def placed(self, m: int, n: int, k: int, dtype: str, layout: str = "nn"):
+    def placed(self, m: int, n: int, k: int, dtype: str, layout: str = "nn") -> Operands:
         """op(A) and op(B) on the device, stored as `layout` says, and room for C."""
 
-        def make():
+        def make() -> Operands:
             a, b, _c = self.hosted(m, n, k, dtype)
             on_device = [
                 self.upload(x if order == "n" else np.ascontiguousarray(x.T))
                 for x, order in zip((a, b), layout, strict=True)
             ]
-            views = [x if o == "n" else x.T for x, o in zip(on_device, layout, strict=True)]
-            return *views, self.device.empty(m, n, dtype)
+            a, b = (x if o == "n" else x.T for x, o in zip(on_device, layout, strict=True))
+            return a, b, self.device.empty(m, n, dtype)
 
-        return self.keep("placed", (m, n, k, dtype, layout), make)
+        kept: Operands = self.keep("placed", (m, n, k, dtype, layout), make)
+        return kept
 
-    def upload(self, host):
-        there = self.device.empty(*host.shape, host.dtype.name)
-        self.device.copy(there, host, self.stream)
-        self.stream.synchronize()
-        return there
+    def upload(self, host: np.ndarray) -> Array:
+        """A host matrix copied into new memory of the device, row-major; waits for the copy."""
+        return upload(self.device, host, self.stream)
 
     def forget(self) -> None:
         """Frees what was kept."""
         self._kept.clear()
         gc.collect()
 
-    # --- time and truth -------------------------------------------------------------------
+    # --- times and verdicts ---------------------------------------------------------------
 
-    def sampled(self, take: Callable[[], float]) -> dict:
-        """Samples of a time in ms until there are enough, or the experiment's time is up."""
-        taken = []
+    def sampled(self, take: Callable[[], float]) -> Row:
+        """The median and least of samples in ms, taken until there are enough or time is up."""
+        taken: list[float] = []
         while True:
             began = time.monotonic()
             taken.append(take())
@@ -101,21 +136,22 @@ class Lab:
         return {"time_ms": statistics.median_low(taken), "min_ms": min(taken),
                 "samples": len(taken)}  # fmt: skip
 
-    def timed(self, work: Callable[[], None]) -> dict:
-        """How long the device takes for `work`; on a GPU between two events, many at a time."""
+    def timed(self, work: Callable[[], None]) -> Row:
+        """The time that the device takes for `work`; on a GPU many repeats between two events."""
 
-        def sampler(count):
+        def sampler(count: int) -> Callable[[], float]:
             replay = self.device.repeated(work, count, self.stream)
             return lambda: self._elapsed(replay) / count
 
         take = sampler(1)
-        if self.kind == "cuda":
+        if self.device.on_gpu:
             take()
             count = min(1000, int(SAMPLE_MS / max(take(), 1e-3)))
             take = sampler(count) if count > 1 else take
         return self.sampled(take)
 
-    def _elapsed(self, work) -> float:
+    def _elapsed(self, work: Callable[[], None]) -> float:
+        """Milliseconds between events before and after `work`."""
         self.device.start_clock()
         start = self.stream.record()
         work()
@@ -123,17 +159,21 @@ class Lab:
         self.stream.synchronize()
         return self.device.time_ms(stop) - self.device.time_ms(start)
 
-    def checked(self, problem: Problem, a, b, c, work: Callable[[], None]) -> dict:
-        """Runs `work` once on a poisoned C; the verdict on what it made."""
-        c[...] = np.nan if c.dtype.kind == "f" else -(2**30)
+    def checked(self, problem: Problem, operands: Operands, work: Callable[[], None]) -> Row:
+        """Runs `work`, which computes c = a @ b, once; the verdict on C.
+
+        C holds NaN (integers: -2^30) beforehand, so that an element that is not written shows.
+        """
+        a, b, c = operands
+        c[...] = np.nan if is_float(c.dtype) else -(2**30)
         work()
         self.stream.synchronize()
-        return judged(verify(problem, a, b, None, c, seed=self.seed))
+        return judged(problem, a, b, c, seed=self.seed)
 
-    def products(self, problem: Problem, a, b, c, work) -> dict:
-        """Verdict and time of one way to make C; what is wrong is not timed."""
+    def products(self, problem: Problem, operands: Operands, work: Callable[[], None]) -> Row:
+        """Verdict, time and rate of `work`, which computes c = a @ b; a wrong one is not timed."""
         with self.device.session():
-            figures = self.checked(problem, a, b, c, work)
+            figures = self.checked(problem, operands, work)
             if figures["verdict"] == "passed":
                 figures |= self.timed(work)
                 figures["gflops"] = problem.flops / figures["time_ms"] / 1e6
@@ -143,8 +183,8 @@ class Lab:
 
     # --- the model ------------------------------------------------------------------------
 
-    def model(self, variant: Variant, m: int, n: int, k: int, dtype: str) -> dict:
-        """The model of a variant on this machine (or on the one that stands for it)."""
+    def model(self, variant: Variant, m: int, n: int, k: int, dtype: str) -> Row:
+        """The columns of `model.describe` for a variant on this machine."""
         usage = None
         if not variant.kernel.library and dtype in variant.kernel.dtypes:
             arch = f"sm_{variant.kernel.arch[2:]}" if variant.kernel.arch.endswith("a") else None
@@ -156,17 +196,9 @@ class Lab:
         return model.describe(variant, dtype, usage, self.machine, m, n, k)
 
 
-def judged(verdict) -> dict:
-    """A verdict as figures of a row."""
-    return {
-        "verdict": "passed" if verdict.passed else "FAILED",
-        "worst_error_of_bound": verdict.worst,
-    }
-
-
-def _machine(device) -> tuple[model.Machine, bool]:
-    """The device's limits, or a known GPU's where there is none (then the second is True)."""
-    if device.kind != "cuda":
+def _machine(device: Device) -> tuple[model.Machine, bool]:
+    """The device's limits, or a known GPU's where it is none (then the second is True)."""
+    if not isinstance(device, CudaDevice):
         return model.H200, True
     p, attributes = device.properties, device.cp.cuda.Device(device.ordinal).attributes
     # Of an unknown architecture we take 128 multiply-adds a cycle and multiprocessor.

@@ -1,7 +1,7 @@
 """`python -m hybrid_gemm.experiments.library_cold N [GPU]`: cublasSgemm as the lab timed it.
 
-A process of its own, because the first handle of a process is the dear one. Prints one line
-of JSON; the library is loaded and the context exists before the clock starts.
+It runs in a process of its own, because the first handle of a process takes long to make.
+Prints one line of JSON. The clock starts when the library is loaded and the context exists.
 """
 
 from __future__ import annotations
@@ -9,16 +9,18 @@ from __future__ import annotations
 import json
 import sys
 import time
+from types import ModuleType
 
 import numpy as np
 
 from ..arrays import generator
+from ..bench.study import judged
 from ..host.resources import cores
 from ..problem import Problem
-from ..verify import verify
 
 
 def main(n: int, gpu: int) -> None:
+    """Times a product of n x n float32 matrices on a GPU, and a second with the same handle."""
     import cupy as cp
 
     a, b = (generator.generate(n, n, seed=0, operand=x, threads=cores()) for x in ("A", "B"))
@@ -33,19 +35,17 @@ def main(n: int, gpu: int) -> None:
         done = time.perf_counter()
         _multiply(cp, cublas, handle, a, b, c)
         again = time.perf_counter()
-        verdict = verify(
-            Problem(n, n, n), cp.asarray(a), cp.asarray(b), None, cp.asarray(c), seed=0
-        )
+        verdict = judged(Problem(n, n, n), cp.asarray(a), cp.asarray(b), cp.asarray(c))
     print(json.dumps({
         "time_ms": (done - started) * 1e3, "handle_ms": (handled - started) * 1e3,
-        "warm_ms": (again - done) * 1e3, "samples": 1,
-        "verdict": "passed" if verdict.passed else "FAILED",
-        "worst_error_of_bound": verdict.worst,
+        "warm_ms": (again - done) * 1e3, "samples": 1, **verdict,
     }))  # fmt: skip
 
 
-def _multiply(cp, cublas, handle, a, b, c) -> None:
-    """Allocate, copy in, multiply, copy back, free."""
+def _multiply(
+    cp: ModuleType, cublas: ModuleType, handle: int, a: np.ndarray, b: np.ndarray, c: np.ndarray
+) -> None:
+    """Allocates, copies in, multiplies, copies back and frees."""
     runtime, n = cp.cuda.runtime, len(a)
     places = [runtime.malloc(x.nbytes) for x in (a, b, c)]
     for host, there in zip((a, b), places, strict=False):

@@ -1,76 +1,88 @@
-"""The measurements that experiments are made of. Each takes a `Lab` and gives a row's figures.
+"""The measurements that experiments are made of: each takes a `Lab` and returns columns of a row.
 
-They run with the lab's device and stream current.
+The lab's device and stream are current while they run. A measurement that is not possible raises
+a `HybridGemmError`, or returns a row whose "note" says why.
 """
 
 from __future__ import annotations
 
+import functools
 import gc
 import json
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
 from .. import catalog
 from ..arrays import generator
+from ..bench.study import FAILED, PASSED, judged
 from ..catalog import Variant
 from ..devices import choose, open_devices
+from ..devices.cuda.device import CudaDevice
 from ..devices.emulator import program as emulation
 from ..devices.kernel_device import KernelDevice
 from ..devices.strassen import Strassen
-from ..errors import UnavailableError, UsageError
+from ..errors import UnavailableError
 from ..problem import Problem
-from ..runner import Runner
-from ..verify import verify
+from ..runner import Result, Runner
 from . import model
-from .lab import Lab, judged
+from .base import Row
+from .lab import Lab, Operands
+
+Params = Mapping[str, int] | None  # of a kernel; the default ones for those not named
 
 # --- products on the device ---------------------------------------------------------------
 
 
 def product(
-    lab: Lab, *, kernel: str, m: int, n: int, k: int, params: Mapping[str, int] | None = None,
-    dtype: str = "float32", layout: str = "nn", driver: bool = False,
-) -> dict:  # fmt: skip
-    """A kernel's product, data on the device, beside its model.
-
-    With `driver`, what the CUDA driver says of its occupancy too.
-    """
+    lab: Lab, *, kernel: str, m: int, n: int, k: int, params: Params = None,
+    dtype: str = "float32", layout: str = "nn",
+) -> Row:  # fmt: skip
+    """A kernel's product with the data on the device, and its model."""
     variant = catalog.get(kernel).variant(params)
-    figures = {"variant": str(variant)} | lab.model(variant, m, n, k, dtype)
+    figures: Row = {"variant": str(variant)} | lab.model(variant, m, n, k, dtype)
     if reason := variant.refusal(device=lab.kind, dtype=dtype, m=m, n=n, k=k):
         return figures | {"note": reason}
-    problem = Problem(m, n, k, dtype)
     a, b, c = lab.placed(m, n, k, dtype, layout)
-    if driver and lab.kind == "cuda" and not variant.kernel.library:
-        figures["driver_occupancy"] = _driver_occupancy(lab, variant, m, n, k, dtype)
 
-    def work():
+    def work() -> None:
         lab.device.gemm(variant, a, b, c, alpha=1, beta=0, stream=lab.stream)
 
-    figures |= lab.products(problem, a, b, c, work)
-    if lab.kind == "cuda" and "gflops" in figures:
+    figures |= lab.products(Problem(m, n, k, dtype), (a, b, c), work)
+    if lab.device.on_gpu and "gflops" in figures:
         figures["peak_gflops"] = lab.machine.gflops * model.RATE[dtype]
         figures["of_peak"] = figures["gflops"] / figures["peak_gflops"]
     return figures
 
 
-def _driver_occupancy(lab: Lab, variant: Variant, m, n, k, dtype: str) -> float:
-    launch = variant.launch(m, n, k, dtype)
+def product_and_occupancy(lab: Lab, *, kernel: str, n: int, params: Params = None) -> Row:
+    """As `product` for n x n x n in float32; on a GPU also the occupancy that the CUDA driver
+    computes, as "driver_occupancy"."""
+    figures = product(lab, kernel=kernel, m=n, n=n, k=n, params=params)
+    variant = catalog.get(kernel).variant(params)
+    if isinstance(lab.device, CudaDevice) and "verdict" in figures and not variant.kernel.library:
+        figures["driver_occupancy"] = _driver_occupancy(lab.device, lab.machine, variant, n)
+    return figures
+
+
+def _driver_occupancy(gpu: CudaDevice, machine: model.Machine, variant: Variant, n: int) -> float:
+    """The active warps as a share of the most, by the driver's count of resident blocks."""
+    launch = variant.launch(n, n, n, "float32")
     threads = int(np.prod(launch.block))
-    function = lab.device.function(variant, dtype, variant.kernel.layouts[0])
-    blocks = lab.device.cp.cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor(
+    function = gpu.function(variant, "float32", variant.kernel.layouts[0])
+    blocks = gpu.cp.cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor(
         function.ptr, threads, launch.shared_bytes
     )
-    return blocks * -(-threads // model.WARP) / lab.machine.warps
+    return float(blocks * -(-threads // model.WARP) / machine.warps)
 
 
-def strassen(lab: Lab, *, kernel: str, levels: int, n: int, dtype: str = "float32") -> dict:
+def strassen(lab: Lab, *, kernel: str, levels: int, n: int, dtype: str = "float32") -> Row:
     """A product by so many levels of Strassen's algorithm; 0 is the kernel alone.
 
-    `error` is the Frobenius norm of the error of 64 rows over that of the rows.
+    "error" is the Frobenius norm of the error of 64 rows over that of these rows.
     """
     variant = catalog.get(kernel).variant()
     if reason := variant.refusal(device=lab.kind, dtype=dtype, m=n, n=n, k=n):
@@ -78,47 +90,46 @@ def strassen(lab: Lab, *, kernel: str, levels: int, n: int, dtype: str = "float3
     a, b, c = lab.placed(n, n, n, dtype)
     device = Strassen(lab.device, levels)
 
-    def work():
+    def work() -> None:
         device.gemm(variant, a, b, c, alpha=1, beta=0, stream=lab.stream)
 
-    figures = lab.products(Problem(n, n, n, dtype), a, b, c, work)
+    figures = lab.products(Problem(n, n, n, dtype), (a, b, c), work)
     rows = slice(0, n, max(1, n // 64))
     exact = a[rows].astype("f8") @ b.astype("f8")
     squares = [float((x**2).sum()) for x in (c[rows].astype("f8") - exact, exact)]
     return figures | {"error": (squares[0] / squares[1]) ** 0.5}
 
 
-def padded(lab: Lab, *, kernel: str, n: int, to: int, params=None, dtype: str = "float32") -> dict:
-    """An n x n x n product with A and B copied into zeros of side `to` first, in the time.
-
-    C is the corner of a larger matrix and is not copied back. gflops count n alone.
+def padded(
+    lab: Lab, *, kernel: str, n: int, to: int, params: Params = None, dtype: str = "float32"
+) -> Row:
+    """An n x n x n product whose A and B are copied into zeros of side `to` first, within the
+    time. C is the corner of a larger matrix and is not copied back; "gflops" counts n alone.
     """
     variant = catalog.get(kernel).variant(params)
     if reason := variant.refusal(device=lab.kind, dtype=dtype, m=to, n=to, k=to):
         return {"note": reason}
-    if not isinstance(lab.device, KernelDevice):
-        raise UsageError("padding is measured on devices that run the kernels")
+    device = lab.runs_kernels("padding is measured")
     a, b, _c = lab.placed(n, n, n, dtype)
     zeros = np.zeros((to, to), dtype)
     wide_a, wide_b = lab.upload(zeros), lab.upload(zeros)
-    wide_c = lab.device.empty(to, to, dtype)
+    wide_c = device.empty(to, to, dtype)
 
-    def work():
-        lab.device.copy_here(wide_a[:n, :n], a, lab.stream)
-        lab.device.copy_here(wide_b[:n, :n], b, lab.stream)
-        lab.device.gemm(variant, wide_a, wide_b, wide_c, alpha=1, beta=0, stream=lab.stream)
+    def work() -> None:
+        device.copy_here(wide_a[:n, :n], a, lab.stream)
+        device.copy_here(wide_b[:n, :n], b, lab.stream)
+        device.gemm(variant, wide_a, wide_b, wide_c, alpha=1, beta=0, stream=lab.stream)
 
-    return lab.products(Problem(n, n, n, dtype), a, b, wide_c[:n, :n], work)
+    return lab.products(Problem(n, n, n, dtype), (a, b, wide_c[:n, :n]), work)
 
 
-def transposition(lab: Lab, *, n: int, dtype: str = "float32") -> dict:
-    """The time to transpose B alone."""
-    if not isinstance(lab.device, KernelDevice):
-        raise UsageError("transposing is measured on devices that run the kernels")
+def transposition(lab: Lab, *, n: int, dtype: str = "float32") -> Row:
+    """The time to transpose B (n x n) alone."""
+    device = lab.runs_kernels("transposing is measured")
     _a, b, _c = lab.placed(n, n, n, dtype)
-    right = bool((lab.device.transposed(b, lab.stream) == b).all())
-    figures = lab.timed(lambda: lab.device.transposed(b, lab.stream))
-    return figures | {"verdict": "passed" if right else "FAILED"}
+    right = bool((device.transposed(b, lab.stream) == b).all())
+    figures = lab.timed(lambda: device.transposed(b, lab.stream))
+    return figures | {"verdict": PASSED if right else FAILED}
 
 
 # --- whole runs, host to host ---------------------------------------------------------------
@@ -126,32 +137,27 @@ def transposition(lab: Lab, *, n: int, dtype: str = "float32") -> dict:
 
 def run(
     lab: Lab, *, n: int, threads: int = 1, split: str = "rows", reduce: str = "ordered",
-    kernel: str = "own", params=None, alone: bool = False,
-) -> dict:  # fmt: skip
-    """A product by threads, matrices in host memory, copies in the time.
+    kernel: str = "own", params: Params = None, alone: bool = False,
+) -> Row:  # fmt: skip
+    """An n x n x n product by threads, matrices in host memory, copies within the time.
 
     With `alone` as the lab did it: all threads on one GPU, each with memory of its own that
     is allocated within the time, and its own copy of what it reads. Otherwise workers share
     what they can, keep their memory, and use every GPU.
 
-    compute_ms: first upload to last product. compute_and_sum_ms: the whole run. multiply_ms
-    and multiply_and_sum_ms: without the copies in; of a run of its own in which every block is
-    on its device beforehand, for else workers wait for each other's copies (not with `alone`).
+    "compute_ms" is from the first upload to the last product, "compute_and_sum_ms" the whole run.
+    "multiply_ms" and "multiply_and_sum_ms" are without the copies in. They come from another
+    run, in which every block is on its device beforehand, because otherwise workers wait for each
+    other's copies; with `alone` from the same run.
     """
-    on_kernels = lab.kind != "cpu"
-    options = {"device": lab.kind, "threads": threads, "split": split, "reduce": reduce}
-    options["kernel"] = kernel if on_kernels else "auto"  # the cpu has its BLAS alone
-    options["params"] = params if on_kernels else None
-    if lab.kind == "cuda":
-        options["gpus"] = [lab.first_gpu] if alone else lab.gpus
-    if alone and on_kernels:
-        options["emulate_devices"] = threads
-    a, b, c = lab.hosted(n, n, n, "float32")
-    kept = None if alone else Runner(**options)
-    runs = []
+    choices = {"threads": threads, "split": split, "reduce": reduce}
+    make = functools.partial(_runner, lab, alone, {"kernel": kernel, "params": params}, **choices)
+    kept = None if alone else make()
+    operands = a, b, c = lab.hosted(n, n, n, "float32")
+    runs: list[Result] = []
 
     def take() -> float:
-        runner = kept or Runner(**options)
+        runner = kept or make()
         runs.append(runner.run(a, b, out=c))
         if alone:
             del runner
@@ -160,8 +166,8 @@ def run(
 
     c[...] = np.nan
     take()
-    figures = judged(_verified_host(lab, runs[0].plan.problem, a, b, c))
-    if figures["verdict"] != "passed":
+    figures = _judged_host(lab, runs[0].plan.problem, operands)
+    if figures["verdict"] != PASSED:
         return figures | {"note": "wrong, so not timed"}
     if lab.samples > 1:  # the first run was the warm-up
         runs.clear()
@@ -169,91 +175,113 @@ def run(
     else:
         figures |= {"time_ms": runs[0].total_ms, "min_ms": runs[0].total_ms, "samples": 1}
     result = next(r for r in runs if r.total_ms == figures["time_ms"])
-    line = placed = result.timeline
+    placed = result.timeline
     if kept:
         again = [kept.run(a, b, out=c, resident=True).timeline for _ in range(lab.samples)]
         placed = sorted(again, key=lambda x: x.multiply_and_sum_ms)[len(again) // 2]
-    if not result.variant.kernel.library:
-        figures |= lab.model(result.variant, n, n, n, "float32")
-    return figures | {
+    return figures | _run_figures(lab, result) | {
+        "multiply_ms": placed.multiply_ms, "multiply_and_sum_ms": placed.multiply_and_sum_ms,
+    }  # fmt: skip
+
+
+def _runner(lab: Lab, alone: bool, kernel: Mapping[str, Any], **choices: Any) -> Runner:
+    """A runner on the lab's device; the cpu multiplies by its BLAS alone."""
+    options = {"device": lab.kind, **choices}
+    if isinstance(lab.device, KernelDevice):
+        options |= kernel
+        if alone:
+            options["emulate_devices"] = choices["threads"]
+    if lab.device.on_gpu:
+        options["gpus"] = [lab.first_gpu] if alone else lab.gpus
+    return Runner(**options)
+
+
+def _run_figures(lab: Lab, result: Result) -> Row:
+    """What a run's result says of itself, and the model of its kernel."""
+    problem = result.plan.problem
+    sides = problem.m, problem.n, problem.k
+    library = result.variant.kernel.library
+    return {
+        **({} if library else lab.model(result.variant, *sides, problem.dtype)),
         "variant": str(result.variant),
         "reduction": result.reduction,
         "devices": len({d.unit for d in result.plan.devices}),
         "gflops": result.gflops,
-        "compute_ms": line.span_ms("upload", "multiply"),
+        "compute_ms": result.timeline.span_ms("upload", "multiply"),
         "compute_and_sum_ms": result.total_ms,
-        "multiply_ms": placed.multiply_ms,
-        "multiply_and_sum_ms": placed.multiply_and_sum_ms,
         "bytes_h2d": result.plan.bytes_h2d,
     }
 
 
-def _verified_host(lab: Lab, problem: Problem, a, b, c):
-    """Host matrices judged; on the GPU where there is one, which is much quicker."""
-    if lab.kind == "cuda":
-        cp = lab.device.cp
-        with cp.cuda.Device(lab.first_gpu):
-            a, b, c = (cp.asarray(x) for x in (a, b, c))
-            found = verify(problem, a, b, None, c, seed=lab.seed)
-            del a, b, c
-            cp.get_default_memory_pool().free_all_blocks()
-        return found
-    return verify(problem, a, b, None, c, seed=lab.seed)
+def _judged_host(lab: Lab, problem: Problem, operands: Operands) -> Row:
+    """The verdict on host matrices; computed on the GPU where there is one, which is quicker."""
+    a, b, c = operands
+    if not isinstance(lab.device, CudaDevice):
+        return judged(problem, a, b, c, seed=lab.seed)
+    cp = lab.device.cp
+    with cp.cuda.Device(lab.first_gpu):
+        x, y, z = (cp.asarray(host) for host in operands)
+        found = judged(problem, x, y, z, seed=lab.seed)
+        del x, y, z
+        cp.get_default_memory_pool().free_all_blocks()
+    return found
 
 
-def library_cold(lab: Lab, *, n: int) -> dict:
-    """cublasSgemm in a fresh process, host to host, with the handle made within the time.
-
-    handle_ms is the handle alone, warm_ms a second product with the same handle.
+def library_cold(lab: Lab, *, n: int) -> Row:
+    """cublasSgemm of n x n x n in a new process, host to host; the handle is made within the
+    time. "handle_ms" is the handle alone, "warm_ms" a second product with the same handle.
     """
-    if lab.kind != "cuda":
+    if not lab.device.on_gpu:
         raise UnavailableError("cuBLAS needs a CUDA device")
     command = [sys.executable, "-m", f"{__package__}.library_cold", str(n), str(lab.first_gpu)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        lines = done.stderr.strip().splitlines() or ["no word"]
+        lines = done.stderr.strip().splitlines() or ["it printed nothing"]
         raise UnavailableError(f"cuBLAS in a process of its own failed: {lines[-1]}")
-    return json.loads(done.stdout.splitlines()[-1])
+    figures: Row = json.loads(done.stdout.splitlines()[-1])
+    return figures
 
 
 # --- memory and properties ------------------------------------------------------------------
 
 
-def probe(lab: Lab, *, kernel: str, count: int, touched: int, params=None) -> dict:
-    """A probe of global memory over `count` floats, of which it changes `touched`.
+def probe(lab: Lab, *, kernel: str, count: int, touched: int, params: Params = None) -> Row:
+    """A probe kernel of global memory over `count` floats, of which it changes `touched`.
 
-    gbps: bytes read and written usefully a second.
+    "gbps" is 10^9 bytes a second, of those that it reads and writes usefully.
     """
-    if not isinstance(lab.device, KernelDevice):
-        raise UsageError("probes of memory run on the cuda and emulator devices")
+    device = lab.runs_kernels("probes of memory are measured")
     variant = catalog.get(kernel).variant(params)
-    device = lab.device
     function = device.function(variant, "float32")
     src = lab.keep("probe", (count,), lambda: lab.upload(np.ones((1, count), np.float32)))
     dst = device.empty(1, count, "float32")
     launch = variant.launch(1, count, 0, "float32")
     args = [np.int32(count), src, dst]
 
-    def work():
+    def work() -> None:
         device.launch(function, launch, args, lab.stream)
 
     dst[...] = 0
     work()
     lab.stream.synchronize()
     found = int((dst == 2).sum())
-    figures = {"verdict": "passed" if found == touched else "FAILED"}
     if found != touched:
-        return figures | {"note": f"{found} elements were changed, not {touched}"}
-    figures |= lab.timed(work)
+        note = f"{found} elements were changed, not {touched}"
+        return {"verdict": FAILED, "note": note}
+    figures = lab.timed(work)
     return figures | {
+        "verdict": PASSED,
         "time_us": figures["time_ms"] * 1e3,
         "gbps": 2 * 4 * touched / figures["time_ms"] / 1e6,
     }
 
 
-def emulated(lab: Lab, *, kernel: str, n: int) -> dict:
-    """A kernel's text on the emulator, whatever the device: whole numbers, held to be equal."""
-    choose("emulator")  # says why not, where it cannot run
+def emulated(lab: Lab, *, kernel: str, n: int) -> Row:
+    """A kernel's source on the emulator, whatever the lab's device is.
+
+    The matrices are whole numbers, so that the product must be equal to NumPy's.
+    """
+    choose("emulator")  # raises with the reason, where it cannot run
     variant = catalog.get(kernel).variant()
     device = open_devices("emulator", 1)[0]
     a, b = (
@@ -264,15 +292,16 @@ def emulated(lab: Lab, *, kernel: str, n: int) -> dict:
     device.start_clock()
     start = device.stream().record()
     device.gemm(variant, a, b, c, alpha=1, beta=0, stream=device.stream())
-    figures = {"time_ms": device.time_ms(device.stream().record()) - device.time_ms(start)}
+    time_ms = device.time_ms(device.stream().record()) - device.time_ms(start)
     right = bool((c == a @ b).all())
-    return figures | {"verdict": "passed" if right else "FAILED", "variant": str(variant)}
+    verdict = PASSED if right else FAILED
+    return {"time_ms": time_ms, "verdict": verdict, "variant": str(variant)}
 
 
-def emulated_race(lab: Lab, *, order: str) -> dict:
+def emulated_race(lab: Lab, *, order: str) -> Row:
     """A kernel that lacks a barrier, on the emulator with its threads in this order.
 
-    `wrong` is how many of its 32 results are.
+    "wrong" is how many of its 32 results are.
     """
     choose("emulator")
     options = emulation.Options(order=order)
@@ -295,8 +324,6 @@ extern "C" __global__ void race(int* out) {
 """
 
 
-def limit(lab: Lab, *, read: Callable[[model.Machine, Mapping], int]) -> dict:
-    """One property of the GPU: `read(machine, properties)`."""
-    if lab.kind != "cuda":
-        raise UnavailableError("there is no CUDA device to ask")
-    return {"value": read(lab.machine, lab.device.properties)}
+def limit(lab: Lab, *, read: Callable[[model.Machine, Mapping[str, Any]], int]) -> Row:
+    """One property of the GPU: `read(machine, properties)`, these as CUDA's runtime has them."""
+    return {"value": read(lab.machine, lab.gpu.properties)}

@@ -1,29 +1,32 @@
-"""What a kernel should do, before anything is timed: traffic, occupancy, roofline. Pure.
+"""The model of a kernel, before anything is timed: traffic, occupancy, roofline. Pure.
 
-The figures follow from the kernel's header (its grid, block and parameters), from what the
-compiler says it uses (`Usage`) and from the machine's limits. Nothing here knows a kernel by
-name, so a new kernel has a model too.
+The figures follow from the kernel's header (its grid, block and parameters), from the registers
+and memory that the compiler reports (`Usage`) and from the machine's limits. No kernel is known
+by name, so that a new kernel has a model too.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from ..catalog import ITEM_SIZE, Variant
 from ..devices.cuda.nvrtc import Usage
 from ..errors import UsageError
 
 WARP = 32
-SECTOR = 32  # bytes that memory moves at least
+SECTOR = 32  # bytes: the least that memory moves
 # Multiply-adds of a dtype a clock, as a share of float32's (compute capability 9.0).
 RATE = {"float32": 1.0, "float64": 0.5, "int32": 0.5, "int64": 0.125}
-_FAR = 2**20  # a matrix side beside which edges do not count
+_FAR = 2**20  # a side so large that blocks at the edges do not count
 
 
 @dataclass(frozen=True)
 class Machine:
-    """A GPU's limits; memory in bytes, `gflops` for float32, 10^9 a second."""
+    """A GPU's limits. Memory is in bytes, `gflops` is 10^9 float32 operations a second, `gbps`
+    is 10^9 bytes of its memory a second."""
 
     name: str
     arch: str
@@ -38,6 +41,7 @@ class Machine:
 
     @property
     def warps(self) -> int:
+        """The most warps that a multiprocessor holds at once."""
         return self.threads // WARP
 
 
@@ -48,7 +52,7 @@ H200 = Machine("NVIDIA H200", "sm_90", 132, 2048, 32, 65536, 228 << 10, 1024, 66
 
 @dataclass(frozen=True)
 class Tile:
-    """What one block makes of C, and its threads."""
+    """The rows and columns of C that one block computes, and the block's threads (x, y, z)."""
 
     rows: int
     cols: int
@@ -74,7 +78,7 @@ def tile(variant: Variant, dtype: str) -> Tile | None:
 
 
 def waves(blocks: int, machine: Machine, a_multiprocessor: int = 1) -> int:
-    """Rounds that it takes to run all blocks, so many at a time on each multiprocessor."""
+    """The rounds in which a grid runs, with `a_multiprocessor` blocks at a time on each."""
     return math.ceil(blocks / (machine.multiprocessors * max(1, a_multiprocessor)))
 
 
@@ -84,10 +88,10 @@ def waves(blocks: int, machine: Machine, a_multiprocessor: int = 1) -> int:
 def resident_blocks(
     machine: Machine, threads: int, registers: int, shared_bytes: int
 ) -> tuple[int, str]:
-    """Blocks that a multiprocessor holds at once, and what limits them.
+    """How many blocks a multiprocessor holds at once, and which limit decides that.
 
-    Registers are given out by warp in units of 256, to four schedulers; shared memory in
-    units of 256 bytes.
+    `threads` are of a block, `registers` of a thread, `shared_bytes` of a block. Registers are
+    allocated for a warp in units of 256, by four schedulers; shared memory in units of 256 bytes.
     """
     warps = math.ceil(threads / WARP)
     limits = {"blocks": machine.blocks, "threads": machine.warps // warps}
@@ -96,12 +100,12 @@ def resident_blocks(
         limits["registers"] = machine.registers // 4 // a_warp * 4 // warps
     if shared := shared_bytes + machine.shared_reserved:
         limits["shared memory"] = machine.shared // (math.ceil(shared / 256) * 256)
-    least = min(limits, key=limits.get)
+    least = min(limits, key=limits.__getitem__)
     return limits[least], least
 
 
 def occupancy(machine: Machine, threads: int, registers: int, shared_bytes: int) -> float:
-    """Active warps as a share of those a multiprocessor can have."""
+    """The warps that a multiprocessor holds at once, as a share of the most it can hold."""
     blocks, _why = resident_blocks(machine, threads, registers, shared_bytes)
     return blocks * math.ceil(threads / WARP) / machine.warps
 
@@ -109,8 +113,8 @@ def occupancy(machine: Machine, threads: int, registers: int, shared_bytes: int)
 # --- traffic ------------------------------------------------------------------------------
 
 
-def sectors(addresses) -> int:
-    """Memory sectors that one access of a warp touches, given its byte addresses."""
+def sectors(addresses: Iterable[int]) -> int:
+    """The memory sectors that one access of a warp touches, from its threads' byte addresses."""
     return len({address // SECTOR for address in addresses})
 
 
@@ -129,7 +133,8 @@ class Traffic:
 
 
 def traffic(block: Tile, layout: str, dtype: str, staged: bool) -> Traffic:
-    """The traffic of a block's tile; `staged` says that it comes through shared memory."""
+    """The traffic of a block's tile for operands stored as `layout` says; `staged` means that
+    the block reads them through shared memory."""
     size = ITEM_SIZE[dtype]
     if staged:
         sides, area = block.rows + block.cols, block.rows * block.cols
@@ -146,7 +151,7 @@ def traffic(block: Tile, layout: str, dtype: str, staged: bool) -> Traffic:
 
 
 def roofline_gflops(machine: Machine, flop_per_byte: float, dtype: str) -> float:
-    """The most that a kernel can reach: its share of arithmetic, or of memory's rate."""
+    """The rate that a kernel cannot exceed: the arithmetic's, or what memory's rate allows."""
     return min(machine.gflops * RATE[dtype], flop_per_byte * machine.gbps)
 
 
@@ -155,17 +160,17 @@ def roofline_gflops(machine: Machine, flop_per_byte: float, dtype: str) -> float
 
 def describe(
     variant: Variant, dtype: str, usage: Usage | None, machine: Machine, m: int, n: int, k: int
-) -> dict:
-    """The model as columns of a row; what is not known is left out. Raises `UsageError` where
-    the kernel cannot take the sizes.
+) -> dict[str, Any]:
+    """The model as columns of a row; what is not known is left out.
 
-    `usage` is None where there is no compiler: then what follows from the header remains.
+    `usage` is None where there is no compiler: then only what follows from the header is there.
+    Raises `UsageError` where the kernel cannot take the sizes.
     """
     if variant.kernel.library:
         return {}
     launch, block = variant.launch(m, n, k, dtype), tile(variant, dtype)
     threads = math.prod(launch.block)
-    out = {"blocks": math.prod(launch.grid), "block_threads": threads}
+    out: dict[str, Any] = {"blocks": math.prod(launch.grid), "block_threads": threads}
     if block is not None:
         out |= {"block_rows": block.rows, "block_cols": block.cols}
     if usage is None:

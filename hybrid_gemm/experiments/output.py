@@ -9,11 +9,13 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from ..errors import UsageError
-from ..reporting import console
+from ..reporting import console, plots
+from ..reporting.pictures import Picture
 from .base import CONFIRMED, REFUTED, Experiment, Rows
 from .engine import experiments
 
@@ -42,7 +44,8 @@ def heading(column: str) -> str:
     )
 
 
-def cell(value) -> str:
+def cell(value: object) -> str:
+    """A value as text: numbers with four digits, None as nothing."""
     if value is None:
         return ""
     if isinstance(value, float):
@@ -57,8 +60,8 @@ def columns(experiment: Experiment, rows: Rows) -> list[str]:
     ]
 
 
-def show(data: Mapping) -> None:
-    """Every experiment as a table with its verdicts, on stdout."""
+def show(data: Mapping[str, Any]) -> None:
+    """Prints a result (of `engine.run`): each experiment as a table, with its verdicts."""
     known = experiments()
     for result in data["experiments"]:
         experiment, rows = known[result["name"]], Rows(result["rows"])
@@ -82,9 +85,9 @@ def show(data: Mapping) -> None:
 _STYLE = {CONFIRMED: "green", REFUTED: "red"}
 
 
-def summary(data: Mapping) -> dict[str, int]:
-    """How many claims have which verdict."""
-    out = {}
+def summary(data: Mapping[str, Any]) -> dict[str, int]:
+    """How many claims of a result have which verdict."""
+    out: dict[str, int] = {}
     for result in data["experiments"]:
         for v in result["verdicts"]:
             out[v["status"]] = out.get(v["status"], 0) + 1
@@ -92,7 +95,7 @@ def summary(data: Mapping) -> dict[str, int]:
 
 
 def as_csv(experiment: Experiment, rows: Rows) -> str:
-    """All that was measured: the shown columns first, then the others."""
+    """All that was measured as CSV: the shown columns first, then the others."""
     shown = columns(experiment, rows)
     names = dict.fromkeys([*shown, *(name for row in rows for name in row)])
     out = io.StringIO()
@@ -102,8 +105,8 @@ def as_csv(experiment: Experiment, rows: Rows) -> str:
     return out.getvalue()
 
 
-def as_markdown(experiment: Experiment, rows: Rows, leave_out=()) -> str:
-    """The shown columns as a Markdown table."""
+def as_markdown(experiment: Experiment, rows: Rows, leave_out: Iterable[str] = ()) -> str:
+    """The shown columns, less some, as a Markdown table."""
     shown = [c for c in columns(experiment, rows) if c not in leave_out]
     text = {c for c in shown if any(isinstance(r.get(c), str) for r in rows)}
     lines = [
@@ -114,7 +117,8 @@ def as_markdown(experiment: Experiment, rows: Rows, leave_out=()) -> str:
     return "\n".join(lines)
 
 
-def verdict_lines(verdicts) -> list[str]:
+def verdict_lines(verdicts: Iterable[Mapping[str, str]]) -> list[str]:
+    """The verdicts as lines of a Markdown list."""
     return [f"- **{v['status']}**: {v['claim']} {_sentence(v['because'])}" for v in verdicts]
 
 
@@ -123,29 +127,36 @@ def _sentence(text: str) -> str:
     return text if text.endswith((".", "!", "?")) else text + "."
 
 
-def digest(result: Mapping) -> str:
-    """Changes with an experiment's rows; pictures carry it."""
+def digest(result: Mapping[str, Any]) -> str:
+    """A hash of one experiment's rows, which its picture carries: it says if that is current."""
     text = console.as_json({"rows": result["rows"]})
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def pictures(data: Mapping, form: str = "svg") -> dict[str, bytes]:
-    """Every experiment's picture, drawn, by name."""
-    from ..cli import pictures
-    from ..reporting import plots
-
-    by_name = {result["name"]: result for result in data["experiments"]}
+def pictures_of(data: Mapping[str, Any]) -> dict[str, Picture]:
+    """The picture of each experiment in a result, by name; empty for data of another kind."""
+    known = experiments() if "experiments" in data else {}
     return {
-        name: plots.draw(picture, form, f"rows {digest(by_name[name])}")
-        for name, picture in pictures.pictures(data).items()
+        result["name"]: known[result["name"]].picture(Rows(result["rows"]))
+        for result in data.get("experiments", ())
+        if result["name"] in known
     }
 
 
-def write(directory: str, data: Mapping) -> None:
-    """A folder with everything, whole or not at all.
+def pictures(data: Mapping[str, Any], form: str = "svg") -> dict[str, bytes]:
+    """The picture of each experiment, drawn as "svg" or "png", by name."""
+    by_name = {result["name"]: result for result in data["experiments"]}
+    return {
+        name: plots.draw(picture, form, f"rows {digest(by_name[name])}")
+        for name, picture in pictures_of(data).items()
+    }
 
-    It replaces a folder that holds earlier results; `UsageError` for any other that is not
-    empty, or for a place that cannot be written.
+
+def write(directory: str, data: Mapping[str, Any]) -> None:
+    """Writes a result as a folder, whole or not at all: JSON, CSV, a report and pictures.
+
+    It replaces a folder that holds earlier results. Raises `UsageError` for any other that is
+    not empty, or for a place that cannot be written.
     """
     target = Path(os.path.realpath(directory))
     check_directory(directory)
@@ -173,9 +184,8 @@ def write(directory: str, data: Mapping) -> None:
 
 
 def check_directory(directory: str) -> None:
-    """Raises `UsageError` if `write` could not write there, `UnavailableError` if not draw."""
-    from ..reporting import plots
-
+    """Raises `UsageError` if `write` could not write there, `UnavailableError` without
+    matplotlib."""
     plots.needed()
     target = Path(os.path.realpath(directory))
     if target.exists() and not target.is_dir():
@@ -190,7 +200,8 @@ def check_directory(directory: str) -> None:
         raise UsageError(f"cannot write {directory}: no permission in {target.parent}")
 
 
-def _report(data: Mapping) -> str:
+def _report(data: Mapping[str, Any]) -> str:
+    """A result as a page of Markdown, with links to the pictures."""
     known = experiments()
     lines = [f"# Experiments on {data['device']['name']}", ""]
     lines += [f"`{data['command']}`", ""] if "command" in data else []
@@ -204,8 +215,11 @@ def _report(data: Mapping) -> str:
     return "\n".join(lines)
 
 
-def load(path: str) -> dict:
-    """A result file, or the one in a folder that `reproduce -o` wrote; `UsageError` otherwise."""
+def load(path: str) -> dict[str, Any]:
+    """The data of a result file, or of a folder that `reproduce -o` wrote.
+
+    Raises `UsageError` if there is no such file, or it is not JSON.
+    """
     place = Path(path) / RESULTS if Path(path).is_dir() else Path(path)
     try:
         return json.loads(place.read_text())

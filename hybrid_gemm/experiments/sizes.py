@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from .base import Rows, Verdict, verdict
 
 LAB_SIZES = (512, 1024, 2048, 4096, 8192)
@@ -11,11 +13,12 @@ LAB, OURS = "the lab's way", "ours"
 
 
 def lab_sizes(scale: str) -> tuple[int, ...]:
+    """The sides n of the lab's square matrices at a scale of `SCALES`."""
     return LAB_SIZES if scale == "full" else (64, 128)
 
 
-def largest(rows: Rows, figure: str, **wanted) -> int:
-    """The largest n at which a figure was measured."""
+def largest(rows: Rows, figure: str, **wanted: Any) -> int:
+    """The largest n at which a figure was measured, in the rows that have these values."""
     return max(r["n"] for r in rows.measured(figure, **wanted))
 
 

@@ -1,4 +1,4 @@
-"""Where compiled kernels and tuning results are kept between runs."""
+"""The cache folder: compiled kernels and measured times, kept from one run to the next."""
 
 from __future__ import annotations
 
@@ -11,15 +11,13 @@ from ..errors import UnavailableError
 
 
 def directory(kind: str) -> Path:
-    """The folder for one kind of file, made if it is not there.
+    """The folder for one kind of file ("tuned", "host", ...), made if it is not there.
 
     It lies in `$HYBRID_GEMM_CACHE`, else `$XDG_CACHE_HOME/hybrid-gemm`, else
     `~/.cache/hybrid-gemm`. Raises `UnavailableError` if it cannot be made.
     """
-    base = os.environ.get("HYBRID_GEMM_CACHE")
-    if not base:
-        caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        base = Path(caches) / "hybrid-gemm"
+    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    base = os.environ.get("HYBRID_GEMM_CACHE") or Path(caches) / "hybrid-gemm"
     path = Path(base) / kind
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -32,8 +30,11 @@ def directory(kind: str) -> Path:
 
 
 def atomic_write(path: Path, data: bytes) -> None:
-    """Writes a whole file or nothing: readers, in other processes too, never see a part. A file
-    that is replaced leaves its permissions."""
+    """Writes a whole file or nothing, so that no reader, of any process, sees part of it.
+
+    A file that was there is replaced, and the new one has its permissions. Raises `OSError` if
+    the disk refuses.
+    """
     name = path.with_name(f".hybrid-gemm-{secrets.token_hex(8)}.tmp")
     try:
         # Made by open, not mkstemp, so that the umask gives the usual permissions.

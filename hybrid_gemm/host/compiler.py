@@ -1,4 +1,4 @@
-"""Compiles C++ with g++ into a shared library in the cache."""
+"""Compiles C++ for this host: g++ makes a shared library, which the cache keeps."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from . import cache
 
 
 @functools.cache
-def _toolchain() -> str:
-    """What a library depends on besides its text: the compiler and, for -march=native, the CPU."""
+def toolchain() -> str:
+    """What a library depends on besides its source: the compiler and, for -march=native, the
+    CPU."""
     compiler = os.path.realpath(shutil.which("g++") or "g++")
     status = os.stat(compiler)
     keys = ("model name", "flags", "CPU implementer", "CPU part", "Features")
@@ -35,37 +36,52 @@ _locks: dict[Path, threading.Lock] = {}
 
 
 def build_library(source: Path) -> Path:
-    """A library for the host made of a C++ file, by g++ if the cache does not have it.
+    """The path of the shared library that g++ makes of the C++ file `source`.
 
-    Raises `UnavailableError` where g++ is not here, `KernelError` with its message.
+    Compiles only if the cache has no library of this text, these flags and this compiler.
+    Raises `UnavailableError` where g++ is not installed, and `KernelError` with the compiler's
+    message where the file does not compile.
     """
     if shutil.which("g++") is None:
         raise UnavailableError(f"g++ is not installed, and {source.name} is compiled with it")
     flags = ["-std=c++17", "-O3", "-fPIC", "-shared", "-pthread"]
     text = source.read_text()
-    return _made("host", flags, [], text, source.name, [_toolchain(), *flags, text])
+    return build_text("host", flags, [], text, source.name, [toolchain(), *flags, text])
 
 
-def _made(
-    kind: str, flags: Sequence[str], where: Sequence[str], text: str, what: str,
+def build_text(
+    kind: str,
+    flags: Sequence[str],
+    where: Sequence[str],
+    text: str,
+    what: str,
     depends: Sequence[str],
-) -> Path:  # fmt: skip
-    """The library that g++ makes of a text, from the cache if it is there."""
+) -> Path:
+    """The path of the library that g++ makes of a C++ text, from the cache if it is there.
+
+    `kind` names the cache's folder, `what` the text in an error message. `where` are flags that
+    say where headers lie; they are no part of the key, for `depends` holds the headers' texts
+    beside all else that the library depends on. Raises `KernelError` with the compiler's message.
+    """
     digest = hashlib.sha256("\0".join(depends).encode()).hexdigest()
     path = cache.directory(kind) / f"{digest[:32]}.so"
     with _locks.setdefault(path, threading.Lock()):
         if not path.exists():
             with tempfile.TemporaryDirectory() as folder:
                 made = Path(folder) / "made.so"
-                ran = _tool(["g++", *flags, *where, "-x", "c++", "-", "-o", str(made)], text)
+                ran = run_tool(["g++", *flags, *where, "-x", "c++", "-", "-o", str(made)], text)
                 if ran.returncode:
                     raise KernelError(f"{what} does not compile:\n{ran.stderr.strip()}")
                 cache.atomic_write(path, made.read_bytes())
     return path
 
 
-def _tool(command: Sequence[str], text: str = "") -> subprocess.CompletedProcess[str]:
-    # Tools run without the sanitizer that this process may have been given.
+def run_tool(command: Sequence[str], text: str = "") -> subprocess.CompletedProcess[str]:
+    """Runs a tool of the compiler's with `text` as its input; its messages are in English."""
+    # Without the sanitizer that this process may have been started with.
     environment = {k: v for k, v in os.environ.items() if k not in ("LD_PRELOAD", "ASAN_OPTIONS")}
     environment["LC_ALL"] = "C"
     return subprocess.run(command, input=text, capture_output=True, text=True, env=environment)
+
+
+_toolchain, _made, _tool = toolchain, build_text, run_tool  # as emulator/program.py calls them

@@ -7,12 +7,14 @@ import os
 
 
 def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    """The number of cores that this process may run on; at least 1."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def memory_available() -> int:
-    """Bytes of host memory that can be had without swapping."""
+    """Bytes of host memory that can be allocated without swapping."""
     with contextlib.suppress(OSError), open("/proc/meminfo") as lines:
         for line in lines:
             if line.startswith("MemAvailable:"):

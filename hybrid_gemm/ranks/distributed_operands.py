@@ -4,10 +4,11 @@ get to where a plan wants them."""
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import numpy as np
 
-from ..arrays.caller_arrays import as_matrix, is_device_array, module_of
+from ..arrays.caller_arrays import as_array, is_device_array, module_of
 from ..errors import UsageError
 from ..planning.partition import Span
 from ..problem import Problem, make_problem, shape_of
@@ -17,8 +18,9 @@ from .redistribution import NOTHING, Part, move, rows_of
 LAYOUTS = ("replicated", "root", "rows", "cols")
 
 
-class Given:
-    """The arrays of one call as they lie over ranks, checked together."""
+class DistributedOperands:
+    """The arrays of one call as they lie over ranks, checked together. A rank that has none of an
+    operand passes None for it. Raises `UsageError` for what makes no array."""
 
     def __init__(self, comm, a, b, c, trans, distribution, result, root):
         self.comm, self.root, self.have = comm, root, {}
@@ -26,10 +28,13 @@ class Given:
             "rows" if distribution == "cols" else distribution
         )  # fmt: skip
         arrays = {"A": a, "B": b, "C": c}
-        self.arrays = {x: None if v is None else as_matrix(v) for x, v in arrays.items()}
+        self.arrays: dict[str, Any] = {
+            x: None if v is None else as_array(v, x) for x, v in arrays.items()
+        }
         for operand, transposed in zip("AB", trans, strict=True):
-            if transposed and self.arrays[operand] is not None:
-                self.arrays[operand] = self.arrays[operand].T
+            array = self.arrays[operand]
+            if transposed and array is not None:
+                self.arrays[operand] = array.T
 
     @property
     def xp(self):
@@ -69,7 +74,7 @@ class Given:
                     f"ranks do not agree on {name}: rank 0 has {everyone[0][name]}, "
                     f"rank {rank} has {given[name]}"
                 )
-        whole = {}
+        whole: dict[str, Any] = {}
         for operand in "ABC":
             found = [rank[operand] for rank in everyone]
             layout = self._layout(operand)

@@ -150,9 +150,23 @@ def together(comm, call: Callable):
     raise agreed(kind(message))
 
 
+def agree(comm, choices: Mapping[str, object]) -> None:
+    """Raises `UsageError` on all ranks where they differ in one of these choices. Collective."""
+    everyone = comm.allgather(dict(choices))
+    for rank, theirs in enumerate(everyone):
+        for name, value in everyone[0].items():
+            if theirs.get(name) != value:
+                raise agreed(
+                    UsageError(
+                        f"ranks do not agree on {name}: rank 0 has {value!r}, rank {rank} has "
+                        f"{theirs.get(name)!r}; start all ranks with the same options and files"
+                    )
+                )
+
+
 def agreed(error: BaseException) -> BaseException:
     """Marks an error that all ranks raise: rank 0 alone speaks of it."""
-    error.agreed = True
+    error.agreed = True  # type: ignore[attr-defined]  # a mark that `ending` looks for
     return error
 
 

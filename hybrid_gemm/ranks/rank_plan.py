@@ -60,7 +60,12 @@ class RankPlan:
     def ranks(self) -> int:
         return len(self.plan.workers)
 
+    def box_of(self, rank: int) -> Box:
+        """The box of a rank that has one."""
+        return self.plan.workers[rank].boxes[0]
+
     def box(self, rank: int) -> Box | None:
+        """What a rank multiplies; None where it has nothing to do."""
         boxes = self.plan.workers[rank].boxes
         return boxes[0] if boxes else None
 
@@ -90,7 +95,7 @@ class RankPlan:
 
     def by_rows(self, rank: int) -> bool:
         """Whether strips of this rank's block of C, and their pieces, are some of its rows."""
-        box = self.box(rank)
+        box = self.box_of(rank)
         return strips_along_rows(box.rows, box.cols, len(self.members(rank)))
 
     def owned(self, owner: int) -> list[Piece]:
@@ -121,7 +126,7 @@ class RankPlan:
         """Bytes of partials that this rank sends to other ranks."""
         if not self.summed(rank):
             return 0
-        box = self.box(rank)
+        box = self.box_of(rank)
         return (len(box.rows) * len(box.cols) - self._own(rank)) * self.problem.itemsize
 
     def bytes_received(self, rank: int) -> int:

@@ -15,23 +15,28 @@ import functools
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import Any
 
 import numpy as np
 
-from ..arrays.strides import leading
+from ..arrays.caller_arrays import cast_into
+from ..arrays.operand import Operand, Operands
 from ..catalog import Variant
-from ..devices.base import Device
-from ..execution.plan_run import Common, Matrix, Stopped, ThreadRun
+from ..devices.base import Device, Stream
+from ..execution.device_memory import SharedBlocks
+from ..execution.executor import Execution
+from ..execution.threads import ThreadRun
 from ..execution.timeline import Timeline, activities
+from ..execution.transfers import Stopped
 from ..planning.partition import Span
 from ..planning.plan import Plan
+from ..problem import Problem
 from .rank_plan import Piece, RankPlan
 from .transports import Transport
 
-LANES = {"cuda": 2}
-POLL_S = {"cuda": 5e-5}
+POLL_S = 5e-5  # where devices queue their work
 POLL_S_ELSEWHERE = 5e-4
 POLL_S_WORKING = 2e-3  # while cores multiply: every look takes time from them
 
@@ -42,8 +47,8 @@ class Launched:
 
     device: Device
     phase: str
-    start: object
-    stop: object
+    start: Any
+    stop: Any
     bytes: int = 0
     flops: int = 0
 
@@ -58,106 +63,128 @@ class Launched:
         return _timeline(self.device, [mark])
 
 
-class RankRun:
-    """One rank's part of a run, ready to start.
-
-    `a` and `b` are this rank's blocks of op(A) and op(B) alone, `c` (read where beta != 0)
-    and `out` its strip of C; None on a rank with nothing to do. `inner` plans a problem for
-    this rank's threads, and `choose` takes the kernel for such a plan. `transport` is None
-    where no sum is needed.
-    """
+class RankExecutor:
+    """Executes one rank's part of plans over ranks. `inner(problem)` plans a problem for this
+    rank's threads, and `choose` takes the kernel for such a plan. `transport` brings partials to
+    where they are summed; None where no sum is needed."""
 
     def __init__(
-        self,
-        plan: RankPlan,
-        rank: int,
-        devices: list[Device],
-        inner: Callable[..., Plan],
-        choose: Callable[[Plan], Variant],
-        a: Matrix | None,
-        b: Matrix | None,
-        c: Matrix | None,
-        out: Matrix | None,
-        transport: Transport | None,
+        self, rank: int, devices: Sequence[Device], inner: Callable[[Problem], Plan],
+        choose: Callable[[Plan], Variant], transport: Transport | None,
+    ) -> None:  # fmt: skip
+        self.rank, self.devices, self.inner, self.choose = rank, devices, inner, choose
+        self.transport = transport
+
+    def prepare(
+        self, plan: RankPlan, operands: Operands | None,
         progress: Callable[[int], None] | None = None,
-    ):
-        self.plan, self.rank, self.devices = plan, rank, devices
-        self.inner, self.choose = inner, choose
-        self.a, self.b, self.c, self.out = a, b, c, out
-        self.transport, self.progress = transport, progress
+    ) -> RankRun:  # fmt: skip
+        """A run that is ready to start. `operands` are this rank's blocks of op(A) and op(B)
+        alone, and its strips of C; None on a rank that has nothing to do."""
+        if self.transport:
+            self.transport.start()
+        return RankRun(self, plan, operands, progress)
+
+    def execute(
+        self, plan: RankPlan, variant: Variant, operands: Operands | None, *,
+        resident: bool = False, progress: Callable[[int], None] | None = None,
+    ) -> Execution:  # fmt: skip
+        """See `Executor`; the timeline is this rank's."""
+        return self.prepare(plan, operands, progress).execute()
+
+
+class RankRun:
+    """One rank's part of one run."""
+
+    def __init__(
+        self, executor: RankExecutor, plan: RankPlan, operands: Operands | None,
+        progress: Callable[[int], None] | None,
+    ) -> None:  # fmt: skip
+        self.executor, self.plan, self.operands = executor, plan, operands
+        self.rank, self.devices = executor.rank, executor.devices
+        self.progress = progress
         self.dtype = np.dtype(plan.problem.dtype)
         self.timelines: list[Timeline] = []
         self.products: dict[tuple, tuple[Plan, Variant]] = {}
-        kind = devices[0].kind
-        self.lanes, self.poll_s = LANES.get(kind, 1), POLL_S.get(kind, POLL_S_ELSEWHERE)
-        self.working_s = self.poll_s if kind in POLL_S else POLL_S_WORKING
-        if plan.box(rank) is None:
+        device = self.devices[0]
+        self.lanes = 2 if device.queues else 1
+        self.poll_s = POLL_S if device.queues else POLL_S_ELSEWHERE
+        self.working_s = self.poll_s if device.queues else POLL_S_WORKING
+        if operands is None:
             return
-        self.todo, self.own = (deque(p) for p in (plan.pieces(rank), plan.owned(rank)))
-        if transport and self._there:
+        self.todo, self.own = (deque(p) for p in (plan.pieces(self.rank), plan.owned(self.rank)))
+        if executor.transport and self._there:
             for piece in self.todo:
                 self._operands(piece)
-        for device in devices:
+        for device in self.devices:
             device.start_clock()
 
-    def run(self) -> Timeline:
+    def execute(self) -> Execution:
         """Returns when this rank's strip is finished and nobody waits for it any more."""
-        if self.plan.box(self.rank) is None:
-            return Timeline()
-        with contextlib.ExitStack() as stack:
-            for device in self.devices:
-                stack.enter_context(device.session())
-            if self.transport is None:
-                self._whole()
-            else:
-                self._pieces(*stack.enter_context(self.devices[0].streams(2)))
-        return _joined(self.timelines)
+        started = time.perf_counter()
+        if self.operands is not None:
+            with contextlib.ExitStack() as stack:
+                for device in self.devices:
+                    stack.enter_context(device.session())
+                if self.executor.transport is None:
+                    self._whole()
+                else:
+                    self._pieces(*stack.enter_context(self.devices[0].streams(2)))
+        return Execution(_joined(self.timelines), (time.perf_counter() - started) * 1e3)
 
     # --- multiplying ----------------------------------------------------------------------
 
-    def _product(self, rows: int, cols: int, k: int, alpha, beta) -> tuple[Plan, Variant]:
-        sides = {"m": rows, "n": cols, "k": k}
-        key = tuple(sides.values())
+    @property
+    def _mine(self) -> Operands:
+        assert self.operands is not None  # only ranks with a box come here
+        return self.operands
+
+    def _product(
+        self, rows: int, cols: int, k: int, alpha: float, beta: float
+    ) -> tuple[Plan, Variant]:
+        key = rows, cols, k
         if key not in self.products:  # pieces have few shapes
-            problem = dataclasses.replace(self.plan.problem, **sides, alpha=alpha, beta=beta)
-            plan = self.inner(problem)
-            variant = self.choose(plan)
+            problem = dataclasses.replace(
+                self.plan.problem, m=rows, n=cols, k=k, alpha=alpha, beta=beta
+            )
+            plan = self.executor.inner(problem)
+            variant = self.executor.choose(plan)
+            mine = self._mine
             for device in self.devices:
-                device.prepare(variant, self.a.array, self.b.array, problem.operands)
+                device.prepare(variant, mine.a.array, mine.b.array, problem.operands)
             self.products[key] = plan, variant
         return self.products[key]
 
     def _whole(self) -> None:
-        """A block of C that is this rank's own: the thread runtime does all of it."""
-        p, box = self.plan.problem, self.plan.box(self.rank)
-        sides = len(box.rows), len(box.cols), len(box.ks)
-        plan, variant = self._product(*sides, p.alpha, p.beta)
+        """A block of C that is this rank's own: the thread executor does all of it."""
+        p, box = self.plan.problem, self.plan.box_of(self.rank)
+        plan, variant = self._product(len(box.rows), len(box.cols), len(box.ks), p.alpha, p.beta)
         run = ThreadRun(
-            plan, self.devices, variant, self.a, self.b, self.c, self.out, self.progress,
-            common=Common(""),
+            plan, self.devices, variant, self._mine, self.progress, shared=SharedBlocks("")
         )  # fmt: skip
-        self.timelines.append(run.run())
+        self.timelines.append(run.execute().timeline)
 
-    def _operands(self, piece: Piece) -> tuple:
-        """(plan, variant, op(A), op(B)) of a piece"""
-        box = self.plan.box(self.rank)
+    def _operands(self, piece: Piece) -> tuple[Plan, Variant, Operand, Operand]:
+        """A piece's plan and kernel, and what of op(A) and op(B) it reads."""
+        box, mine = self.plan.box_of(self.rank), self._mine
         rows, cols = _from(box.rows, piece.rows), _from(box.cols, piece.cols)
+        every = Span(0, len(box.ks))
         product = self._product(*piece.shape, len(box.ks), 1, 0)
-        return *product, self.a.array[rows.slice], self.b.array[:, cols.slice]
+        return *product, mine.a.part(rows, every), mine.b.part(every, cols)
 
-    def _multiply(self, piece: Piece, buffer: Matrix, common: Common) -> Timeline:
+    def _multiply(self, piece: Piece, buffer: Operand, shared: SharedBlocks) -> Timeline:
         plan, variant, a, b = self._operands(piece)
-        a, b = Matrix(a, self.a.home), Matrix(b, self.b.home)
-        arguments = plan, self.devices, variant, a, b, None, buffer, self.progress
-        return ThreadRun(*arguments, common=common).run()
+        operands = Operands(a, b, None, buffer)
+        run = ThreadRun(plan, self.devices, variant, operands, self.progress, shared=shared)
+        return run.execute().timeline
 
-    def _launch(self, piece: Piece, buffer: Matrix, stream) -> Launched:
+    def _launch(self, piece: Piece, buffer: Operand, stream: Stream) -> Launched:
         """The same where A and B are: nothing has to be brought, and nobody waits for it."""
         _plan, variant, a, b = self._operands(piece)
         device, flops = self.devices[0], 2 * a.shape[1] * buffer.array.size
         with device.using(stream):
             start = stream.record()
-            device.gemm(variant, a, b, buffer.array, alpha=1, beta=0, stream=stream)
+            device.gemm(variant, a.array, b.array, buffer.array, alpha=1, beta=0, stream=stream)
             launched = Launched(device, "multiply", start, stream.record(), flops=flops)
         if self.progress:
             self.progress(flops)
@@ -168,18 +195,19 @@ class RankRun:
         """Whether A and B lie on this rank's one device, in memory of its own."""
         device = self.devices[0]
         own = self.plan.threads == 1 and not device.host_memory
-        return own and self.a.lies(device) and self.b.lies(device)
+        return own and self._mine.a.lies_on(device) and self._mine.b.lies_on(device)
 
     # --- multiplying, sending and summing -------------------------------------------------
 
-    def _pieces(self, stream, sum_stream) -> None:
+    def _pieces(self, stream: Stream, sum_stream: Stream) -> None:
         todo, own = self.todo, self.own
-        common = Common("B" if self.plan.by_rows(self.rank) else "A")
-        multiplying: dict[Future | Launched, tuple[Piece, Matrix]] = {}
+        shared = SharedBlocks("B" if self.plan.by_rows(self.rank) else "A")
+        multiplying: dict[Future | Launched, tuple[Piece, Operand]] = {}
         summing: dict[Future | Launched, Piece] = {}
         lanes = ThreadPoolExecutor(self.lanes, "lane")
         sums = ThreadPoolExecutor(1, "sum")
-        transport, device, there = self.transport, self.devices[0], self._there
+        transport, device, there = self.executor.transport, self.devices[0], self._there
+        assert transport is not None
         most = len(todo) if there else self.lanes
         try:
             while todo or own or multiplying or summing:
@@ -188,10 +216,11 @@ class RankRun:
                     if buffer is None:
                         break
                     piece = todo.popleft()
+                    future: Future | Launched
                     if there and buffer.home is device:
                         future = self._launch(piece, buffer, stream)
                     else:
-                        future = lanes.submit(self._multiply, piece, buffer, common)
+                        future = lanes.submit(self._multiply, piece, buffer, shared)
                     multiplying[future] = piece, buffer
                 transport.poll()
                 if own and not summing and (parts := transport.parts(own[0].round)):
@@ -224,26 +253,28 @@ class RankRun:
     @property
     def _in_place(self) -> bool:
         """Whether pieces of C can be made where they lie."""
-        device, out = self.devices[0], self.out.array
-        return self.out.lies(device) and out.dtype == self.dtype and leading(out, "n") is not None
+        return self._mine.out.written_in_place(self.devices[0], self.dtype)
 
-    def _here(self, piece: Piece, matrix: Matrix | None = None):
+    def _here(self, piece: Piece, matrix: Operand | None = None) -> Any:
         """The piece's place in this rank's strip of C, or of another matrix like it."""
         strip = self.plan.strip(self.rank)
+        assert strip is not None  # it has pieces of its own
         rows, cols = _from(strip.rows, piece.rows), _from(strip.cols, piece.cols)
-        return (matrix or self.out).array[rows.slice, cols.slice]
+        return (matrix or self._mine.out).part(rows, cols).array
 
     def _launch_sum(self, piece: Piece, parts: list, target, stream) -> Launched:
         """The piece of C from its partials in rank order, alpha and beta applied once."""
-        device, problem = self.devices[0], self.plan.problem
+        device, problem, mine = self.devices[0], self.plan.problem, self._mine
+        transport = self.executor.transport
+        assert transport is not None
         with device.using(stream):
-            if problem.beta and not (self._in_place and self.c.array is self.out.array):
+            if problem.beta and not (self._in_place and mine.c is mine.out):
                 device.copy(
-                    target, self._here(piece, self.c).astype(self.dtype, copy=False), stream
+                    target, self._here(piece, mine.c).astype(self.dtype, copy=False), stream
                 )
             start = stream.record()
             for i, part in enumerate(parts):
-                if not self.transport.near and i != self.transport.me:
+                if not transport.near and i != transport.me:
                     parts[i] = device.empty(*piece.shape, self.dtype.name)
                     device.copy(parts[i], part, stream)
             device.sum(parts, target, alpha=problem.alpha, beta=problem.beta, stream=stream)
@@ -268,13 +299,13 @@ class RankRun:
         device = self.devices[0]
         if view.dtype == self.dtype:
             device.copy(view, target, stream)
-        elif self.out.home is None and not device.host_memory:
+        elif self._mine.out.home is None and not device.host_memory:
             host = np.empty(view.shape, self.dtype)
             device.copy(host, target, stream)
             stream.synchronize()
-            view[...] = host.astype(view.dtype)
+            cast_into(view, host)
         else:
-            view[...] = target.astype(view.dtype)
+            cast_into(view, target)
 
 
 def _timeline(device: Device, marks: Iterable[tuple]) -> Timeline:

@@ -1,4 +1,4 @@
-"""Products over MPI ranks: `RankRunner` for repeated ones, `gemm` for `gemm(..., comm=)`.
+"""Products over MPI ranks: `RankRunner` for repeated ones, kept for `gemm(..., comm=)`.
 
 Every rank makes the same plan, has only its own blocks of A and B, and finishes its own strip
 of C. All calls are collective.
@@ -9,36 +9,43 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from .. import devices
 from ..arrays.caller_arrays import check_device, is_device_array, wait_for_streams
+from ..arrays.operand import Operand, Operands
 from ..catalog import Variant
 from ..devices.base import Device
 from ..errors import UsageError
-from ..execution.plan_run import Matrix
 from ..execution.timeline import Timeline
 from ..kernel_choice import compute_modes
-from ..planning.plan import NOWHERE
+from ..options import CHOICES, Options, named_keywords, with_options
+from ..planning.hardware import DeviceSpec
+from ..planning.plan import NOWHERE, Plan
 from ..planning.planner import make_plan
 from ..problem import Problem
-from ..runner import MAX_PLANS, Runner
+from ..runner import Runner
 from . import launch, transports
-from .distributed_operands import Given
+from .distributed_operands import DistributedOperands
 from .rank_plan import RankPlan, make_rank_plan
-from .rank_run import RankRun
+from .rank_run import RankExecutor
 from .redistribution import NOTHING, Part
 from .transports import WORDS
+
+MAX_PLANS = 256  # of what a rank multiplies, remembered
+MAX_KEPT = 8  # runners that `gemm(comm=)` keeps
+OWN_CHOICES = {"gpus"}  # that ranks may make each for itself
 
 
 @dataclasses.dataclass(frozen=True)
 class RankResult:
     """What a run gave one rank: its strip of C, and what was done. `timeline` has all ranks'
     activities on rank 0 and this rank's elsewhere; worker numbers count rank by rank.
-    `since` is when multiplying began, in seconds of the Unix clock."""
+    `since` is when multiplying began, in seconds of the Unix clock; `compute` says what was
+    computed and `reduction` how partial C were summed."""
 
     c: Any
     plan: RankPlan
@@ -47,7 +54,7 @@ class RankResult:
     total_ms: float
     reduction: str
     since: float
-    compute: str  # what was computed, in words
+    compute: str
 
     @property
     def gflops(self) -> float:
@@ -60,45 +67,28 @@ class RankRunner:
 
     Each rank takes the GPUs that are its by its number on its node, and splits its own box
     over `threads` in the way of `split`. `grid` (pm, pn, pk) cuts the product over ranks
-    where `split` does not say enough. `transport` is "auto", "ipc", "nccl" or "mpi";
-    `rounds` in how many pieces a strip of C is summed. The other options are `Runner`'s.
+    where `split` does not say enough. The keywords are those of `Options`; all ranks give the
+    same but for `gpus`.
     """
 
-    def __init__(
-        self,
-        comm,
-        *,
-        device: str = "auto",
-        threads: int | None = None,
-        split: str = "auto",
-        grid: Sequence[int] | None = None,
-        transport: str = "auto",
-        rounds: int | None = None,
-        gpus: Sequence[int] | None = None,
-        reduce: str = "ordered",
-        **options,
-    ):
-        self.comm, self.where = comm, launch.place(comm)
-        self.split, self.grid, self.rounds, self.asked = split, grid, rounds, transport
+    @with_options()
+    def __init__(self, comm: Any, **options: Any) -> None:
+        chosen = launch.together(comm, lambda: Options.of(options, "RankRunner").across_ranks())
+        self._open(comm, chosen)
 
-        def local() -> Runner:
-            if reduce != "ordered":
-                raise UsageError(
-                    f"the {reduce} reduction is one process's; ranks sum in order, and "
-                    "--transport says how their partials travel"
-                )
-            mine, kind = gpus, devices.choose(device)[0]
-            transports.names(transport, kind)
-            if kind == "cuda":
-                from ..devices.cuda import device as cuda
+    @classmethod
+    def of(cls, comm: Any, options: Options) -> RankRunner:
+        """A runner for options that are made already. Collective."""
+        runner = cls.__new__(cls)
+        runner._open(comm, options)
+        return runner
 
-                visible = list(gpus) if gpus is not None else list(range(cuda.count()))
-                mine = launch.gpus_of(self.where, visible, threads) if visible else visible
-            inner = "auto" if grid else split
-            return Runner(device=device, threads=threads, split=inner, gpus=mine, **options)
-
-        self.runner = launch.together(comm, local)
-        kinds = comm.allgather((self.runner.kind, self.where.host, self.runner.note))
+    def _open(self, comm: Any, options: Options) -> None:
+        self.comm, self.options = comm, options
+        launch.agree(comm, {x: getattr(options, x) for x in CHOICES if x not in OWN_CHOICES})
+        self.where = launch.place(comm)
+        self.local: Runner = launch.together(comm, self._local_runner)
+        kinds = comm.allgather((self.local.kind, self.where.host, self.local.note))
         if len({kind for kind, _host, _note in kinds}) > 1:
             found = "; ".join(
                 f"rank {rank} on {host}: {kind} ({note})"
@@ -107,47 +97,66 @@ class RankRunner:
             raise launch.agreed(
                 UsageError(f"ranks found different devices, so name one by --device: {found}")
             )
-        self._kept: tuple | None = None
-        self._inners: dict = {}  # plans of what this rank multiplies
+        self._transport: tuple | None = None
+        self._inner_plans: dict[tuple[Problem, bool], Plan] = {}
 
-    @property
-    def devices(self):
-        return self.runner.devices
-
-    def spec(self):
-        """What the least rank has: as many devices as a rank opened, its share of memory."""
-        found = self.runner.specs()
-        sharing = self.where.local_size
-        if self.runner.kind == "cuda":
+    def _local_runner(self) -> Runner:
+        """What multiplies on this rank: its own devices and threads."""
+        options, kind = self.options, devices.choose(self.options.device)[0]
+        transports.names(options.transport, kind)
+        mine = options.gpus
+        if kind == "cuda":
             from ..devices.cuda import device as cuda
 
-            sharing = -(-sharing // cuda.count())
+            visible = list(mine) if mine is not None else list(range(cuda.count()))
+            if visible:
+                mine = tuple(launch.gpus_of(self.where, visible, options.threads))
+        split = "auto" if options.grid else options.split
+        return Runner.of(dataclasses.replace(options, gpus=mine, grid=None, split=split))
+
+    @property
+    def devices(self) -> list[Device]:
+        return self.local.devices
+
+    def spec(self) -> DeviceSpec:
+        """What the least rank has: as many devices as a rank opened, its share of memory."""
+        found = self.local.plans.specs()
+        sharing = self.where.local_size
+        shared_cores = sharing  # ranks of a node without a GPU each have a share of its cores
+        if self.devices[0].queues:
+            from ..devices.cuda import device as cuda
+
+            sharing, shared_cores = -(-sharing // cuda.count()), 1
         mine = dataclasses.replace(
             found[0],
             name=f"{found[0].name} of each rank",
-            tflops=found[0].tflops * len(found) / (1 if self.runner.kind == "cuda" else sharing),
+            tflops=found[0].tflops * len(found) / shared_cores,
             memory_bytes=min(s.memory_bytes for s in found) // sharing,
         )
         least = min(self.comm.allgather(mine.memory_bytes))
         return dataclasses.replace(self.comm.bcast(mine), memory_bytes=least)
 
     def plan(
-        self, problem: Problem, *, resident: bool = False, spans=None, there: bool = False
+        self, problem: Problem, *, resident: bool = False, spans: Any = None, there: bool = False
     ) -> RankPlan:
         """The plan that all ranks follow; `there` if each has its blocks of A and B on its
         device. Raises the same error on all ranks."""
-        spec, grid = self.spec(), self.grid
-        if spans:
-            grid = tuple(map(len, spans))
+        spec, options = self.spec(), self.options
+        grid = tuple(map(len, spans)) if spans else options.grid
 
         def make() -> RankPlan:
             return make_rank_plan(
-                self.runner.settle(problem), spec, self.comm.size, threads=self.runner.threads,
-                split=self.split, grid=grid, rounds=self.rounds, spans=spans,
-                kernel=str(self.runner.chosen or "auto"), resident=resident, there=there,
+                self.local.settle(problem), spec, self.comm.size, threads=self.threads,
+                split=options.split, grid=grid, rounds=options.rounds, spans=spans,
+                kernel=self.local.plans.kernel_name, resident=resident, there=there,
             )  # fmt: skip
 
         return launch.together(self.comm, make)
+
+    @property
+    def threads(self) -> int:
+        """Worker threads of each rank."""
+        return self.local.threads
 
     def variant(self, plan: RankPlan) -> Variant:
         """The kernel that a rank's pieces take."""
@@ -156,78 +165,95 @@ class RankRunner:
     def _variant(self, plan: RankPlan, there: bool = False) -> Variant:
         boxes = [plan.box(self.comm.rank), *(plan.box(rank) for rank in range(plan.ranks))]
         box = next(filter(None, boxes), None)
-        sides = {"m": len(box.rows), "n": len(box.cols), "k": len(box.ks)} if box else {}
-        return self.runner.variant(self._inner(dataclasses.replace(plan.problem, **sides), there))
+        problem = plan.problem
+        if box:
+            sides = len(box.rows), len(box.cols), len(box.ks)
+            problem = dataclasses.replace(problem, m=sides[0], n=sides[1], k=sides[2])
+        return self.local.variant(self._inner(problem, there))
 
-    def _inner(self, problem: Problem, there: bool = False):
-        """The plan of a rank's own work; `there` if A and B lie on its first device."""
-        if (problem, there) not in self._inners:
-            if len(self._inners) >= MAX_PLANS:
-                self._inners.clear()
-            self._inners[problem, there] = make_plan(
-                problem, self._specs, self.runner.threads, split=self.runner.split,
-                kernel=str(self.runner.chosen or "auto"), resident=there,
+    def _inner(self, problem: Problem, there: bool = False) -> Plan:
+        """The plan of a rank's own work; `there` if A and B lie on its first device. Made for
+        the memory that was free at first, since a run that has begun has taken some."""
+        known = self._inner_plans.get((problem, there))
+        if known is None:
+            if len(self._inner_plans) >= MAX_PLANS:
+                self._inner_plans.clear()
+            known = self._inner_plans[problem, there] = make_plan(
+                problem, self._specs, self.threads, split=self.local.options.split,
+                kernel=self.local.plans.kernel_name, resident=there,
                 homes=(0, 0, None) if there else NOWHERE,
             )  # fmt: skip
-        return self._inners[problem, there]
+        return known
 
     @functools.cached_property
-    def _specs(self):
-        return self.runner.specs()
+    def _specs(self) -> tuple[DeviceSpec, ...]:
+        return self.local.plans.specs()
 
     def run(
-        self,
-        plan: RankPlan,
-        a,
-        b,
-        c,
-        out,
-        *,
-        resident: bool = False,
+        self, plan: RankPlan, a: Any, b: Any, c: Any, out: Any, *, resident: bool = False,
         progress: Callable[[int], None] | None = None,
-    ) -> RankResult:
+    ) -> RankResult:  # fmt: skip
         """Runs a plan on this rank's blocks of op(A) and op(B) and its strips of C.
 
         `c` is read where beta != 0, `out` written; None on ranks that have none. With
         `resident` blocks are put on the device before the clock starts.
         """
-        rank, problem, runner = self.comm.rank, plan.problem, self.runner
+        rank, problem, local = self.comm.rank, plan.problem, self.local
         busy = plan.box(rank) is not None
-        transport, words = self._transport(plan)
-        home = self.devices[0] if resident and not self.devices[0].host_memory else None
+        transport, words = self._open_transport(plan)
+        device = self.devices[0]
+        home = device if resident and not device.host_memory else None
 
-        def prepare():
-            given = (a, b, c if problem.beta else None, out) if busy else (None,) * 4
-            matrices = [None if x is None else runner._matrix(x) for x in given]
-            if home:
-                dtypes = (problem.operands,) * 2 + (problem.dtype,) * 2
-                matrices = [
-                    None if x is None else _put(home, x, dtype)
-                    for x, dtype in zip(matrices, dtypes, strict=True)
-                ]
+        def prepare() -> tuple:
+            operands, there = None, True
+            if busy:
+                operands = self._operands(problem, a, b, c, out, home)
+                there = all(
+                    x.usable_in_place(device, problem.operands) for x in (operands.a, operands.b)
+                )
             # What lies on a device is multiplied at once, and not panel by panel as it arrives.
-            there = all(
-                x is None or x.serves(self.devices[0], problem.operands) for x in matrices[:2]
-            )
             variant = self._variant(plan, there) if problem.m and problem.n else None
-            for device in self.devices if busy else ():
-                device.prepare(variant, matrices[0].array, matrices[1].array, problem.operands)
-            return matrices, variant, functools.partial(self._inner, there=there)
+            if operands and variant:
+                for each in self.devices:
+                    each.prepare(variant, operands.a.array, operands.b.array, problem.operands)
+            return operands, variant, functools.partial(self._inner, there=there)
 
-        matrices, variant, inner = launch.together(self.comm, prepare)
-        if transport:
-            transport.start()
-        before = runner.verdicts(problem)
-        run = RankRun(
-            plan, rank, self.devices, inner, runner.variant, *matrices, transport, progress
-        )  # fmt: skip
+        operands, variant, inner = launch.together(self.comm, prepare)
+        executor = RankExecutor(rank, self.devices, inner, local.variant, transport)
+        before = local.plans.verdicts(problem)
+        run = executor.prepare(plan, operands, progress)
         self.comm.Barrier()
-        since, started = time.time(), time.perf_counter()
-        timeline = run.run()
-        total_ms = (time.perf_counter() - started) * 1e3
-        if busy and matrices[3].array is not out:
-            _fetch(matrices[3], out)
-        everyone = self.comm.gather((total_ms, tuple(timeline)))
+        since = time.time()
+        done = run.execute()
+        if operands is not None and operands.out.array is not out:
+            _fetch(operands.out, out)
+        timeline, total_ms = self._together(plan, done.timeline, done.total_ms)
+        taken = sum(self.comm.allgather(local.plans.verdicts(problem) - before))
+        compute = compute_modes.words(problem, taken)
+        return RankResult(out, plan, variant, timeline, total_ms, words, since, compute)
+
+    def _operands(
+        self, problem: Problem, a: Any, b: Any, c: Any, out: Any, home: Device | None
+    ) -> Operands:
+        """This rank's blocks described; on its device where they are to be resident."""
+
+        def described(x: Any, dtype: str) -> Operand:
+            found = Operand.of(x, self.local.home_of(x))
+            return found if home is None else _put(home, found, dtype)
+
+        same = c is out
+        place = described(out, problem.dtype)
+        addend = None
+        if problem.beta:
+            addend = place if same else described(c, problem.dtype)
+        return Operands(
+            described(a, problem.operands), described(b, problem.operands), addend, place
+        )
+
+    def _together(self, plan: RankPlan, mine: Timeline, ms: float) -> tuple[Timeline, float]:
+        """All ranks' activities, on rank 0, and the time of the slowest. Collective."""
+        everyone = self.comm.gather((ms, tuple(mine)))
+        timeline = mine
         if everyone:
             found = [
                 dataclasses.replace(activity, worker=activity.worker + other * plan.threads)
@@ -235,17 +261,14 @@ class RankRunner:
                 for activity in activities
             ]
             timeline = Timeline(lambda: found)
-            total_ms = max(ms for ms, _activities in everyone)
-        total_ms = self.comm.bcast(total_ms)
-        taken = sum(self.comm.allgather(runner.verdicts(problem) - before))
-        compute = compute_modes.words(problem, taken)
-        return RankResult(out, plan, variant, timeline, total_ms, words, since, compute)
+            ms = max(ms for ms, _activities in everyone)
+        return timeline, self.comm.bcast(ms)
 
-    def _transport(self, plan: RankPlan):
+    def _open_transport(self, plan: RankPlan) -> tuple:
         """The transport of this rank's cell, kept while the plan stays the same; and the way
         partials are summed, in words."""
-        if self._kept and self._kept[0] == plan:
-            return self._kept[1:3]
+        if self._transport and self._transport[0] == plan:
+            return self._transport[1:3]
         self.close()
         rank, depth = self.comm.rank, plan.plan.grid[2]
         cells = [plan.members(first) for first in range(0, plan.ranks, depth)]
@@ -257,49 +280,58 @@ class RankRunner:
         color = rank // depth if plan.summed(rank) else MPI.UNDEFINED
         cell = self.comm.Split(color, rank)
         transport, name, why = transports.open_transport(
-            self.asked, self.comm, cells, self.where.node, cell, plan, self.devices[0]
+            self.options.transport, self.comm, cells, self.where.node, cell, plan, self.devices[0]
         )
         words = f"ordered sum over ranks by {WORDS[name]}" + (f" ({why})" if why else "")
-        self._kept = plan, transport, words
+        self._transport = plan, transport, words
         return transport, words
 
     def close(self) -> None:
         """Gives back what was kept between runs. Collective."""
-        if self._kept and self._kept[1]:
-            self._kept[1].close()
-            self._kept[1].comm.Free()
-        self._kept = None
+        if self._transport and self._transport[1]:
+            self._transport[1].close()
+            self._transport[1].comm.Free()
+        self._transport = None
 
+    @named_keywords
     def gemm(
-        self, a, b, c=None, /, *, alpha=1.0, beta=0.0, trans_a=False, trans_b=False, out=None,
-        distribution="replicated", result=None, root=0,
-    ):  # fmt: skip
-        """alpha * op(A) @ op(B) + beta * C; see `hybrid_gemm.gemm` with `comm`."""
-        given = Given(self.comm, a, b, c, (trans_a, trans_b), distribution, result, root)
+        self, a: Any, b: Any, c: Any = None, /, *, alpha: float = 1.0, beta: float = 0.0,
+        trans_a: bool = False, trans_b: bool = False, out: Any = None,
+        distribution: str = "replicated", result: str | None = None, root: int = 0,
+    ) -> Any:  # fmt: skip
+        """alpha * op(A) @ op(B) + beta * C; see `hybrid_gemm.gemm` with `comm`. What one rank
+        gives wrongly raises on all of them."""
+        given = launch.together(
+            self.comm,
+            lambda: DistributedOperands(
+                self.comm, a, b, c, (trans_a, trans_b), distribution, result, root
+            ),
+        )
         arrays = given.arrays.values()
-        launch.together(self.comm, lambda: check_device(arrays, self.runner.kind))
-        problem, xp = given.problem(alpha, beta), given.xp
+        launch.together(self.comm, lambda: check_device(arrays, self.local.kind))
+        problem, xp = nothing_multiplied(given.problem(alpha, beta)), given.xp
         wait_for_streams(*arrays)  # which may still be writing them
-        problem = nothing_multiplied(problem)
-        spans = given.spans(self.split, self.grid, problem) if problem.k else None
-        lie = given.stay(spans) and self._have(given, self.runner.settle(problem).operands)
+        spans = None
+        if problem.k:
+            spans = given.spans(self.options.split, self.options.grid, problem)
+        lie = given.stay(spans) and self._have(given, self.local.settle(problem).operands)
         there = all(self.comm.allgather(lie))
         plan = self.plan(problem, spans=spans, there=there)
         boxes = [plan.box(rank) for rank in range(plan.ranks)]
-        a, b = (
+        local_a, local_b = (
             given.local(x, [_part(box, *sides) for box in boxes])
             for x, sides in (("A", ("rows", "ks")), ("B", ("ks", "cols")))
         )
         strips = parts_of(plan)
-        c = given.local("C", strips) if problem.beta else None
+        local_c = given.local("C", strips) if problem.beta else None
         made = xp.empty(strips[self.comm.rank].shape, problem.out_dtype)
-        done = self.run(plan, a, b, c, made)
+        done = self.run(plan, local_a, local_b, local_c, made)
         return given.returned(done.c, strips, problem, out)
 
-    def _have(self, given: Given, dtype: str) -> bool:
+    def _have(self, given: DistributedOperands, dtype: str) -> bool:
         """Whether this rank's device has its A and B, in the dtype that is multiplied."""
         return all(
-            is_device_array(x) and x.device.id == self.devices[0].ordinal and x.dtype == dtype
+            is_device_array(x) and self.local.home_of(x) is self.devices[0] and x.dtype == dtype
             for x in (given.arrays["A"], given.arrays["B"])
         )
 
@@ -315,36 +347,64 @@ def nothing_multiplied(problem: Problem) -> Problem:
     return dataclasses.replace(problem, k=0, alpha=0) if empty else problem
 
 
-def _put(home: Device, matrix: Matrix, dtype: str) -> Matrix:
+def _put(home: Device, matrix: Operand, dtype: str) -> Operand:
     """A matrix on a device, brought there if it is not, in the dtype that is computed in."""
-    if matrix.home is home and matrix.array.dtype == dtype:
+    if matrix.home is home and matrix.dtype == dtype:
         return matrix
     stream = home.stream()
     with home.using(stream):
         there = home.empty_like(matrix.array, dtype)
         home.copy(there, matrix.array.astype(dtype, copy=False), stream)
         stream.synchronize()
-    return Matrix(there, home)
+    return Operand.of(there, home)
 
 
-def _fetch(matrix: Matrix, out: np.ndarray) -> None:
-    stream = matrix.home.stream()
-    with matrix.home.using(stream):
-        host = np.empty(matrix.array.shape, matrix.array.dtype)
-        matrix.home.copy(host, matrix.array, stream)
+def _fetch(matrix: Operand, out: np.ndarray) -> None:
+    device = matrix.home
+    stream = device.stream()
+    with device.using(stream):
+        host = np.empty(matrix.shape, matrix.dtype)
+        device.copy(host, matrix.array, stream)
         stream.synchronize()
     out[...] = host
 
 
-def _part(block, rows: str, cols: str) -> Part:
+def _part(block: Any, rows: str, cols: str) -> Part:
     return Part(getattr(block, rows), getattr(block, cols)) if block else NOTHING
 
 
-def gemm(a, b, c, *, comm, across: dict, product: dict, runner: dict):
-    """`hybrid_gemm.gemm` with `comm`, its options sorted by who takes them."""
-    own = {x: across.pop(x) for x in ("transport", "grid", "rounds") if x in across}
-    ours = RankRunner(comm, **runner, **own)
+# --- for gemm(comm=) ----------------------------------------------------------------------
+
+_kept: list[tuple[Any, Options, RankRunner]] = []  # the last used is the last
+
+
+def kept_runner(comm: Any, given: tuple) -> RankRunner:
+    """The runner for these values of the options over `comm`, kept for the next call. Collective:
+    all ranks have it, or all make it."""
+    options = launch.together(comm, lambda: _checked(given))
+    here = [i for i, (of, chosen, _) in enumerate(_kept) if of == comm and chosen == options]
+    kept = _kept.pop(here[0]) if here else None
+    if not all(comm.allgather(kept is not None)) or kept is None:
+        if len(_kept) >= MAX_KEPT:
+            _kept.pop(0)[2].close()
+        kept = comm, options, RankRunner.of(comm, options)
+    _kept.append(kept)
+    return kept[2]
+
+
+@functools.lru_cache(maxsize=64)
+def _options(given: tuple) -> Options:
+    return Options(*given).across_ranks()
+
+
+def _checked(given: tuple) -> Options:
     try:
-        return ours.gemm(a, b, c, **product, **across)
-    finally:
-        ours.close()
+        return _options(given)
+    except TypeError:  # a list or a dict among them is no key, and a wrong type raises again
+        return Options(*given).across_ranks()
+
+
+def close_kept_runners() -> None:
+    """Gives back what `gemm(comm=)` keeps. Collective over each communicator."""
+    while _kept:
+        _kept.pop()[2].close()

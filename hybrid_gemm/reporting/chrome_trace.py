@@ -1,29 +1,37 @@
 """A timeline as a trace that Chrome (chrome://tracing) and Perfetto (ui.perfetto.dev) open. Pure.
 
-A process is a device, a thread one phase of one worker, for phases overlap. Times are those of
-the devices' own events, in microseconds from the start of the run.
+A process of the trace is a device; a thread is one phase of one worker, because phases overlap.
+Times come from the devices' own events, in microseconds from the start of the run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from ..execution.timeline import PHASES, Activity
 
-CLOCK_MS = 1e-4  # no device's clock is so fine: a shorter time has no rate
+CLOCK_MS = 1e-4  # no device's clock is so fine: no rate follows from a shorter time
 
 
-def chrome(timeline: Iterable[Activity], places: Mapping[int, str], about: dict) -> dict:
-    """The trace as plain data. `places` names each worker's device; `about` is kept with it."""
+def chrome(
+    timeline: Iterable[Activity], places: Mapping[int, str], about: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The trace as plain data, in the trace event format.
+
+    `places` names the device of each worker; `about` is kept with the trace. An event has its
+    bytes and flops, and rates in GB/s and GFLOP/s.
+    """
     pids = {place: pid for pid, place in enumerate(dict.fromkeys(places.values()))}
-    events, ends = [], {}
+    events: list[dict[str, Any]] = []
+    ends: dict[tuple[int, str, int], float] = {}  # of each worker, phase and lane, in ms
     for a in sorted(timeline, key=lambda a: (a.start_ms, a.stop_ms)):
         lane = 0  # the first in which nothing of this phase still runs
         while ends.get((a.worker, a.phase, lane), a.start_ms) > a.start_ms:
             lane += 1
         ends[a.worker, a.phase, lane] = a.stop_ms
-        args = {"worker": a.worker, "bytes": a.bytes, "flops": a.flops}
+        args: dict[str, float] = {"worker": a.worker, "bytes": a.bytes, "flops": a.flops}
         if a.ms > CLOCK_MS:
             args |= {"gbps": a.bytes / a.ms / 1e6} if a.bytes else {}
             args |= {"gflops": a.flops / a.ms / 1e6} if a.flops else {}
@@ -42,10 +50,12 @@ def chrome(timeline: Iterable[Activity], places: Mapping[int, str], about: dict)
 
 
 def _tid(a: Activity, lane: int) -> int:
+    """The trace's thread of an activity: one for each worker, phase and lane."""
     return 1000 * a.worker + 100 * PHASES.index(a.phase) + min(lane, 99)
 
 
-def _meta(kind: str, pid: int, tid: int, **args) -> dict:
+def _meta(kind: str, pid: int, tid: int, **args: str | int) -> dict[str, Any]:
+    """An event that names or orders a process or thread."""
     return {"name": kind, "ph": "M", "pid": pid, "tid": tid, "args": args}
 
 
@@ -54,17 +64,23 @@ def _meta(kind: str, pid: int, tid: int, **args) -> dict:
 
 @dataclass(frozen=True)
 class Gantt:
-    """Who did what when: a row a worker, in it (start, length) in ms by phase."""
+    """Who did what when: for each worker its phases, each a list of (start, length) in ms."""
 
     rows: Mapping[str, Mapping[str, list[tuple[float, float]]]]
     title: str = ""
 
     @property
     def phases(self) -> list[str]:
+        """The phases that some worker has, in their order in a run."""
         return [p for p in PHASES if any(row.get(p) for row in self.rows.values())]
 
 
-def gantt(data: Mapping) -> Gantt:
+def pictures(data: Mapping[str, Any]) -> dict[str, Gantt]:
+    """The picture of a trace file's data, by its name; empty for data of another kind."""
+    return {"trace": gantt(data)} if "traceEvents" in data else {}
+
+
+def gantt(data: Mapping[str, Any]) -> Gantt:
     """The picture of a trace file's data."""
     events = data["traceEvents"]
     names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}

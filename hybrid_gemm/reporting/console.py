@@ -6,7 +6,9 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
@@ -23,17 +25,17 @@ console = Console(
 )  # fmt: skip
 
 
-def as_json(data: dict) -> str:
-    """Strict JSON: not-a-number and infinities become null."""
+def as_json(data: dict[str, Any]) -> str:
+    """Strict JSON with an indent of 1: not-a-number and infinities become null."""
     return json.dumps(_finite(data), indent=1)
 
 
 def write(path: str, text: str) -> None:
-    """Writes a text file, whole or not at all."""
+    """Writes a text file, whole or not at all. Raises `UsageError` where it cannot be."""
     cache.atomic_write(Path(npy_files.check_output(path)), text.encode())
 
 
-def _finite(x):
+def _finite(x: object) -> object:
     if isinstance(x, dict):
         return {k: _finite(v) for k, v in x.items()}
     if isinstance(x, list | tuple):
@@ -41,11 +43,11 @@ def _finite(x):
     return None if isinstance(x, float) and x - x != 0 else x
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence], title: str = "") -> None:
-    """Prints a table; columns named with a leading `<` are text, others numbers.
+def table(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str = "") -> None:
+    """Prints a table on stdout; columns named with a leading `<` are text, others numbers.
 
-    Columns without a cell are left out. Headers wrap where the terminal is narrow, text folds,
-    and numbers stay whole.
+    A cell is shown as `str` gives it, None as empty; columns that are empty throughout are left
+    out. In a narrow terminal headers wrap and text folds; numbers stay whole.
     """
     cells = [["" if cell is None else str(cell) for cell in row] for row in rows]
     kept = [i for i in range(len(columns)) if any(row[i] for row in cells)]
@@ -62,14 +64,16 @@ def table(columns: Sequence[str], rows: Sequence[Sequence], title: str = "") -> 
     console.print(out, width=max(console.width, least), crop=False, no_wrap=True)
 
 
-def _ms(value: float) -> str:
+def milliseconds(value: float) -> str:
+    """A time as a cell of a table: two decimals, and empty for 0."""
     return f"{value:.2f}" if value else ""
 
 
-def print_matrix(name: str, matrix) -> None:
-    """A small matrix in full, as the lab's program printed its own."""
-    import numpy as np
+_ms = milliseconds  # as the reports of threads and ranks call it
 
+
+def print_matrix(name: str, matrix: np.ndarray) -> None:
+    """Prints a small matrix of the host in full, with 4 digits."""
     console.print(f"{name} =")
     with np.printoptions(precision=4, suppress=True, linewidth=console.width, threshold=2**20):
         console.print(str(matrix))

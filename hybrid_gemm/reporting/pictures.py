@@ -1,29 +1,36 @@
-"""What a picture is made of: panels of lines. Plain data."""
+"""Pictures as plain data: panels, and lines in them. `plots.draw` draws one."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a panel. `theirs` marks published figures; equal `style` means equal colour."""
+    """A line of a panel: numbers `x` (of bars: names) and `y`, of equal length.
+
+    None in `y` was not measured. `theirs` marks published figures; lines of equal `style` have
+    the same colour.
+    """
 
     label: str
-    x: list
-    y: list
+    x: Sequence[Any]
+    y: Sequence[Any]
     theirs: bool = False
     style: int = 0
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One set of axes: lines, or with `bars` groups of bars over the names in their `x`.
+    """One pair of axes: lines, or with `bars` groups of bars over the names in their `x`.
 
-    Labels that are not the picture's own put the panel on a vertical axis of its own.
+    The labels `x` and `y`, where given, replace the picture's; with a `y` of its own the panel
+    has a vertical axis of its own too.
     """
 
-    lines: list[Line]
+    lines: Sequence[Line]
     title: str = ""
     bars: bool = False
     x: str = ""
@@ -33,9 +40,10 @@ class Panel:
 
 @dataclass(frozen=True)
 class Picture:
-    """Panels side by side; labels carry units. `reference` is a value to draw a thin line at."""
+    """Panels side by side, at most three. The labels `x` and `y` say the units; at the height
+    `reference` a thin line is drawn."""
 
-    panels: list[Panel]
+    panels: Sequence[Panel]
     x: str
     y: str
     log_x: bool = False

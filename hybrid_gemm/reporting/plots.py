@@ -1,26 +1,34 @@
-"""Draws results: pictures of experiments, and the rows of `bench`. SVG or PNG, by matplotlib.
+"""Draws pictures of results as SVG or PNG, with matplotlib.
 
 Published figures are hollow, dashed or hatched and ours solid, so that they differ in grey
-too; colours are Okabe and Ito's, which colour-blind readers tell apart.
+too; the colours are Okabe and Ito's, which colour-blind readers can tell apart.
 """
 
 from __future__ import annotations
 
 import io
 import textwrap
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from ..errors import UnavailableError, UsageError
 from .chrome_trace import Gantt
-from .pictures import Panel, Picture
+from .pictures import Line, Panel, Picture
+
+if TYPE_CHECKING:  # matplotlib is an extra
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = "os^DvPX"
-DASHES = ("-", (0, (1, 1.5)), (0, (6, 2, 1, 2)))  # of ours, when colours run out
-LETTERS = 66  # of tick labels side by side
+DASHES = ("-", (0, (1, 1.5)), (0, (6, 2, 1, 2)))  # of ours, where there are more than 7 lines
+LETTERS = 66  # letters of tick labels that have room side by side
 THEIRS = "#555555"
 HATCHES = (None, "..", "xx", "--")
-# Told apart by how dark they are, too.
-PHASE_STYLES = {
+# Dark to light, so that they differ in grey too.
+PHASE_STYLES: dict[str, dict[str, Any]] = {
     "upload": {"facecolor": "#56B4E9", "hatch": "///"},
     "relay": {"facecolor": "#CC79A7", "hatch": "xxx"},
     "multiply": {"facecolor": "#0B3C5D"},
@@ -28,7 +36,7 @@ PHASE_STYLES = {
     "download": {"facecolor": "#F5E9C8"},
 }
 FORMATS = ("svg", "png")
-WIDTH, HEIGHT = {1: 7, 2: 9.2, 3: 10}, 4.8  # inches; the size makes the letters
+WIDTH, HEIGHT = {1: 7, 2: 9.2, 3: 10}, 4.8  # inches, by panels; a page scales them to its own
 SETTINGS = {
     "font.size": 15, "font.family": "sans-serif",
     # The letters are text in an SVG: readers without the first font have one of its width.
@@ -40,8 +48,8 @@ SETTINGS = {
 }  # fmt: skip
 
 
-def needed():
-    """The matplotlib module; `UnavailableError` says how to get it."""
+def needed() -> ModuleType:
+    """The matplotlib module. Raises `UnavailableError`, which says how to install it."""
     try:
         import matplotlib
     except ImportError:
@@ -50,7 +58,7 @@ def needed():
 
 
 def draw(picture: Picture | Gantt, form: str = "svg", description: str = "") -> bytes:
-    """A picture as the bytes of an SVG or PNG file.
+    """A picture as the bytes of a file; `form` is "svg" or "png".
 
     `description` goes into an SVG's metadata. Raises `UnavailableError` without matplotlib,
     `UsageError` for another format.
@@ -59,14 +67,15 @@ def draw(picture: Picture | Gantt, form: str = "svg", description: str = "") -> 
         raise UsageError(f"plots are written as {' or '.join(FORMATS)}, not {form!r}")
     matplotlib = needed()
     with matplotlib.rc_context(SETTINGS):
-        figure = (_gantt if isinstance(picture, Gantt) else _panels)(picture)
+        figure = _gantt(picture) if isinstance(picture, Gantt) else _panels(picture)
         out = io.BytesIO()
         metadata = {"Date": None, "Description": description} if form == "svg" else None
         figure.savefig(out, format=form, metadata=metadata, dpi=110)
     return out.getvalue()
 
 
-def _panels(picture: Picture):
+def _panels(picture: Picture) -> Figure:
+    """The panels side by side; those with the picture's own labels share the vertical axis."""
     from matplotlib.figure import Figure
 
     count = len(picture.panels)
@@ -104,8 +113,8 @@ def _panels(picture: Picture):
     return figure
 
 
-def _gantt(picture: Gantt):
-    """A row a worker, its phases one under another in it."""
+def _gantt(picture: Gantt) -> Figure:
+    """A row for each worker; in it its phases, one under another."""
     from matplotlib.figure import Figure
 
     phases, count = picture.phases, len(picture.rows)
@@ -118,8 +127,8 @@ def _gantt(picture: Gantt):
         style = PHASE_STYLES[phase]
         for y, row in enumerate(picture.rows.values()):
             ax.broken_barh(
-                row.get(phase, []), (y - 0.4 + i * thick, 0.9 * thick), edgecolor="black",
-                linewidth=0.4, label=phase if not y else None, **style,
+                row.get(phase, []), (y - 0.4 + i * thick, 0.9 * thick),
+                **{"edgecolor": "black", "linewidth": 0.4, "label": None if y else phase, **style},
             )  # fmt: skip
     ax.set_yticks(range(count), picture.rows)
     ax.set_ylim(count - 0.5, -0.5)
@@ -132,7 +141,8 @@ def _gantt(picture: Gantt):
     return figure
 
 
-def _lines(ax, panel: Panel, picture: Picture) -> None:
+def _lines(ax: Axes, panel: Panel, picture: Picture) -> None:
+    """The panel's lines, its axes and their labels."""
     mixed = len({line.theirs for line in panel.lines}) > 1
     drawn = [line for line in panel.lines if line.x]
     for line in drawn:
@@ -163,9 +173,11 @@ def _lines(ax, panel: Panel, picture: Picture) -> None:
         ax.text(0.5, 0.5, "not measured", ha="center", transform=ax.transAxes, color=THEIRS)
 
 
-def _logarithmic(axis, set_scale, wanted: bool, values, room: int = 0) -> None:
-    """A logarithmic axis with plain numbers, at the values themselves where they are few, or
-    at powers of two that take `room` letters."""
+def _logarithmic(
+    axis: Axis, set_scale: Callable[..., None], wanted: bool, values: Sequence, room: int = 0
+) -> None:
+    """A logarithmic axis with plain numbers: at the `values` themselves where they are few, or
+    at those powers of two among them whose labels take at most `room` letters."""
     if not wanted:
         return
     from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter
@@ -187,14 +199,15 @@ def _logarithmic(axis, set_scale, wanted: bool, values, room: int = 0) -> None:
 
 
 def _across(panel: Panel) -> bool:
-    """Whether bars lie: where there are many, or names are long."""
+    """Whether bars are horizontal: where there are many, or names are long."""
     if not (panel.bars and panel.lines):
         return False
     names = panel.lines[0].x
     return len(names) > 4 or any(len(name) > 12 for name in names)
 
 
-def _bars(ax, panel: Panel, picture: Picture) -> None:
+def _bars(ax: Axes, panel: Panel, picture: Picture) -> None:
+    """The panel's groups of bars with their values, its axes and their labels."""
     if not panel.lines:
         return
     names, count = panel.lines[0].x, len(panel.lines)
@@ -203,11 +216,7 @@ def _bars(ax, panel: Panel, picture: Picture) -> None:
     for i, line in enumerate(panel.lines):
         places = [j + (i - (count - 1) / 2) * thick for j in range(len(names))]
         values = [v or 0 for v in line.y]
-        colour = COLOURS[line.style % len(COLOURS)]
-        look = {"label": line.label, "edgecolor": THEIRS if line.theirs else "white",
-                "color": "white" if line.theirs else colour,
-                "hatch": "///" if line.theirs else HATCHES[line.style % len(HATCHES)]}  # fmt: skip
-        bars = (ax.barh if across else ax.bar)(places, values, thick, **look)
+        bars = (ax.barh if across else ax.bar)(places, values, thick, **_look(line))
         ax.bar_label(bars, [f"{v:.3g}" if v else "" for v in line.y], padding=3, fontsize=11)
     label = panel.y or picture.y
     if across:
@@ -223,8 +232,16 @@ def _bars(ax, panel: Panel, picture: Picture) -> None:
         ax.margins(y=0.1)
 
 
-def _legend(ax, panel: Panel) -> None:
-    """Among lines where they leave room; above bars, which never do."""
+def _look(line: Line) -> dict[str, Any]:
+    """The label, colours and hatch of a line's bars."""
+    if line.theirs:
+        return {"label": line.label, "edgecolor": THEIRS, "color": "white", "hatch": "///"}
+    colour, hatch = COLOURS[line.style % len(COLOURS)], HATCHES[line.style % len(HATCHES)]
+    return {"label": line.label, "edgecolor": "white", "color": colour, "hatch": hatch}
+
+
+def _legend(ax: Axes, panel: Panel) -> None:
+    """The legend: in the panel among lines, above it where there are bars, which leave no room."""
     if not panel.bars:
         if any(line.x for line in panel.lines):
             ax.legend()
@@ -234,6 +251,3 @@ def _legend(ax, panel: Panel) -> None:
             loc="lower left", bbox_to_anchor=(0, 1.06 if panel.title else 1.0),
             ncols=1 if long else len(panel.lines),
         )  # fmt: skip
-
-
-# --- what a result file holds -------------------------------------------------------------

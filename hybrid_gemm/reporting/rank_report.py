@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ..errors import in_words
 from ..execution.timeline import PHASES
+from ..planning.partition import Span
 from ..planning.planner import START_MS
 from ..ranks.rank_plan import RankPlan
-from . import console
+from ..ranks.runner import RankResult
+from ..verify import Verdict
+from . import console, report
 
+Places = Sequence[tuple[str, str]]
 LISTED = 64  # ranks that a table shows
 
 
 def plan_data(plan: RankPlan) -> dict:
-    def span(x) -> list[int]:
+    def span(x: Span) -> list[int]:
         return [x.start, x.stop]
 
     ranks = []
@@ -54,7 +60,8 @@ def _print_head(plan: RankPlan) -> None:
     )
 
 
-def print_plan(plan: RankPlan, kernel: str, places) -> None:
+def print_plan(plan: RankPlan, kernel: str, places: Places) -> None:
+    """The plan over ranks as a table; `places` are (host, device) by rank."""
     _print_head(plan)
     console.console.print(f"kernel: {kernel}   each rank: {places[0][1]}")
     rows = [
@@ -75,7 +82,15 @@ def print_plan(plan: RankPlan, kernel: str, places) -> None:
     )
 
 
-def print_result(result, verdict, places) -> None:
+def result_data(result: RankResult, verdict: Verdict | None, totals_ms: Sequence[float]) -> dict:
+    """A result over ranks for JSON; `multiplying_since` is in seconds of the Unix clock."""
+    data = report.result_data(result, verdict, totals_ms, plan_data(result.plan))
+    ratio = result.total_ms / (result.plan.predicted_ms or float("nan"))
+    return data | {"multiplying_since": result.since, "of_predicted": ratio}
+
+
+def print_result(result: RankResult, verdict: Verdict | None, places: Places) -> None:
+    """A result over ranks as a table, with its times and its verdict below."""
     plan, timeline = result.plan, result.timeline
     _print_head(plan)
     console.console.print(
@@ -93,14 +108,11 @@ def print_result(result, verdict, places) -> None:
                   *(f"{phase} ms" for phase in PHASES), "sent"], rows)  # fmt: skip
     if plan.ranks > LISTED:
         console.console.print(f"... and {plan.ranks - LISTED} ranks more (--json has them all)")
-    if plan.plan.grid[2] > 1:
-        both, alone = timeline.multiply_and_sum_ms, timeline.multiply_ms
-        ratio = f" ({both / alone:.3f} of multiply alone)" if alone else ""
-        console.console.print(f"multiply {alone:.2f} ms, multiply and sum {both:.2f} ms{ratio}")
-    console.console.print(f"total {result.total_ms:.2f} ms, {result.gflops:.1f} GFLOP/s")
+    report.print_sum(result, plan.plan.grid[2] > 1)
+    report.print_total(result)
     if plan.predicted_ms >= START_MS:
         console.console.print(
             f"{result.total_ms / plan.predicted_ms:.2f} times as long as expected "
             f"(about {plan.predicted_ms:.3g} ms)"
         )
-    console.console.print(f"verification {verdict if verdict else 'off'}")
+    report.print_verdict(verdict)

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from ..errors import in_words
 from ..execution.timeline import PHASES
 from ..planning import cost_model
-from ..planning.plan import Plan
+from ..planning.plan import Plan, Strip, Worker
 from ..planning.planner import START_MS
 from ..runner import Result
 from ..verify import Verdict
+from . import report
 from .console import _ms, console, table
 
 
@@ -22,7 +23,7 @@ def expected(plan: Plan) -> dict:
         "predicted_ms": plan.predicted_ms,
         "phases_ms": cost_model.phases(plan),
         "bound_ms": max(bounds.values(), default=None),
-        "bound_by": max(bounds, key=bounds.get, default=None),
+        "bound_by": max(bounds, key=lambda name: bounds[name], default=None),
         "bounds_ms": bounds,
         "links": links and (links.measured or "assumed"),
     }
@@ -74,7 +75,7 @@ def plan_data(plan: Plan) -> dict:
     }  # fmt: skip
 
 
-def _where(plan: Plan, worker) -> list[str]:
+def _where(plan: Plan, worker: Worker) -> list[str]:
     """The worker's rows, columns and K, each only where the plan cuts it."""
     if not worker.boxes:
         return ["none", "none", "none"] if max(plan.grid) == 1 else [
@@ -96,7 +97,7 @@ def _tiles(plan: Plan) -> str:
     return f"{len(most.tiles)} tiles of C, {len(most.tiles[0])} chunks of K each{kept}"
 
 
-def _strips(strips) -> str:
+def _strips(strips: Sequence[Strip]) -> str:
     """What of C a worker finishes; where that is many strips, how many and how much."""
     if len(strips) == 1:
         return f"{strips[0].rows} x {strips[0].cols}"
@@ -138,32 +139,9 @@ def print_plan(plan: Plan, kernel: str) -> None:
 
 
 def result_data(result: Result, verdict: Verdict | None, totals_ms: Sequence[float]) -> dict:
-    p, timeline = result.plan.problem, result.timeline
-    return {
-        "problem": {
-            "m": p.m, "n": p.n, "k": p.k, "dtype": p.dtype, "out_dtype": p.out_dtype,
-            "alpha": p.alpha, "beta": p.beta,
-        },
-        "plan": plan_data(result.plan),
-        "kernel": result.variant.name,
-        "params": dict(result.variant.params),
-        "compute": result.compute,
-        "reduction": result.reduction,
-        "timeline": [
-            {"worker": a.worker, "phase": a.phase, "start_ms": a.start_ms, "stop_ms": a.stop_ms,
-             "bytes": a.bytes, "flops": a.flops}
-            for a in timeline
-        ],
-        "multiply_ms": timeline.multiply_ms,
-        "multiply_and_sum_ms": timeline.multiply_and_sum_ms,
-        "total_ms": result.total_ms,
-        "totals_ms": list(totals_ms),
-        "gflops": result.gflops,
-        **_held_against(result),
-        "verify": None if verdict is None else {
-            "passed": verdict.passed, "how": verdict.how, "worst": verdict.worst,
-        },
-    }  # fmt: skip
+    """A result for JSON, with its time as a multiple of the expected one and of the bound."""
+    data = report.result_data(result, verdict, totals_ms, plan_data(result.plan))
+    return data | _held_against(result)
 
 
 def _held_against(result: Result) -> dict:
@@ -194,16 +172,13 @@ def print_result(result: Result, verdict: Verdict | None, device: str) -> None:
         ])  # fmt: skip
     table(["worker", "<device", "rows of A", "columns of B", "K",
            *(f"{phase} ms" for phase in PHASES), "gflop/s"], rows)  # fmt: skip
-    if plan.summed:
-        both, alone = timeline.multiply_and_sum_ms, timeline.multiply_ms
-        ratio = f" ({both / alone:.3f} of multiply alone)" if alone else ""
-        console.print(f"multiply {alone:.2f} ms, multiply and sum {both:.2f} ms{ratio}")
+    report.print_sum(result, plan.summed)
     held = _held_against(result)
-    console.print(f"total {result.total_ms:.2f} ms, {result.gflops:.1f} GFLOP/s")
+    report.print_total(result)
     words = {"of_predicted": "as long as expected", "of_bound": "the bound"}
     times = [f"{held[x]:.2f} times {word}" for x, word in words.items() if held[x]]
     if plan.predicted_ms < START_MS:
         console.print(f"{_expected(plan)}, besides what starting takes")
     elif times:
         console.print(f"{', '.join(times)} ({_expected(plan)})")
-    console.print(f"verification {verdict if verdict else 'off'}")
+    report.print_verdict(verdict)

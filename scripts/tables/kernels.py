@@ -24,7 +24,7 @@ PEAK_INT32_GFLOPS = 33.4e3  # 132 multiprocessors, 64 multiply-adds a cycle, 1.9
 def standing() -> str:
     """The best of our own kernels against cuBLAS at every shape of the tuned table, by layout,
     but for those of `thin`."""
-    data = json.loads((ROOT / "hybrid_gemm/tuned/nvidia_h200.json").read_text())
+    data = json.loads((ROOT / "hybrid_gemm/kernel_choice/tuned/nvidia_h200.json").read_text())
     layouts = ("nn", "nt", "tn", "tt")
     ms = {}
     for row in data["rows"]:
@@ -37,7 +37,7 @@ def standing() -> str:
     lines = [
         "Our fastest kernel of each case against cuBLAS, fp32, "
         + data["device"]["name"].split(" ", 1)[1] + ", by `hybrid-gemm tune` "
-        "([times](../hybrid_gemm/tuned/nvidia_h200.json)):",
+        "([times](../hybrid_gemm/kernel_choice/tuned/nvidia_h200.json)):",
         "",
     ]  # fmt: skip
     table = []

@@ -3,7 +3,6 @@
 Says for each transport how often it was tried, and why it was not where it was not."""
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -11,23 +10,21 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+
+from support.command import environment  # noqa: E402  (found by the line above)
+from support.ranks import MPI_ENVIRONMENT, MPIRUN  # noqa: E402
+
 RUNS = [(4, 4), (1, 2), (2, 2), (1, 3), (2, 4), (4, 3), (1, 1)]  # GPUs, ranks
 LIMIT_S = 230
-ENVIRONMENT = {
-    "OMPI_ALLOW_RUN_AS_ROOT": "1",
-    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    "OMPI_MCA_rmaps_base_oversubscribe": "1",
-    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-}
 
 
 def _run(gpus: int, ranks: int, timeout: float):
     return subprocess.run(
-        ["mpirun", "-n", str(ranks), "--bind-to", "none", sys.executable, "-m", "pytest", "-q",
-         "-rs", "-p", "no:cacheprovider", "--color=no", str(HERE), "-k", "cuda"],
+        [MPIRUN, "-n", str(ranks), "--bind-to", "none", sys.executable, "-m", "pytest", "-q",
+         "-rs", "-p", "no:cacheprovider", "--color=no", str(HERE), "-m", "gpu"],
         capture_output=True, text=True, timeout=timeout,
-        env={**os.environ, **ENVIRONMENT,
-             "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(gpus)))},
+        env=environment(**MPI_ENVIRONMENT, CUDA_VISIBLE_DEVICES=",".join(map(str, range(gpus)))),
     )  # fmt: skip
 
 

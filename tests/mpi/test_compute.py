@@ -5,12 +5,12 @@ Run as test_world.py is.
 
 import numpy as np
 import pytest
-from conftest import integers
-from test_world import comm  # noqa: F401  (a fixture)
+from support.arrays import integers
 
 from hybrid_gemm import RankRunner
 from hybrid_gemm.errors import UnavailableError
 
+pytestmark = pytest.mark.mpi
 SHAPES = [(70, 33, 130), (8, 40, 65), (16, 4, 64)]
 
 
@@ -24,7 +24,7 @@ class Recorded(RankRunner):
 
 
 @pytest.fixture
-def runner(comm, kernel_device):  # noqa: F811
+def runner(comm, kernel_device):
     made = []
 
     def make(**options):
@@ -46,7 +46,7 @@ def test_float32(runner, compute, split, rng):
 
 
 @pytest.mark.parametrize("split", ["rows", "cols"])
-def test_what_one_rank_took_is_said_by_all(comm, runner, split, rng):  # noqa: F811
+def test_every_rank_reports_the_splits_that_any_rank_took(comm, runner, split, rng):
     a, b = integers(rng, (64, 256)), integers(rng, (256, 40))
     a[0, 0], b[0] = np.inf, 1  # the first rank's, whichever way A is cut
     here = runner(split=split, compute="fp32x3")
@@ -67,6 +67,6 @@ def test_narrow_operands(runner, dtype, split, rng):
         assert here.said == f"{dtype} on tensor cores, sums in float32"
 
 
-def test_where_there_are_no_tensor_cores(comm):  # noqa: F811
+def test_where_there_are_no_tensor_cores(comm):
     with pytest.raises(UnavailableError, match=r"tf32 needs tensor cores.*is cpu"):
         RankRunner(comm, device="cpu", compute="tf32")

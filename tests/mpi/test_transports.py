@@ -11,18 +11,19 @@ import types
 
 import numpy as np
 import pytest
-from conftest import integers
-from test_world import comm  # noqa: F401  (a fixture)
+from support.arrays import WithPointer, integers
 
 from hybrid_gemm import catalog
+from hybrid_gemm.arrays.operand import Operand, Operands
 from hybrid_gemm.devices.base import HostEvent, HostStream
 from hybrid_gemm.devices.cpu import CpuDevice
-from hybrid_gemm.execution.plan_run import Matrix
 from hybrid_gemm.planning.planner import make_plan
 from hybrid_gemm.problem import Problem
 from hybrid_gemm.ranks.rank_plan import make_rank_plan
-from hybrid_gemm.ranks.rank_run import RankRun
+from hybrid_gemm.ranks.rank_run import RankExecutor
 from hybrid_gemm.ranks.transports import KINDS
+
+pytestmark = pytest.mark.mpi
 
 
 def array_at(address: int, shape, dtype) -> np.ndarray:
@@ -134,18 +135,10 @@ class PretendedNccl:
         self.group.clear()
 
 
-class _Pointers(np.ndarray):
-    """NumPy with CuPy's way to an address."""
-
-    @property
-    def data(self):
-        return types.SimpleNamespace(ptr=self.ctypes.data)
-
-
 @pytest.mark.parametrize("name", ["ipc", "nccl", "mpi"])
 @pytest.mark.parametrize(("lanes", "rounds"), [(1, 2), (2, 1), (2, 5), ("there", 1), ("there", 5)])
-def test_pieces_arrive_whole(comm, name, rounds, lanes, rng, tmp_path, monkeypatch):  # noqa: F811
-    """On lanes, or with A and B on the device."""
+def test_pieces_arrive_whole(comm, name, rounds, lanes, rng, tmp_path, monkeypatch):
+    """The rank multiplies by one or two threads (lanes), or has A and B on its device."""
     if comm.size == 1:
         pytest.skip("one rank sums nothing")
     folder = comm.bcast(str(tmp_path))
@@ -156,7 +149,7 @@ def test_pieces_arrive_whole(comm, name, rounds, lanes, rng, tmp_path, monkeypat
         monkeypatch.setitem(
             sys.modules, "cupy.cuda", types.SimpleNamespace(nccl=module, __name__="cupy.cuda")
         )
-        device.empty = lambda rows, cols, dtype: np.empty((rows, cols), dtype).view(_Pointers)
+        device.empty = lambda rows, cols, dtype: np.empty((rows, cols), dtype).view(WithPointer)
     blas = catalog.get("blas").variant()
     for m, n, k in [(40, 30, 50), (3, 70, 64), (1, 1, 9), (200, 5, 21)]:
         problem = Problem(m, n, k, alpha=2, beta=3)
@@ -167,24 +160,22 @@ def test_pieces_arrive_whole(comm, name, rounds, lanes, rng, tmp_path, monkeypat
         box, strip = plan.box(comm.rank), plan.strip(comm.rank)
         transport = KINDS[name](cell, plan, comm.rank, device) if summed else None
         for _ in range(2):  # transports are kept from run to run
-            blocks = [None] * 4
+            operands = None
             if box:
                 mine = (strip.rows.slice, strip.cols.slice) if strip else (slice(0, 0),) * 2
                 out = np.full_like(c[mine], -99)
-                blocks = [a[:, box.ks.slice], b[box.ks.slice], c[mine], out]
-            if transport:
-                transport.start()
-            run = RankRun(
-                plan, comm.rank, [device],
+                blocks = a[:, box.ks.slice], b[box.ks.slice], c[mine], out
+                home = device if lanes == "there" else None
+                operands = Operands(*(Operand.of(x, home) for x in blocks))
+            executor = RankExecutor(
+                comm.rank, [device],
                 lambda inner: make_plan(inner, [device.spec()], 1, split="rows"),
-                lambda inner: blas,
-                *(None if x is None else Matrix(x, device if lanes == "there" else None)
-                  for x in blocks),
-                transport,
+                lambda inner: blas, transport,
             )  # fmt: skip
+            run = executor.prepare(plan, operands)
             run.lanes = 1 if lanes == "there" else lanes
             comm.Barrier()
-            run.run()
+            run.execute()
             if strip:
                 np.testing.assert_array_equal(out, (2 * (a @ b) + 3 * c)[mine])
             comm.Barrier()

@@ -9,7 +9,9 @@ import weakref
 
 import numpy as np
 import pytest
-from conftest import integers
+from support.arrays import integers
+from support.devices import on
+from support.ranks import share
 
 import hybrid_gemm
 from hybrid_gemm import RankRunner
@@ -22,32 +24,8 @@ from hybrid_gemm.ranks.rank_plan import make_rank_plan
 from hybrid_gemm.ranks.redistribution import NOTHING, Part, move
 from hybrid_gemm.ranks.runner import parts_of
 
-
-class _Aborter:
-    """A test that fails on one rank must not leave the others waiting."""
-
-    def __init__(self, comm):
-        self.comm = comm
-
-    def pytest_runtest_logreport(self, report):
-        if report.failed:
-            print(f"rank {self.comm.rank}: {report.longreprtext}", flush=True)
-            self.comm.Abort(1)
-
-
-@pytest.fixture(scope="session")
-def comm(request):
-    MPI = pytest.importorskip("mpi4py.MPI", reason="mpi4py is not installed", exc_type=ImportError)
-    if MPI.COMM_WORLD.size > 1:
-        request.config.pluginmanager.register(_Aborter(MPI.COMM_WORLD))
-    return MPI.COMM_WORLD
-
-
+pytestmark = pytest.mark.mpi
 SHAPES = [(65, 33, 70), (1, 5, 130), (90, 3, 1), (7, 9, 0), (0, 3, 4), (3, 257, 64), (2, 2, 2)]
-
-
-def cut(size: int, comm) -> slice:
-    return slice(comm.rank * size // comm.size, (comm.rank + 1) * size // comm.size)
 
 
 @pytest.mark.parametrize("split", ["rows", "cols", "auto"])
@@ -68,7 +46,7 @@ def test_every_distribution(comm, device, split, rng):
     runner = RankRunner(comm, device=device, split=split)
     for m, n, k in SHAPES:
         a, b, c = (integers(rng, shape) for shape in ((m, k), (k, n), (m, n)))
-        rows, ks = cut(m, comm), cut(k, comm)
+        rows, ks = share(m, comm), share(k, comm)
         expected = a @ b + c
         options = {"beta": 1, "distribution": "root", "root": comm.size - 1}
         here = comm.rank == comm.size - 1
@@ -107,7 +85,7 @@ def test_dtypes(comm, device, dtype, rng):
     np.testing.assert_array_equal(got, (a.astype("i8") @ b.astype("i8")).astype(got.dtype))
 
 
-def test_the_grid_is_chosen_by_hand_too(comm, rng):
+def test_every_grid_of_the_user_gives_the_product(comm, rng):
     a, b = integers(rng, (50, 60)), integers(rng, (60, 70))
     for pm, pn in itertools.product(range(1, 5), repeat=2):
         if comm.size % (pm * pn) == 0:
@@ -144,18 +122,17 @@ def test_transports_give_the_same_bits(comm, device, transport, rng):
     other.close()
 
 
+@pytest.mark.parametrize("device", [on("cuda")])
 def test_arrays_on_a_gpu_stay_there(comm, device, rng):
-    if device != "cuda":
-        pytest.skip("arrays of the host")
     import cupy
 
     runner = RankRunner(comm, device=device, split="cols")
     with cupy.cuda.Device(runner.devices[0].ordinal):
         a, b = integers(rng, (130, 200)), integers(rng, (200, 70))
-        ks = cut(200, comm)
+        ks = share(200, comm)
         got = runner.gemm(cupy.asarray(a[:, ks]), cupy.asarray(b[ks]), distribution="cols")
         assert isinstance(got, cupy.ndarray)
-        np.testing.assert_array_equal(got.get(), (a @ b)[cut(130, comm)])
+        np.testing.assert_array_equal(got.get(), (a @ b)[share(130, comm)])
         got = runner.gemm(cupy.asarray(a), cupy.asarray(b))
         np.testing.assert_array_equal(got.get(), a @ b)
     runner.close()
@@ -182,14 +159,14 @@ def test_parts_move_between_any_layouts(comm):
     assert move(comm, None, [NOTHING] * comm.size, [NOTHING] * comm.size, "f4").shape == (0, 0)
 
 
-def test_a_view_is_not_copied(comm):
+def test_a_part_that_lies_right_is_not_copied(comm):
     whole = np.zeros((comm.size * 3, 5))
     parts = [Part(Span(3 * r, 3 * r + 3), Span(0, 5)) for r in range(comm.size)]
     mine = whole[parts[comm.rank].rows.slice]
     assert np.shares_memory(move(comm, mine, parts, parts, "f8"), whole)
 
 
-def test_what_one_rank_has_wrong_all_ranks_hear(comm):
+def test_an_error_of_one_rank_is_raised_by_all(comm):
     shape = (4, 5) if comm.rank == comm.size - 1 else (4, 6)
     with pytest.raises(UsageError, match="shape"):
         hybrid_gemm.gemm(np.ones(shape), np.ones((7, 3)), comm=comm, device="cpu")
@@ -215,7 +192,7 @@ def test_what_one_rank_has_wrong_all_ranks_hear(comm):
 
 
 def test_options_of_ranks_need_a_communicator():
-    with pytest.raises(TypeError, match="transport"):
+    with pytest.raises(UsageError, match="transport is for products over ranks"):
         hybrid_gemm.gemm(np.ones((2, 2)), np.ones((2, 2)), transport="mpi")
 
 
@@ -260,7 +237,7 @@ def test_a_runner_that_is_dropped_takes_its_memory_along(comm, device, rng):
         runner = RankRunner(comm, device=device, split="cols")
         np.testing.assert_array_equal(runner.gemm(a, b), a @ b)
         runner.close()
-        there = [weakref.ref(runner), *map(weakref.ref, runner.runner.devices)]
+        there = [weakref.ref(runner), *map(weakref.ref, runner.devices)]
         del runner
         alive = [x() is not None for x in there]
     finally:

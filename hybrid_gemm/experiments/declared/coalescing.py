@@ -1,28 +1,39 @@
 """Coalescing: what does it cost when a warp's addresses do not lie side by side?"""
 
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
 from ...reporting.pictures import Line, Panel, Picture
-from ..base import Claim, Experiment, Point, Published, verdict
+from ..base import Claim, Experiment, Point, Published, Rows, Verdict, verdict
 from ..measure import probe
 from ..model import WARP, sectors
 
-# Pattern: kernel, parameters, share of elements that change, elements of a thread's accesses.
-PATTERNS = {
-    "aligned": ("probe_aligned", None, lambda n: n, [lambda t: t]),
+Access = Callable[[int], int | None]  # of a thread by its number: the element that it touches
+
+
+def _every(step: int, start: int = 0) -> Access:
+    return lambda t: start + step * t
+
+
+# The kernel, its parameters, how many of n elements change, and the accesses of a thread.
+Pattern = tuple[str, dict[str, int] | None, Callable[[int], int], Sequence[Access]]
+PATTERNS: dict[str, Pattern] = {
+    "aligned": ("probe_aligned", None, lambda n: n, [_every(1)]),
     "some threads idle": (
         "probe_some_idle", None, lambda n: n - n // 3, [lambda t: None if t % 3 == 2 else t]),
     "permuted": ("probe_permuted", None, lambda n: n, [lambda t: t ^ 1]),
-    "misaligned": ("probe_misaligned", None, lambda n: n - 1, [lambda t: t + 1]),
+    "misaligned": ("probe_misaligned", None, lambda n: n - 1, [_every(1, 1)]),
     **{
-        f"stride {s}": ("probe_strided", {"STRIDE": s}, lambda n: n, [lambda t, s=s: t * s])
+        f"stride {s}": ("probe_strided", {"STRIDE": s}, lambda n: n, [_every(s)])
         for s in (2, 4, 8, 16, 32)
     },
-    "float3": ("probe_float3", None, lambda n: n, [lambda t, x=x: 3 * t + x for x in range(3)]),
+    "float3": ("probe_float3", None, lambda n: n, [_every(3, x) for x in range(3)]),
     "float3, shared memory": (
-        "probe_float3_shared", None, lambda n: n, [lambda t, x=x: t + 32 * x for x in range(3)]),
+        "probe_float3_shared", None, lambda n: n, [_every(1, 32 * x) for x in range(3)]),
 }  # fmt: skip
 
 
-def points(scale, device):
+def points(scale: str, device: str) -> Iterator[Point]:
+    """Every pattern, on few and on many floats; few on the small scale."""
     millions = 3 * 2**20
     for elements in (millions, 32 * millions) if scale == "full" else (3 * 2**12,):
         for pattern, (kernel, params, touched, accesses) in PATTERNS.items():
@@ -35,7 +46,7 @@ def points(scale, device):
             yield Point(probe, row, given | {"touched": touched(elements)})
 
 
-def _slower(rows, pattern, than="aligned"):
+def _slower(rows: Rows, pattern: str, than: str = "aligned") -> dict[int, float]:
     """How many times as long a pattern takes, by number of elements."""
     return {
         n: rows.value("time_us", pattern=pattern, elements=n)
@@ -44,19 +55,22 @@ def _slower(rows, pattern, than="aligned"):
     }
 
 
-def _words(found):
+def _words(found: Mapping[int, float]) -> str:
     return " and ".join(f"{ratio:.2f} times at {n / 2**20:.0f}M" for n, ratio in found.items())
 
 
-def idle_is_free(rows):
+def idle_is_free(rows: Rows) -> Verdict:
+    """Idle threads cost less than a tenth of the time."""
     found = _slower(rows, "some threads idle")
     return verdict(
         max(found.values()) < 1.1, f"{_words(found)} elements of aligned's time (published: 1.00)"
     )
 
 
-def ten_times(pattern):
-    def decide(rows):
+def ten_times(pattern: str) -> Callable[[Rows], Verdict]:
+    """Whether a pattern takes more than five times as long as aligned accesses."""
+
+    def decide(rows: Rows) -> Verdict:
         found = _slower(rows, pattern)
         return verdict(
             min(found.values()) > 5, f"{_words(found)} elements (published: 9.8 times aligned)"
@@ -65,7 +79,8 @@ def ten_times(pattern):
     return decide
 
 
-def shared_mends(rows):
+def shared_mends(rows: Rows) -> Verdict:
+    """float3 through shared memory takes less than 0.9 of its time without."""
     found = _slower(rows, "float3, shared memory", "float3")
     naive, mended = (_words(_slower(rows, p)) for p in ("float3", "float3, shared memory"))
     return verdict(
@@ -74,7 +89,8 @@ def shared_mends(rows):
     )
 
 
-def touched_once(rows):
+def touched_once(rows: Rows) -> Verdict:
+    """Every probe changed exactly the elements that it should."""
     judged = rows.measured("verdict")
     return verdict(
         all(r["verdict"] == "passed" for r in judged),
@@ -82,7 +98,8 @@ def touched_once(rows):
     )
 
 
-def picture(rows):
+def picture(rows: Rows) -> Picture:
+    """Bars of time over that of aligned accesses, by pattern."""
     names = list(PATTERNS)
     lines = []
     published = {r["pattern"]: r["published_time_us"] for r in EXPERIMENT.theirs()}

@@ -1,14 +1,18 @@
 """A by columns over threads, partial C summed: what does the sum cost?"""
 
+from collections.abc import Iterator
+from typing import Any
+
 from ...reporting.pictures import Line, Panel, Picture
-from ..base import ANYWHERE, Claim, Experiment, Point, Published, verdict
+from ..base import ANYWHERE, Claim, Experiment, Point, Published, Rows, Verdict, verdict
 from ..measure import run
 from ..sizes import LAB, LAB_THREADS, OURS, lab_sizes, largest, right_everywhere
 
 FIGURES = {"compute_ms": "compute_ms", "compute_and_sum_ms": "compute_and_sum_ms"}
 
 
-def points(scale, device):
+def points(scale: str, device: str) -> Iterator[Point]:
+    """Every number of threads at every size: the lab's way, and ours."""
     for n in lab_sizes(scale):
         for way in (LAB, OURS):
             for threads in LAB_THREADS:
@@ -19,13 +23,15 @@ def points(scale, device):
                 yield Point(run, {"way": way, "threads": threads, "n": n}, given)
 
 
-def _lab(rows, figure, *threads):
+def _lab(rows: Rows, figure: str, *threads: int) -> tuple[int, list[float]]:
+    """The largest n, and a figure of the lab's way there with these numbers of threads."""
     n = largest(rows, figure, way=LAB)
-    return n, *(rows.value(figure, way=LAB, n=n, threads=t) for t in threads)
+    return n, [rows.value(figure, way=LAB, n=n, threads=t) for t in threads]
 
 
-def compute_falls(rows):
-    n, one, eight = _lab(rows, "compute_ms", 1, 8)
+def compute_falls(rows: Rows) -> Verdict:
+    """Eight threads take less than 0.8 of the time that one takes to compute."""
+    n, (one, eight) = _lab(rows, "compute_ms", 1, 8)
     return verdict(
         eight < 0.8 * one,
         f"at n = {n}, compute takes {one:.0f} ms with one thread and {eight:.0f} ms with 8 "
@@ -33,8 +39,9 @@ def compute_falls(rows):
     )
 
 
-def sum_grows(rows):
-    n, one, eight = _lab(rows, "compute_and_sum_ms", 1, 8)
+def sum_grows(rows: Rows) -> Verdict:
+    """With eight threads computing and summing takes longer than with one."""
+    n, (one, eight) = _lab(rows, "compute_and_sum_ms", 1, 8)
     return verdict(
         eight > one,
         f"at n = {n}, compute + sum takes {one:.0f} ms with one thread and {eight:.0f} ms with 8 "
@@ -42,8 +49,9 @@ def sum_grows(rows):
     )
 
 
-def sum_dominates(rows):
-    n, both = _lab(rows, "compute_and_sum_ms", 8)
+def sum_dominates(rows: Rows) -> Verdict:
+    """With eight threads computing and summing takes twice as long as computing."""
+    n, (both,) = _lab(rows, "compute_and_sum_ms", 8)
     alone = rows.value("compute_ms", way=LAB, n=n, threads=8)
     return verdict(
         both > 2 * alone,
@@ -52,8 +60,9 @@ def sum_dominates(rows):
     )
 
 
-def device_sum_mends(rows):
-    n, critical = _lab(rows, "compute_and_sum_ms", 8)
+def device_sum_mends(rows: Rows) -> Verdict:
+    """Summed on the device: less than 1.5 times multiplying, and faster than the lab's."""
+    n, (critical,) = _lab(rows, "compute_and_sum_ms", 8)
     ours = rows.where(way=OURS)
     whole, multiply, both = (
         ours.value(f, n=n, threads=8)
@@ -68,10 +77,11 @@ def device_sum_mends(rows):
     )
 
 
-def picture(rows):
+def picture(rows: Rows) -> Picture:
+    """Time over one thread's compute time, by threads: published, the lab's way, ours."""
     n = max(rows.values("n"), default=0)
 
-    def panel(found, title, names, **wanted):
+    def panel(found: Rows, title: str, names: list[str], **wanted: Any) -> Panel:
         threads, alone = found.line("threads", names[0], **wanted)
         both = found.line("threads", names[1], **wanted)[1]
         first = alone[0] if alone else 1

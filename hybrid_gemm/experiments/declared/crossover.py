@@ -1,14 +1,17 @@
 """From which size on is the library faster than a kernel of one's own?"""
 
+from collections.abc import Iterator
+
 from ...reporting.pictures import Line, Panel, Picture
-from ..base import Claim, Experiment, Point, Published, verdict
+from ..base import Claim, Experiment, Point, Published, Rows, Verdict, verdict
 from ..measure import library_cold, run
 from ..sizes import lab_sizes
 
 HAND, BEST, COLD = "the lab's kernel", "our best kernel", "cuBLAS, handle included"
 
 
-def points(scale, device):
+def points(scale: str, device: str) -> Iterator[Point]:
+    """At every size the lab's kernel, our best kernel, and cuBLAS with its handle."""
     for n in lab_sizes(scale):
         row = {"program": HAND, "n": n}
         params = {"BLOCK": 32}
@@ -17,11 +20,13 @@ def points(scale, device):
         yield Point(library_cold, {"program": COLD, "n": n}, {"n": n})
 
 
-def _ratio(rows, n):
+def _ratio(rows: Rows, n: int) -> float:
+    """The library's time over that of the lab's kernel."""
     return rows.value("time_ms", program=COLD, n=n) / rows.value("time_ms", program=HAND, n=n)
 
 
-def slower_below(rows):
+def slower_below(rows: Rows) -> Verdict:
+    """At n = 512, 1024 and 2048 cuBLAS takes longer than the lab's kernel."""
     ratios = {n: _ratio(rows, n) for n in (512, 1024, 2048)}
     words = ", ".join(f"{r:.3g} at {n}" for n, r in ratios.items())
     return verdict(
@@ -30,7 +35,8 @@ def slower_below(rows):
     )
 
 
-def faster_above(rows):
+def faster_above(rows: Rows) -> Verdict:
+    """At n = 8192 cuBLAS is more than 1.5 times as fast as the lab's kernel."""
     ratio = _ratio(rows, 8192)
     ours = rows.value("time_ms", program=BEST, n=8192)
     warm = rows.value("warm_ms", program=COLD, n=8192)
@@ -41,7 +47,8 @@ def faster_above(rows):
     )
 
 
-def picture(rows):
+def picture(rows: Rows) -> Picture:
+    """Time over n, a line for each program: published, and here."""
     theirs = EXPERIMENT.theirs()
     return Picture(
         [

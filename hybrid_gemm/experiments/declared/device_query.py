@@ -1,12 +1,15 @@
 """What the GPU says of itself, and how many rounds a grid takes."""
 
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
 from ... import catalog
 from ...reporting.pictures import Line, Panel, Picture
-from ..base import ANYWHERE, Claim, Experiment, Point, Published, verdict
+from ..base import ANYWHERE, Claim, Experiment, Point, Published, Rows, Verdict, verdict
 from ..measure import limit
-from ..model import P100, resident_blocks, waves
+from ..model import P100, Machine, resident_blocks, waves
 
-PROPERTIES = {
+PROPERTIES: dict[str, Callable[[Machine, Mapping[str, Any]], int]] = {
     "multiprocessors": lambda machine, p: p["multiProcessorCount"],
     "shared KiB a block": lambda machine, p: p["sharedMemPerBlock"] // 1024,
     "shared KiB a block, if asked for": lambda machine, p: p["sharedMemPerBlockOptin"] // 1024,
@@ -19,13 +22,16 @@ PROPERTIES = {
 }
 
 
-def points(scale, device):
+def points(scale: str, device: str) -> Iterator[Point]:
+    """A row for each property."""
     for name, read in PROPERTIES.items():
         yield Point(limit, {"property": name}, {"read": read})
 
 
-def same(name):
-    def decide(rows):
+def same(name: str) -> Callable[[Rows], Verdict]:
+    """Whether a property has the published value here."""
+
+    def decide(rows: Rows) -> Verdict:
         ours = rows.value("value", property=name)
         theirs = rows.value("published_value", property=name)
         return verdict(ours == theirs, f"{ours} here")
@@ -33,7 +39,8 @@ def same(name):
     return decide
 
 
-def rounds(rows):
+def rounds(rows: Rows) -> Verdict:
+    """The rounds of a grid by blocks and multiprocessors alone, and with resident blocks."""
     variant = catalog.get("register_tile").variant({"TILE": 8})
     blocks = 64  # its grid at n = 1024
     held, limit = resident_blocks(P100, 256, 101, 0)
@@ -46,7 +53,8 @@ def rounds(rows):
     )
 
 
-def picture(rows):
+def picture(rows: Rows) -> Picture:
+    """Bars of the properties that were published, over the P100's."""
     # The limits for which there is a published figure, as multiples of it.
     both = [r for r in rows if r.get("published_value")]
     names = [r["property"] for r in both]

@@ -1,13 +1,16 @@
 """The kernels without a card: the same text in an emulator."""
 
+from collections.abc import Iterator
+
 from ...reporting.pictures import Line, Panel, Picture
-from ..base import ANYWHERE, Claim, Experiment, Point, verdict
+from ..base import ANYWHERE, Claim, Experiment, Point, Rows, Verdict, verdict
 from ..measure import emulated, emulated_race
 
 KERNELS = ("naive_row", "naive", "shared_tile", "block_tile", "conflict_free", "double_buffered")
 
 
-def points(scale, device):
+def points(scale: str, device: str) -> Iterator[Point]:
+    """Some kernels of the ladder, and one with a race in two orders of its threads."""
     n = 128 if scale == "full" else 64
     for kernel in KERNELS if scale == "full" or device == "emulator" else KERNELS[:3]:
         yield Point(emulated, {"kernel": kernel, "n": n}, {"kernel": kernel, "n": n})
@@ -16,7 +19,8 @@ def points(scale, device):
                     {"order": order})  # fmt: skip
 
 
-def right_without_a_card(rows):
+def right_without_a_card(rows: Rows) -> Verdict:
+    """Every kernel gives the exact product on the emulator."""
     judged = rows.measured("verdict")
     passed = judged.where(verdict="passed")
     return verdict(
@@ -25,7 +29,8 @@ def right_without_a_card(rows):
     )
 
 
-def races_hide(rows):
+def races_hide(rows: Rows) -> Verdict:
+    """With its threads in order the kernel with a race gives no wrong result."""
     wrong = {o: rows.value("wrong", order=o) for o in ("forward", "reverse")}
     return verdict(
         wrong["forward"] == 0,
@@ -34,7 +39,8 @@ def races_hide(rows):
     )
 
 
-def picture(rows):
+def picture(rows: Rows) -> Picture:
+    """Bars of the time on the emulator, by kernel."""
     names = rows.values("kernel", n=rows[0]["n"]) if rows else []
     times = dict(zip(*rows.line("kernel", "time_ms"), strict=True))
     lines = [Line("emulator", names, [times.get(k) for k in names])]

@@ -1,10 +1,12 @@
 """The ladder of SGEMM kernels at K = 1024, beside cuBLAS."""
 
+from collections.abc import Callable, Iterator, Mapping
+
 from ... import catalog
 from ...reporting.pictures import Line, Panel, Picture
-from ..base import ANYWHERE, Claim, Experiment, Point, Published, verdict
+from ..base import ANYWHERE, Claim, Experiment, Point, Published, Rows, Verdict, verdict
 from ..measure import product
-from ..model import SECTOR, V100, tile, traffic
+from ..model import SECTOR, V100, Traffic, tile, traffic
 from ..sizes import BEST
 
 SIZES = (128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384)
@@ -17,7 +19,8 @@ RUNGS = ("naive", *NAMES.values(), "cublas")
 NAIVE = {"BM": 32, "BN": 32}  # the article's block
 
 
-def points(scale, device):
+def points(scale: str, device: str) -> Iterator[Point]:
+    """The rungs at every size, other kernels at a few; one small size on the small scale."""
     others = [k for k in catalog.gemm_kernels() if k.name not in (*RUNGS, "one_block")]
     others = [k for k in others if device in k.runs_on]
     own = [k for k in others if k.path.parent != catalog.directory()]
@@ -33,11 +36,13 @@ def points(scale, device):
             yield Point(product, {"kernel": kernel, "m_and_n": m, "k": k}, given)
 
 
-def _at_largest(rows):
+def _at_largest(rows: Rows) -> dict[str, float]:
+    """The rate of each rung in gflop/s, for the largest matrices."""
     return {kernel: rows.value("gflops", kernel=kernel, m_and_n=16384) for kernel in RUNGS}
 
 
-def each_rung_faster(rows):
+def each_rung_faster(rows: Rows) -> Verdict:
+    """At 16384 each rung is faster than the one before."""
     rates = _at_largest(rows)
     order = list(rates.values())
     return verdict(
@@ -46,8 +51,10 @@ def each_rung_faster(rows):
     )
 
 
-def share(kernel: str, published: float, slack: float):
-    def decide(rows):
+def share(kernel: str, published: float, slack: float) -> Callable[[Rows], Verdict]:
+    """Whether a kernel reaches a published share of peak, within a factor `slack`."""
+
+    def decide(rows: Rows) -> Verdict:
         best = rows.value("gflops", kernel=kernel, m_and_n=16384)
         found = best / rows.value("peak_gflops", kernel=kernel, m_and_n=16384)
         return verdict(
@@ -59,25 +66,30 @@ def share(kernel: str, published: float, slack: float):
     return decide
 
 
-def near_cublas(rows):
+def near_cublas(rows: Rows) -> Verdict:
+    """Double buffering reaches 0.95 of cuBLAS at 16384."""
     rates = _at_largest(rows)
     ratio = rates["double_buffered"] / rates["cublas"]
     return verdict(ratio >= 0.95, f"{ratio:.3f} of cuBLAS at 16384 (published: 0.979)")
 
 
-def _traffic(kernel, params, staged):
+def _traffic(kernel: str, params: Mapping[str, int] | None, staged: bool) -> Traffic:
     block = tile(catalog.get(kernel).variant(params), "float32")
+    assert block is not None  # the ladder's kernels give every block a tile
     return traffic(block, "nn", "float32", staged)
 
 
-def five_transactions(rows):
-    a, b = _traffic("naive", NAIVE, staged=False).warp_sectors
+def five_transactions(rows: Rows) -> Verdict:
+    """A warp of the naive kernel touches 1 sector of A and 4 of B in a step of K."""
+    found = _traffic("naive", NAIVE, staged=False).warp_sectors
+    a, b = found or (0, 0)
     return verdict(
-        (a, b) == (1, 4), f"a warp touches {a} sector of A and {b} of B of {SECTOR} bytes"
+        found == (1, 4), f"a warp touches {a} sector of A and {b} of B of {SECTOR} bytes"
     )
 
 
-def bytes_bound(rows):
+def bytes_bound(rows: Rows) -> Verdict:
+    """The naive kernel computes 3.2 flops for each byte that it moves."""
     found = _traffic("naive", NAIVE, staged=False).flop_per_byte
     published = max(r["published_gflops"] for r in EXPERIMENT.theirs().where(kernel="naive"))
     return verdict(
@@ -88,15 +100,18 @@ def bytes_bound(rows):
     )
 
 
-def thirty_two(rows):
+def thirty_two(rows: Rows) -> Verdict:
+    """Block tiles compute 32 flops for each byte that they move."""
     found = _traffic("block_tile", None, staged=True).flop_per_byte
     return verdict(
         found == 32, f"{found:.0f} flop/byte from its grid; the naive kernel has 0.4 (no caches)"
     )
 
 
-def picture(rows):
-    def shares(found, figure, kernel, peak):
+def picture(rows: Rows) -> Picture:
+    """Share of peak over the size, a line for each rung: published, and here."""
+
+    def shares(found: Rows, figure: str, kernel: str, peak: float) -> tuple[list, list]:
         sizes, rates = found.line("m_and_n", figure, kernel=kernel)
         return sizes, [100 * r / peak for r in rates]
 

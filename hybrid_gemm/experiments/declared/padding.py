@@ -1,8 +1,10 @@
 """Zero padding against guards, where the tile does not divide the size."""
 
+from collections.abc import Iterator
+
 from ... import catalog
 from ...reporting.pictures import Line, Panel, Picture
-from ..base import Claim, Experiment, Point, verdict
+from ..base import Claim, Experiment, Point, Rows, Verdict, verdict
 from ..measure import padded, product
 from ..model import tile
 from ..sizes import largest, right_everywhere
@@ -11,10 +13,12 @@ KERNELS = ("shared_tile", "double_buffered")
 GUARDS, ZEROS, DIVIDES = "guards", "padded with zeros", "next size that divides"
 
 
-def points(scale, device):
+def points(scale: str, device: str) -> Iterator[Point]:
+    """Two kernels at sizes that their tile does not divide: guarded, padded, and larger."""
     for n in (1000, 2050, 4097) if scale == "full" else (65,):
         for kernel in KERNELS:
             block = tile(catalog.get(kernel).variant(), "float32")
+            assert block is not None  # these kernels give every block a tile
             to = -(-n // block.rows) * block.rows
             row = {"kernel": kernel, "n": n, "tile": block.rows}
             same = {"kernel": kernel, "m": n, "n": n, "k": n}
@@ -25,7 +29,8 @@ def points(scale, device):
             yield Point(product, row | {"way": DIVIDES, "padded_to": to}, larger)
 
 
-def padding_or_guards(rows):
+def padding_or_guards(rows: Rows) -> Verdict:
+    """Every product is right; the figures say which way is faster."""
     right = right_everywhere(rows)
     words = []
     for kernel in KERNELS:
@@ -38,7 +43,8 @@ def padding_or_guards(rows):
     )
 
 
-def picture(rows):
+def picture(rows: Rows) -> Picture:
+    """Bars of the useful rate by size, a panel for each kernel."""
     panels = []
     for kernel in KERNELS:
         names = [f"n = {n}" for n in rows.values("n")]

@@ -2,17 +2,19 @@
 
 import itertools
 import math
+from collections.abc import Iterator
 
 from ... import catalog
 from ...reporting.pictures import Line, Panel, Picture
-from ..base import ANYWHERE, Claim, Experiment, Point, Published, verdict
+from ..base import ANYWHERE, Claim, Experiment, Point, Published, Rows, Verdict, verdict
 from ..measure import product
 from ..model import H200, P100
 
 TILES = (1, 2, 4, 8, 16, 32, 64)
 
 
-def points(scale, device):
+def points(scale: str, device: str) -> Iterator[Point]:
+    """Every tile at one size, in int32 as the course had it."""
     n = 1024 if scale == "full" else 64
     tiles = TILES if scale == "full" or device != "emulator" else (1, 4, 8, 16)
     for tile in tiles:
@@ -24,9 +26,10 @@ def points(scale, device):
         )  # fmt: skip
 
 
-def best_then_steep(rows):
+def best_then_steep(rows: Rows) -> Verdict:
+    """The fastest tile is 4, 8 or 16, and the largest takes over three times as long."""
     times = {r["tile_size"]: r["time_ms"] for r in rows.measured("time_ms")}
-    best = min(times, key=times.get)
+    best = min(times, key=times.__getitem__)
     last = max(times)
     return verdict(
         4 <= best <= 16 and times[last] > 3 * times[best],
@@ -35,7 +38,8 @@ def best_then_steep(rows):
     )
 
 
-def spills(rows):
+def spills(rows: Rows) -> Verdict:
+    """The compiler uses local memory from tile 16 on, and not before."""
     local = {r["tile_size"]: r["local_bytes"] for r in rows.measured("local_bytes")}
     first = min((t for t, used in local.items() if used), default=None)
     held = {t: rows.value("registers", tile_size=t) for t in local}
@@ -47,7 +51,8 @@ def spills(rows):
     )  # fmt: skip
 
 
-def fewer_loads(rows):
+def fewer_loads(rows: Rows) -> Verdict:
+    """Each larger tile reads fewer elements for a multiply-add."""
     loads = {r["tile_size"]: r["loads_a_madd"] for r in rows.measured("loads_a_madd")}
     tiles = sorted(loads)
     return verdict(
@@ -56,7 +61,8 @@ def fewer_loads(rows):
     )
 
 
-def idle_card(rows):
+def idle_card(rows: Rows) -> Verdict:
+    """The grid has 64 blocks at tile 8 and 16 at tile 16, for n = 1024."""
     kernel = catalog.get("register_tile")
     grids = {t: kernel.variant({"TILE": t}).launch(1024, 1024, 1024, "int32").grid for t in (8, 16)}
     blocks = {tile: math.prod(grid) for tile, grid in grids.items()}
@@ -68,7 +74,8 @@ def idle_card(rows):
     )
 
 
-def picture(rows):
+def picture(rows: Rows) -> Picture:
+    """Time over the tile: published, and here."""
     lines = [
         Line("published, P100", *EXPERIMENT.theirs().line("tile_size", "published_time_ms"),
              theirs=True),

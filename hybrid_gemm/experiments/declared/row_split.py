@@ -1,12 +1,16 @@
 """A by rows over threads: do more threads on one GPU help?"""
 
+from collections.abc import Iterator
+from typing import Any
+
 from ...reporting.pictures import Line, Panel, Picture
-from ..base import ANYWHERE, Claim, Experiment, Point, Published, verdict
+from ..base import ANYWHERE, Claim, Experiment, Point, Published, Rows, Verdict, verdict
 from ..measure import run
 from ..sizes import LAB, LAB_THREADS, OURS, lab_sizes, largest, right_everywhere
 
 
-def points(scale, device):
+def points(scale: str, device: str) -> Iterator[Point]:
+    """Every number of threads at every size: the lab's way, and ours."""
     for n in lab_sizes(scale):
         for way in (LAB, OURS):
             for threads in LAB_THREADS:
@@ -16,7 +20,8 @@ def points(scale, device):
                 yield Point(run, {"way": way, "threads": threads, "n": n}, given)
 
 
-def no_speed_up(rows):
+def no_speed_up(rows: Rows) -> Verdict:
+    """Eight threads are less than 1.5 times as fast as one, the lab's way."""
     n = largest(rows, "time_ms", way=LAB)
     one, eight = (rows.value("time_ms", way=LAB, n=n, threads=t) for t in (1, 8))
     ours = [rows.value("time_ms", way=OURS, n=n, threads=t) for t in (1, 8)]
@@ -27,7 +32,8 @@ def no_speed_up(rows):
     )
 
 
-def copies_of_b(rows):
+def copies_of_b(rows: Rows) -> Verdict:
+    """The lab's way sends A once and B eight times with eight threads."""
     n = largest(rows, "bytes_h2d")
     sent = {way: rows.value("bytes_h2d", way=way, n=n, threads=8) for way in (LAB, OURS)}
     matrix = 4 * n * n
@@ -38,11 +44,12 @@ def copies_of_b(rows):
     )
 
 
-def picture(rows):
+def picture(rows: Rows) -> Picture:
+    """Speed over one thread's, by threads: published, the lab's way, ours."""
     n = max(rows.values("n"), default=0)
     theirs = EXPERIMENT.theirs()
 
-    def speed_up(found, figure, **wanted):
+    def speed_up(found: Rows, figure: str, **wanted: Any) -> tuple[list, list]:
         threads, times = found.line("threads", figure, **wanted)
         return threads, [times[0] / t for t in times]
 

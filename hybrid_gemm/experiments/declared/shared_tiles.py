@@ -1,13 +1,16 @@
 """Shared-memory tiles: how large should a block's tile be?"""
 
+from collections.abc import Iterator
+
 from ...reporting.pictures import Line, Panel, Picture
-from ..base import ANYWHERE, Claim, Experiment, Point, Published, verdict
+from ..base import ANYWHERE, Claim, Experiment, Point, Published, Rows, Verdict, verdict
 from ..measure import product
 
 TILES = (1, 2, 4, 8, 16, 32)
 
 
-def points(scale, device):
+def points(scale: str, device: str) -> Iterator[Point]:
+    """Every tile at one size, in int32 as the course had it."""
     n = 1024 if scale == "full" else 64
     for tile in TILES:
         yield Point(
@@ -18,7 +21,8 @@ def points(scale, device):
         )  # fmt: skip
 
 
-def steep_then_flat(rows):
+def steep_then_flat(rows: Rows) -> Verdict:
+    """Tile 16 is over 5 times as fast as tile 1, and tile 32 within a quarter of it."""
     one, sixteen, last = (rows.value("time_ms", tile_size=t) for t in (1, 16, 32))
     return verdict(
         one > 5 * sixteen and 0.8 < last / sixteen < 1.25,
@@ -27,7 +31,8 @@ def steep_then_flat(rows):
     )
 
 
-def loads_cut(rows):
+def loads_cut(rows: Rows) -> Verdict:
+    """A tile of width T reads a T-th of the elements, for every T."""
     loads = {t: rows.value("loads_a_madd", tile_size=t) for t in TILES}
     cuts = {t: 2 / found for t, found in loads.items()}
     return verdict(
@@ -37,12 +42,14 @@ def loads_cut(rows):
     )  # fmt: skip
 
 
-def flops_a_load(rows):
+def flops_a_load(rows: Rows) -> Verdict:
+    """Tile 16 computes 16 flops for each element that it reads."""
     found = 2 / rows.value("loads_a_madd", tile_size=16)
     return verdict(found == 16, f"{found:.0f} flops for each element read from global memory")
 
 
-def picture(rows):
+def picture(rows: Rows) -> Picture:
+    """Time over the tile: published, and here."""
     theirs = EXPERIMENT.theirs().line("tile_size", "published_time_ms")
     return Picture(
         [Panel([Line("published, P100", *theirs, theirs=True),

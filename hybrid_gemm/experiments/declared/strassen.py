@@ -1,16 +1,18 @@
 """Strassen's algorithm over a kernel: when does it win, and what does it cost in accuracy?"""
 
 import itertools
+from collections.abc import Callable, Iterator
 
 from ...reporting.pictures import Line, Panel, Picture
-from ..base import ANYWHERE, Claim, Experiment, Point, verdict
+from ..base import ANYWHERE, Claim, Experiment, Point, Rows, Verdict, verdict
 from ..measure import strassen
 from ..sizes import BEST, largest
 
 LEVELS = (0, 1, 2, 3)
 
 
-def points(scale, device):
+def points(scale: str, device: str) -> Iterator[Point]:
+    """0 to 3 levels over the kernels of the device, at several sizes."""
     kernels = {"cuda": (BEST, "cublas"), "cpu": ("blas",),
                "emulator": ("shared_tile",)}[device]  # fmt: skip
     sizes = {"cuda": (256, 512), "cpu": (255, 512), "emulator": (33, 64)}[device]
@@ -21,8 +23,10 @@ def points(scale, device):
                             {"kernel": kernel, "n": n, "levels": levels})  # fmt: skip
 
 
-def wins(kernel):
-    def decide(rows):
+def wins(kernel: str) -> Callable[[Rows], Verdict]:
+    """Whether some level is faster than the kernel alone, at some size."""
+
+    def decide(rows: Rows) -> Verdict:
         gains = {}
         for n in rows.values("n", kernel=kernel):
             times = [rows.value("time_ms", kernel=kernel, n=n, levels=x) for x in LEVELS]
@@ -38,7 +42,8 @@ def wins(kernel):
     return decide
 
 
-def errors_grow(rows):
+def errors_grow(rows: Rows) -> Verdict:
+    """Each level has a larger error than the one before."""
     kernel = rows.measured("error")[0]["kernel"]
     n = largest(rows, "error", kernel=kernel)
     errors = [rows.value("error", kernel=kernel, n=n, levels=x) for x in LEVELS]
@@ -50,7 +55,8 @@ def errors_grow(rows):
     )
 
 
-def picture(rows):
+def picture(rows: Rows) -> Picture:
+    """Speed over that of the kernel alone by n, and the error by levels."""
     kernels = rows.values("kernel")
     panels = []
     for kernel in kernels:

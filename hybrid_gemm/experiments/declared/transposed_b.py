@@ -1,8 +1,10 @@
 """Transposing B first, so that both operands are read along rows."""
 
+from collections.abc import Iterator
+
 from ... import catalog
 from ...reporting.pictures import Line, Panel, Picture
-from ..base import ANYWHERE, Claim, Experiment, Point, verdict
+from ..base import ANYWHERE, Claim, Experiment, Point, Rows, Verdict, verdict
 from ..measure import product, transposition
 from ..model import tile, traffic
 from ..sizes import largest, right_everywhere
@@ -11,7 +13,8 @@ AS_IT_LIES, WITHIN, BEFORE = "B as it lies", "transposed within the time", "tran
 BLOCK = {"BM": 32, "BN": 32}
 
 
-def points(scale, device):
+def points(scale: str, device: str) -> Iterator[Point]:
+    """Kernels with B as it lies and transposed: before, or within the time."""
     kernels = ("naive", "double_buffered") if device != "cpu" else ("blas",)
     for n in (1024, 2048, 4096) if scale == "full" else (128,):
         same = {"m": n, "n": n, "k": n}
@@ -33,7 +36,8 @@ def points(scale, device):
             yield Point(transposition, {"kernel": "transpose", "way": "alone", "n": n}, {"n": n})
 
 
-def faster(rows):
+def faster(rows: Rows) -> Verdict:
+    """Transposing B within the time is faster than the kernel that reads B as it lies."""
     n = largest(rows, "time_ms", kernel="transposed_b")
     plain = rows.value("time_ms", kernel="naive", way=AS_IT_LIES, n=n)
     within, before = (
@@ -47,22 +51,28 @@ def faster(rows):
     )
 
 
-def contiguous(rows):
-    plain, turned = (
-        traffic(
-            tile(catalog.get(k).variant(BLOCK), "float32"), layout, "float32", False
-        ).warp_sectors
-        for k, layout in (("naive", "nn"), ("transposed_b", "nt"))
-    )
+def _sectors_of_b(kernel: str, layout: str) -> int:
+    """Sectors of B that a warp moves in a step of K."""
+    block = tile(catalog.get(kernel).variant(BLOCK), "float32")
+    assert block is not None  # both kernels give every block a tile
+    found = traffic(block, layout, "float32", staged=False).warp_sectors
+    assert found is not None  # of threads that read for themselves
+    return found[1]
+
+
+def contiguous(rows: Rows) -> Verdict:
+    """A warp reads fewer sectors of B where B is transposed."""
+    plain, turned = _sectors_of_b("naive", "nn"), _sectors_of_b("transposed_b", "nt")
     return verdict(
-        turned[1] < plain[1],
-        f"along a thread's own loop, yes; but a warp's 32 threads read {plain[1]} sectors of B a "
-        f"step as it lies and {turned[1]} transposed: what is contiguous for one thread is "
+        turned < plain,
+        f"along a thread's own loop, yes; but a warp's 32 threads read {plain} sectors of B a "
+        f"step as it lies and {turned} transposed: what is contiguous for one thread is "
         "scattered over a warp",
     )
 
 
-def picture(rows):
+def picture(rows: Rows) -> Picture:
+    """Bars of the rate by size, for each kernel and way."""
     names = [f"n = {n}" for n in rows.values("n")]
     ways = [("naive", AS_IT_LIES), ("transposed_b", WITHIN), ("transposed_b", BEFORE),
             ("blas", AS_IT_LIES), ("blas", BEFORE)]  # fmt: skip

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from ...devices.base import Device
 from ...devices.cuda.nccl_group import unavailable as no_library
-from ...errors import UnavailableError, UsageError
+from ...errors import UnavailableError
+from ...options import TRANSPORTS
 from .. import launch
 from ..rank_plan import RankPlan
 from .base import Transport
@@ -20,13 +21,13 @@ from .nccl import NcclTransport
 
 __all__ = ["KINDS", "NAMES", "WORDS", "Transport", "names", "open_transport"]
 
-NAMES = ("ipc", "nccl", "mpi")
+NAMES = tuple(name for name in TRANSPORTS if name != "auto")
 WORDS = {
     "ipc": "peer copies (CUDA IPC)",
     "nccl": "NCCL messages",
     "mpi": "MPI messages through host memory",
 }
-KINDS = {"ipc": IpcTransport, "nccl": NcclTransport, "mpi": MpiTransport}
+KINDS: dict[str, type] = {"ipc": IpcTransport, "nccl": NcclTransport, "mpi": MpiTransport}
 
 
 def open_transport(asked: str, comm, cells, node: int, cell, plan: RankPlan, device: Device):
@@ -41,7 +42,7 @@ def open_transport(asked: str, comm, cells, node: int, cell, plan: RankPlan, dev
     if candidates != ["mpi"]:
         facts = comm.allgather((node, *_gpu_facts(device.unwrapped)))
     checks = {"ipc": _no_ipc, "nccl": _no_nccl, "mpi": lambda facts, cells: None}
-    reasons = {}
+    reasons: dict[str, str] = {}
     for name in candidates:
         transport, reason = None, checks[name](facts, cells)
         if not reason:
@@ -61,8 +62,6 @@ def open_transport(asked: str, comm, cells, node: int, cell, plan: RankPlan, dev
 
 def names(asked: str, kind: str) -> list[str]:
     """What to try between devices of a kind, in this order."""
-    if asked not in (*NAMES, "auto"):
-        raise UsageError(f"no transport is called {asked!r}; there are auto, {', '.join(NAMES)}")
     if kind != "cuda" and asked in ("ipc", "nccl"):
         raise UnavailableError(
             f"transport {asked} is between GPUs, and the device is {kind}; "

@@ -6,8 +6,8 @@ import abc
 
 import numpy as np
 
+from ...arrays.operand import Operand
 from ...devices.base import Device
-from ...devices.matrix import Matrix
 from ..rank_plan import IN_FLIGHT, Piece, RankPlan
 
 
@@ -19,7 +19,10 @@ class Transport(abc.ABC):
     owner a piece has the room of the one IN_FLIGHT rounds before it.
     """
 
-    near = True  # parts of others arrive in the device's own memory
+    @property
+    def near(self) -> bool:
+        """Whether parts of others arrive in the device's own memory."""
+        return True
 
     def __init__(self, comm, plan: RankPlan, rank: int, device: Device):
         self.comm, self.device = comm, device
@@ -31,7 +34,7 @@ class Transport(abc.ABC):
 
     def start(self) -> None:
         """Makes ready for one run of the plan."""
-        self.mine: dict[int, Matrix] = {}  # this rank's partials of its own piece, a round
+        self.mine: dict[int, Operand] = {}  # this rank's partials of its own piece, a round
         self.over = 0  # rounds of its own that are summed
         self.sent: set[tuple[int, int]] = set()  # (owner, round) of pieces on their way
         self.relayed: list[tuple] = []  # (event before, event after, bytes) of copies that it made
@@ -40,7 +43,7 @@ class Transport(abc.ABC):
         """The owner of a piece as a rank of the cell."""
         return self.owners.index(piece.owner)
 
-    def room(self, piece: Piece) -> Matrix | None:
+    def room(self, piece: Piece) -> Operand | None:
         """Where to multiply a piece, or None while earlier rounds still need the room."""
         before, owner = piece.round - IN_FLIGHT, self.place(piece)
         if owner == self.me:
@@ -53,10 +56,10 @@ class Transport(abc.ABC):
     def _free(self, owner: int, round: int) -> bool:
         """Whether another's piece of a round, which was sent, has left its buffer."""
 
-    def _room(self, piece: Piece, owner: int) -> Matrix:
-        return Matrix(self.device.empty(*piece.shape, self.dtype.name), self.device)
+    def _room(self, piece: Piece, owner: int) -> Operand:
+        return Operand.of(self.device.empty(*piece.shape, self.dtype.name), self.device)
 
-    def done(self, piece: Piece, buffer: Matrix) -> None:
+    def done(self, piece: Piece, buffer: Operand) -> None:
         """The piece is in its buffer, and its stream idle: let it travel."""
         if piece.owner == self.owners[self.me]:
             self.mine[piece.round] = buffer
@@ -65,7 +68,7 @@ class Transport(abc.ABC):
             self.sent.add((self.place(piece), piece.round))
 
     @abc.abstractmethod
-    def _send(self, piece: Piece, owner: int, buffer: Matrix) -> None: ...
+    def _send(self, piece: Piece, owner: int, buffer: Operand) -> None: ...
 
     def parts(self, round: int) -> list | None:
         """The partials of this rank's own piece of a round in rank order; None until all are

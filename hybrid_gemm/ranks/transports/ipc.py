@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from typing import Any
 
-from ...devices.matrix import Matrix
+from ...arrays.operand import Operand
 from ..rank_plan import IN_FLIGHT, Piece
 from .base import Transport
+
+
+def _cupy(device: Any) -> Any:
+    """CuPy, as a CUDA device has it."""
+    return device.unwrapped.cp
 
 
 class IpcTransport(Transport):
@@ -16,7 +22,7 @@ class IpcTransport(Transport):
 
     def __init__(self, comm, plan, rank, device):
         super().__init__(comm, plan, rank, device)
-        cp, self.stream = device.unwrapped.cp, device.stream()
+        cp, self.stream = _cupy(device), device.stream()
         # One slot for each owner, as large as its first piece, IN_FLIGHT times.
         sizes = [
             max((p.shape[0] * p.shape[1] for p in owned), default=0) * self.dtype.itemsize
@@ -65,7 +71,7 @@ class IpcTransport(Transport):
 
     def _slot(self, member: int, piece: Piece, owner: int):
         """A piece where `member` makes it."""
-        cp = self.device.unwrapped.cp
+        cp = _cupy(self.device)
         offset = self.offsets[owner] + piece.round % IN_FLIGHT * self.stride
         size = piece.shape[0] * piece.shape[1] * self.dtype.itemsize
         memory = cp.cuda.UnownedMemory(
@@ -74,7 +80,7 @@ class IpcTransport(Transport):
         return cp.ndarray(piece.shape, self.dtype, cp.cuda.MemoryPointer(memory, 0))
 
     def _room(self, piece, owner):
-        return Matrix(self._slot(self.me, piece, owner), self.device)
+        return Operand.of(self._slot(self.me, piece, owner), self.device)
 
     def _free(self, owner, round):
         return self.freed[owner, round].Test()
@@ -116,7 +122,7 @@ class IpcTransport(Transport):
             request.Wait()
 
     def close(self):
-        cp = self.device.unwrapped.cp
+        cp = _cupy(self.device)
         with cp.cuda.Device(self.device.ordinal):
             for pointer in self.opened:
                 cp.cuda.runtime.ipcCloseMemHandle(pointer)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...devices.matrix import Matrix
+from ...arrays.operand import Operand
 from ..rank_plan import IN_FLIGHT, Piece
 from .base import Transport
 
@@ -44,7 +44,7 @@ class MpiTransport(Transport):
     def _room(self, piece, owner):
         if owner == self.me and not self.device.host_memory:
             return super()._room(piece, owner)
-        return Matrix(np.empty(piece.shape, self.dtype))
+        return Operand.of(np.empty(piece.shape, self.dtype))
 
     def _free(self, owner, round):
         request, _buffer = self.sends[owner, round]

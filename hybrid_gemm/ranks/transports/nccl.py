@@ -24,7 +24,7 @@ class NcclTransport(Transport):
 
     def start(self):
         super().start()
-        self.outgoing = defaultdict(dict)
+        self.outgoing: dict[int, dict] = defaultdict(dict)
         self.incoming, self.events = {}, {}
         self.next = 0  # the round to be exchanged
 

@@ -1,0 +1,179 @@
+"""What the benchmarks have in common: each is a `Study`, and one function runs and shows any.
+
+study = AccuracyStudy([(256, 256, 1024)], device="cpu")
+data = run(study)
+show(study, data)
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+
+from .. import devices
+from ..arrays.strides import Array
+from ..catalog import Variant
+from ..devices import tensor_core_products
+from ..devices.base import Device, Stream
+from ..devices.kernel_device import KernelDevice
+from ..kernel_choice import compute_modes
+from ..problem import Problem, is_float
+from ..reporting import console
+from ..verify import verify
+
+Shape = tuple[int, int, int]  # m, n, k
+Row = dict[str, Any]  # one line of a table; what was not measured is None
+Advance = Callable[[int], None]  # so many steps of a study are done
+Progress = Callable[[int, str], Advance]  # begins a bar of so many steps with a label
+Note = Callable[[str], None]  # says something to the user that is no result
+PASSED, FAILED = "passed", "FAILED"  # what a row's "verdict" is once C was checked
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table for people. A heading with a leading `<` is that of text, others of numbers."""
+
+    headings: Sequence[str]
+    rows: Sequence[Sequence[object]]
+    title: str = ""
+
+
+class Study(Protocol):
+    """A benchmark whose choices are made: what it measures, and how that is shown.
+
+    Making one checks the choices (`UsageError`) and opens its device (`UnavailableError`); its
+    arrays are made while `rows` runs. Each row has the keys `columns`, in that order, and may
+    have more; its "verdict" is "passed", "FAILED", or None where nothing was multiplied, and
+    then its "note" says why.
+    """
+
+    columns: ClassVar[tuple[str, ...]]
+
+    @property
+    def device_note(self) -> str:
+        """Which device is used and why; empty where the user named it."""
+
+    @property
+    def steps(self) -> int:
+        """How often `rows` calls `advance(1)`."""
+
+    def rows(self, advance: Advance) -> Iterator[Row]:
+        """Measures, and yields each row when it is done."""
+
+    def about(self) -> dict[str, Any]:
+        """What a result file says beside the rows, the device for one. Asked after `rows`."""
+
+    @staticmethod
+    def table(data: Mapping[str, Any]) -> Table:
+        """A result (of this study, or read from a file) as a table for people."""
+
+
+def run(
+    study: Study, *, progress: Progress | None = None, note: Note = lambda text: None
+) -> dict[str, Any]:
+    """A study's result as plain data: what `about` says, and "rows"."""
+    if study.device_note:
+        note(study.device_note)
+    advance = progress(study.steps, "measuring") if progress else lambda _: None
+    rows = list(study.rows(advance))
+    return {**study.about(), "rows": rows}
+
+
+def show(study: Study | type[Study], data: Mapping[str, Any]) -> None:
+    """Prints a study's result as a table on stdout."""
+    table = study.table(data)
+    console.table(table.headings, table.rows, title=table.title)
+
+
+def as_csv(study: Study | type[Study], data: Mapping[str, Any]) -> str:
+    """A study's rows as CSV, with its columns as the header; parameters as "BM=128 BN=64"."""
+    out = io.StringIO()
+    writer = csv.DictWriter(out, study.columns, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    for row in data["rows"]:
+        params = {"params": parameters(row)} if "params" in row else {}
+        writer.writerow({**row, **params})
+    return out.getvalue()
+
+
+def failed(data: Mapping[str, Any]) -> list[Row]:
+    """The rows of a result whose product is wrong."""
+    return [row for row in data["rows"] if row["verdict"] == FAILED]
+
+
+# --- cells of tables ------------------------------------------------------------------------
+
+
+def cell(value: float | None, form: str) -> str:
+    """A number in a format such as ".2f"; empty for None."""
+    return "" if value is None else f"{value:{form}}"
+
+
+def sides(row: Row) -> str:
+    """The sizes of a row's problem: "m x n x k"."""
+    return f"{row['m']} x {row['n']} x {row['k']}"
+
+
+def parameters(row: Row) -> str:
+    """A row's kernel parameters: "BM=128 BN=64"."""
+    return " ".join(f"{name}={value}" for name, value in row["params"].items())
+
+
+# --- products on a device -------------------------------------------------------------------
+
+
+def open_device(asked: str) -> tuple[Device, str]:
+    """The device of this kind (of several GPUs the first), and a sentence that says which it is
+    where `asked` left that open ("auto"). Raises `UsageError` and `UnavailableError`."""
+    kind, why = devices.choose(asked)
+    (opened, *_others) = devices.open_devices(kind, 1, gpus=[0] if kind == "cuda" else None)
+    return opened, f"device: {kind} ({why})" if why else ""
+
+
+def upload(device: Device, host: np.ndarray, stream: Stream) -> Array:
+    """A host matrix copied into new memory of the device, row-major; waits for the copy."""
+    rows, cols = host.shape
+    there = device.empty(rows, cols, host.dtype.name)
+    device.copy(there, host, stream)
+    stream.synchronize()
+    return there
+
+
+def multiply_once(
+    device: Device, variant: Variant, problem: Problem, operands: tuple[Array, Array, Array],
+    stream: Stream,
+) -> str:  # fmt: skip
+    """c = a @ b for `operands` (a, b, c) on the device; returns in words which arithmetic ran.
+
+    C holds NaN (integers: -2^30) beforehand, so that an element that is not written shows. Waits
+    for the product. Raises `HybridGemmError` where the kernel does not run.
+    """
+    a, b, c = operands
+    c[...] = np.nan if is_float(c.dtype) else -(2**30)
+    before = _split_products(device, problem)
+    device.gemm(variant, a, b, c, alpha=1, beta=0, stream=stream)
+    stream.synchronize()
+    taken = _split_products(device, problem) - before
+    return compute_modes.ran(variant, problem, taken.tolist())
+
+
+def _split_products(device: Device, problem: Problem) -> np.ndarray:
+    """How many products by fp32x3 the device has split in each way so far."""
+    if not isinstance(device, KernelDevice):
+        return np.zeros(3, int)
+    return tensor_core_products.verdicts(device, problem)
+
+
+def judged(problem: Problem, a: Array, b: Array, c: Array, seed: int = 0) -> Row:
+    """The verdict on c = a @ b, for op(A) `a` and op(B) `b`, as columns of a row.
+
+    "worst_error_of_bound" is the largest error as a fraction of what rounding may cause.
+    """
+    found = verify(problem, a, b, None, c, seed=seed)
+    assert found is not None  # only mode "off" gives no verdict
+    return {"verdict": PASSED if found.passed else FAILED, "worst_error_of_bound": found.worst}

@@ -1,0 +1,100 @@
+"""`hybrid-gemm run` by this process alone."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from ..arrays.npy_files import NpyWriter
+from ..options import Options
+from ..problem import Problem
+from ..reporting import thread_report
+from ..runner import Result, Runner
+from ..verify import Verdict, verify
+from .inputs import Inputs, check_host_memory
+from .job import Output, Wanted
+
+
+class _NoFile:
+    """A product whose C is not written."""
+
+    array = None
+
+    def commit(self) -> None:
+        pass
+
+
+class Alone:
+    """A site of `job.Job`: threads and devices of this process."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+
+    def open(self, problem: Problem, *, resident: bool) -> str:
+        self.runner = runner = Runner.of(self.options.alone())
+        self.problem = runner.settle(problem)
+        self.plan = runner.plan(self.problem, resident=resident)
+        self.variant = runner.variant(self.plan)
+        return f"device: {runner.kind} ({runner.note})" if runner.note else ""
+
+    def load(self, inputs: Inputs) -> None:
+        beta = self.problem.beta
+        if inputs.generated:
+            size = np.dtype(self.problem.out_dtype).itemsize
+            check_host_memory(inputs.shapes.values(), size)
+        self.a, self.b = inputs.whole("A"), inputs.whole("B")
+        self.c = inputs.whole("C") if beta or not inputs.generated else None
+
+    @contextlib.contextmanager
+    def output(self, inputs: Inputs, path: str | None) -> Iterator[Output]:
+        if not path:
+            yield _NoFile()
+            return
+        p, names = self.problem, inputs.request.names
+        writer = NpyWriter(path, (p.m, p.n), p.out_dtype, inputs=names)
+        try:
+            yield writer
+        finally:
+            writer.abort()  # does nothing after commit
+
+    def run(self, inputs: Inputs, out: Any, wanted: Wanted, progress: Callable) -> Result:
+        request = inputs.request
+        return self.runner.run(
+            self.a, self.b, self.c, alpha=request.alpha, beta=request.beta,
+            trans_a=request.trans_a, trans_b=request.trans_b, out=out, resident=wanted.resident,
+            progress=progress(self.problem.flops, "multiplying"),
+        )  # fmt: skip
+
+    def verify(self, inputs: Inputs, result: Result, mode: str) -> Verdict | None:
+        request = inputs.request
+        a = self.a.T if request.trans_a else self.a
+        b = self.b.T if request.trans_b else self.b
+        return verify(self.problem, a, b, self.c, result.c, mode=mode, seed=request.seed)
+
+    def shown(self, inputs: Inputs, result: Result) -> dict[str, Any]:
+        return {"A": self.a, "B": self.b, "C": result.c}
+
+    def where(self) -> dict[int, str]:
+        return {w.index: self.plan.devices[w.device].name for w in self.plan.workers}
+
+    def about_plan(self) -> dict:
+        return thread_report.plan_data(self.plan)
+
+    def about_result(self, result: Result, verdict: Verdict | None, totals_ms: list) -> dict:
+        options = self.options
+        algorithm: dict[str, Any] = {"name": options.algorithm}
+        if options.algorithm == "strassen":
+            algorithm["levels"] = options.levels
+        return thread_report.result_data(result, verdict, totals_ms) | {
+            "device": {"kind": self.runner.kind, "why": self.runner.note},
+            "algorithm": algorithm,
+        }
+
+    def print_plan(self) -> None:
+        thread_report.print_plan(self.plan, str(self.variant))
+
+    def print_result(self, result: Result, verdict: Verdict | None) -> None:
+        thread_report.print_result(result, verdict, self.runner.describe(result.plan))

@@ -1,0 +1,159 @@
+"""What `hybrid-gemm run` multiplies: matrices of .npy files, or made from a seed."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..arrays import generator, npy_files
+from ..errors import OutOfMemoryError, UsageError, in_words
+from ..host.resources import cores, memory_available
+from ..planning.partition import Span
+from ..problem import Problem, compute_dtype, make_problem
+
+DEFAULT_SIZE = 2048
+
+
+@dataclass(frozen=True)
+class InputRequest:
+    """The input as the command line asks for it. `seed`, sizes, `dtype` and `fill` are of
+    generated input."""
+
+    files: tuple[str, ...] = ()
+    c_file: str | None = None
+    m: int | None = None
+    n: int | None = None
+    k: int | None = None
+    size: int | None = None
+    dtype: str | None = None
+    fill: str = "normal"
+    seed: int = 0
+    alpha: float = 1.0
+    beta: float = 0.0
+    trans_a: bool = False
+    trans_b: bool = False
+
+    @property
+    def names(self) -> list[str]:
+        """The files that are read."""
+        return [*self.files, *([self.c_file] if self.c_file else [])]
+
+
+@dataclass
+class Inputs:
+    """A, B and C: `arrays` of files, or None where they are to be generated in `shapes`."""
+
+    request: InputRequest
+    shapes: dict[str, tuple[int, int]]
+    problem: Problem
+    arrays: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, request: InputRequest) -> Inputs:
+        """Opens the files, or looks at what is to be generated. Raises `UsageError`."""
+        return _from_files(request) if request.files else _to_generate(request)
+
+    @property
+    def generated(self) -> bool:
+        return not self.arrays
+
+    def facts(self) -> dict[str, Any]:
+        """What ranks have to agree on."""
+        request = self.request
+        return {
+            "shapes": self.shapes, "dtype": self.problem.out_dtype, "fill": request.fill,
+            "seed": request.seed, "alpha": request.alpha, "beta": request.beta,
+            "trans_a": request.trans_a, "trans_b": request.trans_b,
+            "files": [(name, os.path.getsize(name)) for name in request.names],
+        }  # fmt: skip
+
+    def block(self, operand: str, rows: Span, cols: Span) -> Any:
+        """Some rows and columns of op(A), op(B) or C ("A", "B", "C")."""
+        request = self.request
+        transposed = {"A": request.trans_a, "B": request.trans_b, "C": False}[operand]
+        if transposed:
+            rows, cols = cols, rows
+        if not self.generated:
+            found = self.arrays[operand][rows.slice, cols.slice]
+        else:
+            found = generator.generate(
+                *self.shapes[operand], self.problem.out_dtype, seed=request.seed,
+                operand=operand, fill=request.fill, threads=cores(),
+                row_range=(rows.start, rows.stop), col_range=(cols.start, cols.stop),
+            )  # fmt: skip
+        return found.T if transposed else found
+
+    def whole(self, operand: str) -> Any:
+        """A, B or C as it lies: not transposed."""
+        if not self.generated:
+            return self.arrays[operand]
+        return generator.generate(
+            *self.shapes[operand], self.problem.out_dtype, seed=self.request.seed,
+            operand=operand, fill=self.request.fill, threads=cores(),
+        )  # fmt: skip
+
+
+def _from_files(request: InputRequest) -> Inputs:
+    files = request.files
+    if len(files) != 2:
+        raise UsageError(f"{len(files)} file was given; give A.npy and B.npy, or neither")
+    generated = request.m, request.n, request.k, request.size, request.dtype
+    if any(x is not None for x in generated):
+        raise UsageError("sizes and --dtype are for generated input; the files have their own")
+    names = {"A": files[0], "B": files[1], "C": request.c_file}
+    arrays = {x: npy_files.open_npy(name) if name else None for x, name in names.items()}
+    problem = _problem(request, arrays)
+    shapes = {x: array.shape for x, array in arrays.items() if array is not None}
+    return Inputs(request, shapes, problem, arrays)
+
+
+def _to_generate(request: InputRequest) -> Inputs:
+    dtype = request.dtype or "float32"
+    if request.c_file:
+        raise UsageError("-c goes with A.npy B.npy; generated input makes its own C")
+    sides = request.m, request.n, request.k
+    if request.size is not None and any(x is not None for x in sides):
+        raise UsageError("--size sets m, n and k; give it or -m -n -k")
+    size = DEFAULT_SIZE if request.size is None else request.size
+    m, n, k = (size if x is None else x for x in sides)
+    if min(m, n, k) < 0:
+        raise UsageError(f"m={m} n={n} k={k}: sizes are 0 or more")
+    if dtype not in generator.GENERATED_DTYPES:
+        raise UsageError(f"--dtype {dtype!r}: it takes {', '.join(generator.GENERATED_DTYPES)}")
+    if request.fill not in generator.FILLS:
+        raise UsageError(f"--fill {request.fill!r}: it takes {', '.join(generator.FILLS)}")
+    if not 0 <= request.seed < 2**63:
+        raise UsageError(f"--seed {request.seed}: it takes 0 to 2^63 - 1")
+    compute_dtype(np.dtype(dtype))
+    shapes = {
+        "A": (k, m) if request.trans_a else (m, k),
+        "B": (n, k) if request.trans_b else (k, n),
+        "C": (m, n),
+    }
+    views: dict[str, Any] = {
+        x: np.broadcast_to(np.empty((), dtype), shape) for x, shape in shapes.items()
+    }
+    if not request.beta:
+        views["C"] = None
+    return Inputs(request, shapes, _problem(request, views))
+
+
+def _problem(request: InputRequest, arrays: dict[str, Any]) -> Problem:
+    return make_problem(
+        arrays["A"], arrays["B"], arrays["C"], alpha=request.alpha, beta=request.beta,
+        trans_a=request.trans_a, trans_b=request.trans_b,
+    )  # fmt: skip
+
+
+def check_host_memory(shapes: Any, itemsize: int) -> None:
+    """Raises `OutOfMemoryError` where matrices of these shapes do not fit in host memory."""
+    need = sum(rows * cols for rows, cols in shapes) * itemsize
+    have = memory_available()
+    if need > have:
+        raise OutOfMemoryError(
+            f"A, B and C need {in_words(need)} of host memory and {in_words(have)} is available; "
+            "smaller sizes fit, or .npy files, which are read in parts"
+        )

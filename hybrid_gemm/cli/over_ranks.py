@@ -1,0 +1,173 @@
+"""`hybrid-gemm run` as one of several MPI ranks, and plans for ranks elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from ..arrays import npy_files
+from ..options import Options
+from ..planning.partition import Span
+from ..problem import Problem
+from ..ranks import verify
+from ..ranks.launch import agree, bind_cores, place, together
+from ..ranks.rank_plan import make_rank_plan
+from ..ranks.redistribution import NOTHING, Part, move
+from ..ranks.runner import RankResult, RankRunner, nothing_multiplied, parts_of
+from ..reporting import rank_report
+from ..runner import Runner
+from ..verify import Verdict
+from .inputs import Inputs, check_host_memory
+from .job import Output, Wanted
+
+
+class OverRanks:
+    """A site of `job.Job`: each rank makes or reads its own parts, and writes its own strips."""
+
+    def __init__(self, comm: Any, options: Options) -> None:
+        self.comm, self.options = comm, options
+
+    def open(self, problem: Problem, *, resident: bool) -> str:
+        comm = self.comm
+        bind_cores(comm, place(comm))
+        self.runner = runner = RankRunner.of(comm, self.options.across_ranks())
+        self.plan = runner.plan(nothing_multiplied(problem), resident=resident)
+        self.problem = self.plan.problem
+        self.variant = runner.variant(self.plan)
+        self.strip = parts_of(self.plan)[comm.rank]
+        self.places = comm.allgather((runner.where.host, runner.local.describe()))
+        local = runner.local
+        return f"device: {local.kind} ({local.note})" if local.note else ""
+
+    def load(self, inputs: Inputs) -> None:
+        agree(self.comm, inputs.facts())
+        self.blocks = together(self.comm, lambda: self._blocks(inputs))
+
+    def _blocks(self, inputs: Inputs) -> tuple[Any, Any, Any]:
+        """This rank's blocks of op(A) and op(B) and its strip of C."""
+        box = self.plan.box(self.comm.rank)
+        if box is None:
+            empty = np.empty((0, 0), self.problem.dtype)
+            return empty, empty, empty
+        wanted = {"A": (box.rows, box.ks), "B": (box.ks, box.cols)}
+        if self.problem.beta:
+            wanted["C"] = self.strip.rows, self.strip.cols
+        if inputs.generated:
+            shapes = [(len(rows), len(cols)) for rows, cols in wanted.values()]
+            shapes = [*shapes, self.strip.shape] * self.runner.where.local_size
+            check_host_memory(shapes, np.dtype(self.problem.out_dtype).itemsize)
+        found = {x: inputs.block(x, *spans) for x, spans in wanted.items()}
+        return found["A"], found["B"], found.get("C")
+
+    @contextlib.contextmanager
+    def output(self, inputs: Inputs, path: str | None) -> Iterator[Output]:
+        """One file that all ranks write, whole or not at all."""
+        strip = np.empty(self.strip.shape, self.problem.out_dtype)
+        if not path:
+            yield _Strip(strip)
+            return
+        comm, shape = self.comm, (self.problem.m, self.problem.n)
+        writer = together(comm, lambda: comm.rank == 0 and npy_files.NpyWriter(
+            path, shape, self.problem.out_dtype, inputs=inputs.request.names
+        ))  # fmt: skip
+        temporary, offset = comm.bcast(writer and (writer.temporary, writer.offset))
+
+        def remove(*number: Any) -> None:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
+            if number:  # the launcher ends us because another rank has failed
+                os._exit(128 + number[0])
+
+        def write() -> None:
+            top, left = self.strip.rows.start, self.strip.cols.start
+            together(comm, lambda: npy_files.write_part(
+                temporary, offset, shape[1], strip, top, left
+            ))  # fmt: skip
+            together(comm, lambda: writer and writer.commit())
+
+        before = signal.signal(signal.SIGTERM, remove)
+        try:
+            yield _Strip(strip, write)
+        finally:
+            remove()
+            signal.signal(signal.SIGTERM, before)
+
+    def run(self, inputs: Inputs, out: Any, wanted: Wanted, progress: Callable) -> RankResult:
+        box = self.plan.box(self.comm.rank)
+        a, b, c = self.blocks
+        return self.runner.run(
+            self.plan, a, b, c, out, resident=wanted.resident,
+            progress=progress(box.flops if box else 0, "multiplying"),
+        )  # fmt: skip
+
+    def verify(self, inputs: Inputs, result: RankResult, mode: str) -> Verdict | None:
+        a, b, c = self.blocks
+        return verify.verify(
+            self.comm, self.plan, a, b, c, result.c, mode=mode, seed=inputs.request.seed
+        )
+
+    def shown(self, inputs: Inputs, result: RankResult) -> dict[str, Any]:
+        p = self.problem
+        m, n, k = Span(0, p.m), Span(0, p.n), Span(0, inputs.problem.k)
+        want = [Part(m, n), *[NOTHING] * (self.comm.size - 1)]
+        c = move(self.comm, result.c, parts_of(self.plan), want, p.out_dtype)
+        return {"A": inputs.block("A", m, k), "B": inputs.block("B", k, n), "C": c}
+
+    def where(self) -> dict[int, str]:
+        threads = self.plan.threads
+        return {
+            rank * threads + i: " ".join(f"rank {rank}: {host} {device}".split())
+            for rank, (host, device) in enumerate(self.places)
+            for i in range(threads)
+        }
+
+    def about_plan(self) -> dict:
+        return rank_report.plan_data(self.plan)
+
+    def about_result(self, result: RankResult, verdict: Verdict | None, totals_ms: list) -> dict:
+        local = self.runner.local
+        return rank_report.result_data(result, verdict, totals_ms) | {
+            "hosts": [host for host, _device in self.places],
+            "device": {"kind": local.kind, "why": local.note},
+        }
+
+    def print_plan(self) -> None:
+        rank_report.print_plan(self.plan, str(self.variant), self.places)
+
+    def print_result(self, result: RankResult, verdict: Verdict | None) -> None:
+        rank_report.print_result(result, verdict, self.places)
+
+
+class _Strip:
+    """A rank's strip of C; `write` brings it into the file that all ranks write."""
+
+    def __init__(self, array: np.ndarray, write: Callable[[], None] = lambda: None) -> None:
+        self.array, self.commit = array, write
+
+
+class Elsewhere(OverRanks):
+    """A site that only plans, for ranks that each have what this machine has."""
+
+    def __init__(self, ranks: int, options: Options) -> None:
+        super().__init__(None, options)
+        self.ranks = ranks
+
+    def open(self, problem: Problem, *, resident: bool) -> str:
+        options = self.options.across_ranks()
+        split = "auto" if options.grid else options.split
+        one = Runner.of(dataclasses.replace(options, grid=None, split=split))
+        settled = one.settle(problem)
+        self.plan = make_rank_plan(
+            settled, one.devices[0].spec(), self.ranks, threads=one.threads,
+            split=options.split, grid=options.grid, rounds=options.rounds,
+            kernel=one.plans.kernel_name, resident=resident,
+        )  # fmt: skip
+        self.variant = one.plans.kernel or one.variant(one.plan(settled))
+        self.places = [("", one.devices[0].describe())] * self.ranks
+        return f"each rank is taken to have what this machine has: {one.describe()}"

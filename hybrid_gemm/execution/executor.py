@@ -1,0 +1,35 @@
+"""What every executor offers: a single GPU, threads over several devices, an MPI rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from ..arrays.operand import Operands
+from ..catalog import Variant
+from ..planning.plan import Plan
+from .timeline import Timeline
+
+P = TypeVar("P", contravariant=True)
+
+
+@dataclass(frozen=True)
+class Execution:
+    """What an executor did: C is in the operands' `out`. `total_ms` is the host's time for what
+    the clock covered, and `plan` what was followed in the end, where memory was shorter than it
+    was said to be."""
+
+    timeline: Timeline
+    total_ms: float
+    plan: Plan | None = None
+
+
+class Executor(Protocol[P]):
+    """Carries out one product whose plan and kernel are known. Returns when C is finished, or
+    raises the first error of any part, with nothing still at work in the operands."""
+
+    def execute(
+        self, plan: P, variant: Variant, operands: Operands, *, resident: bool = False,
+        progress: Callable[[int], None] | None = None,
+    ) -> Execution: ...  # fmt: skip

@@ -1,0 +1,143 @@
+"""Plans, and kernels for them, on devices that are open."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import sys
+from collections.abc import Sequence
+
+import numpy as np
+
+from .. import catalog
+from ..catalog import Variant
+from ..devices import tensor_core_products
+from ..devices.base import Device
+from ..devices.cuda import nccl_group
+from ..errors import UnavailableError
+from ..kernel_choice import compute_modes
+from ..kernel_choice.choose import choose
+from ..options import AUTOMATIC_KERNELS, Options
+from ..planning.hardware import DeviceSpec
+from ..planning.plan import NOWHERE, Homes, Plan
+from ..planning.planner import make_plan, memory_needs
+from ..problem import Problem
+
+MAX_PLANS = 256  # remembered
+SMALLER = 0.7  # of what a plan needs, where that much was not there
+
+
+class PlanMaker:
+    """Settles problems, plans them over these devices, and chooses kernels, as `options` say.
+
+    Plans are remembered, and made again where they no longer fit the memory that is free.
+    """
+
+    def __init__(self, devices: Sequence[Device], options: Options) -> None:
+        self.devices, self.options = devices, options
+        self.kind = devices[0].kind
+        self.kernel: Variant | None = None  # that was asked for
+        if options.kernel not in AUTOMATIC_KERNELS:
+            self.kernel = catalog.get(options.kernel).variant(dict(options.params) or None)
+        self.arithmetic = compute_modes.choose(
+            options.compute, self.kernel, kind=self.kind, arch=devices[0].capability
+        )
+        self.threads = options.threads or max(len(devices), options.emulate_devices or 1)
+        if options.grid and options.threads is None:
+            self.threads = math.prod(options.grid)
+        self.counts: tuple[int, ...] = (self.threads,)  # workers that a plan may have
+        if devices[0].queues and options.names_no_workers:
+            powers = (1 << i for i in range((self.threads - 1).bit_length()))
+            self.counts = (*powers, self.threads)
+        self._plans: dict[tuple, tuple[Plan, list[int]]] = {}
+
+    @property
+    def kernel_name(self) -> str:
+        return str(self.kernel or "auto")
+
+    def settle(self, problem: Problem) -> Problem:
+        """The problem as it will be multiplied; `UsageError` if `compute` is not for it."""
+        if problem.k == 0 or problem.alpha == 0:  # as in BLAS, A and B are not read
+            problem = dataclasses.replace(problem, k=0, alpha=0)
+        if self.options.algorithm == "strassen":  # its sums of quarters are made in `dtype`
+            problem = dataclasses.replace(problem, operands=problem.dtype)
+        return self.arithmetic.settle(problem)
+
+    def specs(self, dtype: str = "float32", most: int | None = None) -> tuple[DeviceSpec, ...]:
+        """What the devices are, with the memory (bytes) that products may take."""
+        limits = [x for x in (most, self.options.max_device_memory) if x is not None]
+        return tuple(
+            dataclasses.replace(spec, memory_bytes=min(spec.memory_bytes, *limits))
+            if limits
+            else spec
+            for spec in (device.spec(dtype) for device in self.devices)
+        )
+
+    def plan(
+        self, problem: Problem, *, resident: bool = False, homes: Homes = NOWHERE,
+        most: int | None = None,
+    ) -> Plan:  # fmt: skip
+        """The plan for a settled problem; `resident` if A, B and C are there when it begins,
+        `homes` the devices that read or make them where they lie, `most` the bytes of a device
+        that it may take."""
+        specs = self.specs(problem.dtype, most)
+        plan, needs = self._plans.get((problem, resident, homes), (None, ()))
+        if plan and all(x <= s.memory_bytes for x, s in zip(needs, specs, strict=True)):
+            return plan  # as good as ever, since it still fits
+        options = self.options
+        plan = make_plan(
+            problem, specs, self.counts, split=options.split, grid=options.grid,
+            kernel=self.kernel_name, reduce=options.reduce, resident=resident, homes=homes,
+        )  # fmt: skip
+        if plan.reduce == "nccl" and plan.summed and (reason := nccl_group.unavailable()):
+            raise UnavailableError(
+                f"the nccl reduction was asked for: {reason}; the ordered one works here"
+            )
+        if len(self._plans) >= MAX_PLANS:
+            self._plans.clear()
+        if not plan.turns_in_memory:  # turns are made for the memory that there is now
+            self._plans[problem, resident, homes] = plan, memory_needs(plan)
+        return plan
+
+    def smaller(self, plan: Plan) -> Plan:
+        """The same product with less of each device's memory than this plan takes;
+        `OutOfMemoryError` where not even the smallest turns fit."""
+        most = int(SMALLER * max(memory_needs(plan)))
+        return self.plan(plan.problem, resident=plan.resident, homes=plan.homes, most=most)
+
+    def choice(self, plan: Plan, layouts: str = "nn") -> tuple[Variant, str]:
+        """The kernel for a plan of operands in these layouts, and why it is this one. Raises
+        `UsageError` if the one asked for cannot run it."""
+        return choose(
+            plan.problem, plan.products, self.devices[0], chosen=self.kernel,
+            own=self.options.kernel == "own", arithmetic=self.arithmetic, layout=layouts,
+        )  # fmt: skip
+
+    def alone(self, problem: Problem, layouts: str, device: Device) -> Variant | None:
+        """The kernel for the device that has A, B and C, so that nothing has to fit besides;
+        None where several devices together are worth what they cost."""
+        home = self.devices.index(device)
+        specs = tuple(
+            dataclasses.replace(spec, memory_bytes=sys.maxsize) if i == home else spec
+            for i, spec in enumerate(self.specs(problem.dtype))
+        )
+        plan = make_plan(
+            problem, specs, self.counts, kernel=self.kernel_name, resident=True,
+            homes=(home, home, home),
+        )  # fmt: skip
+        return None if len(plan.workers) > 1 else self.choice(plan, layouts)[0]
+
+    def verdicts(self, problem: Problem) -> np.ndarray:
+        """What splits of fp32x3 came to so far, on all devices (`compute_modes.VERDICTS`)."""
+        found = [tensor_core_products.verdicts(device, problem) for device in self.devices]
+        return np.sum(found, axis=0)
+
+    def describe(self, plan: Plan | None, note: str) -> str:
+        """The devices, or those of a plan, in a few words, and why they were chosen."""
+        used = list(self.devices)
+        if plan and len(self.counts) > 1:
+            used = [self.devices[i] for i in sorted({w.device for w in plan.workers})]
+        idle = len(self.devices) - len(used)
+        notes = [note, f"{idle} more not worth starting" if idle else ""]
+        names = ", ".join(device.describe() for device in used)
+        return names + (f" ({', '.join(filter(None, notes))})" if any(notes) else "")

@@ -1,0 +1,96 @@
+"""What all workers of one execution share, in typed parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+
+from ..arrays.operand import Operands
+from ..catalog import Variant
+from ..devices.base import Device
+from ..planning.plan import Panel, Plan, Strip
+from .device_memory import Blocks, SharedBlocks
+from .timeline import Clock
+from .transfers import Stop, Transfer
+
+
+class Run:
+    """One execution of a plan: its inputs, its state, its clock and its copies.
+
+    `multiplied` has for each panel and worker a future of the event after which its product is
+    there; `c_ready` for each strip one of beta's C, and `finished` one of the strip itself.
+    """
+
+    def __init__(
+        self, plan: Plan, devices: Sequence[Device], variant: Variant, operands: Operands,
+        *, progress: Callable[[int], None] | None, resident: bool, shared: SharedBlocks | None,
+    ) -> None:  # fmt: skip
+        self.plan, self.devices, self.variant, self.operands = plan, devices, variant, operands
+        self.progress = progress or (lambda flops: None)
+        self.resident, self.shared = resident, shared
+        self.dtype = np.dtype(plan.problem.dtype)
+        self.result_dtype = _result_dtype(plan, operands)
+        self.stop = Stop()
+        self.clock = Clock(
+            {w.index: devices[w.device] for w in plan.workers}, shared=shared is not None
+        )
+        self.blocks = Blocks(plan, devices, operands, self.stop, shared)
+        self.transfers: list[tuple[int, str, int, Transfer]] = []
+        self.wrote = False  # whether `out` is no longer what it was
+        self.partials: dict[tuple[Panel, int], Any] = {}
+        future = self.stop.future
+        self.multiplied: dict[tuple[Panel, int], Future] = {
+            (panel, worker): future() for panel in plan.panels for worker in panel.workers
+        }
+        self.c_ready: dict[Strip, Future] = {strip: future() for strip in plan.strips}
+        self.finished: dict[Strip, Future] = {strip: future() for strip in plan.strips}
+
+    def device_of(self, worker: int) -> Device:
+        return self.devices[self.plan.workers[worker].device]
+
+    def partial(self, panel: Panel, strip: Strip, worker: int) -> Any:
+        """A worker's partial of a strip, where it was made."""
+        where = strip.rows.within(panel.rows), strip.cols.within(panel.cols)
+        return self.partials[panel, worker][where]
+
+    def transfer(self, worker: int, phase: str, size: int, done: Future) -> Transfer:
+        """A copy that the run waits for; its bytes count if the clock runs."""
+        transfer = Transfer(done, self.stop.flag)
+        with self.stop.lock:
+            self.transfers.append((worker, phase if self.clock.running else "", size, transfer))
+        return transfer
+
+    def land(self) -> None:
+        """Waits for all copies. Raises the error of one that failed."""
+        for worker, phase, size, transfer in self.transfers:
+            transfer.done.result()
+            if transfer.stop is None:  # there was nothing to copy
+                continue
+            transfer.stop.synchronize()
+            if phase:
+                self.clock.add(worker, phase, transfer.start, transfer.stop, size)
+
+    def wait_for_transfers(self) -> None:
+        """Returns when nothing is being copied any more."""
+        for *_, transfer in self.transfers:
+            transfer.wait()
+
+    def let_go(self) -> None:
+        """Gives the devices' memory back now, and not when Python finds what refers to what."""
+        self.transfers.clear()
+        self.blocks.clear()
+        self.partials.clear()
+        self.stop.futures.clear()
+
+
+def _result_dtype(plan: Plan, operands: Operands) -> np.dtype:
+    """The dtype of finished strips: of 16 bits where tensor cores make C of such operands,
+    and each element is written once, so that it is rounded once."""
+    problem = plan.problem
+    narrow = np.dtype(problem.operands)
+    once = not plan.summed and all(len(tile) == 1 for w in plan.workers for tile in w.tiles)
+    given = [x.dtype for x in (operands.c, operands.out) if x is not None]
+    return narrow if once and all(dtype == narrow for dtype in given) else np.dtype(problem.dtype)

@@ -1,0 +1,200 @@
+"""Executes plans with threads and streams, over one device or several."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Sequence
+
+from ..arrays.operand import Operands
+from ..catalog import Variant
+from ..devices.base import Device
+from ..planning.plan import Plan
+from . import single_thread_schedule, staging
+from .critical_reduction import CriticalReduction
+from .device_memory import MemoryRequests, SharedBlocks
+from .executor import Execution
+from .nccl_reduction import NcclReduction
+from .reduction import Reduction
+from .run import Run
+from .timeline import Timeline
+from .transfers import Stopped
+from .worker import Worker
+
+REDUCTIONS: dict[str, type[Reduction]] = {
+    each.name: each for each in (Reduction, NcclReduction, CriticalReduction)
+}
+
+
+def reduction_words(plan: Plan, devices: Sequence[Device]) -> str:
+    """How a plan's partials are summed, for people."""
+    return REDUCTIONS[plan.reduce].words(plan, devices) if plan.summed else "none"
+
+
+class ThreadExecutor:
+    """Executes plans over these devices. `smaller(plan)` makes a plan that takes less memory, for
+    when another program has taken what a device said it had."""
+
+    def __init__(self, devices: Sequence[Device], smaller: Callable[[Plan], Plan]) -> None:
+        self.devices, self.smaller = devices, smaller
+
+    def execute(
+        self, plan: Plan, variant: Variant, operands: Operands, *, resident: bool = False,
+        progress: Callable[[int], None] | None = None,
+    ) -> Execution:  # fmt: skip
+        """See `Executor`. With `resident` the clock runs only from when every block is on its
+        device until every strip is finished there."""
+        for device in self.devices:
+            device.prepare(variant, operands.a.array, operands.b.array, plan.problem.operands)
+        while True:
+            with contextlib.suppress(MemoryError):
+                run = ThreadRun(plan, self.devices, variant, operands, progress, resident=resident)
+                break
+            for device in self.devices:
+                device.free_unused()
+            # Raises OutOfMemoryError when not even the smallest turns would fit.
+            plan = self.smaller(plan)
+        return run.execute()
+
+
+class ThreadRun:
+    """One execution of a plan, that has its memory. `operands.c` is read where beta != 0, and
+    `operands.out` receives the result.
+
+    `progress(flops)` is called, from any worker's thread, as pieces of work are started. A run
+    among several is given the blocks that they have in common, `shared`; they share a clock, and
+    sessions, that somebody else has started.
+    """
+
+    def __init__(
+        self, plan: Plan, devices: Sequence[Device], variant: Variant, operands: Operands,
+        progress: Callable[[int], None] | None = None, *, resident: bool = False,
+        shared: SharedBlocks | None = None,
+    ) -> None:  # fmt: skip
+        self.run = run = Run(
+            plan, devices, variant, operands, progress=progress, resident=resident, shared=shared
+        )
+        self.reduction = REDUCTIONS[plan.reduce if plan.summed else "ordered"](run)
+        planned = [w for w in plan.workers if w.boxes]
+        count = max(1, len(planned))
+        self.gates = (
+            threading.Barrier(count, run.clock.start), threading.Barrier(count, run.clock.stop)
+        )  # fmt: skip
+        self.workers = [Worker(run, self.reduction, each, self.gates) for each in planned]
+        try:
+            self._take_memory()
+        except MemoryError:
+            self._let_go()
+            raise
+
+    def _take_memory(self) -> None:
+        """Takes all the memory of the run. Raises `MemoryError` before anything was done."""
+        run = self.run
+        memory = [MemoryRequests(device, run.dtype) for device in run.devices]
+        with run.blocks.lock():
+            run.blocks.request_memory(memory)
+            for worker in self.workers:
+                worker.request_memory(memory[worker.planned.device])
+            for each in memory:
+                each.allocate()
+
+    def execute(self) -> Execution:
+        """Returns when every stream is idle. Raises a worker's error, with a note if `out` is
+        incomplete then."""
+        run, alone = self.run, self.run.shared is None
+        with contextlib.ExitStack() as stack:
+            for device in run.devices if alone else ():
+                stack.enter_context(device.session())
+            for worker in self.workers:
+                stack.enter_context(worker.working())
+            self.reduction.begin()
+            if alone and not run.resident:
+                run.clock.start()
+            try:
+                self._make_pages()
+                self._multiply()
+                run.land()
+            except BaseException as error:
+                self._stop(error)
+                self.reduction.synchronize()  # nothing may still be at work in memory
+                failure = run.stop.error or error
+                if run.wrote and not run.operands.fresh:
+                    failure.add_note("out is incomplete: some of it was written before this error")
+                if failure is not error:  # a part that was stopped raised before the one at fault
+                    raise failure from None
+                raise
+            finally:
+                run.wait_for_transfers()
+            if alone and not run.resident:
+                run.clock.stop()
+            self.reduction.end()
+        timeline: Timeline = run.clock.timeline()
+        self._let_go()
+        return Execution(timeline, run.clock.total_ms, run.plan)
+
+    def _let_go(self) -> None:
+        self.run.let_go()
+        self.workers.clear()
+
+    def _multiply(self) -> None:
+        run, workers = self.run, self.workers
+        queued = not run.plan.turns_in_memory and self.reduction.on_device
+        if queued and all(device.queues for device in run.devices):
+            single_thread_schedule.execute(run, workers)
+            return
+        jobs = [job for worker in workers for job in _stages(worker)]
+        if len(jobs) == 1:
+            jobs[0]()
+            return
+        threads = [threading.Thread(target=self._guarded, args=(job,)) for job in jobs]
+        started = []
+        try:
+            for thread in threads:
+                thread.start()
+                started.append(thread)
+            for thread in started:
+                thread.join()
+        except BaseException as error:  # Ctrl-C, or no more threads: stop at the next step
+            self._stop(error)
+            for thread in started:
+                thread.join()
+            raise
+        if run.stop.error is not None:
+            raise run.stop.error
+
+    def _guarded(self, job: Callable[[], None]) -> None:
+        try:
+            job()
+        except (Stopped, threading.BrokenBarrierError):
+            pass
+        except BaseException as error:
+            self._stop(error)
+
+    def _stop(self, error: BaseException) -> None:
+        if not isinstance(error, Stopped | threading.BrokenBarrierError):
+            self.run.stop(error)
+        for gate in self.gates:
+            gate.abort()
+
+    def _make_pages(self) -> None:
+        """Has the pages of a fresh `out` made by the threads that will write it."""
+        run, out = self.run, self.run.operands.out
+        ports = {w.device.port: w.device for w in self.workers if not w.device.host_memory}
+        if not (run.operands.fresh and ports and self.reduction.on_device) or out.home is not None:
+            return
+        rows = len(out.array)
+        for i, device in enumerate(ports.values()):
+            share = slice(i * rows // len(ports), (i + 1) * rows // len(ports))
+            staging.link(device).touch(out.array[share])
+
+
+def _stages(worker: Worker) -> list[Callable[[], None]]:
+    stages = worker.feed, worker.multiply, worker.finish
+    if not worker.simple:
+        return list(stages)
+
+    def all_stages() -> None:
+        for stage in stages:
+            stage()
+
+    return [all_stages]

@@ -1,0 +1,158 @@
+"""Copies that a run waits for: each in pieces, each piece ended once, whatever happens."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, InvalidStateError
+from typing import Any
+
+_WAITING, _RUNNING, _ENDED = range(3)
+
+
+class Stopped(Exception):
+    """Another part of a run failed; its error is the one to report."""
+
+
+def settle(future: Future, value: Any = None, error: BaseException | None = None) -> None:
+    """Sets a future that another thread may have settled already when a run stops."""
+    with contextlib.suppress(InvalidStateError):
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(value)
+
+
+class Piece:
+    """One part of a copy, by one thread of Python's or by the native ones."""
+
+    def __init__(self, transfer: Transfer) -> None:
+        self.transfer = transfer
+        self.state = _WAITING
+        self.thread: int | None = None  # that copies it; None is a native one
+        self.accepted = ctypes.c_int()  # set by the native threads that took it
+
+    def begin(self, *, native: bool = False) -> None:
+        """Raises `Stopped` where the run has stopped meanwhile."""
+        with self.transfer.lock:
+            if self.state != _WAITING or self.transfer.stopped.value:
+                raise Stopped
+            self.thread = None if native else threading.get_ident()
+            self.state = _RUNNING
+
+    def end(self, stream: Any = None, error: BaseException | None = None) -> None:
+        """It is on its way in the stream, or failed. The first call counts."""
+        transfer = self.transfer
+        with transfer.lock:
+            if self.state == _ENDED:
+                return
+            self.state = _ENDED
+            last = all(piece.state == _ENDED for piece in transfer.pieces)
+        if error is not None:
+            settle(transfer.done, error=error)
+        if last:
+            transfer.finish(stream)
+
+    @contextlib.contextmanager
+    def copying(self, stream: Any) -> Iterator[None]:
+        """Around the copy: the piece ends with it, with its error if it has one."""
+        try:
+            self.begin()
+            yield
+            self.end(stream)
+        except BaseException as error:
+            self.end(error=error)
+            raise
+
+    def cancel(self) -> None:
+        """Ends a piece that nobody is copying, once the run has stopped."""
+        with self.transfer.lock:
+            mine = self.thread == threading.get_ident()
+            handed_over = self.thread is None and self.accepted.value
+            running = self.state == _RUNNING and not mine and (self.thread or handed_over)
+        if not running:
+            self.end(error=Stopped())
+
+
+class Transfer:
+    """A copy between host and device, or between devices.
+
+    `done` gets the event after the last piece (a download is then in host memory, if it went
+    through slots), or the error that ended it. `start` and `stop` are its events on the device,
+    and `after` is the event that all pieces wait for; all go through one stream. `stopped` is
+    not 0 once the rest need not be copied.
+    """
+
+    def __init__(self, done: Future, stopped: ctypes.c_int, pieces: int = 1) -> None:
+        self.done, self.stopped = done, stopped
+        self.lock = threading.Lock()
+        self.start: Any = None
+        self.stop: Any = None
+        self.after: Any = None
+        self.over = threading.Event()
+        self.pieces = [Piece(self) for _ in range(pieces)]
+
+    def split(self, count: int) -> list[Piece]:
+        """The copy in so many pieces, before any of them began."""
+        self.pieces = [Piece(self) for _ in range(count)]
+        if not count:
+            self.finish(None)
+        return self.pieces
+
+    def begin(self, stream: Any) -> None:
+        """Called before the first piece is given to the stream."""
+        if self.start is None:
+            with self.lock:
+                if self.start is None:
+                    if self.after is not None:
+                        stream.wait(self.after)
+                    self.start = stream.record()
+
+    def finish(self, stream: Any) -> None:
+        """All pieces have ended."""
+        try:
+            if stream is not None:
+                self.stop = stream.record()
+            settle(self.done, self.stop)
+        except BaseException as error:
+            settle(self.done, error=error)
+            raise
+        finally:
+            self.over.set()
+
+    def wait(self) -> None:
+        """Returns when nothing of it is being copied any more; of a run that has stopped, what
+        has not begun never will."""
+        if self.stopped.value:
+            for piece in self.pieces:
+                piece.cancel()
+        self.over.wait()
+
+
+class Stop:
+    """How a run stops: the first error of any part, and futures that nobody waits for in vain."""
+
+    def __init__(self) -> None:
+        self.error: BaseException | None = None
+        self.flag = ctypes.c_int()  # the same, for threads that need no Python
+        self.lock = threading.Lock()
+        self.futures: list[Future] = []
+
+    def future(self) -> Future:
+        """A future that an error settles."""
+        self.futures.append(Future())
+        return self.futures[-1]
+
+    def check(self) -> None:
+        if self.error is not None:
+            raise Stopped
+
+    def __call__(self, error: BaseException) -> None:
+        """Lets every part leave at its next step; the first error is the one to report."""
+        with self.lock:
+            self.error = self.error or error
+            self.flag.value = 1
+        for future in self.futures:
+            settle(future, error=Stopped())

@@ -1,0 +1,376 @@
+"""Every choice a caller has, stated once: its name, type, default, check, help text and units.
+
+`gemm`, `Runner`, `RankRunner`, `plan` and the flags of `hybrid-gemm run` are all derived from
+`Options`, so that a choice means the same wherever it is given.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import inspect
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ParamSpec, TypeVar
+
+from .errors import OptionTypeError, UsageError
+
+SPLITS = ("rows", "cols", "auto")
+DEVICES = ("auto", "cuda", "cpu", "emulator")
+REDUCTIONS = ("ordered", "nccl", "critical")
+ALGORITHMS = ("ordinary", "strassen")
+TRANSPORTS = ("auto", "ipc", "nccl", "mpi")
+COMPUTES = {
+    "fp32": "strict: every product and sum in float32",
+    "fp32x3": "as accurate as fp32, by three products of halves on tensor cores",
+    "tf32": "operands rounded to 11 bits, on tensor cores",
+    "auto": "fp32x3 where there are tensor cores, else fp32",
+}
+MAX_LEVELS = 6
+AUTOMATIC_KERNELS = ("auto", "own")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What is known of one option beside its type and default.
+
+    `check(name, value)` returns the value in the form that is kept, or raises; `parse(text)`
+    turns the command line's text into what `check` takes. `across_ranks` marks an option that
+    has a meaning only for a product over MPI ranks.
+    """
+
+    help: str
+    check: Callable[[str, Any], Any]
+    parse: Callable[[str], Any] = str
+    metavar: str = "NAME"
+    names: tuple[str, ...] = ()
+    across_ranks: bool = False
+
+
+def _in_words(names: Iterable[str]) -> str:
+    *most, last = names
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """ " (did you mean rows?)", or nothing where no name is alike."""
+    found = difflib.get_close_matches(name, list(names), 1, 0.6)
+    return f" (did you mean {found[0]}?)" if found else ""
+
+
+def _one_of(noun: str, names: Iterable[str]) -> Callable[[str, Any], str]:
+    names = tuple(names)
+
+    def check(name: str, value: Any) -> str:
+        if not isinstance(value, str):
+            raise OptionTypeError(f"{name} takes one of {_in_words(names)}; {value!r} was given")
+        if value not in names:
+            raise UsageError(
+                f"no {noun} is called {value!r}; there are {_in_words(names)}"
+                f"{nearest(value, names)}"
+            )
+        return value
+
+    return check
+
+
+def _name(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise OptionTypeError(f"{name} takes a name; {value!r} was given")
+    return value
+
+
+def _whole(name: str, value: Any) -> int:
+    """A whole number: NumPy's integers too, but no text, no bool and no 4.0."""
+    if not isinstance(value, bool):
+        try:
+            return operator.index(value)
+        except TypeError:
+            pass
+    raise OptionTypeError(f"{name} takes a whole number; {value!r} was given")
+
+
+def _at_least(least: int, noun: str) -> Callable[[str, Any], int | None]:
+    def check(name: str, value: Any) -> int | None:
+        if value is None:
+            return None
+        count = _whole(name, value)
+        if count < least:
+            raise UsageError(f"{count} {noun} asked for; it takes at least {least}")
+        return count
+
+    return check
+
+
+def _levels(name: str, value: Any) -> int:
+    levels = _whole(name, value)
+    if not 0 <= levels <= MAX_LEVELS:
+        raise UsageError(f"{levels} levels of Strassen asked for; it takes 0 to {MAX_LEVELS}")
+    return levels
+
+
+def _numbers(name: str, value: Any) -> tuple[int, ...] | None:
+    """Whole numbers; a single one stands for a list of itself."""
+    if value is None:
+        return None
+    if isinstance(value, str | bytes | Mapping):
+        raise OptionTypeError(f"{name} takes whole numbers such as (0, 1); {value!r} was given")
+    try:
+        return tuple(_whole(name, x) for x in value)
+    except OptionTypeError:
+        raise
+    except TypeError:  # not a sequence
+        return (_whole(name, value),)
+
+
+def _gpus(name: str, value: Any) -> tuple[int, ...] | None:
+    numbers = _numbers(name, value)
+    if numbers == ():
+        raise UsageError("no GPU was named; --gpus takes ordinals such as 0,1")
+    if numbers and (min(numbers) < 0 or len(set(numbers)) < len(numbers)):
+        raise UsageError(f"{name} takes different GPU numbers from 0 on; {value!r} was given")
+    return numbers
+
+
+def _grid(name: str, value: Any) -> tuple[int, int, int] | None:
+    sides = _numbers(name, value)
+    if sides is None:
+        return None
+    if len(sides) != 3 or min(sides) < 1:
+        text = " x ".join(map(str, sides))
+        raise UsageError(f"the {name} {text} was given; it takes pm x pn x pk, each at least 1")
+    return sides[0], sides[1], sides[2]
+
+
+def _params(name: str, value: Any) -> tuple[tuple[str, int], ...]:
+    if value is None:
+        return ()
+    try:
+        pairs = dict(value)
+    except (TypeError, ValueError):
+        raise OptionTypeError(
+            f"{name} takes a kernel's parameters such as {{'BM': 128}}; {value!r} was given"
+        ) from None
+    return tuple(sorted((str(key), _whole(f"{name}[{key!r}]", x)) for key, x in pairs.items()))
+
+
+def bytes_of(text: str) -> int:
+    """Bytes of a size with its unit, such as 8GiB (2^30) or 500MB (10^6)."""
+    number = text.strip().rstrip("BiKMGT").strip()
+    unit = text.strip()[len(number) :].strip()
+    if number and not unit:
+        raise UsageError(f"{text} what? A size takes a unit, such as {text}GiB or {text}MB")
+    prefix, base = unit.removesuffix("B"), 1000
+    if prefix.endswith("i"):
+        prefix, base = prefix[:-1], 1024
+    try:
+        return int(float(number) * base ** ("", "K", "M", "G", "T").index(prefix))
+    except (ValueError, OverflowError):
+        raise UsageError(f"{text!r} is not a size such as 8GiB or 500MB") from None
+
+
+def _memory(name: str, value: Any) -> int | None:
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        try:
+            size = _whole(name, value)
+        except OptionTypeError:
+            raise OptionTypeError(
+                f"{name} takes bytes, as a whole number or as text such as '8GiB'; "
+                f"{value!r} was given"
+            ) from None
+    else:
+        size = bytes_of(value)
+    if size < 1:
+        raise UsageError(f"{name} is {size}; it takes bytes, at least 1")
+    return size
+
+
+def _integers(text: str) -> list[int]:
+    try:
+        return [int(x) for x in text.split(",") if x]
+    except ValueError:
+        raise UsageError(f"{text!r} is not a list of whole numbers such as 0,1") from None
+
+
+def _integer(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise UsageError(f"{text!r} is not a whole number") from None
+
+
+def _choice(default: Any, help: str, check: Callable[[str, Any], Any], **more: Any) -> Any:
+    return dataclasses.field(default=default, metadata={"choice": Choice(help, check, **more)})
+
+
+def _named(default: str, help: str, noun: str, names: Iterable[str], **more: Any) -> Any:
+    names = tuple(names)
+    return _choice(default, help, _one_of(noun, names), names=names, **more)
+
+
+def _count(help: str, noun: str, **more: Any) -> Any:
+    return _choice(None, help, _at_least(1, noun), parse=_integer, metavar="N", **more)
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a product is made: everything but the matrices, alpha, beta and transposes.
+
+    Values are checked when an `Options` is made: `OptionTypeError` (a TypeError) for a wrong
+    type, `UsageError` (a ValueError) for a wrong value or combination.
+
+    >>> Options(threads=4, split="cols").threads
+    4
+    """
+
+    split: str = _named("auto", "How A is cut: by rows, by cols (along K), or auto.",
+                        "split", SPLITS)  # fmt: skip
+    threads: int | None = _count(
+        "Worker threads; default one a device, or as many GPUs as are worth it.", "threads"
+    )
+    device: str = _named("auto", "auto (cuda if a GPU is here, else cpu), cuda, cpu or emulator.",
+                         "device", DEVICES)  # fmt: skip
+    gpus: tuple[int, ...] | None = _choice(
+        None, "GPUs by number, such as 0,1; default all.", _gpus, parse=_integers, metavar="0,1"
+    )
+    emulate_devices: int | None = _count("One GPU plays N devices.", "devices")
+    kernel: str = _choice(
+        "auto",
+        "A kernel of `hybrid-gemm kernels`; auto takes the fastest known for the shape, cuBLAS "
+        "included, own the fastest of our own.",
+        _name,
+    )
+    params: tuple[tuple[str, int], ...] = _choice(
+        (), "The kernel's parameters, such as BM=128.", _params, metavar="NAME=NUMBER"
+    )
+    reduce: str = _named(
+        "ordered",
+        "How partial C are summed: ordered, nccl (between GPUs), or critical (the lab's way, for "
+        "comparison).",
+        "reduction", REDUCTIONS,
+    )  # fmt: skip
+    algorithm: str = _named("ordinary", "ordinary, or strassen over that kernel.",
+                            "algorithm", ALGORITHMS)  # fmt: skip
+    levels: int = _choice(1, "Levels of Strassen's algorithm.", _levels, parse=_integer,
+                          metavar="N")  # fmt: skip
+    compute: str = _named("fp32", "How float32 is multiplied: fp32, fp32x3, tf32 or auto.",
+                          "compute", COMPUTES)  # fmt: skip
+    grid: tuple[int, int, int] | None = _choice(
+        None, "How workers (or ranks) cut m, n and K.", _grid, parse=_integers, metavar="PM,PN,PK"
+    )
+    max_device_memory: int | None = _choice(
+        None, "Bytes of each device's memory that a product may take, such as 8GiB.", _memory,
+        parse=bytes_of, metavar="SIZE",
+    )  # fmt: skip
+    transport: str = _named(
+        "auto", "Between ranks: auto, ipc, nccl or mpi.", "transport", TRANSPORTS,
+        across_ranks=True,
+    )  # fmt: skip
+    rounds: int | None = _count(
+        "Pieces in which ranks sum a strip of C.", "rounds", across_ranks=True
+    )
+
+    def __post_init__(self) -> None:
+        for name, choice in CHOICES.items():
+            object.__setattr__(self, name, choice.check(name, getattr(self, name)))
+        if self.params and self.kernel in AUTOMATIC_KERNELS:
+            raise UsageError("parameters need a kernel: name it beside them")
+        if self.grid is not None and self.split != "auto":
+            raise UsageError(f"a grid was given beside the split {self.split}; give one of them")
+        if self.reduce == "critical" and (self.split != "cols" or self.grid):
+            raise UsageError(
+                f"the critical reduction sums a split by cols; the split is {self.split}"
+            )
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any], caller: str = "Options") -> Options:
+        """The options that these keywords of `caller` make; a misspelt one is a TypeError with
+        the nearest name."""
+        refuse_unknown(caller, given, CHOICES)
+        return cls(**given)
+
+    def alone(self) -> Options:
+        """These options for one process; `OptionTypeError` where one is for MPI ranks only."""
+        for name, choice in CHOICES.items():
+            if choice.across_ranks and getattr(self, name) != DEFAULTS[name]:
+                raise OptionTypeError(f"{name} is for products over ranks: pass comm too")
+        return self
+
+    def across_ranks(self) -> Options:
+        """These options for MPI ranks; `UsageError` where one is for one process only."""
+        if self.reduce != "ordered":
+            raise UsageError(
+                f"the {self.reduce} reduction is one process's; ranks sum in order, and "
+                "transport says how their partials travel"
+            )
+        return self
+
+    @property
+    def names_no_workers(self) -> bool:
+        """Whether the planner is free to take as many of the devices as are worth starting."""
+        named = self.threads, self.gpus, self.emulate_devices, self.grid
+        return not any(named) and (self.split, self.reduce) == ("auto", "ordered")
+
+
+CHOICES: dict[str, Choice] = {
+    field.name: field.metadata["choice"] for field in dataclasses.fields(Options)
+}
+DEFAULTS: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(Options)}
+values_of: Callable[[Mapping[str, Any]], tuple[Any, ...]] = operator.itemgetter(*CHOICES)
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def refuse_unknown(caller: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """TypeError for the first keyword that is not known, with the nearest that is."""
+    known = list(known)
+    for name in given:
+        if name not in known:
+            raise TypeError(
+                f"{caller}() got an unexpected keyword argument {name!r}{nearest(name, known)}"
+            )
+
+
+def named_keywords(function: Callable[P, R]) -> Callable[P, R]:
+    """A decorator: a misspelt keyword is a TypeError with the nearest name."""
+    known = [
+        x.name
+        for x in inspect.signature(function).parameters.values()
+        if x.kind in (x.KEYWORD_ONLY, x.POSITIONAL_OR_KEYWORD)
+    ]
+
+    @functools.wraps(function)
+    def call(*args: P.args, **keywords: P.kwargs) -> R:
+        try:
+            return function(*args, **keywords)
+        except TypeError:
+            refuse_unknown(function.__qualname__, keywords, known)
+            raise
+
+    return call
+
+
+def with_options(*, but: Sequence[str] = ()) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """A decorator for `f(..., **options)`: its signature names each option, for `help` and for
+    editors. `but` are options that it does not take."""
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        signature = inspect.signature(function)
+        own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        options = [
+            inspect.Parameter(
+                field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default,
+                annotation=field.type,
+            )
+            for field in dataclasses.fields(Options)
+            if field.name not in but
+        ]  # fmt: skip
+        function.__signature__ = signature.replace(parameters=[*own, *options])  # type: ignore[attr-defined]
+        return function
+
+    return decorate

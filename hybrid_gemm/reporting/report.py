@@ -1,0 +1,64 @@
+"""What every result says, of threads or of ranks: as plain data, and in lines below its table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..verify import Verdict
+from .console import console
+
+
+def problem_data(problem: Any) -> dict:
+    """A problem for JSON."""
+    return {
+        "m": problem.m, "n": problem.n, "k": problem.k, "dtype": problem.dtype,
+        "out_dtype": problem.out_dtype, "alpha": problem.alpha, "beta": problem.beta,
+    }  # fmt: skip
+
+
+def result_data(
+    result: Any, verdict: Verdict | None, totals_ms: Sequence[float], plan: dict
+) -> dict:
+    """A `Result` or `RankResult` for JSON. Times are in ms; `totals_ms` are those of all
+    repetitions, `plan` is its plan as data."""
+    timeline = result.timeline
+    return {
+        "problem": problem_data(result.plan.problem),
+        "plan": plan,
+        "kernel": result.variant.name if result.variant else None,
+        "params": dict(result.variant.params) if result.variant else {},
+        "compute": result.compute,
+        "reduction": result.reduction,
+        "timeline": [
+            {"worker": a.worker, "phase": a.phase, "start_ms": a.start_ms, "stop_ms": a.stop_ms,
+             "bytes": a.bytes, "flops": a.flops}
+            for a in timeline
+        ],
+        "multiply_ms": timeline.multiply_ms,
+        "multiply_and_sum_ms": timeline.multiply_and_sum_ms,
+        "total_ms": result.total_ms,
+        "totals_ms": list(totals_ms),
+        "gflops": result.gflops,
+        "verify": None if verdict is None else {
+            "passed": verdict.passed, "how": verdict.how, "worst": verdict.worst,
+        },
+    }  # fmt: skip
+
+
+def print_sum(result: Any, summed: bool) -> None:
+    """What summing partials took beside multiplying."""
+    if not summed:
+        return
+    timeline = result.timeline
+    both, alone = timeline.multiply_and_sum_ms, timeline.multiply_ms
+    ratio = f" ({both / alone:.3f} of multiply alone)" if alone else ""
+    console.print(f"multiply {alone:.2f} ms, multiply and sum {both:.2f} ms{ratio}")
+
+
+def print_total(result: Any) -> None:
+    console.print(f"total {result.total_ms:.2f} ms, {result.gflops:.1f} GFLOP/s")
+
+
+def print_verdict(verdict: Verdict | None) -> None:
+    console.print(f"verification {verdict if verdict else 'off'}")

@@ -1,0 +1,45 @@
+"""Matrices for tests: whole numbers, and matrices of a device inside larger ones."""
+
+import types
+
+import numpy as np
+
+
+def integers(rng, shape, dtype="float32"):
+    """Whole numbers whose float32 products are exact."""
+    return rng.integers(-4, 5, shape).astype(dtype)
+
+
+def poison(dtype):
+    """A value that no test computes, to find out what was read or written by mistake."""
+    dtype = np.dtype(dtype)
+    return -(2**30) if dtype.kind == "i" else np.asarray(np.nan, dtype)[()]
+
+
+def padded(device, host, pad, poison):
+    """Copies a matrix to the device into a larger one full of `poison`: one row above and below
+    it, and `pad` columns after it. Returns the larger matrix and the view of the copy."""
+    whole = np.full((host.shape[0] + 2, host.shape[1] + pad), poison, host.dtype)
+    whole[1:-1, : host.shape[1]] = host
+    stream = device.stream()
+    there = device.empty(*whole.shape, host.dtype.name)
+    device.copy(there, whole, stream)
+    stream.synchronize()
+    return there, there[1:-1, : host.shape[1]]
+
+
+def fetch(device, matrix):
+    """A matrix of the device, copied to the host."""
+    stream = device.stream()
+    host = np.empty(matrix.shape, matrix.dtype)
+    device.copy(host, matrix, stream)
+    stream.synchronize()
+    return host
+
+
+class WithPointer(np.ndarray):
+    """A NumPy array whose address is at `data.ptr`, as a CuPy array's is."""
+
+    @property
+    def data(self):
+        return types.SimpleNamespace(ptr=self.ctypes.data)

@@ -1,0 +1,63 @@
+"""Runs a kernel text that reads and writes where it must not, in every way that AddressSanitizer
+should report, and prints the reports:
+
+python -m support.checked_texts FOLDER
+"""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from hybrid_gemm.catalog import Launch
+from hybrid_gemm.devices.emulator.program import Options
+from hybrid_gemm.errors import KernelError
+
+from .emulation import compiled
+
+TEXT = """
+extern "C" __global__ void kernel(float* x, int what, int by) {
+    __shared__ float tile[64];
+    extern __shared__ float more[];
+    const int t = threadIdx.x;
+    float* p = tile;
+    p[t] = more[t] = x[t];
+    __syncthreads();
+    if (what == 1) x[t + by] = 0;
+    if (what == 2) x[t] = p[t + by];
+    if (what == 3) more[t + by] = 0;
+    if (what == 4) tile[t + by] = 0;
+    if (what == 5) *(float4*)(x + 4 * (t / 8) + by) = make_float4(0, 0, 0, 0);
+}
+"""
+# name: (what, by), and what the report must contain
+CASES = {
+    "right": (0, 0, ""),
+    "global": (1, 1, "thread (63, 0, 0) writes 4 bytes, 0 past the end of an array of 256 bytes, "
+               "at kernel.cu:8"),
+    "before": (1, -2, "thread (0, 0, 0) writes 4 bytes, 8 before an array of 256 bytes, "
+               "at kernel.cu:8"),
+    "wild": (1, 2**30, "accesses address"),
+    "shared": (2, 1, "thread (63, 0, 0) reads 4 bytes, 0 past the end of an array of 256 bytes, "
+               "at kernel.cu:9"),
+    "dynamic": (3, 2, "thread (62, 0, 0) writes 4 bytes outside all arrays at kernel.cu:10"),
+    "index": (4, 1, "thread (63, 0, 0) has index 64, outside the array, at kernel.cu:11"),
+    "aligned": (5, 4, ""),
+    "misaligned": (5, 1, "thread (0, 0, 0) uses address 0x"),
+}  # fmt: skip
+
+
+def main(folder: str) -> None:
+    for name, (what, by, _wanted) in CASES.items():
+        checked = compiled(TEXT, Path(folder), name, Options(sanitize=True))
+        try:
+            args = [np.zeros(64, np.float32), np.int32(what), np.int32(by)]
+            checked.launch(Launch((1, 1, 1), (64, 1, 1), 256), args, threads=2)
+        except KernelError as error:
+            print(f"{name}: {error}")
+        else:
+            print(f"{name}:")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,48 @@
+"""Runs the command, and other Python programs, in processes of their own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import hybrid_gemm
+
+TESTS = Path(__file__).resolve().parents[1]
+PACKAGE_FOLDER = Path(hybrid_gemm.__file__).resolve().parents[1]
+COMMAND = [sys.executable, "-m", "hybrid_gemm"]
+
+
+def environment(**changes: str) -> dict[str, str]:
+    """This process's environment, where Python finds the package under test and `support`."""
+    made = {**os.environ, **changes}
+    given = made.get("PYTHONPATH")
+    folders = [str(PACKAGE_FOLDER), str(TESTS), *([given] if given else [])]
+    return {**made, "PYTHONPATH": os.pathsep.join(folders)}
+
+
+def run(*arguments, check=None, cwd=None, **changes) -> subprocess.CompletedProcess:
+    """Runs `hybrid-gemm` with these arguments. `check` is the exit code to expect; `changes` are
+    those of the environment."""
+    done = subprocess.run(
+        [*COMMAND, *map(str, arguments)], capture_output=True, text=True, cwd=cwd,
+        env=environment(**changes),
+    )  # fmt: skip
+    if check is not None:
+        assert done.returncode == check, done.stderr
+    return done
+
+
+def python(*arguments, env=None, **options) -> subprocess.CompletedProcess:
+    """Runs Python with these arguments; `options` are those of `subprocess.run`."""
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)], capture_output=True, text=True,
+        env=environment(**(env or {})), **options,
+    )  # fmt: skip
+
+
+def one_line(done: subprocess.CompletedProcess) -> str:
+    """The message of a command that failed, which must be one line and no traceback."""
+    lines = [x for x in done.stderr.splitlines() if x.startswith("hybrid-gemm: ")]
+    assert len(lines) == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    return lines[0]

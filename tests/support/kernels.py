@@ -1,0 +1,86 @@
+"""Products and passes of one kernel device, compared with NumPy; whole numbers make them exact."""
+
+import numpy as np
+
+from hybrid_gemm import catalog
+from hybrid_gemm.catalog import Variant
+
+from .arrays import fetch, integers, padded, poison
+
+GEMMS = [v for k in catalog.gemm_kernels() if not k.library for v in k.variants()]
+
+
+def multiply(device, variant, shape, layout, dtype, pad, alpha, beta, seed=0):
+    """Runs the variant; returns C within its poisoned surroundings, and what NumPy makes of the
+    same whole numbers."""
+    m, n, k = shape
+    rng = np.random.default_rng(seed)
+    around = poison(dtype)
+    stored = [integers(rng, s, dtype) for s in ((m, k), (k, n))]
+    a, b = (
+        padded(device, x if order == "n" else x.T.copy(), pad, around)[1]
+        for x, order in zip(stored, layout, strict=True)
+    )
+    old = integers(rng, (m, n), dtype) if beta else np.full((m, n), around, dtype)
+    whole, c = padded(device, old, pad, around)
+    stream = device.stream()
+    with device.using(stream):
+        device.gemm(
+            variant, a if layout[0] == "n" else a.T, b if layout[1] == "n" else b.T, c,
+            alpha=alpha if k else 0, beta=beta, stream=stream,
+        )  # fmt: skip
+        stream.synchronize()
+    expected = np.full(whole.shape, around, dtype)
+    product = alpha * (stored[0].astype("i8") @ stored[1].astype("i8"))
+    expected[1:-1, :n] = product + beta * old.astype("i8") if beta else product
+    return fetch(device, whole), expected
+
+
+def check_passes(device):
+    """Transpose, slab copy, add and ordered sum, with odd sizes and leading dimensions."""
+    rng = np.random.default_rng(3)
+    stream = device.stream()
+    with device.using(stream):
+        for rows, cols, pad in ((1, 1, 0), (33, 70, 1), (64, 128, 0), (130, 3, 2), (7, 301, 4)):
+            host = integers(rng, (rows, cols))
+            _whole, there = padded(device, host, pad, np.nan)
+            turned = device.transposed(there, stream)
+            again = device.transposed(turned, stream)
+            stream.synchronize()
+            assert turned.strides[0] == 4
+            np.testing.assert_array_equal(fetch(device, turned.T), host.T)
+            np.testing.assert_array_equal(fetch(device, again), host)
+            whole, copy = padded(device, np.full_like(host, np.nan), pad + 1, 9)
+            device.copy_here(copy, there, stream)
+            device.add(copy, there, stream)
+            stream.synchronize()
+            got = fetch(device, whole)
+            np.testing.assert_array_equal(got[1:-1, :cols], 2 * host)
+            assert (got[0] == 9).all() and (got[1:-1, cols:] == 9).all()
+            for parts in (1, 2, 5, 9):
+                hosts = [integers(rng, (rows, cols)) for _ in range(parts)]
+                views = [padded(device, x, pad, np.nan)[1] for x in hosts]
+                for beta, start in ((0, np.nan), (2, 3)):
+                    whole, out = padded(device, np.full_like(host, start), pad, 9)
+                    device.sum(views, out, alpha=3, beta=beta, stream=stream)
+                    stream.synchronize()
+                    got = fetch(device, whole)
+                    np.testing.assert_array_equal(got[1:-1, :cols], 3 * sum(hosts) + 3 * beta)
+                    assert (got[0] == 9).all() and (got[1:-1, cols:] == 9).all()
+
+
+def check_every_kernel(device, variants):
+    """Multiplies by each variant at an odd shape, and runs the passes: what a checker of memory
+    accesses should watch. Variants with a fixed number of blocks run with fewer blocks than tiles
+    too. Returns how many variants ran."""
+    for i, variant in enumerate(variants):
+        layout = catalog.LAYOUTS[-1 - i % 4]
+        cases = [(variant, (29, 33, 35) if variant.kernel.limits else (131, 137, 21))]
+        if "BLOCKS" in variant.params:
+            few = Variant(variant.kernel, {**variant.params, "BLOCKS": 2})
+            cases.append((few, (301, 299, 20)))
+        for case, shape in cases:
+            got, expected = multiply(device, case, shape, layout, "float32", 3, 1, 1)
+            np.testing.assert_array_equal(got, expected, err_msg=f"{case} {shape}")
+    check_passes(device)
+    return len(variants)

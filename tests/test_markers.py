@@ -1,0 +1,70 @@
+"""Markers select what they say: `./scripts/test -m slurm`, `-m gpu`, `-m "not slow"`."""
+
+import json
+import re
+
+import pytest
+from support.command import PACKAGE_FOLDER, TESTS, python
+
+PURE = "tests/test_experiments.py::test_points_are_told_apart"
+
+# Run as pytest's plugin: prints the tests that are left, with their markers.
+PLUGIN = """
+import json, sys, pytest
+
+class Listing:
+    def pytest_collection_finish(self, session):
+        listed = {x.nodeid: sorted({m.name for m in x.iter_markers()}) for x in session.items}
+        print("LISTED " + json.dumps(listed))
+
+sys.exit(pytest.main(["--collect-only", "-q", *sys.argv[1:]], plugins=[Listing()]))
+"""
+
+
+def listed(*options) -> dict[str, list[str]]:
+    """The tests that pytest selects with these options, and the markers of each."""
+    done = python("-c", PLUGIN, "-p", "no:cacheprovider", *options, cwd=TESTS.parent)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr
+    return json.loads(re.search("^LISTED (.*)$", done.stdout, re.MULTILINE)[1])
+
+
+@pytest.fixture(scope="module")
+def everything():
+    return listed()
+
+
+@pytest.mark.parametrize("marker", ["gpu", "mpi", "slurm", "slow"])
+def test_markers_are_registered_and_used(everything, marker, pytestconfig):
+    assert any(line.startswith(f"{marker}:") for line in pytestconfig.getini("markers"))
+    marked = [name for name, markers in everything.items() if marker in markers]
+    assert 0 < len(marked) < len(everything)
+
+
+def test_tests_of_cuda_are_marked_gpu(everything):
+    """Those that have it as a parameter, but for those that plan for a GPU without one."""
+    for name, markers in everything.items():
+        if re.search(r"\[(.*-)?cuda( \w+)?(-.*)?\]$", name) and not name.startswith(PURE):
+            assert "gpu" in markers, name
+
+
+def test_tests_of_ranks_are_marked_mpi(everything):
+    for name, markers in everything.items():
+        if name.startswith("tests/mpi/"):
+            assert "mpi" in markers, name
+    starts = [name for name in everything if "test_every_rank_passes" in name]
+    assert starts and all({"mpi", "slow"} <= set(everything[name]) for name in starts)
+
+
+def test_m_selects_by_markers(everything):
+    selected = listed("-m", "slurm and not slow")
+    batch_scripts = {name for name in everything if name.startswith("tests/test_slurm.py")}
+    assert set(selected) == {x for x in batch_scripts if "slow" not in everything[x]}
+    assert set(selected) < batch_scripts
+
+
+def test_support_is_found_by_other_processes(tmp_path):
+    """From any folder, with the package that is tested here."""
+    code = "import support, hybrid_gemm; print(support.__file__, hybrid_gemm.__file__, sep='\\n')"
+    support, package = python("-c", code, cwd=tmp_path).stdout.split()
+    assert support == str(TESTS / "support" / "__init__.py")
+    assert package.startswith(f"{PACKAGE_FOLDER}/")

@@ -1,0 +1,93 @@
+"""What every benchmark shares: how a study is run, shown and written."""
+
+import csv
+import io
+from dataclasses import dataclass, field
+
+import pytest
+
+from hybrid_gemm.bench import study
+from hybrid_gemm.bench.accuracy import AccuracyStudy
+from hybrid_gemm.bench.kernels import KernelStudy
+from hybrid_gemm.bench.libraries import LibraryStudy
+from hybrid_gemm.bench.study import Table
+from hybrid_gemm.errors import UsageError
+
+ROWS = [
+    {"way": "one", "params": {"BM": 8, "BN": 4}, "time_ms": 1.5, "verdict": "passed"},
+    {"way": "two", "params": {}, "time_ms": None, "verdict": "FAILED", "samples_ms": [1, 2]},
+    {"way": "three", "params": {}, "time_ms": None, "verdict": None},
+]
+
+
+@dataclass
+class Invented:
+    """A study of three rows that measures nothing."""
+
+    columns = ("way", "params", "time_ms", "verdict")
+    device_note: str = "device: paper (there is no other)"
+    steps: int = 3
+    done: list = field(default_factory=list)
+
+    def rows(self, advance):
+        for row in ROWS:
+            advance(1)
+            yield dict(row)
+        self.done.append(True)
+
+    def about(self):
+        assert self.done, "asked after the rows"
+        return {"device": {"name": "paper"}}
+
+    @staticmethod
+    def table(data):
+        rows = [[row["way"], study.cell(row["time_ms"], ".2f")] for row in data["rows"]]
+        return Table(["<way", "time ms"], rows, data["device"]["name"])
+
+
+def test_a_study_is_run_with_its_notes_and_its_progress():
+    notes, began, steps = [], [], []
+
+    def progress(total, label):
+        began.append((total, label))
+        return steps.append
+
+    data = study.run(Invented(), progress=progress, note=notes.append)
+    assert data == {"device": {"name": "paper"}, "rows": ROWS}
+    assert notes == ["device: paper (there is no other)"]
+    assert began == [(3, "measuring")] and steps == [1, 1, 1]
+    quiet = study.run(Invented(device_note=""), note=notes.append)
+    assert quiet["rows"] == ROWS and len(notes) == 1
+
+
+def test_csv_has_the_columns_and_no_more():
+    rows = list(csv.reader(io.StringIO(study.as_csv(Invented, {"rows": ROWS}))))
+    assert rows[0] == list(Invented.columns)
+    assert rows[1:] == [["one", "BM=8 BN=4", "1.5", "passed"], ["two", "", "", "FAILED"],
+                        ["three", "", "", ""]]  # fmt: skip
+
+
+def test_wrong_rows_are_found_and_tables_shown(capsys):
+    data = study.run(Invented())
+    assert [row["way"] for row in study.failed(data)] == ["two"]
+    study.show(Invented, data)
+    shown = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["one", "1.50"] in shown and ["two"] in shown
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda: KernelStudy([], [(8, 8, 8)], device="cpu", layouts=["xx"]),
+        lambda: KernelStudy([], [(8, 8, 8)], device="cpu", samples=0),
+        lambda: KernelStudy([], [(8, 8, 8)], device="cpu", cold=True),
+        lambda: KernelStudy([], [(8, 8, 8)], device="cpu", dtypes=["int8"]),
+        lambda: KernelStudy([], [(8, 8, 8)], device="cpu"),
+        lambda: AccuracyStudy([(8, 8, 8)], device="cpu", data=["odd"]),
+        lambda: LibraryStudy([(8, 8, 8)], device="cpu", samples=0),
+        lambda: LibraryStudy([(8, 8, 8)], device="none"),
+    ],
+)
+def test_choices_are_checked_before_anything_is_measured(made):
+    with pytest.raises(UsageError):
+        made()
