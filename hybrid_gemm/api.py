@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .arrays.caller_arrays import as_array, is_device_array
-from .options import CHOICES, Options, named_keywords, values_of, with_options
+from .options import CHOICES, Options, named_keywords, with_options
 from .planning.plan import Plan
 from .problem import make_problem
 from .runner import Runner
@@ -74,35 +74,48 @@ def gemm(
     >>> gemm(np.ones((2, 3)), np.ones((3, 2)), device="cpu", threads=2, split="cols").tolist()
     [[3.0, 3.0], [3.0, 3.0]]
     """
-    given = values_of(locals())
-    product = {
-        "alpha": alpha, "beta": beta, "trans_a": trans_a, "trans_b": trans_b, "out": out
-    }  # fmt: skip
+    # In the order of `Options`, which a test compares; building it otherwise takes longer than the
+    # rest of the call.
+    given = (
+        split, threads, device, gpus, emulate_devices, kernel, params, reduce, algorithm, levels,
+        compute, grid, max_device_memory, transport, rounds,
+    )  # fmt: skip
     if comm is not None:
         from .ranks.runner import kept_runner
 
-        ranks = kept_runner(comm, given)
-        return ranks.gemm(a, b, c, **product, distribution=distribution, result=result, root=root)
-    if (distribution, result, root) != ("replicated", None, 0):
+        return kept_runner(comm, given).gemm(
+            a, b, c, alpha=alpha, beta=beta, trans_a=trans_a, trans_b=trans_b, out=out,
+            distribution=distribution, result=result, root=root,
+        )  # fmt: skip
+    if result is not None or root != 0 or distribution != "replicated":
         raise TypeError("distribution, result and root are for products over ranks: pass comm too")
     if not isinstance(a, np.ndarray):
         a = as_array(a, "A")
     if not isinstance(b, np.ndarray):
         b = as_array(b, "B")
     if device == "auto":
-        there = next((x for x in (a, b) if is_device_array(x)), None)
-        if there is not None:
-            given = _on_gpu(given, there.device.id)
-    return _runner(given).gemm(a, b, c, **product)
+        for x in (a, b):
+            if type(x) is not np.ndarray and is_device_array(x):
+                given = _on_gpu(given, x.device.id)
+                break
+    return _runner(given).multiply(a, b, c, alpha, beta, trans_a, trans_b, out)
 
 
-def _on_gpu(given: tuple, ordinal: int) -> tuple:
-    """The options for arrays that lie on a GPU, where no device was named."""
+@functools.lru_cache(maxsize=64)
+def _named(given: tuple, ordinal: int) -> tuple:
     named = dict(zip(CHOICES, given, strict=True))
     named["device"] = "cuda"
     if named["gpus"] is None:
         named["gpus"] = (ordinal,)
     return tuple(named.values())
+
+
+def _on_gpu(given: tuple, ordinal: int) -> tuple:
+    """The options for arrays that lie on a GPU, where no device was named."""
+    try:
+        return _named(given, ordinal)
+    except TypeError:  # a list or a dict among them is no key
+        return _named.__wrapped__(given, ordinal)
 
 
 def _runner(given: tuple) -> Runner:

@@ -160,7 +160,7 @@ def bytes_of(text: str) -> int:
     """Bytes of a size with its unit, such as 8GiB (2^30) or 500MB (10^6)."""
     number = text.strip().rstrip("BiKMGT").strip()
     unit = text.strip()[len(number) :].strip()
-    if number and not unit:
+    if not unit and number.replace(".", "", 1).isdigit():
         raise UsageError(f"{text} what? A size takes a unit, such as {text}GiB or {text}MB")
     prefix, base = unit.removesuffix("B"), 1000
     if prefix.endswith("i"):
@@ -320,7 +320,6 @@ CHOICES: dict[str, Choice] = {
     field.name: field.metadata["choice"] for field in dataclasses.fields(Options)
 }
 DEFAULTS: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(Options)}
-values_of: Callable[[Mapping[str, Any]], tuple[Any, ...]] = operator.itemgetter(*CHOICES)
 
 P = ParamSpec("P")
 R = TypeVar("R")

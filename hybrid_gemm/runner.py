@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from . import devices
 from .arrays.caller_arrays import is_device_array
 from .arrays.operand import CallerArrays
@@ -86,6 +88,7 @@ class Runner:
             for device in opened if options.names_no_workers else opened[:1]:
                 assert isinstance(device, CudaDevice)
                 self._single_gpus[device.ordinal] = SingleGpuExecutor(device, self.plans)
+        self._hosted = next((x.hosted for x in self._single_gpus.values()), None)
         self._executor = LocalExecutor(self.plans, self._single_gpus)
 
     @property
@@ -140,16 +143,25 @@ class Runner:
         What one GPU does alone is started without a plan: on the caller's current stream for
         arrays that lie there, and small ones of the host are copied there and back whole.
         """
-        product = {
-            "alpha": alpha, "beta": beta, "trans_a": trans_a, "trans_b": trans_b, "out": out
-        }  # fmt: skip
+        return self.multiply(a, b, c, alpha, beta, trans_a, trans_b, out)
+
+    def multiply(
+        self, a: Any, b: Any, c: Any, alpha: float, beta: float, trans_a: bool, trans_b: bool,
+        out: Any,
+    ) -> Any:  # fmt: skip
+        """`gemm` by position, which saves a call of microseconds a tenth of its time."""
         done = None
-        if self._single_gpus and is_device_array(a):
-            single = self._single_gpus.get(a.data.device_id)
-            done = single and single.gemm(a, b, c, **product)
-        elif self._single_gpus:
-            done = next(iter(self._single_gpus.values())).hosted(a, b, c, **product)
-        return self.run(a, b, c, **product).c if done is None else done
+        if self._single_gpus:
+            if type(a) is not np.ndarray and is_device_array(a):
+                single = self._single_gpus.get(a.data.device_id)
+                done = single and single.gemm(a, b, c, alpha, beta, trans_a, trans_b, out)
+            else:
+                done = self._hosted(a, b, c, alpha, beta, trans_a, trans_b, out)
+        if done is not None:
+            return done
+        return self.run(
+            a, b, c, alpha=alpha, beta=beta, trans_a=trans_a, trans_b=trans_b, out=out
+        ).c
 
     def describe(self, plan: Plan | None = None) -> str:
         """The devices, or those of a plan, in a few words, and why they were chosen."""

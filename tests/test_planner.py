@@ -84,7 +84,7 @@ def test_critical_moves_all_of_c_for_every_worker():
 
 def test_auto_takes_rows_for_squares_and_cols_for_deep_products():
     assert make_plan(Problem(4096, 4096, 4096), [CPU], 4).split == "rows"
-    assert make_plan(Problem(8, 8, 2**20), [GPU, GPU], 2).split == "cols"
+    assert make_plan(Problem(8, 8, 2**20), [GPU, GPU], 2, resident=True).split == "cols"
 
 
 def test_as_many_gpus_as_are_worth_starting():
@@ -109,9 +109,9 @@ def test_as_many_gpus_as_are_worth_starting():
         (4, 4, 8192, 8192, "fp32", [2048] * 3 + [1024] * 2),
         (8, 8, 8192, 8192, "fp32", [4096] * 2),  # one thread starts 56 copies for each panel
         (8, 1, 8192, 8192, "fp32", [2048] * 3 + [1024] * 2),  # one GPU that plays them takes longer
-        (4, 4, 8192, 8192, "tf32", [4096] + [2048] * 2),  # multiplied sooner
+        (4, 4, 8192, 8192, "tf32", [4096] * 2),  # multiplied sooner
         (4, 4, 8192, 1024, "fp32", [4096] * 2),
-        (8, 8, 16384, 16384, "fp32", [1024] * 15 + [512] * 2),
+        (8, 8, 16384, 16384, "fp32", [2736] * 5 + [1360, 1344]),
         (8, 8, 4096, 4096, "fp32", [4096]),
     ],
 )

@@ -86,7 +86,7 @@ class SingleGpuExecutor:
         return known
 
     def gemm(
-        self, a: Any, b: Any, c: Any = None, *, alpha: Any = 1.0, beta: Any = 0.0,
+        self, a: Any, b: Any, c: Any = None, alpha: Any = 1.0, beta: Any = 0.0,
         trans_a: bool = False, trans_b: bool = False, out: Any = None,
     ) -> Any:  # fmt: skip
         """alpha * op(A) @ op(B) + beta * C on the caller's current stream, without waiting for
@@ -126,7 +126,7 @@ class SingleGpuExecutor:
         return out
 
     def hosted(
-        self, a: Any, b: Any, c: Any = None, *, alpha: Any = 1.0, beta: Any = 0.0,
+        self, a: Any, b: Any, c: Any = None, alpha: Any = 1.0, beta: Any = 0.0,
         trans_a: bool = False, trans_b: bool = False, out: Any = None,
     ) -> Any:  # fmt: skip
         """As `gemm`, for small arrays of the host; returns when the product is there."""

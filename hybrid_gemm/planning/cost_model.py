@@ -15,6 +15,10 @@ PIECES = 8
 # How many times as fast as strict fp32 products on tensor cores are: 8192 on an H200,
 # docs/tensor-cores.md.
 QUICKER = {"fp32x3": 3.9, "tf32": 7.0, "narrow": 13.9}
+# What one thread takes to start a panel of one worker, by where the arrays lie, and a strip's sum
+# besides: eight H200s, docs/results/starting8_h200.json.
+START_PANEL_MS = {"pinned": 0.35, "pageable": 0.65}
+START_SUM_MS = 0.12
 # What the threads that copy within host memory reach: docs/results/carried2_h200.json.
 ASSUMED_MEMCPY_GBPS = 40.0
 
@@ -77,7 +81,8 @@ def bound(plan: Plan, *, pinned: bool = False) -> dict[str, float]:
 
 
 def phases(plan: Plan, *, pinned: bool = False) -> dict[str, float]:
-    """The ms that each phase of a plan should take alone: multiply, links, staging, peers, sum.
+    """The ms that each phase of a plan should take alone: multiply, links, staging, peers, sum;
+    and start, which is what one thread takes to start all of it on GPUs.
 
     A box costs the larger of its flops and of its bytes of A, B and C at its device's rates;
     tiles of 16 round its sides up, which is what makes thin row boxes dear.
@@ -113,7 +118,18 @@ def phases(plan: Plan, *, pinned: bool = False) -> dict[str, float]:
         )  # fmt: skip
         if not pinned:
             terms["staging"] = _ms(inward + outward, found.memcpy_gbps)
+    if plan.devices[0].on_gpu and not plan.resident:
+        terms["start"] = _start_ms(plan, pinned)
     return terms
+
+
+def _start_ms(plan: Plan, pinned: bool) -> float:
+    """What the thread that starts all GPUs takes. Nothing else of it goes on at once, so it is a
+    bound of its own on a plan of many small panels."""
+    started = sum(len(panel.workers) for panel in plan.panels)
+    summed = sum(len(panel.strips) for panel in plan.panels if len(panel.workers) > 1)
+    each_ms = START_PANEL_MS["pinned" if pinned else "pageable"]
+    return started * each_ms + summed * START_SUM_MS
 
 
 def predict_ms(plan: Plan, *, pinned: bool = False) -> float:

@@ -48,8 +48,9 @@ PART_SIDE = {"A": 1024, "B": 2048}  # columns of a row-major B are short runs of
 QUICK_SIDE = 8192
 PANEL_ELEMENTS, PANEL_ROWS = 16 << 20, 512  # of partials that are summed while others multiply
 # What one thread takes to start a panel for each two workers that make it, of which one reads from
-# the other: a copy, a wait, and a share of the rest (docs/results/starting4_h200.json).
-PAIR_START_MS = 0.015
+# the other: a copy, a wait, and a share of the rest (docs/results/starting4_h200.json and
+# starting8_h200.json). All is to be started in half of the time that products take.
+PAIR_START_MS = 0.02
 LARGEST_PART_BYTES = 256 << 20  # a block of A or B whose sides are short is cut along K into such
 # What a worker more has to save: docs/results/small2_h200.json has where two GPUs pass one.
 START_MS = 2.0
@@ -358,7 +359,7 @@ class _OnGrid:
         workers = math.prod(shape)
         rates = {spec.unit: tflops(spec, problem) for spec in self.task.devices[:workers]}
         ms = problem.flops / (sum(rates.values()) * 1e9)
-        return int(ms / (PAIR_START_MS * workers * shape[2]))
+        return int(0.5 * ms / (PAIR_START_MS * workers * shape[2]))
 
     def _panels(
         self, rows: Span, cols: Span, cell: tuple[int, ...], number: int

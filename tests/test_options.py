@@ -1,0 +1,128 @@
+"""`Options` is where each choice is stated; signatures and flags follow it."""
+
+import inspect
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import hybrid_gemm
+from hybrid_gemm import RankRunner, Runner, api, gemm, matmul, plan
+from hybrid_gemm.cli.run import run
+from hybrid_gemm.errors import OptionTypeError, UsageError
+from hybrid_gemm.options import CHOICES, DEFAULTS, Options
+
+ALONE = {name for name, choice in CHOICES.items() if not choice.across_ranks}
+
+
+def keywords(function):
+    found = inspect.signature(function).parameters.values()
+    return {x.name: x.default for x in found if x.kind is x.KEYWORD_ONLY}
+
+
+@pytest.mark.parametrize(
+    "function, names",
+    [(gemm, set(CHOICES)), (matmul, set(CHOICES)), (RankRunner, set(CHOICES)), (Runner, ALONE),
+     (plan, ALONE)],
+)  # fmt: skip
+def test_signatures_name_every_option_with_its_default(function, names):
+    found = keywords(function)
+    assert names <= set(found)
+    assert {name: found[name] for name in names} == {name: DEFAULTS[name] for name in names}
+    assert not names ^ set(CHOICES) & set(found)
+
+
+def test_gemm_hands_over_its_options_in_their_order(monkeypatch):
+    asked = dict(zip(CHOICES, range(len(CHOICES)), strict=True))
+    seen = []
+    monkeypatch.setattr(api, "_runner", lambda given: seen.append(given) or Runner(device="cpu"))
+    a = np.ones((2, 2))
+    gemm(a, a, **asked)
+    assert seen == [tuple(asked.values())]
+
+
+def test_every_option_has_a_flag_with_its_help_and_its_default():
+    text = " ".join(CliRunner().invoke(run, ["--help"]).output.split())
+    for name, choice in CHOICES.items():
+        flag = "--param " if name == "params" else f"--{name.replace('_', '-')} "
+        assert flag in text and " ".join(choice.help.split()[:4]) in text
+        if DEFAULTS[name] not in (None, ()):
+            assert f"[default: {DEFAULTS[name]}]" in text
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"threads": "4"}, "threads takes a whole number; '4' was given"),
+        ({"threads": 4.0}, "threads takes a whole number"),
+        ({"threads": True}, "threads takes a whole number"),
+        ({"gpus": "0,1"}, "gpus takes whole numbers"),
+        ({"grid": (1, 1.5, 1)}, "grid takes a whole number; 1.5"),
+        ({"split": 3}, "split takes one of rows, cols and auto"),
+        ({"kernel": 7}, "kernel takes a name"),
+        ({"kernel": "tuned", "params": {"BM": "8"}}, r"params\['BM'\] takes a whole number"),
+        ({"kernel": "tuned", "params": {"TILE": 8.0}}, "takes a whole number; 8.0"),
+        ({"max_device_memory": 1e9}, "max_device_memory takes bytes"),
+        ({"transport": "mpi"}, "pass comm too"),
+        ({"rounds": 2}, "pass comm too"),
+        ({"root": 1}, "pass comm too"),
+    ],
+)
+def test_wrong_types_are_named(options, message):
+    a = np.ones((2, 2))
+    with pytest.raises(TypeError, match=message):
+        gemm(a, a, device="cpu", **options)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"split": "col"}, "did you mean cols"),
+        ({"device": "gpu"}, "no device is called 'gpu'; there are auto, cuda, cpu and emulator"),
+        ({"compute": "fp32x4"}, "did you mean fp32x3"),
+        ({"max_device_memory": "8"}, "8 what"),
+        ({"max_device_memory": "8 bananas"}, "not a size"),
+        ({"max_device_memory": "inf GiB"}, "not a size"),
+        ({"grid": (2, 1, 1), "split": "rows"}, "beside the split"),
+        ({"levels": 9}, "0 to 6"),
+        ({"gpus": (0, 0)}, "different GPU numbers"),
+    ],
+)
+def test_wrong_values_are_named(options, message):
+    a = np.ones((2, 2))
+    with pytest.raises(UsageError, match=message):
+        gemm(a, a, **options)
+
+
+@pytest.mark.parametrize(
+    "function, misspelt, meant",
+    [(gemm, "thread", "threads"), (Runner, "thread", "threads"), (plan, "splt", "split"),
+     (gemm, "transa", "trans_a"), (matmul, "max_memory", None)],
+)  # fmt: skip
+def test_a_misspelt_keyword_is_a_type_error_with_the_nearest_name(function, misspelt, meant):
+    sizes = (2, 2, 2) if function is plan else ()
+    arrays = (np.ones((2, 2)),) * 2 if function in (gemm, matmul) else sizes
+    with pytest.raises(TypeError, match=f"unexpected keyword argument '{misspelt}'") as caught:
+        function(*arrays, **{misspelt: 1})
+    assert meant is None or f"did you mean {meant}" in str(caught.value)
+
+
+def test_values_are_kept_in_one_form():
+    assert Options(gpus=1).gpus == (1,)
+    assert Options(max_device_memory="8GiB") == Options(max_device_memory=8 << 30)
+    assert Options(max_device_memory="500MB").max_device_memory == 500 * 10**6
+    assert Options(threads=np.int64(4)) == Options(threads=4)
+    assert Options(kernel="tuned", params={"BM": 8}) == Options(kernel="tuned", params=[("BM", 8)])
+    assert hash(Options(grid=[1, 2, 1])) == hash(Options(grid=(1, 2, 1)))
+
+
+def test_a_type_error_of_the_caller_stays_what_it_is():
+    with pytest.raises(OptionTypeError):
+        hybrid_gemm.gemm(np.ones((2, 2)), np.ones((2, 2)), threads="x")
+    with pytest.raises(TypeError, match="positional"):
+        gemm(np.ones((2, 2)))
+
+
+def test_sizes_on_the_command_line_take_a_unit():
+    done = CliRunner().invoke(run, ["--size", "8", "--max-device-memory", "8"])
+    assert isinstance(done.exception, UsageError) and "8 what?" in str(done.exception)
