@@ -29,14 +29,14 @@ def forget() -> None:
     tables.table.cache_clear()
     tables.best_tflops.cache_clear()
     _cases.cache_clear()
-    choose.cache_clear()
+    fastest.cache_clear()
 
 
 # --- choosing -----------------------------------------------------------------------------
 
 
 @functools.lru_cache(maxsize=4096)
-def choose(
+def fastest(
     machine: Machine, problem: Problem, layout: str = "nn", *, own: bool = False
 ) -> tuple[Variant, str]:
     """The variant to run on a GPU, and why it is this one, in a few words.
