@@ -2,6 +2,16 @@
 summary   = "a small C over a long k: each block a share of k, and then a strip of the sum"
 entry     = "gemm_deep"
 rung      = 101
+# BM      rows of C that a block computes
+# BN      columns of C that a block computes
+# BK      k of a step: what one stage of the ring in shared memory holds
+# TM      rows of C that a thread computes
+# TN      columns of C that a thread computes
+# LM      lanes of a warp along the rows of C; the other 32 / LM are along its columns
+# KG      groups of warps that share the k of each step; their sums are added at the end
+# HOPS    1: an operand that lies along k is copied by elements; 2: by vectors, through registers
+# STAGES  stages of the ring: STAGES - 1 steps are on their way while one is multiplied
+# BLOCKS  shares of k of all tiles of C together, at most
 params    = [
     {BM = 64, BN = 128, BK = 16, TM = 16, TN = 8, LM = 4, KG = 4, HOPS = 1, STAGES = 5, BLOCKS = 132},
     {BM = 128, BN = 64, BK = 16, TM = 16, TN = 8, LM = 4, KG = 4, HOPS = 1, STAGES = 5, BLOCKS = 132},
@@ -14,13 +24,21 @@ params    = [
 ]
 block     = ["KG * BM * BN / (TM * TN)", "1", "1"]
 grid      = ["ceil(m / BM) * ceil(n / BN) * max(1, min(ceil((BLOCKS + 1) / max(1, ceil(m / BM) * ceil(n / BN))) - 1, ceil(k / BK)))", "1", "1"]
+# the ring; then the sums that half of the groups hand to the others
 shared    = "max(STAGES * BK * (BM + BN + 64 / SIZE) * SIZE, (KG > 1) * KG * BM * BN * SIZE / 2)"
+# partial sums of a tile for each share; three counters for each tile
 workspace = "BLOCKS * BM * BN * SIZE"
 flags     = "12 * BLOCKS"
 require   = [
-    "BM % (TM * LM) == 0", "32 % LM == 0", "BN % (TN * 32 / LM) == 0", "TM % 4 == 0", "TN % 4 == 0",
-    "HOPS <= 2", "BK % 4 == 0", "BK % KG == 0", "BLOCKS <= 65536", "BK / KG >= 2", "STAGES >= 2",
-    "(KG * BM * BN / (TM * TN)) % BK == 0", "TM * TN * SIZE <= 512",
+    # a group of warps of LM x 32 / LM lanes makes the tile
+    "BM % (TM * LM) == 0", "32 % LM == 0", "BN % (TN * 32 / LM) == 0",
+    # sums as vectors; they must fit in registers
+    "TM % 4 == 0", "TN % 4 == 0", "TM * TN * SIZE <= 512",
+    # every group has k to multiply, and one k in advance; a step is whole vectors
+    "BK % 4 == 0", "BK % KG == 0", "BK / KG >= 2", "STAGES >= 2", "HOPS <= 2",
+    # the threads copy whole rows of a stage
+    "(KG * BM * BN / (TM * TN)) % BK == 0",
+    "BLOCKS <= 65536",
 ]
 dtypes    = ["float32", "int32"]
 arch      = ">=80"
@@ -28,30 +46,30 @@ runs_on   = ["cuda", "emulator"]
 source    = "this project: docs/performance.md"
 ---*/
 
-// Where C has few tiles, each is made of many parts, and one block that adds them all takes
-// as long as a tenth of the product. Here the blocks of a tile stay for a while when their part
-// is handed in; once all parts are there, whoever is still here adds strips of them until none is
-// left. A block stays for a bounded time, so none depends on another's being scheduled; the last
-// to come takes what nobody took. A strip is added in one order whoever does it, so the same
-// input gives the same bits.
-#include "tuned_loop.cuh"
+// Where C has few tiles, each is made of many shares of k (split-K, see shares.cuh), and one block
+// that adds them all takes as long as a tenth of the product. Here the blocks of a tile stay when
+// they have handed in their partial sums; once all of them are there, whoever is still here adds
+// strips of the tile until none is left. A block stays for a bounded time, so none depends on
+// another's being scheduled; the last to come takes what nobody took. A strip is added in one order
+// whoever does it, so the same input gives the same bits.
+//
+//   load, multiply   copy_ring.cuh and tuned_tile.cuh
+//   finish           adds the partial sums up, strip by strip, and stores C
+#include "tuned_tile.cuh"
 
-constexpr int VECTORS_OF_TILE = BM * BN / VEC;
-constexpr int STAY = 1 << 16;  // cycles
+constexpr int STAY = 1 << 16;  // cycles that a block stays for the others, at most
 
-// c = alpha * v + beta * c for neighbours in a row of C; beta == 0 never reads c.
-__device__ __forceinline__ void store_vector(const Vec& v, int n, T alpha, T beta, T* C,
-                                             long long ldc, int r, int c) {
+// c = alpha * sum + beta * c for neighbours in row r of C from column c on, element by element.
+__device__ __forceinline__ void store_elements(const Vec& sum, int n, T alpha, T beta, T* C,
+                                               long long ldc, int r, int c) {
     UNROLL for (int q = 0; q < VEC; ++q) {
         if (c + q >= n) return;
-        T* const to = C + r * ldc + (c + q);
-        const T product = alpha * v.x[q ^ 1];
-        *to = beta == T(0) ? product : product + beta * *to;
+        store(C + r * ldc + (c + q), sum.x[q ^ 1], alpha, beta);
     }
 }
 
-// Adds vectors [begin, end) of a tile's parts, at most THREADS of them, and stores them in C.
-// The threads form as many teams as that leaves, each of which adds its run of the parts.
+// Adds vectors [begin, end) of a tile's `count` parts, at most THREADS vectors, and stores them in
+// C. The threads form as many teams as that leaves, each of which adds its run of the parts.
 __device__ __forceinline__ void add_strip(const Vec* parts, int count, int begin, int end, int m,
                                           int n, T alpha, T beta, T* C, long long ldc, int row,
                                           int col) {
@@ -65,7 +83,7 @@ __device__ __forceinline__ void add_strip(const Vec* parts, int count, int begin
 #pragma unroll 8
         for (int p = count * team / teams; p < last; ++p) {
             const Vec x = parts[(long long)p * VECTORS_OF_TILE + v];
-            UNROLL for (int q = 0; q < VEC; ++q) total.x[q] += x.x[q];
+            add(total, x);
         }
         sums[threadIdx.x] = total;
     }
@@ -73,65 +91,66 @@ __device__ __forceinline__ void add_strip(const Vec* parts, int count, int begin
     if (team == 0) {
         for (int t = 1; t < teams; ++t) {
             const Vec x = sums[t * size + threadIdx.x];
-            UNROLL for (int q = 0; q < VEC; ++q) total.x[q] += x.x[q];
+            add(total, x);
         }
         const int thread = v % GROUP, i = v / GROUP * VEC / TN, j = v / GROUP * VEC % TN;
         const int r = row + row_in(thread) + i / VEC * (LM * VEC) + i % VEC;
-        if (r < m) store_vector(total, n, alpha, beta, C, ldc, r, col + col_in(thread) + j * LN);
+        if (r < m) store_elements(total, n, alpha, beta, C, ldc, r, col + col_in(thread) + j * LN);
     }
     __syncthreads();
 }
 
+// Adds the partial sums of a tile, which its `shares` blocks have left in `parts`, and stores them
+// in C at (row, col). `flags` has three counters for the tile; `strip`, in shared memory, is the one
+// that this block adds next.
+__device__ __forceinline__ void finish(const Vec* parts, int shares, unsigned* flags, int& strip,
+                                       int m, int n, T alpha, T beta, T* C, long long ldc, int row,
+                                       int col) {
+    unsigned* const handed_in = flags;  // blocks whose partial sums are there
+    unsigned* const taken = flags + 1;  // strips that a block has begun
+    unsigned* const gone = flags + 2;   // blocks that look at the counters no more
+    const int size = LEAST(THREADS, (VECTORS_OF_TILE / 32 + shares - 1) / shares * 32);
+    const int strips = (VECTORS_OF_TILE + size - 1) / size;
+    __syncthreads();  // the block's part is written: handed on by one thread's release
+    if (threadIdx.x == 0) strip = all_of(handed_in, shares, STAY) ? int(count_in(taken)) : strips;
+    __syncthreads();
+    while (strip < strips) {
+        const int begin = strip * size, end = LEAST(begin + size, VECTORS_OF_TILE);
+        add_strip(parts, shares, begin, end, m, n, alpha, beta, C, ldc, row, col);
+        if (threadIdx.x == 0) strip = int(count_in(taken));
+        __syncthreads();
+    }
+    if (threadIdx.x == 0 && count_in(gone) == shares - 1u) *handed_in = *taken = *gone = 0;
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS)
-gemm_deep(int m, int n, int k, T alpha, const T* A, long long lda, const T* B, long long ldb,
-          T beta, T* C, long long ldc, T* workspace, unsigned* flags) {
+    gemm_deep(int m, int n, int k, T alpha, const T* A, long long lda, const T* B, long long ldb,
+              T beta, T* C, long long ldc, T* workspace, unsigned* flags) {
     __shared__ int strip;
     const int thread = threadIdx.x % GROUP, group = threadIdx.x / GROUP;
-    const int a_in = (group * KP * LD_A + row_in(thread)) * SIZE;
-    const int b_in = (BK * LD_A + group * KP * LD_B + col_in(thread)) * SIZE;
+    const int from_a = (group * KP * LD_A + row_in(thread)) * SIZE;
+    const int from_b = (A_ELEMENTS + group * KP * LD_B + col_in(thread)) * SIZE;
 
     const int tiles_m = (m + BM - 1) / BM, tiles_n = (n + BN - 1) / BN, tiles = tiles_m * tiles_n;
     const int shares = gridDim.x / tiles, tile = blockIdx.x / shares, share = blockIdx.x % shares;
     const int row = tile % tiles_m * BM, col = tile / tiles_m * BN;
     const int steps = MOST(1, (k + BK - 1) / BK), skip = steps * BK - k;
     const int least = steps / shares, more = steps - least * shares;
-    const int first = share * least + LEAST(share, more), count = least + (share < more);
-    const bool vectors = on_16_bytes(A, lda) && on_16_bytes(B, ldb) &&
-                         (TRANS_A ? m : k) % VEC == 0 && (TRANS_B ? k : n) % VEC == 0;
+    const int first = run_begin(share, least, more), count = run_length(share, least, more);
+    const bool vectors = VECTORS_FIT(m, n, k, A, lda, B, ldb);
     T sum[TM][TN];
     if (vectors)
-        multiply<true>(sum, m, n, A, lda, B, ldb, row, col, first, skip, count, a_in, b_in);
+        multiply<true>(sum, m, n, A, lda, B, ldb, row, col, first, skip, count, from_a, from_b);
     else
-        multiply<false>(sum, m, n, A, lda, B, ldb, row, col, first, skip, count, a_in, b_in);
+        multiply<false>(sum, m, n, A, lda, B, ldb, row, col, first, skip, count, from_a, from_b);
     if (KG > 1) add_groups(sum, group, thread);
     if (shares == 1) {
         if (group == 0)
             store_tile(sum, m, n, alpha, beta, C, ldc, row + row_in(thread), col + col_in(thread));
         return;
     }
-
-    Vec* const parts = reinterpret_cast<Vec*>(workspace) + (long long)tile * shares * VECTORS_OF_TILE;
-    if (group == 0) {
-        Vec* const to = parts + (long long)share * VECTORS_OF_TILE + thread;
-        UNROLL for (int i = 0; i < TM; ++i) {
-            UNROLL for (int j = 0; j < TN; j += VEC) to[(i * TN + j) / VEC * GROUP] = part(sum, i, j);
-        }
-    }
-    unsigned* const handed_in = flags + 3 * tile;
-    unsigned* const taken = handed_in + 1;
-    unsigned* const gone = handed_in + 2;
-    const int size = LEAST(THREADS, (VECTORS_OF_TILE / 32 + shares - 1) / shares * 32);
-    const int strips = (VECTORS_OF_TILE + size - 1) / size;
-    __syncthreads();  // the block's part is written: handed on by one thread's release
-    if (threadIdx.x == 0)
-        strip = all_came(handed_in, shares, STAY) ? int(add_in_order(taken)) : strips;
-    __syncthreads();
-    while (strip < strips) {
-        const int begin = strip * size, end = LEAST(begin + size, VECTORS_OF_TILE);
-        add_strip(parts, shares, begin, end, m, n, alpha, beta, C, ldc, row, col);
-        if (threadIdx.x == 0) strip = int(add_in_order(taken));
-        __syncthreads();
-    }
-    if (threadIdx.x == 0 && add_in_order(gone) == shares - 1u)
-        *handed_in = *taken = *gone = 0;
+    Vec* const parts =
+        reinterpret_cast<Vec*>(workspace) + (long long)tile * shares * VECTORS_OF_TILE;
+    if (group == 0) put_sums(parts + (long long)share * VECTORS_OF_TILE + thread, sum);
+    finish(parts, shares, flags + 3 * tile, strip, m, n, alpha, beta, C, ldc, row, col);
 }

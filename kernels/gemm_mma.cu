@@ -2,9 +2,12 @@
 summary = "tensor cores by mma.sync: 64 x 32 a warp, packed operands in a cp.async ring of two"
 entry   = "gemm_mma"
 role    = "tensor"
+# TERMS  1: A B; 3: A and B come in parts hi and lo, and lo hi + hi lo + hi hi is computed
+# OUT    bytes of an element of C: 4 is float32, 2 the type of the operands
 params  = [{TERMS = 1, OUT = 4}, {TERMS = 3, OUT = 4}, {TERMS = 1, OUT = 2}]
 block   = ["256", "1", "1"]
 grid    = ["ceil(n / 128)", "ceil(m / 128)", "1"]
+# two steps of all parts of A and B: 128 rows of 20 words
 shared  = "(TERMS + 1) / 2 * 2 * 2 * 128 * 20 * 4"
 require = ["TERMS != 2", "TERMS <= 3", "OUT % 2 == 0", "OUT <= 4"]
 dtypes  = ["float16", "bfloat16", "tfloat32"]
@@ -17,42 +20,104 @@ source  = "this project: docs/tensor-cores.md"
 // C (m x n) = alpha 2^(exponent_a[i] + exponent_b[j]) op(A) op(B) + beta C, from operands that
 // split_pack.cu packed: k is a multiple of 64. TERMS = 3: op(A) op(B) is lo hi + hi lo + hi hi,
 // and sums leave the tensor cores' accumulators, which truncate, after each k of an instruction.
+//
+// A block makes 128 x 128 of C. It multiplies one step of k from one half of shared memory, while
+// cp.async copies the next step into the other half: load, multiply, store below.
 #include "mma.cuh"
 
 constexpr int BM = 128, BN = 128, WORDS = 16;  // a step of k, in words
 constexpr int PITCH = WORDS + 4;               // 8 rows by 4 words fall in distinct banks
-constexpr int PARTS = (TERMS + 1) / 2;
+constexpr int PARTS = (TERMS + 1) / 2;         // of an operand: hi alone, or hi and lo
 constexpr int TILE = 128 * PITCH;              // words of one part of one operand
+constexpr bool CHUNKED = TERMS == 3;           // sums leave the accumulators after each instruction
 
-#if OUT == 4
-typedef float Out;
-__device__ inline float widened(Out x) { return x; }
-__device__ inline Out narrowed(float x) { return x; }
-#elif DTYPE_bfloat16
-typedef unsigned short Out;
-__device__ inline float widened(Out x) { return from_bfloat(x); }
-__device__ inline Out narrowed(float x) { return to_bfloat(x); }
-#else
-typedef unsigned short Out;
-__device__ inline float widened(Out x) { return from_half(x); }
-__device__ inline Out narrowed(float x) { return to_half(x); }
-#endif
+// A thread's sums of a warp's 64 x 32: 4 x 4 products of 16 x 8, four sums of each. While CHUNKED,
+// `part` has those of one instruction, and `total` has the rest.
+struct Sums {
+    float part[4][4][4];
+    float total[CHUNKED ? 4 : 1][4][4];
+};
 
-// A step's 128 rows from `row0` on of all parts of an operand; beyond the edge the last row again.
-__device__ inline void fetch(unsigned* tiles, const unsigned* parts, long long pitch, int rows,
-                             int row0, int word) {
+// Starts the copies of a step's 128 rows from `row0` on, of all parts of an operand; beyond the
+// edge the last row again.
+__device__ inline void load(unsigned* tiles, const unsigned* parts, long long pitch, int rows,
+                            int row0, int word) {
 #pragma unroll
     for (int i = threadIdx.x; i < PARTS * 128 * 4; i += THREADS) {
         const int part = i / 512, row = i / 4 % 128, w = i % 4 * 4;
         const long long line = (long long)part * rows + min(row0 + row, rows - 1);
-        copy_async(tiles + part * TILE + row * PITCH + w, parts + line * pitch + word + w);
+        unsigned* const to = tiles + part * TILE + row * PITCH + w;
+        const unsigned* const from = parts + line * pitch + word + w;
+        copy_async<16>(shared_address(to), from);
     }
 }
 
-// The power of two in halves of one sign: what the product keeps, no half loses.
-__device__ inline float scaled(float x, int exponent) {
-    const int half = exponent >> 1;
-    return x * power_of_two(half) * power_of_two(exponent - half);
+// Adds the products of one step, which lies at `stage`, for the warp's rows and columns from
+// (row, col) of the tile on; lane 4 g + t.
+__device__ inline void multiply(Sums& sums, const unsigned* stage, int row, int col, int g, int t) {
+#pragma unroll
+    for (int word = 0; word < WORDS; word += 8) {
+        unsigned a[PARTS][4][4], b[PARTS][4][2];
+#pragma unroll
+        for (int x = 0; x < PARTS; ++x) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const unsigned* const from =
+                    stage + x * TILE + (row + 16 * i + g) * PITCH + word + t;
+                const unsigned* const of_b =
+                    stage + (PARTS + x) * TILE + (col + 8 * i + g) * PITCH + word + t;
+#pragma unroll
+                for (int r = 0; r < 4; ++r) a[x][i][r] = from[r % 2 * 8 * PITCH + r / 2 * 4];
+#pragma unroll
+                for (int r = 0; r < 2; ++r) b[x][i][r] = of_b[r * 4];
+            }
+        }
+#pragma unroll
+        for (int term = 0; term < TERMS; ++term) {  // the small ones first
+            const int pa = TERMS == 3 && term == 0, pb = TERMS == 3 && term == 1;
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+#pragma unroll
+                for (int j = 0; j < 4; ++j) mma(sums.part[i][j], a[pa][i], b[pb][j]);
+            }
+        }
+#pragma unroll
+        for (int i = 0; CHUNKED && i < 4; ++i) {
+#pragma unroll
+            for (int x = 0; x < 16; ++x) {
+                sums.total[CHUNKED ? i : 0][x / 4][x % 4] += sums.part[i][x / 4][x % 4];
+                sums.part[i][x / 4][x % 4] = 0;
+            }
+        }
+    }
+}
+
+// C from a thread's sums: rows from `row` on, 8 apart, and pairs of columns from `col` on, 8 apart.
+__device__ inline void store(const Sums& sums, int m, int n, int row, int col, float alpha,
+                             const int* exponent_a, const int* exponent_b, bool split, float beta,
+                             Out* C, long long ldc) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            const int r = row + 16 * i + 8 * h;
+            if (r >= m) continue;
+            const int exponent = split ? exponent_a[r] : 0;
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+#pragma unroll
+                for (int x = 0; x < 2; ++x) {
+                    const int c = col + 8 * j + x;
+                    if (c >= n) continue;
+                    Out* const to = C + r * ldc + c;
+                    float sum = CHUNKED ? sums.total[CHUNKED ? i : 0][j][2 * h + x]
+                                        : sums.part[i][j][2 * h + x];
+                    if (split) sum = scaled(sum, exponent + exponent_b[c]);
+                    *to = narrowed(beta == 0 ? alpha * sum : alpha * sum + beta * widened(*to));
+                }
+            }
+        }
+    }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
@@ -67,77 +132,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const int row0 = blockIdx.y * BM, col0 = blockIdx.x * BN;
     const int steps = (int)((long long)k * SIZE / 4 / WORDS);
 
-    const auto bring = [&](int step) {
+    const auto load_step = [&](int step) {
         unsigned* const stage = memory + step % 2 * 2 * PARTS * TILE;
-        fetch(stage, (const unsigned*)A, lda * SIZE / 4, m, row0, step * WORDS);
-        fetch(stage + PARTS * TILE, (const unsigned*)B, ldb * SIZE / 4, n, col0, step * WORDS);
+        load(stage, (const unsigned*)A, lda * SIZE / 4, m, row0, step * WORDS);
+        load(stage + PARTS * TILE, (const unsigned*)B, ldb * SIZE / 4, n, col0, step * WORDS);
     };
-    float part[4][4][4] = {}, total[TERMS == 3 ? 4 : 1][4][4] = {};
-    bring(0);
+    Sums sums = {};
+    load_step(0);
     copies_commit();
     for (int step = 0; step < steps; ++step) {
-        if (step + 1 < steps) bring(step + 1);
+        if (step + 1 < steps) load_step(step + 1);
         copies_commit();
         copies_wait<1>();
         __syncthreads();
-        const unsigned* const stage = memory + step % 2 * 2 * PARTS * TILE;
-#pragma unroll
-        for (int word = 0; word < WORDS; word += 8) {
-            unsigned a[PARTS][4][4], b[PARTS][4][2];
-#pragma unroll
-            for (int x = 0; x < PARTS; ++x) {
-#pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    const unsigned* const from =
-                        stage + x * TILE + (row + 16 * i + g) * PITCH + word + t;
-                    const unsigned* const of_b =
-                        stage + (PARTS + x) * TILE + (col + 8 * i + g) * PITCH + word + t;
-#pragma unroll
-                    for (int r = 0; r < 4; ++r) a[x][i][r] = from[r % 2 * 8 * PITCH + r / 2 * 4];
-#pragma unroll
-                    for (int r = 0; r < 2; ++r) b[x][i][r] = of_b[r * 4];
-                }
-            }
-#pragma unroll
-            for (int term = 0; term < TERMS; ++term) {  // the small ones first
-                const int pa = TERMS == 3 && term == 0, pb = TERMS == 3 && term == 1;
-#pragma unroll
-                for (int i = 0; i < 4; ++i) {
-#pragma unroll
-                    for (int j = 0; j < 4; ++j) mma(part[i][j], a[pa][i], b[pb][j]);
-                }
-            }
-#pragma unroll
-            for (int i = 0; TERMS == 3 && i < 4; ++i) {
-#pragma unroll
-                for (int x = 0; x < 16; ++x) {
-                    total[TERMS == 3 ? i : 0][x / 4][x % 4] += part[i][x / 4][x % 4];
-                    part[i][x / 4][x % 4] = 0;
-                }
-            }
-        }
+        multiply(sums, memory + step % 2 * 2 * PARTS * TILE, row, col, g, t);
         __syncthreads();
     }
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            const int r = row0 + row + 16 * i + 8 * h + g;
-            if (r >= m) continue;
-            const int exponent = split ? exponent_a[r] : 0;
-#pragma unroll
-            for (int j = 0; j < 4; ++j) {
-#pragma unroll
-                for (int x = 0; x < 2; ++x) {
-                    const int c = col0 + col + 8 * j + 2 * t + x;
-                    if (c >= n) continue;
-                    Out* const to = (Out*)C + r * ldc + c;
-                    float sum = TERMS == 3 ? total[TERMS == 3 ? i : 0][j][2 * h + x]
-                                           : part[i][j][2 * h + x];
-                    if (split) sum = scaled(sum, exponent + exponent_b[c]);
-                    *to = narrowed(beta == 0 ? alpha * sum : alpha * sum + beta * widened(*to));
-                }
-            }
-        }
-    }
+    store(sums, m, n, row0 + row + g, col0 + col + 2 * t, alpha, exponent_a, exponent_b, split,
+          beta, (Out*)C, ldc);
 }

@@ -2,6 +2,8 @@
 summary = "one thread an element; a block is BM x BN elements of C"
 entry   = "gemm_naive"
 rung    = 30
+# BM  rows of C in a block, one thread each
+# BN  columns of C in a block, one thread each
 params  = [{BM = 16, BN = 16}, {BM = 8, BN = 32}, {BM = 32, BN = 32}, {BM = 8, BN = 8}]
 block   = ["BN", "BM", "1"]
 grid    = ["ceil(n / BN)", "ceil(m / BM)", "1"]

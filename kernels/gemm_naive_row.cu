@@ -2,6 +2,7 @@
 summary = "one thread an element; a block is BLOCK columns of one row of C"
 entry   = "gemm_naive_row"
 rung    = 20
+# BLOCK  columns of C in a block, one thread each
 params  = [{BLOCK = 128}, {BLOCK = 32}, {BLOCK = 64}, {BLOCK = 256}, {BLOCK = 512}]
 block   = ["BLOCK", "1", "1"]
 grid    = ["m", "ceil(n / BLOCK)", "1"]

@@ -2,6 +2,8 @@
 summary = "each thread owns TILE x TILE elements in registers, straight from global memory"
 entry   = "gemm_register_tile"
 rung    = 50
+# TILE   rows and columns of C that a thread computes
+# BLOCK  threads of a block along x and along y
 params  = [
     {TILE = 8, BLOCK = 16}, {TILE = 1, BLOCK = 16}, {TILE = 2, BLOCK = 16},
     {TILE = 4, BLOCK = 16}, {TILE = 16, BLOCK = 16}, {TILE = 32, BLOCK = 16},

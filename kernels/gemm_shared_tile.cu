@@ -2,6 +2,7 @@
 summary = "TILE x TILE threads share tiles of A and B: a block reads each element once"
 entry   = "gemm_shared_tile"
 rung    = 60
+# TILE  rows and columns of C in a block, and k of a step
 params  = [{TILE = 16}, {TILE = 1}, {TILE = 2}, {TILE = 4}, {TILE = 8}, {TILE = 32}]
 block   = ["TILE", "TILE", "1"]
 grid    = ["ceil(n / TILE)", "ceil(m / TILE)", "1"]

@@ -2,6 +2,8 @@
 summary = "one thread an element; B is transposed first, so A and B are both read along rows"
 entry   = "gemm_transposed_b"
 rung    = 40
+# BM  rows of C in a block, one thread each
+# BN  columns of C in a block, one thread each
 params  = [{BM = 16, BN = 16}, {BM = 8, BN = 32}, {BM = 32, BN = 32}, {BM = 8, BN = 8}]
 block   = ["BN", "BM", "1"]
 grid    = ["ceil(n / BN)", "ceil(m / BM)", "1"]

@@ -2,6 +2,17 @@
 summary   = "16 x 8 a thread from a cp.async ring, sums in the other register bank than B, stream-K"
 entry     = "gemm_tuned"
 rung      = 100
+# BM      rows of C that a block computes
+# BN      columns of C that a block computes
+# BK      k of a step: what one stage of the ring in shared memory holds
+# TM      rows of C that a thread computes
+# TN      columns of C that a thread computes
+# LM      lanes of a warp along the rows of C; the other 32 / LM are along its columns
+# KG      groups of warps that share the k of each step; their sums are added at the end
+# HOPS    1: an operand that lies along k is copied by elements; 2: by vectors, through registers
+# STAGES  stages of the ring: STAGES - 1 steps are on their way while one is multiplied
+# BLOCKS  blocks of the grid, at most: as many as a GPU of 132 multiprocessors runs at once
+# SPLIT   blocks for each tile of C, at most: 1 starts no more blocks than there are tiles
 params    = [
     {BM = 128, BN = 256, BK = 8, TM = 16, TN = 8, LM = 4, KG = 1, HOPS = 1, STAGES = 5, BLOCKS = 132, SPLIT = 132},
     {BM = 128, BN = 256, BK = 8, TM = 16, TN = 8, LM = 4, KG = 1, HOPS = 1, STAGES = 5, BLOCKS = 132, SPLIT = 1},
@@ -19,13 +30,21 @@ params    = [
 ]
 block     = ["KG * BM * BN / (TM * TN)", "1", "1"]
 grid      = ["max(1, min(BLOCKS, SPLIT * ceil(m / BM) * ceil(n / BN), ceil(m / BM) * ceil(n / BN) * ceil(k / BK)))", "1", "1"]
+# the ring; then the sums that half of the groups hand to the others
 shared    = "max(STAGES * BK * (BM + BN + 64 / SIZE) * SIZE, (KG > 1) * KG * BM * BN * SIZE / 2)"
+# partial sums of two tiles for each block; counters for four levels of adding them up
 workspace = "2 * BLOCKS * BM * BN * SIZE"
 flags     = "32 * BLOCKS"
 require   = [
-    "BM % (TM * LM) == 0", "32 % LM == 0", "BN % (TN * 32 / LM) == 0", "TM % 4 == 0", "TN % 4 == 0",
-    "HOPS <= 2", "BK % 4 == 0", "BK % KG == 0", "BLOCKS <= 65536", "BK / KG >= 2", "STAGES >= 2",
-    "(KG * BM * BN / (TM * TN)) % BK == 0", "TM * TN * SIZE <= 512",
+    # a group of warps of LM x 32 / LM lanes makes the tile
+    "BM % (TM * LM) == 0", "32 % LM == 0", "BN % (TN * 32 / LM) == 0",
+    # sums as vectors; they must fit in registers
+    "TM % 4 == 0", "TN % 4 == 0", "TM * TN * SIZE <= 512",
+    # every group has k to multiply, and one k in advance; a step is whole vectors
+    "BK % 4 == 0", "BK % KG == 0", "BK / KG >= 2", "STAGES >= 2", "HOPS <= 2",
+    # the threads copy whole rows of a stage
+    "(KG * BM * BN / (TM * TN)) % BK == 0",
+    "BLOCKS <= 65536",
 ]
 dtypes    = ["float32", "float64", "int32"]
 arch      = ">=80"
@@ -33,66 +52,65 @@ runs_on   = ["cuda", "emulator"]
 source    = "this project: docs/performance.md"
 ---*/
 
-// A block of 32 * KG * (BM / (TM * LM)) * (BN / (TN * 32 / LM)) threads makes tiles of C, BM x BN.
-// When the tiles do not fill the blocks evenly, the last of them are cut along k into equal
-// runs of steps (stream-K); their parts meet in the workspace and are added in a fixed order, so
-// the same input gives the same bits.
-#include "tuned_loop.cuh"
+// C is cut into tiles of BM x BN. Blocks stay: each makes tile after tile. When the tiles do not
+// fill the blocks evenly, the last of them are cut along k into equal runs of steps (stream-K, see
+// shares.cuh); the partial sums meet in the workspace and are added in a fixed order, so the same
+// input gives the same bits.
+//
+//   load, multiply   copy_ring.cuh and tuned_tile.cuh
+//   collect          adds up the partial sums of a tile that is cut
+//   store            tuned_tile.cuh
+#include "tuned_tile.cuh"
 
-constexpr int STRIP = 8;                   // tile rows that are worked through together, for L2
-constexpr int FAN = 16;                    // parts added by one block
+constexpr int STRIP = 8;  // tile rows that are worked through together, so that L2 keeps A and B
+constexpr int FAN = 16;   // partial sums that one block adds
 
-// How the steps of the tiles that are cut along k are shared out among the blocks.
-struct Shares {
-    int steps, units, least, more;  // `more` blocks have one unit above the least
+// The tiles that are cut along k: their steps form one line, of which each block has a run.
+struct CutTiles {
+    int steps;        // of a tile
+    int least, more;  // see shares.cuh
 
-    __device__ Shares(int tiles, int steps_) : steps(steps_), units(tiles * steps_) {
+    __device__ CutTiles(int tiles, int steps_) : steps(steps_) {
+        const int units = tiles * steps;
         least = units / int(gridDim.x);
         more = units - least * int(gridDim.x);
     }
-    __device__ int start(int block) const { return block * least + LEAST(block, more); }
-    __device__ int owner(int unit) const {
-        const int big = more * (least + 1);
-        return unit < big ? unit / (least + 1) : more + (unit - big) / least;
-    }
-    // A block has parts of two tiles at most: of the one it begins in, and of its last.
+    __device__ int begin(int block) const { return run_begin(block, least, more); }
+    // The first and the last block that have steps of a tile.
+    __device__ int first(int tile) const { return run_of(tile * steps, least, more); }
+    __device__ int last(int tile) const { return run_of(tile * steps + steps - 1, least, more); }
+    // The place in the workspace, in tiles, of a block's partial sums of a tile. A block leaves
+    // those of two tiles at most: of the one that its run begins in, and of the one it ends in.
     __device__ int slot(int block, int tile) const {
-        return 2 * block + (start(block) / steps != tile);
+        return 2 * block + (begin(block) / steps != tile);
     }
 };
 
-// Hands in this block's part of a tile. True in the one block that ends up with the whole sum:
-// parts are added FAN at a time, always in the same order, by whichever block comes last.
-__device__ __forceinline__ bool collect(T (&sum)[TM][TN], const Shares& shares, int tile,
+// Hands in this block's partial sums of a tile. Returns true in the one block that ends up with
+// the whole sum: sums are added FAN at a time, always in the same order, by whichever of the FAN
+// blocks comes last; FAN such sums are added likewise, until one is left.
+__device__ __forceinline__ bool collect(T (&sum)[TM][TN], const CutTiles& cut, int tile,
                                         T* workspace, unsigned* flags, int group, int thread) {
-    const int lo = shares.owner(tile * shares.steps);
-    const int parts = shares.owner(tile * shares.steps + shares.steps - 1) - lo + 1;
-    int mine = int(blockIdx.x) - lo;
+    const int first = cut.first(tile), parts = cut.last(tile) - first + 1;
+    int mine = int(blockIdx.x) - first;
 #pragma unroll 1
     for (int stride = 1; stride < parts; stride *= FAN, flags += 2 * gridDim.x) {
         if (group == 0) {
-            T* to = workspace + (long long)shares.slot(lo + mine, tile) * (BM * BN) + thread * VEC;
-            UNROLL for (int i = 0; i < TM; ++i) {
-                UNROLL for (int j = 0; j < TN; j += VEC)
-                    *reinterpret_cast<Vec*>(to + (i * TN + j) * GROUP) = part(sum, i, j);
-            }
+            const int slot = cut.slot(first + mine, tile);
+            T* const to = workspace + (long long)slot * (BM * BN) + thread * VEC;
+            put_sums(reinterpret_cast<Vec*>(to), sum);
         }
         mine -= mine / stride % FAN * stride;  // the first of those that are added together
         const int count = LEAST(FAN, (parts - mine + stride - 1) / stride);
-        unsigned* counter = flags + shares.slot(lo + mine, tile);
-        if (!last_of(counter, count)) return false;
+        if (!last_of(flags + cut.slot(first + mine, tile), count)) return false;
         UNROLL for (int i = 0; i < TM; ++i) {
             UNROLL for (int j = 0; j < TN; ++j) sum[i][j] = T(0);
         }
 #pragma unroll 1
         for (int c = group; c < count; c += KG) {
-            const int slot = shares.slot(lo + mine + c * stride, tile);
-            const Vec* from = reinterpret_cast<const Vec*>(workspace) +
-                              (long long)slot * (BM * BN / VEC) + thread;
-            UNROLL for (int i = 0; i < TM; ++i) {
-                UNROLL for (int j = 0; j < TN; j += VEC)
-                    add_part(sum, i, j, from[(i * TN + j) / VEC * GROUP]);
-            }
+            const int slot = cut.slot(first + mine + c * stride, tile);
+            const Vec* const from = reinterpret_cast<const Vec*>(workspace);
+            add_sums(sum, from + (long long)slot * VECTORS_OF_TILE + thread);
         }
         if (KG > 1) add_groups(sum, group, thread);
     }
@@ -100,24 +118,23 @@ __device__ __forceinline__ bool collect(T (&sum)[TM][TN], const Shares& shares, 
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-gemm_tuned(int m, int n, int k, T alpha, const T* A, long long lda, const T* B, long long ldb,
-           T beta, T* C, long long ldc, T* workspace, unsigned* flags) {
+    gemm_tuned(int m, int n, int k, T alpha, const T* A, long long lda, const T* B, long long ldb,
+               T beta, T* C, long long ldc, T* workspace, unsigned* flags) {
     const int thread = threadIdx.x % GROUP, group = threadIdx.x / GROUP;
-    const int a_in = (group * KP * LD_A + row_in(thread)) * SIZE;
-    const int b_in = (BK * LD_A + group * KP * LD_B + col_in(thread)) * SIZE;
+    const int from_a = (group * KP * LD_A + row_in(thread)) * SIZE;
+    const int from_b = (A_ELEMENTS + group * KP * LD_B + col_in(thread)) * SIZE;
 
     const int tiles_m = (m + BM - 1) / BM, tiles_n = (n + BN - 1) / BN, tiles = tiles_m * tiles_n;
     const int steps = MOST(1, (k + BK - 1) / BK), skip = steps * BK - k;
-    const bool vectors = on_16_bytes(A, lda) && on_16_bytes(B, ldb) &&
-                         (TRANS_A ? m : k) % VEC == 0 && (TRANS_B ? k : n) % VEC == 0;
+    const bool vectors = VECTORS_FIT(m, n, k, A, lda, B, ldb);
 
-    // Whole waves of tiles, a tile a block; of the rest, and of one wave more, equal shares.
+    // Whole waves of tiles go one to a block. The rest, and one wave more, are cut along k.
     const int blocks = gridDim.x;
-    int cut = tiles % blocks;
-    if (cut && tiles > blocks) cut += blocks;
-    const Shares shares(cut, steps);
-    int unit = shares.start(blockIdx.x), end = shares.start(blockIdx.x + 1);
-    int whole = cut + blockIdx.x;
+    int cut_tiles = tiles % blocks;
+    if (cut_tiles && tiles > blocks) cut_tiles += blocks;
+    const CutTiles cut(cut_tiles, steps);
+    int unit = cut.begin(blockIdx.x), end = cut.begin(blockIdx.x + 1);
+    int whole = cut_tiles + blockIdx.x;
     while (unit < end || whole < tiles) {
         int tile, k0 = 0, count = steps;
         if (unit < end) {
@@ -135,12 +152,11 @@ gemm_tuned(int m, int n, int k, T alpha, const T* A, long long lda, const T* B, 
 
         T sum[TM][TN];
         if (vectors)
-            multiply<true>(sum, m, n, A, lda, B, ldb, row, col, k0, skip, count, a_in, b_in);
+            multiply<true>(sum, m, n, A, lda, B, ldb, row, col, k0, skip, count, from_a, from_b);
         else
-            multiply<false>(sum, m, n, A, lda, B, ldb, row, col, k0, skip, count, a_in, b_in);
+            multiply<false>(sum, m, n, A, lda, B, ldb, row, col, k0, skip, count, from_a, from_b);
         if (KG > 1) add_groups(sum, group, thread);
-        if (count < steps && !collect(sum, shares, tile, workspace, flags, group, thread))
-            continue;
+        if (count < steps && !collect(sum, cut, tile, workspace, flags, group, thread)) continue;
         if (group != 0) continue;
         store_tile(sum, m, n, alpha, beta, C, ldc, row + row_in(thread), col + col_in(thread));
     }

@@ -2,6 +2,10 @@
 summary   = "C a few rows high or columns wide: the large operand streams by once"
 entry     = "gemm_vector"
 rung      = 96
+# BM      rows of C that a block computes
+# BN      columns of C that a block computes; the wider side is the one of the large operand
+# BK      k of a step: blocks share k in whole steps
+# BLOCKS  blocks of the grid to aim at, by sharing k where C has fewer tiles
 params    = [
     {BM = 1, BN = 64, BK = 256, BLOCKS = 264},
     {BM = 64, BN = 1, BK = 256, BLOCKS = 264},
@@ -12,36 +16,47 @@ params    = [
 ]
 block     = ["256", "1", "1"]
 grid      = ["ceil(m / BM) * ceil(n / BN) * max(1, min(ceil(BLOCKS / max(1, ceil(m / BM) * ceil(n / BN))), ceil(k / BK)))", "1", "1"]
+# the thin operand for a step of k; then a tile of sums for each of 8 warps
 shared    = "max(BK * min(BM, BN), 8 * BM * BN) * SIZE"
+# partial sums and a counter for each block; there are fewer than 2 * BLOCKS that share k
 workspace = "2 * BLOCKS * BM * BN * SIZE"
 flags     = "4 * BLOCKS"
+# one side is wide, a multiple of 64, the other thin, 16 at most
 require   = ["BM % 64 * (BN % 64) == 0", "BM % 64 + BN % 64 <= 16", "BK % 128 == 0"]
 runs_on   = ["cuda", "emulator"]
 source    = "this project: docs/performance.md"
 ---*/
 
-// One side of a tile is WIDE, the other THIN. The operand of the wide side is read once from
-// memory; a block sums its share of k, and the last block to come adds the shares in a fixed
-// order, so the same input gives the same bits.
-#include "tuned.cuh"
+// One side of a tile is WIDE, the other THIN. The operand of the wide side is large, is read once
+// from memory, and decides the time. Blocks share k (split-K, see shares.cuh): each leaves the sums
+// of its share of k, and the last block to come adds the shares in a fixed order, so the same input
+// gives the same bits.
+//
+//   load, multiply   sum_along where the wide operand lies along k, sum_across where it lies across
+//   collect          adds the shares up
+//   store            writes C
+#include "shares.cuh"
 
 constexpr int THREADS = 256, WARPS = 8;
-constexpr bool COLUMN = BM > BN;
+constexpr bool COLUMN = BM > BN;  // C is high and narrow: its columns are the thin side
 constexpr int WIDE = COLUMN ? BM : BN, THIN = COLUMN ? BN : BM;
 constexpr bool ALONG_K = COLUMN ? !TRANS_A : TRANS_B;  // how the wide operand lies
 constexpr int TILE = WIDE * THIN;
-constexpr int FLY = THIN >= 4 ? 4 : 8;  // vectors of the wide operand in flight, a thread
+constexpr int FLY = THIN >= 4 ? 4 : 8;  // vectors of the wide operand a thread has on their way
 
 // An operand by its steps along its side of C and along k.
 struct Operand {
     const T* at;
     long long x, p;
-    int end;  // of its side of C; what lies beyond is never stored, so the last is read for it
+    int end;  // of its side of C
 
+    // The row (or column) i, or the last one for those beyond.
     __device__ __forceinline__ const T* line(int i) const { return at + LEAST(i, end - 1) * x; }
 };
 
-// A vector that nobody reads again.
+// --- load and multiply --------------------------------------------------------------------------
+
+// A vector that is read once only, and so need not stay in the first cache.
 __device__ __forceinline__ Vec stream(const T* at) {
 #ifdef HYBRID_GEMM_EMULATOR
     return *reinterpret_cast<const Vec*>(at);
@@ -57,13 +72,14 @@ __device__ __forceinline__ Vec stream(const T* at) {
 #endif
 }
 
+// The sum over the lanes of a warp whose numbers agree modulo `from`, in each of them.
 __device__ __forceinline__ T over_lanes(T sum, int from) {
     for (int bit = from; bit < 32; bit *= 2) sum += __shfl_xor_sync(~0u, sum, bit);
     return sum;
 }
 
-// The wide operand lies along k: a warp sums WIDE / WARPS products of lines, its lanes along k.
-// Leaves the tile in parts[TILE].
+// The wide operand lies along k: a warp multiplies WIDE / WARPS of its lines, LINES at once, with
+// its lanes along k. Leaves the sums for k from k0 to k1 in parts[TILE].
 template <bool VECTORS>
 __device__ __forceinline__ void sum_along(const Operand& wide, const Operand& thin, int w0, int t0,
                                           int k0, int k1, T* parts) {
@@ -73,8 +89,9 @@ __device__ __forceinline__ void sum_along(const Operand& wide, const Operand& th
     for (int l0 = warp * (WIDE / WARPS); l0 < (warp + 1) * (WIDE / WARPS); l0 += LINES) {
         T sum[LINES][THIN] = {};
         const T* from[LINES];
-        UNROLL for (int l = 0; l < LINES; ++l)
+        UNROLL for (int l = 0; l < LINES; ++l) {
             from[l] = wide.line(w0 + l0 + l) + lane * (VECTORS ? VEC : 1);
+        }
         auto step = [&](int k, bool whole) {
             Vec y[LINES];
             UNROLL for (int l = 0; l < LINES; ++l) {
@@ -82,8 +99,9 @@ __device__ __forceinline__ void sum_along(const Operand& wide, const Operand& th
                     y[l] = Vec{};
                     if (whole || k + lane * VEC < k1) y[l] = stream(from[l] + k);
                 } else {
-                    UNROLL for (int q = 0; q < VEC; ++q)
+                    UNROLL for (int q = 0; q < VEC; ++q) {
                         y[l].x[q] = whole || k + lane + 32 * q < k1 ? from[l][k + 32 * q] : T(0);
+                    }
                 }
             }
             UNROLL for (int t = 0; t < THIN; ++t) {
@@ -116,8 +134,8 @@ __device__ __forceinline__ void sum_along(const Operand& wide, const Operand& th
     }
 }
 
-// The wide operand lies across k: threads along its lines, several lines of k at once.
-// Leaves parts[WARPS][TILE].
+// The wide operand lies across k: LANES threads along its lines, ROWS lines of k at once. The thin
+// operand comes through shared memory. Leaves a tile of sums for each warp in parts[WARPS][TILE].
 template <bool VECTORS>
 __device__ __forceinline__ void sum_across(const Operand& wide, const Operand& thin, int w0, int t0,
                                            int k0, int k1, T* parts) {
@@ -127,8 +145,9 @@ __device__ __forceinline__ void sum_across(const Operand& wide, const Operand& t
     int place[VEC];  // in the tile
     UNROLL for (int q = 0; q < VEC; ++q) place[q] = VECTORS ? lane * VEC + q : lane + q * LANES;
     int offset[VEC];
-    UNROLL for (int q = 0; q < VEC; ++q)
+    UNROLL for (int q = 0; q < VEC; ++q) {
         offset[q] = LEAST(w0 + place[q], wide.end - (VECTORS ? VEC - q : 1));
+    }
     T* const xs = parts;  // [BK][THIN], until the sums are done
 #pragma unroll 1
     for (; k0 < k1; k0 += BK) {
@@ -173,9 +192,50 @@ __device__ __forceinline__ void sum_across(const Operand& wide, const Operand& t
     }
 }
 
+// --- the shares of k, and C ---------------------------------------------------------------------
+
+// Element e of the tile, of the `count` tiles in `parts` together.
+__device__ __forceinline__ T total(const T* parts, int count, int e) {
+    T sum = parts[e];
+    for (int i = 1; i < count; ++i) sum += parts[i * TILE + e];
+    return sum;
+}
+
+// Hands in a block's share of a tile, the sum of the `count` tiles in `parts`. Returns true in the
+// last block to come, which then has tiles in `parts`, `count` of them, that add up to all shares.
+__device__ __forceinline__ bool collect(T* parts, int& count, int tile, int share, int shares,
+                                        T* workspace, unsigned* flags) {
+    T* const all = workspace + (long long)tile * shares * TILE;
+    for (int e = threadIdx.x; e < TILE; e += THREADS)
+        all[share * TILE + e] = total(parts, count, e);
+    if (!last_of(flags + tile, shares)) return false;
+    count = MOST(1, THREADS / TILE);
+    for (int e = threadIdx.x; e < count * TILE; e += THREADS) {
+        T sum = T(0);
+#pragma unroll 8
+        for (int s = e / TILE; s < shares; s += count) sum += all[s * TILE + e % TILE];
+        parts[e] = sum;
+    }
+    __syncthreads();
+    return true;
+}
+
+// Stores the tile that begins at w0 of the wide side and t0 of the thin one.
+__device__ __forceinline__ void store_tile(const T* parts, int count, int w0, int t0, int w_end,
+                                           int t_end, T alpha, T beta, T* C, long long ldc) {
+    for (int e = threadIdx.x; e < TILE; e += THREADS) {
+        // neighbours of C by neighbouring threads
+        const int w = COLUMN ? e / THIN : e % WIDE, t = COLUMN ? e % THIN : e / WIDE;
+        if (w0 + w >= w_end || t0 + t >= t_end) continue;
+        const T sum = total(parts, count, t * WIDE + w);
+        store(COLUMN ? C + (w0 + w) * ldc + (t0 + t) : C + (t0 + t) * ldc + (w0 + w), sum, alpha,
+              beta);
+    }
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS)
-gemm_vector(int m, int n, int k, T alpha, const T* A, long long lda, const T* B, long long ldb,
-            T beta, T* C, long long ldc, T* workspace, unsigned* flags) {
+    gemm_vector(int m, int n, int k, T alpha, const T* A, long long lda, const T* B, long long ldb,
+                T beta, T* C, long long ldc, T* workspace, unsigned* flags) {
     extern __shared__ __align__(16) unsigned char raw[];
     T* const parts = reinterpret_cast<T*>(raw);
     const Operand a = {A, TRANS_A ? 1 : lda, TRANS_A ? lda : 1, m};
@@ -188,51 +248,26 @@ gemm_vector(int m, int n, int k, T alpha, const T* A, long long lda, const T* B,
     const int tile = blockIdx.x / shares, share = blockIdx.x - tile * shares;
     const int w0 = tile % across * WIDE, t0 = tile / across * THIN;
     const int steps = (k + BK - 1) / BK, least = steps / shares, more = steps - least * shares;
-    const int first = share * least + LEAST(share, more);
-    const int k0 = first * BK, k1 = LEAST(k, (first + least + (share < more)) * BK);
+    const int first = run_begin(share, least, more);
+    const int k0 = first * BK, k1 = LEAST(k, (first + run_length(share, least, more)) * BK);
 
-    int count = 1;  // tiles in `parts` to be added up
-    const bool aligned = (ALONG_K ? k : wide.end) % VEC == 0 &&
-                         on_16_bytes(wide.at, ALONG_K ? wide.x : wide.p);
+    int count = 1;  // tiles in `parts` that are to be added
+    const bool vectors =
+        (ALONG_K ? k : wide.end) % VEC == 0 && aligned(wide.at, ALONG_K ? wide.x : wide.p);
     if constexpr (ALONG_K) {
-        const bool both = aligned && thin.p == 1 && on_16_bytes(thin.at, thin.end > 1 ? thin.x : 0);
+        const bool both = vectors && thin.p == 1 && aligned(thin.at, thin.end > 1 ? thin.x : 0);
         if (both)
             sum_along<true>(wide, thin, w0, t0, k0, k1, parts);
         else
             sum_along<false>(wide, thin, w0, t0, k0, k1, parts);
     } else {
         count = WARPS;
-        if (aligned)
+        if (vectors)
             sum_across<true>(wide, thin, w0, t0, k0, k1, parts);
         else
             sum_across<false>(wide, thin, w0, t0, k0, k1, parts);
     }
     __syncthreads();
-    if (shares > 1) {
-        T* const all = workspace + (long long)tile * shares * TILE;
-        for (int e = threadIdx.x; e < TILE; e += THREADS) {
-            T sum = parts[e];
-            for (int i = 1; i < count; ++i) sum += parts[i * TILE + e];
-            all[share * TILE + e] = sum;
-        }
-        if (!last_of(flags + tile, shares)) return;
-        count = MOST(1, THREADS / TILE);
-        for (int e = threadIdx.x; e < count * TILE; e += THREADS) {
-            T sum = T(0);
-#pragma unroll 8
-            for (int s = e / TILE; s < shares; s += count) sum += all[s * TILE + e % TILE];
-            parts[e] = sum;
-        }
-        __syncthreads();
-    }
-    for (int e = threadIdx.x; e < TILE; e += THREADS) {
-        // neighbours of C by neighbouring threads
-        const int w = COLUMN ? e / THIN : e % WIDE, t = COLUMN ? e % THIN : e / WIDE;
-        if (w0 + w >= wide.end || t0 + t >= thin.end) continue;
-        const int at = t * WIDE + w;
-        T sum = parts[at];
-        for (int i = 1; i < count; ++i) sum += parts[i * TILE + at];
-        T* const c = COLUMN ? C + (w0 + w) * ldc + (t0 + t) : C + (t0 + t) * ldc + (w0 + w);
-        *c = beta == T(0) ? alpha * sum : alpha * sum + beta * *c;
-    }
+    if (shares > 1 && !collect(parts, count, tile, share, shares, workspace, flags)) return;
+    store_tile(parts, count, w0, t0, wide.end, thin.end, alpha, beta, C, ldc);
 }

@@ -2,6 +2,14 @@
 summary   = "tensor cores of Hopper: TMA ring, warpgroups that load and that multiply, persistent"
 entry     = "gemm_wgmma"
 role      = "tensor"
+# TERMS    1: A B; 3: A and B come in parts hi and lo, and lo hi + hi lo + hi hi is computed
+# BM       rows of C that a block computes, 64 by each warpgroup that multiplies
+# BN       columns of C that a block computes
+# SPAN     bytes of k in a step: rows of that length lie swizzled in shared memory
+# STAGES   stages of the ring that TMA fills and wgmma empties, a step each
+# CHUNK    with TERMS = 3: elements of k after which sums leave the accumulators; else 1
+# CLUSTER  blocks, one above the other in C, that load a share of their B each, for all of them
+# OUT      bytes of an element of C: 4 is float32, 2 the type of the operands
 params    = [
     {TERMS = 1, BM = 128, BN = 256, SPAN = 128, STAGES = 4, CHUNK = 1, CLUSTER = 2, OUT = 4},
     {TERMS = 1, BM = 128, BN = 256, SPAN = 128, STAGES = 4, CHUNK = 1, CLUSTER = 1, OUT = 4},
@@ -18,12 +26,19 @@ params    = [
 ]
 block     = ["128 + 2 * BM", "1", "1"]
 grid      = ["CLUSTER * ceil(m / (CLUSTER * BM)) * ceil(n / BN)", "1", "1"]
+# alignment; the stages and their barriers; boxes of C beside them, 16 bits an element
 shared    = "1024 + STAGES * (16 + (TERMS + 1) / 2 * (BM + BN) * SPAN) + (OUT == 2) * 2 * BM * (BN - 128 * (BN > 128))"
 rung      = 110
 layouts   = ["nt", "nn", "tn", "tt"]
-require   = ["SPAN % 64 == 0", "SPAN <= 128", "BM % 64 == 0", "BM <= 192", "BN % 64 == 0", "BN <= 256", "CLUSTER <= 4",
-    "STAGES >= 3", "SPAN % (SIZE * CHUNK) == 0", "(TERMS - 1) * CHUNK * SIZE % 64 == 0",
-    "(OUT == 2) * (BN > 128) * BM * 256 <= (BM + BN) * SPAN"]
+require   = [
+    # swizzles of 64 or 128 bytes; wgmma multiplies 64 rows by up to 256 columns
+    "SPAN % 64 == 0", "SPAN <= 128", "BM % 64 == 0", "BM <= 192", "BN % 64 == 0", "BN <= 256",
+    "CLUSTER <= 4", "STAGES >= 3",
+    # a step is whole chunks, a chunk whole instructions of 32 bytes of k
+    "SPAN % (SIZE * CHUNK) == 0", "(TERMS - 1) * CHUNK * SIZE % 64 == 0",
+    # two boxes of C of each 64 rows fit in a stage that is borrowed (ring.cuh)
+    "(OUT == 2) * (BN > 128) * BM * 256 <= (BM + BN) * SPAN",
+]
 dtypes    = ["float16", "bfloat16", "tfloat32"]
 arch      = "==90a"
 runs_on   = ["cuda"]
@@ -34,13 +49,12 @@ source    = "this project: docs/tensor-cores.md"
 // tensor maps over (k, rows, part), or (rows, k, part) where TRANS_A, or not TRANS_B; parts are
 // hi and lo where TERMS is 3: then A B is lo hi + hi lo + hi hi.
 //
-// One warp of the first warpgroup keeps a ring of STAGES steps of BK filled; each other
-// warpgroup multiplies 64 x BN of the block's tile. Where TERMS is 3, sums leave the tensor
-// cores' accumulators, which truncate, after CHUNK of k, and are added in registers while the
-// other warpgroup multiplies: first those of a RUN of steps, then runs, so that a long k does not
-// make one long chain of roundings. CLUSTER blocks, one above the other, load a share of their B
-// each. A second warp of the first warpgroup stores C of 16 bits, part of which lies in the stage
-// that a tile read last: it is this warp that releases that stage.
+// The warps of a block have roles; ring.cuh draws how they work together:
+//
+//   warp 0 of warpgroup 0       load_tiles (ring.cuh) with load_step
+//   warp 1 of warpgroup 0       store_tiles, for C of 16 bits
+//   the other warpgroups        multiply_tiles: multiply_whole or multiply_chunked, then
+//                               Result::store; each has 64 x BN of the tile
 #if DTYPE_float16
 #define KIND "k16.f32.f16.f16"
 #elif DTYPE_bfloat16
@@ -48,7 +62,7 @@ source    = "this project: docs/tensor-cores.md"
 #else
 #define KIND "k8.f32.tf32.tf32"
 #endif
-#if SIZE == 2 && TRANS_A && TRANS_B
+#if SIZE == 2 && TRANS_A && TRANS_B  // how A and B lie: 0 along k, 1 across
 #define WAYS ", 1, 0"
 #elif SIZE == 2 && TRANS_A
 #define WAYS ", 1, 1"
@@ -60,22 +74,26 @@ source    = "this project: docs/tensor-cores.md"
 #define WAYS ""
 #endif
 #include "wgmma.cuh"
-#include "ring.cuh"
-#include "wgmma_result.cuh"
 
 constexpr bool ACROSS_A = TRANS_A, ACROSS_B = !TRANS_B;  // operands whose memory runs across k
 static_assert(SIZE == 2 || !(ACROSS_A || ACROSS_B), "TF32 operands lie along k");
-constexpr int PARTS = (TERMS + 1) / 2;
-constexpr int CONSUMERS = BM / 64;
+constexpr int PARTS = (TERMS + 1) / 2;             // of an operand: hi alone, or hi and lo
+constexpr int CONSUMERS = BM / 64;                 // warpgroups that multiply
 constexpr int STEP = 32 / SIZE, BK = SPAN / SIZE;  // k of an instruction, of a step
-constexpr int A_BYTES = BM * SPAN, B_BYTES = BN * SPAN;  // of one part
+// Bytes of one part in a stage, and of all parts of both operands.
+constexpr int A_BYTES = BM * SPAN, B_BYTES = BN * SPAN;
 constexpr int STAGE_BYTES = PARTS * (A_BYTES + B_BYTES);
 constexpr bool CHUNKED = TERMS == 3;
-constexpr int RUN = 2048 / SPAN;  // steps
-static_assert(!(CHUNKED && LENT), "only whole sums leave through a stage");
+constexpr int RUN = 2048 / SPAN;  // steps whose sums are added up before they join the others
+#include "ring.cuh"
+#include "wgmma_result.cuh"
+static_assert(!(CHUNKED && BORROWED), "only whole sums leave through a stage");
 static_assert(!ACROSS_B || BN % (64 * CLUSTER) == 0, "a block loads whole columns of 64");
 
-// ROWS rows or columns of all parts of an operand at (x, k) into a stage.
+// --- load ---------------------------------------------------------------------------------------
+
+// Starts the copies of ROWS rows or columns of all parts of an operand at (x, k) to shared memory of
+// BLOCKS blocks of the cluster.
 template <int ROWS, int BYTES, bool ACROSS, int BLOCKS>
 __device__ __forceinline__ void load(unsigned to, const TensorMap& map, int x, int k,
                                      unsigned full) {
@@ -91,8 +109,20 @@ __device__ __forceinline__ void load(unsigned to, const TensorMap& map, int x, i
     }
 }
 
-// Multiplies 64 rows of A with B, tiles of parts 0 of a stage, for parts pa and pb, by COUNT
-// instructions from k on.
+// Starts the copies of one step into the stage at `to`: this block's rows of A, and its share of
+// the cluster's columns of B.
+__device__ __forceinline__ void load_step(unsigned to, const TensorMap& A, const TensorMap& B,
+                                          int row, int col, int k, unsigned rank, unsigned full) {
+    constexpr int SHARE = BN / CLUSTER;
+    load<BM, A_BYTES, ACROSS_A, 1>(to, A, row + rank * BM, k, full);
+    load<SHARE, B_BYTES, ACROSS_B, CLUSTER>(to + PARTS * A_BYTES + rank * SHARE * SPAN, B,
+                                            col + rank * SHARE, k, full);
+}
+
+// --- multiply -----------------------------------------------------------------------------------
+
+// Starts COUNT instructions, from k on: 64 rows of A by B, tiles of parts 0 of a stage, for parts pa
+// and pb.
 template <int COUNT>
 __device__ __forceinline__ void multiply(float (&sums)[BN / 2], unsigned a, unsigned b, int pa,
                                          int pb, int k, bool add) {
@@ -104,6 +134,114 @@ __device__ __forceinline__ void multiply(float (&sums)[BN / 2], unsigned a, unsi
               add || i > 0);
 }
 
+// sums += A B over `steps` stages, in the accumulators. A stage is released while the next one is
+// multiplied. Returns the last stage, which is kept where it is to be borrowed.
+__device__ __forceinline__ int multiply_whole(float (&sums)[BN / 2], const Places& places,
+                                              Ring& ring, unsigned a, unsigned b, int steps) {
+    int last = STAGES - 1;
+    for (int step = 0; step < steps; ++step, ring.advance()) {
+        barrier_wait(places.full_of(ring.stage), ring.phase);
+        wgmma_begin();
+        const unsigned stage = ring.stage * (STAGE_BYTES / 16);
+        multiply<BK / STEP>(sums, a + stage, b + stage, 0, 0, 0, true);
+        wgmma_commit();
+        wgmma_wait<1>();
+        if (step) release(places, last);
+        last = ring.stage;
+    }
+    wgmma_wait<0>();
+    if (steps && !BORROWED) release(places, last);
+    return last;
+}
+
+// Consumers take turns at the tensor cores, so that one adds while the next multiplies.
+constexpr bool TURNS = CHUNKED && CONSUMERS > 1;
+
+// sums += A B over `steps` stages in three terms. The tensor cores' accumulators truncate, so sums
+// leave them after each CHUNK of k and are added in registers, while the other warpgroup multiplies:
+// first those of a RUN of steps, then runs, so that a long k does not make one long chain of
+// roundings.
+__device__ __forceinline__ void multiply_chunked(float (&sums)[BN / 2], const Places& places,
+                                                 Ring& ring, unsigned a, unsigned b, int steps,
+                                                 int consumer) {
+    for (int step = 0; step < steps;) {
+        float run[BN / 2];
+#pragma unroll
+        for (int i = 0; i < BN / 2; ++i) run[i] = 0;
+        for (const int end = min(steps, step + RUN); step < end; ++step) {
+            const unsigned stage = ring.stage * (STAGE_BYTES / 16);
+            barrier_wait(places.full_of(ring.stage), ring.phase);
+#pragma unroll
+            for (int from = 0; from < BK; from += CHUNK) {
+                float part[BN / 2];
+                if (TURNS) barrier_sync(1 + consumer, 256);
+                wgmma_begin();
+#pragma unroll
+                for (int term = 0; term < 3; ++term)  // lo hi, hi lo, hi hi
+                    multiply<CHUNK / STEP>(part, a + stage, b + stage, term == 0, term == 1, from,
+                                           term > 0);
+                wgmma_commit();
+                if (TURNS) barrier_signal(1 + (consumer + 1) % CONSUMERS, 256);
+                wgmma_wait<0>();
+                if (from + CHUNK == BK) release(places, ring.stage);
+#pragma unroll
+                for (int i = 0; i < BN / 2; ++i) run[i] += part[i];
+            }
+            ring.advance();
+        }
+#pragma unroll
+        for (int i = 0; i < BN / 2; ++i) sums[i] += run[i];
+    }
+}
+
+// The role of a warpgroup that multiplies: its 64 x BN of all tiles, from the ring to C.
+__device__ __forceinline__ void multiply_tiles(const Places& places, const Tiles& tiles, int steps,
+                                               const int& consumer, unsigned rank, unsigned beside,
+                                               const Result& result) {
+    const unsigned a = descriptor_of(places.stages + consumer * 64 * SPAN, 64 * SPAN);
+    const unsigned b = descriptor_of(places.stages + PARTS * A_BYTES, 64 * SPAN);
+    Ring ring;
+    if (TURNS && consumer == CONSUMERS - 1) barrier_signal(1, 256);
+    for_each_tile(tiles, [&](int t) {
+        float sums[BN / 2];
+#pragma unroll
+        for (int i = 0; i < BN / 2; ++i) sums[i] = 0;
+        int last = STAGES - 1;
+        if constexpr (CHUNKED)
+            multiply_chunked(sums, places, ring, a, b, steps, consumer);
+        else
+            last = multiply_whole(sums, places, ring, a, b, steps);
+        int row = 0, col = 0;  // not looked at where TMA stores all of C: divisions take long
+        if (OUT == 4 || CHUNKED || result.beta != 0 || !result.vectors()) tiles.at(t, row, col);
+        result.store(sums, row + rank * BM + consumer * 64, col, consumer,
+                     {places.stage(last), beside});
+    });
+}
+
+// --- store --------------------------------------------------------------------------------------
+
+#if OUT == 2
+// The role of the warp that stores C of 16 bits: hands the boxes that the warpgroups wrote to TMA,
+// and releases the stage that some of them lie in.
+__device__ __forceinline__ void store_tiles(const Places& places, const Tiles& tiles, int steps,
+                                            unsigned rank, unsigned beside, const Result& result,
+                                            const TensorMap& map_of_c) {
+    const bool stores = elected();
+    int last = STAGES - 1;
+    for_each_tile(tiles, [&](int t) {
+        int row, col;
+        tiles.at(t, row, col);
+        last = (last + steps) % STAGES;
+        result.store_boxes(map_of_c, row + rank * BM, col, {places.stage(last), beside}, stores);
+        if (BORROWED && threadIdx.x % 32 < 4 * CONSUMERS) {  // for all warps that multiply
+#pragma unroll
+            for (int to = 0; to < CLUSTER; ++to) barrier_arrive(places.empty_of(last), to);
+        }
+    });
+    if (stores) stores_wait<0>();
+}
+#endif
+
 extern "C" __global__ void __launch_bounds__(128 + 2 * BM, 1) IN_CLUSTERS
     gemm_wgmma(const __grid_constant__ TensorMap A, const __grid_constant__ TensorMap B,
 #if OUT == 2
@@ -114,7 +252,8 @@ extern "C" __global__ void __launch_bounds__(128 + 2 * BM, 1) IN_CLUSTERS
     extern __shared__ char memory[];
     const unsigned stages = (shared_address(memory) + 1023) / 1024 * 1024;
     const unsigned beside = stages + STAGES * STAGE_BYTES;  // boxes of C
-    const unsigned full = beside + BESIDE_BYTES, empty = full + 8 * STAGES;
+    const unsigned full = beside + BESIDE_BYTES;
+    const Places places = {stages, full, full + 8 * STAGES};
     const unsigned rank = CLUSTER > 1 ? block_of_cluster() : 0;
     if (threadIdx.x == 0) {
         if (k > 0) {
@@ -124,122 +263,31 @@ extern "C" __global__ void __launch_bounds__(128 + 2 * BM, 1) IN_CLUSTERS
             prefetch_map(map_of_c);
 #endif
         }
-        init_stages(full, empty, 4 * CONSUMERS * CLUSTER);  // a warp's arrival each
+        init_ring(places, 4 * CONSUMERS * CLUSTER);
     }
     __syncthreads();
     if (CLUSTER > 1) cluster_barrier();
-    in_turn();
+    wait_for_launch_before();
     if (verdict && *verdict != wanted) return;
 
     const Tiles tiles = {m, n};
     const int steps = (k + BK - 1) / BK;
     const int warp = warp_number(), consumer = warp / 4 - 1;
     const Result result = {m, n, alpha, beta, exponent_a, exponent_b, C, ldc};
-    Ring ring;
     if (consumer < 0) {
         if constexpr (CONSUMERS > 1) registers_fewer<CONSUMERS == 2 ? 40 : 32>();
-        if (warp == 0) {
-            const bool loads = elected();
-            for (int t = blockIdx.x / CLUSTER; t < tiles.count(); t += gridDim.x / CLUSTER) {
-                int row, col;
-                tiles.at(t, row, col);
-                for (int step = 0; step < steps; ++step, ring.advance()) {
-                    constexpr int SHARE = BN / CLUSTER;
-                    const unsigned to = stages + ring.stage * STAGE_BYTES;
-                    const unsigned whole = full + 8 * ring.stage;
-                    barrier_wait(empty + 8 * ring.stage, ring.phase ^ 1);
-                    if (!loads) continue;
-                    barrier_expect(whole, STAGE_BYTES);
-                    load<BM, A_BYTES, ACROSS_A, 1>(to, A, row + rank * BM, step * BK, whole);
-                    load<SHARE, B_BYTES, ACROSS_B, CLUSTER>(
-                        to + PARTS * A_BYTES + rank * SHARE * SPAN, B, col + rank * SHARE,
-                        step * BK, whole);
-                }
-            }
-        }
+        if (warp == 0)
+            load_tiles(places, tiles, steps,
+                       [&](unsigned to, int row, int col, int step, unsigned whole) {
+                           load_step(to, A, B, row, col, step * BK, rank, whole);
+                       });
 #if OUT == 2
-        if (warp == 1) {
-            const bool stores = elected();
-            int last = STAGES - 1;
-            for (int t = blockIdx.x / CLUSTER; t < tiles.count(); t += gridDim.x / CLUSTER) {
-                int row, col;
-                tiles.at(t, row, col);
-                last = (last + steps) % STAGES;
-                result.leave(map_of_c, row + rank * BM, col, {stages + last * STAGE_BYTES, beside},
-                             stores);
-                if (LENT && threadIdx.x % 32 < 4 * CONSUMERS) {  // for all warps that multiply
-#pragma unroll
-                    for (int to = 0; to < CLUSTER; ++to) barrier_arrive(empty + 8 * last, to);
-                }
-            }
-            if (stores) stores_wait<0>();
-        }
+        if (warp == 1) store_tiles(places, tiles, steps, rank, beside, result, map_of_c);
 #endif
     } else {
         if constexpr (CONSUMERS == 2) registers_more<232>();
         if constexpr (CONSUMERS == 3) registers_more<160>();
-        const auto release = [&](int stage) {  // this warp has read it
-            const unsigned lane = threadIdx.x % 32;
-            if (lane < CLUSTER) barrier_arrive(empty + 8 * stage, lane);
-        };
-        const unsigned a = tile_at(stages + consumer * 64 * SPAN, 64 * SPAN);
-        const unsigned b = tile_at(stages + PARTS * A_BYTES, 64 * SPAN);
-        // Consumers take turns at the tensor cores, so that one adds while the next multiplies.
-        constexpr bool TURNS = CHUNKED && CONSUMERS > 1;
-        if (TURNS && consumer == CONSUMERS - 1) pass(1, 256);
-        for (int t = blockIdx.x / CLUSTER; t < tiles.count(); t += gridDim.x / CLUSTER) {
-            float sums[BN / 2];
-#pragma unroll
-            for (int i = 0; i < BN / 2; ++i) sums[i] = 0;
-            int last = STAGES - 1;
-            if constexpr (CHUNKED) {
-                for (int step = 0; step < steps;) {
-                    float run[BN / 2];
-#pragma unroll
-                    for (int i = 0; i < BN / 2; ++i) run[i] = 0;
-                    for (const int end = min(steps, step + RUN); step < end; ++step) {
-                        const unsigned stage = ring.stage * (STAGE_BYTES / 16);
-                        barrier_wait(full + 8 * ring.stage, ring.phase);
-#pragma unroll
-                        for (int from = 0; from < BK; from += CHUNK) {
-                            float part[BN / 2];
-                            if (TURNS) meet(1 + consumer, 256);
-                            wgmma_begin();
-#pragma unroll
-                            for (int term = 0; term < 3; ++term)  // lo hi, hi lo, hi hi
-                                multiply<CHUNK / STEP>(part, a + stage, b + stage, term == 0,
-                                                       term == 1, from, term > 0);
-                            wgmma_commit();
-                            if (TURNS) pass(1 + (consumer + 1) % CONSUMERS, 256);
-                            wgmma_wait<0>();
-                            if (from + CHUNK == BK) release(ring.stage);
-#pragma unroll
-                            for (int i = 0; i < BN / 2; ++i) run[i] += part[i];
-                        }
-                        ring.advance();
-                    }
-#pragma unroll
-                    for (int i = 0; i < BN / 2; ++i) sums[i] += run[i];
-                }
-            } else {
-                for (int step = 0; step < steps; ++step, ring.advance()) {
-                    barrier_wait(full + 8 * ring.stage, ring.phase);
-                    wgmma_begin();
-                    const unsigned stage = ring.stage * (STAGE_BYTES / 16);
-                    multiply<BK / STEP>(sums, a + stage, b + stage, 0, 0, 0, true);
-                    wgmma_commit();
-                    wgmma_wait<1>();
-                    if (step) release(last);
-                    last = ring.stage;
-                }
-                wgmma_wait<0>();
-                if (steps && !LENT) release(last);
-            }
-            int row = 0, col = 0;  // not looked at where TMA stores all of C: divisions take long
-            if (OUT == 4 || CHUNKED || beta != 0 || !result.vectors()) tiles.at(t, row, col);
-            result.store(sums, row + rank * BM + consumer * 64, col, consumer,
-                         {stages + last * STAGE_BYTES, beside});
-        }
+        multiply_tiles(places, tiles, steps, consumer, rank, beside, result);
     }
     // A block stays while others may still reach for its shared memory.
     __syncwarp();

@@ -1,7 +1,8 @@
-// Products of warps on tensor cores, and asynchronous copies, behind small functions that have a
-// plain form for the emulator. Operands are words: one TF32 number each, or two of 16 bits.
+// Products of warps on tensor cores behind a small function that has a plain form for the emulator.
+// Operands are words of 32 bits: one TF32 number each, or two numbers of 16 bits.
 #pragma once
-#include "split.cuh"
+#include "numbers.cuh"
+#include "shared_memory.cuh"
 
 constexpr int THREADS = 256;
 
@@ -37,11 +38,6 @@ __device__ inline void mma(float (&sum)[4], const unsigned (&a)[4], const unsign
     __syncwarp();
 }
 
-__device__ inline void copy_async(void* to, const void* from) { *(uint4*)to = *(const uint4*)from; }
-__device__ inline void copies_commit() {}
-template <int PENDING>
-__device__ inline void copies_wait() {}
-
 #else
 
 #if DTYPE_float16
@@ -58,19 +54,6 @@ __device__ __forceinline__ void mma(float (&sum)[4], const unsigned (&a)[4],
                  " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
                  : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-
-// 16 bytes from global to shared memory.
-__device__ __forceinline__ void copy_async(void* to, const void* from) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
-                     static_cast<unsigned>(__cvta_generic_to_shared(to))),
-                 "l"(from)
-                 : "memory");
-}
-__device__ __forceinline__ void copies_commit() { asm volatile("cp.async.commit_group;"); }
-template <int PENDING>
-__device__ __forceinline__ void copies_wait() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
 #endif

@@ -2,6 +2,7 @@
 summary = "neighbouring threads touch elements STRIDE apart; all threads together touch all"
 entry   = "probe_strided"
 role    = "probe"
+# STRIDE  elements from one thread's element to the next thread's
 params  = [{STRIDE = 2}, {STRIDE = 4}, {STRIDE = 8}, {STRIDE = 16}, {STRIDE = 32}]
 block   = ["256", "1", "1"]
 grid    = ["ceil(n / 256)", "1", "1"]

@@ -1,5 +1,39 @@
-// For kernels of Hopper whose blocks stay: the ring of stages that one warp fills and the others
-// empty, and the order of tiles of C. STAGES, CLUSTER, BM and BN are the including file's.
+// The ring of stages in shared memory through which Hopper's kernels multiply, and the order of the
+// tiles of C. Blocks stay: each cluster makes tile after tile, and the ring goes on across tiles.
+// STAGES, STAGE_BYTES, CLUSTER, BM and BN are the including file's.
+//
+//      stage      0         1         2         3            STAGES = 4
+//            +---------+---------+---------+---------+
+//            | A  |  B | A  |  B | A  |  B | A  |  B |       one step of k each
+//            +---------+---------+---------+---------+
+//      full  [    0        1         2         3     ]       barriers, one of each kind a stage
+//      empty [    0        1         2         3     ]
+//
+//   load (one warp)                             multiply (a warpgroup for each 64 rows of the tile)
+//
+//   wait for empty[s]                           wait for full[s]
+//   full[s] expects STAGE_BYTES                 start wgmma on stage s
+//   start TMA copies into stage s               wait for wgmma on stage s - 1
+//     ... each counts its bytes at full[s]      arrive at empty[s - 1], in all blocks of the cluster
+//   next s                                      next s
+//
+// full[s] is over when the loading thread has arrived and all bytes are there; empty[s] when every
+// warp that multiplies, in every block of the cluster, has read the stage: with CLUSTER blocks, each
+// loads its share of B into the shared memory of all of them (multicast), so that none may overwrite
+// what another still reads. A barrier counts its phases by one bit: `phase` is 0 on the first way
+// around the ring, 1 on the second, 0 again. Nobody has to empty a stage before its first use:
+// waiting for the phase before the first returns at once.
+//
+// The borrowed stage (C of 16 bits, tiles of more than 128 columns; wgmma_result.cuh). Sums go to C
+// through boxes in shared memory, and there is no room for all of them beside the ring. So the stage
+// that a tile has read last is not released by the warps that multiply. They write boxes into it:
+//
+//   multiply     last wgmma of the tile | boxes beside the ring | READ | boxes in the stage | next tile
+//   store (warp) .................................................... WRITTEN | TMA stores | empty[s]
+//                                                                               arrive for all warps
+//
+// and the warp that stores arrives at empty[s] in their place, once TMA has read the boxes. The other
+// STAGES - 1 stages fill meanwhile.
 #pragma once
 
 // A kernel that says it runs in clusters of one is slower than one that says nothing.
@@ -9,7 +43,7 @@
 #define IN_CLUSTERS
 #endif
 
-constexpr int STRIP = 16 / CLUSTER;  // tile rows worked through together, for L2
+constexpr int STRIP = 16 / CLUSTER;  // tile rows worked through together, so that L2 keeps A and B
 
 struct Ring {  // a place in the ring, and how often it came around, modulo 2
     int stage = 0;
@@ -19,20 +53,31 @@ struct Ring {  // a place in the ring, and how often it came around, modulo 2
     }
 };
 
-// The barriers of all stages: filled, and emptied by so many arrivals.
-__device__ __forceinline__ void init_stages(unsigned full, unsigned empty, int arrivals) {
+// Where the ring lies in shared memory: its stages, and the barriers of each.
+struct Places {
+    unsigned stages, full, empty;
+
+    __device__ __forceinline__ unsigned stage(int s) const { return stages + s * STAGE_BYTES; }
+    __device__ __forceinline__ unsigned full_of(int s) const { return full + 8 * s; }
+    __device__ __forceinline__ unsigned empty_of(int s) const { return empty + 8 * s; }
+};
+
+// Prepares the barriers of all stages; `readers` is how many warps, of the whole cluster, read one.
+__device__ __forceinline__ void init_ring(const Places& places, int readers) {
     for (int s = 0; s < STAGES; ++s) {
-        barrier_init(full + 8 * s, 1);
-        barrier_init(empty + 8 * s, arrivals);
+        barrier_init(places.full_of(s), 1);
+        barrier_init(places.empty_of(s), readers);
     }
     barriers_ready();
 }
 
-struct Tiles {  // of CLUSTER * BM x BN, in an order that keeps A and B in L2
+// The tiles of C, CLUSTER * BM x BN, in an order that keeps A and B in L2.
+struct Tiles {
     int m, n;
     __device__ __forceinline__ int rows() const { return (m + CLUSTER * BM - 1) / (CLUSTER * BM); }
     __device__ __forceinline__ int cols() const { return (n + BN - 1) / BN; }
     __device__ __forceinline__ int count() const { return rows() * cols(); }
+    // The first row and column of tile t.
     __device__ __forceinline__ void at(int t, int& row, int& col) const {
         const int strip = t / (STRIP * cols()), within = t % (STRIP * cols());
         const int high = min(STRIP, rows() - strip * STRIP);
@@ -40,3 +85,36 @@ struct Tiles {  // of CLUSTER * BM x BN, in an order that keeps A and B in L2
         col = within / high * BN;
     }
 };
+
+// Calls body(t) for the tiles t that this cluster makes.
+template <typename Body>
+__device__ __forceinline__ void for_each_tile(const Tiles& tiles, Body body) {
+    for (int t = blockIdx.x / CLUSTER; t < tiles.count(); t += gridDim.x / CLUSTER) body(t);
+}
+
+// The role of the warp that loads: fills stage after stage, for all steps of all tiles.
+// load(to, row, col, step, full) starts the copies of a step of the tile at (row, col) into the
+// stage at `to`, which count their bytes at the barrier `full`.
+template <typename Load>
+__device__ __forceinline__ void load_tiles(const Places& places, const Tiles& tiles, int steps,
+                                           Load load) {
+    const bool loads = elected();
+    Ring ring;
+    for_each_tile(tiles, [&](int t) {
+        int row, col;
+        tiles.at(t, row, col);
+        for (int step = 0; step < steps; ++step, ring.advance()) {
+            const unsigned to = places.stage(ring.stage), full = places.full_of(ring.stage);
+            barrier_wait(places.empty_of(ring.stage), ring.phase ^ 1);
+            if (!loads) continue;
+            barrier_expect(full, STAGE_BYTES);
+            load(to, row, col, step, full);
+        }
+    });
+}
+
+// This warp has read the stage: tells the loading warps of all blocks of the cluster.
+__device__ __forceinline__ void release(const Places& places, int stage) {
+    const unsigned lane = threadIdx.x % 32;
+    if (lane < CLUSTER) barrier_arrive(places.empty_of(stage), lane);
+}

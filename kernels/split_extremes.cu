@@ -2,6 +2,8 @@
 summary = "largest and smallest nonzero magnitude of each row of op(A) and column of op(B), in parts of k"
 entry   = "split_extremes"
 role    = "extremes"
+# SPAN   k that a block reads before it goes on to its next span
+# PARTS  parts of k, at most: blocks for each 64 rows of A or columns of B
 params  = [{SPAN = 512, PARTS = 64}]
 block   = ["256", "1", "1"]
 grid    = ["ceil(m / 64) + ceil(n / 64)", "max(1, min(PARTS, ceil(k / SPAN)))", "1"]

@@ -2,6 +2,11 @@
 summary = "double_buffered in strict fp32, where the verdict on a split product asks for it"
 entry   = "split_strict"
 role    = "strict"
+# BM  rows of C that a block computes
+# BN  columns of C that a block computes
+# BK  k of a step: what shared memory holds of A and B at once
+# TM  rows of C that a thread computes
+# TN  columns of C that a thread computes
 params  = [{BM = 128, BN = 128, BK = 8, TM = 8, TN = 8}]
 block   = ["(BM / TM) * (BN / TN)", "1", "1"]
 grid    = ["ceil(n / BN)", "ceil(m / BM)", "1"]

@@ -2,6 +2,9 @@
 summary = "out = alpha * (partials[0] + partials[1] + ...) + beta * C, in that order, in one pass"
 entry   = "sum_partials"
 role    = "sum"
+# BM    rows that a block passes over
+# BN    columns that a block passes over
+# ROWS  rows that it passes over at once: threads of a block along y
 params  = [{BM = 32, BN = 128, ROWS = 8}]
 block   = ["32", "ROWS", "1"]
 grid    = ["ceil(n / BN)", "ceil(m / BM)", "1"]
@@ -16,8 +19,8 @@ extern "C" __global__ void __launch_bounds__(32 * ROWS)
                  T beta, const T* C, long long ldc, T* out, long long ldo) {
     unsigned long long bits = 0;  // of all addresses, so of the least aligned one
     for (int x = 0; x < parts; ++x) bits |= (unsigned long long)partials[x];
-    const bool vectors = aligned((const T*)bits, ldp) && aligned(out, ldo) &&
-                         (beta == T(0) || aligned(C, ldc));
+    const bool vectors =
+        aligned((const T*)bits, ldp) && aligned(out, ldo) && (beta == T(0) || aligned(C, ldc));
     for_each(rows, cols, vectors, [&](long long i, long long j, auto sum) {
         using V = decltype(sum);
         const long long at = i * ldp + j;

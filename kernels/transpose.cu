@@ -2,6 +2,8 @@
 summary = "dst = the transpose of src (rows x cols), through tiles in shared memory"
 entry   = "transpose"
 role    = "transpose"
+# TILE  rows and columns that a block transposes
+# ROWS  rows that it copies at once: threads of a block along y
 params  = [{TILE = 32, ROWS = 8}]
 block   = ["TILE", "ROWS", "1"]
 grid    = ["ceil(n / TILE)", "ceil(m / TILE)", "1"]

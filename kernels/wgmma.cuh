@@ -1,10 +1,12 @@
-// Hopper's asynchronous machinery behind small functions: barriers in shared memory, copies of
-// boxes by the tensor memory accelerator (TMA), products of warpgroups (wgmma).
+// What only Hopper (sm_90a) has, each instruction behind a small function: barriers in shared memory
+// (mbarrier), copies of boxes by the tensor memory accelerator (TMA), products of warpgroups
+// (wgmma). BN, KIND and WAYS are the including file's.
 #pragma once
 
 typedef unsigned long long u64;
 
-// What cuTensorMapEncodeTiled makes of a matrix and a box: 128 bytes the copy engine reads.
+// A tensor map: 128 bytes that tell TMA where a matrix lies and how large a box is copied at once.
+// The host makes it with cuTensorMapEncodeTiled.
 struct alignas(64) TensorMap {
     u64 words[16];
 };
@@ -22,43 +24,46 @@ __device__ __forceinline__ unsigned block_of_cluster() {
     return rank;
 }
 
-// Every thread of the cluster; what they wrote to shared memory before is seen after.
+// Waits for every thread of the cluster; what they wrote to shared memory before is visible after.
 __device__ __forceinline__ void cluster_barrier() {
     asm volatile(
         "barrier.cluster.arrive.release;\n"
-        "barrier.cluster.wait.acquire;" ::: "memory");
+        "barrier.cluster.wait.acquire;" ::
+            : "memory");
 }
 
-// --- launches one after the other -----------------------------------------------------------
+// --- early launch -------------------------------------------------------------------------------
 
-// Lets blocks of what is launched next, if it is launched early, take the places of those that
-// end; then waits until all that was launched before is done, and what it wrote is seen. Before
-// it a kernel that is launched early touches no memory but its own.
-__device__ __forceinline__ void in_turn() {
+// Early launch (programmatic dependent launch): allows the next kernel of the stream to start its
+// blocks where blocks of this one end; then waits until the kernel launched before this one is done
+// and what it wrote is visible. Before this call a kernel must touch no global memory.
+__device__ __forceinline__ void wait_for_launch_before() {
     asm volatile(
         "griddepcontrol.launch_dependents;\n"
-        "griddepcontrol.wait;" ::: "memory");
+        "griddepcontrol.wait;" ::
+            : "memory");
 }
 
-// --- barriers in shared memory, by their address -------------------------------------------
+// --- barriers in shared memory (mbarrier), by their address -------------------------------------
 
 __device__ __forceinline__ void barrier_init(unsigned barrier, int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
 }
 
+// Makes the initial state of barriers visible to the cluster and to TMA.
 __device__ __forceinline__ void barriers_ready() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// One arrival, and `bytes` of copies still to come before the phase is over.
+// Arrives once, and adds `bytes` to what copies must bring before the barrier's phase is over.
 __device__ __forceinline__ void barrier_expect(unsigned barrier, int bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier),
-                 "r"(bytes)
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                  : "memory");
 }
 
-// What this thread has read may be written over, once all have arrived. Nothing written goes with
-// it, so that it needs no fence over the cluster. The barrier lies at this place in block `rank`.
+// Arrives at the barrier that lies at this address in block `rank` of the cluster: what this thread
+// has read may be overwritten once all have arrived. It hands on nothing that was written, and so
+// needs no fence over the cluster.
 __device__ __forceinline__ void barrier_arrive(unsigned barrier, unsigned rank) {
     asm volatile(
         "{\n.reg .b32 there;\n"
@@ -68,6 +73,7 @@ __device__ __forceinline__ void barrier_arrive(unsigned barrier, unsigned rank) 
         : "memory");
 }
 
+// Waits until the barrier's phase (0 or 1) is over.
 __device__ __forceinline__ void barrier_wait(unsigned barrier, unsigned phase) {
     asm volatile(
         "{\n.reg .pred over;\n"
@@ -78,14 +84,14 @@ __device__ __forceinline__ void barrier_wait(unsigned barrier, unsigned phase) {
         : "memory");
 }
 
-// --- copies --------------------------------------------------------------------------------
+// --- copies (TMA) -------------------------------------------------------------------------------
 
 __device__ __forceinline__ void prefetch_map(const TensorMap& map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
-// The box of the map at element (x, y, z), x contiguous, to shared memory of this block, or of
-// all `BLOCKS` blocks of the cluster; the barrier at the same place there counts its bytes.
+// Starts copying the map's box at element (x, y, z), x contiguous, to shared memory of this block,
+// or of all BLOCKS blocks of the cluster; the barrier at the same address there counts its bytes.
 template <int BLOCKS>
 __device__ __forceinline__ void copy_box(unsigned to, const TensorMap& map, int x, int y, int z,
                                          unsigned barrier) {
@@ -104,8 +110,8 @@ __device__ __forceinline__ void copy_box(unsigned to, const TensorMap& map, int 
             : "memory");
 }
 
-// The box at `from` in shared memory to element (x, y, z) of the map, what lies outside left out.
-// It is one of the stores that this thread commits next.
+// Starts copying the box at `from` in shared memory to element (x, y, z) of the map, except what lies
+// outside the matrix. It belongs to the group of stores that this thread commits next.
 __device__ __forceinline__ void store_box(unsigned from, const TensorMap& map, int x, int y,
                                           int z) {
     asm volatile(
@@ -122,12 +128,13 @@ __device__ __forceinline__ void stores_wait() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(LEFT) : "memory");
 }
 
-// What this thread wrote to shared memory before, the copy engine sees after.
-__device__ __forceinline__ void written_for_copies() {
+// Makes what this thread wrote to shared memory visible to the copies that are started after.
+__device__ __forceinline__ void fence_for_copies() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// Four matrices of 8 x 8 of 16 bits; eight lanes each give the addresses of a matrix's rows.
+// Stores four matrices of 8 x 8 numbers of 16 bits; the addresses of a matrix's rows come from eight
+// lanes.
 __device__ __forceinline__ void store_matrices(unsigned to, unsigned a, unsigned b, unsigned c,
                                                unsigned d) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
@@ -141,50 +148,26 @@ __device__ __forceinline__ unsigned short shared_half(unsigned from) {
     return x;
 }
 
-// --- products of warpgroups ----------------------------------------------------------------
-
-// A descriptor of a swizzled tile in shared memory, in rows of WIDTH bytes and groups of eight
-// rows. K-major tiles have a row for each of their rows, MN-major ones a row of 64 elements for each
-// k; `next` bytes on lie the next 64. Its lower half is kept alone: bytes / 16 may be added to that,
-// one instruction instead of the several that a descriptor takes to make.
-__device__ __forceinline__ unsigned tile_at(unsigned address, int next) {
-    return (next >> 4) << 16 | (address & 0x3ffff) >> 4;
-}
-template <int WIDTH>
-__device__ __forceinline__ u64 descriptor(unsigned tile) {
-    static_assert(WIDTH == 128 || WIDTH == 64, "swizzles of 128 and 64 bytes");
-    constexpr u64 swizzle = WIDTH == 128 ? 1 : 2;
-    return swizzle << 62 | static_cast<u64>(8 * WIDTH >> 4) << 32 | tile;
-}
+// --- warps and warpgroups -----------------------------------------------------------------------
 
 // The number of the warp, in a way that shows the compiler one value in all lanes.
 __device__ __forceinline__ int warp_number() {
     return __shfl_sync(~0u, static_cast<int>(threadIdx.x / 32), 0);
 }
 
-// True in one lane of the warp, always the same. The compiler knows that what this lane does, it
-// does alone: TMA's operands need no loops over lanes.
+// Returns true in one lane of the warp, always the same. From elect.sync the compiler knows that one
+// lane alone does what follows, and TMA's operands need no loop over lanes.
 __device__ __forceinline__ bool elected() {
     unsigned is;
     asm volatile(
         "{\n.reg .pred p;\n"
         "elect.sync _|p, 0xffffffff;\n"
-        "selp.u32 %0, 1, 0, p;\n}" : "=r"(is));
+        "selp.u32 %0, 1, 0, p;\n}"
+        : "=r"(is));
     return is;
 }
 
-__device__ __forceinline__ void wgmma_begin() {
-    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-}
-__device__ __forceinline__ void wgmma_commit() {
-    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-}
-template <int LEFT>  // groups that may still run
-__device__ __forceinline__ void wgmma_wait() {
-    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
-}
-
-// Registers a thread of this warpgroup has from here on.
+// Sets how many registers each thread of this warpgroup has from here on.
 template <int COUNT>
 __device__ __forceinline__ void registers_more() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
@@ -194,19 +177,52 @@ __device__ __forceinline__ void registers_fewer() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
 }
 
-// Warps meet at barrier `id`; those that `pass` it only count for the ones that wait.
-__device__ __forceinline__ void meet(int id, int threads) {
+// Barriers by number, of so many threads: barrier_sync arrives and waits for all, barrier_signal
+// arrives and goes on.
+__device__ __forceinline__ void barrier_sync(int id, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
-__device__ __forceinline__ void pass(int id, int threads) {
+__device__ __forceinline__ void barrier_signal(int id, int threads) {
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// sums (64 x BN of a warpgroup) += A (64 x k) B (k x BN) for the k of one instruction, from
-// tiles so described; with `add` = 0 sums = A B. BN, KIND and WAYS are the including file's.
-#define TEN(t) "%" t "0, %" t "1, %" t "2, %" t "3, %" t "4, %" t "5, %" t "6, %" t "7, %" t "8, %" t "9"
-#define ONES(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
-#define EIGHT(d, i) ONES(d, i), ONES(d, i + 4)
+// --- products of warpgroups (wgmma) -------------------------------------------------------------
+
+// A descriptor says where a swizzled tile lies in shared memory: in rows of WIDTH bytes, and groups
+// of eight rows. A tile that lies along k has a row of memory for each row; one that lies across k
+// has a row of 64 elements for each k, and the next 64 elements begin `next` bytes further. The
+// kernels keep its lower half alone: adding bytes / 16 to that is one instruction, making a
+// descriptor takes several.
+__device__ __forceinline__ unsigned descriptor_of(unsigned address, int next) {
+    return (next >> 4) << 16 | (address & 0x3ffff) >> 4;
+}
+template <int WIDTH>
+__device__ __forceinline__ u64 descriptor(unsigned tile) {
+    static_assert(WIDTH == 128 || WIDTH == 64, "swizzles of 128 and 64 bytes");
+    constexpr u64 swizzle = WIDTH == 128 ? 1 : 2;
+    return swizzle << 62 | static_cast<u64>(8 * WIDTH >> 4) << 32 | tile;
+}
+
+// Products run asynchronously: begin orders them after accesses to their registers, commit closes a
+// group of them, wait<LEFT> returns once all groups but the LEFT last are done.
+__device__ __forceinline__ void wgmma_begin() {
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void wgmma_commit() {
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+template <int LEFT>
+__device__ __forceinline__ void wgmma_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
+}
+
+// sums (64 x BN of a warpgroup) += A (64 x k) B (k x BN) for the k of one instruction, A and B in
+// tiles that descriptors a and b describe; with `add` = 0, sums = A B. The macros write the
+// instruction's text, in which each of the BN / 2 sums of a thread has a name.
+#define TEN(t) \
+    "%" t "0, %" t "1, %" t "2, %" t "3, %" t "4, %" t "5, %" t "6, %" t "7, %" t "8, %" t "9"
+#define FOUR(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define EIGHT(d, i) FOUR(d, i), FOUR(d, i + 4)
 #define THIRTY_TWO(d, i) EIGHT(d, i), EIGHT(d, i + 8), EIGHT(d, i + 16), EIGHT(d, i + 24)
 #define TEXT_30 TEN("") ", " TEN("1") ", " TEN("2")
 #define TEXT_60 TEXT_30 ", " TEN("3") ", " TEN("4") ", " TEN("5")
@@ -215,25 +231,28 @@ __device__ __forceinline__ void pass(int id, int threads) {
 #if BN == 64
 #define NAMES TEXT_30 ", %30, %31"
 #define SUMS(d) THIRTY_TWO(d, 0)
-#define GIVEN "%32, %33", "%34"
+#define OPERANDS "%32, %33", "%34"
 #elif BN == 128
 #define NAMES TEXT_60 ", %60, %61, %62, %63"
 #define SUMS(d) THIRTY_TWO(d, 0), THIRTY_TWO(d, 32)
-#define GIVEN "%64, %65", "%66"
+#define OPERANDS "%64, %65", "%66"
 #elif BN == 192
 #define NAMES TEXT_90 ", %90, %91, %92, %93, %94, %95"
 #define SUMS(d) THIRTY_TWO(d, 0), THIRTY_TWO(d, 32), THIRTY_TWO(d, 64)
-#define GIVEN "%96, %97", "%98"
+#define OPERANDS "%96, %97", "%98"
 #else
 #define NAMES TEXT_120 ", %120, %121, %122, %123, %124, %125, %126, %127"
 #define SUMS(d) THIRTY_TWO(d, 0), THIRTY_TWO(d, 32), THIRTY_TWO(d, 64), THIRTY_TWO(d, 96)
-#define GIVEN "%128, %129", "%130"
+#define OPERANDS "%128, %129", "%130"
 #endif
-#define WGMMA_(tiles, add)                                              \
-    "{\n.reg .pred p;\nsetp.ne.b32 p, " add ", 0;\n"                    \
-    "wgmma.mma_async.sync.aligned.m64n" TEXT(BN) KIND " {" NAMES "}, " tiles ", p, 1, 1" WAYS ";\n}"
+// clang-format off
+#define WGMMA_(tiles, add)                                                       \
+    "{\n.reg .pred p;\nsetp.ne.b32 p, " add ", 0;\n"                             \
+    "wgmma.mma_async.sync.aligned.m64n" TEXT(BN) KIND " {" NAMES "}, " tiles     \
+    ", p, 1, 1" WAYS ";\n}"
+// clang-format on
 #define WGMMA(given) WGMMA_(given)
 
 __device__ __forceinline__ void wgmma(float (&sums)[BN / 2], u64 a, u64 b, int add) {
-    asm volatile(WGMMA(GIVEN) : SUMS(sums) : "l"(a), "l"(b), "r"(add));
+    asm volatile(WGMMA(OPERANDS) : SUMS(sums) : "l"(a), "l"(b), "r"(add));
 }

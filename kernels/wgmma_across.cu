@@ -2,6 +2,11 @@
 summary   = "tf32 by wgmma where an operand lies across k: that one comes from registers"
 entry     = "wgmma_across"
 role      = "across"
+# BM       rows of C that a block computes, 64 by each warpgroup that multiplies
+# BN       columns of C that a block computes
+# SPAN     bytes of k in a step: rows of that length lie swizzled in shared memory
+# STAGES   stages of the ring that TMA fills and wgmma empties, a step each
+# CLUSTER  blocks, one above the other in C, that load a share of their B each, for all of them
 params    = [
     {BM = 128, BN = 256, SPAN = 128, STAGES = 4, CLUSTER = 2},
     {BM = 128, BN = 256, SPAN = 128, STAGES = 4, CLUSTER = 1},
@@ -11,6 +16,7 @@ params    = [
 ]
 block     = ["128 + 2 * BM", "1", "1"]
 grid      = ["CLUSTER * ceil(m / (CLUSTER * BM)) * ceil(n / BN)", "1", "1"]
+# alignment; the stages and their barriers
 shared    = "1024 + STAGES * (16 + (BM + BN) * SPAN)"
 layouts   = ["tt", "nn"]
 require   = ["SPAN == 128", "BM % 64 == 0", "BM <= 128", "BN % 64 == 0", "BN <= 256", "STAGES >= 3"]
@@ -24,17 +30,37 @@ source    = "this project: docs/tensor-cores.md"
 // the kernel is given C^T = B^T A^T instead, as if that were m x n, and stores C by columns. With
 // 32 bits the tensor cores read shared memory along k alone, but they take their first operand
 // from registers too, where threads put it in any order. Both come as boxes of tensor maps, which
-// round to TF32. Otherwise as gemm_wgmma.cu with one term.
+// round to TF32.
+//
+// The warps of a block have roles, as in gemm_wgmma.cu; ring.cuh draws how they work together:
+//
+//   warp 0 of warpgroup 0     load_tiles (ring.cuh) with load_step
+//   the other warpgroups      multiply_tiles: multiply, then Result::store; each 64 x BN of a tile
 #define KIND "k8.f32.tf32.tf32"
 #define WAYS ""
 #include "wgmma.cuh"
+
+constexpr bool TURNED = !TRANS_A;   // C is stored by columns
+constexpr int CONSUMERS = BM / 64;  // warpgroups that multiply
+constexpr int BK = SPAN / 4;        // k of a step
+constexpr int BOX = 128 * BK;       // bytes of 32 of A's rows: for each k 128, swizzled
+constexpr int A_BYTES = BM * SPAN, STAGE_BYTES = (BM + BN) * SPAN;
 #include "ring.cuh"
 
-constexpr bool TURNED = !TRANS_A;  // C is stored by columns
-constexpr int CONSUMERS = BM / 64;
-constexpr int BK = SPAN / 4;    // k of a step
-constexpr int BOX = 128 * BK;   // bytes of 32 of A's rows: for each k 128, swizzled
-constexpr int A_BYTES = BM * SPAN, STAGE_BYTES = (BM + BN) * SPAN;
+// --- load ---------------------------------------------------------------------------------------
+
+// Starts the copies of one step into the stage at `to`: this block's rows of A, 32 a box, and its
+// share of the cluster's columns of B.
+__device__ __forceinline__ void load_step(unsigned to, const TensorMap& A, const TensorMap& B,
+                                          int row, int col, int k, unsigned rank, unsigned full) {
+    constexpr int SHARE = BN / CLUSTER;
+#pragma unroll
+    for (int i = 0; i < BM / 32; ++i)
+        copy_box<1>(to + i * BOX, A, row + rank * BM + 32 * i, k, 0, full);
+    copy_box<CLUSTER>(to + A_BYTES + rank * SHARE * SPAN, B, k, col + rank * SHARE, 0, full);
+}
+
+// --- multiply -----------------------------------------------------------------------------------
 
 #if BN == 64
 #define FROM_REGISTERS "{%32, %33, %34, %35}, %36"
@@ -49,7 +75,8 @@ constexpr int A_BYTES = BM * SPAN, STAGE_BYTES = (BM + BN) * SPAN;
 // sums (64 x BN of a warpgroup) += a (64 x 8) B (8 x BN), B from a tile so described.
 __device__ __forceinline__ void wgmma(float (&sums)[BN / 2], const unsigned (&a)[4], u64 b) {
     asm volatile(WGMMA_(FROM_REGISTERS, "1")
-                 : SUMS(sums) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+                 : SUMS(sums)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 
 // Which of the warpgroup's 64 rows a thread has: this one and the next. For the tensor cores they
@@ -74,6 +101,39 @@ __device__ __forceinline__ void take(unsigned (&a)[2][4], unsigned boxes, int ha
                      : "memory");
     }
 }
+
+// sums += A B over an even number of `steps`, in the accumulators. A's elements pass through four
+// sets of registers, each for half a step; one set is fetched while another is multiplied.
+__device__ __forceinline__ void multiply(float (&sums)[BN / 2], const Places& places, Ring& ring,
+                                         const int& consumer, unsigned b, int steps) {
+    unsigned a[4][2][4];
+    const auto fetch = [&](int part) {
+        if (part % 2 == 0) barrier_wait(places.full_of(ring.stage), ring.phase);
+        take(a[part], places.stage(ring.stage) + consumer * 2 * BOX, part % 2);
+    };
+    int last = 0;
+    fetch(0);
+    for (int step = 0; step < steps; step += 2) {
+#pragma unroll
+        for (int part = 0; part < 4; ++part) {
+            const int now = ring.stage;
+            const unsigned half = b + (now * STAGE_BYTES + part % 2 * 64) / 16;
+            wgmma_begin();
+            wgmma(sums, a[part][0], descriptor<SPAN>(half));
+            wgmma(sums, a[part][1], descriptor<SPAN>(half + 32 / 16));
+            wgmma_commit();
+            if (part % 2) ring.advance();
+            if (part < 3 || step + 2 < steps) fetch((part + 1) % 4);
+            wgmma_wait<1>();
+            if (part == 2 || (part == 0 && step)) release(places, last);
+            last = now;
+        }
+    }
+    wgmma_wait<0>();
+    if (steps) release(places, last);
+}
+
+// --- store --------------------------------------------------------------------------------------
 
 struct Result {
     int m, n;
@@ -114,89 +174,54 @@ struct Result {
     }
 };
 
+// The role of a warpgroup that multiplies: its 64 x BN of all tiles, from the ring to C.
+__device__ __forceinline__ void multiply_tiles(const Places& places, const Tiles& tiles, int steps,
+                                               const int& consumer, unsigned rank,
+                                               const Result& result) {
+    const unsigned b = descriptor_of(places.stages + A_BYTES, 64 * SPAN);
+    Ring ring;
+    for_each_tile(tiles, [&](int t) {
+        float sums[BN / 2];
+#pragma unroll
+        for (int i = 0; i < BN / 2; ++i) sums[i] = 0;
+        multiply(sums, places, ring, consumer, b, steps);
+        int row, col;
+        tiles.at(t, row, col);
+        result.store(sums, row + rank * BM + consumer * 64, col);
+    });
+}
+
 extern "C" __global__ void __launch_bounds__(128 + 2 * BM, 1) __cluster_dims__(CLUSTER, 1, 1)
     wgmma_across(const __grid_constant__ TensorMap A, const __grid_constant__ TensorMap B, int m,
                  int n, int k, float alpha, float beta, float* C, long long ldc) {
     extern __shared__ char memory[];
     const unsigned stages = (shared_address(memory) + 1023) / 1024 * 1024;
-    const unsigned full = stages + STAGES * STAGE_BYTES, empty = full + 8 * STAGES;
+    const unsigned full = stages + STAGES * STAGE_BYTES;
+    const Places places = {stages, full, full + 8 * STAGES};
     const unsigned rank = CLUSTER > 1 ? block_of_cluster() : 0;
     if (threadIdx.x == 0) {
         prefetch_map(A);
         prefetch_map(B);
-        init_stages(full, empty, 4 * CONSUMERS * CLUSTER);  // a warp's arrival each
+        init_ring(places, 4 * CONSUMERS * CLUSTER);
     }
     __syncthreads();
     if (CLUSTER > 1) cluster_barrier();
-    in_turn();
+    wait_for_launch_before();
 
     const Tiles tiles = {m, n};
     const int steps = (k + 2 * BK - 1) / (2 * BK) * 2;  // four sets of registers, in turn
     const int warp = warp_number(), consumer = warp / 4 - 1;
-    Ring ring;
     if (consumer < 0) {
         if constexpr (CONSUMERS == 2) registers_fewer<40>();
-        if (warp == 0) {
-            const bool loads = elected();
-            for (int t = blockIdx.x / CLUSTER; t < tiles.count(); t += gridDim.x / CLUSTER) {
-                int row, col;
-                tiles.at(t, row, col);
-                for (int step = 0; step < steps; ++step, ring.advance()) {
-                    constexpr int SHARE = BN / CLUSTER;
-                    const unsigned to = stages + ring.stage * STAGE_BYTES;
-                    const unsigned whole = full + 8 * ring.stage;
-                    barrier_wait(empty + 8 * ring.stage, ring.phase ^ 1);
-                    if (!loads) continue;
-                    barrier_expect(whole, STAGE_BYTES);
-#pragma unroll
-                    for (int i = 0; i < BM / 32; ++i)
-                        copy_box<1>(to + i * BOX, A, row + rank * BM + 32 * i, step * BK, 0, whole);
-                    copy_box<CLUSTER>(to + A_BYTES + rank * SHARE * SPAN, B, step * BK,
-                                      col + rank * SHARE, 0, whole);
-                }
-            }
-        }
+        if (warp == 0)
+            load_tiles(places, tiles, steps,
+                       [&](unsigned to, int row, int col, int step, unsigned whole) {
+                           load_step(to, A, B, row, col, step * BK, rank, whole);
+                       });
     } else {
         if constexpr (CONSUMERS == 2) registers_more<232>();
         const Result result = {m, n, alpha, beta, C, ldc};
-        const unsigned b = tile_at(stages + A_BYTES, 64 * SPAN);
-        const auto release = [&](int stage) {  // this warp has read it
-            const unsigned lane = threadIdx.x % 32;
-            if (lane < CLUSTER) barrier_arrive(empty + 8 * stage, lane);
-        };
-        for (int t = blockIdx.x / CLUSTER; t < tiles.count(); t += gridDim.x / CLUSTER) {
-            float sums[BN / 2];
-#pragma unroll
-            for (int i = 0; i < BN / 2; ++i) sums[i] = 0;
-            unsigned a[4][2][4];  // halves of steps, fetched one ahead of what is multiplied
-            const auto fetch = [&](int part) {
-                if (part % 2 == 0) barrier_wait(full + 8 * ring.stage, ring.phase);
-                take(a[part], stages + ring.stage * STAGE_BYTES + consumer * 2 * BOX, part % 2);
-            };
-            int last = 0;
-            fetch(0);
-            for (int step = 0; step < steps; step += 2) {
-#pragma unroll
-                for (int part = 0; part < 4; ++part) {
-                    const int now = ring.stage;
-                    const unsigned half = b + (now * STAGE_BYTES + part % 2 * 64) / 16;
-                    wgmma_begin();
-                    wgmma(sums, a[part][0], descriptor<SPAN>(half));
-                    wgmma(sums, a[part][1], descriptor<SPAN>(half + 32 / 16));
-                    wgmma_commit();
-                    if (part % 2) ring.advance();
-                    if (part < 3 || step + 2 < steps) fetch((part + 1) % 4);
-                    wgmma_wait<1>();
-                    if (part == 2 || (part == 0 && step)) release(last);
-                    last = now;
-                }
-            }
-            wgmma_wait<0>();
-            if (steps) release(last);
-            int row, col;
-            tiles.at(t, row, col);
-            result.store(sums, row + rank * BM + consumer * 64, col);
-        }
+        multiply_tiles(places, tiles, steps, consumer, rank, result);
     }
     // A block stays while others may still reach for its shared memory.
     __syncwarp();

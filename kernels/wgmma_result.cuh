@@ -1,29 +1,15 @@
-// From a warpgroup's sums to C: float32 from registers, 16 bits through boxes in shared memory,
-// which a warp of its own hands to TMA while the next tile is multiplied. BM, BN, TERMS, OUT and
-// DTYPE_* are the including file's.
+// From a warpgroup's sums to C. A C of float32 is stored from registers. A C of 16 bits goes through
+// boxes in shared memory, which a warp of its own hands to TMA while the next tile is multiplied;
+// ring.cuh draws which of them lie in a borrowed stage. BM, BN, TERMS, OUT and DTYPE_* are the
+// including file's.
+//
+// A thread's sums: of each 8 columns of its warpgroup's 64 x BN it has a pair, in two rows 8 apart;
+// sums[4 j] and [4 j + 1] are the pair of the first row, [4 j + 2] and [4 j + 3] that of the second.
 #pragma once
+#include "numbers.cuh"
 
-#if OUT == 4
-typedef float Out;
-#else
-typedef unsigned short Out;
-#endif
-
-__device__ __forceinline__ float power_of_two(int e) { return __int_as_float((e + 127) << 23); }
-
-__device__ __forceinline__ float widened(Out x) {
-#if OUT == 4
-    return x;
-#elif DTYPE_bfloat16
-    return __int_as_float(static_cast<unsigned>(x) << 16);
-#else
-    float y;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));
-    return y;
-#endif
-}
-
-__device__ __forceinline__ unsigned rounded(float first, float second) {  // to two of 16 bits
+// Two numbers rounded to 16 bits, the first in the lower half.
+__device__ __forceinline__ unsigned rounded(float first, float second) {
     unsigned pair;
 #if DTYPE_bfloat16
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
@@ -33,29 +19,26 @@ __device__ __forceinline__ unsigned rounded(float first, float second) {  // to 
     return pair;
 }
 
-// C of 16 bits in boxes of 64 x 64, swizzled by 128 bytes. Of a warpgroup's, LENT lie in the stage
-// that was read last, the others beside the ring.
+// A warpgroup's 64 x BN of a C of 16 bits is BOXES boxes of 64 x 64, swizzled by 128 bytes. The first
+// BORROWED of them lie in the stage that the tile read last, the others beside the ring.
 constexpr int BOX_BYTES = 64 * 128;
-constexpr int BOXES = OUT == 2 ? BN / 64 : 0, LENT = BOXES > 2 ? 2 : 0;
-constexpr int BESIDE_BYTES = BM / 64 * (BOXES - LENT) * BOX_BYTES;
+constexpr int BOXES = OUT == 2 ? BN / 64 : 0;
+constexpr int BORROWED = BOXES > 2 ? 2 : 0;
+constexpr int BESIDE_BYTES = BM / 64 * (BOXES - BORROWED) * BOX_BYTES;
 
 struct Boxes {
-    unsigned stage, beside;
+    unsigned stage, beside;  // addresses in shared memory
+
+    // Where box j of a warpgroup begins.
     __device__ __forceinline__ unsigned at(int consumer, int j) const {
-        return j < LENT ? stage + (consumer * LENT + j) * BOX_BYTES
-                        : beside + (consumer * (BOXES - LENT) + j - LENT) * BOX_BYTES;
+        return j < BORROWED ? stage + (consumer * BORROWED + j) * BOX_BYTES
+                            : beside + (consumer * (BOXES - BORROWED) + j - BORROWED) * BOX_BYTES;
     }
 };
 
-// Named barriers: a warpgroup's boxes (LEFT + consumer) may be written again; all are written; the
-// stage that is lent is read.
-constexpr int LEFT = 8, WRITTEN = 11, READ = 12;
-
-// The power of two in halves of one sign: what the product keeps, no half loses.
-__device__ __forceinline__ float scaled(float x, int exponent) {
-    const int half = exponent >> 1;
-    return x * power_of_two(half) * power_of_two(exponent - half);
-}
+// Barriers by number: a warpgroup's boxes may be written again (FREE + consumer); all boxes are
+// written; all warpgroups have read the borrowed stage.
+constexpr int FREE = 8, WRITTEN = 11, READ = 12;
 
 struct Result {
     int m, n;
@@ -64,12 +47,13 @@ struct Result {
     Out* C;
     long long ldc;
 
-    // Whether lines begin on 16 bytes. TMA needs that of their ends too: it fills up the last 16.
+    // Whether rows of C begin on 16 bytes. TMA, which writes 16 bytes at a time, needs that of the
+    // ends of rows too.
     __device__ __forceinline__ bool vectors() const {
         return (ldc * OUT | (OUT == 2) * 2 * n | reinterpret_cast<u64>(C)) % 16 == 0;
     }
 
-    // The warpgroup's 64 x BN at (row, col). Of each 8 columns a thread has a pair, in two rows.
+    // sums = alpha 2^exponents sums + beta C, for the warpgroup's 64 x BN at (row, col).
     __device__ __forceinline__ void scale(float (&sums)[BN / 2], int row, int col) const {
         row += threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
         if (TERMS == 3 && exponent_a) {
@@ -95,13 +79,15 @@ struct Result {
         if (beta != 0) {
 #pragma unroll
             for (int i = 0; i < BN / 2; ++i) {
-                const int r = row + i / 2 % 2 * 8, c = col + i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2;
+                const int r = row + i / 2 % 2 * 8;
+                const int c = col + i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2;
                 if (r < m && c < n) sums[i] += beta * widened(C[r * ldc + c]);
             }
         }
     }
 
 #if OUT == 4
+    // Stores the warpgroup's 64 x BN at (row, col) of C.
     __device__ __forceinline__ void store(float (&sums)[BN / 2], int row, int col, int,
                                           Boxes) const {
         scale(sums, row, col);
@@ -112,7 +98,8 @@ struct Result {
             write<false>(sums, row, col);
     }
 
-    // Neighbours trade pairs: each then has four columns of the even or of the odd eight.
+    // Neighbouring threads exchange pairs: each then has four neighbours in a row, the even thread
+    // in columns 16 j to 16 j + 7, the odd one in the eight after them, and stores 16 bytes.
     template <bool WHOLE>
     __device__ __forceinline__ void write(const float (&sums)[BN / 2], int row, int col) const {
         const bool odd = threadIdx.x % 2;
@@ -122,7 +109,8 @@ struct Result {
             float* const to = C + row * ldc + col;
 #pragma unroll
             for (int j = 0; j < BN / 8; j += 2) {
-                const float* const x = sums + 4 * j + 2 * half;  // the pairs: x[0], x[1]; x[4], x[5]
+                // Its pairs are x[0], x[1] and x[4], x[5].
+                const float* const x = sums + 4 * j + 2 * half;
                 const float send[2] = {odd ? x[0] : x[4], odd ? x[1] : x[5]};
                 const float got[2] = {__shfl_xor_sync(~0u, send[0], 1),
                                       __shfl_xor_sync(~0u, send[1], 1)};
@@ -144,28 +132,31 @@ struct Result {
         }
     }
 #else
+    // Writes the warpgroup's 64 x BN, which belong at (row, col) of C, to its boxes: first to those
+    // beside the ring, then, once all warpgroups are done with the stage, to those borrowed.
     __device__ __forceinline__ void store(float (&sums)[BN / 2], int row, int col, int consumer,
                                           Boxes boxes) const {
         scale(sums, row, col);
-        meet(LEFT + consumer, 128 + 32);
+        barrier_sync(FREE + consumer, 128 + 32);
 #pragma unroll
-        for (int j = LENT; j < BOXES; ++j) put(sums, j, boxes.at(consumer, j));
-        if (LENT) meet(READ, 2 * BM);
+        for (int j = BORROWED; j < BOXES; ++j) write_box(sums, j, boxes.at(consumer, j));
+        if (BORROWED) barrier_sync(READ, 2 * BM);
 #pragma unroll
-        for (int j = 0; j < LENT; ++j) put(sums, j, boxes.at(consumer, j));
+        for (int j = 0; j < BORROWED; ++j) write_box(sums, j, boxes.at(consumer, j));
         if (!vectors()) {
             __syncwarp();
-            for (int j = 0; j < BOXES; ++j) copy(boxes.at(consumer, j), row, col + 64 * j);
+            for (int j = 0; j < BOXES; ++j) copy_rows(boxes.at(consumer, j), row, col + 64 * j);
         }
-        written_for_copies();
-        pass(WRITTEN, 2 * BM + 32);
+        fence_for_copies();
+        barrier_signal(WRITTEN, 2 * BM + 32);
     }
 
-    // A warp's 16 rows of box j, from its sums.
-    __device__ __forceinline__ static void put(const float (&sums)[BN / 2], int j, unsigned box) {
+    // Writes a warp's 16 rows of box j from its sums.
+    __device__ __forceinline__ static void write_box(const float (&sums)[BN / 2], int j,
+                                                     unsigned box) {
         const int lane = threadIdx.x % 32;
-        const unsigned to = box + (threadIdx.x / 32 % 4 * 16 + lane % 16) * 128 +
-                            (lane / 16 ^ lane % 8) * 16;
+        const unsigned to =
+            box + (threadIdx.x / 32 % 4 * 16 + lane % 16) * 128 + (lane / 16 ^ lane % 8) * 16;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const float* const x = sums + 32 * j + 8 * i;
@@ -174,8 +165,8 @@ struct Result {
         }
     }
 
-    // The same rows to C at (row, col) of the box, where TMA cannot.
-    __device__ __forceinline__ void copy(unsigned box, int row, int col) const {
+    // Copies a warp's 16 rows of a box to C, at (row, col) of the box, where TMA cannot.
+    __device__ __forceinline__ void copy_rows(unsigned box, int row, int col) const {
         const int lane = threadIdx.x % 32, first = threadIdx.x / 32 % 4 * 16;
 #pragma unroll 4
         for (int r = first; r < min(first + 16, m - row); ++r) {
@@ -187,15 +178,17 @@ struct Result {
         }
     }
 
-    // By the storing warp, whose one lane `stores`: the block's tile at (row, col), once written. Returns when the stage
-    // that was lent is read; the rest is with the next `stores_wait`.
-    __device__ __forceinline__ void leave(const TensorMap& map, int row, int col, Boxes boxes,
-                                          bool stores) const {
+    // Called by the warp that stores, of which one lane `stores`: once all boxes of the block's tile
+    // are written, starts their stores to C at (row, col). Returns when the borrowed stage has been
+    // read; the other boxes have been read after the next `stores_wait<0>`.
+    __device__ __forceinline__ void store_boxes(const TensorMap& map, int row, int col, Boxes boxes,
+                                                bool stores) const {
         if (stores) stores_wait<0>();
         __syncwarp();
 #pragma unroll
-        for (int consumer = 0; consumer < BM / 64; ++consumer) pass(LEFT + consumer, 128 + 32);
-        meet(WRITTEN, 2 * BM + 32);
+        for (int consumer = 0; consumer < BM / 64; ++consumer)
+            barrier_signal(FREE + consumer, 128 + 32);
+        barrier_sync(WRITTEN, 2 * BM + 32);
         if (stores && vectors()) {
 #pragma unroll
             for (int j = 0; j < BOXES; ++j) {
@@ -204,7 +197,7 @@ struct Result {
                     const int r = row + 64 * consumer, c = col + 64 * j;
                     if (r < m && c < n) store_box(boxes.at(consumer, j), map, c, r, 0);
                 }
-                if (j + 1 == LENT) stores_commit();
+                if (j + 1 == BORROWED) stores_commit();
             }
             stores_commit();
             stores_wait<1>();

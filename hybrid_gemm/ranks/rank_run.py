@@ -174,7 +174,7 @@ class RankRun:
 
     def _multiply(self, piece: Piece, buffer: Operand, shared: SharedBlocks) -> Timeline:
         plan, variant, a, b = self._operands(piece)
-        operands = Operands(a, b, None, buffer)
+        operands = Operands(plan.problem, a, b, None, buffer)
         run = ThreadRun(plan, self.devices, variant, operands, self.progress, shared=shared)
         return run.execute().timeline
 

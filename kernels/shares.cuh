@@ -1,0 +1,82 @@
+// Shares of k: where C has too few tiles to fill the GPU, several blocks make one tile, each from
+// its share of the steps of k, and their partial sums are added afterwards.
+//
+//   split-K (`deep`, `cluster`, `vector`)     every tile has the same number of shares:
+//
+//       tile 0                  tile 1
+//       |--------|--------|-------|--------|--------|-------|      steps of k ->
+//        block 0  block 1  block 2 block 3  block 4  block 5
+//
+//   stream-K (`tuned`)     the steps of all such tiles form one line, cut into a run a block,
+//   whether or not a run ends where a tile does:
+//
+//       tile 0          tile 1          tile 2
+//       |-----------:----|-------:-------|----:-----------|
+//        block 0     block 1      block 2      block 3
+//
+// The blocks hand in their sums through a workspace in global memory and count themselves in with
+// the functions at the end of this file. Which block comes last differs from launch to launch. The
+// order in which partial sums are added does not: the same input gives the same bits.
+#pragma once
+#include "vectors.cuh"
+
+// `units` of work in equal runs, one a share: each has the `least` number of units, units / shares,
+// and the first `more` runs, units % shares, have one unit above that.
+__device__ __forceinline__ int run_begin(int share, int least, int more) {
+    return share * least + LEAST(share, more);
+}
+__device__ __forceinline__ int run_length(int share, int least, int more) {
+    return least + (share < more);
+}
+// The share that a unit belongs to.
+__device__ __forceinline__ int run_of(int unit, int least, int more) {
+    const int longer = more * (least + 1);  // units in the longer runs
+    return unit < longer ? unit / (least + 1) : more + (unit - longer) / least;
+}
+
+// Adds 1 to a counter in global memory and returns what it was. What this thread wrote before, and
+// what it saw others write, is visible to whoever counts up to here afterwards.
+#ifdef HYBRID_GEMM_EMULATOR
+__device__ inline unsigned count_in(unsigned* counter) { return atomicAdd(counter, 1u); }
+#else
+__device__ __forceinline__ unsigned count_in(unsigned* counter) {
+    unsigned before;
+    asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;"
+                 : "=r"(before)
+                 : "l"(counter)
+                 : "memory");
+    return before;
+}
+#endif
+
+// Counts this block in. Returns true in all threads of the last of `count` blocks, which then
+// see what the other blocks wrote before, and sets the counter back to zero.
+__device__ __forceinline__ bool last_of(unsigned* counter, int count) {
+    __shared__ unsigned before;
+    __syncthreads();  // one thread's release hands on what the whole block wrote
+    if (threadIdx.x == 0) {
+        before = count_in(counter);
+        if (before == count - 1u) *counter = 0;
+    }
+    __syncthreads();
+    const bool last = before == count - 1u;
+    __syncthreads();  // `before` may be written again
+    return last;
+}
+
+// Counts this thread in, and waits until `count` have come or so many cycles are over. Returns
+// whether all have come; what they wrote before is then visible to this thread.
+#ifdef HYBRID_GEMM_EMULATOR
+// No block can wait for another there: only the last learns that all have come.
+__device__ inline bool all_of(unsigned* counter, int count, int) {
+    return count_in(counter) == count - 1u;
+}
+#else
+__device__ __forceinline__ bool all_of(unsigned* counter, int count, int cycles) {
+    unsigned came = count_in(counter) + 1;
+    const long long start = clock64();
+    while (came != count && clock64() - start < cycles)
+        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(came) : "l"(counter) : "memory");
+    return came == count;
+}
+#endif
