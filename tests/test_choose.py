@@ -29,7 +29,9 @@ HOPPER, EMULATOR, CPU = Facts("cuda", 90, 132), Facts("emulator"), Facts("cpu")
 
 def chosen(facts, problem=SQUARE, *, kernel=None, compute="fp32", own=False, products=None):
     variant = catalog.get(kernel).variant() if kernel else None
-    arithmetic = compute_modes.choose(compute, variant, kind=facts.kind, arch=facts.capability)
+    arithmetic = compute_modes.arithmetic_for(
+        compute, variant, kind=facts.kind, arch=facts.capability
+    )
     settled = arithmetic.settle(problem)
     products = [(problem.m, problem.n, problem.k)] if products is None else products
     return choose(settled, products, facts, chosen=variant, own=own, arithmetic=arithmetic)

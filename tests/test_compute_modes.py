@@ -142,24 +142,24 @@ def test_names_that_do_not_go_together():
     wgmma = catalog.get("wgmma").variant()
     cuda = {"kind": "cuda"}
     with pytest.raises(UsageError, match=r"naive does not use them; mma does"):
-        compute_modes.choose("tf32", naive, kind="emulator", arch=0)
+        compute_modes.arithmetic_for("tf32", naive, kind="emulator", arch=0)
     with pytest.raises(UnavailableError, match=r"wgmma needs .* 9\.0; .* 8\.0: mma works"):
-        compute_modes.choose("tf32", wgmma, arch=80, **cuda)
+        compute_modes.arithmetic_for("tf32", wgmma, arch=80, **cuda)
     with pytest.raises(UnavailableError, match=r"wgmma needs .* 10\.0: mma works"):
-        compute_modes.choose("tf32", wgmma, arch=100, **cuda)
+        compute_modes.arithmetic_for("tf32", wgmma, arch=100, **cuda)
     with pytest.raises(UnavailableError, match=r"capability 7\.5"):
-        compute_modes.choose("fp32x3", None, arch=75, **cuda)
-    assert compute_modes.choose("auto", None, arch=75, **cuda).variant is None
-    assert compute_modes.choose("fp32x3", None, arch=90, **cuda).variant.name == "wgmma"
-    assert compute_modes.choose("fp32x3", None, arch=89, **cuda).variant.name == "mma"
+        compute_modes.arithmetic_for("fp32x3", None, arch=75, **cuda)
+    assert compute_modes.arithmetic_for("auto", None, arch=75, **cuda).variant is None
+    assert compute_modes.arithmetic_for("fp32x3", None, arch=90, **cuda).variant.name == "wgmma"
+    assert compute_modes.arithmetic_for("fp32x3", None, arch=89, **cuda).variant.name == "mma"
     problem = Problem(5, 6, 7)
     with pytest.raises(UsageError, match="not in fp32; give compute fp32x3 or tf32"):
-        compute_modes.choose("fp32", mma, kind="emulator", arch=0).settle(problem)
+        compute_modes.arithmetic_for("fp32", mma, kind="emulator", arch=0).settle(problem)
     with pytest.raises(UsageError, match="tf32 is for float32; this product is in float64"):
-        compute_modes.choose("tf32", None, kind="emulator", arch=0).settle(
+        compute_modes.arithmetic_for("tf32", None, kind="emulator", arch=0).settle(
             Problem(5, 6, 7, "float64")
         )
-    integer = compute_modes.choose("auto", None, kind="emulator", arch=0).settle(
+    integer = compute_modes.arithmetic_for("auto", None, kind="emulator", arch=0).settle(
         Problem(5, 6, 7, "int32")
     )
     assert integer.compute == "fp32"

@@ -37,7 +37,9 @@ def place(request):
     kind, name = request.param
     device = open_device(kind)
     try:
-        compute_modes.choose("tf32", catalog.get(name).variant(), kind=kind, arch=device.capability)
+        compute_modes.arithmetic_for(
+            "tf32", catalog.get(name).variant(), kind=kind, arch=device.capability
+        )
     except UnavailableError as error:
         pytest.skip(str(error))
     return device, name

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from hybrid_gemm.errors import UsageError
 from hybrid_gemm.kernel_choice import nearest_measured, tables, time_model
-from hybrid_gemm.kernel_choice.nearest_measured import Machine, choose
+from hybrid_gemm.kernel_choice.nearest_measured import Machine, fastest
 from hybrid_gemm.kernel_choice.time_model import predict_us, worth_timing
 from hybrid_gemm.problem import Problem
 
@@ -42,22 +42,22 @@ def tuned(tmp_path, monkeypatch):
 
 
 def test_the_nearest_measured_shape_decides(tuned):
-    variant, why = choose(tuned, Problem(1020, 1028, 1024))
+    variant, why = fastest(tuned, Problem(1020, 1028, 1024))
     assert variant.name == "naive" and "1024 x 1024 x 1024 nn" in why
-    assert choose(tuned, Problem(9000, 9000, 9000))[0].name == "cublas"
-    assert choose(tuned, Problem(9000, 9000, 9000), own=True)[0].name == "shared_tile"
+    assert fastest(tuned, Problem(9000, 9000, 9000))[0].name == "cublas"
+    assert fastest(tuned, Problem(9000, 9000, 9000), own=True)[0].name == "shared_tile"
 
 
 def test_far_from_what_was_measured_the_library_is_taken(tuned):
-    variant, why = choose(tuned, Problem(300, 1100, 100))
+    variant, why = fastest(tuned, Problem(300, 1100, 100))
     assert variant.name == "cublas" and "not measured near" in why
 
 
 def test_without_a_library_times_are_carried_over_from_every_measured_shape(tuned):
     """naive is measured nearer, but took 0.9 ms for what shared_tile should do far faster."""
-    variant, why = choose(tuned, Problem(300, 1100, 100), own=True)
+    variant, why = fastest(tuned, Problem(300, 1100, 100), own=True)
     assert variant.name == "shared_tile" and "8192 x 8192 x 8192" in why
-    assert choose(tuned, Problem(1024, 1024, 1024), own=True)[0].name == "naive", "as measured"
+    assert fastest(tuned, Problem(1024, 1024, 1024), own=True)[0].name == "naive", "as measured"
 
 
 WIDE = {"BM": 128, "BN": 256, "BK": 8, "TM": 16, "TN": 8, "LM": 4, "KG": 1, "HOPS": 1,
@@ -106,7 +106,7 @@ def leading(tmp_path, monkeypatch):
     ],
 )
 def test_a_lead_is_trusted_where_nothing_that_may_cost_it_differs(leading, shape, layout, taken):
-    assert choose(leading, Problem(*shape), layout)[0].name == taken
+    assert fastest(leading, Problem(*shape), layout)[0].name == taken
 
 
 def test_which_sides_decide_whether_rows_begin_on_16_bytes():
@@ -120,12 +120,12 @@ def test_which_sides_decide_whether_rows_begin_on_16_bytes():
 
 
 def test_layouts_have_rows_of_their_own(tuned):
-    variant, _why = choose(tuned, Problem(9000, 9000, 9000), "tt")
+    variant, _why = fastest(tuned, Problem(9000, 9000, 9000), "tt")
     assert variant.name == "shared_tile" and variant.params == {"TILE": 32}
 
 
 def test_other_dtypes_fall_to_the_cost_model(tuned):
-    variant, why = choose(tuned, Problem(2048, 2048, 2048, "int32"))
+    variant, why = fastest(tuned, Problem(2048, 2048, 2048, "int32"))
     assert variant.name == "tuned" and why == "by the cost model"
 
 
@@ -157,7 +157,7 @@ def test_where_the_shipped_table_measured_the_fastest_is_taken(tmp_path, monkeyp
         best[case] = min(best.get(case, row), row, key=lambda r: r["time_ms"])
     assert len(best) > 100
     for (m, n, k, dtype, layout), row in best.items():
-        variant, why = choose(machine, Problem(m, n, k, dtype), layout)
+        variant, why = fastest(machine, Problem(m, n, k, dtype), layout)
         assert (variant.name, variant.params) == (row["kernel"], row["params"]), why
     nearest_measured.forget()
 
@@ -166,11 +166,11 @@ def test_a_table_of_a_gpu_like_it_stands_in(tmp_path, monkeypatch):
     monkeypatch.setenv("HYBRID_GEMM_CACHE", str(tmp_path))
     nearest_measured.forget()
     like, smaller = Machine("NVIDIA H999", 132, 90, 66.9), Machine("NVIDIA H998", 114, 90, 50.0)
-    variant, why = choose(like, Problem(4096, 4096, 4096))
+    variant, why = fastest(like, Problem(4096, 4096, 4096))
     assert variant.name == "tuned" and why.startswith("fastest measured at 4096 x 4096 x 4096")
     assert " on NVIDIA H" in why
     assert tables.best_tflops(like, "float32") is None, "rates of another GPU are not its own"
-    assert choose(smaller, Problem(4096, 4096, 4096))[1] == "by the cost model"
+    assert fastest(smaller, Problem(4096, 4096, 4096))[1] == "by the cost model"
     nearest_measured.forget()
 
 
@@ -189,8 +189,8 @@ def test_of_another_gpu_a_lead_has_to_be_clear(tmp_path, monkeypatch):
     nearest_measured.forget()
     for name, barely in (("Lender", "naive"), ("Borrower", "cublas")):
         machine = Machine(name, 132, 90, 60.0)
-        assert choose(machine, Problem(512, 512, 512))[0].name == barely
-        assert choose(machine, Problem(1024, 1024, 1024))[0].name == "naive"
+        assert fastest(machine, Problem(512, 512, 512))[0].name == barely
+        assert fastest(machine, Problem(1024, 1024, 1024))[0].name == "naive"
     nearest_measured.forget()
 
 
@@ -202,8 +202,8 @@ def test_what_a_user_measured_comes_before_the_same_shape_of_the_shipped_table(
     mine = [row(4096, 4096, 4096, "naive", 1e-3, BM=16, BN=16)]
     tables.user_table(machine.model).write_text(json.dumps({"rows": mine}))
     nearest_measured.forget()
-    assert choose(machine, Problem(4096, 4096, 4096))[0].name == "naive"
-    assert choose(machine, Problem(8192, 8192, 8192))[0].name == "tuned"
+    assert fastest(machine, Problem(4096, 4096, 4096))[0].name == "naive"
+    assert fastest(machine, Problem(8192, 8192, 8192))[0].name == "tuned"
     assert len([r for r in tables.table(machine) if tables.case(r) == tables.case(mine[0])]) == 1
     nearest_measured.forget()
 
@@ -227,7 +227,7 @@ def test_tiles_as_thin_as_the_product_are_timed(thin, short):
 @given(side, side, side, st.sampled_from(["float32", "float64", "int32", "int64"]), st.booleans())
 def test_an_untuned_gpu_gets_something_that_runs(m, n, k, dtype, own):
     problem = Problem(m, n, k, dtype)
-    variant, why = choose(UNTUNED, problem, own=own)
+    variant, why = fastest(UNTUNED, problem, own=own)
     assert why == "by the cost model"
     assert variant.refusal(device="cuda", dtype=dtype, m=m, n=n, k=k) is None
     assert not (own and variant.kernel.library)
@@ -236,7 +236,7 @@ def test_an_untuned_gpu_gets_something_that_runs(m, n, k, dtype, own):
 
 def test_the_cost_model_prefers_block_tiles_for_large_products():
     for dtype in ("float32", "int32"):
-        variant, _ = choose(UNTUNED, Problem(4096, 4096, 4096, dtype), own=True)
+        variant, _ = fastest(UNTUNED, Problem(4096, 4096, 4096, dtype), own=True)
         assert variant.params["BM"] >= 64, str(variant)
 
 

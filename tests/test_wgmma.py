@@ -9,7 +9,7 @@ from hybrid_gemm import catalog, devices
 from hybrid_gemm.catalog import TENSOR_TYPES
 from hybrid_gemm.devices.cuda import nvrtc, tensor_maps
 from hybrid_gemm.errors import KernelError, UnavailableError, UsageError
-from hybrid_gemm.kernel_choice.tensor_cores import choose
+from hybrid_gemm.kernel_choice.tensor_cores import fastest
 
 SHAPES = [(1, 1, 1), (64, 64, 16), (130, 70, 0), (300, 333, 100), (129, 257, 65), (2500, 1700, 300)]
 VARIANTS = catalog.get("wgmma").variants()
@@ -212,7 +212,7 @@ def test_sums_leave_the_tensor_cores_in_time(hopper, variant, dtype, k):
 @pytest.mark.parametrize("terms", [1, 3])
 @pytest.mark.parametrize("side", [1, 64, 1000, 1024, 4096, 16384])
 def test_a_choice_is_a_listed_variant(side, terms):
-    chosen = choose(side, side, side, terms=terms, dtype="float16", processors=132)
+    chosen = fastest(side, side, side, terms=terms, dtype="float16", processors=132)
     assert chosen in VARIANTS
     assert chosen.params["TERMS"] == terms
     assert chosen.params["OUT"] == 4
@@ -220,7 +220,7 @@ def test_a_choice_is_a_listed_variant(side, terms):
 
 def test_small_products_take_small_tiles():
     def area(side):
-        params = choose(side, side, side, terms=3, dtype="float16", processors=132).params
+        params = fastest(side, side, side, terms=3, dtype="float16", processors=132).params
         return params["BM"] * params["BN"]
 
     assert area(1024) < area(8192)

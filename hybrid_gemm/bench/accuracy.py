@@ -96,14 +96,14 @@ def ways(device: Device, problem: Problem) -> dict[str, tuple[Variant, Problem]]
         return {"BLAS fp32": (catalog.get("blas").variant(), problem)}
     found = {}
     if isinstance(device, CudaDevice):
-        strict = nearest_measured.choose(device.machine("float32"), problem, "nn", own=True)[0]
+        strict = nearest_measured.fastest(device.machine("float32"), problem, "nn", own=True)[0]
         found["cuBLAS fp32"] = catalog.get("cublas").variant(), problem
     else:
         strict = catalog.get("double_buffered").variant()
     found["fp32"] = strict, problem
     for compute in ("tf32", "fp32x3"):
         try:
-            arithmetic = compute_modes.choose(
+            arithmetic = compute_modes.arithmetic_for(
                 compute, None, kind=device.kind, arch=device.capability
             )
         except UnavailableError:

@@ -170,7 +170,7 @@ class KernelStudy:
         if self.cold and not self.opened.on_gpu:
             raise UsageError(f"a cold L2 is for the cuda device; this is {self.opened.kind}")
         self.stream = self.opened.stream()
-        arithmetic = compute_modes.choose(
+        arithmetic = compute_modes.arithmetic_for(
             self.compute, None, kind=self.opened.kind, arch=self.opened.capability
         )
         posed = [

@@ -75,7 +75,7 @@ def worth_timing(gpu: Gpu, quick: bool) -> ForEach:
         if not quick:
             return time_model.worth_timing(machine, problem)
         leading = [
-            nearest_measured.choose(machine, problem, layout, own=own)[0] for own in (False, True)
+            nearest_measured.fastest(machine, problem, layout, own=own)[0] for own in (False, True)
         ]
         libraries = [v for v in time_model.candidates(machine, problem) if v.kernel.library]
         return list(dict.fromkeys([*libraries, *leading]))

@@ -76,7 +76,7 @@ class KernelDevice(KernelLauncher):
         layouts = readable(variant, a, b)
         turned = [not leading(x, order) for x, order in zip((a, b), layouts, strict=True)]
         lda, ldb = (
-            np.int64(max(1, x.shape[order == "n"]) if turn else leading(x, order))
+            np.int64((0 if turn else leading(x, order)) or max(1, x.shape[order == "n"]))
             for x, order, turn in zip((a, b), layouts, turned, strict=True)
         )
         ldc = np.int64(stored(c)[1])

@@ -90,7 +90,7 @@ class WrappedDevice(Device):
         return self.device.empty(rows, cols, dtype)
 
     @property
-    def allocation_stream(self) -> Stream:  # type: ignore[override]
+    def allocation_stream(self) -> Stream:
         return self.device.allocation_stream
 
     def free_unused(self) -> None:

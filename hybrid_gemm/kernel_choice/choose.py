@@ -58,7 +58,7 @@ def choose(
         why = "asked for" if chosen else "the one for tensor cores here"
         return arithmetic.variant_for(largest, facts.processors), why
     if products and not chosen and (machine := facts.machine(problem.dtype)):
-        return nearest_measured.choose(machine, largest, layout, own=own)
+        return nearest_measured.fastest(machine, largest, layout, own=own)
     if chosen:
         return _first_able([chosen], problem, products, facts), "asked for"
     names = AUTO.get(facts.kind, AUTO_ELSEWHERE)

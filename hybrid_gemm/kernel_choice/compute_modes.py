@@ -99,7 +99,7 @@ class Arithmetic:
         if self._kernel.name == "wgmma" and not self.asked:
             dtype = problem.operands if narrow else ("tfloat32", "float16")[terms == 3]
             sides = problem.m, problem.n, problem.k
-            return tensor_cores.choose(
+            return tensor_cores.fastest(
                 *sides, terms=terms, dtype=dtype, out_bytes=out_bytes, processors=processors
             )
         variant = with_terms(self._kernel, terms)
@@ -119,7 +119,7 @@ def with_terms(variant: Variant, terms: int) -> Variant:
     return kernel.variant({**variant.params, "TERMS": terms})
 
 
-def choose(compute: str, chosen: Variant | None, *, kind: str, arch: int) -> Arithmetic:
+def arithmetic_for(compute: str, chosen: Variant | None, *, kind: str, arch: int) -> Arithmetic:
     """How a device multiplies when `compute` was asked for, and the kernel `chosen`, if one was.
     `kind` and `arch` are the device's, as for `kernel_for`.
 

@@ -29,14 +29,14 @@ def forget() -> None:
     tables.table.cache_clear()
     tables.best_tflops.cache_clear()
     _cases.cache_clear()
-    choose.cache_clear()
+    fastest.cache_clear()
 
 
 # --- choosing -----------------------------------------------------------------------------
 
 
 @functools.lru_cache(maxsize=4096)
-def choose(
+def fastest(
     machine: Machine, problem: Problem, layout: str = "nn", *, own: bool = False
 ) -> tuple[Variant, str]:
     """The variant to run on a GPU, and why it is this one, in a few words.
@@ -47,39 +47,22 @@ def choose(
     libraries = (v for v in listed(machine, own) if v.kernel.library and runs(v, problem))
     library = next(libraries, None)
     distances = [_distance(problem, layout, case) for case in cases]
-    for nearest in sorted(set(distances)):
-        there = [
-            (row, variant)
-            for case, distance in zip(cases, distances, strict=True)
-            if distance == nearest
-            for row, variant in case.rows
-            if runs(variant, problem)
-        ]
-        if there:
-            break
-    else:
+    known = [
+        (distance, [(row, variant) for row, variant in case.rows if runs(variant, problem)])
+        for case, distance in zip(cases, distances, strict=True)
+    ]
+    nearest = min((distance for distance, rows in known if rows), default=None)
+    if nearest is None:
         possible = candidates(machine, problem, own)
         return (
             min(possible, key=lambda v: (predict_us(v, machine, problem), -v.kernel.rung)),
             "by the cost model",
         )
+    there = [found for distance, rows in known if distance == nearest for found in rows]
     if library or not any(nearest):
         best, variant = min(there, key=lambda found: found[0]["time_ms"])
     else:
-
-        def estimate(found: tuple[Row, Variant, float]) -> float:
-            row, variant, apart = found
-            us, us_there = (predict_us(variant, machine, p) for p in (problem, _posed(row)))
-            time_ms: float = row["time_ms"] * us / us_there * (1 + FURTHER * apart)
-            return time_ms
-
-        known = (
-            (row, variant, sum(distance))
-            for case, distance in zip(cases, distances, strict=True)
-            for row, variant in case.rows
-            if runs(variant, problem)
-        )
-        best, variant, _ = min(known, key=estimate)
+        best, variant = _carried_over(machine, problem, known)
     shape = f"{best['m']} x {best['n']} x {best['k']} {best['layout']}"
     if "lent" in best:
         shape += f" on {best['lent']}"
@@ -91,6 +74,23 @@ def choose(
     if library and not _trusted(variant, machine, problem, there, best, nearest, near):
         return library, f"our kernels are not measured near; at {shape} {variant.name} leads"
     return variant, f"fastest measured at {shape}"
+
+
+def _carried_over(
+    machine: Machine, problem: Problem, known: Sequence[tuple[tuple[bool, float], Timed]]
+) -> tuple[Row, Variant]:
+    """The fastest by all measured times, each multiplied by what the time model says that the
+    shapes differ; `known` has what was measured at each distance."""
+
+    def estimate_ms(found: tuple[Row, Variant, float]) -> float:
+        row, variant, apart = found
+        us, us_there = (predict_us(variant, machine, p) for p in (problem, _posed(row)))
+        time_ms: float = row["time_ms"] * us / us_there * (1 + FURTHER * apart)
+        return time_ms
+
+    rows = ((row, variant, sum(distance)) for distance, rows in known for row, variant in rows)
+    best, variant, _ = min(rows, key=estimate_ms)
+    return best, variant
 
 
 Timed = Sequence[tuple[Row, Variant]]  # what was measured at a shape

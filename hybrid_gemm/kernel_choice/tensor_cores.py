@@ -1,4 +1,4 @@
-"""Which variant of the tensor-core kernels for which product; pure."""
+"""Which variant of wgmma is expected to be fastest for a product on tensor cores. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LAUNCH_US, _CLUSTER_US, _TILE_US = 2.0, 2.5, 0.8
 
 
 @functools.lru_cache(maxsize=4096)
-def choose(
+def fastest(
     m: int, n: int, k: int, *, terms: int, dtype: str, out_bytes: int = 4, processors: int
 ) -> Variant:
     """The variant expected to be fastest for C of m x n on so many multiprocessors.

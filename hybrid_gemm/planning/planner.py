@@ -139,7 +139,11 @@ def make_plan(  # the parameters are the caller's options, each with its default
         raise UsageError(f"the critical reduction sums a split by cols; the split is {split}")
     # Rows first, then cols: of equals the first is taken.
     shapes.sort(key=lambda shape: (-math.prod(shape), *_plainness(shape)))
-    task = Task(problem, tuple(devices), kernel, reduce, resident, homes)
+    return _best(Task(problem, tuple(devices), kernel, reduce, resident, homes), shapes)
+
+
+def _best(task: Task, shapes: Sequence[Shape]) -> Plan:
+    """The plan expected to be fastest on one of these grids; raises as `make_plan`."""
     plans, shortfalls, refusals = [], [], []
     for shape in shapes:
         whole = _whole(task, shape)
@@ -148,8 +152,8 @@ def make_plan(  # the parameters are the caller's options, each with its default
             continue
         plan: Plan | None = whole
         if shortfall := memory_shortfall(whole):
-            turns = not resident and (reduce == "ordered" or not whole.summed)
-            if not (turns or resident):
+            turns = not task.resident and (task.reduce == "ordered" or not whole.summed)
+            if not (turns or task.resident):
                 shortfall += ", and the ordered reduction goes in turns"
             shortfalls.append(shortfall)
             plan = _in_turns(task, shape) if turns else None

@@ -167,7 +167,7 @@ def choices(card: str = "h200") -> list[tuple]:
     with tempfile.TemporaryDirectory() as empty:  # no user's table
         os.environ["HYBRID_GEMM_CACHE"] = empty
         for (shape, layout, dtype), rows in timed.items():
-            variant, _why = nearest_measured.choose(
+            variant, _why = nearest_measured.fastest(
                 CARDS[card][dtype], Problem(*shape, dtype), layout
             )
             kernel = variant.name, dict(variant.params)
@@ -207,7 +207,7 @@ def thin() -> str:
     sizes = sorted({min(shape) for shape, _layout in held})
     found = {}
     for shape, layout in held:
-        variant, _why = nearest_measured.choose(CARDS["h200"]["float32"], Problem(*shape), layout)
+        variant, _why = nearest_measured.fastest(CARDS["h200"]["float32"], Problem(*shape), layout)
         ms = timed[shape, layout]
         ratio = ms["cublas",] / ms[variant.name, *variant.params.values()]
         best = ms["cublas",] / min(ms.values())

@@ -1,4 +1,4 @@
-"""cuBLAS, the peer in every table: CuPy's library, called directly.
+"""cuBLAS, which our kernels are compared with: CuPy's library, called directly.
 
 CuPy refuses cuBLAS calls while a stream is captured, and a graph of launches is how small
 products are timed. The calls keep Python's lock, as `driver`'s do and for its reason.
@@ -12,13 +12,16 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections import defaultdict
-from collections.abc import Callable
 from ctypes import c_int, c_int64, c_size_t, c_void_p
+from typing import Any
 
 import numpy as np
 
 from ...arrays.strides import layout
 from ...errors import HybridGemmError
+from ..kernel_launcher import BoundProduct
+from ..roles import Array
+from ..storage import stored
 
 WORKSPACE_BYTES = 32 << 20  # what cuBLAS asks for on Hopper
 _OPERATION = {"n": 0, "t": 1}
@@ -38,7 +41,7 @@ _SIGNATURES = {
 
 @functools.cache
 def library(kind: type[ctypes.CDLL] = ctypes.CDLL) -> ctypes.CDLL:
-    """CuPy's own cuBLAS."""
+    """CuPy's own cuBLAS; `ctypes.PyDLL` keeps Python's lock during calls."""
     import cupy
 
     major = cupy.cuda.cublas.getVersion(cupy.cuda.device.get_cublas_handle()) // 10000
@@ -46,13 +49,13 @@ def library(kind: type[ctypes.CDLL] = ctypes.CDLL) -> ctypes.CDLL:
 
 
 @functools.cache
-def _function(name: str):
+def _function(name: str) -> Any:
     function = getattr(library(ctypes.PyDLL), name)
     function.argtypes = _SIGNATURES[name]
     return function
 
 
-def _call(name: str, *args) -> None:
+def _call(name: str, *args: Any) -> None:
     if status := _function(name)(*args):
         raise HybridGemmError(f"{name} failed with cuBLAS status {status}")
 
@@ -77,12 +80,14 @@ class Handle:
         _call("cublasSetStream_v2", self.value, stream)
         _call("cublasSetWorkspace_v2", self.value, self.workspace.ptr, WORKSPACE_BYTES)
 
-    def __del__(self):
+    def __del__(self) -> None:
         if hasattr(self, "value"):
             self.spare.append(self.value)
 
 
-def bind(a, b, c, *, alpha, beta, tf32: bool = False) -> Callable:
+def bind(
+    a: Array, b: Array, c: Array, *, alpha: float, beta: float, tf32: bool = False
+) -> BoundProduct:
     """A call that multiplies CuPy matrices laid out as these, in any order: float32 (strict, or
     through TF32) or float64, or float16 or bfloat16 with sums in float32 and C of their dtype or
     float32.
@@ -91,14 +96,14 @@ def bind(a, b, c, *, alpha, beta, tf32: bool = False) -> Callable:
     """
     (m, n), k = c.shape, a.shape[1]
     (la, lda), (lb, ldb) = layout(a) or ("n", 1), layout(b) or ("n", 1)
-    ldc = layout(c)[1]
+    ldc = stored(c)[1]
     mixed = tf32 or a.dtype.itemsize == 2
     scalars = np.array([alpha, beta], np.float32 if mixed else c.dtype)
     alpha_at, beta_at = scalars.ctypes.data, scalars.ctypes.data + scalars.itemsize
     head = _OPERATION[lb], _OPERATION[la], n, m, k, alpha_at
-    plain = {"float32": "cublasSgemm_v2_64", "float64": "cublasDgemm_v2_64"}.get(c.dtype.name)
+    plain = {"float32": "cublasSgemm_v2_64", "float64": "cublasDgemm_v2_64"}.get(c.dtype.name, "")
 
-    def call(a, b, c, stream, _kept=scalars):
+    def call(a: Array, b: Array, c: Array, stream: Any, _kept: np.ndarray = scalars) -> None:
         handle = stream.prepare_cublas().value
         x, y, z = b.data.ptr, a.data.ptr, c.data.ptr
         if not mixed:

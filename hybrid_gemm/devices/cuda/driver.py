@@ -14,11 +14,14 @@ import struct
 from collections.abc import Callable, Sequence
 from ctypes import c_int, c_size_t, c_uint, c_uint64, c_void_p
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 _NOT_READY = 600  # CUDA_ERROR_NOT_READY
 _KINDS = {"i": "i", "l": "q", "q": "q", "L": "Q", "Q": "Q", "f": "f", "d": "d"}  # NumPy's, struct's
+Offsets = tuple[int, ...]  # bytes from the start of a buffer
+Readers = tuple[Callable[[Any], Any] | None, ...]  # of an argument's value; None: it is the value
 _UNIFIED = 4  # CU_MEMORYTYPE_UNIFIED: the address tells where it is
 _SIDE = (
     ("x", c_size_t), ("y", c_size_t), ("type", c_int), ("host", c_void_p), ("device", c_uint64),
@@ -86,7 +89,7 @@ def unavailable() -> str | None:
 
 
 @functools.cache
-def _function(name: str):
+def _function(name: str) -> Any:
     library = ctypes.PyDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
     function = getattr(library, name)
     function.argtypes = _SIGNATURES[name]
@@ -95,8 +98,9 @@ def _function(name: str):
 
 @dataclass(frozen=True)
 class Calls:
-    """What a thread without Python needs to work for a GPU: addresses of the driver's functions
-    (set context, copy, copy in 2-D, record, wait, synchronize with an event), and its context."""
+    """What a thread without Python needs to copy to and from a GPU: addresses of the driver's
+    functions (set context, copy, copy in 2-D, record, wait, synchronize with an event), and the
+    GPU's context."""
 
     functions: tuple[int, ...]
     context: int
@@ -104,7 +108,7 @@ class Calls:
 
 def calls(context: int) -> Calls:
     """The driver's functions, for a context."""
-    functions = (ctypes.cast(_function(name), c_void_p).value for name in _NATIVE)
+    functions = (ctypes.cast(_function(name), c_void_p).value or 0 for name in _NATIVE)
     return Calls(tuple(functions), context)
 
 
@@ -115,7 +119,7 @@ def check(status: int) -> None:
     cupy.cuda.driver.check_status(status)
 
 
-def _call(name: str, *args, fine: int = 0) -> int:
+def _call(name: str, *args: Any, fine: int = 0) -> int:
     """The status, which is 0 or `fine`."""
     status = _function(name)(*args)
     if status and status != fine:
@@ -155,7 +159,7 @@ def passed(event: int) -> bool:
 
 
 def launch(
-    function: int, grid: Sequence[int], block: Sequence[int], args: Sequence, shared: int,
+    function: int, grid: Sequence[int], block: Sequence[int], args: Sequence[Any], shared: int,
     stream: int, *, early: bool = False,
 ) -> None:  # fmt: skip
     """Starts a kernel of the current GPU; `args` as `packed` takes them. An `early` one's blocks
@@ -171,7 +175,7 @@ def launch(
         _call("cuLaunchKernel", function, *grid, *block, shared, stream, places, None)
 
 
-def packed(args: Sequence) -> tuple[ctypes.Array, tuple[int, ...]]:
+def packed(args: Sequence[Any]) -> tuple[ctypes.Array, Offsets]:
     """A kernel's arguments in one buffer, and where in it each begins: NumPy scalars, CuPy arrays
     (their address), and structures as NumPy arrays of one element."""
     pack, room, offsets, values = _form(
@@ -183,10 +187,12 @@ def packed(args: Sequence) -> tuple[ctypes.Array, tuple[int, ...]]:
 
 
 @functools.cache
-def _form(kinds: tuple[type | int, ...]) -> tuple[Callable, type, tuple[int, ...], tuple]:
+def _form(kinds: tuple[type | int, ...]) -> tuple[Callable[..., bytes], Any, Offsets, Readers]:
     """How values of these types, or structures of so many bytes, are packed one after the other,
     each on 8 bytes; the buffer's type; where each begins; what gives its value, if not itself."""
-    text, offsets, values = "=", [], []
+    text, offsets = "=", []
+    values: list[Callable[[Any], Any] | None] = []
+    value: Callable[[Any], Any] | None
     for kind in kinds:
         offsets.append(struct.calcsize(text))
         if isinstance(kind, int):

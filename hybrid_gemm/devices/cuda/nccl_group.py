@@ -1,4 +1,5 @@
-"""NCCL between GPUs of this process: communicators, kept, and sums that one thread starts."""
+"""NCCL between GPUs of this process: communicators, which are kept, and sums that one thread
+starts."""
 
 from __future__ import annotations
 
@@ -6,13 +7,14 @@ import atexit
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from ...errors import UnavailableError
+from ..base import Array, Event
 from .device import CudaDevice, CudaStream
 
-# What one thread starts goes to all GPUs before what another does: sums that wait for each
-# other on different GPUs would never end. Held again by who makes a group.
+# All that one thread starts goes to all GPUs before anything that another thread starts: sums that
+# wait for each other on different GPUs would never end. Making a group takes the lock twice.
 _lock = threading.RLock()
 _groups: dict[tuple[int, ...], Group] = {}
 
@@ -35,7 +37,7 @@ def version() -> str:
 
 
 def group(ordinals: tuple[int, ...]) -> Group:
-    """The group of these different GPUs, made when it is first asked for."""
+    """The group of these GPUs, all different; made when it is first asked for."""
     with _lock:
         if ordinals not in _groups:
             _groups[ordinals] = Group(ordinals)
@@ -43,7 +45,7 @@ def group(ordinals: tuple[int, ...]) -> Group:
 
 
 class Group:
-    """GPUs that sum together; a GPU's place is that of its number among `ordinals`.
+    """GPUs that sum together. A GPU's place is its index in `ordinals`.
 
     Raises `UnavailableError` if NCCL does not start between them.
     """
@@ -65,7 +67,9 @@ class Group:
                 "(NCCL_DEBUG=WARN says why; the ordered reduction does without)"
             ) from error
 
-    def bound_sum(self, strips: Sequence[tuple[int, Sequence]]) -> Callable[[Sequence], list]:
+    def bound_sum(
+        self, strips: Sequence[tuple[int, Sequence[Array]]]
+    ) -> Callable[[Sequence[Event]], list[Event]]:
         """A call that starts the sums of all strips, worked out before it is due.
 
         A strip is its owner's place and a row-major matrix of each GPU, of one shape, leading
@@ -76,7 +80,7 @@ class Group:
         calls = []
         for owner, matrices in strips:
             kind = getattr(self.library, f"NCCL_{matrices[0].dtype.name.upper()}")
-            for parts in zip(*map(_straight, matrices), strict=True):
+            for parts in zip(*map(_contiguous, matrices), strict=True):
                 for comm, part, (_device, stream) in zip(
                     self.comms, parts, self.lanes, strict=True
                 ):
@@ -87,7 +91,8 @@ class Group:
                     ))  # fmt: skip
         return functools.partial(self._start, calls)
 
-    def _start(self, calls: Sequence[Callable[[], None]], events: Sequence) -> list:
+    def _start(self, calls: Sequence[Callable[[], None]], events: Sequence[Event]) -> list[Event]:
+        """Starts the sums after these events; the events after which they are done."""
         with _lock:
             for _device, stream in self.lanes:
                 for event in events:  # of all GPUs: a sum that waits for one keeps others busy
@@ -106,7 +111,7 @@ class Group:
             return after
 
     @contextlib.contextmanager
-    def _together(self):
+    def _together(self) -> Iterator[None]:
         """What is called meanwhile starts on all GPUs at its end."""
         self.library.groupStart()
         try:
@@ -115,11 +120,12 @@ class Group:
             self.library.groupEnd()
 
     def synchronize(self) -> None:
+        """Waits until no GPU sums any more."""
         for _device, stream in self.lanes:
             stream.synchronize()
 
     def close(self) -> None:
-        """Ends what still runs; the next who asks for these GPUs gets a new group."""
+        """Ends what still runs; the next call of `group` for these GPUs makes a new one."""
         _groups.pop(self.ordinals, None)
         with self._together():
             for comm in self.comms:
@@ -134,13 +140,13 @@ def _lane(ordinal: int) -> tuple[CudaDevice, CudaStream]:
     return device, device.stream(urgent=True)
 
 
-def _straight(matrix) -> list:
+def _contiguous(matrix: Array) -> list[Array]:
     """The fewest parts of a row-major matrix that have no gaps."""
     return [matrix] if matrix.flags.c_contiguous else list(matrix)
 
 
 @atexit.register
 def _close() -> None:
-    """While CUDA is still there."""
+    """Closes all groups while CUDA is still there."""
     for each in list(_groups.values()):
         each.close()

@@ -5,8 +5,10 @@ from __future__ import annotations
 import ctypes
 import math
 import weakref
+from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 _PORTABLE = 1  # cudaHostAllocPortable: page-locked for every GPU
 _HOST = 1  # cudaMemoryTypeHost
@@ -21,14 +23,17 @@ def empty(size: int) -> np.ndarray:
     pointer = runtime.hostAlloc(size, _PORTABLE)
     memory = (ctypes.c_uint8 * size).from_address(pointer)
     weakref.finalize(memory, runtime.freeHost, pointer).atexit = False
-    return np.frombuffer(memory, np.uint8)
+    return np.frombuffer(memoryview(memory), np.uint8)
 
 
-def empty_pinned(shape, dtype="float32") -> np.ndarray:
+def empty_pinned(shape: int | Sequence[int], dtype: DTypeLike = "float32") -> np.ndarray:
     """An uninitialised C-ordered array in page-locked memory, like `numpy.empty`.
 
-    `gemm` copies such arrays straight to and from GPUs. Page-locked memory is taken from all
-    other use, and takes long to get: keep such arrays. Raises `UnavailableError` without a GPU.
+    `gemm` copies such arrays to and from GPUs without another copy on the way. No other use can
+    have page-locked memory, and taking it is slow: keep such arrays. Raises `UnavailableError`
+    without a GPU.
+
+    >>> a = empty_pinned((4096, 4096))  # doctest: +SKIP
     """
     from ...errors import UnavailableError
     from .driver import unavailable

@@ -1,11 +1,13 @@
-"""Kernels that multiply on tensor cores, and read and write through tensor maps (TMA): maps and
-launches."""
+"""Tensor maps, and launches of the kernels on tensor cores that read and write through them (TMA).
+
+A tensor map tells the GPU's copy engine (TMA) where a matrix lies and in which boxes it is copied.
+"""
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +15,8 @@ import numpy as np
 from ... import catalog
 from ...catalog import ITEM_SIZE, Kernel, Launch, Variant
 from ...errors import UnavailableError, UsageError
+from ..base import Array, Stream
+from ..kernel_launcher import KernelLauncher
 
 MAX_MAPS = 4096  # tensor maps kept
 _MAP = np.dtype([("words", np.uint64, 16)])  # passed to kernels by value
@@ -23,13 +27,13 @@ def tensor_map(
     dtype: str, address: int, shape: tuple[int, int, int], pitches: tuple[int, int],
     box: tuple[int, int, int],
 ) -> np.ndarray:  # fmt: skip
-    """128 bytes that describe elements (x, y, z) at `address` to the copy engine.
+    """The tensor map (128 bytes) of elements (x, y, z) at `address`.
 
     `shape` counts elements along x, which is contiguous, y and z; `pitches` are the bytes from
-    one y and one z to the next; a copy moves `box` elements, rows of 64 or 128 bytes, swizzled
-    by that much; what lies outside is read as zeros and never written; tfloat32 is float32,
+    one y and one z to the next. A copy moves `box` elements, in rows of 64 or 128 bytes, swizzled
+    by that much. What lies outside `shape` is read as zeros and never written. tfloat32 is float32,
     rounded to the nearest TF32 on the way. Raises `UsageError` where the address or a pitch is
-    not a multiple of 16 bytes, which the engine needs.
+    not a multiple of 16 bytes, and `UnavailableError` where the driver makes no such map.
     """
     if address % 16 or any(pitch % 16 for pitch in pitches):
         raise UsageError(
@@ -66,7 +70,7 @@ def tensor_map(
     return np.array([int(word) for word in made.opaque], np.uint64).view(_MAP)
 
 
-def _map(dtype: str, stored, rows: int, bk: int, along_k: bool) -> np.ndarray:
+def _map(dtype: str, stored: Array, rows: int, bk: int, along_k: bool) -> np.ndarray:
     """The map of an operand stored (parts, rows, k), or (parts, k, rows), in row-major order."""
     parts, height, width = stored.shape
     if not stored.size:  # k is 0: never read, and the engine describes nothing empty
@@ -78,17 +82,19 @@ def _map(dtype: str, stored, rows: int, bk: int, along_k: bool) -> np.ndarray:
     return tensor_map(dtype, stored.data.ptr, (width, height, parts), (pitch, plane), box)
 
 
-def _persistent(device, variant: Variant, m: int, n: int, k: int, dtype: str) -> Launch:
+def _persistent(
+    device: KernelLauncher, variant: Variant, m: int, n: int, k: int, dtype: str
+) -> Launch:
     """A launch of at most as many blocks as the device runs at once, in whole clusters."""
     launch, cluster = variant.launch(m, n, k, dtype), variant.params["CLUSTER"]
-    here = device.properties["multiProcessorCount"] // cluster * cluster
+    here = device.processors // cluster * cluster
     return replace(launch, grid=(min(launch.grid[0], here), 1, 1), early=True)
 
 
-def bind_tensor(
-    device, variant: Variant, dtype: str, a, b, c, *, k: int, layouts: str = "nt",
-    alpha: float = 1.0, beta: float = 0.0,
-) -> Callable:  # fmt: skip
+def bind_tensor(  # a product has so many parameters, as in BLAS; half of the lines are its contract
+    device: KernelLauncher, variant: Variant, dtype: str, a: Array, b: Array, c: Array, *,
+    k: int, layouts: str = "nt", alpha: float = 1.0, beta: float = 0.0,
+) -> Callable[..., None]:  # fmt: skip
     """A call that multiplies packed operands on tensor cores: C = alpha A B + beta C.
 
     `device` is a `CudaDevice`, `variant` one of a kernel with role `tensor`, `dtype` what the
@@ -106,28 +112,20 @@ def bind_tensor(
     `verdict`, one int32 on the device, nothing happens unless it is `wanted`.
     """
     (m, n), params = c.shape, variant.params
-    parts = (params["TERMS"] + 1) // 2
-    expected = [
-        (parts, m) if layouts[0] == "n" else (parts, None, m),
-        (parts, n) if layouts[1] == "t" else (parts, None, n),
-    ]
-    for name, x, sides in zip("AB", (a, b), expected, strict=True):
-        along = 1 if len(sides) == 3 else 2
-        if x.shape[0] != parts or x.shape[3 - along] != sides[-1] or x.shape[along] < k:
-            raise UsageError(
-                f"kernel {variant}: operand {name} is {x.shape}, layouts {layouts}; it takes "
-                f"{parts} parts for m={m} n={n} k={k}"
-            )
+    _check_shapes(variant, a, b, (m, n, k), layouts)
     launch = _persistent(device, variant, m, n, k, dtype)
     function = device.function(variant, dtype, layouts)
     bk, rows = params["SPAN"] // ITEM_SIZE[dtype], (params["BM"], params["BN"] // params["CLUSTER"])
     narrow, pitch = params["OUT"] == 2, c.strides[0]
     ways = layouts[0] == "n", layouts[1] == "t"
     sizes = [np.int32(x) for x in (m, n, k)]
-    alpha, beta, ldc = np.float32(alpha), np.float32(beta), np.int64(c.strides[0] // c.itemsize)
+    alpha32, beta32, ldc = np.float32(alpha), np.float32(beta), np.int64(c.strides[0] // c.itemsize)
     null = np.uint64(0)
 
-    def call(a, b, c, stream, exponents=(None, None), verdict=None, wanted=0):
+    def call(
+        a: Array, b: Array, c: Array, stream: Stream,
+        exponents: Sequence[Array | None] = (None, None), verdict: Array = None, wanted: int = 0,
+    ) -> None:  # fmt: skip
         if not math.prod(c.shape):
             return
         maps = [
@@ -142,12 +140,29 @@ def bind_tensor(
             )
         ea, eb = (null if e is None else e for e in exponents)
         args = [
-            *maps, *sizes, alpha, ea, eb, beta, c, ldc,
+            *maps, *sizes, alpha32, ea, eb, beta32, c, ldc,
             null if verdict is None else verdict, np.int32(wanted),
         ]  # fmt: skip
         device.launch(function, launch, args, stream)
 
     return call
+
+
+def _check_shapes(
+    variant: Variant, a: Array, b: Array, sides: tuple[int, int, int], layouts: str
+) -> None:
+    """Raises `UsageError` if A or B, stored in these layouts, is not the operand of a product of
+    m, n and k = `sides` in the parts that the variant takes."""
+    (m, n, k), parts = sides, (variant.params["TERMS"] + 1) // 2
+    for name, x, side, along_k in (
+        ("A", a, m, layouts[0] == "n"), ("B", b, n, layouts[1] == "t")
+    ):  # fmt: skip
+        along, across = (2, 1) if along_k else (1, 2)
+        if x.shape[0] != parts or x.shape[across] != side or x.shape[along] < k:
+            raise UsageError(
+                f"kernel {variant}: operand {name} is {x.shape}, layouts {layouts}; it takes "
+                f"{parts} parts for m={m} n={n} k={k}"
+            )
 
 
 def _alike(kernel: Kernel, params: Mapping[str, int]) -> Variant:
@@ -160,9 +175,10 @@ def _alike(kernel: Kernel, params: Mapping[str, int]) -> Variant:
     return (alike or kernel.variants())[0]
 
 
-def bind_across(
-    device, variant: Variant, a, b, c, *, k: int, layouts: str, alpha: float, beta: float
-) -> Callable:
+def bind_across(  # a product has so many parameters, as in BLAS
+    device: KernelLauncher, variant: Variant, a: Array, b: Array, c: Array, *,
+    k: int, layouts: str, alpha: float, beta: float,
+) -> Callable[..., None]:  # fmt: skip
     """As `bind_tensor` with one term, for float32 operands of which one lies across k.
 
     `layouts` are the kernel's: A is stored (1, m, k) for "n" or (1, k, m) for "t"; B (1, n, k)
@@ -177,7 +193,7 @@ def bind_across(
     sizes = [np.int32(x) for x in ((n, m, k) if turned else (m, n, k))]
     scalars, ldc = (np.float32(alpha), np.float32(beta)), np.int64(c.strides[0] // c.itemsize)
 
-    def call(a, b, c, stream):
+    def call(a: Array, b: Array, c: Array, stream: Stream) -> None:
         if not c.size:
             return
         first, second = (b, a) if turned else (a, b)

@@ -65,7 +65,7 @@ class Options:
     seed: int = 0
     sanitize: bool = False
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.order not in ORDERS:
             raise ValueError(f"no order is called {self.order!r}; there are {', '.join(ORDERS)}")
 
@@ -173,7 +173,7 @@ _checked_turn = threading.Lock()
 class _Index(ctypes.Structure):
     _fields_ = [(axis, ctypes.c_uint) for axis in "xyz"]
 
-    def __str__(self):
+    def __str__(self) -> str:
         return f"({self.x}, {self.y}, {self.z})"
 
 
@@ -277,7 +277,7 @@ class Program:
                 raise ValueError(
                     f"kernel {self.label}: argument {i} is read-only; the kernel may write it"
                 )
-            if wanted.pointer:
+            if isinstance(value, np.ndarray):
                 cells[i] = value.ctypes.data
             else:
                 ctypes.memmove(ctypes.addressof(cells) + 8 * i, value.tobytes(), wanted.bytes)
