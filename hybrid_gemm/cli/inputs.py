@@ -50,6 +50,7 @@ class Inputs:
     shapes: dict[str, tuple[int, int]]
     problem: Problem
     arrays: dict[str, Any] = field(default_factory=dict)
+    files: dict[str, npy_files.NpyFile] = field(default_factory=dict)
 
     @classmethod
     def of(cls, request: InputRequest) -> Inputs:
@@ -69,6 +70,17 @@ class Inputs:
             "trans_a": request.trans_a, "trans_b": request.trans_b,
             "files": [(name, os.path.getsize(name)) for name in request.names],
         }  # fmt: skip
+
+    def check_unchanged(self) -> None:
+        """Raises `HybridGemmError` if a file was written to since it was opened."""
+        for file in self.files.values():
+            file.check_unchanged()
+
+    def sha256(self) -> dict[str, str | None]:
+        """The SHA-256 of the files as they were read; None for what was generated."""
+        found = {x: self.files[x].sha256() if x in self.files else None for x in ("A", "B")}
+        self.check_unchanged()
+        return found
 
     def block(self, operand: str, rows: Span, cols: Span) -> Any:
         """Some rows and columns of op(A), op(B) or C ("A", "B", "C")."""
@@ -104,10 +116,11 @@ def _from_files(request: InputRequest) -> Inputs:
     if any(x is not None for x in generated):
         raise UsageError("sizes and --dtype are for generated input; the files have their own")
     names = {"A": files[0], "B": files[1], "C": request.c_file}
-    arrays = {x: npy_files.open_npy(name) if name else None for x, name in names.items()}
+    opened = {x: npy_files.NpyFile(name) for x, name in names.items() if name}
+    arrays = {x: opened[x].array if x in opened else None for x in names}
     problem = _problem(request, arrays)
     shapes = {x: array.shape for x, array in arrays.items() if array is not None}
-    return Inputs(request, shapes, problem, arrays)
+    return Inputs(request, shapes, problem, arrays, opened)
 
 
 def _to_generate(request: InputRequest) -> Inputs:
