@@ -62,6 +62,7 @@ def run(files: tuple[str, ...], json_file: str | None, ranks: int | None, **give
     outputs = json_file, given["output"], given["trace"]
     inputs = [x for x in (*files, request["c_file"]) if x]
     comm = None if ranks else launch.world()
+    _handle_signals(comm)
     launch.together(comm, lambda: writable(*outputs, inputs=inputs))
     speaks = comm is None or comm.rank == 0
     note = say if speaks else lambda message: None
@@ -77,6 +78,14 @@ def run(files: tuple[str, ...], json_file: str | None, ranks: int | None, **give
             raise launch.agreed(
                 VerificationError(f"the product is wrong: {job.verdict}; no file was written")
             )
+
+
+def _handle_signals(comm: Any) -> None:
+    """Once MPI has started, which has handlers of its own."""
+    from . import signals
+
+    signals.hang_up_is_terminate()
+    signals.name_truncated_files(comm and comm.rank)
 
 
 def _job(
