@@ -77,6 +77,8 @@ def run(
     launch.together(comm, lambda: writable(*outputs, inputs=inputs))
     speaks = comm is None or comm.rank == 0
     note = say if speaks else lambda message: None
+    if given["output"] and not given["output"].lower().endswith(".npy"):
+        note(f"{given['output']} will hold the bytes of a .npy file, whatever its name says")
     with launch.ending(comm), progress_bar(speaks) as progress:
         job = _job(comm, ranks, files, request, chosen, given, note)
         data = job.plan_only() if given["dry_run"] else job.run(progress)
