@@ -15,6 +15,7 @@ from ..planning.partition import Span
 from ..problem import Problem, compute_dtype, make_problem
 
 DEFAULT_SIZE = 2048
+LARGEST = 2**63  # bytes of a matrix, as NumPy counts them
 
 
 @dataclass(frozen=True)
@@ -146,6 +147,9 @@ def _to_generate(request: InputRequest) -> Inputs:
         "B": (n, k) if request.trans_b else (k, n),
         "C": (m, n),
     }
+    size = np.dtype(dtype).itemsize
+    if any(max(rows, 1) * max(cols, 1) * size >= LARGEST for rows, cols in shapes.values()):
+        raise UsageError(f"m={m} n={n} k={k}: too large; no matrix has 2^63 bytes or more")
     views: dict[str, Any] = {
         x: np.broadcast_to(np.empty((), dtype), shape) for x, shape in shapes.items()
     }
