@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from collections.abc import Sequence
@@ -13,6 +14,10 @@ from rich.table import Table
 
 from ..arrays import npy_files, output_files
 from ..ranks import launch
+
+# A file's name may have letters that the stream's encoding lacks.
+if isinstance(sys.stdout, io.TextIOWrapper):
+    sys.stdout.reconfigure(errors="backslashreplace")
 
 # A pipe or a file gets whole lines; a terminal gets its own width. mpirun gives rank 0 a
 # terminal of 80 columns even where its own output goes to a file.
