@@ -5,10 +5,15 @@ from __future__ import annotations
 import contextlib
 import difflib
 import errno
+import hashlib
+import io
+import mmap
 import os
-import secrets
 import stat
-from collections.abc import Iterable
+import weakref
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import BinaryIO, Literal
 
@@ -17,52 +22,112 @@ from numpy.lib import format as npy
 from numpy.typing import DTypeLike
 
 from ..errors import HybridGemmError, UsageError
+from ..host.resources import cores
 from ..problem import check_dtype, shape_of
+from .output_files import OutputFile
 
 Path = str | os.PathLike[str]
 
 # --- reading ------------------------------------------------------------------------------
 
 
-def open_npy(path: Path) -> np.ndarray:
-    """The matrix in a .npy file, as a read-only map: nothing is read or copied yet.
+class NpyFile:
+    """An open .npy file. `array` is its matrix, as a read-only map: nothing is read or copied
+    yet.
 
     Byte order and C or Fortran order stay as the file has them. Raises `UsageError` for a file
     that is not a whole 2-D .npy file and `DTypeError` for a dtype that is not multiplied; both
     messages name the file and say what would work.
     """
-    name = os.fspath(path)
-    try:
-        # Asked before opening: opening a named pipe would wait for a writer.
-        if reason := _not_a_file(os.stat(name).st_mode):
-            raise UsageError(f"{name} {reason}; give a .npy file")
-        with open(name, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            shape, fortran, dtype = _read_header(file, name, size)
-            offset = file.tell()
-    except FileNotFoundError:
-        raise UsageError(f"{name}: no such file{_nearest_file(name)}") from None
-    except PermissionError:
-        raise UsageError(f"{name} cannot be read: permission denied (see ls -l {name})") from None
-    except OSError as error:
-        raise UsageError(f"{name} cannot be read: {error.strerror}") from None
 
-    if dtype == "V2":  # what numpy.save makes of bfloat16, for which .npy has no name
-        dtype = np.dtype("bfloat16")
-    check_dtype(dtype, name)
-    rows, cols = shape_of(np.broadcast_to(np.empty((), dtype), shape), name)
-    expected = offset + rows * cols * dtype.itemsize
-    if size < expected:
-        raise UsageError(
-            f"{name} is truncated: {expected} bytes expected for {rows} x {cols} {dtype}, "
-            f"{size} found; write or copy it again"
+    def __init__(self, path: Path) -> None:
+        self.name = name = os.fspath(path)
+        try:
+            # Asked before opening: opening a named pipe would wait for a writer.
+            if reason := _not_a_file(os.stat(name).st_mode):
+                raise UsageError(f"{name} {reason}; give a .npy file")
+            with open(name, "rb") as file:
+                self._found = os.fstat(file.fileno())
+                shape, fortran, dtype = _read_header(file, name, self._found.st_size)
+                offset = file.tell()
+                self._descriptor = os.dup(file.fileno())
+        except FileNotFoundError:
+            raise UsageError(f"{name}: no such file{_nearest_file(name)}") from None
+        except PermissionError:
+            raise UsageError(
+                f"{name} cannot be read: permission denied (see ls -l {name})"
+            ) from None
+        except OSError as error:
+            raise UsageError(f"{name} cannot be read: {error.strerror}") from None
+        weakref.finalize(self, os.close, self._descriptor)
+        self.array = self._map(shape, fortran, dtype, offset)
+        _mapped.add(self)
+
+    def _map(
+        self, shape: tuple[int, ...], fortran: bool, dtype: np.dtype, offset: int
+    ) -> np.ndarray:
+        if dtype == "V2":  # what numpy.save makes of bfloat16, for which .npy has no name
+            dtype = np.dtype("bfloat16")
+        check_dtype(dtype, self.name)
+        rows, cols = shape_of(np.broadcast_to(np.empty((), dtype), shape), self.name)
+        self.needs = offset + rows * cols * dtype.itemsize
+        if self._found.st_size < self.needs:
+            raise UsageError(
+                f"{self.name} is truncated: {self.needs} bytes expected for {rows} x {cols} "
+                f"{dtype}, {self._found.st_size} found; write or copy it again"
+            )
+        order: Literal["C", "F"] = "F" if fortran else "C"
+        data = mmap.mmap(self._descriptor, self.needs, access=mmap.ACCESS_READ)
+        return np.ndarray((rows, cols), dtype, data, offset, order=order)
+
+    def truncated(self) -> str | None:
+        """What to say where the file has become shorter than its matrix; else None."""
+        size = os.fstat(self._descriptor).st_size
+        if size >= self.needs:
+            return None
+        return (
+            f"{self.name} was truncated while it was read: it had {self._found.st_size} bytes "
+            f"and has {size}; no file was written"
         )
-    order: Literal["C", "F"] = "F" if fortran else "C"
-    if rows * cols == 0:  # mmap has no empty mappings
-        empty = np.empty((rows, cols), dtype, order)
-        empty.flags.writeable = False
-        return empty
-    return np.memmap(name, dtype, "r", offset, (rows, cols), order)
+
+    def check_unchanged(self) -> None:
+        """Raises `HybridGemmError` if the file was written to since it was opened.
+
+        Where the last page alone is cut, reading it is no fault: the rest of it is zeros.
+        """
+        if text := self.truncated():
+            raise HybridGemmError(text)
+        now = os.fstat(self._descriptor)
+        if (now.st_size, now.st_mtime_ns) != (self._found.st_size, self._found.st_mtime_ns):
+            raise HybridGemmError(
+                f"{self.name} was changed while it was read; no file was written. Run it again, "
+                "or on a copy"
+            )
+
+    def sha256(self) -> str:
+        """The SHA-256 of the file's bytes, as sha256sum prints it."""
+        with open(f"/dev/fd/{self._descriptor}", "rb", buffering=0) as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def open_npy(path: Path) -> np.ndarray:
+    """The matrix in a .npy file, as `NpyFile` maps it."""
+    return NpyFile(path).array
+
+
+# What this process has mapped. Reading a map beyond the end of its file is a SIGBUS.
+_mapped: weakref.WeakSet[NpyFile | NpyWriter] = weakref.WeakSet()
+
+
+def truncated() -> str | None:
+    """What to say of a mapped file that has become shorter than its matrix; None if none has."""
+    return next(filter(None, (file.truncated() for file in tuple(_mapped))), None)
+
+
+def sha256(path: Path) -> str:
+    """The SHA-256 of a file, as sha256sum prints it."""
+    with open(path, "rb", buffering=0) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _read_header(file: BinaryIO, name: str, size: int) -> tuple[tuple[int, ...], bool, np.dtype]:
@@ -166,47 +231,48 @@ def _only_owner_renames(folder: str, found: os.stat_result) -> bool:
 
 
 WRITE_BYTES = 64 << 20  # what one call to the system writes
+CHECK_BYTES = 4 << 20  # what has a checksum of its own
 
 
 class NpyWriter:
     """Writes an m x n matrix to a .npy file in C order, whole or not at all.
 
-    Fill `.array`, a writable map of a temporary file beside the target, then `commit`. A
-    `with` block commits at its end and aborts on any exception:
+    Fill `.array`, a writable map of the new file, then `commit`. A `with` block commits at its
+    end and aborts on any exception:
 
         with NpyWriter("C.npy", (m, n), "float32", inputs=["A.npy", "B.npy"]) as writer:
             writer.array[...] = c
 
-    Other processes fill their parts with `write_part`, given `.temporary` and `.offset`.
+    With `shared`, other processes fill their parts with `write_part`, given `.temporary` and
+    `.offset`, and `array` is empty.
 
     All the space is reserved at once, so that a full disk is known before anything is computed.
     Raises `UsageError` as `check_output` does, and if the file does not fit.
     """
 
-    array: np.ndarray
-
     def __init__(
-        self, path: Path, shape: tuple[int, int], dtype: DTypeLike, *, inputs: Iterable[Path] = ()
-    ) -> None:
+        self, path: Path, shape: tuple[int, int], dtype: DTypeLike, *,
+        inputs: Iterable[Path] = (), shared: bool = False,
+    ) -> None:  # fmt: skip
         self.path = os.fspath(path)
-        self._target = check_output(path, inputs)
+        target = check_output(path, inputs)
         dtype = check_dtype(dtype, self.path)
-        folder = os.path.dirname(self._target)
-        self.temporary = os.path.join(folder, f".hybrid-gemm-{secrets.token_hex(8)}.tmp")
+        header = io.BytesIO()
+        npy.write_array_header_1_0(
+            header, {"descr": dtype.str, "fortran_order": False, "shape": tuple(shape)}
+        )
+        self._header, self.offset = header.getvalue(), header.tell()
+        self.size = self.offset + shape[0] * shape[1] * dtype.itemsize
+        self.array, self._map = np.empty((0, 0), dtype), None
         try:
-            # Made by open, not mkstemp, so that the umask gives the usual permissions.
-            with open(self.temporary, "xb") as file:
-                if os.path.exists(self._target):
-                    os.fchmod(file.fileno(), stat.S_IMODE(os.stat(self._target).st_mode))
-                header = {"descr": dtype.str, "fortran_order": False, "shape": tuple(shape)}
-                npy.write_array_header_1_0(file, header)
-                self.offset = offset = file.tell()
-                file.flush()
-                self._reserve(file.fileno(), offset + shape[0] * shape[1] * dtype.itemsize)
-            if shape[0] * shape[1]:
-                self.array = np.memmap(self.temporary, dtype, "r+", offset, tuple(shape))
-            else:
-                self.array = np.empty(shape, dtype)  # mmap has no empty mappings
+            self._file = OutputFile(target, named=shared)
+            self.temporary = self._file.temporary
+            self._reserve(self._file.descriptor, self.size)
+            self._file.write(self._header)
+            if not shared:
+                self._map = mmap.mmap(self._file.descriptor, self.size)
+                self.array = np.ndarray(tuple(shape), dtype, self._map, self.offset)
+                _mapped.add(self)
         except BaseException as error:
             self.abort()
             if isinstance(error, OSError):
@@ -236,25 +302,68 @@ class NpyWriter:
             ) from None
 
     def commit(self) -> None:
-        """Puts the file in its place once its bytes are on the disk.
+        """Puts the file in its place once its bytes are on the disk and were read back from it.
 
-        Raises `HybridGemmError` if that fails; then there is no file.
+        Raises `HybridGemmError` if that fails, if the disk has other bytes than were written, or
+        if the folder is no longer there; then there is no file, or the one of before.
         """
         try:
-            if isinstance(self.array, np.memmap):
-                self.array.flush()
-            _sync(self.temporary)
-            os.replace(self.temporary, self._target)
+            if self._map is None:
+                os.fsync(self._file.descriptor)
+                self._check_header()
+            else:
+                expected = checksums(memoryview(self._map))
+                self._map.flush()
+                os.fsync(self._file.descriptor)
+                self._forget_cached_pages()
+                self._check_header()
+                self._check_content(expected)
         except OSError as error:
             self.abort()
             raise HybridGemmError(f"could not write {self.path}: {error.strerror}") from None
-        with contextlib.suppress(OSError):  # some network filesystems cannot sync a directory
-            _sync(os.path.dirname(self._target))
+        except HybridGemmError:
+            self.abort()
+            raise
+        self._file.commit()
+
+    def _forget_cached_pages(self) -> None:
+        """Lets reading go to the disk: cached pages can be dropped where no map has them. Both
+        are requests; in a filesystem in memory the pages stay."""
+        with contextlib.suppress(OSError, AttributeError):
+            if self._map is not None:
+                self._map.madvise(mmap.MADV_DONTNEED)  # of a shared map: nothing is lost
+            os.posix_fadvise(self._file.descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def _check_header(self) -> None:
+        size = os.fstat(self._file.descriptor).st_size
+        if size != self.size:
+            raise self._damaged(f"it has {size} bytes instead of {self.size}")
+        if os.pread(self._file.descriptor, self.offset, 0) != self._header:
+            raise self._damaged("its header is another one")
+
+    def _check_content(self, expected: list[int]) -> None:
+        found = checksums_on_disk(self._file.descriptor, self.size)
+        for i, (before, after) in enumerate(zip(expected, found, strict=True)):
+            if before != after:
+                last = min((i + 1) * CHECK_BYTES, self.size) - 1
+                raise self._damaged(f"bytes {i * CHECK_BYTES} to {last} are other ones")
+
+    def _damaged(self, reason: str) -> HybridGemmError:
+        return HybridGemmError(
+            f"could not write {self.path}: read back from the disk, {reason}; was the file "
+            "changed meanwhile, or is the disk damaged?"
+        )
 
     def abort(self) -> None:
         """Removes what was written; does nothing after `commit`."""
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self.temporary)
+        if hasattr(self, "_file"):
+            self._file.abort()
+
+    def truncated(self) -> str | None:
+        """What to say where the file that is mapped has become shorter; else None."""
+        if not self._file.open or os.fstat(self._file.descriptor).st_size >= self.size:
+            return None
+        return f"could not write {self.path}: its temporary file was truncated meanwhile"
 
     def __enter__(self) -> NpyWriter:
         return self
@@ -265,46 +374,82 @@ class NpyWriter:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if kind:
-            self.abort()
-        elif os.path.exists(self.temporary):  # neither committed nor aborted inside
-            try:
+        try:
+            if not kind and self._file.open:  # neither committed nor aborted inside
                 self.commit()
-            except BaseException:
-                self.abort()
-                raise
+        finally:
+            self.abort()
+
+
+def checksums(data: memoryview) -> list[int]:
+    """The CRC-32 of every `CHECK_BYTES` of memory."""
+    return _checksums(lambda at: zlib.crc32(data[at : at + CHECK_BYTES]), len(data))
+
+
+def checksums_on_disk(descriptor: int, size: int) -> list[int]:
+    """The same of the first `size` bytes of a file, read from it."""
+    return _checksums(
+        lambda at: zlib.crc32(_read(descriptor, min(CHECK_BYTES, size - at), at)), size
+    )
+
+
+def _checksums(one: Callable[[int], int], size: int) -> list[int]:
+    starts = range(0, size, CHECK_BYTES)
+    if len(starts) == 1:
+        return [one(0)]
+    with ThreadPoolExecutor(min(8, cores(), len(starts)), "checksum") as pool:
+        return list(pool.map(one, starts))
+
+
+def _read(descriptor: int, size: int, at: int) -> bytes:
+    """`size` bytes of a file, from byte `at` on; fewer at its end."""
+    parts = []
+    while size and (part := os.pread(descriptor, size, at)):
+        parts.append(part)
+        size, at = size - len(part), at + len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def write_part(path: str, offset: int, cols: int, part: np.ndarray, row: int, col: int) -> None:
-    """Writes a part of a matrix into a file, and returns when its bytes are on the disk.
+    """Writes a part of a matrix into a file, and returns when its bytes are on the disk and were
+    read back from it.
 
     The matrix is row-major with `cols` columns and begins at byte `offset` of the file; the
     part's first element is that of (`row`, `col`). These are positioned writes and not a map,
     because on a network filesystem two hosts may write parts of one page. Raises
-    `HybridGemmError` if the disk refuses.
+    `HybridGemmError` if the disk refuses, or gives other bytes back.
     """
-    size = part.dtype.itemsize
-    whole_rows = col == 0 and part.shape[1] == cols
-    descriptor = os.open(path, os.O_WRONLY)
     try:
-        step = max(1, WRITE_BYTES // max(1, cols * size)) if whole_rows else 1
-        for i in range(0, part.shape[0], step):
-            data = np.ascontiguousarray(part[i : i + step]).reshape(-1).view(np.uint8).data
-            at = offset + ((row + i) * cols + col) * size
-            while len(data):
-                written = os.pwrite(descriptor, data, at)
-                data, at = data[written:], at + written
-        os.fsync(descriptor)
+        descriptor = os.open(path, os.O_RDWR)
+        try:
+            for data, at in _runs_of(part, offset, cols, row, col):
+                left = data.data
+                while len(left):
+                    written = os.pwrite(descriptor, left, at)
+                    left, at = left[written:], at + written
+            os.fsync(descriptor)
+            with contextlib.suppress(OSError, AttributeError):
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            for data, at in _runs_of(part, offset, cols, row, col):
+                found = np.frombuffer(_read(descriptor, len(data), at), np.uint8)
+                if not np.array_equal(found, data):
+                    raise HybridGemmError(
+                        f"could not write {path}: read back from the disk, bytes {at} to "
+                        f"{at + len(data) - 1} are other ones than were written"
+                    )
+        finally:
+            os.close(descriptor)
     except OSError as error:
         raise HybridGemmError(f"could not write {path}: {error.strerror}") from None
-    finally:
-        os.close(descriptor)
 
 
-def _sync(path: str) -> None:
-    """Returns when a file's or a folder's bytes are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _runs_of(
+    part: np.ndarray, offset: int, cols: int, row: int, col: int
+) -> Iterator[tuple[np.ndarray, int]]:
+    """A part's bytes as runs that lie together in the file, each with the byte it begins at."""
+    size = part.dtype.itemsize
+    whole_rows = col == 0 and part.shape[1] == cols
+    step = max(1, WRITE_BYTES // max(1, cols * size)) if whole_rows else 1
+    for i in range(0, part.shape[0], step):
+        data = np.ascontiguousarray(part[i : i + step]).reshape(-1).view(np.uint8)
+        yield data, offset + ((row + i) * cols + col) * size

@@ -62,17 +62,21 @@ class Alone:
 
     def run(self, inputs: Inputs, out: Any, wanted: Wanted, progress: Callable) -> Result:
         request = inputs.request
-        return self.runner.run(
+        result = self.runner.run(
             self.a, self.b, self.c, alpha=request.alpha, beta=request.beta,
             trans_a=request.trans_a, trans_b=request.trans_b, out=out, resident=wanted.resident,
             progress=progress(self.problem.flops, "multiplying"),
         )  # fmt: skip
+        inputs.check_unchanged()
+        return result
 
     def verify(self, inputs: Inputs, result: Result, mode: str) -> Verdict | None:
         request = inputs.request
         a = self.a.T if request.trans_a else self.a
         b = self.b.T if request.trans_b else self.b
-        return verify(self.problem, a, b, self.c, result.c, mode=mode, seed=request.seed)
+        verdict = verify(self.problem, a, b, self.c, result.c, mode=mode, seed=request.seed)
+        inputs.check_unchanged()  # before a verdict on another product, and before C is there
+        return verdict
 
     def shown(self, inputs: Inputs, result: Result) -> dict[str, Any]:
         return {"A": self.a, "B": self.b, "C": result.c}

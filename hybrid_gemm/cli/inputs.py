@@ -15,6 +15,7 @@ from ..planning.partition import Span
 from ..problem import Problem, compute_dtype, make_problem
 
 DEFAULT_SIZE = 2048
+LARGEST = 2**63  # bytes of a matrix, as NumPy counts them
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class Inputs:
     shapes: dict[str, tuple[int, int]]
     problem: Problem
     arrays: dict[str, Any] = field(default_factory=dict)
+    files: dict[str, npy_files.NpyFile] = field(default_factory=dict)
 
     @classmethod
     def of(cls, request: InputRequest) -> Inputs:
@@ -69,6 +71,17 @@ class Inputs:
             "trans_a": request.trans_a, "trans_b": request.trans_b,
             "files": [(name, os.path.getsize(name)) for name in request.names],
         }  # fmt: skip
+
+    def check_unchanged(self) -> None:
+        """Raises `HybridGemmError` if a file was written to since it was opened."""
+        for file in self.files.values():
+            file.check_unchanged()
+
+    def sha256(self) -> dict[str, str | None]:
+        """The SHA-256 of the files as they were read; None for what was generated."""
+        found = {x: self.files[x].sha256() if x in self.files else None for x in ("A", "B")}
+        self.check_unchanged()
+        return found
 
     def block(self, operand: str, rows: Span, cols: Span) -> Any:
         """Some rows and columns of op(A), op(B) or C ("A", "B", "C")."""
@@ -104,10 +117,11 @@ def _from_files(request: InputRequest) -> Inputs:
     if any(x is not None for x in generated):
         raise UsageError("sizes and --dtype are for generated input; the files have their own")
     names = {"A": files[0], "B": files[1], "C": request.c_file}
-    arrays = {x: npy_files.open_npy(name) if name else None for x, name in names.items()}
+    opened = {x: npy_files.NpyFile(name) for x, name in names.items() if name}
+    arrays = {x: opened[x].array if x in opened else None for x in names}
     problem = _problem(request, arrays)
     shapes = {x: array.shape for x, array in arrays.items() if array is not None}
-    return Inputs(request, shapes, problem, arrays)
+    return Inputs(request, shapes, problem, arrays, opened)
 
 
 def _to_generate(request: InputRequest) -> Inputs:
@@ -133,6 +147,9 @@ def _to_generate(request: InputRequest) -> Inputs:
         "B": (n, k) if request.trans_b else (k, n),
         "C": (m, n),
     }
+    size = np.dtype(dtype).itemsize
+    if any(max(rows, 1) * max(cols, 1) * size >= LARGEST for rows, cols in shapes.values()):
+        raise UsageError(f"m={m} n={n} k={k}: too large; no matrix has 2^63 bytes or more")
     views: dict[str, Any] = {
         x: np.broadcast_to(np.empty((), dtype), shape) for x, shape in shapes.items()
     }

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays import npy_files
+from ..arrays import npy_files, output_files
 from ..options import Options
 from ..planning.partition import Span
 from ..problem import Problem
@@ -73,44 +73,55 @@ class OverRanks:
             yield _Strip(strip)
             return
         comm, shape = self.comm, (self.problem.m, self.problem.n)
-        writer = together(comm, lambda: comm.rank == 0 and npy_files.NpyWriter(
-            path, shape, self.problem.out_dtype, inputs=inputs.request.names
-        ))  # fmt: skip
-        temporary, offset = comm.bcast(writer and (writer.temporary, writer.offset))
 
-        def remove(*number: Any) -> None:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(temporary)
-            if number:  # the launcher ends us because another rank has failed
-                os._exit(128 + number[0])
+        def ended(number: int, frame: Any) -> None:  # by the launcher: another rank has failed
+            output_files.remove_all()
+            os._exit(128 + number)
+
+        before = signal.signal(signal.SIGTERM, ended)
+        try:
+            writer = together(comm, lambda: comm.rank == 0 and npy_files.NpyWriter(
+                path, shape, self.problem.out_dtype, inputs=inputs.request.names, shared=True
+            ))  # fmt: skip
+            temporary, offset = comm.bcast(writer and (writer.temporary, writer.offset))
+            output_files.remember(temporary)
+            yield _Strip(strip, self._writing(strip, writer, temporary, offset))
+        finally:
+            output_files.remove_all()
+            signal.signal(signal.SIGTERM, before)
+
+    def _writing(
+        self, strip: np.ndarray, writer: Any, temporary: str, offset: int
+    ) -> Callable[[], None]:
+        """What brings this rank's strip into the file; rank 0 then puts it in its place."""
+        comm = self.comm
 
         def write() -> None:
             top, left = self.strip.rows.start, self.strip.cols.start
             together(comm, lambda: npy_files.write_part(
-                temporary, offset, shape[1], strip, top, left
+                temporary, offset, self.problem.n, strip, top, left
             ))  # fmt: skip
             together(comm, lambda: writer and writer.commit())
 
-        before = signal.signal(signal.SIGTERM, remove)
-        try:
-            yield _Strip(strip, write)
-        finally:
-            remove()
-            signal.signal(signal.SIGTERM, before)
+        return write
 
     def run(self, inputs: Inputs, out: Any, wanted: Wanted, progress: Callable) -> RankResult:
         box = self.plan.box(self.comm.rank)
         a, b, c = self.blocks
-        return self.runner.run(
+        result = self.runner.run(
             self.plan, a, b, c, out, resident=wanted.resident,
             progress=progress(box.flops if box else 0, "multiplying"),
         )  # fmt: skip
+        together(self.comm, inputs.check_unchanged)
+        return result
 
     def verify(self, inputs: Inputs, result: RankResult, mode: str) -> Verdict | None:
         a, b, c = self.blocks
-        return verify.verify(
+        verdict = verify.verify(
             self.comm, self.plan, a, b, c, result.c, mode=mode, seed=inputs.request.seed
         )
+        together(self.comm, inputs.check_unchanged)
+        return verdict
 
     def shown(self, inputs: Inputs, result: RankResult) -> dict[str, Any]:
         p = self.problem

@@ -46,9 +46,16 @@ _INPUT = ("m", "n", "k", "size", "c_file", "dtype", "fill", "seed", "alpha", "be
 @click.option("--print", "show", is_flag=True, help="Print A, B and C (small matrices).")
 @click.option("--dry-run", is_flag=True, help="Print the plan and stop.")
 @click.option("--trace", metavar="FILE", help="Write what every worker did when (Perfetto).")
+@click.option(
+    "--sha256",
+    is_flag=True,
+    help="Put the SHA-256 of the files of A, B and C into the result, as sha256sum prints them.",
+)
 @click.option("--ranks", type=int, metavar="N", help="Plan for N ranks (with --dry-run).")
 @json_option
-def run(files: tuple[str, ...], json_file: str | None, ranks: int | None, **given: Any) -> None:
+def run(
+    files: tuple[str, ...], json_file: str | None, ranks: int | None, sha256: bool, **given: Any
+) -> None:  # fmt: skip
     """Multiply two matrices: generated ones, or A.npy B.npy.
 
     Started as several ranks (by mpirun or srun --mpi=pmix) it is one product over all of them.
@@ -61,22 +68,54 @@ def run(files: tuple[str, ...], json_file: str | None, ranks: int | None, **give
         raise UsageError(f"--ranks is for --dry-run; to run on {ranks}: mpirun -n {ranks} ...")
     outputs = json_file, given["output"], given["trace"]
     inputs = [x for x in (*files, request["c_file"]) if x]
+    if sha256 and not (files or given["output"]):
+        raise UsageError("--sha256 is of files; give A.npy B.npy, or -o C.npy")
+    if sha256 and given["dry_run"]:
+        raise UsageError("--sha256 is of a result, and --dry-run makes none")
     comm = None if ranks else launch.world()
+    _handle_signals(comm)
     launch.together(comm, lambda: writable(*outputs, inputs=inputs))
     speaks = comm is None or comm.rank == 0
     note = say if speaks else lambda message: None
+    if given["output"] and not given["output"].lower().endswith(".npy"):
+        note(f"{given['output']} will hold the bytes of a .npy file, whatever its name says")
     with launch.ending(comm), progress_bar(speaks) as progress:
         job = _job(comm, ranks, files, request, chosen, given, note)
         data = job.plan_only() if given["dry_run"] else job.run(progress)
     # Still as one of the ranks: what fails here ends them all.
     with launch.ending(comm):
         if speaks:
-            write_result(data, json_file, job.print)
+            if sha256:
+                data["sha256"] = _sha256(job, data["output"])
+            write_result(data, json_file, lambda: _show(job, data))
             job.write_trace()
         if job.verdict is not None and not job.verdict.passed:
             raise launch.agreed(
                 VerificationError(f"the product is wrong: {job.verdict}; no file was written")
             )
+
+
+def _handle_signals(comm: Any) -> None:
+    """Once MPI has started, which has handlers of its own."""
+    from . import signals
+
+    signals.hang_up_is_terminate()
+    signals.name_truncated_files(comm and comm.rank)
+
+
+def _sha256(job: Any, output: str | None) -> dict[str, str | None]:
+    """The SHA-256 of the files that were read and written; None for what is no file."""
+    from ..arrays.npy_files import sha256
+
+    right = job.verdict is None or job.verdict.passed
+    return {**job.inputs.sha256(), "C": sha256(output) if output and right else None}
+
+
+def _show(job: Any, data: dict) -> None:
+    job.print()
+    for name, digest in data.get("sha256", {}).items():
+        if digest:
+            click.echo(f"SHA-256 of {name}: {digest}")
 
 
 def _job(

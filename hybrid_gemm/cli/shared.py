@@ -126,7 +126,7 @@ def writable(*names: str | None, inputs=()) -> None:
     from ..arrays.npy_files import check_output
 
     seen = set()
-    for name in filter(None, names):
+    for name in (x for x in names if x is not None):
         target = name if name == "-" else check_output(name, inputs)
         if target in seen:
             raise UsageError(f"{name} was given for two outputs; give each a file of its own")

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from ..arrays import npy_files
-from ..host import cache
+from ..arrays import npy_files, output_files
 from ..ranks import launch
+
+# A file's name may have letters that the stream's encoding lacks.
+if isinstance(sys.stdout, io.TextIOWrapper):
+    sys.stdout.reconfigure(errors="backslashreplace")
 
 # A pipe or a file gets whole lines; a terminal gets its own width. mpirun gives rank 0 a
 # terminal of 80 columns even where its own output goes to a file.
@@ -32,7 +35,7 @@ def as_json(data: dict[str, Any]) -> str:
 
 def write(path: str, text: str) -> None:
     """Writes a text file, whole or not at all. Raises `UsageError` where it cannot be."""
-    cache.atomic_write(Path(npy_files.check_output(path)), text.encode())
+    output_files.write_file(npy_files.check_output(path), text.encode())
 
 
 def _finite(x: object) -> object:

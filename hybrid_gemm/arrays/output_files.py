@@ -1,0 +1,239 @@
+"""Files that appear whole or not at all, and what killed processes left of theirs.
+
+Until it is whole, a file has no name (O_TMPFILE), so that nothing is left of it however the
+process ends. Where the filesystem has no such files, or other processes write too, it has a
+temporary name that says whose it is: host, process and when that started. The process holds a
+lock (flock) on it, and the next one that writes to the folder removes what nobody holds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import os
+import re
+import secrets
+import socket
+import stat
+import weakref
+
+from ..errors import HybridGemmError
+
+_temporaries: set[str] = set()  # the named ones that this process would leave behind
+
+
+class OutputFile:
+    """A new file for `target`, a path without links: write to `descriptor`, sync, `commit`.
+
+    `named` gives it a temporary name at once, `temporary`, by which other processes open it.
+    Raises `OSError` if the folder takes no file.
+    """
+
+    def __init__(self, target: str, *, named: bool = False) -> None:
+        self.target = target
+        self.folder, self.name = os.path.split(target)
+        remove_stale(self.folder)
+        self.temporary = os.path.join(self.folder, _temporary_name())
+        self._folder = os.open(self.folder, os.O_PATH | os.O_DIRECTORY)
+        opened = [self._folder]
+        self._close = weakref.finalize(self, _close, self.temporary, opened, os.getpid())
+        self.named = named or not _takes_nameless_files(self._folder)
+        if self.named:
+            remember(self.temporary)  # first: a signal may come between
+            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+            name = os.path.basename(self.temporary)
+            self.descriptor = os.open(name, flags, 0o666, dir_fd=self._folder)
+        else:
+            self.descriptor = _open_nameless(self._folder)
+        opened.append(self.descriptor)
+        with contextlib.suppress(OSError):  # some filesystems have no locks
+            fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with contextlib.suppress(FileNotFoundError):
+            os.fchmod(self.descriptor, stat.S_IMODE(os.stat(target).st_mode))
+
+    @property
+    def open(self) -> bool:
+        """Whether it was neither committed nor aborted."""
+        return self._close.alive
+
+    def write(self, data: bytes) -> None:
+        """Appends to it."""
+        left = memoryview(data)
+        while left:
+            left = left[os.write(self.descriptor, left) :]
+
+    def commit(self) -> None:
+        """Puts the file in its place; its bytes have to be on the disk already (fsync).
+
+        Raises `HybridGemmError` if that fails, or if the folder or the temporary file is no longer
+        where it was; then the file of before is still there.
+        """
+        try:
+            self._put_in_place()
+        except OSError as error:
+            raise self._failure(error.strerror or str(error)) from None
+        finally:
+            self.abort()
+        with contextlib.suppress(OSError):  # some network filesystems cannot sync a folder
+            sync(self.folder)
+
+    def _put_in_place(self) -> None:
+        if not _is_same(self.folder, os.fstat(self._folder)):
+            raise self._failure(f"{self.folder} was removed or moved meanwhile")
+        temporary = os.path.basename(self.temporary)
+        written = os.fstat(self.descriptor)
+        if not self.named:
+            remember(self.temporary)
+            _link(self.descriptor, temporary, self._folder)
+        elif not _is_same(temporary, written, self._folder):
+            raise self._failure(f"{self.temporary} was removed or replaced meanwhile")
+        os.replace(temporary, self.name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
+        if not _is_same(self.target, written):
+            if _is_same(self.name, written, self._folder):  # in a folder that was just moved
+                os.unlink(self.name, dir_fd=self._folder)
+            raise self._failure("it was removed or replaced as soon as it was written")
+
+    def _failure(self, reason: str) -> HybridGemmError:
+        return HybridGemmError(f"could not write {self.target}: {reason}")
+
+    def abort(self) -> None:
+        """Removes what was written; does nothing after `commit`."""
+        self._close()
+
+
+def write_file(target: str, data: bytes) -> None:
+    """Writes a whole file or nothing. Raises `OSError` or `HybridGemmError`."""
+    file = OutputFile(target)
+    try:
+        file.write(data)
+        os.fsync(file.descriptor)
+        file.commit()
+    finally:
+        file.abort()
+
+
+def sync(path: str) -> None:
+    """Returns when a file's or a folder's bytes are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _close(temporary: str, opened: list[int], process: int) -> None:
+    """The end of an `OutputFile`, at the latest when Python exits. `opened` is its folder and,
+    if it came so far, its file."""
+    if os.getpid() == process:  # a forked child leaves its parent's file alone
+        _remove(temporary, opened[0])
+    for descriptor in opened:
+        os.close(descriptor)
+
+
+def _is_same(path: str, file: os.stat_result, folder: int | None = None) -> bool:
+    """Whether a path, taken from a folder or not, leads to this file."""
+    try:
+        found = os.stat(path, dir_fd=folder, follow_symlinks=False)
+    except OSError:
+        return False
+    return os.path.samestat(found, file)
+
+
+# --- files without a name -----------------------------------------------------------------
+
+
+def _open_nameless(folder: int) -> int:
+    return os.open(".", os.O_RDWR | os.O_TMPFILE, 0o666, dir_fd=folder)
+
+
+def _link(descriptor: int, name: str, folder: int) -> None:
+    """Gives a nameless file a name. With folders given, link(2) follows the link in /proc."""
+    os.link(f"/proc/self/fd/{descriptor}", name, src_dir_fd=folder, dst_dir_fd=folder)
+
+
+def _takes_nameless_files(folder: int) -> bool:
+    """Whether nameless files can be made here and named later: one is, to be sure of both."""
+    name = _temporary_name()
+    try:
+        descriptor = _open_nameless(folder)
+        try:
+            _link(descriptor, name, folder)
+            os.unlink(name, dir_fd=folder)
+        finally:
+            os.close(descriptor)
+    except (OSError, AttributeError):  # a system without O_TMPFILE
+        return False
+    return True
+
+
+# --- temporary names ----------------------------------------------------------------------
+
+
+def remember(temporary: str) -> None:
+    """Has `remove_all` remove this file, whoever made it."""
+    _temporaries.add(temporary)
+
+
+def remove_all() -> None:
+    """Removes the temporary files of this process: for signal handlers, which never return."""
+    for temporary in tuple(_temporaries):
+        _remove(temporary)
+
+
+def _remove(temporary: str, folder: int | None = None) -> None:
+    """Removes a temporary file of this process, from its folder where that may have moved."""
+    if temporary in _temporaries:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary if folder is None else os.path.basename(temporary), dir_fd=folder)
+        _temporaries.discard(temporary)
+
+
+def remove_stale(folder: str) -> None:
+    """Removes temporary files that killed processes of this user and host left in a folder."""
+    pattern = re.compile(rf"\.hybrid-gemm-{re.escape(_host())}-(\d+)-(\d+)-[0-9a-f]{{16}}\.tmp")
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            found = pattern.fullmatch(entry.name)
+            if found and not _runs(int(found[1]), found[2]):
+                with contextlib.suppress(OSError):  # it is in use, or another process was faster
+                    _remove_unlocked(entry.path)
+
+
+def _remove_unlocked(path: str) -> None:
+    """Removes a file of this user that no process has locked. Processes of another container
+    cannot be seen, and their locks can."""
+    descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        found = os.fstat(descriptor)
+        if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid():
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.unlink(path)
+    finally:
+        os.close(descriptor)
+
+
+def _temporary_name() -> str:
+    process = os.getpid()
+    started = _started(process) or "0"
+    return f".hybrid-gemm-{_host()}-{process}-{started}-{secrets.token_hex(8)}.tmp"
+
+
+@functools.cache
+def _host() -> str:
+    return re.sub(r"[^\w.-]", "_", socket.gethostname(), flags=re.ASCII)[:64]
+
+
+def _runs(process: int, started: str) -> bool:
+    """Whether the process that started then still runs; one that is not known of does."""
+    return not os.path.exists("/proc/self/stat") or _started(process) == started
+
+
+def _started(process: int) -> str | None:
+    """When a process started, in ticks since the boot; None if it has ended."""
+    try:
+        with open(f"/proc/{process}/stat") as file:
+            state, *fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if state in "ZX" else fields[18]

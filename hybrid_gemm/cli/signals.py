@@ -1,0 +1,49 @@
+"""Signals that end `hybrid-gemm run`: a terminal that hangs up, and reading a truncated file."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import threading
+import time
+
+from ..arrays import npy_files, output_files
+
+_kept: list[object] = []  # C calls the handler as long as the process lives
+
+
+def hang_up_is_terminate() -> None:
+    """Has SIGHUP end the process as SIGTERM does then, unless it is ignored (nohup)."""
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, lambda number, frame: signal.raise_signal(signal.SIGTERM))
+
+
+def name_truncated_files(rank: int | None = None) -> None:
+    """Has reading a map beyond the end of its file end the process with exit code 1, a line that
+    names the file, and no temporary file left.
+
+    Python's own handlers run between its instructions, and the one that reads never ends. This
+    one runs in the thread that reads, where no lock is held but perhaps Python's: BLAS, NumPy and
+    the copying threads wait for none while they read. It takes Python's lock, which the threads
+    that hold it give up. A SIGBUS of another cause does what it did before.
+    """
+    prefix = "hybrid-gemm: " if rank is None else f"hybrid-gemm: rank {rank}: "
+
+    def faulted(number: int) -> None:
+        with contextlib.suppress(BaseException):
+            if text := npy_files.truncated():
+                if not first.acquire(blocking=False):  # another thread speaks, and ends us
+                    time.sleep(60)
+                output_files.remove_all()
+                os.write(2, f"{prefix}{text}\n".encode(errors="backslashreplace"))
+                os._exit(1)
+        libc.signal(number, before)
+
+    first = threading.Lock()
+    libc = ctypes.CDLL(None)
+    libc.signal.restype, libc.signal.argtypes = ctypes.c_void_p, [ctypes.c_int, ctypes.c_void_p]
+    handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(faulted)
+    _kept.append(handler)
+    before = libc.signal(signal.SIGBUS, ctypes.cast(handler, ctypes.c_void_p))

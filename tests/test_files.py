@@ -1,0 +1,563 @@
+"""What happens to files: inputs that change, outputs that vanish, processes that are killed."""
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+
+import numpy as np
+import pytest
+from support.command import COMMAND, environment, one_line, python, run
+from support.ranks import failing_rank, mpirun, needs_mpirun
+
+from hybrid_gemm.arrays import npy_files, output_files
+from hybrid_gemm.arrays.npy_files import NpyFile, NpyWriter, write_part
+from hybrid_gemm.errors import HybridGemmError
+from hybrid_gemm.reporting import console
+
+TEMPORARY = re.compile(r"\.hybrid-gemm-.+-\d+-\d+-[0-9a-f]{16}\.tmp")
+
+
+@pytest.fixture(params=["nameless", "named"])
+def kind(request, monkeypatch):
+    """Both kinds of new files; not every filesystem has the first."""
+    if request.param == "named":
+        monkeypatch.setattr(output_files, "_takes_nameless_files", lambda folder: False)
+    return request.param
+
+
+def in_memory(folder):
+    """Whether a folder is in a filesystem without a disk, whose pages nothing can drop."""
+    done = subprocess.run(["stat", "-f", "-c", "%T", folder], capture_output=True, text=True)
+    return done.stdout.strip() in ("tmpfs", "ramfs")
+
+
+def write(path, c, **options):
+    with NpyWriter(path, c.shape, c.dtype, **options) as writer:
+        writer.array[...] = c
+
+
+# --- outputs that vanish ------------------------------------------------------------------
+
+
+def test_a_written_file_is_there_and_nothing_else(tmp_path, kind, rng):
+    c = rng.random((700, 900))  # more than one checksum's worth
+    for turn in range(2):  # a new file, and one that replaces it
+        write(tmp_path / "C.npy", c + turn)
+        np.testing.assert_array_equal(np.load(tmp_path / "C.npy"), c + turn)
+        assert os.listdir(tmp_path) == ["C.npy"]
+
+
+def test_a_removed_temporary_file_is_an_error(tmp_path):
+    with (
+        pytest.raises(HybridGemmError, match="removed or replaced meanwhile"),
+        NpyWriter(tmp_path / "C.npy", (3, 3), "f4", shared=True) as writer,
+    ):
+        os.unlink(writer.temporary)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_replaced_temporary_file_is_an_error(tmp_path):
+    with (
+        pytest.raises(HybridGemmError, match="removed or replaced meanwhile"),
+        NpyWriter(tmp_path / "C.npy", (3, 3), "f4", shared=True) as writer,
+    ):
+        os.unlink(writer.temporary)
+        with open(writer.temporary, "wb") as file:
+            np.save(file, np.ones((3, 3)))
+    assert not (tmp_path / "C.npy").exists()
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["moved", "moved and made again"])
+def test_a_moved_folder_is_an_error(tmp_path, kind, again):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    with (
+        pytest.raises(HybridGemmError, match="folder was removed or moved meanwhile"),
+        NpyWriter(folder / "C.npy", (3, 3), "f4"),
+    ):
+        folder.rename(tmp_path / "elsewhere")
+        if again:
+            folder.mkdir()
+    assert not [names for _, _, names in os.walk(tmp_path) if names]
+
+
+def test_a_removed_folder_is_an_error(tmp_path):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    with (
+        pytest.raises(HybridGemmError, match="folder was removed or moved meanwhile"),
+        NpyWriter(folder / "C.npy", (3, 3), "f4") as writer,
+    ):
+        for name in os.listdir(folder):
+            os.unlink(folder / name)
+        folder.rmdir()
+        assert writer.array.shape == (3, 3)
+
+
+def test_a_target_taken_at_once_is_an_error(tmp_path, kind, monkeypatch):
+    real = os.replace
+
+    def replace(source, target, **folders):
+        real(source, target, **folders)
+        os.unlink(tmp_path / "C.npy")
+
+    monkeypatch.setattr(os, "replace", replace)
+    with pytest.raises(HybridGemmError, match="as soon as it was written"):
+        write(tmp_path / "C.npy", np.ones((3, 3)))
+    with pytest.raises(HybridGemmError, match="as soon as it was written"):
+        console.write(str(tmp_path / "C.npy"), "text")
+
+
+def test_a_text_file_is_whole_or_not_there(tmp_path, kind, monkeypatch):
+    console.write(str(tmp_path / "a.json"), "text\n")
+    assert (tmp_path / "a.json").read_text() == "text\n"
+    (tmp_path / "a.json").chmod(0o604)
+    console.write(str(tmp_path / "a.json"), "other\n")
+    assert (tmp_path / "a.json").read_text() == "other\n"
+    assert stat.S_IMODE((tmp_path / "a.json").stat().st_mode) == 0o604
+    monkeypatch.setattr(os, "fsync", lambda descriptor: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        console.write(str(tmp_path / "a.json"), "third\n")
+    assert (tmp_path / "a.json").read_text() == "other\n"
+    assert os.listdir(tmp_path) == ["a.json"]
+
+
+# --- reading back -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("at", [0, 60, 128, 5 << 20, -1])
+def test_other_bytes_on_the_disk_are_found(tmp_path, kind, monkeypatch, at):
+    """The disk is played by `pread`, as reading the real one back ends in it."""
+    path, c = tmp_path / "C.npy", np.zeros((1000, 1000))
+    size = 128 + c.nbytes
+    real = os.pread
+
+    def pread(descriptor, count, start):
+        data = bytearray(real(descriptor, count, start))
+        if start <= at % size < start + len(data):
+            data[at % size - start] ^= 1
+        return bytes(data)
+
+    monkeypatch.setattr(os, "pread", pread)
+    with pytest.raises(HybridGemmError, match="read back from the disk"):
+        write(path, c)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.skipif(in_memory(tempfile.gettempdir()), reason="no disk under the temporary folder")
+def test_reading_back_goes_to_the_disk(tmp_path):
+    """Between the map and the reading, the pages leave the system's cache."""
+    code = """
+        import ctypes, mmap, os, sys
+        import numpy as np
+        from hybrid_gemm.arrays import npy_files
+
+        def cached(descriptor, size):
+            data = mmap.mmap(descriptor, size)
+            pages = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
+            start = ctypes.addressof(ctypes.c_char.from_buffer(data))
+            libc = ctypes.CDLL(None, use_errno=True)
+            assert libc.mincore(ctypes.c_void_p(start), ctypes.c_size_t(size), pages) == 0
+            return sum(x & 1 for x in pages) / len(pages)
+
+        real = npy_files.checksums_on_disk
+        def seen(descriptor, size):
+            print(cached(descriptor, size))
+            return real(descriptor, size)
+        npy_files.checksums_on_disk = seen
+        with npy_files.NpyWriter(sys.argv[1], (2000, 1000), "f8") as writer:
+            writer.array[...] = 3
+    """
+    done = python("-c", textwrap.dedent(code), tmp_path / "C.npy")
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) < 0.1
+
+
+@pytest.mark.parametrize("columns", [(0, 50), (10, 30)], ids=["whole rows", "some columns"])
+def test_a_part_is_read_back(tmp_path, monkeypatch, columns, rng):
+    left, right = columns
+    part = rng.random((40, right - left))
+    path = tmp_path / "parts"
+    path.write_bytes(bytes(128 + 60 * 50 * 8))
+    write_part(str(path), 128, 50, part, 5, left)
+    found = np.frombuffer(path.read_bytes()[128:]).reshape(60, 50)
+    np.testing.assert_array_equal(found[5:45, left:right], part)
+    assert np.count_nonzero(found) == part.size
+
+    real = os.pread
+    monkeypatch.setattr(os, "pread", lambda *given: real(*given)[:-1] + b"\0")
+    with pytest.raises(HybridGemmError, match="read back from the disk"):
+        write_part(str(path), 128, 50, part, 5, left)
+    monkeypatch.setattr(os, "pread", lambda *given: b"")  # truncated by another
+    with pytest.raises(HybridGemmError, match="read back from the disk"):
+        write_part(str(path), 128, 50, part, 5, left)
+
+
+# --- inputs that change -------------------------------------------------------------------
+
+
+def test_a_changed_input_is_an_error(tmp_path):
+    path = tmp_path / "A.npy"
+    np.save(path, np.ones((3, 3)))
+    file = NpyFile(path)
+    file.check_unchanged()
+    time.sleep(0.02)
+    with open(path, "r+b") as other:
+        other.seek(-8, os.SEEK_END)
+        other.write(bytes(8))
+    with pytest.raises(HybridGemmError, match=r"A\.npy was changed"):
+        file.check_unchanged()
+    os.truncate(path, 190)  # within its page: reading gives zeros and no SIGBUS
+    assert file.array[2, 2] == 0
+    with pytest.raises(HybridGemmError, match=r"truncated while it was read: it had 200 bytes"):
+        file.check_unchanged()
+
+
+def test_an_input_that_is_replaced_was_still_read_whole(tmp_path):
+    path = tmp_path / "A.npy"
+    np.save(path, np.ones((3, 3)))
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    file = NpyFile(path)
+    np.save(tmp_path / "other.npy", np.zeros((3, 3)))
+    os.replace(tmp_path / "other.npy", path)
+    file.check_unchanged()
+    assert file.array.sum() == 9
+    assert file.sha256() == digest
+
+
+def test_files_are_closed_with_the_arrays(tmp_path):
+    path = tmp_path / "A.npy"
+    np.save(path, np.ones((3, 3)))
+    before = set(os.listdir("/proc/self/fd"))
+    for _ in range(20):
+        write(tmp_path / "C.npy", NpyFile(path).array)
+    assert len(set(os.listdir("/proc/self/fd")) - before) <= 1
+
+
+# A run whose input is truncated once it was opened, so that reading it is a SIGBUS for sure.
+TRUNCATED = """
+    import os, sys
+    from hybrid_gemm import cli
+    from hybrid_gemm.cli import job
+    real = job.Job.run
+    def truncated(self, progress):
+        os.truncate(os.environ["VICTIM"], 5000)
+        return real(self, progress)
+    job.Job.run = truncated
+    sys.argv[0] = "hybrid-gemm"
+    cli.main()
+"""
+
+
+@pytest.mark.parametrize("victim", ["A.npy", "B.npy"])
+@pytest.mark.parametrize(
+    "dtype, options",
+    [
+        ("f4", ["--device", "cpu"]),
+        ("f4", ["--device", "cpu", "--threads", 3, "--split", "cols"]),
+        ("f2", ["--device", "cpu"]),
+        ("f4", ["--device", "emulator"]),
+        ("f2", ["--device", "emulator", "--threads", 2]),
+        ("i4", ["--device", "cpu", "--verify", "full"]),
+        (">f8", ["--device", "cpu"]),
+    ],
+)
+def test_a_truncated_input_ends_the_run_with_its_name(tmp_path, dtype, options, victim):
+    side = 100 if "emulator" in options else 700
+    for name in ("A.npy", "B.npy"):
+        np.save(tmp_path / name, np.ones((side, side), dtype))
+    done = python(
+        "-c", textwrap.dedent(TRUNCATED), "run", "A.npy", "B.npy", "-o", "C.npy", *options,
+        cwd=tmp_path, env={"VICTIM": victim}, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 1, (done.returncode, done.stderr)
+    assert f"{victim} was truncated while it was read" in one_line(done)
+    assert sorted(os.listdir(tmp_path)) == ["A.npy", "B.npy"]
+
+
+def test_a_bus_error_of_another_cause_is_still_one(tmp_path):
+    code = """
+        import mmap, os, resource, sys
+        from hybrid_gemm.cli import signals
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        signals.name_truncated_files()
+        with open(sys.argv[1], "w+b") as file:
+            file.truncate(10000)
+            data = mmap.mmap(file.fileno(), 10000)
+            file.truncate(0)
+            data[9000]
+    """
+    done = python("-c", textwrap.dedent(code), tmp_path / "other", timeout=60)
+    assert done.returncode == -signal.SIGBUS
+
+
+def test_a_truncated_output_is_named(tmp_path):
+    code = """
+        import os, sys
+        from hybrid_gemm.arrays import npy_files, output_files
+        from hybrid_gemm.cli import signals
+        output_files._takes_nameless_files = lambda folder: False
+        signals.name_truncated_files(3)
+        with npy_files.NpyWriter(sys.argv[1], (1000, 1000), "f4") as writer:
+            os.truncate(writer.temporary, 100)
+            writer.array[...] = 1
+    """
+    done = python("-c", textwrap.dedent(code), tmp_path / "C.npy", timeout=60)
+    assert done.returncode == 1, done.stderr
+    assert "rank 3: could not write" in one_line(done) and "was truncated" in one_line(done)
+    assert os.listdir(tmp_path) == []
+
+
+# --- what killed processes leave ----------------------------------------------------------
+
+WRITING = """
+    import os, signal, sys, time
+    from hybrid_gemm.arrays import npy_files
+    writer = npy_files.NpyWriter(sys.argv[1], (1000, 1000), "f4", shared=sys.argv[2] == "shared")
+    print("computing", flush=True)
+    time.sleep(60)
+"""
+
+
+def writing(path, kind):
+    child = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(WRITING), path, kind],
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment(),
+    )  # fmt: skip
+    assert child.stdout.readline() == b"computing\n"
+    return child
+
+
+def test_a_killed_process_leaves_nothing(tmp_path):
+    if not output_files._takes_nameless_files(os.open(tmp_path, os.O_RDONLY)):
+        pytest.skip("this filesystem has no nameless files")
+    with writing(tmp_path / "C.npy", "alone") as child:
+        child.kill()
+    assert os.listdir(tmp_path) == []
+
+
+def test_the_next_run_removes_what_a_killed_one_left(tmp_path):
+    with writing(tmp_path / "C.npy", "shared") as child:
+        (name,) = os.listdir(tmp_path)
+        assert TEMPORARY.fullmatch(name) and f"-{child.pid}-" in name
+        write(tmp_path / "D.npy", np.ones((2, 2)))
+        assert sorted(os.listdir(tmp_path)) == [name, "D.npy"]  # in use
+        child.kill()
+        child.wait()
+        assert name in os.listdir(tmp_path)
+        console.write(str(tmp_path / "e.json"), "{}")
+    assert sorted(os.listdir(tmp_path)) == ["D.npy", "e.json"]
+
+
+def test_only_stale_files_are_removed(tmp_path):
+    host = output_files._host()
+    with subprocess.Popen(["true"]) as ended:
+        pass
+    mine, start = os.getpid(), output_files._started(os.getpid())
+    end = "0123456789abcdef.tmp"
+    kept = [
+        f".hybrid-gemm-{host}-{mine}-{start}-{end}",  # its process lives
+        f".hybrid-gemm-other.{host}-{ended.pid}-1-{end}",  # of another host
+        f".hybrid-gemm-{host}-{ended.pid}-1-0123.tmp",  # of no name that we make
+        f".hybrid-gemm-{end}",
+        f"{host}-{ended.pid}-1-{end}",
+        "C.npy",
+    ]
+    stale = [
+        f".hybrid-gemm-{host}-{ended.pid}-1-{end}",
+        f".hybrid-gemm-{host}-{mine}-1-{end}",  # its number has another process now
+    ]
+    locked = f".hybrid-gemm-{host}-{ended.pid}-2-{end}"  # by a process of another container
+    folder = f".hybrid-gemm-{host}-{ended.pid}-3-{end}"
+    link = f".hybrid-gemm-{host}-{ended.pid}-4-{end}"
+    for name in [*kept, *stale, locked]:
+        (tmp_path / name).touch()
+    (tmp_path / folder).mkdir()
+    (tmp_path / link).symlink_to("C.npy")
+    with open(tmp_path / locked, "rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        output_files.remove_stale(str(tmp_path))
+    assert sorted(os.listdir(tmp_path)) == sorted([*kept, locked, folder, link])
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs a file of another user")
+def test_files_of_others_are_not_removed(tmp_path):
+    with subprocess.Popen(["true"]) as ended:
+        pass
+    name = f".hybrid-gemm-{output_files._host()}-{ended.pid}-1-0123456789abcdef.tmp"
+    (tmp_path / name).touch()
+    os.chown(tmp_path / name, 65534, 65534)
+    output_files.remove_stale(str(tmp_path))
+    assert os.listdir(tmp_path) == [name]
+
+
+def test_a_strange_host_name_makes_a_plain_file_name(tmp_path, monkeypatch):
+    output_files._host.cache_clear()
+    monkeypatch.setattr(socket, "gethostname", lambda: "a/b ü*(" + "x" * 200)
+    try:
+        write(tmp_path / "C.npy", np.ones((2, 2)), shared=False)
+        assert output_files._host().startswith("a_b_")
+        assert TEMPORARY.fullmatch(output_files._temporary_name())
+    finally:
+        output_files._host.cache_clear()
+
+
+def test_a_forked_child_leaves_its_parents_file(tmp_path):
+    code = """
+        import os, sys
+        from hybrid_gemm.arrays import npy_files
+        with npy_files.NpyWriter(sys.argv[1], (3, 3), "f4", shared=True) as writer:
+            if not os.fork():
+                sys.exit()
+            os.wait()
+            print(os.listdir("."))
+    """
+    done = python("-c", textwrap.dedent(code), "C.npy", cwd=tmp_path)
+    assert done.returncode == 0 and TEMPORARY.search(done.stdout), done
+    assert os.listdir(tmp_path) == ["C.npy"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
+def test_a_hang_up_ends_a_run_as_a_termination_does(tmp_path, number):
+    with started(tmp_path) as child:
+        child.send_signal(number)
+        error = child.communicate(timeout=60)[1]
+    assert child.returncode == 143, error
+    assert error.endswith("hybrid-gemm: terminated\n")
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_run_under_nohup_goes_on(tmp_path):
+    ignored = lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)  # noqa: E731
+    with started(tmp_path, 600, preexec_fn=ignored) as child:
+        child.send_signal(signal.SIGHUP)
+        error = child.communicate(timeout=120)[1]
+    assert child.returncode == 0, error
+    assert os.listdir(tmp_path) == ["C.npy"]
+
+
+def started(folder, size=9000, **options):
+    child = subprocess.Popen(
+        [*COMMAND, "run", "--size", str(size), "-o", "C.npy", "--device", "cpu"],
+        cwd=folder, text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        env=environment(), **options,
+    )  # fmt: skip
+    assert "generating" in child.stderr.readline()
+    return child
+
+
+# --- over ranks ---------------------------------------------------------------------------
+
+
+@needs_mpirun
+@pytest.mark.parametrize("split", ["rows", "cols"])
+def test_a_truncated_input_ends_all_ranks_with_its_name(tmp_path, split):
+    for name in ("A.npy", "B.npy"):
+        np.save(tmp_path / name, np.ones((700, 700), "f4"))
+    done = mpirun(
+        2, "-c", textwrap.dedent(TRUNCATED), "run", "A.npy", "B.npy", "-o", "C.npy",
+        "--device", "cpu", "--split", split, cwd=tmp_path, timeout=60, VICTIM="B.npy",
+    )  # fmt: skip
+    assert done.returncode == 1, (done.returncode, done.stderr)
+    assert re.search(r"hybrid-gemm: rank [01]: B\.npy was truncated while it was read", done.stderr)
+    assert "Traceback" not in done.stderr
+    assert sorted(os.listdir(tmp_path)) == ["A.npy", "B.npy"]
+
+
+@needs_mpirun
+def test_the_next_run_removes_what_killed_ranks_left(tmp_path):
+    done = mpirun(
+        2, "-m", "hybrid_gemm", "run", "--device", "cpu", "--size", 600, "-o", "C.npy",
+        cwd=tmp_path, timeout=60, **failing_rank(0, "kill"),
+    )  # fmt: skip
+    assert done.returncode
+    run("run", "--size", 8, "-o", "D.npy", cwd=tmp_path, check=0)
+    assert os.listdir(tmp_path) == ["D.npy"]
+
+
+@needs_mpirun
+def test_sha256_over_ranks(tmp_path):
+    for name in ("A.npy", "B.npy"):
+        np.save(tmp_path / name, np.ones((40, 40)))
+    mpirun(2, "-m", "hybrid_gemm", "run", "A.npy", "B.npy", "-o", "C.npy", "--sha256",
+           "--device", "cpu", "--json", "r.json", cwd=tmp_path, check=0)  # fmt: skip
+    found = json.loads((tmp_path / "r.json").read_text())["sha256"]
+    for name in "ABC":
+        assert found[name] == hashlib.sha256((tmp_path / f"{name}.npy").read_bytes()).hexdigest()
+
+
+# --- the command --------------------------------------------------------------------------
+
+
+def test_an_empty_output_name_is_refused():
+    for flag in ("-o", "--json", "--trace"):
+        done = run("run", "--size", 8, flag, "", check=2)
+        assert "cannot write '': it names no file" in one_line(done)
+
+
+def test_an_output_of_another_ending_is_noted(tmp_path):
+    done = run("run", "--size", 8, "-o", "x.txt", cwd=tmp_path, check=0)
+    assert "x.txt will hold the bytes of a .npy file" in done.stderr
+    assert npy_files.open_npy(tmp_path / "x.txt").shape == (8, 8)
+    assert "will hold" not in run("run", "--size", 8, "-o", "x.npy", cwd=tmp_path, check=0).stderr
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        ["--size", 99999999999],
+        ["--size", 10**40],
+        ["-m", 2**62, "-n", 1, "-k", 2],
+        ["-m", 2**63, "-n", 0, "-k", 0],
+        ["-m", 2 * 10**9, "-n", 2 * 10**9, "-k", 0, "--dtype", "float64"],
+        ["--size", 99999999999, "--dry-run"],
+        ["--size", 99999999999, "--ranks", 4, "--dry-run"],
+    ],
+)
+def test_sizes_that_overflow_are_one_clear_line(sizes):
+    done = run("run", "--device", "cpu", *sizes, check=2)
+    assert "too large" in one_line(done)
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_output_that_the_encoding_lacks_is_escaped(tmp_path, encoding):
+    name = "Ж².npy"
+    done = subprocess.run(
+        [*COMMAND, "run", "--size", "8", "-o", name], cwd=tmp_path, capture_output=True,
+        env=environment(PYTHONIOENCODING=encoding, PYTHONUTF8="0"),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert b"wrote \\u0416" in done.stdout
+    assert os.listdir(tmp_path) == [name]
+
+
+def test_sha256_of_files(tmp_path):
+    for name in ("A.npy", "B.npy"):
+        np.save(tmp_path / name, np.ones((4, 4)))
+    done = run("run", "A.npy", "B.npy", "-o", "C.npy", "--sha256", "--json", "r.json",
+               cwd=tmp_path, check=0)  # fmt: skip
+    found = json.loads((tmp_path / "r.json").read_text())["sha256"]
+    for name in "ABC":
+        digest = hashlib.sha256((tmp_path / f"{name}.npy").read_bytes()).hexdigest()
+        assert found[name] == digest
+        assert f"SHA-256 of {name}: {digest}" in done.stdout
+    data = json.loads(run("run", "--size", 8, "-o", "C.npy", "--sha256", "--json", "-",
+                          cwd=tmp_path, check=0).stdout)  # fmt: skip
+    digest = hashlib.sha256((tmp_path / "C.npy").read_bytes()).hexdigest()
+    assert data["sha256"] == {"A": None, "B": None, "C": digest}
+    assert "sha256" not in json.loads(run("run", "--size", 8, "--json", "-", check=0).stdout)
+
+
+def test_sha256_needs_files():
+    assert "--sha256 is of files" in one_line(run("run", "--size", 8, "--sha256", check=2))
+    assert "--sha256" in run("run", "--help", check=0).stdout
