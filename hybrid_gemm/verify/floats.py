@@ -55,6 +55,7 @@ class Floats:
         self.col_nan, self.col_inf, self.col_top = self._extremes(b, part.n, part.k)
         self.dead_rows = self._there(self.row_nan | self.row_inf)
         self.dead_cols = self._there(self.col_nan | self.col_inf)
+        self.infinite = any(x.any() for x in (self.row_nan, self.row_inf, self.col_nan, self.col_inf))
         self.row_scale, self.col_scale = (
             self._there(np.ldexp(1.0, -np.clip(np.frexp(top)[1], -1000, 1000)))
             for top in (self.row_top, self.col_top)
@@ -86,14 +87,14 @@ class Floats:
     def _a(self, rows, ks=slice(None)):
         x = doubles(self.part.a[rows, ks])
         x *= self.row_scale[rows][:, None]
-        if self.row_nan.any() or self.row_inf.any():
+        if self.infinite:
             x[self.dead_rows[rows]] = 0
         return x
 
     def _b(self, ks, cols=slice(None)):
         x = doubles(self.part.b[ks, cols])
         x *= self.col_scale[cols]
-        if self.col_nan.any() or self.col_inf.any():
+        if self.infinite:
             x[:, self.dead_cols[cols]] = 0
         return x
 
@@ -294,22 +295,34 @@ class Floats:
 
     def _rectangle(self, rows, cols, weights) -> None:
         xp, part = self.xp, self.part
-        product, squares, walk = (xp.zeros((len(rows), len(cols))) for _ in range(3))
+        product, squares, walk, square, more = (
+            xp.zeros((len(rows), len(cols))) for _ in range(5)
+        )  # fmt: skip
         step = min(
             max(1, -(-part.k // rounding.PARTIAL_SUMS)),
             max(1, part.chunk // max(len(rows), len(cols))),
         )
         across, down = _compact(rows), _compact(cols)
-        if part.reads_product:
-            for ks in spans(part.k, step):
-                x, y, before = self._a(across, ks), self._b(ks, down), product * product
-                product += x @ y
-                walk += (ks.stop - ks.start) * xp.maximum(before, product * product)
-                x *= x
-                y *= y
-                squares += x @ y
+        for ks in spans(part.k if part.reads_product else 0, step):
+            x, y = self._a(across, ks), self._b(ks, down)
+            product += xp.matmul(x, y, out=more)
+            walk += xp.multiply(product, product, out=square)
+            x *= x
+            y *= y
+            squares += xp.matmul(x, y, out=more)
+        del square, more
         product, squares, walk = (self.group.sum(x) for x in (product, squares, walk))
-        walk += step / 2 * squares
+        sums = product, squares, walk, step
+        if weights is not None:
+            self._judge(rows, cols, weights, *sums)
+            return
+        for at in spans(len(rows), part.chunk // 16 // len(cols)):
+            self._judge(rows[at], cols, None, *(x[at] for x in sums[:3]), step)
+
+    def _judge(self, rows, cols, weights, product, squares, walk, step: int) -> None:
+        """Holds elements against their bounds. `walk` has the squares of the partial sums, one
+        in `step` places along k."""
+        xp, part = self.xp, self.part
         own_rows, own_cols = part.own(rows, part.rows), part.own(cols, part.cols)
         own = bool(own_rows.any() and own_cols.any())
         ratio = None
@@ -319,10 +332,11 @@ class Floats:
                 product, squares, walk = product[pick], squares[pick], walk[pick]
             rows_here, cols_here = _compact(rows[own_rows]), _compact(cols[own_cols])
             got, before = self._c(rows_here, cols_here)
+            walk = step * (walk + squares / 2)
             reference, bound = self._bound(product, squares, walk, before, rows_here, cols_here)
             error = abs(got - reference)
             ratio = _positive(xp, error / bound)
-            ratio[(error == 0)] = 0
+            ratio[error == 0] = 0
             strange = ~xp.isfinite(got)
             if before is not None:
                 strange |= ~xp.isfinite(before)
@@ -334,8 +348,9 @@ class Floats:
                 fair = self._fair(got, before, reference, bound, product, size, rows_here, cols_here)
                 ratio = xp.where(strange, xp.where(fair, 0, xp.inf), ratio)
         if own:
-            ratio[self.dead_rows[rows_here]] = 0
-            ratio[:, self.dead_cols[cols_here]] = 0
+            if self.infinite:
+                ratio[self.dead_rows[rows_here]] = 0
+                ratio[:, self.dead_cols[cols_here]] = 0
             if weights is not None:
                 pick = own_rows if len(rows) > 1 else own_cols
                 self._together(ratio, got - reference, bound, weights[pick])
@@ -436,7 +451,7 @@ class Floats:
         worst, where = self.worst, ""
         for ratio, i, j, got, before, bound in offenders:
             a, b = (
-                self.group.joined(_here(doubles(x)) if part.reads_product else np.zeros(0))
+                self.group.joined(_here(doubles(x)) if part.reads_product else np.zeros(1))
                 for x in (part.a[i], part.b[:, j])
             )
             reference, allowed = rounding.own_bound(self.rounding, p, a, b, before)

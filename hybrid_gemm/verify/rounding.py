@@ -75,6 +75,7 @@ def own_bound(rounding: Rounding, problem: Problem, a, b, added: float) -> tuple
     """The exact value of one element, and its bound from its own products in every order that
     kernels sum in; also from what these orders lose when they are computed, for roundings are
     not random where all products are alike. Never beyond the worst case."""
+    (a, up), (b, more) = _near_one(a), _near_one(b)
     products = a * b
     with np.errstate(all="ignore"):
         exact = float(np.sum(products.astype(np.longdouble)))
@@ -97,11 +98,23 @@ def own_bound(rounding: Rounding, problem: Problem, a, b, added: float) -> tuple
         if hostile:
             random = max(random, 4 * lost)
     worst = (2 * (len(a) + 3) * rounding.unit * rounding.growth + rounding.operands) * size
-    total = min(random + rounding.lost(walk, len(a)), worst + rounding.lost(len(a) * size**2, len(a)))
-    reference = problem.alpha * exact + added
-    bound = abs(problem.alpha) * total + rounding.out * abs(reference) + rounding.tiny
-    bound += rounding.last * (2 * abs(reference) + abs(added) + abs(problem.alpha * exact))
+    random += rounding.lost(walk, len(a))
+    worst += rounding.lost(len(a) * size**2, len(a))
+    with np.errstate(all="ignore"):
+        exact, total = (
+            float(problem.alpha * np.ldexp(np.ldexp(x, up), more))
+            for x in (exact, min(random, worst))
+        )  # fmt: skip
+    reference = exact + added
+    bound = abs(total) + rounding.out * abs(reference) + rounding.tiny
+    bound += rounding.last * (2 * abs(reference) + abs(added) + abs(exact))
     return reference, bound
+
+
+def _near_one(x):
+    """x = scaled 2^exponent, its largest magnitude near 1."""
+    exponent = int(np.frexp(np.abs(x).max(initial=0))[1])
+    return np.ldexp(x, -exponent), exponent
 
 
 def _orders(k: int):
