@@ -124,17 +124,17 @@ def test_float16_is_judged_where_the_sum_of_magnitudes_is_beyond_its_range(what)
 
 
 @pytest.mark.parametrize("what", ["nothing", "rows", "tile"])
-def test_zeros_among_8192_rows_fail(what):
+def test_zeros_in_most_rows_fail(what):
     """A of rank 1, so that the product needs no multiplication of matrices."""
     rng = np.random.default_rng(2)
-    m, n, k = 8192, 1024, 2048
+    m, n, k = 2048, 1024, 16384
     x, b = rng.standard_normal(m).astype("f4"), rng.standard_normal((k, n), "f4")
     a = np.outer(x, np.ones(k, "f4"))
     c = np.outer(x, b.sum(axis=0, dtype="f8")).astype("f4")
     if what == "rows":
         c[32:] = 0
     if what == "tile":
-        c[4096:4112, 80:96] = 0
+        c[1024:1040, 80:96] = 0
     assert sampled(make_problem(a, b), a, b, None, c).passed == (what == "nothing")
 
 
@@ -179,9 +179,9 @@ def test_inf_in_b_and_before():
             assert not verdict.passed
 
 
-@pytest.mark.parametrize("m", [60, 600])
+@pytest.mark.parametrize("m", [60, 200])
 def test_overflow_is_inf_of_its_sign(m):
-    a, b = np.full((m, 2100), 7, "f2"), np.full((2100, 50), 7, "f2")
+    a, b = np.full((m, 1400), 7, "f2"), np.full((1400, 50), 7, "f2")
     b[:, 3] *= -1
     b[:, 4] = 1
     problem = make_problem(a, b)

@@ -178,8 +178,9 @@ class Job:
     def _verify(self):
         a = self.a.T if self.trans["trans_a"] else self.a
         b = self.b.T if self.trans["trans_b"] else self.b
+        growth = verify.GROWTH ** self.algorithm.get("levels", 0)
         return verify.verify(
-            self.problem, a, b, self.c, self.result.c, mode=self.mode, seed=self.seed
+            self.problem, a, b, self.c, self.result.c, mode=self.mode, growth=growth
         )
 
     def _print(self) -> None:

@@ -95,9 +95,7 @@ class RankJob(job.Job):
             totals = [r.total_ms for r in results]
             median = statistics.median_low(totals)
             self.result = next(r for r in results if r.total_ms == median)
-            self.verdict = verify.verify(
-                comm, plan, *blocks, out, mode=self.mode, seed=self.seed
-            )  # fmt: skip
+            self.verdict = verify.verify(comm, plan, *blocks, out, mode=self.mode)
             if write and (self.verdict is None or self.verdict.passed):
                 write(out)
         shown = self._to_show(out) if self.show else {}
@@ -217,10 +215,7 @@ class RankJob(job.Job):
             "multiplying_since": since,
             "gflops": result.gflops,
             "of_predicted": result.total_ms / (self.plan.predicted_ms or float("nan")),
-            "verify": None if self.verdict is None else {
-                "passed": self.verdict.passed, "how": self.verdict.how,
-                "worst": self.verdict.worst,
-            },
+            "verify": None if self.verdict is None else self.verdict.as_data(),
             "device": {"kind": self.runner.runner.kind, "why": self.runner.runner.note},
             "output": self.output,
         }  # fmt: skip

@@ -123,17 +123,19 @@ class Lab:
         self.stream.synchronize()
         return self.device.time_ms(stop) - self.device.time_ms(start)
 
-    def checked(self, problem: Problem, a, b, c, work: Callable[[], None]) -> dict:
+    def checked(
+        self, problem: Problem, a, b, c, work: Callable[[], None], growth: float = 1.0
+    ) -> dict:
         """Runs `work` once on a poisoned C; the verdict on what it made."""
         c[...] = np.nan if c.dtype.kind == "f" else -(2**30)
         work()
         self.stream.synchronize()
-        return judged(verify(problem, a, b, None, c, seed=self.seed))
+        return judged(verify(problem, a, b, None, c, growth=growth))
 
-    def products(self, problem: Problem, a, b, c, work) -> dict:
+    def products(self, problem: Problem, a, b, c, work, growth: float = 1.0) -> dict:
         """Verdict and time of one way to make C; what is wrong is not timed."""
         with self.device.session():
-            figures = self.checked(problem, a, b, c, work)
+            figures = self.checked(problem, a, b, c, work, growth)
             if figures["verdict"] == "passed":
                 figures |= self.timed(work)
                 figures["gflops"] = problem.flops / figures["time_ms"] / 1e6

@@ -158,9 +158,7 @@ def result_data(result: Result, verdict: Verdict | None, totals_ms: Sequence[flo
         "totals_ms": list(totals_ms),
         "gflops": result.gflops,
         **_held_against(result),
-        "verify": None if verdict is None else {
-            "passed": verdict.passed, "how": verdict.how, "worst": verdict.worst,
-        },
+        "verify": None if verdict is None else verdict.as_data(),
     }  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from .sampling import ALONE, Group, Part, draw
 FULL_FLOPS = 2 * 2048**3  # `auto` computes the whole reference up to here: about a second
 SAMPLED = 16  # rows, and columns, that larger products are checked in element by element
 MODES = ("auto", "full", "off")
+GROWTH = 8.0  # of rounding errors by a level of Strassen's algorithm
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +36,13 @@ class Verdict:
     power: str = ""
     where: str = ""
     seed: int | None = None
+
+    def as_data(self) -> dict:
+        """For JSON."""
+        return {
+            "passed": self.passed, "how": self.how, "worst": self.worst, "power": self.power,
+            "where": self.where, "seed": self.seed,
+        }  # fmt: skip
 
     def __str__(self) -> str:
         word = "passed" if self.passed else "FAILED"
