@@ -201,6 +201,26 @@ def test_overflow_is_inf_of_its_sign(m):
         assert not verdict.passed
 
 
+def test_where_all_overflows_the_sign_is_known_without_the_sums(monkeypatch):
+    """No element is looked at for it: only 1 of these sums that Inf spoils."""
+    monkeypatch.setattr("hybrid_gemm.verify.floats.EXACT_FLOPS", 1)
+    rng = np.random.default_rng(10)
+    a, b = (rng.uniform(5, 9, s).astype("f2") for s in ((300, 2000), (2000, 320)))
+    problem = make_problem(a, b)
+    right = np.full((300, 320), INF, "f2")
+    verdict = sampled(problem, a, b, None, right)
+    assert verdict.passed and "spoil" in verdict.how and "spoil" in verdict.power
+    for value in (-INF, np.nan):
+        wrong = right.copy()
+        wrong[123, 234] = value
+        assert not sampled(problem, a, b, None, wrong).passed
+    b[:] /= 100
+    right = product(problem, a, b)
+    assert sampled(problem, a, b, None, right).passed
+    right[123, 234] = INF
+    assert not sampled(problem, a, b, None, right).passed
+
+
 def test_partial_sums_that_overflow_may_be_inf_or_nan():
     a, b = np.full((40, 64), 1e20, "f4"), np.full((64, 40), 1e18, "f4")
     b[1::2] *= -1

@@ -6,6 +6,7 @@ exactly and quickly.
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -72,13 +73,13 @@ class Integers:
         error out, whatever its bits."""
         xp, part, random = self.xp, self.part, self.samples.random
         edges = [*part.col_edges, part.n]
-        cuts = [slice(i, j) for i, j in zip(edges, edges[1:], strict=False) if i < j]
+        cuts = [slice(i, j) for i, j in itertools.pairwise(edges) if i < j]
         right = xp.asarray(_odd(random, (part.n, count)))
         left = xp.asarray(_odd(random, (count, part.m)))
         same = True
         for cut in cuts:
             own = part.left <= cut.start < part.cols.stop
-            bv = self._multiply(part.b, right, cut)
+            bv = multiply(xp, part.b[:, cut], right[cut])
             product = self.group.sum(multiply(xp, part.a, bv))
             if own and part.height:
                 inner = slice(cut.start - part.left, cut.stop - part.left)
@@ -89,7 +90,7 @@ class Integers:
                     expected = expected + xp.asarray(part.problem.beta, "i8") * before
                 same &= self._none(self._differ(expected, sums), part.top, None)
         edges = [*part.row_edges, part.m]
-        for cut in (slice(i, j) for i, j in zip(edges, edges[1:], strict=False) if i < j):
+        for cut in (slice(i, j) for i, j in itertools.pairwise(edges) if i < j):
             ua = multiply(xp, left[:, cut], part.a[cut])
             product = self.group.sum(multiply(xp, ua, part.b))
             if part.top <= cut.start < part.rows.stop and part.width:
@@ -101,9 +102,6 @@ class Integers:
                     expected = expected + xp.asarray(part.problem.beta, "i8") * before
                 same &= self._none(self._differ(expected, sums), None, part.left)
         return same
-
-    def _multiply(self, matrix, vectors, cut: slice):
-        return multiply(self.xp, matrix[:, cut], vectors[cut])
 
     def _differ(self, x, y):
         """Where two sums differ modulo C's own range."""

@@ -15,6 +15,7 @@ from ..problem import NARROW, Problem
 
 BLOCKS = 32  # random vectors a side, each over one block of rows or columns
 NARROWEST = 16  # rows or columns of a block
+CLASSES = 16  # rows next to each other are weighted differently, and so are columns
 CHUNK = {True: 2**22, False: 2**25}  # elements in float64 at a time: on the host, on a GPU
 
 
@@ -76,15 +77,17 @@ ALONE = Group()
 
 @dataclasses.dataclass
 class Samples:
-    """Rows and columns checked in full, blocks, and a weight for each column and row: a random
-    number and sign, so that errors which are equal do not cancel in a sum over a block."""
+    """Rows and columns checked in full; blocks; and weights, random numbers with random signs, so
+    that equal errors do not cancel in a sum. Row i is summed with the weights `right[i % CLASSES]`
+    of the columns, column j with `left[j % CLASSES]` of the rows: in a tile whose errors are all
+    alike each row and each column is a test of its own."""
 
     rows: np.ndarray
     cols: np.ndarray
     row_blocks: list[slice]
     col_blocks: list[slice]
-    left: np.ndarray  # of rows
-    right: np.ndarray  # of columns
+    left: np.ndarray
+    right: np.ndarray
     random: np.random.Generator
 
 
@@ -95,7 +98,7 @@ def draw(part: Part, random: np.random.Generator, count: int) -> Samples:
         np.sort(random.choice(size, min(count, size), replace=False)) for size in (part.m, part.n)
     )
     left, right = (
-        random.choice([-1.0, 1.0], size) * random.uniform(1, 2, size)
+        random.choice([-1.0, 1.0], (CLASSES, size)) * random.uniform(1, 2, (CLASSES, size))
         for size in (part.m, part.n)
     )  # fmt: skip
     return Samples(rows, cols, row_blocks, col_blocks, left, right, random)
