@@ -123,8 +123,8 @@ class Scaled:
         for ks in spans(part.k, part.chunk // max(len(rows), len(cols))):
             x, y = doubles(part.a[rows, ks]), doubles(part.b[ks, cols])
             x_inf, y_inf = xp.isinf(x).astype("f8"), xp.isinf(y).astype("f8")
-            used = on_host((x_inf.any(axis=0)) | (y_inf.any(axis=1)))
-            if not used.any():
+            used = np.flatnonzero(on_host(x_inf.any(axis=0) | y_inf.any(axis=1)))
+            if not len(used):
                 continue
             x, y, x_inf, y_inf = x[:, used], y[used], x_inf[:, used], y_inf[used]
             x_sign, y_sign = xp.sign(x), xp.sign(y)
@@ -163,9 +163,8 @@ class Scaled:
             (self._there(x[0][at]), self._there(x[1][at]))
             for x, at in ((self.row_ends, rows), (self.col_ends, self.part.cols))
         )
-        outer = xp.multiply.outer
-        high = xp.maximum(outer(up, right), outer(down, left))
-        low = xp.maximum(outer(up, left), outer(down, right))
+        up, down = up[:, None], down[:, None]
+        high, low = xp.maximum(up * right, down * left), xp.maximum(up * left, down * right)
         if p.alpha < 0:
             high, low = low, high
         high, low = (x * (p.k * max(1.0, abs(p.alpha))) for x in (high, low))
