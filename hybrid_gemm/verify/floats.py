@@ -421,8 +421,9 @@ class Floats(Scaled):
         block = (self.deviations * rounding.of_block(width) + 6) * math.sqrt(7 / 3 * width)
         share = 1 - (1 - len(s.rows) / p.m) * (1 - len(s.cols) / p.n)
         return (
-            f"finds with probability above 1 - 1e-6, anywhere: NaN, Inf, a 16 x 16 tile (or two "
-            f"swapped) wrong by {math.ceil(block / 5)} times its rounding noise, a missing slab of "
-            f"k of 16 times it, an element wrong by {math.ceil(block)} times; in the rows and "
-            f"columns, {share:.2%} of C, an element wrong by {element} times; {fails}"
+            f"finds with probability above 1 - 1e-6: NaN and Inf; anywhere, in multiples of the "
+            f"rounding noise of its row of a block, a 16 x 16 tile (or two swapped) wrong by "
+            f"{math.ceil(block / 5)}, a missing slab of k of 16, an element wrong by "
+            f"{math.ceil(block)}; in the rows and columns, {share:.2%} of C, an element wrong by "
+            f"{element} times its own; {fails}"
         )
