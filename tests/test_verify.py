@@ -1,11 +1,17 @@
 """The verdict must fail on what is wrong: a check that cannot fail checks nothing."""
 
+import dataclasses
+
+import ml_dtypes
 import numpy as np
 import pytest
 
+import hybrid_gemm.verify as module
 from hybrid_gemm.errors import UsageError
-from hybrid_gemm.problem import make_problem
+from hybrid_gemm.problem import Problem, make_problem
 from hybrid_gemm.verify import verify
+
+INF = np.inf
 
 
 def case(dtype="float32", m=60, n=50, k=300, beta=0.0, scale=1.0):
@@ -15,19 +21,28 @@ def case(dtype="float32", m=60, n=50, k=300, beta=0.0, scale=1.0):
     )  # fmt: skip
     a, b, c = make((m, k)), make((k, n)), make((m, n))
     problem = make_problem(a, b, c, alpha=2, beta=beta)
-    right = (2 * (a.astype("f8") @ b) + beta * c).astype(problem.out_dtype)
-    return problem, a, b, c, right
+    return problem, a, b, c, product(problem, a, b, c)
 
 
-def both(problem, a, b, c, result):
-    full = verify(problem, a, b, c, result, mode="full")
-    import hybrid_gemm.verify as module
+def product(problem, a, b, c=None):
+    wide = problem.dtype if problem.dtype in ("int32", "int64") else "float64"
+    exact = problem.alpha * (a.astype(wide) @ b.astype(wide))
+    if problem.beta:
+        exact = exact + problem.beta * c.astype(wide)
+    return exact.astype(problem.out_dtype)
 
+
+def sampled(*arguments, seed=None):
+    """The verdict that a large product gets."""
     saved, module.FULL_FLOPS = module.FULL_FLOPS, 0
     try:
-        return full, verify(problem, a, b, c, result)
+        return verify(*arguments, seed=seed)
     finally:
         module.FULL_FLOPS = saved
+
+
+def both(*arguments):
+    return verify(*arguments, mode="full"), sampled(*arguments)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int32", "int64"])
@@ -38,16 +53,17 @@ def test_right_products_pass(dtype, beta):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int32"])
-def test_one_wrong_element_fails(dtype):
+def test_one_wrong_element_fails_and_is_named(dtype):
     problem, a, b, c, right = case(dtype)
     wrong = right.copy()
     wrong[17, 23] += 100 if dtype == "float32" else 1
-    full, sampled = both(problem, a, b, c, wrong)
-    assert not full.passed
-    assert not sampled.passed
+    full, blocks = both(problem, a, b, c, wrong)
+    assert not full.passed and not blocks.passed
+    assert "17" in full.where and "23" in full.where
+    assert "C[17, 23]" in str(blocks) or dtype == "int32"
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("value", [np.nan, INF, -INF])
 def test_nan_and_inf_fail(value):
     problem, a, b, c, right = case()
     right[59, 49] = value
@@ -58,10 +74,14 @@ def test_nan_and_inf_fail(value):
 def test_a_missing_nan_fails_and_a_present_one_passes():
     problem, a, b, c, right = case()
     a[3, 4] = np.nan
-    assert not verify(problem, a, b, c, right, mode="full").passed
+    for verdict in both(problem, a, b, c, right):
+        assert not verdict.passed
     right[3] = np.nan
     for verdict in both(problem, a, b, c, right):
-        assert verdict.passed
+        assert verdict.passed, verdict
+    right[3, 7] = INF
+    for verdict in both(problem, a, b, c, right):
+        assert not verdict.passed
 
 
 def test_rounding_to_half_the_digits_fails():
@@ -76,6 +96,8 @@ def test_alpha_zero_does_not_read_the_operands():
     a[:] = np.nan
     for verdict in both(problem, a, b, c, 2 * c):
         assert verdict.passed
+    for verdict in both(problem, a, b, c, 2 * c + 1):
+        assert not verdict.passed
 
 
 def test_off_and_unknown_modes():
@@ -83,3 +105,251 @@ def test_off_and_unknown_modes():
     assert verify(*arguments, mode="off") is None
     with pytest.raises(UsageError, match="auto, full, off"):
         verify(*arguments, mode="maybe")
+
+
+# --- what used to pass --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", ["zeros", "random"])
+def test_float16_is_judged_where_the_sum_of_magnitudes_is_beyond_its_range(what):
+    rng = np.random.default_rng(1)
+    a, b = (rng.uniform(-8, 8, s).astype("f2") * 4 for s in ((64, 2000), (2000, 64)))
+    problem = make_problem(a, b)
+    right = product(problem, a, b)
+    assert np.isfinite(right).all() and (abs(a.astype("f8")) @ abs(b.astype("f8"))).min() > 65504
+    wrong = np.zeros_like(right) if what == "zeros" else rng.permutation(right.ravel())
+    wrong = wrong.reshape(right.shape)
+    assert all(v.passed for v in both(problem, a, b, None, right))
+    assert not any(v.passed for v in both(problem, a, b, None, wrong))
+
+
+@pytest.mark.parametrize("what", ["nothing", "rows", "tile"])
+def test_zeros_in_most_rows_fail(what):
+    """A of rank 1, so that the product needs no multiplication of matrices."""
+    rng = np.random.default_rng(2)
+    m, n, k = 2048, 1024, 16384
+    x, b = rng.standard_normal(m).astype("f4"), rng.standard_normal((k, n), "f4")
+    a = np.outer(x, np.ones(k, "f4"))
+    c = np.outer(x, b.sum(axis=0, dtype="f8")).astype("f4")
+    if what == "rows":
+        c[32:] = 0
+    if what == "tile":
+        c[1024:1040, 80:96] = 0
+    assert sampled(make_problem(a, b), a, b, None, c).passed == (what == "nothing")
+
+
+def test_the_sign_of_inf_and_nan_are_compared():
+    problem, a, b, c, right = case()
+    b = abs(b)
+    right = product(problem, a, b)
+    a[5, 6], right[5] = INF, INF
+    for verdict in both(problem, a, b, c, right):
+        assert verdict.passed, verdict
+    for value in (-INF, np.nan, 1.0):
+        wrong = right.copy()
+        wrong[5, 7] = value
+        for verdict in both(problem, a, b, c, wrong):
+            assert not verdict.passed
+    b[6, 9] = 0
+    right = product(problem, a, b)
+    assert np.isnan(right[5, 9]) and right[5, 8] == INF
+    for verdict in both(problem, a, b, c, right):
+        assert verdict.passed, verdict
+    a[5, 8] = -INF
+    right[5] = np.nan  # Infs of both signs
+    for verdict in both(problem, a, b, c, right):
+        assert verdict.passed, verdict
+    right[5, 3] = INF
+    for verdict in both(problem, a, b, c, right):
+        assert not verdict.passed
+
+
+def test_inf_in_b_and_before():
+    problem, a, b, c, _right = case(beta=3)
+    a = abs(a)
+    b[7, 8], c[20, 30], c[21, 31] = -INF, INF, np.nan
+    right = product(problem, a, b, c)
+    assert np.isneginf(right[:, 8]).all() and right[20, 30] == INF and np.isnan(right[21, 31])
+    for verdict in both(problem, a, b, c, right):
+        assert verdict.passed, verdict
+    for place in ((0, 8), (20, 30), (21, 31)):
+        wrong = right.copy()
+        wrong[place] = 5
+        for verdict in both(problem, a, b, c, wrong):
+            assert not verdict.passed
+
+
+@pytest.mark.parametrize("m", [60, 200])
+def test_overflow_is_inf_of_its_sign(m):
+    a, b = np.full((m, 1400), 7, "f2"), np.full((1400, 50), 7, "f2")
+    b[:, 3] *= -1
+    b[:, 4] = 1
+    problem = make_problem(a, b)
+    with np.errstate(over="ignore"):
+        right = product(problem, a, b)
+    assert right[0, 0] == INF and right[0, 3] == -INF and np.isfinite(right[0, 4])
+    for verdict in both(problem, a, b, None, right):
+        assert verdict.passed, verdict
+    for value in (-right[5, 6], np.nan, 60000, 0, 65504):
+        wrong = right.copy()
+        wrong[5, 6] = value
+        for verdict in both(problem, a, b, None, wrong):
+            assert not verdict.passed, value
+    wrong = right.copy()
+    wrong[5, 4] = INF
+    for verdict in both(problem, a, b, None, wrong):
+        assert not verdict.passed
+
+
+def test_where_all_overflows_the_sign_is_known_without_the_sums(monkeypatch):
+    """No element is looked at for it: only 1 of these sums that Inf spoils."""
+    monkeypatch.setattr("hybrid_gemm.verify.floats.EXACT_FLOPS", 1)
+    rng = np.random.default_rng(10)
+    a, b = (rng.uniform(5, 9, s).astype("f2") for s in ((300, 2000), (2000, 320)))
+    problem = make_problem(a, b)
+    right = np.full((300, 320), INF, "f2")
+    verdict = sampled(problem, a, b, None, right)
+    assert verdict.passed and "spoil" in verdict.how and "spoil" in verdict.power
+    for value in (-INF, np.nan):
+        wrong = right.copy()
+        wrong[123, 234] = value
+        assert not sampled(problem, a, b, None, wrong).passed
+    b[:] /= 100
+    right = product(problem, a, b)
+    assert sampled(problem, a, b, None, right).passed
+    right[123, 234] = INF
+    assert not sampled(problem, a, b, None, right).passed
+
+
+def test_partial_sums_that_overflow_may_be_inf_or_nan():
+    a, b = np.full((40, 64), 1e20, "f4"), np.full((64, 40), 1e18, "f4")
+    b[1::2] *= -1
+    a[0] = 1
+    problem = make_problem(a, b)
+    right = np.zeros((40, 40), "f4")
+    assert all(v.passed for v in both(problem, a, b, None, right))
+    for value in (INF, -INF, np.nan):  # 32 products of 1e38 pass the largest number
+        got = right.copy()
+        got[5, 6] = value
+        assert all(v.passed for v in both(problem, a, b, None, got))
+        got[0, 6] = value
+        assert not any(v.passed for v in both(problem, a, b, None, got))
+
+
+def test_a_fresh_seed_is_drawn_and_repeats():
+    arguments = case()
+    first, second = sampled(*arguments), sampled(*arguments)
+    assert first.seed != second.seed and f"seed {first.seed}" in first.how
+    again = sampled(*arguments, seed=first.seed)
+    assert again == first and again.worst != second.worst
+    assert "1e-06" in first.power and len(str(first)) < 120
+
+
+def test_data_whose_roundings_are_not_random_pass():
+    """Equal products are rounded alike, far from their mean: here every sum is in order."""
+    for dtype in ("f4", "f8"):
+        a, b = np.full((40, 8192), 0.1, dtype), np.full((8192, 48), 0.3, dtype)
+        term = a[0, 0] * b[0, 0]
+        c = np.full((40, 48), np.cumsum(np.full(8192, term, dtype), dtype=dtype)[-1])
+        problem = make_problem(a, b)
+        for verdict in both(problem, a, b, None, c):
+            assert verdict.passed, verdict
+        c[3] *= 1 - 1e-3
+        for verdict in both(problem, a, b, None, c):
+            assert not verdict.passed
+
+
+def test_sums_that_rise_and_fall_pass():
+    """Half of the products are positive, the other half negative: C is small, its errors not."""
+    rng = np.random.default_rng(3)
+    k = 8192
+    a, b = rng.random((96, k), "f4"), rng.random((k, 80), "f4")
+    a[:, k // 2 :], b[k // 2 :] = a[:, : k // 2], -b[: k // 2]
+    c = np.zeros((96, 80), "f4")
+    for i in range(0, k, 16):  # a few roundings where 16 would be
+        c += a[:, i : i + 16] @ b[i : i + 16]
+    problem = make_problem(a, b)
+    for verdict in both(problem, a, b, None, c):
+        assert verdict.passed, verdict
+    c[30, 40] += 0.5
+    for verdict in both(problem, a, b, None, c):
+        assert not verdict.passed
+
+
+@pytest.mark.parametrize("scale", [1e-22, 1e-30, 1e17])
+def test_extremes_of_float32(scale):
+    problem, a, b, c, right = case(scale=scale)
+    for verdict in both(problem, a, b, c, right):
+        assert verdict.passed, verdict
+
+
+def test_float64_far_from_one():
+    for left, right in ((1e-150, 1e-150), (1e150, 1e150), (1e200, 1e-200)):
+        rng = np.random.default_rng(4)
+        a, b = left * rng.standard_normal((60, 70)), right * rng.standard_normal((70, 80))
+        problem = make_problem(a, b)
+        c = a @ b
+        assert all(v.passed for v in both(problem, a, b, None, c))
+        c[3, 4] *= 1.001
+        assert not any(v.passed for v in both(problem, a, b, None, c))
+
+
+def test_integers_wrap():
+    rng = np.random.default_rng(6)
+    for dtype in ("int8", "int16", "int32", "int64", "uint32"):
+        limits = np.iinfo(dtype)
+        a, b, c = (
+            rng.integers(limits.min, limits.max, s, dtype) for s in ((90, 40), (40, 70), (90, 70))
+        )
+        problem = make_problem(a, b, c, alpha=-3, beta=7)
+        wide = (x.astype("i8") for x in (a, b, c))
+        x, y, z = wide
+        right = (-3 * (x @ y) + 7 * z).astype(problem.out_dtype)
+        assert all(v.passed for v in both(problem, a, b, c, right)), dtype
+        for change in (1, limits.max // 2 + 1):
+            wrong = right.copy()
+            wrong[80, 60] += np.array(change, dtype)
+            assert not any(v.passed for v in both(problem, a, b, c, wrong)), dtype
+
+
+@pytest.mark.parametrize("dtype", ["float16", ml_dtypes.bfloat16])
+def test_sixteen_bits_come_back_as_float32(dtype):
+    rng = np.random.default_rng(7)
+    a, b = (rng.standard_normal((500, 500)).astype(dtype) for _ in "ab")
+    problem = make_problem(a, b)
+    exact = a.astype("f8") @ b.astype("f8")
+    for out in (np.float32, dtype):
+        c = exact.astype(out)
+        assert all(v.passed for v in both(problem, a, b, None, c))
+    rough = exact.astype(dtype).astype("f4")
+    assert not verify(problem, a, b, None, rough, mode="full").passed
+
+
+def test_what_arithmetic_may_lose_is_allowed_and_no_more():
+    rng = np.random.default_rng(8)
+    a, b = (rng.standard_normal((400, 400), "f4") for _ in "ab")
+
+    def kept(x, bits):
+        fraction, exponent = np.frexp(x)
+        return np.ldexp(np.rint(fraction * 2**bits), exponent - bits).astype("f4")
+
+    c = kept(a, 11) @ kept(b, 11)
+    strict = make_problem(a, b)
+    rounded = dataclasses.replace(strict, compute="tf32")
+    assert all(v.passed for v in both(rounded, a, b, None, c))
+    assert not any(v.passed for v in both(strict, a, b, None, c))
+    c = kept(a, 8) @ kept(b, 8)
+    assert not verify(rounded, a, b, None, c, mode="full").passed
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (1, 700, 30), (700, 1, 30), (33, 17, 1), (5, 5, 0)])
+def test_odd_shapes(shape):
+    m, n, k = shape
+    rng = np.random.default_rng(9)
+    a, b, c = (rng.standard_normal(s).astype("f4") for s in ((m, k), (k, n), (m, n)))
+    problem = make_problem(a, b, c, beta=1)
+    right = (a.astype("f8") @ b + c).astype("f4")
+    assert all(v.passed for v in both(problem, a.T.copy().T, b.T.copy().T, c, right))
+    right[-1, -1] += 1
+    assert not any(v.passed for v in both(problem, a, b, c, right))
+    assert verify(Problem(0, n, k), a[:0], b, None, right[:0]).passed

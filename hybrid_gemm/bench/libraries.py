@@ -272,13 +272,13 @@ class Check:
         """The verdict on `c`, an array of the host, as columns of a row."""
         a, b = self._host
         if self._gpu is None:
-            return judged(self.problem, a, b, c, seed=1)
+            return judged(self.problem, a, b, c)
         import cupy
 
         with cupy.cuda.Device(self._gpu):
             if self._there is None:
                 self._there = cupy.asarray(a), cupy.asarray(b)
-            return judged(self.problem, *self._there, cupy.asarray(c), seed=1)
+            return judged(self.problem, *self._there, cupy.asarray(c))
 
     def release(self) -> None:
         """Frees what the checks keep on the GPU, before anything is timed."""

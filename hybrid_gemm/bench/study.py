@@ -169,11 +169,12 @@ def _split_products(device: Device, problem: Problem) -> np.ndarray:
     return tensor_core_products.verdicts(device, problem)
 
 
-def judged(problem: Problem, a: Array, b: Array, c: Array, seed: int = 0) -> Row:
+def judged(problem: Problem, a: Array, b: Array, c: Array, growth: float = 1.0) -> Row:
     """The verdict on c = a @ b, for op(A) `a` and op(B) `b`, as columns of a row.
 
-    "worst_error_of_bound" is the largest error as a fraction of what rounding may cause.
+    "worst_error_of_bound" is the largest error as a fraction of what rounding may cause. `growth`
+    is that of `verify`. Rows and vectors are drawn afresh.
     """
-    found = verify(problem, a, b, None, c, seed=seed)
+    found = verify(problem, a, b, None, c, growth=growth)
     assert found is not None  # only mode "off" gives no verdict
     return {"verdict": PASSED if found.passed else FAILED, "worst_error_of_bound": found.worst}

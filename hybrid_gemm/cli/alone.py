@@ -13,7 +13,7 @@ from ..options import Options
 from ..problem import Problem
 from ..reporting import thread_report
 from ..runner import Result, Runner
-from ..verify import Verdict, verify
+from ..verify import GROWTH, Verdict, verify
 from .inputs import Inputs, check_host_memory
 from .job import Output, Wanted
 
@@ -74,7 +74,8 @@ class Alone:
         request = inputs.request
         a = self.a.T if request.trans_a else self.a
         b = self.b.T if request.trans_b else self.b
-        verdict = verify(self.problem, a, b, self.c, result.c, mode=mode, seed=request.seed)
+        levels = self.options.levels if self.options.algorithm == "strassen" else 0
+        verdict = verify(self.problem, a, b, self.c, result.c, mode=mode, growth=GROWTH**levels)
         inputs.check_unchanged()  # before a verdict on another product, and before C is there
         return verdict
 

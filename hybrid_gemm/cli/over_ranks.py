@@ -117,9 +117,7 @@ class OverRanks:
 
     def verify(self, inputs: Inputs, result: RankResult, mode: str) -> Verdict | None:
         a, b, c = self.blocks
-        verdict = verify.verify(
-            self.comm, self.plan, a, b, c, result.c, mode=mode, seed=inputs.request.seed
-        )
+        verdict = verify.verify(self.comm, self.plan, a, b, c, result.c, mode=mode)
         together(self.comm, inputs.check_unchanged)
         return verdict
 

@@ -159,7 +159,9 @@ class Lab:
         self.stream.synchronize()
         return self.device.time_ms(stop) - self.device.time_ms(start)
 
-    def checked(self, problem: Problem, operands: Operands, work: Callable[[], None]) -> Row:
+    def checked(
+        self, problem: Problem, operands: Operands, work: Callable[[], None], growth: float = 1.0
+    ) -> Row:
         """Runs `work`, which computes c = a @ b, once; the verdict on C.
 
         C holds NaN (integers: -2^30) beforehand, so that an element that is not written shows.
@@ -168,12 +170,14 @@ class Lab:
         c[...] = np.nan if is_float(c.dtype) else -(2**30)
         work()
         self.stream.synchronize()
-        return judged(problem, a, b, c, seed=self.seed)
+        return judged(problem, a, b, c, growth)
 
-    def products(self, problem: Problem, operands: Operands, work: Callable[[], None]) -> Row:
+    def products(
+        self, problem: Problem, operands: Operands, work: Callable[[], None], growth: float = 1.0
+    ) -> Row:
         """Verdict, time and rate of `work`, which computes c = a @ b; a wrong one is not timed."""
         with self.device.session():
-            figures = self.checked(problem, operands, work)
+            figures = self.checked(problem, operands, work, growth)
             if figures["verdict"] == "passed":
                 figures |= self.timed(work)
                 figures["gflops"] = problem.flops / figures["time_ms"] / 1e6

@@ -217,11 +217,11 @@ def _judged_host(lab: Lab, problem: Problem, operands: Operands) -> Row:
     """The verdict on host matrices; computed on the GPU where there is one, which is quicker."""
     a, b, c = operands
     if not isinstance(lab.device, CudaDevice):
-        return judged(problem, a, b, c, seed=lab.seed)
+        return judged(problem, a, b, c)
     cp = lab.device.cp
     with cp.cuda.Device(lab.first_gpu):
         x, y, z = (cp.asarray(host) for host in operands)
-        found = judged(problem, x, y, z, seed=lab.seed)
+        found = judged(problem, x, y, z)
         del x, y, z
         cp.get_default_memory_pool().free_all_blocks()
     return found

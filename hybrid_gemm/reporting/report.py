@@ -40,9 +40,7 @@ def result_data(
         "total_ms": result.total_ms,
         "totals_ms": list(totals_ms),
         "gflops": result.gflops,
-        "verify": None if verdict is None else {
-            "passed": verdict.passed, "how": verdict.how, "worst": verdict.worst,
-        },
+        "verify": None if verdict is None else verdict.as_data(),
     }  # fmt: skip
 
 

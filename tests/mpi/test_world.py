@@ -200,8 +200,8 @@ def test_options_of_ranks_need_a_communicator():
 @pytest.mark.parametrize("dtype", ["float32", "int32"])
 @pytest.mark.parametrize("mode", ["full", "auto"])
 def test_verdicts_find_what_is_wrong_anywhere(comm, split, dtype, mode, rng, monkeypatch):
-    monkeypatch.setattr(verify, "FULL_FLOPS", 0)
-    monkeypatch.setattr(verify, "SAMPLED_ROWS", 5)
+    monkeypatch.setattr("hybrid_gemm.verify.FULL_FLOPS", 0)
+    monkeypatch.setattr("hybrid_gemm.verify.SAMPLED", 5)
     m, n, k = 61, 40, 53
     a, b, c = (integers(rng, shape, dtype) for shape in ((m, k), (k, n), (m, n)))
     runner = RankRunner(comm, device="cpu", split=split)

@@ -1,0 +1,100 @@
+"""Is C right? Random sums over blocks of all of C, and rows and columns of it element by element.
+
+docs/notes/verification.md derives the bounds and says what is found and how surely.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+
+import numpy as np
+
+from ..errors import UsageError
+from ..problem import Problem
+from .floats import Floats
+from .integers import Integers
+from .sampling import ALONE, Group, Part, draw
+
+FULL_FLOPS = 2 * 2048**3  # `auto` computes the whole reference up to here: about a second
+SAMPLED = 16  # rows, and columns, that larger products are checked in element by element
+MODES = ("auto", "full", "off")
+GROWTH = 8.0  # of rounding errors by a level of Strassen's algorithm
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """`worst` is the largest error as a fraction of its bound (integers: 0 or inf).
+
+    `power` says what would have been found, and how surely; `where` the element that is wrong.
+    `seed` repeats the check: it chose rows, columns and random vectors.
+    """
+
+    passed: bool
+    how: str
+    worst: float
+    power: str = ""
+    where: str = ""
+    seed: int | None = None
+
+    def as_data(self) -> dict:
+        """For JSON."""
+        return {
+            "passed": self.passed, "how": self.how, "worst": self.worst, "power": self.power,
+            "where": self.where, "seed": self.seed,
+        }  # fmt: skip
+
+    def __str__(self) -> str:
+        word = "passed" if self.passed else "FAILED"
+        where = f"; {self.where}" if self.where else ""
+        return f"{word}: {self.how}, largest error {self.worst:.2g} of its bound{where}"
+
+
+def verify(
+    problem: Problem, a, b, c_in, result, *, mode: str = "auto", seed: int | None = None,
+    growth: float = 1.0,
+) -> Verdict | None:  # fmt: skip
+    """The verdict on `result` for op(A) `a` (m x k), op(B) `b` (k x n) and C `c_in`.
+
+    Works where the arrays are (NumPy or CuPy, all of one kind). `full` computes the whole
+    reference; `auto` does so for small problems and otherwise checks random sums over blocks of
+    all of C, and 16 rows and 16 columns in full; `off` gives None. `seed` is that of an earlier
+    verdict to be repeated; a fresh one is drawn without it. `growth` is how much larger the
+    rounding errors of the algorithm are than those of sums of products (Strassen's).
+    """
+    check_mode(mode)
+    if mode == "off":
+        return None
+    part = Part(problem, a, b, c_in, result)
+    return judge(part, ALONE, mode=mode, seed=fresh(seed), growth=growth)
+
+
+def check_mode(mode: str) -> None:
+    if mode not in MODES:
+        raise UsageError(f"no verification is called {mode!r}; there are {', '.join(MODES)}")
+
+
+def fresh(seed: int | None) -> int:
+    return int.from_bytes(os.urandom(4)) if seed is None else seed
+
+
+def whole(problem: Problem, mode: str) -> bool:
+    """Whether every element is held against its reference."""
+    reads_product = problem.alpha != 0 and problem.k > 0
+    return mode == "full" or problem.flops <= FULL_FLOPS or not reads_product
+
+
+def judge(part: Part, group: Group, *, mode: str, seed: int, growth: float = 1.0) -> Verdict:
+    """The verdict on one part of C; `group` are those who have other parts of its k."""
+    problem = part.problem
+    if not problem.m or not problem.n:
+        return Verdict(part.result.shape == (problem.m, problem.n), "empty", 0.0)
+    full = whole(problem, mode)
+    samples = draw(part, np.random.default_rng([seed, group.color]), 0 if full else SAMPLED)
+    kind = Integers if problem.is_integer else Floats
+    found = kind(part, group, samples, growth).check(full)
+    how = found.how if full else f"{found.how}, seed {seed}"
+    return Verdict(
+        bool(found.worst <= 1), how, float(found.worst), found.power, found.where,
+        None if full else seed,
+    )  # fmt: skip

@@ -1,0 +1,429 @@
+"""C of floats against float64, within bounds that its own partial sums give."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from . import rounding
+from .sampling import CLASSES, NARROWEST, Found, Group, Part, Samples, doubles, spans
+from .scaled import EXACT_FLOPS, Scaled, compact, indices, moved, on_host, positive, within
+
+LOOKS = 16  # sums, of the worst first, whose elements are looked at one by one
+OFFENDERS = 64  # elements that are held against what their own products allow
+HEIGHT = 2048  # rows of a rectangle at a time
+
+
+class Floats(Scaled):
+    def __init__(self, part: Part, group: Group, samples: Samples, growth: float):
+        super().__init__(part, group, samples, growth)
+        self.offenders: list[tuple] = []
+
+    def check(self, full: bool) -> Found:
+        part, samples = self.part, self.samples
+        p = part.problem
+        with np.errstate(all="ignore"):
+            self._scale()
+            self._infinite()
+            self.deviations = rounding.deviations(p.m * p.n if full else 64 * (p.m + p.n))
+            if full:
+                step = max(1, part.chunk // max(1, part.n))
+                for rows in spans(part.m, step):
+                    self._elements(indices(rows), np.arange(part.n))
+                how = "every element against float64"
+            else:
+                self._blocks()
+                self._elements(samples.rows, np.arange(part.n))
+                self._elements(np.arange(part.m), samples.cols)
+                how = self._how()
+            worst, where = self._judged()
+        return Found(worst, how + self.uncovered, self._power(full), where)
+
+    # --- sums over blocks -----------------------------------------------------------------
+
+    def _blocks(self) -> None:
+        """Every element of C in two sums: with its row's in a block of columns, and with its
+        column's in a block of rows."""
+        xp, part, s = self.xp, self.part, self.samples
+        m, n, k = part.m, part.n, part.k
+        ua, ua2 = (xp.zeros((CLASSES, len(s.row_blocks), k)) for _ in range(2))
+        bv, bv2 = (xp.zeros((CLASSES, k, len(s.col_blocks))) for _ in range(2))
+        right, right2 = (xp.zeros((m, len(s.col_blocks))) for _ in range(2))
+        left, left2 = (xp.zeros((len(s.row_blocks), n)) for _ in range(2))
+        for r, block in enumerate(s.row_blocks):
+            for rows in within(block, part.chunk // max(1, k)):
+                x, weights = self._a(rows), self.left[:, rows]
+                ua[:, r] += weights @ x
+                x *= x
+                ua2[:, r] += (weights * weights) @ x
+        for ks in spans(k, part.chunk // n):
+            y = self._b(ks)
+            for sums, power, across, total in ((bv, 1, ua, left), (bv2, 2, ua2, left2)):
+                if power == 2:
+                    y *= y
+                for c, block in enumerate(s.col_blocks):
+                    sums[:, ks, c] = self.right[:, block] ** power @ y[:, block].T
+                for q in range(CLASSES):
+                    total[:, q::CLASSES] += across[q][:, ks] @ y[:, q::CLASSES]
+        for rows in spans(m, part.chunk // max(1, k)):
+            x = self._a(rows)
+            for q in range(CLASSES):
+                own = slice((q - rows.start) % CLASSES, None, CLASSES)
+                mine = x[own]
+                right[rows][own] = mine @ bv[q]
+                mine *= mine
+                right2[rows][own] = mine @ bv2[q]
+        total = self.group.sum
+        self._hold(total(right), total(right2), total(left), total(left2))
+
+    def _hold(self, right, right2, left, left2) -> None:
+        xp, part, s = self.xp, self.part, self.samples
+        got_right, noise_right = xp.zeros_like(right), xp.zeros_like(right)
+        got_left, noise_left = xp.zeros_like(left), xp.zeros_like(left)
+        mixed_right = np.zeros(right.shape, bool)
+        mixed_left = np.zeros(left.shape, bool)
+        blocks = [b for b in enumerate(s.col_blocks) if part.left <= b[1].start < part.cols.stop]
+        mine = [b for b in enumerate(s.row_blocks) if part.top <= b[1].start < part.rows.stop]
+        width = max([b.stop - b.start for b in (*s.row_blocks, *s.col_blocks)])
+        of_products, of_sums, of_c, of_before = self._variances(width)
+        across = xp.arange(part.left, part.cols.stop)
+        for r, block in mine:
+            for rows in within(block, part.chunk // max(1, part.width)):
+                c, before = self._c(rows, part.cols)
+                self._without_infinite(c, before, r, rows, mixed_right, mixed_left)
+                product = c if before is None else c - before
+                noise = product * product * of_sums
+                if of_c:
+                    noise += c * c * of_c
+                if before is not None:
+                    noise += before * before * of_before
+                here = xp.arange(rows.start, rows.stop)
+                weights, own = self.left[:, rows], (across % CLASSES, across - part.left)
+                got_left[r, part.cols] += (weights @ product)[own]
+                noise_left[r, part.cols] += ((weights * weights) @ noise)[own]
+                own = here - rows.start, here % CLASSES
+                for i, columns in blocks:
+                    inner, weights = moved(columns, -part.left), self.right[:, columns].T
+                    got_right[rows, i] = (product[:, inner] @ weights)[own]
+                    noise_right[rows, i] = (noise[:, inner] @ (weights * weights))[own]
+        alpha = part.problem.alpha
+        tiny_right = xp.stack([
+            self.row_scale * (2 * self.rounding.tiny * self.col_scale[b].sum())
+            for b in s.col_blocks
+        ], axis=1)  # fmt: skip
+        tiny_left = xp.stack([
+            self.col_scale * (2 * self.rounding.tiny * self.row_scale[b].sum())
+            for b in s.row_blocks
+        ])  # fmt: skip
+        narrow = {b.stop - b.start for b in (*s.row_blocks, *s.col_blocks)}
+        count = self.deviations * rounding.of_block(max(NARROWEST, min(narrow)))
+
+        def ratios(got, product, squares, noise, tiny, mixed):
+            variance = noise + alpha * alpha * of_products * squares
+            ratio = abs(got - alpha * product) / (count * xp.sqrt(variance / 3) + tiny)
+            ratio = positive(xp, ratio)
+            ratio[self._there(mixed)] = 0
+            return ratio
+
+        ratio = ratios(got_right, right, right2, noise_right, tiny_right, mixed_right)
+        own = [i for i, _block in blocks]
+        alarms = self._worst_sums(ratio[part.rows][:, own], range(part.top, part.rows.stop), own)
+        ratio = ratios(got_left, left, left2, noise_left, tiny_left, mixed_left)
+        own = [i for i, _block in mine]
+        more = self._worst_sums(ratio[own][:, part.cols], own, range(part.left, part.cols.stop))
+        self._look(alarms, more)
+        self._hold_mixed(mixed_right)
+
+    def _variances(self, width: int):
+        """Three times the variance of an element's error, per square of: a product of elements,
+        the sum of products, C, beta C before."""
+        r, k = self.rounding, self.part.problem.k
+        unit, cut = (r.growth * r.unit) ** 2, 3 * (r.cut * k) ** 2
+        reference = 2.0**-106 * width
+        return (
+            unit * k / 2 + cut / 2 + r.operands**2 + reference,
+            unit * k / 3 + cut / 3 + 2 * r.last**2 + reference,
+            r.out**2 + r.last**2,
+            2 * r.last**2,
+        )
+
+    def _without_infinite(self, c, before, r, rows, mixed_right, mixed_left) -> None:
+        """Zeros in place of what no sum can hold; marks the sums that it is missing from."""
+        xp, part = self.xp, self.part
+        bad = ~xp.isfinite(c)
+        if before is not None:
+            bad |= ~xp.isfinite(before)
+        bad[self.dead_rows[rows]] = False
+        bad[:, self.dead_cols[part.cols]] = False
+        some = bool(bad.any())
+        if some:
+            self._possible(c, before, bad, rows)
+        for x in (c, before):
+            if x is not None:
+                x[bad] = 0
+                x[self.dead_rows[rows]] = 0
+                x[:, self.dead_cols[part.cols]] = 0
+        if some:
+            bad = on_host(bad)
+            mixed_left[r, part.cols] |= bad.any(axis=0)
+            for i, columns in enumerate(self.samples.col_blocks):
+                inner = moved(columns, -part.left)
+                if 0 <= inner.start < part.width:
+                    mixed_right[rows, i] |= bad[:, inner].any(axis=1)
+
+    def _worst_sums(self, ratio, rows, cols) -> list[tuple]:
+        """The worst alarms of one side: (ratio, row or block of rows, block or column)."""
+        flat = on_host(ratio.ravel())
+        if not flat.size:
+            return []
+        highest = float(flat.max())
+        if highest <= 1:
+            self.worst = max(self.worst, highest)
+            return []
+        order = np.argsort(flat)[::-1][:LOOKS]
+        places = [(at, *divmod(int(at), ratio.shape[1])) for at in order[flat[order] > 1]]
+        return [(float(flat[at]), rows[i], cols[j]) for at, i, j in places]
+
+    def _look(self, right: list[tuple], left: list[tuple]) -> None:
+        """Element by element at sums that are beyond their bound: which element is wrong, or
+        whether the partial sums of these data are larger than was assumed."""
+        s = self.samples
+        for alarms, rowwise in ((right, True), (left, False)):
+            worst = sorted(self.group.gather(alarms), reverse=True)[:LOOKS]
+            for _ratio, i, j in worst:
+                if rowwise:
+                    rows, cols = np.array([i]), indices(s.col_blocks[j])
+                    self._elements(rows, cols, weights=self.right[i % CLASSES][cols])
+                else:
+                    rows, cols = indices(s.row_blocks[i]), np.array([j])
+                    self._elements(rows, cols, weights=self.left[j % CLASSES][rows])
+
+    def _hold_mixed(self, mixed: np.ndarray) -> None:
+        """Elements of the rows of blocks that have Inf or NaN where A and B have none."""
+        part, s = self.part, self.samples
+        found = np.argwhere(mixed)
+        found = np.array(self.group.gather(found.tolist()), int).reshape(-1, 2)
+        if not len(found):
+            return
+        width = max(b.stop - b.start for b in s.col_blocks)
+        most = int(EXACT_FLOPS // (6 * width * part.problem.k)) + 1
+        if len(found) > most:
+            share = most / len(found)
+            found = found[s.random.permutation(len(found))[:most]]
+            self.uncovered = f", {share:.2%} of the sums that C's Inf or NaN spoils"
+        for i, block in enumerate(s.col_blocks):
+            rows = np.unique(found[found[:, 1] == i, 0])
+            if len(rows):
+                self._elements(rows, indices(block))
+
+    # --- elements -------------------------------------------------------------------------
+
+    def _elements(self, rows: np.ndarray, cols: np.ndarray, weights=None) -> None:
+        """Holds each element of these rows and columns of the block."""
+        if not (len(rows) and len(cols)):
+            return
+        for at in spans(len(rows), max(HEIGHT, self.part.chunk // len(cols))):
+            of_rows = weights is not None and len(rows) > 1
+            self._rectangle(rows[at], cols, weights[at] if of_rows else weights)
+
+    def _rectangle(self, rows, cols, weights) -> None:
+        xp, part = self.xp, self.part
+        product, squares, walk, square, more = (
+            xp.zeros((len(rows), len(cols))) for _ in range(5)
+        )  # fmt: skip
+        step = min(
+            max(1, -(-part.k // rounding.PARTIAL_SUMS)),
+            max(1, part.chunk // max(len(rows), len(cols))),
+        )
+        across, down = compact(rows), compact(cols)
+        for ks in spans(part.k if part.reads_product else 0, step):
+            x, y = self._a(across, ks), self._b(ks, down)
+            product += xp.matmul(x, y, out=more)
+            walk += xp.multiply(product, product, out=square)
+            x *= x
+            y *= y
+            squares += xp.matmul(x, y, out=more)
+        del square, more
+        product, squares, walk = (self.group.sum(x) for x in (product, squares, walk))
+        sums = product, squares, walk, step
+        if weights is not None:
+            self._judge(rows, cols, weights, *sums)
+            return
+        for at in spans(len(rows), part.chunk // 16 // len(cols)):
+            self._judge(rows[at], cols, None, *(x[at] for x in sums[:3]), step)
+
+    def _judge(self, rows, cols, weights, product, squares, walk, step: int) -> None:
+        """Holds elements against their bounds. `walk` has the squares of the partial sums, one
+        in `step` places along k."""
+        xp, part = self.xp, self.part
+        own_rows, own_cols = part.own(rows, part.rows), part.own(cols, part.cols)
+        own = bool(own_rows.any() and own_cols.any())
+        ratio = None
+        if own:
+            if not (own_rows.all() and own_cols.all()):
+                pick = np.ix_(own_rows, own_cols)
+                product, squares, walk = product[pick], squares[pick], walk[pick]
+            rows_here, cols_here = compact(rows[own_rows]), compact(cols[own_cols])
+            got, before = self._c(rows_here, cols_here)
+            walk = step * (walk + squares / 2)
+            reference, bound = self._bound(product, squares, walk, before, rows_here, cols_here)
+            error = abs(got - reference)
+            ratio = positive(xp, error / bound)
+            ratio[error == 0] = 0
+            strange = ~xp.isfinite(got)
+            if before is not None:
+                strange |= ~xp.isfinite(before)
+        some = bool(own and strange.any())
+        if float(self.group.largest(np.array([float(some)]))[0]):
+            size = self._magnitudes(rows, cols)
+            if some:
+                size = size[np.ix_(own_rows, own_cols)]
+                here = rows_here, cols_here
+                fair = self._fair(got, before, reference, bound, product, size, *here)
+                ratio = xp.where(strange, xp.where(fair, 0, xp.inf), ratio)
+        if own:
+            if self.infinite:
+                ratio[self.dead_rows[rows_here]] = 0
+                ratio[:, self.dead_cols[cols_here]] = 0
+            if weights is not None:
+                pick = own_rows if len(rows) > 1 else own_cols
+                self._together(ratio, got - reference, bound, weights[pick])
+            self._note(ratio, got, before, bound, rows[own_rows], cols[own_cols])
+
+    def _bound(self, product, squares, walk, before, rows, cols):
+        p, r = self.part.problem, self.rounding
+        reference = p.alpha * product
+        bound = r.sums(walk, squares, self.deviations)
+        if r.cut:
+            bound += r.lost(walk, p.k)
+        bound *= abs(p.alpha)
+        if before is not None:
+            reference = reference + before
+        if r.last:
+            bound += r.last * (2 * abs(reference) + abs(p.alpha * product))
+            if before is not None:
+                bound += r.last * abs(before)
+        if r.out:
+            bound += r.out * (abs(reference) + bound)
+        bound += (r.tiny * self.row_scale[rows])[:, None] * self.col_scale[cols]
+        return reference, bound
+
+    def _magnitudes(self, rows, cols):
+        """|A||B| of these rows and columns."""
+        part = self.part
+        size = self.xp.zeros((len(rows), len(cols)))
+        if part.reads_product:
+            for ks in spans(part.k, part.chunk // max(len(rows), len(cols))):
+                x, y = self._a(compact(rows), ks), self._b(ks, compact(cols))
+                size += abs(x) @ abs(y)
+        return self.group.sum(size)
+
+    def _fair(self, got, before, reference, bound, product, size, rows, cols):
+        """Whether each Inf or NaN is one that some order of summation makes.
+
+        A partial sum lies between minus the sum of the negative products and the sum of the
+        positive ones: Inf of a sign is fair where that or the result may pass the largest number,
+        NaN where partial sums of both signs may. C before that is not finite decides alone.
+        """
+        xp, p, r = self.xp, self.part.problem, self.rounding
+        scale = self.row_scale[rows][:, None] * self.col_scale[cols]
+        limit, out_limit = 0.999 * r.limit * scale, r.out_limit * scale
+        early = max(1.0, 1 / abs(p.alpha)) if p.alpha else 1.0  # the sum, before alpha
+        high, low = (
+            early * (abs(p.alpha) * size + sign * p.alpha * product) / 2 for sign in (1, -1)
+        )
+        over, under = high > limit, low > limit
+        if before is None:
+            finite = xp.ones(got.shape, bool)
+            plus, minus = over, under
+        else:
+            finite = xp.isfinite(before)
+            plus = (high + xp.maximum(before, 0) > limit) & finite | (before == xp.inf)
+            minus = (low - xp.minimum(before, 0) > limit) & finite | (before == -xp.inf)
+        plus = plus | (reference + bound > out_limit) & finite
+        minus = minus | (reference - bound < -out_limit) & finite
+        both = over & under & finite
+        if before is not None:
+            both |= xp.isnan(before)
+            both |= (before == xp.inf) & under | (before == -xp.inf) & over
+            plus, minus = plus & ~xp.isnan(before), minus & ~xp.isnan(before)
+        return xp.isnan(got) & both | (got == xp.inf) & plus | (got == -xp.inf) & minus
+
+    def _together(self, ratio, error, bound, weights) -> None:
+        """Of a sum that is beyond its bound: whether its elements' own bounds allow it."""
+        xp = self.xp
+        if error.shape[0] > 1:
+            weights = weights[:, None]
+        fine = xp.isfinite(error)
+        total = abs((weights * xp.where(fine, error, 0)).sum())
+        allowed = xp.sqrt(((weights * xp.where(fine, bound, 0)) ** 2).sum())
+        share = float(total / allowed) if float(allowed) else 0.0
+        if share > 1:
+            at = divmod(int(ratio.argmax()), ratio.shape[1])
+            ratio[at] = max(float(ratio[at]), share)
+
+    def _note(self, ratio, got, before, bound, rows, cols) -> None:
+        """Remembers the worst element, and those beyond their bounds."""
+        worst = float(ratio.max())
+        if worst <= 1:
+            self.worst = max(self.worst, worst)
+            return
+        inside = self.xp.where(ratio <= 1, ratio, 0)
+        self.worst = max(self.worst, float(inside.max()))
+        by_row, at = on_host(ratio.max(axis=1)), on_host(ratio.argmax(axis=1))
+        order = np.argsort(by_row)[::-1][:LOOKS]
+        for i in order[by_row[order] > 1]:
+            j = int(at[i])
+            scale = float(self.row_scale[int(rows[i])]) * float(self.col_scale[int(cols[j])])
+            values = [0.0 if x is None else float(x[i, j]) / scale for x in (got, before, bound)]
+            self.offenders.append((float(by_row[i]), int(rows[i]), int(cols[j]), *values))
+
+    def _judged(self) -> tuple[float, str]:
+        """The worst error of all, after a second look at what is beyond its bound."""
+        part, p = self.part, self.part.problem
+        offenders = sorted(set(self.group.gather(self.offenders)), reverse=True)[:OFFENDERS]
+        worst, where = self.worst, ""
+        for ratio, i, j, got, before, bound in offenders:
+            a, b = (
+                self.group.joined(on_host(doubles(x)) if part.reads_product else np.zeros(1))
+                for x in (part.a[i], part.b[:, j])
+            )
+            reference, allowed = rounding.own_bound(self.rounding, p, a, b, before)
+            ratio = ratio * bound / allowed if math.isfinite(ratio) else ratio
+            if not ratio <= 1 and not where:
+                at = f"C[{i + part.origin[0]}, {j + part.origin[1]}]"
+                where = f"{at} is {got:.9g}, which is {reference:.9g} to within {allowed:.2g}"
+            worst = max(worst, ratio)
+        return worst, where or self.where_infinite
+
+    # --- what is said ---------------------------------------------------------------------
+
+    def _how(self) -> str:
+        s = self.samples
+        widths = sorted({max(b.stop - b.start for b in x) for x in (s.row_blocks, s.col_blocks)})
+        return (
+            f"{len(s.rows)} rows, {len(s.cols)} columns, and random sums over blocks of "
+            f"{' or '.join(map(str, widths))}"
+        )
+
+    def _power(self, full: bool) -> str:
+        """In multiples of the rounding noise: the standard deviation of an element's error when
+        its products are summed one after the other."""
+        p, s = self.part.problem, self.samples
+        element = math.ceil(math.sqrt(3) * self.deviations + 6)
+        fails = f"a right product fails with probability below {rounding.ALARMS:.0e}"
+        if full:
+            return f"finds any element wrong by {element} times its rounding noise; {fails}"
+        if self.uncovered:
+            fails = f"what Inf hides: in{self.uncovered[1:]} alone; {fails}"
+        width = max(b.stop - b.start for b in (*s.row_blocks, *s.col_blocks))
+        block = (self.deviations * rounding.of_block(width) + 6) * math.sqrt(7 / 3 * width)
+        share = 1 - (1 - len(s.rows) / p.m) * (1 - len(s.cols) / p.n)
+        return (
+            f"finds with probability above 1 - 1e-6: NaN and Inf; anywhere, in multiples of the "
+            f"rounding noise of its row of a block, a 16 x 16 tile (or two swapped) wrong by "
+            f"{math.ceil(block / 5)}, a missing slab of k of 16, an element wrong by "
+            f"{math.ceil(block)}; in the rows and columns, {share:.2%} of C, an element wrong by "
+            f"{element} times its own; {fails}"
+        )

@@ -1,0 +1,158 @@
+"""C of integers: equal, modulo 2^bits as the kernels and NumPy wrap.
+
+Products modulo 2^64 are made of float64 products of limbs of 16 bits, which BLAS multiplies
+exactly and quickly.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+
+from .sampling import NARROWEST, Found, Group, Part, Samples, spans
+
+LIMB = 16
+SMALL = 18  # bits that are multiplied in one limb
+DEPTH = 2 ** (53 - 2 * SMALL)  # products of two limbs that float64 adds exactly
+CERTAIN = 32  # bits of random weights that each element is held by, from both sides
+
+
+class Integers:
+    def __init__(self, part: Part, group: Group, samples: Samples, growth: float):
+        self.part, self.group, self.samples, self.xp = part, group, samples, part.xp
+        self.bits = 8 * part.result.dtype.itemsize
+        self.where = ""
+
+    def check(self, full: bool) -> Found:
+        part, group = self.part, self.group
+        if full:
+            how = "every element, exactly"
+            step = part.chunk // max(1, part.n)
+            same = [self._equal(rows) for rows in spans(part.m, step)]
+        else:
+            vectors = -(-CERTAIN // 2 // min(LIMB, self.bits))
+            plural = "s" if vectors > 1 else ""
+            how = f"{vectors} random sum{plural} of every row and column, modulo 2^{self.bits}"
+            same = [self._sums(vectors)]
+        some_wrong = float(group.largest(np.array([0.0 if all(same) else 1.0]))[0])
+        power = (
+            "finds any wrong element" if full else
+            "finds any single wrong element, and with probability above 1 - 1e-6 a wrong tile, a "
+            "swap, a missing slab of k; a right product never fails"
+        )  # fmt: skip
+        return Found(math.inf if some_wrong else 0.0, how, power, self.where)
+
+    def _expected(self, product, rows, cols=slice(None)):
+        """alpha product + beta C, of some of the strip, modulo 2^64."""
+        p = self.part.problem
+        expected = self.xp.asarray(p.alpha, "i8") * product
+        if p.beta:
+            expected = expected + self.xp.asarray(p.beta, "i8") * _wide(self.part.c_in[rows, cols])
+        return expected
+
+    def _equal(self, rows: slice) -> bool:
+        """Every element of these rows of the block that are the strip's."""
+        part = self.part
+        if part.reads_product:
+            product = self.group.sum(multiply(self.xp, part.a[rows], part.b))
+        else:
+            product = self.xp.zeros((rows.stop - rows.start, part.n), "i8")
+        top, stop = max(rows.start, part.top), min(rows.stop, part.rows.stop)
+        if top >= stop or not part.width:
+            return True
+        product = product[top - rows.start : stop - rows.start, part.cols]
+        here = slice(top - part.top, stop - part.top)
+        expected = self._expected(product, here)
+        got = part.result[here]
+        return self._none(expected.astype(got.dtype) != got, top, part.left)
+
+    def _sums(self, count: int) -> bool:
+        """Every row and every column of the strip in random sums; odd weights leave no single
+        error out, whatever its bits."""
+        xp, part, random = self.xp, self.part, self.samples.random
+        edges = [*part.col_edges, part.n]
+        cuts = [slice(i, j) for i, j in itertools.pairwise(edges) if i < j]
+        right = xp.asarray(_odd(random, (part.n, count)))
+        left = xp.asarray(_odd(random, (count, part.m)))
+        same = True
+        for cut in cuts:
+            own = part.left <= cut.start < part.cols.stop
+            bv = multiply(xp, part.b[:, cut], right[cut])
+            product = self.group.sum(multiply(xp, part.a, bv))
+            if own and part.height:
+                inner = slice(cut.start - part.left, cut.stop - part.left)
+                expected = xp.asarray(part.problem.alpha, "i8") * product[part.rows]
+                sums = multiply(xp, part.result[:, inner], right[cut])
+                if part.problem.beta:
+                    before = multiply(xp, part.c_in[:, inner], right[cut])
+                    expected = expected + xp.asarray(part.problem.beta, "i8") * before
+                same &= self._none(self._differ(expected, sums), part.top, None)
+        edges = [*part.row_edges, part.m]
+        for cut in (slice(i, j) for i, j in itertools.pairwise(edges) if i < j):
+            ua = multiply(xp, left[:, cut], part.a[cut])
+            product = self.group.sum(multiply(xp, ua, part.b))
+            if part.top <= cut.start < part.rows.stop and part.width:
+                inner = slice(cut.start - part.top, cut.stop - part.top)
+                expected = xp.asarray(part.problem.alpha, "i8") * product[:, part.cols]
+                sums = multiply(xp, left[:, cut], part.result[inner])
+                if part.problem.beta:
+                    before = multiply(xp, left[:, cut], part.c_in[inner])
+                    expected = expected + xp.asarray(part.problem.beta, "i8") * before
+                same &= self._none(self._differ(expected, sums), None, part.left)
+        return same
+
+    def _differ(self, x, y):
+        """Where two sums differ modulo C's own range."""
+        difference = x - y
+        return difference % 2**self.bits != 0 if self.bits < 64 else difference != 0
+
+    def _none(self, wrong, top: int | None, left: int | None) -> bool:
+        if not bool(wrong.any()):
+            return True
+        i, j = (int(x) for x in np.argwhere(wrong if self.xp is np else wrong.get())[0])
+        down, across = self.part.origin
+        at = [f"row {i + top + down}"] if top is not None else []
+        at += [f"column {j + left + across}"] if left is not None else []
+        self.where = f"{', '.join(at)} is wrong"
+        return False
+
+
+def _odd(random: np.random.Generator, shape) -> np.ndarray:
+    return 2 * random.integers(-(2**14), 2**14, shape) + 1
+
+
+def _wide(x):
+    return x.astype("i8")
+
+
+def multiply(xp, x, y):
+    """x @ y of integers, modulo 2^64, as int64."""
+    m, k = x.shape
+    n = y.shape[1]
+    total = xp.zeros((m, n), "i8")
+    if not total.size or not k:
+        return total
+    bits = [max(1, max(abs(int(z.max())), abs(int(z.min())))).bit_length() for z in (x, y)]
+    deep = min(DEPTH, k)
+    rows = max(NARROWEST, 2**23 // deep)
+    for ks in spans(k, min(deep, max(1, 2**23 // max(n, 1)))):
+        right = _limbs(xp, y[ks], bits[1])
+        for at in spans(m, rows):
+            for i, left in enumerate(_limbs(xp, x[at, ks], bits[0])):
+                for j, limb in enumerate(right):
+                    if LIMB * (i + j) < 64:
+                        total[at] += (left @ limb).astype("i8") << (LIMB * (i + j))
+    return total
+
+
+def _limbs(xp, x, bits: int) -> list:
+    """Float64 limbs of 16 bits, the last signed; one where few bits are."""
+    if bits <= SMALL:
+        return [x.astype("f8")]
+    x, limbs = _wide(x), []
+    for _ in range(-(-min(bits + 1, 64) // LIMB) - 1):
+        limbs.append((x & (2**LIMB - 1)).astype("f8"))
+        x = x >> LIMB
+    return [*limbs, x.astype("f8")]

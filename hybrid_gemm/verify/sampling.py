@@ -1,0 +1,134 @@
+"""What is checked: a part of C, its blocks, the random vectors and the sampled rows and columns.
+
+A part is a strip of a block of C. Several ranks may each have some of the block's k; a `Group`
+adds what they find. Alone, the strip is all of C, and the group is one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from ..arrays.caller_arrays import module_of
+from ..problem import NARROW, Problem
+
+BLOCKS = 32  # random vectors a side, each over one block of rows or columns
+NARROWEST = 16  # rows or columns of a block
+CLASSES = 16  # rows next to each other are weighted differently, and so are columns
+CHUNK = {True: 2**22, False: 2**25}  # elements in float64 at a time: on the host, on a GPU
+
+
+@dataclasses.dataclass
+class Part:
+    """`a` (rows of the block x own k), `b` (own k x columns of the block), and of the strip that
+    begins at `top`, `left` of the block C before (`c_in`) and after (`result`). Strips of the
+    block begin at `row_edges` and `col_edges`; the block begins at `origin` of C."""
+
+    problem: Problem
+    a: object
+    b: object
+    c_in: object
+    result: object
+    top: int = 0
+    left: int = 0
+    row_edges: tuple[int, ...] = (0,)
+    col_edges: tuple[int, ...] = (0,)
+    origin: tuple[int, int] = (0, 0)
+
+    def __post_init__(self):
+        self.xp = module_of(self.a)
+        self.m, self.n = self.a.shape[0], self.b.shape[1]
+        self.k = self.a.shape[1]
+        self.height, self.width = self.result.shape
+        self.rows = slice(self.top, self.top + self.height)
+        self.cols = slice(self.left, self.left + self.width)
+        self.chunk = CHUNK[self.xp is np]
+        p = self.problem
+        self.reads_product = p.alpha != 0 and p.k > 0
+
+    def own(self, index: np.ndarray, span: slice) -> np.ndarray:
+        """Which of these rows or columns of the block are the strip's."""
+        return (span.start <= index) & (index < span.stop)
+
+
+class Group:
+    """Those who have the block's k between them; alone, nobody else."""
+
+    color = 0
+
+    def sum(self, array):
+        return array
+
+    def largest(self, array):
+        return array
+
+    def gather(self, found: list) -> list:
+        """The lists of all, one after the other."""
+        return found
+
+    def joined(self, vector: np.ndarray) -> np.ndarray:
+        """The parts of a vector along k, put together."""
+        return vector
+
+
+ALONE = Group()
+
+
+@dataclasses.dataclass
+class Samples:
+    """Rows and columns checked in full; blocks; and weights, random numbers with random signs, so
+    that equal errors do not cancel in a sum. Row i is summed with the weights `right[i % CLASSES]`
+    of the columns, column j with `left[j % CLASSES]` of the rows: in a tile whose errors are all
+    alike each row and each column is a test of its own."""
+
+    rows: np.ndarray
+    cols: np.ndarray
+    row_blocks: list[slice]
+    col_blocks: list[slice]
+    left: np.ndarray
+    right: np.ndarray
+    random: np.random.Generator
+
+
+def draw(part: Part, random: np.random.Generator, count: int) -> Samples:
+    row_blocks = _blocks(part.m, part.row_edges)
+    col_blocks = _blocks(part.n, part.col_edges)
+    rows, cols = (
+        np.sort(random.choice(size, min(count, size), replace=False)) for size in (part.m, part.n)
+    )
+    left, right = (
+        random.choice([-1.0, 1.0], (CLASSES, size)) * random.uniform(1, 2, (CLASSES, size))
+        for size in (part.m, part.n)
+    )  # fmt: skip
+    return Samples(rows, cols, row_blocks, col_blocks, left, right, random)
+
+
+def _blocks(size: int, edges) -> list[slice]:
+    """At most about `BLOCKS` blocks, none across an edge."""
+    width = max(NARROWEST, -(-size // BLOCKS))
+    stops = [*edges[1:], size]
+    return [
+        slice(i, min(i + width, stop))
+        for start, stop in zip(edges, stops, strict=True)
+        for i in range(start, stop, width)
+    ]
+
+
+def doubles(x):
+    """As float64. NumPy converts float16 and bfloat16 quicker by way of float32."""
+    return (x.astype("f4") if x.dtype.name in NARROW else x).astype("f8")
+
+
+def spans(size: int, step: int):
+    """Slices of at most `step`."""
+    step = max(1, int(step))
+    return [slice(i, min(i + step, size)) for i in range(0, size, step)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    worst: float
+    how: str
+    power: str
+    where: str = ""

@@ -1,0 +1,231 @@
+"""A part's A, B and C in float64, scaled, and what Inf and NaN in A and B make of C.
+
+Rows of A and columns of B are scaled by powers of two to a largest magnitude near 1, and C with
+them, so that a block has no rows or columns that drown the others.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from . import rounding
+from .sampling import Group, Part, Samples, doubles, spans
+
+EXACT_FLOPS = 2**37  # spent on elements that no sum can hold, beside Inf and NaN
+
+
+class Scaled:
+    def __init__(self, part: Part, group: Group, samples: Samples, growth: float):
+        self.part, self.group, self.samples, self.xp = part, group, samples, part.xp
+        self.rounding = rounding.of(part.problem, part.result.dtype, growth)
+        self.worst, self.uncovered, self.where_infinite = 0.0, "", ""
+
+    def _scale(self) -> None:
+        part = self.part
+        self.row_nan, self.row_inf, self.row_ends = self._extremes(part.a, part.m, part.k)
+        self.col_nan, self.col_inf, self.col_ends = self._extremes(part.b.T, part.n, part.k)
+        self.row_top, self.col_top = (x.max(axis=0) for x in (self.row_ends, self.col_ends))
+        self.dead_rows = self._there(self.row_nan | self.row_inf)
+        self.dead_cols = self._there(self.col_nan | self.col_inf)
+        self.infinite = bool(self.dead_rows.any() or self.dead_cols.any())
+        self.row_scale, self.col_scale = (
+            self._there(np.ldexp(1.0, -np.clip(np.frexp(top)[1], -1000, 1000)))
+            for top in (self.row_top, self.col_top)
+        )
+        self.right, self.left = (self._there(x) for x in (self.samples.right, self.samples.left))
+
+    def _extremes(self, matrix, count: int, k: int):
+        """Of each row: whether it has a NaN, an Inf and no NaN; the largest magnitudes of its
+        finite positive and negative elements."""
+        found = np.zeros((4, count))
+        if not self.part.reads_product or not k:
+            return found[0] > 0, found[1] > 0, found[2:]
+        xp = self.xp
+        for rows, columns in tiles(count, k, 2 * self.part.chunk):
+            x = matrix[rows, columns]
+            x = x if x.dtype.name in ("float32", "float64") else x.astype("f4")
+            ends = xp.stack([x.max(axis=1), -x.min(axis=1)]).astype("f8")
+            if not bool(xp.isfinite(ends).all()):
+                flags = xp.stack([xp.isnan(x).any(axis=1), xp.isinf(x).any(axis=1)])
+                found[:2, rows] = np.maximum(found[:2, rows], on_host(flags))
+                x = xp.where(xp.isfinite(x), x, 0)
+                ends = xp.stack([x.max(axis=1), -x.min(axis=1)]).astype("f8")
+            found[2:, rows] = np.maximum(found[2:, rows], on_host(ends))
+        nan, inf, *ends = self.group.largest(found)
+        return nan > 0, (inf > 0) & (nan == 0), np.stack(ends)
+
+    def _there(self, x):
+        return self.xp.asarray(x)
+
+    def _a(self, rows, ks=slice(None)):
+        x = doubles(self.part.a[rows, ks])
+        x *= self.row_scale[rows][:, None]
+        if self.infinite:
+            x[self.dead_rows[rows]] = 0
+        return x
+
+    def _b(self, ks, cols=slice(None)):
+        x = doubles(self.part.b[ks, cols])
+        x *= self.col_scale[cols]
+        if self.infinite:
+            x[:, self.dead_cols[cols]] = 0
+        return x
+
+    def _c(self, rows, cols):
+        """C after, and beta C before, of some of the strip; rows and columns are the block's."""
+        part = self.part
+        here = moved(rows, -part.top), moved(cols, -part.left)
+        scales = self.row_scale[rows][:, None], self.col_scale[cols]
+        got = picked(part.result, *here)
+        got = doubles(got) * scales[0] * scales[1]
+        if not part.problem.beta:
+            return got, None
+        before = doubles(picked(part.c_in, *here)) * part.problem.beta
+        return got, before * scales[0] * scales[1]
+
+    # --- Inf and NaN in A and B -----------------------------------------------------------
+
+    def _infinite(self) -> None:
+        """Rows of A and columns of B that have Inf or NaN decide C there, wholly: a NaN makes
+        all NaN; Inf times 0, and Infs of both signs, NaN; Infs of one sign that Inf."""
+        xp, part = self.xp, self.part
+        self.where_infinite = ""
+        rows, cols = self.row_nan | self.row_inf, self.col_nan | self.col_inf
+        if not (rows.any() or cols.any()):
+            return
+        for i in spans(part.height, part.chunk // max(1, part.width)):
+            got = doubles(part.result[i])
+            at = moved(i, part.top)
+            must = self._there(self.row_nan[at])[:, None] | self._there(self.col_nan[part.cols])
+            self._all(~must | xp.isnan(got), at, part.cols, "NaN")
+        all_rows, all_cols = np.arange(part.m), np.arange(part.n)
+        self._signs(all_rows[self.row_inf], all_cols[~self.col_nan])
+        self._signs(all_rows[~rows], all_cols[self.col_inf])
+
+    def _signs(self, rows, cols) -> None:
+        """Elements that have terms which are Inf, and none that has a NaN operand."""
+        part, p = self.part, self.part.problem
+        if not (len(rows) and len(cols)):
+            return
+        size = EXACT_FLOPS // (12 * p.k * len(cols)) + 1
+        if len(rows) > size:
+            share = size / len(rows)
+            rows = np.sort(self.samples.random.choice(rows, int(size), replace=False))
+            self.uncovered = f", {share:.2%} of the rows where A or B is Inf"
+        for at in spans(len(rows), part.chunk // len(cols)):
+            self._signs_of(rows[at], cols)
+
+    def _signs_of(self, rows, cols) -> None:
+        xp, part, p = self.xp, self.part, self.part.problem
+        nan, any_sign, net = (xp.zeros((len(rows), len(cols))) for _ in range(3))
+        for ks in spans(part.k, part.chunk // max(len(rows), len(cols))):
+            x, y = doubles(part.a[rows, ks]), doubles(part.b[ks, cols])
+            x_inf, y_inf = xp.isinf(x).astype("f8"), xp.isinf(y).astype("f8")
+            used = np.flatnonzero(on_host(x_inf.any(axis=0) | y_inf.any(axis=1)))
+            if not len(used):
+                continue
+            x, y, x_inf, y_inf = x[:, used], y[used], x_inf[:, used], y_inf[used]
+            x_sign, y_sign = xp.sign(x), xp.sign(y)
+            nan += x_inf @ (y_sign == 0) + (x_sign == 0) @ y_inf
+            any_sign += x_inf @ abs(y_sign) + abs(x_sign) @ y_inf - x_inf @ y_inf
+            net += (x_inf * x_sign) @ y_sign + x_sign @ (y_inf * y_sign)
+            net -= (x_inf * x_sign) @ (y_inf * y_sign)
+        nan, any_sign, net = (self.group.sum(x) for x in (nan, any_sign, net))
+        own_rows, own_cols = part.own(rows, part.rows), part.own(cols, part.cols)
+        if not (own_rows.any() and own_cols.any()):
+            return
+        pick = np.ix_(own_rows, own_cols)
+        nan, any_sign, net = nan[pick], any_sign[pick], net[pick] * math.copysign(1, p.alpha)
+        rows, cols = rows[own_rows], cols[own_cols]
+        here = rows - part.top, cols - part.left
+        got = doubles(picked(part.result, *here))
+        plus, minus = net == any_sign, net == -any_sign
+        unsure = (nan > 0) | ~(plus | minus)
+        # The finite terms alone may pass the largest number, and meet Inf of the other sign.
+        size = self._there(self.row_top[rows])[:, None] * self._there(self.col_top[cols])
+        may = size * (p.k * max(1.0, abs(p.alpha))) > self.rounding.limit
+        if p.beta:
+            before = doubles(picked(part.c_in, *here)) * p.beta
+            unsure |= xp.isnan(before)
+            unsure |= plus & (before == -xp.inf) | minus & (before == xp.inf)
+        fair = xp.where(
+            unsure, xp.isnan(got),
+            plus & (got == xp.inf) | minus & (got == -xp.inf) | may & xp.isnan(got),
+        )  # fmt: skip
+        self._all(fair, rows, cols, "Inf or NaN by its terms")
+
+    def _possible(self, c, before, bad, rows) -> None:
+        """Whether each Inf or NaN is one that the largest elements of its row and column allow."""
+        xp, p, r = self.xp, self.part.problem, self.rounding
+        (up, down), (right, left) = (
+            (self._there(x[0][at]), self._there(x[1][at]))
+            for x, at in ((self.row_ends, rows), (self.col_ends, self.part.cols))
+        )
+        up, down = up[:, None], down[:, None]
+        high, low = xp.maximum(up * right, down * left), xp.maximum(up * left, down * right)
+        if p.alpha < 0:
+            high, low = low, high
+        high, low = (x * (p.k * max(1.0, abs(p.alpha))) for x in (high, low))
+        fair = xp.isnan(c) & (high > 0.999 * r.limit) & (low > 0.999 * r.limit)
+        if before is not None:
+            scale = self.row_scale[rows][:, None] * self.col_scale[self.part.cols]
+            fair |= ~xp.isfinite(before)  # decides alone, and is looked at
+            added = abs(before) / scale
+            high, low = high + added, low + added
+        fair |= (c == xp.inf) & (high > 0.999 * r.out_limit)
+        fair |= (c == -xp.inf) & (low > 0.999 * r.out_limit)
+        self._all(fair | ~bad, rows, self.part.cols, "finite, or Inf of the other sign")
+
+    def _all(self, right, rows, cols, what: str) -> None:
+        if bool(right.all()):
+            return
+        i, j = np.argwhere(~on_host(right))[0]
+        at = int(indices(rows)[i]), int(indices(cols)[j])
+        part = self.part
+        got = float(part.result[at[0] - part.top, at[1] - part.left])
+        place = f"C[{at[0] + part.origin[0]}, {at[1] + part.origin[1]}]"
+        self.where_infinite = f"{place} is {got:.9g}, which must be {what}"
+        self.worst = math.inf
+
+
+def on_host(x) -> np.ndarray:
+    return x if isinstance(x, np.ndarray) else x.get()
+
+
+def positive(xp, ratio):
+    """Fails on NaN."""
+    return xp.where(xp.isnan(ratio), xp.inf, ratio)
+
+
+def moved(index, by: int):
+    return slice(index.start + by, index.stop + by) if isinstance(index, slice) else index + by
+
+
+def indices(index) -> np.ndarray:
+    return np.arange(index.start, index.stop) if isinstance(index, slice) else index
+
+
+def compact(index: np.ndarray):
+    """A slice in place of an index whose numbers follow one another: no copy is made."""
+    if len(index) and index[-1] - index[0] == len(index) - 1:
+        return slice(int(index[0]), int(index[-1]) + 1)
+    return index
+
+
+def picked(matrix, rows, cols):
+    if isinstance(rows, slice) or isinstance(cols, slice):
+        return matrix[rows, cols]
+    return matrix[rows][:, cols]
+
+
+def within(block: slice, step: int):
+    return [moved(s, block.start) for s in spans(block.stop - block.start, step)]
+
+
+def tiles(rows: int, cols: int, size: int):
+    """Tiles of about so many elements, as wide as may be."""
+    for r in spans(rows, max(256, size // max(1, cols))):
+        for c in spans(cols, size // (r.stop - r.start)):
+            yield r, c

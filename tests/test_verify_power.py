@@ -1,0 +1,51 @@
+"""Planted faults are found, and right products pass: a small run of scripts/verify-power."""
+
+import math
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+SCRIPT = Path(__file__).resolve().parent.parent / "scripts" / "verify-power"
+
+
+@pytest.fixture(scope="module")
+def tool():
+    spec = spec_from_loader("verify_power", SourceFileLoader("verify_power", str(SCRIPT)))
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def quiet(_text):
+    pass
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_200_planted_faults_are_found(tool):
+    random = np.random.default_rng(25)
+    rows = tool.plant(np, (64, 256), 200, math.inf, random, quiet)
+    planted = [row for row in rows if row["found"] is not None]
+    assert len(planted) == 200 and {row["fault"] for row in planted} == set(tool.FAULTS)
+    assert {row["arithmetic"] for row in planted} == set(tool.ARITHMETICS)
+    assert not [row for row in planted if not row["found"]]
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_right_products_pass(tool):
+    rows = tool.clean(np, 400, math.inf, np.random.default_rng(26), quiet)
+    assert len(rows) == 400 and not [row for row in rows if not row["passed"]]
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_check_that_sees_nothing_is_noticed(tool, monkeypatch):
+    """The tool itself can fail: bounds a thousand times too large miss faults."""
+    deviations = tool.rounding.deviations
+    random = np.random.default_rng(27)
+    product = tool.Product(np, random, "fp32", "normal", 256, 256, 256)
+    planter = tool.Planter(product, random)
+    monkeypatch.setattr(tool.rounding, "deviations", lambda tests: 1000 * deviations(tests))
+    found = [not planter.verdict("element", False).passed for _ in range(10)]
+    assert not any(found)
