@@ -8,18 +8,17 @@ from typing import Any
 
 from . import devices
 from .arrays.caller_arrays import is_device_array
-from .arrays.operand import CallerArrays, Operands
+from .arrays.operand import CallerArrays
 from .catalog import Variant
 from .devices.base import Device
 from .devices.strassen import Strassen
-from .execution.executor import Execution, Executor
+from .execution.local import LocalExecutor
 from .execution.plan_maker import PlanMaker
-from .execution.threads import ThreadExecutor, reduction_words
+from .execution.single_gpu import SingleGpuExecutor
 from .execution.timeline import Timeline
-from .kernel_choice import compute_modes
 from .options import Options, named_keywords, with_options
 from .planning.plan import NOWHERE, Homes, Plan
-from .problem import Problem, make_problem
+from .problem import Problem
 
 
 @dataclass(frozen=True)
@@ -79,16 +78,15 @@ class Runner:
         if options.algorithm == "strassen":
             self.devices = [Strassen(device, options.levels) for device in opened]
         self.plans = PlanMaker(self.devices, options)
-        self._over_threads = ThreadExecutor(self.devices, self.plans.smaller)
-        self._single_gpus: dict = {}  # executors by the GPU that has the arrays
+        self._single_gpus: dict[int, SingleGpuExecutor] = {}
         alone = options.algorithm == "ordinary" and self.plans.counts[0] == 1
         if self.kind == "cuda" and alone:
             from .devices.cuda.device import CudaDevice
-            from .execution.single_gpu import SingleGpuExecutor
 
             for device in opened if options.names_no_workers else opened[:1]:
                 assert isinstance(device, CudaDevice)
                 self._single_gpus[device.ordinal] = SingleGpuExecutor(device, self.plans)
+        self._executor = LocalExecutor(self.plans, self._single_gpus)
 
     @property
     def threads(self) -> int:
@@ -120,37 +118,17 @@ class Runner:
         strip of C is finished there. `progress(flops)` is called as work is started, from any
         thread.
         """
-        arrays = CallerArrays.of(a, b, c, out)
-        asked = make_problem(
-            arrays.a, arrays.b, arrays.c, alpha=alpha, beta=beta, trans_a=trans_a, trans_b=trans_b
+        arrays = CallerArrays.of(a, b, c, out, trans_a=trans_a, trans_b=trans_b)
+        problem = self.plans.settle(arrays.problem(alpha=alpha, beta=beta))
+        operands = arrays.described(problem, self.kind, self.home_of)
+        ready = self.plans.prepare(problem, operands, resident=resident or operands.on_gpus)
+        done = self._executor.execute(
+            ready.plan, ready.variant, operands, resident=resident, progress=progress
         )
-        problem = self.settle(asked)
-        arrays.check_device(self.kind)
-        operands = Operands.of(arrays, problem, trans=(trans_a, trans_b), home_of=self.home_of)
-        plan = self.plans.plan(
-            problem, resident=resident or arrays.on_gpus,
-            homes=operands.homes(self.devices, problem),
-        )  # fmt: skip
-        variant, why = self.plans.choice(plan, operands.layouts)
-        arrays.wait()
-        before = self.plans.verdicts(problem)
-        if problem.m and problem.n:
-            done = self._executor(plan, operands).execute(
-                plan, variant, operands, resident=resident, progress=progress
-            )
-        else:
-            done = Execution(Timeline(), 0.0, plan)
-        followed = done.plan or plan
         return Result(
-            operands.out.array, followed, variant, done.timeline, done.total_ms,
-            reduction_words(followed, self.devices), why,
-            compute_modes.words(problem, self.plans.verdicts(problem) - before),
+            arrays.result(operands.out.array), done.plan or ready.plan, ready.variant,
+            done.timeline, done.total_ms, done.reduction, ready.why, done.compute,
         )  # fmt: skip
-
-    def _executor(self, plan: Plan, operands: Operands) -> Executor:
-        """Who carries out a plan: the one GPU that has all of it, or threads."""
-        single = self._single_gpus.get(getattr(operands.out.home, "ordinal", None))
-        return single if single and single.takes(plan, operands) else self._over_threads
 
     @named_keywords
     def gemm(

@@ -298,3 +298,23 @@ def test_room_for_parts_is_made_before_the_clock_runs(kernel_device, rng, monkey
         np.testing.assert_array_equal(here.gemm(a, b), a @ b)
     assert len(seen[0]) == 2 and all(len(rooms) == 1 for _stream, rooms in seen[0])
     assert seen == 3 * len(here.devices) * [seen[0]]
+
+
+@pytest.mark.parametrize(
+    "dtype, into, high",
+    [("uint32", "float64", 2**32), ("uint32", "int64", 2**32), ("int8", "float32", 100),
+     ("uint8", "int64", 200), ("int32", "float64", 2**31), ("float32", "float64", 1000),
+     ("float16", "float32", 300), ("float32", "float16", 10)],
+)  # fmt: skip
+@pytest.mark.parametrize("options", [{}, {"threads": 3, "split": "cols"}], ids=str)
+@pytest.mark.filterwarnings("error")
+def test_out_of_another_dtype_gets_the_finished_product(device, dtype, into, high, options, rng):
+    """As NumPy does: the product is finished in its own dtype, where integers wrap, then cast."""
+    a, b = (rng.integers(0, high, shape).astype(dtype) for shape in ((20, 30), (30, 25)))
+    expected = gemm(a, b, device=device, **options)
+    if np.dtype(dtype).kind != "f":
+        np.testing.assert_array_equal(expected, np.matmul(a, b))
+    out = np.empty((20, 25), into)
+    assert gemm(a, b, device=device, out=out, **options) is out
+    with np.errstate(over="ignore"):
+        np.testing.assert_array_equal(out, expected.astype(into))

@@ -15,8 +15,8 @@ from hybrid_gemm.cli import cli
 from hybrid_gemm.devices import open_devices
 from hybrid_gemm.errors import UnavailableError
 from hybrid_gemm.planning import cost_model, link_rates
-from hybrid_gemm.planning.hardware import Links
-from hybrid_gemm.planning.planner import DeviceSpec, make_plan
+from hybrid_gemm.planning.hardware import DeviceSpec, Links
+from hybrid_gemm.planning.planner import make_plan
 from hybrid_gemm.problem import Problem
 
 # A host like those measured: what GPUs share of its links grows slower than their number.

@@ -18,7 +18,8 @@ from hybrid_gemm.devices.cuda import device as cuda
 from hybrid_gemm.devices.cuda import nccl_group
 from hybrid_gemm.devices.emulator.device import EmulatorDevice
 from hybrid_gemm.errors import OutOfMemoryError, UnavailableError, UsageError
-from hybrid_gemm.planning.planner import DeviceSpec, make_plan, memory_needs
+from hybrid_gemm.planning.hardware import DeviceSpec
+from hybrid_gemm.planning.planner import make_plan, memory_needs
 from hybrid_gemm.problem import Problem
 
 GPUS = [

@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybrid_gemm.errors import OutOfMemoryError, UsageError
-from hybrid_gemm.planning.planner import DeviceSpec, cut, make_plan, memory_needs
+from hybrid_gemm.planning.hardware import DeviceSpec
+from hybrid_gemm.planning.partition import cut
+from hybrid_gemm.planning.planner import make_plan, memory_needs
 from hybrid_gemm.problem import Problem
 
 GPU = DeviceSpec("gpu", "cuda", 0, 2**40, tflops=40, memory_gbps=4000, link_gbps=20)

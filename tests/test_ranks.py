@@ -16,7 +16,7 @@ from support.ranks import failing_rank, mpirun, needs_mpirun
 
 from hybrid_gemm.devices.cuda.nccl_group import unavailable as no_nccl
 from hybrid_gemm.errors import OutOfMemoryError, UsageError
-from hybrid_gemm.planning.planner import DeviceSpec
+from hybrid_gemm.planning.hardware import DeviceSpec
 from hybrid_gemm.problem import Problem
 from hybrid_gemm.ranks import transports
 from hybrid_gemm.ranks.launch import Place, expected, first_of_job, gpus_of, launcher

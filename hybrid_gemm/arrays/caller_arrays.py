@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import DTypeError, UsageError
+from ..problem import Problem
 from .strides import address
 
 _DLPACK_CUDA = (2, 13)  # kDLCUDA, kDLCUDAManaged
@@ -63,6 +64,16 @@ def wait_for_streams(*arrays: Any) -> None:
             cp.cuda.get_current_stream().synchronize()
 
 
+def cast_into(dst: Any, src: Any) -> None:
+    """dst[...] = src, cast as NumPy casts: whole numbers wrap, floats that are too large become Inf
+    without a warning, as BLAS is silent about them."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        if isinstance(dst, np.ndarray):
+            np.copyto(dst, src, casting="unsafe")
+        else:
+            dst[...] = src.astype(dst.dtype)
+
+
 class _Addresses:
     """Where an array's elements are, in words that NumPy reads: no element is looked at."""
 
@@ -85,3 +96,33 @@ def shares_memory(x: Any, y: Any) -> bool:
         return bool(np.shares_memory(_Addresses(x), _Addresses(y), max_work=10**5))  # type: ignore[arg-type]
     except np.exceptions.TooHardError:
         return True
+
+
+def check_out(out: Any, problem: Problem, a: Any, b: Any, c: Any) -> None:
+    """Raises `UsageError` or `DTypeError` if the product cannot be written to `out`."""
+    if not (isinstance(out, np.ndarray) or is_device_array(out)):
+        raise DTypeError(f"out must be a NumPy or CuPy array, not {type(out).__name__}")
+    if tuple(out.shape) != (problem.m, problem.n):
+        raise UsageError(
+            f"out has shape {tuple(out.shape)}; this product is ({problem.m}, {problem.n})"
+        )
+    if not np.can_cast(problem.out_dtype, out.dtype, "same_kind"):
+        raise DTypeError(
+            f"out has dtype {out.dtype}; the product has dtype {problem.out_dtype}, which "
+            "does not cast to it"
+        )
+    if isinstance(out, np.ndarray) and not out.flags.writeable:
+        raise UsageError("out is read-only")
+    for name, x in (("A", a), ("B", b)):
+        if type(x) is type(out) and shares_memory(x, out):
+            raise UsageError(f"out overlaps {name}; give it memory of its own")
+    if c is not None and type(c) is type(out) and not is_same(c, out) and shares_memory(c, out):
+        raise UsageError("out overlaps C without being C; give it memory of its own, or C")
+
+
+def is_same(c: Any, out: Any) -> bool:
+    """Whether C and `out` are one matrix in one place."""
+    if c is out:
+        return True
+    alike = type(c) is type(out) and c.dtype == out.dtype and c.strides == out.strides
+    return alike and c.shape == out.shape and address(c) == address(out)

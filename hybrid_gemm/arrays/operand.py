@@ -1,6 +1,6 @@
 """Each matrix of a product, described once: what it is, how it lies, and in which memory.
 
-`Operands.of` is the door by which every array enters; behind it nobody asks an array again
+`CallerArrays` is the door by which every array enters; behind it nobody asks an array again
 where it lies or in which order.
 """
 
@@ -13,19 +13,20 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ..errors import DTypeError, UsageError
 from ..planning.partition import Span
 from ..planning.plan import Homes
-from ..problem import Problem
+from ..problem import Problem, make_problem
 from .caller_arrays import (
     as_array,
+    cast_into,
     check_device,
+    check_out,
     is_device_array,
+    is_same,
     module_of,
-    shares_memory,
     wait_for_streams,
 )
-from .strides import address, layout
+from .strides import layout
 
 
 class Memory(Protocol):
@@ -87,60 +88,39 @@ class Operand:
 
 @dataclass(frozen=True)
 class Operands:
-    """op(A), op(B), C (None where beta is 0 or none was given) and `out`, the result's place.
+    """op(A), op(B), C (None where none was given) and `out`, the result's place.
 
-    `fresh` says that `out` was made for this product and nothing was written to it yet.
+    They are those of a settled `problem`. `fresh` says that `out` was made for this product and
+    nothing was written to it yet.
     """
 
+    problem: Problem
     a: Operand
     b: Operand
     c: Operand | None
     out: Operand
     fresh: bool = False
 
-    @classmethod
-    def of(
-        cls, arrays: CallerArrays, problem: Problem, *, trans: tuple[bool, bool],
-        home_of: Callable[[Any], Any],
-    ) -> Operands:  # fmt: skip
-        """Describes the arrays of a product; `home_of` says on which device an array lies.
-
-        Makes `out` where the caller gave none. Where K or alpha is 0, A and B are not read, as in
-        BLAS. Raises `UsageError` or `DTypeError` for an `out` that does not fit.
-        """
-        a, b, c = arrays.a, arrays.b, arrays.c
-        fresh = arrays.out is None
-        out = arrays.empty(problem) if fresh else arrays.out
-        if not fresh:
-            check_out(out, problem, a, b, c)
-        op_a, op_b = (x.T if turned else x for x, turned in zip((a, b), trans, strict=True))
-        if not problem.k:
-            op_a, op_b = op_a[:, :0], op_b[:0]
-        place = Operand.of(out, home_of(out))
-        addend = place if c is not None and _same(c, out) else None
-        if c is not None and addend is None:
-            addend = Operand.of(c, home_of(c))
-        return cls(
-            Operand.of(op_a, home_of(a)), Operand.of(op_b, home_of(b)), addend, place, fresh
-        )  # fmt: skip
-
     @property
     def layouts(self) -> str:
         """The storage orders of op(A) and op(B), such as "nt"; "n" where there is none."""
         return (self.a.order or "n") + (self.b.order or "n")
 
-    def homes(self, devices: Sequence[Memory], problem: Problem) -> Homes:
+    @property
+    def on_gpus(self) -> bool:
+        """Whether all of them lie on GPUs."""
+        return all(x is None or x.home is not None for x in (self.a, self.b, self.c, self.out))
+
+    def homes(self, devices: Sequence[Memory]) -> Homes:
         """Which of these devices reads A and B, and makes C, where they lie; None: none does."""
-        a, b = (
-            next((i for i, d in enumerate(devices) if x.home and x.usable_in_place(d, dtype)), None)
-            for x, dtype in ((self.a, problem.operands), (self.b, problem.operands))
-        )
-        out = self.out
-        c = (
-            i for i, d in enumerate(devices)
-            if out.home and out.order == "n" and out.usable_in_place(d, problem.dtype)
-        )  # fmt: skip
-        return a, b, next(c, None)
+
+        def home(operand: Operand, dtype: str) -> int | None:
+            there = (i for i, d in enumerate(devices) if operand.usable_in_place(d, dtype))
+            return next(there, None) if operand.home is not None else None
+
+        problem, out = self.problem, self.out
+        c = home(out, problem.dtype) if out.order == "n" else None
+        return home(self.a, problem.operands), home(self.b, problem.operands), c
 
     def part(self, rows: Span, cols: Span) -> Operand:
         """Some rows and columns of the result's place."""
@@ -155,60 +135,69 @@ class CallerArrays:
     b: Any
     c: Any = None
     out: Any = None
+    trans_a: bool = False
+    trans_b: bool = False
 
     @classmethod
-    def of(cls, a: Any, b: Any, c: Any = None, out: Any = None) -> CallerArrays:
+    def of(
+        cls, a: Any, b: Any, c: Any = None, out: Any = None, *, trans_a: bool = False,
+        trans_b: bool = False,
+    ) -> CallerArrays:  # fmt: skip
         """Anything array-like; `UsageError` for what makes no array."""
         a, b = as_array(a, "A"), as_array(b, "B")
-        return cls(a, b, None if c is None else as_array(c, "C"), out)
+        addend = None if c is None else as_array(c, "C")
+        return cls(a, b, addend, out, bool(trans_a), bool(trans_b))
 
     @property
     def given(self) -> list[Any]:
         return [x for x in (self.a, self.b, self.c, self.out) if x is not None]
 
-    @property
-    def on_gpus(self) -> bool:
-        """Whether all of them lie on GPUs; a result that is still to be made lies with them."""
-        return all(map(is_device_array, self.given))
+    def problem(self, *, alpha: float, beta: float) -> Problem:
+        """The problem that they pose. Raises `UsageError` on shapes, `DTypeError` on dtypes."""
+        return make_problem(
+            self.a, self.b, self.c, alpha=alpha, beta=beta, trans_a=self.trans_a,
+            trans_b=self.trans_b,
+        )  # fmt: skip
 
-    def check_device(self, kind: str) -> None:
+    def described(self, problem: Problem, kind: str, home_of: Callable[[Any], Any]) -> Operands:
+        """op(A), op(B), C and the result's place, each looked at once; `kind` is that of the
+        devices, and `home_of` says on which of them an array lies.
+
+        Makes `out` where the caller gave none, or one of a wider dtype, to which the finished
+        product is cast. Where K or alpha is 0, A and B are not read, as in BLAS. Waits for the
+        caller's streams, which may still be writing. Raises `UsageError` or `DTypeError` for an
+        `out` that does not fit, or arrays of a GPU where no GPU multiplies.
+        """
         check_device(self.given, kind)
-
-    def wait(self) -> None:
-        """Waits for the caller's streams, which may still be writing them."""
+        if self.out is not None:
+            check_out(self.out, problem, self.a, self.b, self.c)
+        fresh = self.out is None or self.out.dtype != problem.out_dtype
+        out = self.empty(problem) if fresh else self.out
+        op_a = self.a.T if self.trans_a else self.a
+        op_b = self.b.T if self.trans_b else self.b
+        if not problem.k:
+            op_a, op_b = op_a[:, :0], op_b[:0]
+        place = Operand.of(out, home_of(out))
+        addend = place if self.c is not None and is_same(self.c, out) else None
+        if self.c is not None and addend is None:
+            addend = Operand.of(self.c, home_of(self.c))
         wait_for_streams(*self.given)
+        a, b = Operand.of(op_a, home_of(self.a)), Operand.of(op_b, home_of(self.b))
+        return Operands(problem, a, b, addend, place, fresh)
+
+    def result(self, made: Any) -> Any:
+        """What the caller gets of a finished product: itself, or `out` with it."""
+        if self.out is None or self.out is made:
+            return made
+        if type(self.out) is type(made):
+            cast_into(self.out, made)
+        else:  # one of them lies on a GPU
+            self.out[...] = module_of(self.out).asarray(
+                made.get() if is_device_array(made) else made
+            )
+        return self.out
 
     def empty(self, problem: Problem) -> Any:
         """A new C: on a GPU if any of A, B, C lies on one."""
         there = next(filter(is_device_array, self.given), self.a)
         return module_of(there).empty((problem.m, problem.n), problem.out_dtype)
-
-
-def check_out(out: Any, problem: Problem, a: Any, b: Any, c: Any) -> None:
-    """Raises `UsageError` or `DTypeError` if the product cannot be written to `out`."""
-    if not (isinstance(out, np.ndarray) or is_device_array(out)):
-        raise DTypeError(f"out must be a NumPy or CuPy array, not {type(out).__name__}")
-    if tuple(out.shape) != (problem.m, problem.n):
-        raise UsageError(
-            f"out has shape {tuple(out.shape)}; this product is ({problem.m}, {problem.n})"
-        )
-    if not np.can_cast(problem.out_dtype, out.dtype, "same_kind"):
-        raise DTypeError(
-            f"out has dtype {out.dtype}; the product has dtype {problem.out_dtype}, which "
-            "does not cast to it"
-        )
-    if isinstance(out, np.ndarray) and not out.flags.writeable:
-        raise UsageError("out is read-only")
-    for name, x in (("A", a), ("B", b)):
-        if type(x) is type(out) and shares_memory(x, out):
-            raise UsageError(f"out overlaps {name}; give it memory of its own")
-    if c is not None and type(c) is type(out) and not _same(c, out) and shares_memory(c, out):
-        raise UsageError("out overlaps C without being C; give it memory of its own, or C")
-
-
-def _same(c: Any, out: Any) -> bool:
-    """Whether C and `out` are one matrix in one place."""
-    if c is out:
-        return True
-    alike = type(c) is type(out) and c.dtype == out.dtype and c.strides == out.strides
-    return alike and c.shape == out.shape and address(c) == address(out)

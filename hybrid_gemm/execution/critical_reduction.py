@@ -8,6 +8,7 @@ from concurrent.futures import Future
 
 import numpy as np
 
+from ..arrays.caller_arrays import cast_into
 from ..devices.base import Device, Stream
 from ..errors import UsageError
 from ..planning.plan import Panel, Plan
@@ -45,7 +46,7 @@ class CriticalReduction(Reduction):
         self.c = out if in_place else np.empty(out.shape, run.dtype)
         run.wrote = in_place
         if (beta := run.plan.problem.beta) and run.operands.c is not None:
-            self.c[...] = run.operands.c.array
+            cast_into(self.c, run.operands.c.array)
             self.c *= run.dtype.type(beta)
         else:
             self.c[...] = 0
@@ -80,4 +81,4 @@ class CriticalReduction(Reduction):
         out = self.run.operands.out.array
         if self.c is not out:
             self.run.wrote = True
-            out[...] = self.c
+            cast_into(out, self.c)

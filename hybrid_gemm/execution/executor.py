@@ -18,11 +18,14 @@ P = TypeVar("P", contravariant=True)
 class Execution:
     """What an executor did: C is in the operands' `out`. `total_ms` is the host's time for what
     the clock covered, and `plan` what was followed in the end, where memory was shorter than it
-    was said to be."""
+    was said to be. `compute` and `reduction` say in words what was computed and how partial C
+    were summed."""
 
     timeline: Timeline
     total_ms: float
     plan: Plan | None = None
+    compute: str = ""
+    reduction: str = "none"
 
 
 class Executor(Protocol[P]):

@@ -6,10 +6,12 @@ import dataclasses
 import math
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from .. import catalog
+from ..arrays.operand import Operands
 from ..catalog import Variant
 from ..devices import tensor_core_products
 from ..devices.base import Device
@@ -25,6 +27,15 @@ from ..problem import Problem
 
 MAX_PLANS = 256  # remembered
 SMALLER = 0.7  # of what a plan needs, where that much was not there
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A product that can be executed: its plan, its kernel, and why it is this kernel."""
+
+    plan: Plan
+    variant: Variant
+    why: str
 
 
 class PlanMaker:
@@ -98,6 +109,12 @@ class PlanMaker:
         if not plan.turns_in_memory:  # turns are made for the memory that there is now
             self._plans[problem, resident, homes] = plan, memory_needs(plan)
         return plan
+
+    def prepare(self, problem: Problem, operands: Operands, *, resident: bool) -> Prepared:
+        """The plan and the kernel for described operands of a settled problem."""
+        plan = self.plan(problem, resident=resident, homes=operands.homes(self.devices))
+        variant, why = self.choice(plan, operands.layouts)
+        return Prepared(plan, variant, why)
 
     def smaller(self, plan: Plan) -> Plan:
         """The same product with less of each device's memory than this plan takes;

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from ..arrays.caller_arrays import cast_into
 from ..arrays.strides import address, leading, runs
 from ..devices.base import Device
 from ..devices.cuda import driver
@@ -179,7 +180,7 @@ class Link:
             if not ring.stream.passed(slot.event):
                 slot.event.synchronize()  # what was in it is on its device
             here = slot.like(dst, dst.dtype)
-            np.copyto(here, src, casting="unsafe")
+            cast_into(here, src)
             transfer.begin(ring.stream)
             self.device.copy_pinned(dst, here, ring.stream)
             ring.stream.record(slot.event)
@@ -193,7 +194,7 @@ class Link:
             transfer.begin(ring.stream)
             self.device.copy_pinned(here, src, ring.stream)
             ring.stream.record(slot.event).synchronize()
-            np.copyto(dst, here, casting="unsafe")
+            cast_into(dst, here)
         finally:
             ring.slots.put(slot)
 

@@ -17,6 +17,7 @@ from functools import cached_property
 from threading import Barrier
 from typing import Any
 
+from ..arrays.caller_arrays import cast_into
 from ..arrays.operand import Operand
 from ..planning.partition import Box, cut
 from ..planning.plan import TILES_IN_MEMORY, Panel, Strip
@@ -406,7 +407,7 @@ class Worker:
             if view.dtype == target.dtype:
                 self.device.copy(view, target, self.copying)
             else:
-                view[...] = target.astype(view.dtype)
+                cast_into(view, target)
 
 
 def _put(where: dict, key: Any) -> Callable[[Any], None]:

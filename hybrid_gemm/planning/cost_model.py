@@ -1,61 +1,67 @@
-"""How long a plan should take, and what no plan can beat on the same links. Pure; times in ms."""
+"""How long a plan should take, and the least that any plan takes on the same links. Pure; times
+are in ms, rates in GB/s (10^9 bytes) and TFLOP/s (10^12 operations)."""
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 
 from ..problem import Problem
 from .hardware import DeviceSpec, Links, Rates
 from .plan import Plan
 
-# Where a run overlaps its phases, what is not the longest shows for about one piece of so many.
+# Where a run overlaps its phases, those that are not the longest add about one piece of so many.
 PIECES = 8
-# Products on tensor cores by strict ones' rate: 8192 on an H200, docs/tensor-cores.md.
+# How many times as fast as strict fp32 products on tensor cores are: 8192 on an H200,
+# docs/tensor-cores.md.
 QUICKER = {"fp32x3": 3.9, "tf32": 7.0, "narrow": 13.9}
-ASSUMED_MEMCPY_GBPS = 40.0  # by the copying threads: docs/results/carried2_h200.json
+# What the threads that copy within host memory reach: docs/results/carried2_h200.json.
+ASSUMED_MEMCPY_GBPS = 40.0
 
 
 def rate(rates: Rates, count: int) -> float:
-    """What `count` of them reach together: the figure of the most that are not more."""
+    """What `count` GPUs (or threads) reach together, in GB/s: the figure for the largest number
+    measured that is not above `count`."""
     fewer = [pair for pair in rates if pair[0] <= count]
     return max(fewer)[1] if fewer else min(rates)[1]
 
 
 def each(rates: Rates, count: int) -> float:
-    """What each of `count` of them has."""
+    """What each of `count` GPUs has when all copy at once, in GB/s."""
     return rate(rates, count) / count
 
 
 def links(plan: Plan) -> Links | None:
     """The links of a plan's host, assumed where they were not measured; None if it has none."""
     spec = next((s for s in plan.devices if not s.host_memory), None)
-    return spec and (spec.links or assumed(spec, _count(plan)))
+    return None if spec is None else spec.links or assumed(spec, _count(plan))
 
 
 def assumed(spec: DeviceSpec, count: int) -> Links:
-    """Links as a device's own figures suggest, if they share nothing."""
+    """The links of `count` devices that share none, by one device's own figures."""
     alone, peer = spec.link_gbps, spec.peer_gbps
     host, ring = ((1, alone), (count, count * alone)), ((1, peer), (count, count * peer))
     return Links(host, host, host, ring, ((1, ASSUMED_MEMCPY_GBPS),))
 
 
 def tflops(spec: DeviceSpec, problem: Problem) -> float:
-    """What a device is assumed to reach in this arithmetic."""
+    """What a device is assumed to reach in a problem's arithmetic, in TFLOP/s."""
     kind = "narrow" if problem.operands != problem.dtype else problem.compute
     return spec.tflops * (QUICKER.get(kind, 1) if spec.on_gpu else 1)
 
 
 def bound(plan: Plan, *, pinned: bool = False) -> dict[str, float]:
-    """The times under which this product cannot be had on these devices, by what sets them.
+    """The least time in ms that this product takes on these devices, by what sets it.
 
     `compute`: 2mnk at the best rate known on every GPU. Unless it is resident, `h2d` and `d2h`:
     A, B (C with beta) in and C out once, over all links; and `staging`: the same bytes copied on
     the host, where arrays are not `pinned`; these where the links were measured. Empty where the
     devices' best rate is not known, as it is for strict products alone.
     """
-    best, p = {s.unit: s.best_tflops for s in plan.devices}, plan.problem
-    if None in best.values() or p.compute != "fp32" or p.operands != p.dtype:
+    p = plan.problem
+    best = {s.unit: s.best_tflops for s in plan.devices if s.best_tflops is not None}
+    unknown = len(best) < len({s.unit for s in plan.devices})
+    if unknown or p.compute != "fp32" or p.operands != p.dtype:
         return {}
     found = links(plan)
     terms = {"compute": p.flops / (sum(best.values()) * 1e9)}
@@ -71,27 +77,29 @@ def bound(plan: Plan, *, pinned: bool = False) -> dict[str, float]:
 
 
 def phases(plan: Plan, *, pinned: bool = False) -> dict[str, float]:
-    """What each phase of a plan should take alone: multiply, links, staging, peers, sum.
+    """The ms that each phase of a plan should take alone: multiply, links, staging, peers, sum.
 
     A box costs the larger of its flops and of its bytes of A, B and C at its device's rates;
     tiles of 16 round its sides up, which is what makes thin row boxes dear.
     """
     size, found, count = plan.problem.itemsize, links(plan), _count(plan)
-    multiply, summing = defaultdict(float), defaultdict(float)
+    multiply: dict[int, float] = defaultdict(float)
+    summing: dict[int, float] = defaultdict(float)
     for worker in plan.workers:
         spec = plan.devices[worker.device]
-        for box in worker.boxes:
-            m, n, k = (len(s) for s in (box.rows, box.cols, box.ks))
+        shapes = Counter((len(b.rows), len(b.cols), len(b.ks)) for b in worker.boxes)
+        for (m, n, k), times in shapes.items():
             flops = 2 * (-(-m // 16) * 16) * (-(-n // 16) * 16) * k
             moved = size * (m * k + k * n + m * n)
-            multiply[spec.unit] += max(
+            multiply[spec.unit] += times * max(
                 flops / (tflops(spec, plan.problem) * 1e9), _ms(moved, spec.memory_gbps)
             )  # fmt: skip
-    for strip in plan.strips:
-        spec = plan.devices[plan.workers[strip.owner].device]
-        if len(strip.partials) > 1:
-            moved = len(strip.rows) * len(strip.cols) * size * (len(strip.partials) + 1)
-            summing[spec.unit] += _ms(moved, spec.memory_gbps)
+    for panel in plan.panels:
+        if len(panel.workers) > 1:
+            for strip in panel.strips:
+                spec = plan.devices[plan.workers[strip.owner].device]
+                moved = strip.elements * size * (len(panel.workers) + 1)
+                summing[spec.unit] += _ms(moved, spec.memory_gbps)
     terms = {
         "multiply": max(multiply.values(), default=0.0),
         "sum": max(summing.values(), default=0.0),
@@ -109,7 +117,8 @@ def phases(plan: Plan, *, pinned: bool = False) -> dict[str, float]:
 
 
 def predict_ms(plan: Plan, *, pinned: bool = False) -> float:
-    """About how long a plan takes: its longest phase, and one piece of what overlaps with it."""
+    """About how many ms a plan takes: its longest phase, and one piece of what overlaps with
+    it."""
     terms = phases(plan, pinned=pinned)
     if links(plan) is None:  # on the host nothing overlaps
         return sum(terms.values())
@@ -123,4 +132,5 @@ def _count(plan: Plan) -> int:
 
 
 def _ms(count: int, gbps: float) -> float:
+    """The ms that so many bytes take at a rate."""
     return count / (gbps * 1e6) if count and math.isfinite(gbps) else 0.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-Rates = tuple[tuple[int, float], ...]
+Rates = tuple[tuple[int, float], ...]  # (how many at once, GB/s in all), ...
 
 
 @dataclass(frozen=True)

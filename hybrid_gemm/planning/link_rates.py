@@ -13,6 +13,7 @@ import math
 import platform
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from ..host import cache
 from .hardware import Links
@@ -27,26 +28,29 @@ def path(uuids: Sequence[str]) -> Path:
 
 
 @functools.cache
-def kept(uuids: tuple[str, ...]) -> dict | None:
+def kept(uuids: tuple[str, ...]) -> dict[str, Any] | None:
     """What was measured between these GPUs and this host, as data; None if nothing was."""
     file = path(uuids)
-    return json.loads(file.read_text()) if file.is_file() else None
+    if not file.is_file():
+        return None
+    data: dict[str, Any] = json.loads(file.read_text())
+    return data
 
 
 @functools.cache
 def known(uuids: tuple[str, ...]) -> Links | None:
     """As `kept`, in the form that the cost model takes."""
     data = kept(uuids)
-    return data and from_data(data)
+    return None if data is None else from_data(data)
 
 
 def forget() -> None:
-    """Reads files afresh from now on: one was written."""
+    """Has files read again from now on, because one was written."""
     kept.cache_clear()
     known.cache_clear()
 
 
-def from_data(data: dict) -> Links:
+def from_data(data: dict[str, Any]) -> Links:
     """The links of a file's data."""
 
     def rates(link: str, memory: str = "pinned") -> tuple[tuple[int, float], ...]:

@@ -1,7 +1,8 @@
-"""Cutting the m x n x k cuboid: spans, boxes and grids."""
+"""Cutting the m x n x k cuboid: spans, boxes and grids, for workers and for ranks. Pure."""
 
 from __future__ import annotations
 
+import builtins
 import itertools
 import math
 from collections.abc import Sequence
@@ -10,8 +11,11 @@ from dataclasses import dataclass
 from ..errors import UsageError
 from ..problem import Problem
 
+Shape = tuple[int, int, int]  # pm, pn, pk: into how many parts a grid cuts m, n and k
+SPLITS = ("rows", "cols", "auto")
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, slots=True)
 class Span:
     """Indices start <= i < stop."""
 
@@ -25,18 +29,20 @@ class Span:
         return f"{self.start}:{self.stop}"
 
     @property
-    def slice(self) -> slice:
+    def slice(self) -> builtins.slice:
+        """For indexing an array."""
         return slice(self.start, self.stop)
 
     def meets(self, other: Span) -> bool:
+        """Whether they have an index in common."""
         return self.start < other.stop and other.start < self.stop
 
-    def within(self, whole: Span) -> slice:
+    def within(self, whole: Span) -> builtins.slice:
         """These indices counted from the start of `whole`."""
         return slice(self.start - whole.start, self.stop - whole.start)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Box:
     """Some rows of A, some columns of B, some of K."""
 
@@ -46,51 +52,106 @@ class Box:
 
     @property
     def flops(self) -> int:
+        """Operations: two a multiply-add."""
         return 2 * len(self.rows) * len(self.cols) * len(self.ks)
 
 
-def cut(size: int, parts: int, align: int = 1) -> list[Span]:
-    """`size` in `parts` spans whose lengths differ by at most one unit of `align`.
+def cut(size: int, parts: int, align: int = 1, start: int = 0) -> list[Span]:
+    """`size` indices from `start` on in `parts` spans whose lengths differ by at most one unit of
+    `align`, on whose multiples after `start` they begin.
 
     Falls back to single indices when a part would get fewer than four units.
     """
     if size < 4 * align * parts:
         align = 1
     units = -(-size // align)
-    edges = [min(size, i * units // parts * align) for i in range(parts)] + [size]
+    edges = [start + min(size, i * units // parts * align) for i in range(parts)] + [start + size]
     return [Span(a, b) for a, b in itertools.pairwise(edges)]
 
 
 def cut_span(span: Span, parts: int, align: int = 1) -> list[Span]:
     """As `cut`, for the indices of a span."""
-    return [
-        Span(span.start + s.start, span.start + s.stop) for s in cut(len(span), parts, align)
-    ]  # fmt: skip
+    return cut(len(span), parts, align, span.start)
 
 
-def grids(workers: int) -> list[tuple[int, int, int]]:
-    """All grids pm x pn x pk of so many workers; rows first, then cols."""
+def grids(workers: int) -> list[Shape]:
+    """All grids pm x pn x pk of so many workers."""
     sides = [d for d in range(1, workers + 1) if workers % d == 0]
-    found = [(a, b, workers // a // b) for a in sides for b in sides if workers // a % b == 0]
-    return sorted(found, key=lambda g: (g[0] != workers, g[2] != workers))
+    return [(a, b, workers // a // b) for a in sides for b in sides if workers // a % b == 0]
 
 
-def _checked(grid: Sequence[int], workers: int, split: str) -> tuple[int, int, int]:
-    grid = tuple(grid)
-    if len(grid) != 3 or min(grid) < 1 or math.prod(grid) != workers:
-        text = " x ".join(map(str, grid))
-        raise UsageError(
-            f"the grid {text} is not {workers} workers; it takes pm x pn x pk = workers"
-        )
+def candidates(
+    counts: Sequence[int], split: str, grid: Sequence[int] | None, who: str = "workers"
+) -> list[Shape]:
+    """The grids that a plan may have: the one given, that of a split, or all of so many workers
+    (`who` is what messages call them: workers or ranks), where `counts` has the largest first.
+
+    `rows` is the grid (workers, 1, 1), `cols` (1, 1, workers). Raises `UsageError` for a count
+    below 1, an unknown split, a grid of another count, or a grid beside a split.
+    """
+    if min(counts) < 1:
+        raise UsageError(f"{min(counts)} {who} asked for; it takes at least 1")
+    most = counts[0]
+    named = {"rows": (most, 1, 1), "cols": (1, 1, most)}
+    if split not in SPLITS:
+        raise UsageError(f"no split is called {split!r}; there are rows, cols and auto")
+    if grid is not None:
+        if len(grid) != 3 or min(grid) < 1 or math.prod(grid) != most:
+            text = " x ".join(map(str, grid))
+            raise UsageError(f"the grid {text} is not {most} {who}; it takes pm x pn x pk = {who}")
+        if split != "auto":
+            raise UsageError(f"a grid was given beside the split {split}; give one of them")
+        pm, pn, pk = grid
+        return [(pm, pn, pk)]
     if split != "auto":
-        raise UsageError(f"a grid was given beside the split {split}; give one of them")
-    return grid
+        return [named[split]]
+    return [shape for count in counts for shape in grids(count)]
 
 
-def _sides(problem: Problem, grid) -> list[int]:
-    sizes = problem.m, problem.n, problem.k
-    return [-(-size // parts) for size, parts in zip(sizes, grid, strict=True)]
+def sides(problem: Problem, shape: Shape) -> tuple[int, int, int]:
+    """m, n and k of a worker's share on a grid, rounded up."""
+    m, n, k = (
+        -(-size // parts)
+        for size, parts in zip((problem.m, problem.n, problem.k), shape, strict=True)
+    )
+    return m, n, k
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The cuboid cut into pm x pn x pk boxes: `rows`, `cols` and `ks` are the spans of m, n and k.
+    Workers are numbered along k first, then along n."""
+
+    rows: tuple[Span, ...]
+    cols: tuple[Span, ...]
+    ks: tuple[Span, ...]
+
+    @classmethod
+    def even(cls, problem: Problem, shape: Shape, align: int = 1) -> Grid:
+        """Cut into parts as equal as multiples of `align` elements allow."""
+        sizes = problem.m, problem.n, problem.k
+        return cls(*(tuple(cut(x, parts, align)) for x, parts in zip(sizes, shape, strict=True)))
+
+    @property
+    def shape(self) -> Shape:
+        """pm, pn, pk."""
+        return len(self.rows), len(self.cols), len(self.ks)
+
+    @property
+    def split(self) -> str:
+        """What users call it: rows, cols, or grid for any other."""
+        return split_of(self.shape)
+
+
+def split_of(shape: Shape) -> str:
+    """What users call a grid: rows (as of one worker), cols, or grid for any other."""
+    workers = math.prod(shape)
+    if shape[0] == workers:
+        return "rows"
+    return "cols" if shape[2] == workers else "grid"
 
 
 def strips_along_rows(rows: Span, cols: Span, parts: int) -> bool:
+    """Whether a block of C is cut into `parts` strips along its rows; along its columns
+    otherwise."""
     return len(rows) >= parts or len(rows) >= len(cols)

@@ -10,7 +10,8 @@ the workers' partials of it.
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -35,7 +36,7 @@ class Worker:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Block:
     """A block of A or B that workers of a device need in one of their turns.
 
@@ -54,6 +55,7 @@ class Block:
 
     @property
     def elements(self) -> int:
+        """Of the whole block."""
         return len(self.rows) * len(self.cols)
 
     def source(self, part: int) -> int:
@@ -65,21 +67,22 @@ class Block:
         return self.workers[part // len(self.sharers) % len(self.workers)]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Strip:
-    """Rows and columns of C, the worker that finishes them, the workers whose partials
-    make them in the order in which they are summed."""
+    """Rows and columns of C, the worker that finishes them (`owner`), and the workers whose
+    partials make them, in the order in which these are summed."""
 
     rows: Span
     cols: Span
     owner: int
     partials: tuple[int, ...]
 
-    def __hash__(self) -> int:  # quick, for runs look them up while GPUs wait
+    def __hash__(self) -> int:  # quick: runs look strips up while GPUs wait
         return hash((self.rows.start, self.cols.start, self.owner))
 
     @property
     def elements(self) -> int:
+        """Of C."""
         return len(self.rows) * len(self.cols)
 
 
@@ -87,7 +90,8 @@ class Strip:
 class Panel:
     """Rows and columns of C that `workers` multiply at once, each over its own part of K.
 
-    `tile` counts the tiles that these workers make one after another.
+    Its strips' partials are those of all its workers. `tile` counts the tiles that these workers
+    make one after another.
     """
 
     rows: Span
@@ -107,9 +111,14 @@ NOWHERE: Homes = (None, None, None)
 
 @dataclass(frozen=True)
 class Plan:
-    """`turns_in_memory` is of how many turns a worker's blocks are on its device at once; 0 is all.
+    """Who multiplies what on which device, in which order, and who sums it.
 
-    `homes` are the devices on which A, B and C lie, where what they multiply is not copied.
+    `split` and `grid` (pm, pn, pk) say how the cuboid is cut among `workers`; `blocks` are the
+    parts of A and B that devices need, `panels` the parts of C in the order in which they are
+    multiplied. `kernel` and `reduce` are what was asked for. `resident` says that A, B and C are on
+    the devices when the clock starts. `turns_in_memory` is of how many turns a worker's blocks are
+    on its device at once; 0 is all. `homes` are the devices on which A, B and C lie, where what
+    they multiply is not copied. `predicted_ms` is the cost model's time.
     """
 
     problem: Problem
@@ -128,6 +137,7 @@ class Plan:
 
     @cached_property
     def strips(self) -> tuple[Strip, ...]:
+        """Those of all panels, in their order."""
         return tuple(strip for panel in self.panels for strip in panel.strips)
 
     @property
@@ -153,11 +163,12 @@ class Plan:
         if not boxes:
             return ()
         largest = max(boxes, key=lambda b: b.flops)
-        shapes = set()
+        shapes: set[tuple[int, int, int]] = set()
+        depths: dict[tuple[int, ...], set[int]] = {}  # of a cell, along K: alike in all its tiles
         for panel in self.panels:
-            for w in panel.workers:
-                for box in self.workers[w].tiles[panel.tile]:
-                    shapes.add((len(panel.rows), len(panel.cols), len(box.ks)))
+            if (cell := panel.workers) not in depths:
+                depths[cell] = {len(b.ks) for w in cell for b in self.workers[w].tiles[0]}
+            shapes |= {(len(panel.rows), len(panel.cols), depth) for depth in depths[cell]}
         whole = len(largest.rows), len(largest.cols), len(largest.ks)
         return (whole, *sorted(shapes - {whole}, reverse=True))
 
@@ -178,6 +189,7 @@ class Plan:
 
     @property
     def bytes_d2h(self) -> int:
+        """Bytes from devices to host memory."""
         if self.resident:
             return 0
         taken = sum(s.elements for s in self.strips if self._on_remote(s.owner))
@@ -190,10 +202,10 @@ class Plan:
         """Bytes of partials that strips' owners have from other devices."""
         if self.reduce == "critical":
             return 0
-        device = [w.device for w in self.workers]
-        return self.problem.itemsize * sum(
-            s.elements * sum(device[p] != device[s.owner] for p in s.partials) for s in self.strips
+        fetched = sum(
+            strip.elements * count for panel in self.panels for strip, count in self._foreign(panel)
         )
+        return self.problem.itemsize * fetched
 
     @property
     def bytes_relayed(self) -> int:
@@ -205,30 +217,54 @@ class Plan:
         )
 
     def memory_bytes(self, device: int) -> int:
-        """Bytes that this plan allocates on a device (beside what the caller holds there)."""
-        mine = {w.index for w in self.workers if w.device == device}
-        on = [w.device for w in self.workers]
-        remote, (*homes, home_of_c) = self._remote(device), self.homes
-        blocks: dict[int, dict[int, int]] = defaultdict(lambda: defaultdict(int))
-        for block in self.blocks:
-            lies = homes["AB".index(block.operand)] == device
-            if block.device == device and remote and not lies:
-                blocks[block.workers[0]][block.turn] += block.elements
-        tiles: dict[int, dict[int, int]] = defaultdict(lambda: defaultdict(int))
-        for panel in self.panels:
-            for strip in panel.strips:
-                if strip.owner in mine and remote:
-                    # The strip, and where partials of other devices are fetched to.
-                    parts = home_of_c != device
-                    parts += sum(on[p] != device for p in self.added(strip)) * self.summed
-                    tiles[strip.owner][panel.tile] += strip.elements * parts
-            if self.summed:
-                for w in mine.intersection(panel.workers):
-                    tiles[w][panel.tile] += len(panel.rows) * len(panel.cols)
-        operands = sum(_most(turns, self.turns_in_memory) for turns in blocks.values())
-        results = sum(_most(turns, TILES_IN_MEMORY) for turns in tiles.values())
+        """Bytes that this plan allocates on a device (beside what the caller has there)."""
+        return self._memory[device]
+
+    @cached_property
+    def _memory(self) -> list[int]:
+        """`memory_bytes` of each device, in one pass over the plan."""
         p = self.problem
-        return operands * p.operand_size + results * p.itemsize + self._packed_bytes(device)
+        operands, results = self._turn_elements(), self._tile_elements()
+        needs = [self._packed_bytes(device) for device in range(len(self.devices))]
+        for worker in self.workers:
+            turns = _most(operands[worker.index].values(), self.turns_in_memory)
+            tiles = _most(results[worker.index].values(), TILES_IN_MEMORY)
+            needs[worker.device] += turns * p.operand_size + tiles * p.itemsize
+        return needs
+
+    def _turn_elements(self) -> list[dict[int, int]]:
+        """For each worker, by turn, the elements of A and B that its device needs memory for. A
+        block that workers share counts for the first of them."""
+        of: list[dict[int, int]] = [defaultdict(int) for _ in self.workers]
+        home = dict(zip("AB", self.homes[:2], strict=True))
+        for block in self.blocks:
+            if self._remote(block.device) and home[block.operand] != block.device:
+                of[block.workers[0]][block.turn] += block.elements
+        return of
+
+    def _tile_elements(self) -> list[dict[int, int]]:
+        """For each worker, by tile, the elements of C that its device needs memory for: its
+        partials, the strips that it finishes, and partials fetched from other devices."""
+        of: list[dict[int, int]] = [defaultdict(int) for _ in self.workers]
+        for panel in self.panels:
+            for strip, foreign in self._foreign(panel):
+                device = self.workers[strip.owner].device
+                if self._remote(device):
+                    fetched = foreign if self.summed and self.reduce != "nccl" else 0
+                    copies = (self.homes[2] != device) + fetched
+                    of[strip.owner][panel.tile] += strip.elements * copies
+            if self.summed:
+                for w in panel.workers:
+                    of[w][panel.tile] += len(panel.rows) * len(panel.cols)
+        return of
+
+    def _foreign(self, panel: Panel) -> Iterator[tuple[Strip, int]]:
+        """A panel's strips, each with the number of its partials that other devices than its
+        owner's make."""
+        device = [self.workers[w].device for w in panel.workers]
+        on = Counter(device)
+        for strip in panel.strips:
+            yield strip, len(device) - on[self.workers[strip.owner].device]
 
     def _packed_bytes(self, device: int) -> int:
         """Bytes of operands in two parts of 4 bytes, which stay with each worker's stream."""
@@ -254,6 +290,7 @@ class Plan:
 TILES_IN_MEMORY = 2  # one tile is finished while the next is multiplied
 
 
-def _most(turns: dict[int, int], in_memory: int) -> int:
-    """What the largest turns need that may be there together."""
-    return sum(sorted(turns.values(), reverse=True)[: in_memory or None])
+def _most(turns: Iterable[int], in_memory: int) -> int:
+    """What the largest turns need that may be in memory together; of all turns if `in_memory`
+    is 0."""
+    return sum(sorted(turns, reverse=True)[: in_memory or None])

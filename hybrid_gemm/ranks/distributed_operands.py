@@ -10,7 +10,7 @@ import numpy as np
 
 from ..arrays.caller_arrays import as_array, is_device_array, module_of
 from ..errors import UsageError
-from ..planning.planner import Span
+from ..planning.partition import Span
 from ..problem import Problem, make_problem, shape_of
 from . import launch
 from .redistribution import NOTHING, Part, move, rows_of

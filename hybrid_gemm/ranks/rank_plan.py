@@ -14,12 +14,14 @@ from functools import cached_property
 
 from ..errors import OutOfMemoryError, UsageError, in_words
 from ..planning.cost_model import tflops
-from ..planning.partition import strips_along_rows
-from ..planning.planner import Box, DeviceSpec, Plan, Span, Strip, cut, on_grid
+from ..planning.hardware import DeviceSpec
+from ..planning.partition import Box, Grid, Span, candidates, cut, sides, strips_along_rows
+from ..planning.plan import Plan, Strip
+from ..planning.planner import Task, on_grid
 from ..problem import Problem
 
 IN_FLIGHT = 2  # rounds whose pieces a rank holds at once
-PIECE_ROWS = {"cuda": 512}  # a piece is at least so high, to keep its kernel busy
+PIECE_ROWS = 512  # on GPUs: a piece is at least so high, to keep its kernel busy
 PIECE_ROWS_ELSEWHERE = 128
 PIECE_ROWS_THERE = 4096  # of data on GPUs: only the last sum shows, and large pieces are faster
 MOST_ROUNDS = 8
@@ -185,32 +187,19 @@ def make_rank_plan(
     lies cut already. Raises `UsageError` for a split or grid that is not possible,
     `OutOfMemoryError` if no rank could hold its part.
     """
-    if ranks < 1:
-        raise UsageError(f"{ranks} ranks asked for; it takes at least 1")
+    # Spans say how data lies; only a user's own grid contradicts a split.
+    shapes = candidates([ranks], "auto" if spans else split, grid, "ranks")
     if rounds is not None and rounds < 1:
         raise UsageError(f"{rounds} rounds asked for; it takes at least 1")
-    named = {"rows": (ranks, 1, 1), "cols": (1, 1, ranks)}
-    if grid is not None:
-        grid = tuple(grid)
-        if len(grid) != 3 or min(grid) < 1 or math.prod(grid) != ranks:
-            text = " x ".join(map(str, grid))
-            raise UsageError(f"the grid {text} is not {ranks} ranks; it takes pm x pn x pk = ranks")
-        grids = [grid]
-    elif split in named:
-        grids = [named[split]]
-    elif split == "auto":
-        grids = _grids(ranks)
-    else:
-        raise UsageError(f"no split is called {split!r}; there are rows, cols and auto")
 
     costs = {}
-    for shape in grids:
-        made = rounds or _rounds(problem, shape, spec.kind, resident)
+    for shape in shapes:
+        made = rounds or _rounds(problem, shape, spec.on_gpu, resident)
         need, ms = _cost(problem, spec, shape, made, resident, there)
         while not rounds and need > spec.memory_bytes and made < _strip_rows(problem, shape):
             made *= 2  # smaller pieces are slower, and hold less
             need, ms = _cost(problem, spec, shape, made, resident, there)
-        costs[shape] = (need > spec.memory_bytes, ms, sum(_sides(problem, shape)), need, made)
+        costs[shape] = (need > spec.memory_bytes, ms, sum(sides(problem, shape)), need, made)
     best = min(costs, key=lambda shape: costs[shape][:3])
     too_big, ms, _read, need, made = costs[best]
     if too_big:
@@ -220,38 +209,28 @@ def make_rank_plan(
             "for it; more ranks, or --split auto, need less"
         )
     devices = tuple(replace(spec, name=f"rank {i}", unit=i) for i in range(ranks))
-    name = next((name for name, shape in named.items() if shape == best), "grid")
-    plan = on_grid(problem, devices, best, name, kernel, "ordered", resident, spans)
+    task = Task(problem, devices, kernel, resident=resident)
+    plan = on_grid(task, Grid(*map(tuple, spans)) if spans else task.grid(best))
     return RankPlan(plan, threads, made, ms)
 
 
-def _grids(ranks: int) -> list[tuple[int, int, int]]:
-    sides = [d for d in range(1, ranks + 1) if ranks % d == 0]
-    return [(a, b, ranks // a // b) for a in sides for b in sides if ranks // a % b == 0]
-
-
-def _sides(problem: Problem, grid) -> list[int]:
-    sizes = problem.m, problem.n, problem.k
-    return [-(-size // parts) for size, parts in zip(sizes, grid, strict=True)]
-
-
-def _rounds(problem: Problem, grid, kind: str, resident: bool) -> int:
+def _rounds(problem: Problem, grid, on_gpu: bool, resident: bool) -> int:
     """As many rounds as leave pieces high enough: more rounds overlap more, and hold less."""
     if grid[2] == 1:
         return 1
-    lowest = PIECE_ROWS.get(kind, PIECE_ROWS_ELSEWHERE)
-    if resident and kind == "cuda":
+    lowest = PIECE_ROWS if on_gpu else PIECE_ROWS_ELSEWHERE
+    if resident and on_gpu:
         lowest = PIECE_ROWS_THERE
     return max(1, min(MOST_ROUNDS, _strip_rows(problem, grid) // lowest))
 
 
 def _strip_rows(problem: Problem, grid) -> int:
-    return _sides(problem, grid)[0] // grid[2] if grid[2] > 1 else 1
+    return sides(problem, grid)[0] // grid[2] if grid[2] > 1 else 1
 
 
 def _cost(problem: Problem, spec: DeviceSpec, grid, rounds: int, resident: bool, there: bool):
     """Bytes that the largest rank keeps, and about how many ms the slowest takes."""
-    m, n, k = _sides(problem, grid)
+    m, n, k = sides(problem, grid)
     size, depth = problem.itemsize, grid[2]
     partial = m * n
     in_flight = min(IN_FLIGHT, rounds) * partial // rounds * (2 - 1 / depth) if depth > 1 else 0

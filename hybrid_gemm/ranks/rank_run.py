@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from ..arrays.caller_arrays import cast_into
 from ..arrays.operand import Operand, Operands
 from ..catalog import Variant
 from ..devices.base import Device, Stream
@@ -173,7 +174,7 @@ class RankRun:
 
     def _multiply(self, piece: Piece, buffer: Operand, shared: SharedBlocks) -> Timeline:
         plan, variant, a, b = self._operands(piece)
-        operands = Operands(a, b, None, buffer)
+        operands = Operands(plan.problem, a, b, None, buffer)
         run = ThreadRun(plan, self.devices, variant, operands, self.progress, shared=shared)
         return run.execute().timeline
 
@@ -302,9 +303,9 @@ class RankRun:
             host = np.empty(view.shape, self.dtype)
             device.copy(host, target, stream)
             stream.synchronize()
-            view[...] = host.astype(view.dtype)
+            cast_into(view, host)
         else:
-            view[...] = target.astype(view.dtype)
+            cast_into(view, target)
 
 
 def _timeline(device: Device, marks: Iterable[tuple]) -> Timeline:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..planning.planner import Span, cut
+from ..planning.partition import Span, cut
 
 MESSAGE_BYTES = 1 << 28
 

@@ -247,7 +247,7 @@ class RankRunner:
         if problem.beta:
             addend = place if same else described(c, problem.dtype)
         return Operands(
-            described(a, problem.operands), described(b, problem.operands), addend, place
+            problem, described(a, problem.operands), described(b, problem.operands), addend, place
         )
 
     def _together(self, plan: RankPlan, mine: Timeline, ms: float) -> tuple[Timeline, float]:

@@ -60,7 +60,7 @@ def plan_data(plan: Plan) -> dict:
         ],
         "strips": [
             {"rows": [s.rows.start, s.rows.stop], "cols": [s.cols.start, s.cols.stop],
-             "owner": s.owner, "partials": list(s.partials)}
+             "owner": s.owner, "partials": s.partials}
             for s in plan.strips
         ],
         "bytes_h2d": plan.bytes_h2d,

@@ -166,7 +166,7 @@ def test_pieces_arrive_whole(comm, name, rounds, lanes, rng, tmp_path, monkeypat
                 out = np.full_like(c[mine], -99)
                 blocks = a[:, box.ks.slice], b[box.ks.slice], c[mine], out
                 home = device if lanes == "there" else None
-                operands = Operands(*(Operand.of(x, home) for x in blocks))
+                operands = Operands(problem, *(Operand.of(x, home) for x in blocks))
             executor = RankExecutor(
                 comm.rank, [device],
                 lambda inner: make_plan(inner, [device.spec()], 1, split="rows"),

@@ -16,7 +16,7 @@ from support.ranks import share
 import hybrid_gemm
 from hybrid_gemm import RankRunner
 from hybrid_gemm.errors import DTypeError, UnavailableError, UsageError
-from hybrid_gemm.planning.planner import Span
+from hybrid_gemm.planning.partition import Span
 from hybrid_gemm.problem import Problem
 from hybrid_gemm.ranks import transports, verify
 from hybrid_gemm.ranks.launch import together
