@@ -155,7 +155,7 @@ class Runner:
             if type(a) is not np.ndarray and is_device_array(a):
                 single = self._single_gpus.get(a.data.device_id)
                 done = single and single.gemm(a, b, c, alpha, beta, trans_a, trans_b, out)
-            else:
+            elif self._hosted is not None:
                 done = self._hosted(a, b, c, alpha, beta, trans_a, trans_b, out)
         if done is not None:
             return done

@@ -28,6 +28,9 @@ params    = [
 ]
 block     = ["KG * BM * BN / (TM * TN)", "1", "1"]
 grid      = ["CLUSTER * ceil(m / BM) * ceil(n / BN) * max(1, min(ceil((BLOCKS + 1) / max(1, CLUSTER * ceil(m / BM) * ceil(n / BN))) - 1, ceil(k / (2 * CLUSTER * BK))))", "1", "1"]
+tile      = ["BM", "BN"]
+cluster   = "CLUSTER"
+scales    = ["BLOCKS"]
 # the ring; then a tile of sums for each group
 shared    = "max(STAGES * (BK * (BM + BN) + 16 / SIZE * (BM + BN)) * SIZE, KG * BM * BN * SIZE)"
 # partial sums and a counter for each block's slice of a tile

@@ -13,6 +13,7 @@ params  = [
 ]
 block   = ["(BM / TM) * (BN / TN)", "1", "1"]
 grid    = ["ceil(n / BN)", "ceil(m / BM)", "1"]
+tile    = ["BM", "BN"]
 require = [
     "TM % 4 == 0", "TN % 4 == 0", "BK % 4 == 0", "BM % (4 * TM) == 0", "BN % (8 * TN) == 0",
     "4 * (BN / TN) % TM == 0", "4 * (BM / TM) % TN == 0",

@@ -24,6 +24,8 @@ params    = [
 ]
 block     = ["KG * BM * BN / (TM * TN)", "1", "1"]
 grid      = ["ceil(m / BM) * ceil(n / BN) * max(1, min(ceil((BLOCKS + 1) / max(1, ceil(m / BM) * ceil(n / BN))) - 1, ceil(k / BK)))", "1", "1"]
+tile      = ["BM", "BN"]
+scales    = ["BLOCKS"]
 # the ring; then the sums that half of the groups hand to the others
 shared    = "max(STAGES * BK * (BM + BN + 64 / SIZE) * SIZE, (KG > 1) * KG * BM * BN * SIZE / 2)"
 # partial sums of a tile for each share; three counters for each tile

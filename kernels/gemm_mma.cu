@@ -7,6 +7,7 @@ role    = "tensor"
 params  = [{TERMS = 1, OUT = 4}, {TERMS = 3, OUT = 4}, {TERMS = 1, OUT = 2}]
 block   = ["256", "1", "1"]
 grid    = ["ceil(n / 128)", "ceil(m / 128)", "1"]
+tile    = ["128", "128"]
 # two steps of all parts of A and B: 128 rows of 20 words
 shared  = "(TERMS + 1) / 2 * 2 * 2 * 128 * 20 * 4"
 require = ["TERMS != 2", "TERMS <= 3", "OUT % 2 == 0", "OUT <= 4"]

@@ -7,6 +7,7 @@ rung    = 30
 params  = [{BM = 16, BN = 16}, {BM = 8, BN = 32}, {BM = 32, BN = 32}, {BM = 8, BN = 8}]
 block   = ["BN", "BM", "1"]
 grid    = ["ceil(n / BN)", "ceil(m / BM)", "1"]
+tile    = ["BM", "BN"]
 source  = "S0 and S1, the first kernels; S1 runs blocks of 32 x 32"
 ---*/
 #include "common.cuh"

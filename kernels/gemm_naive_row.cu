@@ -6,6 +6,7 @@ rung    = 20
 params  = [{BLOCK = 128}, {BLOCK = 32}, {BLOCK = 64}, {BLOCK = 256}, {BLOCK = 512}]
 block   = ["BLOCK", "1", "1"]
 grid    = ["m", "ceil(n / BLOCK)", "1"]
+tile    = ["1", "BLOCK"]
 source  = "S3, the lab report, task 1: table 1 sweeps BLOCK from 32 to 512"
 ---*/
 #include "common.cuh"

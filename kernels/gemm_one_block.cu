@@ -3,6 +3,7 @@ summary = "one block for all of C, one thread an element: the first kernel of a 
 entry   = "gemm_one_block"
 rung    = 10
 block   = ["n", "m", "1"]
+tile    = ["32", "32"]
 limits  = ["m * n <= 1024"]
 source  = "S4, the lecture: its card allowed 512 threads a block, today's allow 1024"
 ---*/

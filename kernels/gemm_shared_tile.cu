@@ -6,6 +6,7 @@ rung    = 60
 params  = [{TILE = 16}, {TILE = 1}, {TILE = 2}, {TILE = 4}, {TILE = 8}, {TILE = 32}]
 block   = ["TILE", "TILE", "1"]
 grid    = ["ceil(n / TILE)", "ceil(m / TILE)", "1"]
+tile    = ["TILE", "TILE"]
 require = ["TILE <= 32"]
 source  = "S0 (TILE from 1 to 32), S2 (the note), S4 (the lecture)"
 ---*/

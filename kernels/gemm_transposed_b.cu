@@ -7,6 +7,7 @@ rung    = 40
 params  = [{BM = 16, BN = 16}, {BM = 8, BN = 32}, {BM = 32, BN = 32}, {BM = 8, BN = 8}]
 block   = ["BN", "BM", "1"]
 grid    = ["ceil(n / BN)", "ceil(m / BM)", "1"]
+tile    = ["BM", "BN"]
 layouts = ["nt", "tt"]
 source  = "S3, the lab report, improvements: transpose B so that reads are contiguous"
 ---*/

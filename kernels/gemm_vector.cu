@@ -16,6 +16,8 @@ params    = [
 ]
 block     = ["256", "1", "1"]
 grid      = ["ceil(m / BM) * ceil(n / BN) * max(1, min(ceil(BLOCKS / max(1, ceil(m / BM) * ceil(n / BN))), ceil(k / BK)))", "1", "1"]
+tile      = ["BM", "BN"]
+scales    = ["BLOCKS"]
 # the thin operand for a step of k; then a tile of sums for each of 8 warps
 shared    = "max(BK * min(BM, BN), 8 * BM * BN) * SIZE"
 # partial sums and a counter for each block; there are fewer than 2 * BLOCKS that share k

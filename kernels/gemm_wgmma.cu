@@ -1,7 +1,7 @@
 /*---
-summary   = "tensor cores of Hopper: TMA ring, warpgroups that load and that multiply, persistent"
-entry     = "gemm_wgmma"
-role      = "tensor"
+summary    = "tensor cores of Hopper: TMA ring, warpgroups that load and that multiply, persistent"
+entry      = "gemm_wgmma"
+role       = "tensor"
 # TERMS    1: A B; 3: A and B come in parts hi and lo, and lo hi + hi lo + hi hi is computed
 # BM       rows of C that a block computes, 64 by each warpgroup that multiplies
 # BN       columns of C that a block computes
@@ -10,7 +10,7 @@ role      = "tensor"
 # CHUNK    with TERMS = 3: elements of k after which sums leave the accumulators; else 1
 # CLUSTER  blocks, one above the other in C, that load a share of their B each, for all of them
 # OUT      bytes of an element of C: 4 is float32, 2 the type of the operands
-params    = [
+params     = [
     {TERMS = 1, BM = 128, BN = 256, SPAN = 128, STAGES = 4, CHUNK = 1, CLUSTER = 2, OUT = 4},
     {TERMS = 1, BM = 128, BN = 256, SPAN = 128, STAGES = 4, CHUNK = 1, CLUSTER = 1, OUT = 4},
     {TERMS = 1, BM = 128, BN = 192, SPAN = 128, STAGES = 5, CHUNK = 1, CLUSTER = 1, OUT = 4},
@@ -24,13 +24,24 @@ params    = [
     {TERMS = 3, BM = 128, BN = 128, SPAN = 128, STAGES = 3, CHUNK = 32, CLUSTER = 2, OUT = 4},
     {TERMS = 3, BM = 128, BN = 64, SPAN = 128, STAGES = 4, CHUNK = 32, CLUSTER = 1, OUT = 4},
 ]
-block     = ["128 + 2 * BM", "1", "1"]
-grid      = ["CLUSTER * ceil(m / (CLUSTER * BM)) * ceil(n / BN)", "1", "1"]
+block      = ["128 + 2 * BM", "1", "1"]
+grid       = ["CLUSTER * ceil(m / (CLUSTER * BM)) * ceil(n / BN)", "1", "1"]
+tile       = ["BM", "BN"]
+cluster    = "CLUSTER"
+persistent = true
+early      = true
+# TMA copies an operand along k in rows of SPAN bytes, one across k in boxes 128 bytes wide. It stores
+# a C of 16 bits in boxes 128 bytes wide, too.
+tma        = [
+    {operand = "A", along_k = ["SPAN / SIZE", "BM"], across_k = ["128 / SIZE", "SPAN / SIZE"]},
+    {operand = "B", along_k = ["SPAN / SIZE", "BN / CLUSTER"], across_k = ["128 / SIZE", "SPAN / SIZE"]},
+    {operand = "C", box = ["64", "64"], where = "OUT == 2"},
+]
 # alignment; the stages and their barriers; boxes of C beside them, 16 bits an element
-shared    = "1024 + STAGES * (16 + (TERMS + 1) / 2 * (BM + BN) * SPAN) + (OUT == 2) * 2 * BM * (BN - 128 * (BN > 128))"
-rung      = 110
-layouts   = ["nt", "nn", "tn", "tt"]
-require   = [
+shared     = "1024 + STAGES * (16 + (TERMS + 1) / 2 * (BM + BN) * SPAN) + (OUT == 2) * 2 * BM * (BN - 128 * (BN > 128))"
+rung       = 110
+layouts    = ["nt", "nn", "tn", "tt"]
+require    = [
     # swizzles of 64 or 128 bytes; wgmma multiplies 64 rows by up to 256 columns
     "SPAN % 64 == 0", "SPAN <= 128", "BM % 64 == 0", "BM <= 192", "BN % 64 == 0", "BN <= 256",
     "CLUSTER <= 4", "STAGES >= 3",
@@ -39,10 +50,10 @@ require   = [
     # two boxes of C of each 64 rows fit in a stage that is borrowed (ring.cuh)
     "(OUT == 2) * (BN > 128) * BM * 256 <= (BM + BN) * SPAN",
 ]
-dtypes    = ["float16", "bfloat16", "tfloat32"]
-arch      = "==90a"
-runs_on   = ["cuda"]
-source    = "this project: docs/tensor-cores.md"
+dtypes     = ["float16", "bfloat16", "tfloat32"]
+arch       = "==90a"
+runs_on    = ["cuda"]
+source     = "this project: docs/tensor-cores.md"
 ---*/
 
 // C (m x n) = alpha 2^(exponent_a[i] + exponent_b[j]) A B + beta C. A and B come as boxes of

@@ -1,29 +1,38 @@
 /*---
-summary   = "tf32 by wgmma where an operand lies across k: that one comes from registers"
-entry     = "wgmma_across"
-role      = "across"
+summary    = "tf32 by wgmma where an operand lies across k: that one comes from registers"
+entry      = "wgmma_across"
+role       = "across"
 # BM       rows of C that a block computes, 64 by each warpgroup that multiplies
 # BN       columns of C that a block computes
 # SPAN     bytes of k in a step: rows of that length lie swizzled in shared memory
 # STAGES   stages of the ring that TMA fills and wgmma empties, a step each
 # CLUSTER  blocks, one above the other in C, that load a share of their B each, for all of them
-params    = [
+params     = [
     {BM = 128, BN = 256, SPAN = 128, STAGES = 4, CLUSTER = 2},
     {BM = 128, BN = 256, SPAN = 128, STAGES = 4, CLUSTER = 1},
     {BM = 128, BN = 192, SPAN = 128, STAGES = 5, CLUSTER = 1},
     {BM = 128, BN = 128, SPAN = 128, STAGES = 6, CLUSTER = 1},
     {BM = 64, BN = 128, SPAN = 128, STAGES = 8, CLUSTER = 1},
 ]
-block     = ["128 + 2 * BM", "1", "1"]
-grid      = ["CLUSTER * ceil(m / (CLUSTER * BM)) * ceil(n / BN)", "1", "1"]
+block      = ["128 + 2 * BM", "1", "1"]
+grid       = ["CLUSTER * ceil(m / (CLUSTER * BM)) * ceil(n / BN)", "1", "1"]
+tile       = ["BM", "BN"]
+cluster    = "CLUSTER"
+persistent = true
+early      = true
+# TMA copies A, which lies across k, in boxes of 32 of its rows; B in rows of SPAN bytes along k
+tma        = [
+    {operand = "A", across_k = ["128 / SIZE", "SPAN / SIZE"]},
+    {operand = "B", along_k = ["SPAN / SIZE", "BN / CLUSTER"]},
+]
 # alignment; the stages and their barriers
-shared    = "1024 + STAGES * (16 + (BM + BN) * SPAN)"
-layouts   = ["tt", "nn"]
-require   = ["SPAN == 128", "BM % 64 == 0", "BM <= 128", "BN % 64 == 0", "BN <= 256", "STAGES >= 3"]
-dtypes    = ["tfloat32"]
-arch      = "==90a"
-runs_on   = ["cuda"]
-source    = "this project: docs/tensor-cores.md"
+shared     = "1024 + STAGES * (16 + (BM + BN) * SPAN)"
+layouts    = ["tt", "nn"]
+require    = ["SPAN == 128", "BM % 64 == 0", "BM <= 128", "BN % 64 == 0", "BN <= 256", "STAGES >= 3"]
+dtypes     = ["tfloat32"]
+arch       = "==90a"
+runs_on    = ["cuda"]
+source     = "this project: docs/tensor-cores.md"
 ---*/
 
 // C (m x n) = alpha A B + beta C for layouts "tt", where A lies across k. For "nn", where B does,

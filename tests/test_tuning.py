@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybrid_gemm.errors import UsageError
-from hybrid_gemm.kernel_choice import nearest_measured, tables, time_model
+from hybrid_gemm.kernel_choice import nearest_measured, tables
 from hybrid_gemm.kernel_choice.nearest_measured import Machine, fastest
 from hybrid_gemm.kernel_choice.time_model import predict_us, worth_timing
 from hybrid_gemm.problem import Problem
@@ -251,8 +251,8 @@ def test_persistent_kernels_scale_with_the_multiprocessors():
     from hybrid_gemm import catalog
 
     (variant, *_rest) = catalog.get("tuned").variants()
-    assert time_model.scaled(variant, 132).params == variant.params
-    assert time_model.scaled(variant, 66).params["BLOCKS"] == variant.params["BLOCKS"] // 2
+    assert variant.for_multiprocessors(132).params == variant.params
+    assert variant.for_multiprocessors(66).params["BLOCKS"] == variant.params["BLOCKS"] // 2
 
 
 class Gpu:

@@ -12,7 +12,8 @@ from hybrid_gemm.errors import KernelError, UnavailableError, UsageError
 from hybrid_gemm.kernel_choice.tensor_cores import fastest
 
 SHAPES = [(1, 1, 1), (64, 64, 16), (130, 70, 0), (300, 333, 100), (129, 257, 65), (2500, 1700, 300)]
-VARIANTS = catalog.get("wgmma").variants()
+WGMMA = catalog.get("wgmma")
+VARIANTS = WGMMA.variants()
 PLAIN = [v for v in VARIANTS if v.params["TERMS"] == 1]
 SPLIT = [v for v in VARIANTS if v.params["TERMS"] == 3]
 NARROW = [v for v in VARIANTS if v.params["OUT"] == 2]
@@ -212,7 +213,7 @@ def test_sums_leave_the_tensor_cores_in_time(hopper, variant, dtype, k):
 @pytest.mark.parametrize("terms", [1, 3])
 @pytest.mark.parametrize("side", [1, 64, 1000, 1024, 4096, 16384])
 def test_a_choice_is_a_listed_variant(side, terms):
-    chosen = fastest(side, side, side, terms=terms, dtype="float16", processors=132)
+    chosen = fastest(WGMMA, side, side, side, terms=terms, dtype="float16", processors=132)
     assert chosen in VARIANTS
     assert chosen.params["TERMS"] == terms
     assert chosen.params["OUT"] == 4
@@ -220,7 +221,7 @@ def test_a_choice_is_a_listed_variant(side, terms):
 
 def test_small_products_take_small_tiles():
     def area(side):
-        params = fastest(side, side, side, terms=3, dtype="float16", processors=132).params
+        params = fastest(WGMMA, side, side, side, terms=3, dtype="float16", processors=132).params
         return params["BM"] * params["BN"]
 
     assert area(1024) < area(8192)

@@ -14,6 +14,7 @@ from .kernel import (
     C_TYPES,
     ITEM_SIZE,
     LAYOUTS,
+    LISTED_FOR,
     MAX_GRID,
     MAX_THREADS,
     TENSOR_TYPES,
@@ -23,7 +24,7 @@ from .kernel import (
 )
 
 __all__ = [
-    "C_TYPES", "ITEM_SIZE", "LAYOUTS", "MAX_GRID", "MAX_THREADS", "TENSOR_TYPES", "VARIABLE",
-    "Kernel", "Launch", "Variant", "directory", "gemm_kernels", "get", "helper",
+    "C_TYPES", "ITEM_SIZE", "LAYOUTS", "LISTED_FOR", "MAX_GRID", "MAX_THREADS", "TENSOR_TYPES",
+    "VARIABLE", "Kernel", "Launch", "Variant", "directory", "gemm_kernels", "get", "helper",
     "include_digest", "kernels", "own_directories",
 ]  # fmt: skip

@@ -5,10 +5,11 @@ from __future__ import annotations
 import ast
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from fractions import Fraction
+from typing import Any
 
-_OPERATORS = {
+_OPERATORS: dict[type, Callable[[Any, Any], int | Fraction]] = {
     ast.Add: lambda a, b: a + b,
     ast.Sub: lambda a, b: a - b,
     ast.Mult: lambda a, b: a * b,
@@ -21,7 +22,7 @@ _OPERATORS = {
     ast.Gt: lambda a, b: a > b,
     ast.GtE: lambda a, b: a >= b,
 }
-_FUNCTIONS = {"ceil": math.ceil, "min": min, "max": max}
+_FUNCTIONS: dict[str, Callable[..., int | Fraction]] = {"ceil": math.ceil, "min": min, "max": max}
 
 
 @functools.cache
@@ -30,14 +31,14 @@ def _parse(expression: str) -> ast.expr:
     return ast.parse(expression, mode="eval").body
 
 
-def evaluate(expression: str, names: Mapping[str, int]):
+def evaluate(expression: str, names: Mapping[str, int]) -> int:
     """Value of a header expression: integers, + - * / %, comparisons, ceil, min, max.
 
-    Division is exact, so `ceil(n / BN)` is the number of tiles. Raises `ValueError` on
-    anything else.
+    Division is exact, so `ceil(n / BN)` is the number of tiles. A comparison is 1 where it holds
+    and 0 elsewhere. Raises `ValueError` on anything else.
     """
 
-    def walk(node):
+    def walk(node: ast.expr) -> int | Fraction:
         match node:
             case ast.Constant(value=int() as value):
                 return value
@@ -52,8 +53,6 @@ def evaluate(expression: str, names: Mapping[str, int]):
         raise ValueError(f"cannot evaluate {ast.unparse(node)!r} in {expression!r}")
 
     value = walk(_parse(expression))
-    if isinstance(value, Fraction):
-        if value.denominator != 1:
-            raise ValueError(f"{expression!r} is {value}, not a whole number, for {dict(names)}")
-        value = int(value)
-    return value
+    if value.denominator != 1:
+        raise ValueError(f"{expression!r} is {value}, not a whole number, for {dict(names)}")
+    return int(value)

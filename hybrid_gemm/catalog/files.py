@@ -8,6 +8,7 @@ import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from ..errors import UsageError
 from .kernel import Kernel, Variant, _nearest
@@ -17,8 +18,10 @@ VARIABLE = "HYBRID_GEMM_KERNELS"
 _HEADER_KEYS = {
     "summary", "entry", "role", "params", "block", "grid", "require", "limits", "dtypes",
     "layouts", "arch", "runs_on", "source", "shared", "library", "rung",
-    "workspace", "flags",
+    "workspace", "flags", "tile", "cluster", "persistent", "early", "tma", "scales",
 }  # fmt: skip
+# Those of an entry of `tma`: the operand, and boxes as lists of two expressions.
+_TMA_KEYS = {"operand", "along_k", "across_k", "box", "where"}
 
 
 def directory() -> Path:
@@ -54,8 +57,29 @@ def _read(path: Path) -> Kernel:
             table[key] = tuple(value)
     if not table.get("params", True):
         del table["params"]
+    _check(path, table)
     name = path.stem.removeprefix("gemm_")
     return Kernel(name=name, path=path, text=text if path.suffix == ".cu" else "", **table)
+
+
+def _check(path: Path, table: Mapping[str, Any]) -> None:
+    """Raises `UsageError` for a header that does not say what a launch needs to know."""
+    multiplies = table.get("role", "gemm") in ("gemm", "tensor", "across")
+    if multiplies and not table.get("library") and len(table.get("tile", ())) != 2:
+        raise UsageError(
+            f"{path}: the header of a kernel that multiplies says which tile of C a block "
+            'computes, such as tile = ["BM", "BN"] (rows and columns; docs/kernels.md)'
+        )
+    for entry in table.get("tma", ()):
+        boxes = entry.keys() & {"along_k", "across_k", "box"}
+        if entry.get("operand") not in ("A", "B", "C") or entry.keys() - _TMA_KEYS or not boxes:
+            raise UsageError(
+                f"{path}: an entry of tma names an operand, A, B or C, and its box: along_k and "
+                f"across_k for A and B, box for C (docs/kernels.md); found {entry}"
+            )
+    known = table.get("params", ({},))[0]
+    if unknown := [name for name in table.get("scales", ()) if name not in known]:
+        raise UsageError(f"{path}: scales names {', '.join(unknown)}, which is no parameter")
 
 
 @functools.cache
@@ -64,7 +88,7 @@ def kernels() -> Mapping[str, Kernel]:
 
     Raises `UsageError` where two files have one name, or `$HYBRID_GEMM_KERNELS` no folder.
     """
-    found = {}
+    found: dict[str, Kernel] = {}
     for folder in (directory(), *own_directories()):
         if not folder.is_dir():
             raise UsageError(f"{VARIABLE} names {folder}, which is no folder (mkdir -p makes it)")

@@ -10,9 +10,10 @@ from __future__ import annotations
 import difflib
 import functools
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from ..errors import UsageError
 from .expressions import evaluate
@@ -24,10 +25,7 @@ ITEM_SIZE = {"float32": 4, "float64": 8, "int32": 4, "int64": 8, **TENSOR_TYPES}
 LAYOUTS = ("nn", "nt", "tn", "tt")
 MAX_THREADS = 1024  # a block, on every CUDA GPU
 MAX_GRID = (2**31 - 1, 65535, 65535)
-
-# --- expressions in headers ---------------------------------------------------------------
-
-# --- kernels and variants -----------------------------------------------------------------
+LISTED_FOR = 132  # multiprocessors, an H200's: for these headers list what `scales` names
 
 
 @dataclass(frozen=True)
@@ -55,6 +53,15 @@ class Kernel:
     runs_on: tuple[str, ...] = ("cuda", "emulator")
     library: str = ""
     rung: int = 99
+    tile: tuple[str, ...] = ()
+    cluster: str = "1"
+    persistent: bool = False
+    early: bool = False
+    tma: tuple[Mapping[str, Any], ...] = ()
+    scales: tuple[str, ...] = ()
+
+    def __hash__(self) -> int:
+        return hash(self.name)
 
     def variants(self) -> list[Variant]:
         """The variants that the header lists; the first is the default."""
@@ -83,6 +90,21 @@ class Kernel:
         """The lowest compute capability, as 70 for 7.0."""
         return int(self.arch.removeprefix(">=").removeprefix("==").rstrip("a"))
 
+    def runs_at(self, arch: int) -> bool:
+        """Whether GPUs of a compute capability, as 90 for 9.0, run it."""
+        lowest = self.min_arch()
+        return arch == lowest if self.arch.startswith("==") else arch >= lowest
+
+    def target(self, arch: str) -> str:
+        """What the compiler calls an architecture ("sm_90") for this kernel: "sm_90a" where it
+        uses instructions that this architecture alone has."""
+        return arch + "a" * self.arch.endswith("a")
+
+    @property
+    def shares_k(self) -> bool:
+        """Whether blocks share the k of a tile and leave their sums in a workspace."""
+        return self.workspace != "0"
+
 
 @dataclass(frozen=True)
 class Launch:
@@ -90,7 +112,8 @@ class Launch:
     whole grid a workspace and flags, which are zero before a launch and after it.
 
     An `early` one's blocks may begin while those of what was launched before end: the kernel
-    waits for that itself."""
+    waits for that itself. A `persistent` one's blocks take tiles in turn, `cluster` blocks
+    together: see `resident`."""
 
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
@@ -98,6 +121,16 @@ class Launch:
     workspace_bytes: int = 0
     flag_bytes: int = 0
     early: bool = False
+    persistent: bool = False
+    cluster: int = 1
+
+    def resident(self, multiprocessors: int) -> Launch:
+        """This launch on a GPU with so many multiprocessors. Of a persistent kernel it starts one
+        block on each at most, in whole clusters; other launches stay as they are."""
+        if not self.persistent:
+            return self
+        here = multiprocessors // self.cluster * self.cluster
+        return replace(self, grid=(min(self.grid[0], here), 1, 1))
 
 
 @dataclass(frozen=True)
@@ -136,13 +169,61 @@ class Variant:
                     f"a block has 1 to {MAX_THREADS}"
                 )
 
+    @property
+    def tile(self) -> tuple[int, int]:
+        """Rows and columns of C that a block computes at a time."""
+        rows, columns = (evaluate(e, self.params) for e in self.kernel.tile)
+        return rows, columns
+
+    @property
+    def cluster(self) -> int:
+        """Blocks of a cluster; 1 where there are none."""
+        return evaluate(self.kernel.cluster, self.params)
+
+    def for_multiprocessors(self, count: int) -> Variant:
+        """This variant on a GPU with so many multiprocessors: the parameters that `scales` names,
+        where they are listed as blocks of a whole H200 with its 132, are as much larger or
+        smaller."""
+        params = {
+            name: -(-value * count // LISTED_FOR)
+            if name in self.kernel.scales and value >= LISTED_FOR
+            else value
+            for name, value in self.params.items()
+        }
+        return Variant(self.kernel, params)
+
+    def box(self, operand: str, dtype: str, *, along_k: bool) -> tuple[int, int]:
+        """The elements that one TMA copy moves of operand "A" or "B": along memory, and across
+        it. `along_k` says how the operand lies.
+
+        Raises `UsageError` where the kernel does not read one that lies so by TMA.
+        """
+        way = "along_k" if along_k else "across_k"
+        for entry in self.kernel.tma:
+            if entry["operand"] == operand and way in entry:
+                return self._sides(entry[way], dtype)
+        raise UsageError(f"kernel {self.name} has no box for an operand {operand} {way}")
+
+    def box_of_c(self, dtype: str) -> tuple[int, int] | None:
+        """As `box`, of what one TMA copy stores of C; None where C is stored otherwise."""
+        for entry in self.kernel.tma:
+            if entry["operand"] == "C" and self._holds(entry.get("where", "1"), ITEM_SIZE[dtype]):
+                return self._sides(entry["box"], dtype)
+        return None
+
+    def _sides(self, box: Sequence[str], dtype: str) -> tuple[int, int]:
+        names = {**self.params, "SIZE": ITEM_SIZE[dtype]}
+        along, across = (evaluate(e, names) for e in box)
+        return along, across
+
     def _holds(self, rule: str, size: int) -> bool:
         return bool(evaluate(rule, {**self.params, "SIZE": size}))
 
     def _block(self, size: int, **names: int) -> tuple[int, int, int]:
         # A block that depends on the problem is checked when there is one.
         names = {"m": 1, "n": 1, "k": 1, **names, **self.params, "SIZE": size}
-        return tuple(evaluate(e, names) for e in self.kernel.block)
+        x, y, z = (evaluate(e, names) for e in self.kernel.block)
+        return x, y, z
 
     @functools.lru_cache(maxsize=4096)  # noqa: B019  (variants live as long as the process)
     def launch(self, m: int, n: int, k: int, dtype: str) -> Launch:
@@ -152,9 +233,13 @@ class Variant:
         for limit in self.kernel.limits:
             if not evaluate(limit, names):
                 raise UsageError(f"kernel {self} cannot take m={m} n={n} k={k}: it needs {limit}")
-        grid = tuple(evaluate(e, names) for e in self.kernel.grid)
-        memory = (self.kernel.shared, self.kernel.workspace, self.kernel.flags)
-        return Launch(grid, self._block(size, m=m, n=n, k=k), *(evaluate(e, names) for e in memory))
+        x, y, z = (evaluate(e, names) for e in self.kernel.grid)
+        grid = x, y, z
+        return Launch(
+            grid, self._block(size, m=m, n=n, k=k), evaluate(self.kernel.shared, names),
+            evaluate(self.kernel.workspace, names), evaluate(self.kernel.flags, names),
+            self.kernel.early, self.kernel.persistent, self.cluster,
+        )  # fmt: skip
 
     @functools.lru_cache(maxsize=4096)  # noqa: B019
     def launches(
@@ -162,7 +247,7 @@ class Variant:
     ) -> tuple[tuple[slice, slice, Launch], ...]:
         """Rows and columns of C with their launch: one, or several where a grid has its limits."""
 
-        def fits(rows, cols):
+        def fits(rows: int, cols: int) -> bool:
             grid = self.launch(rows, cols, k, dtype).grid
             return all(g <= limit for g, limit in zip(grid, MAX_GRID, strict=True))
 
@@ -212,6 +297,6 @@ class Variant:
         return "\n".join(lines)
 
 
-def _nearest(word: str, known) -> str:
+def _nearest(word: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.4)
     return f" (did you mean {close[0]!r}?)" if close else ""

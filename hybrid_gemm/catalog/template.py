@@ -13,15 +13,19 @@ _TEMPLATE = r"""/*---
 summary = "SAY IN ONE LINE WHAT NAME DOES"
 entry   = "gemm_NAME"
 rung    = 99
+# TILE  columns of C that a block computes, and k of a step
+# PER   rows of C that a thread computes
 params  = [{TILE = 16, PER = 2}, {TILE = 16, PER = 1}, {TILE = 16, PER = 4}, {TILE = 8, PER = 2}]
 block   = ["TILE", "TILE", "1"]
 grid    = ["ceil(n / TILE)", "ceil(m / (TILE * PER))", "1"]
+tile    = ["TILE * PER", "TILE"]
 require = ["SIZE * TILE * (TILE * PER + TILE + 1) <= 49152"]
 source  = "our own"
 ---*/
 // The header above says all that the host must know; docs/kernels.md lists its keys.
 //   params   the variants: TILE and PER are compile-time names below; the first is the default
 //   block    threads of a block, by x, y, z        grid    blocks, for C of m x n
+//   tile     rows and columns of C that a block computes
 //   require  what parameters must hold: checked by the host, and by the compiler
 // T is the element type and SIZE its bytes; a_at and b_at read op(A) and op(B), store writes C.
 #include "common.cuh"

@@ -211,7 +211,7 @@ class PackedProduct:
         variant = self.variant.kernel.variant(
             {**self.variant.params, "TERMS": terms, "OUT": out_bytes}
         )
-        if variant.name != "wgmma":
+        if not variant.kernel.tma:
             return self._multiply_pointers(variant, dtype)
         from .cuda import tensor_maps
 
@@ -363,10 +363,10 @@ def _rounded(device: KernelLauncher, variant: Variant, operation: Operation) -> 
     """A product that packs A and B only where it must: by addresses too, which differ from call to
     call."""
     all_packed = RoundedProduct(device, variant, operation, (True, True))
-    if variant.name != "wgmma":
+    if not variant.kernel.tma:
         return all_packed.call
-    # The copy engine takes operands where they lie, if every line begins on 16 bytes; of two
-    # that lie across k in 32 bits, wgmma takes one.
+    # TMA takes operands where they lie, if every line begins on 16 bytes; of two that lie across k
+    # in 32 bits, the kernel takes one.
     size = all_packed.item_bytes
     packed = [bool(ld * size % 16 != 0) for ld in all_packed.ld]
     if size == 4 and all_packed.layouts == "tn" and not any(packed):

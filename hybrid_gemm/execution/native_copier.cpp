@@ -130,7 +130,8 @@ void copy_past_cache(char* to, const char* from, size_t size) {
 struct Piece {
     size_t x, y, width, height;  // in bytes and runs
     Piece(const Job& job, size_t number)
-        : x(number % job.across * job.piece_width), y(number / job.across * job.piece_height),
+        : x(number % job.across * job.piece_width),
+          y(number / job.across * job.piece_height),
           width(std::min(job.piece_width, job.width - x)),
           height(std::min(job.piece_height, job.height - y)) {}
 };
@@ -167,7 +168,8 @@ int start_copy(Ring& ring, Job& job, const Piece& piece, Slot& slot) {
     } else {
         Copy2D copy = {{0, 0, UNIFIED, nullptr, from, nullptr, job.device_pitch},
                        {0, 0, UNIFIED, nullptr, to, nullptr, job.device_pitch},
-                       piece.width, piece.height};
+                       piece.width,
+                       piece.height};
         (ring.up ? copy.from : copy.to).pitch = piece.width;  // the slot's
         status = call.copy_2d(&copy, ring.stream);
     }
@@ -207,8 +209,9 @@ bool find_task(Pool& pool, Task& task) {
     task = {Task::COPY, ring};
     if (!ring) task.ring = earliest(pool, [&](Ring& r) { return r.up && startable(r); }, front);
     if (task.ring) return true;
-    ring = earliest(pool, [](Ring& r) { return !r.landed.empty(); },
-                    [](Ring& r) { return r.landed.front()->job; });
+    ring = earliest(
+        pool, [](Ring& r) { return !r.landed.empty(); },
+        [](Ring& r) { return r.landed.front()->job; });
     task = {ring ? Task::EMPTY : Task::TOUCH, ring};
     return ring || !pool.fresh.empty();
 }
@@ -363,8 +366,8 @@ uint64_t pool_finished(Pool* pool, int* status) {
     return finished.id;
 }
 
-void* ring_open(Pool* pool, const Driver* driver, void* context, void* stream, int up,
-                char* memory, size_t slot_bytes, int slots, void** events) {
+void* ring_open(Pool* pool, const Driver* driver, void* context, void* stream, int up, char* memory,
+                size_t slot_bytes, int slots, void** events) {
     Ring* ring = new Ring;
     ring->driver = *driver;
     ring->context = context;

@@ -28,6 +28,7 @@ from ..devices.strassen import Strassen
 from ..errors import UnavailableError
 from ..problem import Problem
 from ..runner import Result, Runner
+from ..verify import GROWTH
 from . import model
 from .base import Row
 from .lab import Lab, Operands
@@ -93,7 +94,7 @@ def strassen(lab: Lab, *, kernel: str, levels: int, n: int, dtype: str = "float3
     def work() -> None:
         device.gemm(variant, a, b, c, alpha=1, beta=0, stream=lab.stream)
 
-    figures = lab.products(Problem(n, n, n, dtype), (a, b, c), work)
+    figures = lab.products(Problem(n, n, n, dtype), (a, b, c), work, GROWTH**levels)
     rows = slice(0, n, max(1, n // 64))
     exact = a[rows].astype("f8") @ b.astype("f8")
     squares = [float((x**2).sum()) for x in (c[rows].astype("f8") - exact, exact)]

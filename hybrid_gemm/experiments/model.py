@@ -60,21 +60,15 @@ class Tile:
 
 
 def tile(variant: Variant, dtype: str) -> Tile | None:
-    """A block's share of C: off the header's grid or, where that is of the machine's size, off
-    BM and BN; None where neither says."""
-    try:
-        down, across = (
-            [math.prod(variant.launch(m, n, _FAR, dtype).grid) for m, n in sizes]
-            for sizes in (((_FAR, 1), (2 * _FAR, 1)), ((1, _FAR), (1, 2 * _FAR)))
-        )
-        block = variant.launch(_FAR, _FAR, _FAR, dtype).block
-    except UsageError:  # a kernel for small matrices only
+    """A block's share of C, as the header says; None for kernels that do not multiply, and for
+    those that multiply small matrices only."""
+    if not variant.kernel.tile:
         return None
-    if down[0] < down[1] and across[0] < across[1]:
-        return Tile(round(_FAR / down[0]), round(_FAR / across[0]), block)
-    if {"BM", "BN"} <= variant.params.keys():
-        return Tile(variant.params["BM"], variant.params["BN"], block)
-    return None
+    try:
+        block = variant.launch(_FAR, _FAR, _FAR, dtype).block
+    except UsageError:
+        return None
+    return Tile(*variant.tile, block)
 
 
 def waves(blocks: int, machine: Machine, a_multiprocessor: int = 1) -> int:

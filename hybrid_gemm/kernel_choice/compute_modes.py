@@ -25,21 +25,24 @@ COMPUTES = {
 ABLE = {True: ("fp32x3", "tf32"), False: ("tf32",)}
 # How the device multiplied a product of fp32x3, which it decides by the data.
 VERDICTS = ("fp16 split", "tf32 split", "strict fp32")
-OWN_KERNELS = ("wgmma", "mma")  # for tensor cores, the faster one first
 
 
 def kernel_for(kind: str, arch: int) -> str | None:
-    """The fastest of our kernels that multiplies on a device's tensor cores; None where there are
-    none. `arch` is 90 for compute capability 9.0, and 0 for devices that have none."""
-    return next((name for name in OWN_KERNELS if _runs(catalog.get(name), kind, arch)), None)
+    """The fastest of our kernels that multiplies on a device's tensor cores, the one on the
+    highest rung; None where there are none. `arch` is 90 for compute capability 9.0, and 0 for
+    devices that have none."""
+    here = (
+        kernel
+        for kernel in catalog.kernels().values()
+        if kernel.role == "tensor" and not kernel.library and _runs(kernel, kind, arch)
+    )
+    fastest = max(here, key=lambda kernel: kernel.rung, default=None)
+    return fastest.name if fastest else None
 
 
 def _runs(kernel: Kernel, kind: str, arch: int) -> bool:
     """Whether a kernel's header says that it runs there."""
-    if kind not in kernel.runs_on:
-        return False
-    exact, lowest = kernel.arch.startswith("=="), kernel.min_arch()
-    return not arch or (arch == lowest if exact else arch >= lowest)
+    return kind in kernel.runs_on and (not arch or kernel.runs_at(arch))
 
 
 @dataclass(frozen=True)
@@ -96,12 +99,13 @@ class Arithmetic:
         """The kernel for a problem that goes to tensor cores, of a device with so many
         multiprocessors; `out_bytes` is the size of C's elements there."""
         narrow, terms = problem.operands in NARROW, _terms(problem)
-        if self._kernel.name == "wgmma" and not self.asked:
+        if not self.asked:
             dtype = problem.operands if narrow else ("tfloat32", "float16")[terms == 3]
             sides = problem.m, problem.n, problem.k
             return tensor_cores.fastest(
-                *sides, terms=terms, dtype=dtype, out_bytes=out_bytes, processors=processors
-            )
+                self._kernel.kernel, *sides, terms=terms, dtype=dtype, out_bytes=out_bytes,
+                processors=processors,
+            )  # fmt: skip
         variant = with_terms(self._kernel, terms)
         if "OUT" in variant.params:
             variant = variant.kernel.variant({**variant.params, "OUT": out_bytes})

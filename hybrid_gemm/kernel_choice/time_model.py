@@ -24,9 +24,9 @@ SLACK_US = 8.0  # and where that is not much longer they are
 def listed(machine: Machine, own: bool) -> Iterator[Variant]:
     """Every listed variant that such a GPU runs; without libraries if `own`."""
     for kernel in catalog.gemm_kernels():
-        if kernel.min_arch() <= machine.arch and not (own and kernel.library):
+        if kernel.runs_at(machine.arch) and not (own and kernel.library):
             for variant in kernel.variants():
-                yield scaled(variant, machine.multiprocessors)
+                yield variant.for_multiprocessors(machine.multiprocessors)
 
 
 def runs(variant: Variant, problem: Problem) -> bool:
@@ -38,22 +38,6 @@ def runs(variant: Variant, problem: Problem) -> bool:
 def candidates(machine: Machine, problem: Problem, own: bool = False) -> list[Variant]:
     """The listed variants that can multiply the problem; without libraries if `own`."""
     return [variant for variant in listed(machine, own) if runs(variant, problem)]
-
-
-def scaled(variant: Variant, multiprocessors: int) -> Variant:
-    """A persistent kernel's variant for a GPU with so many multiprocessors.
-
-    Its blocks and splits are listed for the 132 of an H200.
-    """
-    params = {
-        name: -(-value * multiprocessors // 132) if _counts_blocks(name, value) else value
-        for name, value in variant.params.items()
-    }
-    return Variant(variant.kernel, params)
-
-
-def _counts_blocks(name: str, value: int) -> bool:
-    return name == "BLOCKS" or (name == "SPLIT" and value >= 132)
 
 
 def predict_us(variant: Variant, machine: Machine, problem: Problem) -> float:
@@ -91,31 +75,24 @@ def predict_us(variant: Variant, machine: Machine, problem: Problem) -> float:
 
 @functools.cache
 def _tile(variant: Variant, dtype: str) -> tuple[int, int, int]:
-    """Rows and columns of C a block makes, and its threads."""
-    p = variant.params
-    launch = variant.launch(*((1, 1) if variant.kernel.limits else (8192, 8192)), 1024, dtype)
-    threads = math.prod(launch.block)
-    if "BM" in p and "BN" in p:
-        return p["BM"], p["BN"], threads
-    if variant.kernel.limits:
-        return 32, 32, 1024
-    # Otherwise the grid of a large square tells.
-    columns, rows = (launch.grid[0], launch.grid[1]) if launch.grid[1] > 1 else (1, launch.grid[0])
-    return max(1, 8192 // rows), max(1, 8192 // columns), threads
+    """Rows and columns of C that a block computes, and its threads."""
+    rows, columns = variant.tile
+    return rows, columns, math.prod(variant.launch(rows, columns, 1024, dtype).block)
 
 
 def worth_timing(machine: Machine, problem: Problem) -> list[Variant]:
     """The candidates that the cost model does not rule out; libraries always, and for a few rows
     or columns, where memory decides, tiles as thin as they.
 
-    Of rungs that it cannot tell apart, the highest.
+    Of rungs that it cannot tell apart, the highest; of kernels that share k, which it knows less
+    well, every variant.
     """
     possible = candidates(machine, problem)
     best: dict[object, Variant] = {}
     for variant in sorted(possible, key=lambda v: v.kernel.rung):
         us = predict_us(variant, machine, problem)
-        persistent = variant.kernel.workspace != "0"
-        best[variant if persistent or variant.kernel.library else us] = variant
+        apart = variant.kernel.shares_k or variant.kernel.library
+        best[variant if apart else us] = variant
     kept = list(best.values())
     own = [predict_us(v, machine, problem) for v in kept if not v.kernel.library]
     limit = max(PRUNE * min(own, default=math.inf), min(own, default=math.inf) + SLACK_US)

@@ -71,7 +71,7 @@ def verify(
 
 
 def _part(plan: RankPlan, rank: int, a, b, c_in, result) -> Part:
-    box, strip = plan.box(rank), plan.strip(rank)
+    box, strip = plan.box_of(rank), plan.strip(rank)
     strips = [s for r in plan.members(rank) if (s := plan.strip(r))]
     rows, cols = (
         tuple(sorted({span.start - first.start for span in spans}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -127,11 +128,13 @@ class Floats(Scaled):
             return ratio
 
         ratio = ratios(got_right, right, right2, noise_right, tiny_right, mixed_right)
-        own = [i for i, _block in blocks]
-        alarms = self._worst_sums(ratio[part.rows][:, own], range(part.top, part.rows.stop), own)
+        there = [i for i, _block in blocks]
+        of_rows = range(part.top, part.rows.stop)
+        alarms = self._worst_sums(ratio[part.rows][:, there], of_rows, there)
         ratio = ratios(got_left, left, left2, noise_left, tiny_left, mixed_left)
-        own = [i for i, _block in mine]
-        more = self._worst_sums(ratio[own][:, part.cols], own, range(part.left, part.cols.stop))
+        there = [i for i, _block in mine]
+        of_cols = range(part.left, part.cols.stop)
+        more = self._worst_sums(ratio[there][:, part.cols], there, of_cols)
         self._look(alarms, more)
         self._hold_mixed(mixed_right)
 
@@ -246,12 +249,11 @@ class Floats(Scaled):
             squares += xp.matmul(x, y, out=more)
         del square, more
         product, squares, walk = (self.group.sum(x) for x in (product, squares, walk))
-        sums = product, squares, walk, step
         if weights is not None:
-            self._judge(rows, cols, weights, *sums)
+            self._judge(rows, cols, weights, product, squares, walk, step)
             return
         for at in spans(len(rows), part.chunk // 16 // len(cols)):
-            self._judge(rows[at], cols, None, *(x[at] for x in sums[:3]), step)
+            self._judge(rows[at], cols, None, product[at], squares[at], walk[at], step)
 
     def _judge(self, rows, cols, weights, product, squares, walk, step: int) -> None:
         """Holds elements against their bounds. `walk` has the squares of the partial sums, one
@@ -259,7 +261,7 @@ class Floats(Scaled):
         xp, part = self.xp, self.part
         own_rows, own_cols = part.own(rows, part.rows), part.own(cols, part.cols)
         own = bool(own_rows.any() and own_cols.any())
-        ratio = None
+        ratio: Any = None
         if own:
             if not (own_rows.all() and own_cols.all()):
                 pick = np.ix_(own_rows, own_cols)
@@ -279,16 +281,17 @@ class Floats(Scaled):
             size = self._magnitudes(rows, cols)
             if some:
                 size = size[np.ix_(own_rows, own_cols)]
-                here = rows_here, cols_here
-                fair = self._fair(got, before, reference, bound, product, size, *here)
+                fair = self._fair(
+                    got, before, reference, bound, product, size, rows_here, cols_here
+                )
                 ratio = xp.where(strange, xp.where(fair, 0, xp.inf), ratio)
         if own:
             if self.infinite:
                 ratio[self.dead_rows[rows_here]] = 0
                 ratio[:, self.dead_cols[cols_here]] = 0
             if weights is not None:
-                pick = own_rows if len(rows) > 1 else own_cols
-                self._together(ratio, got - reference, bound, weights[pick])
+                weighed = own_rows if len(rows) > 1 else own_cols
+                self._together(ratio, got - reference, bound, weights[weighed])
             self._note(ratio, got, before, bound, rows[own_rows], cols[own_cols])
 
     def _bound(self, product, squares, walk, before, rows, cols):

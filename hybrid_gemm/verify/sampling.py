@@ -7,6 +7,7 @@ adds what they find. Alone, the strip is all of C, and the group is one.
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 
@@ -26,10 +27,10 @@ class Part:
     block begin at `row_edges` and `col_edges`; the block begins at `origin` of C."""
 
     problem: Problem
-    a: object
-    b: object
-    c_in: object
-    result: object
+    a: Any
+    b: Any
+    c_in: Any
+    result: Any
     top: int = 0
     left: int = 0
     row_edges: tuple[int, ...] = (0,)

@@ -76,7 +76,7 @@ def check_every_kernel(device, variants):
     for i, variant in enumerate(variants):
         layout = catalog.LAYOUTS[-1 - i % 4]
         cases = [(variant, (29, 33, 35) if variant.kernel.limits else (131, 137, 21))]
-        if "BLOCKS" in variant.params:
+        if "BLOCKS" in variant.kernel.scales:
             few = Variant(variant.kernel, {**variant.params, "BLOCKS": 2})
             cases.append((few, (301, 299, 20)))
         for case, shape in cases:

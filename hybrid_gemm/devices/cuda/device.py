@@ -324,8 +324,7 @@ class CudaDevice(KernelDevice):
         self._compiled(variant, dtype, layouts)
 
     def _compiled(self, variant: Variant, dtype: str, layouts: str) -> tuple[bytes, nvrtc.Usage]:
-        own = variant.kernel.arch.endswith("a")  # one architecture's own instructions
-        arch = self.arch + "a" * own
+        arch = variant.kernel.target(self.arch)
         return nvrtc.compile(variant.source(dtype, layouts), arch, f"{variant.name}.cu")
 
     def load(self, variant: Variant, dtype: str, layouts: str) -> Any:
@@ -360,7 +359,7 @@ class CudaDevice(KernelDevice):
     def bind_library(
         self, variant: Variant, a: Array, b: Array, c: Array, *, alpha: float, beta: float
     ) -> BoundProduct:
-        tf32 = variant.name == "cublas_tf32"
+        tf32 = variant.kernel.role == "tensor"
         return cublas.bind(a, b, c, alpha=alpha, beta=beta, tf32=tf32)
 
 

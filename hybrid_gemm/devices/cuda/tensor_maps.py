@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from ... import catalog
-from ...catalog import ITEM_SIZE, Kernel, Launch, Variant
+from ...catalog import ITEM_SIZE, Kernel, Variant
 from ...errors import UnavailableError, UsageError
 from ..base import Array, Stream
 from ..kernel_launcher import KernelLauncher
@@ -70,25 +69,16 @@ def tensor_map(
     return np.array([int(word) for word in made.opaque], np.uint64).view(_MAP)
 
 
-def _map(dtype: str, stored: Array, rows: int, bk: int, along_k: bool) -> np.ndarray:
-    """The map of an operand stored (parts, rows, k), or (parts, k, rows), in row-major order."""
+def _map(dtype: str, stored: Array, box: tuple[int, int]) -> np.ndarray:
+    """The map of an operand stored (parts, rows, k), or (parts, k, rows), in row-major order,
+    with the header's box for one that lies so."""
     parts, height, width = stored.shape
     if not stored.size:  # k is 0: never read, and the engine describes nothing empty
         return np.zeros(1, _MAP)
-    box = (bk, rows, 1) if along_k else (128 // ITEM_SIZE[dtype], bk, 1)
     # An extent of 1 leaves its stride without a meaning.
     pitch = stored.strides[1] if height > 1 else -(-width * stored.itemsize // 16) * 16
     plane = stored.strides[0] if parts > 1 else pitch * height
-    return tensor_map(dtype, stored.data.ptr, (width, height, parts), (pitch, plane), box)
-
-
-def _persistent(
-    device: KernelLauncher, variant: Variant, m: int, n: int, k: int, dtype: str
-) -> Launch:
-    """A launch of at most as many blocks as the device runs at once, in whole clusters."""
-    launch, cluster = variant.launch(m, n, k, dtype), variant.params["CLUSTER"]
-    here = device.processors // cluster * cluster
-    return replace(launch, grid=(min(launch.grid[0], here), 1, 1), early=True)
+    return tensor_map(dtype, stored.data.ptr, (width, height, parts), (pitch, plane), (*box, 1))
 
 
 def bind_tensor(  # a product has so many parameters, as in BLAS; half of the lines are its contract
@@ -111,13 +101,15 @@ def bind_tensor(  # a product has so many parameters, as in BLAS; half of the li
     rows of A and columns of B were divided, each in [-126, 127] with results in range; with a
     `verdict`, one int32 on the device, nothing happens unless it is `wanted`.
     """
-    (m, n), params = c.shape, variant.params
+    m, n = c.shape
     _check_shapes(variant, a, b, (m, n, k), layouts)
-    launch = _persistent(device, variant, m, n, k, dtype)
+    launch = variant.launch(m, n, k, dtype).resident(device.processors)
     function = device.function(variant, dtype, layouts)
-    bk, rows = params["SPAN"] // ITEM_SIZE[dtype], (params["BM"], params["BN"] // params["CLUSTER"])
-    narrow, pitch = params["OUT"] == 2, c.strides[0]
-    ways = layouts[0] == "n", layouts[1] == "t"
+    boxes = [
+        variant.box(operand, dtype, along_k=order == along)
+        for operand, order, along in zip("AB", layouts, "nt", strict=True)
+    ]
+    box_of_c, pitch = variant.box_of_c(dtype), c.strides[0]
     sizes = [np.int32(x) for x in (m, n, k)]
     alpha32, beta32, ldc = np.float32(alpha), np.float32(beta), np.int64(c.strides[0] // c.itemsize)
     null = np.uint64(0)
@@ -128,15 +120,12 @@ def bind_tensor(  # a product has so many parameters, as in BLAS; half of the li
     ) -> None:  # fmt: skip
         if not math.prod(c.shape):
             return
-        maps = [
-            _map(dtype, x, height, bk, along)
-            for x, height, along in zip((a, b), rows, ways, strict=True)
-        ]
-        if narrow:  # the kernel decides likewise, and has no use for a map of any other C
+        maps = [_map(dtype, x, box) for x, box in zip((a, b), boxes, strict=True)]
+        if box_of_c:  # the kernel decides likewise, and has no use for a map of any other C
             stored = (c.data.ptr | pitch | 2 * n) % 16 == 0
             shape, pitches = (n, m, 1), (pitch, pitch * m)
             maps.append(
-                tensor_map(dtype, c.data.ptr, shape, pitches, (64, 64, 1)) if stored else maps[0]
+                tensor_map(dtype, c.data.ptr, shape, pitches, (*box_of_c, 1)) if stored else maps[0]
             )
         ea, eb = (null if e is None else e for e in exponents)
         args = [
@@ -165,13 +154,10 @@ def _check_shapes(
             )
 
 
-def _alike(kernel: Kernel, params: Mapping[str, int]) -> Variant:
-    """The listed variant with such tiles, or the first."""
-    alike = [
-        variant
-        for variant in kernel.variants()
-        if all(variant.params[x] == params[x] for x in ("BM", "BN", "CLUSTER"))
-    ]
+def _alike(kernel: Kernel, other: Variant) -> Variant:
+    """The listed variant with another's tile and cluster, or the first."""
+    wanted = other.tile, other.cluster
+    alike = [v for v in kernel.variants() if (v.tile, v.cluster) == wanted]
     return (alike or kernel.variants())[0]
 
 
@@ -185,22 +171,20 @@ def bind_across(  # a product has so many parameters, as in BLAS
     for "t" or (1, k, n) for "n". k is not 0. `variant` is one of `bind_tensor`'s: a tile like its
     is taken, and turned where B lies across k.
     """
-    variant = _alike(catalog.helper("across").kernel, variant.params)
-    turned, (m, n), params = layouts == "nn", c.shape, variant.params
-    launch = _persistent(device, variant, *((n, m) if turned else (m, n)), k, "tfloat32")
+    variant = _alike(catalog.helper("across").kernel, variant)
+    turned, (m, n) = layouts == "nn", c.shape
+    launch = variant.launch(*((n, m) if turned else (m, n)), k, "tfloat32")
+    launch = launch.resident(device.processors)
     function = device.function(variant, "tfloat32", layouts)
-    bk, rows = params["SPAN"] // 4, (params["BM"], params["BN"] // params["CLUSTER"])
+    boxes = [variant.box(x, "tfloat32", along_k=along) for x, along in (("A", False), ("B", True))]
     sizes = [np.int32(x) for x in ((n, m, k) if turned else (m, n, k))]
     scalars, ldc = (np.float32(alpha), np.float32(beta)), np.int64(c.strides[0] // c.itemsize)
 
     def call(a: Array, b: Array, c: Array, stream: Stream) -> None:
         if not c.size:
             return
-        first, second = (b, a) if turned else (a, b)
-        maps = [
-            _map("tfloat32", first, rows[0], bk, layouts == "nt"),
-            _map("tfloat32", second, rows[1], bk, True),
-        ]
+        operands = (b, a) if turned else (a, b)
+        maps = [_map("tfloat32", x, box) for x, box in zip(operands, boxes, strict=True)]
         device.launch(function, launch, [*maps, *sizes, *scalars, c, ldc], stream)
 
     return call

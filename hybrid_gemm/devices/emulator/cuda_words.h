@@ -44,11 +44,17 @@ extern "C" float fmaf(float, float, float) noexcept;
 extern "C" double fma(double, double, double) noexcept;
 inline float fma(float a, float b, float c) { return fmaf(a, b, c); }
 template <class A, class B>
-constexpr auto min(A a, B b) { return b < a ? b : a; }
+constexpr auto min(A a, B b) {
+    return b < a ? b : a;
+}
 template <class A, class B>
-constexpr auto max(A a, B b) { return a < b ? b : a; }
+constexpr auto max(A a, B b) {
+    return a < b ? b : a;
+}
 template <class V>
-inline V __ldg(const V* p) { return *p; }
+inline V __ldg(const V* p) {
+    return *p;
+}
 
 // Blocks run on several OS threads, one after another on each: a block may add to what others
 // see, but must not wait for them.
@@ -59,7 +65,9 @@ inline V atomicAdd(V* p, V value) {
     return __atomic_fetch_add(p, value, __ATOMIC_SEQ_CST);
 }
 template <class V>
-inline V atomicExch(V* p, V value) { return __atomic_exchange_n(p, value, __ATOMIC_SEQ_CST); }
+inline V atomicExch(V* p, V value) {
+    return __atomic_exchange_n(p, value, __ATOMIC_SEQ_CST);
+}
 
 // Where a kernel waits is the line that says so.
 #define EMULATOR_PLACE const char *file = __builtin_FILE(), int line = __builtin_LINE()
@@ -74,8 +82,7 @@ __forceinline__ void __syncwarp(unsigned mask = ~0u, EMULATOR_PLACE) {
 
 // Lanes of a segment of `width` hear each other; one that asks beyond it hears itself.
 template <class V>
-__forceinline__ V __shfl_sync(unsigned mask, V value, int source, int width = 32,
-                              EMULATOR_PLACE) {
+__forceinline__ V __shfl_sync(unsigned mask, V value, int source, int width = 32, EMULATOR_PLACE) {
     const unsigned first = emulator::lane() & -width;
     return emulator::exchange(mask, value, first | (source & (width - 1)), {file, line});
 }

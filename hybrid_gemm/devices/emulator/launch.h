@@ -17,9 +17,12 @@ namespace emulator {
 
 template <class P>
 constexpr char kind() {
-    if constexpr (__is_class(P)) return 'V';
-    else if constexpr (__is_same(P, bool)) return 'b';
-    else return P(0.5) != 0 ? 'f' : P(-1) < P(0) ? 'i' : 'u';
+    if constexpr (__is_class(P))
+        return 'V';
+    else if constexpr (__is_same(P, bool))
+        return 'b';
+    else
+        return P(0.5) != 0 ? 'f' : P(-1) < P(0) ? 'i' : 'u';
 }
 template <class P>
 struct Value {
@@ -122,8 +125,7 @@ inline void run_block(Worker& w, Locals locals, unsigned long long b) {
     worker = &w;
     blockDim = {block.x, block.y, block.z};
     gridDim = {grid.x, grid.y, grid.z};
-    blockIdx = {unsigned(b % grid.x), unsigned(b / grid.x % grid.y),
-                unsigned(b / grid.x / grid.y)};
+    blockIdx = {unsigned(b % grid.x), unsigned(b / grid.x % grid.y), unsigned(b / grid.x / grid.y)};
     const Walk threads = walk(launch, b + 1, w.count);
     w.first = threads.first;
     w.stride = threads.stride;

@@ -1,0 +1,167 @@
+"""What kernels say of themselves in their headers, and what is made of it: tiles, persistent and
+early launches, boxes of tensor maps, architectures. Needs neither a compiler nor a card."""
+
+import math
+import re
+
+import pytest
+
+from hybrid_gemm import catalog
+from hybrid_gemm.catalog import ITEM_SIZE, Variant
+from hybrid_gemm.errors import UsageError
+
+KERNELS = list(catalog.kernels().values())
+MULTIPLY = [k for k in KERNELS if k.role in ("gemm", "tensor", "across") and not k.library]
+TILED = [k for k in MULTIPLY if not k.limits]  # of one that has limits the grid is one block
+TMA = [k for k in KERNELS if k.tma]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder of one's own kernels, searched by the catalog."""
+    monkeypatch.setenv(catalog.VARIABLE, str(tmp_path))
+    catalog.kernels.cache_clear()
+    yield tmp_path
+    monkeypatch.undo()
+    catalog.kernels.cache_clear()
+
+
+def write(folder, *lines, name="mine"):
+    header = ['summary = "mine"', 'source = "mine"', 'entry = "gemm_mine"', *lines]
+    (folder / f"gemm_{name}.cu").write_text("\n".join(["/*---", *header, "---*/", ""]))
+
+
+# --- the headers ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kernel", [k for k in KERNELS if k.text], ids=lambda k: k.name)
+def test_a_comment_says_what_each_parameter_means(kernel):
+    header = kernel.text.split("---*/")[0]
+    explained = re.findall(r"^# ([A-Z]+)  +\S.*$", header, re.MULTILINE)
+    assert sorted(explained) == sorted(kernel.params[0])
+
+
+@pytest.mark.parametrize("kernel", TILED, ids=lambda k: k.name)
+def test_the_grid_covers_c_in_tiles_of_the_size_that_the_header_says(kernel):
+    """With k = 1, which no blocks share. A cluster's blocks lie one above the other, or share a
+    tile: the rows of a whole cluster serve both."""
+
+    def blocks(variant, m, n):
+        return math.prod(variant.launch(m, n, 1, kernel.dtypes[0]).grid)
+
+    for variant in kernel.variants():
+        rows, columns = variant.tile
+        rows *= variant.cluster
+        few = blocks(variant, rows, columns)
+        assert blocks(variant, 2 * rows, 3 * columns) == 6 * few, str(variant)
+        assert blocks(variant, rows + 1, columns) > few, str(variant)
+        assert blocks(variant, rows, columns + 1) > few, str(variant)
+
+
+def test_a_kernel_that_multiplies_needs_a_tile(folder):
+    write(folder)
+    with pytest.raises(UsageError, match=r"gemm_mine.cu: .* tile = \[\"BM\", \"BN\"\]"):
+        catalog.kernels()
+
+
+def test_a_pass_over_matrices_needs_no_tile(folder):
+    write(folder, 'role = "mine"')
+    assert catalog.get("mine").tile == ()
+
+
+@pytest.mark.parametrize(
+    "entry",
+    ['operand = "D", along_k = ["1", "1"]', 'operand = "A"',
+     'operand = "A", along_k = ["1", "1"], boxes = 1'],
+)  # fmt: skip
+def test_an_entry_of_tma_is_checked(folder, entry):
+    write(folder, 'tile = ["1", "1"]', f"tma = [{{{entry}}}]")
+    with pytest.raises(UsageError, match="an entry of tma names an operand"):
+        catalog.kernels()
+
+
+def test_scales_names_parameters(folder):
+    write(folder, 'tile = ["1", "1"]', "params = [{BLOCKS = 4}]", 'scales = ["BLOCKS", "SPLIT"]')
+    with pytest.raises(UsageError, match="scales names SPLIT, which is no parameter"):
+        catalog.kernels()
+
+
+# --- launches -------------------------------------------------------------------------------
+
+
+def test_blocks_of_a_persistent_kernel_fill_the_gpu_once_in_whole_clusters():
+    for variant in catalog.get("wgmma").variants():
+        launch = variant.launch(8192, 8192, 64, "float16")
+        assert launch.early and launch.persistent and launch.cluster == variant.cluster
+        assert launch.grid[0] > 133
+        here = launch.resident(133)
+        assert here.grid == (133 // variant.cluster * variant.cluster, 1, 1)
+        assert here.block == launch.block and here.shared_bytes == launch.shared_bytes
+        few = variant.launch(100, 100, 64, "float16")
+        assert few.resident(133) == few
+
+
+def test_other_launches_stay_as_they_are():
+    for kernel in TILED:
+        if not kernel.persistent:
+            launch = kernel.variant().launch(8192, 8192, 8192, kernel.dtypes[0])
+            assert launch.resident(4) == launch and not launch.early
+
+
+def test_only_parameters_that_count_blocks_of_a_gpu_scale_with_it():
+    params = {"BLOCKS": 132, "SPLIT": 4, "BM": 256}
+    variant = Variant(catalog.get("tuned"), catalog.get("tuned").params[0] | params)
+    scaled = variant.for_multiprocessors(78).params
+    assert scaled == variant.params | {"BLOCKS": 78}
+    wide = Variant(variant.kernel, {**variant.params, "SPLIT": 264})
+    assert wide.for_multiprocessors(66).params["SPLIT"] == 132
+    plain = catalog.get("double_buffered").variant()
+    assert plain.for_multiprocessors(1) == plain
+
+
+# --- boxes of tensor maps -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kernel", TMA, ids=lambda k: k.name)
+def test_boxes_are_what_tma_can_copy_and_fill_a_stage(kernel):
+    """Rows of 64 or 128 bytes, which is how far a swizzle reaches, and 256 lines at most; whole
+    boxes make the bytes of an operand in a stage."""
+    for variant in kernel.variants():
+        for dtype in kernel.dtypes:
+            size, p = ITEM_SIZE[dtype], variant.params
+            for layout in kernel.layouts:
+                if size == 4 and kernel.role == "tensor" and layout != "nt":
+                    continue  # 32 bits lie along k there
+                if kernel.role == "across":
+                    ways = (False, True)  # A across k, which the host sees to
+                else:
+                    ways = (layout[0] == "n", layout[1] == "t")
+                for operand, along_k, sides in zip(
+                    "AB", ways, (p["BM"], p["BN"] // variant.cluster), strict=True
+                ):
+                    along, across = variant.box(operand, dtype, along_k=along_k)
+                    assert along * size in (64, 128) and across <= 256
+                    assert sides * p["SPAN"] % (along * across * size) == 0
+
+
+def test_c_is_stored_by_tma_where_it_has_16_bits():
+    for variant in catalog.get("wgmma").variants():
+        wanted = (64, 64) if variant.params["OUT"] == 2 else None
+        assert variant.box_of_c("float16") == wanted
+
+
+def test_an_operand_that_tma_does_not_read_is_named():
+    variant = catalog.helper("across")
+    with pytest.raises(UsageError, match="wgmma_across has no box for an operand B across_k"):
+        variant.box("B", "tfloat32", along_k=False)
+    assert variant.box_of_c("tfloat32") is None
+
+
+# --- architectures --------------------------------------------------------------------------
+
+
+def test_a_kernel_runs_at_later_capabilities_or_at_its_own_alone():
+    tuned, wgmma = catalog.get("tuned"), catalog.get("wgmma")
+    assert [tuned.runs_at(arch) for arch in (75, 80, 90, 120)] == [False, True, True, True]
+    assert [wgmma.runs_at(arch) for arch in (80, 90, 100)] == [False, True, False]
+    assert tuned.target("sm_90") == "sm_90" and wgmma.target("sm_90") == "sm_90a"
