@@ -13,8 +13,10 @@ import math
 import platform
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from ..host import cache
+from ..host.notes import note
 from .hardware import Links
 
 # --- what is known ------------------------------------------------------------------------
@@ -27,10 +29,36 @@ def path(uuids: Sequence[str]) -> Path:
 
 
 @functools.cache
-def kept(uuids: tuple[str, ...]) -> dict | None:
-    """What was measured between these GPUs and this host, as data; None if nothing was."""
+def kept(uuids: tuple[str, ...]) -> dict[str, Any] | None:
+    """What was measured between these GPUs and this host, as data; None if nothing was, or if
+    the file is damaged, which a note says."""
     file = path(uuids)
-    return json.loads(file.read_text()) if file.is_file() else None
+    try:
+        if not file.is_file():
+            return None
+        data: dict[str, Any] = json.loads(file.read_text())
+        _check(data)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        note(
+            f"{file} is no table of `hybrid-gemm tune --links`: it is left out, tune makes it anew"
+        )
+        return None
+    return data
+
+
+def _check(data: dict[str, Any]) -> None:
+    """Raises `ValueError`, `KeyError` or `TypeError` for what is no table of links."""
+    for row in data["rows"]:
+        right = (
+            isinstance(row["link"], str) and isinstance(row["memory"], str)
+            and type(row["at_once"]) is int and row["at_once"] > 0
+            and isinstance(row["gbps"], int | float) and 0 < row["gbps"] < math.inf
+        )  # fmt: skip
+        if not right:
+            raise ValueError(row)
+    links = from_data(data)
+    if not (links.h2d and links.d2h and links.both):
+        raise ValueError("a direction was not measured")
 
 
 @functools.cache
@@ -46,7 +74,7 @@ def forget() -> None:
     known.cache_clear()
 
 
-def from_data(data: dict) -> Links:
+def from_data(data: dict[str, Any]) -> Links:
     """The links of a file's data."""
 
     def rates(link: str, memory: str = "pinned") -> tuple[tuple[int, float], ...]:
