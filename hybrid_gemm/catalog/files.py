@@ -8,7 +8,7 @@ import os
 import re
 import stat
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -71,13 +71,13 @@ def _read(path: Path) -> Kernel:
     return Kernel(name=name, path=path, text=text if path.suffix == ".cu" else "", **table)
 
 
-def _texts(value: Any, among: Iterator[str] | tuple[str, ...] = ()) -> bool:
+def _texts(value: Any, among: tuple[str, ...] = ()) -> bool:
     return isinstance(value, tuple) and all(
         isinstance(x, str) and (not among or x in among) for x in value
     )
 
 
-_RULES = {
+_RULES: dict[str, Callable[[Any], Any]] = {
     "params": lambda v: (
         isinstance(v, tuple) and len(v) > 0 and all(isinstance(x, dict) for x in v)
         and all(x.keys() == v[0].keys() and all(type(y) is int for y in x.values()) for x in v)
@@ -99,7 +99,8 @@ def _check(kernel: Kernel) -> None:
     or an expression of it means nothing."""
     for key in sorted(_HEADER_KEYS):
         value = getattr(kernel, key)
-        if not _RULES.get(key, lambda v: isinstance(v, str))(value):
+        rule = _RULES.get(key)
+        if not (rule(value) if rule else isinstance(value, str)):
             raise ValueError(f"{kernel.path.name}: the header's {key} cannot be {value!r}")
     for variant in kernel.variants():
         try:

@@ -65,7 +65,7 @@ def _check(data: dict[str, Any]) -> None:
 def known(uuids: tuple[str, ...]) -> Links | None:
     """As `kept`, in the form that the cost model takes."""
     data = kept(uuids)
-    return data and from_data(data)
+    return from_data(data) if data else None
 
 
 def forget() -> None:

@@ -277,7 +277,7 @@ class Program:
                 raise ValueError(
                     f"kernel {self.label}: argument {i} is read-only; the kernel may write it"
                 )
-            if wanted.pointer:
+            if isinstance(value, np.ndarray):
                 cells[i] = value.ctypes.data
             else:
                 ctypes.memmove(ctypes.addressof(cells) + 8 * i, value.tobytes(), wanted.bytes)
