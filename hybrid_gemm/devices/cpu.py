@@ -28,6 +28,14 @@ def _blas() -> threadpoolctl.ThreadpoolController:
     return threadpoolctl.ThreadpoolController()  # finding the libraries takes 10 ms
 
 
+def _any_thread_may_limit() -> None:
+    """threadpoolctl from 3.8 on lets only the thread that limited OpenBLAS first change that, and
+    ignores others without a word: a session that ends last would restore nothing."""
+    clear = getattr(threadpoolctl.OpenBLASController, "clear_controlling_thread", None)
+    if clear:
+        clear(force=True)
+
+
 class _BlasLimits:
     """The limits that sessions set on BLAS, whose number of threads is the whole process's.
 
@@ -54,6 +62,7 @@ class _BlasLimits:
                     self._change(rest)
 
     def _change(self, limits: list[int]) -> None:
+        _any_thread_may_limit()
         if not limits:
             self._before.restore_original_limits()
         elif not self._limits:
@@ -61,6 +70,7 @@ class _BlasLimits:
         elif min(limits) != min(self._limits):
             _blas().limit(limits=min(limits), user_api="blas")
         self._limits = limits
+        _any_thread_may_limit()
 
     def forget(self) -> None:
         """Ends the sessions of threads that did not come along to a forked child."""
