@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from .arrays.caller_arrays import as_array, is_device_array
+from .host import forks
 from .options import CHOICES, Options, named_keywords, with_options
 from .planning.plan import Plan
 from .problem import make_problem
@@ -130,6 +131,9 @@ def _runner(given: tuple) -> Runner:
 @functools.lru_cache(maxsize=8)
 def _kept_runner(given: tuple) -> Runner:
     return Runner.of(Options(*given).alone())
+
+
+forks.forget_in_child(_kept_runner.cache_clear)
 
 
 def free_memory() -> None:

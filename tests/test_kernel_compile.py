@@ -112,8 +112,5 @@ def test_a_compiled_kernel_is_read_from_the_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("HYBRID_GEMM_CACHE", str(tmp_path))
     source = catalog.get("naive").variant().source("float32")
     first = nvrtc.compile(source, "sm_90", "gemm_naive.cu")
+    monkeypatch.setattr(nvrtc, "_compile", None)
     assert nvrtc.compile(source, "sm_90", "gemm_naive.cu") == first
-    (kept,) = (tmp_path / "cubin").iterdir()
-    cubin, usage = first
-    kept.write_bytes(kept.read_bytes().replace(cubin, b"another cubin"))
-    assert nvrtc.compile(source, "sm_90", "gemm_naive.cu") == (b"another cubin", usage)

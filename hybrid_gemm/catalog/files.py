@@ -5,15 +5,19 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+import re
+import stat
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
-from .kernel import Kernel, Variant, _nearest
+from ..host.notes import note
+from .kernel import ITEM_SIZE, LAYOUTS, Kernel, Variant, _nearest
 
 VARIABLE = "HYBRID_GEMM_KERNELS"
+MAX_BYTES = 1 << 24  # of a kernel file
 
 _HEADER_KEYS = {
     "summary", "entry", "role", "params", "block", "grid", "require", "limits", "dtypes",
@@ -41,6 +45,14 @@ def own_directories() -> list[Path]:
 
 
 def _read(path: Path) -> Kernel:
+    """The kernel of one file; raises `OSError`, `ValueError` or `TypeError` for what is none."""
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):  # opening a FIFO would wait for a writer
+        raise ValueError(f"{path.name} is no ordinary file")
+    if status.st_size > MAX_BYTES:
+        raise ValueError(
+            f"{path.name} has {status.st_size} bytes; a kernel has {MAX_BYTES} at most"
+        )
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".toml":
         header = text
@@ -57,12 +69,12 @@ def _read(path: Path) -> Kernel:
             table[key] = tuple(value)
     if not table.get("params", True):
         del table["params"]
-    _check(path, table)
+    _check_launch(path, table)
     name = path.stem.removeprefix("gemm_")
     return Kernel(name=name, path=path, text=text if path.suffix == ".cu" else "", **table)
 
 
-def _check(path: Path, table: Mapping[str, Any]) -> None:
+def _check_launch(path: Path, table: Mapping[str, Any]) -> None:
     """Raises `UsageError` for a header that does not say what a launch needs to know."""
     multiplies = table.get("role", "gemm") in ("gemm", "tensor", "across")
     if multiplies and not table.get("library") and len(table.get("tile", ())) != 2:
@@ -82,23 +94,87 @@ def _check(path: Path, table: Mapping[str, Any]) -> None:
         raise UsageError(f"{path}: scales names {', '.join(unknown)}, which is no parameter")
 
 
+def _texts(value: Any, among: tuple[str, ...] = ()) -> bool:
+    return isinstance(value, tuple) and all(
+        isinstance(x, str) and (not among or x in among) for x in value
+    )
+
+
+_RULES: dict[str, Callable[[Any], Any]] = {
+    "params": lambda v: (
+        isinstance(v, tuple) and len(v) > 0 and all(isinstance(x, dict) for x in v)
+        and all(x.keys() == v[0].keys() and all(type(y) is int for y in x.values()) for x in v)
+    ),
+    "block": lambda v: _texts(v) and len(v) == 3,
+    "grid": lambda v: _texts(v) and len(v) == 3,
+    "require": _texts,
+    "limits": _texts,
+    "dtypes": lambda v: _texts(v, tuple(ITEM_SIZE)) and v,
+    "layouts": lambda v: _texts(v, LAYOUTS) and v,
+    "runs_on": lambda v: _texts(v, ("cuda", "cpu", "emulator")) and v,
+    "arch": lambda v: isinstance(v, str) and re.fullmatch(r"(>=|==)\d+a?", v),
+    "rung": lambda v: type(v) is int,
+    "tile": lambda v: not v or (_texts(v) and len(v) == 2),
+    "persistent": lambda v: isinstance(v, bool),
+    "early": lambda v: isinstance(v, bool),
+    "tma": lambda v: isinstance(v, tuple) and all(isinstance(x, dict) for x in v),
+    "scales": _texts,
+}  # fmt: skip
+
+
+def _check(kernel: Kernel) -> None:
+    """Raises `ValueError` or `TypeError` where a header's values are not of the kind they must be,
+    or an expression of it means nothing."""
+    for key in sorted(_HEADER_KEYS):
+        value = getattr(kernel, key)
+        rule = _RULES.get(key)
+        if not (rule(value) if rule else isinstance(value, str)):
+            raise ValueError(f"{kernel.path.name}: the header's {key} cannot be {value!r}")
+    for variant in kernel.variants():
+        try:
+            variant.check(kernel.dtypes[0])
+            variant.launch(64, 64, 64, kernel.dtypes[0])
+        except UsageError:
+            pass  # a rule of its own that it breaks is said when it is asked for
+        except (ArithmeticError, SyntaxError) as error:
+            raise ValueError(f"{kernel.path.name}: {error}") from error
+
+
+def _own_kernels(folder: Path) -> Iterator[Kernel]:
+    """The kernels of one of the user's folders; a note for each file that holds none."""
+    for path in _files(folder):
+        try:
+            kernel = _read(path)
+            _check(kernel)
+        except (OSError, ValueError, TypeError, RecursionError) as error:
+            note(f"{path} is left out: {error}")
+            continue
+        yield kernel
+
+
+def _files(folder: Path) -> list[Path]:
+    try:
+        if not folder.is_dir():
+            raise UsageError(f"{VARIABLE} names {folder}, which is no folder (mkdir -p makes it)")
+        return sorted(path for path in folder.iterdir() if path.suffix in (".cu", ".toml"))
+    except OSError as error:
+        raise UsageError(f"{VARIABLE} names {folder}: {error.strerror}") from error
+
+
 @functools.cache
 def kernels() -> Mapping[str, Kernel]:
     """Every kernel by name, in the order of the ladder: by `rung`, then by name.
 
-    Raises `UsageError` where two files have one name, or `$HYBRID_GEMM_KERNELS` no folder.
+    A file of the user's that is no kernel is left out, with a note. Raises `UsageError` where two
+    files have one name, or `$HYBRID_GEMM_KERNELS` no folder.
     """
     found: dict[str, Kernel] = {}
-    for folder in (directory(), *own_directories()):
-        if not folder.is_dir():
-            raise UsageError(f"{VARIABLE} names {folder}, which is no folder (mkdir -p makes it)")
-        for path in folder.iterdir():
-            if path.suffix in (".cu", ".toml"):
-                kernel = _read(path)
-                if kernel.name in found:
-                    other = found[kernel.name].path
-                    raise UsageError(f"two kernels are called {kernel.name}: {other} and {path}")
-                found[kernel.name] = kernel
+    shipped = [_read(path) for path in _files(directory())]
+    for kernel in (*shipped, *(k for folder in own_directories() for k in _own_kernels(folder))):
+        if kernel.name in found:
+            other = found[kernel.name].path
+            raise UsageError(f"two kernels are called {kernel.name}: {other} and {kernel.path}")
+        found[kernel.name] = kernel
     return {k.name: k for k in sorted(found.values(), key=lambda k: (k.rung, k.name))}
 
 

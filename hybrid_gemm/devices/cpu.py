@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import threadpoolctl
 
 from ..catalog import Variant
+from ..host import forks
 from ..host.resources import cores, memory_available
 from ..planning.hardware import DeviceSpec
 from ..planning.partition import cut
@@ -22,6 +26,70 @@ CHUNK_BYTES = 64 << 20  # what a product's temporary may take when beta or dtype
 @functools.cache
 def _blas() -> threadpoolctl.ThreadpoolController:
     return threadpoolctl.ThreadpoolController()  # finding the libraries takes 10 ms
+
+
+def _any_thread_may_limit() -> None:
+    """threadpoolctl from 3.8 on lets only the thread that limited OpenBLAS first change that, and
+    ignores others without a word: a session that ends last would restore nothing."""
+    clear = getattr(threadpoolctl.OpenBLASController, "clear_controlling_thread", None)
+    if clear:
+        clear(force=True)
+
+
+class _BlasLimits:
+    """The limits that sessions set on BLAS, whose number of threads is the whole process's.
+
+    The lowest of those that last holds; when none lasts any more, BLAS has the threads it had
+    before, in whatever order they ended.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._limits: list[int] = []  # of the sessions that last
+        self._before: Any = None  # as threadpoolctl restores it
+
+    @contextlib.contextmanager
+    def at_most(self, threads: int) -> Iterator[None]:
+        with self._lock:
+            self._change([*self._limits, threads])
+        try:
+            yield
+        finally:
+            with self._lock:
+                if threads in self._limits:  # not in a child that was forked meanwhile
+                    rest = self._limits.copy()
+                    rest.remove(threads)
+                    self._change(rest)
+
+    def _change(self, limits: list[int]) -> None:
+        _any_thread_may_limit()
+        if not limits:
+            self._before.restore_original_limits()
+        elif not self._limits:
+            self._before = _blas().limit(limits=min(limits), user_api="blas")
+        elif min(limits) != min(self._limits):
+            _blas().limit(limits=min(limits), user_api="blas")
+        self._limits = limits
+        _any_thread_may_limit()
+
+    def forget(self) -> None:
+        """Ends the sessions of threads that did not come along to a forked child."""
+        self._lock = threading.Lock()
+        if self._limits:
+            self._change([])
+
+
+_limits = _BlasLimits()
+_with_pools: weakref.WeakSet[CpuDevice] = weakref.WeakSet()
+
+
+def _forget() -> None:
+    _limits.forget()
+    for device in list(_with_pools):
+        device.start_pool()
+
+
+forks.forget_in_child(_forget)
 
 
 class CpuDevice(Device):
@@ -41,7 +109,14 @@ class CpuDevice(Device):
         self.cores = cores()
         self.share = max(1, self.cores // workers)
         self.blas_threads = self.cores if workers == 1 else 1
-        self._pool = ThreadPoolExecutor(self.cores) if workers > 1 and self.share > 1 else None
+        self._pool: ThreadPoolExecutor | None = None
+        if workers > 1 and self.share > 1:
+            self.start_pool()
+            _with_pools.add(self)
+
+    def start_pool(self) -> None:
+        """Gives the device threads, in place of those it may have had."""
+        self._pool = ThreadPoolExecutor(self.cores)
 
     def describe(self) -> str:
         return f"cpu, {self.cores} cores"
@@ -55,7 +130,7 @@ class CpuDevice(Device):
     @contextlib.contextmanager
     def session(self) -> Iterator[None]:
         """Limits BLAS to this device's threads: the whole process's BLAS, while it lasts."""
-        with _blas().limit(limits=self.blas_threads, user_api="blas"):
+        with _limits.at_most(self.blas_threads):
             yield
 
     def empty(self, rows: int, cols: int, dtype: str) -> np.ndarray:

@@ -18,7 +18,7 @@ import numpy as np
 
 from ..devices.cuda.driver import Calls
 from ..errors import HybridGemmError
-from ..host import compiler
+from ..host import compiler, forks
 from ..host.resources import cores
 
 # Threads for a device, and for all at least and at most: on hosts of one, two and four more gained
@@ -93,6 +93,9 @@ class _Pool:
 @functools.cache
 def _pool() -> _Pool:
     return _Pool()
+
+
+forks.forget_in_child(_pool.cache_clear)
 
 
 class Ring:

@@ -20,6 +20,7 @@ from ..arrays.caller_arrays import cast_into
 from ..arrays.strides import address, leading, runs
 from ..devices.base import Device
 from ..devices.cuda import driver
+from ..host import forks
 from ..host.resources import cores
 from . import native_copier
 from .transfers import Piece, Stopped, Transfer
@@ -241,3 +242,18 @@ def link(device: Device) -> Link:
         if device.port not in _links:
             _links[device.port] = Link(device.detached())
         return _links[device.port]
+
+
+_parents: list[Link] = []
+
+
+def _forget() -> None:
+    """Leaves a forked child without links: their threads did not come along. Nothing of them is
+    freed, which would call a driver and native threads that are not there."""
+    global _lock
+    _parents.extend(_links.values())
+    _links.clear()
+    _lock = threading.Lock()
+
+
+forks.forget_in_child(_forget)

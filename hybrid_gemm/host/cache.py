@@ -1,45 +1,195 @@
-"""The cache folder: compiled kernels and measured times, kept from one run to the next."""
+"""The cache folder: compiled code and measured times, kept from one run to the next.
+
+Code from the cache runs as the user, so its folders must be the user's own, and each compiled
+file is compared with its SHA-256 before it is used. SECURITY.md says what that guards against.
+"""
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import hashlib
 import os
 import secrets
+import shutil
 import stat
+import tempfile
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from ..errors import UnavailableError
+from . import forks
+from .notes import note
+
+_HINT = "HYBRID_GEMM_CACHE names another place"
+
+# --- folders ------------------------------------------------------------------------------
 
 
-def directory(kind: str) -> Path:
+def directory(kind: str, *, lasting: bool = False) -> Path:
     """The folder for one kind of file ("tuned", "host", ...), made if it is not there.
 
     It lies in `$HYBRID_GEMM_CACHE`, else `$XDG_CACHE_HOME/hybrid-gemm`, else
-    `~/.cache/hybrid-gemm`. Raises `UnavailableError` if it cannot be made.
+    `~/.cache/hybrid-gemm`. Where that cannot be made, belongs to another user or may be written
+    by others, a note says so, and a temporary folder of this process is used; with `lasting`,
+    `UnavailableError` is raised instead.
     """
-    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    base = os.environ.get("HYBRID_GEMM_CACHE") or Path(caches) / "hybrid-gemm"
-    path = Path(base) / kind
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        base = _base()
+        _own(base)
+        return _own(base / kind)
+    except UnavailableError as error:
+        if lasting:
+            raise
+        note(f"{error}; until this process ends, a temporary folder is used instead")
+    return _temporary(kind)
+
+
+def _base() -> Path:
+    if given := os.environ.get("HYBRID_GEMM_CACHE"):
+        return Path(given)
+    # A relative path would mean another folder in each working directory.
+    caches = os.environ.get("XDG_CACHE_HOME", "")
+    if os.path.isabs(caches):
+        return Path(caches, "hybrid-gemm")
+    home = os.path.expanduser("~")
+    if not os.path.isabs(home):
+        raise UnavailableError(f"there is no home folder to keep a cache in; {_HINT}")
+    return Path(home, ".cache", "hybrid-gemm")
+
+
+def _own(path: Path) -> Path:
+    """The folder, made with mode 0700 if it is not there; `UnavailableError` if it is not this
+    user's alone to write."""
+    try:
+        _make(path)
+        status = path.stat()
     except OSError as error:
         raise UnavailableError(
-            f"cannot make the cache folder {path}: {error.strerror}; "
-            "HYBRID_GEMM_CACHE names another place"
+            f"cannot make the cache folder {path}: {error.strerror}; {_HINT}"
+        ) from error
+    if status.st_uid != os.geteuid():
+        raise UnavailableError(f"the cache folder {path} belongs to another user; {_HINT}")
+    mode = stat.S_IMODE(status.st_mode)
+    if mode & 0o022:
+        raise UnavailableError(
+            f"others may write to the cache folder {path} (mode {mode:03o}): remove it, for "
+            f"they may have; {_HINT}"
+        )
+    return path
+
+
+def _make(path: Path) -> None:
+    if path.is_dir():
+        return
+    if not path.parent.exists():
+        _make(path.parent)
+    with contextlib.suppress(FileExistsError):  # another process was faster
+        path.mkdir(mode=0o700)
+    if not path.is_dir():
+        raise NotADirectoryError(20, "it is no folder")
+
+
+_made: list[Path] = []  # the process's temporary folder, once there is one
+
+
+def _temporary(kind: str) -> Path:
+    try:
+        if not _made:
+            made = Path(tempfile.mkdtemp(prefix="hybrid-gemm-"))  # mode 0700
+            _made.append(made)
+            atexit.register(_remove, made, os.getpid())
+        path = _made[0] / kind
+        path.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise UnavailableError(
+            f"cannot make a temporary folder in place of the cache: {error}"
         ) from error
     return path
 
 
-def atomic_write(path: Path, data: bytes) -> None:
+def _remove(folder: Path, process: int) -> None:
+    if os.getpid() == process:  # and not a child of it
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+# --- compiled files -----------------------------------------------------------------------
+
+_locks: dict[Path, threading.Lock] = {}
+
+
+def kept(kind: str, name: str, make: Callable[[], bytes]) -> tuple[Path, bytes]:
+    """A compiled file of the cache: its path and what is in it.
+
+    It is made by `make` where it is missing or is not what its SHA-256, in `name`.sha256, says.
+    """
+    folder = directory(kind)
+    with _locks.setdefault(folder / name, threading.Lock()):
+        for place in (folder, *(made / kind for made in _made)):
+            data = _whole(place / name)
+            if data is not None:
+                return place / name, data
+        data = make()
+        try:
+            _keep(folder / name, data)
+        except OSError as error:
+            note(f"cannot write to the cache folder {folder}: {error.strerror}; {_HINT}")
+            folder = _temporary(kind)
+            _keep(folder / name, data)
+        return folder / name, data
+
+
+def _digest_path(path: Path) -> Path:
+    return path.with_name(f"{path.name}.sha256")
+
+
+def _digest(path: Path, data: bytes) -> bytes:
+    """As `sha256sum -c` reads it."""
+    return f"{hashlib.sha256(data).hexdigest()}  {path.name}\n".encode()
+
+
+def _whole(path: Path) -> bytes | None:
+    """What is in a compiled file; None if it is missing, damaged or others may write it."""
+    try:
+        status = path.stat()
+        alone = status.st_uid == os.geteuid() and not status.st_mode & 0o022
+        if not (stat.S_ISREG(status.st_mode) and alone):
+            return None
+        data, written = path.read_bytes(), _digest_path(path).read_bytes()
+    except OSError:
+        return None
+    if written == _digest(path, data):
+        return data
+    note(f"{path} is damaged; it is compiled again")
+    return None
+
+
+def _keep(path: Path, data: bytes) -> None:
+    atomic_write(_digest_path(path), _digest(path, data), private=True)
+    atomic_write(path, data, private=True)
+
+
+def _forget() -> None:
+    _locks.clear()  # held by threads that did not come along
+    _made.clear()  # the parent removes it
+
+
+forks.forget_in_child(_forget)
+
+
+def atomic_write(path: Path, data: bytes, *, private: bool = False) -> None:
     """Writes a whole file or nothing, so that no reader, of any process, sees part of it.
 
-    A file that was there is replaced, and the new one has its permissions. Raises `OSError` if
-    the disk refuses.
+    A file that was there is replaced, and the new one has its permissions; a `private` one is
+    its owner's alone. Raises `OSError` if the disk refuses.
     """
     name = path.with_name(f".hybrid-gemm-{secrets.token_hex(8)}.tmp")
     try:
         # Made by open, not mkstemp, so that the umask gives the usual permissions.
-        with open(name, "xb") as file:
-            if path.exists():
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        with open(os.open(name, flags, 0o600 if private else 0o666), "wb") as file:
+            if not private and path.exists():
                 os.fchmod(file.fileno(), stat.S_IMODE(path.stat().st_mode))
             file.write(data)
         os.replace(name, path)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import tempfile
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import KernelError, UnavailableError
 from . import cache
+
+LIMIT_S = 300  # for one call of a tool; the longest kernel takes g++ a tenth of that
 
 
 @functools.cache
@@ -30,9 +33,6 @@ def toolchain() -> str:
         lines = []
     cpu = [line for line in lines if line.startswith(keys)] or [platform.processor()]
     return "\n".join([compiler, str(status.st_size), str(status.st_mtime_ns), *cpu])
-
-
-_locks: dict[Path, threading.Lock] = {}
 
 
 def build_library(source: Path) -> Path:
@@ -64,24 +64,52 @@ def build_text(
     beside all else that the library depends on. Raises `KernelError` with the compiler's message.
     """
     digest = hashlib.sha256("\0".join(depends).encode()).hexdigest()
-    path = cache.directory(kind) / f"{digest[:32]}.so"
-    with _locks.setdefault(path, threading.Lock()):
-        if not path.exists():
-            with tempfile.TemporaryDirectory() as folder:
-                made = Path(folder) / "made.so"
-                ran = run_tool(["g++", *flags, *where, "-x", "c++", "-", "-o", str(made)], text)
-                if ran.returncode:
-                    raise KernelError(f"{what} does not compile:\n{ran.stderr.strip()}")
-                cache.atomic_write(path, made.read_bytes())
-    return path
+
+    def make() -> bytes:
+        with tempfile.TemporaryDirectory() as folder:
+            made = Path(folder) / "made.so"
+            command = ["g++", *flags, *where, "-x", "c++", "-", "-o", str(made)]
+            try:
+                ran = run_tool(command, text)
+            except KernelError as error:
+                raise KernelError(f"{what}: {error}") from None
+            if ran.returncode:
+                raise KernelError(f"{what} does not compile:\n{ran.stderr.strip()}")
+            return made.read_bytes()
+
+    return cache.kept(kind, f"{digest[:32]}.so", make)[0]
 
 
 def run_tool(command: Sequence[str], text: str = "") -> subprocess.CompletedProcess[str]:
-    """Runs a tool of the compiler's with `text` as its input; its messages are in English."""
+    """Runs a tool of the compiler's with `text` as its input; its messages are in English.
+
+    Raises `KernelError` where it takes longer than `LIMIT_S`.
+    """
     # Without the sanitizer that this process may have been started with.
     environment = {k: v for k, v in os.environ.items() if k not in ("LD_PRELOAD", "ASAN_OPTIONS")}
     environment["LC_ALL"] = "C"
-    return subprocess.run(command, input=text, capture_output=True, text=True, env=environment)
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment
+    ) as process:
+        try:
+            out, messages = process.communicate(text, LIMIT_S)
+        except BaseException as error:
+            _kill(process.pid)
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise KernelError(
+                    f"{command[0]} did not end within {LIMIT_S} s and was stopped"
+                ) from None
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, out, messages)
 
 
-_toolchain, _made, _tool = toolchain, build_text, run_tool  # as emulator/program.py calls them
+def _kill(process: int) -> None:
+    """Ends a process and its descendants. A group of their own would not see Ctrl-C."""
+    children: list[str] = []
+    with contextlib.suppress(OSError):
+        children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process, signal.SIGKILL)
+    for child in children:
+        _kill(int(child))

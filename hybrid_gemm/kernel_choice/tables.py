@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from .. import catalog
-from ..errors import UsageError
+from ..errors import UnavailableError, UsageError
 from ..host import cache
+from ..host.notes import note
 
 HERE = Path(__file__).resolve().parent / "tuned"
 Row = dict[str, Any]
@@ -42,8 +44,11 @@ def file_name(model: str) -> str:
 
 
 def user_table(model: str) -> Path:
-    """Where the user's own table for a GPU model is."""
-    return cache.directory("tuned") / file_name(model)
+    """Where the user's own table for a GPU model is.
+
+    Raises `UnavailableError` where there is no cache that outlives this process.
+    """
+    return cache.directory("tuned", lasting=True) / file_name(model)
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -52,11 +57,31 @@ def read_rows(path: Path) -> list[Row]:
         return []
     try:
         rows: list[Row] = json.loads(path.read_text())["rows"]
-        if all(map(case, rows)):
+        if all(map(_is_row, rows)):
             return rows
-    except (ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         pass
     raise UsageError(f"{path} is no table of `hybrid-gemm tune`: remove it, or name another file")
+
+
+def _is_row(row: Row) -> bool:
+    m, n, k, dtype, layout = case(row)
+    params, time_ms = row["params"], row["time_ms"]
+    return (
+        all(type(x) is int and x >= 0 for x in (m, n, k, *params.values()))
+        and all(isinstance(x, str) for x in (dtype, layout, row["kernel"], *params))
+        and isinstance(time_ms, int | float)
+        and 0 < time_ms < math.inf
+    )
+
+
+def _users_rows(model: str) -> list[Row]:
+    """The rows of the user's own table; none, and a note, where it cannot be used."""
+    try:
+        return read_rows(user_table(model))
+    except (UnavailableError, UsageError) as error:
+        note(f"the user's table of measured times is left out: {error}")
+        return []
 
 
 @functools.cache
@@ -64,8 +89,8 @@ def table(machine: Machine) -> tuple[Row, ...]:
     """What was measured on such a GPU; `lent` in a row names the other model that it is of."""
     shipped = HERE / file_name(machine.model)
     layers: list[tuple[list[Row], Row]] = [
-        (read_rows(path), {}) for path in (shipped, user_table(machine.model))
-    ]
+        (read_rows(shipped), {}), (_users_rows(machine.model), {}),
+    ]  # fmt: skip
     if not shipped.is_file() and (other := _like(machine)):
         layers.insert(0, (other["rows"], {"lent": _gpu(other)["name"]}))
     cases: dict[Case, list[Row]] = {}

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..host import cache
+from ..host.notes import note
 from .hardware import Links
 
 # --- what is known ------------------------------------------------------------------------
@@ -29,19 +30,42 @@ def path(uuids: Sequence[str]) -> Path:
 
 @functools.cache
 def kept(uuids: tuple[str, ...]) -> dict[str, Any] | None:
-    """What was measured between these GPUs and this host, as data; None if nothing was."""
+    """What was measured between these GPUs and this host, as data; None if nothing was, or if
+    the file is damaged, which a note says."""
     file = path(uuids)
-    if not file.is_file():
+    try:
+        if not file.is_file():
+            return None
+        data: dict[str, Any] = json.loads(file.read_text())
+        _check(data)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        note(
+            f"{file} is no table of `hybrid-gemm tune --links`: it is left out, tune makes it anew"
+        )
         return None
-    data: dict[str, Any] = json.loads(file.read_text())
     return data
+
+
+def _check(data: dict[str, Any]) -> None:
+    """Raises `ValueError`, `KeyError` or `TypeError` for what is no table of links."""
+    for row in data["rows"]:
+        right = (
+            isinstance(row["link"], str) and isinstance(row["memory"], str)
+            and type(row["at_once"]) is int and row["at_once"] > 0
+            and isinstance(row["gbps"], int | float) and 0 < row["gbps"] < math.inf
+        )  # fmt: skip
+        if not right:
+            raise ValueError(row)
+    links = from_data(data)
+    if not (links.h2d and links.d2h and links.both):
+        raise ValueError("a direction was not measured")
 
 
 @functools.cache
 def known(uuids: tuple[str, ...]) -> Links | None:
     """As `kept`, in the form that the cost model takes."""
     data = kept(uuids)
-    return None if data is None else from_data(data)
+    return from_data(data) if data else None
 
 
 def forget() -> None:

@@ -57,15 +57,14 @@ def compile(source: str, arch: str, name: str) -> tuple[bytes, Usage]:
     `UnavailableError` without a compiler.
     """
     text = "\n".join([version(), arch, name, catalog.include_digest(), source])
-    kept = cache.directory("cubin") / f"{hashlib.sha256(text.encode()).hexdigest()}.cubin"
-    if kept.exists():
-        header, _, cubin = kept.read_bytes().partition(b"\n")
-        return cubin, Usage(**json.loads(header))
-    cubin, log = _compile(source, arch, name)
-    usage = _usage(log)
-    header = json.dumps(dataclasses.asdict(usage)).encode()
-    cache.atomic_write(kept, header + b"\n" + cubin)
-    return cubin, usage
+
+    def make() -> bytes:
+        cubin, log = _compile(source, arch, name)
+        return json.dumps(dataclasses.asdict(_usage(log))).encode() + b"\n" + cubin
+
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    header, _, cubin = cache.kept("cubin", f"{digest}.cubin", make)[1].partition(b"\n")
+    return cubin, Usage(**json.loads(header))
 
 
 def _compile(source: str, arch: str, name: str) -> tuple[bytes, str]:

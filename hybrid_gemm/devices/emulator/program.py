@@ -24,7 +24,7 @@ import numpy as np
 
 from ...catalog import MAX_THREADS, Launch
 from ...errors import HybridGemmError, KernelError, OutOfMemoryError, UnavailableError
-from ...host.compiler import _made, _tool, _toolchain
+from ...host.compiler import build_text, run_tool, toolchain
 
 ORDERS = ("forward", "reverse", "shuffle")
 MAX_SHARED_BYTES = 227 * 1024  # a block, on any GPU so far
@@ -92,7 +92,7 @@ def sanitized_environment() -> dict[str, str]:
     libraries = []
     # The C++ library too: AddressSanitizer looks up its exceptions when it starts.
     for name in ("libasan.so", "libstdc++.so"):
-        found = _tool(["g++", f"-print-file-name={name}"]).stdout.strip()
+        found = run_tool(["g++", f"-print-file-name={name}"]).stdout.strip()
         if not Path(found).is_absolute():
             raise UnavailableError(f"g++ has no {name} here; checked kernels need it")
         libraries.append(found)
@@ -124,11 +124,11 @@ def _text(source: str, entry: str) -> str:
 def _build(text: str, extra: Sequence[str], include: Path, label: str) -> Path:
     """The library made from a kernel's text."""
     flags = [*_FLAGS, *_CPU_FLAGS.get(platform.machine(), ()), *extra]
-    depends = [_toolchain(), *flags, text]
+    depends = [toolchain(), *flags, text]
     for path in [*sorted(_HERE.glob("*.h")), *sorted(include.glob("*.cuh"))]:
         depends.append(path.name + path.read_text())
     where = ["-I", str(include), "-include", str(_HEADER)]
-    return _made("emulator", flags, where, text, f"kernel {label}", depends)
+    return build_text("emulator", flags, where, text, f"kernel {label}", depends)
 
 
 def compile(
@@ -327,4 +327,4 @@ def _access(report: _Report) -> str:
 
 def _line(library: Path, code: int) -> str:
     """file:line of an instruction, by addr2line, which comes with the assembler g++ needs."""
-    return _tool(["addr2line", "-s", "-e", str(library), hex(code)]).stdout.strip()
+    return run_tool(["addr2line", "-s", "-e", str(library), hex(code)]).stdout.strip()

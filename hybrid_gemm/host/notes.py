@@ -1,0 +1,25 @@
+"""Notes on stderr: one line for each thing that is not as the user may think."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+# A rank's number on its host: what is wrong with a host's files, its first rank says.
+_RANK = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
+_said: set[str] = set()
+
+
+def note(text: str) -> None:
+    """Prints a line, unless this process has printed it before."""
+    if text in _said:
+        return
+    _said.add(text)
+    if next(filter(None, map(os.environ.get, _RANK)), "0") == "0":
+        line = " ".join(text.split())
+        print(f"hybrid-gemm: {line}", file=sys.stderr, flush=True)
+
+
+def forget() -> None:
+    """Prints lines again that were printed before."""
+    _said.clear()

@@ -1,0 +1,637 @@
+"""What is kept on disk is only believed when it is ours and whole; no call changes the process."""
+
+import contextlib
+import ctypes
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import threadpoolctl
+from support.emulation import Compiler, compiled, needs_emulator, run_kernel
+
+import hybrid_gemm as hg
+from hybrid_gemm import catalog
+from hybrid_gemm.catalog import Launch
+from hybrid_gemm.devices.cpu import CpuDevice
+from hybrid_gemm.errors import KernelError, UnavailableError, UsageError
+from hybrid_gemm.host import cache, compiler, notes
+from hybrid_gemm.kernel_choice import tables
+from hybrid_gemm.planning import link_rates
+
+KERNEL = 'extern "C" __global__ void kernel(int* x) { x[0] = 5; }'
+ONE = Launch((1, 1, 1), (1, 1, 1))
+
+
+@pytest.fixture(autouse=True)
+def _afresh(monkeypatch):
+    """No note was printed yet, and nothing is in a temporary folder."""
+    notes.forget()
+    monkeypatch.setattr(cache, "_made", [])
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Where the cache will be; not there yet."""
+    monkeypatch.setenv("HYBRID_GEMM_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def mode(path):
+    return path.stat().st_mode & 0o777
+
+
+# --- folders ------------------------------------------------------------------------------
+
+
+def test_folders_are_made_for_their_owner_alone(folder, monkeypatch):
+    before = os.umask(0)
+    try:
+        made = cache.directory("emulator")
+        monkeypatch.delenv("HYBRID_GEMM_CACHE")
+        monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "new" / "xdg"))
+        cache.directory("links")
+    finally:
+        os.umask(before)
+    assert made == folder / "emulator"
+    new = [folder / "new", folder / "new/xdg", folder / "new/xdg/hybrid-gemm/links"]
+    assert [mode(path) for path in (folder, made, *new)] == [0o700] * 5
+
+
+@pytest.mark.parametrize("which", ["cache", "cache/emulator"])
+@pytest.mark.parametrize("bits", [0o770, 0o702, 0o777])
+def test_a_folder_that_others_may_write_is_refused(folder, which, bits, capsys):
+    (folder / "emulator").mkdir(parents=True, mode=0o700)
+    folder.chmod(0o700)
+    (folder.parent / which).chmod(bits)
+    found = cache.directory("emulator")
+    assert not found.is_relative_to(folder) and mode(found) == 0o700
+    assert cache.directory("emulator") == found
+    shown = capsys.readouterr().err
+    assert shown.count("\n") == 1
+    assert str(folder.parent / which) in shown and "others may write" in shown
+    assert "HYBRID_GEMM_CACHE" in shown
+    with pytest.raises(UnavailableError, match="others may write"):
+        cache.directory("emulator", lasting=True)
+
+
+def test_a_folder_of_another_user_is_refused(folder, monkeypatch, capsys):
+    cache.directory("emulator")
+    owner = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    assert not cache.directory("emulator").is_relative_to(folder)
+    assert "belongs to another user" in capsys.readouterr().err
+
+
+@needs_emulator
+def test_a_library_in_a_folder_open_to_all_is_not_loaded(tmp_path, monkeypatch):
+    """A planted library, with the right name and a right digest, runs nothing."""
+    gxx = Compiler(tmp_path, monkeypatch)
+    path = compiled(KERNEL, tmp_path).path
+    before = gxx.calls
+    folder = path.parent
+    folder.chmod(0o777)
+    x = np.zeros(1, np.int32)
+    program = compiled(KERNEL, tmp_path)
+    program.launch(ONE, [x])
+    assert not program.path.is_relative_to(folder) and gxx.calls == before + 1 and x[0] == 5
+    folder.chmod(0o700)
+    assert compiled(KERNEL, tmp_path).path == path
+
+
+def test_relative_cache_paths_are_ignored(tmp_path, monkeypatch):
+    """As the XDG base directory specification asks."""
+    monkeypatch.delenv("HYBRID_GEMM_CACHE", raising=False)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for given in ("relative", "./here", ""):
+        monkeypatch.setenv("XDG_CACHE_HOME", given)
+        assert cache.directory("host") == tmp_path / "home/.cache/hybrid-gemm/host"
+    assert os.listdir(tmp_path) == ["home"]
+
+
+@needs_emulator
+@pytest.mark.parametrize("cause", ["a file", "no home"])
+def test_without_a_cache_a_temporary_folder_serves(cause, tmp_path, monkeypatch, capsys):
+    if cause == "a file":
+        (tmp_path / "file").touch()
+        monkeypatch.setenv("HYBRID_GEMM_CACHE", str(tmp_path / "file"))
+    else:
+        monkeypatch.delenv("HYBRID_GEMM_CACHE", raising=False)
+        monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+        monkeypatch.setenv("HOME", "relative")
+    x = np.zeros(1, np.int32)
+    for _ in range(2):
+        run_kernel(KERNEL, [x], tmp_path)
+    assert x[0] == 5
+    shown = capsys.readouterr().err
+    assert shown.count("\n") == 1 and "temporary folder" in shown
+
+
+@needs_emulator
+def test_a_cache_that_cannot_be_written_is_still_read(tmp_path, monkeypatch, capsys):
+    gxx = Compiler(tmp_path, monkeypatch)
+    kept = compiled(KERNEL, tmp_path).path
+    write = cache.atomic_write
+
+    def full(path, data, **options):
+        if path.is_relative_to(tmp_path):
+            raise OSError(30, "Read-only file system")
+        write(path, data, **options)
+
+    monkeypatch.setattr(cache, "atomic_write", full)
+    assert compiled(KERNEL, tmp_path).path == kept and not capsys.readouterr().err
+    x = np.zeros(1, np.int32)
+    calls = gxx.calls
+    for _ in range(2):
+        run_kernel(KERNEL.replace("5", "6"), [x], tmp_path)
+    assert x[0] == 6 and gxx.calls == calls + 1
+    assert "Read-only file system" in capsys.readouterr().err
+
+
+def test_the_temporary_folder_goes_with_the_process(tmp_path):
+    code = """
+        import os
+        from hybrid_gemm.host import cache
+        made = cache.directory("host")
+        if os.fork() == 0:
+            raise SystemExit(cache.directory("host") == made)  # a child has its own
+        assert os.wait()[1] == 0 and made.is_dir()
+        print(made)
+    """
+    (tmp_path / "file").touch()
+    done = python(code, HYBRID_GEMM_CACHE=str(tmp_path / "file"), TMPDIR=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(str(tmp_path)) and os.listdir(tmp_path) == ["file"]
+
+
+def python(code, timeout=60, **environment):
+    """Runs Python code in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True,
+        timeout=timeout, env={**os.environ, **environment},
+    )  # fmt: skip
+
+
+# --- compiled files -----------------------------------------------------------------------
+
+
+def damage(path, how):
+    data = path.read_bytes()
+    match how:
+        case "flipped":
+            middle = len(data) // 2
+            data = data[:middle] + bytes([data[middle] ^ 4]) + data[middle + 1 :]
+        case "truncated":
+            data = data[: len(data) // 2]
+        case "empty":
+            data = b""
+        case "text":
+            data = b"not a library\n"
+    path.unlink()
+    if how == "a folder":
+        path.mkdir()
+    elif how != "missing":
+        path.write_bytes(data)
+
+
+DAMAGES = ["flipped", "truncated", "empty", "text", "missing", "a folder"]
+
+
+@needs_emulator
+@pytest.mark.parametrize("how", DAMAGES)
+@pytest.mark.parametrize("which", ["library", "digest"])
+def test_a_damaged_library_is_made_again(which, how, tmp_path, monkeypatch):
+    gxx = Compiler(tmp_path, monkeypatch)
+    path = compiled(KERNEL, tmp_path).path
+    whole = path.read_bytes()
+    damage(path if which == "library" else Path(f"{path}.sha256"), how)
+    for _ in range(2):
+        again = compiled(KERNEL, tmp_path)
+        x = np.zeros(1, np.int32)
+        again.launch(ONE, [x])
+        assert x[0] == 5 and again.path.read_bytes() == whole
+    assert gxx.calls == 2
+
+
+@needs_emulator
+def test_a_kept_library_has_a_digest_that_sha256sum_reads(tmp_path, monkeypatch):
+    Compiler(tmp_path, monkeypatch)
+    path = compiled(KERNEL, tmp_path).path
+    assert sorted(os.listdir(path.parent)) == [path.name, f"{path.name}.sha256"]
+    assert mode(path) == 0o600
+    checked = subprocess.run(["sha256sum", "-c", f"{path}.sha256"], cwd=path.parent)
+    assert checked.returncode == 0
+
+
+@needs_emulator
+def test_the_copying_threads_heal_too(folder):
+    source = folder.parent / "source.cpp"
+    source.write_text('extern "C" int seven() { return 7; }\n')
+    path = compiler.build_library(source)
+    damage(path, "flipped")
+    assert ctypes.CDLL(str(compiler.build_library(source))).seven() == 7
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+@pytest.mark.parametrize("which", ["cubin", "digest"])
+def test_a_damaged_cubin_is_made_again(which, how, folder, monkeypatch):
+    from hybrid_gemm.devices.cuda import nvrtc
+
+    calls = []
+
+    def compile(source, arch, name):
+        calls.append(source)
+        return b"\x7fELF machine code\n" * 99, "Used 17 registers"
+
+    monkeypatch.setattr(nvrtc, "version", lambda: "13.0")
+    monkeypatch.setattr(nvrtc, "_compile", compile)
+    made = nvrtc.compile("text", "sm_90", "x.cu")
+    (path,) = (folder / "cubin").glob("*.cubin")
+    damage(path if which == "cubin" else Path(f"{path}.sha256"), how)
+    for _ in range(2):
+        assert nvrtc.compile("text", "sm_90", "x.cu") == made
+    assert len(calls) == 2 and made[1].registers == 17
+
+
+def test_a_compiler_that_does_not_end_is_stopped(tmp_path, folder, monkeypatch):
+    """Its children too, which would hold the pipes open."""
+    program = tmp_path / "bin" / "g++"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\nsleep 600 &\necho $! >{tmp_path}/child\nwait\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    monkeypatch.setattr(compiler, "LIMIT_S", 1)
+    (tmp_path / "x.cpp").write_text("int x;\n")
+    started = time.monotonic()
+    with pytest.raises(KernelError, match=r"x\.cpp.*g\+\+ did not end within 1 s"):
+        compiler.build_library(tmp_path / "x.cpp")
+    assert time.monotonic() - started < 20
+    child = int((tmp_path / "child").read_text())
+    for _ in range(100):  # until it is gone, or nobody's
+        status = Path(f"/proc/{child}/stat")
+        if not status.exists() or ") Z" in status.read_text():
+            break
+        time.sleep(0.05)
+    else:
+        pytest.fail("the compiler's child lives on")
+
+
+# --- tables -------------------------------------------------------------------------------
+
+ROW = {"m": 64, "n": 64, "k": 64, "dtype": "float32", "layout": "nn", "kernel": "naive",
+       "params": {"BM": 16, "BN": 16}, "time_ms": 1.0}  # fmt: skip
+BAD_TEXTS = [b"", b"[]", b"5", b"{", b"\xff\xfe", b"[" * 100_000, b'{"rows": 5}', b'{"rows": [5]}']
+
+
+def bad_rows():
+    for key, values in {
+        "m": ("64", 1.5, None, -1, [1]), "dtype": (5, []), "kernel": (None, {}),
+        "params": (None, {"BM": "16"}, [1]), "time_ms": ("1", None, 0, -1.0, float("nan"), {}),
+    }.items():  # fmt: skip
+        for value in values:
+            yield json.dumps({"rows": [{**ROW, key: value}]}).encode()
+    yield json.dumps({"rows": [{k: v for k, v in ROW.items() if k != "time_ms"}]}).encode()
+
+
+@pytest.fixture
+def machine(monkeypatch, tmp_path):
+    """A GPU that no shipped table is of."""
+    monkeypatch.setattr(tables, "HERE", tmp_path / "none")
+    tables.table.cache_clear()
+    yield tables.Machine("Test GPU 9000", 132, 90, 60.0)
+    tables.table.cache_clear()
+
+
+@pytest.mark.parametrize("text", [*BAD_TEXTS, *bad_rows()])
+def test_a_damaged_table_of_times_is_absent(text, folder, machine, capsys):
+    path = tables.user_table(machine.model)
+    path.write_bytes(json.dumps({"rows": [ROW]}).encode())
+    assert tables.table(machine) == (ROW,)
+    tables.table.cache_clear()
+    path.write_bytes(text)
+    for _ in range(2):
+        assert tables.table(machine) == ()
+        tables.table.cache_clear()
+    shown = capsys.readouterr().err
+    assert shown.count("\n") == 1 and str(path) in shown
+
+
+def test_times_are_not_measured_for_a_cache_that_does_not_last(folder, machine, capsys):
+    """`tune` is refused before it begins; choosing goes on without the table."""
+    folder.mkdir()
+    folder.chmod(0o777)
+    with pytest.raises(UnavailableError, match="others may write"):
+        tables.user_table(machine.model)
+    assert tables.table(machine) == () and "others may write" in capsys.readouterr().err
+
+
+LINK_ROW = {"link": "h2d", "memory": "pinned", "at_once": 1, "gbps": 50.0}
+LINKS = {"measured": "2026-01-01", "rows": [
+    LINK_ROW, {**LINK_ROW, "link": "d2h"}, {**LINK_ROW, "link": "both"},
+]}  # fmt: skip
+
+
+def bad_links():
+    for key, values in {
+        "link": (None,), "memory": (5,), "at_once": ("1", 0, 1.5, None),
+        "gbps": ("50", None, 0, -1, float("nan"), float("inf")),
+    }.items():  # fmt: skip
+        for value in values:
+            yield json.dumps({**LINKS, "rows": [*LINKS["rows"], {**LINK_ROW, key: value}]}).encode()
+    yield json.dumps({"rows": LINKS["rows"]}).encode()
+    yield json.dumps({**LINKS, "rows": LINKS["rows"][1:]}).encode()
+
+
+@pytest.mark.parametrize("text", [*BAD_TEXTS, *bad_links()])
+def test_a_damaged_table_of_links_is_absent(text, folder, capsys):
+    path = link_rates.path(("aa",))
+    path.write_text(json.dumps(LINKS))
+    link_rates.forget()
+    assert link_rates.known(("aa",)).h2d == ((1, 50.0),)
+    path.write_bytes(text)
+    for _ in range(2):
+        link_rates.forget()
+        assert link_rates.kept(("aa",)) is None and link_rates.known(("aa",)) is None
+    link_rates.forget()
+    shown = capsys.readouterr().err
+    assert shown.count("\n") == 1 and str(path) in shown
+
+
+# --- one's own kernels --------------------------------------------------------------------
+
+HEADER = """/*---
+summary = "odd"
+entry   = "gemm_odd"
+source  = "test"
+{}
+---*/
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """A folder of one's own kernels, with one good file."""
+    folder = tmp_path / "own"
+    folder.mkdir()
+    (folder / "gemm_good.cu").write_text(HEADER.format(""))
+    monkeypatch.setenv(catalog.VARIABLE, str(folder))
+    catalog.kernels.cache_clear()
+    yield folder
+    catalog.kernels.cache_clear()
+
+
+BAD_HEADERS = [
+    "params = [{TILE = 8.0}]", 'params = [{TILE = "8"}]', "params = [{TILE = true}]", "params = 5",
+    "params = [5]", "params = [{A = 1}, {B = 2}]", "rung = 'one'", "block = 5",
+    "block = ['1', '1']", "block = [1, 1, 1]", "block = ['1 +', '1', '1']",
+    "grid = ['no_such_name', '1', '1']", "grid = ['m / 0', '1', '1']", "shared = 5",
+    "require = ['BM ==']", "require = 5", "limits = ['x < 5']", "dtypes = ['float8']",
+    "layouts = ['xx']", "arch = 'nine'", "arch = 90", "runs_on = ['toaster']", "summary = 5",
+    "nonsense = 1", "= 5", "role = 5", "library = 5",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("line", BAD_HEADERS)
+def test_a_kernel_with_a_bad_header_is_left_out(line, own, capsys):
+    text = HEADER.format(line)
+    if line.startswith("summary"):
+        text = text.replace('summary = "odd"\n', "")
+    (own / "gemm_odd.cu").write_text(text)
+    assert left_out(own / "gemm_odd.cu", capsys)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda path: path.write_text("no header"),
+        lambda path: path.write_bytes(b"/*---\n\xff\xfe---*/"),
+        lambda path: path.write_text("/*---\nentry = 'gemm_odd'\n---*/"),
+        lambda path: path.write_text("/*---\na = " + "[" * 100_000 + "\n---*/"),
+        lambda path: path.mkdir(),
+        lambda path: path.symlink_to("nowhere"),
+        lambda path: path.symlink_to(path.name),
+        lambda path: path.symlink_to("/dev/zero"),
+        lambda path: path.touch() or os.truncate(path, 1 << 40),
+    ],
+    ids=["text", "bytes", "keys", "deep", "folder", "dangling", "loop", "device", "huge"],
+)
+def test_an_odd_file_among_kernels_is_left_out(make, own, capsys):
+    make(own / "gemm_odd.cu")
+    assert left_out(own / "gemm_odd.cu", capsys)
+
+
+def left_out(path, capsys):
+    for _ in range(2):
+        catalog.kernels.cache_clear()
+        assert "odd" not in catalog.kernels() and "good" in catalog.kernels()
+    shown = capsys.readouterr().err
+    assert shown.count("\n") == 1 and str(path) in shown, shown
+    return True
+
+
+def test_a_file_that_may_not_be_read_is_left_out(own, capsys, monkeypatch):
+    path = own / "gemm_odd.cu"
+    path.write_text(HEADER.format(""))
+    read = Path.read_text
+
+    def refused(self, *args, **options):
+        if self == path:  # root reads whatever the mode says
+            raise PermissionError(13, "Permission denied", str(self))
+        return read(self, *args, **options)
+
+    monkeypatch.setattr(Path, "read_text", refused)
+    assert left_out(path, capsys)
+
+
+def test_a_fifo_among_kernels_is_never_opened(own):
+    """Opening it would wait for a writer."""
+    os.mkfifo(own / "gemm_odd.cu")
+    done = python("""
+        import numpy as np, hybrid_gemm
+        print(hybrid_gemm.gemm(np.ones((2, 3)), np.ones((3, 2)), device="cpu").tolist())
+    """)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "[[3.0, 3.0], [3.0, 3.0]]\n"
+
+
+def test_a_folder_that_may_not_be_read_is_named(own, monkeypatch):
+    def refused(self):
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "iterdir", refused)
+    catalog.kernels.cache_clear()
+    with pytest.raises(UsageError, match="Permission denied"):
+        catalog.kernels()
+
+
+@needs_emulator
+def test_a_refused_parameter_does_not_spoil_the_next_call():
+    a = np.ones((9, 9), "f4")
+    for wrong in (8.0, "8", True):
+        with pytest.raises(TypeError, match="whole number"):
+            hg.gemm(a, a, device="emulator", kernel="shared_tile", params={"TILE": wrong})
+        for right in (8, np.int64(8)):
+            c = hg.gemm(a, a, device="emulator", kernel="shared_tile", params={"TILE": right})
+            assert (c == 9).all()
+
+
+def test_counts_may_be_numbers_of_numpy():
+    a = np.ones((9, 9))
+    for count in (np.int64(2), np.uint8(2)):
+        assert (hg.gemm(a, a, device="cpu", threads=count) == 9).all()
+
+
+# --- fork ---------------------------------------------------------------------------------
+
+FORK = """
+    import multiprocessing, time
+    import numpy as np
+    import hybrid_gemm as hg
+    from hybrid_gemm.devices import cpu
+    from hybrid_gemm.execution import staging
+
+    def slow(*args, product=cpu.CpuDevice._gemm):
+        time.sleep(0.02)  # so that all threads of the pool are started
+        product(*args)
+
+    cpu.CpuDevice._gemm = slow
+    cpu.cores = lambda: 8  # so that a worker has several
+    staging.SMALL_BYTES = 0  # so that every copy takes the copying threads
+    a = np.arange(64 * 64.0).reshape(64, 64) % 7
+    runner = hg.Runner(device={device!r}, threads=2, split="rows")
+
+    def multiply():
+        for how in (runner.gemm, lambda x, y: hg.gemm(x, y, device={device!r}, threads=2)):
+            assert (how(a, a) == a @ a).all()
+            assert (how(a[::2], a) == a[::2] @ a).all()
+
+    multiply()
+    children = [multiprocessing.get_context("fork").Process(target=multiply) for _ in range(2)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join(60)
+        print(child.exitcode)
+        child.kill()
+    multiply()
+"""
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("emulator", marks=needs_emulator)])
+def test_a_forked_child_multiplies(device):
+    done = python(FORK.format(device=device), timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["0", "0"], done.stderr
+
+
+def test_locks_that_other_threads_hold_are_free_in_a_child(folder):
+    """A fork while another thread compiles, measures or multiplies."""
+    code = """
+        import os, threading, time
+        import numpy as np
+        import hybrid_gemm as hg
+        from hybrid_gemm.devices.cpu import CpuDevice
+        from hybrid_gemm.host import cache
+
+        inside, leave = threading.Event(), threading.Event()
+
+        def hold():
+            def make():
+                inside.set()
+                leave.wait()
+                return b"one"
+
+            with CpuDevice(2).session():
+                cache.kept("host", "x.so", make)
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        inside.wait()
+        child = os.fork()
+        if not child:
+            path, data = cache.kept("host", "x.so", lambda: b"two")
+            with CpuDevice(1).session():
+                pass
+            os._exit(0 if data == b"two" else 9)
+        for _ in range(300):
+            ended, status = os.waitpid(child, os.WNOHANG)
+            if ended:
+                break
+            time.sleep(0.1)
+        else:
+            os.kill(child, 9)
+            os.waitpid(child, 0)
+            status = 99
+        leave.set()
+        thread.join()
+        print(status)
+    """
+    done = python(code)
+    assert done.stdout.strip() == "0", done.stderr
+
+
+# --- BLAS ---------------------------------------------------------------------------------
+
+
+def blas_threads():
+    return [x["num_threads"] for x in threadpoolctl.threadpool_info() if x["user_api"] == "blas"]
+
+
+@pytest.mark.parametrize("order", ["first in, first out", "first in, last out"])
+@pytest.mark.parametrize("workers", [(2, 2), (1, 2), (2, 1), (1, 1)])
+def test_blas_has_its_threads_back_after_calls_that_overlapped(order, workers):
+    with threadpoolctl.threadpool_limits(2, user_api="blas"):
+        before = blas_threads()
+        first, second = (CpuDevice(n).session() for n in workers)
+        first.__enter__()
+        second.__enter__()
+        assert set(blas_threads()) == {1} or workers == (1, 1)
+        for session in (first, second) if "first out" in order else (second, first):
+            session.__exit__(None, None, None)
+        assert blas_threads() == before
+
+
+def test_blas_has_its_threads_back_after_calls_of_many_threads():
+    before = blas_threads()
+    barrier = threading.Barrier(4)
+
+    def multiply(seed):
+        rng = np.random.default_rng(seed)
+        barrier.wait()
+        for _ in range(20):
+            a = np.ones((rng.integers(1, 40), 16))
+            assert (hg.gemm(a, a.T, device="cpu", threads=int(rng.integers(1, 4))) == 16).all()
+
+    threads = [threading.Thread(target=multiply, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert blas_threads() == before
+
+
+def test_blas_has_its_threads_back_after_an_error():
+    before = blas_threads()
+    with contextlib.suppress(KeyError), CpuDevice(2).session(), CpuDevice(2).session():
+        raise KeyError
+    assert blas_threads() == before
+
+
+def test_a_fork_amid_a_session_leaves_the_child_its_threads():
+    with threadpoolctl.threadpool_limits(2, user_api="blas"):
+        results = multiprocessing.get_context("fork").SimpleQueue()
+        with CpuDevice(2).session():
+            child = multiprocessing.get_context("fork").Process(
+                target=lambda: results.put(blas_threads())
+            )
+            child.start()
+            child.join(60)
+        assert set(results.get()) == {2}
