@@ -54,7 +54,7 @@ runs_on   = ["cuda", "emulator"]
 source    = "this project: docs/performance.md"
 ---*/
 
-// C is cut into tiles of BM x BN. Blocks stay: each makes tile after tile. When the tiles do not
+// C is cut into tiles of BM x BN. Blocks are persistent: each makes tile after tile. When the tiles do not
 // fill the blocks evenly, the last of them are cut along k into equal runs of steps (stream-K, see
 // shares.cuh); the partial sums meet in the workspace and are added in a fixed order, so the same
 // input gives the same bits.

@@ -1,5 +1,6 @@
 // The ring of stages in shared memory through which Hopper's kernels multiply, and the order of the
-// tiles of C. Blocks stay: each cluster makes tile after tile, and the ring goes on across tiles.
+// tiles of C. Blocks are persistent: each cluster makes tile after tile, and the ring goes on from
+// one tile to the next.
 // STAGES, STAGE_BYTES, CLUSTER, BM and BN are the including file's.
 //
 //      stage      0         1         2         3            STAGES = 4
