@@ -2,8 +2,8 @@
 //
 // A kernel reads an operand by vectors where no vector can cross the operand's edge: every row in
 // memory begins on 16 bytes and is a whole number of vectors long. Otherwise it reads elements.
-// Beyond the last row or column of C it reads that last one again, or takes zeros: the sums that come
-// of it are never stored, and no load needs a branch.
+// Beyond the last row or column of C it reads that last one again, or takes zeros: the sums that
+// come of it are never stored, and no load needs a branch.
 #pragma once
 #include "common.cuh"
 
