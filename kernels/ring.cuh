@@ -36,9 +36,9 @@
 //   (one warp)                    start TMA stores of all boxes, those in stage s first; once these
 //                                 are read: arrive at empty[s], in all blocks of the cluster
 //
-// READ and WRITTEN are barriers of the block: all warpgroups have read stage s; all boxes are written.
-// The warp that stores arrives at empty[s] for all warps that multiply. The other STAGES - 1 stages
-// fill meanwhile.
+// READ and WRITTEN are barriers of the block: all warpgroups have read stage s; all boxes are
+// written. The warp that stores arrives at empty[s] for all warps that multiply. The other
+// STAGES - 1 stages fill meanwhile.
 #pragma once
 
 // A kernel that says it runs in clusters of one is slower than one that says nothing.
