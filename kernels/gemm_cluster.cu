@@ -270,8 +270,8 @@ __device__ __forceinline__ void add_blocks(Vec (&total)[EACH], const Vec* tile, 
     }
 }
 
-// Hands in the slice of one of a tile's `clusters` clusters. Returns true in the last to come, which
-// then has the sum of all.
+// Hands in the slice of one of a tile's `clusters` clusters. Returns true in the last to come,
+// which then has the sum of all.
 __device__ __forceinline__ bool add_clusters(Vec (&total)[EACH], int tile, int rank, int cluster,
                                              int clusters, T* workspace, unsigned* flags) {
     Vec* const slices =

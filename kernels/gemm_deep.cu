@@ -103,8 +103,8 @@ __device__ __forceinline__ void add_strip(const Vec* parts, int count, int begin
 }
 
 // Adds the partial sums of a tile, which its `shares` blocks have left in `parts`, and stores them
-// in C at (row, col). `flags` has three counters for the tile; `strip`, in shared memory, is the one
-// that this block adds next.
+// in C at (row, col). `flags` has three counters for the tile; `strip`, in shared memory, is the
+// one that this block adds next.
 __device__ __forceinline__ void finish(const Vec* parts, int shares, unsigned* flags, int& strip,
                                        int m, int n, T alpha, T beta, T* C, long long ldc, int row,
                                        int col) {

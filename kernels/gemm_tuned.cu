@@ -54,10 +54,10 @@ runs_on   = ["cuda", "emulator"]
 source    = "this project: docs/performance.md"
 ---*/
 
-// C is cut into tiles of BM x BN. Blocks stay: each makes tile after tile. When the tiles do not
-// fill the blocks evenly, the last of them are cut along k into equal runs of steps (stream-K, see
-// shares.cuh); the partial sums meet in the workspace and are added in a fixed order, so the same
-// input gives the same bits.
+// C is cut into tiles of BM x BN. Blocks are persistent: each makes tile after tile. When the tiles
+// do not fill the blocks evenly, the last of them are cut along k into equal runs of steps
+// (stream-K, see shares.cuh); the partial sums meet in the workspace and are added in a fixed
+// order, so the same input gives the same bits.
 //
 //   load, multiply   copy_ring.cuh and tuned_tile.cuh
 //   collect          adds up the partial sums of a tile that is cut

@@ -30,8 +30,8 @@ tile       = ["BM", "BN"]
 cluster    = "CLUSTER"
 persistent = true
 early      = true
-# TMA copies an operand along k in rows of SPAN bytes, one across k in boxes 128 bytes wide. It stores
-# a C of 16 bits in boxes 128 bytes wide, too.
+# TMA copies an operand along k in rows of SPAN bytes, one across k in boxes 128 bytes wide. It
+# stores a C of 16 bits in boxes 128 bytes wide, too.
 tma        = [
     {operand = "A", along_k = ["SPAN / SIZE", "BM"], across_k = ["128 / SIZE", "SPAN / SIZE"]},
     {operand = "B", along_k = ["SPAN / SIZE", "BN / CLUSTER"], across_k = ["128 / SIZE", "SPAN / SIZE"]},
@@ -103,8 +103,8 @@ static_assert(!ACROSS_B || BN % (64 * CLUSTER) == 0, "a block loads whole column
 
 // --- load ---------------------------------------------------------------------------------------
 
-// Starts the copies of ROWS rows or columns of all parts of an operand at (x, k) to shared memory of
-// BLOCKS blocks of the cluster.
+// Starts the copies of ROWS rows or columns of all parts of an operand at (x, k) to shared memory
+// of BLOCKS blocks of the cluster.
 template <int ROWS, int BYTES, bool ACROSS, int BLOCKS>
 __device__ __forceinline__ void load(unsigned to, const TensorMap& map, int x, int k,
                                      unsigned full) {
@@ -132,8 +132,8 @@ __device__ __forceinline__ void load_step(unsigned to, const TensorMap& A, const
 
 // --- multiply -----------------------------------------------------------------------------------
 
-// Starts COUNT instructions, from k on: 64 rows of A by B, tiles of parts 0 of a stage, for parts pa
-// and pb.
+// Starts COUNT instructions, from k on: 64 rows of A by B, tiles of parts 0 of a stage, for parts
+// pa and pb.
 template <int COUNT>
 __device__ __forceinline__ void multiply(float (&sums)[BN / 2], unsigned a, unsigned b, int pa,
                                          int pb, int k, bool add) {
@@ -169,9 +169,9 @@ __device__ __forceinline__ int multiply_whole(float (&sums)[BN / 2], const Place
 constexpr bool TURNS = CHUNKED && CONSUMERS > 1;
 
 // sums += A B over `steps` stages in three terms. The tensor cores' accumulators truncate, so sums
-// leave them after each CHUNK of k and are added in registers, while the other warpgroup multiplies:
-// first those of a RUN of steps, then runs, so that a long k does not make one long chain of
-// roundings.
+// leave them after each CHUNK of k and are added in registers, while the other warpgroup
+// multiplies: first those of a RUN of steps, then runs, so that a long k does not make one long
+// chain of roundings.
 __device__ __forceinline__ void multiply_chunked(float (&sums)[BN / 2], const Places& places,
                                                  Ring& ring, unsigned a, unsigned b, int steps,
                                                  int consumer) {

@@ -1,5 +1,6 @@
 // The ring of stages in shared memory through which Hopper's kernels multiply, and the order of the
-// tiles of C. Blocks stay: each cluster makes tile after tile, and the ring goes on across tiles.
+// tiles of C. Blocks are persistent: each cluster makes tile after tile, and the ring goes on from
+// one tile to the next.
 // STAGES, STAGE_BYTES, CLUSTER, BM and BN are the including file's.
 //
 //      stage      0         1         2         3            STAGES = 4
@@ -9,30 +10,34 @@
 //      full  [    0        1         2         3     ]       barriers, one of each kind a stage
 //      empty [    0        1         2         3     ]
 //
-//   load (one warp)                             multiply (a warpgroup for each 64 rows of the tile)
+//   load (one warp)                          multiply (a warpgroup for each 64 rows of the tile)
 //
-//   wait for empty[s]                           wait for full[s]
-//   full[s] expects STAGE_BYTES                 start wgmma on stage s
-//   start TMA copies into stage s               wait for wgmma on stage s - 1
-//     ... each counts its bytes at full[s]      arrive at empty[s - 1], in all blocks of the cluster
-//   next s                                      next s
+//   wait for empty[s]                        wait for full[s]
+//   full[s] expects STAGE_BYTES              start wgmma on stage s
+//   start TMA copies into stage s;           wait for wgmma on stage s - 1
+//     their bytes are counted at full[s]     arrive at empty[s - 1] in all blocks of the cluster
+//   next s                                   next s
 //
 // full[s] is over when the loading thread has arrived and all bytes are there; empty[s] when every
-// warp that multiplies, in every block of the cluster, has read the stage: with CLUSTER blocks, each
-// loads its share of B into the shared memory of all of them (multicast), so that none may overwrite
-// what another still reads. A barrier counts its phases by one bit: `phase` is 0 on the first way
-// around the ring, 1 on the second, 0 again. Nobody has to empty a stage before its first use:
-// waiting for the phase before the first returns at once.
+// warp that multiplies, in every block of the cluster, has read the stage: with CLUSTER blocks,
+// each loads its share of B into the shared memory of all of them (multicast), so that none may
+// overwrite what another still reads. A barrier counts its phases by one bit: `phase` is 0 on the
+// first way around the ring, 1 on the second, 0 again. Nobody has to empty a stage before its first
+// use: waiting for the phase before the first returns at once.
 //
 // The borrowed stage (C of 16 bits, tiles of more than 128 columns; wgmma_result.cuh). Sums go to C
-// through boxes in shared memory, and there is no room for all of them beside the ring. So the stage
-// that a tile has read last is not released by the warps that multiply. They write boxes into it:
+// through boxes in shared memory, and there is no room for all of them beside the ring. So the
+// stage that a tile has read last is not released by the warps that multiply. They write boxes into
+// it:
 //
-//   multiply     last wgmma of the tile | boxes beside the ring | READ | boxes in the stage | next tile
-//   store (warp) .................................................... WRITTEN | TMA stores | empty[s]
-//                                                                               arrive for all warps
+//   multiply   last wgmma -> boxes beside the ring -> READ -> boxes in stage s -> WRITTEN -> next
+//              of a tile                                                           |     tile
+//   store                                                                          v
+//   (one warp)                    start TMA stores of all boxes, those in stage s first; once these
+//                                 are read: arrive at empty[s], in all blocks of the cluster
 //
-// and the warp that stores arrives at empty[s] in their place, once TMA has read the boxes. The other
+// READ and WRITTEN are barriers of the block: all warpgroups have read stage s; all boxes are
+// written. The warp that stores arrives at empty[s] for all warps that multiply. The other
 // STAGES - 1 stages fill meanwhile.
 #pragma once
 

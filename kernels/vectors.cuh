@@ -1,9 +1,9 @@
 // Vectors of 16 bytes and the edges of matrices, for `tuned`, `deep`, `cluster` and `vector`.
 //
 // A kernel reads an operand by vectors where no vector can cross the operand's edge: every row in
-// memory begins on 16 bytes and is a whole number of vectors long. Otherwise it reads elements. In
-// both cases an index beyond the last row or column of C reads that last one again: the sums that
-// come of it are never stored, and the load needs no branch.
+// memory begins on 16 bytes and is a whole number of vectors long. Otherwise it reads elements.
+// Beyond the last row or column of C it reads that last one again, or takes zeros: the sums that
+// come of it are never stored, and no load needs a branch.
 #pragma once
 #include "common.cuh"
 

@@ -1,5 +1,5 @@
-// What only Hopper (sm_90a) has, each instruction behind a small function: barriers in shared memory
-// (mbarrier), copies of boxes by the tensor memory accelerator (TMA), products of warpgroups
+// What only Hopper (sm_90a) has, each instruction behind a small function: barriers in shared
+// memory (mbarrier), copies of boxes by the tensor memory accelerator (TMA), products of warpgroups
 // (wgmma). BN, KIND and WAYS are the including file's.
 #pragma once
 
@@ -110,8 +110,8 @@ __device__ __forceinline__ void copy_box(unsigned to, const TensorMap& map, int 
             : "memory");
 }
 
-// Starts copying the box at `from` in shared memory to element (x, y, z) of the map, except what lies
-// outside the matrix. It belongs to the group of stores that this thread commits next.
+// Starts copying the box at `from` in shared memory to element (x, y, z) of the map, except what
+// lies outside the matrix. It belongs to the group of stores that this thread commits next.
 __device__ __forceinline__ void store_box(unsigned from, const TensorMap& map, int x, int y,
                                           int z) {
     asm volatile(
@@ -133,8 +133,8 @@ __device__ __forceinline__ void fence_for_copies() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// Stores four matrices of 8 x 8 numbers of 16 bits; the addresses of a matrix's rows come from eight
-// lanes.
+// Stores four matrices of 8 x 8 numbers of 16 bits; the addresses of a matrix's rows come from
+// eight lanes.
 __device__ __forceinline__ void store_matrices(unsigned to, unsigned a, unsigned b, unsigned c,
                                                unsigned d) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
@@ -155,8 +155,8 @@ __device__ __forceinline__ int warp_number() {
     return __shfl_sync(~0u, static_cast<int>(threadIdx.x / 32), 0);
 }
 
-// Returns true in one lane of the warp, always the same. From elect.sync the compiler knows that one
-// lane alone does what follows, and TMA's operands need no loop over lanes.
+// Returns true in one lane of the warp, always the same. From elect.sync the compiler knows that
+// one lane alone does what follows, and TMA's operands need no loop over lanes.
 __device__ __forceinline__ bool elected() {
     unsigned is;
     asm volatile(

@@ -28,7 +28,9 @@ tma        = [
 # alignment; the stages and their barriers
 shared     = "1024 + STAGES * (16 + (BM + BN) * SPAN)"
 layouts    = ["tt", "nn"]
-require    = ["SPAN == 128", "BM % 64 == 0", "BM <= 128", "BN % 64 == 0", "BN <= 256", "STAGES >= 3"]
+require    = [
+    "SPAN == 128", "BM % 64 == 0", "BM <= 128", "BN % 64 == 0", "BN <= 256", "STAGES >= 3",
+]
 dtypes     = ["tfloat32"]
 arch       = "==90a"
 runs_on    = ["cuda"]

@@ -1,10 +1,11 @@
-// From a warpgroup's sums to C. A C of float32 is stored from registers. A C of 16 bits goes through
-// boxes in shared memory, which a warp of its own hands to TMA while the next tile is multiplied;
-// ring.cuh draws which of them lie in a borrowed stage. BM, BN, TERMS, OUT and DTYPE_* are the
-// including file's.
+// From a warpgroup's sums to C. A C of float32 is stored from registers. A C of 16 bits goes
+// through boxes in shared memory, which a warp of its own hands to TMA while the next tile is
+// multiplied; ring.cuh draws which of them lie in a borrowed stage. BM, BN, TERMS, OUT and DTYPE_*
+// are the including file's.
 //
 // A thread's sums: of each 8 columns of its warpgroup's 64 x BN it has a pair, in two rows 8 apart;
-// sums[4 j] and [4 j + 1] are the pair of the first row, [4 j + 2] and [4 j + 3] that of the second.
+// sums[4 j] and [4 j + 1] are the pair of the first row, [4 j + 2] and [4 j + 3] that of the
+// second.
 #pragma once
 #include "numbers.cuh"
 
@@ -19,8 +20,8 @@ __device__ __forceinline__ unsigned rounded(float first, float second) {
     return pair;
 }
 
-// A warpgroup's 64 x BN of a C of 16 bits is BOXES boxes of 64 x 64, swizzled by 128 bytes. The first
-// BORROWED of them lie in the stage that the tile read last, the others beside the ring.
+// A warpgroup's 64 x BN of a C of 16 bits is BOXES boxes of 64 x 64, swizzled by 128 bytes. The
+// first BORROWED of them lie in the stage that the tile read last, the others beside the ring.
 constexpr int BOX_BYTES = 64 * 128;
 constexpr int BOXES = OUT == 2 ? BN / 64 : 0;
 constexpr int BORROWED = BOXES > 2 ? 2 : 0;
@@ -178,9 +179,9 @@ struct Result {
         }
     }
 
-    // Called by the warp that stores, of which one lane `stores`: once all boxes of the block's tile
-    // are written, starts their stores to C at (row, col). Returns when the borrowed stage has been
-    // read; the other boxes have been read after the next `stores_wait<0>`.
+    // Called by the warp that stores, of which one lane `stores`: once all boxes of the block's
+    // tile are written, starts their stores to C at (row, col). Returns when the borrowed stage has
+    // been read; the other boxes have been read after the next `stores_wait<0>`.
     __device__ __forceinline__ void store_boxes(const TensorMap& map, int row, int col, Boxes boxes,
                                                 bool stores) const {
         if (stores) stores_wait<0>();

@@ -24,6 +24,7 @@ def kernels(names: Sequence[str], arch: str | None, dtype: str) -> dict[str, Any
         rows.append({
             "kernel": kernel.name, "role": kernel.role, "summary": kernel.summary,
             "source": kernel.source, "variants": [dict(v.params) for v in kernel.variants()],
+            "tile": list(kernel.tile), "persistent": kernel.persistent, "arch": kernel.arch,
             "require": list(kernel.require), "limits": list(kernel.limits),
             "dtypes": list(kernel.dtypes), "layouts": list(kernel.layouts),
             "runs_on": list(kernel.runs_on),
@@ -64,6 +65,7 @@ def print_kernels(data: dict[str, Any]) -> None:
         values = [f"{x} {', '.join(map(str, dict.fromkeys(v)))}" for x, v in columns.items()]
         facts = {
             "parameters": "; ".join(values),
+            "tile": " x ".join(k["tile"]),
             "needs": ", ".join([*k["require"], *k["limits"]]),
             "dtypes": " ".join(k["dtypes"]),
             "layouts": " ".join(k["layouts"]),
