@@ -133,18 +133,20 @@ class KernelDevice(KernelLauncher):
         return dst.T if order == "n" else dst
 
     def add(self, dst: Array, src: Array, stream: Stream) -> None:
-        self._pass("add", src, stored(src)[1], dst, stored(dst)[1], stream)
+        self._pass("add", src, leading(src, "n"), dst, leading(dst, "n"), stream)
 
     def copy_here(self, dst: Array, src: Array, stream: Stream) -> None:
         """dst[...] = src, both row-major and on this device, by the slab-copy kernel."""
-        self._pass("copy", src, stored(src)[1], dst, stored(dst)[1], stream)
+        self._pass("copy", src, leading(src, "n"), dst, leading(dst, "n"), stream)
 
     def _pass(
-        self, role: str, src: Array, lds: int, dst: Array, ldd: int, stream: Stream
+        self, role: str, src: Array, lds: int | None, dst: Array, ldd: int | None, stream: Stream
     ) -> None:  # fmt: skip
         rows, cols = src.shape
         if not rows or not cols:
             return
+        if lds is None or ldd is None:
+            raise ValueError(f"the {role} kernel takes row-major matrices")
         variant = catalog.helper(role)
         dtype = src.dtype.name
         function = self.function(variant, dtype)

@@ -267,7 +267,11 @@ class SplitProduct(PackedProduct):
         self.products = [self.multiply(dtype, 2) for dtype in ("float16", "tfloat32")]
         strict = catalog.helper("strict")
         self.strict = device.function(strict, "float32", self.layouts)
-        self.strict_pieces = strict.launches(self.m, self.n, self.k, "float32")
+        self.strict_pieces = [
+            (rows, cols, launch, np.int32(rows.stop - rows.start), np.int32(cols.stop - cols.start))
+            for rows, cols, launch in strict.launches(self.m, self.n, self.k, "float32")
+        ]
+        self.strict_wanted = np.int32(STRICT)
         self.alpha, self.beta = np.float32(operation.alpha), np.float32(operation.beta)
         self.ldc = np.int64(stored(operation.c)[1])
 
@@ -303,11 +307,9 @@ class SplitProduct(PackedProduct):
         self, a: Array, b: Array, c: Array, verdict: Array, stream: Stream
     ) -> None:
         """The product in strict fp32, which multiplies if the verdict is `STRICT`."""
-        for r, s, launch in self.strict_pieces:
-            x, y, z = a[r], b[:, s], c[r, s]
-            args = [np.int32(z.shape[0]), np.int32(z.shape[1]), self.sizes[2], self.alpha,
-                    x, self.ld[0], y, self.ld[1], self.beta, z, self.ldc,
-                    verdict, np.int32(STRICT)]  # fmt: skip
+        for r, s, launch, m, n in self.strict_pieces:
+            args = [m, n, self.sizes[2], self.alpha, a[r], self.ld[0], b[:, s], self.ld[1],
+                    self.beta, c[r, s], self.ldc, verdict, self.strict_wanted]  # fmt: skip
             self.device.launch(self.strict, launch, args, stream)
 
 
