@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
-import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,7 +13,7 @@ from ..arrays import npy_files
 from ..options import Options
 from ..planning.partition import Span
 from ..problem import Problem
-from ..ranks import verify
+from ..ranks import ending, verify
 from ..ranks.launch import agree, bind_cores, place, together
 from ..ranks.rank_plan import make_rank_plan
 from ..ranks.redistribution import NOTHING, Part, move
@@ -73,16 +71,9 @@ class OverRanks:
             yield _Strip(strip)
             return
         comm, shape = self.comm, (self.problem.m, self.problem.n)
-        writer = together(comm, lambda: comm.rank == 0 and npy_files.NpyWriter(
-            path, shape, self.problem.out_dtype, inputs=inputs.request.names
-        ))  # fmt: skip
+        writer = together(comm, lambda: comm.rank == 0 and self._writer(inputs, path))
         temporary, offset = comm.bcast(writer and (writer.temporary, writer.offset))
-
-        def remove(*number: Any) -> None:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(temporary)
-            if number:  # the launcher ends us because another rank has failed
-                os._exit(128 + number[0])
+        ending.remove_at_end(temporary)
 
         def write() -> None:
             top, left = self.strip.rows.start, self.strip.cols.start
@@ -91,12 +82,17 @@ class OverRanks:
             ))  # fmt: skip
             together(comm, lambda: writer and writer.commit())
 
-        before = signal.signal(signal.SIGTERM, remove)
         try:
             yield _Strip(strip, write)
         finally:
-            remove()
-            signal.signal(signal.SIGTERM, before)
+            ending.remove(temporary)
+
+    def _writer(self, inputs: Inputs, path: str) -> npy_files.NpyWriter:
+        p = self.problem
+        with ending.naming():
+            made = npy_files.NpyWriter(path, (p.m, p.n), p.out_dtype, inputs=inputs.request.names)
+            ending.remove_at_end(made.temporary)
+        return made
 
     def run(self, inputs: Inputs, out: Any, wanted: Wanted, progress: Callable) -> RankResult:
         box = self.plan.box(self.comm.rank)

@@ -8,7 +8,7 @@ import click
 
 from ..errors import UsageError, VerificationError
 from ..options import CHOICES, DEFAULTS, Options
-from ..ranks import launch
+from ..ranks import ending, heartbeat, launch
 from .shared import json_option, option_flags, progress_bar, say, writable, write_result
 
 _INPUT = ("m", "n", "k", "size", "c_file", "dtype", "fill", "seed", "alpha", "beta", "trans_a",
@@ -61,15 +61,16 @@ def run(files: tuple[str, ...], json_file: str | None, ranks: int | None, **give
         raise UsageError(f"--ranks is for --dry-run; to run on {ranks}: mpirun -n {ranks} ...")
     outputs = json_file, given["output"], given["trace"]
     inputs = [x for x in (*files, request["c_file"]) if x]
-    comm = None if ranks else launch.world()
+    comm = None if ranks else launch.world(chosen["rank_timeout"])
     launch.together(comm, lambda: writable(*outputs, inputs=inputs))
     speaks = comm is None or comm.rank == 0
     note = say if speaks else lambda message: None
-    with launch.ending(comm), progress_bar(speaks) as progress:
+    beat = heartbeat.known(comm)
+    with ending.ends_all(comm), beat.call(heartbeat.LOCAL), progress_bar(speaks) as progress:
         job = _job(comm, ranks, files, request, chosen, given, note)
         data = job.plan_only() if given["dry_run"] else job.run(progress)
     # Still as one of the ranks: what fails here ends them all.
-    with launch.ending(comm):
+    with ending.ends_all(comm), beat.call(heartbeat.LOCAL):
         if speaks:
             write_result(data, json_file, job.print)
             job.write_trace()
@@ -98,7 +99,7 @@ def _job(
 
         for name, choice in CHOICES.items():
             if choice.across_ranks and getattr(options, name) != DEFAULTS[name]:
-                raise UsageError(f"--{name} is for ranks; {launch.HOW}")
+                raise UsageError(f"--{name.replace('_', '-')} is for ranks; {launch.HOW}")
         return Job(inputs, wanted, Alone(options), note)
     from .over_ranks import Elsewhere, OverRanks
 

@@ -32,6 +32,7 @@ from ..execution.transfers import Stopped
 from ..planning.partition import Span
 from ..planning.plan import Plan
 from ..problem import Problem
+from .heartbeat import MULTIPLYING, WAITING, Heartbeat
 from .rank_plan import Piece, RankPlan
 from .transports import Transport
 
@@ -70,9 +71,11 @@ class RankExecutor:
     def __init__(
         self, rank: int, devices: Sequence[Device], inner: Callable[[Problem], Plan],
         choose: Callable[[Plan], Variant], transport: Transport | None,
+        beat: Heartbeat | None = None,
     ) -> None:  # fmt: skip
         self.rank, self.devices, self.inner, self.choose = rank, devices, inner, choose
         self.transport = transport
+        self.beat = beat or Heartbeat()
 
     def prepare(
         self, plan: RankPlan, operands: Operands | None,
@@ -101,7 +104,8 @@ class RankRun:
     ) -> None:  # fmt: skip
         self.executor, self.plan, self.operands = executor, plan, operands
         self.rank, self.devices = executor.rank, executor.devices
-        self.progress = progress
+        self.beat = executor.beat
+        self.progress = self.beat.counting(progress)
         self.dtype = np.dtype(plan.problem.dtype)
         self.timelines: list[Timeline] = []
         self.products: dict[tuple, tuple[Plan, Variant]] = {}
@@ -122,7 +126,7 @@ class RankRun:
         """Returns when this rank's strip is finished and nobody waits for it any more."""
         started = time.perf_counter()
         if self.operands is not None:
-            with contextlib.ExitStack() as stack:
+            with self.beat.during(MULTIPLYING), contextlib.ExitStack() as stack:
                 for device in self.devices:
                     stack.enter_context(device.session())
                 if self.executor.transport is None:
@@ -161,6 +165,7 @@ class RankRun:
         run = ThreadRun(
             plan, self.devices, variant, self._mine, self.progress, shared=SharedBlocks("")
         )  # fmt: skip
+        self.beat.computes = not self.devices[0].queues
         self.timelines.append(run.execute().timeline)
 
     def _operands(self, piece: Piece) -> tuple[Plan, Variant, Operand, Operand]:
@@ -231,18 +236,22 @@ class RankRun:
                     summing[future] = piece
                     del parts
                 waiting = [f for f in (*multiplying, *summing) if isinstance(f, Future)]
+                self.beat.computes = bool(waiting) and not device.queues
                 if waiting:
                     wait(waiting, self.working_s, FIRST_COMPLETED)
                 else:
                     time.sleep(self.poll_s)
                 for future in _finished(multiplying):
                     piece, buffer = multiplying.pop(future)
+                    self.beat.progress()
                     self.timelines.append(future.result())
                     transport.done(piece, buffer)
                 for future in _finished(summing):
                     self.timelines.append(future.result())
+                    self.beat.progress()
                     transport.summed(summing.pop(future).round)
-            transport.finish()
+            with self.beat.during(WAITING):
+                transport.finish()
             relays = [("relay", *relayed, 0) for relayed in transport.relayed]
             self.timelines.append(_timeline(device, relays))
         finally:
