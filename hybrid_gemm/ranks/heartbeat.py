@@ -38,6 +38,7 @@ from . import ending
 MOST_TICK_S = 1.0
 TICKS = 6  # in a limit, at least
 FOUND_S = 2.0  # for rank 0's first answer
+LEAST_SHARE = 0.05  # of a processor, that a product takes on the host
 MOST_BYTES = 1400  # of a message, which is one packet
 SIOCGIFADDR = 0x8915
 
@@ -70,6 +71,7 @@ class Heartbeat:
         self.comm, self.limit = comm, limit
         self.state, self.count, self.why = OUTSIDE, 0, ""
         self.computes = False  # on the host, so that its processor time is progress
+        self.polls: int | None = None  # the thread whose time is not: it asks MPI again and again
         self.traced = False
         if limit:
             self.tick = min(MOST_TICK_S, limit / TICKS)
@@ -226,16 +228,19 @@ class Heartbeat:
     def _count_use(self) -> None:
         """Takes reading from disk, and computing on the host, for progress."""
         used = self._used()
-        if self.state == MULTIPLYING and (
-            used[0] > self.used[0] or (self.computes and used[1] - self.used[1] > self.tick / 100)
-        ):
+        computed = self.computes and used[1] - self.used[1] > LEAST_SHARE * self.tick
+        if self.state == MULTIPLYING and (used[0] > self.used[0] or computed):
             self.count += 1
         self.used = used
 
-    @staticmethod
-    def _used() -> tuple[int, float]:
+    def _used(self) -> tuple[int, float]:
+        """Reads from disk, and seconds of processor time."""
         use = resource.getrusage(resource.RUSAGE_SELF)
-        return use.ru_majflt + use.ru_inblock, use.ru_utime + use.ru_stime
+        polled, polls = 0.0, self.polls
+        if polls is not None:
+            with contextlib.suppress(OSError):
+                polled = time.clock_gettime(time.pthread_getcpuclockid(polls))
+        return use.ru_majflt + use.ru_inblock, use.ru_utime + use.ru_stime - polled
 
     # --- judging --------------------------------------------------------------------------
 

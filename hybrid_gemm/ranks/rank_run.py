@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -213,6 +214,7 @@ class RankRun:
         transport, device, there = self.executor.transport, self.devices[0], self._there
         assert transport is not None
         most = len(todo) if there else self.lanes
+        self.beat.polls = threading.get_ident()
         try:
             while todo or own or multiplying or summing:
                 while todo and len(multiplying) < most:
@@ -237,6 +239,7 @@ class RankRun:
                     del parts
                 waiting = [f for f in (*multiplying, *summing) if isinstance(f, Future)]
                 self.beat.computes = bool(waiting) and not device.queues
+                self.beat.state = MULTIPLYING if multiplying or summing else WAITING
                 if waiting:
                     wait(waiting, self.working_s, FIRST_COMPLETED)
                 else:
@@ -255,6 +258,7 @@ class RankRun:
             relays = [("relay", *relayed, 0) for relayed in transport.relayed]
             self.timelines.append(_timeline(device, relays))
         finally:
+            self.beat.polls = None
             for pool in (lanes, sums):
                 pool.shutdown(wait=False, cancel_futures=True)
 
