@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from typing import NoReturn
 
 import click
 
@@ -27,8 +28,10 @@ def main() -> None:
         code = ending.exit_code(stop)
     except click.exceptions.Exit as stop:
         code = stop.exit_code
-    except (click.exceptions.Abort, KeyboardInterrupt, ending.Signalled) as error:
-        ending.end_job(*_signalled(error))
+    except ending.Signalled as stop:  # a time limit of the batch system, say
+        _end(str(stop), stop.exit_code)
+    except (click.exceptions.Abort, KeyboardInterrupt):
+        _end("interrupted", 130)
     except BaseException as error:
         if ending.mpi_runs() and not ending.is_agreed(error):
             ending.fail(error)  # the other ranks do not know of it
@@ -38,12 +41,11 @@ def main() -> None:
     sys.exit(code)
 
 
-def _signalled(error: BaseException) -> tuple[str, int]:
+def _end(message: str, code: int) -> NoReturn:
+    """Ends at once, without waiting for threads that are still in a product."""
     with contextlib.suppress(OSError):
         sys.stdout.flush()
-    return (str(error) if isinstance(error, ending.Signalled) else "interrupted"), (
-        getattr(error, "exit_code", 130) if isinstance(error, ending.Signalled) else 130
-    )
+    ending.end_job(message, code)
 
 
 def _fail(error: BaseException) -> int:

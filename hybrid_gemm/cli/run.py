@@ -89,9 +89,10 @@ def _job(
     from .job import Job, Wanted
 
     def asked() -> tuple[Options, Inputs, Wanted]:
-        return (
-            Options(**chosen), Inputs.of(InputRequest(files, **request)), Wanted(**given)
-        )  # fmt: skip
+        options = Options(**chosen)
+        if comm is not None:
+            options.across_ranks()
+        return options, Inputs.of(InputRequest(files, **request)), Wanted(**given)
 
     options, inputs, wanted = launch.together(comm, asked)
     if comm is None and ranks is None:
