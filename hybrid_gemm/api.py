@@ -45,6 +45,7 @@ def gemm(
     max_device_memory: int | str | None = Options.max_device_memory,
     transport: str = Options.transport,
     rounds: int | None = Options.rounds,
+    rank_timeout: float = Options.rank_timeout,
     comm: Any = None,
     distribution: str = "replicated",
     result: str | None = None,
@@ -65,8 +66,9 @@ def gemm(
     "rows" (each rank passes its rows of op(A) and C, and all of B) or "cols" (its columns of
     op(A) and rows of op(B), and its rows of C). `result` says where C is wanted: "replicated",
     "root" or "rows"; default as A came, and rows for "cols". `grid` then cuts the product over
-    ranks; `transport` and `rounds` are for ranks alone. What ranks keep between calls,
-    `free_memory` gives back.
+    ranks; `transport`, `rounds` and `rank_timeout` are for ranks alone. Ranks that wait
+    `rank_timeout` seconds for one that is stopped, or whose call raised, end the job. What ranks
+    keep between calls, `free_memory` gives back.
 
     Raises ValueError on shapes and choices that do not fit, TypeError on dtypes and on options of
     a wrong type or name.
@@ -79,7 +81,7 @@ def gemm(
     # rest of the call.
     given = (
         split, threads, device, gpus, emulate_devices, kernel, params, reduce, algorithm, levels,
-        compute, grid, max_device_memory, transport, rounds,
+        compute, grid, max_device_memory, transport, rounds, rank_timeout,
     )  # fmt: skip
     if comm is not None:
         from .ranks.runner import kept_runner
@@ -153,7 +155,7 @@ def matmul(a: Any, b: Any, /, out: Any = None, **options: Any) -> Any:
     return gemm(a, b, out=out, **options)
 
 
-@with_options(but=("transport", "rounds"))
+@with_options(but=("transport", "rounds", "rank_timeout"))
 def plan(
     m: int, n: int, k: int, *, dtype: str = "float32", alpha: float = 1.0, beta: float = 0.0,
     **options: Any,

@@ -10,6 +10,7 @@ import dataclasses
 import difflib
 import functools
 import inspect
+import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -189,6 +190,25 @@ def _memory(name: str, value: Any) -> int | None:
     return size
 
 
+def _seconds(name: str, value: Any) -> float:
+    if isinstance(value, bool | str):
+        raise OptionTypeError(f"{name} takes seconds; {value!r} was given")
+    try:
+        seconds = float(value)
+    except (TypeError, ValueError):
+        raise OptionTypeError(f"{name} takes seconds; {value!r} was given") from None
+    if not 0 <= seconds < math.inf:
+        raise UsageError(f"{name} is {seconds:g}; it takes seconds, at least 0")
+    return seconds
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise UsageError(f"{text!r} is not a number") from None
+
+
 def _integers(text: str) -> list[int]:
     try:
         return [int(x) for x in text.split(",") if x]
@@ -273,6 +293,10 @@ class Options:
     rounds: int | None = _count(
         "Pieces in which ranks sum a strip of C.", "rounds", across_ranks=True
     )
+    rank_timeout: float = _choice(
+        60.0, "Seconds without a sign of a rank, or without progress, after which the job is "
+        "ended; 0 is never.", _seconds, parse=_number, metavar="SECONDS", across_ranks=True,
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         for name, choice in CHOICES.items():

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import signal
 import sys
+from typing import NoReturn
 
 import click
 
 from ..errors import HybridGemmError
-from ..ranks import launch
+from ..ranks import ending, heartbeat, launch
 from .measure import bench, tune
 from .run import run
 from .tools import info, kernels, new_kernel, plot, reproduce, slurm, version_option
@@ -17,48 +18,53 @@ from .tools import info, kernels, new_kernel, plot, reproduce, slurm, version_op
 
 def main() -> None:
     """Entry point: exit codes are 0 right, 1 failed, 2 bad input, 3 wrong result, 5 not here,
-    130 interrupted, 143 terminated."""
-    signal.signal(signal.SIGTERM, _terminated)
+    129 hung up, 130 interrupted, 143 terminated."""
+    ranked = launch.launcher() is not None
+    ending.watch_signals(as_rank=ranked)
     try:
-        code = cli.main(standalone_mode=False)
+        result = cli.main(standalone_mode=False)
+        code = result if isinstance(result, int) else 0
+    except SystemExit as stop:
+        code = ending.exit_code(stop)
     except click.exceptions.Exit as stop:
         code = stop.exit_code
+    except ending.Signalled as stop:  # a time limit of the batch system, say
+        _end(str(stop), stop.exit_code)
     except (click.exceptions.Abort, KeyboardInterrupt):
-        code = _fail("interrupted", 130)
-    except _Terminated:  # a time limit of the batch system, say: leave nothing half-written
-        code = _fail("terminated", 143)
-    except click.ClickException as error:
-        if launch.first_of_job():
-            error.show()
-        else:
-            launch.leave_last()
-        code = error.exit_code
-    except HybridGemmError as error:
-        code = _fail(str(error), error.exit_code)
-    except MemoryError as error:
-        code = _fail(f"out of host memory: {error}", 1)
-    except BrokenPipeError:  # the reader of our output has gone
+        _end("interrupted", 130)
+    except BaseException as error:
+        if ending.mpi_runs() and not ending.is_agreed(error):
+            ending.fail(error)  # the other ranks do not know of it
+        code = _fail(error)
+    ending.finish_mpi()
+    heartbeat.leave()
+    sys.exit(code)
+
+
+def _end(message: str, code: int) -> NoReturn:
+    """Ends at once, without waiting for threads that are still in a product."""
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+    ending.end_job(message, code)
+
+
+def _fail(error: BaseException) -> int:
+    """Says what failed, once for all ranks; the exit code."""
+    if isinstance(error, BrokenPipeError):  # the reader of our output has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 1
-    except OSError as error:
-        code = _fail(str(error), 1)
-    sys.exit(code if isinstance(code, int) else 0)
-
-
-class _Terminated(BaseException):
-    """SIGTERM arrived."""
-
-
-def _terminated(_signal, _frame) -> None:
-    raise _Terminated
-
-
-def _fail(message: str, code: int) -> int:
-    if launch.first_of_job():
-        click.echo(f"hybrid-gemm: {message}", err=True)
-    elif code not in (130, 143):
-        launch.leave_last()
-    return code
+        return 1
+    if not launch.first_of_job() and (ending.is_agreed(error) or not launch.speaks_last()):
+        return ending.exit_code(error)
+    if isinstance(error, click.ClickException):
+        error.show()
+        return error.exit_code
+    if isinstance(error, MemoryError) and not isinstance(error, HybridGemmError):
+        click.echo(f"hybrid-gemm: out of host memory: {error}", err=True)
+    elif isinstance(error, HybridGemmError | OSError):
+        click.echo(f"hybrid-gemm: {error}", err=True)
+    else:
+        raise error
+    return ending.exit_code(error)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})

@@ -11,6 +11,7 @@ import numpy as np
 from ..arrays.npy_files import NpyWriter
 from ..options import Options
 from ..problem import Problem
+from ..ranks import ending
 from ..reporting import thread_report
 from ..runner import Result, Runner
 from ..verify import GROWTH, Verdict, verify
@@ -54,7 +55,8 @@ class Alone:
             yield _NoFile()
             return
         p, names = self.problem, inputs.request.names
-        writer = NpyWriter(path, (p.m, p.n), p.out_dtype, inputs=names)
+        with ending.naming():
+            writer = NpyWriter(path, (p.m, p.n), p.out_dtype, inputs=names)
         try:
             yield writer
         finally:

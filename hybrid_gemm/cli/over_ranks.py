@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
-import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,7 +13,7 @@ from ..arrays import npy_files, output_files
 from ..options import Options
 from ..planning.partition import Span
 from ..problem import Problem
-from ..ranks import verify
+from ..ranks import ending, verify
 from ..ranks.launch import agree, bind_cores, place, together
 from ..ranks.rank_plan import make_rank_plan
 from ..ranks.redistribution import NOTHING, Part, move
@@ -72,34 +70,32 @@ class OverRanks:
         if not path:
             yield _Strip(strip)
             return
-        comm, shape = self.comm, (self.problem.m, self.problem.n)
-
-        def ended(number: int, frame: Any) -> None:  # by the launcher: another rank has failed
-            output_files.remove_all()
-            os._exit(128 + number)
-
-        before = signal.signal(signal.SIGTERM, ended)
+        comm = self.comm
         try:
-            writer = together(comm, lambda: comm.rank == 0 and npy_files.NpyWriter(
-                path, shape, self.problem.out_dtype, inputs=inputs.request.names, shared=True
-            ))  # fmt: skip
+            writer = together(comm, lambda: comm.rank == 0 and self._writer(inputs, path))
             temporary, offset = comm.bcast(writer and (writer.temporary, writer.offset))
             output_files.remember(temporary)
             yield _Strip(strip, self._writing(strip, writer, temporary, offset))
         finally:
             output_files.remove_all()
-            signal.signal(signal.SIGTERM, before)
+
+    def _writer(self, inputs: Inputs, path: str) -> npy_files.NpyWriter:
+        p = self.problem
+        with ending.naming():
+            return npy_files.NpyWriter(
+                path, (p.m, p.n), p.out_dtype, inputs=inputs.request.names, shared=True
+            )
 
     def _writing(
         self, strip: np.ndarray, writer: Any, temporary: str, offset: int
     ) -> Callable[[], None]:
         """What brings this rank's strip into the file; rank 0 then puts it in its place."""
-        comm = self.comm
+        comm, columns = self.comm, self.problem.n
 
         def write() -> None:
             top, left = self.strip.rows.start, self.strip.cols.start
             together(comm, lambda: npy_files.write_part(
-                temporary, offset, self.problem.n, strip, top, left
+                temporary, offset, columns, strip, top, left
             ))  # fmt: skip
             together(comm, lambda: writer and writer.commit())
 

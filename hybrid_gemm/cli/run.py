@@ -8,7 +8,7 @@ import click
 
 from ..errors import UsageError, VerificationError
 from ..options import CHOICES, DEFAULTS, Options
-from ..ranks import launch
+from ..ranks import ending, heartbeat, launch
 from .shared import json_option, option_flags, progress_bar, say, writable, write_result
 
 _INPUT = ("m", "n", "k", "size", "c_file", "dtype", "fill", "seed", "alpha", "beta", "trans_a",
@@ -72,18 +72,19 @@ def run(
         raise UsageError("--sha256 is of files; give A.npy B.npy, or -o C.npy")
     if sha256 and given["dry_run"]:
         raise UsageError("--sha256 is of a result, and --dry-run makes none")
-    comm = None if ranks else launch.world()
+    comm = None if ranks else launch.world(chosen["rank_timeout"])
     _handle_signals(comm)
     launch.together(comm, lambda: writable(*outputs, inputs=inputs))
     speaks = comm is None or comm.rank == 0
     note = say if speaks else lambda message: None
     if given["output"] and not given["output"].lower().endswith(".npy"):
         note(f"{given['output']} will hold the bytes of a .npy file, whatever its name says")
-    with launch.ending(comm), progress_bar(speaks) as progress:
+    beat = heartbeat.known(comm)
+    with ending.ends_all(comm), beat.call(heartbeat.LOCAL), progress_bar(speaks) as progress:
         job = _job(comm, ranks, files, request, chosen, given, note)
         data = job.plan_only() if given["dry_run"] else job.run(progress)
     # Still as one of the ranks: what fails here ends them all.
-    with launch.ending(comm):
+    with ending.ends_all(comm), beat.call(heartbeat.LOCAL):
         if speaks:
             if sha256:
                 data["sha256"] = _sha256(job, data["output"])
@@ -99,7 +100,6 @@ def _handle_signals(comm: Any) -> None:
     """Once MPI has started, which has handlers of its own."""
     from . import signals
 
-    signals.hang_up_is_terminate()
     signals.name_truncated_files(comm and comm.rank)
 
 
@@ -127,9 +127,10 @@ def _job(
     from .job import Job, Wanted
 
     def asked() -> tuple[Options, Inputs, Wanted]:
-        return (
-            Options(**chosen), Inputs.of(InputRequest(files, **request)), Wanted(**given)
-        )  # fmt: skip
+        options = Options(**chosen)
+        if comm is not None:
+            options.across_ranks()
+        return options, Inputs.of(InputRequest(files, **request)), Wanted(**given)
 
     options, inputs, wanted = launch.together(comm, asked)
     if comm is None and ranks is None:
@@ -137,7 +138,7 @@ def _job(
 
         for name, choice in CHOICES.items():
             if choice.across_ranks and getattr(options, name) != DEFAULTS[name]:
-                raise UsageError(f"--{name} is for ranks; {launch.HOW}")
+                raise UsageError(f"--{name.replace('_', '-')} is for ranks; {launch.HOW}")
         return Job(inputs, wanted, Alone(options), note)
     from .over_ranks import Elsewhere, OverRanks
 

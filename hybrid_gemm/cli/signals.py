@@ -1,4 +1,4 @@
-"""Signals that end `hybrid-gemm run`: a terminal that hangs up, and reading a truncated file."""
+"""The signal that reading a truncated input file is; `ranks.ending` takes the others."""
 
 from __future__ import annotations
 
@@ -12,12 +12,6 @@ import time
 from ..arrays import npy_files, output_files
 
 _kept: list[object] = []  # C calls the handler as long as the process lives
-
-
-def hang_up_is_terminate() -> None:
-    """Has SIGHUP end the process as SIGTERM does then, unless it is ignored (nohup)."""
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        signal.signal(signal.SIGHUP, lambda number, frame: signal.raise_signal(signal.SIGTERM))
 
 
 def name_truncated_files(rank: int | None = None) -> None:

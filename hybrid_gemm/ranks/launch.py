@@ -1,20 +1,18 @@
-"""Ranks: who started them, where they run, and how they end. Imports MPI only when asked to."""
+"""Ranks: who started them, where they run, and what they do together. Imports MPI only when asked
+to."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import socket
-import sys
 import time
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
 
 from .. import errors
 from ..errors import HybridGemmError, UnavailableError, UsageError
+from . import heartbeat
+from .ending import agreed, rank_here, start_mpi
 
 # Variables that tell a rank of how many it is one; srun tells only that there are ranks.
 LAUNCHERS = {
@@ -22,7 +20,7 @@ LAUNCHERS = {
     "PMI_SIZE": "mpiexec or srun (PMI)",
     "PMIX_RANK": "srun --mpi=pmix or prterun",
 }
-HELD_S = 5  # a failed rank's connections
+LAST_S = 2  # for rank 0 to speak
 HOW = "start ranks with `srun --mpi=pmix hybrid-gemm ...` or `mpirun hybrid-gemm ...`"
 
 
@@ -39,8 +37,11 @@ def expected(variables: Mapping[str, str] = os.environ) -> int:
     return 1
 
 
-def world():
+def world(limit: float = 0):
     """`MPI.COMM_WORLD` if a launcher started several ranks, else None.
+
+    With a `limit` in seconds, ranks that do not come in that time end the job, and then those
+    that a heartbeat no longer finds.
 
     Raises `UsageError` where Slurm gave several tasks that do not find each other, and
     `UnavailableError` where mpi4py is missing.
@@ -55,8 +56,16 @@ def world():
         return None
     if count == 1 and "PMIX_RANK" not in os.environ:
         return None
+    with heartbeat.deadline(limit, "MPI has not started on all ranks"):
+        comm = _world(found, count)
+        if comm is not None and limit:
+            heartbeat.of(comm, limit)
+    return comm
+
+
+def _world(found: str, count: int):
     try:
-        from mpi4py import MPI
+        MPI = start_mpi()
     except (ImportError, RuntimeError) as error:
         raise UnavailableError(
             f"started by {found}, and mpi4py does not load: {error} "
@@ -74,8 +83,14 @@ def world():
 
 def first_of_job(variables: Mapping[str, str] = os.environ) -> bool:
     """Whether this process speaks for its job before MPI can tell."""
-    ranks = (variables.get(x) for x in ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID"))
-    return next(filter(None, ranks), "0") == "0"
+    return rank_here(variables) == "0"
+
+
+def speaks_last() -> bool:
+    """Leaves rank 0, and the launcher, which ends every rank as soon as one has failed, a moment.
+    Returns whether this rank is still there: then it alone has failed."""
+    time.sleep(LAST_S)
+    return launcher() is not None
 
 
 # --- where ranks run ----------------------------------------------------------------------
@@ -124,7 +139,7 @@ def bind_cores(comm, where: Place) -> None:
         os.sched_setaffinity(0, share or [mine[turn % len(mine)]])
 
 
-# --- how ranks fail -----------------------------------------------------------------------
+# --- what ranks do together ---------------------------------------------------------------
 
 
 def together(comm, call: Callable):
@@ -135,11 +150,14 @@ def together(comm, call: Callable):
     if comm is None:
         return call()
     value = failure = None
-    try:
-        value = call()
-    except (HybridGemmError, OSError, MemoryError) as error:
-        failure = type(error).__name__, str(error)
-    failures = comm.allgather(failure)
+    beat = heartbeat.known(comm)
+    with beat.call(heartbeat.LOCAL):
+        try:
+            value = call()
+        except (HybridGemmError, OSError, MemoryError) as error:
+            failure = type(error).__name__, str(error)
+    with beat.call(heartbeat.WAITING):
+        failures = comm.allgather(failure)
     failed = [rank for rank, found in enumerate(failures) if found]
     if not failed:
         return value
@@ -162,68 +180,3 @@ def agree(comm, choices: Mapping[str, object]) -> None:
                         f"{theirs.get(name)!r}; start all ranks with the same options and files"
                     )
                 )
-
-
-def agreed(error: BaseException) -> BaseException:
-    """Marks an error that all ranks raise: rank 0 alone speaks of it."""
-    error.agreed = True  # type: ignore[attr-defined]  # a mark that `ending` looks for
-    return error
-
-
-@contextlib.contextmanager
-def ending(comm):
-    """Around a rank's work: an error that this rank alone has ends all ranks at once, with
-    this rank's message and exit code; one that all have is raised on rank 0, and ends the
-    others in silence. So does the launcher's SIGTERM, for which another rank spoke."""
-    if comm is not None:
-        signal.signal(signal.SIGTERM, lambda number, frame: os._exit(128 + number))
-    try:
-        yield
-    except BaseException as error:
-        if comm is None:
-            raise
-        if not getattr(error, "agreed", False):
-            _abort(comm, error)
-        if comm.rank == 0:
-            raise
-        leave_last()
-        raise SystemExit(exit_code(error)) from None
-
-
-def leave_last() -> None:
-    """A moment for rank 0 to speak: a launcher ends every rank as soon as one has failed."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    time.sleep(2)
-
-
-def exit_code(error: BaseException) -> int:
-    if isinstance(error, SystemExit):
-        return error.code if isinstance(error.code, int) else 1
-    return 130 if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 1)
-
-
-def _abort(comm, error: BaseException) -> NoReturn:
-    known = isinstance(error, HybridGemmError | OSError | MemoryError)
-    if not known and not isinstance(error, KeyboardInterrupt | SystemExit):
-        traceback.print_exception(error)
-    text = str(error) or type(error).__name__
-    sys.stdout.flush()
-    print(f"hybrid-gemm: rank {comm.rank}: {text}", file=sys.stderr, flush=True)
-    _stay_connected()
-    comm.Abort(exit_code(error))
-    os._exit(exit_code(error))
-
-
-def _stay_connected() -> None:
-    """Leaves a process behind that does nothing but hold this rank's connections for a while.
-
-    Ranks that see one closed end the job as a failure of their own, with MPI's message and code,
-    if they are faster than the launcher is told.
-    """
-    if not hasattr(os, "fork") or os.fork():
-        return
-    os.setsid()  # not killed with the rank
-    for number in range(3):  # whose output the launcher reads to its end
-        os.close(number)
-    time.sleep(HELD_S)
-    os._exit(0)

@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -33,6 +34,7 @@ from ..execution.transfers import Stopped
 from ..planning.partition import Span
 from ..planning.plan import Plan
 from ..problem import Problem
+from .heartbeat import MULTIPLYING, WAITING, Heartbeat
 from .rank_plan import Piece, RankPlan
 from .transports import Transport
 
@@ -71,9 +73,11 @@ class RankExecutor:
     def __init__(
         self, rank: int, devices: Sequence[Device], inner: Callable[[Problem], Plan],
         choose: Callable[[Plan], Variant], transport: Transport | None,
+        beat: Heartbeat | None = None,
     ) -> None:  # fmt: skip
         self.rank, self.devices, self.inner, self.choose = rank, devices, inner, choose
         self.transport = transport
+        self.beat = beat or Heartbeat()
 
     def prepare(
         self, plan: RankPlan, operands: Operands | None,
@@ -102,7 +106,8 @@ class RankRun:
     ) -> None:  # fmt: skip
         self.executor, self.plan, self.operands = executor, plan, operands
         self.rank, self.devices = executor.rank, executor.devices
-        self.progress = progress
+        self.beat = executor.beat
+        self.progress = self.beat.counting(progress)
         self.dtype = np.dtype(plan.problem.dtype)
         self.timelines: list[Timeline] = []
         self.products: dict[tuple, tuple[Plan, Variant]] = {}
@@ -123,7 +128,7 @@ class RankRun:
         """Returns when this rank's strip is finished and nobody waits for it any more."""
         started = time.perf_counter()
         if self.operands is not None:
-            with contextlib.ExitStack() as stack:
+            with self.beat.during(MULTIPLYING), contextlib.ExitStack() as stack:
                 for device in self.devices:
                     stack.enter_context(device.session())
                 if self.executor.transport is None:
@@ -162,6 +167,7 @@ class RankRun:
         run = ThreadRun(
             plan, self.devices, variant, self._mine, self.progress, shared=SharedBlocks("")
         )  # fmt: skip
+        self.beat.computes = not self.devices[0].queues
         self.timelines.append(run.execute().timeline)
 
     def _operands(self, piece: Piece) -> tuple[Plan, Variant, Operand, Operand]:
@@ -209,6 +215,7 @@ class RankRun:
         transport, device, there = self.executor.transport, self.devices[0], self._there
         assert transport is not None
         most = len(todo) if there else self.lanes
+        self.beat.polls = threading.get_ident()
         try:
             while todo or own or multiplying or summing:
                 while todo and len(multiplying) < most:
@@ -232,21 +239,27 @@ class RankRun:
                     summing[future] = piece
                     del parts
                 waiting = [f for f in (*multiplying, *summing) if isinstance(f, Future)]
+                self.beat.computes = bool(waiting) and not device.queues
+                self.beat.state = MULTIPLYING if multiplying or summing else WAITING
                 if waiting:
                     wait(waiting, self.working_s, FIRST_COMPLETED)
                 else:
                     time.sleep(self.poll_s)
                 for future in _finished(multiplying):
                     piece, buffer = multiplying.pop(future)
+                    self.beat.progress()
                     self.timelines.append(future.result())
                     transport.done(piece, buffer)
                 for future in _finished(summing):
                     self.timelines.append(future.result())
+                    self.beat.progress()
                     transport.summed(summing.pop(future).round)
-            transport.finish()
+            with self.beat.during(WAITING):
+                transport.finish()
             relays = [("relay", *relayed, 0) for relayed in transport.relayed]
             self.timelines.append(_timeline(device, relays))
         finally:
+            self.beat.polls = None
             for pool in (lanes, sums):
                 pool.shutdown(wait=False, cancel_futures=True)
 

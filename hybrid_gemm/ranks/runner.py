@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from ..planning.plan import NOWHERE, Plan
 from ..planning.planner import make_plan
 from ..problem import Problem
 from ..runner import Runner
-from . import launch, transports
+from . import heartbeat, launch, transports
 from .distributed_operands import DistributedOperands
 from .rank_plan import RankPlan, make_rank_plan
 from .rank_run import RankExecutor
@@ -38,6 +38,22 @@ from .transports import WORDS
 MAX_PLANS = 256  # of what a rank multiplies, remembered
 MAX_KEPT = 8  # runners that `gemm(comm=)` keeps
 OWN_CHOICES = {"gpus"}  # that ranks may make each for itself
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _in_call(method: Callable[P, R]) -> Callable[P, R]:
+    """A decorator of `RankRunner`'s methods that all ranks call: where one raises on this rank
+    alone, the others need not wait for ever."""
+
+    @functools.wraps(method)
+    def call(*args: P.args, **keywords: P.kwargs) -> R:
+        with args[0].beat.call():  # type: ignore[attr-defined]  # args[0] is the runner
+            return method(*args, **keywords)
+
+    return call
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,6 +101,12 @@ class RankRunner:
 
     def _open(self, comm: Any, options: Options) -> None:
         self.comm, self.options = comm, options
+        self.beat = heartbeat.of(comm, options.rank_timeout)
+        with self.beat.call():
+            self._open_devices()
+
+    def _open_devices(self) -> None:
+        comm, options = self.comm, self.options
         launch.agree(comm, {x: getattr(options, x) for x in CHOICES if x not in OWN_CHOICES})
         self.where = launch.place(comm)
         self.local: Runner = launch.together(comm, self._local_runner)
@@ -136,6 +158,7 @@ class RankRunner:
         least = min(self.comm.allgather(mine.memory_bytes))
         return dataclasses.replace(self.comm.bcast(mine), memory_bytes=least)
 
+    @_in_call
     def plan(
         self, problem: Problem, *, resident: bool = False, spans: Any = None, there: bool = False
     ) -> RankPlan:
@@ -189,6 +212,7 @@ class RankRunner:
     def _specs(self) -> tuple[DeviceSpec, ...]:
         return self.local.plans.specs()
 
+    @_in_call
     def run(
         self, plan: RankPlan, a: Any, b: Any, c: Any, out: Any, *, resident: bool = False,
         progress: Callable[[int], None] | None = None,
@@ -219,15 +243,17 @@ class RankRunner:
             return operands, variant, functools.partial(self._inner, there=there)
 
         operands, variant, inner = launch.together(self.comm, prepare)
-        executor = RankExecutor(rank, self.devices, inner, local.variant, transport)
+        executor = RankExecutor(rank, self.devices, inner, local.variant, transport, self.beat)
         before = local.plans.verdicts(problem)
         run = executor.prepare(plan, operands, progress)
-        self.comm.Barrier()
+        with self.beat.during(heartbeat.WAITING):
+            self.comm.Barrier()
         since = time.time()
         done = run.execute()
         if operands is not None and operands.out.array is not out:
             _fetch(operands.out, out)
-        timeline, total_ms = self._together(plan, done.timeline, done.total_ms)
+        with self.beat.during(heartbeat.WAITING):
+            timeline, total_ms = self._together(plan, done.timeline, done.total_ms)
         taken = sum(self.comm.allgather(local.plans.verdicts(problem) - before))
         compute = compute_modes.words(problem, taken)
         return RankResult(out, plan, variant, timeline, total_ms, words, since, compute)
@@ -294,6 +320,7 @@ class RankRunner:
         self._transport = None
 
     @named_keywords
+    @_in_call
     def gemm(
         self, a: Any, b: Any, c: Any = None, /, *, alpha: float = 1.0, beta: float = 0.0,
         trans_a: bool = False, trans_b: bool = False, out: Any = None,
@@ -381,6 +408,11 @@ _kept: list[tuple[Any, Options, RankRunner]] = []  # the last used is the last
 def kept_runner(comm: Any, given: tuple) -> RankRunner:
     """The runner for these values of the options over `comm`, kept for the next call. Collective:
     all ranks have it, or all make it."""
+    with heartbeat.known(comm).call():
+        return _kept_or_made(comm, given)
+
+
+def _kept_or_made(comm: Any, given: tuple) -> RankRunner:
     options = launch.together(comm, lambda: _checked(given))
     here = [i for i, (of, chosen, _) in enumerate(_kept) if of == comm and chosen == options]
     kept = _kept.pop(here[0]) if here else None

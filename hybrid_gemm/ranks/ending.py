@@ -1,0 +1,259 @@
+"""How a process of the command ends: by a signal or an error of its own, and all ranks with it.
+
+A rank's signals are taken by a thread of their own, so that they end the job at once, whatever the
+main thread waits for; and no rank that failed is left in MPI_Finalize, where it would wait for
+ranks that wait for it. Imports MPI only where a launcher started ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NoReturn
+
+from ..arrays import output_files
+from ..errors import HybridGemmError
+
+SIGNALS = {
+    signal.SIGTERM: "terminated", signal.SIGINT: "interrupted", signal.SIGHUP: "hung up",
+}  # fmt: skip
+GRACE_S = 5  # to end in order after a signal
+HELD_S = 5  # a failed rank's connections
+RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
+
+_naming = threading.RLock()  # held while a file is made whose name is not known yet
+_ended = threading.Lock()  # taken once, by the thread that ends the process
+_mpi_library: Any = None  # where this module started MPI, and so has to finish it
+_in_charge = False
+
+
+class Signalled(BaseException):
+    """A signal arrived in a process that runs alone."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(SIGNALS[signal.Signals(number)])
+        self.exit_code = 128 + number
+
+
+def rank_here(variables: Mapping[str, str] = os.environ) -> str:
+    """This process's rank, as the launcher says; "0" where none started it."""
+    return next(filter(None, map(variables.get, RANK_VARIABLES)), "0")
+
+
+# --- signals ------------------------------------------------------------------------------
+
+
+def watch_signals(*, as_rank: bool) -> None:
+    """Takes SIGTERM, SIGINT and SIGHUP, as far as they are not ignored (nohup).
+
+    Called before anything starts threads, MPI and BLAS included, which inherit what is blocked.
+    """
+    global _in_charge
+    _in_charge = True
+    watched = [n for n in SIGNALS if signal.getsignal(n) is not signal.SIG_IGN]
+    if as_rank:
+        signal.pthread_sigmask(signal.SIG_BLOCK, watched)
+        _thread(lambda: _take(watched), "signals")
+        return
+    for number in watched:
+        signal.signal(number, _raise)
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+    signal.set_wakeup_fd(writer.detach(), warn_on_full_buffer=False)
+    _thread(lambda: _insist(reader), "signals")
+
+
+def _take(watched: Iterable[signal.Signals]) -> None:
+    """Ends the job at a rank's first signal."""
+    info = signal.sigwaitinfo(watched)
+    number = signal.Signals(info.si_signo)
+    if info.si_pid == os.getppid():
+        # From the launcher: another rank has failed, and spoken, or the launcher was told to end.
+        _within(GRACE_S + 1, _remove_all)
+        os._exit(128 + number)
+    end_job(f"rank {rank_here()}: {SIGNALS[number]} ({number.name})", 128 + number)
+
+
+def _raise(number: int, _frame: Any) -> None:
+    raise Signalled(number)
+
+
+def _insist(reader: socket.socket) -> None:
+    """Ends a process that a signal has not ended in time: its main thread may be in a long
+    product, and never come to Python's handler."""
+    while True:
+        (number,) = reader.recv(1)
+        if number in SIGNALS:
+            time.sleep(GRACE_S)
+            end_job(SIGNALS[signal.Signals(number)], 128 + number)
+
+
+# --- temporaries --------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def naming() -> Iterator[None]:
+    """Around the making of a temporary file and `output_files.remember`: no signal between."""
+    with _naming:
+        yield
+
+
+def _remove_all() -> None:
+    if _naming.acquire(timeout=GRACE_S):
+        _naming.release()
+    output_files.remove_all()
+
+
+# --- the end ------------------------------------------------------------------------------
+
+
+def end_job(message: str, code: int) -> NoReturn:
+    """Ends this process, and all ranks with it, at once and from any thread, with this message
+    as the job's. Nothing that hangs, a full pipe or MPI itself, keeps it."""
+    if not _ended.acquire(blocking=False):
+        threading.Event().wait()  # another thread ends the process
+    _within(3, lambda: os.write(2, f"hybrid-gemm: {message}\n".encode()))
+    _within(GRACE_S + 1, _remove_all)
+    if (world := _world()) is not None:
+        _within(1, _stay_connected)
+        _within(3, lambda: world.Abort(code))
+    os._exit(code)
+
+
+def _world() -> Any:
+    """MPI.COMM_WORLD between MPI's start and its end, else None."""
+    mpi: Any = sys.modules.get("mpi4py.MPI")
+    if not hasattr(mpi, "COMM_WORLD") or not mpi.Is_initialized() or mpi.Is_finalized():
+        return None
+    return mpi.COMM_WORLD if mpi.COMM_WORLD.size > 1 else None
+
+
+def _stay_connected() -> None:
+    """Leaves a process behind that does nothing but hold this rank's connections for a while.
+
+    Ranks that see one closed end the job as a failure of their own, with MPI's message and code,
+    if they are faster than the launcher is told.
+    """
+    if not hasattr(os, "fork") or os.fork():
+        return
+    os.setsid()  # not killed with the rank
+    for number in range(3):  # whose output the launcher reads to its end
+        os.close(number)
+    time.sleep(HELD_S)
+    os._exit(0)
+
+
+def _within(seconds: float, call: Callable[[], object]) -> None:
+    """`call()`, but waited for at most so long."""
+    _thread(call, "ending").join(seconds)
+
+
+def _thread(call: Callable[[], object], name: str) -> threading.Thread:
+    made = threading.Thread(target=call, name=name, daemon=True)
+    made.start()
+    return made
+
+
+# --- errors -------------------------------------------------------------------------------
+
+
+def agreed(error: BaseException) -> BaseException:
+    """Marks an error that all ranks raise: rank 0 alone speaks of it."""
+    error.agreed = True  # type: ignore[attr-defined]  # a mark that `ends_all` looks for
+    return error
+
+
+def is_agreed(error: BaseException) -> bool:
+    return getattr(error, "agreed", False)
+
+
+@contextlib.contextmanager
+def ends_all(comm: Any) -> Iterator[None]:
+    """Around a rank's work: an error that this rank alone has ends all ranks at once, with
+    this rank's message and exit code; one that all have is raised on rank 0, and ends the
+    others in silence."""
+    try:
+        yield
+    except BaseException as error:
+        if comm is None:
+            raise
+        if not is_agreed(error):
+            fail(error)
+        if comm.rank == 0:
+            raise
+        raise SystemExit(exit_code(error)) from None
+
+
+def fail(error: BaseException) -> NoReturn:
+    """Ends all ranks by an error of this one."""
+    known = isinstance(error, HybridGemmError | OSError | MemoryError)
+    if not known and not isinstance(error, KeyboardInterrupt | SystemExit):
+        traceback.print_exception(error)
+    _within(1, sys.stdout.flush)
+    end_job(f"rank {rank_here()}: {str(error) or type(error).__name__}", exit_code(error))
+
+
+def exit_code(error: BaseException) -> int:
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else 1
+    return 130 if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 1)
+
+
+# --- MPI's start and end ------------------------------------------------------------------
+
+
+def start_mpi() -> Any:
+    """mpi4py's MPI, started.
+
+    Where this process is the command, by ctypes: mpi4py holds Python's lock while MPI starts and
+    ends, so that no thread could take a signal, or see that another rank does not come.
+    """
+    global _mpi_library
+    import mpi4py
+
+    if _in_charge and "mpi4py.MPI" not in sys.modules:
+        mpi4py.rc.initialize = False
+    from mpi4py import MPI
+
+    if MPI.Is_initialized():
+        return MPI
+    try:
+        library = ctypes.CDLL(MPI.__file__)
+        start, _finish = library.MPI_Init_thread, library.MPI_Finalize
+    except (OSError, AttributeError):  # this mpi4py is linked in another way
+        MPI.Init_thread(MPI.THREAD_MULTIPLE)
+        _mpi_library = MPI
+    else:
+        start(None, None, MPI.THREAD_MULTIPLE, ctypes.byref(ctypes.c_int()))
+        _mpi_library = library
+    for comm in MPI.COMM_WORLD, MPI.COMM_SELF:
+        comm.Set_errhandler(MPI.ERRORS_RETURN)  # as mpi4py does: they become exceptions
+    return MPI
+
+
+def mpi_runs() -> bool:
+    """Whether this module started MPI, so that other ranks may wait for this one."""
+    return _mpi_library is not None and _world() is not None
+
+
+def finish_mpi() -> None:
+    """Ends MPI if this module started it. Collective."""
+    if _mpi_library is None or (world := _world()) is None:
+        if _mpi_library is not None and not sys.modules["mpi4py.MPI"].Is_finalized():
+            _finalize()
+        return
+    world.Barrier()
+    _finalize()
+
+
+def _finalize() -> None:
+    finish = getattr(_mpi_library, "MPI_Finalize", None) or _mpi_library.Finalize
+    finish()

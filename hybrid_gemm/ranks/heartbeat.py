@@ -1,0 +1,394 @@
+"""Heartbeats: how ranks find that one of them is stopped, or that all wait for ever.
+
+A thread of each rank tells rank 0, by UDP, that it is alive, what it does, and how far it has
+come; rank 0 answers. MPI is not used, since it may be what hangs. Nothing is sent by the threads
+that multiply: they set an attribute, or count. Two things end the job after `limit` seconds:
+
+- a rank is silent (it is stopped, or its host or link is down), or rank 0 does not answer;
+- nobody makes progress: all ranks wait for each other, or for products that do not end. Finished
+  pieces are progress; on the host, where a product may be one long call, so is the time that its
+  threads compute, and everywhere so is reading from disk. What a rank does by itself outside of
+  products, and what a program does between its calls, is never judged.
+
+Where a debugger is attached to any rank nothing is judged.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import dataclasses
+import fcntl
+import hmac
+import json
+import os
+import resource
+import secrets
+import socket
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from . import ending
+
+MOST_TICK_S = 1.0
+TICKS = 6  # in a limit, at least
+FOUND_S = 2.0  # for rank 0's first answer
+LEAST_SHARE = 0.05  # of a processor, that a product takes on the host
+MOST_BYTES = 1400  # of a message, which is one packet
+SIOCGIFADDR = 0x8915
+
+# What a rank does.
+OUTSIDE = "outside"  # the program's own work, between calls
+LOCAL = "local"  # in a call, what needs no other rank: files, compiling, checks
+MOVING = "moving"  # in a call, bringing blocks between ranks
+WAITING = "waiting"  # for other ranks
+MULTIPLYING = "multiplying"
+FAILED = "failed"  # its call raised
+LEFT = "left"
+IDLE = {OUTSIDE, FAILED, LEFT}
+
+
+@dataclasses.dataclass
+class Seen:
+    """What is known of a rank. `heard` and `idle_since` are times of the monotonic clock."""
+
+    heard: float
+    state: str = OUTSIDE
+    count: int = 0
+    why: str = ""
+    debugged: bool = False
+
+
+class Heartbeat:
+    """One rank's. `limit` 0 makes one that does nothing."""
+
+    def __init__(self, comm: Any = None, limit: float = 0) -> None:
+        self.comm, self.limit = comm, limit
+        self.state, self.count, self.why = OUTSIDE, 0, ""
+        self.computes = False  # on the host, so that its processor time is progress
+        self.polls: int | None = None  # the thread whose time is not: it asks MPI again and again
+        self.traced = False
+        if limit:
+            self.tick = min(MOST_TICK_S, limit / TICKS)
+            self._open()
+
+    # --- what a rank tells ----------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def during(self, state: str) -> Iterator[None]:
+        """Around what the rank does now."""
+        before, self.state = self.state, state
+        self.count += 1
+        try:
+            yield
+        finally:
+            self.state = before
+            self.count += 1
+
+    @contextlib.contextmanager
+    def call(self, state: str = MOVING) -> Iterator[None]:
+        """Around a call that all ranks make. Where it raises on this rank alone, the others may
+        wait for it: the cause is kept for when they have waited too long."""
+        self.traced = sys.gettrace() is not None
+        try:
+            with self.during(state):
+                yield
+        except BaseException as error:
+            if self.limit and not ending.is_agreed(error):
+                self.why = f"{type(error).__name__}: {error}"
+                self.state = FAILED
+                self._tell()
+            raise
+
+    def progress(self) -> None:
+        self.count += 1
+
+    def counting(self, progress: Callable[[int], None] | None) -> Callable[[int], None] | None:
+        """`progress`, counted here as well."""
+        if not self.limit:
+            return progress
+
+        def call(amount: int) -> None:
+            self.count += 1
+            if progress:
+                progress(amount)
+
+        return call
+
+    def leave(self) -> None:
+        """This rank will take part in nothing more."""
+        if self.limit and self.state not in (FAILED, LEFT):
+            self.state = LEFT
+            self._tell()
+
+    # --- opening --------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        comm = self.comm
+        self.rank, self.size = comm.rank, comm.size
+        self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self.socket.bind(("", 0))
+        self.token, addresses, port = comm.bcast(
+            (secrets.token_hex(16), own_addresses(), self.socket.getsockname()[1])
+        )
+        everyone = comm.allgather((socket.gethostname(), os.getpid()))
+        self.places = [f"rank {r} on {h} (process {p})" for r, (h, p) in enumerate(everyone)]
+        self.hosts, self.pids = zip(*everyone, strict=True)
+        mates = [r for r in range(self.size) if self.hosts[r] == self.hosts[self.rank]]
+        # The first rank of a host looks whether a debugger holds the others, and the second
+        # whether one holds the first.
+        watched = mates[1:] if self.rank == mates[0] else mates[: self.rank == mates[1]]
+        self.watched = [self.pids[r] for r in (*watched, self.rank)]
+        near = self.hosts[0] == self.hosts[self.rank]
+        self.homes = [(a, port) for a in (["127.0.0.1"] if near else addresses)]
+        self.peers: dict[int, tuple] = {}  # rank 0's: where the others are
+        self.found = threading.Event()  # rank 0 has answered
+        self.seen = {r: Seen(time.monotonic()) for r in range(self.size)}
+        self.last: list = []
+        self.idle_since = time.monotonic()
+        self.used: tuple = self._used()
+        if self.rank == 0:
+            self.found.set()
+        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
+        lost = [r for r, found in enumerate(comm.allgather(self.found.wait(FOUND_S))) if not found]
+        if lost:
+            self.limit = 0
+            if self.rank == 0:
+                ranks = ", ".join(map(str, lost))
+                print(f"ranks that stop are not noticed: UDP from rank {ranks} does not reach "
+                      "rank 0", file=sys.stderr)  # fmt: skip
+        atexit.register(self.leave)
+
+    # --- the thread -----------------------------------------------------------------------
+
+    def _beat(self) -> None:
+        before = time.monotonic()
+        while self.limit and self.state != LEFT:
+            now = time.monotonic()
+            if now - before > max(3 * self.tick, self.limit / 2):
+                self._forget(now)  # this process was stopped itself: it has heard nobody
+            before = now
+            self._count_use()
+            self._note(self.rank, self._status())
+            if self.rank:
+                self._tell()
+            self._listen(now + self.tick)
+            if not self.limit:
+                return
+            now = time.monotonic()
+            complaint = self._judge(now) if self.rank == 0 else self._judge_first(now)
+            if complaint and now - before < max(3 * self.tick, self.limit / 2):
+                ending.end_job(complaint, 1)
+
+    def _status(self) -> dict:
+        return {
+            "rank": self.rank, "state": self.state, "count": self.count, "why": self.why[:600],
+            "debugged": self.traced or any(map(debugged, self.watched)),
+        }  # fmt: skip
+
+    def _tell(self) -> None:
+        """Sends this rank's status: to rank 0, and rank 0's to those that it knows."""
+        text = json.dumps({"token": self.token, **self._status()}).encode()[:MOST_BYTES]
+        for address in list(self.peers.values()) if self.rank == 0 else self.homes:
+            with contextlib.suppress(OSError):
+                self.socket.sendto(text, address)
+
+    def _listen(self, until: float) -> None:
+        """Takes messages until then; rank 0 answers each."""
+        while (left := until - time.monotonic()) > 0:
+            self.socket.settimeout(left)
+            try:
+                text, sender = self.socket.recvfrom(2 * MOST_BYTES)
+                told = json.loads(text)
+                if not hmac.compare_digest(told.pop("token"), self.token):
+                    continue
+                rank = told["rank"]
+                self._note(rank, told)
+            except (OSError, ValueError, KeyError, TypeError, AttributeError):
+                continue  # nothing came, or it is not a message of these ranks
+            if self.rank == 0:
+                self.peers[rank] = sender
+                answer = json.dumps({"token": self.token, **self._status()}).encode()
+                with contextlib.suppress(OSError):
+                    self.socket.sendto(answer, sender)
+            elif not self.found.is_set():
+                self.homes = [sender]
+                self.found.set()
+
+    def _note(self, rank: int, told: dict) -> None:
+        self.seen[rank] = Seen(
+            time.monotonic(), told["state"], told["count"], told["why"], told["debugged"]
+        )
+
+    def _count_use(self) -> None:
+        """Takes reading from disk, and computing on the host, for progress."""
+        used = self._used()
+        computed = self.computes and used[1] - self.used[1] > LEAST_SHARE * self.tick
+        if self.state == MULTIPLYING and (used[0] > self.used[0] or computed):
+            self.count += 1
+        self.used = used
+
+    def _used(self) -> tuple[int, float]:
+        """Reads from disk, and seconds of processor time."""
+        use = resource.getrusage(resource.RUSAGE_SELF)
+        polled, polls = 0.0, self.polls
+        if polls is not None:
+            with contextlib.suppress(OSError):
+                polled = time.clock_gettime(time.pthread_getcpuclockid(polls))
+        return use.ru_majflt + use.ru_inblock, use.ru_utime + use.ru_stime - polled
+
+    # --- judging --------------------------------------------------------------------------
+
+    def _forget(self, now: float) -> None:
+        for seen in self.seen.values():
+            seen.heard = now
+        self.idle_since = now
+
+    def _judge(self, now: float) -> str:
+        """Rank 0's: why the job must end, or ""."""
+        seen = self.seen
+        states = [s.state for s in seen.values()]
+        if any(s.debugged for s in seen.values()) or set(states) <= IDLE:
+            self._forget(now)
+            return ""
+        for rank, each in seen.items():
+            if each.state not in (LEFT, FAILED) and now - each.heard > self.limit:
+                return self._silent(rank)
+        failed = [r for r, s in seen.items() if s.state == FAILED]
+        known = [(s.state, s.count) for s in seen.values()]
+        busy = {LOCAL, OUTSIDE} if failed else {LOCAL, OUTSIDE, MOVING}
+        if known != self.last or busy & set(states):
+            self.last, self.idle_since = known, now
+        if now - self.idle_since <= self.limit:
+            return ""
+        if failed:
+            who = failed[0]
+            return f"rank {who}: {seen[who].why}; the others waited {self._limit_text} for it"
+        multiplying = [self.places[r] for r, s in seen.items() if s.state == MULTIPLYING]
+        what = f"{', '.join(multiplying)} multiplies" if multiplying else "all ranks wait"
+        return f"no rank has made progress for {self._limit_text}: {what}"
+
+    def _judge_first(self, now: float) -> str:
+        """Another rank's, of rank 0; a later rank waits longer, so that one speaks."""
+        first, mine = self.seen[0], self.state
+        if self.seen[self.rank].debugged or first.debugged or mine in IDLE or first.state == LEFT:
+            first.heard = now
+        patience = self.limit + min(self.rank - 1, 20) * self.tick / 2
+        return self._silent(0) if now - first.heard > patience else ""
+
+    def _silent(self, rank: int) -> str:
+        what = "is stopped, or its host or link is down"
+        if self.hosts[rank] == self.hosts[self.rank]:
+            what = {"T": "is stopped", "": "is gone", "Z": "is gone"}.get(
+                process_state(self.pids[rank]), "does not answer"
+            )
+        return f"{self.places[rank]} {what}: no sign of it for {self._limit_text}"
+
+    @property
+    def _limit_text(self) -> str:
+        return f"{self.limit:g} s (--rank-timeout)"
+
+
+# --- one for each communicator ------------------------------------------------------------
+
+_OFF = Heartbeat()
+_kept: list[Heartbeat] = []
+
+
+def of(comm: Any, limit: float) -> Heartbeat:
+    """The heartbeat of these ranks with this limit, made if there is none. Collective."""
+    limit = min(comm.allgather(limit))
+    if not limit > 0 or comm.size == 1:
+        return _OFF
+    here = next((x for x in _kept if x.comm == comm and x.limit == limit), None)
+    if not all(comm.allgather(here is not None)) or here is None:
+        here = Heartbeat(comm, limit)
+        _kept.append(here)
+    return here
+
+
+def known(comm: Any) -> Heartbeat:
+    """The heartbeat made last for this communicator, or one that does nothing."""
+    return next((x for x in reversed(_kept) if x.limit and x.comm == comm), _OFF)
+
+
+def leave() -> None:
+    for each in _kept:
+        each.leave()
+
+
+# --- starting -----------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def deadline(limit: float, what: str) -> Iterator[None]:
+    """Ends the job if the block takes longer than `limit`: MPI's start, before heartbeats."""
+    if not limit > 0 or sys.gettrace() is not None:
+        yield
+        return
+
+    def end() -> None:
+        if debugged(os.getpid()):
+            return
+        stopped = stopped_beside()
+        cause = f": {stopped} is stopped" if stopped else ""
+        ending.end_job(
+            f"rank {ending.rank_here()}: {what} for {limit:g} s (--rank-timeout){cause}", 1
+        )  # fmt: skip
+
+    timer = threading.Timer(limit, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def stopped_beside() -> str:
+    """A process that the same launcher started here, and that is stopped; "" if none is."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
+            if int(parent) == os.getppid() and state == "T":
+                pairs = (folder / "environ").read_bytes().split(b"\0")
+                variables = dict(x.decode(errors="replace").partition("=")[::2] for x in pairs)
+                return f"rank {ending.rank_here(variables)} (process {folder.name})"
+    return ""
+
+
+# --- what the system tells ----------------------------------------------------------------
+
+
+def process_state(pid: int) -> str:
+    """The letter of a process's state on this host ("T" is stopped); "" if there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
+
+
+def debugged(pid: int) -> bool:
+    """Whether a debugger is attached to a process of this host."""
+    try:
+        text = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+    return "TracerPid:\t0\n" not in text and "TracerPid:" in text
+
+
+def own_addresses() -> list[str]:
+    """This host's IPv4 addresses, the loop back to itself last."""
+    found = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        for _number, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):  # an interface without one
+                request = struct.pack("256s", name.encode()[:15])
+                address = socket.inet_ntoa(fcntl.ioctl(asked, SIOCGIFADDR, request)[20:24])
+                found.append(address)
+    return sorted(found, key=lambda x: x.startswith("127."))

@@ -1,0 +1,319 @@
+"""How jobs over ranks end: signalled, stopped, failed or hanging ranks, and what is no fault."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from support.command import environment, python
+from support.ranks import MPI_ENVIRONMENT, MPIRUN, mpirun, needs_mpirun
+
+from hybrid_gemm import gemm
+from hybrid_gemm.arrays import output_files
+from hybrid_gemm.errors import UsageError
+from hybrid_gemm.options import Options
+from hybrid_gemm.ranks import ending, heartbeat
+from hybrid_gemm.ranks.heartbeat import FAILED, LEFT, LOCAL, MOVING, MULTIPLYING, OUTSIDE, WAITING
+
+FAULTS = Path(__file__).resolve().parents[1] / "scripts" / "faults"
+LIMIT = 10.0
+
+
+# --- what is judged -----------------------------------------------------------------------
+
+
+def beat(*states: str, rank: int = 0) -> heartbeat.Heartbeat:
+    """A heartbeat that has heard of ranks in these states at time 0."""
+    made = heartbeat.Heartbeat()
+    made.limit, made.tick, made.rank, made.size = LIMIT, 1.0, rank, len(states)
+    made.hosts, made.pids = ("elsewhere",) * rank + ("here",) + ("elsewhere",) * 9, (1,) * 10
+    made.places = [f"rank {r}" for r in range(len(states))]
+    made.seen = {r: heartbeat.Seen(0, state) for r, state in enumerate(states)}
+    made.state, made.last, made.idle_since = states[rank], [], 0
+    return made
+
+
+def judged(made: heartbeat.Heartbeat, until: float, each=lambda seen, now: None) -> str:
+    """What rank 0 says in so many seconds in which all ranks but those in `silent` are heard."""
+    for now in range(1, int(until)):
+        for rank, seen in made.seen.items():
+            if rank not in getattr(made, "silent", ()):
+                seen.heard = now
+        each(made.seen, now)
+        if said := made._judge(now):
+            return said
+    return ""
+
+
+def test_a_silent_rank_is_named():
+    made = beat(WAITING, LOCAL, MULTIPLYING)
+    made.silent = {2}
+    assert judged(made, 30).startswith("rank 2 is stopped, or its host or link is down: no sign")
+
+
+@pytest.mark.parametrize("states", [(WAITING, WAITING), (WAITING, MULTIPLYING)])
+def test_no_progress_is_found(states):
+    assert "no rank has made progress for 10 s (--rank-timeout)" in judged(beat(*states), 30)
+
+
+@pytest.mark.parametrize("state", [LOCAL, OUTSIDE, MOVING])
+def test_a_rank_that_works_by_itself_may_take_its_time(state):
+    assert judged(beat(WAITING, state), 1000) == ""
+
+
+def test_a_rank_that_makes_progress_keeps_all_alive():
+    def each(seen, now):
+        seen[1].count = now // 5
+
+    assert judged(beat(WAITING, MULTIPLYING, WAITING), 1000, each) == ""
+
+
+def test_an_error_of_one_rank_is_the_cause_once_others_waited():
+    made = beat(MOVING, FAILED, MOVING)
+    made.seen[1].why = "KernelError: broken"
+    said = judged(made, 30)
+    assert said == "rank 1: KernelError: broken; the others waited 10 s (--rank-timeout) for it"
+    assert judged(beat(OUTSIDE, FAILED, LEFT), 1000) == ""  # nobody waits
+
+
+def test_nothing_is_judged_while_a_debugger_is_attached():
+    made = beat(WAITING, WAITING)
+    made.seen[1].debugged = True
+    made.silent = {1}
+    assert judged(made, 1000) == ""
+
+
+def test_rank_0_is_watched_by_the_others():
+    made = beat(WAITING, WAITING, rank=1)
+    assert made._judge_first(LIMIT) == ""
+    assert made._judge_first(LIMIT + 1).startswith("rank 0 is stopped")
+    made.seen[0].state = LEFT
+    assert made._judge_first(2 * LIMIT) == ""
+
+
+def test_messages_of_strangers_are_ignored():
+    import socket
+
+    made = beat(WAITING, WAITING)
+    made.socket, made.token, made.peers = socket.socket(socket.AF_INET, socket.SOCK_DGRAM), "t", {}
+    made.socket.bind(("127.0.0.1", 0))
+    told = {"rank": 1, "state": FAILED, "count": 0, "why": "", "debugged": False}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
+        for text in (b"?", b"[]", b"{}", json.dumps({"token": "x", **told}).encode()):
+            stranger.sendto(text, made.socket.getsockname())
+        made._listen(time.monotonic() + 0.2)
+    made.socket.close()
+    assert made.seen[1].state == WAITING and not made.peers
+
+
+def test_a_rank_timeout_is_seconds():
+    assert Options(rank_timeout=3).rank_timeout == 3.0
+    for wrong in (-1, float("inf"), float("nan")):
+        with pytest.raises(UsageError, match="rank_timeout"):
+            Options(rank_timeout=wrong)
+    for wrong in ("3", None, True):
+        with pytest.raises(TypeError, match="rank_timeout"):
+            Options(rank_timeout=wrong)
+    with pytest.raises(TypeError, match="comm"):
+        gemm([[1.0]], [[1.0]], rank_timeout=3)
+
+
+def test_a_stopped_process_and_a_debugged_one_are_seen():
+    child = subprocess.Popen(["sleep", "60"])
+    try:
+        os.kill(child.pid, signal.SIGSTOP)
+        os.waitpid(child.pid, os.WUNTRACED)
+        assert heartbeat.process_state(child.pid) == "T"
+        assert f"(process {child.pid})" in beside(child.pid)
+        assert not heartbeat.debugged(child.pid)
+    finally:
+        child.kill()
+        child.wait()
+    assert heartbeat.process_state(child.pid) == ""
+
+
+def beside(pid: int) -> str:
+    """What a sibling of that process would find."""
+    code = "from hybrid_gemm.ranks import heartbeat; print(heartbeat.stopped_beside())"
+    return python("-c", code).stdout
+
+
+def test_a_temporary_is_removed_when_a_thread_ends_the_process(tmp_path):
+    code = (
+        "import sys, threading\nfrom hybrid_gemm.arrays import output_files\n"
+        "from hybrid_gemm.ranks import ending\noutput_files.remember(sys.argv[1])\n"
+        "threading.Thread(target=ending.end_job, args=('enough', 7)).start()\n"
+        "threading.Event().wait()\n"
+    )
+    (tmp_path / "temporary").touch()
+    done = python("-c", code, tmp_path / "temporary", timeout=60)
+    assert (done.returncode, done.stderr) == (7, "hybrid-gemm: enough\n")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_end_waits_for_a_file_that_is_being_made(tmp_path):
+    path = tmp_path / "temporary"
+
+    def make():
+        with ending.naming():
+            made.set()
+            time.sleep(0.3)
+            path.touch()
+            output_files.remember(str(path))
+
+    made = threading.Event()
+    maker = threading.Thread(target=make)
+    maker.start()
+    made.wait()
+    ending._remove_all()
+    maker.join()
+    assert not path.exists()
+
+
+# --- a process alone ----------------------------------------------------------------------
+
+LONG_CALL = """
+import ctypes
+from hybrid_gemm.ranks import ending
+ending.GRACE_S = 1
+ending.watch_signals(as_rank=False)
+libc, lock = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+libc.pthread_mutex_init(lock, None)
+libc.pthread_mutex_lock(lock)
+print("ready", flush=True)
+libc.pthread_mutex_lock(lock)  # waits for itself, and takes up again after a signal
+"""
+
+
+def test_a_long_call_outside_python_does_not_keep_a_signal():
+    child = subprocess.Popen(
+        [sys.executable, "-c", LONG_CALL], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, env=environment(),
+    )  # fmt: skip
+    assert child.stdout.readline() == "ready\n"
+    child.send_signal(signal.SIGTERM)
+    code = child.wait(timeout=10)
+    assert (code, child.stderr.read()) == (143, "hybrid-gemm: terminated\n")
+
+
+# --- the command over ranks ---------------------------------------------------------------
+
+
+@needs_mpirun
+@pytest.mark.slow
+@pytest.mark.parametrize("number", ["term", "int", "hup", "stop"])
+def test_one_rank_ends_all(number, tmp_path):
+    """While it waits inside MPI for the others, or sums: its own cause is said."""
+    done = campaign("--only", f"{number}:rank:reducing", tmp_path=tmp_path)
+    (fault,) = done["faults"]
+    assert not fault["wrong"] and fault["exit_code"] and fault["temporaries"] == 0, fault
+
+
+@needs_mpirun
+@pytest.mark.slow
+def test_a_campaign_of_random_faults_finds_nothing(tmp_path):
+    done = campaign("--count", 20, "--seed", 7, tmp_path=tmp_path)
+    assert done["summary"]["wrong"] == {}, [f for f in done["faults"] if f["wrong"]]
+
+
+def campaign(*arguments, tmp_path) -> dict:
+    result = tmp_path / "faults.json"
+    python(FAULTS, *arguments, "--ranks", 2, "--json", result, timeout=280)
+    return json.loads(result.read_text())
+
+
+@needs_mpirun
+def test_an_option_that_one_rank_alone_has_wrong_is_told_by_it():
+    command = [sys.executable, "-m", "hybrid_gemm", "run", "--size", "8", "--device", "cpu"]
+    done = subprocess.run(
+        [MPIRUN, "-n", "1", *command, ":", "-n", "1", *command, "--splt", "rows"],
+        capture_output=True, text=True, timeout=60, env=environment(**MPI_ENVIRONMENT),
+    )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    assert "No such option" in done.stderr and "splt" in done.stderr
+
+
+SLEEPS = """
+import sys, time
+import numpy as np
+from mpi4py import MPI
+from hybrid_gemm import gemm
+from hybrid_gemm.devices import cpu
+
+comm, seconds, how = MPI.COMM_WORLD, float(sys.argv[1]), sys.argv[2]
+product = cpu.CpuDevice.gemm
+
+def slow(*arguments, **options):
+    if how == "raise":
+        raise RuntimeError("broken on purpose")
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if how == "sleep":
+            time.sleep(seconds)
+    return product(*arguments, **options)
+
+if comm.rank == 1:
+    cpu.CpuDevice.gemm = slow
+if how == "outside":
+    time.sleep(comm.rank * seconds)
+if how == "sleep" and len(sys.argv) > 3:
+    sys.settrace(lambda *_: None)
+try:
+    c = gemm(np.ones((64, 64)), np.ones((64, 64)), comm=comm, device="cpu", split="cols",
+             rank_timeout=1.5)
+except RuntimeError as error:
+    print("caught", error, flush=True)
+    comm.Recv(bytearray(1))  # for ever
+assert (c == 64).all()
+print("right", flush=True)
+"""
+
+
+@pytest.fixture
+def sleeps(tmp_path):
+    path = tmp_path / "sleeps.py"
+    path.write_text(SLEEPS)
+    return path
+
+
+@needs_mpirun
+def test_a_product_that_hangs_ends_the_job(sleeps):
+    done = mpirun(2, sleeps, 60, "sleep", timeout=40)
+    assert done.returncode == 1
+    assert "no rank has made progress for 1.5 s (--rank-timeout): rank 1 on" in done.stderr
+
+
+@needs_mpirun
+def test_an_error_of_one_rank_in_a_users_program_ends_the_job(sleeps):
+    done = mpirun(2, sleeps, 0, "raise", timeout=40)
+    assert done.returncode == 1 and "caught broken on purpose" in done.stdout
+    assert "rank 1: RuntimeError: broken on purpose; the others waited 1.5 s" in done.stderr
+
+
+@needs_mpirun
+@pytest.mark.parametrize("arguments", [("compute",), ("outside",), ("sleep", "debugger")])
+def test_what_lasts_is_no_fault(sleeps, arguments):
+    done = mpirun(2, sleeps, 5, *arguments, timeout=60, check=0)
+    assert done.stdout.count("right") == 2
+
+
+@needs_mpirun
+def test_a_job_that_was_suspended_as_a_whole_goes_on(sleeps):
+    job = subprocess.Popen(
+        [MPIRUN, "-n", "2", sys.executable, str(sleeps), "4", "compute"], text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(**MPI_ENVIRONMENT),
+    )  # fmt: skip
+    time.sleep(3)
+    ranks = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
+    for number in signal.SIGSTOP, signal.SIGCONT:
+        for pid in ranks:
+            os.kill(int(pid), number)
+        time.sleep(3)
+    out, err = job.communicate(timeout=60)
+    assert len(ranks) == 2 and job.returncode == 0, err
+    assert out.count("right") == 2
