@@ -371,6 +371,7 @@ HEADER = """/*---
 summary = "odd"
 entry   = "gemm_odd"
 source  = "test"
+tile    = ["1", "1"]
 {}
 ---*/
 """

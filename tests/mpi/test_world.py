@@ -192,7 +192,7 @@ def test_an_error_of_one_rank_is_raised_by_all(comm):
 
 
 def test_options_of_ranks_need_a_communicator():
-    with pytest.raises(UsageError, match="transport is for products over ranks"):
+    with pytest.raises(TypeError, match="transport is for products over ranks"):
         hybrid_gemm.gemm(np.ones((2, 2)), np.ones((2, 2)), transport="mpi")
 
 
