@@ -58,10 +58,16 @@ def test_the_grid_covers_c_in_tiles_of_the_size_that_the_header_says(kernel):
         assert blocks(variant, rows, columns + 1) > few, str(variant)
 
 
-def test_a_kernel_that_multiplies_needs_a_tile(folder):
+def note_of_what_is_left_out(capsys):
+    """Of a user's own kernel with a bad header: it is left out, and a line says why."""
+    assert "mine" not in catalog.kernels()
+    return capsys.readouterr().err
+
+
+def test_a_kernel_that_multiplies_needs_a_tile(folder, capsys):
     write(folder)
-    with pytest.raises(UsageError, match=r"gemm_mine.cu: .* tile = \[\"BM\", \"BN\"\]"):
-        catalog.kernels()
+    note = note_of_what_is_left_out(capsys)
+    assert "gemm_mine.cu" in note and 'tile = ["BM", "BN"]' in note
 
 
 def test_a_pass_over_matrices_needs_no_tile(folder):
@@ -74,16 +80,14 @@ def test_a_pass_over_matrices_needs_no_tile(folder):
     ['operand = "D", along_k = ["1", "1"]', 'operand = "A"',
      'operand = "A", along_k = ["1", "1"], boxes = 1'],
 )  # fmt: skip
-def test_an_entry_of_tma_is_checked(folder, entry):
+def test_an_entry_of_tma_is_checked(folder, entry, capsys):
     write(folder, 'tile = ["1", "1"]', f"tma = [{{{entry}}}]")
-    with pytest.raises(UsageError, match="an entry of tma names an operand"):
-        catalog.kernels()
+    assert "an entry of tma names an operand" in note_of_what_is_left_out(capsys)
 
 
-def test_scales_names_parameters(folder):
+def test_scales_names_parameters(folder, capsys):
     write(folder, 'tile = ["1", "1"]', "params = [{BLOCKS = 4}]", 'scales = ["BLOCKS", "SPLIT"]')
-    with pytest.raises(UsageError, match="scales names SPLIT, which is no parameter"):
-        catalog.kernels()
+    assert "scales names SPLIT, which is no parameter" in note_of_what_is_left_out(capsys)
 
 
 # --- launches -------------------------------------------------------------------------------
