@@ -427,13 +427,16 @@ def test_a_forked_child_leaves_its_parents_file(tmp_path):
     assert os.listdir(tmp_path) == ["C.npy"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
-def test_a_hang_up_ends_a_run_as_a_termination_does(tmp_path, number):
+@pytest.mark.parametrize(
+    ("number", "code", "said"),
+    [(signal.SIGHUP, 129, "hung up"), (signal.SIGTERM, 143, "terminated")],
+)
+def test_a_hang_up_ends_a_run_as_a_termination_does(tmp_path, number, code, said):
     with started(tmp_path) as child:
         child.send_signal(number)
         error = child.communicate(timeout=60)[1]
-    assert child.returncode == 143, error
-    assert error.endswith("hybrid-gemm: terminated\n")
+    assert child.returncode == code, error
+    assert error.endswith(f"hybrid-gemm: {said}\n")
     assert os.listdir(tmp_path) == []
 
 

@@ -245,15 +245,7 @@ class RankRun:
                     wait(waiting, self.working_s, FIRST_COMPLETED)
                 else:
                     time.sleep(self.poll_s)
-                for future in _finished(multiplying):
-                    piece, buffer = multiplying.pop(future)
-                    self.beat.progress()
-                    self.timelines.append(future.result())
-                    transport.done(piece, buffer)
-                for future in _finished(summing):
-                    self.timelines.append(future.result())
-                    self.beat.progress()
-                    transport.summed(summing.pop(future).round)
+                self._collect(multiplying, summing)
             with self.beat.during(WAITING):
                 transport.finish()
             relays = [("relay", *relayed, 0) for relayed in transport.relayed]
@@ -262,6 +254,23 @@ class RankRun:
             self.beat.polls = None
             for pool in (lanes, sums):
                 pool.shutdown(wait=False, cancel_futures=True)
+
+    def _collect(
+        self, multiplying: dict[Future | Launched, tuple[Piece, Operand]],
+        summing: dict[Future | Launched, Piece],
+    ) -> None:  # fmt: skip
+        """Takes what is finished: pieces travel, and strips are let go."""
+        transport = self.executor.transport
+        assert transport is not None
+        for future in _finished(multiplying):
+            piece, buffer = multiplying.pop(future)
+            self.beat.progress()
+            self.timelines.append(future.result())
+            transport.done(piece, buffer)
+        for future in _finished(summing):
+            self.timelines.append(future.result())
+            self.beat.progress()
+            transport.summed(summing.pop(future).round)
 
     @property
     def _in_place(self) -> bool:
