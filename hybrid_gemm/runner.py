@@ -58,7 +58,7 @@ class Runner:
     [[3.0, 3.0], [3.0, 3.0]]
     """
 
-    @with_options(but=("transport", "rounds"))
+    @with_options(but=("transport", "rounds", "rank_timeout"))
     def __init__(self, **options: Any) -> None:
         self._open(Options.of(options, "Runner").alone())
 
