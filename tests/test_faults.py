@@ -196,6 +196,7 @@ def test_a_long_call_outside_python_does_not_keep_a_signal():
         text=True, env=environment(),
     )  # fmt: skip
     assert child.stdout.readline() == "ready\n"
+    time.sleep(2)  # until it is in the call
     child.send_signal(signal.SIGTERM)
     code = child.wait(timeout=10)
     assert (code, child.stderr.read()) == (143, "hybrid-gemm: terminated\n")
