@@ -19,7 +19,7 @@ __all__ = ["free_memory", "gemm", "matmul", "plan"]
 
 
 @named_keywords
-def gemm(
+def gemm(  # every option is named here, for editors and type checkers
     a: Any,
     b: Any,
     c: Any = None,

@@ -110,7 +110,7 @@ class Runner:
         return self.plans.choice(plan, layouts)[0]
 
     @named_keywords
-    def run(
+    def run(  # a product has so many parameters, as in BLAS
         self, a: Any, b: Any, c: Any = None, /, *, alpha: float = 1.0, beta: float = 0.0,
         trans_a: bool = False, trans_b: bool = False, out: Any = None, resident: bool = False,
         progress: Callable[[int], None] | None = None,
@@ -134,7 +134,7 @@ class Runner:
         )  # fmt: skip
 
     @named_keywords
-    def gemm(
+    def gemm(  # as in BLAS
         self, a: Any, b: Any, c: Any = None, /, *, alpha: float = 1.0, beta: float = 0.0,
         trans_a: bool = False, trans_b: bool = False, out: Any = None,
     ) -> Any:  # fmt: skip

@@ -165,7 +165,7 @@ def _within(span: Span, parts: int) -> list[Span]:
     return [Span(span.start + s.start, span.start + s.stop) for s in cut(len(span), parts)]
 
 
-def make_rank_plan(
+def make_rank_plan(  # the parameters are the caller's options, each with its default
     problem: Problem,
     spec: DeviceSpec,
     ranks: int,

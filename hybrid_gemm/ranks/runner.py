@@ -321,7 +321,7 @@ class RankRunner:
 
     @named_keywords
     @_in_call
-    def gemm(
+    def gemm(  # as in BLAS; the rest says where arrays lie
         self, a: Any, b: Any, c: Any = None, /, *, alpha: float = 1.0, beta: float = 0.0,
         trans_a: bool = False, trans_b: bool = False, out: Any = None,
         distribution: str = "replicated", result: str | None = None, root: int = 0,
