@@ -138,6 +138,8 @@ def _check(kernel: Kernel) -> None:
             pass  # a rule of its own that it breaks is said when it is asked for
         except (ArithmeticError, SyntaxError) as error:
             raise ValueError(f"{kernel.path.name}: {error}") from error
+        if kernel.tile and min(variant.tile) < 1:
+            raise ValueError(f"{kernel.path.name}: {variant} has a tile of {variant.tile}")
 
 
 def _own_kernels(folder: Path) -> Iterator[Kernel]:
