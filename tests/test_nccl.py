@@ -266,7 +266,7 @@ def test_auto_takes_what_nccl_can_sum():
     deep = Problem(8, 8, 2**20)
     there = {"reduce": "nccl", "resident": True}  # from the host, links decide
     assert make_plan(deep, GPUS[:2], 2, **there).split == "cols"
-    assert make_plan(deep, GPUS[:2], 4, reduce="nccl").grid[2] == 2
+    assert make_plan(deep, GPUS[:2], 4, **there).grid[2] == 2
     assert not make_plan(deep, GPUS[:1], 2, reduce="nccl").summed
 
 
