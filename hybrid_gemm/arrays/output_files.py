@@ -13,7 +13,6 @@ import fcntl
 import functools
 import os
 import re
-import secrets
 import socket
 import stat
 import weakref
@@ -216,7 +215,7 @@ def _remove_unlocked(path: str) -> None:
 def _temporary_name() -> str:
     process = os.getpid()
     started = _started(process) or "0"
-    return f".hybrid-gemm-{_host()}-{process}-{started}-{secrets.token_hex(8)}.tmp"
+    return f".hybrid-gemm-{_host()}-{process}-{started}-{os.urandom(8).hex()}.tmp"
 
 
 @functools.cache

@@ -15,7 +15,6 @@ import socket
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NoReturn
 
@@ -196,6 +195,8 @@ def fail(error: BaseException) -> NoReturn:
     """Ends all ranks by an error of this one."""
     known = isinstance(error, HybridGemmError | OSError | MemoryError)
     if not known and not isinstance(error, KeyboardInterrupt | SystemExit):
+        import traceback
+
         traceback.print_exception(error)
     _within(1, sys.stdout.flush)
     end_job(f"rank {rank_here()}: {str(error) or type(error).__name__}", exit_code(error))
