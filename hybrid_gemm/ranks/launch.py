@@ -49,9 +49,11 @@ def world(limit: float = 0):
     found, count = launcher(), expected()
     if found is None:
         if count > 1:
-            raise UsageError(
-                f"Slurm gave {count} tasks (SLURM_NTASKS) and this process was not started as "
-                f"one of them by an MPI launcher; {HOW}"
+            raise agreed(
+                UsageError(
+                    f"Slurm gave {count} tasks (SLURM_NTASKS) and this process was not started "
+                    f"as one of them by an MPI launcher; {HOW}"
+                )
             )
         return None
     if count == 1 and "PMIX_RANK" not in os.environ:
@@ -73,10 +75,12 @@ def _world(found: str, count: int):
         ) from None
     comm = MPI.COMM_WORLD
     if comm.size == 1 and count > 1:
-        raise UsageError(
-            f"{found} started {count} ranks and MPI finds only 1: this MPI "
-            f"({MPI.Get_library_version().split(',')[0].strip()}) is not the one that the "
-            f"launcher serves; {HOW}, with the mpirun or --mpi of that MPI"
+        raise agreed(
+            UsageError(
+                f"{found} started {count} ranks and MPI finds only 1: this MPI "
+                f"({MPI.Get_library_version().split(',')[0].strip()}) is not the one that the "
+                f"launcher serves; {HOW}, with the mpirun or --mpi of that MPI"
+            )
         )
     return comm if comm.size > 1 else None
 
