@@ -102,7 +102,7 @@ def test_tiles_of_wgmma_are_there_for_operands_across_k():
     across = catalog.helper("across").kernel
     for variant in catalog.get("wgmma").variants():
         if variant.params["TERMS"] == 1 and variant.params["OUT"] == 4:
-            taken = tensor_maps._alike(across, variant.params)
+            taken = tensor_maps._alike(across, variant)
             for name in ("BM", "BN", "CLUSTER"):
                 assert taken.params[name] == variant.params[name]
 
