@@ -35,11 +35,7 @@ def main(n: int, gpu: int) -> None:
         done = time.perf_counter()
         _multiply(cp, cublas, handle, a, b, c)
         again = time.perf_counter()
-<<<<<<< HEAD
         verdict = judged(Problem(n, n, n), cp.asarray(a), cp.asarray(b), cp.asarray(c))
-=======
-        verdict = verify(Problem(n, n, n), cp.asarray(a), cp.asarray(b), None, cp.asarray(c))
->>>>>>> verify
     print(json.dumps({
         "time_ms": (done - started) * 1e3, "handle_ms": (handled - started) * 1e3,
         "warm_ms": (again - done) * 1e3, "samples": 1, **verdict,
