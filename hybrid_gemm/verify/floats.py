@@ -79,6 +79,10 @@ class Floats(Scaled):
         self._hold(total(right), total(right2), total(left), total(left2))
 
     def _hold(self, right, right2, left, left2) -> None:
+        """Holds the weighted sums of C against those of the product.
+
+        Long, because C is read once: both kinds of sums and their noise grow block by block.
+        """
         xp, part, s = self.xp, self.part, self.samples
         got_right, noise_right = xp.zeros_like(right), xp.zeros_like(right)
         got_left, noise_left = xp.zeros_like(left), xp.zeros_like(left)
