@@ -126,3 +126,17 @@ def test_a_type_error_of_the_caller_stays_what_it_is():
 def test_sizes_on_the_command_line_take_a_unit():
     done = CliRunner().invoke(run, ["--size", "8", "--max-device-memory", "8"])
     assert isinstance(done.exception, UsageError) and "8 what?" in str(done.exception)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--threads", "x"], "--threads: 'x' is not a whole number"),
+        (["--grid", "1,y,1"], "--grid: '1,y,1' is not a list of whole numbers such as 0,1"),
+        (["--rank-timeout", "soon"], "--rank-timeout: 'soon' is not a number"),
+        (["--max-device-memory", "8"], "--max-device-memory: 8 what?"),
+    ],
+)
+def test_text_that_cannot_be_read_is_said_with_its_flag(arguments, says):
+    done = CliRunner().invoke(run, ["--size", "8", *arguments])
+    assert isinstance(done.exception, UsageError) and str(done.exception).startswith(says)

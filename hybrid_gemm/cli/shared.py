@@ -43,7 +43,12 @@ class OptionType(click.ParamType):
         self.name, self.choice = name, choice
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        return self.choice.parse(value) if isinstance(value, str) else value
+        if not isinstance(value, str):
+            return value
+        try:
+            return self.choice.parse(value)
+        except UsageError as error:
+            raise UsageError(f"{param.opts[0] if param else self.name}: {error}") from None
 
     def shell_complete(self, ctx: Any, param: Any, incomplete: str) -> list[CompletionItem]:
         names: Iterable[str] = self.choice.names
