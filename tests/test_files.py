@@ -20,7 +20,8 @@ from support.command import COMMAND, environment, one_line, python, run
 from support.ranks import failing_rank, mpirun, needs_mpirun
 
 from hybrid_gemm.arrays import npy_files, output_files
-from hybrid_gemm.arrays.npy_files import NpyFile, NpyWriter, write_part
+from hybrid_gemm.arrays.file_bytes import write_part
+from hybrid_gemm.arrays.npy_files import NpyFile, NpyWriter
 from hybrid_gemm.errors import HybridGemmError
 from hybrid_gemm.reporting import console
 

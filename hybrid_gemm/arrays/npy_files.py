@@ -11,9 +11,7 @@ import mmap
 import os
 import stat
 import weakref
-import zlib
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable
 from types import TracebackType
 from typing import BinaryIO, Literal
 
@@ -22,8 +20,8 @@ from numpy.lib import format as npy
 from numpy.typing import DTypeLike
 
 from ..errors import HybridGemmError, UsageError
-from ..host.resources import cores
 from ..problem import check_dtype, shape_of
+from .file_bytes import CHECK_BYTES, checksums, checksums_on_disk
 from .output_files import OutputFile
 
 Path = str | os.PathLike[str]
@@ -230,10 +228,6 @@ def _only_owner_renames(folder: str, found: os.stat_result) -> bool:
     return bool(parent.st_mode & stat.S_ISVTX) and me not in (0, found.st_uid, parent.st_uid)
 
 
-WRITE_BYTES = 64 << 20  # what one call to the system writes
-CHECK_BYTES = 4 << 20  # what has a checksum of its own
-
-
 class NpyWriter:
     """Writes an m x n matrix to a .npy file in C order, whole or not at all.
 
@@ -379,77 +373,3 @@ class NpyWriter:
                 self.commit()
         finally:
             self.abort()
-
-
-def checksums(data: memoryview) -> list[int]:
-    """The CRC-32 of every `CHECK_BYTES` of memory."""
-    return _checksums(lambda at: zlib.crc32(data[at : at + CHECK_BYTES]), len(data))
-
-
-def checksums_on_disk(descriptor: int, size: int) -> list[int]:
-    """The same of the first `size` bytes of a file, read from it."""
-    return _checksums(
-        lambda at: zlib.crc32(_read(descriptor, min(CHECK_BYTES, size - at), at)), size
-    )
-
-
-def _checksums(one: Callable[[int], int], size: int) -> list[int]:
-    starts = range(0, size, CHECK_BYTES)
-    if len(starts) == 1:
-        return [one(0)]
-    with ThreadPoolExecutor(min(8, cores(), len(starts)), "checksum") as pool:
-        return list(pool.map(one, starts))
-
-
-def _read(descriptor: int, size: int, at: int) -> bytes:
-    """`size` bytes of a file, from byte `at` on; fewer at its end."""
-    parts = []
-    while size and (part := os.pread(descriptor, size, at)):
-        parts.append(part)
-        size, at = size - len(part), at + len(part)
-    return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
-def write_part(path: str, offset: int, cols: int, part: np.ndarray, row: int, col: int) -> None:
-    """Writes a part of a matrix into a file, and returns when its bytes are on the disk and were
-    read back from it.
-
-    The matrix is row-major with `cols` columns and begins at byte `offset` of the file; the
-    part's first element is that of (`row`, `col`). These are positioned writes and not a map,
-    because on a network filesystem two hosts may write parts of one page. Raises
-    `HybridGemmError` if the disk refuses, or gives other bytes back.
-    """
-    try:
-        descriptor = os.open(path, os.O_RDWR)
-        try:
-            for data, at in _runs_of(part, offset, cols, row, col):
-                left = data.data
-                while len(left):
-                    written = os.pwrite(descriptor, left, at)
-                    left, at = left[written:], at + written
-            os.fsync(descriptor)
-            with contextlib.suppress(OSError, AttributeError):
-                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-            for data, at in _runs_of(part, offset, cols, row, col):
-                found = np.frombuffer(_read(descriptor, len(data), at), np.uint8)
-                if not np.array_equal(found, data):
-                    raise HybridGemmError(
-                        f"could not write {path}: read back from the disk, bytes {at} to "
-                        f"{at + len(data) - 1} are other ones than were written"
-                    )
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        raise HybridGemmError(f"could not write {path}: {error.strerror}") from None
-
-
-def _runs_of(
-    part: np.ndarray, offset: int, cols: int, row: int, col: int
-) -> Iterator[tuple[np.ndarray, int]]:
-    """A part's bytes as runs that lie together in the file, each with the byte it begins at."""
-    size = part.dtype.itemsize
-    whole_rows = col == 0 and part.shape[1] == cols
-    step = max(1, WRITE_BYTES // max(1, cols * size)) if whole_rows else 1
-    for i in range(0, part.shape[0], step):
-        data = np.ascontiguousarray(part[i : i + step]).reshape(-1).view(np.uint8)
-        yield data, offset + ((row + i) * cols + col) * size

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays import npy_files, output_files
+from ..arrays import file_bytes, npy_files, output_files
 from ..options import Options
 from ..planning.partition import Span
 from ..problem import Problem
@@ -94,7 +94,7 @@ class OverRanks:
 
         def write() -> None:
             top, left = self.strip.rows.start, self.strip.cols.start
-            together(comm, lambda: npy_files.write_part(
+            together(comm, lambda: file_bytes.write_part(
                 temporary, offset, columns, strip, top, left
             ))  # fmt: skip
             together(comm, lambda: writer and writer.commit())

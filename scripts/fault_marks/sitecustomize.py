@@ -49,7 +49,7 @@ class Finder:
 
 
 def mark_phases() -> None:
-    from hybrid_gemm.arrays import npy_files
+    from hybrid_gemm.arrays import file_bytes, npy_files
     from hybrid_gemm.cli.inputs import Inputs
     from hybrid_gemm.devices.cpu import CpuDevice
     from hybrid_gemm.devices.kernel_device import KernelDevice
@@ -59,7 +59,7 @@ def mark_phases() -> None:
     for device in CpuDevice, KernelDevice:
         marked(device, "gemm", "multiplying")
         marked(device, "sum", "reducing")
-    marked(npy_files, "write_part", "writing")
+    marked(file_bytes, "write_part", "writing")
     marked(npy_files.NpyWriter, "commit", "writing")
 
 
