@@ -9,14 +9,8 @@ from hypothesis import strategies as st
 
 from hybrid_gemm.errors import OutOfMemoryError
 from hybrid_gemm.planning.hardware import DeviceSpec
-from hybrid_gemm.planning.planner import (
-    TURNS_IN_MEMORY,
-    Cuts,
-    Task,
-    make_plan,
-    memory_needs,
-    on_grid,
-)
+from hybrid_gemm.planning.on_grid import Cuts, Task, on_grid
+from hybrid_gemm.planning.planner import TURNS_IN_MEMORY, make_plan, memory_needs
 from hybrid_gemm.problem import Problem
 
 GPU = DeviceSpec("gpu", "cuda", 0, 2**40, tflops=40, memory_gbps=4000, link_gbps=20, peer_gbps=100)

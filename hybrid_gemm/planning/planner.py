@@ -19,39 +19,17 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 from ..errors import OutOfMemoryError, UsageError, in_words
 from ..problem import Problem
-from .cost_model import QUICKER, predict_ms, tflops
+from .cost_model import QUICKER, predict_ms
 from .hardware import DeviceSpec
-from .partition import (
-    Box,
-    Grid,
-    Shape,
-    Span,
-    candidates,
-    cut_span,
-    sides,
-    strips_along_rows,
-)
-from .plan import NOWHERE, Block, Homes, Panel, Plan, Strip, Worker
+from .on_grid import LARGEST_PART_BYTES, PART_SIDE, WHOLE, Cuts, Task, on_grid
+from .partition import Shape, candidates, sides
+from .plan import NOWHERE, Homes, Plan
 
-# A part of A or B: so large that a copy and a product are worth starting, and so small that
-# the first product starts early.
-PART_BYTES, MOST_PARTS = 16 << 20, 16
-PART_SIDE = {"A": 1024, "B": 2048}  # columns of a row-major B are short runs of bytes
-# Columns of B in a part where multiplying takes less time than B's way to the device, since longer
-# runs travel faster from page-locked arrays; strict fp32 would wait longer for its first operands.
-# Two parts at least.
-QUICK_SIDE = 8192
-PANEL_ELEMENTS, PANEL_ROWS = 16 << 20, 512  # of partials that are summed while others multiply
-# What one thread takes to start a panel for each two workers that make it, of which one reads from
-# the other: a copy, a wait, and a share of the rest (docs/results/starting4_h200.json and
-# starting8_h200.json). All is to be started in half of the time that products take.
-PAIR_START_MS = 0.02
-LARGEST_PART_BYTES = 256 << 20  # a block of A or B whose sides are short is cut along K into such
 # What a worker more has to save: docs/results/small2_h200.json has where two GPUs pass one.
 START_MS = 2.0
 REDUCTIONS = ("ordered", "critical", "nccl")
@@ -63,50 +41,6 @@ REDUCTIONS = ("ordered", "critical", "nccl")
 TURNS_IN_MEMORY = 2  # one is brought while another is multiplied
 WHOLE_SIDE, QUICK_TURNS, CHUNK_SIDE, CHUNK_BYTES = 16384, 4, 4096, 256 << 20
 LEAST_CHUNK, LEAST_TILE = 512, 256
-
-
-@dataclass(frozen=True)
-class Task:
-    """What is planned for: all but how the cuboid is cut. The fields are `Plan`'s."""
-
-    problem: Problem
-    devices: tuple[DeviceSpec, ...]
-    kernel: str = ""
-    reduce: str = "ordered"
-    resident: bool = False
-    homes: Homes = NOWHERE
-
-    @property
-    def align(self) -> int:
-        """Elements on whose multiples cuts fall where that costs nothing."""
-        return self.devices[0].alignment
-
-    @property
-    def first_device(self) -> int:
-        """The device of worker 0: where C lies, or B or A, if one of them lies on a device."""
-        return next((home for home in reversed(self.homes) if home is not None), 0)
-
-    def grid(self, shape: Shape) -> Grid:
-        """The cuboid cut evenly."""
-        return Grid.even(self.problem, shape, self.align)
-
-
-@dataclass(frozen=True)
-class Cuts:
-    """How the workers' shares are cut in time: a block of C into rows x cols tiles, K into `ks`
-    chunks. `turns_in_memory` is the plan's; `panels` says whether tiles go panel by panel."""
-
-    rows: int = 1
-    cols: int = 1
-    ks: int = 1
-    turns_in_memory: int = 0
-    panels: bool = True
-
-
-WHOLE = Cuts(panels=False)
-
-
-# --- choosing a grid ------------------------------------------------------------------------
 
 
 def make_plan(  # the parameters are the caller's options, each with its default
@@ -276,192 +210,3 @@ def memory_shortfall(plan: Plan) -> str | None:
                 f"{' or '.join([*ways, 'more devices'])} would need less there"
             )
     return None
-
-
-# --- one grid -------------------------------------------------------------------------------
-
-
-def on_grid(task: Task, grid: Grid, cuts: Cuts = WHOLE, *, sample: bool = False) -> Plan:
-    """The plan on a grid. A `sample` has of tiles and chunks of each size only two: it takes the
-    same memory, for no more than two turns and two tiles are in memory together."""
-    return _OnGrid(task, grid, cuts, sample).plan()
-
-
-class _OnGrid:
-    """Makes the plan of one task on one grid with these cuts."""
-
-    def __init__(self, task: Task, grid: Grid, cuts: Cuts, sample: bool):
-        self.task, self.grid, self.cuts, self.sample = task, grid, cuts, sample
-        self.align = task.align
-        self.depth = max(map(len, grid.ks), default=0) // cuts.ks  # of a turn, along K
-        self.most_panels = self._panels_in_time()
-        self.workers: list[Worker] = []
-        self.panels: list[Panel] = []
-        self.blocks: list[Block] = []  # of turns
-
-    def plan(self) -> Plan:
-        """The plan; called once."""
-        for rows in self.grid.rows:
-            for cols in self.grid.cols:
-                self._add_cell(self._tiles(rows, cols))
-        task = self.task
-        blocks = self.blocks if self.cuts.turns_in_memory else self._shared_blocks()
-        return Plan(
-            task.problem, self.grid.split, self.grid.shape, task.devices, tuple(self.workers),
-            tuple(blocks), tuple(self.panels), task.kernel, task.reduce, task.resident,
-            self.cuts.turns_in_memory, task.homes,
-        )  # fmt: skip
-
-    # --- boxes ----------------------------------------------------------------------------
-
-    def _tiles(self, rows: Span, cols: Span) -> list[tuple[Span, Span]]:
-        """Rows and columns of the tiles of a block of C."""
-        return [
-            (r, c)
-            for r in self._sampled(cut_span(rows, self.cuts.rows, self.align))
-            for c in self._sampled(cut_span(cols, self.cuts.cols, self.align))
-            if len(r) and len(c)
-        ]
-
-    def _sampled(self, spans: list[Span]) -> list[Span]:
-        if not self.sample:
-            return spans
-        seen: dict[int, int] = defaultdict(int)
-        kept = []
-        for span in spans:
-            seen[len(span)] += 1
-            if seen[len(span)] <= 2:
-                kept.append(span)
-        return kept
-
-    def _add_cell(self, tiles: list[tuple[Span, Span]]) -> None:
-        """The workers that share a block of C, one for each part of K, and its panels."""
-        cell = []
-        for q, ks in enumerate(self.grid.ks):
-            index = len(self.workers)
-            boxes: tuple[Box, ...] = ()
-            # With K empty the first worker still owes beta * C.
-            if len(ks) or (q == 0 and not self.task.problem.k):
-                count = min(self.cuts.ks, max(1, len(ks)))
-                chunks = self._sampled(cut_span(ks, count, self.align))
-                boxes = tuple(Box(rows, cols, chunk) for rows, cols in tiles for chunk in chunks)
-            device = (self.task.first_device + index) % len(self.task.devices)
-            self.workers.append(Worker(index, device, boxes))
-            if boxes:
-                cell.append(index)
-        members = tuple(cell)  # one tuple, which all strips of the cell share
-        for number, (rows, cols) in enumerate(tiles):
-            self.panels += self._panels(rows, cols, members, number)
-        if self.cuts.turns_in_memory:
-            self._add_own_blocks(tiles, self.workers[-len(self.grid.ks) :])
-
-    # --- panels and strips ----------------------------------------------------------------
-
-    def _panels_in_time(self) -> int:
-        """How many panels one thread starts while they are multiplied."""
-        shape, problem = self.grid.shape, self.task.problem
-        workers = math.prod(shape)
-        rates = {spec.unit: tflops(spec, problem) for spec in self.task.devices[:workers]}
-        ms = problem.flops / (sum(rates.values()) * 1e9)
-        return int(0.5 * ms / (PAIR_START_MS * workers * shape[2]))
-
-    def _panels(
-        self, rows: Span, cols: Span, cell: tuple[int, ...], number: int
-    ) -> Iterator[Panel]:  # fmt: skip
-        """The panels of tile `number`, in the order in which they become possible."""
-        if not self.cuts.panels:
-            shapes = [(rows, cols)]
-        elif self.task.resident:
-            shapes = self._resident_panels(rows, cols, len(cell))
-        else:
-            shapes = _arms(self._cut("A", rows), self._cut("B", cols))
-        for r, c in shapes:
-            yield Panel(r, c, cell, tuple(self._strips(r, c, cell)), number)
-
-    def _resident_panels(self, rows: Span, cols: Span, workers: int) -> list[tuple[Span, Span]]:
-        """Panels where A and B are on the devices: several if they are summed meanwhile."""
-        count = 1
-        if workers > 1:
-            count = min(
-                MOST_PARTS, len(rows) // PANEL_ROWS, len(rows) * len(cols) // PANEL_ELEMENTS
-            )  # fmt: skip
-        *parts, last = cut_span(rows, max(1, min(count, self.most_panels - 1)), self.align)
-        # The sum of the last panel is what all wait for.
-        ends = cut_span(last, 2 if count > 1 else 1, self.align)
-        return [(part, cols) for part in (*parts, *ends)]
-
-    def _strips(self, rows: Span, cols: Span, cell: tuple[int, ...]) -> Iterator[Strip]:
-        """The strips of a panel of C: along its rows, or its columns if rows are too few."""
-        if not cell:
-            return
-        along_rows = strips_along_rows(rows, cols, len(cell))
-        spans = cut_span(rows if along_rows else cols, len(cell), self.align)
-        for owner, span in zip(cell, spans, strict=True):
-            if len(span):
-                r, c = (span, cols) if along_rows else (rows, span)
-                yield Strip(r, c, owner, cell)
-
-    # --- blocks of A and B ----------------------------------------------------------------
-
-    def _cut(self, operand: str, span: Span) -> tuple[Span, ...]:
-        """The parts in which a turn's block of A (`span` are its rows) or B (its columns)
-        comes."""
-        problem = self.task.problem
-        most = len(span) // PART_SIDE[operand]
-        if operand == "B" and (problem.compute == "tf32" or problem.operands != problem.dtype):
-            most = min(most // 2, max(2, len(span) // QUICK_SIDE))
-        size = len(span) * self.depth * problem.operand_size
-        return tuple(
-            cut_span(span, max(1, min(MOST_PARTS, most, size // PART_BYTES)), self.align)
-        )  # fmt: skip
-
-    def _arriving(self, operand: str, side: Span) -> tuple[Span, ...]:
-        whole = not self.cuts.panels or self.task.resident
-        return (side,) if whole else self._cut(operand, side)
-
-    def _add_own_blocks(
-        self, tiles: list[tuple[Span, Span]], workers: Sequence[Worker]
-    ) -> None:  # fmt: skip
-        """What the workers of a cell need in turns: each has blocks of its own."""
-        parts = [(self._arriving("A", rows), self._arriving("B", cols)) for rows, cols in tiles]
-        for worker in workers:
-            device, index = worker.device, worker.index
-            each, on = (index,), (device,)
-            chunks = len(worker.boxes) // max(1, len(tiles))
-            for turn, box in enumerate(worker.boxes):
-                if not len(box.ks):
-                    continue
-                a, b = parts[turn // chunks]
-                self.blocks += (
-                    Block("A", box.rows, box.ks, device, each, a, on, turn),
-                    Block("B", box.ks, box.cols, device, each, b, on, turn),
-                )
-
-    def _shared_blocks(self) -> Iterator[Block]:
-        """What devices need all at once: workers and devices share blocks."""
-        needed: dict[tuple[str, Span, Span, int], dict[int, list[int]]] = {}
-        for worker in self.workers:
-            for turn, box in enumerate(worker.boxes):
-                for key in (("A", box.rows, box.ks, turn), ("B", box.ks, box.cols, turn)):
-                    needed.setdefault(key, {}).setdefault(worker.device, []).append(worker.index)
-        for (operand, rows, cols, turn), holders in needed.items():
-            if not (len(rows) and len(cols)):
-                continue
-            parts, sharers = self._arriving(operand, rows if operand == "A" else cols), (*holders,)
-            for device, workers in holders.items():
-                yield Block(operand, rows, cols, device, (*workers,), parts, sharers, turn)
-
-
-def _arms(rows: Sequence[Span], cols: Sequence[Span]) -> list[tuple[Span, Span]]:
-    """What parts of A and B that come in turn make possible: each, with all that has come of
-    the other. So what can be multiplied grows as fast as it may."""
-    i = j = 1
-    shapes = [(rows[0], cols[0])]
-    while i < len(rows) or j < len(cols):
-        if j >= len(cols) or (i < len(rows) and i * len(cols) <= j * len(rows)):
-            shapes.append((rows[i], Span(cols[0].start, cols[j - 1].stop)))
-            i += 1
-        else:
-            shapes.append((Span(rows[0].start, rows[i - 1].stop), cols[j]))
-            j += 1
-    return shapes

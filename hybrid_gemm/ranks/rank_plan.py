@@ -15,9 +15,9 @@ from functools import cached_property
 from ..errors import OutOfMemoryError, UsageError, in_words
 from ..planning.cost_model import tflops
 from ..planning.hardware import DeviceSpec
+from ..planning.on_grid import Task, on_grid
 from ..planning.partition import Box, Grid, Span, candidates, cut, sides, strips_along_rows
 from ..planning.plan import Plan, Strip
-from ..planning.planner import Task, on_grid
 from ..problem import Problem
 
 IN_FLIGHT = 2  # rounds whose pieces a rank holds at once
