@@ -1,0 +1,170 @@
+"""No call changes the process: forked children multiply, and BLAS keeps its threads."""
+
+import contextlib
+import multiprocessing
+import textwrap
+import threading
+
+import numpy as np
+import pytest
+import threadpoolctl
+from support.command import python
+from support.emulation import needs_emulator
+
+import hybrid_gemm as hg
+from hybrid_gemm.devices.cpu import CpuDevice
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Where the cache will be; not there yet."""
+    monkeypatch.setenv("HYBRID_GEMM_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+# --- fork ---------------------------------------------------------------------------------
+
+FORK = """
+    import multiprocessing, time
+    import numpy as np
+    import hybrid_gemm as hg
+    from hybrid_gemm.devices import cpu
+    from hybrid_gemm.execution import staging
+
+    def slow(*args, product=cpu.CpuDevice._gemm):
+        time.sleep(0.02)  # so that all threads of the pool are started
+        product(*args)
+
+    cpu.CpuDevice._gemm = slow
+    cpu.cores = lambda: 8  # so that a worker has several
+    staging.SMALL_BYTES = 0  # so that every copy takes the copying threads
+    a = np.arange(64 * 64.0).reshape(64, 64) % 7
+    runner = hg.Runner(device={device!r}, threads=2, split="rows")
+
+    def multiply():
+        for how in (runner.gemm, lambda x, y: hg.gemm(x, y, device={device!r}, threads=2)):
+            assert (how(a, a) == a @ a).all()
+            assert (how(a[::2], a) == a[::2] @ a).all()
+
+    multiply()
+    children = [multiprocessing.get_context("fork").Process(target=multiply) for _ in range(2)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join(60)
+        print(child.exitcode)
+        child.kill()
+    multiply()
+"""
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("emulator", marks=needs_emulator)])
+def test_a_forked_child_multiplies(device):
+    done = python("-c", textwrap.dedent(FORK.format(device=device)), timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["0", "0"], done.stderr
+
+
+def test_locks_that_other_threads_hold_are_free_in_a_child(folder):
+    """A fork while another thread compiles, measures or multiplies."""
+    code = """
+        import os, threading, time
+        import numpy as np
+        import hybrid_gemm as hg
+        from hybrid_gemm.devices.cpu import CpuDevice
+        from hybrid_gemm.host import cache
+
+        inside, leave = threading.Event(), threading.Event()
+
+        def hold():
+            def make():
+                inside.set()
+                leave.wait()
+                return b"one"
+
+            with CpuDevice(2).session():
+                cache.kept("host", "x.so", make)
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        inside.wait()
+        child = os.fork()
+        if not child:
+            path, data = cache.kept("host", "x.so", lambda: b"two")
+            with CpuDevice(1).session():
+                pass
+            os._exit(0 if data == b"two" else 9)
+        for _ in range(300):
+            ended, status = os.waitpid(child, os.WNOHANG)
+            if ended:
+                break
+            time.sleep(0.1)
+        else:
+            os.kill(child, 9)
+            os.waitpid(child, 0)
+            status = 99
+        leave.set()
+        thread.join()
+        print(status)
+    """
+    done = python("-c", textwrap.dedent(code), timeout=60)
+    assert done.stdout.strip() == "0", done.stderr
+
+
+# --- BLAS ---------------------------------------------------------------------------------
+
+
+def blas_threads():
+    return [x["num_threads"] for x in threadpoolctl.threadpool_info() if x["user_api"] == "blas"]
+
+
+@pytest.mark.parametrize("order", ["first in, first out", "first in, last out"])
+@pytest.mark.parametrize("workers", [(2, 2), (1, 2), (2, 1), (1, 1)])
+def test_blas_has_its_threads_back_after_calls_that_overlapped(order, workers):
+    with threadpoolctl.threadpool_limits(2, user_api="blas"):
+        before = blas_threads()
+        first, second = (CpuDevice(n).session() for n in workers)
+        first.__enter__()
+        second.__enter__()
+        assert set(blas_threads()) == {1} or workers == (1, 1)
+        for session in (first, second) if "first out" in order else (second, first):
+            session.__exit__(None, None, None)
+        assert blas_threads() == before
+
+
+def test_blas_has_its_threads_back_after_calls_of_many_threads():
+    before = blas_threads()
+    barrier = threading.Barrier(4)
+
+    def multiply(seed):
+        rng = np.random.default_rng(seed)
+        barrier.wait()
+        for _ in range(20):
+            a = np.ones((rng.integers(1, 40), 16))
+            assert (hg.gemm(a, a.T, device="cpu", threads=int(rng.integers(1, 4))) == 16).all()
+
+    threads = [threading.Thread(target=multiply, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert blas_threads() == before
+
+
+def test_blas_has_its_threads_back_after_an_error():
+    before = blas_threads()
+    with contextlib.suppress(KeyError), CpuDevice(2).session(), CpuDevice(2).session():
+        raise KeyError
+    assert blas_threads() == before
+
+
+def test_a_fork_amid_a_session_leaves_the_child_its_threads():
+    with threadpoolctl.threadpool_limits(2, user_api="blas"):
+        results = multiprocessing.get_context("fork").SimpleQueue()
+        with CpuDevice(2).session():
+            child = multiprocessing.get_context("fork").Process(
+                target=lambda: results.put(blas_threads())
+            )
+            child.start()
+            child.join(60)
+        assert set(results.get()) == {2}
