@@ -447,7 +447,7 @@ def test_a_fifo_among_kernels_is_never_opened(own):
         import numpy as np, hybrid_gemm
         print(hybrid_gemm.gemm(np.ones((2, 3)), np.ones((3, 2)), device="cpu").tolist())
     """
-    done = python("-c", textwrap.dedent(code), timeout=60)  # fmt: skip
+    done = python("-c", textwrap.dedent(code), timeout=60)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "[[3.0, 3.0], [3.0, 3.0]]\n"
 
