@@ -1,5 +1,6 @@
 """Fixtures and options of all tests. `device` runs a test on every device that is here."""
 
+import os
 import signal
 
 import numpy as np
@@ -13,6 +14,9 @@ from hybrid_gemm import devices
 # their children.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Tests start hundreds of Python processes, each of which would compile the package again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 @pytest.fixture(params=DEVICES)

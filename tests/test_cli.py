@@ -240,14 +240,18 @@ def test_a_signal_leaves_nothing_half_written(tmp_path, number, code):
 
 
 def test_help_is_quick():
-    """At most 0.2 s, in processor time: the machine may be busy with other tests."""
-    spent = []
-    for _ in range(4):  # the first may compile bytecode
+    """At most three times what Python with click takes to start (2.0 was measured), in processor
+    time and in turns: the machine may be slow, or busy with other tests."""
+
+    def spent(*arguments) -> float:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        run("--help", check=0)
+        assert python(*arguments).returncode == 0
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        spent.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    assert min(spent) < 0.2
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    turns = [(spent("-c", "import click"), spent("-m", "hybrid_gemm", "--help")) for _ in range(6)]
+    click, help_text = map(min, zip(*turns, strict=True))
+    assert help_text < 3 * click
 
 
 def test_help_imports_nothing_heavy():
