@@ -18,6 +18,11 @@ def test_readme_tables_are_what_the_results_say():
     assert done.returncode == 0, "a page is out of date: run scripts/readme-tables"
 
 
+def test_pictures_are_of_the_result_files():
+    done = subprocess.run([sys.executable, ROOT / "scripts/pictures", "--check"])
+    assert done.returncode == 0, "a picture is out of date: run scripts/pictures"
+
+
 PAGES = [*ROOT.glob("*.md"), *sorted((ROOT / "docs").rglob("*.md"))]
 VARIABLE = r"[A-Z][A-Z0-9]*_[A-Z0-9_]+"
 NO_VARIABLES = {"COMM_WORLD"}  # an attribute of MPI's module
