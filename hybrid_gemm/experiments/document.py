@@ -56,10 +56,10 @@ def _opening(data: Mapping[str, Any]) -> list[str]:
     return [
         "# The published experiments, reproduced",
         "",
-        "Five documents lie under this project ([sources](sources.md)): a course project (S0), an article (S1), a note "
-        "(S2), a lab report (S3) and a lecture (S4). Every table and claim in them is an "
-        "experiment here. The devices differ, so it is the *shape* of a table that must "
-        "reproduce: who wins, where it turns, how it grows.",
+        "Five documents lie under this project ([sources](sources.md)): a course project (S0), an "
+        "article (S1), a note (S2), a lab report (S3) and a lecture (S4). Every table and claim "
+        "in them is an experiment here. The devices differ, so it is the *shape* of a table that "
+        "must reproduce: who wins, where it turns, how it grows.",
         "",
         f"Ours were taken on {where} by `{data['command']}` in {data['seconds'] / 60:.0f} minutes: "
         f"{tally.get(CONFIRMED, 0)} claims confirmed, {tally.get(REFUTED, 0)} refuted, "
