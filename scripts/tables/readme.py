@@ -70,8 +70,8 @@ def sums() -> str:
 
     return (
         f"What the sum of a split by columns costs, {SIDE} over 8 threads on H200s: multiplying "
-        f"and summing takes {costs(ours)} of multiplying alone, and {costs(lab)} where the partials "
-        "go one by one through host memory, as in the lab report that this project began with; "
+        f"and summing takes {costs(ours)} of multiplying alone, and {costs(lab)} where partials go "
+        "one by one through host memory, as in the lab report that this project began with; "
         f"from host to host {ours['compute_and_sum_ms']:.0f} ms on {ours['devices']} GPUs, and "
         f"{lab['compute_and_sum_ms']:.0f} ms on {lab['devices']} "
         "([all rows](docs/experiments.md#columns-over-threads))."
