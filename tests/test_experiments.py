@@ -287,6 +287,8 @@ def test_files_whole_or_not_at_all(tmp_path, full, monkeypatch):
     output.write(str(target), full)
     names = {path.name for path in target.iterdir()}
     assert {"results.json", "report.md", "ladder.csv", "ladder.svg"} <= names
+    linked = re.findall(r"\]\((\w+\.svg)\)", (target / "report.md").read_text())
+    assert set(linked) == {name for name in names if name.endswith(".svg")}
     assert json.loads((target / "results.json").read_text())["scale"] == "full"
     with (target / "row_split.csv").open() as file:
         rows = list(csv.DictReader(file))

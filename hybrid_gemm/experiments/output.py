@@ -213,7 +213,8 @@ def _report(data: Mapping[str, Any]) -> str:
     for result in data["experiments"]:
         experiment, rows = known[result["name"]], Rows(result["rows"])
         lines += [f"## {experiment.title}", "", f"{experiment.question} ({experiment.source})", ""]
-        lines += [f"![{experiment.title}]({experiment.name}.svg)", ""]
+        if experiment.picture:
+            lines += [f"![{experiment.title}]({experiment.name}.svg)", ""]
         lines += [as_markdown(experiment, rows), "", *verdict_lines(result["verdicts"]), ""]
     return "\n".join(lines)
 
