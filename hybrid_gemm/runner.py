@@ -82,7 +82,7 @@ class Runner:
         self.plans = PlanMaker(self.devices, options)
         self._single_gpus: dict[int, SingleGpuExecutor] = {}
         alone = options.algorithm == "ordinary" and self.plans.counts[0] == 1
-        if self.kind == "cuda" and alone:
+        if opened[0].on_gpu and alone:
             from .devices.cuda.device import CudaDevice
 
             for device in opened if options.names_no_workers else opened[:1]:
@@ -123,7 +123,7 @@ class Runner:
         """
         arrays = CallerArrays.of(a, b, c, out, trans_a=trans_a, trans_b=trans_b)
         problem = self.plans.settle(arrays.problem(alpha=alpha, beta=beta))
-        operands = arrays.described(problem, self.kind, self.home_of)
+        operands = arrays.described(problem, self.devices[0], self.home_of)
         ready = self.plans.prepare(problem, operands, resident=resident or operands.on_gpus)
         done = self._executor.execute(
             ready.plan, ready.variant, operands, resident=resident, progress=progress

@@ -29,7 +29,7 @@ ONE = Launch((1, 1, 1), (1, 1, 1))
 def _afresh(monkeypatch):
     """No note was printed yet, and nothing is in a temporary folder."""
     notes.forget()
-    monkeypatch.setattr(cache, "_made", [])
+    monkeypatch.setattr(cache, "temporary_folders", [])
 
 
 @pytest.fixture
@@ -240,7 +240,7 @@ def test_a_damaged_cubin_is_made_again(which, how, folder, monkeypatch):
         return b"\x7fELF machine code\n" * 99, "Used 17 registers"
 
     monkeypatch.setattr(nvrtc, "version", lambda: "13.0")
-    monkeypatch.setattr(nvrtc, "_compile", compile)
+    monkeypatch.setattr(nvrtc, "compiled_by_nvrtc", compile)
     made = nvrtc.compile("text", "sm_90", "x.cu")
     (path,) = (folder / "cubin").glob("*.cubin")
     damage(path if which == "cubin" else Path(f"{path}.sha256"), how)

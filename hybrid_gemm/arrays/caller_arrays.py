@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -48,12 +48,19 @@ def as_array(x: Any, name: str = "A") -> Any:
         raise UsageError(f"{name} makes no array: {error}") from None
 
 
-def check_device(arrays: Any, kind: str) -> None:
-    """Raises `DTypeError` for arrays of a GPU where the device that multiplies is another."""
-    if kind != "cuda" and any(map(is_device_array, arrays)):
+class Multiplier(Protocol):
+    """What is asked of the device that multiplies: whether it is a GPU, and its kind in words."""
+
+    on_gpu: bool
+    kind: str
+
+
+def check_device(arrays: Any, device: Multiplier) -> None:
+    """Raises `DTypeError` for arrays of a GPU where no GPU multiplies."""
+    if not device.on_gpu and any(map(is_device_array, arrays)):
         raise DTypeError(
-            f"arrays on a GPU were given, and the device is {kind}: cupy.asnumpy makes arrays of "
-            "the host of them"
+            f"arrays on a GPU were given, and the device is {device.kind}: cupy.asnumpy makes "
+            "arrays of the host of them"
         )
 
 

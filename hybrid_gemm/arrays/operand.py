@@ -17,6 +17,7 @@ from ..planning.partition import Span
 from ..planning.plan import Homes
 from ..problem import Problem, make_problem
 from .caller_arrays import (
+    Multiplier,
     as_array,
     cast_into,
     check_device,
@@ -159,16 +160,18 @@ class CallerArrays:
             trans_b=self.trans_b,
         )  # fmt: skip
 
-    def described(self, problem: Problem, kind: str, home_of: Callable[[Any], Any]) -> Operands:
-        """op(A), op(B), C and the result's place, each looked at once; `kind` is that of the
-        devices, and `home_of` says on which of them an array lies.
+    def described(
+        self, problem: Problem, device: Multiplier, home_of: Callable[[Any], Any]
+    ) -> Operands:
+        """op(A), op(B), C and the result's place, each looked at once; `device` is one of those
+        that multiply, and `home_of` says on which of them an array lies.
 
         Makes `out` where the caller gave none, or one of a wider dtype, to which the finished
         product is cast. Where K or alpha is 0, A and B are not read, as in BLAS. Waits for the
         caller's streams, which may still be writing. Raises `UsageError` or `DTypeError` for an
         `out` that does not fit, or arrays of a GPU where no GPU multiplies.
         """
-        check_device(self.given, kind)
+        check_device(self.given, device)
         if self.out is not None:
             check_out(self.out, problem, self.a, self.b, self.c)
         fresh = self.out is None or self.out.dtype != problem.out_dtype

@@ -87,7 +87,7 @@ class LibraryStudy:
         self.kind, why = devices.choose(self.device)
         self.device_note = f"device: {self.kind} ({why})" if why else ""
         self._check()
-        on_gpus = self.kind == "cuda"
+        on_gpus = devices.are_gpus(self.kind)
         self.memories = self.memories or (MEMORIES if on_gpus else MEMORIES[:1])
         if self.gpus is None:
             self.gpus = range(cuda.count()) if on_gpus else ()
@@ -103,7 +103,7 @@ class LibraryStudy:
             raise UsageError(
                 f"no host memory is called {unknown.pop()!r}; there are {', '.join(MEMORIES)}"
             )
-        if "pinned" in (self.memories or ()) and self.kind != "cuda":
+        if "pinned" in (self.memories or ()) and not devices.are_gpus(self.kind):
             raise UnavailableError(f"pinned memory is for GPUs, and the device is {self.kind}")
         if self.dtype not in ("float32", "float64"):
             raise UsageError(f"--dtype {self.dtype!r}: libraries multiply float32 and float64")

@@ -131,8 +131,7 @@ def open_device(asked: str) -> tuple[Device, str]:
     """The device of this kind (of several GPUs the first), and a sentence that says which it is
     where `asked` left that open ("auto"). Raises `UsageError` and `UnavailableError`."""
     kind, why = devices.choose(asked)
-    (opened, *_others) = devices.open_devices(kind, 1, gpus=[0] if kind == "cuda" else None)
-    return opened, f"device: {kind} ({why})" if why else ""
+    return devices.open_first(kind), f"device: {kind} ({why})" if why else ""
 
 
 def upload(device: Device, host: np.ndarray, stream: Stream) -> Array:

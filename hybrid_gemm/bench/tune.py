@@ -109,7 +109,7 @@ class KernelTable:
 def need_gpu(device: str, what: str) -> None:
     """Raises `UnavailableError`, which begins with `what`, if `device` ("auto", ...) is no GPU."""
     kind, why = devices.choose(device)
-    if kind != "cuda":
+    if not devices.are_gpus(kind):
         raise UnavailableError(f"{what}, and the device is {kind}" + (f" ({why})" if why else ""))
 
 

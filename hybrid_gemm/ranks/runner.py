@@ -127,7 +127,7 @@ class RankRunner:
         options, kind = self.options, devices.choose(self.options.device)[0]
         transports.names(options.transport, kind)
         mine = options.gpus
-        if kind == "cuda":
+        if devices.are_gpus(kind):
             from ..devices.cuda import device as cuda
 
             visible = list(mine) if mine is not None else list(range(cuda.count()))
@@ -335,7 +335,7 @@ class RankRunner:
             ),
         )
         arrays = given.arrays.values()
-        launch.together(self.comm, lambda: check_device(arrays, self.local.kind))
+        launch.together(self.comm, lambda: check_device(arrays, self.devices[0]))
         problem, xp = nothing_multiplied(given.problem(alpha, beta)), given.xp
         wait_for_streams(*arrays)  # which may still be writing them
         spans = None

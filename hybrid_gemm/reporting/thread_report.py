@@ -33,7 +33,7 @@ def _expected(plan: Plan) -> str:
     said = expected(plan)
     bound = f", at least {said['bound_ms']:.3g} by {said['bound_by']}" if said["bound_ms"] else ""
     links = ""
-    if plan.devices[0].kind == "cuda" and not plan.resident:
+    if plan.devices[0].on_gpu and not plan.resident:
         links = f"; links as measured on {said['links']}"
         if said["links"] == "assumed":
             links = "; links assumed (measure them: hybrid-gemm tune --links)"

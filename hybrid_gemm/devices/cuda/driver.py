@@ -60,7 +60,7 @@ _NATIVE = (
     "cuCtxSetCurrent", "cuMemcpyAsync", "cuMemcpy2DAsync_v2", "cuEventRecord",
     "cuStreamWaitEvent", "cuEventSynchronize",
 )  # fmt: skip
-_SIGNATURES = {
+SIGNATURES = {
     "cuCtxSetCurrent": (c_void_p,),
     "cuEventSynchronize": (c_void_p,),
     "cuMemcpyAsync": (c_uint64, c_uint64, c_size_t, c_void_p),
@@ -89,10 +89,10 @@ def unavailable() -> str | None:
 
 
 @functools.cache
-def _function(name: str) -> Any:
+def function(name: str) -> Any:
     library = ctypes.PyDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
     function = getattr(library, name)
-    function.argtypes = _SIGNATURES[name]
+    function.argtypes = SIGNATURES[name]
     return function
 
 
@@ -108,7 +108,7 @@ class Calls:
 
 def calls(context: int) -> Calls:
     """The driver's functions, for a context."""
-    functions = (ctypes.cast(_function(name), c_void_p).value or 0 for name in _NATIVE)
+    functions = (ctypes.cast(function(name), c_void_p).value or 0 for name in _NATIVE)
     return Calls(tuple(functions), context)
 
 
@@ -121,7 +121,7 @@ def check(status: int) -> None:
 
 def _call(name: str, *args: Any, fine: int = 0) -> int:
     """The status, which is 0 or `fine`."""
-    status = _function(name)(*args)
+    status = function(name)(*args)
     if status and status != fine:
         check(status)
     return status
