@@ -104,8 +104,8 @@ def gemm(  # every option is named here, for editors and type checkers
     return _runner(given).multiply(a, b, c, alpha, beta, trans_a, trans_b, out)
 
 
-@functools.lru_cache(maxsize=64)
-def _named(given: tuple, ordinal: int) -> tuple:
+@functools.lru_cache(maxsize=64, typed=True)  # threads=True is not threads=1, but wrong
+def _named(ordinal: int, *given: Any) -> tuple:
     named = dict(zip(CHOICES, given, strict=True))
     named["device"] = "cuda"
     if named["gpus"] is None:
@@ -116,22 +116,22 @@ def _named(given: tuple, ordinal: int) -> tuple:
 def _on_gpu(given: tuple, ordinal: int) -> tuple:
     """The options for arrays that lie on a GPU, where no device was named."""
     try:
-        return _named(given, ordinal)
+        return _named(ordinal, *given)
     except TypeError:  # a list or a dict among them is no key
-        return _named.__wrapped__(given, ordinal)
+        return _named.__wrapped__(ordinal, *given)
 
 
 def _runner(given: tuple) -> Runner:
     """The runner for these values of the options, kept for the next call."""
     try:
-        return _kept_runner(given)
+        return _kept_runner(*given)
     except TypeError:  # a list or a dict among them is no key, and a wrong type raises again
         options = Options(*given)
-        return _kept_runner(tuple(getattr(options, name) for name in CHOICES))
+        return _kept_runner(*(getattr(options, name) for name in CHOICES))
 
 
-@functools.lru_cache(maxsize=8)
-def _kept_runner(given: tuple) -> Runner:
+@functools.lru_cache(maxsize=8, typed=True)
+def _kept_runner(*given: Any) -> Runner:
     return Runner.of(Options(*given).alone())
 
 

@@ -13,9 +13,11 @@ from .arrays.caller_arrays import is_device_array
 from .arrays.operand import CallerArrays
 from .catalog import Variant
 from .devices.base import Device
+from .devices.cpu import CpuDevice
 from .devices.strassen import Strassen
 from .execution.local import LocalExecutor
 from .execution.plan_maker import PlanMaker
+from .execution.single_cpu import SingleCpuExecutor
 from .execution.single_gpu import SingleGpuExecutor
 from .execution.timeline import Timeline
 from .options import Options, named_keywords, with_options
@@ -88,7 +90,10 @@ class Runner:
             for device in opened if options.names_no_workers else opened[:1]:
                 assert isinstance(device, CudaDevice)
                 self._single_gpus[device.ordinal] = SingleGpuExecutor(device, self.plans)
-        self._hosted = next((x.hosted for x in self._single_gpus.values()), None)
+        ways = [x.hosted for x in self._single_gpus.values()]
+        if alone and isinstance(opened[0], CpuDevice):
+            ways = [SingleCpuExecutor(opened[0], self.plans).gemm]
+        self._hosted: Callable | None = ways[0] if ways else None  # for arrays of the host
         self._executor = LocalExecutor(self.plans, self._single_gpus)
 
     @property
@@ -151,12 +156,11 @@ class Runner:
     ) -> Any:  # fmt: skip
         """`gemm` by position, which saves a call of microseconds a tenth of its time."""
         done = None
-        if self._single_gpus:
-            if type(a) is not np.ndarray and is_device_array(a):
-                single = self._single_gpus.get(a.data.device_id)
-                done = single and single.gemm(a, b, c, alpha, beta, trans_a, trans_b, out)
-            elif self._hosted is not None:
-                done = self._hosted(a, b, c, alpha, beta, trans_a, trans_b, out)
+        if type(a) is not np.ndarray and is_device_array(a):
+            single = self._single_gpus.get(a.data.device_id)
+            done = single and single.gemm(a, b, c, alpha, beta, trans_a, trans_b, out)
+        elif self._hosted is not None:
+            done = self._hosted(a, b, c, alpha, beta, trans_a, trans_b, out)
         if done is not None:
             return done
         return self.run(

@@ -424,14 +424,14 @@ def _kept_or_made(comm: Any, given: tuple) -> RankRunner:
     return kept[2]
 
 
-@functools.lru_cache(maxsize=64)
-def _options(given: tuple) -> Options:
+@functools.lru_cache(maxsize=64, typed=True)
+def _options(*given: Any) -> Options:
     return Options(*given).across_ranks()
 
 
 def _checked(given: tuple) -> Options:
     try:
-        return _options(given)
+        return _options(*given)
     except TypeError:  # a list or a dict among them is no key, and a wrong type raises again
         return Options(*given).across_ranks()
 

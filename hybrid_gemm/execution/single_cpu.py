@@ -1,0 +1,97 @@
+"""Products that the CPU does as one call of its BLAS, without a plan or threads: as NumPy's own.
+
+What has to be worked out is worked out once for arrays of the same shapes and dtypes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..arrays.caller_arrays import cast_into, is_same, shares_memory
+from ..devices.cpu import CpuDevice
+from ..problem import make_problem
+from .plan_maker import PlanMaker
+
+MAX_KNOWN = 4096  # signatures; a program of ever new shapes starts over
+
+
+class SingleCpuExecutor:
+    """Repeated products of NumPy arrays by one worker that has all cores."""
+
+    def __init__(self, device: CpuDevice, plans: PlanMaker) -> None:
+        self.device, self.plans = device, plans
+        self.known: dict[tuple, tuple | None] = {}
+
+    def gemm(
+        self, a: Any, b: Any, c: Any = None, alpha: Any = 1.0, beta: Any = 0.0,
+        trans_a: bool = False, trans_b: bool = False, out: Any = None,
+    ) -> Any:  # fmt: skip
+        """alpha * op(A) @ op(B) + beta * C, with the bits of a run; None for what takes one: other
+        arrays, an `out` that overlaps, and products that are made in several pieces."""
+        if any(x is not None and type(x) is not np.ndarray for x in (a, b, c, out)):
+            return None
+        key = (
+            a.shape, a.dtype, b.shape, b.dtype, alpha, beta, trans_a, trans_b,
+            c is None or (c.shape, c.dtype), out is None or (out.shape, out.dtype),
+        )  # fmt: skip
+        try:
+            found = self.known[key]
+        except KeyError:
+            if len(self.known) >= MAX_KNOWN:
+                self.known.clear()
+            found = self.known[key] = self._work_out(
+                a, b, c, out, alpha=alpha, beta=beta, trans_a=trans_a, trans_b=trans_b
+            )
+        except TypeError:  # an array as alpha or beta is no key
+            return None
+        if found is None or (out is not None and not _free(out, a, b, c)):
+            return None
+        shape, dtype, result_dtype, alpha, beta = found
+        if out is None:
+            out = np.empty(shape, result_dtype)
+        made = out if out.dtype == dtype else np.empty(shape, dtype)
+        if beta and not (c is out and made is out):
+            cast_into(made, c)
+        op_a, op_b = a.T if trans_a else a, b.T if trans_b else b
+        self.device.multiply(_as(op_a, dtype), _as(op_b, dtype), made, alpha, beta)
+        if made is not out:
+            cast_into(out, made)
+        return out
+
+    def _work_out(
+        self, a: Any, b: Any, c: Any, out: Any, *, alpha: Any, beta: Any, trans_a: bool,
+        trans_b: bool,
+    ) -> tuple | None:  # fmt: skip
+        """(C's shape, the dtype in which it is made, the result's dtype, alpha, beta), or None if
+        it takes a run, which also says what is wrong."""
+        problem = self.plans.settle(
+            make_problem(a, b, c, alpha=alpha, beta=beta, trans_a=trans_a, trans_b=trans_b)
+        )
+        shape = problem.m, problem.n
+        fits = out is None or (out.shape == shape and out.dtype == problem.out_dtype)
+        one_piece = problem.m * problem.n * problem.k and problem.flops <= self.device.chunk_flops
+        if not (fits and one_piece and problem.alpha) or self.device.limits_blas():
+            return None
+        plan = self.plans.plan(problem)
+        self.plans.choice(plan)  # raises for a kernel that the CPU has not
+        if len(plan.products) != 1:
+            return None
+        return (
+            shape, np.dtype(problem.dtype), np.dtype(problem.out_dtype), problem.alpha, problem.beta
+        )  # fmt: skip
+
+
+def _as(view: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    return view if view.dtype == dtype else view.astype(dtype)
+
+
+def _free(out: np.ndarray, a: np.ndarray, b: np.ndarray, c: Any) -> bool:
+    """Whether a product can be written to `out` while A, B and C are read."""
+    if not out.flags.writeable:
+        return False
+    if c is not None and c is not out and (is_same(c, out) or shares_memory(c, out)):
+        return False
+    # Exact answers take longer than the product; a run gives them where bounds meet.
+    return not (np.may_share_memory(a, out) or np.may_share_memory(b, out))
