@@ -26,6 +26,7 @@ from ..errors import HybridGemmError, UsageError
 from ..host.resources import cores
 from ..kernel_choice import compute_modes
 from ..problem import NARROW, Problem, compute_dtype
+from ..reporting import report
 from . import accuracy
 from .study import (
     PASSED,
@@ -38,7 +39,7 @@ from .study import (
     multiply_once,
     open_device,
     parameters,
-    sides,
+    sizes,
     upload,
 )
 
@@ -374,18 +375,19 @@ class KernelStudy:
         """A line a row; dtype, layout and compute only where they differ."""
         differ = ("dtype", "layout", "compute")
         several = {x: len({row[x] for row in data["rows"]}) > 1 for x in differ}
+        size_heading, shown = sizes(data["rows"])
         rows = [
             [
-                row["kernel"], parameters(row), sides(row),
+                row["kernel"], parameters(row), size,
                 *(row[x] if several[x] else "" for x in differ),
                 cell(row["time_ms"], ".4g"), cell(row["min_ms"], ".4g"), cell(row["gflops"], ".1f"),
                 cell(row["percent_of_peak"], ".1f"), cell(row["ratio_to_cublas"], ".3f"),
-                row["verdict"] or "", row["note"],
+                row["verdict"] or "", report.note(row),
             ]
-            for row in data["rows"]
+            for row, size in zip(data["rows"], shown, strict=True)
         ]  # fmt: skip
         headings = [
-            "<kernel", "<parameters", "m x n x k", "<dtype", "<layout", "<compute", "time ms",
+            "<kernel", "<parameters", size_heading, "<dtype", "<layout", "<compute", "time ms",
             "min ms", "gflop/s", "% of peak", "of cuBLAS", "<verdict", "<note",
         ]  # fmt: skip
         return Table(headings, rows, data["device"]["name"])

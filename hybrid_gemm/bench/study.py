@@ -114,9 +114,11 @@ def cell(value: float | None, form: str) -> str:
     return "" if value is None else f"{value:{form}}"
 
 
-def sides(row: Row) -> str:
-    """The sizes of a row's problem: "m x n x k"."""
-    return f"{row['m']} x {row['n']} x {row['k']}"
+def sizes(rows: Sequence[Row]) -> tuple[str, list[str]]:
+    """The heading and the cells for the sizes of rows; short where all are cubes."""
+    if all(row["m"] == row["n"] == row["k"] for row in rows):
+        return "m = n = k", [str(row["m"]) for row in rows]
+    return "m x n x k", [f"{row['m']} x {row['n']} x {row['k']}" for row in rows]
 
 
 def parameters(row: Row) -> str:

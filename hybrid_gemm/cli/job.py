@@ -141,7 +141,7 @@ class Job:
             console.print_matrix(name, matrix)
         self.site.print_result(self.result, self.verdict)
         if self.wanted.output and (self.verdict is None or self.verdict.passed):
-            console.console.print(f"wrote {self.wanted.output}")
+            console.line(f"wrote {self.wanted.output}")
 
     def write_trace(self) -> None:
         """Writes the timeline of the run that is shown, whole or not at all."""

@@ -18,7 +18,8 @@ _WHOLE = re.compile(r"-?[0-9]+")
 
 
 def say(message: str) -> None:
-    click.echo(message, err=True)
+    """A line on stderr. By `print`, which a bar on the screen steps aside for."""
+    print(message, file=sys.stderr, flush=True)
 
 
 class List(click.ParamType):

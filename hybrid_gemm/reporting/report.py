@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..verify import Verdict
-from .console import console
+from .console import line
 
 
 def problem_data(problem: Any) -> dict:
@@ -51,12 +51,17 @@ def print_sum(result: Any, summed: bool) -> None:
     timeline = result.timeline
     both, alone = timeline.multiply_and_sum_ms, timeline.multiply_ms
     ratio = f" ({both / alone:.3f} of multiply alone)" if alone else ""
-    console.print(f"multiply {alone:.2f} ms, multiply and sum {both:.2f} ms{ratio}")
+    line(f"multiply {alone:.2f} ms, multiply and sum {both:.2f} ms{ratio}")
 
 
 def print_total(result: Any) -> None:
-    console.print(f"total {result.total_ms:.2f} ms, {result.gflops:.1f} GFLOP/s")
+    line(f"total {result.total_ms:.2f} ms, {result.gflops:.1f} GFLOP/s")
 
 
 def print_verdict(verdict: Verdict | None) -> None:
-    console.print(f"verification {verdict if verdict else 'off'}")
+    line(f"verification {verdict if verdict else 'off'}")
+
+
+def note(row: Mapping[str, Any]) -> str:
+    """The note of a measured row, without the kernel's name where the row has that already."""
+    return (row.get("note") or "").removeprefix(f"kernel {row.get('kernel')} ")

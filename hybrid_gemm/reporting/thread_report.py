@@ -13,7 +13,7 @@ from ..planning.planner import START_MS
 from ..runner import Result
 from ..verify import Verdict
 from . import report
-from .console import _ms, console, table
+from .console import _ms, line, table
 
 
 def expected(plan: Plan) -> dict:
@@ -107,7 +107,7 @@ def _strips(strips: Sequence[Strip]) -> str:
 
 def print_plan(plan: Plan, kernel: str) -> None:
     p = plan.problem
-    console.print(
+    line(
         f"plan: {p}, alpha={p.alpha:g} beta={p.beta:g}, split by {plan.split}, "
         f"{len(plan.workers)} workers, kernel {kernel}"
     )
@@ -127,15 +127,15 @@ def print_plan(plan: Plan, kernel: str) -> None:
            "finishes C", "<sums partials of"], rows)  # fmt: skip
     for i, device in enumerate(plan.devices):
         need, free = plan.memory_bytes(i), device.memory_bytes
-        console.print(f"{device.name}: {in_words(need)} of {in_words(free)} free")
-    console.print(
+        line(f"{device.name}: {in_words(need)} of {in_words(free)} free")
+    line(
         f"moved: {in_words(plan.bytes_h2d)} host to device, {in_words(plan.bytes_d2h)} back, "
         f"{in_words(plan.bytes_peer)} of partials between devices, "
         f"{in_words(plan.bytes_relayed)} relayed"
     )
     if plan.turns > 1:
-        console.print(f"in up to {plan.turns} turns a worker: {_tiles(plan)}")
-    console.print(_expected(plan))
+        line(f"in up to {plan.turns} turns a worker: {_tiles(plan)}")
+    line(_expected(plan))
 
 
 def result_data(result: Result, verdict: Verdict | None, totals_ms: Sequence[float]) -> dict:
@@ -156,8 +156,8 @@ def _held_against(result: Result) -> dict:
 def print_result(result: Result, verdict: Verdict | None, device: str) -> None:
     plan, timeline = result.plan, result.timeline
     p = plan.problem
-    console.print(f"{p}, alpha={p.alpha:g} beta={p.beta:g}, split by {plan.split}")
-    console.print(
+    line(f"{p}, alpha={p.alpha:g} beta={p.beta:g}, split by {plan.split}")
+    line(
         f"device: {device}   kernel: {result.variant} ({result.why})   "
         f"compute: {result.compute}   reduction: {result.reduction}"
     )
@@ -178,7 +178,7 @@ def print_result(result: Result, verdict: Verdict | None, device: str) -> None:
     words = {"of_predicted": "as long as expected", "of_bound": "the bound"}
     times = [f"{held[x]:.2f} times {word}" for x, word in words.items() if held[x]]
     if plan.predicted_ms < START_MS:
-        console.print(f"{_expected(plan)}, besides what starting takes")
+        line(f"{_expected(plan)}, besides what starting takes")
     elif times:
-        console.print(f"{', '.join(times)} ({_expected(plan)})")
+        line(f"{', '.join(times)} ({_expected(plan)})")
     report.print_verdict(verdict)
