@@ -6,11 +6,16 @@ import resource
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 from support.command import COMMAND, environment, one_line, python, run
 from support.devices import REASONS
+
+import hybrid_gemm
+from hybrid_gemm import devices
+from hybrid_gemm.host.installing import pip_install
 
 
 @pytest.fixture
@@ -333,3 +338,19 @@ def test_output_files_are_checked_before_any_work(files, arguments, said):
     assert said in one_line(done) and done.stdout == ""
     assert sorted(os.listdir(folder)) == ["A.npy", "B.npy"]
     np.testing.assert_array_equal(np.load(folder / "A.npy"), a)
+
+
+def test_why_there_is_no_gpu_is_said_once():
+    reason = devices.choose("auto")[1]
+    done = run("run", "--size", 8, check=0)
+    assert (done.stdout + done.stderr).count(reason) == 1
+    plan = run("run", "--size", 8, "--dry-run", "--ranks", 4, check=0)
+    assert (plan.stdout + plan.stderr).count(reason) <= 1
+
+
+def test_the_command_that_installs_an_extra_is_for_this_installation(monkeypatch):
+    root = Path(hybrid_gemm.__file__).resolve().parents[1]
+    monkeypatch.chdir(root)
+    assert pip_install("plot") == "pip install -e '.[plot]'"
+    monkeypatch.chdir("/")
+    assert pip_install("plot") == f"pip install -e '{root}[plot]'"

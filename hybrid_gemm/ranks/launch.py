@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from .. import errors
 from ..errors import HybridGemmError, UnavailableError, UsageError
+from ..host.installing import pip_install
 from . import heartbeat
 from .ending import agreed, rank_here, start_mpi
 
@@ -70,8 +71,7 @@ def _world(found: str, count: int):
         MPI = start_mpi()
     except (ImportError, RuntimeError) as error:
         raise UnavailableError(
-            f"started by {found}, and mpi4py does not load: {error} "
-            "(pip install 'hybrid-gemm[mpi]')"
+            f"started by {found}, and mpi4py does not load: {error} ({pip_install('mpi')})"
         ) from None
     comm = MPI.COMM_WORLD
     if comm.size == 1 and count > 1:
