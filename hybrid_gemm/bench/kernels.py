@@ -8,6 +8,7 @@ Sampling stops when the median is known well enough, or has taken long enough.
 
 from __future__ import annotations
 
+import fnmatch
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -68,13 +69,15 @@ def series(name: str) -> list[Shape]:
 def select(
     names: Sequence[str] | None, all_params: bool, params: Mapping[str, int], device: str = "auto"
 ) -> list[Variant]:
-    """Variants of the kernels called `names` (default: each that multiplies on the device).
+    """Variants of the kernels called `names` (default: each that multiplies on the device); `*` and
+    `?` in a name stand for any letters, and for one.
 
     With `all_params` every listed variant, else each kernel's first. `params` replaces these
     parameters in each kernel that has them; `UsageError` for one that none has.
     """
     if names:
-        kernels = [catalog.get(name) for name in names]
+        every = [kernel.name for kernel in catalog.gemm_kernels()]
+        kernels = [catalog.get(name) for name in matching(names, every)]
     else:
         kind, _why = devices.choose(device)
         kernels = [k for k in catalog.gemm_kernels() if kind in k.runs_on]
@@ -90,6 +93,19 @@ def select(
             if variant not in out:
                 out.append(variant)
     return out
+
+
+def matching(patterns: Sequence[str], known: Sequence[str]) -> list[str]:
+    """The names in `patterns`, each with `*`, `?` or `[` replaced by those of `known` that match.
+    Raises `UsageError` for a pattern that matches none."""
+    found: dict[str, None] = {}
+    for pattern in patterns:
+        glob = set(pattern) & set("*?[")
+        hits = fnmatch.filter(known, pattern) if glob else [pattern]
+        if not hits:
+            raise UsageError(f"no kernel is like {pattern!r}; there are {', '.join(known)}")
+        found |= dict.fromkeys(hits)
+    return list(found)
 
 
 def pose(shape: Shape, dtype: str) -> Problem:

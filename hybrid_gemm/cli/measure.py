@@ -8,53 +8,111 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import UsageError, VerificationError
-from .shared import (
+from ..options import COMPUTES
+from .help import Command
+from .option_types import (
+    File,
     List,
-    device_option,
-    json_option,
+    Named,
+    all_kernel_names,
+    data_kinds,
+    kernel_dtypes,
+    layouts,
     parameters,
-    progress_bar,
-    say,
-    shape,
-    writable,
-    write_result,
+    shapes,
 )
+from .shared import device_option, json_option, progress_bar, say, writable, write_result
 
 if TYPE_CHECKING:
     from ..bench.study import Progress, Shape, Study
 
 
-@click.command()
+SHAPES = List("1024,4096x4096x1024", shapes, several=True)
+SHAPES_HELP = (
+    "N or MxNxK, comma-separated; 1024:8192:1024 is each multiple of 1024, 1024:16384:x2 each "
+    "power of 2."
+)
+dtypes_option = click.option(
+    "--dtype", "dtypes", type=List("float32,int32", names=kernel_dtypes), metavar="NAMES",
+    default="float32", show_default=True, help="Dtypes of A, B and C, comma-separated.",
+)  # fmt: skip
+layouts_option = click.option(
+    "--layout", "layouts", type=List("nn,tt", names=layouts), metavar="NAMES", default="nn",
+    show_default=True, help="Orders of A and B: n as they are, t transposed; comma-separated.",
+)  # fmt: skip
+seed_option = click.option(
+    "--seed", type=int, default=0, show_default=True, metavar="N",
+    help="The seed of generated input.",
+)  # fmt: skip
+
+
+@click.command(
+    cls=Command,
+    groups={
+        "Input": ("dtypes", "layouts", "shapes"),
+        "Device and kernel": ("gpus",),
+        "Measuring": ("samples", "quick", "links"),
+        "Output": ("output", "json_file"),
+    },
+    examples=[
+        ("Measure every shape, and let --kernel auto take the fastest from now on:",
+         "hybrid-gemm tune"),
+        ("Measure only what is known to lead, at three shapes:",
+         "hybrid-gemm tune --quick --shapes 1024:4096:x2"),
+        ("Measure the links between the host and its GPUs:", "hybrid-gemm tune --links"),
+    ],
+)  # fmt: skip
 @device_option
 @click.option(
     "--dtype",
     "dtypes",
-    type=List("float32,float64"),
+    type=List("float32,float64", names=kernel_dtypes),
+    metavar="NAMES",
     default="float32,float64,int32",
     show_default=True,
+    help="Dtypes of A, B and C, comma-separated.",
 )
-@click.option("--layout", "layouts", type=List("nn,tt"), default="nn", show_default=True)
+@layouts_option
 @click.option(
-    "--shapes", type=List("1024,4096x4096x1024", shape), help="Default: some seventy shapes."
+    "--shapes",
+    type=SHAPES,
+    metavar="LIST",
+    help=f"{SHAPES_HELP} Without it, some seventy shapes.",
 )
-@click.option("--samples", default=9, show_default=True)
+@click.option(
+    "--samples", type=int, default=9, show_default=True, metavar="N", help="Samples of each time."
+)
 @click.option(
     "--quick",
     is_flag=True,
-    help="Only what is known as fastest, on this GPU or one like it, beside cuBLAS.",
+    help="Time only what is known as fastest, on this GPU or one like it, beside cuBLAS.",
 )
-@click.option("-o", "--output", metavar="FILE", help="Where the table goes; default the cache.")
+@click.option(
+    "-o",
+    "--output",
+    type=File(),
+    metavar="FILE",
+    help="Where the table goes. Without it, into the cache, where --kernel auto finds it.",
+)
 @click.option(
     "--links", is_flag=True, help="Measure the links between host and GPUs instead, and keep them."
 )
-@click.option("--gpus", type=List("0,1", int), help="Of --links: GPUs by number; default all.")
+@click.option(
+    "--gpus",
+    type=List("0,1", int),
+    metavar="0,1",
+    help="With --links: GPUs by number. Without it, all.",
+)
 @json_option
 @click.pass_context
 def tune(
     context: click.Context, json_file: str | None, links: bool, gpus: list[int] | None,
     **options: Any,
 ) -> None:  # fmt: skip
-    """Find the fastest kernel for each of many shapes on this GPU, and keep the table."""
+    """Find the fastest kernel for each of many shapes.
+
+    The table of times is kept, and --kernel auto takes its kernels from it on this GPU.
+    """
     from ..bench import tune
 
     writable(json_file, options["output"])
@@ -75,74 +133,122 @@ def tune(
     write_result(data, json_file, lambda: tune.print_kernels(data))
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    groups={
+        "Input": ("shapes", "series", "dtypes", "data", "layouts", "seed"),
+        "Device and kernel": ("names", "all_params", "param", "gpus", "memories"),
+        "Measuring": ("accuracy", "libraries", "samples", "noise", "cold"),
+        "Output": ("json_file", "csv_file"),
+    },
+    examples=[
+        ("Time two kernels with all their parameters beside cuBLAS:",
+         "hybrid-gemm bench --kernels 'naive*,tuned,cublas' --all-params"),
+        ("Time every kernel from 1024 to 16384, and keep the rows:",
+         "hybrid-gemm bench --shapes 1024:16384:x2 --json rows.json"),
+        ("Time whole products beside those of other libraries:",
+         "hybrid-gemm bench --libraries --shapes 8192"),
+    ],
+)  # fmt: skip
 @device_option
-@click.option("--kernels", "names", type=List("naive,cublas"), help="Comma-separated; default all.")
-@click.option("--all-params", is_flag=True, help="Every listed variant, not only the default.")
-@click.option("--param", multiple=True, metavar="NAME=NUMBER", help="For every kernel that has it.")
 @click.option(
-    "--shapes",
-    "--sizes",
-    type=List("1024,4096x4096x1024", shape),
-    help="N or MxNxK, comma-separated; default 1024.",
+    "--kernels",
+    "names",
+    type=List("naive,cublas", names=all_kernel_names, check=False),
+    metavar="NAMES",
+    help="Kernels, comma-separated; * stands for any letters. Without it, all that the device has.",
 )
-@click.option("--series", metavar="NAME", help="published: K = 1024, m = n = 128 ... 16384.")
-@click.option("--dtype", "dtypes", type=List("float32,int32"), default="float32", show_default=True)
+@click.option("--all-params", is_flag=True, help="Time every listed variant, not only the default.")
+@click.option(
+    "--param",
+    multiple=True,
+    metavar="NAME=NUMBER",
+    help="A parameter, for every kernel that has it.",
+)
+@click.option(
+    "--shapes", "--sizes", type=SHAPES, metavar="LIST", help=f"{SHAPES_HELP} Without it, 1024."
+)
+@click.option(
+    "--series",
+    type=Named(("published",)),
+    metavar="NAME",
+    help="A series of shapes; published is K = 1024, m = n = 128 to 16384.",
+)
+@dtypes_option
 @click.option(
     "--compute",
     default="fp32",
     show_default=True,
     metavar="NAME",
-    help="How float32 is multiplied: fp32, fp32x3 or tf32, these beside cuBLAS.",
+    type=Named(tuple(COMPUTES)),
+    help="How float32 is multiplied: fp32, or by fp32x3 or tf32 on tensor cores beside cuBLAS.",
 )
-@click.option("--data", default="normal", show_default=True, help="As --accuracy has them.")
+@click.option(
+    "--data",
+    default="normal",
+    show_default=True,
+    metavar="NAME",
+    type=Named(data_kinds, check=False),
+    help="What A and B hold, as --accuracy has it: normal, uniform, cancelling, ill-scaled, wide "
+    "or huge.",
+)
 @click.option(
     "--accuracy",
     is_flag=True,
-    help="Errors against float64 on data of several kinds instead of times.",
+    help="Measure errors against float64 on data of several kinds instead of times.",
 )
+@layouts_option
 @click.option(
-    "--layout",
-    "layouts",
-    type=List("nn,tt"),
-    default="nn",
+    "--samples",
+    type=int,
+    default=30,
     show_default=True,
-    help="Orders of A and B: n as they are, t transposed.",
+    metavar="N",
+    help="The most samples of a row.",
 )
-@click.option("--samples", default=30, show_default=True, help="At most so many a row ...")
 @click.option(
     "--noise",
+    type=float,
     default=0.003,
     show_default=True,
-    help="... and no more once the median is known to this fraction.",
+    metavar="FRACTION",
+    help="Sampling of a row ends once its median is known to this fraction.",
 )
 @click.option("--cold", is_flag=True, help="Fill the L2 cache with other data before each product.")
-@click.option("--seed", default=0, show_default=True)
+@seed_option
 @click.option(
     "--libraries",
     "--peers",
     "libraries",
     is_flag=True,
-    help="Host arrays to host arrays beside cuBLASXt, CuPy, PyTorch, NumPy instead.",
+    help="Time whole products from host arrays to host arrays instead, beside cuBLASXt, CuPy, "
+    "PyTorch and NumPy.",
 )
-@click.option("--gpus", type=List("0,1", int), help="Of --libraries: by number; default all.")
+@click.option(
+    "--gpus",
+    type=List("0,1", int),
+    metavar="0,1",
+    help="With --libraries: GPUs by number. Without it, all.",
+)
 @click.option(
     "--memory",
     "memories",
-    type=List("pageable,pinned"),
-    help="Of --libraries: pageable, pinned; default both on GPUs.",
+    type=List("pageable,pinned", names=("pageable", "pinned")),
+    metavar="NAMES",
+    help="With --libraries: pageable, pinned or both. Without it, both on GPUs.",
 )
 @json_option
-@click.option("--csv", "csv_file", metavar="FILE", help="Write the rows as CSV.")
+@click.option("--csv", "csv_file", type=File(), metavar="FILE", help="Write the rows as CSV.")
 @click.pass_context
 def bench(
     context: click.Context, json_file: str | None, csv_file: str | None, libraries: bool,
     accuracy: bool, **options: Any,
 ) -> None:  # fmt: skip
-    """Time kernels x parameters x shapes on one device, with a verdict in each row.
+    """Time kernels, with a verdict on each product.
 
-    With --libraries, time whole products from host arrays to host arrays, ours and others'. With
-    --accuracy, measure errors of fp32, TF32, fp32x3 and cuBLAS against float64.
+    Each row is a kernel with its parameters at one shape, with the data on the device. With
+    --libraries, whole products are timed from host arrays to host arrays, ours and others'. With
+    --accuracy, errors of fp32, TF32, fp32x3 and cuBLAS are measured against float64.
     """
     from ..bench import kernels
     from ..bench.study import as_csv, failed, run, show

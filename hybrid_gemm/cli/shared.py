@@ -1,63 +1,24 @@
-"""What the subcommands share: option types, notes, the bar, and how results are written."""
+"""What the subcommands share: flags, notes, the bar, and how results are written."""
 
 from __future__ import annotations
 
 import contextlib
-import re
 import sys
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable
 
 import click
-from click.shell_completion import CompletionItem
 
 from ..errors import UsageError
-from ..options import AUTOMATIC_KERNELS, CHOICES, DEFAULTS, Choice
-
-_WHOLE = re.compile(r"-?[0-9]+")
+from ..options import CHOICES, DEFAULTS
+from .help import talk
+from .option_types import File, OptionType, parameters
 
 
 def say(message: str) -> None:
     """A line on stderr. By `print`, which a bar on the screen steps aside for."""
+    if talk.quiet:
+        return
     print(message, file=sys.stderr, flush=True)
-
-
-class List(click.ParamType):
-    """Comma-separated values; `each` turns one into what the command wants."""
-
-    def __init__(self, name: str, each=str):
-        self.name, self.each = name, each
-
-    def convert(self, value, param, ctx):
-        if isinstance(value, list):
-            return value
-        try:
-            return [self.each(x) for x in value.split(",") if x]
-        except ValueError:
-            self.fail(f"{value!r} is not a list such as {self.name}", param, ctx)
-
-
-class OptionType(click.ParamType):
-    """Text of one of `Options`' choices, parsed as that choice says."""
-
-    def __init__(self, name: str, choice: Choice) -> None:
-        self.name, self.choice = name, choice
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        if not isinstance(value, str):
-            return value
-        try:
-            return self.choice.parse(value)
-        except UsageError as error:
-            raise UsageError(f"{param.opts[0] if param else self.name}: {error}") from None
-
-    def shell_complete(self, ctx: Any, param: Any, incomplete: str) -> list[CompletionItem]:
-        names: Iterable[str] = self.choice.names
-        if self.name == "kernel":
-            from .. import catalog
-
-            names = [*AUTOMATIC_KERNELS, *(kernel.name for kernel in catalog.gemm_kernels())]
-        return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 
 def option_flags(*names: str) -> Callable:
@@ -84,34 +45,17 @@ def option_flags(*names: str) -> Callable:
     return decorate
 
 
-def parameters(given: tuple[str, ...]) -> dict[str, int]:
-    out = {}
-    for text in given:
-        name, equals, value = text.partition("=")
-        if not equals or not _WHOLE.fullmatch(value):
-            raise UsageError(f"--param {text}: it takes NAME=NUMBER, such as BM=128")
-        out[name] = int(value)
-    return out
-
-
-def shape(text: str) -> tuple[int, int, int]:
-    sides = tuple(int(x) for x in text.lower().split("x"))
-    if len(sides) not in (1, 3) or min(sides) < 0:
-        raise ValueError(text)
-    m, n, k = sides * 3 if len(sides) == 1 else sides
-    return m, n, k
-
-
 device_option = option_flags("device")
 json_option = click.option(
-    "--json", "json_file", metavar="FILE", help="Write the result as JSON; - is stdout."
-)
+    "--json", "json_file", type=File(), metavar="FILE",
+    help="Write the result as JSON, with its environment; - is stdout.",
+)  # fmt: skip
 
 
 @contextlib.contextmanager
 def progress_bar(shown: bool = True):
     """A bar on stderr for work that lasts; yields `start(flops) -> advance(flops)`."""
-    if not (shown and sys.stderr.isatty()):
+    if talk.quiet or not (shown and sys.stderr.isatty()):
         yield lambda total, what: lambda amount: None
         return
     from rich.console import Console
