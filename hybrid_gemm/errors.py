@@ -30,6 +30,14 @@ def in_words(size: float) -> str:
     return f"{size / 1024:.2f} GiB"
 
 
+def time_in_words(ms: float) -> str:
+    """A time with its unit, three digits: `time_in_words(75_300)` is "75.3 s"."""
+    for unit, size, most in (("ms", 1, 1e3), ("s", 1e3, 120), ("min", 6e4, 120)):
+        if ms / size < most:
+            return f"{ms / size:.3g} {unit}"
+    return f"{ms / 3.6e6:.3g} h" if ms < 3.6e9 else f"{ms / 3.6e6:.0f} h"
+
+
 class HybridGemmError(Exception):
     """Base of the package's own errors.
 
@@ -56,6 +64,12 @@ class DTypeError(HybridGemmError, TypeError):
     """A dtype that this package does not multiply. A `TypeError`."""
 
     exit_code = 2
+
+
+class SlowerError(HybridGemmError):
+    """Times of a result are above those of an older one by more than their noise."""
+
+    exit_code = 4
 
 
 class VerificationError(HybridGemmError):

@@ -48,9 +48,7 @@ def test_every_command_has_examples_that_parse(name):
         assert sentence in " ".join(helped(name).split()) and f"    {line}\n" in helped(name)
         words = shlex.split(line.partition(" > ")[0].removeprefix('eval "$(').removesuffix(')"'))
         words = words[words.index("hybrid-gemm") + 1 :]
-        if words[0] != name:  # a next step with another command
-            command = cli.commands[words[0]]
-        command.make_context(words[0], words[1:])
+        cli.commands[words[0]].make_context(words[0], words[1:])
 
 
 def test_options_stand_under_their_headings():
@@ -65,9 +63,8 @@ def test_options_stand_under_their_headings():
         assert f"  {flag}" in below
 
 
-@pytest.mark.parametrize(
-    ("word", "names", "meant"),
-    [
+def test_suggestions_are_alike():
+    for word, names, meant in (
         ("col", ["rows", "cols", "auto"], "cols"),
         ("gpu", ["auto", "cuda", "cpu"], "cuda"),
         ("gpu", ["gpus", "cpu"], "gpus"),
@@ -76,10 +73,8 @@ def test_options_stand_under_their_headings():
         ("tpu", ["cuda", "cpu"], None),
         ("sise", ["resident", "seed", "size"], "size"),
         ("xyz", ["rows", "cols"], None),
-    ],
-)
-def test_suggestions_are_alike(word, names, meant):
-    assert nearest(word, names) == (f" (did you mean {meant}?)" if meant else "")
+    ):
+        assert nearest(word, names) == (f" (did you mean {meant}?)" if meant else "")
 
 
 @pytest.mark.parametrize(
@@ -89,7 +84,7 @@ def test_suggestions_are_alike(word, names, meant):
         (["run", "--sise", "8"], "(did you mean --size?)"),
         (["run", "--device", "gpu"], "did you mean cuda?"),
     ],
-    ids=str,
+    ids=["command", "option", "value"],
 )
 def test_what_is_misspelt_is_one_line(arguments, says):
     done = run(*arguments, check=2)

@@ -12,15 +12,19 @@ import click
 
 from ..errors import HybridGemmError
 from ..ranks import ending, heartbeat, launch
+from .compare import compare
 from .completion import completion
 from .help import Group, talk
-from .measure import bench, tune
+from .measure import bench
 from .run import run
-from .tools import info, kernels, new_kernel, plot, reproduce, slurm, version_option
+from .slurm import slurm
+from .tools import info, kernels, new_kernel, plot, reproduce, version_option
+from .tune import tune
 
 
 def main() -> None:
-    """Entry point: exit codes are 0 right, 1 failed, 2 bad input, 3 wrong result, 5 not here,
+    """Entry point: exit codes are 0 right, 1 failed, 2 bad input, 3 wrong result, 4 slower,
+    5 not here,
     129 hung up, 130 interrupted, 143 terminated."""
     ranked = launch.launcher() is not None
     ending.watch_signals(as_rank=ranked)
@@ -92,5 +96,17 @@ def cli() -> None:
     """
 
 
-for _each in run, bench, tune, reproduce, plot, kernels, new_kernel, slurm, info, completion:
+for _each in (
+    run,
+    bench,
+    compare,
+    tune,
+    reproduce,
+    plot,
+    kernels,
+    new_kernel,
+    slurm,
+    info,
+    completion,
+):
     cli.add_command(_each)

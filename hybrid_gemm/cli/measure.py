@@ -1,8 +1,7 @@
-"""`hybrid-gemm tune` and `bench`: what is timed, and how."""
+"""`hybrid-gemm bench`: what is timed, and how."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,121 +15,28 @@ from .option_types import (
     Named,
     all_kernel_names,
     data_kinds,
-    kernel_dtypes,
-    layouts,
     parameters,
-    shapes,
+    sorts,
 )
-from .shared import device_option, json_option, progress_bar, say, writable, write_result
+from .shared import (
+    SHAPES,
+    SHAPES_HELP,
+    device_option,
+    dtypes_option,
+    given_options,
+    json_option,
+    layouts_option,
+    markdown_option,
+    progress_bar,
+    refuse_options,
+    say,
+    seed_option,
+    writable,
+    write_result,
+)
 
 if TYPE_CHECKING:
     from ..bench.study import Progress, Shape, Study
-
-
-SHAPES = List("1024,4096x4096x1024", shapes, several=True)
-SHAPES_HELP = (
-    "N or MxNxK, comma-separated; 1024:8192:1024 is each multiple of 1024, 1024:16384:x2 each "
-    "power of 2."
-)
-dtypes_option = click.option(
-    "--dtype", "dtypes", type=List("float32,int32", names=kernel_dtypes), metavar="NAMES",
-    default="float32", show_default=True, help="Dtypes of A, B and C, comma-separated.",
-)  # fmt: skip
-layouts_option = click.option(
-    "--layout", "layouts", type=List("nn,tt", names=layouts), metavar="NAMES", default="nn",
-    show_default=True, help="Orders of A and B: n as they are, t transposed; comma-separated.",
-)  # fmt: skip
-seed_option = click.option(
-    "--seed", type=int, default=0, show_default=True, metavar="N",
-    help="The seed of generated input.",
-)  # fmt: skip
-
-
-@click.command(
-    cls=Command,
-    groups={
-        "Input": ("dtypes", "layouts", "shapes"),
-        "Device and kernel": ("gpus",),
-        "Measuring": ("samples", "quick", "links"),
-        "Output": ("output", "json_file"),
-    },
-    examples=[
-        ("Measure every shape, and let --kernel auto take the fastest from now on:",
-         "hybrid-gemm tune"),
-        ("Measure only what is known to lead, at three shapes:",
-         "hybrid-gemm tune --quick --shapes 1024:4096:x2"),
-        ("Measure the links between the host and its GPUs:", "hybrid-gemm tune --links"),
-    ],
-)  # fmt: skip
-@device_option
-@click.option(
-    "--dtype",
-    "dtypes",
-    type=List("float32,float64", names=kernel_dtypes),
-    metavar="NAMES",
-    default="float32,float64,int32",
-    show_default=True,
-    help="Dtypes of A, B and C, comma-separated.",
-)
-@layouts_option
-@click.option(
-    "--shapes",
-    type=SHAPES,
-    metavar="LIST",
-    help=f"{SHAPES_HELP} Without it, some seventy shapes.",
-)
-@click.option(
-    "--samples", type=int, default=9, show_default=True, metavar="N", help="Samples of each time."
-)
-@click.option(
-    "--quick",
-    is_flag=True,
-    help="Time only what is known as fastest, on this GPU or one like it, beside cuBLAS.",
-)
-@click.option(
-    "-o",
-    "--output",
-    type=File(),
-    metavar="FILE",
-    help="Where the table goes. Without it, into the cache, where --kernel auto finds it.",
-)
-@click.option(
-    "--links", is_flag=True, help="Measure the links between host and GPUs instead, and keep them."
-)
-@click.option(
-    "--gpus",
-    type=List("0,1", int),
-    metavar="0,1",
-    help="With --links: GPUs by number. Without it, all.",
-)
-@json_option
-@click.pass_context
-def tune(
-    context: click.Context, json_file: str | None, links: bool, gpus: list[int] | None,
-    **options: Any,
-) -> None:  # fmt: skip
-    """Find the fastest kernel for each of many shapes.
-
-    The table of times is kept, and --kernel auto takes its kernels from it on this GPU.
-    """
-    from ..bench import tune
-
-    writable(json_file, options["output"])
-    device = options.pop("device")
-    if links:
-        if others := _given(context, options):
-            flag = next(p.opts[-1] for p in context.command.params if p.name in others)
-            raise UsageError(f"{flag} is for kernels, and --links was given")
-        with progress_bar() as progress:
-            data = tune.host_links(device=device, gpus=gpus, progress=progress, note=say)
-        write_result(data, json_file, lambda: tune.print_links(data))
-        return
-    if gpus:
-        raise UsageError("--gpus is for --links; kernels are timed on GPU 0")
-    tune.need_gpu(device, "tuning is for GPUs")
-    with progress_bar() as progress:
-        data = tune.kernels(progress=progress, note=say, **options)
-    write_result(data, json_file, lambda: tune.print_kernels(data))
 
 
 @click.command(
@@ -139,7 +45,7 @@ def tune(
         "Input": ("shapes", "series", "dtypes", "data", "layouts", "seed"),
         "Device and kernel": ("names", "all_params", "param", "gpus", "memories"),
         "Measuring": ("accuracy", "libraries", "samples", "noise", "cold"),
-        "Output": ("json_file", "csv_file"),
+        "Output": ("sort", "json_file", "csv_file", "markdown_file"),
     },
     examples=[
         ("Time two kernels with all their parameters beside cuBLAS:",
@@ -237,12 +143,19 @@ def tune(
     metavar="NAMES",
     help="With --libraries: pageable, pinned or both. Without it, both on GPUs.",
 )
+@click.option(
+    "--sort",
+    type=Named(sorts),
+    metavar="NAME",
+    help="Order the rows by time, gflops, kernel or size instead of as they were measured.",
+)
 @json_option
 @click.option("--csv", "csv_file", type=File(), metavar="FILE", help="Write the rows as CSV.")
+@markdown_option
 @click.pass_context
 def bench(
-    context: click.Context, json_file: str | None, csv_file: str | None, libraries: bool,
-    accuracy: bool, **options: Any,
+    context: click.Context, json_file: str | None, csv_file: str | None,
+    markdown_file: str | None, libraries: bool, accuracy: bool, sort: str | None, **options: Any,
 ) -> None:  # fmt: skip
     """Time kernels, with a verdict on each product.
 
@@ -251,10 +164,12 @@ def bench(
     --accuracy, errors of fp32, TF32, fp32x3 and cuBLAS are measured against float64.
     """
     from ..bench import kernels
-    from ..bench.study import as_csv, failed, run, show
+    from ..bench import study as studies
     from ..reporting.console import write
 
-    writable(json_file, csv_file)
+    writable(json_file, csv_file, markdown_file)
+    if sort and (accuracy or libraries):
+        raise UsageError("--sort is for kernels; --accuracy and --libraries have their own order")
     series, shapes = options.pop("series"), options.pop("shapes")
     shapes = [*(kernels.series(series) if series else []), *(shapes or [])]
     with progress_bar() as progress:
@@ -264,11 +179,17 @@ def bench(
             study = _library_study(context, shapes or [CUBE], options, progress)
         else:
             study = _kernel_study(context, shapes or [CUBE], options)
-        data = run(study, progress=progress, note=say)
+        data = studies.run(study, progress=progress, note=say)
+    if sort:
+        data["rows"].sort(key=studies.SORTS[sort])
     if csv_file:
-        write(csv_file, as_csv(study, data))
-    write_result(data, json_file, lambda: show(study, data))
-    if wrong := failed(data):
+        write(csv_file, studies.as_csv(study, data))
+    if markdown_file:
+        write(markdown_file, studies.as_markdown(study, data))
+    write_result(data, json_file, lambda: studies.show(study, data))
+    if warning := studies.outliers(data):
+        say(f"note: {warning}")
+    if wrong := studies.failed(data):
         raise VerificationError(f"{len(wrong)} rows have wrong products")
 
 
@@ -280,7 +201,9 @@ def _kernel_study(context: click.Context, shapes: list[Shape], options: Options)
     """What `bench` measures by itself."""
     from ..bench import kernels
 
-    _refuse(context, options, {"gpus", "memories"}, "is for --libraries; kernels run on GPU 0")
+    refuse_options(
+        context, options, {"gpus", "memories"}, "is for --libraries; kernels run on GPU 0"
+    )
     names, all_params, param = (options[x] for x in ("names", "all_params", "param"))
     chosen = {name: value for name, value in options.items() if name in KERNEL_CHOICES}
     variants = []  # without any, the tensor cores' beside cuBLAS
@@ -302,8 +225,8 @@ def _accuracy_study(context: click.Context, shapes: list[Shape], options: Option
     from ..bench import accuracy
 
     others = options.keys() - {"device", "seed", "data"}
-    _refuse(context, options, others, "is not for --accuracy")
-    given = "data" in _given(context, options)
+    refuse_options(context, options, others, "is not for --accuracy")
+    given = "data" in given_options(context, options)
     return accuracy.AccuracyStudy(
         shapes, options["device"], options["data"].split(",") if given else tuple(accuracy.KINDS),
         options["seed"],
@@ -318,25 +241,13 @@ def _library_study(
 
     mine = {"device", "gpus", "memories", "dtypes", "samples", "seed"}
     reason = "is for kernels; --libraries times whole products"
-    _refuse(context, options, options.keys() - mine, reason)
+    refuse_options(context, options, options.keys() - mine, reason)
     dtypes = options["dtypes"]
     if len(dtypes) != 1:
         raise UsageError(f"--libraries takes one --dtype; {','.join(dtypes)} was given")
-    samples = {"samples": options["samples"]} if "samples" in _given(context, options) else {}
+    samples = (
+        {"samples": options["samples"]} if "samples" in given_options(context, options) else {}
+    )
     tune.know_links(device=options["device"], progress=progress, note=say)
     chosen = {name: options[name] for name in ("device", "gpus", "memories", "seed")}
     return libraries.LibraryStudy(shapes, dtype=dtypes[0], **chosen, **samples)
-
-
-def _given(context: click.Context, names: Iterable[str]) -> set[str]:
-    """Those of a command's options that the user gave."""
-    default = click.core.ParameterSource.DEFAULT
-    return {name for name in names if context.get_parameter_source(name) is not default}
-
-
-def _refuse(context: click.Context, options: Options, others: Iterable[str], why: str) -> None:
-    """Raises `UsageError` if the user gave one of the options `others`."""
-    given = _given(context, options) & set(others)
-    for parameter in context.command.params:
-        if parameter.name in given:
-            raise UsageError(f"{parameter.opts[0]} {why}")

@@ -78,6 +78,13 @@ def data_kinds() -> Sequence[str]:
     return list(KINDS)
 
 
+def sorts() -> Sequence[str]:
+    """How rows of `bench` may be ordered."""
+    from ..bench.study import SORTS
+
+    return list(SORTS)
+
+
 def experiment_names() -> list[str]:
     """The experiments of `reproduce`, and `all`."""
     from ..experiments import engine

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import click
 
 from ..errors import UsageError
 from ..options import CHOICES, DEFAULTS
 from .help import talk
-from .option_types import File, OptionType, parameters
+from .option_types import File, List, OptionType, kernel_dtypes, layouts, parameters, shapes
 
 
 def say(message: str) -> None:
@@ -50,6 +51,45 @@ json_option = click.option(
     "--json", "json_file", type=File(), metavar="FILE",
     help="Write the result as JSON, with its environment; - is stdout.",
 )  # fmt: skip
+
+
+SHAPES = List("1024,4096x4096x1024", shapes, several=True)
+SHAPES_HELP = (
+    "N or MxNxK, comma-separated; 1024:8192:1024 is each multiple of 1024, 1024:16384:x2 each "
+    "power of 2."
+)
+dtypes_option = click.option(
+    "--dtype", "dtypes", type=List("float32,int32", names=kernel_dtypes), metavar="NAMES",
+    default="float32", show_default=True, help="Dtypes of A, B and C, comma-separated.",
+)  # fmt: skip
+layouts_option = click.option(
+    "--layout", "layouts", type=List("nn,tt", names=layouts), metavar="NAMES", default="nn",
+    show_default=True, help="Orders of A and B: n as they are, t transposed; comma-separated.",
+)  # fmt: skip
+seed_option = click.option(
+    "--seed", type=int, default=0, show_default=True, metavar="N",
+    help="The seed of generated input.",
+)  # fmt: skip
+markdown_option = click.option(
+    "--markdown", "markdown_file", type=File(), metavar="FILE",
+    help="Write the table as Markdown.",
+)  # fmt: skip
+
+
+def given_options(context: click.Context, names: Iterable[str]) -> set[str]:
+    """Those of a command's options that the user gave."""
+    default = click.core.ParameterSource.DEFAULT
+    return {name for name in names if context.get_parameter_source(name) is not default}
+
+
+def refuse_options(
+    context: click.Context, options: Mapping[str, Any], others: Iterable[str], why: str
+) -> None:
+    """Raises `UsageError` if the user gave one of the options `others`."""
+    given = given_options(context, options) & set(others)
+    for parameter in context.command.params:
+        if parameter.name in given:
+            raise UsageError(f"{parameter.opts[0]} {why}")
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
-from ..reporting import console, plots, report
+from ..reporting import console, markdown, plots, report
 from ..reporting.pictures import Picture
 from .base import CONFIRMED, REFUTED, Experiment, Rows
 from .engine import experiments
@@ -112,12 +112,8 @@ def as_markdown(experiment: Experiment, rows: Rows, leave_out: Iterable[str] = (
     """The shown columns, less some, as a Markdown table."""
     shown = [c for c in columns(experiment, rows) if c not in leave_out]
     text = {c for c in shown if any(isinstance(r.get(c), str) for r in rows)}
-    lines = [
-        "| " + " | ".join(heading(c) for c in shown) + " |",
-        "|" + "|".join("---" if c in text else "---:" for c in shown) + "|",
-    ]
-    lines += ["| " + " | ".join(cell(r.get(c)) for c in shown) + " |" for r in rows]
-    return "\n".join(lines)
+    headings = [("<" if c in text else "") + heading(c) for c in shown]
+    return markdown.table(headings, [[cell(r.get(c)) for c in shown] for r in rows])
 
 
 def verdict_lines(verdicts: Iterable[Mapping[str, str]]) -> list[str]:

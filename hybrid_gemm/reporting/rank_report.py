@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..errors import in_words
+from ..errors import in_words, time_in_words
 from ..execution.timeline import PHASES
 from ..planning.partition import Span
 from ..planning.planner import START_MS
@@ -78,7 +78,7 @@ def print_plan(plan: RankPlan, kernel: str, places: Places) -> None:
     console.line(
         f"a rank sends up to {in_words(max(sent))} and keeps up to {in_words(max(kept))}; "
         f"all send {in_words(sum(sent))}; "
-        f"the cost model expects about {plan.predicted_ms:.3g} ms"
+        f"the cost model expects about {time_in_words(plan.predicted_ms)}"
     )
 
 
@@ -113,6 +113,6 @@ def print_result(result: RankResult, verdict: Verdict | None, places: Places) ->
     if plan.predicted_ms >= START_MS:
         console.line(
             f"{result.total_ms / plan.predicted_ms:.2f} times as long as expected "
-            f"(about {plan.predicted_ms:.3g} ms)"
+            f"(about {time_in_words(plan.predicted_ms)})"
         )
     report.print_verdict(verdict)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from ..errors import in_words
+from ..errors import in_words, time_in_words
 from ..execution.timeline import PHASES
 from ..planning import cost_model
 from ..planning.plan import Plan, Strip, Worker
@@ -31,13 +31,15 @@ def expected(plan: Plan) -> dict:
 
 def _expected(plan: Plan) -> str:
     said = expected(plan)
-    bound = f", at least {said['bound_ms']:.3g} by {said['bound_by']}" if said["bound_ms"] else ""
+    bound = ""
+    if said["bound_ms"]:
+        bound = f", at least {time_in_words(said['bound_ms'])} by {said['bound_by']}"
     links = ""
     if plan.devices[0].kind == "cuda" and not plan.resident:
         links = f"; links as measured on {said['links']}"
         if said["links"] == "assumed":
             links = "; links assumed (measure them: hybrid-gemm tune --links)"
-    return f"about {plan.predicted_ms:.3g} ms expected{bound}{links}"
+    return f"about {time_in_words(plan.predicted_ms)} expected{bound}{links}"
 
 
 def plan_data(plan: Plan) -> dict:
