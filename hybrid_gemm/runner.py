@@ -168,8 +168,8 @@ class Runner:
         ).c
 
     def describe(self, plan: Plan | None = None) -> str:
-        """The devices, or those of a plan, in a few words, and why they were chosen."""
-        return self.plans.describe(plan, self.note)
+        """The devices, or those of a plan, in a few words."""
+        return self.plans.describe(plan)
 
     def home_of(self, array: Any) -> Any:
         """The device in whose memory an array lies; None is the host's."""

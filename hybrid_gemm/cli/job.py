@@ -11,8 +11,9 @@ from typing import Any, Protocol
 from ..catalog import Variant
 from ..errors import UsageError
 from ..problem import Problem
-from ..reporting import chrome_trace, console, environment
+from ..reporting import chrome_trace, console, environment, report
 from ..verify import MODES, Verdict
+from .help import talk
 from .inputs import Inputs
 
 PRINTED = 32  # the widest matrix that --print shows
@@ -118,7 +119,7 @@ class Job:
             results = [
                 site.run(inputs, output.array, wanted, progress) for _ in range(wanted.repeat)
             ]
-            totals = [result.total_ms for result in results]
+            self.totals_ms = totals = [result.total_ms for result in results]
             median = statistics.median_low(totals)
             self.result = next(r for r in results if r.total_ms == median)
             self.verdict = site.verify(inputs, self.result, wanted.verify)
@@ -140,8 +141,9 @@ class Job:
         for name, matrix in shown.items():
             console.print_matrix(name, matrix)
         self.site.print_result(self.result, self.verdict)
+        report.print_repetitions(self.totals_ms, each=talk.verbose)
         if self.wanted.output and (self.verdict is None or self.verdict.passed):
-            console.console.print(f"wrote {self.wanted.output}")
+            console.line(f"wrote {self.wanted.output}")
 
     def write_trace(self) -> None:
         """Writes the timeline of the run that is shown, whole or not at all."""

@@ -8,11 +8,12 @@ import sys
 # A rank's number on its host: what is wrong with a host's files, its first rank says.
 _RANK = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
 _said: set[str] = set()
+quiet = False  # whether nothing is to be printed
 
 
 def note(text: str) -> None:
     """Prints a line, unless this process has printed it before."""
-    if text in _said:
+    if quiet or text in _said:
         return
     _said.add(text)
     if next(filter(None, map(os.environ.get, _RANK)), "0") == "0":

@@ -18,6 +18,9 @@ from typing import Any
 
 import numpy as np
 
+from ...host.installing import pip_install
+
+_LIBRARY = "nvcuda.dll" if os.name == "nt" else "libcuda.so.1"
 _NOT_READY = 600  # CUDA_ERROR_NOT_READY
 _KINDS = {"i": "i", "l": "q", "q": "q", "L": "Q", "Q": "Q", "f": "f", "d": "d"}  # NumPy's, struct's
 Offsets = tuple[int, ...]  # bytes from the start of a buffer
@@ -78,7 +81,11 @@ def unavailable() -> str | None:
     try:
         import cupy
     except ImportError:
-        return "CuPy is not installed (pip install 'hybrid-gemm[cuda13]' or [cuda12])"
+        try:
+            ctypes.CDLL(_LIBRARY)
+        except OSError:
+            return f"no GPU found: there is no NVIDIA driver here ({_LIBRARY})"
+        return f"CuPy is not installed ({pip_install('cuda13')}, or cuda12 for an older driver)"
     except Exception as error:  # a broken CUDA installation fails in many ways
         return f"CuPy does not load: {' '.join(str(error).split())}"
     try:
@@ -90,7 +97,7 @@ def unavailable() -> str | None:
 
 @functools.cache
 def function(name: str) -> Any:
-    library = ctypes.PyDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
+    library = ctypes.PyDLL(_LIBRARY)
     function = getattr(library, name)
     function.argtypes = SIGNATURES[name]
     return function
