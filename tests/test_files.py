@@ -474,6 +474,7 @@ def test_a_truncated_input_ends_all_ranks_with_its_name(tmp_path, split):
     )  # fmt: skip
     assert done.returncode == 1, (done.returncode, done.stderr)
     assert re.search(r"hybrid-gemm: rank [01]: B\.npy was truncated while it was read", done.stderr)
+    assert "MPI_ABORT was invoked" in done.stderr  # and does not leave the others to the launcher
     assert "Traceback" not in done.stderr
     assert sorted(os.listdir(tmp_path)) == ["A.npy", "B.npy"]
 

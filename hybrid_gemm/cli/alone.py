@@ -91,11 +91,15 @@ class Alone:
         return thread_report.plan_data(self.plan)
 
     def about_result(self, result: Result, verdict: Verdict | None, totals_ms: list) -> dict:
+        return thread_report.result_data(result, verdict, totals_ms) | self.about_device()
+
+    def about_device(self) -> dict:
+        """What multiplied, and how, for JSON."""
         options = self.options
         algorithm: dict[str, Any] = {"name": options.algorithm}
         if options.algorithm == "strassen":
             algorithm["levels"] = options.levels
-        return thread_report.result_data(result, verdict, totals_ms) | {
+        return {
             "device": {"kind": self.runner.kind, "why": self.runner.note},
             "algorithm": algorithm,
         }

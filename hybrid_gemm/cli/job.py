@@ -30,6 +30,8 @@ class Wanted:
     repeat: int = 1
     resident: bool = False
     dry_run: bool = False
+    resume: bool = False
+    panel: int | None = None
 
     def __post_init__(self) -> None:
         if self.repeat < 1:
@@ -38,6 +40,22 @@ class Wanted:
             raise UsageError(f"--verify {self.verify!r}: it takes {', '.join(MODES)}")
         if self.trace and self.dry_run:
             raise UsageError("--trace shows what a run did, and --dry-run does nothing")
+        if self.panel is not None and not self.resume:
+            raise UsageError("--panel is of --resume; give both, or neither")
+        if self.resume:
+            self._check_resume()
+
+    def _check_resume(self) -> None:
+        if not self.output:
+            raise UsageError("--resume is of a file; give -o C.npy")
+        if self.panel is not None and self.panel < 1:
+            raise UsageError(f"--panel {self.panel}: it takes at least 1 row and column")
+        others = {
+            "--repeat": self.repeat > 1, "--trace": self.trace, "--resident": self.resident,
+            "--dry-run": self.dry_run,
+        }  # fmt: skip
+        for name in (name for name, given in others.items() if given):
+            raise UsageError(f"--resume multiplies panel by panel, without {name}; leave one out")
 
 
 class Output(Protocol):

@@ -122,6 +122,15 @@ _INPUT = ("m", "n", "k", "size", "c_file", "dtype", "fill", "seed", "alpha", "be
     is_flag=True,
     help="Put the SHA-256 of the files of A, B and C into the result, as sha256sum prints them.",
 )
+@click.option(
+    "--resume",
+    is_flag=True,
+    help="Keep finished panels of C however the run ends, and take up those of an earlier one.",
+)
+@click.option(
+    "--panel", type=int, metavar="N", help="With --resume: rows and columns of a panel; default "
+    "8192.",
+)  # fmt: skip
 @click.option("--ranks", type=int, metavar="N", help="Plan for N ranks (with --dry-run).")
 @json_option
 def run(
@@ -137,13 +146,20 @@ def run(
         raise UsageError(f"--ranks {ranks}: it takes at least 1")
     if ranks and not given["dry_run"]:
         raise UsageError(f"--ranks is for --dry-run; to run on {ranks}: mpirun -n {ranks} ...")
-    outputs = json_file, given["output"], given["trace"]
+    outputs = [json_file, given["output"], given["trace"]]
+    if given["resume"] and given["output"]:
+        outputs += _names_beside(given["output"])
     inputs = [x for x in (*files, request["c_file"]) if x]
     if sha256 and not (files or given["output"]):
         raise UsageError("--sha256 is of files; give A.npy B.npy, or -o C.npy")
     if sha256 and given["dry_run"]:
         raise UsageError("--sha256 is of a result, and --dry-run makes none")
     comm = None if ranks else launch.world(chosen["rank_timeout"])
+    if comm is not None and given["resume"]:
+        raise launch.agreed(UsageError(
+            f"--resume was given to {comm.size} ranks, and is not built for ranks yet; one process "
+            "takes all GPUs and cores of a host"
+        ))  # fmt: skip
     _handle_signals(comm)
     launch.together(comm, lambda: writable(*outputs, inputs=inputs))
     speaks = comm is None or comm.rank == 0
@@ -171,6 +187,12 @@ def check(arguments: Sequence[str]) -> None:
     """Raises what `run` with these arguments would say before it looks at files and devices."""
     with run.make_context("run", list(arguments)) as context:
         Options(**{name: context.params[name] for name in CHOICES})
+
+
+def _names_beside(output: str) -> list[str]:
+    from ..arrays.unfinished import names_beside
+
+    return names_beside(output)
 
 
 def _handle_signals(comm: Any) -> None:
@@ -218,6 +240,10 @@ def _job(
         for name, choice in CHOICES.items():
             if choice.across_ranks and getattr(options, name) != DEFAULTS[name]:
                 raise UsageError(f"--{name.replace('_', '-')} is for ranks; {launch.HOW}")
+        if wanted.resume:
+            from .resume import Resumable
+
+            return Job(inputs, wanted, Resumable(options, wanted.panel, note), note)
         return Job(inputs, wanted, Alone(options), note)
     from .over_ranks import Elsewhere, OverRanks
 

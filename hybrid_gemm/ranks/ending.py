@@ -119,7 +119,8 @@ def end_job(message: str, code: int) -> NoReturn:
     as the job's. Nothing that hangs, a full pipe or MPI itself, keeps it."""
     if not _ended.acquire(blocking=False):
         threading.Event().wait()  # another thread ends the process
-    _within(3, lambda: os.write(2, f"hybrid-gemm: {message}\n".encode()))
+    line = f"hybrid-gemm: {message}\n".encode(errors="backslashreplace")  # a file's name, say
+    _within(3, lambda: os.write(2, line))
     _within(GRACE_S + 1, _remove_all)
     if (world := _world()) is not None:
         _within(1, _stay_connected)
