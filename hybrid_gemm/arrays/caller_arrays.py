@@ -92,12 +92,12 @@ class _Addresses:
 
 
 def shares_memory(x: Any, y: Any) -> bool:
-    """Whether two arrays of the host, or two of GPUs, have a byte in common.
+    """Whether two arrays have a byte in common. One of the host and one of a GPU have none.
 
-    Decided by NumPy for both: CuPy compares all elements' addresses, which takes longer than
+    Decided by NumPy for both kinds: CuPy compares all elements' addresses, which takes longer than
     many a product.
     """
-    if not (x.size and y.size):
+    if not (x.size and y.size) or is_device_array(x) != is_device_array(y):
         return False
     try:
         return bool(np.shares_memory(_Addresses(x), _Addresses(y), max_work=10**5))  # type: ignore[arg-type]
@@ -121,9 +121,9 @@ def check_out(out: Any, problem: Problem, a: Any, b: Any, c: Any) -> None:
     if isinstance(out, np.ndarray) and not out.flags.writeable:
         raise UsageError("out is read-only")
     for name, x in (("A", a), ("B", b)):
-        if type(x) is type(out) and shares_memory(x, out):
+        if shares_memory(x, out):
             raise UsageError(f"out overlaps {name}; give it memory of its own")
-    if c is not None and type(c) is type(out) and not is_same(c, out) and shares_memory(c, out):
+    if c is not None and not is_same(c, out) and shares_memory(c, out):
         raise UsageError("out overlaps C without being C; give it memory of its own, or C")
 
 
@@ -131,5 +131,6 @@ def is_same(c: Any, out: Any) -> bool:
     """Whether C and `out` are one matrix in one place."""
     if c is out:
         return True
-    alike = type(c) is type(out) and c.dtype == out.dtype and c.strides == out.strides
-    return alike and c.shape == out.shape and address(c) == address(out)
+    alike = is_device_array(c) == is_device_array(out) and c.dtype == out.dtype
+    alike = alike and c.shape == out.shape and c.strides == out.strides
+    return alike and address(c) == address(out)

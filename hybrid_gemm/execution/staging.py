@@ -131,7 +131,7 @@ class Link:
         if native:
             self._hand_over(ring, native, dst, src, transfer)
             return
-        if copy == self._straight or src.nbytes <= SMALL_BYTES:
+        if copy == self._straight or max(src.nbytes, dst.nbytes) <= SMALL_BYTES:
             with self.device.using(ring.stream), transfer.pieces[0].copying(ring.stream):
                 copy(ring, dst, src, transfer)
             return
