@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from . import devices
-from .arrays.caller_arrays import is_device_array
+from .arrays.caller_arrays import as_array, is_device_array
 from .arrays.operand import CallerArrays
+from .arrays.stacks import Stacks
 from .catalog import Variant
 from .devices.base import Device
 from .devices.cpu import CpuDevice
@@ -90,9 +91,11 @@ class Runner:
             for device in opened if options.names_no_workers else opened[:1]:
                 assert isinstance(device, CudaDevice)
                 self._single_gpus[device.ordinal] = SingleGpuExecutor(device, self.plans)
+        self._single_cpu: SingleCpuExecutor | None = None
         ways = [x.hosted for x in self._single_gpus.values()]
         if alone and isinstance(opened[0], CpuDevice):
-            ways = [SingleCpuExecutor(opened[0], self.plans).gemm]
+            self._single_cpu = SingleCpuExecutor(opened[0], self.plans)
+            ways = [self._single_cpu.gemm]
         self._hosted: Callable | None = ways[0] if ways else None  # for arrays of the host
         self._executor = LocalExecutor(self.plans, self._single_gpus)
 
@@ -149,6 +152,13 @@ class Runner:
         arrays that lie there, and small ones of the host are copied there and back whole.
         """
         return self.multiply(a, b, c, alpha, beta, trans_a, trans_b, out)
+
+    def matmul(self, a: Any, b: Any, /, *, out: Any = None) -> Any:
+        """A @ B as NumPy's `matmul`; see `hybrid_gemm.matmul`."""
+        stacks = Stacks.of(as_array(a, "A"), as_array(b, "B"), out)
+        if self._single_cpu and self._single_cpu.matmul(stacks.a, stacks.b, stacks.c):
+            return stacks.result
+        return stacks.multiply(lambda x, y, z: self.multiply(x, y, None, 1.0, 0.0, False, False, z))
 
     def multiply(
         self, a: Any, b: Any, c: Any, alpha: float, beta: float, trans_a: bool, trans_b: bool,

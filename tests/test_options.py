@@ -35,7 +35,12 @@ def test_signatures_name_every_option_with_its_default(function, names):
 def test_gemm_hands_over_its_options_in_their_order(monkeypatch):
     asked = dict(zip(CHOICES, range(len(CHOICES)), strict=True))
     seen = []
-    monkeypatch.setattr(api, "_runner", lambda given: seen.append(given) or Runner(device="cpu"))
+
+    def runner(given, a, b):
+        seen.append(given)
+        return Runner(device="cpu")
+
+    monkeypatch.setattr(api, "kept_runner", runner)
     a = np.ones((2, 2))
     gemm(a, a, **asked)
     assert seen == [tuple(asked.values())]

@@ -48,6 +48,16 @@ def as_array(x: Any, name: str = "A") -> Any:
         raise UsageError(f"{name} makes no array: {error}") from None
 
 
+def broadcast_c(c: Any, m: int, n: int) -> Any:
+    """C as m x n, by NumPy's rules: a view. Raises `UsageError` if it does not broadcast."""
+    try:
+        return module_of(c).broadcast_to(c, (m, n))
+    except ValueError:
+        raise UsageError(
+            f"C has shape {tuple(c.shape)}, which does not broadcast to this product's {m} x {n}"
+        ) from None
+
+
 class Multiplier(Protocol):
     """What is asked of the device that multiplies: whether it is a GPU, and its kind in words."""
 
@@ -105,10 +115,15 @@ def shares_memory(x: Any, y: Any) -> bool:
         return True
 
 
-def check_out(out: Any, problem: Problem, a: Any, b: Any, c: Any) -> None:
-    """Raises `UsageError` or `DTypeError` if the product cannot be written to `out`."""
+def check_out_type(out: Any) -> None:
+    """Raises `DTypeError` for an `out` that is no array of NumPy's or CuPy's."""
     if not (isinstance(out, np.ndarray) or is_device_array(out)):
         raise DTypeError(f"out must be a NumPy or CuPy array, not {type(out).__name__}")
+
+
+def check_out(out: Any, problem: Problem, a: Any, b: Any, c: Any) -> None:
+    """Raises `UsageError` or `DTypeError` if the product cannot be written to `out`."""
+    check_out_type(out)
     if tuple(out.shape) != (problem.m, problem.n):
         raise UsageError(
             f"out has shape {tuple(out.shape)}; this product is ({problem.m}, {problem.n})"

@@ -15,10 +15,11 @@ import numpy as np
 
 from ..planning.partition import Span
 from ..planning.plan import Homes
-from ..problem import Problem, make_problem
+from ..problem import Problem, make_problem, sides
 from .caller_arrays import (
     Multiplier,
     as_array,
+    broadcast_c,
     cast_into,
     check_device,
     check_out,
@@ -144,10 +145,13 @@ class CallerArrays:
         cls, a: Any, b: Any, c: Any = None, out: Any = None, *, trans_a: bool = False,
         trans_b: bool = False,
     ) -> CallerArrays:  # fmt: skip
-        """Anything array-like; `UsageError` for what makes no array."""
+        """Anything array-like, and a C that broadcasts to the product, as a row or a column does.
+        `UsageError` for what makes no array, and for shapes that do not fit."""
         a, b = as_array(a, "A"), as_array(b, "B")
-        addend = None if c is None else as_array(c, "C")
-        return cls(a, b, addend, out, bool(trans_a), bool(trans_b))
+        if c is not None:
+            given, (m, n, _k) = as_array(c, "C"), sides(a, b, trans_a=trans_a, trans_b=trans_b)
+            c = given if given.shape == (m, n) else broadcast_c(given, m, n)
+        return cls(a, b, c, out, bool(trans_a), bool(trans_b))
 
     @property
     def given(self) -> list[Any]:

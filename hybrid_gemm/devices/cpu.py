@@ -157,8 +157,8 @@ class CpuDevice(Device):
             job.result()
 
     def multiply(self, a: Array, b: Array, c: Array, alpha: float, beta: float) -> None:
-        """`gemm` by the calling thread."""
-        if a.shape[1] == 0:
+        """`gemm` by the calling thread; with beta = 0 also of stacks of matrices."""
+        if a.shape[-1] == 0:
             _scale(c, beta)
         elif beta == 0:
             _product(a, b, c)

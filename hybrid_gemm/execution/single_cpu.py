@@ -11,7 +11,7 @@ import numpy as np
 
 from ..arrays.caller_arrays import cast_into, is_same, shares_memory
 from ..devices.cpu import CpuDevice
-from ..problem import make_problem
+from ..problem import make_problem, sides
 from .plan_maker import PlanMaker
 
 MAX_KNOWN = 4096  # signatures; a program of ever new shapes starts over
@@ -32,20 +32,7 @@ class SingleCpuExecutor:
         arrays, an `out` that overlaps, and products that are made in several pieces."""
         if any(x is not None and type(x) is not np.ndarray for x in (a, b, c, out)):
             return None
-        key = (
-            a.shape, a.dtype, b.shape, b.dtype, alpha, beta, trans_a, trans_b,
-            c is None or (c.shape, c.dtype), out is None or (out.shape, out.dtype),
-        )  # fmt: skip
-        try:
-            found = self.known[key]
-        except KeyError:
-            if len(self.known) >= MAX_KNOWN:
-                self.known.clear()
-            found = self.known[key] = self._work_out(
-                a, b, c, out, alpha=alpha, beta=beta, trans_a=trans_a, trans_b=trans_b
-            )
-        except TypeError:  # an array as alpha or beta is no key
-            return None
+        found = self._find(a, b, c, alpha, beta, trans_a, trans_b, out)
         if found is None or (out is not None and not _free(out, a, b, c)):
             return None
         shape, dtype, result_dtype, alpha, beta = found
@@ -60,12 +47,46 @@ class SingleCpuExecutor:
             cast_into(out, made)
         return out
 
+    def matmul(self, a: Any, b: Any, c: Any) -> bool:
+        """c = a @ b for stacks of the same length, if one call of NumPy's does it as `gemm` would
+        do each pair; otherwise False, and nothing is done."""
+        if not (c.size and all(type(x) is np.ndarray and x.dtype.kind == "f" for x in (a, b, c))):
+            return False
+        x, y, z = (v[(0,) * (v.ndim - 2)] for v in (a, b, c))
+        found = self._find(x, y, None, 1.0, 0.0, False, False, z)
+        if found is None or not c.flags.writeable or {a.dtype, b.dtype, c.dtype} != {found[1]}:
+            return False
+        self.device.multiply(a, b, c, 1, 0)
+        return True
+
+    def _find(
+        self, a: Any, b: Any, c: Any, alpha: Any, beta: Any, trans_a: bool, trans_b: bool, out: Any
+    ) -> tuple | None:
+        """What `_work_out` says, worked out once for arrays of these shapes and dtypes."""
+        key = (
+            a.shape, a.dtype, b.shape, b.dtype, alpha, beta, trans_a, trans_b,
+            c is None or (c.shape, c.dtype), out is None or (out.shape, out.dtype),
+        )  # fmt: skip
+        try:
+            return self.known[key]
+        except KeyError:
+            if len(self.known) >= MAX_KNOWN:
+                self.known.clear()
+            found = self.known[key] = self._work_out(
+                a, b, c, out, alpha=alpha, beta=beta, trans_a=trans_a, trans_b=trans_b
+            )
+            return found
+        except TypeError:  # an array as alpha or beta is no key
+            return None
+
     def _work_out(
         self, a: Any, b: Any, c: Any, out: Any, *, alpha: Any, beta: Any, trans_a: bool,
         trans_b: bool,
     ) -> tuple | None:  # fmt: skip
         """(C's shape, the dtype in which it is made, the result's dtype, alpha, beta), or None if
         it takes a run, which also says what is wrong."""
+        if c is not None and c.shape != sides(a, b, trans_a=trans_a, trans_b=trans_b)[:2]:
+            return None
         problem = self.plans.settle(
             make_problem(a, b, c, alpha=alpha, beta=beta, trans_a=trans_a, trans_b=trans_b)
         )
