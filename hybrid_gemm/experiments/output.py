@@ -15,7 +15,7 @@ from typing import Any
 
 from ..errors import UsageError
 from ..reporting import console, markdown, plots, report
-from ..reporting.pictures import Picture
+from ..reporting.pictures import Picture, machine
 from .base import CONFIRMED, REFUTED, Experiment, Rows
 from .engine import experiments
 
@@ -133,13 +133,16 @@ def digest(result: Mapping[str, Any]) -> str:
 
 
 def pictures_of(data: Mapping[str, Any]) -> dict[str, Picture]:
-    """The picture of each experiment in a result, by name; empty for data of another kind."""
-    known = experiments() if "experiments" in data else {}
-    return {
-        result["name"]: known[result["name"]].picture(Rows(result["rows"]))
-        for result in data.get("experiments", ())
-        if result["name"] in known
-    }
+    """The picture of each experiment in a result that has one, by name; empty for data of another
+    kind."""
+    if "experiments" not in data:
+        return {}
+    known, found = experiments(), {}
+    for result in data["experiments"]:
+        draw = known[result["name"]].picture if result["name"] in known else None
+        if draw:
+            found[result["name"]] = draw(Rows(result["rows"]), machine(data["device"]["name"]))
+    return found
 
 
 def pictures(data: Mapping[str, Any], form: str = "svg") -> dict[str, bytes]:
