@@ -38,6 +38,10 @@ def time_in_words(ms: float) -> str:
     return f"{ms / 3.6e6:.3g} h" if ms < 3.6e9 else f"{ms / 3.6e6:.0f} h"
 
 
+class HybridGemmWarning(UserWarning):
+    """Something that the caller gave has no effect, or another than it seems."""
+
+
 class HybridGemmError(Exception):
     """Base of the package's own errors.
 

@@ -21,6 +21,7 @@ from .execution.plan_maker import PlanMaker
 from .execution.single_cpu import SingleCpuExecutor
 from .execution.single_gpu import SingleGpuExecutor
 from .execution.timeline import Timeline
+from .host.notes import warn
 from .options import Options, named_keywords, with_options
 from .planning.plan import NOWHERE, Homes, Plan
 from .problem import Problem
@@ -75,6 +76,10 @@ class Runner:
     def _open(self, options: Options) -> None:
         self.options = options
         self.kind, self.note = devices.choose(options.device)
+        if self.kind == "cpu":
+            for name in ("max_device_memory", "emulate_devices"):
+                if getattr(options, name) is not None:
+                    warn(f"{name} has no effect: the cpu device multiplies in the host's memory")
         workers = options.threads or options.emulate_devices or 1
         opened = devices.open_devices(
             self.kind, workers, gpus=options.gpus, emulate=options.emulate_devices

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..errors import DTypeError, UsageError
+from ..host.notes import warn
 from ..problem import Problem
 from .strides import address
 
@@ -33,7 +34,14 @@ def as_array(x: Any, name: str = "A") -> Any:
     Raises `UsageError` for what makes no array, such as a ragged list; `name` is the operand's.
     """
     if isinstance(x, np.ndarray) or is_device_array(x):
+        if isinstance(x, np.ma.MaskedArray) and np.ma.is_masked(x):
+            warn(
+                f"{name} is a masked array, and its mask is lost: masked elements count with the "
+                "values under the mask (.filled(0) leaves them out)"
+            )
         return x
+    if hasattr(x, "iloc"):
+        warn(f"{name} is a {type(x).__name__}: the product is an array without index and columns")
     if hasattr(x, "__cuda_array_interface__"):
         import cupy
 

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ..host.notes import warn
 from ..planning.partition import Span
 from ..planning.plan import Homes
 from ..problem import Problem, make_problem, sides
@@ -158,11 +159,18 @@ class CallerArrays:
         return [x for x in (self.a, self.b, self.c, self.out) if x is not None]
 
     def problem(self, *, alpha: float, beta: float) -> Problem:
-        """The problem that they pose. Raises `UsageError` on shapes, `DTypeError` on dtypes."""
-        return make_problem(
+        """The problem that they pose. Raises `UsageError` on shapes, `DTypeError` on dtypes; warns
+        where C alone makes it one of a wider dtype."""
+        found = make_problem(
             self.a, self.b, self.c, alpha=alpha, beta=beta, trans_a=self.trans_a,
             trans_b=self.trans_b,
         )  # fmt: skip
+        if self.c is not None and found.out_dtype != np.result_type(self.a.dtype, self.b.dtype):
+            warn(
+                f"C is {self.c.dtype}, A is {self.a.dtype} and B is {self.b.dtype}: the product is "
+                f"computed and returned in {found.out_dtype} (convert C for another)"
+            )
+        return found
 
     def described(
         self, problem: Problem, device: Multiplier, home_of: Callable[[Any], Any]

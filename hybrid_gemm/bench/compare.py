@@ -60,8 +60,8 @@ def compare(
         rows.append({
             **{x: now[x] for x in _KEYS if x in now},
             "old_ms": was["time_ms"], "new_ms": now["time_ms"],
-            "samples": len(now["samples_ms"]), "change": now["time_ms"] / was["time_ms"] - 1, "change_verdict": verdict,
-            "verdict": now.get("verdict"),
+            "samples": len(now["samples_ms"]), "change": now["time_ms"] / was["time_ms"] - 1,
+            "change_verdict": verdict, "verdict": now.get("verdict"),
         })  # fmt: skip
     ratios = [row["new_ms"] / row["old_ms"] for row in rows]
     return {
@@ -79,7 +79,7 @@ def _key(row: Row) -> tuple:
 
 
 def _by_key(rows: Sequence[Row]) -> dict[tuple, Row]:
-    """The rows by what they measure; samples of what was measured several times are put together."""
+    """The rows by what they measure; samples of what was measured twice are put together."""
     found: dict[tuple, Row] = {}
     for row in rows:
         known = found.get(key := _key(row))

@@ -6,17 +6,19 @@ import contextlib
 import os
 import sys
 import traceback
-from typing import NoReturn
+import warnings
+from typing import NoReturn, TextIO
 
 import click
 
-from ..errors import HybridGemmError
+from ..errors import HybridGemmError, HybridGemmWarning
 from ..ranks import ending, heartbeat, launch
 from .compare import compare
 from .completion import completion
 from .help import Group, talk
 from .measure import bench
 from .run import run
+from .shared import say
 from .slurm import slurm
 from .tools import info, kernels, new_kernel, plot, reproduce, version_option
 from .tune import tune
@@ -28,6 +30,7 @@ def main() -> None:
     129 hung up, 130 interrupted, 143 terminated."""
     ranked = launch.launcher() is not None
     ending.watch_signals(as_rank=ranked)
+    warnings.showwarning = _show_warning
     try:
         result = cli.main(prog_name="hybrid-gemm", standalone_mode=False)
         code = result if isinstance(result, int) else 0
@@ -53,6 +56,19 @@ def _end(message: str, code: int) -> NoReturn:
     with contextlib.suppress(OSError):
         sys.stdout.flush()
     ending.end_job(message, code)
+
+
+def _show_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int,
+    file: TextIO | None = None, line: str | None = None,
+) -> None:  # as in `warnings`  # fmt: skip
+    """A warning of the package as a note, once for all ranks; others as Python shows them."""
+    if not issubclass(category, HybridGemmWarning):
+        (file or sys.stderr).write(
+            warnings.formatwarning(message, category, filename, lineno, line)
+        )
+    elif launch.first_of_job():
+        say(f"note: {message}")
 
 
 def _fail(error: BaseException) -> int:

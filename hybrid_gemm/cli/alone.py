@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..arrays.npy_files import NpyWriter
+from ..host.notes import warn
 from ..options import Options
 from ..problem import Problem
 from ..ranks import ending
@@ -17,6 +18,12 @@ from ..runner import Result, Runner
 from ..verify import GROWTH, Verdict, verify
 from .inputs import Inputs, check_host_memory
 from .job import Output, Wanted
+
+
+def warn_of_resident(resident: bool, kind: str) -> None:
+    """Warns where --resident has no effect."""
+    if resident and kind == "cpu":
+        warn("resident has no effect: the cpu device multiplies in the host's memory")
 
 
 class _NoFile:
@@ -37,6 +44,7 @@ class Alone:
     def open(self, problem: Problem, *, resident: bool) -> str:
         self.runner = runner = Runner.of(self.options.alone())
         self.problem = runner.settle(problem)
+        warn_of_resident(resident, runner.kind)
         self.plan = runner.plan(self.problem, resident=resident)
         self.variant = runner.variant(self.plan)
         return f"device: {runner.kind} ({runner.note})" if runner.note else ""

@@ -27,8 +27,8 @@ _INPUT = ("m", "n", "k", "size", "c_file", "dtype", "fill", "seed", "alpha", "be
         SPLIT_GROUP: (),
         DEVICE_GROUP: ("resident",),
         RANK_GROUP: ("ranks",),
-        "Output and checks": ("output", "repeat", "verify", "show", "dry_run", "trace", "sha256",
-                              "json_file"),
+        "Output and checks": ("output", "resume", "panel", "repeat", "verify", "check", "show",
+                              "dry_run", "trace", "sha256", "json_file"),
     },
     examples=[
         ("Multiply two generated matrices, on a GPU if one is here:",
@@ -112,6 +112,11 @@ _INPUT = ("m", "n", "k", "size", "c_file", "dtype", "fill", "seed", "alpha", "be
     help="How C is compared with a float64 reference: auto (large products by random sums), full "
     "(every element) or off.",
 )
+@click.option(
+    "--check",
+    is_flag=True,
+    help="Run the kernels on the emulator and watch every access, barrier and order of threads.",
+)
 @click.option("--print", "show", is_flag=True, help="Print A, B and C, if they are small.")
 @click.option("--dry-run", is_flag=True, help="Print the plan and stop.")
 @click.option(
@@ -134,7 +139,8 @@ _INPUT = ("m", "n", "k", "size", "c_file", "dtype", "fill", "seed", "alpha", "be
 @click.option("--ranks", type=int, metavar="N", help="Plan for N ranks (with --dry-run).")
 @json_option
 def run(
-    files: tuple[str, ...], json_file: str | None, ranks: int | None, sha256: bool, **given: Any
+    files: tuple[str, ...], json_file: str | None, ranks: int | None, sha256: bool, check: bool,
+    **given: Any,
 ) -> None:  # fmt: skip
     """Multiply two matrices: generated ones, or two .npy files.
 
@@ -146,6 +152,10 @@ def run(
         raise UsageError(f"--ranks {ranks}: it takes at least 1")
     if ranks and not given["dry_run"]:
         raise UsageError(f"--ranks is for --dry-run; to run on {ranks}: mpirun -n {ranks} ...")
+    if check and given["resume"]:
+        raise UsageError("--check watches one whole product, and --resume multiplies panels")
+    if check:
+        _prepare_check(files, ranks, request, chosen)
     outputs = [json_file, given["output"], given["trace"]]
     if given["resume"] and given["output"]:
         outputs += _names_beside(given["output"])
@@ -168,7 +178,7 @@ def run(
         note(f"{given['output']} will hold the bytes of a .npy file, whatever its name says")
     beat = heartbeat.known(comm)
     with ending.ends_all(comm), beat.call(heartbeat.LOCAL), progress_bar(speaks) as progress:
-        job = _job(comm, ranks, files, request, chosen, given, note)
+        job = _job(comm, ranks, files, request, chosen, given, note, check)
         data = job.plan_only() if given["dry_run"] else job.run(progress)
     # Still as one of the ranks: what fails here ends them all.
     with ending.ends_all(comm), beat.call(heartbeat.LOCAL):
@@ -202,6 +212,21 @@ def _handle_signals(comm: Any) -> None:
     signals.name_truncated_files(comm and comm.rank)
 
 
+def _prepare_check(files: tuple[str, ...], ranks: int | None, request: dict, chosen: dict) -> None:
+    """Makes --check the emulator's, in one watched process, and small where no size is given."""
+    from .check import SIZE, restart_checked
+
+    launch.alone("hybrid-gemm run --check")
+    if ranks:
+        raise UsageError("--check runs kernels, and --ranks only plans; give one of them")
+    if chosen["device"] not in ("auto", "emulator"):
+        raise UsageError(f"--check is the emulator's, and --device {chosen['device']} was given")
+    chosen["device"] = "emulator"
+    if not files and all(request[x] is None for x in ("m", "n", "k", "size")):
+        request["size"] = SIZE
+    restart_checked()
+
+
 def _sha256(job: Any, output: str | None) -> dict[str, str | None]:
     """The SHA-256 of the files that were read and written; None for what is no file."""
     from ..arrays.npy_files import sha256
@@ -221,8 +246,8 @@ def _show(job: Any, data: dict) -> None:
 
 def _job(
     comm: Any, ranks: int | None, files: tuple[str, ...], request: dict, chosen: dict,
-    given: dict, note: Any,
-) -> Any:  # fmt: skip
+    given: dict, note: Any, check: bool,
+) -> Any:  # the job's parts  # fmt: skip
     """The job on the site that these options mean; all ranks raise alike."""
     from .inputs import InputRequest, Inputs
     from .job import Job, Wanted
@@ -236,6 +261,7 @@ def _job(
     options, inputs, wanted = launch.together(comm, asked)
     if comm is None and ranks is None:
         from .alone import Alone
+        from .check import Checked
 
         for name, choice in CHOICES.items():
             if choice.across_ranks and getattr(options, name) != DEFAULTS[name]:
@@ -244,7 +270,7 @@ def _job(
             from .resume import Resumable
 
             return Job(inputs, wanted, Resumable(options, wanted.panel, note), note)
-        return Job(inputs, wanted, Alone(options), note)
+        return Job(inputs, wanted, (Checked if check else Alone)(options), note)
     from .over_ranks import Elsewhere, OverRanks
 
     return Job(

@@ -14,7 +14,6 @@ from ..verify import Verdict
 from . import console, report
 
 Places = Sequence[tuple[str, str]]
-LISTED = 64  # ranks that a table shows
 
 
 def plan_data(plan: RankPlan) -> dict:
@@ -47,7 +46,7 @@ def _where(plan: RankPlan, rank: int) -> list[str]:
 
 
 def _listed(plan: RankPlan) -> range:
-    return range(min(plan.ranks, LISTED))
+    return range(min(plan.ranks, report.LISTED))
 
 
 def _print_head(plan: RankPlan) -> None:
@@ -71,8 +70,7 @@ def print_plan(plan: RankPlan, kernel: str, places: Places) -> None:
     ]  # fmt: skip
     console.table(["rank", "rows of A", "columns of B", "K", "finishes C", "reads", "sends",
                   "keeps"], rows)  # fmt: skip
-    if plan.ranks > LISTED:
-        console.line(f"... and {plan.ranks - LISTED} ranks more (--json has them all)")
+    report.print_more(plan.ranks, "ranks")
     sent = [plan.bytes_sent(rank) for rank in range(plan.ranks)]
     kept = [plan.bytes_kept(rank) for rank in range(plan.ranks)]
     console.line(
@@ -106,8 +104,7 @@ def print_result(result: RankResult, verdict: Verdict | None, places: Places) ->
         ])  # fmt: skip
     console.table(["rank", "<host", "<device", "rows of A", "columns of B", "K", "finishes C",
                   *(f"{phase} ms" for phase in PHASES), "sent"], rows)  # fmt: skip
-    if plan.ranks > LISTED:
-        console.line(f"... and {plan.ranks - LISTED} ranks more (--json has them all)")
+    report.print_more(plan.ranks, "ranks")
     report.print_sum(result, plan.plan.grid[2] > 1)
     report.print_total(result)
     if plan.predicted_ms >= START_MS:

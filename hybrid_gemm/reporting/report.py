@@ -46,6 +46,15 @@ def result_data(
     }  # fmt: skip
 
 
+LISTED = 64  # workers or ranks that a table shows
+
+
+def print_more(count: int, what: str) -> None:
+    """Says how many workers or ranks the table above leaves out."""
+    if count > LISTED:
+        line(f"... and {count - LISTED} {what} more (--json has them all)")
+
+
 def print_sum(result: Any, summed: bool) -> None:
     """What summing partials took beside multiplying."""
     if not summed:

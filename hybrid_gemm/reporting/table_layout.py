@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 GAP = 2  # spaces between columns
 SHORT = 14  # a text column is never narrower where its cells are as long
@@ -25,22 +26,22 @@ class Column:
     cells: tuple[str, ...]
     text: bool
 
-    @property
+    @cached_property
     def longest(self) -> int:
         """Characters of the longest cell."""
         return max(map(len, self.cells), default=0)
 
-    @property
+    @cached_property
     def natural(self) -> int:
         """The width at which nothing wraps."""
         return max(self.longest, len(self.heading))
 
-    @property
+    @cached_property
     def whole(self) -> int:
         """The width at which only the heading wraps."""
         return max(self.longest, _word(self.heading))
 
-    @property
+    @cached_property
     def least(self) -> int:
         """The width below which a number or a short word would be cut."""
         if not self.text:
@@ -48,12 +49,12 @@ class Column:
         folded = (min(len(x), max(SHORT, _word(x)), LONGEST_WORD) for x in self.cells)
         return max(_word(self.heading), max(folded, default=0))
 
-    @property
+    @cached_property
     def constant(self) -> bool:
         """Whether all of several rows say the same here."""
         return len(self.cells) > 1 and len(set(self.cells)) == 1
 
-    @property
+    @cached_property
     def repeats(self) -> bool:
         """Whether this is long text that several rows have in common."""
         distinct = len(set(filter(None, self.cells)))

@@ -107,6 +107,13 @@ def _strips(strips: Sequence[Strip]) -> str:
     return f"{len(strips)} strips, {count} elements" if strips else ""
 
 
+def _partials(strip: Strip) -> str:
+    """The workers whose partials are summed, such as "0+1+2"; of many the first and the last."""
+    workers = list(map(str, strip.partials))
+    shown = workers if len(workers) <= 8 else [*workers[:2], "...", workers[-1]]
+    return "+".join(shown)
+
+
 def print_plan(plan: Plan, kernel: str) -> None:
     p = plan.problem
     line(
@@ -117,16 +124,17 @@ def print_plan(plan: Plan, kernel: str) -> None:
     for strip in plan.strips:
         owned[strip.owner].append(strip)
     rows = []
-    for w in plan.workers:
+    for w in plan.workers[: report.LISTED]:
         strips = owned[w.index]
         rows.append([
             w.index, plan.devices[w.device].name, *_where(plan, w),
             f"{sum(b.flops for b in w.boxes) / 1e9:.3f}",
             _strips(strips),
-            "+".join(map(str, strips[0].partials)) if strips and plan.summed else "",
+            _partials(strips[0]) if strips and plan.summed else "",
         ])  # fmt: skip
     table(["worker", "<device", "rows of A", "columns of B", "K", "gflop",
            "finishes C", "<sums partials of"], rows)  # fmt: skip
+    report.print_more(len(plan.workers), "workers")
     for i, device in enumerate(plan.devices):
         need, free = plan.memory_bytes(i), device.memory_bytes
         line(f"{device.name}: {in_words(need)} of {in_words(free)} free")
@@ -164,7 +172,7 @@ def print_result(result: Result, verdict: Verdict | None, device: str) -> None:
         f"compute: {result.compute}   reduction: {result.reduction}"
     )
     rows = []
-    for w in plan.workers:
+    for w in plan.workers[: report.LISTED]:
         ms = {phase: timeline.worker_ms(w.index, phase) for phase in PHASES}
         flops = sum(b.flops for b in w.boxes)
         rate = flops / ms["multiply"] / 1e6 if ms["multiply"] else 0
@@ -174,6 +182,7 @@ def print_result(result: Result, verdict: Verdict | None, device: str) -> None:
         ])  # fmt: skip
     table(["worker", "<device", "rows of A", "columns of B", "K",
            *(f"{phase} ms" for phase in PHASES), "gflop/s"], rows)  # fmt: skip
+    report.print_more(len(plan.workers), "workers")
     report.print_sum(result, plan.summed)
     held = _held_against(result)
     report.print_total(result)
