@@ -32,6 +32,7 @@ _naming = threading.RLock()  # held while a file is made whose name is not known
 _ended = threading.Lock()  # taken once, by the thread that ends the process
 _mpi_library: Any = None  # where this module started MPI, and so has to finish it
 _in_charge = False
+arrived: Signalled | None = None  # also where C code has made another exception of it
 
 
 class Signalled(BaseException):
@@ -82,7 +83,9 @@ def _take(watched: Iterable[signal.Signals]) -> None:
 
 
 def _raise(number: int, _frame: Any) -> None:
-    raise Signalled(number)
+    global arrived
+    arrived = Signalled(number)
+    raise arrived
 
 
 def _insist(reader: socket.socket) -> None:
