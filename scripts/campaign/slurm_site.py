@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,11 +19,12 @@ from .local import CODES, MPI, SIGNALS
 SCRIPT = str(ROOT / "scripts" / "slurm-cluster")
 # Slurm looks for jobs past their time limit every 30 s, and kills 2 s after it terminates.
 LIMIT_FOUND_S = 40
-KNOWN_S = 60  # until Slurm knows what became of a job whose node is back
+KNOWN_S = 60  # until Slurm has cleared up
+NODE_KNOWN_S = 5  # until it knows what became of a job whose node is back; not always, of one node
 RUNS = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING")
 STATES = {"scancel": "CANCELLED", "limit": "TIMEOUT"}
 CAUSES = {"scancel": "CANCELLED", "limit": "DUE TO TIME LIMIT"}
-SAID = {"term": "terminated", "stop": "stopped", "node": ""}
+SAID = {"term": ("terminated",), "stop": ("stopped", "MPI has not started on all ranks")}
 
 
 class SlurmJob:
@@ -120,7 +120,8 @@ class Slurm:
     def repair(self, fault: Fault, job: SlurmJob) -> None:
         if fault.event in ("slurmd", "node"):
             subprocess.run([SCRIPT, "node", node(fault)], check=True, env=self.environment)
-        if not wait_until(lambda: job.exit_code() is not None, KNOWN_S):
+        known_s = NODE_KNOWN_S if fault.event == "node" else KNOWN_S
+        if not wait_until(lambda: job.exit_code() is not None, known_s):
             self.call("scancel", job.number)
             wait_until(lambda: job.exit_code() is not None, KNOWN_S)
         wait_until(lambda: self.call("sinfo", "-h", "-o", "%T%D").strip() == "idle4", KNOWN_S)
@@ -135,7 +136,7 @@ class Slurm:
         if CAUSES.get(fault.event, "") not in text:
             fault.wrong.append("output without the cause")
         early = fault.phase == "starting" and not fault.message.startswith("hybrid-gemm: ")
-        if not early and SAID.get(fault.event, "") not in fault.message:
+        if not early and not any(x in fault.message for x in SAID.get(fault.event, ("",))):
             fault.wrong.append("message without the cause")
         if fault.event in SIGNALS and fault.exit_code not in (CODES[fault.event], 137):
             fault.wrong.append(f"exit code is not {CODES[fault.event]}")
@@ -162,7 +163,8 @@ def cluster(given: argparse.Namespace) -> Iterator[Slurm]:
     """A Slurm of four nodes, as long as it lasts."""
     if given.at_once != 1:
         raise SystemExit("faults: with --slurm one at a time: nodes end, and are the whole host's")
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    for number in signal.SIGINT, signal.SIGTERM, signal.SIGHUP:  # ends the cluster too
+        signal.signal(number, lambda number, frame: sys.exit(128 + number))
     binaries = Path(sys.executable).parent
     with tempfile.TemporaryDirectory(prefix="faults-slurm-") as folder:
         known = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "OMPI_MCA"))}
@@ -181,4 +183,3 @@ def cluster(given: argparse.Namespace) -> Iterator[Slurm]:
             yield Slurm(given, environment)
         finally:
             subprocess.run([SCRIPT, "down"], check=True, env=environment)
-            time.sleep(0.5)
