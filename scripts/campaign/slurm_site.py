@@ -138,7 +138,8 @@ class Slurm:
         early = fault.phase == "starting" and not fault.message.startswith("hybrid-gemm: ")
         if not early and not any(x in fault.message for x in SAID.get(fault.event, ("",))):
             fault.wrong.append("message without the cause")
-        if fault.event in SIGNALS and fault.exit_code not in (CODES[fault.event], 137):
+        # srun's is the highest of all ranks', and it ends one that is stopped by signals.
+        if fault.event in SIGNALS and fault.exit_code not in (CODES[fault.event], 137, 143):
             fault.wrong.append(f"exit code is not {CODES[fault.event]}")
 
 
