@@ -56,7 +56,7 @@ def test_options_become_directives():
 
 
 def test_peers_stay_visible_and_one_rank_needs_no_mpi():
-    assert "srun --mpi=pmix hybrid-gemm run" in text(gpus_per_node=8)
+    assert "srun --mpi=pmix --kill-on-bad-exit=1 hybrid-gemm run" in text(gpus_per_node=8)
     assert "\nsrun hybrid-gemm run" in text(gpus_per_node=1)
     assert "\nmpirun -n $SLURM_NTASKS --bind-to none" in text(nodes=2, launcher="mpirun")
     assert "\nmodule load x\n" in text(setup=["module load x"])

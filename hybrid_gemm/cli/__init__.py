@@ -43,6 +43,8 @@ def main() -> None:
     except (click.exceptions.Abort, KeyboardInterrupt):
         _end("interrupted", 130)
     except BaseException as error:
+        if ending.arrived is not None:  # NumPy makes an ImportError of it while it is imported
+            _end(str(ending.arrived), ending.arrived.exit_code)
         if ending.mpi_runs() and not ending.is_agreed(error):
             ending.fail(error)  # the other ranks do not know of it
         code = _fail(error)

@@ -137,7 +137,10 @@ def _start(options: Options, count: str, extra: list[str]) -> str:
         return " ".join([f"mpirun -n {count or '$SLURM_NTASKS'} --bind-to none", *words])
     # No --gpus-per-task: every rank sees all GPUs of the job on its node, as reading a peer's
     # memory needs, and takes its own. (--gpu-bind=none would show it other jobs' too.)
-    start = ["srun", f"--mpi={options.mpi}"] if options.ranks > 1 else ["srun"]
+    start = ["srun"]
+    if options.ranks > 1:
+        # One rank that dies ends all; srun alone lets the others wait for it.
+        start += [f"--mpi={options.mpi}", "--kill-on-bad-exit=1"]
     if count:
         start += ["--nodes=$nodes", f"--ntasks={count}"]
     return " ".join([*start, *words])
