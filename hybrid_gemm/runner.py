@@ -14,6 +14,7 @@ from .arrays.operand import CallerArrays
 from .catalog import Variant
 from .devices.base import Device
 from .devices.strassen import Strassen
+from .errors import shortage_in_words
 from .execution.local import LocalExecutor
 from .execution.plan_maker import PlanMaker
 from .execution.single_gpu import SingleGpuExecutor
@@ -123,15 +124,16 @@ class Runner:
         """
         arrays = CallerArrays.of(a, b, c, out, trans_a=trans_a, trans_b=trans_b)
         problem = self.plans.settle(arrays.problem(alpha=alpha, beta=beta))
-        operands = arrays.described(problem, self.kind, self.home_of)
-        ready = self.plans.prepare(problem, operands, resident=resident or operands.on_gpus)
-        done = self._executor.execute(
-            ready.plan, ready.variant, operands, resident=resident, progress=progress
-        )
-        return Result(
-            arrays.result(operands.out.array), done.plan or ready.plan, ready.variant,
-            done.timeline, done.total_ms, done.reduction, ready.why, done.compute,
-        )  # fmt: skip
+        with shortage_in_words(problem):
+            operands = arrays.described(problem, self.kind, self.home_of)
+            ready = self.plans.prepare(problem, operands, resident=resident or operands.on_gpus)
+            done = self._executor.execute(
+                ready.plan, ready.variant, operands, resident=resident, progress=progress
+            )
+            return Result(
+                arrays.result(operands.out.array), done.plan or ready.plan, ready.variant,
+                done.timeline, done.total_ms, done.reduction, ready.why, done.compute,
+            )  # fmt: skip
 
     @named_keywords
     def gemm(  # as in BLAS

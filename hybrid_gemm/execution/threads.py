@@ -119,7 +119,7 @@ class ThreadRun:
                 self.reduction.synchronize()  # nothing may still be at work in memory
                 failure = run.stop.error or error
                 if run.wrote and not run.operands.fresh:
-                    failure.add_note("out is incomplete: some of it was written before this error")
+                    failure.add_note("out is incomplete: it was being written when this error came")
                 if failure is not error:  # a part that was stopped raised before the one at fault
                     raise failure from None
                 raise
