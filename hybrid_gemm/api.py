@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from .arrays.caller_arrays import as_array, is_device_array
+from .execution import staging
 from .host import forks
 from .options import CHOICES, DEFAULTS, Options, named_keywords, refuse_unknown, with_options
 from .planning.plan import Plan
@@ -143,11 +144,12 @@ forks.forget_in_child(_kept.cache_clear)
 
 def free_memory() -> None:
     """Gives back what `gemm` and `matmul` keep for their next calls: memory of GPUs, plans and
-    loaded kernels, and connections between ranks (where ranks are at work it is collective). A
-    `Runner` gives its own back when nothing refers to it any more."""
+    loaded kernels, buffers of copies, and connections between ranks (where ranks are at work it
+    is collective). A `Runner` gives its own back when nothing refers to it any more."""
     import sys
 
     _kept.cache_clear()
+    staging.drop_links()
     if ranks := sys.modules.get(f"{__package__}.ranks.runner"):
         ranks.close_kept_runners()
 

@@ -1,7 +1,11 @@
 """The errors users meet, each with the exit code that the command gives it."""
 
+from __future__ import annotations
+
+import contextlib
 import difflib
-from collections.abc import Iterable
+import errno
+from collections.abc import Iterable, Iterator
 
 # Names that people know from elsewhere, and those that they have here.
 _ELSEWHERE = {
@@ -92,6 +96,26 @@ class OutOfMemoryError(HybridGemmError, MemoryError):
     """A plan needs more memory than there is; the message gives both sizes. A `MemoryError`."""
 
     exit_code = 1
+
+
+@contextlib.contextmanager
+def shortage_in_words(task: object) -> Iterator[None]:
+    """Makes an allocation that fails, the system's own too, an `OutOfMemoryError` that names the
+    task, with the notes of the error."""
+    try:
+        yield
+    except OutOfMemoryError:
+        raise
+    except (MemoryError, OSError) as error:
+        if isinstance(error, OSError) and error.errno != errno.ENOMEM:
+            raise
+        reason = " ".join(str(error).split()) or "an allocation failed"
+        clear = OutOfMemoryError(
+            f"{task}: {reason}; fewer threads, or an out of the product's dtype, would need less"
+        )
+        for note in getattr(error, "__notes__", ()):
+            clear.add_note(note)
+        raise clear from error
 
 
 class KernelError(HybridGemmError):

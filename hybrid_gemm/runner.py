@@ -16,6 +16,7 @@ from .catalog import Variant
 from .devices.base import Device
 from .devices.cpu import CpuDevice
 from .devices.strassen import Strassen
+from .errors import shortage_in_words
 from .execution.local import LocalExecutor
 from .execution.plan_maker import PlanMaker
 from .execution.single_cpu import SingleCpuExecutor
@@ -136,15 +137,16 @@ class Runner:
         """
         arrays = CallerArrays.of(a, b, c, out, trans_a=trans_a, trans_b=trans_b)
         problem = self.plans.settle(arrays.problem(alpha=alpha, beta=beta))
-        operands = arrays.described(problem, self.devices[0], self.home_of)
-        ready = self.plans.prepare(problem, operands, resident=resident or operands.on_gpus)
-        done = self._executor.execute(
-            ready.plan, ready.variant, operands, resident=resident, progress=progress
-        )
-        return Result(
-            arrays.result(operands.out.array), done.plan or ready.plan, ready.variant,
-            done.timeline, done.total_ms, done.reduction, ready.why, done.compute,
-        )  # fmt: skip
+        with shortage_in_words(problem):
+            operands = arrays.described(problem, self.devices[0], self.home_of)
+            ready = self.plans.prepare(problem, operands, resident=resident or operands.on_gpus)
+            done = self._executor.execute(
+                ready.plan, ready.variant, operands, resident=resident, progress=progress
+            )
+            return Result(
+                arrays.result(operands.out.array), done.plan or ready.plan, ready.variant,
+                done.timeline, done.total_ms, done.reduction, ready.why, done.compute,
+            )  # fmt: skip
 
     @named_keywords
     def gemm(  # as in BLAS

@@ -13,6 +13,7 @@ from ..errors import UsageError
 from . import tensor_core_products
 from .base import Array, Stream
 from .kernel_launcher import BoundProduct, KernelLauncher
+from .streams import grown
 
 
 class KernelDevice(KernelLauncher):
@@ -107,7 +108,11 @@ class KernelDevice(KernelLauncher):
         for workspace, flags in stream.scratch:
             if workspace.dtype == dtype and workspace.size >= wanted[0] and flags.size >= wanted[1]:
                 return [workspace, flags]
-        workspace, flags = self.empty(1, wanted[0], dtype), self.empty(1, wanted[1], "uint32")
+        before = [pair for pair in stream.scratch if pair[0].dtype == dtype]
+        workspace, flags = (
+            self.empty(1, grown(size, [pair[i] for pair in before]), each)
+            for i, (size, each) in enumerate(zip(wanted, (dtype, "uint32"), strict=True))
+        )
         flags[...] = 0
         stream.scratch.append((workspace, flags))
         return [workspace, flags]

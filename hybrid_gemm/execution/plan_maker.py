@@ -17,6 +17,7 @@ from ..devices import tensor_core_products
 from ..devices.base import Device
 from ..devices.cuda import nccl_group
 from ..errors import UnavailableError
+from ..host.kept import Kept
 from ..kernel_choice import compute_modes
 from ..kernel_choice.choose import choose
 from ..options import AUTOMATIC_KERNELS, Options
@@ -60,7 +61,7 @@ class PlanMaker:
         if devices[0].queues and options.names_no_workers:
             powers = (1 << i for i in range((self.threads - 1).bit_length()))
             self.counts = (*powers, self.threads)
-        self._plans: dict[tuple, tuple[Plan, list[int]]] = {}
+        self._plans: Kept[tuple[Plan, list[int]]] = Kept(MAX_PLANS)
 
     @property
     def kernel_name(self) -> str:
@@ -92,9 +93,10 @@ class PlanMaker:
         `homes` the devices that read or make them where they lie, `most` the bytes of a device
         that it may take."""
         specs = self.specs(problem.dtype, most)
-        plan, needs = self._plans.get((problem, resident, homes), (None, ()))
-        if plan and all(x <= s.memory_bytes for x, s in zip(needs, specs, strict=True)):
-            return plan  # as good as ever, since it still fits
+        if known := self._plans.get((problem, resident, homes)):
+            plan, needs = known
+            if all(x <= s.memory_bytes for x, s in zip(needs, specs, strict=True)):
+                return plan  # as good as ever, since it still fits
         options = self.options
         plan = make_plan(
             problem, specs, self.counts, split=options.split, grid=options.grid,
@@ -104,10 +106,8 @@ class PlanMaker:
             raise UnavailableError(
                 f"the nccl reduction was asked for: {reason}; the ordered one works here"
             )
-        if len(self._plans) >= MAX_PLANS:
-            self._plans.clear()
         if not plan.turns_in_memory:  # turns are made for the memory that there is now
-            self._plans[problem, resident, homes] = plan, memory_needs(plan)
+            self._plans.put((problem, resident, homes), (plan, memory_needs(plan)))
         return plan
 
     def prepare(self, problem: Problem, operands: Operands, *, resident: bool) -> Prepared:

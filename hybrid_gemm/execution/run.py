@@ -14,7 +14,7 @@ from ..catalog import Variant
 from ..devices.base import Device
 from ..planning.plan import Panel, Plan, Strip
 from .device_memory import Blocks, SharedBlocks
-from .executor import Execution
+from .executor import INCOMPLETE, Execution
 from .timeline import Clock
 from .transfers import Stop, Stopped, Transfer
 
@@ -93,7 +93,7 @@ class Run:
         incomplete."""
         first = self.stop.error or error
         if self.wrote and not self.operands.fresh:
-            first.add_note("out is incomplete: some of it was written before this error")
+            first.add_note(INCOMPLETE)
         return first
 
     def wait_for_transfers(self) -> None:

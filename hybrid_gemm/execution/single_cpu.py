@@ -11,7 +11,9 @@ import numpy as np
 
 from ..arrays.caller_arrays import cast_into, is_same, shares_memory
 from ..devices.cpu import CpuDevice
+from ..errors import shortage_in_words
 from ..problem import make_problem, sides
+from .executor import INCOMPLETE
 from .plan_maker import PlanMaker
 
 MAX_KNOWN = 4096  # signatures; a program of ever new shapes starts over
@@ -35,16 +37,26 @@ class SingleCpuExecutor:
         found = self._find(a, b, c, alpha, beta, trans_a, trans_b, out)
         if found is None or (out is not None and not _free(out, a, b, c)):
             return None
-        shape, dtype, result_dtype, alpha, beta = found
-        if out is None:
-            out = np.empty(shape, result_dtype)
-        made = out if out.dtype == dtype else np.empty(shape, dtype)
-        if beta and not (c is out and made is out):
-            cast_into(made, c)
+        problem, dtype, result_dtype = found
         op_a, op_b = a.T if trans_a else a, b.T if trans_b else b
-        self.device.multiply(_as(op_a, dtype), _as(op_b, dtype), made, alpha, beta)
-        if made is not out:
-            cast_into(out, made)
+        given, writing = out is not None, False
+        try:
+            if out is None:
+                out = np.empty((problem.m, problem.n), result_dtype)
+            made = out if out.dtype == dtype else np.empty(out.shape, dtype)
+            op_a, op_b = _as(op_a, dtype), _as(op_b, dtype)
+            writing = made is out
+            if problem.beta and not (c is out and made is out):
+                cast_into(made, c)
+            self.device.multiply(op_a, op_b, made, problem.alpha, problem.beta)
+            writing = True
+            if made is not out:
+                cast_into(out, made)
+        except BaseException as error:
+            if given and writing:
+                error.add_note(INCOMPLETE)
+            with shortage_in_words(problem):
+                raise
         return out
 
     def matmul(self, a: Any, b: Any, c: Any) -> bool:
@@ -83,15 +95,16 @@ class SingleCpuExecutor:
         self, a: Any, b: Any, c: Any, out: Any, *, alpha: Any, beta: Any, trans_a: bool,
         trans_b: bool,
     ) -> tuple | None:  # fmt: skip
-        """(C's shape, the dtype in which it is made, the result's dtype, alpha, beta), or None if
-        it takes a run, which also says what is wrong."""
+        """The problem, and as objects the dtypes in which C is made and given; None if it takes a
+        run, which also says what is wrong."""
         if c is not None and c.shape != sides(a, b, trans_a=trans_a, trans_b=trans_b)[:2]:
             return None
         problem = self.plans.settle(
             make_problem(a, b, c, alpha=alpha, beta=beta, trans_a=trans_a, trans_b=trans_b)
         )
-        shape = problem.m, problem.n
-        fits = out is None or (out.shape == shape and out.dtype == problem.out_dtype)
+        fits = out is None or (
+            out.shape == (problem.m, problem.n) and out.dtype == problem.out_dtype
+        )
         one_piece = problem.m * problem.n * problem.k and problem.flops <= self.device.chunk_flops
         if not (fits and one_piece and problem.alpha) or self.device.limits_blas():
             return None
@@ -99,9 +112,7 @@ class SingleCpuExecutor:
         self.plans.choice(plan)  # raises for a kernel that the CPU has not
         if len(plan.products) != 1:
             return None
-        return (
-            shape, np.dtype(problem.dtype), np.dtype(problem.out_dtype), problem.alpha, problem.beta
-        )  # fmt: skip
+        return problem, np.dtype(problem.dtype), np.dtype(problem.out_dtype)
 
 
 def _as(view: np.ndarray, dtype: np.dtype) -> np.ndarray:

@@ -239,7 +239,8 @@ _lock = threading.Lock()
 
 
 def link(device: Device) -> Link:
-    """The link of a device; devices behind one port share it, and it stays when they go."""
+    """The link of a device; devices behind one port share it, and it stays when they go, until
+    `drop_links`."""
     with _lock:
         if device.port not in _links:
             _links[device.port] = Link(device.detached())
@@ -255,6 +256,12 @@ def make_pages(devices: Iterable[Device], out: Operand) -> None:
     for i, device in enumerate(ports):
         share = slice(i * rows // len(ports), (i + 1) * rows // len(ports))
         link(device).touch(out.array[share])
+
+
+def drop_links() -> None:
+    """Gives links and their slots back; those at work are gone when their copies are done."""
+    with _lock:
+        _links.clear()
 
 
 _parents: list[Link] = []

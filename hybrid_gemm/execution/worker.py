@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property
@@ -143,6 +143,11 @@ class Worker:
     def _in_place(self, place: Operand) -> bool:
         """Whether a part of `out` can be made where it lies."""
         return place.written_in_place(self.device, self.run.result_dtype)
+
+    def _begin_to_write(self, strips: Iterable[Strip]) -> None:
+        """From now on an error leaves `out` incomplete, if strips are made in place."""
+        if any(self._in_place(self.run.operands.part(s.rows, s.cols)) for s in strips):
+            self.run.wrote = True
 
     # --- streams --------------------------------------------------------------------------
 
@@ -285,6 +290,8 @@ class Worker:
         stream = self.multiplying[step.number % len(self.multiplying)]
         products = self.products.get(step) or self._bound_products(step)
         self._await(step, stream)
+        if not self.summed:
+            self._begin_to_write(panel.strips)
         with self.device.using(stream):
             event = self._gemm(products, stream)
         if step.last:
@@ -380,6 +387,7 @@ class Worker:
                 for event in self._emptied(panel):
                     stream.wait(event)
             start = stream.record()
+            self._begin_to_write((strip,))
             for fetch in planned.fetches:
                 fetch(stream)
             planned.total(stream)

@@ -21,6 +21,7 @@ from ..catalog import Variant
 from ..devices.base import Device
 from ..errors import UsageError
 from ..execution.timeline import Timeline
+from ..host.kept import Kept
 from ..kernel_choice import compute_modes
 from ..options import CHOICES, Options, named_keywords, with_options
 from ..planning.hardware import DeviceSpec
@@ -120,7 +121,7 @@ class RankRunner:
                 UsageError(f"ranks found different devices, so name one by --device: {found}")
             )
         self._transport: tuple | None = None
-        self._inner_plans: dict[tuple[Problem, bool], Plan] = {}
+        self._inner_plans: Kept[Plan] = Kept(MAX_PLANS)
 
     def _local_runner(self) -> Runner:
         """What multiplies on this rank: its own devices and threads."""
@@ -199,13 +200,12 @@ class RankRunner:
         the memory that was free at first, since a run that has begun has taken some."""
         known = self._inner_plans.get((problem, there))
         if known is None:
-            if len(self._inner_plans) >= MAX_PLANS:
-                self._inner_plans.clear()
-            known = self._inner_plans[problem, there] = make_plan(
+            known = make_plan(
                 problem, self._specs, self.threads, split=self.local.options.split,
                 kernel=self.local.plans.kernel_name, resident=there,
                 homes=(0, 0, None) if there else NOWHERE,
             )  # fmt: skip
+            self._inner_plans.put((problem, there), known)
         return known
 
     @functools.cached_property
