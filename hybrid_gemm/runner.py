@@ -77,14 +77,16 @@ class Runner:
     def _open(self, options: Options) -> None:
         self.options = options
         self.kind, self.note = devices.choose(options.device)
-        if self.kind == "cpu":
-            for name in ("max_device_memory", "emulate_devices"):
-                if getattr(options, name) is not None:
-                    warn(f"{name} has no effect: the cpu device multiplies in the host's memory")
         workers = options.threads or options.emulate_devices or 1
         opened = devices.open_devices(
             self.kind, workers, gpus=options.gpus, emulate=options.emulate_devices
         )
+        idle = {  # without threads, emulated devices say how many workers there are
+            "max_device_memory": options.max_device_memory,
+            "emulate_devices": options.threads and options.emulate_devices,
+        }
+        for name in (x for x, given in idle.items() if given and opened[0].host_memory):
+            warn(f"{name} has no effect: the cpu device multiplies in the host's memory")
         self.devices: list[Device] = list(opened)
         if options.algorithm == "strassen":
             self.devices = [Strassen(device, options.levels) for device in opened]

@@ -102,8 +102,8 @@ class SingleCpuExecutor:
         problem = self.plans.settle(
             make_problem(a, b, c, alpha=alpha, beta=beta, trans_a=trans_a, trans_b=trans_b)
         )
-        fits = out is None or (
-            out.shape == (problem.m, problem.n) and out.dtype == problem.out_dtype
+        fits = problem.out_dtype == np.result_type(a.dtype, b.dtype) and (
+            out is None or (out.shape == (problem.m, problem.n) and out.dtype == problem.out_dtype)
         )
         one_piece = problem.m * problem.n * problem.k and problem.flops <= self.device.chunk_flops
         if not (fits and one_piece and problem.alpha) or self.device.limits_blas():
