@@ -1,5 +1,29 @@
 """The errors users meet, each with the exit code that the command gives it."""
 
+from __future__ import annotations
+
+import contextlib
+import difflib
+import errno
+from collections.abc import Iterable, Iterator
+
+# Names that people know from elsewhere, and those that they have here.
+_ELSEWHERE = {
+    "gpu": "cuda", "nvidia": "cuda", "fp16": "float16", "f16": "float16", "half": "float16",
+    "bf16": "bfloat16", "fp32": "float32", "f32": "float32", "single": "float32",
+    "float": "float32", "fp64": "float64", "f64": "float64", "double": "float64", "int": "int32",
+    "i32": "int32", "long": "int64", "i64": "int64", "column": "cols", "columns": "cols",
+}  # fmt: skip
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """ " (did you mean rows?)", or nothing where no name is alike enough."""
+    known = list(names)
+    if _ELSEWHERE.get(name) in known:
+        return f" (did you mean {_ELSEWHERE[name]}?)"
+    found = difflib.get_close_matches(name, known, 1, 0.7)
+    return f" (did you mean {found[0]}?)" if found else ""
+
 
 def in_words(size: float) -> str:
     """A number of bytes with its unit, three digits: `in_words(3 << 30)` is "3.00 GiB"."""
@@ -8,6 +32,18 @@ def in_words(size: float) -> str:
         if size < 1000:
             return f"{size:.3g} {unit}"
     return f"{size / 1024:.2f} GiB"
+
+
+def time_in_words(ms: float) -> str:
+    """A time with its unit, three digits: `time_in_words(75_300)` is "75.3 s"."""
+    for unit, size, most in (("ms", 1, 1e3), ("s", 1e3, 120), ("min", 6e4, 120)):
+        if ms / size < most:
+            return f"{ms / size:.3g} {unit}"
+    return f"{ms / 3.6e6:.3g} h" if ms < 3.6e9 else f"{ms / 3.6e6:.0f} h"
+
+
+class HybridGemmWarning(UserWarning):
+    """Something that the caller gave has no effect, or another than it seems."""
 
 
 class HybridGemmError(Exception):
@@ -38,6 +74,12 @@ class DTypeError(HybridGemmError, TypeError):
     exit_code = 2
 
 
+class SlowerError(HybridGemmError):
+    """Times of a result are above those of an older one by more than their noise."""
+
+    exit_code = 4
+
+
 class VerificationError(HybridGemmError):
     """The product disagrees with its reference."""
 
@@ -54,6 +96,26 @@ class OutOfMemoryError(HybridGemmError, MemoryError):
     """A plan needs more memory than there is; the message gives both sizes. A `MemoryError`."""
 
     exit_code = 1
+
+
+@contextlib.contextmanager
+def shortage_in_words(task: object) -> Iterator[None]:
+    """Makes an allocation that fails, the system's own too, an `OutOfMemoryError` that names the
+    task, with the notes of the error."""
+    try:
+        yield
+    except OutOfMemoryError:
+        raise
+    except (MemoryError, OSError) as error:
+        if isinstance(error, OSError) and error.errno != errno.ENOMEM:
+            raise
+        reason = " ".join(str(error).split()) or "an allocation failed"
+        clear = OutOfMemoryError(
+            f"{task}: {reason}; fewer threads, or an out of the product's dtype, would need less"
+        )
+        for note in getattr(error, "__notes__", ()):
+            clear.add_note(note)
+        raise clear from error
 
 
 class KernelError(HybridGemmError):

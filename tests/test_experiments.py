@@ -272,7 +272,7 @@ def test_a_measurement_that_cannot_run_is_a_row_with_its_reason():
 
 
 def test_unknown_names():
-    with pytest.raises(UsageError, match="did you mean 'row_split'"):
+    with pytest.raises(UsageError, match="did you mean row_split"):
         engine.choose_experiments(["rowsplit"])
     with pytest.raises(UsageError, match="small, full"):
         engine.run([], scale="huge")

@@ -4,6 +4,7 @@ import gc
 import time
 import weakref
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -141,6 +142,37 @@ def test_out_that_overlaps_is_refused():
     np.testing.assert_array_equal(gemm(a, even, out=odd), 8)
 
 
+@pytest.mark.filterwarnings("ignore::PendingDeprecationWarning")
+def test_an_out_of_another_class_is_an_out_as_any_other(tmp_path):
+    """np.memmap and np.matrix are arrays too: what overlaps is refused, and C may be `out`."""
+    a = np.memmap(tmp_path / "a", "f4", "w+", shape=(8, 8))
+    a[...] = 1
+    with pytest.raises(ValueError, match="out overlaps A"):
+        gemm(a, np.ones((8, 8), "f4"), out=np.asarray(a), device="cpu")
+    with pytest.raises(ValueError, match="out overlaps C"):
+        gemm(np.ones((4, 2), "f4"), np.ones((2, 8), "f4"), a[:4], out=np.asarray(a)[1:5],
+             device="cpu")  # fmt: skip
+    np.testing.assert_array_equal(np.asarray(a), 1)
+    got = gemm(np.ones((8, 2)), np.ones((2, 8)), a, beta=1, out=np.asarray(a), device="cpu")
+    np.testing.assert_array_equal(got, 3)
+
+
+@pytest.mark.filterwarnings("error", "ignore::PendingDeprecationWarning")
+def test_a_matrix_gets_inf_without_a_warning():
+    large = np.full((2, 2), 2**17, "u8")
+    out = np.zeros((2, 2), "f2").view(np.matrix)
+    assert gemm(large, large, out=out, device="cpu") is out
+    assert np.isinf(out).all()
+
+
+def test_halves_with_a_wide_c_are_multiplied_in_its_dtype(device):
+    for narrow in ("float16", ml_dtypes.bfloat16):
+        half, c = np.full((3, 40), 2, narrow), np.full((3, 3), 2**30 + 1, "f8")
+        got = gemm(half, half.T, c, beta=1, device=device)
+        assert got.dtype == "f8"
+        np.testing.assert_array_equal(got, 2**30 + 161)
+
+
 def test_read_only_out_and_wrong_out_are_refused():
     a = np.ones((4, 4), "f4")
     out = np.zeros((4, 4), "f4")
@@ -180,7 +212,7 @@ def test_bad_operands_are_restated(a, b, error, message):
         ({"device": "tpu"}, UsageError, "auto, cuda, cpu and emulator"),
         ({"device": "cpu", "gpus": [0]}, UsageError, "the device is cpu"),
         ({"device": "cpu", "kernel": "naive"}, UsageError, "does not run on the cpu"),
-        ({"device": "cpu", "kernel": "niave"}, UsageError, "did you mean 'naive'"),
+        ({"device": "cpu", "kernel": "niave"}, UsageError, "did you mean naive"),
         ({"device": "cpu", "params": {"BM": 1}}, UsageError, "need a kernel"),
         ({"device": "cpu", "emulate_devices": 0}, UsageError, "at least 1"),
     ],

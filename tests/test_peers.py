@@ -11,8 +11,8 @@ from support.command import one_line, run
 
 from hybrid_gemm.bench import libraries, study
 from hybrid_gemm.bench.libraries import LibraryStudy
+from hybrid_gemm.cli.option_types import shape
 from hybrid_gemm.cli.pictures import pictures
-from hybrid_gemm.cli.shared import shape
 from hybrid_gemm.errors import UnavailableError, UsageError
 from hybrid_gemm.runner import Runner
 

@@ -153,6 +153,12 @@ def test_copies_cast_to_the_other_dtype(device, rng):
         np.testing.assert_array_equal(into, a.astype("f8") @ b.astype("f8"))
 
 
+def test_what_grows_by_a_cast_fits_its_slot(kernel_device, rng):
+    """Small copies take a slot whole: as small as the larger of both sides."""
+    a, b = integers(rng, (8, 32), "i1"), integers(rng, (32, 1), "i1")  # 256 bytes, 1024 as int32
+    np.testing.assert_array_equal(Runner(device=kernel_device).gemm(a, b), a @ b)
+
+
 def unexpected(*_arguments):
     pytest.fail("it was called")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import time
+from collections.abc import Iterable
 from typing import Any
 
 Event = Any  # a `HostEvent`, or CuPy's: it has `synchronize()`
@@ -31,6 +32,22 @@ class Stream(abc.ABC):
     @abc.abstractmethod
     def synchronize(self) -> None:
         """Blocks the calling thread until all work of this stream is done."""
+
+
+MOST_SPARE_BYTES = 64 << 20
+
+
+def grown(wanted: int, kept: Iterable[Any]) -> int:
+    """How many elements a new buffer beside these smaller ones should have, if `wanted` are needed.
+
+    Half as many again as the largest, so that ever larger products leave a few buffers, of three
+    times the largest in all, and not one each.
+    """
+    largest = max(kept, key=lambda buffer: buffer.size, default=None)
+    if largest is None:
+        return wanted
+    spare = min(largest.size // 2, MOST_SPARE_BYTES // largest.dtype.itemsize)
+    return int(max(wanted, largest.size + spare))
 
 
 class HostEvent:

@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 
 from .. import catalog
-from ..arrays.strides import layout
+from ..arrays.strides import layout, stored
 from ..catalog import Launch, Variant
 from ..errors import UsageError
 from ..problem import NARROW, Problem
 from .base import Array, Device, Stream
 from .kernel_launcher import BoundProduct, KernelLauncher
-from .storage import stored
+from .streams import grown
 
 STRICT = 2  # of compute_modes.VERDICTS, which the kernels count from 0
 _STEP = 64  # packed rows are whole multiples of it, in elements
@@ -64,7 +64,7 @@ class Room:
                 return flat[:count]
         device = self._device()
         assert device is not None  # it has the stream that is multiplied on
-        kept.append(device.empty(1, max(1, count), dtype)[0])
+        kept.append(device.empty(1, grown(max(1, count), kept), dtype)[0])
         return kept[-1][:count]
 
 

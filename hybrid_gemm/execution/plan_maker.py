@@ -17,6 +17,7 @@ from ..devices import tensor_core_products
 from ..devices.base import Device
 from ..devices.cuda import nccl_group
 from ..errors import UnavailableError
+from ..host.kept import Kept
 from ..kernel_choice import compute_modes
 from ..kernel_choice.choose import choose
 from ..options import AUTOMATIC_KERNELS, Options
@@ -60,7 +61,7 @@ class PlanMaker:
         if devices[0].queues and options.names_no_workers:
             powers = (1 << i for i in range((self.threads - 1).bit_length()))
             self.counts = (*powers, self.threads)
-        self._plans: dict[tuple, tuple[Plan, list[int]]] = {}
+        self._plans: Kept[tuple[Plan, list[int]]] = Kept(MAX_PLANS)
 
     @property
     def kernel_name(self) -> str:
@@ -92,9 +93,10 @@ class PlanMaker:
         `homes` the devices that read or make them where they lie, `most` the bytes of a device
         that it may take."""
         specs = self.specs(problem.dtype, most)
-        plan, needs = self._plans.get((problem, resident, homes), (None, ()))
-        if plan and all(x <= s.memory_bytes for x, s in zip(needs, specs, strict=True)):
-            return plan  # as good as ever, since it still fits
+        if known := self._plans.get((problem, resident, homes)):
+            plan, needs = known
+            if all(x <= s.memory_bytes for x, s in zip(needs, specs, strict=True)):
+                return plan  # as good as ever, since it still fits
         options = self.options
         plan = make_plan(
             problem, specs, self.counts, split=options.split, grid=options.grid,
@@ -104,10 +106,8 @@ class PlanMaker:
             raise UnavailableError(
                 f"the nccl reduction was asked for: {reason}; the ordered one works here"
             )
-        if len(self._plans) >= MAX_PLANS:
-            self._plans.clear()
         if not plan.turns_in_memory:  # turns are made for the memory that there is now
-            self._plans[problem, resident, homes] = plan, memory_needs(plan)
+            self._plans.put((problem, resident, homes), (plan, memory_needs(plan)))
         return plan
 
     def prepare(self, problem: Problem, operands: Operands, *, resident: bool) -> Prepared:
@@ -149,12 +149,11 @@ class PlanMaker:
         found = [tensor_core_products.verdicts(device, problem) for device in self.devices]
         return np.sum(found, axis=0)
 
-    def describe(self, plan: Plan | None, note: str) -> str:
-        """The devices, or those of a plan, in a few words, and why they were chosen."""
+    def describe(self, plan: Plan | None) -> str:
+        """The devices, or those of a plan, in a few words."""
         used = list(self.devices)
         if plan and len(self.counts) > 1:
             used = [self.devices[i] for i in sorted({w.device for w in plan.workers})]
         idle = len(self.devices) - len(used)
-        notes = [note, f"{idle} more not worth starting" if idle else ""]
         names = ", ".join(device.describe() for device in used)
-        return names + (f" ({', '.join(filter(None, notes))})" if any(notes) else "")
+        return names + (f" ({idle} more not worth starting)" if idle else "")

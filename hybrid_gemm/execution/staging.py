@@ -11,12 +11,14 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
 from ..arrays.caller_arrays import cast_into
+from ..arrays.operand import Operand
 from ..arrays.strides import address, leading, runs
 from ..devices.base import Device
 from ..devices.cuda import driver
@@ -129,7 +131,7 @@ class Link:
         if native:
             self._hand_over(ring, native, dst, src, transfer)
             return
-        if copy == self._straight or src.nbytes <= SMALL_BYTES:
+        if copy == self._straight or max(src.nbytes, dst.nbytes) <= SMALL_BYTES:
             with self.device.using(ring.stream), transfer.pieces[0].copying(ring.stream):
                 copy(ring, dst, src, transfer)
             return
@@ -237,11 +239,29 @@ _lock = threading.Lock()
 
 
 def link(device: Device) -> Link:
-    """The link of a device; devices behind one port share it, and it stays when they go."""
+    """The link of a device; devices behind one port share it, and it stays when they go, until
+    `drop_links`."""
     with _lock:
         if device.port not in _links:
             _links[device.port] = Link(device.detached())
         return _links[device.port]
+
+
+def make_pages(devices: Iterable[Device], out: Operand) -> None:
+    """Has the pages of a fresh `out` in host memory made by the threads that will write it."""
+    ports = list({device.port: device for device in devices if not device.host_memory}.values())
+    if out.home is not None:
+        return
+    rows = len(out.array)
+    for i, device in enumerate(ports):
+        share = slice(i * rows // len(ports), (i + 1) * rows // len(ports))
+        link(device).touch(out.array[share])
+
+
+def drop_links() -> None:
+    """Gives links and their slots back; those at work are gone when their copies are done."""
+    with _lock:
+        _links.clear()
 
 
 _parents: list[Link] = []

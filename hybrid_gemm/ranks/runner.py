@@ -21,6 +21,7 @@ from ..catalog import Variant
 from ..devices.base import Device
 from ..errors import UsageError
 from ..execution.timeline import Timeline
+from ..host.kept import Kept
 from ..kernel_choice import compute_modes
 from ..options import CHOICES, Options, named_keywords, with_options
 from ..planning.hardware import DeviceSpec
@@ -120,14 +121,14 @@ class RankRunner:
                 UsageError(f"ranks found different devices, so name one by --device: {found}")
             )
         self._transport: tuple | None = None
-        self._inner_plans: dict[tuple[Problem, bool], Plan] = {}
+        self._inner_plans: Kept[Plan] = Kept(MAX_PLANS)
 
     def _local_runner(self) -> Runner:
         """What multiplies on this rank: its own devices and threads."""
         options, kind = self.options, devices.choose(self.options.device)[0]
         transports.names(options.transport, kind)
         mine = options.gpus
-        if kind == "cuda":
+        if devices.are_gpus(kind):
             from ..devices.cuda import device as cuda
 
             visible = list(mine) if mine is not None else list(range(cuda.count()))
@@ -199,13 +200,12 @@ class RankRunner:
         the memory that was free at first, since a run that has begun has taken some."""
         known = self._inner_plans.get((problem, there))
         if known is None:
-            if len(self._inner_plans) >= MAX_PLANS:
-                self._inner_plans.clear()
-            known = self._inner_plans[problem, there] = make_plan(
+            known = make_plan(
                 problem, self._specs, self.threads, split=self.local.options.split,
                 kernel=self.local.plans.kernel_name, resident=there,
                 homes=(0, 0, None) if there else NOWHERE,
             )  # fmt: skip
+            self._inner_plans.put((problem, there), known)
         return known
 
     @functools.cached_property
@@ -335,7 +335,7 @@ class RankRunner:
             ),
         )
         arrays = given.arrays.values()
-        launch.together(self.comm, lambda: check_device(arrays, self.local.kind))
+        launch.together(self.comm, lambda: check_device(arrays, self.devices[0]))
         problem, xp = nothing_multiplied(given.problem(alpha, beta)), given.xp
         wait_for_streams(*arrays)  # which may still be writing them
         spans = None
@@ -424,14 +424,14 @@ def _kept_or_made(comm: Any, given: tuple) -> RankRunner:
     return kept[2]
 
 
-@functools.lru_cache(maxsize=64)
-def _options(given: tuple) -> Options:
+@functools.lru_cache(maxsize=64, typed=True)
+def _options(*given: Any) -> Options:
     return Options(*given).across_ranks()
 
 
 def _checked(given: tuple) -> Options:
     try:
-        return _options(given)
+        return _options(*given)
     except TypeError:  # a list or a dict among them is no key, and a wrong type raises again
         return Options(*given).across_ranks()
 

@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UnavailableError, UsageError
+from ..host.installing import pip_install
 from .chrome_trace import Gantt
 from .pictures import Line, Panel, Picture
 
@@ -53,7 +54,7 @@ def needed() -> ModuleType:
     try:
         import matplotlib
     except ImportError:
-        raise UnavailableError("plots need matplotlib (pip install 'hybrid-gemm[plot]')") from None
+        raise UnavailableError(f"plots need matplotlib ({pip_install('plot')})") from None
     return matplotlib
 
 

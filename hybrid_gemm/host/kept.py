@@ -1,0 +1,37 @@
+"""What is remembered from call to call: the last so many things, and no more."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Kept(Generic[T]):
+    """The last `most` things that were put here or asked for, by key.
+
+    Any thread may ask, without a lock, which a forked child could find held: where two ask at
+    once, one may not get what is here, and makes it again.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._things: dict[Hashable, T] = {}  # the last used is the last
+
+    def __len__(self) -> int:
+        return len(self._things)
+
+    def get(self, key: Hashable) -> T | None:
+        """What was put under this key; None if it is not here, or no longer."""
+        thing = self._things.pop(key, None)
+        if thing is not None:
+            self._things[key] = thing
+        return thing
+
+    def put(self, key: Hashable, thing: T) -> None:
+        """Keeps a thing, and lets the one go that was not used for the longest time."""
+        self._things.pop(key, None)
+        self._things[key] = thing
+        for oldest in list(self._things)[: -self.most]:
+            self._things.pop(oldest, None)

@@ -1,0 +1,1 @@
+"""Random products against exact integers: what `scripts/fuzz` and `scripts/memory` are made of."""

@@ -1,0 +1,134 @@
+"""What a process keeps: its memory while it makes ever other products, and what is left of runners
+that were dropped."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import itertools
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import hybrid_gemm
+
+from .cases import draw
+from .judge import REFUSED, RIGHT, judge
+
+PAGE = os.sysconf("SC_PAGE_SIZE")
+MIB = 1 << 20
+MOST_GROWTH_MIB = 16
+EVERY_S = 2.0  # between readings
+WARM_RUNNERS = 20
+
+
+def resident_mib() -> float:
+    """The process's memory, with what malloc has free given back to the system."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * PAGE / MIB
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def mixed(
+    seconds: float, seed: int, devices: tuple[str, ...] = ("cpu", "cpu", "cpu", "emulator"),
+    say: Callable[[str], None] = print,
+) -> dict[str, Any]:  # fmt: skip
+    """Products of all kinds for so long. Memory may grow while the first half makes what is kept;
+    after that by `MOST_GROWTH_MIB` at most."""
+    start = time.monotonic()
+    counts = {RIGHT: 0, REFUSED: 0}
+    failures: list[str] = []
+    readings: list[tuple[float, float]] = []
+    settled = None
+    for number in itertools.count():
+        now = time.monotonic() - start
+        if not readings or now - readings[-1][0] >= min(EVERY_S, seconds / 20):
+            readings.append((round(now, 1), round(resident_mib(), 1)))
+            if settled is None and now >= seconds / 2:
+                settled = readings[-1][1]
+        if now >= seconds:
+            break
+        device = devices[number // 8 % len(devices)]
+        outcome = judge(draw(device, seed, number))
+        if outcome.failed:
+            failures.append(f"{outcome.words} | scripts/fuzz --device {device} --seed {seed} "
+                            f"--only {number}")  # fmt: skip
+            say(failures[-1])
+        else:
+            counts[outcome.kind] += 1
+    assert settled is not None
+    grown = round(readings[-1][1] - settled, 1)
+    wrong = [f"{len(failures)} products failed"] if failures else []
+    if grown > MOST_GROWTH_MIB:
+        wrong.append(f"memory grew by {grown} MiB in the second half")
+    return {
+        "seconds": round(seconds), "seed": seed, **counts, "failures": failures[:20],
+        "mib_first": readings[0][1], "mib_after_half": settled, "mib_last": readings[-1][1],
+        "grown_mib": grown, "readings": readings[:: max(1, len(readings) // 60)], "wrong": wrong,
+    }  # fmt: skip
+
+
+def dropped(count: int, device: str, warm: int = WARM_RUNNERS) -> dict[str, Any]:
+    """So many runners, each made, used and dropped: threads, descriptors and memory before and
+    after. `warm` others before them fill what a process keeps."""
+    a = np.ones((90, 110), "f4")
+    options = (
+        {"threads": 3, "split": "cols"}, {"threads": 2, "split": "rows"}, {"threads": 1},
+        {"threads": 2, "split": "cols", "reduce": "critical"},
+        {"algorithm": "strassen", "levels": 2},
+    )  # fmt: skip
+    before: tuple[int, int, float] | None = None
+    wrong = []
+    for number in range(count + warm):
+        if number == warm:
+            before = threading.active_count(), descriptors(), resident_mib()
+        runner = hybrid_gemm.Runner(device=device, **options[number % len(options)])
+        if not (runner.gemm(a, a.T) == 110).all():
+            wrong.append(f"runner {number} made a wrong product")
+        del runner
+    assert before is not None
+    gc.collect()
+    after = threading.active_count(), descriptors(), resident_mib()
+    names = ("threads", "descriptors")
+    wrong += [f"{name}: {x} before, {y} after"
+              for name, x, y in zip(names, before, after, strict=False) if y > x]  # fmt: skip
+    grown = round(after[2] - before[2], 1)
+    if grown > MOST_GROWTH_MIB:
+        wrong.append(f"memory grew by {grown} MiB")
+    return {
+        "device": device, "runners": count, "threads": [before[0], after[0]],
+        "descriptors": [before[1], after[1]], "grown_mib": grown, "wrong": wrong,
+    }  # fmt: skip
+
+
+def new_shapes(count: int, device: str, most: int) -> dict[str, Any]:
+    """One runner, and a new shape each time: how much memory grows over the second half, and how
+    much of it all is left when the runner is dropped."""
+    rng = np.random.default_rng(3)
+    a = np.ones((most, most), "f4")
+    runner = hybrid_gemm.Runner(device=device, threads=4, split="cols")
+    readings = [resident_mib()]
+    for half in range(2):
+        for _ in range(count // 2):
+            m, n, k = (int(x) for x in rng.integers(1, most + 1, 3))
+            if runner.gemm(a[:m, :k], a[:k, :n])[-1, -1] != k:
+                return {"device": device, "wrong": [f"a wrong product, {m} x {n} x {k}"]}
+        readings.append(resident_mib())
+        del half
+    grown = round(readings[2] - readings[1], 1)
+    del runner
+    hybrid_gemm.free_memory()
+    wrong = [f"memory grew by {grown} MiB"] if grown > MOST_GROWTH_MIB else []
+    return {
+        "device": device, "shapes": count, "grown_mib": grown,
+        "mib": [round(x, 1) for x in (*readings, resident_mib())], "wrong": wrong,
+    }  # fmt: skip

@@ -1,0 +1,183 @@
+"""Runs products of which the n-th large allocation fails, for every n:
+
+    python -m fuzzing.shortage CONFIGURATION      (in the environment of `environment()`)
+
+It prints one JSON object: how many allocations there are, and what came of each. The runner, its
+devices and all buffers are made anew for each product. Every array of the host and of the cpu and
+emulator devices is made by malloc, so the malloc that fails (failing_malloc.c) stands under all of
+them.
+"""
+
+from __future__ import annotations
+
+import builtins
+import ctypes
+import gc
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+HERE = Path(__file__).resolve().parent
+MOST = 400  # allocations of one product; more means that a loop does not end
+SETTLE_S = 5  # in which a copying thread lets its last block go
+
+# Options, the dtypes of A, B and `out` ("" for none), and beta.
+CONFIGURATIONS: dict[str, tuple[dict[str, Any], str, str, float]] = {
+    "cpu rows, beta": ({"device": "cpu", "threads": 3, "split": "rows"}, "f4", "f4", 2),
+    "cpu cols, int8": ({"device": "cpu", "threads": 3, "split": "cols"}, "i1", "", 0),
+    "cpu critical": (
+        {"device": "cpu", "threads": 2, "split": "cols", "reduce": "critical"}, "f8", "f4", 1,
+    ),
+    "emulator cols": (
+        {"device": "emulator", "threads": 2, "split": "cols", "emulate_devices": 2}, "f4", "f8", 1,
+    ),
+    "emulator rows, float16": (
+        {"device": "emulator", "threads": 2, "split": "rows", "emulate_devices": 2}, "f2", "", 0,
+    ),
+    "emulator critical": (
+        {"device": "emulator", "threads": 2, "split": "cols", "reduce": "critical"}, "f4", "f4", 1,
+    ),
+    # In turns: with less memory, there are more of them.
+    "emulator turns": ({"device": "emulator", "threads": 1}, "f4", "f4", 2),
+    "strassen": ({"device": "cpu", "algorithm": "strassen", "levels": 2}, "f4", "f4", 1),
+}  # fmt: skip
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """Compiles the malloc into a folder, and gives the environment that loads it."""
+    library = folder / "failing_malloc.so"
+    subprocess.run(
+        ["g++", "-x", "c", "-O1", "-fPIC", "-shared", "-o", library, HERE / "failing_malloc.c"],
+        check=True, timeout=120,
+    )  # fmt: skip
+    paths = [str(HERE.parent), str(HERE.parent.parent), os.environ.get("PYTHONPATH", "")]
+    return {
+        **os.environ, "LD_PRELOAD": str(library), "OPENBLAS_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+    }  # fmt: skip
+
+
+def campaign(name: str, folder: Path) -> dict[str, Any]:
+    """What came of a configuration, from a process of its own; a crash is `crashed`."""
+    done = subprocess.run(
+        [sys.executable, "-m", "fuzzing.shortage", name], env=environment(folder),
+        capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        return {"configuration": name, "wrong": [f"crashed ({done.returncode}): {last}"]}
+    return json.loads(done.stdout)
+
+
+class Shortage:
+    """One product, again and again with another allocation that fails."""
+
+    def __init__(self, name: str) -> None:
+        import hybrid_gemm
+
+        options, dtype, out, beta = CONFIGURATIONS[name]
+        self.name, self.beta, self.options = name, beta, options
+        self.gemm, self.free_memory = hybrid_gemm.gemm, hybrid_gemm.free_memory
+        if "turns" in name:
+            sys.path.insert(0, str(HERE.parent.parent / "tests"))
+            from support.small_sizes import small_turns
+
+            small_turns(builtins)
+        rng = np.random.default_rng(5)
+        side = 230
+        self.a, self.b, self.c = (rng.integers(-2, 3, (side, side)).astype(dtype) for _ in range(3))
+        wide = [x.astype("i8") for x in (self.a, self.b, self.c)]
+        result = np.result_type(self.a)
+        self.right = (wide[0] @ wide[1] + int(beta) * wide[2]).astype(result).astype(out or result)
+        self.out = np.full(self.right.shape, 77, out) if out else None
+        self.malloc = ctypes.CDLL(None)
+        self.malloc.allocations_live.restype = ctypes.c_long
+        self.malloc.allocations_seen.restype = ctypes.c_long
+        self.malloc.allocations_arm.argtypes = [ctypes.c_long, ctypes.c_int]
+        self.counts = {"right": 0, "refused": 0, "incomplete": 0}
+        self.wrong: list[str] = []
+
+    def multiply(self) -> np.ndarray:
+        c = self.c if self.beta else None
+        return self.gemm(self.a, self.b, c, beta=self.beta, out=self.out, **self.options)
+
+    def all(self) -> dict[str, Any]:
+        """Without failures until nothing new is compiled, then with one at each place."""
+        for _ in range(3):
+            self.multiply()
+        before, count = self.live(), self.count()
+        for later in (False, True):
+            for number in range(1, count + 3):  # threads do not always allocate in one order
+                self.one(number, later)
+        if not np.array_equal(self.multiply(), self.right):
+            self.wrong.append("wrong after all failures")
+        leaked = self.settled(before)
+        if leaked > 0:
+            self.wrong.append(f"{leaked} bytes leaked")
+        return {"configuration": self.name, "allocations": count, **self.counts,
+                "bytes_leaked": leaked, "wrong": self.wrong}  # fmt: skip
+
+    def live(self) -> int:
+        self.free_memory()
+        gc.collect()
+        return self.malloc.allocations_live()
+
+    def settled(self, before: int) -> int:
+        end = time.monotonic() + SETTLE_S
+        while (leaked := self.live() - before) > 0 and time.monotonic() < end:
+            time.sleep(0.05)
+        return leaked
+
+    def count(self) -> int:
+        self.free_memory()
+        self.malloc.allocations_arm(0, 0)
+        self.multiply()
+        self.malloc.allocations_disarm()
+        return min(MOST, self.malloc.allocations_seen())
+
+    def one(self, number: int, later: bool) -> None:
+        from hybrid_gemm.errors import OutOfMemoryError
+
+        self.free_memory()
+        if self.out is not None:
+            self.out[...] = 77
+        where = f"allocation {number}{' and all later' * later}"
+        self.malloc.allocations_arm(number, later)
+        try:
+            got = self.multiply()
+        except OutOfMemoryError as error:
+            self.malloc.allocations_disarm()
+            self.judge(error, where)
+            return
+        except BaseException as error:
+            self.malloc.allocations_disarm()
+            self.wrong.append(f"{where}: {type(error).__name__}: {error}")
+            return
+        finally:
+            self.malloc.allocations_disarm()
+        if np.array_equal(got, self.right):
+            self.counts["right"] += 1
+        else:
+            self.wrong.append(f"{where}: a wrong product")
+
+    def judge(self, error: BaseException, where: str) -> None:
+        """A refusal is clear, and says so where some of `out` was written already."""
+        noted = any("incomplete" in note for note in getattr(error, "__notes__", []))
+        if "\n" in str(error) or len(str(error)) < 20:
+            self.wrong.append(f"{where}: not one clear line: {error}")
+        elif self.out is None or (self.out == 77).all():
+            self.counts["refused"] += 1
+        elif noted:
+            self.counts["incomplete"] += 1
+        else:
+            self.wrong.append(f"{where}: out is half written, and the error does not say so")
+
+
+if __name__ == "__main__":
+    print(json.dumps(Shortage(sys.argv[1]).all()))

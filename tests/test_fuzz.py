@@ -1,0 +1,156 @@
+"""scripts/fuzz: what it finds, what it lets pass, and a short run of it."""
+
+import json
+import sys
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import hybrid_gemm
+from hybrid_gemm.devices.cpu import CpuDevice
+from hybrid_gemm.errors import UsageError
+
+SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
+sys.path.insert(0, str(SCRIPTS))
+
+from fuzzing import campaign, cases, judge, matrices  # noqa: E402
+
+SEED = 20261122
+COUNT = {"cpu": 400, "emulator": 40, "cuda": 300}
+
+
+def test_a_short_campaign_finds_nothing(device):
+    count = COUNT[device]
+    said = []
+    report = campaign.campaign(device, SEED, range(count), say=said.append)
+    assert report.exit_code == 0, said
+    assert report.outcomes.total() == count and not report.failures
+    assert report.outcomes[judge.RIGHT] > count / 2 and report.outcomes[judge.REFUSED]
+
+
+# --- what it would find -------------------------------------------------------------------
+
+right_gemm = CpuDevice.gemm
+
+
+def without_a_slab(self, variant, a, b, c, **more):
+    right_gemm(self, variant, a[:, :-1], b[:-1], c, **more)
+
+
+def with_another_sign(self, variant, a, b, c, *, alpha, **more):
+    right_gemm(self, variant, a, b, c, alpha=-alpha, **more)
+
+
+def without_the_last_row(self, variant, a, b, c, **more):
+    right_gemm(self, variant, a[:-1], b, c[:-1], **more)
+
+
+def reading_c(self, variant, a, b, c, *, beta, **more):
+    right_gemm(self, variant, a, b, c, beta=beta or 1e-30, **more)
+
+
+def changing_a(self, variant, a, b, c, **more):
+    right_gemm(self, variant, a, b, c, **more)
+    if a.size and a.flags.writeable:
+        a[0, 0] += 1
+
+
+def writing_past_c(self, variant, a, b, c, **more):
+    right_gemm(self, variant, a, b, c, **more)
+    if c.size and c.strides[0] > c.shape[1] * c.itemsize:
+        np.lib.stride_tricks.as_strided(c, (1, c.shape[1] + 1), c.strides)[0, -1] = 3
+
+
+def breaking(self, variant, a, b, c, **more):
+    if c.shape[1] % 3 == 2:
+        raise IndexError("planted")
+    right_gemm(self, variant, a, b, c, **more)
+
+
+def refusing(self, variant, a, b, c, **more):
+    if c.shape[1] % 3 == 2:
+        raise UsageError("planted: too few columns of this kind")
+    right_gemm(self, variant, a, b, c, **more)
+
+
+FAULTS = {
+    without_a_slab: 3, with_another_sign: 3, without_the_last_row: 3, reading_c: 3, changing_a: 3,
+    writing_past_c: 3, breaking: 1, refusing: 1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_a_planted_fault_is_found_and_shrunk(fault, monkeypatch):
+    monkeypatch.setattr(CpuDevice, "gemm", fault)
+    said = []
+    report = campaign.campaign("cpu", SEED, range(14), say=said.append)
+    assert report.exit_code == FAULTS[fault], said
+    assert report.failures
+    repeat, shrunk = said[0].rpartition(" | ")[2], said[1]
+    assert shrunk.startswith("    shrunk: ") and repeat.startswith(
+        "scripts/fuzz --device cpu --seed"
+    )
+    again = cases.draw("cpu", SEED, int(repeat.split()[-1]))
+    assert judge.judge(again).failed
+    monkeypatch.undo()
+    assert not judge.judge(again).failed
+
+
+def test_what_should_be_refused_and_is_not_is_wrong():
+    def lenient(case, call):
+        call.keywords["out"] = None
+        try:
+            return judge.product(case, call)
+        except hybrid_gemm.errors.HybridGemmError:
+            return np.zeros((case.m, case.n))
+
+    drawn = (cases.draw("cpu", SEED, number) for number in range(300))
+    chosen = [x.number for x in drawn if x.mistake in ("k differs", "out shape", "out read-only")]
+    report = campaign.campaign("cpu", SEED, chosen, multiply=lenient, say=lambda line: None)
+    assert any(x["found"].startswith("not refused") for x in report.failures)
+
+
+def test_the_same_seed_makes_the_same_case():
+    one, two = (matrices.make(cases.draw("cpu", SEED, 11)) for _ in range(2))
+    assert one.frozen() == two.frozen()
+    assert cases.draw("cpu", SEED, 11) != cases.draw("cpu", SEED + 1, 11)
+
+
+# --- the script ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def script(monkeypatch):
+    """Runs scripts/fuzz with arguments; its exit code."""
+    loader = SourceFileLoader("fuzz_script", str(SCRIPTS / "fuzz"))
+    module = module_from_spec(spec_from_loader("fuzz_script", loader))
+    loader.exec_module(module)
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["fuzz", *map(str, arguments)])
+        return module.main()
+
+    return run
+
+
+def test_the_script_counts_what_it_did(script, tmp_path, capsys):
+    result = tmp_path / "fuzz.json"
+    assert script("--seed", 5, "--count", 40, "--json", result) == 0
+    data = json.loads(result.read_text())
+    assert data["products"] == 40 == data["right"] + data["refused"]
+    assert data["wrong"] == data["exception"] == 0 and data["failures"] == []
+    assert sum(data["choices"]["dtype of A"].values()) == 40
+    assert {"seed", "command", "environment", "refusals"} <= set(data)
+    assert "--seed 5" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("fault, code", [(without_a_slab, 3), (breaking, 1)])
+def test_its_exit_code_says_what_was_found(script, fault, code, monkeypatch, capsys):
+    monkeypatch.setattr(CpuDevice, "gemm", fault)
+    assert script("--seed", SEED, "--count", 14) == code
+    line = next(x for x in capsys.readouterr().out.splitlines() if " | " in x)
+    number = line.split()[-1]
+    assert script("--seed", SEED, "--only", number) == code

@@ -1,0 +1,160 @@
+"""Where memory is short, and what is kept from call to call: short forms of scripts/memory."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import weakref
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.devices import open_device
+from support.emulation import needs_emulator
+
+import hybrid_gemm
+from hybrid_gemm import Runner
+from hybrid_gemm.devices import tensor_core_products
+from hybrid_gemm.devices.emulator.device import EmulatorDevice
+from hybrid_gemm.devices.streams import grown
+from hybrid_gemm.execution import staging
+from hybrid_gemm.host.kept import Kept
+
+SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
+sys.path.insert(0, str(SCRIPTS))
+
+from fuzzing import growth, shortage  # noqa: E402
+
+# --- an allocation fails ------------------------------------------------------------------
+
+
+@needs_emulator  # which has the compiler that the failing malloc takes too
+@pytest.mark.parametrize("name", ["cpu rows, beta", "emulator critical", "strassen"])
+def test_any_allocation_that_fails_is_a_clear_error(name, tmp_path):
+    found = shortage.campaign(name, tmp_path)
+    assert found["wrong"] == []
+    assert found["allocations"] >= 3 and found["bytes_leaked"] <= 0
+    assert found["refused"] + found["incomplete"] >= found["allocations"]
+
+
+PLANTED = """
+    import contextlib, json
+    from fuzzing import shortage
+    from hybrid_gemm import runner
+    from hybrid_gemm.devices.cpu import CpuDevice
+
+    shortage.SETTLE_S = 0.1
+    kept, right_gemm = [], CpuDevice.gemm
+
+    def gemm(self, variant, a, b, c, **more):
+        kept.append(c.copy())
+        c[0] = 5
+        right_gemm(self, variant, a, b, c, **more)
+
+    CpuDevice.gemm = gemm
+    runner.shortage_in_words = lambda task: contextlib.nullcontext()
+    print(json.dumps(shortage.Shortage("cpu rows, beta").all()["wrong"]))
+"""
+
+
+@needs_emulator
+def test_a_leak_an_unclear_error_and_a_wrong_product_are_found(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(PLANTED)], capture_output=True, text=True,
+        env=shortage.environment(tmp_path), timeout=100,
+    )  # fmt: skip
+    wrong = " ".join(json.loads(done.stdout))
+    assert "MemoryError: Unable to allocate" in wrong
+    assert "bytes leaked" in wrong and "wrong after all failures" in wrong
+
+
+# --- what is kept -------------------------------------------------------------------------
+
+
+def test_the_last_things_are_kept():
+    kept = Kept(3)
+    for key in "abc":
+        kept.put(key, key.upper())
+    assert kept.get("a") == "A"
+    kept.put("d", "D")  # in place of b, which was not used for the longest time
+    assert [kept.get(key) for key in "abcd"] == ["A", None, "C", "D"]
+    for number in range(100):
+        kept.put(number, str(number))
+    assert len(kept) == 3 and kept.get(99) == "99"
+
+
+def test_ever_larger_buffers_are_few():
+    kept = []
+    for wanted in range(1, 5000):
+        if all(buffer.size < wanted for buffer in kept):
+            kept.append(np.empty(grown(wanted, kept), "f4"))
+            assert kept[-1].size >= wanted
+    assert len(kept) < 25 and sum(x.size for x in kept) < 3 * kept[-1].size + 25
+    huge = np.broadcast_to(np.float32(0), 1 << 30)
+    assert grown(huge.size + 1, [huge]) - huge.size == 1 << 24  # 64 MiB more, and not half
+
+
+def test_ever_larger_products_keep_few_buffers(kernel_device, monkeypatch):
+    """Of packed operands, and of kernels' workspaces."""
+    device, made = open_device(kernel_device), []
+    real = type(device).empty
+
+    def empty(self, rows, cols, dtype):
+        matrix = real(self, rows, cols, dtype)
+        made.append((weakref.ref(matrix), matrix.nbytes))
+        return matrix
+
+    monkeypatch.setattr(type(device), "empty", empty)
+    room = tensor_core_products.Room(device)
+    for count in range(1000, 50000, 500):
+        assert room.array("A", count, "float32").size == count
+    runner = Runner(device=kernel_device, kernel="tuned")
+    a = np.ones((1, 600), "f4")
+    for k in range(8, 600, 50):
+        assert runner.gemm(a[:, :k], a[:, :k].T) == k
+    alive = [size for matrix, size in made if matrix() is not None]
+    assert len(alive) < 25 and room.array("A", 1, "float32").size == 1
+
+
+def test_new_shapes_do_not_grow_memory():
+    found = growth.new_shapes(400, "cpu", 40)
+    assert found["wrong"] == [] and found["shapes"] == 400
+
+
+def test_runners_that_are_dropped_leave_nothing(device):
+    found = growth.dropped(40 if device == "cpu" else 6, device, warm=6)
+    assert found["wrong"] == []
+
+
+def test_runners_that_stay_are_found(monkeypatch):
+    stay = []
+
+    def runner(**options):
+        stay.append((os.open("/dev/null", os.O_RDONLY), np.ones(1 << 19), Runner(**options)))
+        return stay[-1][-1]
+
+    monkeypatch.setattr(hybrid_gemm, "Runner", runner)
+    found = growth.dropped(10, "cpu", warm=1)
+    for descriptor, *_ in stay:
+        os.close(descriptor)
+    assert found["grown_mib"] > 30
+    assert any(x.startswith("descriptors") for x in found["wrong"])
+    assert any(x.startswith("memory grew") for x in found["wrong"])
+
+
+@needs_emulator
+def test_free_memory_gives_the_buffers_of_copies_back():
+    a = np.ones((600, 600), "f4")
+    assert (hybrid_gemm.gemm(a, a, device="emulator", threads=2) == 600).all()
+    link = weakref.ref(staging.link(EmulatorDevice()))
+    hybrid_gemm.free_memory()
+    assert link() is None
+    assert (hybrid_gemm.gemm(a, a, device="emulator", threads=2) == 600).all()
+
+
+def test_products_of_all_kinds_do_not_grow_memory():
+    said = []
+    found = growth.mixed(1, 7, devices=("cpu",), say=said.append)
+    assert found["wrong"] == [], said
+    assert found["right"] >= 1 and found["mib_last"] > 0
