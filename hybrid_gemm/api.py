@@ -101,7 +101,7 @@ def gemm(  # every option is named here, for editors and type checkers
             if type(x) is not np.ndarray and is_device_array(x):
                 given = _on_gpu(given, x.device.id)
                 break
-    return _runner(given).multiply(a, b, c, alpha, beta, trans_a, trans_b, out)
+    return _runner(given)._multiply(a, b, c, alpha, beta, trans_a, trans_b, out)
 
 
 @functools.lru_cache(maxsize=64)
@@ -168,4 +168,4 @@ def plan(
     a, b, c = (np.broadcast_to(np.empty((), dtype), s) for s in ((m, k), (k, n), (m, n)))
     problem = make_problem(a, b, c, alpha=alpha, beta=beta)
     runner = Runner.of(Options.of(options, "plan").alone())
-    return runner.plan(runner.settle(problem))
+    return runner.plan(problem)

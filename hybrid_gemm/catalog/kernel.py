@@ -62,6 +62,9 @@ class Kernel:
     def __hash__(self) -> int:
         return hash(self.name)
 
+    def __repr__(self) -> str:
+        return f"<Kernel {self.name}: {self.summary}>"
+
     def variants(self) -> list[Variant]:
         """The variants that the header lists; the first is the default."""
         return [Variant(self, dict(params)) for params in self.params]
@@ -146,6 +149,9 @@ class Variant:
     def __str__(self) -> str:
         given = " ".join(f"{k}={v}" for k, v in self.params.items())
         return f"{self.name} {given}".strip()
+
+    def __repr__(self) -> str:
+        return f"<Variant {self}>"
 
     def __hash__(self) -> int:
         return hash((self.kernel.name, tuple(self.params.items())))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -163,6 +163,23 @@ def _problem(request: InputRequest, arrays: dict[str, Any]) -> Problem:
         arrays["A"], arrays["B"], arrays["C"], alpha=request.alpha, beta=request.beta,
         trans_a=request.trans_a, trans_b=request.trans_b,
     )  # fmt: skip
+
+
+class HostMemory(NamedTuple):
+    """Bytes of A, B and C, and those of the host's memory. `fits` is None for files, which are read
+    in parts."""
+
+    bytes: int
+    available_bytes: int
+    fits: bool | None
+
+
+def host_memory(inputs: Inputs) -> HostMemory:
+    """What A, B and C take of this host's memory."""
+    size = np.dtype(inputs.problem.out_dtype).itemsize
+    shapes = {**inputs.shapes, "C": (inputs.problem.m, inputs.problem.n)}
+    need, have = sum(rows * cols for rows, cols in shapes.values()) * size, memory_available()
+    return HostMemory(need, have, need <= have if inputs.generated else None)
 
 
 def check_host_memory(shapes: Any, itemsize: int) -> None:
