@@ -58,6 +58,7 @@ class Kernel:
     early: bool = False
     tma: tuple[Mapping[str, Any], ...] = ()
     scales: tuple[str, ...] = ()
+    space: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     def __hash__(self) -> int:
         return hash(self.name)
