@@ -8,6 +8,7 @@ from support.command import run
 from support.devices import needs
 
 import hybrid_gemm
+from hybrid_gemm.cli import inputs
 from hybrid_gemm.devices import cpu_rates
 from hybrid_gemm.host import notes
 from hybrid_gemm.reporting import thread_report
@@ -80,10 +81,10 @@ def test_nothing_is_expected_of_the_emulator():
 
 
 def test_a_dry_run_says_whether_the_hosts_memory_is_enough(tmp_path):
-    for size, fits in ((64, True), (10**6, False)):
-        file = tmp_path / f"{size}.json"
-        done = run("run", "--size", size, "--device", "cpu", "--dry-run", "--json", file, check=0)
-        found = json.loads(file.read_text())["host_memory"]
-        assert found["bytes"] == 3 * size**2 * 4 and found["fits"] is fits
-        assert ("they fit" if fits else "they do not fit") in done.stdout
-        assert "expected" in done.stdout
+    small = inputs.host_memory(inputs.Inputs.of(inputs.InputRequest(size=64)))
+    assert small.bytes == 3 * 64**2 * 4 and small.fits is True
+    file, size = tmp_path / "plan.json", 10**6
+    done = run("run", "--size", size, "--device", "cpu", "--dry-run", "--json", file, check=0)
+    found = json.loads(file.read_text())["host_memory"]
+    assert found["bytes"] == 3 * size**2 * 4 and found["fits"] is False
+    assert "they do not fit" in done.stdout and "expected" in done.stdout

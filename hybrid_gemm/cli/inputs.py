@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..arrays import generator, npy_files
-from ..errors import OutOfMemoryError, UsageError, in_words
+from ..errors import OutOfMemoryError, UsageError, counted, in_words
 from ..host.resources import cores, memory_available
 from ..planning.partition import Span
 from ..problem import Problem, compute_dtype, make_problem
@@ -112,7 +112,7 @@ class Inputs:
 def _from_files(request: InputRequest) -> Inputs:
     files = request.files
     if len(files) != 2:
-        raise UsageError(f"{len(files)} file was given; give A.npy and B.npy, or neither")
+        raise UsageError(f"{counted(len(files), 'file')} given; give A.npy and B.npy, or neither")
     generated = request.m, request.n, request.k, request.size, request.dtype
     if any(x is not None for x in generated):
         raise UsageError("sizes and --dtype are for generated input; the files have their own")
