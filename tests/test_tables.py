@@ -11,7 +11,7 @@ import pytest
 from support.devices import needs
 
 from hybrid_gemm import Runner, catalog
-from hybrid_gemm.bench import study, tune
+from hybrid_gemm.bench import compare, study, tune
 from hybrid_gemm.bench.accuracy import AccuracyStudy
 from hybrid_gemm.bench.kernels import KernelStudy
 from hybrid_gemm.bench.libraries import LibraryStudy
@@ -99,7 +99,16 @@ def on_the_cpu(name: str) -> dict:
     return engine.run(engine.choose_experiments([name]), device="cpu")
 
 
+def compared(name: str):
+    """Shows a result beside itself."""
+    data = results(name)
+    table = compare.table(compare.compare(data, data, names=("old.json", "new.json")))
+    console.table(table.headings, table.rows, title=table.title)
+
+
 TABLES = {
+    "compare": lambda: compared("peers4_h200"),
+    "compare, kernels": lambda: compared("fp32x3_h200"),
     "bench": lambda: study.show(KernelStudy, results("tf32_h200")),
     "bench, many columns": lambda: study.show(KernelStudy, results("fp32x3_h200")),
     "bench, narrow": lambda: study.show(KernelStudy, results("narrow_h200")),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..errors import in_words, time_in_words
+from ..errors import counted, in_words, time_in_words
 from ..execution.timeline import PHASES
 from ..planning.partition import Span
 from ..planning.planner import START_MS
@@ -61,8 +61,8 @@ def _print_head(plan: RankPlan) -> None:
     grid = " x ".join(map(str, plan.plan.grid))
     console.line(
         f"{p}, alpha={p.alpha:g} beta={p.beta:g}, split by {plan.plan.split} over "
-        f"{plan.ranks} ranks x {plan.threads} threads, grid {grid}"
-        + (f", C in {plan.rounds} rounds" if depth > 1 else "")
+        f"{counted(plan.ranks, 'rank')} x {counted(plan.threads, 'thread')}, grid {grid}"
+        + (f", C in {counted(plan.rounds, 'round')}" if depth > 1 else "")
     )
 
 
