@@ -14,6 +14,7 @@ import os
 import platform
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -84,19 +85,20 @@ def _kept(name: str, measure: Callable[[], float]) -> float:
 
 
 def _tflops(dtype: str, several: bool) -> float:
-    device = CpuDevice(cores() if several else 1)
+    """Of one product on all cores, or of one on each core at once."""
+    count = cores() if several else 1
+    device = CpuDevice(count)
     stream, kernel = device.stream(), catalog.get("blas").variant()
     rng = np.random.default_rng(0)
     a, b = (rng.integers(-4, 5, (SIZE, SIZE)).astype(dtype) for _ in "ab")
-    out = np.empty((SIZE, SIZE), dtype)
+    places = [np.empty((SIZE, SIZE), dtype) for _ in range(count)]
 
-    def multiply() -> None:
+    def multiply(out: np.ndarray) -> None:
         device.gemm(kernel, a, b, out, alpha=1, beta=0, stream=stream)
 
-    with device.session():
-        seconds = _fastest(multiply)
-    # Each worker has its own core, and so as many products go on at once as there are cores.
-    return 2 * SIZE**3 * (cores() if several else 1) / seconds / 1e12
+    with device.session(), ThreadPoolExecutor(count) as pool:
+        seconds = _fastest(lambda: list(pool.map(multiply, places)))
+    return 2 * SIZE**3 * count / seconds / 1e12
 
 
 def _memory_gbps() -> float:
