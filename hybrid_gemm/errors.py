@@ -37,6 +37,8 @@ def counted(count: int, noun: str) -> str:
 
 def time_in_words(ms: float) -> str:
     """A time with its unit, three digits: `time_in_words(75_300)` is "75.3 s"."""
+    if 0 < ms < 1e-3:
+        return f"{1e3 * ms:.3g} µs"
     for unit, size, most in (("ms", 1, 1e3), ("s", 1e3, 120), ("min", 6e4, 120)):
         if ms / size < most:
             return f"{ms / size:.3g} {unit}"

@@ -149,7 +149,8 @@ def test_bench_sorts_and_writes_markdown(tmp_path):
 
 @pytest.mark.parametrize(
     ("ms", "words"),
-    [(0.0123, "0.0123 ms"), (999, "999 ms"), (75_300, "75.3 s"), (600_000, "10 min"),
+    [(0, "0 ms"), (7e-5, "0.07 µs"), (0.0123, "0.0123 ms"),
+     (999, "999 ms"), (75_300, "75.3 s"), (600_000, "10 min"),
      (7.2e6, "2 h"), (3.6e10, "10000 h")],
 )  # fmt: skip
 def test_times_have_units(ms, words):

@@ -9,6 +9,7 @@ import hybrid_gemm
 from hybrid_gemm import Runner, catalog
 from hybrid_gemm.errors import UsageError
 from hybrid_gemm.planning.hardware import DeviceSpec
+from hybrid_gemm.planning.planner import make_plan
 from hybrid_gemm.problem import Problem
 from hybrid_gemm.ranks.rank_plan import make_rank_plan
 
@@ -44,7 +45,10 @@ def test_a_plans_summary_says_who_does_what(made):
     lines = plan.summary().splitlines()
     assert lines[0].startswith("m=30 n=20 k=40 float32, split by cols, grid 1 x 1 x 2")
     assert "rows 0:30, columns 0:20, K 0:20" in lines[1] and "K 20:40" in lines[2]
-    assert any("free" in line for line in lines) and "expected" in lines[-1]
+    assert any("free" in line for line in lines) and "between devices" in plan.summary()
+    gpu = DeviceSpec("gpu", "cuda", 0, 80 << 30, 50, 3000)
+    assert "expected time: " in make_plan(Problem(8192, 8192, 8192), (gpu,), 1).summary()
+    assert ("expected" in plan.summary()) == plan.devices[0].on_gpu  # other rates are not known
     many = hybrid_gemm.plan(8, 8, 100, device="cpu", threads=50, split="cols").summary()
     assert "... and 42 workers more" in many and len(many.splitlines()) < 20
 

@@ -141,7 +141,7 @@ class Plan:
     def __repr__(self) -> str:
         return (
             f"<Plan: {self.problem}, split by {self.split}, {counted(len(self.workers), 'worker')} "
-            f"on {counted(len(self.devices), 'device')}, about {time_in_words(self.predicted_ms)}>"
+            f"on {counted(len(self.devices), 'device')}{self._expectation(', about ')}>"
         )
 
     def summary(self) -> str:
@@ -164,8 +164,11 @@ class Plan:
         moved = f"{in_words(self.bytes_h2d)} to devices, {in_words(self.bytes_d2h)} back"
         between = self.bytes_peer + self.bytes_relayed
         lines.append(f"{moved}, {in_words(between)} between devices")
-        lines.append(f"about {time_in_words(self.predicted_ms)} expected")
-        return "\n".join(lines)
+        return "\n".join([*lines, *filter(None, [self._expectation("expected time: ")])])
+
+    def _expectation(self, words: str) -> str:
+        """The predicted time after some words; "" without GPUs, whose rates alone are known."""
+        return words + time_in_words(self.predicted_ms) if self.devices[0].on_gpu else ""
 
     @cached_property
     def strips(self) -> tuple[Strip, ...]:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from ..errors import OutOfMemoryError, UsageError, in_words, time_in_words
+from ..errors import OutOfMemoryError, UsageError, in_words
 from ..planning.cost_model import tflops
 from ..planning.hardware import DeviceSpec
 from ..planning.on_grid import Task, on_grid
@@ -55,7 +55,7 @@ class RankPlan:
     def __repr__(self) -> str:
         return (
             f"<RankPlan: {self.problem}, split by {self.plan.split}, {self.ranks} ranks x "
-            f"{self.threads} threads, about {time_in_words(self.predicted_ms)}>"
+            f"{self.threads} threads>"
         )
 
     @property
