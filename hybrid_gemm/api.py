@@ -99,7 +99,7 @@ def gemm(  # every option is named here, for editors and type checkers
         a = as_array(a, "A")
     if not isinstance(b, np.ndarray):
         b = as_array(b, "B")
-    return kept_runner(given, a, b).multiply(a, b, c, alpha, beta, trans_a, trans_b, out)
+    return kept_runner(given, a, b)._multiply(a, b, c, alpha, beta, trans_a, trans_b, out)
 
 
 @functools.lru_cache(maxsize=64, typed=True)  # threads=True is not threads=1, but wrong
@@ -187,4 +187,4 @@ def plan(
     a, b, c = (np.broadcast_to(np.empty((), dtype), s) for s in ((m, k), (k, n), (m, n)))
     problem = make_problem(a, b, c, alpha=alpha, beta=beta)
     runner = Runner.of(Options.of(options, "plan").alone())
-    return runner.plan(runner.settle(problem))
+    return runner.plan(problem)

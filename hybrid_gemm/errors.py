@@ -34,8 +34,15 @@ def in_words(size: float) -> str:
     return f"{size / 1024:.2f} GiB"
 
 
+def counted(count: int, noun: str) -> str:
+    """A count with its noun: "1 worker", "3 workers"."""
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
 def time_in_words(ms: float) -> str:
     """A time with its unit, three digits: `time_in_words(75_300)` is "75.3 s"."""
+    if 0 < ms < 1e-3:
+        return f"{1e3 * ms:.3g} µs"
     for unit, size, most in (("ms", 1, 1e3), ("s", 1e3, 120), ("min", 6e4, 120)):
         if ms / size < most:
             return f"{ms / size:.3g} {unit}"

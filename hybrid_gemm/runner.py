@@ -16,16 +16,19 @@ from .catalog import Variant
 from .devices.base import Device
 from .devices.cpu import CpuDevice
 from .devices.strassen import Strassen
-from .errors import shortage_in_words
+from .errors import UsageError, counted, shortage_in_words, time_in_words
 from .execution.local import LocalExecutor
 from .execution.plan_maker import PlanMaker
 from .execution.single_cpu import SingleCpuExecutor
 from .execution.single_gpu import SingleGpuExecutor
 from .execution.timeline import Timeline
 from .host.notes import warn
-from .options import Options, named_keywords, with_options
+from .options import CHOICES, DEFAULTS, Options, named_keywords, with_options
 from .planning.plan import NOWHERE, Homes, Plan
 from .problem import Problem
+
+# What a `Runner` keeps between products, and gives back when it is closed.
+_KEPT = ("devices", "plans", "_single_gpus", "_hosted", "_executor")
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,13 @@ class Result:
         """10^9 floating-point operations a second over the whole run."""
         return self.plan.problem.flops / self.total_ms / 1e6 if self.total_ms else 0.0
 
+    def __repr__(self) -> str:
+        return (
+            f"<Result: C {' x '.join(map(str, self.c.shape))} {self.c.dtype}, "
+            f"{time_in_words(self.total_ms)}, {self.gflops:.1f} GFLOP/s, "
+            f"{counted(len(self.plan.workers), 'worker')}, kernel {self.variant}>"
+        )
+
 
 class Runner:
     """Repeated products with the same choices; keeps devices, plans and compiled kernels.
@@ -57,9 +67,12 @@ class Runner:
     The keywords are those of `Options`; `hybrid-gemm run --help` says what each means.
     Raises `UsageError`, `OptionTypeError` or `UnavailableError` for choices that cannot be had.
 
+    In a `with` block it gives back what it keeps at the block's end; otherwise when nothing
+    refers to it any more.
+
     >>> import numpy as np
-    >>> runner = Runner(device="cpu", threads=2, split="cols")
-    >>> runner.gemm(np.ones((2, 3)), np.ones((3, 2))).tolist()
+    >>> with Runner(device="cpu", threads=2, split="cols") as runner:
+    ...     runner.gemm(np.ones((2, 3)), np.ones((3, 2))).tolist()
     [[3.0, 3.0], [3.0, 3.0]]
     """
 
@@ -112,14 +125,35 @@ class Runner:
         """Worker threads, at most: fewer where the planner finds that enough."""
         return self.plans.threads
 
-    def settle(self, problem: Problem) -> Problem:
-        """The problem as it will be multiplied; `UsageError` if `compute` is not for it."""
-        return self.plans.settle(problem)
+    def __repr__(self) -> str:
+        if "devices" not in self.__dict__:
+            return "<Runner, closed>"
+        given = (f"{x}={getattr(self.options, x)!r}" for x in CHOICES
+                 if getattr(self.options, x) != DEFAULTS[x])  # fmt: skip
+        return f"<Runner({', '.join(given)}) on {self.describe()}>"
+
+    def __enter__(self) -> Runner:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Gives back what is kept: memory of devices, plans and loaded kernels. A product after
+        this is a `UsageError`."""
+        for name in _KEPT:
+            self.__dict__.pop(name, None)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _KEPT:
+            raise UsageError("this Runner was closed; make another for more products")
+        raise AttributeError(f"a Runner has no attribute {name!r}")
 
     def plan(self, problem: Problem, *, resident: bool = False, homes: Homes = NOWHERE) -> Plan:
-        """The plan for a settled problem on these devices; `resident` if A, B and C are there
-        when it begins, `homes` the devices whose memory they were given in."""
-        return self.plans.plan(problem, resident=resident, homes=homes)
+        """The plan for a problem on these devices; `resident` if A, B and C are there when it
+        begins, `homes` the devices whose memory they were given in. Raises `UsageError` if
+        `compute` is not for it."""
+        return self.plans.plan(self.plans.settle(problem), resident=resident, homes=homes)
 
     def variant(self, plan: Plan, layouts: str = "nn") -> Variant:
         """The kernel for a plan. Raises `UsageError` if the one asked for cannot run it."""
@@ -140,7 +174,7 @@ class Runner:
         arrays = CallerArrays.of(a, b, c, out, trans_a=trans_a, trans_b=trans_b)
         problem = self.plans.settle(arrays.problem(alpha=alpha, beta=beta))
         with shortage_in_words(problem):
-            operands = arrays.described(problem, self.devices[0], self.home_of)
+            operands = arrays.described(problem, self.devices[0], self._home_of)
             ready = self.plans.prepare(problem, operands, resident=resident or operands.on_gpus)
             done = self._executor.execute(
                 ready.plan, ready.variant, operands, resident=resident, progress=progress
@@ -160,16 +194,18 @@ class Runner:
         What one GPU does alone is started without a plan: on the caller's current stream for
         arrays that lie there, and small ones of the host are copied there and back whole.
         """
-        return self.multiply(a, b, c, alpha, beta, trans_a, trans_b, out)
+        return self._multiply(a, b, c, alpha, beta, trans_a, trans_b, out)
 
     def matmul(self, a: Any, b: Any, /, *, out: Any = None) -> Any:
         """A @ B as NumPy's `matmul`; see `hybrid_gemm.matmul`."""
         stacks = Stacks.of(as_array(a, "A"), as_array(b, "B"), out)
         if self._single_cpu and self._single_cpu.matmul(stacks.a, stacks.b, stacks.c):
             return stacks.result
-        return stacks.multiply(lambda x, y, z: self.multiply(x, y, None, 1.0, 0.0, False, False, z))
+        return stacks.multiply(
+            lambda x, y, z: self._multiply(x, y, None, 1.0, 0.0, False, False, z)
+        )
 
-    def multiply(
+    def _multiply(
         self, a: Any, b: Any, c: Any, alpha: float, beta: float, trans_a: bool, trans_b: bool,
         out: Any,
     ) -> Any:  # fmt: skip
@@ -190,7 +226,7 @@ class Runner:
         """The devices, or those of a plan, in a few words."""
         return self.plans.describe(plan)
 
-    def home_of(self, array: Any) -> Any:
+    def _home_of(self, array: Any) -> Any:
         """The device in whose memory an array lies; None is the host's."""
         if not is_device_array(array):
             return None

@@ -1,6 +1,8 @@
 """`hybrid-gemm new-kernel`: a file that compiles, multiplies and is found."""
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -9,9 +11,11 @@ from click.testing import CliRunner
 
 import hybrid_gemm as hg
 from hybrid_gemm import catalog
-from hybrid_gemm.catalog import template
+from hybrid_gemm.bench import kernels, search, study
+from hybrid_gemm.catalog import files, template
 from hybrid_gemm.cli import cli
 from hybrid_gemm.errors import UsageError
+from hybrid_gemm.host import notes
 
 
 @pytest.fixture
@@ -109,3 +113,94 @@ def test_a_folder_that_is_not_there(own, monkeypatch):
     catalog.kernels.cache_clear()
     with pytest.raises(UsageError, match="no folder"):
         catalog.kernels()
+
+
+# --- files that are no kernels ------------------------------------------------------------
+
+
+def test_a_bad_file_beside_the_projects_kernels_breaks_nothing_else(tmp_path, monkeypatch, capsys):
+    """In a checkout, new kernels are written there."""
+    folder = tmp_path / "kernels"
+    shutil.copytree(files.directory(), folder)
+    (folder / "gemm_mine.cu").write_text("/*---\nsumary = 'x'\n---*/\n")
+    monkeypatch.setattr(files, "directory", lambda: folder)
+    notes.forget()
+    catalog.kernels.cache_clear()
+    try:
+        assert "naive" in catalog.kernels() and "mine" not in catalog.kernels()
+    finally:
+        catalog.kernels.cache_clear()
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "gemm_mine.cu is left out" in said and "sumary" in said
+
+
+def test_a_kernel_that_does_not_compile_is_a_row_of_bench(own, kernel_device):
+    path = template.write("mine")
+    path.write_text(path.read_text().replace("T sum[PER] = {};", "T sum[PER] = {", 1))
+    catalog.kernels.cache_clear()
+    mine = kernels.select(["mine", "naive"], False, {}, kernel_device)
+    data = study.run(kernels.KernelStudy(mine, [(32, 32, 32)], device=kernel_device, samples=1))
+    wrong, right = data["rows"]
+    assert "does not compile" in wrong["note"] and wrong["time_ms"] is None
+    assert right["verdict"] == "passed"
+
+
+# --- the space of parameters --------------------------------------------------------------
+
+
+def params(name: str, most: int = search.MOST) -> list[dict]:
+    return [dict(v.params) for v in search.space(catalog.get(name), most)]
+
+
+def test_the_space_is_what_the_header_declares_and_its_rules_allow(own):
+    path = template.write("mine")
+    path.write_text(path.read_text().replace("[1, 2, 4, 8]", "[1, 2, 4, 16]"))
+    catalog.kernels.cache_clear()
+    found = params("mine")
+    assert found[:4] == [dict(v.params) for v in catalog.get("mine").variants()]
+    assert {"TILE": 32, "PER": 4} in found and {"TILE": 32, "PER": 16} not in found  # too large
+    assert len(found) == len({tuple(x.items()) for x in found}) == 11
+    path.write_text(path.read_text().replace("space   =", "# space ="))
+    catalog.kernels.cache_clear()
+    assert {"TILE": 8, "PER": 4} in params("mine")  # of the listed values
+    assert {"TILE": 8, "PER": 8} not in params("mine")
+
+
+def test_of_a_large_space_what_is_near_the_listed_variants(own):
+    template.write("mine")
+    near = params("mine", 10)
+    assert {"TILE": 16, "PER": 8} in near and {"TILE": 8, "PER": 8} in near
+    assert {"TILE": 32, "PER": 1} in near and {"TILE": 32, "PER": 8} not in near
+    assert len(near) == 11
+
+
+def test_a_wrong_space_is_left_out_with_its_reason(own, capsys):
+    path = template.write("mine")
+    for space, says in (("{TILES = [8]}", "space names TILES"), ("{TILE = 8}", "space cannot be")):
+        line = next(x for x in path.read_text().splitlines() if x.startswith("space"))
+        path.write_text(path.read_text().replace(line, f"space = {space}"))
+        notes.forget()
+        catalog.kernels.cache_clear()
+        assert "mine" not in catalog.kernels() and says in capsys.readouterr().err
+
+
+def test_tune_searches_the_space_of_one_kernel(own, kernel_device):
+    path = template.write("mine")
+    path.write_text(path.read_text().replace("[8, 16, 32], PER = [1, 2, 4, 8]", "[16], PER = [2]"))
+    catalog.kernels.cache_clear()
+    done = CliRunner().invoke(cli, [
+        "tune", "--kernel", "mine", "--device", kernel_device, "--samples", "1", "--shapes", "32",
+        "--json", str(own / "found.json"),
+    ])  # fmt: skip
+    assert done.exit_code == 0, done.output
+    assert "fastest at 32 x 32 x 32 float32: TILE=" in done.output
+    rows = json.loads((own / "found.json").read_text())["rows"]
+    assert all(row["verdict"] == "passed" for row in rows)
+    assert [row["time_ms"] for row in rows] == sorted(row["time_ms"] for row in rows)
+    assert len(rows) == len(params("mine"))
+
+
+def test_tune_of_a_kernel_refuses_what_is_for_the_table():
+    for option in (["--quick"], ["-o", "t.json"], ["--links"]):
+        done = CliRunner().invoke(cli, ["tune", "--kernel", "naive", *option])
+        assert isinstance(done.exception, UsageError)

@@ -120,7 +120,8 @@ def test_a_launcher_is_found_by_its_variables():
     assert "Open MPI" in launcher({"OMPI_COMM_WORLD_SIZE": "4"})
     assert "pmix" in launcher({"PMIX_RANK": "0", "SLURM_NTASKS": "4"})
     assert expected({"SLURM_NTASKS": "4", "OMPI_COMM_WORLD_SIZE": "1"}) == 1
-    assert expected({"SLURM_NTASKS": "4"}) == 4
+    assert expected({"SLURM_NTASKS": "4"}) == 1  # an allocation, and nobody has called srun
+    assert expected({"SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "4"}) == 4
     assert first_of_job({}) and first_of_job({"OMPI_COMM_WORLD_RANK": "0", "SLURM_PROCID": "1"})
     assert not first_of_job({"SLURM_PROCID": "3"})
 

@@ -11,7 +11,7 @@ import pytest
 from support.devices import needs
 
 from hybrid_gemm import Runner, catalog
-from hybrid_gemm.bench import study, tune
+from hybrid_gemm.bench import compare, study, tune
 from hybrid_gemm.bench.accuracy import AccuracyStudy
 from hybrid_gemm.bench.kernels import KernelStudy
 from hybrid_gemm.bench.libraries import LibraryStudy
@@ -30,6 +30,12 @@ ROOT = Path(__file__).resolve().parents[1]
 WIDE = 2000  # where nothing wraps
 
 
+def few(name: str) -> dict:
+    """The first rows of a committed result that has hundreds."""
+    return results(name) | {"rows": results(name)["rows"][:60]}
+
+
+@functools.cache
 def results(name: str) -> dict:
     return json.loads((ROOT / "docs/results" / f"{name}.json").read_text())
 
@@ -89,8 +95,7 @@ def listing():
 def one_of_each(name: str):
     """Shows one experiment of the published results."""
     data = results("experiments_h200")
-    data["experiments"] = [x for x in data["experiments"] if x["name"] == name]
-    output.show(data)
+    output.show(data | {"experiments": [x for x in data["experiments"] if x["name"] == name]})
 
 
 @functools.cache
@@ -99,13 +104,22 @@ def on_the_cpu(name: str) -> dict:
     return engine.run(engine.choose_experiments([name]), device="cpu")
 
 
+def compared(name: str):
+    """Shows a result beside itself."""
+    data = results(name)
+    table = compare.table(compare.compare(data, data, names=("old.json", "new.json")))
+    console.table(table.headings, table.rows, title=table.title)
+
+
 TABLES = {
+    "compare": lambda: compared("peers4_h200"),
+    "compare, kernels": lambda: compared("fp32x3_h200"),
     "bench": lambda: study.show(KernelStudy, results("tf32_h200")),
     "bench, many columns": lambda: study.show(KernelStudy, results("fp32x3_h200")),
     "bench, narrow": lambda: study.show(KernelStudy, results("narrow_h200")),
     "bench --libraries": lambda: study.show(LibraryStudy, results("peers4_h200")),
     "bench --libraries, one GPU": lambda: study.show(LibraryStudy, results("peers1_h200")),
-    "bench --accuracy": lambda: study.show(AccuracyStudy, results("accuracy_h200")),
+    "bench --accuracy": lambda: study.show(AccuracyStudy, few("accuracy_h200")),
     "tune": lambda: tune.print_kernels(results("fp32x3_h200") | {"table": "/a/table.json"}),
     "tune --links": lambda: tune.print_links(results("links8_h200") | {"table": "/a/links.json"}),
     "kernels": listing,

@@ -8,6 +8,7 @@ Sampling stops when the median is known well enough, or has taken long enough.
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -247,8 +248,13 @@ class KernelStudy:
             and not v.kernel.library
             and v.kernel.role == "gemm"
         }
+
+        def compile(key: tuple[Variant, str, str]) -> None:
+            with contextlib.suppress(HybridGemmError):  # its row will say so
+                self.opened.compile(*key)
+
         with ThreadPoolExecutor(cores()) as pool:
-            list(pool.map(lambda key: self.opened.compile(*key), wanted))
+            list(pool.map(compile, wanted))
 
     def _case(self, case: _Case, advance: Advance) -> list[Row]:
         """The rows of one shape, layout and dtype: all are checked, then timed in turn."""
@@ -319,7 +325,7 @@ class KernelStudy:
         try:
             row["compute"] = multiply_once(self.opened, variant, problem, operands, self.stream)
         except HybridGemmError as error:
-            return str(error)
+            return " ".join(str(error).splitlines()[:2])
         row.update(judged(problem, *operands))
         return "" if row["verdict"] == PASSED else "wrong, so not timed"
 

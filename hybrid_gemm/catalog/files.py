@@ -22,7 +22,7 @@ MAX_BYTES = 1 << 24  # of a kernel file
 _HEADER_KEYS = {
     "summary", "entry", "role", "params", "block", "grid", "require", "limits", "dtypes",
     "layouts", "arch", "runs_on", "source", "shared", "library", "rung",
-    "workspace", "flags", "tile", "cluster", "persistent", "early", "tma", "scales",
+    "workspace", "flags", "tile", "cluster", "persistent", "early", "tma", "scales", "space",
 }  # fmt: skip
 # Those of an entry of `tma`: the operand, and boxes as lists of two expressions.
 _TMA_KEYS = {"operand", "along_k", "across_k", "box", "where"}
@@ -90,6 +90,8 @@ def _check_launch(path: Path, table: Mapping[str, Any]) -> None:
                 f"across_k for A and B, box for C (docs/kernels.md); found {entry}"
             )
     known = table.get("params", ({},))[0]
+    if unknown := [name for name in table.get("space", ()) if name not in known]:
+        raise UsageError(f"{path}: space names {', '.join(unknown)}, which is no parameter")
     if unknown := [name for name in table.get("scales", ()) if name not in known]:
         raise UsageError(f"{path}: scales names {', '.join(unknown)}, which is no parameter")
 
@@ -119,6 +121,10 @@ _RULES: dict[str, Callable[[Any], Any]] = {
     "early": lambda v: isinstance(v, bool),
     "tma": lambda v: isinstance(v, tuple) and all(isinstance(x, dict) for x in v),
     "scales": _texts,
+    "space": lambda v: (
+        isinstance(v, dict)
+        and all(isinstance(x, list) and x and all(type(y) is int for y in x) for x in v.values())
+    ),
 }  # fmt: skip
 
 
@@ -142,8 +148,8 @@ def _check(kernel: Kernel) -> None:
             raise ValueError(f"{kernel.path.name}: {variant} has a tile of {variant.tile}")
 
 
-def _own_kernels(folder: Path) -> Iterator[Kernel]:
-    """The kernels of one of the user's folders; a note for each file that holds none."""
+def _kernels_in(folder: Path) -> Iterator[Kernel]:
+    """The kernels of a folder; a note for each file that holds none."""
     for path in _files(folder):
         try:
             kernel = _read(path)
@@ -167,12 +173,12 @@ def _files(folder: Path) -> list[Path]:
 def kernels() -> Mapping[str, Kernel]:
     """Every kernel by name, in the order of the ladder: by `rung`, then by name.
 
-    A file of the user's that is no kernel is left out, with a note. Raises `UsageError` where two
-    files have one name, or `$HYBRID_GEMM_KERNELS` no folder.
+    A file that is no kernel is left out, with a note: in a checkout, new kernels are written
+    beside those of the project. Raises `UsageError` where two files have one name, or
+    `$HYBRID_GEMM_KERNELS` no folder.
     """
     found: dict[str, Kernel] = {}
-    shipped = [_read(path) for path in _files(directory())]
-    for kernel in (*shipped, *(k for folder in own_directories() for k in _own_kernels(folder))):
+    for kernel in (k for folder in (directory(), *own_directories()) for k in _kernels_in(folder)):
         if kernel.name in found:
             other = found[kernel.name].path
             raise UsageError(f"two kernels are called {kernel.name}: {other} and {kernel.path}")
@@ -199,8 +205,11 @@ def get(name: str) -> Kernel:
 @functools.cache
 def helper(role: str) -> Variant:
     """The default variant of the one kernel with that role (`transpose`, `sum`, ...)."""
-    (kernel,) = [k for k in kernels().values() if k.role == role]
-    return kernel.variant()
+    found = [k for k in kernels().values() if k.role == role]
+    if len(found) != 1:
+        names = " and ".join(k.path.name for k in found) or "no kernel file"
+        raise UsageError(f"{names} in {directory()} has the role {role}, which one has to have")
+    return found[0].variant()
 
 
 @functools.cache

@@ -58,9 +58,13 @@ class Kernel:
     early: bool = False
     tma: tuple[Mapping[str, Any], ...] = ()
     scales: tuple[str, ...] = ()
+    space: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     def __hash__(self) -> int:
         return hash(self.name)
+
+    def __repr__(self) -> str:
+        return f"<Kernel {self.name}: {self.summary}>"
 
     def variants(self) -> list[Variant]:
         """The variants that the header lists; the first is the default."""
@@ -146,6 +150,9 @@ class Variant:
     def __str__(self) -> str:
         given = " ".join(f"{k}={v}" for k, v in self.params.items())
         return f"{self.name} {given}".strip()
+
+    def __repr__(self) -> str:
+        return f"<Variant {self}>"
 
     def __hash__(self) -> int:
         return hash((self.kernel.name, tuple(self.params.items())))

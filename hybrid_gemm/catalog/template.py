@@ -16,6 +16,7 @@ rung    = 99
 # TILE  columns of C that a block computes, and k of a step
 # PER   rows of C that a thread computes
 params  = [{TILE = 16, PER = 2}, {TILE = 16, PER = 1}, {TILE = 16, PER = 4}, {TILE = 8, PER = 2}]
+space   = {TILE = [8, 16, 32], PER = [1, 2, 4, 8]}
 block   = ["TILE", "TILE", "1"]
 grid    = ["ceil(n / TILE)", "ceil(m / (TILE * PER))", "1"]
 tile    = ["TILE * PER", "TILE"]
@@ -25,6 +26,7 @@ source  = "our own"
 // The header above says all that the host must know; docs/kernels.md lists its keys.
 //   params   the variants: TILE and PER are compile-time names below; the first is the default
 //   block    threads of a block, by x, y, z        grid    blocks, for C of m x n
+//   space    what `hybrid-gemm tune --kernel NAME` tries, in every combination
 //   tile     rows and columns of C that a block computes
 //   require  what parameters must hold: checked by the host, and by the compiler
 // T is the element type and SIZE its bytes; a_at and b_at read op(A) and op(B), store writes C.
@@ -127,6 +129,7 @@ def next_steps(name: str, path: Path) -> str:
         f"hybrid-gemm kernels {name} --compile sm_90        # registers, shared memory, spills",
         f"hybrid-gemm run --kernel {name} --size 200 --verify full --device emulator",
         f"hybrid-gemm run --kernel {name} --check            # every access, barriers, races",
+        f"hybrid-gemm tune --kernel {name}                   # every combination of parameters",
         f"hybrid-gemm bench --kernels naive,shared_tile,{name},cublas --shapes 1024,4096",
         "hybrid-gemm reproduce ladder --scale full          # your rung among the others",
     ]

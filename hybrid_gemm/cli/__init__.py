@@ -7,7 +7,7 @@ import os
 import sys
 import traceback
 import warnings
-from typing import NoReturn, TextIO
+from typing import Any, NoReturn, TextIO
 
 import click
 
@@ -73,6 +73,10 @@ def _show_warning(
         say(f"note: {message}")
 
 
+# No command was given: click from 8.2 on raises this, with the help as its message.
+_ASKS_FOR_HELP: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
+
+
 def _fail(error: BaseException) -> int:
     """Says what failed, once for all ranks; the exit code."""
     if isinstance(error, BrokenPipeError):  # the reader of our output has gone
@@ -82,6 +86,9 @@ def _fail(error: BaseException) -> int:
         return ending.exit_code(error)
     if talk.verbose:
         traceback.print_exception(error)
+    if isinstance(error, _ASKS_FOR_HELP):
+        error.show()
+        return error.exit_code
     if isinstance(error, click.ClickException):
         path = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else ""
         more = f" ({path} --help says what there is)" if path else ""

@@ -43,9 +43,9 @@ class Alone:
 
     def open(self, problem: Problem, *, resident: bool) -> str:
         self.runner = runner = Runner.of(self.options.alone())
-        self.problem = runner.settle(problem)
         warn_of_resident(resident, runner.kind)
-        self.plan = runner.plan(self.problem, resident=resident)
+        self.plan = runner.plan(problem, resident=resident)
+        self.problem = self.plan.problem
         self.variant = runner.variant(self.plan)
         return f"device: {runner.kind} ({runner.note})" if runner.note else ""
 

@@ -6,6 +6,7 @@ import ctypes
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,8 +33,11 @@ def restart_checked() -> None:
     if hasattr(ctypes.CDLL(None), "__asan_init"):
         return
     watched = emulation.sanitized_environment()
+    # This package, and no module of that name in the folder where the command runs (-P).
+    folders = [str(Path(__file__).resolve().parents[2]), watched.get("PYTHONPATH", "")]
+    watched["PYTHONPATH"] = os.pathsep.join(filter(None, folders))
     sys.stdout.flush()
-    os.execve(sys.executable, [sys.executable, "-m", "hybrid_gemm", *sys.argv[1:]], watched)
+    os.execve(sys.executable, [sys.executable, "-P", "-m", "hybrid_gemm", *sys.argv[1:]], watched)
 
 
 class Checked(Alone):

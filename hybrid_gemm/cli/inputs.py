@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..arrays import generator, npy_files
-from ..errors import OutOfMemoryError, UsageError, in_words
+from ..errors import OutOfMemoryError, UsageError, counted, in_words
 from ..host.resources import cores, memory_available
 from ..planning.partition import Span
 from ..problem import Problem, compute_dtype, make_problem
@@ -112,7 +112,7 @@ class Inputs:
 def _from_files(request: InputRequest) -> Inputs:
     files = request.files
     if len(files) != 2:
-        raise UsageError(f"{len(files)} file was given; give A.npy and B.npy, or neither")
+        raise UsageError(f"{counted(len(files), 'file')} given; give A.npy and B.npy, or neither")
     generated = request.m, request.n, request.k, request.size, request.dtype
     if any(x is not None for x in generated):
         raise UsageError("sizes and --dtype are for generated input; the files have their own")
@@ -163,6 +163,23 @@ def _problem(request: InputRequest, arrays: dict[str, Any]) -> Problem:
         arrays["A"], arrays["B"], arrays["C"], alpha=request.alpha, beta=request.beta,
         trans_a=request.trans_a, trans_b=request.trans_b,
     )  # fmt: skip
+
+
+class HostMemory(NamedTuple):
+    """Bytes of A, B and C, and those of the host's memory. `fits` is None for files, which are read
+    in parts."""
+
+    bytes: int
+    available_bytes: int
+    fits: bool | None
+
+
+def host_memory(inputs: Inputs) -> HostMemory:
+    """What A, B and C take of this host's memory."""
+    size = np.dtype(inputs.problem.out_dtype).itemsize
+    shapes = {**inputs.shapes, "C": (inputs.problem.m, inputs.problem.n)}
+    need, have = sum(rows * cols for rows, cols in shapes.values()) * size, memory_available()
+    return HostMemory(need, have, need <= have if inputs.generated else None)
 
 
 def check_host_memory(shapes: Any, itemsize: int) -> None:

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ..catalog import Variant
-from ..errors import UsageError
+from ..errors import UsageError, in_words
 from ..problem import Problem
 from ..reporting import chrome_trace, console, environment, report
 from ..verify import MODES, Verdict
 from .help import talk
-from .inputs import Inputs
+from .inputs import Inputs, host_memory
 
 PRINTED = 32  # the widest matrix that --print shows
 
@@ -116,14 +116,24 @@ class Job:
 
     def plan_only(self) -> dict:
         """The plan as data, without reading or making any input."""
-        self.print = self.site.print_plan
+        self.print = self._print_plan
         p, variant = self.inputs.problem, self.site.variant
         return {
             "problem": {"m": p.m, "n": p.n, "k": p.k, "dtype": p.dtype},
             "kernel": variant.name,
             "params": dict(variant.params),
             "plan": self.site.about_plan(),
+            "host_memory": host_memory(self.inputs)._asdict(),
         }
+
+    def _print_plan(self) -> None:
+        self.site.print_plan()
+        found = host_memory(self.inputs)
+        fits = {True: "; they fit", False: "; they do not fit", None: ""}[found.fits]
+        console.line(
+            f"host: A, B and C are {in_words(found.bytes)}, and "
+            f"{in_words(found.available_bytes)} of memory is available{fits}"
+        )
 
     def run(self, progress: Callable) -> dict:
         """The result as data. `progress(flops, what)` makes a call that takes flops as they are

@@ -167,7 +167,7 @@ class Elsewhere(OverRanks):
         options = self.options.across_ranks()
         split = "auto" if options.grid else options.split
         one = Runner.of(dataclasses.replace(options, grid=None, split=split))
-        settled = one.settle(problem)
+        settled = one.plans.settle(problem)
         self.plan = make_rank_plan(
             settled, one.devices[0].spec(), self.ranks, threads=one.threads,
             split=options.split, grid=options.grid, rounds=options.rounds,

@@ -180,10 +180,12 @@ def reproduce(
     """
     from ..experiments import engine
     from ..experiments import output as out
+    from ..reporting import console
 
     if listed:
         for experiment in engine.experiments().values():
-            click.echo(f"{experiment.name:<16}{experiment.title}: {experiment.question}")
+            words = f"{experiment.name:<16}{experiment.title}: {experiment.question}"
+            console.line(words, indent=16, first=0)
         return
     if not names:
         raise UsageError("name experiments, or all; --list shows them")

@@ -6,9 +6,9 @@ from typing import Any
 
 import click
 
-from ..errors import UsageError
+from ..errors import UsageError, VerificationError
 from .help import Command
-from .option_types import File, List, kernel_dtypes
+from .option_types import File, List, Named, kernel_dtypes, kernel_names
 from .shared import (
     SHAPES,
     SHAPES_HELP,
@@ -17,6 +17,7 @@ from .shared import (
     json_option,
     layouts_option,
     progress_bar,
+    refuse_options,
     say,
     writable,
     write_result,
@@ -27,16 +28,16 @@ from .shared import (
     cls=Command,
     groups={
         "Input": ("dtypes", "layouts", "shapes"),
-        "Device and kernel": ("gpus",),
+        "Device and kernel": ("kernel", "gpus"),
         "Measuring": ("samples", "quick", "links"),
         "Output": ("output", "json_file"),
     },
     examples=[
         ("Measure every shape, and let --kernel auto take the fastest from now on:",
          "hybrid-gemm tune"),
-        ("Measure only what is known to lead, at three shapes:",
-         "hybrid-gemm tune --quick --shapes 1024:4096:x2"),
         ("Measure the links between the host and its GPUs:", "hybrid-gemm tune --links"),
+        ("Find the fastest parameters of a kernel of your own, on any device:",
+         "hybrid-gemm tune --kernel mine --device emulator --shapes 128"),
     ],
 )  # fmt: skip
 @device_option
@@ -55,6 +56,14 @@ from .shared import (
     type=SHAPES,
     metavar="LIST",
     help=f"{SHAPES_HELP} Without it, some seventy shapes.",
+)
+@click.option(
+    "--kernel",
+    "kernel",
+    type=Named(kernel_names, check=False),
+    metavar="NAME",
+    help="Time all parameters in the space of one kernel instead, on any device; see `space` in "
+    "docs/kernels.md.",
 )
 @click.option(
     "--samples", type=int, default=9, show_default=True, metavar="N", help="Samples of each time."
@@ -84,7 +93,7 @@ from .shared import (
 @click.pass_context
 def tune(
     context: click.Context, json_file: str | None, links: bool, gpus: list[int] | None,
-    **options: Any,
+    kernel: str | None, **options: Any,
 ) -> None:  # fmt: skip
     """Find the fastest kernel for each of many shapes.
 
@@ -95,7 +104,7 @@ def tune(
     writable(json_file, options["output"])
     device = options.pop("device")
     if links:
-        if others := given_options(context, options):
+        if others := given_options(context, {*options, "kernel"}):
             flag = next(p.opts[-1] for p in context.command.params if p.name in others)
             raise UsageError(f"{flag} is for kernels, and --links was given")
         with progress_bar() as progress:
@@ -104,7 +113,29 @@ def tune(
         return
     if gpus:
         raise UsageError("--gpus is for --links; kernels are timed on GPU 0")
-    tune.need_gpu(device, "tuning is for GPUs")
+    if kernel:
+        _search(context, kernel, device, json_file, options)
+        return
+    tune.need_gpu(device, "tuning is for GPUs (one kernel's parameters for any device: --kernel)")
     with progress_bar() as progress:
         data = tune.kernels(progress=progress, note=say, **options)
     write_result(data, json_file, lambda: tune.print_kernels(data))
+
+
+def _search(
+    context: click.Context, kernel: str, device: str, json_file: str | None,
+    options: dict[str, Any],
+) -> None:  # fmt: skip
+    """`tune --kernel`: the space of one kernel."""
+    from ..bench import search
+    from ..bench.study import failed
+
+    refuse_options(context, options, {"output", "quick"}, "is for the table of all kernels")
+    del options["output"], options["quick"]
+    if "dtypes" not in given_options(context, options):
+        options["dtypes"] = ["float32"]
+    with progress_bar() as progress:
+        data = search.search(kernel, device=device, progress=progress, note=say, **options)
+    write_result(data, json_file, lambda: search.show(data))
+    if wrong := failed(data):
+        raise VerificationError(f"{len(wrong)} variants give wrong products")

@@ -14,6 +14,7 @@ import numpy as np
 import threadpoolctl
 
 from ..catalog import Variant
+from ..errors import counted
 from ..host import forks
 from ..host.resources import cores, memory_available
 from ..planning.hardware import DeviceSpec
@@ -119,7 +120,7 @@ class CpuDevice(Device):
         self._pool = ThreadPoolExecutor(self.cores)
 
     def describe(self) -> str:
-        return f"cpu, {self.cores} cores"
+        return f"cpu, {counted(self.cores, 'core')}"
 
     def spec(self, dtype: str = "float32") -> DeviceSpec:
         return DeviceSpec(

@@ -69,7 +69,11 @@ class Timeline(Sequence[Activity]):
         return len(self._all)
 
     def __repr__(self) -> str:
-        return f"Timeline({list(self._all)})"
+        workers = len({a.worker for a in self})
+        return f"<Timeline: {len(self)} activities, {workers} workers, {_span(self):.4g} ms>"
+
+    def __reduce__(self) -> tuple:  # without the devices whose clocks `source` asks
+        return Timeline, (functools.partial(tuple, self._all),)
 
     def of(self, phase: str, worker: int | None = None) -> list[Activity]:
         return [a for a in self if a.phase == phase and worker in (None, a.worker)]

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+from ..errors import counted, in_words, time_in_words
 from ..problem import Problem
 from .hardware import DeviceSpec
 from .partition import Box, Span
@@ -104,6 +105,8 @@ class Panel:
         return hash((self.rows.start, self.cols.start, self.tile))
 
 
+SHOWN = 8  # workers in a summary
+
 # Where A, B and C lie: a device's index, or None for the host.
 Homes = tuple[int | None, int | None, int | None]
 NOWHERE: Homes = (None, None, None)
@@ -134,6 +137,38 @@ class Plan:
     turns_in_memory: int = 0
     homes: Homes = NOWHERE
     predicted_ms: float = 0.0
+
+    def __repr__(self) -> str:
+        return (
+            f"<Plan: {self.problem}, split by {self.split}, {counted(len(self.workers), 'worker')} "
+            f"on {counted(len(self.devices), 'device')}{self._expectation(', about ')}>"
+        )
+
+    def summary(self) -> str:
+        """Who multiplies what, the memory and the bytes moved, as a few lines for people."""
+        lines = [f"{self.problem}, split by {self.split}, grid {' x '.join(map(str, self.grid))}"]
+        for w in self.workers[:SHOWN]:
+            words = "nothing to do"
+            if w.boxes:
+                first, last = w.boxes[0], w.boxes[-1]
+                words = f"rows {first.rows.start}:{last.rows.stop}, columns "
+                words += f"{first.cols.start}:{last.cols.stop}, K {first.ks.start}:{last.ks.stop}"
+                words += f" in {len(w.boxes)} turns" if len(w.boxes) > 1 else ""
+            lines.append(f"worker {w.index} on {self.devices[w.device].name}: {words}")
+        if len(self.workers) > SHOWN:
+            lines.append(f"... and {len(self.workers) - SHOWN} workers more")
+        lines += [
+            f"{spec.name}: {in_words(self.memory_bytes(i))} of {in_words(spec.memory_bytes)} free"
+            for i, spec in enumerate(self.devices)
+        ]
+        moved = f"{in_words(self.bytes_h2d)} to devices, {in_words(self.bytes_d2h)} back"
+        between = self.bytes_peer + self.bytes_relayed
+        lines.append(f"{moved}, {in_words(between)} between devices")
+        return "\n".join([*lines, *filter(None, [self._expectation("expected time: ")])])
+
+    def _expectation(self, words: str) -> str:
+        """The predicted time after some words; "" without GPUs, whose rates alone are known."""
+        return words + time_in_words(self.predicted_ms) if self.devices[0].on_gpu else ""
 
     @cached_property
     def strips(self) -> tuple[Strip, ...]:

@@ -52,6 +52,12 @@ class RankPlan:
     rounds: int
     predicted_ms: float
 
+    def __repr__(self) -> str:
+        return (
+            f"<RankPlan: {self.problem}, split by {self.plan.split}, {self.ranks} ranks x "
+            f"{self.threads} threads>"
+        )
+
     @property
     def problem(self) -> Problem:
         return self.plan.problem

@@ -19,7 +19,7 @@ from ..arrays.caller_arrays import check_device, is_device_array, wait_for_strea
 from ..arrays.operand import Operand, Operands
 from ..catalog import Variant
 from ..devices.base import Device
-from ..errors import UsageError
+from ..errors import UsageError, time_in_words
 from ..execution.timeline import Timeline
 from ..host.kept import Kept
 from ..kernel_choice import compute_modes
@@ -78,6 +78,12 @@ class RankResult:
         """10^9 floating-point operations a second of all ranks together."""
         return self.plan.problem.flops / self.total_ms / 1e6 if self.total_ms else 0.0
 
+    def __repr__(self) -> str:
+        return (
+            f"<RankResult: {self.plan.problem} over {self.plan.ranks} ranks, "
+            f"{time_in_words(self.total_ms)}, {self.gflops:.1f} GFLOP/s, sum {self.reduction}>"
+        )
+
 
 class RankRunner:
     """Repeated products over the ranks of `comm` (mpi4py); keeps devices and transports.
@@ -99,6 +105,16 @@ class RankRunner:
         runner = cls.__new__(cls)
         runner._open(comm, options)
         return runner
+
+    def __repr__(self) -> str:
+        return f"<RankRunner: rank {self.comm.rank} of {self.comm.size}, {self.local!r}>"
+
+    def __enter__(self) -> RankRunner:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if error[0] is None:  # the other ranks close too only where all came to the end
+            self.close()
 
     def _open(self, comm: Any, options: Options) -> None:
         self.comm, self.options = comm, options
@@ -170,7 +186,7 @@ class RankRunner:
 
         def make() -> RankPlan:
             return make_rank_plan(
-                self.local.settle(problem), spec, self.comm.size, threads=self.threads,
+                self.local.plans.settle(problem), spec, self.comm.size, threads=self.threads,
                 split=options.split, grid=grid, rounds=options.rounds, spans=spans,
                 kernel=self.local.plans.kernel_name, resident=resident, there=there,
             )  # fmt: skip
@@ -264,7 +280,7 @@ class RankRunner:
         """This rank's blocks described; on its device where they are to be resident."""
 
         def described(x: Any, dtype: str) -> Operand:
-            found = Operand.of(x, self.local.home_of(x))
+            found = Operand.of(x, self.local._home_of(x))
             return found if home is None else _put(home, found, dtype)
 
         same = c is out
@@ -341,7 +357,7 @@ class RankRunner:
         spans = None
         if problem.k:
             spans = given.spans(self.options.split, self.options.grid, problem)
-        lie = given.stay(spans) and self._have(given, self.local.settle(problem).operands)
+        lie = given.stay(spans) and self._have(given, self.local.plans.settle(problem).operands)
         there = all(self.comm.allgather(lie))
         plan = self.plan(problem, spans=spans, there=there)
         boxes = [plan.box(rank) for rank in range(plan.ranks)]
@@ -358,7 +374,7 @@ class RankRunner:
     def _have(self, given: DistributedOperands, dtype: str) -> bool:
         """Whether this rank's device has its A and B, in the dtype that is multiplied."""
         return all(
-            is_device_array(x) and self.local.home_of(x) is self.devices[0] and x.dtype == dtype
+            is_device_array(x) and self.local._home_of(x) is self.devices[0] and x.dtype == dtype
             for x in (given.arrays["A"], given.arrays["B"])
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..errors import in_words, time_in_words
+from ..errors import counted, in_words, time_in_words
 from ..execution.timeline import PHASES
 from ..planning.partition import Span
 from ..planning.planner import START_MS
@@ -33,8 +33,15 @@ def plan_data(plan: RankPlan) -> dict:
         })  # fmt: skip
     return {
         "split": plan.plan.split, "grid": list(plan.plan.grid), "ranks": ranks,
-        "threads": plan.threads, "rounds": plan.rounds, "predicted_ms": plan.predicted_ms,
+        "threads": plan.threads, "rounds": plan.rounds,
+        "predicted_ms": plan.predicted_ms if _expects(plan) else None,
     }  # fmt: skip
+
+
+def _expects(plan: RankPlan) -> bool:
+    """Whether the predicted time means something: the rates of GPUs are known, those of the hosts
+    of a job are not."""
+    return plan.plan.devices[0].on_gpu
 
 
 def _where(plan: RankPlan, rank: int) -> list[str]:
@@ -54,8 +61,8 @@ def _print_head(plan: RankPlan) -> None:
     grid = " x ".join(map(str, plan.plan.grid))
     console.line(
         f"{p}, alpha={p.alpha:g} beta={p.beta:g}, split by {plan.plan.split} over "
-        f"{plan.ranks} ranks x {plan.threads} threads, grid {grid}"
-        + (f", C in {plan.rounds} rounds" if depth > 1 else "")
+        f"{counted(plan.ranks, 'rank')} x {counted(plan.threads, 'thread')}, grid {grid}"
+        + (f", C in {counted(plan.rounds, 'round')}" if depth > 1 else "")
     )
 
 
@@ -75,15 +82,16 @@ def print_plan(plan: RankPlan, kernel: str, places: Places) -> None:
     kept = [plan.bytes_kept(rank) for rank in range(plan.ranks)]
     console.line(
         f"a rank sends up to {in_words(max(sent))} and keeps up to {in_words(max(kept))}; "
-        f"all send {in_words(sum(sent))}; "
-        f"the cost model expects about {time_in_words(plan.predicted_ms)}"
+        f"all send {in_words(sum(sent))}"
+        + (f"; about {time_in_words(plan.predicted_ms)} expected" if _expects(plan) else "")
     )
 
 
 def result_data(result: RankResult, verdict: Verdict | None, totals_ms: Sequence[float]) -> dict:
     """A result over ranks for JSON; `multiplying_since` is in seconds of the Unix clock."""
     data = report.result_data(result, verdict, totals_ms, plan_data(result.plan))
-    ratio = result.total_ms / (result.plan.predicted_ms or float("nan"))
+    predicted = result.plan.predicted_ms if _expects(result.plan) else None
+    ratio = result.total_ms / predicted if predicted else None
     return data | {"multiplying_since": result.since, "of_predicted": ratio}
 
 
@@ -107,7 +115,7 @@ def print_result(result: RankResult, verdict: Verdict | None, places: Places) ->
     report.print_more(plan.ranks, "ranks")
     report.print_sum(result, plan.plan.grid[2] > 1)
     report.print_total(result)
-    if plan.predicted_ms >= START_MS:
+    if _expects(plan) and plan.predicted_ms >= START_MS:
         console.line(
             f"{result.total_ms / plan.predicted_ms:.2f} times as long as expected "
             f"(about {time_in_words(plan.predicted_ms)})"

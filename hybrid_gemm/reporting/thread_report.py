@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from ..errors import in_words, time_in_words
+from ..devices import cpu_rates
+from ..errors import counted, in_words, time_in_words
 from ..execution.timeline import PHASES
 from ..planning import cost_model
 from ..planning.plan import Plan, Strip, Worker
@@ -17,7 +18,16 @@ from .console import _ms, line, table
 
 
 def expected(plan: Plan) -> dict:
-    """What the cost model says of a plan: its time, and the bound on any plan's."""
+    """What the cost model says of a plan: its time, and the bound on any plan's.
+
+    On the cpu by rates that are measured there once; on the emulator nothing is expected, since
+    its time depends on each kernel's text.
+    """
+    if plan.devices[0].kind == "cpu":
+        plan = cpu_rates.predicted(plan)
+    if plan.devices[0].kind == "emulator":
+        return dict.fromkeys(("predicted_ms", "phases_ms", "bound_ms", "bound_by", "bounds_ms",
+                              "links"))  # fmt: skip
     bounds, links = cost_model.bound(plan), cost_model.links(plan)
     return {
         "predicted_ms": plan.predicted_ms,
@@ -29,8 +39,8 @@ def expected(plan: Plan) -> dict:
     }
 
 
-def _expected(plan: Plan) -> str:
-    said = expected(plan)
+def _words(plan: Plan, said: dict) -> str:
+    """What `expected` said, in words."""
     bound = ""
     if said["bound_ms"]:
         bound = f", at least {time_in_words(said['bound_ms'])} by {said['bound_by']}"
@@ -39,7 +49,7 @@ def _expected(plan: Plan) -> str:
         links = f"; links as measured on {said['links']}"
         if said["links"] == "assumed":
             links = "; links assumed (measure them: hybrid-gemm tune --links)"
-    return f"about {time_in_words(plan.predicted_ms)} expected{bound}{links}"
+    return f"about {time_in_words(said['predicted_ms'])} expected{bound}{links}"
 
 
 def plan_data(plan: Plan) -> dict:
@@ -118,7 +128,7 @@ def print_plan(plan: Plan, kernel: str) -> None:
     p = plan.problem
     line(
         f"plan: {p}, alpha={p.alpha:g} beta={p.beta:g}, split by {plan.split}, "
-        f"{len(plan.workers)} workers, kernel {kernel}"
+        f"{counted(len(plan.workers), 'worker')}, kernel {kernel}"
     )
     owned = defaultdict(list)
     for strip in plan.strips:
@@ -145,18 +155,18 @@ def print_plan(plan: Plan, kernel: str) -> None:
     )
     if plan.turns > 1:
         line(f"in up to {plan.turns} turns a worker: {_tiles(plan)}")
-    line(_expected(plan))
+    if (said := expected(plan))["predicted_ms"]:
+        line(_words(plan, said))
 
 
 def result_data(result: Result, verdict: Verdict | None, totals_ms: Sequence[float]) -> dict:
     """A result for JSON, with its time as a multiple of the expected one and of the bound."""
     data = report.result_data(result, verdict, totals_ms, plan_data(result.plan))
-    return data | _held_against(result)
+    return data | _held_against(result, expected(result.plan))
 
 
-def _held_against(result: Result) -> dict:
+def _held_against(result: Result, said: dict) -> dict:
     """The measured time as a multiple of the expected one and of the bound."""
-    said = expected(result.plan)
     return {
         f"of_{name}": result.total_ms / said[f"{name}_ms"] if said[f"{name}_ms"] else None
         for name in ("predicted", "bound")
@@ -184,12 +194,13 @@ def print_result(result: Result, verdict: Verdict | None, device: str) -> None:
            *(f"{phase} ms" for phase in PHASES), "gflop/s"], rows)  # fmt: skip
     report.print_more(len(plan.workers), "workers")
     report.print_sum(result, plan.summed)
-    held = _held_against(result)
+    said = expected(plan)
+    held = _held_against(result, said)
     report.print_total(result)
     words = {"of_predicted": "as long as expected", "of_bound": "the bound"}
     times = [f"{held[x]:.2f} times {word}" for x, word in words.items() if held[x]]
-    if plan.predicted_ms < START_MS:
-        line(f"{_expected(plan)}, besides what starting takes")
-    elif times:
-        line(f"{', '.join(times)} ({_expected(plan)})")
+    if said["predicted_ms"] and said["predicted_ms"] < START_MS:
+        line(f"{_words(plan, said)}, besides what starting takes")
+    elif said["predicted_ms"] and times:
+        line(f"{', '.join(times)} ({_words(plan, said)})")
     report.print_verdict(verdict)

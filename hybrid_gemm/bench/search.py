@@ -1,0 +1,105 @@
+"""Which parameters make one kernel fastest: its whole space timed, on any device that runs it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from .. import catalog, devices
+from ..catalog import Kernel, Variant
+from ..errors import UsageError, counted
+from ..reporting import console
+from . import study
+from .kernels import KernelStudy
+from .study import Note, Progress, Row, Shape, parameters
+
+# Without shapes: what a GPU is busy with, and what the emulator multiplies in a second.
+USUAL: dict[str, Shape] = {"cuda": (2048, 2048, 2048)}
+SMALL: Shape = (128, 128, 128)
+MOST = 256  # combinations that are all timed; of a larger space, those near the listed ones
+
+
+def space(kernel: Kernel, most: int = MOST) -> list[Variant]:
+    """The variants to try: first those that the header lists, then every combination of the
+    values in its `space` (else of those it lists) that its rules allow.
+
+    Where these are more than `most`, instead of all of them those that differ from a listed
+    variant in one parameter.
+    """
+    listed = kernel.variants()
+    values = {name: list(dict.fromkeys([*(v.params[name] for v in listed),
+                                        *kernel.space.get(name, ())]))
+              for name in listed[0].params}  # fmt: skip
+    count = 1
+    for each in values.values():
+        count *= len(each)
+    tried = _all(kernel, values) if count <= most else _near(kernel, listed, values)
+    found = dict.fromkeys([*listed, *(v for v in tried if _possible(v))])
+    return list(found)
+
+
+def _all(kernel: Kernel, values: Mapping[str, Sequence[int]]) -> Iterator[Variant]:
+    for chosen in itertools.product(*values.values()):
+        yield Variant(kernel, dict(zip(values, chosen, strict=True)))
+
+
+def _near(
+    kernel: Kernel, listed: Sequence[Variant], values: Mapping[str, Sequence[int]]
+) -> Iterator[Variant]:
+    for variant in listed:
+        for name, several in values.items():
+            for value in several:
+                yield Variant(kernel, {**variant.params, name: value})
+
+
+def _possible(variant: Variant) -> bool:
+    try:
+        variant.check()
+    except UsageError:
+        return False
+    return True
+
+
+def search(
+    name: str, shapes: Sequence[Shape] | None, *, device: str, dtypes: Sequence[str],
+    layouts: Sequence[str], samples: int, progress: Progress | None, note: Note,
+) -> dict[str, Any]:  # as a study's choices  # fmt: skip
+    """Times every variant in a kernel's space, the fastest first in each shape and dtype.
+
+    The result is a study's, with the kernel's default variant as "default". Raises `UsageError`
+    for an unknown kernel, and one without parameters.
+    """
+    kernel = catalog.get(name)
+    variants = space(kernel)
+    if len(variants) < 2:
+        raise UsageError(f"kernel {name} has no parameters to choose")
+    timing = KernelStudy(
+        variants, shapes or [USUAL.get(devices.choose(device)[0], SMALL)], device=device,
+        dtypes=dtypes, layouts=layouts, samples=samples,
+    )  # fmt: skip
+    note(f"{counted(len(variants), 'variant')} of {name} to time")
+    data = study.run(timing, progress=progress, note=note)
+    data["rows"].sort(key=lambda row: (*_case(row), row["time_ms"] or float("inf")))
+    return {**data, "default": dict(kernel.variants()[0].params)}
+
+
+def _case(row: Row) -> tuple:
+    return row["m"], row["n"], row["k"], row["dtype"], row["layout"]
+
+
+def show(data: Mapping[str, Any]) -> None:
+    """Prints the rows as a table, and the fastest parameters of each shape below."""
+    study.show(KernelStudy, data)
+    for case, found in itertools.groupby(data["rows"], _case):
+        rows = [row for row in found if row["time_ms"]]
+        if not rows:
+            continue
+        m, n, k, dtype, _layout = case
+        default = next((r for r in rows if r["params"] == data["default"]), None)
+        words = f"fastest at {m} x {n} x {k} {dtype}: {parameters(rows[0])}"
+        if default:
+            words += f", {default['time_ms'] / rows[0]['time_ms']:.2f} times as fast as the default"
+        console.line(words)
+    if data["device"]["kind"] == "emulator":
+        console.line("(times of g++'s code on this CPU; a GPU's may order variants otherwise)")

@@ -1,0 +1,118 @@
+"""How fast this host multiplies and adds: measured in a fraction of a second, and kept.
+
+Plans are made with assumed rates, so that the same call makes the same plan on every day;
+what is measured here is for the times that people are told to expect.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+import os
+import platform
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from .. import catalog
+from ..host import cache
+from ..host.notes import note
+from ..host.resources import cores
+from ..planning import cost_model
+from ..planning.plan import Plan
+from .cpu import CpuDevice
+
+SIZE = 768  # of the product that is timed
+LEAST_RUNS = 3
+BUDGET_S = 0.1  # for further runs of one rate
+BYTES = 64 << 20  # of each array that is added
+
+
+def predicted(plan: Plan) -> Plan:
+    """The plan of the cpu device with the time that this host should take.
+
+    Measures the host where that was not done before: once for each dtype, and for one worker and
+    for several.
+    """
+    dtype, several = plan.problem.dtype, len(plan.workers) > 1
+    tflops = rate(dtype, several=several)
+    specs = tuple(
+        dataclasses.replace(spec, tflops=tflops, memory_gbps=memory_gbps()) for spec in plan.devices
+    )
+    measured = dataclasses.replace(plan, devices=specs)
+    return dataclasses.replace(measured, predicted_ms=cost_model.predict_ms(measured))
+
+
+@functools.cache
+def rate(dtype: str, *, several: bool) -> float:
+    """TFLOP/s of products in a dtype on all cores: by one worker, or by `several`."""
+    return _kept(f"{dtype}-{'workers' if several else 'worker'}", lambda: _tflops(dtype, several))
+
+
+@functools.cache
+def memory_gbps() -> float:
+    """GB/s (10^9 bytes) of adding arrays that are in no cache, reads and writes together."""
+    return _kept("memory", _memory_gbps)
+
+
+def _path(name: str) -> Path:
+    host = f"{platform.node() or 'host'}-{cores()}-cores"
+    return cache.directory("rates") / f"{host}-{name}.json"
+
+
+def _kept(name: str, measure: Callable[[], float]) -> float:
+    """A rate from the cache; measured and put there where it is not, or is no rate."""
+    file = _path(name)
+    try:
+        found = json.loads(file.read_text())["rate"]
+        if isinstance(found, int | float) and 0 < found < math.inf:
+            return float(found)
+        raise ValueError(found)
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError, KeyError, TypeError):
+        note(f"{file} is damaged; the rate is measured again")
+    found = measure()
+    # On a host that is busy the rate is today's: it serves this process, and is not kept.
+    if os.getloadavg()[0] < cores() / 2 + 1:
+        cache.atomic_write(file, json.dumps({"rate": found}).encode())
+    return found
+
+
+def _tflops(dtype: str, several: bool) -> float:
+    """Of one product on all cores, or of one on each core at once."""
+    count = cores() if several else 1
+    device = CpuDevice(count)
+    stream, kernel = device.stream(), catalog.get("blas").variant()
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(-4, 5, (SIZE, SIZE)).astype(dtype) for _ in "ab")
+    places = [np.empty((SIZE, SIZE), dtype) for _ in range(count)]
+
+    def multiply(out: np.ndarray) -> None:
+        device.gemm(kernel, a, b, out, alpha=1, beta=0, stream=stream)
+
+    with device.session(), ThreadPoolExecutor(count) as pool:
+        seconds = _fastest(lambda: list(pool.map(multiply, places)))
+    return 2 * SIZE**3 * count / seconds / 1e12
+
+
+def _memory_gbps() -> float:
+    x, y = (np.ones(BYTES // 4, "f4") for _ in "xy")
+    return 3 * BYTES / _fastest(lambda: np.add(x, y, out=x)) / 1e9
+
+
+def _fastest(work: Callable[[], object]) -> float:
+    """Seconds of the fastest of some runs; what else the machine does only makes them slower."""
+    work()
+    found: list[float] = []
+    until = time.perf_counter() + BUDGET_S
+    while len(found) < LEAST_RUNS or time.perf_counter() < until:
+        before = time.perf_counter()
+        work()
+        found.append(time.perf_counter() - before)
+    return min(found)

@@ -1,0 +1,80 @@
+"""The objects that users hold: how they print, end and travel."""
+
+import pickle
+
+import numpy as np
+import pytest
+
+import hybrid_gemm
+from hybrid_gemm import Runner, catalog
+from hybrid_gemm.errors import UsageError
+from hybrid_gemm.planning.hardware import DeviceSpec
+from hybrid_gemm.planning.planner import make_plan
+from hybrid_gemm.problem import Problem
+from hybrid_gemm.ranks.rank_plan import make_rank_plan
+
+A, B = (np.arange(i * j, dtype="f4").reshape(i, j) % 7 for i, j in ((30, 40), (40, 20)))
+
+
+@pytest.fixture
+def made(device):
+    runner = Runner(device=device, threads=2, split="cols")
+    return runner, runner.run(A, B)
+
+
+def test_objects_print_as_one_short_line(made):
+    runner, result = made
+    problem = Problem(300, 200, 10**6)
+    ranks = make_rank_plan(problem, DeviceSpec("gpu", "cuda", 0, 80 << 30, 50, 3000), 4)
+    for x, words in (
+        (runner, ["Runner", "threads=2", "split='cols'", runner.devices[0].name]),
+        (result, ["Result", "30 x 20 float32", "GFLOP/s", "2 workers"]),
+        (result.plan, ["Plan", "m=30 n=20 k=40", "split by cols", "2 workers"]),
+        (result.timeline, ["Timeline", "2 workers", "ms"]),
+        (catalog.get("tuned"), ["Kernel", "tuned"]),
+        (result.variant, ["Variant", result.variant.name]),
+        (ranks, ["RankPlan", "4 ranks"]),
+    ):
+        text = repr(x)
+        assert len(text) < 200 and "\n" not in text
+        assert all(word in text for word in words), text
+
+
+def test_a_plans_summary_says_who_does_what(made):
+    plan = made[1].plan
+    lines = plan.summary().splitlines()
+    assert lines[0].startswith("m=30 n=20 k=40 float32, split by cols, grid 1 x 1 x 2")
+    assert "rows 0:30, columns 0:20, K 0:20" in lines[1] and "K 20:40" in lines[2]
+    assert any("free" in line for line in lines) and "between devices" in plan.summary()
+    gpu = DeviceSpec("gpu", "cuda", 0, 80 << 30, 50, 3000)
+    assert "expected time: " in make_plan(Problem(8192, 8192, 8192), (gpu,), 1).summary()
+    assert ("expected" in plan.summary()) == plan.devices[0].on_gpu  # other rates are not known
+    many = hybrid_gemm.plan(8, 8, 100, device="cpu", threads=50, split="cols").summary()
+    assert "... and 42 workers more" in many and len(many.splitlines()) < 20
+
+
+def test_a_runner_is_closed_at_the_end_of_its_block(device):
+    with Runner(device=device) as runner:
+        np.testing.assert_array_equal(runner.gemm(A, B), A @ B)
+    for use in (lambda: runner.gemm(A, B), lambda: runner.plan(Problem(8, 8, 8))):
+        with pytest.raises(UsageError, match="was closed"):
+            use()
+    runner.close()  # once more is no harm
+    assert repr(runner) == "<Runner, closed>"
+    with pytest.raises(AttributeError, match="'plant'"):
+        runner.plant  # noqa: B018
+
+
+def test_a_result_is_pickled_without_its_devices(made):
+    _runner, result = made
+    again = pickle.loads(pickle.dumps(result))
+    np.testing.assert_array_equal(again.c, A @ B)
+    assert list(again.timeline) == list(result.timeline) and again.plan == result.plan
+    assert again.timeline.multiply_ms == result.timeline.multiply_ms
+    assert again.variant == result.variant and repr(again) == repr(result)
+
+
+def test_what_is_public_of_a_runner_is_documented():
+    public = {name for name in vars(Runner) if not name.startswith("_")}
+    assert public == {"of", "threads", "close", "plan", "variant", "run", "gemm", "describe"}
+    assert all(getattr(Runner, name).__doc__ for name in public)

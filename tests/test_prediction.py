@@ -1,0 +1,90 @@
+"""The times that people are told to expect on a host, and whether its memory holds the matrices."""
+
+import json
+import os
+
+import pytest
+from support.command import run
+from support.devices import needs
+
+import hybrid_gemm
+from hybrid_gemm.cli import inputs
+from hybrid_gemm.devices import cpu_rates
+from hybrid_gemm.host import notes
+from hybrid_gemm.reporting import thread_report
+
+
+@pytest.fixture
+def rates(tmp_path, monkeypatch):
+    """A cache of rates that is empty, on a host that is idle."""
+    monkeypatch.setenv("HYBRID_GEMM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
+    notes.forget()
+    forget()
+    yield tmp_path / "cache" / "rates"
+    forget()
+
+
+def forget():
+    cpu_rates.rate.cache_clear()
+    cpu_rates.memory_gbps.cache_clear()
+
+
+def plan(size: int, dtype: str = "float32", **options):
+    return hybrid_gemm.plan(size, size, size, dtype=dtype, device="cpu", **options)
+
+
+def test_a_rate_is_measured_once_and_kept(rates):
+    found = cpu_rates.rate("float32", several=False)
+    assert 0 < found < 100
+    (file,) = rates.iterdir()
+    assert json.loads(file.read_text()) == {"rate": found}
+    file.write_text('{"rate": 0.25}')
+    assert cpu_rates.rate("float32", several=False) == found  # in this process
+    forget()
+    assert cpu_rates.rate("float32", several=False) == 0.25
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"rate": -1}', '{"rate": NaN}', '{"rate": "1"}'])
+def test_a_damaged_rate_is_measured_again_with_a_note(rates, text, capsys):
+    cpu_rates.memory_gbps()
+    (file,) = rates.iterdir()
+    file.write_text(text)
+    forget()
+    assert cpu_rates.memory_gbps() > 0
+    assert f"{file} is damaged" in capsys.readouterr().err
+    assert json.loads(file.read_text())["rate"] > 0
+
+
+def test_a_busy_hosts_rate_is_not_kept(rates, monkeypatch):
+    monkeypatch.setattr(os, "getloadavg", lambda: (1000.0, 0.0, 0.0))
+    assert cpu_rates.rate("int32", several=True) > 0
+    assert not list(rates.iterdir())
+
+
+def test_what_is_expected_follows_from_the_rate_and_leaves_plans_alone(rates):
+    planned = plan(1600)
+    cpu_rates.rate("float32", several=False)
+    cpu_rates.memory_gbps()
+    for file in rates.iterdir():
+        file.write_text('{"rate": 0.5}' if "float32" in file.name else '{"rate": 1e6}')
+    forget()
+    said = thread_report.expected(planned)
+    assert said["predicted_ms"] == pytest.approx(2 * 1600**3 / 0.5e9)
+    assert plan(1600).predicted_ms == planned.predicted_ms != said["predicted_ms"]
+
+
+@needs("emulator")
+def test_nothing_is_expected_of_the_emulator():
+    planned = hybrid_gemm.plan(16, 16, 16, device="emulator")
+    assert set(thread_report.expected(planned).values()) == {None}
+
+
+def test_a_dry_run_says_whether_the_hosts_memory_is_enough(tmp_path):
+    small = inputs.host_memory(inputs.Inputs.of(inputs.InputRequest(size=64)))
+    assert small.bytes == 3 * 64**2 * 4 and small.fits is True
+    file, size = tmp_path / "plan.json", 10**6
+    done = run("run", "--size", size, "--device", "cpu", "--dry-run", "--json", file, check=0)
+    found = json.loads(file.read_text())["host_memory"]
+    assert found["bytes"] == 3 * size**2 * 4 and found["fits"] is False
+    assert "they do not fit" in done.stdout and "expected" in done.stdout
