@@ -30,6 +30,7 @@ COMPUTES = {
     "auto": "fp32x3 where there are tensor cores, else fp32",
 }
 MAX_LEVELS = 6
+PANEL_SIDE = 8192  # rows and columns, at most, of what `run --resume` finishes at once
 AUTOMATIC_KERNELS = ("auto", "own")
 
 

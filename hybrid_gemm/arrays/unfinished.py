@@ -25,7 +25,6 @@ from .npy_files import NpyWriter, Path, check_output
 from .output_files import UNFINISHED
 
 JOURNAL = ".journal"
-SIDE = 8192  # rows and columns of a panel, at most, where the caller gives no other number
 ALIGN = 256  # panels begin where the tiles of kernels do
 HASH_BYTES = 4 << 20  # of a panel, made contiguous at once
 

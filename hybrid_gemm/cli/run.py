@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from ..errors import UsageError, VerificationError
-from ..options import CHOICES, DEFAULTS, Options
+from ..options import CHOICES, DEFAULTS, PANEL_SIDE, Options
 from ..ranks import ending, heartbeat, launch
 from .shared import json_option, option_flags, progress_bar, say, writable, write_result
 
@@ -57,9 +57,11 @@ _INPUT = ("m", "n", "k", "size", "c_file", "dtype", "fill", "seed", "alpha", "be
     help="Keep finished panels of C however the run ends, and take up those of an earlier one.",
 )
 @click.option(
-    "--panel", type=int, metavar="N", help="With --resume: rows and columns of a panel; default "
-    "8192.",
-)  # fmt: skip
+    "--panel",
+    type=int,
+    metavar="N",
+    help=f"With --resume: rows and columns of a panel; default {PANEL_SIDE}.",
+)
 @click.option("--ranks", type=int, metavar="N", help="Plan for N ranks (with --dry-run).")
 @json_option
 def run(
