@@ -155,6 +155,16 @@ def test_panels_are_all_of_c_each_once(shape, side):
     assert (times == 1).all()
 
 
+def test_too_many_panels_are_refused():
+    with pytest.raises(UsageError, match="give a larger --panel"):
+        panels_of(10**6, 10**6, 1)
+
+
+def test_an_error_before_the_first_panel_leaves_nothing(folder, monkeypatch):
+    interrupted(monkeypatch, 0)
+    assert sorted(os.listdir()) == ["A.npy", "B.npy"]
+
+
 def test_empty_matrices(folder):
     np.save("A.npy", np.ones((0, 40), "f4"))
     assert resume()["panels"] == 0

@@ -55,9 +55,10 @@ class Resumable(Alone):
         try:
             yield made
         except BaseException:
-            if kept := len(made.finished):
+            kept = len(made.finished)
+            if made.open and kept:
                 self.note(f"{kept} of {total} panels of C are kept for the same command to go on")
-            else:
+            elif made.open:
                 made.discard()
             raise
         finally:
