@@ -154,6 +154,8 @@ def node(fault: Fault) -> str:
 def of_node(daemon: int) -> list[int]:
     """The processes of an emulated node: those of its host name's namespace."""
     mine = os.readlink(f"/proc/{daemon}/ns/uts")
+    if mine == os.readlink("/proc/self/ns/uts"):
+        raise SystemExit(f"faults: process {daemon} has no namespace of its own")
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
