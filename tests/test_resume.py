@@ -1,6 +1,7 @@
 """`hybrid-gemm run --resume`: what a run that was ended leaves, and what the next makes of it."""
 
 import errno
+import fcntl
 import json
 import os
 import random
@@ -488,6 +489,15 @@ def test_a_second_process_is_refused(folder, monkeypatch):
     assert f"in use by another --resume (process {os.getpid()} on " in one_line(done)
     first.close()
     assert counted(resume()) == (2, 4)
+
+
+def test_a_filesystem_without_locks_is_told(folder, monkeypatch):
+    def flock(file, operation):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    done = CliRunner().invoke(cli, ["run", "A.npy", "B.npy", "-o", "C.npy", "--resume"])
+    assert done.exit_code == 0 and "cannot be locked here: start no second" in done.output
 
 
 def test_a_run_without_resume_leaves_the_files_alone(folder, monkeypatch):

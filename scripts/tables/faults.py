@@ -35,9 +35,11 @@ def _drawn(data: dict) -> str:
         ", ".join(f"{count} {name}" for name, count in sorted(said[f"by_{kind}"].items()))
         for kind in ("event", "target", "phase")
     ]
+    restarts = said.get("restarts")
+    failed = f" In {restarts} of them mpirun itself did not start at first." if restarts else ""
     once = f", {data['at_once']} at once" if data["at_once"] > 1 else ""
     return (
         f"`{data['command']}`: {words[0]}; at {words[1]}; while {words[2]}. {data['ranks']} ranks, "
         f"{data['environment']['cpu']['cores']} cores{once}, `--rank-timeout "
-        f"{data['rank_timeout_s']:g}`, a limit of {data['limit_s']:g} s."
+        f"{data['rank_timeout_s']:g}`, a limit of {data['limit_s']:g} s.{failed}"
     )
