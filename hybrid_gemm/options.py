@@ -31,6 +31,7 @@ COMPUTES = {
 MAX_LEVELS = 6
 # Headings of the command's help.
 SPLIT_GROUP, DEVICE_GROUP, RANK_GROUP = "Split and sums", "Device and kernel", "MPI ranks"
+PANEL_SIDE = 8192  # rows and columns, at most, of what `run --resume` finishes at once
 AUTOMATIC_KERNELS = ("auto", "own")
 
 

@@ -175,6 +175,21 @@ def test_the_end_waits_for_a_file_that_is_being_made(tmp_path):
     assert not path.exists()
 
 
+def test_the_end_waits_until_the_launcher_has_read_the_message():
+    code = """if True:
+        import os, threading, time
+        from hybrid_gemm.ranks import ending
+        reader, writer = os.pipe()
+        os.dup2(writer, 2)
+        os.write(2, b"the cause")
+        threading.Timer(0.4, os.read, [reader, 100]).start()
+        started = time.monotonic()
+        ending._until_read()
+        print(time.monotonic() - started)
+    """
+    assert 0.3 < float(python("-c", code, timeout=60).stdout) < 30
+
+
 # --- a process alone ----------------------------------------------------------------------
 
 LONG_CALL = """

@@ -1,6 +1,7 @@
 """`hybrid-gemm run --resume`: what a run that was ended leaves, and what the next makes of it."""
 
 import errno
+import fcntl
 import json
 import os
 import random
@@ -153,6 +154,16 @@ def test_panels_are_all_of_c_each_once(shape, side):
         assert 0 < len(rows) <= side and 0 < len(cols) <= side
         times[rows.slice, cols.slice] += 1
     assert (times == 1).all()
+
+
+def test_too_many_panels_are_refused():
+    with pytest.raises(UsageError, match="give a larger --panel"):
+        panels_of(10**6, 10**6, 1)
+
+
+def test_an_error_before_the_first_panel_leaves_nothing(folder, monkeypatch):
+    interrupted(monkeypatch, 0)
+    assert sorted(os.listdir()) == ["A.npy", "B.npy"]
 
 
 def test_empty_matrices(folder):
@@ -478,6 +489,15 @@ def test_a_second_process_is_refused(folder, monkeypatch):
     assert f"in use by another --resume (process {os.getpid()} on " in one_line(done)
     first.close()
     assert counted(resume()) == (2, 4)
+
+
+def test_a_filesystem_without_locks_is_told(folder, monkeypatch):
+    def flock(file, operation):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    done = CliRunner().invoke(cli, ["run", "A.npy", "B.npy", "-o", "C.npy", "--resume"])
+    assert done.exit_code == 0 and "cannot be locked here: start no second" in done.output
 
 
 def test_a_run_without_resume_leaves_the_files_alone(folder, monkeypatch):

@@ -259,6 +259,16 @@ def test_a_failing_rank_ends_the_job(cluster, name):
 
 
 @needs_slurm
+def test_ranks_that_srun_ends_leave_the_exit_code_to_the_one_that_failed(cluster):
+    """srun gives the highest code of all."""
+    run = "test $SLURM_PROCID = 0 || { sleep 4; exit 2; }; exec hybrid-gemm run --device cpu"
+    done = cluster.call(
+        "srun", "--mpi=pmix", "--kill-on-bad-exit=1", "-n", 2, "sh", "-c", run
+    )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+
+
+@needs_slurm
 @pytest.mark.parametrize("mpi", ["none", "pmi2"])
 def test_a_wrong_launcher_is_named(cluster, mpi):
     done = cluster.call("srun", f"--mpi={mpi}", "-n", 2, "hybrid-gemm", "run", "--size", 8)

@@ -25,8 +25,8 @@ from .npy_files import NpyWriter, Path, check_output
 from .output_files import UNFINISHED
 
 JOURNAL = ".journal"
-SIDE = 8192  # rows and columns of a panel, at most, where the caller gives no other number
 ALIGN = 256  # panels begin where the tiles of kernels do
+MOST_PANELS = 10**6
 HASH_BYTES = 4 << 20  # of a panel, made contiguous at once
 
 
@@ -37,8 +37,15 @@ def names_beside(path: Path) -> list[str]:
 
 
 def panels_of(m: int, n: int, side: int) -> list[tuple[Span, Span]]:
-    """Rows and columns of the panels of an m x n matrix, which depend on nothing else."""
-    rows, cols = (cut(size, -(-size // side), ALIGN) for size in (m, n))
+    """Rows and columns of the panels of an m x n matrix, which depend on nothing else. Raises
+    `UsageError` for more than `MOST_PANELS`."""
+    down, across = (-(-size // side) for size in (m, n))
+    if down * across > MOST_PANELS:
+        raise UsageError(
+            f"{down * across} panels of {side} x {side} make {m} x {n}; at most {MOST_PANELS} "
+            "work: give a larger --panel"
+        )
+    rows, cols = cut(m, down, ALIGN), cut(n, across, ALIGN)
     return [(r, c) for r in rows for c in cols]
 
 
@@ -142,6 +149,11 @@ class Unfinished:
                 "the panels that were finished are kept"
             ) from None
 
+    @property
+    def open(self) -> bool:
+        """Whether it was neither committed nor discarded, nor closed."""
+        return self.journal.descriptor >= 0
+
     def commit(self) -> None:
         """Puts the whole file in its place, as `NpyWriter.commit`, and removes the journal."""
         assert len(self.finished) == len(self.panels)
@@ -150,8 +162,9 @@ class Unfinished:
 
     def discard(self) -> None:
         """Removes what was made: it is wrong, or nothing."""
-        os.unlink(self._writer.temporary)
-        self.journal.remove()
+        for path in self._writer.temporary, self.journal.path:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
         self.close()
 
     def close(self) -> None:

@@ -6,9 +6,9 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ..arrays.unfinished import SIDE, Unfinished
+from ..arrays.unfinished import Unfinished
 from ..errors import UsageError
-from ..options import CHOICES, Options
+from ..options import CHOICES, PANEL_SIDE, Options
 from ..planning.partition import Span
 from ..planning.plan import Plan
 from ..reporting import resume_report
@@ -35,7 +35,7 @@ class Resumable(Alone):
                 "--resume promises the bits of an uninterrupted run, and --reduce critical sums in "
                 "any order; the ordered reduction works"
             )
-        self.side, self.note = side or SIDE, note
+        self.side, self.note = side or PANEL_SIDE, note
 
     @contextlib.contextmanager
     def output(self, inputs: Inputs, path: str | None) -> Iterator[Output]:
@@ -55,9 +55,10 @@ class Resumable(Alone):
         try:
             yield made
         except BaseException:
-            if kept := len(made.finished):
+            kept = len(made.finished)
+            if made.open and kept:
                 self.note(f"{kept} of {total} panels of C are kept for the same command to go on")
-            else:
+            elif made.open:
                 made.discard()
             raise
         finally:

@@ -8,7 +8,9 @@ from typing import Any
 import click
 
 from ..errors import UsageError, VerificationError
-from ..options import CHOICES, DEFAULTS, DEVICE_GROUP, RANK_GROUP, SPLIT_GROUP, Options
+from ..options import (
+    CHOICES, DEFAULTS, DEVICE_GROUP, PANEL_SIDE, RANK_GROUP, SPLIT_GROUP, Options,
+)  # fmt: skip
 from ..ranks import ending, heartbeat, launch
 from .help import Command, talk
 from .option_types import File, Named, fills, generated_dtypes, verify_modes
@@ -133,9 +135,11 @@ _INPUT = ("m", "n", "k", "size", "c_file", "dtype", "fill", "seed", "alpha", "be
     help="Keep finished panels of C however the run ends, and take up those of an earlier one.",
 )
 @click.option(
-    "--panel", type=int, metavar="N", help="With --resume: rows and columns of a panel; default "
-    "8192.",
-)  # fmt: skip
+    "--panel",
+    type=int,
+    metavar="N",
+    help=f"With --resume: rows and columns of a panel; default {PANEL_SIDE}.",
+)
 @click.option("--ranks", type=int, metavar="N", help="Plan for N ranks (with --dry-run).")
 @json_option
 def run(

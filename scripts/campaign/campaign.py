@@ -15,11 +15,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 
-from .fault import OF_RANKS, Fault, alive, drawn, first_message
+from .fault import OF_RANKS, Fault, alive, drawn, first_message, pids
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 WHOLE_S = 240  # for a run without a fault, beside others
 SIZE = "600"
+RESTARTS = 2
 
 
 class Job(Protocol):
@@ -104,21 +105,27 @@ class Campaign:
     def run(self, fault: Fault) -> None:
         with made_folder() as name:
             folder = Path(name)
-            job = self.site.start(folder, fault, fault.target)
-            try:
-                self.strike(fault, job, folder)
-            finally:
-                job.end()
+            while True:
+                job = self.site.start(folder, fault, fault.target)
+                try:
+                    struck = self.strike(fault, job, folder)
+                finally:
+                    job.end()
+                if struck or pids(folder) or fault.restarts == RESTARTS:
+                    break
+                fault.restarts += 1  # the launcher itself failed, before it started a rank
+            if not struck:
+                fault.wrong.append(f"ended before {fault.phase}")
+                fault.message = first_message(words(folder))
             if fault.target == "resume" and fault.file != "right":
                 self.resume(fault, folder)
 
-    def strike(self, fault: Fault, job: Job, folder: Path) -> None:
+    def strike(self, fault: Fault, job: Job, folder: Path) -> bool:
+        """Whether the run came to the fault's phase; judges what became of it."""
         mark = folder / "marks" / f"{fault.phase}.{fault.rank}"
         wait_until(lambda: mark.exists() or job.exit_code() is not None, 60)
         if not mark.exists():
-            fault.wrong.append(f"ended before {fault.phase}")
-            fault.message = first_message(words(folder))
-            return
+            return False
         time.sleep(fault.delay_s)
         more_s = self.site.strike(fault, job, int(mark.read_text()))
         struck = time.monotonic()
@@ -129,6 +136,7 @@ class Campaign:
         self.site.repair(fault, job)
         fault.exit_code = job.exit_code()
         self.judge(fault, folder, ended)
+        return True
 
     def judge(self, fault: Fault, folder: Path, ended: bool) -> None:
         text, found, wrong = words(folder), folder / "C.npy", fault.wrong

@@ -13,7 +13,7 @@ OF_RANKS = ("rank", "launcher", "job")  # targets
 class Fault:
     """An event that befalls a target, and what came of it. `seconds` are from the event to the
     end, `state` is Slurm's word for it; `found` are the panels that the next run took up
-    (`resume`)."""
+    (`resume`), `restarts` the times that the launcher failed by itself."""
 
     number: int
     event: str
@@ -28,6 +28,7 @@ class Fault:
     file: str = ""
     temporaries: int = 0
     found: int | None = None
+    restarts: int = 0
     wrong: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:

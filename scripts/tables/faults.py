@@ -1,0 +1,45 @@
+"""The campaigns of faults, as docs/reliability.md tells them."""
+
+from . import grid, result
+
+KINDS = ("hangs", "wrong file", "temporary left")  # beside which there are wrong codes and words
+
+
+def campaign() -> str:
+    found = {where: result("faults", where) for where in ("cpu", "slurm")}
+    return "\n\n".join([_counts(found), *(_drawn(x) for x in found.values())])
+
+
+def _counts(found: dict[str, dict]) -> str:
+    rows = []
+    for where, data in found.items():
+        said, wrong = data["summary"], data["summary"]["wrong"]
+        rows.append([
+            f"[{where}](results/faults_{where}.json)", said["faults"],
+            *(wrong.get(kind, 0) for kind in KINDS),
+            sum(count for kind, count in wrong.items() if kind not in KINDS),
+            said["finished_all_the_same"],
+            f"{said['resumed']} ({said['resumed_with_panels']} with panels)",
+            said["longest_s"], said["longest_s_stopped_rank"],
+        ])  # fmt: skip
+    columns = ["<where", "faults", "hangs", "wrong or half files", "temporaries left",
+               "other errors", "went on to the right C", "resumed", "longest s",
+               "longest s, stopped rank"]  # fmt: skip
+    return "\n".join(grid(columns, rows))
+
+
+def _drawn(data: dict) -> str:
+    """What was drawn, in one sentence."""
+    said = data["summary"]
+    words = [
+        ", ".join(f"{count} {name}" for name, count in sorted(said[f"by_{kind}"].items()))
+        for kind in ("event", "target", "phase")
+    ]
+    restarts = said.get("restarts")
+    failed = f" In {restarts} of them mpirun itself did not start at first." if restarts else ""
+    once = f", {data['at_once']} at once" if data["at_once"] > 1 else ""
+    return (
+        f"`{data['command']}`: {words[0]}; at {words[1]}; while {words[2]}. {data['ranks']} ranks, "
+        f"{data['environment']['cpu']['cores']} cores{once}, `--rank-timeout "
+        f"{data['rank_timeout_s']:g}`, a limit of {data['limit_s']:g} s.{failed}"
+    )
