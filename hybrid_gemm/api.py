@@ -11,10 +11,12 @@ import numpy as np
 from .arrays.caller_arrays import as_array, is_device_array
 from .execution import staging
 from .host import forks
-from .options import CHOICES, Options, named_keywords, with_options
+from .options import CHOICES, DEFAULTS, Options, named_keywords, refuse_unknown, with_options
 from .planning.plan import Plan
 from .problem import make_problem
 from .runner import Runner
+
+_DEVICE = list(CHOICES).index("device")
 
 __all__ = ["free_memory", "gemm", "matmul", "plan"]
 
@@ -85,9 +87,9 @@ def gemm(  # every option is named here, for editors and type checkers
         compute, grid, max_device_memory, transport, rounds, rank_timeout,
     )  # fmt: skip
     if comm is not None:
-        from .ranks.runner import kept_runner
+        from .ranks import runner as over_ranks
 
-        return kept_runner(comm, given).gemm(
+        return over_ranks.kept_runner(comm, given).gemm(
             a, b, c, alpha=alpha, beta=beta, trans_a=trans_a, trans_b=trans_b, out=out,
             distribution=distribution, result=result, root=root,
         )  # fmt: skip
@@ -97,16 +99,11 @@ def gemm(  # every option is named here, for editors and type checkers
         a = as_array(a, "A")
     if not isinstance(b, np.ndarray):
         b = as_array(b, "B")
-    if device == "auto":
-        for x in (a, b):
-            if type(x) is not np.ndarray and is_device_array(x):
-                given = _on_gpu(given, x.device.id)
-                break
-    return _runner(given).multiply(a, b, c, alpha, beta, trans_a, trans_b, out)
+    return kept_runner(given, a, b).multiply(a, b, c, alpha, beta, trans_a, trans_b, out)
 
 
-@functools.lru_cache(maxsize=64)
-def _named(given: tuple, ordinal: int) -> tuple:
+@functools.lru_cache(maxsize=64, typed=True)  # threads=True is not threads=1, but wrong
+def _named(ordinal: int, *given: Any) -> tuple:
     named = dict(zip(CHOICES, given, strict=True))
     named["device"] = "cuda"
     if named["gpus"] is None:
@@ -117,26 +114,32 @@ def _named(given: tuple, ordinal: int) -> tuple:
 def _on_gpu(given: tuple, ordinal: int) -> tuple:
     """The options for arrays that lie on a GPU, where no device was named."""
     try:
-        return _named(given, ordinal)
+        return _named(ordinal, *given)
     except TypeError:  # a list or a dict among them is no key
-        return _named.__wrapped__(given, ordinal)
+        return _named.__wrapped__(ordinal, *given)
 
 
-def _runner(given: tuple) -> Runner:
-    """The runner for these values of the options, kept for the next call."""
+def kept_runner(given: tuple, a: Any, b: Any) -> Runner:
+    """The runner for these values of the options, kept for the next call: where no device is
+    named, of the GPU that has A or B."""
+    if given[_DEVICE] == "auto":
+        for x in (a, b):
+            if type(x) is not np.ndarray and is_device_array(x):
+                given = _on_gpu(given, x.device.id)
+                break
     try:
-        return _kept_runner(given)
+        return _kept(*given)
     except TypeError:  # a list or a dict among them is no key, and a wrong type raises again
         options = Options(*given)
-        return _kept_runner(tuple(getattr(options, name) for name in CHOICES))
+        return _kept(*(getattr(options, name) for name in CHOICES))
 
 
-@functools.lru_cache(maxsize=8)
-def _kept_runner(given: tuple) -> Runner:
+@functools.lru_cache(maxsize=8, typed=True)
+def _kept(*given: Any) -> Runner:
     return Runner.of(Options(*given).alone())
 
 
-forks.forget_in_child(_kept_runner.cache_clear)
+forks.forget_in_child(_kept.cache_clear)
 
 
 def free_memory() -> None:
@@ -145,7 +148,7 @@ def free_memory() -> None:
     is collective). A `Runner` gives its own back when nothing refers to it any more."""
     import sys
 
-    _kept_runner.cache_clear()
+    _kept.cache_clear()
     staging.drop_links()
     if ranks := sys.modules.get(f"{__package__}.ranks.runner"):
         ranks.close_kept_runners()
@@ -153,8 +156,22 @@ def free_memory() -> None:
 
 @with_options()
 def matmul(a: Any, b: Any, /, out: Any = None, **options: Any) -> Any:
-    """a @ b for 2-D arrays; `options` are those of `gemm`."""
-    return gemm(a, b, out=out, **options)
+    """a @ b as NumPy's `matmul`: matrices, vectors, and stacks of matrices, which broadcast.
+
+    The last two dimensions are a matrix's. A stack times one matrix is one product where it lies
+    in memory as one; otherwise there is a product for each pair, one after the other. `options`
+    are those of `gemm`, which says what arrays may be; over ranks, arrays are 2-D.
+
+    >>> import numpy as np
+    >>> matmul(np.ones((5, 2, 3)), np.ones(3), device="cpu").shape
+    (5, 2)
+    """
+    a, b = as_array(a, "A"), as_array(b, "B")
+    if (a.ndim, b.ndim) == (2, 2) or options.get("comm") is not None:
+        return gemm(a, b, out=out, **options)
+    refuse_unknown("matmul", options, CHOICES)
+    given = tuple(options.get(name, DEFAULTS[name]) for name in CHOICES)
+    return kept_runner(given, a, b).matmul(a, b, out=out)
 
 
 @with_options(but=("transport", "rounds", "rank_timeout"))

@@ -3,8 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import errno
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+
+# Names that people know from elsewhere, and those that they have here.
+_ELSEWHERE = {
+    "gpu": "cuda", "nvidia": "cuda", "fp16": "float16", "f16": "float16", "half": "float16",
+    "bf16": "bfloat16", "fp32": "float32", "f32": "float32", "single": "float32",
+    "float": "float32", "fp64": "float64", "f64": "float64", "double": "float64", "int": "int32",
+    "i32": "int32", "long": "int64", "i64": "int64", "column": "cols", "columns": "cols",
+}  # fmt: skip
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """ " (did you mean rows?)", or nothing where no name is alike enough."""
+    known = list(names)
+    if _ELSEWHERE.get(name) in known:
+        return f" (did you mean {_ELSEWHERE[name]}?)"
+    found = difflib.get_close_matches(name, known, 1, 0.7)
+    return f" (did you mean {found[0]}?)" if found else ""
 
 
 def in_words(size: float) -> str:
@@ -14,6 +32,18 @@ def in_words(size: float) -> str:
         if size < 1000:
             return f"{size:.3g} {unit}"
     return f"{size / 1024:.2f} GiB"
+
+
+def time_in_words(ms: float) -> str:
+    """A time with its unit, three digits: `time_in_words(75_300)` is "75.3 s"."""
+    for unit, size, most in (("ms", 1, 1e3), ("s", 1e3, 120), ("min", 6e4, 120)):
+        if ms / size < most:
+            return f"{ms / size:.3g} {unit}"
+    return f"{ms / 3.6e6:.3g} h" if ms < 3.6e9 else f"{ms / 3.6e6:.0f} h"
+
+
+class HybridGemmWarning(UserWarning):
+    """Something that the caller gave has no effect, or another than it seems."""
 
 
 class HybridGemmError(Exception):
@@ -42,6 +72,12 @@ class DTypeError(HybridGemmError, TypeError):
     """A dtype that this package does not multiply. A `TypeError`."""
 
     exit_code = 2
+
+
+class SlowerError(HybridGemmError):
+    """Times of a result are above those of an older one by more than their noise."""
+
+    exit_code = 4
 
 
 class VerificationError(HybridGemmError):

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import inspect
 import math
@@ -16,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
-from .errors import OptionTypeError, UsageError
+from .errors import OptionTypeError, UsageError, nearest
 
 SPLITS = ("rows", "cols", "auto")
 DEVICES = ("auto", "cuda", "cpu", "emulator")
@@ -30,6 +29,8 @@ COMPUTES = {
     "auto": "fp32x3 where there are tensor cores, else fp32",
 }
 MAX_LEVELS = 6
+# Headings of the command's help.
+SPLIT_GROUP, DEVICE_GROUP, RANK_GROUP = "Split and sums", "Device and kernel", "MPI ranks"
 AUTOMATIC_KERNELS = ("auto", "own")
 
 
@@ -39,7 +40,7 @@ class Choice:
 
     `check(name, value)` returns the value in the form that is kept, or raises; `parse(text)`
     turns the command line's text into what `check` takes. `across_ranks` marks an option that
-    has a meaning only for a product over MPI ranks.
+    has a meaning only for a product over MPI ranks; `group` is its heading in the command's help.
     """
 
     help: str
@@ -48,17 +49,12 @@ class Choice:
     metavar: str = "NAME"
     names: tuple[str, ...] = ()
     across_ranks: bool = False
+    group: str = SPLIT_GROUP
 
 
 def _in_words(names: Iterable[str]) -> str:
     *most, last = names
     return f"{', '.join(most)} and {last}" if most else last
-
-
-def nearest(name: str, names: Iterable[str]) -> str:
-    """ " (did you mean rows?)", or nothing where no name is alike."""
-    found = difflib.get_close_matches(name, list(names), 1, 0.6)
-    return f" (did you mean {found[0]}?)" if found else ""
 
 
 def _one_of(noun: str, names: Iterable[str]) -> Callable[[str, Any], str]:
@@ -247,55 +243,71 @@ class Options:
     4
     """
 
-    split: str = _named("auto", "How A is cut: by rows, by cols (along K), or auto.",
-                        "split", SPLITS)  # fmt: skip
+    split: str = _named(
+        "auto", "How A is cut: by rows, by cols (along K), or as the planner finds best (auto).",
+        "split", SPLITS,
+    )  # fmt: skip
     threads: int | None = _count(
-        "Worker threads; default one a device, or as many GPUs as are worth it.", "threads"
-    )
-    device: str = _named("auto", "auto (cuda if a GPU is here, else cpu), cuda, cpu or emulator.",
-                         "device", DEVICES)  # fmt: skip
+        "Worker threads. Without it there is one for each device, and as many GPUs work as are "
+        "worth starting.", "threads",
+    )  # fmt: skip
+    device: str = _named(
+        "auto", "Where to multiply: cuda, cpu or emulator. auto takes cuda if a GPU is here, and "
+        "cpu otherwise.", "device", DEVICES, group=DEVICE_GROUP,
+    )  # fmt: skip
     gpus: tuple[int, ...] | None = _choice(
-        None, "GPUs by number, such as 0,1; default all.", _gpus, parse=_integers, metavar="0,1"
+        None, "GPUs by number, such as 0,1. Without it, all.", _gpus, parse=_integers,
+        metavar="0,1", group=DEVICE_GROUP,
+    )  # fmt: skip
+    emulate_devices: int | None = _count(
+        "Let one GPU (or the emulator) play N devices.", "devices", group=DEVICE_GROUP
     )
-    emulate_devices: int | None = _count("One GPU plays N devices.", "devices")
     kernel: str = _choice(
         "auto",
-        "A kernel of `hybrid-gemm kernels`; auto takes the fastest known for the shape, cuBLAS "
-        "included, own the fastest of our own.",
-        _name,
-    )
+        "A kernel that `hybrid-gemm kernels` lists. auto takes the fastest known for the shape, "
+        "cuBLAS included; own takes the fastest of our own.",
+        _name, group=DEVICE_GROUP,
+    )  # fmt: skip
     params: tuple[tuple[str, int], ...] = _choice(
-        (), "The kernel's parameters, such as BM=128.", _params, metavar="NAME=NUMBER"
-    )
+        (), "A parameter of the kernel, such as BM=128; give it as often as needed.", _params,
+        metavar="NAME=NUMBER", group=DEVICE_GROUP,
+    )  # fmt: skip
     reduce: str = _named(
         "ordered",
-        "How partial C are summed: ordered, nccl (between GPUs), or critical (the lab's way, for "
-        "comparison).",
+        "How partial C are summed: in worker order (ordered), by NCCL between GPUs (nccl), or one "
+        "worker at a time as the lab report does (critical).",
         "reduction", REDUCTIONS,
     )  # fmt: skip
-    algorithm: str = _named("ordinary", "ordinary, or strassen over that kernel.",
-                            "algorithm", ALGORITHMS)  # fmt: skip
+    algorithm: str = _named(
+        "ordinary", "The ordinary product, or strassen over the kernel.", "algorithm", ALGORITHMS,
+        group=DEVICE_GROUP,
+    )  # fmt: skip
     levels: int = _choice(1, "Levels of Strassen's algorithm.", _levels, parse=_integer,
-                          metavar="N")  # fmt: skip
-    compute: str = _named("fp32", "How float32 is multiplied: fp32, fp32x3, tf32 or auto.",
-                          "compute", COMPUTES)  # fmt: skip
+                          metavar="N", group=DEVICE_GROUP)  # fmt: skip
+    compute: str = _named(
+        "fp32", "How float32 is multiplied: strictly (fp32), by three products of halves on tensor "
+        "cores (fp32x3), rounded to 11 bits (tf32), or fp32x3 where there are tensor cores (auto).",
+        "compute", COMPUTES, group=DEVICE_GROUP,
+    )  # fmt: skip
     grid: tuple[int, int, int] | None = _choice(
-        None, "How workers (or ranks) cut m, n and K.", _grid, parse=_integers, metavar="PM,PN,PK"
-    )
+        None, "Into how many parts workers (or ranks) cut m, n and K.", _grid, parse=_integers,
+        metavar="PM,PN,PK",
+    )  # fmt: skip
     max_device_memory: int | None = _choice(
-        None, "Bytes of each device's memory that a product may take, such as 8GiB.", _memory,
-        parse=bytes_of, metavar="SIZE",
+        None, "How much of each GPU's memory a product may take, such as 8GiB. What does not fit "
+        "is multiplied in turns.", _memory, parse=bytes_of, metavar="SIZE", group=DEVICE_GROUP,
     )  # fmt: skip
     transport: str = _named(
-        "auto", "Between ranks: auto, ipc, nccl or mpi.", "transport", TRANSPORTS,
-        across_ranks=True,
+        "auto", "How partial C travel between ranks: ipc, nccl or mpi; auto takes the first that "
+        "works.", "transport", TRANSPORTS, across_ranks=True, group=RANK_GROUP,
     )  # fmt: skip
     rounds: int | None = _count(
-        "Pieces in which ranks sum a strip of C.", "rounds", across_ranks=True
+        "Pieces in which ranks sum a strip of C.", "rounds", across_ranks=True, group=RANK_GROUP
     )
     rank_timeout: float = _choice(
         60.0, "Seconds without a sign of a rank, or without progress, after which the job is "
         "ended; 0 is never.", _seconds, parse=_number, metavar="SECONDS", across_ranks=True,
+        group=RANK_GROUP,
     )  # fmt: skip
 
     def __post_init__(self) -> None:

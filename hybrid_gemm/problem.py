@@ -175,7 +175,7 @@ def make_problem(
         make_problem(np.ones((3, 5)), np.ones((5, 2))).m == 3
     """
     dtypes = [check_dtype(a.dtype, "A"), check_dtype(b.dtype, "B")]
-    m, n, k = _sides(shape_of(a, "A"), shape_of(b, "B"), trans_a, trans_b)
+    m, n, k = sides(a, b, trans_a=trans_a, trans_b=trans_b)
     if c is not None:
         dtypes.append(check_dtype(c.dtype, "C"))
         if shape_of(c, "C") != (m, n):
@@ -201,12 +201,13 @@ def make_problem(
     return Problem(m, n, k, compute, alpha, beta, result.name, operands=operands)
 
 
-def _sides(
-    a: tuple[int, int], b: tuple[int, int], trans_a: bool, trans_b: bool
+def sides(
+    a: Described, b: Described, *, trans_a: bool = False, trans_b: bool = False
 ) -> tuple[int, int, int]:
-    """m, n and k of op(A) and op(B). Raises `UsageError` if their k differ."""
-    m, k = a[::-1] if trans_a else a
-    k2, n = b[::-1] if trans_b else b
+    """m, n and k of op(A) and op(B). Raises `UsageError` if their k differ, and for arrays that
+    are not 2-D."""
+    m, k = shape_of(a, "A")[:: -1 if trans_a else 1]
+    k2, n = shape_of(b, "B")[:: -1 if trans_b else 1]
     if k != k2:
         op_a, op_b = "A^T" if trans_a else "A", "B^T" if trans_b else "B"
         raise UsageError(

@@ -9,16 +9,20 @@ from typing import Any
 import numpy as np
 
 from . import devices
-from .arrays.caller_arrays import is_device_array
+from .arrays.caller_arrays import as_array, is_device_array
 from .arrays.operand import CallerArrays
+from .arrays.stacks import Stacks
 from .catalog import Variant
 from .devices.base import Device
+from .devices.cpu import CpuDevice
 from .devices.strassen import Strassen
 from .errors import shortage_in_words
 from .execution.local import LocalExecutor
 from .execution.plan_maker import PlanMaker
+from .execution.single_cpu import SingleCpuExecutor
 from .execution.single_gpu import SingleGpuExecutor
 from .execution.timeline import Timeline
+from .host.notes import warn
 from .options import Options, named_keywords, with_options
 from .planning.plan import NOWHERE, Homes, Plan
 from .problem import Problem
@@ -77,19 +81,30 @@ class Runner:
         opened = devices.open_devices(
             self.kind, workers, gpus=options.gpus, emulate=options.emulate_devices
         )
+        idle = {  # without threads, emulated devices say how many workers there are
+            "max_device_memory": options.max_device_memory,
+            "emulate_devices": options.threads and options.emulate_devices,
+        }
+        for name in (x for x, given in idle.items() if given and opened[0].host_memory):
+            warn(f"{name} has no effect: the cpu device multiplies in the host's memory")
         self.devices: list[Device] = list(opened)
         if options.algorithm == "strassen":
             self.devices = [Strassen(device, options.levels) for device in opened]
         self.plans = PlanMaker(self.devices, options)
         self._single_gpus: dict[int, SingleGpuExecutor] = {}
         alone = options.algorithm == "ordinary" and self.plans.counts[0] == 1
-        if self.kind == "cuda" and alone:
+        if opened[0].on_gpu and alone:
             from .devices.cuda.device import CudaDevice
 
             for device in opened if options.names_no_workers else opened[:1]:
                 assert isinstance(device, CudaDevice)
                 self._single_gpus[device.ordinal] = SingleGpuExecutor(device, self.plans)
-        self._hosted = next((x.hosted for x in self._single_gpus.values()), None)
+        self._single_cpu: SingleCpuExecutor | None = None
+        ways = [x.hosted for x in self._single_gpus.values()]
+        if alone and isinstance(opened[0], CpuDevice):
+            self._single_cpu = SingleCpuExecutor(opened[0], self.plans)
+            ways = [self._single_cpu.gemm]
+        self._hosted: Callable | None = ways[0] if ways else None  # for arrays of the host
         self._executor = LocalExecutor(self.plans, self._single_gpus)
 
     @property
@@ -125,7 +140,7 @@ class Runner:
         arrays = CallerArrays.of(a, b, c, out, trans_a=trans_a, trans_b=trans_b)
         problem = self.plans.settle(arrays.problem(alpha=alpha, beta=beta))
         with shortage_in_words(problem):
-            operands = arrays.described(problem, self.kind, self.home_of)
+            operands = arrays.described(problem, self.devices[0], self.home_of)
             ready = self.plans.prepare(problem, operands, resident=resident or operands.on_gpus)
             done = self._executor.execute(
                 ready.plan, ready.variant, operands, resident=resident, progress=progress
@@ -147,18 +162,24 @@ class Runner:
         """
         return self.multiply(a, b, c, alpha, beta, trans_a, trans_b, out)
 
+    def matmul(self, a: Any, b: Any, /, *, out: Any = None) -> Any:
+        """A @ B as NumPy's `matmul`; see `hybrid_gemm.matmul`."""
+        stacks = Stacks.of(as_array(a, "A"), as_array(b, "B"), out)
+        if self._single_cpu and self._single_cpu.matmul(stacks.a, stacks.b, stacks.c):
+            return stacks.result
+        return stacks.multiply(lambda x, y, z: self.multiply(x, y, None, 1.0, 0.0, False, False, z))
+
     def multiply(
         self, a: Any, b: Any, c: Any, alpha: float, beta: float, trans_a: bool, trans_b: bool,
         out: Any,
     ) -> Any:  # fmt: skip
         """`gemm` by position, which saves a call of microseconds a tenth of its time."""
         done = None
-        if self._single_gpus:
-            if type(a) is not np.ndarray and is_device_array(a):
-                single = self._single_gpus.get(a.data.device_id)
-                done = single and single.gemm(a, b, c, alpha, beta, trans_a, trans_b, out)
-            elif self._hosted is not None:
-                done = self._hosted(a, b, c, alpha, beta, trans_a, trans_b, out)
+        if type(a) is not np.ndarray and is_device_array(a):
+            single = self._single_gpus.get(a.data.device_id)
+            done = single and single.gemm(a, b, c, alpha, beta, trans_a, trans_b, out)
+        elif self._hosted is not None:
+            done = self._hosted(a, b, c, alpha, beta, trans_a, trans_b, out)
         if done is not None:
             return done
         return self.run(
@@ -166,8 +187,8 @@ class Runner:
         ).c
 
     def describe(self, plan: Plan | None = None) -> str:
-        """The devices, or those of a plan, in a few words, and why they were chosen."""
-        return self.plans.describe(plan, self.note)
+        """The devices, or those of a plan, in a few words."""
+        return self.plans.describe(plan)
 
     def home_of(self, array: Any) -> Any:
         """The device in whose memory an array lies; None is the host's."""

@@ -3,6 +3,7 @@
 import ctypes
 import json
 import os
+import signal
 import subprocess
 import textwrap
 import time
@@ -29,7 +30,7 @@ ONE = Launch((1, 1, 1), (1, 1, 1))
 def _afresh(monkeypatch):
     """No note was printed yet, and nothing is in a temporary folder."""
     notes.forget()
-    monkeypatch.setattr(cache, "_made", [])
+    monkeypatch.setattr(cache, "temporary_folders", [])
 
 
 @pytest.fixture
@@ -240,7 +241,7 @@ def test_a_damaged_cubin_is_made_again(which, how, folder, monkeypatch):
         return b"\x7fELF machine code\n" * 99, "Used 17 registers"
 
     monkeypatch.setattr(nvrtc, "version", lambda: "13.0")
-    monkeypatch.setattr(nvrtc, "_compile", compile)
+    monkeypatch.setattr(nvrtc, "compiled_by_nvrtc", compile)
     made = nvrtc.compile("text", "sm_90", "x.cu")
     (path,) = (folder / "cubin").glob("*.cubin")
     damage(path if which == "cubin" else Path(f"{path}.sha256"), how)
@@ -250,7 +251,7 @@ def test_a_damaged_cubin_is_made_again(which, how, folder, monkeypatch):
 
 
 def test_a_compiler_that_does_not_end_is_stopped(tmp_path, folder, monkeypatch):
-    """Its children too, which would hold the pipes open."""
+    """Its children too."""
     program = tmp_path / "bin" / "g++"
     program.parent.mkdir()
     program.write_text(f"#!/bin/sh\nsleep 600 &\necho $! >{tmp_path}/child\nwait\n")
@@ -270,6 +271,22 @@ def test_a_compiler_that_does_not_end_is_stopped(tmp_path, folder, monkeypatch):
         time.sleep(0.05)
     else:
         pytest.fail("the compiler's child lives on")
+
+
+def test_a_tool_sees_the_signals_that_a_rank_has_blocked():
+    """Or neither Ctrl-C nor the launcher would end a compiler that a rank has started."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGINT])
+    try:
+        done = compiler.run_tool(["grep", "SigBlk", "/proc/self/status"])
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    assert int(done.stdout.split()[1], 16) == 0
+
+
+def test_a_tool_gets_its_input_and_gives_both_outputs():
+    done = compiler.run_tool(["sh", "-c", "cat; echo wrong >&2; exit 7"], "long\n" * 100_000)
+    assert (done.returncode, done.stderr) == (7, "wrong\n")
+    assert done.stdout == "long\n" * 100_000
 
 
 # --- tables -------------------------------------------------------------------------------

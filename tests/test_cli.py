@@ -6,11 +6,16 @@ import resource
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 from support.command import COMMAND, environment, one_line, python, run
 from support.devices import REASONS
+
+import hybrid_gemm
+from hybrid_gemm import devices
+from hybrid_gemm.host.installing import pip_install
 
 
 @pytest.fixture
@@ -172,9 +177,9 @@ def test_bad_input_files(files):
         (["--split", "diagonal"], 2, "rows, cols and auto"),
         (["--device", "tpu"], 2, "no device is called 'tpu'"),
         (["--device", "cpu", "--gpus", "0"], 2, "the device is cpu"),
-        (["--device", "emulator", "--kernel", "blok_tile"], 2, "did you mean 'block_tile'"),
+        (["--device", "emulator", "--kernel", "blok_tile"], 2, "did you mean block_tile"),
         (["--device", "emulator", "--kernel", "shared_tile",
-          "--param", "TILES=8"], 2, "did you mean 'TILE'"),
+          "--param", "TILES=8"], 2, "did you mean TILE"),
         (["--device", "emulator", "--kernel", "shared_tile", "--param", "TILE=64"], 2, "TILE"),
         (["--device", "emulator", "--kernel", "shared_tile",
           "--param", "TILE=x"], 2, "NAME=NUMBER"),
@@ -298,7 +303,7 @@ def test_bench_has_time_and_verdict_in_each_row(tmp_path, device):
 
 def test_bench_series_and_bad_names():
     assert "published" in one_line(run("bench", "--series", "mine", check=2))
-    assert "no layout" in one_line(run("bench", "--layout", "xx", "--device", "cpu", check=2))
+    assert "--layout 'xx'" in one_line(run("bench", "--layout", "xx", "--device", "cpu", check=2))
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])
@@ -333,3 +338,19 @@ def test_output_files_are_checked_before_any_work(files, arguments, said):
     assert said in one_line(done) and done.stdout == ""
     assert sorted(os.listdir(folder)) == ["A.npy", "B.npy"]
     np.testing.assert_array_equal(np.load(folder / "A.npy"), a)
+
+
+def test_why_there_is_no_gpu_is_said_once():
+    reason = devices.choose("auto")[1]
+    done = run("run", "--size", 8, check=0)
+    assert (done.stdout + done.stderr).count(reason) == 1
+    plan = run("run", "--size", 8, "--dry-run", "--ranks", 4, check=0)
+    assert (plan.stdout + plan.stderr).count(reason) <= 1
+
+
+def test_the_command_that_installs_an_extra_is_for_this_installation(monkeypatch):
+    root = Path(hybrid_gemm.__file__).resolve().parents[1]
+    monkeypatch.chdir(root)
+    assert pip_install("plot") == "pip install -e '.[plot]'"
+    monkeypatch.chdir("/")
+    assert pip_install("plot") == f"pip install -e '{root}[plot]'"

@@ -61,8 +61,8 @@ def test_a_launch_hands_over_pointers_to_arguments(monkeypatch, early):
         seen.extend([tuple(numbers), first, second, third, extra])
         return 0
 
-    c_function = ctypes.CFUNCTYPE(ctypes.c_int, *driver._SIGNATURES[name])(launched)
-    monkeypatch.setattr(driver, "_function", {name: c_function}.get)
+    c_function = ctypes.CFUNCTYPE(ctypes.c_int, *driver.SIGNATURES[name])(launched)
+    monkeypatch.setattr(driver, "function", {name: c_function}.get)
     args = [np.int32(-5), np.float64(2.5), MAP]
     driver.launch(0x1234, (1, 2, 3), (4, 5, 6), args, 7, 0x88, early=early)
     assert seen == [(0x1234, 1, 2, 3, 4, 5, 6, 7, 0x88), -5, 2.5, MAP.tobytes(), None]

@@ -218,15 +218,26 @@ def test_one_rank_ends_all(number, tmp_path):
 @needs_mpirun
 @pytest.mark.slow
 def test_a_campaign_of_random_faults_finds_nothing(tmp_path):
-    done = campaign("--count", 20, "--seed", 7, tmp_path=tmp_path)
+    """A few; .ci/run has more of them, and in Slurm."""
+    done = campaign("--count", 8, "--seed", 7, "--at-once", 2, tmp_path=tmp_path)
     assert done["summary"]["wrong"] == {}, [f for f in done["faults"] if f["wrong"]]
+
+
+@needs_mpirun
+@pytest.mark.slow
+def test_the_campaign_finds_what_is_wrong(tmp_path):
+    """A rank that nothing watches (--rank-timeout 0) hangs when it is stopped."""
+    only = "--only", "stop:rank:multiplying", "--rank-timeout", 0, "--limit", 5
+    (fault,) = campaign(*only, tmp_path=tmp_path)["faults"]
+    assert fault["wrong"] == ["hangs"]
 
 
 def campaign(*arguments, tmp_path) -> dict:
     """Beside other tests a job takes longer to end than the 10 s of an idle machine: a rank that is
     stopped while it starts is missed only when the others have started."""
     result = tmp_path / "faults.json"
-    python(FAULTS, *arguments, "--ranks", 2, "--limit", 40, "--json", result, timeout=280)
+    done = python(FAULTS, "--ranks", 2, "--limit", 40, *arguments, "--json", result, timeout=280)
+    assert result.exists(), done.stderr
     return json.loads(result.read_text())
 
 

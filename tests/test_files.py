@@ -441,6 +441,23 @@ def test_a_hang_up_ends_a_run_as_a_termination_does(tmp_path, number, code, said
     assert os.listdir(tmp_path) == []
 
 
+def test_a_signal_of_which_c_code_makes_another_error_still_ends_the_run(tmp_path):
+    code = """
+        import os, signal, sys
+        from hybrid_gemm import cli
+        from hybrid_gemm.cli import job
+        def run(self, progress):
+            try:
+                signal.raise_signal(signal.SIGTERM)
+            except BaseException:
+                raise ImportError("as NumPy does while it is imported")
+        job.Job.run = run
+        cli.main()
+    """
+    done = python("-c", textwrap.dedent(code), "run", "--size", 8, cwd=tmp_path, timeout=60)
+    assert (done.returncode, one_line(done)) == (143, "hybrid-gemm: terminated")
+
+
 def test_a_run_under_nohup_goes_on(tmp_path):
     ignored = lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)  # noqa: E731
     with started(tmp_path, 600, preexec_fn=ignored) as child:
@@ -474,6 +491,7 @@ def test_a_truncated_input_ends_all_ranks_with_its_name(tmp_path, split):
     )  # fmt: skip
     assert done.returncode == 1, (done.returncode, done.stderr)
     assert re.search(r"hybrid-gemm: rank [01]: B\.npy was truncated while it was read", done.stderr)
+    assert "MPI_ABORT was invoked" in done.stderr  # and does not leave the others to the launcher
     assert "Traceback" not in done.stderr
     assert sorted(os.listdir(tmp_path)) == ["A.npy", "B.npy"]
 

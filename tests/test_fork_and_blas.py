@@ -31,11 +31,11 @@ FORK = """
     from hybrid_gemm.devices import cpu
     from hybrid_gemm.execution import staging
 
-    def slow(*args, product=cpu.CpuDevice._gemm):
+    def slow(*args, product=cpu.CpuDevice.multiply):
         time.sleep(0.02)  # so that all threads of the pool are started
         product(*args)
 
-    cpu.CpuDevice._gemm = slow
+    cpu.CpuDevice.multiply = slow
     cpu.cores = lambda: 8  # so that a worker has several
     staging.SMALL_BYTES = 0  # so that every copy takes the copying threads
     a = np.arange(64 * 64.0).reshape(64, 64) % 7

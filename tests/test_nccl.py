@@ -171,8 +171,8 @@ def pretended(monkeypatch, small):
 
     monkeypatch.setitem(sys.modules, "cupy", types.ModuleType("cupy"))
     monkeypatch.setitem(sys.modules, "cupy.cuda", types.SimpleNamespace(nccl=library))
-    monkeypatch.setattr(nccl_group, "_groups", {})
-    monkeypatch.setattr(nccl_group, "_lane", lane)
+    monkeypatch.setattr(nccl_group, "groups", {})
+    monkeypatch.setattr(nccl_group, "lane", lane)
     for name, value in {
         "spec": played_by_gpus(EmulatorDevice.spec), "queues": True,
         "ordinal": property(lambda self: int(self.name.split(":")[1])),

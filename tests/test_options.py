@@ -35,7 +35,12 @@ def test_signatures_name_every_option_with_its_default(function, names):
 def test_gemm_hands_over_its_options_in_their_order(monkeypatch):
     asked = dict(zip(CHOICES, range(len(CHOICES)), strict=True))
     seen = []
-    monkeypatch.setattr(api, "_runner", lambda given: seen.append(given) or Runner(device="cpu"))
+
+    def runner(given, a, b):
+        seen.append(given)
+        return Runner(device="cpu")
+
+    monkeypatch.setattr(api, "kept_runner", runner)
     a = np.ones((2, 2))
     gemm(a, a, **asked)
     assert seen == [tuple(asked.values())]
@@ -70,6 +75,8 @@ def test_every_option_has_a_flag_with_its_help_and_its_default():
 )
 def test_wrong_types_are_named(options, message):
     a = np.ones((2, 2))
+    for threads in (1, 4):  # runners that are kept are not taken for options that equal theirs
+        gemm(a, a, device="cpu", threads=threads)
     with pytest.raises(TypeError, match=message):
         gemm(a, a, device="cpu", **options)
 

@@ -1,6 +1,7 @@
 """An installed wheel has what a checkout has, and the scripts say what is missing."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -76,6 +77,17 @@ def test_every_file_of_the_package_is_installed(installed):
     assert {path.suffix for path in ours} >= {".py", ".h", ".cu", ".cuh", ".toml"}
 
 
+def test_the_description_on_a_package_index_has_no_links_into_the_checkout(installed):
+    (about,) = installed.glob("hybrid_gemm-*.dist-info/METADATA")
+    head, description = about.read_text().split("\n\n", 1)
+    assert description.startswith("# hybrid-gemm") and "<!--" not in description
+    targets = re.findall(r"\]\(([^)]+)\)", description)
+    assert not [x for x in targets if not x.startswith(("https://", "#"))]
+    for line in ("Typing :: Typed", "Programming Language :: Python :: 3.11"):
+        assert f"Classifier: {line}" in head
+    assert "Author: The hybrid-gemm authors" in head
+
+
 @needs("emulator")
 def test_the_installed_emulator_finds_its_headers(installed, tmp_path):
     code = """
@@ -96,7 +108,7 @@ def checkout(tmp_path) -> Path:
     shutil.copytree(CHECKOUT / "scripts", tmp_path / "scripts")
     shutil.copy(CHECKOUT / "pyproject.toml", tmp_path)
     (tmp_path / "bin").mkdir()
-    tools = "cat dirname find flock grep mkdir nproc readlink rm sh sha256sum touch"
+    tools = "cat dirname find flock grep mkdir mktemp nproc readlink rm sh sha256sum touch"
     for found in filter(None, map(shutil.which, tools.split())):
         (tmp_path / "bin" / Path(found).name).symlink_to(found)
     return tmp_path
@@ -209,6 +221,19 @@ def test_scripts_choose_the_extra_for_the_driver(checkout, cuda, for_run, for_te
     assert ("driver is for CUDA 11, and 12 is needed" in done.stderr) == (cuda == "11")
     script(checkout, "test", CUDA=cuda)
     assert ran(checkout)[0].endswith(for_test)
+
+
+def test_documents_and_packages_bring_what_they_need(checkout):
+    ready_checkout(checkout)
+    for name, extra, command in (
+        ("docs", "docs", "-m sphinx"),
+        ("packages", "release", "-m build"),
+    ):
+        script(checkout, name, CUDA="0")
+        found = ran(checkout)
+        assert found[0].endswith(f"-e .[{extra}]") and command in found[1]
+    script(checkout, "docs", CUDA="0")
+    assert len(ran(checkout)) == 1, "what was installed is not installed again"
 
 
 def test_scripts_show_why_pip_failed(checkout):

@@ -11,8 +11,8 @@ from support.command import one_line, run
 
 from hybrid_gemm.bench import libraries, study
 from hybrid_gemm.bench.libraries import LibraryStudy
+from hybrid_gemm.cli.option_types import shape
 from hybrid_gemm.cli.pictures import pictures
-from hybrid_gemm.cli.shared import shape
 from hybrid_gemm.errors import UnavailableError, UsageError
 from hybrid_gemm.runner import Runner
 
@@ -79,11 +79,17 @@ def test_a_library_that_does_not_write_c_fails(monkeypatch):
 def test_csv_and_pictures(measured):
     rows = list(csv.DictReader(io.StringIO(study.as_csv(LibraryStudy, measured))))
     assert [r["way"] for r in rows] == [r["way"] for r in measured["rows"]]
-    (name, picture), *more = pictures(measured).items()
-    assert name == "libraries" and not more
-    (panel,) = picture.panels
+    found = pictures(measured)
+    assert list(found) == ["libraries", "times-pageable"]
+    (panel,) = found["libraries"].panels
     assert panel.title == "pageable memory"
     assert [line.x for line in panel.lines] == [["60 x 50 x 70", "40"]] * 2
+    times = found["times-pageable"]
+    assert [panel.title for panel in times.panels] == ["60 x 50 x 70", "m = n = k = 40"]
+    for panel, sides in zip(times.panels, SHAPES, strict=True):
+        ours = [r["time_ms"] for r in measured["rows"]
+                if r["way"] == "ours" and (r["m"], r["n"], r["k"]) == sides]  # fmt: skip
+        assert panel.lines[0].x[0] == "hybrid-gemm" and panel.lines[0].y[0] == min(ours)
 
 
 class ColumnMajor:

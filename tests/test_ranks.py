@@ -281,11 +281,17 @@ def alone(*arguments, **changes):
 
 
 def test_tasks_of_slurm_without_a_launcher_are_a_clear_error():
-    done = alone(SLURM_NTASKS="4", SLURM_PROCID="0")
+    done = alone(SLURM_NTASKS="4", SLURM_STEP_NUM_TASKS="4", SLURM_PROCID="0")
     assert done.returncode == 2
-    assert "SLURM_NTASKS" in done.stderr and "srun --mpi=pmix" in done.stderr
-    quiet = alone(SLURM_NTASKS="4", SLURM_PROCID="2")
+    assert "SLURM_STEP_NUM_TASKS" in done.stderr and "srun --mpi=pmix" in done.stderr
+    quiet = alone(SLURM_NTASKS="4", SLURM_STEP_NUM_TASKS="4", SLURM_PROCID="2")
     assert quiet.returncode == 2 and not quiet.stderr
+
+
+def test_one_process_in_an_allocation_of_several_tasks_runs_alone():
+    done = alone(SLURM_NTASKS="4", SLURM_PROCID="0")
+    assert done.returncode == 0, done.stderr
+    assert "verification passed" in done.stdout
 
 
 @pytest.mark.parametrize("ranks", [1, 6, 4096])
@@ -304,3 +310,11 @@ def test_options_of_ranks_without_ranks_are_refused():
     for options in (["--transport", "mpi"], ["--rounds", "2"], ["--ranks", "2"]):
         done = alone(*options)
         assert done.returncode == 2 and options[0] in done.stderr
+
+
+@needs_mpirun
+def test_a_command_of_one_process_refuses_ranks():
+    done = mpirun(3, "-m", "hybrid_gemm", "bench", "--shapes", "8")
+    assert done.returncode != 0 and not done.stdout.strip()
+    (said,) = [x for x in done.stderr.splitlines() if x.startswith("hybrid-gemm: ")]
+    assert "hybrid-gemm bench runs in one process" in said and "started 3" in said

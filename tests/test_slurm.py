@@ -21,6 +21,7 @@ from hybrid_gemm.ranks import slurm
 pytestmark = pytest.mark.slurm
 ROOT = Path(__file__).parent.parent
 SHIPPED = sorted(slurm.SHIPPED)
+ACTIVE = ("VIRTUAL_ENV", "CONDA_PREFIX", "LOADEDMODULES")
 
 # --- text ---------------------------------------------------------------------------------
 
@@ -30,7 +31,8 @@ def test_shipped_scripts_are_what_the_command_prints(name):
     text = (ROOT / "slurm" / f"{name}.sbatch").read_text()
     words = slurm.command(slurm.SHIPPED[name])
     assert f"# Printed by: {words}\n" in text
-    printed = CliRunner().invoke(cli, words.split()[1:])
+    nothing_active = dict.fromkeys(ACTIVE)
+    printed = CliRunner().invoke(cli, words.split()[1:], env=nothing_active)
     assert printed.output == text
     subprocess.run(["bash", "-n"], input=text, text=True, check=True)
 
@@ -54,7 +56,7 @@ def test_options_become_directives():
 
 
 def test_peers_stay_visible_and_one_rank_needs_no_mpi():
-    assert "srun --mpi=pmix hybrid-gemm run" in text(gpus_per_node=8)
+    assert "srun --mpi=pmix --kill-on-bad-exit=1 hybrid-gemm run" in text(gpus_per_node=8)
     assert "\nsrun hybrid-gemm run" in text(gpus_per_node=1)
     assert "\nmpirun -n $SLURM_NTASKS --bind-to none" in text(nodes=2, launcher="mpirun")
     assert "\nmodule load x\n" in text(setup=["module load x"])
@@ -68,6 +70,41 @@ def test_peers_stay_visible_and_one_rank_needs_no_mpi():
 def test_impossible_options_are_refused(options):
     with pytest.raises(UsageError):
         text(**options)
+
+
+def test_queues_memory_and_arrays_are_directives():
+    made = text(qos="long", constraint="a100&ib", gres="gpu:h100:8", mem="200G", array="0-9%2")
+    for line in ("qos=long", "constraint=a100&ib", "gres=gpu:h100:8", "mem=200G", "array=0-9%2",
+                 "output=%x-%A-%a.out"):  # fmt: skip
+        assert f"#SBATCH --{line}\n" in made
+
+
+def test_the_active_environment_is_written_in():
+    venv, conda = {"VIRTUAL_ENV": "/my envs/a"}, {"CONDA_PREFIX": "/c/env", "CONDA_EXE": "/c/conda"}
+    assert slurm.environment({}) == ()
+    assert slurm.environment(venv) == (". '/my envs/a/bin/activate'",)
+    assert slurm.environment({"LOADEDMODULES": "gcc/12:openmpi/5"}) == (
+        "module load gcc/12 openmpi/5",
+    )
+    assert any("conda activate /c/env" in line for line in slurm.environment(conda))
+    printed = CliRunner().invoke(cli, ["slurm"], env=dict.fromkeys(ACTIVE) | venv)
+    assert "\n. '/my envs/a/bin/activate'\n" in printed.output
+    subprocess.run(["bash", "-n"], input=printed.output, text=True, check=True)
+    given = CliRunner().invoke(cli, ["slurm", "--setup", "module load x"], env=venv)
+    assert "activate" not in given.output
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--splt", "cols"], "--split"),
+        (["--split", "col"], "cols"),
+        (["--threads", "0"], "least 1"),
+    ],
+)
+def test_options_of_run_are_checked(options, says):
+    failed = CliRunner().invoke(cli, ["slurm", "--", *options])
+    assert failed.exit_code and says in str(failed.exception or failed.output) + failed.output
 
 
 def test_words_are_quoted():
@@ -267,3 +304,14 @@ def test_more_ranks_than_gpus_share_them(cluster):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert [line.split()[2] for line in done.stdout.splitlines()] == ["0", "0"]
+
+
+@needs_slurm
+def test_an_allocation_of_two_tasks_runs_one_process_alone_and_tasks_of_srun_do_not(cluster):
+    product = "hybrid-gemm", "run", *SMALL
+    alone = cluster.call("salloc", "--quiet", "--nodes=1", "--ntasks=2", *product)
+    assert alone.returncode == 0, alone.stderr
+    assert "verification passed" in alone.stdout
+    tasks = cluster.call("srun", "--mpi=none", "--nodes=1", "--ntasks=2", *product)
+    assert tasks.returncode != 0
+    assert tasks.stderr.count("srun started 2 tasks") == 1

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from ..errors import DTypeError, UsageError
+from ..host.notes import warn
 from ..problem import Problem
 from .strides import address
 
@@ -33,7 +34,14 @@ def as_array(x: Any, name: str = "A") -> Any:
     Raises `UsageError` for what makes no array, such as a ragged list; `name` is the operand's.
     """
     if isinstance(x, np.ndarray) or is_device_array(x):
+        if isinstance(x, np.ma.MaskedArray) and np.ma.is_masked(x):
+            warn(
+                f"{name} is a masked array, and its mask is lost: masked elements count with the "
+                "values under the mask (.filled(0) leaves them out)"
+            )
         return x
+    if hasattr(x, "iloc"):
+        warn(f"{name} is a {type(x).__name__}: the product is an array without index and columns")
     if hasattr(x, "__cuda_array_interface__"):
         import cupy
 
@@ -48,12 +56,29 @@ def as_array(x: Any, name: str = "A") -> Any:
         raise UsageError(f"{name} makes no array: {error}") from None
 
 
-def check_device(arrays: Any, kind: str) -> None:
-    """Raises `DTypeError` for arrays of a GPU where the device that multiplies is another."""
-    if kind != "cuda" and any(map(is_device_array, arrays)):
+def broadcast_c(c: Any, m: int, n: int) -> Any:
+    """C as m x n, by NumPy's rules: a view. Raises `UsageError` if it does not broadcast."""
+    try:
+        return module_of(c).broadcast_to(c, (m, n))
+    except ValueError:
+        raise UsageError(
+            f"C has shape {tuple(c.shape)}, which does not broadcast to this product's {m} x {n}"
+        ) from None
+
+
+class Multiplier(Protocol):
+    """What is asked of the device that multiplies: whether it is a GPU, and its kind in words."""
+
+    on_gpu: bool
+    kind: str
+
+
+def check_device(arrays: Any, device: Multiplier) -> None:
+    """Raises `DTypeError` for arrays of a GPU where no GPU multiplies."""
+    if not device.on_gpu and any(map(is_device_array, arrays)):
         raise DTypeError(
-            f"arrays on a GPU were given, and the device is {kind}: cupy.asnumpy makes arrays of "
-            "the host of them"
+            f"arrays on a GPU were given, and the device is {device.kind}: cupy.asnumpy makes "
+            "arrays of the host of them"
         )
 
 
@@ -98,10 +123,15 @@ def shares_memory(x: Any, y: Any) -> bool:
         return True
 
 
-def check_out(out: Any, problem: Problem, a: Any, b: Any, c: Any) -> None:
-    """Raises `UsageError` or `DTypeError` if the product cannot be written to `out`."""
+def check_out_type(out: Any) -> None:
+    """Raises `DTypeError` for an `out` that is no array of NumPy's or CuPy's."""
     if not (isinstance(out, np.ndarray) or is_device_array(out)):
         raise DTypeError(f"out must be a NumPy or CuPy array, not {type(out).__name__}")
+
+
+def check_out(out: Any, problem: Problem, a: Any, b: Any, c: Any) -> None:
+    """Raises `UsageError` or `DTypeError` if the product cannot be written to `out`."""
+    check_out_type(out)
     if tuple(out.shape) != (problem.m, problem.n):
         raise UsageError(
             f"out has shape {tuple(out.shape)}; this product is ({problem.m}, {problem.n})"

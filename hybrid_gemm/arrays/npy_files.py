@@ -238,7 +238,8 @@ class NpyWriter:
             writer.array[...] = c
 
     With `shared`, other processes fill their parts with `write_part`, given `.temporary` and
-    `.offset`, and `array` is empty.
+    `.offset`, and `array` is empty. With `kept`, a file that an earlier process left is taken up,
+    and is left for a later one where it is not committed.
 
     All the space is reserved at once, so that a full disk is known before anything is computed.
     Raises `UsageError` as `check_output` does, and if the file does not fit.
@@ -246,7 +247,7 @@ class NpyWriter:
 
     def __init__(
         self, path: Path, shape: tuple[int, int], dtype: DTypeLike, *,
-        inputs: Iterable[Path] = (), shared: bool = False,
+        inputs: Iterable[Path] = (), shared: bool = False, kept: bool = False,
     ) -> None:  # fmt: skip
         self.path = os.fspath(path)
         target = check_output(path, inputs)
@@ -259,9 +260,10 @@ class NpyWriter:
         self.size = self.offset + shape[0] * shape[1] * dtype.itemsize
         self.array, self._map = np.empty((0, 0), dtype), None
         try:
-            self._file = OutputFile(target, named=shared)
+            self._file = OutputFile(target, named=shared, kept=kept)
             self.temporary = self._file.temporary
             self._reserve(self._file.descriptor, self.size)
+            os.ftruncate(self._file.descriptor, self.size)  # one that was kept may be longer
             self._file.write(self._header)
             if not shared:
                 self._map = mmap.mmap(self._file.descriptor, self.size)
@@ -277,9 +279,10 @@ class NpyWriter:
         """Reserves `size` bytes for the file. Raises `UsageError` if they are not to be had."""
         disk = os.fstatvfs(descriptor)
         free = disk.f_bavail * disk.f_frsize
+        has = os.fstat(descriptor).st_blocks * 512  # where an earlier process reserved it
         try:
             # Asked first, not to fill a disk that others use too. (Some report no sizes.)
-            if disk.f_blocks and size > free:
+            if disk.f_blocks and size - has > free:
                 raise OSError(errno.ENOSPC, "")
             os.posix_fallocate(descriptor, 0, size)
         except OSError as error:
@@ -294,6 +297,12 @@ class NpyWriter:
                 f"cannot write {self.path}: it needs {size} bytes, {limits[error.errno]}; "
                 "free some space or give another place"
             ) from None
+
+    def sync(self) -> None:
+        """Returns when what `array` has is on the disk. Raises `OSError`."""
+        if self._map is not None:
+            self._map.flush()
+        os.fdatasync(self._file.descriptor)
 
     def commit(self) -> None:
         """Puts the file in its place once its bytes are on the disk and were read back from it.
@@ -349,7 +358,7 @@ class NpyWriter:
         )
 
     def abort(self) -> None:
-        """Removes what was written; does nothing after `commit`."""
+        """Removes what was written, unless it is kept; does nothing after `commit`."""
         if hasattr(self, "_file"):
             self._file.abort()
 

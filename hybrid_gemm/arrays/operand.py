@@ -13,11 +13,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ..host.notes import warn
 from ..planning.partition import Span
 from ..planning.plan import Homes
-from ..problem import Problem, make_problem
+from ..problem import Problem, make_problem, sides
 from .caller_arrays import (
+    Multiplier,
     as_array,
+    broadcast_c,
     cast_into,
     check_device,
     check_out,
@@ -143,32 +146,44 @@ class CallerArrays:
         cls, a: Any, b: Any, c: Any = None, out: Any = None, *, trans_a: bool = False,
         trans_b: bool = False,
     ) -> CallerArrays:  # fmt: skip
-        """Anything array-like; `UsageError` for what makes no array."""
+        """Anything array-like, and a C that broadcasts to the product, as a row or a column does.
+        `UsageError` for what makes no array, and for shapes that do not fit."""
         a, b = as_array(a, "A"), as_array(b, "B")
-        addend = None if c is None else as_array(c, "C")
-        return cls(a, b, addend, out, bool(trans_a), bool(trans_b))
+        if c is not None:
+            given, (m, n, _k) = as_array(c, "C"), sides(a, b, trans_a=trans_a, trans_b=trans_b)
+            c = given if given.shape == (m, n) else broadcast_c(given, m, n)
+        return cls(a, b, c, out, bool(trans_a), bool(trans_b))
 
     @property
     def given(self) -> list[Any]:
         return [x for x in (self.a, self.b, self.c, self.out) if x is not None]
 
     def problem(self, *, alpha: float, beta: float) -> Problem:
-        """The problem that they pose. Raises `UsageError` on shapes, `DTypeError` on dtypes."""
-        return make_problem(
+        """The problem that they pose. Raises `UsageError` on shapes, `DTypeError` on dtypes; warns
+        where C alone makes it one of a wider dtype."""
+        found = make_problem(
             self.a, self.b, self.c, alpha=alpha, beta=beta, trans_a=self.trans_a,
             trans_b=self.trans_b,
         )  # fmt: skip
+        if self.c is not None and found.out_dtype != np.result_type(self.a.dtype, self.b.dtype):
+            warn(
+                f"C is {self.c.dtype}, A is {self.a.dtype} and B is {self.b.dtype}: the product is "
+                f"computed and returned in {found.out_dtype} (convert C for another)"
+            )
+        return found
 
-    def described(self, problem: Problem, kind: str, home_of: Callable[[Any], Any]) -> Operands:
-        """op(A), op(B), C and the result's place, each looked at once; `kind` is that of the
-        devices, and `home_of` says on which of them an array lies.
+    def described(
+        self, problem: Problem, device: Multiplier, home_of: Callable[[Any], Any]
+    ) -> Operands:
+        """op(A), op(B), C and the result's place, each looked at once; `device` is one of those
+        that multiply, and `home_of` says on which of them an array lies.
 
         Makes `out` where the caller gave none, or one of a wider dtype, to which the finished
         product is cast. Where K or alpha is 0, A and B are not read, as in BLAS. Waits for the
         caller's streams, which may still be writing. Raises `UsageError` or `DTypeError` for an
         `out` that does not fit, or arrays of a GPU where no GPU multiplies.
         """
-        check_device(self.given, kind)
+        check_device(self.given, device)
         if self.out is not None:
             check_out(self.out, problem, self.a, self.b, self.c)
         fresh = self.out is None or self.out.dtype != problem.out_dtype

@@ -3,7 +3,8 @@
 Until it is whole, a file has no name (O_TMPFILE), so that nothing is left of it however the
 process ends. Where the filesystem has no such files, or other processes write too, it has a
 temporary name that says whose it is: host, process and when that started. The process holds a
-lock (flock) on it, and the next one that writes to the folder removes what nobody holds.
+lock (flock) on it, and the next one that writes to the folder removes what nobody holds. A file
+that a later process takes up (`kept`) is called after its target instead, and is never removed.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ import socket
 import stat
 import weakref
 
-from ..errors import HybridGemmError
+from ..errors import HybridGemmError, UsageError
 
+UNFINISHED = ".unfinished"  # what the name of a file that is kept ends in
 _temporaries: set[str] = set()  # the named ones that this process would leave behind
 
 
@@ -26,22 +28,25 @@ class OutputFile:
     """A new file for `target`, a path without links: write to `descriptor`, sync, `commit`.
 
     `named` gives it a temporary name at once, `temporary`, by which other processes open it.
-    Raises `OSError` if the folder takes no file.
+    `kept` opens what an earlier process left of it, and leaves it for a later one. Raises
+    `OSError` if the folder takes no file.
     """
 
-    def __init__(self, target: str, *, named: bool = False) -> None:
+    def __init__(self, target: str, *, named: bool = False, kept: bool = False) -> None:
         self.target = target
         self.folder, self.name = os.path.split(target)
         remove_stale(self.folder)
-        self.temporary = os.path.join(self.folder, _temporary_name())
+        name = self.name + UNFINISHED if kept else _temporary_name()
+        self.temporary = os.path.join(self.folder, name)
         self._folder = os.open(self.folder, os.O_PATH | os.O_DIRECTORY)
         opened = [self._folder]
         self._close = weakref.finalize(self, _close, self.temporary, opened, os.getpid())
-        self.named = named or not _takes_nameless_files(self._folder)
-        if self.named:
+        self.named = named or kept or not _takes_nameless_files(self._folder)
+        if kept:
+            self.descriptor = open_kept(self.temporary)
+        elif self.named:
             remember(self.temporary)  # first: a signal may come between
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-            name = os.path.basename(self.temporary)
             self.descriptor = os.open(name, flags, 0o666, dir_fd=self._folder)
         else:
             self.descriptor = _open_nameless(self._folder)
@@ -78,18 +83,18 @@ class OutputFile:
             sync(self.folder)
 
     def _put_in_place(self) -> None:
-        if not _is_same(self.folder, os.fstat(self._folder)):
+        if not is_same(self.folder, os.fstat(self._folder)):
             raise self._failure(f"{self.folder} was removed or moved meanwhile")
         temporary = os.path.basename(self.temporary)
         written = os.fstat(self.descriptor)
         if not self.named:
             remember(self.temporary)
             _link(self.descriptor, temporary, self._folder)
-        elif not _is_same(temporary, written, self._folder):
+        elif not is_same(temporary, written, self._folder):
             raise self._failure(f"{self.temporary} was removed or replaced meanwhile")
         os.replace(temporary, self.name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
-        if not _is_same(self.target, written):
-            if _is_same(self.name, written, self._folder):  # in a folder that was just moved
+        if not is_same(self.target, written):
+            if is_same(self.name, written, self._folder):  # in a folder that was just moved
                 os.unlink(self.name, dir_fd=self._folder)
             raise self._failure("it was removed or replaced as soon as it was written")
 
@@ -97,8 +102,20 @@ class OutputFile:
         return HybridGemmError(f"could not write {self.target}: {reason}")
 
     def abort(self) -> None:
-        """Removes what was written; does nothing after `commit`."""
+        """Removes what was written, unless it is kept; does nothing after `commit`."""
         self._close()
+
+
+def open_kept(path: str) -> int:
+    """A descriptor of the file at `path`, which is made where there is none. Raises `UsageError`
+    if it is no regular file of this user, and `OSError`."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+    descriptor = os.open(path, flags, 0o666)
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+        os.close(descriptor)
+        raise UsageError(f"{path} is no regular file of yours; remove it, or give another place")
+    return descriptor
 
 
 def write_file(target: str, data: bytes) -> None:
@@ -130,7 +147,7 @@ def _close(temporary: str, opened: list[int], process: int) -> None:
         os.close(descriptor)
 
 
-def _is_same(path: str, file: os.stat_result, folder: int | None = None) -> bool:
+def is_same(path: str, file: os.stat_result, folder: int | None = None) -> bool:
     """Whether a path, taken from a folder or not, leads to this file."""
     try:
         found = os.stat(path, dir_fd=folder, follow_symlinks=False)

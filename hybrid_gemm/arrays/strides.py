@@ -8,6 +8,7 @@ reads an element.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 import numpy as np
@@ -46,6 +47,14 @@ def leading(view: View, order: str) -> int | None:
     return outer // size if outer % size == 0 and outer >= size * max(1, length) else None
 
 
+def fewest_transposed(layouts: Iterable[str], a: View, b: View) -> str:
+    """The one of a kernel's layouts, storage orders of A and B such as "nt", for which the fewest
+    operands are transposed first, and rather B than A."""
+    return min(
+        layouts, key=lambda orders: 2 * (not leading(a, orders[0])) + (not leading(b, orders[1]))
+    )
+
+
 def runs(dst: View, src: View) -> tuple[int, int, int, int] | None:
     """How to copy `src` to `dst`, of equal shape and dtype, as a 2-D copy of bytes.
 
@@ -78,3 +87,12 @@ def layout(view: View) -> tuple[str, int] | None:
         if ld := leading(view, order):
             return order, ld
     return None
+
+
+def stored(view: View) -> tuple[str, int]:
+    """As `layout`, of a matrix that is known to have one. Raises `ValueError` for a view that has
+    none, which no kernel reads."""
+    found = layout(view)
+    if found is None:
+        raise ValueError(f"a view with strides {view.strides} has no leading dimension")
+    return found

@@ -36,7 +36,7 @@ from .study import (
     cell,
     multiply_once,
     open_device,
-    sides,
+    sizes,
     upload,
 )
 
@@ -190,16 +190,17 @@ class AccuracyStudy:
     @staticmethod
     def table(data: Mapping[str, Any]) -> Table:
         """A line a row, with the errors of cuBLAS fp32 as 1."""
+        size_heading, shown = sizes(data["rows"])
         rows = [
             [
-                row["data"], sides(row), row["way"], f"{row['frobenius']:.2e}",
+                row["data"], size, row["way"], f"{row['frobenius']:.2e}",
                 f"{row['largest']:.2e}", cell(row["frobenius_of_cublas"], ".2f"),
                 cell(row["largest_of_cublas"], ".2f"), row["compute"], row["verdict"], row["note"],
             ]
-            for row in data["rows"]
+            for row, size in zip(data["rows"], shown, strict=True)
         ]  # fmt: skip
         headings = [
-            "<data", "m x n x k", "<way", "Frobenius error", "largest / (|A||B|)",
+            "<data", size_heading, "<way", "Frobenius error", "largest / (|A||B|)",
             "Frobenius of cuBLAS", "largest of cuBLAS", "<compute", "<verdict", "<note",
         ]  # fmt: skip
         return Table(headings, rows, data["device"]["name"])

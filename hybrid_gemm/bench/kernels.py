@@ -8,6 +8,7 @@ Sampling stops when the median is known well enough, or has taken long enough.
 
 from __future__ import annotations
 
+import fnmatch
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +27,7 @@ from ..errors import HybridGemmError, UsageError
 from ..host.resources import cores
 from ..kernel_choice import compute_modes
 from ..problem import NARROW, Problem, compute_dtype
+from ..reporting import report
 from . import accuracy
 from .study import (
     PASSED,
@@ -38,7 +40,7 @@ from .study import (
     multiply_once,
     open_device,
     parameters,
-    sides,
+    sizes,
     upload,
 )
 
@@ -67,13 +69,15 @@ def series(name: str) -> list[Shape]:
 def select(
     names: Sequence[str] | None, all_params: bool, params: Mapping[str, int], device: str = "auto"
 ) -> list[Variant]:
-    """Variants of the kernels called `names` (default: each that multiplies on the device).
+    """Variants of the kernels called `names` (default: each that multiplies on the device); `*` and
+    `?` in a name stand for any letters, and for one.
 
     With `all_params` every listed variant, else each kernel's first. `params` replaces these
     parameters in each kernel that has them; `UsageError` for one that none has.
     """
     if names:
-        kernels = [catalog.get(name) for name in names]
+        every = [kernel.name for kernel in catalog.gemm_kernels()]
+        kernels = [catalog.get(name) for name in matching(names, every)]
     else:
         kind, _why = devices.choose(device)
         kernels = [k for k in catalog.gemm_kernels() if kind in k.runs_on]
@@ -89,6 +93,19 @@ def select(
             if variant not in out:
                 out.append(variant)
     return out
+
+
+def matching(patterns: Sequence[str], known: Sequence[str]) -> list[str]:
+    """The names in `patterns`, each with `*`, `?` or `[` replaced by those of `known` that match.
+    Raises `UsageError` for a pattern that matches none."""
+    found: dict[str, None] = {}
+    for pattern in patterns:
+        glob = set(pattern) & set("*?[")
+        hits = fnmatch.filter(known, pattern) if glob else [pattern]
+        if not hits:
+            raise UsageError(f"no kernel is like {pattern!r}; there are {', '.join(known)}")
+        found |= dict.fromkeys(hits)
+    return list(found)
 
 
 def pose(shape: Shape, dtype: str) -> Problem:
@@ -374,18 +391,19 @@ class KernelStudy:
         """A line a row; dtype, layout and compute only where they differ."""
         differ = ("dtype", "layout", "compute")
         several = {x: len({row[x] for row in data["rows"]}) > 1 for x in differ}
+        size_heading, shown = sizes(data["rows"])
         rows = [
             [
-                row["kernel"], parameters(row), sides(row),
+                row["kernel"], parameters(row), size,
                 *(row[x] if several[x] else "" for x in differ),
                 cell(row["time_ms"], ".4g"), cell(row["min_ms"], ".4g"), cell(row["gflops"], ".1f"),
                 cell(row["percent_of_peak"], ".1f"), cell(row["ratio_to_cublas"], ".3f"),
-                row["verdict"] or "", row["note"],
+                row["verdict"] or "", report.note(row),
             ]
-            for row in data["rows"]
+            for row, size in zip(data["rows"], shown, strict=True)
         ]  # fmt: skip
         headings = [
-            "<kernel", "<parameters", "m x n x k", "<dtype", "<layout", "<compute", "time ms",
+            "<kernel", "<parameters", size_heading, "<dtype", "<layout", "<compute", "time ms",
             "min ms", "gflop/s", "% of peak", "of cuBLAS", "<verdict", "<note",
         ]  # fmt: skip
         return Table(headings, rows, data["device"]["name"])

@@ -32,7 +32,7 @@ from ..planning import cost_model, link_rates
 from ..planning.partition import cut
 from ..problem import Problem
 from ..runner import Runner
-from .study import Advance, Row, Shape, Table, cell, judged, sides
+from .study import Advance, Row, Shape, Table, cell, judged, sizes
 
 BLOCKS = (2048, 4096, 8192)  # of cuBLASXt
 MEMORIES = ("pageable", "pinned")
@@ -87,7 +87,7 @@ class LibraryStudy:
         self.kind, why = devices.choose(self.device)
         self.device_note = f"device: {self.kind} ({why})" if why else ""
         self._check()
-        on_gpus = self.kind == "cuda"
+        on_gpus = devices.are_gpus(self.kind)
         self.memories = self.memories or (MEMORIES if on_gpus else MEMORIES[:1])
         if self.gpus is None:
             self.gpus = range(cuda.count()) if on_gpus else ()
@@ -103,7 +103,7 @@ class LibraryStudy:
             raise UsageError(
                 f"no host memory is called {unknown.pop()!r}; there are {', '.join(MEMORIES)}"
             )
-        if "pinned" in (self.memories or ()) and self.kind != "cuda":
+        if "pinned" in (self.memories or ()) and not devices.are_gpus(self.kind):
             raise UnavailableError(f"pinned memory is for GPUs, and the device is {self.kind}")
         if self.dtype not in ("float32", "float64"):
             raise UsageError(f"--dtype {self.dtype!r}: libraries multiply float32 and float64")
@@ -232,17 +232,19 @@ class LibraryStudy:
     def table(data: Mapping[str, Any]) -> Table:
         """A line a row, the slowest last within each shape and memory."""
         order = ("m", "n", "k", "memory", "time_ms")
+        ordered = sorted(data["rows"], key=lambda r: [r[x] for x in order])
+        size_heading, shown = sizes(ordered)
         rows = [
             [
-                sides(row), row["memory"], row["way"], row["settings"], row["c"],
+                size, row["memory"], row["way"], row["settings"], row["c"],
                 row["gpus"] or "", cell(row["time_ms"], ".4g"), cell(row["min_ms"], ".4g"),
                 cell(row["gflops"], ".0f"), cell(row["ratio_to_ours"], ".2f"),
                 cell(row["of_bound"], ".2f"), row["bound_by"] or "", row["verdict"],
             ]
-            for row in sorted(data["rows"], key=lambda r: [r[x] for x in order])
+            for row, size in zip(ordered, shown, strict=True)
         ]  # fmt: skip
         headings = [
-            "m x n x k", "<memory", "<way", "<settings", "<C", "GPUs", "time ms", "min ms",
+            size_heading, "<memory", "<way", "<settings", "<C", "GPUs", "time ms", "min ms",
             "gflop/s", "of ours", "of bound", "<bound by", "<verdict",
         ]  # fmt: skip
         title = f"host arrays to host arrays, {data['device']['name']}"

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..reporting.pictures import Line, Panel, Picture
+from ..reporting.pictures import Line, Panel, Picture, machine, machines
+from . import scaling_pictures
 
 Row = Mapping[str, Any]
+WAYS = {"ours": "hybrid-gemm", "cublasxt": "cuBLASXt, best settings", "cupy": "CuPy",
+        "torch": "PyTorch", "numpy": "NumPy"}  # fmt: skip
 
 
 def pictures(data: Mapping[str, Any]) -> dict[str, Picture]:
@@ -17,9 +20,11 @@ def pictures(data: Mapping[str, Any]) -> dict[str, Picture]:
     """
     first = data["rows"][0] if data.get("rows") else {}
     if first.keys() >= {"way", "memory"}:
-        return {"libraries": _libraries(data)}
+        return {"libraries": _libraries(data), **_library_times(data)}
     if "frobenius" in first:
         return _accuracy(data)
+    if "study" in first:
+        return scaling_pictures.pictures(data)
     if "gflops" in first:
         return {"bench": _kernels(data)}
     return {}
@@ -42,8 +47,8 @@ def _accuracy(data: Mapping[str, Any]) -> dict[str, Picture]:
                                   style=style))  # fmt: skip
             panels.append(Panel(lines, kind))
         name = "accuracy" if len(groups) == 1 else "accuracy-" + "-".join(group)
-        title = f"Frobenius error on {data['device']['name']}"
-        found[name] = Picture(panels, "K", title, log_x=True, log_y=True)
+        title = f"relative error (Frobenius), {machine(data['device']['name'])}"
+        found[name] = Picture(panels, "k", title, log_x=True, log_y=True)
     return found
 
 
@@ -61,7 +66,30 @@ def _libraries(data: Mapping[str, Any]) -> Picture:
             label += ", fresh C" if c == "fresh" and (way, "given") in ways else ""
             lines.append(Line(label, sizes, [r["ratio_to_ours"] for r in mine], style=style))
         panels.append(Panel(lines, f"{memory} memory", bars=True))
-    return Picture(panels, "", "time / ours")
+    where = machine(data["device"]["name"])
+    return Picture(panels, "", f"times as long as hybrid-gemm ({where})")
+
+
+def _library_times(data: Mapping[str, Any]) -> dict[str, Picture]:
+    """Times of each way, with the C it is fastest with: a picture for each kind of memory, in it
+    a panel for each of the three largest products."""
+    found = {}
+    where = machine(data["device"]["name"])
+    gpus = max(r["gpus"] or 0 for r in data["rows"])
+    on = machines(gpus, where) if gpus else where
+    for memory in dict.fromkeys(r["memory"] for r in data["rows"]):
+        panels = []
+        for shape in list(dict.fromkeys(_shape(r) for r in data["rows"]))[-3:]:
+            rows = [r for r in data["rows"] if (r["memory"], _shape(r)) == (memory, shape)]
+            times: dict[str, float] = {}
+            for row in rows:
+                way = WAYS.get(row["way"], row["way"])
+                times[way] = min(row["time_ms"], times.get(way, row["time_ms"]))
+            line = Line("time", list(times), list(times.values()))
+            cube = f"m = n = k = {shape}" if shape.isdigit() else shape
+            panels.append(Panel([line], cube, bars=True))
+        found[f"times-{memory}"] = Picture(panels, "", f"time (ms), {memory}, {on}")
+    return found
 
 
 def _shape(row: Row) -> str:
@@ -89,7 +117,7 @@ def _kernels(data: Mapping[str, Any]) -> Picture:
                                   style=style))  # fmt: skip
         panels.append(Panel(lines, title))
     x = "m = n" if all(r["m"] == r["n"] for r in rows) else "m"
-    return Picture(panels, x, f"TFLOP/s on {data['device']['name']}", log_x=True)
+    return Picture(panels, x, f"TFLOP/s ({machine(data['device']['name'])})", log_x=True)
 
 
 def _name(row: Row, rows: Sequence[Row]) -> str:

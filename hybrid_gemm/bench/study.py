@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
@@ -23,7 +24,7 @@ from ..devices.base import Device, Stream
 from ..devices.kernel_device import KernelDevice
 from ..kernel_choice import compute_modes
 from ..problem import Problem, is_float
-from ..reporting import console
+from ..reporting import console, markdown
 from ..verify import verify
 
 Shape = tuple[int, int, int]  # m, n, k
@@ -101,6 +102,43 @@ def as_csv(study: Study | type[Study], data: Mapping[str, Any]) -> str:
     return out.getvalue()
 
 
+def as_markdown(study: Study | type[Study], data: Mapping[str, Any]) -> str:
+    """A study's table as Markdown, with its title as a line above."""
+    table = study.table(data)
+    return f"{table.title}\n\n{markdown.table(table.headings, table.rows)}\n"
+
+
+# How rows may be ordered; what was not measured is last.
+SORTS: dict[str, Callable[[Row], Any]] = {
+    "time": lambda row: row["time_ms"] or math.inf,
+    "gflops": lambda row: -(row["gflops"] or 0),
+    "kernel": lambda row: row["kernel"],
+    "size": lambda row: row["m"] * row["n"] * row["k"],
+}
+OUTLIER = 1.5  # times the median of a row's samples
+
+
+def outliers(data: Mapping[str, Any]) -> str:
+    """A sentence about samples far above their row's median, which something else on the machine
+    made; empty where there are none."""
+    far = total = 0
+    worst, where = 0.0, ""
+    for row in data["rows"]:
+        samples = row.get("samples_ms") or []
+        total += len(samples)
+        for sample in samples:
+            ratio = sample / row["time_ms"]
+            far += ratio > OUTLIER
+            if ratio > max(worst, OUTLIER):
+                worst, where = ratio, f"{row.get('kernel') or row.get('way')} at {row['m']}"
+    if not far:
+        return ""
+    return (
+        f"{far} of {total} samples took more than {OUTLIER} times their row's median (up to "
+        f"{worst:.3g} times, {where}): something else was running; medians are shown"
+    )
+
+
 def failed(data: Mapping[str, Any]) -> list[Row]:
     """The rows of a result whose product is wrong."""
     return [row for row in data["rows"] if row["verdict"] == FAILED]
@@ -114,9 +152,11 @@ def cell(value: float | None, form: str) -> str:
     return "" if value is None else f"{value:{form}}"
 
 
-def sides(row: Row) -> str:
-    """The sizes of a row's problem: "m x n x k"."""
-    return f"{row['m']} x {row['n']} x {row['k']}"
+def sizes(rows: Sequence[Row]) -> tuple[str, list[str]]:
+    """The heading and the cells for the sizes of rows; short where all are cubes."""
+    if all(row["m"] == row["n"] == row["k"] for row in rows):
+        return "m = n = k", [str(row["m"]) for row in rows]
+    return "m x n x k", [f"{row['m']} x {row['n']} x {row['k']}" for row in rows]
 
 
 def parameters(row: Row) -> str:
@@ -131,8 +171,7 @@ def open_device(asked: str) -> tuple[Device, str]:
     """The device of this kind (of several GPUs the first), and a sentence that says which it is
     where `asked` left that open ("auto"). Raises `UsageError` and `UnavailableError`."""
     kind, why = devices.choose(asked)
-    (opened, *_others) = devices.open_devices(kind, 1, gpus=[0] if kind == "cuda" else None)
-    return opened, f"device: {kind} ({why})" if why else ""
+    return devices.open_first(kind), f"device: {kind} ({why})" if why else ""
 
 
 def upload(device: Device, host: np.ndarray, stream: Stream) -> Array:

@@ -19,7 +19,7 @@ from ..problem import Problem
 from ..reporting import console, environment
 from . import links
 from .kernels import SERIES, ForEach, KernelStudy
-from .study import Note, Progress, Row, Shape, cell, parameters, run, sides
+from .study import Note, Progress, Row, Shape, cell, parameters, run, sizes
 
 MOST_COPYING = 64  # threads whose copies are timed, on hosts with more cores
 SHAPES: list[Shape] = [
@@ -109,7 +109,7 @@ class KernelTable:
 def need_gpu(device: str, what: str) -> None:
     """Raises `UnavailableError`, which begins with `what`, if `device` ("auto", ...) is no GPU."""
     kind, why = devices.choose(device)
-    if kind != "cuda":
+    if not devices.are_gpus(kind):
         raise UnavailableError(f"{what}, and the device is {kind}" + (f" ({why})" if why else ""))
 
 
@@ -177,24 +177,25 @@ def print_links(data: Mapping[str, Any]) -> None:
     )  # fmt: skip
     ends = sorted({r["from"] for r in data["rows"] if r["link"] == "peer"})
     if ends:
+        console.line("")
         console.table(
             ["from GPU", *(f"to {j}" for j in ends)],
             [[i, *(gbps("peer", "device", **{"from": i, "to": j}) for j in ends)] for i in ends],
-            title="\nGB/s, one pair of GPUs at a time",
+            title="GB/s, one pair of GPUs at a time",
         )
+    console.line("")
     copied = [[r["at_once"], f"{r['gbps']:.1f}"] for r in data["rows"] if r["link"] == "memcpy"]
-    console.table(
-        ["threads", "GB/s"], copied, title="\nCopies on the host, into page-locked memory"
-    )
-    console.console.print(f"kept in {data['table']}")
+    console.table(["threads", "GB/s"], copied, title="Copies on the host, into page-locked memory")
+    console.line(f"kept in {data['table']}")
 
 
 def print_kernels(data: Mapping[str, Any]) -> None:
     """What `kernels` measured: the fastest kernel of each shape, and ours beside cuBLAS."""
+    measured = [row for row in data["rows"] if row["time_ms"]]
+    size_heading, shown = sizes(measured)
     cases: dict[tuple, list[Row]] = {}
-    for row in data["rows"]:
-        if row["time_ms"]:
-            cases.setdefault((sides(row), row["layout"], row["dtype"]), []).append(row)
+    for row, size in zip(measured, shown, strict=True):
+        cases.setdefault((size, row["layout"], row["dtype"]), []).append(row)
     rows = []
     for case, timed in cases.items():
         best = min(timed, key=lambda r: r["time_ms"])
@@ -206,8 +207,8 @@ def print_kernels(data: Mapping[str, Any]) -> None:
             ours = [f"{fastest['time_ms']:.4g}", ratio, parameters(fastest)]
         rows.append([*case, best["kernel"], *ours])
     console.table(
-        ["m x n x k", "<layout", "<dtype", "<fastest", "our best ms", "of cuBLAS",
+        [size_heading, "<layout", "<dtype", "<fastest", "our best ms", "of cuBLAS",
          "<its parameters"],
         rows, title=data["device"]["name"],
     )  # fmt: skip
-    console.console.print(f"kept in {data['table']}")
+    console.line(f"kept in {data['table']}")

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..errors import UsageError
+from ..errors import UsageError, nearest
 from ..host.notes import note
-from .kernel import ITEM_SIZE, LAYOUTS, Kernel, Variant, _nearest
+from .kernel import ITEM_SIZE, LAYOUTS, Kernel, Variant
 
 VARIABLE = "HYBRID_GEMM_KERNELS"
 MAX_BYTES = 1 << 24  # of a kernel file
@@ -200,7 +200,7 @@ def get(name: str) -> Kernel:
     except KeyError:
         known = [kernel.name for kernel in gemm_kernels()]
         raise UsageError(
-            f"no kernel is called {name!r}{_nearest(name, known)}; there are {', '.join(known)}"
+            f"no kernel is called {name!r}{nearest(name, known)}; there are {', '.join(known)}"
         ) from None
 
 

@@ -7,15 +7,14 @@ come from the same lines. `docs/kernels.md` documents the keys.
 
 from __future__ import annotations
 
-import difflib
 import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..errors import UsageError
+from ..errors import UsageError, nearest
 from .expressions import evaluate
 
 C_TYPES = {"float32": "float", "float64": "double", "int32": "int", "int64": "long long"}
@@ -78,7 +77,7 @@ class Kernel:
             if name not in chosen:
                 raise UsageError(
                     f"kernel {self.name} has no parameter {name!r}"
-                    f"{_nearest(name, chosen)}; it has "
+                    f"{nearest(name, chosen)}; it has "
                     f"{', '.join(chosen) if chosen else 'none'}"
                 )
             chosen[name] = value
@@ -295,8 +294,3 @@ class Variant:
         ]
         lines += [f'#line 1 "{self.kernel.path.name}"', self.kernel.text]
         return "\n".join(lines)
-
-
-def _nearest(word: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.4)
-    return f" (did you mean {close[0]!r}?)" if close else ""

@@ -5,24 +5,34 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from typing import NoReturn
+import traceback
+import warnings
+from typing import NoReturn, TextIO
 
 import click
 
-from ..errors import HybridGemmError
+from ..errors import HybridGemmError, HybridGemmWarning
 from ..ranks import ending, heartbeat, launch
-from .measure import bench, tune
+from .compare import compare
+from .completion import completion
+from .help import Group, talk
+from .measure import bench
 from .run import run
-from .tools import info, kernels, new_kernel, plot, reproduce, slurm, version_option
+from .shared import say
+from .slurm import slurm
+from .tools import info, kernels, new_kernel, plot, reproduce, version_option
+from .tune import tune
 
 
 def main() -> None:
-    """Entry point: exit codes are 0 right, 1 failed, 2 bad input, 3 wrong result, 5 not here,
+    """Entry point: exit codes are 0 right, 1 failed, 2 bad input, 3 wrong result, 4 slower,
+    5 not here,
     129 hung up, 130 interrupted, 143 terminated."""
     ranked = launch.launcher() is not None
     ending.watch_signals(as_rank=ranked)
+    warnings.showwarning = _show_warning
     try:
-        result = cli.main(standalone_mode=False)
+        result = cli.main(prog_name="hybrid-gemm", standalone_mode=False)
         code = result if isinstance(result, int) else 0
     except SystemExit as stop:
         code = ending.exit_code(stop)
@@ -33,6 +43,8 @@ def main() -> None:
     except (click.exceptions.Abort, KeyboardInterrupt):
         _end("interrupted", 130)
     except BaseException as error:
+        if ending.arrived is not None:  # NumPy makes an ImportError of it while it is imported
+            _end(str(ending.arrived), ending.arrived.exit_code)
         if ending.mpi_runs() and not ending.is_agreed(error):
             ending.fail(error)  # the other ranks do not know of it
         code = _fail(error)
@@ -48,6 +60,19 @@ def _end(message: str, code: int) -> NoReturn:
     ending.end_job(message, code)
 
 
+def _show_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int,
+    file: TextIO | None = None, line: str | None = None,
+) -> None:  # as in `warnings`  # fmt: skip
+    """A warning of the package as a note, once for all ranks; others as Python shows them."""
+    if not issubclass(category, HybridGemmWarning):
+        (file or sys.stderr).write(
+            warnings.formatwarning(message, category, filename, lineno, line)
+        )
+    elif launch.first_of_job():
+        say(f"note: {message}")
+
+
 def _fail(error: BaseException) -> int:
     """Says what failed, once for all ranks; the exit code."""
     if isinstance(error, BrokenPipeError):  # the reader of our output has gone
@@ -55,8 +80,12 @@ def _fail(error: BaseException) -> int:
         return 1
     if not launch.first_of_job() and (ending.is_agreed(error) or not launch.speaks_last()):
         return ending.exit_code(error)
+    if talk.verbose:
+        traceback.print_exception(error)
     if isinstance(error, click.ClickException):
-        error.show()
+        path = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else ""
+        more = f" ({path} --help says what there is)" if path else ""
+        click.echo(f"hybrid-gemm: {error.format_message()}{more}", err=True)
         return error.exit_code
     if isinstance(error, MemoryError) and not isinstance(error, HybridGemmError):
         click.echo(f"hybrid-gemm: out of host memory: {error}", err=True)
@@ -67,11 +96,35 @@ def _fail(error: BaseException) -> int:
     return ending.exit_code(error)
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=Group,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    examples=[
+        ("Multiply two generated matrices:", "hybrid-gemm run --size 4096"),
+        ("Split a product over 4 MPI ranks:", "mpirun -n 4 hybrid-gemm run --size 8192"),
+        ("Time the kernels:", "hybrid-gemm bench --shapes 1024:4096:x2"),
+    ],
+)  # fmt: skip
 @version_option
 def cli() -> None:
-    """Matrix products split by rows or by K-columns over threads, GPUs and MPI ranks."""
+    """Multiply large matrices on GPUs, CPU threads and MPI ranks.
+
+    A product is split by rows or by K-columns over workers, which sum what they share. Each
+    command below has a --help of its own.
+    """
 
 
-for _each in run, info, kernels, tune, bench, reproduce, plot, new_kernel, slurm:
+for _each in (
+    run,
+    bench,
+    compare,
+    tune,
+    reproduce,
+    plot,
+    kernels,
+    new_kernel,
+    slurm,
+    info,
+    completion,
+):
     cli.add_command(_each)

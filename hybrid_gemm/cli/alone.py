@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..arrays.npy_files import NpyWriter
+from ..host.notes import warn
 from ..options import Options
 from ..problem import Problem
 from ..ranks import ending
@@ -17,6 +18,12 @@ from ..runner import Result, Runner
 from ..verify import GROWTH, Verdict, verify
 from .inputs import Inputs, check_host_memory
 from .job import Output, Wanted
+
+
+def warn_of_resident(resident: bool, kind: str) -> None:
+    """Warns where --resident has no effect."""
+    if resident and kind == "cpu":
+        warn("resident has no effect: the cpu device multiplies in the host's memory")
 
 
 class _NoFile:
@@ -37,6 +44,7 @@ class Alone:
     def open(self, problem: Problem, *, resident: bool) -> str:
         self.runner = runner = Runner.of(self.options.alone())
         self.problem = runner.settle(problem)
+        warn_of_resident(resident, runner.kind)
         self.plan = runner.plan(self.problem, resident=resident)
         self.variant = runner.variant(self.plan)
         return f"device: {runner.kind} ({runner.note})" if runner.note else ""
@@ -91,11 +99,15 @@ class Alone:
         return thread_report.plan_data(self.plan)
 
     def about_result(self, result: Result, verdict: Verdict | None, totals_ms: list) -> dict:
+        return thread_report.result_data(result, verdict, totals_ms) | self.about_device()
+
+    def about_device(self) -> dict:
+        """What multiplied, and how, for JSON."""
         options = self.options
         algorithm: dict[str, Any] = {"name": options.algorithm}
         if options.algorithm == "strassen":
             algorithm["levels"] = options.levels
-        return thread_report.result_data(result, verdict, totals_ms) | {
+        return {
             "device": {"kind": self.runner.kind, "why": self.runner.note},
             "algorithm": algorithm,
         }

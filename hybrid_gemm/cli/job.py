@@ -11,8 +11,9 @@ from typing import Any, Protocol
 from ..catalog import Variant
 from ..errors import UsageError
 from ..problem import Problem
-from ..reporting import chrome_trace, console, environment
+from ..reporting import chrome_trace, console, environment, report
 from ..verify import MODES, Verdict
+from .help import talk
 from .inputs import Inputs
 
 PRINTED = 32  # the widest matrix that --print shows
@@ -29,6 +30,8 @@ class Wanted:
     repeat: int = 1
     resident: bool = False
     dry_run: bool = False
+    resume: bool = False
+    panel: int | None = None
 
     def __post_init__(self) -> None:
         if self.repeat < 1:
@@ -37,6 +40,22 @@ class Wanted:
             raise UsageError(f"--verify {self.verify!r}: it takes {', '.join(MODES)}")
         if self.trace and self.dry_run:
             raise UsageError("--trace shows what a run did, and --dry-run does nothing")
+        if self.panel is not None and not self.resume:
+            raise UsageError("--panel is of --resume; give both, or neither")
+        if self.resume:
+            self._check_resume()
+
+    def _check_resume(self) -> None:
+        if not self.output:
+            raise UsageError("--resume is of a file; give -o C.npy")
+        if self.panel is not None and self.panel < 1:
+            raise UsageError(f"--panel {self.panel}: it takes at least 1 row and column")
+        others = {
+            "--repeat": self.repeat > 1, "--trace": self.trace, "--resident": self.resident,
+            "--dry-run": self.dry_run,
+        }  # fmt: skip
+        for name in (name for name, given in others.items() if given):
+            raise UsageError(f"--resume multiplies panel by panel, without {name}; leave one out")
 
 
 class Output(Protocol):
@@ -118,7 +137,7 @@ class Job:
             results = [
                 site.run(inputs, output.array, wanted, progress) for _ in range(wanted.repeat)
             ]
-            totals = [result.total_ms for result in results]
+            self.totals_ms = totals = [result.total_ms for result in results]
             median = statistics.median_low(totals)
             self.result = next(r for r in results if r.total_ms == median)
             self.verdict = site.verify(inputs, self.result, wanted.verify)
@@ -140,8 +159,9 @@ class Job:
         for name, matrix in shown.items():
             console.print_matrix(name, matrix)
         self.site.print_result(self.result, self.verdict)
+        report.print_repetitions(self.totals_ms, each=talk.verbose)
         if self.wanted.output and (self.verdict is None or self.verdict.passed):
-            console.console.print(f"wrote {self.wanted.output}")
+            console.line(f"wrote {self.wanted.output}")
 
     def write_trace(self) -> None:
         """Writes the timeline of the run that is shown, whole or not at all."""

@@ -60,7 +60,7 @@ def _compile(chosen: Sequence[Kernel], arch: str, dtype: str) -> list[dict[str, 
 def print_kernels(data: dict[str, Any]) -> None:
     """Prints what `kernels` returned: a paragraph for each kernel, and the compiled variants."""
     for k in data["kernels"]:
-        console.console.print(f"{k['kernel']}: {k['summary']}", style="bold")
+        console.line(f"{k['kernel']}: {k['summary']}", style="bold")
         columns = {name: [v[name] for v in k["variants"]] for name in k["variants"][0]}
         values = [f"{x} {', '.join(map(str, dict.fromkeys(v)))}" for x, v in columns.items()]
         facts = {
@@ -74,7 +74,7 @@ def print_kernels(data: dict[str, Any]) -> None:
         }
         for name, fact in facts.items():
             if fact:
-                console.console.print(f"    {name}: {fact}")
+                console.line(f"{name}: {fact}", 8, first=4)
     if compiled := data.get("compiled"):
         fields = [f for f in compiled[0] if f not in ("variant", "arch", "dtype", "refused")]
         console.table(

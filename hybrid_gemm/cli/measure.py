@@ -1,21 +1,36 @@
-"""`hybrid-gemm tune` and `bench`: what is timed, and how."""
+"""`hybrid-gemm bench`: what is timed, and how."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..errors import UsageError, VerificationError
-from .shared import (
+from ..options import COMPUTES
+from .help import Command
+from .option_types import (
+    File,
     List,
-    device_option,
-    json_option,
+    Named,
+    all_kernel_names,
+    data_kinds,
     parameters,
+    sorts,
+)
+from .shared import (
+    SHAPES,
+    SHAPES_HELP,
+    device_option,
+    dtypes_option,
+    given_options,
+    json_option,
+    layouts_option,
+    markdown_option,
     progress_bar,
+    refuse_options,
     say,
-    shape,
+    seed_option,
     writable,
     write_result,
 )
@@ -24,131 +39,137 @@ if TYPE_CHECKING:
     from ..bench.study import Progress, Shape, Study
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    groups={
+        "Input": ("shapes", "series", "dtypes", "data", "layouts", "seed"),
+        "Device and kernel": ("names", "all_params", "param", "gpus", "memories"),
+        "Measuring": ("accuracy", "libraries", "samples", "noise", "cold"),
+        "Output": ("sort", "json_file", "csv_file", "markdown_file"),
+    },
+    examples=[
+        ("Time two kernels with all their parameters beside cuBLAS:",
+         "hybrid-gemm bench --kernels 'naive*,tuned,cublas' --all-params"),
+        ("Time every kernel from 1024 to 16384, and keep the rows:",
+         "hybrid-gemm bench --shapes 1024:16384:x2 --json rows.json"),
+        ("Time whole products beside those of other libraries:",
+         "hybrid-gemm bench --libraries --shapes 8192"),
+    ],
+)  # fmt: skip
 @device_option
 @click.option(
-    "--dtype",
-    "dtypes",
-    type=List("float32,float64"),
-    default="float32,float64,int32",
-    show_default=True,
+    "--kernels",
+    "names",
+    type=List("naive,cublas", names=all_kernel_names, check=False),
+    metavar="NAMES",
+    help="Kernels, comma-separated; * stands for any letters. Without it, all that the device has.",
 )
-@click.option("--layout", "layouts", type=List("nn,tt"), default="nn", show_default=True)
+@click.option("--all-params", is_flag=True, help="Time every listed variant, not only the default.")
 @click.option(
-    "--shapes", type=List("1024,4096x4096x1024", shape), help="Default: some seventy shapes."
+    "--param",
+    multiple=True,
+    metavar="NAME=NUMBER",
+    help="A parameter, for every kernel that has it.",
 )
-@click.option("--samples", default=9, show_default=True)
 @click.option(
-    "--quick",
-    is_flag=True,
-    help="Only what is known as fastest, on this GPU or one like it, beside cuBLAS.",
+    "--shapes", "--sizes", type=SHAPES, metavar="LIST", help=f"{SHAPES_HELP} Without it, 1024."
 )
-@click.option("-o", "--output", metavar="FILE", help="Where the table goes; default the cache.")
 @click.option(
-    "--links", is_flag=True, help="Measure the links between host and GPUs instead, and keep them."
+    "--series",
+    type=Named(("published",)),
+    metavar="NAME",
+    help="A series of shapes; published is K = 1024, m = n = 128 to 16384.",
 )
-@click.option("--gpus", type=List("0,1", int), help="Of --links: GPUs by number; default all.")
-@json_option
-@click.pass_context
-def tune(
-    context: click.Context, json_file: str | None, links: bool, gpus: list[int] | None,
-    **options: Any,
-) -> None:  # fmt: skip
-    """Find the fastest kernel for each of many shapes on this GPU, and keep the table."""
-    from ..bench import tune
-
-    writable(json_file, options["output"])
-    device = options.pop("device")
-    if links:
-        if others := _given(context, options):
-            flag = next(p.opts[-1] for p in context.command.params if p.name in others)
-            raise UsageError(f"{flag} is for kernels, and --links was given")
-        with progress_bar() as progress:
-            data = tune.host_links(device=device, gpus=gpus, progress=progress, note=say)
-        write_result(data, json_file, lambda: tune.print_links(data))
-        return
-    if gpus:
-        raise UsageError("--gpus is for --links; kernels are timed on GPU 0")
-    tune.need_gpu(device, "tuning is for GPUs")
-    with progress_bar() as progress:
-        data = tune.kernels(progress=progress, note=say, **options)
-    write_result(data, json_file, lambda: tune.print_kernels(data))
-
-
-@click.command()
-@device_option
-@click.option("--kernels", "names", type=List("naive,cublas"), help="Comma-separated; default all.")
-@click.option("--all-params", is_flag=True, help="Every listed variant, not only the default.")
-@click.option("--param", multiple=True, metavar="NAME=NUMBER", help="For every kernel that has it.")
-@click.option(
-    "--shapes",
-    "--sizes",
-    type=List("1024,4096x4096x1024", shape),
-    help="N or MxNxK, comma-separated; default 1024.",
-)
-@click.option("--series", metavar="NAME", help="published: K = 1024, m = n = 128 ... 16384.")
-@click.option("--dtype", "dtypes", type=List("float32,int32"), default="float32", show_default=True)
+@dtypes_option
 @click.option(
     "--compute",
     default="fp32",
     show_default=True,
     metavar="NAME",
-    help="How float32 is multiplied: fp32, fp32x3 or tf32, these beside cuBLAS.",
+    type=Named(tuple(COMPUTES)),
+    help="How float32 is multiplied: fp32, or by fp32x3 or tf32 on tensor cores beside cuBLAS.",
 )
-@click.option("--data", default="normal", show_default=True, help="As --accuracy has them.")
+@click.option(
+    "--data",
+    default="normal",
+    show_default=True,
+    metavar="NAME",
+    type=Named(data_kinds, check=False),
+    help="What A and B hold, as --accuracy has it: normal, uniform, cancelling, ill-scaled, wide "
+    "or huge.",
+)
 @click.option(
     "--accuracy",
     is_flag=True,
-    help="Errors against float64 on data of several kinds instead of times.",
+    help="Measure errors against float64 on data of several kinds instead of times.",
 )
+@layouts_option
 @click.option(
-    "--layout",
-    "layouts",
-    type=List("nn,tt"),
-    default="nn",
+    "--samples",
+    type=int,
+    default=30,
     show_default=True,
-    help="Orders of A and B: n as they are, t transposed.",
+    metavar="N",
+    help="The most samples of a row.",
 )
-@click.option("--samples", default=30, show_default=True, help="At most so many a row ...")
 @click.option(
     "--noise",
+    type=float,
     default=0.003,
     show_default=True,
-    help="... and no more once the median is known to this fraction.",
+    metavar="FRACTION",
+    help="Sampling of a row ends once its median is known to this fraction.",
 )
 @click.option("--cold", is_flag=True, help="Fill the L2 cache with other data before each product.")
-@click.option("--seed", default=0, show_default=True)
+@seed_option
 @click.option(
     "--libraries",
     "--peers",
     "libraries",
     is_flag=True,
-    help="Host arrays to host arrays beside cuBLASXt, CuPy, PyTorch, NumPy instead.",
+    help="Time whole products from host arrays to host arrays instead, beside cuBLASXt, CuPy, "
+    "PyTorch and NumPy.",
 )
-@click.option("--gpus", type=List("0,1", int), help="Of --libraries: by number; default all.")
+@click.option(
+    "--gpus",
+    type=List("0,1", int),
+    metavar="0,1",
+    help="With --libraries: GPUs by number. Without it, all.",
+)
 @click.option(
     "--memory",
     "memories",
-    type=List("pageable,pinned"),
-    help="Of --libraries: pageable, pinned; default both on GPUs.",
+    type=List("pageable,pinned", names=("pageable", "pinned")),
+    metavar="NAMES",
+    help="With --libraries: pageable, pinned or both. Without it, both on GPUs.",
+)
+@click.option(
+    "--sort",
+    type=Named(sorts),
+    metavar="NAME",
+    help="Order the rows by time, gflops, kernel or size instead of as they were measured.",
 )
 @json_option
-@click.option("--csv", "csv_file", metavar="FILE", help="Write the rows as CSV.")
+@click.option("--csv", "csv_file", type=File(), metavar="FILE", help="Write the rows as CSV.")
+@markdown_option
 @click.pass_context
 def bench(
-    context: click.Context, json_file: str | None, csv_file: str | None, libraries: bool,
-    accuracy: bool, **options: Any,
+    context: click.Context, json_file: str | None, csv_file: str | None,
+    markdown_file: str | None, libraries: bool, accuracy: bool, sort: str | None, **options: Any,
 ) -> None:  # fmt: skip
-    """Time kernels x parameters x shapes on one device, with a verdict in each row.
+    """Time kernels, with a verdict on each product.
 
-    With --libraries, time whole products from host arrays to host arrays, ours and others'. With
-    --accuracy, measure errors of fp32, TF32, fp32x3 and cuBLAS against float64.
+    Each row is a kernel with its parameters at one shape, with the data on the device. With
+    --libraries, whole products are timed from host arrays to host arrays, ours and others'. With
+    --accuracy, errors of fp32, TF32, fp32x3 and cuBLAS are measured against float64.
     """
     from ..bench import kernels
-    from ..bench.study import as_csv, failed, run, show
+    from ..bench import study as studies
     from ..reporting.console import write
 
-    writable(json_file, csv_file)
+    writable(json_file, csv_file, markdown_file)
+    if sort and (accuracy or libraries):
+        raise UsageError("--sort is for kernels; --accuracy and --libraries have their own order")
     series, shapes = options.pop("series"), options.pop("shapes")
     shapes = [*(kernels.series(series) if series else []), *(shapes or [])]
     with progress_bar() as progress:
@@ -158,11 +179,17 @@ def bench(
             study = _library_study(context, shapes or [CUBE], options, progress)
         else:
             study = _kernel_study(context, shapes or [CUBE], options)
-        data = run(study, progress=progress, note=say)
+        data = studies.run(study, progress=progress, note=say)
+    if sort:
+        data["rows"].sort(key=studies.SORTS[sort])
     if csv_file:
-        write(csv_file, as_csv(study, data))
-    write_result(data, json_file, lambda: show(study, data))
-    if wrong := failed(data):
+        write(csv_file, studies.as_csv(study, data))
+    if markdown_file:
+        write(markdown_file, studies.as_markdown(study, data))
+    write_result(data, json_file, lambda: studies.show(study, data))
+    if warning := studies.outliers(data):
+        say(f"note: {warning}")
+    if wrong := studies.failed(data):
         raise VerificationError(f"{len(wrong)} rows have wrong products")
 
 
@@ -174,7 +201,9 @@ def _kernel_study(context: click.Context, shapes: list[Shape], options: Options)
     """What `bench` measures by itself."""
     from ..bench import kernels
 
-    _refuse(context, options, {"gpus", "memories"}, "is for --libraries; kernels run on GPU 0")
+    refuse_options(
+        context, options, {"gpus", "memories"}, "is for --libraries; kernels run on GPU 0"
+    )
     names, all_params, param = (options[x] for x in ("names", "all_params", "param"))
     chosen = {name: value for name, value in options.items() if name in KERNEL_CHOICES}
     variants = []  # without any, the tensor cores' beside cuBLAS
@@ -196,8 +225,8 @@ def _accuracy_study(context: click.Context, shapes: list[Shape], options: Option
     from ..bench import accuracy
 
     others = options.keys() - {"device", "seed", "data"}
-    _refuse(context, options, others, "is not for --accuracy")
-    given = "data" in _given(context, options)
+    refuse_options(context, options, others, "is not for --accuracy")
+    given = "data" in given_options(context, options)
     return accuracy.AccuracyStudy(
         shapes, options["device"], options["data"].split(",") if given else tuple(accuracy.KINDS),
         options["seed"],
@@ -212,25 +241,13 @@ def _library_study(
 
     mine = {"device", "gpus", "memories", "dtypes", "samples", "seed"}
     reason = "is for kernels; --libraries times whole products"
-    _refuse(context, options, options.keys() - mine, reason)
+    refuse_options(context, options, options.keys() - mine, reason)
     dtypes = options["dtypes"]
     if len(dtypes) != 1:
         raise UsageError(f"--libraries takes one --dtype; {','.join(dtypes)} was given")
-    samples = {"samples": options["samples"]} if "samples" in _given(context, options) else {}
+    samples = (
+        {"samples": options["samples"]} if "samples" in given_options(context, options) else {}
+    )
     tune.know_links(device=options["device"], progress=progress, note=say)
     chosen = {name: options[name] for name in ("device", "gpus", "memories", "seed")}
     return libraries.LibraryStudy(shapes, dtype=dtypes[0], **chosen, **samples)
-
-
-def _given(context: click.Context, names: Iterable[str]) -> set[str]:
-    """Those of a command's options that the user gave."""
-    default = click.core.ParameterSource.DEFAULT
-    return {name for name in names if context.get_parameter_source(name) is not default}
-
-
-def _refuse(context: click.Context, options: Options, others: Iterable[str], why: str) -> None:
-    """Raises `UsageError` if the user gave one of the options `others`."""
-    given = _given(context, options) & set(others)
-    for parameter in context.command.params:
-        if parameter.name in given:
-            raise UsageError(f"{parameter.opts[0]} {why}")

@@ -2,61 +2,147 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import click
 
 from ..errors import UsageError, VerificationError
-from ..options import CHOICES, DEFAULTS, Options
+from ..options import CHOICES, DEFAULTS, DEVICE_GROUP, RANK_GROUP, SPLIT_GROUP, Options
 from ..ranks import ending, heartbeat, launch
+from .help import Command, talk
+from .option_types import File, Named, fills, generated_dtypes, verify_modes
 from .shared import json_option, option_flags, progress_bar, say, writable, write_result
 
 _INPUT = ("m", "n", "k", "size", "c_file", "dtype", "fill", "seed", "alpha", "beta", "trans_a",
           "trans_b")  # fmt: skip
 
 
-@click.command()
-@click.argument("files", nargs=-1, metavar="[A.npy B.npy]")
-@click.option("-m", type=int, help="Rows of C (generated input).")
-@click.option("-n", type=int, help="Columns of C (generated input).")
-@click.option("-k", type=int, help="Columns of op(A) (generated input).")
-@click.option("--size", type=int, help="m = n = k at once; default 2048.")
-@click.option("-c", "c_file", metavar="FILE", help="C.npy to be scaled by beta.")
-@click.option("-o", "--output", metavar="FILE", help="Write C as .npy, whole or not at all.")
+@click.command(
+    cls=Command,
+    ranks=True,
+    groups={
+        "Input": ("m", "n", "k", "size", "c_file", "dtype", "fill", "seed", "alpha", "beta",
+                  "trans_a", "trans_b"),
+        SPLIT_GROUP: (),
+        DEVICE_GROUP: ("resident",),
+        RANK_GROUP: ("ranks",),
+        "Output and checks": ("output", "resume", "panel", "repeat", "verify", "check", "show",
+                              "dry_run", "trace", "sha256", "json_file"),
+    },
+    examples=[
+        ("Multiply two generated matrices, on a GPU if one is here:",
+         "hybrid-gemm run --size 8192"),
+        ("Multiply two files by 4 threads that split K, and write the product:",
+         "hybrid-gemm run A.npy B.npy -o C.npy --threads 4 --split cols"),
+        ("Show the plan over 16 ranks and its memory, and multiply nothing:",
+         "hybrid-gemm run --size 100000 --ranks 16 --dry-run"),
+    ],
+)  # fmt: skip
+@click.argument("files", nargs=-1, type=File(), metavar="[A.npy B.npy]")
+@click.option("-m", type=int, metavar="M", help="Rows of C, for generated input.")
+@click.option("-n", type=int, metavar="N", help="Columns of C, for generated input.")
+@click.option("-k", type=int, metavar="K", help="Columns of op(A), for generated input.")
 @click.option(
-    "--dtype", help="Of generated input: float32, float64, float16, bfloat16, int32, int64."
+    "--size", type=int, metavar="N", help="All of m, n and k at once; 2048 where no size is given."
+)
+@click.option("-c", "c_file", type=File(), metavar="FILE", help="C.npy, to be scaled by beta.")
+@click.option(
+    "-o", "--output", type=File(), metavar="FILE", help="Write C as .npy, whole or not at all."
+)
+@click.option(
+    "--dtype",
+    type=Named(generated_dtypes),
+    metavar="NAME",
+    help="Dtype of generated input: float32 (the default), float64, float16, bfloat16, int32 or "
+    "int64.",
 )
 @click.option(
     "--fill",
+    type=Named(fills),
     default="normal",
     show_default=True,
-    help="Of generated input: normal, uniform or integers.",
+    metavar="NAME",
+    help="What generated input holds: normal or uniform random numbers, or small integers.",
 )
-@click.option("--seed", default=0, show_default=True, help="Of generated input.")
-@click.option("--alpha", type=float, default=1.0, show_default=True)
-@click.option("--beta", type=float, default=0.0, show_default=True)
+@click.option(
+    "--seed",
+    type=int,
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="The seed of generated input.",
+)
+@click.option(
+    "--alpha",
+    type=float,
+    default=1.0,
+    show_default=True,
+    metavar="NUMBER",
+    help="The factor of op(A) @ op(B).",
+)
+@click.option(
+    "--beta",
+    type=float,
+    default=0.0,
+    show_default=True,
+    metavar="NUMBER",
+    help="The factor of C; with 0, C is not read.",
+)
 @click.option("--trans-a", is_flag=True, help="Multiply by A's transpose.")
 @click.option("--trans-b", is_flag=True, help="Multiply by B's transpose.")
 @option_flags()
 @click.option(
     "--resident", is_flag=True, help="Put A, B and C on the device before the clock starts."
 )
-@click.option("--repeat", default=1, show_default=True, help="Runs; the median one is shown.")
-@click.option("--verify", default="auto", show_default=True, help="auto, full or off.")
-@click.option("--print", "show", is_flag=True, help="Print A, B and C (small matrices).")
+@click.option(
+    "--repeat",
+    type=int,
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Multiply N times; the median run is shown, beside the fastest and the slowest.",
+)
+@click.option(
+    "--verify",
+    type=Named(verify_modes),
+    default="auto",
+    show_default=True,
+    metavar="NAME",
+    help="How C is compared with a float64 reference: auto (large products by random sums), full "
+    "(every element) or off.",
+)
+@click.option(
+    "--check",
+    is_flag=True,
+    help="Run the kernels on the emulator and watch every access, barrier and order of threads.",
+)
+@click.option("--print", "show", is_flag=True, help="Print A, B and C, if they are small.")
 @click.option("--dry-run", is_flag=True, help="Print the plan and stop.")
-@click.option("--trace", metavar="FILE", help="Write what every worker did when (Perfetto).")
+@click.option(
+    "--trace", type=File(), metavar="FILE", help="Write what every worker did when, for Perfetto."
+)
 @click.option(
     "--sha256",
     is_flag=True,
     help="Put the SHA-256 of the files of A, B and C into the result, as sha256sum prints them.",
 )
+@click.option(
+    "--resume",
+    is_flag=True,
+    help="Keep finished panels of C however the run ends, and take up those of an earlier one.",
+)
+@click.option(
+    "--panel", type=int, metavar="N", help="With --resume: rows and columns of a panel; default "
+    "8192.",
+)  # fmt: skip
 @click.option("--ranks", type=int, metavar="N", help="Plan for N ranks (with --dry-run).")
 @json_option
 def run(
-    files: tuple[str, ...], json_file: str | None, ranks: int | None, sha256: bool, **given: Any
+    files: tuple[str, ...], json_file: str | None, ranks: int | None, sha256: bool, check: bool,
+    **given: Any,
 ) -> None:  # fmt: skip
-    """Multiply two matrices: generated ones, or A.npy B.npy.
+    """Multiply two matrices: generated ones, or two .npy files.
 
     Started as several ranks (by mpirun or srun --mpi=pmix) it is one product over all of them.
     """
@@ -66,13 +152,24 @@ def run(
         raise UsageError(f"--ranks {ranks}: it takes at least 1")
     if ranks and not given["dry_run"]:
         raise UsageError(f"--ranks is for --dry-run; to run on {ranks}: mpirun -n {ranks} ...")
-    outputs = json_file, given["output"], given["trace"]
+    if check and given["resume"]:
+        raise UsageError("--check watches one whole product, and --resume multiplies panels")
+    if check:
+        _prepare_check(files, ranks, request, chosen)
+    outputs = [json_file, given["output"], given["trace"]]
+    if given["resume"] and given["output"]:
+        outputs += _names_beside(given["output"])
     inputs = [x for x in (*files, request["c_file"]) if x]
     if sha256 and not (files or given["output"]):
         raise UsageError("--sha256 is of files; give A.npy B.npy, or -o C.npy")
     if sha256 and given["dry_run"]:
         raise UsageError("--sha256 is of a result, and --dry-run makes none")
     comm = None if ranks else launch.world(chosen["rank_timeout"])
+    if comm is not None and given["resume"]:
+        raise launch.agreed(UsageError(
+            f"--resume was given to {comm.size} ranks, and is not built for ranks yet; one process "
+            "takes all GPUs and cores of a host"
+        ))  # fmt: skip
     _handle_signals(comm)
     launch.together(comm, lambda: writable(*outputs, inputs=inputs))
     speaks = comm is None or comm.rank == 0
@@ -81,7 +178,7 @@ def run(
         note(f"{given['output']} will hold the bytes of a .npy file, whatever its name says")
     beat = heartbeat.known(comm)
     with ending.ends_all(comm), beat.call(heartbeat.LOCAL), progress_bar(speaks) as progress:
-        job = _job(comm, ranks, files, request, chosen, given, note)
+        job = _job(comm, ranks, files, request, chosen, given, note, check)
         data = job.plan_only() if given["dry_run"] else job.run(progress)
     # Still as one of the ranks: what fails here ends them all.
     with ending.ends_all(comm), beat.call(heartbeat.LOCAL):
@@ -96,11 +193,38 @@ def run(
             )
 
 
+def check(arguments: Sequence[str]) -> None:
+    """Raises what `run` with these arguments would say before it looks at files and devices."""
+    with run.make_context("run", list(arguments)) as context:
+        Options(**{name: context.params[name] for name in CHOICES})
+
+
+def _names_beside(output: str) -> list[str]:
+    from ..arrays.unfinished import names_beside
+
+    return names_beside(output)
+
+
 def _handle_signals(comm: Any) -> None:
     """Once MPI has started, which has handlers of its own."""
     from . import signals
 
     signals.name_truncated_files(comm and comm.rank)
+
+
+def _prepare_check(files: tuple[str, ...], ranks: int | None, request: dict, chosen: dict) -> None:
+    """Makes --check the emulator's, in one watched process, and small where no size is given."""
+    from .check import SIZE, restart_checked
+
+    launch.alone("hybrid-gemm run --check")
+    if ranks:
+        raise UsageError("--check runs kernels, and --ranks only plans; give one of them")
+    if chosen["device"] not in ("auto", "emulator"):
+        raise UsageError(f"--check is the emulator's, and --device {chosen['device']} was given")
+    chosen["device"] = "emulator"
+    if not files and all(request[x] is None for x in ("m", "n", "k", "size")):
+        request["size"] = SIZE
+    restart_checked()
 
 
 def _sha256(job: Any, output: str | None) -> dict[str, str | None]:
@@ -112,6 +236,8 @@ def _sha256(job: Any, output: str | None) -> dict[str, str | None]:
 
 
 def _show(job: Any, data: dict) -> None:
+    if talk.verbose and job.wanted.dry_run is False:
+        job.site.print_plan()
     job.print()
     for name, digest in data.get("sha256", {}).items():
         if digest:
@@ -120,8 +246,8 @@ def _show(job: Any, data: dict) -> None:
 
 def _job(
     comm: Any, ranks: int | None, files: tuple[str, ...], request: dict, chosen: dict,
-    given: dict, note: Any,
-) -> Any:  # fmt: skip
+    given: dict, note: Any, check: bool,
+) -> Any:  # the job's parts  # fmt: skip
     """The job on the site that these options mean; all ranks raise alike."""
     from .inputs import InputRequest, Inputs
     from .job import Job, Wanted
@@ -135,11 +261,16 @@ def _job(
     options, inputs, wanted = launch.together(comm, asked)
     if comm is None and ranks is None:
         from .alone import Alone
+        from .check import Checked
 
         for name, choice in CHOICES.items():
             if choice.across_ranks and getattr(options, name) != DEFAULTS[name]:
                 raise UsageError(f"--{name.replace('_', '-')} is for ranks; {launch.HOW}")
-        return Job(inputs, wanted, Alone(options), note)
+        if wanted.resume:
+            from .resume import Resumable
+
+            return Job(inputs, wanted, Resumable(options, wanted.panel, note), note)
+        return Job(inputs, wanted, (Checked if check else Alone)(options), note)
     from .over_ranks import Elsewhere, OverRanks
 
     return Job(

@@ -1,62 +1,25 @@
-"""What the subcommands share: option types, notes, the bar, and how results are written."""
+"""What the subcommands share: flags, notes, the bar, and how results are written."""
 
 from __future__ import annotations
 
 import contextlib
-import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import click
-from click.shell_completion import CompletionItem
 
 from ..errors import UsageError
-from ..options import AUTOMATIC_KERNELS, CHOICES, DEFAULTS, Choice
-
-_WHOLE = re.compile(r"-?[0-9]+")
+from ..options import CHOICES, DEFAULTS
+from .help import talk
+from .option_types import File, List, OptionType, kernel_dtypes, layouts, parameters, shapes
 
 
 def say(message: str) -> None:
-    click.echo(message, err=True)
-
-
-class List(click.ParamType):
-    """Comma-separated values; `each` turns one into what the command wants."""
-
-    def __init__(self, name: str, each=str):
-        self.name, self.each = name, each
-
-    def convert(self, value, param, ctx):
-        if isinstance(value, list):
-            return value
-        try:
-            return [self.each(x) for x in value.split(",") if x]
-        except ValueError:
-            self.fail(f"{value!r} is not a list such as {self.name}", param, ctx)
-
-
-class OptionType(click.ParamType):
-    """Text of one of `Options`' choices, parsed as that choice says."""
-
-    def __init__(self, name: str, choice: Choice) -> None:
-        self.name, self.choice = name, choice
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        if not isinstance(value, str):
-            return value
-        try:
-            return self.choice.parse(value)
-        except UsageError as error:
-            raise UsageError(f"{param.opts[0] if param else self.name}: {error}") from None
-
-    def shell_complete(self, ctx: Any, param: Any, incomplete: str) -> list[CompletionItem]:
-        names: Iterable[str] = self.choice.names
-        if self.name == "kernel":
-            from .. import catalog
-
-            names = [*AUTOMATIC_KERNELS, *(kernel.name for kernel in catalog.gemm_kernels())]
-        return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+    """A line on stderr. By `print`, which a bar on the screen steps aside for."""
+    if talk.quiet:
+        return
+    print(message, file=sys.stderr, flush=True)
 
 
 def option_flags(*names: str) -> Callable:
@@ -83,34 +46,56 @@ def option_flags(*names: str) -> Callable:
     return decorate
 
 
-def parameters(given: tuple[str, ...]) -> dict[str, int]:
-    out = {}
-    for text in given:
-        name, equals, value = text.partition("=")
-        if not equals or not _WHOLE.fullmatch(value):
-            raise UsageError(f"--param {text}: it takes NAME=NUMBER, such as BM=128")
-        out[name] = int(value)
-    return out
-
-
-def shape(text: str) -> tuple[int, int, int]:
-    sides = tuple(int(x) for x in text.lower().split("x"))
-    if len(sides) not in (1, 3) or min(sides) < 0:
-        raise ValueError(text)
-    m, n, k = sides * 3 if len(sides) == 1 else sides
-    return m, n, k
-
-
 device_option = option_flags("device")
 json_option = click.option(
-    "--json", "json_file", metavar="FILE", help="Write the result as JSON; - is stdout."
+    "--json", "json_file", type=File(), metavar="FILE",
+    help="Write the result as JSON, with its environment; - is stdout.",
+)  # fmt: skip
+
+
+SHAPES = List("1024,4096x4096x1024", shapes, several=True)
+SHAPES_HELP = (
+    "N or MxNxK, comma-separated; 1024:8192:1024 is each multiple of 1024, 1024:16384:x2 each "
+    "power of 2."
 )
+dtypes_option = click.option(
+    "--dtype", "dtypes", type=List("float32,int32", names=kernel_dtypes), metavar="NAMES",
+    default="float32", show_default=True, help="Dtypes of A, B and C, comma-separated.",
+)  # fmt: skip
+layouts_option = click.option(
+    "--layout", "layouts", type=List("nn,tt", names=layouts), metavar="NAMES", default="nn",
+    show_default=True, help="Orders of A and B: n as they are, t transposed; comma-separated.",
+)  # fmt: skip
+seed_option = click.option(
+    "--seed", type=int, default=0, show_default=True, metavar="N",
+    help="The seed of generated input.",
+)  # fmt: skip
+markdown_option = click.option(
+    "--markdown", "markdown_file", type=File(), metavar="FILE",
+    help="Write the table as Markdown.",
+)  # fmt: skip
+
+
+def given_options(context: click.Context, names: Iterable[str]) -> set[str]:
+    """Those of a command's options that the user gave."""
+    default = click.core.ParameterSource.DEFAULT
+    return {name for name in names if context.get_parameter_source(name) is not default}
+
+
+def refuse_options(
+    context: click.Context, options: Mapping[str, Any], others: Iterable[str], why: str
+) -> None:
+    """Raises `UsageError` if the user gave one of the options `others`."""
+    given = given_options(context, options) & set(others)
+    for parameter in context.command.params:
+        if parameter.name in given:
+            raise UsageError(f"{parameter.opts[0]} {why}")
 
 
 @contextlib.contextmanager
 def progress_bar(shown: bool = True):
     """A bar on stderr for work that lasts; yields `start(flops) -> advance(flops)`."""
-    if not (shown and sys.stderr.isatty()):
+    if talk.quiet or not (shown and sys.stderr.isatty()):
         yield lambda total, what: lambda amount: None
         return
     from rich.console import Console

@@ -4,38 +4,33 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import os
 import signal
-import threading
-import time
 
-from ..arrays import npy_files, output_files
+from ..arrays import npy_files
+from ..ranks import ending
 
 _kept: list[object] = []  # C calls the handler as long as the process lives
 
 
 def name_truncated_files(rank: int | None = None) -> None:
-    """Has reading a map beyond the end of its file end the process with exit code 1, a line that
-    names the file, and no temporary file left.
+    """Has reading a map beyond the end of its file end the process, and all ranks with it, with
+    exit code 1, a line that names the file, and no temporary file left.
 
     Python's own handlers run between its instructions, and the one that reads never ends. This
     one runs in the thread that reads, where no lock is held but perhaps Python's: BLAS, NumPy and
     the copying threads wait for none while they read. It takes Python's lock, which the threads
-    that hold it give up. A SIGBUS of another cause does what it did before.
+    that hold it give up. MPI may be what reads, and then holds its own: so `ending.end_job`, which
+    waits for nothing for ever, calls MPI from another thread. A SIGBUS of another cause does what
+    it did before.
     """
-    prefix = "hybrid-gemm: " if rank is None else f"hybrid-gemm: rank {rank}: "
+    prefix = "" if rank is None else f"rank {rank}: "
 
     def faulted(number: int) -> None:
         with contextlib.suppress(BaseException):
             if text := npy_files.truncated():
-                if not first.acquire(blocking=False):  # another thread speaks, and ends us
-                    time.sleep(60)
-                output_files.remove_all()
-                os.write(2, f"{prefix}{text}\n".encode(errors="backslashreplace"))
-                os._exit(1)
+                ending.end_job(prefix + text, 1)
         libc.signal(number, before)
 
-    first = threading.Lock()
     libc = ctypes.CDLL(None)
     libc.signal.restype, libc.signal.argtypes = ctypes.c_void_p, [ctypes.c_int, ctypes.c_void_p]
     handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(faulted)

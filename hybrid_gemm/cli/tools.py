@@ -1,4 +1,4 @@
-"""The subcommands info, kernels, reproduce, plot, new-kernel and slurm; and --version."""
+"""The subcommands info, kernels, reproduce, plot and new-kernel; and --version."""
 
 from __future__ import annotations
 
@@ -9,7 +9,17 @@ import click
 
 from ..errors import UsageError, VerificationError
 from ..ranks import launch
-from .shared import List, device_option, json_option, progress_bar, say, writable, write_result
+from .help import Command
+from .option_types import (
+    File,
+    Folder,
+    List,
+    Named,
+    all_kernel_names,
+    experiment_names,
+    kernel_dtypes,
+)
+from .shared import device_option, json_option, progress_bar, say, writable, write_result
 
 
 def _print_version(context: click.Context, _parameter: click.Parameter, asked: bool) -> None:
@@ -22,15 +32,24 @@ def _print_version(context: click.Context, _parameter: click.Parameter, asked: b
 
 # Not click's own, which takes a version that is known beforehand: this one asks git.
 version_option = click.option(
-    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version,
+    "-V", "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version,
     help="Show the version, and the git commit of a checkout, and exit.",
 )  # fmt: skip
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    ranks=True,
+    groups={"Output": ("json_file",)},
+    examples=[
+        ("Show what a bug report needs:", "hybrid-gemm info"),
+        ("Write it to a file:", "hybrid-gemm info --json info.json"),
+        ("Show which rank takes which GPU:", "mpirun -n 4 hybrid-gemm info"),
+    ],
+)  # fmt: skip
 @json_option
 def info(json_file: str | None) -> None:
-    """Versions, devices and links: what a bug report needs."""
+    """Show versions, devices and links, as a bug report needs them."""
     from ..reporting.environment import environment, ranks, warnings
 
     placed = ranks()
@@ -62,12 +81,31 @@ def _print_tree(data: Mapping[str, Any], indent: int = 0) -> None:
             click.echo(f"{margin}{key}: {text}")
 
 
-@click.command()
-@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.command(
+    cls=Command,
+    groups={"Compiling": ("arch", "dtype"), "Output": ("json_file",)},
+    examples=[
+        ("List all kernels:", "hybrid-gemm kernels"),
+        ("Show one kernel, its parameters and its limits:", "hybrid-gemm kernels tuned"),
+        ("Compile it for an H100, and show its registers:",
+         "hybrid-gemm kernels tuned --compile sm_90"),
+    ],
+)  # fmt: skip
+@click.argument("names", nargs=-1, type=Named(all_kernel_names, check=False), metavar="[NAME]...")
 @click.option(
-    "--compile", "arch", metavar="ARCH", help="Compile for sm_90, ...: registers, spills."
+    "--compile",
+    "arch",
+    metavar="ARCH",
+    help="Compile for an architecture such as sm_90, and show registers and spills.",
 )
-@click.option("--dtype", default="float32", show_default=True, help="Of --compile.")
+@click.option(
+    "--dtype",
+    type=Named(kernel_dtypes),
+    default="float32",
+    show_default=True,
+    metavar="NAME",
+    help="The dtype that --compile compiles for.",
+)
 @json_option
 def kernels(names: tuple[str, ...], arch: str | None, dtype: str, json_file: str | None) -> None:
     """List the kernels with their parameters and limits."""
@@ -77,28 +115,67 @@ def kernels(names: tuple[str, ...], arch: str | None, dtype: str, json_file: str
     write_result(data, json_file, lambda: kernel_listing.print_kernels(data))
 
 
-@click.command()
-@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.command(
+    cls=Command,
+    groups={
+        "Input": ("scale", "seed"),
+        "Device and kernel": ("gpus",),
+        "Measuring": ("samples",),
+        "Output": ("listed", "output", "json_file"),
+    },
+    examples=[
+        ("List the experiments:", "hybrid-gemm reproduce --list"),
+        ("Run one at small sizes, in seconds:", "hybrid-gemm reproduce column_split"),
+        ("Run all at the published sizes, with tables and pictures:",
+         "hybrid-gemm reproduce all --scale full -o out"),
+    ],
+)  # fmt: skip
+@click.argument("names", nargs=-1, type=Named(experiment_names, check=False), metavar="[NAME]...")
 @click.option("--list", "listed", is_flag=True, help="List the experiments and stop.")
 @click.option(
     "--scale",
+    type=Named(("small", "full")),
     default="small",
     show_default=True,
     metavar="NAME",
-    help="small (seconds), or full: the published sizes, 10 minutes on one GPU.",
+    help="small takes seconds; full is the published sizes, 10 minutes on one GPU.",
 )
 @device_option
-@click.option("--gpus", type=List("0,1", int), help="GPUs by number, such as 0,1; default all.")
-@click.option("--samples", type=int, help="Timed samples a row; default 1 (small) or 3 (full).")
-@click.option("--seed", default=0, show_default=True)
-@click.option("-o", "--output", metavar="DIR", help="Write JSON, CSV, Markdown and plots there.")
+@click.option(
+    "--gpus",
+    type=List("0,1", int),
+    metavar="0,1",
+    help="GPUs by number, such as 0,1. Without it, all.",
+)
+@click.option(
+    "--samples",
+    type=int,
+    metavar="N",
+    help="Timed samples of a row. Without it, 1 (small) or 3 (full).",
+)
+@click.option(
+    "--seed",
+    type=int,
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="The seed of generated input.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=Folder(),
+    metavar="DIR",
+    help="Write JSON, CSV, Markdown and pictures into this folder.",
+)
 @json_option
 def reproduce(
     names: tuple[str, ...], listed: bool, output: str | None, json_file: str | None,
     **options: Any,
 ) -> None:  # fmt: skip
-    """Run published experiments: theirs, ours, ratio, and a verdict on each claim.
+    """Run published experiments, and judge their claims.
 
+    Each table has the published figures, ours and their ratio, and each claim gets a verdict.
     NAME is an experiment of --list, or all.
     """
     from ..experiments import engine
@@ -127,14 +204,30 @@ def reproduce(
         raise VerificationError(f"{len(wrong)} rows have wrong results")
 
 
-@click.command()
-@click.argument("file", metavar="FILE")
-@click.argument("name", required=False)
-@click.option("-o", "--output", metavar="FILE", required=True, help="NAME.svg or NAME.png.")
+@click.command(
+    cls=Command,
+    groups={"Output": ("output",)},
+    examples=[
+        ("Draw rates over sizes:", "hybrid-gemm plot rows.json -o rates.svg"),
+        ("Draw what every worker did when:", "hybrid-gemm plot trace.json -o timeline.svg"),
+        ("Draw one experiment of several:", "hybrid-gemm plot out ladder -o ladder.png"),
+    ],
+)  # fmt: skip
+@click.argument("file", type=File(), metavar="FILE")
+@click.argument("name", type=Named(experiment_names, check=False), required=False)
+@click.option(
+    "-o",
+    "--output",
+    type=File(),
+    metavar="FILE",
+    required=True,
+    help="The picture: NAME.svg or NAME.png.",
+)
 def plot(file: str, name: str | None, output: str) -> None:
-    """Draw a result of `bench --json`, `run --trace` or `reproduce -o`.
+    """Draw a result of bench, run --trace or reproduce.
 
-    NAME is an experiment, where a file has several.
+    FILE is what `bench --json`, `run --trace` or `reproduce -o` wrote. NAME is an experiment,
+    where a file has several.
     """
     from pathlib import Path
 
@@ -155,42 +248,27 @@ def plot(file: str, name: str | None, output: str) -> None:
     say(f"wrote {output}")
 
 
-@click.command("new-kernel")
+@click.command(
+    "new-kernel",
+    cls=Command,
+    groups={"Output": ("directory",)},
+    examples=[
+        ("Write kernels/gemm_mine.cu in a checkout:", "hybrid-gemm new-kernel mine"),
+        ("Write it into a folder of yours:", "hybrid-gemm new-kernel mine --directory my-kernels"),
+        ("Run it without a GPU:",
+         "hybrid-gemm run --kernel mine --device emulator --size 200 --verify full"),
+    ],
+)  # fmt: skip
 @click.argument("name")
 @click.option(
     "--directory",
+    type=Folder(),
     metavar="DIR",
-    help="Default: the kernels folder of a checkout, or $HYBRID_GEMM_KERNELS.",
+    help="Where it goes. Without it, the kernels folder of a checkout, or $HYBRID_GEMM_KERNELS.",
 )
 def new_kernel(name: str, directory: str | None) -> None:
-    """Write a commented kernel file to start from: gemm_NAME.cu."""
+    """Write a commented kernel file to start from, gemm_NAME.cu."""
     from ..catalog import template as new
 
     path = new.write(name, directory)
     click.echo(f"wrote {path}\n\n{new.next_steps(name, path)}")
-
-
-@click.command()
-@click.argument("run", nargs=-1, type=click.UNPROCESSED, metavar="[-- RUN OPTIONS]")
-@click.option("--nodes", default=1, show_default=True)
-@click.option("--ranks-per-node", type=int, metavar="N", help="Default: one a GPU, or one.")
-@click.option("--gpus-per-node", default=0, metavar="N", show_default=True)
-@click.option("--cpus-per-rank", default=8, metavar="N", show_default=True)
-@click.option("--threads", type=int, metavar="N", help="Worker threads in each rank.")
-@click.option(
-    "--launcher", default="srun", metavar="NAME", help="srun or mpirun.", show_default=True
-)
-@click.option("--mpi", default="pmix", metavar="NAME", help="Of srun.", show_default=True)
-@click.option("--scaling", is_flag=True, help="1, 2, 4, ... ranks: strong and weak.")
-@click.option("--time", default="00:30:00", metavar="TIME", show_default=True)
-@click.option("--partition", default="", metavar="NAME")
-@click.option("--account", default="", metavar="NAME")
-@click.option("--job-name", default="hybrid-gemm", metavar="NAME", show_default=True)
-@click.option(
-    "--setup", multiple=True, metavar="LINE", help="Shell line, as 'module load openmpi'."
-)
-def slurm(**options: Any) -> None:
-    """Print an sbatch script: hybrid-gemm slurm --gpus-per-node 8 -- --split cols > job.sbatch."""
-    from ..ranks.slurm import Options, script
-
-    click.echo(script(Options(**options)), nl=False)

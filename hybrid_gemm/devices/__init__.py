@@ -33,6 +33,17 @@ def choose(device: str = "auto") -> tuple[str, str]:
     return device, ""
 
 
+def are_gpus(kind: str) -> bool:
+    """Whether devices of this kind are GPUs, before any is opened; see `Device.on_gpu`."""
+    return kind == "cuda"
+
+
+def open_first(kind: str, gpu: int = 0) -> Device:
+    """One device of a kind: of several GPUs the one with this CUDA ordinal."""
+    (device,) = open_devices(kind, 1, gpus=[gpu] if are_gpus(kind) else None)
+    return device
+
+
 def open_devices(
     kind: str, workers: int, *, gpus: Sequence[int] | None = None, emulate: int | None = None
 ) -> list[Device]:
@@ -41,7 +52,7 @@ def open_devices(
     `gpus` are CUDA ordinals (default: all). With `emulate` the first GPU plays that many
     devices; the emulator makes that many, and the cpu has one memory whatever is asked.
     """
-    if gpus is not None and kind != "cuda":
+    if gpus is not None and not are_gpus(kind):
         raise UsageError(f"GPUs {list(gpus)} were named, and the device is {kind}")
     if emulate is not None and emulate < 1:
         raise UsageError(f"{emulate} devices asked for; it takes at least 1")

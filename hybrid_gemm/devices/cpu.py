@@ -127,6 +127,11 @@ class CpuDevice(Device):
             tflops=0.05 * self.cores, memory_gbps=10, host_memory=True, on_gpu=False, alignment=1,
         )  # fmt: skip
 
+    def limits_blas(self) -> bool:
+        """Whether BLAS has more threads than a session lets it have."""
+        threads = (x.num_threads for x in _blas().select(user_api="blas").lib_controllers)
+        return max(threads, default=1) > self.blas_threads
+
     @contextlib.contextmanager
     def session(self) -> Iterator[None]:
         """Limits BLAS to this device's threads: the whole process's BLAS, while it lasts."""
@@ -144,15 +149,16 @@ class CpuDevice(Device):
         alpha: float, beta: float, stream: Stream,
     ) -> None:  # fmt: skip
         if self._pool is None:
-            self._gemm(a, b, c, alpha, beta)
+            self.multiply(a, b, c, alpha, beta)
             return
         parts = [s.slice for s in cut(c.shape[0], self.share)]
-        jobs = [self._pool.submit(self._gemm, a[s], b, c[s], alpha, beta) for s in parts]
+        jobs = [self._pool.submit(self.multiply, a[s], b, c[s], alpha, beta) for s in parts]
         for job in jobs:
             job.result()
 
-    def _gemm(self, a: Array, b: Array, c: Array, alpha: float, beta: float) -> None:
-        if a.shape[1] == 0:
+    def multiply(self, a: Array, b: Array, c: Array, alpha: float, beta: float) -> None:
+        """`gemm` by the calling thread; with beta = 0 also of stacks of matrices."""
+        if a.shape[-1] == 0:
             _scale(c, beta)
         elif beta == 0:
             _product(a, b, c)

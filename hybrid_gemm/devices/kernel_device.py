@@ -7,23 +7,13 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from .. import catalog
-from ..arrays.strides import leading
+from ..arrays.strides import fewest_transposed, leading, stored
 from ..catalog import Launch, Variant
 from ..errors import UsageError
 from . import tensor_core_products
 from .base import Array, Stream
 from .kernel_launcher import BoundProduct, KernelLauncher
-from .storage import stored
 from .streams import grown
-
-
-def readable(variant: Variant, a: Array, b: Array) -> str:
-    """The layouts of a kernel for which the fewest operands are transposed first, rather B than
-    A: storage orders of A and B, such as "nt"."""
-    return min(
-        variant.kernel.layouts,
-        key=lambda orders: 2 * (not leading(a, orders[0])) + (not leading(b, orders[1])),
-    )
 
 
 class KernelDevice(KernelLauncher):
@@ -34,7 +24,7 @@ class KernelDevice(KernelLauncher):
             tensor_core_products.prepare(self, variant, a, b, dtype)
             dtype = "float32"  # of what is summed
         elif not variant.kernel.library:
-            self.function(variant, dtype, readable(variant, a, b))
+            self.function(variant, dtype, fewest_transposed(variant.kernel.layouts, a, b))
         for role in ("sum", "add", "transpose"):
             self.function(catalog.helper(role), dtype)
 
@@ -74,7 +64,7 @@ class KernelDevice(KernelLauncher):
             return tensor_core_products.bind(self, variant, a, b, c, alpha=alpha, beta=beta)
         (m, n), columns = c.shape, a.shape[1]
         dtype = c.dtype.name
-        layouts = readable(variant, a, b)
+        layouts = fewest_transposed(variant.kernel.layouts, a, b)
         turned = [not leading(x, order) for x, order in zip((a, b), layouts, strict=True)]
         lda, ldb = (
             np.int64((0 if turn else leading(x, order)) or max(1, x.shape[order == "n"]))
@@ -89,9 +79,9 @@ class KernelDevice(KernelLauncher):
 
         def call(a: Array, b: Array, c: Array, stream: Stream) -> None:
             if turned[0]:
-                a = self.transposed(a, stream)
+                a = self.transposed(a, layouts[0], stream)
             if turned[1]:
-                b = self.transposed(b, stream)
+                b = self.transposed(b, layouts[1], stream)
             for rows, cols, launch in parts:
                 x, y, z = (a, b, c) if whole else (a[rows], b[:, cols], c[rows, cols])
                 args = [
@@ -129,27 +119,26 @@ class KernelDevice(KernelLauncher):
 
     # --- one pass over matrices -----------------------------------------------------------
 
-    def transposed(self, view: Array, stream: Stream) -> Array:
-        """The same matrix in the other storage order, made by the transpose kernel."""
-        order, ld = stored(view)
-        source = view if order == "n" else view.T
+    def transposed(self, view: Array, order: str, stream: Stream) -> Array:
+        """The same matrix in storage order `order`, made by the transpose kernel from one in the
+        other order."""
+        source = view if order == "t" else view.T
         dst = self.empty(source.shape[1], source.shape[0], view.dtype.name)
-        self._pass("transpose", source, ld, dst, stored(dst)[1], stream)
-        return dst.T if order == "n" else dst
+        self._pass("transpose", source, dst, stream)
+        return dst.T if order == "t" else dst
 
     def add(self, dst: Array, src: Array, stream: Stream) -> None:
-        self._pass("add", src, leading(src, "n"), dst, leading(dst, "n"), stream)
+        self._pass("add", src, dst, stream)
 
     def copy_here(self, dst: Array, src: Array, stream: Stream) -> None:
         """dst[...] = src, both row-major and on this device, by the slab-copy kernel."""
-        self._pass("copy", src, leading(src, "n"), dst, leading(dst, "n"), stream)
+        self._pass("copy", src, dst, stream)
 
-    def _pass(
-        self, role: str, src: Array, lds: int | None, dst: Array, ldd: int | None, stream: Stream
-    ) -> None:  # fmt: skip
+    def _pass(self, role: str, src: Array, dst: Array, stream: Stream) -> None:
         rows, cols = src.shape
         if not rows or not cols:
             return
+        lds, ldd = leading(src, "n"), leading(dst, "n")
         if lds is None or ldd is None:
             raise ValueError(f"the {role} kernel takes row-major matrices")
         variant = catalog.helper(role)

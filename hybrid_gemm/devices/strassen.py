@@ -11,13 +11,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from ..arrays.strides import layout
+from ..arrays.strides import layout, stored
 from ..catalog import Variant
 from ..errors import UsageError
 from ..planning.hardware import DeviceSpec
 from .base import Array, Device, Stream
 from .roles import Products
-from .storage import stored
 from .wrapped import WrappedDevice
 
 MAX_LEVELS = 6

@@ -18,13 +18,12 @@ from typing import Any
 import numpy as np
 
 from .. import catalog
-from ..arrays.strides import layout
+from ..arrays.strides import layout, stored
 from ..catalog import Launch, Variant
 from ..errors import UsageError
 from ..problem import NARROW, Problem
 from .base import Array, Device, Stream
 from .kernel_launcher import BoundProduct, KernelLauncher
-from .storage import stored
 from .streams import grown
 
 STRICT = 2  # of compute_modes.VERDICTS, which the kernels count from 0

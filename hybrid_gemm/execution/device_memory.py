@@ -65,8 +65,8 @@ class Slab:
 
 
 class MemoryRequests:
-    """Takes a device's memory for a run. Matrices of one space are there together; those of
-    another turn of the same space lie where these did."""
+    """Takes a device's memory for matrices of `dtype`, if nothing else is asked for. Matrices of
+    one space are there together; those of another turn of the same space lie where these did."""
 
     def __init__(self, device: Device, dtype: np.dtype) -> None:
         self.device, self.dtype = device, dtype
@@ -76,8 +76,7 @@ class MemoryRequests:
         self, space: Hashable, turn: int, shape: tuple[int, int],
         on_allocated: Callable[[Any], None], order: str = "n", dtype: np.dtype | None = None,
     ) -> None:  # fmt: skip
-        """`on_allocated` will be called with a matrix of this shape, storage order and dtype
-        (default that of C)."""
+        """`on_allocated` will be called with a matrix of this shape, storage order and dtype."""
         self.spaces[space][turn].append((shape, order, on_allocated, dtype or self.dtype))
 
     def allocate(self) -> None:
@@ -112,7 +111,8 @@ class SharedBlocks:
 
 
 class Blocks:
-    """The blocks of A and B of one run: where each is, and who has it from where."""
+    """The blocks of A and B of one run: where each is, and who has it from where. Takes their
+    memory. Raises `MemoryError` if a device has not so much."""
 
     def __init__(
         self, plan: Plan, devices: Sequence[Device], operands: Operands, stop: Stop,
@@ -123,11 +123,14 @@ class Blocks:
         self.slabs: dict[Block, Slab] = {}
         self._needs: dict[tuple[int, int, str], Slab] = {}
         self._by_place: dict[tuple, Slab] = {}
+        dtype = np.dtype(plan.problem.operands)
+        memory = [MemoryRequests(device, dtype) for device in devices]
+        with shared.lock if shared else contextlib.nullcontext():
+            self._request_memory(memory)
+            for each in memory:
+                each.allocate()
 
-    def lock(self) -> contextlib.AbstractContextManager:
-        return self.shared.lock if self.shared else contextlib.nullcontext()
-
-    def request_memory(self, memory: Sequence[MemoryRequests]) -> None:
+    def _request_memory(self, memory: Sequence[MemoryRequests]) -> None:
         """Asks for room for every block that is not used where the caller has it."""
         for block in self.plan.blocks:
             common = self.shared is not None and block.operand == self.shared.operand
@@ -145,8 +148,7 @@ class Blocks:
         """Where a block will be: in the caller's matrix if the device multiplies that."""
         block, device = slab.block, self.devices[slab.block.device]
         source = self.source(block)
-        dtype = np.dtype(self.plan.problem.operands)
-        if source.usable_in_place(device, dtype):
+        if source.usable_in_place(device, memory.dtype):
             slab.buffer = source.array
             for part, future in enumerate(slab.ready):
                 slab.claim(part)
@@ -158,9 +160,12 @@ class Blocks:
             space = block.operand, worker, block.turn % held
             slab.before = self._needs.get((worker, block.turn - held, block.operand))
         memory.request(
-            space, block.turn, source.shape, lambda m: setattr(slab, "buffer", m),
-            source.order or "n", dtype,
-        )  # fmt: skip
+            space,
+            block.turn,
+            source.shape,
+            lambda m: setattr(slab, "buffer", m),
+            source.order or "n",
+        )
 
     def source(self, block: Block) -> Operand:
         """A block, where the caller has it."""

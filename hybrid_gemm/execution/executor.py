@@ -11,6 +11,8 @@ from ..catalog import Variant
 from ..planning.plan import Plan
 from .timeline import Timeline
 
+INCOMPLETE = "out is incomplete: it was being written when this error came"  # a note of errors
+
 P = TypeVar("P", contravariant=True)
 
 

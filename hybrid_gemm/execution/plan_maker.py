@@ -149,12 +149,11 @@ class PlanMaker:
         found = [tensor_core_products.verdicts(device, problem) for device in self.devices]
         return np.sum(found, axis=0)
 
-    def describe(self, plan: Plan | None, note: str) -> str:
-        """The devices, or those of a plan, in a few words, and why they were chosen."""
+    def describe(self, plan: Plan | None) -> str:
+        """The devices, or those of a plan, in a few words."""
         used = list(self.devices)
         if plan and len(self.counts) > 1:
             used = [self.devices[i] for i in sorted({w.device for w in plan.workers})]
         idle = len(self.devices) - len(used)
-        notes = [note, f"{idle} more not worth starting" if idle else ""]
         names = ", ".join(device.describe() for device in used)
-        return names + (f" ({', '.join(filter(None, notes))})" if any(notes) else "")
+        return names + (f" ({idle} more not worth starting)" if idle else "")

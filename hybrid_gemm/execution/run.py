@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from threading import Barrier, BrokenBarrierError
 from typing import Any
 
 import numpy as np
@@ -13,15 +14,20 @@ from ..catalog import Variant
 from ..devices.base import Device
 from ..planning.plan import Panel, Plan, Strip
 from .device_memory import Blocks, SharedBlocks
+from .executor import INCOMPLETE, Execution
 from .timeline import Clock
-from .transfers import Stop, Transfer
+from .transfers import Stop, Stopped, Transfer
 
 
 class Run:
-    """One execution of a plan: its inputs, its state, its clock and its copies.
+    """One execution of a plan: its inputs, its state, its clock, its copies, and the memory of
+    its blocks. Raises `MemoryError` if a device has not so much.
 
     `multiplied` has for each panel and worker a future of the event after which its product is
-    there; `c_ready` for each strip one of beta's C, and `finished` one of the strip itself.
+    there; `c_ready` for each strip one of beta's C, and `finished` one of the strip itself. All
+    workers of a resident run pass the two `gates` together, where the clock starts and stops. A
+    run among several is given the blocks that they have in common, `shared`; then somebody else
+    has started its clock.
     """
 
     def __init__(
@@ -34,10 +40,11 @@ class Run:
         self.dtype = np.dtype(plan.problem.dtype)
         self.result_dtype = _result_dtype(plan, operands)
         self.stop = Stop()
-        self.clock = Clock(
+        self.clock = clock = Clock(
             {w.index: devices[w.device] for w in plan.workers}, shared=shared is not None
         )
-        self.blocks = Blocks(plan, devices, operands, self.stop, shared)
+        count = max(1, sum(bool(worker.boxes) for worker in plan.workers))
+        self.gates = Barrier(count, clock.start), Barrier(count, clock.stop)
         self.transfers: list[tuple[int, str, int, Transfer]] = []
         self.wrote = False  # whether `out` is no longer what it was
         self.partials: dict[tuple[Panel, int], Any] = {}
@@ -47,6 +54,7 @@ class Run:
         }
         self.c_ready: dict[Strip, Future] = {strip: future() for strip in plan.strips}
         self.finished: dict[Strip, Future] = {strip: future() for strip in plan.strips}
+        self.blocks = Blocks(plan, devices, operands, self.stop, shared)
 
     def device_of(self, worker: int) -> Device:
         return self.devices[self.plan.workers[worker].device]
@@ -73,10 +81,31 @@ class Run:
             if phase:
                 self.clock.add(worker, phase, transfer.start, transfer.stop, size)
 
+    def fail(self, error: BaseException) -> None:
+        """Lets every part leave at its next step. That another part made it leave is no error."""
+        if not isinstance(error, Stopped | BrokenBarrierError):
+            self.stop(error)
+        for gate in self.gates:
+            gate.abort()
+
+    def failure(self, error: BaseException) -> BaseException:
+        """What to report where a part has raised: the first error, with a note if `out` is
+        incomplete."""
+        first = self.stop.error or error
+        if self.wrote and not self.operands.fresh:
+            first.add_note(INCOMPLETE)
+        return first
+
     def wait_for_transfers(self) -> None:
         """Returns when nothing is being copied any more."""
         for *_, transfer in self.transfers:
             transfer.wait()
+
+    def done(self) -> Execution:
+        """What was executed, once it is. Gives the memory back."""
+        timeline = self.clock.timeline()
+        self.let_go()
+        return Execution(timeline, self.clock.total_ms, self.plan)
 
     def let_go(self) -> None:
         """Gives the devices' memory back now, and not when Python finds what refers to what."""

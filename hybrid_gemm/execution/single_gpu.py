@@ -18,7 +18,7 @@ from ..arrays.strides import layout, leading
 from ..catalog import Variant
 from ..devices.cuda.device import CudaDevice, CudaStream
 from ..planning.plan import Plan
-from ..problem import make_problem
+from ..problem import make_problem, sides
 from .executor import Execution
 from .plan_maker import PlanMaker
 from .timeline import Clock
@@ -181,6 +181,8 @@ class SingleGpuExecutor:
         trans_b: bool,
     ) -> tuple | None:
         """The bound product for arrays laid out as these, or None if it takes a whole run."""
+        if c is not None and c.shape != sides(a, b, trans_a=trans_a, trans_b=trans_b)[:2]:
+            return None
         problem = self.plans.settle(
             make_problem(a, b, c, alpha=alpha, beta=beta, trans_a=trans_a, trans_b=trans_b)
         )

@@ -11,12 +11,14 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
 from ..arrays.caller_arrays import cast_into
+from ..arrays.operand import Operand
 from ..arrays.strides import address, leading, runs
 from ..devices.base import Device
 from ..devices.cuda import driver
@@ -243,6 +245,17 @@ def link(device: Device) -> Link:
         if device.port not in _links:
             _links[device.port] = Link(device.detached())
         return _links[device.port]
+
+
+def make_pages(devices: Iterable[Device], out: Operand) -> None:
+    """Has the pages of a fresh `out` in host memory made by the threads that will write it."""
+    ports = list({device.port: device for device in devices if not device.host_memory}.values())
+    if out.home is not None:
+        return
+    rows = len(out.array)
+    for i, device in enumerate(ports):
+        share = slice(i * rows // len(ports), (i + 1) * rows // len(ports))
+        link(device).touch(out.array[share])
 
 
 def drop_links() -> None:

@@ -12,12 +12,11 @@ from ..devices.base import Device
 from ..planning.plan import Plan
 from . import single_thread_schedule, staging
 from .critical_reduction import CriticalReduction
-from .device_memory import MemoryRequests, SharedBlocks
+from .device_memory import SharedBlocks
 from .executor import Execution
 from .nccl_reduction import NcclReduction
 from .reduction import Reduction
 from .run import Run
-from .timeline import Timeline
 from .transfers import Stopped
 from .worker import Worker
 
@@ -58,12 +57,12 @@ class ThreadExecutor:
 
 
 class ThreadRun:
-    """One execution of a plan, that has its memory. `operands.c` is read where beta != 0, and
+    """A run and its workers, that have their memory. `operands.c` is read where beta != 0, and
     `operands.out` receives the result.
 
     `progress(flops)` is called, from any worker's thread, as pieces of work are started. A run
     among several is given the blocks that they have in common, `shared`; they share a clock, and
-    sessions, that somebody else has started.
+    sessions, that somebody else has started. Raises `MemoryError` before anything was done.
     """
 
     def __init__(
@@ -75,28 +74,7 @@ class ThreadRun:
             plan, devices, variant, operands, progress=progress, resident=resident, shared=shared
         )
         self.reduction = REDUCTIONS[plan.reduce if plan.summed else "ordered"](run)
-        planned = [w for w in plan.workers if w.boxes]
-        count = max(1, len(planned))
-        self.gates = (
-            threading.Barrier(count, run.clock.start), threading.Barrier(count, run.clock.stop)
-        )  # fmt: skip
-        self.workers = [Worker(run, self.reduction, each, self.gates) for each in planned]
-        try:
-            self._take_memory()
-        except MemoryError:
-            self._let_go()
-            raise
-
-    def _take_memory(self) -> None:
-        """Takes all the memory of the run. Raises `MemoryError` before anything was done."""
-        run = self.run
-        memory = [MemoryRequests(device, run.dtype) for device in run.devices]
-        with run.blocks.lock():
-            run.blocks.request_memory(memory)
-            for worker in self.workers:
-                worker.request_memory(memory[worker.planned.device])
-            for each in memory:
-                each.allocate()
+        self.workers = [Worker(run, self.reduction, w) for w in plan.workers if w.boxes]
 
     def execute(self) -> Execution:
         """Returns when every stream is idle. Raises a worker's error, with a note if `out` is
@@ -111,16 +89,12 @@ class ThreadRun:
             if alone and not run.resident:
                 run.clock.start()
             try:
-                self._make_pages()
                 self._multiply()
                 run.land()
             except BaseException as error:
-                self._stop(error)
+                run.fail(error)
                 self.reduction.synchronize()  # nothing may still be at work in memory
-                failure = run.stop.error or error
-                if run.wrote and not run.operands.fresh:
-                    failure.add_note("out is incomplete: it was being written when this error came")
-                if failure is not error:  # a part that was stopped raised before the one at fault
+                if (failure := run.failure(error)) is not error:
                     raise failure from None
                 raise
             finally:
@@ -128,16 +102,13 @@ class ThreadRun:
             if alone and not run.resident:
                 run.clock.stop()
             self.reduction.end()
-        timeline: Timeline = run.clock.timeline()
-        self._let_go()
-        return Execution(timeline, run.clock.total_ms, run.plan)
-
-    def _let_go(self) -> None:
-        self.run.let_go()
         self.workers.clear()
+        return run.done()
 
     def _multiply(self) -> None:
         run, workers = self.run, self.workers
+        if run.operands.fresh and self.reduction.on_device:
+            staging.make_pages([w.device for w in workers], run.operands.out)
         queued = not run.plan.turns_in_memory and self.reduction.on_device
         if queued and all(device.queues for device in run.devices):
             single_thread_schedule.execute(run, workers)
@@ -155,7 +126,7 @@ class ThreadRun:
             for thread in started:
                 thread.join()
         except BaseException as error:  # Ctrl-C, or no more threads: stop at the next step
-            self._stop(error)
+            run.fail(error)
             for thread in started:
                 thread.join()
             raise
@@ -168,24 +139,7 @@ class ThreadRun:
         except (Stopped, threading.BrokenBarrierError):
             pass
         except BaseException as error:
-            self._stop(error)
-
-    def _stop(self, error: BaseException) -> None:
-        if not isinstance(error, Stopped | threading.BrokenBarrierError):
-            self.run.stop(error)
-        for gate in self.gates:
-            gate.abort()
-
-    def _make_pages(self) -> None:
-        """Has the pages of a fresh `out` made by the threads that will write it."""
-        run, out = self.run, self.run.operands.out
-        ports = {w.device.port: w.device for w in self.workers if not w.device.host_memory}
-        if not (run.operands.fresh and ports and self.reduction.on_device) or out.home is not None:
-            return
-        rows = len(out.array)
-        for i, device in enumerate(ports.values()):
-            share = slice(i * rows // len(ports), (i + 1) * rows // len(ports))
-            staging.link(device).touch(out.array[share])
+            self.run.fail(error)
 
 
 def _stages(worker: Worker) -> list[Callable[[], None]]:

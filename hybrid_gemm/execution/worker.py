@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property
-from threading import Barrier
 from typing import Any
 
 from ..arrays.caller_arrays import cast_into
@@ -46,13 +45,10 @@ class Step:
 
 
 class Worker:
-    """A worker's stages. `gates` are passed by all workers of a resident run together: when
-    the clock starts, and when it stops."""
+    """A worker's stages, and its room for C. Raises `MemoryError` if its device has not so much."""
 
-    def __init__(
-        self, run: Run, reduction: Reduction, planned: PlannedWorker, gates: tuple[Barrier, Barrier]
-    ) -> None:
-        self.run, self.reduction, self.planned, self.gates = run, reduction, planned, gates
+    def __init__(self, run: Run, reduction: Reduction, planned: PlannedWorker) -> None:
+        self.run, self.reduction, self.planned = run, reduction, planned
         self.index = planned.index
         self.device, self.dtype = run.devices[planned.device], run.dtype
         self.panels = [p for p in run.plan.panels if self.index in p.workers]
@@ -67,6 +63,9 @@ class Worker:
         self.products: dict[Step, list[tuple[Callable, int]]] = {}
         self.waited: set = set()
         self.everything = False  # on the device that products read
+        memory = MemoryRequests(self.device, self.dtype)
+        self._request_memory(memory)
+        memory.allocate()
 
     @cached_property
     def simple(self) -> bool:
@@ -75,7 +74,7 @@ class Worker:
 
     # --- memory ---------------------------------------------------------------------------
 
-    def request_memory(self, memory: MemoryRequests) -> None:
+    def _request_memory(self, memory: MemoryRequests) -> None:
         """Asks for this worker's room for C."""
         run = self.run
         for panel in self.panels:
@@ -281,7 +280,7 @@ class Worker:
         if self.run.resident:
             self.prepare()
             self.wait_for_everything()
-            self.gates[0].wait()
+            self.run.gates[0].wait()
         for step in self.steps:
             self.start_product(step)
 
@@ -353,7 +352,7 @@ class Worker:
             (panel,) = self.panels
             self.reduction.add(self.index, panel, self.device, self.summing)
             if run.resident:
-                self.gates[1].wait()
+                run.gates[1].wait()
             return
         for panel, strip in self.own:
             event = self.start_sum(panel, strip)
@@ -363,7 +362,7 @@ class Worker:
                 self.give_back(strip, event)
         if run.resident:
             self.synchronize()
-            self.gates[1].wait()
+            run.gates[1].wait()
         for strip, event in later:
             self.give_back(strip, event)
         self.synchronize()

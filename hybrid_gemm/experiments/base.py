@@ -178,8 +178,9 @@ class Experiment:
     """A published table or claim, and how it is reproduced.
 
     `points(scale, device)` are the rows to measure on a kind of device, at a scale of `SCALES`;
-    `columns` are those to show, in order. `picture(rows)` is what to draw of `beside`'s rows, and
-    of a claim `decide(rows)` sees the same. `cap_s` is the time in seconds that `--scale full`
+    `columns` are those to show, in order. `picture(rows, machine)` is what to draw of `beside`'s
+    rows, which were taken on that machine; None where the table says it all. A claim's
+    `decide(rows)` sees the same rows. `cap_s` is the time in seconds that `--scale full`
     may take: past it rows get one sample each, then none.
     """
 
@@ -190,7 +191,7 @@ class Experiment:
     points: Callable[[str, str], Iterable[Point]]
     columns: Sequence[str]
     claims: Sequence[Claim]
-    picture: Callable[[Rows], Picture]
+    picture: Callable[[Rows, str], Picture] | None
     exercise: str
     published: tuple[Published, ...] = ()
     cap_s: float = 30.0

@@ -56,10 +56,10 @@ def _opening(data: Mapping[str, Any]) -> list[str]:
     return [
         "# The published experiments, reproduced",
         "",
-        "Five documents lie under this project: a course project (S0), an article (S1), a note "
-        "(S2), a lab report (S3) and a lecture (S4). Every table and claim in them is an "
-        "experiment here. The devices differ, so it is the *shape* of a table that must "
-        "reproduce: who wins, where it turns, how it grows.",
+        "Five documents lie under this project ([sources](sources.md)): a course project (S0), an "
+        "article (S1), a note (S2), a lab report (S3) and a lecture (S4). Every table and claim "
+        "in them is an experiment here. The devices differ, so it is the *shape* of a table that "
+        "must reproduce: who wins, where it turns, how it grows.",
         "",
         f"Ours were taken on {where} by `{data['command']}` in {data['seconds'] / 60:.0f} minutes: "
         f"{tally.get(CONFIRMED, 0)} claims confirmed, {tally.get(REFUTED, 0)} refuted, "
@@ -98,6 +98,9 @@ def _section(
     table = output.as_markdown(experiment, rows, leave_out=("verdict", "samples", "variant"))
     if len(rows) > LONG:
         table = f"<details><summary>{len(rows)} rows</summary>\n\n{table}\n\n</details>"
+    picture = [
+        f"![{experiment.title}: {experiment.question}](experiments/{experiment.name}.svg)", ""
+    ]  # fmt: skip
     cut = []
     if result["cut"]:
         cut = [f"{result['cut']} rows had fewer samples than asked for: the time was up.", ""]
@@ -110,8 +113,7 @@ def _section(
         f"hybrid-gemm reproduce {experiment.name} --scale {data['scale']}",
         "```",
         "",
-        f"![{experiment.title}: {experiment.question}](experiments/{experiment.name}.svg)",
-        "",
+        *(picture if experiment.picture else []),
         answer(result["verdicts"]),
         "",
         *output.verdict_lines(result["verdicts"][1:]),
@@ -150,7 +152,11 @@ def write(root: Path) -> None:
     (root / PAGE).write_text(page(data))
     folder = root / PICTURES
     folder.mkdir(exist_ok=True)
-    for name, image in output.pictures(data).items():
+    images = output.pictures(data)
+    for old in folder.glob("*.svg"):
+        if old.stem not in images:
+            old.unlink()
+    for name, image in images.items():
         (folder / f"{name}.svg").write_bytes(image)
 
 
@@ -160,7 +166,8 @@ def drift(root: Path) -> list[str]:
     found = []
     if not (root / PAGE).exists() or (root / PAGE).read_text() != page(data):
         found.append(PAGE)
-    for result in data["experiments"]:
+    drawn = output.pictures_of(data)
+    for result in (x for x in data["experiments"] if x["name"] in drawn):
         # Not the bytes, which change with matplotlib: the rows that the picture was drawn from.
         picture = root / PICTURES / f"{result['name']}.svg"
         if not picture.exists() or output.digest(result) not in picture.read_text():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import importlib
 import pkgutil
 import time
@@ -11,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ..devices import choose
-from ..errors import HybridGemmError, UsageError
+from ..errors import HybridGemmError, UsageError, nearest
 from . import declared
 from .base import SCALES, Experiment, Point, Row, Rows
 from .lab import Lab
@@ -38,10 +37,9 @@ def choose_experiments(names: Iterable[str]) -> list[Experiment]:
         if name == "all":
             return list(known.values())
         if name not in known:
-            close = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
-            hint = f" (did you mean {close[0]!r}?)" if close else ""
             raise UsageError(
-                f"no experiment is called {name!r}{hint}; there are {', '.join(known)} and all"
+                f"no experiment is called {name!r}{nearest(name, known)}; there are "
+                f"{', '.join(known)} and all"
             )
         chosen[name] = known[name]
     return list(chosen.values())

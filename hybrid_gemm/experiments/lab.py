@@ -44,11 +44,8 @@ class Lab:
         self, kind: str, *, gpus: Sequence[int] | None = None, seed: int = 0, samples: int = 3
     ) -> None:
         self.kind, self.gpus, self.seed, self.samples = kind, gpus, seed, samples
-        first = (list(gpus) if gpus else [0])[:1]
-        self.device: Device = devices.open_devices(kind, 1, gpus=first if kind == "cuda" else None)[
-            0
-        ]
-        self.first_gpu = first[0]
+        self.first_gpu = gpus[0] if gpus else 0
+        self.device: Device = devices.open_first(kind, self.first_gpu)
         self.stream = self.device.stream()
         self.machine, self.modelled = _machine(self.device)
         self.deadline = float("inf")

@@ -128,8 +128,8 @@ def transposition(lab: Lab, *, n: int, dtype: str = "float32") -> Row:
     """The time to transpose B (n x n) alone."""
     device = lab.runs_kernels("transposing is measured")
     _a, b, _c = lab.placed(n, n, n, dtype)
-    right = bool((device.transposed(b, lab.stream) == b).all())
-    figures = lab.timed(lambda: device.transposed(b, lab.stream))
+    right = bool((device.transposed(b, "t", lab.stream) == b).all())
+    figures = lab.timed(lambda: device.transposed(b, "t", lab.stream))
     return figures | {"verdict": PASSED if right else FAILED}
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
-from ..reporting import console, plots
-from ..reporting.pictures import Picture
+from ..reporting import console, markdown, plots, report
+from ..reporting.pictures import Picture, machine
 from .base import CONFIRMED, REFUTED, Experiment, Rows
 from .engine import experiments
 
@@ -67,17 +67,20 @@ def show(data: Mapping[str, Any]) -> None:
         experiment, rows = known[result["name"]], Rows(result["rows"])
         shown = columns(experiment, rows)
         text = {c for c in shown if any(isinstance(r.get(c), str) for r in rows)}
-        console.console.print(f"\n{experiment.title}: {experiment.question}", style="bold")
+        console.line("")
+        console.line(f"{experiment.title}: {experiment.question}", style="bold")
         console.table(
             [("<" if c in text else "") + heading(c) for c in shown],
-            [[cell(r.get(c)) for c in shown] for r in rows],
+            [[report.note(r) if c == "note" else cell(r.get(c)) for c in shown] for r in rows],
         )
         for v in result["verdicts"]:
-            console.console.print(f"  {v['status']}: {v['claim']}", style=_STYLE.get(v["status"]))
-            console.console.print(f"      {v['because']}")
+            status = v["status"]
+            console.line(f"{status}: {v['claim']}", 6, first=2, style=_STYLE.get(status))
+            console.line(v["because"], 6)
     tally = summary(data)
-    console.console.print(
-        f"\n{', '.join(f'{n} {status}' for status, n in tally.items())}; "
+    console.line("")
+    console.line(
+        f"{', '.join(f'{n} {status}' for status, n in tally.items())}; "
         f"{data['seconds']:.0f} s on {data['device']['name']}"
     )
 
@@ -109,12 +112,8 @@ def as_markdown(experiment: Experiment, rows: Rows, leave_out: Iterable[str] = (
     """The shown columns, less some, as a Markdown table."""
     shown = [c for c in columns(experiment, rows) if c not in leave_out]
     text = {c for c in shown if any(isinstance(r.get(c), str) for r in rows)}
-    lines = [
-        "| " + " | ".join(heading(c) for c in shown) + " |",
-        "|" + "|".join("---" if c in text else "---:" for c in shown) + "|",
-    ]
-    lines += ["| " + " | ".join(cell(r.get(c)) for c in shown) + " |" for r in rows]
-    return "\n".join(lines)
+    headings = [("<" if c in text else "") + heading(c) for c in shown]
+    return markdown.table(headings, [[cell(r.get(c)) for c in shown] for r in rows])
 
 
 def verdict_lines(verdicts: Iterable[Mapping[str, str]]) -> list[str]:
@@ -134,13 +133,16 @@ def digest(result: Mapping[str, Any]) -> str:
 
 
 def pictures_of(data: Mapping[str, Any]) -> dict[str, Picture]:
-    """The picture of each experiment in a result, by name; empty for data of another kind."""
-    known = experiments() if "experiments" in data else {}
-    return {
-        result["name"]: known[result["name"]].picture(Rows(result["rows"]))
-        for result in data.get("experiments", ())
-        if result["name"] in known
-    }
+    """The picture of each experiment in a result that has one, by name; empty for data of another
+    kind."""
+    if "experiments" not in data:
+        return {}
+    known, found = experiments(), {}
+    for result in data["experiments"]:
+        draw = known[result["name"]].picture if result["name"] in known else None
+        if draw:
+            found[result["name"]] = draw(Rows(result["rows"]), machine(data["device"]["name"]))
+    return found
 
 
 def pictures(data: Mapping[str, Any], form: str = "svg") -> dict[str, bytes]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..reporting.pictures import machines
 from .base import Rows, Verdict, verdict
 
 LAB_SIZES = (512, 1024, 2048, 4096, 8192)
@@ -20,6 +21,11 @@ def lab_sizes(scale: str) -> tuple[int, ...]:
 def largest(rows: Rows, figure: str, **wanted: Any) -> int:
     """The largest n at which a figure was measured, in the rows that have these values."""
     return max(r["n"] for r in rows.measured(figure, **wanted))
+
+
+def on(rows: Rows, machine: str, way: str) -> str:
+    """How many machines one way of a split took, in words: "2 H200s"."""
+    return machines(max(rows.values("devices", way=way), default=1), machine)
 
 
 def right_everywhere(rows: Rows) -> Verdict:

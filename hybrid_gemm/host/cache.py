@@ -91,16 +91,16 @@ def _make(path: Path) -> None:
         raise NotADirectoryError(20, "it is no folder")
 
 
-_made: list[Path] = []  # the process's temporary folder, once there is one
+temporary_folders: list[Path] = []  # the process's temporary folder, once there is one
 
 
 def _temporary(kind: str) -> Path:
     try:
-        if not _made:
+        if not temporary_folders:
             made = Path(tempfile.mkdtemp(prefix="hybrid-gemm-"))  # mode 0700
-            _made.append(made)
+            temporary_folders.append(made)
             atexit.register(_remove, made, os.getpid())
-        path = _made[0] / kind
+        path = temporary_folders[0] / kind
         path.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
         raise UnavailableError(
@@ -126,7 +126,7 @@ def kept(kind: str, name: str, make: Callable[[], bytes]) -> tuple[Path, bytes]:
     """
     folder = directory(kind)
     with _locks.setdefault(folder / name, threading.Lock()):
-        for place in (folder, *(made / kind for made in _made)):
+        for place in (folder, *(made / kind for made in temporary_folders)):
             data = _whole(place / name)
             if data is not None:
                 return place / name, data
@@ -172,7 +172,7 @@ def _keep(path: Path, data: bytes) -> None:
 
 def _forget() -> None:
     _locks.clear()  # held by threads that did not come along
-    _made.clear()  # the parent removes it
+    temporary_folders.clear()  # the parent removes it
 
 
 forks.forget_in_child(_forget)

@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -88,20 +89,47 @@ def run_tool(command: Sequence[str], text: str = "") -> subprocess.CompletedProc
     # Without the sanitizer that this process may have been started with.
     environment = {k: v for k, v in os.environ.items() if k not in ("LD_PRELOAD", "ASAN_OPTIONS")}
     environment["LC_ALL"] = "C"
-    pipe = subprocess.PIPE
-    with subprocess.Popen(
-        command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment
-    ) as process:
+    with (
+        tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out,
+        tempfile.TemporaryFile() as messages,
+    ):  # fmt: skip
+        given.write(text.encode())
+        given.seek(0)
+        files = [(os.POSIX_SPAWN_DUP2, f.fileno(), i) for i, f in enumerate((given, out, messages))]
+        # A rank's threads have signals blocked, and `subprocess` would leave them so in the tool.
+        process = os.posix_spawnp(
+            command[0], [*command], environment, file_actions=files, setsigmask=[],
+            setsigdef=[signal.SIGPIPE],
+        )  # fmt: skip
         try:
-            out, messages = process.communicate(text, LIMIT_S)
+            code = _exit_code(process)
         except BaseException as error:
-            _kill(process.pid)
-            if isinstance(error, subprocess.TimeoutExpired):
+            _kill(process)
+            with contextlib.suppress(ChildProcessError):  # it had ended meanwhile
+                os.waitpid(process, 0)
+            if isinstance(error, TimeoutError):
                 raise KernelError(
                     f"{command[0]} did not end within {LIMIT_S} s and was stopped"
                 ) from None
             raise
-    return subprocess.CompletedProcess(command, process.returncode, out, messages)
+        texts = []
+        for file in out, messages:
+            file.seek(0)
+            texts.append(file.read().decode(errors="backslashreplace"))
+    return subprocess.CompletedProcess(command, code, *texts)
+
+
+def _exit_code(process: int) -> int:
+    """What a child ends with. Raises `TimeoutError` where it takes longer than `LIMIT_S`."""
+    until, pause_s = time.monotonic() + LIMIT_S, 0.001
+    while True:
+        ended, status = os.waitpid(process, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        if time.monotonic() > until:
+            raise TimeoutError
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, 0.02)
 
 
 def _kill(process: int) -> None:

@@ -1,23 +1,36 @@
-"""Notes on stderr: one line for each thing that is not as the user may think."""
+"""Notes on stderr, and warnings: one line for each thing that is not as the user may think."""
 
 from __future__ import annotations
 
 import os
 import sys
+import warnings
+
+from ..errors import HybridGemmWarning
 
 # A rank's number on its host: what is wrong with a host's files, its first rank says.
 _RANK = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
 _said: set[str] = set()
+quiet = False  # whether nothing is to be printed
 
 
 def note(text: str) -> None:
     """Prints a line, unless this process has printed it before."""
-    if text in _said:
+    if quiet or text in _said:
         return
     _said.add(text)
     if next(filter(None, map(os.environ.get, _RANK)), "0") == "0":
         line = " ".join(text.split())
         print(f"hybrid-gemm: {line}", file=sys.stderr, flush=True)
+
+
+def warn(text: str) -> None:
+    """A `HybridGemmWarning` at the line of the caller's program that called the package."""
+    frame, level = sys._getframe(1), 2
+    package = __name__.partition(".")[0]
+    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] == package:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, HybridGemmWarning, stacklevel=level)
 
 
 def forget() -> None:

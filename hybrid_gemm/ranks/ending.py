@@ -7,12 +7,16 @@ ranks that wait for it. Imports MPI only where a launcher started ranks.
 
 from __future__ import annotations
 
+import array
 import contextlib
 import ctypes
+import fcntl
 import os
 import signal
 import socket
+import stat
 import sys
+import termios
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -32,6 +36,7 @@ _naming = threading.RLock()  # held while a file is made whose name is not known
 _ended = threading.Lock()  # taken once, by the thread that ends the process
 _mpi_library: Any = None  # where this module started MPI, and so has to finish it
 _in_charge = False
+arrived: Signalled | None = None  # also where C code has made another exception of it
 
 
 class Signalled(BaseException):
@@ -77,12 +82,19 @@ def _take(watched: Iterable[signal.Signals]) -> None:
     if info.si_pid == os.getppid():
         # From the launcher: another rank has failed, and spoken, or the launcher was told to end.
         _within(GRACE_S + 1, _remove_all)
-        os._exit(128 + number)
+        os._exit(1 if _started_by_srun() else 128 + number)
     end_job(f"rank {rank_here()}: {SIGNALS[number]} ({number.name})", 128 + number)
 
 
+def _started_by_srun(variables: Mapping[str, str] = os.environ) -> bool:
+    """srun gives the highest exit code of all ranks, which must be that of the one that failed."""
+    return "SLURM_PROCID" in variables and "OMPI_COMM_WORLD_RANK" not in variables
+
+
 def _raise(number: int, _frame: Any) -> None:
-    raise Signalled(number)
+    global arrived
+    arrived = Signalled(number)
+    raise arrived
 
 
 def _insist(reader: socket.socket) -> None:
@@ -119,9 +131,12 @@ def end_job(message: str, code: int) -> NoReturn:
     as the job's. Nothing that hangs, a full pipe or MPI itself, keeps it."""
     if not _ended.acquire(blocking=False):
         threading.Event().wait()  # another thread ends the process
-    _within(3, lambda: os.write(2, f"hybrid-gemm: {message}\n".encode()))
-    _within(GRACE_S + 1, _remove_all)
+    line = f"hybrid-gemm: {message}\n".encode(errors="backslashreplace")  # a file's name, say
+    _within(3, lambda: os.write(2, line))
     if (world := _world()) is not None:
+        _within(0.5, _until_read)
+    _within(GRACE_S + 1, _remove_all)
+    if world is not None:
         _within(1, _stay_connected)
         _within(3, lambda: world.Abort(code))
     os._exit(code)
@@ -133,6 +148,15 @@ def _world() -> Any:
     if not hasattr(mpi, "COMM_WORLD") or not mpi.Is_initialized() or mpi.Is_finalized():
         return None
     return mpi.COMM_WORLD if mpi.COMM_WORLD.size > 1 else None
+
+
+def _until_read() -> None:
+    """Waits until the launcher has read what was said: of ranks that MPI aborts, Open MPI may drop
+    what is left in the pipe."""
+    left = array.array("i", [1])
+    while left[0] and stat.S_ISFIFO(os.fstat(2).st_mode):
+        fcntl.ioctl(2, termios.FIONREAD, left)
+        time.sleep(0.002)
 
 
 def _stay_connected() -> None:

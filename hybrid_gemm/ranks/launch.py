@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from .. import errors
 from ..errors import HybridGemmError, UnavailableError, UsageError
+from ..host.installing import pip_install
 from . import heartbeat
 from .ending import agreed, rank_here, start_mpi
 
@@ -30,8 +31,10 @@ def launcher(variables: Mapping[str, str] = os.environ) -> str | None:
 
 
 def expected(variables: Mapping[str, str] = os.environ) -> int:
-    """How many ranks the launcher, or Slurm, says there are."""
-    for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS"):
+    """How many ranks the launcher says there are, or tasks srun: not those of an allocation in
+    which nobody has called srun."""
+    tasks = "SLURM_NTASKS" if launcher(variables) else "SLURM_STEP_NUM_TASKS"
+    for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", tasks):
         if variables.get(name, "").isdigit():
             return int(variables[name])
     return 1
@@ -51,8 +54,8 @@ def world(limit: float = 0):
         if count > 1:
             raise agreed(
                 UsageError(
-                    f"Slurm gave {count} tasks (SLURM_NTASKS) and this process was not started "
-                    f"as one of them by an MPI launcher; {HOW}"
+                    f"srun started {count} tasks (SLURM_STEP_NUM_TASKS) and none of them as a "
+                    f"rank of MPI; {HOW}"
                 )
             )
         return None
@@ -65,13 +68,23 @@ def world(limit: float = 0):
     return comm
 
 
+def alone(command: str) -> None:
+    """Raises `UsageError` where a launcher started several ranks for a command of one process."""
+    if (count := expected()) > 1:
+        raise agreed(
+            UsageError(
+                f"{command} runs in one process, and {launcher() or 'srun'} started {count}; "
+                "start it without"
+            )
+        )
+
+
 def _world(found: str, count: int):
     try:
         MPI = start_mpi()
     except (ImportError, RuntimeError) as error:
         raise UnavailableError(
-            f"started by {found}, and mpi4py does not load: {error} "
-            "(pip install 'hybrid-gemm[mpi]')"
+            f"started by {found}, and mpi4py does not load: {error} ({pip_install('mpi')})"
         ) from None
     comm = MPI.COMM_WORLD
     if comm.size == 1 and count > 1:

@@ -128,7 +128,7 @@ class RankRunner:
         options, kind = self.options, devices.choose(self.options.device)[0]
         transports.names(options.transport, kind)
         mine = options.gpus
-        if kind == "cuda":
+        if devices.are_gpus(kind):
             from ..devices.cuda import device as cuda
 
             visible = list(mine) if mine is not None else list(range(cuda.count()))
@@ -335,7 +335,7 @@ class RankRunner:
             ),
         )
         arrays = given.arrays.values()
-        launch.together(self.comm, lambda: check_device(arrays, self.local.kind))
+        launch.together(self.comm, lambda: check_device(arrays, self.devices[0]))
         problem, xp = nothing_multiplied(given.problem(alpha, beta)), given.xp
         wait_for_streams(*arrays)  # which may still be writing them
         spans = None
@@ -424,14 +424,14 @@ def _kept_or_made(comm: Any, given: tuple) -> RankRunner:
     return kept[2]
 
 
-@functools.lru_cache(maxsize=64)
-def _options(given: tuple) -> Options:
+@functools.lru_cache(maxsize=64, typed=True)
+def _options(*given: Any) -> Options:
     return Options(*given).across_ranks()
 
 
 def _checked(given: tuple) -> Options:
     try:
-        return _options(given)
+        return _options(*given)
     except TypeError:  # a list or a dict among them is no key, and a wrong type raises again
         return Options(*given).across_ranks()
 

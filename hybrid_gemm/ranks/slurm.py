@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ..errors import UsageError
 
 LAUNCHERS = ("srun", "mpirun")
+_WORD = re.compile(r"[^\s;'\"\\]*")  # of a directive: one word of shell and of sbatch
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
     """What a job asks for. `run` are options of `hybrid-gemm run`; the script's own arguments
-    come after them. `setup` are shell lines that put hybrid-gemm on the PATH."""
+    come after them. `setup` are shell lines that put hybrid-gemm on the PATH (`environment`)."""
 
     nodes: int = 1
     ranks_per_node: int | None = None  # one a GPU, or one a node without
@@ -27,6 +29,11 @@ class Options:
     time: str = "00:30:00"
     partition: str = ""
     account: str = ""
+    qos: str = ""
+    constraint: str = ""
+    gres: str = ""
+    mem: str = ""
+    array: str = ""
     job_name: str = "hybrid-gemm"
     setup: Sequence[str] = ()
     run: Sequence[str] = ()
@@ -39,8 +46,9 @@ class Options:
                 raise UsageError(f"{name}={getattr(self, name)}: it takes at least {least}")
         if self.ranks_per_node is not None and self.ranks_per_node < 1:
             raise UsageError(f"ranks_per_node={self.ranks_per_node}: it takes at least 1")
-        for name in ("time", "partition", "account", "job_name", "mpi"):
-            if shlex.quote(getattr(self, name)) not in (getattr(self, name), "''"):
+        for name in ("time", "partition", "account", "job_name", "mpi", "qos", "constraint", "gres",
+                     "mem", "array"):  # fmt: skip
+            if not _WORD.fullmatch(getattr(self, name)):
                 raise UsageError(f"{name}={getattr(self, name)!r} is not one word")
         for line in (*self.setup, *self.run):
             if "\n" in line:
@@ -53,6 +61,22 @@ class Options:
     @property
     def ranks(self) -> int:
         return self.nodes * self.tasks
+
+
+def environment(variables: Mapping[str, str]) -> tuple[str, ...]:
+    """The shell lines that activate what is active by these variables: modules, then a conda or a
+    virtual environment; empty where nothing is."""
+    lines = []
+    if modules := variables.get("LOADEDMODULES", "").replace(":", " ").strip():
+        lines.append(f"module load {modules}")
+    if folder := variables.get("VIRTUAL_ENV"):
+        lines.append(f". {shlex.quote(folder + '/bin/activate')}")
+    elif folder := variables.get("CONDA_PREFIX"):
+        conda = shlex.quote(variables.get("CONDA_EXE", "conda"))
+        # conda's own scripts read variables that are not set.
+        lines.append(f'set +u; eval "$({conda} shell.bash hook)"')
+        lines.append(f"conda activate {shlex.quote(folder)}; set -u")
+    return tuple(lines)
 
 
 def command(options: Options) -> str:
@@ -79,12 +103,17 @@ def script(options: Options) -> str:
         "job-name": options.job_name,
         "partition": options.partition,
         "account": options.account,
+        "qos": options.qos,
+        "constraint": options.constraint,
         "nodes": options.nodes,
         "ntasks-per-node": options.tasks,
         "cpus-per-task": options.cpus_per_rank,
         "gpus-per-node": options.gpus_per_node or "",
+        "gres": options.gres,
+        "mem": options.mem,
         "time": options.time,
-        "output": "%x-%j.out",
+        "array": options.array,
+        "output": "%x-%A-%a.out" if options.array else "%x-%j.out",
     }
     lines = ["#!/bin/bash", f"# Printed by: {command(options)}"]
     lines += ["# Arguments go to `hybrid-gemm run`: sbatch FILE --size 4096"]
@@ -108,7 +137,10 @@ def _start(options: Options, count: str, extra: list[str]) -> str:
         return " ".join([f"mpirun -n {count or '$SLURM_NTASKS'} --bind-to none", *words])
     # No --gpus-per-task: every rank sees all GPUs of the job on its node, as reading a peer's
     # memory needs, and takes its own. (--gpu-bind=none would show it other jobs' too.)
-    start = ["srun", f"--mpi={options.mpi}"] if options.ranks > 1 else ["srun"]
+    start = ["srun"]
+    if options.ranks > 1:
+        # One rank that dies ends all; srun alone lets the others wait for it.
+        start += [f"--mpi={options.mpi}", "--kill-on-bad-exit=1"]
     if count:
         start += ["--nodes=$nodes", f"--ntasks={count}"]
     return " ".join([*start, *words])

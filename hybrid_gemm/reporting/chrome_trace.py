@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..execution.timeline import PHASES, Activity
+from .pictures import machine, machines
 
 CLOCK_MS = 1e-4  # no device's clock is so fine: no rate follows from a shorter time
 
@@ -94,4 +95,9 @@ def gantt(data: Mapping[str, Any]) -> Gantt:
         (pid, worker): names[pid] if alone else f"{names[pid]}, worker {worker}"
         for pid, worker in sorted(rows)
     }
-    return Gantt({labels[x]: rows[x] for x in sorted(rows)}, data["otherData"].get("title", ""))
+    about = data["otherData"]
+    gpus = about.get("environment", {}).get("cuda", {}).get("gpus", [])
+    title = about.get("title", "")
+    if gpus and any(name.startswith("cuda") for name in names.values()):
+        title += ", " + machines(len(names), machine(f"cuda {gpus[0]['name']}"))
+    return Gantt({labels[x]: rows[x] for x in sorted(rows)}, title)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import io
 import json
 import sys
+import textwrap
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from rich.console import Console
@@ -14,16 +15,17 @@ from rich.table import Table
 
 from ..arrays import npy_files, output_files
 from ..ranks import launch
+from .table_layout import Column, fit
 
 # A file's name may have letters that the stream's encoding lacks.
 if isinstance(sys.stdout, io.TextIOWrapper):
     sys.stdout.reconfigure(errors="backslashreplace")
 
-# A pipe or a file gets whole lines; a terminal gets its own width. mpirun gives rank 0 a
-# terminal of 80 columns even where its own output goes to a file.
+# A pipe or a file gets whole lines; a terminal gets its own width, and lines that wrap at spaces.
+# mpirun gives rank 0 a terminal of 80 columns even where its own output goes to a file.
 _terminal = sys.stdout.isatty() and launch.launcher() is None
 console = Console(
-    highlight=False, markup=False, soft_wrap=True, force_terminal=_terminal,
+    highlight=False, markup=False, soft_wrap=not _terminal, force_terminal=_terminal,
     width=None if _terminal else 200,
 )  # fmt: skip
 
@@ -50,21 +52,47 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str =
     """Prints a table on stdout; columns named with a leading `<` are text, others numbers.
 
     A cell is shown as `str` gives it, None as empty; columns that are empty throughout are left
-    out. In a narrow terminal headers wrap and text folds; numbers stay whole.
+    out. `table_layout` says what happens in a narrow terminal.
     """
     cells = [["" if cell is None else str(cell) for cell in row] for row in rows]
-    kept = [i for i in range(len(columns)) if any(row[i] for row in cells)]
-    out = Table(title=title or None, title_justify="left", box=None, pad_edge=False)
-    for i in kept:
-        text = columns[i].startswith("<")
-        out.add_column(
-            columns[i].removeprefix("<"), justify="left" if text else "right", overflow="fold",
-            min_width=None if text else max(len(row[i]) for row in cells),
+    found = [
+        Column(heading.removeprefix("<"), tuple(row[i] for row in cells), heading.startswith("<"))
+        for i, heading in enumerate(columns)
+    ]
+    if title:
+        line(title, style="italic")
+    if not (shown := [column for column in found if any(column.cells)]):
+        return
+    layout = fit(shown, console.width)
+    if layout.above:
+        line(layout.above, indent=2, first=0)
+    for i, part in enumerate(layout.parts):
+        if i:
+            line("")
+        out = Table(box=None, pad_edge=False)
+        for column, width in part:
+            justify: Literal["left", "right"] = "left" if column.text else "right"
+            out.add_column(column.heading, justify=justify, overflow="fold", width=width)
+        for row in zip(*(column.cells for column, _width in part), strict=True):
+            out.add_row(*row)
+        # Wider than the terminal only where a single number is.
+        console.print(out, width=10**4, crop=False, no_wrap=True, soft_wrap=False)
+    for text in layout.below:
+        line(text, indent=4, first=0)
+
+
+def line(text: str, indent: int = 0, *, first: int | None = None, style: str | None = None) -> None:
+    """Prints a line on stdout, indented. A terminal gets it wrapped at spaces; its first line is
+    indented by `first` where that differs."""
+    margins = " " * (indent if first is None else first), " " * indent
+    if not console.soft_wrap:
+        text = textwrap.fill(
+            text, console.width, initial_indent=margins[0], subsequent_indent=margins[1],
+            break_on_hyphens=False,
         )  # fmt: skip
-    for row in cells:
-        out.add_row(*(row[i] for i in kept))
-    least = console.measure(out).minimum
-    console.print(out, width=max(console.width, least), crop=False, no_wrap=True)
+    else:
+        text = margins[0] + text
+    console.print(text, style=style, soft_wrap=True)
 
 
 def milliseconds(value: float) -> str:

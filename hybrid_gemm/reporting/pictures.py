@@ -41,7 +41,7 @@ class Panel:
 @dataclass(frozen=True)
 class Picture:
     """Panels side by side, at most three. The labels `x` and `y` say the units; at the height
-    `reference` a thin line is drawn."""
+    `reference` a thin line is drawn. With `ends`, lines have their last value beside it."""
 
     panels: Sequence[Panel]
     x: str
@@ -49,3 +49,15 @@ class Picture:
     log_x: bool = False
     log_y: bool = False
     reference: float | None = None
+    ends: bool = False
+
+
+def machine(device: str) -> str:
+    """A device's description as a picture names it: "cuda:0 NVIDIA H200" is "H200"."""
+    name = device.partition(" ")[2] if device.startswith("cuda") else device
+    return name.removeprefix("NVIDIA ")
+
+
+def machines(count: int, name: str) -> str:
+    """So many machines of a name: "1 H200", "2 H200s"."""
+    return f"{count} {name}{'s' if count > 1 else ''}"

@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UnavailableError, UsageError
+from ..host.installing import pip_install
 from .chrome_trace import Gantt
 from .pictures import Line, Panel, Picture
 
@@ -53,7 +54,7 @@ def needed() -> ModuleType:
     try:
         import matplotlib
     except ImportError:
-        raise UnavailableError("plots need matplotlib (pip install 'hybrid-gemm[plot]')") from None
+        raise UnavailableError(f"plots need matplotlib ({pip_install('plot')})") from None
     return matplotlib
 
 
@@ -88,16 +89,14 @@ def _panels(picture: Picture) -> Figure:
     axes = figure.subplots(1, count, squeeze=False)[0]
     first, last = None, picture.panels[-1]
     labels = [line.label for line in last.lines]
-    # Many lines leave a legend no room: it goes above, for all panels.
-    crowded = not last.bars and len(labels) > 4
     for panel, ax in zip(picture.panels, axes, strict=True):
         own = bool(panel.y)
         if not own and first is not None:
             ax.sharey(first)
             ax.tick_params(labelleft=False)
         (_bars if panel.bars else _lines)(ax, panel, picture)
-        if not crowded and (panel is last or [x.label for x in panel.lines] != labels):
-            _legend(ax, panel)
+        if panel.bars and (panel is last or [x.label for x in panel.lines] != labels):
+            _bars_legend(ax, panel)
         if not panel.lines:
             ax.set_axis_off()
         if not own and first is None:
@@ -105,12 +104,25 @@ def _panels(picture: Picture) -> Figure:
         elif not own:
             ax.set_ylabel("")
         ax.set_title(panel.title, fontsize=15)
-    if crowded:
-        found = [ax.get_legend_handles_labels() for ax in axes]
-        handles, names = max(found, key=lambda pair: len(pair[1]))
-        figure.legend(handles, names, loc="outside upper center", ncols=3)
-        figure.set_figheight(size[1] + 0.4 * -(-len(names) // 3))
+    if not last.bars:
+        _lines_legend(figure, axes)
     return figure
+
+
+def _lines_legend(figure: Figure, axes: Sequence[Axes]) -> None:
+    """One legend for the lines of all panels, above them, where it hides none."""
+    found: dict[str, Any] = {}
+    for ax in axes:
+        for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
+            found[label] = handle  # the last panel's, which are ours
+    if not found:
+        return
+    room = int(6.5 * figure.get_figwidth())  # letters in a row; a mark takes as much as five
+    columns = max(1, min(len(found), room // (max(map(len, found)) + 5)))
+    figure.legend(
+        list(found.values()), list(found), loc="outside upper center", ncols=columns
+    )  # fmt: skip
+    figure.set_figheight(figure.get_figheight() + 0.4 * -(-len(found) // columns))
 
 
 def _gantt(picture: Gantt) -> Figure:
@@ -155,6 +167,8 @@ def _lines(ax: Axes, panel: Panel, picture: Picture) -> None:
             markerfacecolor="white" if line.theirs else colour, markeredgewidth=2,
             markersize=max(6, 12 - 1.3 * line.style),  # equal lines show each other's marks
         )  # fmt: skip
+    if picture.ends:
+        _write_ends(ax, drawn)
     log_y = picture.log_y if panel.log_y is None else panel.log_y
     _logarithmic(ax.yaxis, ax.set_yscale, log_y, [])
     values = sorted({x for line in drawn for x in line.x})
@@ -171,6 +185,25 @@ def _lines(ax: Axes, panel: Panel, picture: Picture) -> None:
         ax.axhline(picture.reference, color="black", linewidth=1, zorder=1)
     if not drawn:
         ax.text(0.5, 0.5, "not measured", ha="center", transform=ax.transAxes, color=THEIRS)
+
+
+def _number(value: float) -> str:
+    """A value as it stands beside its mark: three digits, and never an exponent above them."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _write_ends(ax: Axes, lines: Sequence[Line]) -> None:
+    """The last value of each line beside it; those of the highest and lowest keep clear."""
+    ends = sorted(line.y[-1] for line in lines)
+    for line in lines:
+        y = line.y[-1]
+        aside = 6 * ((y == ends[-1]) - (y == ends[0])) if len(ends) > 1 else 0
+        ax.annotate(
+            _number(y), (line.x[-1], y), (9, aside),
+            textcoords="offset points", va="center", fontsize=12, annotation_clip=False,
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6},
+        )  # fmt: skip
+    ax.margins(x=0.14)
 
 
 def _logarithmic(
@@ -191,8 +224,8 @@ def _logarithmic(
     else:
         set_scale("log", base=2)
         shown = values if len(values) <= 8 else [v for v in values if v & (v - 1) == 0]
-        while len(values) > 8 and sum(len(str(v)) + 2 for v in shown) > room:
-            shown = shown[::2]
+        while len(shown) > 1 and sum(len(str(v)) + 2 for v in shown) > room:
+            shown = shown[::-1][::2][::-1]  # the largest stays
         axis.set_major_locator(FixedLocator(shown))
         axis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
     axis.set_minor_formatter(NullFormatter())
@@ -217,16 +250,17 @@ def _bars(ax: Axes, panel: Panel, picture: Picture) -> None:
         places = [j + (i - (count - 1) / 2) * thick for j in range(len(names))]
         values = [v or 0 for v in line.y]
         bars = (ax.barh if across else ax.bar)(places, values, thick, **_look(line))
-        ax.bar_label(bars, [f"{v:.3g}" if v else "" for v in line.y], padding=3, fontsize=11)
+        ax.bar_label(bars, [_number(v) if v else "" for v in line.y], padding=3, fontsize=11)
     label = panel.y or picture.y
     if across:
         ax.set_yticks(range(len(names)), [textwrap.fill(n, 34) for n in names])
-        ax.invert_yaxis()
+        ax.set_ylim(len(names) - 0.5, -0.5)
         ax.set_xlabel(label)
         ax.grid(False, axis="y")
         ax.margins(x=0.12)
     else:
         ax.set_xticks(range(len(names)), names)
+        ax.set_xlabel(panel.x or picture.x)
         ax.set_ylabel(label)
         ax.grid(False, axis="x")
         ax.margins(y=0.1)
@@ -240,12 +274,9 @@ def _look(line: Line) -> dict[str, Any]:
     return {"label": line.label, "edgecolor": "white", "color": colour, "hatch": hatch}
 
 
-def _legend(ax: Axes, panel: Panel) -> None:
-    """The legend: in the panel among lines, above it where there are bars, which leave no room."""
-    if not panel.bars:
-        if any(line.x for line in panel.lines):
-            ax.legend()
-    elif len(panel.lines) > 1:
+def _bars_legend(ax: Axes, panel: Panel) -> None:
+    """The legend of several groups of bars, above the panel, which they fill."""
+    if len(panel.lines) > 1:
         long = _across(panel) or sum(len(line.label) for line in panel.lines) > 36
         ax.legend(
             loc="lower left", bbox_to_anchor=(0, 1.06 if panel.title else 1.0),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..errors import in_words
+from ..errors import in_words, time_in_words
 from ..execution.timeline import PHASES
 from ..planning.partition import Span
 from ..planning.planner import START_MS
@@ -14,7 +14,6 @@ from ..verify import Verdict
 from . import console, report
 
 Places = Sequence[tuple[str, str]]
-LISTED = 64  # ranks that a table shows
 
 
 def plan_data(plan: RankPlan) -> dict:
@@ -47,13 +46,13 @@ def _where(plan: RankPlan, rank: int) -> list[str]:
 
 
 def _listed(plan: RankPlan) -> range:
-    return range(min(plan.ranks, LISTED))
+    return range(min(plan.ranks, report.LISTED))
 
 
 def _print_head(plan: RankPlan) -> None:
     p, depth = plan.problem, plan.plan.grid[2]
     grid = " x ".join(map(str, plan.plan.grid))
-    console.console.print(
+    console.line(
         f"{p}, alpha={p.alpha:g} beta={p.beta:g}, split by {plan.plan.split} over "
         f"{plan.ranks} ranks x {plan.threads} threads, grid {grid}"
         + (f", C in {plan.rounds} rounds" if depth > 1 else "")
@@ -63,7 +62,7 @@ def _print_head(plan: RankPlan) -> None:
 def print_plan(plan: RankPlan, kernel: str, places: Places) -> None:
     """The plan over ranks as a table; `places` are (host, device) by rank."""
     _print_head(plan)
-    console.console.print(f"kernel: {kernel}   each rank: {places[0][1]}")
+    console.line(f"kernel: {kernel}   each rank: {places[0][1]}")
     rows = [
         [rank, *_where(plan, rank), in_words(plan.bytes_input(rank)),
          in_words(plan.bytes_sent(rank)), in_words(plan.bytes_kept(rank))]
@@ -71,14 +70,13 @@ def print_plan(plan: RankPlan, kernel: str, places: Places) -> None:
     ]  # fmt: skip
     console.table(["rank", "rows of A", "columns of B", "K", "finishes C", "reads", "sends",
                   "keeps"], rows)  # fmt: skip
-    if plan.ranks > LISTED:
-        console.console.print(f"... and {plan.ranks - LISTED} ranks more (--json has them all)")
+    report.print_more(plan.ranks, "ranks")
     sent = [plan.bytes_sent(rank) for rank in range(plan.ranks)]
     kept = [plan.bytes_kept(rank) for rank in range(plan.ranks)]
-    console.console.print(
+    console.line(
         f"a rank sends up to {in_words(max(sent))} and keeps up to {in_words(max(kept))}; "
         f"all send {in_words(sum(sent))}; "
-        f"the cost model expects about {plan.predicted_ms:.3g} ms"
+        f"the cost model expects about {time_in_words(plan.predicted_ms)}"
     )
 
 
@@ -93,7 +91,7 @@ def print_result(result: RankResult, verdict: Verdict | None, places: Places) ->
     """A result over ranks as a table, with its times and its verdict below."""
     plan, timeline = result.plan, result.timeline
     _print_head(plan)
-    console.console.print(
+    console.line(
         f"kernel: {result.variant}   compute: {result.compute}   reduction: {result.reduction}"
     )
     rows = []
@@ -106,13 +104,12 @@ def print_result(result: RankResult, verdict: Verdict | None, places: Places) ->
         ])  # fmt: skip
     console.table(["rank", "<host", "<device", "rows of A", "columns of B", "K", "finishes C",
                   *(f"{phase} ms" for phase in PHASES), "sent"], rows)  # fmt: skip
-    if plan.ranks > LISTED:
-        console.console.print(f"... and {plan.ranks - LISTED} ranks more (--json has them all)")
+    report.print_more(plan.ranks, "ranks")
     report.print_sum(result, plan.plan.grid[2] > 1)
     report.print_total(result)
     if plan.predicted_ms >= START_MS:
-        console.console.print(
+        console.line(
             f"{result.total_ms / plan.predicted_ms:.2f} times as long as expected "
-            f"(about {plan.predicted_ms:.3g} ms)"
+            f"(about {time_in_words(plan.predicted_ms)})"
         )
     report.print_verdict(verdict)

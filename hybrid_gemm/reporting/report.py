@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import statistics
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..errors import time_in_words
 from ..verify import Verdict
-from .console import console
+from .console import line
 
 
 def problem_data(problem: Any) -> dict:
@@ -44,6 +46,15 @@ def result_data(
     }  # fmt: skip
 
 
+LISTED = 64  # workers or ranks that a table shows
+
+
+def print_more(count: int, what: str) -> None:
+    """Says how many workers or ranks the table above leaves out."""
+    if count > LISTED:
+        line(f"... and {count - LISTED} {what} more (--json has them all)")
+
+
 def print_sum(result: Any, summed: bool) -> None:
     """What summing partials took beside multiplying."""
     if not summed:
@@ -51,12 +62,30 @@ def print_sum(result: Any, summed: bool) -> None:
     timeline = result.timeline
     both, alone = timeline.multiply_and_sum_ms, timeline.multiply_ms
     ratio = f" ({both / alone:.3f} of multiply alone)" if alone else ""
-    console.print(f"multiply {alone:.2f} ms, multiply and sum {both:.2f} ms{ratio}")
+    line(f"multiply {time_in_words(alone)}, multiply and sum {time_in_words(both)}{ratio}")
 
 
 def print_total(result: Any) -> None:
-    console.print(f"total {result.total_ms:.2f} ms, {result.gflops:.1f} GFLOP/s")
+    line(f"total {time_in_words(result.total_ms)}, {result.gflops:.1f} GFLOP/s")
+
+
+def print_repetitions(totals_ms: Sequence[float], each: bool) -> None:
+    """What repeated runs took: in a line, and with `each` every one of them."""
+    if len(totals_ms) < 2:
+        return
+    median, low, high = statistics.median(totals_ms), min(totals_ms), max(totals_ms)
+    line(
+        f"{len(totals_ms)} runs: median {time_in_words(median)}, minimum {time_in_words(low)}, "
+        f"maximum {time_in_words(high)}, spread {100 * (high - low) / median:.1f} % of the median"
+    )
+    if each:
+        line(f"in order: {', '.join(map(time_in_words, totals_ms))}", indent=4, first=0)
 
 
 def print_verdict(verdict: Verdict | None) -> None:
-    console.print(f"verification {verdict if verdict else 'off'}")
+    line(f"verification {verdict if verdict else 'off'}")
+
+
+def note(row: Mapping[str, Any]) -> str:
+    """The note of a measured row, without the kernel's name where the row has that already."""
+    return (row.get("note") or "").removeprefix(f"kernel {row.get('kernel')} ")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from ..errors import in_words
+from ..errors import in_words, time_in_words
 from ..execution.timeline import PHASES
 from ..planning import cost_model
 from ..planning.plan import Plan, Strip, Worker
@@ -13,7 +13,7 @@ from ..planning.planner import START_MS
 from ..runner import Result
 from ..verify import Verdict
 from . import report
-from .console import _ms, console, table
+from .console import _ms, line, table
 
 
 def expected(plan: Plan) -> dict:
@@ -31,13 +31,15 @@ def expected(plan: Plan) -> dict:
 
 def _expected(plan: Plan) -> str:
     said = expected(plan)
-    bound = f", at least {said['bound_ms']:.3g} by {said['bound_by']}" if said["bound_ms"] else ""
+    bound = ""
+    if said["bound_ms"]:
+        bound = f", at least {time_in_words(said['bound_ms'])} by {said['bound_by']}"
     links = ""
-    if plan.devices[0].kind == "cuda" and not plan.resident:
+    if plan.devices[0].on_gpu and not plan.resident:
         links = f"; links as measured on {said['links']}"
         if said["links"] == "assumed":
             links = "; links assumed (measure them: hybrid-gemm tune --links)"
-    return f"about {plan.predicted_ms:.3g} ms expected{bound}{links}"
+    return f"about {time_in_words(plan.predicted_ms)} expected{bound}{links}"
 
 
 def plan_data(plan: Plan) -> dict:
@@ -105,9 +107,16 @@ def _strips(strips: Sequence[Strip]) -> str:
     return f"{len(strips)} strips, {count} elements" if strips else ""
 
 
+def _partials(strip: Strip) -> str:
+    """The workers whose partials are summed, such as "0+1+2"; of many the first and the last."""
+    workers = list(map(str, strip.partials))
+    shown = workers if len(workers) <= 8 else [*workers[:2], "...", workers[-1]]
+    return "+".join(shown)
+
+
 def print_plan(plan: Plan, kernel: str) -> None:
     p = plan.problem
-    console.print(
+    line(
         f"plan: {p}, alpha={p.alpha:g} beta={p.beta:g}, split by {plan.split}, "
         f"{len(plan.workers)} workers, kernel {kernel}"
     )
@@ -115,27 +124,28 @@ def print_plan(plan: Plan, kernel: str) -> None:
     for strip in plan.strips:
         owned[strip.owner].append(strip)
     rows = []
-    for w in plan.workers:
+    for w in plan.workers[: report.LISTED]:
         strips = owned[w.index]
         rows.append([
             w.index, plan.devices[w.device].name, *_where(plan, w),
             f"{sum(b.flops for b in w.boxes) / 1e9:.3f}",
             _strips(strips),
-            "+".join(map(str, strips[0].partials)) if strips and plan.summed else "",
+            _partials(strips[0]) if strips and plan.summed else "",
         ])  # fmt: skip
     table(["worker", "<device", "rows of A", "columns of B", "K", "gflop",
            "finishes C", "<sums partials of"], rows)  # fmt: skip
+    report.print_more(len(plan.workers), "workers")
     for i, device in enumerate(plan.devices):
         need, free = plan.memory_bytes(i), device.memory_bytes
-        console.print(f"{device.name}: {in_words(need)} of {in_words(free)} free")
-    console.print(
+        line(f"{device.name}: {in_words(need)} of {in_words(free)} free")
+    line(
         f"moved: {in_words(plan.bytes_h2d)} host to device, {in_words(plan.bytes_d2h)} back, "
         f"{in_words(plan.bytes_peer)} of partials between devices, "
         f"{in_words(plan.bytes_relayed)} relayed"
     )
     if plan.turns > 1:
-        console.print(f"in up to {plan.turns} turns a worker: {_tiles(plan)}")
-    console.print(_expected(plan))
+        line(f"in up to {plan.turns} turns a worker: {_tiles(plan)}")
+    line(_expected(plan))
 
 
 def result_data(result: Result, verdict: Verdict | None, totals_ms: Sequence[float]) -> dict:
@@ -156,13 +166,13 @@ def _held_against(result: Result) -> dict:
 def print_result(result: Result, verdict: Verdict | None, device: str) -> None:
     plan, timeline = result.plan, result.timeline
     p = plan.problem
-    console.print(f"{p}, alpha={p.alpha:g} beta={p.beta:g}, split by {plan.split}")
-    console.print(
+    line(f"{p}, alpha={p.alpha:g} beta={p.beta:g}, split by {plan.split}")
+    line(
         f"device: {device}   kernel: {result.variant} ({result.why})   "
         f"compute: {result.compute}   reduction: {result.reduction}"
     )
     rows = []
-    for w in plan.workers:
+    for w in plan.workers[: report.LISTED]:
         ms = {phase: timeline.worker_ms(w.index, phase) for phase in PHASES}
         flops = sum(b.flops for b in w.boxes)
         rate = flops / ms["multiply"] / 1e6 if ms["multiply"] else 0
@@ -172,13 +182,14 @@ def print_result(result: Result, verdict: Verdict | None, device: str) -> None:
         ])  # fmt: skip
     table(["worker", "<device", "rows of A", "columns of B", "K",
            *(f"{phase} ms" for phase in PHASES), "gflop/s"], rows)  # fmt: skip
+    report.print_more(len(plan.workers), "workers")
     report.print_sum(result, plan.summed)
     held = _held_against(result)
     report.print_total(result)
     words = {"of_predicted": "as long as expected", "of_bound": "the bound"}
     times = [f"{held[x]:.2f} times {word}" for x, word in words.items() if held[x]]
     if plan.predicted_ms < START_MS:
-        console.print(f"{_expected(plan)}, besides what starting takes")
+        line(f"{_expected(plan)}, besides what starting takes")
     elif times:
-        console.print(f"{', '.join(times)} ({_expected(plan)})")
+        line(f"{', '.join(times)} ({_expected(plan)})")
     report.print_verdict(verdict)

@@ -1,23 +1,30 @@
-"""On the PYTHONPATH of a run it tells when a phase begins, and makes it last: a file
-$FAULT_MARKS/PHASE.RANK with the process id of each rank that came there."""
+"""On the PYTHONPATH of a run it tells when a phase begins: a file $FAULT_MARKS/PHASE.RANK with the
+process id of each rank that came there. The phase $FAULT_PHASE is made to last."""
 
 import functools
+import itertools
 import os
+import threading
 import time
 
 FOLDER = os.environ.get("FAULT_MARKS", "")
+PHASE = os.environ.get("FAULT_PHASE", "")
 LAST_S = float(os.environ.get("FAULT_LAST_S", "0.4"))
+PANEL_S = float(os.environ.get("FAULT_PANEL_S", "0"))  # of each panel of --resume
 RANK = next((os.environ[x] for x in ("OMPI_COMM_WORLD_RANK", "PMIX_RANK") if x in os.environ), "0")
+telling = threading.Lock()
 
 
 def mark(phase: str) -> bool:
     """Whether this is the first time that this rank came to the phase."""
-    path = os.path.join(FOLDER, f"{phase}.{RANK}")
-    if os.path.exists(path):
-        return False
-    with open(path + ".new", "w") as file:
-        file.write(str(os.getpid()))
-    os.replace(path + ".new", path)
+    name = f"{phase}.{RANK}"
+    with telling:
+        if os.path.exists(os.path.join(FOLDER, name)):
+            return False
+        new = os.path.join(FOLDER, f".{name}.new")
+        with open(new, "w") as file:
+            file.write(str(os.getpid()))
+        os.replace(new, os.path.join(FOLDER, name))
     return True
 
 
@@ -27,8 +34,22 @@ def marked(owner, name: str, phase: str) -> None:
 
     @functools.wraps(work)
     def call(*arguments, **options):
-        if mark(phase):
+        if mark(phase) and phase == PHASE:
             time.sleep(LAST_S)
+        return work(*arguments, **options)
+
+    setattr(owner, name, call)
+
+
+def marked_each(owner, name: str, phase: str, first: int) -> None:
+    """Lets each call of owner.name wait; the phase begins with call number `first`."""
+    work, calls = getattr(owner, name), itertools.count()
+
+    @functools.wraps(work)
+    def call(*arguments, **options):
+        if next(calls) == first:
+            mark(phase)
+        time.sleep(PANEL_S)
         return work(*arguments, **options)
 
     setattr(owner, name, call)
@@ -49,7 +70,7 @@ class Finder:
 
 
 def mark_phases() -> None:
-    from hybrid_gemm.arrays import file_bytes, npy_files
+    from hybrid_gemm.arrays import file_bytes, npy_files, unfinished
     from hybrid_gemm.cli.inputs import Inputs
     from hybrid_gemm.devices.cpu import CpuDevice
     from hybrid_gemm.devices.kernel_device import KernelDevice
@@ -61,6 +82,7 @@ def mark_phases() -> None:
         marked(device, "sum", "reducing")
     marked(file_bytes, "write_part", "writing")
     marked(npy_files.NpyWriter, "commit", "writing")
+    marked_each(unfinished.Unfinished, "finish", "panels", 3)
 
 
 if FOLDER:

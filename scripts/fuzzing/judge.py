@@ -15,6 +15,7 @@ from hybrid_gemm import catalog
 from hybrid_gemm.errors import (
     DTypeError,
     HybridGemmError,
+    HybridGemmWarning,
     OutOfMemoryError,
     UnavailableError,
     UsageError,
@@ -225,6 +226,7 @@ def judge(case: Case, multiply: Multiply = product) -> Outcome:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
+            warnings.simplefilter("ignore", HybridGemmWarning)  # of what has no effect on the CPU
             got = multiply(case, call)
     except HybridGemmError as error:
         return _refused(error, refusals, made.frozen() == before)

@@ -66,7 +66,7 @@ def peers() -> str:
     """Whole products beside other libraries', on one, two and four GPUs."""
     lines = [
         "Times in ms from host arrays to host arrays, fp32, medians, all ways in turn in one run "
-        "by `hybrid-gemm bench --peers` ([one GPU](results/peers1_h200.json), "
+        "by `hybrid-gemm bench --libraries` ([one GPU](results/peers1_h200.json), "
         "[two](results/peers2_h200.json), [four](results/peers4_h200.json)). CuPy and PyTorch use "
         "one GPU and make a fresh C; in brackets is how many times as long as ours each takes, "
         "with a fresh C where it makes one.",

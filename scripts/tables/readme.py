@@ -1,153 +1,90 @@
 """The tables of README."""
 
-import csv
+import json
 
 from . import ROOT, grid, result
 from .kernels import ratios
 
+WAYS = {"ours": "hybrid-gemm", "cublasxt": "cuBLASXt, best settings", "cupy": "CuPy",
+        "torch": "PyTorch"}  # fmt: skip
+SIDE = 8192
 
-def ladder() -> str:
-    """gflop/s of every kernel's best variant at a few shapes, cuBLAS beside them."""
-    data = result("ladder")
-    shapes = [(1024, 1024, 1024), (4096, 4096, 1024), (4096,) * 3, (8192,) * 3]
-    best = {}
-    for row in data["rows"]:
-        shape = row["m"], row["n"], row["k"]
-        if row["gflops"] and row["verdict"] == "passed":
-            key = row["kernel"], shape
-            best[key] = max(best.get(key, 0), row["gflops"])
-    names = list(dict.fromkeys(row["kernel"] for row in data["rows"]))
+
+def libraries() -> str:
+    """Whole products beside the libraries, at the largest size of each number of GPUs."""
     lines = [
-        "TFLOP/s, fp32, " + data["device"]["name"].split(" ", 1)[1]
-        + ", data on the device, each product checked in the same run "
-        "([all rows](docs/results/ladder_h200.json)):",
+        "From host arrays to host arrays, fp32, ms, on 1, 2 and 4 NVIDIA H200s "
+        "([all](docs/gpus.md#beside-other-libraries)):",
         "",
-        "| kernel | " + " | ".join("{} x {} x {}".format(*s) for s in shapes) + " |",
-        "|---|" + "---|" * len(shapes),
-    ]  # fmt: skip
-    for name in names:
-        cells = [best.get((name, shape)) for shape in shapes]
-        if any(cells):
-            lines.append(
-                f"| {name} | " + " | ".join(f"{c / 1e3:.1f}" if c else "" for c in cells) + " |"
-            )
-    return "\n".join([*lines, *tuned(shapes), "", other_card(), "", split_by_columns()])
-
-
-def tuned(shapes) -> list[str]:
-    """The fastest of our own kernels, and its ratio to cuBLAS, from a run of their own."""
-    data = result("tuned")
-    rates, ratios = [], []
-    for shape in shapes:
-        rows = [
-            row
-            for row in data["rows"]
-            if (row["m"], row["n"], row["k"]) == shape
-            and (row["dtype"], row["layout"]) == ("float32", "nn")
-            and row["kernel"] != "cublas"
-        ]
-        best = max(rows, key=lambda row: row["gflops"])
-        rates.append(f"{best['gflops'] / 1e3:.1f}")
-        ratios.append(f"{best['ratio_to_cublas']:.2f}" + (" *" if best["throttled"] else ""))
-    return [
-        "| ours, fastest ([its own run](docs/results/tuned_h200.json)) | "
-        + " | ".join(rates) + " |",
-        "| ours / cublas there | " + " | ".join(ratios) + " |",
-        *splits_row(shapes),
-        "",
-        "\\* at the card's power cap.",
-    ]  # fmt: skip
-
-
-def other_card() -> str:
-    """The same squares on an H100, in a line."""
-    sides = (4096, 8192, 16384)
-    strict = ratios("h100")
-    own = [f"{strict['nn', n, n, n]:.2f}" for n in sides]
-    split = {
-        row["m"]: f"{row['ratio_to_cublas']:.2f}"
-        for row in result("fp32x3", "h100")["rows"]
-        if row["kernel"] != "cublas"
-    }
-    return (
-        f"On an H100, squares of {', '.join(map(str, sides))}: ours run at {', '.join(own)} of "
-        f"cuBLAS's speed, fp32x3 {', '.join(split[n] for n in sides)} "
-        "([more](docs/performance.md))."
-    )
-
-
-def splits_row(shapes) -> list[str]:
-    """fp32x3 at the ladder's shapes, packing included, from its own run."""
-    data = result("fp32x3")
-    rows = {
-        (row["m"], row["n"], row["k"]): row for row in data["rows"] if row["kernel"] != "cublas"
-    }
-    rates = " | ".join(f"{rows[shape]['gflops'] / 1e3:.0f}" for shape in shapes)
-    ratios = " | ".join(f"{rows[shape]['ratio_to_cublas']:.2f}" for shape in shapes)
-    return [
-        f"| `--compute fp32x3` ([its own run](docs/results/fp32x3_h200.json)) | {rates} |",
-        f"| fp32x3 / cublas fp32 there | {ratios} |",
     ]
+    table = []
+    for count in (1, 2, 4):
+        rows = result(f"peers{count}")["rows"]
+        side = max(row["m"] for row in rows)
+        for memory in ("pageable", "pinned"):
+            best: dict[str, float] = {}
+            for row in rows:
+                if (row["m"], row["memory"]) == (side, memory):
+                    way = row["way"]
+                    best[way] = min(best.get(way, row["time_ms"]), row["time_ms"])
+            cells = [f"{best[way]:.0f}" if way in best else "" for way in WAYS]
+            table.append([count, side, memory, *cells])
+    return "\n".join([*lines, *grid(["GPUs", "m = n = k", "<arrays", *WAYS.values()], table)])
 
 
-def whole() -> str:
-    """Whole products from host arrays, and over ranks, beside the peers, in a few lines."""
-    rows = result("peers1")["rows"]
-    rows = [row for row in rows if row["memory"] == "pageable"]
-    ways = {"ours": "hybrid-gemm", "cublasxt": "cuBLASXt, best settings",
-            "cupy": "CuPy", "torch": "PyTorch"}  # fmt: skip
-    sizes = sorted({row["m"] for row in rows})
-    best = {}
-    for row in rows:
-        key = row["way"], row["m"]
-        best[key] = min(best.get(key, row["time_ms"]), row["time_ms"])
-    lines = [
-        "From host arrays to host arrays (pageable, fp32) on one H200, ms "
-        "([all](docs/gpus.md)):",
-        "",
-    ]  # fmt: skip
-    table = ([n, *(f"{best[way, n]:.0f}" for way in ways)] for n in sizes)
-    lines += grid(["<m = n = k", *ways.values()], table)
-    several = {
-        (count, row["memory"], row["way"]): row["time_ms"]
-        for count, file in (("Two", "peers2"), ("Four", "peers4"))
-        for row in result(file)["rows"]
-        if row["m"] == 32768 and row["c"] == "given"
-    }
-    data = result("ranks4")
-    ms = {row["way"]: row["median_ms"] for row in data["rows"] if row["size"] == 16384}
-    ours = min(time for way, time in ms.items() if way.startswith("ranks"))
+def arithmetics() -> str:
+    """Products on one GPU beside cuBLAS of the same arithmetic."""
+    strict = ratios()["nn", SIDE, SIDE, SIDE]
+    rows = [r for r in result("tuned")["rows"] if _is_square(r) and r["dtype"] == "float32"]
+    rates = [max(r["gflops"] for r in rows if (r["kernel"] == "cublas") == c) for c in (0, 1)]
+    table = [["strict fp32", *(f"{x / 1e3:.0f}" for x in rates), f"{strict:.2f}"]]
+    for name, file, dtype in (
+        ("fp32x3: as accurate, on tensor cores", "fp32x3", "float32"), ("TF32", "tf32", "float32"),
+        ("float16", "narrow", "float16"), ("bfloat16", "narrow", "bfloat16"),
+    ):  # fmt: skip
+        rows = [r for r in result(file)["rows"] if _is_square(r) and r["dtype"] == dtype]
+        ours, theirs = sorted(rows, key=lambda r: r["kernel"].startswith("cublas"))
+        cells = [f"{r['gflops'] / 1e3:.0f}" for r in (ours, theirs)]
+        table.append([name, *cells, f"{ours['ratio_to_cublas']:.2f}"])
+    columns = ["<arithmetic", "hybrid-gemm", "cuBLAS (fp32x3: its fp32)", "ratio"]
     return "\n".join([
-        *lines, "",
-        *(
-            f"{count} H200s, 32768: "
-            + "; ".join(
-                f"{memory} arrays {several[count, memory, 'ours']:.0f} ms, cuBLASXt "
-                f"{several[count, memory, 'cublasxt']:.0f}"
-                for memory in ("pageable", "pinned")
-            )
-            + "."
-            for count in ("Two", "Four")
-        ),
-        "",
-        f"Four MPI ranks with an H200 each, `cols` at 16384, data on the GPUs: {ours:.1f} ms; "
-        f"their products alone take {ms['multiply alone']:.1f}, and with NCCL's reduce-scatter "
-        f"after them {ms['sequential NCCL reduce-scatter']:.1f} ([all](docs/mpi.md)).",
+        f"On one NVIDIA H200 at m = n = k = {SIDE}, data on the GPU, TFLOP/s "
+        "([all](docs/performance.md), [tensor cores](docs/tensor-cores.md)):",
+        "", *grid(columns, table), "", sums(), "", ranks(),
     ])  # fmt: skip
 
 
-def split_by_columns() -> str:
-    """What the sum costs in a split by columns, ours and the lab's."""
-    data = result("cols8")
-    workers = len(data["plan"]["workers"])
-    ours = data["multiply_and_sum_ms"] / data["multiply_ms"]
-    with open(ROOT / "hybrid_gemm/experiments/published/lab_table3_cols.csv") as file:
-        rows = [
-            r for r in csv.DictReader(file) if r["n"] == "8192" and int(r["threads"]) == workers
-        ]
-    lab = float(rows[0]["compute_and_sum_ms"]) / float(rows[0]["compute_ms"])
+def _is_square(row: dict) -> bool:
+    return (row["m"], row["n"], row["k"], row["layout"]) == (SIDE, SIDE, SIDE, "nn")
+
+
+def sums() -> str:
+    """What the sum costs in a split by columns: ours, and the lab report's way, on one card."""
+    data = json.loads((ROOT / "docs/results/experiments_h200.json").read_text())
+    (found,) = (x["rows"] for x in data["experiments"] if x["name"] == "column_split")
+    rows = {r["way"]: r for r in found if (r["n"], r["threads"]) == (SIDE, 8)}
+    ours, lab = rows["ours"], rows["the lab's way"]
+
+    def costs(row: dict) -> str:
+        return f"{row['multiply_and_sum_ms'] / row['multiply_ms']:.2f}"
+
     return (
-        f"Split by columns over {workers} threads at 8192, multiplying and summing takes "
-        f"{ours:.3f} of multiplying alone ([run](docs/results/cols8_h200.json)); "
-        f"the lab's took {lab:.2f}."
+        f"What the sum of a split by columns costs, {SIDE} over 8 threads on H200s: multiplying "
+        f"and summing takes {costs(ours)} of multiplying alone, and {costs(lab)} where partials go "
+        "one by one through host memory, as in the lab report that this project began with; "
+        f"from host to host {ours['compute_and_sum_ms']:.0f} ms on {ours['devices']} GPUs, and "
+        f"{lab['compute_and_sum_ms']:.0f} ms on {lab['devices']} "
+        "([all rows](docs/experiments.md#columns-over-threads))."
+    )
+
+
+def ranks() -> str:
+    """One product over ranks, beside NCCL, in a line."""
+    rows = result("ranks4")["rows"]
+    ms = {row["way"]: row["median_ms"] for row in rows if row["size"] == 16384}
+    ours = min(time for way, time in ms.items() if way.startswith("ranks"))
+    return (
+        f"Four MPI ranks with an H200 each, `cols` at 16384, data on the GPUs: {ours:.1f} ms; "
+        f"their products alone take {ms['multiply alone']:.1f}, and with NCCL's reduce-scatter "
+        f"after them {ms['sequential NCCL reduce-scatter']:.1f} ([all](docs/mpi.md))."
     )

@@ -44,8 +44,8 @@ def check_passes(device):
         for rows, cols, pad in ((1, 1, 0), (33, 70, 1), (64, 128, 0), (130, 3, 2), (7, 301, 4)):
             host = integers(rng, (rows, cols))
             _whole, there = padded(device, host, pad, np.nan)
-            turned = device.transposed(there, stream)
-            again = device.transposed(turned, stream)
+            turned = device.transposed(there, "t", stream)
+            again = device.transposed(turned, "n", stream)
             stream.synchronize()
             assert turned.strides[0] == 4
             np.testing.assert_array_equal(fetch(device, turned.T), host.T)

@@ -17,11 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from ...arrays.strides import layout
+from ...arrays.strides import layout, stored
 from ...errors import HybridGemmError
 from ..kernel_launcher import BoundProduct
 from ..roles import Array
-from ..storage import stored
 
 WORKSPACE_BYTES = 32 << 20  # what cuBLAS asks for on Hopper
 _OPERATION = {"n": 0, "t": 1}

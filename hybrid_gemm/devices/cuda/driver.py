@@ -18,6 +18,9 @@ from typing import Any
 
 import numpy as np
 
+from ...host.installing import pip_install
+
+_LIBRARY = "nvcuda.dll" if os.name == "nt" else "libcuda.so.1"
 _NOT_READY = 600  # CUDA_ERROR_NOT_READY
 _KINDS = {"i": "i", "l": "q", "q": "q", "L": "Q", "Q": "Q", "f": "f", "d": "d"}  # NumPy's, struct's
 Offsets = tuple[int, ...]  # bytes from the start of a buffer
@@ -60,7 +63,7 @@ _NATIVE = (
     "cuCtxSetCurrent", "cuMemcpyAsync", "cuMemcpy2DAsync_v2", "cuEventRecord",
     "cuStreamWaitEvent", "cuEventSynchronize",
 )  # fmt: skip
-_SIGNATURES = {
+SIGNATURES = {
     "cuCtxSetCurrent": (c_void_p,),
     "cuEventSynchronize": (c_void_p,),
     "cuMemcpyAsync": (c_uint64, c_uint64, c_size_t, c_void_p),
@@ -78,7 +81,11 @@ def unavailable() -> str | None:
     try:
         import cupy
     except ImportError:
-        return "CuPy is not installed (pip install 'hybrid-gemm[cuda13]' or [cuda12])"
+        try:
+            ctypes.CDLL(_LIBRARY)
+        except OSError:
+            return f"no GPU found: there is no NVIDIA driver here ({_LIBRARY})"
+        return f"CuPy is not installed ({pip_install('cuda13')}, or cuda12 for an older driver)"
     except Exception as error:  # a broken CUDA installation fails in many ways
         return f"CuPy does not load: {' '.join(str(error).split())}"
     try:
@@ -89,10 +96,10 @@ def unavailable() -> str | None:
 
 
 @functools.cache
-def _function(name: str) -> Any:
-    library = ctypes.PyDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
+def function(name: str) -> Any:
+    library = ctypes.PyDLL(_LIBRARY)
     function = getattr(library, name)
-    function.argtypes = _SIGNATURES[name]
+    function.argtypes = SIGNATURES[name]
     return function
 
 
@@ -108,7 +115,7 @@ class Calls:
 
 def calls(context: int) -> Calls:
     """The driver's functions, for a context."""
-    functions = (ctypes.cast(_function(name), c_void_p).value or 0 for name in _NATIVE)
+    functions = (ctypes.cast(function(name), c_void_p).value or 0 for name in _NATIVE)
     return Calls(tuple(functions), context)
 
 
@@ -121,7 +128,7 @@ def check(status: int) -> None:
 
 def _call(name: str, *args: Any, fine: int = 0) -> int:
     """The status, which is 0 or `fine`."""
-    status = _function(name)(*args)
+    status = function(name)(*args)
     if status and status != fine:
         check(status)
     return status

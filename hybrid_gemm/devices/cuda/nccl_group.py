@@ -16,7 +16,7 @@ from .device import CudaDevice, CudaStream
 # All that one thread starts goes to all GPUs before anything that another thread starts: sums that
 # wait for each other on different GPUs would never end. Making a group takes the lock twice.
 _lock = threading.RLock()
-_groups: dict[tuple[int, ...], Group] = {}
+groups: dict[tuple[int, ...], Group] = {}
 
 
 def unavailable() -> str | None:
@@ -39,9 +39,9 @@ def version() -> str:
 def group(ordinals: tuple[int, ...]) -> Group:
     """The group of these GPUs, all different; made when it is first asked for."""
     with _lock:
-        if ordinals not in _groups:
-            _groups[ordinals] = Group(ordinals)
-        return _groups[ordinals]
+        if ordinals not in groups:
+            groups[ordinals] = Group(ordinals)
+        return groups[ordinals]
 
 
 class Group:
@@ -54,7 +54,7 @@ class Group:
         from cupy.cuda import nccl
 
         self.library, self.ordinals = nccl, ordinals
-        self.lanes = [_lane(ordinal) for ordinal in ordinals]
+        self.lanes = [lane(ordinal) for ordinal in ordinals]
         try:
             self.comms = nccl.NcclCommunicator.initAll(list(ordinals))
             # NCCL connects GPUs when they first sum: now, while no clock runs.
@@ -126,14 +126,14 @@ class Group:
 
     def close(self) -> None:
         """Ends what still runs; the next call of `group` for these GPUs makes a new one."""
-        _groups.pop(self.ordinals, None)
+        groups.pop(self.ordinals, None)
         with self._together():
             for comm in self.comms:
                 comm.abort()
 
 
 @functools.cache
-def _lane(ordinal: int) -> tuple[CudaDevice, CudaStream]:
+def lane(ordinal: int) -> tuple[CudaDevice, CudaStream]:
     """A GPU with the one stream for all that NCCL does there, whatever the group: in the order
     in which it was started, which is the same on all GPUs."""
     device = CudaDevice(ordinal)
@@ -148,5 +148,5 @@ def _contiguous(matrix: Array) -> list[Array]:
 @atexit.register
 def _close() -> None:
     """Closes all groups while CUDA is still there."""
-    for each in list(_groups.values()):
+    for each in list(groups.values()):
         each.close()

@@ -59,7 +59,7 @@ def compile(source: str, arch: str, name: str) -> tuple[bytes, Usage]:
     text = "\n".join([version(), arch, name, catalog.include_digest(), source])
 
     def make() -> bytes:
-        cubin, log = _compile(source, arch, name)
+        cubin, log = compiled_by_nvrtc(source, arch, name)
         return json.dumps(dataclasses.asdict(_usage(log))).encode() + b"\n" + cubin
 
     digest = hashlib.sha256(text.encode()).hexdigest()
@@ -67,7 +67,7 @@ def compile(source: str, arch: str, name: str) -> tuple[bytes, Usage]:
     return cubin, Usage(**json.loads(header))
 
 
-def _compile(source: str, arch: str, name: str) -> tuple[bytes, str]:
+def compiled_by_nvrtc(source: str, arch: str, name: str) -> tuple[bytes, str]:
     with _importing:
         from cuda.core import Program, ProgramOptions
 

@@ -50,17 +50,18 @@ def cubic(rows: Rows) -> Verdict:
     )
 
 
-def picture(rows: Rows) -> Picture:
-    """Time over n, a line for each block: published, and here."""
+def picture(rows: Rows, machine: str) -> Picture:
+    """Time over n, a line for each block: published, and ours."""
     theirs = EXPERIMENT.theirs()
     return Picture(
         [
             Panel([Line(f"block {b}", *theirs.line("n", "published_time_ms", block_size=b),
-                        theirs=True, style=i) for i, b in enumerate(BLOCKS)], "published"),
+                        theirs=True, style=i) for i, b in enumerate(BLOCKS)],
+                  "published, the lab's GPU"),
             Panel([Line(f"block {b}", *rows.line("n", "time_ms", block_size=b), style=i)
-                   for i, b in enumerate(BLOCKS)], "here"),
+                   for i, b in enumerate(BLOCKS)], machine),
         ],
-        "n", "time (ms), copies included", log_x=True, log_y=True,
+        "m = n = k", "time (ms), copies included", log_x=True, log_y=True,
     )  # fmt: skip
 
 

@@ -98,7 +98,7 @@ def touched_once(rows: Rows) -> Verdict:
     )
 
 
-def picture(rows: Rows) -> Picture:
+def picture(rows: Rows, machine: str) -> Picture:
     """Bars of time over that of aligned accesses, by pattern."""
     names = list(PATTERNS)
     lines = []
@@ -110,13 +110,13 @@ def picture(rows: Rows) -> Picture:
         if first := found.get("aligned"):
             lines.append(
                 Line(
-                    f"here, {elements / 2**20:.3g}M floats",
+                    f"{machine}, {elements / 2**20:.3g}M floats",
                     names,
                     [found.get(p) and found[p] / first for p in names],
                     style=i,
                 )
             )
-    return Picture([Panel(lines, bars=True)], "", "time / aligned's time")
+    return Picture([Panel(lines, bars=True)], "", "time relative to aligned reads")
 
 
 EXPERIMENT = Experiment(

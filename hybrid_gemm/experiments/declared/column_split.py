@@ -6,7 +6,7 @@ from typing import Any
 from ...reporting.pictures import Line, Panel, Picture
 from ..base import ANYWHERE, Claim, Experiment, Point, Published, Rows, Verdict, verdict
 from ..measure import run
-from ..sizes import LAB, LAB_THREADS, OURS, lab_sizes, largest, right_everywhere
+from ..sizes import LAB, LAB_THREADS, OURS, lab_sizes, largest, on, right_everywhere
 
 FIGURES = {"compute_ms": "compute_ms", "compute_and_sum_ms": "compute_and_sum_ms"}
 
@@ -77,28 +77,26 @@ def device_sum_mends(rows: Rows) -> Verdict:
     )
 
 
-def picture(rows: Rows) -> Picture:
-    """Time over one thread's compute time, by threads: published, the lab's way, ours."""
+def picture(rows: Rows, machine: str) -> Picture:
+    """Time by threads: published, the lab's way, ours."""
     n = max(rows.values("n"), default=0)
 
     def panel(found: Rows, title: str, names: list[str], **wanted: Any) -> Panel:
-        threads, alone = found.line("threads", names[0], **wanted)
-        both = found.line("threads", names[1], **wanted)[1]
-        first = alone[0] if alone else 1
         theirs = title.startswith("published")
         return Panel(
-            [Line("compute + sum", threads, [t / first for t in both], theirs, 1),
-             Line("compute", threads, [t / first for t in alone], theirs, 0)], title,
+            [Line("compute + sum", *found.line("threads", names[1], **wanted), theirs, 1),
+             Line("compute", *found.line("threads", names[0], **wanted), theirs, 0)],
+            f"{title}\nm = n = k = {wanted['n']}",
         )  # fmt: skip
 
     published = [f"published_{f}" for f in FIGURES]
     return Picture(
         [
-            panel(EXPERIMENT.theirs(), "published, n = 8192", published, n=8192),
-            panel(rows, f"the lab's way here, n = {n}", list(FIGURES), way=LAB, n=n),
-            panel(rows, f"ours here, n = {n}", list(FIGURES), way=OURS, n=n),
+            panel(EXPERIMENT.theirs(), "published", published, n=8192),
+            panel(rows, f"{LAB}, {on(rows, machine, LAB)}", list(FIGURES), way=LAB, n=n),
+            panel(rows, f"{OURS}, {on(rows, machine, OURS)}", list(FIGURES), way=OURS, n=n),
         ],
-        "threads", "time / one thread's compute time", log_y=True,
+        "threads", "time (ms)", log_y=True, ends=True,
     )  # fmt: skip
 
 

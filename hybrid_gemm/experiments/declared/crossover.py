@@ -47,20 +47,20 @@ def faster_above(rows: Rows) -> Verdict:
     )
 
 
-def picture(rows: Rows) -> Picture:
-    """Time over n, a line for each program: published, and here."""
+def picture(rows: Rows, machine: str) -> Picture:
+    """Time over n, a line for each program: published, and ours."""
     theirs = EXPERIMENT.theirs()
     return Picture(
         [
             Panel([Line(p, *theirs.line("n", "published_time_ms", program=p), True, i)
-                   for i, p in ((0, HAND), (2, COLD))], "published"),
+                   for i, p in ((0, HAND), (2, COLD))], "published, the lab's GPU"),
             Panel([*(Line(p, *rows.line("n", "time_ms", program=p), style=i)
                      for i, p in enumerate((HAND, BEST, COLD))),
                    Line("cuBLAS, second product", *rows.line("n", "warm_ms", program=COLD),
                         style=3)],
-                  "here"),
+                  machine),
         ],
-        "n", "time (ms), copies included", log_x=True, log_y=True,
+        "m = n = k", "time (ms), copies included", log_x=True, log_y=True,
     )  # fmt: skip
 
 

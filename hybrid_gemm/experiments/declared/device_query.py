@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ... import catalog
-from ...reporting.pictures import Line, Panel, Picture
 from ..base import ANYWHERE, Claim, Experiment, Point, Published, Rows, Verdict, verdict
 from ..measure import limit
 from ..model import P100, Machine, resident_blocks, waves
@@ -53,19 +52,6 @@ def rounds(rows: Rows) -> Verdict:
     )
 
 
-def picture(rows: Rows) -> Picture:
-    """Bars of the properties that were published, over the P100's."""
-    # The limits for which there is a published figure, as multiples of it.
-    both = [r for r in rows if r.get("published_value")]
-    names = [r["property"] for r in both]
-    lines = [Line("published, P100", names, [1.0] * len(both), theirs=True)]
-    if any(r.get("value") for r in both):
-        lines.append(
-            Line("here", names, [(r.get("value") or 0) / r["published_value"] for r in both])
-        )
-    return Picture([Panel(lines, bars=True)], "", "times the P100's")
-
-
 EXPERIMENT = Experiment(
     name="device_query",
     title="Device query",
@@ -80,7 +66,7 @@ EXPERIMENT = Experiment(
         Claim("A block has at most 1024 threads.", same("threads a block")),
         Claim("A multiprocessor has at most 2048 threads.", same("threads a multiprocessor")),
     ),
-    picture=picture,
+    picture=None,
     exercise="Compare `hybrid-gemm info` on two machines. Which limit decides how many blocks "
     "of 256 threads with 100 registers each multiprocessor holds?",
 )  # fmt: skip

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-from ...reporting.pictures import Line, Panel, Picture
 from ..base import ANYWHERE, Claim, Experiment, Point, Rows, Verdict, verdict
 from ..measure import emulated, emulated_race
 
@@ -39,14 +38,6 @@ def races_hide(rows: Rows) -> Verdict:
     )
 
 
-def picture(rows: Rows) -> Picture:
-    """Bars of the time on the emulator, by kernel."""
-    names = rows.values("kernel", n=rows[0]["n"]) if rows else []
-    times = dict(zip(*rows.line("kernel", "time_ms"), strict=True))
-    lines = [Line("emulator", names, [times.get(k) for k in names])]
-    return Picture([Panel(lines, bars=True)], "", f"time (ms), n = {rows[0]['n'] if rows else ''}")
-
-
 EXPERIMENT = Experiment(
     name="emulation",
     title="Without a card",
@@ -59,7 +50,7 @@ EXPERIMENT = Experiment(
               ANYWHERE),
         Claim("Some race errors do not show there.", races_hide, ANYWHERE),
     ),
-    picture=picture,
+    picture=None,
     exercise="Remove one `__syncthreads()` from a copy of `gemm_shared_tile.cu` "
     "(`hybrid-gemm new-kernel`). Does `hybrid-gemm run --device emulator` notice?",
 )  # fmt: skip

@@ -108,8 +108,8 @@ def thirty_two(rows: Rows) -> Verdict:
     )
 
 
-def picture(rows: Rows) -> Picture:
-    """Share of peak over the size, a line for each rung: published, and here."""
+def picture(rows: Rows, machine: str) -> Picture:
+    """Share of peak over the size, a line for each rung: published, and ours."""
 
     def shares(found: Rows, figure: str, kernel: str, peak: float) -> tuple[list, list]:
         sizes, rates = found.line("m_and_n", figure, kernel=kernel)
@@ -124,9 +124,9 @@ def picture(rows: Rows) -> Picture:
             Panel([Line(k, *shares(EXPERIMENT.theirs(), "published_gflops", k, V100.gflops),
                         theirs=True, style=i) for i, k in enumerate(RUNGS)], "published, V100"),
             Panel([Line(k, *shares(rows, "gflops", k, peak), style=i)
-                   for i, k in enumerate((*RUNGS, *([best] if best else [])))], "here"),
+                   for i, k in enumerate((*RUNGS, *([best] if best else [])))], machine),
         ],
-        "m = n (K = 1024)", "share of fp32 peak (%)", log_x=True,
+        "m = n (K = 1024)", "share of the card's fp32 peak (%)", log_x=True,
     )  # fmt: skip
 
 

@@ -36,17 +36,17 @@ def handle_cost(rows: Rows) -> Verdict:
     )
 
 
-def picture(rows: Rows) -> Picture:
-    """Time over n: published, here, and of a second product here."""
+def picture(rows: Rows, machine: str) -> Picture:
+    """Time over n: published, ours, and of a second product."""
     theirs = EXPERIMENT.theirs()
     return Picture(
         [Panel([
-            Line("published, handle included", *theirs.line("n", "published_time_ms"),
-                 theirs=True),
-            Line("here, handle included", *rows.line("n", "time_ms")),
-            Line("here, second product", *rows.line("n", "warm_ms"), style=2),
+            Line("published, the lab's GPU, handle included",
+                 *theirs.line("n", "published_time_ms"), theirs=True),
+            Line(f"{machine}, handle included", *rows.line("n", "time_ms")),
+            Line(f"{machine}, second product", *rows.line("n", "warm_ms"), style=2),
         ])],
-        "n", "time (ms), copies included", log_x=True, log_y=True,
+        "m = n = k", "time (ms), copies included", log_x=True, log_y=True,
     )  # fmt: skip
 
 

@@ -88,7 +88,7 @@ def as_the_driver_says(rows: Rows) -> Verdict:
     )
 
 
-def picture(rows: Rows) -> Picture:
+def picture(rows: Rows, machine: str) -> Picture:
     """Bars of occupancy and of the share of peak, by variant."""
     several = {r["kernel"] for r in rows if len(rows.where(kernel=r["kernel"])) > 1}
     names = [f"{r['kernel']} {r['params'] if r['kernel'] in several else ''}" for r in rows]
@@ -103,7 +103,7 @@ def picture(rows: Rows) -> Picture:
                 style=1,
             )
         )
-    return Picture([Panel(lines, bars=True)], "", "%")
+    return Picture([Panel(lines, bars=True)], "", f"% ({machine})")
 
 
 EXPERIMENT = Experiment(

@@ -43,18 +43,18 @@ def padding_or_guards(rows: Rows) -> Verdict:
     )
 
 
-def picture(rows: Rows) -> Picture:
+def picture(rows: Rows, machine: str) -> Picture:
     """Bars of the useful rate by size, a panel for each kernel."""
     panels = []
     for kernel in KERNELS:
-        names = [f"n = {n}" for n in rows.values("n")]
+        names = [str(n) for n in rows.values("n")]
         lines = []
         for i, way in enumerate((GUARDS, ZEROS)):
             found = dict(zip(*rows.line("n", "gflops", kernel=kernel, way=way), strict=True))
             lines.append(Line(way, names, [(found.get(n) or 0) / 1e3 for n in rows.values("n")],
                               style=i))  # fmt: skip
         panels.append(Panel(lines, kernel, bars=True))
-    return Picture(panels, "", "useful TFLOP/s")
+    return Picture(panels, "m = n = k", f"useful TFLOP/s ({machine})")
 
 
 EXPERIMENT = Experiment(

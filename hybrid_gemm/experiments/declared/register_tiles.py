@@ -74,16 +74,16 @@ def idle_card(rows: Rows) -> Verdict:
     )
 
 
-def picture(rows: Rows) -> Picture:
-    """Time over the tile: published, and here."""
+def picture(rows: Rows, machine: str) -> Picture:
+    """Time over the tile: published, and ours."""
     lines = [
         Line("published, P100", *EXPERIMENT.theirs().line("tile_size", "published_time_ms"),
              theirs=True),
-        Line("here", *rows.line("tile_size", "time_ms")),
+        Line(machine, *rows.line("tile_size", "time_ms")),
     ]  # fmt: skip
     return Picture(
         [Panel(lines)], "tile side (elements of C a thread owns, squared)",
-        "time (ms), n = 1024, int32", log_x=True, log_y=True,
+        "time (ms), m = n = k = 1024, int32", log_x=True, log_y=True,
     )  # fmt: skip
 
 

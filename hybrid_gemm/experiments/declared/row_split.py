@@ -6,7 +6,7 @@ from typing import Any
 from ...reporting.pictures import Line, Panel, Picture
 from ..base import ANYWHERE, Claim, Experiment, Point, Published, Rows, Verdict, verdict
 from ..measure import run
-from ..sizes import LAB, LAB_THREADS, OURS, lab_sizes, largest, right_everywhere
+from ..sizes import LAB, LAB_THREADS, OURS, lab_sizes, largest, on, right_everywhere
 
 
 def points(scale: str, device: str) -> Iterator[Point]:
@@ -44,7 +44,7 @@ def copies_of_b(rows: Rows) -> Verdict:
     )
 
 
-def picture(rows: Rows) -> Picture:
+def picture(rows: Rows, machine: str) -> Picture:
     """Speed over one thread's, by threads: published, the lab's way, ours."""
     n = max(rows.values("n"), default=0)
     theirs = EXPERIMENT.theirs()
@@ -55,13 +55,14 @@ def picture(rows: Rows) -> Picture:
 
     return Picture(
         [Panel([
-            Line("published, n = 8192", *speed_up(theirs, "published_time_ms", n=8192),
-                 theirs=True),
-            Line(f"the lab's way here, n = {n}", *speed_up(rows, "time_ms", way=LAB, n=n), style=1),
-            Line(f"ours here, n = {n}", *speed_up(rows, "time_ms", way=OURS, n=n), style=2),
+            Line("published, 1 GPU, m = n = k = 8192",
+                 *speed_up(theirs, "published_time_ms", n=8192), theirs=True),
+            *(Line(f"{way}, {on(rows, machine, way)}, m = n = k = {n}",
+                   *speed_up(rows, "time_ms", way=way, n=n), style=style)
+              for style, way in ((1, LAB), (2, OURS))),
         ])],
         "threads", "times as fast as one thread",
-        reference=1,
+        reference=1, ends=True,
     )  # fmt: skip
 
 

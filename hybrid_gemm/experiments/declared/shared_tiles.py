@@ -48,13 +48,13 @@ def flops_a_load(rows: Rows) -> Verdict:
     return verdict(found == 16, f"{found:.0f} flops for each element read from global memory")
 
 
-def picture(rows: Rows) -> Picture:
-    """Time over the tile: published, and here."""
+def picture(rows: Rows, machine: str) -> Picture:
+    """Time over the tile: published, and ours."""
     theirs = EXPERIMENT.theirs().line("tile_size", "published_time_ms")
     return Picture(
         [Panel([Line("published, P100", *theirs, theirs=True),
-                Line("here", *rows.line("tile_size", "time_ms"))])],
-        "tile side (threads of a block, squared)", "time (ms), n = 1024, int32",
+                Line(machine, *rows.line("tile_size", "time_ms"))])],
+        "tile side (threads of a block, squared)", "time (ms), m = n = k = 1024, int32",
         log_x=True, log_y=True,
     )  # fmt: skip
 

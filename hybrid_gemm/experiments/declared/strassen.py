@@ -55,7 +55,7 @@ def errors_grow(rows: Rows) -> Verdict:
     )
 
 
-def picture(rows: Rows) -> Picture:
+def picture(rows: Rows, machine: str) -> Picture:
     """Speed over that of the kernel alone by n, and the error by levels."""
     kernels = rows.values("kernel")
     panels = []
@@ -66,16 +66,18 @@ def picture(rows: Rows) -> Picture:
             sizes, times = rows.line("n", "time_ms", kernel=kernel, levels=level)
             gains = [base[n] / t for n, t in zip(sizes, times, strict=True) if n in base]
             lines.append(Line(f"{level} level{'s' * (level > 1)}", sizes, gains, style=i))
-        panels.append(Panel(lines, f"over {kernel}"))
+        panels.append(Panel(lines, f"over {kernel}, {machine}"))
     n = max(rows.values("n"), default=0)
     errors = [
         Line(kernel, *rows.line("levels", "error", kernel=kernel, n=n), style=3 + i)
         for i, kernel in enumerate(kernels)
     ]
     panels.append(
-        Panel(errors, f"n = {n}", x="levels", y="error / product (Frobenius)", log_y=True)
+        Panel(errors, f"m = n = k = {n}", x="levels", y="relative error (Frobenius)", log_y=True)
     )
-    return Picture(panels, "n", "times as fast as the kernel alone", log_x=True, reference=1)
+    return Picture(
+        panels, "m = n = k", "times as fast as the kernel alone", log_x=True, reference=1
+    )
 
 
 EXPERIMENT = Experiment(

@@ -71,9 +71,9 @@ def contiguous(rows: Rows) -> Verdict:
     )
 
 
-def picture(rows: Rows) -> Picture:
+def picture(rows: Rows, machine: str) -> Picture:
     """Bars of the rate by size, for each kernel and way."""
-    names = [f"n = {n}" for n in rows.values("n")]
+    names = [str(n) for n in rows.values("n")]
     ways = [("naive", AS_IT_LIES), ("transposed_b", WITHIN), ("transposed_b", BEFORE),
             ("blas", AS_IT_LIES), ("blas", BEFORE)]  # fmt: skip
     lines = []
@@ -82,7 +82,7 @@ def picture(rows: Rows) -> Picture:
         if found:
             values = [(found.get(n) or 0) / 1e3 for n in rows.values("n")]
             lines.append(Line(f"{kernel}, {way}", names, values, style=i))
-    return Picture([Panel(lines, bars=True)], "", "TFLOP/s")
+    return Picture([Panel(lines, bars=True)], "m = n = k", f"TFLOP/s ({machine})")
 
 
 EXPERIMENT = Experiment(

@@ -8,6 +8,7 @@ calls them all.
 
 from __future__ import annotations
 
+from ...devices import are_gpus
 from ...devices.base import Device
 from ...devices.cuda.nccl_group import unavailable as no_library
 from ...errors import UnavailableError
@@ -62,12 +63,12 @@ def open_transport(asked: str, comm, cells, node: int, cell, plan: RankPlan, dev
 
 def names(asked: str, kind: str) -> list[str]:
     """What to try between devices of a kind, in this order."""
-    if kind != "cuda" and asked in ("ipc", "nccl"):
+    if not are_gpus(kind) and asked in ("ipc", "nccl"):
         raise UnavailableError(
             f"transport {asked} is between GPUs, and the device is {kind}; "
             "--transport mpi works here"
         )
-    if kind != "cuda":
+    if not are_gpus(kind):
         return ["mpi"]
     return list(NAMES) if asked == "auto" else [asked]
 

@@ -1,0 +1,96 @@
+"""Products of vectors and of stacks of matrices as products of matrices, by NumPy's rules.
+
+The last two dimensions of an array are a matrix's; those before them make a stack, and stacks of
+A and B broadcast. A vector as A is a row, as B a column, and C is without that dimension.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..errors import UsageError
+from ..problem import make_problem
+from .caller_arrays import check_out_type, module_of, shares_memory
+
+
+@dataclass(frozen=True)
+class Stacks:
+    """A, B and C of stacks that are alike, as views; `out` is C without the sides of vectors."""
+
+    a: Any
+    b: Any
+    c: Any
+    out: Any
+
+    @property
+    def result(self) -> Any:
+        """C as the caller wants it: a number of two vectors."""
+        return self.out if self.out.ndim else self.out[()]
+
+    @classmethod
+    def of(cls, a: Any, b: Any, out: Any = None) -> Stacks:
+        """Makes C where no `out` is given. Raises `UsageError` for shapes that do not fit and for
+        an `out` that overlaps, `DTypeError` for dtypes."""
+        for name, x in (("A", a), ("B", b)):
+            if not x.ndim:
+                raise UsageError(
+                    f"{name} is a number; matmul takes arrays, * multiplies by numbers"
+                )
+        x, y = (a[None, :] if a.ndim == 1 else a), (b[:, None] if b.ndim == 1 else b)
+        try:
+            stack = np.broadcast_shapes(x.shape[:-2], y.shape[:-2])
+        except ValueError:
+            raise UsageError(
+                f"A is a stack of {x.shape[:-2]} matrices and B one of {y.shape[:-2]}: these "
+                "shapes do not broadcast"
+            ) from None
+        problem = make_problem(
+            *(np.broadcast_to(np.empty((), v.dtype), v.shape[-2:]) for v in (x, y))
+        )
+        sides = *((problem.m,) if a.ndim > 1 else ()), *((problem.n,) if b.ndim > 1 else ())
+        if out is None:
+            out = module_of(a).empty((*stack, *sides), problem.out_dtype)
+        else:
+            check_out_type(out)
+            _check_out(out, (*stack, *sides), a, b)
+        c = out[..., None] if b.ndim == 1 else out
+        return cls(
+            module_of(x).broadcast_to(x, (*stack, *x.shape[-2:])),
+            module_of(y).broadcast_to(y, (*stack, *y.shape[-2:])),
+            c[..., None, :] if a.ndim == 1 else c,
+            out,
+        )
+
+    def multiply(self, gemm: Callable[[Any, Any, Any], Any]) -> Any:
+        """C, by `gemm(a, b, c)` for all pairs of matrices; by one call where a stack is multiplied
+        by one matrix and lies in memory as one."""
+        joined = self._joined()
+        if joined is not None:
+            gemm(*joined)
+        else:
+            for place in np.ndindex(self.c.shape[:-2]):
+                gemm(self.a[place], self.b[place], self.c[place])
+        return self.result
+
+    def _joined(self) -> tuple[Any, Any, Any] | None:
+        stack = self.c.shape[:-2]
+        one = not any(step for step, size in zip(self.b.strides, stack, strict=False) if size > 1)
+        if not (stack and one and self.c.size and self.a.size):
+            return None
+        rows = math.prod(stack) * self.c.shape[-2]
+        a, c = self.a.reshape(rows, self.a.shape[-1]), self.c.reshape(rows, self.c.shape[-1])
+        views = shares_memory(a, self.a) and shares_memory(c, self.c)  # and no copies
+        return (a, self.b[(0,) * len(stack)], c) if views else None
+
+
+def _check_out(out: Any, shape: tuple[int, ...], a: Any, b: Any) -> None:
+    if out.shape != shape:
+        raise UsageError(f"out has shape {out.shape}; this product is {shape}")
+    for name, x in (("A", a), ("B", b)):
+        if type(x) is type(out) and shares_memory(x, out):
+            raise UsageError(f"out overlaps {name}; give it memory of its own")

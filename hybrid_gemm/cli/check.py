@@ -1,0 +1,84 @@
+"""`hybrid-gemm run --check`: kernels on the emulator, each access and each barrier watched."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ..devices.emulator import program as emulation
+from ..devices.emulator.device import EmulatorDevice
+from ..errors import KernelError
+from ..problem import Problem
+from ..reporting.console import line
+from ..runner import Result
+from ..verify import Verdict
+from .alone import Alone
+from .inputs import Inputs
+from .job import Wanted
+
+SIZE = 200  # of generated input where no size is given: checked kernels are slow
+
+
+def restart_checked() -> None:
+    """Starts this command again in a process that AddressSanitizer watches, unless it is one.
+
+    Raises `UnavailableError` where g++ has none.
+    """
+    if hasattr(ctypes.CDLL(None), "__asan_init"):
+        return
+    watched = emulation.sanitized_environment()
+    sys.stdout.flush()
+    os.execve(sys.executable, [sys.executable, "-m", "hybrid_gemm", *sys.argv[1:]], watched)
+
+
+class Checked(Alone):
+    """A site of `job.Job`: as alone, on the emulator, in every order of threads.
+
+    A read or a write outside the matrices, a misaligned one, and threads that do not meet at a
+    barrier raise `KernelError` with the kernel's line. So do products that depend on the order in
+    which threads run: then the kernel has a race.
+    """
+
+    def open(self, problem: Problem, *, resident: bool) -> str:
+        super().open(problem, resident=resident)
+        return (
+            "checking on the emulator: addresses, alignment, barriers, and the orders of threads "
+            f"{', '.join(emulation.ORDERS)}"
+        )
+
+    def run(self, inputs: Inputs, out: Any, wanted: Wanted, progress: Callable) -> Result:
+        found: dict[str, np.ndarray] = {}
+        for order in reversed(emulation.ORDERS):  # the last is what is shown
+            for device in self.runner.devices:
+                assert isinstance(device, EmulatorDevice)
+                device.options = emulation.Options(order, sanitize=True)
+            result = super().run(inputs, out, wanted, progress)
+            found[order] = np.array(result.c)
+        bits = {order: c.tobytes() for order, c in found.items()}
+        for order in emulation.ORDERS[1:]:
+            if bits[order] != bits["forward"]:
+                rows, cols = np.nonzero(~_same(found[order], found["forward"]))
+                raise KernelError(
+                    f"kernel {self.variant.name} has a race: {len(rows)} elements of C, the first "
+                    f"at row {rows[0]}, column {cols[0]}, change when threads run in the order "
+                    f"{order} instead of forward; a barrier is missing"
+                )
+        return result
+
+    def print_result(self, result: Result, verdict: Verdict | None) -> None:
+        super().print_result(result, verdict)
+        line(
+            "checked: every access is inside an array and aligned, threads meet at barriers, and C "
+            f"has the same bits in {len(emulation.ORDERS)} orders of threads"
+        )
+
+
+def _same(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Where two matrices have the same bits."""
+    size = x.dtype.itemsize
+    return x.view(f"u{size}") == y.view(f"u{size}")

@@ -1,0 +1,130 @@
+"""Commands whose help has groups of options, full sentences and examples; and `-v` and `-q`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from ..errors import nearest
+from ..options import CHOICES
+from ..ranks import launch
+
+GENERAL = "Other options"
+Examples = Sequence[tuple[str, str]]  # what it does, as a sentence; the command line
+
+
+@dataclass
+class Talk:
+    """How much the command says: `quiet` is results and errors alone; `verbose` adds what is left
+    out otherwise."""
+
+    quiet: bool = False
+    verbose: bool = False
+
+
+talk = Talk()
+
+
+def _set(context: click.Context, parameter: click.Parameter, value: bool) -> None:
+    from ..host import notes
+
+    assert parameter.name is not None
+    setattr(talk, parameter.name, value)
+    if talk.quiet and talk.verbose:
+        raise click.UsageError("--quiet and --verbose were given; give one of them")
+    notes.quiet = talk.quiet
+
+
+def _talk_options() -> list[click.Parameter]:
+    return [
+        click.Option(
+            ["-v", "--verbose"], is_flag=True, expose_value=False, callback=_set,
+            help="Say more: the plan before a result, every repetition, tracebacks of errors.",
+        ),
+        click.Option(
+            ["-q", "--quiet"], is_flag=True, expose_value=False, callback=_set,
+            help="Write nothing on stderr but errors: no notes and no progress bar.",
+        ),
+    ]  # fmt: skip
+
+
+class Command(click.Command):
+    """A subcommand. `groups` are the headings of its options with the parameters' names; those of
+    `Options` have their own, and what is left is under "Other options". `ranks` says that a
+    launcher may start it as several ranks."""
+
+    def __init__(
+        self, *args: Any, groups: Mapping[str, Sequence[str]] | None = None,
+        examples: Examples = (), ranks: bool = False, **keywords: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(*args, **keywords)
+        self.ranks = ranks
+        self.params += _talk_options()
+        self.examples = examples
+        self._group = {name: choice.group for name, choice in CHOICES.items()}
+        for heading, names in (groups or {}).items():
+            self._group |= dict.fromkeys(names, heading)
+        self._order = list(groups or {})
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As click's; a misspelt option is told the nearest one only."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            known = [name for p in self.params for name in p.opts if name.startswith("--")]
+            name = error.option_name
+            raise click.NoSuchOption(
+                name, f"No such option {name!r}{nearest(name, known)}", ctx=ctx
+            ) from None
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """As click's, where one process is all that there is or `ranks` allows more."""
+        if not self.ranks:
+            launch.alone(ctx.command_path)
+        return super().invoke(ctx)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes the options under their headings."""
+        listed: dict[str, list[tuple[str, str]]] = {heading: [] for heading in self._order}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None and isinstance(parameter, click.Option):
+                heading = self._group.get(parameter.name or "", GENERAL)
+                listed.setdefault(heading, []).append(record)
+        listed[GENERAL] = listed.pop(GENERAL, [])  # the last
+        for heading, records in listed.items():
+            if records:
+                with formatter.section(heading):
+                    formatter.write_dl(records)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes the examples."""
+        write_examples(self.examples, formatter)
+
+
+class Group(click.Group):
+    """The command itself, which lists its subcommands in the order in which they were added."""
+
+    def __init__(self, *args: Any, examples: Examples = (), **keywords: Any) -> None:
+        super().__init__(*args, **keywords)
+        self.examples = examples
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes the examples."""
+        write_examples(self.examples, formatter)
+
+
+def write_examples(examples: Examples, formatter: click.HelpFormatter) -> None:
+    """Writes the examples; a command line is never broken."""
+    if not examples:
+        return
+    with formatter.section("Examples"):
+        for sentence, line in examples:
+            formatter.write_text(sentence)
+            formatter.write(f"{'':{formatter.current_indent + 2}}{line}\n")

@@ -1,0 +1,227 @@
+"""Types of options: they check a value in one line, and shells complete it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import click
+from click.shell_completion import CompletionItem
+
+from ..errors import UsageError, nearest
+from ..options import AUTOMATIC_KERNELS, Choice
+
+Names = Sequence[str] | Callable[[], Iterable[str]]  # or what finds them, where that is slow
+_WHOLE = re.compile(r"-?[0-9]+")
+
+
+def _complete(names: Names, incomplete: str, before: str = "") -> list[CompletionItem]:
+    found = names() if callable(names) else names
+    return [CompletionItem(before + name) for name in found if name.startswith(incomplete)]
+
+
+def kernel_names() -> list[str]:
+    """The kernels that multiply, by name."""
+    from .. import catalog
+
+    return [kernel.name for kernel in catalog.gemm_kernels()]
+
+
+def all_kernel_names() -> list[str]:
+    """Every kernel, by name."""
+    from .. import catalog
+
+    return list(catalog.kernels())
+
+
+def generated_dtypes() -> Sequence[str]:
+    """The dtypes that generated matrices may have."""
+    from ..arrays.generator import GENERATED_DTYPES
+
+    return GENERATED_DTYPES
+
+
+def kernel_dtypes() -> Sequence[str]:
+    """The dtypes that kernels multiply."""
+    from .. import catalog
+    from ..problem import NARROW
+
+    return [*catalog.C_TYPES, *NARROW]
+
+
+def fills() -> Sequence[str]:
+    """What generated matrices may hold."""
+    from ..arrays.generator import FILLS
+
+    return FILLS
+
+
+def verify_modes() -> Sequence[str]:
+    """How a product may be verified."""
+    from ..verify import MODES
+
+    return MODES
+
+
+def layouts() -> Sequence[str]:
+    """The orders of A and B."""
+    from ..catalog import LAYOUTS
+
+    return LAYOUTS
+
+
+def data_kinds() -> Sequence[str]:
+    """The kinds of data of `bench`."""
+    from ..bench.accuracy import KINDS
+
+    return list(KINDS)
+
+
+def sorts() -> Sequence[str]:
+    """How rows of `bench` may be ordered."""
+    from ..bench.study import SORTS
+
+    return list(SORTS)
+
+
+def experiment_names() -> list[str]:
+    """The experiments of `reproduce`, and `all`."""
+    from ..experiments import engine
+
+    return [*engine.experiments(), "all"]
+
+
+class Named(click.ParamType):
+    """One of some names. With `check=False` the command checks it, and shells complete it here."""
+
+    def __init__(self, names: Names, *, check: bool = True) -> None:
+        self.name, self.names, self.check = "name", names, check
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        if self.check:
+            known = list(self.names() if callable(self.names) else self.names)
+            if value not in known:
+                _refuse(value, known, param)
+        return value
+
+    def shell_complete(self, ctx: Any, param: Any, incomplete: str) -> list[CompletionItem]:
+        return _complete(self.names, incomplete)
+
+
+def _refuse(value: str, known: Sequence[str], param: Any) -> None:
+    flag = param.opts[0] if param else "the value"
+    raise UsageError(f"{flag} {value!r}: it takes {', '.join(known)}{nearest(value, known)}")
+
+
+class List(click.ParamType):
+    """Comma-separated values; `each` turns one into what the command wants. With `names`, each has
+    to be one of them; with `several`, `each` gives a list."""
+
+    def __init__(
+        self, name: str, each: Callable[[str], Any] = str, *, names: Names = (),
+        check: bool = True, several: bool = False,
+    ) -> None:  # fmt: skip
+        self.name, self.each, self.names = name, each, names
+        self.check, self.several = check, several
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        if isinstance(value, list):
+            return value
+        texts = [x for x in value.split(",") if x]
+        known = list(self.names() if callable(self.names) else self.names) if self.check else []
+        for text in texts if known else ():
+            if text not in known:
+                _refuse(text, known, param)
+        try:
+            found = [self.each(x) for x in texts]
+        except ValueError as error:
+            why = f": {error}" if isinstance(error, UsageError) else ""
+            flag = param.opts[0] if param else "the value"
+            raise UsageError(f"{flag} {value!r} is not a list such as {self.name}{why}") from None
+        return [x for each in found for x in each] if self.several else found
+
+    def shell_complete(self, ctx: Any, param: Any, incomplete: str) -> list[CompletionItem]:
+        before, comma, last = incomplete.rpartition(",")
+        return _complete(self.names, last, before + comma)
+
+
+class File(click.ParamType):
+    """A file's name, which shells complete; the command checks it."""
+
+    name = "file"
+
+    def shell_complete(self, ctx: Any, param: Any, incomplete: str) -> list[CompletionItem]:
+        return [CompletionItem(incomplete, type="file")]
+
+
+class Folder(click.ParamType):
+    """A folder's name, which shells complete; the command checks it."""
+
+    name = "directory"
+
+    def shell_complete(self, ctx: Any, param: Any, incomplete: str) -> list[CompletionItem]:
+        return [CompletionItem(incomplete, type="dir")]
+
+
+class OptionType(click.ParamType):
+    """Text of one of `Options`' choices, parsed and checked as that choice says."""
+
+    def __init__(self, name: str, choice: Choice) -> None:
+        self.name, self.choice = name, choice
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        try:
+            return self.choice.parse(value)
+        except UsageError as error:
+            raise UsageError(f"{param.opts[0] if param else self.name}: {error}") from None
+
+    def shell_complete(self, ctx: Any, param: Any, incomplete: str) -> list[CompletionItem]:
+        if self.name == "kernel":
+            return _complete([*AUTOMATIC_KERNELS, *kernel_names()], incomplete)
+        return _complete(self.choice.names, incomplete)
+
+
+def parameters(given: Iterable[str]) -> dict[str, int]:
+    """The parameters of a kernel that `--param NAME=NUMBER` gave."""
+    out = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals or not _WHOLE.fullmatch(value):
+            raise UsageError(f"--param {text}: it takes NAME=NUMBER, such as BM=128")
+        out[name] = int(value)
+    return out
+
+
+Shape = tuple[int, int, int]
+MOST_SHAPES = 1000  # of one range
+
+
+def shape(text: str) -> Shape:
+    """m, n, k of "1024" or "4096x4096x1024"."""
+    sides = tuple(int(x) for x in text.lower().split("x"))
+    if len(sides) not in (1, 3) or min(sides) < 0:
+        raise ValueError(text)
+    m, n, k = sides * 3 if len(sides) == 1 else sides
+    return m, n, k
+
+
+def shapes(text: str) -> list[Shape]:
+    """The shape of "N" or "MxNxK", or those of a range of cubes: "1024:8192:1024" adds 1024 until
+    8192, "1024:16384:x2" doubles. The last is never passed."""
+    if ":" not in text:
+        return [shape(text)]
+    start, stop, step = text.lower().split(":")
+    size, last = int(start), int(stop)
+    by, times = (int(step[1:]), True) if step.startswith("x") else (int(step), False)
+    if size < 1 or last < size or by < (2 if times else 1):
+        raise UsageError(f"{text} is no range: it takes START:STOP:STEP or START:STOP:xFACTOR")
+    found = []
+    while size <= last:
+        found.append((size, size, size))
+        size = size * by if times else size + by
+        if len(found) > MOST_SHAPES:
+            raise UsageError(f"{text} is more than {MOST_SHAPES} sizes")
+    return found

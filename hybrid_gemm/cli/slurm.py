@@ -1,0 +1,113 @@
+"""`hybrid-gemm slurm`: prints batch scripts."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import click
+
+from .help import Command
+from .option_types import Named
+
+
+@click.command(
+    cls=Command,
+    groups={
+        "Job": ("nodes", "ranks_per_node", "gpus_per_node", "cpus_per_rank", "mem", "time",
+                "array", "job_name"),
+        "Queue": ("partition", "account", "qos", "constraint", "gres"),
+        "Start": ("threads", "launcher", "mpi", "scaling", "setup"),
+    },
+    examples=[
+        ("A product over 8 GPUs of one node:",
+         "hybrid-gemm slurm --gpus-per-node 8 -- --size 65536 > job.sbatch"),
+        ("A job on 4 nodes, for an account:",
+         "hybrid-gemm slurm --nodes 4 --gpus-per-node 8 --account me"),
+        ("A strong and a weak scaling study:", "hybrid-gemm slurm --gpus-per-node 8 --scaling"),
+    ],
+)  # fmt: skip
+@click.argument("run", nargs=-1, type=click.UNPROCESSED, metavar="[-- RUN OPTIONS]")
+@click.option(
+    "--nodes", type=int, default=1, show_default=True, metavar="N", help="Nodes of the job."
+)
+@click.option(
+    "--ranks-per-node",
+    type=int,
+    metavar="N",
+    help="Ranks on each node. Without it, one for each GPU, or one.",
+)
+@click.option(
+    "--gpus-per-node",
+    type=int,
+    default=0,
+    metavar="N",
+    show_default=True,
+    help="GPUs of each node.",
+)
+@click.option(
+    "--cpus-per-rank",
+    type=int,
+    default=8,
+    metavar="N",
+    show_default=True,
+    help="Cores of each rank.",
+)
+@click.option("--threads", type=int, metavar="N", help="Worker threads in each rank.")
+@click.option(
+    "--launcher",
+    type=Named(("srun", "mpirun")),
+    default="srun",
+    metavar="NAME",
+    show_default=True,
+    help="What starts the ranks: srun or mpirun.",
+)
+@click.option(
+    "--mpi",
+    default="pmix",
+    metavar="NAME",
+    show_default=True,
+    help="How srun and MPI meet, as `srun --mpi=list` names it.",
+)
+@click.option("--scaling", is_flag=True, help="Run on 1, 2, 4, ... ranks: strong and weak scaling.")
+@click.option(
+    "--time", default="00:30:00", metavar="TIME", show_default=True, help="The job's time limit."
+)
+@click.option("--partition", default="", metavar="NAME", help="The partition to run in.")
+@click.option("--account", default="", metavar="NAME", help="The account that is charged.")
+@click.option("--qos", default="", metavar="NAME", help="The quality of service.")
+@click.option(
+    "--constraint",
+    default="",
+    metavar="FEATURES",
+    help="Features that nodes must have, as a100&ib.",
+)
+@click.option(
+    "--gres", default="", metavar="LIST", help="Generic resources of each node, such as gpu:h100:8."
+)
+@click.option("--mem", default="", metavar="SIZE", help="Host memory of each node, such as 200G.")
+@click.option(
+    "--array", default="", metavar="LIST", help="Repeat the job as an array, such as 0-3 or 0-9%2."
+)
+@click.option(
+    "--job-name", default="hybrid-gemm", metavar="NAME", show_default=True, help="The job's name."
+)
+@click.option(
+    "--setup",
+    multiple=True,
+    metavar="LINE",
+    help="A shell line that puts hybrid-gemm on the PATH, such as 'module load openmpi'; give it "
+    "as often as needed. Without it, the lines that activate what is active here.",
+)
+def slurm(**options: Any) -> None:
+    """Print an sbatch script that runs a product.
+
+    What stands after -- are options of `hybrid-gemm run`; sbatch takes more of them after the
+    script's name.
+    """
+    from ..ranks.slurm import Options, environment, script
+    from .run import check
+
+    check(options["run"])
+    options["setup"] = options["setup"] or environment(os.environ)
+    click.echo(script(Options(**options)), nl=False)

@@ -1,0 +1,129 @@
+"""Products that the CPU does as one call of its BLAS, without a plan or threads: as NumPy's own.
+
+What has to be worked out is worked out once for arrays of the same shapes and dtypes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..arrays.caller_arrays import cast_into, is_same, shares_memory
+from ..devices.cpu import CpuDevice
+from ..errors import shortage_in_words
+from ..problem import make_problem, sides
+from .executor import INCOMPLETE
+from .plan_maker import PlanMaker
+
+MAX_KNOWN = 4096  # signatures; a program of ever new shapes starts over
+
+
+class SingleCpuExecutor:
+    """Repeated products of NumPy arrays by one worker that has all cores."""
+
+    def __init__(self, device: CpuDevice, plans: PlanMaker) -> None:
+        self.device, self.plans = device, plans
+        self.known: dict[tuple, tuple | None] = {}
+
+    def gemm(
+        self, a: Any, b: Any, c: Any = None, alpha: Any = 1.0, beta: Any = 0.0,
+        trans_a: bool = False, trans_b: bool = False, out: Any = None,
+    ) -> Any:  # fmt: skip
+        """alpha * op(A) @ op(B) + beta * C, with the bits of a run; None for what takes one: other
+        arrays, an `out` that overlaps, and products that are made in several pieces."""
+        if any(x is not None and type(x) is not np.ndarray for x in (a, b, c, out)):
+            return None
+        found = self._find(a, b, c, alpha, beta, trans_a, trans_b, out)
+        if found is None or (out is not None and not _free(out, a, b, c)):
+            return None
+        problem, dtype, result_dtype = found
+        op_a, op_b = a.T if trans_a else a, b.T if trans_b else b
+        given, writing = out is not None, False
+        try:
+            if out is None:
+                out = np.empty((problem.m, problem.n), result_dtype)
+            made = out if out.dtype == dtype else np.empty(out.shape, dtype)
+            op_a, op_b = _as(op_a, dtype), _as(op_b, dtype)
+            writing = made is out
+            if problem.beta and not (c is out and made is out):
+                cast_into(made, c)
+            self.device.multiply(op_a, op_b, made, problem.alpha, problem.beta)
+            writing = True
+            if made is not out:
+                cast_into(out, made)
+        except BaseException as error:
+            if given and writing:
+                error.add_note(INCOMPLETE)
+            with shortage_in_words(problem):
+                raise
+        return out
+
+    def matmul(self, a: Any, b: Any, c: Any) -> bool:
+        """c = a @ b for stacks of the same length, if one call of NumPy's does it as `gemm` would
+        do each pair; otherwise False, and nothing is done."""
+        if not (c.size and all(type(x) is np.ndarray and x.dtype.kind == "f" for x in (a, b, c))):
+            return False
+        x, y, z = (v[(0,) * (v.ndim - 2)] for v in (a, b, c))
+        found = self._find(x, y, None, 1.0, 0.0, False, False, z)
+        if found is None or not c.flags.writeable or {a.dtype, b.dtype, c.dtype} != {found[1]}:
+            return False
+        self.device.multiply(a, b, c, 1, 0)
+        return True
+
+    def _find(
+        self, a: Any, b: Any, c: Any, alpha: Any, beta: Any, trans_a: bool, trans_b: bool, out: Any
+    ) -> tuple | None:
+        """What `_work_out` says, worked out once for arrays of these shapes and dtypes."""
+        key = (
+            a.shape, a.dtype, b.shape, b.dtype, alpha, beta, trans_a, trans_b,
+            c is None or (c.shape, c.dtype), out is None or (out.shape, out.dtype),
+        )  # fmt: skip
+        try:
+            return self.known[key]
+        except KeyError:
+            if len(self.known) >= MAX_KNOWN:
+                self.known.clear()
+            found = self.known[key] = self._work_out(
+                a, b, c, out, alpha=alpha, beta=beta, trans_a=trans_a, trans_b=trans_b
+            )
+            return found
+        except TypeError:  # an array as alpha or beta is no key
+            return None
+
+    def _work_out(
+        self, a: Any, b: Any, c: Any, out: Any, *, alpha: Any, beta: Any, trans_a: bool,
+        trans_b: bool,
+    ) -> tuple | None:  # fmt: skip
+        """The problem, and as objects the dtypes in which C is made and given; None if it takes a
+        run, which also says what is wrong."""
+        if c is not None and c.shape != sides(a, b, trans_a=trans_a, trans_b=trans_b)[:2]:
+            return None
+        problem = self.plans.settle(
+            make_problem(a, b, c, alpha=alpha, beta=beta, trans_a=trans_a, trans_b=trans_b)
+        )
+        fits = problem.out_dtype == np.result_type(a.dtype, b.dtype) and (
+            out is None or (out.shape == (problem.m, problem.n) and out.dtype == problem.out_dtype)
+        )
+        one_piece = problem.m * problem.n * problem.k and problem.flops <= self.device.chunk_flops
+        if not (fits and one_piece and problem.alpha) or self.device.limits_blas():
+            return None
+        plan = self.plans.plan(problem)
+        self.plans.choice(plan)  # raises for a kernel that the CPU has not
+        if len(plan.products) != 1:
+            return None
+        return problem, np.dtype(problem.dtype), np.dtype(problem.out_dtype)
+
+
+def _as(view: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    return view if view.dtype == dtype else view.astype(dtype)
+
+
+def _free(out: np.ndarray, a: np.ndarray, b: np.ndarray, c: Any) -> bool:
+    """Whether a product can be written to `out` while A, B and C are read."""
+    if not out.flags.writeable:
+        return False
+    if c is not None and c is not out and (is_same(c, out) or shares_memory(c, out)):
+        return False
+    # Exact answers take longer than the product; a run gives them where bounds meet.
+    return not (np.may_share_memory(a, out) or np.may_share_memory(b, out))

