@@ -25,10 +25,20 @@ _OPERATORS: dict[type, Callable[[Any, Any], int | Fraction]] = {
 _FUNCTIONS: dict[str, Callable[..., int | Fraction]] = {"ceil": math.ceil, "min": min, "max": max}
 
 
-@functools.cache
+MAX_LENGTH = 1000  # characters of an expression; longer ones could nest too deep, or take for ever
+
+
+@functools.lru_cache(maxsize=4096)
 def _parse(expression: str) -> ast.expr:
+    if len(expression) > MAX_LENGTH:
+        raise ValueError(
+            f"an expression of {len(expression)} characters; it has {MAX_LENGTH} at most"
+        )
     # C spells conjunctions && and ||; the header keeps to one comparison an entry instead.
-    return ast.parse(expression, mode="eval").body
+    try:
+        return ast.parse(expression, mode="eval").body
+    except (SyntaxError, MemoryError) as error:  # MemoryError: nested too deep for the parser
+        raise ValueError(f"cannot evaluate {expression!r}: {error}") from None
 
 
 def evaluate(expression: str, names: Mapping[str, int]) -> int:
@@ -52,7 +62,10 @@ def evaluate(expression: str, names: Mapping[str, int]) -> int:
                 return _FUNCTIONS[name](*map(walk, args))
         raise ValueError(f"cannot evaluate {ast.unparse(node)!r} in {expression!r}")
 
-    value = walk(_parse(expression))
+    try:
+        value = walk(_parse(expression))
+    except (ArithmeticError, RecursionError) as error:
+        raise ValueError(f"cannot evaluate {expression!r} for {dict(names)}: {error}") from None
     if value.denominator != 1:
         raise ValueError(f"{expression!r} is {value}, not a whole number, for {dict(names)}")
     return int(value)

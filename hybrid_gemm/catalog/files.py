@@ -69,6 +69,7 @@ def _read(path: Path) -> Kernel:
             table[key] = tuple(value)
     if not table.get("params", True):
         del table["params"]
+    _check_kinds(path, table)
     _check_launch(path, table)
     name = path.stem.removeprefix("gemm_")
     return Kernel(name=name, path=path, text=text if path.suffix == ".cu" else "", **table)
@@ -128,36 +129,43 @@ _RULES: dict[str, Callable[[Any], Any]] = {
 }  # fmt: skip
 
 
-def _check(kernel: Kernel) -> None:
-    """Raises `ValueError` or `TypeError` where a header's values are not of the kind they must be,
-    or an expression of it means nothing."""
-    for key in sorted(_HEADER_KEYS):
-        value = getattr(kernel, key)
+def _check_kinds(path: Path, table: Mapping[str, Any]) -> None:
+    """Raises `ValueError` where a header's values are not of the kind they must be."""
+    for key, value in sorted(table.items()):
         rule = _RULES.get(key)
         if not (rule(value) if rule else isinstance(value, str)):
-            raise ValueError(f"{kernel.path.name}: the header's {key} cannot be {value!r}")
+            raise ValueError(f"{path.name}: the header's {key} cannot be {value!r}")
+
+
+def _check(kernel: Kernel) -> None:
+    """Raises `ValueError` or `TypeError` where an expression of a header means nothing."""
     for variant in kernel.variants():
         try:
             variant.check(kernel.dtypes[0])
             variant.launch(64, 64, 64, kernel.dtypes[0])
         except UsageError:
             pass  # a rule of its own that it breaks is said when it is asked for
-        except (ArithmeticError, SyntaxError) as error:
-            raise ValueError(f"{kernel.path.name}: {error}") from error
         if kernel.tile and min(variant.tile) < 1:
             raise ValueError(f"{kernel.path.name}: {variant} has a tile of {variant.tile}")
+
+
+def read_own(path: Path) -> Kernel:
+    """The kernel of one of the user's files. Raises `UsageError` for a file that holds none."""
+    try:
+        kernel = _read(path)
+        _check(kernel)
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise UsageError(str(error)) from error
+    return kernel
 
 
 def _kernels_in(folder: Path) -> Iterator[Kernel]:
     """The kernels of a folder; a note for each file that holds none."""
     for path in _files(folder):
         try:
-            kernel = _read(path)
-            _check(kernel)
-        except (OSError, ValueError, TypeError, RecursionError) as error:
+            yield read_own(path)
+        except UsageError as error:
             note(f"{path} is left out: {error}")
-            continue
-        yield kernel
 
 
 def _files(folder: Path) -> list[Path]:

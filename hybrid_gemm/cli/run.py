@@ -9,7 +9,13 @@ import click
 
 from ..errors import UsageError, VerificationError
 from ..options import (
-    CHOICES, DEFAULTS, DEVICE_GROUP, PANEL_SIDE, RANK_GROUP, SPLIT_GROUP, Options,
+    CHOICES,
+    DEFAULTS,
+    DEVICE_GROUP,
+    PANEL_SIDE,
+    RANK_GROUP,
+    SPLIT_GROUP,
+    Options,
 )  # fmt: skip
 from ..ranks import ending, heartbeat, launch
 from .help import Command, talk

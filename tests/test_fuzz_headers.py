@@ -1,0 +1,97 @@
+"""Damaged .npy files and kernel headers: a short form of scripts/fuzz-headers, and its finds."""
+
+import random
+import sys
+from pathlib import Path
+
+import pytest
+from support.command import python
+
+from hybrid_gemm.catalog.expressions import evaluate
+from hybrid_gemm.catalog.files import read_own
+from hybrid_gemm.errors import UsageError
+
+SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
+sys.path.insert(0, str(SCRIPTS))
+
+from fuzzing import headers  # noqa: E402
+
+
+@pytest.mark.parametrize("what", headers.WHAT)
+def test_damaged_headers_are_refused_or_read_right(what, tmp_path):
+    check, seeds, _words = headers.WHAT[what]
+    path = tmp_path / ("a.npy" if what == "npy" else "gemm_a.cu")
+    draw = random.Random(20261122)
+    taken = [check(data, path) for data in seeds]
+    taken += [check(headers.mutated(what, draw), path) for _ in range(400)]
+    assert 10 < sum(taken) < 390
+
+
+@pytest.mark.parametrize(
+    "error", [KeyError("x"), MemoryError(), UsageError("two\nlines")], ids=repr
+)
+def test_another_error_is_a_fault(error, monkeypatch, tmp_path):
+    def broken(path):
+        raise error
+
+    monkeypatch.setattr(headers, "open_npy", broken)
+    monkeypatch.setattr(headers, "read_own", broken)
+    with pytest.raises(headers.Fault):
+        headers.check_npy(headers.NPY_SEEDS[0], tmp_path / "a.npy")
+    with pytest.raises(headers.Fault):
+        headers.check_kernel(headers.KERNEL_SEEDS[0], tmp_path / "gemm_a.cu")
+
+
+def test_a_reader_that_differs_from_numpys_is_a_fault(monkeypatch, tmp_path):
+    real = headers.open_npy
+    monkeypatch.setattr(headers, "open_npy", lambda path: real(path)[::-1])
+    with pytest.raises(headers.Fault, match="other elements"):
+        headers.check_npy(headers.NPY_SEEDS[0], tmp_path / "a.npy")
+
+    def refusing(path):
+        raise UsageError("it is not here")
+
+    monkeypatch.setattr(headers, "open_npy", refusing)
+    with pytest.raises(headers.Fault, match="it was refused"):
+        headers.check_npy(headers.NPY_SEEDS[0], tmp_path / "a.npy")
+
+
+HEADER = headers.KERNEL_SEEDS[0].decode()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("source ", 'tma = "s"\nsource ', "the header's tma cannot be 's'"),
+        ("source ", 'tma = ["s"]\nsource ', "the header's tma cannot be"),
+        ('["BM", "BN"]', '["BM", "B$N"]', "cannot evaluate 'B$N'"),
+        ('["BM", "BN"]', '["BM", "1 / 0"]', "cannot evaluate '1 / 0'"),
+        ('["BM", "BN"]', '["BM", "\\u0000"]', "cannot evaluate"),
+        ('["BM", "BN"]', f'["BM", "{"-" * 5000}1"]', "an expression of 5001 characters"),
+        ("[{BM = 16, BN = 16}, {BM = 8, BN = 32}]", "{BM = 16}", "the header's params cannot be"),
+    ],
+    ids=range(7),
+)
+def test_a_header_of_nonsense_is_refused_in_words(old, new, words, tmp_path):
+    path = tmp_path / "gemm_mine.cu"
+    assert old in HEADER
+    path.write_text(HEADER.replace(old, new))
+    with pytest.raises(UsageError) as caught:
+        read_own(path)
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_expressions_that_nest_deep_are_refused():
+    for text in ("(" * 400 + "1" + ")" * 400, "-" * 900 + "1", "1+" * 499 + "1", "9*" * 400 + "9"):
+        try:
+            assert evaluate(text, {}) > 0
+        except ValueError as error:
+            assert "\n" not in str(error)
+
+
+def test_the_script_says_what_it_tried(tmp_path):
+    result = tmp_path / "fuzz.json"
+    done = python(SCRIPTS / "fuzz-headers", "kernel", "--engine", "words", "--count", 50, "--json",
+                  result, timeout=100)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert '"inputs": 50' in result.read_text() and '"faults": []' in result.read_text()
