@@ -158,22 +158,13 @@ def run(
     """
     chosen = {name: given.pop(name) for name in CHOICES}
     request = {name: given.pop(name) for name in _INPUT}
-    if ranks is not None and ranks < 1:
-        raise UsageError(f"--ranks {ranks}: it takes at least 1")
-    if ranks and not given["dry_run"]:
-        raise UsageError(f"--ranks is for --dry-run; to run on {ranks}: mpirun -n {ranks} ...")
-    if check and given["resume"]:
-        raise UsageError("--check watches one whole product, and --resume multiplies panels")
+    _refuse_contradictions(files, ranks, given, sha256=sha256, check=check)
     if check:
         _prepare_check(files, ranks, request, chosen)
     outputs = [json_file, given["output"], given["trace"]]
     if given["resume"] and given["output"]:
         outputs += _names_beside(given["output"])
     inputs = [x for x in (*files, request["c_file"]) if x]
-    if sha256 and not (files or given["output"]):
-        raise UsageError("--sha256 is of files; give A.npy B.npy, or -o C.npy")
-    if sha256 and given["dry_run"]:
-        raise UsageError("--sha256 is of a result, and --dry-run makes none")
     comm = None if ranks else launch.world(chosen["rank_timeout"])
     if comm is not None and given["resume"]:
         raise launch.agreed(UsageError(
@@ -203,7 +194,22 @@ def run(
             )
 
 
-def check(arguments: Sequence[str]) -> None:
+def _refuse_contradictions(
+    files: tuple[str, ...], ranks: int | None, given: dict, *, sha256: bool, check: bool
+) -> None:
+    if ranks is not None and ranks < 1:
+        raise UsageError(f"--ranks {ranks}: it takes at least 1")
+    if ranks and not given["dry_run"]:
+        raise UsageError(f"--ranks is for --dry-run; to run on {ranks}: mpirun -n {ranks} ...")
+    if check and given["resume"]:
+        raise UsageError("--check watches one whole product, and --resume multiplies panels")
+    if sha256 and not (files or given["output"]):
+        raise UsageError("--sha256 is of files; give A.npy B.npy, or -o C.npy")
+    if sha256 and given["dry_run"]:
+        raise UsageError("--sha256 is of a result, and --dry-run makes none")
+
+
+def check_arguments(arguments: Sequence[str]) -> None:
     """Raises what `run` with these arguments would say before it looks at files and devices."""
     with run.make_context("run", list(arguments)) as context:
         Options(**{name: context.params[name] for name in CHOICES})

@@ -106,8 +106,8 @@ def slurm(**options: Any) -> None:
     script's name.
     """
     from ..ranks.slurm import Options, environment, script
-    from .run import check
+    from .run import check_arguments
 
-    check(options["run"])
+    check_arguments(options["run"])
     options["setup"] = options["setup"] or environment(os.environ)
     click.echo(script(Options(**options)), nl=False)
