@@ -116,7 +116,7 @@ class Campaign:
                 fault.restarts += 1  # the launcher itself failed, before it started a rank
             if not struck:
                 fault.wrong.append(f"ended before {fault.phase}")
-                fault.message = first_message(words(folder))
+                fault.message = words(folder)
             if fault.target == "resume" and fault.file != "right":
                 self.resume(fault, folder)
 

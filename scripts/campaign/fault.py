@@ -50,7 +50,10 @@ def drawn(
     """A random fault; `targets` have weights, `events` are those of each."""
     target = rng.choices(list(targets), list(targets.values()))[0]
     event = rng.choice(events[target])
-    phase = rng.choice([x for x in PHASES if comes(x, target)])
+    phases = [x for x in PHASES if comes(x, target)]
+    if event == "limit":
+        phases.remove("starting")  # which cannot be made to last until then
+    phase = rng.choice(phases)
     if target == "resume" and rng.random() < 0.5:
         phase = "panels"
     rank = rng.randrange(ranks) if target in OF_RANKS else 0

@@ -128,6 +128,8 @@ class Slurm:
         fault.state = job.state()
 
     def judge(self, fault: Fault, text: str) -> None:
+        if fault.event in STATES and fault.file == "right":
+            return  # C was there when the job was ended
         wanted = STATES.get(fault.event, "FAILED")
         if fault.event == "slurmd":
             # MPI's start needs the daemon, by which ranks of several nodes find each other.
