@@ -76,5 +76,15 @@ def test_a_result_is_pickled_without_its_devices(made):
 
 def test_what_is_public_of_a_runner_is_documented():
     public = {name for name in vars(Runner) if not name.startswith("_")}
-    assert public == {"of", "threads", "close", "plan", "variant", "run", "gemm", "describe"}
+    assert public == {
+        "of",
+        "threads",
+        "close",
+        "plan",
+        "variant",
+        "run",
+        "gemm",
+        "matmul",
+        "describe",
+    }
     assert all(getattr(Runner, name).__doc__ for name in public)

@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import dataclasses
 import hashlib
 import os
 import random
@@ -77,10 +78,17 @@ class Campaign:
         speaks = threading.Lock()
 
         def carried_out(fault: Fault) -> Fault:
+            again = dataclasses.replace(fault, wrong=[])
             self.run(fault)
             with speaks:
                 print(fault, flush=True)
-            return fault
+            if not (fault.wrong and self.given.again):
+                return fault
+            again.first = fault.wrong
+            self.run(again)
+            with speaks:
+                print(again, " (tried again)", flush=True)
+            return again
 
         with ThreadPoolExecutor(self.given.at_once) as pool:
             return list(pool.map(carried_out, chosen))

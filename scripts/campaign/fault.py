@@ -13,7 +13,8 @@ OF_RANKS = ("rank", "launcher", "job")  # targets
 class Fault:
     """An event that befalls a target, and what came of it. `seconds` are from the event to the
     end, `state` is Slurm's word for it; `found` are the panels that the next run took up
-    (`resume`), `restarts` the times that the launcher failed by itself."""
+    (`resume`), `restarts` the times that the launcher failed by itself, and `first` what was wrong
+    the first time, if it was tried again."""
 
     number: int
     event: str
@@ -30,6 +31,7 @@ class Fault:
     found: int | None = None
     restarts: int = 0
     wrong: list[str] = field(default_factory=list)
+    first: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
         found = "" if self.found is None else f"  {self.found} panels found"
