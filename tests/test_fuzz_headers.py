@@ -81,6 +81,15 @@ def test_a_header_of_nonsense_is_refused_in_words(old, new, words, tmp_path):
     assert words in str(caught.value) and "\n" not in str(caught.value)
 
 
+def test_an_expression_without_a_value_refuses_the_product(tmp_path):
+    path = tmp_path / "gemm_mine.cu"
+    path.write_text(HEADER.replace("source ", 'workspace = "4 % (k - 7)"\nsource ', 1))
+    (variant, *_) = read_own(path.with_name("gemm_mine.cu")).variants()
+    assert "cannot evaluate '4 % (k - 7)'" in variant.refusal(
+        device="cpu" if "cpu" in variant.kernel.runs_on else "cuda", dtype="float32", m=8, n=8, k=7
+    )
+
+
 def test_expressions_that_nest_deep_are_refused():
     for text in ("(" * 400 + "1" + ")" * 400, "-" * 900 + "1", "1+" * 499 + "1", "9*" * 400 + "9"):
         try:

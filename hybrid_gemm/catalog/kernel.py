@@ -284,7 +284,7 @@ class Variant:
             self.check(dtype)
             if not self.kernel.library:
                 self.launch(m, n, k, dtype)
-        except UsageError as error:
+        except ValueError as error:  # UsageError, or an expression that has no value there
             return str(error)
         return None
 
