@@ -82,8 +82,12 @@ def _fail(error: BaseException) -> int:
     if isinstance(error, BrokenPipeError):  # the reader of our output has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    if not launch.first_of_job() and (ending.is_agreed(error) or not launch.speaks_last()):
-        return ending.exit_code(error)
+    if not launch.first_of_job():
+        agreed = ending.is_agreed(error)
+        # Without MPI, the launcher would end rank 0 before that has spoken.
+        alone = not (agreed and ending.mpi_runs()) and launch.speaks_last()
+        if agreed or not alone:
+            return ending.exit_code(error)
     if talk.verbose:
         traceback.print_exception(error)
     if isinstance(error, _ASKS_FOR_HELP):
