@@ -327,7 +327,7 @@ def test_an_error_of_one_rank_in_a_users_program_ends_the_job(sleeps):
 @needs_mpirun
 @pytest.mark.parametrize("arguments", [("compute",), ("outside",), ("sleep", "debugger")])
 def test_what_lasts_is_no_fault(sleeps, arguments):
-    done = mpirun(2, sleeps, 5, *arguments, timeout=60, check=0)
+    done = mpirun(2, sleeps, 3, *arguments, timeout=60, check=0)
     assert done.stdout.count("right") == 2
 
 
