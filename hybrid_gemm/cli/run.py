@@ -211,7 +211,7 @@ def _refuse_contradictions(
 
 def check_arguments(arguments: Sequence[str]) -> None:
     """Raises what `run` with these arguments would say before it looks at files and devices."""
-    with run.make_context("run", list(arguments)) as context:
+    with run.make_context("hybrid-gemm run", list(arguments)) as context:
         Options(**{name: context.params[name] for name in CHOICES})
 
 
