@@ -1,7 +1,6 @@
 """Carries out faults, several at once, and judges what became of C."""
 
 import argparse
-import contextlib
 import dataclasses
 import hashlib
 import os
@@ -16,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 
-from .fault import OF_RANKS, Fault, alive, drawn, first_message, pids
+from .fault import OF_RANKS, Fault, Process, alive, drawn, first_message, started
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 WHOLE_S = 240  # for a run without a fault, beside others
@@ -42,7 +41,7 @@ class Site(Protocol):
 
     def start(self, folder: Path, fault: Fault | None, target: str) -> Job: ...
 
-    def strike(self, fault: Fault, job: Job, pid: int) -> float:
+    def strike(self, fault: Fault, job: Job, process: Process) -> float:
         """Lets it happen to the process of the fault's rank; the seconds in which the job must
         end, beside the limit."""
 
@@ -119,7 +118,7 @@ class Campaign:
                     struck = self.strike(fault, job, folder)
                 finally:
                     job.end()
-                if struck or pids(folder) or fault.restarts == RESTARTS:
+                if struck or started(folder) or fault.restarts == RESTARTS:
                     break
                 fault.restarts += 1  # the launcher itself failed, before it started a rank
             if not struck:
@@ -135,7 +134,7 @@ class Campaign:
         if not mark.exists():
             return False
         time.sleep(fault.delay_s)
-        more_s = self.site.strike(fault, job, int(mark.read_text()))
+        more_s = self.site.strike(fault, job, Process.marked(mark))
         struck = time.monotonic()
         ended = wait_until(
             lambda: self.site.ended(fault, job) and not alive(folder), self.given.limit + more_s
@@ -236,8 +235,7 @@ def wait_until(what: Callable[[], Any], seconds: float) -> bool:
     return True
 
 
-def kill(processes: Iterable[int], number: int = signal.SIGKILL) -> None:
+def kill(processes: Iterable[Process], number: int = signal.SIGKILL) -> None:
     """Sends a signal to processes, of which some may have ended."""
-    for pid in processes:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, number)
+    for process in processes:
+        process.signal(number)

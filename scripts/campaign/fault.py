@@ -1,6 +1,9 @@
 """One fault: what is drawn of it, and what came of it."""
 
+import contextlib
+import os
 import random
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -79,19 +82,52 @@ def first_message(text: str) -> str:
     return next(iter(words + others), "")
 
 
-def pids(folder: Path) -> set[int]:
+@dataclass(frozen=True)
+class Process:
+    """A process, known by its number and its start: numbers are given again, to threads too, and a
+    signal to a thread's number ends its process."""
+
+    pid: int
+    started: str
+
+    @classmethod
+    def of(cls, pid: int) -> "Process":
+        return cls(pid, _stat(pid)[1])
+
+    @classmethod
+    def marked(cls, mark: Path) -> "Process":
+        pid, started = mark.read_text().split()
+        return cls(int(pid), started)
+
+    def runs(self) -> bool:
+        state, started = _stat(self.pid)
+        return started == self.started and state not in "ZX"
+
+    def signal(self, number: int) -> None:
+        """Does nothing if it has ended."""
+        with contextlib.suppress(OSError):
+            descriptor = os.pidfd_open(self.pid)  # of no thread
+            try:
+                if self.runs():
+                    signal.pidfd_send_signal(descriptor, number)
+            finally:
+                os.close(descriptor)
+
+
+def _stat(pid: int) -> tuple[str, str]:
+    """The state of a process, and when it started; X of one that has ended."""
+    try:
+        found = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return "X", ""
+    return found[0], found[19]
+
+
+def started(folder: Path) -> list[Process]:
     """The processes of a run that came to their first phase."""
-    return {int(x.read_text()) for x in (folder / "marks").glob("starting.*")}
+    return [Process.marked(x) for x in (folder / "marks").glob("starting.*")]
 
 
-def alive(folder: Path) -> list[int]:
+def alive(folder: Path) -> list[Process]:
     """Those that still run."""
-    found = []
-    for pid in pids(folder):
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except OSError:
-            continue
-        if state not in "ZX":
-            found.append(pid)
-    return found
+    return [process for process in started(folder) if process.runs()]

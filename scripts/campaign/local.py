@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from .campaign import environment_for, kill, run_words
-from .fault import Fault, alive
+from .fault import Fault, Process, alive
 
 SIGNALS = {
     "kill": signal.SIGKILL, "term": signal.SIGTERM, "int": signal.SIGINT, "stop": signal.SIGSTOP,
@@ -28,7 +28,7 @@ MPI = {
 }  # fmt: skip
 
 
-class Process:
+class Started:
     """A `campaign.Job`: mpirun, or a process alone."""
 
     def __init__(self, folder: Path, started: subprocess.Popen) -> None:
@@ -38,7 +38,8 @@ class Process:
         return self.started.poll()
 
     def end(self) -> None:
-        kill([*alive(self.folder), *([self.started.pid] if self.exit_code() is None else [])])
+        kill(alive(self.folder))
+        self.started.kill()  # unless it has ended
         self.started.wait(timeout=20)
 
 
@@ -59,20 +60,20 @@ class Local:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-    def start(self, folder: Path, fault: Fault | None, target: str) -> Process:
+    def start(self, folder: Path, fault: Fault | None, target: str) -> Started:
         command = [sys.executable, "-m", "hybrid_gemm", "run"]
         command += run_words(self.given, target, fault)
         if target in ("rank", "launcher"):
             command = [str(self.mpirun), "-n", str(self.given.ranks), *command]
         with open(folder / "out", "wb") as out, open(folder / "err", "wb") as err:
-            return Process(folder, subprocess.Popen(
+            return Started(folder, subprocess.Popen(
                 command, cwd=folder, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
                 env={**os.environ, **MPI, **environment_for(folder, fault)},
                 start_new_session=True,
             ))  # fmt: skip
 
-    def strike(self, fault: Fault, job: Process, pid: int) -> float:
-        struck = job.started.pid if fault.target == "launcher" else pid
+    def strike(self, fault: Fault, job: Started, process: Process) -> float:
+        struck = Process.of(job.started.pid) if fault.target == "launcher" else process
         kill([struck], SIGNALS[fault.event])
         if fault.event != "stop":
             return 0
@@ -82,10 +83,10 @@ class Local:
         kill([struck], signal.SIGCONT)
         return WHOLE_S
 
-    def ended(self, fault: Fault, job: Process) -> bool:
+    def ended(self, fault: Fault, job: Started) -> bool:
         return job.exit_code() is not None
 
-    def repair(self, fault: Fault, job: Process) -> None:
+    def repair(self, fault: Fault, job: Started) -> None:
         pass
 
     def judge(self, fault: Fault, text: str) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from hybrid_gemm.ranks import slurm
 
 from .campaign import ROOT, environment_for, kill, run_words, wait_until
-from .fault import Fault
+from .fault import Fault, Process
 from .local import CODES, MPI, SIGNALS
 
 SCRIPT = str(ROOT / "scripts" / "slurm-cluster")
@@ -90,7 +90,7 @@ class Slurm:
         )  # fmt: skip
         return SlurmJob(self, number.strip())
 
-    def strike(self, fault: Fault, job: SlurmJob, pid: int) -> float:
+    def strike(self, fault: Fault, job: SlurmJob, process: Process) -> float:
         more_s = 2.0  # from the batch system's first signal to its last
         if fault.event == "scancel":
             self.call("scancel", job.number)
@@ -98,13 +98,13 @@ class Slurm:
             self.call("scontrol", "update", f"JobId={job.number}", "EndTime=now+1")
             more_s += LIMIT_FOUND_S
         elif fault.event == "slurmd":
-            kill([self.daemon(fault)])
+            kill([Process.of(self.daemon(fault))])
             more_s += 20  # the job goes on to its end
         elif fault.event == "node":
-            kill(of_node(self.daemon(fault)))
+            kill(map(Process.of, of_node(self.daemon(fault))))
             more_s += self.given.rank_timeout
         else:
-            kill([pid], SIGNALS[fault.event])
+            kill([process], SIGNALS[fault.event])
             more_s += self.given.rank_timeout if fault.event == "stop" else 0
         return more_s
 

@@ -1,5 +1,6 @@
 """On the PYTHONPATH of a run it tells when a phase begins: a file $FAULT_MARKS/PHASE.RANK with the
-process id of each rank that came there. The phase $FAULT_PHASE is made to last."""
+process id of each rank that came there, and when that process started. The phase $FAULT_PHASE is
+made to last."""
 
 import functools
 import itertools
@@ -23,7 +24,9 @@ def mark(phase: str) -> bool:
             return False
         new = os.path.join(FOLDER, f".{name}.new")
         with open(new, "w") as file:
-            file.write(str(os.getpid()))
+            with open("/proc/self/stat") as stat:
+                started = stat.read().rpartition(")")[2].split()[19]
+            file.write(f"{os.getpid()} {started}")
         os.replace(new, os.path.join(FOLDER, name))
     return True
 
