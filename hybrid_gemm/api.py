@@ -13,7 +13,7 @@ from .execution import staging
 from .host import forks
 from .options import CHOICES, DEFAULTS, Options, named_keywords, refuse_unknown, with_options
 from .planning.plan import Plan
-from .problem import make_problem
+from .problem import Scalar, make_problem
 from .runner import Runner
 
 _DEVICE = list(CHOICES).index("device")
@@ -28,10 +28,10 @@ def gemm(  # every option is named here, for editors and type checkers
     c: Any = None,
     /,
     *,
-    alpha: float = 1.0,
-    beta: float = 0.0,
-    trans_a: bool = False,
-    trans_b: bool = False,
+    alpha: Scalar = 1.0,
+    beta: Scalar = 0.0,
+    trans_a: bool | str = False,
+    trans_b: bool | str = False,
     out: Any = None,
     split: str = Options.split,
     threads: int | None = Options.threads,
@@ -57,11 +57,13 @@ def gemm(  # every option is named here, for editors and type checkers
     """alpha * op(A) @ op(B) + beta * C, split over workers.
 
     `a` (m x k, or k x m with trans_a), `b` (k x n, or n x k with trans_b) and `c` (m x n) are
-    2-D arrays of float16, bfloat16 (ml_dtypes), float32, float64 or integers, in any strides or
-    byte order: NumPy arrays, or arrays on a GPU (`__cuda_array_interface__` or DLPack). The
-    result is a new array of NumPy's promoted dtype, or `out`, which may be `c` itself. As in
-    BLAS, C is not read where beta is 0, nor A and B where alpha is 0. `Options` says what the
-    other options mean.
+    2-D arrays of float16, bfloat16 (ml_dtypes), float32, float64, complex64, complex128 or
+    integers, in any strides or byte order: NumPy arrays, or arrays on a GPU
+    (`__cuda_array_interface__` or DLPack). The result is a new array of NumPy's promoted dtype, or
+    `out`, which may be `c` itself. As in BLAS, C is not read where beta is 0, nor A and B where
+    alpha is 0. `trans_a` and `trans_b` are False, True, or "c" for the conjugate transpose (also
+    "n" and "t"); alpha and beta may be complex where the product is. `Options` says what the other
+    options mean.
 
     With `comm`, an mpi4py communicator, the product is split over its ranks, which all call
     this; `threads` then counts each rank's. `distribution` says where the arrays are:
@@ -176,10 +178,11 @@ def matmul(a: Any, b: Any, /, out: Any = None, **options: Any) -> Any:
 
 @with_options(but=("transport", "rounds", "rank_timeout"))
 def plan(
-    m: int, n: int, k: int, *, dtype: str = "float32", alpha: float = 1.0, beta: float = 0.0,
+    m: int, n: int, k: int, *, dtype: str = "float32", alpha: Scalar = 1.0, beta: Scalar = 0.0,
     **options: Any,
 ) -> Plan:  # fmt: skip
-    """The plan that `gemm` would follow for C of m x n and these dtypes, from host arrays.
+    """The plan that `gemm` would follow for C of m x n and these dtypes, from host arrays; of a
+    complex dtype, that of the real product of m x 2k and 2k x 2n as which it is multiplied.
 
     >>> plan(100, 100, 100, device="cpu", threads=4, split="cols").grid
     (1, 1, 4)

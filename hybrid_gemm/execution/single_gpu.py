@@ -87,7 +87,7 @@ class SingleGpuExecutor:
 
     def gemm(
         self, a: Any, b: Any, c: Any = None, alpha: Any = 1.0, beta: Any = 0.0,
-        trans_a: bool = False, trans_b: bool = False, out: Any = None,
+        trans_a: bool | str = False, trans_b: bool | str = False, out: Any = None,
     ) -> Any:  # fmt: skip
         """alpha * op(A) @ op(B) + beta * C on the caller's current stream, without waiting for
         it; None where the arrays do not all lie on this GPU, or a plan has to be made."""
@@ -127,7 +127,7 @@ class SingleGpuExecutor:
 
     def hosted(
         self, a: Any, b: Any, c: Any = None, alpha: Any = 1.0, beta: Any = 0.0,
-        trans_a: bool = False, trans_b: bool = False, out: Any = None,
+        trans_a: bool | str = False, trans_b: bool | str = False, out: Any = None,
     ) -> Any:  # fmt: skip
         """As `gemm`, for small arrays of the host; returns when the product is there."""
         given = [x for x in (a, b, c, out) if x is not None]
@@ -177,8 +177,8 @@ class SingleGpuExecutor:
         *,
         alpha: Any,
         beta: Any,
-        trans_a: bool,
-        trans_b: bool,
+        trans_a: bool | str,
+        trans_b: bool | str,
     ) -> tuple | None:
         """The bound product for arrays laid out as these, or None if it takes a whole run."""
         if c is not None and c.shape != sides(a, b, trans_a=trans_a, trans_b=trans_b)[:2]:
@@ -186,6 +186,8 @@ class SingleGpuExecutor:
         problem = self.plans.settle(
             make_problem(a, b, c, alpha=alpha, beta=beta, trans_a=trans_a, trans_b=trans_b)
         )
+        if problem.is_complex:  # its real product comes here
+            return None
         shape, made = (problem.m, problem.n), (problem.dtype, problem.operands)
         like = self.array(shape, problem.out_dtype) if out is None else out
         fits = (

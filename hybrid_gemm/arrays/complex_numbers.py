@@ -1,0 +1,166 @@
+"""Complex products as real ones, which everything below multiplies, splits and sums.
+
+A complex matrix with contiguous rows is, without a copy, a real one of twice the columns: re, im,
+re, im, ... With A B = Re(A) B + Im(A) (iB), let each row of B be followed by i times it. This
+*expanded* B is a real matrix of 2k x 2n, and A (m x 2k) times it is C (m x 2n): 8mnk operations,
+each product of two parts once, as C99 multiplies finite complex numbers. Conjugates are other signs
+in the expansion, and a complex alpha is multiplied into it.
+"""
+
+from __future__ import annotations
+
+import functools
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..host.resources import cores
+from ..problem import REAL_OF, Problem, Scalar, real_factor
+from .caller_arrays import is_device_array, module_of
+from .strides import Array
+
+PIECE = 1 << 18  # elements that a thread of the host expands at a time
+
+
+@dataclass(frozen=True)
+class RealProduct:
+    """out = alpha * a @ b + beta * c, all real; `made` is `out` as the complex C, m x n."""
+
+    a: Array
+    b: Array
+    c: Array | None
+    out: Array
+    alpha: float
+    beta: float
+    made: Array
+
+    @classmethod
+    def of(
+        cls, problem: Problem, a: Array, b: Array, c: Array | None, out: Array | None, *,
+        by_rows: bool = False,
+    ) -> RealProduct:  # fmt: skip
+        """For op(A) and op(B), which `problem` says are to be conjugated or not, C, and the place
+        of the result or None.
+
+        Made here: B expanded, of twice its size, and copies of A and C where they are not of the
+        product's dtype with contiguous rows. Without a place that is, `made` is a new one. Where
+        `out` has contiguous columns instead (Fortran order), the transposed product is made, and A
+        and B change their parts, unless `by_rows`. A and B are not read where alpha or k is 0, nor
+        C where beta is.
+        """
+        dtype = np.dtype(problem.dtype)
+        made: Array = out
+        if out is None or not (_lies(out, dtype) or (_lies(out.T, dtype) and not by_rows)):
+            given = [x for x in (a, b, c, out) if x is not None]
+            there = next(filter(is_device_array, given), a)
+            shape = (problem.m, problem.n) if out is None else out.shape
+            made = module_of(there).empty(shape, dtype)
+        if not problem.k or not problem.alpha:
+            a, b = a[:, :0], b[:0]
+        c = _addend(c, problem.beta, dtype) if problem.beta and c is not None else None
+        turned = not _lies(made, dtype)
+        flags = problem.conj_a, problem.conj_b
+        left, right, place, added = a, b, made, c
+        if turned:
+            left, right, place, flags = b.T, a.T, made.T, flags[::-1]  # of C^T
+            added = None if c is None else c.T
+        return cls(
+            _real(_with_rows(left, dtype)),
+            expanded(right, dtype, conj_left=flags[0], conj=flags[1], alpha=problem.alpha),
+            None if added is None else _real(_with_rows(added, dtype)),
+            _real(place), real_factor(problem.alpha), real_factor(problem.beta), made,
+        )  # fmt: skip
+
+
+def _lies(x: Array, dtype: np.dtype) -> bool:
+    """Whether a matrix of this dtype has contiguous rows, so that its parts are a real one."""
+    return x.dtype == dtype and (x.shape[1] <= 1 or not x.size or x.strides[1] == dtype.itemsize)
+
+
+def _with_rows(x: Array, dtype: np.dtype) -> Array:
+    return x if _lies(x, dtype) else x.astype(dtype, order="C")
+
+
+def _real(x: Array) -> Array:
+    """The parts of a complex matrix with contiguous rows: a view."""
+    return x.view(REAL_OF[x.dtype.name])
+
+
+def _addend(c: Array, beta: Scalar, dtype: np.dtype) -> Array:
+    """C, times a complex beta."""
+    if not isinstance(beta, complex):
+        return c
+    with np.errstate(over="ignore", invalid="ignore"):
+        return c.astype(dtype) * dtype.type(beta)
+
+
+def expanded(
+    right: Array, dtype: np.dtype, *, conj_left: bool, conj: bool, alpha: Scalar
+) -> Array:  # fmt: skip
+    """Each row of a k x n matrix followed by i times it, as 2k x 2n real numbers of `dtype`'s
+    parts. With `conj` the matrix is conjugated first; with `conj_left` the other operand is to be,
+    so that its rows are followed by -i times them. A complex `alpha` is a factor of all."""
+    k, n = right.shape
+    made = module_of(right).empty((k, 2, n), dtype)
+    factor = alpha if isinstance(alpha, complex) else None
+    if is_device_array(right):
+        _expand_on_gpu(right.astype(dtype, copy=False), made, conj_left, conj, factor)
+    elif made.size:
+        step = max(1, PIECE // n)
+        spans = [slice(i, i + step) for i in range(0, k, step)]
+
+        def work(rows: slice) -> None:
+            _expand(right[rows], made[rows, 0], made[rows, 1], conj_left, conj, factor)
+
+        if len(spans) == 1:
+            work(spans[0])
+        else:
+            with ThreadPoolExecutor(min(cores(), len(spans)), "expand") as pool:
+                list(pool.map(work, spans))
+    return _real(made.reshape(2 * k, n))
+
+
+def _expand(
+    right: np.ndarray, first: np.ndarray, second: np.ndarray, conj_left: bool, conj: bool,
+    alpha: complex | None,
+) -> None:  # fmt: skip
+    with np.errstate(over="ignore", invalid="ignore"):
+        first[...] = right
+        if conj:
+            np.conjugate(first, out=first)
+        if alpha is not None:
+            first *= first.dtype.type(alpha)
+        # By a product: np.negative of NumPy 2.4 is wrong for some strided arrays.
+        np.multiply(first.imag, 1 if conj_left else -1, out=second.real)
+        np.multiply(first.real, -1 if conj_left else 1, out=second.imag)
+
+
+@functools.cache
+def _gpu_kernel() -> Any:
+    import cupy
+
+    return cupy.ElementwiseKernel(
+        "T x, T alpha, bool scaled, bool conj_left, bool conj", "T first, T second",
+        """
+        T y(x.real(), conj ? -x.imag() : x.imag());
+        if (scaled) y = T(alpha.real() * y.real() - alpha.imag() * y.imag(),
+                          alpha.real() * y.imag() + alpha.imag() * y.real());
+        first = y;
+        second = conj_left ? T(y.imag(), -y.real()) : T(-y.imag(), y.real());
+        """,
+        "hybrid_gemm_expand",
+    )  # fmt: skip
+
+
+def _expand_on_gpu(
+    right: Array, made: Array, conj_left: bool, conj: bool, alpha: complex | None
+) -> None:
+    """On the caller's current stream of the GPU that has the matrix."""
+    if right.size:
+        with right.device:
+            factor = made.dtype.type(alpha or 0)
+            _gpu_kernel()(
+                right, factor, alpha is not None, conj_left, conj, made[:, 0], made[:, 1]
+            )  # fmt: skip
