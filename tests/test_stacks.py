@@ -44,8 +44,10 @@ def test_dtypes_and_layouts(dtype, rng):
 
 
 def test_a_stack_that_lies_as_one_matrix_is_one_product(monkeypatch, rng):
-    calls, real = [], Runner.run
-    monkeypatch.setattr(Runner, "run", lambda self, *x, **y: calls.append(x) or real(self, *x, **y))
+    calls, real = [], Runner._run
+    monkeypatch.setattr(
+        Runner, "_run", lambda self, *x, **y: calls.append(x) or real(self, *x, **y)
+    )
     a, b = integers(rng, (6, 5, 4)), integers(rng, (4, 3))
     np.testing.assert_array_equal(matmul(a, b, threads=2), a @ b)
     assert len(calls) == 1
@@ -74,8 +76,8 @@ def test_outputs_that_do_not_fit_are_refused(rng):
         matmul(a, b, np.empty((4, 5), "f4"))
     with pytest.raises(DTypeError, match="out must be"):
         matmul(a, b, a.tolist())
-    with pytest.raises(DTypeError, match="complex"):
-        matmul(a.astype("c8"), b)
+    with pytest.raises(DTypeError, match="bool"):
+        matmul(a.astype(bool), b)
     with pytest.raises(TypeError, match="threads"):
         matmul(a, b, thread=2)
 

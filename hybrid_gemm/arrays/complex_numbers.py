@@ -9,6 +9,7 @@ in the expansion, and a complex alpha is multiplied into it.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ import numpy as np
 
 from ..host.resources import cores
 from ..problem import REAL_OF, Problem, Scalar, real_factor
-from .caller_arrays import is_device_array, module_of
+from .caller_arrays import cast_into, is_device_array, module_of
 from .strides import Array
 
 PIECE = 1 << 18  # elements that a thread of the host expands at a time
@@ -50,27 +51,37 @@ class RealProduct:
         and B change their parts, unless `by_rows`. A and B are not read where alpha or k is 0, nor
         C where beta is.
         """
-        dtype = np.dtype(problem.dtype)
-        made: Array = out
-        if out is None or not (_lies(out, dtype) or (_lies(out.T, dtype) and not by_rows)):
-            given = [x for x in (a, b, c, out) if x is not None]
-            there = next(filter(is_device_array, given), a)
-            shape = (problem.m, problem.n) if out is None else out.shape
-            made = module_of(there).empty(shape, dtype)
+        given = [x for x in (a, b, c, out) if x is not None]
+        there = next(filter(is_device_array, given), a)
+        with there.device if is_device_array(there) else contextlib.nullcontext():
+            made: Array = out
+            dtype = np.dtype(problem.dtype)
+            if out is None or not (_lies(out, dtype) or (_lies(out.T, dtype) and not by_rows)):
+                shape = (problem.m, problem.n) if out is None else out.shape
+                made = module_of(there).empty(shape, dtype)
+            return cls._with_place(problem, a, b, c, made, ours=made is not out)
+
+    @classmethod
+    def _with_place(
+        cls, problem: Problem, a: Array, b: Array, c: Array | None, made: Array, *, ours: bool
+    ) -> RealProduct:
+        """The real product of a complex one that is made in `made`; `ours` if it is new."""
+        dtype = made.dtype
         if not problem.k or not problem.alpha:
             a, b = a[:, :0], b[:0]
-        c = _addend(c, problem.beta, dtype) if problem.beta and c is not None else None
+        left, right, flags = a, b, (problem.conj_a, problem.conj_b)
         turned = not _lies(made, dtype)
-        flags = problem.conj_a, problem.conj_b
-        left, right, place, added = a, b, made, c
-        if turned:
-            left, right, place, flags = b.T, a.T, made.T, flags[::-1]  # of C^T
-            added = None if c is None else c.T
+        if turned:  # C^T = op(B)^T op(A)^T
+            left, right, flags = b.T, a.T, flags[::-1]
+        place = _real(made.T if turned else made)
+        added = None
+        if problem.beta and c is not None:
+            c = _addend(c, problem.beta, made, ours=ours)
+            added = place if c is made else _real(_with_rows(c.T if turned else c, dtype))
         return cls(
             _real(_with_rows(left, dtype)),
             expanded(right, dtype, conj_left=flags[0], conj=flags[1], alpha=problem.alpha),
-            None if added is None else _real(_with_rows(added, dtype)),
-            _real(place), real_factor(problem.alpha), real_factor(problem.beta), made,
+            added, place, real_factor(problem.alpha), real_factor(problem.beta), made,
         )  # fmt: skip
 
 
@@ -88,12 +99,15 @@ def _real(x: Array) -> Array:
     return x.view(REAL_OF[x.dtype.name])
 
 
-def _addend(c: Array, beta: Scalar, dtype: np.dtype) -> Array:
-    """C, times a complex beta."""
-    if not isinstance(beta, complex):
-        return c
+def _addend(c: Array, beta: Scalar, made: Array, *, ours: bool) -> Array:
+    """C, times a complex beta: in the result's place where nothing else can be there yet."""
     with np.errstate(over="ignore", invalid="ignore"):
-        return c.astype(dtype) * dtype.type(beta)
+        if isinstance(beta, complex):
+            c = c.astype(made.dtype) * made.dtype.type(beta)
+    if not ours or is_device_array(c) != is_device_array(made):
+        return c
+    cast_into(made, c)
+    return made
 
 
 def expanded(
@@ -142,13 +156,13 @@ def _gpu_kernel() -> Any:
     import cupy
 
     return cupy.ElementwiseKernel(
-        "T x, T alpha, bool scaled, bool conj_left, bool conj", "T first, T second",
+        "T x, T alpha, bool scaled, bool flip_left, bool flip", "T first, T second",
         """
-        T y(x.real(), conj ? -x.imag() : x.imag());
+        T y(x.real(), flip ? -x.imag() : x.imag());
         if (scaled) y = T(alpha.real() * y.real() - alpha.imag() * y.imag(),
                           alpha.real() * y.imag() + alpha.imag() * y.real());
         first = y;
-        second = conj_left ? T(y.imag(), -y.real()) : T(-y.imag(), y.real());
+        second = flip_left ? T(y.imag(), -y.real()) : T(-y.imag(), y.real());
         """,
         "hybrid_gemm_expand",
     )  # fmt: skip
@@ -159,8 +173,6 @@ def _expand_on_gpu(
 ) -> None:
     """On the caller's current stream of the GPU that has the matrix."""
     if right.size:
-        with right.device:
-            factor = made.dtype.type(alpha or 0)
-            _gpu_kernel()(
-                right, factor, alpha is not None, conj_left, conj, made[:, 0], made[:, 1]
-            )  # fmt: skip
+        factor = made.dtype.type(alpha or 0)
+        first, second = made[:, 0], made[:, 1]
+        _gpu_kernel()(right, factor, alpha is not None, conj_left, conj, first, second)
