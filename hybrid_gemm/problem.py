@@ -140,19 +140,19 @@ def compute_dtype(result: np.dtype) -> str:
 
     Raises `DTypeError` for dtypes that are not multiplied: bool, longdouble, strings.
     """
-    if result.name in NARROW:
-        return "float32"
-    if result.name in REAL_OF:
-        return result.name
-    match result.kind, result.itemsize:
-        case "f", 4:
+    match result.kind, result.itemsize:  # before the name, which NumPy takes long to make
+        case "f", 2 | 4:
             return "float32"
+        case "c", 8 | 16:
+            return f"complex{8 * result.itemsize}"
         case "f", 8:
             return "float64"
         case "i" | "u", 1 | 2 | 4:
             return "int32"
         case "i" | "u", 8:
             return "int64"
+    if result.name in NARROW:
+        return "float32"
     raise DTypeError(f"cannot multiply matrices of dtype {result}; {WORK} (convert with .astype)")
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ..host.resources import cores
-from ..problem import REAL_OF, Problem, Scalar, real_factor
+from ..problem import Problem, Scalar, real_factor
 from .caller_arrays import cast_into, is_device_array, module_of
 from .strides import Array
 
@@ -96,7 +96,7 @@ def _with_rows(x: Array, dtype: np.dtype) -> Array:
 
 def _real(x: Array) -> Array:
     """The parts of a complex matrix with contiguous rows: a view."""
-    return x.view(REAL_OF[x.dtype.name])
+    return x.view(f"f{x.itemsize // 2}")
 
 
 def _addend(c: Array, beta: Scalar, made: Array, *, ours: bool) -> Array:

@@ -125,9 +125,9 @@ def _partials(strip: Strip) -> str:
     return "+".join(shown)
 
 
-def print_plan(plan: Plan, kernel: str, problem: Problem) -> None:
-    """A plan for a settled problem, as a table."""
-    p = problem
+def print_plan(plan: Plan, kernel: str, problem: Problem | None = None) -> None:
+    """A plan as a table; `problem` is a complex one, where it is the plan of its real product."""
+    p = problem or plan.problem
     line(
         f"plan: {p}, alpha={p.alpha:g} beta={p.beta:g}, split by {plan.split}, "
         f"{counted(len(plan.workers), 'worker')}, kernel {kernel}"
