@@ -161,8 +161,9 @@ def matmul(a: Any, b: Any, /, out: Any = None, **options: Any) -> Any:
     """a @ b as NumPy's `matmul`: matrices, vectors, and stacks of matrices, which broadcast.
 
     The last two dimensions are a matrix's. A stack times one matrix is one product where it lies
-    in memory as one; otherwise there is a product for each pair, one after the other. `options`
-    are those of `gemm`, which says what arrays may be; over ranks, arrays are 2-D.
+    in memory as one; on one GPU small products of floats are one launch of cuBLAS; otherwise there
+    is a product for each pair, one after the other. `options` are those of `gemm`, which says what
+    arrays may be; over ranks, arrays are 2-D.
 
     >>> import numpy as np
     >>> matmul(np.ones((5, 2, 3)), np.ones(3), device="cpu").shape

@@ -239,11 +239,19 @@ class Runner:
     def matmul(self, a: Any, b: Any, /, *, out: Any = None) -> Any:
         """A @ B as NumPy's `matmul`; see `hybrid_gemm.matmul`."""
         stacks = Stacks.of(as_array(a, "A"), as_array(b, "B"), out)
-        if self._single_cpu and self._single_cpu.matmul(stacks.a, stacks.b, stacks.c):
+        real = stacks.as_real()
+        if self._single_cpu and self._single_cpu.matmul(real.a, real.b, real.c):
             return stacks.result
-        return stacks.multiply(
-            lambda x, y, z: self._multiply(x, y, None, 1.0, 0.0, False, False, z)
+        return real.multiply(
+            lambda x, y, z: self._multiply(x, y, None, 1.0, 0.0, False, False, z), self._together
         )
+
+    def _together(self, a: Any, b: Any, c: Any) -> bool:
+        """c = a @ b for stacks, where one GPU multiplies them by few launches; otherwise False."""
+        if is_device_array(a):
+            single = self._single_gpus.get(a.device.id)
+            return single is not None and single.matmul(a, b, c)
+        return any(x.hosted_matmul(a, b, c) for x in list(self._single_gpus.values())[:1])
 
     def _multiply(
         self, a: Any, b: Any, c: Any, alpha: Scalar, beta: Scalar, trans_a: bool | str,

@@ -1,14 +1,22 @@
 """`matmul` of vectors and stacks, and C that broadcasts, as NumPy has them."""
 
 import itertools
+import math
 
+import ml_dtypes
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from support.arrays import integers
+from support.devices import needs
 
 import hybrid_gemm as hg
 from hybrid_gemm import Runner, matmul
+from hybrid_gemm.arrays.stacks import merged
+from hybrid_gemm.devices.cuda import cublas
 from hybrid_gemm.errors import DTypeError, UsageError
+from hybrid_gemm.execution.single_gpu import SingleGpuExecutor
 
 SHAPES = [
     ((7,), (7,)), ((5, 7), (7,)), ((7,), (7, 3)), ((4, 5, 7), (7,)), ((7,), (4, 7, 3)),
@@ -55,6 +63,61 @@ def test_a_stack_that_lies_as_one_matrix_is_one_product(monkeypatch, rng):
     assert len(calls) == 4
     np.testing.assert_array_equal(matmul(a[::2], b, device="cpu"), a[::2] @ b)
     assert len(calls) == 4  # NumPy's own loop
+
+
+STRIDED = [
+    ((8, 8, 8), (8, 8, 3)), ((2, 3, 5, 7), (2, 3, 7, 4)), ((2, 1, 5, 7), (3, 7, 3)),
+    ((6, 1, 9), (6, 9, 2)), ((300, 32, 32), (300, 32, 32)), ((33, 65), (5, 65, 77)),
+]  # fmt: skip
+
+
+@given(st.lists(st.integers(1, 4), max_size=4), st.lists(st.sampled_from([0, 1]), min_size=4,
+       max_size=4))  # fmt: skip
+def test_merged_sides_lead_to_the_same_places(sides, broadcast):
+    whole = np.zeros([size if kept else 1 for size, kept in zip(sides, broadcast, strict=False)])
+    views = np.zeros(sides), np.broadcast_to(whole, sides)
+    shape, steps = merged(sides, *(x.strides for x in views))
+    assert len(shape) <= max(1, len(sides)) and math.prod(shape) == math.prod(sides)
+    for view, step in zip(views, steps, strict=True):
+        expected = [np.dot(i, view.strides) if sides else 0 for i in np.ndindex(*sides)]
+        assert [np.dot(i, step) for i in np.ndindex(*shape)] == expected
+    assert merged((4, 5), (40, 8), (160, 32)) == ((20,), [(8,), (32,)])
+    assert merged((4, 5), (40, 8), (0, 32)) == ((4, 5), [(40, 8), (0, 32)])
+
+
+@needs("cuda")
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16", "complex64"])
+@pytest.mark.parametrize("shapes", STRIDED, ids=str)
+def test_stacks_on_a_gpu_are_few_launches(shapes, dtype, monkeypatch, rng):
+    cp = pytest.importorskip("cupy")
+    dtype = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.dtype(dtype)
+    monkeypatch.setattr(SingleGpuExecutor, "gemm", lambda *x, **y: pytest.fail("pair by pair"))
+    a, b = (rng.integers(-2, 3, shape).astype("f4") for shape in shapes)
+    expected = np.matmul(a, b)
+    x, y = (cp.asarray(v.astype(dtype)) for v in (a, b))
+
+    def check(got):
+        np.testing.assert_array_equal(
+            got.get().astype("f4" if got.itemsize == 2 else "c16"), expected
+        )
+
+    check(matmul(x, y))
+    turned = cp.asarray(np.ascontiguousarray(a.swapaxes(-1, -2)).astype(dtype)).swapaxes(-1, -2)
+    out = cp.zeros((*expected.shape[:-1], expected.shape[-1] + 3), dtype)[..., :-3]
+    assert matmul(turned, y, out) is out
+    check(out)
+    np.testing.assert_array_equal(matmul(a, b, device="cuda"), expected)  # from the host
+
+
+@needs("cuda")
+def test_stacks_of_large_matrices_and_named_kernels_are_pair_by_pair(monkeypatch, rng):
+    cp = pytest.importorskip("cupy")
+    a = cp.asarray(integers(rng, (2, 64, 64)))
+    monkeypatch.setattr(cublas, "bind_stack", lambda *x: pytest.fail("by one launch"))
+    for options in ({"kernel": "own"}, {"compute": "fp32x3"}, {"kernel": "naive"}):
+        np.testing.assert_array_equal(matmul(a, a, **options).get(), (a @ a).get())
+    monkeypatch.setattr("hybrid_gemm.execution.single_gpu.STACKED_FLOPS", 1000)
+    np.testing.assert_array_equal(matmul(a, a).get(), (a @ a).get())
 
 
 @pytest.mark.parametrize("shapes, message", [

@@ -85,9 +85,23 @@ class RealProduct:
         )  # fmt: skip
 
 
+def real_stacks(a: Array, b: Array, c: Array) -> tuple[Array, Array, Array] | None:
+    """The real stacks of C = A B for complex stacks of one length, as `RealProduct` has those of
+    matrices; None where the matrices of C have no contiguous rows."""
+    dtype = c.dtype
+    if not (_lies(c, dtype) and dtype == np.result_type(a.dtype, b.dtype)):
+        return None
+    once = tuple(slice(None) if step else slice(1) for step in b.strides[:-2])
+    with b.device if is_device_array(b) else contextlib.nullcontext():
+        right = expanded(b[once], dtype, conj_left=False, conj=False, alpha=1)
+        right = module_of(b).broadcast_to(right, (*b.shape[:-2], *right.shape[-2:]))
+        return _real(_with_rows(a, dtype)), right, _real(c)
+
+
 def _lies(x: Array, dtype: np.dtype) -> bool:
-    """Whether a matrix of this dtype has contiguous rows, so that its parts are a real one."""
-    return x.dtype == dtype and (x.shape[1] <= 1 or not x.size or x.strides[1] == dtype.itemsize)
+    """Whether a matrix, or a stack, of this dtype has contiguous rows, so that its parts are a real
+    one."""
+    return x.dtype == dtype and (x.shape[-1] <= 1 or not x.size or x.strides[-1] == dtype.itemsize)
 
 
 def _with_rows(x: Array, dtype: np.dtype) -> Array:
@@ -113,27 +127,29 @@ def _addend(c: Array, beta: Scalar, made: Array, *, ours: bool) -> Array:
 def expanded(
     right: Array, dtype: np.dtype, *, conj_left: bool, conj: bool, alpha: Scalar
 ) -> Array:  # fmt: skip
-    """Each row of a k x n matrix followed by i times it, as 2k x 2n real numbers of `dtype`'s
-    parts. With `conj` the matrix is conjugated first; with `conj_left` the other operand is to be,
-    so that its rows are followed by -i times them. A complex `alpha` is a factor of all."""
-    k, n = right.shape
-    made = module_of(right).empty((k, 2, n), dtype)
+    """Each row of a k x n matrix, or of a stack of them, followed by i times it, as 2k x 2n real
+    numbers of `dtype`'s parts. With `conj` the matrix is conjugated first; with `conj_left` the
+    other operand is to be, so that its rows are followed by -i times them. A complex `alpha` is a
+    factor of all."""
+    *stack, k, n = right.shape
+    made = module_of(right).empty((*stack, k, 2, n), dtype)
     factor = alpha if isinstance(alpha, complex) else None
     if is_device_array(right):
         _expand_on_gpu(right.astype(dtype, copy=False), made, conj_left, conj, factor)
     elif made.size:
-        step = max(1, PIECE // n)
-        spans = [slice(i, i + step) for i in range(0, k, step)]
+        step = max(1, PIECE * len(right) // right.size)
+        spans = [slice(i, i + step) for i in range(0, len(right), step)]
 
         def work(rows: slice) -> None:
-            _expand(right[rows], made[rows, 0], made[rows, 1], conj_left, conj, factor)
+            first, second = made[rows, ..., 0, :], made[rows, ..., 1, :]
+            _expand(right[rows], first, second, conj_left, conj, factor)
 
         if len(spans) == 1:
             work(spans[0])
         else:
             with ThreadPoolExecutor(min(cores(), len(spans)), "expand") as pool:
                 list(pool.map(work, spans))
-    return _real(made.reshape(2 * k, n))
+    return _real(made.reshape(*stack, 2 * k, n))
 
 
 def _expand(
@@ -174,5 +190,5 @@ def _expand_on_gpu(
     """On the caller's current stream of the GPU that has the matrix."""
     if right.size:
         factor = made.dtype.type(alpha or 0)
-        first, second = made[:, 0], made[:, 1]
+        first, second = made[..., 0, :], made[..., 1, :]
         _gpu_kernel()(right, factor, alpha is not None, conj_left, conj, first, second)

@@ -7,6 +7,7 @@ stream. Small arrays of the host are copied there and back whole, by the calling
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -14,16 +15,19 @@ import numpy as np
 
 from ..arrays.caller_arrays import shares_memory
 from ..arrays.operand import Operands
+from ..arrays.stacks import merged
 from ..arrays.strides import layout, leading
 from ..catalog import Variant
+from ..devices.cuda import cublas
 from ..devices.cuda.device import CudaDevice, CudaStream
 from ..planning.plan import Plan
-from ..problem import make_problem, sides
+from ..problem import FLOATS, make_problem, sides
 from .executor import Execution
 from .plan_maker import PlanMaker
 from .timeline import Clock
 
 MAX_KNOWN = 4096  # signatures; a program of ever new shapes starts over
+STACKED_FLOPS = 2 * 2048**3  # of one product in a stack: larger ones fill a GPU alone
 HOSTED_BYTES = 32 << 20  # of A, B and C: more goes faster in pieces, by copying threads
 
 
@@ -168,6 +172,59 @@ class SingleGpuExecutor:
         self.device.copy(made, array, self.own)
         return made
 
+    def matmul(self, a: Any, b: Any, c: Any) -> bool:
+        """C = A @ B for stacks of the same length, each few products by one launch of cuBLAS on the
+        caller's current stream; False, and nothing is done, where pair by pair is right: for large
+        matrices, which fill the GPU alone, for other dtypes, arithmetics and kernels, and other
+        places."""
+        array, here = self.array, self.device.ordinal
+        if not all(type(x) is array and x.data.device_id == here for x in (a, b, c)):
+            return False
+        if self.device.cp.cuda.runtime.getDevice() != here or not self._stackable(a, b, c):
+            return False
+        key = "stack", *((x.shape, x.strides, x.dtype.char) for x in (a, b, c))
+        if key not in self.known:
+            if len(self.known) >= MAX_KNOWN:
+                self.known.clear()
+            self.known[key] = _bound_stack(a, b, c)
+        if (found := self.known[key]) is None:
+            return False
+        call, offsets = found
+        stream, (x, y, z) = self._stream(), (v.data.ptr for v in (a, b, c))
+        for of_a, of_b, of_c in offsets:
+            call(x + of_a, y + of_b, z + of_c, stream)
+        return True
+
+    def hosted_matmul(self, a: Any, b: Any, c: Any) -> bool:
+        """As `matmul`, for small stacks of the host, which are copied there and back whole."""
+        most = min(HOSTED_BYTES, self.plans.options.max_device_memory or HOSTED_BYTES)
+        small = sum(x.size * x.itemsize for x in (a, b, c)) <= most
+        if not (small and all(type(x) is np.ndarray for x in (a, b, c))):
+            return False
+        if not (self._stackable(a, b, c) and all(x.dtype.isnative for x in (a, b, c))):
+            return False
+        with self.device.using(self.own):
+            x, y = (self.device.cp.asarray(np.ascontiguousarray(v)) for v in (a, b))
+            made = self.device.cp.empty(c.shape, c.dtype)
+            if not self.matmul(x, y, made):
+                return False
+            c[...] = made.get(stream=self.own.cupy)
+        return True
+
+    def _stackable(self, a: Any, b: Any, c: Any) -> bool:
+        """Whether these stacks' products are small, and what cuBLAS multiplies here."""
+        options = self.plans.options
+        sides = *c.shape[-2:], a.shape[-1]
+        return (
+            a.dtype == b.dtype == c.dtype
+            and c.dtype.name in FLOATS
+            and options.kernel in ("auto", "cublas")
+            and (options.compute == "fp32" or c.dtype.name != "float32")
+            and options.compute in ("fp32", "auto")
+            and c.size > 0
+            and 0 < 2 * math.prod(sides) <= STACKED_FLOPS
+        )
+
     def _work_out(
         self,
         a: Any,
@@ -211,6 +268,23 @@ class SingleGpuExecutor:
             return None
         call = self.device.bind(variant, op_a, op_b, like, alpha=problem.alpha, beta=problem.beta)
         return call, shape, problem.out_dtype, [_extent(x) for x in (a, b, like)]
+
+
+def _bound_stack(a: Any, b: Any, c: Any) -> tuple | None:
+    """The call for stacks that lie as these, and the bytes from their beginnings to those of each
+    part that one call multiplies; None where matrices lie in no order that cuBLAS reads."""
+    x, y, z = (v[(0,) * (v.ndim - 2)] for v in (a, b, c))
+    if not (leading(z, "n") and layout(x) and layout(y)):
+        return None
+    shape, steps = merged(c.shape[:-2], *(v.strides[:-2] for v in (a, b, c)))
+    inner = [step[-1] for step in steps]
+    if any(step < 0 or step % c.itemsize for step in inner):
+        return None
+    offsets = [
+        tuple(sum(i * s for i, s in zip(place, step, strict=False)) for step in steps)
+        for place in np.ndindex(shape[:-1])
+    ]
+    return cublas.bind_stack(x, y, z, shape[-1], inner), offsets
 
 
 def _extent(x: Any) -> int:
