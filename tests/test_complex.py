@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from support.command import run
 from support.devices import needs
+from support.ranks import mpirun, needs_mpirun
 from support.small_sizes import small_turns
 
 from hybrid_gemm import Runner, gemm, matmul, plan
@@ -290,6 +291,30 @@ def test_files(tmp_path, device, rng):
         "alpha": [1.0, -2.0], "beta": 0.0,
     }  # fmt: skip
     assert found["verify"]["passed"]
+
+
+@needs_mpirun
+@pytest.mark.parametrize("split", ["rows", "cols"])
+def test_ranks_write_one_file(split, tmp_path):
+    arguments = (
+        "run", "-m", 37, "-n", 23, "-k", 41, "--dtype", "complex64", "--fill", "integers",
+        "--device", "cpu", "--alpha", "1-2j", "--beta", "2j", "--conj-trans-b",
+    )  # fmt: skip
+    run(*arguments, "-o", tmp_path / "one.npy", check=0)
+    mpirun(3, "-m", "hybrid_gemm", *arguments, "--split", split, "-o", tmp_path / "c.npy", check=0)
+    found = np.load(tmp_path / "c.npy")
+    assert found.dtype == "complex64"
+    np.testing.assert_array_equal(found, np.load(tmp_path / "one.npy"))
+
+
+@pytest.mark.parametrize("arguments, message", [
+    (["--trans-a", "--conj-trans-a"], "give one of them"), (["--alpha", "x"], "not a number"),
+    (["--alpha", "1j", "--dtype", "float32"], "the matrices are real"),
+    (["--dtype", "c64"], "did you mean complex64"),
+])  # fmt: skip
+def test_the_command_refuses(arguments, message):
+    done = run("run", "--size", 4, "--dtype", "complex64", "--device", "cpu", *arguments, check=2)
+    assert message in done.stderr
 
 
 # --- verification --------------------------------------------------------------------------

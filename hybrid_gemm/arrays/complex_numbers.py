@@ -162,7 +162,7 @@ def _expand(
             np.conjugate(first, out=first)
         if alpha is not None:
             first *= first.dtype.type(alpha)
-        # By a product: np.negative of NumPy 2.4 is wrong for some strided arrays.
+        # By products: np.negative of NumPy 2.4 writes other numbers into parts of complex arrays.
         np.multiply(first.imag, 1 if conj_left else -1, out=second.real)
         np.multiply(first.real, -1 if conj_left else 1, out=second.imag)
 
