@@ -18,7 +18,7 @@ from .runner import Runner
 
 _DEVICE = list(CHOICES).index("device")
 
-__all__ = ["free_memory", "gemm", "matmul", "plan"]
+__all__ = ["free_memory", "gemm", "gemm_many", "matmul", "plan"]
 
 
 @named_keywords
@@ -175,6 +175,28 @@ def matmul(a: Any, b: Any, /, out: Any = None, **options: Any) -> Any:
     refuse_unknown("matmul", options, CHOICES)
     given = tuple(options.get(name, DEFAULTS[name]) for name in CHOICES)
     return kept_runner(given, a, b).matmul(a, b, out=out)
+
+
+@with_options(but=("transport", "rounds", "rank_timeout"))
+def gemm_many(a: Sequence[Any], b: Sequence[Any], /, **options: Any) -> list[Any]:
+    """A @ B for all pairs of two lists of matrices, of any sides: a list of new arrays.
+
+    Pairs of one floating-point dtype on one GPU are one launch of cuBLAS if all are small (2048^3
+    each at most); otherwise each is a product of its own, in the order of the lists. `options` are
+    those of `gemm` in one process, which says what arrays may be.
+
+    >>> import numpy as np
+    >>> [c.shape for c in gemm_many([np.ones((2, 3)), np.ones((1, 5))],
+    ...                             [np.ones((3, 4)), np.ones((5, 5))], device="cpu")]
+    [(2, 4), (1, 5)]
+    """
+    refuse_unknown("gemm_many", options, CHOICES)
+    given = tuple(options.get(name, DEFAULTS[name]) for name in CHOICES)
+    a, b = list(a), list(b)
+    first = (
+        (as_array(x, name) for x, name in ((a[0], "A"), (b[0], "B"))) if a and b else (None,) * 2
+    )
+    return kept_runner(given, *first).gemm_many(a, b)
 
 
 @with_options(but=("transport", "rounds", "rank_timeout"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -245,6 +245,19 @@ class Runner:
         return real.multiply(
             lambda x, y, z: self._multiply(x, y, None, 1.0, 0.0, False, False, z), self._together
         )
+
+    def gemm_many(self, a: Sequence[Any], b: Sequence[Any], /) -> list[Any]:
+        """A @ B for all pairs of two lists; see `hybrid_gemm.gemm_many`."""
+        if len(a) != len(b):
+            raise UsageError(
+                f"{len(a)} matrices A and {len(b)} matrices B were given; each A takes one B"
+            )
+        pairs = [(as_array(x, "A"), as_array(y, "B")) for x, y in zip(a, b, strict=True)]
+        if pairs and is_device_array(pairs[0][0]):
+            single = self._single_gpus.get(pairs[0][0].device.id)
+            if single is not None and (made := single.gemm_many(pairs)) is not None:
+                return made
+        return [self._multiply(x, y, None, 1.0, 0.0, False, False, None) for x, y in pairs]
 
     def _together(self, a: Any, b: Any, c: Any) -> bool:
         """c = a @ b for stacks, where one GPU multiplies them by few launches; otherwise False."""

@@ -8,7 +8,7 @@ stream. Small arrays of the host are copied there and back whole, by the calling
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -194,6 +194,26 @@ class SingleGpuExecutor:
         for of_a, of_b, of_c in offsets:
             call(x + of_a, y + of_b, z + of_c, stream)
         return True
+
+    def gemm_many(self, pairs: Sequence[tuple[Any, Any]]) -> list[Any] | None:
+        """A @ B of each pair by one launch of cuBLAS on the caller's current stream; None, and
+        nothing is done, where pair by pair is right, as for `matmul`."""
+        array, here = self.array, self.device.ordinal
+        if self.device.cp.cuda.runtime.getDevice() != here:
+            return None
+        dtype = pairs[0][0].dtype
+        for a, b in pairs:
+            if not (type(a) is type(b) is array and a.ndim == b.ndim == 2 and a.dtype == dtype):
+                return None
+            fits = a.shape[1] == b.shape[0] and layout(a) and layout(b)
+            if not fits or {a.data.device_id, b.data.device_id} != {here}:
+                return None
+        made = [array((a.shape[0], b.shape[1]), dtype) for a, b in pairs]
+        threes = [(a, b, c) for (a, b), c in zip(pairs, made, strict=True)]
+        if not all(self._stackable(*three) for three in threes):
+            return None
+        cublas.multiply_group(threes, self._stream())
+        return made
 
     def hosted_matmul(self, a: Any, b: Any, c: Any) -> bool:
         """As `matmul`, for small stacks of the host, which are copied there and back whole."""

@@ -48,7 +48,11 @@ _SIGNATURES = {
         c_int,
         c_int,
     ),
-}
+    "cublasGemmGroupedBatchedEx_64": (
+        *[c_void_p] * 8, c_int, c_void_p, c_void_p, c_int, *[c_void_p] * 3, c_int, c_void_p,
+        c_int64, c_void_p, c_int,
+    ),
+}  # fmt: skip
 
 
 @functools.cache
@@ -155,3 +159,34 @@ def bind_stack(a: Array, b: Array, c: Array, count: int, steps: Sequence[int]) -
         )  # fmt: skip
 
     return call
+
+
+def multiply_group(pairs: Sequence[tuple[Array, Array, Array]], stream: Any) -> None:
+    """C = A B for (A, B, C) of any sides by one launch: CuPy matrices of one floating-point dtype,
+    C with contiguous rows. Pairs that are alike are a group of cuBLAS's."""
+    groups: dict[tuple, list[tuple[Array, Array, Array]]] = defaultdict(list)
+    for a, b, c in pairs:
+        (order_a, step_a), (order_b, step_b) = layout(a) or ("n", 1), layout(b) or ("n", 1)
+        orders = _OPERATION[order_b], _OPERATION[order_a]
+        sides = c.shape[1], c.shape[0], a.shape[1]
+        key = (*orders, *sides, step_b, step_a, stored(c)[1])
+        groups[key].append((b, a, c))  # C^T = B^T A^T
+    dtype = pairs[0][2].dtype
+    kind, wide = _TYPES[dtype.name], dtype == np.float64
+    ops_b, ops_a, n, m, k, ldb, lda, ldc = (
+        np.array(x, np.int32 if i < 2 else np.int64)
+        for i, x in enumerate(zip(*groups, strict=True))
+    )
+    sizes = np.array([len(x) for x in groups.values()], np.int64)
+    one, zero = (np.full(len(groups), x, np.float64 if wide else np.float32) for x in (1, 0))
+    places = [[x.data.ptr for x in three] for group in groups.values() for three in group]
+    import cupy
+
+    b_at, a_at, c_at = cupy.asarray(np.array(places, np.uint64).T.copy())
+    at = [x.ctypes.data for x in (ops_b, ops_a, n, m, k, one)]
+    _call(
+        "cublasGemmGroupedBatchedEx_64", stream.prepare_cublas().value, *at,
+        b_at.data.ptr, kind, ldb.ctypes.data, a_at.data.ptr, kind, lda.ctypes.data,
+        zero.ctypes.data, c_at.data.ptr, kind, ldc.ctypes.data, len(groups), sizes.ctypes.data,
+        _COMPUTE_DOUBLE if wide else _COMPUTE[False],
+    )  # fmt: skip
