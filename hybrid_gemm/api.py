@@ -13,7 +13,7 @@ from .execution import staging
 from .host import forks
 from .options import CHOICES, DEFAULTS, Options, named_keywords, refuse_unknown, with_options
 from .planning.plan import Plan
-from .problem import Scalar, make_problem
+from .problem import Scalar, make_problem, op_of
 from .runner import Runner
 
 _DEVICE = list(CHOICES).index("device")
@@ -97,6 +97,8 @@ def gemm(  # every option is named here, for editors and type checkers
         )  # fmt: skip
     if result is not None or root != 0 or distribution != "replicated":
         raise TypeError("distribution, result and root are for products over ranks: pass comm too")
+    if trans_a.__class__ is str or trans_b.__class__ is str:
+        trans_a, trans_b = op_of(trans_a, "trans_a"), op_of(trans_b, "trans_b")
     if not isinstance(a, np.ndarray):
         a = as_array(a, "A")
     if not isinstance(b, np.ndarray):

@@ -234,6 +234,7 @@ class Runner:
         What one GPU does alone is started without a plan: on the caller's current stream for
         arrays that lie there, and small ones of the host are copied there and back whole.
         """
+        trans_a, trans_b = op_of(trans_a, "trans_a"), op_of(trans_b, "trans_b")
         return self._multiply(a, b, c, alpha, beta, trans_a, trans_b, out)
 
     def matmul(self, a: Any, b: Any, /, *, out: Any = None) -> Any:
@@ -270,11 +271,8 @@ class Runner:
         self, a: Any, b: Any, c: Any, alpha: Scalar, beta: Scalar, trans_a: bool | str,
         trans_b: bool | str, out: Any,
     ) -> Any:  # fmt: skip
-        """`gemm` by position, which saves a call of microseconds a tenth of its time."""
-        if trans_a.__class__ is str:
-            trans_a = op_of(trans_a, "trans_a")
-        if trans_b.__class__ is str:
-            trans_b = op_of(trans_b, "trans_b")
+        """`gemm` by position, which saves a call of microseconds a tenth of its time; transposes
+        as `op_of` gives them."""
         done = None
         if type(a) is not np.ndarray and is_device_array(a):
             single = self._single_gpus.get(a.data.device_id)
