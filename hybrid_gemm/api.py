@@ -13,12 +13,12 @@ from .execution import staging
 from .host import forks
 from .options import CHOICES, DEFAULTS, Options, named_keywords, refuse_unknown, with_options
 from .planning.plan import Plan
-from .problem import make_problem
+from .problem import Scalar, make_problem, op_of
 from .runner import Runner
 
 _DEVICE = list(CHOICES).index("device")
 
-__all__ = ["free_memory", "gemm", "matmul", "plan"]
+__all__ = ["free_memory", "gemm", "gemm_many", "matmul", "plan"]
 
 
 @named_keywords
@@ -28,10 +28,10 @@ def gemm(  # every option is named here, for editors and type checkers
     c: Any = None,
     /,
     *,
-    alpha: float = 1.0,
-    beta: float = 0.0,
-    trans_a: bool = False,
-    trans_b: bool = False,
+    alpha: Scalar = 1.0,
+    beta: Scalar = 0.0,
+    trans_a: bool | str = False,
+    trans_b: bool | str = False,
     out: Any = None,
     split: str = Options.split,
     threads: int | None = Options.threads,
@@ -57,11 +57,13 @@ def gemm(  # every option is named here, for editors and type checkers
     """alpha * op(A) @ op(B) + beta * C, split over workers.
 
     `a` (m x k, or k x m with trans_a), `b` (k x n, or n x k with trans_b) and `c` (m x n) are
-    2-D arrays of float16, bfloat16 (ml_dtypes), float32, float64 or integers, in any strides or
-    byte order: NumPy arrays, or arrays on a GPU (`__cuda_array_interface__` or DLPack). The
-    result is a new array of NumPy's promoted dtype, or `out`, which may be `c` itself. As in
-    BLAS, C is not read where beta is 0, nor A and B where alpha is 0. `Options` says what the
-    other options mean.
+    2-D arrays of float16, bfloat16 (ml_dtypes), float32, float64, complex64, complex128 or
+    integers, in any strides or byte order: NumPy arrays, or arrays on a GPU
+    (`__cuda_array_interface__` or DLPack). The result is a new array of NumPy's promoted dtype, or
+    `out`, which may be `c` itself. As in BLAS, C is not read where beta is 0, nor A and B where
+    alpha is 0. `trans_a` and `trans_b` are False, True, or "c" for the conjugate transpose (also
+    "n" and "t"); alpha and beta may be complex where the product is. `Options` says what the other
+    options mean.
 
     With `comm`, an mpi4py communicator, the product is split over its ranks, which all call
     this; `threads` then counts each rank's. `distribution` says where the arrays are:
@@ -95,6 +97,8 @@ def gemm(  # every option is named here, for editors and type checkers
         )  # fmt: skip
     if result is not None or root != 0 or distribution != "replicated":
         raise TypeError("distribution, result and root are for products over ranks: pass comm too")
+    if trans_a.__class__ is str or trans_b.__class__ is str:
+        trans_a, trans_b = op_of(trans_a, "trans_a"), op_of(trans_b, "trans_b")
     if not isinstance(a, np.ndarray):
         a = as_array(a, "A")
     if not isinstance(b, np.ndarray):
@@ -159,8 +163,9 @@ def matmul(a: Any, b: Any, /, out: Any = None, **options: Any) -> Any:
     """a @ b as NumPy's `matmul`: matrices, vectors, and stacks of matrices, which broadcast.
 
     The last two dimensions are a matrix's. A stack times one matrix is one product where it lies
-    in memory as one; otherwise there is a product for each pair, one after the other. `options`
-    are those of `gemm`, which says what arrays may be; over ranks, arrays are 2-D.
+    in memory as one; on one GPU small products of floats are one launch of cuBLAS; otherwise there
+    is a product for each pair, one after the other. `options` are those of `gemm`, which says what
+    arrays may be; over ranks, arrays are 2-D.
 
     >>> import numpy as np
     >>> matmul(np.ones((5, 2, 3)), np.ones(3), device="cpu").shape
@@ -175,11 +180,34 @@ def matmul(a: Any, b: Any, /, out: Any = None, **options: Any) -> Any:
 
 
 @with_options(but=("transport", "rounds", "rank_timeout"))
+def gemm_many(a: Sequence[Any], b: Sequence[Any], /, **options: Any) -> list[Any]:
+    """A @ B for all pairs of two lists of matrices, of any sides: a list of new arrays.
+
+    Pairs of one floating-point dtype on one GPU are one launch of cuBLAS if all are small (2048^3
+    each at most); otherwise each is a product of its own, in the order of the lists. `options` are
+    those of `gemm` in one process, which says what arrays may be.
+
+    >>> import numpy as np
+    >>> [c.shape for c in gemm_many([np.ones((2, 3)), np.ones((1, 5))],
+    ...                             [np.ones((3, 4)), np.ones((5, 5))], device="cpu")]
+    [(2, 4), (1, 5)]
+    """
+    refuse_unknown("gemm_many", options, CHOICES)
+    given = tuple(options.get(name, DEFAULTS[name]) for name in CHOICES)
+    a, b = list(a), list(b)
+    first = (
+        (as_array(x, name) for x, name in ((a[0], "A"), (b[0], "B"))) if a and b else (None,) * 2
+    )
+    return kept_runner(given, *first).gemm_many(a, b)
+
+
+@with_options(but=("transport", "rounds", "rank_timeout"))
 def plan(
-    m: int, n: int, k: int, *, dtype: str = "float32", alpha: float = 1.0, beta: float = 0.0,
+    m: int, n: int, k: int, *, dtype: str = "float32", alpha: Scalar = 1.0, beta: Scalar = 0.0,
     **options: Any,
 ) -> Plan:  # fmt: skip
-    """The plan that `gemm` would follow for C of m x n and these dtypes, from host arrays.
+    """The plan that `gemm` would follow for C of m x n and these dtypes, from host arrays; of a
+    complex dtype, that of the real product of m x 2k and 2k x 2n as which it is multiplied.
 
     >>> plan(100, 100, 100, device="cpu", threads=4, split="cols").grid
     (1, 1, 4)

@@ -7,23 +7,27 @@ stream. Small arrays of the host are copied there and back whole, by the calling
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from ..arrays.caller_arrays import shares_memory
 from ..arrays.operand import Operands
+from ..arrays.stacks import merged
 from ..arrays.strides import layout, leading
 from ..catalog import Variant
+from ..devices.cuda import cublas
 from ..devices.cuda.device import CudaDevice, CudaStream
 from ..planning.plan import Plan
-from ..problem import make_problem, sides
+from ..problem import FLOATS, make_problem, sides
 from .executor import Execution
 from .plan_maker import PlanMaker
 from .timeline import Clock
 
 MAX_KNOWN = 4096  # signatures; a program of ever new shapes starts over
+STACKED_FLOPS = 2 * 2048**3  # of one product in a stack: larger ones fill a GPU alone
 HOSTED_BYTES = 32 << 20  # of A, B and C: more goes faster in pieces, by copying threads
 
 
@@ -87,7 +91,7 @@ class SingleGpuExecutor:
 
     def gemm(
         self, a: Any, b: Any, c: Any = None, alpha: Any = 1.0, beta: Any = 0.0,
-        trans_a: bool = False, trans_b: bool = False, out: Any = None,
+        trans_a: bool | str = False, trans_b: bool | str = False, out: Any = None,
     ) -> Any:  # fmt: skip
         """alpha * op(A) @ op(B) + beta * C on the caller's current stream, without waiting for
         it; None where the arrays do not all lie on this GPU, or a plan has to be made."""
@@ -127,7 +131,7 @@ class SingleGpuExecutor:
 
     def hosted(
         self, a: Any, b: Any, c: Any = None, alpha: Any = 1.0, beta: Any = 0.0,
-        trans_a: bool = False, trans_b: bool = False, out: Any = None,
+        trans_a: bool | str = False, trans_b: bool | str = False, out: Any = None,
     ) -> Any:  # fmt: skip
         """As `gemm`, for small arrays of the host; returns when the product is there."""
         given = [x for x in (a, b, c, out) if x is not None]
@@ -168,6 +172,79 @@ class SingleGpuExecutor:
         self.device.copy(made, array, self.own)
         return made
 
+    def matmul(self, a: Any, b: Any, c: Any) -> bool:
+        """C = A @ B for stacks of the same length, each few products by one launch of cuBLAS on the
+        caller's current stream; False, and nothing is done, where pair by pair is right: for large
+        matrices, which fill the GPU alone, for other dtypes, arithmetics and kernels, and other
+        places."""
+        array, here = self.array, self.device.ordinal
+        if not all(type(x) is array and x.data.device_id == here for x in (a, b, c)):
+            return False
+        if self.device.cp.cuda.runtime.getDevice() != here or not self._stackable(a, b, c):
+            return False
+        key = "stack", *((x.shape, x.strides, x.dtype.char) for x in (a, b, c))
+        if key not in self.known:
+            if len(self.known) >= MAX_KNOWN:
+                self.known.clear()
+            self.known[key] = _bound_stack(a, b, c)
+        if (found := self.known[key]) is None:
+            return False
+        call, offsets = found
+        stream, (x, y, z) = self._stream(), (v.data.ptr for v in (a, b, c))
+        for of_a, of_b, of_c in offsets:
+            call(x + of_a, y + of_b, z + of_c, stream)
+        return True
+
+    def gemm_many(self, pairs: Sequence[tuple[Any, Any]]) -> list[Any] | None:
+        """A @ B of each pair by one launch of cuBLAS on the caller's current stream; None, and
+        nothing is done, where pair by pair is right, as for `matmul`."""
+        array, here = self.array, self.device.ordinal
+        if self.device.cp.cuda.runtime.getDevice() != here:
+            return None
+        dtype = pairs[0][0].dtype
+        for a, b in pairs:
+            if not (type(a) is type(b) is array and a.ndim == b.ndim == 2 and a.dtype == dtype):
+                return None
+            fits = a.shape[1] == b.shape[0] and layout(a) and layout(b)
+            if not fits or {a.data.device_id, b.data.device_id} != {here}:
+                return None
+        made = [array((a.shape[0], b.shape[1]), dtype) for a, b in pairs]
+        threes = [(a, b, c) for (a, b), c in zip(pairs, made, strict=True)]
+        if not all(self._stackable(*three) for three in threes):
+            return None
+        cublas.multiply_group(threes, self._stream())
+        return made
+
+    def hosted_matmul(self, a: Any, b: Any, c: Any) -> bool:
+        """As `matmul`, for small stacks of the host, which are copied there and back whole."""
+        most = min(HOSTED_BYTES, self.plans.options.max_device_memory or HOSTED_BYTES)
+        small = sum(x.size * x.itemsize for x in (a, b, c)) <= most
+        if not (small and all(type(x) is np.ndarray for x in (a, b, c))):
+            return False
+        if not (self._stackable(a, b, c) and all(x.dtype.isnative for x in (a, b, c))):
+            return False
+        with self.device.using(self.own):
+            x, y = (self.device.cp.asarray(np.ascontiguousarray(v)) for v in (a, b))
+            made = self.device.cp.empty(c.shape, c.dtype)
+            if not self.matmul(x, y, made):
+                return False
+            c[...] = made.get(stream=self.own.cupy)
+        return True
+
+    def _stackable(self, a: Any, b: Any, c: Any) -> bool:
+        """Whether these stacks' products are small, and what cuBLAS multiplies here."""
+        options = self.plans.options
+        sides = *c.shape[-2:], a.shape[-1]
+        return (
+            a.dtype == b.dtype == c.dtype
+            and c.dtype.name in FLOATS
+            and options.kernel in ("auto", "cublas")
+            and (options.compute == "fp32" or c.dtype.name != "float32")
+            and options.compute in ("fp32", "auto")
+            and c.size > 0
+            and 0 < 2 * math.prod(sides) <= STACKED_FLOPS
+        )
+
     def _work_out(
         self,
         a: Any,
@@ -177,8 +254,8 @@ class SingleGpuExecutor:
         *,
         alpha: Any,
         beta: Any,
-        trans_a: bool,
-        trans_b: bool,
+        trans_a: bool | str,
+        trans_b: bool | str,
     ) -> tuple | None:
         """The bound product for arrays laid out as these, or None if it takes a whole run."""
         if c is not None and c.shape != sides(a, b, trans_a=trans_a, trans_b=trans_b)[:2]:
@@ -186,6 +263,8 @@ class SingleGpuExecutor:
         problem = self.plans.settle(
             make_problem(a, b, c, alpha=alpha, beta=beta, trans_a=trans_a, trans_b=trans_b)
         )
+        if problem.is_complex:  # its real product comes here
+            return None
         shape, made = (problem.m, problem.n), (problem.dtype, problem.operands)
         like = self.array(shape, problem.out_dtype) if out is None else out
         fits = (
@@ -209,6 +288,23 @@ class SingleGpuExecutor:
             return None
         call = self.device.bind(variant, op_a, op_b, like, alpha=problem.alpha, beta=problem.beta)
         return call, shape, problem.out_dtype, [_extent(x) for x in (a, b, like)]
+
+
+def _bound_stack(a: Any, b: Any, c: Any) -> tuple | None:
+    """The call for stacks that lie as these, and the bytes from their beginnings to those of each
+    part that one call multiplies; None where matrices lie in no order that cuBLAS reads."""
+    x, y, z = (v[(0,) * (v.ndim - 2)] for v in (a, b, c))
+    if not (leading(z, "n") and layout(x) and layout(y)):
+        return None
+    shape, steps = merged(c.shape[:-2], *(v.strides[:-2] for v in (a, b, c)))
+    inner = [step[-1] for step in steps]
+    if any(step < 0 or step % c.itemsize for step in inner):
+        return None
+    offsets = [
+        tuple(sum(i * s for i, s in zip(place, step, strict=False)) for step in steps)
+        for place in np.ndindex(shape[:-1])
+    ]
+    return cublas.bind_stack(x, y, z, shape[-1], inner), offsets
 
 
 def _extent(x: Any) -> int:
