@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from .arrays.caller_arrays import as_array, is_device_array
+from .arrays.other_libraries import Guests
 from .execution import staging
 from .host import forks
 from .options import CHOICES, DEFAULTS, Options, named_keywords, refuse_unknown, with_options
@@ -95,10 +96,12 @@ def gemm(  # every option is named here, for editors and type checkers
         )  # fmt: skip
     if result is not None or root != 0 or distribution != "replicated":
         raise TypeError("distribution, result and root are for products over ranks: pass comm too")
-    if not isinstance(a, np.ndarray):
-        a = as_array(a, "A")
-    if not isinstance(b, np.ndarray):
-        b = as_array(b, "B")
+    if guests := Guests.of(a, b, c, out):
+        return guests.served(
+            lambda a, b, c, out: kept_runner(given, a, b)._multiply(
+                a, b, c, alpha, beta, trans_a, trans_b, out
+            )
+        )
     return kept_runner(given, a, b)._multiply(a, b, c, alpha, beta, trans_a, trans_b, out)
 
 
@@ -166,6 +169,8 @@ def matmul(a: Any, b: Any, /, out: Any = None, **options: Any) -> Any:
     >>> matmul(np.ones((5, 2, 3)), np.ones(3), device="cpu").shape
     (5, 2)
     """
+    if options.get("comm") is None and (guests := Guests.of(a, b, None, out)):
+        return guests.served(lambda x, y, _c, z: matmul(x, y, out=z, **options))
     a, b = as_array(a, "A"), as_array(b, "B")
     if (a.ndim, b.ndim) == (2, 2) or options.get("comm") is not None:
         return gemm(a, b, out=out, **options)
