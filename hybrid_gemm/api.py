@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -96,13 +96,47 @@ def gemm(  # every option is named here, for editors and type checkers
         )  # fmt: skip
     if result is not None or root != 0 or distribution != "replicated":
         raise TypeError("distribution, result and root are for products over ranks: pass comm too")
+    last, quick = _recent.last
+    if given == last and levels is not True:  # which equals 1
+        done = quick(a, b, c, alpha, beta, trans_a, trans_b, out)
+        if done is not None:
+            return done
+
+    def multiply(a: Any, b: Any, c: Any, out: Any) -> Any:
+        runner = kept_runner(given, a, b)
+        if type(a) is not np.ndarray:
+            _recent.remember(given, runner, a)
+        return runner._multiply(a, b, c, alpha, beta, trans_a, trans_b, out)
+
     if guests := Guests.of(a, b, c, out):
-        return guests.served(
-            lambda a, b, c, out: kept_runner(given, a, b)._multiply(
-                a, b, c, alpha, beta, trans_a, trans_b, out
-            )
+        return guests.served(multiply)
+    return multiply(a, b, c, out)
+
+
+def _nothing(*given: Any) -> None:
+    """Multiplies no arrays."""
+
+
+class _Recent:
+    """The last options with which `gemm` multiplied arrays of a GPU, and what multiplies such
+    arrays there: it gives None where more is to be done. Only options that are words may differ
+    from their defaults, for numbers of different types are equal."""
+
+    last: tuple[tuple, Callable[..., Any]] = (), _nothing
+
+    def remember(self, given: tuple, runner: Runner, a: Any) -> None:
+        words = all(
+            isinstance(default, str) or value is default
+            for value, default in zip(given, DEFAULTS.values(), strict=True)
         )
-    return kept_runner(given, a, b)._multiply(a, b, c, alpha, beta, trans_a, trans_b, out)
+        if words and (single := runner._single_gpu(a)):
+            self.last = given, single.gemm
+
+    def forget(self) -> None:
+        self.last = (), _nothing
+
+
+_recent = _Recent()
 
 
 @functools.lru_cache(maxsize=64, typed=True)  # threads=True is not threads=1, but wrong
@@ -143,6 +177,7 @@ def _kept(*given: Any) -> Runner:
 
 
 forks.forget_in_child(_kept.cache_clear)
+forks.forget_in_child(_recent.forget)
 
 
 def free_memory() -> None:
@@ -151,6 +186,7 @@ def free_memory() -> None:
     is collective). A `Runner` gives its own back when nothing refers to it any more."""
     import sys
 
+    _recent.forget()
     _kept.cache_clear()
     staging.drop_links()
     if ranks := sys.modules.get(f"{__package__}.ranks.runner"):

@@ -7,9 +7,8 @@ array of the caller's library.
 from __future__ import annotations
 
 import contextlib
-import functools
 import sys
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import ml_dtypes
@@ -176,8 +175,9 @@ class Numba(Library):
         return cuda.as_cuda_array(made)
 
 
+TORCH = Torch()
 _KNOWN: dict[str, Library] = {
-    "torch": Torch(), "jax": Jax(), "jaxlib": Jax(), "numba": Numba(), "numba_cuda": Numba(),
+    "torch": TORCH, "jax": Jax(), "jaxlib": Jax(), "numba": Numba(), "numba_cuda": Numba(),
 }  # fmt: skip
 _ANY = Library()
 
@@ -190,27 +190,20 @@ def torch_dtype(dtype: Any, name: str) -> np.dtype:
         raise DTypeError(f"{name} has dtype {dtype}, which NumPy has not") from None
 
 
-@functools.lru_cache(maxsize=256)
-def _of_type(kind: Hashable) -> Library | None:
-    assert isinstance(kind, type)
-    for base in kind.__mro__:
-        room = base.__module__.partition(".")[0]
-        if room in ("numpy", "cupy"):
-            return None
-        if room in _KNOWN:
-            return _KNOWN[room]
-    return None
+_kinds: dict[type, Library | None] = {np.ndarray: None, type(None): None}
 
 
 def library_of(x: Any) -> Library | None:
     """The library of an array that is neither NumPy's nor CuPy's; None for those, and for what is
     no array, such as a list."""
     kind = type(x)
-    if kind is np.ndarray:
-        return None
-    known = _of_type(kind)
-    if known or isinstance(x, np.ndarray) or kind.__module__.partition(".")[0] == "cupy":
-        return known
+    if kind in _kinds:
+        return _kinds[kind]
+    for base in kind.__mro__:
+        room = base.__module__.partition(".")[0]
+        if room in ("numpy", "cupy") or room in _KNOWN:
+            _kinds[kind] = _KNOWN.get(room)
+            return _kinds[kind]
     protocols = "__cuda_array_interface__", "__dlpack_device__"
     return _ANY if any(hasattr(x, protocol) for protocol in protocols) else None
 
@@ -224,6 +217,13 @@ def _cupy() -> Any:
             "cuda12 for an older driver)"
         ) from None
     return cupy
+
+
+def gpu_of(x: Any) -> int:
+    """The ordinal of the GPU that has an array of CuPy's or PyTorch's; -1 for all others."""
+    if is_device_array(x):
+        return int(x.data.device_id)
+    return int(x.get_device()) if library_of(x) is TORCH else -1
 
 
 class Guests:
@@ -242,7 +242,7 @@ class Guests:
         """None where all arrays are NumPy's or CuPy's, or made from lists. Raises `UsageError` or
         `DTypeError` for an array that cannot be looked at, or `out` that cannot be written to."""
         given = a, b, c, out
-        libraries = [None if x is None else library_of(x) for x in given]
+        libraries = [library_of(x) for x in given]
         return cls(given, libraries) if any(libraries) else None
 
     def _view(self, place: int) -> Any:

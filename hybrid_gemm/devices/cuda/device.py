@@ -20,7 +20,7 @@ from ..base import Array, Event, Stream
 from ..kernel_device import KernelDevice
 from ..kernel_launcher import BoundProduct
 from ..roles import Facts
-from . import cublas, driver, nvml, nvrtc, pinned_memory
+from . import cublas, driver, launch_list, nvml, nvrtc, pinned_memory
 
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 # Multiply-adds a cycle and multiprocessor (CUDA Programming Guide, arithmetic throughput);
@@ -37,6 +37,7 @@ _LANES = {
 }
 OwnStream = Any  # a `CudaStream`: every device takes streams of its own
 _URGENT = -5  # the highest priority that streams have; CUDA takes the nearest it knows
+MAX_STAND_IN_BYTES = 64 << 20  # for longer products, the host's time does not count
 MAX_TABLES = 4096  # tables of pointers kept; the oldest has long been read when it goes
 
 
@@ -349,6 +350,25 @@ class CudaDevice(KernelDevice):
             early=launch.early and _early(),
         )
 
+    def launch_list(
+        self, call: BoundProduct, a: Array, b: Array, c: Array, stream: OwnStream
+    ) -> launch_list.LaunchList | None:
+        """The launches of a bound product of which `launches_alone` is true, on a stream on which
+        it was called before; None where there is no native code. All addresses are multiples of 16,
+        as they have to be for the matrices that the list is started with."""
+        if launch_list.unavailable():
+            return None
+        spans = [_span(x) for x in (a, b, c)]
+        if spans[0].start < spans[1].stop and spans[1].start < spans[0].stop:
+            # Of which of them is an address? Of a B that lies elsewhere it is plain.
+            if len(spans[1]) > MAX_STAND_IN_BYTES:
+                return None
+            b = self.cp.ndarray(b.shape, b.dtype, self._allocate(len(spans[1])), b.strides)
+            spans[1] = _span(b)
+        with driver.noted() as noted:
+            call(a, b, c, stream)
+        return launch_list.LaunchList(noted, stream.cupy.ptr, spans)
+
     def make_room(
         self, variant: Variant, m: int, n: int, k: int, dtype: str, stream: OwnStream
     ) -> None:
@@ -361,6 +381,12 @@ class CudaDevice(KernelDevice):
     ) -> BoundProduct:
         tf32 = variant.kernel.role == "tensor"
         return cublas.bind(a, b, c, alpha=alpha, beta=beta, tf32=tf32)
+
+
+def _span(x: Array) -> range:
+    """From a matrix's first address to the one past its last; strides are positive."""
+    start, steps = x.data.ptr, zip(x.shape, x.strides, strict=True)
+    return range(start, start + sum((n - 1) * step for n, step in steps) + x.itemsize)
 
 
 @functools.cache

@@ -1,0 +1,115 @@
+"""A product's launches as a list that one native call starts: `launch_list.cpp`, compiled once by
+g++ if that is here.
+
+The list is made from what a bound product would launch (`driver.noted`), so it starts the same
+kernels with the same arguments: only the addresses of A, B and C are put in anew.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable, Sequence
+from ctypes import c_int, c_int32, c_int64, c_uint64, c_void_p
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...errors import HybridGemmError
+from ...host import compiler
+from . import driver
+from .tensor_maps import TensorMap
+
+_SOURCE = Path(__file__).with_name("launch_list.cpp")
+_ALIGNMENT = 64  # of a tensor map, as the driver wants it
+
+
+class _Place(ctypes.Structure):
+    _fields_ = [("at", c_void_p), ("offset", c_int64), ("matrix", c_int32), ("is_map", c_int32)]
+
+
+class _Launch(ctypes.Structure):
+    _fields_ = [("config", c_void_p), ("function", c_void_p), ("arguments", c_void_p)]
+
+
+class _List(ctypes.Structure):
+    _fields_ = [
+        ("places", c_void_p), ("place_count", c_int64),
+        ("launches", c_void_p), ("launch_count", c_int64),
+        ("launch", c_void_p), ("replace", c_void_p), ("matrices", c_uint64 * 3),
+    ]  # fmt: skip
+
+
+@functools.cache
+def unavailable() -> str | None:
+    """Why products are launched from Python alone here, in one line."""
+    try:
+        _native()
+        driver.address_of("cuTensorMapReplaceAddress")
+    except (HybridGemmError, OSError, AttributeError) as error:
+        return " ".join(str(error).split())
+    return None
+
+
+@functools.cache
+def _native() -> Callable[[int, int, int, int], int]:
+    """Raises `UnavailableError` or `KernelError` where it cannot be compiled."""
+    call = ctypes.PyDLL(str(compiler.build_library(_SOURCE))).start_list
+    call.argtypes, call.restype = (c_void_p, c_uint64, c_uint64, c_uint64), c_int
+    return call
+
+
+class LaunchList:
+    """The launches of one product on one stream. `start` takes the addresses of its matrices, and
+    returns 0 or what the driver says. `noted` are those that a bound product would have
+    made, and `spans` the first address and the one past the last of its A, B and C, which have no
+    byte in common."""
+
+    def __init__(self, noted: Sequence[driver.Noted], stream: int, spans: Sequence[range]) -> None:
+        places: list[_Place] = []
+        launches = [self._launch(each, stream, spans, places) for each in noted]
+        self._kept = noted, launches, (_Place * len(places))(*places)
+        made = (_Launch * len(launches))(*[launch for launch, _kept in launches])
+        self._list = _List(
+            ctypes.addressof(self._kept[2]), len(places), ctypes.addressof(made), len(launches),
+            driver.address_of("cuLaunchKernelEx"), driver.address_of("cuTensorMapReplaceAddress"),
+        )  # fmt: skip
+        self._made = made
+        self.start = functools.partial(_native(), ctypes.addressof(self._list))
+
+    @staticmethod
+    def _launch(
+        noted: driver.Noted, stream: int, spans: Sequence[range], places: list[_Place]
+    ) -> tuple[_Launch, tuple]:
+        """A launch, and the memory that it points to."""
+        function, grid, block, args, shared, early = noted
+        offsets, size = [], 0
+        for arg in args:
+            step = _ALIGNMENT if isinstance(arg, np.ndarray) else 8
+            size = -(-size // step) * step
+            offsets.append(size)
+            size += arg.nbytes if isinstance(arg, np.ndarray | np.generic) else 8
+        room = ctypes.create_string_buffer(size + _ALIGNMENT)
+        start = -(-ctypes.addressof(room) // _ALIGNMENT) * _ALIGNMENT
+        for arg, offset in zip(args, offsets, strict=True):
+            value, address = _value(arg)
+            ctypes.memmove(start + offset, value, len(value))
+            for matrix, span in enumerate(spans):
+                if address is not None and address in span:
+                    is_map = isinstance(arg, TensorMap)
+                    places.append(_Place(start + offset, address - span.start, matrix, is_map))
+        arguments = (c_void_p * len(offsets))(*[start + offset for offset in offsets])
+        config = driver.config(grid, block, shared, stream, early=early)
+        launch = _Launch(ctypes.addressof(config), function, ctypes.addressof(arguments))
+        return launch, (room, arguments, config)
+
+
+def _value(arg: Any) -> tuple[bytes, int | None]:
+    """An argument's bytes, and the address that they hold, if any."""
+    if isinstance(arg, TensorMap):
+        return arg.tobytes(), arg.address
+    if isinstance(arg, np.ndarray | np.generic):
+        return arg.tobytes(), None
+    address = int(arg.data.ptr)
+    return address.to_bytes(8, "little"), address
