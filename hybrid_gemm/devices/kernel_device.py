@@ -94,16 +94,13 @@ class KernelDevice(KernelLauncher):
 
         return call
 
-    def launches_alone(self, variant: Variant, a: Array, b: Array) -> bool:
-        """Whether a product of matrices laid out as these, with k and alpha that are not 0, is a
-        row of launches that take no memory but what stays with their stream."""
-        if variant.kernel.library:
-            return False
-        layouts = variant.kernel.layouts
-        return variant.kernel.role == "tensor" or all(
-            leading(x, order)
-            for x, order in zip((a, b), fewest_transposed(layouts, a, b), strict=True)
-        )
+    def preparable(self, variant: Variant, a: Array, b: Array) -> bool:
+        """Whether a product of matrices laid out as these, with k and alpha that are not 0, takes
+        no memory but what stays with its stream."""
+        if variant.kernel.library or variant.kernel.role == "tensor":
+            return True
+        layouts = fewest_transposed(variant.kernel.layouts, a, b)
+        return all(leading(x, order) for x, order in zip((a, b), layouts, strict=True))
 
     def bind_library(
         self, variant: Variant, a: Array, b: Array, c: Array, *, alpha: float, beta: float

@@ -18,9 +18,8 @@ from ..arrays.operand import Operands
 from ..arrays.other_libraries import TORCH
 from ..arrays.strides import layout, leading
 from ..catalog import Variant
-from ..devices.cuda import driver
 from ..devices.cuda.device import CudaDevice, CudaStream
-from ..devices.cuda.launch_list import LaunchList
+from ..devices.cuda.launch_list import Prepared
 from ..devices.kernel_launcher import BoundProduct
 from ..planning.plan import Plan
 from ..problem import make_problem, sides
@@ -36,18 +35,18 @@ class Found:
     """What was worked out for arrays laid out alike: the bound product, the shape and the dtype of
     C, and the bytes from the first to past the last of A, B and C.
 
-    `lists` has the product's launches, by the stream's address: False where it was called once from
-    Python. It is None for products that are never a list of launches.
+    `ready` has the product prepared for streams, by their addresses: False where it was called once
+    there. It is None for products that are not prepared.
     """
 
-    __slots__ = "call", "dtype", "extents", "lists", "shape"
+    __slots__ = "call", "dtype", "extents", "ready", "shape"
 
     def __init__(
         self, call: BoundProduct, shape: tuple[int, int], dtype: str, extents: tuple[int, int, int],
-        listed: bool,
+        preparable: bool,
     ) -> None:  # fmt: skip
         self.call, self.shape, self.dtype, self.extents = call, shape, dtype, extents
-        self.lists: dict[int, LaunchList | Literal[False]] | None = {} if listed else None
+        self.ready: dict[int, Prepared | Literal[False]] | None = {} if preparable else None
 
 
 class SingleGpuExecutor:
@@ -138,35 +137,35 @@ class SingleGpuExecutor:
                 return None  # where it is decided exactly
         if beta and c is not out:
             out[...] = c
-        if found.lists:
+        if found.ready:
             at_a, at_b, at_c = x.ptr, y.ptr, z.ptr
-            ready = found.lists.get(self.current(here).ptr)
+            ready = found.ready.get(self.current(here).ptr)
             if ready and not (at_a | at_b | at_c) & 15:
                 if status := ready.start(at_a, at_b, at_c):
-                    driver.check(status)
+                    ready.check(status)
                 return out
         self._call(found, a.T if trans_a else a, b.T if trans_b else b, out)
         return out
 
     def _call(self, found: Found, a: Any, b: Any, out: Any) -> None:
-        """Starts a product from Python; the second time, its launches become a list."""
+        """Starts a product; the second time, it is prepared for this stream."""
         stream = self._stream()
-        at, lists = stream.cupy.ptr, found.lists
+        at, known = stream.cupy.ptr, found.ready
         found.call(a, b, out, stream)
-        if lists is None or (a.data.ptr | b.data.ptr | out.data.ptr) & 15:
+        if known is None or (a.data.ptr | b.data.ptr | out.data.ptr) & 15:
             return
-        if at not in lists:
-            lists[at] = False
-        elif made := self.device.launch_list(found.call, a, b, out, stream):
-            lists[at] = made
+        if at not in known:
+            known[at] = False
+        elif made := self.device.prepared(found.call, a, b, out, stream):
+            known[at] = made
         else:
-            found.lists = None
+            found.ready = None
 
     def _tensors(
         self, a: Any, b: Any, c: Any, alpha: Any, beta: Any, trans_a: Any, trans_b: Any, out: Any
     ) -> Any:
-        """As `gemm`, for PyTorch's tensors on its current stream; None, too, where there is no list
-        of launches yet: as CuPy's views they get one."""
+        """As `gemm`, for PyTorch's tensors on its current stream; None, too, where it is not
+        prepared: CuPy's views of them prepare it."""
         torch = sys.modules.get("torch")
         if torch is None:
             return None
@@ -183,9 +182,9 @@ class SingleGpuExecutor:
         if self.device_now() != here:
             return None
         found = self._find_tensors(a, b, c, alpha, beta, trans_a, trans_b, out)
-        if found is None or not found.lists:
+        if found is None or not found.ready:
             return None
-        ready = found.lists.get(torch._C._cuda_getCurrentRawStream(here))
+        ready = found.ready.get(torch._C._cuda_getCurrentRawStream(here))
         if not ready:
             return None
         made = out
@@ -195,7 +194,7 @@ class SingleGpuExecutor:
         if (at_a | at_b | at_c) & 15 or _overlap(at_a, at_b, at_c, found.extents):
             return None
         if status := ready.start(at_a, at_b, at_c):
-            driver.check(status)
+            ready.check(status)
         if out is not None:
             TORCH.written(out)
         return made
@@ -329,9 +328,9 @@ class SingleGpuExecutor:
         if variant is None:
             return None
         call = self.device.bind(variant, op_a, op_b, like, alpha=problem.alpha, beta=problem.beta)
-        listed = self.device.launches_alone(variant, op_a, op_b)
+        ready = self.device.preparable(variant, op_a, op_b)
         extents = _extent(a), _extent(b), _extent(like)
-        return Found(call, shape, problem.out_dtype, extents, listed)
+        return Found(call, shape, problem.out_dtype, extents, ready)
 
 
 def _extent(x: Any) -> int:

@@ -350,12 +350,14 @@ class CudaDevice(KernelDevice):
             early=launch.early and _early(),
         )
 
-    def launch_list(
+    def prepared(
         self, call: BoundProduct, a: Array, b: Array, c: Array, stream: OwnStream
-    ) -> launch_list.LaunchList | None:
-        """The launches of a bound product of which `launches_alone` is true, on a stream on which
-        it was called before; None where there is no native code. All addresses are multiples of 16,
-        as they have to be for the matrices that the list is started with."""
+    ) -> launch_list.Prepared | None:
+        """A bound product of which `preparable` is true, on a stream on which it was called before;
+        None where there is no native code for it. All addresses are multiples of 16, as they have
+        to be for the matrices that it is started with."""
+        if isinstance(call, cublas.LibraryProduct):
+            return cublas.Prepared(call, stream)
         if launch_list.unavailable():
             return None
         spans = [_span(x) for x in (a, b, c)]

@@ -12,7 +12,7 @@ import functools
 from collections.abc import Callable, Sequence
 from ctypes import c_int, c_int32, c_int64, c_uint64, c_void_p
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -60,29 +60,38 @@ def _native() -> Callable[[int, int, int, int], int]:
     return call
 
 
+class Prepared(Protocol):
+    """A product on one stream: `start` takes the addresses of A, B and C, and returns 0 or a
+    status of which `check` makes an error."""
+
+    start: Callable[[int, int, int], int]
+
+    def check(self, status: int) -> None: ...
+
+
 class LaunchList:
-    """The launches of one product on one stream. `start` takes the addresses of its matrices, and
-    returns 0 or what the driver says. `noted` are those that a bound product would have
-    made, and `spans` the first address and the one past the last of its A, B and C, which have no
-    byte in common."""
+    """The launches of one product on one stream; see `Prepared`. `noted` are those that a bound
+    product would have made, and `spans` the first address and the one past the last of its A, B
+    and C, which have no byte in common."""
 
     def __init__(self, noted: Sequence[driver.Noted], stream: int, spans: Sequence[range]) -> None:
-        places: list[_Place] = []
-        launches = [self._launch(each, stream, spans, places) for each in noted]
-        self._kept = noted, launches, (_Place * len(places))(*places)
-        made = (_Launch * len(launches))(*[launch for launch, _kept in launches])
-        self._list = _List(
-            ctypes.addressof(self._kept[2]), len(places), ctypes.addressof(made), len(launches),
+        self._places: list[_Place] = []
+        self._kept: list[Any] = []  # what launches point to, but A, B and C
+        made = [self._launch(each, stream, spans) for each in noted]
+        places, launches = (_Place * len(self._places))(*self._places), (_Launch * len(made))(*made)
+        whole = _List(
+            ctypes.addressof(places), len(places), ctypes.addressof(launches), len(launches),
             driver.address_of("cuLaunchKernelEx"), driver.address_of("cuTensorMapReplaceAddress"),
         )  # fmt: skip
-        self._made = made
-        self.start = functools.partial(_native(), ctypes.addressof(self._list))
+        self._kept += [places, launches, whole]
+        self.start: Callable[[int, int, int], int] = functools.partial(
+            _native(), ctypes.addressof(whole)
+        )
 
-    @staticmethod
-    def _launch(
-        noted: driver.Noted, stream: int, spans: Sequence[range], places: list[_Place]
-    ) -> tuple[_Launch, tuple]:
-        """A launch, and the memory that it points to."""
+    def check(self, status: int) -> None:
+        driver.check(status)
+
+    def _launch(self, noted: driver.Noted, stream: int, spans: Sequence[range]) -> _Launch:
         function, grid, block, args, shared, early = noted
         offsets, size = [], 0
         for arg in args:
@@ -93,16 +102,22 @@ class LaunchList:
         room = ctypes.create_string_buffer(size + _ALIGNMENT)
         start = -(-ctypes.addressof(room) // _ALIGNMENT) * _ALIGNMENT
         for arg, offset in zip(args, offsets, strict=True):
-            value, address = _value(arg)
-            ctypes.memmove(start + offset, value, len(value))
-            for matrix, span in enumerate(spans):
-                if address is not None and address in span:
-                    is_map = isinstance(arg, TensorMap)
-                    places.append(_Place(start + offset, address - span.start, matrix, is_map))
+            self._put(arg, start + offset, spans)
         arguments = (c_void_p * len(offsets))(*[start + offset for offset in offsets])
         config = driver.config(grid, block, shared, stream, early=early)
-        launch = _Launch(ctypes.addressof(config), function, ctypes.addressof(arguments))
-        return launch, (room, arguments, config)
+        self._kept += [room, arguments, config]
+        return _Launch(ctypes.addressof(config), function, ctypes.addressof(arguments))
+
+    def _put(self, arg: Any, at: int, spans: Sequence[range]) -> None:
+        """Writes an argument, and notes whether it is an address in A, B or C."""
+        value, address = _value(arg)
+        ctypes.memmove(at, value, len(value))
+        matrix = next((i for i, span in enumerate(spans) if address in span), None)
+        if address is None or matrix is None:
+            self._kept.append(arg)
+        else:
+            is_map = isinstance(arg, TensorMap)
+            self._places.append(_Place(at, address - spans[matrix].start, matrix, is_map))
 
 
 def _value(arg: Any) -> tuple[bytes, int | None]:
