@@ -362,14 +362,23 @@ class CudaDevice(KernelDevice):
             return None
         spans = [_span(x) for x in (a, b, c)]
         if spans[0].start < spans[1].stop and spans[1].start < spans[0].stop:
-            # Of which of them is an address? Of a B that lies elsewhere it is plain.
+            # Of which of them is an address? Of a B that lies elsewhere it is plain; the launches
+            # are noted, and nothing reads it.
             if len(spans[1]) > MAX_STAND_IN_BYTES:
                 return None
-            b = self.cp.ndarray(b.shape, b.dtype, self._allocate(len(spans[1])), b.strides)
+            b = self._stand_in(b, len(spans[1]))
             spans[1] = _span(b)
         with driver.noted() as noted:
             call(a, b, c, stream)
         return launch_list.LaunchList(noted, stream.cupy.ptr, spans)
+
+    def _stand_in(self, matrix: Array, size: int) -> Array:
+        """A matrix laid out alike in memory of the host, where no GPU has any."""
+        memory = np.empty(size + 256, np.uint8)
+        start = -(-memory.ctypes.data // 256) * 256
+        there = self.cp.cuda.UnownedMemory(start, size, memory, self.ordinal)
+        at = self.cp.cuda.MemoryPointer(there, 0)
+        return self.cp.ndarray(matrix.shape, matrix.dtype, at, matrix.strides)
 
     def make_room(
         self, variant: Variant, m: int, n: int, k: int, dtype: str, stream: OwnStream
