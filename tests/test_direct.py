@@ -137,23 +137,22 @@ def test_prepared_products_are_those_that_python_starts(dtype, options, shape, r
     def matrices():
         return [cupy.asarray(integers(rng, s, "f4").astype(dtype)) for s in ((m, k), (k, n))]
 
-    def expected(a, b):
-        return (a.get().astype("f8") @ b.get().astype("f8")).astype(dtype)
+    def check(got, a, b, scale=1, added=0):
+        product = a.get().astype("f8") @ b.get().astype("f8")
+        np.testing.assert_array_equal(got.get(), (scale * product + added).astype(dtype))
 
     for turn in range(6):
         with cupy.cuda.Stream(non_blocking=True) if turn == 4 else contextlib.nullcontext():
             a, b = matrices()
-            np.testing.assert_array_equal(here.gemm(a, b).get(), expected(a, b))
+            check(here.gemm(a, b), a, b)
             out = cupy.full((m, n), -1, dtype)
             assert here.gemm(a, b, out, alpha=2, beta=1, out=out) is out
-            np.testing.assert_array_equal(out.get(), (2 * expected(a, b) - 1).astype(dtype))
-            turned = here.gemm(b, a, trans_a=True, trans_b=True)
-            np.testing.assert_array_equal(turned.get(), expected(a, b).T)
-            gram = here.gemm(a, a, trans_b=True)
-            np.testing.assert_array_equal(gram.get(), expected(a, a.T))
+            check(out, a, b, 2, -1)
+            check(here.gemm(b, a, trans_a=True, trans_b=True), b.T, a.T)
+            check(here.gemm(a, a, trans_b=True), a, a.T)
             shifted = cupy.empty(m * k + 1, dtype)[1:].reshape(m, k)  # not on 16 bytes
             shifted[...] = a
-            np.testing.assert_array_equal(here.gemm(shifted, b).get(), expected(a, b))
+            check(here.gemm(shifted, b), a, b)
     known = here._single_gpus[0].known.values()
     prepared = [x for x in known if x and x.ready and any(x.ready.values())]
     if launch_list.unavailable() is None or "cublas" in options.values():
