@@ -85,10 +85,11 @@ class SingleGpuExecutor:
         problem, device, c = plan.problem, self.device, operands.c
         a, b, out = (x.array for x in (operands.a, operands.b, operands.out))
         clock = Clock({0: device})
-        device.prepare(variant, a, b, problem.operands)
         with device.cp.cuda.Device(device.ordinal):
             stream = self._stream()
-            call = device.bind(variant, a, b, out, alpha=problem.alpha, beta=problem.beta)
+            call = device.loading_together(
+                lambda d: d.bind(variant, a, b, out, alpha=problem.alpha, beta=problem.beta)
+            )
             clock.start()
             if c is not None and c is not operands.out and problem.beta:
                 out[...] = c.array
@@ -327,7 +328,9 @@ class SingleGpuExecutor:
         variant = self.plans.alone(problem, layouts, self.device)
         if variant is None:
             return None
-        call = self.device.bind(variant, op_a, op_b, like, alpha=problem.alpha, beta=problem.beta)
+        call = self.device.loading_together(
+            lambda d: d.bind(variant, op_a, op_b, like, alpha=problem.alpha, beta=problem.beta)
+        )
         ready = self.device.preparable(variant, op_a, op_b)
         extents = _extent(a), _extent(b), _extent(like)
         return Found(call, shape, problem.out_dtype, extents, ready)
