@@ -145,7 +145,13 @@ class Jax(Library):
     def view(self, x: Any, name: str) -> Any:
         if not self.on_gpu(x):
             return np.asarray(x)
-        return _cupy().from_dlpack(x)
+        try:
+            return _cupy().from_dlpack(x)
+        except (BufferError, NotImplementedError, TypeError, ValueError):
+            if x.dtype != _BFLOAT16:
+                raise
+            # CuPy before 14.1 knows no bfloat16 of DLPack's; this copies on the GPU.
+            return _cupy().from_dlpack(x.view("uint16")).view(_BFLOAT16)
 
     def out(self, x: Any) -> Any:
         raise UsageError(
@@ -155,6 +161,8 @@ class Jax(Library):
     def give(self, made: Any, like: Any) -> Any:
         import jax
 
+        if is_device_array(made) and made.dtype == _BFLOAT16:
+            return jax.dlpack.from_dlpack(made.view(np.uint16)).view("bfloat16")
         if is_device_array(made):
             return jax.dlpack.from_dlpack(made)
         place = {} if self.on_gpu(like) or len(like.devices()) > 1 else next(iter(like.devices()))
