@@ -59,8 +59,9 @@ def gemm(  # every option is named here, for editors and type checkers
 
     `a` (m x k, or k x m with trans_a), `b` (k x n, or n x k with trans_b) and `c` (m x n) are
     2-D arrays of float16, bfloat16 (ml_dtypes), float32, float64 or integers, in any strides or
-    byte order: NumPy arrays, or arrays on a GPU (`__cuda_array_interface__` or DLPack). The
-    result is a new array of NumPy's promoted dtype, or `out`, which may be `c` itself. As in
+    byte order: of NumPy, CuPy, PyTorch, JAX or Numba, or with DLPack or the CUDA array interface.
+    The result is a new array of the same library, of NumPy's promoted dtype, or `out`, which may
+    be `c` itself; gradients are followed by `hybrid_gemm.torch.gemm` alone. As in
     BLAS, C is not read where beta is 0, nor A and B where alpha is 0. `Options` says what the
     other options mean.
 

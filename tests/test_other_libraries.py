@@ -2,12 +2,11 @@
 
 import subprocess
 import sys
-import types
 
 import ml_dtypes
 import numpy as np
 import pytest
-from support.arrays import integers
+from support.arrays import Other, integers
 from support.devices import needs
 
 from hybrid_gemm import Runner, gemm, matmul
@@ -34,25 +33,6 @@ def there(torch):
     if not torch.cuda.is_available():
         pytest.skip("this PyTorch has no CUDA")
     return torch
-
-
-class Other:
-    """An array of a library of which nothing is known but DLPack and the array API."""
-
-    def __init__(self, array):
-        self.array = array
-
-    shape = property(lambda self: self.array.shape)
-    ndim = property(lambda self: self.array.ndim)
-
-    def __dlpack__(self, **options):
-        return self.array.__dlpack__(**options)
-
-    def __dlpack_device__(self):
-        return self.array.__dlpack_device__()
-
-    def __array_namespace__(self):
-        return types.SimpleNamespace(from_dlpack=lambda x: Other(np.from_dlpack(x)))
 
 
 def test_anything_with_dlpack_comes_back_as_it_is(rng):

@@ -271,6 +271,8 @@ class Guests:
             if out[1]:
                 out[1].written(out[0])
             return out[0]
+        if made is None:  # on a rank that has none
+            return None
         like, library = next((x, library) for x, library in operands if library)
         return library.give(made, like)
 
