@@ -111,6 +111,14 @@ def test_tensors_beside_numpys_arrays(torch, rng):
     np.testing.assert_array_equal(got.numpy(), a @ b + 2)
 
 
+def test_scalars_that_are_tensors_may_change(torch, device):
+    a, alpha = np.ones((4, 4), "f4"), torch.tensor(2.0)
+    here = Runner(device=device)
+    for factor in 2.0, 3.0:
+        alpha.fill_(factor)
+        assert (here.gemm(a, a, alpha=alpha) == 4 * factor).all()
+
+
 def test_stacks_of_tensors(torch, rng):
     a, b = (torch.from_numpy(integers(rng, s)) for s in ((2, 5, 7), (2, 7, 3)))
     assert torch.equal(matmul(a, b, device="cpu"), a @ b)

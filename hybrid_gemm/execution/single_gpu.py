@@ -22,7 +22,7 @@ from ..devices.cuda.device import CudaDevice, CudaStream
 from ..devices.cuda.launch_list import Prepared
 from ..devices.kernel_launcher import BoundProduct
 from ..planning.plan import Plan
-from ..problem import make_problem, sides
+from ..problem import are_numbers, make_problem, sides
 from .executor import Execution
 from .plan_maker import PlanMaker
 from .timeline import Clock
@@ -214,6 +214,8 @@ class SingleGpuExecutor:
             pass
         except (TypeError, RuntimeError):  # an array as alpha is no key; sparse ones have no stride
             return None
+        if not are_numbers(alpha, beta):
+            return None
         if len(self.known_tensors) >= MAX_KNOWN:
             self.known_tensors.clear()
         found = None
@@ -237,6 +239,8 @@ class SingleGpuExecutor:
         try:
             return self.known[key]
         except KeyError:
+            if not are_numbers(alpha, beta):
+                return None
             if len(self.known) >= MAX_KNOWN:
                 self.known.clear()
             found = self.known[key] = self._work_out(
