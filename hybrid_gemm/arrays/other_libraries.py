@@ -209,9 +209,8 @@ def library_of(x: Any) -> Library | None:
         return _kinds[kind]
     for base in kind.__mro__:
         room = base.__module__.partition(".")[0]
-        if room in ("numpy", "cupy") or room in _KNOWN:
-            _kinds[kind] = _KNOWN.get(room)
-            return _kinds[kind]
+        if room in _KNOWN or base is np.ndarray or (room == "cupy" and base is kind):
+            return _kinds.setdefault(kind, _KNOWN.get(room))
     protocols = "__cuda_array_interface__", "__dlpack_device__"
     return _ANY if any(hasattr(x, protocol) for protocol in protocols) else None
 
