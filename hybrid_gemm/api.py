@@ -102,11 +102,12 @@ def gemm(  # every option is named here, for editors and type checkers
         done = quick(a, b, c, alpha, beta, trans_a, trans_b, out)
         if done is not None:
             return done
+    if type(a) is type(b) is np.ndarray:
+        return kept_runner(given, a, b)._multiply(a, b, c, alpha, beta, trans_a, trans_b, out)
 
     def multiply(a: Any, b: Any, c: Any, out: Any) -> Any:
         runner = kept_runner(given, a, b)
-        if type(a) is not np.ndarray:
-            _recent.remember(given, runner, a)
+        _recent.remember(given, runner, a)
         return runner._multiply(a, b, c, alpha, beta, trans_a, trans_b, out)
 
     if guests := Guests.of(a, b, c, out):

@@ -221,7 +221,6 @@ class Runner:
         out: Any,
     ) -> Any:  # fmt: skip
         """`gemm` by position, which saves a call of microseconds a tenth of its time."""
-        done = None
         if type(a) is not np.ndarray and (single := self._single_gpu(a)):
             done = single.gemm(a, b, c, alpha, beta, trans_a, trans_b, out)
             if done is not None:
@@ -230,10 +229,10 @@ class Runner:
             return guests.served(
                 lambda a, b, c, out: self._multiply(a, b, c, alpha, beta, trans_a, trans_b, out)
             )
-        if self._hosted is not None and not is_device_array(a):
+        if self._hosted is not None and (type(a) is np.ndarray or not is_device_array(a)):
             done = self._hosted(a, b, c, alpha, beta, trans_a, trans_b, out)
-        if done is not None:
-            return done
+            if done is not None:
+                return done
         return self.run(
             a, b, c, alpha=alpha, beta=beta, trans_a=trans_a, trans_b=trans_b, out=out
         ).c
