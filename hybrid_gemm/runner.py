@@ -221,15 +221,21 @@ class Runner:
         out: Any,
     ) -> Any:  # fmt: skip
         """`gemm` by position, which saves a call of microseconds a tenth of its time."""
-        if type(a) is not np.ndarray and (single := self._single_gpu(a)):
-            done = single.gemm(a, b, c, alpha, beta, trans_a, trans_b, out)
-            if done is not None:
-                return done
-        if guests := Guests.of(a, b, c, out):
-            return guests.served(
-                lambda a, b, c, out: self._multiply(a, b, c, alpha, beta, trans_a, trans_b, out)
-            )
-        if self._hosted is not None and (type(a) is np.ndarray or not is_device_array(a)):
+        array = np.ndarray
+        hosted = (
+            type(a) is array and type(b) is array and (c is None or type(c) is array)
+            and (out is None or type(out) is array)
+        )  # fmt: skip
+        if not hosted:
+            if single := self._single_gpu(a):
+                done = single.gemm(a, b, c, alpha, beta, trans_a, trans_b, out)
+                if done is not None:
+                    return done
+            if guests := Guests.of(a, b, c, out):
+                return guests.served(
+                    lambda a, b, c, out: self._multiply(a, b, c, alpha, beta, trans_a, trans_b, out)
+                )
+        elif self._hosted is not None:
             done = self._hosted(a, b, c, alpha, beta, trans_a, trans_b, out)
             if done is not None:
                 return done
