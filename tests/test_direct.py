@@ -121,7 +121,6 @@ def test_device_arrays_stay_on_the_device(rng):
         ("float64", {"kernel": "own"}),
         ("float16", {}),
         ("float16", {"kernel": "own"}),
-        ("float16", {"kernel": "cublas"}),
         ("bfloat16", {"kernel": "own"}),
         ("int32", {}),
     ],

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from hybrid_gemm.devices.cuda import driver, launch_list
+from hybrid_gemm.devices.cuda import cublas, driver, launch_list
 from hybrid_gemm.devices.cuda.tensor_maps import TensorMap
 
 MAP = np.arange(16, dtype=np.uint64).view([("words", np.uint64, 16)])
@@ -171,3 +171,24 @@ def test_launches_are_noted_by_the_thread_that_asks(monkeypatch):
         other.join()
     driver.launch(0x3, (1, 1, 1), (1, 1, 1), args, 0, 0)
     assert [launch[0] for launch in noted] == [0x1] and started == ["cuLaunchKernel"] * 2
+
+
+@pytest.mark.parametrize("dtype, tf32", [("float32", False), ("float64", False),
+                                         ("float32", True), ("float16", False)])  # fmt: skip
+def test_a_prepared_product_of_cublas_is_the_call_from_python(seen, monkeypatch, dtype, tf32):
+    """With the same arguments, but for A, B and C."""
+    given = []
+
+    def function(name):
+        kind = ctypes.CFUNCTYPE(ctypes.c_int, *cublas._SIGNATURES[name])
+        return made.setdefault(name, kind(lambda *x: given.append((name, *x)) or len(given) % 2))
+
+    made = {}
+    monkeypatch.setattr(cublas, "_function", function)
+    a, b, c = np.ones((5, 7), dtype), np.ones((3, 7), dtype).T, np.ones((5, 3), dtype)
+    product = cublas.bind(a, b, c, alpha=2, beta=0.5, tf32=tf32)
+    stream = SimpleNamespace(prepare_cublas=lambda: SimpleNamespace(value=0x77))
+    prepared = cublas.Prepared(product, stream)
+    for start in product.on_stream(stream), prepared.start:
+        assert start(0x1000, 0x2000, 0x3000) == len(given) % 2
+    assert given[0] == given[1] and {0x77, 0x1000, 0x2000, 0x3000} <= set(given[0])

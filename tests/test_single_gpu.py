@@ -47,6 +47,9 @@ class Tensor:
     def is_neg(self):
         return self.negative
 
+    def is_inference(self):
+        return False
+
     def data_ptr(self):
         return self.at
 
@@ -155,12 +158,13 @@ def torch(monkeypatch, gpu):
     made = SimpleNamespace(
         Tensor=Tensor, nn=SimpleNamespace(Parameter=type("Parameter", (Tensor,), {})),
         is_grad_enabled=lambda: made.grad, grad=True, float32="f4", written=written,
+        autograd=SimpleNamespace(graph=SimpleNamespace(increment_version=written.append)),
         empty=lambda shape, dtype, device: Tensor(C),
         _C=SimpleNamespace(_cuda_getCurrentRawStream=lambda ordinal: gpu.stream_at),
     )  # fmt: skip
     monkeypatch.setitem(sys.modules, "torch", made)
     monkeypatch.setattr("hybrid_gemm.execution.single_gpu.TORCH", SimpleNamespace(
-        view=lambda x, name: Array(x.at), written=written.append,
+        view=lambda x, name: Array(x.at),
     ))  # fmt: skip
     return made
 

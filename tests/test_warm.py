@@ -22,7 +22,7 @@ def files():
 @pytest.mark.parametrize(
     "dtype, options",
     [
-        ("float32", {}),
+        ("float32", {"kernel": "own"}),
         ("float32", {"compute": "fp32x3"}),
         ("float32", {"kernel": "shared_tile"}),
         ("float16", {}),

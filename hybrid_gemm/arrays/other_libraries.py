@@ -312,8 +312,8 @@ def _working(cp: Any, ordinal: int, pointers: list[int | None]) -> Iterator[None
     """Makes the first of these streams of the current GPU CuPy's; None is what CuPy's is now."""
     before = cp.cuda.get_current_stream()
     found = [before.ptr if pointer is None else pointer for pointer in pointers]
-    ours = cp.cuda.ExternalStream(found[0], ordinal)
-    others = [cp.cuda.ExternalStream(x, ordinal) for x in {*found} - {found[0]}]
+    ours = _external(cp, found[0], ordinal)
+    others = [_external(cp, x, ordinal) for x in {*found} - {found[0]}]
     for other in others:
         ours.wait_event(other.record())
     if found[0] == before.ptr:
@@ -323,3 +323,22 @@ def _working(cp: Any, ordinal: int, pointers: list[int | None]) -> Iterator[None
             yield
     for other in others:
         other.wait_event(ours.record())
+
+
+class _Address:
+    """A stream by its address, in CUDA's protocol for streams."""
+
+    def __init__(self, address: int) -> None:
+        self.address = address
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.address
+
+
+def _external(cp: Any, address: int, ordinal: int) -> Any:
+    """CuPy's object for a stream of the current GPU."""
+    if not address:
+        return cp.cuda.Stream.null
+    if hasattr(cp.cuda.Stream, "from_external"):
+        return cp.cuda.Stream.from_external(_Address(address))
+    return cp.cuda.ExternalStream(address, ordinal)  # before CuPy 14.1

@@ -196,8 +196,8 @@ class SingleGpuExecutor:
             return None
         if status := ready.start(at_a, at_b, at_c):
             ready.check(status)
-        if out is not None:
-            TORCH.written(out)
+        if out is not None and not out.is_inference():
+            torch.autograd.graph.increment_version(out)
         return made
 
     def _find_tensors(

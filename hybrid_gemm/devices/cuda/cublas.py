@@ -22,6 +22,7 @@ import numpy as np
 from ...arrays.strides import layout, stored
 from ...errors import HybridGemmError
 from ..roles import Array
+from . import launch_list
 
 Start = Callable[[int, int, int], int]  # of the addresses of A, B and C: 0 or cuBLAS's status
 WORKSPACE_BYTES = 32 << 20  # what cuBLAS asks for on Hopper
@@ -123,7 +124,23 @@ def bind(
             _COMPUTE[tf32], _ANY_ALGORITHM,
         )  # fmt: skip
 
-    return LibraryProduct(on_stream, scalars)
+    native = _Native(
+        0, 0, n, m, k, ldb, lda, ldc, alpha_at, beta_at, *head[:2], mixed, *(kinds or (0, 0, 0)),
+        _COMPUTE[tf32], _ANY_ALGORITHM,
+    )  # fmt: skip
+    return LibraryProduct(on_stream, scalars, native, "cublasGemmEx_64" if mixed else plain)
+
+
+class _Native(ctypes.Structure):
+    """What `launch_list.cpp` takes of a product; call and handle are set for each stream."""
+
+    _fields_ = [
+        ("call", c_void_p), ("handle", c_void_p),
+        *((name, c_int64) for name in ("n", "m", "k", "ldb", "lda", "ldc")),
+        ("alpha", c_void_p), ("beta", c_void_p),
+        *((name, ctypes.c_int32) for name in ("op_b", "op_a", "typed", "type_b", "type_a", "type_c",
+                                              "compute", "algorithm")),
+    ]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -132,6 +149,8 @@ class LibraryProduct:
 
     on_stream: Callable[[Any], Start]
     scalars: np.ndarray  # which cuBLAS reads at each call
+    native: _Native
+    function: str
 
     def __call__(self, a: Array, b: Array, c: Array, stream: Any) -> None:
         check(self.on_stream(stream)(a.data.ptr, b.data.ptr, c.data.ptr))
@@ -141,8 +160,18 @@ class Prepared:
     """A product on one stream; see `launch_list.Prepared`."""
 
     def __init__(self, product: LibraryProduct, stream: Any) -> None:
-        self.start: Start = product.on_stream(stream)
-        self.kept = product, stream.prepare_cublas()
+        handle = stream.prepare_cublas()
+        self.kept: tuple = product, handle
+        self.start: Start
+        if launch_list.unavailable():
+            self.start = product.on_stream(stream)
+            return
+        mine = _Native.from_buffer_copy(product.native)
+        mine.call = ctypes.cast(_function(product.function), c_void_p).value
+        mine.handle = handle.value
+        self.kept = product, handle, mine
+        start = launch_list.native("start_library_product")
+        self.start = functools.partial(start, ctypes.addressof(mine))
 
     def check(self, status: int) -> None:
         check(status)

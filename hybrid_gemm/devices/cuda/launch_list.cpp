@@ -48,7 +48,39 @@ int put(List* list, const uint64_t* matrices) {
     return 0;
 }
 
+// A product of cuBLAS's, but for the addresses of A, B and C.
+struct LibraryProduct {
+    void* call;
+    void* handle;
+    int64_t n, m, k, ldb, lda, ldc;
+    const void* alpha;
+    const void* beta;
+    int32_t op_b, op_a;
+    int32_t typed;  // call is cublasGemmEx_64, which takes what follows
+    int32_t type_b, type_a, type_c, compute, algorithm;
+};
+
+using Plain = int (*)(void*, int, int, int64_t, int64_t, int64_t, const void*, const void*, int64_t,
+                      const void*, int64_t, const void*, void*, int64_t);
+using Typed = int (*)(void*, int, int, int64_t, int64_t, int64_t, const void*, const void*, int,
+                      int64_t, const void*, int, int64_t, const void*, void*, int, int64_t, int,
+                      int);
+
 }  // namespace
+
+// What cuBLAS says: 0, or its status. Row-major C is column-major C^T = op(B)^T op(A)^T.
+extern "C" int start_library_product(const LibraryProduct* p, uint64_t a, uint64_t b, uint64_t c) {
+    const void* x = reinterpret_cast<const void*>(a);
+    const void* y = reinterpret_cast<const void*>(b);
+    void* z = reinterpret_cast<void*>(c);
+    if (!p->typed) {
+        return reinterpret_cast<Plain>(p->call)(p->handle, p->op_b, p->op_a, p->n, p->m, p->k,
+                                                p->alpha, y, p->ldb, x, p->lda, p->beta, z, p->ldc);
+    }
+    return reinterpret_cast<Typed>(p->call)(p->handle, p->op_b, p->op_a, p->n, p->m, p->k, p->alpha,
+                                            y, p->type_b, p->ldb, x, p->type_a, p->lda, p->beta, z,
+                                            p->type_c, p->ldc, p->compute, p->algorithm);
+}
 
 // What the driver says of the first launch that fails, or 0.
 extern "C" int start_list(List* list, uint64_t a, uint64_t b, uint64_t c) {

@@ -45,7 +45,7 @@ class _List(ctypes.Structure):
 def unavailable() -> str | None:
     """Why products are launched from Python alone here, in one line."""
     try:
-        _native()
+        native()
         driver.address_of("cuTensorMapReplaceAddress")
     except (HybridGemmError, OSError, AttributeError) as error:
         return " ".join(str(error).split())
@@ -53,9 +53,10 @@ def unavailable() -> str | None:
 
 
 @functools.cache
-def _native() -> Callable[[int, int, int, int], int]:
-    """Raises `UnavailableError` or `KernelError` where it cannot be compiled."""
-    call = ctypes.PyDLL(str(compiler.build_library(_SOURCE))).start_list
+def native(name: str = "start_list") -> Callable[[int, int, int, int], int]:
+    """One of the native functions: of a list's or a product's address, and those of A, B and C.
+    Raises `UnavailableError` or `KernelError` where it cannot be compiled."""
+    call = getattr(ctypes.PyDLL(str(compiler.build_library(_SOURCE))), name)
     call.argtypes, call.restype = (c_void_p, c_uint64, c_uint64, c_uint64), c_int
     return call
 
@@ -85,7 +86,7 @@ class LaunchList:
         )  # fmt: skip
         self._kept += [places, launches, whole]
         self.start: Callable[[int, int, int], int] = functools.partial(
-            _native(), ctypes.addressof(whole)
+            native(), ctypes.addressof(whole)
         )
 
     def check(self, status: int) -> None:
