@@ -36,7 +36,7 @@ class LocalExecutor:
             done = executor.execute(plan, variant, operands, resident=resident, progress=progress)
         taken = self.plans.verdicts(plan.problem) - before
         return dataclasses.replace(
-            done, compute=compute_modes.words(plan.problem, taken),
+            done, compute=compute_modes.ran(variant, plan.problem, taken),
             reduction=reduction_words(done.plan or plan, self.plans.devices),
         )  # fmt: skip
 

@@ -272,7 +272,7 @@ class RankRunner:
         with self.beat.during(heartbeat.WAITING):
             timeline, total_ms = self._together(plan, done.timeline, done.total_ms)
         taken = sum(self.comm.allgather(local.plans.verdicts(problem) - before))
-        compute = compute_modes.words(problem, taken)
+        compute = compute_modes.ran(variant, problem, taken)
         return RankResult(out, plan, variant, timeline, total_ms, words, since, compute)
 
     def _operands(
