@@ -190,7 +190,7 @@ class SingleGpuExecutor:
             return None
         made = out
         if out is None:
-            made = torch.empty(found.shape, dtype=getattr(torch, found.dtype), device=a.device)
+            made = a.new_empty(found.shape, dtype=getattr(torch, found.dtype))
         at_a, at_b, at_c = a.data_ptr(), b.data_ptr(), made.data_ptr()
         if (at_a | at_b | at_c) & 15 or _overlap(at_a, at_b, at_c, found.extents):
             return None
