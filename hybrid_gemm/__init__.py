@@ -27,7 +27,10 @@ else:
         if name in _MODULES:
             from importlib import import_module
 
-            return getattr(import_module(f".{_MODULES[name]}", __name__), name)
+            # Kept: looking here again takes as long as a third of a small product's call.
+            value = getattr(import_module(f".{_MODULES[name]}", __name__), name)
+            globals()[name] = value
+            return value
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

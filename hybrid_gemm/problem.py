@@ -193,6 +193,11 @@ def _check_scalar(value: object, name: str, dtype: str) -> Scalar:
     return whole
 
 
+def are_numbers(*values: object) -> bool:
+    """Whether these are numbers, and no arrays of one, which may change."""
+    return all(isinstance(value, numbers.Number) for value in values)
+
+
 def shape_of(array: Described, name: str) -> tuple[int, int]:
     """Rows and columns of a matrix. Raises `UsageError` for an array that is not 2-D."""
     if len(array.shape) != 2:

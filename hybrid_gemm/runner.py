@@ -14,6 +14,7 @@ from . import devices
 from .arrays.caller_arrays import as_array, is_device_array, wait_for_streams
 from .arrays.complex_numbers import RealProduct
 from .arrays.operand import CallerArrays
+from .arrays.other_libraries import Guests, gpu_of
 from .arrays.stacks import Stacks
 from .catalog import Variant
 from .devices.base import Device
@@ -178,6 +179,13 @@ class Runner:
         strip of C is finished there. `progress(flops)` is called as work is started, from any
         thread.
         """
+        if guests := Guests.of(a, b, c, out):
+            with guests.on_their_streams():
+                result = self.run(
+                    guests.a, guests.b, guests.c, alpha=alpha, beta=beta, trans_a=trans_a,
+                    trans_b=trans_b, out=guests.out, resident=resident, progress=progress,
+                )  # fmt: skip
+                return dataclasses.replace(result, c=guests.given_back(result.c))
         arrays = CallerArrays.of(a, b, c, out, trans_a=trans_a, trans_b=trans_b)
         problem = self.plans.settle(arrays.problem(alpha=alpha, beta=beta))
         return self._run(arrays, problem, resident, progress)
@@ -239,6 +247,8 @@ class Runner:
 
     def matmul(self, a: Any, b: Any, /, *, out: Any = None) -> Any:
         """A @ B as NumPy's `matmul`; see `hybrid_gemm.matmul`."""
+        if guests := Guests.of(a, b, None, out):
+            return guests.served(lambda x, y, _c, z: self.matmul(x, y, out=z))
         stacks = Stacks.of(as_array(a, "A"), as_array(b, "B"), out)
         real = stacks.as_real()
         if self._single_cpu and self._single_cpu.matmul(real.a, real.b, real.c):
@@ -273,14 +283,24 @@ class Runner:
     ) -> Any:  # fmt: skip
         """`gemm` by position, which saves a call of microseconds a tenth of its time; transposes
         as `op_of` gives them."""
-        done = None
-        if type(a) is not np.ndarray and is_device_array(a):
-            single = self._single_gpus.get(a.data.device_id)
-            done = single and single.gemm(a, b, c, alpha, beta, trans_a, trans_b, out)
+        array = np.ndarray
+        hosted = (
+            type(a) is array and type(b) is array and (c is None or type(c) is array)
+            and (out is None or type(out) is array)
+        )  # fmt: skip
+        if not hosted:
+            if single := self._single_gpu(a):
+                done = single.gemm(a, b, c, alpha, beta, trans_a, trans_b, out)
+                if done is not None:
+                    return done
+            if guests := Guests.of(a, b, c, out):
+                return guests.served(
+                    lambda a, b, c, out: self._multiply(a, b, c, alpha, beta, trans_a, trans_b, out)
+                )
         elif self._hosted is not None:
             done = self._hosted(a, b, c, alpha, beta, trans_a, trans_b, out)
-        if done is not None:
-            return done
+            if done is not None:
+                return done
         arrays = CallerArrays.of(a, b, c, out, trans_a=trans_a, trans_b=trans_b)
         problem = self.plans.settle(arrays.problem(alpha=alpha, beta=beta))
         if not problem.is_complex:
@@ -291,6 +311,10 @@ class Runner:
                 real.a, real.b, real.c, real.alpha, real.beta, False, False, real.out
             )  # fmt: skip
             return arrays.result(real.made)
+
+    def _single_gpu(self, a: Any) -> SingleGpuExecutor | None:
+        """What multiplies without a plan where A lies, on a GPU that may work alone."""
+        return self._single_gpus.get(gpu_of(a))
 
     def describe(self, plan: Plan | None = None) -> str:
         """The devices, or those of a plan, in a few words."""

@@ -19,14 +19,10 @@ from .streams import grown
 class KernelDevice(KernelLauncher):
     """A device that multiplies, sums and copies by the catalog's kernels."""
 
-    def prepare(self, variant: Variant, a: Array, b: Array, dtype: str) -> None:
-        if variant.kernel.role == "tensor" and not variant.kernel.library:
-            tensor_core_products.prepare(self, variant, a, b, dtype)
-            dtype = "float32"  # of what is summed
-        elif not variant.kernel.library:
-            self.function(variant, dtype, fewest_transposed(variant.kernel.layouts, a, b))
-        for role in ("sum", "add", "transpose"):
-            self.function(catalog.helper(role), dtype)
+    def prepare(
+        self, variant: Variant, a: Array, b: Array, dtype: str, *, summed: bool = True
+    ) -> None:
+        self.loading_together(lambda device: _load(device, variant, a, b, dtype, summed))
 
     def prepare_combine(self, dtype: str) -> None:
         self.function(catalog.helper("combine"), dtype)
@@ -93,6 +89,14 @@ class KernelDevice(KernelLauncher):
                 self.launch(function, launch, args, stream)
 
         return call
+
+    def preparable(self, variant: Variant, a: Array, b: Array) -> bool:
+        """Whether a product of matrices laid out as these, with k and alpha that are not 0, takes
+        no memory but what stays with its stream."""
+        if variant.kernel.library or variant.kernel.role == "tensor":
+            return True
+        layouts = fewest_transposed(variant.kernel.layouts, a, b)
+        return all(leading(x, order) for x, order in zip((a, b), layouts, strict=True))
 
     def bind_library(
         self, variant: Variant, a: Array, b: Array, c: Array, *, alpha: float, beta: float
@@ -207,3 +211,19 @@ class KernelDevice(KernelLauncher):
                 self.launch(function, launch, args, stream)
 
         return call
+
+
+def _load(
+    device: KernelLauncher, variant: Variant, a: Array, b: Array, dtype: str, summed: bool
+) -> None:
+    """Loads what a product of these views needs, and what sums partial C of it."""
+    if variant.kernel.role == "tensor" and not variant.kernel.library:
+        tensor_core_products.prepare(device, variant, a, b, dtype)
+        dtype = "float32"  # of what is summed
+    elif not variant.kernel.library:
+        layouts = fewest_transposed(variant.kernel.layouts, a, b)
+        device.function(variant, dtype, layouts)
+        if not all(leading(x, order) for x, order in zip((a, b), layouts, strict=True)):
+            device.function(catalog.helper("transpose"), dtype)
+    for role in ("sum", "add") if summed else ():
+        device.function(catalog.helper(role), dtype)

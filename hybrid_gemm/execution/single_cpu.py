@@ -12,7 +12,7 @@ import numpy as np
 from ..arrays.caller_arrays import cast_into, is_same, shares_memory
 from ..devices.cpu import CpuDevice
 from ..errors import shortage_in_words
-from ..problem import make_problem, sides
+from ..problem import are_numbers, make_problem, sides
 from .executor import INCOMPLETE
 from .plan_maker import PlanMaker
 
@@ -90,6 +90,8 @@ class SingleCpuExecutor:
         try:
             return self.known[key]
         except KeyError:
+            if not are_numbers(alpha, beta):
+                return None
             if len(self.known) >= MAX_KNOWN:
                 self.known.clear()
             found = self.known[key] = self._work_out(

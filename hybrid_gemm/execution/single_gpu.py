@@ -8,20 +8,24 @@ stream. Small arrays of the host are copied there and back whole, by the calling
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from ..arrays.caller_arrays import shares_memory
 from ..arrays.operand import Operands
+from ..arrays.other_libraries import TORCH
 from ..arrays.stacks import merged
 from ..arrays.strides import layout, leading
 from ..catalog import Variant
 from ..devices.cuda import cublas
 from ..devices.cuda.device import CudaDevice, CudaStream
+from ..devices.cuda.launch_list import Prepared
+from ..devices.kernel_launcher import BoundProduct
 from ..planning.plan import Plan
-from ..problem import FLOATS, make_problem, sides
+from ..problem import FLOATS, are_numbers, make_problem, sides
 from .executor import Execution
 from .plan_maker import PlanMaker
 from .timeline import Clock
@@ -31,15 +35,36 @@ STACKED_FLOPS = 2 * 2048**3  # of one product in a stack: larger ones fill a GPU
 HOSTED_BYTES = 32 << 20  # of A, B and C: more goes faster in pieces, by copying threads
 
 
+class Found:
+    """What was worked out for arrays laid out alike: the bound product, the shape and the dtype of
+    C, and the bytes from the first to past the last of A, B and C.
+
+    `ready` has the product prepared for streams, by their addresses: False where it was called once
+    there. It is None for products that are not prepared.
+    """
+
+    __slots__ = "call", "dtype", "extents", "ready", "shape"
+
+    def __init__(
+        self, call: BoundProduct, shape: tuple[int, int], dtype: str, extents: tuple[int, int, int],
+        preparable: bool,
+    ) -> None:  # fmt: skip
+        self.call, self.shape, self.dtype, self.extents = call, shape, dtype, extents
+        self.ready: dict[int, Prepared | Literal[False]] | None = {} if preparable else None
+
+
 class SingleGpuExecutor:
     """Products on one GPU: `execute` for a plan, `gemm` and `hosted` for repeated calls, which
     give None for what takes a plan."""
 
     def __init__(self, device: CudaDevice, plans: PlanMaker) -> None:
-        self.device, self.plans = device, plans
+        self.device, self.plans, self.ordinal = device, plans, device.ordinal
         self.array = device.cp.ndarray
         self.current = device.cp.cuda.get_current_stream
-        self.known: dict[tuple, tuple | None] = {}
+        self.device_now = device.cp.cuda.runtime.getDevice
+        self.known: dict[tuple, Found | None] = {}
+        self.known_tensors: dict[tuple, Found | None] = {}
+        self.known_stacks: dict[tuple, tuple | None] = {}
         self.streams: dict[int, CudaStream] = {}
         # For arrays of the host; what it gives back is not another stream's while copies go on.
         self.own = device.stream()
@@ -65,10 +90,11 @@ class SingleGpuExecutor:
         problem, device, c = plan.problem, self.device, operands.c
         a, b, out = (x.array for x in (operands.a, operands.b, operands.out))
         clock = Clock({0: device})
-        device.prepare(variant, a, b, problem.operands)
         with device.cp.cuda.Device(device.ordinal):
             stream = self._stream()
-            call = device.bind(variant, a, b, out, alpha=problem.alpha, beta=problem.beta)
+            call = device.loading_together(
+                lambda d: d.bind(variant, a, b, out, alpha=problem.alpha, beta=problem.beta)
+            )
             clock.start()
             if c is not None and c is not operands.out and problem.beta:
                 out[...] = c.array
@@ -83,7 +109,7 @@ class SingleGpuExecutor:
 
     def _stream(self) -> CudaStream:
         """The caller's current stream."""
-        current = self.current()
+        current = self.current(self.ordinal)
         known = self.streams.get(current.ptr)
         if known is None:
             known = self.streams[current.ptr] = CudaStream(current)
@@ -97,7 +123,118 @@ class SingleGpuExecutor:
         it; None where the arrays do not all lie on this GPU, or a plan has to be made."""
         array = self.array
         if type(a) is not array or type(b) is not array:
+            return self._tensors(a, b, c, alpha, beta, trans_a, trans_b, out)
+        found = self.find(a, b, c, alpha, beta, trans_a, trans_b, out)
+        if found is None:
             return None
+        here, x, y = self.ordinal, a.data, b.data
+        if self.device_now() != here or x.device_id != here or y.device_id != here:
+            return None
+        if out is None:
+            out = array(found.shape, found.dtype)
+            z = out.data
+        else:
+            z = out.data
+            if (
+                z.device_id != here
+                or (beta and c is not out)
+                or _overlap(x.ptr, y.ptr, z.ptr, found.extents)
+            ):
+                return None  # where it is decided exactly
+        if beta and c is not out:
+            out[...] = c
+        if found.ready:
+            at_a, at_b, at_c = x.ptr, y.ptr, z.ptr
+            ready = found.ready.get(self.current(here).ptr)
+            if ready and not (at_a | at_b | at_c) & 15:
+                if status := ready.start(at_a, at_b, at_c):
+                    ready.check(status)
+                return out
+        self._call(found, a.T if trans_a else a, b.T if trans_b else b, out)
+        return out
+
+    def _call(self, found: Found, a: Any, b: Any, out: Any) -> None:
+        """Starts a product; the second time, it is prepared for this stream."""
+        stream = self._stream()
+        at, known = stream.cupy.ptr, found.ready
+        found.call(a, b, out, stream)
+        if known is None or (a.data.ptr | b.data.ptr | out.data.ptr) & 15:
+            return
+        if at not in known:
+            known[at] = False
+        elif made := self.device.prepared(found.call, a, b, out, stream):
+            known[at] = made
+        else:
+            found.ready = None
+
+    def _tensors(
+        self, a: Any, b: Any, c: Any, alpha: Any, beta: Any, trans_a: Any, trans_b: Any, out: Any
+    ) -> Any:
+        """As `gemm`, for PyTorch's tensors on its current stream; None, too, where it is not
+        prepared: CuPy's views of them prepare it."""
+        torch = sys.modules.get("torch")
+        if torch is None:
+            return None
+        kinds = torch.Tensor, torch.nn.Parameter
+        given = (a, b) if out is None else (a, b, out)
+        here = self.ordinal
+        if c is not None and c is not out:
+            return None
+        for x in given:
+            if type(x) not in kinds or x.get_device() != here or x.is_neg():
+                return None
+            if x.requires_grad and torch.is_grad_enabled():
+                return None
+        if self.device_now() != here:
+            return None
+        found = self._find_tensors(a, b, c, alpha, beta, trans_a, trans_b, out)
+        if found is None or not found.ready:
+            return None
+        ready = found.ready.get(torch._C._cuda_getCurrentRawStream(here))
+        if not ready:
+            return None
+        made = out
+        if out is None:
+            made = a.new_empty(found.shape, dtype=getattr(torch, found.dtype))
+        at_a, at_b, at_c = a.data_ptr(), b.data_ptr(), made.data_ptr()
+        if (at_a | at_b | at_c) & 15 or _overlap(at_a, at_b, at_c, found.extents):
+            return None
+        if status := ready.start(at_a, at_b, at_c):
+            ready.check(status)
+        if out is not None and not out.is_inference():
+            torch.autograd.graph.increment_version(out)
+        return made
+
+    def _find_tensors(
+        self, a: Any, b: Any, c: Any, alpha: Any, beta: Any, trans_a: Any, trans_b: Any, out: Any
+    ) -> Found | None:
+        """As `find`, for tensors that lie on this GPU; C is `out` if there is one."""
+        try:
+            key = (
+                a.shape, a.stride(), a.dtype, b.shape, b.stride(), b.dtype, c is None,
+                out is None or (out.shape, out.stride(), out.dtype), alpha, beta, trans_a, trans_b,
+            )  # fmt: skip
+            return self.known_tensors[key]
+        except KeyError:
+            pass
+        except (TypeError, RuntimeError):  # an array as alpha is no key; sparse ones have no stride
+            return None
+        if not are_numbers(alpha, beta):
+            return None
+        if len(self.known_tensors) >= MAX_KNOWN:
+            self.known_tensors.clear()
+        found = None
+        if not a.dtype.is_complex:  # which may be conjugated on reading
+            x, y, z = (x if x is None else TORCH.view(x, "A") for x in (a, b, out))
+            z_in = None if c is None else z
+            found = self.find(x, y, z_in, alpha, beta, trans_a, trans_b, z)
+        self.known_tensors[key] = found
+        return found
+
+    def find(
+        self, a: Any, b: Any, c: Any, alpha: Any, beta: Any, trans_a: Any, trans_b: Any, out: Any
+    ) -> Found | None:
+        """What was worked out for CuPy arrays laid out as these, once."""
         key = (
             a.shape, a.strides, a.dtype.char, b.shape, b.strides, b.dtype.char,
             c is None or (c is out, type(c), c.shape, c.strides, c.dtype.char),
@@ -105,29 +242,18 @@ class SingleGpuExecutor:
             alpha, beta, trans_a, trans_b,
         )  # fmt: skip
         try:
-            found = self.known[key]
+            return self.known[key]
         except KeyError:
+            if not are_numbers(alpha, beta):
+                return None
             if len(self.known) >= MAX_KNOWN:
                 self.known.clear()
             found = self.known[key] = self._work_out(
                 a, b, c, out, alpha=alpha, beta=beta, trans_a=trans_a, trans_b=trans_b
             )
+            return found
         except TypeError:  # an array as alpha or beta is no key
             return None
-        if found is None:
-            return None
-        call, shape, dtype, extents = found
-        here = self.device.ordinal
-        if self.device.cp.cuda.runtime.getDevice() != here or a.data.device_id != here:
-            return None
-        if out is None:
-            out = array(shape, dtype)
-        elif (beta and c is not out) or _overlap(a, b, out, extents):
-            return None  # where it is decided exactly
-        if beta and c is not out:
-            out[...] = c
-        call(a.T if trans_a else a, b.T if trans_b else b, out, self._stream())
-        return out
 
     def hosted(
         self, a: Any, b: Any, c: Any = None, alpha: Any = 1.0, beta: Any = 0.0,
@@ -182,12 +308,12 @@ class SingleGpuExecutor:
             return False
         if self.device.cp.cuda.runtime.getDevice() != here or not self._stackable(a, b, c):
             return False
-        key = "stack", *((x.shape, x.strides, x.dtype.char) for x in (a, b, c))
-        if key not in self.known:
-            if len(self.known) >= MAX_KNOWN:
-                self.known.clear()
-            self.known[key] = _bound_stack(a, b, c)
-        if (found := self.known[key]) is None:
+        key = tuple((x.shape, x.strides, x.dtype.char) for x in (a, b, c))
+        if key not in self.known_stacks:
+            if len(self.known_stacks) >= MAX_KNOWN:
+                self.known_stacks.clear()
+            self.known_stacks[key] = _bound_stack(a, b, c)
+        if (found := self.known_stacks[key]) is None:
             return False
         call, offsets = found
         stream, (x, y, z) = self._stream(), (v.data.ptr for v in (a, b, c))
@@ -256,7 +382,7 @@ class SingleGpuExecutor:
         beta: Any,
         trans_a: bool | str,
         trans_b: bool | str,
-    ) -> tuple | None:
+    ) -> Found | None:
         """The bound product for arrays laid out as these, or None if it takes a whole run."""
         if c is not None and c.shape != sides(a, b, trans_a=trans_a, trans_b=trans_b)[:2]:
             return None
@@ -286,8 +412,12 @@ class SingleGpuExecutor:
         variant = self.plans.alone(problem, layouts, self.device)
         if variant is None:
             return None
-        call = self.device.bind(variant, op_a, op_b, like, alpha=problem.alpha, beta=problem.beta)
-        return call, shape, problem.out_dtype, [_extent(x) for x in (a, b, like)]
+        call = self.device.loading_together(
+            lambda d: d.bind(variant, op_a, op_b, like, alpha=problem.alpha, beta=problem.beta)
+        )
+        ready = self.device.preparable(variant, op_a, op_b)
+        extents = _extent(a), _extent(b), _extent(like)
+        return Found(call, shape, problem.out_dtype, extents, ready)
 
 
 def _bound_stack(a: Any, b: Any, c: Any) -> tuple | None:
@@ -312,10 +442,7 @@ def _extent(x: Any) -> int:
     return sum((n - 1) * s for n, s in zip(x.shape, x.strides, strict=True)) + x.itemsize
 
 
-def _overlap(a: Any, b: Any, out: Any, extents: list[int]) -> bool:
-    start = out.data.ptr
-    stop = start + extents[2]
-    return any(
-        x.data.ptr < stop and start < x.data.ptr + extent
-        for x, extent in ((a, extents[0]), (b, extents[1]))
-    )
+def _overlap(at_a: int, at_b: int, at_c: int, extents: tuple[int, int, int]) -> bool:
+    """Whether C may have a byte in common with A or B."""
+    stop = at_c + extents[2]
+    return (at_a < stop and at_c < at_a + extents[0]) or (at_b < stop and at_c < at_b + extents[1])

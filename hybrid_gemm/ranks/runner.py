@@ -23,6 +23,7 @@ from ..arrays.caller_arrays import (
 )
 from ..arrays.complex_numbers import RealProduct
 from ..arrays.operand import Operand, Operands
+from ..arrays.other_libraries import Guests
 from ..catalog import Variant
 from ..devices.base import Device
 from ..errors import UsageError, time_in_words
@@ -384,11 +385,23 @@ class RankRunner:
     ) -> Any:  # fmt: skip
         """alpha * op(A) @ op(B) + beta * C; see `hybrid_gemm.gemm` with `comm`. What one rank
         gives wrongly raises on all of them."""
+
+        def multiply(a: Any, b: Any, c: Any, out: Any) -> Any:
+            return self._multiply(
+                a, b, c, alpha, beta, (trans_a, trans_b), out, distribution, result, root
+            )
+
+        guests = launch.together(self.comm, lambda: Guests.of(a, b, c, out))
+        return guests.served(multiply) if guests else multiply(a, b, c, out)
+
+    def _multiply(
+        self, a: Any, b: Any, c: Any, alpha: Scalar, beta: Scalar,
+        trans: tuple[bool | str, bool | str], out: Any, distribution: str, result: str | None,
+        root: int,
+    ) -> Any:  # fmt: skip
         given = launch.together(
             self.comm,
-            lambda: DistributedOperands(
-                self.comm, a, b, c, (trans_a, trans_b), distribution, result, root
-            ),
+            lambda: DistributedOperands(self.comm, a, b, c, trans, distribution, result, root),
         )
         arrays = given.arrays.values()
         launch.together(self.comm, lambda: check_device(arrays, self.devices[0]))

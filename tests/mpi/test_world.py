@@ -9,7 +9,7 @@ import weakref
 
 import numpy as np
 import pytest
-from support.arrays import integers
+from support.arrays import Other, integers
 from support.devices import on
 from support.ranks import share
 
@@ -169,6 +169,21 @@ def test_arrays_on_a_gpu_stay_there(comm, device, rng):
         np.testing.assert_array_equal(got.get(), (a @ b)[share(130, comm)])
         got = runner.gemm(cupy.asarray(a), cupy.asarray(b))
         np.testing.assert_array_equal(got.get(), a @ b)
+    runner.close()
+
+
+def test_arrays_of_another_library_come_back_as_its_own(comm, rng):
+    runner = RankRunner(comm, device="cpu")
+    a, b = integers(rng, (30, 40)), integers(rng, (40, 20))
+    got = runner.gemm(Other(a), Other(b))
+    assert type(got) is Other
+    np.testing.assert_array_equal(got.array, a @ b)
+    rows = share(30, comm)
+    got = runner.gemm(Other(a[rows]), b, distribution="rows")
+    np.testing.assert_array_equal(got.array, (a @ b)[rows])
+    here = comm.rank == 0
+    got = runner.gemm(*((Other(a), b) if here else (None, None)), distribution="root")
+    assert type(got) is (Other if here else type(None))
     runner.close()
 
 

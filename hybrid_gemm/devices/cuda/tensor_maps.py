@@ -21,11 +21,18 @@ MAX_MAPS = 4096  # tensor maps kept
 _MAP = np.dtype([("words", np.uint64, 16)])  # passed to kernels by value
 
 
+class TensorMap(np.ndarray):
+    """The 128 bytes of a tensor map, as an array of one element; `address` is where the matrix that
+    it describes begins."""
+
+    address: int
+
+
 @functools.lru_cache(maxsize=MAX_MAPS)
 def tensor_map(
     dtype: str, address: int, shape: tuple[int, int, int], pitches: tuple[int, int],
     box: tuple[int, int, int],
-) -> np.ndarray:  # fmt: skip
+) -> TensorMap:  # fmt: skip
     """The tensor map (128 bytes) of elements (x, y, z) at `address`.
 
     `shape` counts elements along x, which is contiguous, y and z; `pitches` are the bytes from
@@ -66,7 +73,9 @@ def tensor_map(
     )
     if status != driver.CUresult.CUDA_SUCCESS:
         raise UnavailableError(f"cuTensorMapEncodeTiled({dtype}, {shape}, {pitches}): {status}")
-    return np.array([int(word) for word in made.opaque], np.uint64).view(_MAP)
+    words = np.array([int(word) for word in made.opaque], np.uint64).view(_MAP).view(TensorMap)
+    words.address = address
+    return words
 
 
 def _map(dtype: str, stored: Array, box: tuple[int, int]) -> np.ndarray:
