@@ -17,6 +17,8 @@ from .devices.base import Device
 from .devices.cpu import CpuDevice
 from .devices.strassen import Strassen
 from .errors import UsageError, counted, shortage_in_words, time_in_words
+from .execution.checked_device import checked_devices
+from .execution.checks import Checks
 from .execution.local import LocalExecutor
 from .execution.plan_maker import PlanMaker
 from .execution.single_cpu import SingleCpuExecutor
@@ -36,7 +38,8 @@ class Result:
     """What a run gave: C, and what was done to get it.
 
     `total_ms` is the host's time, `why` says why this kernel was taken, `compute` what was
-    computed, `reduction` how partial C were summed.
+    computed, `reduction` how partial C were summed. With `checked`, `checks` says what was
+    checked, and what was made again; otherwise it is None.
     """
 
     c: Any
@@ -47,6 +50,7 @@ class Result:
     reduction: str
     why: str = ""
     compute: str = ""
+    checks: Checks | None = None
 
     @property
     def gflops(self) -> float:
@@ -103,9 +107,12 @@ class Runner:
         self.devices: list[Device] = list(opened)
         if options.algorithm == "strassen":
             self.devices = [Strassen(device, options.levels) for device in opened]
+        if options.checked:
+            self.devices = checked_devices(opened)
         self.plans = PlanMaker(self.devices, options)
         self._single_gpus: dict[int, SingleGpuExecutor] = {}
-        alone = options.algorithm == "ordinary" and self.plans.counts[0] == 1
+        plain = options.algorithm == "ordinary" and not options.checked
+        alone = plain and self.plans.counts[0] == 1
         if opened[0].on_gpu and alone:
             from .devices.cuda.device import CudaDevice
 
@@ -182,6 +189,7 @@ class Runner:
             return Result(
                 arrays.result(operands.out.array), done.plan or ready.plan, ready.variant,
                 done.timeline, done.total_ms, done.reduction, ready.why, done.compute,
+                done.checks,
             )  # fmt: skip
 
     @named_keywords

@@ -1,0 +1,259 @@
+"""Weighted sums of matrices, by which products and copies are checked, on the device itself.
+
+A matrix with n columns has `GROUPS` groups of `width(n)` columns. Sums of floating point are
+float64, those of integers and of bits uint64 (modulo 2^64).
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from .. import catalog
+from ..arrays.strides import address, leading, stored
+from ..host.resources import cores
+from ..planning.partition import cut
+from .base import Array, Device, Stream
+from .kernel_launcher import KernelLauncher
+
+GROUPS = 8
+NUMBERS, BITS = 1, 2  # how the kernels read elements
+CHUNK_BYTES = 32 << 20  # of float64 that the host makes at a time
+THREADED_BYTES, THREADS = 8 << 20, max(1, min(8, cores()))  # for sums of host memory
+
+
+def width(cols: int) -> int:
+    """Columns of a group; the last groups may have fewer, or none."""
+    return max(4, -(-cols // (4 * GROUPS)) * 4)
+
+
+class Sums(NamedTuple):
+    """For each row and group the weighted sum of the elements, and the sum of the squares of
+    what was added; `squares` is None for integers."""
+
+    of: Array
+    squares: Array | None
+
+
+class Weights:
+    """Weights of columns, drawn afresh for each process: of either sign and between 1 and 2 for
+    floating point, odd numbers for integers, so that no single error cancels."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self._lock = threading.Lock()
+        self._kept: dict[tuple[int, str], Array] = {}
+        self._random = np.random.default_rng()
+
+    def of(self, cols: int, exact: bool) -> Array:
+        """For the groups of so many columns, one after the other, on the device."""
+        return self._for(cols, "odd" if exact else "float")
+
+    def ones(self, cols: int) -> Array:
+        """As `of`, of the integer 1."""
+        return self._for(cols, "one")
+
+    def _for(self, cols: int, kind: str) -> Array:
+        count = 1 << (GROUPS * width(cols) - 1).bit_length()
+        with self._lock:
+            if (count, kind) not in self._kept:
+                self._kept[count, kind] = self._made(count, kind)
+            return self._kept[count, kind]
+
+    def _made(self, count: int, kind: str) -> Array:
+        random, device = self._random, self.device
+        if kind == "one":
+            host = np.ones(count, np.uint64)
+        elif kind == "odd":
+            host = random.integers(0, 2**64, count, np.uint64) | np.uint64(1)
+        else:
+            host = (1 + random.integers(0, 128, count) / 128) * random.choice([-1.0, 1.0], count)
+        made = device.empty(1, count, host.dtype.name)
+        stream = device.stream()
+        with device.using(stream):
+            device.copy(made, host[None], stream)
+            stream.synchronize()
+        return made[0]
+
+
+def is_exact(dtype: np.dtype) -> bool:
+    """Whether sums of such elements are exact: those of integers, modulo 2^64."""
+    return dtype.kind in "iu"
+
+
+class Checksums(Protocol):
+    """What a device sums up."""
+
+    def sums(self, x: Array, stream: Stream) -> Sums:
+        """Of each row and group: rows x GROUPS."""
+
+    def product(self, a: Array, b: Sums, stream: Stream) -> Sums:
+        """`a` times the sums of the rows of a matrix: the sums that its product with that matrix
+        should have, and of the squares of products one sum a row, for the largest group."""
+
+    def bits(self, x: Array, stream: Stream) -> np.ndarray:
+        """As `sums`, of the bits of the elements; in host memory, once they are there."""
+
+    def lines(self, x: Array, stream: Stream) -> np.ndarray:
+        """The sum of each row of unsigned words, modulo 2^64; in host memory, once it is there."""
+
+
+class KernelChecksums:
+    """By the kernels `check_sums` and `check_product`."""
+
+    def __init__(self, device: KernelLauncher) -> None:
+        self.device, self.weights = device, Weights(device)
+
+    def sums(self, x: Array, stream: Stream) -> Sums:
+        return self._sums(x, NUMBERS, is_exact(x.dtype), stream)
+
+    def bits(self, x: Array, stream: Stream) -> np.ndarray:
+        return self._fetched(self._sums(x, BITS, True, stream).of, stream)
+
+    def lines(self, x: Array, stream: Stream) -> np.ndarray:
+        ones = self.weights.ones(x.shape[1])
+        return self._fetched(self._sums(x, BITS, True, stream, ones).of, stream).sum(axis=1)
+
+    def _fetched(self, made: Array, stream: Stream) -> np.ndarray:
+        host = np.empty(made.shape, made.dtype)
+        self.device.copy(host, made, stream)
+        stream.synchronize()
+        return host
+
+    def _sums(
+        self, x: Array, read: int, exact: bool, stream: Stream, weights: Array | None = None
+    ) -> Sums:
+        (rows, cols), (order, ld) = x.shape, stored(x)
+        sums, squares = self._room(rows, exact)
+        function, launch = self._kernel("check_sums", read, x.dtype.name, order, rows, cols)
+        args = [
+            np.int32(rows), np.int32(cols), np.int32(width(cols)), x, np.int64(ld),
+            self.weights.of(cols, exact) if weights is None else weights,
+            sums, sums if squares is None else squares,
+        ]  # fmt: skip
+        self.device.launch(function, launch, args, stream)
+        return Sums(sums, squares)
+
+    def product(self, a: Array, b: Sums, stream: Stream) -> Sums:
+        (rows, k), (order, ld) = a.shape, stored(a)
+        exact = b.squares is None
+        sums, squares = self._room(rows, exact)
+        function, launch = self._kernel("check_product", NUMBERS, a.dtype.name, order, rows, k)
+        flat = sums if squares is None else squares[:, 0]
+        args = [
+            np.int32(rows), np.int32(k), a, np.int64(ld), b.of,
+            b.of if b.squares is None else b.squares, sums, flat,
+        ]  # fmt: skip
+        self.device.launch(function, launch, args, stream)
+        if squares is not None:
+            squares = squares.reshape(-1)[:rows, None]
+        return Sums(sums, squares)
+
+    def _room(self, rows: int, exact: bool) -> tuple[Array, Array | None]:
+        make = functools.partial(self.device.empty, rows, GROUPS, "uint64" if exact else "float64")
+        return make(), None if exact else make()
+
+    def _kernel(
+        self, role: str, read: int, dtype: str, order: str, rows: int, cols: int
+    ) -> tuple[Any, Any]:
+        dtype = _OF_KERNELS.get(dtype, dtype)
+        variant = catalog.helper(role)
+        variant = variant.kernel.variant({**variant.params, "GROUPS": GROUPS, "READ": read})
+        function = self.device.function(variant, dtype, order + "n")
+        return function, variant.launch(rows, cols, cols, dtype)
+
+
+_OF_KERNELS = {"uint16": "float16", "uint32": "int32", "uint64": "int64"}  # read as bits
+
+
+class HostChecksums:
+    """The same by NumPy, for matrices in any storage order."""
+
+    def __init__(self, device: Device) -> None:
+        self.weights = Weights(device)
+
+    def sums(self, x: np.ndarray, stream: Stream) -> Sums:
+        if is_exact(x.dtype):
+            return Sums(self._exact(x), None)
+        rows, cols = x.shape
+        weights = self.weights.of(cols, exact=False)[:cols]
+        sums, squares = np.zeros((rows, GROUPS)), np.zeros((rows, GROUPS))
+        step = max(1, CHUNK_BYTES // 8 // max(1, cols))
+        with np.errstate(all="ignore"):
+            for i in range(0, rows, step):
+                part = x[i : i + step].astype("f8") * weights
+                _add_up(part, sums[i : i + step])
+                part *= part
+                _add_up(part, squares[i : i + step])
+        return Sums(sums, squares)
+
+    def product(self, a: np.ndarray, b: Sums, stream: Stream) -> Sums:
+        if b.squares is None:
+            return Sums(a.astype("u8") @ b.of, None)
+        rows, k = a.shape
+        sums, squares = np.zeros((rows, GROUPS)), np.zeros((rows, 1))
+        step = max(1, CHUNK_BYTES // 8 // max(1, k))
+        with np.errstate(all="ignore"):
+            most = b.squares.max(axis=1, keepdims=True)
+            for i in range(0, rows, step):
+                part = a[i : i + step].astype("f8")
+                sums[i : i + step] = part @ b.of
+                part *= part
+                squares[i : i + step] = part @ most
+        return Sums(sums, squares)
+
+    def bits(self, x: np.ndarray, stream: Stream) -> np.ndarray:
+        return self._exact(np.ascontiguousarray(x).view(f"u{x.dtype.itemsize}"))
+
+    def lines(self, x: np.ndarray, stream: Stream) -> np.ndarray:
+        return line_sums(x)
+
+    def _exact(self, x: np.ndarray) -> np.ndarray:
+        (rows, cols), weights = x.shape, self.weights.of(x.shape[1], exact=True)
+        sums = np.zeros((rows, GROUPS), np.uint64)
+        step = max(1, CHUNK_BYTES // 8 // max(1, cols))
+        for i in range(0, rows, step):
+            _add_up(x[i : i + step].astype("u8", copy=False) * weights[:cols], sums[i : i + step])
+        return sums
+
+
+def _add_up(x: np.ndarray, groups: np.ndarray) -> None:
+    """The sums of the groups' columns, into `groups`."""
+    if x.size:
+        starts = range(0, x.shape[1], width(x.shape[1]))
+        np.add.reduceat(x, list(starts), axis=1, out=groups[:, : len(starts)])
+
+
+# --- of bytes, alike on devices and on the host ---------------------------------------------
+
+
+def words(x: Array, y: Array) -> tuple[Array, Array] | None:
+    """Two matrices of one shape and dtype as unsigned words, row by row as both are stored: of 8
+    bytes where rows are made of these, and otherwise of their elements' size. None where they have
+    no storage order in common."""
+    for order in "nt":
+        if leading(x, order) and leading(y, order):
+            lines = [v if order == "n" else v.T for v in (x, y)]
+            size = x.dtype.itemsize
+            bytes_of = lines[0].shape[1] * size, *(v.strides[0] for v in lines)
+            whole = not any(v % 8 for v in (*bytes_of, *map(address, lines)))
+            # CuPy makes longer words of whole matrices only.
+            whole &= all(isinstance(v, np.ndarray) or v.flags.c_contiguous for v in lines)
+            kind = f"u{8 if whole else size}"
+            return lines[0].view(kind), lines[1].view(kind)
+    return None
+
+
+def line_sums(x: np.ndarray) -> np.ndarray:
+    """The sum of each row of unsigned words, modulo 2^64, by some threads."""
+    made = np.empty(len(x), np.uint64)
+    if x.nbytes < THREADED_BYTES:
+        return np.add.reduce(x, axis=1, dtype=np.uint64, out=made)
+    parts = [s.slice for s in cut(len(x), THREADS)]
+    with ThreadPoolExecutor(THREADS) as pool:
+        list(pool.map(lambda s: np.add.reduce(x[s], axis=1, dtype="u8", out=made[s]), parts))
+    return made

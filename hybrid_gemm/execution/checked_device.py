@@ -1,0 +1,323 @@
+"""A device that checks what it multiplies, sums and copies, and does again what came out wrong.
+
+Products and sums are checked by weighted sums of rows that are made on the device
+(`devices/checksums.py`, bounds in `checks.py`), copies by the exact sums of their words on both
+sides. All is waited for, so that nothing reads what is not checked.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+
+from ..catalog import Variant
+from ..devices.base import Array, Device, Stream
+from ..devices.checksums import (
+    Checksums,
+    HostChecksums,
+    KernelChecksums,
+    Sums,
+    is_exact,
+    line_sums,
+    width,
+    words,
+)
+from ..devices.kernel_launcher import KernelLauncher
+from ..devices.wrapped import WrappedDevice
+from ..errors import VerificationError
+from ..planning.hardware import DeviceSpec
+from ..problem import Problem
+from . import staging
+from .checks import (
+    Checks,
+    Expected,
+    Fault,
+    FloatBounds,
+    IntegerBounds,
+    Judgement,
+    problem_of,
+    total,
+)
+from .transfers import Transfer
+
+ATTEMPTS = 3  # at a product, a sum or a copy
+
+
+class CheckedDevice(WrappedDevice):
+    """Another device with its products, sums and copies checked. `tally` says what they came to.
+
+    Its calls return when their work is done and right. Raises `VerificationError` for what comes
+    out wrong again. A product with beta, or a later piece of K, takes a copy of C besides.
+    """
+
+    checks = True
+
+    def __init__(self, device: Device) -> None:
+        super().__init__(device)
+        self.checks, self.queues = True, False
+        real = device.unwrapped
+        self.sums: Checksums
+        if isinstance(real, KernelLauncher):
+            self.sums = KernelChecksums(real)
+        else:
+            self.sums = HostChecksums(real)
+        self.others: Sequence[CheckedDevice] = ()  # of this process, on other GPUs
+        self.tally = Checks()
+        self._lock = threading.Lock()
+
+    def spec(self, dtype: str = "float32") -> DeviceSpec:
+        return dataclasses.replace(self.device.spec(dtype), checked=True)
+
+    def count(self, done: Checks) -> None:
+        """Adds to the tally."""
+        with self._lock:
+            self.tally += done
+
+    # --- products and sums ------------------------------------------------------------------
+
+    def gemm(
+        self, variant: Variant, a: Array, b: Array, c: Array, *,
+        alpha: float, beta: float, stream: Stream,
+    ) -> None:  # fmt: skip
+        self.bound_gemm(variant, a, b, c, alpha=alpha, beta=beta)(stream)
+
+    def bound_gemm(
+        self, variant: Variant, a: Array, b: Array, c: Array, *, alpha: float, beta: float
+    ) -> Callable[[Stream], None]:
+        if not c.size:
+            return lambda stream: None
+        make = self.device.bound_gemm(variant, a, b, c, alpha=alpha, beta=beta)
+        (m, n), k = c.shape, a.shape[1]
+        problem = problem_of(variant, m, n, k, a.dtype.name, c.dtype.name, alpha, beta)
+        bounds = IntegerBounds(alpha, beta, c.itemsize) if is_exact(c.dtype) else None
+
+        def product(stream: Stream) -> Sums:
+            return self.sums.product(a, self.sums.sums(b, stream), stream)
+
+        checked = _Checked(self, "product", c, beta, make, product)
+        checked.bounds = bounds or FloatBounds(problem, c.dtype)
+        return checked.run
+
+    def sum(
+        self, partials: Sequence[Array], out: Array, *, alpha: float, beta: float, stream: Stream
+    ) -> None:
+        self.bound_sum(partials, out, alpha=alpha, beta=beta)(stream)
+
+    def bound_sum(
+        self, partials: Sequence[Array], out: Array, *, alpha: float, beta: float
+    ) -> Callable[[Stream], None]:
+        if not out.size:
+            return lambda stream: None
+        make = self.device.bound_sum(partials, out, alpha=alpha, beta=beta)
+        (m, n), name = out.shape, out.dtype.name
+
+        def total(stream: Stream) -> Sums:
+            found = [self.sums.sums(partial, stream) for partial in partials]
+            of, squares = found[0]
+            for more in found[1:]:
+                of = of + more.of
+                squares = None if squares is None else squares + more.squares
+            return Sums(of, squares)
+
+        checked = _Checked(self, "sum", out, beta, make, total)
+        if is_exact(out.dtype):
+            checked.bounds = IntegerBounds(alpha, beta, out.itemsize)
+        else:
+            problem = Problem(m, n, len(partials), name, alpha, beta)
+            checked.bounds = FloatBounds(problem, out.dtype, len(partials))
+        return checked.run
+
+    # --- copies -----------------------------------------------------------------------------
+
+    def copy(self, dst: Array, src: Array, stream: Stream) -> None:
+        self.bound_copy(dst, src)(stream)
+
+    def copy_pinned(self, dst: Array, src: Array, stream: Stream) -> None:
+        self.copy(dst, src, stream)
+
+    def bound_copy(self, dst: Array, src: Array) -> Callable[[Stream], None]:
+        if not dst.size:
+            return lambda stream: None
+        copy = self._copying(dst, src)
+
+        def call(stream: Stream) -> None:
+            stream.synchronize()  # what it waits for is on the way on other devices, too
+            for attempt in range(ATTEMPTS):
+                copy(stream)
+                stream.synchronize()
+                wrong = self._differing(dst, src, stream)
+                if not wrong:
+                    self.count(Checks(copies=1, repeated=int(attempt > 0)))
+                    return
+                rows, cols = wrong
+                fault = Fault(self.name, "copy", rows, cols, 0.0, 0.0)
+                self.count(Checks(faults=(fault,)))
+            raise VerificationError(f"{fault}, {ATTEMPTS} times")
+
+        return call
+
+    def _copying(self, dst: Array, src: Array) -> Callable[[Stream], None]:
+        """The copy: through the link's slots between a GPU and more than a little ordinary
+        memory of the host."""
+        hosts = [isinstance(x, np.ndarray) for x in (dst, src)]
+        if not self.on_gpu or not any(hosts) or dst.nbytes <= staging.SMALL_BYTES:
+            return self.device.bound_copy(dst, src)
+        link = staging.link(self.device)
+
+        def staged(stream: Stream) -> None:
+            transfer = Transfer(Future(), ctypes.c_int())
+            if hosts[0]:
+                link.download(dst, src, transfer, stream.record())
+            else:
+                link.upload(dst, src, transfer)
+            try:
+                transfer.done.result()
+            finally:
+                transfer.wait()
+            transfer.stop.synchronize()
+
+        return staged
+
+    def _differing(self, dst: Array, src: Array, stream: Stream) -> tuple | None:
+        """Rows and columns around what differs between two copies; None if nothing does."""
+        found = words(dst, src)
+        if found is None:  # copies that transpose: row by row of one, and column by column
+            turned = [np.ascontiguousarray(_on_host(x)) for x in (dst, src)]
+            wrong = turned[0].view("u1") != turned[1].view("u1")
+            rows = np.flatnonzero(wrong.any(axis=1))
+            return ((0, len(dst)), (0, dst.shape[1])) if len(rows) else None
+        there, here = (self._line_sums(x, stream) for x in found)
+        rows = np.flatnonzero(there != here)
+        if not len(rows):
+            return None
+        lines = int(rows[0]), int(rows[-1]) + 1
+        if dst.shape[0] == len(there) and dst.strides[0] >= dst.strides[1]:
+            return lines, (0, dst.shape[1])
+        return (0, dst.shape[0]), lines
+
+    def _line_sums(self, x: Array, stream: Stream) -> np.ndarray:
+        """By the device that has it, or by this one where nobody here has."""
+        if self.on_gpu and isinstance(x, np.ndarray):
+            return line_sums(x)
+        ordinal = x.device.id if self.on_gpu else None
+        if not self.on_gpu or ordinal == self.ordinal:
+            with self.using(stream):
+                return self.sums.lines(x, stream)
+        owners = [d for d in self.others if d.ordinal == ordinal]
+        if not owners:  # another process's memory, which this GPU reads
+            return self.sums.lines(x, stream)
+        with owners[0].streams(1) as (its,), owners[0].using(its):
+            return owners[0].sums.lines(x, its)
+
+
+def checked_devices(devices: Sequence[Device]) -> list[Device]:
+    """These devices with their work checked."""
+    made = [CheckedDevice(device) for device in devices]
+    for device in made:
+        device.others = [other for other in made if other.ordinal != device.ordinal]
+    return list(made)
+
+
+def checks_of(devices: Sequence[Device]) -> Checks | None:
+    """What the checks of these devices have come to so far; None if they check nothing."""
+    checked = [device.tally for device in devices if isinstance(device, CheckedDevice)]
+    return total(checked) if checked else None
+
+
+def _on_host(x: Array) -> np.ndarray:
+    return x if isinstance(x, np.ndarray) else x.get()
+
+
+class _Checked:
+    """One product or sum into `c`: `make` makes it, and `product` what its sums should be."""
+
+    bounds: FloatBounds | IntegerBounds
+
+    def __init__(
+        self, device: CheckedDevice, what: str, c: Array, beta: float,
+        make: Callable[[Stream], None], product: Callable[[Stream], Sums],
+    ) -> None:  # fmt: skip
+        self.device, self.what, self.c, self.beta = device, what, c, beta
+        self.make, self.product = make, product
+
+    def run(self, stream: Stream) -> None:
+        """Returns when C is right. Raises `VerificationError` if it is wrong again."""
+        raw, before = self.device.device, None
+        if self.beta != 0:
+            before = raw.empty_like(self.c, self.c.dtype.name)
+            raw.copy(before, self.c, stream)
+        first: tuple[Judgement, np.ndarray] | None = None
+        bits: np.ndarray | None = None
+        for attempt in range(ATTEMPTS):
+            if attempt and before is not None:
+                raw.copy(self.c, before, stream)
+            expected, found, got = self._attempt(stream)
+            right = not bool(found.bad.any())
+            if right and first is None:
+                self.device.count(self._one())
+                return
+            bits, last = self.device.sums.bits(self.c, stream), bits
+            same = last is not None and bool((bits == last).all())
+            found, expected, got = _all_on_host(found, expected, got)
+            if isinstance(self.bounds, FloatBounds):
+                found = self.bounds.explained(found, expected, got)
+            if first is None:
+                first = found, bits
+            elif right or (same and not found.impossible.any()):
+                self._settle(*first, bits)
+                return
+            elif same:
+                break
+        raise VerificationError(f"{self._fault(found)}, again when it was made again")
+
+    def _attempt(self, stream: Stream) -> tuple[Expected, Judgement, Sums]:
+        sums = self.device.sums
+        before = sums.sums(self.c, stream) if self.beta != 0 else None
+        expected = Expected(self.product(stream), before)
+        self.make(stream)
+        got = sums.sums(self.c, stream)
+        with np.errstate(all="ignore"):
+            return expected, self.bounds.judge(expected, got), got
+
+    def _settle(self, found: Judgement, wrong: np.ndarray, bits: np.ndarray) -> None:
+        """Counts what was wrong at first: tiles that came out otherwise."""
+        damaged = found.bad & (wrong != bits)
+        if not (wrong != bits).any():
+            self.device.count(self._one(confirmed=1))
+            return
+        fault = self._fault(found._replace(bad=damaged if damaged.any() else found.bad))
+        self.device.count(self._one(repeated=1, faults=(fault,)))
+
+    def _one(self, **more: Any) -> Checks:
+        more[self.what + "s"] = 1
+        return Checks(**more)
+
+    def _fault(self, found: Judgement) -> Fault:
+        """The tile around the sum that is furthest off: its group, and rows around that are
+        wrong there."""
+        if found.impossible.any():
+            found = found._replace(bad=found.impossible & found.bad)
+        row, group = found.worst()
+        rows = np.flatnonzero(found.bad[:, group])
+        wide, n = width(self.c.shape[1]), self.c.shape[1]
+        return Fault(
+            self.device.name, self.what, (int(rows[0]), int(rows[-1]) + 1),
+            (group * wide, min(n, (group + 1) * wide)),
+            float(found.error[row, group]), float(found.bound[row, group]),
+        )  # fmt: skip
+
+
+def _all_on_host(found: Judgement, expected: Expected, got: Sums) -> tuple:
+    def here(x: Any) -> Any:
+        return x if x is None or isinstance(x, np.ndarray) else x.get()
+
+    def sums(x: Sums | None) -> Any:
+        return x and Sums(*map(here, x))
+
+    return Judgement(*map(here, found)), Expected(*map(sums, expected)), sums(got)
