@@ -254,10 +254,18 @@ class _Checked:
             raw.copy(before, self.c, stream)
         first: tuple[Judgement, np.ndarray] | None = None
         bits: np.ndarray | None = None
+        kept: Array = None  # the sums of C before
         for attempt in range(ATTEMPTS):
             if attempt and before is not None:
                 raw.copy(self.c, before, stream)
             expected, found, got = self._attempt(stream)
+            if expected.before is not None:
+                before_bits = expected.before.of.view("u8")
+                kept = before_bits if kept is None else kept
+                if not bool((kept == before_bits).all()):
+                    raise VerificationError(
+                        f"the copy of C that {self.device.name} adds to again is damaged, too"
+                    )
             right = not bool(found.bad.any())
             if right and first is None:
                 self.device.count(self._one())

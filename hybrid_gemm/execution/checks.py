@@ -29,7 +29,7 @@ _SMALL = 1e-280  # squares of float64 below it may be zero
 @dataclasses.dataclass(frozen=True)
 class Fault:
     """A tile that was wrong and came out otherwise when it was made again: where, what kind of
-    work ("product", "sum" or "copy"), and by how much its weighted sum was off (0 if exact)."""
+    work ("product", "sum" or "copy"), and by how much its weighted sum was off (0 for copies)."""
 
     device: str
     what: str
@@ -40,9 +40,14 @@ class Fault:
 
     def __str__(self) -> str:
         (r, rows), (c, cols) = self.rows, self.cols
+        off = "with other bits"
+        if self.what != "copy":
+            off = f"off by {self.magnitude:.3g} (limit {self.limit:.3g})"
+        if not math.isfinite(self.magnitude):
+            off = "with Inf or NaN"
         return (
             f"{self.what} on {self.device}: rows {r} to {rows - 1}, columns {c} to {cols - 1} "
-            f"of its block, off by {self.magnitude:.3g} (limit {self.limit:.3g})"
+            f"of its block, {off}"
         )
 
 
