@@ -1,5 +1,5 @@
 /*---
-summary = "sums of each row in groups of columns, weighted, and of the squares; float64, or modulo 2^64"
+summary = "two weighted sums of each row in groups of columns, in float64 or modulo 2^64"
 entry   = "check_sums"
 role    = "check_sums"
 # GROUPS  groups of columns
@@ -16,21 +16,27 @@ source  = "K. Huang and J. Abraham, Algorithm-based fault tolerance for matrix o
 constexpr int WARPS = 8, HEIGHT = 128;  // rows of a block
 
 struct Pair {
-    Sum sum, square;
+    Sum sum, second;
 };
 
-__device__ __forceinline__ void take(Pair& to, E element, Sum weight) {
-    const Sum x = number(element) * weight;
+__device__ __forceinline__ void take(Pair& to, E element, double weight) {
+    const double x = number(element) * weight;
     to.sum += x;
-    if (!EXACT) to.square += x * x;
+    to.second += x * x;
+}
+
+// The second weight is of the upper half: the lowest bits of both differ.
+__device__ __forceinline__ void take(Pair& to, E element, unsigned long long weight) {
+    to.sum += number(element) * weight;
+    to.second += number(element) * (weight >> 32);
 }
 
 // X is rows x cols, stored by columns with TRANS_A. Group g has the columns from g * width on;
-// `weights` has GROUPS * width, on 16 bytes, and `width` is a multiple of 4. `squares` is not written for
-// integers.
+// `weights` has GROUPS * width, on 16 bytes, and `width` is a multiple of 4. The second sum is that of
+// the squares of what the first adds up, or of integers by other weights.
 extern "C" __global__ void __launch_bounds__(256)
     check_sums(int rows, int cols, int width, const void* X, long long ldx, const Sum* weights,
-               Sum* sums, Sum* squares) {
+               Sum* sums, Sum* seconds) {
     const Source<E, !TRANS_A> source = {(const E*)X, ldx, rows, cols};
     const bool vectors = source.vectors();
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -40,7 +46,7 @@ extern "C" __global__ void __launch_bounds__(256)
     const int end = from + width < cols ? (int)(from + width) : cols;
     const auto store = [&](int row, Pair of) {
         sums[(long long)row * GROUPS + group] = of.sum;
-        if (!EXACT) squares[(long long)row * GROUPS + group] = of.square;
+        seconds[(long long)row * GROUPS + group] = of.second;
     };
     if (!TRANS_A) {  // a row by a warp
 #pragma unroll 1
@@ -55,7 +61,7 @@ extern "C" __global__ void __launch_bounds__(256)
                 for (int x = 0; x < 4; ++x) take(mine, four.x[x], two[x / 2].x[x % 2]);
             }
             mine.sum = over_warp(mine.sum);
-            if (!EXACT) mine.square = over_warp(mine.square);
+            mine.second = over_warp(mine.second);
             if (lane == 0) store(row, mine);
         }
         return;
@@ -77,7 +83,7 @@ extern "C" __global__ void __launch_bounds__(256)
         Pair all = found[0][t];
         for (int w = 1; w < WARPS; ++w) {
             all.sum += found[w][t].sum;
-            all.square += found[w][t].square;
+            all.second += found[w][t].second;
         }
         store(row0 + t, all);
     }

@@ -6,7 +6,6 @@ float64, those of integers and of bits uint64 (modulo 2^64).
 
 from __future__ import annotations
 
-import functools
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol
@@ -22,7 +21,7 @@ from .kernel_launcher import KernelLauncher
 
 GROUPS = 8
 NUMBERS, BITS = 1, 2  # how the kernels read elements
-CHUNK_BYTES = 32 << 20  # of float64 that the host makes at a time
+CHUNK_BYTES = 8 << 20  # of float64 that the host makes at a time
 THREADED_BYTES, THREADS = 8 << 20, max(1, min(8, cores()))  # for sums of host memory
 
 
@@ -32,16 +31,16 @@ def width(cols: int) -> int:
 
 
 class Sums(NamedTuple):
-    """For each row and group the weighted sum of the elements, and the sum of the squares of
-    what was added; `squares` is None for integers."""
+    """For each row and group the weighted sum of the elements, and a `second` sum: that of the
+    squares of what was added, or for integers one by other weights."""
 
     of: Array
-    squares: Array | None
+    second: Array
 
 
 class Weights:
-    """Weights of columns, drawn afresh for each process: of either sign and between 1 and 2 for
-    floating point, odd numbers for integers, so that no single error cancels."""
+    """Weights of columns, drawn afresh for each device: of either sign and between 1 and 2 for
+    floating point, odd numbers for integers, so that no single error is lost."""
 
     def __init__(self, device: Device) -> None:
         self.device = device
@@ -93,7 +92,7 @@ class Checksums(Protocol):
 
     def product(self, a: Array, b: Sums, stream: Stream) -> Sums:
         """`a` times the sums of the rows of a matrix: the sums that its product with that matrix
-        should have, and of the squares of products one sum a row, for the largest group."""
+        should have. Of the squares of products it is one sum a row, for the largest group."""
 
     def bits(self, x: Array, stream: Stream) -> np.ndarray:
         """As `sums`, of the bits of the elements; in host memory, once they are there."""
@@ -128,36 +127,34 @@ class KernelChecksums:
         self, x: Array, read: int, exact: bool, stream: Stream, weights: Array | None = None
     ) -> Sums:
         (rows, cols), (order, ld) = x.shape, stored(x)
-        sums, squares = self._room(rows, exact)
+        made = Sums(self._room(rows, exact), self._room(rows, exact))
         if not rows:
-            return Sums(sums, squares)
+            return made
         function, launch = self._kernel("check_sums", read, x.dtype.name, order, rows, cols)
         args = [
             np.int32(rows), np.int32(cols), np.int32(width(cols)), x, np.int64(ld),
-            self.weights.of(cols, exact) if weights is None else weights,
-            sums, sums if squares is None else squares,
+            self.weights.of(cols, exact) if weights is None else weights, *made,
         ]  # fmt: skip
         self.device.launch(function, launch, args, stream)
-        return Sums(sums, squares)
+        return made
 
     def product(self, a: Array, b: Sums, stream: Stream) -> Sums:
-        (rows, k), (order, ld) = a.shape, stored(a)
-        exact = b.squares is None
-        sums, squares = self._room(rows, exact)
-        function, launch = self._kernel("check_product", NUMBERS, a.dtype.name, order, rows, k)
-        flat = sums if squares is None else squares[:, 0]
-        args = [
-            np.int32(rows), np.int32(k), a, np.int64(ld), b.of,
-            b.of if b.squares is None else b.squares, sums, flat,
-        ]  # fmt: skip
-        self.device.launch(function, launch, args, stream)
-        if squares is not None:
-            squares = squares.reshape(-1)[:rows, None]
-        return Sums(sums, squares)
+        if is_exact(a.dtype):
+            one, other = (self._product(a, x, x, stream) for x in b)
+            return Sums(one.of, other.of)
+        return self._product(a, *b, stream)
 
-    def _room(self, rows: int, exact: bool) -> tuple[Array, Array | None]:
-        make = functools.partial(self.device.empty, rows, GROUPS, "uint64" if exact else "float64")
-        return make(), None if exact else make()
+    def _product(self, a: Array, sums: Array, squares: Array, stream: Stream) -> Sums:
+        (rows, k), (order, ld) = a.shape, stored(a)
+        exact = is_exact(a.dtype)
+        made, flat = self._room(rows, exact), self._room(-(-rows // GROUPS), exact)
+        function, launch = self._kernel("check_product", NUMBERS, a.dtype.name, order, rows, k)
+        args = [np.int32(rows), np.int32(k), a, np.int64(ld), sums, squares, made, flat]
+        self.device.launch(function, launch, args, stream)
+        return Sums(made, flat.reshape(-1)[:rows, None])
+
+    def _room(self, rows: int, exact: bool) -> Array:
+        return self.device.empty(rows, GROUPS, "uint64" if exact else "float64")
 
     def _kernel(
         self, role: str, read: int, dtype: str, order: str, rows: int, cols: int
@@ -180,27 +177,33 @@ class HostChecksums:
 
     def sums(self, x: np.ndarray, stream: Stream) -> Sums:
         if is_exact(x.dtype):
-            return Sums(self._exact(x), None)
+            weights = self.weights.of(x.shape[1], exact=True)
+            return Sums(_exact(x, weights), _exact(x, weights >> np.uint64(32)))
         rows, cols = x.shape
         weights = self.weights.of(cols, exact=False)[:cols]
-        sums, squares = np.zeros((rows, GROUPS)), np.zeros((rows, GROUPS))
+        sums, squares = np.empty((rows, GROUPS)), np.empty((rows, GROUPS))
         step = max(1, CHUNK_BYTES // 8 // max(1, cols))
         with np.errstate(all="ignore"):
             for i in range(0, rows, step):
-                part = x[i : i + step].astype("f8") * weights
-                _add_up(part, sums[i : i + step])
+                part = x[i : i + step].astype("f8")
+                for group in range(GROUPS):
+                    own = slice(group * width(cols), (group + 1) * width(cols))
+                    np.matmul(part[:, own], weights[own], out=sums[i : i + step, group])
                 part *= part
-                _add_up(part, squares[i : i + step])
+                for group in range(GROUPS):
+                    own = slice(group * width(cols), (group + 1) * width(cols))
+                    np.matmul(part[:, own], weights[own] ** 2, out=squares[i : i + step, group])
         return Sums(sums, squares)
 
     def product(self, a: np.ndarray, b: Sums, stream: Stream) -> Sums:
-        if b.squares is None:
-            return Sums(a.astype("u8") @ b.of, None)
+        if is_exact(a.dtype):
+            wide = a.astype("u8")
+            return Sums(wide @ b.of, wide @ b.second)
         rows, k = a.shape
         sums, squares = np.zeros((rows, GROUPS)), np.zeros((rows, 1))
         step = max(1, CHUNK_BYTES // 8 // max(1, k))
         with np.errstate(all="ignore"):
-            most = b.squares.max(axis=1, keepdims=True)
+            most = b.second.max(axis=1, keepdims=True)
             for i in range(0, rows, step):
                 part = a[i : i + step].astype("f8")
                 sums[i : i + step] = part @ b.of
@@ -209,18 +212,20 @@ class HostChecksums:
         return Sums(sums, squares)
 
     def bits(self, x: np.ndarray, stream: Stream) -> np.ndarray:
-        return self._exact(np.ascontiguousarray(x).view(f"u{x.dtype.itemsize}"))
+        words = np.ascontiguousarray(x).view(f"u{x.dtype.itemsize}")
+        return _exact(words, self.weights.of(x.shape[1], exact=True))
 
     def lines(self, x: np.ndarray, stream: Stream) -> np.ndarray:
         return line_sums(x)
 
-    def _exact(self, x: np.ndarray) -> np.ndarray:
-        (rows, cols), weights = x.shape, self.weights.of(x.shape[1], exact=True)
-        sums = np.zeros((rows, GROUPS), np.uint64)
-        step = max(1, CHUNK_BYTES // 8 // max(1, cols))
-        for i in range(0, rows, step):
-            _add_up(x[i : i + step].astype("u8", copy=False) * weights[:cols], sums[i : i + step])
-        return sums
+
+def _exact(x: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    rows, cols = x.shape
+    sums = np.zeros((rows, GROUPS), np.uint64)
+    step = max(1, CHUNK_BYTES // 8 // max(1, cols))
+    for i in range(0, rows, step):
+        _add_up(x[i : i + step].astype("u8", copy=False) * weights[:cols], sums[i : i + step])
+    return sums
 
 
 def _add_up(x: np.ndarray, groups: np.ndarray) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import functools
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -119,11 +120,7 @@ class CheckedDevice(WrappedDevice):
 
         def total(stream: Stream) -> Sums:
             found = [self.sums.sums(partial, stream) for partial in partials]
-            of, squares = found[0]
-            for more in found[1:]:
-                of = of + more.of
-                squares = None if squares is None else squares + more.squares
-            return Sums(of, squares)
+            return functools.reduce(lambda x, y: Sums(x.of + y.of, x.second + y.second), found)
 
         checked = _Checked(self, "sum", out, beta, make, total)
         if is_exact(out.dtype):

@@ -134,12 +134,14 @@ class IntegerBounds:
 
     def judge(self, expected: Expected, got: Sums) -> Judgement:
         of = np.uint64
-        wrong = expected.product.of * of(self.alpha) - got.of
-        if expected.before is not None:
-            wrong += expected.before.of * of(self.beta)
-        wrong &= of(self.mask)
-        bad = wrong != 0
-        return Judgement(bad, wrong, bad * 0.0 + 0.5, bad)
+        off = []
+        for i in range(2):
+            wrong = expected.product[i] * of(self.alpha) - got[i]
+            if expected.before is not None:
+                wrong += expected.before[i] * of(self.beta)
+            off.append(wrong & of(self.mask))
+        bad = (off[0] | off[1]) != 0
+        return Judgement(bad, off[0], bad * 0.0, bad)
 
 
 class FloatBounds:
@@ -165,15 +167,13 @@ class FloatBounds:
     def judge(self, expected: Expected, got: Sums) -> Judgement:
         """Works where the sums are."""
         product, before = expected
-        assert product.squares is not None and got.squares is not None
         of_products, of_sums, of_c, of_before = self.variances
-        wanted, squares, twice = self.alpha * product.of, got.squares, 1
+        wanted, squares, twice = self.alpha * product.of, got.second, 1
         error = got.of - wanted
-        variance = self.alpha**2 * of_products * product.squares + of_c * squares
+        variance = self.alpha**2 * of_products * product.second + of_c * squares
         if before is not None:
-            assert before.squares is not None
             error -= self.beta * before.of
-            added = self.beta**2 * before.squares
+            added = self.beta**2 * before.second
             variance += of_before * added
             squares, twice = squares + added, 2
         variance += twice * of_sums * squares
@@ -185,19 +185,17 @@ class FloatBounds:
     def explained(self, found: Judgement, expected: Expected, got: Sums) -> Judgement:
         """What the worst case does not explain; sums in host memory."""
         r, (product, before) = self.rounding, expected
-        assert product.squares is not None and got.squares is not None
-        magnitude = np.sqrt(self.k * product.squares) * abs(self.alpha)  # of any element
-        sums, squares = magnitude * math.sqrt(self.width), np.sqrt(got.squares)
+        magnitude = np.sqrt(self.k * product.second) * abs(self.alpha)  # of any element
+        sums, squares = magnitude * math.sqrt(self.width), np.sqrt(got.second)
         unjudged = ~np.isfinite(product.of) | ~np.isfinite(magnitude)
         if before is not None:
-            assert before.squares is not None
             unjudged = unjudged | ~np.isfinite(before.of)
-            added = abs(self.beta) * np.sqrt(before.squares)
+            added = abs(self.beta) * np.sqrt(before.second)
             magnitude, squares = magnitude + added, squares + added
         limit = min(r.limit, r.out_limit)
         unjudged = unjudged | (~np.isfinite(got.of) & (magnitude > limit / 4))
         if self.wide:
-            unjudged = unjudged | (product.squares < _SMALL) | ~np.isfinite(squares)
+            unjudged = unjudged | (product.second < _SMALL) | ~np.isfinite(squares)
         relative = 2 * (self.k + 3) * r.unit + r.operands + r.cut * self.k
         bound = found.bound + relative * sums
         bound = bound + (r.unit + r.out + 3 * r.last) * math.sqrt(self.width) * squares

@@ -6,18 +6,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
-
-from hybrid_gemm import devices
 from hybrid_gemm.devices.wrapped import WrappedDevice
 
-# (what: product, sum or copy; which of these, from 0 on) to what is done to the result.
-Faults = Mapping[tuple[str, int], Callable[[Any], None]]
+# (what: product, sum or copy; which of these, from 0 on, or None: each) to what is done to the
+# result.
+Faults = Mapping[tuple[str, int | None], Callable[[Any], None]]
 
 
 class FaultyDevice(WrappedDevice):
     """Another device that does `faults` to what it makes, on that device, between the product
-    and what comes next. A fault whose number is None is done every time."""
+    and what comes next."""
 
     def __init__(self, device, faults: Faults) -> None:
         super().__init__(device)
@@ -68,16 +66,6 @@ class FaultyDevice(WrappedDevice):
         self.bound_copy(dst, src)(stream)
 
 
-def plant(monkeypatch, faults: Faults) -> None:
-    """Lets the devices that are opened from now on have these faults, each its own."""
-    real = devices.open_devices
-
-    def faulty(*args, **keywords):
-        return [FaultyDevice(device, faults) for device in real(*args, **keywords)]
-
-    monkeypatch.setattr(devices, "open_devices", faulty)
-
-
 def flip(bit: int, rows=slice(0, 1), cols=slice(0, 1)) -> Callable[[Any], None]:
     """Flips a bit of each of these elements; `bit` counts from the sign down."""
 
@@ -96,7 +84,3 @@ def put(value: float, rows=slice(0, 1), cols=slice(0, 1)) -> Callable[[Any], Non
         made[rows, cols] = value
 
     return fault
-
-
-def integers(rng, shape, dtype="float32") -> np.ndarray:
-    return rng.integers(-4, 5, shape).astype(dtype)
