@@ -1,6 +1,6 @@
 // What the checks of products have in common: elements as they are summed, in groups of columns.
-// Floating point is summed in float64; integers, and with READ = 2 the bits of any element, modulo
-// 2^64.
+// Floating point is summed in float64, integers modulo 2^64; with READ = 2 the squares of any
+// element's bits are, modulo 2^64.
 #pragma once
 #include "split.cuh"
 
@@ -41,6 +41,11 @@ __device__ __forceinline__ Sum number(E x) {
     return from_half(x);
 #elif READ == 1 && DTYPE_bfloat16
     return from_bfloat(x);
+#elif READ == 2 && SIZE == 8
+    const Sum low = x & 0xffffffff, high = x >> 32;
+    return low * low + high * high * 0x9e3779b97f4a7c15ull;
+#elif READ == 2
+    return Sum(x) * x;  // equal changes of several do not cancel
 #else
     return Sum(x);
 #endif

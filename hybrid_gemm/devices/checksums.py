@@ -7,6 +7,7 @@ float64, those of integers and of bits uint64 (modulo 2^64).
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol
 
@@ -15,13 +16,14 @@ import numpy as np
 from .. import catalog
 from ..arrays.strides import address, leading, stored
 from ..host.resources import cores
-from ..planning.partition import cut
+from ..planning.partition import Span, cut
 from .base import Array, Device, Stream
 from .kernel_launcher import KernelLauncher
 
 GROUPS = 8
 NUMBERS, BITS = 1, 2  # how the kernels read elements
 CHUNK_BYTES = 8 << 20  # of float64 that the host makes at a time
+CACHED_BYTES = 256 << 10  # that stay in a core's cache
 THREADED_BYTES, THREADS = 8 << 20, max(1, min(8, cores()))  # for sums of host memory
 
 
@@ -95,10 +97,11 @@ class Checksums(Protocol):
         should have. Of the squares of products it is one sum a row, for the largest group."""
 
     def bits(self, x: Array, stream: Stream) -> np.ndarray:
-        """As `sums`, of the bits of the elements; in host memory, once they are there."""
+        """As `sums`, of the squares of the elements' bits; in host memory, once they are there."""
 
     def lines(self, x: Array, stream: Stream) -> np.ndarray:
-        """The sum of each row of unsigned words, modulo 2^64; in host memory, once it is there."""
+        """The sum of the squares of each row of unsigned words, modulo 2^64; in host memory, once
+        it is there."""
 
 
 class KernelChecksums:
@@ -213,18 +216,23 @@ class HostChecksums:
 
     def bits(self, x: np.ndarray, stream: Stream) -> np.ndarray:
         words = np.ascontiguousarray(x).view(f"u{x.dtype.itemsize}")
-        return _exact(words, self.weights.of(x.shape[1], exact=True))
+        return _exact(words, self.weights.of(x.shape[1], exact=True), of=_squares)
 
     def lines(self, x: np.ndarray, stream: Stream) -> np.ndarray:
         return line_sums(x)
 
 
-def _exact(x: np.ndarray, weights: np.ndarray) -> np.ndarray:
+def _exact(
+    x: np.ndarray, weights: np.ndarray, of: Callable[[np.ndarray], np.ndarray] | None = None
+) -> np.ndarray:
+    """Weighted sums modulo 2^64 of the groups of each row: of integers, or of what `of` makes of
+    them."""
     rows, cols = x.shape
     sums = np.zeros((rows, GROUPS), np.uint64)
     step = max(1, CHUNK_BYTES // 8 // max(1, cols))
     for i in range(0, rows, step):
-        _add_up(x[i : i + step].astype("u8", copy=False) * weights[:cols], sums[i : i + step])
+        part = of(x[i : i + step]) if of else x[i : i + step].astype("u8")
+        _add_up(part * weights[:cols], sums[i : i + step])
     return sums
 
 
@@ -239,28 +247,45 @@ def _add_up(x: np.ndarray, groups: np.ndarray) -> None:
 
 
 def words(x: Array, y: Array) -> tuple[Array, Array] | None:
-    """Two matrices of one shape and dtype as unsigned words, row by row as both are stored: of 8
-    bytes where rows are made of these, and otherwise of their elements' size. None where they have
-    no storage order in common."""
+    """Two matrices of one shape and dtype as unsigned words, row by row as both are stored: of 4
+    bytes where rows are made of these, which are summed fastest, and otherwise of their elements'
+    size. None where the matrices have no storage order in common."""
     for order in "nt":
         if leading(x, order) and leading(y, order):
             lines = [v if order == "n" else v.T for v in (x, y)]
             size = x.dtype.itemsize
             bytes_of = lines[0].shape[1] * size, *(v.strides[0] for v in lines)
-            whole = not any(v % 8 for v in (*bytes_of, *map(address, lines)))
-            # CuPy makes longer words of whole matrices only.
-            whole &= all(isinstance(v, np.ndarray) or v.flags.c_contiguous for v in lines)
-            kind = f"u{8 if whole else size}"
+            fours = not any(v % 4 for v in (*bytes_of, *map(address, lines)))
+            # CuPy makes words of another size of whole matrices only.
+            fours &= all(isinstance(v, np.ndarray) or v.flags.c_contiguous for v in lines)
+            kind = "u4" if fours else f"u{size}"
             return lines[0].view(kind), lines[1].view(kind)
     return None
 
 
+def _squares(x: np.ndarray) -> np.ndarray:
+    """Words as the kernels sum bits: equal changes of several do not cancel."""
+    if x.dtype.itemsize < 8:
+        wide = x.astype(np.uint64)
+        wide *= wide
+        return wide
+    low, high = x & np.uint64(0xFFFFFFFF), x >> np.uint64(32)
+    return low * low + high * high * np.uint64(0x9E3779B97F4A7C15)
+
+
 def line_sums(x: np.ndarray) -> np.ndarray:
-    """The sum of each row of unsigned words, modulo 2^64, by some threads."""
+    """The sum of the squares of each row of unsigned words, modulo 2^64, by some threads."""
     made = np.empty(len(x), np.uint64)
+    step = max(1, CACHED_BYTES // 8 // max(1, x.shape[1]))
+
+    def some(rows: Span) -> None:
+        for i in range(rows.start, rows.stop, step):
+            own = slice(i, min(i + step, rows.stop))
+            np.add.reduce(_squares(x[own]), axis=1, out=made[own])
+
     if x.nbytes < THREADED_BYTES:
-        return np.add.reduce(x, axis=1, dtype=np.uint64, out=made)
-    parts = [s.slice for s in cut(len(x), THREADS)]
-    with ThreadPoolExecutor(THREADS) as pool:
-        list(pool.map(lambda s: np.add.reduce(x[s], axis=1, dtype="u8", out=made[s]), parts))
+        some(Span(0, len(x)))
+    else:
+        with ThreadPoolExecutor(THREADS) as pool:
+            list(pool.map(some, cut(len(x), THREADS)))
     return made

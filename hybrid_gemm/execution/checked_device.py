@@ -306,7 +306,7 @@ class _Checked:
     def _fault(self, found: Judgement) -> Fault:
         """The tile around the sum that is furthest off: its group, and rows around that are
         wrong there."""
-        if found.impossible.any():
+        if (found.impossible & found.bad).any():
             found = found._replace(bad=found.impossible & found.bad)
         row, group = found.worst()
         rows = np.flatnonzero(found.bad[:, group])

@@ -3,6 +3,7 @@ leave them."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -20,10 +21,12 @@ class FaultyDevice(WrappedDevice):
     def __init__(self, device, faults: Faults) -> None:
         super().__init__(device)
         self.faults, self.done = dict(faults), {"product": 0, "sum": 0, "copy": 0}
+        self.lock = threading.Lock()
 
     def damage(self, what: str, made) -> None:
-        number = self.done[what]
-        self.done[what] += 1
+        with self.lock:
+            number = self.done[what]
+            self.done[what] += 1
         for which in (number, None):
             if fault := self.faults.get((what, which)):
                 fault(made)
