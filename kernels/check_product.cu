@@ -23,7 +23,7 @@ struct Row {
 
 // `sums` and `squares` are k x GROUPS, of B's rows; a square beside sum s is x * x * s there. They
 // lie on 16 bytes. Writes m x GROUPS sums and m squares (not for integers).
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(256, 2)
     check_product(int m, int k, const void* A, long long lda, const Sum* sums, const Sum* squares,
                   Sum* out, Sum* out_squares) {
     __shared__ Two shared_sums[GROUPS][DEPTH / 2];

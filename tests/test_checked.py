@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.devices import open_device
+from support.ranks import mpirun, needs_mpirun
 
 import hybrid_gemm as hg
 from hybrid_gemm import devices
@@ -14,8 +15,9 @@ from hybrid_gemm.devices.checksums import GROUPS, HostChecksums, KernelChecksums
 from hybrid_gemm.errors import OptionTypeError, UsageError, VerificationError
 from hybrid_gemm.execution.checks import Checks
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
-from fuzzing.faulty import FaultyDevice, flip, put
+SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
+sys.path.insert(0, str(SCRIPTS))
+from fuzzing.faulty import FaultyDevice, flip, put  # noqa: E402
 
 M, K, N = 150, 210, 170
 SPOT = slice(70, 71), slice(90, 91)
@@ -313,3 +315,34 @@ def test_checks_add_up_and_say_so():
     one = Checks(products=2, repeated=1)
     assert (one + one).products == 4 and (one + one).since(one) == one
     assert "2 products, 0 sums, 0 copies checked, 1 wrong and made again" in str(one)
+
+
+RANKS = """
+import sys
+import numpy as np
+sys.path.insert(0, sys.argv[1])
+from mpi4py import MPI
+from fuzzing.faulty import FaultyDevice, flip
+from hybrid_gemm import RankRunner, devices
+comm, real = MPI.COMM_WORLD, devices.open_devices
+rng = np.random.default_rng(1)
+a, b = rng.standard_normal((90, 200)), rng.standard_normal((200, 70))
+right = RankRunner(comm, device="cpu", split="cols").gemm(a, b)
+faults = {("product", 0): flip(3)} if comm.rank == 1 else {("sum", 0): flip(4)}
+devices.open_devices = lambda *x, **y: [FaultyDevice(d, faults) for d in real(*x, **y)]
+runner = RankRunner(comm, device="cpu", split="cols", checked=True)
+done = []
+run = runner.run
+runner.run = lambda *x, **y: done.append(run(*x, **y)) or done[-1]
+assert runner.gemm(a, b).tobytes() == right.tobytes()
+checks = done[0].checks
+assert checks.products >= 3 and checks.sums >= 3 and checks.repeated == 3, checks
+assert sorted({x.what for x in checks.faults}) == ["product", "sum"], checks
+"""
+
+
+@needs_mpirun
+def test_faults_of_ranks_are_mended(tmp_path):
+    script = tmp_path / "ranks.py"
+    script.write_text(RANKS)
+    mpirun(3, script, SCRIPTS, check=0)

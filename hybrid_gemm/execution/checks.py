@@ -19,6 +19,7 @@ import numpy as np
 from ..catalog import Variant
 from ..devices.base import Array
 from ..devices.checksums import GROUPS, Sums, width
+from ..errors import counted
 from ..problem import NARROW, Problem
 from ..verify import rounding
 
@@ -80,9 +81,12 @@ class Checks:
         return dataclasses.asdict(self)
 
     def __str__(self) -> str:
-        counts = [f"{getattr(self, x)} {x}" for x in COUNTS[:3]]
+        copies = f"{self.copies} cop{'y' if self.copies == 1 else 'ies'}"
         confirmed = f", {self.confirmed} confirmed by a second" if self.confirmed else ""
-        return f"{', '.join(counts)} checked, {self.repeated} wrong and made again{confirmed}"
+        return (
+            f"{counted(self.products, 'product')}, {counted(self.sums, 'sum')}, {copies} checked, "
+            f"{self.repeated} wrong and made again{confirmed}"
+        )
 
 
 COUNTS = ("products", "sums", "copies", "repeated", "confirmed")
