@@ -19,7 +19,7 @@ SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
 sys.path.insert(0, str(SCRIPTS))
 from fuzzing.faulty import FaultyDevice, flip, put  # noqa: E402
 
-M, K, N = 150, 210, 170
+M, K, N = 130, 70, 132
 SPOT = slice(70, 71), slice(90, 91)
 WARP = slice(70, 71), slice(64, 96)  # 32 neighbours of a row
 PATCH = slice(64, 72), slice(88, 92)  # what a warp has of a tile

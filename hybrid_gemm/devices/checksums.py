@@ -14,9 +14,11 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from .. import catalog
-from ..arrays.strides import address, leading, stored
+from ..arrays.strides import address, layout, leading, stored
+from ..catalog import Variant
 from ..host.resources import cores
 from ..planning.partition import Span, cut
+from ..problem import NARROW
 from .base import Array, Device, Stream
 from .kernel_launcher import KernelLauncher
 
@@ -89,6 +91,9 @@ def is_exact(dtype: np.dtype) -> bool:
 class Checksums(Protocol):
     """What a device sums up."""
 
+    def prepare(self, a: Array, b: Array, dtype: str) -> None:
+        """Compiles what the checks of a product of such operands in `dtype` need."""
+
     def sums(self, x: Array, stream: Stream) -> Sums:
         """Of each row and group: rows x GROUPS."""
 
@@ -109,6 +114,15 @@ class KernelChecksums:
 
     def __init__(self, device: KernelLauncher) -> None:
         self.device, self.weights = device, Weights(device)
+        self._variants: dict[tuple[str, int], Variant] = {}
+
+    def prepare(self, a: Array, b: Array, dtype: str) -> None:
+        of_a, of_b = ((layout(x) or "n")[0] for x in (a, b))
+        self._kernel("check_product", NUMBERS, dtype, of_a)
+        self._kernel("check_sums", NUMBERS, dtype, of_b)
+        for result in {dtype, "float32" if dtype in NARROW else dtype}:
+            self._kernel("check_sums", NUMBERS, result, "n")
+        self._kernel("check_sums", BITS, "int32", "n")
 
     def sums(self, x: Array, stream: Stream) -> Sums:
         return self._sums(x, NUMBERS, is_exact(x.dtype), stream)
@@ -133,12 +147,13 @@ class KernelChecksums:
         made = Sums(self._room(rows, exact), self._room(rows, exact))
         if not rows:
             return made
-        function, launch = self._kernel("check_sums", read, x.dtype.name, order, rows, cols)
+        dtype = _OF_KERNELS.get(x.dtype.name, x.dtype.name)
+        function, variant = self._kernel("check_sums", read, dtype, order)
         args = [
             np.int32(rows), np.int32(cols), np.int32(width(cols)), x, np.int64(ld),
             self.weights.of(cols, exact) if weights is None else weights, *made,
         ]  # fmt: skip
-        self.device.launch(function, launch, args, stream)
+        self.device.launch(function, variant.launch(rows, cols, 0, dtype), args, stream)
         return made
 
     def product(self, a: Array, b: Sums, stream: Stream) -> Sums:
@@ -151,22 +166,21 @@ class KernelChecksums:
         (rows, k), (order, ld) = a.shape, stored(a)
         exact = is_exact(a.dtype)
         made, flat = self._room(rows, exact), self._room(-(-rows // GROUPS), exact)
-        function, launch = self._kernel("check_product", NUMBERS, a.dtype.name, order, rows, k)
+        function, variant = self._kernel("check_product", NUMBERS, a.dtype.name, order)
         args = [np.int32(rows), np.int32(k), a, np.int64(ld), sums, squares, made, flat]
+        launch = variant.launch(rows, k, k, a.dtype.name)
         self.device.launch(function, launch, args, stream)
         return Sums(made, flat.reshape(-1)[:rows, None])
 
     def _room(self, rows: int, exact: bool) -> Array:
         return self.device.empty(rows, GROUPS, "uint64" if exact else "float64")
 
-    def _kernel(
-        self, role: str, read: int, dtype: str, order: str, rows: int, cols: int
-    ) -> tuple[Any, Any]:
-        dtype = _OF_KERNELS.get(dtype, dtype)
-        variant = catalog.helper(role)
-        variant = variant.kernel.variant({**variant.params, "GROUPS": GROUPS, "READ": read})
-        function = self.device.function(variant, dtype, order + "n")
-        return function, variant.launch(rows, cols, cols, dtype)
+    def _kernel(self, role: str, read: int, dtype: str, order: str) -> tuple[Any, Variant]:
+        if (role, read) not in self._variants:
+            kernel = catalog.helper(role).kernel
+            self._variants[role, read] = kernel.variant({"GROUPS": GROUPS, "READ": read})
+        variant = self._variants[role, read]
+        return self.device.function(variant, dtype, order + "n"), variant
 
 
 _OF_KERNELS = {"uint16": "float16", "uint32": "int32", "uint64": "int64"}  # read as bits
@@ -177,6 +191,9 @@ class HostChecksums:
 
     def __init__(self, device: Device) -> None:
         self.weights = Weights(device)
+
+    def prepare(self, a: np.ndarray, b: np.ndarray, dtype: str) -> None:
+        """Nothing to compile."""
 
     def sums(self, x: np.ndarray, stream: Stream) -> Sums:
         if is_exact(x.dtype):

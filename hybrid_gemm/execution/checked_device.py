@@ -80,6 +80,10 @@ class CheckedDevice(WrappedDevice):
         with self._lock:
             self.tally += done
 
+    def prepare(self, variant: Variant, a: Array, b: Array, dtype: str) -> None:
+        self.device.prepare(variant, a, b, dtype)
+        self.sums.prepare(a, b, dtype)
+
     # --- products and sums ------------------------------------------------------------------
 
     def gemm(
@@ -284,10 +288,10 @@ class _Checked:
     def _attempt(self, stream: Stream) -> tuple[Expected, Judgement, Sums]:
         sums = self.device.sums
         before = sums.sums(self.c, stream) if self.beta != 0 else None
-        expected = Expected(self.product(stream), before)
-        self.make(stream)
-        got = sums.sums(self.c, stream)
+        self.make(stream)  # first, so that the checks are started while it runs
         with np.errstate(all="ignore"):
+            expected = Expected(self.product(stream), before)
+            got = sums.sums(self.c, stream)
             return expected, self.bounds.judge(expected, got), got
 
     def _settle(self, found: Judgement, wrong: np.ndarray, bits: np.ndarray) -> None:
