@@ -51,6 +51,12 @@ __device__ __forceinline__ Sum number(E x) {
 #endif
 }
 
+__device__ __forceinline__ void add(double& to, double x, double y) { to = fma(x, y, to); }
+__device__ __forceinline__ void add(unsigned long long& to, unsigned long long x,
+                                    unsigned long long y) {
+    to += x * y;
+}
+
 __device__ __forceinline__ Sum over_warp(Sum x) {
 #pragma unroll
     for (int lanes = 16; lanes; lanes /= 2) x += __shfl_xor_sync(~0u, x, lanes);

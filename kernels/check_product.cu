@@ -16,18 +16,21 @@ source  = "K. Huang and J. Abraham, Algorithm-based fault tolerance for matrix o
 constexpr int WARPS = 8, HEIGHT = 32, DEPTH = 128;  // of a block: rows, and k at a time
 constexpr int MINE = HEIGHT / WARPS;
 
+// Where an element of k is in shared memory: first those that all lanes multiply first, so that a
+// warp reads neighbours.
+__device__ __forceinline__ int place(int p) { return p % 4 * 32 + p / 4; }
+
 // What a row adds up: in each group, and the squares for the largest of the groups.
 struct Row {
     Sum of[GROUPS], square;
 };
 
-// `sums` and `squares` are k x GROUPS, of B's rows; a square beside sum s is x * x * s there. They
-// lie on 16 bytes. Writes m x GROUPS sums and m squares (not for integers).
+// `sums` and `squares` are k x GROUPS, of B's rows; a square beside sum s is x * x * s there. Writes m x GROUPS sums and m squares (not for integers).
 extern "C" __global__ void __launch_bounds__(256, 2)
     check_product(int m, int k, const void* A, long long lda, const Sum* sums, const Sum* squares,
                   Sum* out, Sum* out_squares) {
-    __shared__ Two shared_sums[GROUPS][DEPTH / 2];
-    __shared__ Two shared_squares[DEPTH / 2];
+    __shared__ Sum shared_sums[GROUPS][DEPTH];
+    __shared__ Sum shared_squares[DEPTH];
     __shared__ Row shared_rows[TRANS_A ? WARPS : 1][TRANS_A ? HEIGHT : 1];
     const Source<E, !TRANS_A> source = {(const E*)A, lda, m, k};
     const bool vectors = source.vectors();
@@ -55,7 +58,7 @@ extern "C" __global__ void __launch_bounds__(256, 2)
             const int p = at / GROUPS, group = at % GROUPS;
             const bool there = k0 + p < k;
             const long long from = (long long)k0 * GROUPS + at;
-            shared_sums[group][p / 2].x[p % 2] = there ? sums[from] : Sum(0);
+            shared_sums[group][place(p)] = there ? sums[from] : Sum(0);
         }
         if (!EXACT && t < DEPTH) {
             Sum most = 0;
@@ -63,29 +66,26 @@ extern "C" __global__ void __launch_bounds__(256, 2)
                 const Sum square = squares[(long long)(k0 + t) * GROUPS + g];
                 most = square > most ? square : most;
             }
-            shared_squares[t / 2].x[t % 2] = most;
+            shared_squares[place(t)] = most;
         }
         __syncthreads();
         if (!TRANS_A) {
 #pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                const int p = 2 * lane + half;
+            for (int x = 0; x < 4; ++x) {
+                Sum elements[MINE];
+#pragma unroll
+                for (int i = 0; i < MINE; ++i) elements[i] = number(fours[i].x[x]);
 #pragma unroll
                 for (int g = 0; g < GROUPS; ++g) {
-                    const Two two = shared_sums[g][p];
+                    const Sum sum = shared_sums[g][32 * x + lane];
 #pragma unroll
-                    for (int i = 0; i < MINE; ++i)
-                        mine[i].of[g] += number(fours[i].x[2 * half]) * two.x[0] +
-                                         number(fours[i].x[2 * half + 1]) * two.x[1];
+                    for (int i = 0; i < MINE; ++i) add(mine[i].of[g], elements[i], sum);
                 }
                 if (!EXACT) {
-                    const Two two = shared_squares[p];
+                    const Sum square = shared_squares[32 * x + lane];
 #pragma unroll
-                    for (int i = 0; i < MINE; ++i) {
-                        const Sum x = number(fours[i].x[2 * half]);
-                        const Sum y = number(fours[i].x[2 * half + 1]);
-                        mine[i].square += x * x * two.x[0] + y * y * two.x[1];
-                    }
+                    for (int i = 0; i < MINE; ++i)
+                        add(mine[i].square, elements[i] * elements[i], square);
                 }
             }
         } else {
@@ -94,9 +94,8 @@ extern "C" __global__ void __launch_bounds__(256, 2)
                 const int p = warp + WARPS * i;
                 const Sum x = number(ones[i]);
 #pragma unroll
-                for (int g = 0; g < GROUPS; ++g)
-                    mine[0].of[g] += x * shared_sums[g][p / 2].x[p % 2];
-                if (!EXACT) mine[0].square += x * x * shared_squares[p / 2].x[p % 2];
+                for (int g = 0; g < GROUPS; ++g) add(mine[0].of[g], x, shared_sums[g][place(p)]);
+                if (!EXACT) add(mine[0].square, x * x, shared_squares[place(p)]);
             }
         }
     }

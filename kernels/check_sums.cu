@@ -22,7 +22,7 @@ struct Pair {
 __device__ __forceinline__ void take(Pair& to, E element, double weight) {
     const double x = number(element) * weight;
     to.sum += x;
-    to.second += x * x;
+    add(to.second, x, x);
 }
 
 // The second weight is of the upper half: the lowest bits of both differ.
@@ -48,21 +48,28 @@ extern "C" __global__ void __launch_bounds__(256)
         sums[(long long)row * GROUPS + group] = of.sum;
         seconds[(long long)row * GROUPS + group] = of.second;
     };
-    if (!TRANS_A) {  // a row by a warp
+    if (!TRANS_A) {  // four rows by a warp
 #pragma unroll 1
-        for (int row = row0 + warp; row < row0 + HEIGHT && row < rows; row += WARPS) {
-            Pair mine = {};
-#pragma unroll 8
+        for (int row = row0 + 4 * warp; row < row0 + HEIGHT && row < rows; row += 4 * WARPS) {
+            Pair mine[4] = {};
+#pragma unroll 2
             for (int j = begin + 4 * lane; j < end; j += 128) {
-                const Four<E> four = source.four(row, j, vectors);
                 const Two* const at = (const Two*)(weights + j);
                 const Two two[2] = {at[0], at[1]};
+                Four<E> fours[4];
 #pragma unroll
-                for (int x = 0; x < 4; ++x) take(mine, four.x[x], two[x / 2].x[x % 2]);
+                for (int i = 0; i < 4; ++i) fours[i] = source.four(row + i, j, vectors);
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+#pragma unroll
+                    for (int x = 0; x < 4; ++x) take(mine[i], fours[i].x[x], two[x / 2].x[x % 2]);
+                }
             }
-            mine.sum = over_warp(mine.sum);
-            mine.second = over_warp(mine.second);
-            if (lane == 0) store(row, mine);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const Pair all = {over_warp(mine[i].sum), over_warp(mine[i].second)};
+                if (lane == 0 && row + i < rows) store(row + i, all);
+            }
         }
         return;
     }

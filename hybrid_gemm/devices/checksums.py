@@ -6,6 +6,7 @@ float64, those of integers and of bits uint64 (modulo 2^64).
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -40,6 +41,20 @@ class Sums(NamedTuple):
 
     of: Array
     second: Array
+
+
+class Limits(NamedTuple):
+    """How far sums of floating point may be from those they should be: alpha, beta; variances per
+    square of a product, of a sum, of C and of C before, times the square of how many deviations are
+    allowed; and what is allowed besides."""
+
+    alpha: float
+    beta: float
+    of_products: float
+    of_sums: float
+    of_c: float
+    of_before: float
+    tiny: float
 
 
 class Weights:
@@ -101,6 +116,12 @@ class Checksums(Protocol):
         """`a` times the sums of the rows of a matrix: the sums that its product with that matrix
         should have. Of the squares of products it is one sum a row, for the largest group."""
 
+    def beyond(
+        self, limits: Limits, product: Sums, before: Sums | None, got: Sums, stream: Stream
+    ) -> bool | None:
+        """Whether a sum of C is beyond its limits, with sums of C before it was added to; None
+        where the device leaves that to the host. Waits for them."""
+
     def bits(self, x: Array, stream: Stream) -> np.ndarray:
         """As `sums`, of the squares of the elements' bits; in host memory, once they are there."""
 
@@ -123,6 +144,23 @@ class KernelChecksums:
         for result in {dtype, "float32" if dtype in NARROW else dtype}:
             self._kernel("check_sums", NUMBERS, result, "n")
         self._kernel("check_sums", BITS, "int32", "n")
+        self.device.function(self._judge, "float64")
+
+    @functools.cached_property
+    def _judge(self) -> Variant:
+        return catalog.helper("check_judge").kernel.variant({"GROUPS": GROUPS})
+
+    def beyond(
+        self, limits: Limits, product: Sums, before: Sums | None, got: Sums, stream: Stream
+    ) -> bool:
+        rows = len(got.of)
+        bad = self.device.empty(1, 1, "uint32")
+        bad[...] = 0
+        scalars = map(np.float64, limits)
+        args = [np.int32(rows), *product, *got, *(before or got), *scalars, bad]
+        launch = self._judge.launch(rows, 1, 0, "float64")
+        self.device.launch(self.device.function(self._judge, "float64"), launch, args, stream)
+        return bool(self._fetched(bad, stream)[0, 0])
 
     def sums(self, x: Array, stream: Stream) -> Sums:
         return self._sums(x, NUMBERS, is_exact(x.dtype), stream)
@@ -194,6 +232,11 @@ class HostChecksums:
 
     def prepare(self, a: np.ndarray, b: np.ndarray, dtype: str) -> None:
         """Nothing to compile."""
+
+    def beyond(
+        self, limits: Limits, product: Sums, before: Sums | None, got: Sums, stream: Stream
+    ) -> None:
+        return None
 
     def sums(self, x: np.ndarray, stream: Stream) -> Sums:
         if is_exact(x.dtype):

@@ -29,7 +29,7 @@ from ..devices.checksums import (
     width,
     words,
 )
-from ..devices.kernel_launcher import KernelLauncher
+from ..devices.kernel_launcher import BoundProduct, KernelLauncher
 from ..devices.wrapped import WrappedDevice
 from ..errors import VerificationError
 from ..planning.hardware import DeviceSpec
@@ -98,16 +98,27 @@ class CheckedDevice(WrappedDevice):
         if not c.size:
             return lambda stream: None
         make = self.device.bound_gemm(variant, a, b, c, alpha=alpha, beta=beta)
-        (m, n), k = c.shape, a.shape[1]
-        problem = problem_of(variant, m, n, k, a.dtype.name, c.dtype.name, alpha, beta)
-        bounds = IntegerBounds(alpha, beta, c.itemsize) if is_exact(c.dtype) else None
+        bounds = _bounds(variant, a, b, c, alpha, beta)
+        return _Checked(self, c, beta, make, self._product(a, b), bounds).run
 
-        def product(stream: Stream) -> Sums:
-            return self.sums.product(a, self.sums.sums(b, stream), stream)
+    def bind(
+        self, variant: Variant, a: Array, b: Array, c: Array, *, alpha: float, beta: float
+    ) -> BoundProduct:
+        """As `KernelLauncher.bind`, for a device that has it."""
+        assert isinstance(self.device, KernelLauncher)
+        make = self.device.bind(variant, a, b, c, alpha=alpha, beta=beta)
+        bounds = _bounds(variant, a, b, c, alpha, beta)
 
-        checked = _Checked(self, "product", c, beta, make, product)
-        checked.bounds = bounds or FloatBounds(problem, c.dtype)
-        return checked.run
+        def call(a: Array, b: Array, c: Array, stream: Stream) -> None:
+            def product(stream: Stream) -> None:
+                make(a, b, c, stream)
+
+            _Checked(self, c, beta, product, self._product(a, b), bounds).run(stream)
+
+        return call
+
+    def _product(self, a: Array, b: Array) -> Callable[[Stream], Sums]:
+        return lambda stream: self.sums.product(a, self.sums.sums(b, stream), stream)
 
     def sum(
         self, partials: Sequence[Array], out: Array, *, alpha: float, beta: float, stream: Stream
@@ -126,13 +137,11 @@ class CheckedDevice(WrappedDevice):
             found = [self.sums.sums(partial, stream) for partial in partials]
             return functools.reduce(lambda x, y: Sums(x.of + y.of, x.second + y.second), found)
 
-        checked = _Checked(self, "sum", out, beta, make, total)
-        if is_exact(out.dtype):
-            checked.bounds = IntegerBounds(alpha, beta, out.itemsize)
-        else:
+        bounds: IntegerBounds | FloatBounds = IntegerBounds(alpha, beta, out.itemsize)
+        if not is_exact(out.dtype):
             problem = Problem(m, n, len(partials), name, alpha, beta)
-            checked.bounds = FloatBounds(problem, out.dtype, len(partials))
-        return checked.run
+            bounds = FloatBounds(problem, out.dtype, len(partials))
+        return _Checked(self, out, beta, make, total, bounds, "sum").run
 
     # --- copies -----------------------------------------------------------------------------
 
@@ -217,6 +226,16 @@ class CheckedDevice(WrappedDevice):
             return owners[0].sums.lines(x, its)
 
 
+def _bounds(
+    variant: Variant, a: Array, b: Array, c: Array, alpha: float, beta: float
+) -> FloatBounds | IntegerBounds:
+    if is_exact(c.dtype):
+        return IntegerBounds(alpha, beta, c.itemsize)
+    sizes = *c.shape, a.shape[1]
+    problem = problem_of(variant, *sizes, a.dtype.name, c.dtype.name, alpha, beta)
+    return FloatBounds(problem, c.dtype)
+
+
 def checked_devices(devices: Sequence[Device]) -> list[Device]:
     """These devices with their work checked."""
     made = [CheckedDevice(device) for device in devices]
@@ -238,14 +257,13 @@ def _on_host(x: Array) -> np.ndarray:
 class _Checked:
     """One product or sum into `c`: `make` makes it, and `product` what its sums should be."""
 
-    bounds: FloatBounds | IntegerBounds
-
     def __init__(
-        self, device: CheckedDevice, what: str, c: Array, beta: float,
-        make: Callable[[Stream], None], product: Callable[[Stream], Sums],
+        self, device: CheckedDevice, c: Array, beta: float, make: Callable[[Stream], None],
+        product: Callable[[Stream], Sums], bounds: FloatBounds | IntegerBounds,
+        what: str = "product",
     ) -> None:  # fmt: skip
         self.device, self.what, self.c, self.beta = device, what, c, beta
-        self.make, self.product = make, product
+        self.make, self.product, self.bounds = make, product, bounds
 
     def run(self, stream: Stream) -> None:
         """Returns when C is right. Raises `VerificationError` if it is wrong again."""
@@ -255,44 +273,57 @@ class _Checked:
             raw.copy(before, self.c, stream)
         first: tuple[Judgement, np.ndarray] | None = None
         bits: np.ndarray | None = None
-        kept: Array = None  # the sums of C before
+        kept: np.ndarray | None = None  # the sums of C before
         for attempt in range(ATTEMPTS):
             if attempt and before is not None:
                 raw.copy(self.c, before, stream)
-            expected, found, got = self._attempt(stream)
+            expected, got = self._attempt(stream)
+            if first is None and not self.suspicious(expected, got, stream):
+                self.device.count(self._one())
+                return
+            expected, got = _all_on_host(expected, got)
             if expected.before is not None:
-                before_bits = expected.before.of.view("u8")
-                kept = before_bits if kept is None else kept
-                if not bool((kept == before_bits).all()):
+                kept = expected.before.of if kept is None else kept
+                if kept.tobytes() != expected.before.of.tobytes():
                     raise VerificationError(
                         f"the copy of C that {self.device.name} adds to again is damaged, too"
                     )
-            right = not bool(found.bad.any())
-            if right and first is None:
-                self.device.count(self._one())
-                return
+            found = self._judged(expected, got)
             bits, last = self.device.sums.bits(self.c, stream), bits
             same = last is not None and bool((bits == last).all())
-            found, expected, got = _all_on_host(found, expected, got)
-            if isinstance(self.bounds, FloatBounds):
-                found = self.bounds.explained(found, expected, got)
             if first is None:
                 first = found, bits
-            elif right or (same and not found.impossible.any()):
+            elif not found.bad.any() or (same and not found.impossible.any()):
                 self._settle(*first, bits)
                 return
             elif same:
                 break
         raise VerificationError(f"{self._fault(found)}, again when it was made again")
 
-    def _attempt(self, stream: Stream) -> tuple[Expected, Judgement, Sums]:
+    def _attempt(self, stream: Stream) -> tuple[Expected, Sums]:
         sums = self.device.sums
         before = sums.sums(self.c, stream) if self.beta != 0 else None
         self.make(stream)  # first, so that the checks are started while it runs
         with np.errstate(all="ignore"):
             expected = Expected(self.product(stream), before)
-            got = sums.sums(self.c, stream)
-            return expected, self.bounds.judge(expected, got), got
+            return expected, sums.sums(self.c, stream)
+
+    def suspicious(self, expected: Expected, got: Sums, stream: Stream) -> bool:
+        """Whether a sum is beyond its bound. Waits for the sums."""
+        if isinstance(self.bounds, FloatBounds):
+            beyond = self.device.sums.beyond(self.bounds.limits, *expected, got, stream)
+            if beyond is not None:
+                return beyond
+        with np.errstate(all="ignore"):
+            return bool(self.bounds.judge(expected, got).bad.any())
+
+    def _judged(self, expected: Expected, got: Sums) -> Judgement:
+        """With what the worst case explains; sums in host memory."""
+        with np.errstate(all="ignore"):
+            found = self.bounds.judge(expected, got)
+            if isinstance(self.bounds, FloatBounds):
+                found = self.bounds.explained(found, expected, got)
+        return found
 
     def _settle(self, found: Judgement, wrong: np.ndarray, bits: np.ndarray) -> None:
         """Counts what was wrong at first: tiles that came out otherwise."""
@@ -322,11 +353,9 @@ class _Checked:
         )  # fmt: skip
 
 
-def _all_on_host(found: Judgement, expected: Expected, got: Sums) -> tuple:
-    def here(x: Any) -> Any:
-        return x if x is None or isinstance(x, np.ndarray) else x.get()
+def _all_on_host(expected: Expected, got: Sums) -> tuple[Expected, Sums]:
+    def here(x: Sums) -> Sums:
+        return Sums(*map(_on_host, x))
 
-    def sums(x: Sums | None) -> Any:
-        return x and Sums(*map(here, x))
-
-    return Judgement(*map(here, found)), Expected(*map(sums, expected)), sums(got)
+    product, before = expected
+    return Expected(here(product), before and here(before)), here(got)

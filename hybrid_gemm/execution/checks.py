@@ -18,7 +18,7 @@ import numpy as np
 
 from ..catalog import Variant
 from ..devices.base import Array
-from ..devices.checksums import GROUPS, Sums, width
+from ..devices.checksums import GROUPS, Limits, Sums, width
 from ..errors import counted
 from ..problem import NARROW, Problem
 from ..verify import rounding
@@ -185,6 +185,15 @@ class FloatBounds:
         bound = self.count * (variance / 3) ** 0.5 + self.tiny
         bad = ~(error <= bound) | (bound == math.inf)
         return Judgement(bad, error, bound, bad)
+
+    @functools.cached_property
+    def limits(self) -> Limits:
+        """The same, as devices take it."""
+        factor = self.count**2 / 3
+        of_products, of_sums, of_c, of_before = (x * factor for x in self.variances)
+        return Limits(
+            self.alpha, self.beta, self.alpha**2 * of_products, of_sums, of_c, of_before, self.tiny
+        )
 
     def explained(self, found: Judgement, expected: Expected, got: Sums) -> Judgement:
         """What the worst case does not explain; sums in host memory."""

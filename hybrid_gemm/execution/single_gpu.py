@@ -19,6 +19,7 @@ from ..catalog import Variant
 from ..devices.cuda.device import CudaDevice, CudaStream
 from ..planning.plan import Plan
 from ..problem import make_problem, sides
+from .checked_device import CheckedDevice
 from .executor import Execution
 from .plan_maker import PlanMaker
 from .timeline import Clock
@@ -29,10 +30,14 @@ HOSTED_BYTES = 32 << 20  # of A, B and C: more goes faster in pieces, by copying
 
 class SingleGpuExecutor:
     """Products on one GPU: `execute` for a plan, `gemm` and `hosted` for repeated calls, which
-    give None for what takes a plan."""
+    give None for what takes a plan. With `checked`, that GPU with its products checked, these are,
+    and `gemm` waits for them."""
 
-    def __init__(self, device: CudaDevice, plans: PlanMaker) -> None:
+    def __init__(
+        self, device: CudaDevice, plans: PlanMaker, checked: CheckedDevice | None = None
+    ) -> None:
         self.device, self.plans = device, plans
+        self.listed: CudaDevice | CheckedDevice = checked or device  # among the plans' devices
         self.array = device.cp.ndarray
         self.current = device.cp.cuda.get_current_stream
         self.known: dict[tuple, tuple | None] = {}
@@ -46,12 +51,12 @@ class SingleGpuExecutor:
         if len(plan.workers) > 1 or len(plan.products) != 1 or not (problem.k and problem.alpha):
             return False
         read = all(
-            x.order and x.lies_on(self.device) and x.dtype == problem.operands
+            x.order and x.lies_on(self.listed) and x.dtype == problem.operands
             for x in (operands.a, operands.b)
         )
         made = (problem.dtype, problem.operands)
-        added = c is None or not problem.beta or c.lies_on(self.device)
-        return read and added and any(operands.out.written_in_place(self.device, x) for x in made)
+        added = c is None or not problem.beta or c.lies_on(self.listed)
+        return read and added and any(operands.out.written_in_place(self.listed, x) for x in made)
 
     def execute(
         self, plan: Plan, variant: Variant, operands: Operands, *, resident: bool = False,
@@ -61,10 +66,10 @@ class SingleGpuExecutor:
         problem, device, c = plan.problem, self.device, operands.c
         a, b, out = (x.array for x in (operands.a, operands.b, operands.out))
         clock = Clock({0: device})
-        device.prepare(variant, a, b, problem.operands)
+        self.listed.prepare(variant, a, b, problem.operands)
         with device.cp.cuda.Device(device.ordinal):
             stream = self._stream()
-            call = device.bind(variant, a, b, out, alpha=problem.alpha, beta=problem.beta)
+            call = self.listed.bind(variant, a, b, out, alpha=problem.alpha, beta=problem.beta)
             clock.start()
             if c is not None and c is not operands.out and problem.beta:
                 out[...] = c.array
@@ -204,10 +209,10 @@ class SingleGpuExecutor:
             return None
         op_a, op_b = a.T if trans_a else a, b.T if trans_b else b
         layouts = "".join((layout(x) or "n")[0] for x in (op_a, op_b))
-        variant = self.plans.alone(problem, layouts, self.device)
+        variant = self.plans.alone(problem, layouts, self.listed)
         if variant is None:
             return None
-        call = self.device.bind(variant, op_a, op_b, like, alpha=problem.alpha, beta=problem.beta)
+        call = self.listed.bind(variant, op_a, op_b, like, alpha=problem.alpha, beta=problem.beta)
         return call, shape, problem.out_dtype, [_extent(x) for x in (a, b, like)]
 
 
