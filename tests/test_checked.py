@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.devices import open_device
+from support.devices import needs, open_device
 from support.ranks import mpirun, needs_mpirun
 
 import hybrid_gemm as hg
@@ -261,6 +261,38 @@ def test_tensor_cores_of_the_emulator(rng, monkeypatch):
             plant(patch, {("product", 0): flip(2, *SPOT)})
             done = run("emulator", arrays, **options)
         assert done.c.tobytes() == right.c.tobytes() and done.checks.repeated == 1
+
+
+@needs("cuda")
+@pytest.mark.parametrize("beta", [0, 3])
+def test_arrays_on_a_gpu_are_checked_without_a_plan(rng, monkeypatch, beta):
+    import cupy
+
+    from hybrid_gemm.devices.cuda.device import CudaDevice
+
+    a, b, c = map(cupy.asarray, matrices(rng))
+    given = (a, b, c if beta else None)
+    right = hg.gemm(*given, alpha=2, beta=beta, gpus=0)
+    faults, real = [flip(2, *SPOT)], CudaDevice.bind
+
+    def bind(self, *args, **keywords):
+        make = real(self, *args, **keywords)
+
+        def call(a, b, c, stream):
+            make(a, b, c, stream)
+            if faults:
+                faults.pop()(c)
+
+        return call
+
+    with hg.Runner(device="cuda", gpus=0, checked=True) as runner:
+        assert (runner.gemm(*given, alpha=2, beta=beta) == right).all()
+        assert runner.devices[0].tally.products == 1
+        assert runner.run(*given, alpha=2, beta=beta).checks.products == 1
+    monkeypatch.setattr(CudaDevice, "bind", bind)
+    with hg.Runner(device="cuda", gpus=0, checked=True) as runner:
+        assert (runner.gemm(*given, alpha=2, beta=beta) == right).all()
+        assert not faults and runner.devices[0].tally.repeated == 1
 
 
 def test_kernels_sum_as_numpy_does(kernel_device, rng):
