@@ -37,7 +37,7 @@ def rng():
 def pytest_addoption(parser):
     parser.addoption(
         "--emulate-devices", type=int, metavar="N",
-        help="run every test as if one GPU (or the emulator) played N devices",
+        help="run every test as if one GPU (or the emulator) played N devices where it names none",
     )  # fmt: skip
 
 
@@ -49,7 +49,8 @@ def _emulated(request, monkeypatch):
     real = devices.open_devices
 
     def several(kind, workers, *, gpus=None, emulate=None):
-        return real(kind, workers, gpus=gpus, emulate=count if emulate is None else emulate)
+        given = emulate is not None or gpus is not None
+        return real(kind, workers, gpus=gpus, emulate=emulate if given else count)
 
     hybrid_gemm.free_memory()  # no runner kept from another test has other devices
     monkeypatch.setattr(devices, "open_devices", several)

@@ -148,6 +148,15 @@ def test_the_script_counts_what_it_did(script, tmp_path, capsys):
     assert "--seed 5" in capsys.readouterr().out
 
 
+def test_several_processes_make_the_same_cases(script, tmp_path):
+    alone, together = tmp_path / "alone.json", tmp_path / "together.json"
+    assert script("--seed", 5, "--count", 40, "--json", alone) == 0
+    assert script("--seed", 5, "--count", 40, "--at-once", 2, "--json", together) == 0
+    one, two = (json.loads(x.read_text()) for x in (alone, together))
+    kept = ("products", "right", "refused", "wrong", "exception", "refusals", "choices")
+    assert {x: one[x] for x in kept} == {x: two[x] for x in kept}
+
+
 @pytest.mark.parametrize("fault, code", [(without_a_slab, 3), (breaking, 1)])
 def test_its_exit_code_says_what_was_found(script, fault, code, monkeypatch, capsys):
     monkeypatch.setattr(CpuDevice, "gemm", fault)

@@ -328,7 +328,8 @@ def test_room_for_parts_is_made_before_the_clock_runs(kernel_device, rng, monkey
     here = Runner(device=kernel_device, kernel="tuned", threads=2, split="rows")
     for _ in range(3):
         np.testing.assert_array_equal(here.gemm(a, b), a @ b)
-    runs = seen[len(here.devices) - 1 :: len(here.devices)]  # each device starts its clock
+    used = min(2, len(here.devices))
+    runs = seen[used - 1 :: used]  # each device that is used starts its clock
     assert len(runs[0]) == 2 and all(len(rooms) == 1 for _stream, rooms in runs[0])
     assert runs == 3 * [runs[0]]
 

@@ -123,7 +123,8 @@ def test_new_shapes_do_not_grow_memory():
 
 
 def test_runners_that_are_dropped_leave_nothing(device):
-    found = growth.dropped(40 if device == "cpu" else 6, device, warm=6)
+    # Other tests run on the GPU at the same time.
+    found = growth.dropped(40 if device == "cpu" else 6, device, warm=6, alone=False)
     assert found["wrong"] == []
 
 

@@ -145,6 +145,17 @@ def test_a_kernel_that_does_not_compile_is_a_row_of_bench(own, kernel_device):
     assert right["verdict"] == "passed"
 
 
+def test_a_variant_with_too_much_shared_memory_is_a_row_of_bench(kernel_device):
+    """As some in the space of tuned have, which `tune --kernel tuned` passes over."""
+    tuned = catalog.get("tuned")
+    both = [tuned.variant({"BK": 32, "STAGES": stages}) for stages in (5, 4)]
+    assert both[0].launch(64, 64, 64, "float32").shared_bytes > 227 << 10
+    data = study.run(kernels.KernelStudy(both, [(64, 64, 64)], device=kernel_device, samples=1))
+    wrong, right = data["rows"]
+    assert "256000 bytes of dynamic shared memory" in wrong["note"] and wrong["time_ms"] is None
+    assert right["verdict"] == "passed"
+
+
 # --- the space of parameters --------------------------------------------------------------
 
 

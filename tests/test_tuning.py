@@ -1,4 +1,4 @@
-"""Choosing a kernel: from measured tables, or by the cost model. Pure."""
+"""Choosing a kernel where tables or no model are, and `hybrid-gemm tune --shapes`. Pure."""
 
 import json
 
@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybrid_gemm.errors import UsageError
-from hybrid_gemm.kernel_choice import nearest_measured, tables
-from hybrid_gemm.kernel_choice.nearest_measured import Machine, fastest
+from hybrid_gemm.kernel_choice import fitted, on_gpu, tables
+from hybrid_gemm.kernel_choice.on_gpu import strict
+from hybrid_gemm.kernel_choice.tables import Machine
 from hybrid_gemm.kernel_choice.time_model import predict_us, worth_timing
 from hybrid_gemm.problem import Problem
 
@@ -23,9 +24,10 @@ def row(m, n, k, kernel, time_ms, layout="nn", dtype="float32", **params):
 
 @pytest.fixture
 def tuned(tmp_path, monkeypatch):
-    """A machine with a user's table."""
+    """A machine with a user's table, and no model."""
     monkeypatch.setenv("HYBRID_GEMM_CACHE", str(tmp_path))
     monkeypatch.setattr(tables, "HERE", tmp_path / "none")
+    monkeypatch.setattr(fitted, "HERE", tmp_path / "none")
     machine = Machine("Test GPU 9000", 132, 90, 60.0)
     rows = [
         row(1024, 1024, 1024, "cublas", 1.0),
@@ -36,96 +38,24 @@ def tuned(tmp_path, monkeypatch):
         row(8192, 8192, 8192, "retired_kernel", 0.01),
     ]
     tables.user_table(machine.model).write_text(json.dumps({"rows": rows}))
-    nearest_measured.forget()
+    on_gpu.forget()
     yield machine
-    nearest_measured.forget()
+    on_gpu.forget()
 
 
-def test_the_nearest_measured_shape_decides(tuned):
-    variant, why = fastest(tuned, Problem(1020, 1028, 1024))
-    assert variant.name == "naive" and "1024 x 1024 x 1024 nn" in why
-    assert fastest(tuned, Problem(9000, 9000, 9000))[0].name == "cublas"
-    assert fastest(tuned, Problem(9000, 9000, 9000), own=True)[0].name == "shared_tile"
+def test_a_measured_shape_gets_what_was_fastest_there(tuned):
+    variant, why = strict(tuned, Problem(1024, 1024, 1024))
+    assert variant.name == "naive" and why == "fastest measured at 1024 x 1024 x 1024 nn"
+    assert strict(tuned, Problem(8192, 8192, 8192))[0].name == "cublas"
+    assert strict(tuned, Problem(8192, 8192, 8192), own=True)[0].name == "shared_tile"
+    tt, _why = strict(tuned, Problem(8192, 8192, 8192), "tt")
+    assert tt.name == "shared_tile" and tt.params == {"TILE": 32}, "layouts have their own rows"
 
 
-def test_far_from_what_was_measured_the_library_is_taken(tuned):
-    variant, why = fastest(tuned, Problem(300, 1100, 100))
-    assert variant.name == "cublas" and "not measured near" in why
-
-
-def test_without_a_library_times_are_carried_over_from_every_measured_shape(tuned):
-    """naive is measured nearer, but took 0.9 ms for what shared_tile should do far faster."""
-    variant, why = fastest(tuned, Problem(300, 1100, 100), own=True)
-    assert variant.name == "shared_tile" and "8192 x 8192 x 8192" in why
-    assert fastest(tuned, Problem(1024, 1024, 1024), own=True)[0].name == "naive", "as measured"
-
-
-WIDE = {"BM": 128, "BN": 256, "BK": 8, "TM": 16, "TN": 8, "LM": 4, "KG": 1, "HOPS": 1,
-        "STAGES": 5, "BLOCKS": 132, "SPLIT": 132}  # fmt: skip
-DEEP = {"BM": 64, "BN": 128, "BK": 16, "TM": 16, "TN": 8, "LM": 4, "KG": 4, "HOPS": 1,
-        "STAGES": 5, "BLOCKS": 132}  # fmt: skip
-
-
-@pytest.fixture
-def leading(tmp_path, monkeypatch):
-    """A machine where our kernels lead clearly at some shapes and barely at others."""
-    monkeypatch.setenv("HYBRID_GEMM_CACHE", str(tmp_path))
-    monkeypatch.setattr(tables, "HERE", tmp_path / "none")
-    machine = Machine("Test GPU 9001", 132, 90, 60.0)
-    rows = []
-    for m, n, k, layout, kernel, lead, params in (
-        (4096, 4096, 4096, "nn", "tuned", 1.1, WIDE),
-        (4096, 4096, 4096, "tn", "tuned", 1.02, WIDE),
-        (1024, 1024, 1024, "nn", "deep", 1.1, DEEP),
-        (128, 128, 2**18, "nn", "deep", 1.1, DEEP),
-    ):
-        rows.append(row(m, n, k, "cublas", 1.0, layout))
-        rows.append(row(m, n, k, kernel, 1 / lead, layout, **params))
-    tables.user_table(machine.model).write_text(json.dumps({"rows": rows}))
-    nearest_measured.forget()
-    yield machine
-    nearest_measured.forget()
-
-
-@pytest.mark.parametrize(
-    "shape, layout, taken",
-    [
-        ((4096, 4096, 4096), "tn", "tuned"),  # measured: any lead will do
-        ((3000, 3000, 3000), "tn", "cublas"),  # not a clear lead
-        ((4000, 4000, 4000), "tn", "tuned"),  # nor here, but many rounds of tiles
-        ((4000, 4000, 800), "tn", "cublas"),  # of a short k
-        ((4000, 4000, 4000), "nn", "tuned"),
-        ((4001, 4001, 4001), "nn", "cublas"),  # rows off 16 bytes
-        ((4000, 4000, 4000), "tt", "cublas"),  # another layout
-        ((1020, 1020, 1020), "nn", "deep"),
-        ((1040, 1040, 1040), "nn", "cublas"),  # a second round of tiles for what is left over
-        ((100, 240, 40000), "nn", "deep"),  # 33 shares of k for each of 4 tiles
-        ((128, 512, 40000), "nn", "deep"),  # 8 tiles
-        ((68, 396, 40000), "nn", "cublas"),  # half of 8 tiles
-        ((300, 300, 40000), "nn", "cublas"),  # 15 tiles
-    ],
-)
-def test_a_lead_is_trusted_where_nothing_that_may_cost_it_differs(leading, shape, layout, taken):
-    assert fastest(leading, Problem(*shape), layout)[0].name == taken
-
-
-def test_which_sides_decide_whether_rows_begin_on_16_bytes():
-    p = Problem(5, 8, 12)
-    assert [nearest_measured._vectors(p, x) for x in ("nn", "nt", "tn", "tt")] == [
-        True,
-        True,
-        False,
-        False,
-    ]
-
-
-def test_layouts_have_rows_of_their_own(tuned):
-    variant, _why = fastest(tuned, Problem(9000, 9000, 9000), "tt")
-    assert variant.name == "shared_tile" and variant.params == {"TILE": 32}
-
-
-def test_other_dtypes_fall_to_the_cost_model(tuned):
-    variant, why = fastest(tuned, Problem(2048, 2048, 2048, "int32"))
+def test_without_a_model_it_is_the_library_or_what_the_rough_model_prefers(tuned):
+    variant, why = strict(tuned, Problem(1023, 1024, 1024))
+    assert variant.name == "cublas" and why == "no model of times for such a GPU"
+    variant, why = strict(tuned, Problem(2048, 2048, 2048, "int32"))
     assert variant.name == "tuned" and why == "by the cost model"
 
 
@@ -149,7 +79,7 @@ def test_shipped_tables_name_kernels_that_exist():
 
 def test_where_the_shipped_table_measured_the_fastest_is_taken(tmp_path, monkeypatch):
     monkeypatch.setenv("HYBRID_GEMM_CACHE", str(tmp_path))
-    nearest_measured.forget()
+    on_gpu.forget()
     machine = Machine("NVIDIA H200", 132, 90, 66.9)
     best = {}
     for row in tables.table(machine):
@@ -157,41 +87,9 @@ def test_where_the_shipped_table_measured_the_fastest_is_taken(tmp_path, monkeyp
         best[case] = min(best.get(case, row), row, key=lambda r: r["time_ms"])
     assert len(best) > 100
     for (m, n, k, dtype, layout), row in best.items():
-        variant, why = fastest(machine, Problem(m, n, k, dtype), layout)
+        variant, why = strict(machine, Problem(m, n, k, dtype), layout)
         assert (variant.name, variant.params) == (row["kernel"], row["params"]), why
-    nearest_measured.forget()
-
-
-def test_a_table_of_a_gpu_like_it_stands_in(tmp_path, monkeypatch):
-    monkeypatch.setenv("HYBRID_GEMM_CACHE", str(tmp_path))
-    nearest_measured.forget()
-    like, smaller = Machine("NVIDIA H999", 132, 90, 66.9), Machine("NVIDIA H998", 114, 90, 50.0)
-    variant, why = fastest(like, Problem(4096, 4096, 4096))
-    assert variant.name == "tuned" and why.startswith("fastest measured at 4096 x 4096 x 4096")
-    assert " on NVIDIA H" in why
-    assert tables.best_tflops(like, "float32") is None, "rates of another GPU are not its own"
-    assert fastest(smaller, Problem(4096, 4096, 4096))[1] == "by the cost model"
-    nearest_measured.forget()
-
-
-def test_of_another_gpu_a_lead_has_to_be_clear(tmp_path, monkeypatch):
-    monkeypatch.setenv("HYBRID_GEMM_CACHE", str(tmp_path))
-    monkeypatch.setattr(tables, "HERE", tmp_path)
-    gpu = {"name": "Lender", "multiprocessors": 132, "compute_capability": "9.0"}
-    rows = [
-        row(512, 512, 512, "cublas", 1.0),
-        row(512, 512, 512, "naive", 0.99, BM=16, BN=16),
-        row(1024, 1024, 1024, "cublas", 1.0),
-        row(1024, 1024, 1024, "naive", 0.9, BM=16, BN=16),
-    ]
-    table = {"environment": {"cuda": {"gpus": [gpu]}}, "rows": rows}
-    (tmp_path / "lender.json").write_text(json.dumps(table))
-    nearest_measured.forget()
-    for name, barely in (("Lender", "naive"), ("Borrower", "cublas")):
-        machine = Machine(name, 132, 90, 60.0)
-        assert fastest(machine, Problem(512, 512, 512))[0].name == barely
-        assert fastest(machine, Problem(1024, 1024, 1024))[0].name == "naive"
-    nearest_measured.forget()
+    on_gpu.forget()
 
 
 def test_what_a_user_measured_comes_before_the_same_shape_of_the_shipped_table(
@@ -201,11 +99,11 @@ def test_what_a_user_measured_comes_before_the_same_shape_of_the_shipped_table(
     machine = Machine("NVIDIA H200", 132, 90, 66.9)
     mine = [row(4096, 4096, 4096, "naive", 1e-3, BM=16, BN=16)]
     tables.user_table(machine.model).write_text(json.dumps({"rows": mine}))
-    nearest_measured.forget()
-    assert fastest(machine, Problem(4096, 4096, 4096))[0].name == "naive"
-    assert fastest(machine, Problem(8192, 8192, 8192))[0].name == "tuned"
+    on_gpu.forget()
+    assert strict(machine, Problem(4096, 4096, 4096))[0].name == "naive"
+    assert strict(machine, Problem(8192, 8192, 8192))[0].name == "tuned"
     assert len([r for r in tables.table(machine) if tables.case(r) == tables.case(mine[0])]) == 1
-    nearest_measured.forget()
+    on_gpu.forget()
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"rows": [{"m": 1}]}', '{"rows": 5}'])
@@ -227,8 +125,8 @@ def test_tiles_as_thin_as_the_product_are_timed(thin, short):
 @given(side, side, side, st.sampled_from(["float32", "float64", "int32", "int64"]), st.booleans())
 def test_an_untuned_gpu_gets_something_that_runs(m, n, k, dtype, own):
     problem = Problem(m, n, k, dtype)
-    variant, why = fastest(UNTUNED, problem, own=own)
-    assert why == "by the cost model"
+    variant, why = strict(UNTUNED, problem, own=own)
+    assert why in ("by the cost model", "no model of times for such a GPU")
     assert variant.refusal(device="cuda", dtype=dtype, m=m, n=n, k=k) is None
     assert not (own and variant.kernel.library)
     assert predict_us(variant, UNTUNED, problem) > 0
@@ -236,7 +134,7 @@ def test_an_untuned_gpu_gets_something_that_runs(m, n, k, dtype, own):
 
 def test_the_cost_model_prefers_block_tiles_for_large_products():
     for dtype in ("float32", "int32"):
-        variant, _ = fastest(UNTUNED, Problem(4096, 4096, 4096, dtype), own=True)
+        variant, _ = strict(UNTUNED, Problem(4096, 4096, 4096, dtype), own=True)
         assert variant.params["BM"] >= 64, str(variant)
 
 
@@ -292,7 +190,7 @@ def test_tuning_keeps_what_it_did_not_measure(tmp_path, monkeypatch):
     ]  # fmt: skip
     KernelTable(Gpu.model).keep(data)
     assert tables.user_table(Gpu.model).is_file()
-    nearest_measured.forget()
+    on_gpu.forget()
 
 
 def test_a_file_that_is_no_table_is_refused_before_timing(tmp_path):

@@ -24,7 +24,7 @@ from ..devices.cuda.device import CudaDevice
 from ..devices.kernel_device import KernelDevice
 from ..errors import UnavailableError, UsageError
 from ..host.resources import cores
-from ..kernel_choice import compute_modes, nearest_measured
+from ..kernel_choice import compute_modes, on_gpu
 from ..problem import Problem
 from .study import (
     FAILED,
@@ -37,6 +37,7 @@ from .study import (
     multiply_once,
     open_device,
     sizes,
+    tensor_core_kernel,
     upload,
 )
 
@@ -96,7 +97,7 @@ def ways(device: Device, problem: Problem) -> dict[str, tuple[Variant, Problem]]
         return {"BLAS fp32": (catalog.get("blas").variant(), problem)}
     found = {}
     if isinstance(device, CudaDevice):
-        strict = nearest_measured.fastest(device.machine("float32"), problem, "nn", own=True)[0]
+        strict = on_gpu.strict(device.machine("float32"), problem, own=True)[0]
         found["cuBLAS fp32"] = catalog.get("cublas").variant(), problem
     else:
         strict = catalog.get("double_buffered").variant()
@@ -109,7 +110,7 @@ def ways(device: Device, problem: Problem) -> dict[str, tuple[Variant, Problem]]
         except UnavailableError:
             continue
         settled = arithmetic.settle(problem)
-        found[compute] = arithmetic.variant_for(settled, device.processors), settled
+        found[compute] = tensor_core_kernel(arithmetic, device, settled, "nn"), settled
         if device.on_gpu and compute == "tf32":
             found["cuBLAS tf32"] = catalog.get("cublas_tf32").variant(), settled
     return found

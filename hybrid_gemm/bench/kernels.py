@@ -21,7 +21,7 @@ import numpy as np
 from .. import catalog, devices
 from ..arrays import generator
 from ..arrays.strides import Array
-from ..catalog import ITEM_SIZE, LAYOUTS, Variant
+from ..catalog import LAYOUTS, Variant
 from ..devices.base import Device, Stream
 from ..devices.cuda.device import CudaDevice, CudaStream
 from ..errors import HybridGemmError, UsageError
@@ -42,6 +42,7 @@ from .study import (
     open_device,
     parameters,
     sizes,
+    tensor_core_kernel,
     upload,
 )
 
@@ -116,16 +117,15 @@ def pose(shape: Shape, dtype: str) -> Problem:
 
 
 def beside_cublas(
-    arithmetic: compute_modes.Arithmetic, device: Device, problem: Problem
+    arithmetic: compute_modes.Arithmetic, device: Device, problem: Problem, layout: str
 ) -> list[Variant]:
-    """The kernel that multiplies a problem on tensor cores, and on GPUs cuBLAS beside it: with
+    """Our kernel that multiplies a problem on tensor cores, and on GPUs cuBLAS beside it: with
     the same arithmetic, or in fp32 where cuBLAS has none as accurate."""
     if not arithmetic.takes(problem):
         raise UsageError(f"{problem} in {problem.compute} is for no tensor core: name kernels")
     cublas = "cublas_tf32" if problem.compute == "tf32" else "cublas"
     beside = [catalog.get(cublas).variant()] if device.on_gpu else []
-    size = ITEM_SIZE[problem.out_dtype]
-    return [arithmetic.variant_for(problem, device.processors, size), *beside]
+    return [tensor_core_kernel(arithmetic, device, problem, layout), *beside]
 
 
 @dataclass
@@ -219,7 +219,7 @@ class KernelStudy:
         if callable(variants):
             return variants
         if not variants:
-            return lambda problem, _layout: beside_cublas(arithmetic, self.opened, problem)
+            return lambda problem, layout: beside_cublas(arithmetic, self.opened, problem, layout)
         return lambda problem, _layout: [compute_modes.as_asked(v, problem) for v in variants]
 
     @property

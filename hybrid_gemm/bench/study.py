@@ -18,11 +18,11 @@ import numpy as np
 
 from .. import devices
 from ..arrays.strides import Array
-from ..catalog import Variant
+from ..catalog import ITEM_SIZE, Variant
 from ..devices import tensor_core_products
 from ..devices.base import Device, Stream
 from ..devices.kernel_device import KernelDevice
-from ..kernel_choice import compute_modes
+from ..kernel_choice import compute_modes, on_gpu
 from ..problem import Problem, is_float
 from ..reporting import console, markdown
 from ..verify import verify
@@ -172,6 +172,17 @@ def open_device(asked: str) -> tuple[Device, str]:
     where `asked` left that open ("auto"). Raises `UsageError` and `UnavailableError`."""
     kind, why = devices.choose(asked)
     return devices.open_first(kind), f"device: {kind} ({why})" if why else ""
+
+
+def tensor_core_kernel(
+    arithmetic: compute_modes.Arithmetic, device: Device, problem: Problem, layout: str
+) -> Variant:
+    """Our kernel for a problem that goes to tensor cores, for C of the problem's dtype."""
+    size = ITEM_SIZE[problem.out_dtype]
+    machine = device.machine(problem.dtype)
+    if machine and (found := on_gpu.own_on_tensor_cores(machine, problem, layout)):
+        return compute_modes.with_out(found.variant, size)
+    return arithmetic.variant_for(problem, device.processors, size)
 
 
 def upload(device: Device, host: np.ndarray, stream: Stream) -> Array:

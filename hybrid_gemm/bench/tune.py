@@ -12,28 +12,16 @@ from ..catalog import Variant
 from ..devices.cuda.device import CudaDevice
 from ..errors import UnavailableError
 from ..host.resources import cores
-from ..kernel_choice import nearest_measured, tables, time_model
+from ..kernel_choice import on_gpu, tables, time_model
 from ..kernel_choice.tables import Machine
 from ..planning import link_rates
 from ..problem import Problem
 from ..reporting import console, environment
 from . import links
-from .kernels import SERIES, ForEach, KernelStudy
+from .kernels import ForEach, KernelStudy
 from .study import Note, Progress, Row, Shape, cell, parameters, run, sizes
 
 MOST_COPYING = 64  # threads whose copies are timed, on hosts with more cores
-SHAPES: list[Shape] = [
-    *((n, n, n) for n in (128, 256, 512, 768, 1000, 1024, 1536, 2048, 3072, 4096, 6144, 8192)),
-    (16384, 16384, 16384), (4097, 4099, 4101), (16, 8192, 8192), (1, 8192, 8192), (8192, 1, 8192),
-    (8192, 64, 8192), (64, 8192, 8192), (64, 64, 2**20), (128, 128, 2**18), (512, 512, 2**18),
-    (8192, 8192, 64), (8192, 8192, 256), (256, 8192, 8192), (8192, 256, 8192),
-    *(
-        (m, n, k)
-        for wide, k in ((8192, 8192), (3000, 5000))
-        for thin in (2, 3, 4, 5, 6, 7, 8)
-        for m, n in ((thin, wide), (wide, thin))
-    ),
-]  # fmt: skip
 
 
 class Gpu(Protocol):
@@ -46,20 +34,20 @@ class Gpu(Protocol):
 
 
 def kernels(
-    shapes: Sequence[Shape] | None, *, dtypes: Sequence[str], layouts: Sequence[str],
+    shapes: Sequence[Shape], *, dtypes: Sequence[str], layouts: Sequence[str],
     samples: int, quick: bool, output: str | None, progress: Progress | None, note: Note,
 ) -> dict[str, Any]:  # fmt: skip
     """Times the variants worth it at each shape on GPU 0, and keeps the table for its model.
 
-    `shapes` default to some seventy. With `quick`, times only the kernels that the tables have as
-    fastest, ours and libraries'. The table goes to the user's cache, or to the file `output`.
+    With `quick`, times only the kernels that are predicted as fastest, ours and libraries'. The
+    table goes to the user's cache, or to the file `output`.
     Returns the study's result and the file's path as "table". Raises `UsageError` if that file is
     no table.
     """
     gpu = open_gpus([0])[0]
     table = KernelTable(gpu.model, output)
     study = KernelStudy(
-        worth_timing(gpu, quick), shapes or [*SHAPES, *SERIES["published"]], device="cuda",
+        worth_timing(gpu, quick), shapes, device="cuda",
         dtypes=dtypes, layouts=layouts, samples=samples,
     )  # fmt: skip
     data = run(study, progress=progress, note=note)
@@ -74,9 +62,7 @@ def worth_timing(gpu: Gpu, quick: bool) -> ForEach:
         machine = gpu.machine(problem.dtype)
         if not quick:
             return time_model.worth_timing(machine, problem)
-        leading = [
-            nearest_measured.fastest(machine, problem, layout, own=own)[0] for own in (False, True)
-        ]
+        leading = [on_gpu.strict(machine, problem, layout, own=own)[0] for own in (False, True)]
         libraries = [v for v in time_model.candidates(machine, problem) if v.kernel.library]
         return list(dict.fromkeys([*libraries, *leading]))
 
@@ -103,7 +89,7 @@ class KernelTable:
             "environment": environment.environment(),
         }
         console.write(str(self.path), tables.as_text(kept))
-        nearest_measured.forget()
+        on_gpu.forget()
 
 
 def need_gpu(device: str, what: str) -> None:

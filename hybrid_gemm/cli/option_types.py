@@ -50,6 +50,13 @@ def kernel_dtypes() -> Sequence[str]:
     return [*catalog.C_TYPES, *NARROW]
 
 
+def model_modes() -> Sequence[str]:
+    """The dtypes and compute modes that have models of times."""
+    from ..kernel_choice import fitted
+
+    return list(fitted.OPERANDS)
+
+
 def fills() -> Sequence[str]:
     """What generated matrices may hold."""
     from ..arrays.generator import FILLS

@@ -8,7 +8,7 @@ import click
 
 from ..errors import UsageError, VerificationError
 from .help import Command
-from .option_types import File, List, Named, kernel_dtypes, kernel_names
+from .option_types import File, List, Named, kernel_dtypes, kernel_names, model_modes
 from .shared import (
     SHAPES,
     SHAPES_HELP,
@@ -27,20 +27,37 @@ from .shared import (
 @click.command(
     cls=Command,
     groups={
-        "Input": ("dtypes", "layouts", "shapes"),
+        "Input": ("modes", "shapes", "dtypes", "layouts"),
         "Device and kernel": ("kernel", "gpus"),
-        "Measuring": ("samples", "quick", "links"),
+        "Measuring": ("minutes", "samples", "quick", "links"),
         "Output": ("output", "json_file"),
     },
     examples=[
-        ("Measure every shape, and let --kernel auto take the fastest from now on:",
+        ("Learn how long kernels take on this GPU; --kernel auto chooses by that from now on:",
          "hybrid-gemm tune"),
-        ("Measure the links between the host and its GPUs:", "hybrid-gemm tune --links"),
+        ("Find the fastest kernel for the shapes of your own program:",
+         "hybrid-gemm tune --shapes 4096x1024x512,3000"),
         ("Find the fastest parameters of a kernel of your own, on any device:",
          "hybrid-gemm tune --kernel mine --device emulator --shapes 128"),
     ],
 )  # fmt: skip
 @device_option
+@click.option(
+    "--modes",
+    type=List("float32,tf32", names=model_modes),
+    metavar="NAMES",
+    default="float32,float64,int32,float16,tf32,fp32x3",
+    show_default=True,
+    help="Dtypes and compute modes to learn, comma-separated.",
+)
+@click.option(
+    "--minutes",
+    type=float,
+    default=9,
+    show_default=True,
+    metavar="M",
+    help="For how long drawn shapes are timed.",
+)
 @click.option(
     "--dtype",
     "dtypes",
@@ -48,14 +65,14 @@ from .shared import (
     metavar="NAMES",
     default="float32,float64,int32",
     show_default=True,
-    help="Dtypes of A, B and C, comma-separated.",
+    help="With --shapes: dtypes of A, B and C, comma-separated.",
 )
 @layouts_option
 @click.option(
     "--shapes",
     type=SHAPES,
     metavar="LIST",
-    help=f"{SHAPES_HELP} Without it, some seventy shapes.",
+    help=f"Time every kernel at these shapes instead, which then get the fastest. {SHAPES_HELP}",
 )
 @click.option(
     "--kernel",
@@ -71,14 +88,15 @@ from .shared import (
 @click.option(
     "--quick",
     is_flag=True,
-    help="Time only what is known as fastest, on this GPU or one like it, beside cuBLAS.",
+    help="With --shapes: time only what is predicted as fastest, beside cuBLAS.",
 )
 @click.option(
     "-o",
     "--output",
     type=File(),
     metavar="FILE",
-    help="Where the table goes. Without it, into the cache, where --kernel auto finds it.",
+    help="With --shapes: where the table goes. Without it, into the cache, where --kernel auto "
+    "finds it.",
 )
 @click.option(
     "--links", is_flag=True, help="Measure the links between host and GPUs instead, and keep them."
@@ -95,9 +113,11 @@ def tune(
     context: click.Context, json_file: str | None, links: bool, gpus: list[int] | None,
     kernel: str | None, **options: Any,
 ) -> None:  # fmt: skip
-    """Find the fastest kernel for each of many shapes.
+    """Learn how long each kernel takes on this GPU.
 
-    The table of times is kept, and --kernel auto takes its kernels from it on this GPU.
+    Shapes drawn at random are timed, and models of times are fitted to them and kept: --kernel auto
+    then takes what they predict to be fastest. With --shapes, the fastest kernel for each of these
+    is found and kept.
     """
     from ..bench import tune
 
@@ -117,9 +137,27 @@ def tune(
         _search(context, kernel, device, json_file, options)
         return
     tune.need_gpu(device, "tuning is for GPUs (one kernel's parameters for any device: --kernel)")
+    if options["shapes"]:
+        refuse_options(context, options, {"modes", "minutes"}, "is for tune without --shapes")
+        del options["modes"], options["minutes"]
+        with progress_bar() as progress:
+            data = tune.kernels(progress=progress, note=say, **options)
+        write_result(data, json_file, lambda: tune.print_kernels(data))
+        return
+    others = {"dtypes", "layouts", "samples", "quick", "output"}
+    refuse_options(context, options, others, "is for --shapes")
+    _learn(options["modes"], options["minutes"], json_file)
+
+
+def _learn(modes: list[str], minutes: float, json_file: str | None) -> None:
+    """`tune` alone: models of times."""
+    from ..bench import models, tune
+
     with progress_bar() as progress:
-        data = tune.kernels(progress=progress, note=say, **options)
-    write_result(data, json_file, lambda: tune.print_kernels(data))
+        data = models.make(
+            tune.open_gpus([0])[0], modes, minutes=minutes, progress=progress, note=say
+        )
+    write_result(data, json_file, lambda: models.show(data))
 
 
 def _search(
@@ -130,8 +168,10 @@ def _search(
     from ..bench import search
     from ..bench.study import failed
 
-    refuse_options(context, options, {"output", "quick"}, "is for the table of all kernels")
-    del options["output"], options["quick"]
+    others = {"output", "quick", "modes", "minutes"}
+    refuse_options(context, options, others, "is for all kernels, and --kernel names one")
+    for name in others:
+        del options[name]
     if "dtypes" not in given_options(context, options):
         options["dtypes"] = ["float32"]
     with progress_bar() as progress:

@@ -40,8 +40,7 @@ def are_gpus(kind: str) -> bool:
 
 def open_first(kind: str, gpu: int = 0) -> Device:
     """One device of a kind: of several GPUs the one with this CUDA ordinal."""
-    (device,) = open_devices(kind, 1, gpus=[gpu] if are_gpus(kind) else None)
-    return device
+    return open_devices(kind, 1, gpus=[gpu] if are_gpus(kind) else None)[0]
 
 
 def open_devices(

@@ -38,7 +38,7 @@ class LocalExecutor:
         taken = self.plans.verdicts(plan.problem) - before
         checks = checks_of(self.plans.devices)
         return dataclasses.replace(
-            done, compute=compute_modes.words(plan.problem, taken),
+            done, compute=compute_modes.ran(variant, plan.problem, taken),
             reduction=reduction_words(done.plan or plan, self.plans.devices),
             checks=checks and checked and checks.since(checked),
         )  # fmt: skip

@@ -10,7 +10,7 @@ from .. import catalog
 from ..catalog import Variant
 from ..errors import UsageError
 from ..problem import Problem
-from . import nearest_measured
+from . import on_gpu
 from .compute_modes import Arithmetic
 from .tables import Machine
 
@@ -54,11 +54,16 @@ def choose(
         largest = replace(problem, m=m, n=n, k=k)
     else:
         largest = problem
+    machine = facts.machine(problem.dtype) if products and not chosen else None
     if arithmetic.takes(problem):
+        if machine:
+            found = on_gpu.on_tensor_cores(machine, largest, layout, own=own)
+            if found:
+                return found
         why = "asked for" if chosen else "the one for tensor cores here"
         return arithmetic.variant_for(largest, facts.processors), why
-    if products and not chosen and (machine := facts.machine(problem.dtype)):
-        return nearest_measured.fastest(machine, largest, layout, own=own)
+    if machine:
+        return on_gpu.strict(machine, largest, layout, own=own)
     if chosen:
         return _first_able([chosen], problem, products, facts), "asked for"
     names = AUTO.get(facts.kind, AUTO_ELSEWHERE)

@@ -106,10 +106,7 @@ class Arithmetic:
                 self._kernel.kernel, *sides, terms=terms, dtype=dtype, out_bytes=out_bytes,
                 processors=processors,
             )  # fmt: skip
-        variant = with_terms(self._kernel, terms)
-        if "OUT" in variant.params:
-            variant = variant.kernel.variant({**variant.params, "OUT": out_bytes})
-        return variant
+        return with_out(with_terms(self._kernel, terms), out_bytes)
 
 
 def with_terms(variant: Variant, terms: int) -> Variant:
@@ -121,6 +118,13 @@ def with_terms(variant: Variant, terms: int) -> Variant:
         listed = [v for v in kernel.variants() if v.params["TERMS"] == terms]
         variant = listed[0] if listed else variant
     return kernel.variant({**variant.params, "TERMS": terms})
+
+
+def with_out(variant: Variant, out_bytes: int) -> Variant:
+    """A variant for C of elements of so many bytes, if it has the parameter OUT."""
+    if "OUT" not in variant.params:
+        return variant
+    return variant.kernel.variant({**variant.params, "OUT": out_bytes})
 
 
 def arithmetic_for(compute: str, chosen: Variant | None, *, kind: str, arch: int) -> Arithmetic:
@@ -206,8 +210,9 @@ def words(problem: Problem, taken: Sequence[int] = ()) -> str:
     return problem.compute if problem.compute != "fp32" else f"strict {problem.dtype}"
 
 
-def ran(variant: Variant, problem: Problem, taken: Sequence[int] = ()) -> str:
-    """As `words`, for a kernel that need not be for tensor cores."""
-    if variant.kernel.role == "tensor" or problem.operands in NARROW:
+def ran(variant: Variant | None, problem: Problem, taken: Sequence[int] = ()) -> str:
+    """As `words`, for a kernel that need not be for tensor cores; None if there was none."""
+    tensor = variant is None or variant.kernel.role == "tensor"
+    if tensor or problem.operands in NARROW or any(taken):
         return words(problem, taken)
     return f"strict {problem.dtype}"

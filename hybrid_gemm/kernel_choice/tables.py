@@ -1,9 +1,7 @@
-"""Tables of measured times by GPU model, as `hybrid-gemm tune` makes them. Pure.
+"""Tables of measured times by GPU model, as `hybrid-gemm tune --shapes` makes them. Pure.
 
 A row is a dict: `m`, `n`, `k`, `dtype`, `layout`, `kernel`, `params` and `time_ms`. A shape that
-the user's own table (in the cache) has comes from there, others from the table shipped here; for
-a model that has none here, the table of a GPU with the same architecture and as many
-multiprocessors stands in.
+the user's own table (in the cache) has comes from there, others from the table shipped here.
 """
 
 from __future__ import annotations
@@ -84,37 +82,22 @@ def _users_rows(model: str) -> list[Row]:
         return []
 
 
+def forget() -> None:
+    """Has tables read again from now on, because one was written."""
+    table.cache_clear()
+    best_tflops.cache_clear()
+
+
 @functools.cache
 def table(machine: Machine) -> tuple[Row, ...]:
-    """What was measured on such a GPU; `lent` in a row names the other model that it is of."""
-    shipped = HERE / file_name(machine.model)
-    layers: list[tuple[list[Row], Row]] = [
-        (read_rows(shipped), {}), (_users_rows(machine.model), {}),
-    ]  # fmt: skip
-    if not shipped.is_file() and (other := _like(machine)):
-        layers.insert(0, (other["rows"], {"lent": _gpu(other)["name"]}))
+    """What was measured on such a GPU."""
     cases: dict[Case, list[Row]] = {}
-    for rows, about in layers:
+    for rows in (read_rows(HERE / file_name(machine.model)), _users_rows(machine.model)):
         measured: dict[Case, list[Row]] = {}
         for row in rows:
-            measured.setdefault(case(row), []).append(row | about)
+            measured.setdefault(case(row), []).append(row)
         cases |= measured
     return tuple(row for rows in cases.values() for row in rows)
-
-
-def _like(machine: Machine) -> dict[str, Any] | None:
-    """A shipped table of a GPU with the same architecture and as many multiprocessors."""
-    for path in sorted(HERE.glob("*.json")):
-        data: dict[str, Any] = json.loads(path.read_text())
-        arch = int(float(_gpu(data)["compute_capability"]) * 10)
-        if (arch, _gpu(data)["multiprocessors"]) == (machine.arch, machine.multiprocessors):
-            return data
-    return None
-
-
-def _gpu(data: dict[str, Any]) -> dict[str, Any]:
-    gpu: dict[str, Any] = data["environment"]["cuda"]["gpus"][0]
-    return gpu
 
 
 def case(row: Row) -> Case:
@@ -129,7 +112,7 @@ def best_tflops(machine: Machine, dtype: str) -> float | None:
     rates = [
         2 * row["m"] * row["n"] * row["k"] / row["time_ms"] / 1e9
         for row in table(machine)
-        if row["dtype"] == dtype and "lent" not in row
+        if row["dtype"] == dtype
     ]
     return max(rates, default=None)
 

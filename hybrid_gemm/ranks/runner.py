@@ -275,7 +275,7 @@ class RankRunner:
         with self.beat.during(heartbeat.WAITING):
             timeline, total_ms = self._together(plan, done.timeline, done.total_ms)
         taken = sum(self.comm.allgather(local.plans.verdicts(problem) - before))
-        compute = compute_modes.words(problem, taken)
+        compute = compute_modes.ran(variant, problem, taken)
         checks = None
         if checked is not None and (now := checks_of(self.devices)) is not None:
             checks = total(self.comm.allgather(now.since(checked)))

@@ -76,13 +76,16 @@ def mark_phases() -> None:
     from hybrid_gemm.arrays import file_bytes, npy_files, unfinished
     from hybrid_gemm.cli.inputs import Inputs
     from hybrid_gemm.devices.cpu import CpuDevice
+    from hybrid_gemm.devices.cuda import nccl_group
     from hybrid_gemm.devices.kernel_device import KernelDevice
 
     marked(Inputs, "block", "generating")
     marked(Inputs, "whole", "generating")
-    for device in CpuDevice, KernelDevice:
-        marked(device, "gemm", "multiplying")
-        marked(device, "sum", "reducing")
+    marked(CpuDevice, "gemm", "multiplying")
+    marked(CpuDevice, "sum", "reducing")
+    marked(KernelDevice, "bind", "multiplying")  # through which all its products go
+    marked(KernelDevice, "bound_sum", "reducing")
+    marked(nccl_group.Group, "bound_sum", "reducing")
     marked(file_bytes, "write_part", "writing")
     marked(npy_files.NpyWriter, "commit", "writing")
     marked_each(unfinished.Unfinished, "finish", "panels", 3)

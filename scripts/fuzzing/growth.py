@@ -9,7 +9,7 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,20 @@ def resident_mib() -> float:
         return int(file.read().split()[1]) * PAGE / MIB
 
 
+def cards_mib(devices: Iterable[str]) -> float:
+    """Memory taken on all GPUs, by whichever process; 0 where `devices` has none."""
+    if "cuda" not in devices:
+        return 0.0
+    import cupy
+
+    taken = 0
+    for number in range(cupy.cuda.runtime.getDeviceCount()):
+        with cupy.cuda.Device(number):
+            free, total = cupy.cuda.runtime.memGetInfo()
+            taken += total - free
+    return round(taken / MIB, 1)
+
+
 def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
@@ -47,14 +61,14 @@ def mixed(
     start = time.monotonic()
     counts = {RIGHT: 0, REFUSED: 0}
     failures: list[str] = []
-    readings: list[tuple[float, float]] = []
-    settled = None
+    readings: list[tuple[float, float, float]] = []
+    settled: tuple[float, float] | None = None
     for number in itertools.count():
         now = time.monotonic() - start
         if not readings or now - readings[-1][0] >= min(EVERY_S, seconds / 20):
-            readings.append((round(now, 1), round(resident_mib(), 1)))
+            readings.append((round(now, 1), round(resident_mib(), 1), cards_mib(devices)))
             if settled is None and now >= seconds / 2:
-                settled = readings[-1][1]
+                settled = readings[-1][1:]
         if now >= seconds:
             break
         device = devices[number // 8 % len(devices)]
@@ -66,48 +80,60 @@ def mixed(
         else:
             counts[outcome.kind] += 1
     assert settled is not None
-    grown = round(readings[-1][1] - settled, 1)
+    grown = [round(y - x, 1) for x, y in zip(settled, readings[-1][1:], strict=True)]
     wrong = [f"{len(failures)} products failed"] if failures else []
-    if grown > MOST_GROWTH_MIB:
-        wrong.append(f"memory grew by {grown} MiB in the second half")
+    wrong += [f"{words} in the second half" for words in _growth(*grown)]
     return {
-        "seconds": round(seconds), "seed": seed, **counts, "failures": failures[:20],
-        "mib_first": readings[0][1], "mib_after_half": settled, "mib_last": readings[-1][1],
-        "grown_mib": grown, "readings": readings[:: max(1, len(readings) // 60)], "wrong": wrong,
+        "devices": sorted(set(devices)), "seconds": round(seconds), "seed": seed, **counts,
+        "failures": failures[:20], "mib_first": readings[0][1], "mib_after_half": settled[0],
+        "mib_last": readings[-1][1], "grown_mib": grown[0], "cards_grown_mib": grown[1],
+        "readings": readings[:: max(1, len(readings) // 60)], "wrong": wrong,
     }  # fmt: skip
 
 
-def dropped(count: int, device: str, warm: int = WARM_RUNNERS) -> dict[str, Any]:
+def dropped(
+    count: int, device: str, warm: int = WARM_RUNNERS, *, alone: bool = True
+) -> dict[str, Any]:
     """So many runners, each made, used and dropped: threads, descriptors and memory before and
-    after. `warm` others before them fill what a process keeps."""
+    after. `warm` others before them fill what a process keeps. The memory of GPUs is judged where
+    this process is `alone` on them."""
     a = np.ones((90, 110), "f4")
     options = (
         {"threads": 3, "split": "cols"}, {"threads": 2, "split": "rows"}, {"threads": 1},
         {"threads": 2, "split": "cols", "reduce": "critical"},
         {"algorithm": "strassen", "levels": 2},
     )  # fmt: skip
-    before: tuple[int, int, float] | None = None
+    before: tuple[int, int, float, float] | None = None
     wrong = []
     for number in range(count + warm):
         if number == warm:
-            before = threading.active_count(), descriptors(), resident_mib()
+            before = _kept(device)
         runner = hybrid_gemm.Runner(device=device, **options[number % len(options)])
         if not (runner.gemm(a, a.T) == 110).all():
             wrong.append(f"runner {number} made a wrong product")
         del runner
     assert before is not None
     gc.collect()
-    after = threading.active_count(), descriptors(), resident_mib()
+    after = _kept(device)
     names = ("threads", "descriptors")
     wrong += [f"{name}: {x} before, {y} after"
               for name, x, y in zip(names, before, after, strict=False) if y > x]  # fmt: skip
-    grown = round(after[2] - before[2], 1)
-    if grown > MOST_GROWTH_MIB:
-        wrong.append(f"memory grew by {grown} MiB")
+    grown, on_cards = (round(after[i] - before[i], 1) for i in (2, 3))
+    wrong += _growth(grown, on_cards if alone else 0)
     return {
         "device": device, "runners": count, "threads": [before[0], after[0]],
-        "descriptors": [before[1], after[1]], "grown_mib": grown, "wrong": wrong,
+        "descriptors": [before[1], after[1]], "grown_mib": grown, "cards_grown_mib": on_cards,
+        "wrong": wrong,
     }  # fmt: skip
+
+
+def _kept(device: str) -> tuple[int, int, float, float]:
+    return threading.active_count(), descriptors(), resident_mib(), cards_mib([device])
+
+
+def _growth(grown: float, on_cards: float) -> list[str]:
+    named = {"memory": grown, "memory of GPUs": on_cards}
+    return [f"{name} grew by {x} MiB" for name, x in named.items() if x > MOST_GROWTH_MIB]
 
 
 def new_shapes(count: int, device: str, most: int) -> dict[str, Any]:
@@ -116,19 +142,20 @@ def new_shapes(count: int, device: str, most: int) -> dict[str, Any]:
     rng = np.random.default_rng(3)
     a = np.ones((most, most), "f4")
     runner = hybrid_gemm.Runner(device=device, threads=4, split="cols")
-    readings = [resident_mib()]
+    readings, cards = [resident_mib()], [cards_mib([device])]
     for half in range(2):
         for _ in range(count // 2):
             m, n, k = (int(x) for x in rng.integers(1, most + 1, 3))
             if runner.gemm(a[:m, :k], a[:k, :n])[-1, -1] != k:
                 return {"device": device, "wrong": [f"a wrong product, {m} x {n} x {k}"]}
         readings.append(resident_mib())
+        cards.append(cards_mib([device]))
         del half
-    grown = round(readings[2] - readings[1], 1)
+    grown, on_cards = (round(x[2] - x[1], 1) for x in (readings, cards))
     del runner
     hybrid_gemm.free_memory()
-    wrong = [f"memory grew by {grown} MiB"] if grown > MOST_GROWTH_MIB else []
     return {
-        "device": device, "shapes": count, "grown_mib": grown,
-        "mib": [round(x, 1) for x in (*readings, resident_mib())], "wrong": wrong,
+        "device": device, "shapes": count, "grown_mib": grown, "cards_grown_mib": on_cards,
+        "mib": [round(x, 1) for x in (*readings, resident_mib())],
+        "cards_mib": [*cards, cards_mib([device])], "wrong": _growth(grown, on_cards),
     }  # fmt: skip

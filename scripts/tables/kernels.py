@@ -1,22 +1,15 @@
 """What kernels reach on one GPU, and what `auto` takes: docs/performance.md."""
 
 import json
-import os
 import statistics
-import tempfile
+from statistics import geometric_mean
 
+from hybrid_gemm.bench import heldout
 from hybrid_gemm.bench.kernels import SERIES
-from hybrid_gemm.kernel_choice import nearest_measured
-from hybrid_gemm.problem import Problem
 
 from . import ROOT, grid, result
 
-PEAKS = {"float32": 66.9, "float64": 66.9, "int32": 33.4}  # TFLOP/s
-NAMES = {"h200": "NVIDIA H200", "h100": "NVIDIA H100 80GB HBM3"}
-CARDS = {
-    card: {dtype: nearest_measured.Machine(name, 132, 90, peak) for dtype, peak in PEAKS.items()}
-    for card, name in NAMES.items()
-}
+CARDS = ("h100", "h200")
 LAYOUTS, SIDES = ("nn", "nt", "tn", "tt"), (4096, 8192, 16384)
 PEAK_INT32_GFLOPS = 33.4e3  # 132 multiprocessors, 64 multiply-adds a cycle, 1.98 GHz
 
@@ -80,7 +73,8 @@ def bars() -> str:
     square["nn", 16384] = ratio["nn", 16384, 16384, 16384]
     int32 = max(r["gflops"] for r in rows if r["dtype"] == "int32" and r["m"] == r["k"] == 4096)
     launch = result("launch")["rows"][0]
-    chosen = [(r, dtype) for _shape, _layout, dtype, _kernel, r in choices()]
+    held = {mode: result(f"heldout_{mode}")["rows"] for mode in ("float32", "float64")}
+    auto = {mode: [r["library_us"] / r["auto_us"] for r in rows] for mode, rows in held.items()}
     cases = [
         (f"geometric mean over {len(nn)} shapes, NN", 1.10, mean, ""),
         ("worst of them", 0.97, nn[worst], " x ".join(map(str, worst))),
@@ -90,10 +84,11 @@ def bars() -> str:
             for x in ("nt", "tn", "tt")
             for n in (4096, 8192)
         ),
+        (f"`auto`, float32, geometric mean over {len(auto['float32'])} shapes drawn", 1.10,
+         geometric_mean(auto["float32"]), ""),
         *(
-            (f"`auto`, {dtype}, worst of {len(mine)} shapes drawn", 0.99, min(mine), "")
-            for dtype in ("float32", "float64", "int32")
-            for mine in [[r for r, d in chosen if d == dtype]]
+            (f"`auto`, {mode}, worst of {len(ratios)} shapes drawn", 0.97, min(ratios), "")
+            for mode, ratios in auto.items()
         ),
         ("int32, 4096, of the integer peak", 0.90, int32 / PEAK_INT32_GFLOPS, ""),
         (f"`cupy.matmul` / a warm `Runner.gemm`, n = {launch['size']}, host included", 1.0,
@@ -102,9 +97,9 @@ def bars() -> str:
     ]  # fmt: skip
     lines = [
         "One NVIDIA H200, ratios to cuBLAS of our fastest kernel unless said "
-        "([products](results/tuned_h200.json), `auto` [here](results/auto_h200.json) and "
-        "[here](results/auto_seed7_h200.json), "
-        "[launches](results/launch_h200.json)):",
+        "([products](results/tuned_h200.json), `auto` "
+        "[in float32](results/heldout_float32_h200.json) and "
+        "[float64](results/heldout_float64_h200.json), [launches](results/launch_h200.json)):",
         "",
     ]
     table = (
@@ -120,12 +115,10 @@ def cards() -> str:
     for card in CARDS:
         ratio = ratios(card)
         nn = _over_shapes(ratio)
-        drawn = [r for *_case, dtype, _kernel, r in choices(card) if dtype == "float32"]
         means[card] = {
             f"strict fp32, geometric mean over {len(nn)} shapes, NN": statistics.geometric_mean(
                 nn.values()
             ),
-            f"`auto`, worst of {len(drawn)} shapes drawn": min(drawn),
         }
         columns[card] = {
             ("strict fp32", x, n): ratio.get((x, n, n, n)) for x in LAYOUTS for n in SIDES
@@ -138,8 +131,7 @@ def cards() -> str:
                     columns[card][key] = row["ratio_to_cublas"]
     lines = [
         "Ratios to cuBLAS of the same arithmetic (fp32x3: to cuBLAS fp32). H100 80GB HBM3 "
-        "([fp32](results/tuned_h100.json), [`auto`](results/auto_h100.json), "
-        "[and more](results/auto_seed7_h100.json), [fp32x3](results/fp32x3_h100.json), "
+        "([fp32](results/tuned_h100.json), [fp32x3](results/fp32x3_h100.json), "
         "[TF32](results/tf32_h100.json), [16 bits](results/narrow_h100.json)) and H200, at "
         f"m = n = k = {', '.join(map(str, SIDES))}:",
         "",
@@ -155,75 +147,40 @@ def cards() -> str:
     return "\n".join([*lines, *grid(["<what", "<layout", "H100", "H200"], table)])
 
 
-def choices(card: str = "h200") -> list[tuple]:
-    """At each shape of `scripts/measure-auto`: what `auto` takes by the shipped table, and the
-    fastest's time over its own: cuBLAS's, or in int32 that of all that was timed."""
-    timed = {}
-    for name in ("auto", "auto_seed7"):
-        for row in result(name, card)["rows"]:
-            key = (row["m"], row["n"], row["k"]), row["layout"], row["dtype"]
-            timed.setdefault(key, []).append(row)
-    found = []
-    with tempfile.TemporaryDirectory() as empty:  # no user's table
-        os.environ["HYBRID_GEMM_CACHE"] = empty
-        for (shape, layout, dtype), rows in timed.items():
-            variant, _why = nearest_measured.fastest(
-                CARDS[card][dtype], Problem(*shape, dtype), layout
-            )
-            kernel = variant.name, dict(variant.params)
-            (mine,) = (r["time_ms"] for r in rows if (r["kernel"], r["params"]) == kernel)
-            other = min(r["time_ms"] for r in rows if dtype == "int32" or r["kernel"] == "cublas")
-            found.append((shape, layout, dtype, variant.name, other / mine))
-    return found
+HELD_OUT = {
+    "float32": "strict fp32", "bfloat16": "bfloat16", "float16": "float16", "tf32": "TF32",
+    "fp32x3": "fp32x3, to cuBLAS fp32", "float64": "float64",
+}  # fmt: skip
 
 
-def auto() -> str:
-    """What `auto` takes at shapes that no table has."""
+def held_out() -> str:
+    """What is chosen at shapes that nobody chose: ratios to cuBLAS by mode and class."""
+    data = {mode: result(f"heldout_{mode}") for mode in (*HELD_OUT, "int32")}
+    seeds = ", ".join(f"[{name}](results/heldout_{m}_h200.json) {data[m]['seed']}"
+                      for m, name in HELD_OUT.items())  # fmt: skip
     lines = [
-        "`auto` at shapes drawn at random by `scripts/measure-auto` "
-        "(times of [one seed](results/auto_h200.json) and "
-        "[another](results/auto_seed7_h200.json)), against cuBLAS; int32 against the fastest of "
-        "what tuning would time. Where it takes cuBLAS the ratio is 1:",
+        "cuBLAS's time over ours at shapes drawn by `scripts/measure-heldout`, H200, device time; "
+        f"seeds that were looked at once, after the models were fitted: {seeds}. Own: our kernels "
+        "alone, as chosen. Regret: how much longer `auto` takes than the fastest of all "
+        "candidates:",
         "",
     ]
-    found = choices()
-    table = [
-        [" x ".join(map(str, shape)), layout.upper(), dtype, kernel, f"{ratio:.3f}"]
-        for shape, layout, dtype, kernel, ratio in found
-        if kernel != "cublas"
-    ]
-    table.append([f"{len(found) - len(table)} others", "", "", "cublas", "1.000"])
-    columns = ["<shape", "<layout", "<dtype", "<takes", "ratio"]
-    return "\n".join([*lines, *grid(columns, table)])
-
-
-def thin() -> str:
-    """What `auto` takes for a few rows or columns at sizes that its table has not."""
-    timed = {}
-    for row in result("thin")["rows"]:
-        case = (row["m"], row["n"], row["k"]), row["layout"]
-        timed.setdefault(case, {})[row["kernel"], *row["params"].values()] = row["time_ms"]
-    held = [case for case in timed if 2048 in case[0]]
-    sizes = sorted({min(shape) for shape, _layout in held})
-    found = {}
-    for shape, layout in held:
-        variant, _why = nearest_measured.fastest(CARDS["h200"]["float32"], Problem(*shape), layout)
-        ms = timed[shape, layout]
-        ratio = ms["cublas",] / ms[variant.name, *variant.params.values()]
-        best = ms["cublas",] / min(ms.values())
-        found.setdefault(min(shape), []).append((ratio, best, variant.name))
-    lines = [
-        "A few rows or columns of C, the others 2048 and 8192 either way, in four layouts, by "
-        "`scripts/measure-auto thin` ([times](results/thin_h200.json)): what `auto` takes by "
-        "measurements at other sizes, against cuBLAS, and the fastest timed, cuBLAS included:",
-        "",
-    ]
-    columns = ["<rows or columns", "products", "by ours", "`auto`, geometric mean", "worst",
-               "fastest"]  # fmt: skip
     table = []
-    for size in sizes:
-        ratios, bests, names = zip(*found[size], strict=True)
-        mean, best = map(statistics.geometric_mean, (ratios, bests))
-        table.append([size, len(ratios), len(names) - names.count("cublas"), f"{mean:.2f}",
-                      f"{min(ratios):.2f}", f"{best:.2f}"])  # fmt: skip
-    return "\n".join([*lines, *grid(columns, table)])
+    for mode, name in HELD_OUT.items():
+        rows = data[mode]["rows"]
+        for kind in ("all", *heldout.CLASSES):
+            some = [row for row in rows if kind in (row["kind"], "all")]
+            own, auto, first, worst, regret, late, wrong = heldout.summary(some)
+            assert wrong == "0", (mode, kind)
+            shown = name if kind == "all" else ""
+            table.append([shown, kind, len(some), own, auto, first, worst, regret, late])
+    headings = ["<mode", "<shapes", "count", "own", "`auto`", "1st percentile", "worst", "regret",
+                "99th percentile"]  # fmt: skip
+    rows = data["int32"]["rows"]
+    lost = [row["auto_us"] / row["fastest_us"] for row in rows]
+    said = (
+        f"cuBLAS does not multiply int32. What is chosen reaches {1 / geometric_mean(lost):.3f} of "
+        f"the speed of the fastest candidate, and {1 / max(lost):.2f} at worst, at "
+        f"[{len(rows)} shapes](results/heldout_int32_h200.json)."
+    )
+    return "\n".join([*lines, *grid(headings, table), "", said])

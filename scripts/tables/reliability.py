@@ -2,7 +2,10 @@
 
 from . import ROOT, grid, result
 
-PIECES = (("fuzz", "cpu"), ("fuzz_cpu", "small"), ("fuzz", "emulator"), ("fuzz_emulator", "small"))
+PIECES = tuple(
+    pieces for device in ("cpu", "emulator", "cuda")
+    for pieces in (("fuzz", device), (f"fuzz_{device}", "small"))
+)  # fmt: skip
 
 
 def products() -> str:

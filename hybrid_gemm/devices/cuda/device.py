@@ -11,7 +11,7 @@ import numpy as np
 
 from ...arrays.strides import address, layout, leading, runs
 from ...catalog import Launch, Variant
-from ...errors import UnavailableError
+from ...errors import KernelError, UnavailableError
 from ...kernel_choice import tables
 from ...kernel_choice.tables import Machine
 from ...planning import cost_model, link_rates
@@ -23,6 +23,8 @@ from ..roles import Facts
 from . import cublas, driver, nvml, nvrtc, pinned_memory
 
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+# CUDA_ERROR_INVALID_VALUE, _LAUNCH_OUT_OF_RESOURCES and _INVALID_CLUSTER_SIZE
+_REFUSED_LAUNCHES = (1, 701, 912)
 # Multiply-adds a cycle and multiprocessor (CUDA Programming Guide, arithmetic throughput);
 # float64 of data-centre parts counts the tensor cores.
 _LANES = {
@@ -339,15 +341,26 @@ class CudaDevice(KernelDevice):
             return function
 
     def launch(self, function: Any, launch: Launch, args: Sequence[Any], stream: OwnStream) -> None:
-        driver.launch(
-            function.ptr,
-            launch.grid,
-            launch.block,
-            args,
-            launch.shared_bytes,
-            stream.cupy.ptr,
-            early=launch.early and _early(),
-        )
+        """Raises `KernelError` if this GPU takes no such grid, block or shared memory."""
+        try:
+            driver.launch(
+                function.ptr,
+                launch.grid,
+                launch.block,
+                args,
+                launch.shared_bytes,
+                stream.cupy.ptr,
+                early=launch.early and _early(),
+            )
+        except self.cp.cuda.driver.CUDADriverError as error:
+            if error.status not in _REFUSED_LAUNCHES:
+                raise
+            most = self.properties["sharedMemPerBlockOptin"]
+            raise KernelError(
+                f"{self.model} does not start grid {launch.grid} with block {launch.block} and "
+                f"{launch.shared_bytes} bytes of dynamic shared memory, of which a block has at "
+                f"most {most}: {error}"
+            ) from error
 
     def make_room(
         self, variant: Variant, m: int, n: int, k: int, dtype: str, stream: OwnStream

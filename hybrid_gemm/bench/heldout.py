@@ -1,0 +1,384 @@
+"""Shapes that nobody chose: drawn at random from a seed, in five classes, in all four layouts.
+
+Models of times (`kernel_choice/fitted.py`) are fitted to shapes of seeds below `FIRST_HELD_OUT`;
+what is reported of the choice among kernels is of later seeds, each looked at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+
+from .. import catalog
+from ..arrays.strides import Array
+from ..catalog import LAYOUTS, Variant
+from ..devices.base import Stream
+from ..devices.cuda.device import CudaDevice
+from ..errors import HybridGemmError, UsageError
+from ..host.resources import cores
+from ..kernel_choice import compute_modes, on_gpu, time_model
+from ..problem import Problem, compute_dtype
+from ..runner import Runner
+from .study import Advance, Row, Shape, Table, cell, judged
+
+FIRST_HELD_OUT = 1000
+LEAST, MOST = 3e7, 2e12  # mnk of the shapes that are kept
+CLASSES = ("any", "thin m or n", "short k", "long k", "multiples of 16")
+FEW = "few rows or columns"  # 1, or 2 to 8, which kernels and libraries treat apart
+FITTED = (*CLASSES, FEW)  # models are fitted to these
+# The dtype and `compute` of each mode.
+MODES = {
+    "float32": ("float32", "fp32"), "float64": ("float64", "fp32"), "int32": ("int32", "fp32"),
+    "float16": ("float16", "fp32"), "bfloat16": ("bfloat16", "fp32"),
+    "tf32": ("float32", "tf32"), "fp32x3": ("float32", "fp32x3"),
+}  # fmt: skip
+SAMPLE_MS, MOST_LAUNCHES = 1.0, 150  # a sample lasts so long, of at most so many products
+TURNS = 4  # samples of each candidate; the first is not counted
+HOPELESS = 2.5  # times as slow as the fastest, once: that is not timed again
+CALLS = 20  # from Python, back to back, for the time of a call
+
+
+# --- drawing --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A shape (m, n, k) of one of `CLASSES`, and the storage orders of op(A) and op(B)."""
+
+    shape: Shape
+    layout: str
+    kind: str
+
+
+def draw(seed: int, count: int, classes: Sequence[str] = CLASSES) -> list[Drawn]:
+    """`count` shapes drawn from a seed, of the classes in turn.
+
+    Sides are log-uniform: 16 to 16384; one of m and n 1 to 64; k 8 to 360; k 8192 to 2^20 with m
+    and n 16 to 1024; or rounded up to multiples of 16. Of `FEW`, one of m and n is 1
+    in every second shape, else 2 to 8.
+
+        draw(1, 5)[3].kind == "long k"
+    """
+    rng = random.Random(seed)
+    found: list[Drawn] = []
+    while len(found) < count:
+        kind = classes[len(found) % len(classes)]
+        shape = _shape(rng, kind)
+        if LEAST <= math.prod(shape) <= MOST:
+            found.append(Drawn(shape, rng.choice(LAYOUTS), kind))
+    return found
+
+
+def _shape(rng: random.Random, kind: str) -> Shape:
+    def side(low: int, high: int) -> int:
+        return round(math.exp(rng.uniform(math.log(low), math.log(high))))
+
+    if kind == "long k":
+        return side(16, 1024), side(16, 1024), side(8192, 2**20)
+    m, n, k = (side(16, 16384) for _ in range(3))
+    if kind in ("thin m or n", FEW):
+        thin = side(1, 64) if kind != FEW else rng.choice((1, rng.randint(2, 8)))
+        return (thin, n, k) if rng.random() < 0.5 else (m, thin, k)
+    if kind == "short k":
+        return m, n, side(8, 360)
+    if kind == "multiples of 16":
+        m, n, k = (-(-x // 16) * 16 for x in (m, n, k))
+    return m, n, k
+
+
+# --- timing on a GPU ------------------------------------------------------------------------
+
+
+@dataclass
+class Bench:
+    """Times variants of one mode on a GPU, with A, B and C there, drawn at random."""
+
+    device: CudaDevice
+    mode: str
+    stream: Stream = field(init=False)
+    dtype: str = field(init=False)
+    arithmetic: compute_modes.Arithmetic = field(init=False)
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise UsageError(f"no mode is called {self.mode!r}; there are {', '.join(MODES)}")
+        self.dtype, compute = MODES[self.mode]
+        self.stream = self.device.stream()
+        self.arithmetic = compute_modes.arithmetic_for(
+            compute, None, kind=self.device.kind, arch=self.device.capability
+        )
+
+    def problem(self, shape: Shape) -> Problem:
+        """The settled problem of such matrices."""
+        compute = compute_dtype(np.dtype(self.dtype))
+        operands = self.dtype if compute != self.dtype else ""
+        posed = Problem(*shape, compute, out_dtype=self.dtype, operands=operands)
+        return self.arithmetic.settle(posed)
+
+    def candidates(self, problem: Problem) -> list[Variant]:
+        """Every variant that a model of this mode knows: of kernels from the double-buffered rung
+        on, and the library."""
+        if not self.arithmetic.takes(problem):
+            least = catalog.get("double_buffered").rung
+            machine = self.device.machine(problem.dtype)
+            possible = time_model.candidates(machine, problem)
+            return [v for v in possible if v.kernel.rung >= least]
+        assert self.arithmetic.variant is not None  # it takes the problem
+        terms = 3 if self.mode == "fp32x3" else 1
+        size = np.dtype(self.dtype).itemsize
+        own = [
+            v
+            for v in self.arithmetic.variant.kernel.variants()
+            if v.params["TERMS"] == terms and v.params["OUT"] == size
+        ]
+        library = {"tf32": ["cublas_tf32"], "fp32x3": []}.get(self.mode, ["cublas"])
+        return [*own, *(catalog.get(name).variant() for name in library)]
+
+    def compile(self) -> None:
+        """Compiles the candidates for usual shapes, on all cores."""
+        shapes: list[Shape] = [(512, 512, 512)]
+        shapes += [s for x in (1, 3, 8) for s in ((x, 4096, 4096), (4096, x, 4096))]
+        wanted = {
+            (variant, self.problem(shape).dtype, layout)
+            for shape in shapes
+            for variant in self.candidates(self.problem(shape))
+            if variant.kernel.role == "gemm" and not variant.kernel.library
+            for layout in LAYOUTS
+        }
+        with ThreadPoolExecutor(cores()) as pool:
+            list(pool.map(lambda key: self.device.compile(*key), wanted))
+
+    @contextlib.contextmanager
+    def operands(self, drawn: Drawn) -> Iterator[tuple[Array, Array, Array]]:
+        """op(A), op(B) and C on the device, whose stream is current."""
+        m, n, k = drawn.shape
+        with self.device.session(), self.device.using(self.stream):
+            c = self.device.empty(m, n, self.dtype)
+            yield (
+                self._random(m, k, drawn.layout[0]), self._random(k, n, drawn.layout[1]), c
+            )  # fmt: skip
+            self.stream.synchronize()
+
+    def _random(self, rows: int, cols: int, order: str) -> Array:
+        cupy = self.device.cp
+        shape = (rows, cols) if order == "n" else (cols, rows)
+        made = self.device.empty(*shape, self.dtype)
+        if self.dtype == "int32":
+            made[...] = cupy.random.randint(-9, 9, shape, dtype="int32")
+        elif self.dtype == "bfloat16":  # the upper halves of float32
+            bits = cupy.random.standard_normal(shape, dtype="float32").view("uint32")
+            made.view("uint16")[...] = (bits >> 16).astype("uint16")
+        else:
+            wide = "float64" if self.dtype == "float64" else "float32"
+            made[...] = cupy.random.standard_normal(shape, dtype=wide)
+        return made if order == "n" else made.T
+
+    def multiply(self, variant: Variant, a: Array, b: Array, c: Array) -> Callable[[], None]:
+        """A call that starts one product, after a first one."""
+        call = self.device.bound_gemm(variant, a, b, c, alpha=1, beta=0)
+        call(self.stream)
+        self.stream.synchronize()
+        return lambda: call(self.stream)
+
+    def times_us(
+        self, variants: Sequence[Variant], a: Array, b: Array, c: Array
+    ) -> dict[Variant, float]:
+        """The median time of each variant that runs, in microseconds, of samples taken in turn;
+        of those that are hopelessly slow, of one product."""
+        once: dict[Variant, float] = {}
+        calls = {}
+        for variant in variants:
+            with contextlib.suppress(HybridGemmError):
+                calls[variant] = self.multiply(variant, a, b, c)
+                replay = self.device.repeated(calls[variant], 1, self.stream)
+                self._sample_us(replay, 1)
+                once[variant] = self._sample_us(replay, 1)
+        limit = HOPELESS * min(once.values()) + 30
+        replays = {}
+        for variant, us in once.items():
+            if us <= limit:
+                count = max(1, min(MOST_LAUNCHES, int(SAMPLE_MS * 1e3 / max(us - 4, 2))))
+                replays[variant] = self.device.repeated(calls[variant], count, self.stream), count
+        taken: dict[Variant, list[float]] = {v: [] for v in replays}
+        for turn in range(TURNS):
+            for variant, (replay, count) in replays.items():
+                us = self._sample_us(replay, count)
+                if turn:
+                    taken[variant].append(us)
+        return once | {v: statistics.median(x) for v, x in taken.items()}
+
+    def _sample_us(self, replay: Callable[[], None], count: int) -> float:
+        self.device.start_clock()
+        start = self.stream.record()
+        replay()
+        stop = self.stream.record()
+        self.stream.synchronize()
+        return (self.device.time_ms(stop) - self.device.time_ms(start)) * 1e3 / count
+
+
+def timed(bench: Bench, drawn: Drawn) -> Row:
+    """The times of all candidates at a shape, as a row: "us" by the variant's name."""
+    with bench.operands(drawn) as arrays:
+        found = bench.times_us(bench.candidates(bench.problem(drawn.shape)), *arrays)
+    return {
+        "mode": bench.mode, "shape": list(drawn.shape), "layout": drawn.layout,
+        "kind": drawn.kind, "us": {str(v): round(us, 4) for v, us in found.items()},
+    }  # fmt: skip
+
+
+# --- what the choice is worth ---------------------------------------------------------------
+
+
+@dataclass
+class HeldOutStudy:
+    """What `kernel="auto"` and `kernel="own"` choose at drawn shapes, beside cuBLAS: a row a shape.
+
+    With `every`, all candidates are timed, so that a row says by how much the fastest of them leads
+    ("fastest_us"). Times are of the device, as a graph; "call_us" is that of a call from Python.
+    Each product that is chosen has its verdict.
+    """
+
+    columns: ClassVar[tuple[str, ...]] = (
+        "mode", "kind", "m", "n", "k", "layout", "own", "own_us", "auto", "auto_us", "why",
+        "library", "library_us", "call_us", "fastest", "fastest_us", "verdict", "note",
+    )  # fmt: skip
+
+    device: CudaDevice
+    mode: str
+    seed: int
+    count: int
+    every: bool = False
+    device_note: str = ""
+    bench: Bench = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.bench = Bench(self.device, self.mode)
+        self.runner = Runner(
+            device="cuda", gpus=[self.device.ordinal], compute=MODES[self.mode][1]
+        )  # fmt: skip
+
+    @property
+    def steps(self) -> int:
+        """One a shape."""
+        return self.count
+
+    def about(self) -> dict[str, Any]:
+        """The device, and what was drawn."""
+        name = self.device.describe()
+        return {"device": {"kind": "cuda", "name": name}, "seed": self.seed, "mode": self.mode}
+
+    def rows(self, advance: Advance) -> Iterator[Row]:
+        """Compiles everything, then draws and times."""
+        self.bench.compile()
+        for drawn in draw(self.seed, self.count):
+            yield self._row(drawn)
+            advance(1)
+
+    def _row(self, drawn: Drawn) -> Row:
+        bench, problem = self.bench, self.bench.problem(drawn.shape)
+        machine = self.device.machine(problem.dtype)
+        choose = (
+            on_gpu.on_tensor_cores if bench.arithmetic.takes(problem) else on_gpu.strict
+        )  # fmt: skip
+        own, auto = (
+            found if (found := choose(machine, problem, drawn.layout, own=x)) else
+            (bench.arithmetic.variant_for(problem, machine.multiprocessors), "no model")
+            for x in (True, False)
+        )  # fmt: skip
+        library = [] if bench.dtype == "int32" else [catalog.get("cublas").variant()]
+        if self.mode == "tf32":
+            library = [catalog.get("cublas_tf32").variant()]
+        variants = [own[0], auto[0], *library]
+        if self.every:
+            variants += bench.candidates(problem)
+        with bench.operands(drawn) as arrays:
+            times = bench.times_us(list(dict.fromkeys(variants)), *arrays)
+            verdicts = [self._verdict(v, problem, arrays) for v in dict.fromkeys((own[0], auto[0]))]
+            call_us = self._call_us(arrays)
+        fastest = min(times, key=times.__getitem__)
+        worst = next((v for v in verdicts if v["verdict"] != "passed"), verdicts[0])
+        return dict.fromkeys(self.columns) | {
+            "mode": self.mode, "kind": drawn.kind,
+            **dict(zip("mnk", drawn.shape, strict=True)), "layout": drawn.layout,
+            "own": str(own[0]), "own_us": times[own[0]],
+            "auto": str(auto[0]), "auto_us": times[auto[0]], "why": auto[1],
+            "library": str(library[0]) if library else None,
+            "library_us": times[library[0]] if library else None,
+            "call_us": call_us, "fastest": str(fastest) if self.every else None,
+            "fastest_us": times[fastest] if self.every else None, **worst,
+        }  # fmt: skip
+
+    def _verdict(self, variant: Variant, problem: Problem, arrays: tuple[Array, ...]) -> Row:
+        a, b, c = arrays
+        if c.dtype.kind == "i":
+            c[...] = -(2**30)
+        else:
+            c.view(f"u{c.dtype.itemsize}")[...] = -1 % 2 ** (8 * c.dtype.itemsize)  # NaN
+        self.bench.multiply(variant, a, b, c)
+        return judged(problem, a, b, c)
+
+    def _call_us(self, arrays: tuple[Array, ...]) -> float:
+        """Microseconds of a call of `Runner.gemm`, one of several in a row."""
+        a, b, c = arrays
+        self.runner.gemm(a, b, out=c)
+        self.stream_is_idle()
+        start = time.perf_counter()
+        for _ in range(CALLS):
+            self.runner.gemm(a, b, out=c)
+        self.stream_is_idle()
+        return (time.perf_counter() - start) / CALLS * 1e6
+
+    def stream_is_idle(self) -> None:
+        """Waits for all that was started on the GPU."""
+        self.device.cp.cuda.Device(self.device.ordinal).synchronize()
+
+    @staticmethod
+    def table(data: Mapping[str, Any]) -> Table:
+        """A line a class: how our kernels and the choice do beside the library."""
+        rows = data["rows"]
+        lines = []
+        for kind in (*CLASSES, "all"):
+            some = [r for r in rows if kind in (r["kind"], "all")]
+            if some:
+                lines.append([kind, len(some), *summary(some)])
+        headings = [
+            "<shapes", "count", "own", "auto", "auto, 1st percentile", "auto, worst", "regret",
+            "regret, 99th percentile", "wrong",
+        ]  # fmt: skip
+        title = f"{data['mode']}: the library's time over that of what is chosen; " + (
+            f"{data['device']['name']}, seed {data['seed']}"
+        )
+        return Table(headings, lines, title)
+
+
+def summary(rows: Sequence[Row]) -> list[str]:
+    """Cells for some rows of a `HeldOutStudy`; see its table's headings."""
+    beside = [r for r in rows if r["library_us"]]
+    own = [r["library_us"] / r["own_us"] for r in beside]
+    auto = [r["library_us"] / r["auto_us"] for r in beside]
+    regret = [r["auto_us"] / r["fastest_us"] - 1 for r in rows if r["fastest_us"]]
+    wrong = sum(r["verdict"] != "passed" for r in rows)
+    return [
+        cell(geometric_mean(own), ".3f"), cell(geometric_mean(auto), ".3f"),
+        cell(_percentile(auto, 1), ".3f"), cell(min(auto, default=None), ".3f"),
+        cell(statistics.mean(regret) if regret else None, ".3f"),
+        cell(_percentile(regret, 99), ".3f"), str(wrong),
+    ]  # fmt: skip
+
+
+def geometric_mean(ratios: Sequence[float]) -> float | None:
+    """Of ratios; None of none."""
+    return statistics.geometric_mean(ratios) if ratios else None
+
+
+def _percentile(values: Sequence[float], percent: float) -> float | None:
+    return float(np.percentile(values, percent)) if values else None

@@ -1,0 +1,106 @@
+"""`hybrid-gemm tune`: measures shapes drawn at random on a GPU, and fits its models of times."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..catalog import Variant
+from ..devices.cuda.device import CudaDevice
+from ..errors import UsageError
+from ..kernel_choice import fitted, on_gpu
+from ..reporting import console, environment
+from . import fitting, heldout
+from .study import Note, Progress, Row, cell
+
+SEED = 1  # below heldout.FIRST_HELD_OUT
+LEAST = 40  # shapes that a model is fitted to
+
+
+def make(
+    gpu: CudaDevice, modes: Sequence[str], *, minutes: float, seed: int = SEED,
+    output: str | None = None, progress: Progress | None = None, note: Note = lambda text: None,
+) -> dict[str, Any]:  # fmt: skip
+    """Fits a model for each mode (`heldout.MODES`) to as many shapes as minutes allow, and keeps it
+    in the user's cache, or in the directory `output`.
+
+    Returns rows of what each model is worth by cross-validation (`fitting.judged`), the measured
+    times as "times", and the directory as "models". Raises `UsageError` for modes that are unknown
+    or have no model, and where the minutes were too few.
+    """
+    began = time.monotonic()
+    if unknown := [mode for mode in modes if mode not in fitted.OPERANDS]:
+        known = ", ".join(fitted.OPERANDS)
+        raise UsageError(f"no model is made of mode {unknown[0]!r}; there are {known}")
+    files = [
+        Path(output) / fitted.file_name(gpu.model, mode) if output
+        else fitted.users_file(gpu.model, mode)
+        for mode in modes
+    ]  # fmt: skip
+    note(f"compiling, then timing drawn shapes in {', '.join(modes)} for {minutes:g} minutes")
+    benches = [heldout.Bench(gpu, mode) for mode in modes]
+    for bench in benches:
+        bench.compile()
+    measured = _measure(benches, seed, began + 60 * minutes, progress)
+    rows = []
+    for bench, file in zip(benches, files, strict=True):
+        row, model = _fit(gpu, bench, measured[bench.mode])
+        console.write(str(file), json.dumps(model, separators=(",", ":")) + "\n")
+        rows.append(row)
+    on_gpu.forget()
+    return {
+        "device": {"kind": "cuda", "name": gpu.describe()}, "seed": seed, "rows": rows,
+        "times": measured, "models": str(files[0].parent), "environment": environment.environment(),
+    }  # fmt: skip
+
+
+def _measure(
+    benches: Sequence[heldout.Bench], seed: int, until: float, progress: Progress | None
+) -> dict[str, list[Row]]:
+    """Rows of times by mode, until the time is over."""
+    advance = progress(10**6, "timing") if progress else lambda _: None
+    measured: dict[str, list[Row]] = {bench.mode: [] for bench in benches}
+    shapes = iter(heldout.draw(seed, 5000, heldout.FITTED))
+    while time.monotonic() < until and (drawn := next(shapes, None)):
+        for bench in benches:
+            measured[bench.mode].append(heldout.timed(bench, drawn))
+        advance(1)
+    return measured
+
+
+def _fit(gpu: CudaDevice, bench: heldout.Bench, rows: Sequence[Row]) -> tuple[Row, dict[str, Any]]:
+    if len(rows) < LEAST:
+        raise UsageError(
+            f"{len(rows)} shapes were timed in {bench.mode}, and a model needs {LEAST}: "
+            "give more --minutes, or fewer --modes"
+        )
+    names: dict[str, Variant] = {
+        str(v): v
+        for row in rows
+        for v in bench.candidates(bench.problem(tuple(row["shape"])))
+        if str(v) in row["us"]
+    }
+    measured = fitting.measured_from(rows, list(names.values()))
+    counts = measured.counts(gpu.processors)
+    worth = fitting.judged(measured, counts)
+    machine = gpu.machine(fitted.OPERANDS[bench.mode].replace("float16", "float32"))
+    row = {"mode": bench.mode, "shapes": len(rows), "variants": len(names), **worth}
+    return row, fitting.data(measured, fitting.fit(measured, counts), machine)
+
+
+def show(data: Mapping[str, Any]) -> None:
+    """What `make` found, as a table on stdout."""
+    console.table(
+        ["<mode", "shapes", "own", "auto", "auto, worst", "regret", "own regret"],
+        [
+            [row["mode"], row["shapes"],
+             *(cell(row.get(x), ".3f") for x in ("own", "auto", "worst", "regret", "own_regret"))]
+            for row in data["rows"]
+        ],
+        title=f"{data['device']['name']}: the library's time over that of what is chosen, at "
+        "shapes left out of the fit",
+    )  # fmt: skip
+    console.line(f"kept in {data['models']}")

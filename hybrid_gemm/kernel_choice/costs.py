@@ -1,0 +1,115 @@
+"""What a product costs a kernel, counted: the terms that a fitted time model weighs. Pure.
+
+A time in microseconds is predicted as a sum of these counts, each times a constant that was fitted
+to measured times (`bench/fitting.py`): the launch, the steps of k that the busiest multiprocessor
+takes, the tiles that it writes, bytes from and to memory, partial sums that pass through memory,
+and what packing an operand costs.
+"""
+
+from __future__ import annotations
+
+import math
+
+from ..catalog import ITEM_SIZE, Variant
+
+Sides = tuple[int, int, int]  # m, n, k
+MB = 1e-6
+_MFLOP = 1e-6
+_LINE = 16  # bytes on which rows begin that can be read as vectors, or by TMA
+
+
+def counts(
+    variant: Variant, sides: Sides, layout: str, dtype: str, multiprocessors: int
+) -> tuple[float, ...]:
+    """The counts of one product, as many for all variants of a kernel.
+
+    `layout` are the storage orders of op(A) and op(B), such as "nt"; `dtype` what the operands hold
+    in memory, and a kernel on tensor cores with three TERMS packs as 16 bits.
+    """
+    if variant.kernel.library:
+        return _library(sides, layout, dtype, multiprocessors)
+    if variant.kernel.role == "tensor":
+        return _tensor(variant, sides, layout, dtype, multiprocessors)
+    return _strict(variant, sides, layout, dtype, multiprocessors)
+
+
+def leading(sides: Sides, layout: str) -> tuple[int, int]:
+    """The leading dimensions of A and B that are stored whole."""
+    m, n, k = sides
+    return m if layout[0] == "t" else k, k if layout[1] == "t" else n
+
+
+def off_line(sides: Sides, layout: str, dtype: str) -> tuple[bool, bool]:
+    """Whether rows of A, and of B, begin elsewhere than on 16 bytes."""
+    size = ITEM_SIZE[dtype]
+    a, b = (bool(ld * size % _LINE) for ld in leading(sides, layout))
+    return a, b
+
+
+def _ceil(x: int, y: int) -> int:
+    return -(-x // y)
+
+
+def _bytes(sides: Sides, dtype: str) -> tuple[float, float]:
+    """Megabytes of A and B, and of C."""
+    (m, n, k), size = sides, ITEM_SIZE[dtype]
+    return (m * k + k * n) * size * MB, m * n * size * MB
+
+
+def _library(sides: Sides, layout: str, dtype: str, multiprocessors: int) -> tuple[float, ...]:
+    """Of a library, which does not say what it does: work, bytes, and rounds of two tiles."""
+    m, n, k = sides
+    read, written = _bytes(sides, dtype)
+    work, off = m * n * k * _MFLOP, sum(off_line(sides, layout, dtype))
+    large = _ceil(_ceil(m, 128) * _ceil(n, 256), multiprocessors)
+    small = _ceil(_ceil(m, 64) * _ceil(n, 64), multiprocessors)
+    return 1, work, read, written, large * k, small * k, work * off, read * off, k
+
+
+def _strict(
+    variant: Variant, sides: Sides, layout: str, dtype: str, multiprocessors: int
+) -> tuple[float, ...]:
+    """Of a kernel on ordinary cores, whose blocks may share a tile's steps of k (shares.cuh)."""
+    m, n, k = sides
+    bm, bn = variant.tile
+    tiles = _ceil(m, bm) * _ceil(n, bn)
+    steps = _ceil(k, variant.params.get("BK", 8))
+    blocks = math.prod(variant.launch(m, n, k, dtype).grid)
+    loaded = _ceil(blocks, multiprocessors)  # blocks of the busiest multiprocessor
+    apart = variant.kernel.shares_k and variant.params.get("SPLIT", 2) > 1  # parts of a tile
+    shares = blocks / tiles
+    if blocks % tiles == 0:  # as many blocks for every tile
+        each, written = _ceil(steps, blocks // tiles), loaded
+    else:  # each block takes tile after tile
+        each = _ceil(tiles * steps, blocks) if apart else _ceil(tiles, blocks) * steps
+        written = loaded * _ceil(tiles, blocks)
+    apart = apart and (shares > variant.cluster or tiles % blocks != 0)
+    parts = blocks * bm * bn * ITEM_SIZE[dtype] * MB if apart else 0.0
+    pairs = _ceil(blocks, 2 * multiprocessors)  # of blocks side by side on a multiprocessor
+    off = sum(off_line(sides, layout, dtype))
+    return (
+        1, loaded * each, pairs * each, written, *_bytes(sides, dtype), float(apart), parts,
+        loaded * each * off, shares if apart else 0.0,
+    )  # fmt: skip
+
+
+def _tensor(
+    variant: Variant, sides: Sides, layout: str, dtype: str, multiprocessors: int
+) -> tuple[float, ...]:
+    """Of a kernel on tensor cores, and of packing what it cannot read as it lies."""
+    m, n, k = sides
+    (bm, bn), cluster = variant.tile, variant.cluster
+    rounds = _ceil(_ceil(m, bm * cluster) * _ceil(n, bn), max(1, multiprocessors // cluster))
+    read, written = _bytes(sides, dtype)
+    split = variant.params["TERMS"] == 3
+    steps = _ceil(k * (2 if split else ITEM_SIZE[dtype]), 128)
+    size = ITEM_SIZE[dtype] * MB
+    packed = [
+        x * size if split or off else 0.0
+        for x, off in zip((m * k, k * n), off_line(sides, layout, dtype), strict=True)
+    ]
+    across = ITEM_SIZE[dtype] == 4 and not split
+    if across and layout == "tn" and not any(packed):  # of two across k, one is packed
+        packed[m > n] = (m * k, k * n)[m > n] * size
+    turned = rounds * steps if across and layout in ("nn", "tt") else 0
+    return 1, rounds * steps, rounds, read, written, float(any(packed)), sum(packed), turned

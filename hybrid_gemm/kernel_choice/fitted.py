@@ -1,0 +1,234 @@
+"""How long each kernel should take for a shape, from a model that was fitted to measured times.
+
+A time is what its counts cost (`costs.py`), each times a constant, corrected by how far that was
+off at the measured shapes, the more by the nearer ones (kriging). Where it was off by much nearby,
+the prediction is known to be poor: a kernel of ours is taken before a library only where the lead
+that is predicted is larger than that error. `bench/fitting.py` makes models; docs/performance.md
+says what the choice gave at shapes that no model was fitted to. Pure.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .. import catalog
+from ..catalog import ITEM_SIZE, Variant
+from ..errors import UnavailableError, UsageError
+from ..host.notes import note
+from . import costs, tables
+from .costs import Sides
+from .tables import Machine
+
+HERE = Path(__file__).resolve().parent / "fitted"
+# Of what operands hold in each mode (`mode`); float16 stands for bfloat16 too.
+OPERANDS = {
+    "float32": "float32", "float64": "float64", "int32": "int32", "float16": "float16",
+    "tf32": "float32", "fp32x3": "float32",
+}  # fmt: skip
+# By cross-validation over the shapes of one seed (docs/notes/choosing.md), the same for all modes:
+# the distance, in factors of two, at which a measured shape counts 1/e of one that is the same,
+_LENGTH = 12.0
+_DIFFERS = 0.15  # what a layout or an alignment that differs adds to it,
+NOISE = 0.1  # the variance that no neighbour explains, as a share of all,
+_NEAR, _NEAR_DIFFERS = 1.0, 0.3  # the same of the neighbours by which the error is judged,
+LEAD = 1.0  # and how many times this error a kernel of ours has to lead a library by
+LENT_LEAD = 2 * LEAD  # where the model is of another GPU
+_LEAST_US = 1.0
+
+
+def places(sides: Sequence[Sides], layouts: Sequence[str], dtype: str) -> np.ndarray:
+    """Shapes as points: the logarithms of m, n and k, and what is so or not so of each: A and B
+    transposed, their rows and those of C off 16 bytes, C a row or a column."""
+    m, n, k = shape = np.array(sides, np.int64).reshape(-1, 3).T
+    a, b = (np.array([x[i] == "t" for x in layouts], bool) for i in (0, 1))
+    lines = np.where(a, m, k), np.where(b, k, n), n
+    off = [x * ITEM_SIZE[dtype] % 16 != 0 for x in lines]
+    return np.stack([*np.log2(np.maximum(1, shape)), a, b, *off, m == 1, n == 1], 1)
+
+
+def likeness(some: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """How alike the times at two shapes are expected to be: 1 for equal places, less for others."""
+    return _decay(some, others, _LENGTH, _DIFFERS)
+
+
+def nearness(some: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """As `likeness`, for errors: of shapes close by."""
+    return _decay(some, others, _NEAR, _NEAR_DIFFERS)
+
+
+def _decay(some: np.ndarray, others: np.ndarray, length: float, differs: float) -> np.ndarray:
+    apart = np.abs(some[:, None] - others[None])
+    distance = np.sqrt((apart[..., :3] ** 2).sum(-1)) / length
+    weights: np.ndarray = np.exp(-distance - differs * apart[..., 3:].sum(-1))
+    return weights
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """One variant: microseconds of each of its counts, and weights of the measured shapes."""
+
+    variant: Variant
+    constants: np.ndarray
+    mean: float
+    weights: np.ndarray
+
+
+@dataclass(frozen=True)
+class Model:
+    """What is known of a GPU in one mode. `errors` are those of predictions at each measured shape
+    that were made without it, as shares: of the library's time and of our fastest kernel's.
+    `lent` names another GPU on which the times were measured."""
+
+    mode: str
+    places: np.ndarray
+    fitted: tuple[Fitted, ...]
+    errors: np.ndarray
+    lent: str = ""
+
+    def times_us(self, sides: Sides, layout: str, machine: Machine) -> dict[Variant, float]:
+        """The predicted time of every variant that can multiply the shape, in microseconds."""
+        m, n, k = sides
+        dtype = OPERANDS[self.mode]
+        alike = likeness(places([sides], [layout], dtype), self.places)[0]
+        return {
+            each.variant: predicted_us(each, sides, layout, dtype, machine.multiprocessors, alike)
+            for each in self.fitted
+            if able(each.variant, self.mode, m, n, k)
+        }
+
+    def error(self, sides: Sides, layout: str) -> float:
+        """By how much, as a share, the difference between the library's time and ours is expected
+        to be wrong at a shape."""
+        near = nearness(places([sides], [layout], OPERANDS[self.mode]), self.places)[0] + 1e-9
+        return float(np.sqrt((near @ (self.errors**2).sum(0)) / near.sum()))
+
+
+def predicted_us(
+    each: Fitted, sides: Sides, layout: str, dtype: str, multiprocessors: int, alike: np.ndarray
+) -> float:
+    """A variant's time at a shape, `alike` to the measured ones, in microseconds."""
+    counted = costs.counts(each.variant, sides, layout, dtype, multiprocessors)
+    cost = max(_LEAST_US, float(each.constants @ counted))
+    return cost * math.exp(each.mean + float(alike @ each.weights))
+
+
+def able(variant: Variant, mode: str, m: int, n: int, k: int) -> bool:
+    """Whether a variant of a mode's model can multiply a shape on a GPU."""
+    if variant.kernel.role == "tensor" or variant.kernel.library:
+        return True
+    return variant.refusal(device="cuda", dtype=OPERANDS[mode], m=m, n=n, k=k) is None
+
+
+# --- files ----------------------------------------------------------------------------------
+
+
+def file_name(model: str, mode: str) -> str:
+    """A GPU's model of one mode: `nvidia_h200_float32.json`."""
+    return tables.file_name(model).replace(".json", f"_{mode}.json")
+
+
+def users_file(model: str, mode: str) -> Path:
+    """Where `hybrid-gemm tune` keeps it."""
+    return tables.user_table(model).with_name("model_" + file_name(model, mode))
+
+
+@functools.cache
+def model(machine: Machine, mode: str) -> Model | None:
+    """What is known of a GPU: by the user's own model, the shipped one, or that of a GPU with the
+    same architecture and as many multiprocessors; None where there is none."""
+    try:
+        path = users_file(machine.model, mode)
+        if path.is_file():
+            return read(path, machine)
+    except (UnavailableError, UsageError) as error:
+        note(f"the user's model of times is left out: {error}")
+    shipped = HERE / file_name(machine.model, mode)
+    if shipped.is_file():
+        return read(shipped, machine)
+    for path in sorted(HERE.glob(f"*_{mode}.json")):
+        data = json.loads(path.read_text())
+        if (data["arch"], data["multiprocessors"]) == (machine.arch, machine.multiprocessors):
+            return read(path, machine, lent=data["model"])
+    return None
+
+
+def forget() -> None:
+    """Has models read again, because one was written."""
+    model.cache_clear()
+
+
+def read(path: Path, machine: Machine, lent: str = "") -> Model:
+    """The model in a file. Raises `UsageError` for another file."""
+    try:
+        data = json.loads(path.read_text())
+        return from_data(data, machine, lent)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise UsageError(
+            f"{path} is no model of `hybrid-gemm tune`: remove it, or run tune again"
+        ) from None
+
+
+def from_data(data: Mapping[str, Any], machine: Machine, lent: str = "") -> Model:
+    """The model in plain data, as `bench/fitting.py` makes it; of kernels that are gone nothing."""
+    mode: str = data["mode"]
+    sides = [tuple(x[:3]) for x in data["shapes"]]
+    found = []
+    for each in data["variants"]:
+        kernel = catalog.kernels().get(each["kernel"])
+        if kernel is None or each["params"].keys() != kernel.params[0].keys():
+            continue
+        found.append(Fitted(
+            Variant(kernel, dict(each["params"])), np.array(each["constants"], float),
+            float(each["mean"]), np.array(each["weights"], float) * WEIGHT,
+        ))  # fmt: skip
+    return Model(
+        mode, places(sides, [x[3] for x in data["shapes"]], OPERANDS[mode]), tuple(found),
+        np.array(data["errors"], float) * WEIGHT, lent,
+    )  # fmt: skip
+
+
+WEIGHT = 1e-4  # weights and errors are whole multiples of it in files
+
+
+# --- choosing -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The variant to run, its predicted time in microseconds, the error of that as a share, and
+    why it is this one."""
+
+    variant: Variant
+    us: float
+    error: float
+    why: str
+
+
+@functools.lru_cache(maxsize=4096)
+def fastest(machine: Machine, mode: str, sides: Sides, layout: str, *, own: bool) -> Choice | None:
+    """What to run for a shape; None without a model of such a GPU. `own` leaves libraries out."""
+    known = model(machine, mode)
+    return chosen(known, sides, layout, machine, own=own) if known else None
+
+
+def chosen(known: Model, sides: Sides, layout: str, machine: Machine, *, own: bool) -> Choice:
+    """As `fastest`, by this model."""
+    times = known.times_us(sides, layout, machine)
+    error = known.error(sides, layout)
+    of = f", by times of {known.lent}" if known.lent else ""
+    ours = min((v for v in times if not v.kernel.library), key=times.__getitem__)
+    library = None if own else next((v for v in times if v.kernel.library), None)
+    if library:
+        lead = math.log(times[library] / times[ours])
+        if lead < (LENT_LEAD if known.lent else LEAD) * error:
+            why = f"predicted {times[library]:.3g} us{of}; no kernel of ours leads clearly"
+            return Choice(library, times[library], error, why)
+    return Choice(ours, times[ours], error, f"predicted {times[ours]:.3g} us{of}")

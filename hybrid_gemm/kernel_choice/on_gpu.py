@@ -1,0 +1,97 @@
+"""Which kernel multiplies on a GPU, and why. Pure.
+
+A shape that was measured on such a GPU gets what was fastest there (`tables.py`); any other what a
+fitted model predicts to be fastest (`fitted.py`). Without a model it is the library, or where there
+is none for the dtype, what a rough model of times prefers (`time_model.py`).
+"""
+
+from __future__ import annotations
+
+import functools
+
+from ..catalog import Variant
+from ..problem import NARROW, Problem
+from . import fitted, tables
+from .fitted import Choice
+from .tables import Machine
+from .time_model import candidates, listed, predict_us, runs
+
+
+def forget() -> None:
+    """Has tables and models read again from now on, because one was written."""
+    tables.forget()
+    for known in (fitted.model, fitted.fastest, strict, _measured):
+        known.cache_clear()
+
+
+@functools.lru_cache(maxsize=4096)
+def strict(
+    machine: Machine, problem: Problem, layout: str = "nn", *, own: bool = False
+) -> tuple[Variant, str]:
+    """The variant that multiplies in a dtype's own arithmetic, and why it is this one.
+
+    `layout` are the storage orders of op(A) and op(B), such as "nt"; `own` leaves libraries out.
+    """
+    p = problem
+    if found := _measured(machine, own).get((p.m, p.n, p.k, p.dtype, layout)):
+        variant = min(found, key=found.__getitem__)
+        return variant, f"fastest measured at {p.m} x {p.n} x {p.k} {layout}"
+    if choice := _fitted(machine, p.dtype, p, layout, own):
+        return choice.variant, choice.why
+    possible = candidates(machine, problem, own)
+    for variant in possible:
+        if variant.kernel.library:
+            return variant, "no model of times for such a GPU"
+    return (
+        min(possible, key=lambda v: (predict_us(v, machine, problem), -v.kernel.rung)),
+        "by the cost model",
+    )
+
+
+def own_on_tensor_cores(machine: Machine, problem: Problem, layout: str) -> Choice | None:
+    """Our kernel for a problem that goes to tensor cores; None without a model of such a GPU."""
+    return _fitted(machine, mode_of(problem), problem, layout, own=True)
+
+
+def on_tensor_cores(
+    machine: Machine, problem: Problem, layout: str, *, own: bool
+) -> tuple[Variant, str] | None:
+    """As `strict`, for a problem that goes to tensor cores; None without a model of such a GPU.
+
+    fp32x3 is multiplied in strict fp32, which is as accurate, where that should be faster.
+    """
+    mode = mode_of(problem)
+    choice = _fitted(machine, mode, problem, layout, own or mode == "fp32x3")
+    if choice is None:
+        return None
+    if mode == "fp32x3":
+        plain = _fitted(machine, "float32", problem, layout, own)
+        if plain and plain.us < choice.us * (1 + choice.error):
+            return plain.variant, f"strict fp32 {plain.why}; fp32x3 {choice.why}"
+    return choice.variant, choice.why
+
+
+def mode_of(problem: Problem) -> str:
+    """The mode of a settled problem's model: float16 for both types of 16 bits."""
+    if problem.operands in NARROW:
+        return "float16"
+    return problem.compute if problem.compute != "fp32" else problem.dtype
+
+
+def _fitted(machine: Machine, mode: str, problem: Problem, layout: str, own: bool) -> Choice | None:
+    if mode not in fitted.OPERANDS:
+        return None
+    return fitted.fastest(machine, mode, (problem.m, problem.n, problem.k), layout, own=own)
+
+
+@functools.cache
+def _measured(machine: Machine, own: bool) -> dict[tables.Case, dict[Variant, float]]:
+    """The times of the variants that were measured on such a GPU, by shape, dtype and layout."""
+    known = {(v.name, tuple(v.params.items())): v for v in listed(machine, own)}
+    found: dict[tables.Case, dict[Variant, float]] = {}
+    for row in tables.table(machine):
+        variant = known.get((row["kernel"], tuple(row["params"].items())))
+        m, n, k, dtype, _layout = case = tables.case(row)
+        if variant and runs(variant, Problem(m, n, k, dtype)):
+            found.setdefault(case, {})[variant] = row["time_ms"]
+    return found

@@ -1,0 +1,188 @@
+"""Models of times: fitting them, reading them, and choosing by them. Pure."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hybrid_gemm import catalog
+from hybrid_gemm.bench import fitting, heldout
+from hybrid_gemm.errors import UsageError
+from hybrid_gemm.kernel_choice import costs, fitted, on_gpu
+from hybrid_gemm.kernel_choice.tables import Machine
+from hybrid_gemm.problem import Problem
+
+MACHINE = Machine("NVIDIA H200", 132, 90, 66.9)
+side = st.integers(1, 20000)
+
+
+def invented(count=160, seed=3, lead=1.0):
+    """Times of three kernels and a library which follow laws: half a microsecond a step of the
+    busiest multiprocessor; of the library, work at 30 TFLOP/s and bytes, times `lead`."""
+    drawn = heldout.draw(seed, count)
+    ours = [catalog.get(name).variant() for name in ("tuned", "deep", "double_buffered")]
+    times = np.array([
+        [3 + 0.5 * costs.counts(v, d.shape, d.layout, "float32", 132)[1] for v in ours]
+        for d in drawn
+    ])  # fmt: skip
+    cublas = catalog.get("cublas").variant()
+    theirs = [costs.counts(cublas, d.shape, d.layout, "float32", 132) for d in drawn]
+    library = lead * np.array([[3 + x[1] / 80 + x[2] / 2 + x[3] / 2] for x in theirs])
+    return fitting.Measured("float32", drawn, [*ours, cublas], np.hstack([times, library]))
+
+
+def made(measured):
+    """The model of measured times, through its text."""
+    found = fitting.fit(measured, measured.counts(132))
+    return fitted.from_data(json.loads(json.dumps(fitting.data(measured, found, MACHINE))), MACHINE)
+
+
+def test_drawn_shapes_are_of_their_class_and_of_the_seed():
+    drawn = heldout.draw(7, 60, heldout.FITTED)
+    assert drawn == heldout.draw(7, 60, heldout.FITTED) != heldout.draw(8, 60, heldout.FITTED)
+    for each in drawn:
+        m, n, k = each.shape
+        assert heldout.LEAST <= m * n * k <= heldout.MOST and each.layout in catalog.LAYOUTS
+        holds = {
+            "any": min(m, n, k) >= 16, "thin m or n": min(m, n) <= 64, "short k": 8 <= k <= 360,
+            "long k": k >= 8192 and max(m, n) <= 1024,
+            "multiples of 16": not (m % 16 or n % 16 or k % 16),
+            heldout.FEW: min(m, n) <= 8,
+        }  # fmt: skip
+        assert holds[each.kind], each
+    assert len({each.kind for each in drawn}) == 6
+
+
+@given(side, side, side, st.sampled_from(catalog.LAYOUTS))
+def test_counts_are_finite_and_of_one_length_for_a_kernel(m, n, k, layout):
+    lengths: dict[str, set[int]] = {}
+    for name in ("tuned", "deep", "vector", "cluster", "wgmma", "cublas"):
+        dtype = "float16" if name == "wgmma" else "float32"
+        for variant in catalog.get(name).variants():
+            counted = costs.counts(variant, (m, n, k), layout, dtype, 132)
+            assert all(math.isfinite(x) and x >= 0 for x in counted) and counted[0] == 1
+            lengths.setdefault(name, set()).add(len(counted))
+    assert all(len(found) == 1 for found in lengths.values())
+
+
+def test_stored_lines_decide_what_is_off_16_bytes():
+    assert costs.off_line((5, 8, 12), "nn", "float32") == (False, False)
+    assert costs.off_line((5, 8, 12), "tn", "float32") == (True, False)
+    assert costs.off_line((5, 6, 12), "nn", "float16") == (True, True)
+
+
+def test_times_that_follow_the_counts_are_learned():
+    measured = invented()
+    model, seen = made(measured), {str(v): i for i, v in enumerate(measured.variants)}
+    unseen = invented(40, seed=4)
+    for drawn, times in zip(unseen.drawn, unseen.times, strict=True):
+        predicted = model.times_us(drawn.shape, drawn.layout, MACHINE)
+        for variant, us in predicted.items():
+            if not variant.kernel.library:
+                assert us == pytest.approx(times[seen[str(variant)]], rel=0.05), (drawn, variant)
+
+
+def test_the_faster_of_ours_and_the_library_is_taken():
+    """And ours only where it leads by more than the error, which is small here."""
+    unseen, model = invented(60, seed=5), made(invented())
+    columns = {str(v): i for i, v in enumerate(unseen.variants)}
+    lost, libraries = [], 0
+    for drawn, times in zip(unseen.drawn, unseen.times, strict=True):
+        choice = fitted.chosen(model, drawn.shape, drawn.layout, MACHINE, own=False)
+        own = fitted.chosen(model, drawn.shape, drawn.layout, MACHINE, own=True).variant
+        lost.append(times[columns[str(choice.variant)]] / times.min())
+        libraries += choice.variant.kernel.library != ""
+        assert not own.kernel.library
+    assert max(lost) < 1.25 and np.mean(lost) < 1.03, lost
+    assert 10 < libraries < 50
+
+
+def test_a_library_that_jumps_makes_the_lead_that_is_asked_larger():
+    """Times that no model can know are known not to be known."""
+    measured = invented()
+    measured.times[:, -1] *= np.random.default_rng(1).choice([0.7, 1.4], len(measured.times))
+    steady, jumping = made(invented()), made(measured)
+    at = (2000, 3000, 1000), "nn"
+    assert jumping.error(*at) > 4 * steady.error(*at)
+
+
+def test_what_is_said_of_a_model_is_of_shapes_left_out():
+    measured = invented()
+    worth = fitting.judged(measured, measured.counts(132))
+    assert worth["own_regret"] < 0.02 and worth["regret"] < 0.04 and worth["worst"] > 0.8
+    noise = np.random.default_rng(2).lognormal(0, 0.5, measured.times.shape)
+    noisy = fitting.Measured("float32", measured.drawn, measured.variants, measured.times * noise)
+    assert fitting.judged(noisy, noisy.counts(132))["own_regret"] > 0.1
+
+
+def test_a_model_of_another_gpu_like_it_asks_for_twice_the_lead(tmp_path, monkeypatch):
+    monkeypatch.setenv("HYBRID_GEMM_CACHE", str(tmp_path))
+    on_gpu.forget()
+    like, smaller = Machine("NVIDIA H999", 132, 90, 66.9), Machine("NVIDIA H998", 114, 90, 50.0)
+    model = fitted.model(like, "float32")
+    assert model is not None and model.lent == "NVIDIA H200"
+    variant, why = on_gpu.strict(like, Problem(3001, 1111, 77))
+    assert "by times of NVIDIA H200" in why and variant
+    assert fitted.model(smaller, "float32") is None
+    assert on_gpu.strict(smaller, Problem(3001, 1111, 77))[0].name == "cublas"
+    on_gpu.forget()
+
+
+def test_the_users_model_comes_before_the_shipped_one(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HYBRID_GEMM_CACHE", str(tmp_path))
+    on_gpu.forget()
+    measured = invented(lead=0.5)
+    mine = fitting.data(measured, fitting.fit(measured, measured.counts(132)), MACHINE)
+    file = fitted.users_file(MACHINE.model, "float32")
+    file.write_text(json.dumps(mine))
+    on_gpu.forget()
+    model = fitted.model(MACHINE, "float32")
+    assert model is not None and len(model.fitted) == 4
+    file.write_text('{"mode": "float32"}')
+    on_gpu.forget()
+    model = fitted.model(MACHINE, "float32")
+    assert model is not None and len(model.fitted) > 30
+    assert "is no model of `hybrid-gemm tune`" in capsys.readouterr().err
+    on_gpu.forget()
+    with pytest.raises(UsageError, match="is no model"):
+        fitted.read(file, MACHINE)
+
+
+@pytest.mark.parametrize("mode", fitted.OPERANDS)
+def test_shipped_models_choose_something_that_runs(mode, tmp_path, monkeypatch):
+    monkeypatch.setenv("HYBRID_GEMM_CACHE", str(tmp_path))
+    on_gpu.forget()
+    model = fitted.model(MACHINE, mode)
+    assert model is not None
+    known = {str(v) for k in catalog.kernels().values() for v in k.variants()}
+    assert {str(f.variant) for f in model.fitted} <= known
+    for drawn in heldout.draw(11, 25, heldout.FITTED):
+        for own in (False, True):
+            choice = fitted.chosen(model, drawn.shape, drawn.layout, MACHINE, own=own)
+            assert 1 < choice.us < 1e6 and 0 < choice.error < 1
+            assert not (own and choice.variant.kernel.library)
+    on_gpu.forget()
+
+
+def test_fp32x3_is_multiplied_in_strict_fp32_where_that_is_faster():
+    large, small = (
+        Problem(4096, 4096, 4096, compute="fp32x3"),
+        Problem(16, 500, 9000, compute="fp32x3"),
+    )
+    variant, _why = on_gpu.on_tensor_cores(MACHINE, large, "nn", own=True)
+    assert variant.params["TERMS"] == 3
+    variant, why = on_gpu.on_tensor_cores(MACHINE, small, "nn", own=True)
+    assert "TERMS" not in variant.params and why.startswith("strict fp32 predicted")
+
+
+def test_a_model_needs_shapes(tmp_path):
+    from hybrid_gemm.bench import models
+
+    class Gpu:
+        model = "Test GPU"
+
+    with pytest.raises(UsageError, match="no model is made of mode 'fp8'"):
+        models.make(Gpu(), ["fp8"], minutes=1)
