@@ -11,7 +11,7 @@ import ctypes
 import dataclasses
 import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -57,8 +57,6 @@ class CheckedDevice(WrappedDevice):
     out wrong again. A product with beta, or a later piece of K, takes a copy of C besides.
     """
 
-    checks = True
-
     def __init__(self, device: Device) -> None:
         super().__init__(device)
         self.checks, self.queues = True, False
@@ -68,7 +66,8 @@ class CheckedDevice(WrappedDevice):
             self.sums = KernelChecksums(real)
         else:
             self.sums = HostChecksums(real)
-        self.others: Sequence[CheckedDevice] = ()  # of this process, on other GPUs
+        # This process's other GPUs; not as checked devices, which would refer in a circle.
+        self.others: Mapping[int | None, tuple[Device, Checksums]] = {}
         self.tally = Checks()
         self._lock = threading.Lock()
 
@@ -219,11 +218,11 @@ class CheckedDevice(WrappedDevice):
         if not self.on_gpu or ordinal == self.ordinal:
             with self.using(stream):
                 return self.sums.lines(x, stream)
-        owners = [d for d in self.others if d.ordinal == ordinal]
-        if not owners:  # another process's memory, which this GPU reads
+        if ordinal not in self.others:  # another process's memory, which this GPU reads
             return self.sums.lines(x, stream)
-        with owners[0].streams(1) as (its,), owners[0].using(its):
-            return owners[0].sums.lines(x, its)
+        owner, sums = self.others[ordinal]
+        with owner.streams(1) as (its,), owner.using(its):
+            return sums.lines(x, its)
 
 
 def _bounds(
@@ -240,7 +239,11 @@ def checked_devices(devices: Sequence[Device]) -> list[Device]:
     """These devices with their work checked."""
     made = [CheckedDevice(device) for device in devices]
     for device in made:
-        device.others = [other for other in made if other.ordinal != device.ordinal]
+        device.others = {
+            other.ordinal: (other.device, other.sums)
+            for other in made
+            if other.ordinal != device.ordinal
+        }
     return list(made)
 
 

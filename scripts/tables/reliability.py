@@ -90,15 +90,21 @@ def checked() -> str:
     columns = ["<device", "faults", "above the limit", "of these found", "of these mended",
                "found in all", "right products", "sums compared", "false alarms",
                "confirmed"]  # fmt: skip
-    lines = list(grid(columns, rows))
-    costs = [x for card, data in found if card == "cuda" for x in data.get("overhead", ())]
-    if costs:
-        rows = [
-            [x["arithmetic"], x["size"], f"{x['device plain ms']:.3f}",
-             f"{x['device checked ms']:.3f}", f"{100 * x['device cost']:.1f} %",
-             f"{100 * x['gemm cost']:.1f} %"]
-            for x in costs
-        ]  # fmt: skip
-        names = ["<arithmetic", "m = n = k", "ms", "ms, checked", "cost", "cost of `gemm`"]
-        lines += ["", *grid(names, rows)]
-    return "\n".join(lines)
+    return "\n".join(grid(columns, rows))
+
+
+def checking_cost() -> str:
+    """What checks cost on a GPU, by arithmetic and size."""
+    data = result("checked_cost")
+    rows = [
+        [x["arithmetic"], x["size"], f"{x['device plain ms']:.3f}",
+         f"{x['device checked ms']:.3f}", f"{100 * x['device cost']:.1f} %",
+         f"{100 * x['gemm cost']:.1f} %"]
+        for x in data["overhead"]
+    ]  # fmt: skip
+    names = ["<arithmetic", "m = n = k", "product (ms)", "checked (ms)", "cost",
+             "cost of a whole `gemm`"]  # fmt: skip
+    (gpu,) = {x["name"] for x in data["environment"]["cuda"]["gpus"]}
+    return "\n".join(
+        [*grid(names, rows), "", f"({gpu}, [figures](results/checked_cost_h200.json))"]
+    )
