@@ -47,6 +47,7 @@ def gemm(  # every option is named here, for editors and type checkers
     compute: str = Options.compute,
     grid: Sequence[int] | None = Options.grid,
     max_device_memory: int | str | None = Options.max_device_memory,
+    checked: bool = Options.checked,
     transport: str = Options.transport,
     rounds: int | None = Options.rounds,
     rank_timeout: float = Options.rank_timeout,
@@ -87,7 +88,7 @@ def gemm(  # every option is named here, for editors and type checkers
     # rest of the call.
     given = (
         split, threads, device, gpus, emulate_devices, kernel, params, reduce, algorithm, levels,
-        compute, grid, max_device_memory, transport, rounds, rank_timeout,
+        compute, grid, max_device_memory, checked, transport, rounds, rank_timeout,
     )  # fmt: skip
     if comm is not None:
         from .ranks import runner as over_ranks

@@ -102,6 +102,12 @@ def _at_least(least: int, noun: str) -> Callable[[str, Any], int | None]:
     return check
 
 
+def _yes_or_no(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise OptionTypeError(f"{name} takes True or False; {value!r} was given")
+    return value
+
+
 def _levels(name: str, value: Any) -> int:
     levels = _whole(name, value)
     if not 0 <= levels <= MAX_LEVELS:
@@ -298,6 +304,10 @@ class Options:
         None, "How much of each GPU's memory a product may take, such as 8GiB. What does not fit "
         "is multiplied in turns.", _memory, parse=bytes_of, metavar="SIZE", group=DEVICE_GROUP,
     )  # fmt: skip
+    checked: bool = _choice(
+        False, "Check each product, sum and copy by sums made where the data is, and make again "
+        "what is wrong.", _yes_or_no, group=DEVICE_GROUP,
+    )  # fmt: skip
     transport: str = _named(
         "auto", "How partial C travel between ranks: ipc, nccl or mpi; auto takes the first that "
         "works.", "transport", TRANSPORTS, across_ranks=True, group=RANK_GROUP,
@@ -321,6 +331,21 @@ class Options:
         if self.reduce == "critical" and (self.split != "cols" or self.grid):
             raise UsageError(
                 f"the critical reduction sums a split by cols; the split is {self.split}"
+            )
+
+        if self.checked:
+            self._check_checked()
+
+    def _check_checked(self) -> None:
+        if self.algorithm == "strassen":
+            raise UsageError(
+                "checked products are ordinary ones: Strassen's sums of quarters are not checked; "
+                "leave out one of the two"
+            )
+        if self.reduce != "ordered":
+            raise UsageError(
+                f"checked sums are made in worker order, and the reduction is {self.reduce}; "
+                "the ordered one works"
             )
 
     @classmethod

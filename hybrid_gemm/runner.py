@@ -21,6 +21,8 @@ from .devices.base import Device
 from .devices.cpu import CpuDevice
 from .devices.strassen import Strassen
 from .errors import UsageError, counted, shortage_in_words, time_in_words
+from .execution.checked_device import CheckedDevice, checked_devices
+from .execution.checks import Checks
 from .execution.local import LocalExecutor
 from .execution.plan_maker import PlanMaker
 from .execution.single_cpu import SingleCpuExecutor
@@ -42,7 +44,8 @@ class Result:
     `total_ms` is the host's time, `why` says why this kernel was taken, `compute` what was
     computed, `reduction` how partial C were summed. `problem` is the one that was settled; of
     complex matrices, `plan` is that of the real product of m x 2k and 2k x 2n as which it was
-    multiplied.
+    multiplied. With `checked`, `checks` says what was checked, and what was made again; otherwise
+    it is None.
     """
 
     c: Any
@@ -54,6 +57,7 @@ class Result:
     problem: Problem
     why: str = ""
     compute: str = ""
+    checks: Checks | None = None
 
     @property
     def gflops(self) -> float:
@@ -110,20 +114,27 @@ class Runner:
         self.devices: list[Device] = list(opened)
         if options.algorithm == "strassen":
             self.devices = [Strassen(device, options.levels) for device in opened]
+        if options.checked:
+            self.devices = checked_devices(opened)
         self.plans = PlanMaker(self.devices, options)
         self._single_gpus: dict[int, SingleGpuExecutor] = {}
         alone = options.algorithm == "ordinary" and self.plans.counts[0] == 1
         if opened[0].on_gpu and alone:
             from .devices.cuda.device import CudaDevice
 
-            for device in opened if options.names_no_workers else opened[:1]:
-                assert isinstance(device, CudaDevice)
-                self._single_gpus[device.ordinal] = SingleGpuExecutor(device, self.plans)
+            for listed in self.devices if options.names_no_workers else self.devices[:1]:
+                checked = listed if isinstance(listed, CheckedDevice) else None
+                device = checked.device if checked else listed
+                if isinstance(device, CudaDevice):
+                    single = SingleGpuExecutor(device, self.plans, checked)
+                    self._single_gpus[device.ordinal] = single
         self._single_cpu: SingleCpuExecutor | None = None
         ways = [x.hosted for x in self._single_gpus.values()]
-        if alone and isinstance(opened[0], CpuDevice):
-            self._single_cpu = SingleCpuExecutor(opened[0], self.plans)
+        if alone and isinstance(self.devices[0], CpuDevice):
+            self._single_cpu = SingleCpuExecutor(self.devices[0], self.plans)
             ways = [self._single_cpu.gemm]
+        if options.checked:  # a run checks copies, too
+            ways = []
         self._hosted: Callable | None = ways[0] if ways else None  # for arrays of the host
         self._executor = LocalExecutor(self.plans, self._single_gpus)
 
@@ -205,6 +216,7 @@ class Runner:
             return Result(
                 arrays.result(operands.out.array), done.plan or ready.plan, ready.variant,
                 done.timeline, done.total_ms, done.reduction, problem, ready.why, done.compute,
+                done.checks,
             )  # fmt: skip
 
     def _run_complex(

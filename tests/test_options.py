@@ -51,7 +51,7 @@ def test_every_option_has_a_flag_with_its_help_and_its_default():
     for name, choice in CHOICES.items():
         flag = "--param " if name == "params" else f"--{name.replace('_', '-')} "
         assert flag in text and " ".join(choice.help.split()[:4]) in text
-        if DEFAULTS[name] not in (None, ()):
+        if DEFAULTS[name] not in (None, (), False):
             assert f"[default: {DEFAULTS[name]}]" in text
 
 

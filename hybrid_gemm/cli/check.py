@@ -58,7 +58,7 @@ class Checked(Alone):
     def run(self, inputs: Inputs, out: Any, wanted: Wanted, progress: Callable) -> Result:
         found: dict[str, np.ndarray] = {}
         for order in reversed(emulation.ORDERS):  # the last is what is shown
-            for device in self.runner.devices:
+            for device in (x.unwrapped for x in self.runner.devices):
                 assert isinstance(device, EmulatorDevice)
                 device.options = emulation.Options(order, sanitize=True)
             result = super().run(inputs, out, wanted, progress)

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..arrays.unfinished import Unfinished
 from ..errors import UsageError
+from ..execution.checks import Checks
 from ..options import CHOICES, PANEL_SIDE, Options
 from ..planning.partition import Span
 from ..planning.plan import Plan
@@ -92,15 +93,16 @@ class Resumable(Alone):
         step = self.problem.step_flops * self.problem.k
         sizes = [step * len(r) * len(c) for r, c in (made.panels[i] for i in left)]
         advance = progress(sum(sizes), "multiplying")
-        total_ms, last = 0.0, None
+        total_ms, last, checks = 0.0, None, Checks() if self.options.checked else None
         for i in left:
             last = self._multiply(inputs, made.panels[i], advance)
             inputs.check_unchanged()
             made.finish(i, how(last.plan, last))
             total_ms += last.total_ms
+            checks = checks and last.checks and checks + last.checks
         return ResumedResult(
             made.array, self.problem, self.side, len(made.panels), made.found, sum(sizes), total_ms,
-            last,
+            last, checks,
         )  # fmt: skip
 
     def _multiply(

@@ -34,6 +34,8 @@ def option_flags(*names: str) -> Callable:
                     "--param", "params", multiple=True, metavar=choice.metavar, help=choice.help,
                     callback=lambda ctx, param, value: parameters(value),
                 )  # fmt: skip
+            elif default is False:
+                flag = click.option(f"--{name}", is_flag=True, help=choice.help)
             else:
                 flag = click.option(
                     f"--{name.replace('_', '-')}", name, type=OptionType(name, choice),

@@ -10,6 +10,7 @@ from .. import catalog
 from ..arrays.strides import fewest_transposed, leading, stored
 from ..catalog import Launch, Variant
 from ..errors import UsageError
+from ..problem import NARROW
 from . import tensor_core_products
 from .base import Array, Stream
 from .kernel_launcher import BoundProduct, KernelLauncher
@@ -219,11 +220,10 @@ def _load(
     """Loads what a product of these views needs, and what sums partial C of it."""
     if variant.kernel.role == "tensor" and not variant.kernel.library:
         tensor_core_products.prepare(device, variant, a, b, dtype)
-        dtype = "float32"  # of what is summed
     elif not variant.kernel.library:
         layouts = fewest_transposed(variant.kernel.layouts, a, b)
         device.function(variant, dtype, layouts)
         if not all(leading(x, order) for x, order in zip((a, b), layouts, strict=True)):
             device.function(catalog.helper("transpose"), dtype)
     for role in ("sum", "add") if summed else ():
-        device.function(catalog.helper(role), dtype)
+        device.function(catalog.helper(role), "float32" if dtype in NARROW else dtype)

@@ -37,6 +37,7 @@ class Facts(abc.ABC):
     processors = 1  # that run blocks of threads side by side
     host_memory = False  # it multiplies matrices of the host where they lie
     queues = False  # whether calls return before what they start is done
+    checks = False  # whether it checks what it multiplies, sums and copies
     chunk_flops: int | None = None  # products are cut into pieces of about so many operations
     together = 1  # devices that were opened to share the work, this one included
 

@@ -27,6 +27,7 @@ class WrappedDevice(Device):
         self.capability, self.processors = device.capability, device.processors
         self.host_memory, self.queues = device.host_memory, device.queues
         self.chunk_flops, self.together = device.chunk_flops, device.together
+        self.checks = device.checks
 
     @property
     def unwrapped(self) -> Device:

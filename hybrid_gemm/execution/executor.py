@@ -9,6 +9,7 @@ from typing import Protocol, TypeVar
 from ..arrays.operand import Operands
 from ..catalog import Variant
 from ..planning.plan import Plan
+from .checks import Checks
 from .timeline import Timeline
 
 INCOMPLETE = "out is incomplete: it was being written when this error came"  # a note of errors
@@ -21,13 +22,14 @@ class Execution:
     """What an executor did: C is in the operands' `out`. `total_ms` is the host's time for what
     the clock covered, and `plan` what was followed in the end, where memory was shorter than it
     was said to be. `compute` and `reduction` say in words what was computed and how partial C
-    were summed."""
+    were summed, and `checks` what was checked."""
 
     timeline: Timeline
     total_ms: float
     plan: Plan | None = None
     compute: str = ""
     reduction: str = "none"
+    checks: Checks | None = None
 
 
 class Executor(Protocol[P]):

@@ -9,6 +9,7 @@ from ..arrays.operand import Operands
 from ..catalog import Variant
 from ..kernel_choice import compute_modes
 from ..planning.plan import Plan
+from .checked_device import checks_of
 from .executor import Execution, Executor
 from .plan_maker import PlanMaker
 from .single_gpu import SingleGpuExecutor
@@ -29,15 +30,17 @@ class LocalExecutor:
         progress: Callable[[int], None] | None = None,
     ) -> Execution:  # fmt: skip
         """See `Executor`; `compute` and `reduction` are in words."""
-        before = self.plans.verdicts(plan.problem)
+        before, checked = self.plans.verdicts(plan.problem), checks_of(self.plans.devices)
         done = Execution(Timeline(), 0.0, plan)
         if plan.problem.m and plan.problem.n:
             executor = self._executor_for(plan, operands)
             done = executor.execute(plan, variant, operands, resident=resident, progress=progress)
         taken = self.plans.verdicts(plan.problem) - before
+        checks = checks_of(self.plans.devices)
         return dataclasses.replace(
             done, compute=compute_modes.ran(variant, plan.problem, taken),
             reduction=reduction_words(done.plan or plan, self.plans.devices),
+            checks=checks and checked and checks.since(checked),
         )  # fmt: skip
 
     def _executor_for(self, plan: Plan, operands: Operands) -> Executor:

@@ -58,7 +58,7 @@ class PlanMaker:
         if options.grid and options.threads is None:
             self.threads = math.prod(options.grid)
         self.counts: tuple[int, ...] = (self.threads,)  # workers that a plan may have
-        if devices[0].queues and options.names_no_workers:
+        if devices[0].unwrapped.queues and options.names_no_workers:
             powers = (1 << i for i in range((self.threads - 1).bit_length()))
             self.counts = (*powers, self.threads)
         self._plans: Kept[tuple[Plan, list[int]]] = Kept(MAX_PLANS)

@@ -25,7 +25,8 @@ from ..devices.cuda.device import CudaDevice, CudaStream
 from ..devices.cuda.launch_list import Prepared
 from ..devices.kernel_launcher import BoundProduct
 from ..planning.plan import Plan
-from ..problem import FLOATS, are_numbers, make_problem, sides
+from ..problem import FLOATS, Problem, are_numbers, make_problem, sides
+from .checked_device import CheckedDevice
 from .executor import Execution
 from .plan_maker import PlanMaker
 from .timeline import Clock
@@ -55,10 +56,14 @@ class Found:
 
 class SingleGpuExecutor:
     """Products on one GPU: `execute` for a plan, `gemm` and `hosted` for repeated calls, which
-    give None for what takes a plan."""
+    give None for what takes a plan. With `checked`, that GPU with its products checked, these are,
+    and `gemm` waits for them."""
 
-    def __init__(self, device: CudaDevice, plans: PlanMaker) -> None:
+    def __init__(
+        self, device: CudaDevice, plans: PlanMaker, checked: CheckedDevice | None = None
+    ) -> None:
         self.device, self.plans, self.ordinal = device, plans, device.ordinal
+        self.checked = checked  # the same GPU among the plans' devices, where products are checked
         self.array = device.cp.ndarray
         self.current = device.cp.cuda.get_current_stream
         self.device_now = device.cp.cuda.runtime.getDevice
@@ -75,12 +80,16 @@ class SingleGpuExecutor:
         if len(plan.workers) > 1 or len(plan.products) != 1 or not (problem.k and problem.alpha):
             return False
         read = all(
-            x.order and x.lies_on(self.device) and x.dtype == problem.operands
+            x.order and x.lies_on(self.checked or self.device) and x.dtype == problem.operands
             for x in (operands.a, operands.b)
         )
         made = (problem.dtype, problem.operands)
-        added = c is None or not problem.beta or c.lies_on(self.device)
-        return read and added and any(operands.out.written_in_place(self.device, x) for x in made)
+        added = c is None or not problem.beta or c.lies_on(self.checked or self.device)
+        return (
+            read
+            and added
+            and any(operands.out.written_in_place((self.checked or self.device), x) for x in made)
+        )
 
     def execute(
         self, plan: Plan, variant: Variant, operands: Operands, *, resident: bool = False,
@@ -90,11 +99,11 @@ class SingleGpuExecutor:
         problem, device, c = plan.problem, self.device, operands.c
         a, b, out = (x.array for x in (operands.a, operands.b, operands.out))
         clock = Clock({0: device})
+        if self.checked:
+            self.checked.prepare(variant, a, b, problem.operands)
         with device.cp.cuda.Device(device.ordinal):
             stream = self._stream()
-            call = device.loading_together(
-                lambda d: d.bind(variant, a, b, out, alpha=problem.alpha, beta=problem.beta)
-            )
+            call = self._bound(variant, a, b, out, problem)
             clock.start()
             if c is not None and c is not operands.out and problem.beta:
                 out[...] = c.array
@@ -365,6 +374,7 @@ class SingleGpuExecutor:
             a.dtype == b.dtype == c.dtype
             and c.dtype.name in FLOATS
             and options.kernel in ("auto", "cublas")
+            and not self.checked
             and (options.compute == "fp32" or c.dtype.name != "float32")
             and options.compute in ("fp32", "auto")
             and c.size > 0
@@ -409,15 +419,21 @@ class SingleGpuExecutor:
             return None
         op_a, op_b = a.T if trans_a else a, b.T if trans_b else b
         layouts = "".join((layout(x) or "n")[0] for x in (op_a, op_b))
-        variant = self.plans.alone(problem, layouts, self.device)
+        variant = self.plans.alone(problem, layouts, (self.checked or self.device))
         if variant is None:
             return None
-        call = self.device.loading_together(
-            lambda d: d.bind(variant, op_a, op_b, like, alpha=problem.alpha, beta=problem.beta)
-        )
-        ready = self.device.preparable(variant, op_a, op_b)
+        call = self._bound(variant, op_a, op_b, like, problem)
+        # What is started natively is not checked.
+        ready = not self.checked and self.device.preparable(variant, op_a, op_b)
         extents = _extent(a), _extent(b), _extent(like)
         return Found(call, shape, problem.out_dtype, extents, ready)
+
+    def _bound(self, variant: Variant, a: Any, b: Any, c: Any, problem: Problem) -> Any:
+        """The product of matrices that lie as these, worked out, and what it needs compiled."""
+        scale = {"alpha": problem.alpha, "beta": problem.beta}
+        if self.checked:
+            return self.checked.bind(variant, a, b, c, **scale)
+        return self.device.loading_together(lambda d: d.bind(variant, a, b, c, **scale))
 
 
 def _bound_stack(a: Any, b: Any, c: Any) -> tuple | None:

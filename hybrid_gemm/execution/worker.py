@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from ..arrays.caller_arrays import cast_into
 from ..arrays.operand import Operand
 from ..planning.partition import Box, cut
@@ -253,12 +255,12 @@ class Worker:
 
     def _copy_in(self, target: Any, source: Any, home: Any, done: Future) -> None:
         transfer = self.run.transfer(self.index, "upload", target.nbytes, done)
-        if home is None and not self.device.host_memory:
+        if home is None and self._staged:
             staging.link(self.device).upload(target, source, transfer)
             return
         with self.device.using(self.copying), transfer.pieces[0].copying(self.copying):
             transfer.begin(self.copying)
-            if source.dtype != target.dtype and home is not None:
+            if source.dtype != target.dtype and (home is not None or self.device.checks):
                 source = source.astype(target.dtype)
             self.device.copy(target, source, self.copying)
 
@@ -405,7 +407,7 @@ class Worker:
         run.stop.check()
         run.wrote = True
         transfer = run.transfer(self.index, "download", view.nbytes, done)
-        if place.home is None and not self.device.host_memory:
+        if place.home is None and self._staged:
             staging.link(self.device).download(view, target, transfer, event)
             return
         with self.device.using(self.copying), transfer.pieces[0].copying(self.copying):
@@ -413,8 +415,18 @@ class Worker:
             transfer.begin(self.copying)
             if view.dtype == target.dtype:
                 self.device.copy(view, target, self.copying)
+            elif place.home is None and not self.device.host_memory:
+                host = np.empty(target.shape, target.dtype)
+                self.device.copy(host, target, self.copying)
+                cast_into(view, host)
             else:
                 cast_into(view, target)
+
+    @property
+    def _staged(self) -> bool:
+        """Whether copies from and to the host go through the link as they are; a device that
+        checks copies takes them itself."""
+        return not (self.device.host_memory or self.device.checks)
 
 
 def _put(where: dict, key: Any) -> Callable[[Any], None]:

@@ -41,6 +41,7 @@ class DeviceSpec:
     What planning asks of a device's abilities: `host_memory` (it multiplies matrices of the host
     where they lie), `on_gpu` (NCCL sums between such devices, and tensor cores multiply there),
     and `alignment` (elements): the multiples on which cuts fall where that costs nothing.
+    `checked` says that it checks products, which takes memory.
     """
 
     name: str
@@ -56,3 +57,4 @@ class DeviceSpec:
     links: Links | None = None
     on_gpu: bool = True
     alignment: int = 32  # 128-byte lines of float32
+    checked: bool = False

@@ -265,6 +265,28 @@ class Plan:
             turns = _most(operands[worker.index].values(), self.turns_in_memory)
             tiles = _most(results[worker.index].values(), TILES_IN_MEMORY)
             needs[worker.device] += turns * p.operand_size + tiles * p.itemsize
+        for device, needed in enumerate(self._checking_bytes()):
+            needs[device] += needed
+        return needs
+
+    def _checking_bytes(self) -> list[int]:
+        """What checks take on each device: sums of rows, and for each worker a copy of the panel
+        that its product, or the sum of its strips, adds to."""
+        needs = [0] * len(self.devices)
+        if not any(spec.checked and not spec.host_memory for spec in self.devices):
+            return needs
+        again = {w.index for w in self.workers if any(len(tile) > 1 for tile in w.tiles)}
+        most: dict[int, int] = defaultdict(int)
+        for panel in self.panels:
+            rows, elements = len(panel.rows), len(panel.rows) * len(panel.cols)
+            for w in panel.workers:
+                depth = max(len(box.ks) for box in self.workers[w].boxes)
+                added = elements if self.problem.beta or w in again else 0
+                need = CHECKING_BYTES * (rows + depth) + added * self.problem.itemsize
+                most[w] = max(most[w], need)
+        for w, need in most.items():
+            if self._on_remote(w):
+                needs[self.workers[w].device] += need
         return needs
 
     def _turn_elements(self) -> list[dict[int, int]]:
@@ -322,6 +344,7 @@ class Plan:
         return [w for w in self.workers if w.boxes and self._remote(w.device)]
 
 
+CHECKING_BYTES = 1024  # for each row of C and of op(B): the sums by which products are checked
 TILES_IN_MEMORY = 2  # one tile is finished while the next is multiplied
 
 

@@ -27,6 +27,8 @@ from ..arrays.other_libraries import Guests
 from ..catalog import Variant
 from ..devices.base import Device
 from ..errors import UsageError, time_in_words
+from ..execution.checked_device import checks_of
+from ..execution.checks import Checks, total
 from ..execution.timeline import Timeline
 from ..host.kept import Kept
 from ..kernel_choice import compute_modes
@@ -69,7 +71,8 @@ class RankResult:
     """What a run gave one rank: its strip of C, and what was done. `timeline` has all ranks'
     activities on rank 0 and this rank's elsewhere; worker numbers count rank by rank.
     `since` is when multiplying began, in seconds of the Unix clock; `compute` says what was
-    computed and `reduction` how partial C were summed."""
+    computed and `reduction` how partial C were summed, and with `checked`, `checks` what all ranks
+    checked."""
 
     c: Any
     plan: RankPlan
@@ -79,6 +82,7 @@ class RankResult:
     reduction: str
     since: float
     compute: str
+    checks: Checks | None = None
 
     @property
     def problem(self) -> Problem:
@@ -276,7 +280,7 @@ class RankRunner:
 
         operands, variant, inner = launch.together(self.comm, prepare)
         executor = RankExecutor(rank, self.devices, inner, local.variant, transport, self.beat)
-        before = local.plans.verdicts(problem)
+        before, checked = local.plans.verdicts(problem), checks_of(self.devices)
         run = executor.prepare(plan, operands, progress)
         with self.beat.during(heartbeat.WAITING):
             self.comm.Barrier()
@@ -288,7 +292,10 @@ class RankRunner:
             timeline, total_ms = self._together(plan, done.timeline, done.total_ms)
         taken = sum(self.comm.allgather(local.plans.verdicts(problem) - before))
         compute = compute_modes.ran(variant, problem, taken)
-        return RankResult(out, plan, variant, timeline, total_ms, words, since, compute)
+        checks = None
+        if checked is not None and (now := checks_of(self.devices)) is not None:
+            checks = total(self.comm.allgather(now.since(checked)))
+        return RankResult(out, plan, variant, timeline, total_ms, words, since, compute, checks)
 
     def _run_complex(
         self, plan: RankPlan, a: Any, b: Any, c: Any, out: Any, resident: bool,

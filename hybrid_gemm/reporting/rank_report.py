@@ -120,4 +120,5 @@ def print_result(result: RankResult, verdict: Verdict | None, places: Places) ->
             f"{result.total_ms / plan.predicted_ms:.2f} times as long as expected "
             f"(about {time_in_words(plan.predicted_ms)})"
         )
+    report.print_checks(result.checks)
     report.print_verdict(verdict)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import time_in_words
+from ..execution.checks import Checks
 from ..problem import Problem
 from ..verify import Verdict
 from .console import line
@@ -46,6 +47,7 @@ def result_data(
         "total_ms": result.total_ms,
         "totals_ms": list(totals_ms),
         "gflops": result.gflops,
+        "checks": result.checks and result.checks.as_data(),
         "verify": None if verdict is None else verdict.as_data(),
     }  # fmt: skip
 
@@ -93,6 +95,15 @@ def print_repetitions(totals_ms: Sequence[float], each: bool) -> None:
     )
     if each:
         line(f"in order: {', '.join(map(time_in_words, totals_ms))}", indent=4, first=0)
+
+
+def print_checks(checks: Checks | None) -> None:
+    """What `--checked` came to, with what was wrong."""
+    if checks is None:
+        return
+    line(f"checks: {checks}")
+    for fault in checks.faults:
+        line(str(fault), indent=4, first=4)
 
 
 def print_verdict(verdict: Verdict | None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ..execution.checks import Checks
 from ..problem import Problem
 from ..runner import Result
 from ..verify import Verdict
@@ -26,6 +27,7 @@ class ResumedResult:
     flops: int
     total_ms: float
     last: Result | None
+    checks: Checks | None = None
 
     @property
     def gflops(self) -> float:
@@ -46,6 +48,7 @@ def result_data(result: ResumedResult, verdict: Verdict | None) -> dict:
         "params": dict(last.variant.params) if last else {},
         "compute": last and last.compute,
         "reduction": last and last.reduction,
+        "checks": result.checks and result.checks.as_data(),
         "total_ms": result.total_ms,
         "gflops": result.gflops,
         "verify": None if verdict is None else verdict.as_data(),
@@ -65,4 +68,5 @@ def print_result(result: ResumedResult, verdict: Verdict | None, device: str) ->
         f"{result.panels - result.found} multiplied"
     )
     report.print_total(result)
+    report.print_checks(result.checks)
     report.print_verdict(verdict)

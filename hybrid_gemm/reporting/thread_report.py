@@ -207,4 +207,5 @@ def print_result(result: Result, verdict: Verdict | None, device: str) -> None:
         line(f"{_words(plan, said)}, besides what starting takes")
     elif said["predicted_ms"] and times:
         line(f"{', '.join(times)} ({_words(plan, said)})")
+    report.print_checks(result.checks)
     report.print_verdict(verdict)

@@ -91,7 +91,7 @@ class Floats(Scaled):
         blocks = [b for b in enumerate(s.col_blocks) if part.left <= b[1].start < part.cols.stop]
         mine = [b for b in enumerate(s.row_blocks) if part.top <= b[1].start < part.rows.stop]
         width = max([b.stop - b.start for b in (*s.row_blocks, *s.col_blocks)])
-        of_products, of_sums, of_c, of_before = self._variances(width)
+        of_products, of_sums, of_c, of_before = self.rounding.variances(part.problem.k, width)
         across = xp.arange(part.left, part.cols.stop)
         for r, block in mine:
             for rows in within(block, part.chunk // max(1, part.width)):
@@ -142,19 +142,6 @@ class Floats(Scaled):
         more = self._worst_sums(ratio[there][:, part.cols], there, of_cols)
         self._look(alarms, more)
         self._hold_mixed(mixed_right)
-
-    def _variances(self, width: int):
-        """Three times the variance of an element's error, per square of: a product of elements,
-        the sum of products, C, beta C before."""
-        r, k = self.rounding, self.part.problem.k
-        unit, cut = (r.growth * r.unit) ** 2, 3 * (r.cut * k) ** 2
-        reference = 2.0**-106 * width
-        return (
-            unit * k / 2 + cut / 2 + r.operands**2 + reference,
-            unit * k / 3 + cut / 3 + 2 * r.last**2 + reference,
-            r.out**2 + r.last**2,
-            2 * r.last**2,
-        )
 
     def _without_infinite(self, c, before, r, rows, mixed_right, mixed_left) -> None:
         """Zeros in place of what no sum can hold; marks the sums that it is missing from."""

@@ -1,6 +1,6 @@
 """Random products, damaged headers, and memory: docs/reliability.md."""
 
-from . import grid, result
+from . import ROOT, grid, result
 
 PIECES = tuple(
     pieces for device in ("cpu", "emulator", "cuda")
@@ -70,3 +70,41 @@ def memory() -> str:
     )
     return "\n".join([*lines, "", "([figures](results/memory_cpu.json), "
                       "[of the mixed products](results/memory_mixed_cpu.json))"])  # fmt: skip
+
+
+def checked() -> str:
+    """Faults planted in checked products, right products, and what checks cost, by device."""
+    found = [
+        (card, result("checked", card))
+        for card in ("cpu", "emulator", "cuda")
+        if (ROOT / f"docs/results/checked_{card}.json").exists()
+    ]
+    rows = [
+        [f"[{card}](results/checked_{card}.json)",
+         *(f"{data['total'].get(x, 0):,}" for x in ("planted", "above", "found above",
+                                                    "same bits above", "found")),
+         *(f"{data['alarms'].get(x, 0):,}" for x in ("products", "sums compared", "repeated",
+                                                     "confirmed"))]
+        for card, data in found
+    ]  # fmt: skip
+    columns = ["<device", "faults", "above the limit", "of these found", "of these mended",
+               "found in all", "right products", "sums compared", "false alarms",
+               "confirmed"]  # fmt: skip
+    return "\n".join(grid(columns, rows))
+
+
+def checking_cost() -> str:
+    """What checks cost on a GPU, by arithmetic and size."""
+    data = result("checked_cost")
+    rows = [
+        [x["arithmetic"], x["size"], f"{x['device plain ms']:.3f}",
+         f"{x['device checked ms']:.3f}", f"{100 * x['device cost']:.1f} %",
+         f"{100 * x['gemm cost']:.1f} %"]
+        for x in data["overhead"]
+    ]  # fmt: skip
+    names = ["<arithmetic", "m = n = k", "product (ms)", "checked (ms)", "cost",
+             "cost of a whole `gemm`"]  # fmt: skip
+    (gpu,) = {x["name"] for x in data["environment"]["cuda"]["gpus"]}
+    return "\n".join(
+        [*grid(names, rows), "", f"({gpu}, [figures](results/checked_cost_h200.json))"]
+    )

@@ -1,0 +1,351 @@
+"""Weighted sums of matrices, by which products and copies are checked, on the device itself.
+
+A matrix with n columns has `GROUPS` groups of `width(n)` columns. Sums of floating point are
+float64, those of integers and of bits uint64 (modulo 2^64).
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from .. import catalog
+from ..arrays.strides import address, layout, leading, stored
+from ..catalog import Variant
+from ..host.resources import cores
+from ..planning.partition import Span, cut
+from ..problem import NARROW
+from .base import Array, Device, Stream
+from .kernel_launcher import KernelLauncher
+
+GROUPS = 8
+NUMBERS, BITS = 1, 2  # how the kernels read elements
+CHUNK_BYTES = 8 << 20  # of float64 that the host makes at a time
+CACHED_BYTES = 256 << 10  # that stay in a core's cache
+THREADED_BYTES, THREADS = 8 << 20, max(1, min(8, cores()))  # for sums of host memory
+
+
+def width(cols: int) -> int:
+    """Columns of a group; the last groups may have fewer, or none."""
+    return max(4, -(-cols // (4 * GROUPS)) * 4)
+
+
+class Sums(NamedTuple):
+    """For each row and group the weighted sum of the elements, and a `second` sum: that of the
+    squares of what was added, or for integers one by other weights."""
+
+    of: Array
+    second: Array
+
+
+class Limits(NamedTuple):
+    """How far sums of floating point may be from those they should be: alpha, beta; variances per
+    square of a product, of a sum, of C and of C before, times the square of how many deviations are
+    allowed; and what is allowed besides."""
+
+    alpha: float
+    beta: float
+    of_products: float
+    of_sums: float
+    of_c: float
+    of_before: float
+    tiny: float
+
+
+class Weights:
+    """Weights of columns, drawn afresh for each device: of either sign and between 1 and 2 for
+    floating point, odd numbers for integers, so that no single error is lost."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self._lock = threading.Lock()
+        self._kept: dict[tuple[int, str], Array] = {}
+        self._random = np.random.default_rng()
+
+    def of(self, cols: int, exact: bool) -> Array:
+        """For the groups of so many columns, one after the other, on the device."""
+        return self._for(cols, "odd" if exact else "float")
+
+    def ones(self, cols: int) -> Array:
+        """As `of`, of the integer 1."""
+        return self._for(cols, "one")
+
+    def _for(self, cols: int, kind: str) -> Array:
+        count = 1 << (GROUPS * width(cols) - 1).bit_length()
+        with self._lock:
+            if (count, kind) not in self._kept:
+                self._kept[count, kind] = self._made(count, kind)
+            return self._kept[count, kind]
+
+    def _made(self, count: int, kind: str) -> Array:
+        random, device = self._random, self.device
+        if kind == "one":
+            host = np.ones(count, np.uint64)
+        elif kind == "odd":
+            host = random.integers(0, 2**64, count, np.uint64) | np.uint64(1)
+        else:
+            host = (1 + random.integers(0, 128, count) / 128) * random.choice([-1.0, 1.0], count)
+        made = device.empty(1, count, host.dtype.name)
+        stream = device.stream()
+        with device.using(stream):
+            device.copy(made, host[None], stream)
+            stream.synchronize()
+        return made[0]
+
+
+def is_exact(dtype: np.dtype) -> bool:
+    """Whether sums of such elements are exact: those of integers, modulo 2^64."""
+    return dtype.kind in "iu"
+
+
+class Checksums(Protocol):
+    """What a device sums up."""
+
+    def prepare(self, a: Array, b: Array, dtype: str) -> None:
+        """Compiles what the checks of a product of such operands in `dtype` need."""
+
+    def sums(self, x: Array, stream: Stream) -> Sums:
+        """Of each row and group: rows x GROUPS."""
+
+    def product(self, a: Array, b: Sums, stream: Stream) -> Sums:
+        """`a` times the sums of the rows of a matrix: the sums that its product with that matrix
+        should have. Of the squares of products it is one sum a row, for the largest group."""
+
+    def beyond(
+        self, limits: Limits, product: Sums, before: Sums | None, got: Sums, stream: Stream
+    ) -> bool | None:
+        """Whether a sum of C is beyond its limits, with sums of C before it was added to; None
+        where the device leaves that to the host. Waits for them."""
+
+    def bits(self, x: Array, stream: Stream) -> np.ndarray:
+        """As `sums`, of the squares of the elements' bits; in host memory, once they are there."""
+
+    def lines(self, x: Array, stream: Stream) -> np.ndarray:
+        """The sum of the squares of each row of unsigned words, modulo 2^64; in host memory, once
+        it is there."""
+
+
+class KernelChecksums:
+    """By the kernels `check_sums` and `check_product`."""
+
+    def __init__(self, device: KernelLauncher) -> None:
+        self.device, self.weights = device, Weights(device)
+        self._variants: dict[tuple[str, int], Variant] = {}
+
+    def prepare(self, a: Array, b: Array, dtype: str) -> None:
+        of_a, of_b = ((layout(x) or "n")[0] for x in (a, b))
+        self._kernel("check_product", NUMBERS, dtype, of_a)
+        self._kernel("check_sums", NUMBERS, dtype, of_b)
+        for result in {dtype, "float32" if dtype in NARROW else dtype}:
+            self._kernel("check_sums", NUMBERS, result, "n")
+        self._kernel("check_sums", BITS, "int32", "n")
+        self.device.function(self._judge, "float64")
+
+    @functools.cached_property
+    def _judge(self) -> Variant:
+        return catalog.helper("check_judge").kernel.variant({"GROUPS": GROUPS})
+
+    def beyond(
+        self, limits: Limits, product: Sums, before: Sums | None, got: Sums, stream: Stream
+    ) -> bool:
+        rows = len(got.of)
+        bad = self.device.empty(1, 1, "uint32")
+        bad[...] = 0
+        scalars = map(np.float64, limits)
+        args = [np.int32(rows), *product, *got, *(before or got), *scalars, bad]
+        launch = self._judge.launch(rows, 1, 0, "float64")
+        self.device.launch(self.device.function(self._judge, "float64"), launch, args, stream)
+        return bool(self._fetched(bad, stream)[0, 0])
+
+    def sums(self, x: Array, stream: Stream) -> Sums:
+        return self._sums(x, NUMBERS, is_exact(x.dtype), stream)
+
+    def bits(self, x: Array, stream: Stream) -> np.ndarray:
+        return self._fetched(self._sums(x, BITS, True, stream).of, stream)
+
+    def lines(self, x: Array, stream: Stream) -> np.ndarray:
+        ones = self.weights.ones(x.shape[1])
+        return self._fetched(self._sums(x, BITS, True, stream, ones).of, stream).sum(axis=1)
+
+    def _fetched(self, made: Array, stream: Stream) -> np.ndarray:
+        host = np.empty(made.shape, made.dtype)
+        self.device.copy(host, made, stream)
+        stream.synchronize()
+        return host
+
+    def _sums(
+        self, x: Array, read: int, exact: bool, stream: Stream, weights: Array | None = None
+    ) -> Sums:
+        (rows, cols), (order, ld) = x.shape, stored(x)
+        made = Sums(self._room(rows, exact), self._room(rows, exact))
+        if not rows:
+            return made
+        dtype = _OF_KERNELS.get(x.dtype.name, x.dtype.name)
+        function, variant = self._kernel("check_sums", read, dtype, order)
+        args = [
+            np.int32(rows), np.int32(cols), np.int32(width(cols)), x, np.int64(ld),
+            self.weights.of(cols, exact) if weights is None else weights, *made,
+        ]  # fmt: skip
+        self.device.launch(function, variant.launch(rows, cols, 0, dtype), args, stream)
+        return made
+
+    def product(self, a: Array, b: Sums, stream: Stream) -> Sums:
+        if is_exact(a.dtype):
+            one, other = (self._product(a, x, x, stream) for x in b)
+            return Sums(one.of, other.of)
+        return self._product(a, *b, stream)
+
+    def _product(self, a: Array, sums: Array, squares: Array, stream: Stream) -> Sums:
+        (rows, k), (order, ld) = a.shape, stored(a)
+        exact = is_exact(a.dtype)
+        made, flat = self._room(rows, exact), self._room(-(-rows // GROUPS), exact)
+        function, variant = self._kernel("check_product", NUMBERS, a.dtype.name, order)
+        args = [np.int32(rows), np.int32(k), a, np.int64(ld), sums, squares, made, flat]
+        launch = variant.launch(rows, k, k, a.dtype.name)
+        self.device.launch(function, launch, args, stream)
+        return Sums(made, flat.reshape(-1)[:rows, None])
+
+    def _room(self, rows: int, exact: bool) -> Array:
+        return self.device.empty(rows, GROUPS, "uint64" if exact else "float64")
+
+    def _kernel(self, role: str, read: int, dtype: str, order: str) -> tuple[Any, Variant]:
+        if (role, read) not in self._variants:
+            kernel = catalog.helper(role).kernel
+            self._variants[role, read] = kernel.variant({"GROUPS": GROUPS, "READ": read})
+        variant = self._variants[role, read]
+        return self.device.function(variant, dtype, order + "n"), variant
+
+
+_OF_KERNELS = {"uint16": "float16", "uint32": "int32", "uint64": "int64"}  # read as bits
+
+
+class HostChecksums:
+    """The same by NumPy, for matrices in any storage order."""
+
+    def __init__(self, device: Device) -> None:
+        self.weights = Weights(device)
+
+    def prepare(self, a: np.ndarray, b: np.ndarray, dtype: str) -> None:
+        """Nothing to compile."""
+
+    def beyond(
+        self, limits: Limits, product: Sums, before: Sums | None, got: Sums, stream: Stream
+    ) -> None:
+        return None
+
+    def sums(self, x: np.ndarray, stream: Stream) -> Sums:
+        if is_exact(x.dtype):
+            weights = self.weights.of(x.shape[1], exact=True)
+            return Sums(_exact(x, weights), _exact(x, weights >> np.uint64(32)))
+        rows, cols = x.shape
+        weights = self.weights.of(cols, exact=False)[:cols]
+        sums, squares = np.empty((rows, GROUPS)), np.empty((rows, GROUPS))
+        step = max(1, CHUNK_BYTES // 8 // max(1, cols))
+        with np.errstate(all="ignore"):
+            for i in range(0, rows, step):
+                part = x[i : i + step].astype("f8")
+                for group in range(GROUPS):
+                    own = slice(group * width(cols), (group + 1) * width(cols))
+                    np.matmul(part[:, own], weights[own], out=sums[i : i + step, group])
+                part *= part
+                for group in range(GROUPS):
+                    own = slice(group * width(cols), (group + 1) * width(cols))
+                    np.matmul(part[:, own], weights[own] ** 2, out=squares[i : i + step, group])
+        return Sums(sums, squares)
+
+    def product(self, a: np.ndarray, b: Sums, stream: Stream) -> Sums:
+        if is_exact(a.dtype):
+            wide = a.astype("u8")
+            return Sums(wide @ b.of, wide @ b.second)
+        rows, k = a.shape
+        sums, squares = np.zeros((rows, GROUPS)), np.zeros((rows, 1))
+        step = max(1, CHUNK_BYTES // 8 // max(1, k))
+        with np.errstate(all="ignore"):
+            most = b.second.max(axis=1, keepdims=True)
+            for i in range(0, rows, step):
+                part = a[i : i + step].astype("f8")
+                sums[i : i + step] = part @ b.of
+                part *= part
+                squares[i : i + step] = part @ most
+        return Sums(sums, squares)
+
+    def bits(self, x: np.ndarray, stream: Stream) -> np.ndarray:
+        words = np.ascontiguousarray(x).view(f"u{x.dtype.itemsize}")
+        return _exact(words, self.weights.of(x.shape[1], exact=True), of=_squares)
+
+    def lines(self, x: np.ndarray, stream: Stream) -> np.ndarray:
+        return line_sums(x)
+
+
+def _exact(
+    x: np.ndarray, weights: np.ndarray, of: Callable[[np.ndarray], np.ndarray] | None = None
+) -> np.ndarray:
+    """Weighted sums modulo 2^64 of the groups of each row: of integers, or of what `of` makes of
+    them."""
+    rows, cols = x.shape
+    sums = np.zeros((rows, GROUPS), np.uint64)
+    step = max(1, CHUNK_BYTES // 8 // max(1, cols))
+    for i in range(0, rows, step):
+        part = of(x[i : i + step]) if of else x[i : i + step].astype("u8")
+        _add_up(part * weights[:cols], sums[i : i + step])
+    return sums
+
+
+def _add_up(x: np.ndarray, groups: np.ndarray) -> None:
+    """The sums of the groups' columns, into `groups`."""
+    if x.size:
+        starts = range(0, x.shape[1], width(x.shape[1]))
+        np.add.reduceat(x, list(starts), axis=1, out=groups[:, : len(starts)])
+
+
+# --- of bytes, alike on devices and on the host ---------------------------------------------
+
+
+def words(x: Array, y: Array) -> tuple[Array, Array] | None:
+    """Two matrices of one shape and dtype as unsigned words, row by row as both are stored: of 4
+    bytes where rows are made of these, which are summed fastest, and otherwise of their elements'
+    size. None where the matrices have no storage order in common."""
+    for order in "nt":
+        if leading(x, order) and leading(y, order):
+            lines = [v if order == "n" else v.T for v in (x, y)]
+            size = x.dtype.itemsize
+            bytes_of = lines[0].shape[1] * size, *(v.strides[0] for v in lines)
+            fours = not any(v % 4 for v in (*bytes_of, *map(address, lines)))
+            # CuPy makes words of another size of whole matrices only.
+            fours &= all(isinstance(v, np.ndarray) or v.flags.c_contiguous for v in lines)
+            kind = "u4" if fours else f"u{size}"
+            return lines[0].view(kind), lines[1].view(kind)
+    return None
+
+
+def _squares(x: np.ndarray) -> np.ndarray:
+    """Words as the kernels sum bits: equal changes of several do not cancel."""
+    if x.dtype.itemsize < 8:
+        wide = x.astype(np.uint64)
+        wide *= wide
+        return wide
+    low, high = x & np.uint64(0xFFFFFFFF), x >> np.uint64(32)
+    return low * low + high * high * np.uint64(0x9E3779B97F4A7C15)
+
+
+def line_sums(x: np.ndarray) -> np.ndarray:
+    """The sum of the squares of each row of unsigned words, modulo 2^64, by some threads."""
+    made = np.empty(len(x), np.uint64)
+    step = max(1, CACHED_BYTES // 8 // max(1, x.shape[1]))
+
+    def some(rows: Span) -> None:
+        for i in range(rows.start, rows.stop, step):
+            own = slice(i, min(i + step, rows.stop))
+            np.add.reduce(_squares(x[own]), axis=1, out=made[own])
+
+    if x.nbytes < THREADED_BYTES:
+        some(Span(0, len(x)))
+    else:
+        with ThreadPoolExecutor(THREADS) as pool:
+            list(pool.map(some, cut(len(x), THREADS)))
+    return made

@@ -1,0 +1,366 @@
+"""A device that checks what it multiplies, sums and copies, and does again what came out wrong.
+
+Products and sums are checked by weighted sums of rows that are made on the device
+(`devices/checksums.py`, bounds in `checks.py`), copies by the exact sums of their words on both
+sides. All is waited for, so that nothing reads what is not checked.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import functools
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+
+from ..catalog import Variant
+from ..devices.base import Array, Device, Stream
+from ..devices.checksums import (
+    Checksums,
+    HostChecksums,
+    KernelChecksums,
+    Sums,
+    is_exact,
+    line_sums,
+    width,
+    words,
+)
+from ..devices.kernel_launcher import BoundProduct, KernelLauncher
+from ..devices.wrapped import WrappedDevice
+from ..errors import VerificationError
+from ..planning.hardware import DeviceSpec
+from ..problem import Problem
+from . import staging
+from .checks import (
+    Checks,
+    Expected,
+    Fault,
+    FloatBounds,
+    IntegerBounds,
+    Judgement,
+    problem_of,
+    total,
+)
+from .transfers import Transfer
+
+ATTEMPTS = 3  # at a product, a sum or a copy
+
+
+class CheckedDevice(WrappedDevice):
+    """Another device with its products, sums and copies checked. `tally` says what they came to.
+
+    Its calls return when their work is done and right. Raises `VerificationError` for what comes
+    out wrong again. A product with beta, or a later piece of K, takes a copy of C besides.
+    """
+
+    def __init__(self, device: Device) -> None:
+        super().__init__(device)
+        self.checks, self.queues = True, False
+        real = device.unwrapped
+        self.sums: Checksums
+        if isinstance(real, KernelLauncher):
+            self.sums = KernelChecksums(real)
+        else:
+            self.sums = HostChecksums(real)
+        # This process's other GPUs; not as checked devices, which would refer in a circle.
+        self.others: Mapping[int | None, tuple[Device, Checksums]] = {}
+        self.tally = Checks()
+        self._lock = threading.Lock()
+
+    def spec(self, dtype: str = "float32") -> DeviceSpec:
+        return dataclasses.replace(self.device.spec(dtype), checked=True)
+
+    def count(self, done: Checks) -> None:
+        """Adds to the tally."""
+        with self._lock:
+            self.tally += done
+
+    def prepare(
+        self, variant: Variant, a: Array, b: Array, dtype: str, *, summed: bool = True
+    ) -> None:
+        self.device.prepare(variant, a, b, dtype, summed=summed)
+        self.sums.prepare(a, b, dtype)
+
+    # --- products and sums ------------------------------------------------------------------
+
+    def gemm(
+        self, variant: Variant, a: Array, b: Array, c: Array, *,
+        alpha: float, beta: float, stream: Stream,
+    ) -> None:  # fmt: skip
+        self.bound_gemm(variant, a, b, c, alpha=alpha, beta=beta)(stream)
+
+    def bound_gemm(
+        self, variant: Variant, a: Array, b: Array, c: Array, *, alpha: float, beta: float
+    ) -> Callable[[Stream], None]:
+        if not c.size:
+            return lambda stream: None
+        make = self.device.bound_gemm(variant, a, b, c, alpha=alpha, beta=beta)
+        bounds = _bounds(variant, a, b, c, alpha, beta)
+        return _Checked(self, c, beta, make, self._product(a, b), bounds).run
+
+    def bind(
+        self, variant: Variant, a: Array, b: Array, c: Array, *, alpha: float, beta: float
+    ) -> BoundProduct:
+        """As `KernelLauncher.bind`, for a device that has it."""
+        assert isinstance(self.device, KernelLauncher)
+        make = self.device.bind(variant, a, b, c, alpha=alpha, beta=beta)
+        bounds = _bounds(variant, a, b, c, alpha, beta)
+
+        def call(a: Array, b: Array, c: Array, stream: Stream) -> None:
+            def product(stream: Stream) -> None:
+                make(a, b, c, stream)
+
+            _Checked(self, c, beta, product, self._product(a, b), bounds).run(stream)
+
+        return call
+
+    def _product(self, a: Array, b: Array) -> Callable[[Stream], Sums]:
+        return lambda stream: self.sums.product(a, self.sums.sums(b, stream), stream)
+
+    def sum(
+        self, partials: Sequence[Array], out: Array, *, alpha: float, beta: float, stream: Stream
+    ) -> None:
+        self.bound_sum(partials, out, alpha=alpha, beta=beta)(stream)
+
+    def bound_sum(
+        self, partials: Sequence[Array], out: Array, *, alpha: float, beta: float
+    ) -> Callable[[Stream], None]:
+        if not out.size:
+            return lambda stream: None
+        make = self.device.bound_sum(partials, out, alpha=alpha, beta=beta)
+        (m, n), name = out.shape, out.dtype.name
+
+        def total(stream: Stream) -> Sums:
+            found = [self.sums.sums(partial, stream) for partial in partials]
+            return functools.reduce(lambda x, y: Sums(x.of + y.of, x.second + y.second), found)
+
+        bounds: IntegerBounds | FloatBounds = IntegerBounds(alpha, beta, out.itemsize)
+        if not is_exact(out.dtype):
+            problem = Problem(m, n, len(partials), name, alpha, beta)
+            bounds = FloatBounds(problem, out.dtype, len(partials))
+        return _Checked(self, out, beta, make, total, bounds, "sum").run
+
+    # --- copies -----------------------------------------------------------------------------
+
+    def copy(self, dst: Array, src: Array, stream: Stream) -> None:
+        self.bound_copy(dst, src)(stream)
+
+    def copy_pinned(self, dst: Array, src: Array, stream: Stream) -> None:
+        self.copy(dst, src, stream)
+
+    def bound_copy(self, dst: Array, src: Array) -> Callable[[Stream], None]:
+        if not dst.size:
+            return lambda stream: None
+        copy = self._copying(dst, src)
+
+        def call(stream: Stream) -> None:
+            stream.synchronize()  # what it waits for is on the way on other devices, too
+            for attempt in range(ATTEMPTS):
+                copy(stream)
+                stream.synchronize()
+                wrong = self._differing(dst, src, stream)
+                if not wrong:
+                    self.count(Checks(copies=1, repeated=int(attempt > 0)))
+                    return
+                rows, cols = wrong
+                fault = Fault(self.name, "copy", rows, cols, 0.0, 0.0)
+                self.count(Checks(faults=(fault,)))
+            raise VerificationError(f"{fault}, {ATTEMPTS} times")
+
+        return call
+
+    def _copying(self, dst: Array, src: Array) -> Callable[[Stream], None]:
+        """The copy: through the link's slots between a GPU and more than a little ordinary
+        memory of the host."""
+        hosts = [isinstance(x, np.ndarray) for x in (dst, src)]
+        if not self.on_gpu or not any(hosts) or dst.nbytes <= staging.SMALL_BYTES:
+            return self.device.bound_copy(dst, src)
+        link = staging.link(self.device)
+
+        def staged(stream: Stream) -> None:
+            transfer = Transfer(Future(), ctypes.c_int())
+            if hosts[0]:
+                link.download(dst, src, transfer, stream.record())
+            else:
+                link.upload(dst, src, transfer)
+            try:
+                transfer.done.result()
+            finally:
+                transfer.wait()
+            transfer.stop.synchronize()
+
+        return staged
+
+    def _differing(self, dst: Array, src: Array, stream: Stream) -> tuple | None:
+        """Rows and columns around what differs between two copies; None if nothing does."""
+        found = words(dst, src)
+        if found is None:  # copies that transpose: row by row of one, and column by column
+            turned = [np.ascontiguousarray(_on_host(x)) for x in (dst, src)]
+            wrong = turned[0].view("u1") != turned[1].view("u1")
+            rows = np.flatnonzero(wrong.any(axis=1))
+            return ((0, len(dst)), (0, dst.shape[1])) if len(rows) else None
+        there, here = (self._line_sums(x, stream) for x in found)
+        rows = np.flatnonzero(there != here)
+        if not len(rows):
+            return None
+        lines = int(rows[0]), int(rows[-1]) + 1
+        if dst.shape[0] == len(there) and dst.strides[0] >= dst.strides[1]:
+            return lines, (0, dst.shape[1])
+        return (0, dst.shape[0]), lines
+
+    def _line_sums(self, x: Array, stream: Stream) -> np.ndarray:
+        """By the device that has it, or by this one where nobody here has."""
+        if self.on_gpu and isinstance(x, np.ndarray):
+            return line_sums(x)
+        ordinal = x.device.id if self.on_gpu else None
+        if not self.on_gpu or ordinal == self.ordinal:
+            with self.using(stream):
+                return self.sums.lines(x, stream)
+        if ordinal not in self.others:  # another process's memory, which this GPU reads
+            return self.sums.lines(x, stream)
+        owner, sums = self.others[ordinal]
+        with owner.streams(1) as (its,), owner.using(its):
+            return sums.lines(x, its)
+
+
+def _bounds(
+    variant: Variant, a: Array, b: Array, c: Array, alpha: float, beta: float
+) -> FloatBounds | IntegerBounds:
+    if is_exact(c.dtype):
+        return IntegerBounds(alpha, beta, c.itemsize)
+    sizes = *c.shape, a.shape[1]
+    problem = problem_of(variant, *sizes, a.dtype.name, c.dtype.name, alpha, beta)
+    return FloatBounds(problem, c.dtype)
+
+
+def checked_devices(devices: Sequence[Device]) -> list[Device]:
+    """These devices with their work checked."""
+    made = [CheckedDevice(device) for device in devices]
+    for device in made:
+        device.others = {
+            other.ordinal: (other.device, other.sums)
+            for other in made
+            if other.ordinal != device.ordinal
+        }
+    return list(made)
+
+
+def checks_of(devices: Sequence[Device]) -> Checks | None:
+    """What the checks of these devices have come to so far; None if they check nothing."""
+    checked = [device.tally for device in devices if isinstance(device, CheckedDevice)]
+    return total(checked) if checked else None
+
+
+def _on_host(x: Array) -> np.ndarray:
+    return x if isinstance(x, np.ndarray) else x.get()
+
+
+class _Checked:
+    """One product or sum into `c`: `make` makes it, and `product` what its sums should be."""
+
+    def __init__(
+        self, device: CheckedDevice, c: Array, beta: float, make: Callable[[Stream], None],
+        product: Callable[[Stream], Sums], bounds: FloatBounds | IntegerBounds,
+        what: str = "product",
+    ) -> None:  # fmt: skip
+        self.device, self.what, self.c, self.beta = device, what, c, beta
+        self.make, self.product, self.bounds = make, product, bounds
+
+    def run(self, stream: Stream) -> None:
+        """Returns when C is right. Raises `VerificationError` if it is wrong again."""
+        raw, before = self.device.device, None
+        if self.beta != 0:
+            before = raw.empty_like(self.c, self.c.dtype.name)
+            raw.copy(before, self.c, stream)
+        first: tuple[Judgement, np.ndarray] | None = None
+        bits: np.ndarray | None = None
+        kept: np.ndarray | None = None  # the sums of C before
+        for attempt in range(ATTEMPTS):
+            if attempt and before is not None:
+                raw.copy(self.c, before, stream)
+            expected, got = self._attempt(stream)
+            if first is None and not self.suspicious(expected, got, stream):
+                self.device.count(self._one())
+                return
+            expected, got = _all_on_host(expected, got)
+            if expected.before is not None:
+                kept = expected.before.of if kept is None else kept
+                if kept.tobytes() != expected.before.of.tobytes():
+                    raise VerificationError(
+                        f"the copy of C that {self.device.name} adds to again is damaged, too"
+                    )
+            found = self._judged(expected, got)
+            bits, last = self.device.sums.bits(self.c, stream), bits
+            same = last is not None and bool((bits == last).all())
+            if first is None:
+                first = found, bits
+            elif not found.bad.any() or (same and not found.impossible.any()):
+                self._settle(*first, bits)
+                return
+            elif same:
+                break
+        raise VerificationError(f"{self._fault(found)}, again when it was made again")
+
+    def _attempt(self, stream: Stream) -> tuple[Expected, Sums]:
+        sums = self.device.sums
+        before = sums.sums(self.c, stream) if self.beta != 0 else None
+        self.make(stream)  # first, so that the checks are started while it runs
+        with np.errstate(all="ignore"):
+            expected = Expected(self.product(stream), before)
+            return expected, sums.sums(self.c, stream)
+
+    def suspicious(self, expected: Expected, got: Sums, stream: Stream) -> bool:
+        """Whether a sum is beyond its bound. Waits for the sums."""
+        if isinstance(self.bounds, FloatBounds):
+            beyond = self.device.sums.beyond(self.bounds.limits, *expected, got, stream)
+            if beyond is not None:
+                return beyond
+        with np.errstate(all="ignore"):
+            return bool(self.bounds.judge(expected, got).bad.any())
+
+    def _judged(self, expected: Expected, got: Sums) -> Judgement:
+        """With what the worst case explains; sums in host memory."""
+        with np.errstate(all="ignore"):
+            found = self.bounds.judge(expected, got)
+            if isinstance(self.bounds, FloatBounds):
+                found = self.bounds.explained(found, expected, got)
+        return found
+
+    def _settle(self, found: Judgement, wrong: np.ndarray, bits: np.ndarray) -> None:
+        """Counts what was wrong at first: tiles that came out otherwise."""
+        damaged = found.bad & (wrong != bits)
+        if not (wrong != bits).any():
+            self.device.count(self._one(confirmed=1))
+            return
+        fault = self._fault(found._replace(bad=damaged if damaged.any() else found.bad))
+        self.device.count(self._one(repeated=1, faults=(fault,)))
+
+    def _one(self, **more: Any) -> Checks:
+        more[self.what + "s"] = 1
+        return Checks(**more)
+
+    def _fault(self, found: Judgement) -> Fault:
+        """The tile around the sum that is furthest off: its group, and rows around that are
+        wrong there."""
+        if (found.impossible & found.bad).any():
+            found = found._replace(bad=found.impossible & found.bad)
+        row, group = found.worst()
+        rows = np.flatnonzero(found.bad[:, group])
+        wide, n = width(self.c.shape[1]), self.c.shape[1]
+        return Fault(
+            self.device.name, self.what, (int(rows[0]), int(rows[-1]) + 1),
+            (group * wide, min(n, (group + 1) * wide)),
+            float(found.error[row, group]), float(found.bound[row, group]),
+        )  # fmt: skip
+
+
+def _all_on_host(expected: Expected, got: Sums) -> tuple[Expected, Sums]:
+    def here(x: Sums) -> Sums:
+        return Sums(*map(_on_host, x))
+
+    product, before = expected
+    return Expected(here(product), before and here(before)), here(got)

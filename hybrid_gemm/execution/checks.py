@@ -1,0 +1,221 @@
+"""How far the sums of a right product may be from those of its operands, and what checks came to.
+
+The row of a group of columns (`devices/checksums.py`) has two bounds. Beyond the first, which is
+statistical, the product is made again: a product that changes was damaged, and the new one is
+taken if it is within the bound. One that comes out the same, bit by bit, is taken as long as it is
+within the second bound, of the worst case. docs/reliability.md has both as inequalities.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..catalog import Variant
+from ..devices.base import Array
+from ..devices.checksums import GROUPS, Limits, Sums, width
+from ..errors import counted
+from ..problem import NARROW, Problem
+from ..verify import rounding
+
+MOST_FAULTS = 64  # that a result lists
+_SMALL = 1e-280  # squares of float64 below it may be zero
+
+
+@dataclasses.dataclass(frozen=True)
+class Fault:
+    """A tile that was wrong and came out otherwise when it was made again: where, what kind of
+    work ("product", "sum" or "copy"), and by how much its weighted sum was off (0 for copies)."""
+
+    device: str
+    what: str
+    rows: tuple[int, int]
+    cols: tuple[int, int]
+    magnitude: float
+    limit: float
+
+    def __str__(self) -> str:
+        (r, rows), (c, cols) = self.rows, self.cols
+        off = "with other bits"
+        if self.what != "copy":
+            off = f"off by {self.magnitude:.3g} (limit {self.limit:.3g})"
+        if not math.isfinite(self.magnitude):
+            off = "with Inf or NaN"
+        return (
+            f"{self.what} on {self.device}: rows {r} to {rows - 1}, columns {c} to {cols - 1} "
+            f"of its block, {off}"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Checks:
+    """What was checked: blocks that were multiplied, sums of partials, copies. `repeated` counts
+    those that were wrong and were made again, `confirmed` those that looked wrong and came out
+    the same; `faults` lists the first of the wrong ones."""
+
+    products: int = 0
+    sums: int = 0
+    copies: int = 0
+    repeated: int = 0
+    confirmed: int = 0
+    faults: tuple[Fault, ...] = ()
+
+    def __add__(self, other: Checks) -> Checks:
+        return self._with(other, 1, (self.faults + other.faults)[:MOST_FAULTS])
+
+    def since(self, before: Checks) -> Checks:
+        """What came after `before`."""
+        return self._with(before, -1, self.faults[len(before.faults) :])
+
+    def _with(self, other: Checks, sign: int, faults: tuple[Fault, ...]) -> Checks:
+        counts = {x: getattr(self, x) + sign * getattr(other, x) for x in COUNTS}
+        return dataclasses.replace(Checks(faults=faults), **counts)
+
+    def as_data(self) -> dict[str, Any]:
+        """For JSON."""
+        return dataclasses.asdict(self)
+
+    def __str__(self) -> str:
+        copies = f"{self.copies} cop{'y' if self.copies == 1 else 'ies'}"
+        confirmed = f", {self.confirmed} confirmed by a second" if self.confirmed else ""
+        return (
+            f"{counted(self.products, 'product')}, {counted(self.sums, 'sum')}, {copies} checked, "
+            f"{self.repeated} wrong and made again{confirmed}"
+        )
+
+
+COUNTS = ("products", "sums", "copies", "repeated", "confirmed")
+
+
+@functools.lru_cache(maxsize=4096)
+def problem_of(
+    variant: Variant, m: int, n: int, k: int, operands: str, out: str, alpha: float, beta: float
+) -> Problem:
+    """The problem that a kernel multiplies, of operands and C of these dtypes."""
+    dtype = "float32" if operands in NARROW else operands
+    compute = "fp32"
+    if variant.kernel.role == "tensor" and operands == "float32":
+        compute = "fp32x3" if variant.params.get("TERMS") == 3 else "tf32"
+    return Problem(m, n, k, dtype, alpha, beta, out, compute, operands)
+
+
+class Expected(NamedTuple):
+    """The sums that rows of C should have: `product` of op(A) op(B), `before` of C before."""
+
+    product: Sums
+    before: Sums | None
+
+
+class Judgement(NamedTuple):
+    """For each row and group: whether the sum of C is beyond its bound, its error, that bound,
+    and whether it is beyond what the worst case, or the range of the dtype, explains."""
+
+    bad: Array
+    error: Array
+    bound: Array
+    impossible: Array
+
+    def worst(self) -> tuple[int, int]:
+        """Of the bad sums that are furthest off: row and group. In host memory only."""
+        with np.errstate(all="ignore"):
+            ratio = np.where(self.bad, self.error.astype("f8") / self.bound, -1.0)
+        flat = int(np.argmax(np.nan_to_num(ratio, nan=np.inf, posinf=np.inf)))
+        row, group = divmod(flat, GROUPS)
+        return row, group
+
+
+class IntegerBounds:
+    """Sums of integers are right or wrong."""
+
+    def __init__(self, alpha: float, beta: float, itemsize: int) -> None:
+        self.alpha, self.beta = (int(x) % 2**64 for x in (alpha, beta))
+        self.mask = 2 ** (8 * itemsize) - 1
+
+    def judge(self, expected: Expected, got: Sums) -> Judgement:
+        of = np.uint64
+        off = []
+        for i in range(2):
+            wrong = expected.product[i] * of(self.alpha) - got[i]
+            if expected.before is not None:
+                wrong += expected.before[i] * of(self.beta)
+            off.append(wrong & of(self.mask))
+        bad = (off[0] | off[1]) != 0
+        return Judgement(bad, off[0], bad * 0.0, bad)
+
+
+class FloatBounds:
+    """Bounds from magnitudes that were measured: the squares of products, and of C.
+
+    `parts` is for sums of so many partials; None for products, of the problem's k.
+    """
+
+    def __init__(self, problem: Problem, out: np.dtype, parts: int | None = None) -> None:
+        scalar = np.dtype(problem.dtype).type
+        self.alpha, self.beta = float(scalar(problem.alpha)), float(scalar(problem.beta))
+        self.rounding = r = rounding.of(problem, out)
+        self.width = width(problem.n)
+        self.k = problem.k if parts is None else parts
+        self.variances = r.variances(self.k, self.width + self.k)
+        if parts is not None:
+            self.variances = (r.unit**2 * parts**2, *self.variances[1:])
+        tests = max(1, problem.m * GROUPS)
+        self.count = rounding.deviations(tests) * rounding.of_block(self.width)
+        self.tiny = 4 * self.width * r.tiny
+        self.wide = problem.dtype == "float64"
+
+    def judge(self, expected: Expected, got: Sums) -> Judgement:
+        """Works where the sums are."""
+        product, before = expected
+        of_products, of_sums, of_c, of_before = self.variances
+        wanted, squares, twice = self.alpha * product.of, got.second, 1
+        error = got.of - wanted
+        variance = self.alpha**2 * of_products * product.second + of_c * squares
+        if before is not None:
+            error -= self.beta * before.of
+            added = self.beta**2 * before.second
+            variance += of_before * added
+            squares, twice = squares + added, 2
+        variance += twice * of_sums * squares
+        error = abs(error)
+        bound = self.count * (variance / 3) ** 0.5 + self.tiny
+        bad = ~(error <= bound) | (bound == math.inf)
+        return Judgement(bad, error, bound, bad)
+
+    @functools.cached_property
+    def limits(self) -> Limits:
+        """The same, as devices take it."""
+        factor = self.count**2 / 3
+        of_products, of_sums, of_c, of_before = (x * factor for x in self.variances)
+        return Limits(
+            self.alpha, self.beta, self.alpha**2 * of_products, of_sums, of_c, of_before, self.tiny
+        )
+
+    def explained(self, found: Judgement, expected: Expected, got: Sums) -> Judgement:
+        """What the worst case does not explain; sums in host memory."""
+        r, (product, before) = self.rounding, expected
+        magnitude = np.sqrt(self.k * product.second) * abs(self.alpha)  # of any element
+        sums, squares = magnitude * math.sqrt(self.width), np.sqrt(got.second)
+        unjudged = ~np.isfinite(product.of) | ~np.isfinite(magnitude)
+        if before is not None:
+            unjudged = unjudged | ~np.isfinite(before.of)
+            added = abs(self.beta) * np.sqrt(before.second)
+            magnitude, squares = magnitude + added, squares + added
+        limit = min(r.limit, r.out_limit)
+        unjudged = unjudged | (~np.isfinite(got.of) & (magnitude > limit / 4))
+        if self.wide:
+            unjudged = unjudged | (product.second < _SMALL) | ~np.isfinite(squares)
+        relative = 2 * (self.k + 3) * r.unit + r.operands + r.cut * self.k
+        bound = found.bound + relative * sums
+        bound = bound + (r.unit + r.out + 3 * r.last) * math.sqrt(self.width) * squares
+        impossible = found.bad & ~(found.error <= bound) & ~unjudged
+        return found._replace(bound=bound, impossible=impossible)
+
+
+def total(tallies: Iterable[Checks]) -> Checks:
+    """All together."""
+    return functools.reduce(lambda x, y: x + y, tallies, Checks())

@@ -1,0 +1,380 @@
+"""Checked products: what is damaged between a product and its check is found and made again, to
+the bits of an undamaged run; right products raise no alarm."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.devices import needs, open_device
+from support.ranks import mpirun, needs_mpirun
+
+import hybrid_gemm as hg
+from hybrid_gemm import devices
+from hybrid_gemm.devices.checksums import GROUPS, HostChecksums, KernelChecksums, width
+from hybrid_gemm.errors import OptionTypeError, UsageError, VerificationError
+from hybrid_gemm.execution.checks import Checks
+
+SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
+sys.path.insert(0, str(SCRIPTS))
+from fuzzing.faulty import FaultyDevice, flip, put  # noqa: E402
+
+M, K, N = 130, 70, 132
+SPOT = slice(70, 71), slice(90, 91)
+WARP = slice(70, 71), slice(64, 96)  # 32 neighbours of a row
+PATCH = slice(64, 72), slice(88, 92)  # what a warp has of a tile
+TILE = slice(64, 128), slice(64, 128)
+FAULTS = {
+    "sign": flip(0, *SPOT),
+    "exponent": flip(2, *SPOT),
+    "low exponent": flip(8, *SPOT),
+    "mantissa": flip(9, *SPOT),
+    "warp": flip(8, *WARP),
+    "patch": flip(3, *PATCH),
+    "zeros": put(0, *TILE),
+    "nan": put(np.nan, *SPOT),
+    "inf": put(np.inf, *SPOT),
+}
+
+
+def plant(monkeypatch, faults):
+    """Lets the devices that are opened from now on have these faults, each its own."""
+    real = devices.open_devices
+
+    def faulty(*args, **keywords):
+        return [FaultyDevice(device, faults) for device in real(*args, **keywords)]
+
+    monkeypatch.setattr(devices, "open_devices", faulty)
+
+
+def matrices(rng, dtype="float32"):
+    return [(4 * rng.standard_normal(s)).astype(dtype) for s in ((M, K), (K, N), (M, N))]
+
+
+def run(device, arrays, checked=True, alpha=1, beta=0, **options):
+    a, b, c = arrays
+    with hg.Runner(device=device, checked=checked, **options) as runner:
+        return runner.run(a, b, c if beta else None, alpha=alpha, beta=beta)
+
+
+@pytest.mark.parametrize("options", [
+    {}, {"threads": 2, "split": "rows"}, {"threads": 3, "split": "cols"},
+], ids=["alone", "rows", "cols"])  # fmt: skip
+@pytest.mark.parametrize("beta", [0, 3])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int32", "int64"])
+def test_checked_products_have_the_same_bits_and_no_alarm(device, rng, dtype, beta, options):
+    arrays = matrices(rng, dtype)
+    plain = run(device, arrays, checked=False, alpha=2, beta=beta, **options)
+    done = run(device, arrays, alpha=2, beta=beta, **options)
+    assert done.c.tobytes() == plain.c.tobytes()
+    assert plain.checks is None
+    workers = len(done.plan.workers)
+    assert done.checks.products >= workers and (done.checks.copies or device == "cpu")
+    assert bool(done.checks.sums) == done.plan.summed
+    assert (done.checks.repeated, done.checks.confirmed, done.checks.faults) == (0, 0, ())
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("beta", [0, 3])
+def test_a_damaged_product_is_made_again(device, rng, monkeypatch, fault, beta):
+    arrays = matrices(rng)
+    right = run(device, arrays, alpha=2, beta=beta)
+    plant(monkeypatch, {("product", 0): FAULTS[fault]})
+    done = run(device, arrays, alpha=2, beta=beta)
+    assert done.c.tobytes() == right.c.tobytes()
+    assert done.checks.repeated == 1 and done.checks.confirmed == 0
+    (found,) = done.checks.faults
+    assert found.what == "product" and found.device in str(found)
+    assert found.rows[0] <= 70 < found.rows[1]
+    assert found.cols[0] < 128 and found.cols[1] > 64
+    assert not found.magnitude <= found.limit or np.isinf(found.magnitude)
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+@pytest.mark.parametrize("bit", [0, 31])
+def test_integers_are_checked_exactly(device, rng, monkeypatch, dtype, bit):
+    arrays = matrices(rng, dtype)
+    right = run(device, arrays, alpha=3, beta=2)
+    plant(monkeypatch, {("product", 0): flip(bit, *SPOT)})
+    done = run(device, arrays, alpha=3, beta=2)
+    assert done.c.tobytes() == right.c.tobytes() and done.checks.repeated == 1
+
+
+@pytest.mark.parametrize("where", ["product", "sum", "copy"])
+def test_each_partial_sum_and_copy_of_several_devices(kernel_device, rng, monkeypatch, where):
+    arrays = matrices(rng)
+    options = {"threads": 2, "split": "cols", "emulate_devices": 2, "alpha": 2}
+    right = run(kernel_device, arrays, **options)
+    count = getattr(right.checks, {"copy": "copies"}.get(where, where + "s")) // 2
+    assert count
+    for number in range(count):
+        with monkeypatch.context() as patch:
+            plant(patch, {(where, number): flip(3, slice(5, 6), slice(7, 8))})
+            done = run(kernel_device, arrays, **options)
+        assert done.c.tobytes() == right.c.tobytes()
+        assert done.checks.repeated == 2 and len(done.checks.faults) == 2
+        assert {x.what for x in done.checks.faults} == {where}
+
+
+def test_blocks_that_go_from_device_to_device(kernel_device, rng, monkeypatch):
+    arrays = matrices(rng)
+    options = {"threads": 2, "split": "rows", "emulate_devices": 2}
+    right = run(kernel_device, arrays, **options)
+    assert any(x.phase == "relay" for x in right.timeline)
+    for number in range(3):
+        with monkeypatch.context() as patch:
+            plant(patch, {("copy", number): flip(31, slice(1, 2), slice(2, 3))})
+            done = run(kernel_device, arrays, **options)
+        assert done.c.tobytes() == right.c.tobytes() and done.checks.repeated
+
+
+@pytest.mark.parametrize("where", ["product", "sum", "copy"])
+def test_wrong_again_is_an_error_that_names_the_place(device, rng, monkeypatch, where):
+    if (device, where) == ("cpu", "copy"):
+        pytest.skip("the cpu device multiplies in place")
+    plant(monkeypatch, {(where, None): flip(2)})
+    options = {"threads": 2, "split": "cols"} if where == "sum" else {}
+    match = rf"{where} on {device}.*rows .* columns"
+    with pytest.raises(VerificationError, match=match):
+        run(device, matrices(rng), **options)
+
+
+def test_a_device_that_is_wrong_in_another_place_each_time(device, rng, monkeypatch):
+    places = iter(range(99))
+
+    def fault(made):
+        row = next(places)
+        flip(1, slice(row, row + 1))(made)
+
+    plant(monkeypatch, {("product", None): fault})
+    with pytest.raises(VerificationError, match="product on"):
+        run(device, matrices(rng))
+
+
+def test_inf_and_nan_of_the_data_are_confirmed(device, rng, monkeypatch):
+    arrays = matrices(rng)
+    arrays[0][3, 4], arrays[0][8, 1], arrays[1][7, 9] = np.inf, np.nan, -np.inf
+    right = run(device, arrays, checked=False)
+    done = run(device, arrays)
+    assert np.array_equal(done.c, right.c, equal_nan=True)
+    assert done.checks.repeated == 0 and done.checks.confirmed == 1
+    arrays[2][5, 6] = np.nan
+    right = run(device, arrays, checked=False, beta=2)
+    plant(monkeypatch, {("product", 0): flip(3, slice(20, 21), slice(9, 11))})
+    done = run(device, arrays, beta=2)
+    assert np.array_equal(done.c, right.c, equal_nan=True) and done.checks.repeated == 1
+
+
+def test_products_that_overflow_are_confirmed(device):
+    a = np.full((40, 40), 1e30, np.float32)
+    done = run(device, (a, a, None))
+    assert np.isinf(done.c).all() and done.checks.confirmed == 1
+
+
+@pytest.mark.parametrize("scale", [1e-150, 1e150])
+def test_float64_whose_squares_have_no_float64_is_confirmed(device, rng, scale):
+    a, b, _ = matrices(rng, "float64")
+    done = run(device, (a * scale, b, None))
+    assert done.checks.repeated == 0 and done.checks.products == 1
+
+
+def test_sums_that_cancel_more_than_is_assumed_are_confirmed(device):
+    half = np.full((M, 4000), 3.7, np.float32)
+    a, b = np.hstack([half, -half]), np.full((8000, N), 1.3, np.float32)
+    done = run(device, (a, b, None))
+    assert done.checks.repeated == 0
+
+
+def tall(rng, kind, shape):
+    x = rng.standard_normal(shape)
+    match kind:
+        case "lognormal":
+            return np.exp(3 * x)
+        case "one-signed":
+            return np.abs(x)
+        case "sparse":
+            return x * (rng.random(shape) < 0.02)
+        case "huge":
+            return x * 1e18
+        case "tiny":
+            return x * 1e-18
+        case "rows of all sizes":
+            return x * 10.0 ** rng.integers(-15, 16, (shape[0], 1))
+        case "integers":
+            return np.rint(x * 3)
+    return x
+
+
+KINDS = ["normal", "lognormal", "one-signed", "sparse", "huge", "tiny", "rows of all sizes",
+         "integers"]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_no_kind_of_data_alarms(device, rng, dtype, kind):
+    with hg.Runner(device=device, checked=True) as runner:
+        for shape in ((33, 500, 47), (200, 64, 129), (1, 300, 1), (64, 3, 64)):
+            a, b = (tall(rng, kind, s).astype(dtype) for s in (shape[:2], shape[1:]))
+            checks = runner.run(a, b).checks
+            assert (checks.repeated, checks.confirmed) == (0, 0)
+
+
+def test_cancelling_data_do_not_alarm(device, rng):
+    x, y = rng.standard_normal((60, 300)), rng.standard_normal((300, 70))
+    a, b = np.hstack([x, -x]).astype("f4"), np.vstack([y, y]).astype("f4")
+    checks = run(device, (a, b, None)).checks
+    assert (checks.repeated, checks.confirmed) == (0, 0)
+
+
+@pytest.mark.parametrize("shape", [(0, 5, 4), (5, 0, 4), (5, 4, 0), (1, 1, 1)])
+def test_empty_and_single(device, shape):
+    m, k, n = shape
+    done = run(device, (np.ones((m, k)), np.ones((k, n)), None))
+    assert (done.c == k).all() and done.c.shape == (m, n)
+
+
+def test_out_of_another_dtype_and_order(device, rng):
+    a, b, _ = matrices(rng, "float16")
+    for out in (np.empty((M, N), "float64"), np.empty((N, M), "float32").T):
+        plain = hg.gemm(a, b, out=out, device=device).copy()
+        assert (hg.gemm(a, b, out=out, device=device, checked=True) == plain).all()
+
+
+def test_turns_in_little_memory(kernel_device, rng, monkeypatch):
+    a, b, c = (rng.standard_normal((700, 700)).astype("f4") for _ in range(3))
+    options = {"max_device_memory": 6 << 20, "threads": 1}
+    right = run(kernel_device, (a, b, c), checked=True, beta=1, **options)
+    assert right.plan.turns_in_memory and right.checks.products > 1
+    plant(monkeypatch, {("product", right.checks.products - 1): flip(2)})
+    done = run(kernel_device, (a, b, c), beta=1, **options)
+    assert done.c.tobytes() == right.c.tobytes() and done.checks.repeated == 1
+
+
+def test_tensor_cores_of_the_emulator(rng, monkeypatch):
+    a, b, _c = matrices(rng)
+    for compute, dtype in (("fp32x3", "f4"), ("tf32", "f4"), ("fp32", "f2")):
+        arrays = a.astype(dtype), b.astype(dtype), None
+        options = {"kernel": "mma", "compute": compute}
+        right = run("emulator", arrays, **options)
+        assert (right.checks.repeated, right.checks.confirmed) == (0, 0)
+        with monkeypatch.context() as patch:
+            plant(patch, {("product", 0): flip(2, *SPOT)})
+            done = run("emulator", arrays, **options)
+        assert done.c.tobytes() == right.c.tobytes() and done.checks.repeated == 1
+
+
+@needs("cuda")
+@pytest.mark.parametrize("beta", [0, 3])
+def test_arrays_on_a_gpu_are_checked_without_a_plan(rng, monkeypatch, beta):
+    import cupy
+
+    from hybrid_gemm.devices.cuda.device import CudaDevice
+
+    a, b, c = map(cupy.asarray, matrices(rng))
+    given = (a, b, c if beta else None)
+    right = hg.gemm(*given, alpha=2, beta=beta, gpus=0)
+    faults, real = [flip(2, *SPOT)], CudaDevice.bind
+
+    def bind(self, *args, **keywords):
+        make = real(self, *args, **keywords)
+
+        def call(a, b, c, stream):
+            make(a, b, c, stream)
+            if faults:
+                faults.pop()(c)
+
+        return call
+
+    with hg.Runner(device="cuda", gpus=0, checked=True) as runner:
+        assert (runner.gemm(*given, alpha=2, beta=beta) == right).all()
+        assert runner.devices[0].tally.products == 1
+        assert runner.run(*given, alpha=2, beta=beta).checks.products == 1
+    monkeypatch.setattr(CudaDevice, "bind", bind)
+    with hg.Runner(device="cuda", gpus=0, checked=True) as runner:
+        assert (runner.gemm(*given, alpha=2, beta=beta) == right).all()
+        assert not faults and runner.devices[0].tally.repeated == 1
+
+
+def test_kernels_sum_as_numpy_does(kernel_device, rng):
+    device = open_device(kernel_device)
+    stream, sums, host = device.stream(), KernelChecksums(device), HostChecksums(open_device("cpu"))
+    for dtype in ("float32", "float64", "float16", "int32", "int64"):
+        for rows, cols in ((1, 1), (37, 5), (130, 515), (64, 256)):
+            for order in "nt":
+                x = (40 * rng.standard_normal((rows, cols))).astype(dtype)
+                exact = x.dtype.kind == "i"
+                with device.using(stream):
+                    there = device.empty_like(x if order == "n" else np.asfortranarray(x), dtype)
+                    device.copy(there, np.asfortranarray(x) if order == "t" else x, stream)
+                    found = sums.sums(there, stream)
+                    through = sums.product(there.T, found, stream)
+                    bits = sums.bits(there, stream)
+                    kind = "odd" if exact else "float"
+                    weights = {n: _host(w) for n, w in sums.weights._kept.items()}
+                    host.weights._kept.update(weights)
+                    stream.synchronize()
+                assert any(n[1] == kind for n in weights)
+                wanted = host.sums(x, stream)
+                same = np.array_equal if exact else np.allclose
+                assert same(_host(found.of), wanted.of)
+                assert same(_host(found.second), wanted.second)
+                product = host.product(x.T, wanted, stream)
+                assert same(_host(through.of), product.of)
+                assert same(_host(through.second), product.second)
+                assert (bits == host.bits(x, stream)).all()
+
+
+def _host(x):
+    return x if isinstance(x, np.ndarray) else x.get()
+
+
+def test_groups_cover_all_columns():
+    for cols in (1, 3, 31, 32, 33, 100, 8192, 8193):
+        assert width(cols) % 4 == 0 and (GROUPS - 1) * width(cols) < cols + 32
+        assert GROUPS * width(cols) >= cols
+
+
+def test_what_cannot_be_checked_is_refused():
+    with pytest.raises(UsageError, match="Strassen's sums"):
+        hg.Runner(device="cpu", checked=True, algorithm="strassen")
+    with pytest.raises(UsageError, match="the ordered one works"):
+        hg.Runner(device="cpu", checked=True, reduce="critical", split="cols", threads=2)
+    with pytest.raises(OptionTypeError, match="True or False"):
+        hg.Runner(device="cpu", checked="yes")
+
+
+def test_checks_add_up_and_say_so():
+    one = Checks(products=2, repeated=1)
+    assert (one + one).products == 4 and (one + one).since(one) == one
+    assert "2 products, 0 sums, 0 copies checked, 1 wrong and made again" in str(one)
+
+
+RANKS = """
+import sys
+import numpy as np
+sys.path.insert(0, sys.argv[1])
+from mpi4py import MPI
+from fuzzing.faulty import FaultyDevice, flip
+from hybrid_gemm import RankRunner, devices
+comm, real = MPI.COMM_WORLD, devices.open_devices
+rng = np.random.default_rng(1)
+a, b = rng.standard_normal((90, 200)), rng.standard_normal((200, 70))
+right = RankRunner(comm, device="cpu", split="cols").gemm(a, b)
+faults = {("product", 0): flip(3)} if comm.rank == 1 else {("sum", 0): flip(4)}
+devices.open_devices = lambda *x, **y: [FaultyDevice(d, faults) for d in real(*x, **y)]
+runner = RankRunner(comm, device="cpu", split="cols", checked=True)
+done = []
+run = runner.run
+runner.run = lambda *x, **y: done.append(run(*x, **y)) or done[-1]
+assert runner.gemm(a, b).tobytes() == right.tobytes()
+checks = done[0].checks
+assert checks.products >= 3 and checks.sums >= 3 and checks.repeated == 3, checks
+assert sorted({x.what for x in checks.faults}) == ["product", "sum"], checks
+"""
+
+
+@needs_mpirun
+def test_faults_of_ranks_are_mended(tmp_path):
+    script = tmp_path / "ranks.py"
+    script.write_text(RANKS)
+    mpirun(3, script, SCRIPTS, check=0)
