@@ -1,6 +1,7 @@
 """Checked products: what is damaged between a product and its check is found and made again, to
 the bits of an undamaged run; right products raise no alarm."""
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from hybrid_gemm import devices
 from hybrid_gemm.devices.checksums import GROUPS, HostChecksums, KernelChecksums, width
 from hybrid_gemm.errors import OptionTypeError, UsageError, VerificationError
 from hybrid_gemm.execution.checks import Checks
+from hybrid_gemm.planning.plan import CHECKING_BYTES
+from hybrid_gemm.problem import Problem
 
 SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
 sys.path.insert(0, str(SCRIPTS))
@@ -378,3 +381,22 @@ def test_faults_of_ranks_are_mended(tmp_path):
     script = tmp_path / "ranks.py"
     script.write_text(RANKS)
     mpirun(3, script, SCRIPTS, check=0)
+
+
+def test_a_small_campaign():
+    arguments = ["--device", "cpu", "--count", "25", "--clean", "25", "--seed", "1"]
+    command = [sys.executable, "-W", "ignore", str(SCRIPTS / "checked-campaign"), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "'planted': 25" in done.stdout and "'repeated': 0" in done.stdout
+
+
+def test_plans_count_the_memory_of_checks():
+    sizes = {}
+    for beta in (0, 1):
+        problem = Problem(512, 512, 512, beta=beta)
+        for checked in (False, True):
+            with hg.Runner(device="emulator", checked=checked) as runner:
+                sizes[beta, checked] = runner.plan(problem).memory_bytes(0)
+    assert sizes[0, True] == sizes[0, False] + CHECKING_BYTES * (512 + 512)
+    assert sizes[1, True] == sizes[1, False] + CHECKING_BYTES * (512 + 512) + 4 * 512 * 512
