@@ -201,12 +201,8 @@ class SingleGpuExecutor:
         if found is None or type(a) is not self.array or type(b) is not self.array:
             return None
         here = self.device.ordinal
-        if (
-            not a.data.device_id
-            == b.data.device_id
-            == self.device.cp.cuda.runtime.getDevice()
-            == here
-        ):
+        places = a.data.device_id, b.data.device_id, self.device.cp.cuda.runtime.getDevice()
+        if places != (here, here, here):
             return None
         _call, _offsets, shape, dtype, (extent_a, extent_b, extent) = found
         if out is None:
