@@ -259,15 +259,25 @@ class Runner:
 
     def matmul(self, a: Any, b: Any, /, *, out: Any = None) -> Any:
         """A @ B as NumPy's `matmul`; see `hybrid_gemm.matmul`."""
+        single = None
+        if type(a) is not np.ndarray and is_device_array(a) and is_device_array(b):
+            single = self._single_gpus.get(gpu_of(a))
+            if single and (out is None or is_device_array(out)):
+                done = single.stacked(a, b, out)
+                if done is not None:
+                    return done
         if guests := Guests.of(a, b, None, out):
             return guests.served(lambda x, y, _c, z: self.matmul(x, y, out=z))
         stacks = Stacks.of(as_array(a, "A"), as_array(b, "B"), out)
         real = stacks.as_real()
         if self._single_cpu and self._single_cpu.matmul(real.a, real.b, real.c):
             return stacks.result
-        return real.multiply(
+        real.multiply(
             lambda x, y, z: self._multiply(x, y, None, 1.0, 0.0, False, False, z), self._together
         )
+        if single and real is stacks:
+            single.remember(a, b, out, stacks)
+        return stacks.result
 
     def gemm_many(self, a: Sequence[Any], b: Sequence[Any], /) -> list[Any]:
         """A @ B for all pairs of two lists; see `hybrid_gemm.gemm_many`."""

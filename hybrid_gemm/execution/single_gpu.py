@@ -17,7 +17,7 @@ import numpy as np
 from ..arrays.caller_arrays import shares_memory
 from ..arrays.operand import Operands
 from ..arrays.other_libraries import TORCH
-from ..arrays.stacks import merged
+from ..arrays.stacks import Stacks, merged
 from ..arrays.strides import layout, leading
 from ..catalog import Variant
 from ..devices.cuda import cublas
@@ -69,7 +69,7 @@ class SingleGpuExecutor:
         self.device_now = device.cp.cuda.runtime.getDevice
         self.known: dict[tuple, Found | None] = {}
         self.known_tensors: dict[tuple, Found | None] = {}
-        self.known_stacks: dict[tuple, tuple | None] = {}
+        self.known_stacks: dict[tuple, tuple] = {}
         self.streams: dict[int, CudaStream] = {}
         # For arrays of the host; what it gives back is not another stream's while copies go on.
         self.own = device.stream()
@@ -315,20 +315,60 @@ class SingleGpuExecutor:
         array, here = self.array, self.device.ordinal
         if not all(type(x) is array and x.data.device_id == here for x in (a, b, c)):
             return False
+        if math.prod(c.shape[:-2]) < 2:
+            return False
         if self.device.cp.cuda.runtime.getDevice() != here or not self._stackable(a, b, c):
             return False
         key = tuple((x.shape, x.strides, x.dtype.char) for x in (a, b, c))
-        if key not in self.known_stacks:
-            if len(self.known_stacks) >= MAX_KNOWN:
-                self.known_stacks.clear()
-            self.known_stacks[key] = _bound_stack(a, b, c)
-        if (found := self.known_stacks[key]) is None:
+        found = self.known_stacks.get(key)
+        if found is None and (found := _bound_stack(a, b, c)) is not None:
+            self._keep(key, found)
+        if found is None:
             return False
-        call, offsets = found
-        stream, (x, y, z) = self._stream(), (v.data.ptr for v in (a, b, c))
-        for of_a, of_b, of_c in offsets:
-            call(x + of_a, y + of_b, z + of_c, stream)
+        self._start(found, a, b, c)
         return True
+
+    def stacked(self, a: Any, b: Any, out: Any) -> Any:
+        """A @ B for arrays laid out as some that `remember` was told of, as `matmul`; otherwise
+        None, and nothing is done."""
+        found = self.known_stacks.get(_stack_key(a, b, out))
+        if found is None or type(a) is not self.array or type(b) is not self.array:
+            return None
+        here = self.device.ordinal
+        places = a.data.device_id, b.data.device_id, self.device.cp.cuda.runtime.getDevice()
+        if places != (here, here, here):
+            return None
+        _call, _offsets, shape, dtype, (extent_a, extent_b, extent) = found
+        if out is None:
+            out = self.array(shape, dtype)
+        elif type(out) is not self.array or out.data.device_id != here:
+            return None
+        else:
+            at, x, y = out.data.ptr, a.data.ptr, b.data.ptr
+            if (at < x + extent_a and x < at + extent) or (at < y + extent_b and y < at + extent):
+                return None  # where it is decided exactly
+        self._start(found, a, b, out)
+        return out
+
+    def remember(self, a: Any, b: Any, out: Any, stacks: Stacks) -> None:
+        """Lets `stacked` take arrays that lie as A, B and `out`, which `matmul` multiplied as these
+        stacks."""
+        key = tuple((x.shape, x.strides, x.dtype.char) for x in (stacks.a, stacks.b, stacks.c))
+        found, made = self.known_stacks.get(key), stacks.out
+        if found and all(step >= 0 for x in (a, b, made) for step in x.strides):
+            extents = _extent(a), _extent(b), _extent(made)
+            self._keep(_stack_key(a, b, out), (*found[:2], made.shape, made.dtype, extents))
+
+    def _keep(self, key: tuple, found: tuple) -> None:
+        if len(self.known_stacks) >= MAX_KNOWN:
+            self.known_stacks.clear()
+        self.known_stacks[key] = found
+
+    def _start(self, found: tuple, a: Any, b: Any, c: Any) -> None:
+        """Launches the products of stacks, or of the arrays that they were made of."""
+        stream, x, y, z = self._stream(), a.data.ptr, b.data.ptr, c.data.ptr
+        for of_a, of_b, of_c in found[1]:
+            found[0](x + of_a, y + of_b, z + of_c, stream)
 
     def gemm_many(self, pairs: Sequence[tuple[Any, Any]]) -> list[Any] | None:
         """A @ B of each pair by one launch of cuBLAS on the caller's current stream; None, and
@@ -354,7 +394,9 @@ class SingleGpuExecutor:
         """As `matmul`, for small stacks of the host, which are copied there and back whole."""
         most = min(HOSTED_BYTES, self.plans.options.max_device_memory or HOSTED_BYTES)
         small = sum(x.size * x.itemsize for x in (a, b, c)) <= most
-        if not (small and all(type(x) is np.ndarray for x in (a, b, c))):
+        if math.prod(c.shape[:-2]) < 2 or not (
+            small and all(type(x) is np.ndarray for x in (a, b, c))
+        ):
             return False
         if not (self._stackable(a, b, c) and all(x.dtype.isnative for x in (a, b, c))):
             return False
@@ -434,6 +476,14 @@ class SingleGpuExecutor:
         if self.checked:
             return self.checked.bind(variant, a, b, c, **scale)
         return self.device.loading_together(lambda d: d.bind(variant, a, b, c, **scale))
+
+
+def _stack_key(a: Any, b: Any, out: Any) -> tuple:
+    """What arrays of `matmul` have to have in common for one call to multiply them."""
+    return (
+        a.shape, a.strides, a.dtype.char, b.shape, b.strides, b.dtype.char,
+        None if out is None else (out.shape, out.strides, out.dtype.char),
+    )  # fmt: skip
 
 
 def _bound_stack(a: Any, b: Any, c: Any) -> tuple | None:
