@@ -163,8 +163,8 @@ def _check_shapes(
 
 
 def _alike(kernel: Kernel, other: Variant, turned: bool) -> Variant:
-    """The listed variant with another's tile, cluster and SHARES, or the first. `turned` says that
-    the kernel makes C^T: there the turned tile is preferred."""
+    """The listed variant with another's tile, cluster and SHARES, or the first, with these SHARES.
+    `turned` says that the kernel makes C^T: there the turned tile is preferred."""
     sides = [other.tile[::-1], other.tile] if turned else [other.tile]
     listed = kernel.variants()
     alike = [
@@ -173,7 +173,8 @@ def _alike(kernel: Kernel, other: Variant, turned: bool) -> Variant:
         for v in listed
         if (v.tile, v.cluster, v.most_shares) == (tile, other.cluster, other.most_shares)
     ]
-    return (alike or listed)[0]
+    found = (alike or listed)[0]
+    return kernel.variant({**found.params, "SHARES": other.most_shares})
 
 
 def bind_across(  # a product has so many parameters, as in BLAS
