@@ -97,24 +97,23 @@ def test_whole_numbers_are_exact_where_k_is_cut(several, terms, layout):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("out", ["float32", ""])
-def test_c_of_16_bits_where_k_is_cut(several, dtype, out):
-    of = pytest.importorskip("ml_dtypes").bfloat16 if dtype == "bfloat16" else np.float16
-    rng, out = np.random.default_rng(2), out or dtype
-    for variant in cutting(several[1], 1, 4 if out == "float32" else 2):
-        for shape, pad in (((33, 130, 3000), 3), ((64, 20, 2048), 4)):
-            m, n, k = shape
-            a, b = (rng.integers(-1, 2, s).astype(of) for s in ((m, k), (k, n)))
-            c = rng.integers(-3, 4, (m, n)).astype(np.float32 if out == "float32" else of)
-            got, _ = multiply(
-                several, a, b, terms=1, layout="tn", pad=pad, alpha=-1, beta=2, c=c, out=out,
-                variant=variant,
-            )  # fmt: skip
-            expected = 2 * c.astype("f4") - a.astype("f4") @ b.astype("f4")
-            np.testing.assert_array_equal(
-                got[1:-1, :n].astype("f4"), expected.astype(c.dtype).astype("f4"),
-                err_msg=f"{variant} {shape}",
-            )  # fmt: skip
+def test_narrow_whole_numbers_are_exact_where_k_is_cut(several, dtype):
+    for out in ("float32", dtype):
+        for variant in cutting(several[1], 1, np.dtype(out).itemsize):
+            for (m, n, k), pad in (((33, 130, 3000), 3), ((64, 20, 2048), 4)):
+                rng = np.random.default_rng(k)
+                assert cut(variant, m, n, k, dtype, several[0].processors).shares > 1
+                a, b = (rng.integers(-1, 2, s).astype(dtype) for s in ((m, k), (k, n)))
+                c = integers(rng, (m, n), out)
+                got, _ = multiply(
+                    several, a, b, terms=1, layout="tn", pad=pad, alpha=-1, beta=2, c=c, out=out,
+                    variant=variant,
+                )  # fmt: skip
+                exact = 2 * c.astype("f8") - a.astype("f8") @ b.astype("f8")
+                wanted = framed(exact.astype(out), pad, out)
+                np.testing.assert_array_equal(
+                    got.astype("f4"), wanted.astype("f4"), err_msg=f"{variant} {m} {n} {k} {out}"
+                )
 
 
 @pytest.mark.parametrize("kind", ["normal", "uniform", "wide", "ill-scaled", "NaN", "tiny rows"])

@@ -156,7 +156,5 @@ def check_split_products(place):
             multiply(place, a, b, terms=terms, layout=layout, pad=3)
         narrow = a.astype("float16"), b.astype("float16")
         multiply(place, *narrow, terms=1, layout=layout, pad=3, out="float16")
-        if place[0].processors > 1:
-            for terms in (1, 3):
-                for variant in cutting(place[1], terms):
-                    multiply(place, *long, terms=terms, layout=layout, pad=3, variant=variant)
+        for variant in cutting(place[1], 1) + cutting(place[1], 3):
+            multiply(place, *long, layout=layout, pad=3, variant=variant)
