@@ -14,6 +14,7 @@ params     = [
     {BM = 128, BN = 192, SPAN = 128, STAGES = 5, CLUSTER = 1, SHARES = 1},
     {BM = 128, BN = 128, SPAN = 128, STAGES = 6, CLUSTER = 1, SHARES = 1},
     {BM = 64, BN = 128, SPAN = 128, STAGES = 8, CLUSTER = 1, SHARES = 1},
+    {BM = 128, BN = 256, SPAN = 128, STAGES = 4, CLUSTER = 1, SHARES = 256},
     {BM = 128, BN = 128, SPAN = 128, STAGES = 6, CLUSTER = 1, SHARES = 256},
     {BM = 128, BN = 64, SPAN = 128, STAGES = 8, CLUSTER = 1, SHARES = 256},
     {BM = 64, BN = 128, SPAN = 128, STAGES = 8, CLUSTER = 1, SHARES = 256},

@@ -87,6 +87,6 @@ def _cost_us(
     """Microseconds for `parts` tiles of C, or shares of tiles, over k = sides[2] each."""
     (m, n, k), cluster, (bm, bn) = sides, variant.cluster, variant.tile
     rate = _RATE * _SHARE[bm, bn] * 2 / ITEM_SIZE[dtype] * (1 if cluster > 1 else _ALONE)
-    tile = 2 * bm * bn * k * variant.params["TERMS"] / rate + _TILE_US
+    tile = 2 * bm * bn * k * variant.params.get("TERMS", 1) / rate + _TILE_US
     made = _LAUNCH_US + _CLUSTER_US * (cluster > 1) + math.ceil(parts / clusters) * tile
     return made + (shares > 1) * (_SUM_US + shares * m * n * 8 / _SUM_RATE)
