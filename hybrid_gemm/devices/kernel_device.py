@@ -34,7 +34,7 @@ class KernelDevice(KernelLauncher):
         if not variant.kernel.library and variant.kernel.role == "gemm":
             for *_part, launch in variant.launches(m, n, k, dtype):
                 if launch.workspace_bytes:
-                    self._scratch(launch, dtype, stream)
+                    self.scratch(launch, dtype, stream)
 
     # --- products -------------------------------------------------------------------------
 
@@ -86,7 +86,7 @@ class KernelDevice(KernelLauncher):
                     x, lda, y, ldb, beta_t, z, ldc,
                 ]  # fmt: skip
                 if launch.workspace_bytes:
-                    args += self._scratch(launch, dtype, stream)
+                    args += self.scratch(launch, dtype, stream)
                 self.launch(function, launch, args, stream)
 
         return call
@@ -105,9 +105,9 @@ class KernelDevice(KernelLauncher):
         """As `bind`, for a kernel that is a library's."""
         raise UsageError(f"kernel {variant.name} does not run on the {self.kind} device")
 
-    def _scratch(self, launch: Launch, dtype: str, stream: Stream) -> list[Array]:
-        """The stream's workspace and its flags, which kernels leave zero; larger ones where this
-        launch needs them. Smaller ones are kept: a recorded graph may still launch with them."""
+    def scratch(self, launch: Launch, dtype: str, stream: Stream) -> list[Array]:
+        """As `KernelLauncher.scratch`. Smaller ones are kept: a recorded graph may still launch
+        with them."""
         size = np.dtype(dtype).itemsize
         wanted = -(-launch.workspace_bytes // size), -(-launch.flag_bytes // 4)
         for workspace, flags in stream.scratch:

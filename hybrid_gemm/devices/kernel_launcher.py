@@ -41,6 +41,11 @@ class KernelLauncher(Device):
         """The matrices' addresses as a uint64 array on this device."""
 
     @abc.abstractmethod
+    def scratch(self, launch: Launch, dtype: str, stream: Stream) -> list[Array]:
+        """The stream's workspace for a launch, a vector of that dtype, and its flags, uint32, which
+        kernels leave zero; larger ones where this launch needs them."""
+
+    @abc.abstractmethod
     def bind(
         self, variant: Variant, a: Array, b: Array, c: Array, *, alpha: float, beta: float
     ) -> BoundProduct:

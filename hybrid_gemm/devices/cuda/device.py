@@ -351,7 +351,7 @@ class CudaDevice(KernelDevice):
                 args,
                 launch.shared_bytes,
                 stream.cupy.ptr,
-                early=launch.early and _early(),
+                early=launch.early and self.capability >= 90 and _early(),
             )
         except self.cp.cuda.driver.CUDADriverError as error:
             if error.status not in _REFUSED_LAUNCHES:
