@@ -104,7 +104,7 @@ def executor(monkeypatch):
     made.device = SimpleNamespace(
         ordinal=0, cp=SimpleNamespace(cuda=SimpleNamespace(runtime=runtime))
     )
-    made.plans = SimpleNamespace(options=Options())
+    made.plans, made.checked = SimpleNamespace(options=Options()), None
     monkeypatch.setattr(made, "_stream", lambda: "stream", raising=False)
 
     def bind(a, b, c, count, steps):
