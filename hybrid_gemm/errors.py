@@ -107,6 +107,16 @@ class OutOfMemoryError(HybridGemmError, MemoryError):
     exit_code = 1
 
 
+# What errors of CUDA and cuBLAS say, which are no `MemoryError`, where memory of a GPU is short.
+_SHORTAGES = ("CUDA_ERROR_OUT_OF_MEMORY", "cudaErrorMemoryAllocation", "CUBLAS_STATUS_ALLOC_FAILED")
+
+
+def _is_shortage(error: Exception) -> bool:
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    return isinstance(error, MemoryError) or str(error).startswith(_SHORTAGES)
+
+
 @contextlib.contextmanager
 def shortage_in_words(task: object) -> Iterator[None]:
     """Makes an allocation that fails, the system's own too, an `OutOfMemoryError` that names the
@@ -115,8 +125,8 @@ def shortage_in_words(task: object) -> Iterator[None]:
         yield
     except OutOfMemoryError:
         raise
-    except (MemoryError, OSError) as error:
-        if isinstance(error, OSError) and error.errno != errno.ENOMEM:
+    except Exception as error:
+        if not _is_shortage(error):
             raise
         reason = " ".join(str(error).split()) or "an allocation failed"
         clear = OutOfMemoryError(

@@ -9,6 +9,7 @@ from support.devices import DEVICES, KERNEL_DEVICES
 
 import hybrid_gemm
 from hybrid_gemm import devices
+from hybrid_gemm.kernel_choice import fitted, on_gpu
 
 # Shells start background jobs with SIGINT ignored, and children inherit that. Some tests interrupt
 # their children.
@@ -32,6 +33,15 @@ def kernel_device(request):
 @pytest.fixture
 def rng():
     return np.random.default_rng(20240607)
+
+
+@pytest.fixture
+def without_models(tmp_path, monkeypatch):
+    """No models of times: what goes to tensor cores does so at any size, by our kernels."""
+    monkeypatch.setattr(fitted, "HERE", tmp_path / "no models")
+    on_gpu.forget()
+    yield
+    on_gpu.forget()
 
 
 def pytest_addoption(parser):

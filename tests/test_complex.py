@@ -162,7 +162,7 @@ def test_errors_are_within_their_bound(k, dtype, device, rng):
     assert (abs(got - (alpha * (x @ y) + beta * z)) <= (2 * k + 10) * unit * size).all()
 
 
-def test_tensor_cores_are_as_accurate(kernel_device, rng):
+def test_tensor_cores_are_as_accurate(kernel_device, rng, without_models):
     k = 200
     a, b = normal(rng, (40, k)), normal(rng, (k, 30))
     try:

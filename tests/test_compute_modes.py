@@ -19,6 +19,8 @@ from hybrid_gemm.execution import staging
 from hybrid_gemm.kernel_choice import compute_modes
 from hybrid_gemm.problem import Problem
 
+pytestmark = pytest.mark.usefixtures("without_models")
+
 
 @functools.cache
 def runner(kind, **options):

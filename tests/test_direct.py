@@ -19,6 +19,7 @@ from hybrid_gemm.arrays.caller_arrays import shares_memory
 from hybrid_gemm.devices.cuda import driver, launch_list, tensor_maps
 from hybrid_gemm.errors import DTypeError
 from hybrid_gemm.execution import single_gpu
+from hybrid_gemm.execution.local import LocalExecutor
 from hybrid_gemm.planning import planner
 from hybrid_gemm.problem import Problem
 
@@ -196,8 +197,10 @@ def test_small_products_stay_on_the_gpu_that_has_them(rng, monkeypatch):
     import cupy
 
     here, runs = Runner(device="cuda"), []
-    real = Runner.run
-    monkeypatch.setattr(Runner, "run", lambda self, *x, **y: runs.append(1) or real(self, *x, **y))
+    real = LocalExecutor.execute
+    monkeypatch.setattr(
+        LocalExecutor, "execute", lambda self, *x, **y: runs.append(1) or real(self, *x, **y)
+    )
     a, b = integers(rng, (70, 90)), integers(rng, (90, 50))
     gpus = sorted({device.ordinal for device in here.devices})
     for ordinal in gpus:
@@ -241,8 +244,10 @@ def test_a_runner_may_be_dropped_while_a_graph_is_captured(kernel, rng):
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_small_arrays_of_the_host_are_copied_whole(dtype, rng, monkeypatch):
     """By the calling thread, as long as a run would take longer to set up."""
-    runs, real = [], Runner.run
-    monkeypatch.setattr(Runner, "run", lambda self, *x, **y: runs.append(1) or real(self, *x, **y))
+    runs, real = [], LocalExecutor.execute
+    monkeypatch.setattr(
+        LocalExecutor, "execute", lambda self, *x, **y: runs.append(1) or real(self, *x, **y)
+    )
     here = Runner(device="cuda")
     a, b, c = (integers(rng, s, dtype) for s in ((70, 90), (90, 50), (70, 50)))
     out = np.full_like(c, np.nan)

@@ -30,7 +30,7 @@ def files():
     ],
 )
 def test_products_after_it_compile_nothing(
-    kernel_device, dtype, options, rng, tmp_path, monkeypatch
+    kernel_device, dtype, options, rng, tmp_path, monkeypatch, without_models
 ):
     monkeypatch.setenv("HYBRID_GEMM_CACHE", str(tmp_path))
     shape = 70, 50, 90

@@ -79,7 +79,7 @@ class KernelLauncher(Device):
             if done:
                 done(kernel)
 
-        with ThreadPoolExecutor(cores()) as pool:
+        with ThreadPoolExecutor(cores(), thread_name_prefix="compile") as pool:
             list(pool.map(compiled, kernels))
 
     def loading_together(self, work: Callable[[KernelLauncher], R]) -> R:

@@ -215,4 +215,5 @@ def ran(variant: Variant | None, problem: Problem, taken: Sequence[int] = ()) ->
     tensor = variant is None or variant.kernel.role == "tensor"
     if tensor or problem.operands in NARROW or any(taken):
         return words(problem, taken)
-    return f"strict {problem.dtype}"
+    faster = ", expected to be faster here than fp32x3" if problem.compute == "fp32x3" else ""
+    return f"strict {problem.dtype}{faster}"

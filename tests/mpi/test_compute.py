@@ -10,7 +10,7 @@ from support.arrays import integers
 from hybrid_gemm import RankRunner
 from hybrid_gemm.errors import UnavailableError
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures("without_models")]
 SHAPES = [(70, 33, 130), (8, 40, 65), (16, 4, 64)]
 
 

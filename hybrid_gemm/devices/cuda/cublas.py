@@ -30,6 +30,7 @@ _OPERATION = {"n": 0, "t": 1}
 _COMPUTE = {False: 68, True: 77}  # cublasComputeType: float32, float32 through TF32
 _COMPUTE_DOUBLE = 70
 _ANY_ALGORITHM = -1
+_ALLOC_FAILED = 3
 _OPERATIONS, _MATRIX = (c_void_p, c_int, c_int, *[c_int64] * 3, c_void_p), (c_void_p, c_int64)
 _TYPED = (c_void_p, c_int, c_int64)
 _STACK = (*_TYPED, c_int64)
@@ -75,6 +76,8 @@ def _function(name: str) -> Any:
 
 def check(status: int, name: str = "a product") -> None:
     """Raises `HybridGemmError` for a status that is not 0."""
+    if status == _ALLOC_FAILED:
+        raise MemoryError("CUBLAS_STATUS_ALLOC_FAILED")
     if status:
         raise HybridGemmError(f"{name} failed with cuBLAS status {status}")
 
