@@ -38,7 +38,7 @@ def cases():
             continue
         dtype, layout = kernel.dtypes[0], kernel.layouts[0]
         default, arch = kernel.variant(), archs(kernel)[min(1, len(archs(kernel)) - 1)]
-        for variant in kernel.variants():
+        for variant in dict.fromkeys(x for v in kernel.variants() for x in (v, v.uncut)):
             some = archs(kernel) if variant == default else [arch]
             yield from ((variant, dtype, layout, other) for other in some)
         yield from ((default, other, layout, arch) for other in kernel.dtypes[1:])

@@ -9,6 +9,7 @@ from hybrid_gemm import catalog, devices
 from hybrid_gemm.catalog import TENSOR_TYPES
 from hybrid_gemm.devices.cuda import nvrtc, tensor_maps
 from hybrid_gemm.errors import KernelError, UnavailableError, UsageError
+from hybrid_gemm.kernel_choice import costs
 from hybrid_gemm.kernel_choice.tensor_cores import cut, fastest
 
 SHAPES = [(1, 1, 1), (64, 64, 16), (130, 70, 0), (300, 333, 100), (129, 257, 65), (2500, 1700, 300)]
@@ -323,6 +324,19 @@ def test_k_is_cut_where_tiles_are_few(variant):
     for sides in ((8192, 8192, 8192), (4096, 4096, 64), (100, 100, 100), (64, 64, 0)):
         assert cut(variant, *sides, "float16", 132).shares == 1
     assert cut(variant.uncut, 88, 16, 770295, "float16", 132) == (1, steps)
+
+
+@pytest.mark.parametrize("variant", CUTTING, ids=names(CUTTING))
+def test_costs_count_shares(variant):
+    dtype = "float32" if variant.params["TERMS"] == 3 else "float16"
+    counted, whole = (
+        np.array(costs.counts(v, (88, 16, 770295), "nt", dtype, 132))
+        for v in (variant, variant.uncut)
+    )
+    shares = cut(variant, 88, 16, 770295, "float16", 132)
+    assert list(whole[-2:]) == [0, 0] and counted[-2] == 1
+    assert counted[-1] == pytest.approx(shares.shares * 88 * 16 * 4e-6)
+    assert counted[1] == shares.steps and whole[1] > 50 * counted[1]  # of the busiest processor
 
 
 def test_without_a_model_a_long_k_takes_a_variant_that_cuts_it():

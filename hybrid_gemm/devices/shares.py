@@ -50,25 +50,24 @@ class Shares:
         self.sizes = [np.int32(x) for x in (rows, cols, count)]
         self.alpha, self.beta = np.float32(alpha), np.float32(beta)
 
-    def sums(self, stream: Stream) -> Array:
+    def sums(self, stream: Stream) -> list[Array]:
         """Where the kernel leaves the sums: for each share m x n of float32, in rows that begin
-        `pitch` elements apart, one matrix below the other."""
-        return self.device.scratch(self.room, "float32", stream)[0]
+        `pitch` elements apart, one matrix below the other. And an element that is not used."""
+        return self.device.scratch(self.room, "float32", stream)
 
     def add(
-        self, c: Array, stream: Stream, exponents: Sequence[Array | None] = (),
+        self, sums: list[Array], c: Array, stream: Stream, exponents: Sequence[Array | None] = (),
         verdict: Array = None, wanted: int = -1,
     ) -> None:  # fmt: skip
-        """C = alpha 2^exponents (the shares' sums, added up) + beta C, if a `verdict` on the device
-        is `wanted`, or there is none."""
-        sums, flags = self.device.scratch(self.room, "float32", stream)
-        nothing = flags.view("int32")  # not looked at
+        """C = alpha 2^exponents (the shares' `sums`, added up) + beta C, if a `verdict` on the
+        device is `wanted`, or there is none."""
+        nothing = sums[1].view("int32")  # not looked at
         scales = len(exponents) > 0 and exponents[0] is not None
         of_rows_and_cols = exponents if scales else (nothing, nothing)
         if verdict is None:
             verdict, wanted = nothing, -1
         args = [
-            *self.sizes, sums, self.pitch, self.alpha, *of_rows_and_cols, np.int32(scales),
+            *self.sizes, sums[0], self.pitch, self.alpha, *of_rows_and_cols, np.int32(scales),
             self.beta, c, self.ldc, verdict, np.int32(wanted),
         ]  # fmt: skip
         self.device.launch(self.function, self.adding, args, stream)

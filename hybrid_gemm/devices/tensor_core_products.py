@@ -245,13 +245,14 @@ class PackedProduct:
         ) -> None:  # fmt: skip
             state = _room(device, stream).state if verdict is None else verdict
             both = exponents or (state, state)  # without a verdict the kernel reads neither
-            to = (c, ldc) if shares.uncut else (shares.sums(stream), shares.pitch)
-            args = [a, pitch, b, pitch, *sizes, alpha, *both, beta, *to, state, np.int32(wanted)]
+            operands, behind = [a, pitch, b, pitch, *sizes, alpha, *both, beta], np.int32(wanted)
             if shares.uncut:
-                device.launch(function, launch, args, stream)
-            else:
-                device.launch(function, launch, [*args, shares.steps], stream)
-                shares.add(c, stream, exponents, verdict, wanted)
+                device.launch(function, launch, [*operands, c, ldc, state, behind], stream)
+                return
+            sums = shares.sums(stream)
+            args = [*operands, sums[0], shares.pitch, state, behind, shares.steps]
+            device.launch(function, launch, args, stream)
+            shares.add(sums, c, stream, exponents, verdict, wanted)
 
         return call
 

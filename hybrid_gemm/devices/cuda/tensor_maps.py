@@ -146,10 +146,11 @@ def bind_tensor(  # a product has so many parameters, as in BLAS; half of the li
             args = [*maps, *sizes, alpha32, ea, eb, beta32, c, ldc, *behind]
             device.launch(function, launch, args, stream)
             return
-        args = [*maps, *sizes, _ONE, null, null, _ZERO, shares.sums(stream), shares.pitch,
+        sums = shares.sums(stream)
+        args = [*maps, *sizes, _ONE, null, null, _ZERO, sums[0], shares.pitch,
                 *behind, shares.steps]  # fmt: skip
         device.launch(function, launch, args, stream)
-        shares.add(c, stream, exponents, verdict, wanted)
+        shares.add(sums, c, stream, exponents, verdict, wanted)
 
     return call
 
@@ -214,8 +215,9 @@ def bind_across(  # a product has so many parameters, as in BLAS
         if shares.uncut:
             device.launch(function, launch, [*maps, *sizes, *scalars, c, ldc], stream)
             return
-        args = [*maps, *sizes, _ONE, _ZERO, shares.sums(stream), shares.pitch, shares.steps]
+        sums = shares.sums(stream)
+        args = [*maps, *sizes, _ONE, _ZERO, sums[0], shares.pitch, shares.steps]
         device.launch(function, launch, args, stream)
-        shares.add(c, stream)
+        shares.add(sums, c, stream)
 
     return call
