@@ -6,17 +6,17 @@ __version__ = "0.2.0"
 
 __all__ = [
     "RankResult", "RankRunner", "Result", "Runner", "empty_pinned", "free_memory", "gemm",
-    "matmul", "plan",
+    "gemm_many", "matmul", "plan",
 ]  # fmt: skip
 
 _MODULES = {
     "RankResult": "ranks.runner", "RankRunner": "ranks.runner", "Result": "runner",
     "Runner": "runner", "empty_pinned": "devices.cuda.pinned_memory", "free_memory": "api",
-    "gemm": "api", "matmul": "api", "plan": "api",
+    "gemm": "api", "gemm_many": "api", "matmul": "api", "plan": "api",
 }  # fmt: skip
 
 if TYPE_CHECKING:
-    from .api import free_memory, gemm, matmul, plan
+    from .api import free_memory, gemm, gemm_many, matmul, plan
     from .devices.cuda.pinned_memory import empty_pinned
     from .ranks.runner import RankResult, RankRunner
     from .runner import Result, Runner
@@ -27,7 +27,10 @@ else:
         if name in _MODULES:
             from importlib import import_module
 
-            return getattr(import_module(f".{_MODULES[name]}", __name__), name)
+            # Kept: looking here again takes as long as a third of a small product's call.
+            value = getattr(import_module(f".{_MODULES[name]}", __name__), name)
+            globals()[name] = value
+            return value
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from .arrays.caller_arrays import as_array, is_device_array
+from .arrays.other_libraries import Guests
 from .execution import staging
 from .host import forks
 from .options import CHOICES, DEFAULTS, Options, named_keywords, refuse_unknown, with_options
 from .planning.plan import Plan
-from .problem import make_problem
+from .problem import Scalar, make_problem, op_of
 from .runner import Runner
 
 _DEVICE = list(CHOICES).index("device")
 
-__all__ = ["free_memory", "gemm", "matmul", "plan"]
+__all__ = ["free_memory", "gemm", "gemm_many", "matmul", "plan"]
 
 
 @named_keywords
@@ -28,10 +29,10 @@ def gemm(  # every option is named here, for editors and type checkers
     c: Any = None,
     /,
     *,
-    alpha: float = 1.0,
-    beta: float = 0.0,
-    trans_a: bool = False,
-    trans_b: bool = False,
+    alpha: Scalar = 1.0,
+    beta: Scalar = 0.0,
+    trans_a: bool | str = False,
+    trans_b: bool | str = False,
     out: Any = None,
     split: str = Options.split,
     threads: int | None = Options.threads,
@@ -58,11 +59,13 @@ def gemm(  # every option is named here, for editors and type checkers
     """alpha * op(A) @ op(B) + beta * C, split over workers.
 
     `a` (m x k, or k x m with trans_a), `b` (k x n, or n x k with trans_b) and `c` (m x n) are
-    2-D arrays of float16, bfloat16 (ml_dtypes), float32, float64 or integers, in any strides or
-    byte order: NumPy arrays, or arrays on a GPU (`__cuda_array_interface__` or DLPack). The
-    result is a new array of NumPy's promoted dtype, or `out`, which may be `c` itself. As in
-    BLAS, C is not read where beta is 0, nor A and B where alpha is 0. `Options` says what the
-    other options mean.
+    2-D arrays of float16, bfloat16 (ml_dtypes), float32, float64, complex64, complex128 or
+    integers, in any strides or byte order: of NumPy, CuPy, PyTorch, JAX or Numba, or with DLPack or
+    the CUDA array interface. The result is a new array of the same library, of NumPy's promoted
+    dtype, or `out`, which may be `c` itself; gradients are followed by `hybrid_gemm.torch.gemm`
+    alone. As in BLAS, C is not read where beta is 0, nor A and B where alpha is 0. `trans_a` and
+    `trans_b` are False, True, or "c" for the conjugate transpose (also "n" and "t"); alpha and beta
+    may be complex where the product is. `Options` says what the other options mean.
 
     With `comm`, an mpi4py communicator, the product is split over its ranks, which all call
     this; `threads` then counts each rank's. `distribution` says where the arrays are:
@@ -96,11 +99,50 @@ def gemm(  # every option is named here, for editors and type checkers
         )  # fmt: skip
     if result is not None or root != 0 or distribution != "replicated":
         raise TypeError("distribution, result and root are for products over ranks: pass comm too")
-    if not isinstance(a, np.ndarray):
-        a = as_array(a, "A")
-    if not isinstance(b, np.ndarray):
-        b = as_array(b, "B")
-    return kept_runner(given, a, b)._multiply(a, b, c, alpha, beta, trans_a, trans_b, out)
+    if trans_a.__class__ is str or trans_b.__class__ is str:
+        trans_a, trans_b = op_of(trans_a, "trans_a"), op_of(trans_b, "trans_b")
+    last, quick = _recent.last
+    if given == last and levels is not True:  # which equals 1
+        done = quick(a, b, c, alpha, beta, trans_a, trans_b, out)
+        if done is not None:
+            return done
+    if type(a) is type(b) is np.ndarray:
+        return kept_runner(given, a, b)._multiply(a, b, c, alpha, beta, trans_a, trans_b, out)
+
+    def multiply(a: Any, b: Any, c: Any, out: Any) -> Any:
+        runner = kept_runner(given, a, b)
+        _recent.remember(given, runner, a)
+        return runner._multiply(a, b, c, alpha, beta, trans_a, trans_b, out)
+
+    if guests := Guests.of(a, b, c, out):
+        return guests.served(multiply)
+    return multiply(a, b, c, out)
+
+
+def _nothing(*given: Any) -> None:
+    """Multiplies no arrays."""
+
+
+class _Recent:
+    """The last options with which `gemm` multiplied arrays of a GPU, and what multiplies such
+    arrays there: it gives None where more is to be done. Only options that are words may differ
+    from their defaults, for numbers of different types are equal."""
+
+    last: tuple[tuple, Callable[..., Any]] = (), _nothing
+
+    def remember(self, given: tuple, runner: Runner, a: Any) -> None:
+        words = all(
+            isinstance(default, str) or value is default
+            for value, default in zip(given, DEFAULTS.values(), strict=True)
+        )
+        if words and (single := runner._single_gpu(a)):
+            self.last = given, single.gemm
+
+    def forget(self) -> None:
+        self.last = (), _nothing
+
+
+_recent = _Recent()
 
 
 @functools.lru_cache(maxsize=64, typed=True)  # threads=True is not threads=1, but wrong
@@ -141,6 +183,7 @@ def _kept(*given: Any) -> Runner:
 
 
 forks.forget_in_child(_kept.cache_clear)
+forks.forget_in_child(_recent.forget)
 
 
 def free_memory() -> None:
@@ -149,6 +192,7 @@ def free_memory() -> None:
     is collective). A `Runner` gives its own back when nothing refers to it any more."""
     import sys
 
+    _recent.forget()
     _kept.cache_clear()
     staging.drop_links()
     if ranks := sys.modules.get(f"{__package__}.ranks.runner"):
@@ -160,13 +204,16 @@ def matmul(a: Any, b: Any, /, out: Any = None, **options: Any) -> Any:
     """a @ b as NumPy's `matmul`: matrices, vectors, and stacks of matrices, which broadcast.
 
     The last two dimensions are a matrix's. A stack times one matrix is one product where it lies
-    in memory as one; otherwise there is a product for each pair, one after the other. `options`
-    are those of `gemm`, which says what arrays may be; over ranks, arrays are 2-D.
+    in memory as one; on one GPU small products of floats are one launch of cuBLAS; otherwise there
+    is a product for each pair, one after the other. `options` are those of `gemm`, which says what
+    arrays may be; over ranks, arrays are 2-D.
 
     >>> import numpy as np
     >>> matmul(np.ones((5, 2, 3)), np.ones(3), device="cpu").shape
     (5, 2)
     """
+    if options.get("comm") is None and (guests := Guests.of(a, b, None, out)):
+        return guests.served(lambda x, y, _c, z: matmul(x, y, out=z, **options))
     a, b = as_array(a, "A"), as_array(b, "B")
     if (a.ndim, b.ndim) == (2, 2) or options.get("comm") is not None:
         return gemm(a, b, out=out, **options)
@@ -176,11 +223,34 @@ def matmul(a: Any, b: Any, /, out: Any = None, **options: Any) -> Any:
 
 
 @with_options(but=("transport", "rounds", "rank_timeout"))
+def gemm_many(a: Sequence[Any], b: Sequence[Any], /, **options: Any) -> list[Any]:
+    """A @ B for all pairs of two lists of matrices, of any sides: a list of new arrays.
+
+    Pairs of one floating-point dtype on one GPU are one launch of cuBLAS if all are small (2048^3
+    each at most); otherwise each is a product of its own, in the order of the lists. `options` are
+    those of `gemm` in one process, which says what arrays may be.
+
+    >>> import numpy as np
+    >>> [c.shape for c in gemm_many([np.ones((2, 3)), np.ones((1, 5))],
+    ...                             [np.ones((3, 4)), np.ones((5, 5))], device="cpu")]
+    [(2, 4), (1, 5)]
+    """
+    refuse_unknown("gemm_many", options, CHOICES)
+    given = tuple(options.get(name, DEFAULTS[name]) for name in CHOICES)
+    a, b = list(a), list(b)
+    first = (
+        (as_array(x, name) for x, name in ((a[0], "A"), (b[0], "B"))) if a and b else (None,) * 2
+    )
+    return kept_runner(given, *first).gemm_many(a, b)
+
+
+@with_options(but=("transport", "rounds", "rank_timeout"))
 def plan(
-    m: int, n: int, k: int, *, dtype: str = "float32", alpha: float = 1.0, beta: float = 0.0,
+    m: int, n: int, k: int, *, dtype: str = "float32", alpha: Scalar = 1.0, beta: Scalar = 0.0,
     **options: Any,
 ) -> Plan:  # fmt: skip
-    """The plan that `gemm` would follow for C of m x n and these dtypes, from host arrays.
+    """The plan that `gemm` would follow for C of m x n and these dtypes, from host arrays; of a
+    complex dtype, that of the real product of m x 2k and 2k x 2n as which it is multiplied.
 
     >>> plan(100, 100, 100, device="cpu", threads=4, split="cols").grid
     (1, 1, 4)

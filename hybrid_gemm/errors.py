@@ -12,7 +12,9 @@ _ELSEWHERE = {
     "gpu": "cuda", "nvidia": "cuda", "fp16": "float16", "f16": "float16", "half": "float16",
     "bf16": "bfloat16", "fp32": "float32", "f32": "float32", "single": "float32",
     "float": "float32", "fp64": "float64", "f64": "float64", "double": "float64", "int": "int32",
-    "i32": "int32", "long": "int64", "i64": "int64", "column": "cols", "columns": "cols",
+    "c64": "complex64", "c128": "complex128", "complex": "complex128", "cfloat": "complex64",
+    "cdouble": "complex128", "i32": "int32", "long": "int64", "i64": "int64",
+    "column": "cols", "columns": "cols",
 }  # fmt: skip
 
 

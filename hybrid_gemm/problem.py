@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numbers
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import ml_dtypes
 import numpy as np
@@ -15,6 +15,11 @@ from .errors import DTypeError, UsageError
 INT_LIMIT = 2**31 - 1  # m, n and k are ints in the kernels, as in BLAS
 NARROW = ("float16", "bfloat16")  # tensor cores read them as they are; bfloat16 is ml_dtypes'
 FLOATS = (*NARROW, "float32", "float64")
+REAL_OF = {"complex64": "float32", "complex128": "float64"}  # the dtype of each part
+WORK = "float16, bfloat16, float32, float64, complex64, complex128 and integers up to 64 bits work"
+
+# A factor: an int or a float, or a complex of complex matrices; planning and kernels see real ones.
+Scalar = Any
 
 
 class Described(Protocol):
@@ -36,6 +41,8 @@ class Problem:
     below 32 bits in int32, which wraps around to the same result. `compute` names the arithmetic
     for float32: fp32, fp32x3 or tf32. `operands` is the dtype that A and B have on a device:
     `dtype`, or float16 or bfloat16 where both matrices have it and tensor cores read it.
+    `conj_a` and `conj_b` say that op() conjugates too; of a complex problem, whose `as_real` is
+    what is planned and multiplied.
 
         Problem(1024, 512, 2048).flops == 2 * 1024 * 512 * 2048
     """
@@ -44,11 +51,13 @@ class Problem:
     n: int
     k: int
     dtype: str = "float32"
-    alpha: float | int = 1
-    beta: float | int = 0
+    alpha: Scalar = 1
+    beta: Scalar = 0
     out_dtype: str = ""
     compute: str = "fp32"
     operands: str = ""
+    conj_a: bool = False
+    conj_b: bool = False
 
     def __post_init__(self) -> None:
         for name in ("out_dtype", "operands"):
@@ -57,8 +66,14 @@ class Problem:
 
     @property
     def flops(self) -> int:
-        """Floating-point operations: 2mnk, the count that every source document uses."""
-        return 2 * self.m * self.n * self.k
+        """Floating-point operations: 2mnk, the count that every source document uses; 8mnk of
+        complex matrices."""
+        return self.step_flops * self.m * self.n * self.k
+
+    @property
+    def step_flops(self) -> int:
+        """Operations of one multiply-add."""
+        return 8 if self.is_complex else 2
 
     @property
     def itemsize(self) -> int:
@@ -75,8 +90,39 @@ class Problem:
         """Whether the arithmetic is that of integers, which wrap around."""
         return np.dtype(self.dtype).kind == "i"
 
+    @property
+    def is_complex(self) -> bool:
+        """Whether the matrices are complex."""
+        return self.dtype in REAL_OF
+
+    def as_real(self) -> Problem:
+        """The real product, of m x 2k and 2k x 2n, that a complex one is multiplied as
+        (`arrays/complex_numbers.py`); a real problem itself. A complex alpha or beta is applied
+        beforehand, and is 1 here."""
+        if not self.is_complex:
+            return self
+        dtype, (alpha, beta) = REAL_OF[self.dtype], map(real_factor, (self.alpha, self.beta))
+        return Problem(self.m, 2 * self.n, 2 * self.k, dtype, alpha, beta, compute=self.compute)
+
     def __str__(self) -> str:
         return f"m={self.m} n={self.n} k={self.k} {self.dtype}"
+
+
+def real_factor(factor: Scalar) -> float | int:
+    """What is left of alpha or beta for the real product: a complex one is applied before."""
+    return 1 if isinstance(factor, complex) else factor
+
+
+def op_of(trans: bool | str, name: str) -> bool | str:
+    """`trans_a` or `trans_b` as False, True, or "c" for the conjugate transpose. BLAS's letters
+    n, t and c are known. Raises `UsageError` for other text."""
+    if not isinstance(trans, str):
+        return bool(trans)
+    known: dict[str, bool | str] = {"n": False, "t": True, "c": "c"}
+    found = known.get(trans.lower())
+    if found is None:
+        raise UsageError(f"{name}={trans!r}: it takes False, True, 'n', 't' or 'c'")
+    return found
 
 
 def is_float(dtype: DTypeLike) -> bool:
@@ -92,23 +138,22 @@ def finfo(dtype: DTypeLike) -> ml_dtypes.finfo:
 def compute_dtype(result: np.dtype) -> str:
     """The dtype of the arithmetic for a product whose C has dtype `result`.
 
-    Raises `DTypeError` for dtypes that are not multiplied: complex, bool, strings.
+    Raises `DTypeError` for dtypes that are not multiplied: bool, longdouble, strings.
     """
-    if result.name in NARROW:
-        return "float32"
-    match result.kind, result.itemsize:
-        case "f", 4:
+    match result.kind, result.itemsize:  # before the name, which NumPy takes long to make
+        case "f", 2 | 4:
             return "float32"
+        case "c", 8 | 16:
+            return f"complex{8 * result.itemsize}"
         case "f", 8:
             return "float64"
         case "i" | "u", 1 | 2 | 4:
             return "int32"
         case "i" | "u", 8:
             return "int64"
-    raise DTypeError(
-        f"cannot multiply matrices of dtype {result}; float16, bfloat16, float32, float64 and "
-        "integers up to 64 bits work (convert with .astype)"
-    )
+    if result.name in NARROW:
+        return "float32"
+    raise DTypeError(f"cannot multiply matrices of dtype {result}; {WORK} (convert with .astype)")
 
 
 def check_dtype(dtype: DTypeLike, name: str) -> np.dtype:
@@ -118,20 +163,22 @@ def check_dtype(dtype: DTypeLike, name: str) -> np.dtype:
     try:
         compute_dtype(dtype)
     except DTypeError:
-        raise DTypeError(
-            f"{name} has dtype {dtype}; float16, bfloat16, float32, float64 and integers up to "
-            "64 bits work (convert with .astype)"
-        ) from None
+        raise DTypeError(f"{name} has dtype {dtype}; {WORK} (convert with .astype)") from None
     return dtype.newbyteorder("=")
 
 
-def _check_scalar(value: object, name: str, dtype: str) -> float | int:
-    """alpha or beta as a Python number that the arithmetic's dtype can hold."""
+def _check_scalar(value: object, name: str, dtype: str) -> Scalar:
+    """alpha or beta as a Python number that the arithmetic's dtype can hold; a complex one only
+    where its imaginary part is not 0."""
     item = getattr(value, "item", None)
     if item is not None and getattr(value, "ndim", None) == 0:  # of NumPy or CuPy
         value = item()
+    if dtype in REAL_OF and isinstance(value, numbers.Complex) and not isinstance(value, bool):
+        factor = complex(value)
+        return factor if factor.imag else factor.real
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise DTypeError(f"{name} must be a real number, not {value!r}")
+        more = ": the matrices are real" if isinstance(value, numbers.Complex) else ""
+        raise DTypeError(f"{name} must be a real number, not {value!r}{more}")
     if np.dtype(dtype).kind != "i":
         return float(value)
     limits = np.iinfo(dtype)
@@ -144,6 +191,11 @@ def _check_scalar(value: object, name: str, dtype: str) -> float | int:
     if not limits.min <= whole <= limits.max:
         raise UsageError(f"{name}={value!r} does not fit {dtype}")
     return whole
+
+
+def are_numbers(*values: object) -> bool:
+    """Whether these are numbers, and no arrays of one, which may change."""
+    return all(isinstance(value, numbers.Number) for value in values)
 
 
 def shape_of(array: Described, name: str) -> tuple[int, int]:
@@ -162,15 +214,16 @@ def make_problem(
     b: Described,
     c: Described | None = None,
     *,
-    alpha: float = 1.0,
-    beta: float = 0.0,
-    trans_a: bool = False,
-    trans_b: bool = False,
+    alpha: Scalar = 1.0,
+    beta: Scalar = 0.0,
+    trans_a: bool | str = False,
+    trans_b: bool | str = False,
 ) -> Problem:
     """The problem that these arrays pose. Only their `.shape` and `.dtype` are read.
 
-    With `trans_a`, A is stored as k x m; with `trans_b`, B is stored as n x k. Raises
-    `UsageError` (a `ValueError`) on shapes and `DTypeError` (a `TypeError`) on dtypes.
+    With `trans_a`, A is stored as k x m; with `trans_b`, B is stored as n x k; "c" conjugates
+    too (`op_of`). Raises `UsageError` (a `ValueError`) on shapes and `DTypeError` (a `TypeError`)
+    on dtypes.
 
         make_problem(np.ones((3, 5)), np.ones((5, 2))).m == 3
     """
@@ -198,11 +251,17 @@ def make_problem(
     # A C of float64 makes the arithmetic float64, which reads no operands of 16 bits.
     narrow = len(names) == 1 and names <= set(NARROW) and compute == "float32"
     operands = names.pop() if narrow else compute
-    return Problem(m, n, k, compute, alpha, beta, result.name, operands=operands)
+    conj_a, conj_b = (
+        trans == "c" and dtype.kind == "c"
+        for trans, dtype in zip((trans_a, trans_b), dtypes, strict=False)
+    )
+    return Problem(
+        m, n, k, compute, alpha, beta, result.name, operands=operands, conj_a=conj_a, conj_b=conj_b
+    )
 
 
 def sides(
-    a: Described, b: Described, *, trans_a: bool = False, trans_b: bool = False
+    a: Described, b: Described, *, trans_a: bool | str = False, trans_b: bool | str = False
 ) -> tuple[int, int, int]:
     """m, n and k of op(A) and op(B). Raises `UsageError` if their k differ, and for arrays that
     are not 2-D."""

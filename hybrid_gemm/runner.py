@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from . import devices
-from .arrays.caller_arrays import as_array, is_device_array
+from .arrays.caller_arrays import as_array, is_device_array, wait_for_streams
+from .arrays.complex_numbers import RealProduct
 from .arrays.operand import CallerArrays
+from .arrays.other_libraries import Guests, gpu_of
 from .arrays.stacks import Stacks
 from .catalog import Variant
 from .devices.base import Device
@@ -27,7 +31,7 @@ from .execution.timeline import Timeline
 from .host.notes import warn
 from .options import CHOICES, DEFAULTS, Options, named_keywords, with_options
 from .planning.plan import NOWHERE, Homes, Plan
-from .problem import Problem
+from .problem import Problem, Scalar, op_of
 
 # What a `Runner` keeps between products, and gives back when it is closed.
 _KEPT = ("devices", "plans", "_single_gpus", "_hosted", "_executor")
@@ -38,8 +42,10 @@ class Result:
     """What a run gave: C, and what was done to get it.
 
     `total_ms` is the host's time, `why` says why this kernel was taken, `compute` what was
-    computed, `reduction` how partial C were summed. With `checked`, `checks` says what was
-    checked, and what was made again; otherwise it is None.
+    computed, `reduction` how partial C were summed. `problem` is the one that was settled; of
+    complex matrices, `plan` is that of the real product of m x 2k and 2k x 2n as which it was
+    multiplied. With `checked`, `checks` says what was checked, and what was made again; otherwise
+    it is None.
     """
 
     c: Any
@@ -48,6 +54,7 @@ class Result:
     timeline: Timeline
     total_ms: float
     reduction: str
+    problem: Problem
     why: str = ""
     compute: str = ""
     checks: Checks | None = None
@@ -55,7 +62,7 @@ class Result:
     @property
     def gflops(self) -> float:
         """10^9 floating-point operations a second over the whole run."""
-        return self.plan.problem.flops / self.total_ms / 1e6 if self.total_ms else 0.0
+        return self.problem.flops / self.total_ms / 1e6 if self.total_ms else 0.0
 
     def __repr__(self) -> str:
         return (
@@ -162,9 +169,9 @@ class Runner:
 
     def plan(self, problem: Problem, *, resident: bool = False, homes: Homes = NOWHERE) -> Plan:
         """The plan for a problem on these devices; `resident` if A, B and C are there when it
-        begins, `homes` the devices whose memory they were given in. Raises `UsageError` if
-        `compute` is not for it."""
-        return self.plans.plan(self.plans.settle(problem), resident=resident, homes=homes)
+        begins, `homes` the devices whose memory they were given in. A complex problem's is that of
+        its real product. Raises `UsageError` if `compute` is not for it."""
+        return self.plans.plan(self.plans.settle(problem).as_real(), resident=resident, homes=homes)
 
     def variant(self, plan: Plan, layouts: str = "nn") -> Variant:
         """The kernel for a plan. Raises `UsageError` if the one asked for cannot run it."""
@@ -172,8 +179,9 @@ class Runner:
 
     @named_keywords
     def run(  # a product has so many parameters, as in BLAS
-        self, a: Any, b: Any, c: Any = None, /, *, alpha: float = 1.0, beta: float = 0.0,
-        trans_a: bool = False, trans_b: bool = False, out: Any = None, resident: bool = False,
+        self, a: Any, b: Any, c: Any = None, /, *, alpha: Scalar = 1.0, beta: Scalar = 0.0,
+        trans_a: bool | str = False, trans_b: bool | str = False, out: Any = None,
+        resident: bool = False,
         progress: Callable[[int], None] | None = None,
     ) -> Result:  # fmt: skip
         """As `gemm`, returning a `Result` with the plan and the timeline beside C.
@@ -182,8 +190,23 @@ class Runner:
         strip of C is finished there. `progress(flops)` is called as work is started, from any
         thread.
         """
+        if guests := Guests.of(a, b, c, out):
+            with guests.on_their_streams():
+                result = self.run(
+                    guests.a, guests.b, guests.c, alpha=alpha, beta=beta, trans_a=trans_a,
+                    trans_b=trans_b, out=guests.out, resident=resident, progress=progress,
+                )  # fmt: skip
+                return dataclasses.replace(result, c=guests.given_back(result.c))
         arrays = CallerArrays.of(a, b, c, out, trans_a=trans_a, trans_b=trans_b)
         problem = self.plans.settle(arrays.problem(alpha=alpha, beta=beta))
+        return self._run(arrays, problem, resident, progress)
+
+    def _run(
+        self, arrays: CallerArrays, problem: Problem, resident: bool = False,
+        progress: Callable[[int], None] | None = None,
+    ) -> Result:  # fmt: skip
+        if problem.is_complex:
+            return self._run_complex(arrays, problem, resident, progress)
         with shortage_in_words(problem):
             operands = arrays.described(problem, self.devices[0], self._home_of)
             ready = self.plans.prepare(problem, operands, resident=resident or operands.on_gpus)
@@ -192,47 +215,128 @@ class Runner:
             )
             return Result(
                 arrays.result(operands.out.array), done.plan or ready.plan, ready.variant,
-                done.timeline, done.total_ms, done.reduction, ready.why, done.compute,
+                done.timeline, done.total_ms, done.reduction, problem, ready.why, done.compute,
                 done.checks,
             )  # fmt: skip
 
+    def _run_complex(
+        self, arrays: CallerArrays, problem: Problem, resident: bool,
+        progress: Callable[[int], None] | None,
+    ) -> Result:  # fmt: skip
+        """A run of the real product. The clock counts what makes its operands, unless they are to
+        be resident."""
+        start = time.perf_counter()
+        with shortage_in_words(problem):
+            real = self._real_product(arrays, problem)
+            wait_for_streams(real.a, real.b)
+            ms = 0 if resident else 1e3 * (time.perf_counter() - start)
+            done = self.run(
+                real.a, real.b, real.c, alpha=real.alpha, beta=real.beta, out=real.out,
+                resident=resident, progress=progress,
+            )  # fmt: skip
+            return dataclasses.replace(
+                done, c=arrays.result(real.made), problem=problem, total_ms=done.total_ms + ms,
+                compute=f"{done.compute}, four real products",
+            )  # fmt: skip
+
+    def _real_product(self, arrays: CallerArrays, problem: Problem) -> RealProduct:
+        """The real product of a complex one, with operands of its own."""
+        arrays.check(problem, self.devices[0])
+        return RealProduct.of(problem, arrays.op_a, arrays.op_b, arrays.c, arrays.out)
+
     @named_keywords
     def gemm(  # as in BLAS
-        self, a: Any, b: Any, c: Any = None, /, *, alpha: float = 1.0, beta: float = 0.0,
-        trans_a: bool = False, trans_b: bool = False, out: Any = None,
+        self, a: Any, b: Any, c: Any = None, /, *, alpha: Scalar = 1.0, beta: Scalar = 0.0,
+        trans_a: bool | str = False, trans_b: bool | str = False, out: Any = None,
     ) -> Any:  # fmt: skip
         """alpha * op(A) @ op(B) + beta * C; see `hybrid_gemm.gemm`.
 
         What one GPU does alone is started without a plan: on the caller's current stream for
         arrays that lie there, and small ones of the host are copied there and back whole.
         """
+        trans_a, trans_b = op_of(trans_a, "trans_a"), op_of(trans_b, "trans_b")
         return self._multiply(a, b, c, alpha, beta, trans_a, trans_b, out)
 
     def matmul(self, a: Any, b: Any, /, *, out: Any = None) -> Any:
         """A @ B as NumPy's `matmul`; see `hybrid_gemm.matmul`."""
+        single = None
+        if type(a) is not np.ndarray and is_device_array(a) and is_device_array(b):
+            single = self._single_gpus.get(gpu_of(a))
+            if single and (out is None or is_device_array(out)):
+                done = single.stacked(a, b, out)
+                if done is not None:
+                    return done
+        if guests := Guests.of(a, b, None, out):
+            return guests.served(lambda x, y, _c, z: self.matmul(x, y, out=z))
         stacks = Stacks.of(as_array(a, "A"), as_array(b, "B"), out)
-        if self._single_cpu and self._single_cpu.matmul(stacks.a, stacks.b, stacks.c):
+        real = stacks.as_real()
+        if self._single_cpu and self._single_cpu.matmul(real.a, real.b, real.c):
             return stacks.result
-        return stacks.multiply(
-            lambda x, y, z: self._multiply(x, y, None, 1.0, 0.0, False, False, z)
+        real.multiply(
+            lambda x, y, z: self._multiply(x, y, None, 1.0, 0.0, False, False, z), self._together
         )
+        if single and real is stacks:
+            single.remember(a, b, out, stacks)
+        return stacks.result
+
+    def gemm_many(self, a: Sequence[Any], b: Sequence[Any], /) -> list[Any]:
+        """A @ B for all pairs of two lists; see `hybrid_gemm.gemm_many`."""
+        if len(a) != len(b):
+            raise UsageError(
+                f"{len(a)} matrices A and {len(b)} matrices B were given; each A takes one B"
+            )
+        pairs = [(as_array(x, "A"), as_array(y, "B")) for x, y in zip(a, b, strict=True)]
+        if pairs and is_device_array(pairs[0][0]):
+            single = self._single_gpus.get(pairs[0][0].device.id)
+            if single is not None and (made := single.gemm_many(pairs)) is not None:
+                return made
+        return [self._multiply(x, y, None, 1.0, 0.0, False, False, None) for x, y in pairs]
+
+    def _together(self, a: Any, b: Any, c: Any) -> bool:
+        """c = a @ b for stacks, where one GPU multiplies them by few launches; otherwise False."""
+        if is_device_array(a):
+            single = self._single_gpus.get(a.device.id)
+            return single is not None and single.matmul(a, b, c)
+        return any(x.hosted_matmul(a, b, c) for x in list(self._single_gpus.values())[:1])
 
     def _multiply(
-        self, a: Any, b: Any, c: Any, alpha: float, beta: float, trans_a: bool, trans_b: bool,
-        out: Any,
+        self, a: Any, b: Any, c: Any, alpha: Scalar, beta: Scalar, trans_a: bool | str,
+        trans_b: bool | str, out: Any,
     ) -> Any:  # fmt: skip
-        """`gemm` by position, which saves a call of microseconds a tenth of its time."""
-        done = None
-        if type(a) is not np.ndarray and is_device_array(a):
-            single = self._single_gpus.get(a.data.device_id)
-            done = single and single.gemm(a, b, c, alpha, beta, trans_a, trans_b, out)
+        """`gemm` by position, which saves a call of microseconds a tenth of its time; transposes
+        as `op_of` gives them."""
+        array = np.ndarray
+        hosted = (
+            type(a) is array and type(b) is array and (c is None or type(c) is array)
+            and (out is None or type(out) is array)
+        )  # fmt: skip
+        if not hosted:
+            if single := self._single_gpu(a):
+                done = single.gemm(a, b, c, alpha, beta, trans_a, trans_b, out)
+                if done is not None:
+                    return done
+            if guests := Guests.of(a, b, c, out):
+                return guests.served(
+                    lambda a, b, c, out: self._multiply(a, b, c, alpha, beta, trans_a, trans_b, out)
+                )
         elif self._hosted is not None:
             done = self._hosted(a, b, c, alpha, beta, trans_a, trans_b, out)
-        if done is not None:
-            return done
-        return self.run(
-            a, b, c, alpha=alpha, beta=beta, trans_a=trans_a, trans_b=trans_b, out=out
-        ).c
+            if done is not None:
+                return done
+        arrays = CallerArrays.of(a, b, c, out, trans_a=trans_a, trans_b=trans_b)
+        problem = self.plans.settle(arrays.problem(alpha=alpha, beta=beta))
+        if not problem.is_complex:
+            return self._run(arrays, problem).c
+        with shortage_in_words(problem):
+            real = self._real_product(arrays, problem)
+            self._multiply(
+                real.a, real.b, real.c, real.alpha, real.beta, False, False, real.out
+            )  # fmt: skip
+            return arrays.result(real.made)
+
+    def _single_gpu(self, a: Any) -> SingleGpuExecutor | None:
+        """What multiplies without a plan where A lies, on a GPU that may work alone."""
+        return self._single_gpus.get(gpu_of(a))
 
     def describe(self, plan: Plan | None = None) -> str:
         """The devices, or those of a plan, in a few words."""

@@ -2,12 +2,21 @@
 summary = "tensor cores by mma.sync: 64 x 32 a warp, packed operands in a cp.async ring of two"
 entry   = "gemm_mma"
 role    = "tensor"
-# TERMS  1: A B; 3: A and B come in parts hi and lo, and lo hi + hi lo + hi hi is computed
-# OUT    bytes of an element of C: 4 is float32, 2 the type of the operands
-params  = [{TERMS = 1, OUT = 4}, {TERMS = 3, OUT = 4}, {TERMS = 1, OUT = 2}]
+# TERMS   1: A B; 3: A and B come in parts hi and lo, and lo hi + hi lo + hi hi is computed
+# OUT     bytes of an element of C: 4 is float32, 2 the type of the operands
+# SHARES  the most shares that the k of a tile is cut into; 1: the kernel cuts none, and makes C
+params  = [
+    {TERMS = 1, OUT = 4, SHARES = 1},
+    {TERMS = 3, OUT = 4, SHARES = 1},
+    {TERMS = 1, OUT = 2, SHARES = 1},
+    {TERMS = 1, OUT = 4, SHARES = 256},
+    {TERMS = 3, OUT = 4, SHARES = 256},
+    {TERMS = 1, OUT = 2, SHARES = 256},
+]
 block   = ["256", "1", "1"]
 grid    = ["ceil(n / 128)", "ceil(m / 128)", "1"]
 tile    = ["128", "128"]
+step    = "64 / SIZE"
 # two steps of all parts of A and B: 128 rows of 20 words
 shared  = "(TERMS + 1) / 2 * 2 * 2 * 128 * 20 * 4"
 require = ["TERMS != 2", "TERMS <= 3", "OUT % 2 == 0", "OUT <= 4"]
@@ -22,8 +31,16 @@ source  = "this project: docs/tensor-cores.md"
 // split_pack.cu packed: k is a multiple of 64. TERMS = 3: op(A) op(B) is lo hi + hi lo + hi hi,
 // and sums leave the tensor cores' accumulators, which truncate, after each k of an instruction.
 //
+// With SHARES > 1 the k of each tile is cut into shares of `each` steps, one for each z of the grid.
+// Their sums go to matrices of their own, in float32: C is these matrices, one below the other, and
+// sum_shares.cu adds them up. Exponents, alpha and beta are left to that.
+//
 // A block makes 128 x 128 of C. It multiplies one step of k from one half of shared memory, while
 // cp.async copies the next step into the other half: load, multiply, store below.
+#if SHARES > 1
+#undef OUT
+#define OUT 4
+#endif
 #include "mma.cuh"
 
 constexpr int BM = 128, BN = 128, WORDS = 16;  // a step of k, in words
@@ -124,7 +141,12 @@ __device__ inline void store(const Sums& sums, int m, int n, int row, int col, f
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     gemm_mma(const void* A, long long lda, const void* B, long long ldb, int m, int n, int k,
              float alpha, const int* exponent_a, const int* exponent_b, float beta, void* C,
-             long long ldc, const int* verdict, int wanted) {
+             long long ldc, const int* verdict, int wanted
+#if SHARES > 1
+             ,
+             int each
+#endif
+    ) {
     const bool split = wanted >= 0;  // else there are no exponents, and no verdict
     if (split && *verdict != wanted) return;
     extern __shared__ __align__(16) unsigned memory[];  // [2][A and B][PARTS][128][PITCH]
@@ -132,6 +154,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const int g = lane / 4, t = lane % 4, row = warp / 4 * 64, col = warp % 4 * 32;
     const int row0 = blockIdx.y * BM, col0 = blockIdx.x * BN;
     const int steps = (int)((long long)k * SIZE / 4 / WORDS);
+#if SHARES > 1
+    const int share = blockIdx.z, first = share * each, end = min(first + each, steps);
+    Out* const sums_at = (Out*)C + (long long)share * m * ldc;
+    const bool scales = false;
+#else
+    const int first = 0, end = steps;
+    Out* const sums_at = (Out*)C;
+    const bool scales = split;
+#endif
 
     const auto load_step = [&](int step) {
         unsigned* const stage = memory + step % 2 * 2 * PARTS * TILE;
@@ -139,16 +170,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         load(stage + PARTS * TILE, (const unsigned*)B, ldb * SIZE / 4, n, col0, step * WORDS);
     };
     Sums sums = {};
-    load_step(0);
+    load_step(first);
     copies_commit();
-    for (int step = 0; step < steps; ++step) {
-        if (step + 1 < steps) load_step(step + 1);
+    for (int step = first; step < end; ++step) {
+        if (step + 1 < end) load_step(step + 1);
         copies_commit();
         copies_wait<1>();
         __syncthreads();
         multiply(sums, memory + step % 2 * 2 * PARTS * TILE, row, col, g, t);
         __syncthreads();
     }
-    store(sums, m, n, row0 + row + g, col0 + col + 2 * t, alpha, exponent_a, exponent_b, split,
-          beta, (Out*)C, ldc);
+    store(sums, m, n, row0 + row + g, col0 + col + 2 * t, alpha, exponent_a, exponent_b, scales,
+          beta, sums_at, ldc);
 }

@@ -10,23 +10,38 @@ role       = "tensor"
 # CHUNK    with TERMS = 3: elements of k after which sums leave the accumulators; else 1
 # CLUSTER  blocks, one above the other in C, that load a share of their B each, for all of them
 # OUT      bytes of an element of C: 4 is float32, 2 the type of the operands
+# SHARES   the most shares that the k of a tile is cut into; 1: the kernel cuts none, and makes C
 params     = [
-    {TERMS = 1, BM = 128, BN = 256, SPAN = 128, STAGES = 4, CHUNK = 1, CLUSTER = 2, OUT = 4},
-    {TERMS = 1, BM = 128, BN = 256, SPAN = 128, STAGES = 4, CHUNK = 1, CLUSTER = 1, OUT = 4},
-    {TERMS = 1, BM = 128, BN = 192, SPAN = 128, STAGES = 5, CHUNK = 1, CLUSTER = 1, OUT = 4},
-    {TERMS = 1, BM = 128, BN = 128, SPAN = 128, STAGES = 6, CHUNK = 1, CLUSTER = 1, OUT = 4},
-    {TERMS = 1, BM = 64, BN = 128, SPAN = 128, STAGES = 8, CHUNK = 1, CLUSTER = 1, OUT = 4},
-    {TERMS = 1, BM = 128, BN = 256, SPAN = 128, STAGES = 4, CHUNK = 1, CLUSTER = 2, OUT = 2},
-    {TERMS = 1, BM = 128, BN = 256, SPAN = 128, STAGES = 4, CHUNK = 1, CLUSTER = 1, OUT = 2},
-    {TERMS = 1, BM = 128, BN = 192, SPAN = 128, STAGES = 5, CHUNK = 1, CLUSTER = 1, OUT = 2},
-    {TERMS = 1, BM = 128, BN = 128, SPAN = 128, STAGES = 6, CHUNK = 1, CLUSTER = 1, OUT = 2},
-    {TERMS = 1, BM = 64, BN = 128, SPAN = 128, STAGES = 8, CHUNK = 1, CLUSTER = 1, OUT = 2},
-    {TERMS = 3, BM = 128, BN = 128, SPAN = 128, STAGES = 3, CHUNK = 32, CLUSTER = 2, OUT = 4},
-    {TERMS = 3, BM = 128, BN = 64, SPAN = 128, STAGES = 4, CHUNK = 32, CLUSTER = 1, OUT = 4},
+    {TERMS = 1, BM = 128, BN = 256, SPAN = 128, STAGES = 4, CHUNK = 1, CLUSTER = 2, OUT = 4, SHARES = 1},
+    {TERMS = 1, BM = 128, BN = 256, SPAN = 128, STAGES = 4, CHUNK = 1, CLUSTER = 1, OUT = 4, SHARES = 1},
+    {TERMS = 1, BM = 128, BN = 192, SPAN = 128, STAGES = 5, CHUNK = 1, CLUSTER = 1, OUT = 4, SHARES = 1},
+    {TERMS = 1, BM = 128, BN = 128, SPAN = 128, STAGES = 6, CHUNK = 1, CLUSTER = 1, OUT = 4, SHARES = 1},
+    {TERMS = 1, BM = 64, BN = 128, SPAN = 128, STAGES = 8, CHUNK = 1, CLUSTER = 1, OUT = 4, SHARES = 1},
+    {TERMS = 1, BM = 128, BN = 256, SPAN = 128, STAGES = 4, CHUNK = 1, CLUSTER = 1, OUT = 4, SHARES = 256},
+    {TERMS = 1, BM = 128, BN = 128, SPAN = 128, STAGES = 6, CHUNK = 1, CLUSTER = 1, OUT = 4, SHARES = 256},
+    {TERMS = 1, BM = 128, BN = 64, SPAN = 128, STAGES = 8, CHUNK = 1, CLUSTER = 1, OUT = 4, SHARES = 256},
+    {TERMS = 1, BM = 64, BN = 128, SPAN = 128, STAGES = 8, CHUNK = 1, CLUSTER = 1, OUT = 4, SHARES = 256},
+    {TERMS = 1, BM = 64, BN = 64, SPAN = 128, STAGES = 10, CHUNK = 1, CLUSTER = 1, OUT = 4, SHARES = 256},
+    {TERMS = 1, BM = 128, BN = 256, SPAN = 128, STAGES = 4, CHUNK = 1, CLUSTER = 2, OUT = 2, SHARES = 1},
+    {TERMS = 1, BM = 128, BN = 256, SPAN = 128, STAGES = 4, CHUNK = 1, CLUSTER = 1, OUT = 2, SHARES = 1},
+    {TERMS = 1, BM = 128, BN = 192, SPAN = 128, STAGES = 5, CHUNK = 1, CLUSTER = 1, OUT = 2, SHARES = 1},
+    {TERMS = 1, BM = 128, BN = 128, SPAN = 128, STAGES = 6, CHUNK = 1, CLUSTER = 1, OUT = 2, SHARES = 1},
+    {TERMS = 1, BM = 64, BN = 128, SPAN = 128, STAGES = 8, CHUNK = 1, CLUSTER = 1, OUT = 2, SHARES = 1},
+    {TERMS = 1, BM = 128, BN = 256, SPAN = 128, STAGES = 4, CHUNK = 1, CLUSTER = 1, OUT = 2, SHARES = 256},
+    {TERMS = 1, BM = 128, BN = 128, SPAN = 128, STAGES = 6, CHUNK = 1, CLUSTER = 1, OUT = 2, SHARES = 256},
+    {TERMS = 1, BM = 128, BN = 64, SPAN = 128, STAGES = 8, CHUNK = 1, CLUSTER = 1, OUT = 2, SHARES = 256},
+    {TERMS = 1, BM = 64, BN = 128, SPAN = 128, STAGES = 8, CHUNK = 1, CLUSTER = 1, OUT = 2, SHARES = 256},
+    {TERMS = 1, BM = 64, BN = 64, SPAN = 128, STAGES = 10, CHUNK = 1, CLUSTER = 1, OUT = 2, SHARES = 256},
+    {TERMS = 3, BM = 128, BN = 128, SPAN = 128, STAGES = 3, CHUNK = 32, CLUSTER = 2, OUT = 4, SHARES = 1},
+    {TERMS = 3, BM = 128, BN = 64, SPAN = 128, STAGES = 4, CHUNK = 32, CLUSTER = 1, OUT = 4, SHARES = 1},
+    {TERMS = 3, BM = 128, BN = 128, SPAN = 128, STAGES = 3, CHUNK = 32, CLUSTER = 1, OUT = 4, SHARES = 256},
+    {TERMS = 3, BM = 128, BN = 64, SPAN = 128, STAGES = 4, CHUNK = 32, CLUSTER = 1, OUT = 4, SHARES = 256},
+    {TERMS = 3, BM = 64, BN = 64, SPAN = 128, STAGES = 6, CHUNK = 32, CLUSTER = 1, OUT = 4, SHARES = 256},
 ]
 block      = ["128 + 2 * BM", "1", "1"]
 grid       = ["CLUSTER * ceil(m / (CLUSTER * BM)) * ceil(n / BN)", "1", "1"]
 tile       = ["BM", "BN"]
+step       = "SPAN / SIZE"
 cluster    = "CLUSTER"
 persistent = true
 early      = true
@@ -35,10 +50,10 @@ early      = true
 tma        = [
     {operand = "A", along_k = ["SPAN / SIZE", "BM"], across_k = ["128 / SIZE", "SPAN / SIZE"]},
     {operand = "B", along_k = ["SPAN / SIZE", "BN / CLUSTER"], across_k = ["128 / SIZE", "SPAN / SIZE"]},
-    {operand = "C", box = ["64", "64"], where = "OUT == 2"},
+    {operand = "C", box = ["64", "64"], where = "(OUT == 2) * (SHARES == 1) == 1"},
 ]
 # alignment; the stages and their barriers; boxes of C beside them, 16 bits an element
-shared     = "1024 + STAGES * (16 + (TERMS + 1) / 2 * (BM + BN) * SPAN) + (OUT == 2) * 2 * BM * (BN - 128 * (BN > 128))"
+shared     = "1024 + STAGES * (16 + (TERMS + 1) / 2 * (BM + BN) * SPAN) + (OUT == 2) * (SHARES == 1) * 2 * BM * (BN - 128 * (BN > 128))"
 rung       = 110
 layouts    = ["nt", "nn", "tn", "tt"]
 require    = [
@@ -48,7 +63,7 @@ require    = [
     # a step is whole chunks, a chunk whole instructions of 32 bytes of k
     "SPAN % (SIZE * CHUNK) == 0", "(TERMS - 1) * CHUNK * SIZE % 64 == 0",
     # two boxes of C of each 64 rows fit in a stage that is borrowed (ring.cuh)
-    "(OUT == 2) * (BN > 128) * BM * 256 <= (BM + BN) * SPAN",
+    "(OUT == 2) * (SHARES == 1) * (BN > 128) * BM * 256 <= (BM + BN) * SPAN",
 ]
 dtypes     = ["float16", "bfloat16", "tfloat32"]
 arch       = "==90a"
@@ -59,6 +74,11 @@ source     = "this project: docs/tensor-cores.md"
 // C (m x n) = alpha 2^(exponent_a[i] + exponent_b[j]) A B + beta C. A and B come as boxes of
 // tensor maps over (k, rows, part), or (rows, k, part) where TRANS_A, or not TRANS_B; parts are
 // hi and lo where TERMS is 3: then A B is lo hi + hi lo + hi hi.
+//
+// With SHARES > 1 the k of each tile is cut into shares of `each` steps, so that a C of few tiles
+// occupies all multiprocessors. The sums of each share go to a matrix of its own, in float32: C is
+// these matrices, one below the other, and sum_shares.cu adds them up. Exponents, alpha and beta
+// are left to that.
 //
 // The warps of a block have roles; ring.cuh draws how they work together:
 //
@@ -83,6 +103,10 @@ source     = "this project: docs/tensor-cores.md"
 #define WAYS ", 0, 1"
 #else
 #define WAYS ""
+#endif
+#if SHARES > 1
+#undef OUT
+#define OUT 4
 #endif
 #include "wgmma.cuh"
 
@@ -206,7 +230,7 @@ __device__ __forceinline__ void multiply_chunked(float (&sums)[BN / 2], const Pl
 }
 
 // The role of a warpgroup that multiplies: its 64 x BN of all tiles, from the ring to C.
-__device__ __forceinline__ void multiply_tiles(const Places& places, const Tiles& tiles, int steps,
+__device__ __forceinline__ void multiply_tiles(const Places& places, const Tiles& tiles,
                                                const int& consumer, unsigned rank, unsigned beside,
                                                const Result& result) {
     const unsigned a = descriptor_of(places.stages + consumer * 64 * SPAN, 64 * SPAN);
@@ -218,14 +242,16 @@ __device__ __forceinline__ void multiply_tiles(const Places& places, const Tiles
 #pragma unroll
         for (int i = 0; i < BN / 2; ++i) sums[i] = 0;
         int last = STAGES - 1;
+        const int steps = tiles.length(t);
         if constexpr (CHUNKED)
             multiply_chunked(sums, places, ring, a, b, steps, consumer);
         else
             last = multiply_whole(sums, places, ring, a, b, steps);
         int row = 0, col = 0;  // not looked at where TMA stores all of C: divisions take long
         if (OUT == 4 || CHUNKED || result.beta != 0 || !result.vectors()) tiles.at(t, row, col);
-        result.store(sums, row + rank * BM + consumer * 64, col, consumer,
-                     {places.stage(last), beside});
+        result.of_share(tiles.share(t))
+            .store(sums, row + rank * BM + consumer * 64, col, consumer,
+                   {places.stage(last), beside});
     });
 }
 
@@ -234,15 +260,15 @@ __device__ __forceinline__ void multiply_tiles(const Places& places, const Tiles
 #if OUT == 2
 // The role of the warp that stores C of 16 bits: hands the boxes that the warpgroups wrote to TMA,
 // and releases the stage that some of them lie in.
-__device__ __forceinline__ void store_tiles(const Places& places, const Tiles& tiles, int steps,
-                                            unsigned rank, unsigned beside, const Result& result,
+__device__ __forceinline__ void store_tiles(const Places& places, const Tiles& tiles, unsigned rank,
+                                            unsigned beside, const Result& result,
                                             const TensorMap& map_of_c) {
     const bool stores = elected();
     int last = STAGES - 1;
     for_each_tile(tiles, [&](int t) {
         int row, col;
         tiles.at(t, row, col);
-        last = (last + steps) % STAGES;
+        last = (last + tiles.steps) % STAGES;
         result.store_boxes(map_of_c, row + rank * BM, col, {places.stage(last), beside}, stores);
         if (BORROWED && threadIdx.x % 32 < 4 * CONSUMERS) {  // for all warps that multiply
 #pragma unroll
@@ -259,7 +285,15 @@ extern "C" __global__ void __launch_bounds__(128 + 2 * BM, 1) IN_CLUSTERS
                const __grid_constant__ TensorMap map_of_c,
 #endif
                int m, int n, int k, float alpha, const int* exponent_a, const int* exponent_b,
-               float beta, Out* C, long long ldc, const int* verdict, int wanted) {
+               float beta, Out* C, long long ldc, const int* verdict, int wanted
+#if SHARES > 1
+               ,
+               int each
+#endif
+    ) {
+#if SHARES == 1
+    constexpr int each = 0;
+#endif
     extern __shared__ char memory[];
     const unsigned stages = (shared_address(memory) + 1023) / 1024 * 1024;
     const unsigned beside = stages + STAGES * STAGE_BYTES;  // boxes of C
@@ -281,24 +315,22 @@ extern "C" __global__ void __launch_bounds__(128 + 2 * BM, 1) IN_CLUSTERS
     wait_for_launch_before();
     if (verdict && *verdict != wanted) return;
 
-    const Tiles tiles = {m, n};
-    const int steps = (k + BK - 1) / BK;
+    const Tiles tiles = {m, n, (k + BK - 1) / BK, each};
     const int warp = warp_number(), consumer = warp / 4 - 1;
     const Result result = {m, n, alpha, beta, exponent_a, exponent_b, C, ldc};
     if (consumer < 0) {
         if constexpr (CONSUMERS > 1) registers_fewer<CONSUMERS == 2 ? 40 : 32>();
         if (warp == 0)
-            load_tiles(places, tiles, steps,
-                       [&](unsigned to, int row, int col, int step, unsigned whole) {
-                           load_step(to, A, B, row, col, step * BK, rank, whole);
-                       });
+            load_tiles(places, tiles, [&](unsigned to, int row, int col, int step, unsigned whole) {
+                load_step(to, A, B, row, col, step * BK, rank, whole);
+            });
 #if OUT == 2
-        if (warp == 1) store_tiles(places, tiles, steps, rank, beside, result, map_of_c);
+        if (warp == 1) store_tiles(places, tiles, rank, beside, result, map_of_c);
 #endif
     } else {
         if constexpr (CONSUMERS == 2) registers_more<232>();
         if constexpr (CONSUMERS == 3) registers_more<160>();
-        multiply_tiles(places, tiles, steps, consumer, rank, beside, result);
+        multiply_tiles(places, tiles, consumer, rank, beside, result);
     }
     // A block stays while others may still reach for its shared memory.
     __syncwarp();

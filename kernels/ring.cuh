@@ -1,7 +1,7 @@
 // The ring of stages in shared memory through which Hopper's kernels multiply, and the order of the
 // tiles of C. Blocks are persistent: each cluster makes tile after tile, and the ring goes on from
 // one tile to the next.
-// STAGES, STAGE_BYTES, CLUSTER, BM and BN are the including file's.
+// STAGES, STAGE_BYTES, CLUSTER, BM, BN and SHARES are the including file's.
 //
 //      stage      0         1         2         3            STAGES = 4
 //            +---------+---------+---------+---------+
@@ -76,14 +76,27 @@ __device__ __forceinline__ void init_ring(const Places& places, int readers) {
     barriers_ready();
 }
 
-// The tiles of C, CLUSTER * BM x BN, in an order that keeps A and B in L2.
+// The tiles of C, CLUSTER * BM x BN, in an order that keeps A and B in L2. With SHARES > 1 the
+// `steps` of k are cut into shares of `each` steps, the last of which may be shorter, and a cluster
+// makes one share of a tile at a time: first share 0 of all tiles, then share 1 of all. So
+// clusters that work at one time read the same k of A and B.
 struct Tiles {
-    int m, n;
+    int m, n, steps, each;
     __device__ __forceinline__ int rows() const { return (m + CLUSTER * BM - 1) / (CLUSTER * BM); }
     __device__ __forceinline__ int cols() const { return (n + BN - 1) / BN; }
-    __device__ __forceinline__ int count() const { return rows() * cols(); }
+    __device__ __forceinline__ int tiles() const { return rows() * cols(); }
+    __device__ __forceinline__ int count() const {
+        return SHARES > 1 ? tiles() * ((steps + each - 1) / each) : tiles();
+    }
+    // The share of k of which t is a tile, its first step, and how many it has.
+    __device__ __forceinline__ int share(int t) const { return SHARES > 1 ? t / tiles() : 0; }
+    __device__ __forceinline__ int first(int t) const { return share(t) * each; }
+    __device__ __forceinline__ int length(int t) const {
+        return SHARES > 1 ? min(each, steps - first(t)) : steps;
+    }
     // The first row and column of tile t.
     __device__ __forceinline__ void at(int t, int& row, int& col) const {
+        if (SHARES > 1) t %= tiles();
         const int strip = t / (STRIP * cols()), within = t % (STRIP * cols());
         const int high = min(STRIP, rows() - strip * STRIP);
         row = (strip * STRIP + within % high) * CLUSTER * BM;
@@ -101,14 +114,14 @@ __device__ __forceinline__ void for_each_tile(const Tiles& tiles, Body body) {
 // load(to, row, col, step, full) starts the copies of a step of the tile at (row, col) into the
 // stage at `to`, which count their bytes at the barrier `full`.
 template <typename Load>
-__device__ __forceinline__ void load_tiles(const Places& places, const Tiles& tiles, int steps,
-                                           Load load) {
+__device__ __forceinline__ void load_tiles(const Places& places, const Tiles& tiles, Load load) {
     const bool loads = elected();
     Ring ring;
     for_each_tile(tiles, [&](int t) {
         int row, col;
         tiles.at(t, row, col);
-        for (int step = 0; step < steps; ++step, ring.advance()) {
+        const int first = tiles.first(t), end = first + tiles.length(t);
+        for (int step = first; step < end; ++step, ring.advance()) {
             const unsigned to = places.stage(ring.stage), full = places.full_of(ring.stage);
             barrier_wait(places.empty_of(ring.stage), ring.phase ^ 1);
             if (!loads) continue;

@@ -2,6 +2,7 @@
 // memory (mbarrier), copies of boxes by the tensor memory accelerator (TMA), products of warpgroups
 // (wgmma). BN, KIND and WAYS are the including file's.
 #pragma once
+#include "early_launch.cuh"
 
 typedef unsigned long long u64;
 
@@ -29,18 +30,6 @@ __device__ __forceinline__ void cluster_barrier() {
     asm volatile(
         "barrier.cluster.arrive.release;\n"
         "barrier.cluster.wait.acquire;" ::
-            : "memory");
-}
-
-// --- early launch -------------------------------------------------------------------------------
-
-// Early launch (programmatic dependent launch): allows the next kernel of the stream to start its
-// blocks where blocks of this one end; then waits until the kernel launched before this one is done
-// and what it wrote is visible. Before this call a kernel must touch no global memory.
-__device__ __forceinline__ void wait_for_launch_before() {
-    asm volatile(
-        "griddepcontrol.launch_dependents;\n"
-        "griddepcontrol.wait;" ::
             : "memory");
 }
 

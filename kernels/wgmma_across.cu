@@ -7,16 +7,23 @@ role       = "across"
 # SPAN     bytes of k in a step: rows of that length lie swizzled in shared memory
 # STAGES   stages of the ring that TMA fills and wgmma empties, a step each
 # CLUSTER  blocks, one above the other in C, that load a share of their B each, for all of them
+# SHARES   the most shares that the k of a tile is cut into; 1: the kernel cuts none, and makes C
 params     = [
-    {BM = 128, BN = 256, SPAN = 128, STAGES = 4, CLUSTER = 2},
-    {BM = 128, BN = 256, SPAN = 128, STAGES = 4, CLUSTER = 1},
-    {BM = 128, BN = 192, SPAN = 128, STAGES = 5, CLUSTER = 1},
-    {BM = 128, BN = 128, SPAN = 128, STAGES = 6, CLUSTER = 1},
-    {BM = 64, BN = 128, SPAN = 128, STAGES = 8, CLUSTER = 1},
+    {BM = 128, BN = 256, SPAN = 128, STAGES = 4, CLUSTER = 2, SHARES = 1},
+    {BM = 128, BN = 256, SPAN = 128, STAGES = 4, CLUSTER = 1, SHARES = 1},
+    {BM = 128, BN = 192, SPAN = 128, STAGES = 5, CLUSTER = 1, SHARES = 1},
+    {BM = 128, BN = 128, SPAN = 128, STAGES = 6, CLUSTER = 1, SHARES = 1},
+    {BM = 64, BN = 128, SPAN = 128, STAGES = 8, CLUSTER = 1, SHARES = 1},
+    {BM = 128, BN = 256, SPAN = 128, STAGES = 4, CLUSTER = 1, SHARES = 256},
+    {BM = 128, BN = 128, SPAN = 128, STAGES = 6, CLUSTER = 1, SHARES = 256},
+    {BM = 128, BN = 64, SPAN = 128, STAGES = 8, CLUSTER = 1, SHARES = 256},
+    {BM = 64, BN = 128, SPAN = 128, STAGES = 8, CLUSTER = 1, SHARES = 256},
+    {BM = 64, BN = 64, SPAN = 128, STAGES = 10, CLUSTER = 1, SHARES = 256},
 ]
 block      = ["128 + 2 * BM", "1", "1"]
 grid       = ["CLUSTER * ceil(m / (CLUSTER * BM)) * ceil(n / BN)", "1", "1"]
 tile       = ["BM", "BN"]
+step       = "2 * SPAN / SIZE"
 cluster    = "CLUSTER"
 persistent = true
 early      = true
@@ -41,7 +48,8 @@ source     = "this project: docs/tensor-cores.md"
 // the kernel is given C^T = B^T A^T instead, as if that were m x n, and stores C by columns. With
 // 32 bits the tensor cores read shared memory along k alone, but they take their first operand
 // from registers too, where threads put it in any order. Both come as boxes of tensor maps, which
-// round to TF32.
+// round to TF32. With SHARES > 1 shares of `each` pairs of steps go to matrices of their own, as in
+// gemm_wgmma.cu.
 //
 // The warps of a block have roles, as in gemm_wgmma.cu; ring.cuh draws how they work together:
 //
@@ -152,6 +160,13 @@ struct Result {
     float* C;
     long long ldc;
 
+    // Where the sums of a share of k go: with SHARES > 1 each has a matrix of its own.
+    __device__ __forceinline__ Result of_share(int share) const {
+        Result part = *this;
+        if (SHARES > 1) part.C += static_cast<long long>(share) * (TURNED ? n : m) * ldc;
+        return part;
+    }
+
     // The warpgroup's 64 x BN at (row, col): of each 8 columns a thread has a pair in two rows.
     __device__ __forceinline__ void store(const float (&sums)[BN / 2], int row, int col) const {
         row += my_row();
@@ -186,7 +201,7 @@ struct Result {
 };
 
 // The role of a warpgroup that multiplies: its 64 x BN of all tiles, from the ring to C.
-__device__ __forceinline__ void multiply_tiles(const Places& places, const Tiles& tiles, int steps,
+__device__ __forceinline__ void multiply_tiles(const Places& places, const Tiles& tiles,
                                                const int& consumer, unsigned rank,
                                                const Result& result) {
     const unsigned b = descriptor_of(places.stages + A_BYTES, 64 * SPAN);
@@ -195,16 +210,24 @@ __device__ __forceinline__ void multiply_tiles(const Places& places, const Tiles
         float sums[BN / 2];
 #pragma unroll
         for (int i = 0; i < BN / 2; ++i) sums[i] = 0;
-        multiply(sums, places, ring, consumer, b, steps);
+        multiply(sums, places, ring, consumer, b, tiles.length(t));
         int row, col;
         tiles.at(t, row, col);
-        result.store(sums, row + rank * BM + consumer * 64, col);
+        result.of_share(tiles.share(t)).store(sums, row + rank * BM + consumer * 64, col);
     });
 }
 
 extern "C" __global__ void __launch_bounds__(128 + 2 * BM, 1) __cluster_dims__(CLUSTER, 1, 1)
     wgmma_across(const __grid_constant__ TensorMap A, const __grid_constant__ TensorMap B, int m,
-                 int n, int k, float alpha, float beta, float* C, long long ldc) {
+                 int n, int k, float alpha, float beta, float* C, long long ldc
+#if SHARES > 1
+                 ,
+                 int each
+#endif
+    ) {
+#if SHARES == 1
+    constexpr int each = 0;
+#endif
     extern __shared__ char memory[];
     const unsigned stages = (shared_address(memory) + 1023) / 1024 * 1024;
     const unsigned full = stages + STAGES * STAGE_BYTES;
@@ -219,20 +242,19 @@ extern "C" __global__ void __launch_bounds__(128 + 2 * BM, 1) __cluster_dims__(C
     if (CLUSTER > 1) cluster_barrier();
     wait_for_launch_before();
 
-    const Tiles tiles = {m, n};
-    const int steps = (k + 2 * BK - 1) / (2 * BK) * 2;  // four sets of registers, in turn
+    const int pairs = (k + 2 * BK - 1) / (2 * BK);  // of steps: four sets of registers, in turn
+    const Tiles tiles = {m, n, 2 * pairs, 2 * each};
     const int warp = warp_number(), consumer = warp / 4 - 1;
     if (consumer < 0) {
         if constexpr (CONSUMERS == 2) registers_fewer<40>();
         if (warp == 0)
-            load_tiles(places, tiles, steps,
-                       [&](unsigned to, int row, int col, int step, unsigned whole) {
-                           load_step(to, A, B, row, col, step * BK, rank, whole);
-                       });
+            load_tiles(places, tiles, [&](unsigned to, int row, int col, int step, unsigned whole) {
+                load_step(to, A, B, row, col, step * BK, rank, whole);
+            });
     } else {
         if constexpr (CONSUMERS == 2) registers_more<232>();
         const Result result = {m, n, alpha, beta, C, ldc};
-        multiply_tiles(places, tiles, steps, consumer, rank, result);
+        multiply_tiles(places, tiles, consumer, rank, result);
     }
     // A block stays while others may still reach for its shared memory.
     __syncwarp();

@@ -1,7 +1,7 @@
 // From a warpgroup's sums to C. A C of float32 is stored from registers. A C of 16 bits goes
 // through boxes in shared memory, which a warp of its own hands to TMA while the next tile is
-// multiplied; ring.cuh draws which of them lie in a borrowed stage. BM, BN, TERMS, OUT and DTYPE_*
-// are the including file's.
+// multiplied; ring.cuh draws which of them lie in a borrowed stage. BM, BN, TERMS, OUT,
+// SHARES and DTYPE_* are the including file's.
 //
 // A thread's sums: of each 8 columns of its warpgroup's 64 x BN it has a pair, in two rows 8 apart;
 // sums[4 j] and [4 j + 1] are the pair of the first row, [4 j + 2] and [4 j + 3] that of the
@@ -47,6 +47,13 @@ struct Result {
     const int *exponent_a, *exponent_b;
     Out* C;
     long long ldc;
+
+    // Where the sums of a share of k go: with SHARES > 1 each has a matrix of its own.
+    __device__ __forceinline__ Result of_share(int share) const {
+        Result part = *this;
+        if (SHARES > 1) part.C += static_cast<long long>(share) * m * ldc;
+        return part;
+    }
 
     // Whether rows of C begin on 16 bytes. TMA, which writes 16 bytes at a time, needs that of the
     // ends of rows too.

@@ -150,7 +150,7 @@ def test_boxes_are_what_tma_can_copy_and_fill_a_stage(kernel):
 
 def test_c_is_stored_by_tma_where_it_has_16_bits():
     for variant in catalog.get("wgmma").variants():
-        wanted = (64, 64) if variant.params["OUT"] == 2 else None
+        wanted = (64, 64) if variant.params["OUT"] == 2 and variant.most_shares == 1 else None
         assert variant.box_of_c("float16") == wanted
 
 

@@ -135,7 +135,7 @@ def bad_files(folder):
     """Files that are not what they should be, and what the message must say of each."""
     np.save(folder / "three.npy", np.ones((2, 2, 2)))
     np.save(folder / "object.npy", np.array([[None]]), allow_pickle=True)
-    np.save(folder / "complex.npy", np.ones((40, 40), complex))
+    np.save(folder / "wide.npy", np.ones((40, 40), np.clongdouble))
     np.save(folder / "fields.npy", np.zeros((4, 4), "f4,i4"))
     (folder / "text.npy").write_text("not an array")
     whole = (folder / "A.npy").read_bytes()
@@ -144,7 +144,7 @@ def bad_files(folder):
         "missing.npy": "no such file",
         "three.npy": "(2, 2, 2)",
         "object.npy": "object",
-        "complex.npy": "complex128",
+        "wide.npy": "complex256",
         "fields.npy": "dtype",
         "text.npy": "not a .npy file",
         "short.npy": "truncated",
@@ -186,7 +186,7 @@ def test_bad_input_files(files):
         (["--device", "emulator", "--kernel", "one_block", "--size", "64"], 2, "m * n"),
         (["--device", "cpu", "--kernel", "naive"], 2, "does not run on the cpu"),
         (["--kernel", "cublas", "--device", "emulator"], 2, "does not run on the emulator"),
-        (["--dtype", "complex64"], 2, "it takes float16"),
+        (["--dtype", "complex32"], 2, "it takes float16"),
         (["--fill", "zeros"], 2, "it takes normal"),
         (["--verify", "maybe"], 2, "auto, full, off"),
         (["-m", "-3"], 2, "0 or more"),

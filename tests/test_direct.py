@@ -1,5 +1,7 @@
 """What one GPU does alone, whether `out` overlaps, and what a `Runner` keeps."""
 
+import contextlib
+import ctypes
 import gc
 import weakref
 
@@ -14,6 +16,7 @@ from support.links import separate_links
 import hybrid_gemm
 from hybrid_gemm import Runner, devices, gemm
 from hybrid_gemm.arrays.caller_arrays import shares_memory
+from hybrid_gemm.devices.cuda import driver, launch_list, tensor_maps
 from hybrid_gemm.errors import DTypeError
 from hybrid_gemm.execution import single_gpu
 from hybrid_gemm.planning import planner
@@ -102,6 +105,88 @@ def test_device_arrays_stay_on_the_device(rng):
         got = gemm(there[0], there[1], out=both[:, ::2], **options)
         np.testing.assert_array_equal(got.get(), a @ b)
         gemm(both[:, ::2][:50], both[:50, ::2], out=both[:50, 1::2], **options)
+
+
+@on_cuda
+@pytest.mark.parametrize(
+    "dtype, options",
+    [
+        ("float32", {}),
+        ("float32", {"kernel": "own"}),
+        ("float32", {"kernel": "cublas"}),
+        ("float32", {"compute": "fp32x3"}),
+        ("float32", {"compute": "tf32"}),
+        ("float32", {"compute": "tf32", "kernel": "mma"}),
+        ("float64", {}),
+        ("float64", {"kernel": "own"}),
+        ("float16", {}),
+        ("float16", {"kernel": "own"}),
+        ("bfloat16", {"kernel": "own"}),
+        ("int32", {}),
+    ],
+)
+@pytest.mark.parametrize("shape", [(70, 90, 50), (128, 128, 128), (257, 64, 300)])
+def test_prepared_products_are_those_that_python_starts(dtype, options, shape, rng):
+    """For other matrices laid out alike, wherever they lie, on whichever stream."""
+    import cupy
+
+    m, k, n = shape
+    here = Runner(device="cuda", gpus=[0], **options)
+
+    def matrices():
+        return [cupy.asarray(integers(rng, s, "f4").astype(dtype)) for s in ((m, k), (k, n))]
+
+    def check(got, a, b, scale=1, added=0):
+        product = a.get().astype("f8") @ b.get().astype("f8")
+        np.testing.assert_array_equal(got.get(), (scale * product + added).astype(dtype))
+
+    for turn in range(6):
+        with cupy.cuda.Stream(non_blocking=True) if turn == 4 else contextlib.nullcontext():
+            a, b = matrices()
+            check(here.gemm(a, b), a, b)
+            out = cupy.full((m, n), -1, dtype)
+            assert here.gemm(a, b, out, alpha=2, beta=1, out=out) is out
+            check(out, a, b, 2, -1)
+            check(here.gemm(b, a, trans_a=True, trans_b=True), b.T, a.T)
+            check(here.gemm(a, a, trans_b=True), a, a.T)
+            shifted = cupy.empty(m * k + 1, dtype)[1:].reshape(m, k)  # not on 16 bytes
+            shifted[...] = a
+            check(here.gemm(shifted, b), a, b)
+    known = here._single_gpus[0].known.values()
+    prepared = [x for x in known if x and x.ready and any(x.ready.values())]
+    if launch_list.unavailable() is None or "cublas" in options.values():
+        assert prepared
+
+
+@on_cuda
+def test_a_tensor_map_is_the_same_wherever_its_address_comes_from():
+    import cupy
+
+    matrix, other = (cupy.zeros((1, 64, 64), "f2") for _ in "ab")
+    made, expected = (
+        tensor_maps.tensor_map("float16", x.data.ptr, (64, 64, 1), (128, 8192), (64, 64, 1))
+        for x in (matrix, other)
+    )
+    room = np.zeros(1024, np.uint8)
+    start = -(-room.ctypes.data // 64) * 64
+    ctypes.memmove(start, made.ctypes.data, 128)
+    assert driver.function("cuTensorMapReplaceAddress")(start, other.data.ptr) == 0
+    assert ctypes.string_at(start, 128) == expected.tobytes()
+
+
+@on_cuda
+def test_prepared_products_keep_no_array_of_the_caller(rng):
+    import cupy
+
+    here = Runner(device="cuda", gpus=[0])
+    out = cupy.empty((70, 50), "f4")
+    gone = []
+    for _ in range(3):
+        a, b = (cupy.asarray(integers(rng, s)) for s in ((70, 90), (90, 50)))
+        here.gemm(a, b, out=out)
+        gone += [weakref.ref(a), weakref.ref(b)]
+    del a, b
+    assert not any(x() for x in gone)
 
 
 @on_cuda

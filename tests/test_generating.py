@@ -86,7 +86,7 @@ def test_float32_products_of_integers_are_exact_at_the_bound():
     ("wrong", "words"),
     [
         ({"rows": -1}, "-1 x 4"),
-        ({"dtype": "complex64"}, "float32"),
+        ({"dtype": "uint8"}, "float32"),
         ({"seed": -1}, "2^64"),
         ({"operand": "D"}, "A, B and C"),
         ({"fill": "zeros"}, "uniform"),

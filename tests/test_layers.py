@@ -26,6 +26,7 @@ FLOORS = (
     {"runner"},
     {"ranks"},
     {"api"},
+    {"torch"},
     {"reporting"},
     {"bench", "experiments"},
     {"cli"},

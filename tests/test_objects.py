@@ -78,6 +78,7 @@ def test_what_is_public_of_a_runner_is_documented():
     public = {name for name in vars(Runner) if not name.startswith("_")}
     assert public == {
         "of",
+        "gemm_many",
         "threads",
         "close",
         "plan",

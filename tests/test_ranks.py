@@ -72,6 +72,29 @@ def test_pieces_tile_every_strip_and_bytes_add_up(m, n, k, ranks, split, rounds,
     assert sent == sum(plan.bytes_received(rank) for rank in range(ranks))
 
 
+@given(sizes, sizes, sizes, st.integers(1, 9), st.sampled_from(["rows", "cols", "auto"]),
+       st.none() | st.integers(1, 5), st.sampled_from([CPU, GPU]))  # fmt: skip
+def test_the_real_plan_of_a_complex_one_tiles_the_same_strips(
+    m, n, k, ranks, split, rounds, spec
+):  # fmt: skip
+    plan = make_rank_plan(Problem(m, n, k, "complex64"), spec, ranks, split=split, rounds=rounds)
+    real, made = plan.as_real, np.zeros((m, 2 * n), int)
+    assert (real.problem.m, real.problem.n, real.problem.k) == (m, 2 * n, 2 * k)
+    for rank in range(ranks):
+        strip, wide = plan.strip(rank), real.strip(rank)
+        assert plan.flops(rank) == real.flops(rank)
+        if strip is None:
+            assert wide is None
+            continue
+        assert (wide.cols.start, wide.cols.stop) == (2 * strip.cols.start, 2 * strip.cols.stop)
+        assert plan.by_rows(rank) == real.by_rows(rank)
+        for piece in real.owned(rank):
+            assert wide.rows.start <= piece.rows.start and piece.rows.stop <= wide.rows.stop
+            made[piece.rows.slice, piece.cols.slice] += 1
+    if m and n:
+        assert (made == 1).all()
+
+
 def test_a_rank_keeps_slabs_and_strips_and_not_copies_of_c():
     problem = Problem(32768, 32768, 32768)
     c = 4 * 32768**2

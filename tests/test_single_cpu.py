@@ -72,8 +72,8 @@ def test_what_a_run_decides_is_left_to_it(runner, rng):
     for _ in range(2):  # what a signature was refused for is not forgotten
         with pytest.raises(UsageError, match="shapes do not match"):
             runner.gemm(a, a[:30])
-        with pytest.raises(DTypeError, match="complex"):
-            runner.gemm(a, a.astype("c8"))
+        with pytest.raises(DTypeError, match="bool"):
+            runner.gemm(a, a.astype(bool))
         with pytest.raises(UsageError, match="beta=2"):
             runner.gemm(a, a, beta=2)
         read_only = np.zeros((40, 40), "f4")

@@ -1,14 +1,24 @@
 """`matmul` of vectors and stacks, and C that broadcasts, as NumPy has them."""
 
 import itertools
+import math
+from types import SimpleNamespace
 
+import ml_dtypes
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from support.arrays import integers
+from support.devices import needs
 
 import hybrid_gemm as hg
-from hybrid_gemm import Runner, matmul
+from hybrid_gemm import Runner, gemm_many, matmul
+from hybrid_gemm.arrays.stacks import Stacks, merged
+from hybrid_gemm.devices.cuda import cublas
 from hybrid_gemm.errors import DTypeError, UsageError
+from hybrid_gemm.execution.single_gpu import SingleGpuExecutor
+from hybrid_gemm.options import Options
 
 SHAPES = [
     ((7,), (7,)), ((5, 7), (7,)), ((7,), (7, 3)), ((4, 5, 7), (7,)), ((7,), (4, 7, 3)),
@@ -44,8 +54,10 @@ def test_dtypes_and_layouts(dtype, rng):
 
 
 def test_a_stack_that_lies_as_one_matrix_is_one_product(monkeypatch, rng):
-    calls, real = [], Runner.run
-    monkeypatch.setattr(Runner, "run", lambda self, *x, **y: calls.append(x) or real(self, *x, **y))
+    calls, real = [], Runner._run
+    monkeypatch.setattr(
+        Runner, "_run", lambda self, *x, **y: calls.append(x) or real(self, *x, **y)
+    )
     a, b = integers(rng, (6, 5, 4)), integers(rng, (4, 3))
     np.testing.assert_array_equal(matmul(a, b, threads=2), a @ b)
     assert len(calls) == 1
@@ -53,6 +65,155 @@ def test_a_stack_that_lies_as_one_matrix_is_one_product(monkeypatch, rng):
     assert len(calls) == 4
     np.testing.assert_array_equal(matmul(a[::2], b, device="cpu"), a[::2] @ b)
     assert len(calls) == 4  # NumPy's own loop
+
+
+STRIDED = [
+    ((8, 8, 8), (8, 8, 3)), ((2, 3, 5, 7), (2, 3, 7, 4)), ((2, 1, 5, 7), (3, 7, 3)),
+    ((6, 1, 9), (6, 9, 2)), ((300, 32, 32), (300, 32, 32)), ((33, 65), (5, 65, 77)),
+]  # fmt: skip
+
+
+@given(st.lists(st.integers(1, 4), max_size=4), st.lists(st.sampled_from([0, 1]), min_size=4,
+       max_size=4))  # fmt: skip
+def test_merged_sides_lead_to_the_same_places(sides, broadcast):
+    whole = np.zeros([size if kept else 1 for size, kept in zip(sides, broadcast, strict=False)])
+    views = np.zeros(sides), np.broadcast_to(whole, sides)
+    shape, steps = merged(sides, *(x.strides for x in views))
+    assert len(shape) <= max(1, len(sides)) and math.prod(shape) == math.prod(sides)
+    for view, step in zip(views, steps, strict=True):
+        expected = [np.dot(i, view.strides) if sides else 0 for i in np.ndindex(*sides)]
+        assert [np.dot(i, step) for i in np.ndindex(*shape)] == expected
+    assert merged((4, 5), (40, 8), (160, 32)) == ((20,), [(8,), (32,)])
+    assert merged((4, 5), (40, 8), (0, 32)) == ((4, 5), [(40, 8), (0, 32)])
+
+
+class There(np.ndarray):
+    """A matrix of a GPU, as far as `SingleGpuExecutor` asks."""
+
+    @property
+    def data(self):
+        return SimpleNamespace(ptr=self.ctypes.data, device_id=0)
+
+
+@pytest.fixture
+def executor(monkeypatch):
+    """One whose launches are noted in `launched`, as numbers and steps of bytes."""
+    made = SingleGpuExecutor.__new__(SingleGpuExecutor)
+    made.array, made.known_stacks, made.launched = There, {}, []
+    runtime = SimpleNamespace(getDevice=lambda: 0)
+    made.device = SimpleNamespace(
+        ordinal=0, cp=SimpleNamespace(cuda=SimpleNamespace(runtime=runtime))
+    )
+    made.plans = SimpleNamespace(options=Options())
+    monkeypatch.setattr(made, "_stream", lambda: "stream", raising=False)
+
+    def bind(a, b, c, count, steps):
+        return lambda *at: made.launched.append((*at[:3], count, tuple(steps)))
+
+    monkeypatch.setattr(cublas, "bind_stack", bind)
+    return made
+
+
+def test_stacks_that_lie_alike_are_looked_at_once(executor, monkeypatch):
+    a, b, c = (np.zeros(s, "f4").view(There) for s in ((6, 5, 7), (6, 7, 3), (6, 5, 3)))
+    assert executor.stacked(a, b, c) is None
+    assert executor.matmul(a, b, c)
+    expected = [(*(x.ctypes.data for x in (a, b, c)), 6, (140, 84, 60))]
+    assert executor.launched == expected
+    executor.remember(a, b, c, Stacks.of(a, b, c))
+    monkeypatch.setattr(SingleGpuExecutor, "_stackable", lambda *x: pytest.fail("looked at again"))
+    assert executor.stacked(a, b, c) is c and executor.launched == 2 * expected
+    assert executor.stacked(a, b, None) is None  # was not remembered
+    other = np.zeros((6, 5, 3), "f4").view(There)
+    assert executor.stacked(a, b, other) is other
+    assert executor.launched[2][2] == other.ctypes.data
+    assert executor.stacked(a[::-1], b, c) is None
+    whole = np.zeros(400, "f4").view(There)
+    x, z = (whole[i : i + s].reshape(t) for i, s, t in ((0, 210, (6, 5, 7)), (209, 90, (6, 5, 3))))
+    assert executor.stacked(x, b, z) is None  # they overlap
+    x, z = (whole[i : i + s].reshape(t) for i, s, t in ((0, 210, (6, 5, 7)), (210, 90, (6, 5, 3))))
+    assert executor.stacked(x, b, z) is z and len(executor.launched) == 4
+    one = [v[:1] for v in (a, b, c)]
+    assert not executor.matmul(*one)  # which a kernel of ours may multiply faster
+
+
+@needs("cuda")
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16", "complex64"])
+@pytest.mark.parametrize("shapes", STRIDED, ids=str)
+def test_stacks_on_a_gpu_are_few_launches(shapes, dtype, monkeypatch, rng):
+    cp = pytest.importorskip("cupy")
+    dtype = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.dtype(dtype)
+    monkeypatch.setattr(SingleGpuExecutor, "gemm", lambda *x, **y: pytest.fail("pair by pair"))
+    a, b = (rng.integers(-2, 3, shape).astype("f4") for shape in shapes)
+    expected = np.matmul(a, b)
+    x, y = (cp.asarray(v.astype(dtype)) for v in (a, b))
+
+    def check(got):
+        np.testing.assert_array_equal(
+            got.get().astype("f4" if got.itemsize == 2 else "c16"), expected
+        )
+
+    for _ in range(3):  # looked at, remembered
+        check(matmul(x, y))
+    turned = cp.asarray(np.ascontiguousarray(a.swapaxes(-1, -2)).astype(dtype)).swapaxes(-1, -2)
+    out = cp.zeros((*expected.shape[:-1], expected.shape[-1] + 3), dtype)[..., :-3]
+    assert matmul(turned, y, out) is out
+    check(out)
+    np.testing.assert_array_equal(matmul(a, b, device="cuda"), expected)  # from the host
+
+
+@needs("cuda")
+def test_stacks_of_large_matrices_and_named_kernels_are_pair_by_pair(monkeypatch, rng):
+    cp = pytest.importorskip("cupy")
+    a = cp.asarray(integers(rng, (2, 64, 64)))
+    monkeypatch.setattr(cublas, "bind_stack", lambda *x: pytest.fail("by one launch"))
+    for options in ({"kernel": "own"}, {"compute": "fp32x3"}, {"kernel": "naive"}):
+        np.testing.assert_array_equal(matmul(a, a, **options).get(), (a @ a).get())
+    monkeypatch.setattr("hybrid_gemm.execution.single_gpu.STACKED_FLOPS", 1000)
+    np.testing.assert_array_equal(matmul(a, a).get(), (a @ a).get())
+
+
+def test_many_pairs_of_any_sides(device, rng):
+    sides = [(3, 4, 5), (1, 1, 1), (64, 3, 17), (3, 4, 5), (0, 2, 3), (2, 2, 0)]
+    for dtypes in (("f4", "f4"), ("f4", "f8"), ("c8", "c8")):
+        a, b = (
+            [integers(rng, shape).astype(dtype) for shape in shapes]
+            for shapes, dtype in zip(
+                ([(m, k) for m, _n, k in sides], [(k, n) for _m, n, k in sides]), dtypes,
+                strict=True,
+            )
+        )  # fmt: skip
+        made = gemm_many(a, b, device=device)
+        for x, y, c in zip(a, b, made, strict=True):
+            assert c.dtype == np.result_type(x, y)
+            np.testing.assert_array_equal(c, x @ y)
+    assert gemm_many([], [], device=device) == []
+
+
+def test_lists_that_do_not_fit_are_refused():
+    one = np.ones((2, 2))
+    with pytest.raises(UsageError, match="2 matrices A and 1 matrices B"):
+        gemm_many([one, one], [one], device="cpu")
+    with pytest.raises(UsageError, match="2 x 2 and B is 3 x 2"):
+        gemm_many([one, one], [one, np.ones((3, 2))], device="cpu")
+    with pytest.raises(TypeError, match="threads"):
+        gemm_many([one], [one], thread=2)
+
+
+@needs("cuda")
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+def test_many_pairs_on_a_gpu_are_one_launch(dtype, monkeypatch, rng):
+    cp = pytest.importorskip("cupy")
+    dtype = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.dtype(dtype)
+    monkeypatch.setattr(SingleGpuExecutor, "gemm", lambda *x, **y: pytest.fail("pair by pair"))
+    sides = [(3, 4, 5), (1, 1, 1), (64, 3, 17), (3, 4, 5), (300, 200, 100), (5, 4, 3)]
+    a, b = ([rng.integers(-2, 3, s).astype("f4") for s in shapes] for shapes in (
+        [(m, k) for m, _n, k in sides], [(n, k) for _m, n, k in sides]))  # fmt: skip
+    x = [cp.asarray(z.astype(dtype)) for z in a]
+    y = [cp.asarray(z.astype(dtype)).T for z in b]
+    for c, left, right in zip(gemm_many(x, y), a, b, strict=True):
+        assert c.dtype == dtype
+        np.testing.assert_array_equal(c.get().astype("f4"), left @ right.T)
 
 
 @pytest.mark.parametrize("shapes, message", [
@@ -74,8 +235,8 @@ def test_outputs_that_do_not_fit_are_refused(rng):
         matmul(a, b, np.empty((4, 5), "f4"))
     with pytest.raises(DTypeError, match="out must be"):
         matmul(a, b, a.tolist())
-    with pytest.raises(DTypeError, match="complex"):
-        matmul(a.astype("c8"), b)
+    with pytest.raises(DTypeError, match="bool"):
+        matmul(a.astype(bool), b)
     with pytest.raises(TypeError, match="threads"):
         matmul(a, b, thread=2)
 

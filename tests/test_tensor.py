@@ -11,6 +11,7 @@ from support.tensor_cores import (
     FP16,
     KINDS,
     STRICT,
+    cutting,
     error_bound,
     framed,
     multiply,
@@ -24,6 +25,7 @@ from hybrid_gemm.devices.cuda import tensor_maps
 from hybrid_gemm.devices.emulator import program as emulation
 from hybrid_gemm.errors import UnavailableError
 from hybrid_gemm.kernel_choice import compute_modes
+from hybrid_gemm.kernel_choice.tensor_cores import cut
 
 SHAPES = [(1, 1, 1), (5, 7, 3), (33, 65, 17), (130, 133, 71), (129, 2, 200), (64, 128, 64)]
 
@@ -64,6 +66,75 @@ def test_whole_numbers_are_exact_at_odd_shapes(place, terms, layout):
         assert verdicts.sum() == (terms == 3)
 
 
+@pytest.fixture
+def several(place, monkeypatch):
+    """The place, where k may be cut: the emulator plays a device of some multiprocessors."""
+    if place[0].kind == "emulator":
+        monkeypatch.setattr(place[0], "processors", 8)
+    return place
+
+
+@pytest.mark.parametrize("layout", catalog.LAYOUTS)
+@pytest.mark.parametrize("terms", [1, 3])
+def test_whole_numbers_are_exact_where_k_is_cut(several, terms, layout):
+    for variant in cutting(several[1], terms):
+        for i, (m, n, k) in enumerate([(5, 7, 1300), (130, 34, 2111), (1, 4, 4096)]):
+            rng = np.random.default_rng(i)
+            shares = cut(variant, m, n, k, "tfloat32", several[0].processors)
+            assert shares.shares > 1
+            a, b = integers(rng, (m, k)), integers(rng, (k, n))
+            alpha, beta, pad = (1, -2, 1)[i], (0, 3, -1)[i], (0, 3, 4)[i]
+            c = integers(rng, (m, n)) if beta else None
+            got, verdicts = multiply(
+                several, a, b, terms=terms, layout=layout, pad=pad, alpha=alpha, beta=beta, c=c,
+                variant=variant,
+            )  # fmt: skip
+            expected = alpha * (a @ b) + (beta * c if beta else 0)
+            np.testing.assert_array_equal(
+                got, framed(expected, pad), err_msg=f"{variant} {m} {n} {k} {shares}"
+            )
+            assert verdicts.sum() == (terms == 3)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_narrow_whole_numbers_are_exact_where_k_is_cut(several, dtype):
+    for out in ("float32", dtype):
+        for variant in cutting(several[1], 1, np.dtype(out).itemsize):
+            for (m, n, k), pad in (((33, 130, 3000), 3), ((64, 20, 2048), 4)):
+                rng = np.random.default_rng(k)
+                assert cut(variant, m, n, k, dtype, several[0].processors).shares > 1
+                a, b = (rng.integers(-1, 2, s).astype(dtype) for s in ((m, k), (k, n)))
+                c = integers(rng, (m, n), out)
+                got, _ = multiply(
+                    several, a, b, terms=1, layout="tn", pad=pad, alpha=-1, beta=2, c=c, out=out,
+                    variant=variant,
+                )  # fmt: skip
+                exact = 2 * c.astype("f8") - a.astype("f8") @ b.astype("f8")
+                wanted = framed(exact.astype(out), pad, out)
+                np.testing.assert_array_equal(
+                    got.astype("f4"), wanted.astype("f4"), err_msg=f"{variant} {m} {n} {k} {out}"
+                )
+
+
+@pytest.mark.parametrize("kind", ["normal", "uniform", "wide", "ill-scaled", "NaN", "tiny rows"])
+def test_split_products_keep_their_bound_where_k_is_cut(several, kind):
+    """The verdict decides for the sums of shares too; the same bits come every time."""
+    a, b, verdict = operands(kind, 70, 90, 2100)
+    for variant in cutting(several[1], 3):
+        shares = cut(variant, 70, 90, 2100, "float16", several[0].processors).shares
+        assert shares > 1
+        got, verdicts = multiply(several, a, b, variant=variant, alpha=2)
+        assert verdicts[verdict] == 1 and verdicts.sum() == 1
+        np.testing.assert_array_equal(got, multiply(several, a, b, variant=variant, alpha=2)[0])
+        x, y = a.astype("f8"), b.astype("f8")
+        if verdict == STRICT:
+            np.testing.assert_array_equal(got, multiply(several, a, b, alpha=2)[0])
+            continue
+        error = np.abs(got[1:-1] - 2 * (x @ y)) / (2 * (np.abs(x) @ np.abs(y)))
+        bound = error_bound(several[1], verdict, 2100) + shares * 2.0**-24
+        assert error.max() < bound, (variant, shares, error.max(), bound)
+
+
 @pytest.fixture(params=[on("cuda")])
 def hopper(request):
     """A GPU of compute capability 9.0 which records its launches, and the kernel for it."""
@@ -102,9 +173,14 @@ def test_tiles_of_wgmma_are_there_for_operands_across_k():
     across = catalog.helper("across").kernel
     for variant in catalog.get("wgmma").variants():
         if variant.params["TERMS"] == 1 and variant.params["OUT"] == 4:
-            taken = tensor_maps._alike(across, variant)
-            for name in ("BM", "BN", "CLUSTER"):
+            taken = tensor_maps._alike(across, variant, turned=False)
+            for name in ("BM", "BN", "CLUSTER", "SHARES"):
                 assert taken.params[name] == variant.params[name]
+            turned = tensor_maps._alike(across, variant, turned=True)
+            assert turned.most_shares == variant.most_shares
+            if variant.most_shares > 1 and variant.tile != (128, 256):
+                assert turned.tile == variant.tile[::-1]
+            assert cut(turned, 88, 16, 770295, "tfloat32", 132).shares <= turned.most_shares
 
 
 @pytest.mark.parametrize("layout", catalog.LAYOUTS)

@@ -9,7 +9,7 @@ from hybrid_gemm import catalog, devices
 from hybrid_gemm.catalog import TENSOR_TYPES
 from hybrid_gemm.devices.cuda import nvrtc, tensor_maps
 from hybrid_gemm.errors import KernelError, UnavailableError, UsageError
-from hybrid_gemm.kernel_choice.tensor_cores import fastest
+from hybrid_gemm.kernel_choice.tensor_cores import cut, fastest
 
 SHAPES = [(1, 1, 1), (64, 64, 16), (130, 70, 0), (300, 333, 100), (129, 257, 65), (2500, 1700, 300)]
 WGMMA = catalog.get("wgmma")
@@ -17,6 +17,7 @@ VARIANTS = WGMMA.variants()
 PLAIN = [v for v in VARIANTS if v.params["TERMS"] == 1]
 SPLIT = [v for v in VARIANTS if v.params["TERMS"] == 3]
 NARROW = [v for v in VARIANTS if v.params["OUT"] == 2]
+CUTTING = [v for v in VARIANTS if v.most_shares > 1]
 OF_EACH_KIND = [PLAIN[0], NARROW[0], SPLIT[0]]
 
 
@@ -143,6 +144,89 @@ def test_alpha_beta_and_any_place_of_c(hopper, alpha, beta, left, pad):
             ).check()  # fmt: skip
 
 
+# Shapes of few tiles and a long k, off every tile and step, each with alpha, beta and C's place.
+LONG = [
+    ((1, 1, 5001), (1, 0, 0, 0)),
+    ((88, 16, 20011), (-2, 0.5, 1, 2)),
+    ((130, 70, 4099), (1, -1, 0, 2)),
+    ((300, 333, 6000), (1, 0, 0, 3)),
+    ((330, 600, 9000), (2, 1, 8, 0)),
+]
+
+
+@pytest.mark.parametrize("variant", CUTTING, ids=names(CUTTING))
+@pytest.mark.parametrize("dtype", TENSOR_TYPES)
+def test_shares_of_k_are_exact(hopper, variant, dtype):
+    p = variant.params
+    if dtype == "tfloat32" and p["OUT"] == 2:
+        pytest.skip("C is of float32 there")
+    layouts = catalog.LAYOUTS if dtype == "float16" and p["OUT"] == 4 else ["nt"]
+    for (m, n, k), (alpha, beta, left, pad) in LONG:
+        shares = cut(variant, m, n, k, dtype, hopper.processors)
+        assert shares.shares > 1 and (shares.shares - 1) * shares.steps < variant.steps(k, dtype)
+        for layout in layouts:
+            problem = Problem(
+                hopper, variant, dtype, layout, (m, n, k),
+                alpha=alpha, beta=beta, left=left, pad=pad,
+            )  # fmt: skip
+            check_saying(problem, f"{dtype} {layout} {m} {n} {k} {shares} {alpha} {beta} {left}")
+
+
+def check_saying(problem, what):
+    try:
+        problem.check()
+    except AssertionError as error:
+        raise AssertionError(f"{what}: {error}") from None
+
+
+@pytest.mark.parametrize("most", [2, 3, 7, 61])
+def test_any_number_of_shares_is_exact(hopper, most):
+    for variant in CUTTING:
+        few = WGMMA.variant({**variant.params, "SHARES": most})
+        for shape in ((70, 130, 9000), (64, 64, 64 * 61), (200, 20, 8192)):
+            said = cut(few, *shape, "float16", hopper.processors)
+            assert 1 < said.shares <= most
+            check_saying(Problem(hopper, few, "float16", "nt", shape), f"{few} {shape} {said}")
+
+
+@pytest.mark.parametrize("variant", CUTTING, ids=names(CUTTING))
+def test_a_block_makes_several_shares(hopper, variant, monkeypatch):
+    """On a device of few multiprocessors: the ring goes on from one share to the next."""
+    several = False
+    for processors in (5, 7, 11, 13):
+        monkeypatch.setattr(hopper, "processors", processors)
+        shares = cut(variant, 130, 300, 9000, "float16", processors)
+        tiles = -(-130 // variant.tile[0]) * -(-300 // variant.tile[1])
+        several |= shares.shares > 1 and tiles * shares.shares > 2 * processors
+        problem = Problem(hopper, variant, "float16", "nt", (130, 300, 9000))
+        check_saying(problem, f"{processors} {shares}")
+    assert several
+
+
+def test_shares_give_the_same_bits_every_time_and_wait_for_each_other(hopper):
+    """Products of two shapes in turn use one workspace, and each starts early."""
+    cp, rng = hopper.cp, np.random.default_rng(3)
+    stream, made = hopper.stream(), []
+    for variant in CUTTING:
+        if variant.params["TERMS"] == 3 or variant.params["OUT"] == 2:
+            continue
+        for m, n, k in ((100, 50, 30000), (260, 140, 5000)):
+            a, b = (cp.asarray(rng.standard_normal((1, s, k)).astype("f2")) for s in (m, n))
+            results = [cp.full((m, n), np.nan, "f4") for _ in range(6)]
+            call = tensor_maps.bind_tensor(hopper, variant, "float16", a, b, results[0], k=k)
+            made.append((variant, call, a, b, results))
+    cp.cuda.Device().synchronize()
+    for i in range(6):
+        for _variant, call, a, b, results in made:
+            call(a, b, results[i], stream)
+    stream.synchronize()
+    for variant, _call, a, b, results in made:
+        expected = a[0].get().astype("f8") @ b[0].get().T.astype("f8")
+        first = results[0].get()
+        assert np.abs(first - expected).max() < 1e-5 * np.abs(expected).max(), variant
+        assert all(x.get().tobytes() == first.tobytes() for x in results), variant
+
+
 @pytest.mark.parametrize("variant", NARROW, ids=names(NARROW))
 def test_products_in_a_row_wait_for_each_other(hopper, variant, rng):
     """Each reads what the one before wrote, and writes what that one read."""
@@ -168,11 +252,13 @@ def test_an_empty_c_needs_no_launch(hopper, shape):
         Problem(hopper, variant, "float16", "nt", shape).check()
 
 
-def test_another_verdict_leaves_c_as_it_was(hopper):
-    problem = Problem(hopper, SPLIT[0], "float16", "nt", (300, 333, 100))
+@pytest.mark.parametrize("variant", SPLIT, ids=names(SPLIT))
+def test_another_verdict_leaves_c_as_it_was(hopper, variant):
+    problem = Problem(hopper, variant, "float16", "nt", (300, 333, 3000))
     verdict = hopper.cp.array([2], "i4")
     assert problem.run(verdict=verdict, wanted=0).tobytes() == problem.before.tobytes()
     assert problem.run(verdict=verdict, wanted=2).tobytes() != problem.before.tobytes()
+    problem.check()
 
 
 @pytest.mark.parametrize("variant", SPLIT, ids=names(SPLIT))
@@ -225,6 +311,25 @@ def test_small_products_take_small_tiles():
         return params["BM"] * params["BN"]
 
     assert area(1024) < area(8192)
+
+
+@pytest.mark.parametrize("variant", CUTTING, ids=names(CUTTING))
+def test_k_is_cut_where_tiles_are_few(variant):
+    shares = cut(variant, 88, 16, 770295, "float16", 132)
+    steps = variant.steps(770295, "float16")
+    tiles = -(-88 // variant.tile[0]) * -(-16 // variant.tile[1])
+    assert 120 <= tiles * shares.shares <= 132
+    assert shares.steps == -(-steps // shares.shares)
+    for sides in ((8192, 8192, 8192), (4096, 4096, 64), (100, 100, 100), (64, 64, 0)):
+        assert cut(variant, *sides, "float16", 132).shares == 1
+    assert cut(variant.uncut, 88, 16, 770295, "float16", 132) == (1, steps)
+
+
+def test_without_a_model_a_long_k_takes_a_variant_that_cuts_it():
+    for terms in (1, 3):
+        options = {"terms": terms, "dtype": "float16", "processors": 132}
+        assert fastest(WGMMA, 88, 16, 770295, **options).most_shares > 1
+        assert fastest(WGMMA, 8192, 8192, 8192, **options).most_shares == 1
 
 
 def test_addresses_that_the_copy_engine_cannot_read_are_refused():

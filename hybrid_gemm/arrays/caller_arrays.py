@@ -9,14 +9,9 @@ import numpy as np
 from ..errors import DTypeError, UsageError
 from ..host.notes import warn
 from ..problem import Problem
+from .other_libraries import library_of
 from .strides import address
-
-_DLPACK_CUDA = (2, 13)  # kDLCUDA, kDLCUDAManaged
-
-
-def is_device_array(x: Any) -> bool:
-    """Whether `x` is a CuPy array."""
-    return type(x).__module__.partition(".")[0] == "cupy"
+from .strides import is_device_array as is_device_array
 
 
 def module_of(x: Any) -> Any:
@@ -42,14 +37,8 @@ def as_array(x: Any, name: str = "A") -> Any:
         return x
     if hasattr(x, "iloc"):
         warn(f"{name} is a {type(x).__name__}: the product is an array without index and columns")
-    if hasattr(x, "__cuda_array_interface__"):
-        import cupy
-
-        return cupy.asarray(x)
-    if hasattr(x, "__dlpack_device__") and x.__dlpack_device__()[0] in _DLPACK_CUDA:
-        import cupy
-
-        return cupy.from_dlpack(x)
+    if library := library_of(x):
+        return library.view(x, name)
     try:
         return np.asarray(x)
     except ValueError as error:
@@ -124,9 +113,9 @@ def shares_memory(x: Any, y: Any) -> bool:
 
 
 def check_out_type(out: Any) -> None:
-    """Raises `DTypeError` for an `out` that is no array of NumPy's or CuPy's."""
+    """Raises `DTypeError` for an `out` that is no array."""
     if not (isinstance(out, np.ndarray) or is_device_array(out)):
-        raise DTypeError(f"out must be a NumPy or CuPy array, not {type(out).__name__}")
+        raise DTypeError(f"out must be an array that can be written, not {type(out).__name__}")
 
 
 def check_out(out: Any, problem: Problem, a: Any, b: Any, c: Any) -> None:

@@ -15,7 +15,9 @@ from ..errors import UsageError
 TILE = 256  # rows and columns of what one stream of random numbers fills
 FILLS = ("normal", "uniform", "integers")
 LARGEST_INTEGER = 4  # products of at most 16: float32 sums stay exact up to k = 2^24 / 16 = 2^20
-GENERATED_DTYPES = ("float16", "bfloat16", "float32", "float64", "int32", "int64")
+GENERATED_DTYPES = (
+    "float16", "bfloat16", "float32", "float64", "complex64", "complex128", "int32", "int64",
+)  # fmt: skip
 
 
 def generate(  # all its parameters describe one matrix and the part that is wanted
@@ -41,7 +43,8 @@ def generate(  # all its parameters describe one matrix and the part that is wan
     Fills: "normal" is the standard normal distribution; "uniform" is uniform in [0, 1);
     "integers" is whole numbers from -4 to 4, equal in every dtype, whose float32 products are
     exact for k up to 2^20. Integer dtypes get "integers" whatever `fill` says; float16 and
-    bfloat16 get float32 values, rounded.
+    bfloat16 get float32 values, rounded. Of complex numbers each part is such a number, and a tile
+    is filled as one of twice the columns: real part, imaginary part, and so on.
 
     Ranges are (start, stop). With `out`, of the part's shape and dtype and with any strides,
     the part is written there, and `out` is returned. Raises `UsageError` for a bad argument.
@@ -133,12 +136,19 @@ class _Matrix:
 
     def tile(self, i: int, j: int, rows: int) -> np.ndarray:
         """The first `rows` rows of tile (i, j), in the dtype that the numbers are drawn in."""
-        shape = rows, min(TILE, self.cols - j * TILE)
+        cols = min(TILE, self.cols - j * TILE)
+        if self.dtype.kind == "c":
+            part = self.dtype.type().real.dtype
+            made = self._numbers(i, j, (rows, 2 * cols), part)
+            return made.astype(part, copy=False).view(self.dtype)
+        return self._numbers(i, j, (rows, cols), self.dtype)
+
+    def _numbers(self, i: int, j: int, shape: tuple[int, int], dtype: np.dtype) -> np.ndarray:
         key = np.array([self.seed, ord(self.operand)], np.uint64)
         random = np.random.Generator(np.random.Philox(key=key, counter=[0, 0, j, i]))
-        if self.fill == "integers" or self.dtype.kind == "i":
+        if self.fill == "integers" or dtype.kind == "i":
             return random.integers(-LARGEST_INTEGER, LARGEST_INTEGER + 1, shape, np.int8)
-        made = np.float64 if self.dtype == np.float64 else np.float32
+        made = np.float64 if dtype == np.float64 else np.float32
         if self.fill == "normal":
             return random.standard_normal(shape, made)
         return random.random(shape, made)

@@ -16,7 +16,7 @@ import numpy as np
 from ..host.notes import warn
 from ..planning.partition import Span
 from ..planning.plan import Homes
-from ..problem import Problem, make_problem, sides
+from ..problem import Problem, Scalar, make_problem, op_of, sides
 from .caller_arrays import (
     Multiplier,
     as_array,
@@ -132,33 +132,45 @@ class Operands:
 
 @dataclass(frozen=True)
 class CallerArrays:
-    """A, B, C and `out` as one caller gave them, made arrays."""
+    """A, B, C and `out` as one caller gave them, made arrays; `trans_a` and `trans_b` as `op_of`
+    gives them."""
 
     a: Any
     b: Any
     c: Any = None
     out: Any = None
-    trans_a: bool = False
-    trans_b: bool = False
+    trans_a: bool | str = False
+    trans_b: bool | str = False
 
     @classmethod
     def of(
-        cls, a: Any, b: Any, c: Any = None, out: Any = None, *, trans_a: bool = False,
-        trans_b: bool = False,
+        cls, a: Any, b: Any, c: Any = None, out: Any = None, *, trans_a: bool | str = False,
+        trans_b: bool | str = False,
     ) -> CallerArrays:  # fmt: skip
         """Anything array-like, and a C that broadcasts to the product, as a row or a column does.
         `UsageError` for what makes no array, and for shapes that do not fit."""
+        trans_a, trans_b = op_of(trans_a, "trans_a"), op_of(trans_b, "trans_b")
         a, b = as_array(a, "A"), as_array(b, "B")
         if c is not None:
             given, (m, n, _k) = as_array(c, "C"), sides(a, b, trans_a=trans_a, trans_b=trans_b)
             c = given if given.shape == (m, n) else broadcast_c(given, m, n)
-        return cls(a, b, c, out, bool(trans_a), bool(trans_b))
+        return cls(a, b, c, out, trans_a, trans_b)
 
     @property
     def given(self) -> list[Any]:
         return [x for x in (self.a, self.b, self.c, self.out) if x is not None]
 
-    def problem(self, *, alpha: float, beta: float) -> Problem:
+    @property
+    def op_a(self) -> Any:
+        """A, transposed where it is to be: a view, which is not conjugated."""
+        return self.a.T if self.trans_a else self.a
+
+    @property
+    def op_b(self) -> Any:
+        """B in the same way."""
+        return self.b.T if self.trans_b else self.b
+
+    def problem(self, *, alpha: Scalar, beta: Scalar) -> Problem:
         """The problem that they pose. Raises `UsageError` on shapes, `DTypeError` on dtypes; warns
         where C alone makes it one of a wider dtype."""
         found = make_problem(
@@ -180,16 +192,12 @@ class CallerArrays:
 
         Makes `out` where the caller gave none, or one of a wider dtype, to which the finished
         product is cast. Where K or alpha is 0, A and B are not read, as in BLAS. Waits for the
-        caller's streams, which may still be writing. Raises `UsageError` or `DTypeError` for an
-        `out` that does not fit, or arrays of a GPU where no GPU multiplies.
+        caller's streams, which may still be writing. Raises as `check` does.
         """
-        check_device(self.given, device)
-        if self.out is not None:
-            check_out(self.out, problem, self.a, self.b, self.c)
+        self.check(problem, device)
         fresh = self.out is None or self.out.dtype != problem.out_dtype
         out = self.empty(problem) if fresh else self.out
-        op_a = self.a.T if self.trans_a else self.a
-        op_b = self.b.T if self.trans_b else self.b
+        op_a, op_b = self.op_a, self.op_b
         if not problem.k:
             op_a, op_b = op_a[:, :0], op_b[:0]
         place = Operand.of(out, home_of(out))
@@ -199,6 +207,13 @@ class CallerArrays:
         wait_for_streams(*self.given)
         a, b = Operand.of(op_a, home_of(self.a)), Operand.of(op_b, home_of(self.b))
         return Operands(problem, a, b, addend, place, fresh)
+
+    def check(self, problem: Problem, device: Multiplier) -> None:
+        """Raises `UsageError` or `DTypeError` for an `out` that does not fit, or arrays of a GPU
+        where no GPU multiplies."""
+        check_device(self.given, device)
+        if self.out is not None:
+            check_out(self.out, problem, self.a, self.b, self.c)
 
     def result(self, made: Any) -> Any:
         """What the caller gets of a finished product: itself, or `out` with it."""

@@ -7,7 +7,7 @@ A and B broadcast. A vector as A is a row, as B a column, and C is without that 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ import numpy as np
 from ..errors import UsageError
 from ..problem import make_problem
 from .caller_arrays import check_out_type, module_of, shares_memory
+from .complex_numbers import real_stacks
 
 
 @dataclass(frozen=True)
@@ -66,13 +67,24 @@ class Stacks:
             out,
         )
 
-    def multiply(self, gemm: Callable[[Any, Any, Any], Any]) -> Any:
+    def as_real(self) -> Stacks:
+        """Complex stacks as real ones, where C is made in the same place (`complex_numbers`); these
+        stacks where that cannot be, and for others."""
+        if self.c.dtype.kind != "c" or not self.c.size:
+            return self
+        found = real_stacks(self.a, self.b, self.c)
+        return Stacks(*found, self.out) if found else self
+
+    def multiply(
+        self, gemm: Callable[[Any, Any, Any], Any], together: Callable[[Any, Any, Any], bool]
+    ) -> Any:
         """C, by `gemm(a, b, c)` for all pairs of matrices; by one call where a stack is multiplied
-        by one matrix and lies in memory as one."""
+        by one matrix and lies in memory as one. `together` is given all three stacks first, and
+        says whether it multiplied them."""
         joined = self._joined()
         if joined is not None:
             gemm(*joined)
-        else:
+        elif not together(self.a, self.b, self.c):
             for place in np.ndindex(self.c.shape[:-2]):
                 gemm(self.a[place], self.b[place], self.c[place])
         return self.result
@@ -86,6 +98,29 @@ class Stacks:
         a, c = self.a.reshape(rows, self.a.shape[-1]), self.c.reshape(rows, self.c.shape[-1])
         views = shares_memory(a, self.a) and shares_memory(c, self.c)  # and no copies
         return (a, self.b[(0,) * len(stack)], c) if views else None
+
+
+def merged(
+    shape: Sequence[int], *strides: Sequence[int]
+) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
+    """The sides of stacks that lie with these strides, and the strides, with as few sides as one
+    step each leads through: sides of 1 are left out, and neighbours joined where all stacks go on
+    evenly. At least one side is left."""
+    sides: list[int] = []
+    steps: list[list[int]] = [[] for _ in strides]
+    for i, size in enumerate(shape):
+        if size == 1:
+            continue
+        here = [x[i] for x in strides]
+        if sides and all(x[-1] == size * y for x, y in zip(steps, here, strict=True)):
+            sides[-1] *= size
+            for x, y in zip(steps, here, strict=True):
+                x[-1] = y
+            continue
+        sides.append(size)
+        for x, y in zip(steps, here, strict=True):
+            x.append(y)
+    return tuple(sides or [1]), [tuple(x or [0]) for x in steps]
 
 
 def _check_out(out: Any, shape: tuple[int, ...], a: Any, b: Any) -> None:

@@ -73,6 +73,11 @@ def runs(dst: View, src: View) -> tuple[int, int, int, int] | None:
     return None
 
 
+def is_device_array(x: object) -> bool:
+    """Whether `x` is a CuPy array."""
+    return type(x).__module__.partition(".")[0] == "cupy"
+
+
 def address(array: Array) -> int:
     """The address of the first element of a NumPy or CuPy array."""
     return int(array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr)

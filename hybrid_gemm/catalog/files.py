@@ -22,7 +22,8 @@ MAX_BYTES = 1 << 24  # of a kernel file
 _HEADER_KEYS = {
     "summary", "entry", "role", "params", "block", "grid", "require", "limits", "dtypes",
     "layouts", "arch", "runs_on", "source", "shared", "library", "rung",
-    "workspace", "flags", "tile", "cluster", "persistent", "early", "tma", "scales", "space",
+    "workspace", "flags", "tile", "step", "cluster", "persistent", "early", "tma", "scales",
+    "space",
 }  # fmt: skip
 # Those of an entry of `tma`: the operand, and boxes as lists of two expressions.
 _TMA_KEYS = {"operand", "along_k", "across_k", "box", "where"}
@@ -82,6 +83,11 @@ def _check_launch(path: Path, table: Mapping[str, Any]) -> None:
         raise UsageError(
             f"{path}: the header of a kernel that multiplies says which tile of C a block "
             'computes, such as tile = ["BM", "BN"] (rows and columns; docs/kernels.md)'
+        )
+    if "SHARES" in table.get("params", ({},))[0] and not table.get("step"):
+        raise UsageError(
+            f"{path}: the header of a kernel with the parameter SHARES says of how much k a share "
+            'has a whole multiple, such as step = "SPAN / SIZE" (docs/kernels.md)'
         )
     for entry in table.get("tma", ()):
         boxes = entry.keys() & {"along_k", "across_k", "box"}

@@ -53,6 +53,7 @@ class Kernel:
     library: str = ""
     rung: int = 99
     tile: tuple[str, ...] = ()
+    step: str = "1"
     cluster: str = "1"
     persistent: bool = False
     early: bool = False
@@ -127,6 +128,12 @@ class Launch:
     persistent: bool = False
     cluster: int = 1
 
+    def cut(self, shares: int) -> Launch:
+        """This launch with so many times its blocks: so many shares of k for each tile of C."""
+        x, y, z = self.grid
+        grid = (x * shares, y, z) if self.persistent else (x, y, z * shares)
+        return replace(self, grid=grid)
+
     def resident(self, multiprocessors: int) -> Launch:
         """This launch on a GPU with so many multiprocessors. Of a persistent kernel it starts one
         block on each at most, in whole clusters; other launches stay as they are."""
@@ -185,6 +192,21 @@ class Variant:
     def cluster(self) -> int:
         """Blocks of a cluster; 1 where there are none."""
         return evaluate(self.kernel.cluster, self.params)
+
+    @property
+    def most_shares(self) -> int:
+        """Shares that the k of a tile is cut into at most, by the host; 1 where it is not."""
+        return self.params.get("SHARES", 1)
+
+    @property
+    def uncut(self) -> Variant:
+        """This variant where no k is cut."""
+        return self.kernel.variant({**self.params, "SHARES": 1}) if self.most_shares > 1 else self
+
+    def steps(self, k: int, dtype: str) -> int:
+        """Steps of k, of which each share has a whole number."""
+        names = {**self.params, "SIZE": ITEM_SIZE[dtype]}
+        return -(-k // evaluate(self.kernel.step, names))
 
     def for_multiprocessors(self, count: int) -> Variant:
         """This variant on a GPU with so many multiprocessors: the parameters that `scales` names,

@@ -22,6 +22,7 @@ from .shared import say
 from .slurm import slurm
 from .tools import info, kernels, new_kernel, plot, reproduce, version_option
 from .tune import tune
+from .warm import warm
 
 
 def main() -> None:
@@ -130,6 +131,7 @@ for _each in (
     bench,
     compare,
     tune,
+    warm,
     reproduce,
     plot,
     kernels,

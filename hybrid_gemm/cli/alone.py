@@ -16,7 +16,7 @@ from ..ranks import ending
 from ..reporting import thread_report
 from ..runner import Result, Runner
 from ..verify import GROWTH, Verdict, verify
-from .inputs import Inputs, check_host_memory
+from .inputs import Inputs, check_host_memory, expansion
 from .job import Output, Wanted
 
 
@@ -44,8 +44,8 @@ class Alone:
     def open(self, problem: Problem, *, resident: bool) -> str:
         self.runner = runner = Runner.of(self.options.alone())
         warn_of_resident(resident, runner.kind)
+        self.problem = runner.plans.settle(problem)
         self.plan = runner.plan(problem, resident=resident)
-        self.problem = self.plan.problem
         self.variant = runner.variant(self.plan)
         return f"device: {runner.kind} ({runner.note})" if runner.note else ""
 
@@ -53,7 +53,8 @@ class Alone:
         beta = self.problem.beta
         if inputs.generated:
             size = np.dtype(self.problem.out_dtype).itemsize
-            check_host_memory(inputs.shapes.values(), size)
+            p = self.problem
+            check_host_memory([*inputs.shapes.values(), *expansion(p, p.k, p.n)], size)
         self.a, self.b = inputs.whole("A"), inputs.whole("B")
         self.c = inputs.whole("C") if beta or not inputs.generated else None
 
@@ -113,7 +114,7 @@ class Alone:
         }
 
     def print_plan(self) -> None:
-        thread_report.print_plan(self.plan, str(self.variant))
+        thread_report.print_plan(self.plan, str(self.variant), self.problem)
 
     def print_result(self, result: Result, verdict: Verdict | None) -> None:
         thread_report.print_result(result, verdict, self.runner.describe(result.plan))

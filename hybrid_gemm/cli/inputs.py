@@ -12,7 +12,7 @@ from ..arrays import generator, npy_files
 from ..errors import OutOfMemoryError, UsageError, counted, in_words
 from ..host.resources import cores, memory_available
 from ..planning.partition import Span
-from ..problem import Problem, compute_dtype, make_problem
+from ..problem import Problem, Scalar, compute_dtype, make_problem
 
 DEFAULT_SIZE = 2048
 LARGEST = 2**63  # bytes of a matrix, as NumPy counts them
@@ -32,10 +32,23 @@ class InputRequest:
     dtype: str | None = None
     fill: str = "normal"
     seed: int = 0
-    alpha: float = 1.0
-    beta: float = 0.0
-    trans_a: bool = False
-    trans_b: bool = False
+    alpha: Scalar = 1.0
+    beta: Scalar = 0.0
+    trans_a: bool | str = False
+    trans_b: bool | str = False
+
+    @classmethod
+    def of(
+        cls, files: tuple[str, ...], *, conj_trans_a: bool, conj_trans_b: bool, **given: Any
+    ) -> InputRequest:
+        """The request of the command's options. Raises `UsageError` where an operand is to be
+        transposed in two ways."""
+        for x, conjugate in (("a", conj_trans_a), ("b", conj_trans_b)):
+            if conjugate and given[f"trans_{x}"]:
+                raise UsageError(f"--trans-{x} and --conj-trans-{x} were given; give one of them")
+            if conjugate:
+                given[f"trans_{x}"] = "c"
+        return cls(files, **given)
 
     @property
     def names(self) -> list[str]:
@@ -175,11 +188,18 @@ class HostMemory(NamedTuple):
 
 
 def host_memory(inputs: Inputs) -> HostMemory:
-    """What A, B and C take of this host's memory."""
-    size = np.dtype(inputs.problem.out_dtype).itemsize
-    shapes = {**inputs.shapes, "C": (inputs.problem.m, inputs.problem.n)}
-    need, have = sum(rows * cols for rows, cols in shapes.values()) * size, memory_available()
+    """What A, B and C take of this host's memory; complex ones with B as it is multiplied."""
+    p = inputs.problem
+    size = np.dtype(p.out_dtype).itemsize
+    shapes = [*inputs.shapes.values(), *expansion(p, p.k, p.n)]
+    shapes += [] if "C" in inputs.shapes else [(p.m, p.n)]
+    need, have = sum(rows * cols for rows, cols in shapes) * size, memory_available()
     return HostMemory(need, have, need <= have if inputs.generated else None)
+
+
+def expansion(problem: Problem, k: int, n: int) -> list[tuple[int, int]]:
+    """The shape of what a product makes of k x n elements of B beside them, if it does."""
+    return [(2 * k, n)] if problem.is_complex else []
 
 
 def check_host_memory(shapes: Any, itemsize: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -114,6 +115,20 @@ class Named(click.ParamType):
 
     def shell_complete(self, ctx: Any, param: Any, incomplete: str) -> list[CompletionItem]:
         return _complete(self.names, incomplete)
+
+
+class Factor(click.ParamType):
+    """alpha or beta: a number, complex ones such as 1-2j too."""
+
+    name = "number"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        for kind in (float, complex):
+            with contextlib.suppress(ValueError):
+                return kind(value.replace("i", "j") if kind is complex else value)
+        self.fail(f"{value!r} is not a number such as 0.5 or 1-2j", param, ctx)
 
 
 def _refuse(value: str, known: Sequence[str], param: Any) -> None:

@@ -21,7 +21,7 @@ from ..ranks.runner import RankResult, RankRunner, nothing_multiplied, parts_of
 from ..reporting import rank_report
 from ..runner import Runner
 from ..verify import Verdict
-from .inputs import Inputs, check_host_memory
+from .inputs import Inputs, check_host_memory, expansion
 from .job import Output, Wanted
 
 
@@ -58,7 +58,8 @@ class OverRanks:
             wanted["C"] = self.strip.rows, self.strip.cols
         if inputs.generated:
             shapes = [(len(rows), len(cols)) for rows, cols in wanted.values()]
-            shapes = [*shapes, self.strip.shape] * self.runner.where.local_size
+            shapes += [self.strip.shape, *expansion(self.problem, len(box.ks), len(box.cols))]
+            shapes *= self.runner.where.local_size
             check_host_memory(shapes, np.dtype(self.problem.out_dtype).itemsize)
         found = {x: inputs.block(x, *spans) for x, spans in wanted.items()}
         return found["A"], found["B"], found.get("C")
@@ -102,11 +103,10 @@ class OverRanks:
         return write
 
     def run(self, inputs: Inputs, out: Any, wanted: Wanted, progress: Callable) -> RankResult:
-        box = self.plan.box(self.comm.rank)
         a, b, c = self.blocks
         result = self.runner.run(
             self.plan, a, b, c, out, resident=wanted.resident,
-            progress=progress(box.flops if box else 0, "multiplying"),
+            progress=progress(self.plan.flops(self.comm.rank), "multiplying"),
         )  # fmt: skip
         together(self.comm, inputs.check_unchanged)
         return result

@@ -90,7 +90,8 @@ class Resumable(Alone):
     def run(self, inputs: Inputs, out: Any, wanted: Wanted, progress: Callable) -> Any:
         made = self.unfinished
         left = [i for i in range(len(made.panels)) if i not in made.finished]
-        sizes = [2 * len(r) * len(c) * self.problem.k for r, c in (made.panels[i] for i in left)]
+        step = self.problem.step_flops * self.problem.k
+        sizes = [step * len(r) * len(c) for r, c in (made.panels[i] for i in left)]
         advance = progress(sum(sizes), "multiplying")
         total_ms, last, checks = 0.0, None, Checks() if self.options.checked else None
         for i in left:

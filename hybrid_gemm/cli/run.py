@@ -19,11 +19,11 @@ from ..options import (
 )  # fmt: skip
 from ..ranks import ending, heartbeat, launch
 from .help import Command, talk
-from .option_types import File, Named, fills, generated_dtypes, verify_modes
+from .option_types import Factor, File, Named, fills, generated_dtypes, verify_modes
 from .shared import json_option, option_flags, progress_bar, say, writable, write_result
 
 _INPUT = ("m", "n", "k", "size", "c_file", "dtype", "fill", "seed", "alpha", "beta", "trans_a",
-          "trans_b")  # fmt: skip
+          "trans_b", "conj_trans_a", "conj_trans_b")  # fmt: skip
 
 
 @click.command(
@@ -31,7 +31,7 @@ _INPUT = ("m", "n", "k", "size", "c_file", "dtype", "fill", "seed", "alpha", "be
     ranks=True,
     groups={
         "Input": ("m", "n", "k", "size", "c_file", "dtype", "fill", "seed", "alpha", "beta",
-                  "trans_a", "trans_b"),
+                  "trans_a", "trans_b", "conj_trans_a", "conj_trans_b"),
         SPLIT_GROUP: (),
         DEVICE_GROUP: ("resident",),
         RANK_GROUP: ("ranks",),
@@ -62,8 +62,8 @@ _INPUT = ("m", "n", "k", "size", "c_file", "dtype", "fill", "seed", "alpha", "be
     "--dtype",
     type=Named(generated_dtypes),
     metavar="NAME",
-    help="Dtype of generated input: float32 (the default), float64, float16, bfloat16, int32 or "
-    "int64.",
+    help="Dtype of generated input: float32 (the default), float64, complex64, complex128, "
+    "float16, bfloat16, int32 or int64.",
 )
 @click.option(
     "--fill",
@@ -83,15 +83,15 @@ _INPUT = ("m", "n", "k", "size", "c_file", "dtype", "fill", "seed", "alpha", "be
 )
 @click.option(
     "--alpha",
-    type=float,
+    type=Factor(),
     default=1.0,
     show_default=True,
     metavar="NUMBER",
-    help="The factor of op(A) @ op(B).",
+    help="The factor of op(A) @ op(B); of complex matrices also such as 1-2j.",
 )
 @click.option(
     "--beta",
-    type=float,
+    type=Factor(),
     default=0.0,
     show_default=True,
     metavar="NUMBER",
@@ -99,6 +99,8 @@ _INPUT = ("m", "n", "k", "size", "c_file", "dtype", "fill", "seed", "alpha", "be
 )
 @click.option("--trans-a", is_flag=True, help="Multiply by A's transpose.")
 @click.option("--trans-b", is_flag=True, help="Multiply by B's transpose.")
+@click.option("--conj-trans-a", is_flag=True, help="Multiply by A's conjugate transpose.")
+@click.option("--conj-trans-b", is_flag=True, help="Multiply by B's conjugate transpose.")
 @option_flags()
 @click.option(
     "--resident", is_flag=True, help="Put A, B and C on the device before the clock starts."
@@ -272,7 +274,7 @@ def _job(
         options = Options(**chosen)
         if comm is not None:
             options.across_ranks()
-        return options, Inputs.of(InputRequest(files, **request)), Wanted(**given)
+        return options, Inputs.of(InputRequest.of(files, **request)), Wanted(**given)
 
     options, inputs, wanted = launch.together(comm, asked)
     if comm is None and ranks is None:

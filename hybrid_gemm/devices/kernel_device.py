@@ -10,6 +10,7 @@ from .. import catalog
 from ..arrays.strides import fewest_transposed, leading, stored
 from ..catalog import Launch, Variant
 from ..errors import UsageError
+from ..problem import NARROW
 from . import tensor_core_products
 from .base import Array, Stream
 from .kernel_launcher import BoundProduct, KernelLauncher
@@ -19,14 +20,10 @@ from .streams import grown
 class KernelDevice(KernelLauncher):
     """A device that multiplies, sums and copies by the catalog's kernels."""
 
-    def prepare(self, variant: Variant, a: Array, b: Array, dtype: str) -> None:
-        if variant.kernel.role == "tensor" and not variant.kernel.library:
-            tensor_core_products.prepare(self, variant, a, b, dtype)
-            dtype = "float32"  # of what is summed
-        elif not variant.kernel.library:
-            self.function(variant, dtype, fewest_transposed(variant.kernel.layouts, a, b))
-        for role in ("sum", "add", "transpose"):
-            self.function(catalog.helper(role), dtype)
+    def prepare(
+        self, variant: Variant, a: Array, b: Array, dtype: str, *, summed: bool = True
+    ) -> None:
+        self.loading_together(lambda device: _load(device, variant, a, b, dtype, summed))
 
     def prepare_combine(self, dtype: str) -> None:
         self.function(catalog.helper("combine"), dtype)
@@ -37,7 +34,7 @@ class KernelDevice(KernelLauncher):
         if not variant.kernel.library and variant.kernel.role == "gemm":
             for *_part, launch in variant.launches(m, n, k, dtype):
                 if launch.workspace_bytes:
-                    self._scratch(launch, dtype, stream)
+                    self.scratch(launch, dtype, stream)
 
     # --- products -------------------------------------------------------------------------
 
@@ -89,10 +86,18 @@ class KernelDevice(KernelLauncher):
                     x, lda, y, ldb, beta_t, z, ldc,
                 ]  # fmt: skip
                 if launch.workspace_bytes:
-                    args += self._scratch(launch, dtype, stream)
+                    args += self.scratch(launch, dtype, stream)
                 self.launch(function, launch, args, stream)
 
         return call
+
+    def preparable(self, variant: Variant, a: Array, b: Array) -> bool:
+        """Whether a product of matrices laid out as these, with k and alpha that are not 0, takes
+        no memory but what stays with its stream."""
+        if variant.kernel.library or variant.kernel.role == "tensor":
+            return True
+        layouts = fewest_transposed(variant.kernel.layouts, a, b)
+        return all(leading(x, order) for x, order in zip((a, b), layouts, strict=True))
 
     def bind_library(
         self, variant: Variant, a: Array, b: Array, c: Array, *, alpha: float, beta: float
@@ -100,9 +105,9 @@ class KernelDevice(KernelLauncher):
         """As `bind`, for a kernel that is a library's."""
         raise UsageError(f"kernel {variant.name} does not run on the {self.kind} device")
 
-    def _scratch(self, launch: Launch, dtype: str, stream: Stream) -> list[Array]:
-        """The stream's workspace and its flags, which kernels leave zero; larger ones where this
-        launch needs them. Smaller ones are kept: a recorded graph may still launch with them."""
+    def scratch(self, launch: Launch, dtype: str, stream: Stream) -> list[Array]:
+        """As `KernelLauncher.scratch`. Smaller ones are kept: a recorded graph may still launch
+        with them."""
         size = np.dtype(dtype).itemsize
         wanted = -(-launch.workspace_bytes // size), -(-launch.flag_bytes // 4)
         for workspace, flags in stream.scratch:
@@ -207,3 +212,18 @@ class KernelDevice(KernelLauncher):
                 self.launch(function, launch, args, stream)
 
         return call
+
+
+def _load(
+    device: KernelLauncher, variant: Variant, a: Array, b: Array, dtype: str, summed: bool
+) -> None:
+    """Loads what a product of these views needs, and what sums partial C of it."""
+    if variant.kernel.role == "tensor" and not variant.kernel.library:
+        tensor_core_products.prepare(device, variant, a, b, dtype)
+    elif not variant.kernel.library:
+        layouts = fewest_transposed(variant.kernel.layouts, a, b)
+        device.function(variant, dtype, layouts)
+        if not all(leading(x, order) for x, order in zip((a, b), layouts, strict=True)):
+            device.function(catalog.helper("transpose"), dtype)
+    for role in ("sum", "add") if summed else ():
+        device.function(catalog.helper(role), "float32" if dtype in NARROW else dtype)

@@ -4,21 +4,28 @@ emulator."""
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Sequence
-from typing import Any
+import copy
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 from ..catalog import Launch, Variant
+from ..host.resources import cores
 from .base import Array, Device, Stream
 
 # A product that is worked out: called with A, B, C and a stream.
 BoundProduct = Callable[[Array, Array, Array, Stream], None]
+
+Compiled = tuple[Variant, str, str]  # a kernel, its dtype, and the storage orders of A and B
+R = TypeVar("R")
 
 
 class KernelLauncher(Device):
     """Loads, keeps and launches kernels."""
 
     def __init__(self) -> None:
-        self._loaded: dict[tuple[Variant, str, str], Any] = {}
+        self._loaded: dict[Compiled, Any] = {}
+        self._noted: dict[Compiled, None] | None = None  # where kernels are noted and not loaded
 
     @abc.abstractmethod
     def load(self, variant: Variant, dtype: str, layouts: str) -> Any:
@@ -34,6 +41,11 @@ class KernelLauncher(Device):
         """The matrices' addresses as a uint64 array on this device."""
 
     @abc.abstractmethod
+    def scratch(self, launch: Launch, dtype: str, stream: Stream) -> list[Array]:
+        """The stream's workspace for a launch, a vector of that dtype, and its flags, uint32, which
+        kernels leave zero; larger ones where this launch needs them."""
+
+    @abc.abstractmethod
     def bind(
         self, variant: Variant, a: Array, b: Array, c: Array, *, alpha: float, beta: float
     ) -> BoundProduct:
@@ -42,6 +54,39 @@ class KernelLauncher(Device):
     def function(self, variant: Variant, dtype: str, layouts: str = "nn") -> Any:
         """As `load`; a kernel that was loaded is kept."""
         key = (variant, dtype, layouts)
+        if self._noted is not None:
+            self._noted[key] = None
+            return None
         if key not in self._loaded:
             self._loaded[key] = self.load(variant, dtype, layouts)
         return self._loaded[key]
+
+    def kernels_of(self, work: Callable[[KernelLauncher], object]) -> list[Compiled]:
+        """The kernels that `work(device)` would load, such as one that binds a product."""
+        noting = copy.copy(self)
+        noting._noted = {}
+        work(noting)
+        return list(noting._noted)
+
+    def compile_all(
+        self, kernels: Iterable[Compiled], done: Callable[[Compiled], None] | None = None
+    ) -> None:
+        """Leaves compiled kernels in the cache, as many at once as there are cores. Calls `done`,
+        from any thread, for each. Raises `KernelError` for the first that does not compile."""
+
+        def compiled(kernel: Compiled) -> None:
+            self.compile(*kernel)
+            if done:
+                done(kernel)
+
+        with ThreadPoolExecutor(cores()) as pool:
+            list(pool.map(compiled, kernels))
+
+    def loading_together(self, work: Callable[[KernelLauncher], R]) -> R:
+        """What `work(device)` returns; the kernels that it loads are compiled at once."""
+        if self._noted is not None:
+            return work(self)
+        missing = [x for x in self.kernels_of(work) if x not in self._loaded]
+        if len(missing) > 1:
+            self.compile_all(missing)
+        return work(self)

@@ -194,8 +194,11 @@ class Copies(abc.ABC):
 class Products(abc.ABC):
     """Products, sums, and what these have to compile or allocate first."""
 
-    def prepare(self, variant: Variant, a: Array, b: Array, dtype: str) -> None:  # noqa: B027
-        """Compiles what a product of these views in `dtype` needs, before a clock runs."""
+    def prepare(  # noqa: B027
+        self, variant: Variant, a: Array, b: Array, dtype: str, *, summed: bool = True
+    ) -> None:
+        """Compiles what a product of these views in `dtype` needs, before a clock runs; what sums
+        partial C, too, where they are `summed`."""
 
     def prepare_combine(self, dtype: str) -> None:  # noqa: B027
         """Compiles what `combine` needs."""

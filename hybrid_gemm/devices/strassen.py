@@ -49,8 +49,10 @@ class Strassen(WrappedDevice):
         than the 2mnk that count."""
         return dataclasses.replace(self.device.spec(dtype), best_tflops=None)
 
-    def prepare(self, variant: Variant, a: Array, b: Array, dtype: str) -> None:
-        self.device.prepare(variant, a, b, dtype)
+    def prepare(
+        self, variant: Variant, a: Array, b: Array, dtype: str, *, summed: bool = True
+    ) -> None:
+        self.device.prepare(variant, a, b, dtype, summed=summed)
         self.device.prepare_combine(dtype)
 
     bound_gemm = Products.bound_gemm

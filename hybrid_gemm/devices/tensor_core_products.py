@@ -24,6 +24,7 @@ from ..errors import UsageError
 from ..problem import NARROW, Problem
 from .base import Array, Device, Stream
 from .kernel_launcher import BoundProduct, KernelLauncher
+from .shares import Shares
 from .streams import grown
 
 STRICT = 2  # of compute_modes.VERDICTS, which the kernels count from 0
@@ -229,22 +230,28 @@ class PackedProduct:
         device, operation = self.device, self.operation
         if reason := variant.refusal(device=device.kind, dtype=dtype, m=self.m, n=self.n, k=self.k):
             raise UsageError(reason)
-        function = device.function(variant, dtype, "nt")
-        launch = variant.launch(self.m, self.n, self.k, dtype)
+        sides, scale = (self.m, self.n, self.pitch), (operation.alpha, operation.beta)
+        shares = Shares(
+            device, variant, dtype, operation.c, sides, alpha=scale[0], beta=scale[1]
+        )  # fmt: skip
+        function, launch = device.function(shares.variant, dtype, "nt"), shares.launch
         pitch, ldc = np.int64(self.pitch), np.int64(stored(operation.c)[1])
         sizes = [*self.sizes[:2], np.int32(self.pitch)]
-        alpha, beta = np.float32(operation.alpha), np.float32(operation.beta)
+        alpha, beta = (np.float32(x) for x in (scale if shares.uncut else (1, 0)))
 
         def call(
             a: Array, b: Array, c: Array, stream: Stream, exponents: Sequence[Array] = (),
             verdict: Array = None, wanted: int = -1,
         ) -> None:  # fmt: skip
-            if verdict is None:  # the kernel reads neither
-                verdict = _room(device, stream).state
-                exponents = verdict, verdict
-            args = [a, pitch, b, pitch, *sizes, alpha, *exponents, beta, c, ldc,
-                    verdict, np.int32(wanted)]  # fmt: skip
-            device.launch(function, launch, args, stream)
+            state = _room(device, stream).state if verdict is None else verdict
+            both = exponents or (state, state)  # without a verdict the kernel reads neither
+            to = (c, ldc) if shares.uncut else (shares.sums(stream), shares.pitch)
+            args = [a, pitch, b, pitch, *sizes, alpha, *both, beta, *to, state, np.int32(wanted)]
+            if shares.uncut:
+                device.launch(function, launch, args, stream)
+            else:
+                device.launch(function, launch, [*args, shares.steps], stream)
+                shares.add(c, stream, exponents, verdict, wanted)
 
         return call
 

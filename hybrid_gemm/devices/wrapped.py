@@ -122,8 +122,10 @@ class WrappedDevice(Device):
 
     # --- products -------------------------------------------------------------------------
 
-    def prepare(self, variant: Variant, a: Array, b: Array, dtype: str) -> None:
-        self.device.prepare(variant, a, b, dtype)
+    def prepare(
+        self, variant: Variant, a: Array, b: Array, dtype: str, *, summed: bool = True
+    ) -> None:
+        self.device.prepare(variant, a, b, dtype, summed=summed)
 
     def prepare_combine(self, dtype: str) -> None:
         self.device.prepare_combine(dtype)

@@ -79,8 +79,10 @@ class CheckedDevice(WrappedDevice):
         with self._lock:
             self.tally += done
 
-    def prepare(self, variant: Variant, a: Array, b: Array, dtype: str) -> None:
-        self.device.prepare(variant, a, b, dtype)
+    def prepare(
+        self, variant: Variant, a: Array, b: Array, dtype: str, *, summed: bool = True
+    ) -> None:
+        self.device.prepare(variant, a, b, dtype, summed=summed)
         self.sums.prepare(a, b, dtype)
 
     # --- products and sums ------------------------------------------------------------------

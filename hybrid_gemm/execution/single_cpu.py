@@ -12,7 +12,7 @@ import numpy as np
 from ..arrays.caller_arrays import cast_into, is_same, shares_memory
 from ..devices.cpu import CpuDevice
 from ..errors import shortage_in_words
-from ..problem import make_problem, sides
+from ..problem import are_numbers, make_problem, sides
 from .executor import INCOMPLETE
 from .plan_maker import PlanMaker
 
@@ -28,7 +28,7 @@ class SingleCpuExecutor:
 
     def gemm(
         self, a: Any, b: Any, c: Any = None, alpha: Any = 1.0, beta: Any = 0.0,
-        trans_a: bool = False, trans_b: bool = False, out: Any = None,
+        trans_a: bool | str = False, trans_b: bool | str = False, out: Any = None,
     ) -> Any:  # fmt: skip
         """alpha * op(A) @ op(B) + beta * C, with the bits of a run; None for what takes one: other
         arrays, an `out` that overlaps, and products that are made in several pieces."""
@@ -72,7 +72,15 @@ class SingleCpuExecutor:
         return True
 
     def _find(
-        self, a: Any, b: Any, c: Any, alpha: Any, beta: Any, trans_a: bool, trans_b: bool, out: Any
+        self,
+        a: Any,
+        b: Any,
+        c: Any,
+        alpha: Any,
+        beta: Any,
+        trans_a: bool | str,
+        trans_b: bool | str,
+        out: Any,
     ) -> tuple | None:
         """What `_work_out` says, worked out once for arrays of these shapes and dtypes."""
         key = (
@@ -82,6 +90,8 @@ class SingleCpuExecutor:
         try:
             return self.known[key]
         except KeyError:
+            if not are_numbers(alpha, beta):
+                return None
             if len(self.known) >= MAX_KNOWN:
                 self.known.clear()
             found = self.known[key] = self._work_out(
@@ -92,8 +102,8 @@ class SingleCpuExecutor:
             return None
 
     def _work_out(
-        self, a: Any, b: Any, c: Any, out: Any, *, alpha: Any, beta: Any, trans_a: bool,
-        trans_b: bool,
+        self, a: Any, b: Any, c: Any, out: Any, *, alpha: Any, beta: Any, trans_a: bool | str,
+        trans_b: bool | str,
     ) -> tuple | None:  # fmt: skip
         """The problem, and as objects the dtypes in which C is made and given; None if it takes a
         run, which also says what is wrong."""
@@ -102,6 +112,8 @@ class SingleCpuExecutor:
         problem = self.plans.settle(
             make_problem(a, b, c, alpha=alpha, beta=beta, trans_a=trans_a, trans_b=trans_b)
         )
+        if problem.is_complex:  # its real product comes here
+            return None
         fits = problem.out_dtype == np.result_type(a.dtype, b.dtype) and (
             out is None or (out.shape == (problem.m, problem.n) and out.dtype == problem.out_dtype)
         )

@@ -44,7 +44,10 @@ class ThreadExecutor:
         """See `Executor`. With `resident` the clock runs only from when every block is on its
         device until every strip is finished there."""
         for device in self.devices:
-            device.prepare(variant, operands.a.array, operands.b.array, plan.problem.operands)
+            device.prepare(
+                variant, operands.a.array, operands.b.array, plan.problem.operands,
+                summed=plan.summed,
+            )  # fmt: skip
         while True:
             with contextlib.suppress(MemoryError):
                 run = ThreadRun(plan, self.devices, variant, operands, progress, resident=resident)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 
 from ..catalog import ITEM_SIZE, Variant
+from . import tensor_cores
 
 Sides = tuple[int, int, int]  # m, n, k
 MB = 1e-6
@@ -96,13 +97,17 @@ def _strict(
 def _tensor(
     variant: Variant, sides: Sides, layout: str, dtype: str, multiprocessors: int
 ) -> tuple[float, ...]:
-    """Of a kernel on tensor cores, and of packing what it cannot read as it lies."""
+    """Of a kernel on tensor cores, of adding shares of k, and of packing what it cannot read as it
+    lies."""
     m, n, k = sides
     (bm, bn), cluster = variant.tile, variant.cluster
-    rounds = _ceil(_ceil(m, bm * cluster) * _ceil(n, bn), max(1, multiprocessors // cluster))
     read, written = _bytes(sides, dtype)
     split = variant.params["TERMS"] == 3
-    steps = _ceil(k * (2 if split else ITEM_SIZE[dtype]), 128)
+    operands = "float16" if split else {"float32": "tfloat32"}.get(dtype, dtype)
+    shares, steps = tensor_cores.cut(variant, m, n, k, operands, multiprocessors)
+    parts = _ceil(m, bm * cluster) * _ceil(n, bn) * shares
+    rounds = _ceil(parts, max(1, multiprocessors // cluster))
+    summed = shares * m * n * 4 * MB if shares > 1 else 0.0
     size = ITEM_SIZE[dtype] * MB
     packed = [
         x * size if split or off else 0.0
@@ -112,4 +117,7 @@ def _tensor(
     if across and layout == "tn" and not any(packed):  # of two across k, one is packed
         packed[m > n] = (m * k, k * n)[m > n] * size
     turned = rounds * steps if across and layout in ("nn", "tt") else 0
-    return 1, rounds * steps, rounds, read, written, float(any(packed)), sum(packed), turned
+    return (
+        1, rounds * steps, rounds, read, written, float(any(packed)), sum(packed), turned,
+        float(shares > 1), summed,
+    )  # fmt: skip

@@ -3,6 +3,7 @@ get to where a plan wants them."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -11,10 +12,11 @@ import numpy as np
 from ..arrays.caller_arrays import as_array, is_device_array, module_of
 from ..errors import UsageError
 from ..planning.partition import Span
-from ..problem import Problem, make_problem, shape_of
+from ..problem import Problem, make_problem, op_of, shape_of
 from . import launch
 from .redistribution import NOTHING, Part, move, rows_of
 
+_CHOICES = "alpha, beta, distribution, result, root"
 LAYOUTS = ("replicated", "root", "rows", "cols")
 
 
@@ -31,10 +33,12 @@ class DistributedOperands:
         self.arrays: dict[str, Any] = {
             x: None if v is None else as_array(v, x) for x, v in arrays.items()
         }
-        for operand, transposed in zip("AB", trans, strict=True):
-            array = self.arrays[operand]
-            if transposed and array is not None:
+        self.conj = []  # of op(A) and op(B), as all ranks have to say it
+        for operand, given in zip("AB", trans, strict=True):
+            array, op = self.arrays[operand], op_of(given, f"trans_{operand.lower()}")
+            if op and array is not None:
                 self.arrays[operand] = array.T
+            self.conj.append(op == "c")
 
     @property
     def xp(self):
@@ -64,16 +68,16 @@ class DistributedOperands:
             for x, v in self.arrays.items()
         }
         choices = alpha, beta, self.distribution, self.result, self.root
-        return {**arrays, "alpha, beta, distribution, result, root": choices}
+        return {**arrays, "conjugates": tuple(self.conj), _CHOICES: choices}
 
     def _whole(self, everyone: list[dict]) -> Problem:
-        name = "alpha, beta, distribution, result, root"
-        for rank, given in enumerate(everyone):
-            if given[name] != everyone[0][name]:
-                raise UsageError(
-                    f"ranks do not agree on {name}: rank 0 has {everyone[0][name]}, "
-                    f"rank {rank} has {given[name]}"
-                )
+        for name in (_CHOICES, "conjugates"):
+            for rank, given in enumerate(everyone):
+                if given[name] != everyone[0][name]:
+                    raise UsageError(
+                        f"ranks do not agree on {name}: rank 0 has {everyone[0][name]}, "
+                        f"rank {rank} has {given[name]}"
+                    )
         whole: dict[str, Any] = {}
         for operand in "ABC":
             found = [rank[operand] for rank in everyone]
@@ -90,8 +94,12 @@ class DistributedOperands:
                     f"{self.distribution!r} it takes one there"
                 )
             whole[operand] = self._join(operand, layout, found)
-        alpha, beta, *_rest = everyone[0][name]
-        return make_problem(*whole.values(), alpha=alpha, beta=beta)
+        alpha, beta, *_rest = everyone[0][_CHOICES]
+        problem = make_problem(*whole.values(), alpha=alpha, beta=beta)
+        conj_a, conj_b = (
+            x and whole[y].dtype.kind == "c" for x, y in zip(self.conj, "AB", strict=True)
+        )
+        return dataclasses.replace(problem, conj_a=conj_a, conj_b=conj_b)
 
     def _layout(self, operand: str) -> str:
         """How one operand is distributed: B is whole everywhere where A is cut by rows, and C

@@ -45,12 +45,14 @@ class Piece:
 @dataclass(frozen=True)
 class RankPlan:
     """A plan whose workers are ranks, each with `threads` of its own; strips are made in
-    `rounds` pieces."""
+    `rounds` pieces. `parts` columns stand for one of C's: 2 in the plan of the real product that a
+    complex one is multiplied as."""
 
     plan: Plan
     threads: int
     rounds: int
     predicted_ms: float
+    parts: int = 1
 
     def __repr__(self) -> str:
         return (
@@ -62,9 +64,22 @@ class RankPlan:
     def problem(self) -> Problem:
         return self.plan.problem
 
+    @cached_property
+    def as_real(self) -> RankPlan:
+        """The plan of the real product that a complex one is multiplied as: each rank has the same
+        rows and columns. Otherwise this plan."""
+        if not self.problem.is_complex:
+            return self
+        return replace(self, plan=_doubled(self.plan), parts=2)
+
     @property
     def ranks(self) -> int:
         return len(self.plan.workers)
+
+    def flops(self, rank: int) -> int:
+        """Operations of what a rank multiplies."""
+        box = self.box(rank)
+        return box.flops // 2 * self.problem.step_flops if box else 0
 
     def box_of(self, rank: int) -> Box:
         """The box of a rank that has one."""
@@ -102,7 +117,8 @@ class RankPlan:
     def by_rows(self, rank: int) -> bool:
         """Whether strips of this rank's block of C, and their pieces, are some of its rows."""
         box = self.box_of(rank)
-        return strips_along_rows(box.rows, box.cols, len(self.members(rank)))
+        cols = Span(0, len(box.cols) // self.parts)
+        return strips_along_rows(box.rows, cols, len(self.members(rank)))
 
     def owned(self, owner: int) -> list[Piece]:
         """The pieces of a rank's strip, one a round from 0 on; none is empty."""
@@ -153,8 +169,8 @@ class RankPlan:
         box = self.box(rank)
         if box is None:
             return 0
-        slabs = len(box.rows) * len(box.ks) + len(box.ks) * len(box.cols)
-        pieces = 0
+        b = _expansion(self.problem) * len(box.ks) * len(box.cols)
+        slabs, pieces = len(box.rows) * len(box.ks) + b, 0
         if self.summed(rank):
             # Of each round one piece a member goes out, and as many of the own strip come in.
             at_once = min(IN_FLIGHT, self.rounds)
@@ -165,6 +181,37 @@ class RankPlan:
     def _own(self, rank: int) -> int:
         strip = self.strip(rank)
         return len(strip.rows) * len(strip.cols) if strip else 0
+
+
+def _expansion(problem: Problem) -> int:
+    """How many times as large B is where it is multiplied."""
+    return 2 if problem.is_complex else 1
+
+
+def _doubled(plan: Plan) -> Plan:
+    """A plan over ranks with twice the columns and k, each cut where this one is."""
+
+    def twice(span: Span) -> Span:
+        return Span(2 * span.start, 2 * span.stop)
+
+    workers = [
+        replace(w, boxes=tuple(Box(b.rows, twice(b.cols), twice(b.ks)) for b in w.boxes))
+        for w in plan.workers
+    ]
+    panels = [
+        replace(
+            panel, cols=twice(panel.cols),
+            strips=tuple(replace(s, cols=twice(s.cols)) for s in panel.strips),
+        )
+        for panel in plan.panels
+    ]  # fmt: skip
+    return replace(
+        plan,
+        problem=plan.problem.as_real(),
+        workers=tuple(workers),
+        panels=tuple(panels),
+        blocks=(),
+    )
 
 
 def _within(span: Span, parts: int) -> list[Span]:
@@ -240,10 +287,11 @@ def _cost(problem: Problem, spec: DeviceSpec, grid, rounds: int, resident: bool,
     size, depth = problem.itemsize, grid[2]
     partial = m * n
     in_flight = min(IN_FLIGHT, rounds) * partial // rounds * (2 - 1 / depth) if depth > 1 else 0
-    keeps = size * int((0 if there else m * k + k * n) + partial / depth + in_flight)
+    operands = 0 if there else m * k + _expansion(problem) * k * n
+    keeps = size * int(operands + partial / depth + in_flight)
     if spec.checked and not spec.host_memory:
         keeps += CHECKING_BYTES * (m + k) + (size * partial // depth if problem.beta else 0)
-    flops = 2 * (-(-m // 16) * 16) * (-(-n // 16) * 16) * k
+    flops = problem.step_flops * (-(-m // 16) * 16) * (-(-n // 16) * 16) * k
     multiply = max(
         flops / (tflops(spec, problem) * 1e9),
         size * (m * k + k * n + m * n) / (spec.memory_gbps * 1e6),

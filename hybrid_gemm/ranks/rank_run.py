@@ -156,7 +156,9 @@ class RankRun:
             variant = self.executor.choose(plan)
             mine = self._mine
             for device in self.devices:
-                device.prepare(variant, mine.a.array, mine.b.array, problem.operands)
+                device.prepare(
+                    variant, mine.a.array, mine.b.array, problem.operands, summed=plan.summed
+                )
             self.products[key] = plan, variant
         return self.products[key]
 

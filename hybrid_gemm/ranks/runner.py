@@ -15,8 +15,15 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 
 from .. import devices
-from ..arrays.caller_arrays import check_device, is_device_array, wait_for_streams
+from ..arrays.caller_arrays import (
+    cast_into,
+    check_device,
+    is_device_array,
+    wait_for_streams,
+)
+from ..arrays.complex_numbers import RealProduct
 from ..arrays.operand import Operand, Operands
+from ..arrays.other_libraries import Guests
 from ..catalog import Variant
 from ..devices.base import Device
 from ..errors import UsageError, time_in_words
@@ -29,7 +36,7 @@ from ..options import CHOICES, Options, named_keywords, with_options
 from ..planning.hardware import DeviceSpec
 from ..planning.plan import NOWHERE, Plan
 from ..planning.planner import make_plan
-from ..problem import Problem
+from ..problem import Problem, Scalar
 from ..runner import Runner
 from . import heartbeat, launch, transports
 from .distributed_operands import DistributedOperands
@@ -78,9 +85,14 @@ class RankResult:
     checks: Checks | None = None
 
     @property
+    def problem(self) -> Problem:
+        """The whole product, as it was multiplied."""
+        return self.plan.problem
+
+    @property
     def gflops(self) -> float:
         """10^9 floating-point operations a second of all ranks together."""
-        return self.plan.problem.flops / self.total_ms / 1e6 if self.total_ms else 0.0
+        return self.problem.flops / self.total_ms / 1e6 if self.total_ms else 0.0
 
     def __repr__(self) -> str:
         return (
@@ -183,8 +195,9 @@ class RankRunner:
     def plan(
         self, problem: Problem, *, resident: bool = False, spans: Any = None, there: bool = False
     ) -> RankPlan:
-        """The plan that all ranks follow; `there` if each has its blocks of A and B on its
-        device. Raises the same error on all ranks."""
+        """The plan that all ranks follow, in rows and columns of the matrices, complex ones too;
+        `there` if each has its blocks of A and B on its device. Raises the same error on all
+        ranks."""
         spec, options = self.spec(), self.options
         grid = tuple(map(len, spans)) if spans else options.grid
 
@@ -204,7 +217,7 @@ class RankRunner:
 
     def variant(self, plan: RankPlan) -> Variant:
         """The kernel that a rank's pieces take."""
-        return launch.together(self.comm, lambda: self._variant(plan))
+        return launch.together(self.comm, lambda: self._variant(plan.as_real))
 
     def _variant(self, plan: RankPlan, there: bool = False) -> Variant:
         boxes = [plan.box(self.comm.rank), *(plan.box(rank) for rank in range(plan.ranks))]
@@ -240,8 +253,11 @@ class RankRunner:
         """Runs a plan on this rank's blocks of op(A) and op(B) and its strips of C.
 
         `c` is read where beta != 0, `out` written; None on ranks that have none. With
-        `resident` blocks are put on the device before the clock starts.
+        `resident` blocks are put on the device before the clock starts. Complex blocks of op(A) and
+        op(B) are those that the problem conjugates.
         """
+        if plan.problem.is_complex:
+            return self._run_complex(plan, a, b, c, out, resident, progress)
         rank, problem, local = self.comm.rank, plan.problem, self.local
         busy = plan.box(rank) is not None
         transport, words = self._open_transport(plan)
@@ -280,6 +296,31 @@ class RankRunner:
         if checked is not None and (now := checks_of(self.devices)) is not None:
             checks = total(self.comm.allgather(now.since(checked)))
         return RankResult(out, plan, variant, timeline, total_ms, words, since, compute, checks)
+
+    def _run_complex(
+        self, plan: RankPlan, a: Any, b: Any, c: Any, out: Any, resident: bool,
+        progress: Callable[[int], None] | None,
+    ) -> RankResult:  # fmt: skip
+        """A run of the real product: each rank expands its own block of B. The clock counts that,
+        unless blocks are to be resident."""
+        start = time.perf_counter()
+
+        def real_product() -> RealProduct:
+            found = RealProduct.of(plan.problem, a, b, c, out, by_rows=True)
+            wait_for_streams(found.a, found.b)
+            return found
+
+        real = launch.together(self.comm, real_product)
+        ms = 0 if resident else max(self.comm.allgather(1e3 * (time.perf_counter() - start)))
+        done = self.run(
+            plan.as_real, real.a, real.b, real.c, real.out, resident=resident, progress=progress
+        )
+        if real.made is not out:
+            cast_into(out, real.made)
+        return dataclasses.replace(
+            done, c=out, plan=plan, total_ms=done.total_ms + ms,
+            compute=f"{done.compute}, four real products",
+        )  # fmt: skip
 
     def _operands(
         self, problem: Problem, a: Any, b: Any, c: Any, out: Any, home: Device | None
@@ -345,17 +386,29 @@ class RankRunner:
     @named_keywords
     @_in_call
     def gemm(  # as in BLAS; the rest says where arrays lie
-        self, a: Any, b: Any, c: Any = None, /, *, alpha: float = 1.0, beta: float = 0.0,
-        trans_a: bool = False, trans_b: bool = False, out: Any = None,
+        self, a: Any, b: Any, c: Any = None, /, *, alpha: Scalar = 1.0, beta: Scalar = 0.0,
+        trans_a: bool | str = False, trans_b: bool | str = False, out: Any = None,
         distribution: str = "replicated", result: str | None = None, root: int = 0,
     ) -> Any:  # fmt: skip
         """alpha * op(A) @ op(B) + beta * C; see `hybrid_gemm.gemm` with `comm`. What one rank
         gives wrongly raises on all of them."""
+
+        def multiply(a: Any, b: Any, c: Any, out: Any) -> Any:
+            return self._multiply(
+                a, b, c, alpha, beta, (trans_a, trans_b), out, distribution, result, root
+            )
+
+        guests = launch.together(self.comm, lambda: Guests.of(a, b, c, out))
+        return guests.served(multiply) if guests else multiply(a, b, c, out)
+
+    def _multiply(
+        self, a: Any, b: Any, c: Any, alpha: Scalar, beta: Scalar,
+        trans: tuple[bool | str, bool | str], out: Any, distribution: str, result: str | None,
+        root: int,
+    ) -> Any:  # fmt: skip
         given = launch.together(
             self.comm,
-            lambda: DistributedOperands(
-                self.comm, a, b, c, (trans_a, trans_b), distribution, result, root
-            ),
+            lambda: DistributedOperands(self.comm, a, b, c, trans, distribution, result, root),
         )
         arrays = given.arrays.values()
         launch.together(self.comm, lambda: check_device(arrays, self.devices[0]))

@@ -27,7 +27,7 @@ def plan_data(plan: RankPlan) -> dict:
             "rank": rank,
             "box": box and {"rows": span(box.rows), "cols": span(box.cols), "ks": span(box.ks)},
             "strip": strip and {"rows": span(strip.rows), "cols": span(strip.cols)},
-            "flops": box.flops if box else 0,
+            "flops": plan.flops(rank),
             "bytes_input": plan.bytes_input(rank), "bytes_sent": plan.bytes_sent(rank),
             "bytes_received": plan.bytes_received(rank), "bytes_kept": plan.bytes_kept(rank),
         })  # fmt: skip

@@ -8,15 +8,19 @@ from typing import Any
 
 from ..errors import time_in_words
 from ..execution.checks import Checks
+from ..problem import Problem
 from ..verify import Verdict
 from .console import line
 
 
 def problem_data(problem: Any) -> dict:
-    """A problem for JSON."""
+    """A problem for JSON; a complex alpha or beta is a list of its two parts."""
+    alpha, beta = (
+        [x.real, x.imag] if isinstance(x, complex) else x for x in (problem.alpha, problem.beta)
+    )
     return {
         "m": problem.m, "n": problem.n, "k": problem.k, "dtype": problem.dtype,
-        "out_dtype": problem.out_dtype, "alpha": problem.alpha, "beta": problem.beta,
+        "out_dtype": problem.out_dtype, "alpha": alpha, "beta": beta,
     }  # fmt: skip
 
 
@@ -27,7 +31,7 @@ def result_data(
     repetitions, `plan` is its plan as data."""
     timeline = result.timeline
     return {
-        "problem": problem_data(result.plan.problem),
+        "problem": problem_data(result.problem),
         "plan": plan,
         "kernel": result.variant.name if result.variant else None,
         "params": dict(result.variant.params) if result.variant else {},
@@ -46,6 +50,15 @@ def result_data(
         "checks": result.checks and result.checks.as_data(),
         "verify": None if verdict is None else verdict.as_data(),
     }  # fmt: skip
+
+
+def print_real_product(problem: Problem) -> None:
+    """Says of a complex problem as which product the lines below have it."""
+    if problem.is_complex:
+        line(
+            f"multiplied as the real product {problem.as_real()}: columns and K below count real "
+            "numbers, two of which are a complex one"
+        )
 
 
 LISTED = 64  # workers or ranks that a table shows

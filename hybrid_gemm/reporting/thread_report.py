@@ -11,6 +11,7 @@ from ..execution.timeline import PHASES
 from ..planning import cost_model
 from ..planning.plan import Plan, Strip, Worker
 from ..planning.planner import START_MS
+from ..problem import Problem
 from ..runner import Result
 from ..verify import Verdict
 from . import report
@@ -124,12 +125,14 @@ def _partials(strip: Strip) -> str:
     return "+".join(shown)
 
 
-def print_plan(plan: Plan, kernel: str) -> None:
-    p = plan.problem
+def print_plan(plan: Plan, kernel: str, problem: Problem | None = None) -> None:
+    """A plan as a table; `problem` is a complex one, where it is the plan of its real product."""
+    p = problem or plan.problem
     line(
         f"plan: {p}, alpha={p.alpha:g} beta={p.beta:g}, split by {plan.split}, "
         f"{counted(len(plan.workers), 'worker')}, kernel {kernel}"
     )
+    report.print_real_product(p)
     owned = defaultdict(list)
     for strip in plan.strips:
         owned[strip.owner].append(strip)
@@ -175,8 +178,9 @@ def _held_against(result: Result, said: dict) -> dict:
 
 def print_result(result: Result, verdict: Verdict | None, device: str) -> None:
     plan, timeline = result.plan, result.timeline
-    p = plan.problem
+    p = result.problem
     line(f"{p}, alpha={p.alpha:g} beta={p.beta:g}, split by {plan.split}")
+    report.print_real_product(p)
     line(
         f"device: {device}   kernel: {result.variant} ({result.why})   "
         f"compute: {result.compute}   reduction: {result.reduction}"

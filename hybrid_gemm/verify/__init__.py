@@ -12,6 +12,7 @@ import numpy as np
 
 from ..errors import UsageError
 from ..problem import Problem
+from .complex_parts import real_part
 from .floats import Floats
 from .integers import Integers
 from .sampling import ALONE, Group, Part, draw
@@ -90,6 +91,8 @@ def judge(part: Part, group: Group, *, mode: str, seed: int, growth: float = 1.0
     if not problem.m or not problem.n:
         return Verdict(part.result.shape == (problem.m, problem.n), "empty", 0.0)
     full = whole(problem, mode)
+    if problem.is_complex:
+        part = real_part(part)
     samples = draw(part, np.random.default_rng([seed, group.color]), 0 if full else SAMPLED)
     kind = Integers if problem.is_integer else Floats
     found = kind(part, group, samples, growth).check(full)

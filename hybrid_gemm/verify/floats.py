@@ -102,7 +102,8 @@ class Floats(Scaled):
                 if of_c:
                     noise += c * c * of_c
                 if before is not None:
-                    noise += before * before * of_before
+                    size = self._size(before, rows, part.cols)
+                    noise += size * size * of_before
                 here = xp.arange(rows.start, rows.stop)
                 weights, own = self.left[:, rows], (across % CLASSES, across - part.left)
                 got_left[r, part.cols] += (weights @ product)[own]
@@ -297,7 +298,7 @@ class Floats(Scaled):
         if r.last:
             bound += r.last * (2 * abs(reference) + abs(p.alpha * product))
             if before is not None:
-                bound += r.last * abs(before)
+                bound += r.last * self._size(before, rows, cols)
         if r.out:
             bound += r.out * (abs(reference) + bound)
         bound += (r.tiny * self.row_scale[rows])[:, None] * self.col_scale[cols]
@@ -386,7 +387,7 @@ class Floats(Scaled):
             reference, allowed = rounding.own_bound(self.rounding, p, a, b, before)
             ratio = ratio * bound / allowed if math.isfinite(ratio) else ratio
             if not ratio <= 1 and not where:
-                at = f"C[{i + part.origin[0]}, {j + part.origin[1]}]"
+                at = part.place(i, j)
                 where = f"{at} is {got:.9g}, which is {reference:.9g} to within {allowed:.2g}"
             worst = max(worst, ratio)
         return worst, where or self.where_infinite

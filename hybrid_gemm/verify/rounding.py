@@ -53,13 +53,14 @@ class Rounding:
         return self.cut * (walk * k) ** 0.5 if self.cut else 0.0
 
 
-def of(problem: Problem, out_dtype, growth: float = 1.0) -> Rounding:
+def of(problem: Problem, out_dtype, growth: float = 1.0, alpha_rounds: float = 0.0) -> Rounding:
     compute, out = finfo(problem.dtype), finfo(out_dtype)
     unit = float(compute.eps) / 2
     own = float(out.eps) / 2 if out.eps > compute.eps else 0.0
     operands, tensor = compute_modes.rounding(problem), problem.compute == "tf32"
     if problem.dtype == "float32" and problem.compute in ("fp32x3", "auto"):
         operands = 3 * 2.0**-22  # the product that three leave out, and the rests of both parts
+    operands += alpha_rounds
     # An addition of 8 products or more loses up to a unit in the last place, half on average.
     cut = 2.0**-23 / 4 if tensor or problem.operands in NARROW else 0.0
     scaled = problem.alpha != 1 or problem.beta != 0

@@ -24,7 +24,11 @@ CHUNK = {True: 2**22, False: 2**25}  # elements in float64 at a time: on the hos
 class Part:
     """`a` (rows of the block x own k), `b` (own k x columns of the block), and of the strip that
     begins at `top`, `left` of the block C before (`c_in`) and after (`result`). Strips of the
-    block begin at `row_edges` and `col_edges`; the block begins at `origin` of C."""
+    block begin at `row_edges` and `col_edges`; the block begins at `origin` of C.
+
+    Of a complex product (`complex_parts`), `interleaved`: rows are real and imaginary parts.
+    `alpha_rounds` is the relative error that a complex alpha leaves in each product of elements,
+    and `c_size` the magnitudes by which a complex beta rounds C."""
 
     problem: Problem
     a: Any
@@ -36,9 +40,12 @@ class Part:
     row_edges: tuple[int, ...] = (0,)
     col_edges: tuple[int, ...] = (0,)
     origin: tuple[int, int] = (0, 0)
+    interleaved: bool = False
+    alpha_rounds: float = 0.0
+    c_size: Any = None
 
     def __post_init__(self):
-        self.xp = module_of(self.a)
+        self.xp = self.a.xp if self.interleaved else module_of(self.a)
         self.m, self.n = self.a.shape[0], self.b.shape[1]
         self.k = self.a.shape[1]
         self.height, self.width = self.result.shape
@@ -47,6 +54,13 @@ class Part:
         self.chunk = CHUNK[self.xp is np]
         p = self.problem
         self.reads_product = p.alpha != 0 and p.k > 0
+
+    def place(self, row: int, col: int) -> str:
+        """An element of the block, by its place in C."""
+        row, col = row + self.origin[0], col + self.origin[1]
+        if self.interleaved:
+            return f"{('Re', 'Im')[row % 2]} C[{row // 2}, {col}]"
+        return f"C[{row}, {col}]"
 
     def own(self, index: np.ndarray, span: slice) -> np.ndarray:
         """Which of these rows or columns of the block are the strip's."""

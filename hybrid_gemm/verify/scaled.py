@@ -19,7 +19,7 @@ EXACT_FLOPS = 2**37  # spent on elements that no sum can hold, beside Inf and Na
 class Scaled:
     def __init__(self, part: Part, group: Group, samples: Samples, growth: float):
         self.part, self.group, self.samples, self.xp = part, group, samples, part.xp
-        self.rounding = rounding.of(part.problem, part.result.dtype, growth)
+        self.rounding = rounding.of(part.problem, part.result.dtype, growth, part.alpha_rounds)
         self.worst, self.uncovered, self.where_infinite = 0.0, "", ""
 
     def _scale(self) -> None:
@@ -85,6 +85,14 @@ class Scaled:
         before = doubles(picked(part.c_in, *here)) * part.problem.beta
         return got, before * scales[0] * scales[1]
 
+    def _size(self, before, rows, cols):
+        """The magnitudes by which beta C before, `before`, was rounded."""
+        part = self.part
+        if part.c_size is None:
+            return abs(before)
+        size = picked(part.c_size, moved(rows, -part.top), moved(cols, -part.left))
+        return size * self.row_scale[rows][:, None] * self.col_scale[cols]
+
     # --- Inf and NaN in A and B -----------------------------------------------------------
 
     def _infinite(self) -> None:
@@ -99,7 +107,9 @@ class Scaled:
             got = doubles(part.result[i])
             at = moved(i, part.top)
             must = self._there(self.row_nan[at])[:, None] | self._there(self.col_nan[part.cols])
-            self._all(~must | xp.isnan(got), at, part.cols, "NaN")
+            # A complex alpha times Inf may be NaN in one of two right products.
+            fair = ~xp.isfinite(got) if part.alpha_rounds else xp.isnan(got)
+            self._all(~must | fair, at, part.cols, "NaN")
         all_rows, all_cols = np.arange(part.m), np.arange(part.n)
         self._signs(all_rows[self.row_inf], all_cols[~self.col_nan])
         self._signs(all_rows[~rows], all_cols[self.col_inf])
@@ -154,6 +164,8 @@ class Scaled:
             unsure, xp.isnan(got),
             plus & (got == xp.inf) | minus & (got == -xp.inf) | may & xp.isnan(got),
         )  # fmt: skip
+        if part.alpha_rounds:  # a complex alpha was multiplied into the terms first
+            fair |= ~xp.isfinite(got)
         self._all(fair, rows, cols, "Inf or NaN by its terms")
 
     def _possible(self, c, before, bad, rows) -> None:
@@ -185,8 +197,7 @@ class Scaled:
         at = int(indices(rows)[i]), int(indices(cols)[j])
         part = self.part
         got = float(part.result[at[0] - part.top, at[1] - part.left])
-        place = f"C[{at[0] + part.origin[0]}, {at[1] + part.origin[1]}]"
-        self.where_infinite = f"{place} is {got:.9g}, which must be {what}"
+        self.where_infinite = f"{part.place(*at)} is {got:.9g}, which must be {what}"
         self.worst = math.inf
 
 

@@ -13,17 +13,18 @@ from typing import Any
 import numpy as np
 
 GROUP = 8  # neighbours with the same options
-FLOATS = ("float32", "float32", "float64", "float16", "bfloat16")
+FLOATS = ("float32", "float32", "float64", "float16", "bfloat16", "complex64", "complex128")
 INTEGERS = ("int32", "int64", "int8", "uint8", "int16", "uint16", "uint32", "uint64")
 EDGES = (31, 32, 33, 63, 64, 65, 127, 128, 129)
 LAYOUTS = (
     "c", "f", "padded", "padded f", "odd ld", "strided", "reversed", "upside down", "mirrored",
     "field", "shifted",
 )  # fmt: skip
+TRANSPOSES = (False, False, False, True, "c")
 BROADCASTS = ("broadcast rows", "broadcast cols", "broadcast")
 # What a caller may do wrong; `judge.refusals` says which error each must raise.
 MISTAKES = (
-    "k differs", "vector", "complex", "no c", "half alpha", "large alpha", "out shape",
+    "k differs", "vector", "bool", "no c", "half alpha", "large alpha", "out shape",
     "out dtype", "out read-only", "out is a",
 )  # fmt: skip
 KERNELS = {
@@ -48,10 +49,10 @@ class Case:
     k: int
     dtypes: tuple[str, str, str, str]
     layouts: tuple[str, str, str, str] = ("c", "c", "c", "c")
-    trans_a: bool = False
-    trans_b: bool = False
-    alpha: float | int = 1
-    beta: float | int = 0
+    trans_a: bool | str = False
+    trans_b: bool | str = False
+    alpha: complex = 1
+    beta: complex = 0
     out: str = "none"
     alias: str = "none"
     values: str = "small"
@@ -68,7 +69,8 @@ class Case:
         """What is not plain about it, on one line."""
         said = [f"{self.m} x {self.n} x {self.k}", "/".join(x or "-" for x in self.dtypes)]
         said += [f"alpha={self.alpha} beta={self.beta} out={self.out}"]
-        said += [f"trans={'nt'[self.trans_a]}{'nt'[self.trans_b]}", f"lie {'/'.join(self.layouts)}"]
+        ops = "".join({False: "n", True: "t"}.get(x, x) for x in (self.trans_a, self.trans_b))
+        said += [f"trans={ops}", f"lie {'/'.join(self.layouts)}"]
         for name in ("alias", "values", "poisoned", "resident", "mistake"):
             if getattr(self, name) not in ("none", "small", "", False):
                 said.append(f"{name}={getattr(self, name)}")
@@ -158,23 +160,25 @@ def draw(device: str, seed: int, number: int) -> Case:
     one = Draw(seed, number, 0)
     m, n, k = _sides(one)
     dtypes = _dtypes(one)
-    floating = dtypes[0] in FLOATS
-    beta = one.of((0, 0, 1, -2, *((0.5,) if floating else ())))
+    alias = one.of(("none",) * 12 + ("b is a", "overlap", "out beside a"))
+    if alias != "none":
+        dtypes[1] = dtypes[0]
+    fractions = (0.5,) if dtypes[0] in FLOATS else ()
+    if any("complex" in dtype for dtype in dtypes[:2]):
+        fractions += (1j, 2 - 1j)
+    beta = one.of((0, 0, 1, -2, *fractions))
     if not beta and one.chance(0.7):
         dtypes[2] = ""
     out = one.of(("none", "new", "new", "c" if dtypes[2] else "new"))
     if out == "new" and one.chance(0.2):
-        dtypes[3] = one.of(("float64", "float32", "float16", "bfloat16", "int64", "uint8"))
-    alias = one.of(("none",) * 12 + ("b is a", "overlap", "out beside a"))
-    if alias != "none":
-        dtypes[1] = dtypes[0]
+        dtypes[3] = one.of((*FLOATS, "int64", "uint8"))
     mistake = one.of(MISTAKES) if one.chance(0.03) else ""
     given = dict(options(device, Draw(seed, number // GROUP, 1)))
     return Case(
         device, seed, number, m, n, k, tuple(dtypes),
         tuple(_layout(one, dtype, written=i == 3 or (i == 2 and out == "c"))
               for i, dtype in enumerate(dtypes)),
-        one.chance(0.4), one.chance(0.4), one.of((1, 1, 2, -3, 0, *((0.5,) if floating else ()))),
+        one.of(TRANSPOSES), one.of(TRANSPOSES), one.of((1, 1, 2, -3, 0, *fractions)),
         beta, out, alias, one.of(("small", "small", "large")), one.chance(0.5),
         one.chance(0.1) and "max_device_memory" not in given, mistake, tuple(given.items()),
     )  # fmt: skip

@@ -20,7 +20,7 @@ from hybrid_gemm.errors import (
     UnavailableError,
     UsageError,
 )
-from hybrid_gemm.problem import NARROW, compute_dtype
+from hybrid_gemm.problem import NARROW, REAL_OF, compute_dtype
 
 from .cases import Case
 from .matrices import Matrices, as_dtype, make, result_dtype
@@ -71,8 +71,8 @@ def call_of(case: Case, made: Matrices) -> Call:
             call.b = np.zeros(longer, as_dtype(case.dtypes[1]))
         case "vector":
             call.a = np.zeros(case.k, as_dtype(case.dtypes[0]))
-        case "complex":
-            call.a = np.zeros(made.a.shape, complex)
+        case "bool":
+            call.a = np.zeros(made.a.shape, bool)
         case "no c":
             call.c, call.keywords["beta"] = None, 1
             call.keywords["out"] = None
@@ -94,7 +94,7 @@ def call_of(case: Case, made: Matrices) -> Call:
 def expected_refusals(case: Case, call: Call) -> list[Refusal]:
     """What may be refused; nothing else may."""
     result = result_dtype(case)
-    if result is None or case.mistake == "complex":
+    if result is None or case.mistake == "bool":
         others = [Refusal(error, "", False) for error in (UsageError, UnavailableError)]
         return [Refusal(DTypeError, "no dtype holds the product"), *others]
     return [
@@ -154,6 +154,7 @@ def _of_kernel(case: Case, result: np.dtype) -> list[Refusal]:
     is left to make they may not come."""
     name, compute = case.option("kernel", "auto"), case.option("compute", "fp32")
     dtype, product = compute_dtype(result), bool(case.m and case.n and case.k and case.alpha)
+    dtype = REAL_OF.get(dtype, dtype)  # whose real product is multiplied
     mistaken = case.mistake in ("half alpha", "large alpha")
     narrow = case.dtypes[0] == case.dtypes[1] and case.dtypes[0] in NARROW
     found = []
@@ -196,7 +197,7 @@ def _of_memory(case: Case, call: Call, result: np.dtype) -> list[Refusal]:
     limit = case.option("max_device_memory")
     if limit is None:
         return []
-    elements = case.m * case.k + case.k * case.n + case.m * case.n
+    elements = case.m * case.k + 2 * case.k * case.n + case.m * case.n
     workers = case.option("threads") or math.prod(case.option("grid", (8,)))
     enough = 4 * workers * elements * np.dtype(compute_dtype(result)).itemsize + (1 << 16)
     return [Refusal(OutOfMemoryError, "little memory", False)] if limit < enough else []

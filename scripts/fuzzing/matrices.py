@@ -1,8 +1,8 @@
 """The matrices of a case, with values whose product is exact, and the product that must come.
 
-A float of dtype d holds every whole number up to `EXACT[d]`, and quarters of those up to a fourth
-of it. Values are so small that no product and no sum of any algorithm passes that. Integers may
-have any value: they wrap around, as NumPy's do.
+A float of dtype d, or a part of a complex number, holds every whole number up to `EXACT[d]`, and
+quarters of those up to a fourth of it. Values are so small that no product and no sum of any
+algorithm passes that. Integers may have any value: they wrap around, as NumPy's do.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ import numpy as np
 
 from .cases import Case
 
-EXACT = {"bfloat16": 2**8, "float16": 2**11, "float32": 2**24, "float64": 2**53}
+EXACT = {
+    "bfloat16": 2**8, "float16": 2**11, "float32": 2**24, "float64": 2**53, "complex64": 2**24,
+    "complex128": 2**53,
+}  # fmt: skip
 POISON = 0xC7  # bytes around matrices; as elements, no value of a case
 SPARE = 5  # elements beside each row of padded matrices
 
@@ -103,7 +106,9 @@ def _limits(case: Case, result: np.dtype) -> tuple[int, int, int]:
     if result.name not in EXACT:
         return case.k, 4 if case.values == "small" else most, min(100, largest[-1])
     own, most_c = EXACT[result.name] // 8, min(EXACT[result.name] // 16, largest[-1], 50)
-    steps = EXACT["float64" if result.name == "float64" else "float32"] // 8
+    steps = EXACT["float64" if result.name in ("float64", "complex128") else "float32"] // 8
+    if result.kind == "c":  # of four products and a complex alpha
+        own, steps = own // 4, steps // 4
     if case.option("algorithm") == "strassen":
         steps >>= 5 * case.option("levels", 1)
     room = max(1, int(min(own, steps) / max(1, abs(case.alpha))))
@@ -121,13 +126,16 @@ def _numbers(rng: Any, shape: tuple[int, int], name: str, most: int, case: Case)
         if case.values == "large" and result is not None and result.kind in "iu":
             return rng.integers(info.min, info.max, shape, dtype, endpoint=True)
         return rng.integers(max(info.min, -most), most, shape, endpoint=True).astype(dtype)
-    return rng.integers(-most, most, shape, endpoint=True).astype(dtype)
+    made = rng.integers(-most, most, shape, endpoint=True).astype(dtype)
+    if dtype.kind == "c":
+        made.imag = rng.integers(-most, most, shape, endpoint=True)
+    return made
 
 
 def make(case: Case) -> Matrices:
     """The matrices of a case. Where no dtype holds the product, all values are small."""
     rng = np.random.default_rng([case.seed, case.number, 2])
-    result = result_dtype(case) or np.dtype("float64")
+    result = result_dtype(case) or np.dtype("complex128")
     live, most, most_c = _limits(case, result)
     shape_a = (case.k, case.m) if case.trans_a else (case.m, case.k)
     shape_b = (case.n, case.k) if case.trans_b else (case.k, case.n)
@@ -183,9 +191,35 @@ def _related(
     return Matrices(a, b, None, None, {"ab": memory})
 
 
+def _parts(x: Any, trans: bool | str) -> tuple[np.ndarray, np.ndarray]:
+    """The parts of op(x) in whole numbers."""
+    x = np.asarray(x).T if trans else np.asarray(x)
+    re, im = (np.ascontiguousarray(part).astype(np.int64) for part in (x.real, x.imag))
+    return re, -im if trans == "c" else im
+
+
+def _times(factor: complex, re: np.ndarray, im: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Four times a complex number, in whole numbers."""
+    x, y = int(4 * complex(factor).real), int(4 * complex(factor).imag)
+    return x * re - y * im, x * im + y * re
+
+
+def _complex_expected(case: Case, made: Matrices, result: np.dtype) -> np.ndarray:
+    re, im = (np.zeros((case.m, case.n), np.int64) for _ in range(2))
+    if case.alpha and case.k:
+        (ar, ai), (br, bi) = _parts(made.a, case.trans_a), _parts(made.b, case.trans_b)
+        re, im = _times(case.alpha, ar @ br - ai @ bi, ar @ bi + ai @ br)
+    if case.beta and made.c is not None:
+        more = _times(case.beta, *_parts(made.c, False))
+        re, im = re + more[0], im + more[1]
+    return (re / 4 + 1j * (im / 4)).astype(result)
+
+
 def expected(case: Case, made: Matrices, result: np.dtype) -> np.ndarray:
     """C, in whole numbers of 64 bits; floats in quarters, so that alpha = 0.5 is whole."""
     with np.errstate(all="ignore"):
+        if result.kind == "c":
+            return _complex_expected(case, made, result)
         scale = 1 if result.kind in "iu" else 4
         total = np.zeros((case.m, case.n), np.int64)
         if case.alpha and case.k:

@@ -9,7 +9,7 @@ import weakref
 
 import numpy as np
 import pytest
-from support.arrays import integers
+from support.arrays import Other, integers
 from support.devices import on
 from support.ranks import share
 
@@ -85,6 +85,40 @@ def test_dtypes(comm, device, dtype, rng):
     np.testing.assert_array_equal(got, (a.astype("i8") @ b.astype("i8")).astype(got.dtype))
 
 
+@pytest.mark.parametrize("dtype", ["complex64", "complex128"])
+@pytest.mark.parametrize("split", ["rows", "cols", "auto"])
+def test_complex_products(comm, device, split, dtype, rng):
+    runner = RankRunner(comm, device=device, split=split, threads=2, rounds=3)
+    for m, n, k in [*SHAPES, (2, 3, 8), (2, 9, 8)]:
+        a, b, c = (
+            (integers(rng, shape) + 1j * integers(rng, shape)).astype(dtype)
+            for shape in ((m, k), (k, n), (m, n))
+        )
+        rows, ks = share(m, comm), share(k, comm)
+        got = runner.gemm(
+            a.T, b.conj().T, c, alpha=1j, beta=1 - 1j, trans_a=True, trans_b="c"
+        )  # fmt: skip
+        assert got.dtype == dtype
+        np.testing.assert_array_equal(got, 1j * (a @ b) + (1 - 1j) * c)
+        got = runner.gemm(a[rows], b, c[rows], beta=2, distribution="rows")
+        np.testing.assert_array_equal(got, (a @ b + 2 * c)[rows])
+        out = np.empty((m, n), "c16")
+        got = runner.gemm(
+            a[:, ks].conj().T, np.asfortranarray(b[ks].T), trans_a="c", trans_b=True, out=out,
+            distribution="cols", result="replicated",
+        )  # fmt: skip
+        assert got is out
+        np.testing.assert_array_equal(got, a @ b)
+    runner.close()
+
+
+def test_ranks_agree_on_conjugates(comm):
+    a = np.ones((4, 4), "c8")
+    if comm.size > 1:
+        with pytest.raises(UsageError, match="conjugates"):
+            hybrid_gemm.gemm(a, a, comm=comm, device="cpu", trans_a="c" if comm.rank else True)
+
+
 def test_every_grid_of_the_user_gives_the_product(comm, rng):
     a, b = integers(rng, (50, 60)), integers(rng, (60, 70))
     for pm, pn in itertools.product(range(1, 5), repeat=2):
@@ -138,6 +172,21 @@ def test_arrays_on_a_gpu_stay_there(comm, device, rng):
     runner.close()
 
 
+def test_arrays_of_another_library_come_back_as_its_own(comm, rng):
+    runner = RankRunner(comm, device="cpu")
+    a, b = integers(rng, (30, 40)), integers(rng, (40, 20))
+    got = runner.gemm(Other(a), Other(b))
+    assert type(got) is Other
+    np.testing.assert_array_equal(got.array, a @ b)
+    rows = share(30, comm)
+    got = runner.gemm(Other(a[rows]), b, distribution="rows")
+    np.testing.assert_array_equal(got.array, (a @ b)[rows])
+    here = comm.rank == 0
+    got = runner.gemm(*((Other(a), b) if here else (None, None)), distribution="root")
+    assert type(got) is (Other if here else type(None))
+    runner.close()
+
+
 def test_parts_move_between_any_layouts(comm):
     """Random parts to random parts; every rank draws the same ones."""
     rng = np.random.default_rng(7)
@@ -170,8 +219,8 @@ def test_an_error_of_one_rank_is_raised_by_all(comm):
     shape = (4, 5) if comm.rank == comm.size - 1 else (4, 6)
     with pytest.raises(UsageError, match="shape"):
         hybrid_gemm.gemm(np.ones(shape), np.ones((7, 3)), comm=comm, device="cpu")
-    bad = np.ones((4, 4), "c16" if comm.rank == comm.size - 1 else "f4")
-    with pytest.raises(DTypeError, match="complex"):
+    bad = np.ones((4, 4), "G" if comm.rank == comm.size - 1 else "f4")
+    with pytest.raises(DTypeError, match="complex256"):
         hybrid_gemm.gemm(bad, np.ones((4, 4), "f4"), comm=comm, device="cpu")
     with pytest.raises(UsageError, match="distribution"):
         hybrid_gemm.gemm(bad, bad, comm=comm, device="cpu", distribution="diagonal")

@@ -1,4 +1,4 @@
-"""Matrices for tests: whole numbers, and matrices of a device inside larger ones."""
+"""Matrices for tests: whole numbers, parts of larger ones on a device, and another library's."""
 
 import types
 
@@ -43,3 +43,22 @@ class WithPointer(np.ndarray):
     @property
     def data(self):
         return types.SimpleNamespace(ptr=self.ctypes.data)
+
+
+class Other:
+    """An array of a library of which nothing is known but DLPack and the array API."""
+
+    def __init__(self, array):
+        self.array = array
+
+    shape = property(lambda self: self.array.shape)
+    ndim = property(lambda self: self.array.ndim)
+
+    def __dlpack__(self, **options):
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+    def __array_namespace__(self):
+        return types.SimpleNamespace(from_dlpack=lambda x: Other(np.from_dlpack(x)))

@@ -16,8 +16,11 @@ from .tensor_cores import check_split_products
 def main(kind: str, what: str) -> None:
     device = open_device(kind, **({"sanitize": True} if kind == "emulator" else {}))
     if what == "tensor-cores":
-        check_split_products((device, "mma"))
-        print("clean: products on tensor cores")
+        device.processors = max(8, device.processors)  # so that k is cut
+        names = ["mma", *(["wgmma"] if device.capability == 90 else [])]
+        for name in names:
+            check_split_products((device, name))
+        print(f"clean: products on tensor cores by {' and '.join(names)}")
         return
     variants = GEMMS
     if kind == "emulator":  # where each has to be compiled: the default variant of each kernel

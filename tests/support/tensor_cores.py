@@ -21,11 +21,25 @@ def put(device, host, order="n", pad=0):
     return there if order == "n" else there.T
 
 
-def multiply(place, a, b, *, terms=3, layout="nn", pad=0, alpha=1, beta=0, c=None, out="float32"):
-    """Multiplies at a `place`, which is a device and the name of a kernel for its tensor cores.
-    Returns C within its poisoned surroundings, and how many products got each verdict."""
+def multiply(
+    place,
+    a,
+    b,
+    *,
+    terms=3,
+    layout="nn",
+    pad=0,
+    alpha=1,
+    beta=0,
+    c=None,
+    out="float32",
+    variant=None,
+):
+    """Multiplies at a `place`, which is a device and the name of a kernel for its tensor cores, by
+    its first variant or the one given. Returns C within its poisoned surroundings, and how many
+    products got each verdict."""
     device, name = place
-    variant = compute_modes.with_terms(catalog.get(name).variant(), terms)
+    variant = variant or compute_modes.with_terms(catalog.get(name).variant(), terms)
     stream = device.stream()
     with device.using(stream):
         x, y = (put(device, m, o, pad) for m, o in zip((a, b), layout, strict=True))
@@ -36,6 +50,16 @@ def multiply(place, a, b, *, terms=3, layout="nn", pad=0, alpha=1, beta=0, c=Non
         stream.synchronize()
         verdicts = tensor_core_products.verdicts(device, SPLIT_PROBLEM) - before
     return fetch(device, whole), verdicts
+
+
+def cutting(name, terms, out_bytes=4):
+    """The variants of a kernel that may cut k."""
+    wanted = {"TERMS": terms, "OUT": out_bytes}
+    return [
+        v
+        for v in catalog.get(name).variants()
+        if v.most_shares > 1 and wanted.items() <= v.params.items()
+    ]
 
 
 def framed(expected, pad, out="float32"):
@@ -124,6 +148,7 @@ def error_bound(name, verdict, k):
 def check_split_products(place):
     """Split, rounded and narrow products of some kinds of matrices: what a checker of memory
     accesses should watch."""
+    long = operands("normal", 33, 66, 4000)[:2]
     for kind, layout in (("normal", "nn"), ("wide", "tt"), ("NaN", "nt")):
         shape = (33, 66, 515) if kind == "wide" else (67, 130, 71)
         a, b, _verdict = operands(kind, *shape)
@@ -131,3 +156,5 @@ def check_split_products(place):
             multiply(place, a, b, terms=terms, layout=layout, pad=3)
         narrow = a.astype("float16"), b.astype("float16")
         multiply(place, *narrow, terms=1, layout=layout, pad=3, out="float16")
+        for variant in cutting(place[1], 1) + cutting(place[1], 3):
+            multiply(place, *long, layout=layout, pad=3, variant=variant)

@@ -12,30 +12,49 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections import defaultdict
+from collections.abc import Callable, Sequence
 from ctypes import c_int, c_int64, c_size_t, c_void_p
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ...arrays.strides import layout, stored
 from ...errors import HybridGemmError
-from ..kernel_launcher import BoundProduct
 from ..roles import Array
+from . import launch_list
 
+Start = Callable[[int, int, int], int]  # of the addresses of A, B and C: 0 or cuBLAS's status
 WORKSPACE_BYTES = 32 << 20  # what cuBLAS asks for on Hopper
 _OPERATION = {"n": 0, "t": 1}
-_NARROW = {"float16": 2, "bfloat16": 14, "float32": 0}  # cudaDataType
 _COMPUTE = {False: 68, True: 77}  # cublasComputeType: float32, float32 through TF32
+_COMPUTE_DOUBLE = 70
 _ANY_ALGORITHM = -1
 _OPERATIONS, _MATRIX = (c_void_p, c_int, c_int, *[c_int64] * 3, c_void_p), (c_void_p, c_int64)
 _TYPED = (c_void_p, c_int, c_int64)
+_STACK = (*_TYPED, c_int64)
+_TYPES = {"float16": 2, "bfloat16": 14, "float32": 0, "float64": 1}  # cudaDataType
 _SIGNATURES = {
     "cublasSetStream_v2": (c_void_p, c_void_p),
     "cublasSetWorkspace_v2": (c_void_p, c_void_p, c_size_t),
     "cublasSgemm_v2_64": (*_OPERATIONS, *_MATRIX, *_MATRIX, c_void_p, *_MATRIX),
     "cublasDgemm_v2_64": (*_OPERATIONS, *_MATRIX, *_MATRIX, c_void_p, *_MATRIX),
     "cublasGemmEx_64": (*_OPERATIONS, *_TYPED, *_TYPED, c_void_p, *_TYPED, c_int, c_int),
-}
+    "cublasGemmStridedBatchedEx_64": (
+        *_OPERATIONS,
+        *_STACK,
+        *_STACK,
+        c_void_p,
+        *_STACK,
+        c_int64,
+        c_int,
+        c_int,
+    ),
+    "cublasGemmGroupedBatchedEx_64": (
+        *[c_void_p] * 8, c_int, c_void_p, c_void_p, c_int, *[c_void_p] * 3, c_int, c_void_p,
+        c_int64, c_void_p, c_int,
+    ),
+}  # fmt: skip
 
 
 @functools.cache
@@ -54,9 +73,14 @@ def _function(name: str) -> Any:
     return function
 
 
-def _call(name: str, *args: Any) -> None:
-    if status := _function(name)(*args):
+def check(status: int, name: str = "a product") -> None:
+    """Raises `HybridGemmError` for a status that is not 0."""
+    if status:
         raise HybridGemmError(f"{name} failed with cuBLAS status {status}")
+
+
+def _call(name: str, *args: Any) -> None:
+    check(_function(name)(*args), name)
 
 
 _spare: dict[int, list[int]] = defaultdict(list)  # handles without a stream, by GPU
@@ -86,7 +110,7 @@ class Handle:
 
 def bind(
     a: Array, b: Array, c: Array, *, alpha: float, beta: float, tf32: bool = False
-) -> BoundProduct:
+) -> LibraryProduct:
     """A call that multiplies CuPy matrices laid out as these, in any order: float32 (strict, or
     through TF32) or float64, or float16 or bfloat16 with sums in float32 and C of their dtype or
     float32.
@@ -101,17 +125,127 @@ def bind(
     alpha_at, beta_at = scalars.ctypes.data, scalars.ctypes.data + scalars.itemsize
     head = _OPERATION[lb], _OPERATION[la], n, m, k, alpha_at
     plain = {"float32": "cublasSgemm_v2_64", "float64": "cublasDgemm_v2_64"}.get(c.dtype.name, "")
+    kinds = [_TYPES[x.dtype.name] for x in (b, a, c)] if mixed else []
 
-    def call(a: Array, b: Array, c: Array, stream: Any, _kept: np.ndarray = scalars) -> None:
+    def on_stream(stream: Any) -> Start:
         handle = stream.prepare_cublas().value
-        x, y, z = b.data.ptr, a.data.ptr, c.data.ptr
         if not mixed:
-            _call(plain, handle, *head, x, ldb, y, lda, beta_at, z, ldc)
+            function = _function(plain)
+            return lambda x, y, z: function(
+                handle, *head, y, ldb, x, lda, beta_at, z, ldc
+            )  # fmt: skip
+        function, (kind_b, kind_a, kind_c) = _function("cublasGemmEx_64"), kinds
+        return lambda x, y, z: function(
+            handle, *head, y, kind_b, ldb, x, kind_a, lda, beta_at, z, kind_c, ldc,
+            _COMPUTE[tf32], _ANY_ALGORITHM,
+        )  # fmt: skip
+
+    native = _Native(
+        0, 0, n, m, k, ldb, lda, ldc, alpha_at, beta_at, *head[:2], mixed, *(kinds or (0, 0, 0)),
+        _COMPUTE[tf32], _ANY_ALGORITHM,
+    )  # fmt: skip
+    return LibraryProduct(on_stream, scalars, native, "cublasGemmEx_64" if mixed else plain)
+
+
+class _Native(ctypes.Structure):
+    """What `launch_list.cpp` takes of a product; call and handle are set for each stream."""
+
+    _fields_ = [
+        ("call", c_void_p), ("handle", c_void_p),
+        *((name, c_int64) for name in ("n", "m", "k", "ldb", "lda", "ldc")),
+        ("alpha", c_void_p), ("beta", c_void_p),
+        *((name, ctypes.c_int32) for name in ("op_b", "op_a", "typed", "type_b", "type_a", "type_c",
+                                              "compute", "algorithm")),
+    ]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class LibraryProduct:
+    """A product that is worked out. `on_stream` gives for a stream what starts it there."""
+
+    on_stream: Callable[[Any], Start]
+    scalars: np.ndarray  # which cuBLAS reads at each call
+    native: _Native
+    function: str
+
+    def __call__(self, a: Array, b: Array, c: Array, stream: Any) -> None:
+        check(self.on_stream(stream)(a.data.ptr, b.data.ptr, c.data.ptr))
+
+
+class Prepared:
+    """A product on one stream; see `launch_list.Prepared`."""
+
+    def __init__(self, product: LibraryProduct, stream: Any) -> None:
+        handle = stream.prepare_cublas()
+        self.kept: tuple = product, handle
+        self.start: Start
+        if launch_list.unavailable():
+            self.start = product.on_stream(stream)
             return
-        kinds = [_NARROW[matrix.dtype.name] for matrix in (b, a, c)]
+        mine = _Native.from_buffer_copy(product.native)
+        mine.call = ctypes.cast(_function(product.function), c_void_p).value
+        mine.handle = handle.value
+        self.kept = product, handle, mine
+        start = launch_list.native("start_library_product")
+        self.start = functools.partial(start, ctypes.addressof(mine))
+
+    def check(self, status: int) -> None:
+        check(status)
+
+
+# A call of a stack: the addresses of the first A, B and C, and a stream.
+BoundStack = Callable[[int, int, int, Any], None]
+
+
+def bind_stack(a: Array, b: Array, c: Array, count: int, steps: Sequence[int]) -> BoundStack:
+    """A call that multiplies `count` pairs of CuPy matrices by one launch: C = A B, all of one
+    floating-point dtype, C with contiguous rows. The first of them lie as these; `steps` are the
+    bytes from one A, B and C to the next."""
+    (m, n), k, size = c.shape, a.shape[1], c.itemsize
+    (la, lda), (lb, ldb) = layout(a) or ("n", 1), layout(b) or ("n", 1)
+    wide = c.dtype == np.float64
+    scalars = np.array([1, 0], np.float64 if wide else np.float32)
+    one, zero = scalars.ctypes.data, scalars.ctypes.data + scalars.itemsize
+    kind, compute = _TYPES[c.dtype.name], _COMPUTE_DOUBLE if wide else _COMPUTE[False]
+    (step_a, step_b, step_c), ldc = (step // size for step in steps), stored(c)[1]
+    head = _OPERATION[lb], _OPERATION[la], n, m, k, one
+
+    def call(x: int, y: int, z: int, stream: Any, _kept: np.ndarray = scalars) -> None:
         _call(
-            "cublasGemmEx_64", handle, *head, x, kinds[0], ldb, y, kinds[1], lda,
-            beta_at, z, kinds[2], ldc, _COMPUTE[tf32], _ANY_ALGORITHM,
+            "cublasGemmStridedBatchedEx_64", stream.prepare_cublas().value, *head,
+            y, kind, ldb, step_b, x, kind, lda, step_a, zero, z, kind, ldc, step_c,
+            count, compute, _ANY_ALGORITHM,
         )  # fmt: skip
 
     return call
+
+
+def multiply_group(pairs: Sequence[tuple[Array, Array, Array]], stream: Any) -> None:
+    """C = A B for (A, B, C) of any sides by one launch: CuPy matrices of one floating-point dtype,
+    C with contiguous rows. Pairs that are alike are a group of cuBLAS's."""
+    groups: dict[tuple, list[tuple[Array, Array, Array]]] = defaultdict(list)
+    for a, b, c in pairs:
+        (order_a, step_a), (order_b, step_b) = layout(a) or ("n", 1), layout(b) or ("n", 1)
+        orders = _OPERATION[order_b], _OPERATION[order_a]
+        sides = c.shape[1], c.shape[0], a.shape[1]
+        key = (*orders, *sides, step_b, step_a, stored(c)[1])
+        groups[key].append((b, a, c))  # C^T = B^T A^T
+    dtype = pairs[0][2].dtype
+    kind, wide = _TYPES[dtype.name], dtype == np.float64
+    ops_b, ops_a, n, m, k, ldb, lda, ldc = (
+        np.array(x, np.int32 if i < 2 else np.int64)
+        for i, x in enumerate(zip(*groups, strict=True))
+    )
+    sizes = np.array([len(x) for x in groups.values()], np.int64)
+    one, zero = (np.full(len(groups), x, np.float64 if wide else np.float32) for x in (1, 0))
+    places = [[x.data.ptr for x in three] for group in groups.values() for three in group]
+    import cupy
+
+    b_at, a_at, c_at = cupy.asarray(np.array(places, np.uint64).T.copy())
+    at = [x.ctypes.data for x in (ops_b, ops_a, n, m, k, one)]
+    _call(
+        "cublasGemmGroupedBatchedEx_64", stream.prepare_cublas().value, *at,
+        b_at.data.ptr, kind, ldb.ctypes.data, a_at.data.ptr, kind, lda.ctypes.data,
+        zero.ctypes.data, c_at.data.ptr, kind, ldc.ctypes.data, len(groups), sizes.ctypes.data,
+        _COMPUTE_DOUBLE if wide else _COMPUTE[False],
+    )  # fmt: skip

@@ -20,7 +20,7 @@ from ..base import Array, Event, Stream
 from ..kernel_device import KernelDevice
 from ..kernel_launcher import BoundProduct
 from ..roles import Facts
-from . import cublas, driver, nvml, nvrtc, pinned_memory
+from . import cublas, driver, launch_list, nvml, nvrtc, pinned_memory
 
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 # CUDA_ERROR_INVALID_VALUE, _LAUNCH_OUT_OF_RESOURCES and _INVALID_CLUSTER_SIZE
@@ -39,6 +39,7 @@ _LANES = {
 }
 OwnStream = Any  # a `CudaStream`: every device takes streams of its own
 _URGENT = -5  # the highest priority that streams have; CUDA takes the nearest it knows
+MAX_STAND_IN_BYTES = 64 << 20  # for longer products, the host's time does not count
 MAX_TABLES = 4096  # tables of pointers kept; the oldest has long been read when it goes
 
 
@@ -350,7 +351,7 @@ class CudaDevice(KernelDevice):
                 args,
                 launch.shared_bytes,
                 stream.cupy.ptr,
-                early=launch.early and _early(),
+                early=launch.early and self.capability >= 90 and _early(),
             )
         except self.cp.cuda.driver.CUDADriverError as error:
             if error.status not in _REFUSED_LAUNCHES:
@@ -361,6 +362,36 @@ class CudaDevice(KernelDevice):
                 f"{launch.shared_bytes} bytes of dynamic shared memory, of which a block has at "
                 f"most {most}: {error}"
             ) from error
+
+    def prepared(
+        self, call: BoundProduct, a: Array, b: Array, c: Array, stream: OwnStream
+    ) -> launch_list.Prepared | None:
+        """A bound product of which `preparable` is true, on a stream on which it was called before;
+        None where there is no native code for it. All addresses are multiples of 16, as they have
+        to be for the matrices that it is started with."""
+        if isinstance(call, cublas.LibraryProduct):
+            return cublas.Prepared(call, stream)
+        if launch_list.unavailable():
+            return None
+        spans = [_span(x) for x in (a, b, c)]
+        if spans[0].start < spans[1].stop and spans[1].start < spans[0].stop:
+            # Of which of them is an address? Of a B that lies elsewhere it is plain; the launches
+            # are noted, and nothing reads it.
+            if len(spans[1]) > MAX_STAND_IN_BYTES:
+                return None
+            b = self._stand_in(b, len(spans[1]))
+            spans[1] = _span(b)
+        with driver.noted() as noted:
+            call(a, b, c, stream)
+        return launch_list.LaunchList(noted, stream.cupy.ptr, spans)
+
+    def _stand_in(self, matrix: Array, size: int) -> Array:
+        """A matrix laid out alike in memory of the host, where no GPU has any."""
+        memory = np.empty(size + 256, np.uint8)
+        start = -(-memory.ctypes.data // 256) * 256
+        there = self.cp.cuda.UnownedMemory(start, size, memory, self.ordinal)
+        at = self.cp.cuda.MemoryPointer(there, 0)
+        return self.cp.ndarray(matrix.shape, matrix.dtype, at, matrix.strides)
 
     def make_room(
         self, variant: Variant, m: int, n: int, k: int, dtype: str, stream: OwnStream
@@ -374,6 +405,12 @@ class CudaDevice(KernelDevice):
     ) -> BoundProduct:
         tf32 = variant.kernel.role == "tensor"
         return cublas.bind(a, b, c, alpha=alpha, beta=beta, tf32=tf32)
+
+
+def _span(x: Array) -> range:
+    """From a matrix's first address to the one past its last; strides are positive."""
+    start, steps = x.data.ptr, zip(x.shape, x.strides, strict=True)
+    return range(start, start + sum((n - 1) * step for n, step in steps) + x.itemsize)
 
 
 @functools.cache

@@ -6,12 +6,14 @@ and empty slots, getting it back takes a hundred times as long as the call does.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import operator
 import os
 import struct
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from ctypes import c_int, c_size_t, c_uint, c_uint64, c_void_p
 from dataclasses import dataclass
 from typing import Any
@@ -73,7 +75,11 @@ SIGNATURES = {
     "cuLaunchKernel": (c_void_p, *[c_uint] * 7, c_void_p, c_void_p, c_void_p),
     "cuLaunchKernelEx": (ctypes.POINTER(_Config), c_void_p, c_void_p, c_void_p),
     "cuStreamWaitEvent": (c_void_p, c_void_p, c_uint),
+    "cuTensorMapReplaceAddress": (c_void_p, c_void_p),
 }
+# A launch that was noted: function, grid, block, arguments, bytes of shared memory, early.
+Noted = tuple[int, Sequence[int], Sequence[int], Sequence[Any], int, bool]
+_notes = threading.local()
 
 
 def unavailable() -> str | None:
@@ -103,6 +109,11 @@ def function(name: str) -> Any:
     return function
 
 
+def address_of(name: str) -> int:
+    """Where one of the driver's functions is, for native code."""
+    return ctypes.cast(function(name), c_void_p).value or 0
+
+
 @dataclass(frozen=True)
 class Calls:
     """What a thread without Python needs to copy to and from a GPU: addresses of the driver's
@@ -115,8 +126,7 @@ class Calls:
 
 def calls(context: int) -> Calls:
     """The driver's functions, for a context."""
-    functions = (ctypes.cast(function(name), c_void_p).value or 0 for name in _NATIVE)
-    return Calls(tuple(functions), context)
+    return Calls(tuple(map(address_of, _NATIVE)), context)
 
 
 def check(status: int) -> None:
@@ -171,22 +181,44 @@ def launch(
 ) -> None:  # fmt: skip
     """Starts a kernel of the current GPU; `args` as `packed` takes them. An `early` one's blocks
     may begin while those of what was launched before end."""
+    notes = getattr(_notes, "launches", None)
+    if notes is not None:
+        notes.append((function, grid, block, args, shared, early))
+        return
     values, offsets = packed(args)
     at = ctypes.addressof(values)
     # As bytes: an array of pointers takes Python four times as long to make.
     places = struct.pack(f"={len(offsets)}Q", *[at + offset for offset in offsets])
     if early:
-        config = _Config(*grid, *block, shared, stream, ctypes.pointer(_EARLY), 1)
-        _call("cuLaunchKernelEx", ctypes.byref(config), function, places, None)
+        how = config(grid, block, shared, stream, early=True)
+        _call("cuLaunchKernelEx", ctypes.byref(how), function, places, None)
     else:
         _call("cuLaunchKernel", function, *grid, *block, shared, stream, places, None)
+
+
+def config(
+    grid: Sequence[int], block: Sequence[int], shared: int, stream: int, *, early: bool
+) -> ctypes.Structure:
+    """A CUlaunchConfig."""
+    attributes = (ctypes.pointer(_EARLY), 1) if early else (None, 0)
+    return _Config(*grid, *block, shared, stream, *attributes)
+
+
+@contextlib.contextmanager
+def noted() -> Iterator[list[Noted]]:
+    """Notes this thread's launches and starts none of them."""
+    _notes.launches = []
+    try:
+        yield _notes.launches
+    finally:
+        _notes.launches = None
 
 
 def packed(args: Sequence[Any]) -> tuple[ctypes.Array, Offsets]:
     """A kernel's arguments in one buffer, and where in it each begins: NumPy scalars, CuPy arrays
     (their address), and structures as NumPy arrays of one element."""
     pack, room, offsets, values = _form(
-        tuple([x.nbytes if type(x) is np.ndarray else type(x) for x in args])
+        tuple([x.nbytes if isinstance(x, np.ndarray) else type(x) for x in args])
     )
     return room.from_buffer_copy(
         pack(*[f(x) if f else x for f, x in zip(values, args, strict=True)])

@@ -16,16 +16,25 @@ from ...catalog import ITEM_SIZE, Kernel, Variant
 from ...errors import UnavailableError, UsageError
 from ..base import Array, Stream
 from ..kernel_launcher import KernelLauncher
+from ..shares import Shares
 
 MAX_MAPS = 4096  # tensor maps kept
+_ONE, _ZERO = np.float32(1), np.float32(0)  # alpha and beta of shares' sums
 _MAP = np.dtype([("words", np.uint64, 16)])  # passed to kernels by value
+
+
+class TensorMap(np.ndarray):
+    """The 128 bytes of a tensor map, as an array of one element; `address` is where the matrix that
+    it describes begins."""
+
+    address: int
 
 
 @functools.lru_cache(maxsize=MAX_MAPS)
 def tensor_map(
     dtype: str, address: int, shape: tuple[int, int, int], pitches: tuple[int, int],
     box: tuple[int, int, int],
-) -> np.ndarray:  # fmt: skip
+) -> TensorMap:  # fmt: skip
     """The tensor map (128 bytes) of elements (x, y, z) at `address`.
 
     `shape` counts elements along x, which is contiguous, y and z; `pitches` are the bytes from
@@ -66,7 +75,9 @@ def tensor_map(
     )
     if status != driver.CUresult.CUDA_SUCCESS:
         raise UnavailableError(f"cuTensorMapEncodeTiled({dtype}, {shape}, {pitches}): {status}")
-    return np.array([int(word) for word in made.opaque], np.uint64).view(_MAP)
+    words = np.array([int(word) for word in made.opaque], np.uint64).view(_MAP).view(TensorMap)
+    words.address = address
+    return words
 
 
 def _map(dtype: str, stored: Array, box: tuple[int, int]) -> np.ndarray:
@@ -94,7 +105,8 @@ def bind_tensor(  # a product has so many parameters, as in BLAS; half of the li
     or (parts, k, n) for "n"; tfloat32 takes "nt" alone. Parts are 2 (hi, lo) where the variant's
     TERMS is 3, else 1. Their k may be longer than `k` if what is beyond is zero. Addresses and
     pitches are multiples of 16 bytes. `c` is m x n, row-major with any leading dimension,
-    float32 where the variant's OUT is 4, else of `dtype`.
+    float32 where the variant's OUT is 4, else of `dtype`. The k of each tile is cut where the
+    variant's SHARES is above 1 and that should be faster.
 
     The call takes `(a, b, c, stream, exponents=(None, None), verdict=None, wanted=0)` with
     arrays laid out as these: `exponents` are int32 arrays of m and n, powers of two by which
@@ -103,7 +115,8 @@ def bind_tensor(  # a product has so many parameters, as in BLAS; half of the li
     """
     m, n = c.shape
     _check_shapes(variant, a, b, (m, n, k), layouts)
-    launch = variant.launch(m, n, k, dtype).resident(device.processors)
+    shares = Shares(device, variant, dtype, c, (m, n, k), alpha=alpha, beta=beta)
+    variant, launch = shares.variant, shares.launch.resident(device.processors)
     function = device.function(variant, dtype, layouts)
     boxes = [
         variant.box(operand, dtype, along_k=order == along)
@@ -127,12 +140,16 @@ def bind_tensor(  # a product has so many parameters, as in BLAS; half of the li
             maps.append(
                 tensor_map(dtype, c.data.ptr, shape, pitches, (*box_of_c, 1)) if stored else maps[0]
             )
-        ea, eb = (null if e is None else e for e in exponents)
-        args = [
-            *maps, *sizes, alpha32, ea, eb, beta32, c, ldc,
-            null if verdict is None else verdict, np.int32(wanted),
-        ]  # fmt: skip
+        behind = null if verdict is None else verdict, np.int32(wanted)
+        if shares.uncut:
+            ea, eb = (null if e is None else e for e in exponents)
+            args = [*maps, *sizes, alpha32, ea, eb, beta32, c, ldc, *behind]
+            device.launch(function, launch, args, stream)
+            return
+        args = [*maps, *sizes, _ONE, null, null, _ZERO, shares.sums(stream), shares.pitch,
+                *behind, shares.steps]  # fmt: skip
         device.launch(function, launch, args, stream)
+        shares.add(c, stream, exponents, verdict, wanted)
 
     return call
 
@@ -154,11 +171,19 @@ def _check_shapes(
             )
 
 
-def _alike(kernel: Kernel, other: Variant) -> Variant:
-    """The listed variant with another's tile and cluster, or the first."""
-    wanted = other.tile, other.cluster
-    alike = [v for v in kernel.variants() if (v.tile, v.cluster) == wanted]
-    return (alike or kernel.variants())[0]
+def _alike(kernel: Kernel, other: Variant, turned: bool) -> Variant:
+    """The listed variant with another's tile, cluster and SHARES, or the first, with these SHARES.
+    `turned` says that the kernel makes C^T: there the turned tile is preferred."""
+    sides = [other.tile[::-1], other.tile] if turned else [other.tile]
+    listed = kernel.variants()
+    alike = [
+        v
+        for tile in sides
+        for v in listed
+        if (v.tile, v.cluster, v.most_shares) == (tile, other.cluster, other.most_shares)
+    ]
+    found = (alike or listed)[0]
+    return kernel.variant({**found.params, "SHARES": other.most_shares})
 
 
 def bind_across(  # a product has so many parameters, as in BLAS
@@ -171,13 +196,14 @@ def bind_across(  # a product has so many parameters, as in BLAS
     for "t" or (1, k, n) for "n". k is not 0. `variant` is one of `bind_tensor`'s: a tile like its
     is taken, and turned where B lies across k.
     """
-    variant = _alike(catalog.helper("across").kernel, variant)
     turned, (m, n) = layouts == "nn", c.shape
-    launch = variant.launch(*((n, m) if turned else (m, n)), k, "tfloat32")
-    launch = launch.resident(device.processors)
+    variant = _alike(catalog.helper("across").kernel, variant, turned)
+    sides = (n, m, k) if turned else (m, n, k)
+    shares = Shares(device, variant, "tfloat32", c, sides, alpha=alpha, beta=beta)
+    variant, launch = shares.variant, shares.launch.resident(device.processors)
     function = device.function(variant, "tfloat32", layouts)
     boxes = [variant.box(x, "tfloat32", along_k=along) for x, along in (("A", False), ("B", True))]
-    sizes = [np.int32(x) for x in ((n, m, k) if turned else (m, n, k))]
+    sizes = [np.int32(x) for x in sides]
     scalars, ldc = (np.float32(alpha), np.float32(beta)), np.int64(c.strides[0] // c.itemsize)
 
     def call(a: Array, b: Array, c: Array, stream: Stream) -> None:
@@ -185,6 +211,11 @@ def bind_across(  # a product has so many parameters, as in BLAS
             return
         operands = (b, a) if turned else (a, b)
         maps = [_map("tfloat32", x, box) for x, box in zip(operands, boxes, strict=True)]
-        device.launch(function, launch, [*maps, *sizes, *scalars, c, ldc], stream)
+        if shares.uncut:
+            device.launch(function, launch, [*maps, *sizes, *scalars, c, ldc], stream)
+            return
+        args = [*maps, *sizes, _ONE, _ZERO, shares.sums(stream), shares.pitch, shares.steps]
+        device.launch(function, launch, args, stream)
+        shares.add(c, stream)
 
     return call

@@ -1,0 +1,344 @@
+"""Arrays of PyTorch, JAX, Numba, and of anything else with DLPack or the CUDA array interface.
+
+While a product is made they are NumPy's or CuPy's views of the same memory; C is given back as an
+array of the caller's library.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from ..errors import DTypeError, UnavailableError, UsageError
+from ..host.installing import pip_install
+from .strides import is_device_array
+
+_DLPACK_CUDA = (2, 13)  # kDLCUDA, kDLCUDAManaged
+_BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+
+
+class Library:
+    """How arrays of one library are looked at, and made. This one knows the protocols alone."""
+
+    def view(self, x: Any, name: str) -> Any:
+        """A NumPy or CuPy array of the same memory; `name` is the operand's, for messages."""
+        if hasattr(x, "__cuda_array_interface__"):
+            return _cupy().asarray(x)
+        if self.on_gpu(x):
+            return _cupy().from_dlpack(x)
+        if any(hasattr(x, way) for way in ("__array__", "__array_interface__", "__buffer__")):
+            return np.asarray(x)
+        return np.from_dlpack(x)
+
+    def on_gpu(self, x: Any) -> bool:
+        """Whether an array with DLPack lies on a GPU of NVIDIA's."""
+        return x.__dlpack_device__()[0] in _DLPACK_CUDA
+
+    def out(self, x: Any) -> Any:
+        """As `view`, of an array that the product is written to."""
+        return self.view(x, "out")
+
+    def written(self, x: Any) -> None:
+        """Tells the library that an array was written to."""
+
+    def give(self, made: Any, like: Any) -> Any:
+        """An array of the library that has the memory of NumPy's or CuPy's `made`; made itself
+        where the library of `like` has no way to look at it."""
+        if not hasattr(like, "__array_namespace__"):
+            return made
+        return like.__array_namespace__().from_dlpack(
+            made if is_device_array(made) else np.asarray(made)
+        )
+
+    def stream(self, ordinal: int) -> int | None:
+        """The address of the library's current stream of a GPU; None where CuPy's counts."""
+        return None
+
+    def lets_go(self, x: Any) -> bool:
+        """Whether the memory may be used anew when the view is gone, though a stream reads it."""
+        return not hasattr(x, "__cuda_array_interface__") and self.on_gpu(x)
+
+
+class Torch(Library):
+    """PyTorch. Products are queued on its current stream, and its allocator knows of no other."""
+
+    def view(self, x: Any, name: str) -> Any:
+        import torch
+
+        if x.requires_grad:
+            if torch.is_grad_enabled():
+                raise UsageError(
+                    f"{name} is a tensor that requires gradients, and gemm follows none: "
+                    "hybrid_gemm.torch.gemm does, and .detach() leaves them out"
+                )
+            x = x.detach()
+        if x.layout is not torch.strided or x.device.type not in ("cpu", "cuda"):
+            kind = f"{x.layout} tensor on the device {x.device}".removeprefix("torch.")
+            raise UsageError(f"{name} is a {kind}; strided tensors on cpu and cuda work")
+        x = x.resolve_conj().resolve_neg()
+        dtype = torch_dtype(x.dtype, name)
+        if x.device.type == "cuda":
+            return self._on_gpu(x, dtype)
+        if dtype == _BFLOAT16:
+            return x.view(torch.int16).numpy().view(dtype)
+        try:
+            return x.numpy()
+        except TypeError as error:
+            raise DTypeError(f"{name} has dtype {x.dtype}: {error}") from None
+
+    @staticmethod
+    def _on_gpu(x: Any, dtype: np.dtype) -> Any:
+        cupy = _cupy()
+        strides = tuple(step * dtype.itemsize for step in x.stride())
+        extent = sum((n - 1) * s for n, s in zip(x.shape, strides, strict=True)) + dtype.itemsize
+        memory = cupy.cuda.UnownedMemory(x.data_ptr(), max(0, extent), x, x.device.index)
+        at = cupy.cuda.MemoryPointer(memory, 0)
+        return cupy.ndarray(tuple(x.shape), dtype, at, strides)
+
+    def out(self, x: Any) -> Any:
+        if x.is_conj() or x.is_neg():
+            raise UsageError("out is a lazily conjugated or negated view, which cannot be written")
+        return super().out(x)
+
+    def written(self, x: Any) -> None:
+        import torch
+
+        if not x.is_inference():  # autograd notices what was saved for backward and is gone
+            torch.autograd.graph.increment_version(x)
+
+    def give(self, made: Any, like: Any) -> Any:
+        import torch
+
+        bits = made.view(np.int16) if made.dtype == _BFLOAT16 else made
+        if is_device_array(made):
+            there = torch.from_dlpack(bits)
+        else:
+            there = torch.from_numpy(np.asarray(bits))
+        return there.view(torch.bfloat16) if bits is not made else there
+
+    def stream(self, ordinal: int) -> int | None:
+        import torch
+
+        return int(torch.cuda.current_stream(ordinal).cuda_stream)
+
+    def lets_go(self, x: Any) -> bool:
+        return False
+
+
+class Jax(Library):
+    """JAX. DLPack lets CuPy's current stream wait for JAX's, and the other way round."""
+
+    def on_gpu(self, x: Any) -> bool:
+        """Whether one GPU has all of it."""
+        import jax
+
+        if isinstance(x, jax.core.Tracer):
+            return False  # of which np.asarray says what it is
+        places = x.devices()
+        return len(places) == 1 and next(iter(places)).platform in ("gpu", "cuda")
+
+    def view(self, x: Any, name: str) -> Any:
+        if not self.on_gpu(x):
+            return np.asarray(x)
+        try:
+            return _cupy().from_dlpack(x)
+        except (BufferError, NotImplementedError, TypeError, ValueError):
+            if x.dtype != _BFLOAT16:
+                raise
+            # CuPy before 14.1 knows no bfloat16 of DLPack's; this copies on the GPU.
+            return _cupy().from_dlpack(x.view("uint16")).view(_BFLOAT16)
+
+    def out(self, x: Any) -> Any:
+        raise UsageError(
+            "out is a JAX array, and those are never written to: leave it out and take the result"
+        )
+
+    def give(self, made: Any, like: Any) -> Any:
+        import jax
+
+        if is_device_array(made) and made.dtype == _BFLOAT16:
+            return jax.dlpack.from_dlpack(made.view(np.uint16)).view("bfloat16")
+        if is_device_array(made):
+            return jax.dlpack.from_dlpack(made)
+        place = {} if self.on_gpu(like) or len(like.devices()) > 1 else next(iter(like.devices()))
+        return jax.device_put(made, place or None)
+
+    def lets_go(self, x: Any) -> bool:
+        return self.on_gpu(x)
+
+
+class Numba(Library):
+    """Arrays of numba.cuda."""
+
+    def give(self, made: Any, like: Any) -> Any:
+        if not is_device_array(made):
+            return made
+        from numba import cuda
+
+        return cuda.as_cuda_array(made)
+
+
+TORCH = Torch()
+_KNOWN: dict[str, Library] = {
+    "torch": TORCH, "jax": Jax(), "jaxlib": Jax(), "numba": Numba(), "numba_cuda": Numba(),
+}  # fmt: skip
+_ANY = Library()
+
+
+def torch_dtype(dtype: Any, name: str) -> np.dtype:
+    """NumPy's dtype for one of PyTorch's. Raises `DTypeError` where there is none."""
+    try:
+        return np.dtype(str(dtype).removeprefix("torch."))
+    except TypeError:
+        raise DTypeError(f"{name} has dtype {dtype}, which NumPy has not") from None
+
+
+_kinds: dict[type, Library | None] = {np.ndarray: None, type(None): None}
+
+
+def library_of(x: Any) -> Library | None:
+    """The library of an array that is neither NumPy's nor CuPy's; None for those, and for what is
+    no array, such as a list."""
+    kind = type(x)
+    if kind in _kinds:
+        return _kinds[kind]
+    for base in kind.__mro__:
+        room = base.__module__.partition(".")[0]
+        if room in _KNOWN or base is np.ndarray or (room == "cupy" and base is kind):
+            return _kinds.setdefault(kind, _KNOWN.get(room))
+    protocols = "__cuda_array_interface__", "__dlpack_device__"
+    return _ANY if any(hasattr(x, protocol) for protocol in protocols) else None
+
+
+def _cupy() -> Any:
+    try:
+        import cupy
+    except ImportError:
+        raise UnavailableError(
+            f"an array lies on a GPU, and CuPy is not installed ({pip_install('cuda13')}, or "
+            "cuda12 for an older driver)"
+        ) from None
+    return cupy
+
+
+def gpu_of(x: Any) -> int:
+    """The ordinal of the GPU that has an array of CuPy's or PyTorch's; -1 for all others."""
+    if is_device_array(x):
+        return int(x.data.device_id)
+    return int(x.get_device()) if library_of(x) is TORCH else -1
+
+
+class Guests:
+    """The arrays of one call, at least one of which is another library's: `a`, `b`, `c` and `out`
+    are the views of them, and `library` is that which C is given back to."""
+
+    def __init__(self, given: tuple[Any, ...], libraries: list[Library | None]) -> None:
+        self.given, self.libraries = given, libraries
+        views = [self._view(i) for i in range(4)]
+        if given[3] is not None and given[3] is given[2]:
+            views[2] = views[3]
+        self.a, self.b, self.c, self.out = views
+
+    @classmethod
+    def of(cls, a: Any, b: Any, c: Any = None, out: Any = None) -> Guests | None:
+        """None where all arrays are NumPy's or CuPy's, or made from lists. Raises `UsageError` or
+        `DTypeError` for an array that cannot be looked at, or `out` that cannot be written to."""
+        given = a, b, c, out
+        libraries = [library_of(x) for x in given]
+        return cls(given, libraries) if any(libraries) else None
+
+    def _view(self, place: int) -> Any:
+        x, library = self.given[place], self.libraries[place]
+        if library is None:
+            return x
+        return library.out(x) if place == 3 else library.view(x, "ABC"[place])
+
+    def served(self, multiply: Callable[[Any, Any, Any, Any], Any]) -> Any:
+        """What `multiply(a, b, c, out)` makes of the views, given back to the caller's library."""
+        with self.on_their_streams():
+            return self.given_back(multiply(self.a, self.b, self.c, self.out))
+
+    def given_back(self, made: Any) -> Any:
+        """C as an array of the caller's library, or the caller's `out`."""
+        *operands, out = zip(self.given, self.libraries, strict=True)
+        if out[0] is not None:
+            if out[1]:
+                out[1].written(out[0])
+            return out[0]
+        if made is None:  # on a rank that has none
+            return None
+        like, library = next((x, library) for x, library in operands if library)
+        return library.give(made, like)
+
+    @contextlib.contextmanager
+    def on_their_streams(self) -> Iterator[None]:
+        """Makes the libraries' current streams CuPy's, as far as arrays lie on GPUs.
+
+        Where two libraries meet, the stream of the first works between the other's: it waits for
+        what that was given before, and that waits for it. Where an array's memory may be used anew
+        as soon as its view is gone, the product is waited for.
+        """
+        views = (self.a, self.b, self.c, self.out)
+        there = [
+            (x.device.id, x, library, view)
+            for x, library, view in zip(views, self.libraries, self.given, strict=True)
+            if is_device_array(x)
+        ]
+        if not there:
+            yield
+            return
+        cp = sys.modules["cupy"]
+        streams: dict[int, list[int | None]] = {}
+        for ordinal, _x, library, _view in there:
+            streams.setdefault(ordinal, []).append(library.stream(ordinal) if library else None)
+        with contextlib.ExitStack() as stack:
+            for ordinal, pointers in reversed(streams.items()):
+                stack.enter_context(cp.cuda.Device(ordinal))
+                stack.enter_context(_working(cp, ordinal, pointers))
+            yield
+            if any(library and library.lets_go(x) for _o, _x, library, x in there):
+                for ordinal in streams:
+                    with cp.cuda.Device(ordinal):
+                        cp.cuda.get_current_stream().synchronize()
+
+
+@contextlib.contextmanager
+def _working(cp: Any, ordinal: int, pointers: list[int | None]) -> Iterator[None]:
+    """Makes the first of these streams of the current GPU CuPy's; None is what CuPy's is now."""
+    before = cp.cuda.get_current_stream()
+    found = [before.ptr if pointer is None else pointer for pointer in pointers]
+    ours = _external(cp, found[0], ordinal)
+    others = [_external(cp, x, ordinal) for x in {*found} - {found[0]}]
+    for other in others:
+        ours.wait_event(other.record())
+    if found[0] == before.ptr:
+        yield
+    else:
+        with ours:
+            yield
+    for other in others:
+        other.wait_event(ours.record())
+
+
+class _Address:
+    """A stream by its address, in CUDA's protocol for streams."""
+
+    def __init__(self, address: int) -> None:
+        self.address = address
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.address
+
+
+def _external(cp: Any, address: int, ordinal: int) -> Any:
+    """CuPy's object for a stream of the current GPU."""
+    if not address:
+        return cp.cuda.Stream.null
+    if hasattr(cp.cuda.Stream, "from_external"):
+        return cp.cuda.Stream.from_external(_Address(address))
+    return cp.cuda.ExternalStream(address, ordinal)  # before CuPy 14.1

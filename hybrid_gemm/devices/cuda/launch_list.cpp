@@ -1,0 +1,101 @@
+// Starts the launches of a prepared product, for other matrices laid out alike: one call from
+// Python, which holds its lock. launch_list.py makes these structures and keeps them.
+
+#include <cstdint>
+
+namespace {
+
+// Where a launch has an address in A, B or C: in an argument, or in a tensor map that is one.
+struct Place {
+    void* at;
+    int64_t offset;  // bytes from the matrix's first element
+    int32_t matrix;  // 0, 1 or 2
+    int32_t is_map;
+};
+
+struct Launch {
+    const void* config;  // CUlaunchConfig
+    void* function;
+    void** arguments;
+};
+
+struct List {
+    const Place* places;
+    int64_t place_count;
+    const Launch* launches;
+    int64_t launch_count;
+    int (*launch)(const void*, void*, void**, void**);  // cuLaunchKernelEx
+    int (*replace)(void*, void*);                       // cuTensorMapReplaceAddress
+    uint64_t matrices[3];                               // of which the arguments are now
+};
+
+int put(List* list, const uint64_t* matrices) {
+    for (int i = 0; i < 3; i++) {
+        list->matrices[i] = 0;  // no matrix's, until all arguments are replaced
+    }
+    for (int64_t i = 0; i < list->place_count; i++) {
+        const Place& place = list->places[i];
+        uint64_t address = matrices[place.matrix] + place.offset;
+        if (!place.is_map) {
+            *static_cast<uint64_t*>(place.at) = address;
+        } else if (int status = list->replace(place.at, reinterpret_cast<void*>(address))) {
+            return status;
+        }
+    }
+    for (int i = 0; i < 3; i++) {
+        list->matrices[i] = matrices[i];
+    }
+    return 0;
+}
+
+// A product of cuBLAS's, but for the addresses of A, B and C.
+struct LibraryProduct {
+    void* call;
+    void* handle;
+    int64_t n, m, k, ldb, lda, ldc;
+    const void* alpha;
+    const void* beta;
+    int32_t op_b, op_a;
+    int32_t typed;  // call is cublasGemmEx_64, which takes what follows
+    int32_t type_b, type_a, type_c, compute, algorithm;
+};
+
+using Plain = int (*)(void*, int, int, int64_t, int64_t, int64_t, const void*, const void*, int64_t,
+                      const void*, int64_t, const void*, void*, int64_t);
+using Typed = int (*)(void*, int, int, int64_t, int64_t, int64_t, const void*, const void*, int,
+                      int64_t, const void*, int, int64_t, const void*, void*, int, int64_t, int,
+                      int);
+
+}  // namespace
+
+// What cuBLAS says: 0, or its status. Row-major C is column-major C^T = op(B)^T op(A)^T.
+extern "C" int start_library_product(const LibraryProduct* p, uint64_t a, uint64_t b, uint64_t c) {
+    const void* x = reinterpret_cast<const void*>(a);
+    const void* y = reinterpret_cast<const void*>(b);
+    void* z = reinterpret_cast<void*>(c);
+    if (!p->typed) {
+        return reinterpret_cast<Plain>(p->call)(p->handle, p->op_b, p->op_a, p->n, p->m, p->k,
+                                                p->alpha, y, p->ldb, x, p->lda, p->beta, z, p->ldc);
+    }
+    return reinterpret_cast<Typed>(p->call)(p->handle, p->op_b, p->op_a, p->n, p->m, p->k, p->alpha,
+                                            y, p->type_b, p->ldb, x, p->type_a, p->lda, p->beta, z,
+                                            p->type_c, p->ldc, p->compute, p->algorithm);
+}
+
+// What the driver says of the first launch that fails, or 0.
+extern "C" int start_list(List* list, uint64_t a, uint64_t b, uint64_t c) {
+    const uint64_t matrices[] = {a, b, c};
+    const uint64_t* now = list->matrices;
+    if (now[0] != a || now[1] != b || now[2] != c) {
+        if (int status = put(list, matrices)) {
+            return status;
+        }
+    }
+    for (int64_t i = 0; i < list->launch_count; i++) {
+        const Launch& launch = list->launches[i];
+        if (int status = list->launch(launch.config, launch.function, launch.arguments, nullptr)) {
+            return status;
+        }
+    }
+    return 0;
+}

@@ -1,0 +1,400 @@
+"""Arrays of PyTorch, JAX, Numba and of anything with DLPack: what comes back, and where."""
+
+import subprocess
+import sys
+
+import ml_dtypes
+import numpy as np
+import pytest
+from support.arrays import Other, integers
+from support.devices import needs
+
+from hybrid_gemm import Runner, gemm, matmul
+from hybrid_gemm.arrays.other_libraries import Guests, library_of
+from hybrid_gemm.errors import DTypeError, UsageError
+
+on_cuda = needs("cuda")
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+
+
+@pytest.fixture
+def torch():
+    return pytest.importorskip("torch")
+
+
+@pytest.fixture
+def jax():
+    return pytest.importorskip("jax")
+
+
+@pytest.fixture
+def there(torch):
+    """PyTorch on a GPU."""
+    if not torch.cuda.is_available():
+        pytest.skip("this PyTorch has no CUDA")
+    return torch
+
+
+def test_anything_with_dlpack_comes_back_as_it_is(rng):
+    a, b = integers(rng, (5, 7)), integers(rng, (7, 3))
+    for pair in (Other(a), Other(b)), (Other(a), b), (a, Other(b)):
+        got = gemm(*pair, device="cpu")
+        assert type(got) is Other
+        np.testing.assert_array_equal(got.array, a @ b)
+    out = np.empty((5, 3), "f4")
+    assert gemm(Other(a), Other(b), out=out, device="cpu") is out
+    np.testing.assert_array_equal(out, a @ b)
+    stack = integers(rng, (2, 5, 7))
+    np.testing.assert_array_equal(matmul(Other(stack), Other(b), device="cpu").array, stack @ b)
+    assert type(Runner(device="cpu").run(Other(a), Other(b)).c) is Other
+
+
+def test_numpys_arrays_and_lists_are_of_no_other_library():
+    class Mine(np.ndarray):
+        pass
+
+    for x in (np.ones(3), np.ones(3).view(Mine), np.ma.ones(3), [[1.0]], 3, "text", None):
+        assert library_of(x) is None
+    assert Guests.of(np.ones((2, 2)), [[1.0]]) is None
+    assert type(gemm([[1.0]], [[2.0]], device="cpu")) is np.ndarray
+
+
+@pytest.mark.parametrize("module", ["torch", "jax", "cupy", "numba"])
+def test_no_other_library_is_imported(module):
+    program = (
+        "import sys, numpy as np, hybrid_gemm; hybrid_gemm.gemm(np.ones((2, 2)), np.ones((2, 2)), "
+        f"device='cpu'); sys.exit({module!r} in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+# --- PyTorch ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "dtype", ["float16", "bfloat16", "float32", "float64", "int8", "int32", "int64", "uint8"]
+)
+def test_tensors_give_a_tensor(torch, dtype, rng, device):
+    if device == "cuda":
+        pytest.skip("tensors on the CPU")
+    a, b = (torch.from_numpy(integers(rng, s, "f4")).to(getattr(torch, dtype))
+            for s in ((5, 7), (7, 3)))  # fmt: skip
+    expected = (a.double() @ b.double()).to(a.dtype)
+    got = gemm(a, b, device=device)
+    assert type(got) is torch.Tensor and got.dtype == a.dtype and got.device.type == "cpu"
+    assert torch.equal(got, expected)
+    assert torch.equal(gemm(a.T.contiguous().T, b[:, ::2], device=device), expected[:, ::2])
+    assert torch.equal(gemm(a, b.T, trans_b=True, device=device), expected)
+    out = torch.zeros_like(expected)
+    version = out._version
+    assert gemm(a, b, out=out, device=device) is out and torch.equal(out, expected)
+    assert out._version > version  # so that autograd notices
+    assert gemm(a, b, out, beta=1, out=out, device=device) is out
+    assert torch.equal(out, 2 * expected)
+    result = Runner(device=device).run(a, b)
+    assert torch.equal(result.c, expected)
+
+
+def test_tensors_beside_numpys_arrays(torch, rng):
+    a, b = integers(rng, (5, 7)), integers(rng, (7, 3))
+    x, y = torch.from_numpy(a), torch.from_numpy(b)
+    for pair in (x, b), (a, y):
+        got = gemm(*pair, device="cpu")
+        assert type(got) is torch.Tensor
+        np.testing.assert_array_equal(got.numpy(), a @ b)
+    out = np.empty((5, 3), "f4")
+    assert gemm(x, y, out=out, device="cpu") is out
+    there = torch.empty(5, 3)
+    assert gemm(a, b, out=there, device="cpu") is there
+    np.testing.assert_array_equal(there.numpy(), out)
+    got = gemm(x, y, torch.ones(3), beta=2, device="cpu")
+    np.testing.assert_array_equal(got.numpy(), a @ b + 2)
+
+
+def test_scalars_that_are_tensors_may_change(torch, device):
+    a, alpha = np.ones((4, 4), "f4"), torch.tensor(2.0)
+    here = Runner(device=device)
+    for factor in 2.0, 3.0:
+        alpha.fill_(factor)
+        assert (here.gemm(a, a, alpha=alpha) == 4 * factor).all()
+
+
+def test_stacks_of_tensors(torch, rng):
+    a, b = (torch.from_numpy(integers(rng, s)) for s in ((2, 5, 7), (2, 7, 3)))
+    assert torch.equal(matmul(a, b, device="cpu"), a @ b)
+    assert torch.equal(matmul(a[0], b[0, :, 0], device="cpu"), a[0] @ b[0, :, 0])
+    number = matmul(a[0, 0], b[0, :, 0], device="cpu")
+    assert type(number) is torch.Tensor and number.ndim == 0
+    assert float(number) == float(a[0, 0] @ b[0, :, 0])
+    out = torch.empty(2, 5, 3)
+    assert Runner(device="cpu").matmul(a, b, out=out) is out and torch.equal(out, a @ b)
+
+
+def test_tensors_that_are_refused(torch):
+    a = torch.ones(4, 4)
+    tracked = torch.ones(4, 4, requires_grad=True)
+    with pytest.raises(UsageError, match=r"B is a tensor that requires gradients.*\.detach\(\)"):
+        gemm(a, tracked, device="cpu")
+    with pytest.raises(UsageError, match="out is a tensor that requires gradients"):
+        gemm(a, a, out=tracked, device="cpu")
+    with torch.no_grad():
+        assert torch.equal(gemm(a, tracked, device="cpu"), a @ a)
+    for x, words in (
+        (a.to_sparse(), "sparse_coo tensor on the device cpu"),
+        (a.to("meta"), "strided tensor on the device meta"),
+    ):
+        with pytest.raises(UsageError, match=f"A is a {words}; strided tensors on cpu and cuda"):
+            gemm(x, a, device="cpu")
+    with pytest.raises(TypeError, match="bool"):
+        gemm(a.bool(), a.bool(), device="cpu")
+    with pytest.raises(DTypeError, match=r"A has dtype torch.float8_e4m3fn"):
+        gemm(a.to(torch.float8_e4m3fn), a, device="cpu")
+    with pytest.raises(UsageError, match="out overlaps A"):
+        gemm(a, torch.ones(4, 4), out=a, device="cpu")
+
+
+def test_a_lazily_negated_view_is_read_and_not_written(torch):
+    z = torch.view_as_complex(torch.arange(32.0).reshape(4, 4, 2))
+    lazy = z.conj().imag  # its elements lie in memory with the other sign
+    assert lazy.is_neg()
+    assert torch.equal(gemm(lazy, torch.eye(4), device="cpu"), -z.imag)
+    with pytest.raises(UsageError, match="negated view"):
+        gemm(torch.eye(4), torch.eye(4), out=lazy, device="cpu")
+
+
+@on_cuda
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("compute", ["fp32", "fp32x3"])
+def test_tensors_on_a_gpu(there, dtype, compute, rng):
+    torch = there
+    if compute != "fp32" and dtype != "float32":
+        pytest.skip("of float32 alone")
+    a, b = (
+        torch.from_numpy(integers(rng, s)).to(getattr(torch, dtype)).cuda()
+        for s in ((70, 90), (90, 50))
+    )
+    expected = (a.double() @ b.double()).to(a.dtype)
+    for _ in range(3):
+        got = gemm(a, b, compute=compute)
+        assert type(got) is torch.Tensor and got.is_cuda and got.dtype == a.dtype
+        assert torch.equal(got, expected)
+    assert torch.equal(gemm(a.T, b.T, trans_a=True, trans_b=True, compute=compute), expected)
+    out = torch.full_like(expected, -1)
+    version = out._version
+    for _ in range(3):
+        assert gemm(a, b, out=out, compute=compute) is out and torch.equal(out, expected)
+    assert out._version > version
+    assert gemm(a, b, out, beta=1, out=out, compute=compute) is out
+    assert torch.equal(out, 2 * expected)
+    assert torch.equal(matmul(a, b, compute=compute), expected)
+    assert torch.equal(Runner(device="cuda", compute=compute).run(a, b).c, expected)
+
+
+@on_cuda
+def test_products_follow_pytorchs_current_stream(there, rng):
+    """What is queued there before is waited for, and so is the product by what comes after."""
+    import cupy
+
+    torch = there
+    a, b = (torch.from_numpy(integers(rng, s)).cuda() for s in ((70, 90), (90, 50)))
+    expected = a @ b
+    late, out = torch.zeros_like(a), torch.zeros_like(expected)
+    gemm(late, b, out=out)
+    torch.cuda.synchronize()
+    side = torch.cuda.Stream()
+    before = cupy.cuda.get_current_stream().ptr
+    with torch.cuda.stream(side):
+        for given in ({}, {"out": out}):
+            late.zero_()
+            torch.cuda._sleep(100_000_000)
+            late.copy_(a)
+            got = gemm(late, b, **given)
+            copy = got.clone()
+            side.synchronize()
+            assert torch.equal(copy, expected)
+    assert cupy.cuda.get_current_stream().ptr == before
+
+
+@on_cuda
+def test_streams_of_two_libraries_wait_for_each_other(there, rng):
+    import cupy
+
+    torch = there
+    a, b = (torch.from_numpy(integers(rng, s)).cuda() for s in ((70, 90), (90, 50)))
+    y = cupy.from_dlpack(b)
+    expected = (a @ b).cpu()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()), cupy.cuda.Stream(non_blocking=True):
+        late = torch.zeros_like(a)
+        torch.cuda._sleep(100_000_000)
+        late.copy_(a)
+        got = gemm(late, y)  # PyTorch's stream works
+        assert type(got) is torch.Tensor
+        out = cupy.zeros((50, 70), "f4")
+        gemm(y.T, late.T, out=out)  # CuPy's does
+        np.testing.assert_array_equal(out.get(), expected.numpy().T)
+        assert torch.equal(got.cpu(), expected)
+
+
+@on_cuda
+def test_products_of_tensors_are_recorded_in_graphs(there, rng):
+    torch = there
+    a, b = (torch.from_numpy(integers(rng, s)).cuda() for s in ((70, 90), (90, 50)))
+    expected, out = a @ b, torch.zeros(70, 50, device="cuda")
+    for options in ({}, {"compute": "fp32x3"}, {"kernel": "cublas"}):
+        graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                gemm(a, b, out=out, **options)
+            side.synchronize()
+            with torch.cuda.graph(graph, stream=side):
+                gemm(a, b, out=out, **options)
+        out.zero_()
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(out, expected)
+
+
+# --- the registered operation -------------------------------------------------------------
+
+
+@pytest.fixture
+def op(torch):
+    import hybrid_gemm.torch
+
+    return hybrid_gemm.torch.gemm
+
+
+@pytest.mark.parametrize("trans_a", [False, True])
+@pytest.mark.parametrize("trans_b", [False, True])
+def test_gradients(torch, op, trans_a, trans_b):
+    """First and second ones, of A, B and a C that broadcasts."""
+    torch.manual_seed(0)
+
+    def leaf(*shape):
+        return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+
+    a, b = leaf(*(3, 2)[:: -1 if trans_a else 1]), leaf(*(2, 4)[:: -1 if trans_b else 1])
+
+    def product(a, b, c):
+        return op(a, b, c, alpha=1.5, beta=-0.5, trans_a=trans_a, trans_b=trans_b)
+
+    for shape in (3, 4), (4,), (3, 1):
+        c = leaf(*shape)
+        x, y = (v.T if t else v for v, t in ((a, trans_a), (b, trans_b)))
+        torch.testing.assert_close(product(a, b, c), 1.5 * x @ y - 0.5 * c)
+        assert torch.autograd.gradcheck(product, (a, b, c))
+        assert torch.autograd.gradgradcheck(product, (a, b, c))
+
+
+def test_gradients_have_the_dtypes_of_their_tensors(torch, op):
+    a = torch.ones(3, 2, requires_grad=True)
+    b = torch.ones(2, 4, dtype=torch.float64, requires_grad=True)
+    op(a, b).sum().backward()
+    assert a.grad.dtype == torch.float32 and b.grad.dtype == torch.float64
+    assert torch.equal(a.grad, torch.full((3, 2), 4.0))
+
+
+def test_the_operation_is_whole(torch, op):
+    """Schema, fake implementation, autograd and dynamic shapes, as PyTorch checks them."""
+    a, b = torch.randn(3, 2, requires_grad=True), torch.randn(2, 4)
+    for dtype in torch.float32, torch.float64, torch.bfloat16:
+        torch.library.opcheck(torch.ops.hybrid_gemm.gemm, (a.to(dtype), b.to(dtype)))
+    c = torch.randn(4, requires_grad=True)
+    torch.library.opcheck(torch.ops.hybrid_gemm.gemm, (a, b, c), {"beta": 2.0})
+    meta = op(a.to("meta"), b.to("meta").double())
+    assert meta.shape == (3, 4) and meta.dtype == torch.float64
+    with pytest.raises(ValueError, match="shapes do not match"):
+        op(a, a)
+    with pytest.raises(RuntimeError, match="shapes do not match"):
+        op(a.to("meta"), a.to("meta"))
+    with pytest.raises(UsageError, match="lie on cpu and meta; bring them to one device"):
+        op(a, b.to("meta"))
+    with pytest.raises(TypeError, match="did you mean compute"):
+        op(a, b, computes="tf32")
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_compiled_programs_hold_one_operation(torch, op, backend):
+    pytest.importorskip("torch._dynamo")
+
+    @torch.compile(fullgraph=True, backend=backend, dynamic=True)
+    def layer(x, w, bias):
+        return torch.relu(op(x, w, bias, beta=1.0)).sum()
+
+    torch.manual_seed(0)
+    for rows in (4, 6):
+        given = [torch.randn(*s, requires_grad=True) for s in ((rows, 5), (5, 3), (3,))]
+        layer(*given).backward()
+        x, w, bias = (v.detach().clone().requires_grad_() for v in given)
+        torch.relu(x @ w + bias).sum().backward()
+        for got, expected in zip(given, (x, w, bias), strict=True):
+            torch.testing.assert_close(got.grad, expected.grad)
+
+
+@on_cuda
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_operation_on_a_gpu(there, op, dtype):
+    torch = there
+    torch.manual_seed(0)
+    a, b = (
+        torch.randint(-4, 5, s, device="cuda").to(getattr(torch, dtype)).requires_grad_()
+        for s in ((70, 90), (90, 50))
+    )
+    x, y = (v.detach().clone().double().requires_grad_() for v in (a, b))
+    op(a, b).sum().backward()
+    (x @ y).sum().backward()
+    for got, expected in ((a.grad, x.grad), (b.grad, y.grad)):
+        torch.testing.assert_close(got.double(), expected, rtol=1e-2, atol=0)
+
+
+# --- JAX and Numba ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "int32"])
+def test_jaxs_arrays_give_one(jax, dtype, rng, device):
+    a, b = integers(rng, (5, 7)), integers(rng, (7, 3))
+    with jax.default_device(jax.devices("cpu")[0]):
+        x, y = (jax.numpy.asarray(v, dtype) for v in (a, b))
+        got = gemm(x, y, device=device)
+        assert isinstance(got, jax.Array) and got.dtype == x.dtype and got.devices() == x.devices()
+        np.testing.assert_array_equal(np.asarray(got), (a @ b).astype(got.dtype))
+        assert isinstance(gemm(a, y, device=device), jax.Array)
+        assert isinstance(matmul(x, y[:, 0], device=device), jax.Array)
+        out = np.empty((5, 3), got.dtype)
+        assert gemm(x, y, out=out, device=device) is out
+    with pytest.raises(UsageError, match="out is a JAX array, and those are never written"):
+        gemm(x, y, out=got, device=device)
+
+
+def test_products_of_traced_values_fail_by_jaxs_own_error(jax):
+    with pytest.raises(jax.errors.TracerArrayConversionError):
+        jax.jit(lambda x: gemm(x, x, device="cpu"))(np.ones((3, 3), "f4"))
+
+
+@on_cuda
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_jaxs_arrays_on_a_gpu(jax, dtype, rng):
+    try:
+        place = jax.devices("cuda")[0]
+    except RuntimeError:
+        pytest.skip("this JAX has no CUDA")
+    a, b = integers(rng, (70, 90)), integers(rng, (90, 50))
+    x, y = (jax.device_put(jax.numpy.asarray(v, dtype), place) for v in (a, b))
+    for _ in range(3):
+        got = gemm(jax.numpy.negative(x), y)  # which may still be at work
+        assert isinstance(got, jax.Array) and got.dtype == x.dtype and got.devices() == {place}
+        np.testing.assert_array_equal(np.asarray(got + 0), -(a @ b).astype(got.dtype))
+
+
+@on_cuda
+def test_numbas_arrays_give_one(rng):
+    cuda = pytest.importorskip("numba.cuda")
+    a, b = integers(rng, (70, 90)), integers(rng, (90, 50))
+    x, y, out = (cuda.to_device(v) for v in (a, b, np.zeros((70, 50), "f4")))
+    got = gemm(x, y)
+    assert cuda.is_cuda_array(got) and type(got) is type(x)
+    np.testing.assert_array_equal(got.copy_to_host(), a @ b)
+    assert gemm(x, y, out=out) is out
+    np.testing.assert_array_equal(out.copy_to_host(), a @ b)

@@ -1,0 +1,208 @@
+"""Which way a repeated product of one GPU's arrays takes, with a GPU that is played."""
+
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from hybrid_gemm.execution.single_gpu import Found, SingleGpuExecutor
+
+A, B, C = 0x100000, 0x200000, 0x300000
+SIZE = 64 * 64 * 4
+
+
+class Array:
+    """As CuPy's: 64 x 64 float32 at an address of GPU `device`."""
+
+    __module__ = "cupy"
+    shape, strides, dtype = (64, 64), (256, 4), np.dtype("f4")
+
+    def __init__(self, at=C, dtype="float32", device=0):
+        if isinstance(at, tuple):  # as the executor makes a new one
+            at = C
+        self.data = SimpleNamespace(ptr=at, device_id=device)
+
+    @property
+    def T(self):
+        return self
+
+
+class Tensor:
+    """As PyTorch's."""
+
+    __module__ = "torch"
+    shape, dtype = (64, 64), type("float32", (), {"is_complex": False})
+
+    def __init__(self, at=C, device=0, requires_grad=False, negative=False):
+        self.at, self.ordinal, self.requires_grad = at, device, requires_grad
+        self.negative, self.version = negative, 0
+
+    def stride(self):
+        return (64, 1)
+
+    def get_device(self):
+        return self.ordinal
+
+    def is_neg(self):
+        return self.negative
+
+    def new_empty(self, shape, dtype):
+        return Tensor(C)
+
+    def is_inference(self):
+        return False
+
+    def data_ptr(self):
+        return self.at
+
+
+@pytest.fixture
+def gpu():
+    """An executor on GPU 0 that notes how products are started: `started` by a prepared product's
+    addresses, `called` from Python; and which GPU and stream are current."""
+    made = SingleGpuExecutor.__new__(SingleGpuExecutor)
+    made.started, made.called, made.status, made.here, made.stream_at = [], [], 0, 0, 7
+
+    def check(status):
+        raise RuntimeError(f"status {status}")
+
+    def prepared(call, a, b, c, stream):
+        at = stream.cupy.ptr
+        start = lambda *addresses: made.started.append((at, *addresses)) or made.status  # noqa: E731
+        return SimpleNamespace(start=start, check=check)
+
+    def work_out(*given, **more):
+        return Found(
+            lambda a, b, c, stream: made.called.append((a.data.ptr, b.data.ptr, c.data.ptr)),
+            (64, 64), "float32", (SIZE, SIZE, SIZE), True,
+        )  # fmt: skip
+
+    made.device = SimpleNamespace(prepared=prepared)
+    made.array, made.ordinal, made.known, made.known_tensors = Array, 0, {}, {}
+    made.device_now = lambda: made.here
+    made.current = lambda ordinal: SimpleNamespace(ptr=made.stream_at)
+    made._stream = lambda: SimpleNamespace(cupy=made.current(0))
+    made._work_out = work_out
+    return made
+
+
+def test_the_third_call_on_a_stream_is_the_prepared_product(gpu):
+    for turn in range(3):
+        out = Array(C + 4096 * turn)
+        assert gpu.gemm(Array(A), Array(B), out=out) is out
+    assert gpu.called == [(A, B, C), (A, B, C + 4096)]
+    assert gpu.started == [(7, A, B, C + 8192)]
+    assert gpu.gemm(Array(A), Array(A)).data.ptr == C  # a new one
+    assert gpu.started[1:] == []  # another signature's first call
+    gpu.stream_at = 8
+    gpu.gemm(Array(A), Array(B), out=Array(C))
+    assert len(gpu.called) == 4 and len(gpu.started) == 1
+
+
+def ready(gpu):
+    for _ in range(2):
+        gpu.gemm(Array(A), Array(B), out=Array(C))
+    gpu.called.clear()
+
+
+def test_matrices_that_are_not_on_16_bytes_are_started_from_python(gpu):
+    ready(gpu)
+    for at in (A + 4, B, C), (A, B + 8, C), (A, B, C + 4):
+        gpu.gemm(*map(Array, at[:2]), out=Array(at[2]))
+        assert gpu.called.pop() == at
+    assert not gpu.started
+
+
+@pytest.mark.parametrize(
+    "a, b, out",
+    [
+        (Array(A), Array(B), Array(A + 256)),
+        (Array(A), Array(B), Array(B - 256)),
+        (Array(A, device=1), Array(B), Array(C)),
+        (Array(A), Array(B, device=1), Array(C)),
+        (Array(A), Array(B), Array(C, device=1)),
+        (np.ones((64, 64), "f4"), Array(B), Array(C)),
+    ],
+    ids=["overlaps A", "overlaps B", "A elsewhere", "B elsewhere", "out elsewhere", "of the host"],
+)
+def test_what_is_more_than_launches_is_left_to_a_run(gpu, a, b, out):
+    ready(gpu)
+    assert gpu.gemm(a, b, out=out) is None
+    assert not gpu.started and not gpu.called
+
+
+def test_another_current_gpu_takes_a_run(gpu):
+    ready(gpu)
+    gpu.here = 1
+    assert gpu.gemm(Array(A), Array(B), out=Array(C)) is None
+
+
+def test_a_launch_that_fails_is_an_error(gpu):
+    ready(gpu)
+    gpu.status = 700
+    with pytest.raises(RuntimeError, match="status 700"):
+        gpu.gemm(Array(A), Array(B), out=Array(C))
+
+
+def test_products_without_native_code_stay_python_s(gpu):
+    gpu.device.prepared = lambda *given: None
+    for _ in range(4):
+        gpu.gemm(Array(A), Array(B), out=Array(C))
+    assert len(gpu.called) == 4 and [x.ready for x in gpu.known.values()] == [None]
+
+
+# --- PyTorch's tensors --------------------------------------------------------------------
+
+
+@pytest.fixture
+def torch(monkeypatch, gpu):
+    written = []
+    made = SimpleNamespace(
+        Tensor=Tensor, nn=SimpleNamespace(Parameter=type("Parameter", (Tensor,), {})),
+        is_grad_enabled=lambda: made.grad, grad=True, float32="f4", written=written,
+        autograd=SimpleNamespace(graph=SimpleNamespace(increment_version=written.append)),
+        _C=SimpleNamespace(_cuda_getCurrentRawStream=lambda ordinal: gpu.stream_at),
+    )  # fmt: skip
+    monkeypatch.setitem(sys.modules, "torch", made)
+    monkeypatch.setattr("hybrid_gemm.execution.single_gpu.TORCH", SimpleNamespace(
+        view=lambda x, name: Array(x.at),
+    ))  # fmt: skip
+    return made
+
+
+def test_tensors_take_the_prepared_product_alone(gpu, torch):
+    out = Tensor(C)
+    assert gpu.gemm(Tensor(A), Tensor(B), out=out) is None  # their views prepare it
+    ready(gpu)
+    assert gpu.gemm(Tensor(A), Tensor(B), out=out) is out
+    assert gpu.started == [(7, A, B, C)] and torch.written == [out]
+    parameter = torch.nn.Parameter(A, requires_grad=True)
+    assert gpu.gemm(parameter, Tensor(B), out=out) is None  # gradients are refused elsewhere
+    torch.grad = False
+    assert gpu.gemm(parameter, Tensor(B), out=out) is out
+    for _ in range(2):
+        gpu.gemm(Array(A), Array(B))
+    made = gpu.gemm(Tensor(A), Tensor(B))
+    assert type(made) is Tensor and gpu.started[-1] == (7, A, B, C)
+
+
+@pytest.mark.parametrize(
+    "a, out",
+    [
+        (Tensor(A, device=1), Tensor(C)),
+        (Tensor(A, device=-1), Tensor(C)),
+        (Tensor(A, negative=True), Tensor(C)),
+        (Tensor(A), Tensor(A)),
+        (Tensor(A), Tensor(C + 4)),
+        (Tensor(A), Array(C)),
+        (Tensor(A), Tensor(C, requires_grad=True)),
+    ],
+    ids=["GPU 1", "host", "negated", "overlaps", "not on 16 bytes", "CuPy's", "gradients"],
+)
+def test_other_tensors_go_by_their_views(gpu, torch, a, out):
+    ready(gpu)
+    assert gpu.gemm(a, Tensor(B), out=out) is None
+    assert not gpu.started
+    gpu.stream_at = 9  # where nothing is prepared
+    assert gpu.gemm(Tensor(A), Tensor(B), out=Tensor(C)) is None

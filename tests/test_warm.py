@@ -1,0 +1,96 @@
+"""Compiling before kernels are needed, and at once."""
+
+import threading
+
+import numpy as np
+import pytest
+from support import command
+from support.arrays import integers
+from support.devices import open_device
+
+from hybrid_gemm import Runner, catalog
+from hybrid_gemm.bench import warm
+from hybrid_gemm.devices import kernel_launcher
+from hybrid_gemm.errors import KernelError, UsageError
+from hybrid_gemm.host import cache
+
+
+def files():
+    return {p for kind in ("cubin", "emulator", "host") for p in cache.directory(kind).iterdir()}
+
+
+@pytest.mark.parametrize(
+    "dtype, options",
+    [
+        ("float32", {"kernel": "own"}),
+        ("float32", {"compute": "fp32x3"}),
+        ("float32", {"kernel": "shared_tile"}),
+        ("float16", {}),
+        ("int32", {}),
+    ],
+)
+def test_products_after_it_compile_nothing(
+    kernel_device, dtype, options, rng, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("HYBRID_GEMM_CACHE", str(tmp_path))
+    shape = 70, 50, 90
+    data = warm.warm(
+        [shape], dtypes=[dtype], layouts=["nn", "tn"], device=kernel_device, **options
+    )  # fmt: skip
+    assert data["products"] == 2 and data["kernels"]
+    before = files()
+    assert before
+    a, b = integers(rng, (70, 90), dtype), integers(rng, (90, 50), dtype)
+    for x in a, np.asfortranarray(a):
+        for runner in (
+            Runner(device=kernel_device, **options),
+            Runner(device=kernel_device, threads=2, split="rows", **options),
+        ):
+            np.testing.assert_array_equal(runner.run(x, b).c, (a @ b).astype(dtype))
+            np.testing.assert_array_equal(runner.gemm(x, b), (a @ b).astype(dtype))
+    assert {p for p in files() - before if "host" not in p.parts} == set()
+
+
+def test_what_compiles_nothing_is_refused():
+    with pytest.raises(UsageError, match="the cpu device compiles no kernels"):
+        warm.warm([(8, 8, 8)], dtypes=["float32"], layouts=["nn"], device="cpu")
+    with pytest.raises(UsageError, match=r"no table .* for emulator:0: name shapes"):
+        warm.warm(None, dtypes=["float32"], layouts=["nn"], device="emulator")
+
+
+def test_kernels_of_one_product_are_compiled_at_once(monkeypatch):
+    device = open_device("emulator")
+    monkeypatch.setattr(device, "_loaded", {})
+    monkeypatch.setattr(kernel_launcher, "cores", lambda: 8)
+    together, compiled = threading.Barrier(6, timeout=60), []
+
+    def compile(variant, dtype, layouts):
+        together.wait()  # for the others
+        compiled.append((variant, dtype, layouts))
+
+    monkeypatch.setattr(device, "compile", compile)
+    monkeypatch.setattr(device, "load", lambda *key: key)
+    a, b = np.ones((40, 30), "f4"), np.ones((30, 20), "f4")
+    variant = catalog.get("mma").variant({"TERMS": 3, "OUT": 4})
+    device.prepare(variant, a, b, "float32", summed=False)
+    assert len(compiled) == 6 and set(compiled) == set(device._loaded)
+
+
+def test_a_kernel_that_does_not_compile_is_an_error(monkeypatch):
+    device = open_device("emulator")
+
+    def compile(variant, dtype, layouts):
+        raise KernelError("no")
+
+    monkeypatch.setattr(device, "_loaded", {})
+    monkeypatch.setattr(device, "compile", compile)
+    with pytest.raises(KernelError, match="no"):
+        device.prepare(catalog.get("naive").variant(), np.ones((4, 4)), np.ones((4, 4)), "float64")
+
+
+def test_the_command_says_what_is_in_the_cache(tmp_path):
+    done = command.run(
+        "warm", "--shapes", "64", "--device", "emulator", "--kernel", "naive", check=0,
+        HYBRID_GEMM_CACHE=str(tmp_path),
+    )  # fmt: skip
+    assert "1 kernel of 1 product in the cache, after" in done.stdout
