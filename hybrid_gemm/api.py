@@ -231,9 +231,9 @@ def gemm_many(a: Sequence[Any], b: Sequence[Any], /, **options: Any) -> list[Any
     those of `gemm` in one process, which says what arrays may be.
 
     >>> import numpy as np
-    >>> [c.shape for c in gemm_many([np.ones((2, 3)), np.ones((1, 5))],
-    ...                             [np.ones((3, 4)), np.ones((5, 5))], device="cpu")]
-    [(2, 4), (1, 5)]
+    >>> a, b = np.ones((2, 3)), np.ones((3, 4))
+    >>> [c.shape for c in gemm_many([a, b], [b, b.T], device="cpu")]
+    [(2, 4), (3, 3)]
     """
     refuse_unknown("gemm_many", options, CHOICES)
     given = tuple(options.get(name, DEFAULTS[name]) for name in CHOICES)

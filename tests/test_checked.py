@@ -1,6 +1,7 @@
 """Checked products: what is damaged between a product and its check is found and made again, to
 the bits of an undamaged run; right products raise no alarm."""
 
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from hybrid_gemm.errors import OptionTypeError, UsageError, VerificationError
 from hybrid_gemm.execution.checks import Checks
 from hybrid_gemm.planning.plan import CHECKING_BYTES
 from hybrid_gemm.problem import Problem
+from hybrid_gemm.ranks import rank_plan
 
 SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
 sys.path.insert(0, str(SCRIPTS))
@@ -400,3 +402,13 @@ def test_plans_count_the_memory_of_checks():
                 sizes[beta, checked] = runner.plan(problem).memory_bytes(0)
     assert sizes[0, True] == sizes[0, False] + CHECKING_BYTES * (512 + 512)
     assert sizes[1, True] == sizes[1, False] + CHECKING_BYTES * (512 + 512) + 4 * 512 * 512
+
+
+def test_plans_over_ranks_count_it_too():
+    spec = open_device("emulator").spec()
+    for beta in (0, 1):
+        problem, needs = Problem(512, 512, 512, beta=beta), []
+        for checked in (False, True):
+            checking = dataclasses.replace(spec, checked=checked)
+            needs.append(rank_plan._cost(problem, checking, (1, 1, 2), 1, False, False)[0])
+        assert needs[1] - needs[0] == CHECKING_BYTES * (512 + 256) + beta * 4 * 512 * 512 // 2

@@ -17,7 +17,7 @@ from ..planning.cost_model import tflops
 from ..planning.hardware import DeviceSpec
 from ..planning.on_grid import Task, on_grid
 from ..planning.partition import Box, Grid, Span, candidates, cut, sides, strips_along_rows
-from ..planning.plan import Plan, Strip
+from ..planning.plan import CHECKING_BYTES, Plan, Strip
 from ..problem import Problem
 
 IN_FLIGHT = 2  # rounds whose pieces a rank holds at once
@@ -289,6 +289,8 @@ def _cost(problem: Problem, spec: DeviceSpec, grid, rounds: int, resident: bool,
     in_flight = min(IN_FLIGHT, rounds) * partial // rounds * (2 - 1 / depth) if depth > 1 else 0
     operands = 0 if there else m * k + _expansion(problem) * k * n
     keeps = size * int(operands + partial / depth + in_flight)
+    if spec.checked and not spec.host_memory:
+        keeps += CHECKING_BYTES * (m + k) + (size * partial // depth if problem.beta else 0)
     flops = problem.step_flops * (-(-m // 16) * 16) * (-(-n // 16) * 16) * k
     multiply = max(
         flops / (tflops(spec, problem) * 1e9),
