@@ -14,7 +14,7 @@ from . import devices
 from .arrays.caller_arrays import as_array, is_device_array, wait_for_streams
 from .arrays.complex_numbers import RealProduct
 from .arrays.operand import CallerArrays
-from .arrays.other_libraries import Guests, gpu_of
+from .arrays.other_libraries import Guests, gpu_of, library_of
 from .arrays.stacks import Stacks
 from .catalog import Variant
 from .devices.base import Device
@@ -285,10 +285,12 @@ class Runner:
             raise UsageError(
                 f"{len(a)} matrices A and {len(b)} matrices B were given; each A takes one B"
             )
-        pairs = list(zip(a, b, strict=True))
-        if any(Guests.of(x, y) for x, y in pairs):  # each C is given back to its library
-            return [self._multiply(x, y, None, 1.0, 0.0, False, False, None) for x, y in pairs]
-        pairs = [(as_array(x, "A"), as_array(y, "B")) for x, y in pairs]
+        if any(library_of(x) for x in (*a, *b)):  # each on its library's stream
+            return [
+                self._multiply(x, y, None, 1.0, 0.0, False, False, None)
+                for x, y in zip(a, b, strict=True)
+            ]
+        pairs = [(as_array(x, "A"), as_array(y, "B")) for x, y in zip(a, b, strict=True)]
         if pairs and is_device_array(pairs[0][0]):
             single = self._single_gpus.get(pairs[0][0].device.id)
             if single is not None and (made := single.gemm_many(pairs)) is not None:

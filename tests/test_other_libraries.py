@@ -9,6 +9,7 @@ import pytest
 from support.arrays import Other, integers
 from support.devices import needs
 
+import hybrid_gemm
 from hybrid_gemm import Runner, gemm, matmul
 from hybrid_gemm.arrays.other_libraries import Guests, library_of
 from hybrid_gemm.errors import DTypeError, UsageError
@@ -128,6 +129,28 @@ def test_stacks_of_tensors(torch, rng):
     assert float(number) == float(a[0, 0] @ b[0, :, 0])
     out = torch.empty(2, 5, 3)
     assert Runner(device="cpu").matmul(a, b, out=out) is out and torch.equal(out, a @ b)
+
+
+@pytest.mark.parametrize("dtype", ["complex64", "complex128"])
+def test_complex_tensors(torch, dtype, rng):
+    a, b = (
+        torch.complex(*(torch.from_numpy(integers(rng, s, "f8")) for _ in "ri")).to(
+            getattr(torch, dtype)
+        )
+        for s in ((5, 7), (7, 3))
+    )
+    got = gemm(a, b.conj(), alpha=1 - 2j, device="cpu")
+    assert got.dtype == a.dtype and torch.equal(got, (1 - 2j) * (a @ b.conj()))
+    assert torch.equal(gemm(a, a, trans_a="c", device="cpu"), a.mH @ a)
+
+
+def test_lists_of_tensors(torch, rng):
+    pairs = [
+        tuple(torch.from_numpy(integers(rng, s)) for s in ((m, 4), (4, m + 1))) for m in (2, 3)
+    ]
+    made = hybrid_gemm.gemm_many(*map(list, zip(*pairs, strict=True)), device="cpu")
+    for got, (a, b) in zip(made, pairs, strict=True):
+        assert torch.equal(got, a @ b)
 
 
 def test_tensors_that_are_refused(torch):
@@ -294,6 +317,16 @@ def test_gradients_have_the_dtypes_of_their_tensors(torch, op):
     op(a, b).sum().backward()
     assert a.grad.dtype == torch.float32 and b.grad.dtype == torch.float64
     assert torch.equal(a.grad, torch.full((3, 2), 4.0))
+
+
+@pytest.mark.parametrize("trans_b", [False, True])
+def test_gradients_of_complex_products(torch, op, trans_b):
+    torch.manual_seed(0)
+    a, b = (
+        torch.randn(*s, dtype=torch.complex128, requires_grad=True)
+        for s in ((3, 2), (4, 2) if trans_b else (2, 4))
+    )
+    assert torch.autograd.gradcheck(lambda a, b: op(a, b, alpha=1.5, trans_b=trans_b), (a, b))
 
 
 def test_the_operation_is_whole(torch, op):
