@@ -12,7 +12,6 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -23,12 +22,12 @@ from ..arrays.strides import Array
 from ..catalog import LAYOUTS, Variant
 from ..devices.base import Stream
 from ..devices.cuda.device import CudaDevice
+from ..devices.kernel_launcher import Compiled
 from ..errors import HybridGemmError, UsageError
-from ..host.resources import cores
 from ..kernel_choice import compute_modes, on_gpu, time_model
 from ..problem import Problem, compute_dtype
 from ..runner import Runner
-from .study import Advance, Row, Shape, Table, cell, judged
+from .study import Advance, Row, Shape, Table, cell, judged, laid_out
 
 FIRST_HELD_OUT = 1000
 LEAST, MOST = 3e7, 2e12  # mnk of the shapes that are kept
@@ -145,17 +144,23 @@ class Bench:
 
     def compile(self) -> None:
         """Compiles the candidates for usual shapes, on all cores."""
-        shapes: list[Shape] = [(512, 512, 512)]
+        shapes: list[Shape] = [(512, 512, 512), (64, 64, 2**16)]
         shapes += [s for x in (1, 3, 8) for s in ((x, 4096, 4096), (4096, x, 4096))]
         wanted = {
-            (variant, self.problem(shape).dtype, layout)
+            kernel: None
             for shape in shapes
             for variant in self.candidates(self.problem(shape))
-            if variant.kernel.role == "gemm" and not variant.kernel.library
+            if not variant.kernel.library
             for layout in LAYOUTS
+            for kernel in self._kernels(variant, shape, layout)
         }
-        with ThreadPoolExecutor(cores()) as pool:
-            list(pool.map(lambda key: self.device.compile(*key), wanted))
+        self.device.compile_all(wanted)
+
+    def _kernels(self, variant: Variant, shape: Shape, layout: str) -> list[Compiled]:
+        """What a product needs compiled."""
+        m, n, k = shape
+        a, b = laid_out(m, k, self.dtype, layout[0]), laid_out(k, n, self.dtype, layout[1])
+        return self.device.kernels_of(lambda d: d.prepare(variant, a, b, self.dtype, summed=False))
 
     @contextlib.contextmanager
     def operands(self, drawn: Drawn) -> Iterator[tuple[Array, Array, Array]]:

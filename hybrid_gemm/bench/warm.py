@@ -16,7 +16,7 @@ from ..kernel_choice import tables
 from ..problem import make_problem
 from ..reporting import console
 from ..runner import Runner
-from .study import Note, Progress, Shape
+from .study import Note, Progress, Shape, laid_out
 
 Case = tuple[Shape, str, str]  # m, n, k; dtype; storage orders of A and B
 
@@ -86,8 +86,8 @@ def _measured(device: KernelLauncher, dtype: str) -> list[Shape]:
 def _needed(runner: Runner, device: KernelLauncher, case: Case) -> list[Compiled]:
     """The kernels of one product: of arrays on this device, and of arrays of the host."""
     (m, n, k), dtype, layouts = case
-    a, b, c = _laid_out(m, k, dtype, layouts[0]), _laid_out(k, n, dtype, layouts[1]), (m, n)
-    problem = runner.plans.settle(make_problem(a, b, _laid_out(*c, dtype, "n")))
+    a, b, c = laid_out(m, k, dtype, layouts[0]), laid_out(k, n, dtype, layouts[1]), (m, n)
+    problem = runner.plans.settle(make_problem(a, b, laid_out(*c, dtype, "n")))
     if not problem.flops:
         return []
     plan = runner.plan(problem)
@@ -106,15 +106,6 @@ def _needed(runner: Runner, device: KernelLauncher, case: Case) -> list[Compiled
 
         found += device.kernels_of(prepare)
     return found
-
-
-def _laid_out(rows: int, cols: int, dtype: str, order: str) -> np.ndarray:
-    """A matrix whose elements are never looked at, and take no memory."""
-    shape = (rows, cols) if order == "n" else (cols, rows)
-    one = np.empty(1, dtype)
-    strides = shape[1] * one.itemsize, one.itemsize
-    view = np.lib.stride_tricks.as_strided(one, shape, strides, writeable=False)
-    return view if order == "n" else view.T
 
 
 def _compile(device: KernelLauncher, kernels: list[Compiled], progress: Progress | None) -> None:

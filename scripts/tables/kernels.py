@@ -148,7 +148,7 @@ def cards() -> str:
 
 
 HELD_OUT = {
-    "float32": "strict fp32", "bfloat16": "bfloat16", "float16": "float16", "tf32": "TF32",
+    "float32": "strict fp32", "bfloat16": "bfloat16", "tf32": "TF32",
     "fp32x3": "fp32x3, to cuBLAS fp32", "float64": "float64",
 }  # fmt: skip
 
