@@ -111,11 +111,11 @@ def test_a_library_that_jumps_makes_the_lead_that_is_asked_larger():
 
 def test_what_is_said_of_a_model_is_of_shapes_left_out():
     measured = invented()
-    worth = fitting.judged(measured, measured.counts(132))
+    worth = fitting.judged(measured, measured.counts(132))["all"]
     assert worth["own_regret"] < 0.02 and worth["regret"] < 0.04 and worth["worst"] > 0.8
     noise = np.random.default_rng(2).lognormal(0, 0.5, measured.times.shape)
     noisy = fitting.Measured("float32", measured.drawn, measured.variants, measured.times * noise)
-    assert fitting.judged(noisy, noisy.counts(132))["own_regret"] > 0.1
+    assert fitting.judged(noisy, noisy.counts(132))["all"]["own_regret"] > 0.1
 
 
 def test_a_model_of_another_gpu_like_it_asks_for_twice_the_lead(tmp_path, monkeypatch):

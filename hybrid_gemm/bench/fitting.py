@@ -77,13 +77,17 @@ def fit(measured: Measured, counts: Sequence[np.ndarray], rows: np.ndarray | Non
     cost = _costs(constants, [count[rows] for count in counts])
     off = np.log(times / cost)
     means = np.nanmedian(off, 0)
-    off = np.nan_to_num(off - means)  # what was not timed is expected to be as far off as most
     points = measured.places[rows]
     alike = fitted.likeness(points, points) + fitted.NOISE * np.eye(len(rows))
-    inverse = np.linalg.inv(alike)
-    weights = inverse @ off
-    # Leaving one out of such a fit has a closed form (Rasmussen and Williams 2006, eq. 5.12).
-    left_out = np.log(times) - weights / np.diag(inverse)[:, None]
+    weights, left_out = np.zeros_like(times), np.full_like(times, np.nan)
+    timed = np.isfinite(times)
+    for these in np.unique(timed, axis=1).T:  # variants that were timed at the same shapes
+        columns = np.flatnonzero((timed == these[:, None]).all(0))
+        at = np.ix_(these, columns)
+        inverse = np.linalg.inv(alike[np.ix_(these, these)])
+        weights[at] = inverse @ (off[at] - means[columns])
+        # Leaving one out has a closed form (Rasmussen and Williams 2006, eq. 5.12).
+        left_out[at] = np.log(times[at]) - weights[at] / np.diag(inverse)[:, None]
     return Fit(constants, means, weights, left_out)
 
 
@@ -138,18 +142,20 @@ def data(measured: Measured, found: Fit, machine: Machine) -> dict[str, Any]:
 # --- what a model is worth ------------------------------------------------------------------
 
 
-def judged(measured: Measured, counts: Sequence[np.ndarray]) -> dict[str, float]:
-    """What choosing by the model gives at shapes that it was not fitted to, by cross-validation:
+def judged(measured: Measured, counts: Sequence[np.ndarray]) -> dict[str, dict[str, float]]:
+    """What choosing by the model gives at shapes that it was not fitted to, by cross-validation
+    over those where every variant was timed:
     `own` and `auto`, the geometric means of the library's time over that of the kernel taken;
     `worst` of `auto`; `regret`, the mean share by which `auto` takes longer than the fastest of all
     that was timed, and `own_regret`, of our kernels alone."""
     points, library, own = measured.places, measured.library, np.array(measured.ours)
-    times = np.where(np.isnan(measured.times), np.inf, measured.times)
+    times, drawn = np.where(np.isnan(measured.times), np.inf, measured.times), measured.drawn
+    whole = np.flatnonzero(np.isfinite(times).all(1))
     taken_own, taken = np.zeros((2, len(times)))
-    order = np.random.default_rng(0).permutation(len(times))
+    order = np.random.default_rng(0).permutation(whole)
     for part in range(FOLDS):
         out = order[part::FOLDS]
-        rows = np.setdiff1d(order, out)
+        rows = np.setdiff1d(np.arange(len(times)), out)
         found = fit(measured, counts, rows)
         cost = _costs(found.constants, [count[out] for count in counts])
         alike = fitted.likeness(points[out], points[rows])
@@ -162,11 +168,24 @@ def judged(measured: Measured, counts: Sequence[np.ndarray]) -> dict[str, float]
             error = np.sqrt(near @ squares / near.sum(1))
             lead = predicted[:, library] - predicted[np.arange(len(out)), best]
             taken[out] = np.where(lead < fitted.LEAD * error, times[out, library], taken_own[out])
-    said = {"own_regret": _mean(taken_own / times[:, own].min(1)) - 1}
+    return {
+        kind: _worth(times[some], taken_own[some], taken[some], own, library)
+        for kind in ("all", *dict.fromkeys(d.kind for d in drawn))
+        for some in [np.array([i for i in whole.tolist() if kind in (drawn[i].kind, "all")])]
+    }
+
+
+def _worth(
+    times: np.ndarray, taken_own: np.ndarray, taken: np.ndarray, own: np.ndarray,
+    library: int | None,
+) -> dict[str, float]:  # fmt: skip
+    """The figures of `judged` for some shapes."""
+    said = {"shapes": float(len(times)), "own_regret": _mean(taken_own / times[:, own].min(1)) - 1}
     if library is not None:
         theirs = times[:, library]
         said |= {
             "own": _mean(theirs / taken_own), "auto": _mean(theirs / taken),
+            "first": float(np.percentile(theirs / taken, 1)),
             "worst": float((theirs / taken).min()), "regret": _mean(taken / times.min(1)) - 1,
         }  # fmt: skip
     return said

@@ -87,7 +87,7 @@ def _fit(gpu: CudaDevice, bench: heldout.Bench, rows: Sequence[Row]) -> tuple[Ro
     counts = measured.counts(gpu.processors)
     worth = fitting.judged(measured, counts)
     machine = gpu.machine(fitted.OPERANDS[bench.mode].replace("float16", "float32"))
-    row = {"mode": bench.mode, "shapes": len(rows), "variants": len(names), **worth}
+    row = {"mode": bench.mode, "variants": len(names), **worth["all"]}
     return row, fitting.data(measured, fitting.fit(measured, counts), machine)
 
 

@@ -2,9 +2,7 @@
 
 import json
 import statistics
-from statistics import geometric_mean
 
-from hybrid_gemm.bench import heldout
 from hybrid_gemm.bench.kernels import SERIES
 
 from . import ROOT, grid, result
@@ -73,8 +71,8 @@ def bars() -> str:
     square["nn", 16384] = ratio["nn", 16384, 16384, 16384]
     int32 = max(r["gflops"] for r in rows if r["dtype"] == "int32" and r["m"] == r["k"] == 4096)
     launch = result("launch")["rows"][0]
-    held = {mode: result(f"heldout_{mode}")["rows"] for mode in ("float32", "float64")}
-    auto = {mode: [r["library_us"] / r["auto_us"] for r in rows] for mode, rows in held.items()}
+    auto = {mode: result("fitted")["modes"][mode]["worth"]["all"]
+            for mode in ("float32", "float64")}  # fmt: skip
     cases = [
         (f"geometric mean over {len(nn)} shapes, NN", 1.10, mean, ""),
         ("worst of them", 0.97, nn[worst], " x ".join(map(str, worst))),
@@ -84,11 +82,12 @@ def bars() -> str:
             for x in ("nt", "tn", "tt")
             for n in (4096, 8192)
         ),
-        (f"`auto`, float32, geometric mean over {len(auto['float32'])} shapes drawn", 1.10,
-         geometric_mean(auto["float32"]), ""),
+        (f"`auto`, float32, geometric mean over {int(auto['float32']['shapes'])} shapes drawn",
+         1.10, auto["float32"]["auto"], ""),
         *(
-            (f"`auto`, {mode}, worst of {len(ratios)} shapes drawn", 0.97, min(ratios), "")
-            for mode, ratios in auto.items()
+            (f"`auto`, {mode}, worst of {int(worth['shapes'])} shapes drawn", 0.97,
+             worth["worst"], "")
+            for mode, worth in auto.items()
         ),
         ("int32, 4096, of the integer peak", 0.90, int32 / PEAK_INT32_GFLOPS, ""),
         (f"`cupy.matmul` / a warm `Runner.gemm`, n = {launch['size']}, host included", 1.0,
@@ -97,9 +96,8 @@ def bars() -> str:
     ]  # fmt: skip
     lines = [
         "One NVIDIA H200, ratios to cuBLAS of our fastest kernel unless said "
-        "([products](results/tuned_h200.json), `auto` "
-        "[in float32](results/heldout_float32_h200.json) and "
-        "[float64](results/heldout_float64_h200.json), [launches](results/launch_h200.json)):",
+        "([products](results/tuned_h200.json), [`auto`](results/fitted_h200.json) by "
+        "cross-validation, [launches](results/launch_h200.json)):",
         "",
     ]
     table = (
@@ -147,40 +145,35 @@ def cards() -> str:
     return "\n".join([*lines, *grid(["<what", "<layout", "H100", "H200"], table)])
 
 
-HELD_OUT = {
-    "float32": "strict fp32", "bfloat16": "bfloat16", "tf32": "TF32",
-    "fp32x3": "fp32x3, to cuBLAS fp32", "float64": "float64",
+MODES = {
+    "float32": "strict fp32", "float16": "16 bits", "tf32": "TF32",
+    "fp32x3": "fp32x3 or strict, to cuBLAS fp32", "float64": "float64",
 }  # fmt: skip
 
 
-def held_out() -> str:
-    """What is chosen at shapes that nobody chose: ratios to cuBLAS by mode and class."""
-    data = {mode: result(f"heldout_{mode}") for mode in (*HELD_OUT, "int32")}
-    seeds = ", ".join(f"[{name}](results/heldout_{m}_h200.json) {data[m]['seed']}"
-                      for m, name in HELD_OUT.items())  # fmt: skip
+def left_out() -> str:
+    """What is chosen at drawn shapes that were left out of the fit: ratios to cuBLAS."""
+    modes = result("fitted")["modes"]
     lines = [
-        "cuBLAS's time over ours at shapes drawn by `scripts/measure-heldout`, H200, device time; "
-        f"seeds that were looked at once, after the models were fitted: {seeds}. Own: our kernels "
-        "alone, as chosen. Regret: how much longer `auto` takes than the fastest of all "
-        "candidates:",
+        "cuBLAS's time over that of the kernel taken, device time, H200 "
+        "([times of every candidate](results/fitted_h200.json)). Each quarter of the shapes was "
+        "predicted by models fitted to the other three. Own: our kernels alone. Regret: how much "
+        "longer `auto` takes than the fastest of all candidates:",
         "",
     ]
-    table = []
-    for mode, name in HELD_OUT.items():
-        rows = data[mode]["rows"]
-        for kind in ("all", *heldout.CLASSES):
-            some = [row for row in rows if kind in (row["kind"], "all")]
-            own, auto, first, worst, regret, late, wrong = heldout.summary(some)
-            assert wrong == "0", (mode, kind)
-            shown = name if kind == "all" else ""
-            table.append([shown, kind, len(some), own, auto, first, worst, regret, late])
-    headings = ["<mode", "<shapes", "count", "own", "`auto`", "1st percentile", "worst", "regret",
-                "99th percentile"]  # fmt: skip
-    rows = data["int32"]["rows"]
-    lost = [row["auto_us"] / row["fastest_us"] for row in rows]
+    columns = ("own", "auto", "first", "worst", "regret")
+    table = [
+        [name if kind == "all" else "", kind, int(worth["shapes"]),
+         *(f"{worth[x]:.3f}" for x in columns)]
+        for mode, name in MODES.items()
+        for kind, worth in modes[mode]["worth"].items()
+        if kind == "all" or mode != "float64"
+    ]  # fmt: skip
+    headings = ["<mode", "<shapes", "count", "own", "`auto`", "1st percentile", "worst", "regret"]
+    int32 = modes["int32"]["worth"]["all"]
     said = (
-        f"cuBLAS does not multiply int32. What is chosen reaches {1 / geometric_mean(lost):.3f} of "
-        f"the speed of the fastest candidate, and {1 / max(lost):.2f} at worst, at "
-        f"[{len(rows)} shapes](results/heldout_int32_h200.json)."
+        "cuBLAS does not multiply int32; what is chosen there takes "
+        f"{int32['own_regret']:.1%} longer than the fastest candidate, over "
+        f"{int(int32['shapes'])} shapes."
     )
     return "\n".join([*lines, *grid(headings, table), "", said])
