@@ -6,7 +6,7 @@ KINDS = ("hangs", "wrong file", "temporary left")  # beside which there are wron
 
 
 def campaign() -> str:
-    found = {where: result("faults", where) for where in ("cpu", "slurm")}
+    found = {where: result("faults", where) for where in ("cpu", "slurm", "ipc")}
     return "\n\n".join([_counts(found), *(_drawn(x) for x in found.values())])
 
 
