@@ -70,7 +70,8 @@ def bars() -> str:
     square = {(x, n): ratio[x, n, n, n] for x in ("nn", "nt", "tn", "tt") for n in (4096, 8192)}
     square["nn", 16384] = ratio["nn", 16384, 16384, 16384]
     int32 = max(r["gflops"] for r in rows if r["dtype"] == "int32" and r["m"] == r["k"] == 4096)
-    launch = result("launch")["rows"][0]
+    launches = result("launch")["rows"]
+    ours, cupy = launches[0]["ours_us"], statistics.median(row["cupy_us"] for row in launches)
     auto = {mode: result("fitted")["modes"][mode]["worth"]["all"]
             for mode in ("float32", "float64")}  # fmt: skip
     cases = [
@@ -90,9 +91,8 @@ def bars() -> str:
             for mode, worth in auto.items()
         ),
         ("int32, 4096, of the integer peak", 0.90, int32 / PEAK_INT32_GFLOPS, ""),
-        (f"`cupy.matmul` / a warm `Runner.gemm`, n = {launch['size']}, host included", 1.0,
-         launch["cupy_us"] / launch["ours_us"],
-         f"{launch['cupy_us']:.1f} / {launch['ours_us']:.1f} us"),
+        (f"`cupy.matmul` / a warm `Runner.gemm`, n = {launches[0]['size']}, host included", 1.0,
+         cupy / ours, f"{cupy:.1f} / {ours:.1f} us"),
     ]  # fmt: skip
     lines = [
         "One NVIDIA H200, ratios to cuBLAS of our fastest kernel unless said "
@@ -149,6 +149,32 @@ MODES = {
     "float32": "strict fp32", "float16": "16 bits", "tf32": "TF32",
     "fp32x3": "fp32x3 or strict, to cuBLAS fp32", "float64": "float64",
 }  # fmt: skip
+
+
+def calls() -> str:
+    """What a call costs the host."""
+    found = result("launch")
+    lines = [
+        "Host time of a call in microseconds, matrices of 128 x 128 that lie on an H200, medians "
+        "of 2000 calls ([figures](results/launch_h200.json), taken before products of cuBLAS were "
+        "started natively, too):",
+        "",
+    ]
+    table = [
+        [row["arrays"], row["dtype"], row.get("compute") or row.get("kernel") or "",
+         *(f"{row[x]:.1f}" if x in row else "" for x in
+           ("out_us", "new_us", "runner_us", "library_us", "library_new_us"))]
+        for row in found["calls"] if "out_us" in row
+    ]  # fmt: skip
+    headings = ["<arrays", "<dtype", "<option", "`gemm(out=)`", "`gemm`", "`Runner.gemm(out=)`",
+                "library, out=", "library"]  # fmt: skip
+    first = [
+        f"{'CuPy' if x['what'] == 'cupy' else x.get('compute') or x.get('kernel') or x['dtype']} "
+        f"{x['first_product_s']:.2f} s"
+        for x in found["first"] if x["cache"] == "warm"
+    ]  # fmt: skip
+    said = f"The first product of a process with a warm cache: {', '.join(first)}."
+    return "\n".join([*lines, *grid(headings, table), "", said])
 
 
 def left_out() -> str:
