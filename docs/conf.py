@@ -31,6 +31,7 @@ PAGES = {
     "Guides": ["performance", "tensor-cores", "gpus", "mpi", "cluster", "reliability"],
     "Reference": ["cli", "api", "kernels", "glossary"],
     "Experiments": ["experiments", "sources", "notes/README", "notes/fp32-kernels",
+                    "notes/choosing",
                     "notes/tensor-cores", "notes/several-gpus", "notes/verification"],
     "The project": ["design", "../CONTRIBUTING", "../CHANGELOG", "../SECURITY"],
 }  # fmt: skip
