@@ -11,7 +11,7 @@ import pytest
 from support.devices import needs
 
 from hybrid_gemm import Runner, catalog
-from hybrid_gemm.bench import compare, study, tune
+from hybrid_gemm.bench import compare, models, study, tune, warm
 from hybrid_gemm.bench.accuracy import AccuracyStudy
 from hybrid_gemm.bench.kernels import KernelStudy
 from hybrid_gemm.bench.libraries import LibraryStudy
@@ -121,6 +121,16 @@ TABLES = {
     "bench --libraries, one GPU": lambda: study.show(LibraryStudy, results("peers1_h200")),
     "bench --accuracy": lambda: study.show(AccuracyStudy, few("accuracy_h200")),
     "tune": lambda: tune.print_kernels(results("fp32x3_h200") | {"table": "/a/table.json"}),
+    "tune, models": lambda: models.show({
+        "device": {"name": "cuda:0 NVIDIA H200"}, "models": "/a/cache/of/the/user/tuned",
+        "rows": [{"mode": mode, **found["worth"]["all"]}
+                 for mode, found in results("fitted_h200")["modes"].items()],
+    }),
+    "warm": lambda: warm.show({
+        "kernels": [{"kernel": str(v), "dtype": "float32", "layout": "nn"}
+                    for v in catalog.get("tuned").variants()],
+        "products": 12, "seconds": 34.5,
+    }),
     "tune --links": lambda: tune.print_links(results("links8_h200") | {"table": "/a/links.json"}),
     "kernels": listing,
     "run": a_result("cpu", threads=3, split="cols"),

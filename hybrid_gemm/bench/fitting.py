@@ -15,7 +15,6 @@ from .heldout import Drawn
 
 FOLDS = 4
 _ROUNDS = 400  # of coordinate descent
-_LEAST_US = 1.0
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,9 @@ def fit(measured: Measured, counts: Sequence[np.ndarray], rows: np.ndarray | Non
 
 
 def _costs(constants: Sequence[np.ndarray], counts: Sequence[np.ndarray]) -> np.ndarray:
-    found = [np.maximum(_LEAST_US, count @ x) for x, count in zip(constants, counts, strict=True)]
+    found = [
+        np.maximum(fitted.LEAST_US, count @ x) for x, count in zip(constants, counts, strict=True)
+    ]
     return np.stack(found, 1)
 
 

@@ -33,7 +33,7 @@ OPERANDS = {
     "float32": "float32", "float64": "float64", "int32": "int32", "float16": "float16",
     "tf32": "float32", "fp32x3": "float32",
 }  # fmt: skip
-# By cross-validation over the shapes of one seed (docs/notes/choosing.md), the same for all modes:
+# By cross-validation over the fitted shapes (docs/notes/choosing.md), the same for all modes:
 # the distance, in factors of two, at which a measured shape counts 1/e of one that is the same,
 _LENGTH = 12.0
 _DIFFERS = 0.15  # what a layout or an alignment that differs adds to it,
@@ -41,7 +41,7 @@ NOISE = 0.1  # the variance that no neighbour explains, as a share of all,
 _NEAR, _NEAR_DIFFERS = 1.0, 0.3  # the same of the neighbours by which the error is judged,
 LEAD = 1.0  # and how many times this error a kernel of ours has to lead a library by
 LENT_LEAD = 2 * LEAD  # where the model is of another GPU
-_LEAST_US = 1.0
+LEAST_US = 1.0  # that a count costs, before it is corrected
 
 
 def places(sides: Sequence[Sides], layouts: Sequence[str], dtype: str) -> np.ndarray:
@@ -116,7 +116,7 @@ def predicted_us(
 ) -> float:
     """A variant's time at a shape, `alike` to the measured ones, in microseconds."""
     counted = costs.counts(each.variant, sides, layout, dtype, multiprocessors)
-    cost = max(_LEAST_US, float(each.constants @ counted))
+    cost = max(LEAST_US, float(each.constants @ counted))
     return cost * math.exp(each.mean + float(alike @ each.weights))
 
 
@@ -158,11 +158,6 @@ def model(machine: Machine, mode: str) -> Model | None:
         if (data["arch"], data["multiprocessors"]) == (machine.arch, machine.multiprocessors):
             return read(path, machine, lent=data["model"])
     return None
-
-
-def forget() -> None:
-    """Has models read again, because one was written."""
-    model.cache_clear()
 
 
 def read(path: Path, machine: Machine, lent: str = "") -> Model:
