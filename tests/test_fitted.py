@@ -186,3 +186,5 @@ def test_a_model_needs_shapes(tmp_path):
 
     with pytest.raises(UsageError, match="no model is made of mode 'fp8'"):
         models.make(Gpu(), ["fp8"], minutes=1)
+    with pytest.raises(UsageError, match="minutes=0: shapes are timed"):
+        models.make(Gpu(), ["tf32"], minutes=0)

@@ -35,6 +35,8 @@ def make(
     if unknown := [mode for mode in modes if mode not in fitted.OPERANDS]:
         known = ", ".join(fitted.OPERANDS)
         raise UsageError(f"no model is made of mode {unknown[0]!r}; there are {known}")
+    if not minutes > 0:
+        raise UsageError(f"minutes={minutes:g}: shapes are timed for more than 0 minutes")
     files = [
         Path(output) / fitted.file_name(gpu.model, mode) if output
         else fitted.users_file(gpu.model, mode)
