@@ -11,6 +11,7 @@ import numpy as np
 from .arrays.caller_arrays import as_array, is_device_array
 from .arrays.other_libraries import Guests
 from .execution import staging
+from .execution.native_calls import NativeCalls
 from .host import forks
 from .options import CHOICES, DEFAULTS, Options, named_keywords, refuse_unknown, with_options
 from .planning.plan import Plan
@@ -22,6 +23,10 @@ _DEVICE = list(CHOICES).index("device")
 __all__ = ["free_memory", "gemm", "gemm_many", "matmul", "plan"]
 
 
+_gemms, _matmuls = NativeCalls(), NativeCalls(out_is_third=True)
+
+
+@_gemms.served
 @named_keywords
 def gemm(  # every option is named here, for editors and type checkers
     a: Any,
@@ -184,6 +189,8 @@ def _kept(*given: Any) -> Runner:
 
 forks.forget_in_child(_kept.cache_clear)
 forks.forget_in_child(_recent.forget)
+forks.forget_in_child(_gemms.forget)
+forks.forget_in_child(_matmuls.forget)
 
 
 def free_memory() -> None:
@@ -192,13 +199,15 @@ def free_memory() -> None:
     is collective). A `Runner` gives its own back when nothing refers to it any more."""
     import sys
 
-    _recent.forget()
+    for known in (_recent, _gemms, _matmuls):
+        known.forget()
     _kept.cache_clear()
     staging.drop_links()
     if ranks := sys.modules.get(f"{__package__}.ranks.runner"):
         ranks.close_kept_runners()
 
 
+@_matmuls.served
 @with_options()
 def matmul(a: Any, b: Any, /, out: Any = None, **options: Any) -> Any:
     """a @ b as NumPy's `matmul`: matrices, vectors, and stacks of matrices, which broadcast.
@@ -216,7 +225,7 @@ def matmul(a: Any, b: Any, /, out: Any = None, **options: Any) -> Any:
         return guests.served(lambda x, y, _c, z: matmul(x, y, out=z, **options))
     a, b = as_array(a, "A"), as_array(b, "B")
     if (a.ndim, b.ndim) == (2, 2) or options.get("comm") is not None:
-        return gemm(a, b, out=out, **options)
+        return gemm.__wrapped__(a, b, out=out, **options)  # type: ignore[attr-defined]
     refuse_unknown("matmul", options, CHOICES)
     given = tuple(options.get(name, DEFAULTS[name]) for name in CHOICES)
     return kept_runner(given, a, b).matmul(a, b, out=out)

@@ -28,6 +28,7 @@ from ..planning.plan import Plan
 from ..problem import FLOATS, Problem, are_numbers, make_problem, sides
 from .checked_device import CheckedDevice
 from .executor import Execution
+from .native_calls import Started, note
 from .plan_maker import PlanMaker
 from .timeline import Clock
 
@@ -154,10 +155,14 @@ class SingleGpuExecutor:
             out[...] = c
         if found.ready:
             at_a, at_b, at_c = x.ptr, y.ptr, z.ptr
-            ready = found.ready.get(self.current(here).ptr)
+            stream = self.current(here).ptr
+            ready = found.ready.get(stream)
             if ready and not (at_a | at_b | at_c) & 15:
                 if status := ready.start(at_a, at_b, at_c):
                     ready.check(status)
+                if not beta or c is out:
+                    at, of = (at_a, at_b, at_c), found.extents
+                    note(Started(ready, here, stream, at, of, found.dtype))
                 return out
         self._call(found, a.T if trans_a else a, b.T if trans_b else b, out)
         return out
@@ -199,7 +204,8 @@ class SingleGpuExecutor:
         found = self._find_tensors(a, b, c, alpha, beta, trans_a, trans_b, out)
         if found is None or not found.ready:
             return None
-        ready = found.ready.get(torch._C._cuda_getCurrentRawStream(here))
+        stream = torch._C._cuda_getCurrentRawStream(here)
+        ready = found.ready.get(stream)
         if not ready:
             return None
         made = out
@@ -210,6 +216,7 @@ class SingleGpuExecutor:
             return None
         if status := ready.start(at_a, at_b, at_c):
             ready.check(status)
+        note(Started(ready, here, stream, (at_a, at_b, at_c), found.extents, found.dtype))
         if out is not None and not out.is_inference():
             torch.autograd.graph.increment_version(out)
         return made

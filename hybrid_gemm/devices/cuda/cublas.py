@@ -182,6 +182,7 @@ class Prepared:
         handle = stream.prepare_cublas()
         self.kept: tuple = product, handle
         self.start: Start
+        self.native: tuple[int, int] | None = None
         if launch_list.unavailable():
             self.start = product.on_stream(stream)
             return
@@ -189,8 +190,9 @@ class Prepared:
         mine.call = ctypes.cast(_function(product.function), c_void_p).value
         mine.handle = handle.value
         self.kept = product, handle, mine
-        start = launch_list.native("start_library_product")
-        self.start = functools.partial(start, ctypes.addressof(mine))
+        name, at = "start_library_product", ctypes.addressof(mine)
+        self.start = functools.partial(launch_list.native(name), at)
+        self.native = launch_list.address_of(name), at
 
     def check(self, status: int) -> None:
         check(status)

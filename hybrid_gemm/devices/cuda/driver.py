@@ -66,6 +66,7 @@ _NATIVE = (
     "cuStreamWaitEvent", "cuEventSynchronize",
 )  # fmt: skip
 SIGNATURES = {
+    "cuCtxGetCurrent": (c_void_p,),
     "cuCtxSetCurrent": (c_void_p,),
     "cuEventSynchronize": (c_void_p,),
     "cuMemcpyAsync": (c_uint64, c_uint64, c_size_t, c_void_p),
@@ -112,6 +113,13 @@ def function(name: str) -> Any:
 def address_of(name: str) -> int:
     """Where one of the driver's functions is, for native code."""
     return ctypes.cast(function(name), c_void_p).value or 0
+
+
+def current_context() -> int:
+    """The address of this thread's context; 0 where it has none."""
+    context = c_void_p()
+    _call("cuCtxGetCurrent", ctypes.byref(context))
+    return context.value or 0
 
 
 @dataclass(frozen=True)

@@ -61,11 +61,21 @@ def native(name: str = "start_list") -> Callable[[int, int, int, int], int]:
     return call
 
 
+@functools.cache
+def address_of(name: str) -> int:
+    """Where one of the native functions is, for native code."""
+    native(name)
+    library = ctypes.PyDLL(str(compiler.build_library(_SOURCE)))
+    return ctypes.cast(getattr(library, name), c_void_p).value or 0
+
+
 class Prepared(Protocol):
     """A product on one stream: `start` takes the addresses of A, B and C, and returns 0 or a
-    status of which `check` makes an error."""
+    status of which `check` makes an error. `native` are the addresses of a native function and of
+    its first argument, which do the same; None where Python starts it."""
 
     start: Callable[[int, int, int], int]
+    native: tuple[int, int] | None
 
     def check(self, status: int) -> None: ...
 
@@ -85,9 +95,9 @@ class LaunchList:
             driver.address_of("cuLaunchKernelEx"), driver.address_of("cuTensorMapReplaceAddress"),
         )  # fmt: skip
         self._kept += [places, launches, whole]
-        self.start: Callable[[int, int, int], int] = functools.partial(
-            native(), ctypes.addressof(whole)
-        )
+        at = ctypes.addressof(whole)
+        self.start: Callable[[int, int, int], int] = functools.partial(native(), at)
+        self.native: tuple[int, int] | None = address_of("start_list"), at
 
     def check(self, status: int) -> None:
         driver.check(status)

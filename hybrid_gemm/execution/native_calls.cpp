@@ -1,0 +1,406 @@
+// Finds what was prepared for a call of `gemm` or `matmul` by how its arrays lie, and starts it: one
+// function for Python, which keeps its lock. native_calls.py makes what is found here.
+//
+// Python's functions are declared here and not included, so that its headers are not needed: all
+// are of its stable ABI, or exported by every version since 3.9.
+
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+
+extern "C" {
+
+struct PyObject;
+typedef intptr_t Py_ssize_t;
+typedef PyObject* (*Method)(PyObject*, PyObject* const*, Py_ssize_t);
+struct PyMethodDef {
+    const char* name;
+    Method method;
+    int flags;
+    const char* doc;
+};
+
+extern PyObject _Py_NoneStruct;
+extern PyObject _Py_TrueStruct;
+void Py_IncRef(PyObject*);
+void Py_DecRef(PyObject*);
+PyObject* PyObject_Type(PyObject*);
+PyObject* PyObject_GetAttr(PyObject*, PyObject*);
+Py_ssize_t PyObject_Size(PyObject*);
+PyObject* PyObject_Vectorcall(PyObject*, PyObject* const*, std::size_t, PyObject*);
+PyObject* PyObject_VectorcallMethod(PyObject*, PyObject* const*, std::size_t, PyObject*);
+PyObject* PyTuple_New(Py_ssize_t);
+PyObject* PyTuple_GetItem(PyObject*, Py_ssize_t);
+int PyTuple_SetItem(PyObject*, Py_ssize_t, PyObject*);
+Py_ssize_t PyTuple_Size(PyObject*);
+PyObject* PyList_GetItem(PyObject*, Py_ssize_t);
+PyObject* PyDict_GetItemWithError(PyObject*, PyObject*);
+int PyDict_Next(PyObject*, Py_ssize_t*, PyObject**, PyObject**);
+Py_ssize_t PyDict_Size(PyObject*);
+PyObject* PyLong_FromLongLong(long long);
+long long PyLong_AsLongLong(PyObject*);
+unsigned long long PyLong_AsUnsignedLongLong(PyObject*);
+char* PyBytes_AsString(PyObject*);
+PyObject* PyUnicode_InternFromString(const char*);
+PyObject* PyErr_Occurred();
+void PyErr_Clear();
+PyObject* PyCFunction_NewEx(PyMethodDef*, PyObject*, PyObject*);
+
+}  // extern "C"
+
+namespace {
+
+PyObject* const none = &_Py_NoneStruct;
+constexpr int FASTCALL = 0x80;  // METH_FASTCALL
+enum : int { A, B, C };
+// What the list that Python keeps for a function holds.
+enum : int {
+    TABLE,
+    CONTEXT,       // the address of cuCtxGetCurrent
+    OUT_IS_THIRD,  // True where the third argument by position is `out`, and no C is added
+    CUPY,
+    CUPY_STREAM,
+    TENSOR,
+    PARAMETER,
+    TORCH_STREAM,
+    FOLLOWED,  // torch.is_grad_enabled
+    WRITTEN,   // tells autograd
+};
+// What is found for a key: the structure below, and what Python makes and does.
+enum : int { PRODUCT, CHECK, MAKE, SHAPE, DTYPE };
+
+struct Product {
+    int (*start)(void*, uint64_t, uint64_t, uint64_t);
+    void* prepared;
+    void* context;  // of the GPU that has the arrays
+    int64_t ordinal;
+    uint64_t extents[3];  // bytes from the first element of A, B and C to past their last
+};
+
+// A reference that is given back.
+class Ref {
+public:
+    explicit Ref(PyObject* object = nullptr) : object_(object) {}
+    Ref(Ref&& other) : object_(other.take()) {}
+    ~Ref() { Py_DecRef(object_); }  // of nothing, too
+    Ref& operator=(Ref&& other) {
+        Py_DecRef(object_);
+        object_ = other.take();
+        return *this;
+    }
+    PyObject* get() const { return object_; }
+    PyObject* take() {
+        PyObject* object = object_;
+        object_ = nullptr;
+        return object;
+    }
+    explicit operator bool() const { return object_ != nullptr; }
+
+private:
+    PyObject* object_;
+};
+
+PyObject* shared(PyObject* object) {
+    Py_IncRef(object);
+    return object;
+}
+
+// The names of attributes, made once.
+struct Names {
+    PyObject *out, *shape, *strides, *dtype, *ndim, *size, *whole, *data, *ptr, *device_id, *stride,
+        *data_ptr, *get_device, *is_neg, *requires_grad, *is_inference;
+};
+
+const Names& names() {
+    static const Names made = [] {
+        auto text = PyUnicode_InternFromString;
+        return Names{
+            text("out"),        text("shape"),     text("strides"),       text("dtype"),
+            text("ndim"),       text("size"),      text("_c_contiguous"), text("data"),
+            text("ptr"),        text("device_id"), text("stride"),        text("data_ptr"),
+            text("get_device"), text("is_neg"),    text("requires_grad"), text("is_inference")};
+    }();
+    return made;
+}
+
+bool has_type(PyObject* object, PyObject* type) {
+    Ref found(PyObject_Type(object));
+    return found.get() == type;
+}
+
+Ref attribute(PyObject* object, PyObject* name) { return Ref(PyObject_GetAttr(object, name)); }
+
+Ref called(PyObject* object, PyObject* method) {
+    return Ref(PyObject_VectorcallMethod(method, &object, 1, nullptr));
+}
+
+// Whether a call gave Python's True.
+bool is_true(const Ref& answer) { return answer.get() == &_Py_TrueStruct; }
+
+// A call's arrays: which library's they are, and where they lie.
+struct Arrays {
+    bool tensors;
+    PyObject* of[3];  // A, B and C, or None
+    uint64_t at[3];
+};
+
+// Whether an array is of the call's library, and no gradients are followed to it.
+bool fits(PyObject* array, bool tensors, PyObject* state) {
+    if (!tensors) {
+        return has_type(array, PyList_GetItem(state, CUPY));
+    }
+    if (!has_type(array, PyList_GetItem(state, TENSOR)) &&
+        !has_type(array, PyList_GetItem(state, PARAMETER))) {
+        return false;
+    }
+    Ref negated = called(array, names().is_neg);
+    Ref followed = attribute(array, names().requires_grad);
+    if (!negated || !followed || is_true(negated)) {
+        return false;
+    }
+    if (is_true(followed)) {
+        Ref enabled(PyObject_Vectorcall(PyList_GetItem(state, FOLLOWED), nullptr, 0, nullptr));
+        return enabled && !is_true(enabled);
+    }
+    return true;
+}
+
+Ref ordinal_of(PyObject* array, bool tensors) {
+    if (tensors) {
+        return called(array, names().get_device);
+    }
+    Ref data = attribute(array, names().data);
+    return data ? attribute(data.get(), names().device_id) : Ref();
+}
+
+bool address_of(PyObject* array, bool tensors, uint64_t* address) {
+    Ref value;
+    if (tensors) {
+        value = called(array, names().data_ptr);
+    } else if (Ref data = attribute(array, names().data)) {
+        value = attribute(data.get(), names().ptr);
+    }
+    *address = value ? PyLong_AsUnsignedLongLong(value.get()) : 0;
+    return value && !PyErr_Occurred();
+}
+
+// How an array lies, put into a key: three things. Making tuples of shape and strides takes longer
+// than all else of a call, so a matrix without gaps is known by its rows, its size and its dtype.
+bool put(PyObject* key, Py_ssize_t place, PyObject* array, bool tensors) {
+    const Names& n = names();
+    Ref first, second, dtype = attribute(array, n.dtype);
+    if (tensors) {
+        first = attribute(array, n.shape);
+        second = called(array, n.stride);
+    } else {
+        Ref whole = attribute(array, n.whole), sides = attribute(array, n.ndim);
+        if (!whole || !sides) {
+            return false;
+        }
+        if (is_true(whole) && PyLong_AsLongLong(sides.get()) == 2) {
+            first = Ref(PyLong_FromLongLong(PyObject_Size(array)));
+            second = attribute(array, n.size);
+        } else {
+            first = attribute(array, n.shape);
+            second = is_true(whole) ? Ref(shared(none)) : attribute(array, n.strides);
+        }
+    }
+    if (!first || !second || !dtype) {
+        return false;
+    }
+    PyTuple_SetItem(key, place, first.take());
+    PyTuple_SetItem(key, place + 1, second.take());
+    PyTuple_SetItem(key, place + 2, dtype.take());
+    return true;
+}
+
+// All keywords but `out`, with their types, for True equals 1; None where there are none.
+Ref options(PyObject* keywords, Py_ssize_t count) {
+    if (!count) {
+        return Ref(shared(none));
+    }
+    Ref made(PyTuple_New(3 * count));
+    Py_ssize_t step = 0, place = 0;
+    PyObject *name, *value;
+    while (made && PyDict_Next(keywords, &step, &name, &value)) {
+        if (name == names().out) {
+            continue;
+        }
+        for (PyObject* part : {shared(name), PyObject_Type(value), shared(value)}) {
+            if (PyTuple_SetItem(made.get(), place++, part)) {
+                return Ref();  // "out" as another object than Python's own
+            }
+        }
+    }
+    return made;
+}
+
+// The arrays of a call: A and B, C that is `out` or nothing. False for all other calls.
+bool read(PyObject* state, PyObject* args, PyObject* keywords, Arrays* arrays) {
+    Py_ssize_t count = PyTuple_Size(args);
+    if (count != 2 && count != 3) {
+        return false;
+    }
+    PyObject* out = PyDict_GetItemWithError(keywords, names().out);
+    PyObject* third = count == 3 ? PyTuple_GetItem(args, 2) : none;
+    if (PyList_GetItem(state, OUT_IS_THIRD) == &_Py_TrueStruct) {
+        if (out && count == 3) {
+            return false;
+        }
+        out = out ? out : third;
+    } else if (third != none && third != out) {
+        return false;
+    }
+    out = out ? out : none;
+    arrays->of[A] = PyTuple_GetItem(args, 0);
+    arrays->of[B] = PyTuple_GetItem(args, 1);
+    arrays->of[C] = out;
+    arrays->tensors = !has_type(arrays->of[A], PyList_GetItem(state, CUPY));
+    for (PyObject* array : arrays->of) {
+        if (array != none && !fits(array, arrays->tensors, state)) {
+            return false;
+        }
+    }
+    return arrays->of[A] != none && arrays->of[B] != none;
+}
+
+// What calls have in common that one prepared product serves; nothing where there is none.
+Ref key_of(PyObject* state, PyObject* args, PyObject* keywords, const Arrays& arrays) {
+    Ref ordinal = ordinal_of(arrays.of[A], arrays.tensors);
+    if (!ordinal) {
+        return Ref();
+    }
+    PyObject* there = ordinal.get();
+    Ref stream(PyObject_Vectorcall(
+        PyList_GetItem(state, arrays.tensors ? TORCH_STREAM : CUPY_STREAM), &there, 1, nullptr));
+    if (stream && !arrays.tensors) {
+        stream = attribute(stream.get(), names().ptr);
+    }
+    PyObject* out = arrays.of[C];
+    bool keyword = PyDict_GetItemWithError(keywords, names().out) != nullptr;
+    Ref others = options(keywords, PyDict_Size(keywords) - keyword);
+    Ref key(PyTuple_New(out == none ? 10 : 13));
+    if (!stream || !others || !key) {
+        return Ref();
+    }
+    bool added = PyTuple_Size(args) == 3 && PyTuple_GetItem(args, 2) != none &&
+                 PyList_GetItem(state, OUT_IS_THIRD) != &_Py_TrueStruct;
+    PyTuple_SetItem(key.get(), 0, others.take());
+    PyTuple_SetItem(key.get(), 1, ordinal.take());
+    PyTuple_SetItem(key.get(), 2, stream.take());
+    PyTuple_SetItem(key.get(), 3, shared(added ? &_Py_TrueStruct : none));
+    for (int i = A; i <= C; i++) {
+        PyObject* array = arrays.of[i];
+        if (array != none && !put(key.get(), 4 + 3 * i, array, arrays.tensors)) {
+            return Ref();
+        }
+    }
+    return key;
+}
+
+bool apart(const Arrays& arrays, const Product& product) {
+    const uint64_t *at = arrays.at, *extents = product.extents, stop = at[C] + extents[C];
+    return (at[C] >= at[A] + extents[A] || at[A] >= stop) &&
+           (at[C] >= at[B] + extents[B] || at[B] >= stop);
+}
+
+bool is_current(PyObject* state, const Product& product) {
+    void* context = nullptr;
+    auto current = reinterpret_cast<int (*)(void**)>(
+        PyLong_AsUnsignedLongLong(PyList_GetItem(state, CONTEXT)));
+    return !current(&context) && context == product.context;
+}
+
+bool is_there(PyObject* array, bool tensors, const Product& product) {
+    Ref ordinal = ordinal_of(array, tensors);
+    return ordinal && PyLong_AsLongLong(ordinal.get()) == product.ordinal;
+}
+
+// A new C: make(shape, dtype), or make(A, shape, dtype) of tensors.
+Ref made(PyObject* found, const Arrays& arrays) {
+    PyObject* args[] = {arrays.of[A], PyTuple_GetItem(found, SHAPE), PyTuple_GetItem(found, DTYPE)};
+    int first = !arrays.tensors;
+    return Ref(PyObject_Vectorcall(PyTuple_GetItem(found, MAKE), args + first, 3 - first, nullptr));
+}
+
+// Tells autograd that a tensor was written to.
+bool tell(PyObject* state, PyObject* tensor) {
+    Ref inference = called(tensor, names().is_inference);
+    if (!inference || is_true(inference)) {
+        return bool(inference);
+    }
+    return bool(Ref(PyObject_Vectorcall(PyList_GetItem(state, WRITTEN), &tensor, 1, nullptr)));
+}
+
+// C where a product was started; nothing, with an error or without, where it was not.
+Ref started(PyObject* state, PyObject* found, Arrays* arrays) {
+    const Product& product =
+        *reinterpret_cast<const Product*>(PyBytes_AsString(PyTuple_GetItem(found, PRODUCT)));
+    bool fresh = arrays->of[C] == none, tensors = arrays->tensors;
+    if (!is_current(state, product) || !is_there(arrays->of[B], tensors, product) ||
+        !(fresh || is_there(arrays->of[C], tensors, product))) {
+        return Ref();
+    }
+    Ref c = fresh ? made(found, *arrays) : Ref(shared(arrays->of[C]));
+    if (!c || !address_of(arrays->of[A], tensors, &arrays->at[A]) ||
+        !address_of(arrays->of[B], tensors, &arrays->at[B]) ||
+        !address_of(c.get(), tensors, &arrays->at[C])) {
+        return Ref();
+    }
+    const uint64_t* at = arrays->at;
+    if (((at[A] | at[B] | at[C]) & 15) || !apart(*arrays, product)) {
+        return Ref();
+    }
+    if (int status = product.start(product.prepared, at[A], at[B], at[C])) {
+        Ref number(PyLong_FromLongLong(status));
+        PyObject* given = number.get();
+        Ref raised(PyObject_Vectorcall(PyTuple_GetItem(found, CHECK), &given, 1, nullptr));
+        return Ref();
+    }
+    return tensors && !fresh && !tell(state, c.get()) ? Ref() : static_cast<Ref&&>(c);
+}
+
+// start(args, keywords): C, or None where nothing was done.
+PyObject* start(PyObject* state, PyObject* const* given, Py_ssize_t) {
+    Arrays arrays;
+    PyObject* found = nullptr;
+    if (read(state, given[0], given[1], &arrays)) {
+        if (Ref key = key_of(state, given[0], given[1], arrays)) {
+            found = PyDict_GetItemWithError(PyList_GetItem(state, TABLE), key.get());
+        }
+    }
+    if (!found || found == none) {
+        PyErr_Clear();  // what cannot be asked or looked up is left to Python
+        return shared(none);
+    }
+    Ref kept(shared(found));
+    Ref c = started(state, found, &arrays);
+    if (c) {
+        return c.take();
+    }
+    return PyErr_Occurred() ? nullptr : shared(none);
+}
+
+// key(args, keywords): what `start` looks for, or None.
+PyObject* key(PyObject* state, PyObject* const* given, Py_ssize_t) {
+    Arrays arrays;
+    Ref made;
+    if (read(state, given[0], given[1], &arrays)) {
+        made = key_of(state, given[0], given[1], arrays);
+    }
+    PyErr_Clear();
+    return made ? made.take() : shared(none);
+}
+
+}  // namespace
+
+// The two functions above for a list as the enumeration says.
+extern "C" PyObject* make_start(PyObject* state) {
+    static PyMethodDef method = {"start", start, FASTCALL, nullptr};
+    return PyCFunction_NewEx(&method, state, nullptr);
+}
+
+extern "C" PyObject* make_key(PyObject* state) {
+    static PyMethodDef method = {"key", key, FASTCALL, nullptr};
+    return PyCFunction_NewEx(&method, state, nullptr);
+}

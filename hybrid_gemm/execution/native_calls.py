@@ -1,0 +1,182 @@
+"""Calls that came before, found and started by one native function: `native_calls.cpp`, compiled
+once by g++ if that is here. Python does the same otherwise.
+
+What is asked of the arrays of a call, and looked up, takes Python longer than the driver takes to
+launch a product.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import sys
+import threading
+from collections.abc import Callable
+from ctypes import c_int64, c_uint64, c_void_p
+from pathlib import Path
+from typing import Any, NamedTuple, ParamSpec, TypeVar
+
+from ..devices.cuda import driver
+from ..devices.cuda.launch_list import Prepared
+from ..errors import HybridGemmError
+from ..host import compiler
+
+P = ParamSpec("P")
+R = TypeVar("R")
+MAX_KNOWN = 4096  # calls; a program of ever new ones starts over
+_SOURCE = Path(__file__).with_name("native_calls.cpp")
+
+
+class Started(NamedTuple):
+    """A product that Python started: `prepared` for a stream of GPU `ordinal`, with the addresses
+    of A, B and C, the bytes from the first element to past the last of each, and C's dtype."""
+
+    prepared: Prepared
+    ordinal: int
+    stream: int
+    addresses: tuple[int, int, int]
+    extents: tuple[int, int, int]
+    dtype: str
+
+
+class _Here(threading.local):
+    """What this thread's last call started: the first product, and how many."""
+
+    count = 0
+    first: Started | None = None
+
+
+_here = _Here()
+
+
+def note(started: Started) -> None:
+    """Is told of each product that Python starts and that was prepared."""
+    _here.count += 1
+    _here.first = started
+
+
+class _Product(ctypes.Structure):
+    _fields_ = [
+        ("start", c_void_p), ("prepared", c_void_p), ("context", c_void_p), ("ordinal", c_int64),
+        ("extents", c_uint64 * 3),
+    ]  # fmt: skip
+
+
+@functools.cache
+def unavailable() -> str | None:
+    """Why calls are found by Python alone here, in one line."""
+    try:
+        _library()
+    except (HybridGemmError, OSError, AttributeError) as error:
+        return " ".join(str(error).split())
+    return None
+
+
+@functools.cache
+def _library() -> ctypes.PyDLL:
+    library = ctypes.PyDLL(str(compiler.build_library(_SOURCE)))
+    for make in library.make_start, library.make_key:
+        make.argtypes, make.restype = [ctypes.py_object], ctypes.py_object
+    return library
+
+
+def _nothing(args: tuple, keywords: dict) -> Any:
+    """Finds nothing."""
+
+
+class NativeCalls:
+    """The calls of one function that are known. `start(args, keywords)` gives C, or None where
+    nothing was done; with `out_is_third` the function has `out` as its third argument, otherwise
+    its C."""
+
+    def __init__(self, *, out_is_third: bool = False) -> None:
+        self._out_is_third = out_is_third
+        self.forget()
+
+    def forget(self) -> None:
+        """Knows no call any more."""
+        self.start: Callable[[tuple, dict], Any] = _nothing
+        self._key: Callable[[tuple, dict], tuple | None] = _nothing
+        self._state: list[Any] = []  # as the enumeration in native_calls.cpp says
+
+    def served(self, function: Callable[P, R]) -> Callable[P, R]:
+        """A decorator: calls that are known are started at once."""
+
+        @functools.wraps(function)
+        def call(*args: P.args, **keywords: P.kwargs) -> R:
+            done = self.start(args, keywords)
+            if done is not None:
+                return done
+            _here.count = 0
+            made = function(*args, **keywords)
+            if _here.count == 1 and _here.first:
+                self._learn(args, keywords, made, _here.first)
+            return made
+
+        return call
+
+    def _learn(self, args: tuple, keywords: dict, made: Any, started: Started) -> None:
+        """Knows calls with these keywords and with arrays that lie alike from now on, if the
+        product that was started is all that such a call does."""
+        if started.prepared.native is None or unavailable():
+            return
+        arrays = (*args[:2], made)
+        if started.addresses != tuple(map(_address, arrays)):
+            return  # operands were made anew
+        if started.extents != tuple(map(_extent, arrays)) or started.dtype != _dtype(made):
+            return  # a part of C, or of a complex one the real product
+        if not self._state:
+            self._open()
+        self._know_torch()
+        key = self._key(args, keywords)
+        if key is None or key[1:3] != (started.ordinal, started.stream):
+            return
+        product = _Product(
+            *started.prepared.native, driver.current_context(), started.ordinal,
+            (c_uint64 * 3)(*started.extents),
+        )  # fmt: skip
+        tensors = hasattr(made, "data_ptr")
+        make = _new_tensor if tensors else type(made)
+        table = self._state[0]
+        if len(table) >= MAX_KNOWN:
+            table.clear()
+        shape, check = tuple(made.shape), started.prepared.check
+        with contextlib.suppress(TypeError):  # a list among the keywords is no key
+            table[key] = bytes(product), check, make, shape, made.dtype
+
+    def _open(self) -> None:
+        cupy = sys.modules["cupy"]
+        self._state = [
+            {}, driver.address_of("cuCtxGetCurrent"), self._out_is_third, cupy.ndarray,
+            cupy.cuda.get_current_stream, *[None] * 5,
+        ]  # fmt: skip
+        self._key = _library().make_key(self._state)
+        self.start = _library().make_start(self._state)
+
+    def _know_torch(self) -> None:
+        torch = sys.modules.get("torch")
+        if torch and self._state[-1] is None:
+            self._state[-5:] = (
+                torch.Tensor, torch.nn.Parameter, torch._C._cuda_getCurrentRawStream,
+                torch.is_grad_enabled, torch.autograd.graph.increment_version,
+            )  # fmt: skip
+
+
+def _address(x: Any) -> int:
+    return int(x.data_ptr() if hasattr(x, "data_ptr") else x.data.ptr)
+
+
+def _extent(x: Any) -> int:
+    """Bytes from the first element to past the last one; strides are positive."""
+    size = x.dtype.itemsize
+    steps = [step * size for step in x.stride()] if hasattr(x, "data_ptr") else x.strides
+    return int(sum((n - 1) * step for n, step in zip(x.shape, steps, strict=True)) + size)
+
+
+def _dtype(x: Any) -> str:
+    return str(x.dtype).removeprefix("torch.")
+
+
+def _new_tensor(like: Any, shape: tuple[int, ...], dtype: Any) -> Any:
+    return like.new_empty(shape, dtype=dtype)

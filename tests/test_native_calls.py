@@ -1,0 +1,241 @@
+"""Calls that one native function finds and starts, with memory of the host in place of a GPU's."""
+
+import ctypes
+import sys
+from ctypes import c_int, c_uint64, c_void_p
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from support.arrays import integers
+from support.devices import needs
+
+import hybrid_gemm
+from hybrid_gemm.devices.cuda import driver
+from hybrid_gemm.execution import native_calls
+from hybrid_gemm.execution.native_calls import NativeCalls, Started, note
+
+CONTEXT, STREAM = 4711, 12
+
+
+class There(np.ndarray):
+    """A matrix of GPU 0, as far as these calls ask."""
+
+    ordinal = 0
+
+    @property
+    def data(self):
+        return SimpleNamespace(ptr=self.ctypes.data, device_id=self.ordinal)
+
+    @property
+    def _c_contiguous(self):
+        return self.flags.c_contiguous
+
+
+def there(*shape, dtype="f4"):
+    whole = np.zeros(64 + int(np.prod(shape)), dtype)
+    start = -whole.ctypes.data % 64 // whole.itemsize
+    return whole[start : start + int(np.prod(shape))].reshape(shape).view(There)
+
+
+class Prepared:
+    """A product that notes the addresses that it is started with, and fails with `status`."""
+
+    def __init__(self):
+        self.started, self.status = [], 0
+        kind = ctypes.CFUNCTYPE(c_int, c_void_p, c_uint64, c_uint64, c_uint64)
+        self.function = kind(lambda _mine, *at: self.started.append(at) or self.status)
+        self.native = ctypes.cast(self.function, c_void_p).value, 0
+
+    def check(self, status):
+        raise MemoryError(status)
+
+
+def extent(x):
+    return sum((n - 1) * s for n, s in zip(x.shape, x.strides, strict=True)) + x.itemsize
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """What CuPy and the driver say; `context` and `stream` are the current ones."""
+    if reason := native_calls.unavailable():
+        pytest.skip(reason)
+    now = SimpleNamespace(context=CONTEXT, stream=STREAM)
+
+    def current(at):
+        at[0] = now.context
+        return 0
+
+    call = ctypes.CFUNCTYPE(c_int, ctypes.POINTER(c_void_p))(current)
+    now.kept = call
+    cuda = SimpleNamespace(get_current_stream=lambda ordinal: SimpleNamespace(ptr=now.stream))
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(ndarray=There, cuda=cuda))
+    monkeypatch.setattr(driver, "address_of", lambda name: ctypes.cast(call, c_void_p).value)
+    monkeypatch.setattr(driver, "current_context", lambda: now.context)
+    return now
+
+
+@pytest.fixture
+def call(gpu):
+    """A product of two matrices of which Python starts the first call, with `slow` counting."""
+    calls, prepared = NativeCalls(), Prepared()
+
+    @calls.served
+    def gemm(a, b, c=None, /, *, alpha=1.0, beta=0.0, out=None, kernel="auto"):
+        gemm.slow += 1
+        out = there(len(a), b.shape[1]) if out is None else out
+        arrays = a, b, out
+        at, of = tuple(x.ctypes.data for x in arrays), tuple(map(extent, arrays))
+        for _ in range(gemm.products):
+            note(Started(prepared, 0, gpu.stream, at, of, "float32"))
+        return out
+
+    gemm.slow, gemm.products, gemm.prepared, gemm.calls = 0, 1, prepared, calls
+    return gemm
+
+
+def test_a_call_that_came_before_is_started_at_once(call):
+    a, b, out = there(8, 4), there(4, 12), there(8, 12)
+    assert call(a, b, out=out) is out and call.slow == 1
+    x, y, z = there(8, 4), there(4, 12), there(8, 12)
+    assert call(x, y, out=z) is z and call.slow == 1
+    assert call.prepared.started == [(x.ctypes.data, y.ctypes.data, z.ctypes.data)]
+    fresh = call(x, y)
+    assert call.slow == 2 and fresh.shape == (8, 12)
+    fresh = call(x, y)
+    assert call.slow == 2 and type(fresh) is There and (fresh.shape, fresh.dtype) == ((8, 12), "f4")
+    assert call.prepared.started[-1] == (x.ctypes.data, y.ctypes.data, fresh.ctypes.data)
+
+
+def test_what_differs_is_left_to_python(call, gpu):
+    a, b, out = there(8, 4), there(4, 12), there(8, 12)
+
+    def known(*args, **keywords):
+        before, started = call.slow, len(call.prepared.started)
+        call(*args, **keywords)
+        assert (call.slow > before) != (len(call.prepared.started) > started)
+        return call.slow == before
+
+    assert not known(a, b, out=out)
+    assert known(a, b, out=out)
+    for keywords in ({"alpha": 2.0}, {"beta": True}, {"beta": 1}, {"kernel": "own"}):
+        assert not known(a, b, out=out, **keywords)
+        assert known(a, b, out=out, **keywords), keywords
+    assert not known(a, b, out=out, alpha=np.array(2.0))  # which is no key
+    assert not known(a, b, out=out, alpha=np.array(2.0))
+    assert not known(a, b, out, beta=1, out=out)
+    assert known(a, b, out, beta=1, out=out)
+    assert not known(a, b, there(8, 12), beta=1, out=out)  # has to be copied first
+    wide = there(8, 24)
+    assert not known(a, b, out=wide[:, :12]) and known(a, b, out=wide[:, 12:])
+    assert not known(there(8, 5)[:, 1:], b, out=out)
+    assert not known(there(4, 8).T, b, out=out) and known(there(4, 8).T, b, out=out)
+    assert not known(there(2, 16), there(16, 12), out=there(2, 12))
+    elsewhere = there(8, 4)
+    elsewhere.ordinal = 1
+    assert not known(elsewhere, b, out=out)
+    assert not known(a, elsewhere.reshape(4, 8)[:, :4], out=there(8, 4))
+    gpu.stream = 99
+    assert not known(a, b, out=out) and known(a, b, out=out)
+    gpu.context = 0
+    assert not known(a, b, out=out)
+
+
+def test_out_that_overlaps_or_lies_off_16_bytes_is_left_to_python(call):
+    whole = there(40, 4)
+    b = there(4, 4)
+    for _ in range(2):
+        call(whole[:8], b, out=whole[8:16])
+    assert call.slow == 1
+    call(whole[:8], b, out=whole[4:12])
+    assert call.slow == 2
+    off = np.zeros(100, "f4").view(There)
+    start = (-off.ctypes.data // 4) % 4 + 1
+    call(whole[:8], b, out=off[start : start + 32].reshape(8, 4))
+    assert call.slow == 3
+
+
+@pytest.mark.parametrize("change", ["two products", "part of C", "dtype", "operands made anew"])
+def test_only_a_call_that_is_one_product_is_learnt(gpu, change):
+    calls, prepared, slow = NativeCalls(), Prepared(), []
+
+    @calls.served
+    def gemm(a, b, *, out):
+        slow.append(1)
+        arrays = a, (there(*b.shape) if change == "operands made anew" else b), out
+        at, of = [x.ctypes.data for x in arrays], [extent(x) for x in arrays]
+        of[2] -= 4 * (change == "part of C")
+        dtype = "float64" if change == "dtype" else "float32"
+        for _ in range(1 + (change == "two products")):
+            note(Started(prepared, 0, STREAM, tuple(at), tuple(of), dtype))
+        return out
+
+    a, b, out = there(8, 4), there(4, 12), there(8, 12)
+    for _ in range(3):
+        gemm(a, b, out=out)
+    assert len(slow) == 3 and not prepared.started
+
+
+def test_a_status_is_raised_and_a_call_that_is_forgotten_is_pythons(call):
+    a, b, out = there(8, 4), there(4, 12), there(8, 12)
+    call(a, b, out=out)
+    call.prepared.status = 2
+    with pytest.raises(MemoryError, match="2"):
+        call(a, b, out=out)
+    call.prepared.status = 0
+    call.calls.forget()
+    assert call(a, b, out=out) is out and call.slow == 2
+
+
+def test_the_third_of_matmul_is_out(gpu):
+    calls, prepared, slow = NativeCalls(out_is_third=True), Prepared(), []
+
+    @calls.served
+    def matmul(a, b, /, out=None):
+        slow.append(1)
+        arrays = a, b, out
+        at, of = tuple(x.ctypes.data for x in arrays), tuple(map(extent, arrays))
+        note(Started(prepared, 0, STREAM, at, of, "float32"))
+        return out
+
+    a, b, out = there(3, 8, 4), there(3, 4, 12), there(3, 8, 12)
+    for _ in range(2):
+        assert matmul(a, b, out) is out
+        assert matmul(a, b, out=out) is out
+    assert len(slow) == 1 and len(prepared.started) == 3
+
+
+def test_references_are_given_back(call):
+    a, b, out = there(8, 4), there(4, 12), there(8, 12)
+    things = (a, b, out, call.calls._state)
+    for keywords in ({}, {"out": out}, {"out": out, "alpha": 2.0}, {"out": out, "alpha": []}):
+        call(a, b, **keywords)
+        before = [sys.getrefcount(x) for x in things]
+        for _ in range(50):
+            call.calls.start((a, b), keywords)
+            call.calls.start((a,), keywords)
+        after = [sys.getrefcount(x) for x in things]
+        assert [y - x for x, y in zip(before, after, strict=True) if abs(x - y) > 20] == []
+
+
+@needs("cuda")
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "complex64"])
+@pytest.mark.parametrize(
+    "shapes", [((33, 70), (70, 45)), ((5, 33, 70), (5, 70, 45)), ((70, 70), (70,))]
+)
+def test_products_of_a_gpu(dtype, shapes, rng):
+    import cupy
+
+    for trial in range(8):
+        host = [integers(rng, s, "f4").astype(dtype) for s in shapes]
+        if dtype == "complex64":
+            host = [x + 1j * x[::-1] for x in host]
+        a, b = map(cupy.asarray, host)
+        expected = np.matmul(*[x.astype("c16") for x in host])
+        out = cupy.zeros(expected.shape, dtype)
+        with cupy.cuda.Stream(non_blocking=True) if trial > 5 else cupy.cuda.Stream.null:
+            for made in (hybrid_gemm.matmul(a, b), hybrid_gemm.matmul(a, b, out=out)):
+                np.testing.assert_array_equal(made.get(), expected.astype(dtype))
+            if a.ndim == b.ndim == 2:
+                made = hybrid_gemm.gemm(a, b, out, alpha=2, beta=1, out=out)
+                np.testing.assert_array_equal(made.get(), 3 * expected.astype(dtype))
