@@ -259,13 +259,6 @@ class Runner:
 
     def matmul(self, a: Any, b: Any, /, *, out: Any = None) -> Any:
         """A @ B as NumPy's `matmul`; see `hybrid_gemm.matmul`."""
-        single = None
-        if type(a) is not np.ndarray and is_device_array(a) and is_device_array(b):
-            single = self._single_gpus.get(gpu_of(a))
-            if single and (out is None or is_device_array(out)):
-                done = single.stacked(a, b, out)
-                if done is not None:
-                    return done
         if guests := Guests.of(a, b, None, out):
             return guests.served(lambda x, y, _c, z: self.matmul(x, y, out=z))
         stacks = Stacks.of(as_array(a, "A"), as_array(b, "B"), out)
@@ -275,8 +268,6 @@ class Runner:
         real.multiply(
             lambda x, y, z: self._multiply(x, y, None, 1.0, 0.0, False, False, z), self._together
         )
-        if single and real is stacks:
-            single.remember(a, b, out, stacks)
         return stacks.result
 
     def gemm_many(self, a: Sequence[Any], b: Sequence[Any], /) -> list[Any]:
@@ -293,7 +284,7 @@ class Runner:
         pairs = [(as_array(x, "A"), as_array(y, "B")) for x, y in zip(a, b, strict=True)]
         if pairs and is_device_array(pairs[0][0]):
             single = self._single_gpus.get(pairs[0][0].device.id)
-            if single is not None and (made := single.gemm_many(pairs)) is not None:
+            if single is not None and (made := single.stacks.multiply_pairs(pairs)) is not None:
                 return made
         return [self._multiply(x, y, None, 1.0, 0.0, False, False, None) for x, y in pairs]
 
@@ -301,8 +292,8 @@ class Runner:
         """c = a @ b for stacks, where one GPU multiplies them by few launches; otherwise False."""
         if is_device_array(a):
             single = self._single_gpus.get(a.device.id)
-            return single is not None and single.matmul(a, b, c)
-        return any(x.hosted_matmul(a, b, c) for x in list(self._single_gpus.values())[:1])
+            return single is not None and single.stacks.matmul(a, b, c)
+        return any(x.hosted_stacks(a, b, c) for x in list(self._single_gpus.values())[:1])
 
     def _multiply(
         self, a: Any, b: Any, c: Any, alpha: Scalar, beta: Scalar, trans_a: bool | str,

@@ -1,6 +1,7 @@
 """Kernel arguments as the CUDA driver is given them."""
 
 import ctypes
+import functools
 import shutil
 import threading
 from types import SimpleNamespace
@@ -8,7 +9,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from hybrid_gemm.devices.cuda import cublas, driver, launch_list
+from hybrid_gemm.devices.cuda import cublas, driver, launch_list, library_launches
+from hybrid_gemm.devices.cuda.launch_list import Recorded
 from hybrid_gemm.devices.cuda.tensor_maps import TensorMap
 
 MAP = np.arange(16, dtype=np.uint64).view([("words", np.uint64, 16)])
@@ -54,7 +56,7 @@ def test_a_launch_hands_over_pointers_to_arguments(monkeypatch, early):
         if early:
             config, function = given[0].contents, given[1]
             first = config.attributes[0]
-            assert (config.count, first.id, first.value) == (1, 6, 1)
+            assert (config.count, first.id, first.value[0]) == (1, 6, 1)
             names = [name for name, _ in driver._Config._fields_[:8]]
             numbers = [function, *(getattr(config, name) for name in names)]
         places = ctypes.cast(arguments, ctypes.POINTER(ctypes.c_void_p))
@@ -85,13 +87,13 @@ def tensor_map(address):
 
 
 def launches_of(a, b, c):
-    """(function, grid, block, arguments, bytes of shared memory, early) of a product."""
+    """(function, grid, block, arguments, bytes of shared memory, attributes) of a product."""
     workspace = 0x990000
     return [
-        (0x11, (1, 2, 3), (32, 1, 1), [matrix(a + 64), np.int32(7), matrix(workspace)], 0, False),
+        (0x11, (1, 2, 3), (32, 1, 1), [matrix(a + 64), np.int32(7), matrix(workspace)], 0, ()),
         (0x22, (4, 1, 1), (64, 2, 1),
          [np.float32(0.5), tensor_map(a), tensor_map(b + 256), tensor_map(workspace), np.int64(-1),
-          matrix(c), matrix(b), np.float64(2.5)], 4096, True),
+          matrix(c), matrix(b), np.float64(2.5)], 4096, [driver.Attribute(4, 0, (2, 1, 1))]),
     ]  # fmt: skip
 
 
@@ -106,10 +108,10 @@ def seen(monkeypatch):
         config = config.contents
         values = {0x11: (8, 4, 8), 0x22: (4, 128, 128, 128, 8, 8, 8, 8)}[function]
         places = ctypes.cast(arguments, ctypes.POINTER(ctypes.c_void_p))
-        early = config.count and (config.attributes[0].id, config.attributes[0].value)
+        first = config.count and (config.attributes[0].id, *config.attributes[0].value[:3])
         numbers = [getattr(config, name) for name, _ in driver._Config._fields_[:8]]
         texts = [ctypes.string_at(places[i], size) for i, size in enumerate(values)]
-        found.append((function, numbers, early, extra, texts))
+        found.append((function, numbers, first, extra, texts))
         return 700 if numbers[-1] == 0xBAD else 0
 
     def replaced(at, address):
@@ -143,10 +145,10 @@ def test_a_list_starts_the_same_launches_for_other_matrices(seen):
         for _ in "ab":
             assert prepared.start(*at) == 0
             expected = [
-                (function, [*grid, *block, shared, 0x88], (6, 1) if early else 0, None,
+                (function, [*grid, *block, shared, 0x88], (4, 2, 1, 1) if attributes else 0, None,
                  [x.tobytes() if hasattr(x, "tobytes") else x.data.ptr.to_bytes(8, "little")
                   for x in args])
-                for function, grid, block, args, shared, early in launches_of(*at)
+                for function, grid, block, args, shared, attributes in launches_of(*at)
             ]  # fmt: skip
             assert seen == expected
             seen.clear()
@@ -192,3 +194,138 @@ def test_a_prepared_product_of_cublas_is_the_call_from_python(seen, monkeypatch,
     for start in product.on_stream(stream), prepared.start:
         assert start(0x1000, 0x2000, 0x3000) == len(given) % 2
     assert given[0] == given[1] and {0x77, 0x1000, 0x2000, 0x3000} <= set(given[0])
+
+
+# --- launches of a library ----------------------------------------------------------------
+
+
+class Graphs:
+    """A driver that records what `launch` is told, as far as `library_launches` asks: nodes are
+    numbers from 1 on, each after the one before."""
+
+    def __init__(self):
+        self.nodes, self.graphs, self.recording = [], 0, False
+        self.kind = 0
+
+    def launch(self, function, grid, args, cluster=0):
+        assert self.recording
+        self.nodes.append((function, grid, [bytes(x) for x in args], cluster))
+
+    def __call__(self, name):
+        return functools.partial(getattr(self, name), name)
+
+    def cuStreamBeginCapture_v2(self, _name, stream, mode):
+        self.nodes, self.recording = [], True
+        return 0
+
+    def cuStreamEndCapture(self, _name, stream, graph):
+        self.recording = False
+        self.graphs += 1
+        graph._obj.value = 0x600D
+        return 0
+
+    def cuGraphDestroy(self, _name, graph):
+        self.graphs -= 1
+        return 0
+
+    def cuGraphGetNodes(self, _name, graph, nodes, count):
+        if nodes is not None:
+            order = [*range(2, len(self.nodes) + 1), 1]  # in no order
+            nodes[:] = order[: len(nodes)]
+        count._obj.value = len(self.nodes)
+        return 0
+
+    def cuGraphNodeGetDependencies(self, _name, node, before, count):
+        before[0] = node - 1
+        count._obj.value = node > 1
+        return 0
+
+    def cuGraphNodeGetType(self, _name, node, kind):
+        kind._obj.value = self.kind
+        return 0
+
+    def cuGraphKernelNodeGetParams_v2(self, _name, node, made):
+        function, grid, args, _cluster = self.nodes[node - 1]
+        self.kept = [ctypes.create_string_buffer(x, len(x)) for x in args]
+        places = (ctypes.c_void_p * len(args))(*map(ctypes.addressof, self.kept))
+        self.kept.append(places)
+        made = made._obj
+        made.function, made.shared, made.extra = function, 48, None
+        made.arguments = ctypes.cast(places, ctypes.POINTER(ctypes.c_void_p))
+        made.grid_x, made.grid_y, made.grid_z = grid
+        made.block_x = made.block_y = made.block_z = 1
+        return 0
+
+    def cuFuncGetParamInfo(self, _name, function, place, offset, size):
+        args = next(args for known, _grid, args, _c in self.nodes if known == function)
+        if place >= len(args):
+            return 1
+        size._obj.value = len(args[place])
+        return 0
+
+    def cuGraphKernelNodeGetAttribute(self, _name, node, number, at):
+        if number == 4:
+            ctypes.c_int.from_address(at).value = self.nodes[node - 1][3]
+        return 0
+
+
+@pytest.fixture
+def graphs(monkeypatch):
+    made = Graphs()
+    monkeypatch.setattr(driver, "function", made)
+    return made
+
+
+def words(*numbers):
+    return b"".join(x.to_bytes(8, "little") for x in numbers)
+
+
+def test_what_a_library_launches_is_recorded_with_its_addresses(graphs):
+    def start(a, b, c):
+        graphs.launch(0x11, (3, 2, 1), [words(5, a, b + 64), b"abc", words(c)], cluster=2)
+        graphs.launch(0x22, (1, 1, 1), [words(c, 77, c + 8) + b"tail"])
+
+    at = 0x7000, 0x7100, 0x7200  # nearer to each other than they are moved
+    first, second = library_launches.recorded(start, at, 0x88)
+    assert (first[:3], first[4]) == ((0x11, (3, 2, 1), (1, 1, 1)), 48)
+    assert [(x.value, x.places) for x in first[3]] == [
+        (words(5, 0x7000, 0x7140), [(8, 0, 0), (16, 1, 64)]), (b"abc", []),
+        (words(0x7200), [(0, 2, 0)]),
+    ]  # fmt: skip
+    assert [(x.id, x.value[0]) for x in first[5]] == [(4, 2)] and not second[5]
+    assert [x.places for x in second[3]] == [[(0, 2, 0), (16, 2, 8)]]
+    assert graphs.graphs == 0
+
+
+@pytest.mark.parametrize("what", ["argument", "tail", "grid", "count", "kind", "nothing", "raised"])
+def test_what_cannot_be_told_is_not_recorded(graphs, what):
+    turns = []
+
+    def start(a, b, c):
+        turns.append(1)
+        other = len(turns) > 1
+        if what == "raised":
+            raise library_launches.Unrecorded("it failed")
+        if what == "nothing":
+            return
+        graphs.kind = 2 * (what == "kind")  # sets memory
+        number = (a >> 4) if what == "argument" else 3
+        grid = (1 + (other and what == "grid"), 1, 1)
+        tail = bytes([other and what == "tail"])
+        for _ in range(1 + (other and what == "count")):
+            graphs.launch(0x11, grid, [words(a, number), words(c) + tail])
+
+    with pytest.raises(library_launches.Unrecorded):
+        library_launches.recorded(start, (0x7000, 0x8000, 0x9000), 0x88)
+    assert graphs.graphs == 0
+
+
+def test_a_list_of_recorded_launches_starts_them_for_other_matrices(seen):
+    recorded = [
+        (0x11, (1, 2, 3), (32, 1, 1),
+         [Recorded(words(0x1040), [(0, 0, 64)]), np.int32(7), Recorded(words(0x3000), [(0, 2, 0)])],
+         0, ()),
+    ]  # fmt: skip
+    prepared = launch_list.LaunchList(recorded, 0x88, ())
+    assert prepared.start(0xA000, 0xB000, 0xC000) == 0
+    assert seen[0][4] == [words(0xA040), np.int32(7).tobytes(), words(0xC000)]

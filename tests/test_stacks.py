@@ -14,10 +14,11 @@ from support.devices import needs
 
 import hybrid_gemm as hg
 from hybrid_gemm import Runner, gemm_many, matmul
-from hybrid_gemm.arrays.stacks import Stacks, merged
+from hybrid_gemm.arrays.stacks import merged
 from hybrid_gemm.devices.cuda import cublas
 from hybrid_gemm.errors import DTypeError, UsageError
 from hybrid_gemm.execution.single_gpu import SingleGpuExecutor
+from hybrid_gemm.execution.stacks_on_gpu import StacksOnGpu
 from hybrid_gemm.options import Options
 
 SHAPES = [
@@ -88,7 +89,7 @@ def test_merged_sides_lead_to_the_same_places(sides, broadcast):
 
 
 class There(np.ndarray):
-    """A matrix of a GPU, as far as `SingleGpuExecutor` asks."""
+    """A matrix of a GPU, as far as `StacksOnGpu` asks."""
 
     @property
     def data(self):
@@ -96,45 +97,49 @@ class There(np.ndarray):
 
 
 @pytest.fixture
-def executor(monkeypatch):
-    """One whose launches are noted in `launched`, as numbers and steps of bytes."""
-    made = SingleGpuExecutor.__new__(SingleGpuExecutor)
-    made.array, made.known_stacks, made.launched = There, {}, []
-    runtime = SimpleNamespace(getDevice=lambda: 0)
-    made.device = SimpleNamespace(
-        ordinal=0, cp=SimpleNamespace(cuda=SimpleNamespace(runtime=runtime))
-    )
-    made.plans, made.checked = SimpleNamespace(options=Options()), None
-    monkeypatch.setattr(made, "_stream", lambda: "stream", raising=False)
+def stacks(monkeypatch):
+    """Stacks of a GPU whose launches are noted in `launched`, as numbers and steps of bytes."""
+    cuda = SimpleNamespace(runtime=SimpleNamespace(getDevice=lambda: 0))
+    device = SimpleNamespace(ordinal=0, cp=SimpleNamespace(cuda=cuda, ndarray=There))
+    device.prepared = lambda *x: None
+    stream = SimpleNamespace(cupy=SimpleNamespace(ptr=7), is_recorded=lambda: False)
+    plans = SimpleNamespace(options=Options())
+    made = StacksOnGpu(device, plans, lambda: stream, checked=False)
+    made.launched = []
 
     def bind(a, b, c, count, steps):
-        return lambda *at: made.launched.append((*at[:3], count, tuple(steps)))
+        def start(*at):
+            made.launched.append((*at, count, tuple(steps)))
+            return 0
+
+        return cublas.LibraryProduct(lambda stream: start, np.zeros(2))
 
     monkeypatch.setattr(cublas, "bind_stack", bind)
     return made
 
 
-def test_stacks_that_lie_alike_are_looked_at_once(executor, monkeypatch):
+def test_stacks_that_lie_alike_are_looked_at_once(stacks, monkeypatch):
     a, b, c = (np.zeros(s, "f4").view(There) for s in ((6, 5, 7), (6, 7, 3), (6, 5, 3)))
-    assert executor.stacked(a, b, c) is None
-    assert executor.matmul(a, b, c)
+    assert stacks.matmul(a, b, c)
     expected = [(*(x.ctypes.data for x in (a, b, c)), 6, (140, 84, 60))]
-    assert executor.launched == expected
-    executor.remember(a, b, c, Stacks.of(a, b, c))
-    monkeypatch.setattr(SingleGpuExecutor, "_stackable", lambda *x: pytest.fail("looked at again"))
-    assert executor.stacked(a, b, c) is c and executor.launched == 2 * expected
-    assert executor.stacked(a, b, None) is None  # was not remembered
+    assert stacks.launched == expected
+    monkeypatch.setattr(cublas, "bind_stack", lambda *x: pytest.fail("looked at again"))
+    assert stacks.matmul(a, b, c) and stacks.launched == 2 * expected
     other = np.zeros((6, 5, 3), "f4").view(There)
-    assert executor.stacked(a, b, other) is other
-    assert executor.launched[2][2] == other.ctypes.data
-    assert executor.stacked(a[::-1], b, c) is None
-    whole = np.zeros(400, "f4").view(There)
-    x, z = (whole[i : i + s].reshape(t) for i, s, t in ((0, 210, (6, 5, 7)), (209, 90, (6, 5, 3))))
-    assert executor.stacked(x, b, z) is None  # they overlap
-    x, z = (whole[i : i + s].reshape(t) for i, s, t in ((0, 210, (6, 5, 7)), (210, 90, (6, 5, 3))))
-    assert executor.stacked(x, b, z) is z and len(executor.launched) == 4
+    assert stacks.matmul(a, b, other)
+    assert stacks.launched[2][2] == other.ctypes.data
     one = [v[:1] for v in (a, b, c)]
-    assert not executor.matmul(*one)  # which a kernel of ours may multiply faster
+    assert not stacks.matmul(*one)  # which a kernel of ours may multiply faster
+
+
+def test_stacks_of_uneven_steps_are_several_launches(stacks):
+    a, b, c = (np.zeros(s, "f4").view(There) for s in ((2, 3, 5, 7), (4, 7, 3), (2, 3, 5, 3)))
+    b = np.broadcast_to(b[:3], (2, 3, 7, 3), subok=True)
+    assert stacks.matmul(a, b, c)
+    at = [x.ctypes.data for x in (a, b, c)]
+    second = (at[0] + 3 * 140, at[1], at[2] + 3 * 60)
+    assert stacks.launched == [(*x, 3, (140, 84, 60)) for x in (tuple(at), second)]
+    assert not stacks.matmul(a[:, ::-1], b, c)
 
 
 @needs("cuda")
@@ -167,9 +172,9 @@ def test_stacks_of_large_matrices_and_named_kernels_are_pair_by_pair(monkeypatch
     cp = pytest.importorskip("cupy")
     a = cp.asarray(integers(rng, (2, 64, 64)))
     monkeypatch.setattr(cublas, "bind_stack", lambda *x: pytest.fail("by one launch"))
-    for options in ({"kernel": "own"}, {"compute": "fp32x3"}, {"kernel": "naive"}):
+    for options in ({"compute": "fp32x3"}, {"kernel": "naive"}):
         np.testing.assert_array_equal(matmul(a, a, **options).get(), (a @ a).get())
-    monkeypatch.setattr("hybrid_gemm.execution.single_gpu.STACKED_FLOPS", 1000)
+    monkeypatch.setattr("hybrid_gemm.execution.stacks_on_gpu.STACKED_FLOPS", 1000)
     np.testing.assert_array_equal(matmul(a, a).get(), (a @ a).get())
 
 

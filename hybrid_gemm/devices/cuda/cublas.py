@@ -22,7 +22,9 @@ import numpy as np
 from ...arrays.strides import layout, stored
 from ...errors import HybridGemmError
 from ..roles import Array
-from . import launch_list
+from . import launch_list, library_launches
+from .launch_list import LaunchList
+from .library_launches import Unrecorded
 
 Start = Callable[[int, int, int], int]  # of the addresses of A, B and C: 0 or cuBLAS's status
 WORKSPACE_BYTES = 32 << 20  # what cuBLAS asks for on Hopper
@@ -90,9 +92,10 @@ _spare: dict[int, list[int]] = defaultdict(list)  # handles without a stream, by
 
 
 class Handle:
-    """What cuBLAS needs for the products of one stream, made on the current GPU."""
+    """What cuBLAS needs for the products of one stream, made on the current GPU; with a `workspace`
+    of another's."""
 
-    def __init__(self, stream: int):
+    def __init__(self, stream: int, workspace: Any = None):
         import cupy
 
         # A handle is never destroyed: that waits for the GPU, which ends any graph being captured.
@@ -102,7 +105,7 @@ class Handle:
         except IndexError:
             self.value = cupy.cuda.cublas.create()
         cupy.cuda.cublas.setMathMode(self.value, 0)  # no TF32, whatever the environment says
-        self.workspace = cupy.cuda.Memory(WORKSPACE_BYTES)
+        self.workspace = workspace or cupy.cuda.Memory(WORKSPACE_BYTES)
         _call("cublasSetStream_v2", self.value, stream)
         _call("cublasSetWorkspace_v2", self.value, self.workspace.ptr, WORKSPACE_BYTES)
 
@@ -168,22 +171,24 @@ class LibraryProduct:
 
     on_stream: Callable[[Any], Start]
     scalars: np.ndarray  # which cuBLAS reads at each call
-    native: _Native
-    function: str
+    native: _Native | None = None
+    function: str = ""
 
     def __call__(self, a: Array, b: Array, c: Array, stream: Any) -> None:
         check(self.on_stream(stream)(a.data.ptr, b.data.ptr, c.data.ptr))
 
 
 class Prepared:
-    """A product on one stream; see `launch_list.Prepared`."""
+    """A product on one stream, which asks cuBLAS each time; see `launch_list.Prepared`. `why` it is
+    not recorded."""
 
-    def __init__(self, product: LibraryProduct, stream: Any) -> None:
+    def __init__(self, product: LibraryProduct, stream: Any, why: str | None = None) -> None:
+        self.why = why
         handle = stream.prepare_cublas()
         self.kept: tuple = product, handle
         self.start: Start
         self.native: tuple[int, int] | None = None
-        if launch_list.unavailable():
+        if launch_list.unavailable() or product.native is None:
             self.start = product.on_stream(stream)
             return
         mine = _Native.from_buffer_copy(product.native)
@@ -198,12 +203,30 @@ class Prepared:
         check(status)
 
 
-# A call of a stack: the addresses of the first A, B and C, and a stream.
-BoundStack = Callable[[int, int, int, Any], None]
+def recorded(
+    product: LibraryProduct, addresses: Sequence[int], stream: Any, aside: Any
+) -> LaunchList:
+    """What cuBLAS launches for a product on a stream, recorded on another that one thread uses, as
+    a list that starts it without cuBLAS. Raises `Unrecorded` where that cannot be."""
+    workspace = stream.prepare_cublas().workspace
+    # The stream's own handle may have products of other threads to start meanwhile.
+    aside.cublas = Handle(aside.cupy.ptr, workspace)
+    start = product.on_stream(aside)
+
+    def call(*at: int) -> None:
+        check(start(*at))
+
+    try:
+        noted = library_launches.recorded(call, addresses, aside.cupy.ptr)
+    except HybridGemmError as error:
+        raise Unrecorded(str(error)) from error
+    finally:
+        aside.cublas = None
+    return LaunchList(noted, stream.cupy.ptr, (), kept=(product, workspace))
 
 
-def bind_stack(a: Array, b: Array, c: Array, count: int, steps: Sequence[int]) -> BoundStack:
-    """A call that multiplies `count` pairs of CuPy matrices by one launch: C = A B, all of one
+def bind_stack(a: Array, b: Array, c: Array, count: int, steps: Sequence[int]) -> LibraryProduct:
+    """A product that multiplies `count` pairs of CuPy matrices by one launch: C = A B, all of one
     floating-point dtype, C with contiguous rows. The first of them lie as these; `steps` are the
     bytes from one A, B and C to the next."""
     (m, n), k, size = c.shape, a.shape[1], c.itemsize
@@ -215,14 +238,15 @@ def bind_stack(a: Array, b: Array, c: Array, count: int, steps: Sequence[int]) -
     (step_a, step_b, step_c), ldc = (step // size for step in steps), stored(c)[1]
     head = _OPERATION[lb], _OPERATION[la], n, m, k, one
 
-    def call(x: int, y: int, z: int, stream: Any, _kept: np.ndarray = scalars) -> None:
-        _call(
-            "cublasGemmStridedBatchedEx_64", stream.prepare_cublas().value, *head,
-            y, kind, ldb, step_b, x, kind, lda, step_a, zero, z, kind, ldc, step_c,
+    def on_stream(stream: Any) -> Start:
+        handle = stream.prepare_cublas().value
+        function = _function("cublasGemmStridedBatchedEx_64")
+        return lambda x, y, z: function(
+            handle, *head, y, kind, ldb, step_b, x, kind, lda, step_a, zero, z, kind, ldc, step_c,
             count, compute, _ANY_ALGORITHM,
         )  # fmt: skip
 
-    return call
+    return LibraryProduct(on_stream, scalars)
 
 
 def multiply_group(pairs: Sequence[tuple[Array, Array, Array]], stream: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -92,6 +93,10 @@ class CudaStream(Stream):
     def synchronize(self) -> None:
         self.cupy.synchronize()
 
+    def is_recorded(self) -> bool:
+        """Whether a graph is being made of what is launched."""
+        return bool(self.cupy.is_capturing())
+
 
 class CudaDevice(KernelDevice):
     """GPU `ordinal`; `part` is its number among the devices that this GPU plays, if any.
@@ -121,6 +126,8 @@ class CudaDevice(KernelDevice):
         self._monitor: nvml.Monitor | None = None
         self._spoiler: Array = None
         self._tables: dict[bytes, Array] = {}
+        self._aside: CudaStream | None = None  # on which launches are recorded, and nothing runs
+        self._recording = threading.Lock()
         self.properties = cupy.cuda.runtime.getDeviceProperties(ordinal)
         self.capability = 10 * self.properties["major"] + self.properties["minor"]
         self.arch = f"sm_{self.capability}"
@@ -370,7 +377,7 @@ class CudaDevice(KernelDevice):
         None where there is no native code for it. All addresses are multiples of 16, as they have
         to be for the matrices that it is started with."""
         if isinstance(call, cublas.LibraryProduct):
-            return cublas.Prepared(call, stream)
+            return self.prepared_library(call, [x.data.ptr for x in (a, b, c)], stream)
         if launch_list.unavailable():
             return None
         spans = [_span(x) for x in (a, b, c)]
@@ -384,6 +391,20 @@ class CudaDevice(KernelDevice):
         with driver.noted() as noted:
             call(a, b, c, stream)
         return launch_list.LaunchList(noted, stream.cupy.ptr, spans)
+
+    def prepared_library(
+        self, product: cublas.LibraryProduct, addresses: Sequence[int], stream: OwnStream
+    ) -> launch_list.Prepared:
+        """As `prepared`, of a product of cuBLAS's: its own launches, where they can be recorded."""
+        if launch_list.unavailable():
+            return cublas.Prepared(product, stream, launch_list.unavailable())
+        with self._recording:
+            if self._aside is None:
+                self._aside = self.stream()
+            try:
+                return cublas.recorded(product, addresses, stream, self._aside)
+            except cublas.Unrecorded as why:
+                return cublas.Prepared(product, stream, str(why))
 
     def _stand_in(self, matrix: Array, size: int) -> Array:
         """A matrix laid out alike in memory of the host, where no GPU has any."""

@@ -43,10 +43,10 @@ class _Copy2D(ctypes.Structure):
     ]  # fmt: skip
 
 
-class _Attribute(ctypes.Structure):
-    """CUlaunchAttribute, whose value is the first word of 64 bytes"""
+class Attribute(ctypes.Structure):
+    """CUlaunchAttribute, whose value is 64 bytes"""
 
-    _fields_ = [("id", c_int), ("pad", c_int), ("value", c_int), ("rest", c_int * 15)]
+    _fields_ = [("id", c_int), ("pad", c_int), ("value", c_int * 16)]
 
 
 class _Config(ctypes.Structure):
@@ -55,11 +55,11 @@ class _Config(ctypes.Structure):
     _fields_ = [
         *((f"{what}_{axis}", c_uint) for what in ("grid", "block") for axis in "xyz"),
         ("shared", c_uint), ("stream", c_void_p),
-        ("attributes", ctypes.POINTER(_Attribute)), ("count", c_uint),
+        ("attributes", ctypes.POINTER(Attribute)), ("count", c_uint),
     ]  # fmt: skip
 
 
-_EARLY = _Attribute(6, 0, 1)  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+_EARLY = Attribute(6, 0, (1,))  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 # What native threads call, in the order in which they know them.
 _NATIVE = (
     "cuCtxSetCurrent", "cuMemcpyAsync", "cuMemcpy2DAsync_v2", "cuEventRecord",
@@ -73,13 +73,25 @@ SIGNATURES = {
     "cuMemcpy2DAsync_v2": (ctypes.POINTER(_Copy2D), c_void_p),
     "cuEventRecord": (c_void_p, c_void_p),
     "cuEventQuery": (c_void_p,),
+    "cuGraphDestroy": (c_void_p,),
+    "cuGraphGetNodes": (c_void_p, c_void_p, c_void_p),
+    "cuGraphNodeGetType": (c_void_p, c_void_p),
+    "cuGraphNodeGetDependencies": (c_void_p, c_void_p, c_void_p),
+    "cuGraphKernelNodeGetParams_v2": (c_void_p, c_void_p),
+    "cuGraphKernelNodeGetAttribute": (c_void_p, c_int, c_void_p),
+    "cuFuncGetParamInfo": (c_void_p, c_size_t, c_void_p, c_void_p),
+    "cuKernelGetParamInfo": (c_void_p, c_size_t, c_void_p, c_void_p),
+    "cuStreamBeginCapture_v2": (c_void_p, c_int),
+    "cuStreamEndCapture": (c_void_p, c_void_p),
     "cuLaunchKernel": (c_void_p, *[c_uint] * 7, c_void_p, c_void_p, c_void_p),
     "cuLaunchKernelEx": (ctypes.POINTER(_Config), c_void_p, c_void_p, c_void_p),
     "cuStreamWaitEvent": (c_void_p, c_void_p, c_uint),
     "cuTensorMapReplaceAddress": (c_void_p, c_void_p),
 }
-# A launch that was noted: function, grid, block, arguments, bytes of shared memory, early.
-Noted = tuple[int, Sequence[int], Sequence[int], Sequence[Any], int, bool]
+# A launch that was noted: function, grid, block, arguments, bytes of shared memory, attributes.
+Noted = tuple[
+    int, Sequence[int], Sequence[int], Sequence[Any], int, Sequence[Attribute]
+]  # fmt: skip
 _notes = threading.local()
 
 
@@ -191,25 +203,27 @@ def launch(
     may begin while those of what was launched before end."""
     notes = getattr(_notes, "launches", None)
     if notes is not None:
-        notes.append((function, grid, block, args, shared, early))
+        notes.append((function, grid, block, args, shared, (_EARLY,) if early else ()))
         return
     values, offsets = packed(args)
     at = ctypes.addressof(values)
     # As bytes: an array of pointers takes Python four times as long to make.
     places = struct.pack(f"={len(offsets)}Q", *[at + offset for offset in offsets])
     if early:
-        how = config(grid, block, shared, stream, early=True)
+        how = config(grid, block, shared, stream, (_EARLY,))
         _call("cuLaunchKernelEx", ctypes.byref(how), function, places, None)
     else:
         _call("cuLaunchKernel", function, *grid, *block, shared, stream, places, None)
 
 
 def config(
-    grid: Sequence[int], block: Sequence[int], shared: int, stream: int, *, early: bool
-) -> ctypes.Structure:
+    grid: Sequence[int], block: Sequence[int], shared: int, stream: int,
+    attributes: Sequence[Attribute],
+) -> ctypes.Structure:  # fmt: skip
     """A CUlaunchConfig."""
-    attributes = (ctypes.pointer(_EARLY), 1) if early else (None, 0)
-    return _Config(*grid, *block, shared, stream, *attributes)
+    count = len(attributes)
+    listed = (Attribute * count)(*attributes) if count else None
+    return _Config(*grid, *block, shared, stream, listed, count)
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ import ctypes
 import functools
 from collections.abc import Callable, Sequence
 from ctypes import c_int, c_int32, c_int64, c_uint64, c_void_p
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -69,6 +70,19 @@ def address_of(name: str) -> int:
     return ctypes.cast(getattr(library, name), c_void_p).value or 0
 
 
+@dataclass(frozen=True)
+class Recorded:
+    """An argument of a library's kernel: its bytes, and where in them are addresses in which
+    matrix (A, B, C are 0, 1, 2), so many bytes from its first element."""
+
+    value: bytes
+    places: Sequence[tuple[int, int, int]]
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.value)
+
+
 class Prepared(Protocol):
     """A product on one stream: `start` takes the addresses of A, B and C, and returns 0 or a
     status of which `check` makes an error. `native` are the addresses of a native function and of
@@ -85,9 +99,11 @@ class LaunchList:
     product would have made, and `spans` the first address and the one past the last of its A, B
     and C, which have no byte in common."""
 
-    def __init__(self, noted: Sequence[driver.Noted], stream: int, spans: Sequence[range]) -> None:
+    def __init__(
+        self, noted: Sequence[driver.Noted], stream: int, spans: Sequence[range], kept: Any = None
+    ) -> None:
         self._places: list[_Place] = []
-        self._kept: list[Any] = []  # what launches point to, but A, B and C
+        self._kept: list[Any] = [kept]  # what launches point to, but A, B and C
         made = [self._launch(each, stream, spans) for each in noted]
         places, launches = (_Place * len(self._places))(*self._places), (_Launch * len(made))(*made)
         whole = _List(
@@ -103,24 +119,28 @@ class LaunchList:
         driver.check(status)
 
     def _launch(self, noted: driver.Noted, stream: int, spans: Sequence[range]) -> _Launch:
-        function, grid, block, args, shared, early = noted
+        function, grid, block, args, shared, attributes = noted
         offsets, size = [], 0
         for arg in args:
-            step = _ALIGNMENT if isinstance(arg, np.ndarray) else 8
+            step = _ALIGNMENT if isinstance(arg, np.ndarray | Recorded) else 8
             size = -(-size // step) * step
             offsets.append(size)
-            size += arg.nbytes if isinstance(arg, np.ndarray | np.generic) else 8
+            size += arg.nbytes if isinstance(arg, np.ndarray | np.generic | Recorded) else 8
         room = ctypes.create_string_buffer(size + _ALIGNMENT)
         start = -(-ctypes.addressof(room) // _ALIGNMENT) * _ALIGNMENT
         for arg, offset in zip(args, offsets, strict=True):
             self._put(arg, start + offset, spans)
         arguments = (c_void_p * len(offsets))(*[start + offset for offset in offsets])
-        config = driver.config(grid, block, shared, stream, early=early)
+        config = driver.config(grid, block, shared, stream, attributes)
         self._kept += [room, arguments, config]
         return _Launch(ctypes.addressof(config), function, ctypes.addressof(arguments))
 
     def _put(self, arg: Any, at: int, spans: Sequence[range]) -> None:
-        """Writes an argument, and notes whether it is an address in A, B or C."""
+        """Writes an argument, and notes what of it is an address in A, B or C."""
+        if isinstance(arg, Recorded):
+            ctypes.memmove(at, arg.value, arg.nbytes)
+            self._places += [_Place(at + x, offset, i, False) for x, i, offset in arg.places]
+            return
         value, address = _value(arg)
         ctypes.memmove(at, value, len(value))
         matrix = next((i for i, span in enumerate(spans) if address in span), None)

@@ -1,0 +1,68 @@
+"""What was worked out for products of arrays that lie alike, on one GPU."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from ..devices.cuda.device import CudaDevice, CudaStream
+from ..devices.cuda.launch_list import Prepared
+from ..devices.kernel_launcher import BoundProduct
+from .native_calls import Started, note
+
+MAX_KNOWN = 4096  # signatures; a program of ever new shapes starts over
+
+
+class Found:
+    """The bound product, the shape and the dtype of C, and the bytes from the first to past the
+    last of A, B and C.
+
+    `ready` has the product prepared for streams, by their addresses: False where it was called once
+    there. It is None for products that are not prepared.
+    """
+
+    __slots__ = "call", "dtype", "extents", "ready", "shape"
+
+    def __init__(
+        self, call: BoundProduct, shape: tuple[int, ...], dtype: str,
+        extents: tuple[int, int, int], preparable: bool,
+    ) -> None:  # fmt: skip
+        self.call, self.shape, self.dtype, self.extents = call, shape, dtype, extents
+        self.ready: dict[int, Prepared | Literal[False]] | None = {} if preparable else None
+
+    def start_prepared(self, ordinal: int, stream: int, at: tuple[int, int, int]) -> bool:
+        """Starts it for matrices at these addresses, if it is prepared for this stream of the
+        current GPU. It was worked out for A and B as they are read."""
+        ready = self.ready and self.ready.get(stream)
+        if not ready or (at[0] | at[1] | at[2]) & 15:
+            return False
+        if status := ready.start(*at):
+            ready.check(status)
+        note(Started(ready, ordinal, stream, at, self.extents, self.dtype))
+        return True
+
+    def start(self, device: CudaDevice, stream: CudaStream, a: Any, b: Any, c: Any) -> None:
+        """Starts it; the second time, it is prepared for this stream."""
+        at, known = stream.cupy.ptr, self.ready
+        self.call(a, b, c, stream)
+        if known is None or (a.data.ptr | b.data.ptr | c.data.ptr) & 15:
+            return
+        if at not in known:
+            known[at] = False
+        elif not known[at] and not stream.is_recorded():
+            if made := device.prepared(self.call, a, b, c, stream):
+                known[at] = made
+            else:
+                self.ready = None
+
+
+def extent(x: Any) -> int:
+    """Bytes from the first element's address to past the last one's; strides are positive."""
+    steps = zip(x.shape, x.strides, strict=True)
+    return int(sum((n - 1) * step for n, step in steps) + x.itemsize)
+
+
+def overlap(at: tuple[int, int, int], extents: tuple[int, int, int]) -> bool:
+    """Whether C may have a byte in common with A or B."""
+    at_a, at_b, at_c = at
+    stop = at_c + extents[2]
+    return (at_a < stop and at_c < at_a + extents[0]) or (at_b < stop and at_c < at_b + extents[1])

@@ -1,0 +1,135 @@
+"""Stacks of small products on one GPU, each few by one launch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..arrays.stacks import merged
+from ..arrays.strides import layout, leading
+from ..devices.base import Stream
+from ..devices.cuda import cublas
+from ..devices.cuda.device import CudaDevice, CudaStream
+from ..devices.kernel_launcher import BoundProduct
+from ..problem import FLOATS
+from .found import MAX_KNOWN, Found, extent
+from .plan_maker import PlanMaker
+
+STACKED_FLOPS = 2 * 2048**3  # of one product in a stack: larger ones fill a GPU alone
+
+
+class StacksOnGpu:
+    """C = A @ B for stacks that lie on a GPU, on what `stream()` gives: the caller's current
+    stream. False or None, and nothing is done, where pair by pair is right: for large matrices,
+    which fill the GPU alone, for other dtypes, arithmetics and kernels, other places, and where
+    products are `checked`."""
+
+    def __init__(
+        self, device: CudaDevice, plans: PlanMaker, stream: Callable[[], CudaStream], *,
+        checked: bool,
+    ) -> None:  # fmt: skip
+        self.device, self.plans, self.stream, self.checked = device, plans, stream, checked
+        self.known: dict[tuple, Found | None] = {}
+
+    def matmul(self, a: Any, b: Any, c: Any) -> bool:
+        """C = A @ B for stacks of the same length; whether that was done."""
+        if not self._here(a, b, c) or math.prod(c.shape[:-2]) < 2 or not self._stackable(a, b, c):
+            return False
+        key = tuple((x.shape, x.strides, x.dtype.char) for x in (a, b, c))
+        if key not in self.known:
+            if len(self.known) >= MAX_KNOWN:
+                self.known.clear()
+            self.known[key] = self._work_out(a, b, c)
+        found = self.known[key]
+        if found is None:
+            return False
+        stream, at = self.stream(), (a.data.ptr, b.data.ptr, c.data.ptr)
+        if not found.start_prepared(self.device.ordinal, stream.cupy.ptr, at):
+            found.start(self.device, stream, a, b, c)
+        return True
+
+    def multiply_pairs(self, pairs: Sequence[tuple[Any, Any]]) -> list[Any] | None:
+        """A @ B of each pair of matrices, of any sides."""
+        dtype, array = pairs[0][0].dtype, self.device.cp.ndarray
+        for a, b in pairs:
+            if not (self._here(a, b) and a.ndim == b.ndim == 2 and a.dtype == dtype):
+                return None
+            if not (a.shape[1] == b.shape[0] and layout(a) and layout(b)):
+                return None
+        made = [array((a.shape[0], b.shape[1]), dtype) for a, b in pairs]
+        threes = [(a, b, c) for (a, b), c in zip(pairs, made, strict=True)]
+        if not all(self._stackable(*three) for three in threes):
+            return None
+        cublas.multiply_group(threes, self.stream())
+        return made
+
+    def of_host(self, a: Any, b: Any, c: Any, most: int, own: CudaStream) -> bool:
+        """As `matmul`, for stacks of the host of `most` bytes together, which are copied there and
+        back whole on a stream of this GPU's `own`."""
+        given = (a, b, c)
+        small = sum(x.size * x.itemsize for x in given) <= most
+        if not (small and math.prod(c.shape[:-2]) > 1 and self._stackable(a, b, c)):
+            return False
+        if not all(type(x) is np.ndarray and x.dtype.isnative for x in given):
+            return False
+        with self.device.using(own):
+            x, y = (self.device.cp.asarray(np.ascontiguousarray(v)) for v in (a, b))
+            made = self.device.cp.empty(c.shape, c.dtype)
+            if not self.matmul(x, y, made):
+                return False
+            c[...] = made.get(stream=own.cupy)
+        return True
+
+    def _here(self, *arrays: Any) -> bool:
+        """Whether all lie on this GPU, and it is the current one."""
+        array, here = self.device.cp.ndarray, self.device.ordinal
+        there = all(type(x) is array and x.data.device_id == here for x in arrays)
+        return there and self.device.cp.cuda.runtime.getDevice() == here
+
+    def _stackable(self, a: Any, b: Any, c: Any) -> bool:
+        """Whether these stacks' products are small, and of a kind that is multiplied so."""
+        options = self.plans.options
+        sides = *c.shape[-2:], a.shape[-1]
+        return (
+            a.dtype == b.dtype == c.dtype
+            and c.dtype.name in FLOATS
+            and options.kernel in ("auto", "cublas")
+            and not self.checked
+            and (options.compute == "fp32" or c.dtype.name != "float32")
+            and options.compute in ("fp32", "auto")
+            and c.size > 0
+            and 0 < 2 * math.prod(sides) <= STACKED_FLOPS
+        )
+
+    def _work_out(self, a: Any, b: Any, c: Any) -> Found | None:
+        """The product of stacks that lie as these; None where matrices lie in no order that is
+        read."""
+        x, y, z = (v[(0,) * (v.ndim - 2)] for v in (a, b, c))
+        if not (leading(z, "n") and layout(x) and layout(y)):
+            return None
+        shape, steps = merged(c.shape[:-2], *(v.strides[:-2] for v in (a, b, c)))
+        inner = [step[-1] for step in steps]
+        if any(step < 0 or step % c.itemsize for step in inner):
+            return None
+        offsets = [
+            tuple(sum(i * s for i, s in zip(place, step, strict=False)) for step in steps)
+            for place in np.ndindex(shape[:-1])
+        ]
+        call = cublas.bind_stack(x, y, z, shape[-1], inner)
+        extents = extent(a), extent(b), extent(c)
+        one = len(offsets) == 1
+        return Found(call if one else _each(call, offsets), c.shape, c.dtype.name, extents, one)
+
+
+def _each(product: cublas.LibraryProduct, offsets: Sequence[tuple[int, ...]]) -> BoundProduct:
+    """A product for each of the bytes from the beginnings of A, B and C to those of a part."""
+
+    def call(a: Any, b: Any, c: Any, stream: Stream) -> None:
+        start, at = product.on_stream(stream), (a.data.ptr, b.data.ptr, c.data.ptr)
+        for offset in offsets:
+            cublas.check(start(*(x + by for x, by in zip(at, offset, strict=True))))
+
+    return call
