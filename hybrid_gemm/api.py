@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .arrays.caller_arrays import as_array, is_device_array
 from .arrays.other_libraries import Guests
-from .execution import staging
 from .execution.native_calls import NativeCalls
-from .host import forks
+from .host import forks, gpu_context
 from .options import CHOICES, DEFAULTS, Options, named_keywords, refuse_unknown, with_options
-from .planning.plan import Plan
 from .problem import Scalar, make_problem, op_of
-from .runner import Runner
 
-_DEVICE = list(CHOICES).index("device")
+if TYPE_CHECKING:  # otherwise imported by the first product, while the GPU's context is made
+    from .planning.plan import Plan
+    from .runner import Runner
+
+_DEVICE, _GPUS = (list(CHOICES).index(name) for name in ("device", "gpus"))
 
 __all__ = ["free_memory", "gemm", "gemm_many", "matmul", "plan"]
 
@@ -175,6 +176,10 @@ def kept_runner(given: tuple, a: Any, b: Any) -> Runner:
             if type(x) is not np.ndarray and is_device_array(x):
                 given = _on_gpu(given, x.device.id)
                 break
+    if given[_DEVICE] in ("auto", "cuda") and type(a) is np.ndarray:
+        gpus = given[_GPUS]
+        first = gpus[0] if isinstance(gpus, tuple | list) and gpus else gpus
+        gpu_context.begin(first if type(first) is int else 0)
     try:
         return _kept(*given)
     except TypeError:  # a list or a dict among them is no key, and a wrong type raises again
@@ -184,6 +189,8 @@ def kept_runner(given: tuple, a: Any, b: Any) -> Runner:
 
 @functools.lru_cache(maxsize=8, typed=True)
 def _kept(*given: Any) -> Runner:
+    from .runner import Runner
+
     return Runner.of(Options(*given).alone())
 
 
@@ -198,6 +205,8 @@ def free_memory() -> None:
     loaded kernels, buffers of copies, and connections between ranks (where ranks are at work it
     is collective). A `Runner` gives its own back when nothing refers to it any more."""
     import sys
+
+    from .execution import staging
 
     for known in (_recent, _gemms, _matmuls):
         known.forget()
@@ -264,6 +273,8 @@ def plan(
     >>> plan(100, 100, 100, device="cpu", threads=4, split="cols").grid
     (1, 1, 4)
     """
+    from .runner import Runner
+
     a, b, c = (np.broadcast_to(np.empty((), dtype), s) for s in ((m, k), (k, n), (m, n)))
     problem = make_problem(a, b, c, alpha=alpha, beta=beta)
     runner = Runner.of(Options.of(options, "plan").alone())

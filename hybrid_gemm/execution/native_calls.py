@@ -15,12 +15,12 @@ import threading
 from collections.abc import Callable
 from ctypes import c_int64, c_uint64, c_void_p
 from pathlib import Path
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
-from ..devices.cuda import driver
-from ..devices.cuda.launch_list import Prepared
 from ..errors import HybridGemmError
-from ..host import compiler
+
+if TYPE_CHECKING:
+    from ..devices.cuda.launch_list import Prepared
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -75,6 +75,8 @@ def unavailable() -> str | None:
 
 @functools.cache
 def _library() -> ctypes.PyDLL:
+    from ..host import compiler
+
     library = ctypes.PyDLL(str(compiler.build_library(_SOURCE)))
     for make in library.make_start, library.make_key:
         make.argtypes, make.restype = [ctypes.py_object], ctypes.py_object
@@ -119,6 +121,8 @@ class NativeCalls:
     def _learn(self, args: tuple, keywords: dict, made: Any, started: Started) -> None:
         """Knows calls with these keywords and with arrays that lie alike from now on, if the
         product that was started is all that such a call does."""
+        from ..devices.cuda import driver
+
         if started.prepared.native is None or unavailable():
             return
         arrays = (*args[:2], made)
@@ -146,6 +150,8 @@ class NativeCalls:
             table[key] = bytes(product), check, make, shape, made.dtype
 
     def _open(self) -> None:
+        from ..devices.cuda import driver
+
         cupy = sys.modules["cupy"]
         self._state = [
             {}, driver.address_of("cuCtxGetCurrent"), self._out_is_third, cupy.ndarray,

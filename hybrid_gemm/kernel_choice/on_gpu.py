@@ -20,7 +20,7 @@ from .time_model import candidates, listed, predict_us, runs
 def forget() -> None:
     """Has tables and models read again from now on, because one was written."""
     tables.forget()
-    for known in (fitted.model, fitted.fastest, strict, _measured):
+    for known in (fitted.model, fitted.fastest, strict, _known, _rows):
         known.cache_clear()
 
 
@@ -33,7 +33,7 @@ def strict(
     `layout` are the storage orders of op(A) and op(B), such as "nt"; `own` leaves libraries out.
     """
     p = problem
-    if found := _measured(machine, own).get((p.m, p.n, p.k, p.dtype, layout)):
+    if found := _measured(machine, own, (p.m, p.n, p.k, p.dtype, layout)):
         variant = min(found, key=found.__getitem__)
         return variant, f"fastest measured at {p.m} x {p.n} x {p.k} {layout}"
     if choice := _fitted(machine, p.dtype, p, layout, own):
@@ -84,14 +84,25 @@ def _fitted(machine: Machine, mode: str, problem: Problem, layout: str, own: boo
     return fitted.fastest(machine, mode, (problem.m, problem.n, problem.k), layout, own=own)
 
 
+def _measured(machine: Machine, own: bool, case: tables.Case) -> dict[Variant, float]:
+    """The times of the variants that were measured on such a GPU at this shape, dtype and layout,
+    and run there."""
+    m, n, k, dtype, _layout = case
+    rows = _rows(machine).get(case, ())
+    known = _known(machine, own) if rows else {}
+    found = {known.get((x["kernel"], tuple(x["params"].items()))): x["time_ms"] for x in rows}
+    return {v: ms for v, ms in found.items() if v and runs(v, Problem(m, n, k, dtype))}
+
+
 @functools.cache
-def _measured(machine: Machine, own: bool) -> dict[tables.Case, dict[Variant, float]]:
-    """The times of the variants that were measured on such a GPU, by shape, dtype and layout."""
-    known = {(v.name, tuple(v.params.items())): v for v in listed(machine, own)}
-    found: dict[tables.Case, dict[Variant, float]] = {}
+def _rows(machine: Machine) -> dict[tables.Case, list[tables.Row]]:
+    found: dict[tables.Case, list[tables.Row]] = {}
     for row in tables.table(machine):
-        variant = known.get((row["kernel"], tuple(row["params"].items())))
-        m, n, k, dtype, _layout = case = tables.case(row)
-        if variant and runs(variant, Problem(m, n, k, dtype)):
-            found.setdefault(case, {})[variant] = row["time_ms"]
+        found.setdefault(tables.case(row), []).append(row)
     return found
+
+
+@functools.cache
+def _known(machine: Machine, own: bool) -> dict[tuple, Variant]:
+    """The listed variants by kernel and parameters."""
+    return {(v.name, tuple(v.params.items())): v for v in listed(machine, own)}

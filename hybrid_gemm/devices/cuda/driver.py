@@ -10,7 +10,6 @@ import contextlib
 import ctypes
 import functools
 import operator
-import os
 import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -20,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
+from ...host.gpu_context import LIBRARY
 from ...host.installing import pip_install
 
-_LIBRARY = "nvcuda.dll" if os.name == "nt" else "libcuda.so.1"
 _NOT_READY = 600  # CUDA_ERROR_NOT_READY
 _KINDS = {"i": "i", "l": "q", "q": "q", "L": "Q", "Q": "Q", "f": "f", "d": "d"}  # NumPy's, struct's
 Offsets = tuple[int, ...]  # bytes from the start of a buffer
@@ -101,9 +100,9 @@ def unavailable() -> str | None:
         import cupy
     except ImportError:
         try:
-            ctypes.CDLL(_LIBRARY)
+            ctypes.CDLL(LIBRARY)
         except OSError:
-            return f"no GPU found: there is no NVIDIA driver here ({_LIBRARY})"
+            return f"no GPU found: there is no NVIDIA driver here ({LIBRARY})"
         return f"CuPy is not installed ({pip_install('cuda13')}, or cuda12 for an older driver)"
     except Exception as error:  # a broken CUDA installation fails in many ways
         return f"CuPy does not load: {' '.join(str(error).split())}"
@@ -116,7 +115,7 @@ def unavailable() -> str | None:
 
 @functools.cache
 def function(name: str) -> Any:
-    library = ctypes.PyDLL(_LIBRARY)
+    library = ctypes.PyDLL(LIBRARY)
     function = getattr(library, name)
     function.argtypes = SIGNATURES[name]
     return function
