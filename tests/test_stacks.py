@@ -103,7 +103,7 @@ def stacks(monkeypatch):
     device = SimpleNamespace(ordinal=0, cp=SimpleNamespace(cuda=cuda, ndarray=There))
     device.prepared = lambda *x: None
     stream = SimpleNamespace(cupy=SimpleNamespace(ptr=7), is_recorded=lambda: False)
-    plans = SimpleNamespace(options=Options())
+    plans = SimpleNamespace(options=Options(kernel="cublas"))
     made = StacksOnGpu(device, plans, lambda: stream, checked=False)
     made.launched = []
 

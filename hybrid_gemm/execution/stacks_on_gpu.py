@@ -10,10 +10,12 @@ import numpy as np
 
 from ..arrays.stacks import merged
 from ..arrays.strides import layout, leading
+from ..devices import stack_products
 from ..devices.base import Stream
 from ..devices.cuda import cublas
 from ..devices.cuda.device import CudaDevice, CudaStream
 from ..devices.kernel_launcher import BoundProduct
+from ..kernel_choice.stacks import variant_for
 from ..problem import FLOATS
 from .found import MAX_KNOWN, Found, extent
 from .plan_maker import PlanMaker
@@ -54,6 +56,8 @@ class StacksOnGpu:
     def multiply_pairs(self, pairs: Sequence[tuple[Any, Any]]) -> list[Any] | None:
         """A @ B of each pair of matrices, of any sides."""
         dtype, array = pairs[0][0].dtype, self.device.cp.ndarray
+        if self.plans.options.kernel == "own":
+            return None
         for a, b in pairs:
             if not (self._here(a, b) and a.ndim == b.ndim == 2 and a.dtype == dtype):
                 return None
@@ -96,7 +100,7 @@ class StacksOnGpu:
         return (
             a.dtype == b.dtype == c.dtype
             and c.dtype.name in FLOATS
-            and options.kernel in ("auto", "cublas")
+            and options.kernel in ("auto", "own", "cublas")
             and not self.checked
             and (options.compute == "fp32" or c.dtype.name != "float32")
             and options.compute in ("fp32", "auto")
@@ -106,7 +110,7 @@ class StacksOnGpu:
 
     def _work_out(self, a: Any, b: Any, c: Any) -> Found | None:
         """The product of stacks that lie as these; None where matrices lie in no order that is
-        read."""
+        read, and where our own kernel was asked for and has none for them."""
         x, y, z = (v[(0,) * (v.ndim - 2)] for v in (a, b, c))
         if not (leading(z, "n") and layout(x) and layout(y)):
             return None
@@ -118,10 +122,25 @@ class StacksOnGpu:
             tuple(sum(i * s for i, s in zip(place, step, strict=False)) for step in steps)
             for place in np.ndindex(shape[:-1])
         ]
-        call = cublas.bind_stack(x, y, z, shape[-1], inner)
-        extents = extent(a), extent(b), extent(c)
         one = len(offsets) == 1
-        return Found(call if one else _each(call, offsets), c.shape, c.dtype.name, extents, one)
+        extents = extent(a), extent(b), extent(c)
+        call = self._own(x, y, z, shape[-1], inner) if one else None
+        if call is None and self.plans.options.kernel == "own":
+            return None
+        if call is None:
+            product = cublas.bind_stack(x, y, z, shape[-1], inner)
+            call = product if one else _each(product, offsets)
+        return Found(call, c.shape, c.dtype.name, extents, one)
+
+    def _own(self, x: Any, y: Any, z: Any, count: int, steps: Sequence[int]) -> BoundProduct | None:
+        """The product by our own kernel, where that is to be taken for this dtype."""
+        (m, n), k, dtype = z.shape, x.shape[1], z.dtype.name
+        if self.plans.options.kernel == "cublas" or count > stack_products.MOST:
+            return None
+        variant = variant_for(count, m, n, k, dtype, self.device.processors)
+        if variant is None or not self.device.capability >= variant.kernel.min_arch():
+            return None
+        return stack_products.bind_stack(self.device, variant, x, y, z, count, steps)
 
 
 def _each(product: cublas.LibraryProduct, offsets: Sequence[tuple[int, ...]]) -> BoundProduct:
