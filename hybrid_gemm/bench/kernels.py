@@ -2,7 +2,8 @@
 
 Samples of the variants of one shape alternate, so that changes of the clock and of the machine's
 load meet all of them. On a GPU a sample is a graph of launches between two events, long enough
-(2 ms) that the time to launch does not count; elsewhere it is one call on the host's clock.
+(2 ms) that the time to launch does not count; elsewhere it is one call on the host's clock. What a
+call of `hybrid_gemm.gemm` takes the host beside that is a column of its own.
 Sampling stops when the median is known well enough, or has taken long enough.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import statistics
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -19,6 +21,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from .. import catalog, devices
+from ..api import gemm
 from ..arrays import generator
 from ..arrays.strides import Array
 from ..catalog import LAYOUTS, Variant
@@ -49,6 +52,7 @@ from .study import (
 SAMPLE_MS = 2.0  # a sample on a GPU lasts at least so long
 ROW_MS = 3000.0  # a row takes no further samples after so long
 LEAST_SAMPLES = 5
+CALLS = 100  # whose median is a call's time
 CUBLAS = ("cublas", "cublas_tf32")
 SERIES: dict[str, list[Shape]] = {
     # S1's series: K = 1024, m = n
@@ -154,16 +158,17 @@ class KernelStudy:
     layout. Without any, the kernel for tensor cores is timed beside cuBLAS, where `compute` or a
     narrow dtype asks for it. A row takes up to `samples` samples, fewer once the median's
     standard error is below the fraction `noise` of it. With `cold` the L2 cache of the GPU holds
-    none of A, B and C when a product starts. `data` is a kind of `accuracy.KINDS`. A variant that
-    cannot run a shape is a row whose note says why.
+    none of A, B and C when a product starts. `data` is a kind of `accuracy.KINDS`. With `calls`,
+    what a call of `gemm` takes the host is measured too, on GPUs: it does not wait for the product.
+    A variant that cannot run a shape is a row whose note says why.
 
         run(KernelStudy(select(["naive"], False, {}), [(1024,) * 3], device="cuda"))
     """
 
     columns: ClassVar[tuple[str, ...]] = (
         "kernel", "params", "m", "n", "k", "dtype", "layout", "data", "compute", "time_ms",
-        "min_ms", "max_ms", "samples", "gflops", "percent_of_peak", "ratio_to_cublas", "verdict",
-        "worst_error_of_bound", "l2", "sm_mhz", "power_w", "throttled", "note",
+        "min_ms", "max_ms", "samples", "call_us", "gflops", "percent_of_peak",
+        "ratio_to_cublas", "verdict", "worst_error_of_bound", "l2", "sm_mhz", "power_w", "throttled", "note",
     )  # fmt: skip
 
     variants: Sequence[Variant] | ForEach
@@ -177,6 +182,7 @@ class KernelStudy:
     seed: int = 0
     compute: str = "fp32"
     data: str = "normal"
+    calls: bool = False
     opened: Device = field(init=False)
     stream: Stream = field(init=False)
     device_note: str = field(init=False)
@@ -268,6 +274,7 @@ class KernelStudy:
                 row["note"] = self._try(row, variant, problem, (a, b, c))
                 if not row["note"]:
                     timed.append(_Timed(row, self._sampler(variant, a, b, c)))
+                    row["call_us"] = self._call_us(variant, problem, (a, b, c))
                 rows.append(row)
                 advance(1)
             self._sample_in_turn(timed)
@@ -345,6 +352,22 @@ class KernelStudy:
         once()
         return repeated(max(1, min(1000, int(SAMPLE_MS / max(once(), 1e-3)))))
 
+    def _call_us(
+        self, variant: Variant, problem: Problem, operands: tuple[Array, Array, Array]
+    ) -> float | None:
+        """Microseconds of the host for a call of `gemm(a, b, out=c)`; None where none are timed."""
+        if not (self.calls and self.opened.on_gpu):
+            return None
+        a, b, c = operands
+        params = tuple(variant.params.items()) or None
+        taken = []
+        for _ in range(CALLS):
+            start = time.perf_counter()
+            gemm(a, b, out=c, kernel=variant.name, params=params, compute=problem.compute)
+            taken.append(time.perf_counter() - start)
+        self.stream.synchronize()
+        return 1e6 * statistics.median(taken)
+
     def _sample(self, replay: Callable[[], None], count: int) -> float:
         """Milliseconds a product, of `count` that `replay` makes."""
         if self.cold:
@@ -396,13 +419,15 @@ class KernelStudy:
     def table(data: Mapping[str, Any]) -> Table:
         """A line a row; dtype, layout and compute only where they differ."""
         differ = ("dtype", "layout", "compute")
+        calls = any(row.get("call_us") is not None for row in data["rows"])
         several = {x: len({row[x] for row in data["rows"]}) > 1 for x in differ}
         size_heading, shown = sizes(data["rows"])
         rows = [
             [
                 row["kernel"], parameters(row), size,
                 *(row[x] if several[x] else "" for x in differ),
-                cell(row["time_ms"], ".4g"), cell(row["min_ms"], ".4g"), cell(row["gflops"], ".1f"),
+                cell(row["time_ms"], ".4g"), cell(row["min_ms"], ".4g"),
+                *([cell(row.get("call_us"), ".1f")] if calls else []), cell(row["gflops"], ".1f"),
                 cell(row["percent_of_peak"], ".1f"), cell(row["ratio_to_cublas"], ".3f"),
                 row["verdict"] or "", report.note(row),
             ]
@@ -410,6 +435,7 @@ class KernelStudy:
         ]  # fmt: skip
         headings = [
             "<kernel", "<parameters", size_heading, "<dtype", "<layout", "<compute", "time ms",
-            "min ms", "gflop/s", "% of peak", "of cuBLAS", "<verdict", "<note",
+            "min ms", *(["call us"] if calls else []), "gflop/s", "% of peak", "of cuBLAS",
+            "<verdict", "<note",
         ]  # fmt: skip
         return Table(headings, rows, data["device"]["name"])

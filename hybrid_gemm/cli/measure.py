@@ -159,9 +159,11 @@ def bench(
 ) -> None:  # fmt: skip
     """Time kernels, with a verdict on each product.
 
-    Each row is a kernel with its parameters at one shape, with the data on the device. With
-    --libraries, whole products are timed from host arrays to host arrays, ours and others'. With
-    --accuracy, errors of fp32, TF32, fp32x3 and cuBLAS are measured against float64.
+    Each row is a kernel with its parameters at one shape, with the data on the device: "time ms" is
+    the device's for a product. On a GPU "call us" is the host's for a call of hybrid_gemm.gemm,
+    which does not wait for the product. With --libraries, whole products are timed from host arrays
+    to host arrays, ours and others'. With --accuracy, errors of fp32, TF32, fp32x3 and cuBLAS are
+    measured against float64.
     """
     from ..bench import kernels
     from ..bench import study as studies
@@ -212,7 +214,7 @@ def _kernel_study(context: click.Context, shapes: list[Shape], options: Options)
         variants = kernels.select(names, all_params, parameters(param), options["device"])
     elif all_params or param:
         raise UsageError("parameters need kernels on tensor cores: name one by --kernels")
-    return kernels.KernelStudy(variants, shapes, **chosen)
+    return kernels.KernelStudy(variants, shapes, calls=True, **chosen)
 
 
 KERNEL_CHOICES = {
