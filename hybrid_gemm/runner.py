@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,7 +27,8 @@ from .execution.checks import Checks
 from .execution.local import LocalExecutor
 from .execution.plan_maker import PlanMaker
 from .execution.single_cpu import SingleCpuExecutor
-from .execution.single_gpu import SingleGpuExecutor
+from .execution.single_gpu import SingleGpuExecutor, most_hosted
+from .execution.stacks_on_gpu import multiply_of_host
 from .execution.timeline import Timeline
 from .host.notes import warn
 from .options import CHOICES, DEFAULTS, Options, named_keywords, with_options
@@ -292,8 +294,13 @@ class Runner:
         """c = a @ b for stacks, where one GPU multiplies them by few launches; otherwise False."""
         if is_device_array(a):
             single = self._single_gpus.get(a.device.id)
-            return single is not None and single.stacks.matmul(a, b, c)
-        return any(x.hosted_stacks(a, b, c) for x in list(self._single_gpus.values())[:1])
+            return (
+                single is not None
+                and math.prod(c.shape[:-2]) > 1  # one may be faster by a kernel of ours
+                and single.stacks.matmul(a, b, c)
+            )
+        gpus = [single.stacks for single in self._single_gpus.values()]
+        return multiply_of_host(gpus, a, b, c, most_hosted(self.options))
 
     def _multiply(
         self, a: Any, b: Any, c: Any, alpha: Scalar, beta: Scalar, trans_a: bool | str,

@@ -18,7 +18,7 @@ from hybrid_gemm.arrays.stacks import merged
 from hybrid_gemm.devices.cuda import cublas
 from hybrid_gemm.errors import DTypeError, UsageError
 from hybrid_gemm.execution.single_gpu import SingleGpuExecutor
-from hybrid_gemm.execution.stacks_on_gpu import StacksOnGpu
+from hybrid_gemm.execution.stacks_on_gpu import StacksOnGpu, multiply_of_host
 from hybrid_gemm.options import Options
 
 SHAPES = [
@@ -104,7 +104,7 @@ def stacks(monkeypatch):
     device.prepared = lambda *x: None
     stream = SimpleNamespace(cupy=SimpleNamespace(ptr=7), is_recorded=lambda: False)
     plans = SimpleNamespace(options=Options(kernel="cublas"))
-    made = StacksOnGpu(device, plans, lambda: stream, checked=False)
+    made = StacksOnGpu(device, plans, lambda: stream, stream, checked=False)
     made.launched = []
 
     def bind(a, b, c, count, steps):
@@ -128,8 +128,6 @@ def test_stacks_that_lie_alike_are_looked_at_once(stacks, monkeypatch):
     other = np.zeros((6, 5, 3), "f4").view(There)
     assert stacks.matmul(a, b, other)
     assert stacks.launched[2][2] == other.ctypes.data
-    one = [v[:1] for v in (a, b, c)]
-    assert not stacks.matmul(*one)  # which a kernel of ours may multiply faster
 
 
 def test_stacks_of_uneven_steps_are_several_launches(stacks):
@@ -140,6 +138,34 @@ def test_stacks_of_uneven_steps_are_several_launches(stacks):
     second = (at[0] + 3 * 140, at[1], at[2] + 3 * 60)
     assert stacks.launched == [(*x, 3, (140, 84, 60)) for x in (tuple(at), second)]
     assert not stacks.matmul(a[:, ::-1], b, c)
+
+
+@pytest.mark.parametrize("gpus, most, pieces", [
+    (1, 1 << 30, [[7]]), (2, 1 << 30, [[3], [4]]), (3, 1 << 30, [[3], [4], []]),
+    (1, 3 << 20, [[1, 2, 2, 2]]), (2, 3 << 20, [[1, 2], [2, 2]]), (2, 1 << 20, None),
+])  # fmt: skip
+def test_stacks_of_the_host_go_to_all_gpus_in_pieces(gpus, most, pieces, rng):
+    a, b = integers(rng, (7, 2, 300, 200)), integers(rng, (1, 2, 200, 250))
+    b = np.broadcast_to(b, (7, 2, 200, 250))
+    c, taken = np.zeros((7, 2, 300, 250), "f4"), [[] for _ in range(gpus)]
+
+    class Gpu:
+        def __init__(self, number):
+            self.number = number
+
+        def stackable(self, *stacks):
+            return True
+
+        def of_host(self, x, y, z):
+            taken[self.number].append(len(z))
+            np.matmul(x, y, out=z)
+            return True
+
+    done = multiply_of_host([Gpu(i) for i in range(gpus)], a, b, c, most)
+    assert done == (pieces is not None)
+    assert taken == (pieces or [[], []])
+    if done:
+        np.testing.assert_array_equal(c, a @ b)
 
 
 @needs("cuda")

@@ -168,7 +168,8 @@ class KernelStudy:
     columns: ClassVar[tuple[str, ...]] = (
         "kernel", "params", "m", "n", "k", "dtype", "layout", "data", "compute", "time_ms",
         "min_ms", "max_ms", "samples", "call_us", "gflops", "percent_of_peak",
-        "ratio_to_cublas", "verdict", "worst_error_of_bound", "l2", "sm_mhz", "power_w", "throttled", "note",
+        "ratio_to_cublas", "verdict", "worst_error_of_bound", "l2", "sm_mhz", "power_w",
+        "throttled", "note",
     )  # fmt: skip
 
     variants: Sequence[Variant] | ForEach

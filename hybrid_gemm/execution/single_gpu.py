@@ -19,6 +19,7 @@ from ..arrays.other_libraries import TORCH
 from ..arrays.strides import layout, leading
 from ..catalog import Variant
 from ..devices.cuda.device import CudaDevice, CudaStream
+from ..options import Options
 from ..planning.plan import Plan
 from ..problem import FLOATS, Problem, are_numbers, make_problem, sides
 from .checked_device import CheckedDevice
@@ -49,7 +50,9 @@ class SingleGpuExecutor:
         self.streams: dict[int, CudaStream] = {}
         # For arrays of the host; what it gives back is not another stream's while copies go on.
         self.own = device.stream()
-        self.stacks = StacksOnGpu(device, plans, self._stream, checked=checked is not None)
+        self.stacks = StacksOnGpu(
+            device, plans, self._stream, self.own, checked=checked is not None
+        )
 
     def takes(self, plan: Plan, operands: Operands) -> bool:
         """Whether this GPU has all of a plan's operands, as it multiplies them."""
@@ -235,7 +238,9 @@ class SingleGpuExecutor:
             return None
         shape = a.shape[bool(trans_a)], b.shape[not trans_b]
         size = a.nbytes + b.nbytes + shape[0] * shape[1] * a.itemsize
-        if size > self._most_hosted or (out is not None and not self._fit(out, shape, a, b, c)):
+        if size > most_hosted(self.plans.options) or (
+            out is not None and not self._fit(out, shape, a, b, c)
+        ):
             return None
         with self.device.using(self.own):
             x, y, z = (None if v is None else self._there(v) for v in (a, b, c))
@@ -249,14 +254,6 @@ class SingleGpuExecutor:
             self.device.copy(out, made, self.own)
             self.own.synchronize()
         return out
-
-    def hosted_stacks(self, a: Any, b: Any, c: Any) -> bool:
-        """C = A @ B for small stacks of the host; whether that was done."""
-        return self.stacks.of_host(a, b, c, self._most_hosted, self.own)
-
-    @property
-    def _most_hosted(self) -> int:
-        return min(HOSTED_BYTES, self.plans.options.max_device_memory or HOSTED_BYTES)
 
     @staticmethod
     def _fit(out: Any, shape: tuple[int, int], a: Any, b: Any, c: Any) -> bool:
@@ -323,3 +320,8 @@ class SingleGpuExecutor:
         if self.checked:
             return self.checked.bind(variant, a, b, c, **scale)
         return self.device.loading_together(lambda d: d.bind(variant, a, b, c, **scale))
+
+
+def most_hosted(options: Options) -> int:
+    """The bytes of A, B and C together that are copied there and back whole."""
+    return min(HOSTED_BYTES, options.max_device_memory or HOSTED_BYTES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from ..problem import FLOATS
 from .found import MAX_KNOWN, Found, extent
 from .plan_maker import PlanMaker
 
+SHARE_BYTES = 4 << 20  # of a stack: less is not worth another GPU
 STACKED_FLOPS = 2 * 2048**3  # of one product in a stack: larger ones fill a GPU alone
 
 
@@ -30,15 +32,16 @@ class StacksOnGpu:
     products are `checked`."""
 
     def __init__(
-        self, device: CudaDevice, plans: PlanMaker, stream: Callable[[], CudaStream], *,
-        checked: bool,
+        self, device: CudaDevice, plans: PlanMaker, stream: Callable[[], CudaStream],
+        own: CudaStream, *, checked: bool,
     ) -> None:  # fmt: skip
         self.device, self.plans, self.stream, self.checked = device, plans, stream, checked
+        self.own = own  # for stacks of the host
         self.known: dict[tuple, Found | None] = {}
 
     def matmul(self, a: Any, b: Any, c: Any) -> bool:
         """C = A @ B for stacks of the same length; whether that was done."""
-        if not self._here(a, b, c) or math.prod(c.shape[:-2]) < 2 or not self._stackable(a, b, c):
+        if not self._here(a, b, c) or not self.stackable(a, b, c):
             return False
         key = tuple((x.shape, x.strides, x.dtype.char) for x in (a, b, c))
         if key not in self.known:
@@ -65,26 +68,19 @@ class StacksOnGpu:
                 return None
         made = [array((a.shape[0], b.shape[1]), dtype) for a, b in pairs]
         threes = [(a, b, c) for (a, b), c in zip(pairs, made, strict=True)]
-        if not all(self._stackable(*three) for three in threes):
+        if not all(self.stackable(*three) for three in threes):
             return None
         cublas.multiply_group(threes, self.stream())
         return made
 
-    def of_host(self, a: Any, b: Any, c: Any, most: int, own: CudaStream) -> bool:
-        """As `matmul`, for stacks of the host of `most` bytes together, which are copied there and
-        back whole on a stream of this GPU's `own`."""
-        given = (a, b, c)
-        small = sum(x.size * x.itemsize for x in given) <= most
-        if not (small and math.prod(c.shape[:-2]) > 1 and self._stackable(a, b, c)):
-            return False
-        if not all(type(x) is np.ndarray and x.dtype.isnative for x in given):
-            return False
-        with self.device.using(own):
+    def of_host(self, a: Any, b: Any, c: Any) -> bool:
+        """As `matmul`, for stacks of the host, which are copied there and back whole."""
+        with self.device.using(self.own):
             x, y = (self.device.cp.asarray(np.ascontiguousarray(v)) for v in (a, b))
             made = self.device.cp.empty(c.shape, c.dtype)
             if not self.matmul(x, y, made):
                 return False
-            c[...] = made.get(stream=own.cupy)
+            c[...] = made.get(stream=self.own.cupy)
         return True
 
     def _here(self, *arrays: Any) -> bool:
@@ -93,7 +89,7 @@ class StacksOnGpu:
         there = all(type(x) is array and x.data.device_id == here for x in arrays)
         return there and self.device.cp.cuda.runtime.getDevice() == here
 
-    def _stackable(self, a: Any, b: Any, c: Any) -> bool:
+    def stackable(self, a: Any, b: Any, c: Any) -> bool:
         """Whether these stacks' products are small, and of a kind that is multiplied so."""
         options = self.plans.options
         sides = *c.shape[-2:], a.shape[-1]
@@ -141,6 +137,30 @@ class StacksOnGpu:
         if variant is None or not self.device.capability >= variant.kernel.min_arch():
             return None
         return stack_products.bind_stack(self.device, variant, x, y, z, count, steps)
+
+
+def multiply_of_host(gpus: Sequence[StacksOnGpu], a: Any, b: Any, c: Any, most: int) -> bool:
+    """C = A @ B for stacks of the host, in pieces of `most` bytes at most, which the GPUs take in
+    turn; whether that was done."""
+    if not (gpus and len(c) and all(type(x) is np.ndarray and x.dtype.isnative for x in (a, b, c))):
+        return False
+    if math.prod(c.shape[:-2]) < 2 or not gpus[0].stackable(a, b, c):
+        return False
+    whole = sum(x.size * x.itemsize for x in (a, b, c))
+    longest = most * len(c) // whole  # of a piece, along the first side
+    if not longest:
+        return False
+    count = max(-(-len(c) // longest), min(len(gpus), len(c), whole // SHARE_BYTES))
+    pieces = [slice(len(c) * i // count, len(c) * (i + 1) // count) for i in range(count)]
+
+    def work(gpu: StacksOnGpu) -> bool:
+        mine = pieces[gpus.index(gpu) :: len(gpus)]
+        return all(gpu.of_host(a[piece], b[piece], c[piece]) for piece in mine)
+
+    if count == 1 or len(gpus) == 1:
+        return work(gpus[0])
+    with ThreadPoolExecutor(len(gpus), "stacks") as pool:
+        return all(list(pool.map(work, gpus)))
 
 
 def _each(product: cublas.LibraryProduct, offsets: Sequence[tuple[int, ...]]) -> BoundProduct:
