@@ -213,7 +213,7 @@ class Graphs:
 
     def __init__(self):
         self.nodes, self.graphs, self.recording = [], 0, False
-        self.kind = 0
+        self.kind, self.buffered = 0, False
 
     def launch(self, function, grid, args, cluster=0):
         assert self.recording
@@ -258,8 +258,16 @@ class Graphs:
         places = (ctypes.c_void_p * len(args))(*map(ctypes.addressof, self.kept))
         self.kept.append(places)
         made = made._obj
-        made.function, made.shared, made.extra = function, 48, None
-        made.arguments = ctypes.cast(places, ctypes.POINTER(ctypes.c_void_p))
+        made.function, made.shared = function, 48
+        if self.buffered:
+            buffer = b"".join(x + bytes(-len(x) % 8) for x in args)
+            whole, size = ctypes.create_string_buffer(buffer), ctypes.c_size_t(len(buffer))
+            listed = (2, ctypes.addressof(size), 1, ctypes.addressof(whole), 0)
+            extra = (ctypes.c_void_p * 5)(*listed)
+            self.kept += [whole, size, extra]
+            made.extra = ctypes.cast(extra, ctypes.POINTER(ctypes.c_void_p))
+        else:
+            made.arguments = ctypes.cast(places, ctypes.POINTER(ctypes.c_void_p))
         made.grid_x, made.grid_y, made.grid_z = grid
         made.block_x = made.block_y = made.block_z = 1
         return 0
@@ -269,6 +277,7 @@ class Graphs:
         if place >= len(args):
             return 1
         size._obj.value = len(args[place])
+        offset._obj.value = sum(-(-len(x) // 8) * 8 for x in args[:place])
         return 0
 
     def cuGraphKernelNodeGetAttribute(self, _name, node, number, at):
@@ -288,7 +297,10 @@ def words(*numbers):
     return b"".join(x.to_bytes(8, "little") for x in numbers)
 
 
-def test_what_a_library_launches_is_recorded_with_its_addresses(graphs):
+@pytest.mark.parametrize("buffered", [False, True])
+def test_what_a_library_launches_is_recorded_with_its_addresses(graphs, buffered):
+    graphs.buffered = buffered
+
     def start(a, b, c):
         graphs.launch(0x11, (3, 2, 1), [words(5, a, b + 64), b"abc", words(c)], cluster=2)
         graphs.launch(0x22, (1, 1, 1), [words(c, 77, c + 8) + b"tail"])

@@ -155,7 +155,10 @@ def test_out_that_overlaps_or_lies_off_16_bytes_is_left_to_python(call):
     assert call.slow == 3
 
 
-@pytest.mark.parametrize("change", ["two products", "part of C", "dtype", "operands made anew"])
+CHANGES = ["two products", "part of C", "dtype", "operands made anew", "of the host", "a list"]
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_only_a_call_that_is_one_product_is_learnt(gpu, change):
     calls, prepared, slow = NativeCalls(), Prepared(), []
 
@@ -165,12 +168,16 @@ def test_only_a_call_that_is_one_product_is_learnt(gpu, change):
         arrays = a, (there(*b.shape) if change == "operands made anew" else b), out
         at, of = [x.ctypes.data for x in arrays], [extent(x) for x in arrays]
         of[2] -= 4 * (change == "part of C")
+        if change == "a list":
+            out = [1]
         dtype = "float64" if change == "dtype" else "float32"
         for _ in range(1 + (change == "two products")):
             note(Started(prepared, 0, STREAM, tuple(at), tuple(of), dtype))
         return out
 
     a, b, out = there(8, 4), there(4, 12), there(8, 12)
+    if change == "of the host":
+        a, b, out = (x.view(np.ndarray) for x in (a, b, out))
     for _ in range(3):
         gemm(a, b, out=out)
     assert len(slow) == 3 and not prepared.started

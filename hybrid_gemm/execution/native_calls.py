@@ -126,6 +126,9 @@ class NativeCalls:
         if started.prepared.native is None or unavailable():
             return
         arrays = (*args[:2], made)
+        cupy = sys.modules["cupy"]
+        if not all(hasattr(x, "data_ptr") or type(x) is cupy.ndarray for x in arrays):
+            return  # of the host, and were copied
         if started.addresses != tuple(map(_address, arrays)):
             return  # operands were made anew
         if started.extents != tuple(map(_extent, arrays)) or started.dtype != _dtype(made):

@@ -22,6 +22,7 @@ from .driver import Attribute, Noted
 from .launch_list import Recorded
 
 MOVED = (16 * 257, 16 * 511, 16 * 1025)  # bytes by which A, B and C lie elsewhere
+_BUFFER, _BUFFER_SIZE, _MOST_EXTRA = 1, 2, 4  # CU_LAUNCH_PARAM_BUFFER_POINTER, _SIZE
 _RELAXED, _KERNEL, _MOST_NODES, _MOST_ARGUMENTS = 2, 0, 4, 64
 # CU_LAUNCH_ATTRIBUTE_COOPERATIVE, _CLUSTER_DIMENSION, _CLUSTER_SCHEDULING_POLICY_PREFERENCE
 _ATTRIBUTES = (2, 4, 5)
@@ -37,7 +38,8 @@ class _Node(ctypes.Structure):
     _fields_ = [
         ("function", c_void_p), *((f"{what}_{axis}", c_uint) for what in ("grid", "block")
                                   for axis in "xyz"),
-        ("shared", c_uint), ("arguments", ctypes.POINTER(c_void_p)), ("extra", c_void_p),
+        ("shared", c_uint), ("arguments", ctypes.POINTER(c_void_p)),
+        ("extra", ctypes.POINTER(c_void_p)),
         ("kernel", c_void_p), ("context", c_void_p),
     ]  # fmt: skip
 
@@ -133,28 +135,44 @@ def _noted(node: int) -> Noted:
     if kind.value != _KERNEL:
         raise Unrecorded("something else than a kernel")
     _call("cuGraphKernelNodeGetParams_v2", node, ctypes.byref(made))
-    if made.extra or not made.arguments:
-        raise Unrecorded("arguments that are not listed")
     grid, block = (
         tuple(getattr(made, f"{what}_{axis}") for axis in "xyz") for what in ("grid", "block")
     )
-    args = [
-        ctypes.string_at(made.arguments[i], size) for i, size in enumerate(_sizes(made))
-    ]  # fmt: skip
     function = made.function or made.kernel
-    return function, grid, block, args, made.shared, _attributes(node)
+    return function, grid, block, _arguments(made), made.shared, _attributes(node)
 
 
-def _sizes(made: _Node) -> list[int]:
-    """The bytes of a kernel's arguments."""
+def _arguments(made: _Node) -> list[bytes]:
+    """A kernel's arguments, which the library gave one by one or as one buffer."""
+    places = _places(made)
+    if made.arguments:
+        return [ctypes.string_at(made.arguments[i], n) for i, (_at, n) in enumerate(places)]
+    if not made.extra:
+        raise Unrecorded("arguments that are not listed")
+    given: dict[int, int] = {}
+    for i in range(0, 2 * _MOST_EXTRA, 2):
+        if not (key := made.extra[i]):
+            break
+        given[key] = made.extra[i + 1] or 0
+    start, size = given.get(_BUFFER), given.get(_BUFFER_SIZE)
+    if not (start and size):
+        raise Unrecorded("arguments that are not listed")
+    buffer = ctypes.string_at(start, c_size_t.from_address(size).value)
+    if any(at + n > len(buffer) for at, n in places):
+        raise Unrecorded("arguments that are not listed")
+    return [buffer[at : at + n] for at, n in places]
+
+
+def _places(made: _Node) -> list[tuple[int, int]]:
+    """Where each argument of a kernel begins in a buffer of all, and its bytes."""
     name = "cuFuncGetParamInfo" if made.function else "cuKernelGetParamInfo"
     ask = driver.function(name)
-    sizes: list[int] = []
+    places: list[tuple[int, int]] = []
     offset, size = c_size_t(), c_size_t()
     for i in range(_MOST_ARGUMENTS):
         if ask(made.function or made.kernel, i, ctypes.byref(offset), ctypes.byref(size)):
-            return sizes  # past the last
-        sizes.append(size.value)
+            return places  # past the last
+        places.append((offset.value, size.value))
     raise Unrecorded(f"more than {_MOST_ARGUMENTS} arguments")
 
 
