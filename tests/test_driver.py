@@ -185,7 +185,10 @@ def test_launches_are_noted_by_the_thread_that_asks(monkeypatch):
 
 @pytest.mark.parametrize("dtype, tf32", [("float32", False), ("float64", False),
                                          ("float32", True), ("float16", False)])  # fmt: skip
-def test_a_prepared_product_of_cublas_is_the_call_from_python(seen, monkeypatch, dtype, tf32):
+@pytest.mark.parametrize("stack", [False, True])
+def test_a_prepared_product_of_cublas_is_the_call_from_python(
+    seen, monkeypatch, dtype, tf32, stack
+):
     """With the same arguments, but for A, B and C."""
     given = []
 
@@ -196,12 +199,16 @@ def test_a_prepared_product_of_cublas_is_the_call_from_python(seen, monkeypatch,
     made = {}
     monkeypatch.setattr(cublas, "_function", function)
     a, b, c = np.ones((5, 7), dtype), np.ones((3, 7), dtype).T, np.ones((5, 3), dtype)
-    product = cublas.bind(a, b, c, alpha=2, beta=0.5, tf32=tf32)
+    if stack:
+        product = cublas.bind_stack(a, b, c, 11, (16 * a.itemsize, 0, 24 * c.itemsize))
+    else:
+        product = cublas.bind(a, b, c, alpha=2, beta=0.5, tf32=tf32)
     stream = SimpleNamespace(prepare_cublas=lambda: SimpleNamespace(value=0x77))
     prepared = cublas.Prepared(product, stream)
     for start in product.on_stream(stream), prepared.start:
         assert start(0x1000, 0x2000, 0x3000) == len(given) % 2
     assert given[0] == given[1] and {0x77, 0x1000, 0x2000, 0x3000} <= set(given[0])
+    assert ({16, 24, 11} <= set(given[0])) == stack
 
 
 # --- launches of a library ----------------------------------------------------------------

@@ -112,7 +112,7 @@ def stacks(monkeypatch):
             made.launched.append((*at, count, tuple(steps)))
             return 0
 
-        return cublas.LibraryProduct(lambda stream: start, np.zeros(2))
+        return cublas.LibraryProduct(lambda stream: start, np.zeros(2), None, "")
 
     monkeypatch.setattr(cublas, "bind_stack", bind)
     return made

@@ -148,7 +148,7 @@ def bind(
 
     native = _Native(
         0, 0, n, m, k, ldb, lda, ldc, alpha_at, beta_at, *head[:2], mixed, *(kinds or (0, 0, 0)),
-        _COMPUTE[tf32], _ANY_ALGORITHM,
+        _COMPUTE[tf32], _ANY_ALGORITHM, 0, 0, 0, 0,
     )  # fmt: skip
     return LibraryProduct(on_stream, scalars, native, "cublasGemmEx_64" if mixed else plain)
 
@@ -162,6 +162,7 @@ class _Native(ctypes.Structure):
         ("alpha", c_void_p), ("beta", c_void_p),
         *((name, ctypes.c_int32) for name in ("op_b", "op_a", "typed", "type_b", "type_a", "type_c",
                                               "compute", "algorithm")),
+        *((name, c_int64) for name in ("count", "step_b", "step_a", "step_c")),
     ]  # fmt: skip
 
 
@@ -171,8 +172,8 @@ class LibraryProduct:
 
     on_stream: Callable[[Any], Start]
     scalars: np.ndarray  # which cuBLAS reads at each call
-    native: _Native | None = None
-    function: str = ""
+    native: _Native
+    function: str
 
     def __call__(self, a: Array, b: Array, c: Array, stream: Any) -> None:
         check(self.on_stream(stream)(a.data.ptr, b.data.ptr, c.data.ptr))
@@ -188,7 +189,7 @@ class Prepared:
         self.kept: tuple = product, handle
         self.start: Start
         self.native: tuple[int, int] | None = None
-        if launch_list.unavailable() or product.native is None:
+        if launch_list.unavailable():
             self.start = product.on_stream(stream)
             return
         mine = _Native.from_buffer_copy(product.native)
@@ -238,15 +239,21 @@ def bind_stack(a: Array, b: Array, c: Array, count: int, steps: Sequence[int]) -
     (step_a, step_b, step_c), ldc = (step // size for step in steps), stored(c)[1]
     head = _OPERATION[lb], _OPERATION[la], n, m, k, one
 
+    name = "cublasGemmStridedBatchedEx_64"
+
     def on_stream(stream: Any) -> Start:
         handle = stream.prepare_cublas().value
-        function = _function("cublasGemmStridedBatchedEx_64")
+        function = _function(name)
         return lambda x, y, z: function(
             handle, *head, y, kind, ldb, step_b, x, kind, lda, step_a, zero, z, kind, ldc, step_c,
             count, compute, _ANY_ALGORITHM,
         )  # fmt: skip
 
-    return LibraryProduct(on_stream, scalars)
+    native = _Native(
+        0, 0, n, m, k, ldb, lda, ldc, one, zero, *head[:2], 1, kind, kind, kind, compute,
+        _ANY_ALGORITHM, count, step_b, step_a, step_c,
+    )  # fmt: skip
+    return LibraryProduct(on_stream, scalars, native, name)
 
 
 def multiply_group(pairs: Sequence[tuple[Array, Array, Array]], stream: Any) -> None:

@@ -58,6 +58,8 @@ struct LibraryProduct {
     int32_t op_b, op_a;
     int32_t typed;  // call is cublasGemmEx_64, which takes what follows
     int32_t type_b, type_a, type_c, compute, algorithm;
+    int64_t count;  // if not 0, cublasGemmStridedBatchedEx_64, which takes these too
+    int64_t step_b, step_a, step_c;
 };
 
 using Plain = int (*)(void*, int, int, int64_t, int64_t, int64_t, const void*, const void*, int64_t,
@@ -65,6 +67,9 @@ using Plain = int (*)(void*, int, int, int64_t, int64_t, int64_t, const void*, c
 using Typed = int (*)(void*, int, int, int64_t, int64_t, int64_t, const void*, const void*, int,
                       int64_t, const void*, int, int64_t, const void*, void*, int, int64_t, int,
                       int);
+using Stack = int (*)(void*, int, int, int64_t, int64_t, int64_t, const void*, const void*, int,
+                      int64_t, int64_t, const void*, int, int64_t, int64_t, const void*, void*, int,
+                      int64_t, int64_t, int64_t, int, int);
 
 }  // namespace
 
@@ -73,6 +78,12 @@ extern "C" int start_library_product(const LibraryProduct* p, uint64_t a, uint64
     const void* x = reinterpret_cast<const void*>(a);
     const void* y = reinterpret_cast<const void*>(b);
     void* z = reinterpret_cast<void*>(c);
+    if (p->count) {
+        return reinterpret_cast<Stack>(p->call)(
+            p->handle, p->op_b, p->op_a, p->n, p->m, p->k, p->alpha, y, p->type_b, p->ldb,
+            p->step_b, x, p->type_a, p->lda, p->step_a, p->beta, z, p->type_c, p->ldc, p->step_c,
+            p->count, p->compute, p->algorithm);
+    }
     if (!p->typed) {
         return reinterpret_cast<Plain>(p->call)(p->handle, p->op_b, p->op_a, p->n, p->m, p->k,
                                                 p->alpha, y, p->ldb, x, p->lda, p->beta, z, p->ldc);
