@@ -12,12 +12,8 @@ role      = "stack"
 # HOPS    1: an operand that lies along k is copied by elements; 2: by vectors, through registers
 # STAGES  stages of the ring: STAGES - 1 steps are on their way while one is multiplied
 params    = [
-    {BM = 128, BN = 128, BK = 8, TM = 16, TN = 8, LM = 4, KG = 1, HOPS = 1, STAGES = 4},
-    {BM = 128, BN = 96, BK = 16, TM = 8, TN = 12, LM = 4, KG = 1, HOPS = 1, STAGES = 3},
-    {BM = 64, BN = 64, BK = 16, TM = 8, TN = 8, LM = 4, KG = 1, HOPS = 1, STAGES = 3},
     {BM = 64, BN = 64, BK = 16, TM = 8, TN = 4, LM = 4, KG = 1, HOPS = 1, STAGES = 4},
     {BM = 32, BN = 32, BK = 16, TM = 8, TN = 4, LM = 4, KG = 1, HOPS = 1, STAGES = 3},
-    {BM = 32, BN = 32, BK = 32, TM = 8, TN = 4, LM = 4, KG = 2, HOPS = 2, STAGES = 2},
 ]
 block     = ["KG * BM * BN / (TM * TN)", "1", "1"]
 grid      = ["ceil(m / BM) * ceil(n / BN)", "1", "1"]

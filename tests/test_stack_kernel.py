@@ -1,6 +1,9 @@
 """The kernel for stacks: each variant, odd shapes, all layouts; exact, and nothing outside C
 written. And which variant is taken."""
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 from support.arrays import fetch, integers, padded
@@ -8,8 +11,9 @@ from support.devices import open_device
 
 from hybrid_gemm import catalog
 from hybrid_gemm.devices.stack_products import bind_stack
-from hybrid_gemm.kernel_choice.stacks import variant_for
+from hybrid_gemm.kernel_choice import stacks
 
+RESULTS = Path(__file__).parents[1] / "docs" / "results" / "stack_tiles_h200.json"
 VARIANTS = catalog.helper("stack").kernel.variants()
 SHAPES = [
     (3, 32, 32, 32), (5, 33, 65, 17), (2, 130, 133, 21), (4, 1, 1, 1), (3, 7, 100, 40),
@@ -44,10 +48,17 @@ def test_products_of_a_stack(kernel_device, variant, layout, rng):
         np.testing.assert_array_equal(fetch(device, wholes[2]), expected, err_msg=str((m, n, k)))
 
 
-def test_small_matrices_take_small_tiles():
-    def tile(*sides):
-        return variant_for(*sides, "float32", 132).tile
-
-    assert tile(4096, 32, 32, 32) == (32, 32)
-    assert tile(64, 512, 512, 512) == (128, 128)
-    assert max(tile(10, 20, 20, 500)) == 32
+def test_it_is_taken_where_it_was_faster():
+    rows = json.loads(RESULTS.read_text())["rows"]
+    taken = 0
+    for row in rows:
+        sides = row["m"], row["n"], row["k"]
+        if variant := stacks.faster(row["count"], sides, row["layout"], "float32"):
+            taken += 1
+            bm, bn = variant.tile
+            name = f"{bm} x {bn} x {variant.params['BK']}, 8 x 4 a thread"
+            assert row["own_us"][name] < row["cublas_us"], row
+    assert taken >= 8
+    assert stacks.faster(4096, (32, 32, 32), "nn", "float64") is None
+    assert stacks.faster(4096, (31, 31, 31), "nn", "float32") is None
+    assert stacks.own((100, 5, 7), "float32").tile == (64, 64)

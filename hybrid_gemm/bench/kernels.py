@@ -356,8 +356,10 @@ class KernelStudy:
     def _call_us(
         self, variant: Variant, problem: Problem, operands: tuple[Array, Array, Array]
     ) -> float | None:
-        """Microseconds of the host for a call of `gemm(a, b, out=c)`; None where none are timed."""
-        if not (self.calls and self.opened.on_gpu):
+        """Microseconds of the host for a call of `gemm(a, b, out=c)`; None where none are timed,
+        and where `gemm` would multiply otherwise: 16 bits by cuBLAS when that is asked for."""
+        wide = problem.operands not in NARROW or not variant.kernel.library
+        if not (self.calls and self.opened.on_gpu and wide):
             return None
         a, b, c = operands
         params = tuple(variant.params.items()) or None

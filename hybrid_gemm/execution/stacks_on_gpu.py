@@ -10,17 +10,18 @@ from typing import Any
 import numpy as np
 
 from ..arrays.stacks import merged
-from ..arrays.strides import layout, leading
+from ..arrays.strides import layout, leading, stored
 from ..devices import stack_products
 from ..devices.base import Stream
 from ..devices.cuda import cublas
 from ..devices.cuda.device import CudaDevice, CudaStream
 from ..devices.kernel_launcher import BoundProduct
-from ..kernel_choice.stacks import variant_for
+from ..kernel_choice import stacks
 from ..problem import FLOATS
 from .found import MAX_KNOWN, Found, extent
 from .plan_maker import PlanMaker
 
+_VECTOR = 16  # bytes on which rows begin that are read by vectors
 SHARE_BYTES = 4 << 20  # of a stack: less is not worth another GPU
 STACKED_FLOPS = 2 * 2048**3  # of one product in a stack: larger ones fill a GPU alone
 
@@ -129,12 +130,18 @@ class StacksOnGpu:
         return Found(call, c.shape, c.dtype.name, extents, one)
 
     def _own(self, x: Any, y: Any, z: Any, count: int, steps: Sequence[int]) -> BoundProduct | None:
-        """The product by our own kernel, where that is to be taken for this dtype."""
-        (m, n), k, dtype = z.shape, x.shape[1], z.dtype.name
-        if self.plans.options.kernel == "cublas" or count > stack_products.MOST:
+        """The product by our own kernel, where that was asked for or should be faster."""
+        kernel, dtype = self.plans.options.kernel, z.dtype.name
+        sides, orders = (*z.shape, x.shape[1]), stored(x)[0] + stored(y)[0]
+        if kernel == "cublas" or count > stack_products.MOST:
             return None
-        variant = variant_for(count, m, n, k, dtype, self.device.processors)
-        if variant is None or not self.device.capability >= variant.kernel.min_arch():
+        variant = stacks.own(sides, dtype)
+        if kernel == "auto":
+            pitches = *(stored(v)[1] * v.itemsize for v in (x, y)), *steps[:2]
+            vectors = not any(step % _VECTOR for step in pitches)
+            measured = vectors and self.device.capability == 90
+            variant = stacks.faster(count, sides, orders, dtype) if measured else None
+        if variant is None or not variant.kernel.runs_at(self.device.capability):
             return None
         return stack_products.bind_stack(self.device, variant, x, y, z, count, steps)
 

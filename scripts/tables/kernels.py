@@ -152,12 +152,12 @@ MODES = {
 
 
 def calls() -> str:
-    """What a call costs the host."""
+    """What a call costs the host, and what a first product does."""
     found = result("launch")
     lines = [
-        "Host time of a call in microseconds, matrices of 128 x 128 that lie on an H200, medians "
-        "of 2000 calls ([figures](results/launch_h200.json), taken before products of cuBLAS were "
-        "started natively, too):",
+        "Host time of a call in microseconds, which does not wait for the GPU: matrices of "
+        "128 x 128 that lie on an H200, medians of 2000 calls "
+        "([figures](results/launch_h200.json)):",
         "",
     ]
     table = [
@@ -168,13 +168,31 @@ def calls() -> str:
     ]  # fmt: skip
     headings = ["<arrays", "<dtype", "<option", "`gemm(out=)`", "`gemm`", "`Runner.gemm(out=)`",
                 "library, out=", "library"]  # fmt: skip
-    first = [
-        f"{'CuPy' if x['what'] == 'cupy' else x.get('compute') or x.get('kernel') or x['dtype']} "
-        f"{x['first_product_s']:.2f} s"
-        for x in found["first"] if x["cache"] == "warm"
-    ]  # fmt: skip
-    said = f"The first product of a process with a warm cache: {', '.join(first)}."
-    return "\n".join([*lines, *grid(headings, table), "", said])
+    ratios = [row["ratio"] for row in found["small"]]
+    said = (
+        f"Calls back to back, the GPU included, {len(ratios)} shapes of sides from 16 to 512 in "
+        f"float32: `auto` is {min(ratios):.2f} to {max(ratios):.2f} times as fast as "
+        f"`cupy.matmul` (median {statistics.median(ratios):.2f})."
+    )
+    return "\n".join([*lines, *grid(headings, table), "", said, "", *_first_products(found)])
+
+
+def _first_products(found: dict) -> list[str]:
+    """The first product of a process, by what is multiplied and what the cache holds."""
+    seconds: dict[str, dict[str, float]] = {}
+    for x in found["first"]:
+        name = "CuPy" if x["what"] == "cupy" else x.get("compute") or x.get("kernel") or x["dtype"]
+        seconds.setdefault(name, {})[x["cache"]] = x["first_product_s"]
+    table = [
+        [name, *(f"{of[x]:.2f}" if x in of else "" for x in ("cold", "warm"))]
+        for name, of in seconds.items()
+    ]
+    return [
+        "The first product of a process, 1024^3 from NumPy arrays, in seconds from the program's "
+        "first line, imports included. Cold: no kernel was compiled before:",
+        "",
+        *grid(["<", "cold", "warm"], table),
+    ]
 
 
 def left_out() -> str:

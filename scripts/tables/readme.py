@@ -48,8 +48,9 @@ def arithmetics() -> str:
         table.append([name, *cells, f"{ours['ratio_to_cublas']:.2f}"])
     columns = ["<arithmetic", "hybrid-gemm", "cuBLAS (fp32x3: its fp32)", "ratio"]
     return "\n".join([
-        f"On one NVIDIA H200 at m = n = k = {SIDE}, data on the GPU, TFLOP/s "
-        "([all](docs/performance.md), [tensor cores](docs/tensor-cores.md)):",
+        f"On one NVIDIA H200 at m = n = k = {SIDE}, data on the GPU, TFLOP/s of the GPU's time "
+        "([all](docs/performance.md), [tensor cores](docs/tensor-cores.md)); what a call takes the "
+        "host, which does not wait, [is apart](docs/performance.md#what-a-call-costs):",
         "", *grid(columns, table), "", sums(), "", ranks(),
     ])  # fmt: skip
 
