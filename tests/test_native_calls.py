@@ -1,7 +1,9 @@
 """Calls that one native function finds and starts, with memory of the host in place of a GPU's."""
 
 import ctypes
+import gc
 import sys
+import weakref
 from ctypes import c_int, c_uint64, c_void_p
 from types import SimpleNamespace
 
@@ -16,6 +18,7 @@ from hybrid_gemm.execution import native_calls
 from hybrid_gemm.execution.native_calls import NativeCalls, Started, note
 
 CONTEXT, STREAM = 4711, 12
+GPU = SimpleNamespace(ordinal=0)
 
 
 class There(np.ndarray):
@@ -87,7 +90,7 @@ def call(gpu):
         arrays = a, b, out
         at, of = tuple(x.ctypes.data for x in arrays), tuple(map(extent, arrays))
         for _ in range(gemm.products):
-            note(Started(prepared, 0, gpu.stream, at, of, "float32"))
+            note(Started(prepared, GPU, gpu.stream, at, of, "float32"))
         return out
 
     gemm.slow, gemm.products, gemm.prepared, gemm.calls = 0, 1, prepared, calls
@@ -172,7 +175,7 @@ def test_only_a_call_that_is_one_product_is_learnt(gpu, change):
             out = [1]
         dtype = "float64" if change == "dtype" else "float32"
         for _ in range(1 + (change == "two products")):
-            note(Started(prepared, 0, STREAM, tuple(at), tuple(of), dtype))
+            note(Started(prepared, GPU, STREAM, tuple(at), tuple(of), dtype))
         return out
 
     a, b, out = there(8, 4), there(4, 12), there(8, 12)
@@ -202,7 +205,7 @@ def test_the_third_of_matmul_is_out(gpu):
         slow.append(1)
         arrays = a, b, out
         at, of = tuple(x.ctypes.data for x in arrays), tuple(map(extent, arrays))
-        note(Started(prepared, 0, STREAM, at, of, "float32"))
+        note(Started(prepared, GPU, STREAM, at, of, "float32"))
         return out
 
     a, b, out = there(3, 8, 4), there(3, 4, 12), there(3, 8, 12)
@@ -210,6 +213,36 @@ def test_the_third_of_matmul_is_out(gpu):
         assert matmul(a, b, out) is out
         assert matmul(a, b, out=out) is out
     assert len(slow) == 1 and len(prepared.started) == 3
+
+
+def test_the_device_with_the_kernels_is_kept_until_calls_are_forgotten(gpu):
+    class Device:
+        ordinal = 0
+
+    calls, prepared, device = NativeCalls(), Prepared(), Device()
+    held = weakref.ref(device)
+    started = [device]
+
+    @calls.served
+    def gemm(a, b, *, out):
+        arrays = a, b, out
+        at, of = tuple(x.ctypes.data for x in arrays), tuple(map(extent, arrays))
+        note(Started(prepared, started.pop(), STREAM, at, of, "float32"))
+        return out
+
+    a, b, out = there(8, 4), there(4, 12), there(8, 12)
+    gemm(a, b, out=out)
+    del device
+    gemm(a, b, out=out)
+    assert len(prepared.started) == 1 and held() is not None
+    calls.forget()
+    gc.collect()
+    assert held() is None
+    device = Device()
+    held = weakref.ref(device)
+    note(Started(prepared, device, STREAM, (0, 0, 0), (0, 0, 0), "float32"))  # by a `Runner`
+    del device
+    assert held() is None
 
 
 def test_references_are_given_back(call):

@@ -29,15 +29,15 @@ class Found:
         self.call, self.shape, self.dtype, self.extents = call, shape, dtype, extents
         self.ready: dict[int, Prepared | Literal[False]] | None = {} if preparable else None
 
-    def start_prepared(self, ordinal: int, stream: int, at: tuple[int, int, int]) -> bool:
+    def start_prepared(self, device: CudaDevice, stream: int, at: tuple[int, int, int]) -> bool:
         """Starts it for matrices at these addresses, if it is prepared for this stream of the
-        current GPU. It was worked out for A and B as they are read."""
+        current GPU; whether it did."""
         ready = self.ready and self.ready.get(stream)
         if not ready or (at[0] | at[1] | at[2]) & 15:
             return False
         if status := ready.start(*at):
             ready.check(status)
-        note(Started(ready, ordinal, stream, at, self.extents, self.dtype))
+        note(Started(ready, device, stream, at, self.extents, self.dtype))
         return True
 
     def start(self, device: CudaDevice, stream: CudaStream, a: Any, b: Any, c: Any) -> None:

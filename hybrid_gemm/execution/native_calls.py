@@ -21,6 +21,7 @@ from ..errors import HybridGemmError
 
 if TYPE_CHECKING:
     from ..devices.cuda.launch_list import Prepared
+    from ..devices.roles import Facts
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -29,11 +30,11 @@ _SOURCE = Path(__file__).with_name("native_calls.cpp")
 
 
 class Started(NamedTuple):
-    """A product that Python started: `prepared` for a stream of GPU `ordinal`, with the addresses
-    of A, B and C, the bytes from the first element to past the last of each, and C's dtype."""
+    """A product that Python started: `prepared` for a stream of a GPU, with the addresses of A, B
+    and C, the bytes from the first element to past the last of each, and C's dtype."""
 
     prepared: Prepared
-    ordinal: int
+    device: Facts
     stream: int
     addresses: tuple[int, int, int]
     extents: tuple[int, int, int]
@@ -41,10 +42,9 @@ class Started(NamedTuple):
 
 
 class _Here(threading.local):
-    """What this thread's last call started: the first product, and how many."""
+    """What this thread's call starts; None outside of calls that may be learnt."""
 
-    count = 0
-    first: Started | None = None
+    started: list[Started] | None = None
 
 
 _here = _Here()
@@ -52,8 +52,8 @@ _here = _Here()
 
 def note(started: Started) -> None:
     """Is told of each product that Python starts and that was prepared."""
-    _here.count += 1
-    _here.first = started
+    if _here.started is not None:
+        _here.started.append(started)
 
 
 class _Product(ctypes.Structure):
@@ -110,10 +110,14 @@ class NativeCalls:
             done = self.start(args, keywords)
             if done is not None:
                 return done
-            _here.count = 0
-            made = function(*args, **keywords)
-            if _here.count == 1 and _here.first:
-                self._learn(args, keywords, made, _here.first)
+            started: list[Started] = []
+            _here.started = started
+            try:
+                made = function(*args, **keywords)
+            finally:
+                _here.started = None
+            if len(started) == 1:
+                self._learn(args, keywords, made, started[0])
             return made
 
         return call
@@ -137,10 +141,10 @@ class NativeCalls:
             self._open()
         self._know_torch()
         key = self._key(args, keywords)
-        if key is None or key[1:3] != (started.ordinal, started.stream):
+        if key is None or key[1:3] != (started.device.ordinal, started.stream):
             return
         product = _Product(
-            *started.prepared.native, driver.current_context(), started.ordinal,
+            *started.prepared.native, driver.current_context(), started.device.ordinal,
             (c_uint64 * 3)(*started.extents),
         )  # fmt: skip
         tensors = hasattr(made, "data_ptr")
@@ -150,7 +154,8 @@ class NativeCalls:
             table.clear()
         shape, check = tuple(made.shape), started.prepared.check
         with contextlib.suppress(TypeError):  # a list among the keywords is no key
-            table[key] = bytes(product), check, make, shape, made.dtype
+            # The device has the kernels loaded.
+            table[key] = bytes(product), check, make, shape, made.dtype, started.device
 
     def _open(self) -> None:
         from ..devices.cuda import driver

@@ -133,7 +133,7 @@ class SingleGpuExecutor:
         if beta and c is not out:
             out[...] = c
         at = x.ptr, y.ptr, z.ptr
-        if found.ready and found.start_prepared(here, self.current(here).ptr, at):
+        if found.ready and found.start_prepared(self.device, self.current(here).ptr, at):
             return out
         found.start(self.device, self._stream(), a.T if trans_a else a, b.T if trans_b else b, out)
         return out
@@ -166,7 +166,7 @@ class SingleGpuExecutor:
             made = a.new_empty(found.shape, dtype=getattr(torch, found.dtype))
         at = a.data_ptr(), b.data_ptr(), made.data_ptr()
         stream = torch._C._cuda_getCurrentRawStream(here)
-        if overlap(at, found.extents) or not found.start_prepared(here, stream, at):
+        if overlap(at, found.extents) or not found.start_prepared(self.device, stream, at):
             return None
         if out is not None and not out.is_inference():
             torch.autograd.graph.increment_version(out)

@@ -53,7 +53,7 @@ class StacksOnGpu:
         if found is None:
             return False
         stream, at = self.stream(), (a.data.ptr, b.data.ptr, c.data.ptr)
-        if not found.start_prepared(self.device.ordinal, stream.cupy.ptr, at):
+        if not found.start_prepared(self.device, stream.cupy.ptr, at):
             found.start(self.device, stream, a, b, c)
         return True
 
