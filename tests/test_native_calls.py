@@ -279,3 +279,30 @@ def test_products_of_a_gpu(dtype, shapes, rng):
             if a.ndim == b.ndim == 2:
                 made = hybrid_gemm.gemm(a, b, out, alpha=2, beta=1, out=out)
                 np.testing.assert_array_equal(made.get(), 3 * expected.astype(dtype))
+
+
+@needs("cuda")
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+@pytest.mark.parametrize(
+    "shapes",
+    [((1024, 1024), (1024, 1024)), ((16, 256, 256), (16, 256, 256)),
+     ((512, 64, 64), (512, 64, 64)), ((8, 100, 77), (8, 77, 33))],
+)  # fmt: skip
+def test_known_calls_have_the_bits_of_first_ones(dtype, shapes, rng):
+    """Also where what cuBLAS launches is recorded, for matrices that lie elsewhere."""
+    import cupy
+
+    made = np.dtype(dtype)
+    pairs = [
+        [cupy.asarray(rng.standard_normal(s).astype("f4").astype(made)) for s in shapes]
+        for _ in range(3)
+    ]
+    first = [
+        hybrid_gemm.Runner(device="cuda", gpus=[0]).matmul(a, b).view(np.uint8) for a, b in pairs
+    ]
+    for _ in range(4):
+        for (a, b), expected in zip(pairs, first, strict=True):
+            out = cupy.empty_like(expected.view(made))
+            assert hybrid_gemm.matmul(a, b, out=out) is out
+            assert bool((out.view(np.uint8) == expected).all())
+            assert bool((hybrid_gemm.matmul(a, b).view(np.uint8) == expected).all())
