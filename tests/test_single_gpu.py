@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from hybrid_gemm.execution.single_gpu import Found, SingleGpuExecutor
+from hybrid_gemm.execution.found import Found
+from hybrid_gemm.execution.single_gpu import SingleGpuExecutor
 
 A, B, C = 0x100000, 0x200000, 0x300000
 SIZE = 64 * 64 * 4
@@ -82,7 +83,8 @@ def gpu():
     made.array, made.ordinal, made.known, made.known_tensors = Array, 0, {}, {}
     made.device_now = lambda: made.here
     made.current = lambda ordinal: SimpleNamespace(ptr=made.stream_at)
-    made._stream = lambda: SimpleNamespace(cupy=made.current(0))
+    made.recording = False
+    made._stream = lambda: SimpleNamespace(cupy=made.current(0), is_recorded=lambda: made.recording)
     made._work_out = work_out
     return made
 
@@ -98,6 +100,17 @@ def test_the_third_call_on_a_stream_is_the_prepared_product(gpu):
     gpu.stream_at = 8
     gpu.gemm(Array(A), Array(B), out=Array(C))
     assert len(gpu.called) == 4 and len(gpu.started) == 1
+
+
+def test_nothing_is_prepared_while_a_graph_is_made(gpu):
+    gpu.recording = True
+    for _ in range(4):
+        gpu.gemm(Array(A), Array(B), out=Array(C))
+    assert len(gpu.called) == 4 and not gpu.started
+    gpu.recording = False
+    for _ in range(2):
+        gpu.gemm(Array(A), Array(B), out=Array(C))
+    assert len(gpu.called) == 5 and len(gpu.started) == 1
 
 
 def ready(gpu):
