@@ -222,7 +222,7 @@ def matmul(a: Any, b: Any, /, out: Any = None, **options: Any) -> Any:
     """a @ b as NumPy's `matmul`: matrices, vectors, and stacks of matrices, which broadcast.
 
     The last two dimensions are a matrix's. A stack times one matrix is one product where it lies
-    in memory as one; on one GPU small products of floats are one launch of cuBLAS; otherwise there
+    in memory as one; on one GPU small products of floats are one launch; otherwise there
     is a product for each pair, one after the other. `options` are those of `gemm`, which says what
     arrays may be; over ranks, arrays are 2-D.
 

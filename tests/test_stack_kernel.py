@@ -14,7 +14,8 @@ from hybrid_gemm.devices.stack_products import bind_stack
 from hybrid_gemm.kernel_choice import stacks
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results" / "stack_tiles_h200.json"
-VARIANTS = catalog.helper("stack").kernel.variants()
+CASES = [(v, "float32") for v in catalog.helper("stack").kernel.variants()]
+CASES += [(catalog.helper("stack_mma"), dtype) for dtype in ("float16", "bfloat16")]
 SHAPES = [
     (3, 32, 32, 32), (5, 33, 65, 17), (2, 130, 133, 21), (4, 1, 1, 1), (3, 7, 100, 40),
     (1, 64, 96, 3),
@@ -22,16 +23,15 @@ SHAPES = [
 
 
 @pytest.mark.parametrize("layout", catalog.LAYOUTS)
-@pytest.mark.parametrize("variant", VARIANTS, ids=str)
-def test_products_of_a_stack(kernel_device, variant, layout, rng):
-    if kernel_device == "emulator" and (VARIANTS.index(variant) + (layout in ("nn", "tt"))) % 2:
-        pytest.skip("this variant is emulated in the other two layouts")
+@pytest.mark.parametrize("variant, dtype", CASES, ids=str)
+def test_products_of_a_stack(kernel_device, variant, dtype, layout, rng):
     device = open_device(kernel_device)
     stream = device.stream()
     for i, (count, m, n, k) in enumerate(SHAPES):
         pad, made = (0, 4, 3)[i % 3], []
         a, b = integers(rng, (count, m, k)), integers(rng, (count, k, n))
-        c = np.full((count, m, n), np.nan, "f4")
+        a, b = (x.clip(-1, 1).astype(dtype) if dtype != "float32" else x for x in (a, b))
+        c = np.full((count, m, n), np.nan, dtype)
         for x, order in zip((a, b, c), (*layout, "n"), strict=True):
             # One matrix below the other: rows of all of them, in the order in which they lie.
             lying = x if order == "n" else x.swapaxes(1, 2)
@@ -43,9 +43,11 @@ def test_products_of_a_stack(kernel_device, variant, layout, rng):
         with device.using(stream):
             bind_stack(device, variant, *views, count, steps)(*views, stream)
             stream.synchronize()
-        expected = np.full(wholes[2].shape, np.nan, "f4")
-        expected[1:-1, :n] = (a @ b).reshape(count * m, n)
-        np.testing.assert_array_equal(fetch(device, wholes[2]), expected, err_msg=str((m, n, k)))
+        expected = np.full(wholes[2].shape, np.nan, dtype)
+        product = a.astype("f4") @ b.astype("f4")
+        expected[1:-1, :n] = product.reshape(count * m, n).astype(dtype)
+        got = fetch(device, wholes[2]).astype("f4")
+        np.testing.assert_array_equal(got, expected.astype("f4"), err_msg=str((m, n, k)))
 
 
 def test_it_is_taken_where_it_was_faster():
@@ -61,4 +63,7 @@ def test_it_is_taken_where_it_was_faster():
     assert taken >= 8
     assert stacks.faster(4096, (32, 32, 32), "nn", "float64") is None
     assert stacks.faster(4096, (31, 31, 31), "nn", "float32") is None
+    assert stacks.faster(4096, (32, 32, 32), "nn", "bfloat16") is None  # not measured
     assert stacks.own((100, 5, 7), "float32").tile == (64, 64)
+    assert stacks.own((100, 5, 7), "bfloat16").name == "stack_mma"
+    assert stacks.own((100, 5, 7), "float64") is None

@@ -194,6 +194,23 @@ def test_stacks_on_a_gpu_are_few_launches(shapes, dtype, monkeypatch, rng):
 
 
 @needs("cuda")
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("sides", [(32, 32, 32), (64, 64, 16), (33, 29, 41)])
+def test_stacks_by_our_own_kernels(dtype, sides, monkeypatch, rng):
+    cp = pytest.importorskip("cupy")
+    monkeypatch.setattr(cublas, "bind_stack", lambda *x: pytest.fail("by cuBLAS"))
+    monkeypatch.setattr(SingleGpuExecutor, "gemm", lambda *x, **y: pytest.fail("pair by pair"))
+    (m, n, k), count = sides, 300
+    for turn in range(5):
+        a, b = (rng.integers(-2, 3, s).astype("f4") for s in ((count, m, k), (count, k, n)))
+        x, y = (cp.asarray(v.astype(np.dtype(dtype))) for v in (a, b))
+        if turn > 2:  # B lies along k
+            y = cp.ascontiguousarray(y.swapaxes(1, 2)).swapaxes(1, 2)
+        got = matmul(x, y, kernel="own")
+        np.testing.assert_array_equal(got.get().astype("f4"), a @ b)
+
+
+@needs("cuda")
 def test_stacks_of_large_matrices_and_named_kernels_are_pair_by_pair(monkeypatch, rng):
     cp = pytest.importorskip("cupy")
     a = cp.asarray(integers(rng, (2, 64, 64)))

@@ -1,4 +1,5 @@
-"""Products of stacks of matrices by one launch of our own kernel (`kernels/stack_tile.cu`)."""
+"""Products of stacks of matrices by one launch of our own kernels (`kernels/stack_tile.cu`, and
+`kernels/stack_mma.cu` for 16 bits)."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ def bind_stack(  # a product of stacks has so many parameters
 ) -> BoundProduct:  # fmt: skip
     """A call that multiplies `count` pairs of matrices, `MOST` at most: C = A B, with contiguous
     rows of C. The first of them lie as `a`, `b` and `c`; `steps` are the bytes from one A, B and C
-    to the next. `variant` is one of the kernel with role `stack`, for the dtype of all three."""
+    to the next. `variant` is one of the kernels with role `stack` or `stack_mma`, for the dtype of
+    all three."""
     (m, n), k, dtype = c.shape, a.shape[1], c.dtype.name
     (la, lda), (lb, ldb), (_lc, ldc) = stored(a), stored(b), stored(c)
     function = device.function(variant, dtype, la + lb)

@@ -10,22 +10,23 @@ _VECTOR = 16  # bytes on which rows begin that are read by vectors
 
 
 def own(sides: tuple[int, int, int], dtype: str) -> Variant | None:
-    """Our variant for products of m x n x k; None for a dtype that the kernel has no form for."""
-    small, smallest = (
-        v for v in sorted(catalog.helper("stack").kernel.variants(), key=lambda v: -v.tile[0])
-    )
-    if dtype not in small.kernel.dtypes:
+    """Our variant for products of m x n x k; None for a dtype that no kernel has a form for."""
+    if dtype in catalog.helper("stack_mma").kernel.dtypes:
+        return catalog.helper("stack_mma")
+    kernel = catalog.helper("stack").kernel
+    if dtype not in kernel.dtypes:
         return None
-    return smallest if max(sides[:2]) <= smallest.tile[0] else small
+    large, small = sorted(kernel.variants(), key=lambda v: -v.tile[0])
+    return small if max(sides[:2]) <= small.tile[0] else large
 
 
 def faster(count: int, sides: tuple[int, int, int], layout: str, dtype: str) -> Variant | None:
     """Our variant where it was faster than cuBLAS's batched product on an H200, for matrices whose
-    rows begin on 16 bytes (docs/results/stack_tiles_h200.json): up to 32 x 32, and up to 64 x 64
-    unless only B lies along k."""
+    rows begin on 16 bytes (docs/results/stack_tiles_h200.json): of float32 up to 32 x 32, and up to
+    64 x 64 unless only B lies along k. Those of 16 bits were not measured."""
     m, n, k = sides
     variant = own(sides, dtype)
-    if variant is None or count < LEAST:
+    if variant is None or count < LEAST or dtype != "float32":
         return None
     read = m if layout[0] == "t" else k, k if layout[1] == "t" else n
     if any(x * ITEM_SIZE[dtype] % _VECTOR for x in read):
