@@ -95,7 +95,12 @@ def _parts(x: Array, dtype: str, conj: bool, alpha: complex | None) -> Three:
 
 
 def _split(
-    x: np.ndarray, dtype: str, conj: bool, alpha: complex | None, made: tuple, rows: slice
+    x: np.ndarray,
+    dtype: str,
+    conj: bool,
+    alpha: complex | None,
+    made: tuple[Array, ...],
+    rows: slice,
 ) -> None:
     with np.errstate(over="ignore", invalid="ignore"):
         here = x[rows].astype(dtype)  # a copy

@@ -1,7 +1,5 @@
 """Complex matrices and factors for tests."""
 
-import numpy as np
-
 DTYPES = ("complex64", "complex128")
 OPS = (False, True, "c")
 FACTORS = ((1, 0), (2, -1), (1 - 2j, 3), (-1, 1j), (1j, 2 - 1j), (0, 1 + 1j))
