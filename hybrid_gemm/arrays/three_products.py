@@ -54,17 +54,17 @@ class ThreeProducts:
     ) -> Array:
         """The complex C, in `out` if it is of the product's dtype and lies where products do;
         `gemm(a, b)` multiplies real matrices. C is not read where beta is 0."""
-        products = [gemm(x, y) for x, y in zip(self.a, self.b, strict=True)]
-        problem, there = self.problem, products[0]
-        xp, on_gpu = module_of(there), is_device_array(there)
-        with there.device if on_gpu else contextlib.nullcontext():
+        p1, p2, p3 = (gemm(x, y) for x, y in zip(self.a, self.b, strict=True))
+        problem = self.problem
+        xp, on_gpu = module_of(p1), is_device_array(p1)
+        with p1.device if on_gpu else contextlib.nullcontext():
             made = out
             if out is None or is_device_array(out) != on_gpu or out.dtype != problem.dtype:
-                made = xp.empty(there.shape, problem.dtype)
+                made = xp.empty(p1.shape, problem.dtype)
             added = c if problem.beta else None
             if added is not None and is_device_array(added) != on_gpu:
                 added = xp.asarray(added) if on_gpu else added.get()
-            _combine(*products, added, _real_alpha(problem.alpha), problem.beta, made)
+            _combine(p1, p2, p3, added, _real_alpha(problem.alpha), problem.beta, made)
         if out is None and is_device_array(c) and not on_gpu:
             made = module_of(c).asarray(made)
         return made
