@@ -29,7 +29,8 @@ from ..devices.checksums import (
     width,
     words,
 )
-from ..devices.kernel_launcher import BoundProduct, KernelLauncher
+from ..devices.kernel_launcher import KernelLauncher
+from ..devices.roles import BoundProduct
 from ..devices.wrapped import WrappedDevice
 from ..errors import VerificationError
 from ..planning.hardware import DeviceSpec
@@ -104,10 +105,11 @@ class CheckedDevice(WrappedDevice):
 
     def bind(
         self, variant: Variant, a: Array, b: Array, c: Array, *, alpha: float, beta: float
-    ) -> BoundProduct:
-        """As `KernelLauncher.bind`, for a device that has it."""
-        assert isinstance(self.device, KernelLauncher)
+    ) -> BoundProduct | None:
+        """As `Products.bind`."""
         make = self.device.bind(variant, a, b, c, alpha=alpha, beta=beta)
+        if make is None:
+            return None
         bounds = _bounds(variant, a, b, c, alpha, beta)
 
         def call(a: Array, b: Array, c: Array, stream: Stream) -> None:

@@ -15,6 +15,7 @@ from ..devices.base import Device
 from ..planning.plan import Panel, Plan, Strip
 from .device_memory import Blocks, SharedBlocks
 from .executor import INCOMPLETE, Execution
+from .kept_products import KeptProducts
 from .timeline import Clock
 from .transfers import Stop, Stopped, Transfer
 
@@ -27,13 +28,15 @@ class Run:
     there; `c_ready` for each strip one of beta's C, and `finished` one of the strip itself. All
     workers of a resident run pass the two `gates` together, where the clock starts and stops. A
     run among several is given the blocks that they have in common, `shared`; then somebody else
-    has started its clock.
+    has started its clock. `products` are those that earlier runs have worked out.
     """
 
     def __init__(
         self, plan: Plan, devices: Sequence[Device], variant: Variant, operands: Operands,
         *, progress: Callable[[int], None] | None, resident: bool, shared: SharedBlocks | None,
+        products: KeptProducts,
     ) -> None:  # fmt: skip
+        self.products = products
         self.plan, self.devices, self.variant, self.operands = plan, devices, variant, operands
         self.progress = progress or (lambda flops: None)
         self.resident, self.shared = resident, shared
@@ -54,7 +57,7 @@ class Run:
         }
         self.c_ready: dict[Strip, Future] = {strip: future() for strip in plan.strips}
         self.finished: dict[Strip, Future] = {strip: future() for strip in plan.strips}
-        self.blocks = Blocks(plan, devices, operands, self.stop, shared)
+        self.blocks = Blocks(plan, devices, variant, operands, self.stop, shared)
 
     def device_of(self, worker: int) -> Device:
         return self.devices[self.plan.workers[worker].device]

@@ -22,8 +22,7 @@ from ..arrays.strides import layout, leading
 from ..catalog import Variant
 from ..devices.cuda import cublas
 from ..devices.cuda.device import CudaDevice, CudaStream
-from ..devices.cuda.launch_list import Prepared
-from ..devices.kernel_launcher import BoundProduct
+from ..devices.roles import BoundProduct, Prepared
 from ..planning.plan import Plan
 from ..problem import FLOATS, Problem, are_numbers, make_problem, sides
 from .checked_device import CheckedDevice

@@ -176,7 +176,7 @@ class LibraryProduct:
 
 
 class Prepared:
-    """A product on one stream; see `launch_list.Prepared`."""
+    """A product on one stream; see `roles.Prepared`."""
 
     def __init__(self, product: LibraryProduct, stream: Any) -> None:
         handle = stream.prepare_cublas()

@@ -18,8 +18,7 @@ from ...planning import cost_model, link_rates
 from ...planning.hardware import DeviceSpec
 from ..base import Array, Event, Stream
 from ..kernel_device import KernelDevice
-from ..kernel_launcher import BoundProduct
-from ..roles import Facts
+from ..roles import BoundProduct, Facts, Prepared
 from . import cublas, driver, launch_list, nvml, nvrtc, pinned_memory
 
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -149,9 +148,8 @@ class CudaDevice(KernelDevice):
         with self.cp.cuda.Device(self.ordinal):
             free, _total = self.cp.cuda.runtime.memGetInfo()
         p = self.properties
-        attributes = self.cp.cuda.Device(self.ordinal).attributes
-        clock_ghz = attributes["ClockRate"] / 1e6
-        memory_gbps = 2 * attributes["MemoryClockRate"] * 1e3 * p["memoryBusWidth"] / 8 / 1e9
+        clock_ghz = self._clocks_khz[0] / 1e6
+        memory_gbps = 2 * self._clocks_khz[1] * 1e3 * p["memoryBusWidth"] / 8 / 1e9
         measured, known = tables.best_tflops(self.machine(dtype), dtype), link_rates.known(uuids())
         guessed = 0.6 * p["multiProcessorCount"] * 256 * clock_ghz / 1e3
         return DeviceSpec(
@@ -166,8 +164,15 @@ class CudaDevice(KernelDevice):
         """Multiply-adds outside the tensor cores, but for float64, where cuBLAS uses them."""
         major, minor = self.properties["major"], self.properties["minor"]
         lanes = _LANES.get((major, minor), {}).get(dtype)
-        clock = self.cp.cuda.Device(self.ordinal).attributes["ClockRate"] * 1e3
+        clock = self._clocks_khz[0] * 1e3
         return lanes and 2 * lanes * self.properties["multiProcessorCount"] * clock / 1e12
+
+    @functools.cached_property
+    def _clocks_khz(self) -> tuple[int, int]:
+        """The highest clocks of its multiprocessors and of its memory. CuPy asks the driver for
+        some hundred attributes to give one."""
+        attributes = self.cp.cuda.Device(self.ordinal).attributes
+        return attributes["ClockRate"], attributes["MemoryClockRate"]
 
     def readings(self) -> dict[str, Any]:
         if self._monitor is None:
@@ -222,8 +227,12 @@ class CudaDevice(KernelDevice):
         with self.cp.cuda.Device(self.ordinal):
             self.cp.cuda.runtime.deviceSynchronize()
             self._zero = self.cp.cuda.Event()
-            self._zero.record(self.cp.cuda.Stream(non_blocking=True))
+            self._zero.record(self._clock_stream)
             self._zero.synchronize()
+
+    @functools.cached_property
+    def _clock_stream(self) -> Any:
+        return self.cp.cuda.Stream(non_blocking=True)
 
     def clock(self) -> Callable[[Event], float]:
         cuda, ordinal, zero = self.cp.cuda, self.ordinal, self._zero
@@ -364,20 +373,19 @@ class CudaDevice(KernelDevice):
             ) from error
 
     def prepared(
-        self, call: BoundProduct, a: Array, b: Array, c: Array, stream: OwnStream
-    ) -> launch_list.Prepared | None:
-        """A bound product of which `preparable` is true, on a stream on which it was called before;
-        None where there is no native code for it. All addresses are multiples of 16, as they have
-        to be for the matrices that it is started with."""
+        self, call: BoundProduct, a: Array, b: Array, c: Array, stream: OwnStream,
+        others: Sequence[Array] = (),
+    ) -> Prepared | None:  # fmt: skip
+        """As `Products.prepared`, of a product of which `preparable` is true."""
         if isinstance(call, cublas.LibraryProduct):
             return cublas.Prepared(call, stream)
         if launch_list.unavailable():
             return None
-        spans = [_span(x) for x in (a, b, c)]
+        spans = [_span(x) for x in (*(getattr(x, "array", x) for x in (a, b)), c, *others)]
         if spans[0].start < spans[1].stop and spans[1].start < spans[0].stop:
             # Of which of them is an address? Of a B that lies elsewhere it is plain; the launches
             # are noted, and nothing reads it.
-            if len(spans[1]) > MAX_STAND_IN_BYTES:
+            if others or len(spans[1]) > MAX_STAND_IN_BYTES:
                 return None
             b = self._stand_in(b, len(spans[1]))
             spans[1] = _span(b)

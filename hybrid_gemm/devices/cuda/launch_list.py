@@ -12,7 +12,7 @@ import functools
 from collections.abc import Callable, Sequence
 from ctypes import c_int, c_int32, c_int64, c_uint64, c_void_p
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -37,7 +37,8 @@ class _List(ctypes.Structure):
     _fields_ = [
         ("places", c_void_p), ("place_count", c_int64),
         ("launches", c_void_p), ("launch_count", c_int64),
-        ("launch", c_void_p), ("replace", c_void_p), ("matrices", c_uint64 * 3),
+        ("launch", c_void_p), ("replace", c_void_p), ("matrices", c_void_p),
+        ("matrix_count", c_int64),
     ]  # fmt: skip
 
 
@@ -53,41 +54,40 @@ def unavailable() -> str | None:
 
 
 @functools.cache
-def native(name: str = "start_list") -> Callable[[int, int, int, int], int]:
-    """One of the native functions: of a list's or a product's address, and those of A, B and C.
-    Raises `UnavailableError` or `KernelError` where it cannot be compiled."""
+def native(name: str = "start_list") -> Callable[..., int]:
+    """One of the native functions: of a list's or a product's address, and those of A, B and C, or
+    that of an array of all. Raises `UnavailableError` or `KernelError` where it cannot be
+    compiled."""
     call = getattr(ctypes.PyDLL(str(compiler.build_library(_SOURCE))), name)
-    call.argtypes, call.restype = (c_void_p, c_uint64, c_uint64, c_uint64), c_int
+    matrices = (c_void_p,) if name == "start_list_at" else (c_uint64,) * 3
+    call.argtypes, call.restype = (c_void_p, *matrices), c_int
     return call
 
 
-class Prepared(Protocol):
-    """A product on one stream: `start` takes the addresses of A, B and C, and returns 0 or a
-    status of which `check` makes an error."""
-
-    start: Callable[[int, int, int], int]
-
-    def check(self, status: int) -> None: ...
-
-
 class LaunchList:
-    """The launches of one product on one stream; see `Prepared`. `noted` are those that a bound
-    product would have made, and `spans` the first address and the one past the last of its A, B
-    and C, which have no byte in common."""
+    """The launches of one product on one stream; see `roles.Prepared`. `noted` are those that a
+    bound product would have made, and `spans` the first address and the one past the last of its
+    A, B and C, and of what else is somewhere else each time. They have no byte in common."""
 
     def __init__(self, noted: Sequence[driver.Noted], stream: int, spans: Sequence[range]) -> None:
         self._places: list[_Place] = []
         self._kept: list[Any] = []  # what launches point to, but A, B and C
         made = [self._launch(each, stream, spans) for each in noted]
         places, launches = (_Place * len(self._places))(*self._places), (_Launch * len(made))(*made)
+        now = (c_uint64 * len(spans))()  # no matrix's
         whole = _List(
             ctypes.addressof(places), len(places), ctypes.addressof(launches), len(launches),
             driver.address_of("cuLaunchKernelEx"), driver.address_of("cuTensorMapReplaceAddress"),
+            ctypes.addressof(now), len(spans),
         )  # fmt: skip
-        self._kept += [places, launches, whole]
-        self.start: Callable[[int, int, int], int] = functools.partial(
-            native(), ctypes.addressof(whole)
-        )
+        self._kept += [places, launches, whole, now]
+        self._whole, self._addresses = ctypes.addressof(whole), c_uint64 * len(spans)
+        self.start: Callable[..., int] = self._start
+        if len(spans) == 3:
+            self.start = functools.partial(native(), self._whole)
+
+    def _start(self, *addresses: int) -> int:
+        return native("start_list_at")(self._whole, self._addresses(*addresses))
 
     def check(self, status: int) -> None:
         driver.check(status)
