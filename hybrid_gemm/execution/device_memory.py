@@ -16,7 +16,7 @@ from ..catalog import Variant
 from ..devices.base import Device
 from ..devices.split_operands import SplitBlock
 from ..planning.partition import Span
-from ..planning.plan import Block, Plan
+from ..planning.plan import LINE_BYTES, Block, Plan
 from .transfers import Stop, settle
 
 _ALIGN = 256  # bytes: rows that begin on whole cache lines let kernels read vectors
@@ -189,12 +189,15 @@ class Blocks:
                 slab.claim(part)
                 settle(future)
             return
+        (rows, cols), order = source.shape, source.order or "n"
+        step = LINE_BYTES // memory.dtype.itemsize if self.plan.padded else 1
+        shape = (rows, -(-cols // step) * step) if order == "n" else (-(-rows // step) * step, cols)
         memory.request(
             self._space(slab),
             block.turn,
-            source.shape,
-            lambda m: setattr(slab, "buffer", m),
-            source.order or "n",
+            shape,
+            lambda m: setattr(slab, "buffer", m[:rows, :cols]),
+            order,
         )
 
     def _space(self, slab: Slab) -> tuple[Hashable, ...]:

@@ -23,6 +23,7 @@ from ..catalog import Variant
 from ..devices.cuda import cublas
 from ..devices.cuda.device import CudaDevice, CudaStream
 from ..devices.roles import BoundProduct, Prepared
+from ..planning.cost_model import HOSTED_BYTES
 from ..planning.plan import Plan
 from ..problem import FLOATS, Problem, are_numbers, make_problem, sides
 from .checked_device import CheckedDevice
@@ -32,7 +33,6 @@ from .timeline import Clock
 
 MAX_KNOWN = 4096  # signatures; a program of ever new shapes starts over
 STACKED_FLOPS = 2 * 2048**3  # of one product in a stack: larger ones fill a GPU alone
-HOSTED_BYTES = 32 << 20  # of A, B and C: more goes faster in pieces, by copying threads
 
 
 class Found:

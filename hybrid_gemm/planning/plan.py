@@ -215,6 +215,13 @@ class Plan:
         return self.problem.compute == "fp32x3" and len(tiles) < len(self.panels)
 
     @property
+    def padded(self) -> bool:
+        """Whether lines of blocks of A and B begin on 16 bytes: in TF32 and 16 bits, where products
+        would pack operands that do not."""
+        problem = self.problem
+        return problem.compute == "tf32" or problem.operands != problem.dtype
+
+    @property
     def bytes_h2d(self) -> int:
         """Bytes from host memory to devices."""
         if self.resident:
@@ -237,7 +244,19 @@ class Plan:
         taken = sum(s.elements for s in self.strips if self._on_remote(s.owner))
         if self.reduce == "critical":
             taken = self.problem.m * self.problem.n * len(self._busy_remote())
-        return taken * self.problem.itemsize
+        return taken * self.result_size
+
+    @cached_property
+    def result_size(self) -> int:
+        """Bytes of an element of a finished strip: of C of 16 bits where each is written once, so
+        that it is rounded once."""
+        problem = self.problem
+        once = not self.summed and all(len(tile) == 1 for w in self.workers for tile in w.tiles)
+        return (
+            problem.operand_size
+            if once and problem.out_dtype == problem.operands
+            else (problem.itemsize)
+        )
 
     @property
     def bytes_peer(self) -> int:
@@ -304,7 +323,8 @@ class Plan:
             if self._remote(block.device):
                 need = of[block.workers[0]]
                 if home[block.operand] != block.device:
-                    need[block.turn] += block.elements * self.problem.operand_size
+                    longer = max(len(block.rows), len(block.cols)) * LINE_BYTES * self.padded
+                    need[block.turn] += block.elements * self.problem.operand_size + longer
                 if self.split_once:
                     need[block.turn] += split_bytes(block)
         return of
@@ -367,6 +387,7 @@ def split_bytes(block: Block) -> int:
     return len(rows) * (4 * padded + 12) + 48 * len(block.parts)
 
 
+LINE_BYTES = 16  # on which lines begin that the copy engine of tensor cores reads
 SPLIT_STEP = 64  # packed rows are whole multiples of it, in elements
 PRODUCTS_AT_ONCE = 2  # of a worker: the end of one leaves multiprocessors to the next
 CHECKING_BYTES = 1024  # for each row of C and of op(B): the sums by which products are checked

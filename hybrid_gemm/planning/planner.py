@@ -30,8 +30,11 @@ from .on_grid import LARGEST_PART_BYTES, PART_SIDE, WHOLE, Cuts, Task, on_grid
 from .partition import Shape, candidates, sides
 from .plan import NOWHERE, Homes, Plan
 
-# What a worker more has to save: docs/results/small2_h200.json has where two GPUs pass one.
+# What a worker more has to save where data is on the devices: docs/results/small2_h200.json has
+# where two GPUs pass one. The time that is predicted of a run from host arrays has what starting
+# takes; there it is a share of that, so that of plans that take as long the smaller one is taken.
 START_MS = 2.0
+START_SHARE = 0.01
 REDUCTIONS = ("ordered", "critical", "nccl")
 
 # Turns, where memory is short. A tile's larger side is at least about half of WHOLE_SIDE with K
@@ -107,7 +110,8 @@ def _plainness(shape: Shape) -> tuple[bool, bool]:
 
 def _seems(plan: Plan) -> tuple[bool, float]:
     """Plans without turns first, then by the time that they should take."""
-    return plan.turns_in_memory > 0, plan.predicted_ms + START_MS * len(plan.workers)
+    started = START_MS if plan.resident else START_SHARE * plan.predicted_ms
+    return plan.turns_in_memory > 0, plan.predicted_ms + started * len(plan.workers)
 
 
 def _no_nccl(plan: Plan) -> str | None:

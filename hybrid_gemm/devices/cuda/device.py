@@ -12,7 +12,7 @@ import numpy as np
 from ...arrays.strides import address, layout, leading, runs
 from ...catalog import Launch, Variant
 from ...errors import KernelError, UnavailableError
-from ...kernel_choice import tables
+from ...kernel_choice import fitted, tables
 from ...kernel_choice.tables import Machine
 from ...planning import cost_model, link_rates
 from ...planning.hardware import DeviceSpec
@@ -36,6 +36,8 @@ _LANES = {
     (10, 0): {"float32": 128, "float64": 64, "int32": 64},
     (12, 0): {"float32": 128, "float64": 2, "int32": 64},
 }
+# What goes to tensor cores, as the cost model names it and as models of times do.
+_MODES = {"fp32x3": "fp32x3", "tf32": "tf32", "narrow": "float16"}
 OwnStream = Any  # a `CudaStream`: every device takes streams of its own
 _URGENT = -5  # the highest priority that streams have; CUDA takes the nearest it knows
 MAX_STAND_IN_BYTES = 64 << 20  # for longer products, the host's time does not count
@@ -150,7 +152,10 @@ class CudaDevice(KernelDevice):
         p = self.properties
         clock_ghz = self._clocks_khz[0] / 1e6
         memory_gbps = 2 * self._clocks_khz[1] * 1e3 * p["memoryBusWidth"] / 8 / 1e9
-        measured, known = tables.best_tflops(self.machine(dtype), dtype), link_rates.known(uuids())
+        machine, known = self.machine(dtype), link_rates.known(uuids())
+        measured = tables.best_tflops(machine, dtype)
+        modes = _MODES if dtype == "float32" else {}
+        rates = {name: fitted.best_tflops(machine, mode) for name, mode in modes.items()}
         guessed = 0.6 * p["multiProcessorCount"] * 256 * clock_ghz / 1e3
         return DeviceSpec(
             self.name, self.kind, self.ordinal, free + self.pool.free_bytes(),
@@ -158,6 +163,7 @@ class CudaDevice(KernelDevice):
             link_gbps=cost_model.each(known.h2d, len(uuids())) if known else 20,
             peer_gbps=cost_model.each(known.peers, len(uuids())) if known else 100,
             best_tflops=measured or self.peak_tflops(dtype), links=known,
+            mode_tflops=tuple((name, found) for name, found in rates.items() if found),
         )  # fmt: skip
 
     def peak_tflops(self, dtype: str) -> float | None:
