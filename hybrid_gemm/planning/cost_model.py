@@ -195,11 +195,14 @@ def _pace(plan: Plan, found: Links, pinned: bool) -> Pace:
         return PRODUCT_MS + _product_ms(plan, specs[unit], *sides)
 
     def split(unit: int, size: int) -> float:
-        return _ms(SPLIT_BYTES * size, specs[unit].memory_gbps)
+        return add(unit, SPLIT_BYTES * size)
+
+    def add(unit: int, size: int) -> float:
+        return _ms(size, specs[unit].memory_gbps)
 
     return Pace(
         up, down, each(found.peers, count), START_PANEL_MS[memory], START_SUM_MS, FIRST_MS[memory],
-        product, split,
+        product, split, add,
     )  # fmt: skip
 
 

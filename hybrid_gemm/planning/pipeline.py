@@ -19,8 +19,9 @@ _MS = 1e-6  # ms a byte at 1 GB/s
 class Pace:
     """How fast each GPU works while all do. `up`, `down` and `peer` are its links' rates, `start`
     and `start_sum` what the thread that starts everything takes for a product and a sum of a
-    strip, `first` what passes before the first byte is on its way. `product(unit, panel, box)` and
-    `split(unit, bytes)` are ms of a product and of splitting operands that came."""
+    strip, `first` what passes before the first byte is on its way. `product(unit, panel, box)`,
+    `split(unit, bytes)` and `add(unit, bytes)` are ms of a product, of splitting operands that
+    came, and of adding partials."""
 
     up: float
     down: float
@@ -30,6 +31,7 @@ class Pace:
     first: float
     product: Callable[[int, Panel, Box], float]
     split: Callable[[int, int], float]
+    add: Callable[[int, int], float]
 
 
 def finished_ms(plan: Plan, pace: Pace) -> float:
@@ -141,6 +143,9 @@ class _Pipeline:
             self.started += self.pace.start_sum
             begin = max(self.peer[unit], made, self.started)
             fetched = (len(strip.partials) - 1) * size
-            made = self.peer[unit] = begin + fetched * _MS / self.pace.peer
+            self.peer[unit] = begin + fetched * _MS / self.pace.peer
+            adding = self.pace.add(unit, fetched + 2 * size)
+            self.busy[unit] += adding  # products wait meanwhile
+            made = self.peer[unit] + adding
         size = strip.elements * self.plan.result_size
         self.down[unit] = max(self.down[unit], made) + size * _MS / self.pace.down
