@@ -12,7 +12,6 @@ import dataclasses
 import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -46,7 +45,7 @@ from .checks import (
     problem_of,
     total,
 )
-from .transfers import Transfer
+from .transfers import Later, Transfer
 
 ATTEMPTS = 3  # at a product, a sum or a copy
 
@@ -184,7 +183,7 @@ class CheckedDevice(WrappedDevice):
         link = staging.link(self.device)
 
         def staged(stream: Stream) -> None:
-            transfer = Transfer(Future(), ctypes.c_int())
+            transfer = Transfer(Later(), ctypes.c_int())
             if hosts[0]:
                 link.download(dst, src, transfer, stream.record())
             else:

@@ -6,7 +6,6 @@ import contextlib
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
-from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from ..devices.base import Device
 from ..devices.split_operands import SplitBlock
 from ..planning.partition import Span
 from ..planning.plan import LINE_BYTES, Block, Plan
-from .transfers import Stop, settle
+from .transfers import Later, Stop, settle
 
 _ALIGN = 256  # bytes: rows that begin on whole cache lines let kernels read vectors
 
@@ -36,11 +35,11 @@ class Slab:
     def __init__(self, block: Block) -> None:
         self.block = block
         self.split: SplitBlock | None = None
-        self.halves: list[Future] = [Future() for _ in block.parts]
+        self.halves: list[Later] = [Later() for _ in block.parts]
         self.buffer: Any = None
         self.before: Slab | None = None
-        self.ready: list[Future] = [Future() for _ in block.parts]
-        self.read: Future = Future()
+        self.ready: list[Later] = [Later() for _ in block.parts]
+        self.read: Later = Later()
         self.lock = threading.Lock()
         self.claimed: set[int] = set()
         self.claimed_to_split: set[int] = set()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from threading import Barrier, BrokenBarrierError
 from typing import Any
 
@@ -17,7 +16,7 @@ from .device_memory import Blocks, SharedBlocks
 from .executor import INCOMPLETE, Execution
 from .kept_products import KeptProducts
 from .timeline import Clock
-from .transfers import Stop, Stopped, Transfer
+from .transfers import Later, Stop, Stopped, Transfer
 
 
 class Run:
@@ -52,11 +51,11 @@ class Run:
         self.wrote = False  # whether `out` is no longer what it was
         self.partials: dict[tuple[Panel, int], Any] = {}
         future = self.stop.future
-        self.multiplied: dict[tuple[Panel, int], Future] = {
+        self.multiplied: dict[tuple[Panel, int], Later] = {
             (panel, worker): future() for panel in plan.panels for worker in panel.workers
         }
-        self.c_ready: dict[Strip, Future] = {strip: future() for strip in plan.strips}
-        self.finished: dict[Strip, Future] = {strip: future() for strip in plan.strips}
+        self.c_ready: dict[Strip, Later] = {strip: future() for strip in plan.strips}
+        self.finished: dict[Strip, Later] = {strip: future() for strip in plan.strips}
         self.blocks = Blocks(plan, devices, variant, operands, self.stop, shared)
 
     def device_of(self, worker: int) -> Device:
@@ -67,7 +66,7 @@ class Run:
         where = strip.rows.within(panel.rows), strip.cols.within(panel.cols)
         return self.partials[panel, worker][where]
 
-    def transfer(self, worker: int, phase: str, size: int, done: Future) -> Transfer:
+    def transfer(self, worker: int, phase: str, size: int, done: Later) -> Transfer:
         """A copy that the run waits for; its bytes count if the clock runs."""
         transfer = Transfer(done, self.stop.flag)
         with self.stop.lock:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -28,7 +27,7 @@ from .device_memory import MemoryRequests, Slab
 from .reduction import Reduction, StripSum
 from .run import Run
 from .timeline import marked
-from .transfers import settle
+from .transfers import Later, settle
 
 CHUNK_ROWS = 128  # pieces of a panel are whole block tiles
 
@@ -257,7 +256,7 @@ class Worker:
                 event.synchronize()
             self._copy_in(target, source.array, c.home, run.c_ready[strip])
 
-    def _copy_in(self, target: Any, source: Any, home: Any, done: Future) -> None:
+    def _copy_in(self, target: Any, source: Any, home: Any, done: Later) -> None:
         transfer = self.run.transfer(self.index, "upload", target.nbytes, done)
         if home is None and self._staged:
             staging.link(self.device).upload(target, source, transfer)

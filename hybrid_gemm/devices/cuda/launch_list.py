@@ -81,13 +81,11 @@ class LaunchList:
             ctypes.addressof(now), len(spans),
         )  # fmt: skip
         self._kept += [places, launches, whole, now]
-        self._whole, self._addresses = ctypes.addressof(whole), c_uint64 * len(spans)
-        self.start: Callable[..., int] = self._start
-        if len(spans) == 3:
-            self.start = functools.partial(native(), self._whole)
-
-    def _start(self, *addresses: int) -> int:
-        return native("start_list_at")(self._whole, self._addresses(*addresses))
+        # Not a method of its own, which would refer in a circle to what launches point to.
+        at, start = ctypes.addressof(whole), functools.partial(_start_at, c_uint64 * len(spans))
+        self.start: Callable[..., int] = functools.partial(
+            native() if len(spans) == 3 else start, at
+        )
 
     def check(self, status: int) -> None:
         driver.check(status)
@@ -119,6 +117,11 @@ class LaunchList:
         else:
             is_map = isinstance(arg, TensorMap)
             self._places.append(_Place(at, address - spans[matrix].start, matrix, is_map))
+
+
+def _start_at(array: Any, whole: int, *addresses: int) -> int:
+    """Starts the list at `whole` with more matrices than A, B and C; `array` is of so many."""
+    return native("start_list_at")(whole, array(*addresses))
 
 
 def _value(arg: Any) -> tuple[bytes, int | None]:
