@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
+from collections.abc import Callable
 
 from ..problem import Problem
 from .hardware import DeviceSpec, Links, Rates
@@ -26,8 +27,10 @@ START_PANEL_MS = {"pinned": 0.35, "pageable": 0.65}
 START_SUM_MS = 0.12
 SHARE_OF_RATE = 0.95  # of the best rate known, that products of panels reach
 PRODUCT_MS = 0.012  # what passes between two products
-# Of a link's rate alone: what copies of columns reach, and what goes through slots.
-STRAIGHT_SHARE, STAGED_SHARE = 0.85, 0.72
+# Of a link's rate alone: what copies in runs of so many bytes at least reach beside others the
+# other way (a copy in one run is 0), and what goes through slots.
+STRAIGHT_SHARES = ((1 << 15, 0.93), (1 << 13, 0.75), (1, 0.55), (0, 0.93))
+STAGED_SHARE = 0.72
 SPLIT_BYTES = 3  # bytes that splitting moves in a GPU's memory, for each byte of an operand
 HOSTED_BYTES = 32 << 20  # of A, B and C: one GPU takes small host arrays whole, without a plan
 HOSTED_MS = 0.12
@@ -185,10 +188,13 @@ def _pace(plan: Plan, found: Links, pinned: bool) -> Pace:
     """How fast each GPU works while all do."""
     count, memory = _count(plan), "pinned" if pinned else "pageable"
     specs = {spec.unit: spec for spec in plan.devices}
-    share = STRAIGHT_SHARE if pinned else STAGED_SHARE
-    up, down = (share * each(x, count) for x in (found.h2d, found.d2h))
-    if not pinned:
-        up, down = (min(x, found.memcpy_gbps / count) for x in (up, down))
+
+    def link(rates: Rates) -> Callable[[int], float]:
+        alone = each(rates, count)
+        if not pinned:
+            staged = min(STAGED_SHARE * alone, found.memcpy_gbps / count)
+            return lambda run: staged
+        return lambda run: alone * next(share for least, share in STRAIGHT_SHARES if run >= least)
 
     def product(unit: int, panel: Panel, box: Box) -> float:
         sides = len(panel.rows), len(panel.cols), len(box.ks)
@@ -201,8 +207,8 @@ def _pace(plan: Plan, found: Links, pinned: bool) -> Pace:
         return _ms(size, specs[unit].memory_gbps)
 
     return Pace(
-        up, down, each(found.peers, count), START_PANEL_MS[memory], START_SUM_MS, FIRST_MS[memory],
-        product, split, add,
+        link(found.h2d), link(found.d2h), each(found.peers, count), START_PANEL_MS[memory],
+        START_SUM_MS, FIRST_MS[memory], product, split, add,
     )  # fmt: skip
 
 

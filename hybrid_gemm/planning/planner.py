@@ -19,14 +19,14 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from ..errors import OutOfMemoryError, UsageError, in_words
 from ..problem import Problem
 from .cost_model import QUICKER, predict_ms
 from .hardware import DeviceSpec
-from .on_grid import LARGEST_PART_BYTES, PART_SIDE, WHOLE, Cuts, Task, on_grid
+from .on_grid import LARGEST_PART_BYTES, PART_SIDE, PIECES, WHOLE, Cuts, Task, on_grid
 from .partition import Shape, candidates, sides
 from .plan import NOWHERE, Homes, Plan
 
@@ -102,7 +102,25 @@ def _best(task: Task, shapes: Sequence[Shape]) -> Plan:
         raise OutOfMemoryError(shortfalls[0])
     if not plans:
         raise UsageError(refusals[0])
-    return min(plans, key=_seems)
+    best = min(plans, key=_seems)
+    return min([best, *_in_other_pieces(task, best)], key=_in_either_memory)
+
+
+def _in_either_memory(plan: Plan) -> float:
+    """The time that a plan from host arrays should take; whether they are page-locked is not known
+    yet."""
+    return plan.predicted_ms + predict_ms(plan, pinned=True)
+
+
+def _in_other_pieces(task: Task, plan: Plan) -> Iterator[Plan]:
+    """A plan from host arrays on GPUs with operands that come in other parts, or another order."""
+    if not plan.devices[0].on_gpu or plan.resident or plan.turns_in_memory or len(plan.panels) < 2:
+        return
+    cuts = _whole_cuts(task, plan.grid)
+    for pieces in PIECES[1:]:
+        other = on_grid(task, task.grid(plan.grid), replace(cuts, pieces=pieces))
+        if not memory_shortfall(other):
+            yield replace(other, predicted_ms=predict_ms(other))
 
 
 def _plainness(shape: Shape) -> tuple[bool, bool]:
@@ -144,10 +162,13 @@ def _no_nccl(plan: Plan) -> str | None:
 
 def _whole(task: Task, shape: Shape) -> Plan:
     """The plan that has everything on the devices at once."""
-    cuts = WHOLE
+    return on_grid(task, task.grid(shape), _whole_cuts(task, shape))
+
+
+def _whole_cuts(task: Task, shape: Shape) -> Cuts:
     if task.reduce != "critical" and not task.devices[0].host_memory:
-        cuts = Cuts(ks=_whole_chunks(task, shape))
-    return on_grid(task, task.grid(shape), cuts)
+        return Cuts(ks=_whole_chunks(task, shape))
+    return WHOLE
 
 
 def _whole_chunks(task: Task, shape: Shape) -> int:
