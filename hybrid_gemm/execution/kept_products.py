@@ -56,7 +56,8 @@ class DeviceProducts:
 
     def _start(self, known: _Known, a: Any, b: Any, c: Any, stream: Stream) -> None:
         """The third time on a stream, by one native call."""
-        if known.ready is None:
+        streams = known.ready  # asked once: threads with other streams may set it meanwhile
+        if streams is None:
             known.call(a, b, c, stream)
             return
         split = isinstance(a, SplitView)
@@ -64,20 +65,18 @@ class DeviceProducts:
         plain = (a.array, b.array, c) if split else (a, b, c)
         addresses = [address(x) for x in (*plain, *others)]
         aligned = not (addresses[0] | addresses[1] | addresses[2]) & 15
-        ready = known.ready.get(stream)
+        ready = streams.get(stream)
         if ready and aligned:
             if status := ready.start(*addresses):
                 ready.check(status)
             return
         known.call(a, b, c, stream)
         if ready is None:
-            known.ready[stream] = False
+            streams[stream] = False
+        elif aligned and (made := self.device.prepared(known.call, a, b, c, stream, others)):
+            streams[stream] = made
         elif aligned:
-            made = self.device.prepared(known.call, a, b, c, stream, others)
-            if made is None:
-                known.ready = None
-            else:
-                known.ready[stream] = made
+            known.ready = None
 
 
 class _Known:
