@@ -203,7 +203,7 @@ class Runner:
 
     def _run(
         self, arrays: CallerArrays, problem: Problem, resident: bool = False,
-        progress: Callable[[int], None] | None = None,
+        progress: Callable[[int], None] | None = None, *, described: bool = True,
     ) -> Result:  # fmt: skip
         if problem.is_complex:
             return self._run_complex(arrays, problem, resident, progress)
@@ -211,8 +211,9 @@ class Runner:
             operands = arrays.described(problem, self.devices[0], self._home_of)
             ready = self.plans.prepare(problem, operands, resident=resident or operands.on_gpus)
             done = self._executor.execute(
-                ready.plan, ready.variant, operands, resident=resident, progress=progress
-            )
+                ready.plan, ready.variant, operands, resident=resident, progress=progress,
+                described=described,
+            )  # fmt: skip
             return Result(
                 arrays.result(operands.out.array), done.plan or ready.plan, ready.variant,
                 done.timeline, done.total_ms, done.reduction, problem, ready.why, done.compute,
@@ -331,7 +332,7 @@ class Runner:
         arrays = CallerArrays.of(a, b, c, out, trans_a=trans_a, trans_b=trans_b)
         problem = self.plans.settle(arrays.problem(alpha=alpha, beta=beta))
         if not problem.is_complex:
-            return self._run(arrays, problem).c
+            return self._run(arrays, problem, described=False).c
         with shortage_in_words(problem):
             real = self._real_product(arrays, problem)
             self._multiply(
