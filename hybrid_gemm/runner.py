@@ -212,7 +212,7 @@ class Runner:
 
     def _run(
         self, arrays: CallerArrays, problem: Problem, resident: bool = False,
-        progress: Callable[[int], None] | None = None,
+        progress: Callable[[int], None] | None = None, *, described: bool = True,
     ) -> Result:  # fmt: skip
         if self._by_three(problem):
             return self._run_three(arrays, problem, resident, progress)
@@ -222,8 +222,9 @@ class Runner:
             operands = arrays.described(problem, self.devices[0], self._home_of)
             ready = self.plans.prepare(problem, operands, resident=resident or operands.on_gpus)
             done = self._executor.execute(
-                ready.plan, ready.variant, operands, resident=resident, progress=progress
-            )
+                ready.plan, ready.variant, operands, resident=resident, progress=progress,
+                described=described,
+            )  # fmt: skip
             return Result(
                 arrays.result(operands.out.array), done.plan or ready.plan, ready.variant,
                 done.timeline, done.total_ms, done.reduction, problem, ready.why, done.compute,
@@ -370,7 +371,7 @@ class Runner:
         arrays = CallerArrays.of(a, b, c, out, trans_a=trans_a, trans_b=trans_b)
         problem = self.plans.settle(arrays.problem(alpha=alpha, beta=beta))
         if not problem.is_complex:
-            return self._run(arrays, problem).c
+            return self._run(arrays, problem, described=False).c
         with shortage_in_words(problem):
             if self._by_three(problem):
                 arrays.check(problem, self.devices[0])

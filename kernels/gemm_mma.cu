@@ -63,7 +63,7 @@ __device__ inline void load(unsigned* tiles, const unsigned* parts, long long pi
 #pragma unroll
     for (int i = threadIdx.x; i < PARTS * 128 * 4; i += THREADS) {
         const int part = i / 512, row = i / 4 % 128, w = i % 4 * 4;
-        const long long line = (long long)part * rows + min(row0 + row, rows - 1);
+        const long long line = (long long)min(row0 + row, rows - 1) * PARTS + part;
         unsigned* const to = tiles + part * TILE + row * PITCH + w;
         const unsigned* const from = parts + line * pitch + word + w;
         copy_async<16>(shared_address(to), from);

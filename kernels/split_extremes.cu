@@ -14,7 +14,8 @@ source  = "this project: docs/tensor-cores.md"
 #include "split.cuh"
 
 // Partial x of row r goes to partial[x * (m + n) + r], columns of B after rows of A; the rows'
-// tallies are set to zero on the way.
+// tallies are set to zero on the way, and so is what blocks of split_pack.cu tell each other.
+// One operand alone is looked at where m or n is 0.
 template <bool ALONG>
 __device__ inline void extremes_of(Source<unsigned, ALONG> source, int row0, Extremes* partial,
                                    int stride, unsigned long long* tally,
@@ -67,8 +68,13 @@ __device__ inline void extremes_of(Source<unsigned, ALONG> source, int row0, Ext
 
 extern "C" __global__ void __launch_bounds__(256)
     split_extremes(int m, int n, int k, const float* A, long long lda, const float* B,
-                   long long ldb, unsigned long long* partial, unsigned long long* tally) {
+                   long long ldb, unsigned long long* partial, unsigned long long* tally,
+                   int* memory) {
     __shared__ Extremes found[16][ROWS];
+    if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) {
+        State* const state = (State*)memory;
+        state->done = state->hopeless = 0;
+    }
     const int blocks_a = (m + ROWS - 1) / ROWS;
     Extremes* const to = (Extremes*)partial;
     if ((int)blockIdx.x < blocks_a) {

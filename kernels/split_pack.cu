@@ -13,14 +13,15 @@ source  = "this project: docs/tensor-cores.md"
 #include "split.cuh"
 
 // PARTS = 1: float32 is rounded to TF32, and operands of 16 bits are copied as they are. PARTS = 2:
-// an operand of float32 becomes 2^exponent (hi + lo). The fp16 form then decides, too, how the
-// product is made: its last block to finish writes the verdict. The TF32 form runs only where the
-// verdict asks for it.
+// an operand of float32 becomes 2^exponent (hi + lo): of each row first hi, and then lo. The fp16
+// form then decides, too, how the product is made: its last block to finish writes the verdict.
+// Where one operand is packed alone (m or n is 0), it writes what that one allows, and
+// split_decide.cu decides. The TF32 form runs only where the verdict asks for it.
 //
 //   pack         a block's ROWS rows by SLICE of k: find_scales, then for each STEP of k
 //                load_tile, write_tile, and at the end add_tally
 //   summarize    what the rows of an operand allow, by the last block
-//   decide       the verdict
+//   decide       the verdict (split.cuh)
 constexpr bool HALF = SIZE == 2;
 constexpr int SLICE = 512;  // of k, a block
 
@@ -40,7 +41,7 @@ struct alignas(16) Chunk {
 };
 
 struct Operand {
-    Out* parts;               // [PARTS][rows][pitch]
+    Out* parts;               // [rows][PARTS][pitch]
     int* exponent;            // of each row
     const Extremes* partial;  // [partials][stride]
     int partials, stride;
@@ -57,19 +58,6 @@ __device__ inline void split(float x, Out& hi, Out& lo) {
         hi = to_tf32(x);
         lo = to_tf32(x - as_float(hi));
     }
-}
-
-// What the rows of one operand allow.
-struct Summary {
-    int highest, lowest;  // exponents of the largest magnitudes of rows that are not zero
-    int range;            // most exponents between a row's largest and smallest
-    int large;            // fewest elements of a row within 2^-7 of its largest
-    int cut;              // most elements of a row that the fp16 split would cut short
-};
-
-__device__ inline Summary merge(const Summary& x, const Summary& y) {
-    return {max(x.highest, y.highest), min(x.lowest, y.lowest), max(x.range, y.range),
-            min(x.large, y.large), max(x.cut, y.cut)};
 }
 
 struct Shared {
@@ -90,7 +78,7 @@ struct Scales {
 };
 
 // Finds the rows' largest magnitudes in the parts of k, and from them the scales; the blocks at the
-// first slice write extremes and exponents too.
+// first slice write exponents too, and in the fp16 form the whole rows' extremes.
 __device__ inline void find_scales(Scales& scales, int rows, int row0, int half,
                                    const Operand& operand, State* state, Shared& shared) {
     auto& merged = shared.merged;
@@ -104,7 +92,7 @@ __device__ inline void find_scales(Scales& scales, int rows, int row0, int half,
     __syncthreads();
     if (t < ROWS && row < rows && blockIdx.y == 0) {
         for (int x = 1; x < 4; ++x) all = merge(all, merged[x][t]);
-        operand.extremes[row] = all;
+        if (HALF) operand.extremes[row] = all;
         operand.exponent[row] =
             all.largest ? exponent_of(all.largest) - (HALF ? TOP_FP16 : TOP_TF32) : 0;
     }
@@ -169,11 +157,11 @@ __device__ inline void write_tile(const In (&tile)[ROWS][STEP + 1], unsigned (&s
             if (HALF && magnitude - 1 < scales.whole[i] - 1) seen[i] += 1 << 16;
         }
         if (row0 + row >= rows) continue;
-        Out* const to = parts + (long long)(row0 + row) * pitch + k0 + at;
+        Out* const to = parts + (long long)(row0 + row) * PARTS * pitch + k0 + at;
 #pragma unroll
         for (int c = 0; c < CHUNKS; ++c) {
             *(Chunk*)(to + c * LENGTH) = hi[c];
-            if (PARTS == 2) *(Chunk*)(to + (long long)rows * pitch + c * LENGTH) = lo[c];
+            if (PARTS == 2) *(Chunk*)(to + pitch + c * LENGTH) = lo[c];
         }
     }
 }
@@ -218,7 +206,7 @@ __device__ inline void pack(Source<In, ALONG> source, int row0, const Operand& o
 // Merges what all rows of an operand allow; called by the whole block.
 __device__ inline Summary summarize(const Operand& operand, int rows, int k, Summary* found) {
     const int t = threadIdx.x;
-    Summary all = {-200, 200, 0, k, 0};
+    Summary all = no_rows(k);
     for (int row = t; row < rows; row += 256) {
         const volatile unsigned* const extremes =
             (const volatile unsigned*)(operand.extremes + row);
@@ -240,32 +228,22 @@ __device__ inline Summary summarize(const Operand& operand, int rows, int k, Sum
     return whole;
 }
 
-// docs/tensor-cores.md proves these rules. Where blocks gave up, rows have been tallied in part,
-// but the one that was hopeless is so already: 8 of its cut elements exceed k, and `large` cannot.
-__device__ inline Verdict decide(const Summary& a, const Summary& b, int k) {
-    int doublings = 0;
-    while (doublings < 31 && 1ll << doublings < k) ++doublings;
-    const bool moderate = min(a.lowest, b.lowest) >= -76 && max(a.highest, b.highest) <= 96;
-    if (!moderate || a.highest + b.highest + 2 + doublings > 127) return STRICT;
-    const long long cut = (long long)a.cut + b.cut, large = (long long)a.large + b.large - k;
-    if (cut == 0 || 8 * cut <= large) return FP16_SPLIT;
-    const bool held = max(a.range, b.range) <= 153 && a.range + b.range <= 203;
-    return held && k >= LEAST_K_TF32 && doublings <= 24 ? TF32_SPLIT : STRICT;
-}
-
 extern "C" __global__ void __launch_bounds__(256)
     split_pack(int m, int n, int k, const void* A, long long lda, const void* B, long long ldb,
-               void* parts_a, void* parts_b, int* exponent, const unsigned long long* partial,
-               int partials, unsigned long long* extremes, unsigned long long* tally, int* memory) {
+               void* parts_a, void* parts_b, int* exponent, const unsigned long long* partial_a,
+               const unsigned long long* partial_b, int partials, int stride,
+               unsigned long long* extremes, unsigned long long* tally, int* memory) {
     __shared__ Shared shared;
     State* const state = (State*)memory;
     if (!HALF && PARTS == 2 && state->verdict != TF32_SPLIT) return;
     const int blocks_a = (m + ROWS - 1) / ROWS;
     Extremes* const whole = (Extremes*)extremes;
-    const Extremes* const all = (const Extremes*)partial;
-    const Operand a = {(Out*)parts_a, exponent, all, partials, m + n, whole, tally};
+    const Operand a = {
+        (Out*)parts_a, exponent, (const Extremes*)partial_a, partials, stride, whole, tally,
+    };
     const Operand b = {
-        (Out*)parts_b, exponent + m, all + m, partials, m + n, whole + m, tally + m,
+        (Out*)parts_b, exponent + m, (const Extremes*)partial_b, partials, stride,
+        whole + m,     tally + m,
     };
     if ((int)blockIdx.x < blocks_a) {
         const Source<In, !TRANS_A> source = {(const In*)A, lda, m, k};
@@ -283,9 +261,11 @@ extern "C" __global__ void __launch_bounds__(256)
     __threadfence();
     const Summary of_a = summarize(a, m, k, shared.summaries);
     const Summary of_b = summarize(b, n, k, shared.summaries);
-    if (threadIdx.x == 0) {
+    if (threadIdx.x != 0) return;
+    if (m && n) {
         state->verdict = decide(of_a, of_b, k);
         ++state->taken[state->verdict];
-        state->done = state->hopeless = 0;
+    } else {
+        state->allowed = merge(of_a, of_b);
     }
 }

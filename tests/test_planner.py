@@ -146,12 +146,22 @@ def test_operands_on_a_device_take_no_further_memory_there():
 
 
 def test_split_products_need_memory_for_their_parts():
-    """8 bytes an element of A and B beside their 4; in turns where that does not fit."""
-    sides = 4096, 2048, 8192
+    """4 bytes an element of A and B beside their 4, which are split once, and for each of two
+    products at once 8 of what it reads, for the TF32 split; in turns where that does not fit. A
+    product that is the only one to read its operands splits them itself, in 8 bytes."""
+    sides = m, n, k = 4096, 2048, 8192
     plain = make_plan(Problem(*sides), [GPU], 1, split="rows")
     split = make_plan(Problem(*sides, compute="fp32x3"), [GPU], 1, split="rows")
-    shares = [(len(b.rows) + len(b.cols)) * len(b.ks) for b in split.workers[0].boxes]
-    assert memory_needs(split)[0] == memory_needs(plain)[0] + 8 * max(shares)
+    assert split.split_once and len(split.panels) > 1
+    shares = [(len(panel.rows) + len(panel.cols)) * k for panel in split.panels]
+    parts = sum(len(block.parts) for block in split.blocks)
+    once = (m + n) * (4 * k + 12) + 48 * parts
+    assert memory_needs(split)[0] == memory_needs(plain)[0] + once + 2 * 8 * max(shares)
+    small = Problem(256, 128, 512)
+    alone = make_plan(replace(small, compute="fp32x3"), [GPU], 1)
+    assert not alone.split_once
+    of_plain = memory_needs(make_plan(small, [GPU], 1))[0]
+    assert memory_needs(alone)[0] == of_plain + 8 * (256 + 128) * 512
     small = replace(GPU, memory_bytes=memory_needs(plain)[0])
     assert make_plan(Problem(*sides), [small], 1, split="rows").turns_in_memory == 0
     turns = make_plan(Problem(*sides, compute="fp32x3"), [small], 1, split="rows")

@@ -7,23 +7,37 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from .. import catalog
-from ..arrays.strides import fewest_transposed, leading, stored
+from ..arrays.strides import fewest_transposed, layout, leading, stored
 from ..catalog import Launch, Variant
 from ..errors import UsageError
+from ..host.kept import Kept
 from ..problem import NARROW
 from . import tensor_core_products
 from .base import Array, Stream
-from .kernel_launcher import BoundProduct, KernelLauncher
+from .kernel_launcher import KernelLauncher
+from .roles import BoundProduct
+from .split_operands import SplitView
 from .streams import grown
+
+MAX_KEPT = 256  # shapes that kernels are loaded for, and of parts whose splitting is worked out
 
 
 class KernelDevice(KernelLauncher):
     """A device that multiplies, sums and copies by the catalog's kernels."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.prepared_for: Kept[bool] = Kept(MAX_KEPT)
+        self.splitting: Kept[tensor_core_products.PartSplit] = Kept(MAX_KEPT)
+
     def prepare(
         self, variant: Variant, a: Array, b: Array, dtype: str, *, summed: bool = True
     ) -> None:
-        self.loading_together(lambda device: _load(device, variant, a, b, dtype, summed))
+        lies = [(x.shape, layout(x)) for x in (a, b)]
+        key = variant, *lies, dtype, summed
+        if not self.prepared_for.get(key):  # working a product out takes longer than a small one
+            self.loading_together(lambda device: _load(device, variant, a, b, dtype, summed))
+            self.prepared_for.put(key, True)
 
     def prepare_combine(self, dtype: str) -> None:
         self.function(catalog.helper("combine"), dtype)
@@ -31,7 +45,11 @@ class KernelDevice(KernelLauncher):
     def make_room(
         self, variant: Variant, m: int, n: int, k: int, dtype: str, stream: Stream
     ) -> None:
-        if not variant.kernel.library and variant.kernel.role == "gemm":
+        if variant.kernel.library:
+            return
+        if variant.kernel.role == "tensor":
+            tensor_core_products.make_room(self, variant, m, n, k, dtype, stream)
+        if variant.kernel.role == "gemm":
             for *_part, launch in variant.launches(m, n, k, dtype):
                 if launch.workspace_bytes:
                     self.scratch(launch, dtype, stream)
@@ -91,9 +109,21 @@ class KernelDevice(KernelLauncher):
 
         return call
 
+    def splits(self, variant: Variant, dtype: str) -> bool:
+        kernel = variant.kernel
+        own = kernel.role == "tensor" and not kernel.library
+        return own and dtype == "float32" and variant.params["TERMS"] == 3
+
+    def split_part(self, operand: str, layouts: str, part: SplitView, stream: Stream) -> None:
+        array = part.array
+        key = operand, layouts, array.shape, array.strides
+        known = self.splitting.get(key)
+        if known is None:
+            known = tensor_core_products.PartSplit(self, operand, layouts, array)
+            self.splitting.put(key, known)
+        known.call(self, part, stream)
+
     def preparable(self, variant: Variant, a: Array, b: Array) -> bool:
-        """Whether a product of matrices laid out as these, with k and alpha that are not 0, takes
-        no memory but what stays with its stream."""
         if variant.kernel.library or variant.kernel.role == "tensor":
             return True
         layouts = fewest_transposed(variant.kernel.layouts, a, b)

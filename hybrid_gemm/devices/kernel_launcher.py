@@ -12,9 +12,7 @@ from typing import Any, TypeVar
 from ..catalog import Launch, Variant
 from ..host.resources import cores
 from .base import Array, Device, Stream
-
-# A product that is worked out: called with A, B, C and a stream.
-BoundProduct = Callable[[Array, Array, Array, Stream], None]
+from .roles import BoundProduct
 
 Compiled = tuple[Variant, str, str]  # a kernel, its dtype, and the storage orders of A and B
 R = TypeVar("R")

@@ -12,7 +12,7 @@ import contextlib
 import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -21,9 +21,12 @@ from ..catalog import Variant
 from ..kernel_choice.tables import Machine
 from ..planning.hardware import DeviceSpec
 from .cuda.driver import Calls
+from .split_operands import SplitView
 from .streams import Event, HostStream, Stream
 
 Array = Any
+# A product that is worked out: called with A, B, C and a stream.
+BoundProduct = Callable[[Array, Array, Array, Stream], None]
 
 
 class Facts(abc.ABC):
@@ -191,6 +194,17 @@ class Copies(abc.ABC):
         return None
 
 
+class Prepared(Protocol):
+    """A product on one stream: `start` takes the addresses of its matrices, and returns 0 or a
+    status of which `check` makes an error. `native` are the addresses of a native function and of
+    its first argument, which do the same; None where Python starts it."""
+
+    start: Callable[..., int]
+    native: tuple[int, int] | None
+
+    def check(self, status: int) -> None: ...
+
+
 class Products(abc.ABC):
     """Products, sums, and what these have to compile or allocate first."""
 
@@ -225,6 +239,38 @@ class Products(abc.ABC):
     ) -> Callable[[Stream], None]:
         """`gemm` of these matrices, worked out before it is due."""
         return lambda stream: self.gemm(variant, a, b, c, alpha=alpha, beta=beta, stream=stream)
+
+    def bind(
+        self, variant: Variant, a: Array, b: Array, c: Array, *, alpha: float, beta: float
+    ) -> BoundProduct | None:
+        """A call that multiplies matrices laid out as these, worked out once for many; None where
+        each product is worked out by itself."""
+        return None
+
+    def preparable(self, variant: Variant, a: Array, b: Array) -> bool:
+        """Whether a bound product of matrices laid out as these, with k and alpha that are not 0,
+        takes no memory but what stays with its stream, so that `prepared` may take it."""
+        return False
+
+    def prepared(
+        self, call: BoundProduct, a: Array, b: Array, c: Array, stream: Stream,
+        others: Sequence[Array] = (),
+    ) -> Prepared | None:  # fmt: skip
+        """A bound product as one native call, on a stream on which it was called before; None where
+        there is none. The addresses of A, B and C are multiples of 16, as they have to be for those
+        that it is started with. `others` are what A and B have besides, whose addresses `start`
+        takes after theirs."""
+        return None
+
+    def splits(self, variant: Variant, dtype: str) -> bool:
+        """Whether blocks of operands in `dtype` that several products by this variant read are
+        split once, part by part (`split_part`), and the products take `SplitView`s of them."""
+        return False
+
+    def split_part(self, operand: str, layouts: str, part: SplitView, stream: Stream) -> None:
+        """Splits a part of a block of A or B (`operand`), which is there. `layouts` are the storage
+        orders of A and B."""
+        raise NotImplementedError
 
     @abc.abstractmethod
     def sum(

@@ -3,9 +3,11 @@
 The kernel that multiplies (role `tensor`) says by its TERMS what it multiplies. float32 operands
 are packed first: with TERMS = 3 each is split in two, and the device decides which split, or
 strict fp32 where neither is accurate enough (`kernels/split_pack.cu`). The host launches the
-products of all three, and two of them return at once (`SplitProduct`). float32 rounded to TF32,
-and operands of 16 bits, are multiplied as they are where the kernel can read them, and packed
-where it cannot (`RoundedProduct`). docs/tensor-cores.md has the arithmetic.
+products of all three, and two of them return at once (`SplitProduct`). Of operands that several
+products read, each part is split once, when it comes (`split_part`), and the products begin with
+the verdict (`ProductOfSplit`). float32 rounded to TF32, and operands of 16 bits, are multiplied as
+they are where the kernel can read them, and packed where it cannot (`RoundedProduct`).
+docs/tensor-cores.md has the arithmetic.
 """
 
 from __future__ import annotations
@@ -21,14 +23,16 @@ from .. import catalog
 from ..arrays.strides import layout, stored
 from ..catalog import Launch, Variant
 from ..errors import UsageError
+from ..planning.plan import SPLIT_STEP
 from ..problem import NARROW, Problem
 from .base import Array, Device, Stream
-from .kernel_launcher import BoundProduct, KernelLauncher
+from .kernel_launcher import KernelLauncher
+from .roles import BoundProduct
 from .shares import Shares
+from .split_operands import STATE_WORDS, SplitView
 from .streams import grown
 
 STRICT = 2  # of compute_modes.VERDICTS, which the kernels count from 0
-_STEP = 64  # packed rows are whole multiples of it, in elements
 _rooms: weakref.WeakKeyDictionary[Stream, Room] = weakref.WeakKeyDictionary()
 
 # The kernel that multiplies, worked out: called with A and B as they are stored or packed, C, a
@@ -48,7 +52,7 @@ class Room:
 
     def __init__(self, device: KernelLauncher):
         self._device = weakref.ref(device)  # which has the stream that this is kept for
-        self.state = device.empty(1, 6, "int32")  # the kernels' State
+        self.state = device.empty(1, STATE_WORDS, "int32")
         self.state[...] = 0
         self._kept: dict[tuple[str, str], list[Array]] = {}
 
@@ -83,7 +87,7 @@ def verdicts(device: Device, problem: Problem) -> np.ndarray:
         return total
     for stream, room in list(_rooms.items()):
         if (mine := room.device) is not None and mine is device.unwrapped:
-            host = np.zeros((1, 6), np.int32)
+            host = np.zeros((1, STATE_WORDS), np.int32)
             with mine.using(stream):
                 mine.copy(host, room.state, stream)
                 stream.synchronize()
@@ -96,7 +100,7 @@ def verdicts(device: Device, problem: Problem) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Operation:
-    """C = alpha A B + beta C for matrices laid out as these."""
+    """C = alpha A B + beta C for matrices laid out as these, which have no memory."""
 
     a: Array
     b: Array
@@ -104,15 +108,36 @@ class Operation:
     alpha: float
     beta: float
 
+    @classmethod
+    def like(cls, a: Array, b: Array, c: Array, alpha: float, beta: float) -> Operation:
+        """Of matrices that lie as these; a product that is kept would keep their memory."""
+        return cls(_like(a), _like(b), _like(c), alpha, beta)
+
+
+def _like(x: Array) -> np.ndarray:
+    return np.lib.stride_tricks.as_strided(np.empty(1, x.dtype), x.shape, x.strides)
+
 
 def prepare(device: KernelLauncher, variant: Variant, a: Array, b: Array, dtype: str) -> None:
-    """Compiles what a product of such operands needs, brought to the device in `dtype`."""
+    """Compiles what a product of such operands needs, brought to the device in `dtype`, and what
+    one of operands that were split before does."""
     shapes = [(x.shape, (layout(x) or "n")[0]) for x in (a, b)]
     a, b = (np.empty(s, dtype) if o == "n" else np.empty(s[::-1], dtype).T for s, o in shapes)
     if a.shape[1] and a.shape[0] and b.shape[1]:
         outs = {"float32", dtype if dtype in NARROW else "float32"}
         for out in outs:  # made, never written
             bind(device, variant, a, b, np.empty((a.shape[0], b.shape[1]), out), alpha=1, beta=0)
+        if dtype == "float32" and variant.params["TERMS"] == 3:
+            device.function(catalog.helper("decide"), "float32")
+
+
+def make_room(
+    device: KernelLauncher, variant: Variant, m: int, n: int, k: int, dtype: str, stream: Stream
+) -> None:  # fmt: skip
+    """Allocates what splits of such operands keep with a stream."""
+    if dtype == "float32" and variant.params["TERMS"] == 3:
+        pitch = -(-k // SPLIT_STEP) * SPLIT_STEP
+        _room(device, stream).array("parts", (m + n) * pitch * 8, "uint8")
 
 
 def bind(
@@ -121,8 +146,8 @@ def bind(
 ) -> BoundProduct:  # fmt: skip
     """A call that multiplies matrices laid out as these; see `KernelLauncher.bind`.
 
-    `a` and `b` are float32, or both float16 or bfloat16; `c` is float32, or of their dtype.
-    Raises `UsageError` for other dtypes.
+    `a` and `b` are float32, or both float16 or bfloat16, or both `SplitView`s for a variant that
+    multiplies such; `c` is float32, or of their dtype. Raises `UsageError` for other dtypes.
     """
     dtype = a.dtype.name
     if b.dtype != a.dtype or dtype not in ("float32", *NARROW):
@@ -134,7 +159,10 @@ def bind(
         raise UsageError(f"kernel {variant.name} makes {dtype} or float32, not {c.dtype}")
     if not a.shape[1] or alpha == 0:
         return _scaled(device, c, beta)
-    operation = Operation(a, b, c, alpha, beta)
+    if isinstance(a, SplitView):
+        operation = Operation.like(a.array, b.array, c, alpha, beta)
+        return ProductOfSplit(device, variant, operation).call
+    operation = Operation.like(a, b, c, alpha, beta)
     if dtype == "float32" and variant.params["TERMS"] == 3:
         return SplitProduct(device, variant, operation).call
     return _rounded(device, variant, operation)
@@ -170,7 +198,7 @@ class PackedProduct:
         self.layouts = order_a + order_b
         self.sizes = [np.int32(x) for x in (self.m, self.n, self.k)]
         self.ld = np.int64(lda), np.int64(ldb)
-        self.pitch = -(-self.k // _STEP) * _STEP  # elements from one packed row to the next
+        self.pitch = -(-self.k // SPLIT_STEP) * SPLIT_STEP  # elements of one part of a packed row
 
     def kernel(
         self, role: str, dtype: str, rows: Sequence[int] | None = None, **params: int
@@ -184,12 +212,12 @@ class PackedProduct:
     def parts(
         self, room: Room, count: int, size: int, rows: Sequence[int] | None = None
     ) -> list[Array]:
-        """Memory for both operands, each (count, rows, pitch) elements of `size` bytes."""
-        out = []
-        for name, each in zip("AB", rows or (self.m, self.n), strict=True):
-            flat = room.array(name, count * each * self.pitch * size, "uint8")
-            out.append(flat.view(f"u{size}").reshape(count, each, self.pitch))
-        return out
+        """Memory for both operands, each (count, rows, pitch) elements of `size` bytes: the parts
+        of a row lie one behind the other."""
+        of_a, of_b = rows or (self.m, self.n)
+        flat = room.array("parts", count * (of_a + of_b) * self.pitch * size, "uint8")
+        both = flat.view(f"u{size}").reshape(of_a + of_b, count, self.pitch).transpose(1, 0, 2)
+        return [both[:, :of_a], both[:, of_a:]]
 
     def matrices(self, a: Array, b: Array, sizes: Iterable[np.int32] | None = None) -> list[Any]:
         """The arguments with which the packing kernels begin."""
@@ -257,20 +285,14 @@ class PackedProduct:
         return call
 
 
-class SplitProduct(PackedProduct):
+class ProductInTwoParts(PackedProduct):
     """float32 operands in two parts each, a high and a low one: by fp16, by TF32, or strict, as
-    the device decides.
-
-    `extremes` finds each row's and column's largest exponent, `pack` packs for both splits and
-    decides, and each of the three products looks at the verdict first.
-    """
+    the device decides. Each of the three products looks at the verdict first."""
 
     def __init__(self, device: KernelLauncher, variant: Variant, operation: Operation):
         super().__init__(device, variant, operation)
         self.rows = self.m + self.n  # of A, and columns of B
-        self.extremes, self.extremes_launch = self.kernel("extremes", "float32")
-        self.partials = self.extremes_launch.grid[1]
-        self.partials_arg = np.int32(self.partials)
+        self.stride = np.int32(self.rows)
         self.packs = [self.kernel("pack", dtype, PARTS=2) for dtype in ("float16", "tfloat32")]
         self.products = [self.multiply(dtype, 2) for dtype in ("float16", "tfloat32")]
         strict = catalog.helper("strict")
@@ -282,6 +304,26 @@ class SplitProduct(PackedProduct):
         self.strict_wanted = np.int32(STRICT)
         self.alpha, self.beta = np.float32(operation.alpha), np.float32(operation.beta)
         self.ldc = np.int64(stored(operation.c)[1])
+
+    def _multiply_strictly(
+        self, a: Array, b: Array, c: Array, verdict: Array, stream: Stream
+    ) -> None:
+        """The product in strict fp32, which multiplies if the verdict is `STRICT`."""
+        for r, s, launch, m, n in self.strict_pieces:
+            args = [m, n, self.sizes[2], self.alpha, a[r], self.ld[0], b[:, s], self.ld[1],
+                    self.beta, c[r, s], self.ldc, verdict, self.strict_wanted]  # fmt: skip
+            self.device.launch(self.strict, launch, args, stream)
+
+
+class SplitProduct(ProductInTwoParts):
+    """As it is, of operands that no other product reads: `extremes` finds each row's and column's
+    largest exponent, and `pack` packs for both splits and decides."""
+
+    def __init__(self, device: KernelLauncher, variant: Variant, operation: Operation):
+        super().__init__(device, variant, operation)
+        self.extremes, self.extremes_launch = self.kernel("extremes", "float32")
+        self.partials = self.extremes_launch.grid[1]
+        self.partials_arg = np.int32(self.partials)
 
     def call(self, a: Array, b: Array, c: Array, stream: Stream) -> None:
         """Multiplies matrices laid out as those that this was made for."""
@@ -302,23 +344,78 @@ class SplitProduct(PackedProduct):
         whole, tally = (room.array(x, rows, "uint64") for x in ("extremes", "tally"))
         exponent = room.array("exponent", rows, "int32")
         matrices = self.matrices(a, b)
-        launch(self.extremes, self.extremes_launch, [*matrices, partial, tally], stream)
+        args = [*matrices, partial, tally, room.state]
+        launch(self.extremes, self.extremes_launch, args, stream)
         # The larger first: both share it, for one verdict wants one of them.
         parts = [self.parts(room, 2, size) for size in (4, 2)][::-1]
         for (pack, pack_launch), made in zip(self.packs, parts, strict=True):
-            args = [*matrices, *made, exponent, partial, self.partials_arg, whole, tally,
-                    room.state]  # fmt: skip
+            args = [*matrices, *made, exponent, partial, partial[self.m :], self.partials_arg,
+                    self.stride, whole, tally, room.state]  # fmt: skip
             launch(pack, pack_launch, args, stream)
         return parts, exponent
 
-    def _multiply_strictly(
-        self, a: Array, b: Array, c: Array, verdict: Array, stream: Stream
-    ) -> None:
-        """The product in strict fp32, which multiplies if the verdict is `STRICT`."""
-        for r, s, launch, m, n in self.strict_pieces:
-            args = [m, n, self.sizes[2], self.alpha, a[r], self.ld[0], b[:, s], self.ld[1],
-                    self.beta, c[r, s], self.ldc, verdict, self.strict_wanted]  # fmt: skip
-            self.device.launch(self.strict, launch, args, stream)
+
+class ProductOfSplit(ProductInTwoParts):
+    """Of operands that `split_part` packed in fp16: `decide` says by what their parts allow how it
+    is made, and what the TF32 split takes is packed by the product that takes it."""
+
+    def __init__(self, device: KernelLauncher, variant: Variant, operation: Operation):
+        super().__init__(device, variant, operation)
+        self.decide = device.function(catalog.helper("decide"), "float32")
+        self.decide_launch = catalog.helper("decide").launch(1, 1, 1, "float32")
+        self.one = np.int32(1)
+
+    def call(self, a: SplitView, b: SplitView, c: Array, stream: Stream) -> None:
+        """Multiplies matrices laid out as those that this was made for."""
+        room, launch = _room(self.device, stream), self.device.launch
+        counts = [np.int32(len(x.states)) for x in (a, b)]
+        args = [a.states, counts[0], b.states, counts[1], self.sizes[2], room.state]
+        launch(self.decide, self.decide_launch, args, stream)
+        by_halves, by_tf32 = self.products
+        by_halves(a.parts, b.parts, c, stream, (a.exponent, b.exponent), room.state, 0)
+        made, exponent = self.parts(room, 2, 4), room.array("exponent", self.rows, "int32")
+        nothing = room.array("tally", 1, "uint64")  # not looked at
+        pack, pack_launch = self.packs[1]
+        args = [*self.matrices(a.array, b.array), *made, exponent, a.extremes, b.extremes, self.one,
+                self.stride, nothing, nothing, room.state]  # fmt: skip
+        launch(pack, pack_launch, args, stream)
+        exponents = exponent[: self.m], exponent[self.m :]
+        by_tf32(*made, c, stream, exponents, room.state, 1)
+        self._multiply_strictly(a.array, b.array, c, room.state, stream)
+
+
+class PartSplit:
+    """Splits rows of op(A), or columns of op(B), laid out as `part`, in halves. `layouts` are the
+    storage orders of A and B. It keeps no device, and so may be kept by one."""
+
+    def __init__(self, device: KernelLauncher, operand: str, layouts: str, part: Array) -> None:
+        of_a = operand == "A"
+        rows, k = part.shape if of_a else part.shape[::-1]
+        m, n = (rows, 0) if of_a else (0, rows)
+        extremes, pack = catalog.helper("extremes"), catalog.helper("pack")
+        pack = pack.kernel.variant({**pack.params, "PARTS": 2})
+        order, ld = stored(part)
+        layouts = order + layouts[1] if of_a else layouts[0] + order
+        self.rows, self.stride = rows, np.int32(rows)
+        self.sizes, self.ld = [np.int32(x) for x in (m, n, k)], np.int64(ld)
+        self.extremes = device.function(extremes, "float32", layouts)
+        self.extremes_launch = extremes.launch(m, n, k, "float32")
+        self.pack = device.function(pack, "float16", layouts)
+        self.pack_launch = pack.launch(m, n, k, "float16")
+        self.partials = self.extremes_launch.grid[1]
+
+    def call(self, device: KernelLauncher, split: SplitView, stream: Stream) -> None:
+        """Fills in all of a view, of a block's one part, but the numbers themselves."""
+        room, launch = _room(device, stream), device.launch
+        partial = room.array("partial", self.rows * self.partials, "uint64")
+        tally = room.array("tally", self.rows, "uint64")
+        matrices = [*self.sizes, split.array, self.ld, split.array, self.ld]
+        args = [*matrices, partial, tally, split.states]
+        launch(self.extremes, self.extremes_launch, args, stream)
+        args = [*matrices, split.parts, split.parts, split.exponent, partial, partial,
+                np.int32(self.partials), self.stride, split.extremes, tally,
+                split.states]  # fmt: skip
+        launch(self.pack, self.pack_launch, args, stream)
 
 
 class RoundedProduct(PackedProduct):
@@ -363,8 +460,8 @@ class RoundedProduct(PackedProduct):
             made = self.parts(room, 1, self.item_bytes, self.rows)
             none, state = room.array("extremes", 1, "uint64"), room.state  # not looked at
             sizes = *map(np.int32, self.rows), self.sizes[2]
-            args = [*self.matrices(a, b, sizes), *made, state, none, np.int32(0), none, none,
-                    state]  # fmt: skip
+            args = [*self.matrices(a, b, sizes), *made, state, none, none, np.int32(0), np.int32(0),
+                    none, none, state]  # fmt: skip
             self.device.launch(self.pack, self.pack_launch, args, stream)
         self.product(*self._operands(a, b, made), c, stream)
 

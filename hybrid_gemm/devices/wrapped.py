@@ -13,7 +13,8 @@ from ..kernel_choice.tables import Machine
 from ..planning.hardware import DeviceSpec
 from .base import Array, Device, Event, Stream
 from .cuda.driver import Calls
-from .roles import Facts
+from .roles import BoundProduct, Facts
+from .split_operands import SplitView
 
 
 class WrappedDevice(Device):
@@ -148,6 +149,28 @@ class WrappedDevice(Device):
         self, variant: Variant, a: Array, b: Array, c: Array, *, alpha: float, beta: float
     ) -> Callable[[Stream], None]:
         return self.device.bound_gemm(variant, a, b, c, alpha=alpha, beta=beta)
+
+    # What changes products reads their operands as they are, and each by itself.
+
+    def bind(
+        self, variant: Variant, a: Array, b: Array, c: Array, *, alpha: float, beta: float
+    ) -> BoundProduct | None:
+        return None
+
+    def preparable(self, variant: Variant, a: Array, b: Array) -> bool:
+        return False
+
+    def prepared(
+        self, call: BoundProduct, a: Array, b: Array, c: Array, stream: Stream,
+        others: Sequence[Array] = (),
+    ) -> None:  # fmt: skip
+        return None
+
+    def splits(self, variant: Variant, dtype: str) -> bool:
+        return False
+
+    def split_part(self, operand: str, layouts: str, part: SplitView, stream: Stream) -> None:
+        self.device.split_part(operand, layouts, part, stream)
 
     def sum(
         self, partials: Sequence[Array], out: Array, *, alpha: float, beta: float, stream: Stream

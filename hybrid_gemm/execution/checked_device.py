@@ -12,7 +12,6 @@ import dataclasses
 import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -29,7 +28,8 @@ from ..devices.checksums import (
     width,
     words,
 )
-from ..devices.kernel_launcher import BoundProduct, KernelLauncher
+from ..devices.kernel_launcher import KernelLauncher
+from ..devices.roles import BoundProduct
 from ..devices.wrapped import WrappedDevice
 from ..errors import VerificationError
 from ..planning.hardware import DeviceSpec
@@ -45,7 +45,7 @@ from .checks import (
     problem_of,
     total,
 )
-from .transfers import Transfer
+from .transfers import Later, Transfer
 
 ATTEMPTS = 3  # at a product, a sum or a copy
 
@@ -104,10 +104,11 @@ class CheckedDevice(WrappedDevice):
 
     def bind(
         self, variant: Variant, a: Array, b: Array, c: Array, *, alpha: float, beta: float
-    ) -> BoundProduct:
-        """As `KernelLauncher.bind`, for a device that has it."""
-        assert isinstance(self.device, KernelLauncher)
+    ) -> BoundProduct | None:
+        """As `Products.bind`."""
         make = self.device.bind(variant, a, b, c, alpha=alpha, beta=beta)
+        if make is None:
+            return None
         bounds = _bounds(variant, a, b, c, alpha, beta)
 
         def call(a: Array, b: Array, c: Array, stream: Stream) -> None:
@@ -182,7 +183,7 @@ class CheckedDevice(WrappedDevice):
         link = staging.link(self.device)
 
         def staged(stream: Stream) -> None:
-            transfer = Transfer(Future(), ctypes.c_int())
+            transfer = Transfer(Later(), ctypes.c_int())
             if hosts[0]:
                 link.download(dst, src, transfer, stream.record())
             else:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import Future
 
 import numpy as np
 
@@ -14,7 +13,7 @@ from ..errors import UsageError
 from ..planning.plan import Panel, Plan
 from .reduction import Reduction
 from .run import Run
-from .transfers import settle
+from .transfers import Later, settle
 
 
 class CriticalReduction(Reduction):
@@ -31,7 +30,7 @@ class CriticalReduction(Reduction):
                 "or use the ordered one"
             )
         self.order = [w.index for w in run.plan.workers if w.boxes]
-        self.turns: dict[int, Future] = {w: run.stop.future() for w in self.order}
+        self.turns: dict[int, Later] = {w: run.stop.future() for w in self.order}
 
     @classmethod
     def words(cls, plan: Plan, devices: Sequence[Device]) -> str:

@@ -6,16 +6,17 @@ import contextlib
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
-from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
 
 from ..arrays.operand import Operand, Operands
+from ..catalog import Variant
 from ..devices.base import Device
+from ..devices.split_operands import SplitBlock
 from ..planning.partition import Span
-from ..planning.plan import Block, Plan
-from .transfers import Stop, settle
+from ..planning.plan import LINE_BYTES, Block, Plan
+from .transfers import Later, Stop, settle
 
 _ALIGN = 256  # bytes: rows that begin on whole cache lines let kernels read vectors
 
@@ -26,23 +27,36 @@ class Slab:
     `ready` has for each part a future of the event after which it is there (None: it always
     was). `read` gets the events after which nothing reads the block any more, and `before` is
     the slab whose memory it takes over then.
+
+    Where products read the block split (`split`), each part is split when it is there, and `halves`
+    has the events after which it is.
     """
 
     def __init__(self, block: Block) -> None:
         self.block = block
+        self.split: SplitBlock | None = None
+        self.halves: list[Later] = [Later() for _ in block.parts]
         self.buffer: Any = None
         self.before: Slab | None = None
-        self.ready: list[Future] = [Future() for _ in block.parts]
-        self.read: Future = Future()
+        self.ready: list[Later] = [Later() for _ in block.parts]
+        self.read: Later = Later()
         self.lock = threading.Lock()
         self.claimed: set[int] = set()
+        self.claimed_to_split: set[int] = set()
 
     def claim(self, part: int) -> bool:
         """Whether a part is still to be brought; who asks brings it."""
+        return self._claim(part, self.claimed)
+
+    def claim_to_split(self, part: int) -> bool:
+        """Whether a part is still to be split; who asks splits it."""
+        return self.split is not None and self._claim(part, self.claimed_to_split)
+
+    def _claim(self, part: int, claimed: set[int]) -> bool:
         with self.lock:
-            if part in self.claimed:
+            if part in claimed:
                 return False
-            self.claimed.add(part)
+            claimed.add(part)
             return True
 
     def where(self, part: int) -> tuple[slice, slice]:
@@ -57,11 +71,26 @@ class Slab:
         side = rows if self.block.operand == "A" else cols
         return [i for i, part in enumerate(self.block.parts) if part.meets(side)]
 
-    def view(self, rows: Span, cols: Span) -> Any:
-        """What of the block some rows and columns of C need."""
+    def view(self, rows: Span, cols: Span, *, split: bool = False) -> Any:
+        """What of the block some rows and columns of C need: a matrix, or a `SplitView` of one."""
+        block = self.block
+        if block.operand == "A":
+            which = rows.within(block.rows)
+            array = self.buffer[which]
+        else:
+            which = cols.within(block.cols)
+            array = self.buffer[:, which]
+        if not split or self.split is None:
+            return array
+        parts = self.meeting(rows, cols)
+        return self.split.view(array, which, slice(parts[0], parts[-1] + 1))
+
+    def view_of(self, part: int) -> Any:
+        """As `view`, of one part."""
+        rows, cols = self.block.rows, self.block.cols
         if self.block.operand == "A":
-            return self.buffer[rows.within(self.block.rows)]
-        return self.buffer[:, cols.within(self.block.cols)]
+            return self.view(self.block.parts[part], cols, split=True)
+        return self.view(rows, self.block.parts[part], split=True)
 
 
 class MemoryRequests:
@@ -115,11 +144,11 @@ class Blocks:
     memory. Raises `MemoryError` if a device has not so much."""
 
     def __init__(
-        self, plan: Plan, devices: Sequence[Device], operands: Operands, stop: Stop,
-        shared: SharedBlocks | None,
+        self, plan: Plan, devices: Sequence[Device], variant: Variant, operands: Operands,
+        stop: Stop, shared: SharedBlocks | None,
     ) -> None:  # fmt: skip
         self.plan, self.devices, self.operands, self.stop = plan, devices, operands, stop
-        self.shared = shared
+        self.variant, self.shared = variant, shared
         self.slabs: dict[Block, Slab] = {}
         self._needs: dict[tuple[int, int, str], Slab] = {}
         self._by_place: dict[tuple, Slab] = {}
@@ -139,8 +168,10 @@ class Blocks:
             if slab is None:
                 slab = known[block] = Slab(block)
                 self._place(slab, memory[block.device])
+            if slab.split is None:
+                self._place_split(slab, memory[block.device])
             self.slabs[block] = self._by_place[_place(block, block.device)] = slab
-            self.stop.futures += [*slab.ready, slab.read]
+            self.stop.futures += [*slab.ready, *slab.halves, slab.read]
             for worker in block.workers:
                 self._needs[worker, block.turn, block.operand] = slab
 
@@ -148,24 +179,47 @@ class Blocks:
         """Where a block will be: in the caller's matrix if the device multiplies that."""
         block, device = slab.block, self.devices[slab.block.device]
         source = self.source(block)
+        if held := self.plan.turns_in_memory:
+            (worker,) = block.workers
+            slab.before = self._needs.get((worker, block.turn - held, block.operand))
         if source.usable_in_place(device, memory.dtype):
             slab.buffer = source.array
             for part, future in enumerate(slab.ready):
                 slab.claim(part)
                 settle(future)
             return
-        space: tuple[Hashable, ...] = block.operand, id(slab)
-        if held := self.plan.turns_in_memory:
-            (worker,) = block.workers
-            space = block.operand, worker, block.turn % held
-            slab.before = self._needs.get((worker, block.turn - held, block.operand))
+        (rows, cols), order = source.shape, source.order or "n"
+        step = LINE_BYTES // memory.dtype.itemsize if self.plan.padded else 1
+        shape = (rows, -(-cols // step) * step) if order == "n" else (-(-rows // step) * step, cols)
         memory.request(
-            space,
+            self._space(slab),
             block.turn,
-            source.shape,
-            lambda m: setattr(slab, "buffer", m),
-            source.order or "n",
+            shape,
+            lambda m: setattr(slab, "buffer", m[:rows, :cols]),
+            order,
         )
+
+    def _space(self, slab: Slab) -> tuple[Hashable, ...]:
+        """Where a block's memory is: its own, or that of the turns that come and go."""
+        block = slab.block
+        if held := self.plan.turns_in_memory:
+            return block.operand, block.workers[0], block.turn % held
+        return block.operand, id(slab)
+
+    def _place_split(self, slab: Slab, memory: MemoryRequests) -> None:
+        """Asks for room for a block's halves, where products read those."""
+        block, device = slab.block, self.devices[slab.block.device]
+        if not (self.plan.split_once and device.splits(self.variant, memory.dtype.name)):
+            return
+        of_a = block.operand == "A"
+        rows, k = (block.rows, block.cols) if of_a else (block.cols, block.rows)
+        slab.split = SplitBlock(block.operand, len(rows), len(k), len(block.parts))
+        space = self._space(slab)
+
+        def take(shape: tuple[int, int], dtype: str, on_allocated: Callable[[Any], None]) -> None:
+            memory.request(space, block.turn, shape, on_allocated, dtype=np.dtype(dtype))
+
+        slab.split.request(take)
 
     def source(self, block: Block) -> Operand:
         """A block, where the caller has it."""
@@ -176,6 +230,11 @@ class Blocks:
         """The blocks that a turn needs: of A, then of B; none if K is empty."""
         found = (self._needs.get((worker, turn, operand)) for operand in "AB")
         return [slab for slab in found if slab is not None]
+
+    def split(self, worker: int, turn: int) -> bool:
+        """Whether products of a turn read its blocks split."""
+        slabs = self.of(worker, turn)
+        return bool(slabs) and all(slab.split for slab in slabs)
 
     def relays(self, slab: Slab, part: int) -> bool:
         """Whether a device has a part from another device, and not from where the matrix is."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from ..devices.cuda.device import CudaDevice, CudaStream
-from ..devices.cuda.launch_list import Prepared
 from ..devices.kernel_launcher import BoundProduct
+from ..devices.roles import Prepared
 from .native_calls import Started, note
 
 MAX_KNOWN = 4096  # signatures; a program of ever new shapes starts over

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 from ..errors import HybridGemmError
 
 if TYPE_CHECKING:
-    from ..devices.cuda.launch_list import Prepared
-    from ..devices.roles import Facts
+    from ..devices.roles import Facts, Prepared
 
 P = ParamSpec("P")
 R = TypeVar("R")

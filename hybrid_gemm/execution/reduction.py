@@ -7,13 +7,13 @@ others are `nccl_reduction` and `critical_reduction`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
 from ..devices.base import Device, Stream
 from ..planning.plan import Panel, Plan, Strip
 from .run import Run
+from .transfers import Later
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class StripSum:
     """A strip's sum, worked out before it is due: the products it waits for, what brings other
     devices' partials here and their bytes, and the sum itself."""
 
-    products: list[Future]
+    products: list[Later]
     fetches: list[Callable[[Stream], None]]
     bytes_fetched: int
     total: Callable[[Stream], None]

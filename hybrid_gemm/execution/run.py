@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from threading import Barrier, BrokenBarrierError
 from typing import Any
 
@@ -15,8 +14,9 @@ from ..devices.base import Device
 from ..planning.plan import Panel, Plan, Strip
 from .device_memory import Blocks, SharedBlocks
 from .executor import INCOMPLETE, Execution
+from .kept_products import KeptProducts
 from .timeline import Clock
-from .transfers import Stop, Stopped, Transfer
+from .transfers import Later, Stop, Stopped, Transfer
 
 
 class Run:
@@ -27,13 +27,15 @@ class Run:
     there; `c_ready` for each strip one of beta's C, and `finished` one of the strip itself. All
     workers of a resident run pass the two `gates` together, where the clock starts and stops. A
     run among several is given the blocks that they have in common, `shared`; then somebody else
-    has started its clock.
+    has started its clock. `products` are those that earlier runs have worked out.
     """
 
     def __init__(
         self, plan: Plan, devices: Sequence[Device], variant: Variant, operands: Operands,
         *, progress: Callable[[int], None] | None, resident: bool, shared: SharedBlocks | None,
+        products: KeptProducts,
     ) -> None:  # fmt: skip
+        self.products = products
         self.plan, self.devices, self.variant, self.operands = plan, devices, variant, operands
         self.progress = progress or (lambda flops: None)
         self.resident, self.shared = resident, shared
@@ -49,12 +51,12 @@ class Run:
         self.wrote = False  # whether `out` is no longer what it was
         self.partials: dict[tuple[Panel, int], Any] = {}
         future = self.stop.future
-        self.multiplied: dict[tuple[Panel, int], Future] = {
+        self.multiplied: dict[tuple[Panel, int], Later] = {
             (panel, worker): future() for panel in plan.panels for worker in panel.workers
         }
-        self.c_ready: dict[Strip, Future] = {strip: future() for strip in plan.strips}
-        self.finished: dict[Strip, Future] = {strip: future() for strip in plan.strips}
-        self.blocks = Blocks(plan, devices, operands, self.stop, shared)
+        self.c_ready: dict[Strip, Later] = {strip: future() for strip in plan.strips}
+        self.finished: dict[Strip, Later] = {strip: future() for strip in plan.strips}
+        self.blocks = Blocks(plan, devices, variant, operands, self.stop, shared)
 
     def device_of(self, worker: int) -> Device:
         return self.devices[self.plan.workers[worker].device]
@@ -64,7 +66,7 @@ class Run:
         where = strip.rows.within(panel.rows), strip.cols.within(panel.cols)
         return self.partials[panel, worker][where]
 
-    def transfer(self, worker: int, phase: str, size: int, done: Future) -> Transfer:
+    def transfer(self, worker: int, phase: str, size: int, done: Later) -> Transfer:
         """A copy that the run waits for; its bytes count if the clock runs."""
         transfer = Transfer(done, self.stop.flag)
         with self.stop.lock:

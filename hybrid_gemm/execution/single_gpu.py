@@ -20,6 +20,7 @@ from ..arrays.strides import layout, leading
 from ..catalog import Variant
 from ..devices.cuda.device import CudaDevice, CudaStream
 from ..options import Options
+from ..planning.cost_model import HOSTED_BYTES
 from ..planning.plan import Plan
 from ..problem import FLOATS, Problem, are_numbers, make_problem, sides
 from .checked_device import CheckedDevice
@@ -28,8 +29,6 @@ from .found import MAX_KNOWN, Found, extent, overlap
 from .plan_maker import PlanMaker
 from .stacks_on_gpu import StacksOnGpu
 from .timeline import Clock
-
-HOSTED_BYTES = 32 << 20  # of A, B and C: more goes faster in pieces, by copying threads
 
 
 class SingleGpuExecutor:

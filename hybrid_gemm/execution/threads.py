@@ -14,6 +14,7 @@ from . import single_thread_schedule, staging
 from .critical_reduction import CriticalReduction
 from .device_memory import SharedBlocks
 from .executor import Execution
+from .kept_products import KeptProducts
 from .nccl_reduction import NcclReduction
 from .reduction import Reduction
 from .run import Run
@@ -36,6 +37,7 @@ class ThreadExecutor:
 
     def __init__(self, devices: Sequence[Device], smaller: Callable[[Plan], Plan]) -> None:
         self.devices, self.smaller = devices, smaller
+        self.products = KeptProducts()
 
     def execute(
         self, plan: Plan, variant: Variant, operands: Operands, *, resident: bool = False,
@@ -50,7 +52,10 @@ class ThreadExecutor:
             )  # fmt: skip
         while True:
             with contextlib.suppress(MemoryError):
-                run = ThreadRun(plan, self.devices, variant, operands, progress, resident=resident)
+                run = ThreadRun(
+                    plan, self.devices, variant, operands, progress, resident=resident,
+                    products=self.products,
+                )  # fmt: skip
                 break
             for device in self.devices:
                 device.free_unused()
@@ -71,11 +76,12 @@ class ThreadRun:
     def __init__(
         self, plan: Plan, devices: Sequence[Device], variant: Variant, operands: Operands,
         progress: Callable[[int], None] | None = None, *, resident: bool = False,
-        shared: SharedBlocks | None = None,
+        shared: SharedBlocks | None = None, products: KeptProducts | None = None,
     ) -> None:  # fmt: skip
         self.run = run = Run(
-            plan, devices, variant, operands, progress=progress, resident=resident, shared=shared
-        )
+            plan, devices, variant, operands, progress=progress, resident=resident, shared=shared,
+            products=products or KeptProducts(),
+        )  # fmt: skip
         self.reduction = REDUCTIONS[plan.reduce if plan.summed else "ordered"](run)
         self.workers = [Worker(run, self.reduction, w) for w in plan.workers if w.boxes]
 

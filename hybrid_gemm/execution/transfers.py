@@ -6,7 +6,6 @@ import contextlib
 import ctypes
 import threading
 from collections.abc import Iterator
-from concurrent.futures import Future, InvalidStateError
 from typing import Any
 
 _WAITING, _RUNNING, _ENDED = range(3)
@@ -16,13 +15,46 @@ class Stopped(Exception):
     """Another part of a run failed; its error is the one to report."""
 
 
-def settle(future: Future, value: Any = None, error: BaseException | None = None) -> None:
-    """Sets a future that another thread may have settled already when a run stops."""
-    with contextlib.suppress(InvalidStateError):
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(value)
+class Later:
+    """A value, or an error, that some thread settles and any thread may wait for. A run makes
+    hundreds: a `concurrent.futures.Future` has locks of its own, which take ten times as long to
+    make. It needs no lock, since what is asked of lists here Python does at once."""
+
+    __slots__ = ("_done", "_error", "_unsettled", "_value", "_waiting")
+
+    def __init__(self) -> None:
+        self._done = False
+        self._value: Any = None
+        self._error: BaseException | None = None
+        self._unsettled = [None]  # nothing, once a thread has begun to settle it
+        self._waiting: list[threading.Event] = []
+
+    def result(self) -> Any:
+        """The value, once there is one. Raises the error instead."""
+        if not self._done:
+            mine = threading.Event()
+            self._waiting.append(mine)
+            if not self._done:  # else nobody may look at who waits any more
+                mine.wait()
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+    def settle(self, value: Any, error: BaseException | None) -> None:
+        """The first call counts."""
+        try:
+            self._unsettled.pop()
+        except IndexError:
+            return
+        self._value, self._error = value, error
+        self._done = True
+        for each in self._waiting:
+            each.set()
+
+
+def settle(later: Later, value: Any = None, error: BaseException | None = None) -> None:
+    """Settles what another thread may have settled already when a run stops."""
+    later.settle(value, error)
 
 
 class Piece:
@@ -85,13 +117,13 @@ class Transfer:
     not 0 once the rest need not be copied.
     """
 
-    def __init__(self, done: Future, stopped: ctypes.c_int, pieces: int = 1) -> None:
+    def __init__(self, done: Later, stopped: ctypes.c_int, pieces: int = 1) -> None:
         self.done, self.stopped = done, stopped
         self.lock = threading.Lock()
         self.start: Any = None
         self.stop: Any = None
         self.after: Any = None
-        self.over = threading.Event()
+        self.over = Later()
         self.pieces = [Piece(self) for _ in range(pieces)]
 
     def split(self, count: int) -> list[Piece]:
@@ -120,7 +152,7 @@ class Transfer:
             settle(self.done, error=error)
             raise
         finally:
-            self.over.set()
+            settle(self.over)
 
     def wait(self) -> None:
         """Returns when nothing of it is being copied any more; of a run that has stopped, what
@@ -128,7 +160,7 @@ class Transfer:
         if self.stopped.value:
             for piece in self.pieces:
                 piece.cancel()
-        self.over.wait()
+        self.over.result()
 
 
 class Stop:
@@ -138,11 +170,11 @@ class Stop:
         self.error: BaseException | None = None
         self.flag = ctypes.c_int()  # the same, for threads that need no Python
         self.lock = threading.Lock()
-        self.futures: list[Future] = []
+        self.futures: list[Later] = []
 
-    def future(self) -> Future:
+    def future(self) -> Later:
         """A future that an error settles."""
-        self.futures.append(Future())
+        self.futures.append(Later())
         return self.futures[-1]
 
     def check(self) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -21,17 +20,16 @@ import numpy as np
 from ..arrays.caller_arrays import cast_into
 from ..arrays.operand import Operand
 from ..planning.partition import Box, cut
-from ..planning.plan import TILES_IN_MEMORY, Panel, Strip
+from ..planning.plan import PRODUCTS_AT_ONCE, TILES_IN_MEMORY, Panel, Strip
 from ..planning.plan import Worker as PlannedWorker
 from . import staging
 from .device_memory import MemoryRequests, Slab
 from .reduction import Reduction, StripSum
 from .run import Run
 from .timeline import marked
-from .transfers import settle
+from .transfers import Later, settle
 
 CHUNK_ROWS = 128  # pieces of a panel are whole block tiles
-STREAMS = 2  # products at once: the end of one leaves multiprocessors to the next
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +51,7 @@ class Worker:
         self.run, self.reduction, self.planned = run, reduction, planned
         self.index = planned.index
         self.device, self.dtype = run.devices[planned.device], run.dtype
+        self.bound = run.products.of(self.device, run.variant).bound
         self.panels = [p for p in run.plan.panels if self.index in p.workers]
         self.tiles = [
             list(panels) for _, panels in itertools.groupby(self.panels, lambda p: p.tile)
@@ -64,6 +63,7 @@ class Worker:
         self.sums: dict[Strip, StripSum] = {}
         self.products: dict[Step, list[tuple[Callable, int]]] = {}
         self.waited: set = set()
+        self._parts: dict[Step, list[tuple[Slab, int]]] = {}
         self.everything = False  # on the device that products read
         memory = MemoryRequests(self.device, self.dtype)
         self._request_memory(memory)
@@ -125,7 +125,8 @@ class Worker:
             beta = 1
         slabs = run.blocks.of(self.index, step.turn)
         if slabs:
-            a, b = (slab.view(panel.rows, panel.cols) for slab in slabs)
+            split = run.blocks.split(self.index, step.turn)
+            a, b = (slab.view(panel.rows, panel.cols, split=split) for slab in slabs)
         else:
             a = self.device.empty(len(panel.rows), 0, problem.operands)
             b = self.device.empty(0, len(panel.cols), problem.operands)
@@ -133,9 +134,7 @@ class Worker:
         pieces = -(-flops // self.device.chunk_flops) if self.device.chunk_flops else 1
         return [
             (
-                self.device.bound_gemm(
-                    run.variant, a[rows.slice], b, target[rows.slice], alpha=alpha, beta=beta
-                ),
+                self.bound(a[rows.slice], b, target[rows.slice], alpha=alpha, beta=beta),
                 flops * len(rows) // len(panel.rows),
             )
             for rows in cut(len(panel.rows), max(1, pieces), CHUNK_ROWS)
@@ -158,8 +157,8 @@ class Worker:
         """Streams for the stages. Kernels whose blocks wait for each other must have the
         device for themselves, and a library's may take another path when they do not."""
         kernel = self.run.variant.kernel
-        count = 1 if kernel.library or kernel.flags else STREAMS
-        count = min(count, len(self.panels))
+        count = 1 if kernel.library or kernel.flags else PRODUCTS_AT_ONCE
+        count = min(count, max(map(len, self.tiles)))
         with self.device.streams(1 + count) as plain, self.device.streams(1, True) as urgent:
             self.copying, *self.multiplying = plain
             (self.summing,) = urgent
@@ -174,9 +173,10 @@ class Worker:
     def _make_room(self) -> None:
         """Has what products and copies need besides matrices made while no clock runs."""
         run, longest = self.run, max(len(box.ks) for box in self.planned.boxes)
+        shapes = {(len(p.rows), len(p.cols)) for p in self.panels}
         for stream in self.multiplying:
             with self.device.using(stream):
-                for m, n in {(len(p.rows), len(p.cols)) for p in self.panels}:
+                for m, n in sorted(shapes, key=sum, reverse=True):  # the most room first
                     self.device.make_room(run.variant, m, n, longest, self.dtype.name, stream)
         if not self.device.host_memory:
             link = staging.link(self.device)
@@ -221,12 +221,15 @@ class Worker:
 
     def parts(self, step: Step) -> list[tuple[Slab, int]]:
         """What a step's product reads."""
-        panel = step.panel
-        return [
-            (slab, part)
-            for slab in self.run.blocks.of(self.index, step.turn)
-            for part in slab.meeting(panel.rows, panel.cols)
-        ]
+        found = self._parts.get(step)
+        if found is None:
+            panel = step.panel
+            found = self._parts[step] = [
+                (slab, part)
+                for slab in self.run.blocks.of(self.index, step.turn)
+                for part in slab.meeting(panel.rows, panel.cols)
+            ]
+        return found
 
     @marked("upload")
     def bring(self, slab: Slab, part: int) -> None:
@@ -253,7 +256,7 @@ class Worker:
                 event.synchronize()
             self._copy_in(target, source.array, c.home, run.c_ready[strip])
 
-    def _copy_in(self, target: Any, source: Any, home: Any, done: Future) -> None:
+    def _copy_in(self, target: Any, source: Any, home: Any, done: Later) -> None:
         transfer = self.run.transfer(self.index, "upload", target.nbytes, done)
         if home is None and self._staged:
             staging.link(self.device).upload(target, source, transfer)
@@ -292,6 +295,7 @@ class Worker:
         stream = self.multiplying[step.number % len(self.multiplying)]
         products = self.products.get(step) or self._bound_products(step)
         self._await(step, stream)
+        self._split(step, stream)
         if not self.summed:
             self._begin_to_write(panel.strips)
         with self.device.using(stream):
@@ -329,6 +333,25 @@ class Worker:
             if event is not None and (stream, future) not in self.waited:
                 stream.wait(event)
                 self.waited.add((stream, future))
+
+    def _split(self, step: Step, stream) -> None:
+        """Has what a product reads split on its stream, or lets that wait where another splits it:
+        what the product reads is there."""
+        if not self.run.blocks.split(self.index, step.turn):
+            return
+        for slab, part in self.parts(step):
+            if slab.claim_to_split(part):
+                if slab.before is not None:  # whose halves were there
+                    for event in slab.before.read.result():
+                        stream.wait(event)
+                with self.device.using(stream):
+                    layouts = self.run.operands.layouts
+                    self.device.split_part(slab.block.operand, layouts, slab.view_of(part), stream)
+                    settle(slab.halves[part], stream.record())
+                self.waited.add((stream, slab.halves[part]))
+            elif (stream, slab.halves[part]) not in self.waited:
+                stream.wait(slab.halves[part].result())
+                self.waited.add((stream, slab.halves[part]))
 
     def _emptied(self, panel: Panel) -> list:
         """Events after which the tile that had this panel's room is finished."""

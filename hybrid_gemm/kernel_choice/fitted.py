@@ -41,6 +41,7 @@ NOISE = 0.1  # the variance that no neighbour explains, as a share of all,
 _NEAR, _NEAR_DIFFERS = 1.0, 0.3  # the same of the neighbours by which the error is judged,
 LEAD = 1.0  # and how many times this error a kernel of ours has to lead a library by
 LENT_LEAD = 2 * LEAD  # where the model is of another GPU
+LARGE = (4096, 8192, 16384)  # sides of products that reach the best rates
 LEAST_US = 1.0  # that a count costs, before it is corrected
 
 
@@ -212,6 +213,14 @@ def fastest(machine: Machine, mode: str, sides: Sides, layout: str, *, own: bool
     """What to run for a shape; None without a model of such a GPU. `own` leaves libraries out."""
     known = model(machine, mode)
     return chosen(known, sides, layout, machine, own=own) if known else None
+
+
+@functools.lru_cache(maxsize=256)
+def best_tflops(machine: Machine, mode: str) -> float | None:
+    """The highest rate (10^12 operations a second) that is predicted of large products; None
+    without a model of such a GPU."""
+    times = ((n, fastest(machine, mode, (n, n, n), "nn", own=False)) for n in LARGE)
+    return max((2 * n**3 / choice.us / 1e6 for n, choice in times if choice), default=None)
 
 
 def chosen(known: Model, sides: Sides, layout: str, machine: Machine, *, own: bool) -> Choice:

@@ -20,7 +20,9 @@ from .time_model import candidates, listed, predict_us, runs
 def forget() -> None:
     """Has tables and models read again from now on, because one was written."""
     tables.forget()
-    for known in (fitted.model, fitted.fastest, strict, _known, _rows):
+    for known in (
+        fitted.model, fitted.fastest, fitted.best_tflops, strict, _known, _rows,
+    ):  # fmt: skip
         known.cache_clear()
 
 

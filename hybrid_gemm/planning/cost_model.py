@@ -5,20 +5,35 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
+from collections.abc import Callable
 
 from ..problem import Problem
 from .hardware import DeviceSpec, Links, Rates
-from .plan import Plan
+from .partition import Box
+from .pipeline import Pace, finished_ms
+from .plan import Panel, Plan
 
 # Where a run overlaps its phases, those that are not the longest add about one piece of so many.
 PIECES = 8
-# How many times as fast as strict fp32 products on tensor cores are: 8192 on an H200,
-# docs/tensor-cores.md.
+# How many times as fast as strict fp32 products on tensor cores are, where their rates are not
+# known: 8192 on an H200, docs/tensor-cores.md.
 QUICKER = {"fp32x3": 3.9, "tf32": 7.0, "narrow": 13.9}
-# What one thread takes to start a panel of one worker, by where the arrays lie, and a strip's sum
-# besides: eight H200s, docs/results/starting8_h200.json.
+# What a call takes besides its clock, a run before its first byte is on its way, and one thread to
+# start a panel of one worker, by where the arrays lie, and a strip's sum besides:
+# docs/results/host2_h200.json and starting8_h200.json.
+CALL_MS, WORKER_MS = 0.6, 0.15
+FIRST_MS = {"pinned": 0.15, "pageable": 0.4}
 START_PANEL_MS = {"pinned": 0.35, "pageable": 0.65}
 START_SUM_MS = 0.12
+SHARE_OF_RATE = 0.95  # of the best rate known, that products of panels reach
+PRODUCT_MS = 0.012  # what passes between two products
+# Of a link's rate alone: what copies in runs of so many bytes at least reach beside others the
+# other way (a copy in one run is 0), and what goes through slots.
+STRAIGHT_SHARES = ((1 << 15, 0.93), (1 << 13, 0.75), (1, 0.55), (0, 0.93))
+STAGED_SHARE = 0.72
+SPLIT_BYTES = 3  # bytes that splitting moves in a GPU's memory, for each byte of an operand
+HOSTED_BYTES = 32 << 20  # of A, B and C: one GPU takes small host arrays whole, without a plan
+HOSTED_MS = 0.12
 # What the threads that copy within host memory reach: docs/results/carried2_h200.json.
 ASSUMED_MEMCPY_GBPS = 40.0
 
@@ -48,9 +63,25 @@ def assumed(spec: DeviceSpec, count: int) -> Links:
     return Links(host, host, host, ring, ((1, ASSUMED_MEMCPY_GBPS),))
 
 
+def mode(problem: Problem) -> str:
+    """What goes to tensor cores, and how: fp32x3, tf32, or narrow for operands of 16 bits; fp32
+    otherwise."""
+    return "narrow" if problem.operands != problem.dtype else problem.compute
+
+
+def best_tflops(spec: DeviceSpec, problem: Problem) -> float | None:
+    """What no product in a problem's arithmetic is known to exceed, in TFLOP/s; None where nothing
+    is known."""
+    kind = mode(problem)
+    return spec.best_tflops if kind == "fp32" else dict(spec.mode_tflops).get(kind)
+
+
 def tflops(spec: DeviceSpec, problem: Problem) -> float:
     """What a device is assumed to reach in a problem's arithmetic, in TFLOP/s."""
-    kind = "narrow" if problem.operands != problem.dtype else problem.compute
+    kind = mode(problem)
+    known = dict(spec.mode_tflops).get(kind)
+    if known is not None:
+        return SHARE_OF_RATE * known
     return spec.tflops * (QUICKER.get(kind, 1) if spec.on_gpu else 1)
 
 
@@ -60,19 +91,20 @@ def bound(plan: Plan, *, pinned: bool = False) -> dict[str, float]:
     `compute`: 2mnk at the best rate known on every GPU. Unless it is resident, `h2d` and `d2h`:
     A, B (C with beta) in and C out once, over all links; and `staging`: the same bytes copied on
     the host, where arrays are not `pinned`; these where the links were measured. Empty where the
-    devices' best rate is not known, as it is for strict products alone.
+    devices' best rate in this arithmetic is not known.
     """
     p = plan.problem
-    best = {s.unit: s.best_tflops for s in plan.devices if s.best_tflops is not None}
-    unknown = len(best) < len({s.unit for s in plan.devices})
-    if unknown or p.compute != "fp32" or p.operands != p.dtype:
+    rates = {s.unit: best_tflops(s, p) for s in plan.devices}
+    best = {unit: found for unit, found in rates.items() if found is not None}
+    if len(best) < len(rates):
         return {}
     found = links(plan)
     terms = {"compute": p.flops / (sum(best.values()) * 1e9)}
     if plan.resident or found is None or not found.measured:
         return terms
-    inward = (p.m * p.k + p.k * p.n + bool(p.beta) * p.m * p.n) * p.itemsize
-    outward = p.m * p.n * p.itemsize
+    of_c = p.operand_size if p.out_dtype == p.operands else p.itemsize
+    inward = (p.m * p.k + p.k * p.n) * p.operand_size + bool(p.beta) * p.m * p.n * of_c
+    outward = p.m * p.n * of_c
     terms["h2d"] = _ms(inward, rate(found.h2d, len(best)))
     terms["d2h"] = _ms(outward, rate(found.d2h, len(best)))
     if not pinned:
@@ -84,8 +116,7 @@ def phases(plan: Plan, *, pinned: bool = False) -> dict[str, float]:
     """The ms that each phase of a plan should take alone: multiply, links, staging, peers, sum;
     and start, which is what one thread takes to start all of it on GPUs.
 
-    A box costs the larger of its flops and of its bytes of A, B and C at its device's rates;
-    tiles of 16 round its sides up, which is what makes thin row boxes dear.
+    A worker's box counts as one product.
     """
     size, found, count = plan.problem.itemsize, links(plan), _count(plan)
     multiply: dict[int, float] = defaultdict(float)
@@ -94,11 +125,7 @@ def phases(plan: Plan, *, pinned: bool = False) -> dict[str, float]:
         spec = plan.devices[worker.device]
         shapes = Counter((len(b.rows), len(b.cols), len(b.ks)) for b in worker.boxes)
         for (m, n, k), times in shapes.items():
-            flops = 2 * (-(-m // 16) * 16) * (-(-n // 16) * 16) * k
-            moved = size * (m * k + k * n + m * n)
-            multiply[spec.unit] += times * max(
-                flops / (tflops(spec, plan.problem) * 1e9), _ms(moved, spec.memory_gbps)
-            )  # fmt: skip
+            multiply[spec.unit] += times * _product_ms(plan, spec, m, n, k)
     for panel in plan.panels:
         if len(panel.workers) > 1:
             for strip in panel.strips:
@@ -133,13 +160,65 @@ def _start_ms(plan: Plan, pinned: bool) -> float:
 
 
 def predict_ms(plan: Plan, *, pinned: bool = False) -> float:
-    """About how many ms a plan takes: its longest phase, and one piece of what overlaps with
-    it."""
-    terms = phases(plan, pinned=pinned)
-    if links(plan) is None:  # on the host nothing overlaps
+    """About how many ms a plan takes. From host arrays it is worked out piece by piece
+    (`pipeline`). In turns, and where data is on the devices, it is the longest phase, and one piece
+    of what overlaps with it."""
+    terms, found = phases(plan, pinned=pinned), links(plan)
+    if found is None:  # on the host nothing overlaps
         return sum(terms.values())
     longest = max(terms.values())
-    return longest + (sum(terms.values()) - longest) / PIECES
+    if plan.resident or plan.turns_in_memory or not plan.devices[0].on_gpu:
+        return longest + (sum(terms.values()) - longest) / PIECES
+    moved, used = plan.bytes_h2d + plan.bytes_d2h, len(plan.workers)
+    if used == 1 and moved <= HOSTED_BYTES and mode(plan.problem) != "narrow":
+        return HOSTED_MS + terms["multiply"] + _whole_ms(plan, found, pinned)
+    setting_up = CALL_MS + WORKER_MS * used
+    return setting_up + max(longest, finished_ms(plan, _pace(plan, found, pinned)))
+
+
+def _whole_ms(plan: Plan, found: Links, pinned: bool) -> float:
+    """Copies of small arrays, whole, by the driver."""
+    up, down = rate(found.h2d, 1), rate(found.d2h, 1)
+    if not pinned:
+        up, down = found.ordinary or (found.memcpy[0][1], found.memcpy[0][1])
+    return _ms(plan.bytes_h2d, up) + _ms(plan.bytes_d2h, down)
+
+
+def _pace(plan: Plan, found: Links, pinned: bool) -> Pace:
+    """How fast each GPU works while all do."""
+    count, memory = _count(plan), "pinned" if pinned else "pageable"
+    specs = {spec.unit: spec for spec in plan.devices}
+
+    def link(rates: Rates) -> Callable[[int], float]:
+        alone = each(rates, count)
+        if not pinned:
+            staged = min(STAGED_SHARE * alone, found.memcpy_gbps / count)
+            return lambda run: staged
+        return lambda run: alone * next(share for least, share in STRAIGHT_SHARES if run >= least)
+
+    def product(unit: int, panel: Panel, box: Box) -> float:
+        sides = len(panel.rows), len(panel.cols), len(box.ks)
+        return PRODUCT_MS + _product_ms(plan, specs[unit], *sides)
+
+    def split(unit: int, size: int) -> float:
+        return add(unit, SPLIT_BYTES * size)
+
+    def add(unit: int, size: int) -> float:
+        return _ms(size, specs[unit].memory_gbps)
+
+    return Pace(
+        link(found.h2d), link(found.d2h), each(found.peers, count), START_PANEL_MS[memory],
+        START_SUM_MS, FIRST_MS[memory], product, split, add,
+    )  # fmt: skip
+
+
+def _product_ms(plan: Plan, spec: DeviceSpec, m: int, n: int, k: int) -> float:
+    """The ms of one product on a device: the larger of its flops and its bytes of A, B and C.
+    Tiles of 16 round its sides up, which is what makes thin row boxes dear."""
+    problem = plan.problem
+    flops = 2 * (-(-m // 16) * 16) * (-(-n // 16) * 16) * k
+    moved = problem.operand_size * (m * k + k * n) + problem.itemsize * m * n
+    return max(flops / (tflops(spec, problem) * 1e9), _ms(moved, spec.memory_gbps))
 
 
 def _count(plan: Plan) -> int:

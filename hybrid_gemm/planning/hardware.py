@@ -13,7 +13,8 @@ class Links:
     """GB/s (10^9 bytes) of a host's links: pairs of how many GPUs, or threads for `memcpy`, are
     at it together and what they reach in all. `peers` is a ring, each GPU sending to the next.
 
-    `measured` says when, and is empty for assumptions.
+    `ordinary` are the rates of one GPU's copies from and to ordinary host memory by the driver
+    alone, where they were measured. `measured` says when, and is empty for assumptions.
     """
 
     h2d: Rates
@@ -22,6 +23,7 @@ class Links:
     peers: Rates
     memcpy: Rates
     measured: str = ""
+    ordinary: tuple[float, float] | None = None
 
     @property
     def memcpy_gbps(self) -> float:
@@ -35,8 +37,9 @@ class DeviceSpec:
 
     `kind` is what users call it (cuda, cpu or emulator), for messages. `unit` tells which devices
     share one piece of hardware (one GPU that plays several). Rates are what the cost model
-    assumes, not promises; `best_tflops` is one that no product is known to exceed, and `links`
-    what was measured of this host's links.
+    assumes, not promises; `best_tflops` is one that no product is known to exceed, `mode_tflops`
+    are such rates of what goes to tensor cores (fp32x3, tf32, narrow), where they are known, and
+    `links` what was measured of this host's links.
 
     What planning asks of a device's abilities: `host_memory` (it multiplies matrices of the host
     where they lie), `on_gpu` (NCCL sums between such devices, and tensor cores multiply there),
@@ -58,3 +61,4 @@ class DeviceSpec:
     on_gpu: bool = True
     alignment: int = 32  # 128-byte lines of float32
     checked: bool = False
+    mode_tflops: tuple[tuple[str, float], ...] = ()

@@ -84,9 +84,10 @@ def from_data(data: dict[str, Any]) -> Links:
             if row["link"] == link and row["memory"] == memory
         )
 
+    one = [dict(rates(link, "pageable")).get(1) for link in ("h2d", "d2h")]
     return Links(
         rates("h2d"), rates("d2h"), rates("both"), rates("ring", "device") or ((1, math.inf),),
-        rates("memcpy"), data["measured"],
+        rates("memcpy"), data["measured"], (one[0], one[1]) if one[0] and one[1] else None,
     )  # fmt: skip
 
 

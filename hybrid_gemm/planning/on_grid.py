@@ -63,15 +63,31 @@ class Task:
 
 
 @dataclass(frozen=True)
+class Pieces:
+    """In which parts operands come from the host. A part of B has about `columns` columns (0: as
+    many as the arithmetic is known to want); all of B has come with one `lead`th of A."""
+
+    columns: int = 0
+    lead: int = 1
+
+
+# Small parts of both in turn let products start early, and keep them busy where they take longest.
+# Where copies do, B comes first: then each part of A makes whole rows of C, which leave in one run.
+PIECES = (Pieces(), Pieces(2048, 4), Pieces(4096, 4), Pieces(8192, 4), Pieces(8192, 16))
+
+
+@dataclass(frozen=True)
 class Cuts:
     """How the workers' shares are cut in time: a block of C into rows x cols tiles, K into `ks`
-    chunks. `turns_in_memory` is the plan's; `panels` says whether tiles go panel by panel."""
+    chunks. `turns_in_memory` is the plan's; `panels` says whether tiles go panel by panel, and
+    `pieces` how their operands come."""
 
     rows: int = 1
     cols: int = 1
     ks: int = 1
     turns_in_memory: int = 0
     panels: bool = True
+    pieces: Pieces = PIECES[0]
 
 
 WHOLE = Cuts(panels=False)
@@ -170,7 +186,8 @@ class _OnGrid:
         elif self.task.resident:
             shapes = self._resident_panels(rows, cols, len(cell))
         else:
-            shapes = _arms(self._cut("A", rows), self._cut("B", cols))
+            lead = self.cuts.pieces.lead
+            shapes = _arms(self._cut("A", rows), self._cut("B", cols), lead)
         for r, c in shapes:
             yield Panel(r, c, cell, tuple(self._strips(r, c, cell)), number)
 
@@ -203,8 +220,10 @@ class _OnGrid:
         """The parts in which a turn's block of A (`span` are its rows) or B (its columns)
         comes."""
         problem = self.task.problem
-        most = len(span) // PART_SIDE[operand]
-        if operand == "B" and (problem.compute == "tf32" or problem.operands != problem.dtype):
+        most, columns = len(span) // PART_SIDE[operand], self.cuts.pieces.columns
+        if operand == "B" and columns:
+            most = len(span) // columns
+        elif operand == "B" and (problem.compute == "tf32" or problem.operands != problem.dtype):
             most = min(most // 2, max(2, len(span) // QUICK_SIDE))
         size = len(span) * self.depth * problem.operand_size
         return tuple(
@@ -248,13 +267,15 @@ class _OnGrid:
                 yield Block(operand, rows, cols, device, (*workers,), parts, sharers, turn)
 
 
-def _arms(rows: Sequence[Span], cols: Sequence[Span]) -> list[tuple[Span, Span]]:
+def _arms(
+    rows: Sequence[Span], cols: Sequence[Span], lead: int = 1
+) -> list[tuple[Span, Span]]:  # fmt: skip
     """What parts of A and B that come in turn make possible: each, with all that has come of
-    the other. So what can be multiplied grows as fast as it may."""
+    the other. So what can be multiplied grows as fast as it may. `lead` is `Pieces`'."""
     i = j = 1
     shapes = [(rows[0], cols[0])]
     while i < len(rows) or j < len(cols):
-        if j >= len(cols) or (i < len(rows) and i * len(cols) <= j * len(rows)):
+        if j >= len(cols) or (i < len(rows) and i * len(cols) * lead <= j * len(rows)):
             shapes.append((rows[i], Span(cols[0].start, cols[j - 1].stop)))
             i += 1
         else:

@@ -207,6 +207,20 @@ class Plan:
         whole = len(largest.rows), len(largest.cols), len(largest.ks)
         return (whole, *sorted(shapes - {whole}, reverse=True))
 
+    @cached_property
+    def split_once(self) -> bool:
+        """Whether parts of A and B, which several products read, are split for tensor cores when
+        they come, and not by each product: in fp32x3, with several panels a turn."""
+        tiles = {(panel.workers, panel.tile) for panel in self.panels}
+        return self.problem.compute == "fp32x3" and len(tiles) < len(self.panels)
+
+    @property
+    def padded(self) -> bool:
+        """Whether lines of blocks of A and B begin on 16 bytes: in TF32 and 16 bits, where products
+        would pack operands that do not."""
+        problem = self.problem
+        return problem.compute == "tf32" or problem.operands != problem.dtype
+
     @property
     def bytes_h2d(self) -> int:
         """Bytes from host memory to devices."""
@@ -230,7 +244,19 @@ class Plan:
         taken = sum(s.elements for s in self.strips if self._on_remote(s.owner))
         if self.reduce == "critical":
             taken = self.problem.m * self.problem.n * len(self._busy_remote())
-        return taken * self.problem.itemsize
+        return taken * self.result_size
+
+    @cached_property
+    def result_size(self) -> int:
+        """Bytes of an element of a finished strip: of C of 16 bits where each is written once, so
+        that it is rounded once."""
+        problem = self.problem
+        once = not self.summed and all(len(tile) == 1 for w in self.workers for tile in w.tiles)
+        return (
+            problem.operand_size
+            if once and problem.out_dtype == problem.operands
+            else (problem.itemsize)
+        )
 
     @property
     def bytes_peer(self) -> int:
@@ -258,13 +284,12 @@ class Plan:
     @cached_property
     def _memory(self) -> list[int]:
         """`memory_bytes` of each device, in one pass over the plan."""
-        p = self.problem
-        operands, results = self._turn_elements(), self._tile_elements()
+        operands, results = self._turn_bytes(), self._tile_elements()
         needs = [self._packed_bytes(device) for device in range(len(self.devices))]
         for worker in self.workers:
             turns = _most(operands[worker.index].values(), self.turns_in_memory)
             tiles = _most(results[worker.index].values(), TILES_IN_MEMORY)
-            needs[worker.device] += turns * p.operand_size + tiles * p.itemsize
+            needs[worker.device] += turns + tiles * self.problem.itemsize
         for device, needed in enumerate(self._checking_bytes()):
             needs[device] += needed
         return needs
@@ -289,14 +314,19 @@ class Plan:
                 needs[self.workers[w].device] += need
         return needs
 
-    def _turn_elements(self) -> list[dict[int, int]]:
-        """For each worker, by turn, the elements of A and B that its device needs memory for. A
-        block that workers share counts for the first of them."""
+    def _turn_bytes(self) -> list[dict[int, int]]:
+        """For each worker, by turn, the bytes of A and B, and of what they are split into, that its
+        device needs memory for. A block that workers share counts for the first of them."""
         of: list[dict[int, int]] = [defaultdict(int) for _ in self.workers]
         home = dict(zip("AB", self.homes[:2], strict=True))
         for block in self.blocks:
-            if self._remote(block.device) and home[block.operand] != block.device:
-                of[block.workers[0]][block.turn] += block.elements
+            if self._remote(block.device):
+                need = of[block.workers[0]]
+                if home[block.operand] != block.device:
+                    longer = max(len(block.rows), len(block.cols)) * LINE_BYTES * self.padded
+                    need[block.turn] += block.elements * self.problem.operand_size + longer
+                if self.split_once:
+                    need[block.turn] += split_bytes(block)
         return of
 
     def _tile_elements(self) -> list[dict[int, int]]:
@@ -324,15 +354,19 @@ class Plan:
             yield strip, len(device) - on[self.workers[strip.owner].device]
 
     def _packed_bytes(self, device: int) -> int:
-        """Bytes of operands in two parts of 4 bytes, which stay with each worker's stream."""
+        """Bytes of what one product splits, in two parts of 4 bytes: both operands, or where they
+        are split once, what only the TF32 split takes. They stay with each of a worker's streams
+        that multiply."""
         if self.problem.compute != "fp32x3":
             return 0
-        packed = (
-            max((len(b.rows) + len(b.cols)) * len(b.ks) for b in w.boxes)
-            for w in self.workers
-            if w.device == device and w.boxes
-        )
-        return 8 * sum(packed)
+        largest: dict[int, int] = defaultdict(int)
+        for panel in self.panels:
+            for w in panel.workers:
+                depth = max((len(b.ks) for b in self.workers[w].boxes), default=0)
+                padded = -(-depth // SPLIT_STEP) * SPLIT_STEP
+                largest[w] = max(largest[w], (len(panel.rows) + len(panel.cols)) * padded)
+        at_once = PRODUCTS_AT_ONCE if self.split_once else 1
+        return 8 * at_once * sum(x for w, x in largest.items() if self.workers[w].device == device)
 
     def _remote(self, device: int) -> bool:
         return not self.devices[device].host_memory
@@ -344,6 +378,18 @@ class Plan:
         return [w for w in self.workers if w.boxes and self._remote(w.device)]
 
 
+def split_bytes(block: Block) -> int:
+    """Bytes of a block split in two parts of 2 bytes, of its rows' exponents and extremes, and of
+    what its parts allow."""
+    of_a = block.operand == "A"
+    rows, k = (block.rows, block.cols) if of_a else (block.cols, block.rows)
+    padded = -(-len(k) // SPLIT_STEP) * SPLIT_STEP
+    return len(rows) * (4 * padded + 12) + 48 * len(block.parts)
+
+
+LINE_BYTES = 16  # on which lines begin that the copy engine of tensor cores reads
+SPLIT_STEP = 64  # packed rows are whole multiples of it, in elements
+PRODUCTS_AT_ONCE = 2  # of a worker: the end of one leaves multiprocessors to the next
 CHECKING_BYTES = 1024  # for each row of C and of op(B): the sums by which products are checked
 TILES_IN_MEMORY = 2  # one tile is finished while the next is multiplied
 

@@ -19,19 +19,24 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from ..errors import OutOfMemoryError, UsageError, in_words
 from ..problem import Problem
 from .cost_model import QUICKER, predict_ms
 from .hardware import DeviceSpec
-from .on_grid import LARGEST_PART_BYTES, PART_SIDE, WHOLE, Cuts, Task, on_grid
+from .on_grid import LARGEST_PART_BYTES, PART_SIDE, PIECES, WHOLE, Cuts, Task, on_grid
 from .partition import Shape, candidates, sides
 from .plan import NOWHERE, Homes, Plan
 
-# What a worker more has to save: docs/results/small2_h200.json has where two GPUs pass one.
+# What a worker more has to save where data is on the devices: docs/results/small2_h200.json has
+# where two GPUs pass one. The time that is predicted of a run from host arrays has what starting
+# takes; there it is a share of that, so that of plans that take as long the smaller one is taken.
+# Plans that sum partials have to be faster by more: docs/results/starting8_h200.json has two whose
+# predictions were alike, and the one with sums took 1.6 times as long.
 START_MS = 2.0
+START_SHARE, SUM_SHARE = 0.01, 0.05
 REDUCTIONS = ("ordered", "critical", "nccl")
 
 # Turns, where memory is short. A tile's larger side is at least about half of WHOLE_SIDE with K
@@ -97,7 +102,25 @@ def _best(task: Task, shapes: Sequence[Shape]) -> Plan:
         raise OutOfMemoryError(shortfalls[0])
     if not plans:
         raise UsageError(refusals[0])
-    return min(plans, key=_seems)
+    best = min(plans, key=_seems)
+    return min([best, *_in_other_pieces(task, best)], key=_in_either_memory)
+
+
+def _in_either_memory(plan: Plan) -> float:
+    """The time that a plan from host arrays should take; whether they are page-locked is not known
+    yet."""
+    return plan.predicted_ms + predict_ms(plan, pinned=True)
+
+
+def _in_other_pieces(task: Task, plan: Plan) -> Iterator[Plan]:
+    """A plan from host arrays on GPUs with operands that come in other parts, or another order."""
+    if not plan.devices[0].on_gpu or plan.resident or plan.turns_in_memory or len(plan.panels) < 2:
+        return
+    cuts = _whole_cuts(task, plan.grid)
+    for pieces in PIECES[1:]:
+        other = on_grid(task, task.grid(plan.grid), replace(cuts, pieces=pieces))
+        if not memory_shortfall(other):
+            yield replace(other, predicted_ms=predict_ms(other))
 
 
 def _plainness(shape: Shape) -> tuple[bool, bool]:
@@ -107,7 +130,12 @@ def _plainness(shape: Shape) -> tuple[bool, bool]:
 
 def _seems(plan: Plan) -> tuple[bool, float]:
     """Plans without turns first, then by the time that they should take."""
-    return plan.turns_in_memory > 0, plan.predicted_ms + START_MS * len(plan.workers)
+    if plan.resident or not plan.devices[0].on_gpu:
+        more = START_MS * len(plan.workers)
+    else:
+        share = START_SHARE * len(plan.workers) + SUM_SHARE * plan.summed
+        more = share * plan.predicted_ms
+    return plan.turns_in_memory > 0, plan.predicted_ms + more
 
 
 def _no_nccl(plan: Plan) -> str | None:
@@ -134,10 +162,13 @@ def _no_nccl(plan: Plan) -> str | None:
 
 def _whole(task: Task, shape: Shape) -> Plan:
     """The plan that has everything on the devices at once."""
-    cuts = WHOLE
+    return on_grid(task, task.grid(shape), _whole_cuts(task, shape))
+
+
+def _whole_cuts(task: Task, shape: Shape) -> Cuts:
     if task.reduce != "critical" and not task.devices[0].host_memory:
-        cuts = Cuts(ks=_whole_chunks(task, shape))
-    return on_grid(task, task.grid(shape), cuts)
+        return Cuts(ks=_whole_chunks(task, shape))
+    return WHOLE
 
 
 def _whole_chunks(task: Task, shape: Shape) -> int:

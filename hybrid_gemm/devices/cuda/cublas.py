@@ -180,7 +180,7 @@ class LibraryProduct:
 
 
 class Prepared:
-    """A product on one stream, which asks cuBLAS each time; see `launch_list.Prepared`. `why` it is
+    """A product on one stream, which asks cuBLAS each time; see `roles.Prepared`. `why` it is
     not recorded."""
 
     def __init__(self, product: LibraryProduct, stream: Any, why: str | None = None) -> None:

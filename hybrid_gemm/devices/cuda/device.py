@@ -13,14 +13,13 @@ import numpy as np
 from ...arrays.strides import address, layout, leading, runs
 from ...catalog import Launch, Variant
 from ...errors import KernelError, UnavailableError
-from ...kernel_choice import tables
+from ...kernel_choice import fitted, tables
 from ...kernel_choice.tables import Machine
 from ...planning import cost_model, link_rates
 from ...planning.hardware import DeviceSpec
 from ..base import Array, Event, Stream
 from ..kernel_device import KernelDevice
-from ..kernel_launcher import BoundProduct
-from ..roles import Facts
+from ..roles import BoundProduct, Facts, Prepared
 from . import cublas, driver, launch_list, nvml, nvrtc, pinned_memory
 
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -38,6 +37,8 @@ _LANES = {
     (10, 0): {"float32": 128, "float64": 64, "int32": 64},
     (12, 0): {"float32": 128, "float64": 2, "int32": 64},
 }
+# What goes to tensor cores, as the cost model names it and as models of times do.
+_MODES = {"fp32x3": "fp32x3", "tf32": "tf32", "narrow": "float16"}
 OwnStream = Any  # a `CudaStream`: every device takes streams of its own
 _URGENT = -5  # the highest priority that streams have; CUDA takes the nearest it knows
 MAX_STAND_IN_BYTES = 64 << 20  # for longer products, the host's time does not count
@@ -156,10 +157,12 @@ class CudaDevice(KernelDevice):
         with self.cp.cuda.Device(self.ordinal):
             free, _total = self.cp.cuda.runtime.memGetInfo()
         p = self.properties
-        attributes = self.cp.cuda.Device(self.ordinal).attributes
-        clock_ghz = attributes["ClockRate"] / 1e6
-        memory_gbps = 2 * attributes["MemoryClockRate"] * 1e3 * p["memoryBusWidth"] / 8 / 1e9
-        measured, known = tables.best_tflops(self.machine(dtype), dtype), link_rates.known(uuids())
+        clock_ghz = self._clocks_khz[0] / 1e6
+        memory_gbps = 2 * self._clocks_khz[1] * 1e3 * p["memoryBusWidth"] / 8 / 1e9
+        machine, known = self.machine(dtype), link_rates.known(uuids())
+        measured = tables.best_tflops(machine, dtype)
+        modes = _MODES if dtype == "float32" else {}
+        rates = {name: fitted.best_tflops(machine, mode) for name, mode in modes.items()}
         guessed = 0.6 * p["multiProcessorCount"] * 256 * clock_ghz / 1e3
         return DeviceSpec(
             self.name, self.kind, self.ordinal, free + self.pool.free_bytes(),
@@ -167,14 +170,22 @@ class CudaDevice(KernelDevice):
             link_gbps=cost_model.each(known.h2d, len(uuids())) if known else 20,
             peer_gbps=cost_model.each(known.peers, len(uuids())) if known else 100,
             best_tflops=measured or self.peak_tflops(dtype), links=known,
+            mode_tflops=tuple((name, found) for name, found in rates.items() if found),
         )  # fmt: skip
 
     def peak_tflops(self, dtype: str) -> float | None:
         """Multiply-adds outside the tensor cores, but for float64, where cuBLAS uses them."""
         major, minor = self.properties["major"], self.properties["minor"]
         lanes = _LANES.get((major, minor), {}).get(dtype)
-        clock = self.cp.cuda.Device(self.ordinal).attributes["ClockRate"] * 1e3
+        clock = self._clocks_khz[0] * 1e3
         return lanes and 2 * lanes * self.properties["multiProcessorCount"] * clock / 1e12
+
+    @functools.cached_property
+    def _clocks_khz(self) -> tuple[int, int]:
+        """The highest clocks of its multiprocessors and of its memory. CuPy asks the driver for
+        some hundred attributes to give one."""
+        attributes = self.cp.cuda.Device(self.ordinal).attributes
+        return attributes["ClockRate"], attributes["MemoryClockRate"]
 
     def readings(self) -> dict[str, Any]:
         if self._monitor is None:
@@ -229,8 +240,12 @@ class CudaDevice(KernelDevice):
         with self.cp.cuda.Device(self.ordinal):
             self.cp.cuda.runtime.deviceSynchronize()
             self._zero = self.cp.cuda.Event()
-            self._zero.record(self.cp.cuda.Stream(non_blocking=True))
+            self._zero.record(self._clock_stream)
             self._zero.synchronize()
+
+    @functools.cached_property
+    def _clock_stream(self) -> Any:
+        return self.cp.cuda.Stream(non_blocking=True)
 
     def clock(self) -> Callable[[Event], float]:
         cuda, ordinal, zero = self.cp.cuda, self.ordinal, self._zero
@@ -371,20 +386,19 @@ class CudaDevice(KernelDevice):
             ) from error
 
     def prepared(
-        self, call: BoundProduct, a: Array, b: Array, c: Array, stream: OwnStream
-    ) -> launch_list.Prepared | None:
-        """A bound product of which `preparable` is true, on a stream on which it was called before;
-        None where there is no native code for it. All addresses are multiples of 16, as they have
-        to be for the matrices that it is started with."""
+        self, call: BoundProduct, a: Array, b: Array, c: Array, stream: OwnStream,
+        others: Sequence[Array] = (),
+    ) -> Prepared | None:  # fmt: skip
+        """As `Products.prepared`, of a product of which `preparable` is true."""
         if isinstance(call, cublas.LibraryProduct):
             return self.prepared_library(call, [x.data.ptr for x in (a, b, c)], stream)
         if launch_list.unavailable():
             return None
-        spans = [_span(x) for x in (a, b, c)]
+        spans = [_span(x) for x in (*(getattr(x, "array", x) for x in (a, b)), c, *others)]
         if spans[0].start < spans[1].stop and spans[1].start < spans[0].stop:
             # Of which of them is an address? Of a B that lies elsewhere it is plain; the launches
             # are noted, and nothing reads it.
-            if len(spans[1]) > MAX_STAND_IN_BYTES:
+            if others or len(spans[1]) > MAX_STAND_IN_BYTES:
                 return None
             b = self._stand_in(b, len(spans[1]))
             spans[1] = _span(b)
@@ -394,7 +408,7 @@ class CudaDevice(KernelDevice):
 
     def prepared_library(
         self, product: cublas.LibraryProduct, addresses: Sequence[int], stream: OwnStream
-    ) -> launch_list.Prepared:
+    ) -> Prepared:
         """As `prepared`, of a product of cuBLAS's: its own launches, where they can be recorded."""
         if launch_list.unavailable():
             return cublas.Prepared(product, stream, launch_list.unavailable())

@@ -2,6 +2,7 @@
 // Python, which holds its lock. launch_list.py makes these structures and keeps them.
 
 #include <cstdint>
+#include <cstring>
 
 namespace {
 
@@ -9,7 +10,7 @@ namespace {
 struct Place {
     void* at;
     int64_t offset;  // bytes from the matrix's first element
-    int32_t matrix;  // 0, 1 or 2
+    int32_t matrix;  // 0 is A, 1 B, 2 C; others follow
     int32_t is_map;
 };
 
@@ -26,11 +27,12 @@ struct List {
     int64_t launch_count;
     int (*launch)(const void*, void*, void**, void**);  // cuLaunchKernelEx
     int (*replace)(void*, void*);                       // cuTensorMapReplaceAddress
-    uint64_t matrices[3];                               // of which the arguments are now
+    uint64_t* matrices;                                 // of which the arguments are now
+    int64_t matrix_count;
 };
 
 int put(List* list, const uint64_t* matrices) {
-    for (int i = 0; i < 3; i++) {
+    for (int64_t i = 0; i < list->matrix_count; i++) {
         list->matrices[i] = 0;  // no matrix's, until all arguments are replaced
     }
     for (int64_t i = 0; i < list->place_count; i++) {
@@ -42,7 +44,7 @@ int put(List* list, const uint64_t* matrices) {
             return status;
         }
     }
-    for (int i = 0; i < 3; i++) {
+    for (int64_t i = 0; i < list->matrix_count; i++) {
         list->matrices[i] = matrices[i];
     }
     return 0;
@@ -93,11 +95,10 @@ extern "C" int start_library_product(const LibraryProduct* p, uint64_t a, uint64
                                             p->type_c, p->ldc, p->compute, p->algorithm);
 }
 
-// What the driver says of the first launch that fails, or 0.
-extern "C" int start_list(List* list, uint64_t a, uint64_t b, uint64_t c) {
-    const uint64_t matrices[] = {a, b, c};
-    const uint64_t* now = list->matrices;
-    if (now[0] != a || now[1] != b || now[2] != c) {
+// What the driver says of the first launch that fails, or 0. `matrices` are the addresses of all
+// matrices, in their order.
+extern "C" int start_list_at(List* list, const uint64_t* matrices) {
+    if (std::memcmp(list->matrices, matrices, list->matrix_count * sizeof(uint64_t)) != 0) {
         if (int status = put(list, matrices)) {
             return status;
         }
@@ -109,4 +110,10 @@ extern "C" int start_list(List* list, uint64_t a, uint64_t b, uint64_t c) {
         }
     }
     return 0;
+}
+
+// As start_list_at, of a product of three matrices.
+extern "C" int start_list(List* list, uint64_t a, uint64_t b, uint64_t c) {
+    const uint64_t matrices[] = {a, b, c};
+    return start_list_at(list, matrices);
 }

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from ctypes import c_int, c_int32, c_int64, c_uint64, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -38,7 +38,8 @@ class _List(ctypes.Structure):
     _fields_ = [
         ("places", c_void_p), ("place_count", c_int64),
         ("launches", c_void_p), ("launch_count", c_int64),
-        ("launch", c_void_p), ("replace", c_void_p), ("matrices", c_uint64 * 3),
+        ("launch", c_void_p), ("replace", c_void_p), ("matrices", c_void_p),
+        ("matrix_count", c_int64),
     ]  # fmt: skip
 
 
@@ -54,11 +55,13 @@ def unavailable() -> str | None:
 
 
 @functools.cache
-def native(name: str = "start_list") -> Callable[[int, int, int, int], int]:
-    """One of the native functions: of a list's or a product's address, and those of A, B and C.
-    Raises `UnavailableError` or `KernelError` where it cannot be compiled."""
+def native(name: str = "start_list") -> Callable[..., int]:
+    """One of the native functions: of a list's or a product's address, and those of A, B and C, or
+    that of an array of all. Raises `UnavailableError` or `KernelError` where it cannot be
+    compiled."""
     call = getattr(ctypes.PyDLL(str(compiler.build_library(_SOURCE))), name)
-    call.argtypes, call.restype = (c_void_p, c_uint64, c_uint64, c_uint64), c_int
+    matrices = (c_void_p,) if name == "start_list_at" else (c_uint64,) * 3
+    call.argtypes, call.restype = (c_void_p, *matrices), c_int
     return call
 
 
@@ -83,21 +86,10 @@ class Recorded:
         return len(self.value)
 
 
-class Prepared(Protocol):
-    """A product on one stream: `start` takes the addresses of A, B and C, and returns 0 or a
-    status of which `check` makes an error. `native` are the addresses of a native function and of
-    its first argument, which do the same; None where Python starts it."""
-
-    start: Callable[[int, int, int], int]
-    native: tuple[int, int] | None
-
-    def check(self, status: int) -> None: ...
-
-
 class LaunchList:
-    """The launches of one product on one stream; see `Prepared`. `noted` are those that a bound
-    product would have made, and `spans` the first address and the one past the last of its A, B
-    and C, which have no byte in common."""
+    """The launches of one product on one stream; see `roles.Prepared`. `noted` are those that a
+    bound product would have made, and `spans` the first address and the one past the last of its
+    A, B and C, and of what else is somewhere else each time. They have no byte in common."""
 
     def __init__(
         self, noted: Sequence[driver.Noted], stream: int, spans: Sequence[range], kept: Any = None
@@ -106,14 +98,18 @@ class LaunchList:
         self._kept: list[Any] = [kept]  # what launches point to, but A, B and C
         made = [self._launch(each, stream, spans) for each in noted]
         places, launches = (_Place * len(self._places))(*self._places), (_Launch * len(made))(*made)
+        now = (c_uint64 * len(spans))()  # no matrix's
         whole = _List(
             ctypes.addressof(places), len(places), ctypes.addressof(launches), len(launches),
             driver.address_of("cuLaunchKernelEx"), driver.address_of("cuTensorMapReplaceAddress"),
+            ctypes.addressof(now), len(spans),
         )  # fmt: skip
-        self._kept += [places, launches, whole]
-        at = ctypes.addressof(whole)
-        self.start: Callable[[int, int, int], int] = functools.partial(native(), at)
-        self.native: tuple[int, int] | None = address_of("start_list"), at
+        self._kept += [places, launches, whole, now]
+        # Not a method of its own, which would refer in a circle to what launches point to.
+        at, start = ctypes.addressof(whole), functools.partial(_start_at, c_uint64 * len(spans))
+        three = len(spans) == 3
+        self.start: Callable[..., int] = functools.partial(native() if three else start, at)
+        self.native: tuple[int, int] | None = (address_of("start_list"), at) if three else None
 
     def check(self, status: int) -> None:
         driver.check(status)
@@ -155,6 +151,11 @@ def _matrix_at(address: int, spans: Sequence[range]) -> int | None:
     """The matrix that has an address. By its ends: `in` goes through all of a range for what is no
     int."""
     return next((i for i, x in enumerate(spans) if x.start <= address < x.stop), None)
+
+
+def _start_at(array: Any, whole: int, *addresses: int) -> int:
+    """Starts the list at `whole` with more matrices than A, B and C; `array` is of so many."""
+    return native("start_list_at")(whole, array(*addresses))
 
 
 def _value(arg: Any) -> tuple[bytes, int | None]:

@@ -1,0 +1,161 @@
+"""When each piece of a plan should be where: uploads, relays, products, sums and downloads of a run
+from host arrays, in the order in which one thread starts them. Pure; times are in ms, rates in
+GB/s."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from .partition import Box
+from .plan import Block, Panel, Plan, Strip
+
+_MS = 1e-6  # ms a byte at 1 GB/s
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How fast each GPU works while all do. `up` and `down` are the rates of its link to the host
+    for copies in runs of so many bytes (0: in one), `peer` that of its links to other GPUs, `start`
+    and `start_sum` what the thread that starts everything takes for a product and a sum of a
+    strip, `first` what passes before the first byte is on its way. `product(unit, panel, box)`,
+    `split(unit, bytes)` and `add(unit, bytes)` are ms of a product, of splitting operands that
+    came, and of adding partials."""
+
+    up: Callable[[int], float]
+    down: Callable[[int], float]
+    peer: float
+    start: float
+    start_sum: float
+    first: float
+    product: Callable[[int, Panel, Box], float]
+    split: Callable[[int, int], float]
+    add: Callable[[int, int], float]
+
+
+def finished_ms(plan: Plan, pace: Pace) -> float:
+    """When the last strip should be in host memory, if everything is on the devices at once."""
+    return _Pipeline(plan, pace).run()
+
+
+class _Pipeline:
+    """When each GPU's links and multiprocessors are free again, by its unit."""
+
+    def __init__(self, plan: Plan, pace: Pace) -> None:
+        self.plan, self.pace = plan, pace
+        self.size = plan.problem.operand_size
+        self.units = [spec.unit for spec in plan.devices]
+        self.up: dict[int, float] = defaultdict(lambda: pace.first)
+        self.down: dict[int, float] = defaultdict(float)
+        self.peer: dict[int, float] = defaultdict(float)
+        self.busy: dict[int, float] = defaultdict(float)
+        self.started = pace.first
+        self.there: dict[tuple[object, ...], float] = {}  # when a part is on a device
+        self.split: set[tuple[object, ...]] = set()
+        self.blocks: dict[tuple[int, int], list[Block]] = defaultdict(list)
+        self.ends: dict[Block, tuple[list[int], list[int]]] = {}
+        for block in plan.blocks:
+            self.ends[block] = [x.start for x in block.parts], [x.stop for x in block.parts]
+            for worker in block.workers:
+                self.blocks[worker, block.turn].append(block)
+
+    def run(self) -> float:
+        """When the last download is over."""
+        left = {panel: len(panel.workers) for panel in self.plan.panels}
+        made: dict[Panel, float] = defaultdict(float)
+        for worker, turn, panel, last in self._steps():
+            self.started += self.pace.start
+            end = self._product(worker, turn, panel)
+            if last:
+                made[panel] = max(made[panel], end)
+                left[panel] -= 1
+                if not left[panel]:
+                    for strip in panel.strips:
+                        self._finish(strip, made[panel])
+        return max([self.started, *self.down.values()])
+
+    def _steps(self) -> Iterator[tuple[int, int, Panel, bool]]:
+        """(worker, turn, panel, whether it is the panel's last) as they are started."""
+        panels: dict[int, list[Panel]] = defaultdict(list)
+        for panel in self.plan.panels:
+            for w in panel.workers:
+                panels[w].append(panel)
+        each = [
+            [
+                (w.index, turn, panel, turn == len(w.boxes) - 1)
+                for turn in range(len(w.boxes))
+                for panel in panels[w.index]
+            ]
+            for w in self.plan.workers
+        ]
+        for number in range(max(map(len, each), default=0)):
+            yield from (steps[number] for steps in each if number < len(steps))
+
+    def _product(self, worker: int, turn: int, panel: Panel) -> float:
+        """When a worker's product of a panel is over."""
+        planned = self.plan.workers[worker]
+        unit = self.units[planned.device]
+        ready, new = self.started, 0
+        for block in self.blocks[worker, turn]:
+            side = panel.rows if block.operand == "A" else panel.cols
+            starts, stops = self.ends[block]
+            for part in range(bisect_right(stops, side.start), bisect_left(starts, side.stop)):
+                ready = max(ready, self._arrival(block, part))
+                key = block.operand, block.rows, block.cols, turn, block.device, part
+                if key not in self.split:
+                    self.split.add(key)
+                    new += self._bytes(block, part)
+        begin = max(ready, self.busy[unit])
+        taken = self.pace.product(unit, panel, planned.boxes[turn])
+        if self.plan.problem.compute == "fp32x3":
+            taken += self.pace.split(unit, new)
+        self.busy[unit] = begin + taken
+        return self.busy[unit]
+
+    def _bytes(self, block: Block, part: int) -> int:
+        across = block.cols if block.operand == "A" else block.rows
+        return len(block.parts[part]) * len(across) * self.size
+
+    def _run(self, block: Block, part: int) -> int:
+        """Bytes of a part that lie one after the other in a row-major matrix; 0 for all."""
+        if block.operand == "A":
+            return 0 if len(block.cols) == self.plan.problem.k else len(block.cols) * self.size
+        whole = len(block.parts[part]) == self.plan.problem.n
+        return 0 if whole else len(block.parts[part]) * self.size
+
+    def _arrival(self, block: Block, part: int) -> float:
+        """When a part is on a block's device."""
+        same = block.operand, block.rows, block.cols, block.turn, part
+        key = *same, block.device
+        if key in self.there:
+            return self.there[key]
+        source, size = block.source(part), self._bytes(block, part)
+        brought = *same, source
+        if brought not in self.there:
+            unit = self.units[source]
+            self.up[unit] += size * _MS / self.pace.up(self._run(block, part))
+            self.there[brought] = self.up[unit]
+        if source != block.device:
+            unit = self.units[block.device]
+            begin = max(self.peer[unit], self.there[brought])
+            self.peer[unit] = self.there[key] = begin + size * _MS / self.pace.peer
+        return self.there[key]
+
+    def _finish(self, strip: Strip, made: float) -> None:
+        """Sums and downloads a strip."""
+        unit = self.units[self.plan.workers[strip.owner].device]
+        size = strip.elements * self.plan.problem.itemsize
+        if self.plan.summed:
+            self.started += self.pace.start_sum
+            begin = max(self.peer[unit], made, self.started)
+            fetched = (len(strip.partials) - 1) * size
+            self.peer[unit] = begin + fetched * _MS / self.pace.peer
+            adding = self.pace.add(unit, fetched + 2 * size)
+            self.busy[unit] += adding  # products wait meanwhile
+            made = self.peer[unit] + adding
+        size = strip.elements * self.plan.result_size
+        whole = len(strip.cols) == self.plan.problem.n
+        rate = self.pace.down(0 if whole else len(strip.cols) * self.plan.result_size)
+        self.down[unit] = max(self.down[unit], made) + size * _MS / rate

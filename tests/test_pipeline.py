@@ -1,0 +1,119 @@
+"""Predictions piece by piece, by hand where they can be. No GPU needed."""
+
+import dataclasses
+
+import pytest
+
+from hybrid_gemm.planning import cost_model, on_grid
+from hybrid_gemm.planning.hardware import DeviceSpec, Links
+from hybrid_gemm.planning.pipeline import Pace, finished_ms
+from hybrid_gemm.planning.planner import make_plan
+from hybrid_gemm.problem import Problem
+
+LINKS = Links(
+    h2d=((1, 50.0), (2, 100.0)), d2h=((1, 50.0), (2, 100.0)), both=((1, 100.0), (2, 200.0)),
+    peers=((2, 600.0),), memcpy=((1, 10.0), (16, 80.0)), measured="2026-01-01",
+    ordinary=(10.0, 8.0),
+)  # fmt: skip
+GPU = DeviceSpec(
+    "gpu", "cuda", 0, 2**40, tflops=50, memory_gbps=4000, link_gbps=50, peer_gbps=300,
+    best_tflops=50, links=LINKS, mode_tflops=(("fp32x3", 200.0), ("tf32", 400.0)),
+)  # fmt: skip
+
+
+def gpus(count, **changes):
+    return [dataclasses.replace(GPU, name=f"gpu{i}", unit=i, **changes) for i in range(count)]
+
+
+def pace(**changes):
+    """A GB takes a second over a link, a product 10 ms; nothing else takes time."""
+    plain = Pace(
+        up=lambda run: 1.0, down=lambda run: 1.0, peer=1.0, start=0.0, start_sum=0.0, first=0.0,
+        product=lambda unit, panel, box: 10.0, split=lambda unit, size: 0.0,
+        add=lambda unit, size: 0.0,
+    )  # fmt: skip
+    return dataclasses.replace(plain, **changes)
+
+
+MS = 4 * 1024 * 1024 / 1e6  # of 1024 x 1024 float32 over a link
+
+
+def test_one_product_is_copied_multiplied_and_copied_back():
+    plan = make_plan(Problem(1024, 1024, 1024), gpus(1), 1)
+    assert len(plan.panels) == 1
+    assert finished_ms(plan, pace()) == pytest.approx(2 * MS + 10 + MS)
+    assert finished_ms(plan, pace(first=5.0)) == pytest.approx(5 + 2 * MS + 10 + MS)
+    assert finished_ms(plan, pace(start=100.0)) == pytest.approx(100 + 10 + MS)
+
+
+def test_a_shared_operand_comes_once_and_is_relayed():
+    plan = make_plan(Problem(1024, 1024, 1024), gpus(2), 2, split="rows")
+    # Half of A each; all of B to one GPU, and from there to the other, where all is later.
+    assert finished_ms(plan, pace()) == pytest.approx(MS / 2 + MS + MS + 10 + MS / 2)
+    assert finished_ms(plan, pace(peer=1e9)) == pytest.approx(MS / 2 + MS + 10 + MS / 2)
+
+
+def test_partials_are_fetched_and_added_before_they_go():
+    plan = make_plan(Problem(1024, 1024, 1024), gpus(2), 2, split="cols")
+    assert len(plan.panels) == 1
+    alone = MS + 10 + MS / 2 + MS / 2  # half of A and of B, half of the other's partial, half of C
+    assert finished_ms(plan, pace()) == pytest.approx(alone)
+    assert finished_ms(plan, pace(add=lambda unit, size: 7.0)) == pytest.approx(alone + 7)
+
+
+def test_products_overlap_with_copies(monkeypatch):
+    monkeypatch.setattr(on_grid, "PART_BYTES", 1000)
+    monkeypatch.setattr(on_grid, "PART_SIDE", {"A": 256, "B": 512})
+    plan = make_plan(Problem(1024, 1024, 1024), gpus(1), 1)
+    steps = len(plan.panels)
+    assert steps > 3
+    quick = pace(product=lambda unit, panel, box: 0.001, down=lambda run: 1e9)
+    last = plan.panels[-1].strips[0].elements * 4 / 1e6
+    assert finished_ms(plan, quick) == pytest.approx(2 * MS, rel=0.01)
+    slow = pace(product=lambda unit, panel, box: 100.0)
+    first = 4 * (256 * 1024 + 1024 * 512) / 1e6
+    assert finished_ms(plan, slow) == pytest.approx(first + 100 * steps + last)
+
+
+def test_what_comes_split_is_split_once():
+    plan = make_plan(Problem(8192, 8192, 8192, compute="fp32x3"), gpus(1), 1)
+    seen = []
+    finished_ms(plan, pace(split=lambda unit, size: seen.append(size) or 0.0))
+    assert len(seen) == len(plan.panels) and sum(seen) == 2 * 4 * 8192**2
+
+
+def test_every_arithmetic_whose_rate_is_known_has_a_bound():
+    sides = 16384, 16384, 16384
+    for compute, tflops in (("fp32", 50), ("fp32x3", 200), ("tf32", 400)):
+        problem = Problem(*sides, compute=compute)
+        plan = make_plan(problem, gpus(1), 1)
+        assert cost_model.bound(plan)["compute"] == pytest.approx(problem.flops / tflops / 1e9)
+    narrow = Problem(*sides, operands="float16", out_dtype="float16")
+    assert cost_model.bound(make_plan(narrow, gpus(1), 1)) == {}  # at a rate that is not known
+    known = gpus(1, mode_tflops=(("narrow", 700.0),))
+    found = cost_model.bound(make_plan(narrow, known, 1))
+    assert found["h2d"] == pytest.approx(2 * 2 * 16384**2 / 50e6)
+    assert found["d2h"] == pytest.approx(found["h2d"] / 2)
+
+
+def test_small_arrays_of_one_gpu_are_copied_whole():
+    plan = make_plan(Problem(1024, 1024, 1024), gpus(1), 1)
+    bytes_ = 4 * 1024**2
+    pageable = cost_model.predict_ms(plan)
+    assert pageable == pytest.approx(
+        cost_model.HOSTED_MS
+        + cost_model.phases(plan)["multiply"]
+        + 2 * bytes_ / 10e6
+        + bytes_ / 8e6
+    )
+    assert cost_model.predict_ms(plan, pinned=True) < pageable / 2
+
+
+def test_as_many_gpus_work_as_should_be_fastest():
+    for sides, count in ((1024, 1), (2048, 1), (32768, 2)):
+        for compute in ("fp32", "fp32x3", "tf32"):
+            problem = Problem(sides, sides, sides, compute=compute)
+            plan = make_plan(problem, gpus(2), (1, 2))
+            assert len(plan.workers) == count
+            others = [make_plan(problem, gpus(2), n).predicted_ms for n in (1, 2)]
+            assert plan.predicted_ms <= 1.03 * min(others)
