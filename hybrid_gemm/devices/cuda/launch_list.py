@@ -98,16 +98,17 @@ class LaunchList:
         self._kept: list[Any] = [kept]  # what launches point to, but A, B and C
         made = [self._launch(each, stream, spans) for each in noted]
         places, launches = (_Place * len(self._places))(*self._places), (_Launch * len(made))(*made)
-        now = (c_uint64 * len(spans))()  # no matrix's
+        count = max(3, len(spans))  # recorded launches know their places
+        now = (c_uint64 * count)()  # no matrix's
         whole = _List(
             ctypes.addressof(places), len(places), ctypes.addressof(launches), len(launches),
             driver.address_of("cuLaunchKernelEx"), driver.address_of("cuTensorMapReplaceAddress"),
-            ctypes.addressof(now), len(spans),
+            ctypes.addressof(now), count,
         )  # fmt: skip
         self._kept += [places, launches, whole, now]
         # Not a method of its own, which would refer in a circle to what launches point to.
-        at, start = ctypes.addressof(whole), functools.partial(_start_at, c_uint64 * len(spans))
-        three = len(spans) == 3
+        at, start = ctypes.addressof(whole), functools.partial(_start_at, c_uint64 * count)
+        three = count == 3
         self.start: Callable[..., int] = functools.partial(native() if three else start, at)
         self.native: tuple[int, int] | None = (address_of("start_list"), at) if three else None
 
