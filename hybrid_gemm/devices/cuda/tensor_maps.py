@@ -58,6 +58,7 @@ def tensor_map(
             "float16": types.CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
             "bfloat16": types.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
             "tfloat32": types.CU_TENSOR_MAP_DATA_TYPE_TFLOAT32,
+            "int8": types.CU_TENSOR_MAP_DATA_TYPE_UINT8,
         }[dtype],
         3,
         address,
