@@ -6,14 +6,10 @@ role       = "residues"
 # BN       columns of C that a block computes
 # STAGES   stages of the ring that TMA fills and wgmma empties, 128 of k each
 # CLUSTER  blocks, one above the other in C, that load a share of their B each, for all of them
-params     = [
-    {BM = 128, BN = 256, STAGES = 4, CLUSTER = 2},
-    {BM = 128, BN = 256, STAGES = 4, CLUSTER = 1},
-    {BM = 192, BN = 192, STAGES = 4, CLUSTER = 1},
-    {BM = 128, BN = 128, STAGES = 6, CLUSTER = 1},
-]
+# MODULI   the most moduli that the host takes
+params     = [{BM = 128, BN = 256, STAGES = 4, CLUSTER = 2, MODULI = 16}]
 block      = ["128 + 2 * BM", "1", "1"]
-grid       = ["16 * CLUSTER * ceil(m / (CLUSTER * BM)) * ceil(n / BN)", "1", "1"]
+grid       = ["CLUSTER * ceil(m / (CLUSTER * BM)) * ceil(n / BN)", "1", "1"]
 tile       = ["BM", "BN"]
 step       = "128"
 cluster    = "CLUSTER"
@@ -29,7 +25,7 @@ rung       = 110
 layouts    = ["nt"]
 require    = [
     "BM % 64 == 0", "BM <= 192", "BN % 64 == 0", "BN <= 256", "CLUSTER <= 4", "STAGES >= 3",
-    "BN % (8 * CLUSTER) == 0",
+    "BN % (8 * CLUSTER) == 0", "MODULI <= 16",
 ]
 dtypes     = ["int8"]
 arch       = "==90a"
@@ -44,7 +40,7 @@ source     = "this project: docs/tensor-cores.md"
 #define KIND "k32.s32.s8.s8"
 #define WAYS ""
 #define INTEGERS
-#define SHARES 16
+#define SHARES MODULI
 #include "residues.cuh"
 #include "wgmma.cuh"
 
@@ -140,8 +136,7 @@ __device__ __forceinline__ void multiply_tiles(const Places& places, const Tiles
 
 extern "C" __global__ void __launch_bounds__(128 + 2 * BM, 1) IN_CLUSTERS
     gemm_residues(const __grid_constant__ TensorMap A, const __grid_constant__ TensorMap B, int m,
-                  int n, int steps, signed char* R, long long ldr, const int* count,
-                  const Modulus* tables) {
+                  int n, int steps, signed char* R, long long ldr, int count, const void* tables) {
     extern __shared__ char memory[];
     const unsigned stages = (shared_address(memory) + 1023) / 1024 * 1024;
     const unsigned full = stages + STAGES * STAGE_BYTES;
@@ -155,9 +150,8 @@ extern "C" __global__ void __launch_bounds__(128 + 2 * BM, 1) IN_CLUSTERS
     __syncthreads();
     if (CLUSTER > 1) cluster_barrier();
     wait_for_launch_before();
-    const int moduli = *count;  // none: the product is made otherwise
 
-    const Tiles tiles = {m, n, moduli * steps, steps};
+    const Tiles tiles = {m, n, count * steps, steps};
     const int warp = warp_number(), consumer = warp / 4 - 1;
     if (consumer < 0) {
         registers_fewer<CONSUMERS == 3 ? 32 : 40>();
@@ -168,7 +162,8 @@ extern "C" __global__ void __launch_bounds__(128 + 2 * BM, 1) IN_CLUSTERS
     } else {
         registers_more<CONSUMERS == 3 ? 160 : 232>();
         const Result result = {m, R, ldr};
-        multiply_tiles(places, tiles, consumer, rank, result, tables + moduli * MOST_MODULI);
+        const Modulus* const moduli = (const Modulus*)tables + count * MOST_MODULI;
+        multiply_tiles(places, tiles, consumer, rank, result, moduli);
     }
     // A block stays while others may still reach for its shared memory.
     __syncwarp();

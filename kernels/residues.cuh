@@ -21,14 +21,10 @@ struct Modulus {
     float p, inverse;
 };
 
-// What one product leaves on the device. `count` moduli, or 0 where the product is made natively:
-// then `scalars` are its alpha and beta, and otherwise 0 and 1, with which it changes nothing.
-struct State {
-    int count;
-    int bits_a, bits_b;  // bounds of the norms of scaled rows and columns: eighths of log2
-    int unused;
-    double scalars[2];
-    int taken[MOST_MODULI + 1];  // products so far, by count
+// What is decided of a product: how many moduli it takes, 0 where it is to be made natively, and
+// bounds of the norms of scaled rows and columns, in eighths of log2.
+struct Decision {
+    int count, bits_a, bits_b;
 };
 
 // What is found of a row of A or a column of B ("row" in these files), over all of its k.
@@ -47,6 +43,11 @@ __device__ __forceinline__ int shift_of(int bits, int norm) { return (bits - nor
 // all j, so those are 16 neighbours.
 __device__ __forceinline__ int place_of(int n) {
     return n / COLUMNS * COLUMNS + n / 2 % 8 * 8 + n / 16 % 4 * 2 + n % 2;
+}
+
+// Which column lies there.
+__device__ __forceinline__ int column_of(int place) {
+    return place / COLUMNS * COLUMNS + place / 2 % 4 * 16 + place / 8 % 8 * 2 + place % 2;
 }
 
 // The bits of 1.5 * 2^23 + x for whole x, |x| < 2^22, are those of 1.5 * 2^23, plus x.

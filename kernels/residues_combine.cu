@@ -59,30 +59,28 @@ __device__ __forceinline__ void combine(double (&out)[4], const signed char* res
 
 extern "C" __global__ void __launch_bounds__(256)
     residues_combine(int m, int n, double alpha, const signed char* residues, long long ldr,
-                     const int* norms, double beta, double* C, long long ldc, const void* found,
-                     const void* tables, const double* wholes) {
-    const State& state = *(const State*)found;
-    if (!state.count) return;
-    const double* const whole = wholes + 4 * state.count;
+                     const int* norms, int count, int bits_a, int bits_b, double beta, double* C,
+                     long long ldc, const void* tables, const double* wholes) {
+    const double* const whole = wholes + 4 * count;
     const Constants constants = {
         {whole[0], whole[1], whole[2]},
         whole[3],
-        (const Modulus*)tables + state.count * MOST_MODULI,
-        state.count,
+        (const Modulus*)tables + count * MOST_MODULI,
+        count,
     };
     const int col = (blockIdx.x * 32 + threadIdx.x) * 4;
     if (col >= n) return;
     double of_columns[4];
 #pragma unroll
     for (int j = 0; j < 4; ++j)
-        of_columns[j] = two_to(-shift_of(state.bits_b, norms[m + min(col + j, n - 1)]));
+        of_columns[j] = two_to(-shift_of(bits_b, norms[m + min(col + j, n - 1)]));
     const bool vectors = ((u64)C | ldc * 8) % 16 == 0 && col + 4 <= n;
     for (int i = 0; i < ROWS; ++i) {
         const int row = (blockIdx.y * ROWS + i) * 8 + threadIdx.y;
         if (row >= m) return;
         double x[4];
         combine(x, residues + row * ldr + col, m * ldr, constants);
-        const double of_row = two_to(-shift_of(state.bits_a, norms[row]));
+        const double of_row = two_to(-shift_of(bits_a, norms[row]));
         double* const to = C + row * ldc + col;
         Two two[2] = {};
 #pragma unroll

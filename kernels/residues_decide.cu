@@ -21,7 +21,7 @@ constexpr int HEIGHTS = 32;    // powers of two below the bound of a norm
 constexpr int FARTHEST = 400;  // exponents of largest magnitudes: no product leaves float64
 // The error that rounding to integers leaves, root mean square over elements of C, relative to
 // 2^-53 |A||B|: less than float64's own on normal data, which has the least.
-constexpr double LEVEL = 0.45;
+constexpr double LEVEL = 0.5;
 
 // What the rows of one operand come to.
 struct Side {
@@ -157,29 +157,26 @@ __device__ inline double eighth_power(int x) {
 }
 
 // The least count of moduli, at most `most`, that is accurate enough; 0 if there is none.
-__device__ inline int decide(const Side& a, const Side& b, int k, const int* budgets, int least,
-                             int most, int& bits_a, int& bits_b) {
-    if (a.far || b.far) return 0;
+__device__ inline Decision decide(const Side& a, const Side& b, int k, const int* budgets,
+                                  int least, int most) {
     const double product = least_product(a, b, k), root = sqrt_of(k), unit = two_to(-53);
-    for (int count = least; count <= most; ++count) {
+    for (int count = least; count <= most && !a.far && !b.far; ++count) {
         const int whole = (budgets[count] - a.eighth - b.eighth) >> 3;
         const int whole_a = (whole + 1) >> 1, whole_b = whole >> 1;
-        bits_a = 8 * whole_a + a.eighth, bits_b = 8 * whole_b + b.eighth;
-        const double error =
-            root * (eighth_power(bits_a) + eighth_power(bits_b)) / 2 + two_to(-2) * k;
+        const int bits_a = 8 * whole_a + a.eighth, bits_b = 8 * whole_b + b.eighth;
+        const double error = root * (eighth_power(bits_a) + eighth_power(bits_b)) / 2 + k / 4.0;
         if (!(error <= (k - 2.0) * unit * product * two_to(whole_a + whole_b))) continue;
-        const double of_a = eighth_power(1 + a.loss - bits_a),
-                     of_b = eighth_power(1 + b.loss - bits_b);
+        const double of_a = eighth_power(1 + a.loss - bits_a);
+        const double of_b = eighth_power(1 + b.loss - bits_b);
         const double typical = (of_a * of_a + of_b * of_b) / (12 * a.flat * b.flat);
-        if (typical <= LEVEL * LEVEL * unit * unit) return count;
+        if (typical <= LEVEL * LEVEL * unit * unit) return {count, bits_a, bits_b};
     }
-    return 0;
+    return {0, 0, 0};
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     residues_decide(int m, int n, int k, const unsigned long long* largest, const void* memory,
-                    int* norms, const int* budgets, int least, int most, double alpha, double beta,
-                    void* found) {
+                    int* norms, const int* budgets, int least, int most, int* decision) {
     __shared__ Shared shared;
     const Row* const rows = (const Row*)memory;
     Side &a = shared.sides[0], &b = shared.sides[1];
@@ -190,9 +187,5 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     overlap(a, largest, rows, norms, m, shared);
     overlap(b, largest + m, rows + m, norms + m, n, shared);
     if (threadIdx.x) return;
-    State& state = *(State*)found;
-    state.count = decide(a, b, k, budgets, least, most, state.bits_a, state.bits_b);
-    state.scalars[0] = state.count ? 0 : alpha;
-    state.scalars[1] = state.count ? 1 : beta;
-    ++state.taken[state.count];
+    *(Decision*)decision = decide(a, b, k, budgets, least, most);
 }

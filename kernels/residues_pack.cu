@@ -10,8 +10,9 @@ dtypes  = ["float64"]
 source  = "this project: docs/tensor-cores.md"
 ---*/
 
-// Row r of A goes to row r, column n of B to row place_of(n). A row is `most` moduli long, and each
-// of these k, rounded up to 128, with zeros beyond k.
+// Row r of A goes to row r, column n of B to row place_of(n). A row has
+// the residues modulo the first of the `count` moduli, then those modulo the next, k of each, rounded
+// up to 128, with zeros beyond k.
 #include "residues.cuh"
 #include "source.cuh"
 
@@ -64,14 +65,14 @@ __device__ __forceinline__ uint4 residues_of(const u64 (&x)[EACH], const unsigne
 
 template <bool ALONG, bool OF_B>
 __device__ inline void pack(Source<u64, ALONG> source, int row0, int bits, const int* norms,
-                            signed char* to, int most, int count, const Modulus* moduli,
+                            signed char* to, int count, const Modulus* moduli,
                             u64 (&tile)[HEIGHT][PITCH]) {
     const bool vectors = source.vectors();
     const int pitch = (source.k + STEP - 1) / STEP * STEP;
     const int t = threadIdx.x, chunk = t % ACROSS, mine = t / ACROSS, row = row0 + mine;
     const double scale = row < source.rows ? two_to(shift_of(bits, norms[row])) : 0;
     const int place = OF_B ? place_of(row) : row;
-    signed char* const line = to + (long long)place * most * pitch + chunk * EACH;
+    signed char* const line = to + (long long)place * count * pitch + chunk * EACH;
     const int stop = min(pitch, (int)(blockIdx.y + 1) * SLICE);
     for (int k0 = blockIdx.y * SLICE; k0 < stop; k0 += STEP) {
         load_tile(tile, source, row0, k0, vectors);
@@ -92,21 +93,18 @@ __device__ inline void pack(Source<u64, ALONG> source, int row0, int bits, const
 
 extern "C" __global__ void __launch_bounds__(256)
     residues_pack(int m, int n, int k, const double* A, long long lda, const double* B,
-                  long long ldb, signed char* to_a, signed char* to_b, const int* norms, int most,
-                  const void* found, const void* tables) {
+                  long long ldb, signed char* to_a, signed char* to_b, const int* norms, int count,
+                  int bits_a, int bits_b, const void* tables) {
     __shared__ u64 tile[HEIGHT][PITCH];
-    const State& state = *(const State*)found;
-    const int count = state.count;
-    if (!count) return;
     const Modulus* const moduli = (const Modulus*)tables + count * MOST_MODULI;
     const int blocks_a = (m + HEIGHT - 1) / HEIGHT;
     if ((int)blockIdx.x < blocks_a) {
         const Source<u64, !TRANS_A> source = {(const u64*)A, lda, m, k};
-        pack<!TRANS_A, false>(source, blockIdx.x * HEIGHT, state.bits_a, norms, to_a, most, count,
-                              moduli, tile);
+        pack<!TRANS_A, false>(source, blockIdx.x * HEIGHT, bits_a, norms, to_a, count, moduli,
+                              tile);
     } else {
         const Source<u64, TRANS_B> source = {(const u64*)B, ldb, n, k};
-        pack<TRANS_B, true>(source, (blockIdx.x - blocks_a) * HEIGHT, state.bits_b, norms + m, to_b,
-                            most, count, moduli, tile);
+        pack<TRANS_B, true>(source, (blockIdx.x - blocks_a) * HEIGHT, bits_b, norms + m, to_b,
+                            count, moduli, tile);
     }
 }

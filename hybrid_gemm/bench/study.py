@@ -225,7 +225,7 @@ def _split_products(device: Device, problem: Problem) -> np.ndarray:
     """How many products by fp32x3 the device has split in each way so far."""
     if not isinstance(device, KernelDevice):
         return np.zeros(3, int)
-    return tensor_core_products.verdicts(device, problem)
+    return decisions.taken(device, problem)
 
 
 def judged(problem: Problem, a: Array, b: Array, c: Array, growth: float = 1.0) -> Row:

@@ -11,7 +11,7 @@ from ..arrays.strides import fewest_transposed, leading, stored
 from ..catalog import Launch, Variant
 from ..errors import UsageError
 from ..problem import NARROW
-from . import tensor_core_products
+from . import residue_products, tensor_core_products
 from .base import Array, Stream
 from .kernel_launcher import BoundProduct, KernelLauncher
 from .streams import grown
@@ -59,6 +59,8 @@ class KernelDevice(KernelLauncher):
             return self.bind_library(variant, a, b, c, alpha=alpha, beta=beta)
         if variant.kernel.role == "tensor":
             return tensor_core_products.bind(self, variant, a, b, c, alpha=alpha, beta=beta)
+        if variant.kernel.role == "residues":
+            return residue_products.bind(self, variant, a, b, c, alpha=alpha, beta=beta)
         (m, n), columns = c.shape, a.shape[1]
         dtype = c.dtype.name
         layouts = fewest_transposed(variant.kernel.layouts, a, b)
@@ -93,7 +95,9 @@ class KernelDevice(KernelLauncher):
 
     def preparable(self, variant: Variant, a: Array, b: Array) -> bool:
         """Whether a product of matrices laid out as these, with k and alpha that are not 0, takes
-        no memory but what stays with its stream."""
+        no memory but what stays with its stream, and is started without waiting for anything."""
+        if variant.kernel.role == "residues":
+            return False
         if variant.kernel.library or variant.kernel.role == "tensor":
             return True
         layouts = fewest_transposed(variant.kernel.layouts, a, b)
@@ -220,6 +224,8 @@ def _load(
     """Loads what a product of these views needs, and what sums partial C of it."""
     if variant.kernel.role == "tensor" and not variant.kernel.library:
         tensor_core_products.prepare(device, variant, a, b, dtype)
+    elif variant.kernel.role == "residues":
+        residue_products.prepare(device, variant, a, b)
     elif not variant.kernel.library:
         layouts = fewest_transposed(variant.kernel.layouts, a, b)
         device.function(variant, dtype, layouts)

@@ -8,7 +8,9 @@ import math
 
 import numpy as np
 
-LEAST, MOST = 10, 16  # moduli of a product
+from ..kernel_choice.compute_modes import MODULI
+
+LEAST, MOST = 10, MODULI  # moduli of a product
 BITS = 42  # of a part of P / p: sums of 16 parts times residues, below 2^7, are exact in float64
 _MODULUS = np.dtype([
     ("part", np.float64, 3), ("a", np.uint32, 2), ("b", np.uint32, 2), ("a_start", np.int32),
@@ -73,3 +75,22 @@ def table() -> np.ndarray:
 
 def _signed(r: int, p: int) -> int:
     return r - p if 2 * r >= p else r
+
+
+@functools.cache
+def wholes() -> np.ndarray:
+    """For each count of moduli, 0 to `MOST`: P in three parts, and 1 / P."""
+    made = np.zeros((MOST + 1, 4))
+    for count in range(1, MOST + 1):
+        whole = product_of(count)
+        made[count] = *map(float, parts(whole, count)), 1 / whole
+    return made
+
+
+@functools.cache
+def budgets() -> np.ndarray:
+    """For each count of moduli, 0 to `MOST`: how large the norm of a row of integers times that of
+    a column may be, in eighths of log2. Below P / 2 by one part in 500, which is more than rounding
+    to integers adds to a norm."""
+    bits = [math.log2(product_of(count)) - 1 - 2**-9 for count in range(1, MOST + 1)]
+    return np.array([0, *(math.floor(8 * x) for x in bits)], np.int32)

@@ -69,7 +69,8 @@ class Room:
         return kept[-1][:count]
 
 
-def _room(device: KernelLauncher, stream: Stream) -> Room:
+def room_of(device: KernelLauncher, stream: Stream) -> Room:
+    """What products of a stream of this device keep."""
     if stream not in _rooms:
         _rooms[stream] = Room(device)
     return _rooms[stream]
@@ -243,7 +244,7 @@ class PackedProduct:
             a: Array, b: Array, c: Array, stream: Stream, exponents: Sequence[Array] = (),
             verdict: Array = None, wanted: int = -1,
         ) -> None:  # fmt: skip
-            state = _room(device, stream).state if verdict is None else verdict
+            state = room_of(device, stream).state if verdict is None else verdict
             both = exponents or (state, state)  # without a verdict the kernel reads neither
             operands, behind = [a, pitch, b, pitch, *sizes, alpha, *both, beta], np.int32(wanted)
             if shares.uncut:
@@ -285,7 +286,7 @@ class SplitProduct(PackedProduct):
 
     def call(self, a: Array, b: Array, c: Array, stream: Stream) -> None:
         """Multiplies matrices laid out as those that this was made for."""
-        room = _room(self.device, stream)
+        room = room_of(self.device, stream)
         parts, exponent = self._pack(a, b, room, stream)
         exponents = exponent[: self.m], exponent[self.m :]
         for wanted, (product, made) in enumerate(zip(self.products, parts, strict=True)):
@@ -357,7 +358,7 @@ class RoundedProduct(PackedProduct):
 
     def call(self, a: Array, b: Array, c: Array, stream: Stream) -> None:
         """Multiplies matrices laid out as those that this was made for."""
-        room = _room(self.device, stream)
+        room = room_of(self.device, stream)
         made: Sequence[Array | None] = (None, None)
         if self.any_packed:
             made = self.parts(room, 1, self.item_bytes, self.rows)
