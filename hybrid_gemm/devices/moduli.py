@@ -42,7 +42,7 @@ def cut(count: int) -> int:
 
 
 def parts(x: int, count: int) -> list[int]:
-    """x in three parts, the highest first: multiples of 2^cut, of 2^(cut - 42), and what is left."""
+    """x in three parts, the highest first: multiples of 2^cut, of 2^(cut - 42), and the rest."""
     high = cut(count)
     middle = max(0, high - BITS)
     return [x >> high << high, x % 2**high >> middle << middle, x % 2**middle]
