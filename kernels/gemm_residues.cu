@@ -4,28 +4,29 @@ entry      = "gemm_residues"
 role       = "residues"
 # BM       rows of C that a block computes, 64 by each warpgroup that multiplies
 # BN       columns of C that a block computes
-# STAGES   stages of the ring that TMA fills and wgmma empties, 128 of k each
+# SPAN     bytes of k in a step: rows of that length lie swizzled in shared memory
+# STAGES   stages of the ring that TMA fills and wgmma empties, a step each
 # CLUSTER  blocks, one above the other in C, that load a share of their B each, for all of them
 # MODULI   the most moduli that the host takes
-params     = [{BM = 128, BN = 256, STAGES = 4, CLUSTER = 2, MODULI = 16}]
+params     = [{BM = 128, BN = 256, SPAN = 128, STAGES = 4, CLUSTER = 2, MODULI = 16}]
 block      = ["128 + 2 * BM", "1", "1"]
 grid       = ["CLUSTER * ceil(m / (CLUSTER * BM)) * ceil(n / BN)", "1", "1"]
 tile       = ["BM", "BN"]
-step       = "128"
+step       = "SPAN"
 cluster    = "CLUSTER"
 persistent = true
 early      = true
 tma        = [
-    {operand = "A", along_k = ["128", "BM"]},
-    {operand = "B", along_k = ["128", "BN / CLUSTER"]},
+    {operand = "A", along_k = ["SPAN", "BM"]},
+    {operand = "B", along_k = ["SPAN", "BN / CLUSTER"]},
 ]
 # alignment; the stages and their barriers
-shared     = "1024 + STAGES * (16 + (BM + BN) * 128)"
+shared     = "1024 + STAGES * (16 + (BM + BN) * SPAN)"
 rung       = 110
 layouts    = ["nt"]
 require    = [
     "BM % 64 == 0", "BM <= 192", "BN % 64 == 0", "BN <= 256", "CLUSTER <= 4", "STAGES >= 3",
-    "BN % (8 * CLUSTER) == 0", "MODULI <= 16",
+    "BN % (8 * CLUSTER) == 0", "SPAN == 128", "MODULI <= 16",
 ]
 dtypes     = ["int8"]
 arch       = "==90a"
@@ -44,8 +45,8 @@ source     = "this project: docs/tensor-cores.md"
 #include "residues.cuh"
 #include "wgmma.cuh"
 
-constexpr int CONSUMERS = BM / 64;  // warpgroups that multiply
-constexpr int BK = 128, STEP = 32;  // k of a step, of an instruction
+constexpr int CONSUMERS = BM / 64;   // warpgroups that multiply
+constexpr int BK = SPAN, STEP = 32;  // k of a step, of an instruction
 constexpr int A_BYTES = BM * BK, STAGE_BYTES = (BM + BN) * BK;
 constexpr int BIAS = -2147483647 - 1;  // sums begin here: their bytes are unsigned then
 #include "ring.cuh"

@@ -2,6 +2,7 @@
 summary = "op(A) and op(B) as integers, and these as residues of int8: rows along k, modulus after modulus"
 entry   = "residues_pack"
 role    = "residues_pack"
+# SLICE  k that a block packs
 params  = [{SLICE = 1024}]
 block   = ["256", "1", "1"]
 grid    = ["ceil(m / 32) + ceil(n / 32)", "max(1, ceil(k / SLICE))", "1"]

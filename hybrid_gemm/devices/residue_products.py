@@ -111,8 +111,8 @@ class ResidueProduct:
         """Multiplies matrices laid out as those that this was made for."""
         if stream.capturing():
             raise UsageError(
-                "compute fp64x looks at the data first and waits for what it finds, and this stream is "
-                "being captured: leave compute out there"
+                "compute fp64x looks at the data first and waits for what it finds, and this "
+                "stream is being captured: leave compute out there"
             )
         count, bits_a, bits_b, norms = self._decide(a, b, stream)
         if count:

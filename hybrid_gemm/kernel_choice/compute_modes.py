@@ -216,6 +216,8 @@ def dtype_for(variant: Variant, problem: Problem) -> str:
     operands."""
     if problem.operands in NARROW:
         return problem.operands
+    if variant.kernel.role == "residues":
+        return "int8"
     own = variant.kernel.role == "tensor" and not variant.kernel.library
     return "tfloat32" if own else problem.dtype
 

@@ -324,15 +324,18 @@ class Plan:
             yield strip, len(device) - on[self.workers[strip.owner].device]
 
     def _packed_bytes(self, device: int) -> int:
-        """Bytes of operands in two parts of 4 bytes, which stay with each worker's stream."""
-        if self.problem.compute != "fp32x3":
+        """Bytes of packed operands, which stay with each worker's stream: in fp32x3 two parts of
+        4 bytes; in fp64x a byte for each of 16 moduli, and as many of each element of C."""
+        if self.problem.compute not in ("fp32x3", "fp64x"):
             return 0
-        packed = (
-            max((len(b.rows) + len(b.cols)) * len(b.ks) for b in w.boxes)
-            for w in self.workers
-            if w.device == device and w.boxes
-        )
-        return 8 * sum(packed)
+        boxes = (w.boxes for w in self.workers if w.device == device and w.boxes)
+        return sum(max(map(self._packed_bytes_of, each)) for each in boxes)
+
+    def _packed_bytes_of(self, box: Box) -> int:
+        m, n, k = len(box.rows), len(box.cols), len(box.ks)
+        if self.problem.compute == "fp32x3":
+            return 8 * (m + n) * k
+        return (m + n) * (16 * k + RESIDUE_ROW_BYTES) + 16 * m * (n + 63)
 
     def _remote(self, device: int) -> bool:
         return not self.devices[device].host_memory
@@ -344,6 +347,8 @@ class Plan:
         return [w for w in self.workers if w.boxes and self._remote(w.device)]
 
 
+# For each row of op(A) and column of op(B) in fp64x: what k is rounded up by, and what is found.
+RESIDUE_ROW_BYTES = 16 * 127 + 92 + 8 * 32
 CHECKING_BYTES = 1024  # for each row of C and of op(B): the sums by which products are checked
 TILES_IN_MEMORY = 2  # one tile is finished while the next is multiplied
 
