@@ -6,6 +6,7 @@ role    = "residues_combine"
 params  = [{ROWS = 2}]
 block   = ["32", "8", "1"]
 grid    = ["ceil(n / 128)", "ceil(m / (8 * ROWS))", "1"]
+limits  = ["m <= 65535 * 8 * ROWS"]
 dtypes  = ["float64"]
 source  = "this project: docs/tensor-cores.md"
 ---*/
@@ -23,7 +24,7 @@ struct alignas(16) Two {
 // What is the same for all elements: P in parts, its reciprocal, and tables of P / p_i.
 struct Constants {
     double whole[3], reciprocal;
-    const Modulus* moduli;
+    const Modulus* moduli;  // in shared memory
     int count;
 };
 
@@ -31,18 +32,28 @@ struct Constants {
 // next to that where it lies within 2^-50 of the middle.
 __device__ __forceinline__ void combine(double (&out)[4], const signed char* residues,
                                         long long plane, const Constants& constants) {
+    constexpr int AHEAD = 4;  // words that are fetched together
     double sums[4][3] = {};
-    for (int i = 0; i < constants.count; ++i) {
-        const double* const part = constants.moduli[i].part;
-        const double high = part[0], middle = part[1], low = part[2];
-        const unsigned word = *(const unsigned*)(residues + i * plane) ^ 0x80808080;
+    for (int first = 0; first < constants.count; first += AHEAD) {
+        unsigned words[AHEAD];
 #pragma unroll
-        for (int j = 0; j < 4; ++j) {  // the bits of 2^52 + x, for 8-bit x
-            const double r =
-                real_of(0x4330000000000000ull | (word >> 8 * j & 255)) - (4503599627370496.0 + 128);
-            sums[j][0] = fma(r, high, sums[j][0]);
-            sums[j][1] = fma(r, middle, sums[j][1]);
-            sums[j][2] = fma(r, low, sums[j][2]);
+        for (int i = 0; i < AHEAD; ++i) {
+            const int at = min(first + i, constants.count - 1);
+            words[i] = *(const unsigned*)(residues + at * plane) ^ 0x80808080;
+        }
+#pragma unroll
+        for (int i = 0; i < AHEAD; ++i) {
+            if (first + i >= constants.count) break;
+            const double* const part = constants.moduli[first + i].part;
+            const double high = part[0], middle = part[1], low = part[2];
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {  // the bits of 2^52 + x, for 8-bit x
+                const double r = real_of(0x4330000000000000ull | (words[i] >> 8 * j & 255)) -
+                                 (4503599627370496.0 + 128);
+                sums[j][0] = fma(r, high, sums[j][0]);
+                sums[j][1] = fma(r, middle, sums[j][1]);
+                sums[j][2] = fma(r, low, sums[j][2]);
+            }
         }
     }
 #pragma unroll
@@ -57,15 +68,19 @@ __device__ __forceinline__ void combine(double (&out)[4], const signed char* res
     }
 }
 
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(256, 3)
     residues_combine(int m, int n, double alpha, const signed char* residues, long long ldr,
                      const int* norms, int count, int bits_a, int bits_b, double beta, double* C,
                      long long ldc, const void* tables, const double* wholes) {
+    __shared__ Modulus moduli[MOST_MODULI];
+    const int t = threadIdx.y * 32 + threadIdx.x;
+    if (t < count) moduli[t] = ((const Modulus*)tables)[count * MOST_MODULI + t];
+    __syncthreads();
     const double* const whole = wholes + 4 * count;
     const Constants constants = {
         {whole[0], whole[1], whole[2]},
         whole[3],
-        (const Modulus*)tables + count * MOST_MODULI,
+        moduli,
         count,
     };
     const int col = (blockIdx.x * 32 + threadIdx.x) * 4;

@@ -92,7 +92,7 @@ __device__ inline void pack(Source<u64, ALONG> source, int row0, int bits, const
     }
 }
 
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(256, 3)
     residues_pack(int m, int n, int k, const double* A, long long lda, const double* B,
                   long long ldb, signed char* to_a, signed char* to_b, const int* norms, int count,
                   int bits_a, int bits_b, const void* tables) {

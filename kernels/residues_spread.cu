@@ -14,7 +14,7 @@ source  = "this project: docs/tensor-cores.md"
 #include "source.cuh"
 
 struct Shared {
-    u64 top[ROWS];  // exponents of the largest magnitudes, biased
+    int top[ROWS];  // exponents of the largest magnitudes, biased
     u64 sums[ROWS][2];
     unsigned count[ROWS][LEVELS];
 };
@@ -22,7 +22,7 @@ constexpr int MINE = 4;  // rows a thread looks at
 
 // What a thread sees of its rows; `seen` are counts of 8 bits.
 struct Seen {
-    u64 top[MINE];
+    int top[MINE];
     double scale[MINE], squares[MINE], magnitudes[MINE];
     u64 seen[MINE][LEVELS / 8];
 
@@ -31,10 +31,10 @@ struct Seen {
         const double x = real_of(bits) * scale[i];
         squares[i] += x * x;
         magnitudes[i] += x;
-        const u64 level = top[i] - (bits >> 52);
+        const unsigned level = top[i] - int(bits >> 52);
 #pragma unroll
         for (int w = 0; w < LEVELS / 8; ++w) {
-            if (level / 8 == w) seen[i][w] += 1ull << 8 * (level % 8);
+            seen[i][w] += (u64)(level / 8 == w) << 8 * (level % 8);
         }
     }
 };
@@ -47,7 +47,7 @@ __device__ inline void find_tops(int rows, int row0, const u64* partial, int par
         u64 all = 0;
         for (int x = 0; x < partials && row < rows; ++x)
             all = max(all, partial[(long long)x * stride + row]);
-        shared.top[t] = all >> 52;
+        shared.top[t] = int(all >> 52);
         if (row < rows && blockIdx.y == 0) largest[row] = all;
         for (int i = 0; i < 2; ++i) shared.sums[t][i] = 0;
         for (int i = 0; i < LEVELS; ++i) shared.count[t][i] = 0;
@@ -56,7 +56,7 @@ __device__ inline void find_tops(int rows, int row0, const u64* partial, int par
 }
 
 template <bool ALONG>
-__device__ inline void look(Seen& mine, const Source<u64, ALONG>& source, int row0) {
+__device__ __forceinline__ void look(Seen& mine, const Source<u64, ALONG>& source, int row0) {
     const bool vectors = source.vectors();
     const int p = threadIdx.x % 16, line = threadIdx.x / 16;
     const int k0 = blockIdx.y * SLICE, stop = min(SLICE, source.k - k0);
@@ -81,9 +81,9 @@ __device__ inline void look(Seen& mine, const Source<u64, ALONG>& source, int ro
 }
 
 template <bool ALONG>
-__device__ inline void spread_of(Source<u64, ALONG> source, int row0, const u64* partial,
-                                 int partials, int stride, u64* largest, Row* rows,
-                                 Shared& shared) {
+__device__ __forceinline__ void spread_of(Source<u64, ALONG> source, int row0, const u64* partial,
+                                          int partials, int stride, u64* largest, Row* rows,
+                                          Shared& shared) {
     find_tops(source.rows, row0, partial, partials, stride, largest, shared);
     const int t = threadIdx.x;
     const auto row_of = [&](int i) { return ALONG ? t / 16 + 16 * i : t % 16 * 4 + i; };
@@ -91,7 +91,7 @@ __device__ inline void spread_of(Source<u64, ALONG> source, int row0, const u64*
 #pragma unroll
     for (int i = 0; i < MINE; ++i) {
         mine.top[i] = shared.top[row_of(i)];
-        mine.scale[i] = two_to(min(1022, max(-1022, 1023 - (int)mine.top[i])));
+        mine.scale[i] = two_to(min(1022, max(-1022, 1023 - mine.top[i])));
     }
     look(mine, source, row0);
 #pragma unroll
@@ -100,6 +100,7 @@ __device__ inline void spread_of(Source<u64, ALONG> source, int row0, const u64*
         // Integers: the sums are the same in whatever order they are made. Squares are rounded up.
         atomicAdd(&shared.sums[row][0], (u64)(mine.squares[i] * UNIT) + 1);
         atomicAdd(&shared.sums[row][1], (u64)(mine.magnitudes[i] * UNIT));
+#pragma unroll
         for (int level = 0; level < LEVELS; ++level) {
             const unsigned count = mine.seen[i][level / 8] >> 8 * (level % 8) & 255;
             if (count) atomicAdd(&shared.count[row][level], count);

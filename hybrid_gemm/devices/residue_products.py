@@ -62,7 +62,7 @@ def bind(
     layouts = stored(a)[0] + stored(b)[0]
     strict = residues.native(device.machine("float64"), Problem(m, n, k, "float64"), layouts)
     native = device.bind(strict, a, b, c, alpha=alpha, beta=beta)
-    if not k or alpha == 0 or k > residues.MOST_K:
+    if not k or alpha == 0 or residues.too_large(m, k):
         return native
     return ResidueProduct(device, variant, a, b, c, alpha, beta, native).call
 

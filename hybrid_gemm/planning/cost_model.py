@@ -12,9 +12,9 @@ from .plan import Plan
 
 # Where a run overlaps its phases, those that are not the longest add about one piece of so many.
 PIECES = 8
-# How many times as fast as strict fp32 products on tensor cores are: 8192 on an H200,
+# How many times as fast as strict ones of the dtype products on tensor cores are: 8192 on an H200,
 # docs/tensor-cores.md.
-QUICKER = {"fp32x3": 3.9, "tf32": 7.0, "narrow": 13.9}
+QUICKER = {"fp32x3": 3.9, "tf32": 7.0, "fp64x": 1.5, "narrow": 13.9}
 # What one thread takes to start a panel of one worker, by where the arrays lie, and a strip's sum
 # besides: eight H200s, docs/results/starting8_h200.json.
 START_PANEL_MS = {"pinned": 0.35, "pageable": 0.65}
