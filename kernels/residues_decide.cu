@@ -3,7 +3,7 @@ summary = "how many moduli a float64 product takes, or that it is made natively"
 entry   = "residues_decide"
 role    = "residues_decide"
 # THREADS  of the one block
-params  = [{THREADS = 1024}]
+params  = [{THREADS = 512}]
 block   = ["THREADS", "1", "1"]
 grid    = ["1", "1", "1"]
 dtypes  = ["float64"]
