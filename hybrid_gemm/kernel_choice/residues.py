@@ -23,7 +23,7 @@ USUAL = 14  # moduli of normal and uniform data
 # Multiply-adds of int8 for each of float64 at the hardware's peak (CUDA Programming Guide, and the
 # data sheets of A100, RTX 3090, RTX 4090 and H200), and the share of the former that our kernels
 # reach: measured on an H200 (docs/results/fp64x_h200.json); elsewhere assumed.
-_INT8 = {80: (32, 0.4), 86: (512, 0.4), 89: (512, 0.4), 90: (32, 0.68), 120: (512, 0.4)}
+_INT8 = {80: (32, 0.4), 86: (512, 0.4), 89: (512, 0.4), 90: (32, 0.7), 120: (512, 0.4)}
 _NATIVE_SHARE = 0.85  # of float64's peak that cuBLAS reaches, where there is no model: assumed
 # Bytes a microsecond of the passes before and after the product, and microseconds that their
 # launches and the wait for the decision take.
@@ -58,7 +58,7 @@ def predicted_us(machine: Machine, sides: Sequence[int], moduli: int) -> float:
     at_once = machine.multiprocessors * 128 * _SIDE // _SIDE**2  # a block makes 128 rows
     rounds = math.ceil(tiles / max(1, at_once))
     rate = machine.peak_tflops * 1e6 * ratio * share  # operations a microsecond
-    multiplied = rounds * at_once * 2 * _SIDE**2 * (math.ceil(k / 128) * 128 + 256) / rate
+    multiplied = rounds * at_once * 2 * _SIDE**2 * (math.ceil(k / 128) * 128 + 128) / rate
     moved = (m + n) * k * (3 * 8 + moduli) + m * n * (8 + 2 * moduli)
     return _FIXED_US + multiplied + moved / _MEMORY.get(machine.arch, _MEMORY_ELSEWHERE)
 
