@@ -100,7 +100,8 @@ class ResidueProduct:
 
     def _pass(self, role: str) -> tuple[Any, Any]:
         variant = catalog.helper(role)
-        function = self.device.function(variant, "float64", self.layouts)
+        layouts = "nn" if role in ("residues_decide", "residues_combine") else self.layouts
+        function = self.device.function(variant, "float64", layouts)
         return function, variant.launch(self.m, self.n, self.k, "float64")
 
     def _start(self, what: str, args: list[Any], stream: Stream) -> None:
@@ -149,9 +150,11 @@ class ResidueProduct:
         self, a: Array, b: Array, norms: Array, decision: tuple[int, int, int], stream: Stream
     ) -> tuple[Array, Array]:
         """The residues of A and B: for each row or column those of one modulus after the other."""
-        room, wide = room_of(self.device, stream), decision[0] * self.pitch
-        packed_a = room.array("A", self.m * wide, "int8").reshape(self.m, wide)
-        packed_b = room.array("B", self.columns * wide, "int8").reshape(self.columns, wide)
+        wide = decision[0] * self.pitch
+        packed_a, packed_b = (
+            self._room(name, rows * self.pitch, decision[0], stream).reshape(rows, wide)
+            for name, rows in (("A", self.m), ("B", self.columns))
+        )
         args = [
             *self.sizes, a, self.ld[0], b, self.ld[1], packed_a, packed_b, norms,
             *map(np.int32, decision), self._tables()[0],
@@ -161,7 +164,7 @@ class ResidueProduct:
 
     def _multiply(self, a: Array, b: Array, count: int, stream: Stream) -> Array:
         """The residues of the product, a plane for each modulus."""
-        made = room_of(self.device, stream).array("R", count * self.m * self.columns, "int8")
+        made = self._room("R", self.m * self.columns, count, stream)
         operands, launch = [a, b], self.launch.cut(count).resident(self.device.processors)
         if self.variant.kernel.tma:
             from .cuda import tensor_maps
@@ -176,6 +179,12 @@ class ResidueProduct:
         ]  # fmt: skip
         self.device.launch(self.function, launch, args, stream)
         return made
+
+    def _room(self, name: str, each: int, count: int, stream: Stream) -> Array:
+        """Memory for so many residues modulo each of `count` moduli, taken for the most that there
+        may be: the next product's data may want more."""
+        kept = room_of(self.device, stream).array(name, each * self.most, "int8")
+        return kept[: each * count]
 
     def _combine(
         self, made: Array, norms: Array, decision: tuple[int, int, int], c: Array, stream: Stream
