@@ -14,6 +14,7 @@ def draw(kind, rng, shape):
         return rng.standard_normal(shape)
     if kind == "uniform":
         return rng.random(shape)
+    assert isinstance(kind, int)
     return (rng.random(shape) - 0.5) * np.exp(kind * rng.standard_normal(shape))
 
 
@@ -59,5 +60,14 @@ def ulps(got, whole, shift):
 
 def errors(got, a, b):
     """The largest error over abs(A) abs(B), in units of 2^-53, against long double."""
+    return float(_relative(got, a, b).max())
+
+
+def typical_error(got, a, b):
+    """As `errors`, root mean square."""
+    return float(np.sqrt((_relative(got, a, b) ** 2).mean()))
+
+
+def _relative(got, a, b):
     wide = a.astype(np.longdouble) @ b.astype(np.longdouble)
-    return float((abs(got - wide) / (abs(a) @ abs(b))).max() * 2.0**53)
+    return abs(got - wide) / (abs(a) @ abs(b)) * 2.0**53
