@@ -26,6 +26,7 @@ COMPUTES = {
     "fp32": "strict: every product and sum in float32",
     "fp32x3": "as accurate as fp32, by three products of halves on tensor cores",
     "tf32": "operands rounded to 11 bits, on tensor cores",
+    "fp64x": "float64 by residues of int8 on tensor cores, as accurate as float64",
     "auto": "fp32x3 where there are tensor cores, else fp32",
 }
 MAX_LEVELS = 6
@@ -293,7 +294,8 @@ class Options:
                           metavar="N", group=DEVICE_GROUP)  # fmt: skip
     compute: str = _named(
         "fp32", "How float32 is multiplied: strictly (fp32), by three products of halves on tensor "
-        "cores (fp32x3), rounded to 11 bits (tf32), or fp32x3 where there are tensor cores (auto).",
+        "cores (fp32x3), rounded to 11 bits (tf32), or fp32x3 where there are tensor cores (auto). "
+        "fp64x multiplies float64 by residues of int8 on tensor cores, where that is faster.",
         "compute", COMPUTES, group=DEVICE_GROUP,
     )  # fmt: skip
     grid: tuple[int, int, int] | None = _choice(

@@ -39,8 +39,9 @@ class Problem:
     `dtype` is the dtype of the arithmetic and `out_dtype` that of C. They differ where NumPy's
     promotion gives C a narrow dtype: float16 and bfloat16 are multiplied in float32, integers
     below 32 bits in int32, which wraps around to the same result. `compute` names the arithmetic
-    for float32: fp32, fp32x3 or tf32. `operands` is the dtype that A and B have on a device:
-    `dtype`, or float16 or bfloat16 where both matrices have it and tensor cores read it.
+    for float32: fp32, fp32x3 or tf32; or for float64: fp32 (its own) or fp64x. `operands` is the
+    dtype that A and B have on a device: `dtype`, or float16 or bfloat16 where both matrices have it
+    and tensor cores read it.
     `conj_a` and `conj_b` say that op() conjugates too; of a complex problem, whose `as_real` is
     what is planned and multiplied.
 

@@ -1,6 +1,6 @@
 // What only Hopper (sm_90a) has, each instruction behind a small function: barriers in shared
 // memory (mbarrier), copies of boxes by the tensor memory accelerator (TMA), products of warpgroups
-// (wgmma). BN, KIND and WAYS are the including file's.
+// (wgmma). BN, KIND and WAYS are the including file's; so is INTEGERS, where operands are int8.
 #pragma once
 #include "early_launch.cuh"
 
@@ -208,9 +208,18 @@ __device__ __forceinline__ void wgmma_wait() {
 // sums (64 x BN of a warpgroup) += A (64 x k) B (k x BN) for the k of one instruction, A and B in
 // tiles that descriptors a and b describe; with `add` = 0, sums = A B. The macros write the
 // instruction's text, in which each of the BN / 2 sums of a thread has a name.
+#ifdef INTEGERS
+typedef int Sum;
+#define HELD "+r"
+#define SIGNS ""  // operands as they are: integers have no negated form
+#else
+typedef float Sum;
+#define HELD "+f"
+#define SIGNS ", 1, 1"
+#endif
 #define TEN(t) \
     "%" t "0, %" t "1, %" t "2, %" t "3, %" t "4, %" t "5, %" t "6, %" t "7, %" t "8, %" t "9"
-#define FOUR(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define FOUR(d, i) HELD(d[i]), HELD(d[i + 1]), HELD(d[i + 2]), HELD(d[i + 3])
 #define EIGHT(d, i) FOUR(d, i), FOUR(d, i + 4)
 #define THIRTY_TWO(d, i) EIGHT(d, i), EIGHT(d, i + 8), EIGHT(d, i + 16), EIGHT(d, i + 24)
 #define TEXT_30 TEN("") ", " TEN("1") ", " TEN("2")
@@ -238,10 +247,10 @@ __device__ __forceinline__ void wgmma_wait() {
 #define WGMMA_(tiles, add)                                                       \
     "{\n.reg .pred p;\nsetp.ne.b32 p, " add ", 0;\n"                             \
     "wgmma.mma_async.sync.aligned.m64n" TEXT(BN) KIND " {" NAMES "}, " tiles     \
-    ", p, 1, 1" WAYS ";\n}"
+    ", p" SIGNS WAYS ";\n}"
 // clang-format on
 #define WGMMA(given) WGMMA_(given)
 
-__device__ __forceinline__ void wgmma(float (&sums)[BN / 2], u64 a, u64 b, int add) {
+__device__ __forceinline__ void wgmma(Sum (&sums)[BN / 2], u64 a, u64 b, int add) {
     asm volatile(WGMMA(OPERANDS) : SUMS(sums) : "l"(a), "l"(b), "r"(add));
 }

@@ -135,7 +135,7 @@ def test_an_unavailable_compute_mode_is_refused_by_name(rng):
             hg.gemm(a, b, device="cpu", compute=compute)
     result = runner("cpu", compute="auto").run(a, b)
     assert result.compute == "strict float32" and (result.c == a @ b).all()
-    with pytest.raises(UsageError, match="there are fp32, fp32x3, tf32 and auto"):
+    with pytest.raises(UsageError, match="there are fp32, fp32x3, tf32, fp64x and auto"):
         hg.gemm(a, b, device="cpu", compute="fp8")
 
 

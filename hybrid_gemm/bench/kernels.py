@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
+import functools
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,6 +28,7 @@ from ..arrays.strides import Array
 from ..catalog import LAYOUTS, Variant
 from ..devices.base import Device, Stream
 from ..devices.cuda.device import CudaDevice, CudaStream
+from ..devices.roles import Streams
 from ..errors import HybridGemmError, UsageError
 from ..host.resources import cores
 from ..kernel_choice import compute_modes
@@ -343,8 +345,12 @@ class KernelStudy:
         def multiply() -> None:
             self.opened.gemm(variant, a, b, c, alpha=1, beta=0, stream=self.stream)
 
+        # A product by residues waits for what it finds of the data, which no graph does.
+        device, waits = self.opened, variant.kernel.role == "residues"
+        repeat = functools.partial(Streams.repeated, device) if waits else device.repeated
+
         def repeated(count: int) -> Callable[[], float]:
-            replay = self.opened.repeated(multiply, count, self.stream)
+            replay = repeat(multiply, count, self.stream)
             return lambda: self._sample(replay, count)
 
         once = repeated(1)

@@ -19,7 +19,7 @@ import numpy as np
 from .. import devices
 from ..arrays.strides import Array
 from ..catalog import ITEM_SIZE, Variant
-from ..devices import tensor_core_products
+from ..devices import decisions
 from ..devices.base import Device, Stream
 from ..devices.kernel_device import KernelDevice
 from ..kernel_choice import compute_modes, on_gpu
@@ -214,18 +214,18 @@ def multiply_once(
     """
     a, b, c = operands
     c[...] = np.nan if is_float(c.dtype) else -(2**30)
-    before = _split_products(device, problem)
+    before = _ways_taken(device, problem)
     device.gemm(variant, a, b, c, alpha=1, beta=0, stream=stream)
     stream.synchronize()
-    taken = _split_products(device, problem) - before
+    taken = _ways_taken(device, problem) - before
     return compute_modes.ran(variant, problem, taken.tolist())
 
 
-def _split_products(device: Device, problem: Problem) -> np.ndarray:
-    """How many products by fp32x3 the device has split in each way so far."""
+def _ways_taken(device: Device, problem: Problem) -> np.ndarray:
+    """How products whose arithmetic depends on the data came out so far."""
     if not isinstance(device, KernelDevice):
-        return np.zeros(3, int)
-    return tensor_core_products.verdicts(device, problem)
+        return np.zeros(len(compute_modes.ways(problem)), int)
+    return decisions.taken(device, problem)
 
 
 def judged(problem: Problem, a: Array, b: Array, c: Array, growth: float = 1.0) -> Row:

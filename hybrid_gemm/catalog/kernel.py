@@ -20,7 +20,8 @@ from .expressions import evaluate
 C_TYPES = {"float32": "float", "float64": "double", "int32": "int", "int64": "long long"}
 # What operands of tensor-core kernels hold; tfloat32 is float32 whose low 13 bits are zero.
 TENSOR_TYPES = {"float16": 2, "bfloat16": 2, "tfloat32": 4}
-ITEM_SIZE = {"float32": 4, "float64": 8, "int32": 4, "int64": 8, **TENSOR_TYPES}
+RESIDUES = {"int8": 1}  # of float64, which they are multiplied as
+ITEM_SIZE = {"float32": 4, "float64": 8, "int32": 4, "int64": 8, **TENSOR_TYPES, **RESIDUES}
 LAYOUTS = ("nn", "nt", "tn", "tt")
 MAX_THREADS = 1024  # a block, on every CUDA GPU
 MAX_GRID = (2**31 - 1, 65535, 65535)

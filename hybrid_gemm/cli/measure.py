@@ -87,7 +87,8 @@ if TYPE_CHECKING:
     show_default=True,
     metavar="NAME",
     type=Named(tuple(COMPUTES)),
-    help="How float32 is multiplied: fp32, or by fp32x3 or tf32 on tensor cores beside cuBLAS.",
+    help="How float32 is multiplied: fp32, or by fp32x3 or tf32 on tensor cores beside cuBLAS; or "
+    "float64, by fp64x.",
 )
 @click.option(
     "--data",

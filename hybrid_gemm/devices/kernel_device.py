@@ -12,7 +12,7 @@ from ..catalog import Launch, Variant
 from ..errors import UsageError
 from ..host.kept import Kept
 from ..problem import NARROW
-from . import tensor_core_products
+from . import residue_products, tensor_core_products
 from .base import Array, Stream
 from .kernel_launcher import KernelLauncher
 from .roles import BoundProduct
@@ -77,6 +77,8 @@ class KernelDevice(KernelLauncher):
             return self.bind_library(variant, a, b, c, alpha=alpha, beta=beta)
         if variant.kernel.role == "tensor":
             return tensor_core_products.bind(self, variant, a, b, c, alpha=alpha, beta=beta)
+        if variant.kernel.role == "residues":
+            return residue_products.bind(self, variant, a, b, c, alpha=alpha, beta=beta)
         (m, n), columns = c.shape, a.shape[1]
         dtype = c.dtype.name
         layouts = fewest_transposed(variant.kernel.layouts, a, b)
@@ -124,6 +126,8 @@ class KernelDevice(KernelLauncher):
         known.call(self, part, stream)
 
     def preparable(self, variant: Variant, a: Array, b: Array) -> bool:
+        if variant.kernel.role == "residues":
+            return False
         if variant.kernel.library or variant.kernel.role == "tensor":
             return True
         layouts = fewest_transposed(variant.kernel.layouts, a, b)
@@ -250,6 +254,8 @@ def _load(
     """Loads what a product of these views needs, and what sums partial C of it."""
     if variant.kernel.role == "tensor" and not variant.kernel.library:
         tensor_core_products.prepare(device, variant, a, b, dtype)
+    elif variant.kernel.role == "residues":
+        residue_products.prepare(device, variant, a, b)
     elif not variant.kernel.library:
         layouts = fewest_transposed(variant.kernel.layouts, a, b)
         device.function(variant, dtype, layouts)

@@ -29,6 +29,10 @@ class Stream(abc.ABC):
         """Whether the work before an event is done."""
         return True
 
+    def capturing(self) -> bool:
+        """Whether a graph records what is queued, so that nothing can be waited for."""
+        return False
+
     @abc.abstractmethod
     def synchronize(self) -> None:
         """Blocks the calling thread until all work of this stream is done."""

@@ -73,7 +73,8 @@ class Room:
         return kept[-1][:count]
 
 
-def _room(device: KernelLauncher, stream: Stream) -> Room:
+def room_of(device: KernelLauncher, stream: Stream) -> Room:
+    """What products of a stream of this device keep."""
     if stream not in _rooms:
         _rooms[stream] = Room(device)
     return _rooms[stream]
@@ -137,7 +138,7 @@ def make_room(
     """Allocates what splits of such operands keep with a stream."""
     if dtype == "float32" and variant.params["TERMS"] == 3:
         pitch = -(-k // SPLIT_STEP) * SPLIT_STEP
-        _room(device, stream).array("parts", (m + n) * pitch * 8, "uint8")
+        room_of(device, stream).array("parts", (m + n) * pitch * 8, "uint8")
 
 
 def bind(
@@ -271,7 +272,7 @@ class PackedProduct:
             a: Array, b: Array, c: Array, stream: Stream, exponents: Sequence[Array] = (),
             verdict: Array = None, wanted: int = -1,
         ) -> None:  # fmt: skip
-            state = _room(device, stream).state if verdict is None else verdict
+            state = room_of(device, stream).state if verdict is None else verdict
             both = exponents or (state, state)  # without a verdict the kernel reads neither
             operands, behind = [a, pitch, b, pitch, *sizes, alpha, *both, beta], np.int32(wanted)
             if shares.uncut:
@@ -327,7 +328,7 @@ class SplitProduct(ProductInTwoParts):
 
     def call(self, a: Array, b: Array, c: Array, stream: Stream) -> None:
         """Multiplies matrices laid out as those that this was made for."""
-        room = _room(self.device, stream)
+        room = room_of(self.device, stream)
         parts, exponent = self._pack(a, b, room, stream)
         exponents = exponent[: self.m], exponent[self.m :]
         for wanted, (product, made) in enumerate(zip(self.products, parts, strict=True)):
@@ -367,7 +368,7 @@ class ProductOfSplit(ProductInTwoParts):
 
     def call(self, a: SplitView, b: SplitView, c: Array, stream: Stream) -> None:
         """Multiplies matrices laid out as those that this was made for."""
-        room, launch = _room(self.device, stream), self.device.launch
+        room, launch = room_of(self.device, stream), self.device.launch
         counts = [np.int32(len(x.states)) for x in (a, b)]
         args = [a.states, counts[0], b.states, counts[1], self.sizes[2], room.state]
         launch(self.decide, self.decide_launch, args, stream)
@@ -406,7 +407,7 @@ class PartSplit:
 
     def call(self, device: KernelLauncher, split: SplitView, stream: Stream) -> None:
         """Fills in all of a view, of a block's one part, but the numbers themselves."""
-        room, launch = _room(device, stream), device.launch
+        room, launch = room_of(device, stream), device.launch
         partial = room.array("partial", self.rows * self.partials, "uint64")
         tally = room.array("tally", self.rows, "uint64")
         matrices = [*self.sizes, split.array, self.ld, split.array, self.ld]
@@ -454,7 +455,7 @@ class RoundedProduct(PackedProduct):
 
     def call(self, a: Array, b: Array, c: Array, stream: Stream) -> None:
         """Multiplies matrices laid out as those that this was made for."""
-        room = _room(self.device, stream)
+        room = room_of(self.device, stream)
         made: Sequence[Array | None] = (None, None)
         if self.any_packed:
             made = self.parts(room, 1, self.item_bytes, self.rows)

@@ -13,7 +13,7 @@ import numpy as np
 from .. import catalog
 from ..arrays.operand import Operands
 from ..catalog import Variant
-from ..devices import tensor_core_products
+from ..devices import decisions
 from ..devices.base import Device
 from ..devices.cuda import nccl_group
 from ..errors import UnavailableError
@@ -148,8 +148,9 @@ class PlanMaker:
         return None if len(plan.workers) > 1 else self.choice(plan, layouts)[0]
 
     def verdicts(self, problem: Problem) -> np.ndarray:
-        """What splits of fp32x3 came to so far, on all devices (`compute_modes.VERDICTS`)."""
-        found = [tensor_core_products.verdicts(device, problem) for device in self.devices]
+        """How products whose arithmetic depends on the data came out so far, on all devices (see
+        `decisions.taken`)."""
+        found = [decisions.taken(device, problem) for device in self.devices]
         return np.sum(found, axis=0)
 
     def describe(self, plan: Plan | None) -> str:

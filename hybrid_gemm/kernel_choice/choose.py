@@ -10,7 +10,7 @@ from .. import catalog
 from ..catalog import Variant
 from ..errors import UsageError
 from ..problem import Problem
-from . import on_gpu
+from . import on_gpu, residues
 from .compute_modes import Arithmetic
 from .tables import Machine
 
@@ -55,6 +55,8 @@ def choose(
     else:
         largest = problem
     machine = facts.machine(problem.dtype) if products and not chosen else None
+    if problem.compute == "fp64x" and arithmetic.variant and not chosen:
+        return residues.choose(machine, arithmetic.variant, largest, layout, own=own)
     if arithmetic.takes(problem):
         if machine:
             found = on_gpu.on_tensor_cores(machine, largest, layout, own=own)

@@ -19,25 +19,33 @@ COMPUTES = {
     "fp32": "strict: every product and sum in float32",
     "fp32x3": "as accurate as fp32, by three products of halves on tensor cores",
     "tf32": "operands rounded to 11 bits, on tensor cores",
+    "fp64x": "float64 by residues of int8 on tensor cores, as accurate as float64",
     "auto": "fp32x3 where there are tensor cores, else fp32",
 }
-# How kernels on tensor cores can multiply float32, by whether they have the parameter TERMS.
-ABLE = {True: ("fp32x3", "tf32"), False: ("tf32",)}
+ON_TENSOR_CORES = ("fp32x3", "tf32", "fp64x")  # and refused where there are none
+MODULI = 16  # of a product in fp64x, at most
 # How the device multiplied a product of fp32x3, which it decides by the data.
 VERDICTS = ("fp16 split", "tf32 split", "strict fp32")
 
 
-def kernel_for(kind: str, arch: int) -> str | None:
+def kernel_for(kind: str, arch: int, role: str = "tensor") -> str | None:
     """The fastest of our kernels that multiplies on a device's tensor cores, the one on the
     highest rung; None where there are none. `arch` is 90 for compute capability 9.0, and 0 for
-    devices that have none."""
+    devices that have none. With the role `residues` it multiplies those of float64."""
     here = (
         kernel
         for kernel in catalog.kernels().values()
-        if kernel.role == "tensor" and not kernel.library and _runs(kernel, kind, arch)
+        if kernel.role == role and not kernel.library and _runs(kernel, kind, arch)
     )
     fastest = max(here, key=lambda kernel: kernel.rung, default=None)
     return fastest.name if fastest else None
+
+
+def _able(variant: Variant) -> tuple[str, ...]:
+    """How a kernel on tensor cores can multiply float32 or float64."""
+    if variant.kernel.role == "residues":
+        return ("fp64x",)
+    return ("fp32x3", "tf32") if "TERMS" in variant.params else ("tf32",)
 
 
 def _runs(kernel: Kernel, kind: str, arch: int) -> bool:
@@ -63,6 +71,8 @@ class Arithmetic:
         plain = replace(problem, operands=problem.dtype, compute="fp32")
         if problem.operands in NARROW and self.variant is not None and "TERMS" in self.params:
             return problem if problem.k else plain
+        if self.compute == "fp64x":
+            return self._settle_fp64x(plain)
         if problem.dtype != "float32":
             if self.compute not in ("fp32", "auto"):
                 raise UsageError(
@@ -73,12 +83,21 @@ class Arithmetic:
         compute = self.compute
         if compute == "auto":
             compute = "fp32" if self.variant is None else "fp32x3"
-        if self.asked and compute not in (able := ABLE["TERMS" in self.params]):
+        if self.asked and compute not in (able := _able(self._kernel)):
             raise UsageError(
                 f"kernel {self._kernel.name} multiplies on tensor cores, and not in "
                 f"{compute}; give compute {' or '.join(able)} too"
             )
         return replace(plain, compute=compute) if problem.k else plain
+
+    def _settle_fp64x(self, plain: Problem) -> Problem:
+        if plain.dtype != "float64":
+            raise UsageError(
+                f"compute fp64x is for float64; this product is in {plain.dtype}: "
+                + ("fp32x3 is its like" if plain.dtype == "float32" else "leave compute out")
+                + ", or convert with .astype"
+            )
+        return replace(plain, compute="fp64x") if plain.k else plain
 
     @property
     def params(self) -> Mapping[str, int]:
@@ -98,6 +117,8 @@ class Arithmetic:
     def variant_for(self, problem: Problem, processors: int, out_bytes: int = 4) -> Variant:
         """The kernel for a problem that goes to tensor cores, of a device with so many
         multiprocessors; `out_bytes` is the size of C's elements there."""
+        if problem.compute == "fp64x":
+            return self._kernel
         narrow, terms = problem.operands in NARROW, _terms(problem)
         if not self.asked:
             dtype = problem.operands if narrow else ("tfloat32", "float16")[terms == 3]
@@ -136,8 +157,14 @@ def arithmetic_for(compute: str, chosen: Variant | None, *, kind: str, arch: int
     """
     if compute not in COMPUTES:
         raise UsageError(f"no compute is called {compute!r}; there are {', '.join(COMPUTES)}")
-    here = kernel_for(kind, arch)
-    if chosen is not None and chosen.kernel.role == "tensor":
+    role = "residues" if compute == "fp64x" else "tensor"
+    here = kernel_for(kind, arch, role)
+    if chosen is not None and chosen.kernel.role in ("tensor", "residues"):
+        if role != chosen.kernel.role and "residues" in (role, chosen.kernel.role):
+            raise UsageError(
+                f"kernel {chosen.name} multiplies in {' or '.join(_able(chosen))}, and compute "
+                f"{compute} was given: {f'kernel {here} multiplies in that' if here else 'give it'}"
+            )
         if not here or not _runs(chosen.kernel, kind, arch):
             lowest = chosen.kernel.min_arch()
             raise UnavailableError(
@@ -147,16 +174,18 @@ def arithmetic_for(compute: str, chosen: Variant | None, *, kind: str, arch: int
             )
         return Arithmetic(compute, chosen, True)
     if chosen is not None:
-        if compute in ("fp32x3", "tf32"):
+        if compute in ON_TENSOR_CORES:
+            does = "residues or residues_mma" if compute == "fp64x" else "wgmma or mma"
             raise UsageError(
                 f"compute {compute} is multiplied on tensor cores, and kernel {chosen.name} does "
-                f"not use them; {here or 'wgmma or mma'} does"
+                f"not use them; {here or does} does"
             )
         return Arithmetic("fp32", None)
-    if compute in ("fp32x3", "tf32") and not here:
+    if compute in ON_TENSOR_CORES and not here:
+        works = "leave compute out" if compute == "fp64x" else "fp32 works here, and auto takes it"
         raise UnavailableError(
             f"compute {compute} needs tensor cores of compute capability 8.0 or later, and the "
-            f"device is {_where(kind, arch)}; fp32 works here, and auto takes it"
+            f"device is {_where(kind, arch)}; {works}"
         )
     return Arithmetic(compute, catalog.get(here).variant() if here else None)
 
@@ -187,6 +216,8 @@ def dtype_for(variant: Variant, problem: Problem) -> str:
     operands."""
     if problem.operands in NARROW:
         return problem.operands
+    if variant.kernel.role == "residues":
+        return "int8"
     own = variant.kernel.role == "tensor" and not variant.kernel.library
     return "tfloat32" if own else problem.dtype
 
@@ -196,24 +227,33 @@ def rounding(problem: Problem) -> float:
     return 1.01 * 2.0**-10 if problem.compute == "tf32" else 0.0
 
 
+def ways(problem: Problem) -> Sequence[str]:
+    """In which ways the device makes products whose arithmetic depends on the data, in the order
+    in which it counts them."""
+    if problem.compute == "fp64x":
+        return ("native float64", *(f"{x} moduli" for x in range(1, MODULI + 1)))
+    return VERDICTS
+
+
 def words(problem: Problem, taken: Sequence[int] = ()) -> str:
-    """What was computed, in words. `taken` counts the products of fp32x3 by `VERDICTS`."""
+    """What was computed, in words. `taken` counts the products by `ways`."""
     if problem.operands in NARROW:
         return f"{problem.operands} on tensor cores, sums in float32"
-    if problem.compute == "fp32x3":
-        found = [(count, name) for count, name in zip(taken, VERDICTS, strict=True) if count]
+    if problem.compute in ("fp32x3", "fp64x"):
+        found = [(n, name) for n, name in zip(taken, ways(problem), strict=True) if n]
         if not found:
-            return "fp32x3"
+            return problem.compute
         if len(found) == 1:
-            return f"fp32x3 ({found[0][1]})"
-        return f"fp32x3 ({', '.join(f'{count} x {name}' for count, name in found)})"
+            return f"{problem.compute} ({found[0][1]})"
+        return f"{problem.compute} ({', '.join(f'{n} x {name}' for n, name in found)})"
     return problem.compute if problem.compute != "fp32" else f"strict {problem.dtype}"
 
 
 def ran(variant: Variant | None, problem: Problem, taken: Sequence[int] = ()) -> str:
     """As `words`, for a kernel that need not be for tensor cores; None if there was none."""
-    tensor = variant is None or variant.kernel.role == "tensor"
+    tensor = variant is None or variant.kernel.role in ("tensor", "residues")
     if tensor or problem.operands in NARROW or any(taken):
         return words(problem, taken)
-    faster = ", expected to be faster here than fp32x3" if problem.compute == "fp32x3" else ""
+    other = problem.compute in ("fp32x3", "fp64x")
+    faster = f", expected to be faster here than {problem.compute}" if other else ""
     return f"strict {problem.dtype}{faster}"

@@ -15,9 +15,9 @@ from .plan import Panel, Plan
 
 # Where a run overlaps its phases, those that are not the longest add about one piece of so many.
 PIECES = 8
-# How many times as fast as strict fp32 products on tensor cores are, where their rates are not
-# known: 8192 on an H200, docs/tensor-cores.md.
-QUICKER = {"fp32x3": 3.9, "tf32": 7.0, "narrow": 13.9}
+# How many times as fast as strict ones of the dtype products on tensor cores are, where their
+# rates are not known: 8192 on an H200, docs/tensor-cores.md.
+QUICKER = {"fp32x3": 3.9, "tf32": 7.0, "fp64x": 1.5, "narrow": 13.9}
 # What a call takes besides its clock, a run before its first byte is on its way, and one thread to
 # start a panel of one worker, by where the arrays lie, and a strip's sum besides:
 # docs/results/host2_h200.json and starting8_h200.json.

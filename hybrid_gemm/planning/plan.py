@@ -356,7 +356,10 @@ class Plan:
     def _packed_bytes(self, device: int) -> int:
         """Bytes of what one product splits, in two parts of 4 bytes: both operands, or where they
         are split once, what only the TF32 split takes. They stay with each of a worker's streams
-        that multiply."""
+        that multiply. In fp64x a byte for each of 16 moduli, and as many of each element of C."""
+        if self.problem.compute == "fp64x":
+            boxes = (w.boxes for w in self.workers if w.device == device and w.boxes)
+            return sum(max(map(_residue_bytes, each)) for each in boxes)
         if self.problem.compute != "fp32x3":
             return 0
         largest: dict[int, int] = defaultdict(int)
@@ -378,6 +381,11 @@ class Plan:
         return [w for w in self.workers if w.boxes and self._remote(w.device)]
 
 
+def _residue_bytes(box: Box) -> int:
+    m, n, k = len(box.rows), len(box.cols), len(box.ks)
+    return (m + n) * (16 * k + RESIDUE_ROW_BYTES) + 16 * m * (n + 63)
+
+
 def split_bytes(block: Block) -> int:
     """Bytes of a block split in two parts of 2 bytes, of its rows' exponents and extremes, and of
     what its parts allow."""
@@ -390,6 +398,8 @@ def split_bytes(block: Block) -> int:
 LINE_BYTES = 16  # on which lines begin that the copy engine of tensor cores reads
 SPLIT_STEP = 64  # packed rows are whole multiples of it, in elements
 PRODUCTS_AT_ONCE = 2  # of a worker: the end of one leaves multiprocessors to the next
+# For each row of op(A) and column of op(B) in fp64x: what k is rounded up by, and what is found.
+RESIDUE_ROW_BYTES = 16 * 127 + 92 + 8 * 32
 CHECKING_BYTES = 1024  # for each row of C and of op(B): the sums by which products are checked
 TILES_IN_MEMORY = 2  # one tile is finished while the next is multiplied
 

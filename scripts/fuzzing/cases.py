@@ -112,7 +112,7 @@ def options(device: str, draw: Draw) -> tuple[tuple[str, Any], ...]:
     made["emulate_devices"] = draw.of((None, None, 1, 2, 3))
     made["kernel"] = draw.of(KERNELS[device])
     if draw.chance(0.02 if device == "cpu" else 0.2):
-        made["compute"] = draw.of(("auto", "fp32x3", "tf32"))
+        made["compute"] = draw.of(("auto", "fp32x3", "tf32", "fp64x"))
     if draw.chance(0.12):
         made["algorithm"], made["levels"] = "strassen", draw.of((0, 1, 1, 2, 3))
     if draw.chance(0.2):

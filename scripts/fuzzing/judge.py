@@ -20,6 +20,7 @@ from hybrid_gemm.errors import (
     UnavailableError,
     UsageError,
 )
+from hybrid_gemm.kernel_choice.compute_modes import ON_TENSOR_CORES
 from hybrid_gemm.problem import NARROW, REAL_OF, compute_dtype
 
 from .cases import Case
@@ -158,11 +159,13 @@ def _of_kernel(case: Case, result: np.dtype) -> list[Refusal]:
     mistaken = case.mistake in ("half alpha", "large alpha")
     narrow = case.dtypes[0] == case.dtypes[1] and case.dtypes[0] in NARROW
     found = []
-    if compute in ("fp32x3", "tf32"):
+    if compute in ON_TENSOR_CORES:
         if case.device == "cpu":
             found.append(Refusal(UnavailableError, "no tensor cores here"))
-        if dtype != "float32":
-            found.append(Refusal(UsageError, f"{compute} is for float32", certain=not narrow))
+        wanted = "float64" if compute == "fp64x" else "float32"
+        if dtype != wanted:
+            certain = compute == "fp64x" or not narrow
+            found.append(Refusal(UsageError, f"{compute} is for {wanted}", certain=certain))
     if name in ("auto", "own"):
         return found
     kernel = catalog.get(name)
@@ -172,7 +175,7 @@ def _of_kernel(case: Case, result: np.dtype) -> list[Refusal]:
     elif kernel.role == "tensor":
         found.append(Refusal(UsageError, "tensor cores do not multiply that", False))
     else:
-        if compute in ("fp32x3", "tf32"):
+        if compute in ON_TENSOR_CORES:
             found.append(Refusal(UsageError, "the kernel does not use tensor cores"))
         if dtype not in kernel.dtypes:
             found.append(Refusal(UsageError, f"the kernel has no {dtype}", product))

@@ -32,6 +32,61 @@ def splits() -> str:
     ])  # fmt: skip
 
 
+def residues() -> str:
+    """float64 by residues of int8 beside cuBLAS DGEMM, and what int8 sustains."""
+    data = result("fp64x")
+    random = data["random"]["rows"]
+    worst = min(row["ratio"] for row in random)
+    taken = [row for row in random if "moduli" in row["compute"]]
+    lines = [
+        "fp64x, everything included, beside cuBLAS DGEMM in the same run, normal data "
+        "([figures](results/fp64x_h200.json), scripts/measure-fp64x):",
+        "",
+    ]
+    table = [
+        [
+            str(row["m"]), row["compute"].removeprefix("fp64x (").removesuffix(")"),
+            f"{row['ratio']:.2f}", f"{row['ours_tflops']:.0f}", f"{row['cublas_tflops']:.0f}",
+        ]
+        for row in data["sizes"]["rows"]
+    ]  # fmt: skip
+    columns = ["m = n = k", "<by", "of cuBLAS", "TFLOP/s", "cuBLAS"]
+    limits = [
+        [
+            str(row["size"]), row["what"], f"{row['tops']:.0f}", str(row["power_w"]),
+            str(row["sm_mhz"]),
+        ]
+        for row in data["limit"]["rows"]
+    ]  # fmt: skip
+    return "\n".join([
+        *lines, *grid(columns, table), "",
+        f"Of {len(random)} shapes drawn at random, with sides from 64 to 12288, "
+        f"{len(taken)} were made by residues; the worst ratio of all is {worst:.2f}.", "",
+        "The product of random residues alone, 14 moduli, and cuBLAS's int8 product:", "",
+        *grid(["m = n = k", "<product", "TOP/s", "W", "MHz"], limits),
+    ])  # fmt: skip
+
+
+def residue_errors() -> str:
+    """The largest errors of fp64x and of cuBLAS DGEMM."""
+    lines = [
+        "The largest error over abs(A) abs(B), in units of u = 2^-53, of 128 x 96 elements of C, "
+        "m = n = 4096, against long double, and that of cuBLAS DGEMM "
+        "([figures](results/fp64x_h200.json)). Data: normal; uniform in [0, 1); and (uniform - "
+        "0.5) exp(phi normal):",
+        "",
+    ]
+    table = [
+        [
+            row["data"], str(row["k"]), f"{row['ours']:.2f}", f"{row['cublas']:.2f}",
+            f"{row['ratio']:.2f}", row["compute"].split(",")[0],
+        ]
+        for row in result("fp64x")["errors"]["rows"]
+    ]  # fmt: skip
+    columns = ["<data", "k", "fp64x", "cuBLAS", "ratio", "<by"]
+    return "\n".join([*lines, *grid(columns, table)])
+
+
 def rounded() -> str:
     """TF32 and 16 bits beside cuBLAS of the same arithmetic."""
     cases = {**_beside("tf32"), **_beside("narrow")}

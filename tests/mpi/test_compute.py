@@ -46,6 +46,18 @@ def test_float32(runner, compute, split, rng):
 
 
 @pytest.mark.parametrize("split", ["rows", "cols"])
+def test_float64_by_residues(comm, runner, split, rng):
+    here = runner(split=split, compute="fp64x", kernel="residues_mma")
+    a, b, c = (integers(rng, s).astype("f8") for s in ((40, 600), (600, 33), (40, 33)))
+    np.testing.assert_array_equal(here.gemm(a, b, c, alpha=2, beta=-1), 2 * (a @ b) - c)
+    assert "moduli" in here.said and "native" not in here.said
+    a[0, 0], b[0] = np.inf, 1  # the first rank's, whichever way A is cut
+    np.testing.assert_array_equal(here.gemm(a, b), a @ b)
+    assert "native float64" in here.said
+    assert "moduli" in here.said or comm.size == 1
+
+
+@pytest.mark.parametrize("split", ["rows", "cols"])
 def test_every_rank_reports_the_splits_that_any_rank_took(comm, runner, split, rng):
     a, b = integers(rng, (64, 256)), integers(rng, (256, 40))
     a[0, 0], b[0] = np.inf, 1  # the first rank's, whichever way A is cut

@@ -91,6 +91,9 @@ class CudaStream(Stream):
     def passed(self, event: Event) -> bool:
         return driver.passed(event.ptr)
 
+    def capturing(self) -> bool:
+        return bool(self.cupy.is_capturing())
+
     def synchronize(self) -> None:
         self.cupy.synchronize()
 

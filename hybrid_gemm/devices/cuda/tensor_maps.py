@@ -58,6 +58,7 @@ def tensor_map(
             "float16": types.CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
             "bfloat16": types.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
             "tfloat32": types.CU_TENSOR_MAP_DATA_TYPE_TFLOAT32,
+            "int8": types.CU_TENSOR_MAP_DATA_TYPE_UINT8,
         }[dtype],
         3,
         address,
@@ -80,7 +81,7 @@ def tensor_map(
     return words
 
 
-def _map(dtype: str, stored: Array, box: tuple[int, int]) -> np.ndarray:
+def map_of(dtype: str, stored: Array, box: tuple[int, int]) -> np.ndarray:
     """The map of an operand stored (parts, rows, k), or (parts, k, rows), in row-major order,
     with the header's box for one that lies so."""
     parts, height, width = stored.shape
@@ -133,7 +134,7 @@ def bind_tensor(  # a product has so many parameters, as in BLAS; half of the li
     ) -> None:  # fmt: skip
         if not math.prod(c.shape):
             return
-        maps = [_map(dtype, x, box) for x, box in zip((a, b), boxes, strict=True)]
+        maps = [map_of(dtype, x, box) for x, box in zip((a, b), boxes, strict=True)]
         if box_of_c:  # the kernel decides likewise, and has no use for a map of any other C
             stored = (c.data.ptr | pitch | 2 * n) % 16 == 0
             shape, pitches = (n, m, 1), (pitch, pitch * m)
@@ -211,7 +212,7 @@ def bind_across(  # a product has so many parameters, as in BLAS
         if not c.size:
             return
         operands = (b, a) if turned else (a, b)
-        maps = [_map("tfloat32", x, box) for x, box in zip(operands, boxes, strict=True)]
+        maps = [map_of("tfloat32", x, box) for x, box in zip(operands, boxes, strict=True)]
         if shares.uncut:
             device.launch(function, launch, [*maps, *sizes, *scalars, c, ldc], stream)
             return
