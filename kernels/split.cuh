@@ -4,14 +4,11 @@
 #pragma once
 #include "numbers.cuh"
 
-constexpr int ROWS = 64, STEP = 64;  // a tile: rows by k
+constexpr int ROWS = 16, STEP = 256;           // a tile: rows by k
+constexpr int WARPS = 8, MINE = ROWS / WARPS;  // of a block; rows of a thread, WARPS apart
 
 // Where a row's largest magnitude is put: its exponent after scaling.
 constexpr int TOP_FP16 = 14, TOP_TF32 = 50;
-
-// What the TF32 split leaves out does not grow with k, and fp32's own error does: below this k it
-// is the larger of the two.
-constexpr int LEAST_K_TF32 = 512;
 
 enum Verdict { FP16_SPLIT, TF32_SPLIT, STRICT };
 
@@ -25,13 +22,24 @@ __device__ inline Extremes merge(Extremes x, Extremes y) {
     return {max(x.largest, y.largest), min(x.smallest, y.smallest)};
 }
 
+// What the rows of an operand allow, each as the largest of a number that is 0 where nothing is
+// known: exponents of the largest magnitudes of rows that are not zero, BIAS more and BIAS less
+// them; exponents between a row's largest and smallest; elements of a row that are not within 2^-7
+// of its largest; and those that the fp16 split would cut short.
+enum Worst { HIGHEST, LOWEST, RANGE, SMALL, CUT };
+constexpr int BIAS = 200;
+
 // What one product leaves on the device.
 struct State {
     int verdict;
-    int taken[3];       // products so far, by verdict
-    unsigned done;      // blocks that have packed
-    unsigned hopeless;  // whether a row has shown that the fp16 split will not do
+    int taken[3];          // products so far, by verdict
+    unsigned done;         // groups of rows that are packed
+    unsigned hopeless;     // whether a row has shown that the fp16 split will not do
+    unsigned worst[2][5];  // of A's rows, and of B's columns, by `Worst`
 };
+
+// Elements from one packed row to the next.
+__device__ inline int pitch_of(int k) { return (k + 63) / 64 * 64; }
 
 // Exponent of the leading bit; for subnormals the least there is.
 __device__ inline int exponent_of(unsigned magnitude) {
@@ -69,3 +77,44 @@ struct Source {
         return out;
     }
 };
+
+template <typename E>
+struct Tile {
+    alignas(16) E rows[ROWS][STEP + 4];
+};
+
+// Calls body(i, at, four) for the elements from k0 to k1, multiples of STEP, of ROWS rows from
+// `row0` on: each thread has fours along k of rows w + WARPS i, w being the number of its warp.
+// Zeros are beyond the matrix. Where memory runs across k, the tile turns it.
+template <typename E, bool ALONG, typename Body>
+__device__ __forceinline__ void for_each_four(const Source<E, ALONG>& source, int row0, int k0,
+                                              int k1, Tile<E>& tile, Body body) {
+    const bool vectors = source.vectors();
+    const int t = threadIdx.x, warp = t / 32, lane = t % 32;
+    constexpr int LINES = 64, FOURS = 4;  // lines of k at once, a thread's fours of a tile
+    for (int k = k0; k < k1; k += STEP) {
+        Four<E> four[FOURS];
+#pragma unroll
+        for (int x = 0; x < FOURS; ++x) {
+            four[x] = ALONG ? source.four(row0 + warp + WARPS * (x / 2),
+                                          k + 128 * (x % 2) + 4 * lane, vectors)
+                            : source.four(k + t / 4 + LINES * x, row0 + t % 4 * 4, vectors);
+        }
+        if (!ALONG) {
+            __syncthreads();  // all have read the tile before
+#pragma unroll
+            for (int x = 0; x < FOURS; ++x) {
+#pragma unroll
+                for (int i = 0; i < 4; ++i)
+                    tile.rows[t % 4 * 4 + i][t / 4 + LINES * x] = four[x].x[i];
+            }
+            __syncthreads();
+#pragma unroll
+            for (int x = 0; x < FOURS; ++x)
+                four[x] =
+                    *(const Four<E>*)&tile.rows[warp + WARPS * (x / 2)][128 * (x % 2) + 4 * lane];
+        }
+#pragma unroll
+        for (int x = 0; x < FOURS; ++x) body(x / 2, k + 128 * (x % 2) + 4 * lane, four[x]);
+    }
+}

@@ -2,10 +2,11 @@
 
 The kernel that multiplies (role `tensor`) says by its TERMS what it multiplies. float32 operands
 are packed first: with TERMS = 3 each is split in two, and the device decides which split, or
-strict fp32 where neither is accurate enough (`kernels/split_pack.cu`). The host launches the
+strict fp32 where neither is accurate enough (`kernels/split_halves.cu`). The host launches the
 products of all three, and two of them return at once (`SplitProduct`). float32 rounded to TF32,
 and operands of 16 bits, are multiplied as they are where the kernel can read them, and packed
-where it cannot (`RoundedProduct`). docs/tensor-cores.md has the arithmetic.
+where it cannot (`RoundedProduct`); some kernels can always (`_in_place`). docs/tensor-cores.md has
+the arithmetic.
 """
 
 from __future__ import annotations
@@ -21,14 +22,22 @@ from .. import catalog
 from ..arrays.strides import layout, stored
 from ..catalog import Launch, Variant
 from ..errors import UsageError
+from ..kernel_choice.compute_modes import with_out
 from ..problem import NARROW, Problem
 from .base import Array, Device, Stream
 from .kernel_launcher import BoundProduct, KernelLauncher
 from .shares import Shares
 from .streams import grown
 
-STRICT = 2  # of compute_modes.VERDICTS, which the kernels count from 0
 _STEP = 64  # packed rows are whole multiples of it, in elements
+# What the TF32 split leaves out does not grow with k, and fp32's own error does: below this k it is
+# the larger of the two.
+LEAST_K_TF32 = 512
+# m n k from which the TF32 split is faster than strict fp32; below it has no launches.
+LEAST_WORK_TF32 = 2**31
+_FEW = 2**23  # elements to pack, below which blocks take less of k each, so that there are more
+_NEVER = 2**31 - 1  # as least k
+_STATE = 16  # words of the kernels' State: a verdict, counts of verdicts, and what is tallied
 _rooms: weakref.WeakKeyDictionary[Stream, Room] = weakref.WeakKeyDictionary()
 
 # The kernel that multiplies, worked out: called with A and B as they are stored or packed, C, a
@@ -48,7 +57,7 @@ class Room:
 
     def __init__(self, device: KernelLauncher):
         self._device = weakref.ref(device)  # which has the stream that this is kept for
-        self.state = device.empty(1, 6, "int32")  # the kernels' State
+        self.state = device.empty(1, _STATE, "int32")  # the kernels' State
         self.state[...] = 0
         self._kept: dict[tuple[str, str], list[Array]] = {}
 
@@ -83,7 +92,7 @@ def verdicts(device: Device, problem: Problem) -> np.ndarray:
         return total
     for stream, room in list(_rooms.items()):
         if (mine := room.device) is not None and mine is device.unwrapped:
-            host = np.zeros((1, 6), np.int32)
+            host = np.zeros((1, _STATE), np.int32)
             with mine.using(stream):
                 mine.copy(host, room.state, stream)
                 stream.synchronize()
@@ -137,6 +146,8 @@ def bind(
     operation = Operation(a, b, c, alpha, beta)
     if dtype == "float32" and variant.params["TERMS"] == 3:
         return SplitProduct(device, variant, operation).call
+    if variant.kernel.in_place:
+        return _in_place(device, variant, operation)
     return _rounded(device, variant, operation)
 
 
@@ -261,64 +272,73 @@ class SplitProduct(PackedProduct):
     """float32 operands in two parts each, a high and a low one: by fp16, by TF32, or strict, as
     the device decides.
 
-    `extremes` finds each row's and column's largest exponent, `pack` packs for both splits and
-    decides, and each of the three products looks at the verdict first.
+    `halves` packs for fp16 and decides; then three products or two, each of which looks at the
+    verdict first: fp16, what is wanted `instead` (strict fp32, or parts in TF32), and TF32. Small
+    products have no TF32 split.
     """
 
     def __init__(self, device: KernelLauncher, variant: Variant, operation: Operation):
         super().__init__(device, variant, operation)
         self.rows = self.m + self.n  # of A, and columns of B
-        self.extremes, self.extremes_launch = self.kernel("extremes", "float32")
-        self.partials = self.extremes_launch.grid[1]
-        self.partials_arg = np.int32(self.partials)
-        self.packs = [self.kernel("pack", dtype, PARTS=2) for dtype in ("float16", "tfloat32")]
-        self.products = [self.multiply(dtype, 2) for dtype in ("float16", "tfloat32")]
-        strict = catalog.helper("strict")
-        self.strict = device.function(strict, "float32", self.layouts)
-        self.strict_pieces = [
-            (rows, cols, launch, np.int32(rows.stop - rows.start), np.int32(cols.stop - cols.start))
-            for rows, cols, launch in strict.launches(self.m, self.n, self.k, "float32")
-        ]
-        self.strict_wanted = np.int32(STRICT)
+        self.halves, self.halves_launch = self.kernel(
+            "halves", "float16", CLUSTER=_cluster(device, self.m, self.n, self.k)
+        )
+        self.tf32 = self.k >= LEAST_K_TF32 and self.m * self.n * self.k >= LEAST_WORK_TF32
+        self.least_k = np.int32(LEAST_K_TF32 if self.tf32 else _NEVER)
+        self.fp16 = self.multiply("float16", 2)
+        self.by_tf32 = self.multiply("tfloat32", 2) if self.tf32 else None
+        instead = strict_variant(device, self.m, self.n)
+        self.instead = device.function(instead, "float32", self.layouts)
+        self.instead_launch = instead.launch(self.m, self.n, self.k, "float32")
         self.alpha, self.beta = np.float32(operation.alpha), np.float32(operation.beta)
         self.ldc = np.int64(stored(operation.c)[1])
 
     def call(self, a: Array, b: Array, c: Array, stream: Stream) -> None:
         """Multiplies matrices laid out as those that this was made for."""
-        room = _room(self.device, stream)
-        parts, exponent = self._pack(a, b, room, stream)
-        exponents = exponent[: self.m], exponent[self.m :]
-        for wanted, (product, made) in enumerate(zip(self.products, parts, strict=True)):
-            product(*made, c, stream, exponents, room.state, wanted)
-        self._multiply_strictly(a, b, c, room.state, stream)
-
-    def _pack(
-        self, a: Array, b: Array, room: Room, stream: Stream
-    ) -> tuple[list[list[Array]], Array]:
-        """Both operands packed in fp16 and in TF32, and the exponents of their rows and
-        columns."""
-        rows, launch = self.rows, self.device.launch
-        partial = room.array("partial", rows * self.partials, "uint64")
-        whole, tally = (room.array(x, rows, "uint64") for x in ("extremes", "tally"))
-        exponent = room.array("exponent", rows, "int32")
-        matrices = self.matrices(a, b)
-        launch(self.extremes, self.extremes_launch, [*matrices, partial, tally], stream)
+        room, launch = _room(self.device, stream), self.device.launch
+        exponent = room.array("exponent", 2 * self.rows, "int32")
+        of_fp16, of_tf32 = exponent[: self.rows], exponent[self.rows :]
         # The larger first: both share it, for one verdict wants one of them.
-        parts = [self.parts(room, 2, size) for size in (4, 2)][::-1]
-        for (pack, pack_launch), made in zip(self.packs, parts, strict=True):
-            args = [*matrices, *made, exponent, partial, self.partials_arg, whole, tally,
-                    room.state]  # fmt: skip
-            launch(pack, pack_launch, args, stream)
-        return parts, exponent
+        wide = self.parts(room, 2, 4) if self.tf32 else [room.state, room.state]  # not looked at
+        halves, matrices = self.parts(room, 2, 2), self.matrices(a, b)
+        args = [*matrices, *halves, exponent, self.least_k, room.state]
+        launch(self.halves, self.halves_launch, args, stream)
+        self._multiply(self.fp16, halves, of_fp16, 0, c, room, stream)
+        args = [*self.sizes, self.alpha, a, self.ld[0], b, self.ld[1], self.beta, c, self.ldc,
+                *self.device.scratch(self.instead_launch, "float32", stream), *wide, of_tf32,
+                room.state]  # fmt: skip
+        launch(self.instead, self.instead_launch, args, stream)
+        if self.by_tf32:
+            self._multiply(self.by_tf32, wide, of_tf32, 1, c, room, stream)
 
-    def _multiply_strictly(
-        self, a: Array, b: Array, c: Array, verdict: Array, stream: Stream
-    ) -> None:
-        """The product in strict fp32, which multiplies if the verdict is `STRICT`."""
-        for r, s, launch, m, n in self.strict_pieces:
-            args = [m, n, self.sizes[2], self.alpha, a[r], self.ld[0], b[:, s], self.ld[1],
-                    self.beta, c[r, s], self.ldc, verdict, self.strict_wanted]  # fmt: skip
-            self.device.launch(self.strict, launch, args, stream)
+    def _multiply(
+        self, product: Multiply, parts: list[Array], exponent: Array, wanted: int, c: Array,
+        room: Room, stream: Stream,
+    ) -> None:  # fmt: skip
+        """A product of packed operands, if its number of compute_modes.VERDICTS is the verdict."""
+        exponents = exponent[: self.m], exponent[self.m :]
+        product(*parts, c, stream, exponents, room.state, wanted)
+
+
+def _cluster(device: KernelLauncher, m: int, n: int, k: int) -> int:
+    """How many blocks share the k of the same rows while they are split: enough to occupy the
+    device, and so many that a block's part stays in its first cache."""
+    if device.capability < 90:
+        return 1
+    groups = -(-m // 16) + -(-n // 16)
+    for blocks in (1, 2, 4):
+        if k <= 256 * blocks or (groups * blocks >= 2 * device.processors and k <= 1024 * blocks):
+            return blocks
+    return 8
+
+
+def strict_variant(device: KernelLauncher, m: int, n: int) -> Variant:
+    """The variant that multiplies in strict fp32 behind the verdict: the one of small tiles where
+    C has few of the others."""
+    large, small = catalog.helper("strict").kernel.variants()
+    (rows, cols), processors = large.tile, device.processors
+    variant = small if -(-m // rows) * -(-n // cols) * 8 < processors else large
+    return variant.for_multiprocessors(processors)
 
 
 class RoundedProduct(PackedProduct):
@@ -344,7 +364,10 @@ class RoundedProduct(PackedProduct):
         )
         if self.any_packed:
             of = "float16" if self.item_bytes == 2 else dtype  # 16 bits are copied as they are
-            self.pack, self.pack_launch = self.kernel("pack", of, self.rows, PARTS=1)
+            few = sum(self.rows) * self.k < _FEW
+            self.pack, self.pack_launch = self.kernel(
+                "pack", of, self.rows, SLICE=256 if few else 1024
+            )  # fmt: skip
         views = self._operands(operation.a, operation.b, self.packed_views(1, self.rows))
         self.product = self.multiply(dtype, 1, orders, views)
 
@@ -361,12 +384,42 @@ class RoundedProduct(PackedProduct):
         made: Sequence[Array | None] = (None, None)
         if self.any_packed:
             made = self.parts(room, 1, self.item_bytes, self.rows)
-            none, state = room.array("extremes", 1, "uint64"), room.state  # not looked at
             sizes = *map(np.int32, self.rows), self.sizes[2]
-            args = [*self.matrices(a, b, sizes), *made, state, none, np.int32(0), none, none,
-                    state]  # fmt: skip
+            args = [*self.matrices(a, b, sizes), *made]
             self.device.launch(self.pack, self.pack_launch, args, stream)
         self.product(*self._operands(a, b, made), c, stream)
+
+
+def _in_place(device: KernelLauncher, variant: Variant, operation: Operation) -> BoundProduct:
+    """A product by a kernel that reads operands where they lie."""
+    (order_a, lda), (order_b, ldb) = stored(operation.a), stored(operation.b)
+    (m, k), n = operation.a.shape, operation.b.shape[1]
+    name = operation.a.dtype.name
+    dtype = "tfloat32" if name == "float32" else name
+    variant = with_out(variant, operation.c.dtype.itemsize)
+    shares = Shares(
+        device, variant, dtype, operation.c, (m, n, k), alpha=operation.alpha, beta=operation.beta
+    )  # fmt: skip
+    function = device.function(shares.variant, dtype, order_a + order_b)
+    pitches, ldc = (np.int64(lda), np.int64(ldb)), np.int64(stored(operation.c)[1])
+    sizes = [np.int32(x) for x in (m, n, k)]
+    alpha, beta = (
+        np.float32(x) for x in ((operation.alpha, operation.beta) if shares.uncut else (1, 0))
+    )
+
+    def call(a: Array, b: Array, c: Array, stream: Stream) -> None:
+        if not c.size:
+            return
+        operands = [a, pitches[0], b, pitches[1], *sizes, alpha, beta]
+        if shares.uncut:
+            device.launch(function, shares.launch, [*operands, c, ldc], stream)
+            return
+        sums = shares.sums(stream)
+        args = [*operands, sums[0], shares.pitch, shares.steps]
+        device.launch(function, shares.launch, args, stream)
+        shares.add(sums, c, stream)
+
+    return call
 
 
 def _rounded(device: KernelLauncher, variant: Variant, operation: Operation) -> BoundProduct:

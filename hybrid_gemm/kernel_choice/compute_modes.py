@@ -34,7 +34,10 @@ def kernel_for(kind: str, arch: int) -> str | None:
     here = (
         kernel
         for kernel in catalog.kernels().values()
-        if kernel.role == "tensor" and not kernel.library and _runs(kernel, kind, arch)
+        if kernel.role == "tensor"
+        and not kernel.library
+        and _runs(kernel, kind, arch)
+        and any(params["TERMS"] == 3 for params in kernel.params)  # all arithmetics
     )
     fastest = max(here, key=lambda kernel: kernel.rung, default=None)
     return fastest.name if fastest else None
