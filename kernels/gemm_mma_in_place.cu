@@ -45,9 +45,10 @@ source  = "this project: docs/tensor-cores.md"
 // C (m x n) = alpha op(A) op(B) + beta C, from operands as they lie; float32 is rounded to TF32 as
 // it leaves shared memory.
 //
-// Lines of an operand begin anywhere. Where all of them begin on 16 bytes they are copied by 16;
-// otherwise by words of 4. A line of 16-bit elements that begins within a word comes with the half
-// word before it, and lies one element further on in shared memory (`shift`).
+// Lines of an operand begin anywhere. They are copied by 16 bytes that begin on 16 bytes: a line that
+// begins within such a vector comes with what lies before it, and is shifted by so many elements in
+// shared memory. What lies before the matrix itself is not read: a line's first elements are copied
+// one by one.
 //
 // With SHARES > 1 the k of each tile is cut into shares of `each` steps, one for each z of the grid.
 // Their sums go to matrices of their own, in float32: C is these matrices, one below the other, and
@@ -62,7 +63,8 @@ source  = "this project: docs/tensor-cores.md"
 #endif
 #include "mma.cuh"
 
-constexpr int BK = 128 / SIZE, EACH = 4 / SIZE;         // k of a step; elements of a word
+constexpr int BK = 128 / SIZE;                          // k of a step
+constexpr int EACH = 16 / SIZE;                         // elements of a vector
 constexpr int WN = 8 / WM;                              // warps along n
 constexpr int FM = BM / (16 * WM), FN = BN / (8 * WN);  // products of 16 x 8 of a warp, each way
 
@@ -72,20 +74,24 @@ typedef unsigned Element;
 typedef unsigned short Element;
 #endif
 
-// Starts a copy of BYTES, of which the first `real` are read and the others are zeros.
-template <int BYTES>
-__device__ __forceinline__ void copy_part(Shared to, const void* from, int real) {
+// Starts a copy of 16 bytes, of which the first `real` are read and the others are zeros.
+__device__ __forceinline__ void copy_vector(Shared to, const void* from, int real) {
 #ifdef HYBRID_GEMM_EMULATOR
-    __builtin_memset(to, 0, BYTES);
+    __builtin_memset(to, 0, 16);
     __builtin_memcpy(to, from, real);
 #else
-    if constexpr (BYTES == 16)
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(real)
-                     : "memory");
-    else
-        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from),
-                     "n"(BYTES), "r"(real)
-                     : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(real)
+                 : "memory");
+#endif
+}
+
+// To the nearest TF32, ties to even.
+__device__ __forceinline__ unsigned rounded(unsigned bits) {
+#if __CUDA_ARCH__ >= 900
+    asm("cvt.rn.tf32.f32 %0, %1;" : "=r"(bits) : "f"(as_float(bits)));
+    return bits;
+#else
+    return to_tf32(as_float(bits));
 #endif
 }
 
@@ -93,102 +99,88 @@ __device__ __forceinline__ void copy_part(Shared to, const void* from, int real)
 template <int BX, bool ALONG>
 struct Tile {
     static constexpr int LINES = ALONG ? BX : BK, LENGTH = ALONG ? BK : BX;
-    static constexpr int PITCH = ALONG ? 36 : (BX + 8) / EACH;  // words; no bank conflicts
-    static constexpr int WORDS = LINES * PITCH;
+    // Elements from line to line: a vector more, and no bank conflicts.
+    static constexpr int PITCH = ALONG ? 36 * 4 / SIZE : BX + 8;
+    static constexpr int WORDS = LINES * PITCH * SIZE / 4;
+    static constexpr int VECTORS = LENGTH / EACH;  // of a line
 
     const Element* from;
     long long ld;
     int x0, x_end, k_end;
-    bool vectors;   // every line begins on 16 bytes
-    int odd, step;  // whether line 0 begins within a word; whether the next one differs in that
+    int shift0, step;  // the shift of line 0, and by how much more that of the next one is
+    int shifts[2];     // of the lines that this thread reads
 
     __device__ Tile(const void* matrix, long long ld_, int x0_, int x_end_, int k_end_)
         : from((const Element*)matrix), ld(ld_), x0(x0_), x_end(x_end_), k_end(k_end_) {
-        const unsigned long long at = (unsigned long long)matrix;
-        vectors = (at | ld * SIZE) % 16 == 0;
-        odd = SIZE == 2 ? at / 2 % 2 : 0;
-        step = SIZE == 2 ? ld % 2 : 0;
+        shift0 = int((unsigned long long)matrix % 16 / SIZE);
+        step = int(ld % EACH);
+        // Their numbers differ by multiples of 8 from these; tiles begin at multiples of 16.
+        const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+        shifts[0] = shift(ALONG ? g : 4 / SIZE * t);
+        shifts[1] = shift(4 / SIZE * t + 1);
     }
-    __device__ bool shifted() const { return odd || step; }
-    // Elements by which a line is shifted; tiles begin at even lines.
-    __device__ __forceinline__ int shift(int line) const { return odd ^ (step & line); }
-
-    __device__ __forceinline__ void load(unsigned* stage, int k0) const {
-        const int line0 = ALONG ? x0 : k0, lines = min(LINES, (ALONG ? x_end : k_end) - line0);
-        const int first = ALONG ? k0 : x0, length = (ALONG ? k_end : x_end) - first;
-        if (vectors)
-            load_vectors(stage, from + line0 * ld + first, lines, length);
-        else
-            load_words(stage, from + line0 * ld + first, lines, length, first == 0);
+    // Elements by which a line is shifted.
+    __device__ __forceinline__ int shift(int line) const {
+        return (shift0 + (line % EACH) * step) % EACH;
     }
+    // Whether pairs of elements lie in one word.
+    __device__ bool pairs() const { return SIZE == 4 || (shift0 | step) % 2 == 0; }
 
-    __device__ __forceinline__ void load_vectors(unsigned* stage, const Element* at, int lines,
-                                                 int length) const {
-        constexpr int EACH_LINE = LENGTH * SIZE / 16;  // vectors
+    __device__ __forceinline__ void load(Element* stage, int k0) const {
+        const int line0 = ALONG ? x0 : k0, first = ALONG ? k0 : x0;
+        const int lines = min(LINES, (ALONG ? x_end : k_end) - line0);
+        const int length = (ALONG ? k_end : x_end) - first;
+        const Element* const at = from + line0 * ld + first;
 #pragma unroll 4
-        for (int i = 0; i < (LINES * EACH_LINE + THREADS - 1) / THREADS; ++i) {
-            const int t = threadIdx.x + i * THREADS, line = t / EACH_LINE, v = t % EACH_LINE;
-            if (LINES * EACH_LINE % THREADS && line >= LINES) break;
-            const int off = v * (16 / SIZE);
-            const int real = line < lines ? max(0, min(16, (length - off) * SIZE)) : 0;
-            copy_part<16>(shared_address(stage + line * PITCH + 4 * v),
-                          real ? at + line * ld + off : from, real);
-        }
-    }
-
-    __device__ __forceinline__ void load_words(unsigned* stage, const Element* at, int lines,
-                                               int length, bool begins) const {
-        constexpr int EACH_LINE = LENGTH / EACH;  // words, and one more where 16 bits are shifted
-#pragma unroll 4
-        for (int i = 0; i < (LINES * EACH_LINE + THREADS - 1) / THREADS; ++i) {
+        for (int i = 0; i < (LINES * VECTORS + THREADS - 1) / THREADS; ++i) {
             const int t = threadIdx.x + i * THREADS;
-            if (LINES * EACH_LINE % THREADS && t >= LINES * EACH_LINE) break;
-            load_word(stage, at, t / EACH_LINE, t % EACH_LINE, lines, length, begins);
+            if (LINES * VECTORS % THREADS && t >= LINES * VECTORS) break;
+            load_vector(stage, at, t / VECTORS, t % VECTORS, lines, length, first == 0);
         }
-        if (SIZE == 2 && (int)threadIdx.x < LINES && shift(threadIdx.x))
-            load_word(stage, at, threadIdx.x, EACH_LINE, lines, length, begins);
+        if ((shift0 | step) && (int)threadIdx.x < LINES)  // a vector more
+            load_vector(stage, at, threadIdx.x, VECTORS, lines, length, false);
     }
 
-    __device__ __forceinline__ void load_word(unsigned* stage, const Element* at, int line, int w,
-                                              int lines, int length, bool begins) const {
-        const int off = w * EACH - shift(line);
-        const int real = line < lines ? max(0, min(4, (length - off) * SIZE)) : 0;
-        unsigned* const to = stage + line * PITCH + w;
-        if (SIZE == 2 && begins && off < 0) {  // the half before the line is another's
-            ((Element*)to)[1] = real > 2 ? at[line * ld] : Element(0);
+    __device__ __forceinline__ void load_vector(Element* stage, const Element* at, int line, int v,
+                                                int lines, int length, bool begins) const {
+        const int off = v * EACH - shift(line);  // of its first element, in the line
+        const int real = line < lines ? max(0, min(16, (length - off) * SIZE)) : 0;
+        Element* const to = stage + line * PITCH + v * EACH;
+        if (begins && off < 0) {  // before it lies what is another's
+            for (int e = -off; e < EACH; ++e)
+                to[e] = e * SIZE < real ? at[line * ld + off + e] : Element(0);
             return;
         }
-        copy_part<4>(shared_address(to), real ? at + line * ld + off : from, real);
+        copy_vector(shared_address(to), real ? at + line * ld + off : from - shift0, real);
     }
 
-    // Word w, along k, of line x across it. PLAIN: nothing is shifted.
-    template <bool PLAIN>
-    __device__ __forceinline__ unsigned word(const unsigned* stage, int x, int w) const {
+    // Word w, along k, of line x across it, where `x` and `w` belong to this thread. PAIRS: see
+    // pairs().
+    template <bool PAIRS>
+    __device__ __forceinline__ unsigned word(const Element* stage, int x, int w) const {
         if constexpr (SIZE == 4) {
-            return to_tf32(as_float(stage[ALONG ? x * PITCH + w : w * PITCH + x]));
-        } else if constexpr (ALONG && PLAIN) {
-            return stage[x * PITCH + w];
+            return rounded(stage[(ALONG ? x * PITCH + w : w * PITCH + x) + shifts[0]]);
+        } else if constexpr (ALONG && PAIRS) {
+            return *(const unsigned*)(stage + x * PITCH + 2 * w + shifts[0]);
         } else {
-            const Element* const halves = (const Element*)stage;
-            const int one = ALONG ? x * 2 * PITCH + 2 * w + (PLAIN ? 0 : shift(x))
-                                  : 2 * w * 2 * PITCH + x + (PLAIN ? 0 : shift(0));
-            const int two = ALONG ? one + 1 : (2 * w + 1) * 2 * PITCH + x + (PLAIN ? 0 : shift(1));
-            return halves[one] | (unsigned)halves[two] << 16;
+            const int one = (ALONG ? x * PITCH + 2 * w : 2 * w * PITCH + x) + shifts[0];
+            const int two = ALONG ? one + 1 : (2 * w + 1) * PITCH + x + shifts[1];
+            return stage[one] | (unsigned)stage[two] << 16;
         }
     }
 };
 
 typedef Tile<BM, !TRANS_A> TileA;
 typedef Tile<BN, TRANS_B> TileB;
-constexpr int STAGE = TileA::WORDS + TileB::WORDS;
-static_assert(STAGE * 4 <= 144 * (BM + BN) + 2048, "the header says how large a stage is");
+constexpr int STAGE = (TileA::WORDS + TileB::WORDS) * 4 / SIZE;  // elements
+static_assert(STAGE * SIZE <= 144 * (BM + BN) + 2048, "the header says how large a stage is");
 
 // A thread's sums: of each product of 16 x 8, pairs in two rows 8 apart.
 typedef float Sums[FM][FN][4];
 
 // Adds the products of a step's k for the warp's rows and columns from (row, col) of the tile on.
-template <bool PLAIN>
-__device__ __forceinline__ void multiply_step(Sums& sums, const unsigned* stage, const TileA& a,
+template <bool PAIRS>
+__device__ __forceinline__ void multiply_step(Sums& sums, const Element* stage, const TileA& a,
                                               const TileB& b, int row, int col) {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
@@ -199,14 +191,14 @@ __device__ __forceinline__ void multiply_step(Sums& sums, const unsigned* stage,
 #pragma unroll
             for (int r = 0; r < 4; ++r)
                 of_a[i][r] =
-                    a.template word<PLAIN>(stage, row + 16 * i + g + r % 2 * 8, w + t + r / 2 * 4);
+                    a.template word<PAIRS>(stage, row + 16 * i + g + r % 2 * 8, w + t + r / 2 * 4);
         }
 #pragma unroll
         for (int j = 0; j < FN; ++j) {
 #pragma unroll
             for (int r = 0; r < 2; ++r)
-                of_b[j][r] =
-                    b.template word<PLAIN>(stage + TileA::WORDS, col + 8 * j + g, w + t + r * 4);
+                of_b[j][r] = b.template word<PAIRS>(stage + TileA::WORDS * 4 / SIZE,
+                                                    col + 8 * j + g, w + t + r * 4);
         }
 #pragma unroll
         for (int i = 0; i < FM; ++i) {
@@ -217,8 +209,8 @@ __device__ __forceinline__ void multiply_step(Sums& sums, const unsigned* stage,
 }
 
 // sums = the products of steps `first` to `end`.
-template <bool PLAIN>
-__device__ __forceinline__ void multiply(Sums& sums, unsigned* ring, const TileA& a, const TileB& b,
+template <bool PAIRS>
+__device__ __forceinline__ void multiply(Sums& sums, Element* ring, const TileA& a, const TileB& b,
                                          int first, int end, int row, int col) {
     int stage = 0, next = 0;  // that is multiplied; that is filled
 #pragma unroll 1
@@ -229,12 +221,12 @@ __device__ __forceinline__ void multiply(Sums& sums, unsigned* ring, const TileA
         }
         if (const int k0 = (step + STAGES - 1) * BK; step + STAGES - 1 < end) {
             a.load(ring + next * STAGE, k0);
-            b.load(ring + next * STAGE + TileA::WORDS, k0);
+            b.load(ring + next * STAGE + TileA::WORDS * 4 / SIZE, k0);
         }
         copies_commit();
         next = next == STAGES - 1 ? 0 : next + 1;
         if (step < first) continue;
-        multiply_step<PLAIN>(sums, ring + stage * STAGE, a, b, row, col);
+        multiply_step<PAIRS>(sums, ring + stage * STAGE, a, b, row, col);
         stage = stage == STAGES - 1 ? 0 : stage + 1;
     }
     copies_wait<0>();
@@ -292,9 +284,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BM* BN > 64 * 64 ? 1 : 2)
     const TileA a(A, lda, row0, m, k);
     const TileB b(B, ldb, col0, n, k);
     Sums sums = {};
-    if (SIZE == 4 || !(a.shifted() || b.shifted()))
-        multiply<true>(sums, memory, a, b, first, end, row, col);
+    Element* const ring = (Element*)memory;
+    if (a.pairs() && b.pairs())
+        multiply<true>(sums, ring, a, b, first, end, row, col);
     else
-        multiply<false>(sums, memory, a, b, first, end, row, col);
+        multiply<false>(sums, ring, a, b, first, end, row, col);
     store(sums, (float*)memory, row, col, m, n, row0, col0, alpha, beta, to, ldc);
 }

@@ -59,35 +59,80 @@ __device__ inline void find_extremes(Extremes (&mine)[MINE], Shared& shared) {
     cluster_wait();
 #pragma unroll
     for (int i = 0; i < MINE; ++i) {
+#pragma unroll
         for (int rank = 0; rank < SHARES; ++rank)
             mine[i] = merge(mine[i], *shared_of(&shared.extremes[warp + WARPS * i], rank));
         if (mine[i].smallest != ~0u) ++mine[i].smallest;  // as `take` had it
     }
 }
 
-__device__ inline void take(Extremes& all, unsigned bits) {
-    const unsigned magnitude = bits & 0x7fffffff;  // less 1, zero is the largest there is
-    all = merge(all, {magnitude, magnitude - 1});
+// What a thread has seen of a row: its largest magnitude, and twice its smallest that is not zero,
+// less 1: then zero is the largest there is.
+struct Seen {
+    float largest = 0;
+    unsigned twice_smallest = ~0u;
+
+    __device__ __forceinline__ void take(unsigned bits) {
+        largest = larger(largest, as_float(bits));
+        twice_smallest = min(twice_smallest, bits + bits - 1);
+    }
+    // As `Extremes`, with 1 less than the smallest.
+    __device__ __forceinline__ Extremes extremes() const {
+        return {as_bits(largest), twice_smallest == ~0u ? ~0u : twice_smallest >> 1};
+    }
+    // The larger of x and |y|, or NaN.
+    __device__ static __forceinline__ float larger(float x, float y) {
+#ifdef HYBRID_GEMM_EMULATOR
+        return as_float(max(as_bits(x), as_bits(y) & 0x7fffffff));
+#else
+        asm("{ .reg .f32 a; abs.f32 a, %1; max.NaN.f32 %0, %0, a; }" : "+f"(x) : "f"(y));
+        return x;
+#endif
+    }
+};
+
+// Two numbers as fp16, the first in the lower half.
+__device__ __forceinline__ unsigned halves(float first, float second) {
+#ifdef HYBRID_GEMM_EMULATOR
+    return to_half(first) | (unsigned)to_half(second) << 16;
+#else
+    unsigned pair;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
+    return pair;
+#endif
 }
 
-// Splits elements k to k + 3 of a row, and writes hi and `apart` further on lo, where there are any.
-// `count` counts those within 2^-7 of the row's largest, in the lower half, and those cut short.
-__device__ inline void split_four(const Four<unsigned>& four, float scale, unsigned large,
-                                  unsigned whole, Half* to, long long apart, bool real,
-                                  unsigned (&count)[2]) {
-    Four<Half> hi, lo;
+// From which magnitude on elements of a row are within 2^-7 of its largest; and twice that from
+// which on they are not cut short, less 1.
+struct Bounds {
+    float large;
+    unsigned twice_whole;
+};
+
+// Splits elements k to k + 3 of a row, and writes hi and, `apart` further on, lo, where there are
+// any. Counts those that are large, and those that are cut short.
+__device__ __forceinline__ void split_four(const Four<unsigned>& four, float scale, Bounds bounds,
+                                           Half* to, long long apart, bool real,
+                                           unsigned (&count)[2]) {
+    struct alignas(8) Pairs {
+        unsigned x[2];
+    } hi, lo;
+#pragma unroll
+    for (int x = 0; x < 2; ++x) {
+        const float first = as_float(four.x[2 * x]) * scale;
+        const float second = as_float(four.x[2 * x + 1]) * scale;
+        hi.x[x] = halves(first, second);
+        lo.x[x] = halves(first - from_half((Half)hi.x[x]), second - from_half(hi.x[x] >> 16));
+    }
 #pragma unroll
     for (int x = 0; x < 4; ++x) {
-        const float value = as_float(four.x[x]) * scale;
-        hi.x[x] = to_half(value);
-        lo.x[x] = to_half(value - from_half(hi.x[x]));
-        const unsigned magnitude = four.x[x] & 0x7fffffff;
-        count[0] += magnitude >= large;
-        count[1] += magnitude - 1 < whole - 1;
+        const unsigned bits = four.x[x];
+        count[0] += as_float(bits & 0x7fffffff) >= bounds.large;
+        count[1] += bits + bits - 1 < bounds.twice_whole;
     }
     if (!real) return;
-    *(Four<Half>*)to = hi;
-    *(Four<Half>*)(to + apart) = lo;
+    *(Pairs*)to = hi;
+    *(Pairs*)(to + apart) = lo;
 }
 
 // Adds up what the cluster's blocks counted of its rows, and has the state keep the worst of it;
@@ -104,6 +149,7 @@ __device__ inline void tally(const Extremes (&mine)[MINE], int rows, int k, bool
     unsigned worst[5] = {};
     if (lane < rows && shared.extremes[lane].largest) {
         unsigned large = 0, cut = 0;
+#pragma unroll
         for (int rank = 0; rank < SHARES; ++rank) {
             large += *shared_of(&shared.large[lane], rank);
             cut += *shared_of(&shared.cut[lane], rank);
@@ -126,7 +172,7 @@ __device__ inline void tally(const Extremes (&mine)[MINE], int rows, int k, bool
 
 // docs/tensor-cores.md proves these rules. Where blocks gave up, rows have been counted in part, but
 // the one that was hopeless is so already: 8 of its cut elements exceed k, and `large` cannot.
-__device__ inline Verdict decide(const volatile unsigned (&worst)[2][5], int k, int least_k_tf32) {
+__device__ inline Verdict decide(const unsigned (&worst)[2][5], int k, int least_k_tf32) {
     const auto most = [&](int what) { return (int)max(worst[0][what], worst[1][what]); };
     const auto sum = [&](int what) { return (long long)worst[0][what] + worst[1][what]; };
     int doublings = 0;
@@ -149,23 +195,27 @@ __device__ inline void split_rows(const Source<unsigned, ALONG>& source, int row
     const int first = min(steps, rank * each) * STEP, end = min(steps, (rank + 1) * each) * STEP;
     const int pitch = pitch_of(source.k), rows = min(ROWS, source.rows - row0);
     if (threadIdx.x == 0) shared.hopeless = *(volatile unsigned*)&state->hopeless;
-    Extremes mine[MINE] = {{0, ~0u}, {0, ~0u}};
+    Seen seen[MINE];
     for_each_four(source, row0, first, end, shared.tile,
                   [&](int i, int, const Four<unsigned>& four) {
 #pragma unroll
-                      for (int x = 0; x < 4; ++x) take(mine[i], four.x[x]);
+                      for (int x = 0; x < 4; ++x) seen[i].take(four.x[x]);
                   });
+    Extremes mine[MINE];
+#pragma unroll
+    for (int i = 0; i < MINE; ++i) mine[i] = seen[i].extremes();
     find_extremes(mine, shared);
 
     float scale[MINE];
-    unsigned large[MINE], whole[MINE], counts[MINE][2] = {};
+    Bounds bounds[MINE];
+    unsigned counts[MINE][2] = {};
 #pragma unroll
     for (int i = 0; i < MINE; ++i) {
         const unsigned largest = mine[i].largest;
         const int top = exponent_of(largest), row = row0 + warp + WARPS * i;
         scale[i] = power_of_two(max(-126, min(127, TOP_FP16 - top)));
-        large[i] = (unsigned)max(1, top - 6 + 127) << 23;
-        whole[i] = (unsigned)max(0, top - 17 + 127) << 23;
+        bounds[i] = {as_float((unsigned)max(1, top - 6 + 127) << 23),
+                     ((unsigned)max(0, top - 17 + 127) << 24) - 1};
         if (rank == 0 && lane == 0 && row < source.rows) {
             operand.exponent[row] = largest ? top - TOP_FP16 : 0;
             operand.exponent[operand.to_tf32 + row] = largest ? top - TOP_TF32 : 0;
@@ -177,8 +227,8 @@ __device__ inline void split_rows(const Source<unsigned, ALONG>& source, int row
                       [&](int i, int k, const Four<unsigned>& four) {
                           const int row = warp + WARPS * i;
                           Half* const to = operand.parts + (long long)(row0 + row) * pitch + k;
-                          split_four(four, scale[i], large[i], whole[i], to, apart,
-                                     row < rows && k < pitch, counts[i]);
+                          split_four(four, scale[i], bounds[i], to, apart, row < rows && k < pitch,
+                                     counts[i]);
                       });
     }
 #pragma unroll
@@ -221,8 +271,14 @@ extern "C" __global__ void __launch_bounds__(256, 4) CLUSTER_DIMS
     __threadfence();
     if (atomicAdd(&state->done, 1u) != gridDim.x / CLUSTER - 1) return;
     __threadfence();
-    state->verdict = decide(state->worst, k, least_k_tf32);
-    ++state->taken[state->verdict];
+    unsigned worst[2][5];
+#pragma unroll
+    for (int i = 0; i < 10; ++i)
+        worst[i / 5][i % 5] = *(volatile unsigned*)&state->worst[i / 5][i % 5];
+    const Verdict verdict = decide(worst, k, least_k_tf32);
+    state->verdict = verdict;
+    atomicAdd(&state->taken[verdict], 1);
+#pragma unroll
     for (int i = 0; i < 10; ++i) state->worst[i / 5][i % 5] = 0;
     state->done = state->hopeless = 0;
 }

@@ -232,6 +232,8 @@ def test_operands_in_place_are_exact_at_any_alignment(kernel_device, monkeypatch
     for i, variant in enumerate(kernel.variants()):
         if variant.params["OUT"] not in (4, size):
             continue
+        if device.kind == "emulator" and (i + catalog.LAYOUTS.index(layout)) % 4:
+            continue  # slow there: each in one layout
         out = "float32" if variant.params["OUT"] == 4 else dtype
         rng = np.random.default_rng(i)
         for j, (m, n, k) in enumerate(shapes):

@@ -327,7 +327,7 @@ def _cluster(device: KernelLauncher, m: int, n: int, k: int) -> int:
         return 1
     groups = -(-m // 16) + -(-n // 16)
     for blocks in (1, 2, 4):
-        if k <= 256 * blocks or (groups * blocks >= 2 * device.processors and k <= 1024 * blocks):
+        if k <= 256 * blocks or (groups * blocks >= 2 * device.processors and k <= 512 * blocks):
             return blocks
     return 8
 
