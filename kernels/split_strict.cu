@@ -16,7 +16,7 @@ role    = "strict"
 # SPLIT   blocks for each tile of C, at most
 params  = [
     {BM = 128, BN = 256, BK = 8, TM = 16, TN = 8, LM = 4, KG = 1, HOPS = 1, STAGES = 5, BLOCKS = 132, SPLIT = 132},
-    {BM = 64, BN = 64, BK = 32, TM = 8, TN = 8, LM = 4, KG = 4, HOPS = 2, STAGES = 3, BLOCKS = 132, SPLIT = 132},
+    {BM = 64, BN = 128, BK = 16, TM = 16, TN = 8, LM = 4, KG = 4, HOPS = 1, STAGES = 5, BLOCKS = 132, SPLIT = 132},
 ]
 block     = ["256", "1", "1"]
 grid      = ["BLOCKS", "1", "1"]
