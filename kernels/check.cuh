@@ -2,7 +2,8 @@
 // Floating point is summed in float64, integers modulo 2^64; with READ = 2 the squares of any
 // element's bits are, modulo 2^64.
 #pragma once
-#include "split.cuh"
+#include "numbers.cuh"
+#include "source.cuh"
 
 #if READ == 2
 #if SIZE == 8

@@ -64,6 +64,7 @@ source    = "this project: docs/performance.md"
 //   load        TileCopy below
 //   multiply    copy_ring.cuh
 //   store       finish
+#include "clusters.cuh"
 #include "copy_ring.cuh"
 #include "shares.cuh"
 
@@ -77,32 +78,6 @@ constexpr bool A_ALONG_K = !TRANS_A, B_ALONG_K = TRANS_B;
 // register bank than element j of B (docs/performance.md).
 constexpr int SWAP = B_ALONG_K ? 0 : 1;
 constexpr int VECTORS_OF_TILE = BM * BN / VEC;
-
-// --- clusters -----------------------------------------------------------------------------------
-
-#if defined(HYBRID_GEMM_EMULATOR) || CLUSTER == 1
-// No block can wait for another there: the first of a cluster does all of its work.
-constexpr int SHARES = 1;
-#define CLUSTER_DIMS
-__device__ __forceinline__ void cluster_arrive() { __syncthreads(); }
-__device__ __forceinline__ void cluster_wait() {}
-__device__ __forceinline__ const Vec* shared_of(const Vec* mine, int) { return mine; }
-#else
-constexpr int SHARES = CLUSTER;
-#define CLUSTER_DIMS __cluster_dims__(CLUSTER, 1, 1)
-__device__ __forceinline__ void cluster_arrive() {
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-}
-__device__ __forceinline__ void cluster_wait() {
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-// The same place in the shared memory of another block of the cluster.
-__device__ __forceinline__ const Vec* shared_of(const Vec* mine, int rank) {
-    const Vec* theirs;
-    asm("mapa.u64 %0, %1, %2;" : "=l"(theirs) : "l"(mine), "r"(rank));
-    return theirs;
-}
-#endif
 
 // --- load ---------------------------------------------------------------------------------------
 

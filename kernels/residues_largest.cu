@@ -14,6 +14,8 @@ source  = "this project: docs/tensor-cores.md"
 #include "residues.cuh"
 #include "source.cuh"
 
+constexpr int ROWS = 64;  // of op(A), or columns of op(B): those of a block
+
 // Partial x of row r goes to partial[x * (m + n) + r], as bits, columns of B after rows of A; what
 // residues_spread.cu adds to is set to zero on the way.
 template <bool ALONG>

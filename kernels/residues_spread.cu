@@ -13,6 +13,8 @@ source  = "this project: docs/tensor-cores.md"
 #include "residues.cuh"
 #include "source.cuh"
 
+constexpr int ROWS = 64;  // of op(A), or columns of op(B): those of a block
+
 struct Shared {
     int top[ROWS];  // exponents of the largest magnitudes, biased
     u64 sums[ROWS][2];

@@ -1,8 +1,6 @@
 // Operands of any storage order as the passes read them: four neighbours in memory at a time.
 #pragma once
 
-constexpr int ROWS = 64;  // of op(A), or columns of op(B): those of a block
-
 // Four neighbours in memory.
 template <typename E>
 struct alignas(4 * sizeof(E)) Four {

@@ -5,14 +5,11 @@
 #include "numbers.cuh"
 #include "source.cuh"
 
-constexpr int STEP = 64;  // k of a tile of ROWS rows
+constexpr int ROWS = 16, STEP = 256;           // a tile: rows by k
+constexpr int WARPS = 8, MINE = ROWS / WARPS;  // of a block; rows of a thread, WARPS apart
 
 // Where a row's largest magnitude is put: its exponent after scaling.
 constexpr int TOP_FP16 = 14, TOP_TF32 = 50;
-
-// What the TF32 split leaves out does not grow with k, and fp32's own error does: below this k it
-// is the larger of the two.
-constexpr int LEAST_K_TF32 = 512;
 
 enum Verdict { FP16_SPLIT, TF32_SPLIT, STRICT };
 
@@ -26,46 +23,84 @@ __device__ inline Extremes merge(Extremes x, Extremes y) {
     return {max(x.largest, y.largest), min(x.smallest, y.smallest)};
 }
 
-// What the rows of one operand allow.
-struct Summary {
-    int highest, lowest;  // exponents of the largest magnitudes of rows that are not zero
-    int range;            // most exponents between a row's largest and smallest
-    int large;            // fewest elements of a row within 2^-7 of its largest
-    int cut;              // most elements of a row that the fp16 split would cut short
-};
+// What the rows of an operand allow, each as the largest of a number that is 0 where nothing is
+// known: exponents of the largest magnitudes of rows that are not zero, BIAS more and BIAS less
+// them; exponents between a row's largest and smallest; elements of a row that are not within 2^-7
+// of its largest; and those that the fp16 split would cut short.
+enum Worst { HIGHEST, LOWEST, RANGE, SMALL, CUT };
+constexpr int BIAS = 200;
 
-__device__ inline Summary merge(const Summary& x, const Summary& y) {
-    return {max(x.highest, y.highest), min(x.lowest, y.lowest), max(x.range, y.range),
-            min(x.large, y.large), max(x.cut, y.cut)};
-}
-
-// What rows of zeros allow, of k elements each: everything.
-__device__ inline Summary no_rows(int k) { return {-200, 200, 0, k, 0}; }
-
-// What one product, or one part of an operand that is packed alone, leaves on the device.
+// What one product, or one part of an operand that is split alone, leaves on the device.
 struct State {
     int verdict;
-    int taken[3];       // products so far, by verdict
-    unsigned done;      // blocks that have packed
-    unsigned hopeless;  // whether a row has shown that the fp16 split will not do
-    Summary allowed;    // of an operand that was packed alone
-    int unused;
+    int taken[3];          // products so far, by verdict
+    unsigned done;         // groups of rows that are packed
+    unsigned hopeless;     // whether a row has shown that the fp16 split will not do
+    unsigned worst[2][5];  // of A's rows, and of B's columns, by `Worst`
 };
 
-// docs/tensor-cores.md proves these rules. Where blocks gave up, rows have been tallied in part,
-// but the one that was hopeless is so already: 8 of its cut elements exceed k, and `large` cannot.
-__device__ inline Verdict decide(const Summary& a, const Summary& b, int k) {
+// docs/tensor-cores.md proves these rules. Where blocks gave up, rows have been counted in part, but
+// the one that was hopeless is so already: 8 of its cut elements exceed k, and `large` cannot.
+__device__ inline Verdict decide(const unsigned (&worst)[2][5], int k, int least_k_tf32) {
+    const auto most = [&](int what) { return (int)max(worst[0][what], worst[1][what]); };
+    const auto sum = [&](int what) { return (long long)worst[0][what] + worst[1][what]; };
     int doublings = 0;
     while (doublings < 31 && 1ll << doublings < k) ++doublings;
-    const bool moderate = min(a.lowest, b.lowest) >= -76 && max(a.highest, b.highest) <= 96;
-    if (!moderate || a.highest + b.highest + 2 + doublings > 127) return STRICT;
-    const long long cut = (long long)a.cut + b.cut, large = (long long)a.large + b.large - k;
-    if (cut == 0 || 8 * cut <= large) return FP16_SPLIT;
-    const bool held = max(a.range, b.range) <= 153 && a.range + b.range <= 203;
-    return held && k >= LEAST_K_TF32 && doublings <= 24 ? TF32_SPLIT : STRICT;
+    const int highest[2] = {(int)worst[0][HIGHEST] - BIAS, (int)worst[1][HIGHEST] - BIAS};
+    const bool none = !worst[0][HIGHEST] || !worst[1][HIGHEST];  // all of A or B is zero
+    const bool moderate = most(LOWEST) - BIAS <= 76 && most(HIGHEST) - BIAS <= 96;
+    if (!moderate || (!none && highest[0] + highest[1] + 2 + doublings > 127)) return STRICT;
+    const long long large = (long long)k - sum(SMALL);
+    if (sum(CUT) == 0 || 8 * sum(CUT) <= large) return FP16_SPLIT;
+    const bool held = most(RANGE) <= 153 && sum(RANGE) <= 203;
+    return held && k >= least_k_tf32 && doublings <= 24 ? TF32_SPLIT : STRICT;
 }
+
+// Elements of one part of a packed row: hi of a row lies before lo.
+__device__ inline int pitch_of(int k) { return (k + 63) / 64 * 64; }
 
 // Exponent of the leading bit; for subnormals the least there is.
 __device__ inline int exponent_of(unsigned magnitude) {
     return magnitude >> 23 ? int(magnitude >> 23) - 127 : -149;
+}
+
+template <typename E>
+struct Tile {
+    alignas(16) E rows[ROWS][STEP + 4];
+};
+
+// Calls body(i, at, four) for the elements from k0 to k1, multiples of STEP, of ROWS rows from
+// `row0` on: each thread has fours along k of rows w + WARPS i, w being the number of its warp.
+// Zeros are beyond the matrix. Where memory runs across k, the tile turns it.
+template <typename E, bool ALONG, typename Body>
+__device__ __forceinline__ void for_each_four(const Source<E, ALONG>& source, int row0, int k0,
+                                              int k1, Tile<E>& tile, Body body) {
+    const bool vectors = source.vectors();
+    const int t = threadIdx.x, warp = t / 32, lane = t % 32;
+    constexpr int LINES = 64, FOURS = 4;  // lines of k at once, a thread's fours of a tile
+    for (int k = k0; k < k1; k += STEP) {
+        Four<E> four[FOURS];
+#pragma unroll
+        for (int x = 0; x < FOURS; ++x) {
+            four[x] = ALONG ? source.four(row0 + warp + WARPS * (x / 2),
+                                          k + 128 * (x % 2) + 4 * lane, vectors)
+                            : source.four(k + t / 4 + LINES * x, row0 + t % 4 * 4, vectors);
+        }
+        if (!ALONG) {
+            __syncthreads();  // all have read the tile before
+#pragma unroll
+            for (int x = 0; x < FOURS; ++x) {
+#pragma unroll
+                for (int i = 0; i < 4; ++i)
+                    tile.rows[t % 4 * 4 + i][t / 4 + LINES * x] = four[x].x[i];
+            }
+            __syncthreads();
+#pragma unroll
+            for (int x = 0; x < FOURS; ++x)
+                four[x] =
+                    *(const Four<E>*)&tile.rows[warp + WARPS * (x / 2)][128 * (x % 2) + 4 * lane];
+        }
+#pragma unroll
+        for (int x = 0; x < FOURS; ++x) body(x / 2, k + 128 * (x % 2) + 4 * lane, four[x]);
+    }
 }

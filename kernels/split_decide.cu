@@ -10,26 +10,28 @@ source  = "this project: docs/tensor-cores.md"
 ---*/
 #include "split.cuh"
 
-// What `count` parts of an operand allow together, to every lane of the warp.
-__device__ inline Summary together(const State* parts, int count, int k) {
-    Summary all = no_rows(k);
-    for (int i = threadIdx.x; i < count; i += 32) all = merge(all, parts[i].allowed);
-    for (int lanes = 1; lanes < 32; lanes *= 2) {
-        all = merge(
-            all, {__shfl_xor_sync(~0u, all.highest, lanes), __shfl_xor_sync(~0u, all.lowest, lanes),
-                  __shfl_xor_sync(~0u, all.range, lanes), __shfl_xor_sync(~0u, all.large, lanes),
-                  __shfl_xor_sync(~0u, all.cut, lanes)});
+// The worst of `count` parts of an operand: A (0) or B (1).
+__device__ inline void join(const State* parts, int count, int of_b, unsigned (&worst)[2][5]) {
+    for (int part = threadIdx.x; part < count; part += 32) {
+#pragma unroll
+        for (int i = 0; i < 5; ++i)
+            worst[of_b][i] = max(worst[of_b][i], parts[part].worst[of_b][i]);
     }
-    return all;
+#pragma unroll
+    for (int i = 0; i < 5; ++i) {
+        for (int lanes = 1; lanes < 32; lanes *= 2)
+            worst[of_b][i] = max(worst[of_b][i], __shfl_xor_sync(~0u, worst[of_b][i], lanes));
+    }
 }
 
 extern "C" __global__ void __launch_bounds__(32)
     split_decide(const int* parts_a, int count_a, const int* parts_b, int count_b, int k,
-                 int* memory) {
-    const Summary a = together((const State*)parts_a, count_a, k);
-    const Summary b = together((const State*)parts_b, count_b, k);
+                 int least_k_tf32, int* memory) {
+    unsigned worst[2][5] = {};
+    join((const State*)parts_a, count_a, 0, worst);
+    join((const State*)parts_b, count_b, 1, worst);
     if (threadIdx.x != 0) return;
     State* const state = (State*)memory;
-    state->verdict = decide(a, b, k);
+    state->verdict = decide(worst, k, least_k_tf32);
     ++state->taken[state->verdict];
 }

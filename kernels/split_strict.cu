@@ -1,30 +1,103 @@
 /*---
-summary = "double_buffered in strict fp32, where the verdict on a split product asks for it"
+summary = "what the verdict on a split product asks for instead of fp16: `tuned`, or the TF32 split"
 entry   = "split_strict"
 role    = "strict"
-# BM  rows of C that a block computes
-# BN  columns of C that a block computes
-# BK  k of a step: what shared memory holds of A and B at once
-# TM  rows of C that a thread computes
-# TN  columns of C that a thread computes
-params  = [{BM = 128, BN = 128, BK = 8, TM = 8, TN = 8}]
-block   = ["(BM / TM) * (BN / TN)", "1", "1"]
-grid    = ["ceil(n / BN)", "ceil(m / BM)", "1"]
-require = [
-    "TM % 4 == 0", "TN % 4 == 0", "BK % 4 == 0", "BM % (4 * TM) == 0", "BN % (8 * TN) == 0",
-    "4 * (BN / TN) % TM == 0", "4 * (BM / TM) % TN == 0",
-    "4 * (BM / TM) * (BN / TN) % BK == 0",
-    "BM * BK % (4 * (BM / TM) * (BN / TN)) == 0", "BN * BK % (4 * (BM / TM) * (BN / TN)) == 0",
-    "2 * SIZE * BK * (BM + BN + 32 / SIZE) <= 49152",
+# The parameters are those of `tuned`, whose text this is.
+# BM      rows of C that a block computes
+# BN      columns of C that a block computes
+# BK      k of a step: what one stage of the ring in shared memory holds
+# TM      rows of C that a thread computes
+# TN      columns of C that a thread computes
+# LM      lanes of a warp along the rows of C; the other 32 / LM are along its columns
+# KG      groups of warps that share the k of each step; their sums are added at the end
+# HOPS    1: an operand that lies along k is copied by elements; 2: by vectors, through registers
+# STAGES  stages of the ring: STAGES - 1 steps are on their way while one is multiplied
+# BLOCKS  blocks of the grid: as many as a GPU of 132 multiprocessors runs at once
+# SPLIT   blocks for each tile of C, at most
+params  = [
+    {BM = 128, BN = 256, BK = 8, TM = 16, TN = 8, LM = 4, KG = 1, HOPS = 1, STAGES = 5, BLOCKS = 132, SPLIT = 132},
+    {BM = 64, BN = 128, BK = 16, TM = 16, TN = 8, LM = 4, KG = 4, HOPS = 1, STAGES = 5, BLOCKS = 132, SPLIT = 132},
 ]
-dtypes  = ["float32"]
-source  = "this project: docs/tensor-cores.md"
+block     = ["256", "1", "1"]
+grid      = ["BLOCKS", "1", "1"]
+scales    = ["BLOCKS", "SPLIT"]
+tile      = ["BM", "BN"]
+shared    = "max(STAGES * BK * (BM + BN + 64 / SIZE) * SIZE, (KG > 1) * KG * BM * BN * SIZE / 2)"
+workspace = "2 * BLOCKS * BM * BN * SIZE"
+flags     = "32 * BLOCKS"
+early     = true
+require   = [
+    "KG * BM * BN == 256 * TM * TN",
+    "BM % (TM * LM) == 0", "32 % LM == 0", "BN % (TN * 32 / LM) == 0",
+    "TM % 4 == 0", "TN % 4 == 0", "TM * TN * SIZE <= 512",
+    "BK % 4 == 0", "BK % KG == 0", "BK / KG >= 2", "STAGES >= 2", "HOPS <= 2", "256 % BK == 0",
+    "BLOCKS <= 65536", "SPLIT <= BLOCKS",
+    # a tile of the TF32 split
+    "STAGES * BK * (BM + BN) * SIZE >= 16640",
+]
+dtypes    = ["float32"]
+arch      = ">=80"
+source    = "this project: docs/tensor-cores.md"
 ---*/
-#include "double_buffered.cuh"
+#include "early_launch.cuh"
+#include "split.cuh"
+#include "tuned.cuh"
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-    split_strict(int m, int n, int k, T alpha, const T* __restrict__ A, long long lda,
-                 const T* __restrict__ B, long long ldb, T beta, T* C, long long ldc,
-                 const int* verdict, int wanted) {
-    if (*verdict == wanted) double_buffered(m, n, k, alpha, A, lda, B, ldb, beta, C, ldc);
+constexpr int SLICE = 4 * STEP;  // of k, that a block splits before it goes on
+
+// hi and lo of rows `row0` on of an operand, from k0 on, in TF32, by the powers of two in `exponent`.
+template <bool ALONG>
+__device__ inline void split_tf32(const Source<unsigned, ALONG>& source, int row0, int k0,
+                                  unsigned* parts, const int* exponent, Tile<unsigned>& tile) {
+    const int pitch = pitch_of(source.k), warp = threadIdx.x / 32;
+    float scale[MINE];
+#pragma unroll
+    for (int i = 0; i < MINE; ++i) {
+        const int row = row0 + warp + WARPS * i;
+        scale[i] = power_of_two(row < source.rows ? max(-126, min(127, -exponent[row])) : 0);
+    }
+    const int steps = (source.k + STEP - 1) / STEP * STEP;
+    for_each_four(source, row0, k0, min(steps, k0 + SLICE), tile,
+                  [&](int i, int k, const Four<unsigned>& four) {
+                      const int row = row0 + warp + WARPS * i;
+                      Four<unsigned> hi, lo;
+#pragma unroll
+                      for (int x = 0; x < 4; ++x) {
+                          const float value = as_float(four.x[x]) * scale[i];
+                          hi.x[x] = to_tf32(value);
+                          lo.x[x] = to_tf32(value - as_float(hi.x[x]));
+                      }
+                      if (row >= source.rows || k >= pitch) return;
+                      unsigned* const to = parts + (long long)row * 2 * pitch + k;
+                      *(Four<unsigned>*)to = hi;
+                      *(Four<unsigned>*)(to + pitch) = lo;
+                  });
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    split_strict(int m, int n, int k, float alpha, const float* A, long long lda, const float* B,
+                 long long ldb, float beta, float* C, long long ldc, float* workspace,
+                 unsigned* flags, void* parts_a, void* parts_b, const int* exponent_a,
+                 const int* exponent_b, const int* verdict) {
+    wait_for_launch_before();
+    if (*verdict == FP16_SPLIT) return;
+    if (*verdict == STRICT) {
+        tuned(m, n, k, alpha, A, lda, B, ldb, beta, C, ldc, workspace, flags);
+        return;
+    }
+    DYNAMIC_SHARED(raw);
+    Tile<unsigned>& tile = *reinterpret_cast<Tile<unsigned>*>(raw);
+    const int groups_a = (m + ROWS - 1) / ROWS, groups = groups_a + (n + ROWS - 1) / ROWS;
+    const int slices = (k + SLICE - 1) / SLICE;
+    for (long long t = blockIdx.x; t < (long long)groups * slices; t += gridDim.x) {
+        const int group = int(t / slices), k0 = int(t % slices) * SLICE;
+        if (group < groups_a) {
+            const Source<unsigned, !TRANS_A> source = {(const unsigned*)A, lda, m, k};
+            split_tf32(source, group * ROWS, k0, (unsigned*)parts_a, exponent_a, tile);
+        } else {
+            const Source<unsigned, TRANS_B> source = {(const unsigned*)B, ldb, n, k};
+            split_tf32(source, (group - groups_a) * ROWS, k0, (unsigned*)parts_b, exponent_b, tile);
+        }
+        __syncthreads();
+    }
 }

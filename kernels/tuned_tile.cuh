@@ -1,4 +1,4 @@
-// A block's tile of C, BM x BN, for `tuned` and `deep`: which element each thread loads, multiplies
+// A block's tile of C, BM x BN, for `tuned`, `deep` and `short_k`: which element each thread loads, multiplies
 // and stores. The main loop is copy_ring.cuh's.
 //
 // The tiles of A and B lie in shared memory with k as their rows, whatever the layout in global
@@ -156,14 +156,14 @@ struct Fragments {
 
 // sum = the product of `count` steps from step k0 on, for the tile of C at (row, col). `skip`: k
 // missing in front of step 0.
-template <bool VECTORS>
+template <bool VECTORS_A, bool VECTORS_B = VECTORS_A>
 __device__ __forceinline__ void multiply(T (&sum)[TM][TN], int m, int n, const T* A, long long lda,
                                          const T* B, long long ldb, int row, int col, int k0,
                                          int skip, int count, int a_in, int b_in) {
     DYNAMIC_SHARED(raw);
     const long long first = (long long)k0 * BK - skip;
-    TileCopy<BM, !TRANS_A, VECTORS> a(A, lda, row, m, first);
-    TileCopy<BN, TRANS_B, VECTORS> b(B, ldb, col, n, first);
+    TileCopy<BM, !TRANS_A, VECTORS_A> a(A, lda, row, m, first);
+    TileCopy<BN, TRANS_B, VECTORS_B> b(B, ldb, col, n, first);
     const Shared base = shared_address(raw);
     const Shared to_a = opaque(base + a.to()), to_b = opaque(base + (A_ELEMENTS * SIZE + b.to()));
     multiply_ring<STAGE_BYTES, TWO_HOPS, int&>(sum, a, b, to_a, to_b, k0 == 0, skip, count,

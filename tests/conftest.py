@@ -9,6 +9,7 @@ from support.devices import DEVICES, KERNEL_DEVICES
 
 import hybrid_gemm
 from hybrid_gemm import devices
+from hybrid_gemm.devices import tensor_core_products
 from hybrid_gemm.kernel_choice import fitted, on_gpu
 
 # Shells start background jobs with SIGINT ignored, and children inherit that. Some tests interrupt
@@ -33,6 +34,12 @@ def kernel_device(request):
 @pytest.fixture
 def rng():
     return np.random.default_rng(20240607)
+
+
+@pytest.fixture
+def tf32_split_of_small_products(monkeypatch):
+    """Products of any size may take the TF32 split."""
+    monkeypatch.setattr(tensor_core_products, "LEAST_WORK_TF32", 0)
 
 
 @pytest.fixture

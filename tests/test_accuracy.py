@@ -53,6 +53,7 @@ def test_kinds_are_what_they_say():
         made("odd")
 
 
+@pytest.mark.usefixtures("tf32_split_of_small_products")
 def test_every_way_has_a_row_with_its_errors(device):
     data = run(AccuracyStudy([(33, 34, 520)], device=device))
     ways = {row["way"] for row in data["rows"]}
@@ -132,6 +133,7 @@ def test_what_does_not_go_together_is_refused():
 # --- bench --compute ------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("tf32_split_of_small_products")
 @pytest.mark.parametrize("compute", ["fp32x3", "tf32"])
 @pytest.mark.parametrize("data", ["normal", "wide"])
 def test_bench_times_tensor_cores(kernel_device, compute, data):

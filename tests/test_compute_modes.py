@@ -38,6 +38,7 @@ def test_splits(kernel_device, rng, compute, split, threads):
     assert result.plan.problem.compute == ("tf32" if compute == "tf32" else "fp32x3")
 
 
+@pytest.mark.usefixtures("tf32_split_of_small_products")
 def test_the_result_names_the_split_that_was_taken(kernel_device):
     a, b, _ = operands("NaN", 20, 30, 40)
     result = runner(kernel_device, compute="fp32x3").run(a, b)

@@ -155,7 +155,7 @@ def test_split_products_need_memory_for_their_parts():
     assert split.split_once and len(split.panels) > 1
     shares = [(len(panel.rows) + len(panel.cols)) * k for panel in split.panels]
     parts = sum(len(block.parts) for block in split.blocks)
-    once = (m + n) * (4 * k + 12) + 48 * parts
+    once = (m + n) * (4 * k + 8) + 64 * parts
     assert memory_needs(split)[0] == memory_needs(plain)[0] + once + 2 * 8 * max(shares)
     small = Problem(256, 128, 512)
     alone = make_plan(replace(small, compute="fp32x3"), [GPU], 1)

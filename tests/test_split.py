@@ -35,14 +35,18 @@ def packed(device):
     """What the kernels that pack a product's operands wrote: for each dtype both operands in parts,
     and the exponents of their rows. And the verdict, which says which dtype is multiplied."""
     parts, exponents = {}, {}
-    for launch in device.of("pack"):
-        m, _n, _k, _a, _lda, _b, _ldb, packed_a, packed_b, exponent, *_, state = launch.args
-        parts[launch.dtype] = [
-            fetch(device, x.reshape(-1, x.shape[2])).reshape(x.shape) for x in (packed_a, packed_b)
-        ]
-        rows = fetch(device, exponent[None])[0]
-        exponents[launch.dtype] = rows[:m], rows[m:]
-    return parts, exponents, fetch(device, state)[0, 0]
+    (halves,), (instead,) = device.of("halves"), device.of("strict")
+    (m, n, *_), state = halves.args, halves.args[-1]
+    rows = fetch(device, halves.args[9][None])[0].reshape(2, m + n)
+    found = {"float16": halves.args[7:9], "tfloat32": instead.args[13:15]}
+    verdict = fetch(device, state)[0, 0]
+    for dtype, of_rows in zip(found, rows, strict=True):
+        exponents[dtype] = of_rows[:m], of_rows[m:]
+        if verdict == (FP16, TF32)[dtype == "tfloat32"]:
+            parts[dtype] = [
+                fetch(device, x.reshape(-1, x.shape[2])).reshape(x.shape) for x in found[dtype]
+            ]
+    return parts, exponents, verdict
 
 
 @pytest.mark.parametrize("layout", catalog.LAYOUTS)

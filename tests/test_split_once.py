@@ -61,7 +61,7 @@ def test_each_part_is_split_once_on_each_device(
     assert (here.gemm(*laid_out(a, b, layouts)) == a @ b).all()  # prepared, where it can be
 
 
-def test_a_product_decides_by_the_parts_that_it_reads(kernel_device):
+def test_a_product_decides_by_the_parts_that_it_reads(kernel_device, tf32_split_of_small_products):
     """Rows of one part take strict fp32, or the TF32 split; those of others the fp16 split."""
     a, b, _ = operands("normal", 256, 128, 640)
     a[70, 3] = np.inf

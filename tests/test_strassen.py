@@ -98,7 +98,7 @@ def test_describe_names_strassen_and_its_levels(rng):
     assert "Strassen with 2 levels" in runner.describe()
     with pytest.raises(UsageError, match="0 to 6"):
         hg.Runner(device="cpu", algorithm="strassen", levels=7)
-    with pytest.raises(UsageError, match="ordinary and strassen"):
+    with pytest.raises(UsageError, match="ordinary, strassen and 3m"):
         hg.Runner(device="cpu", algorithm="winograd")
 
 

@@ -21,6 +21,7 @@ from support.tensor_cores import (
 )
 
 from hybrid_gemm import catalog
+from hybrid_gemm.devices import tensor_core_products
 from hybrid_gemm.devices.cuda import tensor_maps
 from hybrid_gemm.devices.emulator import program as emulation
 from hybrid_gemm.errors import UnavailableError
@@ -215,6 +216,50 @@ def test_tf32_is_rounded_to_the_nearest_wherever_that_happens(hopper, layout):
         np.testing.assert_array_equal(got[1:-1, :200], to_tf32(x).T)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("layout", catalog.LAYOUTS)
+def test_operands_in_place_are_exact_at_any_alignment(kernel_device, monkeypatch, dtype, layout):
+    """Whole numbers, by every variant; rows that begin on 16 bytes, on 4 and within 4, in matrices
+    that begin so, too; what lies around them is NaN."""
+    device = open_device(kernel_device)
+    kernel = catalog.get("mma_in_place")
+    if device.kind == "emulator":
+        monkeypatch.setattr(device, "processors", 8)
+    if 0 < device.capability < kernel.min_arch():
+        pytest.skip("this GPU has no tensor cores that the kernel uses")
+    size = np.dtype(dtype).itemsize if dtype != "bfloat16" else 2
+    shapes = [(5, 7, 3), (67, 131, 70), (130, 18, 64), (17, 129, 1), (9, 33, 900)]
+    for i, variant in enumerate(kernel.variants()):
+        if variant.params["OUT"] not in (4, size):
+            continue
+        if device.kind == "emulator" and (i + catalog.LAYOUTS.index(layout)) % 4:
+            continue  # slow there: each in one layout
+        out = "float32" if variant.params["OUT"] == 4 else dtype
+        rng = np.random.default_rng(i)
+        for j, (m, n, k) in enumerate(shapes):
+            pad, beta, alpha = (0, 16, 1, 2)[(i + j) % 4], (0, 2)[j % 2], (1, -1)[i % 2]
+            a, b = integers(rng, (m, k), dtype), integers(rng, (k, n), dtype)
+            c = integers(rng, (m, n), out) if beta else None
+            got, _ = multiply(
+                (device, "mma_in_place"), a, b, terms=1, layout=layout, pad=pad, alpha=alpha,
+                beta=beta, c=c, out=out, variant=variant,
+            )  # fmt: skip
+            exact = alpha * (a.astype("f8") @ b.astype("f8"))
+            exact = exact + (beta * c.astype("f8") if beta else 0)
+            np.testing.assert_array_equal(
+                got.astype("f4"), framed(exact.astype(out), pad, out).astype("f4"),
+                err_msg=f"{variant} {m} {n} {k} pad {pad}",
+            )  # fmt: skip
+
+
+def test_operands_in_place_are_rounded_as_packed_ones(kernel_device):
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((37, 50)).astype("f4")
+    place = open_device(kernel_device), "mma_in_place"
+    got, _ = multiply(place, x, np.eye(50, dtype="f4"), terms=1, layout="nt")
+    np.testing.assert_array_equal(got[1:-1, :50], to_tf32(x))
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("layout", catalog.LAYOUTS)
 def test_narrow_whole_numbers_are_exact(place, dtype, layout):
@@ -261,7 +306,8 @@ def strict_product(device, a, b, layout):
     with device.using(stream):
         x, y = (put(device, m, o) for m, o in zip((a, b), layout, strict=True))
         c = device.empty(a.shape[0], b.shape[1], "float32")
-        variant = catalog.get("double_buffered").variant()
+        taken = tensor_core_products.strict_variant(device, *c.shape)
+        variant = catalog.get("tuned").variant(taken.params)
         device.gemm(variant, x, y, c, alpha=1, beta=0, stream=stream)
         stream.synchronize()
     return fetch(device, c)

@@ -136,7 +136,10 @@ class Bench:
         size = np.dtype(self.dtype).itemsize
         own = [
             v
-            for v in self.arithmetic.variant.kernel.variants()
+            for kernel in catalog.kernels().values()
+            if kernel == self.arithmetic.variant.kernel
+            or (kernel.in_place and kernel.runs_at(self.device.capability))
+            for v in kernel.variants()
             if v.params["TERMS"] == terms and v.params["OUT"] == size
         ]
         library = {"tf32": ["cublas_tf32"], "fp32x3": []}.get(self.mode, ["cublas"])

@@ -23,7 +23,7 @@ _HEADER_KEYS = {
     "summary", "entry", "role", "params", "block", "grid", "require", "limits", "dtypes",
     "layouts", "arch", "runs_on", "source", "shared", "library", "rung",
     "workspace", "flags", "tile", "step", "cluster", "persistent", "early", "tma", "scales",
-    "space",
+    "space", "in_place",
 }  # fmt: skip
 # Those of an entry of `tma`: the operand, and boxes as lists of two expressions.
 _TMA_KEYS = {"operand", "along_k", "across_k", "box", "where"}
@@ -126,6 +126,7 @@ _RULES: dict[str, Callable[[Any], Any]] = {
     "tile": lambda v: not v or (_texts(v) and len(v) == 2),
     "persistent": lambda v: isinstance(v, bool),
     "early": lambda v: isinstance(v, bool),
+    "in_place": lambda v: isinstance(v, bool),
     "tma": lambda v: isinstance(v, tuple) and all(isinstance(x, dict) for x in v),
     "scales": _texts,
     "space": lambda v: (

@@ -58,6 +58,7 @@ class Kernel:
     cluster: str = "1"
     persistent: bool = False
     early: bool = False
+    in_place: bool = False
     tma: tuple[Mapping[str, Any], ...] = ()
     scales: tuple[str, ...] = ()
     space: Mapping[str, Sequence[int]] = field(default_factory=dict)

@@ -1,5 +1,5 @@
 """Blocks of float32 that several products on tensor cores read, split in halves once, part by part,
-as they come: `kernels/split_pack.cu`."""
+as they come: `kernels/split_halves.cu`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from ..planning.plan import SPLIT_STEP
 
-STATE_WORDS = 12  # of the kernels' State, of 4 bytes
+STATE_WORDS = 16  # of the kernels' State, of 4 bytes
 
 Array = Any
 Take = Callable[[Array], None]
@@ -24,14 +24,13 @@ class SplitView:
     split. What one product reads of a block.
 
     `array` has the numbers; `parts` is (2, rows, k rounded up), hi and lo of 16 bits, by
-    2^`exponent` of each row; `extremes` has the rows' largest and smallest magnitudes, and `states`
-    what each of the parts allows in which these rows came.
+    2^`exponent[0]` of each row; `exponent[1]` is what the TF32 split takes instead, and `states`
+    have what each of the parts allows in which these rows came.
     """
 
     array: Array
     parts: Array
     exponent: Array
-    extremes: Array
     states: Array
 
     @property
@@ -47,14 +46,11 @@ class SplitView:
     @property
     def arrays(self) -> tuple[Array, ...]:
         """All that has memory."""
-        return self.array, self.parts, self.exponent, self.extremes, self.states
+        return self.array, self.parts, self.exponent, self.states
 
     def __getitem__(self, rows: slice) -> SplitView:
         """Some rows of op(A)."""
-        return SplitView(
-            self.array[rows], self.parts[:, rows], self.exponent[rows], self.extremes[rows],
-            self.states,
-        )  # fmt: skip
+        return SplitView(self.array[rows], self.parts[:, rows], self.exponent[:, rows], self.states)
 
 
 class SplitBlock:
@@ -66,20 +62,16 @@ class SplitBlock:
         self.pitch = -(-k // SPLIT_STEP) * SPLIT_STEP
         self._parts: Array = None
         self._exponent: Array = None
-        self._extremes: Array = None
         self._states: Array = None
 
     def request(self, take: Callable[[tuple[int, int], str, Take], None]) -> None:
         """Asks for memory: `take(shape, dtype, on_allocated)`."""
         rows, count = self.rows, self.count
         take((rows, 2 * self.pitch), "uint16", functools.partial(setattr, self, "_parts"))
-        take((1, rows), "int32", functools.partial(setattr, self, "_exponent"))
-        take((1, rows), "uint64", functools.partial(setattr, self, "_extremes"))
+        take((2, rows), "int32", functools.partial(setattr, self, "_exponent"))
         take((count, STATE_WORDS), "int32", functools.partial(setattr, self, "_states"))
 
     def view(self, array: Array, rows: slice, parts: slice) -> SplitView:
         """These rows of the block, that came in these parts; `array` has their numbers."""
         halves = self._parts[rows].reshape(-1, 2, self.pitch).transpose(1, 0, 2)
-        return SplitView(
-            array, halves, self._exponent[0, rows], self._extremes[0, rows], self._states[parts]
-        )
+        return SplitView(array, halves, self._exponent[:, rows], self._states[parts])

@@ -2,12 +2,12 @@
 
 The kernel that multiplies (role `tensor`) says by its TERMS what it multiplies. float32 operands
 are packed first: with TERMS = 3 each is split in two, and the device decides which split, or
-strict fp32 where neither is accurate enough (`kernels/split_pack.cu`). The host launches the
+strict fp32 where neither is accurate enough (`kernels/split_halves.cu`). The host launches the
 products of all three, and two of them return at once (`SplitProduct`). Of operands that several
 products read, each part is split once, when it comes (`split_part`), and the products begin with
 the verdict (`ProductOfSplit`). float32 rounded to TF32, and operands of 16 bits, are multiplied as
-they are where the kernel can read them, and packed where it cannot (`RoundedProduct`).
-docs/tensor-cores.md has the arithmetic.
+they are where the kernel can read them, and packed where it cannot (`RoundedProduct`); some kernels
+can always (`_in_place`). docs/tensor-cores.md has the arithmetic.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from .. import catalog
 from ..arrays.strides import layout, stored
 from ..catalog import Launch, Variant
 from ..errors import UsageError
+from ..kernel_choice.compute_modes import with_out
 from ..planning.plan import SPLIT_STEP
 from ..problem import NARROW, Problem
 from .base import Array, Device, Stream
@@ -32,7 +33,13 @@ from .shares import Shares
 from .split_operands import STATE_WORDS, SplitView
 from .streams import grown
 
-STRICT = 2  # of compute_modes.VERDICTS, which the kernels count from 0
+# What the TF32 split leaves out does not grow with k, and fp32's own error does: below this k it is
+# the larger of the two.
+LEAST_K_TF32 = 512
+# m n k from which the TF32 split is faster than strict fp32; below it has no launches.
+LEAST_WORK_TF32 = 2**31
+_FEW = 2**23  # elements to pack, below which blocks take less of k each, so that there are more
+_NEVER = 2**31 - 1  # as least k
 _rooms: weakref.WeakKeyDictionary[Stream, Room] = weakref.WeakKeyDictionary()
 
 # The kernel that multiplies, worked out: called with A and B as they are stored or packed, C, a
@@ -166,6 +173,8 @@ def bind(
     operation = Operation.like(a, b, c, alpha, beta)
     if dtype == "float32" and variant.params["TERMS"] == 3:
         return SplitProduct(device, variant, operation).call
+    if variant.kernel.in_place:
+        return _in_place(device, variant, operation)
     return _rounded(device, variant, operation)
 
 
@@ -288,101 +297,85 @@ class PackedProduct:
 
 class ProductInTwoParts(PackedProduct):
     """float32 operands in two parts each, a high and a low one: by fp16, by TF32, or strict, as
-    the device decides. Each of the three products looks at the verdict first."""
+    the device decides. Three products, or two, look at the verdict first: fp16, what is wanted
+    `instead` (strict fp32, or parts in TF32), and TF32. Small products have no TF32 split."""
+
+    def __init__(self, device: KernelLauncher, variant: Variant, operation: Operation):
+        super().__init__(device, variant, operation)
+        self.tf32 = self.k >= LEAST_K_TF32 and self.m * self.n * self.k >= LEAST_WORK_TF32
+        self.least_k = np.int32(LEAST_K_TF32 if self.tf32 else _NEVER)
+        self.fp16 = self.multiply("float16", 2)
+        self.by_tf32 = self.multiply("tfloat32", 2) if self.tf32 else None
+        instead = strict_variant(device, self.m, self.n)
+        self.instead = device.function(instead, "float32", self.layouts)
+        self.instead_launch = instead.launch(self.m, self.n, self.k, "float32")
+        self.alpha, self.beta = np.float32(operation.alpha), np.float32(operation.beta)
+        self.ldc = np.int64(stored(operation.c)[1])
+
+    def wide(self, room: Room) -> Sequence[Array]:
+        """Memory for parts in TF32; where there is no such split, what is not looked at."""
+        return self.parts(room, 2, 4) if self.tf32 else [room.state, room.state]
+
+    def _multiply(
+        self, a: Array, b: Array, c: Array, halves: Sequence[Array], exponents: Sequence[Array],
+        exponents_tf32: Sequence[Array], wide: Sequence[Array], room: Room, stream: Stream,
+    ) -> None:  # fmt: skip
+        """The products behind the verdict, by `halves` and the exponents of A's rows and B's
+        columns in both splits."""
+        self.fp16(*halves, c, stream, exponents, room.state, 0)
+        args = [*self.sizes, self.alpha, a, self.ld[0], b, self.ld[1], self.beta, c, self.ldc,
+                *self.device.scratch(self.instead_launch, "float32", stream), *wide,
+                *exponents_tf32, room.state]  # fmt: skip
+        self.device.launch(self.instead, self.instead_launch, args, stream)
+        if self.by_tf32:
+            self.by_tf32(*wide, c, stream, exponents_tf32, room.state, 1)
+
+
+class SplitProduct(ProductInTwoParts):
+    """As it is, of operands that no other product reads: `halves` packs for fp16 and decides."""
 
     def __init__(self, device: KernelLauncher, variant: Variant, operation: Operation):
         super().__init__(device, variant, operation)
         self.rows = self.m + self.n  # of A, and columns of B
-        self.stride = np.int32(self.rows)
-        self.packs = [self.kernel("pack", dtype, PARTS=2) for dtype in ("float16", "tfloat32")]
-        self.products = [self.multiply(dtype, 2) for dtype in ("float16", "tfloat32")]
-        strict = catalog.helper("strict")
-        self.strict = device.function(strict, "float32", self.layouts)
-        self.strict_pieces = [
-            (rows, cols, launch, np.int32(rows.stop - rows.start), np.int32(cols.stop - cols.start))
-            for rows, cols, launch in strict.launches(self.m, self.n, self.k, "float32")
-        ]
-        self.strict_wanted = np.int32(STRICT)
-        self.alpha, self.beta = np.float32(operation.alpha), np.float32(operation.beta)
-        self.ldc = np.int64(stored(operation.c)[1])
-
-    def _multiply_strictly(
-        self, a: Array, b: Array, c: Array, verdict: Array, stream: Stream
-    ) -> None:
-        """The product in strict fp32, which multiplies if the verdict is `STRICT`."""
-        for r, s, launch, m, n in self.strict_pieces:
-            args = [m, n, self.sizes[2], self.alpha, a[r], self.ld[0], b[:, s], self.ld[1],
-                    self.beta, c[r, s], self.ldc, verdict, self.strict_wanted]  # fmt: skip
-            self.device.launch(self.strict, launch, args, stream)
-
-
-class SplitProduct(ProductInTwoParts):
-    """As it is, of operands that no other product reads: `extremes` finds each row's and column's
-    largest exponent, and `pack` packs for both splits and decides."""
-
-    def __init__(self, device: KernelLauncher, variant: Variant, operation: Operation):
-        super().__init__(device, variant, operation)
-        self.extremes, self.extremes_launch = self.kernel("extremes", "float32")
-        self.partials = self.extremes_launch.grid[1]
-        self.partials_arg = np.int32(self.partials)
+        self.to_tf32 = np.int32(self.rows)
+        self.halves, self.halves_launch = self.kernel(
+            "halves", "float16", CLUSTER=_cluster(device, self.m, self.n, self.k)
+        )
 
     def call(self, a: Array, b: Array, c: Array, stream: Stream) -> None:
         """Multiplies matrices laid out as those that this was made for."""
-        room = room_of(self.device, stream)
-        parts, exponent = self._pack(a, b, room, stream)
-        exponents = exponent[: self.m], exponent[self.m :]
-        for wanted, (product, made) in enumerate(zip(self.products, parts, strict=True)):
-            product(*made, c, stream, exponents, room.state, wanted)
-        self._multiply_strictly(a, b, c, room.state, stream)
-
-    def _pack(
-        self, a: Array, b: Array, room: Room, stream: Stream
-    ) -> tuple[list[list[Array]], Array]:
-        """Both operands packed in fp16 and in TF32, and the exponents of their rows and
-        columns."""
-        rows, launch = self.rows, self.device.launch
-        partial = room.array("partial", rows * self.partials, "uint64")
-        whole, tally = (room.array(x, rows, "uint64") for x in ("extremes", "tally"))
-        exponent = room.array("exponent", rows, "int32")
-        matrices = self.matrices(a, b)
-        args = [*matrices, partial, tally, room.state]
-        launch(self.extremes, self.extremes_launch, args, stream)
+        room, m = room_of(self.device, stream), self.m
+        exponent = room.array("exponent", 2 * self.rows, "int32")
         # The larger first: both share it, for one verdict wants one of them.
-        parts = [self.parts(room, 2, size) for size in (4, 2)][::-1]
-        for (pack, pack_launch), made in zip(self.packs, parts, strict=True):
-            args = [*matrices, *made, exponent, partial, partial[self.m :], self.partials_arg,
-                    self.stride, whole, tally, room.state]  # fmt: skip
-            launch(pack, pack_launch, args, stream)
-        return parts, exponent
+        wide, halves = self.wide(room), self.parts(room, 2, 2)
+        args = [*self.matrices(a, b), *halves, exponent, self.to_tf32, self.least_k, room.state]
+        self.device.launch(self.halves, self.halves_launch, args, stream)
+        of_fp16, of_tf32 = exponent[: self.rows], exponent[self.rows :]
+        self._multiply(
+            a, b, c, halves, (of_fp16[:m], of_fp16[m:]), (of_tf32[:m], of_tf32[m:]), wide, room,
+            stream,
+        )  # fmt: skip
 
 
 class ProductOfSplit(ProductInTwoParts):
     """Of operands that `split_part` packed in fp16: `decide` says by what their parts allow how it
-    is made, and what the TF32 split takes is packed by the product that takes it."""
+    is made."""
 
     def __init__(self, device: KernelLauncher, variant: Variant, operation: Operation):
         super().__init__(device, variant, operation)
         self.decide = device.function(catalog.helper("decide"), "float32")
         self.decide_launch = catalog.helper("decide").launch(1, 1, 1, "float32")
-        self.one = np.int32(1)
 
     def call(self, a: SplitView, b: SplitView, c: Array, stream: Stream) -> None:
         """Multiplies matrices laid out as those that this was made for."""
-        room, launch = room_of(self.device, stream), self.device.launch
+        room = room_of(self.device, stream)
         counts = [np.int32(len(x.states)) for x in (a, b)]
-        args = [a.states, counts[0], b.states, counts[1], self.sizes[2], room.state]
-        launch(self.decide, self.decide_launch, args, stream)
-        by_halves, by_tf32 = self.products
-        by_halves(a.parts, b.parts, c, stream, (a.exponent, b.exponent), room.state, 0)
-        made, exponent = self.parts(room, 2, 4), room.array("exponent", self.rows, "int32")
-        nothing = room.array("tally", 1, "uint64")  # not looked at
-        pack, pack_launch = self.packs[1]
-        args = [*self.matrices(a.array, b.array), *made, exponent, a.extremes, b.extremes, self.one,
-                self.stride, nothing, nothing, room.state]  # fmt: skip
-        launch(pack, pack_launch, args, stream)
-        exponents = exponent[: self.m], exponent[self.m :]
-        by_tf32(*made, c, stream, exponents, room.state, 1)
-        self._multiply_strictly(a.array, b.array, c, room.state, stream)
+        args = [a.states, counts[0], b.states, counts[1], self.sizes[2], self.least_k, room.state]
+        self.device.launch(self.decide, self.decide_launch, args, stream)
+        self._multiply(
+            a.array, b.array, c, (a.parts, b.parts), (a.exponent[0], b.exponent[0]),
+            (a.exponent[1], b.exponent[1]), self.wide(room), room, stream,
+        )  # fmt: skip
 
 
 class PartSplit:
@@ -393,30 +386,41 @@ class PartSplit:
         of_a = operand == "A"
         rows, k = part.shape if of_a else part.shape[::-1]
         m, n = (rows, 0) if of_a else (0, rows)
-        extremes, pack = catalog.helper("extremes"), catalog.helper("pack")
-        pack = pack.kernel.variant({**pack.params, "PARTS": 2})
+        halves = catalog.helper("halves").kernel.variant({"CLUSTER": _cluster(device, m, n, k)})
         order, ld = stored(part)
         layouts = order + layouts[1] if of_a else layouts[0] + order
-        self.rows, self.stride = rows, np.int32(rows)
         self.sizes, self.ld = [np.int32(x) for x in (m, n, k)], np.int64(ld)
-        self.extremes = device.function(extremes, "float32", layouts)
-        self.extremes_launch = extremes.launch(m, n, k, "float32")
-        self.pack = device.function(pack, "float16", layouts)
-        self.pack_launch = pack.launch(m, n, k, "float16")
-        self.partials = self.extremes_launch.grid[1]
+        self.halves = device.function(halves, "float16", layouts)
+        self.launch = halves.launch(m, n, k, "float16")
 
     def call(self, device: KernelLauncher, split: SplitView, stream: Stream) -> None:
         """Fills in all of a view, of a block's one part, but the numbers themselves."""
-        room, launch = room_of(device, stream), device.launch
-        partial = room.array("partial", self.rows * self.partials, "uint64")
-        tally = room.array("tally", self.rows, "uint64")
-        matrices = [*self.sizes, split.array, self.ld, split.array, self.ld]
-        args = [*matrices, partial, tally, split.states]
-        launch(self.extremes, self.extremes_launch, args, stream)
-        args = [*matrices, split.parts, split.parts, split.exponent, partial, partial,
-                np.int32(self.partials), self.stride, split.extremes, tally,
-                split.states]  # fmt: skip
-        launch(self.pack, self.pack_launch, args, stream)
+        split.states[...] = 0
+        to_tf32 = np.int32(split.exponent.strides[0] // split.exponent.itemsize)
+        args = [*self.sizes, split.array, self.ld, split.array, self.ld, split.parts, split.parts,
+                split.exponent, to_tf32, np.int32(0), split.states]  # fmt: skip
+        device.launch(self.halves, self.launch, args, stream)
+
+
+def _cluster(device: KernelLauncher, m: int, n: int, k: int) -> int:
+    """How many blocks share the k of the same rows while they are split: enough to occupy the
+    device, and so many that a block's part stays in its first cache."""
+    if device.capability < 90:
+        return 1
+    groups = -(-m // 16) + -(-n // 16)
+    for blocks in (1, 2, 4):
+        if k <= 256 * blocks or (groups * blocks >= 2 * device.processors and k <= 512 * blocks):
+            return blocks
+    return 8
+
+
+def strict_variant(device: KernelLauncher, m: int, n: int) -> Variant:
+    """The variant that multiplies in strict fp32 behind the verdict: the one of small tiles where
+    C has few of the others."""
+    large, small = catalog.helper("strict").kernel.variants()
+    (rows, cols), processors = large.tile, device.processors
+    variant = small if -(-m // rows) * -(-n // cols) * 8 < processors else large
+    return variant.for_multiprocessors(processors)
 
 
 class RoundedProduct(PackedProduct):
@@ -442,7 +446,10 @@ class RoundedProduct(PackedProduct):
         )
         if self.any_packed:
             of = "float16" if self.item_bytes == 2 else dtype  # 16 bits are copied as they are
-            self.pack, self.pack_launch = self.kernel("pack", of, self.rows, PARTS=1)
+            few = sum(self.rows) * self.k < _FEW
+            self.pack, self.pack_launch = self.kernel(
+                "pack", of, self.rows, SLICE=256 if few else 1024
+            )  # fmt: skip
         views = self._operands(operation.a, operation.b, self.packed_views(1, self.rows))
         self.product = self.multiply(dtype, 1, orders, views)
 
@@ -459,12 +466,42 @@ class RoundedProduct(PackedProduct):
         made: Sequence[Array | None] = (None, None)
         if self.any_packed:
             made = self.parts(room, 1, self.item_bytes, self.rows)
-            none, state = room.array("extremes", 1, "uint64"), room.state  # not looked at
             sizes = *map(np.int32, self.rows), self.sizes[2]
-            args = [*self.matrices(a, b, sizes), *made, state, none, none, np.int32(0), np.int32(0),
-                    none, none, state]  # fmt: skip
+            args = [*self.matrices(a, b, sizes), *made]
             self.device.launch(self.pack, self.pack_launch, args, stream)
         self.product(*self._operands(a, b, made), c, stream)
+
+
+def _in_place(device: KernelLauncher, variant: Variant, operation: Operation) -> BoundProduct:
+    """A product by a kernel that reads operands where they lie."""
+    (order_a, lda), (order_b, ldb) = stored(operation.a), stored(operation.b)
+    (m, k), n = operation.a.shape, operation.b.shape[1]
+    name = operation.a.dtype.name
+    dtype = "tfloat32" if name == "float32" else name
+    variant = with_out(variant, operation.c.dtype.itemsize)
+    shares = Shares(
+        device, variant, dtype, operation.c, (m, n, k), alpha=operation.alpha, beta=operation.beta
+    )  # fmt: skip
+    function = device.function(shares.variant, dtype, order_a + order_b)
+    pitches, ldc = (np.int64(lda), np.int64(ldb)), np.int64(stored(operation.c)[1])
+    sizes = [np.int32(x) for x in (m, n, k)]
+    alpha, beta = (
+        np.float32(x) for x in ((operation.alpha, operation.beta) if shares.uncut else (1, 0))
+    )
+
+    def call(a: Array, b: Array, c: Array, stream: Stream) -> None:
+        if not c.size:
+            return
+        operands = [a, pitches[0], b, pitches[1], *sizes, alpha, beta]
+        if shares.uncut:
+            device.launch(function, shares.launch, [*operands, c, ldc], stream)
+            return
+        sums = shares.sums(stream)
+        args = [*operands, sums[0], shares.pitch, shares.steps]
+        device.launch(function, shares.launch, args, stream)
+        shares.add(sums, c, stream)
+
+    return call
 
 
 def _rounded(device: KernelLauncher, variant: Variant, operation: Operation) -> BoundProduct:

@@ -35,7 +35,10 @@ def kernel_for(kind: str, arch: int, role: str = "tensor") -> str | None:
     here = (
         kernel
         for kernel in catalog.kernels().values()
-        if kernel.role == role and not kernel.library and _runs(kernel, kind, arch)
+        if kernel.role == role
+        and not kernel.library
+        and _runs(kernel, kind, arch)
+        and not kernel.in_place  # which has not all arithmetics
     )
     fastest = max(here, key=lambda kernel: kernel.rung, default=None)
     return fastest.name if fastest else None

@@ -106,13 +106,16 @@ def _tensor(
     operands = "float16" if split else {"float32": "tfloat32"}.get(dtype, dtype)
     shares, steps = tensor_cores.cut(variant, m, n, k, operands, multiprocessors)
     parts = _ceil(m, bm * cluster) * _ceil(n, bn) * shares
-    rounds = _ceil(parts, max(1, multiprocessors // cluster))
+    rounds = _ceil(parts, tensor_cores.slots(variant, multiprocessors))
     summed = shares * m * n * 4 * MB if shares > 1 else 0.0
     size = ITEM_SIZE[dtype] * MB
     packed = [
         x * size if split or off else 0.0
         for x, off in zip((m * k, k * n), off_line(sides, layout, dtype), strict=True)
     ]
+    if variant.kernel.in_place:  # it copies by words, and packs nothing
+        words = rounds * steps * sum(off_line(sides, layout, dtype))
+        return 1, rounds * steps, rounds, read, written, 0.0, 0.0, words, float(shares > 1), summed
     across = ITEM_SIZE[dtype] == 4 and not split
     if across and layout == "tn" and not any(packed):  # of two across k, one is packed
         packed[m > n] = (m * k, k * n)[m > n] * size

@@ -17,6 +17,9 @@ _SHARE = {
     (128, 256): 1.0, (128, 192): 0.96, (128, 128): 0.98, (128, 64): 0.8, (64, 128): 0.72,
     (64, 64): 0.5,
 }  # fmt: skip
+# Of kernels that read operands in place: bytes a microsecond that one block copies, of two on a
+# multiprocessor, and the most of _RATE that it reaches.
+_IN_PLACE_BYTES, _IN_PLACE_SHARE = 18e3, 0.15
 _ALONE = 0.99  # of that, where blocks do not share what they load
 _LAUNCH_US, _CLUSTER_US, _TILE_US = 2.0, 2.5, 0.8
 # Not measured: what adding shares costs besides, and bytes a microsecond of their sums, which are
@@ -58,12 +61,17 @@ def cut(variant: Variant, m: int, n: int, k: int, dtype: str, processors: int) -
     return _best(variant, m, n, k, dtype, processors)[1]
 
 
+def slots(variant: Variant, processors: int) -> int:
+    """Tiles, or clusters of them, that so many multiprocessors make at a time."""
+    return max(1, processors * (2 if variant.kernel.in_place else 1) // variant.cluster)
+
+
 @functools.lru_cache(maxsize=4096)
 def _best(
     variant: Variant, m: int, n: int, k: int, dtype: str, processors: int
 ) -> tuple[float, Cut]:
     """The least time over all cuts, in microseconds, and the cut."""
-    (bm, bn), clusters = variant.tile, max(1, processors // variant.cluster)
+    (bm, bn), clusters = variant.tile, slots(variant, processors)
     steps = max(1, variant.steps(k, dtype))
     tiles = max(1, math.ceil(m / (variant.cluster * bm)) * math.ceil(n / bn))
     found = []
@@ -86,7 +94,12 @@ def _cost_us(
 ) -> float:  # fmt: skip
     """Microseconds for `parts` tiles of C, or shares of tiles, over k = sides[2] each."""
     (m, n, k), cluster, (bm, bn) = sides, variant.cluster, variant.tile
-    rate = _RATE * _SHARE[bm, bn] * 2 / ITEM_SIZE[dtype] * (1 if cluster > 1 else _ALONE)
+    rate = _RATE * 2 / ITEM_SIZE[dtype]
+    if variant.kernel.in_place:
+        copied = _IN_PLACE_BYTES / ((bm + bn) * ITEM_SIZE[dtype])  # k a microsecond
+        rate = min(rate * _IN_PLACE_SHARE, 2 * bm * bn * copied)
+    else:
+        rate *= _SHARE[bm, bn] * (1 if cluster > 1 else _ALONE)
     tile = 2 * bm * bn * k * variant.params.get("TERMS", 1) / rate + _TILE_US
     made = _LAUNCH_US + _CLUSTER_US * (cluster > 1) + math.ceil(parts / clusters) * tile
     return made + (shares > 1) * (_SUM_US + shares * m * n * 8 / _SUM_RATE)

@@ -387,12 +387,12 @@ def _residue_bytes(box: Box) -> int:
 
 
 def split_bytes(block: Block) -> int:
-    """Bytes of a block split in two parts of 2 bytes, of its rows' exponents and extremes, and of
+    """Bytes of a block split in two parts of 2 bytes, of its rows' exponents in both splits, and of
     what its parts allow."""
     of_a = block.operand == "A"
     rows, k = (block.rows, block.cols) if of_a else (block.cols, block.rows)
     padded = -(-len(k) // SPLIT_STEP) * SPLIT_STEP
-    return len(rows) * (4 * padded + 12) + 48 * len(block.parts)
+    return len(rows) * (4 * padded + 8) + 64 * len(block.parts)
 
 
 LINE_BYTES = 16  # on which lines begin that the copy engine of tensor cores reads

@@ -65,6 +65,14 @@ inline V atomicAdd(V* p, V value) {
     return __atomic_fetch_add(p, value, __ATOMIC_SEQ_CST);
 }
 template <class V>
+inline V atomicMax(V* p, V value) {
+    V before = __atomic_load_n(p, __ATOMIC_SEQ_CST);
+    while (before < value && !__atomic_compare_exchange_n(p, &before, value, false,
+                                                          __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {
+    }
+    return before;
+}
+template <class V>
 inline V atomicExch(V* p, V value) {
     return __atomic_exchange_n(p, value, __ATOMIC_SEQ_CST);
 }
