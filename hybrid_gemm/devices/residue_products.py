@@ -23,7 +23,7 @@ from ..problem import Problem
 from . import moduli
 from .base import Array, Device, Stream
 from .kernel_launcher import BoundProduct, KernelLauncher
-from .tensor_core_products import room_of
+from .tensor_core_products import room_of, unwritten
 
 _STEP = 128  # packed rows are whole multiples of it, in elements
 _COLUMNS = 64  # of B lie together: COLUMNS of kernels/residues.cuh
@@ -71,7 +71,8 @@ def prepare(device: KernelLauncher, variant: Variant, a: Array, b: Array) -> Non
     """Compiles what a product of such operands needs."""
     (m, k), n = a.shape, b.shape[1]
     if m and n and k:
-        bind(device, variant, a, b, np.empty((m, n)), alpha=1, beta=0)  # made, never written
+        x, y = unwritten(a, "float64"), unwritten(b, "float64")
+        bind(device, variant, x, y, np.empty((m, n)), alpha=1, beta=0)
 
 
 class ResidueProduct:

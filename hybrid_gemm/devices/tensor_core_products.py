@@ -126,11 +126,16 @@ def _like(x: Array) -> np.ndarray:
     return np.lib.stride_tricks.as_strided(np.empty(1, x.dtype), x.shape, x.strides)
 
 
+def unwritten(x: Array, dtype: str) -> np.ndarray:
+    """A matrix that lies as x will on a device, which nothing is written to."""
+    order = (layout(x) or "n")[0]
+    return np.empty(x.shape, dtype) if order == "n" else np.empty(x.shape[::-1], dtype).T
+
+
 def prepare(device: KernelLauncher, variant: Variant, a: Array, b: Array, dtype: str) -> None:
     """Compiles what a product of such operands needs, brought to the device in `dtype`, and what
     one of operands that were split before does."""
-    shapes = [(x.shape, (layout(x) or "n")[0]) for x in (a, b)]
-    a, b = (np.empty(s, dtype) if o == "n" else np.empty(s[::-1], dtype).T for s, o in shapes)
+    a, b = unwritten(a, dtype), unwritten(b, dtype)
     if a.shape[1] and a.shape[0] and b.shape[1]:
         outs = {"float32", dtype if dtype in NARROW else "float32"}
         for out in outs:  # made, never written

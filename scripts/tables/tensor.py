@@ -63,8 +63,18 @@ def residues() -> str:
         f"Of {len(random)} shapes drawn at random, with sides from 64 to 12288, "
         f"{len(taken)} were made by residues; the worst ratio of all is {worst:.2f}.", "",
         "The product of random residues alone, 14 moduli, and cuBLAS's int8 product:", "",
-        *grid(["m = n = k", "<product", "TOP/s", "W", "MHz"], limits),
+        *grid(["m = n = k", "<product", "TOP/s", "W", "MHz"], limits), *_notes(data),
     ])  # fmt: skip
+
+
+def _notes(data: dict) -> list[str]:
+    """What a result file says of how its parts were measured, where that is not as the others."""
+    said: dict[str, list[str]] = {}
+    for part in ("sizes", "random", "limit"):
+        if note := data[part].get("note"):
+            said.setdefault(note, []).append(part)
+    lines = [f"- {' and '.join(parts)}: {note}." for note, parts in said.items()]
+    return ["", "When these were measured:", "", *lines] if lines else []
 
 
 def residue_errors() -> str:
