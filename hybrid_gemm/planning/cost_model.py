@@ -19,8 +19,8 @@ PIECES = 8
 # known: 8192 on an H200, docs/tensor-cores.md.
 QUICKER = {"fp32x3": 3.9, "tf32": 7.0, "narrow": 13.9}
 # What a call takes besides its clock, a run before its first byte is on its way, and one thread to
-# start a panel of one worker, by where the arrays lie: docs/results/host2_h200.json. A strip's sum
-# besides: docs/results/starting8_h200.json.
+# start a panel of one worker, by where the arrays lie: docs/results/host2_before_h200.json and
+# parts1_h200.json. A strip's sum besides: docs/results/starting8_h200.json.
 CALL_MS, WORKER_MS = 0.1, 0.4
 FIRST_MS = {"pinned": 0.15, "pageable": 1.2}
 START_PANEL_MS = {"pinned": 0.3, "pageable": 0.5}
