@@ -20,10 +20,12 @@ PIECES = 8
 QUICKER = {"fp32x3": 3.9, "tf32": 7.0, "narrow": 13.9}
 # What a call takes besides its clock, a run before its first byte is on its way, and one thread to
 # start a panel of one worker, by where the arrays lie: docs/results/host2_before_h200.json and
-# parts1_h200.json. A strip's sum besides: docs/results/starting8_h200.json.
+# parts1_h200.json. What each further GPU adds to that, beside whose copies Python is slower, and a
+# strip's sum: docs/results/starting8_h200.json.
 CALL_MS, WORKER_MS = 0.1, 0.4
 FIRST_MS = {"pinned": 0.15, "pageable": 1.2}
 START_PANEL_MS = {"pinned": 0.3, "pageable": 0.5}
+START_MORE_MS = {"pinned": 0.02, "pageable": 0.05}
 START_SUM_MS = 0.12
 SHARE_OF_RATE = 0.95  # of the best rate known, that products of panels reach
 PRODUCT_MS = 0.012  # what passes between two products
@@ -158,8 +160,12 @@ def _start_ms(plan: Plan, pinned: bool) -> float:
     bound of its own on a plan of many small panels."""
     started = sum(len(panel.workers) for panel in plan.panels)
     summed = sum(len(panel.strips) for panel in plan.panels if len(panel.workers) > 1)
-    each_ms = START_PANEL_MS["pinned" if pinned else "pageable"]
-    return started * each_ms + summed * START_SUM_MS
+    return started * _start_panel_ms(plan, pinned) + summed * START_SUM_MS
+
+
+def _start_panel_ms(plan: Plan, pinned: bool) -> float:
+    memory = "pinned" if pinned else "pageable"
+    return START_PANEL_MS[memory] + START_MORE_MS[memory] * (_count(plan) - 1)
 
 
 def predict_ms(plan: Plan, *, pinned: bool = False) -> float:
@@ -215,8 +221,8 @@ def _pace(plan: Plan, found: Links, pinned: bool) -> Pace:
         return _ms(size, specs[unit].memory_gbps)
 
     return Pace(
-        link(found.h2d), link(found.d2h), each(found.peers, count), START_PANEL_MS[memory],
-        START_SUM_MS, FIRST_MS[memory], product, split, add,
+        link(found.h2d), link(found.d2h), each(found.peers, count),
+        _start_panel_ms(plan, pinned), START_SUM_MS, FIRST_MS[memory], product, split, add,
     )  # fmt: skip
 
 
