@@ -162,6 +162,22 @@ def test_a_list_for_large_matrices_is_made_at_once(seen):
     assert prepared.start(*starts) == 0 and seen
 
 
+def test_a_list_of_more_matrices_starts_the_same_launches_too(seen):
+    """Of operands that were split before, which have exponents and more beside them."""
+    first = 0x10000, 0x20000, 0x30000, 0x80000, 0x90000
+    prepared = launch_list.LaunchList(launches_of(*first[:3]), 0x88, spans(*first))
+    for at in first, (0x50000, 0x40000, 0x60000, 0xA0000, 0xB0000):
+        assert prepared.start(*at) == 0
+        assert [call[1] for call in seen] == [
+            [*grid, *block, shared, 0x88]
+            for _function, grid, block, _args, shared, _early in launches_of(*at[:3])
+        ]
+        found = [value for call in seen for value in call[4]]
+        for address in at[:3]:
+            assert any(address.to_bytes(8, "little") == value[:8] for value in found)
+        seen.clear()
+
+
 def test_what_the_driver_says_of_a_list_comes_back(seen):
     prepared = launch_list.LaunchList(launches_of(16, 8192, 16384), 0xBAD, spans(16, 8192, 16384))
     assert prepared.start(16, 8192, 16384) == 700

@@ -1,9 +1,11 @@
 """What threads of a run wait for is settled once, whoever comes first."""
 
+import gc
 import threading
 
 import pytest
 
+from hybrid_gemm.execution.single_thread_schedule import uncollected
 from hybrid_gemm.execution.transfers import Later, settle
 
 
@@ -44,3 +46,14 @@ def test_all_who_wait_are_woken():
                 thread.join(20)
                 assert not thread.is_alive()
             assert len(found) == count and set(found) < {"a", "b"}
+
+
+def test_garbage_is_collected_again_afterwards():
+    assert gc.isenabled()
+    with pytest.raises(KeyError), uncollected():
+        assert not gc.isenabled()
+        with uncollected():
+            pass
+        assert not gc.isenabled()
+        raise KeyError
+    assert gc.isenabled()

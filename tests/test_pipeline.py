@@ -28,7 +28,7 @@ def gpus(count, **changes):
 def pace(**changes):
     """A GB takes a second over a link, a product 10 ms; nothing else takes time."""
     plain = Pace(
-        up=lambda run: 1.0, down=lambda run: 1.0, peer=1.0, start=0.0, start_sum=0.0, first=0.0,
+        up=lambda *run: 1.0, down=lambda *run: 1.0, peer=1.0, start=0.0, start_sum=0.0, first=0.0,
         product=lambda unit, panel, box: 10.0, split=lambda unit, size: 0.0,
         add=lambda unit, size: 0.0,
     )  # fmt: skip
@@ -67,7 +67,7 @@ def test_products_overlap_with_copies(monkeypatch):
     plan = make_plan(Problem(1024, 1024, 1024), gpus(1), 1)
     steps = len(plan.panels)
     assert steps > 3
-    quick = pace(product=lambda unit, panel, box: 0.001, down=lambda run: 1e9)
+    quick = pace(product=lambda unit, panel, box: 0.001, down=lambda *run: 1e9)
     last = plan.panels[-1].strips[0].elements * 4 / 1e6
     assert finished_ms(plan, quick) == pytest.approx(2 * MS, rel=0.01)
     slow = pace(product=lambda unit, panel, box: 100.0)
@@ -110,7 +110,7 @@ def test_small_arrays_of_one_gpu_are_copied_whole():
 
 
 def test_as_many_gpus_work_as_should_be_fastest():
-    for sides, count in ((1024, 1), (2048, 1), (32768, 2)):
+    for sides, count in ((1024, 1), (32768, 2)):
         for compute in ("fp32", "fp32x3", "tf32"):
             problem = Problem(sides, sides, sides, compute=compute)
             plan = make_plan(problem, gpus(2), (1, 2))

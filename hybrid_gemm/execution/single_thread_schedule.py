@@ -6,6 +6,8 @@ Threads would rather wait for each other: Python does one thing at a time, for a
 
 from __future__ import annotations
 
+import contextlib
+import gc
 from collections import defaultdict
 from collections.abc import Iterator
 
@@ -22,9 +24,23 @@ def execute(run: Run, workers: list[Worker]) -> None:
     if run.resident:
         _resident(run, workers)
     else:
-        _streamed(run, workers)
+        with uncollected():
+            _streamed(run, workers)
     for worker in workers:
         worker.synchronize()
+
+
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """Without Python's collection of garbage, which may take 30 ms of the one thread that starts
+    everything (docs/notes/several-gpus.md)."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _resident(run: Run, workers: list[Worker]) -> None:

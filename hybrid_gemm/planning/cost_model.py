@@ -19,18 +19,22 @@ PIECES = 8
 # rates are not known: 8192 on an H200, docs/tensor-cores.md.
 QUICKER = {"fp32x3": 3.9, "tf32": 7.0, "fp64x": 1.5, "narrow": 13.9}
 # What a call takes besides its clock, a run before its first byte is on its way, and one thread to
-# start a panel of one worker, by where the arrays lie, and a strip's sum besides:
-# docs/results/host2_h200.json and starting8_h200.json.
-CALL_MS, WORKER_MS = 0.6, 0.15
-FIRST_MS = {"pinned": 0.15, "pageable": 0.4}
-START_PANEL_MS = {"pinned": 0.35, "pageable": 0.65}
+# start a panel of one worker, by where the arrays lie: docs/results/host2_before_h200.json and
+# parts1_h200.json. What each further GPU adds to that, beside whose copies Python is slower, and a
+# strip's sum: docs/results/starting8_h200.json.
+CALL_MS, WORKER_MS = 0.1, 0.4
+FIRST_MS = {"pinned": 0.15, "pageable": 1.2}
+START_PANEL_MS = {"pinned": 0.3, "pageable": 0.5}
+START_MORE_MS = {"pinned": 0.02, "pageable": 0.05}
 START_SUM_MS = 0.12
 SHARE_OF_RATE = 0.95  # of the best rate known, that products of panels reach
 PRODUCT_MS = 0.012  # what passes between two products
-# Of a link's rate alone: what copies in runs of so many bytes at least reach beside others the
-# other way (a copy in one run is 0), and what goes through slots.
-STRAIGHT_SHARES = ((1 << 15, 0.93), (1 << 13, 0.75), (1, 0.55), (0, 0.93))
-STAGED_SHARE = 0.72
+# Of a link's rate alone, beside copies the other way: what copies reach, those in runs of less than
+# so many bytes that lie further apart, and what goes through slots.
+STRAIGHT_SHARE, SHORT_SHARE, SHORT_BYTES = 0.93, 0.62, 32 << 10
+STAGED_SHARE = 0.65
+# Threads that copy through slots, at least, and what they reach of their rate in all.
+COPYING_THREADS, COPYING_SHARE = 16, 0.9
 SPLIT_BYTES = 3  # bytes that splitting moves in a GPU's memory, for each byte of an operand
 HOSTED_BYTES = 32 << 20  # of A, B and C: one GPU takes small host arrays whole, without a plan
 HOSTED_MS = 0.12
@@ -144,7 +148,8 @@ def phases(plan: Plan, *, pinned: bool = False) -> dict[str, float]:
             _ms(inward + outward, rate(found.both, count)),
         )  # fmt: skip
         if not pinned:
-            terms["staging"] = _ms(inward + outward, found.memcpy_gbps)
+            copied = COPYING_SHARE * rate(found.memcpy, COPYING_THREADS)
+            terms["staging"] = _ms(inward + outward, copied)
     if plan.devices[0].on_gpu and not plan.resident:
         terms["start"] = _start_ms(plan, pinned)
     return terms
@@ -155,8 +160,12 @@ def _start_ms(plan: Plan, pinned: bool) -> float:
     bound of its own on a plan of many small panels."""
     started = sum(len(panel.workers) for panel in plan.panels)
     summed = sum(len(panel.strips) for panel in plan.panels if len(panel.workers) > 1)
-    each_ms = START_PANEL_MS["pinned" if pinned else "pageable"]
-    return started * each_ms + summed * START_SUM_MS
+    return started * _start_panel_ms(plan, pinned) + summed * START_SUM_MS
+
+
+def _start_panel_ms(plan: Plan, pinned: bool) -> float:
+    memory = "pinned" if pinned else "pageable"
+    return START_PANEL_MS[memory] + START_MORE_MS[memory] * (_count(plan) - 1)
 
 
 def predict_ms(plan: Plan, *, pinned: bool = False) -> float:
@@ -189,12 +198,17 @@ def _pace(plan: Plan, found: Links, pinned: bool) -> Pace:
     count, memory = _count(plan), "pinned" if pinned else "pageable"
     specs = {spec.unit: spec for spec in plan.devices}
 
-    def link(rates: Rates) -> Callable[[int], float]:
+    def link(rates: Rates) -> Callable[[int, int], float]:
         alone = each(rates, count)
         if not pinned:
-            staged = min(STAGED_SHARE * alone, found.memcpy_gbps / count)
-            return lambda run: staged
-        return lambda run: alone * next(share for least, share in STRAIGHT_SHARES if run >= least)
+            copied = COPYING_SHARE * rate(found.memcpy, COPYING_THREADS)
+            staged = min(STAGED_SHARE * alone, copied / count)
+            return lambda run, apart: staged
+
+        def straight(run: int, apart: int) -> float:
+            return alone * (SHORT_SHARE if run < SHORT_BYTES < apart else STRAIGHT_SHARE)
+
+        return straight
 
     def product(unit: int, panel: Panel, box: Box) -> float:
         sides = len(panel.rows), len(panel.cols), len(box.ks)
@@ -207,8 +221,8 @@ def _pace(plan: Plan, found: Links, pinned: bool) -> Pace:
         return _ms(size, specs[unit].memory_gbps)
 
     return Pace(
-        link(found.h2d), link(found.d2h), each(found.peers, count), START_PANEL_MS[memory],
-        START_SUM_MS, FIRST_MS[memory], product, split, add,
+        link(found.h2d), link(found.d2h), each(found.peers, count),
+        _start_panel_ms(plan, pinned), START_SUM_MS, FIRST_MS[memory], product, split, add,
     )  # fmt: skip
 
 

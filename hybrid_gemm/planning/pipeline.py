@@ -17,15 +17,18 @@ _MS = 1e-6  # ms a byte at 1 GB/s
 
 @dataclass(frozen=True)
 class Pace:
-    """How fast each GPU works while all do. `up` and `down` are the rates of its link to the host
-    for copies in runs of so many bytes (0: in one), `peer` that of its links to other GPUs, `start`
-    and `start_sum` what the thread that starts everything takes for a product and a sum of a
-    strip, `first` what passes before the first byte is on its way. `product(unit, panel, box)`,
-    `split(unit, bytes)` and `add(unit, bytes)` are ms of a product, of splitting operands that
-    came, and of adding partials."""
+    """How fast each GPU works while all do.
 
-    up: Callable[[int], float]
-    down: Callable[[int], float]
+    `up(run, apart)` and `down` are the rates of its link to the host for copies in runs of so many
+    bytes that begin so many apart, `peer` that of its links to other GPUs. `start` and `start_sum`
+    are what the thread that starts everything takes for a product and for a sum of a strip, `first`
+    what passes before the first byte is on its way. `product(unit, panel, box)`,
+    `split(unit, bytes)` and `add(unit, bytes)` are ms of a product, of splitting operands that
+    came, and of adding partials.
+    """
+
+    up: Callable[[int, int], float]
+    down: Callable[[int, int], float]
     peer: float
     start: float
     start_sum: float
@@ -118,12 +121,12 @@ class _Pipeline:
         across = block.cols if block.operand == "A" else block.rows
         return len(block.parts[part]) * len(across) * self.size
 
-    def _run(self, block: Block, part: int) -> int:
-        """Bytes of a part that lie one after the other in a row-major matrix; 0 for all."""
+    def _runs(self, block: Block, part: int) -> tuple[int, int]:
+        """Bytes of a part that lie one after the other in a row-major matrix, and from the
+        beginning of one such run to the next."""
         if block.operand == "A":
-            return 0 if len(block.cols) == self.plan.problem.k else len(block.cols) * self.size
-        whole = len(block.parts[part]) == self.plan.problem.n
-        return 0 if whole else len(block.parts[part]) * self.size
+            return len(block.cols) * self.size, self.plan.problem.k * self.size
+        return len(block.parts[part]) * self.size, self.plan.problem.n * self.size
 
     def _arrival(self, block: Block, part: int) -> float:
         """When a part is on a block's device."""
@@ -135,7 +138,7 @@ class _Pipeline:
         brought = *same, source
         if brought not in self.there:
             unit = self.units[source]
-            self.up[unit] += size * _MS / self.pace.up(self._run(block, part))
+            self.up[unit] += size * _MS / self.pace.up(*self._runs(block, part))
             self.there[brought] = self.up[unit]
         if source != block.device:
             unit = self.units[block.device]
@@ -155,7 +158,6 @@ class _Pipeline:
             adding = self.pace.add(unit, fetched + 2 * size)
             self.busy[unit] += adding  # products wait meanwhile
             made = self.peer[unit] + adding
-        size = strip.elements * self.plan.result_size
-        whole = len(strip.cols) == self.plan.problem.n
-        rate = self.pace.down(0 if whole else len(strip.cols) * self.plan.result_size)
-        self.down[unit] = max(self.down[unit], made) + size * _MS / rate
+        each = self.plan.result_size
+        rate = self.pace.down(len(strip.cols) * each, self.plan.problem.n * each)
+        self.down[unit] = max(self.down[unit], made) + strip.elements * each * _MS / rate

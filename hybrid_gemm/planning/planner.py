@@ -36,7 +36,7 @@ from .plan import NOWHERE, Homes, Plan
 # Plans that sum partials have to be faster by more: docs/results/starting8_h200.json has two whose
 # predictions were alike, and the one with sums took 1.6 times as long.
 START_MS = 2.0
-START_SHARE, SUM_SHARE = 0.01, 0.05
+START_SHARE, SUM_SHARE = 0.02, 0.1
 REDUCTIONS = ("ordered", "critical", "nccl")
 
 # Turns, where memory is short. A tile's larger side is at least about half of WHOLE_SIDE with K
