@@ -3,6 +3,7 @@
 import ctypes
 import gc
 import sys
+import threading
 import weakref
 from ctypes import c_int, c_uint64, c_void_p
 from types import SimpleNamespace
@@ -306,3 +307,29 @@ def test_known_calls_have_the_bits_of_first_ones(dtype, shapes, rng):
             assert hybrid_gemm.matmul(a, b, out=out) is out
             assert bool((out.view(np.uint8) == expected).all())
             assert bool((hybrid_gemm.matmul(a, b).view(np.uint8) == expected).all())
+
+
+@needs("cuda")
+def test_a_new_thread_starts_what_another_prepared(rng):
+    """Whose context is not the new thread's yet."""
+    import cupy
+
+    a, b = (cupy.asarray(integers(rng, (70, 70))) for _ in "ab")
+    expected, out, failed = (a @ b).get(), cupy.zeros((70, 70), "f4"), []
+
+    def work():
+        try:
+            for _ in range(2):
+                assert hybrid_gemm.gemm(a, b, out=out) is out
+        except BaseException as error:
+            failed.append(error)
+
+    for _ in range(4):
+        work()
+    out.fill(0)
+    cupy.cuda.Device().synchronize()
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert not failed
+    np.testing.assert_array_equal(out.get(), expected)
