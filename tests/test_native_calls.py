@@ -198,6 +198,69 @@ def test_a_status_is_raised_and_a_call_that_is_forgotten_is_pythons(call):
     assert call(a, b, out=out) is out and call.slow == 2
 
 
+@pytest.fixture
+def torch():
+    return pytest.importorskip("torch")
+
+
+@pytest.fixture
+def tensors(torch, gpu, monkeypatch):
+    """A product of tensors, which lie on the CPU, and whose number as a GPU is -1."""
+    monkeypatch.setattr(
+        torch._C, "_cuda_getCurrentRawStream", lambda ordinal: gpu.stream, raising=False
+    )
+    calls, prepared, here = NativeCalls(), Prepared(), SimpleNamespace(ordinal=-1)
+
+    @calls.served
+    def gemm(a, b, *, out=None):
+        gemm.slow += 1
+        out = a.new_empty((len(a), b.shape[1])) if out is None else out
+        at = tuple(x.data_ptr() for x in (a, b, out))
+        of = tuple(
+            4 * (1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True)))
+            for x in (a, b, out)
+        )
+        note(Started(prepared, here, gpu.stream, at, of, "float32"))
+        return out
+
+    gemm.slow, gemm.started, gemm.torch = 0, prepared.started, torch
+    return gemm
+
+
+def test_tensors_are_found_as_arrays_are(tensors):
+    torch = tensors.torch
+    a, b, out = (torch.ones(s) for s in ((8, 4), (4, 16), (8, 16)))
+    tensors(a, b, out=out)
+    before = out._version
+    assert tensors(a, b, out=out) is out and tensors.slow == 1 and out._version == before + 1
+    assert tensors.started == [(a.data_ptr(), b.data_ptr(), out.data_ptr())]
+    tensors(a, b)
+    fresh = tensors(a, torch.nn.Parameter(b, requires_grad=False))
+    assert tensors.slow == 2 and fresh.shape == (8, 16) and fresh.dtype == torch.float32
+    assert tensors.started[1][2] == fresh.data_ptr()
+
+
+def test_tensors_that_autograd_follows_are_left_to_python(tensors):
+    torch = tensors.torch
+    a, b, out = (torch.ones(s) for s in ((8, 4), (4, 16), (8, 16)))
+    for _ in range(2):
+        tensors(a, b, out=out)
+    followed = a.clone().requires_grad_()
+    tensors(followed, b, out=out)
+    assert tensors.slow == 2
+    with torch.no_grad():
+        tensors(followed, b, out=out)
+    assert tensors.slow == 2
+    negated = torch.complex(torch.zeros(8, 4), torch.ones(8, 4)).conj().imag
+    assert negated.is_neg()
+    tensors(negated, b, out=out)
+    assert tensors.slow == 3
+    with torch.inference_mode():
+        made = torch.ones(8, 16)
+        tensors(a, b, out=made)
+        assert tensors.slow == 3  # lies alike, and has no version
+
+
 def test_the_third_of_matmul_is_out(gpu):
     calls, prepared, slow = NativeCalls(out_is_third=True), Prepared(), []
 
