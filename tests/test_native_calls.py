@@ -261,6 +261,16 @@ def test_tensors_that_autograd_follows_are_left_to_python(tensors):
         assert tensors.slow == 3  # lies alike, and has no version
 
 
+def test_arrays_without_an_address_are_left_to_python(call, monkeypatch):
+    a, b, out = there(8, 4), there(4, 12), there(8, 12)
+    call(a, b, out=out)
+    monkeypatch.setattr(call.calls, "_learn", lambda *x: None)
+    hidden = SimpleNamespace(device_id=0)  # as within torch.vmap
+    monkeypatch.setattr(There, "data", property(lambda self: hidden))
+    assert call(a, b, out=out) is out and call.slow == 2
+    assert not call.prepared.started
+
+
 def test_the_third_of_matmul_is_out(gpu):
     calls, prepared, slow = NativeCalls(out_is_third=True), Prepared(), []
 
