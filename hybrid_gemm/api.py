@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # otherwise imported by the first product, while the GPU's co
     from .planning.plan import Plan
     from .runner import Runner
 
-_DEVICE, _GPUS = (list(CHOICES).index(name) for name in ("device", "gpus"))
+_DEVICE = list(CHOICES).index("device")
 
 __all__ = ["free_memory", "gemm", "gemm_many", "matmul", "plan"]
 
@@ -176,10 +176,6 @@ def kept_runner(given: tuple, a: Any, b: Any) -> Runner:
             if type(x) is not np.ndarray and is_device_array(x):
                 given = _on_gpu(given, x.device.id)
                 break
-    if given[_DEVICE] in ("auto", "cuda") and type(a) is np.ndarray:
-        gpus = given[_GPUS]
-        first = gpus[0] if isinstance(gpus, tuple | list) and gpus else gpus
-        gpu_context.begin(first if type(first) is int else 0)
     try:
         return _kept(*given)
     except TypeError:  # a list or a dict among them is no key, and a wrong type raises again
@@ -189,9 +185,12 @@ def kept_runner(given: tuple, a: Any, b: Any) -> Runner:
 
 @functools.lru_cache(maxsize=8, typed=True)
 def _kept(*given: Any) -> Runner:
+    options = Options(*given).alone()
+    if options.device in ("auto", "cuda"):
+        gpu_context.begin(options.gpus[0] if options.gpus else 0)
     from .runner import Runner
 
-    return Runner.of(Options(*given).alone())
+    return Runner.of(options)
 
 
 forks.forget_in_child(_kept.cache_clear)

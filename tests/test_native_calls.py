@@ -3,6 +3,7 @@
 import ctypes
 import gc
 import sys
+import threading
 import weakref
 from ctypes import c_int, c_uint64, c_void_p
 from types import SimpleNamespace
@@ -197,6 +198,79 @@ def test_a_status_is_raised_and_a_call_that_is_forgotten_is_pythons(call):
     assert call(a, b, out=out) is out and call.slow == 2
 
 
+@pytest.fixture
+def torch():
+    return pytest.importorskip("torch")
+
+
+@pytest.fixture
+def tensors(torch, gpu, monkeypatch):
+    """A product of tensors, which lie on the CPU, and whose number as a GPU is -1."""
+    monkeypatch.setattr(
+        torch._C, "_cuda_getCurrentRawStream", lambda ordinal: gpu.stream, raising=False
+    )
+    calls, prepared, here = NativeCalls(), Prepared(), SimpleNamespace(ordinal=-1)
+
+    @calls.served
+    def gemm(a, b, *, out=None):
+        gemm.slow += 1
+        out = a.new_empty((len(a), b.shape[1])) if out is None else out
+        at = tuple(x.data_ptr() for x in (a, b, out))
+        of = tuple(
+            4 * (1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True)))
+            for x in (a, b, out)
+        )
+        note(Started(prepared, here, gpu.stream, at, of, "float32"))
+        return out
+
+    gemm.slow, gemm.started, gemm.torch = 0, prepared.started, torch
+    return gemm
+
+
+def test_tensors_are_found_as_arrays_are(tensors):
+    torch = tensors.torch
+    a, b, out = (torch.ones(s) for s in ((8, 4), (4, 16), (8, 16)))
+    tensors(a, b, out=out)
+    before = out._version
+    assert tensors(a, b, out=out) is out and tensors.slow == 1 and out._version == before + 1
+    assert tensors.started == [(a.data_ptr(), b.data_ptr(), out.data_ptr())]
+    tensors(a, b)
+    fresh = tensors(a, torch.nn.Parameter(b, requires_grad=False))
+    assert tensors.slow == 2 and fresh.shape == (8, 16) and fresh.dtype == torch.float32
+    assert tensors.started[1][2] == fresh.data_ptr()
+
+
+def test_tensors_that_autograd_follows_are_left_to_python(tensors):
+    torch = tensors.torch
+    a, b, out = (torch.ones(s) for s in ((8, 4), (4, 16), (8, 16)))
+    for _ in range(2):
+        tensors(a, b, out=out)
+    followed = a.clone().requires_grad_()
+    tensors(followed, b, out=out)
+    assert tensors.slow == 2
+    with torch.no_grad():
+        tensors(followed, b, out=out)
+    assert tensors.slow == 2
+    negated = torch.complex(torch.zeros(8, 4), torch.ones(8, 4)).conj().imag
+    assert negated.is_neg()
+    tensors(negated, b, out=out)
+    assert tensors.slow == 3
+    with torch.inference_mode():
+        made = torch.ones(8, 16)
+        tensors(a, b, out=made)
+        assert tensors.slow == 3  # lies alike, and has no version
+
+
+def test_arrays_without_an_address_are_left_to_python(call, monkeypatch):
+    a, b, out = there(8, 4), there(4, 12), there(8, 12)
+    call(a, b, out=out)
+    monkeypatch.setattr(call.calls, "_learn", lambda *x: None)
+    hidden = SimpleNamespace(device_id=0)  # as within torch.vmap
+    monkeypatch.setattr(There, "data", property(lambda self: hidden))
+    assert call(a, b, out=out) is out and call.slow == 2
+    assert not call.prepared.started
+
+
 def test_the_third_of_matmul_is_out(gpu):
     calls, prepared, slow = NativeCalls(out_is_third=True), Prepared(), []
 
@@ -306,3 +380,29 @@ def test_known_calls_have_the_bits_of_first_ones(dtype, shapes, rng):
             assert hybrid_gemm.matmul(a, b, out=out) is out
             assert bool((out.view(np.uint8) == expected).all())
             assert bool((hybrid_gemm.matmul(a, b).view(np.uint8) == expected).all())
+
+
+@needs("cuda")
+def test_a_new_thread_starts_what_another_prepared(rng):
+    """Whose context is not the new thread's yet."""
+    import cupy
+
+    a, b = (cupy.asarray(integers(rng, (70, 70))) for _ in "ab")
+    expected, out, failed = (a @ b).get(), cupy.zeros((70, 70), "f4"), []
+
+    def work():
+        try:
+            for _ in range(2):
+                assert hybrid_gemm.gemm(a, b, out=out) is out
+        except BaseException as error:
+            failed.append(error)
+
+    for _ in range(4):
+        work()
+    out.fill(0)
+    cupy.cuda.Device().synchronize()
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert not failed
+    np.testing.assert_array_equal(out.get(), expected)

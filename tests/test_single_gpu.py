@@ -79,9 +79,8 @@ def gpu():
             (64, 64), "float32", (SIZE, SIZE, SIZE), True,
         )  # fmt: skip
 
-    made.device = SimpleNamespace(prepared=prepared)
+    made.device = SimpleNamespace(prepared=prepared, is_current=lambda: made.here == 0)
     made.array, made.ordinal, made.known, made.known_tensors = Array, 0, {}, {}
-    made.device_now = lambda: made.here
     made.current = lambda ordinal: SimpleNamespace(ptr=made.stream_at)
     made.recording = False
     made._stream = lambda: SimpleNamespace(cupy=made.current(0), is_recorded=lambda: made.recording)

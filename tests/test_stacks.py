@@ -99,9 +99,10 @@ class There(np.ndarray):
 @pytest.fixture
 def stacks(monkeypatch):
     """Stacks of a GPU whose launches are noted in `launched`, as numbers and steps of bytes."""
-    cuda = SimpleNamespace(runtime=SimpleNamespace(getDevice=lambda: 0))
-    device = SimpleNamespace(ordinal=0, cp=SimpleNamespace(cuda=cuda, ndarray=There))
-    device.prepared = lambda *x: None
+    device = SimpleNamespace(
+        ordinal=0, cp=SimpleNamespace(ndarray=There), prepared=lambda *x: None,
+        is_current=lambda: True,
+    )  # fmt: skip
     stream = SimpleNamespace(cupy=SimpleNamespace(ptr=7), is_recorded=lambda: False)
     plans = SimpleNamespace(options=Options(kernel="cublas"))
     made = StacksOnGpu(device, plans, lambda: stream, stream, checked=False)

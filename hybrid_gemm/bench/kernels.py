@@ -363,17 +363,21 @@ class KernelStudy:
         self, variant: Variant, problem: Problem, operands: tuple[Array, Array, Array]
     ) -> float | None:
         """Microseconds of the host for a call of `gemm(a, b, out=c)`; None where none are timed,
-        and where `gemm` would multiply otherwise: 16 bits by cuBLAS when that is asked for."""
+        where `gemm` refuses this kernel's parameters with this `compute`, and where it would
+        multiply otherwise: 16 bits by cuBLAS when that is asked for."""
         wide = problem.operands not in NARROW or not variant.kernel.library
         if not (self.calls and self.opened.on_gpu and wide):
             return None
         a, b, c = operands
         params = tuple(variant.params.items()) or None
         taken = []
-        for _ in range(CALLS):
-            start = time.perf_counter()
-            gemm(a, b, out=c, kernel=variant.name, params=params, compute=problem.compute)
-            taken.append(time.perf_counter() - start)
+        try:
+            for _ in range(CALLS):
+                start = time.perf_counter()
+                gemm(a, b, out=c, kernel=variant.name, params=params, compute=problem.compute)
+                taken.append(time.perf_counter() - start)
+        except UsageError:
+            return None
         self.stream.synchronize()
         return 1e6 * statistics.median(taken)
 

@@ -339,12 +339,14 @@ Ref started(PyObject* state, PyObject* found, Arrays* arrays) {
     bool fresh = arrays->of[C] == none, tensors = arrays->tensors;
     if (!is_current(state, product) || !is_there(arrays->of[B], tensors, product) ||
         !(fresh || is_there(arrays->of[C], tensors, product))) {
+        PyErr_Clear();
         return Ref();
     }
     Ref c = fresh ? made(found, *arrays) : Ref(shared(arrays->of[C]));
     if (!c || !address_of(arrays->of[A], tensors, &arrays->at[A]) ||
         !address_of(arrays->of[B], tensors, &arrays->at[B]) ||
         !address_of(c.get(), tensors, &arrays->at[C])) {
+        PyErr_Clear();  // Python meets it again
         return Ref();
     }
     const uint64_t* at = arrays->at;

@@ -169,9 +169,10 @@ class NativeCalls:
 
     def _know_torch(self) -> None:
         torch = sys.modules.get("torch")
-        if torch and self._state[-1] is None:
+        stream = torch and getattr(torch._C, "_cuda_getCurrentRawStream", None)
+        if torch and stream and self._state[-1] is None:  # PyTorch without CUDA has no streams
             self._state[-5:] = (
-                torch.Tensor, torch.nn.Parameter, torch._C._cuda_getCurrentRawStream,
+                torch.Tensor, torch.nn.Parameter, stream,
                 torch.is_grad_enabled, torch.autograd.graph.increment_version,
             )  # fmt: skip
 

@@ -43,7 +43,6 @@ class SingleGpuExecutor:
         self.checked = checked  # the same GPU among the plans' devices, where products are checked
         self.array = device.cp.ndarray
         self.current = device.cp.cuda.get_current_stream
-        self.device_now = device.cp.cuda.runtime.getDevice
         self.known: dict[tuple, Found | None] = {}
         self.known_tensors: dict[tuple, Found | None] = {}
         self.streams: dict[int, CudaStream] = {}
@@ -116,7 +115,7 @@ class SingleGpuExecutor:
         if found is None:
             return None
         here, x, y = self.ordinal, a.data, b.data
-        if self.device_now() != here or x.device_id != here or y.device_id != here:
+        if not self.device.is_current() or x.device_id != here or y.device_id != here:
             return None
         if out is None:
             out = array(found.shape, found.dtype)
@@ -155,7 +154,7 @@ class SingleGpuExecutor:
                 return None
             if x.requires_grad and torch.is_grad_enabled():
                 return None
-        if self.device_now() != here:
+        if not self.device.is_current():
             return None
         found = self._find_tensors(a, b, c, alpha, beta, trans_a, trans_b, out)
         if found is None or not found.ready:

@@ -88,7 +88,7 @@ class StacksOnGpu:
         """Whether all lie on this GPU, and it is the current one."""
         array, here = self.device.cp.ndarray, self.device.ordinal
         there = all(type(x) is array and x.data.device_id == here for x in arrays)
-        return there and self.device.cp.cuda.runtime.getDevice() == here
+        return there and self.device.is_current()
 
     def stackable(self, a: Any, b: Any, c: Any) -> bool:
         """Whether these stacks' products are small, and of a kind that is multiplied so."""

@@ -239,6 +239,14 @@ class CudaDevice(KernelDevice):
         with self.cp.cuda.Device(self.ordinal), stream.cupy:
             yield
 
+    def is_current(self) -> bool:
+        """Whether this is the GPU that the thread works on; its context is then the thread's."""
+        if self.cp.cuda.runtime.getDevice() != self.ordinal:
+            return False
+        if not driver.current_context():  # a new thread works on GPU 0, without a context
+            self.cp.cuda.runtime.setDevice(self.ordinal)
+        return True
+
     def start_clock(self) -> None:
         with self.cp.cuda.Device(self.ordinal):
             self.cp.cuda.runtime.deviceSynchronize()
