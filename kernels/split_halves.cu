@@ -25,7 +25,7 @@ source  = "this project: docs/tensor-cores.md"
 // Blocks of a cluster have a part of k each; what they find of a row meets in shared memory.
 #include "clusters.cuh"
 #include "early_launch.cuh"
-#include "split.cuh"
+#include "split_rows.cuh"
 
 typedef unsigned short Half;
 
