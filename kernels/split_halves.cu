@@ -18,7 +18,7 @@ source  = "this project: docs/tensor-cores.md"
 // them.
 //
 //   find_extremes   the largest and the smallest magnitude of each row
-//   pack            2^exponent (hi + lo), and how many elements are large, or cut short
+//   split_four      2^exponent (hi + lo), and how many elements are large, or cut short
 //   tally           what the cluster's rows allow joins what the others' do
 //   decide          the verdict, by the last cluster to come
 //
@@ -34,7 +34,7 @@ struct Shared {
     Tile<unsigned> tile;
     Extremes extremes[ROWS];
     unsigned large[ROWS], cut[ROWS];
-    bool hopeless, last;
+    bool hopeless;
 };
 
 // An operand's parts, [2][rows][pitch], and the exponents of its rows in the fp16 split and, so many
@@ -45,7 +45,8 @@ struct Operand {
     int to_tf32;
 };
 
-// Merges the extremes of the thread's rows from its warp and the blocks of the cluster.
+// Merges the extremes of the thread's rows from its warp and the blocks of the cluster. `smallest` is
+// 1 less before, so that zero is the largest there is.
 __device__ inline void find_extremes(Extremes (&mine)[MINE], Shared& shared) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 #pragma unroll
@@ -62,7 +63,7 @@ __device__ inline void find_extremes(Extremes (&mine)[MINE], Shared& shared) {
 #pragma unroll
         for (int rank = 0; rank < SHARES; ++rank)
             mine[i] = merge(mine[i], *shared_of(&shared.extremes[warp + WARPS * i], rank));
-        if (mine[i].smallest != ~0u) ++mine[i].smallest;  // as `take` had it
+        if (mine[i].smallest != ~0u) ++mine[i].smallest;
     }
 }
 
