@@ -51,6 +51,7 @@ def gemm(  # every option is named here, for editors and type checkers
     algorithm: str = Options.algorithm,
     levels: int = Options.levels,
     compute: str = Options.compute,
+    tune: str = Options.tune,
     grid: Sequence[int] | None = Options.grid,
     max_device_memory: int | str | None = Options.max_device_memory,
     checked: bool = Options.checked,
@@ -94,7 +95,7 @@ def gemm(  # every option is named here, for editors and type checkers
     # rest of the call.
     given = (
         split, threads, device, gpus, emulate_devices, kernel, params, reduce, algorithm, levels,
-        compute, grid, max_device_memory, checked, transport, rounds, rank_timeout,
+        compute, tune, grid, max_device_memory, checked, transport, rounds, rank_timeout,
     )  # fmt: skip
     if comm is not None:
         from .ranks import kept_runners

@@ -29,6 +29,10 @@ COMPUTES = {
     "fp64x": "float64 by residues of int8 on tensor cores, as accurate as float64",
     "auto": "fp32x3 where there are tensor cores, else fp32",
 }
+TUNES = {
+    "models": "models of times, fitted beforehand",
+    "first-calls": "the first calls of each product, too",
+}
 MAX_LEVELS = 6
 # Headings of the command's help.
 SPLIT_GROUP, DEVICE_GROUP, RANK_GROUP = "Split and sums", "Device and kernel", "MPI ranks"
@@ -41,7 +45,8 @@ class Choice:
     """What is known of one option beside its type and default.
 
     `check(name, value)` returns the value in the form that is kept, or raises; `parse(text)`
-    turns the command line's text into what `check` takes. `across_ranks` marks an option that
+    turns the command line's text into what `check` takes. One `of_calls` has a meaning for
+    repeated calls from Python alone, and no flag. `across_ranks` marks an option that
     has a meaning only for a product over MPI ranks; `group` is its heading in the command's help.
     """
 
@@ -51,6 +56,7 @@ class Choice:
     metavar: str = "NAME"
     names: tuple[str, ...] = ()
     across_ranks: bool = False
+    of_calls: bool = False
     group: str = SPLIT_GROUP
 
 
@@ -298,6 +304,13 @@ class Options:
         "fp64x multiplies float64 by residues of int8 on tensor cores, where that is faster.",
         "compute", COMPUTES, group=DEVICE_GROUP,
     )  # fmt: skip
+    tune: str = _named(
+        "models", "By what kernel auto or own is chosen: models of times, or, for arrays on one "
+        "GPU, by the first calls of each product too (first-calls): six take the three kernels "
+        "in turn that the models expect to be fastest, each a whole product, and the fastest is "
+        "kept. Bits may differ between those calls.", "tune", TUNES, of_calls=True,
+        group=DEVICE_GROUP,
+    )  # fmt: skip
     grid: tuple[int, int, int] | None = _choice(
         None, "Into how many parts workers (or ranks) cut m, n and K.", _grid, parse=_integers,
         metavar="PM,PN,PK",
@@ -335,6 +348,12 @@ class Options:
                 f"the critical reduction sums a split by cols; the split is {self.split}"
             )
 
+        if self.tune == "first-calls" and (self.kernel not in AUTOMATIC_KERNELS or self.checked):
+            raise UsageError(
+                "first calls choose the kernel of products that are not checked; "
+                + ("checked was given too" if self.checked else f"kernel {self.kernel} was named")
+                + ": leave out one of the two"
+            )
         if self.checked:
             self._check_checked()
 
@@ -389,6 +408,7 @@ class Options:
 CHOICES: dict[str, Choice] = {
     field.name: field.metadata["choice"] for field in dataclasses.fields(Options)
 }
+FLAGS = [name for name, choice in CHOICES.items() if not choice.of_calls]  # of the command
 DEFAULTS: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(Options)}
 
 P = ParamSpec("P")

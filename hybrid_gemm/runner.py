@@ -131,6 +131,8 @@ class Runner:
                 if isinstance(device, CudaDevice):
                     single = SingleGpuExecutor(device, self.plans, checked)
                     self._single_gpus[device.ordinal] = single
+        if options.tune == "first-calls" and not self._single_gpus:
+            warn("tune has no effect: first calls choose kernels for arrays on one GPU")
         self._single_cpu: SingleCpuExecutor | None = None
         ways = [x.hosted for x in self._single_gpus.values()]
         if alone and isinstance(self.devices[0], CpuDevice):

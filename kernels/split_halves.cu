@@ -18,7 +18,7 @@ source  = "this project: docs/tensor-cores.md"
 // them.
 //
 //   find_extremes   the largest and the smallest magnitude of each row
-//   pack            2^exponent (hi + lo), and how many elements are large, or cut short
+//   split_four      2^exponent (hi + lo), and how many elements are large, or cut short
 //   tally           what the cluster's rows allow joins what the others' do
 //   decide          the verdict, by the last cluster to come; where one operand is split alone (m or
 //                   n is 0), its worst stays in the state, and split_decide.cu decides
@@ -26,7 +26,7 @@ source  = "this project: docs/tensor-cores.md"
 // Blocks of a cluster have a part of k each; what they find of a row meets in shared memory.
 #include "clusters.cuh"
 #include "early_launch.cuh"
-#include "split.cuh"
+#include "split_rows.cuh"
 
 typedef unsigned short Half;
 
@@ -35,7 +35,7 @@ struct Shared {
     Tile<unsigned> tile;
     Extremes extremes[ROWS];
     unsigned large[ROWS], cut[ROWS];
-    bool hopeless, last;
+    bool hopeless;
 };
 
 // An operand's parts, [rows][2][pitch], and the exponents of its rows in the fp16 split and, so many
@@ -46,7 +46,8 @@ struct Operand {
     int to_tf32;
 };
 
-// Merges the extremes of the thread's rows from its warp and the blocks of the cluster.
+// Merges the extremes of the thread's rows from its warp and the blocks of the cluster. `smallest` is
+// 1 less before, so that zero is the largest there is.
 __device__ inline void find_extremes(Extremes (&mine)[MINE], Shared& shared) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 #pragma unroll
@@ -63,7 +64,7 @@ __device__ inline void find_extremes(Extremes (&mine)[MINE], Shared& shared) {
 #pragma unroll
         for (int rank = 0; rank < SHARES; ++rank)
             mine[i] = merge(mine[i], *shared_of(&shared.extremes[warp + WARPS * i], rank));
-        if (mine[i].smallest != ~0u) ++mine[i].smallest;  // as `take` had it
+        if (mine[i].smallest != ~0u) ++mine[i].smallest;
     }
 }
 

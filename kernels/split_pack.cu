@@ -12,7 +12,7 @@ dtypes  = ["float16", "tfloat32"]
 source  = "this project: docs/tensor-cores.md"
 ---*/
 #include "early_launch.cuh"
-#include "split.cuh"
+#include "split_rows.cuh"
 
 // float32 is rounded to TF32 (tfloat32), and operands of 16 bits are copied as they are (float16).
 template <bool TWO_BYTES>

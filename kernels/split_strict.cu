@@ -40,7 +40,7 @@ arch      = ">=80"
 source    = "this project: docs/tensor-cores.md"
 ---*/
 #include "early_launch.cuh"
-#include "split.cuh"
+#include "split_rows.cuh"
 #include "tuned.cuh"
 
 constexpr int SLICE = 4 * STEP;  // of k, that a block splits before it goes on

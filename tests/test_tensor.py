@@ -228,7 +228,7 @@ def test_operands_in_place_are_exact_at_any_alignment(kernel_device, monkeypatch
     if 0 < device.capability < kernel.min_arch():
         pytest.skip("this GPU has no tensor cores that the kernel uses")
     size = np.dtype(dtype).itemsize if dtype != "bfloat16" else 2
-    shapes = [(5, 7, 3), (67, 131, 70), (130, 18, 64), (17, 129, 1), (9, 33, 900)]
+    shapes = [(5, 7, 3), (67, 131, 70), (130, 18, 64), (17, 129, 1), (9, 33, 300)]
     for i, variant in enumerate(kernel.variants()):
         if variant.params["OUT"] not in (4, size):
             continue

@@ -71,7 +71,7 @@ class Resumable(Alone):
         chosen = {
             f"--{name}": str(getattr(self.options, name))
             for name, choice in CHOICES.items()
-            if not choice.across_ranks and name not in _SEEN_ELSEWHERE
+            if not (choice.across_ranks or choice.of_calls) and name not in _SEEN_ELSEWHERE
         }
         if inputs.files:
             self.note(f"reading {', '.join(request.names)} to know them again (SHA-256)")

@@ -12,6 +12,7 @@ from ..options import (
     CHOICES,
     DEFAULTS,
     DEVICE_GROUP,
+    FLAGS,
     PANEL_SIDE,
     RANK_GROUP,
     SPLIT_GROUP,
@@ -158,7 +159,7 @@ def run(
 
     Started as several ranks (by mpirun or srun --mpi=pmix) it is one product over all of them.
     """
-    chosen = {name: given.pop(name) for name in CHOICES}
+    chosen = {name: given.pop(name) for name in FLAGS}
     request = {name: given.pop(name) for name in _INPUT}
     _refuse_contradictions(files, ranks, given, sha256=sha256, check=check)
     if check:
@@ -214,7 +215,7 @@ def _refuse_contradictions(
 def check_arguments(arguments: Sequence[str]) -> None:
     """Raises what `run` with these arguments would say before it looks at files and devices."""
     with run.make_context("hybrid-gemm run", list(arguments)) as context:
-        Options(**{name: context.params[name] for name in CHOICES})
+        Options(**{name: context.params[name] for name in FLAGS})
 
 
 def _names_beside(output: str) -> list[str]:

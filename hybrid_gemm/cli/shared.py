@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from ..errors import UsageError
-from ..options import CHOICES, DEFAULTS
+from ..options import CHOICES, DEFAULTS, FLAGS
 from .help import talk
 from .option_types import File, List, OptionType, kernel_dtypes, layouts, parameters, shapes
 
@@ -27,7 +27,7 @@ def option_flags(*names: str) -> Callable:
     `params` is --param NAME=NUMBER, as often as wanted."""
 
     def decorate(command: Callable) -> Callable:
-        for name in reversed(names or tuple(CHOICES)):
+        for name in reversed(names or tuple(FLAGS)):
             choice, default = CHOICES[name], DEFAULTS[name]
             if name == "params":
                 flag = click.option(

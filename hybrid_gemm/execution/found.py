@@ -7,6 +7,7 @@ from typing import Any, Literal
 from ..devices.cuda.device import CudaDevice, CudaStream
 from ..devices.kernel_launcher import BoundProduct
 from ..devices.roles import Prepared
+from .first_calls import FirstCalls
 from .native_calls import Started, note
 
 MAX_KNOWN = 4096  # signatures; a program of ever new shapes starts over
@@ -41,7 +42,10 @@ class Found:
         return True
 
     def start(self, device: CudaDevice, stream: CudaStream, a: Any, b: Any, c: Any) -> None:
-        """Starts it; the second time, it is prepared for this stream."""
+        """Starts it; the second time, it is prepared for this stream, once it is known which of
+        several products it is."""
+        if isinstance(self.call, FirstCalls) and self.call.fastest:
+            self.call, self.ready = self.call.fastest, {}
         at, known = stream.cupy.ptr, self.ready
         self.call(a, b, c, stream)
         if known is None or (a.data.ptr | b.data.ptr | c.data.ptr) & 15:

@@ -18,7 +18,7 @@ from ..devices.base import Device
 from ..devices.cuda import nccl_group
 from ..errors import UnavailableError
 from ..host.kept import Kept
-from ..kernel_choice import compute_modes
+from ..kernel_choice import compute_modes, on_gpu
 from ..kernel_choice.choose import choose
 from ..options import AUTOMATIC_KERNELS, Options
 from ..planning.hardware import DeviceSpec
@@ -146,6 +146,14 @@ class PlanMaker:
             homes=(home, home, home),
         )  # fmt: skip
         return None if len(plan.workers) > 1 else self.choice(plan, layouts)[0]
+
+    def rivals(self, problem: Problem, layouts: str, device: Device, first: Variant) -> list:
+        """The kernels that first calls are to compare with `first`, if they were asked for."""
+        machine = device.machine(problem.dtype)
+        if self.options.tune != "first-calls" or self.kernel or machine is None:
+            return []
+        own = self.options.kernel == "own"
+        return on_gpu.next_fastest(machine, problem, layouts, first, own=own)
 
     def verdicts(self, problem: Problem) -> np.ndarray:
         """How products whose arithmetic depends on the data came out so far, on all devices (see

@@ -25,6 +25,7 @@ from ..planning.plan import Plan
 from ..problem import FLOATS, Problem, are_numbers, make_problem, sides
 from .checked_device import CheckedDevice
 from .executor import Execution
+from .first_calls import FirstCalls
 from .found import MAX_KNOWN, Found, extent, overlap
 from .plan_maker import PlanMaker
 from .stacks_on_gpu import StacksOnGpu
@@ -309,6 +310,9 @@ class SingleGpuExecutor:
         call = self._bound(variant, op_a, op_b, like, problem)
         # What is started natively is not checked.
         ready = not self.checked and self.device.preparable(variant, op_a, op_b)
+        if ready and (others := self.plans.rivals(problem, layouts, self.device, variant)):
+            rivals = [self._bound(x, op_a, op_b, like, problem) for x in others]
+            call, ready = FirstCalls([call, *rivals], self.device), False  # until one is kept
         extents = extent(a), extent(b), extent(like)
         return Found(call, shape, problem.out_dtype, extents, ready)
 

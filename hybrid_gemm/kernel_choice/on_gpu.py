@@ -50,6 +50,19 @@ def strict(
     )
 
 
+def next_fastest(
+    machine: Machine, problem: Problem, layout: str, first: Variant, *, own: bool, count: int = 2
+) -> list[Variant]:
+    """The variants that models expect to be fastest but for `first`; none without a model."""
+    mode, sides = mode_of(problem), (problem.m, problem.n, problem.k)
+    times: dict[Variant, float] = {}
+    for each in (mode, "float32") if mode == "fp32x3" else (mode,):
+        known = fitted.model(machine, each) if each in fitted.OPERANDS else None
+        times |= known.times_us(sides, layout, machine) if known else {}
+    others = [v for v in times if v != first and not (own and v.kernel.library)]
+    return sorted(others, key=times.__getitem__)[:count]
+
+
 def own_on_tensor_cores(machine: Machine, problem: Problem, layout: str) -> Choice | None:
     """Our kernel for a problem that goes to tensor cores; None without a model of such a GPU."""
     return _fitted(machine, mode_of(problem), problem, layout, own=True)
