@@ -306,12 +306,18 @@ class _Checked:
         raise VerificationError(f"{self._fault(found)}, again when it was made again")
 
     def _attempt(self, stream: Stream) -> tuple[Expected, Sums]:
-        sums = self.device.sums
+        """Makes C, and the sums. Those of A and B are made on a stream of their own: on a GPU they
+        run where the product's last blocks leave multiprocessors idle."""
+        raw, sums = self.device.device, self.device.sums
         before = sums.sums(self.c, stream) if self.beta != 0 else None
-        self.make(stream)  # first, so that the checks are started while it runs
-        with np.errstate(all="ignore"):
-            expected = Expected(self.product(stream), before)
-            return expected, sums.sums(self.c, stream)
+        with raw.streams(1) as (beside,), np.errstate(all="ignore"):
+            beside.wait(stream.record())
+            self.make(stream)  # first: its blocks are started before those of the checks
+            with raw.using(beside):
+                expected = Expected(self.product(beside), before)
+            got = sums.sums(self.c, stream)
+            stream.wait(beside.record())
+        return expected, got
 
     def suspicious(self, expected: Expected, got: Sums, stream: Stream) -> bool:
         """Whether a sum is beyond its bound. Waits for the sums."""
