@@ -203,7 +203,7 @@ class CheckedDevice(WrappedDevice):
             wrong = turned[0].view("u1") != turned[1].view("u1")
             rows = np.flatnonzero(wrong.any(axis=1))
             return ((0, len(dst)), (0, dst.shape[1])) if len(rows) else None
-        there, here = (self._line_sums(x, stream) for x in found)
+        there, here = (self.line_sums(x, stream) for x in found)
         rows = np.flatnonzero(there != here)
         if not len(rows):
             return None
@@ -212,8 +212,9 @@ class CheckedDevice(WrappedDevice):
             return lines, (0, dst.shape[1])
         return (0, dst.shape[0]), lines
 
-    def _line_sums(self, x: Array, stream: Stream) -> np.ndarray:
-        """By the device that has it, or by this one where nobody here has."""
+    def line_sums(self, x: Array, stream: Stream) -> np.ndarray:
+        """The sum of the squares of each row of unsigned words, modulo 2^64: by the device that has
+        them, or by this one where nobody here has."""
         if self.on_gpu and isinstance(x, np.ndarray):
             return line_sums(x)
         ordinal = x.device.id if self.on_gpu else None
