@@ -28,35 +28,39 @@ struct Row {
     Sum of[GROUPS], square;
 };
 
-// Two neighbouring groups' sums of one row of B, and the largest of that row's squares.
+// Two neighbouring groups' sums and squares of one row of B.
 struct OfB {
-    Two sums;
-    Sum most;
+    Two sums, squares;
 };
 
 __device__ __forceinline__ OfB of_b(const Sum* sums, const Sum* squares, int k0, int k) {
-    const int p = k0 + threadIdx.x / 4;
     const long long from = (long long)k0 * GROUPS + 2 * threadIdx.x;
     OfB found = {};
-    if (p < k) found.sums = *(const Two*)(sums + from);
-    if (EXACT) return found;
-    Two two = {};
-    if (p < k) two = *(const Two*)(squares + from);
-    found.most = two.x[0] > two.x[1] ? two.x[0] : two.x[1];
+    if (k0 + (int)threadIdx.x / 4 < k) {
+        found.sums = *(const Two*)(sums + from);
+        if (!EXACT) found.squares = *(const Two*)(squares + from);
+    }
+    return found;
+}
+
+// The largest of a row's squares, in each of its four threads.
+__device__ __forceinline__ Sum most(const Two& squares) {
+    Sum found = squares.x[0] > squares.x[1] ? squares.x[0] : squares.x[1];
 #pragma unroll
     for (int lanes = 1; lanes < 4; lanes *= 2) {
-        const Sum other = __shfl_xor_sync(~0u, found.most, lanes);
-        found.most = other > found.most ? other : found.most;
+        const Sum other = __shfl_xor_sync(~0u, found, lanes);
+        found = other > found ? other : found;
     }
     return found;
 }
 
 // A slab of A as a thread has it: of four rows four neighbours, or of one row every eighth element.
 struct Slab {
-    Four<E> fours[TRANS_A ? 1 : MINE];
+    Packed fours[TRANS_A ? 1 : MINE];
     E ones[TRANS_A ? DEPTH / (WARPS / 2) : 1];
 };
 
+template <bool WHOLE>
 __device__ __forceinline__ Slab slab_at(const Source<E, !TRANS_A>& source, int row0, int k0,
                                         bool vectors) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -65,7 +69,7 @@ __device__ __forceinline__ Slab slab_at(const Source<E, !TRANS_A>& source, int r
 #pragma unroll
         for (int i = 0; i < MINE; ++i)
             slab.fours[TRANS_A ? 0 : i] =
-                source.four(row0 + warp * MINE + i, k0 + 4 * lane, vectors);
+                packed<WHOLE>(source, row0 + warp * MINE + i, k0 + 4 * lane, vectors);
     } else {
         const int row = row0 + warp % 2 * 32 + lane;
 #pragma unroll
@@ -78,36 +82,39 @@ __device__ __forceinline__ Slab slab_at(const Source<E, !TRANS_A>& source, int r
     return slab;
 }
 
-// `sums` and `squares` are k x GROUPS, of B's rows, on 16 bytes; a square beside sum s is x * x * s
-// there. Writes m x GROUPS sums and m squares (not for integers).
-extern "C" __global__ void __launch_bounds__(512)
-    check_product(int m, int k, const void* A, long long lda, const Sum* sums, const Sum* squares,
-                  Sum* out, Sum* out_squares) {
-    __shared__ Sum shared_sums[GROUPS][PITCH];
-    __shared__ Sum shared_squares[PITCH];
-    __shared__ Row shared_rows[TRANS_A ? WARPS : 1][TRANS_A ? 32 : 1];
-    const Source<E, !TRANS_A> source = {(const E*)A, lda, m, k};
-    const bool vectors = source.vectors();
+struct Shared {
+    Sum sums[GROUPS][PITCH], squares[PITCH];
+};
+
+// What this thread's rows add up to.
+template <bool WHOLE>
+__device__ __forceinline__ void sum_up(const Source<E, !TRANS_A>& source, const Sum* sums,
+                                       const Sum* squares, Shared& shared,
+                                       Row (&mine)[TRANS_A ? 1 : MINE]) {
+    const int k = source.k, row0 = blockIdx.x * HEIGHT;
     const int t = threadIdx.x, lane = t % 32, warp = t / 32;
-    const int row0 = blockIdx.x * HEIGHT;
-    Row mine[TRANS_A ? 1 : MINE] = {};
+    const bool vectors = source.vectors();
     Slab next;
     OfB next_b;
-    if (AHEAD) next = slab_at(source, row0, 0, vectors), next_b = of_b(sums, squares, 0, k);
+    if (AHEAD) {
+        next = slab_at<WHOLE>(source, row0, 0, vectors);
+        next_b = of_b(sums, squares, 0, k);
+    }
 #pragma unroll 1
     for (int k0 = 0; k0 < k; k0 += DEPTH) {
         if (!AHEAD) {
-            next = slab_at(source, row0, k0, vectors);
+            next = slab_at<WHOLE>(source, row0, k0, vectors);
             next_b = of_b(sums, squares, k0, k);
         }
         const Slab slab = next;
+        const Sum largest = EXACT ? Sum(0) : most(next_b.squares);
         __syncthreads();  // what was there has been read
 #pragma unroll
-        for (int i = 0; i < 2; ++i) shared_sums[2 * (t % 4) + i][place(t / 4)] = next_b.sums.x[i];
-        if (!EXACT && t % 4 == 0) shared_squares[place(t / 4)] = next_b.most;
+        for (int i = 0; i < 2; ++i) shared.sums[2 * (t % 4) + i][place(t / 4)] = next_b.sums.x[i];
+        if (!EXACT && t % 4 == 0) shared.squares[place(t / 4)] = largest;
         __syncthreads();
         if (AHEAD && k0 + DEPTH < k) {
-            next = slab_at(source, row0, k0 + DEPTH, vectors);
+            next = slab_at<WHOLE>(source, row0, k0 + DEPTH, vectors);
             next_b = of_b(sums, squares, k0 + DEPTH, k);
         }
         if (!TRANS_A) {
@@ -119,13 +126,13 @@ extern "C" __global__ void __launch_bounds__(512)
                     elements[i] = number(slab.fours[TRANS_A ? 0 : i].x[x]);
 #pragma unroll
                 for (int g = 0; g < GROUPS; ++g) {
-                    const Sum sum = shared_sums[g][QUARTER * x + lane];
+                    const Sum sum = shared.sums[g][QUARTER * x + lane];
 #pragma unroll
                     for (int i = 0; i < MINE; ++i)
                         add(mine[TRANS_A ? 0 : i].of[g], elements[i], sum);
                 }
                 if (!EXACT) {
-                    const Sum square = shared_squares[QUARTER * x + lane];
+                    const Sum square = shared.squares[QUARTER * x + lane];
 #pragma unroll
                     for (int i = 0; i < MINE; ++i)
                         add(mine[TRANS_A ? 0 : i].square, elements[i] * elements[i], square);
@@ -137,11 +144,28 @@ extern "C" __global__ void __launch_bounds__(512)
                 const int p = warp / 2 + WARPS / 2 * i;
                 const Sum x = number(slab.ones[TRANS_A ? i : 0]);
 #pragma unroll
-                for (int g = 0; g < GROUPS; ++g) add(mine[0].of[g], x, shared_sums[g][place(p)]);
-                if (!EXACT) add(mine[0].square, x * x, shared_squares[place(p)]);
+                for (int g = 0; g < GROUPS; ++g) add(mine[0].of[g], x, shared.sums[g][place(p)]);
+                if (!EXACT) add(mine[0].square, x * x, shared.squares[place(p)]);
             }
         }
     }
+}
+
+// `sums` and `squares` are k x GROUPS, of B's rows, on 16 bytes; a square beside sum s is x * x * s
+// there. Writes m x GROUPS sums and m squares (not for integers).
+extern "C" __global__ void __launch_bounds__(512)
+    check_product(int m, int k, const void* A, long long lda, const Sum* sums, const Sum* squares,
+                  Sum* out, Sum* out_squares) {
+    __shared__ Shared shared;
+    __shared__ Row shared_rows[TRANS_A ? WARPS : 1][TRANS_A ? 32 : 1];
+    const Source<E, !TRANS_A> source = {(const E*)A, lda, m, k};
+    const int t = threadIdx.x, lane = t % 32, warp = t / 32;
+    const int row0 = blockIdx.x * HEIGHT;
+    Row mine[TRANS_A ? 1 : MINE] = {};
+    if (!TRANS_A && source.vectors() && k % 4 == 0)
+        sum_up<true>(source, sums, squares, shared, mine);
+    else
+        sum_up<false>(source, sums, squares, shared, mine);
     if (!TRANS_A) {
 #pragma unroll
         for (int i = 0; i < MINE; ++i) {
