@@ -249,6 +249,9 @@ def test_the_campaign_finds_what_is_wrong(tmp_path):
     only = "--only", "stop:rank:multiplying", "--rank-timeout", 0, "--limit", 5
     (fault,) = campaign(*only, tmp_path=tmp_path)["faults"]
     assert fault["wrong"] == ["hangs"]
+    # What hangs is told: the launcher, and the rank that is stopped.
+    assert any("mpirun" in x or "prterun" in x for x in fault["running"]), fault
+    assert any("hybrid_gemm" in x and "State: T" in x for x in fault["running"]), fault
 
 
 def campaign(*arguments, tmp_path) -> dict:
