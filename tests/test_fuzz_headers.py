@@ -56,6 +56,14 @@ def test_a_reader_that_differs_from_numpys_is_a_fault(monkeypatch, tmp_path):
         headers.check_npy(headers.NPY_SEEDS[0], tmp_path / "a.npy")
 
 
+def test_a_header_of_version_3_that_is_not_in_utf8_is_refused(tmp_path):
+    """NumPy refuses it as well; found in a comment behind the dictionary."""
+    right = headers.npy_file("'<i8'", "(2, 6)", version=3)
+    path = tmp_path / "a.npy"
+    for comment, taken in ((b"#\xc3\xa4 ", True), (b"#\xff\xff ", False)):
+        assert headers.check_npy(right.replace(b"}    ", b"}" + comment), path) == taken
+
+
 HEADER = headers.KERNEL_SEEDS[0].decode()
 
 

@@ -24,6 +24,7 @@ from ..devices.cuda import cublas
 from ..devices.cuda.device import CudaDevice, CudaStream
 from ..devices.cuda.launch_list import Prepared
 from ..devices.kernel_launcher import BoundProduct
+from ..errors import shortage_in_words
 from ..planning.plan import Plan
 from ..problem import FLOATS, Problem, are_numbers, make_problem, sides
 from .checked_device import CheckedDevice
@@ -282,7 +283,7 @@ class SingleGpuExecutor:
         most = min(HOSTED_BYTES, self.plans.options.max_device_memory or HOSTED_BYTES)
         if size > most or (out is not None and not self._fit(out, shape, a, b, c)):
             return None
-        with self.device.using(self.own):
+        with self.device.using(self.own), shortage_in_words("a product of small arrays"):
             x, y, z = (None if v is None else self._there(v) for v in (a, b, c))
             made = self.device.empty(*shape, a.dtype.name) if z is None else z
             done = self.gemm(

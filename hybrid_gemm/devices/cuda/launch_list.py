@@ -113,7 +113,9 @@ class LaunchList:
         """Writes an argument, and notes whether it is an address in A, B or C."""
         value, address = _value(arg)
         ctypes.memmove(at, value, len(value))
-        matrix = next((i for i, span in enumerate(spans) if address in span), None)
+        matrix = None
+        if address is not None:  # for which a range would be searched one by one
+            matrix = next((i for i, span in enumerate(spans) if address in span), None)
         if address is None or matrix is None:
             self._kept.append(arg)
         else:
