@@ -151,11 +151,154 @@ __device__ __forceinline__ void sum_up(const Source<E, !TRANS_A>& source, const 
     }
 }
 
+// --- by the tensor cores' float64, of A by rows -------------------------------------------
+
+#if __CUDA_ARCH__ >= 800 || defined(HYBRID_GEMM_EMULATOR)
+constexpr bool BY_WARPS = !TRANS_A && !EXACT;
+#else
+constexpr bool BY_WARPS = false;
+#endif
+
+constexpr int LINE = 16 / sizeof(E);  // elements that a thread reads at once
+
+// sum (16 x 8) += a (16 x 4) b (4 x 8). Lane 4 g + q has rows g and g + 8 of a, in column q, row q of
+// b in column g, and columns 2 q and 2 q + 1 of the sum.
+__device__ __forceinline__ void multiply(double (&sum)[4], double upper, double lower, double b) {
+#ifdef HYBRID_GEMM_EMULATOR
+    __shared__ double words[32 * WARPS][3];
+    const int first = threadIdx.x / 32 * 32, lane = threadIdx.x % 32;
+    words[threadIdx.x][0] = upper, words[threadIdx.x][1] = lower, words[threadIdx.x][2] = b;
+    __syncwarp();
+    for (int i = 0; i < 4; ++i)
+        for (int q = 0; q < 4; ++q)
+            sum[i] += words[first + lane / 4 * 4 + q][i / 2] *
+                      words[first + (lane % 4 * 2 + i % 2) * 4 + q][2];
+    __syncwarp();
+#elif __CUDA_ARCH__ >= 900
+    asm("mma.sync.aligned.m16n8k4.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5}, {%6}, "
+        "{%0, %1, %2, %3};"
+        : "+d"(sum[0]), "+d"(sum[1]), "+d"(sum[2]), "+d"(sum[3])
+        : "d"(upper), "d"(lower), "d"(b));
+#elif __CUDA_ARCH__ >= 800
+    asm("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0, %1}, {%2}, {%3}, {%0, %1};"
+        : "+d"(sum[0]), "+d"(sum[1])
+        : "d"(upper), "d"(b));
+    asm("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0, %1}, {%2}, {%3}, {%0, %1};"
+        : "+d"(sum[2]), "+d"(sum[3])
+        : "d"(lower), "d"(b));
+#endif
+}
+
+// Neighbours in a row, as words until they are multiplied.
+union Line {
+    unsigned long long words[2];
+    E x[LINE];
+};
+
+struct alignas(16) Words {
+    unsigned long long x[2];
+};
+
+// LINES: rows start on 16 bytes and are whole lines.
+template <bool LINES>
+__device__ __forceinline__ Line line_at(const Source<E, true>& source, int row, int p) {
+    Line line = {};
+    if (row >= source.rows || p >= source.k) return line;
+    const E* const at = source.from + row * source.ld + p;
+    if (LINES) {
+        const Words words = *(const Words*)at;
+        line.words[0] = words.x[0], line.words[1] = words.x[1];
+    } else {
+#pragma unroll
+        for (int i = 0; i < LINE; ++i)
+            if (p + i < source.k) line.x[i] = at[i];
+    }
+    return line;
+}
+
+// What the rows of a block add up to, in columns 2 q and 2 q + 1 of the groups: `sum[i]` of rows
+// 16 i + g and 16 i + g + 8, `square[i]` of row 8 i + g. Each warp has every 16th step along k, in
+// which lane 4 g + q reads the lines number q.
+struct Tile {
+    double sum[HEIGHT / 16][4], square[HEIGHT / 8];
+};
+
+template <bool LINES>
+__device__ __forceinline__ Tile by_warp(const Source<E, true>& source, const double* sums,
+                                        const double* squares) {
+    const int k = source.k, lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
+    const int row0 = blockIdx.x * HEIGHT + g;
+    Tile tile = {};
+#pragma unroll 1
+    for (int k0 = threadIdx.x / 32 * 4 * LINE; k0 < k; k0 += WARPS * 4 * LINE) {
+        const int first = k0 + LINE * q;  // of this lane's line
+        Line lines[HEIGHT / 8];
+#pragma unroll
+        for (int i = 0; i < HEIGHT / 8; ++i) lines[i] = line_at<LINES>(source, row0 + 8 * i, first);
+        double largest = 0;  // of the squares of row first + g of B
+        if (g < LINE && first + g < k) {
+#pragma unroll
+            for (int i = 0; i < GROUPS; ++i) {
+                const double x = squares[(long long)(first + g) * GROUPS + i];
+                largest = x > largest ? x : largest;
+            }
+        }
+#pragma unroll
+        for (int x = 0; x < LINE; ++x) {
+            const double b = first + x < k ? sums[(long long)(first + x) * GROUPS + g] : 0;
+            const double most = __shfl_sync(~0u, largest, 4 * x + q);
+#pragma unroll
+            for (int i = 0; i < HEIGHT / 16; ++i) {
+                const double upper = number(lines[2 * i].x[x]);
+                const double lower = number(lines[2 * i + 1].x[x]);
+                multiply(tile.sum[i], upper, lower, b);
+                tile.square[2 * i] = fma(upper * upper, most, tile.square[2 * i]);
+                tile.square[2 * i + 1] = fma(lower * lower, most, tile.square[2 * i + 1]);
+            }
+        }
+    }
+    return tile;
+}
+
+// All warps' tiles, added in their order, into `out`.
+__device__ __forceinline__ void add_up(const Tile& tile, int m, double* out, double* out_squares) {
+    __shared__ double sums[HEIGHT][GROUPS], squares[HEIGHT];
+    const int t = threadIdx.x, warp = t / 32, g = t % 32 / 4, q = t % 4;
+    sums[t / GROUPS][t % GROUPS] = 0;
+    if (t < HEIGHT) squares[t] = 0;
+#pragma unroll 1
+    for (int w = 0; w < WARPS; ++w) {
+        __syncthreads();
+        if (warp != w) continue;
+#pragma unroll
+        for (int i = 0; i < HEIGHT / 8; ++i) {
+            sums[8 * i + g][2 * q] += tile.sum[i / 2][i % 2 * 2];
+            sums[8 * i + g][2 * q + 1] += tile.sum[i / 2][i % 2 * 2 + 1];
+            double square = tile.square[i];
+            square += __shfl_xor_sync(~0u, square, 1);
+            square += __shfl_xor_sync(~0u, square, 2);
+            if (q == 0) squares[8 * i + g] += square;
+        }
+    }
+    __syncthreads();
+    const int row = blockIdx.x * HEIGHT + t / GROUPS;
+    if (row >= m) return;
+    out[(long long)row * GROUPS + t % GROUPS] = sums[t / GROUPS][t % GROUPS];
+    if (t % GROUPS == 0) out_squares[row] = squares[t / GROUPS];
+}
+
 // `sums` and `squares` are k x GROUPS, of B's rows, on 16 bytes; a square beside sum s is x * x * s
 // there. Writes m x GROUPS sums and m squares (not for integers).
 extern "C" __global__ void __launch_bounds__(512)
     check_product(int m, int k, const void* A, long long lda, const Sum* sums, const Sum* squares,
                   Sum* out, Sum* out_squares) {
+    if constexpr (BY_WARPS) {
+        const Source<E, true> rows = {(const E*)A, lda, m, k};
+        const bool lines = (unsigned long long)A % 16 == 0 && lda % LINE == 0 && k % LINE == 0;
+        const Tile tile = lines ? by_warp<true>(rows, (const double*)sums, (const double*)squares)
+                                : by_warp<false>(rows, (const double*)sums, (const double*)squares);
+        return add_up(tile, m, (double*)out, (double*)out_squares);
+    }
     __shared__ Shared shared;
     __shared__ Row shared_rows[TRANS_A ? WARPS : 1][TRANS_A ? 32 : 1];
     const Source<E, !TRANS_A> source = {(const E*)A, lda, m, k};
