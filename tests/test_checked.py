@@ -8,12 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.command import python
 from support.devices import needs, open_device
 from support.ranks import mpirun, needs_mpirun
 
 import hybrid_gemm as hg
 from hybrid_gemm import devices
 from hybrid_gemm.devices.checksums import GROUPS, HostChecksums, KernelChecksums, width
+from hybrid_gemm.devices.emulator import program as emulation
 from hybrid_gemm.errors import OptionTypeError, UsageError, VerificationError
 from hybrid_gemm.execution.checks import Checks
 from hybrid_gemm.planning.plan import CHECKING_BYTES
@@ -327,6 +329,14 @@ def test_kernels_sum_as_numpy_does(kernel_device, rng):
                 assert same(_host(through.of), product.of)
                 assert same(_host(through.second), product.second)
                 assert (bits == host.bits(x, stream)).all()
+
+
+@needs("emulator")
+def test_kernels_read_and_write_within_their_matrices():
+    checked = emulation.sanitized_environment()
+    done = python("-m", "support.checked_accesses", "emulator", "checks", env=checked)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout == "clean: the sums of 40 matrices\n"
 
 
 def _host(x):
