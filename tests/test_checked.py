@@ -350,7 +350,7 @@ def test_groups_cover_all_columns():
 
 
 def test_what_cannot_be_checked_is_refused():
-    with pytest.raises(UsageError, match="Strassen's sums"):
+    with pytest.raises(UsageError, match="Strassen's algorithm adds"):
         hg.Runner(device="cpu", checked=True, algorithm="strassen")
     with pytest.raises(UsageError, match="the ordered one works"):
         hg.Runner(device="cpu", checked=True, reduce="critical", split="cols", threads=2)
