@@ -136,6 +136,8 @@ def checking_cost() -> str:
 
 def verdicts() -> str:
     """Verdicts that were made again, by file, and those that are left."""
+    if not there("verdicts", "h200"):
+        return "None is made again yet."
     data = result("verdicts")
     made = collections.defaultdict(list)
     for row in data["rows"]:
