@@ -37,6 +37,36 @@ struct alignas(16) Two {
     Sum x[2];
 };
 
+// Four elements as they are read. They stay as words until they are summed: elements of 16 bits that
+// are taken apart where they are read would be waited for there.
+union Packed {
+    unsigned long long words[sizeof(Four<E>) / 8];
+    E x[4];
+};
+
+// As `Source::four`. WHOLE: lines are on vectors' addresses and of a multiple of four elements.
+template <bool WHOLE, bool ALONG>
+__device__ __forceinline__ Packed packed(const Source<E, ALONG>& source, long long line, int at,
+                                         bool vectors) {
+    Packed out = {};
+    if (WHOLE) {
+        const int lines = ALONG ? source.rows : source.k, length = ALONG ? source.k : source.rows;
+        struct alignas(sizeof(Four<E>)) Words {
+            unsigned long long x[sizeof(Four<E>) / 8];
+        };
+        if (line < lines && at < length) {
+            const Words words = *(const Words*)(source.from + line * source.ld + at);
+#pragma unroll
+            for (int i = 0; i < (int)sizeof(Four<E>) / 8; ++i) out.words[i] = words.x[i];
+        }
+    } else {
+        const Four<E> four = source.four(line, at, vectors);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) out.x[i] = four.x[i];
+    }
+    return out;
+}
+
 __device__ __forceinline__ Sum number(E x) {
 #if READ == 1 && DTYPE_float16
     return from_half(x);

@@ -1,5 +1,6 @@
 """Fixtures and options of all tests. `device` runs a test on every device that is here."""
 
+import faulthandler
 import os
 import signal
 
@@ -49,6 +50,15 @@ def without_models(tmp_path, monkeypatch):
     on_gpu.forget()
     yield
     on_gpu.forget()
+
+
+def pytest_configure(config):
+    """A worker that another process ends says so, with what it did, and does not just vanish."""
+    if not hasattr(config, "said_when_ended"):
+        config.said_when_ended = os.fdopen(os.dup(2), "w")  # fd 2 is captured later
+        for number in signal.SIGTERM, signal.SIGHUP:
+            if signal.getsignal(number) is signal.SIG_DFL:
+                faulthandler.register(number, config.said_when_ended, all_threads=True, chain=True)
 
 
 def pytest_addoption(parser):

@@ -273,6 +273,16 @@ def test_a_compiler_that_does_not_end_is_stopped(tmp_path, folder, monkeypatch):
         pytest.fail("the compiler's child lives on")
 
 
+def test_a_number_that_was_given_again_is_not_killed():
+    """Of a compiler that ended, whose number another process has."""
+    with subprocess.Popen(["sleep", "60"]) as other:
+        compiler._kill(other.pid, parent=other.pid)
+        time.sleep(0.2)
+        assert other.poll() is None
+        compiler._kill(other.pid, parent=os.getpid())
+        assert other.wait(timeout=10) == -signal.SIGKILL
+
+
 def test_a_tool_sees_the_signals_that_a_rank_has_blocked():
     """Or neither Ctrl-C nor the launcher would end a compiler that a rank has started."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGINT])

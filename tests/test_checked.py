@@ -8,12 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.command import python
 from support.devices import needs, open_device
 from support.ranks import mpirun, needs_mpirun
 
 import hybrid_gemm as hg
 from hybrid_gemm import devices
 from hybrid_gemm.devices.checksums import GROUPS, HostChecksums, KernelChecksums, width
+from hybrid_gemm.devices.emulator import program as emulation
 from hybrid_gemm.errors import OptionTypeError, UsageError, VerificationError
 from hybrid_gemm.execution.checks import Checks
 from hybrid_gemm.planning.plan import CHECKING_BYTES
@@ -329,6 +331,14 @@ def test_kernels_sum_as_numpy_does(kernel_device, rng):
                 assert (bits == host.bits(x, stream)).all()
 
 
+@needs("emulator")
+def test_kernels_read_and_write_within_their_matrices():
+    checked = emulation.sanitized_environment()
+    done = python("-m", "support.checked_accesses", "emulator", "checks", env=checked)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout == "clean: the sums of 40 matrices\n"
+
+
 def _host(x):
     return x if isinstance(x, np.ndarray) else x.get()
 
@@ -340,7 +350,7 @@ def test_groups_cover_all_columns():
 
 
 def test_what_cannot_be_checked_is_refused():
-    with pytest.raises(UsageError, match="Strassen's sums"):
+    with pytest.raises(UsageError, match="Strassen's algorithm adds"):
         hg.Runner(device="cpu", checked=True, algorithm="strassen")
     with pytest.raises(UsageError, match="the ordered one works"):
         hg.Runner(device="cpu", checked=True, reduce="critical", split="cols", threads=2)
@@ -383,6 +393,72 @@ def test_faults_of_ranks_are_mended(tmp_path):
     script = tmp_path / "ranks.py"
     script.write_text(RANKS)
     mpirun(3, script, SCRIPTS, check=0)
+
+
+PARTIALS = """
+import sys
+import numpy as np
+from mpi4py import MPI
+from hybrid_gemm import RankRunner
+from hybrid_gemm.errors import VerificationError
+from hybrid_gemm.ranks.transports.mpi import MpiTransport
+comm, again = MPI.COMM_WORLD, sys.argv[1] == "again"
+rng = np.random.default_rng(1)
+a, b = rng.standard_normal((90, 200)), rng.standard_normal((200, 70))
+right = RankRunner(comm, device="cpu", split="cols").gemm(a, b)
+
+def flip(x):
+    x.view("u8")[3, 5:7] ^= 1  # the last bit of two neighbours
+
+others, send, seen = MpiTransport._others, MpiTransport._send, set()
+
+def arriving(self, round):
+    found = others(self, round)
+    for source in found or ():
+        if (source, round) not in seen and comm.rank != 1:
+            seen.add((source, round))
+            flip(found[source])
+    return found
+
+def leaving(self, piece, owner, buffer):
+    if comm.rank == 1 and self.owners[owner] == 2:
+        flip(buffer.array)
+    send(self, piece, owner, buffer)
+
+if again:
+    MpiTransport._send = leaving
+else:
+    MpiTransport._others = arriving
+runner = RankRunner(comm, device="cpu", split="cols", checked=True, rounds=3)
+done = []
+run = runner.run
+runner.run = lambda *x, **y: done.append(run(*x, **y)) or done[-1]
+for _ in range(2):
+    seen.clear()
+    assert runner.gemm(a, b).tobytes() == right.tobytes()
+checks = done[-1].checks
+assert checks.copies >= 12 and checks.repeated == checks.copies * 2 // 3, checks
+assert {x.what for x in checks.faults} == {"partial"}, checks
+assert "partial on its way from rank 1 to rank 0: rows 3 to 3" in str(checks.faults[0]), checks
+"""
+
+
+@needs_mpirun
+def test_partials_that_are_damaged_between_ranks_are_sent_again(tmp_path):
+    script = tmp_path / "partials.py"
+    script.write_text(PARTIALS)
+    mpirun(3, script, "once", check=0)
+
+
+@needs_mpirun
+def test_a_partial_that_is_damaged_again_is_an_error_that_names_both_ranks(tmp_path):
+    script = tmp_path / "partials.py"
+    script.write_text(PARTIALS)
+    done = mpirun(3, "-m", "mpi4py", script, "again")
+    assert done.returncode != 0
+    text = " ".join((done.stdout + done.stderr).split())
+    assert "VerificationError: partial on its way from rank 1 to rank 2: rows 3 to 3" in text
+    assert "again when it was sent again" in text
 
 
 def test_a_small_campaign():

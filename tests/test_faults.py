@@ -21,6 +21,9 @@ from hybrid_gemm.ranks import ending, heartbeat
 from hybrid_gemm.ranks.heartbeat import FAILED, LEFT, LOCAL, MOVING, MULTIPLYING, OUTSIDE, WAITING
 
 FAULTS = Path(__file__).resolve().parents[1] / "scripts" / "faults"
+sys.path.insert(0, str(FAULTS.parent))
+from campaign.fault import Process  # noqa: E402
+
 LIMIT = 10.0
 
 
@@ -246,6 +249,9 @@ def test_the_campaign_finds_what_is_wrong(tmp_path):
     only = "--only", "stop:rank:multiplying", "--rank-timeout", 0, "--limit", 5
     (fault,) = campaign(*only, tmp_path=tmp_path)["faults"]
     assert fault["wrong"] == ["hangs"]
+    # What hangs is told: the launcher, and the rank that is stopped.
+    assert any("mpirun" in x or "prterun" in x for x in fault["running"]), fault
+    assert any("hybrid_gemm" in x and "State: T" in x for x in fault["running"]), fault
 
 
 def campaign(*arguments, tmp_path) -> dict:
@@ -340,9 +346,10 @@ def test_a_job_that_was_suspended_as_a_whole_goes_on(sleeps):
     )  # fmt: skip
     time.sleep(3)
     ranks = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
+    known = [Process.of(int(pid)) for pid in ranks]  # for the numbers are given again
     for number in signal.SIGSTOP, signal.SIGCONT:
-        for pid in ranks:
-            os.kill(int(pid), number)
+        for rank in known:
+            rank.signal(number)
         time.sleep(3)
     out, err = job.communicate(timeout=60)
     assert len(ranks) == 2 and job.returncode == 0, err

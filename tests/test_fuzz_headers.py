@@ -56,6 +56,16 @@ def test_a_reader_that_differs_from_numpys_is_a_fault(monkeypatch, tmp_path):
         headers.check_npy(headers.NPY_SEEDS[0], tmp_path / "a.npy")
 
 
+def test_headers_of_version_3_that_numpy_refuses_are_refused(tmp_path):
+    """Those not in UTF-8, or with what only Python 2 and older versions of the format have."""
+    right = headers.npy_file("'<i8'", "(2, 6)", version=3)
+    path = tmp_path / "a.npy"
+    for comment, taken in ((b"#\xc3\xa4 ", True), (b"#\xff\xff ", False)):
+        assert headers.check_npy(right.replace(b"}    ", b"}" + comment), path) == taken
+    of_python_2 = right.replace(b"(2, 6), }  ", b"(2L, 6L), }")
+    assert not headers.check_npy(of_python_2, path)
+
+
 HEADER = headers.KERNEL_SEEDS[0].decode()
 
 

@@ -38,6 +38,28 @@ def test_any_allocation_that_fails_is_a_clear_error(name, tmp_path):
     assert found["refused"] + found["incomplete"] >= found["allocations"]
 
 
+@pytest.mark.parametrize("memory", shortage.MEMORIES)
+@pytest.mark.parametrize("name", shortage.ON_DEVICES)
+def test_any_allocation_of_a_device_that_fails_is_a_clear_error(kernel_device, name, memory):
+    found = shortage.on_device(kernel_device, name, memory)
+    assert found["wrong"] == []
+    assert found["allocations"] >= (memory == "device") and found["bytes_leaked"] <= 0
+    assert found["right"] + found["refused"] + found["incomplete"] == 2 * found["allocations"] + 4
+
+
+@needs_emulator
+def test_memory_of_a_device_that_is_kept_is_found(monkeypatch):
+    kept, note = [], shortage.Allocations.note
+
+    def keep(self, device, made):
+        note(self, device, made)
+        kept.append(made)
+
+    monkeypatch.setattr(shortage.Allocations, "note", keep)
+    monkeypatch.setattr(shortage, "SETTLE_S", 0.1)
+    assert "bytes leaked" in " ".join(shortage.on_device("emulator", "cols", "device")["wrong"])
+
+
 PLANTED = """
     import contextlib, json
     from fuzzing import shortage

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import difflib
 import errno
@@ -145,9 +146,15 @@ def _read_header(file: BinaryIO, name: str, size: int) -> tuple[tuple[int, ...],
         version = npy.read_magic(file)
         if version not in ((1, 0), (2, 0), (3, 0)):
             raise ValueError(f"version {version[0]}.{version[1]} is unknown")
-        # 3.0 differs from 2.0 in the encoding of field names, and we take no fields.
+        # 3.0 differs from 2.0 in the encoding of names and comments, and we take no fields; and in
+        # what Python 2 wrote, such as 4L, for which NumPy looks in older versions alone.
+        begin = file.tell()
         read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
         shape, fortran, dtype = read(file)
+        if version == (3, 0):
+            end = file.tell()
+            file.seek(begin + 4)  # after the length
+            ast.literal_eval(file.read(end - begin - 4).decode())
         # An array of that shape must be possible, even where none of it is in the file.
         np.broadcast_to(np.empty((), dtype), shape)
     except OSError:

@@ -204,7 +204,7 @@ class CheckedDevice(WrappedDevice):
             wrong = turned[0].view("u1") != turned[1].view("u1")
             rows = np.flatnonzero(wrong.any(axis=1))
             return ((0, len(dst)), (0, dst.shape[1])) if len(rows) else None
-        there, here = (self._line_sums(x, stream) for x in found)
+        there, here = (self.line_sums(x, stream) for x in found)
         rows = np.flatnonzero(there != here)
         if not len(rows):
             return None
@@ -213,8 +213,9 @@ class CheckedDevice(WrappedDevice):
             return lines, (0, dst.shape[1])
         return (0, dst.shape[0]), lines
 
-    def _line_sums(self, x: Array, stream: Stream) -> np.ndarray:
-        """By the device that has it, or by this one where nobody here has."""
+    def line_sums(self, x: Array, stream: Stream) -> np.ndarray:
+        """The sum of the squares of each row of unsigned words, modulo 2^64: by the device that has
+        them, or by this one where nobody here has."""
         if self.on_gpu and isinstance(x, np.ndarray):
             return line_sums(x)
         ordinal = x.device.id if self.on_gpu else None
@@ -307,12 +308,18 @@ class _Checked:
         raise VerificationError(f"{self._fault(found)}, again when it was made again")
 
     def _attempt(self, stream: Stream) -> tuple[Expected, Sums]:
-        sums = self.device.sums
+        """Makes C, and the sums. Those of A and B are made on a stream of their own: on a GPU they
+        run where the product's last blocks leave multiprocessors idle."""
+        raw, sums = self.device.device, self.device.sums
         before = sums.sums(self.c, stream) if self.beta != 0 else None
-        self.make(stream)  # first, so that the checks are started while it runs
-        with np.errstate(all="ignore"):
-            expected = Expected(self.product(stream), before)
-            return expected, sums.sums(self.c, stream)
+        with raw.streams(1) as (beside,), np.errstate(all="ignore"):
+            beside.wait(stream.record())
+            self.make(stream)  # first: its blocks are started before those of the checks
+            with raw.using(beside):
+                expected = Expected(self.product(beside), before)
+            got = sums.sums(self.c, stream)
+            stream.wait(beside.record())
+        return expected, got
 
     def suspicious(self, expected: Expected, got: Sums, stream: Stream) -> bool:
         """Whether a sum is beyond its bound. Waits for the sums."""

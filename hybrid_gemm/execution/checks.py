@@ -30,7 +30,8 @@ _SMALL = 1e-280  # squares of float64 below it may be zero
 @dataclasses.dataclass(frozen=True)
 class Fault:
     """A tile that was wrong and came out otherwise when it was made again: where, what kind of
-    work ("product", "sum" or "copy"), and by how much its weighted sum was off (0 for copies)."""
+    work ("product", "sum", "copy" or "partial", one that travelled between ranks), and by how much
+    its weighted sum was off (0 for copies and partials that travelled)."""
 
     device: str
     what: str
@@ -42,7 +43,7 @@ class Fault:
     def __str__(self) -> str:
         (r, rows), (c, cols) = self.rows, self.cols
         off = "with other bits"
-        if self.what != "copy":
+        if self.what not in ("copy", "partial"):
             off = f"off by {self.magnitude:.3g} (limit {self.limit:.3g})"
         if not math.isfinite(self.magnitude):
             off = "with Inf or NaN"
@@ -54,7 +55,8 @@ class Fault:
 
 @dataclasses.dataclass(frozen=True)
 class Checks:
-    """What was checked: blocks that were multiplied, sums of partials, copies. `repeated` counts
+    """What was checked: blocks that were multiplied, sums of partials, copies, of which partials
+    that travelled between ranks are some. `repeated` counts
     those that were wrong and were made again, `confirmed` those that looked wrong and came out
     the same; `faults` lists the first of the wrong ones."""
 

@@ -19,6 +19,7 @@ from ..arrays.other_libraries import TORCH
 from ..arrays.strides import layout, leading
 from ..catalog import Variant
 from ..devices.cuda.device import CudaDevice, CudaStream
+from ..errors import shortage_in_words
 from ..options import Options
 from ..planning.cost_model import HOSTED_BYTES
 from ..planning.plan import Plan
@@ -241,7 +242,7 @@ class SingleGpuExecutor:
             out is not None and not self._fit(out, shape, a, b, c)
         ):
             return None
-        with self.device.using(self.own):
+        with self.device.using(self.own), shortage_in_words("a product of small arrays"):
             x, y, z = (None if v is None else self._there(v) for v in (a, b, c))
             made = self.device.empty(*shape, a.dtype.name) if z is None else z
             done = self.gemm(

@@ -104,7 +104,7 @@ def run_tool(command: Sequence[str], text: str = "") -> subprocess.CompletedProc
         try:
             code = _exit_code(process)
         except BaseException as error:
-            _kill(process)
+            _kill(process, os.getpid())
             with contextlib.suppress(ChildProcessError):  # it had ended meanwhile
                 os.waitpid(process, 0)
             if isinstance(error, TimeoutError):
@@ -132,12 +132,19 @@ def _exit_code(process: int) -> int:
         pause_s = min(2 * pause_s, 0.02)
 
 
-def _kill(process: int) -> None:
-    """Ends a process and its descendants. A group of their own would not see Ctrl-C."""
+def _kill(process: int, parent: int) -> None:
+    """Ends a child of `parent` and its descendants. A group of their own would not see Ctrl-C.
+
+    Numbers of processes that ended are given again, soon where many compile: one that has another
+    parent is another process, and is left alone.
+    """
     children: list[str] = []
     with contextlib.suppress(OSError):
+        stat = Path(f"/proc/{process}/stat").read_text()
+        if int(stat.rpartition(")")[2].split()[1]) != parent:
+            return
         children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    for child in children:  # first: without their parent they would have another
+        _kill(int(child), process)
     with contextlib.suppress(ProcessLookupError):
         os.kill(process, signal.SIGKILL)
-    for child in children:
-        _kill(int(child))

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 
-from .fault import OF_RANKS, Fault, Process, alive, drawn, first_message, started
+from .fault import OF_RANKS, Fault, Process, alive, drawn, first_message, running, started
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 WHOLE_S = 240  # for a run without a fault, beside others
@@ -80,10 +80,10 @@ class Campaign:
             again = dataclasses.replace(fault, wrong=[])
             self.run(fault)
             with speaks:
-                print(fault, flush=True)
+                print(fault, *fault.running, sep="\n     ", flush=True)
             if not (fault.wrong and self.given.again):
                 return fault
-            again.first = fault.wrong
+            again.first, again.running = fault.wrong, fault.running
             self.run(again)
             with speaks:
                 print(again, " (tried again)", flush=True)
@@ -154,6 +154,7 @@ class Campaign:
         fault.temporaries = len(list(folder.glob(".hybrid-gemm*")))
         if not ended:
             wrong.append("hangs")
+            fault.running = running(folder)
             return
         if fault.file == "wrong":
             wrong.append("wrong file")

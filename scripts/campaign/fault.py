@@ -16,8 +16,8 @@ OF_RANKS = ("rank", "launcher", "job")  # targets
 class Fault:
     """An event that befalls a target, and what came of it. `seconds` are from the event to the
     end, `state` is Slurm's word for it; `found` are the panels that the next run took up
-    (`resume`), `restarts` the times that the launcher failed by itself, and `first` what was wrong
-    the first time, if it was tried again."""
+    (`resume`), `restarts` the times that the launcher failed by itself, `first` what was wrong the
+    first time, if it was tried again, and `running` what still ran of a job that hangs."""
 
     number: int
     event: str
@@ -35,6 +35,7 @@ class Fault:
     restarts: int = 0
     wrong: list[str] = field(default_factory=list)
     first: list[str] = field(default_factory=list)
+    running: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
         found = "" if self.found is None else f"  {self.found} panels found"
@@ -131,3 +132,23 @@ def started(folder: Path) -> list[Process]:
 def alive(folder: Path) -> list[Process]:
     """Those that still run."""
     return [process for process in started(folder) if process.runs()]
+
+
+def running(folder: Path) -> list[str]:
+    """What runs for a job, its launcher too: command, state, signals, and where threads wait."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if str(folder / "marks").encode() in (place / "environ").read_bytes():
+                found.append(_described(place))
+    return found
+
+
+def _described(place: Path) -> str:
+    """One process, by its folder in /proc."""
+    command = " ".join((place / "cmdline").read_text().split("\0")[:8])
+    named = ("State", "SigBlk", "SigIgn", "SigCgt", "SigPnd", "ShdPnd")
+    lines = (line.split(maxsplit=1) for line in (place / "status").read_text().splitlines())
+    status = ", ".join(f"{x[0]} {x[1]}" for x in lines if x[0].rstrip(":") in named)
+    waits = [(thread / "wchan").read_text() for thread in (place / "task").iterdir()]
+    return f"{place.name} {command}: {status}; threads wait in {', '.join(waits)}"

@@ -57,18 +57,16 @@ def mixed(
     say: Callable[[str], None] = print,
 ) -> dict[str, Any]:  # fmt: skip
     """Products of all kinds for so long. Memory may grow while the first half makes what is kept;
-    after that by `MOST_GROWTH_MIB` at most."""
+    after that by `MOST_GROWTH_MIB` at most. Judged are the least readings of the tenth after the
+    half and of the last tenth: now and then a thread has not yet let a large block go."""
     start = time.monotonic()
     counts = {RIGHT: 0, REFUSED: 0}
     failures: list[str] = []
     readings: list[tuple[float, float, float]] = []
-    settled: tuple[float, float] | None = None
     for number in itertools.count():
         now = time.monotonic() - start
         if not readings or now - readings[-1][0] >= min(EVERY_S, seconds / 20):
             readings.append((round(now, 1), round(resident_mib(), 1), cards_mib(devices)))
-            if settled is None and now >= seconds / 2:
-                settled = readings[-1][1:]
         if now >= seconds:
             break
         device = devices[number // 8 % len(devices)]
@@ -79,16 +77,25 @@ def mixed(
             say(failures[-1])
         else:
             counts[outcome.kind] += 1
-    assert settled is not None
-    grown = [round(y - x, 1) for x, y in zip(settled, readings[-1][1:], strict=True)]
+    settled, last = (_least(readings, seconds, part) for part in (0.5, 0.9))
+    grown = [round(y - x, 1) for x, y in zip(settled, last, strict=True)]
     wrong = [f"{len(failures)} products failed"] if failures else []
     wrong += [f"{words} in the second half" for words in _growth(*grown)]
     return {
         "devices": sorted(set(devices)), "seconds": round(seconds), "seed": seed, **counts,
         "failures": failures[:20], "mib_first": readings[0][1], "mib_after_half": settled[0],
-        "mib_last": readings[-1][1], "grown_mib": grown[0], "cards_grown_mib": grown[1],
+        "mib_last": last[0], "grown_mib": grown[0], "cards_grown_mib": grown[1],
         "readings": readings[:: max(1, len(readings) // 60)], "wrong": wrong,
     }  # fmt: skip
+
+
+def _least(
+    readings: list[tuple[float, float, float]], seconds: float, part: float
+) -> tuple[float, float]:
+    """The least of a tenth of the readings, or of the first after its beginning if it has none."""
+    later = [x for x in readings if x[0] >= part * seconds]
+    chosen = [x for x in later if x[0] <= (part + 0.1) * seconds] or later[:1]
+    return min(x[1] for x in chosen), min(x[2] for x in chosen)
 
 
 def dropped(

@@ -6,6 +6,9 @@ It prints one JSON object: how many allocations there are, and what came of each
 devices and all buffers are made anew for each product. Every array of the host and of the cpu and
 emulator devices is made by malloc, so the malloc that fails (failing_malloc.c) stands under all of
 them.
+
+`on_device` is the same for the memory of a device, and for page-locked memory (`Allocations`), on
+the emulator and on GPUs, in this process.
 """
 
 from __future__ import annotations
@@ -17,7 +20,9 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +53,14 @@ CONFIGURATIONS: dict[str, tuple[dict[str, Any], str, str, float]] = {
     "strassen": ({"device": "cpu", "algorithm": "strassen", "levels": 2}, "f4", "f4", 1),
 }  # fmt: skip
 
+# The same of shortages on a device: sums over two, casts on the way, and packed operands.
+ON_DEVICES: dict[str, tuple[dict[str, Any], str, str, float]] = {
+    "cols": ({"threads": 2, "split": "cols", "emulate_devices": 2}, "f4", "f8", 1),
+    "rows, float16": ({"threads": 2, "split": "rows", "emulate_devices": 2}, "f2", "", 0),
+    "fp32x3": ({"threads": 1, "compute": "fp32x3"}, "f4", "f4", 2),
+}  # fmt: skip
+MEMORIES = ("device", "page-locked")
+
 
 def environment(folder: Path) -> dict[str, str]:
     """Compiles the malloc into a folder, and gives the environment that loads it."""
@@ -75,13 +88,119 @@ def campaign(name: str, folder: Path) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
+def on_device(device: str, name: str, memory: str) -> dict[str, Any]:
+    """What came of a configuration of `ON_DEVICES`, in this process, where `memory` is short."""
+    options, *rest = ON_DEVICES[name]
+    options = {**options, "device": device}
+    if (device, name) == ("emulator", "fp32x3"):
+        options["kernel"] = "mma"
+    with Allocations(device, memory) as allocations:
+        label = f"{device} {name}: {memory} memory"
+        return Shortage(label, (options, *rest), allocations).all()
+
+
+class Malloc:
+    """The malloc that fails, of a process in `environment()`."""
+
+    def __init__(self) -> None:
+        library = ctypes.CDLL(None)
+        library.allocations_live.restype = library.allocations_seen.restype = ctypes.c_long
+        library.allocations_arm.argtypes = [ctypes.c_long, ctypes.c_int]
+        self.arm, self.disarm = library.allocations_arm, library.allocations_disarm
+        self.seen, self.live = library.allocations_seen, library.allocations_live
+
+
+class Allocations:
+    """The same of a device's memory, or of page-locked memory: where devices of a kind allocate,
+    allocations are counted, and chosen ones fail with the error that the library raises there."""
+
+    def __init__(self, kind: str, memory: str) -> None:
+        from hybrid_gemm.devices.cuda.device import CudaDevice
+        from hybrid_gemm.devices.emulator.device import EmulatorDevice
+
+        owner: Any = CudaDevice if kind == "cuda" else EmulatorDevice
+        name = "pinned" if memory == "page-locked" else "empty"
+        if (kind, name) == ("cuda", "empty"):
+            name = "_allocate"  # tables of addresses, too
+        self.owner, self.name, self.real = owner, name, getattr(owner, name)
+        self.pooled = name == "_allocate"
+        self.own = name in vars(owner)
+        self.lock = threading.Lock()
+        self.made: list[tuple[weakref.ref, int]] = []
+        self.pools: dict[int, Any] = {}
+        self.count, self.fail_at, self.later, self.armed = 0, 0, False, False
+
+    def __enter__(self) -> Allocations:
+        allocations, real = self, self.real
+
+        def allocate(device: Any, *args: Any) -> Any:
+            if allocations.fails():
+                raise allocations.error()
+            made = real(device, *args)
+            allocations.note(device, made)
+            return made
+
+        setattr(self.owner, self.name, allocate)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.own:
+            setattr(self.owner, self.name, self.real)
+        else:
+            delattr(self.owner, self.name)
+
+    def error(self) -> Exception:
+        """As CuPy's pool raises it, or the driver for page-locked memory."""
+        if self.owner.kind != "cuda":
+            return MemoryError("no memory is left, for a test")
+        import cupy
+
+        if self.pooled:
+            return cupy.cuda.memory.OutOfMemoryError(1 << 20, 0, 0)
+        return cupy.cuda.runtime.CUDARuntimeError(2)
+
+    def fails(self) -> bool:
+        with self.lock:
+            if not self.armed:
+                return False
+            self.count += 1
+            return bool(self.fail_at) and (
+                self.count >= self.fail_at if self.later else self.count == self.fail_at
+            )
+
+    def note(self, device: Any, made: Any) -> None:
+        with self.lock:
+            if self.pooled:
+                self.pools[id(device.pool)] = device.pool
+            else:
+                self.made.append((weakref.ref(made), made.nbytes))
+
+    def arm(self, number: int, later: bool) -> None:
+        self.count, self.fail_at, self.later, self.armed = 0, number, bool(later), True
+
+    def disarm(self) -> None:
+        self.armed = False
+
+    def seen(self) -> int:
+        return self.count
+
+    def live(self) -> int:
+        """Bytes that are not freed."""
+        with self.lock:
+            self.made = [x for x in self.made if x[0]() is not None]
+            return sum(x[1] for x in self.made) + sum(x.used_bytes() for x in self.pools.values())
+
+
 class Shortage:
     """One product, again and again with another allocation that fails."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(
+        self, name: str, configuration: tuple | None = None,
+        allocations: Malloc | Allocations | None = None,
+    ) -> None:  # fmt: skip
         import hybrid_gemm
 
-        options, dtype, out, beta = CONFIGURATIONS[name]
+        options, dtype, out, beta = configuration or CONFIGURATIONS[name]
         self.name, self.beta, self.options = name, beta, options
         self.gemm, self.free_memory = hybrid_gemm.gemm, hybrid_gemm.free_memory
         if "turns" in name:
@@ -96,10 +215,7 @@ class Shortage:
         result = np.result_type(self.a)
         self.right = (wide[0] @ wide[1] + int(beta) * wide[2]).astype(result).astype(out or result)
         self.out = np.full(self.right.shape, 77, out) if out else None
-        self.malloc = ctypes.CDLL(None)
-        self.malloc.allocations_live.restype = ctypes.c_long
-        self.malloc.allocations_seen.restype = ctypes.c_long
-        self.malloc.allocations_arm.argtypes = [ctypes.c_long, ctypes.c_int]
+        self.allocations = allocations or Malloc()
         self.counts = {"right": 0, "refused": 0, "incomplete": 0}
         self.wrong: list[str] = []
 
@@ -126,7 +242,7 @@ class Shortage:
     def live(self) -> int:
         self.free_memory()
         gc.collect()
-        return self.malloc.allocations_live()
+        return self.allocations.live()
 
     def settled(self, before: int) -> int:
         end = time.monotonic() + SETTLE_S
@@ -136,10 +252,10 @@ class Shortage:
 
     def count(self) -> int:
         self.free_memory()
-        self.malloc.allocations_arm(0, 0)
+        self.allocations.arm(0, 0)
         self.multiply()
-        self.malloc.allocations_disarm()
-        return min(MOST, self.malloc.allocations_seen())
+        self.allocations.disarm()
+        return min(MOST, self.allocations.seen())
 
     def one(self, number: int, later: bool) -> None:
         from hybrid_gemm.errors import OutOfMemoryError
@@ -148,19 +264,19 @@ class Shortage:
         if self.out is not None:
             self.out[...] = 77
         where = f"allocation {number}{' and all later' * later}"
-        self.malloc.allocations_arm(number, later)
+        self.allocations.arm(number, later)
         try:
             got = self.multiply()
         except OutOfMemoryError as error:
-            self.malloc.allocations_disarm()
+            self.allocations.disarm()
             self.judge(error, where)
             return
         except BaseException as error:
-            self.malloc.allocations_disarm()
+            self.allocations.disarm()
             self.wrong.append(f"{where}: {type(error).__name__}: {error}")
             return
         finally:
-            self.malloc.allocations_disarm()
+            self.allocations.disarm()
         if np.array_equal(got, self.right):
             self.counts["right"] += 1
         else:

@@ -1,12 +1,15 @@
 """The campaigns of faults, as docs/reliability.md tells them."""
 
-from . import grid, result
+from . import ROOT, grid, result
 
 KINDS = ("hangs", "wrong file", "temporary left")  # beside which there are wrong codes and words
 
 
 def campaign() -> str:
-    found = {where: result("faults", where) for where in ("cpu", "slurm", "ipc")}
+    found = {
+        where: result("faults", where) for where in ("cpu", "slurm", "ipc", "nccl")
+        if (ROOT / f"docs/results/faults_{where}.json").exists()
+    }  # fmt: skip
     return "\n\n".join([_counts(found), *(_drawn(x) for x in found.values())])
 
 

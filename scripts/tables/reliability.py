@@ -1,5 +1,7 @@
 """Random products, damaged headers, and memory: docs/reliability.md."""
 
+import collections
+
 from . import ROOT, grid, result
 
 PIECES = tuple(
@@ -39,13 +41,22 @@ def headers() -> str:
     return "\n".join(grid(names, rows))
 
 
+def there(name: str, card: str) -> bool:
+    """Whether there is such a result file yet."""
+    return (ROOT / f"docs/results/{name}_{card}.json").exists()
+
+
 def memory() -> str:
     """Allocations that fail, new shapes, runners that are dropped, and mixed products."""
     data = result("memory", "cpu")
+    scarce = [
+        row for card in ("emulator", "cuda") if there("memory_scarce", card)
+        for row in result("memory_scarce", card)["scarce"]
+    ]  # fmt: skip
     rows = (
         [x["configuration"], x["allocations"], x["right"], x["refused"], x["incomplete"],
          max(0, x["bytes_leaked"]), len(x["wrong"])]
-        for x in data["shortage"]
+        for x in (*data["shortage"], *scarce)
     )  # fmt: skip
     columns = ["<configuration", "allocations", "right", "refused, `out` untouched",
                "refused, `out` said to be incomplete", "bytes leaked", "wrong"]  # fmt: skip
@@ -61,15 +72,22 @@ def memory() -> str:
         f"{x['descriptors'][1]}, memory {x['grown_mib']:+.1f} MiB."
         for x in data["runners"]
     ]
-    (mixed,) = result("memory_mixed", "cpu")["mixed"]
-    lines.append(
-        f"- **Products of all kinds** for {mixed['seconds'] / 60:.0f} minutes on CPU and emulator: "
-        f"{mixed['right']:,} right, {mixed['refused']:,} refused, {len(mixed['failures'])} failed; "
-        f"{mixed['mib_after_half']:.0f} MiB after half the time, {mixed['mib_last']:.0f} MiB at "
-        f"the end ({mixed['grown_mib']:+.1f} MiB)."
+    lines += [mixed(card) for card in ("cpu", "cuda") if there("memory_mixed", card)]
+    return "\n".join([*lines, "", "([figures](results/memory_cpu.json))"])
+
+
+def mixed(card: str) -> str:
+    """One sentence on products of all kinds."""
+    (found,) = result("memory_mixed", card)["mixed"]
+    where = "a GPU" if card == "cuda" else "CPU and emulator"
+    on_card = f", memory of the GPU {found['cards_grown_mib']:+.1f} MiB" if card == "cuda" else ""
+    return (
+        f"- **Products of all kinds** for {found['seconds'] / 60:.1f} minutes on {where} "
+        f"([figures](results/memory_mixed_{card}.json)): {found['right']:,} right, "
+        f"{found['refused']:,} refused, {len(found['failures'])} failed; "
+        f"{found['mib_after_half']:.0f} MiB after half the time, {found['mib_last']:.0f} MiB at "
+        f"the end ({found['grown_mib']:+.1f} MiB{on_card})."
     )
-    return "\n".join([*lines, "", "([figures](results/memory_cpu.json), "
-                      "[of the mixed products](results/memory_mixed_cpu.json))"])  # fmt: skip
 
 
 def checked() -> str:
@@ -93,18 +111,50 @@ def checked() -> str:
     return "\n".join(grid(columns, rows))
 
 
+ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float64": 8}  # others are float32
+BYTES_PER_MS = 4.2e9  # that an H200 reads
+
+
 def checking_cost() -> str:
-    """What checks cost on a GPU, by arithmetic and size."""
+    """What checks cost on a GPU, by arithmetic and size, and what reading A, B and C once takes."""
     data = result("checked_cost")
-    rows = [
-        [x["arithmetic"], x["size"], f"{x['device plain ms']:.3f}",
-         f"{x['device checked ms']:.3f}", f"{100 * x['device cost']:.1f} %",
-         f"{100 * x['gemm cost']:.1f} %"]
-        for x in data["overhead"]
-    ]  # fmt: skip
+    rows = []
+    for x in data["overhead"]:
+        reading = 3 * x["size"] ** 2 * ITEM_BYTES.get(x["arithmetic"], 4) / BYTES_PER_MS
+        rows.append([
+            x["arithmetic"], x["size"], f"{x['device plain ms']:.3f}",
+            f"{x['device checked ms']:.3f}", f"{100 * x['device cost']:.1f} %",
+            f"{100 * reading / x['device plain ms']:.1f} %", f"{100 * x['gemm cost']:.1f} %",
+        ])  # fmt: skip
     names = ["<arithmetic", "m = n = k", "product (ms)", "checked (ms)", "cost",
-             "cost of a whole `gemm`"]  # fmt: skip
+             "of reading A, B, C once", "cost of a whole `gemm`"]  # fmt: skip
     (gpu,) = {x["name"] for x in data["environment"]["cuda"]["gpus"]}
     return "\n".join(
         [*grid(names, rows), "", f"({gpu}, [figures](results/checked_cost_h200.json))"]
     )
+
+
+def verdicts() -> str:
+    """Verdicts that were made again, by file, and those that are left."""
+    if not there("verdicts", "h200"):
+        return "None is made again yet."
+    data = result("verdicts")
+    made = collections.defaultdict(list)
+    for row in data["rows"]:
+        made[row.get("file", "")].append(row)
+    wanted = {"": len(made[""]), **data["products"]}
+    rows = [
+        [f"[{name}](results/{name})" if name else "over two devices that one GPU plays",
+         sum(data["held"].get(name, {}).values()) or "", count, len(made[name]),
+         sum(not x["passed"] for x in made[name]),
+         f"{max((x['worst'] for x in made[name]), default=0):.2f}"]
+        for name, count in wanted.items()
+    ]  # fmt: skip
+    names = ["<file", "old verdicts", "products", "judged again", "wrong",
+             "largest error of its bound"]  # fmt: skip
+    left = [name for name in data["held"] if name not in data["products"]]
+    words = ", ".join(f"[{name}](results/{name})" for name in left)
+    return "\n".join([
+        *grid(names, rows), "", "([figures](results/verdicts_h200.json), each with its power)", "",
+        f"As they were: {words}.",
+    ])  # fmt: skip

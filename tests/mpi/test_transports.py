@@ -17,6 +17,8 @@ from hybrid_gemm import catalog
 from hybrid_gemm.arrays.operand import Operand, Operands
 from hybrid_gemm.devices.base import HostEvent, HostStream
 from hybrid_gemm.devices.cpu import CpuDevice
+from hybrid_gemm.execution.checked_device import CheckedDevice
+from hybrid_gemm.execution.checks import Checks
 from hybrid_gemm.planning.planner import make_plan
 from hybrid_gemm.problem import Problem
 from hybrid_gemm.ranks.rank_plan import make_rank_plan
@@ -135,10 +137,31 @@ class PretendedNccl:
         self.group.clear()
 
 
+def damage(monkeypatch, kind) -> list:
+    """Lets every partial of others arrive with a wrong bit the first time. Returns their list."""
+    arrived, real = [], kind._others
+
+    def others(self, round):
+        found = real(self, round)
+        for source, partial in (found or {}).items():
+            if (round, source) not in arrived:
+                arrived.append((round, source))
+                partial.view("u4")[-1, -1] ^= 1 << 30
+        return found
+
+    monkeypatch.setattr(kind, "_others", others)
+    return arrived
+
+
 @pytest.mark.parametrize("name", ["ipc", "nccl", "mpi"])
-@pytest.mark.parametrize(("lanes", "rounds"), [(1, 2), (2, 1), (2, 5), ("there", 1), ("there", 5)])
-def test_pieces_arrive_whole(comm, name, rounds, lanes, rng, tmp_path, monkeypatch):
-    """The rank multiplies by one or two threads (lanes), or has A and B on its device."""
+@pytest.mark.parametrize(
+    ("lanes", "rounds", "damaged"),
+    [(1, 2, False), (2, 1, False), (2, 5, False), ("there", 1, False), ("there", 5, False),
+     (2, 5, True)],
+)  # fmt: skip
+def test_pieces_arrive_whole(comm, name, rounds, lanes, damaged, rng, tmp_path, monkeypatch):
+    """The rank multiplies by one or two threads (lanes), or has A and B on its device. Partials
+    that arrive damaged are sent again."""
     if comm.size == 1:
         pytest.skip("one rank sums nothing")
     folder = comm.bcast(str(tmp_path))
@@ -150,6 +173,9 @@ def test_pieces_arrive_whole(comm, name, rounds, lanes, rng, tmp_path, monkeypat
             sys.modules, "cupy.cuda", types.SimpleNamespace(nccl=module, __name__="cupy.cuda")
         )
         device.empty = lambda rows, cols, dtype: np.empty((rows, cols), dtype).view(WithPointer)
+    arrived = []
+    if damaged:
+        arrived, device = damage(monkeypatch, KINDS[name]), CheckedDevice(device)
     blas = catalog.get("blas").variant()
     for m, n, k in [(40, 30, 50), (3, 70, 64), (1, 1, 9), (200, 5, 21)]:
         problem = Problem(m, n, k, alpha=2, beta=3)
@@ -161,6 +187,8 @@ def test_pieces_arrive_whole(comm, name, rounds, lanes, rng, tmp_path, monkeypat
         transport = KINDS[name](cell, plan, comm.rank, device) if summed else None
         for _ in range(2):  # transports are kept from run to run
             operands = None
+            arrived.clear()
+            before = device.tally if damaged else Checks()
             if box:
                 mine = (strip.rows.slice, strip.cols.slice) if strip else (slice(0, 0),) * 2
                 out = np.full_like(c[mine], -99)
@@ -178,6 +206,10 @@ def test_pieces_arrive_whole(comm, name, rounds, lanes, rng, tmp_path, monkeypat
             run.execute()
             if strip:
                 np.testing.assert_array_equal(out, (2 * (a @ b) + 3 * c)[mine])
+            if damaged:
+                checks = device.tally.since(before)
+                assert checks.repeated == len(arrived)
+                assert {x.what for x in checks.faults} <= {"partial"}
             comm.Barrier()
         if transport:
             transport.close()

@@ -1,12 +1,16 @@
 """Runs kernels of which a checker watches each memory access:
 
-python -m support.checked_accesses emulator|cuda kernels|tensor-cores
+python -m support.checked_accesses emulator|cuda kernels|tensor-cores|checks
 
 The emulator's are checked by AddressSanitizer, in the environment that
 `sanitized_environment()` gives; those of a GPU by compute-sanitizer, which starts this program.
 """
 
 import sys
+
+import numpy as np
+
+from hybrid_gemm.devices.checksums import KernelChecksums
 
 from .devices import open_device
 from .kernels import GEMMS, check_every_kernel
@@ -22,10 +26,29 @@ def main(kind: str, what: str) -> None:
             check_split_products((device, name))
         print(f"clean: products on tensor cores by {' and '.join(names)}")
         return
+    if what == "checks":
+        print(f"clean: the sums of {check_sums(device)} matrices")
+        return
     variants = GEMMS
     if kind == "emulator":  # where each has to be compiled: the default variant of each kernel
         variants = list({v.name: v for v in reversed(GEMMS)}.values())
     print(f"clean: {check_every_kernel(device, variants)} variants and the passes")
+
+
+def check_sums(device) -> int:
+    """The sums of checked products, of matrices of odd sides in each storage order."""
+    sums, stream, rng, count = KernelChecksums(device), device.stream(), np.random.default_rng(1), 0
+    for dtype in ("float32", "float16", "float64", "int32"):
+        for shape in ((1, 1), (37, 5), (65, 36), (70, 130), (64, 128)):
+            for order in "CF":
+                host = np.asarray(4 * rng.standard_normal(shape), dtype, order=order)
+                with device.using(stream):
+                    there = device.empty_like(host, dtype)
+                    device.copy(there, host, stream)
+                    sums.product(there.T, sums.sums(there, stream), stream)
+                    sums.bits(there, stream)
+                count += 1
+    return count
 
 
 if __name__ == "__main__":

@@ -90,6 +90,7 @@ class IpcTransport(Transport):
         self.told.append(self._empty(self.comm.Isend, owner, 2 * piece.round))
 
     def poll(self):
+        super().poll()
         for piece in self.own[self.over : self.over + IN_FLIGHT]:
             copies = self.copies[piece.round]
             for source, request in self.ready[piece.round].items():
@@ -117,11 +118,12 @@ class IpcTransport(Transport):
         for other in self.ready.pop(round):
             self.told.append(self._empty(self.comm.Isend, other, 2 * round + 1))
 
-    def finish(self):
+    def _finish(self):
         for request in [*self.freed.values(), *self.told]:
             request.Wait()
 
     def close(self):
+        super().close()
         cp = _cupy(self.device)
         with cp.cuda.Device(self.device.ordinal):
             for pointer in self.opened:

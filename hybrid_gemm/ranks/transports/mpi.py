@@ -6,6 +6,7 @@ import numpy as np
 
 from ...arrays.operand import Operand
 from ..rank_plan import IN_FLIGHT, Piece
+from .arrivals import by_rows
 from .base import Transport
 
 
@@ -24,19 +25,12 @@ class MpiTransport(Transport):
         for piece in self.own[:IN_FLIGHT]:
             self._expect(piece)
 
-    def _message(self, buffer: np.ndarray):
-        """A matrix as MPI counts it: by rows, so that no count passes 2^31."""
-        from mpi4py import MPI
-
-        row = MPI.BYTE.Create_contiguous(buffer.shape[1] * self.dtype.itemsize).Commit()
-        return [buffer, buffer.shape[0], row], row
-
     def _expect(self, piece: Piece) -> None:
         self.receives[piece.round] = {}
         for source in range(self.comm.size):
             if source != self.me:
                 buffer = np.empty(piece.shape, self.dtype)
-                message, row = self._message(buffer)
+                message, row = by_rows(buffer)
                 request = self.comm.Irecv(message, source, piece.round)
                 self.receives[piece.round][source] = request, buffer
                 row.Free()
@@ -54,7 +48,7 @@ class MpiTransport(Transport):
         return True
 
     def _send(self, piece, owner, buffer):
-        message, row = self._message(buffer.array)
+        message, row = by_rows(buffer.array)
         self.sends[owner, piece.round] = (
             self.comm.Isend(message, owner, piece.round), buffer.array,
         )  # fmt: skip
@@ -71,6 +65,6 @@ class MpiTransport(Transport):
         if round + IN_FLIGHT < len(self.own):
             self._expect(self.own[round + IN_FLIGHT])
 
-    def finish(self):
+    def _finish(self):
         for request, _buffer in self.sends.values():
             request.Wait()

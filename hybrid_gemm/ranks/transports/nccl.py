@@ -81,10 +81,11 @@ class NcclTransport(Transport):
     def _let_go(self, round):
         del self.incoming[round]
 
-    def finish(self):
+    def _finish(self):
         self.stream.synchronize()
         self.outgoing.clear()
         self.incoming.clear()
 
     def close(self):
+        super().close()
         self.nccl.destroy()
