@@ -25,6 +25,8 @@ myst_heading_anchors = 4
 nb_execution_mode = "off"  # the notebook is kept as it ran
 html_theme = "furo"
 html_title = f"hybrid-gemm {release}"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 suppress_warnings = ["myst.header"]  # a notebook's cell may begin at any level
 PAGES = {
     "Start": ["getting-started", "choosing", "arrays", "tour", "troubleshooting"],
