@@ -105,7 +105,8 @@ class Problem:
         return Problem(self.m, 2 * self.n, 2 * self.k, dtype, alpha, beta, compute=self.compute)
 
     def __str__(self) -> str:
-        return f"m={self.m} n={self.n} k={self.k} {self.dtype}"
+        sums = "" if self.out_dtype == self.dtype else f" (summed in {self.dtype})"
+        return f"m={self.m} n={self.n} k={self.k} {self.out_dtype}{sums}"
 
 
 def real_factor(factor: Scalar) -> float | int:

@@ -1,12 +1,17 @@
 """The real command, as a user runs it: exit codes, streams, files."""
 
+import contextlib
 import json
 import os
+import pty
+import re
 import resource
 import signal
 import subprocess
+import termios
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,6 +21,7 @@ from support.devices import REASONS
 import hybrid_gemm
 from hybrid_gemm import devices
 from hybrid_gemm.host.installing import pip_install
+from hybrid_gemm.reporting import console, report
 
 
 @pytest.fixture
@@ -90,7 +96,7 @@ def test_dry_run_prints_the_plan_and_writes_nothing(files):
     folder, _a, _b = files
     done = run("run", "A.npy", "B.npy", "-o", "C.npy", "--threads", 3, "--split", "cols",
                "--dry-run", cwd=folder, check=0)  # fmt: skip
-    assert "0+1+2" in done.stdout and "host to device" in done.stdout
+    assert "0+1+2" in done.stdout and "GiB free" in done.stdout
     assert not (folder / "C.npy").exists()
     data = json.loads(
         run("run", "--size", 10**5, "--threads", 1, "--split", "rows", "--device", "cpu",
@@ -346,6 +352,89 @@ def test_why_there_is_no_gpu_is_said_once():
     assert (done.stdout + done.stderr).count(reason) == 1
     plan = run("run", "--size", 8, "--dry-run", "--ranks", 4, check=0)
     assert (plan.stdout + plan.stderr).count(reason) <= 1
+
+
+def test_gpus_that_are_named_and_not_here_say_why():
+    if (reason := devices.choose("auto"))[0] == "cuda":
+        pytest.skip("a GPU is here")
+    done = run("run", "--size", 8, "--gpus", 0, check=5)
+    assert reason[1] in one_line(done) and "without --gpus" in one_line(done)
+    assert "--gpus" in one_line(run("run", "--device", "cpu", "--gpus", 0, check=2))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "says"),
+    [
+        ("float16", "float16 (summed in float32)"),
+        ("bfloat16", "bfloat16 (summed in float32)"),
+        ("float32", "float32"),
+        ("int32", "int32"),
+    ],
+)
+def test_the_first_line_names_the_dtype_of_c(dtype, says):
+    done = run("run", "--size", 8, "--device", "cpu", "--dtype", dtype, check=0)
+    assert f"m=8 n=8 k=8 {says}, alpha=1" in done.stdout
+    plan = run("run", "--size", 8, "--device", "cpu", "--dtype", dtype, "--dry-run", check=0)
+    assert f"m=8 n=8 k=8 {says}, alpha=1" in plan.stdout
+    plan = run("run", "--size", 8, "--device", "cpu", "--dtype", dtype, "--dry-run", "--json", "-")
+    assert json.loads(plan.stdout)["problem"]["out_dtype"] == dtype
+
+
+def test_a_dry_run_on_the_cpu_says_nothing_of_copies():
+    plan = run("run", "--size", 10**5, "--device", "cpu", "--dry-run", check=0).stdout
+    assert "moved" not in plan and "0 KiB" not in plan and "2000000.000" not in plan
+    assert "they do not fit" in plan
+
+
+def test_slow_products_have_a_rate(capsys):
+    report.print_total(SimpleNamespace(total_ms=50_000.0, gflops=0.0432))
+    report.print_total(SimpleNamespace(total_ms=50.0, gflops=43.21))
+    assert capsys.readouterr().out == "total 50 s, 0.043 GFLOP/s\ntotal 50 ms, 43.2 GFLOP/s\n"
+
+
+def in_terminal(width: int, *arguments) -> list[str]:
+    """The lines that the command writes to a terminal so wide."""
+    primary, secondary = pty.openpty()
+    termios.tcsetwinsize(secondary, (50, width))
+    env = {k: v for k, v in environment(TERM="xterm").items() if k not in ("COLUMNS", "LINES")}
+    with subprocess.Popen(
+        [*COMMAND, *map(str, arguments)], stdin=secondary, stdout=secondary, stderr=secondary,
+        env=env,
+    ) as process:  # fmt: skip
+        os.close(secondary)
+        written = b""
+        with contextlib.suppress(OSError):  # as Linux ends a terminal that nobody writes to
+            while chunk := os.read(primary, 2**16):
+                written += chunk
+        process.wait()
+    os.close(primary)
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", written.decode()).splitlines()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("run", "--kernel", "cubals"),
+        ("run", "--size", 64, "--device", "cpu", "--resident", "-q"),
+        ("run", "--size", 64, "--device", "cpu", "--max-device-memory", "8GiB", "--dry-run"),
+        ("run", "--size", 64, "--device", "cpu", "-o", "/dev/full"),
+        ("kernels", "shared_tile", "block_tile"),
+    ],
+)
+def test_no_word_is_cut_in_a_terminal(arguments):
+    narrow, wide = in_terminal(60, *arguments), in_terminal(400, *arguments)
+    assert max(map(len, narrow)) <= 60, narrow
+    numbers = re.compile(r"\d+\.\d+")  # times differ
+    words = [set(numbers.sub("0", " ".join(x)).split()) for x in (narrow, wide)]
+    assert words[0] == words[1]
+
+
+def test_facts_stay_whole_in_a_terminal(monkeypatch):
+    monkeypatch.setattr(console.console, "width", 40)
+    monkeypatch.setattr(console.console, "soft_wrap", False)
+    with console.console.capture() as captured:
+        console.facts("device: cpu, 2 cores", "kernel: blas", "compute: strict float32")
+    assert captured.get() == "device: cpu, 2 cores   kernel: blas\ncompute: strict float32\n"
 
 
 def test_the_command_that_installs_an_extra_is_for_this_installation(monkeypatch):

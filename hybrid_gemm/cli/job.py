@@ -119,7 +119,7 @@ class Job:
         self.print = self._print_plan
         p, variant = self.inputs.problem, self.site.variant
         return {
-            "problem": {"m": p.m, "n": p.n, "k": p.k, "dtype": p.dtype},
+            "problem": report.problem_data(p),
             "kernel": variant.name,
             "params": dict(variant.params),
             "plan": self.site.about_plan(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import textwrap
 import warnings
 
 from ..errors import HybridGemmWarning
@@ -21,7 +22,19 @@ def note(text: str) -> None:
     _said.add(text)
     if next(filter(None, map(os.environ.get, _RANK)), "0") == "0":
         line = " ".join(text.split())
-        print(f"hybrid-gemm: {line}", file=sys.stderr, flush=True)
+        print(on_stderr(f"hybrid-gemm: {line}"), file=sys.stderr, flush=True)
+
+
+def on_stderr(text: str) -> str:
+    """The text as stderr gets it: a terminal breaks lines at spaces, and not inside a word."""
+    if not sys.stderr.isatty():
+        return text
+    width = int(os.environ.get("COLUMNS") or os.get_terminal_size(sys.stderr.fileno()).columns)
+    lines = (
+        textwrap.fill(line, width or 80, break_long_words=False, break_on_hyphens=False)
+        for line in text.splitlines()
+    )
+    return "\n".join(lines)
 
 
 def warn(text: str) -> None:

@@ -95,6 +95,19 @@ def line(text: str, indent: int = 0, *, first: int | None = None, style: str | N
     console.print(text, style=style, soft_wrap=True)
 
 
+def facts(*texts: str) -> None:
+    """Prints facts beside each other; in a terminal each stays on one line where it fits."""
+    rows: list[str] = []
+    for text in texts:
+        beside = f"{rows[-1]}   {text}" if rows else ""
+        if rows and (console.soft_wrap or len(beside) <= console.width):
+            rows[-1] = beside
+        else:
+            rows.append(text)
+    for row in rows:
+        line(row)
+
+
 def milliseconds(value: float) -> str:
     """A time as a cell of a table: two decimals, and empty for 0."""
     return f"{value:.2f}" if value else ""
