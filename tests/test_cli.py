@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from support.command import COMMAND, environment, one_line, python, run
 from support.devices import REASONS
+from support.ranks import MPI_ENVIRONMENT, MPIRUN, needs_mpirun
 
 import hybrid_gemm
 from hybrid_gemm import devices
@@ -392,13 +393,13 @@ def test_slow_products_have_a_rate(capsys):
     assert capsys.readouterr().out == "total 50 s, 0.043 GFLOP/s\ntotal 50 ms, 43.2 GFLOP/s\n"
 
 
-def in_terminal(width: int, *arguments) -> list[str]:
-    """The lines that the command writes to a terminal so wide."""
+def in_terminal(width: int, *arguments, before=()) -> list[str]:
+    """The lines that the command, after `before`, writes to a terminal so wide."""
     primary, secondary = pty.openpty()
     termios.tcsetwinsize(secondary, (50, width))
-    env = {k: v for k, v in environment(TERM="xterm").items() if k not in ("COLUMNS", "LINES")}
+    env = {k: v for k, v in environment(TERM="xterm", **MPI_ENVIRONMENT).items() if k not in ("COLUMNS", "LINES")}
     with subprocess.Popen(
-        [*COMMAND, *map(str, arguments)], stdin=secondary, stdout=secondary, stderr=secondary,
+        [*before, *COMMAND, *map(str, arguments)], stdin=secondary, stdout=secondary, stderr=secondary,
         env=env,
     ) as process:  # fmt: skip
         os.close(secondary)
@@ -427,6 +428,18 @@ def test_no_word_is_cut_in_a_terminal(arguments):
     numbers = re.compile(r"\d+\.\d+")  # times differ
     words = [set(numbers.sub("0", " ".join(x)).split()) for x in (narrow, wide)]
     assert words[0] == words[1]
+
+
+@needs_mpirun
+def test_ranks_write_for_the_terminal_of_mpirun():
+    job = "run", "--size", 64, "--device", "cpu", "--split", "cols"
+    before = MPIRUN, "-n", "2"
+    narrow, wide = (in_terminal(width, *job, before=before) for width in (60, 300))
+    assert max(map(len, narrow)) <= 60 < max(map(len, wide)), narrow
+    assert any("kernel: blas   compute: strict float32   reduction:" in x for x in wide)
+    (error,) = in_terminal(300, "bench", before=before)[:1]
+    assert error.endswith("started 2; start it without")
+    assert "start it without" in " ".join(in_terminal(40, "bench", before=before)[:4])
 
 
 def test_facts_stay_whole_in_a_terminal(monkeypatch):
