@@ -397,10 +397,11 @@ def in_terminal(width: int, *arguments, before=()) -> list[str]:
     """The lines that the command, after `before`, writes to a terminal so wide."""
     primary, secondary = pty.openpty()
     termios.tcsetwinsize(secondary, (50, width))
-    env = {k: v for k, v in environment(TERM="xterm", **MPI_ENVIRONMENT).items() if k not in ("COLUMNS", "LINES")}
+    env = environment(TERM="xterm", **MPI_ENVIRONMENT)
+    env.pop("COLUMNS", None)  # which would count instead of the terminal's
     with subprocess.Popen(
-        [*before, *COMMAND, *map(str, arguments)], stdin=secondary, stdout=secondary, stderr=secondary,
-        env=env,
+        [*before, *COMMAND, *map(str, arguments)], stdin=secondary, stdout=secondary,
+        stderr=secondary, env=env,
     ) as process:  # fmt: skip
         os.close(secondary)
         written = b""
