@@ -290,6 +290,11 @@ def test_kernels_lists_the_whole_catalog():
     done = run("kernels", check=0)
     for name in catalog.kernels():
         assert name in done.stdout
+    uses = [x for x in done.stdout.splitlines() if x.startswith("-- ")]
+    assert len(uses) == 3 and uses[0] == "-- for --kernel NAME --"
+    chosen, *_others = done.stdout.partition(uses[1])
+    assert "\ndeep: " in chosen and "\nprobe_" not in chosen
+    assert "--" not in run("kernels", "deep", check=0).stdout
     assert "no kernel is called" in one_line(run("kernels", "nothing", check=2))
 
 
@@ -385,6 +390,8 @@ def test_a_dry_run_on_the_cpu_says_nothing_of_copies():
     plan = run("run", "--size", 10**5, "--device", "cpu", "--dry-run", check=0).stdout
     assert "moved" not in plan and "0 KiB" not in plan and "2000000.000" not in plan
     assert "they do not fit" in plan
+    ranks = run("run", "--size", 10**5, "--device", "cpu", "--dry-run", "--ranks", 64, check=0)
+    assert "fit" not in ranks.stdout and "111.76 GiB, in parts over the ranks" in ranks.stdout
 
 
 def test_slow_products_have_a_rate(capsys):

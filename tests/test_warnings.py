@@ -26,6 +26,13 @@ class Frame:
         return ONES.astype(dtype or "f4")
 
 
+class Sparse:
+    """As much of SciPy's matrices as shows that they are sparse."""
+
+    def toarray(self):
+        return ONES
+
+
 @pytest.mark.parametrize(
     ("arguments", "options", "says"),
     [
@@ -47,7 +54,11 @@ def test_what_is_lost_is_warned_of_at_the_callers_line(arguments, options, says)
 
 @pytest.mark.parametrize(
     ("operand", "says"),
-    [(None, "B is None; a matrix is needed"), ("B.npy", r"numpy.load\('B.npy'\) reads a file")],
+    [
+        (None, "B is None; a matrix is needed"),
+        ("B.npy", r"numpy.load\('B.npy'\) reads a file"),
+        (Sparse(), "B is a sparse Sparse; .toarray"),
+    ],
 )
 def test_what_is_no_matrix_is_named(operand, says):
     for multiply in (hybrid_gemm.gemm, hybrid_gemm.matmul):

@@ -129,6 +129,9 @@ class Job:
     def _print_plan(self) -> None:
         self.site.print_plan()
         found = host_memory(self.inputs)
+        if getattr(self.site.plan, "ranks", 1) > 1:  # whose hosts may be others
+            console.line(f"A, B and C are {in_words(found.bytes)}, in parts over the ranks")
+            return
         fits = {True: "; they fit", False: "; they do not fit", None: ""}[found.fits]
         console.line(
             f"host: A, B and C are {in_words(found.bytes)}, and "
