@@ -91,9 +91,9 @@ def gemm(  # every option is named here, for editors and type checkers
         compute, grid, max_device_memory, checked, transport, rounds, rank_timeout,
     )  # fmt: skip
     if comm is not None:
-        from .ranks import runner as over_ranks
+        from .ranks import kept_runners
 
-        return over_ranks.kept_runner(comm, given).gemm(
+        return kept_runners.kept_runner(comm, given).gemm(
             a, b, c, alpha=alpha, beta=beta, trans_a=trans_a, trans_b=trans_b, out=out,
             distribution=distribution, result=result, root=root,
         )  # fmt: skip
@@ -195,7 +195,7 @@ def free_memory() -> None:
     _recent.forget()
     _kept.cache_clear()
     staging.drop_links()
-    if ranks := sys.modules.get(f"{__package__}.ranks.runner"):
+    if ranks := sys.modules.get(f"{__package__}.ranks.kept_runners"):
         ranks.close_kept_runners()
 
 

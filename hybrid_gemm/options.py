@@ -20,7 +20,7 @@ from .errors import OptionTypeError, UsageError, nearest
 SPLITS = ("rows", "cols", "auto")
 DEVICES = ("auto", "cuda", "cpu", "emulator")
 REDUCTIONS = ("ordered", "nccl", "critical")
-ALGORITHMS = ("ordinary", "strassen")
+ALGORITHMS = ("ordinary", "strassen", "3m")
 TRANSPORTS = ("auto", "ipc", "nccl", "mpi")
 COMPUTES = {
     "fp32": "strict: every product and sum in float32",
@@ -286,8 +286,8 @@ class Options:
         "reduction", REDUCTIONS,
     )  # fmt: skip
     algorithm: str = _named(
-        "ordinary", "The ordinary product, or strassen over the kernel.", "algorithm", ALGORITHMS,
-        group=DEVICE_GROUP,
+        "ordinary", "The ordinary product; strassen over the kernel; or 3m: three real products "
+        "instead of four for complex matrices.", "algorithm", ALGORITHMS, group=DEVICE_GROUP,
     )  # fmt: skip
     levels: int = _choice(1, "Levels of Strassen's algorithm.", _levels, parse=_integer,
                           metavar="N", group=DEVICE_GROUP)  # fmt: skip
@@ -337,9 +337,10 @@ class Options:
             self._check_checked()
 
     def _check_checked(self) -> None:
-        if self.algorithm == "strassen":
+        if self.algorithm != "ordinary":
+            name = {"strassen": "Strassen's algorithm", "3m": "3m"}[self.algorithm]
             raise UsageError(
-                "checked products are ordinary ones: Strassen's sums of quarters are not checked; "
+                f"checked products are ordinary ones: what {name} adds to them is not checked; "
                 "leave out one of the two"
             )
         if self.reduce != "ordered":
@@ -368,6 +369,11 @@ class Options:
             raise UsageError(
                 f"the {self.reduce} reduction is one process's; ranks sum in order, and "
                 "transport says how their partials travel"
+            )
+        if self.algorithm == "3m":
+            raise UsageError(
+                "3m is one process's so far; over ranks a complex product is four real ones: leave "
+                "algorithm out"
             )
         return self
 

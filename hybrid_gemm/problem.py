@@ -104,6 +104,11 @@ class Problem:
         dtype, (alpha, beta) = REAL_OF[self.dtype], map(real_factor, (self.alpha, self.beta))
         return Problem(self.m, 2 * self.n, 2 * self.k, dtype, alpha, beta, compute=self.compute)
 
+    def as_third(self) -> Problem:
+        """One of the three real products that a complex one can be multiplied as
+        (`arrays/three_products.py`)."""
+        return Problem(self.m, self.n, self.k, REAL_OF[self.dtype], compute=self.compute)
+
     def __str__(self) -> str:
         sums = "" if self.out_dtype == self.dtype else f" (summed in {self.dtype})"
         return f"m={self.m} n={self.n} k={self.k} {self.out_dtype}{sums}"

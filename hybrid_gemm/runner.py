@@ -16,6 +16,7 @@ from .arrays.complex_numbers import RealProduct
 from .arrays.operand import CallerArrays
 from .arrays.other_libraries import Guests, gpu_of, library_of
 from .arrays.stacks import Stacks
+from .arrays.three_products import ThreeProducts
 from .catalog import Variant
 from .devices.base import Device
 from .devices.cpu import CpuDevice
@@ -118,7 +119,7 @@ class Runner:
             self.devices = checked_devices(opened)
         self.plans = PlanMaker(self.devices, options)
         self._single_gpus: dict[int, SingleGpuExecutor] = {}
-        alone = options.algorithm == "ordinary" and self.plans.counts[0] == 1
+        alone = options.algorithm != "strassen" and self.plans.counts[0] == 1
         if opened[0].on_gpu and alone:
             from .devices.cuda.device import CudaDevice
 
@@ -170,8 +171,14 @@ class Runner:
     def plan(self, problem: Problem, *, resident: bool = False, homes: Homes = NOWHERE) -> Plan:
         """The plan for a problem on these devices; `resident` if A, B and C are there when it
         begins, `homes` the devices whose memory they were given in. A complex problem's is that of
-        its real product. Raises `UsageError` if `compute` is not for it."""
-        return self.plans.plan(self.plans.settle(problem).as_real(), resident=resident, homes=homes)
+        its real product, or of one of three. Raises `UsageError` if `compute` is not for it."""
+        problem = self.plans.settle(problem)
+        real = problem.as_third() if self._by_three(problem) else problem.as_real()
+        return self.plans.plan(real, resident=resident, homes=homes)
+
+    def _by_three(self, problem: Problem) -> bool:
+        """Whether a product is made of three real ones."""
+        return problem.is_complex and self.options.algorithm == "3m"
 
     def variant(self, plan: Plan, layouts: str = "nn") -> Variant:
         """The kernel for a plan. Raises `UsageError` if the one asked for cannot run it."""
@@ -205,6 +212,8 @@ class Runner:
         self, arrays: CallerArrays, problem: Problem, resident: bool = False,
         progress: Callable[[int], None] | None = None,
     ) -> Result:  # fmt: skip
+        if self._by_three(problem):
+            return self._run_three(arrays, problem, resident, progress)
         if problem.is_complex:
             return self._run_complex(arrays, problem, resident, progress)
         with shortage_in_words(problem):
@@ -239,6 +248,37 @@ class Runner:
                 compute=f"{done.compute}, four real products",
             )  # fmt: skip
 
+    def _run_three(
+        self, arrays: CallerArrays, problem: Problem, resident: bool,
+        progress: Callable[[int], None] | None,
+    ) -> Result:  # fmt: skip
+        """Runs of three real products, one after the other. The clock counts what makes their
+        operands and C, unless all is to be resident."""
+        done: list[Result] = []
+
+        def gemm(a: Any, b: Any) -> Any:
+            done.append(self.run(a, b, resident=resident, progress=a_third))
+            return done[-1].c
+
+        def a_third(flops: int) -> None:  # three products have three quarters of the operations
+            if progress:
+                progress(flops * 4 // 3)
+
+        start = time.perf_counter()
+        with shortage_in_words(problem):
+            arrays.check(problem, self.devices[0])
+            three = ThreeProducts.of(problem, arrays.op_a, arrays.op_b)
+            wait_for_streams(*three.a, *three.b)
+            made = three.multiply(gemm, arrays.c, arrays.out)
+            wait_for_streams(made)
+        last, runs = done[-1], [x.total_ms for x in done]
+        total_ms = sum(runs) if resident else 1e3 * (time.perf_counter() - start)
+        return dataclasses.replace(
+            last, c=arrays.result(made), problem=problem, total_ms=total_ms,
+            timeline=Timeline.after_each_other([x.timeline for x in done], runs),
+            compute=f"{last.compute}, three real products (3m)",
+        )  # fmt: skip
+
     def _real_product(self, arrays: CallerArrays, problem: Problem) -> RealProduct:
         """The real product of a complex one, with operands of its own."""
         arrays.check(problem, self.devices[0])
@@ -269,12 +309,12 @@ class Runner:
         if guests := Guests.of(a, b, None, out):
             return guests.served(lambda x, y, _c, z: self.matmul(x, y, out=z))
         stacks = Stacks.of(as_array(a, "A"), as_array(b, "B"), out)
+        if self.options.algorithm == "3m" and stacks.c.dtype.kind == "c":
+            return stacks.multiply(self._into, lambda *_: False)
         real = stacks.as_real()
         if self._single_cpu and self._single_cpu.matmul(real.a, real.b, real.c):
             return stacks.result
-        real.multiply(
-            lambda x, y, z: self._multiply(x, y, None, 1.0, 0.0, False, False, z), self._together
-        )
+        real.multiply(self._into, self._together)
         if single and real is stacks:
             single.remember(a, b, out, stacks)
         return stacks.result
@@ -291,7 +331,8 @@ class Runner:
                 for x, y in zip(a, b, strict=True)
             ]
         pairs = [(as_array(x, "A"), as_array(y, "B")) for x, y in zip(a, b, strict=True)]
-        if pairs and is_device_array(pairs[0][0]):
+        by_three = self.options.algorithm == "3m" and any(x.dtype.kind == "c" for x, _ in pairs)
+        if pairs and is_device_array(pairs[0][0]) and not by_three:
             single = self._single_gpus.get(pairs[0][0].device.id)
             if single is not None and (made := single.gemm_many(pairs)) is not None:
                 return made
@@ -333,11 +374,23 @@ class Runner:
         if not problem.is_complex:
             return self._run(arrays, problem).c
         with shortage_in_words(problem):
+            if self._by_three(problem):
+                arrays.check(problem, self.devices[0])
+                three = ThreeProducts.of(problem, arrays.op_a, arrays.op_b)
+                return arrays.result(three.multiply(self._product, arrays.c, arrays.out))
             real = self._real_product(arrays, problem)
             self._multiply(
                 real.a, real.b, real.c, real.alpha, real.beta, False, False, real.out
             )  # fmt: skip
             return arrays.result(real.made)
+
+    def _into(self, a: Any, b: Any, out: Any) -> None:
+        """out = A @ B."""
+        self._multiply(a, b, None, 1.0, 0.0, False, False, out)
+
+    def _product(self, a: Any, b: Any) -> Any:
+        """A @ B."""
+        return self._multiply(a, b, None, 1.0, 0.0, False, False, None)
 
     def _single_gpu(self, a: Any) -> SingleGpuExecutor | None:
         """What multiplies without a plan where A lies, on a GPU that may work alone."""

@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 from support.command import run
+from support.complex_arrays import DTYPES, FACTORS, OPS, integers, normal, op, stored
 from support.devices import needs
 from support.ranks import mpirun, needs_mpirun
 from support.small_sizes import small_turns
@@ -16,31 +17,6 @@ from hybrid_gemm.arrays.generator import generate
 from hybrid_gemm.errors import DTypeError, OutOfMemoryError, UsageError
 from hybrid_gemm.problem import make_problem
 from hybrid_gemm.verify import verify
-
-DTYPES = ("complex64", "complex128")
-OPS = (False, True, "c")
-FACTORS = ((1, 0), (2, -1), (1 - 2j, 3), (-1, 1j), (1j, 2 - 1j), (0, 1 + 1j))
-
-
-def integers(rng, shape, dtype="complex64"):
-    """Whole numbers in both parts, whose float32 products are exact."""
-    return (rng.integers(-4, 5, shape) + 1j * rng.integers(-4, 5, shape)).astype(dtype)
-
-
-def normal(rng, shape, dtype="complex64"):
-    return (rng.standard_normal(shape) + 1j * rng.standard_normal(shape)).astype(dtype)
-
-
-def op(x, trans):
-    return x.T.conj() if trans == "c" else x.T if trans else x
-
-
-def stored(rng, m, n, k, trans, dtype):
-    """A and B of these sides as they are stored, and C."""
-    a = integers(rng, (k, m) if trans[0] else (m, k), dtype)
-    b = integers(rng, (n, k) if trans[1] else (k, n), dtype)
-    return a, b, integers(rng, (m, n), dtype)
-
 
 # --- the product ---------------------------------------------------------------------------
 

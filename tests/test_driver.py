@@ -152,6 +152,14 @@ def test_a_list_starts_the_same_launches_for_other_matrices(seen):
             seen.clear()
 
 
+def test_a_list_for_large_matrices_is_made_at_once(seen):
+    """Numbers among the arguments were looked for in all bytes of A, B and C once: a minute."""
+    starts = (1 << 40, 2 << 40, 3 << 40)
+    whole = [range(start, start + (1 << 39)) for start in starts]
+    prepared = launch_list.LaunchList(launches_of(*starts), 0x88, whole)
+    assert prepared.start(*starts) == 0 and seen
+
+
 def test_what_the_driver_says_of_a_list_comes_back(seen):
     prepared = launch_list.LaunchList(launches_of(16, 8192, 16384), 0xBAD, spans(16, 8192, 16384))
     assert prepared.start(16, 8192, 16384) == 700

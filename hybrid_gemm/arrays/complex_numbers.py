@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +23,7 @@ from ..problem import Problem, Scalar, real_factor
 from .caller_arrays import cast_into, is_device_array, module_of
 from .strides import Array
 
-PIECE = 1 << 18  # elements that a thread of the host expands at a time
+PIECE = 1 << 18  # elements that a thread of the host works on at a time
 
 
 @dataclass(frozen=True)
@@ -136,20 +137,27 @@ def expanded(
     factor = alpha if isinstance(alpha, complex) else None
     if is_device_array(right):
         _expand_on_gpu(right.astype(dtype, copy=False), made, conj_left, conj, factor)
-    elif made.size:
-        step = max(1, PIECE * len(right) // right.size)
-        spans = [slice(i, i + step) for i in range(0, len(right), step)]
+    else:
 
         def work(rows: slice) -> None:
             first, second = made[rows, ..., 0, :], made[rows, ..., 1, :]
             _expand(right[rows], first, second, conj_left, conj, factor)
 
-        if len(spans) == 1:
-            work(spans[0])
-        else:
-            with ThreadPoolExecutor(min(cores(), len(spans)), "expand") as pool:
-                list(pool.map(work, spans))
+        by_rows(right, work)
     return _real(made.reshape(*stack, 2 * k, n))
+
+
+def by_rows(x: np.ndarray, work: Callable[[slice], None]) -> None:
+    """Calls `work` for spans of rows of an array of the host, by several threads if it is large."""
+    if not x.size:
+        return
+    step = max(1, PIECE * len(x) // x.size)
+    spans = [slice(i, i + step) for i in range(0, len(x), step)]
+    if len(spans) == 1:
+        work(spans[0])
+    else:
+        with ThreadPoolExecutor(min(cores(), len(spans)), "expand") as pool:
+            list(pool.map(work, spans))
 
 
 def _expand(

@@ -86,7 +86,10 @@ class Alone:
         a = self.a.T if request.trans_a else self.a
         b = self.b.T if request.trans_b else self.b
         levels = self.options.levels if self.options.algorithm == "strassen" else 0
-        verdict = verify(self.problem, a, b, self.c, result.c, mode=mode, growth=GROWTH**levels)
+        verdict = verify(
+            self.problem, a, b, self.c, result.c, mode=mode, growth=GROWTH**levels,
+            by_three=self.options.algorithm == "3m",
+        )  # fmt: skip
         inputs.check_unchanged()  # before a verdict on another product, and before C is there
         return verdict
 

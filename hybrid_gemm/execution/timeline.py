@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import threading
@@ -61,6 +62,20 @@ class Timeline(Sequence[Activity]):
     @cached_property
     def _all(self) -> tuple[Activity, ...]:
         return tuple(self._source())
+
+    @classmethod
+    def after_each_other(cls, parts: Sequence[Timeline], ms: Sequence[float]) -> Timeline:
+        """The activities of runs that took so many milliseconds, one run after the other."""
+
+        def shifted() -> Iterator[Activity]:
+            for i, part in enumerate(parts):
+                before = sum(ms[:i])
+                for x in part:
+                    yield dataclasses.replace(
+                        x, start_ms=x.start_ms + before, stop_ms=x.stop_ms + before
+                    )
+
+        return cls(shifted)
 
     def __getitem__(self, which):
         return self._all[which]

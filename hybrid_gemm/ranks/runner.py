@@ -1,4 +1,4 @@
-"""Products over MPI ranks: `RankRunner` for repeated ones, kept for `gemm(..., comm=)`.
+"""Products over MPI ranks: `RankRunner` for repeated ones.
 
 Every rank makes the same plan, has only its own blocks of A and B, and finishes its own strip
 of C. All calls are collective.
@@ -46,7 +46,6 @@ from .redistribution import NOTHING, Part
 from .transports import WORDS
 
 MAX_PLANS = 256  # of what a rank multiplies, remembered
-MAX_KEPT = 8  # runners that `gemm(comm=)` keeps
 OWN_CHOICES = {"gpus"}  # that ranks may make each for itself
 
 
@@ -474,45 +473,3 @@ def _fetch(matrix: Operand, out: np.ndarray) -> None:
 
 def _part(block: Any, rows: str, cols: str) -> Part:
     return Part(getattr(block, rows), getattr(block, cols)) if block else NOTHING
-
-
-# --- for gemm(comm=) ----------------------------------------------------------------------
-
-_kept: list[tuple[Any, Options, RankRunner]] = []  # the last used is the last
-
-
-def kept_runner(comm: Any, given: tuple) -> RankRunner:
-    """The runner for these values of the options over `comm`, kept for the next call. Collective:
-    all ranks have it, or all make it."""
-    with heartbeat.known(comm).call():
-        return _kept_or_made(comm, given)
-
-
-def _kept_or_made(comm: Any, given: tuple) -> RankRunner:
-    options = launch.together(comm, lambda: _checked(given))
-    here = [i for i, (of, chosen, _) in enumerate(_kept) if of == comm and chosen == options]
-    kept = _kept.pop(here[0]) if here else None
-    if not all(comm.allgather(kept is not None)) or kept is None:
-        if len(_kept) >= MAX_KEPT:
-            _kept.pop(0)[2].close()
-        kept = comm, options, RankRunner.of(comm, options)
-    _kept.append(kept)
-    return kept[2]
-
-
-@functools.lru_cache(maxsize=64, typed=True)
-def _options(*given: Any) -> Options:
-    return Options(*given).across_ranks()
-
-
-def _checked(given: tuple) -> Options:
-    try:
-        return _options(*given)
-    except TypeError:  # a list or a dict among them is no key, and a wrong type raises again
-        return Options(*given).across_ranks()
-
-
-def close_kept_runners() -> None:
-    """Gives back what `gemm(comm=)` keeps. Collective over each communicator."""
-    while _kept:
-        _kept.pop()[2].close()

@@ -21,6 +21,7 @@ FULL_FLOPS = 2 * 2048**3  # `auto` computes the whole reference up to here: abou
 SAMPLED = 16  # rows, and columns, that larger products are checked in element by element
 MODES = ("auto", "full", "off")
 GROWTH = 8.0  # of rounding errors by a level of Strassen's algorithm
+THREE_GROWTH = 4.0  # where sums of parts are rounded, then multiplied, and C's parts subtracted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Verdict:
 
 def verify(
     problem: Problem, a, b, c_in, result, *, mode: str = "auto", seed: int | None = None,
-    growth: float = 1.0,
+    growth: float = 1.0, by_three: bool = False,
 ) -> Verdict | None:  # fmt: skip
     """The verdict on `result` for op(A) `a` (m x k), op(B) `b` (k x n) and C `c_in`.
 
@@ -61,13 +62,14 @@ def verify(
     reference; `auto` does so for small problems and otherwise checks random sums over blocks of
     all of C, and 16 rows and 16 columns in full; `off` gives None. `seed` is that of an earlier
     verdict to be repeated; a fresh one is drawn without it. `growth` is how much larger the
-    rounding errors of the algorithm are than those of sums of products (Strassen's).
+    rounding errors of the algorithm are than those of sums of products (Strassen's); `by_three`
+    says that a complex product was made of three real ones.
     """
     check_mode(mode)
     if mode == "off":
         return None
     part = Part(problem, a, b, c_in, result)
-    return judge(part, ALONE, mode=mode, seed=fresh(seed), growth=growth)
+    return judge(part, ALONE, mode=mode, seed=fresh(seed), growth=growth, by_three=by_three)
 
 
 def check_mode(mode: str) -> None:
@@ -85,14 +87,17 @@ def whole(problem: Problem, mode: str) -> bool:
     return mode == "full" or problem.flops <= FULL_FLOPS or not reads_product
 
 
-def judge(part: Part, group: Group, *, mode: str, seed: int, growth: float = 1.0) -> Verdict:
+def judge(
+    part: Part, group: Group, *, mode: str, seed: int, growth: float = 1.0, by_three: bool = False
+) -> Verdict:
     """The verdict on one part of C; `group` are those who have other parts of its k."""
     problem = part.problem
     if not problem.m or not problem.n:
         return Verdict(part.result.shape == (problem.m, problem.n), "empty", 0.0)
     full = whole(problem, mode)
     if problem.is_complex:
-        part = real_part(part)
+        part = real_part(part, by_three)
+        growth = THREE_GROWTH if by_three else growth
     samples = draw(part, np.random.default_rng([seed, group.color]), 0 if full else SAMPLED)
     kind = Integers if problem.is_integer else Floats
     found = kind(part, group, samples, growth).check(full)

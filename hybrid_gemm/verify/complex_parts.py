@@ -77,15 +77,20 @@ def _covered(index: Any, size: int, side: int) -> tuple[Any, Any]:
     return index // side, np.arange(len(index)) * side + index % side
 
 
-def real_part(part: Part) -> Part:
+def real_part(part: Part, by_three: bool = False) -> Part:
     """The real part that a complex one is checked as: of C the rows of real and imaginary parts
-    alternate."""
+    alternate. `by_three` is for products of three real ones (`arrays/three_products.py`), whose
+    rounding errors go by the size of these three."""
     p = part.problem
     dtype = REAL_OF[p.dtype]
     alpha = p.alpha if isinstance(p.alpha, complex) else None
     terms = 2 if alpha is None else 4
     a = Interleaved(part.a, _of_a(p.conj_a, alpha), "float64" if alpha else dtype, 2, terms)
     b = Interleaved(part.b, _of_b(p.conj_b, terms), dtype, terms, 1)
+    if by_three:
+        terms = 3
+        a = Interleaved(part.a, _three_of_a(p.conj_a), "float64", 2, terms)
+        b = Interleaved(part.b, _three_of_b(p.conj_b, alpha), "float64", terms, 1)
     c_in, size = part.c_in, None
     if p.beta:
         beta = p.beta if isinstance(p.beta, complex) else None
@@ -125,6 +130,26 @@ def _of_a(conj: bool, alpha: complex | None) -> Blocks:
 def _of_b(conj: bool, terms: int) -> Blocks:
     def blocks(x: Any) -> list[list[Any]]:
         return [[x.real], [-1 * x.imag if conj else x.imag]] * (terms // 2)
+
+    return blocks
+
+
+def _three_of_a(conj: bool) -> Blocks:
+    """re C = P1 - P2 and im C = P3 - P1 - P2, P3 being the product of sums."""
+
+    def blocks(x: Any) -> list[list[Any]]:
+        re, im = x.real.astype("f8"), (-1 if conj else 1) * x.imag.astype("f8")
+        return [[re, -im, 0 * re], [-re, -im, re + im]]
+
+    return blocks
+
+
+def _three_of_b(conj: bool, alpha: complex | None) -> Blocks:
+    def blocks(x: Any) -> list[list[Any]]:
+        y = x.astype("c16")
+        y = y.conj() if conj else y
+        y = y if alpha is None else alpha * y
+        return [[y.real], [y.imag], [y.real + y.imag]]
 
     return blocks
 

@@ -113,12 +113,18 @@ class LaunchList:
         """Writes an argument, and notes whether it is an address in A, B or C."""
         value, address = _value(arg)
         ctypes.memmove(at, value, len(value))
-        matrix = next((i for i, span in enumerate(spans) if address in span), None)
+        matrix = None if address is None else _matrix_at(address, spans)
         if address is None or matrix is None:
             self._kept.append(arg)
         else:
             is_map = isinstance(arg, TensorMap)
             self._places.append(_Place(at, address - spans[matrix].start, matrix, is_map))
+
+
+def _matrix_at(address: int, spans: Sequence[range]) -> int | None:
+    """The matrix that has an address. By its ends: `in` goes through all of a range for what is no
+    int."""
+    return next((i for i, x in enumerate(spans) if x.start <= address < x.stop), None)
 
 
 def _value(arg: Any) -> tuple[bytes, int | None]:
