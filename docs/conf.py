@@ -13,8 +13,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from hybrid_gemm import __version__ as release
 
 project = "hybrid-gemm"
-author = "the hybrid-gemm maintainers"
-copyright = author
+author = "the hybrid-gemm authors"
+copyright = f"2026, {author}"
 version = release
 
 extensions = ["myst_nb"]
