@@ -113,7 +113,8 @@ def test_check_finds_reads_outside_and_races(tmp_path):
                    HYBRID_GEMM_KERNELS=str(tmp_path), **options)  # fmt: skip
 
     outside = one_line(checked("outside", 1))
-    assert "past the end of an array of 6400 bytes" in outside and "called at gemm_outside.cu:" in outside
+    assert "past the end of an array of 6400 bytes" in outside
+    assert "called at gemm_outside.cu:" in outside
     racing = one_line(checked("racing", 1))
     assert "has a race" in racing and "a barrier is missing" in racing
     right = checked("naive", 0)
