@@ -13,8 +13,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from hybrid_gemm import __version__ as release
 
 project = "hybrid-gemm"
-author = "the hybrid-gemm maintainers"
-copyright = author
+author = "the hybrid-gemm authors"
+copyright = f"2026, {author}"
 version = release
 
 extensions = ["myst_nb"]
@@ -25,6 +25,8 @@ myst_heading_anchors = 4
 nb_execution_mode = "off"  # the notebook is kept as it ran
 html_theme = "furo"
 html_title = f"hybrid-gemm {release}"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 suppress_warnings = ["myst.header"]  # a notebook's cell may begin at any level
 PAGES = {
     "Start": ["getting-started", "choosing", "arrays", "tour", "troubleshooting"],
@@ -32,7 +34,8 @@ PAGES = {
     "Reference": ["cli", "api", "kernels", "glossary"],
     "Experiments": ["experiments", "sources", "notes/README", "notes/fp32-kernels",
                     "notes/choosing",
-                    "notes/tensor-cores", "notes/several-gpus", "notes/verification"],
+                    "notes/tensor-cores", "notes/several-gpus", "notes/verification",
+                    "notes/first-hour"],
     "The project": ["design", "../CONTRIBUTING", "../CHANGELOG", "../SECURITY"],
 }  # fmt: skip
 

@@ -111,7 +111,8 @@ class Problem:
         return Problem(self.m, self.n, self.k, REAL_OF[self.dtype], compute=self.compute)
 
     def __str__(self) -> str:
-        return f"m={self.m} n={self.n} k={self.k} {self.dtype}"
+        sums = "" if self.out_dtype == self.dtype else f" (summed in {self.dtype})"
+        return f"m={self.m} n={self.n} k={self.k} {self.out_dtype}{sums}"
 
 
 def real_factor(factor: Scalar) -> float | int:

@@ -103,7 +103,7 @@ class Runner:
 
     def _open(self, options: Options) -> None:
         self.options = options
-        self.kind, self.note = devices.choose(options.device)
+        self.kind, self.note = devices.choose(options.device, options.gpus)
         workers = options.threads or options.emulate_devices or 1
         opened = devices.open_devices(
             self.kind, workers, gpus=options.gpus, emulate=options.emulate_devices

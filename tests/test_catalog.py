@@ -169,3 +169,16 @@ def test_a_kernel_runs_at_later_capabilities_or_at_its_own_alone():
     assert [tuned.runs_at(arch) for arch in (75, 80, 90, 120)] == [False, True, True, True]
     assert [wgmma.runs_at(arch) for arch in (80, 90, 100)] == [False, True, False]
     assert tuned.target("sm_90") == "sm_90" and wgmma.target("sm_90") == "sm_90a"
+
+
+def test_a_misspelt_key_names_the_one_that_was_meant(tmp_path, monkeypatch, capsys):
+    text = catalog.get("naive").path.read_text().replace("summary", "sumary", 1)
+    (tmp_path / "gemm_mine.cu").write_text(text)
+    monkeypatch.setenv(catalog.VARIABLE, str(tmp_path))
+    catalog.kernels.cache_clear()
+    try:
+        assert "mine" not in catalog.kernels()
+    finally:
+        monkeypatch.undo()
+        catalog.kernels.cache_clear()
+    assert "the header has no key 'sumary' (did you mean summary?)" in capsys.readouterr().err

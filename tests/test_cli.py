@@ -1,21 +1,28 @@
 """The real command, as a user runs it: exit codes, streams, files."""
 
+import contextlib
 import json
 import os
+import pty
+import re
 import resource
 import signal
 import subprocess
+import termios
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from support.command import COMMAND, environment, one_line, python, run
 from support.devices import REASONS
+from support.ranks import MPI_ENVIRONMENT, MPIRUN, needs_mpirun
 
 import hybrid_gemm
 from hybrid_gemm import devices
 from hybrid_gemm.host.installing import pip_install
+from hybrid_gemm.reporting import console, report
 
 
 @pytest.fixture
@@ -90,7 +97,7 @@ def test_dry_run_prints_the_plan_and_writes_nothing(files):
     folder, _a, _b = files
     done = run("run", "A.npy", "B.npy", "-o", "C.npy", "--threads", 3, "--split", "cols",
                "--dry-run", cwd=folder, check=0)  # fmt: skip
-    assert "0+1+2" in done.stdout and "host to device" in done.stdout
+    assert "0+1+2" in done.stdout and "GiB free" in done.stdout
     assert not (folder / "C.npy").exists()
     data = json.loads(
         run("run", "--size", 10**5, "--threads", 1, "--split", "rows", "--device", "cpu",
@@ -283,6 +290,11 @@ def test_kernels_lists_the_whole_catalog():
     done = run("kernels", check=0)
     for name in catalog.kernels():
         assert name in done.stdout
+    uses = [x for x in done.stdout.splitlines() if x.startswith("-- ")]
+    assert len(uses) == 3 and uses[0] == "-- for --kernel NAME --"
+    chosen, *_others = done.stdout.partition(uses[1])
+    assert "\ndeep: " in chosen and "\nprobe_" not in chosen
+    assert "--" not in run("kernels", "deep", check=0).stdout
     assert "no kernel is called" in one_line(run("kernels", "nothing", check=2))
 
 
@@ -346,6 +358,104 @@ def test_why_there_is_no_gpu_is_said_once():
     assert (done.stdout + done.stderr).count(reason) == 1
     plan = run("run", "--size", 8, "--dry-run", "--ranks", 4, check=0)
     assert (plan.stdout + plan.stderr).count(reason) <= 1
+
+
+def test_gpus_that_are_named_and_not_here_say_why():
+    if (reason := devices.choose("auto"))[0] == "cuda":
+        pytest.skip("a GPU is here")
+    done = run("run", "--size", 8, "--gpus", 0, check=5)
+    assert reason[1] in one_line(done) and "without --gpus" in one_line(done)
+    assert "--gpus" in one_line(run("run", "--device", "cpu", "--gpus", 0, check=2))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "says"),
+    [
+        ("float16", "float16 (summed in float32)"),
+        ("bfloat16", "bfloat16 (summed in float32)"),
+        ("float32", "float32"),
+        ("int32", "int32"),
+    ],
+)
+def test_the_first_line_names_the_dtype_of_c(dtype, says):
+    done = run("run", "--size", 8, "--device", "cpu", "--dtype", dtype, check=0)
+    assert f"m=8 n=8 k=8 {says}, alpha=1" in done.stdout
+    plan = run("run", "--size", 8, "--device", "cpu", "--dtype", dtype, "--dry-run", check=0)
+    assert f"m=8 n=8 k=8 {says}, alpha=1" in plan.stdout
+    plan = run("run", "--size", 8, "--device", "cpu", "--dtype", dtype, "--dry-run", "--json", "-")
+    assert json.loads(plan.stdout)["problem"]["out_dtype"] == dtype
+
+
+def test_a_dry_run_on_the_cpu_says_nothing_of_copies():
+    plan = run("run", "--size", 10**5, "--device", "cpu", "--dry-run", check=0).stdout
+    assert "moved" not in plan and "0 KiB" not in plan and "2000000.000" not in plan
+    assert "they do not fit" in plan
+    ranks = run("run", "--size", 10**5, "--device", "cpu", "--dry-run", "--ranks", 64, check=0)
+    assert "fit" not in ranks.stdout and "111.76 GiB, in parts over the ranks" in ranks.stdout
+
+
+def test_slow_products_have_a_rate(capsys):
+    report.print_total(SimpleNamespace(total_ms=50_000.0, gflops=0.0432))
+    report.print_total(SimpleNamespace(total_ms=50.0, gflops=43.21))
+    assert capsys.readouterr().out == "total 50 s, 0.043 GFLOP/s\ntotal 50 ms, 43.2 GFLOP/s\n"
+
+
+def in_terminal(width: int, *arguments, before=()) -> list[str]:
+    """The lines that the command, after `before`, writes to a terminal so wide."""
+    primary, secondary = pty.openpty()
+    termios.tcsetwinsize(secondary, (50, width))
+    env = environment(TERM="xterm", **MPI_ENVIRONMENT)
+    env.pop("COLUMNS", None)  # which would count instead of the terminal's
+    with subprocess.Popen(
+        [*before, *COMMAND, *map(str, arguments)], stdin=secondary, stdout=secondary,
+        stderr=secondary, env=env,
+    ) as process:  # fmt: skip
+        os.close(secondary)
+        written = b""
+        with contextlib.suppress(OSError):  # as Linux ends a terminal that nobody writes to
+            while chunk := os.read(primary, 2**16):
+                written += chunk
+        process.wait()
+    os.close(primary)
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", written.decode()).splitlines()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("run", "--kernel", "cubals"),
+        ("run", "--size", 64, "--device", "cpu", "--resident", "-q"),
+        ("run", "--size", 64, "--device", "cpu", "--max-device-memory", "8GiB", "--dry-run"),
+        ("run", "--size", 64, "--device", "cpu", "-o", "/dev/full"),
+        ("kernels", "shared_tile", "block_tile"),
+    ],
+)
+def test_no_word_is_cut_in_a_terminal(arguments):
+    narrow, wide = in_terminal(60, *arguments), in_terminal(400, *arguments)
+    assert max(map(len, narrow)) <= 60, narrow
+    numbers = re.compile(r"\d+\.\d+")  # times differ
+    words = [set(numbers.sub("0", " ".join(x)).split()) for x in (narrow, wide)]
+    assert words[0] == words[1]
+
+
+@needs_mpirun
+def test_ranks_write_for_the_terminal_of_mpirun():
+    job = "run", "--size", 64, "--device", "cpu", "--split", "cols"
+    before = MPIRUN, "-n", "2"
+    narrow, wide = (in_terminal(width, *job, before=before) for width in (60, 300))
+    assert max(map(len, narrow)) <= 60 < max(map(len, wide)), narrow
+    assert any("kernel: blas   compute: strict float32   reduction:" in x for x in wide)
+    (error,) = in_terminal(300, "bench", before=before)[:1]
+    assert error.endswith("started 2; start it without")
+    assert "start it without" in " ".join(in_terminal(40, "bench", before=before)[:4])
+
+
+def test_facts_stay_whole_in_a_terminal(monkeypatch):
+    monkeypatch.setattr(console.console, "width", 40)
+    monkeypatch.setattr(console.console, "soft_wrap", False)
+    with console.console.capture() as captured:
+        console.facts("device: cpu, 2 cores", "kernel: blas", "compute: strict float32")
+    assert captured.get() == "device: cpu, 2 cores   kernel: blas\ncompute: strict float32\n"
 
 
 def test_the_command_that_installs_an_extra_is_for_this_installation(monkeypatch):

@@ -104,8 +104,11 @@ def test_other_folders(own, tmp_path_factory):
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     made = CliRunner().invoke(cli, ["new-kernel", "mine", "--directory", str(elsewhere)])
     assert f"export {catalog.VARIABLE}={elsewhere}" in made.output
-    with pytest.raises(UsageError, match="cannot write"):
-        template.write("yours", str(elsewhere / "no"))
+    folder = elsewhere / "made" / "here"
+    assert template.write("yours", str(folder)).parent == folder
+    (elsewhere / "file").touch()
+    with pytest.raises(UsageError, match=r"cannot write .* Not a directory"):
+        template.write("yours", str(elsewhere / "file" / "no"))
 
 
 def test_a_folder_that_is_not_there(own, monkeypatch):

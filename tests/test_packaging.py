@@ -269,3 +269,42 @@ def test_scripts_make_a_broken_environment_anew(checkout):
     assert script(checkout, "run", CUDA="0").returncode == 0
     (checkout / ".venv" / "lib" / "python3.12").rmdir()
     assert anew in script(checkout, "run", CUDA="0").stderr
+
+
+def test_scripts_leave_the_environment_of_another_checkout_alone(checkout, tmp_path_factory):
+    other = tmp_path_factory.mktemp("other")
+    ready_checkout(other)
+    (other / ".venv" / "made-for").write_text(f"3.12 0 {other}\n")
+    (checkout / ".venv").symlink_to(other / ".venv")
+    for name in ("run", "test", "docs", "packages"):
+        done = script(checkout, name, CUDA="0")
+        assert done.returncode == 1
+        assert f".venv leads to the environment of {other}; remove the link" in done.stderr
+        assert done.stderr.count("\n") == 1, done.stderr
+    assert (other / ".venv" / "bin" / "python").is_file() and not ran(other)
+
+
+# --- packages for each Python -------------------------------------------------------------
+
+
+def test_packages_are_tried_with_each_python(checkout, tmp_path_factory):
+    """A 3.11 of the PATH works; pyenv's 3.12 is there and not switched on, so its command fails."""
+    ready_checkout(checkout)
+    pyenv = checkout / "pyenv" / "versions" / "3.12.1" / "bin"
+    pyenv.mkdir(parents=True)
+    works = f"""case "$*" in
+        "-m venv "*) mkdir -p "$3/bin"; ln -s "{checkout}/.venv/bin/python" "$3/bin/python" ;;
+    esac"""
+    command(checkout / "bin" / "python3.11", works)
+    command(checkout / "bin" / "python3.12", "echo 'command not found' >&2; exit 127")
+    command(pyenv / "python", works)
+    (checkout / "bin" / "ln").symlink_to(shutil.which("ln"))
+    built = tmp_path_factory.mktemp("built")
+    packages = ("hybrid_gemm-1-py3-none-any.whl", "hybrid_gemm-1.tar.gz")
+    for name in packages:
+        (built / name).touch()
+    done = script(checkout, "packages", str(built), CUDA="0", PYENV_ROOT=f"{checkout}/pyenv")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.endswith("packages: tried with Python 3.11 3.12; not here: 3.13\n")
+    installed = [line for line in ran(checkout) if "pip install" in line and str(built) in line]
+    assert [Path(line.split()[-1]).name for line in installed] == [*packages, *packages]

@@ -98,6 +98,11 @@ def test_the_active_environment_is_written_in():
     ("options", "says"),
     [
         (["--splt", "cols"], "--split"),
+        (["A.npy"], "give A.npy and B.npy, or neither"),
+        (["A.npy", "B.npy", "--size", "3"], "sizes and --dtype are for generated input"),
+        (["--size", "3", "-m", "3"], "--size sets m, n and k"),
+        (["--size", "-3"], "sizes are 0 or more"),
+        (["--repeat", "0"], "it takes at least 1"),
         (["--split", "col"], "cols"),
         (["--threads", "0"], "least 1"),
     ],

@@ -11,7 +11,7 @@ from support.devices import needs
 import hybrid_gemm
 from hybrid_gemm.catalog import template
 from hybrid_gemm.cli import cli
-from hybrid_gemm.errors import HybridGemmWarning, UsageError
+from hybrid_gemm.errors import DTypeError, HybridGemmWarning, UsageError
 from hybrid_gemm.reporting import thread_report
 
 ONES = np.ones((4, 4), "f4")
@@ -26,22 +26,44 @@ class Frame:
         return ONES.astype(dtype or "f4")
 
 
+class Sparse:
+    """As much of SciPy's matrices as shows that they are sparse."""
+
+    def toarray(self):
+        return ONES
+
+
 @pytest.mark.parametrize(
     ("arguments", "options", "says"),
     [
         ((np.ma.masked_array(ONES, ONES > 0), ONES), {}, "A is a masked array, and its mask is"),
         ((ONES, Frame()), {}, "B is a Frame: the product is an array without index"),
         ((ONES, ONES, ONES.astype("f8")), {"beta": 1}, "returned in float64"),
+        ((ONES, ONES, ONES), {}, "C is not read: beta is 0"),
         ((ONES, ONES), {"max_device_memory": "8GiB"}, "max_device_memory has no effect"),
         ((ONES, ONES), {"emulate_devices": 2, "threads": 3}, "emulate_devices has no effect"),
     ],
-    ids=["mask", "frame", "dtype", "memory", "devices"],
+    ids=["mask", "frame", "dtype", "unread", "memory", "devices"],
 )
 def test_what_is_lost_is_warned_of_at_the_callers_line(arguments, options, says):
     hybrid_gemm.free_memory()  # a kept runner has warned already
     with pytest.warns(HybridGemmWarning, match=says) as caught:
         hybrid_gemm.gemm(*arguments, device="cpu", **options)
     assert [w.filename for w in caught] == [__file__]
+
+
+@pytest.mark.parametrize(
+    ("operand", "says"),
+    [
+        (None, "B is None; a matrix is needed"),
+        ("B.npy", r"numpy.load\('B.npy'\) reads a file"),
+        (Sparse(), "B is a sparse Sparse; .toarray"),
+    ],
+)
+def test_what_is_no_matrix_is_named(operand, says):
+    for multiply in (hybrid_gemm.gemm, hybrid_gemm.matmul):
+        with pytest.raises(DTypeError, match=says):
+            multiply(ONES, operand, device="cpu")
 
 
 def test_what_is_right_warns_of_nothing():
@@ -51,13 +73,14 @@ def test_what_is_right_warns_of_nothing():
         for a in (ONES, unmasked, ONES.tolist(), ONES.astype("f8")):
             hybrid_gemm.gemm(a, ONES, device="cpu")
         hybrid_gemm.gemm(ONES, ONES, ONES, beta=1, device="cpu")
+        hybrid_gemm.gemm(ONES, ONES, c := ONES.copy(), out=c, device="cpu")
         hybrid_gemm.gemm(ONES.astype("f8"), ONES, ONES, beta=1, device="cpu")
 
 
 def test_options_without_effect_are_one_note_each():
     done = run("run", "--size", 64, "--device", "cpu", "--resident", "--max-device-memory", "1GiB",
                "--repeat", 2, check=0)  # fmt: skip
-    for option in ("resident", "max_device_memory"):
+    for option in ("--resident", "--max-device-memory"):
         assert done.stderr.count(f"note: {option} has no effect") == 1
     assert "Warning" not in done.stderr
 
@@ -90,7 +113,8 @@ def test_check_finds_reads_outside_and_races(tmp_path):
                    HYBRID_GEMM_KERNELS=str(tmp_path), **options)  # fmt: skip
 
     outside = one_line(checked("outside", 1))
-    assert "past the end of an array of 6400 bytes" in outside and ".cu" in outside
+    assert "past the end of an array of 6400 bytes" in outside
+    assert "called at gemm_outside.cu:" in outside
     racing = one_line(checked("racing", 1))
     assert "has a race" in racing and "a barrier is missing" in racing
     right = checked("naive", 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from os import PathLike
 from typing import Any, Protocol
 
 import numpy as np
@@ -26,7 +27,8 @@ def module_of(x: Any) -> Any:
 def as_array(x: Any, name: str = "A") -> Any:
     """NumPy and CuPy arrays as they are; others by their protocol, or by np.asarray.
 
-    Raises `UsageError` for what makes no array, such as a ragged list; `name` is the operand's.
+    Raises `UsageError` for what makes no array, such as a ragged list, and `DTypeError` for None,
+    names of files and sparse matrices; `name` is the operand's.
     """
     if isinstance(x, np.ndarray) or is_device_array(x):
         if isinstance(x, np.ma.MaskedArray) and np.ma.is_masked(x):
@@ -35,6 +37,12 @@ def as_array(x: Any, name: str = "A") -> Any:
                 "values under the mask (.filled(0) leaves them out)"
             )
         return x
+    if x is None:
+        raise DTypeError(f"{name} is None; a matrix is needed")
+    if isinstance(x, str | PathLike):
+        raise DTypeError(f"{name} is {x!r}; a matrix is needed (numpy.load({x!r}) reads a file)")
+    if hasattr(x, "toarray") and not library_of(x):
+        raise DTypeError(f"{name} is a sparse {type(x).__name__}; .toarray() makes it dense")
     if hasattr(x, "iloc"):
         warn(f"{name} is a {type(x).__name__}: the product is an array without index and columns")
     if library := library_of(x):

@@ -64,7 +64,9 @@ def _read(path: Path) -> Kernel:
         header = text[5:end]
     table = tomllib.loads(header)
     if unknown := table.keys() - _HEADER_KEYS:
-        raise ValueError(f"{path.name}: unknown header keys {sorted(unknown)}")
+        first = min(unknown)
+        hint = nearest(first, _HEADER_KEYS)
+        raise ValueError(f"{path.name}: the header has no key {first!r}{hint}")
     for key, value in table.items():
         if isinstance(value, list):
             table[key] = tuple(value)

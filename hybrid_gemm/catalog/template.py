@@ -94,6 +94,8 @@ def write(name: str, directory: str | None = None) -> Path:
     folder = Path(directory) if directory else _own_folder()
     path = folder / f"gemm_{name}.cu"
     try:
+        if directory:
+            folder.mkdir(parents=True, exist_ok=True)
         with path.open("x", encoding="utf-8") as file:
             file.write(content)
     except FileExistsError:

@@ -12,6 +12,8 @@ from typing import Any, NoReturn, TextIO
 import click
 
 from ..errors import HybridGemmError, HybridGemmWarning
+from ..host.notes import on_stderr
+from ..options import CHOICES
 from ..ranks import ending, heartbeat, launch
 from .compare import compare
 from .completion import completion
@@ -71,7 +73,10 @@ def _show_warning(
             warnings.formatwarning(message, category, filename, lineno, line)
         )
     elif launch.first_of_job():
-        say(f"note: {message}")
+        name, rest = str(message).split(" ", 1)
+        if name in (*CHOICES, "resident"):  # the library's name of an option
+            name = f"--{name.replace('_', '-')}"
+        say(f"note: {name} {rest}")
 
 
 # No command was given: click from 8.2 on raises this, with the help as its message.
@@ -97,12 +102,12 @@ def _fail(error: BaseException) -> int:
     if isinstance(error, click.ClickException):
         path = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else ""
         more = f" ({path} --help says what there is)" if path else ""
-        click.echo(f"hybrid-gemm: {error.format_message()}{more}", err=True)
+        click.echo(on_stderr(f"hybrid-gemm: {error.format_message()}{more}"), err=True)
         return error.exit_code
     if isinstance(error, MemoryError) and not isinstance(error, HybridGemmError):
-        click.echo(f"hybrid-gemm: out of host memory: {error}", err=True)
+        click.echo(on_stderr(f"hybrid-gemm: out of host memory: {error}"), err=True)
     elif isinstance(error, HybridGemmError | OSError):
-        click.echo(f"hybrid-gemm: {error}", err=True)
+        click.echo(on_stderr(f"hybrid-gemm: {error}"), err=True)
     else:
         raise error
     return ending.exit_code(error)

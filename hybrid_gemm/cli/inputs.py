@@ -122,13 +122,26 @@ class Inputs:
         )  # fmt: skip
 
 
-def _from_files(request: InputRequest) -> Inputs:
+def check_request(request: InputRequest) -> None:
+    """Raises `UsageError` as `Inputs.of` would, without opening a file."""
+    if request.files:
+        _check_files(request)
+    else:
+        _to_generate(request)
+
+
+def _check_files(request: InputRequest) -> None:
     files = request.files
     if len(files) != 2:
         raise UsageError(f"{counted(len(files), 'file')} given; give A.npy and B.npy, or neither")
     generated = request.m, request.n, request.k, request.size, request.dtype
     if any(x is not None for x in generated):
         raise UsageError("sizes and --dtype are for generated input; the files have their own")
+
+
+def _from_files(request: InputRequest) -> Inputs:
+    _check_files(request)
+    files = request.files
     names = {"A": files[0], "B": files[1], "C": request.c_file}
     opened = {x: npy_files.NpyFile(name) for x, name in names.items() if name}
     arrays = {x: opened[x].array if x in opened else None for x in names}

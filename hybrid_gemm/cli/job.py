@@ -119,7 +119,7 @@ class Job:
         self.print = self._print_plan
         p, variant = self.inputs.problem, self.site.variant
         return {
-            "problem": {"m": p.m, "n": p.n, "k": p.k, "dtype": p.dtype},
+            "problem": report.problem_data(p),
             "kernel": variant.name,
             "params": dict(variant.params),
             "plan": self.site.about_plan(),
@@ -129,6 +129,9 @@ class Job:
     def _print_plan(self) -> None:
         self.site.print_plan()
         found = host_memory(self.inputs)
+        if getattr(self.site.plan, "ranks", 1) > 1:  # whose hosts may be others
+            console.line(f"A, B and C are {in_words(found.bytes)}, in parts over the ranks")
+            return
         fits = {True: "; they fit", False: "; they do not fit", None: ""}[found.fits]
         console.line(
             f"host: A, B and C are {in_words(found.bytes)}, and "

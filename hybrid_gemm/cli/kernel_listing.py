@@ -10,6 +10,11 @@ from .. import catalog
 from ..catalog import Kernel
 from ..reporting import console
 
+# What kernels are for, by role.
+_TENSOR_CORES = "on tensor cores: --compute fp32x3 and tf32, 16-bit matrices"
+_USES = {"gemm": "for --kernel NAME", "tensor": _TENSOR_CORES, "across": _TENSOR_CORES}
+_INSIDE = "parts of products, checks and experiments"
+
 
 def kernels(names: Sequence[str], arch: str | None, dtype: str) -> dict[str, Any]:
     """The kernels called `names` (all, if there are none) as plain data.
@@ -59,8 +64,20 @@ def _compile(chosen: Sequence[Kernel], arch: str, dtype: str) -> list[dict[str, 
 
 def print_kernels(data: dict[str, Any]) -> None:
     """Prints what `kernels` returned: a paragraph for each kernel, and the compiled variants."""
+    groups: dict[str, list[dict[str, Any]]] = {use: [] for use in (*_USES.values(), _INSIDE)}
     for k in data["kernels"]:
-        console.line(f"{k['kernel']}: {k['summary']}", style="bold")
+        groups[_USES.get(k["role"], _INSIDE)].append(k)
+    for use, rows in groups.items():
+        if rows and len(rows) < len(data["kernels"]):
+            console.line(f"-- {use} --")
+        _print_paragraphs(rows)
+    if compiled := data.get("compiled"):
+        _print_compiled(compiled)
+
+
+def _print_paragraphs(rows: Sequence[dict[str, Any]]) -> None:
+    for k in rows:
+        console.line(f"{k['kernel']}: {k['summary']}", 4, first=0, style="bold")
         columns = {name: [v[name] for v in k["variants"]] for name in k["variants"][0]}
         values = [f"{x} {', '.join(map(str, dict.fromkeys(v)))}" for x, v in columns.items()]
         facts = {
@@ -75,10 +92,12 @@ def print_kernels(data: dict[str, Any]) -> None:
         for name, fact in facts.items():
             if fact:
                 console.line(f"{name}: {fact}", 8, first=4)
-    if compiled := data.get("compiled"):
-        fields = [f for f in compiled[0] if f not in ("variant", "arch", "dtype", "refused")]
-        console.table(
-            ["<variant", *(f.replace("_", " ") for f in fields)],
-            [[r["variant"], *(r.get(f, r.get("refused", "")) for f in fields)] for r in compiled],
-            title=f"compiled for {compiled[0]['arch']}, {compiled[0]['dtype']}",
-        )
+
+
+def _print_compiled(compiled: Sequence[dict[str, Any]]) -> None:
+    fields = [f for f in compiled[0] if f not in ("variant", "arch", "dtype", "refused")]
+    console.table(
+        ["<variant", *(f.replace("_", " ") for f in fields)],
+        [[r["variant"], *(r.get(f, r.get("refused", "")) for f in fields)] for r in compiled],
+        title=f"compiled for {compiled[0]['arch']}, {compiled[0]['dtype']}",
+    )

@@ -179,7 +179,7 @@ def run(
     speaks = comm is None or comm.rank == 0
     note = say if speaks else lambda message: None
     if given["output"] and not given["output"].lower().endswith(".npy"):
-        note(f"{given['output']} will hold the bytes of a .npy file, whatever its name says")
+        note(f"note: {given['output']} will hold the bytes of a .npy file, whatever its name says")
     beat = heartbeat.known(comm)
     with ending.ends_all(comm), beat.call(heartbeat.LOCAL), progress_bar(speaks) as progress:
         job = _job(comm, ranks, files, request, chosen, given, note, check)
@@ -214,8 +214,18 @@ def _refuse_contradictions(
 
 def check_arguments(arguments: Sequence[str]) -> None:
     """Raises what `run` with these arguments would say before it looks at files and devices."""
+    from .inputs import InputRequest, check_request
+    from .job import Wanted
+
     with run.make_context("hybrid-gemm run", list(arguments)) as context:
-        Options(**{name: context.params[name] for name in FLAGS})
+        given = dict(context.params)
+    Options(**{name: given.pop(name) for name in FLAGS})
+    request = {name: given.pop(name) for name in _INPUT}
+    files, ranks, sha256, check = (given.pop(x) for x in ("files", "ranks", "sha256", "check"))
+    check_request(InputRequest.of(files, **request))
+    _refuse_contradictions(files, ranks, given, sha256=sha256, check=check)
+    given.pop("json_file")
+    Wanted(**given)
 
 
 def _names_beside(output: str) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from ..errors import UsageError
+from ..host.notes import on_stderr
 from ..options import CHOICES, DEFAULTS, FLAGS
 from .help import talk
 from .option_types import File, List, OptionType, kernel_dtypes, layouts, parameters, shapes
@@ -19,7 +20,7 @@ def say(message: str) -> None:
     """A line on stderr. By `print`, which a bar on the screen steps aside for."""
     if talk.quiet:
         return
-    print(message, file=sys.stderr, flush=True)
+    print(on_stderr(message), file=sys.stderr, flush=True)
 
 
 def option_flags(*names: str) -> Callable:

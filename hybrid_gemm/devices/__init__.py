@@ -11,10 +11,11 @@ from .cuda import driver
 KINDS = ("cuda", "cpu", "emulator")
 
 
-def choose(device: str = "auto") -> tuple[str, str]:
+def choose(device: str = "auto", gpus: Sequence[int] | None = None) -> tuple[str, str]:
     """The kind of device to use and, where it was chosen here, why.
 
-    Raises `UsageError` for an unknown kind, `UnavailableError` for one that is not here.
+    Raises `UsageError` for an unknown kind, `UnavailableError` for one that is not here, as GPUs
+    may not be that are named by `gpus`.
     """
     if device not in (*KINDS, "auto"):
         raise UsageError(f"no device is called {device!r}; there are auto, {', '.join(KINDS)}")
@@ -24,6 +25,11 @@ def choose(device: str = "auto") -> tuple[str, str]:
             return "cuda", "a CUDA device is here" if device == "auto" else ""
         if device == "cuda":
             raise UnavailableError(f"device cuda was asked for: {reason}; --device cpu works here")
+        if gpus is not None:
+            raise UnavailableError(
+                f"GPUs {list(gpus)} were asked for: {reason}; without --gpus (gpus=) the cpu "
+                "multiplies"
+            )
         return "cpu", reason
     if device == "emulator":
         from .emulator import program as emulation
@@ -52,7 +58,7 @@ def open_devices(
     devices; the emulator makes that many, and the cpu has one memory whatever is asked.
     """
     if gpus is not None and not are_gpus(kind):
-        raise UsageError(f"GPUs {list(gpus)} were named, and the device is {kind}")
+        raise UsageError(f"gpus (--gpus) {list(gpus)} were named, and the device is {kind}")
     if emulate is not None and emulate < 1:
         raise UsageError(f"{emulate} devices asked for; it takes at least 1")
     if kind == "cpu":

@@ -109,6 +109,8 @@ class SingleCpuExecutor:
         run, which also says what is wrong."""
         if c is not None and c.shape != sides(a, b, trans_a=trans_a, trans_b=trans_b)[:2]:
             return None
+        if c is not None and out is None and not beta:  # which a run warns of
+            return None
         problem = self.plans.settle(
             make_problem(a, b, c, alpha=alpha, beta=beta, trans_a=trans_a, trans_b=trans_b)
         )

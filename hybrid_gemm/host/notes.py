@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
+import textwrap
 import warnings
 
 from ..errors import HybridGemmWarning
+from . import terminal
 
-# A rank's number on its host: what is wrong with a host's files, its first rank says.
-_RANK = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
 _said: set[str] = set()
 quiet = False  # whether nothing is to be printed
 
@@ -19,9 +19,21 @@ def note(text: str) -> None:
     if quiet or text in _said:
         return
     _said.add(text)
-    if next(filter(None, map(os.environ.get, _RANK)), "0") == "0":
+    # What is wrong with a host's files, its first rank says.
+    if next(filter(None, map(os.environ.get, terminal.LOCAL_RANK)), "0") == "0":
         line = " ".join(text.split())
-        print(f"hybrid-gemm: {line}", file=sys.stderr, flush=True)
+        print(on_stderr(f"hybrid-gemm: {line}"), file=sys.stderr, flush=True)
+
+
+def on_stderr(text: str) -> str:
+    """The text as stderr gets it: a terminal breaks lines at spaces, and not inside a word."""
+    if not (width := terminal.width(sys.stderr)):
+        return text
+    lines = (
+        textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)
+        for line in text.splitlines()
+    )
+    return "\n".join(lines)
 
 
 def warn(text: str) -> None:

@@ -70,7 +70,7 @@ def choose(
         return _first_able([chosen], problem, products, facts), "asked for"
     names = AUTO.get(facts.kind, AUTO_ELSEWHERE)
     candidates = [catalog.get(name).variant() for name in names]
-    return _first_able(candidates, problem, products, facts), "the first that can"
+    return _first_able(candidates, problem, products, facts), f"the default on the {facts.kind}"
 
 
 def _first_able(

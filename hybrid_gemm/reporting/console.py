@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..arrays import npy_files, output_files
+from ..host import terminal
 from ..ranks import launch
 from .table_layout import Column, fit
 
@@ -22,11 +23,12 @@ if isinstance(sys.stdout, io.TextIOWrapper):
     sys.stdout.reconfigure(errors="backslashreplace")
 
 # A pipe or a file gets whole lines; a terminal gets its own width, and lines that wrap at spaces.
-# mpirun gives rank 0 a terminal of 80 columns even where its own output goes to a file.
-_terminal = sys.stdout.isatty() and launch.launcher() is None
+# Ranks write no colours: what they write to is mpirun's, which may write to a file.
+_alone = sys.stdout.isatty() and launch.launcher() is None
+_width = None if _alone else terminal.width(sys.stdout)
 console = Console(
-    highlight=False, markup=False, soft_wrap=not _terminal, force_terminal=_terminal,
-    width=None if _terminal else 200,
+    highlight=False, markup=False, soft_wrap=not (_alone or _width), force_terminal=_alone,
+    width=None if _alone else _width or 200,
 )  # fmt: skip
 
 
@@ -93,6 +95,19 @@ def line(text: str, indent: int = 0, *, first: int | None = None, style: str | N
     else:
         text = margins[0] + text
     console.print(text, style=style, soft_wrap=True)
+
+
+def facts(*texts: str) -> None:
+    """Prints facts beside each other; in a terminal each stays on one line where it fits."""
+    rows: list[str] = []
+    for text in texts:
+        beside = f"{rows[-1]}   {text}" if rows else ""
+        if rows and (console.soft_wrap or len(beside) <= console.width):
+            rows[-1] = beside
+        else:
+            rows.append(text)
+    for row in rows:
+        line(row)
 
 
 def milliseconds(value: float) -> str:

@@ -99,8 +99,10 @@ def print_result(result: RankResult, verdict: Verdict | None, places: Places) ->
     """A result over ranks as a table, with its times and its verdict below."""
     plan, timeline = result.plan, result.timeline
     _print_head(plan)
-    console.line(
-        f"kernel: {result.variant}   compute: {result.compute}   reduction: {result.reduction}"
+    console.facts(
+        f"kernel: {result.variant}",
+        f"compute: {result.compute}",
+        f"reduction: {result.reduction}",
     )
     rows = []
     for rank in _listed(plan):

@@ -81,7 +81,8 @@ def print_sum(result: Any, summed: bool) -> None:
 
 
 def print_total(result: Any) -> None:
-    line(f"total {time_in_words(result.total_ms)}, {result.gflops:.1f} GFLOP/s")
+    rate = result.gflops
+    line(f"total {time_in_words(result.total_ms)}, {rate:{'.1f' if rate >= 1 else '.2g'}} GFLOP/s")
 
 
 def print_repetitions(totals_ms: Sequence[float], each: bool) -> None:

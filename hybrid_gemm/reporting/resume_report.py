@@ -10,7 +10,7 @@ from ..problem import Problem
 from ..runner import Result
 from ..verify import Verdict
 from . import report
-from .console import console
+from .console import console, facts
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,11 @@ def print_result(result: ResumedResult, verdict: Verdict | None, device: str) ->
     p, last = result.problem, result.last
     console.print(f"{p}, alpha={p.alpha:g} beta={p.beta:g}")
     if last:
-        console.print(
-            f"device: {device}   kernel: {last.variant} ({last.why})   "
-            f"compute: {last.compute}   reduction: {last.reduction}"
+        facts(
+            f"device: {device}",
+            f"kernel: {last.variant} ({last.why})",
+            f"compute: {last.compute}",
+            f"reduction: {last.reduction}",
         )
     console.print(
         f"panels of at most {result.side} x {result.side}: {result.found} found, "

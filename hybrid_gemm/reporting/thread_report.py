@@ -15,7 +15,7 @@ from ..problem import Problem
 from ..runner import Result
 from ..verify import Verdict
 from . import report
-from .console import _ms, line, table
+from .console import _ms, facts, line, table
 
 
 def expected(plan: Plan) -> dict:
@@ -125,6 +125,12 @@ def _partials(strip: Strip) -> str:
     return "+".join(shown)
 
 
+def _gflop(worker: Worker) -> str:
+    """10^9 operations of a worker, with decimals where they are few."""
+    count = sum(b.flops for b in worker.boxes) / 1e9
+    return f"{count:.3f}" if count < 1e4 else f"{count:.0f}"
+
+
 def print_plan(plan: Plan, kernel: str, problem: Problem | None = None) -> None:
     """A plan as a table; `problem` is a complex one, where it is the plan of its real product."""
     p = problem or plan.problem
@@ -141,7 +147,7 @@ def print_plan(plan: Plan, kernel: str, problem: Problem | None = None) -> None:
         strips = owned[w.index]
         rows.append([
             w.index, plan.devices[w.device].name, *_where(plan, w),
-            f"{sum(b.flops for b in w.boxes) / 1e9:.3f}",
+            _gflop(w),
             _strips(strips),
             _partials(strips[0]) if strips and plan.summed else "",
         ])  # fmt: skip
@@ -149,13 +155,14 @@ def print_plan(plan: Plan, kernel: str, problem: Problem | None = None) -> None:
            "finishes C", "<sums partials of"], rows)  # fmt: skip
     report.print_more(len(plan.workers), "workers")
     for i, device in enumerate(plan.devices):
-        need, free = plan.memory_bytes(i), device.memory_bytes
-        line(f"{device.name}: {in_words(need)} of {in_words(free)} free")
-    line(
-        f"moved: {in_words(plan.bytes_h2d)} host to device, {in_words(plan.bytes_d2h)} back, "
-        f"{in_words(plan.bytes_peer)} of partials between devices, "
-        f"{in_words(plan.bytes_relayed)} relayed"
-    )
+        if need := plan.memory_bytes(i):
+            line(f"{device.name}: {in_words(need)} of {in_words(device.memory_bytes)} free")
+    moved = {
+        "host to device": plan.bytes_h2d, "back": plan.bytes_d2h,
+        "of partials between devices": plan.bytes_peer, "relayed": plan.bytes_relayed,
+    }  # fmt: skip
+    if any(moved.values()):
+        line("moved: " + ", ".join(f"{in_words(size)} {how}" for how, size in moved.items()))
     if plan.turns > 1:
         line(f"in up to {plan.turns} turns a worker: {_tiles(plan)}")
     if (said := expected(plan))["predicted_ms"]:
@@ -181,9 +188,11 @@ def print_result(result: Result, verdict: Verdict | None, device: str) -> None:
     p = result.problem
     line(f"{p}, alpha={p.alpha:g} beta={p.beta:g}, split by {plan.split}")
     report.print_real_product(p)
-    line(
-        f"device: {device}   kernel: {result.variant} ({result.why})   "
-        f"compute: {result.compute}   reduction: {result.reduction}"
+    facts(
+        f"device: {device}",
+        f"kernel: {result.variant} ({result.why})",
+        f"compute: {result.compute}",
+        f"reduction: {result.reduction}",
     )
     rows = []
     for w in plan.workers[: report.LISTED]:

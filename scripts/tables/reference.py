@@ -119,7 +119,7 @@ def exit_codes() -> str:
     found: dict[int, list[str]] = {}
     for name, kind in vars(errors).items():
         if inspect.isclass(kind) and issubclass(kind, errors.HybridGemmError):
-            doc = kind.__doc__.split(". ")[0].replace("\n    ", " ").rstrip(".")
+            doc = " ".join(kind.__doc__.split()).split(". ")[0].rstrip(".")
             if kind is not errors.HybridGemmError:
                 found.setdefault(kind.exit_code, []).append(f"{doc} (`{name}`)")
     rows = ([code, "; ".join(texts)] for code, texts in sorted(found.items()))

@@ -131,12 +131,12 @@ def errors() -> str:
         "by `hybrid-gemm bench --accuracy`, m = n = 1024 ([figures](results/accuracy_h200.json)):",
         "",
     ]
-    columns = ["<data", "<fp32x3", "<cuBLAS fp32", "<TF32", "Frobenius, worst", "largest, worst",
+    columns = ["<data", "fp32x3", "cuBLAS fp32", "TF32", "Frobenius, worst", "largest, worst",
                "<split"]  # fmt: skip
     table = []
     for kind in kinds:
         cells = [
-            "; ".join(f"{rows[kind, way, k]['frobenius']:.1e}" for k in shown)
+            "<br>".join(f"{rows[kind, way, k]['frobenius']:.1e}" for k in shown)
             for way in ("fp32x3", "cuBLAS fp32", "tf32")
         ]
         ours = [rows[kind, "fp32x3", k] for k in ks]

@@ -326,5 +326,9 @@ def _access(report: _Report) -> str:
 
 
 def _line(library: Path, code: int) -> str:
-    """file:line of an instruction, by addr2line, which comes with the assembler g++ needs."""
-    return run_tool(["addr2line", "-s", "-e", str(library), hex(code)]).stdout.strip()
+    """file:line of an instruction, by addr2line, which comes with the assembler g++ needs; with the
+    line of the kernel that called a helper in a shared file, where that is inlined."""
+    found = run_tool(["addr2line", "-s", "-i", "-e", str(library), hex(code)]).stdout
+    frames = [line.partition(" (")[0] for line in found.splitlines()] or ["??:0"]
+    caller = next((frame for frame in frames if ".cu:" in frame), frames[0])
+    return frames[0] if caller == frames[0] else f"{frames[0]}, called at {caller}"
