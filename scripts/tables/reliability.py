@@ -26,8 +26,8 @@ def products() -> str:
 def headers() -> str:
     """Damaged files by reader."""
     named = {
-        "npy": "`.npy` files", "kernel": "kernel headers",
-        "kernel_mended": "kernel headers, after the mend",
+        "npy": "`.npy` files", "npy_mended": "`.npy` files, after the mends",
+        "kernel": "kernel headers", "kernel_mended": "kernel headers, after the mends",
     }  # fmt: skip
     rows = []
     for what, words in named.items():
