@@ -232,8 +232,9 @@ def test_operands_in_place_are_exact_at_any_alignment(kernel_device, monkeypatch
     for i, variant in enumerate(kernel.variants()):
         if variant.params["OUT"] not in (4, size):
             continue
-        if device.kind == "emulator" and (i + catalog.LAYOUTS.index(layout)) % 4:
-            continue  # slow there: each in one layout
+        of = 4 if device.kind == "emulator" else 2  # each in one layout there, in two on a GPU
+        if (i + catalog.LAYOUTS.index(layout)) % of:
+            continue
         out = "float32" if variant.params["OUT"] == 4 else dtype
         rng = np.random.default_rng(i)
         for j, (m, n, k) in enumerate(shapes):
@@ -281,7 +282,7 @@ def test_narrow_whole_numbers_are_exact(place, dtype, layout):
 def test_no_kind_of_data_is_worse_than_strict_fp32(place, kind):
     """Within the bound above; on the whole within an ulp, which sums that stay in the tensor cores
     too long are not (measured on uniform data: 2.3 ulp, 12 instructions a chunk); the strict
-    kernel's own bits where no split is taken."""
+    kernel's own bits, on a GPU, where no split is taken."""
     k = 530 if kind in ("wide", "huge", "huge in B") else 300
     for layout, shape in (("nn", (65, 70, k)), ("tt", (40, 33, 129))):
         a, b, verdict = operands(kind, *shape)
@@ -290,6 +291,12 @@ def test_no_kind_of_data_is_worse_than_strict_fp32(place, kind):
         assert list(verdicts) == [v == verdict for v in range(3)]
         if verdict == STRICT:
             strict = strict_product(place[0], a, b, layout)
+            if place[0].kind == "emulator":  # g++ fuses other additions in another text
+                size = np.abs(a).astype("f8") @ np.abs(b).astype("f8")
+                with np.errstate(invalid="ignore"):
+                    off = np.abs(got.astype("f8") - strict) - 2.0**-149
+                same = (off <= 2.0**-23 * shape[2] * size) | (size > 2.0**127)  # may overflow
+                got = np.where(same, strict, got)
             np.testing.assert_array_equal(got, strict)
             continue
         exact = a.astype("f8") @ b.astype("f8")
