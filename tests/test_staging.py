@@ -65,7 +65,10 @@ def test_panels_make_the_product_and_bring_each_byte_once(device, choices, rng):
         m, n, k = plan.problem.m, plan.problem.n, plan.problem.k
         if k:
             assert plan.bytes_h2d == 4 * (m * k + k * n + bool(plan.problem.beta) * m * n)
-            assert len(result.timeline.of("multiply")) > len(plan.workers) or m < 16
+            made = len(result.timeline.of("multiply"))
+            assert made == sum(len(panel.workers) for panel in plan.panels)
+            # A GPU's model of times may find one panel a worker faster.
+            assert made > len(plan.workers) or m < 16 or device == "cuda"
 
 
 @pytest.mark.parametrize("choices", SPLITS[:5], ids=str)

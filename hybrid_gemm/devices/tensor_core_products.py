@@ -24,7 +24,7 @@ from ..arrays.strides import layout, stored
 from ..catalog import Launch, Variant
 from ..errors import UsageError
 from ..kernel_choice.compute_modes import with_out
-from ..planning.plan import SPLIT_STEP
+from ..planning.plan import LINE_BYTES, SPLIT_STEP
 from ..problem import NARROW, Problem
 from .base import Array, Device, Stream
 from .kernel_launcher import KernelLauncher
@@ -132,14 +132,29 @@ def unwritten(x: Array, dtype: str) -> np.ndarray:
     return np.empty(x.shape, dtype) if order == "n" else np.empty(x.shape[::-1], dtype).T
 
 
+def _on_lines(x: np.ndarray) -> np.ndarray:
+    """A matrix of this shape and order whose lines begin on `LINE_BYTES`, as blocks lie that were
+    brought from the host (`Plan.padded`)."""
+    turned = (layout(x) or "n")[0] != "n"
+    rows, cols = x.shape[::-1] if turned else x.shape
+    size = x.dtype.itemsize
+    lines = np.empty((rows, -(-cols * size // LINE_BYTES) * LINE_BYTES // size), x.dtype)[:, :cols]
+    return lines.T if turned else lines
+
+
 def prepare(device: KernelLauncher, variant: Variant, a: Array, b: Array, dtype: str) -> None:
     """Compiles what a product of such operands needs, brought to the device in `dtype`, and what
     one of operands that were split before does."""
     a, b = unwritten(a, dtype), unwritten(b, dtype)
     if a.shape[1] and a.shape[0] and b.shape[1]:
         outs = {"float32", dtype if dtype in NARROW else "float32"}
+        pairs = [(a, b)]
+        if variant.kernel.tma and variant.params["TERMS"] == 1:
+            pairs.append((_on_lines(a), _on_lines(b)))
         for out in outs:  # made, never written
-            bind(device, variant, a, b, np.empty((a.shape[0], b.shape[1]), out), alpha=1, beta=0)
+            c = np.empty((a.shape[0], b.shape[1]), out)
+            for x, y in pairs:
+                bind(device, variant, x, y, c, alpha=1, beta=0)
         if dtype == "float32" and variant.params["TERMS"] == 3:
             device.function(catalog.helper("decide"), "float32")
 

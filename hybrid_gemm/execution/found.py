@@ -59,6 +59,23 @@ class Found:
                 self.ready = None
 
 
+class CurrentStreams:
+    """The callers' current streams of one GPU. An object of its own, so that what takes it need not
+    know who else does: a circle of references would keep the GPU's memory until Python looks."""
+
+    def __init__(self, device: CudaDevice) -> None:
+        self._current, self._ordinal = device.cp.cuda.get_current_stream, device.ordinal
+        self._known: dict[int, CudaStream] = {}
+
+    def __call__(self) -> CudaStream:
+        """That of the calling thread."""
+        current = self._current(self._ordinal)
+        known = self._known.get(current.ptr)
+        if known is None:
+            known = self._known[current.ptr] = CudaStream(current)
+        return known
+
+
 def extent(x: Any) -> int:
     """Bytes from the first element's address to past the last one's; strides are positive."""
     steps = zip(x.shape, x.strides, strict=True)

@@ -11,6 +11,7 @@ from ..arrays.operand import Operands
 from ..catalog import Variant
 from ..kernel_choice import compute_modes
 from ..planning.plan import Plan
+from ..problem import Problem
 from .checked_device import checks_of
 from .executor import Execution, Executor
 from .plan_maker import PlanMaker
@@ -34,7 +35,7 @@ class LocalExecutor:
         """See `Executor`; `compute` and `reduction` are in words. What fp32x3 came to is asked of
         the devices, which takes a while: not where it is not `described`."""
         checked = checks_of(self.plans.devices)
-        verdicts = self.plans.verdicts if described else lambda problem: np.zeros(3, int)
+        verdicts = self.plans.verdicts if described else _none_taken
         before = verdicts(plan.problem)
         done = Execution(Timeline(), 0.0, plan)
         if plan.problem.m and plan.problem.n:
@@ -52,3 +53,8 @@ class LocalExecutor:
         ordinal = getattr(operands.out.home, "ordinal", None)
         single = self.single_gpus.get(ordinal) if ordinal is not None else None
         return single if single and single.takes(plan, operands) else self.threads
+
+
+def _none_taken(problem: Problem) -> np.ndarray:
+    """As `PlanMaker.verdicts`, of nothing."""
+    return np.zeros(len(compute_modes.ways(problem)), int)

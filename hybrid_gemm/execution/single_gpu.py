@@ -18,7 +18,7 @@ from ..arrays.operand import Operands
 from ..arrays.other_libraries import TORCH
 from ..arrays.strides import layout, leading
 from ..catalog import Variant
-from ..devices.cuda.device import CudaDevice, CudaStream
+from ..devices.cuda.device import CudaDevice
 from ..errors import shortage_in_words
 from ..options import Options
 from ..planning.cost_model import HOSTED_BYTES
@@ -27,7 +27,7 @@ from ..problem import FLOATS, Problem, are_numbers, make_problem, sides
 from .checked_device import CheckedDevice
 from .executor import Execution
 from .first_calls import FirstCalls
-from .found import MAX_KNOWN, Found, extent, overlap
+from .found import MAX_KNOWN, CurrentStreams, Found, extent, overlap
 from .plan_maker import PlanMaker
 from .stacks_on_gpu import StacksOnGpu
 from .timeline import Clock
@@ -47,12 +47,10 @@ class SingleGpuExecutor:
         self.current = device.cp.cuda.get_current_stream
         self.known: dict[tuple, Found | None] = {}
         self.known_tensors: dict[tuple, Found | None] = {}
-        self.streams: dict[int, CudaStream] = {}
+        self.stream = CurrentStreams(device)
         # For arrays of the host; what it gives back is not another stream's while copies go on.
         self.own = device.stream()
-        self.stacks = StacksOnGpu(
-            device, plans, self._stream, self.own, checked=checked is not None
-        )
+        self.stacks = StacksOnGpu(device, plans, self.stream, self.own, checked=checked is not None)
 
     def takes(self, plan: Plan, operands: Operands) -> bool:
         """Whether this GPU has all of a plan's operands, as it multiplies them."""
@@ -82,7 +80,7 @@ class SingleGpuExecutor:
         if self.checked:
             self.checked.prepare(variant, a, b, problem.operands)
         with device.cp.cuda.Device(device.ordinal):
-            stream = self._stream()
+            stream = self.stream()
             call = self._bound(variant, a, b, out, problem)
             clock.start()
             if c is not None and c is not operands.out and problem.beta:
@@ -95,14 +93,6 @@ class SingleGpuExecutor:
         if progress:
             progress(problem.flops)
         return Execution(clock.timeline(), clock.total_ms, plan)
-
-    def _stream(self) -> CudaStream:
-        """The caller's current stream."""
-        current = self.current(self.ordinal)
-        known = self.streams.get(current.ptr)
-        if known is None:
-            known = self.streams[current.ptr] = CudaStream(current)
-        return known
 
     def gemm(
         self, a: Any, b: Any, c: Any = None, alpha: Any = 1.0, beta: Any = 0.0,
@@ -135,7 +125,7 @@ class SingleGpuExecutor:
         at = x.ptr, y.ptr, z.ptr
         if found.ready and found.start_prepared(self.device, self.current(here).ptr, at):
             return out
-        found.start(self.device, self._stream(), a.T if trans_a else a, b.T if trans_b else b, out)
+        found.start(self.device, self.stream(), a.T if trans_a else a, b.T if trans_b else b, out)
         return out
 
     def _tensors(
