@@ -111,20 +111,22 @@ def _positive(counts: np.ndarray, times: np.ndarray) -> np.ndarray:
 
 def _errors(measured: Measured, found: Fit, times: np.ndarray) -> np.ndarray:
     """By how much the library's time, and that of our kernel that was predicted to be fastest, were
-    predicted wrong without a shape's own time: (2, shapes), as shares; 1 where it was not timed."""
+    predicted wrong without a shape's own time: (2, shapes), as shares; NaN where one of them was
+    not timed."""
     own, library = measured.ours, measured.library
     best = np.array(own)[np.argmin(np.nan_to_num(found.left_out[:, own], nan=np.inf), 1)]
     off = np.abs(found.left_out - np.log(times))
     rows = np.arange(len(best))
     theirs = np.zeros(len(best)) if library is None else off[:, library]
-    return np.nan_to_num(np.stack([theirs, off[rows, best]]), nan=1.0)
+    both = np.stack([theirs, off[rows, best]])
+    return np.where(np.isnan(both.sum(0)), np.nan, both)
 
 
 def data(measured: Measured, found: Fit, machine: Machine) -> dict[str, Any]:
     """The model as plain data, which `fitted.from_data` reads."""
 
-    def whole(values: np.ndarray) -> list[int]:
-        return [round(x / fitted.WEIGHT) for x in values.tolist()]
+    def whole(values: np.ndarray) -> list[int | None]:
+        return [None if np.isnan(x) else round(x / fitted.WEIGHT) for x in values.tolist()]
 
     return {
         "model": machine.model, "arch": machine.arch, "multiprocessors": machine.multiprocessors,
@@ -164,9 +166,8 @@ def judged(measured: Measured, counts: Sequence[np.ndarray]) -> dict[str, dict[s
         best = own[np.argmin(predicted[:, own], 1)]
         taken_own[out] = taken[out] = times[out, best]
         if library is not None:
-            near = fitted.nearness(points[out], points[rows]) + 1e-9
-            squares = (_errors(measured, found, measured.times[rows]) ** 2).sum(0)
-            error = np.sqrt(near @ squares / near.sum(1))
+            near = fitted.nearness(points[out], points[rows])
+            error = fitted.expected_error(near, _errors(measured, found, measured.times[rows]))
             lead = predicted[:, library] - predicted[np.arange(len(out)), best]
             taken[out] = np.where(lead < fitted.LEAD * error, times[out, library], taken_own[out])
     return {

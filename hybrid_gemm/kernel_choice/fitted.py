@@ -85,7 +85,8 @@ class Fitted:
 @dataclass(frozen=True)
 class Model:
     """What is known of a GPU in one mode. `errors` are those of predictions at each measured shape
-    that were made without it, as shares: of the library's time and of our fastest kernel's.
+    that were made without it, as shares: of the library's time and of our fastest kernel's; NaN
+    where one was not measured.
     `lent` names another GPU on which the times were measured."""
 
     mode: str
@@ -108,8 +109,17 @@ class Model:
     def error(self, sides: Sides, layout: str) -> float:
         """By how much, as a share, the difference between the library's time and ours is expected
         to be wrong at a shape."""
-        near = nearness(places([sides], [layout], OPERANDS[self.mode]), self.places)[0] + 1e-9
-        return float(np.sqrt((near @ (self.errors**2).sum(0)) / near.sum()))
+        near = nearness(places([sides], [layout], OPERANDS[self.mode]), self.places)
+        return float(expected_error(near, self.errors)[0])
+
+
+def expected_error(near: np.ndarray, errors: np.ndarray) -> np.ndarray:
+    """The error at places that are so near to the measured ones, by the errors at those where it is
+    known."""
+    squares = (errors**2).sum(0)
+    known = np.isfinite(squares)
+    weights = near[:, known] + 1e-9
+    return np.sqrt(weights @ squares[known] / weights.sum(1))
 
 
 def predicted_us(

@@ -30,7 +30,8 @@ _NATIVE_SHARE = 0.85  # of float64's peak that cuBLAS reaches, where there is no
 _MEMORY = {90: 2.6e6}
 _MEMORY_ELSEWHERE = 1e6
 _FIXED_US = 80.0
-LEAD = 0.93  # of native float64's predicted time that residues may take: predictions are so good
+LEAD = 0.92  # of native float64's predicted time that residues may take: predictions are so good
+_FINISHING_K = 256  # what finishing a tile takes, as so much k: residues of C with a short k
 _SIDE = 256  # rows and columns of C that blocks make together
 
 
@@ -58,7 +59,7 @@ def predicted_us(machine: Machine, sides: Sequence[int], moduli: int) -> float:
     at_once = machine.multiprocessors * 128 * _SIDE // _SIDE**2  # a block makes 128 rows
     rounds = math.ceil(tiles / max(1, at_once))
     rate = machine.peak_tflops * 1e6 * ratio * share  # operations a microsecond
-    multiplied = rounds * at_once * 2 * _SIDE**2 * (math.ceil(k / 128) * 128 + 128) / rate
+    multiplied = rounds * at_once * 2 * _SIDE**2 * (math.ceil(k / 128) * 128 + _FINISHING_K) / rate
     moved = (m + n) * k * (3 * 8 + moduli) + m * n * (8 + 2 * moduli)
     return _FIXED_US + multiplied + moved / _MEMORY.get(machine.arch, _MEMORY_ELSEWHERE)
 
