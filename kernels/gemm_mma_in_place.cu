@@ -86,7 +86,7 @@ __device__ __forceinline__ void copy_vector(Shared to, const void* from, int rea
 }
 
 // To the nearest TF32, ties to even.
-__device__ __forceinline__ unsigned rounded(unsigned bits) {
+__device__ __forceinline__ unsigned as_operand(unsigned bits) {
 #if __CUDA_ARCH__ >= 900
     asm("cvt.rn.tf32.f32 %0, %1;" : "=r"(bits) : "f"(as_float(bits)));
     return bits;
@@ -159,7 +159,7 @@ struct Tile {
     template <bool PAIRS>
     __device__ __forceinline__ unsigned word(const Element* stage, int x, int w) const {
         if constexpr (SIZE == 4) {
-            return rounded(stage[(ALONG ? x * PITCH + w : w * PITCH + x) + shifts[0]]);
+            return as_operand(stage[(ALONG ? x * PITCH + w : w * PITCH + x) + shifts[0]]);
         } else if constexpr (ALONG && PAIRS) {
             return *(const unsigned*)(stage + x * PITCH + 2 * w + shifts[0]);
         } else {

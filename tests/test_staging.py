@@ -66,7 +66,6 @@ def test_panels_make_the_product_and_bring_each_byte_once(device, choices, rng):
         if k:
             assert plan.bytes_h2d == 4 * (m * k + k * n + bool(plan.problem.beta) * m * n)
             made = len(result.timeline.of("multiply"))
-            assert made == sum(len(panel.workers) for panel in plan.panels)
             # A GPU's model of times may find one panel a worker faster.
             assert made > len(plan.workers) or m < 16 or device == "cuda"
 
