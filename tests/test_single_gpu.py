@@ -83,7 +83,7 @@ def gpu():
     made.array, made.ordinal, made.known, made.known_tensors = Array, 0, {}, {}
     made.current = lambda ordinal: SimpleNamespace(ptr=made.stream_at)
     made.recording = False
-    made._stream = lambda: SimpleNamespace(cupy=made.current(0), is_recorded=lambda: made.recording)
+    made.stream = lambda: SimpleNamespace(cupy=made.current(0), is_recorded=lambda: made.recording)
     made._work_out = work_out
     return made
 
