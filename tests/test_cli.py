@@ -194,6 +194,8 @@ def test_bad_input_files(files):
         (["--device", "cpu", "--kernel", "naive"], 2, "does not run on the cpu"),
         (["--kernel", "cublas", "--device", "emulator"], 2, "does not run on the emulator"),
         (["--dtype", "complex32"], 2, "it takes float16"),
+        (["--dtype", "fp16"], 2, "did you mean float16"),
+        (["--verify", "ful"], 2, "did you mean full"),
         (["--fill", "zeros"], 2, "it takes normal"),
         (["--verify", "maybe"], 2, "auto, full, off"),
         (["-m", "-3"], 2, "0 or more"),
