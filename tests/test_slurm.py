@@ -248,6 +248,27 @@ def test_a_file_is_written_by_ranks_of_several_nodes(cluster, rng):
     np.testing.assert_array_equal(np.load(cluster.folder / "C.npy"), a @ b)
 
 
+LATE_RANKS = """
+import time
+from mpi4py import MPI
+from hybrid_gemm.ranks import ending
+time.sleep(0.2 * MPI.COMM_WORLD.rank)
+came = time.monotonic()
+ending.until_all_have_started()
+times = MPI.COMM_WORLD.gather((came, time.monotonic()))
+if times:
+    assert min(left for _, left in times) > max(came for came, _ in times), times
+"""
+
+
+@needs_slurm
+def test_no_rank_goes_on_before_all_have_started(cluster):
+    done = cluster.call(
+        "srun", "--mpi=pmix", "--nodes=4", "--ntasks=4", sys.executable, "-c", LATE_RANKS
+    )
+    assert done.returncode == 0, done.stderr
+
+
 @needs_slurm
 @pytest.mark.parametrize("name", ["nodes-srun", "nodes-mpirun"])
 def test_a_failing_rank_ends_the_job(cluster, name):

@@ -30,6 +30,7 @@ SIGNALS = {
 }  # fmt: skip
 GRACE_S = 5  # to end in order after a signal
 HELD_S = 5  # a failed rank's connections
+_PMIX_BOOL = 1  # the type of a pmix_value_t
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
 
 _naming = threading.RLock()  # held while a file is made whose name is not known yet
@@ -259,9 +260,30 @@ def start_mpi() -> Any:
     else:
         start(None, None, MPI.THREAD_MULTIPLE, ctypes.byref(ctypes.c_int()))
         _mpi_library = library
+    until_all_have_started()
     for comm in MPI.COMM_WORLD, MPI.COMM_SELF:
         comm.Set_errhandler(MPI.ERRORS_RETURN)  # as mpi4py does: they become exceptions
     return MPI
+
+
+def until_all_have_started() -> None:
+    """Under srun: waits until every rank has left MPI's start.
+
+    Open MPI's start ends with a fence of PMIx, and a rank that is still in it dies by the first
+    message of one that has left (open-mpi/ompi 12495). The fence without data of Slurm's plugin
+    does not hold ranks back (22.05: all of 100 fences were left before the last rank came); its
+    fence that collects data does.
+    """
+    if not os.environ.get("PMIX_NAMESPACE", "").startswith("slurm.pmix"):
+        return
+    try:
+        pmix = ctypes.CDLL("libpmix.so.2", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+        load, fence = pmix.PMIx_Info_load, pmix.PMIx_Fence
+    except (OSError, AttributeError):  # another MPI, or one with a PMIx of its own inside
+        return
+    collect = ctypes.create_string_buffer(4096)  # one pmix_info_t, which has fewer than 600 bytes
+    load(collect, b"pmix.collect", ctypes.byref(ctypes.c_bool(True)), ctypes.c_uint16(_PMIX_BOOL))
+    fence(None, 0, collect, ctypes.c_size_t(1))  # a fence that fails is the launcher's to report
 
 
 def mpi_runs() -> bool:
