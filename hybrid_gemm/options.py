@@ -97,13 +97,18 @@ def _whole(name: str, value: Any) -> int:
     raise OptionTypeError(f"{name} takes a whole number; {value!r} was given")
 
 
-def _at_least(least: int, noun: str) -> Callable[[str, Any], int | None]:
+MOST_WORKERS = 1024  # a thread for each core of the largest hosts; plans of more take seconds
+
+
+def _at_least(least: int, noun: str, most: int | None = None) -> Callable[[str, Any], int | None]:
     def check(name: str, value: Any) -> int | None:
         if value is None:
             return None
         count = _whole(name, value)
         if count < least:
             raise UsageError(f"{count} {noun} asked for; it takes at least {least}")
+        if most is not None and count > most:
+            raise UsageError(f"{count} {noun} asked for; it takes at most {most}")
         return count
 
     return check
@@ -242,8 +247,8 @@ def _named(default: str, help: str, noun: str, names: Iterable[str], **more: Any
     return _choice(default, help, _one_of(noun, names), names=names, **more)
 
 
-def _count(help: str, noun: str, **more: Any) -> Any:
-    return _choice(None, help, _at_least(1, noun), parse=_integer, metavar="N", **more)
+def _count(help: str, noun: str, most: int | None = None, **more: Any) -> Any:
+    return _choice(None, help, _at_least(1, noun, most), parse=_integer, metavar="N", **more)
 
 
 @dataclass(frozen=True)
@@ -263,7 +268,7 @@ class Options:
     )  # fmt: skip
     threads: int | None = _count(
         "Worker threads. Without it there is one for each device, and as many GPUs work as are "
-        "worth starting.", "threads",
+        "worth starting.", "threads", MOST_WORKERS,
     )  # fmt: skip
     device: str = _named(
         "auto", "Where to multiply: cuda, cpu or emulator. auto takes cuda if a GPU is here, and "
@@ -274,7 +279,7 @@ class Options:
         metavar="0,1", group=DEVICE_GROUP,
     )  # fmt: skip
     emulate_devices: int | None = _count(
-        "Let one GPU (or the emulator) play N devices.", "devices", group=DEVICE_GROUP
+        "Let one GPU (or the emulator) play N devices.", "devices", MOST_WORKERS, group=DEVICE_GROUP
     )
     kernel: str = _choice(
         "auto",

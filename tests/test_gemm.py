@@ -205,6 +205,8 @@ def test_bad_operands_are_restated(a, b, error, message):
     ("options", "error", "message"),
     [
         ({"threads": 0}, UsageError, "at least 1"),
+        ({"threads": 20_000}, UsageError, "at most 1024"),
+        ({"emulate_devices": 2000}, UsageError, "at most 1024"),
         ({"threads": -2}, UsageError, "-2 threads"),
         ({"beta": 1}, UsageError, "no C was given"),
         ({"alpha": "x"}, DTypeError, "alpha must be a real number"),
