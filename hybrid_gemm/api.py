@@ -106,7 +106,7 @@ def gemm(  # every option is named here, for editors and type checkers
         )  # fmt: skip
     if result is not None or root != 0 or distribution != "replicated":
         raise TypeError("distribution, result and root are for products over ranks: pass comm too")
-    if trans_a.__class__ is str or trans_b.__class__ is str:
+    if trans_a.__class__ is not bool or trans_b.__class__ is not bool:
         trans_a, trans_b = op_of(trans_a, "trans_a"), op_of(trans_b, "trans_b")
     last, quick = _recent.last
     if given == last and levels is not True:  # which equals 1

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import DTypeLike
 
-from .errors import DTypeError, UsageError
+from .errors import DTypeError, OptionTypeError, UsageError
 
 INT_LIMIT = 2**31 - 1  # m, n and k are ints in the kernels, as in BLAS
 NARROW = ("float16", "bfloat16")  # tensor cores read them as they are; bfloat16 is ml_dtypes'
@@ -122,13 +122,19 @@ def real_factor(factor: Scalar) -> float | int:
 
 def op_of(trans: bool | str, name: str) -> bool | str:
     """`trans_a` or `trans_b` as False, True, or "c" for the conjugate transpose. BLAS's letters
-    n, t and c are known. Raises `UsageError` for other text."""
-    if not isinstance(trans, str):
-        return bool(trans)
-    known: dict[str, bool | str] = {"n": False, "t": True, "c": "c"}
-    found = known.get(trans.lower())
+    n, t and c are known. Raises `UsageError` for other text and numbers (SciPy's BLAS calls the
+    conjugate transpose 2), `OptionTypeError` for what is neither."""
+    found: bool | str | None
+    wrong: type[UsageError] | type[OptionTypeError] = UsageError
+    if isinstance(trans, str):
+        letters: dict[str, bool | str] = {"n": False, "t": True, "c": "c"}
+        found = letters.get(trans.lower())
+    elif isinstance(trans, numbers.Integral | np.bool_):
+        found = bool(trans) if trans in (0, 1) else None
+    else:
+        found, wrong = None, OptionTypeError
     if found is None:
-        raise UsageError(f"{name}={trans!r}: it takes False, True, 'n', 't' or 'c'")
+        raise wrong(f"{name}={trans!r}: it takes False, True, 'n', 't' or 'c'")
     return found
 
 

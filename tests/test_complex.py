@@ -14,7 +14,7 @@ from support.small_sizes import small_turns
 from hybrid_gemm import Runner, gemm, matmul, plan
 from hybrid_gemm.arrays.complex_numbers import expanded
 from hybrid_gemm.arrays.generator import generate
-from hybrid_gemm.errors import DTypeError, OutOfMemoryError, UsageError
+from hybrid_gemm.errors import DTypeError, OptionTypeError, OutOfMemoryError, UsageError
 from hybrid_gemm.problem import make_problem
 from hybrid_gemm.verify import verify
 
@@ -196,6 +196,9 @@ def test_large_matrices_are_expanded_in_pieces(monkeypatch, rng):
     ({"beta": 1j, "c": np.ones((3, 3), "f4")}, DTypeError, "beta must be a real number"),
     ({"trans_a": "h"}, UsageError, "trans_a='h': it takes False, True, 'n', 't' or 'c'"),
     ({"trans_b": ""}, UsageError, "trans_b=''"),
+    ({"trans_a": 2}, UsageError, "trans_a=2: it takes False, True"),
+    ({"trans_b": None}, OptionTypeError, "trans_b=None"),
+    ({"trans_b": b"n"}, OptionTypeError, "trans_b=b'n'"),
     ({"a": np.ones((3, 3), "c8"), "out": np.ones((3, 3), "f8")}, DTypeError, "complex64"),
     ({"a": np.ones((3, 3), np.clongdouble)}, DTypeError, "A has dtype complex256; .*complex128"),
     ({"a": np.ones((3, 3), "c8"), "alpha": "1"}, DTypeError, "alpha must be"),
