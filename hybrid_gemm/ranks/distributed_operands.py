@@ -9,7 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays.caller_arrays import as_array, is_device_array, module_of
+from ..arrays.caller_arrays import (
+    as_array,
+    broadcast_c,
+    cast_into,
+    check_out,
+    is_device_array,
+    module_of,
+)
 from ..errors import UsageError
 from ..planning.partition import Span
 from ..problem import Problem, make_problem, op_of, shape_of
@@ -63,12 +70,21 @@ class DistributedOperands:
             )
         if not 0 <= self.root < self.comm.size:
             raise UsageError(f"root={self.root}; there are ranks 0 to {self.comm.size - 1}")
+        self._broadcast()
         arrays = {
             x: None if v is None else (shape_of(v, x), np.dtype(v.dtype))
             for x, v in self.arrays.items()
         }
         choices = alpha, beta, self.distribution, self.result, self.root
         return {**arrays, "conjugates": tuple(self.conj), _CHOICES: choices}
+
+    def _broadcast(self) -> None:
+        """Makes C as large as this rank's rows of the product, where they are known here."""
+        a, b, c = self.arrays.values()
+        if a is None or b is None or c is None or self.distribution == "cols":
+            return
+        (m, _k), (_k, n) = shape_of(a, "A"), shape_of(b, "B")
+        self.arrays["C"] = c if c.shape == (m, n) else broadcast_c(c, m, n)
 
     def _whole(self, everyone: list[dict]) -> Problem:
         for name in (_CHOICES, "conjugates"):
@@ -158,24 +174,32 @@ class DistributedOperands:
         dtype = self.comm.bcast(None if array is None else np.dtype(array.dtype), self.root)
         return move(self.comm, array, have, want, dtype)
 
-    def returned(self, strip, strips: list[Part], problem: Problem, out):
-        """C as the caller wants it: this rank's rows, all of it, or all of it on `root`."""
+    def _wanted(self, problem: Problem) -> list[Part]:
+        """What of C each rank's caller gets."""
         size = self.comm.size
         whole = Part(Span(0, problem.m), Span(0, problem.n))
-        if self.result == "rows":
-            want = rows_of(problem.m, problem.n, size)
-            if self.distribution == "rows":
-                want = [Part(part.rows, whole.cols) for part in self.have["A"]]
-        else:
-            want = [
-                whole if self.result == "replicated" or rank == self.root else NOTHING
-                for rank in range(size)
-            ]
-        c = move(self.comm, strip, strips, want, problem.out_dtype)
+        if self.result != "rows":
+            everyone = self.result == "replicated"
+            return [whole if everyone or rank == self.root else NOTHING for rank in range(size)]
+        if self.distribution == "rows":
+            return [Part(part.rows, whole.cols) for part in self.have["A"]]
+        return rows_of(problem.m, problem.n, size)
+
+    def check_out(self, problem: Problem, out):
+        """Raises `UsageError` or `DTypeError` for an `out` that does not take what this rank's
+        caller gets."""
+        if out is None or (self.result == "root" and self.comm.rank != self.root):
+            return
+        m, n = self._wanted(problem)[self.comm.rank].shape
+        check_out(out, dataclasses.replace(problem, m=m, n=n), *self.arrays.values())
+
+    def returned(self, strip, strips: list[Part], problem: Problem, out):
+        """C as the caller wants it: this rank's rows, all of it, or all of it on `root`."""
+        c = move(self.comm, strip, strips, self._wanted(problem), problem.out_dtype)
         if self.result == "root" and self.comm.rank != self.root:
             return None
-        c = self.xp.asarray(c)
         if out is None:
-            return c
-        out[...] = c
+            return self.xp.asarray(c)
+        on_host = is_device_array(c) and not is_device_array(out)
+        cast_into(out, c.get() if on_host else module_of(out).asarray(c))
         return out

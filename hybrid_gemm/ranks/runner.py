@@ -412,6 +412,7 @@ class RankRunner:
         arrays = given.arrays.values()
         launch.together(self.comm, lambda: check_device(arrays, self.devices[0]))
         problem, xp = nothing_multiplied(given.problem(alpha, beta)), given.xp
+        launch.together(self.comm, lambda: given.check_out(problem, out))
         wait_for_streams(*arrays)  # which may still be writing them
         spans = None
         if problem.k:

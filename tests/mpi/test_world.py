@@ -240,6 +240,50 @@ def test_an_error_of_one_rank_is_raised_by_all(comm):
         together(comm, fails)
 
 
+@pytest.mark.parametrize(("out", "error", "says"), [
+    (np.zeros((4, 4), "i4"), DTypeError, "out has dtype int32; .* float32"),
+    (np.zeros((5, 4), "f4"), UsageError, r"out has shape \(5, 4\); this product is \(4, 4\)"),
+    (np.zeros((2, 4, 4), "f4"), UsageError, "out has shape"),
+    ([[0] * 4] * 4, DTypeError, "out must be an array"),
+    (np.broadcast_to(np.float32(0), (4, 4)), UsageError, "read-only"),
+])  # fmt: skip
+def test_an_out_that_does_not_take_the_product_is_refused(comm, out, error, says):
+    a = np.ones((4, 3), "f4")
+    with pytest.raises(error, match=says):
+        hybrid_gemm.gemm(a, a.T, out=out, comm=comm, device="cpu")
+    wrong = out if comm.rank == comm.size - 1 else None  # of one rank alone
+    with pytest.raises(error, match=says):
+        hybrid_gemm.gemm(a, a.T, out=wrong, comm=comm, device="cpu")
+
+
+def test_an_out_takes_this_ranks_rows_in_its_dtype(comm, device, rng):
+    a, b = integers(rng, (9, 5)), integers(rng, (5, 7))
+    rows = share(9, comm)
+    for out in np.zeros((9, 7), "f8")[rows], np.zeros((7, 9), "f4").T[rows]:
+        options = {"comm": comm, "device": device, "result": "rows"}
+        assert hybrid_gemm.gemm(a, b, out=out, **options) is out
+        np.testing.assert_array_equal(out, (a @ b)[rows])
+
+
+def test_c_broadcasts(comm, device, rng):
+    a, b = integers(rng, (8, 5)), integers(rng, (5, 7))
+    rows, here = share(8, comm), comm.rank == 0
+    for c in integers(rng, (1, 7)), integers(rng, (7,)), integers(rng, (8, 1)), np.float32(3):
+        expected = a @ b + c
+        options = {"beta": 1, "comm": comm, "device": device}
+        got = hybrid_gemm.gemm(a, b, c, **options)
+        np.testing.assert_array_equal(got, expected)
+        of_rows = c[rows] if np.shape(c) == (8, 1) else c
+        got = hybrid_gemm.gemm(a[rows], b, of_rows, distribution="rows", **options)
+        np.testing.assert_array_equal(got, expected[rows])
+        given = (a, b, c) if here else (None,) * 3
+        got = hybrid_gemm.gemm(*given, distribution="root", **options)
+        if here:
+            np.testing.assert_array_equal(got, expected)
+    with pytest.raises(UsageError, match="does not broadcast to this product's 8 x 7"):
+        hybrid_gemm.gemm(a, b, np.ones((3, 7), "f4"), **options)
+
+
 def test_options_of_ranks_need_a_communicator():
     with pytest.raises(TypeError, match="transport is for products over ranks"):
         hybrid_gemm.gemm(np.ones((2, 2)), np.ones((2, 2)), transport="mpi")
