@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # otherwise imported by the first product, while the GPU's co
     from .runner import Runner
 
 _DEVICE = list(CHOICES).index("device")
+_OVER_RANKS = "comm", "distribution", "result", "root"
 
 __all__ = ["free_memory", "gemm", "gemm_many", "matmul", "plan"]
 
@@ -224,19 +225,28 @@ def matmul(a: Any, b: Any, /, out: Any = None, **options: Any) -> Any:
     The last two dimensions are a matrix's. A stack times one matrix is one product where it lies
     in memory as one; on one GPU small products of floats are one launch; otherwise there
     is a product for each pair, one after the other. `options` are those of `gemm`, which says what
-    arrays may be; over ranks, arrays are 2-D.
+    arrays may be.
+
+    With `comm` a stack is shared out over the ranks, each of which multiplies whole matrices; those
+    left over, and fewer matrices than ranks, are split over all ranks if that is faster. Stacks and
+    vectors are "replicated" or lie at "root" (`distribution`, `result`), matrices as in `gemm`.
 
     >>> import numpy as np
     >>> matmul(np.ones((5, 2, 3)), np.ones(3), device="cpu").shape
     (5, 2)
     """
-    if options.get("comm") is None and (guests := Guests.of(a, b, None, out)):
+    refuse_unknown("matmul", options, (*CHOICES, *_OVER_RANKS))
+    given = tuple(options.get(name, DEFAULTS[name]) for name in CHOICES)
+    if (comm := options.get("comm")) is not None:
+        from .ranks import kept_runners
+
+        where = {name: options[name] for name in _OVER_RANKS[1:] if name in options}
+        return kept_runners.kept_runner(comm, given).matmul(a, b, out=out, **where)
+    if guests := Guests.of(a, b, None, out):
         return guests.served(lambda x, y, _c, z: matmul(x, y, out=z, **options))
     a, b = as_array(a, "A"), as_array(b, "B")
-    if (a.ndim, b.ndim) == (2, 2) or options.get("comm") is not None:
+    if (a.ndim, b.ndim) == (2, 2):
         return gemm.__wrapped__(a, b, out=out, **options)  # type: ignore[attr-defined]
-    refuse_unknown("matmul", options, CHOICES)
-    given = tuple(options.get(name, DEFAULTS[name]) for name in CHOICES)
     return kept_runner(given, a, b).matmul(a, b, out=out)
 
 

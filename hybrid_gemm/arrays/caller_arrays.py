@@ -9,7 +9,6 @@ import numpy as np
 
 from ..errors import DTypeError, UsageError
 from ..host.notes import warn
-from ..problem import Problem
 from .other_libraries import library_of
 from .strides import address
 from .strides import is_device_array as is_device_array
@@ -96,6 +95,13 @@ def cast_into(dst: Any, src: Any) -> None:
             dst[...] = src.astype(dst.dtype)
 
 
+def copy_into(dst: Any, src: Any) -> None:
+    """As `cast_into`, where either may lie on a GPU."""
+    if is_device_array(src) and not is_device_array(dst):
+        src = src.get()
+    cast_into(dst, module_of(dst).asarray(src))
+
+
 class _Addresses:
     """Where an array's elements are, in words that NumPy reads: no element is looked at."""
 
@@ -126,22 +132,20 @@ def check_out_type(out: Any) -> None:
         raise DTypeError(f"out must be an array that can be written, not {type(out).__name__}")
 
 
-def check_out(out: Any, problem: Problem, a: Any, b: Any, c: Any) -> None:
-    """Raises `UsageError` or `DTypeError` if the product cannot be written to `out`."""
+def check_out(out: Any, shape: tuple[int, ...], dtype: str, a: Any, b: Any, c: Any = None) -> None:
+    """Raises `UsageError` or `DTypeError` if a product of this shape and dtype cannot be written to
+    `out`."""
     check_out_type(out)
-    if tuple(out.shape) != (problem.m, problem.n):
-        raise UsageError(
-            f"out has shape {tuple(out.shape)}; this product is ({problem.m}, {problem.n})"
-        )
-    if not np.can_cast(problem.out_dtype, out.dtype, "same_kind"):
+    if tuple(out.shape) != shape:
+        raise UsageError(f"out has shape {tuple(out.shape)}; this product is {shape}")
+    if not np.can_cast(dtype, out.dtype, "same_kind"):
         raise DTypeError(
-            f"out has dtype {out.dtype}; the product has dtype {problem.out_dtype}, which "
-            "does not cast to it"
+            f"out has dtype {out.dtype}; the product has dtype {dtype}, which does not cast to it"
         )
     if isinstance(out, np.ndarray) and not out.flags.writeable:
         raise UsageError("out is read-only")
     for name, x in (("A", a), ("B", b)):
-        if shares_memory(x, out):
+        if x is not None and shares_memory(x, out):
             raise UsageError(f"out overlaps {name}; give it memory of its own")
     if c is not None and not is_same(c, out) and shares_memory(c, out):
         raise UsageError("out overlaps C without being C; give it memory of its own, or C")

@@ -21,9 +21,9 @@ from .caller_arrays import (
     Multiplier,
     as_array,
     broadcast_c,
-    cast_into,
     check_device,
     check_out,
+    copy_into,
     is_device_array,
     is_same,
     module_of,
@@ -215,18 +215,13 @@ class CallerArrays:
         where no GPU multiplies."""
         check_device(self.given, device)
         if self.out is not None:
-            check_out(self.out, problem, self.a, self.b, self.c)
+            check_out(self.out, (problem.m, problem.n), problem.out_dtype, self.a, self.b, self.c)
 
     def result(self, made: Any) -> Any:
         """What the caller gets of a finished product: itself, or `out` with it."""
         if self.out is None or self.out is made:
             return made
-        if is_device_array(self.out) == is_device_array(made):
-            cast_into(self.out, made)
-        else:  # one of them lies on a GPU
-            self.out[...] = module_of(self.out).asarray(
-                made.get() if is_device_array(made) else made
-            )
+        copy_into(self.out, made)
         return self.out
 
     def empty(self, problem: Problem) -> Any:

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from ..errors import UsageError
-from ..problem import make_problem
-from .caller_arrays import check_out_type, module_of, shares_memory
+from ..problem import Problem, make_problem
+from .caller_arrays import check_out, module_of, shares_memory
 from .complex_numbers import real_stacks
 
 
@@ -37,28 +37,12 @@ class Stacks:
     def of(cls, a: Any, b: Any, out: Any = None) -> Stacks:
         """Makes C where no `out` is given. Raises `UsageError` for shapes that do not fit and for
         an `out` that overlaps, `DTypeError` for dtypes."""
-        for name, x in (("A", a), ("B", b)):
-            if not x.ndim:
-                raise UsageError(
-                    f"{name} is a number; matmul takes arrays, * multiplies by numbers"
-                )
-        x, y = (a[None, :] if a.ndim == 1 else a), (b[:, None] if b.ndim == 1 else b)
-        try:
-            stack = np.broadcast_shapes(x.shape[:-2], y.shape[:-2])
-        except ValueError:
-            raise UsageError(
-                f"A is a stack of {x.shape[:-2]} matrices and B one of {y.shape[:-2]}: these "
-                "shapes do not broadcast"
-            ) from None
-        problem = make_problem(
-            *(np.broadcast_to(np.empty((), v.dtype), v.shape[-2:]) for v in (x, y))
-        )
-        sides = *((problem.m,) if a.ndim > 1 else ()), *((problem.n,) if b.ndim > 1 else ())
+        stack, sides, problem = shape_of_product(a, b)
+        x, y = as_matrices(a, b)
         if out is None:
             out = module_of(a).empty((*stack, *sides), problem.out_dtype)
         else:
-            check_out_type(out)
-            _check_out(out, (*stack, *sides), a, b)
+            check_out(out, (*stack, *sides), problem.out_dtype, a, b)
         c = out[..., None] if b.ndim == 1 else out
         return cls(
             module_of(x).broadcast_to(x, (*stack, *x.shape[-2:])),
@@ -100,6 +84,31 @@ class Stacks:
         return (a, self.b[(0,) * len(stack)], c) if views else None
 
 
+def as_matrices(a: Any, b: Any) -> tuple[Any, Any]:
+    """A vector as A is a row, and one as B a column; others as they are."""
+    return (a[None, :] if a.ndim == 1 else a), (b[:, None] if b.ndim == 1 else b)
+
+
+def shape_of_product(a: Any, b: Any) -> tuple[tuple[int, ...], tuple[int, ...], Problem]:
+    """The shape of the stack that A and B make, the sides that C has behind it, and the product of
+    one pair. Raises `UsageError` for shapes that do not fit, `DTypeError` for dtypes."""
+    for name, x in (("A", a), ("B", b)):
+        if not x.ndim:
+            raise UsageError(f"{name} is a number; matmul takes arrays, * multiplies by numbers")
+    x, y = as_matrices(a, b)
+    try:
+        stack = np.broadcast_shapes(x.shape[:-2], y.shape[:-2])
+    except ValueError:
+        raise UsageError(
+            f"A is a stack of {x.shape[:-2]} matrices and B one of {y.shape[:-2]}: these "
+            "shapes do not broadcast"
+        ) from None
+    problem = make_problem(*(np.broadcast_to(np.empty((), v.dtype), v.shape[-2:]) for v in (x, y)))
+    return stack, (
+        *((problem.m,) if a.ndim > 1 else ()), *((problem.n,) if b.ndim > 1 else ())
+    ), problem  # fmt: skip
+
+
 def merged(
     shape: Sequence[int], *strides: Sequence[int]
 ) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
@@ -121,11 +130,3 @@ def merged(
         for x, y in zip(steps, here, strict=True):
             x.append(y)
     return tuple(sides or [1]), [tuple(x or [0]) for x in steps]
-
-
-def _check_out(out: Any, shape: tuple[int, ...], a: Any, b: Any) -> None:
-    if out.shape != shape:
-        raise UsageError(f"out has shape {out.shape}; this product is {shape}")
-    for name, x in (("A", a), ("B", b)):
-        if type(x) is type(out) and shares_memory(x, out):
-            raise UsageError(f"out overlaps {name}; give it memory of its own")

@@ -12,8 +12,8 @@ import numpy as np
 from ..arrays.caller_arrays import (
     as_array,
     broadcast_c,
-    cast_into,
     check_out,
+    copy_into,
     is_device_array,
     module_of,
 )
@@ -190,8 +190,8 @@ class DistributedOperands:
         caller gets."""
         if out is None or (self.result == "root" and self.comm.rank != self.root):
             return
-        m, n = self._wanted(problem)[self.comm.rank].shape
-        check_out(out, dataclasses.replace(problem, m=m, n=n), *self.arrays.values())
+        shape = self._wanted(problem)[self.comm.rank].shape
+        check_out(out, shape, problem.out_dtype, *self.arrays.values())
 
     def returned(self, strip, strips: list[Part], problem: Problem, out):
         """C as the caller wants it: this rank's rows, all of it, or all of it on `root`."""
@@ -200,6 +200,5 @@ class DistributedOperands:
             return None
         if out is None:
             return self.xp.asarray(c)
-        on_host = is_device_array(c) and not is_device_array(out)
-        cast_into(out, c.get() if on_host else module_of(out).asarray(c))
+        copy_into(out, c)
         return out

@@ -40,6 +40,7 @@ from ..problem import Problem, Scalar
 from ..runner import Runner
 from . import heartbeat, launch, transports
 from .distributed_operands import DistributedOperands
+from .distributed_stacks import DistributedStacks
 from .rank_plan import RankPlan, make_rank_plan
 from .rank_run import RankExecutor
 from .redistribution import NOTHING, Part
@@ -399,6 +400,48 @@ class RankRunner:
 
         guests = launch.together(self.comm, lambda: Guests.of(a, b, c, out))
         return guests.served(multiply) if guests else multiply(a, b, c, out)
+
+    @named_keywords
+    @_in_call
+    def matmul(
+        self, a: Any, b: Any, /, *, out: Any = None, distribution: str = "replicated",
+        result: str | None = None, root: int = 0,
+    ) -> Any:  # fmt: skip
+        """A @ B as NumPy's `matmul`; see `hybrid_gemm.matmul` with `comm`."""
+
+        def multiply(a: Any, b: Any, _c: Any, out: Any) -> Any:
+            given = launch.together(
+                self.comm,
+                lambda: DistributedStacks(self.comm, a, b, out, distribution, result, root),
+            )
+
+            def gemm(x: Any, y: Any, out: Any = None) -> Any:
+                trans = False, False
+                return self._multiply(x, y, None, 1.0, 0.0, trans, out, distribution, result, root)
+
+            if given.are_matrices():
+                return gemm(a, b, out)
+            return given.multiply(gemm, self.local.matmul, self._faster_together)
+
+        guests = launch.together(self.comm, lambda: Guests.of(a, b, None, out))
+        return guests.served(multiply) if guests else multiply(a, b, None, out)
+
+    def _faster_together(self, problem: Problem, products: int) -> bool:
+        """Whether all ranks together make fewer products than there are ranks in less time than
+        one rank takes for one of them. Collective."""
+        spec, options = self.spec(), self.options
+        settled = nothing_multiplied(self.local.plans.settle(problem))
+        if not (settled.m and settled.n and settled.k):
+            return False
+
+        def predicted_ms(ranks: int, **cut: Any) -> float:
+            return make_rank_plan(settled, spec, ranks, threads=self.threads, **cut).predicted_ms
+
+        def compare() -> bool:
+            cut = {"split": options.split, "grid": options.grid}
+            return products * predicted_ms(self.comm.size, **cut) < predicted_ms(1)
+
+        return launch.together(self.comm, compare)
 
     def _multiply(
         self, a: Any, b: Any, c: Any, alpha: Scalar, beta: Scalar,

@@ -1,0 +1,106 @@
+"""Stacks and vectors over ranks, as NumPy's `matmul` has them."""
+
+import numpy as np
+import pytest
+from support.arrays import Other, integers
+
+import hybrid_gemm
+from hybrid_gemm import RankRunner
+from hybrid_gemm.errors import DTypeError, UsageError
+from hybrid_gemm.problem import Problem
+
+pytestmark = pytest.mark.mpi
+SHAPES = [
+    ((7, 4, 5), (7, 5, 3)),  # more matrices than ranks, and some left over
+    ((1, 4, 5), (1, 5, 3)),
+    ((6, 4, 5), (5, 3)),  # one product
+    ((2, 3, 4, 5), (5, 3)),
+    ((4, 5), (6, 5, 3)),
+    ((2, 1, 4, 5), (3, 5, 3)),  # stacks that broadcast
+    ((5, 4, 5), (5,)),
+    ((5,), (5, 5, 3)),
+    ((5,), (5,)),
+    ((4, 5), (5,)),
+    ((4, 5), (5, 3)),
+    ((0, 4, 5), (0, 5, 3)),
+    ((3, 4, 0), (3, 0, 2)),
+    ((3, 0, 5), (3, 5, 2)),
+]
+
+
+@pytest.mark.parametrize("shapes", SHAPES, ids=str)
+def test_stacks(comm, device, shapes, rng):
+    a, b = (integers(rng, shape) for shape in shapes)
+    expected, last = np.matmul(a, b), comm.size - 1
+    options = {"comm": comm, "device": device}
+    got = hybrid_gemm.matmul(a, b, **options)
+    np.testing.assert_array_equal(got, expected)
+    assert np.shape(got) == np.shape(expected) and got.dtype == expected.dtype
+    out = np.full(np.shape(expected), np.nan)[...]
+    assert hybrid_gemm.matmul(a, b, out=out, **options) is out or not out.ndim
+    np.testing.assert_array_equal(out, expected)
+    given = (a, b) if comm.rank == last else (None, None)
+    got = hybrid_gemm.matmul(*given, distribution="root", root=last, **options)
+    if comm.rank == last:
+        np.testing.assert_array_equal(got, expected)
+    else:
+        assert got is None
+    got = hybrid_gemm.matmul(*given, distribution="root", result="replicated", root=last, **options)
+    np.testing.assert_array_equal(got, expected)
+
+
+def test_large_matrices_left_over_are_split_over_all_ranks(comm, rng):
+    runner = RankRunner(comm, device="cpu")
+    large, small = (Problem(s, s, s, "float32") for s in (8192, 4))
+    if comm.size > 1:
+        assert runner._faster_together(large, 1) and not runner._faster_together(large, comm.size)
+    assert not runner._faster_together(small, comm.size)
+    runner._faster_together = lambda problem, products: True
+    for count in 1, comm.size, 2 * comm.size + 1:
+        a, b = integers(rng, (count, 9, 5)), integers(rng, (count, 5, 7))
+        np.testing.assert_array_equal(runner.matmul(a, b), a @ b)
+        given = (a, b) if comm.rank == 0 else (None, None)
+        got = runner.matmul(*given, distribution="root", result="replicated")
+        np.testing.assert_array_equal(got, a @ b)
+    runner.close()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64", "complex64", "int32"])
+def test_dtypes(comm, device, dtype, rng):
+    a, b = (integers(rng, shape).astype(dtype) for shape in ((5, 4, 6), (5, 6, 3)))
+    got = hybrid_gemm.matmul(a, b, comm=comm, device=device)
+    assert got.dtype == dtype
+    np.testing.assert_array_equal(got, np.matmul(a, b))
+
+
+def test_arrays_of_another_library_come_back_as_its_own(comm, rng):
+    a, b = integers(rng, (5, 4, 6)), integers(rng, (5, 6, 3))
+    got = hybrid_gemm.matmul(Other(a), Other(b), comm=comm, device="cpu")
+    assert isinstance(got, Other)
+    np.testing.assert_array_equal(np.from_dlpack(got), a @ b)
+
+
+@pytest.mark.parametrize(("given", "error", "says"), [
+    ({"distribution": "rows"}, UsageError, "distribution='rows': stacks .* replicated or root"),
+    ({"result": "rows"}, UsageError, "result='rows'"),
+    ({"root": 99}, UsageError, "root=99; there are ranks 0 to"),
+    ({"b": np.ones((3, 5, 2), "f4")}, UsageError, "do not broadcast"),
+    ({"b": np.ones((2, 4, 2), "f4")}, UsageError, "shapes do not match"),
+    ({"b": np.ones((), "f4")}, UsageError, "B is a number"),
+    ({"b": None}, UsageError, "B is missing"),
+    ({"b": np.ones((2, 5, 2), "M8[s]")}, DTypeError, "B has dtype datetime64"),
+    ({"out": np.ones((2, 4, 2), "i4")}, DTypeError, "out has dtype int32"),
+    ({"out": np.ones((2, 4, 3), "f4")}, UsageError, "out has shape"),
+])  # fmt: skip
+def test_refusals_are_those_of_all_ranks(comm, given, error, says):
+    usual = {"a": np.ones((2, 4, 5), "f4"), "b": np.ones((2, 5, 2), "f4")} | given
+    with pytest.raises(error, match=says):
+        hybrid_gemm.matmul(usual.pop("a"), usual.pop("b"), comm=comm, device="cpu", **usual)
+
+
+def test_ranks_agree_on_shapes(comm):
+    if comm.size == 1:
+        pytest.skip("takes two ranks")
+    a = np.ones((2 if comm.rank else 3, 4, 4))
+    with pytest.raises(UsageError, match="do not agree on the shapes and dtypes of A and B"):
+        hybrid_gemm.matmul(a, a, comm=comm, device="cpu")
