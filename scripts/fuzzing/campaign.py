@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from .cases import Case, draw
-from .judge import EXCEPTION, REFUSED, RIGHT, WRONG, Multiply, Outcome, judge, product
+from .judge import EXCEPTION, REFUSED, RIGHT, WRONG, Outcome, judge
 
 TRIES = 80  # products to shrink one failure
 MOST_KEPT = 50  # failures that the result names
+Judge = Callable[[Case], Outcome]
 EXIT = {WRONG: 3, EXCEPTION: 1}
 
 
@@ -71,26 +72,27 @@ def _choices(case: Case) -> Iterator[tuple[str, Any]]:
 
 def campaign(
     device: str, seed: int, numbers: Iterable[int], *, until: float | None = None,
-    multiply: Multiply = product, say: Callable[[str], None] = print,
-    started: Callable[[int], None] = lambda number: None, small: bool = False,
+    drawn: Callable[[str, int, int], Case] = draw, judged: Judge = judge,
+    say: Callable[[str], None] = print, started: Callable[[int], None] = lambda number: None,
+    flags: str = "",
 ) -> Report:  # fmt: skip
     """Multiplies these cases, until `time.monotonic()` is past `until`. Each failure is said on
     one line that repeats it, and on another as far as it was shrunk. `started` is told each
-    number before its product; `small` only says how the failure is repeated."""
+    number before its product; `flags` only say how the failure is repeated."""
     report = Report()
     for number in numbers:
         if until is not None and time.monotonic() > until:
             break
         started(number)
-        case = draw(device, seed, number)
-        outcome = judge(case, multiply)
+        case = drawn(device, seed, number)
+        outcome = judged(case)
         report.count(case, outcome)
         if not outcome.failed:
             continue
         repeat = f"scripts/fuzz --device {device} --seed {seed} --only {number}"
-        repeat += " --small-pieces" * small
+        repeat += flags
         say(f"{outcome.kind}: {outcome.words} | {repeat}")
-        smaller, found = shrunk(case, outcome, multiply)
+        smaller, found = shrunk(case, outcome, judged)
         say(f"    shrunk: {smaller.label}: {found.words}")
         if len(report.failures) < MOST_KEPT:
             report.failures.append({
@@ -100,7 +102,7 @@ def campaign(
     return report
 
 
-def shrunk(case: Case, outcome: Outcome, multiply: Multiply = product) -> tuple[Case, Outcome]:
+def shrunk(case: Case, outcome: Outcome, judged: Judge = judge) -> tuple[Case, Outcome]:
     """A plainer case with an outcome of the same kind. One that fails only after others may not
     fail again alone: then the case itself."""
     tries, found = TRIES, outcome
@@ -111,7 +113,7 @@ def shrunk(case: Case, outcome: Outcome, multiply: Multiply = product) -> tuple[
             tries -= 1
             if tries < 0:
                 return case, found
-            now = judge(other, multiply)
+            now = judged(other)
             if now.kind == outcome.kind:
                 case, found, plainer = other, now, True
                 break

@@ -138,7 +138,8 @@ def _of_out(case: Case, call: Call, result: np.dtype) -> list[Refusal]:
 def _of_options(case: Case) -> list[Refusal]:
     found = []
     grid, threads = case.option("grid"), case.option("threads")
-    if grid and threads and math.prod(grid) != threads:
+    one_process = case.option("distribution") is None  # over ranks the grid is theirs
+    if one_process and grid and threads and math.prod(grid) != threads:
         found.append(Refusal(UsageError, "the grid is not so many threads"))
     if grid and case.option("split", "auto") != "auto":
         found.append(Refusal(UsageError, "a grid beside a split"))

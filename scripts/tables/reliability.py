@@ -6,20 +6,32 @@ from . import ROOT, grid, result
 
 PIECES = tuple(
     pieces for device in ("cpu", "emulator", "cuda")
-    for pieces in (("fuzz", device), (f"fuzz_{device}", "small"))
+    for pieces in (("fuzz", device), (f"fuzz_{device}", "small"), (f"fuzz_{device}", "ranks"))
 )  # fmt: skip
 
 
 def products() -> str:
-    """Random products by device and size of pieces."""
-    found = [(f"{name}_{card}.json", result(name, card)) for name, card in PIECES]
+    """Random products by device, ranks and size of pieces."""
+    found = [
+        (f"{name}_{card}.json", result(name, card)) for name, card in PIECES if there(name, card)
+    ]
     rows = [
-        [data["device"], "small" if data["small_pieces"] else "usual",
+        [data["device"], data.get("ranks", ""), "small" if data["small_pieces"] else "usual",
          *(f"{data[x]:,}" for x in ("products", "right", "refused", "wrong", "exception")),
          data["seed"], f"[figures](results/{name})"]
         for name, data in found
     ]  # fmt: skip
-    names = ["<device", "<pieces", "products", "right", "refused", "wrong", "exceptions", "seed"]
+    names = [
+        "<device",
+        "ranks",
+        "<pieces",
+        "products",
+        "right",
+        "refused",
+        "wrong",
+        "exceptions",
+        "seed",
+    ]
     return "\n".join(grid([*names, "<"], rows))
 
 
