@@ -79,6 +79,23 @@ def write_part(path: str, offset: int, cols: int, part: np.ndarray, row: int, co
         raise HybridGemmError(f"could not write {path}: {error.strerror}") from None
 
 
+def read_part(path: str, offset: int, cols: int, part: np.ndarray, row: int, col: int) -> None:
+    """Fills a part of a matrix, which lies together in memory, from a file that has it where
+    `write_part` writes it. Raises `HybridGemmError` if the disk does not give it."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            for data, at in _runs_of(part, offset, cols, row, col):
+                found = _read(descriptor, len(data), at)
+                if len(found) < len(data):
+                    raise HybridGemmError(f"could not read {path}: it was truncated meanwhile")
+                data[...] = np.frombuffer(found, np.uint8)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise HybridGemmError(f"could not read {path}: {error.strerror}") from None
+
+
 def _runs_of(
     part: np.ndarray, offset: int, cols: int, row: int, col: int
 ) -> Iterator[tuple[np.ndarray, int]]:

@@ -55,6 +55,11 @@ class Journal:
         os.ftruncate(self.descriptor, end)  # without the line that was not finished
         return first, [line for line in rest if line is not None]
 
+    def clear(self) -> None:
+        """Makes it one that has no facts yet."""
+        os.ftruncate(self.descriptor, 0)
+        self.facts, self.done = None, []
+
     def begin(self, facts: dict[str, Any]) -> None:
         """Writes the facts, as its first line."""
         self.facts = facts

@@ -1,7 +1,8 @@
 """An .npy file that is made panel by panel, and taken up again by a later process.
 
 Until it is whole it is NAME.unfinished, beside a journal of the panels that are finished. Both stay
-however the process ends.
+however the process ends. A line of the journal lists the parts of a panel: where each lies, and its
+SHA-256. There is one part, or one of each process that wrote some of it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -20,6 +21,7 @@ from numpy.typing import DTypeLike
 from ..errors import HybridGemmError, UsageError
 from ..host.resources import cores
 from ..planning.partition import Span, cut
+from .file_bytes import read_part
 from .journal import Journal
 from .npy_files import NpyWriter, Path, check_output
 from .output_files import UNFINISHED
@@ -29,6 +31,9 @@ ALIGN = 256  # panels begin where the tiles of kernels do
 MOST_PANELS = 10**6
 HASH_BYTES = 4 << 20  # of a panel, made contiguous at once
 
+Panel = tuple[Span, Span]  # rows and columns
+Part = tuple[int, int, int, int, str]  # row, column, rows, columns, SHA-256
+
 
 def names_beside(path: Path) -> list[str]:
     """The files that lie beside an unfinished matrix at `path`: its bytes and its journal."""
@@ -36,7 +41,7 @@ def names_beside(path: Path) -> list[str]:
     return [kept, kept + JOURNAL]
 
 
-def panels_of(m: int, n: int, side: int) -> list[tuple[Span, Span]]:
+def panels_of(m: int, n: int, side: int) -> list[Panel]:
     """Rows and columns of the panels of an m x n matrix, which depend on nothing else. Raises
     `UsageError` for more than `MOST_PANELS`."""
     down, across = (-(-size // side) for size in (m, n))
@@ -53,15 +58,16 @@ class Unfinished:
     """The m x n matrix of a .npy file, with the panels that are finished already.
 
     `panels` are all of them, `finished` the numbers of those that need not be made; fill the
-    others' parts of `array`, each followed by `finish`, then `commit`. `facts` are whatever decides
-    the bits of the matrix: `UsageError` if the journal was begun with others. `found` counts the
-    panels that were finished at the start, `damaged` those whose bytes are other ones than the
+    others' parts of `array`, each followed by `finish`, then `commit`. With `shared`, `array` is
+    empty, and processes fill their parts of `temporary` with `write_part`. `facts` are whatever
+    decides the bits of the matrix: `UsageError` if panels were finished with others. `found` counts
+    the panels that were finished at the start, `damaged` those whose bytes are other ones than the
     journal says.
     """
 
     def __init__(
         self, path: Path, shape: tuple[int, int], dtype: DTypeLike, side: int,
-        facts: Callable[[], dict[str, Any]], *, inputs: Iterable[Path] = (),
+        facts: Callable[[], dict[str, Any]], *, inputs: Iterable[Path] = (), shared: bool = False,
     ) -> None:  # fmt: skip
         self.panels = panels_of(*shape, side)
         kept, journal = names_beside(path)
@@ -71,12 +77,15 @@ class Unfinished:
             self.journal = Journal(journal)
         except OSError as error:
             raise UsageError(f"cannot write {journal}: {error.strerror}") from None
+        if not any("panel" in line for line in self.journal.done):
+            self.journal.clear()  # nothing is finished, whatever it was begun with
         new = self.journal.facts is None
         try:
             now = json.loads(json.dumps(facts()))
             if not new:
                 self._check_facts(self.journal.facts or {}, now)
-            self._writer = NpyWriter(path, shape, dtype, inputs=inputs, kept=True)
+            self._writer = NpyWriter(path, shape, dtype, inputs=inputs, shared=shared, kept=True)
+            self.temporary, self.offset = self._writer.temporary, self._writer.offset
             self.array, self.locked = self._writer.array, self.journal.locked
             if new:
                 self._writing(lambda: self.journal.begin(now))
@@ -109,22 +118,31 @@ class Unfinished:
         said = {x["panel"]: x for x in self.journal.done if "panel" in x}
         known = [i for i in said if isinstance(i, int) and 0 <= i < len(self.panels)]
         with ThreadPoolExecutor(min(8, cores()), "checksum") as pool:
-            right = pool.map(lambda i: self._digest(i) == said[i].get("sha256"), known)
+            right = pool.map(lambda i: self._is_right(said[i].get("parts", [])), known)
             self.finished = {i for i, is_right in zip(known, right, strict=True) if is_right}
         self.found, self.damaged = len(self.finished), len(known) - len(self.finished)
         self._how = {self._shape(i): said[i].get("how") for i in self.finished}
+
+    def _is_right(self, parts: list[Part]) -> bool:
+        """Whether the file has these parts, of which there is at least one."""
+        return bool(parts) and all(self._digest_in_file(*x) == sha256 for *x, sha256 in parts)
+
+    def _digest_in_file(self, row: int, col: int, rows: int, cols: int) -> str:
+        found, dtype, columns = hashlib.sha256(), self.array.dtype, self.panels[-1][1].stop
+        for i, height in _slabs(rows, cols, dtype.itemsize):
+            slab = np.empty((height, cols), dtype)
+            read_part(self.temporary, self.offset, columns, slab, row + i, col)
+            found.update(_bytes(slab))
+        return found.hexdigest()
 
     def _shape(self, panel: int) -> tuple[int, int]:
         rows, cols = self.panels[panel]
         return len(rows), len(cols)
 
-    def _digest(self, panel: int) -> str:
-        rows, cols = self.panels[panel]
-        return digest(self.array[rows.slice, cols.slice])
-
-    def finish(self, panel: int, how: str) -> None:
+    def finish(self, panel: int, how: str, parts: Iterable[Part] | None = None) -> None:
         """Returns when a panel that was filled is on the disk and in the journal. `how` says how it
-        was made, as far as that decides its bits.
+        was made, as far as that decides its bits; `parts` are those that processes wrote and
+        synced, where `array` is not what was filled.
 
         Raises `HybridGemmError` if panels of this shape were made in another way.
         """
@@ -135,9 +153,11 @@ class Unfinished:
                 f"({before}), and has other bits; was other memory free? The finished panels are "
                 "kept: run it again as it was begun"
             )
-        entry = {"panel": panel, "sha256": self._digest(panel), "how": how}
-        self._writing(self._writer.sync)
-        self._writing(lambda: self.journal.add(entry))
+        if parts is None:
+            rows, cols = self.panels[panel]
+            parts = [part_of(self.array[rows.slice, cols.slice], rows.start, cols.start)]
+            self._writing(self._writer.sync)
+        self._writing(lambda: self.journal.add({"panel": panel, "parts": [*parts], "how": how}))
         self.finished.add(panel)
 
     def _writing(self, write: Callable[[], None]) -> None:
@@ -145,7 +165,7 @@ class Unfinished:
             write()
         except OSError as error:
             raise HybridGemmError(
-                f"could not write {self._writer.temporary} and its journal: {error.strerror}; "
+                f"could not write {self.temporary} and its journal: {error.strerror}; "
                 "the panels that were finished are kept"
             ) from None
 
@@ -162,7 +182,7 @@ class Unfinished:
 
     def discard(self) -> None:
         """Removes what was made: it is wrong, or nothing."""
-        for path in self._writer.temporary, self.journal.path:
+        for path in self.temporary, self.journal.path:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
         self.close()
@@ -174,10 +194,19 @@ class Unfinished:
         self.journal.close()
 
 
-def digest(part: np.ndarray) -> str:
-    """The SHA-256 of a part of a matrix, row by row."""
-    found = hashlib.sha256()
-    step = max(1, HASH_BYTES // max(1, part.shape[1] * part.itemsize))
-    for i in range(0, part.shape[0], step):
-        found.update(np.ascontiguousarray(part[i : i + step]).reshape(-1).view(np.uint8).data)
-    return found.hexdigest()
+def part_of(array: np.ndarray, row: int, col: int) -> Part:
+    """What a journal says of a part of a matrix whose first element is that of (`row`, `col`)."""
+    found, (rows, cols) = hashlib.sha256(), array.shape
+    for i, height in _slabs(rows, cols, array.itemsize):
+        found.update(_bytes(array[i : i + height]))
+    return row, col, rows, cols, found.hexdigest()
+
+
+def _slabs(rows: int, cols: int, itemsize: int) -> Iterator[tuple[int, int]]:
+    """First row and height of what is hashed at once."""
+    step = max(1, HASH_BYTES // max(1, cols * itemsize))
+    return ((i, min(step, rows - i)) for i in range(0, rows, step))
+
+
+def _bytes(array: np.ndarray) -> memoryview:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data

@@ -15,7 +15,7 @@ from ..planning.partition import Span
 from ..problem import Problem
 from ..ranks import ending, verify
 from ..ranks.launch import agree, bind_cores, place, together
-from ..ranks.rank_plan import make_rank_plan
+from ..ranks.rank_plan import RankPlan, make_rank_plan
 from ..ranks.redistribution import NOTHING, Part, move
 from ..ranks.runner import RankResult, RankRunner, nothing_multiplied, parts_of
 from ..reporting import rank_report
@@ -45,20 +45,23 @@ class OverRanks:
 
     def load(self, inputs: Inputs) -> None:
         agree(self.comm, inputs.facts())
-        self.blocks = together(self.comm, lambda: self._blocks(inputs))
+        self.blocks = together(self.comm, lambda: self._blocks(inputs, self.plan))
 
-    def _blocks(self, inputs: Inputs) -> tuple[Any, Any, Any]:
-        """This rank's blocks of op(A) and op(B) and its strip of C."""
-        box = self.plan.box(self.comm.rank)
+    def _blocks(
+        self, inputs: Inputs, plan: RankPlan, row: int = 0, col: int = 0
+    ) -> tuple[Any, Any, Any]:
+        """This rank's blocks of op(A) and op(B) and its strip of C, by the plan of a part of C
+        whose first element is that of (`row`, `col`)."""
+        box, strip = plan.box(self.comm.rank), parts_of(plan)[self.comm.rank]
         if box is None:
             empty = np.empty((0, 0), self.problem.dtype)
             return empty, empty, empty
-        wanted = {"A": (box.rows, box.ks), "B": (box.ks, box.cols)}
+        wanted = {"A": (box.rows + row, box.ks), "B": (box.ks, box.cols + col)}
         if self.problem.beta:
-            wanted["C"] = self.strip.rows, self.strip.cols
+            wanted["C"] = strip.rows + row, strip.cols + col
         if inputs.generated:
             shapes = [(len(rows), len(cols)) for rows, cols in wanted.values()]
-            shapes += [self.strip.shape, *expansion(self.problem, len(box.ks), len(box.cols))]
+            shapes += [strip.shape, *expansion(self.problem, len(box.ks), len(box.cols))]
             shapes *= self.runner.where.local_size
             check_host_memory(shapes, np.dtype(self.problem.out_dtype).itemsize)
         found = {x: inputs.block(x, *spans) for x, spans in wanted.items()}
@@ -136,8 +139,12 @@ class OverRanks:
         return rank_report.plan_data(self.plan)
 
     def about_result(self, result: RankResult, verdict: Verdict | None, totals_ms: list) -> dict:
+        return rank_report.result_data(result, verdict, totals_ms) | self.about_device()
+
+    def about_device(self) -> dict:
+        """What multiplied, and where, for JSON."""
         local = self.runner.local
-        return rank_report.result_data(result, verdict, totals_ms) | {
+        return {
             "hosts": [host for host, _device in self.places],
             "device": {"kind": local.kind, "why": local.note},
         }

@@ -169,11 +169,6 @@ def run(
         outputs += _names_beside(given["output"])
     inputs = [x for x in (*files, request["c_file"]) if x]
     comm = None if ranks else launch.world(chosen["rank_timeout"])
-    if comm is not None and given["resume"]:
-        raise launch.agreed(UsageError(
-            f"--resume was given to {comm.size} ranks, and is not built for ranks yet; one process "
-            "takes all GPUs and cores of a host"
-        ))  # fmt: skip
     _handle_signals(comm)
     launch.together(comm, lambda: writable(*outputs, inputs=inputs))
     speaks = comm is None or comm.rank == 0
@@ -302,9 +297,10 @@ def _job(
         return Job(inputs, wanted, (Checked if check else Alone)(options), note)
     from .over_ranks import Elsewhere, OverRanks
 
-    return Job(
-        inputs,
-        wanted,
-        OverRanks(comm, options) if ranks is None else Elsewhere(ranks, options),
-        note,
-    )
+    if ranks is not None:
+        return Job(inputs, wanted, Elsewhere(ranks, options), note)
+    if wanted.resume:
+        from .resume_over_ranks import ResumableOverRanks
+
+        return Job(inputs, wanted, ResumableOverRanks(comm, options, wanted.panel, note), note)
+    return Job(inputs, wanted, OverRanks(comm, options), note)

@@ -33,6 +33,9 @@ class Span:
         """For indexing an array."""
         return slice(self.start, self.stop)
 
+    def __add__(self, offset: int) -> Span:
+        return Span(self.start + offset, self.stop + offset)
+
     def meets(self, other: Span) -> bool:
         """Whether they have an index in common."""
         return self.start < other.stop and other.start < self.stop

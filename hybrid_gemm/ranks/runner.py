@@ -72,7 +72,7 @@ class RankResult:
     activities on rank 0 and this rank's elsewhere; worker numbers count rank by rank.
     `since` is when multiplying began, in seconds of the Unix clock; `compute` says what was
     computed and `reduction` how partial C were summed, and with `checked`, `checks` what all ranks
-    checked."""
+    checked. `own` are the plans and kernels of what this rank multiplied."""
 
     c: Any
     plan: RankPlan
@@ -83,6 +83,7 @@ class RankResult:
     since: float
     compute: str
     checks: Checks | None = None
+    own: tuple[tuple[Plan, Variant], ...] = ()
 
     @property
     def problem(self) -> Problem:
@@ -295,7 +296,10 @@ class RankRunner:
         checks = None
         if checked is not None and (now := checks_of(self.devices)) is not None:
             checks = total(self.comm.allgather(now.since(checked)))
-        return RankResult(out, plan, variant, timeline, total_ms, words, since, compute, checks)
+        return RankResult(
+            out, plan, variant, timeline, total_ms, words, since, compute, checks,
+            tuple(run.products.values()),
+        )  # fmt: skip
 
     def _run_complex(
         self, plan: RankPlan, a: Any, b: Any, c: Any, out: Any, resident: bool,

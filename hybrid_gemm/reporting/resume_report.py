@@ -7,6 +7,7 @@ from typing import Any
 
 from ..execution.checks import Checks
 from ..problem import Problem
+from ..ranks.runner import RankResult
 from ..runner import Result
 from ..verify import Verdict
 from . import report
@@ -26,7 +27,7 @@ class ResumedResult:
     found: int
     flops: int
     total_ms: float
-    last: Result | None
+    last: Result | RankResult | None
     checks: Checks | None = None
 
     @property
@@ -61,7 +62,7 @@ def print_result(result: ResumedResult, verdict: Verdict | None, device: str) ->
     if last:
         facts(
             f"device: {device}",
-            f"kernel: {last.variant} ({last.why})",
+            f"kernel: {last.variant}" + (f" ({last.why})" if isinstance(last, Result) else ""),
             f"compute: {last.compute}",
             f"reduction: {last.reduction}",
         )
