@@ -16,7 +16,6 @@ import pytest
 from click.testing import CliRunner
 from support.arrays import integers
 from support.command import COMMAND, environment, one_line, run
-from support.ranks import mpirun, needs_mpirun
 
 from hybrid_gemm.arrays.journal import Journal
 from hybrid_gemm.arrays.unfinished import Unfinished, panels_of
@@ -295,6 +294,16 @@ def test_a_damaged_beginning_is_refused(folder, monkeypatch, at):
     assert {name: Path(name).read_bytes() for name in KEPT} == before
 
 
+def test_a_journal_without_a_finished_panel_binds_nobody(tmp_path):
+    """As after SIGKILL in the first panel."""
+    path = tmp_path / "C.npy"
+    Unfinished(path, (40, 40), "f4", 20, lambda: {"alpha": "1"}).close()
+    made = Unfinished(path, (20, 40), "f4", 20, lambda: {"alpha": "2"})
+    made.close()
+    assert journal(path).facts == {"alpha": "2"}
+    assert os.path.getsize(tmp_path / KEPT[0]) == 128 + 4 * 20 * 40
+
+
 def test_other_files_of_these_names_are_left_alone(folder):
     for name in KEPT:
         Path(name).write_text("a diary\n")
@@ -540,11 +549,3 @@ def test_an_input_is_not_the_unfinished_file(folder):
     os.rename("A.npy", KEPT[0])
     with pytest.raises(UsageError, match="it is the input"):
         resume(inputs=(KEPT[0], "B.npy"))
-
-
-@needs_mpirun
-def test_ranks_are_refused(folder):
-    done = mpirun(2, "-m", "hybrid_gemm", "run", "A.npy", "B.npy", "-o", "C.npy", "--resume")
-    assert done.returncode == 2
-    assert "--resume was given to 2 ranks, and is not built for ranks yet" in one_line(done)
-    assert sorted(os.listdir()) == ["A.npy", "B.npy"]

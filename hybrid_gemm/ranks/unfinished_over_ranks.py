@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays.file_bytes import read_part, write_part
+from ..arrays import file_bytes
 from ..arrays.unfinished import Unfinished, panels_of, part_of
 from .launch import together
 
@@ -37,7 +37,7 @@ class UnfinishedOverRanks:
         comm = self.comm
 
         def write() -> tuple:
-            write_part(self.temporary, self.offset, self.columns, strip, row, col)
+            file_bytes.write_part(self.temporary, self.offset, self.columns, strip, row, col)
             return part_of(strip, row, col)
 
         parts = comm.gather(together(comm, write))
@@ -46,7 +46,7 @@ class UnfinishedOverRanks:
 
     def read(self, strip: np.ndarray, row: int, col: int) -> np.ndarray:
         """Fills a rank's strip from the file."""
-        together(self.comm, lambda: read_part(
+        together(self.comm, lambda: file_bytes.read_part(
             self.temporary, self.offset, self.columns, strip, row, col
         ))  # fmt: skip
         return strip

@@ -15,10 +15,21 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 
-from .fault import OF_RANKS, Fault, Process, alive, drawn, first_message, running, started
+from .fault import (
+    OF_RANKS,
+    RESUMING,
+    Fault,
+    Process,
+    alive,
+    drawn,
+    first_message,
+    running,
+    started,
+)
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 WHOLE_S = 240  # for a run without a fault, beside others
+LOOK_S = 1.0  # at most, of the time that passes between two looks, counts as waiting
 SIZE = "600"
 RESTARTS = 2
 
@@ -61,8 +72,9 @@ class Campaign:
 
     def all(self) -> list[Fault]:
         rng, site = random.Random(self.given.seed), self.site
+        weights = {x: n for x, n in site.targets.items() if self.given.target in (None, x)}
         chosen = [
-            drawn(number, rng, site.targets, site.events, self.given.ranks)
+            drawn(number, rng, weights, site.events, self.given.ranks)
             for number in range(self.given.count)
         ]
         if self.given.only:
@@ -124,7 +136,7 @@ class Campaign:
             if not struck:
                 fault.wrong.append(f"ended before {fault.phase}")
                 fault.message = words(folder)
-            if fault.target == "resume" and fault.file != "right":
+            if fault.target in RESUMING and fault.file != "right":
                 self.resume(fault, folder)
 
     def strike(self, fault: Fault, job: Job, folder: Path) -> bool:
@@ -186,10 +198,12 @@ def made_folder() -> tempfile.TemporaryDirectory:
 def run_words(given: argparse.Namespace, target: str, fault: Fault | None) -> list[str]:
     """The words after `hybrid-gemm run`. Whole numbers, so that all splits have the same bits;
     not so with --resume, which promises the bits whatever is multiplied."""
-    fill = "normal" if target == "resume" else "integers"
+    fill = "normal" if target in RESUMING else "integers"
     made = ["--device", given.device, "--size", SIZE, "--fill", fill, "-o", "C.npy"]
+    if target in RESUMING:
+        made += ["--resume", "--panel", "100" if target == "resume" else "200"]
     if target == "resume":
-        return [*made, "--resume", "--panel", "100"]
+        return made
     made += ["--split", "cols", "--threads", "3" if target == "threads" else "1"]
     if target in ("single", "threads"):
         return made
@@ -227,12 +241,16 @@ def digest(path: Path) -> str:
 
 
 def wait_until(what: Callable[[], Any], seconds: float) -> bool:
-    """Whether it came true in time."""
-    end = time.monotonic() + seconds
+    """Whether it came true in time. Time in which nobody could look is not counted: with the host
+    suspended, what is waited for stands still as well."""
+    before = time.monotonic()
     while not what():
-        if time.monotonic() > end:
+        if seconds <= 0:
             return False
         time.sleep(0.02)
+        now = time.monotonic()
+        seconds -= min(now - before, LOOK_S)
+        before = now
     return True
 
 

@@ -9,15 +9,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 PHASES = ("starting", "generating", "multiplying", "reducing", "panels", "writing")
-OF_RANKS = ("rank", "launcher", "job")  # targets
+# Targets: a rank of a job, one of a job with --resume, the launcher, and a Slurm job.
+RANKS = ("rank", "resumed")
+OF_RANKS = (*RANKS, "launcher", "job")
+RESUMING = ("resume", "resumed")
 
 
 @dataclass
 class Fault:
     """An event that befalls a target, and what came of it. `seconds` are from the event to the
-    end, `state` is Slurm's word for it; `found` are the panels that the next run took up
-    (`resume`), `restarts` the times that the launcher failed by itself, `first` what was wrong the
-    first time, if it was tried again, and `running` what still ran of a job that hangs."""
+    end, `state` is Slurm's word for it; `found` are the panels that the next run took up, of a
+    target in `RESUMING`, `restarts` the times that the launcher failed by itself, `first` what was
+    wrong the first time, if it was tried again, and `running` what still ran of a job that hangs.
+    """
 
     number: int
     event: str
@@ -60,7 +64,7 @@ def drawn(
     if event == "limit":
         phases.remove("starting")  # which cannot be made to last until then
     phase = rng.choice(phases)
-    if target == "resume" and rng.random() < 0.5:
+    if target in RESUMING and rng.random() < 0.5:
         phase = "panels"
     rank = rng.randrange(ranks) if target in OF_RANKS else 0
     return Fault(number, event, target, phase, rank, round(rng.uniform(0, 0.4), 3))
@@ -71,7 +75,7 @@ def comes(phase: str, target: str) -> bool:
     and panels are those of --resume."""
     if phase == "reducing":
         return target not in ("single", "resume")
-    return phase != "panels" or target == "resume"
+    return phase != "panels" or target in RESUMING
 
 
 def first_message(text: str) -> str:

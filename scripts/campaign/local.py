@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from .campaign import environment_for, kill, run_words
-from .fault import Fault, Process, alive
+from .fault import RANKS, Fault, Process, alive
 
 SIGNALS = {
     "kill": signal.SIGKILL, "term": signal.SIGTERM, "int": signal.SIGINT, "stop": signal.SIGSTOP,
@@ -46,7 +46,9 @@ class Started:
 class Local:
     """A `campaign.Site`. A launcher and a process alone that were stopped are continued."""
 
-    targets = {"rank": 4, "launcher": 1, "single": 1, "threads": 1, "resume": 2}  # noqa: RUF012
+    targets = {  # noqa: RUF012
+        "rank": 4, "launcher": 1, "single": 1, "threads": 1, "resume": 2, "resumed": 2,
+    }  # fmt: skip
     events = dict.fromkeys(targets, tuple(SIGNALS))
 
     def __init__(self, given: argparse.Namespace) -> None:
@@ -63,7 +65,7 @@ class Local:
     def start(self, folder: Path, fault: Fault | None, target: str) -> Started:
         command = [sys.executable, "-m", "hybrid_gemm", "run"]
         command += run_words(self.given, target, fault)
-        if target in ("rank", "launcher"):
+        if target in (*RANKS, "launcher"):
             command = [str(self.mpirun), "-n", str(self.given.ranks), *command]
         with open(folder / "out", "wb") as out, open(folder / "err", "wb") as err:
             return Started(folder, subprocess.Popen(
@@ -77,7 +79,7 @@ class Local:
         kill([struck], SIGNALS[fault.event])
         if fault.event != "stop":
             return 0
-        if fault.target == "rank":
+        if fault.target in RANKS:
             return self.given.rank_timeout
         time.sleep(CONTINUED_S)
         kill([struck], signal.SIGCONT)
@@ -94,7 +96,7 @@ class Local:
             if fault.event == "stop":
                 fault.wrong.append("fails when continued")
             return
-        if fault.event == "stop" and fault.target != "rank":
+        if fault.event == "stop" and fault.target not in RANKS:
             fault.wrong.append("fails when continued")
             return
         code = fault.exit_code or 0
@@ -108,5 +110,5 @@ class Local:
         if fault.event in CAUSES and CAUSES[fault.event] not in fault.message:
             fault.wrong.append("message without the cause")
         named = f"rank {fault.rank}" in fault.message
-        if fault.target == "rank" and fault.event != "kill" and not named:
+        if fault.target in RANKS and fault.event != "kill" and not named:
             fault.wrong.append("message without the rank")

@@ -12,7 +12,8 @@ FOLDER = os.environ.get("FAULT_MARKS", "")
 PHASE = os.environ.get("FAULT_PHASE", "")
 LAST_S = float(os.environ.get("FAULT_LAST_S", "0.4"))
 PANEL_S = float(os.environ.get("FAULT_PANEL_S", "0"))  # of each panel of --resume
-RANK = next((os.environ[x] for x in ("OMPI_COMM_WORLD_RANK", "PMIX_RANK") if x in os.environ), "0")
+RANKED = [os.environ[x] for x in ("OMPI_COMM_WORLD_RANK", "PMIX_RANK") if x in os.environ]
+RANK = next(iter(RANKED), "0")
 telling = threading.Lock()
 
 
@@ -78,6 +79,7 @@ def mark_phases() -> None:
     from hybrid_gemm.devices.cpu import CpuDevice
     from hybrid_gemm.devices.cuda import nccl_group
     from hybrid_gemm.devices.kernel_device import KernelDevice
+    from hybrid_gemm.ranks import unfinished_over_ranks
 
     marked(Inputs, "block", "generating")
     marked(Inputs, "whole", "generating")
@@ -88,7 +90,10 @@ def mark_phases() -> None:
     marked(nccl_group.Group, "bound_sum", "reducing")
     marked(file_bytes, "write_part", "writing")
     marked(npy_files.NpyWriter, "commit", "writing")
-    marked_each(unfinished.Unfinished, "finish", "panels", 3)
+    if RANKED:
+        marked_each(unfinished_over_ranks.UnfinishedOverRanks, "finish", "panels", 3)
+    else:
+        marked_each(unfinished.Unfinished, "finish", "panels", 3)
 
 
 if FOLDER:

@@ -41,11 +41,16 @@ def mpirun(ranks: int, *arguments, timeout=120, cwd=None, check=None, **changes)
     return done
 
 
-def failing_rank(rank: int, how: str = "raise") -> dict[str, str]:
-    """Changes of the environment by which a rank fails in its first product: `raise` an error, or
-    `kill` itself by a signal. See tests/mpi/failing."""
+def failing_rank(
+    rank: int, how: str = "raise", *, after: int = 0, where: str = "multiply"
+) -> dict[str, str]:
+    """Changes of the environment by which a rank fails `after` so many products, or calls to
+    `write`: `raise` an error, or `kill` itself by a signal. See tests/mpi/failing."""
     folders = os.pathsep.join([str(TESTS / "mpi" / "failing"), environment()["PYTHONPATH"]])
-    return {"PYTHONPATH": folders, "FAILING_RANK": str(rank), "FAILING_HOW": how}
+    return {
+        "PYTHONPATH": folders, "FAILING_RANK": str(rank), "FAILING_HOW": how,
+        "FAILING_AFTER": str(after), "FAILING_IN": where,
+    }  # fmt: skip
 
 
 class AbortOnFailure:
