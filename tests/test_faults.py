@@ -15,13 +15,15 @@ from support.ranks import MPI_ENVIRONMENT, MPIRUN, mpirun, needs_mpirun
 
 from hybrid_gemm import gemm
 from hybrid_gemm.arrays import output_files
-from hybrid_gemm.errors import UsageError
+from hybrid_gemm.arrays.journal import Journal
+from hybrid_gemm.errors import HybridGemmError, UsageError
 from hybrid_gemm.options import Options
 from hybrid_gemm.ranks import ending, heartbeat
 from hybrid_gemm.ranks.heartbeat import FAILED, LEFT, LOCAL, MOVING, MULTIPLYING, OUTSIDE, WAITING
 
 FAULTS = Path(__file__).resolve().parents[1] / "scripts" / "faults"
 sys.path.insert(0, str(FAULTS.parent))
+from campaign import campaign as faults  # noqa: E402
 from campaign.fault import Process  # noqa: E402
 
 LIMIT = 10.0
@@ -264,6 +266,40 @@ def campaign(*arguments, tmp_path) -> dict:
 
 
 @needs_mpirun
+def test_the_campaign_does_not_count_time_in_which_it_could_not_look(monkeypatch):
+    """As with a host that is suspended for an hour, the job and the campaign alike."""
+    clock, looked = [0.0], []
+
+    def sleep(seconds):
+        clock[0] += 3600 if len(looked) == 5 else seconds
+
+    monkeypatch.setattr(faults.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(faults.time, "sleep", sleep)
+    assert faults.wait_until(lambda: looked.append(1) or len(looked) == 10, 10)
+    looked.clear()
+    clock[0] = 0.0
+    assert not faults.wait_until(lambda: looked.append(1), 10)
+    assert 3609 < clock[0] < 3611
+
+
+def test_what_holds_a_ranks_connections_holds_no_lock(tmp_path):
+    """For the next job, with --resume, begins when this one has ended."""
+    first = Journal(str(tmp_path / "journal"))
+    if (child := os.fork()) == 0:
+        ending._stay_connected()
+        os._exit(0)
+    os.waitpid(child, 0)
+    first.close()
+    deadline = time.monotonic() + ending.HELD_S - 1
+    while True:  # until what was left behind has closed it
+        try:
+            Journal(str(tmp_path / "journal")).close()
+            return
+        except HybridGemmError:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
 def test_an_option_that_one_rank_alone_has_wrong_is_told_by_it():
     command = [sys.executable, "-m", "hybrid_gemm", "run", "--size", "8", "--device", "cpu"]
     done = subprocess.run(

@@ -16,6 +16,9 @@ from support.arrays import integers
 from support.command import environment, one_line, run
 from support.ranks import MPI_ENVIRONMENT, MPIRUN, failing_rank, mpirun, needs_mpirun
 
+from hybrid_gemm.arrays.file_bytes import write_part
+from hybrid_gemm.arrays.journal import Journal
+from hybrid_gemm.arrays.unfinished import part_of
 from hybrid_gemm.cli.resume_over_ranks import _of_all
 
 KEPT = ["C.npy.unfinished", "C.npy.unfinished.journal"]
@@ -42,7 +45,7 @@ def words(*options, panel=30):
 
 def resume(ranks, *options, check=0, **changes):
     done = mpirun(ranks, "-m", "hybrid_gemm", *words(*options), check=check, **changes)
-    if check == 0:
+    if check in (0, 3):
         assert not any(Path(name).exists() for name in KEPT)
     return done
 
@@ -78,13 +81,13 @@ def kept() -> dict[str, bytes]:
 def test_a_job_goes_on_after_a_rank_failed_was_killed_and_bytes_were_damaged(folder, ranks, split):
     options = "--split", split
     expected = whole(ranks, *options)
-    products = 2 if split == "rows" else 2 * ranks  # of a rank, in two panels
+    products = 2 if split == "rows" else 2 * ranks  # of each rank, in two panels
     # At rank 0, whose lock on the journal must be gone when the job has ended.
     done = resume(ranks, *options, check=5, **failing_rank(0, after=products))
     assert "rank 0: this rank is broken on purpose" in one_line(done)
     assert [x["panel"] for x in entries()] == [0, 1]
     assert [len(x["parts"]) for x in entries()] == [ranks] * 2
-    rows = len(entries()[0]["parts"]) and entries()[0]["parts"][1][2]
+    rows = entries()[0]["parts"][1][2]  # of rank 1's strip, each one write
     changes = failing_rank(1, "kill", after=rows, where="write")  # in its second panel from here
     resume(ranks, *options, check=137, **changes)
     assert [x["panel"] for x in entries()] == [0, 1, 2] and not Path("C.npy").exists()
@@ -161,19 +164,39 @@ def test_empty_matrices(folder):
     np.testing.assert_array_equal(np.load("C.npy"), np.zeros((70, 50)))
 
 
+@needs_mpirun
+def test_nothing_is_kept_of_a_product_that_is_wrong(folder):
+    """A panel is wrong from an earlier job, and its checksum is right."""
+    resume(2, check=5, **failing_rank(1, after=2))
+    line = next(x for x in Path(KEPT[1]).read_text().splitlines() if '"panel": 0' in x)
+    entry = json.loads(line.rpartition(" ")[0])
+    for part in entry["parts"]:
+        row, col, rows, cols, _digest = part
+        wrong = np.full((rows, cols), 9, "f4")
+        write_part(KEPT[0], 128, 50, wrong, row, col)
+        part[:] = part_of(wrong, row, col)
+    found = Journal(KEPT[1])
+    found.add(entry)
+    found.close()
+    done = resume(2, check=3)
+    assert "the product is wrong" in one_line(done)
+    assert sorted(os.listdir()) == ["A.npy", "B.npy", "out.json"]
+
+
 # --- killed at any moment -----------------------------------------------------------------
 
 MANY = "run", "--size", "400", "--dtype", "float64", "-o", "C.npy", "--resume", "--panel", "40"
 
 
 def killed(folder, ranks: int, entries: int) -> None:
-    """Kills a whole job, launcher first, once its journal has so many more lines."""
+    """Kills a whole job, launcher first, once its journal has so many more lines. What is left of
+    the launcher is left beside the folder."""
     journal = folder / KEPT[1]
     before = lines(journal)
     child = subprocess.Popen(
         [MPIRUN, "-n", str(ranks), sys.executable, "-m", "hybrid_gemm", *MANY, "--device", "cpu"],
         cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        env=environment(**MPI_ENVIRONMENT),
+        env=environment(**MPI_ENVIRONMENT, TMPDIR=str(folder.parent)),
     )  # fmt: skip
     while child.poll() is None and lines(journal) < before + entries:
         time.sleep(0.001)
@@ -205,6 +228,8 @@ def lines(path) -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_jobs_that_are_killed_again_and_again_make_the_same_bits(tmp_path, ranks):
+    tmp_path = tmp_path / "job"
+    tmp_path.mkdir()
     mpirun(ranks, "-m", "hybrid_gemm", *MANY, "--device", "cpu", cwd=tmp_path, check=0)
     expected = (tmp_path / "C.npy").read_bytes()
     os.unlink(tmp_path / "C.npy")

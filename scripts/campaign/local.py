@@ -68,9 +68,12 @@ class Local:
         if target in (*RANKS, "launcher"):
             command = [str(self.mpirun), "-n", str(self.given.ranks), *command]
         with open(folder / "out", "wb") as out, open(folder / "err", "wb") as err:
+            # An mpirun that is killed leaves $TMPDIR/ompi.PID, at which a later one of this number
+            # ends: "The PMIx server's listener thread failed to start".
+            variables = {**MPI, "TMPDIR": str(folder), **environment_for(folder, fault)}
             return Started(folder, subprocess.Popen(
                 command, cwd=folder, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
-                env={**os.environ, **MPI, **environment_for(folder, fault)},
+                env={**os.environ, **variables},
                 start_new_session=True,
             ))  # fmt: skip
 

@@ -7,7 +7,7 @@ KINDS = ("hangs", "wrong file", "temporary left")  # beside which there are wron
 
 def campaign() -> str:
     found = {
-        where: result("faults", where) for where in ("cpu", "slurm", "ipc", "nccl")
+        where: result("faults", where) for where in ("cpu", "resumed", "slurm", "ipc", "nccl")
         if (ROOT / f"docs/results/faults_{where}.json").exists()
     }  # fmt: skip
     return "\n\n".join([_counts(found), *(_drawn(x) for x in found.values())])
