@@ -15,7 +15,7 @@ from support.emulation import needs_emulator
 
 import hybrid_gemm
 from hybrid_gemm import Runner
-from hybrid_gemm.devices import tensor_core_products
+from hybrid_gemm.devices import packed_product
 from hybrid_gemm.devices.emulator.device import EmulatorDevice
 from hybrid_gemm.devices.streams import grown
 from hybrid_gemm.execution import staging
@@ -128,7 +128,7 @@ def test_ever_larger_products_keep_few_buffers(kernel_device, monkeypatch):
         return matrix
 
     monkeypatch.setattr(type(device), "empty", empty)
-    room = tensor_core_products.Room(device)
+    room = packed_product.Room(device)
     for count in range(1000, 50000, 500):
         assert room.array("A", count, "float32").size == count
     runner = Runner(device=kernel_device, kernel="tuned")

@@ -27,7 +27,8 @@ from ..arrays import generator
 from ..arrays.strides import Array
 from ..catalog import LAYOUTS, Variant
 from ..devices.base import Device, Stream
-from ..devices.cuda.device import CudaDevice, CudaStream
+from ..devices.cuda.device import CudaDevice
+from ..devices.cuda.stream import CudaStream
 from ..devices.roles import Streams
 from ..errors import HybridGemmError, UsageError
 from ..host.resources import cores

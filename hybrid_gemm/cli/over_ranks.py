@@ -16,8 +16,9 @@ from ..problem import Problem
 from ..ranks import ending, verify
 from ..ranks.launch import agree, bind_cores, place, together
 from ..ranks.rank_plan import RankPlan, make_rank_plan
+from ..ranks.rank_result import RankResult
 from ..ranks.redistribution import NOTHING, Part, move
-from ..ranks.runner import RankResult, RankRunner, nothing_multiplied, parts_of
+from ..ranks.runner import RankRunner, nothing_multiplied, parts_of
 from ..reporting import rank_report
 from ..runner import Runner
 from ..verify import Verdict

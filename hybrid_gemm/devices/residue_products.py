@@ -23,7 +23,7 @@ from ..problem import Problem
 from . import moduli
 from .base import Array, Device, Stream
 from .kernel_launcher import BoundProduct, KernelLauncher
-from .tensor_core_products import room_of, unwritten
+from .packed_product import room_of, unwritten
 
 _STEP = 128  # packed rows are whole multiples of it, in elements
 _COLUMNS = 64  # of B lie together: COLUMNS of kernels/residues.cuh

@@ -6,85 +6,35 @@ strict fp32 where neither is accurate enough (`kernels/split_halves.cu`). The ho
 products of all three, and two of them return at once (`SplitProduct`). Of operands that several
 products read, each part is split once, when it comes (`split_part`), and the products begin with
 the verdict (`ProductOfSplit`). float32 rounded to TF32, and operands of 16 bits, are multiplied as
-they are where the kernel can read them, and packed where it cannot (`RoundedProduct`); some kernels
-can always (`_in_place`). docs/tensor-cores.md has the arithmetic.
+they are where the kernel can read them, and packed where it cannot (`rounded_products.py`).
+docs/tensor-cores.md has the arithmetic.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import weakref
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
 from .. import catalog
 from ..arrays.strides import layout, stored
-from ..catalog import Launch, Variant
+from ..catalog import Variant
 from ..errors import UsageError
-from ..kernel_choice.compute_modes import with_out
 from ..planning.plan import LINE_BYTES, SPLIT_STEP
 from ..problem import NARROW, Problem
 from .base import Array, Device, Stream
 from .kernel_launcher import KernelLauncher
+from .packed_product import Operation, PackedProduct, Room, room_of, rooms, unwritten
 from .roles import BoundProduct
-from .shares import Shares
+from .rounded_products import bind_in_place, bind_rounded
 from .split_operands import STATE_WORDS, SplitView
-from .streams import grown
 
 # What the TF32 split leaves out does not grow with k, and fp32's own error does: below this k it is
 # the larger of the two.
 LEAST_K_TF32 = 512
 # m n k from which the TF32 split is faster than strict fp32; below it has no launches.
 LEAST_WORK_TF32 = 2**31
-_FEW = 2**23  # elements to pack, below which blocks take less of k each, so that there are more
 _NEVER = 2**31 - 1  # as least k
-_rooms: weakref.WeakKeyDictionary[Stream, Room] = weakref.WeakKeyDictionary()
-
-# The kernel that multiplies, worked out: called with A and B as they are stored or packed, C, a
-# stream, and for split operands (exponents of A's rows and of B's columns), the verdict on the
-# device, and the verdict for which it multiplies.
-Multiply = Callable[..., None]
-
-
-# --- what stays on the device between products ----------------------------------------------
-
-
-class Room:
-    """Memory on the device that products of one stream keep from call to call.
-
-    A larger buffer never replaces a smaller one, with which a recorded graph may still launch.
-    """
-
-    def __init__(self, device: KernelLauncher):
-        self._device = weakref.ref(device)  # which has the stream that this is kept for
-        self.state = device.empty(1, STATE_WORDS, "int32")
-        self.state[...] = 0
-        self._kept: dict[tuple[str, str], list[Array]] = {}
-
-    @property
-    def device(self) -> KernelLauncher | None:
-        """The device, as long as it is there."""
-        return self._device()
-
-    def array(self, name: str, count: int, dtype: str) -> Array:
-        """`count` elements, as a vector."""
-        kept = self._kept.setdefault((name, dtype), [])
-        for flat in kept:
-            if flat.size >= count:
-                return flat[:count]
-        device = self._device()
-        assert device is not None  # it has the stream that is multiplied on
-        kept.append(device.empty(1, grown(max(1, count), kept), dtype)[0])
-        return kept[-1][:count]
-
-
-def room_of(device: KernelLauncher, stream: Stream) -> Room:
-    """What products of a stream of this device keep."""
-    if stream not in _rooms:
-        _rooms[stream] = Room(device)
-    return _rooms[stream]
 
 
 def verdicts(device: Device, problem: Problem) -> np.ndarray:
@@ -93,7 +43,7 @@ def verdicts(device: Device, problem: Problem) -> np.ndarray:
     total = np.zeros(3, int)
     if problem.compute != "fp32x3":
         return total
-    for stream, room in list(_rooms.items()):
+    for stream, room in list(rooms.items()):
         if (mine := room.device) is not None and mine is device.unwrapped:
             host = np.zeros((1, STATE_WORDS), np.int32)
             with mine.using(stream):
@@ -104,32 +54,6 @@ def verdicts(device: Device, problem: Problem) -> np.ndarray:
 
 
 # --- the door -----------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Operation:
-    """C = alpha A B + beta C for matrices laid out as these, which have no memory."""
-
-    a: Array
-    b: Array
-    c: Array
-    alpha: float
-    beta: float
-
-    @classmethod
-    def like(cls, a: Array, b: Array, c: Array, alpha: float, beta: float) -> Operation:
-        """Of matrices that lie as these; a product that is kept would keep their memory."""
-        return cls(_like(a), _like(b), _like(c), alpha, beta)
-
-
-def _like(x: Array) -> np.ndarray:
-    return np.lib.stride_tricks.as_strided(np.empty(1, x.dtype), x.shape, x.strides)
-
-
-def unwritten(x: Array, dtype: str) -> np.ndarray:
-    """A matrix that lies as x will on a device, which nothing is written to."""
-    order = (layout(x) or "n")[0]
-    return np.empty(x.shape, dtype) if order == "n" else np.empty(x.shape[::-1], dtype).T
 
 
 def _on_lines(x: np.ndarray) -> np.ndarray:
@@ -194,8 +118,8 @@ def bind(
     if dtype == "float32" and variant.params["TERMS"] == 3:
         return SplitProduct(device, variant, operation).call
     if variant.kernel.in_place:
-        return _in_place(device, variant, operation)
-    return _rounded(device, variant, operation)
+        return bind_in_place(device, variant, operation)
+    return bind_rounded(device, variant, operation)
 
 
 def _scaled(device: KernelLauncher, c: Array, beta: float) -> BoundProduct:
@@ -214,105 +138,7 @@ def _scaled(device: KernelLauncher, c: Array, beta: float) -> BoundProduct:
     return lambda a, b, c, stream: plain(*nothing, c, stream)
 
 
-# --- packing ------------------------------------------------------------------------------
-
-
-class PackedProduct:
-    """What products of packed operands have in common: sizes, packing kernels and their memory,
-    and the kernel that multiplies."""
-
-    def __init__(self, device: KernelLauncher, variant: Variant, operation: Operation):
-        self.device, self.variant, self.operation = device, variant, operation
-        (self.m, self.k), self.n = operation.a.shape, operation.b.shape[1]
-        (order_a, lda), (order_b, ldb) = stored(operation.a), stored(operation.b)
-        self.layouts = order_a + order_b
-        self.sizes = [np.int32(x) for x in (self.m, self.n, self.k)]
-        self.ld = np.int64(lda), np.int64(ldb)
-        self.pitch = -(-self.k // SPLIT_STEP) * SPLIT_STEP  # elements of one part of a packed row
-
-    def kernel(
-        self, role: str, dtype: str, rows: Sequence[int] | None = None, **params: int
-    ) -> tuple[Any, Launch]:
-        """A packing kernel and its launch, for `rows` of A and columns of B, or for all."""
-        variant = catalog.helper(role)
-        variant = variant.kernel.variant({**variant.params, **params})
-        function = self.device.function(variant, dtype, self.layouts)
-        return function, variant.launch(*(rows or (self.m, self.n)), self.k, dtype)
-
-    def parts(
-        self, room: Room, count: int, size: int, rows: Sequence[int] | None = None
-    ) -> list[Array]:
-        """Memory for both operands, each (count, rows, pitch) elements of `size` bytes: the parts
-        of a row lie one behind the other."""
-        of_a, of_b = rows or (self.m, self.n)
-        flat = room.array("parts", count * (of_a + of_b) * self.pitch * size, "uint8")
-        both = flat.view(f"u{size}").reshape(of_a + of_b, count, self.pitch).transpose(1, 0, 2)
-        return [both[:, :of_a], both[:, of_a:]]
-
-    def matrices(self, a: Array, b: Array, sizes: Iterable[np.int32] | None = None) -> list[Any]:
-        """The arguments with which the packing kernels begin."""
-        return [*(sizes or self.sizes), a, self.ld[0], b, self.ld[1]]
-
-    def packed_views(self, parts: int, rows: Sequence[int] | None = None) -> list[Array]:
-        """Arrays without memory, laid out as packed operands."""
-        return [
-            np.broadcast_to(np.uint8(), (parts, count, self.pitch))
-            for count in rows or (self.m, self.n)
-        ]
-
-    def multiply(
-        self, dtype: str, parts: int, orders: str = "nt", views: Sequence[Array] | None = None
-    ) -> Multiply:
-        """The kernel that multiplies operands of `dtype` in so many parts, which are stored in
-        these orders as `views` are, or packed."""
-        operation = self.operation
-        terms, out_bytes = 2 * parts - 1, operation.c.dtype.itemsize
-        variant = self.variant.kernel.variant(
-            {**self.variant.params, "TERMS": terms, "OUT": out_bytes}
-        )
-        if not variant.kernel.tma:
-            return self._multiply_pointers(variant, dtype)
-        from .cuda import tensor_maps
-
-        a, b = self.packed_views(parts) if views is None else views
-        options = {
-            "k": self.k, "layouts": orders, "alpha": operation.alpha, "beta": operation.beta,
-        }  # fmt: skip
-        if dtype == "tfloat32" and parts == 1 and orders in catalog.helper("across").kernel.layouts:
-            return tensor_maps.bind_across(self.device, variant, a, b, operation.c, **options)
-        return tensor_maps.bind_tensor(self.device, variant, dtype, a, b, operation.c, **options)
-
-    def _multiply_pointers(self, variant: Variant, dtype: str) -> Multiply:
-        """As `tensor_maps.bind_tensor`, for kernels that take plain pointers to packed
-        operands."""
-        device, operation = self.device, self.operation
-        if reason := variant.refusal(device=device.kind, dtype=dtype, m=self.m, n=self.n, k=self.k):
-            raise UsageError(reason)
-        sides, scale = (self.m, self.n, self.pitch), (operation.alpha, operation.beta)
-        shares = Shares(
-            device, variant, dtype, operation.c, sides, alpha=scale[0], beta=scale[1]
-        )  # fmt: skip
-        function, launch = device.function(shares.variant, dtype, "nt"), shares.launch
-        pitch, ldc = np.int64(self.pitch), np.int64(stored(operation.c)[1])
-        sizes = [*self.sizes[:2], np.int32(self.pitch)]
-        alpha, beta = (np.float32(x) for x in (scale if shares.uncut else (1, 0)))
-
-        def call(
-            a: Array, b: Array, c: Array, stream: Stream, exponents: Sequence[Array] = (),
-            verdict: Array = None, wanted: int = -1,
-        ) -> None:  # fmt: skip
-            state = room_of(device, stream).state if verdict is None else verdict
-            both = exponents or (state, state)  # without a verdict the kernel reads neither
-            operands, behind = [a, pitch, b, pitch, *sizes, alpha, *both, beta], np.int32(wanted)
-            if shares.uncut:
-                device.launch(function, launch, [*operands, c, ldc, state, behind], stream)
-                return
-            sums = shares.sums(stream)
-            args = [*operands, sums[0], shares.pitch, state, behind, shares.steps]
-            device.launch(function, launch, args, stream)
-            shares.add(sums, c, stream, exponents, verdict, wanted)
-
-        return call
+# --- operands in two parts ----------------------------------------------------------------
 
 
 class ProductInTwoParts(PackedProduct):
@@ -441,108 +267,3 @@ def strict_variant(device: KernelLauncher, m: int, n: int) -> Variant:
     (rows, cols), processors = large.tile, device.processors
     variant = small if -(-m // rows) * -(-n // cols) * 8 < processors else large
     return variant.for_multiprocessors(processors)
-
-
-class RoundedProduct(PackedProduct):
-    """float32 rounded to TF32, or operands of 16 bits, in one part each. `packed` says whether A
-    is packed and whether B is; one that is not is multiplied where it lies."""
-
-    def __init__(
-        self, device: KernelLauncher, variant: Variant, operation: Operation,
-        packed: Sequence[bool],
-    ):  # fmt: skip
-        super().__init__(device, variant, operation)
-        self.packed, self.any_packed = packed, any(packed)
-        self.item_bytes = operation.a.dtype.itemsize
-        name = operation.a.dtype.name
-        dtype = "tfloat32" if name == "float32" else name
-        # Of A and columns of B: as many as are packed, or none.
-        self.rows = [
-            count if x else 0 for count, x in zip((self.m, self.n), packed, strict=True)
-        ]  # fmt: skip
-        orders = "".join(
-            along if x else order
-            for along, order, x in zip("nt", self.layouts, packed, strict=True)
-        )
-        if self.any_packed:
-            of = "float16" if self.item_bytes == 2 else dtype  # 16 bits are copied as they are
-            few = sum(self.rows) * self.k < _FEW
-            self.pack, self.pack_launch = self.kernel(
-                "pack", of, self.rows, SLICE=256 if few else 1024
-            )  # fmt: skip
-        views = self._operands(operation.a, operation.b, self.packed_views(1, self.rows))
-        self.product = self.multiply(dtype, 1, orders, views)
-
-    def _operands(self, a: Array, b: Array, made: Sequence[Array | None]) -> list[Array]:
-        """What the kernel reads: what was packed, and the other operands as they are stored."""
-        return [
-            parts if x else (v.T if order == "t" else v)[None]
-            for v, parts, order, x in zip((a, b), made, self.layouts, self.packed, strict=True)
-        ]
-
-    def call(self, a: Array, b: Array, c: Array, stream: Stream) -> None:
-        """Multiplies matrices laid out as those that this was made for."""
-        room = room_of(self.device, stream)
-        made: Sequence[Array | None] = (None, None)
-        if self.any_packed:
-            made = self.parts(room, 1, self.item_bytes, self.rows)
-            sizes = *map(np.int32, self.rows), self.sizes[2]
-            args = [*self.matrices(a, b, sizes), *made]
-            self.device.launch(self.pack, self.pack_launch, args, stream)
-        self.product(*self._operands(a, b, made), c, stream)
-
-
-def _in_place(device: KernelLauncher, variant: Variant, operation: Operation) -> BoundProduct:
-    """A product by a kernel that reads operands where they lie."""
-    (order_a, lda), (order_b, ldb) = stored(operation.a), stored(operation.b)
-    (m, k), n = operation.a.shape, operation.b.shape[1]
-    name = operation.a.dtype.name
-    dtype = "tfloat32" if name == "float32" else name
-    variant = with_out(variant, operation.c.dtype.itemsize)
-    shares = Shares(
-        device, variant, dtype, operation.c, (m, n, k), alpha=operation.alpha, beta=operation.beta
-    )  # fmt: skip
-    function = device.function(shares.variant, dtype, order_a + order_b)
-    pitches, ldc = (np.int64(lda), np.int64(ldb)), np.int64(stored(operation.c)[1])
-    sizes = [np.int32(x) for x in (m, n, k)]
-    alpha, beta = (
-        np.float32(x) for x in ((operation.alpha, operation.beta) if shares.uncut else (1, 0))
-    )
-
-    def call(a: Array, b: Array, c: Array, stream: Stream) -> None:
-        if not c.size:
-            return
-        operands = [a, pitches[0], b, pitches[1], *sizes, alpha, beta]
-        if shares.uncut:
-            device.launch(function, shares.launch, [*operands, c, ldc], stream)
-            return
-        sums = shares.sums(stream)
-        args = [*operands, sums[0], shares.pitch, shares.steps]
-        device.launch(function, shares.launch, args, stream)
-        shares.add(sums, c, stream)
-
-    return call
-
-
-def _rounded(device: KernelLauncher, variant: Variant, operation: Operation) -> BoundProduct:
-    """A product that packs A and B only where it must: by addresses too, which differ from call to
-    call."""
-    all_packed = RoundedProduct(device, variant, operation, (True, True))
-    if not variant.kernel.tma:
-        return all_packed.call
-    # TMA takes operands where they lie, if every line begins on 16 bytes; of two that lie across k
-    # in 32 bits, the kernel takes one.
-    size = all_packed.item_bytes
-    packed = [bool(ld * size % 16 != 0) for ld in all_packed.ld]
-    if size == 4 and all_packed.layouts == "tn" and not any(packed):
-        packed[all_packed.m > all_packed.n] = True
-    if all(packed):
-        return all_packed.call
-    pack_all = all_packed.call
-    straight = RoundedProduct(device, variant, operation, packed).call
-
-    def call(a: Array, b: Array, c: Array, stream: Stream) -> None:
-        begin = [done or x.data.ptr % 16 == 0 for x, done in zip((a, b), packed, strict=True)]
-        (straight if all(begin) else pack_all)(a, b, c, stream)
-
-    return call

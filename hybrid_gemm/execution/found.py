@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from ..devices.cuda.device import CudaDevice, CudaStream
+from ..devices.cuda.device import CudaDevice
+from ..devices.cuda.stream import CudaStream
 from ..devices.kernel_launcher import BoundProduct
 from ..devices.roles import Prepared
 from .first_calls import FirstCalls

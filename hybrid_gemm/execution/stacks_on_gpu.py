@@ -14,7 +14,8 @@ from ..arrays.strides import layout, leading, stored
 from ..devices import stack_products
 from ..devices.base import Stream
 from ..devices.cuda import cublas
-from ..devices.cuda.device import CudaDevice, CudaStream
+from ..devices.cuda.device import CudaDevice
+from ..devices.cuda.stream import CudaStream
 from ..devices.kernel_launcher import BoundProduct
 from ..kernel_choice import stacks
 from ..problem import FLOATS

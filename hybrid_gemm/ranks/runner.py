@@ -26,9 +26,9 @@ from ..arrays.operand import Operand, Operands
 from ..arrays.other_libraries import Guests
 from ..catalog import Variant
 from ..devices.base import Device
-from ..errors import UsageError, time_in_words
+from ..errors import UsageError
 from ..execution.checked_device import checks_of
-from ..execution.checks import Checks, total
+from ..execution.checks import total
 from ..execution.timeline import Timeline
 from ..host.kept import Kept
 from ..kernel_choice import compute_modes
@@ -42,6 +42,7 @@ from . import heartbeat, launch, transports
 from .distributed_operands import DistributedOperands
 from .distributed_stacks import DistributedStacks
 from .rank_plan import RankPlan, make_rank_plan
+from .rank_result import RankResult
 from .rank_run import RankExecutor
 from .redistribution import NOTHING, Part
 from .transports import WORDS
@@ -64,42 +65,6 @@ def _in_call(method: Callable[P, R]) -> Callable[P, R]:
             return method(*args, **keywords)
 
     return call
-
-
-@dataclasses.dataclass(frozen=True)
-class RankResult:
-    """What a run gave one rank: its strip of C, and what was done. `timeline` has all ranks'
-    activities on rank 0 and this rank's elsewhere; worker numbers count rank by rank.
-    `since` is when multiplying began, in seconds of the Unix clock; `compute` says what was
-    computed and `reduction` how partial C were summed, and with `checked`, `checks` what all ranks
-    checked. `own` are the plans and kernels of what this rank multiplied."""
-
-    c: Any
-    plan: RankPlan
-    variant: Variant
-    timeline: Timeline
-    total_ms: float
-    reduction: str
-    since: float
-    compute: str
-    checks: Checks | None = None
-    own: tuple[tuple[Plan, Variant], ...] = ()
-
-    @property
-    def problem(self) -> Problem:
-        """The whole product, as it was multiplied."""
-        return self.plan.problem
-
-    @property
-    def gflops(self) -> float:
-        """10^9 floating-point operations a second of all ranks together."""
-        return self.problem.flops / self.total_ms / 1e6 if self.total_ms else 0.0
-
-    def __repr__(self) -> str:
-        return (
-            f"<RankResult: {self.plan.problem} over {self.plan.ranks} ranks, "
-            f"{time_in_words(self.total_ms)}, {self.gflops:.1f} GFLOP/s, sum {self.reduction}>"
-        )
 
 
 class RankRunner:

@@ -9,7 +9,7 @@ from ..execution.timeline import PHASES
 from ..planning.partition import Span
 from ..planning.planner import START_MS
 from ..ranks.rank_plan import RankPlan
-from ..ranks.runner import RankResult
+from ..ranks.rank_result import RankResult
 from ..verify import Verdict
 from . import console, report
 

@@ -21,6 +21,7 @@ from ..base import Array, Event, Stream
 from ..kernel_device import KernelDevice
 from ..roles import BoundProduct, Facts, Prepared
 from . import cublas, driver, launch_list, nvml, nvrtc, pinned_memory
+from .stream import CudaStream
 
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 # CUDA_ERROR_INVALID_VALUE, _LAUNCH_OUT_OF_RESOURCES and _INVALID_CLUSTER_SIZE
@@ -61,45 +62,6 @@ def uuids() -> tuple[str, ...]:
 
     properties = map(cupy.cuda.runtime.getDeviceProperties, range(count()))
     return tuple(p["uuid"].hex() for p in properties)
-
-
-class CudaStream(Stream):
-    """A stream of a GPU; `cupy` is CuPy's object for it."""
-
-    def __init__(self, cupy_stream: Any) -> None:
-        super().__init__()
-        self.cupy = cupy_stream
-        self.cublas: cublas.Handle | None = None  # made when it is needed
-
-    def prepare_cublas(self) -> cublas.Handle:
-        """The stream's handle, made on the current GPU if there is none yet."""
-        if self.cublas is None:
-            self.cublas = cublas.Handle(self.cupy.ptr)
-        return self.cublas
-
-    def record(self, event: Event = None) -> Event:
-        import cupy
-
-        if event is None:  # a thread that waits for it leaves its core to others
-            event = cupy.cuda.Event(block=True)
-        driver.record(event.ptr, self.cupy.ptr)
-        return event
-
-    def wait(self, event: Event) -> None:
-        driver.wait(self.cupy.ptr, event.ptr)
-
-    def passed(self, event: Event) -> bool:
-        return driver.passed(event.ptr)
-
-    def capturing(self) -> bool:
-        return bool(self.cupy.is_capturing())
-
-    def synchronize(self) -> None:
-        self.cupy.synchronize()
-
-    def is_recorded(self) -> bool:
-        """Whether a graph is being made of what is launched."""
-        return bool(self.cupy.is_capturing())
 
 
 class CudaDevice(KernelDevice):

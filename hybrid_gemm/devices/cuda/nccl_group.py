@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from ...errors import UnavailableError
 from ..base import Array, Event
-from .device import CudaDevice, CudaStream
+from .device import CudaDevice
+from .stream import CudaStream
 
 # All that one thread starts goes to all GPUs before anything that another thread starts: sums that
 # wait for each other on different GPUs would never end. Making a group takes the lock twice.

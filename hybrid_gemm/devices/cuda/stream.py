@@ -1,0 +1,47 @@
+"""A stream of a GPU: CuPy's, with events recorded by the driver."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..base import Event, Stream
+from . import cublas, driver
+
+
+class CudaStream(Stream):
+    """A stream of a GPU; `cupy` is CuPy's object for it."""
+
+    def __init__(self, cupy_stream: Any) -> None:
+        super().__init__()
+        self.cupy = cupy_stream
+        self.cublas: cublas.Handle | None = None  # made when it is needed
+
+    def prepare_cublas(self) -> cublas.Handle:
+        """The stream's handle, made on the current GPU if there is none yet."""
+        if self.cublas is None:
+            self.cublas = cublas.Handle(self.cupy.ptr)
+        return self.cublas
+
+    def record(self, event: Event = None) -> Event:
+        import cupy
+
+        if event is None:  # a thread that waits for it leaves its core to others
+            event = cupy.cuda.Event(block=True)
+        driver.record(event.ptr, self.cupy.ptr)
+        return event
+
+    def wait(self, event: Event) -> None:
+        driver.wait(self.cupy.ptr, event.ptr)
+
+    def passed(self, event: Event) -> bool:
+        return driver.passed(event.ptr)
+
+    def capturing(self) -> bool:
+        return bool(self.cupy.is_capturing())
+
+    def synchronize(self) -> None:
+        self.cupy.synchronize()
+
+    def is_recorded(self) -> bool:
+        """Whether a graph is being made of what is launched."""
+        return bool(self.cupy.is_capturing())
