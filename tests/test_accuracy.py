@@ -11,7 +11,7 @@ from support.devices import on
 from support.tensor_cores import error_bound
 
 from hybrid_gemm.arrays import generator
-from hybrid_gemm.bench import accuracy, kernels
+from hybrid_gemm.bench import accuracy, selection
 from hybrid_gemm.bench.accuracy import AccuracyStudy
 from hybrid_gemm.bench.kernels import KernelStudy
 from hybrid_gemm.bench.study import run
@@ -164,14 +164,14 @@ def test_bench_times_narrow_operands(kernel_device, dtype):
 
 
 def test_bench_refuses_what_is_not_strict(kernel_device):
-    variants = kernels.select(["mma", "naive"], False, {})
+    variants = selection.select(["mma", "naive"], False, {})
     found = run(KernelStudy(variants, [(20, 20, 20)], device=kernel_device, samples=1))
     notes = {row["kernel"]: row["note"] for row in found["rows"]}
     assert "give compute fp32x3 or tf32" in notes["mma"] and not notes["naive"]
 
 
 def test_a_named_kernel_takes_the_terms_that_compute_asks_for():
-    (variant,) = kernels.select(["mma"], False, {})
+    (variant,) = selection.select(["mma"], False, {})
     for compute, terms in (("fp32x3", 3), ("tf32", 1)):
         problem = Problem(9, 9, 9, compute=compute)
         assert compute_modes.as_asked(variant, problem).params["TERMS"] == terms

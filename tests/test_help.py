@@ -199,11 +199,11 @@ def test_a_wrong_range_is_one_line():
 
 
 def test_kernels_by_pattern():
-    from hybrid_gemm.bench import kernels
+    from hybrid_gemm.bench import selection
 
-    assert kernels.matching(["naive*", "tuned", "naive"], ["naive", "naive_row", "tuned"]) == [
+    assert selection.matching(["naive*", "tuned", "naive"], ["naive", "naive_row", "tuned"]) == [
         "naive", "naive_row", "tuned",
     ]  # fmt: skip
     with pytest.raises(UsageError, match="no kernel is like 'x\\*'"):
-        kernels.matching(["x*"], ["naive"])
-    assert re.match("naive", kernels.select(["naive*"], False, {})[0].name)
+        selection.matching(["x*"], ["naive"])
+    assert re.match("naive", selection.select(["naive*"], False, {})[0].name)

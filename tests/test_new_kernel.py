@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 import hybrid_gemm as hg
 from hybrid_gemm import catalog
-from hybrid_gemm.bench import kernels, search, study
+from hybrid_gemm.bench import kernels, search, selection, study
 from hybrid_gemm.catalog import files, template
 from hybrid_gemm.cli import cli
 from hybrid_gemm.errors import UsageError
@@ -141,7 +141,7 @@ def test_a_kernel_that_does_not_compile_is_a_row_of_bench(own, kernel_device):
     path = template.write("mine")
     path.write_text(path.read_text().replace("T sum[PER] = {};", "T sum[PER] = {", 1))
     catalog.kernels.cache_clear()
-    mine = kernels.select(["mine", "naive"], False, {}, kernel_device)
+    mine = selection.select(["mine", "naive"], False, {}, kernel_device)
     data = study.run(kernels.KernelStudy(mine, [(32, 32, 32)], device=kernel_device, samples=1))
     wrong, right = data["rows"]
     assert "does not compile" in wrong["note"] and wrong["time_ms"] is None

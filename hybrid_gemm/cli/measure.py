@@ -166,7 +166,7 @@ def bench(
     to host arrays, ours and others'. With --accuracy, errors of fp32, TF32, fp32x3 and cuBLAS are
     measured against float64.
     """
-    from ..bench import kernels
+    from ..bench import selection
     from ..bench import study as studies
     from ..reporting.console import write
 
@@ -174,7 +174,7 @@ def bench(
     if sort and (accuracy or libraries):
         raise UsageError("--sort is for kernels; --accuracy and --libraries have their own order")
     series, shapes = options.pop("series"), options.pop("shapes")
-    shapes = [*(kernels.series(series) if series else []), *(shapes or [])]
+    shapes = [*(selection.series(series) if series else []), *(shapes or [])]
     with progress_bar() as progress:
         if accuracy:
             study = _accuracy_study(context, shapes, options)
@@ -202,7 +202,7 @@ Options = dict[str, Any]  # of `bench`, by the names of its parameters
 
 def _kernel_study(context: click.Context, shapes: list[Shape], options: Options) -> Study:
     """What `bench` measures by itself."""
-    from ..bench import kernels
+    from ..bench import kernels, selection
 
     refuse_options(
         context, options, {"gpus", "memories"}, "is for --libraries; kernels run on GPU 0"
@@ -212,7 +212,7 @@ def _kernel_study(context: click.Context, shapes: list[Shape], options: Options)
     variants = []  # without any, the tensor cores' beside cuBLAS
     narrow = set(options["dtypes"]) <= {"float16", "bfloat16"}
     if names or (options["compute"] == "fp32" and not narrow):
-        variants = kernels.select(names, all_params, parameters(param), options["device"])
+        variants = selection.select(names, all_params, parameters(param), options["device"])
     elif all_params or param:
         raise UsageError("parameters need kernels on tensor cores: name one by --kernels")
     return kernels.KernelStudy(variants, shapes, calls=True, **chosen)

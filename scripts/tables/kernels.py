@@ -3,7 +3,7 @@
 import json
 import statistics
 
-from hybrid_gemm.bench.kernels import SERIES
+from hybrid_gemm.bench.selection import SERIES
 
 from . import ROOT, grid, result
 
