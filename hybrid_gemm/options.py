@@ -9,13 +9,28 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-import math
-import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
 from .errors import OptionTypeError, UsageError, nearest
+from .option_checks import (
+    MOST_WORKERS,
+    at_least,
+    bytes_of,
+    check_gpus,
+    check_grid,
+    check_levels,
+    check_memory,
+    check_name,
+    check_params,
+    check_seconds,
+    check_yes_or_no,
+    one_of,
+    parse_integer,
+    parse_integers,
+    parse_number,
+)
 
 SPLITS = ("rows", "cols", "auto")
 DEVICES = ("auto", "cuda", "cpu", "emulator")
@@ -33,7 +48,6 @@ TUNES = {
     "models": "models of times, fitted beforehand",
     "first-calls": "the first calls of each product, too",
 }
-MAX_LEVELS = 6
 # Headings of the command's help.
 SPLIT_GROUP, DEVICE_GROUP, RANK_GROUP = "Split and sums", "Device and kernel", "MPI ranks"
 PANEL_SIDE = 8192  # rows and columns, at most, of what `run --resume` finishes at once
@@ -60,195 +74,17 @@ class Choice:
     group: str = SPLIT_GROUP
 
 
-def _in_words(names: Iterable[str]) -> str:
-    *most, last = names
-    return f"{', '.join(most)} and {last}" if most else last
-
-
-def _one_of(noun: str, names: Iterable[str]) -> Callable[[str, Any], str]:
-    names = tuple(names)
-
-    def check(name: str, value: Any) -> str:
-        if not isinstance(value, str):
-            raise OptionTypeError(f"{name} takes one of {_in_words(names)}; {value!r} was given")
-        if value not in names:
-            raise UsageError(
-                f"no {noun} is called {value!r}; there are {_in_words(names)}"
-                f"{nearest(value, names)}"
-            )
-        return value
-
-    return check
-
-
-def _name(name: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise OptionTypeError(f"{name} takes a name; {value!r} was given")
-    return value
-
-
-def _whole(name: str, value: Any) -> int:
-    """A whole number: NumPy's integers too, but no text, no bool and no 4.0."""
-    if not isinstance(value, bool):
-        try:
-            return operator.index(value)
-        except TypeError:
-            pass
-    raise OptionTypeError(f"{name} takes a whole number; {value!r} was given")
-
-
-MOST_WORKERS = 1024  # a thread for each core of the largest hosts; plans of more take seconds
-
-
-def _at_least(least: int, noun: str, most: int | None = None) -> Callable[[str, Any], int | None]:
-    def check(name: str, value: Any) -> int | None:
-        if value is None:
-            return None
-        count = _whole(name, value)
-        if count < least:
-            raise UsageError(f"{count} {noun} asked for; it takes at least {least}")
-        if most is not None and count > most:
-            raise UsageError(f"{count} {noun} asked for; it takes at most {most}")
-        return count
-
-    return check
-
-
-def _yes_or_no(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise OptionTypeError(f"{name} takes True or False; {value!r} was given")
-    return value
-
-
-def _levels(name: str, value: Any) -> int:
-    levels = _whole(name, value)
-    if not 0 <= levels <= MAX_LEVELS:
-        raise UsageError(f"{levels} levels of Strassen asked for; it takes 0 to {MAX_LEVELS}")
-    return levels
-
-
-def _numbers(name: str, value: Any) -> tuple[int, ...] | None:
-    """Whole numbers; a single one stands for a list of itself."""
-    if value is None:
-        return None
-    if isinstance(value, str | bytes | Mapping):
-        raise OptionTypeError(f"{name} takes whole numbers such as (0, 1); {value!r} was given")
-    try:
-        return tuple(_whole(name, x) for x in value)
-    except OptionTypeError:
-        raise
-    except TypeError:  # not a sequence
-        return (_whole(name, value),)
-
-
-def _gpus(name: str, value: Any) -> tuple[int, ...] | None:
-    numbers = _numbers(name, value)
-    if numbers == ():
-        raise UsageError("no GPU was named; --gpus takes ordinals such as 0,1")
-    if numbers and (min(numbers) < 0 or len(set(numbers)) < len(numbers)):
-        raise UsageError(f"{name} takes different GPU numbers from 0 on; {value!r} was given")
-    return numbers
-
-
-def _grid(name: str, value: Any) -> tuple[int, int, int] | None:
-    sides = _numbers(name, value)
-    if sides is None:
-        return None
-    if len(sides) != 3 or min(sides) < 1:
-        text = " x ".join(map(str, sides))
-        raise UsageError(f"the {name} {text} was given; it takes pm x pn x pk, each at least 1")
-    return sides[0], sides[1], sides[2]
-
-
-def _params(name: str, value: Any) -> tuple[tuple[str, int], ...]:
-    if value is None:
-        return ()
-    try:
-        pairs = dict(value)
-    except (TypeError, ValueError):
-        raise OptionTypeError(
-            f"{name} takes a kernel's parameters such as {{'BM': 128}}; {value!r} was given"
-        ) from None
-    return tuple(sorted((str(key), _whole(f"{name}[{key!r}]", x)) for key, x in pairs.items()))
-
-
-def bytes_of(text: str) -> int:
-    """Bytes of a size with its unit, such as 8GiB (2^30) or 500MB (10^6)."""
-    number = text.strip().rstrip("BiKMGT").strip()
-    unit = text.strip()[len(number) :].strip()
-    if not unit and number.replace(".", "", 1).isdigit():
-        raise UsageError(f"{text} what? A size takes a unit, such as {text}GiB or {text}MB")
-    prefix, base = unit.removesuffix("B"), 1000
-    if prefix.endswith("i"):
-        prefix, base = prefix[:-1], 1024
-    try:
-        return int(float(number) * base ** ("", "K", "M", "G", "T").index(prefix))
-    except (ValueError, OverflowError):
-        raise UsageError(f"{text!r} is not a size such as 8GiB or 500MB") from None
-
-
-def _memory(name: str, value: Any) -> int | None:
-    if value is None:
-        return None
-    if not isinstance(value, str):
-        try:
-            size = _whole(name, value)
-        except OptionTypeError:
-            raise OptionTypeError(
-                f"{name} takes bytes, as a whole number or as text such as '8GiB'; "
-                f"{value!r} was given"
-            ) from None
-    else:
-        size = bytes_of(value)
-    if size < 1:
-        raise UsageError(f"{name} is {size}; it takes bytes, at least 1")
-    return size
-
-
-def _seconds(name: str, value: Any) -> float:
-    if isinstance(value, bool | str):
-        raise OptionTypeError(f"{name} takes seconds; {value!r} was given")
-    try:
-        seconds = float(value)
-    except (TypeError, ValueError):
-        raise OptionTypeError(f"{name} takes seconds; {value!r} was given") from None
-    if not 0 <= seconds < math.inf:
-        raise UsageError(f"{name} is {seconds:g}; it takes seconds, at least 0")
-    return seconds
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise UsageError(f"{text!r} is not a number") from None
-
-
-def _integers(text: str) -> list[int]:
-    try:
-        return [int(x) for x in text.split(",") if x]
-    except ValueError:
-        raise UsageError(f"{text!r} is not a list of whole numbers such as 0,1") from None
-
-
-def _integer(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise UsageError(f"{text!r} is not a whole number") from None
-
-
 def _choice(default: Any, help: str, check: Callable[[str, Any], Any], **more: Any) -> Any:
     return dataclasses.field(default=default, metadata={"choice": Choice(help, check, **more)})
 
 
 def _named(default: str, help: str, noun: str, names: Iterable[str], **more: Any) -> Any:
     names = tuple(names)
-    return _choice(default, help, _one_of(noun, names), names=names, **more)
+    return _choice(default, help, one_of(noun, names), names=names, **more)
 
 
 def _count(help: str, noun: str, most: int | None = None, **more: Any) -> Any:
-    return _choice(None, help, _at_least(1, noun, most), parse=_integer, metavar="N", **more)
+    return _choice(None, help, at_least(1, noun, most), parse=parse_integer, metavar="N", **more)
 
 
 @dataclass(frozen=True)
@@ -275,7 +111,7 @@ class Options:
         "cpu otherwise.", "device", DEVICES, group=DEVICE_GROUP,
     )  # fmt: skip
     gpus: tuple[int, ...] | None = _choice(
-        None, "GPUs by number, such as 0,1. Without it, all.", _gpus, parse=_integers,
+        None, "GPUs by number, such as 0,1. Without it, all.", check_gpus, parse=parse_integers,
         metavar="0,1", group=DEVICE_GROUP,
     )  # fmt: skip
     emulate_devices: int | None = _count(
@@ -285,10 +121,10 @@ class Options:
         "auto",
         "A kernel that `hybrid-gemm kernels` lists. auto takes the fastest known for the shape, "
         "cuBLAS included; own takes the fastest of our own.",
-        _name, group=DEVICE_GROUP,
+        check_name, group=DEVICE_GROUP,
     )  # fmt: skip
     params: tuple[tuple[str, int], ...] = _choice(
-        (), "A parameter of the kernel, such as BM=128; give it as often as needed.", _params,
+        (), "A parameter of the kernel, such as BM=128; give it as often as needed.", check_params,
         metavar="NAME=NUMBER", group=DEVICE_GROUP,
     )  # fmt: skip
     reduce: str = _named(
@@ -301,7 +137,7 @@ class Options:
         "ordinary", "The ordinary product; strassen over the kernel; or 3m: three real products "
         "instead of four for complex matrices.", "algorithm", ALGORITHMS, group=DEVICE_GROUP,
     )  # fmt: skip
-    levels: int = _choice(1, "Levels of Strassen's algorithm.", _levels, parse=_integer,
+    levels: int = _choice(1, "Levels of Strassen's algorithm.", check_levels, parse=parse_integer,
                           metavar="N", group=DEVICE_GROUP)  # fmt: skip
     compute: str = _named(
         "fp32", "How float32 is multiplied: strictly (fp32), by three products of halves on tensor "
@@ -317,16 +153,16 @@ class Options:
         group=DEVICE_GROUP,
     )  # fmt: skip
     grid: tuple[int, int, int] | None = _choice(
-        None, "Into how many parts workers (or ranks) cut m, n and K.", _grid, parse=_integers,
-        metavar="PM,PN,PK",
+        None, "Into how many parts workers (or ranks) cut m, n and K.", check_grid,
+        parse=parse_integers, metavar="PM,PN,PK",
     )  # fmt: skip
     max_device_memory: int | None = _choice(
         None, "How much of each GPU's memory a product may take, such as 8GiB. What does not fit "
-        "is multiplied in turns.", _memory, parse=bytes_of, metavar="SIZE", group=DEVICE_GROUP,
+        "is multiplied in turns.", check_memory, parse=bytes_of, metavar="SIZE", group=DEVICE_GROUP,
     )  # fmt: skip
     checked: bool = _choice(
         False, "Check each product, sum and copy by sums made where the data is, and make again "
-        "what is wrong.", _yes_or_no, group=DEVICE_GROUP,
+        "what is wrong.", check_yes_or_no, group=DEVICE_GROUP,
     )  # fmt: skip
     transport: str = _named(
         "auto", "How partial C travel between ranks: ipc, nccl or mpi; auto takes the first that "
@@ -337,8 +173,8 @@ class Options:
     )
     rank_timeout: float = _choice(
         60.0, "Seconds without a sign of a rank, or without progress, after which the job is "
-        "ended; 0 is never.", _seconds, parse=_number, metavar="SECONDS", across_ranks=True,
-        group=RANK_GROUP,
+        "ended; 0 is never.", check_seconds, parse=parse_number, metavar="SECONDS",
+        across_ranks=True, group=RANK_GROUP,
     )  # fmt: skip
 
     def __post_init__(self) -> None:

@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from ..arrays.strides import layout, stored
 from ..catalog import Variant
 from ..errors import UsageError
+from ..option_checks import MAX_LEVELS
 from ..planning.hardware import DeviceSpec
 from .base import Array, Device, Stream
 from .roles import Products
 from .wrapped import WrappedDevice
 
-MAX_LEVELS = 6
 Workspaces = tuple[Array, Array]
 UNIT = 4  # the smallest quarters have sides of whole vectors, so that rows stay aligned
 

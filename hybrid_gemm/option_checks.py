@@ -1,0 +1,192 @@
+"""How values of options are checked, and read from the command line's text.
+
+A check takes an option's name and a value, and returns the value in the form that is kept. It
+raises `OptionTypeError` for a wrong type and `UsageError` for a wrong value.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from .errors import OptionTypeError, UsageError, nearest
+
+MAX_LEVELS = 6  # of Strassen's algorithm
+MOST_WORKERS = 1024  # a thread for each core of the largest hosts; plans of more take seconds
+
+
+def _in_words(names: Iterable[str]) -> str:
+    *most, last = names
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def one_of(noun: str, names: Iterable[str]) -> Callable[[str, Any], str]:
+    names = tuple(names)
+
+    def check(name: str, value: Any) -> str:
+        if not isinstance(value, str):
+            raise OptionTypeError(f"{name} takes one of {_in_words(names)}; {value!r} was given")
+        if value not in names:
+            raise UsageError(
+                f"no {noun} is called {value!r}; there are {_in_words(names)}"
+                f"{nearest(value, names)}"
+            )
+        return value
+
+    return check
+
+
+def check_name(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise OptionTypeError(f"{name} takes a name; {value!r} was given")
+    return value
+
+
+def check_whole(name: str, value: Any) -> int:
+    """A whole number: NumPy's integers too, but no text, no bool and no 4.0."""
+    if not isinstance(value, bool):
+        try:
+            return operator.index(value)
+        except TypeError:
+            pass
+    raise OptionTypeError(f"{name} takes a whole number; {value!r} was given")
+
+
+def at_least(least: int, noun: str, most: int | None = None) -> Callable[[str, Any], int | None]:
+    def check(name: str, value: Any) -> int | None:
+        if value is None:
+            return None
+        count = check_whole(name, value)
+        if count < least:
+            raise UsageError(f"{count} {noun} asked for; it takes at least {least}")
+        if most is not None and count > most:
+            raise UsageError(f"{count} {noun} asked for; it takes at most {most}")
+        return count
+
+    return check
+
+
+def check_yes_or_no(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise OptionTypeError(f"{name} takes True or False; {value!r} was given")
+    return value
+
+
+def check_levels(name: str, value: Any) -> int:
+    levels = check_whole(name, value)
+    if not 0 <= levels <= MAX_LEVELS:
+        raise UsageError(f"{levels} levels of Strassen asked for; it takes 0 to {MAX_LEVELS}")
+    return levels
+
+
+def check_numbers(name: str, value: Any) -> tuple[int, ...] | None:
+    """Whole numbers; a single one stands for a list of itself."""
+    if value is None:
+        return None
+    if isinstance(value, str | bytes | Mapping):
+        raise OptionTypeError(f"{name} takes whole numbers such as (0, 1); {value!r} was given")
+    try:
+        return tuple(check_whole(name, x) for x in value)
+    except OptionTypeError:
+        raise
+    except TypeError:  # not a sequence
+        return (check_whole(name, value),)
+
+
+def check_gpus(name: str, value: Any) -> tuple[int, ...] | None:
+    numbers = check_numbers(name, value)
+    if numbers == ():
+        raise UsageError("no GPU was named; --gpus takes ordinals such as 0,1")
+    if numbers and (min(numbers) < 0 or len(set(numbers)) < len(numbers)):
+        raise UsageError(f"{name} takes different GPU numbers from 0 on; {value!r} was given")
+    return numbers
+
+
+def check_grid(name: str, value: Any) -> tuple[int, int, int] | None:
+    sides = check_numbers(name, value)
+    if sides is None:
+        return None
+    if len(sides) != 3 or min(sides) < 1:
+        text = " x ".join(map(str, sides))
+        raise UsageError(f"the {name} {text} was given; it takes pm x pn x pk, each at least 1")
+    return sides[0], sides[1], sides[2]
+
+
+def check_params(name: str, value: Any) -> tuple[tuple[str, int], ...]:
+    if value is None:
+        return ()
+    try:
+        pairs = dict(value)
+    except (TypeError, ValueError):
+        raise OptionTypeError(
+            f"{name} takes a kernel's parameters such as {{'BM': 128}}; {value!r} was given"
+        ) from None
+    return tuple(sorted((str(key), check_whole(f"{name}[{key!r}]", x)) for key, x in pairs.items()))
+
+
+def bytes_of(text: str) -> int:
+    """Bytes of a size with its unit, such as 8GiB (2^30) or 500MB (10^6)."""
+    number = text.strip().rstrip("BiKMGT").strip()
+    unit = text.strip()[len(number) :].strip()
+    if not unit and number.replace(".", "", 1).isdigit():
+        raise UsageError(f"{text} what? A size takes a unit, such as {text}GiB or {text}MB")
+    prefix, base = unit.removesuffix("B"), 1000
+    if prefix.endswith("i"):
+        prefix, base = prefix[:-1], 1024
+    try:
+        return int(float(number) * base ** ("", "K", "M", "G", "T").index(prefix))
+    except (ValueError, OverflowError):
+        raise UsageError(f"{text!r} is not a size such as 8GiB or 500MB") from None
+
+
+def check_memory(name: str, value: Any) -> int | None:
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        try:
+            size = check_whole(name, value)
+        except OptionTypeError:
+            raise OptionTypeError(
+                f"{name} takes bytes, as a whole number or as text such as '8GiB'; "
+                f"{value!r} was given"
+            ) from None
+    else:
+        size = bytes_of(value)
+    if size < 1:
+        raise UsageError(f"{name} is {size}; it takes bytes, at least 1")
+    return size
+
+
+def check_seconds(name: str, value: Any) -> float:
+    if isinstance(value, bool | str):
+        raise OptionTypeError(f"{name} takes seconds; {value!r} was given")
+    try:
+        seconds = float(value)
+    except (TypeError, ValueError):
+        raise OptionTypeError(f"{name} takes seconds; {value!r} was given") from None
+    if not 0 <= seconds < math.inf:
+        raise UsageError(f"{name} is {seconds:g}; it takes seconds, at least 0")
+    return seconds
+
+
+def parse_number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise UsageError(f"{text!r} is not a number") from None
+
+
+def parse_integers(text: str) -> list[int]:
+    try:
+        return [int(x) for x in text.split(",") if x]
+    except ValueError:
+        raise UsageError(f"{text!r} is not a list of whole numbers such as 0,1") from None
+
+
+def parse_integer(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise UsageError(f"{text!r} is not a whole number") from None
