@@ -16,7 +16,7 @@ from . import residue_products, tensor_core_products
 from .base import Array, Stream
 from .kernel_launcher import KernelLauncher
 from .roles import BoundProduct
-from .split_operands import SplitView
+from .split_operands import Splitter, SplitView
 from .streams import grown
 
 MAX_KEPT = 256  # shapes that kernels are loaded for, and of parts whose splitting is worked out
@@ -111,12 +111,13 @@ class KernelDevice(KernelLauncher):
 
         return call
 
-    def splits(self, variant: Variant, dtype: str) -> bool:
+    def splitter(self, variant: Variant, dtype: str) -> Splitter | None:
         kernel = variant.kernel
         own = kernel.role == "tensor" and not kernel.library
-        return own and dtype == "float32" and variant.params["TERMS"] == 3
+        return self if own and dtype == "float32" and variant.params["TERMS"] == 3 else None
 
     def split_part(self, operand: str, layouts: str, part: SplitView, stream: Stream) -> None:
+        """As `Splitter.split_part`."""
         array = part.array
         key = operand, layouts, array.shape, array.strides
         known = self.splitting.get(key)

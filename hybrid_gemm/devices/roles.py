@@ -21,7 +21,7 @@ from ..catalog import Variant
 from ..kernel_choice.tables import Machine
 from ..planning.hardware import DeviceSpec
 from .cuda.driver import Calls
-from .split_operands import SplitView
+from .split_operands import Splitter
 from .streams import Event, HostStream, Stream
 
 Array = Any
@@ -262,15 +262,11 @@ class Products(abc.ABC):
         takes after theirs."""
         return None
 
-    def splits(self, variant: Variant, dtype: str) -> bool:
-        """Whether blocks of operands in `dtype` that several products by this variant read are
-        split once, part by part (`split_part`), and the products take `SplitView`s of them."""
-        return False
-
-    def split_part(self, operand: str, layouts: str, part: SplitView, stream: Stream) -> None:
-        """Splits a part of a block of A or B (`operand`), which is there. `layouts` are the storage
-        orders of A and B."""
-        raise NotImplementedError
+    def splitter(self, variant: Variant, dtype: str) -> Splitter | None:
+        """What splits blocks of operands in `dtype` that several products by this variant read:
+        once, part by part, and the products take `SplitView`s of them. None where each product
+        reads them as they are."""
+        return None
 
     @abc.abstractmethod
     def sum(

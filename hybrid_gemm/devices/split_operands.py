@@ -6,11 +6,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from ..planning.plan import SPLIT_STEP
+from .streams import Stream
 
 STATE_WORDS = 16  # of the kernels' State, of 4 bytes
 
@@ -53,12 +54,20 @@ class SplitView:
         return SplitView(self.array[rows], self.parts[:, rows], self.exponent[:, rows], self.states)
 
 
+class Splitter(Protocol):
+    """What splits operands: a device that runs kernels."""
+
+    def split_part(self, operand: str, layouts: str, part: SplitView, stream: Stream) -> None:
+        """Splits a part of a block of A or B (`operand`), which is there. `layouts` are the storage
+        orders of A and B."""
+
+
 class SplitBlock:
     """What a block of A or B takes besides its numbers, on one device: `count` parts of `rows`
-    rows of op(A), or columns of op(B), in all, of `k` elements each."""
+    rows of op(A), or columns of op(B), in all, of `k` elements each. `splitter` splits them."""
 
-    def __init__(self, operand: str, rows: int, k: int, count: int) -> None:
-        self.operand, self.rows, self.count = operand, rows, count
+    def __init__(self, operand: str, rows: int, k: int, count: int, splitter: Splitter) -> None:
+        self.operand, self.rows, self.count, self.splitter = operand, rows, count, splitter
         self.pitch = -(-k // SPLIT_STEP) * SPLIT_STEP
         self._parts: Array = None
         self._exponent: Array = None

@@ -14,7 +14,6 @@ from ..planning.hardware import DeviceSpec
 from .base import Array, Device, Event, Stream
 from .cuda.driver import Calls
 from .roles import BoundProduct, Facts
-from .split_operands import SplitView
 
 
 class WrappedDevice(Device):
@@ -166,11 +165,8 @@ class WrappedDevice(Device):
     ) -> None:  # fmt: skip
         return None
 
-    def splits(self, variant: Variant, dtype: str) -> bool:
-        return False
-
-    def split_part(self, operand: str, layouts: str, part: SplitView, stream: Stream) -> None:
-        self.device.split_part(operand, layouts, part, stream)
+    def splitter(self, variant: Variant, dtype: str) -> None:
+        return None
 
     def sum(
         self, partials: Sequence[Array], out: Array, *, alpha: float, beta: float, stream: Stream

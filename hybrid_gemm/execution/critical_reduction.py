@@ -11,16 +11,15 @@ from ..arrays.caller_arrays import cast_into
 from ..devices.base import Device, Stream
 from ..errors import UsageError
 from ..planning.plan import Panel, Plan
-from .reduction import Reduction
+from .reduction import HostReduction
 from .run import Run
 from .transfers import Later, settle
 
 
-class CriticalReduction(Reduction):
+class CriticalReduction(HostReduction):
     """The workers of a run in turn, each as a critical section."""
 
     name = "critical"
-    on_device = False
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..arrays.operand import Operand, Operands
 from ..catalog import Variant
-from ..devices.base import Device
+from ..devices.base import Device, Stream
 from ..devices.split_operands import SplitBlock
 from ..planning.partition import Span
 from ..planning.plan import LINE_BYTES, Block, Plan
@@ -85,7 +85,12 @@ class Slab:
         parts = self.meeting(rows, cols)
         return self.split.view(array, which, slice(parts[0], parts[-1] + 1))
 
-    def view_of(self, part: int) -> Any:
+    def split_part(self, part: int, layouts: str, stream: Stream) -> None:
+        """Splits a part, which is there, once it was claimed; `layouts` as in `Splitter`."""
+        assert self.split is not None
+        self.split.splitter.split_part(self.block.operand, layouts, self._view_of(part), stream)
+
+    def _view_of(self, part: int) -> Any:
         """As `view`, of one part."""
         rows, cols = self.block.rows, self.block.cols
         if self.block.operand == "A":
@@ -209,11 +214,14 @@ class Blocks:
     def _place_split(self, slab: Slab, memory: MemoryRequests) -> None:
         """Asks for room for a block's halves, where products read those."""
         block, device = slab.block, self.devices[slab.block.device]
-        if not (self.plan.split_once and device.splits(self.variant, memory.dtype.name)):
+        if not self.plan.split_once:
+            return
+        splitter = device.splitter(self.variant, memory.dtype.name)
+        if splitter is None:
             return
         of_a = block.operand == "A"
         rows, k = (block.rows, block.cols) if of_a else (block.cols, block.rows)
-        slab.split = SplitBlock(block.operand, len(rows), len(k), len(block.parts))
+        slab.split = SplitBlock(block.operand, len(rows), len(k), len(block.parts), splitter)
         space = self._space(slab)
 
         def take(shape: tuple[int, int], dtype: str, on_allocated: Callable[[Any], None]) -> None:

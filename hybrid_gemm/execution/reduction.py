@@ -6,6 +6,7 @@ others are `nccl_reduction` and `critical_reduction`.
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,7 +32,7 @@ class Reduction:
     """The ordered reduction; also the interface of the others.
 
     `on_device` says that strips of C are finished on devices; otherwise C is made in host memory
-    by `add`, one worker at a time.
+    (`HostReduction`).
     """
 
     name = "ordered"
@@ -88,6 +89,12 @@ class Reduction:
         products = [run.multiplied[panel, w] for w in strip.partials]
         return StripSum(products, fetches, moved, total)
 
+
+class HostReduction(Reduction, abc.ABC):
+    """One that makes C in host memory."""
+
+    on_device = False
+
+    @abc.abstractmethod
     def add(self, worker: int, panel: Panel, device: Device, stream: Stream) -> None:
-        """Adds a worker's partial to C in host memory (where not `on_device`)."""
-        raise NotImplementedError
+        """Adds a worker's partial to C, one worker at a time."""

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 
 from ..planning.plan import Panel, Strip
 from .run import Run
-from .worker import Step, Worker
+from .steps import Step
+from .worker import Worker
 
 AHEAD = 8  # steps: what they read is on its way while others are multiplied
 _Owned = tuple[Worker, Panel, Strip]

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -24,24 +23,13 @@ from ..planning.plan import PRODUCTS_AT_ONCE, TILES_IN_MEMORY, Panel, Strip
 from ..planning.plan import Worker as PlannedWorker
 from . import staging
 from .device_memory import MemoryRequests, Slab
-from .reduction import Reduction, StripSum
+from .reduction import HostReduction, Reduction, StripSum
 from .run import Run
+from .steps import Step, steps
 from .timeline import marked
 from .transfers import Later, settle
 
 CHUNK_ROWS = 128  # pieces of a panel are whole block tiles
-
-
-@dataclass(frozen=True, eq=False)
-class Step:
-    """A panel of a turn: whether its box begins the panel's tile, and whether it completes it."""
-
-    turn: int
-    box: Box
-    panel: Panel
-    number: int  # of the panel in its tile
-    first: bool
-    last: bool
 
 
 class Worker:
@@ -195,13 +183,7 @@ class Worker:
     @cached_property
     def steps(self) -> list[Step]:
         """All that this worker multiplies, in order."""
-        boxes = [(n, box) for n, boxes in enumerate(self.planned.tiles) for box in boxes]
-        return [
-            Step(turn, box, panel, number, box is tile[0], box is tile[-1])
-            for turn, (n, box) in enumerate(boxes)
-            for tile in [self.planned.tiles[n]]
-            for number, panel in enumerate(self.tiles[n])
-        ]
+        return steps(self.planned, self.tiles)
 
     def feed(self) -> None:
         """Brings what is this worker's to bring, in the order in which panels need it."""
@@ -345,8 +327,7 @@ class Worker:
                     for event in slab.before.read.result():
                         stream.wait(event)
                 with self.device.using(stream):
-                    layouts = self.run.operands.layouts
-                    self.device.split_part(slab.block.operand, layouts, slab.view_of(part), stream)
+                    slab.split_part(part, self.run.operands.layouts, stream)
                     settle(slab.halves[part], stream.record())
                 self.waited.add((stream, slab.halves[part]))
             elif (stream, slab.halves[part]) not in self.waited:
@@ -373,7 +354,7 @@ class Worker:
 
     def finish(self) -> None:
         run, later = self.run, []
-        if not self.reduction.on_device:
+        if isinstance(self.reduction, HostReduction):
             (panel,) = self.panels
             self.reduction.add(self.index, panel, self.device, self.summing)
             if run.resident:
