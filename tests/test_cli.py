@@ -1,14 +1,10 @@
 """The real command, as a user runs it: exit codes, streams, files."""
 
-import contextlib
 import json
 import os
-import pty
-import re
 import resource
 import signal
 import subprocess
-import termios
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,12 +13,11 @@ import numpy as np
 import pytest
 from support.command import COMMAND, environment, one_line, python, run
 from support.devices import REASONS
-from support.ranks import MPI_ENVIRONMENT, MPIRUN, needs_mpirun
 
 import hybrid_gemm
 from hybrid_gemm import devices
 from hybrid_gemm.host.installing import pip_install
-from hybrid_gemm.reporting import console, report
+from hybrid_gemm.reporting import report
 
 
 @pytest.fixture
@@ -320,19 +315,6 @@ def test_bench_series_and_bad_names():
     assert "--layout 'xx'" in one_line(run("bench", "--layout", "xx", "--device", "cpu", check=2))
 
 
-@pytest.mark.parametrize("width", [40, 80, 200])
-def test_numbers_stay_whole_in_narrow_terminals(width):
-    script = (
-        "from hybrid_gemm.reporting import console\n"
-        f"console.console.width = {width}\n"
-        "console.table(['<name', 'rows of A', 'multiply ms', 'empty'],\n"
-        "             [['a' * 30, '12345:67890', '123456.78', None]])\n"
-    )
-    done = python("-c", script)
-    assert "12345:67890" in done.stdout and "123456.78" in done.stdout
-    assert "empty" not in done.stdout
-
-
 @pytest.mark.parametrize(
     "arguments, said",
     [
@@ -402,67 +384,26 @@ def test_slow_products_have_a_rate(capsys):
     assert capsys.readouterr().out == "total 50 s, 0.043 GFLOP/s\ntotal 50 ms, 43.2 GFLOP/s\n"
 
 
-def in_terminal(width: int, *arguments, before=()) -> list[str]:
-    """The lines that the command, after `before`, writes to a terminal so wide."""
-    primary, secondary = pty.openpty()
-    termios.tcsetwinsize(secondary, (50, width))
-    env = environment(TERM="xterm", **MPI_ENVIRONMENT)
-    env.pop("COLUMNS", None)  # which would count instead of the terminal's
-    with subprocess.Popen(
-        [*before, *COMMAND, *map(str, arguments)], stdin=secondary, stdout=secondary,
-        stderr=secondary, env=env,
-    ) as process:  # fmt: skip
-        os.close(secondary)
-        written = b""
-        with contextlib.suppress(OSError):  # as Linux ends a terminal that nobody writes to
-            while chunk := os.read(primary, 2**16):
-                written += chunk
-        process.wait()
-    os.close(primary)
-    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", written.decode()).splitlines()
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("run", "--kernel", "cubals"),
-        ("run", "--size", 64, "--device", "cpu", "--resident", "-q"),
-        ("run", "--size", 64, "--device", "cpu", "--max-device-memory", "8GiB", "--dry-run"),
-        ("run", "--size", 64, "--device", "cpu", "-o", "/dev/full"),
-        ("kernels", "shared_tile", "block_tile"),
-    ],
-)
-def test_no_word_is_cut_in_a_terminal(arguments):
-    narrow, wide = in_terminal(60, *arguments), in_terminal(400, *arguments)
-    assert max(map(len, narrow)) <= 60, narrow
-    numbers = re.compile(r"\d+\.\d+")  # times differ
-    words = [set(numbers.sub("0", " ".join(x)).split()) for x in (narrow, wide)]
-    assert words[0] == words[1]
-
-
-@needs_mpirun
-def test_ranks_write_for_the_terminal_of_mpirun():
-    job = "run", "--size", 64, "--device", "cpu", "--split", "cols"
-    before = MPIRUN, "-n", "2"
-    narrow, wide = (in_terminal(width, *job, before=before) for width in (60, 300))
-    assert max(map(len, narrow)) <= 60 < max(map(len, wide)), narrow
-    assert any("kernel: blas   compute: strict float32   reduction:" in x for x in wide)
-    (error,) = in_terminal(300, "bench", before=before)[:1]
-    assert error.endswith("started 2; start it without")
-    assert "start it without" in " ".join(in_terminal(40, "bench", before=before)[:4])
-
-
-def test_facts_stay_whole_in_a_terminal(monkeypatch):
-    monkeypatch.setattr(console.console, "width", 40)
-    monkeypatch.setattr(console.console, "soft_wrap", False)
-    with console.console.capture() as captured:
-        console.facts("device: cpu, 2 cores", "kernel: blas", "compute: strict float32")
-    assert captured.get() == "device: cpu, 2 cores   kernel: blas\ncompute: strict float32\n"
-
-
 def test_the_command_that_installs_an_extra_is_for_this_installation(monkeypatch):
     root = Path(hybrid_gemm.__file__).resolve().parents[1]
     monkeypatch.chdir(root)
     assert pip_install("plot") == "pip install -e '.[plot]'"
     monkeypatch.chdir("/")
     assert pip_install("plot") == f"pip install -e '{root}[plot]'"
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        ["--size", 99999999999],
+        ["--size", 10**40],
+        ["-m", 2**62, "-n", 1, "-k", 2],
+        ["-m", 2**63, "-n", 0, "-k", 0],
+        ["-m", 2 * 10**9, "-n", 2 * 10**9, "-k", 0, "--dtype", "float64"],
+        ["--size", 99999999999, "--dry-run"],
+        ["--size", 99999999999, "--ranks", 4, "--dry-run"],
+    ],
+)
+def test_sizes_that_overflow_are_one_clear_line(sizes):
+    done = run("run", "--device", "cpu", *sizes, check=2)
+    assert "too large" in one_line(done)

@@ -1,0 +1,128 @@
+"""Input files that change or are truncated while they are read."""
+
+import hashlib
+import os
+import re
+import signal
+import textwrap
+import time
+
+import numpy as np
+import pytest
+from support.command import one_line, python
+from support.npy import write
+from support.ranks import mpirun, needs_mpirun
+
+from hybrid_gemm.arrays.npy_files import NpyFile
+from hybrid_gemm.errors import HybridGemmError
+
+
+def test_a_changed_input_is_an_error(tmp_path):
+    path = tmp_path / "A.npy"
+    np.save(path, np.ones((3, 3)))
+    file = NpyFile(path)
+    file.check_unchanged()
+    time.sleep(0.02)
+    with open(path, "r+b") as other:
+        other.seek(-8, os.SEEK_END)
+        other.write(bytes(8))
+    with pytest.raises(HybridGemmError, match=r"A\.npy was changed"):
+        file.check_unchanged()
+    os.truncate(path, 190)  # within its page: reading gives zeros and no SIGBUS
+    assert file.array[2, 2] == 0
+    with pytest.raises(HybridGemmError, match=r"truncated while it was read: it had 200 bytes"):
+        file.check_unchanged()
+
+
+def test_an_input_that_is_replaced_was_still_read_whole(tmp_path):
+    path = tmp_path / "A.npy"
+    np.save(path, np.ones((3, 3)))
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    file = NpyFile(path)
+    np.save(tmp_path / "other.npy", np.zeros((3, 3)))
+    os.replace(tmp_path / "other.npy", path)
+    file.check_unchanged()
+    assert file.array.sum() == 9
+    assert file.sha256() == digest
+
+
+def test_files_are_closed_with_the_arrays(tmp_path):
+    path = tmp_path / "A.npy"
+    np.save(path, np.ones((3, 3)))
+    before = set(os.listdir("/proc/self/fd"))
+    for _ in range(20):
+        write(tmp_path / "C.npy", NpyFile(path).array)
+    assert len(set(os.listdir("/proc/self/fd")) - before) <= 1
+
+
+# A run whose input is truncated once it was opened, so that reading it is a SIGBUS for sure.
+TRUNCATED = """
+    import os, sys
+    from hybrid_gemm import cli
+    from hybrid_gemm.cli import job
+    real = job.Job.run
+    def truncated(self, progress):
+        os.truncate(os.environ["VICTIM"], 5000)
+        return real(self, progress)
+    job.Job.run = truncated
+    sys.argv[0] = "hybrid-gemm"
+    cli.main()
+"""
+
+
+@pytest.mark.parametrize("victim", ["A.npy", "B.npy"])
+@pytest.mark.parametrize(
+    "dtype, options",
+    [
+        ("f4", ["--device", "cpu"]),
+        ("f4", ["--device", "cpu", "--threads", 3, "--split", "cols"]),
+        ("f2", ["--device", "cpu"]),
+        ("f4", ["--device", "emulator"]),
+        ("f2", ["--device", "emulator", "--threads", 2]),
+        ("i4", ["--device", "cpu", "--verify", "full"]),
+        (">f8", ["--device", "cpu"]),
+    ],
+)
+def test_a_truncated_input_ends_the_run_with_its_name(tmp_path, dtype, options, victim):
+    side = 100 if "emulator" in options else 700
+    for name in ("A.npy", "B.npy"):
+        np.save(tmp_path / name, np.ones((side, side), dtype))
+    done = python(
+        "-c", textwrap.dedent(TRUNCATED), "run", "A.npy", "B.npy", "-o", "C.npy", *options,
+        cwd=tmp_path, env={"VICTIM": victim}, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 1, (done.returncode, done.stderr)
+    assert f"{victim} was truncated while it was read" in one_line(done)
+    assert sorted(os.listdir(tmp_path)) == ["A.npy", "B.npy"]
+
+
+def test_a_bus_error_of_another_cause_is_still_one(tmp_path):
+    code = """
+        import mmap, os, resource, sys
+        from hybrid_gemm.cli import signals
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        signals.name_truncated_files()
+        with open(sys.argv[1], "w+b") as file:
+            file.truncate(10000)
+            data = mmap.mmap(file.fileno(), 10000)
+            file.truncate(0)
+            data[9000]
+    """
+    done = python("-c", textwrap.dedent(code), tmp_path / "other", timeout=60)
+    assert done.returncode == -signal.SIGBUS
+
+
+@needs_mpirun
+@pytest.mark.parametrize("split", ["rows", "cols"])
+def test_a_truncated_input_ends_all_ranks_with_its_name(tmp_path, split):
+    for name in ("A.npy", "B.npy"):
+        np.save(tmp_path / name, np.ones((700, 700), "f4"))
+    done = mpirun(
+        2, "-c", textwrap.dedent(TRUNCATED), "run", "A.npy", "B.npy", "-o", "C.npy",
+        "--device", "cpu", "--split", split, cwd=tmp_path, timeout=60, VICTIM="B.npy",
+    )  # fmt: skip
+    assert done.returncode == 1, (done.returncode, done.stderr)
+    assert re.search(r"hybrid-gemm: rank [01]: B\.npy was truncated while it was read", done.stderr)
+    assert "MPI_ABORT was invoked" in done.stderr  # and does not leave the others to the launcher
+    assert "Traceback" not in done.stderr
+    assert sorted(os.listdir(tmp_path)) == ["A.npy", "B.npy"]
