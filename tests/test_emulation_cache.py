@@ -1,6 +1,7 @@
 """The cache of programs that were compiled for the emulator."""
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -33,10 +34,16 @@ def test_a_program_in_the_cache_is_not_compiled_again(tmp_path, compiler):
     assert compiler.calls == 2 and x[0] == 6
 
 
-def test_compile_many(tmp_path, compiler):
+def test_threads_compile_each_text_once(tmp_path, compiler):
     kernel = 'extern "C" __global__ void kernel(int* x) {{ x[0] = {}; }}'
     kernels = [(kernel.format(i % 2), "kernel", f"k{i}") for i in range(4)]
-    programs = emulation.compile_many(kernels, include=tmp_path)
+
+    def compiled(kernel):
+        text, entry, label = kernel
+        return emulation.compile(text, entry, include=tmp_path, label=label)
+
+    with ThreadPoolExecutor() as pool:
+        programs = list(pool.map(compiled, kernels))
     assert [p.label for p in programs] == ["k0", "k1", "k2", "k3"]
     assert compiler.calls == 2
     for i, each in enumerate(programs):

@@ -14,8 +14,7 @@ import platform
 import re
 import shutil
 import threading
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -150,19 +149,6 @@ def compile(
     extra = _SANITIZE_FLAGS if options.sanitize else ()
     path = _build(_text(source, entry), extra, Path(include), label)
     return Program(label, path, options.sanitize)
-
-
-def compile_many(
-    kernels: Iterable[tuple[str, str, str]], *, include: Path, options: Options = Options()
-) -> list[Program]:
-    """Programs of several (source, entry, label), compiled on all cores; raises as `compile`."""
-
-    def one(kernel: tuple[str, str, str]) -> Program:
-        source, entry, label = kernel
-        return compile(source, entry, include=include, options=options, label=label)
-
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return list(pool.map(one, kernels))
 
 
 # --- launching ----------------------------------------------------------------------------
