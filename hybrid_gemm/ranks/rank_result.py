@@ -48,3 +48,18 @@ class RankResult:
             f"<RankResult: {self.plan.problem} over {self.plan.ranks} ranks, "
             f"{time_in_words(self.total_ms)}, {self.gflops:.1f} GFLOP/s, sum {self.reduction}>"
         )
+
+
+def gathered(comm: Any, plan: RankPlan, mine: Timeline, ms: float) -> tuple[Timeline, float]:
+    """All ranks' activities, on rank 0, and the time of the slowest. Collective."""
+    everyone = comm.gather((ms, tuple(mine)))
+    timeline = mine
+    if everyone:
+        found = [
+            dataclasses.replace(activity, worker=activity.worker + other * plan.threads)
+            for other, (_ms, activities) in enumerate(everyone)
+            for activity in activities
+        ]
+        timeline = Timeline(lambda: found)
+        ms = max(ms for ms, _activities in everyone)
+    return timeline, comm.bcast(ms)

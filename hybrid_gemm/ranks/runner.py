@@ -12,8 +12,6 @@ import time
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
-import numpy as np
-
 from .. import devices
 from ..arrays.caller_arrays import (
     cast_into,
@@ -29,7 +27,6 @@ from ..devices.base import Device
 from ..errors import UsageError
 from ..execution.checked_device import checks_of
 from ..execution.checks import total
-from ..execution.timeline import Timeline
 from ..host.kept import Kept
 from ..kernel_choice import compute_modes
 from ..options import CHOICES, Options, named_keywords, with_options
@@ -41,8 +38,9 @@ from ..runner import Runner
 from . import heartbeat, launch, transports
 from .distributed_operands import DistributedOperands
 from .distributed_stacks import DistributedStacks
+from .on_device import fetch, put
 from .rank_plan import RankPlan, make_rank_plan
-from .rank_result import RankResult
+from .rank_result import RankResult, gathered
 from .rank_run import RankExecutor
 from .redistribution import NOTHING, Part
 from .transports import WORDS
@@ -253,9 +251,9 @@ class RankRunner:
         since = time.time()
         done = run.execute()
         if operands is not None and operands.out.array is not out:
-            _fetch(operands.out, out)
+            fetch(operands.out, out)
         with self.beat.during(heartbeat.WAITING):
-            timeline, total_ms = self._together(plan, done.timeline, done.total_ms)
+            timeline, total_ms = gathered(self.comm, plan, done.timeline, done.total_ms)
         taken = sum(self.comm.allgather(local.plans.verdicts(problem) - before))
         compute = compute_modes.ran(variant, problem, taken)
         checks = None
@@ -298,7 +296,7 @@ class RankRunner:
 
         def described(x: Any, dtype: str) -> Operand:
             found = Operand.of(x, self.local._home_of(x))
-            return found if home is None else _put(home, found, dtype)
+            return found if home is None else put(home, found, dtype)
 
         same = c is out
         place = described(out, problem.dtype)
@@ -308,20 +306,6 @@ class RankRunner:
         return Operands(
             problem, described(a, problem.operands), described(b, problem.operands), addend, place
         )
-
-    def _together(self, plan: RankPlan, mine: Timeline, ms: float) -> tuple[Timeline, float]:
-        """All ranks' activities, on rank 0, and the time of the slowest. Collective."""
-        everyone = self.comm.gather((ms, tuple(mine)))
-        timeline = mine
-        if everyone:
-            found = [
-                dataclasses.replace(activity, worker=activity.worker + other * plan.threads)
-                for other, (_ms, activities) in enumerate(everyone)
-                for activity in activities
-            ]
-            timeline = Timeline(lambda: found)
-            ms = max(ms for ms, _activities in everyone)
-        return timeline, self.comm.bcast(ms)
 
     def _open_transport(self, plan: RankPlan) -> tuple:
         """The transport of this rank's cell, kept while the plan stays the same; and the way
@@ -460,28 +444,6 @@ def nothing_multiplied(problem: Problem) -> Problem:
     """As in BLAS, A and B are not read where alpha or K is 0."""
     empty = problem.k == 0 or problem.alpha == 0
     return dataclasses.replace(problem, k=0, alpha=0) if empty else problem
-
-
-def _put(home: Device, matrix: Operand, dtype: str) -> Operand:
-    """A matrix on a device, brought there if it is not, in the dtype that is computed in."""
-    if matrix.home is home and matrix.dtype == dtype:
-        return matrix
-    stream = home.stream()
-    with home.using(stream):
-        there = home.empty_like(matrix.array, dtype)
-        home.copy(there, matrix.array.astype(dtype, copy=False), stream)
-        stream.synchronize()
-    return Operand.of(there, home)
-
-
-def _fetch(matrix: Operand, out: np.ndarray) -> None:
-    device = matrix.home
-    stream = device.stream()
-    with device.using(stream):
-        host = np.empty(matrix.shape, matrix.dtype)
-        device.copy(host, matrix.array, stream)
-        stream.synchronize()
-    out[...] = host
 
 
 def _part(block: Any, rows: str, cols: str) -> Part:
