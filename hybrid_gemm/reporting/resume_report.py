@@ -7,7 +7,7 @@ from typing import Any
 
 from ..execution.checks import Checks
 from ..problem import Problem
-from ..ranks.runner import RankResult
+from ..ranks.rank_result import RankResult
 from ..runner import Result
 from ..verify import Verdict
 from . import report
