@@ -36,8 +36,14 @@ def write(folder, *lines, name="mine"):
 
 @pytest.mark.parametrize("kernel", [k for k in KERNELS if k.text], ids=lambda k: k.name)
 def test_a_comment_says_what_each_parameter_means(kernel):
+    """In the header, or in the shared file that the header names: "# BM, BN: see tile.cuh"."""
     header = kernel.text.split("---*/")[0]
     explained = re.findall(r"^# ([A-Z]+)  +\S.*$", header, re.MULTILINE)
+    for names, shared in re.findall(r"^# ([A-Z, ]+): see (\w+\.cuh)$", header, re.MULTILINE):
+        text = (catalog.directory() / shared).read_text()
+        there = re.findall(r"^//   ([A-Z]+)  +\S.*$", text, re.MULTILINE)
+        assert set(names.split(", ")) <= set(there), shared
+        explained += names.split(", ")
     assert sorted(explained) == sorted(kernel.params[0])
 
 

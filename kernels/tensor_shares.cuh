@@ -1,0 +1,32 @@
+// Shares of k on tensor cores, for kernels with the parameter
+//
+//   SHARES  the most shares that the k of a tile is cut into; 1: the kernel cuts none, and makes C
+//
+// With SHARES > 1 the k of each tile is cut into shares of `each` steps, so that a C of few tiles
+// occupies all multiprocessors. The sums of each share go to a matrix of its own, in float32: C is
+// these matrices, one below the other, and sum_shares.cu adds them up. Exponents, alpha and beta
+// are left to that. `each` is then the kernel's last argument.
+#pragma once
+
+#if SHARES > 1
+#undef OUT
+#define OUT 4
+#define AND_EACH , int each
+#else
+#define AND_EACH
+constexpr int each = 0;  // there is one share, of all steps
+#endif
+
+// The steps of k that belong to a share: its first one, and the one behind its last.
+__device__ __forceinline__ int first_step(int share, int each) {
+    return SHARES > 1 ? share * each : 0;
+}
+__device__ __forceinline__ int end_step(int first, int each, int steps) {
+    return SHARES > 1 ? min(first + each, steps) : steps;
+}
+
+// The matrix that takes the sums of a share, where each has `rows` rows.
+template <typename E>
+__device__ __forceinline__ E* matrix_of_share(E* C, int share, int rows, long long ldc) {
+    return SHARES > 1 ? C + static_cast<long long>(share) * rows * ldc : C;
+}
