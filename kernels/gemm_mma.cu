@@ -31,8 +31,8 @@ source  = "this project: docs/tensor-cores.md"
 // split_pack.cu packed: k is a multiple of 64. TERMS = 3: op(A) op(B) is lo hi + hi lo + hi hi,
 // and sums leave the tensor cores' accumulators, which truncate, after each k of an instruction.
 //
-//   load       a step of packed operands to shared memory (mma_tile.cuh)
-//   multiply   the products of a step, in one term or three
+//   load       a step of packed operands to shared memory
+//   multiply   the products of a step, in one term or three; mma_tile.cuh has the main loop
 //   store      sums to C
 #include "tensor_shares.cuh"
 
@@ -47,6 +47,20 @@ struct Sums {
     float part[4][4][4];
     float total[CHUNKED ? 4 : 1][4][4];
 };
+
+// Starts the copies of a step's rows from `row0` on, of all parts of an operand; beyond the edge the
+// last row again.
+__device__ inline void load(unsigned* tiles, const unsigned* parts, long long pitch, int rows,
+                            int row0, int word) {
+#pragma unroll
+    for (int i = threadIdx.x; i < PARTS * SIDE * 4; i += THREADS) {
+        const int part = i / (SIDE * 4), row = i / 4 % SIDE, w = i % 4 * 4;
+        const long long line = (long long)min(row0 + row, rows - 1) * PARTS + part;
+        unsigned* const to = tiles + part * TILE + row * PITCH + w;
+        const unsigned* const from = parts + line * pitch + word + w;
+        copy_async<16>(shared_address(to), from);
+    }
+}
 
 // Adds the products of one step, which lies at `stage`.
 __device__ inline void multiply(Sums& sums, const unsigned* stage, const Place& at) {
@@ -100,20 +114,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const bool split = wanted >= 0;  // else there are no exponents, and no verdict
     if (split && *verdict != wanted) return;
     extern __shared__ __align__(16) unsigned memory[];  // [2][A and B][PARTS][SIDE][PITCH]
-    const Place at = my_place();
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int g = lane / 4, t = lane % 4, row = warp / 4 * 64, col = warp % 4 * 32;
+    const Place at = {row, col, g, t};
     const int row0 = blockIdx.y * SIDE, col0 = blockIdx.x * SIDE, share = blockIdx.z;
     const int steps = (int)((long long)k * SIZE / 4 / WORDS);
     const int first = first_step(share, each), end = end_step(first, each, steps);
 
-    const auto load_step = [&](unsigned* stage, int step) {
-        load<PARTS>(stage, (const unsigned*)A, lda * SIZE / 4, m, row0, step * WORDS);
-        load<PARTS>(stage + PARTS * TILE, (const unsigned*)B, ldb * SIZE / 4, n, col0,
-                    step * WORDS);
+    const auto load_step = [&](int step) {
+        unsigned* const stage = memory + step % 2 * 2 * PARTS * TILE;
+        load(stage, (const unsigned*)A, lda * SIZE / 4, m, row0, step * WORDS);
+        load(stage + PARTS * TILE, (const unsigned*)B, ldb * SIZE / 4, n, col0, step * WORDS);
     };
-    const bool scales = SHARES > 1 ? false : split;
+    const bool scales = SHARES > 1 ? false : split;  // sum_shares.cu scales sums of shares
     Sums sums = {};
-    for_each_step<PARTS>(memory, first, end, load_step,
-                         [&](const unsigned* stage) { multiply(sums, stage, at); });
-    store(sums, m, n, row0 + at.row + at.g, col0 + at.col + 2 * at.t, alpha, exponent_a, exponent_b,
-          scales, beta, matrix_of_share((Out*)C, share, m, ldc), ldc);
+    for_each_step(first, end, load_step,
+                  [&](int step) { multiply(sums, memory + step % 2 * 2 * PARTS * TILE, at); });
+    store(sums, m, n, row0 + row + g, col0 + col + 2 * t, alpha, exponent_a, exponent_b, scales,
+          beta, matrix_of_share((Out*)C, share, m, ldc), ldc);
 }

@@ -43,7 +43,6 @@ source     = "this project: docs/tensor-cores.md"
 
 constexpr int BK = SPAN, STEP = 32;  // k of a step, of an instruction
 constexpr int A_BYTES = BM * BK, STAGE_BYTES = (BM + BN) * BK;
-constexpr int BIAS = -2147483647 - 1;  // sums begin here: their bytes are unsigned then
 #include "ring.cuh"
 
 // Starts the copies of one step into the stage at `to`: this block's rows of A, and its share of

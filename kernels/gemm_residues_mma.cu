@@ -20,13 +20,23 @@ source  = "this project: docs/tensor-cores.md"
 // As gemm_residues.cu, from pointers: R (m x n bytes, rows `ldr` apart, planes m * ldr) = A B modulo
 // p, a modulus for each z of the grid, of `count`.
 //
-//   load, multiply   mma_tile.cuh
-//   store            sums modulo p to R
+//   load       a step of residues to shared memory
+//   multiply   mma_tile.cuh, which has the main loop
+//   store      sums modulo p to R
 #include "residues.cuh"
 
 #include "mma_tile.cuh"
 
-constexpr int BIAS = -2147483647 - 1;  // sums begin here: their bytes are unsigned then
+// Starts the copies of a step's rows from `row0` on; beyond the edge the last row again.
+__device__ inline void load(unsigned* tile, const unsigned* from, long long pitch, int rows,
+                            int row0) {
+#pragma unroll
+    for (int i = threadIdx.x; i < SIDE * 4; i += THREADS) {
+        const int row = i / 4, w = i % 4 * 4;
+        copy_async<16>(shared_address(tile + row * PITCH + w),
+                       from + min(row0 + row, rows - 1) * pitch + w);
+    }
+}
 
 // R from a thread's sums, for the tile at (row0, col0) of a plane that begins at row `first_row`.
 __device__ inline void store(const int (&sums)[4][4][4], const Place& at, int row0, int col0, int m,
@@ -51,23 +61,26 @@ __device__ inline void store(const int (&sums)[4][4][4], const Place& at, int ro
 extern "C" __global__ void __launch_bounds__(THREADS)
     gemm_residues_mma(const void* A, const void* B, int m, int n, int steps, signed char* R,
                       long long ldr, int count, const void* tables) {
-    __shared__ __align__(16) unsigned memory[2 * 2 * TILE];
-    const Place at = my_place();
+    __shared__ __align__(16) unsigned memory[2][2 * TILE];
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int g = lane / 4, t = lane % 4, row = warp / 4 * 64, col = warp % 4 * 32;
+    const Place at = {row, col, g, t};
     const int row0 = blockIdx.y * SIDE, col0 = blockIdx.x * SIDE, plane = blockIdx.z;
     const int each = steps * 32, parts = each / WORDS;  // words of k, and steps here
     const long long pitch = (long long)count * each;
     const int columns = (n + COLUMNS - 1) / COLUMNS * COLUMNS;
 
-    const auto load_step = [&](unsigned* stage, int step) {
+    const auto load_step = [&](int step) {
+        unsigned* const stage = memory[step % 2];
         const int word = plane * each + step * WORDS;
-        load<1>(stage, (const unsigned*)A, pitch, m, row0, word);
-        load<1>(stage + TILE, (const unsigned*)B, pitch, columns, col0, word);
+        load(stage, (const unsigned*)A + word, pitch, m, row0);
+        load(stage + TILE, (const unsigned*)B + word, pitch, columns, col0);
     };
     int sums[4][4][4];
 #pragma unroll
     for (int i = 0; i < 64; ++i) sums[i / 16][i / 4 % 4][i % 4] = BIAS;
-    for_each_step<1>(memory, 0, parts, load_step, [&](const unsigned* stage) {
-        for_each_product<1>(stage, at,
+    for_each_step(0, parts, load_step, [&](int step) {
+        for_each_product<1>(memory[step % 2], at,
                             [&](const auto& a, const auto& b) { multiply_warp(sums, a[0], b[0]); });
     });
     const Modulus& modulus = ((const Modulus*)tables)[count * MOST_MODULI + plane];

@@ -50,40 +50,8 @@ __device__ __forceinline__ unsigned pair(const unsigned* tile, int x, int word) 
     return at[0] | (unsigned)at[LINE] << 16;
 }
 
-// Load: a thread's part of a step, eight neighbours of row `line` of A's or B's tile as it lies.
-struct Loader {
-    const Half* matrix;
-    long long ld;
-    bool of_b, along_k, vectors;
-    int line, at;   // the row in memory, and where in it the eight begin
-    int x0, x_end;  // the tile's first row (or column), and the matrix's end
-
-    __device__ __forceinline__ Eight load(int k0, int k) const {
-        const int y = (along_k ? x0 : k0) + line, x = (along_k ? k0 : x0) + at;
-        const bool there = y < (along_k ? x_end : k);
-        const int left = there ? (along_k ? k : x_end) - x : 0;
-        return eight(matrix + y * ld + x, left, vectors);
-    }
-    __device__ __forceinline__ void put(unsigned (&tiles)[2][TILE * PITCH], const Eight& v) const {
-        *reinterpret_cast<Eight*>(tiles[of_b] + line * PITCH + at / 2) = v;
-    }
-};
-
-__device__ __forceinline__ Loader loader_of(const Half* A, long long lda, const Half* B,
-                                            long long ldb, int m, int n, int row0, int col0) {
-    const bool of_b = threadIdx.x >= 128;
-    const Half* const matrix = of_b ? B : A;
-    const long long ld = of_b ? ldb : lda;
-    const bool vectors = (unsigned long long)matrix % 16 == 0 && ld % 8 == 0;
-    return {matrix,
-            ld,
-            of_b,
-            of_b ? TRANS_B : !TRANS_A,
-            vectors,
-            int(threadIdx.x) % 128 / 4,
-            int(threadIdx.x) % 4 * 8,
-            of_b ? col0 : row0,
-            of_b ? n : m};
+__device__ __forceinline__ bool on_vectors(const Half* matrix, long long ld) {
+    return (unsigned long long)matrix % 16 == 0 && ld % 8 == 0;
 }
 
 // Multiply: adds the products of a step, for the warp's 16 x 8 from (row, col) of the tile on; lane
@@ -102,42 +70,53 @@ __device__ __forceinline__ void multiply(float (&sum)[4], const unsigned (&tiles
     }
 }
 
-// Store: a thread's pair of columns from `col` on, in rows `row` and `row` + 8 of C.
-__device__ __forceinline__ void store(const float (&sum)[4], int m, int n, int row, int col,
-                                      Half* C, long long ldc) {
-    const bool pairs = (unsigned long long)C % 4 == 0 && ldc % 2 == 0;
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-        const int r = row + 8 * h;
-        if (r >= m || col >= n) continue;
-        Half* const to = C + r * ldc + col;
-        const Half first = narrowed(sum[2 * h]), second = narrowed(sum[2 * h + 1]);
-        if (pairs && col + 1 < n) {
-            *reinterpret_cast<unsigned*>(to) = first | (unsigned)second << 16;
-        } else {
-            to[0] = first;
-            if (col + 1 < n) to[1] = second;
-        }
-    }
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS)
     stack_mma(int m, int n, int k, const void* A, long long lda, long long step_a, const void* B,
               long long ldb, long long step_b, void* C, long long ldc, long long step_c) {
     __shared__ __align__(16) unsigned tiles[2][TILE * PITCH];
+    const Half* const a_at = (const Half*)A + blockIdx.z * step_a;
+    const Half* const b_at = (const Half*)B + blockIdx.z * step_b;
+    Half* const c_at = (Half*)C + blockIdx.z * step_c;
     const int tiles_m = (m + TILE - 1) / TILE;
     const int row0 = blockIdx.x % tiles_m * TILE, col0 = blockIdx.x / tiles_m * TILE;
+
+    // This thread's part of a load: row `line` of A's or B's tile as it lies, from `at` on.
+    const bool of_b = threadIdx.x >= 128, along_k = of_b ? TRANS_B : !TRANS_A;
+    const int line = threadIdx.x % 128 / 4, at = threadIdx.x % 4 * 8;
+    const int x0 = of_b ? col0 : row0, x_end = of_b ? n : m;
+    const Half* const matrix = of_b ? b_at : a_at;
+    const long long ld = of_b ? ldb : lda;
+    const bool vectors = on_vectors(matrix, ld);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
     const int row = warp / 4 * 16, col = warp % 4 * 8;
-    const Loader loader = loader_of((const Half*)A + blockIdx.z * step_a, lda,
-                                    (const Half*)B + blockIdx.z * step_b, ldb, m, n, row0, col0);
+
+    const auto load = [&](int k0) {
+        const int y = (along_k ? x0 : k0) + line, x = (along_k ? k0 : x0) + at;
+        const bool there = y < (along_k ? x_end : k);
+        const int left = there ? (along_k ? k : x_end) - x : 0;
+        return eight(matrix + y * ld + x, left, vectors);
+    };
     float sum[4] = {};
     for (int k0 = 0; k0 < k; k0 += TILE) {
-        const Eight next = loader.load(k0, k);
-        __syncthreads();  // all have multiplied the step before
-        loader.put(tiles, next);
+        const Eight v = load(k0);
+        __syncthreads();
+        *reinterpret_cast<Eight*>(tiles[of_b] + line * PITCH + at / 2) = v;
         __syncthreads();
         multiply(sum, tiles, row, col, g, t);
     }
-    store(sum, m, n, row0 + row + g, col0 + col + 2 * t, (Half*)C + blockIdx.z * step_c, ldc);
+    const bool pairs = (unsigned long long)c_at % 4 == 0 && ldc % 2 == 0;
+    const int c = col0 + col + 2 * t;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+        const int r = row0 + row + g + 8 * h;
+        if (r >= m || c >= n) continue;
+        Half* const to = c_at + r * ldc + c;
+        const Half first = narrowed(sum[2 * h]), second = narrowed(sum[2 * h + 1]);
+        if (pairs && c + 1 < n) {
+            *reinterpret_cast<unsigned*>(to) = first | (unsigned)second << 16;
+        } else {
+            to[0] = first;
+            if (c + 1 < n) to[1] = second;
+        }
+    }
 }

@@ -17,8 +17,10 @@
 constexpr int each = 0;  // there is one share, of all steps
 #endif
 
-// The steps of k that belong to a share: its first one, and the one behind its last.
-__device__ __forceinline__ int first_step(int share, int each) {
+// The steps of k that belong to a share: its first one, and the one behind its last. The number of
+// a share is an int or, where it comes from the grid, unsigned: a conversion costs registers.
+template <typename Share>
+__device__ __forceinline__ int first_step(Share share, int each) {
     return SHARES > 1 ? share * each : 0;
 }
 __device__ __forceinline__ int end_step(int first, int each, int steps) {
@@ -26,7 +28,7 @@ __device__ __forceinline__ int end_step(int first, int each, int steps) {
 }
 
 // The matrix that takes the sums of a share, where each has `rows` rows.
-template <typename E>
-__device__ __forceinline__ E* matrix_of_share(E* C, int share, int rows, long long ldc) {
+template <typename E, typename Share>
+__device__ __forceinline__ E* matrix_of_share(E* C, Share share, int rows, long long ldc) {
     return SHARES > 1 ? C + static_cast<long long>(share) * rows * ldc : C;
 }
