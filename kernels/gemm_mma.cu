@@ -30,9 +30,11 @@ source  = "this project: docs/tensor-cores.md"
 // C (m x n) = alpha 2^(exponent_a[i] + exponent_b[j]) op(A) op(B) + beta C, from operands that
 // split_pack.cu packed: k is a multiple of 64. TERMS = 3: op(A) op(B) is lo hi + hi lo + hi hi,
 // and sums leave the tensor cores' accumulators, which truncate, after each k of an instruction.
+// Shares of k (tensor_shares.cuh) are the z of the grid.
 //
-//   load       a step of packed operands to shared memory
-//   multiply   the products of a step, in one term or three; mma_tile.cuh has the main loop
+//   load       a step of packed operands to one half of shared memory, by cp.async, while the other
+//              half is multiplied
+//   multiply   the products of a step (mma_tile.cuh), in one term or three
 //   store      sums to C
 #include "tensor_shares.cuh"
 
@@ -117,19 +119,29 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int g = lane / 4, t = lane % 4, row = warp / 4 * 64, col = warp % 4 * 32;
     const Place at = {row, col, g, t};
-    const int row0 = blockIdx.y * SIDE, col0 = blockIdx.x * SIDE, share = blockIdx.z;
+    const int row0 = blockIdx.y * SIDE, col0 = blockIdx.x * SIDE;
     const int steps = (int)((long long)k * SIZE / 4 / WORDS);
-    const int first = first_step(share, each), end = end_step(first, each, steps);
-
+    const int share = blockIdx.z;
+    const int first = SHARES > 1 ? share * each : 0;
+    const int end = SHARES > 1 ? min(first + each, steps) : steps;
+    Out* const sums_at = matrix_of_share((Out*)C, share, m, ldc);
+    const bool scales = SHARES > 1 ? false : split;  // sum_shares.cu scales sums of shares
     const auto load_step = [&](int step) {
         unsigned* const stage = memory + step % 2 * 2 * PARTS * TILE;
         load(stage, (const unsigned*)A, lda * SIZE / 4, m, row0, step * WORDS);
         load(stage + PARTS * TILE, (const unsigned*)B, ldb * SIZE / 4, n, col0, step * WORDS);
     };
-    const bool scales = SHARES > 1 ? false : split;  // sum_shares.cu scales sums of shares
     Sums sums = {};
-    for_each_step(first, end, load_step,
-                  [&](int step) { multiply(sums, memory + step % 2 * 2 * PARTS * TILE, at); });
+    load_step(first);
+    copies_commit();
+    for (int step = first; step < end; ++step) {
+        if (step + 1 < end) load_step(step + 1);
+        copies_commit();
+        copies_wait<1>();
+        __syncthreads();
+        multiply(sums, memory + step % 2 * 2 * PARTS * TILE, at);
+        __syncthreads();
+    }
     store(sums, m, n, row0 + row + g, col0 + col + 2 * t, alpha, exponent_a, exponent_b, scales,
-          beta, matrix_of_share((Out*)C, share, m, ldc), ldc);
+          beta, sums_at, ldc);
 }

@@ -265,7 +265,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BM* BN > 64 * 64 ? 1 : 2)
     const int across = (n + BN - 1) / BN;
     const int row0 = blockIdx.x / across * BM, col0 = blockIdx.x % across * BN;
     const int steps = (k + BK - 1) / BK;
-    const int first = first_step(blockIdx.z, each), end = end_step(first, each, steps);
+    const int first = SHARES > 1 ? blockIdx.z * each : 0;
+    const int end = SHARES > 1 ? min(first + each, steps) : steps;
     Out* const to = matrix_of_share((Out*)C, blockIdx.z, m, ldc);
     const TileA a(A, lda, row0, m, k);
     const TileB b(B, ldb, col0, n, k);

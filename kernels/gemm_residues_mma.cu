@@ -20,8 +20,9 @@ source  = "this project: docs/tensor-cores.md"
 // As gemm_residues.cu, from pointers: R (m x n bytes, rows `ldr` apart, planes m * ldr) = A B modulo
 // p, a modulus for each z of the grid, of `count`.
 //
-//   load       a step of residues to shared memory
-//   multiply   mma_tile.cuh, which has the main loop
+//   load       a step of residues to one half of shared memory, by cp.async, while the other half is
+//              multiplied
+//   multiply   the products of a step (mma_tile.cuh)
 //   store      sums modulo p to R
 #include "residues.cuh"
 
@@ -79,10 +80,17 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     int sums[4][4][4];
 #pragma unroll
     for (int i = 0; i < 64; ++i) sums[i / 16][i / 4 % 4][i % 4] = BIAS;
-    for_each_step(0, parts, load_step, [&](int step) {
+    load_step(0);
+    copies_commit();
+    for (int step = 0; step < parts; ++step) {
+        if (step + 1 < parts) load_step(step + 1);
+        copies_commit();
+        copies_wait<1>();
+        __syncthreads();
         for_each_product<1>(memory[step % 2], at,
                             [&](const auto& a, const auto& b) { multiply_warp(sums, a[0], b[0]); });
-    });
+        __syncthreads();
+    }
     const Modulus& modulus = ((const Modulus*)tables)[count * MOST_MODULI + plane];
     store(sums, at, row0, col0, m, n, R, ldr, plane * (long long)m, modulus);
 }

@@ -1,6 +1,5 @@
-// A block's 128 x 128 of C from packed operands, for `mma` and `residues_mma`: the main loop. A block
-// multiplies one step of k from one half of shared memory, while cp.async copies the next step into
-// the other half. An operand comes in PARTS, such as hi and lo.
+// A step of a block's 128 x 128 of C from packed operands, for `mma` and `residues_mma`. An operand
+// comes in PARTS, such as hi and lo; shared memory holds two steps of all parts of A and B.
 #pragma once
 #include "mma.cuh"
 
@@ -46,21 +45,5 @@ __device__ inline void multiply_warp(Sum (&sums)[4][4][4], const unsigned (&a)[4
     for (int i = 0; i < 4; ++i) {
 #pragma unroll
         for (int j = 0; j < 4; ++j) mma(sums[i][j], a[i], b[j]);
-    }
-}
-
-// The main loop, over the steps from `first` up to `end`: load(step) starts a step's copies, into the
-// half of shared memory that is step % 2, and multiply(step) multiplies it once they are there.
-template <typename Load, typename Multiply>
-__device__ inline void for_each_step(int first, int end, Load load, Multiply multiply) {
-    load(first);
-    copies_commit();
-    for (int step = first; step < end; ++step) {
-        if (step + 1 < end) load(step + 1);
-        copies_commit();
-        copies_wait<1>();
-        __syncthreads();
-        multiply(step);
-        __syncthreads();
     }
 }

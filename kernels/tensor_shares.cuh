@@ -17,17 +17,8 @@
 constexpr int each = 0;  // there is one share, of all steps
 #endif
 
-// The steps of k that belong to a share: its first one, and the one behind its last. The number of
-// a share is an int or, where it comes from the grid, unsigned: a conversion costs registers.
-template <typename Share>
-__device__ __forceinline__ int first_step(Share share, int each) {
-    return SHARES > 1 ? share * each : 0;
-}
-__device__ __forceinline__ int end_step(int first, int each, int steps) {
-    return SHARES > 1 ? min(first + each, steps) : steps;
-}
-
-// The matrix that takes the sums of a share, where each has `rows` rows.
+// The matrix that takes the sums of a share, where each has `rows` rows. The number of a share is an
+// int or, where it comes from the grid, unsigned: converting it costs registers.
 template <typename E, typename Share>
 __device__ __forceinline__ E* matrix_of_share(E* C, Share share, int rows, long long ldc) {
     return SHARES > 1 ? C + static_cast<long long>(share) * rows * ldc : C;

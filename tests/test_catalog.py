@@ -47,6 +47,20 @@ def test_a_comment_says_what_each_parameter_means(kernel):
     assert sorted(explained) == sorted(kernel.params[0])
 
 
+def whole_text(path):
+    """A kernel's text with the shared files that it includes."""
+    text = path.read_text()
+    included = re.findall(r'^#include "(\w+\.cuh)"', text, re.MULTILINE)
+    return text + "".join(whole_text(catalog.directory() / name) for name in included)
+
+
+@pytest.mark.parametrize("kernel", [k for k in KERNELS if k.text], ids=lambda k: k.name)
+def test_the_header_says_what_the_text_does(kernel):
+    """Whether it waits for the launch before by itself, and takes tensor maps."""
+    assert kernel.early == ("wait_for_launch_before();" in whole_text(kernel.path))
+    assert bool(kernel.tma) == ("__grid_constant__" in kernel.text)
+
+
 @pytest.mark.parametrize("kernel", TILED, ids=lambda k: k.name)
 def test_the_grid_covers_c_in_tiles_of_the_size_that_the_header_says(kernel):
     """With k = 1, which no blocks share. A cluster's blocks lie one above the other, or share a
