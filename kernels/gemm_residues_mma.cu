@@ -20,13 +20,15 @@ source  = "this project: docs/tensor-cores.md"
 // As gemm_residues.cu, from pointers: R (m x n bytes, rows `ldr` apart, planes m * ldr) = A B modulo
 // p, a modulus for each z of the grid, of `count`.
 //
-//   load       a step of residues to one half of shared memory, by cp.async, while the other half is
-//              multiplied
-//   multiply   the products of a step (mma_tile.cuh)
-//   store      sums modulo p to R
+// A block makes 128 x 128 of R. It multiplies one step of k from one half of shared memory, while
+// cp.async copies the next step into the other half.
 #include "residues.cuh"
 
-#include "mma_tile.cuh"
+#include "mma.cuh"
+
+constexpr int SIDE = 128, WORDS = 16;  // of a tile; a step of k, in words
+constexpr int PITCH = WORDS + 4;       // 8 rows by 4 words fall in distinct banks
+constexpr int TILE = SIDE * PITCH;     // words of one operand
 
 // Starts the copies of a step's rows from `row0` on; beyond the edge the last row again.
 __device__ inline void load(unsigned* tile, const unsigned* from, long long pitch, int rows,
@@ -39,22 +41,25 @@ __device__ inline void load(unsigned* tile, const unsigned* from, long long pitc
     }
 }
 
-// R from a thread's sums, for the tile at (row0, col0) of a plane that begins at row `first_row`.
-__device__ inline void store(const int (&sums)[4][4][4], const Place& at, int row0, int col0, int m,
-                             int n, signed char* R, long long ldr, long long first_row,
-                             const Modulus& modulus) {
+// Adds the products of one step for the warp's rows and columns from (row, col) on; lane 4 g + t.
+__device__ inline void multiply(int (&sums)[4][4][4], const unsigned* stage, int row, int col,
+                                int g, int t) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
+    for (int word = 0; word < WORDS; word += 8) {
+        unsigned a[4][4], b[4][2];
 #pragma unroll
-        for (int j = 0; j < 4; ++j) {
+        for (int i = 0; i < 4; ++i) {
+            const unsigned* const of_a = stage + (row + 16 * i + g) * PITCH + word + t;
+            const unsigned* const of_b = stage + TILE + (col + 8 * i + g) * PITCH + word + t;
 #pragma unroll
-            for (int x = 0; x < 4; ++x) {
-                const int r = row0 + at.row + 16 * i + at.g + x / 2 * 8;
-                const int c = column_of(col0 + at.col + 8 * j + 2 * at.t + x % 2);
-                if (r >= m || c >= n) continue;
-                const int sum = dot_bytes(sums[i][j][x], modulus.sum, modulus.sum_start);
-                R[(first_row + r) * ldr + c] = remainder(sum, modulus.p, modulus.inverse);
-            }
+            for (int r = 0; r < 4; ++r) a[i][r] = of_a[r % 2 * 8 * PITCH + r / 2 * 4];
+#pragma unroll
+            for (int r = 0; r < 2; ++r) b[i][r] = of_b[r * 4];
+        }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+#pragma unroll
+            for (int j = 0; j < 4; ++j) mma(sums[i][j], a[i], b[j]);
         }
     }
 }
@@ -65,7 +70,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     __shared__ __align__(16) unsigned memory[2][2 * TILE];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int g = lane / 4, t = lane % 4, row = warp / 4 * 64, col = warp % 4 * 32;
-    const Place at = {row, col, g, t};
     const int row0 = blockIdx.y * SIDE, col0 = blockIdx.x * SIDE, plane = blockIdx.z;
     const int each = steps * 32, parts = each / WORDS;  // words of k, and steps here
     const long long pitch = (long long)count * each;
@@ -87,10 +91,23 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         copies_commit();
         copies_wait<1>();
         __syncthreads();
-        for_each_product<1>(memory[step % 2], at,
-                            [&](const auto& a, const auto& b) { multiply_warp(sums, a[0], b[0]); });
+        multiply(sums, memory[step % 2], row, col, g, t);
         __syncthreads();
     }
     const Modulus& modulus = ((const Modulus*)tables)[count * MOST_MODULI + plane];
-    store(sums, at, row0, col0, m, n, R, ldr, plane * (long long)m, modulus);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+#pragma unroll
+            for (int x = 0; x < 4; ++x) {
+                const int r = row0 + row + 16 * i + g + x / 2 * 8;
+                const int c = column_of(col0 + col + 8 * j + 2 * t + x % 2);
+                if (r >= m || c >= n) continue;
+                const int sum = dot_bytes(sums[i][j][x], modulus.sum, modulus.sum_start);
+                R[(plane * (long long)m + r) * ldr + c] =
+                    remainder(sum, modulus.p, modulus.inverse);
+            }
+        }
+    }
 }

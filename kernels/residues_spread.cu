@@ -126,10 +126,14 @@ extern "C" __global__ void __launch_bounds__(256)
                     long long ldb, const unsigned long long* partial, int partials,
                     unsigned long long* largest, void* memory) {
     __shared__ Shared shared;
-    for_group<u64, ROWS>(blockIdx.x, m, n, k, A, lda, B, ldb,
-                         [&](const auto& source, int row0, bool of_b) {
-                             const int first = of_b ? m : 0;  // columns of B after rows of A
-                             spread_of(source, row0, partial + first, partials, m + n,
-                                       largest + first, (Row*)memory + first, shared);
-                         });
+    const int blocks_a = (m + ROWS - 1) / ROWS;
+    Row* const rows = (Row*)memory;
+    if ((int)blockIdx.x < blocks_a) {
+        const Source<u64, !TRANS_A> source = {(const u64*)A, lda, m, k};
+        spread_of(source, blockIdx.x * ROWS, partial, partials, m + n, largest, rows, shared);
+    } else {
+        const Source<u64, TRANS_B> source = {(const u64*)B, ldb, n, k};
+        spread_of(source, (blockIdx.x - blocks_a) * ROWS, partial + m, partials, m + n, largest + m,
+                  rows + m, shared);
+    }
 }
