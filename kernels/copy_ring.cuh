@@ -1,5 +1,15 @@
-// The main loop of `tuned`, `deep` and `cluster`: a tile of C from a ring of stages in shared
-// memory. There are no separate producers and consumers: every thread loads and multiplies.
+// The main loop of `tuned` and its relatives: a tile of C from a ring of stages in shared memory.
+// There are no separate producers and consumers: every thread loads and multiplies. Parameters of
+// these kernels:
+//
+//   BM      rows of C that a block computes
+//   BN      columns of C that a block computes
+//   BK      k of a step: what one stage of the ring in shared memory holds
+//   TM      rows of C that a thread computes
+//   TN      columns of C that a thread computes
+//   LM      lanes of a warp along the rows of C; the other 32 / LM are along its columns
+//   KG      groups of warps that share the k of each step; their sums are added at the end
+//   STAGES  stages of the ring: STAGES - 1 steps are on their way while one is multiplied
 //
 //     stage       0        1        2        3        4         STAGES = 5
 //             +--------+--------+--------+--------+--------+

@@ -1,4 +1,8 @@
-// Element by element over rows x cols: a block is BM x BN, 32 threads wide.
+// Element by element over rows x cols, by blocks 32 threads wide.
+//
+//   BM    rows that a block passes over
+//   BN    columns that a block passes over
+//   ROWS  rows that it passes over at once: threads of a block along y
 #pragma once
 #include "common.cuh"
 

@@ -2,14 +2,7 @@
 summary   = "small tiles of C; the blocks of a cluster share a tile's k and each other's memory"
 entry     = "gemm_cluster"
 rung      = 95
-# BM        rows of C that a block computes
-# BN        columns of C that a block computes
-# BK        k of a step: what one stage of the ring in shared memory holds
-# TM        rows of C that a thread computes
-# TN        columns of C that a thread computes
-# LM        lanes of a warp along the rows of C; the other 32 / LM are along its columns
-# KG        groups of warps that share the k of each step; their sums are added at the end
-# STAGES    stages of the ring: STAGES - 1 steps are on their way while one is multiplied
+# BM, BN, BK, TM, TN, LM, KG, STAGES: see copy_ring.cuh
 # KV        neighbours along k that a thread reads from shared memory at once
 # CLUSTER   blocks of a cluster, which share the k of a tile and read each other's memory
 # BLOCKS    blocks of the grid, at most; where one cluster a tile leaves some over, a tile gets more

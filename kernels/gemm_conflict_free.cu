@@ -2,11 +2,7 @@
 summary = "block tiles, A transposed in shared memory, threads in quarters: no bank conflicts"
 entry   = "gemm_conflict_free"
 rung    = 80
-# BM  rows of C that a block computes
-# BN  columns of C that a block computes
-# BK  k of a step: what shared memory holds of A and B at once
-# TM  rows of C that a thread computes
-# TN  columns of C that a thread computes
+# BM, BN, BK, TM, TN: see tile.cuh
 params  = [
     {BM = 128, BN = 128, BK = 8, TM = 8, TN = 8}, {BM = 64, BN = 64, BK = 16, TM = 4, TN = 4},
     {BM = 128, BN = 64, BK = 8, TM = 8, TN = 8},

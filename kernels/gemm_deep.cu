@@ -2,15 +2,8 @@
 summary   = "a small C over a long k: each block a share of k, and then a strip of the sum"
 entry     = "gemm_deep"
 rung      = 101
-# BM      rows of C that a block computes
-# BN      columns of C that a block computes
-# BK      k of a step: what one stage of the ring in shared memory holds
-# TM      rows of C that a thread computes
-# TN      columns of C that a thread computes
-# LM      lanes of a warp along the rows of C; the other 32 / LM are along its columns
-# KG      groups of warps that share the k of each step; their sums are added at the end
-# HOPS    1: an operand that lies along k is copied by elements; 2: by vectors, through registers
-# STAGES  stages of the ring: STAGES - 1 steps are on their way while one is multiplied
+# BM, BN, BK, TM, TN, LM, KG, STAGES: see copy_ring.cuh
+# HOPS: see tuned_tile.cuh
 # BLOCKS  shares of k of all tiles of C together, at most
 params    = [
     {BM = 64, BN = 128, BK = 16, TM = 16, TN = 8, LM = 4, KG = 4, HOPS = 1, STAGES = 5, BLOCKS = 132},

@@ -3,8 +3,8 @@ summary = "tensor cores by mma.sync: 64 x 32 a warp, packed operands in a cp.asy
 entry   = "gemm_mma"
 role    = "tensor"
 # TERMS   1: A B; 3: A and B come in parts hi and lo, and lo hi + hi lo + hi hi is computed
-# OUT     bytes of an element of C: 4 is float32, 2 the type of the operands
-# SHARES  the most shares that the k of a tile is cut into; 1: the kernel cuts none, and makes C
+# OUT: see numbers.cuh
+# SHARES: see tensor_shares.cuh
 params  = [
     {TERMS = 1, OUT = 4, SHARES = 1},
     {TERMS = 3, OUT = 4, SHARES = 1},
@@ -30,24 +30,18 @@ source  = "this project: docs/tensor-cores.md"
 // C (m x n) = alpha 2^(exponent_a[i] + exponent_b[j]) op(A) op(B) + beta C, from operands that
 // split_pack.cu packed: k is a multiple of 64. TERMS = 3: op(A) op(B) is lo hi + hi lo + hi hi,
 // and sums leave the tensor cores' accumulators, which truncate, after each k of an instruction.
+// Shares of k (tensor_shares.cuh) are the z of the grid.
 //
-// With SHARES > 1 the k of each tile is cut into shares of `each` steps, one for each z of the grid.
-// Their sums go to matrices of their own, in float32: C is these matrices, one below the other, and
-// sum_shares.cu adds them up. Exponents, alpha and beta are left to that.
-//
-// A block makes 128 x 128 of C. It multiplies one step of k from one half of shared memory, while
-// cp.async copies the next step into the other half: load, multiply, store below.
-#if SHARES > 1
-#undef OUT
-#define OUT 4
-#endif
-#include "mma.cuh"
+//   load       a step of packed operands to one half of shared memory, by cp.async, while the other
+//              half is multiplied
+//   multiply   the products of a step (mma_tile.cuh), in one term or three
+//   store      sums to C
+#include "tensor_shares.cuh"
 
-constexpr int BM = 128, BN = 128, WORDS = 16;  // a step of k, in words
-constexpr int PITCH = WORDS + 4;               // 8 rows by 4 words fall in distinct banks
-constexpr int PARTS = (TERMS + 1) / 2;         // of an operand: hi alone, or hi and lo
-constexpr int TILE = 128 * PITCH;              // words of one part of one operand
-constexpr bool CHUNKED = TERMS == 3;           // sums leave the accumulators after each instruction
+#include "mma_tile.cuh"
+
+constexpr int PARTS = (TERMS + 1) / 2;  // of an operand: hi alone, or hi and lo
+constexpr bool CHUNKED = TERMS == 3;    // sums leave the accumulators after each instruction
 
 // A thread's sums of a warp's 64 x 32: 4 x 4 products of 16 x 8, four sums of each. While CHUNKED,
 // `part` has those of one instruction, and `total` has the rest.
@@ -56,13 +50,13 @@ struct Sums {
     float total[CHUNKED ? 4 : 1][4][4];
 };
 
-// Starts the copies of a step's 128 rows from `row0` on, of all parts of an operand; beyond the
-// edge the last row again.
+// Starts the copies of a step's rows from `row0` on, of all parts of an operand; beyond the edge the
+// last row again.
 __device__ inline void load(unsigned* tiles, const unsigned* parts, long long pitch, int rows,
                             int row0, int word) {
 #pragma unroll
-    for (int i = threadIdx.x; i < PARTS * 128 * 4; i += THREADS) {
-        const int part = i / 512, row = i / 4 % 128, w = i % 4 * 4;
+    for (int i = threadIdx.x; i < PARTS * SIDE * 4; i += THREADS) {
+        const int part = i / (SIDE * 4), row = i / 4 % SIDE, w = i % 4 * 4;
         const long long line = (long long)min(row0 + row, rows - 1) * PARTS + part;
         unsigned* const to = tiles + part * TILE + row * PITCH + w;
         const unsigned* const from = parts + line * pitch + word + w;
@@ -70,35 +64,12 @@ __device__ inline void load(unsigned* tiles, const unsigned* parts, long long pi
     }
 }
 
-// Adds the products of one step, which lies at `stage`, for the warp's rows and columns from
-// (row, col) of the tile on; lane 4 g + t.
-__device__ inline void multiply(Sums& sums, const unsigned* stage, int row, int col, int g, int t) {
+// Adds the products of one step, which lies at `stage`.
+__device__ inline void multiply(Sums& sums, const unsigned* stage, const Place& at) {
+    for_each_product<PARTS>(stage, at, [&](const auto& a, const auto& b) {
 #pragma unroll
-    for (int word = 0; word < WORDS; word += 8) {
-        unsigned a[PARTS][4][4], b[PARTS][4][2];
-#pragma unroll
-        for (int x = 0; x < PARTS; ++x) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const unsigned* const from =
-                    stage + x * TILE + (row + 16 * i + g) * PITCH + word + t;
-                const unsigned* const of_b =
-                    stage + (PARTS + x) * TILE + (col + 8 * i + g) * PITCH + word + t;
-#pragma unroll
-                for (int r = 0; r < 4; ++r) a[x][i][r] = from[r % 2 * 8 * PITCH + r / 2 * 4];
-#pragma unroll
-                for (int r = 0; r < 2; ++r) b[x][i][r] = of_b[r * 4];
-            }
-        }
-#pragma unroll
-        for (int term = 0; term < TERMS; ++term) {  // the small ones first
-            const int pa = TERMS == 3 && term == 0, pb = TERMS == 3 && term == 1;
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-#pragma unroll
-                for (int j = 0; j < 4; ++j) mma(sums.part[i][j], a[pa][i], b[pb][j]);
-            }
-        }
+        for (int term = 0; term < TERMS; ++term)  // the small ones first: lo hi, hi lo, hi hi
+            multiply_warp(sums.part, a[TERMS == 3 && term == 0], b[TERMS == 3 && term == 1]);
 #pragma unroll
         for (int i = 0; CHUNKED && i < 4; ++i) {
 #pragma unroll
@@ -107,7 +78,7 @@ __device__ inline void multiply(Sums& sums, const unsigned* stage, int row, int 
                 sums.part[i][x / 4][x % 4] = 0;
             }
         }
-    }
+    });
 }
 
 // C from a thread's sums: rows from `row` on, 8 apart, and pairs of columns from `col` on, 8 apart.
@@ -141,29 +112,20 @@ __device__ inline void store(const Sums& sums, int m, int n, int row, int col, f
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     gemm_mma(const void* A, long long lda, const void* B, long long ldb, int m, int n, int k,
              float alpha, const int* exponent_a, const int* exponent_b, float beta, void* C,
-             long long ldc, const int* verdict, int wanted
-#if SHARES > 1
-             ,
-             int each
-#endif
-    ) {
+             long long ldc, const int* verdict, int wanted AND_EACH) {
     const bool split = wanted >= 0;  // else there are no exponents, and no verdict
     if (split && *verdict != wanted) return;
-    extern __shared__ __align__(16) unsigned memory[];  // [2][A and B][PARTS][128][PITCH]
+    extern __shared__ __align__(16) unsigned memory[];  // [2][A and B][PARTS][SIDE][PITCH]
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int g = lane / 4, t = lane % 4, row = warp / 4 * 64, col = warp % 4 * 32;
-    const int row0 = blockIdx.y * BM, col0 = blockIdx.x * BN;
+    const Place at = {row, col, g, t};
+    const int row0 = blockIdx.y * SIDE, col0 = blockIdx.x * SIDE;
     const int steps = (int)((long long)k * SIZE / 4 / WORDS);
-#if SHARES > 1
-    const int share = blockIdx.z, first = share * each, end = min(first + each, steps);
-    Out* const sums_at = (Out*)C + (long long)share * m * ldc;
-    const bool scales = false;
-#else
-    const int first = 0, end = steps;
-    Out* const sums_at = (Out*)C;
-    const bool scales = split;
-#endif
-
+    const int share = blockIdx.z;
+    const int first = SHARES > 1 ? share * each : 0;
+    const int end = SHARES > 1 ? min(first + each, steps) : steps;
+    Out* const sums_at = matrix_of_share((Out*)C, share, m, ldc);
+    const bool scales = SHARES > 1 ? false : split;  // sum_shares.cu scales sums of shares
     const auto load_step = [&](int step) {
         unsigned* const stage = memory + step % 2 * 2 * PARTS * TILE;
         load(stage, (const unsigned*)A, lda * SIZE / 4, m, row0, step * WORDS);
@@ -177,7 +139,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         copies_commit();
         copies_wait<1>();
         __syncthreads();
-        multiply(sums, memory + step % 2 * 2 * PARTS * TILE, row, col, g, t);
+        multiply(sums, memory + step % 2 * 2 * PARTS * TILE, at);
         __syncthreads();
     }
     store(sums, m, n, row0 + row + g, col0 + col + 2 * t, alpha, exponent_a, exponent_b, scales,

@@ -7,8 +7,8 @@ role    = "tensor"
 # BN      columns of C that a block computes
 # WM      warps along the rows of C; the other 8 / WM are along its columns
 # STAGES  stages of the ring in shared memory: STAGES - 1 steps are on their way while one is multiplied
-# OUT     bytes of an element of C: 4 is float32, 2 the type of the operands
-# SHARES  the most shares that the k of a tile is cut into; 1: the kernel cuts none, and makes C
+# OUT: see numbers.cuh
+# SHARES: see tensor_shares.cuh
 params  = [
     {TERMS = 1, BM = 64, BN = 64, WM = 2, STAGES = 4, OUT = 4, SHARES = 1},
     {TERMS = 1, BM = 128, BN = 128, WM = 2, STAGES = 3, OUT = 4, SHARES = 1},
@@ -50,17 +50,13 @@ source  = "this project: docs/tensor-cores.md"
 // shared memory. What lies before the matrix itself is not read: a line's first elements are copied
 // one by one.
 //
-// With SHARES > 1 the k of each tile is cut into shares of `each` steps, one for each z of the grid.
-// Their sums go to matrices of their own, in float32: C is these matrices, one below the other, and
-// sum_shares.cu adds them up. Alpha and beta are left to that.
+// Shares of k (tensor_shares.cuh) are the z of the grid.
 //
 //   load       copies of a step's lines of A and B into a stage
 //   multiply   fragments from a stage, and the products of warps
 //   store      sums to shared memory, and from there to C, row by row
-#if SHARES > 1
-#undef OUT
-#define OUT 4
-#endif
+#include "tensor_shares.cuh"
+
 #include "mma.cuh"
 
 constexpr int BK = 128 / SIZE;                          // k of a step
@@ -263,24 +259,15 @@ __device__ __forceinline__ void store(const Sums& sums, float* tile, int row, in
 
 extern "C" __global__ void __launch_bounds__(THREADS, BM* BN > 64 * 64 ? 1 : 2)
     gemm_mma_in_place(const void* A, long long lda, const void* B, long long ldb, int m, int n,
-                      int k, float alpha, float beta, void* C, long long ldc
-#if SHARES > 1
-                      ,
-                      int each
-#endif
-    ) {
+                      int k, float alpha, float beta, void* C, long long ldc AND_EACH) {
     extern __shared__ __align__(16) unsigned memory[];
     const int warp = threadIdx.x / 32, row = warp / WN * (FM * 16), col = warp % WN * (FN * 8);
     const int across = (n + BN - 1) / BN;
     const int row0 = blockIdx.x / across * BM, col0 = blockIdx.x % across * BN;
     const int steps = (k + BK - 1) / BK;
-#if SHARES > 1
-    const int first = blockIdx.z * each, end = min(first + each, steps);
-    Out* const to = (Out*)C + (long long)blockIdx.z * m * ldc;
-#else
-    const int first = 0, end = steps;
-    Out* const to = (Out*)C;
-#endif
+    const int first = SHARES > 1 ? blockIdx.z * each : 0;
+    const int end = SHARES > 1 ? min(first + each, steps) : steps;
+    Out* const to = matrix_of_share((Out*)C, blockIdx.z, m, ldc);
     const TileA a(A, lda, row0, m, k);
     const TileB b(B, ldb, col0, n, k);
     Sums sums = {};

@@ -2,11 +2,7 @@
 summary    = "residues multiplied on tensor cores of Hopper: int8 by wgmma, a TMA ring, one product a modulus"
 entry      = "gemm_residues"
 role       = "residues"
-# BM       rows of C that a block computes, 64 by each warpgroup that multiplies
-# BN       columns of C that a block computes
-# SPAN     bytes of k in a step: rows of that length lie swizzled in shared memory
-# STAGES   stages of the ring that TMA fills and wgmma empties, a step each
-# CLUSTER  blocks, one above the other in C, that load a share of their B each, for all of them
+# BM, BN, SPAN, STAGES, CLUSTER: see ring.cuh
 # MODULI   the most moduli that the host takes
 params     = [{BM = 128, BN = 256, SPAN = 128, STAGES = 4, CLUSTER = 2, MODULI = 16}]
 block      = ["128 + 2 * BM", "1", "1"]
@@ -45,10 +41,8 @@ source     = "this project: docs/tensor-cores.md"
 #include "residues.cuh"
 #include "wgmma.cuh"
 
-constexpr int CONSUMERS = BM / 64;   // warpgroups that multiply
 constexpr int BK = SPAN, STEP = 32;  // k of a step, of an instruction
 constexpr int A_BYTES = BM * BK, STAGE_BYTES = (BM + BN) * BK;
-constexpr int BIAS = -2147483647 - 1;  // sums begin here: their bytes are unsigned then
 #include "ring.cuh"
 
 // Starts the copies of one step into the stage at `to`: this block's rows of A, and its share of
@@ -60,24 +54,14 @@ __device__ __forceinline__ void load_step(unsigned to, const TensorMap& A, const
     copy_box<CLUSTER>(to + A_BYTES + rank * SHARE * BK, B, k, col + rank * SHARE, 0, full);
 }
 
-// sums += A B over `steps` stages. A stage is released while the next one is multiplied.
+// sums += A B over `steps` stages.
 __device__ __forceinline__ void multiply(int (&sums)[BN / 2], const Places& places, Ring& ring,
                                          unsigned a, unsigned b, int steps) {
-    int last = 0;
-    for (int step = 0; step < steps; ++step, ring.advance()) {
-        barrier_wait(places.full_of(ring.stage), ring.phase);
-        wgmma_begin();
-        const unsigned stage = ring.stage * (STAGE_BYTES / 16);
+    multiply_stages(places, ring, steps, [&](unsigned stage) {
 #pragma unroll
         for (int k = 0; k < BK; k += STEP)
             wgmma(sums, descriptor<BK>(a + stage + k / 16), descriptor<BK>(b + stage + k / 16), 1);
-        wgmma_commit();
-        wgmma_wait<1>();
-        if (step) release(places, last);
-        last = ring.stage;
-    }
-    wgmma_wait<0>();
-    if (steps) release(places, last);
+    });
 }
 
 // Where residues go: `to` is the first of a plane.
@@ -139,34 +123,21 @@ extern "C" __global__ void __launch_bounds__(128 + 2 * BM, 1) IN_CLUSTERS
     gemm_residues(const __grid_constant__ TensorMap A, const __grid_constant__ TensorMap B, int m,
                   int n, int steps, signed char* R, long long ldr, int count, const void* tables) {
     extern __shared__ char memory[];
-    const unsigned stages = (shared_address(memory) + 1023) / 1024 * 1024;
-    const unsigned full = stages + STAGES * STAGE_BYTES;
-    const Places places = {stages, full, full + 8 * STAGES};
+    const Places places = places_in(memory);
     const unsigned rank = CLUSTER > 1 ? block_of_cluster() : 0;
-    if (threadIdx.x == 0) {
-        prefetch_map(A);
-        prefetch_map(B);
-        init_ring(places, 4 * CONSUMERS * CLUSTER);
-    }
-    __syncthreads();
-    if (CLUSTER > 1) cluster_barrier();
-    wait_for_launch_before();
+    begin_block(places, true, A, B);
 
     const Tiles tiles = {m, n, count * steps, steps};
-    const int warp = warp_number(), consumer = warp / 4 - 1;
-    if (consumer < 0) {
-        registers_fewer<CONSUMERS == 3 ? 32 : 40>();
-        if (warp == 0)
-            load_tiles(places, tiles, [&](unsigned to, int row, int col, int step, unsigned whole) {
-                load_step(to, A, B, row, col, step * BK, rank, whole);
-            });
-    } else {
-        registers_more<CONSUMERS == 3 ? 160 : 232>();
-        const Result result = {m, R, ldr};
-        const Modulus* const moduli = (const Modulus*)tables + count * MOST_MODULI;
-        multiply_tiles(places, tiles, consumer, rank, result, moduli);
-    }
-    // A block stays while others may still reach for its shared memory.
-    __syncwarp();
-    if (CLUSTER > 1) cluster_barrier();
+    const auto load = [&] {
+        load_tiles(places, tiles, [&](unsigned to, int row, int col, int step, unsigned full) {
+            load_step(to, A, B, row, col, step * BK, rank, full);
+        });
+    };
+    take_roles(
+        load, [] {},
+        [&](const int& consumer) {
+            const Result result = {m, R, ldr};
+            const Modulus* const moduli = (const Modulus*)tables + count * MOST_MODULI;
+            multiply_tiles(places, tiles, consumer, rank, result, moduli);
+        });
 }

@@ -29,7 +29,6 @@ source  = "this project: docs/tensor-cores.md"
 constexpr int SIDE = 128, WORDS = 16;  // of a tile; a step of k, in words
 constexpr int PITCH = WORDS + 4;       // 8 rows by 4 words fall in distinct banks
 constexpr int TILE = SIDE * PITCH;     // words of one operand
-constexpr int BIAS = -2147483647 - 1;  // sums begin here: their bytes are unsigned then
 
 // Starts the copies of a step's rows from `row0` on; beyond the edge the last row again.
 __device__ inline void load(unsigned* tile, const unsigned* from, long long pitch, int rows,

@@ -2,15 +2,8 @@
 summary   = "a short k: small blocks, several of them on a multiprocessor, and C written row by row"
 entry     = "gemm_short_k"
 rung      = 97
-# BM        rows of C that a block computes
-# BN        columns of C that a block computes
-# BK        k of a step: what one stage of the ring in shared memory holds
-# TM        rows of C that a thread computes
-# TN        columns of C that a thread computes
-# LM        lanes of a warp along the rows of C; the other 32 / LM are along its columns
-# KG        groups of warps that share the k of each step: one
-# HOPS      1: an operand that lies along k is copied by elements; 2: by vectors, through registers
-# STAGES    stages of the ring: STAGES - 1 steps are on their way while one is multiplied
+# BM, BN, BK, TM, TN, LM, KG, STAGES: see copy_ring.cuh
+# HOPS: see tuned_tile.cuh
 # RESIDENT  blocks that must fit on a multiprocessor: limits the registers of a thread
 params    = [
     {BM = 128, BN = 64, BK = 8, TM = 8, TN = 8, LM = 4, KG = 1, HOPS = 1, STAGES = 4, RESIDENT = 4},

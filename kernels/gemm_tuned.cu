@@ -2,17 +2,9 @@
 summary   = "16 x 8 a thread from a cp.async ring, sums in the other register bank than B, stream-K"
 entry     = "gemm_tuned"
 rung      = 100
-# BM      rows of C that a block computes
-# BN      columns of C that a block computes
-# BK      k of a step: what one stage of the ring in shared memory holds
-# TM      rows of C that a thread computes
-# TN      columns of C that a thread computes
-# LM      lanes of a warp along the rows of C; the other 32 / LM are along its columns
-# KG      groups of warps that share the k of each step; their sums are added at the end
-# HOPS    1: an operand that lies along k is copied by elements; 2: by vectors, through registers
-# STAGES  stages of the ring: STAGES - 1 steps are on their way while one is multiplied
-# BLOCKS  blocks of the grid, at most: as many as a GPU of 132 multiprocessors runs at once
-# SPLIT   blocks for each tile of C, at most: 1 starts no more blocks than there are tiles
+# BM, BN, BK, TM, TN, LM, KG, STAGES: see copy_ring.cuh
+# HOPS: see tuned_tile.cuh
+# BLOCKS, SPLIT: see tuned.cuh
 params    = [
     {BM = 128, BN = 256, BK = 8, TM = 16, TN = 8, LM = 4, KG = 1, HOPS = 1, STAGES = 5, BLOCKS = 132, SPLIT = 132},
     {BM = 128, BN = 256, BK = 8, TM = 16, TN = 8, LM = 4, KG = 1, HOPS = 1, STAGES = 5, BLOCKS = 132, SPLIT = 1},

@@ -3,14 +3,10 @@ summary    = "tensor cores of Hopper: TMA ring, warpgroups that load and that mu
 entry      = "gemm_wgmma"
 role       = "tensor"
 # TERMS    1: A B; 3: A and B come in parts hi and lo, and lo hi + hi lo + hi hi is computed
-# BM       rows of C that a block computes, 64 by each warpgroup that multiplies
-# BN       columns of C that a block computes
-# SPAN     bytes of k in a step: rows of that length lie swizzled in shared memory
-# STAGES   stages of the ring that TMA fills and wgmma empties, a step each
+# BM, BN, SPAN, STAGES, CLUSTER: see ring.cuh
 # CHUNK    with TERMS = 3: elements of k after which sums leave the accumulators; else 1
-# CLUSTER  blocks, one above the other in C, that load a share of their B each, for all of them
-# OUT      bytes of an element of C: 4 is float32, 2 the type of the operands
-# SHARES   the most shares that the k of a tile is cut into; 1: the kernel cuts none, and makes C
+# OUT: see numbers.cuh
+# SHARES: see tensor_shares.cuh
 params     = [
     {TERMS = 1, BM = 128, BN = 256, SPAN = 128, STAGES = 4, CHUNK = 1, CLUSTER = 2, OUT = 4, SHARES = 1},
     {TERMS = 1, BM = 128, BN = 256, SPAN = 128, STAGES = 4, CHUNK = 1, CLUSTER = 1, OUT = 4, SHARES = 1},
@@ -73,12 +69,8 @@ source     = "this project: docs/tensor-cores.md"
 
 // C (m x n) = alpha 2^(exponent_a[i] + exponent_b[j]) A B + beta C. A and B come as boxes of
 // tensor maps over (k, rows, part), or (rows, k, part) where TRANS_A, or not TRANS_B; parts are
-// hi and lo where TERMS is 3: then A B is lo hi + hi lo + hi hi.
-//
-// With SHARES > 1 the k of each tile is cut into shares of `each` steps, so that a C of few tiles
-// occupies all multiprocessors. The sums of each share go to a matrix of its own, in float32: C is
-// these matrices, one below the other, and sum_shares.cu adds them up. Exponents, alpha and beta
-// are left to that.
+// hi and lo where TERMS is 3: then A B is lo hi + hi lo + hi hi. tensor_shares.cuh says what becomes
+// of C where k is cut into shares.
 //
 // The warps of a block have roles; ring.cuh draws how they work together:
 //
@@ -104,16 +96,12 @@ source     = "this project: docs/tensor-cores.md"
 #else
 #define WAYS ""
 #endif
-#if SHARES > 1
-#undef OUT
-#define OUT 4
-#endif
+#include "tensor_shares.cuh"
 #include "wgmma.cuh"
 
 constexpr bool ACROSS_A = TRANS_A, ACROSS_B = !TRANS_B;  // operands whose memory runs across k
 static_assert(SIZE == 2 || !(ACROSS_A || ACROSS_B), "TF32 operands lie along k");
 constexpr int PARTS = (TERMS + 1) / 2;             // of an operand: hi alone, or hi and lo
-constexpr int CONSUMERS = BM / 64;                 // warpgroups that multiply
 constexpr int STEP = 32 / SIZE, BK = SPAN / SIZE;  // k of an instruction, of a step
 // Bytes of one part in a stage, and of all parts of both operands.
 constexpr int A_BYTES = BM * SPAN, B_BYTES = BN * SPAN;
@@ -169,24 +157,13 @@ __device__ __forceinline__ void multiply(float (&sums)[BN / 2], unsigned a, unsi
               add || i > 0);
 }
 
-// sums += A B over `steps` stages, in the accumulators. A stage is released while the next one is
-// multiplied. Returns the last stage, which is kept where it is to be borrowed.
+// sums += A B over `steps` stages, in the accumulators. Returns the last stage, which is kept where
+// it is to be borrowed.
 __device__ __forceinline__ int multiply_whole(float (&sums)[BN / 2], const Places& places,
                                               Ring& ring, unsigned a, unsigned b, int steps) {
-    int last = STAGES - 1;
-    for (int step = 0; step < steps; ++step, ring.advance()) {
-        barrier_wait(places.full_of(ring.stage), ring.phase);
-        wgmma_begin();
-        const unsigned stage = ring.stage * (STAGE_BYTES / 16);
+    return multiply_stages<(BORROWED > 0)>(places, ring, steps, [&](unsigned stage) {
         multiply<BK / STEP>(sums, a + stage, b + stage, 0, 0, 0, true);
-        wgmma_commit();
-        wgmma_wait<1>();
-        if (step) release(places, last);
-        last = ring.stage;
-    }
-    wgmma_wait<0>();
-    if (steps && !BORROWED) release(places, last);
-    return last;
+    });
 }
 
 // Consumers take turns at the tensor cores, so that one adds while the next multiplies.
@@ -285,54 +262,31 @@ extern "C" __global__ void __launch_bounds__(128 + 2 * BM, 1) IN_CLUSTERS
                const __grid_constant__ TensorMap map_of_c,
 #endif
                int m, int n, int k, float alpha, const int* exponent_a, const int* exponent_b,
-               float beta, Out* C, long long ldc, const int* verdict, int wanted
-#if SHARES > 1
-               ,
-               int each
-#endif
-    ) {
-#if SHARES == 1
-    constexpr int each = 0;
-#endif
+               float beta, Out* C, long long ldc, const int* verdict, int wanted AND_EACH) {
     extern __shared__ char memory[];
-    const unsigned stages = (shared_address(memory) + 1023) / 1024 * 1024;
-    const unsigned beside = stages + STAGES * STAGE_BYTES;  // boxes of C
-    const unsigned full = beside + BESIDE_BYTES;
-    const Places places = {stages, full, full + 8 * STAGES};
+    const Places places = places_in(memory, BESIDE_BYTES);
+    const unsigned beside = places.stage(STAGES);  // boxes of C
     const unsigned rank = CLUSTER > 1 ? block_of_cluster() : 0;
-    if (threadIdx.x == 0) {
-        if (k > 0) {
-            prefetch_map(A);
-            prefetch_map(B);
 #if OUT == 2
-            prefetch_map(map_of_c);
+    begin_block(places, k > 0, A, B, map_of_c);
+#else
+    begin_block(places, k > 0, A, B);
 #endif
-        }
-        init_ring(places, 4 * CONSUMERS * CLUSTER);
-    }
-    __syncthreads();
-    if (CLUSTER > 1) cluster_barrier();
-    wait_for_launch_before();
     if (verdict && *verdict != wanted) return;
 
     const Tiles tiles = {m, n, (k + BK - 1) / BK, each};
-    const int warp = warp_number(), consumer = warp / 4 - 1;
     const Result result = {m, n, alpha, beta, exponent_a, exponent_b, C, ldc};
-    if (consumer < 0) {
-        if constexpr (CONSUMERS > 1) registers_fewer<CONSUMERS == 2 ? 40 : 32>();
-        if (warp == 0)
-            load_tiles(places, tiles, [&](unsigned to, int row, int col, int step, unsigned whole) {
-                load_step(to, A, B, row, col, step * BK, rank, whole);
-            });
+    const auto load = [&] {
+        load_tiles(places, tiles, [&](unsigned to, int row, int col, int step, unsigned full) {
+            load_step(to, A, B, row, col, step * BK, rank, full);
+        });
+    };
+    const auto store = [&] {
 #if OUT == 2
-        if (warp == 1) store_tiles(places, tiles, rank, beside, result, map_of_c);
+        store_tiles(places, tiles, rank, beside, result, map_of_c);
 #endif
-    } else {
-        if constexpr (CONSUMERS == 2) registers_more<232>();
-        if constexpr (CONSUMERS == 3) registers_more<160>();
+    };
+    take_roles(load, store, [&](const int& consumer) {
         multiply_tiles(places, tiles, consumer, rank, beside, result);
-    }
-    // A block stays while others may still reach for its shared memory.
-    __syncwarp();
-    if (CLUSTER > 1) cluster_barrier();
+    });
 }

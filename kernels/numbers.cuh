@@ -69,7 +69,9 @@ __device__ __forceinline__ float scaled(float x, int exponent) {
     return x * power_of_two(half) * power_of_two(exponent - half);
 }
 
-// The elements of C, of OUT bytes: 4 is float32, 2 what the operands hold.
+// The elements of C:
+//
+//   OUT  bytes of an element of C: 4 is float32, 2 the type of the operands
 #ifdef OUT
 #if OUT == 4
 typedef float Out;

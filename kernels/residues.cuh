@@ -8,6 +8,7 @@ typedef unsigned long long u64;
 constexpr int MOST_MODULI = 16;
 constexpr int COLUMNS = 64;  // columns of B lie in groups of so many, in an order of their own
 constexpr int LEVELS = 16;   // of magnitudes that are counted
+constexpr int BIAS = -2147483647 - 1;  // sums of products begin here: their bytes are unsigned then
 
 // What the device knows of a modulus p, one of the count whose product is P. The host makes it
 // (devices/moduli.py). Weights are four signed bytes: residues of 256^0, 256^1, ... modulo p, by

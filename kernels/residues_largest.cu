@@ -65,13 +65,9 @@ extern "C" __global__ void __launch_bounds__(256)
     residues_largest(int m, int n, int k, const double* A, long long lda, const double* B,
                      long long ldb, unsigned long long* partial, void* memory) {
     __shared__ u64 found[16][ROWS];
-    const int blocks_a = (m + ROWS - 1) / ROWS;
-    Row* const rows = (Row*)memory;
-    if ((int)blockIdx.x < blocks_a) {
-        const Source<u64, !TRANS_A> source = {(const u64*)A, lda, m, k};
-        largest_of(source, blockIdx.x * ROWS, partial, m + n, rows, found);
-    } else {
-        const Source<u64, TRANS_B> source = {(const u64*)B, ldb, n, k};
-        largest_of(source, (blockIdx.x - blocks_a) * ROWS, partial + m, m + n, rows + m, found);
-    }
+    for_group<u64, ROWS>(
+        blockIdx.x, m, n, k, A, lda, B, ldb, [&](const auto& source, int row0, bool of_b) {
+            const int first = of_b ? m : 0;  // columns of B after rows of A
+            largest_of(source, row0, partial + first, m + n, (Row*)memory + first, found);
+        });
 }

@@ -11,9 +11,9 @@ dtypes  = ["float64"]
 source  = "this project: docs/tensor-cores.md"
 ---*/
 
-// Row r of A goes to row r, column n of B to row place_of(n). A row has
-// the residues modulo the first of the `count` moduli, then those modulo the next, k of each, rounded
-// up to 128, with zeros beyond k.
+// Row r of A goes to row r, column n of B to row place_of(n). A row has the residues modulo the first
+// of the `count` moduli, then those modulo the next, k of each, rounded up to 128, with zeros beyond
+// k.
 #include "residues.cuh"
 #include "source.cuh"
 
@@ -64,15 +64,16 @@ __device__ __forceinline__ uint4 residues_of(const u64 (&x)[EACH], const unsigne
     return packed;
 }
 
-template <bool ALONG, bool OF_B>
-__device__ inline void pack(Source<u64, ALONG> source, int row0, int bits, const int* norms,
-                            signed char* to, int count, const Modulus* moduli,
-                            u64 (&tile)[HEIGHT][PITCH]) {
+// Packs HEIGHT rows from `row0` on of A or, with `of_b`, columns of B, over a SLICE of k.
+template <bool ALONG>
+__device__ __forceinline__ void pack(const Source<u64, ALONG>& source, int row0, bool of_b,
+                                     int bits, const int* norms, signed char* to, int count,
+                                     const Modulus* moduli, u64 (&tile)[HEIGHT][PITCH]) {
     const bool vectors = source.vectors();
     const int pitch = (source.k + STEP - 1) / STEP * STEP;
     const int t = threadIdx.x, chunk = t % ACROSS, mine = t / ACROSS, row = row0 + mine;
     const double scale = row < source.rows ? two_to(shift_of(bits, norms[row])) : 0;
-    const int place = OF_B ? place_of(row) : row;
+    const int place = of_b ? place_of(row) : row;
     signed char* const line = to + (long long)place * count * pitch + chunk * EACH;
     const int stop = min(pitch, (int)(blockIdx.y + 1) * SLICE);
     for (int k0 = blockIdx.y * SLICE; k0 < stop; k0 += STEP) {
@@ -87,7 +88,7 @@ __device__ inline void pack(Source<u64, ALONG> source, int row0, int bits, const
         for (int i = 0; i < count; ++i) {
             const Modulus& one = moduli[i];
             *(uint4*)(line + (long long)i * pitch + k0) = residues_of(
-                x, OF_B ? one.b : one.a, OF_B ? one.b_start : one.a_start, one.p, one.inverse);
+                x, of_b ? one.b : one.a, of_b ? one.b_start : one.a_start, one.p, one.inverse);
         }
     }
 }
@@ -98,14 +99,9 @@ extern "C" __global__ void __launch_bounds__(256, 3)
                   int bits_a, int bits_b, const void* tables) {
     __shared__ u64 tile[HEIGHT][PITCH];
     const Modulus* const moduli = (const Modulus*)tables + count * MOST_MODULI;
-    const int blocks_a = (m + HEIGHT - 1) / HEIGHT;
-    if ((int)blockIdx.x < blocks_a) {
-        const Source<u64, !TRANS_A> source = {(const u64*)A, lda, m, k};
-        pack<!TRANS_A, false>(source, blockIdx.x * HEIGHT, bits_a, norms, to_a, count, moduli,
-                              tile);
-    } else {
-        const Source<u64, TRANS_B> source = {(const u64*)B, ldb, n, k};
-        pack<TRANS_B, true>(source, (blockIdx.x - blocks_a) * HEIGHT, bits_b, norms + m, to_b,
-                            count, moduli, tile);
-    }
+    for_group<u64, HEIGHT>(
+        blockIdx.x, m, n, k, A, lda, B, ldb, [&](const auto& source, int row0, bool of_b) {
+            pack(source, row0, of_b, of_b ? bits_b : bits_a, norms + (of_b ? m : 0),
+                 of_b ? to_b : to_a, count, moduli, tile);
+        });
 }

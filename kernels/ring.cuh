@@ -1,7 +1,14 @@
-// The ring of stages in shared memory through which Hopper's kernels multiply, and the order of the
-// tiles of C. Blocks are persistent: each cluster makes tile after tile, and the ring goes on from
-// one tile to the next.
-// STAGES, STAGE_BYTES, CLUSTER, BM, BN and SHARES are the including file's.
+// What Hopper's kernels have in common: the ring of stages in shared memory through which they
+// multiply, the roles of a block's warps, and the order of the tiles of C. Blocks are persistent:
+// each cluster makes tile after tile, and the ring goes on from one tile to the next.
+//
+// Parameters of these kernels; STAGE_BYTES, the size of a stage, and SHARES are the kernel's too:
+//
+//   BM       rows of C that a block computes, 64 by each warpgroup that multiplies
+//   BN       columns of C that a block computes
+//   SPAN     bytes of k in a step: rows of that length lie swizzled in shared memory
+//   STAGES   stages of the ring that TMA fills and wgmma empties, a step each
+//   CLUSTER  blocks, one above the other in C, that load a share of their B each, for all of them
 //
 //      stage      0         1         2         3            STAGES = 4
 //            +---------+---------+---------+---------+
@@ -40,6 +47,7 @@
 // written. The warp that stores arrives at empty[s] for all warps that multiply. The other
 // STAGES - 1 stages fill meanwhile.
 #pragma once
+#include "wgmma.cuh"
 
 // A kernel that says it runs in clusters of one is slower than one that says nothing.
 #if CLUSTER > 1
@@ -48,6 +56,7 @@
 #define IN_CLUSTERS
 #endif
 
+constexpr int CONSUMERS = BM / 64;   // warpgroups that multiply
 constexpr int STRIP = 16 / CLUSTER;  // tile rows worked through together, so that L2 keeps A and B
 
 struct Ring {  // a place in the ring, and how often it came around, modulo 2
@@ -67,13 +76,55 @@ struct Places {
     __device__ __forceinline__ unsigned empty_of(int s) const { return empty + 8 * s; }
 };
 
-// Prepares the barriers of all stages; `readers` is how many warps, of the whole cluster, read one.
-__device__ __forceinline__ void init_ring(const Places& places, int readers) {
+// The ring in the block's dynamic shared memory: stages, which swizzles want on 1024 bytes, `beside`
+// bytes for the kernel's own use, and barriers.
+__device__ __forceinline__ Places places_in(const char* memory, int beside = 0) {
+    const unsigned stages = (shared_address(memory) + 1023) / 1024 * 1024;
+    const unsigned full = stages + STAGES * STAGE_BYTES + beside;
+    return {stages, full, full + 8 * STAGES};
+}
+
+// Prepares the barriers of all stages. A stage is read by four warps of each consumer, in all
+// blocks of the cluster.
+__device__ __forceinline__ void init_ring(const Places& places) {
     for (int s = 0; s < STAGES; ++s) {
         barrier_init(places.full_of(s), 1);
-        barrier_init(places.empty_of(s), readers);
+        barrier_init(places.empty_of(s), 4 * CONSUMERS * CLUSTER);
     }
     barriers_ready();
+}
+
+// What a block does before it touches global memory: one thread prepares the barriers and, if the
+// kernel `reads` operands at all, has their tensor maps fetched; all wait for the cluster's other
+// blocks and for the launch before.
+template <typename... Maps>
+__device__ __forceinline__ void begin_block(const Places& places, bool reads, const Maps&... maps) {
+    if (threadIdx.x == 0) {
+        if (reads) (prefetch_map(maps), ...);
+        init_ring(places);
+    }
+    __syncthreads();
+    if (CLUSTER > 1) cluster_barrier();
+    wait_for_launch_before();
+}
+
+// Gives the block's warps their roles: warp 0 loads, warp 1 stores, and each warpgroup from the
+// second on multiplies as a consumer, from 0 on. Those that multiply take over registers of the
+// others.
+template <typename Load, typename Store, typename Multiply>
+__device__ __forceinline__ void take_roles(Load load, Store store, Multiply multiply) {
+    const int warp = warp_number(), consumer = warp / 4 - 1;
+    if (consumer < 0) {
+        if constexpr (CONSUMERS > 1) registers_fewer<CONSUMERS == 2 ? 40 : 32>();
+        if (warp == 0) load();
+        if (warp == 1) store();
+    } else {
+        if constexpr (CONSUMERS > 1) registers_more<CONSUMERS == 2 ? 232 : 160>();
+        multiply(consumer);
+    }
+    // A block stays while others may still reach for its shared memory.
+    __syncwarp();
+    if (CLUSTER > 1) cluster_barrier();
 }
 
 // The tiles of C, CLUSTER * BM x BN, in an order that keeps A and B in L2. With SHARES > 1 the
@@ -135,4 +186,25 @@ __device__ __forceinline__ void load_tiles(const Places& places, const Tiles& ti
 __device__ __forceinline__ void release(const Places& places, int stage) {
     const unsigned lane = threadIdx.x % 32;
     if (lane < CLUSTER) barrier_arrive(places.empty_of(stage), lane);
+}
+
+// The products of `steps` stages: start(stage) begins those of a stage that is full, which lies so
+// many units of descriptors (16 bytes) behind the first. A stage is released while the next one is
+// multiplied; with KEEP the last one is not. Returns the last.
+template <bool KEEP = false, typename Start>
+__device__ __forceinline__ int multiply_stages(const Places& places, Ring& ring, int steps,
+                                               Start start) {
+    int last = STAGES - 1;
+    for (int step = 0; step < steps; ++step, ring.advance()) {
+        barrier_wait(places.full_of(ring.stage), ring.phase);
+        wgmma_begin();
+        start(ring.stage * (STAGE_BYTES / 16));
+        wgmma_commit();
+        wgmma_wait<1>();
+        if (step) release(places, last);
+        last = ring.stage;
+    }
+    wgmma_wait<0>();
+    if (steps && !KEEP) release(places, last);
+    return last;
 }

@@ -32,3 +32,18 @@ struct Source {
         return out;
     }
 };
+
+// Calls body(source, row0, of_b) for one group of HEIGHT rows of op(A) or, once these are through,
+// HEIGHT columns of op(B): from row (or column) `row0` on of the operand that `source` reads.
+template <typename E, int HEIGHT, typename Body>
+__device__ __forceinline__ void for_group(int group, int m, int n, int k, const void* A,
+                                          long long lda, const void* B, long long ldb, Body body) {
+    const int groups_a = (m + HEIGHT - 1) / HEIGHT;
+    if (group < groups_a) {
+        const Source<E, !TRANS_A> source = {(const E*)A, lda, m, k};
+        body(source, group * HEIGHT, false);
+    } else {
+        const Source<E, TRANS_B> source = {(const E*)B, ldb, n, k};
+        body(source, (group - groups_a) * HEIGHT, true);
+    }
+}

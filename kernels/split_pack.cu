@@ -42,12 +42,8 @@ extern "C" __global__ void __launch_bounds__(256)
                void* parts_a, void* parts_b) {
     __shared__ Tile<E> tile;
     wait_for_launch_before();
-    const int groups_a = (m + ROWS - 1) / ROWS, group = blockIdx.x;
-    if (group < groups_a) {
-        const Source<E, !TRANS_A> source = {(const E*)A, lda, m, k};
-        pack(source, group * ROWS, (E*)parts_a, tile);
-    } else {
-        const Source<E, TRANS_B> source = {(const E*)B, ldb, n, k};
-        pack(source, (group - groups_a) * ROWS, (E*)parts_b, tile);
-    }
+    for_group<E, ROWS>(blockIdx.x, m, n, k, A, lda, B, ldb,
+                       [&](const auto& source, int row0, bool of_b) {
+                           pack(source, row0, (E*)(of_b ? parts_b : parts_a), tile);
+                       });
 }

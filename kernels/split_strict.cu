@@ -2,18 +2,9 @@
 summary = "what the verdict on a split product asks for instead of fp16: `tuned`, or the TF32 split"
 entry   = "split_strict"
 role    = "strict"
-# The parameters are those of `tuned`, whose text this is.
-# BM      rows of C that a block computes
-# BN      columns of C that a block computes
-# BK      k of a step: what one stage of the ring in shared memory holds
-# TM      rows of C that a thread computes
-# TN      columns of C that a thread computes
-# LM      lanes of a warp along the rows of C; the other 32 / LM are along its columns
-# KG      groups of warps that share the k of each step; their sums are added at the end
-# HOPS    1: an operand that lies along k is copied by elements; 2: by vectors, through registers
-# STAGES  stages of the ring: STAGES - 1 steps are on their way while one is multiplied
-# BLOCKS  blocks of the grid: as many as a GPU of 132 multiprocessors runs at once
-# SPLIT   blocks for each tile of C, at most
+# BM, BN, BK, TM, TN, LM, KG, STAGES: see copy_ring.cuh
+# HOPS: see tuned_tile.cuh
+# BLOCKS, SPLIT: see tuned.cuh
 params  = [
     {BM = 128, BN = 256, BK = 8, TM = 16, TN = 8, LM = 4, KG = 1, HOPS = 1, STAGES = 5, BLOCKS = 132, SPLIT = 132},
     {BM = 64, BN = 128, BK = 16, TM = 16, TN = 8, LM = 4, KG = 4, HOPS = 1, STAGES = 5, BLOCKS = 132, SPLIT = 132},
@@ -87,17 +78,15 @@ extern "C" __global__ void __launch_bounds__(256)
     }
     DYNAMIC_SHARED(raw);
     Tile<unsigned>& tile = *reinterpret_cast<Tile<unsigned>*>(raw);
-    const int groups_a = (m + ROWS - 1) / ROWS, groups = groups_a + (n + ROWS - 1) / ROWS;
+    const int groups = (m + ROWS - 1) / ROWS + (n + ROWS - 1) / ROWS;
     const int slices = (k + SLICE - 1) / SLICE;
     for (long long t = blockIdx.x; t < (long long)groups * slices; t += gridDim.x) {
         const int group = int(t / slices), k0 = int(t % slices) * SLICE;
-        if (group < groups_a) {
-            const Source<unsigned, !TRANS_A> source = {(const unsigned*)A, lda, m, k};
-            split_tf32(source, group * ROWS, k0, (unsigned*)parts_a, exponent_a, tile);
-        } else {
-            const Source<unsigned, TRANS_B> source = {(const unsigned*)B, ldb, n, k};
-            split_tf32(source, (group - groups_a) * ROWS, k0, (unsigned*)parts_b, exponent_b, tile);
-        }
+        for_group<unsigned, ROWS>(
+            group, m, n, k, A, lda, B, ldb, [&](const auto& source, int row0, bool of_b) {
+                unsigned* const parts = (unsigned*)(of_b ? parts_b : parts_a);
+                split_tf32(source, row0, k0, parts, of_b ? exponent_b : exponent_a, tile);
+            });
         __syncthreads();
     }
 }

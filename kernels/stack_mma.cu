@@ -54,6 +54,22 @@ __device__ __forceinline__ bool on_vectors(const Half* matrix, long long ld) {
     return (unsigned long long)matrix % 16 == 0 && ld % 8 == 0;
 }
 
+// Multiply: adds the products of a step, for the warp's 16 x 8 from (row, col) of the tile on; lane
+// 4 g + t.
+__device__ __forceinline__ void multiply(float (&sum)[4], const unsigned (&tiles)[2][TILE * PITCH],
+                                         int row, int col, int g, int t) {
+#pragma unroll
+    for (int word = 0; word < TILE / 2; word += 8) {
+        unsigned a[4], b[2];
+#pragma unroll
+        for (int r = 0; r < 4; ++r)
+            a[r] = pair<!TRANS_A>(tiles[0], row + g + r % 2 * 8, word + t + r / 2 * 4);
+#pragma unroll
+        for (int r = 0; r < 2; ++r) b[r] = pair<TRANS_B>(tiles[1], col + g, word + t + r * 4);
+        mma(sum, a, b);
+    }
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS)
     stack_mma(int m, int n, int k, const void* A, long long lda, long long step_a, const void* B,
               long long ldb, long long step_b, void* C, long long ldc, long long step_c) {
@@ -74,25 +90,19 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
     const int row = warp / 4 * 16, col = warp % 4 * 8;
 
-    float sum[4] = {};
-    for (int k0 = 0; k0 < k; k0 += TILE) {
+    const auto load = [&](int k0) {
         const int y = (along_k ? x0 : k0) + line, x = (along_k ? k0 : x0) + at;
         const bool there = y < (along_k ? x_end : k);
         const int left = there ? (along_k ? k : x_end) - x : 0;
-        const Eight v = eight(matrix + y * ld + x, left, vectors);
+        return eight(matrix + y * ld + x, left, vectors);
+    };
+    float sum[4] = {};
+    for (int k0 = 0; k0 < k; k0 += TILE) {
+        const Eight v = load(k0);
         __syncthreads();
         *reinterpret_cast<Eight*>(tiles[of_b] + line * PITCH + at / 2) = v;
         __syncthreads();
-#pragma unroll
-        for (int word = 0; word < TILE / 2; word += 8) {
-            unsigned a[4], b[2];
-#pragma unroll
-            for (int r = 0; r < 4; ++r)
-                a[r] = pair<!TRANS_A>(tiles[0], row + g + r % 2 * 8, word + t + r / 2 * 4);
-#pragma unroll
-            for (int r = 0; r < 2; ++r) b[r] = pair<TRANS_B>(tiles[1], col + g, word + t + r * 4);
-            mma(sum, a, b);
-        }
+        multiply(sum, tiles, row, col, g, t);
     }
     const bool pairs = (unsigned long long)c_at % 4 == 0 && ldc % 2 == 0;
     const int c = col0 + col + 2 * t;

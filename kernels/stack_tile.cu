@@ -2,15 +2,8 @@
 summary   = "products of a stack of matrices, one for each z of the grid: tuned's tile, one a block"
 entry     = "stack_tile"
 role      = "stack"
-# BM      rows of C that a block computes
-# BN      columns of C that a block computes
-# BK      k of a step: what one stage of the ring in shared memory holds
-# TM      rows of C that a thread computes
-# TN      columns of C that a thread computes
-# LM      lanes of a warp along the rows of C; the other 32 / LM are along its columns
-# KG      groups of warps that share the k of each step; their sums are added at the end
-# HOPS    1: an operand that lies along k is copied by elements; 2: by vectors, through registers
-# STAGES  stages of the ring: STAGES - 1 steps are on their way while one is multiplied
+# BM, BN, BK, TM, TN, LM, KG, STAGES: see copy_ring.cuh
+# HOPS: see tuned_tile.cuh
 params    = [
     {BM = 64, BN = 64, BK = 16, TM = 8, TN = 4, LM = 4, KG = 1, HOPS = 1, STAGES = 4},
     {BM = 32, BN = 32, BK = 16, TM = 8, TN = 4, LM = 4, KG = 1, HOPS = 1, STAGES = 3},

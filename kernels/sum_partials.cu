@@ -2,9 +2,7 @@
 summary = "out = alpha * (partials[0] + partials[1] + ...) + beta * C, in that order, in one pass"
 entry   = "sum_partials"
 role    = "sum"
-# BM    rows that a block passes over
-# BN    columns that a block passes over
-# ROWS  rows that it passes over at once: threads of a block along y
+# BM, BN, ROWS: see elementwise.cuh
 params  = [{BM = 32, BN = 128, ROWS = 8}]
 block   = ["32", "ROWS", "1"]
 grid    = ["ceil(n / BN)", "ceil(m / BM)", "1"]

@@ -2,7 +2,7 @@
 summary    = "C from what the shares of k left of a product on tensor cores, added in their order"
 entry      = "sum_shares"
 role       = "shares"
-# OUT  bytes of an element of C: 4 is float32, 2 the type of the operands
+# OUT: see numbers.cuh
 params     = [{OUT = 4}, {OUT = 2}]
 # k is the number of shares; a team of 64 threads for each four of them, and 16 at most
 block      = ["64", "min(16, ceil(k / 4))", "1"]

@@ -1,5 +1,11 @@
 // What the block-tiled kernels share: a block of C is BM x BN, a step of K is BK, a thread owns
 // TM x TN elements. Panel moves operands from global memory to shared memory; store_tile writes C.
+//
+//   BM  rows of C that a block computes
+//   BN  columns of C that a block computes
+//   BK  k of a step: what shared memory holds of A and B at once
+//   TM  rows of C that a thread computes
+//   TN  columns of C that a thread computes
 #pragma once
 #include "common.cuh"
 

@@ -6,6 +6,9 @@
 // (stream-K, see shares.cuh); the partial sums meet in the workspace and are added in a fixed
 // order, so the same input gives the same bits.
 //
+//   BLOCKS  blocks of the grid, at most: as many as a GPU of 132 multiprocessors runs at once
+//   SPLIT   blocks for each tile of C, at most: 1 starts no more blocks than there are tiles
+//
 //   load, multiply   copy_ring.cuh and tuned_tile.cuh
 //   collect          adds up the partial sums of a tile that is cut
 //   store            tuned_tile.cuh

@@ -1,5 +1,8 @@
-// A block's tile of C, BM x BN, for `tuned`, `deep` and `short_k`: which element each thread loads, multiplies
-// and stores. The main loop is copy_ring.cuh's.
+// A block's tile of C, BM x BN, for `tuned`, `deep`, `short_k` and `stack_tile`: which element each
+// thread loads, multiplies and stores. The main loop is copy_ring.cuh's, and so are the parameters,
+// but
+//
+//   HOPS  1: an operand that lies along k is copied by elements; 2: by vectors, through registers
 //
 // The tiles of A and B lie in shared memory with k as their rows, whatever the layout in global
 // memory. KG groups of warps share the k of each step and add up their sums at the end. In a group,

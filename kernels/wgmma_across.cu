@@ -2,12 +2,8 @@
 summary    = "tf32 by wgmma where an operand lies across k: that one comes from registers"
 entry      = "wgmma_across"
 role       = "across"
-# BM       rows of C that a block computes, 64 by each warpgroup that multiplies
-# BN       columns of C that a block computes
-# SPAN     bytes of k in a step: rows of that length lie swizzled in shared memory
-# STAGES   stages of the ring that TMA fills and wgmma empties, a step each
-# CLUSTER  blocks, one above the other in C, that load a share of their B each, for all of them
-# SHARES   the most shares that the k of a tile is cut into; 1: the kernel cuts none, and makes C
+# BM, BN, SPAN, STAGES, CLUSTER: see ring.cuh
+# SHARES: see tensor_shares.cuh
 params     = [
     {BM = 128, BN = 256, SPAN = 128, STAGES = 4, CLUSTER = 2, SHARES = 1},
     {BM = 128, BN = 256, SPAN = 128, STAGES = 4, CLUSTER = 1, SHARES = 1},
@@ -48,8 +44,7 @@ source     = "this project: docs/tensor-cores.md"
 // the kernel is given C^T = B^T A^T instead, as if that were m x n, and stores C by columns. With
 // 32 bits the tensor cores read shared memory along k alone, but they take their first operand
 // from registers too, where threads put it in any order. Both come as boxes of tensor maps, which
-// round to TF32. With SHARES > 1 shares of `each` pairs of steps go to matrices of their own, as in
-// gemm_wgmma.cu.
+// round to TF32. What tensor_shares.cuh calls a step is a pair of steps here.
 //
 // The warps of a block have roles, as in gemm_wgmma.cu; ring.cuh draws how they work together:
 //
@@ -57,12 +52,12 @@ source     = "this project: docs/tensor-cores.md"
 //   the other warpgroups      multiply_tiles: multiply, then Result::store; each 64 x BN of a tile
 #define KIND "k8.f32.tf32.tf32"
 #define WAYS ""
+#include "tensor_shares.cuh"
 #include "wgmma.cuh"
 
-constexpr bool TURNED = !TRANS_A;   // C is stored by columns
-constexpr int CONSUMERS = BM / 64;  // warpgroups that multiply
-constexpr int BK = SPAN / 4;        // k of a step
-constexpr int BOX = 128 * BK;       // bytes of 32 of A's rows: for each k 128, swizzled
+constexpr bool TURNED = !TRANS_A;  // C is stored by columns
+constexpr int BK = SPAN / 4;       // k of a step
+constexpr int BOX = 128 * BK;      // bytes of 32 of A's rows: for each k 128, swizzled
 constexpr int A_BYTES = BM * SPAN, STAGE_BYTES = (BM + BN) * SPAN;
 #include "ring.cuh"
 
@@ -160,10 +155,10 @@ struct Result {
     float* C;
     long long ldc;
 
-    // Where the sums of a share of k go: with SHARES > 1 each has a matrix of its own.
+    // Where the sums of a share of k go.
     __device__ __forceinline__ Result of_share(int share) const {
         Result part = *this;
-        if (SHARES > 1) part.C += static_cast<long long>(share) * (TURNED ? n : m) * ldc;
+        part.C = matrix_of_share(C, share, TURNED ? n : m, ldc);
         return part;
     }
 
@@ -219,44 +214,21 @@ __device__ __forceinline__ void multiply_tiles(const Places& places, const Tiles
 
 extern "C" __global__ void __launch_bounds__(128 + 2 * BM, 1) __cluster_dims__(CLUSTER, 1, 1)
     wgmma_across(const __grid_constant__ TensorMap A, const __grid_constant__ TensorMap B, int m,
-                 int n, int k, float alpha, float beta, float* C, long long ldc
-#if SHARES > 1
-                 ,
-                 int each
-#endif
-    ) {
-#if SHARES == 1
-    constexpr int each = 0;
-#endif
+                 int n, int k, float alpha, float beta, float* C, long long ldc AND_EACH) {
     extern __shared__ char memory[];
-    const unsigned stages = (shared_address(memory) + 1023) / 1024 * 1024;
-    const unsigned full = stages + STAGES * STAGE_BYTES;
-    const Places places = {stages, full, full + 8 * STAGES};
+    const Places places = places_in(memory);
     const unsigned rank = CLUSTER > 1 ? block_of_cluster() : 0;
-    if (threadIdx.x == 0) {
-        prefetch_map(A);
-        prefetch_map(B);
-        init_ring(places, 4 * CONSUMERS * CLUSTER);
-    }
-    __syncthreads();
-    if (CLUSTER > 1) cluster_barrier();
-    wait_for_launch_before();
+    begin_block(places, true, A, B);
 
     const int pairs = (k + 2 * BK - 1) / (2 * BK);  // of steps: four sets of registers, in turn
     const Tiles tiles = {m, n, 2 * pairs, 2 * each};
-    const int warp = warp_number(), consumer = warp / 4 - 1;
-    if (consumer < 0) {
-        if constexpr (CONSUMERS == 2) registers_fewer<40>();
-        if (warp == 0)
-            load_tiles(places, tiles, [&](unsigned to, int row, int col, int step, unsigned whole) {
-                load_step(to, A, B, row, col, step * BK, rank, whole);
-            });
-    } else {
-        if constexpr (CONSUMERS == 2) registers_more<232>();
-        const Result result = {m, n, alpha, beta, C, ldc};
-        multiply_tiles(places, tiles, consumer, rank, result);
-    }
-    // A block stays while others may still reach for its shared memory.
-    __syncwarp();
-    if (CLUSTER > 1) cluster_barrier();
+    const Result result = {m, n, alpha, beta, C, ldc};
+    const auto load = [&] {
+        load_tiles(places, tiles, [&](unsigned to, int row, int col, int step, unsigned full) {
+            load_step(to, A, B, row, col, step * BK, rank, full);
+        });
+    };
+    take_roles(
+        load, [] {},
+        [&](const int& consumer) { multiply_tiles(places, tiles, consumer, rank, result); });
 }

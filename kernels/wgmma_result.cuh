@@ -8,6 +8,7 @@
 // second.
 #pragma once
 #include "numbers.cuh"
+#include "tensor_shares.cuh"
 
 // Two numbers rounded to 16 bits, the first in the lower half.
 __device__ __forceinline__ unsigned rounded(float first, float second) {
@@ -48,10 +49,10 @@ struct Result {
     Out* C;
     long long ldc;
 
-    // Where the sums of a share of k go: with SHARES > 1 each has a matrix of its own.
+    // Where the sums of a share of k go.
     __device__ __forceinline__ Result of_share(int share) const {
         Result part = *this;
-        if (SHARES > 1) part.C += static_cast<long long>(share) * m * ldc;
+        part.C = matrix_of_share(C, share, m, ldc);
         return part;
     }
 

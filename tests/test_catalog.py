@@ -36,9 +36,29 @@ def write(folder, *lines, name="mine"):
 
 @pytest.mark.parametrize("kernel", [k for k in KERNELS if k.text], ids=lambda k: k.name)
 def test_a_comment_says_what_each_parameter_means(kernel):
+    """In the header, or in the shared file that the header names: "# BM, BN: see tile.cuh"."""
     header = kernel.text.split("---*/")[0]
     explained = re.findall(r"^# ([A-Z]+)  +\S.*$", header, re.MULTILINE)
+    for names, shared in re.findall(r"^# ([A-Z, ]+): see (\w+\.cuh)$", header, re.MULTILINE):
+        text = (catalog.directory() / shared).read_text()
+        there = re.findall(r"^//   ([A-Z]+)  +\S.*$", text, re.MULTILINE)
+        assert set(names.split(", ")) <= set(there), shared
+        explained += names.split(", ")
     assert sorted(explained) == sorted(kernel.params[0])
+
+
+def whole_text(path):
+    """A kernel's text with the shared files that it includes."""
+    text = path.read_text()
+    included = re.findall(r'^#include "(\w+\.cuh)"', text, re.MULTILINE)
+    return text + "".join(whole_text(catalog.directory() / name) for name in included)
+
+
+@pytest.mark.parametrize("kernel", [k for k in KERNELS if k.text], ids=lambda k: k.name)
+def test_the_header_says_what_the_text_does(kernel):
+    """Whether it waits for the launch before by itself, and takes tensor maps."""
+    assert kernel.early == ("wait_for_launch_before();" in whole_text(kernel.path))
+    assert bool(kernel.tma) == ("__grid_constant__" in kernel.text)
 
 
 @pytest.mark.parametrize("kernel", TILED, ids=lambda k: k.name)
