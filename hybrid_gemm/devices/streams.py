@@ -58,6 +58,8 @@ class HostEvent:
     """A moment on the host's clock: what came before it is done. `seconds` are of
     `time.perf_counter`."""
 
+    done = True  # as CuPy's event says whether it is
+
     def __init__(self) -> None:
         self.seconds = time.perf_counter()
 

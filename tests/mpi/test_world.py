@@ -127,6 +127,22 @@ def test_every_grid_of_the_user_gives_the_product(comm, rng):
             np.testing.assert_array_equal(runner.gemm(a, b), a @ b)
 
 
+@pytest.mark.parametrize("split", ["rows", "cols"])
+def test_resident_runs(comm, device, split, rng):
+    a, b = integers(rng, (50, 60)), integers(rng, (60, 70))
+    runner = RankRunner(comm, device=device, split=split)
+    plan = runner.plan(Problem(50, 70, 60, "float32"), resident=True)
+    box, strip = plan.box(comm.rank), parts_of(plan)[comm.rank]
+    mine = a[box.rows.slice, box.ks.slice], b[box.ks.slice, box.cols.slice]
+    out = np.empty(strip.shape, "f4")
+    for _ in range(2):
+        done = runner.run(plan, *mine, None, out, resident=True)
+        np.testing.assert_array_equal(out, (a @ b)[strip.rows.slice, strip.cols.slice])
+    if comm.rank == 0:
+        assert {"multiply"} <= {x.phase for x in done.timeline}
+    runner.close()
+
+
 @pytest.mark.parametrize("transport", transports.NAMES)
 def test_transports_give_the_same_bits(comm, device, transport, rng):
     if device != "cuda" and transport != "mpi":
