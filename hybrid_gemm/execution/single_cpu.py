@@ -30,10 +30,8 @@ class SingleCpuExecutor:
         self, a: Any, b: Any, c: Any = None, alpha: Any = 1.0, beta: Any = 0.0,
         trans_a: bool | str = False, trans_b: bool | str = False, out: Any = None,
     ) -> Any:  # fmt: skip
-        """alpha * op(A) @ op(B) + beta * C, with the bits of a run; None for what takes one: other
-        arrays, an `out` that overlaps, and products that are made in several pieces."""
-        if any(x is not None and type(x) is not np.ndarray for x in (a, b, c, out)):
-            return None
+        """alpha * op(A) @ op(B) + beta * C of NumPy's arrays, with the bits of a run; None for what
+        takes one: an `out` that overlaps, and products that are made in several pieces."""
         found = self._find(a, b, c, alpha, beta, trans_a, trans_b, out)
         if found is None or (out is not None and not _free(out, a, b, c)):
             return None
