@@ -1,7 +1,9 @@
 """The emulator: what it runs, and what it reports."""
 
+import platform
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from support.checked_texts import CASES, TEXT
 from support.command import python
 from support.emulation import Compiler, compiled, needs_emulator, run_kernel
 
+from hybrid_gemm import Runner
 from hybrid_gemm.catalog import Launch
 from hybrid_gemm.devices.emulator import program as emulation
 from hybrid_gemm.devices.emulator.program import Options
@@ -47,6 +50,27 @@ extern "C" __global__ void kernel(int n, T alpha, const T* A, const T* B, T* C) 
 
 
 # --- what it runs -------------------------------------------------------------------------
+
+
+def fused():
+    """Whether this CPU multiplies and adds in one instruction."""
+    words = Path("/proc/cpuinfo").read_text().split() if Path("/proc/cpuinfo").exists() else ()
+    return platform.machine() == "aarch64" or "fma" in words
+
+
+@pytest.mark.skipif(not fused(), reason="this CPU has no instruction that multiplies and adds")
+@pytest.mark.parametrize("kernel", ["naive", "shared_tile", "tuned"])
+def test_a_product_and_a_sum_round_once(kernel):
+    """As on GPUs. Products of float32 and these sums are exact in float64."""
+    rng = np.random.default_rng(2)
+    a, b = ((1 + rng.random(shape)).astype("f4") for shape in ((40, 8), (8, 50)))
+    expected, twice = (np.zeros((40, 50), "f4") for _ in range(2))
+    for k in range(8):
+        expected = (a[:, [k]].astype("f8") * b[k].astype("f8") + expected).astype("f4")
+        twice += a[:, [k]] * b[k]
+    assert (expected != twice).any()
+    with Runner(device="emulator", kernel=kernel) as runner:
+        np.testing.assert_array_equal(runner.run(a, b).c, expected)
 
 
 @pytest.mark.parametrize("order", emulation.ORDERS)

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import threading
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
@@ -126,17 +127,41 @@ def test_the_same_seed_makes_the_same_case():
 
 
 @pytest.fixture
-def script(monkeypatch):
-    """Runs scripts/fuzz with arguments; its exit code."""
+def module():
+    """scripts/fuzz, imported."""
     loader = SourceFileLoader("fuzz_script", str(SCRIPTS / "fuzz"))
     module = module_from_spec(spec_from_loader("fuzz_script", loader))
     loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def script(module, monkeypatch):
+    """Runs scripts/fuzz with arguments; its exit code."""
 
     def run(*arguments):
         monkeypatch.setattr(sys, "argv", ["fuzz", *map(str, arguments)])
-        return module.main()
+        try:
+            return module.main()
+        finally:
+            # What ends a process whose product hangs would end this one, minutes later.
+            assert not any("watch" in thread.name for thread in threading.enumerate())
 
     return run
+
+
+def test_a_product_that_hangs_ends_the_process(module, monkeypatch, capfd):
+    codes = []
+    monkeypatch.setattr(module.os, "_exit", codes.append)
+    with module.Watch("scripts/fuzz --seed 1") as watch:
+        watch.started(7)
+    assert not watch.thread.is_alive() and not codes
+    monkeypatch.setattr(module, "HANGS_S", 0)
+    with module.Watch("scripts/fuzz --seed 1") as watch:
+        watch.thread.join(60)
+    out, err = capfd.readouterr()
+    assert codes == [1] and "(most recent call first)" in err
+    assert "hangs for 0 s | scripts/fuzz --seed 1 --only -1" in out
 
 
 def test_the_script_counts_what_it_did(script, tmp_path, capsys):

@@ -41,6 +41,11 @@ def test_float32_at_odd_shapes(kernel_device, variant, layout):
 @pytest.mark.parametrize("dtype", ["float64", "int32", "int64"])
 @pytest.mark.parametrize("variant", GEMMS, ids=str)
 def test_other_dtypes(kernel_device, variant, dtype):
+    """On the emulator, default variants have all dtypes. What others do differently follows from
+    an element's size: float32 was multiplied above, and one dtype of 8 bytes is here."""
+    wide = ("float64", "int64")[GEMMS.index(variant) % 2]
+    if kernel_device == "emulator" and variant != variant.kernel.variant() and dtype != wide:
+        pytest.skip("this variant is emulated in another dtype of this size")
     device = open_device(kernel_device)
     layout = catalog.LAYOUTS[(GEMMS.index(variant) + len(dtype)) % 4]
     for i, shape in enumerate([(33, 65, 17), (130, 133, 21), (5, 3, 40)]):
