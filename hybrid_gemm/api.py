@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # otherwise imported by the first product, while the GPU's co
 
 _DEVICE = list(CHOICES).index("device")
 _OVER_RANKS = "comm", "distribution", "result", "root"
+_NEEDS_COMM = "distribution, result and root are for products over ranks: pass comm too"
 
 __all__ = ["free_memory", "gemm", "gemm_many", "matmul", "plan"]
 
@@ -106,7 +107,7 @@ def gemm(  # every option is named here, for editors and type checkers
             distribution=distribution, result=result, root=root,
         )  # fmt: skip
     if result is not None or root != 0 or distribution != "replicated":
-        raise TypeError("distribution, result and root are for products over ranks: pass comm too")
+        raise TypeError(_NEEDS_COMM)
     if trans_a.__class__ is not bool or trans_b.__class__ is not bool:
         trans_a, trans_b = op_of(trans_a, "trans_a"), op_of(trans_b, "trans_b")
     last, quick = _recent.last
@@ -217,6 +218,11 @@ def free_memory() -> None:
         ranks.close_kept_runners()
 
 
+def _given(options: Mapping[str, Any]) -> tuple:
+    """The values of all options, in the order of `Options`."""
+    return tuple(options.get(name, DEFAULTS[name]) for name in CHOICES)
+
+
 @_matmuls.served
 @with_options()
 def matmul(a: Any, b: Any, /, out: Any = None, **options: Any) -> Any:
@@ -235,18 +241,21 @@ def matmul(a: Any, b: Any, /, out: Any = None, **options: Any) -> Any:
     >>> matmul(np.ones((5, 2, 3)), np.ones(3), device="cpu").shape
     (5, 2)
     """
-    refuse_unknown("matmul", options, (*CHOICES, *_OVER_RANKS))
-    given = tuple(options.get(name, DEFAULTS[name]) for name in CHOICES)
+    if options:
+        refuse_unknown("matmul", options, (*CHOICES, *_OVER_RANKS))
     if (comm := options.get("comm")) is not None:
         from .ranks import kept_runners
 
         where = {name: options[name] for name in _OVER_RANKS[1:] if name in options}
-        return kept_runners.kept_runner(comm, given).matmul(a, b, out=out, **where)
+        return kept_runners.kept_runner(comm, _given(options)).matmul(a, b, out=out, **where)
     if guests := Guests.of(a, b, None, out):
         return guests.served(lambda x, y, _c, z: matmul(x, y, out=z, **options))
     a, b = as_array(a, "A"), as_array(b, "B")
     if (a.ndim, b.ndim) == (2, 2):
         return gemm.__wrapped__(a, b, out=out, **options)  # type: ignore[attr-defined]
+    if any(name in options for name in _OVER_RANKS[1:]):
+        raise TypeError(_NEEDS_COMM)
+    given = _given(options)
     return kept_runner(given, a, b).matmul(a, b, out=out)
 
 
@@ -264,7 +273,7 @@ def gemm_many(a: Sequence[Any], b: Sequence[Any], /, **options: Any) -> list[Any
     [(2, 4), (3, 3)]
     """
     refuse_unknown("gemm_many", options, CHOICES)
-    given = tuple(options.get(name, DEFAULTS[name]) for name in CHOICES)
+    given = _given(options)
     a, b = list(a), list(b)
     first = (
         (as_array(x, name) for x, name in ((a[0], "A"), (b[0], "B"))) if a and b else (None,) * 2

@@ -304,3 +304,9 @@ def test_c_broadcasts_to_the_product(device, rng):
             np.testing.assert_array_equal(c, before)
     with pytest.raises(UsageError, match=r"C has shape \(30,\).* 30 x 50"):
         hg.gemm(a, b, np.ones(30), beta=1, device=device)
+
+
+@pytest.mark.parametrize("shape", [(4, 4), (3, 4, 4), (4,)])
+def test_what_is_for_ranks_needs_a_communicator(shape):
+    with pytest.raises(TypeError, match="pass comm too"):
+        matmul(np.ones(shape), np.ones((4, 4)), distribution="root", device="cpu")

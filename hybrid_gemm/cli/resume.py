@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -27,7 +28,7 @@ _SEEN_ELSEWHERE = ("device", "gpus", "max_device_memory", "transport", "rank_tim
 _VARIABLES = ("HYBRID_GEMM_CACHE", "CUDA_VISIBLE_DEVICES")  # that change no bits
 
 
-class Resuming:
+class Resuming(abc.ABC):
     """What a site of `job.Job` does to multiply what an earlier run left to do, panel by panel."""
 
     problem: Problem
@@ -78,9 +79,9 @@ class Resuming:
         rows, cols = panel
         return self.problem.step_flops * self.problem.k * len(rows) * len(cols)
 
+    @abc.abstractmethod
     def finish(self, inputs: Inputs, panel: int, advance: Callable[[int], None]) -> Any:
         """Multiplies a panel, and returns its result when it is on the disk and in the journal."""
-        raise NotImplementedError
 
 
 class Resumable(Resuming, Alone):
