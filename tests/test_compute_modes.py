@@ -101,6 +101,29 @@ def test_narrow_results_are_rounded_once(kernel_device, dtype, split, most, monk
 
 
 @needs("cuda")
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("kernel", ["cublas", "own", "auto"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(
+    "m, n, k", [(17, 852, 40242), (5135, 3, 7177), (298, 33, 173287), (66, 286, 76422)]
+)
+def test_sums_of_parts_of_k_stay_in_float32(m, n, k, dtype, kernel, turned):
+    import cupy
+
+    # The parts of k sum to large numbers and all of it to 1, which sums of 16 bits would not give.
+    column = np.ones(k)
+    column[: (k - 1) // 2] = -1
+    column[-1] = k % 2
+    a, b = np.ones((m, k), dtype), np.repeat(column.astype(dtype)[:, None], n, 1)
+    if turned:
+        a, b = (cupy.asarray(np.ascontiguousarray(x.T)).T for x in (a, b))
+    else:
+        a, b = cupy.asarray(a), cupy.asarray(b)
+    done = hg.gemm(a, b, device="cuda", gpus=[0], kernel=kernel)
+    assert (done.get().astype("f4") == 1).all()
+
+
+@needs("cuda")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_device_arrays_are_multiplied_where_they_lie(dtype):
     import cupy

@@ -33,6 +33,9 @@ _COMPUTE = {False: 68, True: 77}  # cublasComputeType: float32, float32 through 
 _COMPUTE_DOUBLE = 70
 _ANY_ALGORITHM = -1
 _ALLOC_FAILED = 3
+# CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION: by default cuBLAS may round sums of parts of k to
+# 16 bits. No TF32 either, whatever the environment says.
+_MATH_MODE = 16
 _OPERATIONS, _MATRIX = (c_void_p, c_int, c_int, *[c_int64] * 3, c_void_p), (c_void_p, c_int64)
 _TYPED = (c_void_p, c_int, c_int64)
 _STACK = (*_TYPED, c_int64)
@@ -104,7 +107,7 @@ class Handle:
             self.value = self.spare.pop()
         except IndexError:
             self.value = cupy.cuda.cublas.create()
-        cupy.cuda.cublas.setMathMode(self.value, 0)  # no TF32, whatever the environment says
+        cupy.cuda.cublas.setMathMode(self.value, _MATH_MODE)
         self.workspace = workspace or cupy.cuda.Memory(WORKSPACE_BYTES)
         _call("cublasSetStream_v2", self.value, stream)
         _call("cublasSetWorkspace_v2", self.value, self.workspace.ptr, WORKSPACE_BYTES)
