@@ -43,9 +43,7 @@ def packed(device):
     for dtype, of_rows in zip(found, rows, strict=True):
         exponents[dtype] = of_rows[:m], of_rows[m:]
         if verdict == (FP16, TF32)[dtype == "tfloat32"]:
-            parts[dtype] = [
-                fetch(device, x.reshape(-1, x.shape[2])).reshape(x.shape) for x in found[dtype]
-            ]
+            parts[dtype] = [np.stack([fetch(device, part) for part in x]) for x in found[dtype]]
     return parts, exponents, verdict
 
 

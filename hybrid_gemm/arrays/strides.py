@@ -47,6 +47,15 @@ def leading(view: View, order: str) -> int | None:
     return outer // size if outer % size == 0 and outer >= size * max(1, length) else None
 
 
+def laid_out(rows: int, cols: int, dtype: str, order: str) -> np.ndarray:
+    """A matrix whose elements are never looked at, and take no memory."""
+    shape = (rows, cols) if order == "n" else (cols, rows)
+    one = np.empty(1, dtype)
+    strides = shape[1] * one.itemsize, one.itemsize
+    view = np.lib.stride_tricks.as_strided(one, shape, strides, writeable=False)
+    return view if order == "n" else view.T
+
+
 def fewest_transposed(layouts: Iterable[str], a: View, b: View) -> str:
     """The one of a kernel's layouts, storage orders of A and B such as "nt", for which the fewest
     operands are transposed first, and rather B than A."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import numpy as np
 
 from ..catalog import Variant
 from ..kernel_choice import costs, fitted
+from ..kernel_choice.library_kernels import Launched
 from ..kernel_choice.tables import Machine
 from .heldout import Drawn
 
@@ -18,14 +20,42 @@ _ROUNDS = 400  # of coordinate descent
 
 
 @dataclass(frozen=True)
+class LibraryTimes:
+    """What a library launched at drawn shapes, and its times in microseconds."""
+
+    drawn: Sequence[Drawn]
+    launched: Sequence[Launched]
+    times: np.ndarray
+
+    def without(self, shapes: Sequence[Drawn]) -> LibraryTimes:
+        """Of all shapes but these."""
+        out = {(d.shape, d.layout) for d in shapes}
+        rows = [i for i, d in enumerate(self.drawn) if (d.shape, d.layout) not in out]
+        return LibraryTimes(
+            [self.drawn[i] for i in rows], [self.launched[i] for i in rows], self.times[rows]
+        )
+
+    def of(self, drawn: Drawn) -> Launched | None:
+        """What it launched at a shape."""
+        return self._by_shape.get((drawn.shape, drawn.layout))
+
+    @functools.cached_property
+    def _by_shape(self) -> dict[tuple, Launched]:
+        pairs = zip(self.drawn, self.launched, strict=True)
+        return {(d.shape, d.layout): x for d, x in pairs}
+
+
+@dataclass(frozen=True)
 class Measured:
     """Times in microseconds of every variant at every drawn shape, in one mode; NaN where a
-    variant was not timed."""
+    variant was not timed. And those of the library with what it launched, of these shapes and
+    others."""
 
     mode: str
     drawn: Sequence[Drawn]
     variants: Sequence[Variant]
     times: np.ndarray  # (shapes, variants)
+    launches: LibraryTimes | None = None
 
     @property
     def places(self) -> np.ndarray:
@@ -90,6 +120,41 @@ def fit(measured: Measured, counts: Sequence[np.ndarray], rows: np.ndarray | Non
     return Fit(constants, means, weights, left_out)
 
 
+def fit_library(some: LibraryTimes, variant: Variant, mode: str, processors: int) -> dict[str, Any]:
+    """The model of a library by what it launches, as plain data."""
+    dtype = fitted.OPERANDS[mode]
+    sides, layouts = [d.shape for d in some.drawn], [d.layout for d in some.drawn]
+    counted = np.array([
+        costs.counts(variant, s, x, dtype, processors) for s, x in zip(sides, layouts, strict=True)
+    ])  # fmt: skip
+    constants = _positive(counted, some.times)
+    off = np.log(some.times / np.maximum(fitted.LEAST_US, counted @ constants))
+    mean = float(np.median(off))
+    kernels = sorted({x.kernel for x in some.launched})
+    of = np.array([kernels.index(x.kernel) for x in some.launched])
+    at = fitted.library_places(sides, layouts, some.launched, dtype, processors), of
+    alike = fitted.library_likeness(at, at) + fitted.LIBRARY_NOISE * np.eye(len(of))
+    inverse = np.linalg.inv(alike)
+    weights = inverse @ (off - mean)
+    return {
+        "kernel": variant.name, "kernels": kernels,
+        "shapes": [
+            [*s, x, int(i), *astuple(launched)[1:]]
+            for s, x, i, launched in zip(sides, layouts, of, some.launched, strict=True)
+        ],
+        "constants": _rounded(constants), "mean": round(mean, 4),
+        "weights": _whole(weights), "errors": _whole(np.abs(weights / np.diag(inverse))),
+    }  # fmt: skip
+
+
+def _rounded(constants: np.ndarray) -> list[float]:
+    return [float(f"{x:.4g}") for x in constants]
+
+
+def _whole(values: np.ndarray) -> list[int | None]:
+    return [None if np.isnan(x) else round(x / fitted.WEIGHT) for x in values.tolist()]
+
+
 def _costs(constants: Sequence[np.ndarray], counts: Sequence[np.ndarray]) -> np.ndarray:
     found = [
         np.maximum(fitted.LEAST_US, count @ x) for x, count in zip(constants, counts, strict=True)
@@ -124,57 +189,76 @@ def _errors(measured: Measured, found: Fit, times: np.ndarray) -> np.ndarray:
 
 def data(measured: Measured, found: Fit, machine: Machine) -> dict[str, Any]:
     """The model as plain data, which `fitted.from_data` reads."""
-
-    def whole(values: np.ndarray) -> list[int | None]:
-        return [None if np.isnan(x) else round(x / fitted.WEIGHT) for x in values.tolist()]
-
+    library = None
+    if measured.launches and measured.library is not None:
+        variant = measured.variants[measured.library]
+        library = fit_library(
+            measured.launches, variant, measured.mode, machine.multiprocessors
+        )  # fmt: skip
     return {
         "model": machine.model, "arch": machine.arch, "multiprocessors": machine.multiprocessors,
         "mode": measured.mode,
         "shapes": [[*d.shape, d.layout] for d in measured.drawn],
-        "errors": [whole(x) for x in _errors(measured, found, measured.times)],
+        "errors": [_whole(x) for x in _errors(measured, found, measured.times)],
         "variants": [
             {"kernel": v.name, "params": dict(v.params),
-             "constants": [float(f"{x:.4g}") for x in found.constants[i]],
-             "mean": round(float(found.means[i]), 4), "weights": whole(found.weights[:, i])}
+             "constants": _rounded(found.constants[i]),
+             "mean": round(float(found.means[i]), 4), "weights": _whole(found.weights[:, i])}
             for i, v in enumerate(measured.variants)
         ],
+        "library": library,
     }  # fmt: skip
 
 
 # --- what a model is worth ------------------------------------------------------------------
 
 
-def judged(measured: Measured, counts: Sequence[np.ndarray]) -> dict[str, dict[str, float]]:
+def judged(
+    measured: Measured, counts: Sequence[np.ndarray], machine: Machine
+) -> dict[str, dict[str, float]]:
     """What choosing by the model gives at shapes that it was not fitted to, by cross-validation
     over those where every variant was timed:
     `own` and `auto`, the geometric means of the library's time over that of the kernel taken;
     `worst` of `auto`; `regret`, the mean share by which `auto` takes longer than the fastest of all
     that was timed, and `own_regret`, of our kernels alone."""
-    points, library, own = measured.places, measured.library, np.array(measured.ours)
-    times, drawn = np.where(np.isnan(measured.times), np.inf, measured.times), measured.drawn
+    times = np.where(np.isnan(measured.times), np.inf, measured.times)
     whole = np.flatnonzero(np.isfinite(times).all(1))
-    taken_own, taken = np.zeros((2, len(times)))
+    taken = np.zeros((2, len(times)))  # own kernels, all
     order = np.random.default_rng(0).permutation(whole)
     for part in range(FOLDS):
         out = order[part::FOLDS]
-        rows = np.setdiff1d(np.arange(len(times)), out)
-        found = fit(measured, counts, rows)
-        cost = _costs(found.constants, [count[out] for count in counts])
-        alike = fitted.likeness(points[out], points[rows])
-        predicted = np.log(cost) + found.means + alike @ found.weights
-        best = own[np.argmin(predicted[:, own], 1)]
-        taken_own[out] = taken[out] = times[out, best]
-        if library is not None:
-            near = fitted.nearness(points[out], points[rows])
-            error = fitted.expected_error(near, _errors(measured, found, measured.times[rows]))
-            lead = predicted[:, library] - predicted[np.arange(len(out)), best]
-            taken[out] = np.where(lead < fitted.LEAD * error, times[out, library], taken_own[out])
+        known = _model(measured, counts, np.setdiff1d(np.arange(len(times)), out), machine)
+        for i in out:
+            drawn, at = measured.drawn[i], dict(zip(measured.variants, times[i], strict=True))
+            for row, own in enumerate((True, False)):
+                choice = fitted.chosen(known, drawn.shape, drawn.layout, machine, own=own)
+                if choice.doubtful and measured.launches:
+                    choice = fitted.chosen(
+                        known, drawn.shape, drawn.layout, machine, own=own,
+                        launched=measured.launches.of(drawn),
+                    )  # fmt: skip
+                taken[row, i] = at[choice.variant]
+    own_variants, library = np.array(measured.ours), measured.library
     return {
-        kind: _worth(times[some], taken_own[some], taken[some], own, library)
-        for kind in ("all", *dict.fromkeys(d.kind for d in drawn))
-        for some in [np.array([i for i in whole.tolist() if kind in (drawn[i].kind, "all")])]
-    }
+        kind: _worth(times[some], taken[0, some], taken[1, some], own_variants, library)
+        for kind in ("all", *dict.fromkeys(d.kind for d in measured.drawn))
+        for some in [np.array([
+            i for i in whole.tolist() if kind in (measured.drawn[i].kind, "all")
+        ])]
+    }  # fmt: skip
+
+
+def _model(
+    measured: Measured, counts: Sequence[np.ndarray], rows: np.ndarray, machine: Machine
+) -> fitted.Model:
+    """The model that is fitted to some of the measured shapes."""
+    left_out = [measured.drawn[i] for i in np.setdiff1d(np.arange(len(measured.drawn)), rows)]
+    some = Measured(
+        measured.mode, [measured.drawn[i] for i in rows], measured.variants, measured.times[rows],
+        measured.launches.without(left_out) if measured.launches else None,
+    )  # fmt: skip
+    found = fit(some, [count[rows] for count in counts])
+    return fitted.from_data(data(some, found, machine), machine)
 
 
 def _worth(
@@ -206,4 +290,14 @@ def measured_from(rows: Sequence[Mapping[str, Any]], variants: Sequence[Variant]
             if name in at:
                 times[i, at[name]] = us
     drawn = [Drawn(tuple(r["shape"]), r["layout"], r["kind"]) for r in rows]
-    return Measured(rows[0]["mode"], drawn, variants, times)
+    library = next((i for i, v in enumerate(variants) if v.kernel.library), None)
+    launches = None
+    if library is not None:
+        known = [i for i, r in enumerate(rows)
+                 if r.get("launched") and np.isfinite(times[i, library])]  # fmt: skip
+        if known:
+            launches = LibraryTimes(
+                [drawn[i] for i in known], [Launched(*rows[i]["launched"]) for i in known],
+                times[known, library],
+            )  # fmt: skip
+    return Measured(rows[0]["mode"], drawn, variants, times, launches)

@@ -7,6 +7,7 @@ what is reported of the choice among kernels is of later seeds, each looked at o
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import random
 import statistics
@@ -18,16 +19,17 @@ from typing import Any, ClassVar
 import numpy as np
 
 from .. import catalog
-from ..arrays.strides import Array
+from ..arrays.strides import Array, laid_out
 from ..catalog import LAYOUTS, Variant
 from ..devices.base import Stream
 from ..devices.cuda.device import CudaDevice
 from ..devices.kernel_launcher import Compiled
 from ..errors import HybridGemmError, UsageError
 from ..kernel_choice import compute_modes, on_gpu, time_model
+from ..kernel_choice.library_kernels import Launched
 from ..problem import Problem, compute_dtype
 from ..runner import Runner
-from .study import Advance, Row, Shape, Table, cell, judged, laid_out
+from .study import Advance, Row, Shape, Table, cell, judged
 
 FIRST_HELD_OUT = 1000
 LEAST, MOST = 3e7, 2e12  # mnk of the shapes that are kept
@@ -142,8 +144,20 @@ class Bench:
             for v in kernel.variants()
             if v.params["TERMS"] == terms and v.params["OUT"] == size
         ]
-        library = {"tf32": ["cublas_tf32"], "fp32x3": []}.get(self.mode, ["cublas"])
-        return [*own, *(catalog.get(name).variant() for name in library)]
+        return [*own, *([self.library] if self.library else [])]
+
+    @property
+    def library(self) -> Variant | None:
+        """The library that a model of this mode knows."""
+        if self.mode in ("int32", "fp32x3"):
+            return None
+        return catalog.get("cublas_tf32" if self.mode == "tf32" else "cublas").variant()
+
+    def launched(self, drawn: Drawn) -> Launched | None:
+        """What the library would launch at a shape."""
+        if self.library is None:
+            return None
+        return self.device.library_launch(self.problem(drawn.shape), drawn.layout)
 
     def compile(self) -> None:
         """Compiles the candidates for usual shapes, on all cores."""
@@ -234,12 +248,15 @@ class Bench:
 
 
 def timed(bench: Bench, drawn: Drawn) -> Row:
-    """The times of all candidates at a shape, as a row: "us" by the variant's name."""
+    """The times of all candidates at a shape, as a row: "us" by the variant's name; and what the
+    library launches."""
+    launched = bench.launched(drawn)
     with bench.operands(drawn) as arrays:
         found = bench.times_us(bench.candidates(bench.problem(drawn.shape)), *arrays)
     return {
         "mode": bench.mode, "shape": list(drawn.shape), "layout": drawn.layout,
         "kind": drawn.kind, "us": {str(v): round(us, 4) for v, us in found.items()},
+        "launched": dataclasses.astuple(launched) if launched else None,
     }  # fmt: skip
 
 
@@ -298,7 +315,9 @@ class HeldOutStudy:
             on_gpu.on_tensor_cores if bench.arithmetic.takes(problem) else on_gpu.strict
         )  # fmt: skip
         own, auto = (
-            found if (found := choose(machine, problem, drawn.layout, own=x)) else
+            found if (found := choose(
+                machine, problem, drawn.layout, own=x, ask=self.device.library_launch
+            )) else
             (bench.arithmetic.variant_for(problem, machine.multiprocessors), "no model")
             for x in (True, False)
         )  # fmt: skip

@@ -87,8 +87,8 @@ def _fit(gpu: CudaDevice, bench: heldout.Bench, rows: Sequence[Row]) -> tuple[Ro
     }
     measured = fitting.measured_from(rows, list(names.values()))
     counts = measured.counts(gpu.processors)
-    worth = fitting.judged(measured, counts)
     machine = gpu.machine(fitted.OPERANDS[bench.mode].replace("float16", "float32"))
+    worth = fitting.judged(measured, counts, machine)
     row = {"mode": bench.mode, "variants": len(names), **worth["all"]}
     return row, fitting.data(measured, fitting.fit(measured, counts), machine)
 

@@ -185,15 +185,6 @@ def tensor_core_kernel(
     return arithmetic.variant_for(problem, device.processors, size)
 
 
-def laid_out(rows: int, cols: int, dtype: str, order: str) -> np.ndarray:
-    """A matrix whose elements are never looked at, and take no memory."""
-    shape = (rows, cols) if order == "n" else (cols, rows)
-    one = np.empty(1, dtype)
-    strides = shape[1] * one.itemsize, one.itemsize
-    view = np.lib.stride_tricks.as_strided(one, shape, strides, writeable=False)
-    return view if order == "n" else view.T
-
-
 def upload(device: Device, host: np.ndarray, stream: Stream) -> Array:
     """A host matrix copied into new memory of the device, row-major; waits for the copy."""
     rows, cols = host.shape

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ..arrays.strides import laid_out
 from ..catalog import Variant
 from ..devices.kernel_launcher import Compiled, KernelLauncher
 from ..errors import UsageError, counted
@@ -16,7 +17,7 @@ from ..kernel_choice import tables
 from ..problem import make_problem
 from ..reporting import console
 from ..runner import Runner
-from .study import Note, Progress, Shape, laid_out
+from .study import Note, Progress, Shape
 
 Case = tuple[Shape, str, str]  # m, n, k; dtype; storage orders of A and B
 

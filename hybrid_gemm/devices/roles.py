@@ -18,8 +18,10 @@ import numpy as np
 
 from ..arrays.strides import layout
 from ..catalog import Variant
+from ..kernel_choice.library_kernels import Launched
 from ..kernel_choice.tables import Machine
 from ..planning.hardware import DeviceSpec
+from ..problem import Problem
 from .cuda.driver import Calls
 from .split_operands import Splitter
 from .streams import Event, HostStream, Stream
@@ -56,6 +58,11 @@ class Facts(abc.ABC):
     def machine(self, dtype: str) -> Machine | None:
         """What choosing among GPU kernels for products in `dtype` needs to know; None where
         there is no such choice."""
+        return None
+
+    def library_launch(self, problem: Problem, layout: str) -> Launched | None:
+        """What the device's library would launch for a problem of operands in a layout such as
+        "nt"; None where it has none, or that cannot be told."""
         return None
 
     def describe(self) -> str:

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 
 from ..catalog import Variant
+from ..kernel_choice.library_kernels import Launched
 from ..kernel_choice.tables import Machine
 from ..planning.hardware import DeviceSpec
+from ..problem import Problem
 from .base import Array, Device, Event, Stream
 from .cuda.driver import Calls
 from .roles import BoundProduct, Facts
@@ -47,6 +49,9 @@ class WrappedDevice(Device):
 
     def machine(self, dtype: str) -> Machine | None:
         return self.device.machine(dtype)
+
+    def library_launch(self, problem: Problem, layout: str) -> Launched | None:
+        return self.device.library_launch(problem, layout)
 
     def describe(self) -> str:
         return self.device.describe()

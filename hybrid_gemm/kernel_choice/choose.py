@@ -12,6 +12,7 @@ from ..errors import UsageError
 from ..problem import Problem
 from . import on_gpu, residues
 from .compute_modes import Arithmetic
+from .library_kernels import Launched
 from .tables import Machine
 
 # What `kernel="auto"` takes on devices without tables of measured times: the first that can
@@ -30,6 +31,9 @@ class Facts(Protocol):
 
     def machine(self, dtype: str) -> Machine | None:
         """The GPU, for tables of measured times; None where there are none."""
+
+    def library_launch(self, problem: Problem, layout: str) -> Launched | None:
+        """What the library would launch for a problem of operands in a layout, if it tells."""
 
 
 def choose(
@@ -59,13 +63,15 @@ def choose(
         return residues.choose(machine, arithmetic.variant, largest, layout, own=own)
     if arithmetic.takes(problem):
         if machine:
-            found = on_gpu.on_tensor_cores(machine, largest, layout, own=own)
+            found = on_gpu.on_tensor_cores(
+                machine, largest, layout, own=own, ask=facts.library_launch
+            )
             if found:
                 return found
         why = "asked for" if chosen else "the one for tensor cores here"
         return arithmetic.variant_for(largest, facts.processors), why
     if machine:
-        return on_gpu.strict(machine, largest, layout, own=own)
+        return on_gpu.strict(machine, largest, layout, own=own, ask=facts.library_launch)
     if chosen:
         return _first_able([chosen], problem, products, facts), "asked for"
     names = AUTO.get(facts.kind, AUTO_ELSEWHERE)

@@ -3,8 +3,10 @@
 A time is what its counts cost (`costs.py`), each times a constant, corrected by how far that was
 off at the measured shapes, the more by the nearer ones (kriging). Where it was off by much nearby,
 the prediction is known to be poor: a kernel of ours is taken before a library only where the lead
-that is predicted is larger than that error. `bench/fitting.py` makes models; docs/performance.md
-says what the choice gave at shapes that no model was fitted to. Pure.
+that is predicted is larger than that error. Where that is in doubt, the library's time is predicted
+again by what it would launch (`library_kernels.py`), by which shapes are nearer or farther.
+`bench/fitting.py` makes models; docs/performance.md says what the choice gave at shapes that no
+model was fitted to. Pure.
 """
 
 from __future__ import annotations
@@ -23,8 +25,9 @@ from .. import catalog
 from ..catalog import ITEM_SIZE, Variant
 from ..errors import UnavailableError, UsageError
 from ..host.notes import note
-from . import costs, tables
+from . import costs, library_kernels, tables
 from .costs import Sides
+from .library_kernels import Launched
 from .tables import Machine
 
 HERE = Path(__file__).resolve().parent / "fitted"
@@ -36,40 +39,65 @@ OPERANDS = {
 # By cross-validation over the fitted shapes (docs/notes/choosing.md), the same for all modes:
 # the distance, in factors of two, at which a measured shape counts 1/e of one that is the same,
 _LENGTH = 12.0
-_DIFFERS = 0.15  # what a layout or an alignment that differs adds to it,
+_DIFFERS, _OFF = 0.15, 0.1  # what a layout, or half an alignment, that differs adds to it,
 NOISE = 0.1  # the variance that no neighbour explains, as a share of all,
 _NEAR, _NEAR_DIFFERS = 1.0, 0.3  # the same of the neighbours by which the error is judged,
 LEAD = 1.0  # and how many times this error a kernel of ours has to lead a library by
 LENT_LEAD = 2 * LEAD  # where the model is of another GPU
+DOUBT = 3.0  # errors of the lead within which what the library launches is asked for
+# The first of these for a library whose launches are known, and what another kernel adds.
+_LIBRARY = (17.8, 0.071, 0.087)
+_KERNEL_DIFFERS, LIBRARY_NOISE = 0.037, 0.005
 LARGE = (4096, 8192, 16384)  # sides of products that reach the best rates
 LEAST_US = 1.0  # that a count costs, before it is corrected
 
 
 def places(sides: Sequence[Sides], layouts: Sequence[str], dtype: str) -> np.ndarray:
-    """Shapes as points: the logarithms of m, n and k, and what is so or not so of each: A and B
-    transposed, their rows and those of C off 16 bytes, C a row or a column."""
+    """Shapes as points: the logarithms of m, n and k; what is so or not so of each: A and B
+    transposed, C a row or a column; and how often 16 bytes are halved until the rows of A, B and C
+    begin on so many."""
     m, n, k = shape = np.array(sides, np.int64).reshape(-1, 3).T
     a, b = (np.array([x[i] == "t" for x in layouts], bool) for i in (0, 1))
     lines = np.where(a, m, k), np.where(b, k, n), n
-    off = [x * ITEM_SIZE[dtype] % 16 != 0 for x in lines]
-    return np.stack([*np.log2(np.maximum(1, shape)), a, b, *off, m == 1, n == 1], 1)
+    off = [np.log2(16 // np.gcd(16, x * ITEM_SIZE[dtype])) for x in lines]
+    return np.stack([*np.log2(np.maximum(1, shape)), a, b, m == 1, n == 1, *off], 1)
 
 
 def likeness(some: np.ndarray, others: np.ndarray) -> np.ndarray:
     """How alike the times at two shapes are expected to be: 1 for equal places, less for others."""
-    return _decay(some, others, _LENGTH, _DIFFERS)
+    return np.exp(-_apart(some, others, _LENGTH, _DIFFERS, _OFF))
 
 
 def nearness(some: np.ndarray, others: np.ndarray) -> np.ndarray:
     """As `likeness`, for errors: of shapes close by."""
-    return _decay(some, others, _NEAR, _NEAR_DIFFERS)
+    return np.exp(-_apart(some, others, _NEAR, _NEAR_DIFFERS, _NEAR_DIFFERS))
 
 
-def _decay(some: np.ndarray, others: np.ndarray, length: float, differs: float) -> np.ndarray:
-    apart = np.abs(some[:, None] - others[None])
-    distance = np.sqrt((apart[..., :3] ** 2).sum(-1)) / length
-    weights: np.ndarray = np.exp(-distance - differs * apart[..., 3:].sum(-1))
-    return weights
+def library_likeness(
+    some: tuple[np.ndarray, np.ndarray], others: tuple[np.ndarray, np.ndarray]
+) -> np.ndarray:
+    """As `likeness`, for a library: of places that go on with coordinates of launches, and of the
+    kernels' numbers."""
+    apart = _apart(some[0], others[0], *_LIBRARY)
+    return np.exp(-apart - _KERNEL_DIFFERS * (some[1][:, None] != others[1][None]))
+
+
+def _apart(
+    some: np.ndarray, others: np.ndarray, length: float, differs: float, off: float
+) -> np.ndarray:
+    """Distances of places; coordinates beyond those of `places` count as they are."""
+    far = np.zeros((len(some), len(others)))
+    for i in range(some.shape[1]):
+        apart = some[:, None, i] - others[None, :, i]
+        if i < 3 or i >= _PLACE:
+            far += (apart / length if i < 3 else apart) ** 2
+    np.sqrt(far, out=far)
+    for i in range(3, _PLACE):
+        far += (differs if i < 7 else off) * np.abs(some[:, None, i] - others[None, :, i])
+    return far
+
+
+_PLACE = 10  # coordinates of `places`
 
 
 @dataclass(frozen=True)
@@ -83,34 +111,80 @@ class Fitted:
 
 
 @dataclass(frozen=True)
+class FittedLibrary:
+    """A library by what it launches: the shapes at which that and its time were measured, as
+    places with coordinates of launches; which of `kernels` it launched there; and as in `Fitted`
+    and `Model` the rest."""
+
+    kernels: tuple[str, ...]
+    places: np.ndarray
+    of: np.ndarray  # each shape's kernel, by its place in `kernels`
+    fitted: Fitted
+    errors: np.ndarray
+
+    def us(
+        self, sides: Sides, layout: str, dtype: str, launched: Launched, processors: int
+    ) -> float:
+        """The predicted time of a product that is launched so, in microseconds."""
+        at = library_places([sides], [layout], [launched], dtype, processors)
+        kernel = self.kernels.index(launched.kernel) if launched.kernel in self.kernels else -1
+        alike = library_likeness((at, np.array([kernel])), (self.places, self.of))[0]
+        return predicted_us(self.fitted, sides, layout, dtype, processors, alike)
+
+
+def library_places(
+    sides: Sequence[Sides], layouts: Sequence[str], launched: Sequence[Launched], dtype: str,
+    processors: int,
+) -> np.ndarray:  # fmt: skip
+    """As `places`, with coordinates of what a library launches."""
+    beside = [
+        library_kernels.coordinates(x, s, processors) for x, s in zip(launched, sides, strict=True)
+    ]
+    return np.hstack([places(sides, layouts, dtype), beside])
+
+
+@dataclass(frozen=True)
 class Model:
     """What is known of a GPU in one mode. `errors` are those of predictions at each measured shape
     that were made without it, as shares: of the library's time and of our fastest kernel's; NaN
-    where one was not measured.
+    where one was not measured. `library` predicts by what it launches.
     `lent` names another GPU on which the times were measured."""
 
     mode: str
     places: np.ndarray
     fitted: tuple[Fitted, ...]
     errors: np.ndarray
+    library: FittedLibrary | None = None
     lent: str = ""
 
-    def times_us(self, sides: Sides, layout: str, machine: Machine) -> dict[Variant, float]:
-        """The predicted time of every variant that can multiply the shape, in microseconds."""
+    def times_us(
+        self, sides: Sides, layout: str, machine: Machine, launched: Launched | None = None
+    ) -> dict[Variant, float]:
+        """The predicted time of every variant that can multiply the shape, in microseconds; that of
+        the library by what it launches, if that is known."""
         m, n, k = sides
-        dtype = OPERANDS[self.mode]
+        dtype, processors = OPERANDS[self.mode], machine.multiprocessors
         alike = likeness(places([sides], [layout], dtype), self.places)[0]
-        return {
-            each.variant: predicted_us(each, sides, layout, dtype, machine.multiprocessors, alike)
+        found = {
+            each.variant: predicted_us(each, sides, layout, dtype, processors, alike)
             for each in self.fitted
             if able(each.variant, self.mode, m, n, k)
         }
+        if self.library and launched:
+            us = self.library.us(sides, layout, dtype, launched, processors)
+            found[self.library.fitted.variant] = us
+        return found
 
-    def error(self, sides: Sides, layout: str) -> float:
+    def error(self, sides: Sides, layout: str, launched: Launched | None = None) -> float:
         """By how much, as a share, the difference between the library's time and ours is expected
         to be wrong at a shape."""
-        near = nearness(places([sides], [layout], OPERANDS[self.mode]), self.places)
-        return float(expected_error(near, self.errors)[0])
+        at = places([sides], [layout], OPERANDS[self.mode])
+        near = nearness(at, self.places)
+        if not (self.library and launched):
+            return float(expected_error(near, self.errors)[0])
+        near_theirs = nearness(at, self.library.places[:, :_PLACE])
+        theirs = expected_error(near_theirs, self.library.errors[None])
+        return float(np.hypot(theirs, expected_error(near, self.errors[1:]))[0])
 
 
 def expected_error(near: np.ndarray, errors: np.ndarray) -> np.ndarray:
@@ -197,8 +271,24 @@ def from_data(data: Mapping[str, Any], machine: Machine, lent: str = "") -> Mode
         ))  # fmt: skip
     return Model(
         mode, places(sides, [x[3] for x in data["shapes"]], OPERANDS[mode]), tuple(found),
-        np.array(data["errors"], float) * WEIGHT, lent,
+        np.array(data["errors"], float) * WEIGHT,
+        _library(data["library"], mode, machine) if data.get("library") else None, lent,
     )  # fmt: skip
+
+
+def _library(data: Mapping[str, Any], mode: str, machine: Machine) -> FittedLibrary:
+    """What is known of a library's launches, from plain data."""
+    kernels, rows = tuple(data["kernels"]), data["shapes"]
+    launched = [Launched(kernels[x[4]], *x[5:9]) for x in rows]
+    at = library_places(
+        [tuple(x[:3]) for x in rows], [x[3] for x in rows], launched, OPERANDS[mode],
+        machine.multiprocessors,
+    )  # fmt: skip
+    weights = np.array(data["weights"], float) * WEIGHT
+    variant = catalog.get(data["kernel"]).variant()
+    fit = Fitted(variant, np.array(data["constants"], float), float(data["mean"]), weights)
+    errors = np.array(data["errors"], float) * WEIGHT
+    return FittedLibrary(kernels, at, np.array([x[4] for x in rows]), fit, errors)
 
 
 WEIGHT = 1e-4  # weights and errors are whole multiples of it in files
@@ -210,19 +300,24 @@ WEIGHT = 1e-4  # weights and errors are whole multiples of it in files
 @dataclass(frozen=True)
 class Choice:
     """The variant to run, its predicted time in microseconds, the error of that as a share, and
-    why it is this one."""
+    why it is this one. `doubtful`: what the library launches would tell more."""
 
     variant: Variant
     us: float
     error: float
     why: str
+    doubtful: bool = False
 
 
 @functools.lru_cache(maxsize=4096)
-def fastest(machine: Machine, mode: str, sides: Sides, layout: str, *, own: bool) -> Choice | None:
-    """What to run for a shape; None without a model of such a GPU. `own` leaves libraries out."""
+def fastest(
+    machine: Machine, mode: str, sides: Sides, layout: str, *, own: bool,
+    launched: Launched | None = None,
+) -> Choice | None:  # fmt: skip
+    """What to run for a shape; None without a model of such a GPU. `own` leaves libraries out;
+    `launched` is what the library would launch, if that is known."""
     known = model(machine, mode)
-    return chosen(known, sides, layout, machine, own=own) if known else None
+    return chosen(known, sides, layout, machine, own=own, launched=launched) if known else None
 
 
 @functools.lru_cache(maxsize=256)
@@ -233,16 +328,21 @@ def best_tflops(machine: Machine, mode: str) -> float | None:
     return max((2 * n**3 / choice.us / 1e6 for n, choice in times if choice), default=None)
 
 
-def chosen(known: Model, sides: Sides, layout: str, machine: Machine, *, own: bool) -> Choice:
+def chosen(
+    known: Model, sides: Sides, layout: str, machine: Machine, *, own: bool,
+    launched: Launched | None = None,
+) -> Choice:  # fmt: skip
     """As `fastest`, by this model."""
-    times = known.times_us(sides, layout, machine)
-    error = known.error(sides, layout)
+    times = known.times_us(sides, layout, machine, launched)
+    error = known.error(sides, layout, launched)
     of = f", by times of {known.lent}" if known.lent else ""
     ours = min((v for v in times if not v.kernel.library), key=times.__getitem__)
     library = None if own else next((v for v in times if v.kernel.library), None)
+    doubtful = False
     if library:
         lead = math.log(times[library] / times[ours])
+        doubtful = launched is None and known.library is not None and abs(lead) < DOUBT * error
         if lead < (LENT_LEAD if known.lent else LEAD) * error:
             why = f"predicted {times[library]:.3g} us{of}; no kernel of ours leads clearly"
-            return Choice(library, times[library], error, why)
-    return Choice(ours, times[ours], error, f"predicted {times[ours]:.3g} us{of}")
+            return Choice(library, times[library], error, why, doubtful)
+    return Choice(ours, times[ours], error, f"predicted {times[ours]:.3g} us{of}", doubtful)

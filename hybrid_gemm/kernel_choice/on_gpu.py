@@ -8,37 +8,47 @@ is none for the dtype, what a rough model of times prefers (`time_model.py`).
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
+from dataclasses import replace
 
 from ..catalog import Variant
 from ..problem import NARROW, Problem
 from . import fitted, tables
 from .fitted import Choice
+from .library_kernels import Launched
 from .tables import Machine
 from .time_model import candidates, listed, predict_us, runs
+
+# What a library would launch for a problem of operands in a layout, if that can be told.
+Ask = Callable[[Problem, str], Launched | None]
+
+
+def never(_problem: Problem, _layout: str) -> None:
+    """An `Ask` where there is no library to ask."""
 
 
 def forget() -> None:
     """Has tables and models read again from now on, because one was written."""
     tables.forget()
     for known in (
-        fitted.model, fitted.fastest, fitted.best_tflops, strict, _known, _rows,
+        fitted.model, fitted.fastest, fitted.best_tflops, _known, _rows,
     ):  # fmt: skip
         known.cache_clear()
 
 
-@functools.lru_cache(maxsize=4096)
 def strict(
-    machine: Machine, problem: Problem, layout: str = "nn", *, own: bool = False
+    machine: Machine, problem: Problem, layout: str = "nn", *, own: bool = False, ask: Ask = never
 ) -> tuple[Variant, str]:
     """The variant that multiplies in a dtype's own arithmetic, and why it is this one.
 
-    `layout` are the storage orders of op(A) and op(B), such as "nt"; `own` leaves libraries out.
+    `layout` are the storage orders of op(A) and op(B), such as "nt"; `own` leaves libraries out;
+    `ask` tells what the library would launch.
     """
     p = problem
     if found := _measured(machine, own, (p.m, p.n, p.k, p.dtype, layout)):
         variant = min(found, key=found.__getitem__)
         return variant, f"fastest measured at {p.m} x {p.n} x {p.k} {layout}"
-    if choice := _fitted(machine, p.dtype, p, layout, own):
+    if choice := _fitted(machine, p.dtype, p, layout, own, ask):
         return choice.variant, choice.why
     possible = candidates(machine, problem, own)
     for variant in possible:
@@ -69,18 +79,18 @@ def own_on_tensor_cores(machine: Machine, problem: Problem, layout: str) -> Choi
 
 
 def on_tensor_cores(
-    machine: Machine, problem: Problem, layout: str, *, own: bool
+    machine: Machine, problem: Problem, layout: str, *, own: bool, ask: Ask = never
 ) -> tuple[Variant, str] | None:
     """As `strict`, for a problem that goes to tensor cores; None without a model of such a GPU.
 
     fp32x3 is multiplied in strict fp32, which is as accurate, where that should be faster.
     """
     mode = mode_of(problem)
-    choice = _fitted(machine, mode, problem, layout, own or mode == "fp32x3")
+    choice = _fitted(machine, mode, problem, layout, own or mode == "fp32x3", ask)
     if choice is None:
         return None
     if mode == "fp32x3":
-        plain = _fitted(machine, "float32", problem, layout, own)
+        plain = _fitted(machine, "float32", replace(problem, compute="fp32"), layout, own, ask)
         if plain and plain.us < choice.us * (1 + choice.error):
             return plain.variant, f"strict fp32 {plain.why}; fp32x3 {choice.why}"
     return choice.variant, choice.why
@@ -93,10 +103,16 @@ def mode_of(problem: Problem) -> str:
     return problem.compute if problem.compute != "fp32" else problem.dtype
 
 
-def _fitted(machine: Machine, mode: str, problem: Problem, layout: str, own: bool) -> Choice | None:
+def _fitted(
+    machine: Machine, mode: str, problem: Problem, layout: str, own: bool, ask: Ask = never
+) -> Choice | None:
     if mode not in fitted.OPERANDS:
         return None
-    return fitted.fastest(machine, mode, (problem.m, problem.n, problem.k), layout, own=own)
+    case = machine, mode, (problem.m, problem.n, problem.k), layout
+    choice = fitted.fastest(*case, own=own)
+    if choice and choice.doubtful and (launched := ask(problem, layout)):
+        choice = fitted.fastest(*case, own=own, launched=launched)
+    return choice
 
 
 def _measured(machine: Machine, own: bool, case: tables.Case) -> dict[Variant, float]:

@@ -21,6 +21,8 @@ import numpy as np
 
 from ...arrays.strides import layout, stored
 from ...errors import HybridGemmError
+from ...kernel_choice import library_kernels
+from ...kernel_choice.library_kernels import Launched
 from ..roles import Array
 from . import launch_list, library_launches
 from .launch_list import LaunchList
@@ -33,8 +35,8 @@ _COMPUTE = {False: 68, True: 77}  # cublasComputeType: float32, float32 through 
 _COMPUTE_DOUBLE = 70
 _ANY_ALGORITHM = -1
 _ALLOC_FAILED = 3
-# CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION: by default cuBLAS may round sums of parts of k to
-# 16 bits. No TF32 either, whatever the environment says.
+# CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION: by default cuBLAS may round the sums of parts of
+# k to 16 bits. No TF32 either, whatever the environment says.
 _MATH_MODE = 16
 _OPERATIONS, _MATRIX = (c_void_p, c_int, c_int, *[c_int64] * 3, c_void_p), (c_void_p, c_int64)
 _TYPED = (c_void_p, c_int, c_int64)
@@ -227,6 +229,23 @@ def recorded(
     finally:
         aside.cublas = None
     return LaunchList(noted, stream.cupy.ptr, (), kept=(product, workspace))
+
+
+def launched(product: LibraryProduct, aside: Any) -> Launched | None:
+    """What cuBLAS would launch for a product, recorded on a stream that one thread uses; None where
+    that cannot be told."""
+    handle = aside.prepare_cublas()
+    start = product.on_stream(aside)
+    at = handle.workspace.ptr  # nothing is read or written
+
+    def call(*addresses: int) -> None:
+        check(start(*addresses))
+
+    places = at, at + WORKSPACE_BYTES // 4, at + WORKSPACE_BYTES // 2
+    try:
+        return library_kernels.read(library_launches.named(call, places, aside.cupy.ptr))
+    except (HybridGemmError, Unrecorded):
+        return None
 
 
 def bind_stack(a: Array, b: Array, c: Array, count: int, steps: Sequence[int]) -> LibraryProduct:

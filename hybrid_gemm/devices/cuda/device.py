@@ -10,13 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from ...arrays.strides import address, layout, leading, runs
+from ...arrays.strides import address, laid_out, layout, leading, runs
 from ...catalog import Launch, Variant
 from ...errors import KernelError, UnavailableError
 from ...kernel_choice import fitted, tables
+from ...kernel_choice.library_kernels import Launched
 from ...kernel_choice.tables import Machine
 from ...planning import cost_model, link_rates
 from ...planning.hardware import DeviceSpec
+from ...problem import NARROW, Problem
 from ..base import Array, Event, Stream
 from ..kernel_device import KernelDevice
 from ..roles import BoundProduct, Facts, Prepared
@@ -117,6 +119,15 @@ class CudaDevice(KernelDevice):
             self.model, self.properties["multiProcessorCount"],
             self.capability, self.peak_tflops(dtype),
         )  # fmt: skip
+
+    def library_launch(self, problem: Problem, layout: str) -> Launched | None:
+        p = problem
+        a = laid_out(p.m, p.k, p.operands, layout[0])
+        b = laid_out(p.k, p.n, p.operands, layout[1])
+        c = laid_out(p.m, p.n, p.out_dtype if p.operands in NARROW else p.dtype, "n")
+        product = cublas.bind(a, b, c, alpha=1, beta=0, tf32=p.compute == "tf32")
+        with self._recording_aside() as aside, self.using(aside):
+            return cublas.launched(product, aside)
 
     def spec(self, dtype: str = "float32") -> DeviceSpec:
         with self.cp.cuda.Device(self.ordinal):
@@ -385,13 +396,19 @@ class CudaDevice(KernelDevice):
         """As `prepared`, of a product of cuBLAS's: its own launches, where they can be recorded."""
         if launch_list.unavailable():
             return cublas.Prepared(product, stream, launch_list.unavailable())
+        with self._recording_aside() as aside:
+            try:
+                return cublas.recorded(product, addresses, stream, aside)
+            except cublas.Unrecorded as why:
+                return cublas.Prepared(product, stream, str(why))
+
+    @contextlib.contextmanager
+    def _recording_aside(self) -> Iterator[CudaStream]:
+        """The stream on which launches are recorded, for one thread at a time."""
         with self._recording:
             if self._aside is None:
                 self._aside = self.stream()
-            try:
-                return cublas.recorded(product, addresses, stream, self._aside)
-            except cublas.Unrecorded as why:
-                return cublas.Prepared(product, stream, str(why))
+            yield self._aside
 
     def _stand_in(self, matrix: Array, size: int) -> Array:
         """A matrix laid out alike in memory of the host, where no GPU has any."""

@@ -78,6 +78,8 @@ SIGNATURES = {
     "cuGraphNodeGetDependencies": (c_void_p, c_void_p, c_void_p),
     "cuGraphKernelNodeGetParams_v2": (c_void_p, c_void_p),
     "cuGraphKernelNodeGetAttribute": (c_void_p, c_int, c_void_p),
+    "cuFuncGetName": (c_void_p, c_void_p),
+    "cuKernelGetName": (c_void_p, c_void_p),
     "cuFuncGetParamInfo": (c_void_p, c_size_t, c_void_p, c_void_p),
     "cuKernelGetParamInfo": (c_void_p, c_size_t, c_void_p, c_void_p),
     "cuStreamBeginCapture_v2": (c_void_p, c_int),

@@ -15,12 +15,13 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from ctypes import c_int, c_size_t, c_uint, c_void_p
-from typing import Any
+from typing import Any, TypeVar
 
 from . import driver
 from .driver import Attribute, Noted
 from .launch_list import Recorded
 
+T = TypeVar("T")
 MOVED = (16 * 257, 16 * 511, 16 * 1025)  # bytes by which A, B and C lie elsewhere
 _BUFFER, _BUFFER_SIZE, _MOST_EXTRA = 1, 2, 4  # CU_LAUNCH_PARAM_BUFFER_POINTER, _SIZE
 _RELAXED, _KERNEL, _MOST_NODES, _MOST_ARGUMENTS = 2, 0, 4, 64
@@ -50,9 +51,9 @@ def recorded(
     """What `start(a, b, c)` launches on a stream that is used for nothing else, with arguments of
     `Recorded`. Raises `Unrecorded` where that cannot be told."""
     try:
-        first = _launches(start, addresses, stream)
+        first = _launches(start, addresses, stream, _noted)
         moved = [x + by for x, by in zip(addresses, MOVED, strict=True)]
-        second = _launches(start, moved, stream)
+        second = _launches(start, moved, stream, _noted)
     except AttributeError as error:  # a driver that has no such function
         raise Unrecorded(str(error)) from error
     if [_kind(x) for x in first] != [_kind(x) for x in second]:
@@ -61,6 +62,17 @@ def recorded(
         (*x[:3], [_argument(*pair, addresses) for pair in zip(x[3], y[3], strict=True)], *x[4:])
         for x, y in zip(first, second, strict=True)
     ]
+
+
+def named(
+    start: Callable[[int, int, int], None], addresses: Sequence[int], stream: int
+) -> list[tuple[str, int]]:
+    """The kernels that `start(a, b, c)` launches, each by its name and how many blocks; what is no
+    kernel has no name. Raises `Unrecorded` where that cannot be told."""
+    try:
+        return _launches(start, addresses, stream, _named)
+    except AttributeError as error:  # a driver that has no such function
+        raise Unrecorded(str(error)) from error
 
 
 def _kind(noted: Noted) -> tuple:
@@ -90,9 +102,10 @@ def _call(name: str, *args: Any) -> None:
 
 
 def _launches(
-    start: Callable[[int, int, int], None], addresses: Sequence[int], stream: int
-) -> list[Noted]:
-    """As `recorded`, with arguments as bytes."""
+    start: Callable[[int, int, int], None], addresses: Sequence[int], stream: int,
+    read: Callable[[int], T],
+) -> list[T]:  # fmt: skip
+    """What is read of each of the nodes, in their order, that `start` adds to a graph."""
     graph = c_void_p()
     _call("cuStreamBeginCapture_v2", stream, _RELAXED)
     try:
@@ -100,7 +113,7 @@ def _launches(
             start(*addresses)
         finally:
             _call("cuStreamEndCapture", stream, ctypes.byref(graph))
-        return [_noted(node) for node in _nodes(graph)]
+        return [read(node) for node in _nodes(graph)]
     finally:
         if graph:
             driver.function("cuGraphDestroy")(graph)
@@ -129,12 +142,29 @@ def _nodes(graph: c_void_p) -> list[int]:
     return line
 
 
-def _noted(node: int) -> Noted:
+def _kernel(node: int) -> _Node | None:
+    """The launch of a node; None of one that is no kernel."""
     kind, made = c_int(-1), _Node()
     _call("cuGraphNodeGetType", node, ctypes.byref(kind))
     if kind.value != _KERNEL:
-        raise Unrecorded("something else than a kernel")
+        return None
     _call("cuGraphKernelNodeGetParams_v2", node, ctypes.byref(made))
+    return made
+
+
+def _named(node: int) -> tuple[str, int]:
+    if not (made := _kernel(node)):
+        return "", 0
+    name = ctypes.c_char_p()
+    ask = "cuFuncGetName" if made.function else "cuKernelGetName"
+    _call(ask, ctypes.byref(name), made.function or made.kernel)
+    return (name.value or b"").decode(), made.grid_x * made.grid_y * made.grid_z
+
+
+def _noted(node: int) -> Noted:
+    """A launch, with arguments as bytes."""
+    if not (made := _kernel(node)):
+        raise Unrecorded("something else than a kernel")
     grid, block = (
         tuple(getattr(made, f"{what}_{axis}") for axis in "xyz") for what in ("grid", "block")
     )
