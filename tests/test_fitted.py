@@ -1,5 +1,6 @@
 """Models of times: fitting them, reading them, and choosing by them. Pure."""
 
+import dataclasses
 import json
 import math
 
@@ -12,6 +13,7 @@ from hybrid_gemm import catalog
 from hybrid_gemm.bench import fitting, heldout
 from hybrid_gemm.errors import UsageError
 from hybrid_gemm.kernel_choice import costs, fitted, on_gpu
+from hybrid_gemm.kernel_choice.library_kernels import Launched
 from hybrid_gemm.kernel_choice.tables import Machine
 from hybrid_gemm.problem import Problem
 
@@ -117,11 +119,61 @@ def test_a_library_that_jumps_makes_the_lead_that_is_asked_larger():
 
 def test_what_is_said_of_a_model_is_of_shapes_left_out():
     measured = invented()
-    worth = fitting.judged(measured, measured.counts(132))["all"]
+    worth = fitting.judged(measured, measured.counts(132), MACHINE)["all"]
     assert worth["own_regret"] < 0.02 and worth["regret"] < 0.04 and worth["worst"] > 0.8
     noise = np.random.default_rng(2).lognormal(0, 0.5, measured.times.shape)
     noisy = fitting.Measured("float32", measured.drawn, measured.variants, measured.times * noise)
-    assert fitting.judged(noisy, noisy.counts(132))["all"]["own_regret"] > 0.1
+    worth = fitting.judged(noisy, noisy.counts(132), MACHINE)["all"]
+    assert worth["own_regret"] > 0.1
+
+
+def with_two_kernels(seed):
+    """Times of a library with two kernels, one of which takes twice as long, and what it launched:
+    which of them it takes is drawn at random."""
+    plain = invented(seed=seed)
+    slow = np.random.default_rng(seed).random(len(plain.drawn)) < 0.5
+    plain.times[:, -1] *= np.where(slow, 1.4, 0.7)
+    launched = [Launched(("fast", "slow")[x], 64, 64, 132, 1) for x in slow.astype(int)]
+    launches = fitting.LibraryTimes(plain.drawn, launched, plain.times[:, -1].copy())
+    return dataclasses.replace(plain, launches=launches)
+
+
+def test_what_a_library_launches_tells_its_time():
+    model, unseen = made(with_two_kernels(3)), with_two_kernels(4)
+    off = []
+    for drawn, launched, us in zip(
+        unseen.drawn, unseen.launches.launched, unseen.launches.times, strict=True
+    ):
+        at = drawn.shape, drawn.layout
+        variant = unseen.variants[-1]
+        guesses = [
+            model.times_us(*at, MACHINE, x)[variant] for x in (None, launched)
+        ]  # fmt: skip
+        off.append(np.abs(np.log(np.array(guesses) / us)))
+        assert model.error(*at, launched) < model.error(*at)
+    blind, told = np.mean(off, 0)
+    assert blind > 0.2 and told < 0.1, (blind, told)
+
+
+def test_the_library_is_asked_where_it_decides(monkeypatch):
+    """Once, where what it launches may change the choice; and the choice goes by the answer."""
+    model = made(with_two_kernels(3))
+    monkeypatch.setattr(fitted, "model", lambda machine, mode: model)
+    fitted.fastest.cache_clear()
+    asked, taken = [], {"fast": [], "slow": []}
+    for kernel, found in taken.items():
+
+        def ask(problem, layout, kernel=kernel):
+            asked.append((problem.m, problem.n, problem.k, layout))
+            return Launched(kernel, 64, 64, 132, 1)
+
+        for drawn in heldout.draw(5, 60):
+            problem = Problem(*drawn.shape)
+            found.append(on_gpu.strict(MACHINE, problem, drawn.layout, ask=ask)[0].kernel.library)
+            assert not on_gpu.strict(MACHINE, problem, drawn.layout, own=True)[0].kernel.library
+    fitted.fastest.cache_clear()
+    assert 10 < len(set(asked)) < 60
+    assert taken["fast"].count("") < taken["slow"].count("")
 
 
 def test_a_model_of_another_gpu_like_it_asks_for_twice_the_lead(tmp_path, monkeypatch):

@@ -60,24 +60,18 @@ def _kind(name: str) -> str:
 
 def coordinates(launched: Launched, sides: Sides, multiprocessors: int) -> tuple[float, ...]:
     """A launch as a point, each coordinate by how much its difference tells of times: the tile, the
-    blocks, the shares of k, what tiles have beyond C, how far the last round of blocks is filled if
-    1, 2, 3 or 4 of them share a multiprocessor, and the number of launches."""
+    blocks, what tiles have beyond C, what the last round of blocks lacks, and the launches."""
     m, n, _k = sides
     blocks = max(1, launched.blocks)
     tiles = -(-n // launched.rows) * -(-m // launched.cols)
-    covered = launched.rows * launched.cols * tiles / (m * n)
-
-    def rounded(resident: int) -> float:
-        at_once = multiprocessors * resident
-        return math.log2(-(-blocks // at_once) * at_once / blocks)
-
+    rounds = -(-blocks // multiprocessors)
     values = (
         math.log2(launched.rows), math.log2(launched.cols), math.log2(blocks),
-        math.log2(max(1 / 64, blocks / tiles)), math.log2(covered),
-        *map(rounded, (1, 2, 3, 4)), launched.launches,
+        math.log2(launched.rows * launched.cols * tiles / (m * n)),
+        math.log2(rounds * multiprocessors / blocks), launched.launches,
     )  # fmt: skip
     return tuple(x * scale for x, scale in zip(values, _SCALES, strict=True))
 
 
 # By cross-validation over three modes (docs/notes/choosing.md).
-_SCALES = (0.06, 0.06, 0.06, 0.04, 0.1, 0.215, 0.09, 0.03, 0.03, 0.14)
+_SCALES = (0.06, 0.06, 0.07, 0.1, 0.23, 0.16)
