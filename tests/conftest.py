@@ -61,6 +61,11 @@ def pytest_configure(config):
                 faulthandler.register(number, config.said_when_ended, all_threads=True, chain=True)
 
 
+def pytest_collection_modifyitems(items):
+    """Slow tests first, so that no worker is alone with one at the end."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
 def pytest_addoption(parser):
     parser.addoption(
         "--emulate-devices", type=int, metavar="N",

@@ -1,6 +1,7 @@
 """Every kernel compiles for the GPUs of today, without a card, and fits on them. What each one
 uses is listed at the end of the run."""
 
+import itertools
 import math
 
 import pytest
@@ -32,18 +33,19 @@ def possible(variant, dtype):
 
 def cases():
     """Every kernel on every architecture, and on one in all its variants; default variants in
-    every dtype, and every layout."""
+    every dtype, and every layout, each on another architecture."""
     for kernel in catalog.kernels().values():
         if kernel.library:
             continue
         dtype, layout = kernel.dtypes[0], kernel.layouts[0]
         default, arch = kernel.variant(), archs(kernel)[min(1, len(archs(kernel)) - 1)]
         for variant in dict.fromkeys(x for v in kernel.variants() for x in (v, v.uncut)):
-            some = archs(kernel) if variant == default else [arch]
-            yield from ((variant, dtype, layout, other) for other in some)
+            yield variant, dtype, layout, arch
         yield from ((default, other, layout, arch) for other in kernel.dtypes[1:])
-        if kernel.role in ("gemm", "tensor"):
-            yield from ((default, dtype, other, arch) for other in kernel.layouts[1:])
+        layouts = kernel.layouts[1:] if kernel.role in ("gemm", "tensor") else ()
+        elsewhere = [other for other in archs(kernel) if other != arch]
+        for way, other in itertools.zip_longest(layouts, elsewhere):
+            yield default, dtype, way or layout, other or arch
 
 
 CASES = [case for case in cases() if possible(case[0], case[1])]
@@ -62,7 +64,7 @@ def compiler():
 )
 def test_compiles_and_fits(variant, dtype, layout, arch, record_property):
     source = variant.source(dtype, layout)
-    cubin, usage = nvrtc.compile(source, arch, variant.kernel.path.name)
+    cubin, usage = nvrtc.compile(source, arch, f"{variant.name}.cu")  # as the device does
     spilled = usage.spill_store_bytes + usage.spill_load_bytes
     used = [usage.registers, usage.shared_bytes, usage.stack_bytes, spilled]
     record_property("usage", [str(variant), dtype, layout, arch, *used])  # see conftest.py
@@ -79,12 +81,10 @@ def test_compiles_and_fits(variant, dtype, layout, arch, record_property):
 def test_register_tiles_leave_the_registers_as_the_source_says():
     """Tiles of 8 x 8 fit; from 16 x 16 on the sums are in local memory, all or in part."""
     kernel = catalog.get("register_tile")
-    stack = {
-        variant.params["TILE"]: nvrtc.compile(variant.source("float32"), "sm_90", kernel.path.name)[
-            1
-        ].stack_bytes
-        for variant in kernel.variants()
-    }
+    stack = {}
+    for variant in kernel.variants():
+        _cubin, usage = nvrtc.compile(variant.source("float32"), "sm_90", f"{variant.name}.cu")
+        stack[variant.params["TILE"]] = usage.stack_bytes
     assert [tile for tile in sorted(stack) if stack[tile] == 0] == [1, 2, 4, 8]
     assert stack[32] >= 32 * 32 * 4
     assert stack[64] >= 64 * 64 * 4

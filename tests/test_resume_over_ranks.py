@@ -12,28 +12,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support import resuming
 from support.arrays import integers
 from support.command import environment, one_line, run
 from support.ranks import MPI_ENVIRONMENT, MPIRUN, failing_rank, mpirun, needs_mpirun
+from support.resuming import KEPT, PANELS, changed, counted, lines, reported
 
 from hybrid_gemm.arrays.file_bytes import write_part
 from hybrid_gemm.arrays.journal import Journal
 from hybrid_gemm.arrays.unfinished import part_of
 from hybrid_gemm.cli.resume_over_ranks import _of_all
 
-KEPT = ["C.npy.unfinished", "C.npy.unfinished.journal"]
-PANELS = 6  # of 70 x 50 in panels of at most 30
 CONFIGURATIONS = [(2, "cols"), (3, "rows"), (3, "cols")]
 configurations = pytest.mark.parametrize("ranks, split", CONFIGURATIONS)
 
 
-@pytest.fixture
-def folder(tmp_path, monkeypatch, rng):
-    """A.npy and B.npy, whose product is 70 x 50, in the working directory."""
-    np.save(tmp_path / "A.npy", rng.standard_normal((70, 40), "f4"))
-    np.save(tmp_path / "B.npy", rng.standard_normal((40, 50), "f4"))
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+folder = resuming.folder
 
 
 def words(*options, panel=30):
@@ -50,17 +44,10 @@ def resume(ranks, *options, check=0, **changes):
     return done
 
 
-def counted() -> tuple[int, int]:
-    """The panels that the last run found, and those that it multiplied."""
-    found = json.loads(Path("out.json").read_text())["resume"]
-    assert found["panels"] == found["found"] + found["multiplied"] == PANELS
-    return found["found"], found["multiplied"]
-
-
 def whole(ranks, *options) -> bytes:
     """The file of an uninterrupted job with --resume."""
     resume(ranks, *options)
-    assert counted() == (0, PANELS)
+    assert counted(reported()) == (0, PANELS)
     made = Path("C.npy").read_bytes()
     os.unlink("C.npy")
     return made
@@ -91,11 +78,9 @@ def test_a_job_goes_on_after_a_rank_failed_was_killed_and_bytes_were_damaged(fol
     changes = failing_rank(1, "kill", after=rows, where="write")  # in its second panel from here
     resume(ranks, *options, check=137, **changes)
     assert [x["panel"] for x in entries()] == [0, 1, 2] and not Path("C.npy").exists()
-    data = bytearray(Path(KEPT[0]).read_bytes())
-    data[128 + 4 * (50 * 10 + 30)] ^= 1  # of panel 1
-    Path(KEPT[0]).write_bytes(data)
+    changed(KEPT[0], 128 + 4 * (50 * 10 + 30))  # of panel 1
     done = resume(ranks, *options)
-    assert counted() == (2, 4)
+    assert counted(reported()) == (2, 4)
     assert "1 panels are damaged; they are multiplied again" in done.stderr
     assert Path("C.npy").read_bytes() == expected
     assert sorted(os.listdir()) == ["A.npy", "B.npy", "C.npy", "out.json"]
@@ -109,7 +94,7 @@ def test_an_error_on_one_rank_is_an_agreed_one_on_all(folder):
     assert "rank 2: this rank is broken on purpose" in one_line(done)
     assert "1 of 6 panels of C are kept for the same command to go on" in done.stderr
     resume(3)
-    assert counted() == (1, 5)
+    assert counted(reported()) == (1, 5)
     assert Path("C.npy").read_bytes() == expected
 
 
@@ -220,15 +205,10 @@ def children(pid: int) -> list[int]:
     return found
 
 
-def lines(path) -> int:
-    return path.read_bytes().count(b"\n") if path.exists() else 0
-
-
 @needs_mpirun
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_jobs_that_are_killed_again_and_again_make_the_same_bits(tmp_path, ranks):
-    tmp_path = tmp_path / "job"
+def test_jobs_that_are_killed_again_and_again_make_the_same_bits(tmp_path):
+    tmp_path, ranks = tmp_path / "job", 3
     tmp_path.mkdir()
     mpirun(ranks, "-m", "hybrid_gemm", *MANY, "--device", "cpu", cwd=tmp_path, check=0)
     expected = (tmp_path / "C.npy").read_bytes()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from os import PathLike
 from typing import Any, Protocol
 
@@ -30,7 +31,8 @@ def as_array(x: Any, name: str = "A") -> Any:
     names of files and sparse matrices; `name` is the operand's.
     """
     if isinstance(x, np.ndarray) or is_device_array(x):
-        if isinstance(x, np.ma.MaskedArray) and np.ma.is_masked(x):
+        # Importing numpy.ma takes 20 ms, and who has a masked array has imported it.
+        if "numpy.ma" in sys.modules and np.ma.is_masked(x):
             warn(
                 f"{name} is a masked array, and its mask is lost: masked elements count with the "
                 "values under the mask (.filled(0) leaves them out)"

@@ -36,6 +36,7 @@ class Resuming(abc.ABC):
     side: int  # of a panel
     note: Callable[[str], None]
     unfinished: Any  # an `Unfinished`, or one over ranks
+    about_device: Callable[[], dict]
 
     @contextlib.contextmanager
     def told(self, made: Unfinished) -> Iterator[None]:
@@ -78,6 +79,9 @@ class Resuming(abc.ABC):
         """Operations of what this process multiplies of a panel."""
         rows, cols = panel
         return self.problem.step_flops * self.problem.k * len(rows) * len(cols)
+
+    def about_result(self, result: Any, verdict: Verdict | None, totals_ms: list) -> dict:
+        return resume_report.result_data(result, verdict) | self.about_device()
 
     @abc.abstractmethod
     def finish(self, inputs: Inputs, panel: int, advance: Callable[[int], None]) -> Any:
@@ -130,9 +134,6 @@ class Resumable(Resuming, Alone):
         if verdict is not None and not verdict.passed:
             self.unfinished.discard()
         return verdict
-
-    def about_result(self, result: Any, verdict: Verdict | None, totals_ms: list) -> dict:
-        return resume_report.result_data(result, verdict) | self.about_device()
 
     def print_result(self, result: Any, verdict: Verdict | None) -> None:
         resume_report.print_result(result, verdict, self.runner.describe())

@@ -107,9 +107,6 @@ class ResumableOverRanks(Resuming, OverRanks):
             self.unfinished.discard()
         return verdict
 
-    def about_result(self, result: Any, verdict: Verdict | None, totals_ms: list) -> dict:
-        return resume_report.result_data(result, verdict) | self.about_device()
-
     def print_result(self, result: Any, verdict: Verdict | None) -> None:
         places = sorted({" ".join(f"{device} on {host}".split()) for host, device in self.places})
         words = f"{counted(self.comm.size, 'rank')}, {', '.join(places)}"

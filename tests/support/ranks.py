@@ -18,6 +18,8 @@ MPI_ENVIRONMENT = {
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",  # version 5
     "OMPI_MCA_rmaps_base_oversubscribe": "1",  # version 4
     "OMPI_MCA_mpi_yield_when_idle": "1",
+    # Looking for networks of libfabric takes MPI_Init a second, and these ranks share a host.
+    "OMPI_MCA_btl": "^ofi",
     "OMP_NUM_THREADS": "1",
 }
 

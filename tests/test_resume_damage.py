@@ -1,0 +1,102 @@
+"""`hybrid-gemm run --resume` after what it kept was damaged, cut off or replaced."""
+
+import os
+from pathlib import Path
+
+import pytest
+from support import resuming
+from support.resuming import KEPT, changed, counted, interrupted, journal, resume, whole
+
+from hybrid_gemm.arrays.unfinished import Unfinished
+from hybrid_gemm.errors import UsageError
+
+folder = resuming.folder
+
+
+@pytest.mark.parametrize("torn", [1, 30, 150])
+def test_a_torn_last_entry_is_ignored(folder, monkeypatch, torn):
+    expected = whole()
+    interrupted(monkeypatch, 4)
+    os.truncate(KEPT[1], os.path.getsize(KEPT[1]) - torn)
+    interrupted(monkeypatch, 1)  # which appends to the journal
+    assert counted(resume()) == (4, 2)
+    assert Path("C.npy").read_bytes() == expected
+
+
+def test_a_damaged_entry_is_ignored(folder, monkeypatch):
+    expected = whole()
+    interrupted(monkeypatch, 4)
+    text = Path(KEPT[1]).read_bytes()
+    changed(KEPT[1], text.index(b'"panel": 1') + 9)
+    changed(KEPT[1], len(text) - 3)
+    assert counted(resume()) == (2, 4)
+    assert Path("C.npy").read_bytes() == expected
+
+
+def test_a_damaged_panel_is_multiplied_again(folder, monkeypatch):
+    expected = whole()
+    interrupted(monkeypatch, 5)
+    changed(KEPT[0], 128 + 4 * (50 * 10 + 7))
+    assert counted(resume()) == (4, 2)
+    assert Path("C.npy").read_bytes() == expected
+
+
+@pytest.mark.parametrize("size", [0, 100, 128 + 50 * 30 * 4, 10**6])
+def test_an_unfinished_file_of_another_size(folder, monkeypatch, size):
+    expected = whole()
+    interrupted(monkeypatch, 6 - 1)
+    os.truncate(KEPT[0], size)
+    found, _multiplied = counted(resume())
+    assert found == {0: 0, 100: 0, 10**6: 5}.get(size, 2)
+    assert Path("C.npy").read_bytes() == expected
+
+
+def test_an_unfinished_file_that_is_gone(folder, monkeypatch):
+    expected = whole()
+    interrupted(monkeypatch, 5)
+    os.unlink(KEPT[0])
+    assert counted(resume()) == (0, 6)
+    assert Path("C.npy").read_bytes() == expected
+
+
+@pytest.mark.parametrize("text", [b"", b'{"kind": "hybrid-gemm jou'], ids=["empty", "torn"])
+def test_a_journal_that_was_hardly_begun(folder, monkeypatch, text):
+    expected = whole()
+    interrupted(monkeypatch, 5)
+    Path(KEPT[1]).write_bytes(text)
+    assert counted(resume()) == (0, 6)
+    assert Path("C.npy").read_bytes() == expected
+
+
+@pytest.mark.parametrize("at", [3, 300])
+def test_a_damaged_beginning_is_refused(folder, monkeypatch, at):
+    interrupted(monkeypatch, 5)
+    changed(KEPT[1], at)
+    before = {name: Path(name).read_bytes() for name in KEPT}
+    with pytest.raises(UsageError, match="is damaged, or no journal of hybrid-gemm; remove it"):
+        resume()
+    assert {name: Path(name).read_bytes() for name in KEPT} == before
+
+
+def test_a_journal_without_a_finished_panel_binds_nobody(tmp_path):
+    """As after SIGKILL in the first panel."""
+    path = tmp_path / "C.npy"
+    Unfinished(path, (40, 40), "f4", 20, lambda: {"alpha": "1"}).close()
+    made = Unfinished(path, (20, 40), "f4", 20, lambda: {"alpha": "2"})
+    made.close()
+    assert journal(path).facts == {"alpha": "2"}
+    assert os.path.getsize(tmp_path / KEPT[0]) == 128 + 4 * 20 * 40
+
+
+def test_other_files_of_these_names_are_left_alone(folder):
+    for name in KEPT:
+        Path(name).write_text("a diary\n")
+        with pytest.raises(UsageError, match="remove it"):
+            resume()
+        assert Path(name).read_text() == "a diary\n"
+        os.unlink(name)
+        Path(name).symlink_to("elsewhere")
+        with pytest.raises(UsageError):
+            resume()
+        os.unlink(name)
+    assert sorted(os.listdir()) == ["A.npy", "B.npy"]
