@@ -73,8 +73,9 @@ __device__ __forceinline__ int col_of(int v) {
 }
 
 // Stores a tile that one block has made alone. The sums of group 0 go through shared memory, so
-// that all threads store them, in a loop: from one group's registers, by `store_tile`, the code was
-// longer than all of the rest, and took the compiler as long.
+// that all threads store them, in a loop: from one group's registers, by `store_tile`, the code is
+// longer than all of the rest, and takes the compiler as long. (Where HOPS is 2 it stays so: without
+// it the compiler orders the main loop otherwise.)
 __device__ __forceinline__ void store_alone(const T (&sum)[TM][TN], int m, int n, T alpha, T beta,
                                             T* C, long long ldc, int row, int col, int group,
                                             int thread) {
@@ -169,7 +170,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         multiply<false>(sum, m, n, A, lda, B, ldb, row, col, first, skip, count, from_a, from_b);
     if (KG > 1) add_groups(sum, group, thread);
     if (shares == 1) {
-        store_alone(sum, m, n, alpha, beta, C, ldc, row, col, group, thread);
+        if (!TWO_HOPS)
+            store_alone(sum, m, n, alpha, beta, C, ldc, row, col, group, thread);
+        else if (group == 0)
+            store_tile(sum, m, n, alpha, beta, C, ldc, row + row_in(thread), col + col_in(thread));
         return;
     }
     Vec* const parts =
