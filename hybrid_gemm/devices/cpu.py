@@ -162,12 +162,12 @@ class CpuDevice(Device):
         if a.shape[-1] == 0:
             _scale(c, beta)
         elif beta == 0:
-            _product(a, b, c)
+            product(a, b, c)
             _scale(c, alpha)
         else:
             step = max(1, CHUNK_BYTES // max(1, c.shape[1] * c.itemsize))
             for i in range(0, c.shape[0], step):
-                part = _product(a[i : i + step], b, np.empty_like(c[i : i + step]))
+                part = product(a[i : i + step], b, np.empty_like(c[i : i + step]))
                 _scale(part, alpha)
                 _scale(c[i : i + step], beta)
                 c[i : i + step] += part
@@ -208,7 +208,8 @@ def combine(alpha: float, x: Array, beta: float, y: Array, out: Array) -> None:
         out[...] = scalar(alpha) * x + scalar(beta) * y
 
 
-def _product(a: Array, b: Array, out: Array) -> Array:
+def product(a: Array, b: Array, out: Array) -> Array:
+    """out = a @ b, which it returns."""
     if out.dtype.kind == "i":
         out[...] = integer_product(a, b)  # NumPy's own integer product is 50 times slower
         return out

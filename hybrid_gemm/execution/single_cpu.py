@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..arrays.caller_arrays import cast_into, is_same, shares_memory
-from ..devices.cpu import CpuDevice
+from ..devices.cpu import CpuDevice, product
 from ..errors import shortage_in_words
 from ..problem import are_numbers, make_problem, sides
 from .executor import INCOMPLETE
@@ -35,12 +35,15 @@ class SingleCpuExecutor:
         found = self._find(a, b, c, alpha, beta, trans_a, trans_b, out)
         if found is None or (out is not None and not _free(out, a, b, c)):
             return None
-        problem, dtype, result_dtype = found
+        problem, dtype, result_dtype, plain = found
         op_a, op_b = a.T if trans_a else a, b.T if trans_b else b
         given, writing = out is not None, False
         try:
             if out is None:
                 out = np.empty((problem.m, problem.n), result_dtype)
+            if plain:
+                writing = True
+                return product(op_a, op_b, out)
             made = out if out.dtype == dtype else np.empty(out.shape, dtype)
             op_a, op_b = _as(op_a, dtype), _as(op_b, dtype)
             writing = made is out
@@ -103,8 +106,8 @@ class SingleCpuExecutor:
         self, a: Any, b: Any, c: Any, out: Any, *, alpha: Any, beta: Any, trans_a: bool | str,
         trans_b: bool | str,
     ) -> tuple | None:  # fmt: skip
-        """The problem, and as objects the dtypes in which C is made and given; None if it takes a
-        run, which also says what is wrong."""
+        """The problem, as objects the dtypes in which C is made and given, and whether it is one
+        call of NumPy's; None if it takes a run, which also says what is wrong."""
         if c is not None and c.shape != sides(a, b, trans_a=trans_a, trans_b=trans_b)[:2]:
             return None
         if c is not None and out is None and not beta:  # which a run warns of
@@ -124,7 +127,13 @@ class SingleCpuExecutor:
         self.plans.choice(plan)  # raises for a kernel that the CPU has not
         if len(plan.products) != 1:
             return None
-        return problem, np.dtype(problem.dtype), np.dtype(problem.out_dtype)
+        dtypes = np.dtype(problem.dtype), np.dtype(problem.out_dtype)
+        plain = (
+            (problem.alpha, problem.beta) == (1, 0)
+            and dtypes[0].kind == "f"
+            and {a.dtype, b.dtype, *dtypes} == {dtypes[0]}
+        )
+        return problem, *dtypes, plain
 
 
 def _as(view: np.ndarray, dtype: np.dtype) -> np.ndarray:

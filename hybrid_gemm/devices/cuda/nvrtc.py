@@ -6,11 +6,13 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
-import io
 import json
+import os
 import re
 import sys
 import threading
+from collections.abc import Callable
+from typing import Any
 
 from ... import catalog
 from ...errors import KernelError, UnavailableError
@@ -18,7 +20,7 @@ from ...host import cache
 
 # ptxas gives up asynchronous tensor-core products, or the registers a warpgroup asked for.
 _GIVEN_UP = re.compile(r".*\(C75(?:08|09|1[0-8])\).*")
-_importing = threading.Lock()  # cuda-core's import is not for several threads at once
+_importing = threading.Lock()  # CUDA's bindings are not for import by several threads at once
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +55,7 @@ def version() -> str:
 
 def _loaded_version() -> str:
     """NVRTC's version; from CuPy where that is imported, which takes a tenth of a second less than
-    importing cuda-core, of which a kernel from the cache has no need."""
+    importing CUDA's bindings, of which a kernel from the cache has no need."""
     if cupy := sys.modules.get("cupy"):
         with contextlib.suppress(Exception):  # it has no NVRTC, say
             return "{}.{}".format(*cupy.cuda.nvrtc.getVersion())
@@ -80,24 +82,43 @@ def compile(source: str, arch: str, name: str) -> tuple[bytes, Usage]:
 
 def compiled_by_nvrtc(source: str, arch: str, name: str) -> tuple[bytes, str]:
     version()  # says what is missing
-    with _importing:
-        from cuda.core import Program, ProgramOptions
+    from cuda.bindings import nvrtc
 
-    options = ProgramOptions(
-        name=name, arch=arch, std="c++17", lineinfo=True, ptxas_options=["-v"],
-        include_path=str(catalog.directory()),
-        no_cache=_caches() or None,  # what it kept comes without a word on registers
-        device_as_default_execution_space=True,  # lambdas, before NVRTC 13.4
-    )  # fmt: skip
-    log = io.StringIO()
+    options = [
+        f"-arch={arch}", "--std=c++17", "--generate-line-info", "--ptxas-options=-v",
+        f"--include-path={catalog.directory()}",
+        "--device-as-default-execution-space",  # lambdas, before NVRTC 13.4
+        *(["--no-cache"] if _caches() else []),  # what it kept comes without a word on registers
+    ]  # fmt: skip
+    program = _asked(nvrtc.nvrtcCreateProgram(source.encode(), name.encode(), 0, [], []))
     try:
-        cubin = Program(source, "c++", options).compile("cubin", logs=log).code
-    except Exception as error:
-        reason = str(error).replace("\0", "").strip()
-        raise KernelError(f"{name} does not compile for {arch}: {reason}") from error
-    if given_up := _GIVEN_UP.search(log.getvalue()):
+        given = [os.fsencode(option) for option in options]
+        (status,) = nvrtc.nvrtcCompileProgram(program, len(given), given)  # lets the lock go
+        log = _text(program, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog)
+        words = log.rstrip(b"\0").decode(errors="replace").strip()
+        if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            raise KernelError(f"{name} does not compile for {arch}: {words or status.name}")
+        cubin = _text(program, nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN)
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+    if given_up := _GIVEN_UP.search(words):
         raise KernelError(f"{name} does not compile as meant for {arch}: {given_up[0].strip()}")
-    return bytes(cubin), log.getvalue()
+    return cubin, words
+
+
+def _asked(answer: tuple[Any, ...]) -> Any:
+    """What a call of NVRTC gave, if anything."""
+    status, *given = answer
+    if status:
+        raise KernelError(f"NVRTC does not answer: {status.name}")
+    return given[0] if given else None
+
+
+def _text(program: Any, size_of: Callable[..., Any], read: Callable[..., Any]) -> bytes:
+    """What NVRTC has of a program, of which it tells the size first."""
+    text = bytearray(_asked(size_of(program)))
+    _asked(read(program, text))
+    return bytes(text)
 
 
 def _caches() -> bool:
