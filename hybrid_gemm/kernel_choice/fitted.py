@@ -44,7 +44,7 @@ NOISE = 0.1  # the variance that no neighbour explains, as a share of all,
 _NEAR, _NEAR_DIFFERS = 1.0, 0.3  # the same of the neighbours by which the error is judged,
 LEAD = 1.0  # and how many times this error a kernel of ours has to lead a library by
 LENT_LEAD = 2 * LEAD  # where the model is of another GPU
-DOUBT = 3.0  # errors of the lead within which what the library launches is asked for
+DOUBT = 2.0  # errors of the lead within which what the library launches is asked for
 # The first of these for a library whose launches are known, and what another kernel adds.
 _LIBRARY = (17.8, 0.071, 0.087)
 _KERNEL_DIFFERS, LIBRARY_NOISE = 0.037, 0.005
