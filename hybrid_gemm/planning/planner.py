@@ -48,7 +48,8 @@ WHOLE_SIDE, QUICK_TURNS, CHUNK_SIDE, CHUNK_BYTES = 16384, 4, 4096, 256 << 20
 LEAST_CHUNK, LEAST_TILE = 512, 256
 
 
-def make_plan(  # the parameters are the caller's options, each with its default
+# Many parameters: they are the caller's options, each with its default.
+def make_plan(
     problem: Problem,
     devices: Sequence[DeviceSpec],
     workers: int | Sequence[int],
