@@ -97,18 +97,19 @@ class Floats(Scaled):
         ])  # fmt: skip
         count = self.deviations * rounding.of_block(max(NARROWEST, min(widths)))
 
-        def ratios(got, noise, mixed, product, squares, tiny):
+        def ratios(sums, product, squares, tiny):
+            got, noise, mixed = sums
             variance = noise + alpha * alpha * of_products * squares
             ratio = abs(got - alpha * product) / (count * xp.sqrt(variance / 3) + tiny)
             ratio = positive(xp, ratio)
             ratio[self._there(mixed)] = 0
             return ratio
 
-        ratio = ratios(*of_right, right, right2, tiny_right)
+        ratio = ratios(of_right, right, right2, tiny_right)
         there = [i for i, _block in blocks]
         of_rows = range(part.top, part.rows.stop)
         alarms = self._worst_sums(ratio[part.rows][:, there], of_rows, there)
-        ratio = ratios(*of_left, left, left2, tiny_left)
+        ratio = ratios(of_left, left, left2, tiny_left)
         there = [i for i, _block in mine]
         of_cols = range(part.left, part.cols.stop)
         more = self._worst_sums(ratio[there][:, part.cols], there, of_cols)
