@@ -29,9 +29,11 @@ __all__ = ["free_memory", "gemm", "gemm_many", "matmul", "plan"]
 _gemms, _matmuls = NativeCalls(), NativeCalls(out_is_third=True)
 
 
+# Many parameters: every option is named here, for editors and type checkers.
+# Long: half of the lines name them.
 @_gemms.served
 @named_keywords
-def gemm(  # every option is named here, for editors and type checkers
+def gemm(
     a: Any,
     b: Any,
     c: Any = None,

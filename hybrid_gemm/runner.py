@@ -188,8 +188,9 @@ class Runner:
         """The kernel for a plan. Raises `UsageError` if the one asked for cannot run it."""
         return self.plans.choice(plan, layouts)[0]
 
+    # Many parameters: a product has so many, as in BLAS.
     @named_keywords
-    def run(  # a product has so many parameters, as in BLAS
+    def run(
         self, a: Any, b: Any, c: Any = None, /, *, alpha: Scalar = 1.0, beta: Scalar = 0.0,
         trans_a: bool | str = False, trans_b: bool | str = False, out: Any = None,
         resident: bool = False,

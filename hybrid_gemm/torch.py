@@ -28,8 +28,9 @@ _SCHEMA = (
 )
 
 
+# Many parameters: a product has so many, as in BLAS.
 @named_keywords
-def gemm(  # as in BLAS
+def gemm(
     a: Tensor, b: Tensor, c: Tensor | None = None, /, *, alpha: float = 1.0, beta: float = 0.0,
     trans_a: bool = False, trans_b: bool = False, compute: str = Options.compute,
     kernel: str = Options.kernel,

@@ -300,6 +300,13 @@ def test_what_holds_a_ranks_connections_holds_no_lock(tmp_path):
             time.sleep(0.01)
 
 
+def test_where_open_files_are_not_listed_nothing_is_left_behind(tmp_path, monkeypatch):
+    """Else what holds the connections would hold the output and the locks too."""
+    monkeypatch.setattr(ending, "_OPEN_FILES", str(tmp_path / "absent"))
+    monkeypatch.setattr(os, "fork", lambda: pytest.fail("a process was left behind"))
+    ending._stay_connected()
+
+
 def test_an_option_that_one_rank_alone_has_wrong_is_told_by_it():
     command = [sys.executable, "-m", "hybrid_gemm", "run", "--size", "8", "--device", "cpu"]
     done = subprocess.run(

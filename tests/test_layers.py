@@ -1,10 +1,12 @@
 """The rooms of the package, from the ground up: imports point down, and none go round in a circle.
 
-Imports inside functions and under TYPE_CHECKING count too. docs/design.md draws the rooms.
+Imports inside functions and under TYPE_CHECKING count too. docs/design.md draws the rooms. In them,
+functions are short and take few parameters, or say why not.
 """
 
 import ast
 import functools
+import itertools
 from collections.abc import Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -164,3 +166,47 @@ def test_imports_are_seen_wherever_they_stand(text, expected):
 def test_a_circle_is_found():
     assert set(circle({"a": {"b"}, "b": {"c"}, "c": {"a"}})) == {"a", "b", "c"}
     assert circle({"a": {"b", "c"}, "b": {"c"}}) is None
+
+
+MOST_LINES, MOST_PARAMETERS = 50, 8
+
+
+def large(text: str) -> Iterator[str]:
+    """The functions of a file that are too long, or take too much, without a reason: `# Long: ...`
+    or `# Many parameters: ...` directly above. Docstrings and `self` do not count."""
+    lines = text.splitlines()
+    for node in ast.walk(ast.parse(text)):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        first = min(x.lineno for x in (node, *node.decorator_list)) - 1
+        above = itertools.takewhile(lambda x: x.lstrip().startswith("#"), reversed(lines[:first]))
+        reasons = "\n".join(above)
+        documented = (ast.get_docstring(node, clean=False) or "").splitlines()
+        length = node.end_lineno - node.lineno + 1 - len(documented)
+        given = node.args
+        names = [x.arg for x in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
+        count = len([x for x in names if x not in ("self", "cls")])
+        if length > MOST_LINES and "# Long: " not in reasons:
+            yield f"{node.name} has {length} lines"
+        if count > MOST_PARAMETERS and "# Many parameters: " not in reasons:
+            yield f"{node.name} takes {count} parameters"
+
+
+def test_functions_are_short_and_take_little_or_say_why():
+    found = [
+        f"{name}: {what}"
+        for name, path in (modules() | scripts()).items()
+        for what in large(path.read_text())
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_large_functions_are_found():
+    many = "(self, a, b, c, d, /, e, *, f, g, h, i)"
+    assert list(large(f"def f{many}: 0")) == ["f takes 9 parameters"]
+    assert not list(large(f"# Many parameters: as in BLAS.\n# Here too.\n@named\ndef f{many}: 0"))
+    assert list(large(f"# Long: no.\ndef f{many}: 0")) == ["f takes 9 parameters"]
+    body = '    """Two\n    lines."""\n' + "    0\n" * 50
+    assert list(large("class C:\n  def f(self):\n" + body)) == ["f has 51 lines"]
+    assert not list(large("# Long: a table.\ndef f():\n" + body))
+    assert not list(large("def f():\n" + body.removesuffix("    0\n")))

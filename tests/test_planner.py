@@ -5,12 +5,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hybrid_gemm.errors import OutOfMemoryError, UsageError
+from hybrid_gemm.planning import planner
+from hybrid_gemm.planning.cost_model import least_ms, predict_ms
 from hybrid_gemm.planning.hardware import DeviceSpec
-from hybrid_gemm.planning.partition import cut
+from hybrid_gemm.planning.partition import Grid, cut, grids
 from hybrid_gemm.planning.planner import make_plan, memory_needs
 from hybrid_gemm.problem import Problem
 
@@ -52,6 +54,34 @@ def test_boxes_and_strips_tile_the_product(m, n, k, workers, devices, split, spe
         assert covered[0].start == 0 and covered[-1].stop == k
         assert list(strip.partials) == sorted(strip.partials)
     assert (owned == 1).all()
+
+
+@settings(deadline=None)
+@given(sizes, sizes, sizes, st.integers(1, 12), st.integers(1, 3), st.booleans(),
+       st.sampled_from([CPU, GPU, replace(GPU, on_gpu=False)]),
+       st.sampled_from([2**40, 2**14]))  # fmt: skip
+def test_no_plan_takes_less_than_its_grid_says(m, n, k, workers, devices, resident, spec, memory):
+    """So grids that are passed over have no plan that would have been taken."""
+    problem, specs = Problem(m, n, k), [replace(spec, unit=i) for i in range(devices)]
+    specs = [replace(x, memory_bytes=memory) for x in specs]
+    for shape in grids(workers):
+        grid = Grid.even(problem, shape, spec.alignment)
+        least = least_ms(problem, specs, grid, resident=resident)
+        try:
+            plan = make_plan(problem, specs, workers, grid=shape, resident=resident)
+        except OutOfMemoryError:
+            continue
+        assert 0 <= least <= min(predict_ms(plan), predict_ms(plan, pinned=True))
+
+
+def test_a_thousand_workers_are_planned_without_looking_at_every_grid(monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        planner, "predict_ms", lambda plan, **x: seen.append(plan) or predict_ms(plan, **x)
+    )
+    plan = make_plan(Problem(3000, 2000, 4000), [CPU], 1000)
+    assert plan.grid == (10, 25, 4)
+    assert len(seen) < 10 < len(grids(1000))
 
 
 def test_more_workers_than_rows_shows_idle_ones():

@@ -20,7 +20,8 @@ GENERATED_DTYPES = (
 )  # fmt: skip
 
 
-def generate(  # all its parameters describe one matrix and the part that is wanted
+# Many parameters: all describe one matrix and the part of it that is wanted.
+def generate(
     rows: int,
     cols: int,
     dtype: DTypeLike = "float32",

@@ -162,6 +162,7 @@ class ProductInTwoParts(PackedProduct):
         """Memory for parts in TF32; where there is no such split, what is not looked at."""
         return self.parts(room, 2, 4) if self.tf32 else [room.state, room.state]
 
+    # Many parameters: A and B are here as they are and in two splits, each with its exponents.
     def _multiply(
         self, a: Array, b: Array, c: Array, halves: Sequence[Array], exponents: Sequence[Array],
         exponents_tf32: Sequence[Array], wide: Sequence[Array], room: Room, stream: Stream,

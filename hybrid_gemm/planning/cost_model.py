@@ -3,13 +3,15 @@ are in ms, rates in GB/s (10^9 bytes) and TFLOP/s (10^12 operations)."""
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 
 from ..problem import Problem
 from .hardware import DeviceSpec, Links, Rates
-from .partition import Box
+from .partition import Box, Grid
 from .pipeline import Pace, finished_ms
 from .plan import Panel, Plan
 
@@ -129,7 +131,7 @@ def phases(plan: Plan, *, pinned: bool = False) -> dict[str, float]:
         spec = plan.devices[worker.device]
         shapes = Counter((len(b.rows), len(b.cols), len(b.ks)) for b in worker.boxes)
         for (m, n, k), times in shapes.items():
-            multiply[spec.unit] += times * _product_ms(plan, spec, m, n, k)
+            multiply[spec.unit] += times * _product_ms(plan.problem, spec, m, n, k)
     for panel in plan.panels:
         if len(panel.workers) > 1:
             for strip in panel.strips:
@@ -175,14 +177,50 @@ def predict_ms(plan: Plan, *, pinned: bool = False) -> float:
     terms, found = phases(plan, pinned=pinned), links(plan)
     if found is None:  # on the host nothing overlaps
         return sum(terms.values())
-    longest = max(terms.values())
     if plan.resident or plan.turns_in_memory or not plan.devices[0].on_gpu:
-        return longest + (sum(terms.values()) - longest) / PIECES
+        return _overlapped(terms.values())
     moved, used = plan.bytes_h2d + plan.bytes_d2h, len(plan.workers)
     if used == 1 and moved <= HOSTED_BYTES and mode(plan.problem) != "narrow":
         return HOSTED_MS + terms["multiply"] + _whole_ms(plan, found, pinned)
     setting_up = CALL_MS + WORKER_MS * used
-    return setting_up + max(longest, finished_ms(plan, _pace(plan, found, pinned)))
+    return setting_up + max(*terms.values(), finished_ms(plan, _pace(plan, found, pinned)))
+
+
+def _overlapped(terms: Collection[float]) -> float:
+    """The longest of these phases, and one piece of each other."""
+    longest = max(terms)
+    return longest + (sum(terms) - longest) / PIECES
+
+
+def least_ms(
+    problem: Problem, devices: Sequence[DeviceSpec], grid: Grid, *, first_device: int = 0,
+    resident: bool = False,
+) -> float:  # fmt: skip
+    """No more than what `predict_ms` says of any plan on this grid, whose worker 0 is on the device
+    `first_device`: what its products and sums alone take. Found without making the plan."""
+
+    @functools.cache
+    def product_ms(device: int, m: int, n: int, k: int) -> float:
+        return _product_ms(problem, devices[device], m, n, k) if m and n and k else 0.0
+
+    multiply: dict[int, float] = defaultdict(float)
+    ks = [len(span) for span in grid.ks]
+    shares = itertools.product(map(len, grid.rows), map(len, grid.cols), ks)
+    for worker, share in enumerate(shares, first_device):
+        device = worker % len(devices)
+        multiply[devices[device].unit] += product_ms(device, *share)
+    partials, summing = sum(map(bool, ks)), 0.0
+    if partials > 1:  # by the owners of strips, at best alike on all units
+        moved = problem.m * problem.n * problem.itemsize * (partials + 1)
+        summing = _ms(moved, max(spec.memory_gbps for spec in devices)) / len(multiply)
+    terms = max(multiply.values()), summing
+    if all(spec.host_memory for spec in devices):
+        least = sum(terms)
+    elif resident or not devices[0].on_gpu:
+        least = _overlapped(terms)
+    else:
+        least = max(terms)
+    return least * (1 - 1e-9)  # floats are added in another order
 
 
 def _whole_ms(plan: Plan, found: Links, pinned: bool) -> float:
@@ -212,7 +250,7 @@ def _pace(plan: Plan, found: Links, pinned: bool) -> Pace:
 
     def product(unit: int, panel: Panel, box: Box) -> float:
         sides = len(panel.rows), len(panel.cols), len(box.ks)
-        return PRODUCT_MS + _product_ms(plan, specs[unit], *sides)
+        return PRODUCT_MS + _product_ms(plan.problem, specs[unit], *sides)
 
     def split(unit: int, size: int) -> float:
         return add(unit, SPLIT_BYTES * size)
@@ -226,10 +264,9 @@ def _pace(plan: Plan, found: Links, pinned: bool) -> Pace:
     )  # fmt: skip
 
 
-def _product_ms(plan: Plan, spec: DeviceSpec, m: int, n: int, k: int) -> float:
+def _product_ms(problem: Problem, spec: DeviceSpec, m: int, n: int, k: int) -> float:
     """The ms of one product on a device: the larger of its flops and its bytes of A, B and C.
     Tiles of 16 round its sides up, which is what makes thin row boxes dear."""
-    problem = plan.problem
     flops = 2 * (-(-m // 16) * 16) * (-(-n // 16) * 16) * k
     moved = problem.operand_size * (m * k + k * n) + problem.itemsize * m * n
     return max(flops / (tflops(spec, problem) * 1e9), _ms(moved, spec.memory_gbps))

@@ -24,7 +24,7 @@ from dataclasses import replace
 
 from ..errors import OutOfMemoryError, UsageError, in_words
 from ..problem import Problem
-from .cost_model import QUICKER, predict_ms
+from .cost_model import QUICKER, least_ms, predict_ms
 from .hardware import DeviceSpec
 from .on_grid import LARGEST_PART_BYTES, PART_SIDE, PIECES, WHOLE, Cuts, Task, on_grid
 from .partition import Shape, candidates, sides
@@ -48,7 +48,8 @@ WHOLE_SIDE, QUICK_TURNS, CHUNK_SIDE, CHUNK_BYTES = 16384, 4, 4096, 256 << 20
 LEAST_CHUNK, LEAST_TILE = 512, 256
 
 
-def make_plan(  # the parameters are the caller's options, each with its default
+# Many parameters: they are the caller's options, each with its default.
+def make_plan(
     problem: Problem,
     devices: Sequence[DeviceSpec],
     workers: int | Sequence[int],
@@ -82,27 +83,40 @@ def make_plan(  # the parameters are the caller's options, each with its default
 
 
 def _best(task: Task, shapes: Sequence[Shape]) -> Plan:
-    """The plan expected to be fastest on one of these grids; raises as `make_plan`."""
-    plans, shortfalls, refusals = [], [], []
-    for shape in shapes:
+    """The plan expected to be fastest on one of these grids; raises as `make_plan`.
+
+    Grids that may be fast come first: a plan has 100 grids for 1000 workers, and those whose
+    products and sums alone take longer than a whole plan are passed over.
+    """
+    plans: dict[Shape, Plan] = {}
+    shortfalls: dict[Shape, str] = {}
+    refusals: dict[Shape, str] = {}
+    least = {shape: _least(task, shape) for shape in shapes} if len(shapes) > 1 else {}
+    seems: tuple[bool, float] = True, math.inf  # the best so far
+    for shape in sorted(shapes, key=lambda shape: least.get(shape, 0)):
+        ms = least.get(shape, 0)
+        if seems < (False, ms):
+            break
         whole = _whole(task, shape)
         if refusal := _no_nccl(whole):
-            refusals.append(refusal)
+            refusals[shape] = refusal
             continue
         plan: Plan | None = whole
         if shortfall := memory_shortfall(whole):
             turns = not task.resident and (task.reduce == "ordered" or not whole.summed)
             if not (turns or task.resident):
                 shortfall += ", and the ordered reduction goes in turns"
-            shortfalls.append(shortfall)
-            plan = _in_turns(task, shape) if turns else None
+            shortfalls[shape] = shortfall
+            plan = _in_turns(task, shape) if turns and (True, ms) <= seems else None
         if plan:
-            plans.append(replace(plan, predicted_ms=predict_ms(plan)))
+            plans[shape] = replace(plan, predicted_ms=predict_ms(plan))
+            seems = min(seems, _seems(plans[shape]))
+    # Of those that are alike, the one that `shapes` has first.
     if not plans and shortfalls:
-        raise OutOfMemoryError(shortfalls[0])
+        raise OutOfMemoryError(shortfalls[min(shortfalls, key=shapes.index)])
     if not plans:
-        raise UsageError(refusals[0])
-    best = min(plans, key=_seems)
+        raise UsageError(refusals[min(refusals, key=shapes.index)])
+    best = plans[min(plans, key=lambda shape: (_seems(plans[shape]), shapes.index(shape)))]
     return min([best, *_in_other_pieces(task, best)], key=_in_either_memory)
 
 
@@ -130,12 +144,27 @@ def _plainness(shape: Shape) -> tuple[bool, bool]:
 
 def _seems(plan: Plan) -> tuple[bool, float]:
     """Plans without turns first, then by the time that they should take."""
-    if plan.resident or not plan.devices[0].on_gpu:
-        more = START_MS * len(plan.workers)
-    else:
-        share = START_SHARE * len(plan.workers) + SUM_SHARE * plan.summed
-        more = share * plan.predicted_ms
-    return plan.turns_in_memory > 0, plan.predicted_ms + more
+    workers, on_gpu = len(plan.workers), plan.devices[0].on_gpu
+    ms = _with_start(plan.predicted_ms, workers, plan.summed, on_gpu and not plan.resident)
+    return plan.turns_in_memory > 0, ms
+
+
+def _least(task: Task, shape: Shape) -> float:
+    """What plans on this grid seem to take at least."""
+    ms = least_ms(
+        task.problem, task.devices, task.grid(shape), first_device=task.first_device,
+        resident=task.resident,
+    )  # fmt: skip
+    from_host = task.devices[0].on_gpu and not task.resident
+    summed = shape[2] > 1 or task.reduce == "critical"
+    return _with_start(ms, math.prod(shape), summed, from_host)
+
+
+def _with_start(ms: float, workers: int, summed: bool, from_host: bool) -> float:
+    """A predicted time and what workers and sums have to save; `from_host` is of GPUs alone."""
+    if not from_host:
+        return ms + START_MS * workers
+    return ms + (START_SHARE * workers + SUM_SHARE * summed) * ms
 
 
 def _no_nccl(plan: Plan) -> str | None:

@@ -30,6 +30,7 @@ SIGNALS = {
 }  # fmt: skip
 GRACE_S = 5  # to end in order after a signal
 HELD_S = 5  # a failed rank's connections
+_OPEN_FILES = "/proc/self/fd"  # one entry for each open file, on Linux
 _PMIX_BOOL = 1  # the type of a pmix_value_t
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
 
@@ -164,18 +165,20 @@ def _stay_connected() -> None:
     """Leaves a process behind that does nothing but hold this rank's connections for a while.
 
     Ranks that see one closed end the job as a failure of their own, with MPI's message and code,
-    if they are faster than the launcher is told.
+    if they are faster than the launcher is told. On Linux alone, where open files are listed.
     """
-    if not hasattr(os, "fork") or os.fork():
+    if not os.path.isdir(_OPEN_FILES) or os.fork():
         return
-    os.setsid()  # not killed with the rank
-    # The launcher reads the output to its end, and the locks on files are for a later job.
-    for number in map(int, os.listdir("/proc/self/fd")):
-        with contextlib.suppress(OSError):  # that of the listing
-            if number < 3 or not stat.S_ISSOCK(os.fstat(number).st_mode):
-                os.close(number)
-    time.sleep(HELD_S)
-    os._exit(0)
+    try:
+        os.setsid()  # not killed with the rank
+        # The launcher reads the output to its end, and the locks on files are for a later job.
+        for number in map(int, os.listdir(_OPEN_FILES)):
+            with contextlib.suppress(OSError):  # that of the listing
+                if number < 3 or not stat.S_ISSOCK(os.fstat(number).st_mode):
+                    os.close(number)
+        time.sleep(HELD_S)
+    finally:
+        os._exit(0)
 
 
 def _within(seconds: float, call: Callable[[], object]) -> None:

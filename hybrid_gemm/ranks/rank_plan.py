@@ -218,7 +218,8 @@ def _within(span: Span, parts: int) -> list[Span]:
     return [Span(span.start + s.start, span.start + s.stop) for s in cut(len(span), parts)]
 
 
-def make_rank_plan(  # the parameters are the caller's options, each with its default
+# Many parameters: they are the caller's options, each with its default.
+def make_rank_plan(
     problem: Problem,
     spec: DeviceSpec,
     ranks: int,

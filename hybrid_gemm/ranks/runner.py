@@ -336,9 +336,10 @@ class RankRunner:
             self._transport[1].comm.Free()
         self._transport = None
 
+    # Many parameters: a product has so many, as in BLAS, and the rest says where arrays lie.
     @named_keywords
     @_in_call
-    def gemm(  # as in BLAS; the rest says where arrays lie
+    def gemm(
         self, a: Any, b: Any, c: Any = None, /, *, alpha: Scalar = 1.0, beta: Scalar = 0.0,
         trans_a: bool | str = False, trans_b: bool | str = False, out: Any = None,
         distribution: str = "replicated", result: str | None = None, root: int = 0,
@@ -347,9 +348,12 @@ class RankRunner:
         gives wrongly raises on all of them."""
 
         def multiply(a: Any, b: Any, c: Any, out: Any) -> Any:
-            return self._multiply(
-                a, b, c, alpha, beta, (trans_a, trans_b), out, distribution, result, root
+            trans = trans_a, trans_b
+            given = launch.together(
+                self.comm,
+                lambda: DistributedOperands(self.comm, a, b, c, trans, distribution, result, root),
             )
+            return self._multiply(given, alpha, beta, out)
 
         guests = launch.together(self.comm, lambda: Guests.of(a, b, c, out))
         return guests.served(multiply) if guests else multiply(a, b, c, out)
@@ -369,8 +373,11 @@ class RankRunner:
             )
 
             def gemm(x: Any, y: Any, out: Any = None) -> Any:
-                trans = False, False
-                return self._multiply(x, y, None, 1.0, 0.0, trans, out, distribution, result, root)
+                lie = (False, False), distribution, result, root
+                matrices = launch.together(
+                    self.comm, lambda: DistributedOperands(self.comm, x, y, None, *lie)
+                )
+                return self._multiply(matrices, 1.0, 0.0, out)
 
             if given.are_matrices():
                 return gemm(a, b, out)
@@ -396,15 +403,7 @@ class RankRunner:
 
         return launch.together(self.comm, compare)
 
-    def _multiply(
-        self, a: Any, b: Any, c: Any, alpha: Scalar, beta: Scalar,
-        trans: tuple[bool | str, bool | str], out: Any, distribution: str, result: str | None,
-        root: int,
-    ) -> Any:  # fmt: skip
-        given = launch.together(
-            self.comm,
-            lambda: DistributedOperands(self.comm, a, b, c, trans, distribution, result, root),
-        )
+    def _multiply(self, given: DistributedOperands, alpha: Scalar, beta: Scalar, out: Any) -> Any:
         arrays = given.arrays.values()
         launch.together(self.comm, lambda: check_device(arrays, self.devices[0]))
         problem, xp = nothing_multiplied(given.problem(alpha, beta)), given.xp

@@ -52,6 +52,7 @@ class Verdict:
         return f"{word}: {self.how}, largest error {self.worst:.2g} of its bound{where}"
 
 
+# Many parameters: the product that was asked for, its matrices, and how they are judged.
 def verify(
     problem: Problem, a, b, c_in, result, *, mode: str = "auto", seed: int | None = None,
     growth: float = 1.0, by_three: bool = False,

@@ -79,21 +79,54 @@ class Floats(Scaled):
         self._hold(total(right), total(right2), total(left), total(left2))
 
     def _hold(self, right, right2, left, left2) -> None:
-        """Holds the weighted sums of C against those of the product.
-
-        Long, because C is read once: both kinds of sums and their noise grow block by block.
-        """
+        """Holds the weighted sums of C against those of the product."""
         xp, part, s = self.xp, self.part, self.samples
-        got_right, noise_right = xp.zeros_like(right), xp.zeros_like(right)
-        got_left, noise_left = xp.zeros_like(left), xp.zeros_like(left)
-        mixed_right = np.zeros(right.shape, bool)
-        mixed_left = np.zeros(left.shape, bool)
         blocks = [b for b in enumerate(s.col_blocks) if part.left <= b[1].start < part.cols.stop]
         mine = [b for b in enumerate(s.row_blocks) if part.top <= b[1].start < part.rows.stop]
-        width = max([b.stop - b.start for b in (*s.row_blocks, *s.col_blocks)])
-        of_products, of_sums, of_c, of_before = self.rounding.variances(part.problem.k, width)
+        widths = {b.stop - b.start for b in (*s.row_blocks, *s.col_blocks)}
+        of_products, *of_c = self.rounding.variances(part.problem.k, max(widths))
+        of_right, of_left = self._sums_of_c(mine, blocks, right, left, of_c)
+        alpha = part.problem.alpha
+        tiny_right = xp.stack([
+            self.row_scale * (2 * self.rounding.tiny * self.col_scale[b].sum())
+            for b in s.col_blocks
+        ], axis=1)  # fmt: skip
+        tiny_left = xp.stack([
+            self.col_scale * (2 * self.rounding.tiny * self.row_scale[b].sum())
+            for b in s.row_blocks
+        ])  # fmt: skip
+        count = self.deviations * rounding.of_block(max(NARROWEST, min(widths)))
+
+        def ratios(sums, product, squares, tiny):
+            got, noise, mixed = sums
+            variance = noise + alpha * alpha * of_products * squares
+            ratio = abs(got - alpha * product) / (count * xp.sqrt(variance / 3) + tiny)
+            ratio = positive(xp, ratio)
+            ratio[self._there(mixed)] = 0
+            return ratio
+
+        ratio = ratios(of_right, right, right2, tiny_right)
+        there = [i for i, _block in blocks]
+        of_rows = range(part.top, part.rows.stop)
+        alarms = self._worst_sums(ratio[part.rows][:, there], of_rows, there)
+        ratio = ratios(of_left, left, left2, tiny_left)
+        there = [i for i, _block in mine]
+        of_cols = range(part.left, part.cols.stop)
+        more = self._worst_sums(ratio[there][:, part.cols], there, of_cols)
+        self._look(alarms, more)
+        self._hold_mixed(of_right[2])
+
+    def _sums_of_c(self, row_blocks, col_blocks, like_right, like_left, variances):
+        """The weighted sums of C in these numbered blocks, by rows and by columns, C being read
+        once: for both the sums, the noise that C's rounding leaves in them (`variances` are those
+        of sums, C and C before), and where they miss an Inf or NaN."""
+        xp, part = self.xp, self.part
+        got_right, noise_right = xp.zeros_like(like_right), xp.zeros_like(like_right)
+        got_left, noise_left = xp.zeros_like(like_left), xp.zeros_like(like_left)
+        mixed_right, mixed_left = (np.zeros(x.shape, bool) for x in (like_right, like_left))
+        of_sums, of_c, of_before = variances
         across = xp.arange(part.left, part.cols.stop)
-        for r, block in mine:
+        for r, block in row_blocks:
             for rows in within(block, part.chunk // max(1, part.width)):
                 c, before = self._c(rows, part.cols)
                 self._without_infinite(c, before, r, rows, mixed_right, mixed_left)
@@ -109,39 +142,11 @@ class Floats(Scaled):
                 got_left[r, part.cols] += (weights @ product)[own]
                 noise_left[r, part.cols] += ((weights * weights) @ noise)[own]
                 own = here - rows.start, here % CLASSES
-                for i, columns in blocks:
+                for i, columns in col_blocks:
                     inner, weights = moved(columns, -part.left), self.right[:, columns].T
                     got_right[rows, i] = (product[:, inner] @ weights)[own]
                     noise_right[rows, i] = (noise[:, inner] @ (weights * weights))[own]
-        alpha = part.problem.alpha
-        tiny_right = xp.stack([
-            self.row_scale * (2 * self.rounding.tiny * self.col_scale[b].sum())
-            for b in s.col_blocks
-        ], axis=1)  # fmt: skip
-        tiny_left = xp.stack([
-            self.col_scale * (2 * self.rounding.tiny * self.row_scale[b].sum())
-            for b in s.row_blocks
-        ])  # fmt: skip
-        narrow = {b.stop - b.start for b in (*s.row_blocks, *s.col_blocks)}
-        count = self.deviations * rounding.of_block(max(NARROWEST, min(narrow)))
-
-        def ratios(got, product, squares, noise, tiny, mixed):
-            variance = noise + alpha * alpha * of_products * squares
-            ratio = abs(got - alpha * product) / (count * xp.sqrt(variance / 3) + tiny)
-            ratio = positive(xp, ratio)
-            ratio[self._there(mixed)] = 0
-            return ratio
-
-        ratio = ratios(got_right, right, right2, noise_right, tiny_right, mixed_right)
-        there = [i for i, _block in blocks]
-        of_rows = range(part.top, part.rows.stop)
-        alarms = self._worst_sums(ratio[part.rows][:, there], of_rows, there)
-        ratio = ratios(got_left, left, left2, noise_left, tiny_left, mixed_left)
-        there = [i for i, _block in mine]
-        of_cols = range(part.left, part.cols.stop)
-        more = self._worst_sums(ratio[there][:, part.cols], there, of_cols)
-        self._look(alarms, more)
-        self._hold_mixed(mixed_right)
+        return (got_right, noise_right, mixed_right), (got_left, noise_left, mixed_left)
 
     def _without_infinite(self, c, before, r, rows, mixed_right, mixed_left) -> None:
         """Zeros in place of what no sum can hold; marks the sums that it is missing from."""

@@ -70,6 +70,7 @@ def _choices(case: Case) -> Iterator[tuple[str, Any]]:
         yield name, "x".join(map(str, value)) if name == "grid" else kept
 
 
+# Many parameters: who draws, judges and reports differs between products, ranks and tests.
 def campaign(
     device: str, seed: int, numbers: Iterable[int], *, until: float | None = None,
     drawn: Callable[[str, int, int], Case] = draw, judged: Judge = judge,

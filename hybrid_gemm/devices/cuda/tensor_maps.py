@@ -93,7 +93,8 @@ def map_of(dtype: str, stored: Array, box: tuple[int, int]) -> np.ndarray:
     return tensor_map(dtype, stored.data.ptr, (width, height, parts), (pitch, plane), (*box, 1))
 
 
-def bind_tensor(  # a product has so many parameters, as in BLAS; half of the lines are its contract
+# Many parameters: a product has so many, as in BLAS.
+def bind_tensor(
     device: KernelLauncher, variant: Variant, dtype: str, a: Array, b: Array, c: Array, *,
     k: int, layouts: str = "nt", alpha: float = 1.0, beta: float = 0.0,
 ) -> Callable[..., None]:  # fmt: skip
@@ -188,7 +189,8 @@ def _alike(kernel: Kernel, other: Variant, turned: bool) -> Variant:
     return kernel.variant({**found.params, "SHARES": other.most_shares})
 
 
-def bind_across(  # a product has so many parameters, as in BLAS
+# Many parameters: a product has so many, as in BLAS.
+def bind_across(
     device: KernelLauncher, variant: Variant, a: Array, b: Array, c: Array, *,
     k: int, layouts: str, alpha: float, beta: float,
 ) -> Callable[..., None]:  # fmt: skip
