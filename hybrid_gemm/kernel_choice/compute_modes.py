@@ -58,8 +58,8 @@ def _runs(kernel: Kernel, kind: str, arch: int) -> bool:
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """How a runner multiplies: `compute`, and its kernel on tensor cores, if there are any.
-    `asked` says that the user named that kernel."""
+    """How a runner multiplies: `compute`, and its kernel on tensor cores, if there are any, or a
+    library that was named and reads 16 bits. `asked` says that the user named that kernel."""
 
     compute: str
     variant: Variant | None
@@ -72,7 +72,7 @@ class Arithmetic:
         kernel's.
         """
         plain = replace(problem, operands=problem.dtype, compute="fp32")
-        if problem.operands in NARROW and self.variant is not None and "TERMS" in self.params:
+        if problem.operands in NARROW and self._reads_narrow:
             return problem if problem.k else plain
         if self.compute == "fp64x":
             return self._settle_fp64x(plain)
@@ -108,6 +108,13 @@ class Arithmetic:
         return self.variant.params if self.variant else {}
 
     @property
+    def _reads_narrow(self) -> bool:
+        """Whether the kernel reads operands of 16 bits as they are."""
+        if self.variant is None:
+            return False
+        return "TERMS" in self.params or self.variant.kernel.library != ""
+
+    @property
     def _kernel(self) -> Variant:
         if self.variant is None:
             raise UsageError("there are no tensor cores to multiply on")
@@ -123,6 +130,8 @@ class Arithmetic:
         if problem.compute == "fp64x":
             return self._kernel
         narrow, terms = problem.operands in NARROW, _terms(problem)
+        if self._kernel.kernel.library:
+            return self._kernel
         if not self.asked:
             dtype = problem.operands if narrow else ("tfloat32", "float16")[terms == 3]
             sides = problem.m, problem.n, problem.k
@@ -183,7 +192,8 @@ def arithmetic_for(compute: str, chosen: Variant | None, *, kind: str, arch: int
                 f"compute {compute} is multiplied on tensor cores, and kernel {chosen.name} does "
                 f"not use them; {here or does} does"
             )
-        return Arithmetic("fp32", None)
+        library = chosen.kernel.library and set(NARROW) <= set(chosen.kernel.dtypes)
+        return Arithmetic("fp32", chosen if library else None)
     if compute in ON_TENSOR_CORES and not here:
         works = "leave compute out" if compute == "fp64x" else "fp32 works here, and auto takes it"
         raise UnavailableError(
