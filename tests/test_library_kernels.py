@@ -63,7 +63,7 @@ def test_types_of_16_bits_and_layouts_are_alike():
 @given(side, side, side, st.sampled_from([1, 16, 256]), st.integers(0, 10**6), st.integers(1, 3))
 def test_coordinates_are_finite(m, n, k, tile, blocks, launches):
     launched = Launched("any", tile, 2 * tile, blocks, launches)
-    assert np.isfinite(library_kernels.coordinates(launched, (m, n, k), 132)).all()
+    assert np.isfinite(library_kernels.coordinates([launched], [(m, n, k)], 132)).all()
 
 
 @needs("cuda")
@@ -76,12 +76,14 @@ def test_cublas_says_what_it_would_launch(dtype):
     made = {"tf32": {"dtype": "float32", "compute": "tf32"}}
     if dtype in ("float16", "bfloat16"):
         made[dtype] = {"dtype": "float32", "operands": dtype, "out_dtype": dtype}
-    options = made.get(dtype, {"dtype": dtype})
+    options, told = made.get(dtype, {"dtype": dtype}), 0
     for layout in ("nn", "tn"):
         for shape in ((1000, 77, 333), (64, 64, 70_001), (1, 4096, 4096), (3001, 2003, 17)):
             problem = Problem(*shape, **options)
             first, again = (device.library_launch(problem, layout) for _ in range(2))
-            assert first == again and first and first.blocks > 0 and first.launches > 0
+            assert first == again
+            told += first is not None and first.blocks > 0 and first.launches > 0
+    assert told >= 6, told  # of 8: some of 16 bits are no line of at most four launches
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream:
         x = cupy.ones((64, 64), "f4")

@@ -137,9 +137,7 @@ def library_places(
     processors: int,
 ) -> np.ndarray:  # fmt: skip
     """As `places`, with coordinates of what a library launches."""
-    beside = [
-        library_kernels.coordinates(x, s, processors) for x, s in zip(launched, sides, strict=True)
-    ]
+    beside = library_kernels.coordinates(launched, sides, processors)
     return np.hstack([places(sides, layouts, dtype), beside])
 
 
@@ -147,15 +145,22 @@ def library_places(
 class Model:
     """What is known of a GPU in one mode. `errors` are those of predictions at each measured shape
     that were made without it, as shares: of the library's time and of our fastest kernel's; NaN
-    where one was not measured. `library` predicts by what it launches.
+    where one was not measured.
     `lent` names another GPU on which the times were measured."""
 
     mode: str
     places: np.ndarray
     fitted: tuple[Fitted, ...]
     errors: np.ndarray
-    library: FittedLibrary | None = None
+    library_data: Mapping[str, Any] | None = None
+    processors: int = 0
     lent: str = ""
+
+    @functools.cached_property
+    def library(self) -> FittedLibrary | None:
+        """The library by what it launches, which not every choice asks for."""
+        data = self.library_data
+        return _library(data, self.mode, self.processors) if data else None
 
     def times_us(
         self, sides: Sides, layout: str, machine: Machine, launched: Launched | None = None
@@ -170,7 +175,7 @@ class Model:
             for each in self.fitted
             if able(each.variant, self.mode, m, n, k)
         }
-        if self.library and launched:
+        if launched and self.library:
             us = self.library.us(sides, layout, dtype, launched, processors)
             found[self.library.fitted.variant] = us
         return found
@@ -180,7 +185,7 @@ class Model:
         to be wrong at a shape."""
         at = places([sides], [layout], OPERANDS[self.mode])
         near = nearness(at, self.places)
-        if not (self.library and launched):
+        if not (launched and self.library):
             return float(expected_error(near, self.errors)[0])
         near_theirs = nearness(at, self.library.places[:, :_PLACE])
         theirs = expected_error(near_theirs, self.library.errors[None])
@@ -272,17 +277,16 @@ def from_data(data: Mapping[str, Any], machine: Machine, lent: str = "") -> Mode
     return Model(
         mode, places(sides, [x[3] for x in data["shapes"]], OPERANDS[mode]), tuple(found),
         np.array(data["errors"], float) * WEIGHT,
-        _library(data["library"], mode, machine) if data.get("library") else None, lent,
+        data.get("library"), machine.multiprocessors, lent,
     )  # fmt: skip
 
 
-def _library(data: Mapping[str, Any], mode: str, machine: Machine) -> FittedLibrary:
+def _library(data: Mapping[str, Any], mode: str, processors: int) -> FittedLibrary:
     """What is known of a library's launches, from plain data."""
     kernels, rows = tuple(data["kernels"]), data["shapes"]
     launched = [Launched(kernels[x[4]], *x[5:9]) for x in rows]
     at = library_places(
-        [tuple(x[:3]) for x in rows], [x[3] for x in rows], launched, OPERANDS[mode],
-        machine.multiprocessors,
+        [tuple(x[:3]) for x in rows], [x[3] for x in rows], launched, OPERANDS[mode], processors
     )  # fmt: skip
     weights = np.array(data["weights"], float) * WEIGHT
     variant = catalog.get(data["kernel"]).variant()
@@ -341,7 +345,7 @@ def chosen(
     doubtful = False
     if library:
         lead = math.log(times[library] / times[ours])
-        doubtful = launched is None and known.library is not None and abs(lead) < DOUBT * error
+        doubtful = launched is None and bool(known.library_data) and abs(lead) < DOUBT * error
         if lead < (LENT_LEAD if known.lent else LEAD) * error:
             why = f"predicted {times[library]:.3g} us{of}; no kernel of ours leads clearly"
             return Choice(library, times[library], error, why, doubtful)

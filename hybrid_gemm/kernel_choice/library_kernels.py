@@ -8,10 +8,11 @@ tiles.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 Sides = tuple[int, int, int]  # m, n, k
 
@@ -58,19 +59,18 @@ def _kind(name: str) -> str:
     return name.replace("bf16", "f16").replace("_tst_", "_hsh_")[:80]
 
 
-def coordinates(launched: Launched, sides: Sides, multiprocessors: int) -> tuple[float, ...]:
-    """A launch as a point, each coordinate by how much its difference tells of times: the tile, the
+def coordinates(
+    launched: Sequence[Launched], sides: Sequence[Sides], multiprocessors: int
+) -> np.ndarray:
+    """Launches as points, each coordinate by how much its difference tells of times: the tile, the
     blocks, what tiles have beyond C, what the last round of blocks lacks, and the launches."""
-    m, n, _k = sides
-    blocks = max(1, launched.blocks)
-    tiles = -(-n // launched.rows) * -(-m // launched.cols)
-    rounds = -(-blocks // multiprocessors)
-    values = (
-        math.log2(launched.rows), math.log2(launched.cols), math.log2(blocks),
-        math.log2(launched.rows * launched.cols * tiles / (m * n)),
-        math.log2(rounds * multiprocessors / blocks), launched.launches,
-    )  # fmt: skip
-    return tuple(x * scale for x, scale in zip(values, _SCALES, strict=True))
+    m, n, _k = np.array(sides, float).reshape(-1, 3).T
+    found = [(x.rows, x.cols, max(1, x.blocks), x.launches) for x in launched]
+    rows, cols, blocks, launches = np.array(found, float).reshape(-1, 4).T
+    covered = rows * cols * np.ceil(n / rows) * np.ceil(m / cols)
+    rounds = np.ceil(blocks / multiprocessors)
+    values = [rows, cols, blocks, covered / (m * n), rounds * multiprocessors / blocks]
+    return np.stack([*np.log2(values), launches], 1) * _SCALES
 
 
 # By cross-validation over three modes (docs/notes/choosing.md).
