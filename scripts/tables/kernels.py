@@ -3,6 +3,7 @@
 import json
 import statistics
 
+from hybrid_gemm.bench import heldout
 from hybrid_gemm.bench.selection import SERIES
 
 from . import ROOT, grid, result
@@ -221,3 +222,28 @@ def left_out() -> str:
         f"{int(int32['shapes'])} shapes."
     )
     return "\n".join([*lines, *grid(headings, table), "", said])
+
+
+def held_out() -> str:
+    """What is chosen at shapes of seeds that nothing was fitted to."""
+    found = [json.loads((ROOT / f"docs/results/heldout_{mode}_h200.json").read_text())
+             for mode in ("float32", "bfloat16", "tf32", "fp32x3")]  # fmt: skip
+    seeds = ", ".join(str(data["seed"]) for data in found)
+    files = ", ".join(
+        f"[{data['mode']}](results/heldout_{data['mode']}_h200.json)" for data in found
+    )
+    lines = [
+        "The same of the shipped models at other shapes, of seeds that were looked at once "
+        f"({seeds}; {files}, by scripts/measure-heldout). Each product had a verdict; wrong: how "
+        "many failed it:",
+        "",
+    ]
+    table = []
+    for data in found:
+        for kind in ("all", *heldout.CLASSES):
+            rows = [r for r in data["rows"] if kind in (r["kind"], "all")]
+            own, auto, first, worst, _regret, _most, wrong = heldout.summary(rows)
+            mode = data["mode"] if kind == "all" else ""
+            table.append([mode, kind, len(rows), own, auto, first, worst, wrong])
+    headings = ["<mode", "<shapes", "count", "own", "`auto`", "1st percentile", "worst", "wrong"]
+    return "\n".join([*lines, *grid(headings, table)])
