@@ -216,7 +216,7 @@ def recorded(
     a list that starts it without cuBLAS. Raises `Unrecorded` where that cannot be."""
     workspace = stream.prepare_cublas().workspace
     # The stream's own handle may have products of other threads to start meanwhile.
-    aside.cublas = Handle(aside.cupy.ptr, workspace)
+    own, aside.cublas = aside.cublas, Handle(aside.cupy.ptr, workspace)
     start = product.on_stream(aside)
 
     def call(*at: int) -> None:
@@ -227,24 +227,23 @@ def recorded(
     except HybridGemmError as error:
         raise Unrecorded(str(error)) from error
     finally:
-        aside.cublas = None
+        aside.cublas = own  # whose workspace, freed, would wait for the GPU
     return LaunchList(noted, stream.cupy.ptr, (), kept=(product, workspace))
 
 
 def launched(product: LibraryProduct, aside: Any) -> Launched | None:
     """What cuBLAS would launch for a product, recorded on a stream that one thread uses; None where
-    that cannot be told."""
-    handle = aside.prepare_cublas()
-    start = product.on_stream(aside)
-    at = handle.workspace.ptr  # nothing is read or written
-
-    def call(*addresses: int) -> None:
-        check(start(*addresses))
-
-    places = at, at + WORKSPACE_BYTES // 4, at + WORKSPACE_BYTES // 2
+    that cannot be told, or the GPU has no memory for a workspace."""
     try:
+        at = aside.prepare_cublas().workspace.ptr  # nothing is read or written
+        start = product.on_stream(aside)
+
+        def call(*addresses: int) -> None:
+            check(start(*addresses))
+
+        places = at, at + WORKSPACE_BYTES // 4, at + WORKSPACE_BYTES // 2
         return library_kernels.read(library_launches.named(call, places, aside.cupy.ptr))
-    except (HybridGemmError, Unrecorded):
+    except (HybridGemmError, Unrecorded, MemoryError, RuntimeError):  # CUDA's are RuntimeErrors
         return None
 
 
