@@ -191,6 +191,20 @@ def test_names_that_do_not_go_together():
     assert integer.compute == "fp32"
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_library_reads_16_bits_where_it_runs(dtype):
+    cublas = catalog.get("cublas").variant()
+    posed = Problem(9, 8, 7, operands=dtype, out_dtype=dtype)
+    for kind, arch in ("cuda", 90), ("cuda", 75), ("emulator", 0), ("cpu", 0):
+        arithmetic = compute_modes.arithmetic_for("fp32", cublas, kind=kind, arch=arch)
+        read = arithmetic.settle(posed).operands
+        assert read == (dtype if arch == 90 else "float32")
+    a = np.ones((4, 4), dtype)
+    for device in ("cpu", "emulator"):
+        with pytest.raises(UsageError, match="cublas"):
+            hg.gemm(a, a, device=device, kernel="cublas")
+
+
 def test_dtypes_without_a_common_one_are_refused():
     with pytest.raises(TypeError, match="no dtype holds both float16 and bfloat16"):
         hg.gemm(np.ones((2, 3), "f2"), np.ones((3, 2), "bfloat16"), device="cpu")

@@ -192,8 +192,10 @@ def arithmetic_for(compute: str, chosen: Variant | None, *, kind: str, arch: int
                 f"compute {compute} is multiplied on tensor cores, and kernel {chosen.name} does "
                 f"not use them; {here or does} does"
             )
-        library = chosen.kernel.library and set(NARROW) <= set(chosen.kernel.dtypes)
-        return Arithmetic("fp32", chosen if library else None)
+        narrow = chosen.kernel.library and set(NARROW) <= set(chosen.kernel.dtypes)
+        if narrow and here and _runs(chosen.kernel, kind, arch):
+            return Arithmetic("fp32", chosen)
+        return Arithmetic("fp32", None)
     if compute in ON_TENSOR_CORES and not here:
         works = "leave compute out" if compute == "fp64x" else "fp32 works here, and auto takes it"
         raise UnavailableError(
