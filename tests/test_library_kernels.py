@@ -1,11 +1,14 @@
 """What a library launches: its kernels' names, and what the GPU's own says of them."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.devices import needs, open_device
 
+from hybrid_gemm.devices.cuda import cublas, library_launches
 from hybrid_gemm.kernel_choice import library_kernels
 from hybrid_gemm.kernel_choice.library_kernels import Launched
 from hybrid_gemm.problem import Problem
@@ -64,6 +67,42 @@ def test_types_of_16_bits_and_layouts_are_alike():
 def test_coordinates_are_finite(m, n, k, tile, blocks, launches):
     launched = Launched("any", tile, 2 * tile, blocks, launches)
     assert np.isfinite(library_kernels.coordinates([launched], [(m, n, k)], 132)).all()
+
+
+@pytest.mark.parametrize(
+    "options, kinds",
+    [
+        ({"dtype": "float32"}, None),
+        ({"operands": "bfloat16", "out_dtype": "bfloat16"}, (14, 14, 14, 68)),
+        ({"operands": "float16"}, (2, 2, 0, 68)),
+        ({"compute": "tf32"}, (0, 0, 0, 77)),
+    ],
+)
+def test_cublas_is_asked_for_the_problem(options, kinds, monkeypatch):
+    """With the sides, leading dimensions, dtypes and arithmetic that the product would have."""
+    given = []
+    stream = SimpleNamespace(
+        prepare_cublas=lambda: SimpleNamespace(workspace=SimpleNamespace(ptr=4096), value=5),
+        cupy=SimpleNamespace(ptr=7),
+    )
+
+    def named(call, addresses, _stream):
+        call(*addresses)
+        return [("cutlass_80_simt_sgemm_64x64_8x5_nt_align1", 9)]
+
+    monkeypatch.setattr(cublas, "_function", lambda _name: lambda *args: given.append(args) or 0)
+    monkeypatch.setattr(library_launches, "named", named)
+    for orders, lda, ldb in (("nn", 30, 20), ("nt", 30, 30), ("tn", 10, 20), ("tt", 10, 30)):
+        found = cublas.launched(Problem(10, 20, 30, **options), orders, stream)
+        assert found == Launched("cutlass_80_simt_sgemm_64x64_8x5_align1", 64, 64, 9, 1)
+        handle, op_b, op_a, n, m, k, _alpha, *rest = given.pop()
+        assert (handle, n, m, k) == (5, 20, 10, 30)
+        assert (op_b, op_a) == (orders[1] == "t", orders[0] == "t")
+        if kinds is None:
+            assert (rest[1], rest[3], rest[6]) == (ldb, lda, 20)
+        else:
+            assert (rest[1], rest[4], rest[8], rest[10]) == kinds
+            assert (rest[2], rest[5], rest[9]) == (ldb, lda, 20)
 
 
 @needs("cuda")

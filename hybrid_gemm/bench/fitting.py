@@ -227,7 +227,7 @@ def judged(
     order = np.random.default_rng(0).permutation(whole)
     for part in range(FOLDS):
         out = order[part::FOLDS]
-        known = _model(measured, counts, np.setdiff1d(np.arange(len(times)), out), machine)
+        known = model(measured, counts, np.setdiff1d(np.arange(len(times)), out), machine)
         for i in out:
             drawn, at = measured.drawn[i], dict(zip(measured.variants, times[i], strict=True))
             for row, own in enumerate((True, False)):
@@ -248,7 +248,7 @@ def judged(
     }  # fmt: skip
 
 
-def _model(
+def model(
     measured: Measured, counts: Sequence[np.ndarray], rows: np.ndarray, machine: Machine
 ) -> fitted.Model:
     """The model that is fitted to some of the measured shapes."""

@@ -4,7 +4,7 @@ A time is what its counts cost (`costs.py`), each times a constant, corrected by
 off at the measured shapes, the more by the nearer ones (kriging). Where it was off by much nearby,
 the prediction is known to be poor: a kernel of ours is taken before a library only where the lead
 that is predicted is larger than that error. Where that is in doubt, the library's time is predicted
-again by what it would launch (`library_kernels.py`), by which shapes are nearer or farther.
+again from the shapes where it launched alike (`library_kernels.py`).
 `bench/fitting.py` makes models; docs/performance.md says what the choice gave at shapes that no
 model was fitted to. Pure.
 """
@@ -89,15 +89,16 @@ def _apart(
     far = np.zeros((len(some), len(others)))
     for i in range(some.shape[1]):
         apart = some[:, None, i] - others[None, :, i]
-        if i < 3 or i >= _PLACE:
-            far += (apart / length if i < 3 else apart) ** 2
+        if i < _SIDES or i >= _PLACE:
+            far += (apart / length if i < _SIDES else apart) ** 2
     np.sqrt(far, out=far)
-    for i in range(3, _PLACE):
-        far += (differs if i < 7 else off) * np.abs(some[:, None, i] - others[None, :, i])
+    for i in range(_SIDES, _PLACE):
+        far += (differs if i < _FLAGS else off) * np.abs(some[:, None, i] - others[None, :, i])
     return far
 
 
-_PLACE = 10  # coordinates of `places`
+# Where in `places` the sides end, what is so or not so, and all.
+_SIDES, _FLAGS, _PLACE = 3, 7, 10
 
 
 @dataclass(frozen=True)

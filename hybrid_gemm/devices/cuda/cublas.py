@@ -19,10 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from ...arrays.strides import layout, stored
+from ...arrays.strides import laid_out, layout, stored
 from ...errors import HybridGemmError
 from ...kernel_choice import library_kernels
 from ...kernel_choice.library_kernels import Launched
+from ...problem import NARROW, Problem
 from ..roles import Array
 from . import launch_list, library_launches
 from .launch_list import LaunchList
@@ -231,9 +232,16 @@ def recorded(
     return LaunchList(noted, stream.cupy.ptr, (), kept=(product, workspace))
 
 
-def launched(product: LibraryProduct, aside: Any) -> Launched | None:
-    """What cuBLAS would launch for a product, recorded on a stream that one thread uses; None where
-    that cannot be told, or the GPU has no memory for a workspace."""
+def launched(problem: Problem, orders: str, aside: Any) -> Launched | None:
+    """What cuBLAS would launch for a problem of operands in these storage orders, recorded on a
+    stream that one thread uses; None where that cannot be told, or the GPU has no memory for a
+    workspace."""
+    p = problem
+    product = bind(
+        laid_out(p.m, p.k, p.operands, orders[0]), laid_out(p.k, p.n, p.operands, orders[1]),
+        laid_out(p.m, p.n, p.out_dtype if p.operands in NARROW else p.dtype, "n"),
+        alpha=1, beta=0, tf32=p.compute == "tf32",
+    )  # fmt: skip
     try:
         at = aside.prepare_cublas().workspace.ptr  # nothing is read or written
         start = product.on_stream(aside)

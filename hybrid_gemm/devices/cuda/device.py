@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ...arrays.strides import address, laid_out, layout, leading, runs
+from ...arrays.strides import address, layout, leading, runs
 from ...catalog import Launch, Variant
 from ...errors import KernelError, UnavailableError
 from ...kernel_choice import fitted, tables
@@ -18,7 +18,7 @@ from ...kernel_choice.library_kernels import Launched
 from ...kernel_choice.tables import Machine
 from ...planning import cost_model, link_rates
 from ...planning.hardware import DeviceSpec
-from ...problem import NARROW, Problem
+from ...problem import Problem
 from ..base import Array, Event, Stream
 from ..kernel_device import KernelDevice
 from ..roles import BoundProduct, Facts, Prepared
@@ -115,19 +115,11 @@ class CudaDevice(KernelDevice):
         return f"{self.name} {self.model}"
 
     def machine(self, dtype: str) -> Machine:
-        return Machine(
-            self.model, self.properties["multiProcessorCount"],
-            self.capability, self.peak_tflops(dtype),
-        )  # fmt: skip
+        return Machine(self.model, self.processors, self.capability, self.peak_tflops(dtype))
 
     def library_launch(self, problem: Problem, layout: str) -> Launched | None:
-        p = problem
-        a = laid_out(p.m, p.k, p.operands, layout[0])
-        b = laid_out(p.k, p.n, p.operands, layout[1])
-        c = laid_out(p.m, p.n, p.out_dtype if p.operands in NARROW else p.dtype, "n")
-        product = cublas.bind(a, b, c, alpha=1, beta=0, tf32=p.compute == "tf32")
         with self._recording_aside() as aside, self.using(aside):
-            return cublas.launched(product, aside)
+            return cublas.launched(problem, layout, aside)
 
     def spec(self, dtype: str = "float32") -> DeviceSpec:
         with self.cp.cuda.Device(self.ordinal):
