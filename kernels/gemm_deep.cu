@@ -14,6 +14,12 @@ params    = [
     {BM = 128, BN = 128, BK = 16, TM = 16, TN = 8, LM = 4, KG = 2, HOPS = 2, STAGES = 5, BLOCKS = 132},
     {BM = 64, BN = 64, BK = 16, TM = 8, TN = 8, LM = 4, KG = 4, HOPS = 1, STAGES = 5, BLOCKS = 132},
     {BM = 64, BN = 64, BK = 32, TM = 8, TN = 8, LM = 4, KG = 4, HOPS = 2, STAGES = 3, BLOCKS = 132},
+    {BM = 128, BN = 16, BK = 16, TM = 8, TN = 4, LM = 8, KG = 4, HOPS = 1, STAGES = 5, BLOCKS = 132},
+    {BM = 16, BN = 128, BK = 16, TM = 4, TN = 8, LM = 4, KG = 4, HOPS = 1, STAGES = 5, BLOCKS = 132},
+    {BM = 128, BN = 32, BK = 16, TM = 16, TN = 4, LM = 4, KG = 4, HOPS = 1, STAGES = 5, BLOCKS = 264},
+    {BM = 32, BN = 128, BK = 16, TM = 8, TN = 8, LM = 4, KG = 4, HOPS = 1, STAGES = 5, BLOCKS = 132},
+    {BM = 64, BN = 32, BK = 16, TM = 8, TN = 4, LM = 4, KG = 4, HOPS = 1, STAGES = 5, BLOCKS = 132},
+    {BM = 32, BN = 64, BK = 16, TM = 4, TN = 8, LM = 4, KG = 4, HOPS = 1, STAGES = 5, BLOCKS = 132},
 ]
 block     = ["KG * BM * BN / (TM * TN)", "1", "1"]
 grid      = ["ceil(m / BM) * ceil(n / BN) * max(1, min(ceil((BLOCKS + 1) / max(1, ceil(m / BM) * ceil(n / BN))) - 1, ceil(k / BK)))", "1", "1"]

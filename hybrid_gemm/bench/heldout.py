@@ -212,10 +212,11 @@ class Bench:
         return lambda: call(self.stream)
 
     def times_us(
-        self, variants: Sequence[Variant], a: Array, b: Array, c: Array
-    ) -> dict[Variant, float]:
-        """The median time of each variant that runs, in microseconds, of samples taken in turn;
-        of those that are hopelessly slow, of one product."""
+        self, variants: Sequence[Variant], a: Array, b: Array, c: Array, *,
+        sample_ms: float = SAMPLE_MS, turns: int = TURNS,
+    ) -> dict[Variant, float]:  # fmt: skip
+        """The median time of each variant that runs, in microseconds, of samples taken in turn,
+        each `sample_ms` long; of those that are hopelessly slow, of one product."""
         once: dict[Variant, float] = {}
         calls = {}
         for variant in variants:
@@ -228,10 +229,10 @@ class Bench:
         replays = {}
         for variant, us in once.items():
             if us <= limit:
-                count = max(1, min(MOST_LAUNCHES, int(SAMPLE_MS * 1e3 / max(us - 4, 2))))
+                count = max(1, min(MOST_LAUNCHES, int(sample_ms * 1e3 / max(us - 4, 2))))
                 replays[variant] = self.device.repeated(calls[variant], count, self.stream), count
         taken: dict[Variant, list[float]] = {v: [] for v in replays}
-        for turn in range(TURNS):
+        for turn in range(turns):
             for variant, (replay, count) in replays.items():
                 us = self._sample_us(replay, count)
                 if turn:
