@@ -19,8 +19,6 @@ params  = [
     {TERMS = 1, BM = 128, BN = 16, WM = 8, STAGES = 4, OUT = 4, SHARES = 256},
     {TERMS = 1, BM = 128, BN = 32, WM = 4, STAGES = 4, OUT = 4, SHARES = 256},
     {TERMS = 1, BM = 32, BN = 128, WM = 2, STAGES = 4, OUT = 4, SHARES = 256},
-    {TERMS = 1, BM = 64, BN = 16, WM = 4, STAGES = 6, OUT = 4, SHARES = 256},
-    {TERMS = 1, BM = 16, BN = 64, WM = 1, STAGES = 6, OUT = 4, SHARES = 256},
     {TERMS = 1, BM = 64, BN = 64, WM = 2, STAGES = 4, OUT = 2, SHARES = 1},
     {TERMS = 1, BM = 128, BN = 128, WM = 2, STAGES = 3, OUT = 2, SHARES = 1},
     {TERMS = 1, BM = 16, BN = 128, WM = 1, STAGES = 4, OUT = 2, SHARES = 1},

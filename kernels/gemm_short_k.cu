@@ -15,7 +15,6 @@ params    = [
     {BM = 32, BN = 128, BK = 8, TM = 4, TN = 8, LM = 4, KG = 1, HOPS = 1, STAGES = 4, RESIDENT = 5},
     {BM = 64, BN = 32, BK = 8, TM = 4, TN = 4, LM = 4, KG = 1, HOPS = 1, STAGES = 4, RESIDENT = 8},
     {BM = 128, BN = 16, BK = 8, TM = 8, TN = 4, LM = 8, KG = 1, HOPS = 1, STAGES = 4, RESIDENT = 8},
-    {BM = 16, BN = 128, BK = 8, TM = 4, TN = 8, LM = 4, KG = 1, HOPS = 1, STAGES = 4, RESIDENT = 8},
     {BM = 64, BN = 64, BK = 8, TM = 8, TN = 4, LM = 4, KG = 1, HOPS = 1, STAGES = 4, RESIDENT = 5},
     {BM = 64, BN = 128, BK = 8, TM = 8, TN = 8, LM = 4, KG = 1, HOPS = 1, STAGES = 4, RESIDENT = 4},
 ]

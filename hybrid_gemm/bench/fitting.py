@@ -15,7 +15,6 @@ from ..kernel_choice.library_kernels import Launched
 from ..kernel_choice.tables import Machine
 from .heldout import Drawn
 
-FOLDS = 4
 _ROUNDS = 400  # of coordinate descent
 
 
@@ -27,22 +26,13 @@ class LibraryTimes:
     launched: Sequence[Launched]
     times: np.ndarray
 
-    def without(self, shapes: Sequence[Drawn]) -> LibraryTimes:
-        """Of all shapes but these."""
-        out = {(d.shape, d.layout) for d in shapes}
-        rows = [i for i, d in enumerate(self.drawn) if (d.shape, d.layout) not in out]
-        return LibraryTimes(
-            [self.drawn[i] for i in rows], [self.launched[i] for i in rows], self.times[rows]
-        )
-
-    def of(self, drawn: Drawn) -> Launched | None:
-        """What it launched at a shape."""
-        return self._by_shape.get((drawn.shape, drawn.layout))
+    def row(self, drawn: Drawn) -> int | None:
+        """Where a shape stands here, if it does."""
+        return self._rows.get((drawn.shape, drawn.layout))
 
     @functools.cached_property
-    def _by_shape(self) -> dict[tuple, Launched]:
-        pairs = zip(self.drawn, self.launched, strict=True)
-        return {(d.shape, d.layout): x for d, x in pairs}
+    def _rows(self) -> dict[tuple, int]:
+        return {(d.shape, d.layout): i for i, d in enumerate(self.drawn)}
 
 
 @dataclass(frozen=True)
@@ -120,8 +110,24 @@ def fit(measured: Measured, counts: Sequence[np.ndarray], rows: np.ndarray | Non
     return Fit(constants, means, weights, left_out)
 
 
-def fit_library(some: LibraryTimes, variant: Variant, mode: str, processors: int) -> dict[str, Any]:
-    """The model of a library by what it launches, as plain data."""
+@dataclass(frozen=True)
+class LibraryFit:
+    """A library by what it launches: as `fitted.FittedLibrary`, and the logarithms of times
+    predicted without a shape's own one."""
+
+    variant: Variant
+    kernels: list[str]
+    of: np.ndarray
+    constants: np.ndarray
+    mean: float
+    weights: np.ndarray
+    left_out: np.ndarray
+
+
+def fit_library(
+    some: LibraryTimes, variant: Variant, mode: str, processors: int
+) -> LibraryFit:  # fmt: skip
+    """Fits to all shapes at which it is known what the library launched."""
     dtype = fitted.OPERANDS[mode]
     sides, layouts = [d.shape for d in some.drawn], [d.layout for d in some.drawn]
     counted = np.array([
@@ -136,23 +142,32 @@ def fit_library(some: LibraryTimes, variant: Variant, mode: str, processors: int
     alike = fitted.library_likeness(at, at) + fitted.LIBRARY_NOISE * np.eye(len(of))
     inverse = np.linalg.inv(alike)
     weights = inverse @ (off - mean)
+    left_out = np.log(some.times) - weights / np.diag(inverse)
+    return LibraryFit(variant, kernels, of, constants, mean, weights, left_out)
+
+
+def _library_data(some: LibraryTimes, found: LibraryFit) -> dict[str, Any]:
     return {
-        "kernel": variant.name, "kernels": kernels,
-        "shapes": [
-            [*s, x, int(i), *astuple(launched)[1:]]
-            for s, x, i, launched in zip(sides, layouts, of, some.launched, strict=True)
-        ],
-        "constants": _rounded(constants), "mean": round(mean, 4),
-        "weights": _whole(weights), "errors": _whole(np.abs(weights / np.diag(inverse))),
+        "sides": np.array([d.shape for d in some.drawn], np.int32),
+        "layouts": np.array([d.layout for d in some.drawn]),
+        "launched": np.array([
+            [i, *astuple(x)[1:]] for i, x in zip(found.of, some.launched, strict=True)
+        ], np.int32),
+        "weights": _whole(found.weights), "errors": _whole(_off(found, some)),
     }  # fmt: skip
+
+
+def _off(found: LibraryFit, some: LibraryTimes) -> np.ndarray:
+    return np.abs(found.left_out - np.log(some.times))
 
 
 def _rounded(constants: np.ndarray) -> list[float]:
     return [float(f"{x:.4g}") for x in constants]
 
 
-def _whole(values: np.ndarray) -> list[int | None]:
-    return [None if np.isnan(x) else round(x / fitted.WEIGHT) for x in values.tolist()]
+def _whole(values: np.ndarray) -> np.ndarray:
+    """In whole multiples of `fitted.WEIGHT`; -1 for what is not known."""
+    return np.where(np.isnan(values), -1, np.rint(values / fitted.WEIGHT)).astype(np.int32)
 
 
 def _costs(constants: Sequence[np.ndarray], counts: Sequence[np.ndarray]) -> np.ndarray:
@@ -174,111 +189,54 @@ def _positive(counts: np.ndarray, times: np.ndarray) -> np.ndarray:
     return x
 
 
-def _errors(measured: Measured, found: Fit, times: np.ndarray) -> np.ndarray:
+def errors(measured: Measured, found: Fit) -> np.ndarray:
     """By how much the library's time, and that of our kernel that was predicted to be fastest, were
     predicted wrong without a shape's own time: (2, shapes), as shares; NaN where one of them was
     not timed."""
     own, library = measured.ours, measured.library
     best = np.array(own)[np.argmin(np.nan_to_num(found.left_out[:, own], nan=np.inf), 1)]
-    off = np.abs(found.left_out - np.log(times))
+    off = np.abs(found.left_out - np.log(measured.times))
     rows = np.arange(len(best))
     theirs = np.zeros(len(best)) if library is None else off[:, library]
     both = np.stack([theirs, off[rows, best]])
     return np.where(np.isnan(both.sum(0)), np.nan, both)
 
 
-def data(measured: Measured, found: Fit, machine: Machine) -> dict[str, Any]:
-    """The model as plain data, which `fitted.from_data` reads."""
-    library = None
-    if measured.launches and measured.library is not None:
-        variant = measured.variants[measured.library]
-        library = fit_library(
-            measured.launches, variant, measured.mode, machine.multiprocessors
-        )  # fmt: skip
-    return {
+def data(
+    measured: Measured, found: Fit, machine: Machine, library: LibraryFit | None = None
+) -> dict[str, Any]:
+    """The model as `fitted.from_data` reads it: arrays by name, and plain data as "about".
+    `library` is the library's fit, if what it launches is known."""
+    about = {
         "model": machine.model, "arch": machine.arch, "multiprocessors": machine.multiprocessors,
-        "mode": measured.mode,
-        "shapes": [[*d.shape, d.layout] for d in measured.drawn],
-        "errors": [_whole(x) for x in _errors(measured, found, measured.times)],
+        "mode": measured.mode, "library": None,
         "variants": [
             {"kernel": v.name, "params": dict(v.params),
-             "constants": _rounded(found.constants[i]),
-             "mean": round(float(found.means[i]), 4), "weights": _whole(found.weights[:, i])}
+             "constants": _rounded(found.constants[i]), "mean": round(float(found.means[i]), 4)}
             for i, v in enumerate(measured.variants)
         ],
-        "library": library,
     }  # fmt: skip
-
-
-# --- what a model is worth ------------------------------------------------------------------
-
-
-def judged(
-    measured: Measured, counts: Sequence[np.ndarray], machine: Machine
-) -> dict[str, dict[str, float]]:
-    """What choosing by the model gives at shapes that it was not fitted to, by cross-validation
-    over those where every variant was timed:
-    `own` and `auto`, the geometric means of the library's time over that of the kernel taken;
-    `worst` of `auto`; `regret`, the mean share by which `auto` takes longer than the fastest of all
-    that was timed, and `own_regret`, of our kernels alone."""
-    times = np.where(np.isnan(measured.times), np.inf, measured.times)
-    whole = np.flatnonzero(np.isfinite(times).all(1))
-    taken = np.zeros((2, len(times)))  # own kernels, all
-    order = np.random.default_rng(0).permutation(whole)
-    for part in range(FOLDS):
-        out = order[part::FOLDS]
-        known = model(measured, counts, np.setdiff1d(np.arange(len(times)), out), machine)
-        for i in out:
-            drawn, at = measured.drawn[i], dict(zip(measured.variants, times[i], strict=True))
-            for row, own in enumerate((True, False)):
-                choice = fitted.chosen(known, drawn.shape, drawn.layout, machine, own=own)
-                if choice.doubtful and measured.launches:
-                    choice = fitted.chosen(
-                        known, drawn.shape, drawn.layout, machine, own=own,
-                        launched=measured.launches.of(drawn),
-                    )  # fmt: skip
-                taken[row, i] = at[choice.variant]
-    own_variants, library = np.array(measured.ours), measured.library
-    return {
-        kind: _worth(times[some], taken[0, some], taken[1, some], own_variants, library)
-        for kind in ("all", *dict.fromkeys(d.kind for d in measured.drawn))
-        for some in [np.array([
-            i for i in whole.tolist() if kind in (measured.drawn[i].kind, "all")
-        ])]
-    }  # fmt: skip
-
-
-def model(
-    measured: Measured, counts: Sequence[np.ndarray], rows: np.ndarray, machine: Machine
-) -> fitted.Model:
-    """The model that is fitted to some of the measured shapes."""
-    left_out = [measured.drawn[i] for i in np.setdiff1d(np.arange(len(measured.drawn)), rows)]
-    some = Measured(
-        measured.mode, [measured.drawn[i] for i in rows], measured.variants, measured.times[rows],
-        measured.launches.without(left_out) if measured.launches else None,
-    )  # fmt: skip
-    found = fit(some, [count[rows] for count in counts])
-    return fitted.from_data(data(some, found, machine), machine)
-
-
-def _worth(
-    times: np.ndarray, taken_own: np.ndarray, taken: np.ndarray, own: np.ndarray,
-    library: int | None,
-) -> dict[str, float]:  # fmt: skip
-    """The figures of `judged` for some shapes."""
-    said = {"shapes": float(len(times)), "own_regret": _mean(taken_own / times[:, own].min(1)) - 1}
-    if library is not None:
-        theirs = times[:, library]
-        said |= {
-            "own": _mean(theirs / taken_own), "auto": _mean(theirs / taken),
-            "first": float(np.percentile(theirs / taken, 1)),
-            "worst": float((theirs / taken).min()), "regret": _mean(taken / times.min(1)) - 1,
+    beside = {}
+    if library and measured.launches:
+        about["library"] = {
+            "kernel": library.variant.name, "kernels": library.kernels,
+            "constants": _rounded(library.constants), "mean": round(library.mean, 4),
         }  # fmt: skip
-    return said
+        beside = _library_data(measured.launches, library)
+    return {
+        "about": about, "sides": np.array([d.shape for d in measured.drawn], np.int32),
+        "layouts": np.array([d.layout for d in measured.drawn]),
+        "errors": _whole(errors(measured, found)),
+        "weights": _whole(found.weights.T), **{f"library_{x}": y for x, y in beside.items()},
+    }  # fmt: skip
 
 
-def _mean(ratios: np.ndarray) -> float:
-    return float(np.exp(np.mean(np.log(ratios))))
+def library_fit(measured: Measured, machine: Machine) -> LibraryFit | None:
+    """The fit of a mode's library, if what it launches is known."""
+    if not measured.launches or measured.library is None:
+        return None
+    variant = measured.variants[measured.library]
+    return fit_library(measured.launches, variant, measured.mode, machine.multiprocessors)
 
 
 def measured_from(rows: Sequence[Mapping[str, Any]], variants: Sequence[Variant]) -> Measured:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..arrays import npy_files, output_files
 from ..catalog import Variant
 from ..devices.cuda.device import CudaDevice
 from ..errors import UsageError
 from ..kernel_choice import fitted, on_gpu
 from ..reporting import console, environment
-from . import fitting, heldout
+from . import fitting, heldout, left_out
 from .study import Note, Progress, Row, cell
 
 SEED = 1  # below heldout.FIRST_HELD_OUT
@@ -27,7 +27,7 @@ def make(
     """Fits a model for each mode (`heldout.MODES`) to as many shapes as minutes allow, and keeps it
     in the user's cache, or in the directory `output`.
 
-    Returns rows of what each model is worth by cross-validation (`fitting.judged`), the measured
+    Returns rows of what each model is worth by cross-validation (`left_out.worth`), the measured
     times as "times", and the directory as "models". Raises `UsageError` for modes that are unknown
     or have no model, and where the minutes were too few.
     """
@@ -50,7 +50,7 @@ def make(
     rows = []
     for bench, file in zip(benches, files, strict=True):
         row, model = _fit(gpu, bench, measured[bench.mode])
-        console.write(str(file), json.dumps(model, separators=(",", ":")) + "\n")
+        output_files.write_file(npy_files.check_output(str(file)), fitted.as_bytes(model))
         rows.append(row)
     on_gpu.forget()
     return {
@@ -88,9 +88,10 @@ def _fit(gpu: CudaDevice, bench: heldout.Bench, rows: Sequence[Row]) -> tuple[Ro
     measured = fitting.measured_from(rows, list(names.values()))
     counts = measured.counts(gpu.processors)
     machine = gpu.machine(fitted.OPERANDS[bench.mode].replace("float16", "float32"))
-    worth = fitting.judged(measured, counts, machine)
+    found, library = fitting.fit(measured, counts), fitting.library_fit(measured, machine)
+    worth = left_out.worth(left_out.LeftOut(measured, found, library))
     row = {"mode": bench.mode, "variants": len(names), **worth["all"]}
-    return row, fitting.data(measured, fitting.fit(measured, counts), machine)
+    return row, fitting.data(measured, found, machine, library)
 
 
 def show(data: Mapping[str, Any]) -> None:

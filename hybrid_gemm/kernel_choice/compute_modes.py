@@ -269,6 +269,6 @@ def ran(variant: Variant | None, problem: Problem, taken: Sequence[int] = ()) ->
     tensor = variant is None or variant.kernel.role in ("tensor", "residues")
     if tensor or problem.operands in NARROW or any(taken):
         return words(problem, taken)
-    other = problem.compute in ("fp32x3", "fp64x")
+    other = problem.compute in ON_TENSOR_CORES
     faster = f", expected to be faster here than {problem.compute}" if other else ""
     return f"strict {problem.dtype}{faster}"

@@ -87,10 +87,15 @@ def _strict(
     apart = apart and (shares > variant.cluster or tiles % blocks != 0)
     parts = blocks * bm * bn * ITEM_SIZE[dtype] * MB if apart else 0.0
     pairs = _ceil(blocks, 2 * multiprocessors)  # of blocks side by side on a multiprocessor
+    resident = variant.params.get("RESIDENT", 1)
+    waves = _ceil(blocks, resident * multiprocessors)
     off = sum(off_line(sides, layout, dtype))
+    read, out = _bytes(sides, dtype)
+    off_c = float(n * ITEM_SIZE[dtype] % _LINE > 0)
     return (
-        1, loaded * each, pairs * each, written, *_bytes(sides, dtype), float(apart), parts,
-        loaded * each * off, shares if apart else 0.0,
+        1, loaded * each, pairs * each, written, read, out, float(apart), parts,
+        loaded * each * off, shares if apart else 0.0, waves * each, waves, out * off_c,
+        waves * each * off,
     )  # fmt: skip
 
 

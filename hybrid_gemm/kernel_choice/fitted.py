@@ -12,8 +12,10 @@ model was fitted to. Pure.
 from __future__ import annotations
 
 import functools
+import io
 import json
 import math
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,11 +40,11 @@ OPERANDS = {
 }  # fmt: skip
 # By cross-validation over the fitted shapes (docs/notes/choosing.md), the same for all modes:
 # the distance, in factors of two, at which a measured shape counts 1/e of one that is the same,
-_LENGTH = 12.0
-_DIFFERS, _OFF = 0.15, 0.1  # what a layout, or half an alignment, that differs adds to it,
+_LENGTH = 24.0
+_DIFFERS, _OFF = 0.3, 0.2  # what a layout, or half an alignment, that differs adds to it,
 NOISE = 0.1  # the variance that no neighbour explains, as a share of all,
 _NEAR, _NEAR_DIFFERS = 1.0, 0.3  # the same of the neighbours by which the error is judged,
-LEAD = 1.0  # and how many times this error a kernel of ours has to lead a library by
+LEAD = 1.5  # and how many times this error a kernel of ours has to lead a library by
 LENT_LEAD = 2 * LEAD  # where the model is of another GPU
 DOUBT = 2.0  # errors of the lead within which what the library launches is asked for
 # The first of these for a library whose launches are known, and what another kernel adds.
@@ -52,7 +54,9 @@ LARGE = (4096, 8192, 16384)  # sides of products that reach the best rates
 LEAST_US = 1.0  # that a count costs, before it is corrected
 
 
-def places(sides: Sequence[Sides], layouts: Sequence[str], dtype: str) -> np.ndarray:
+def places(
+    sides: Sequence[Sides] | np.ndarray, layouts: Sequence[str] | np.ndarray, dtype: str
+) -> np.ndarray:
     """Shapes as points: the logarithms of m, n and k; what is so or not so of each: A and B
     transposed, C a row or a column; and how often 16 bytes are halved until the rows of A, B and C
     begin on so many."""
@@ -134,11 +138,11 @@ class FittedLibrary:
 
 
 def library_places(
-    sides: Sequence[Sides], layouts: Sequence[str], launched: Sequence[Launched], dtype: str,
-    processors: int,
+    sides: Sequence[Sides] | np.ndarray, layouts: Sequence[str] | np.ndarray,
+    launched: Sequence[Launched], dtype: str, processors: int,
 ) -> np.ndarray:  # fmt: skip
     """As `places`, with coordinates of what a library launches."""
-    beside = library_kernels.coordinates(launched, sides, processors)
+    beside = library_kernels.coordinates(launched, list(map(tuple, sides)), processors)
     return np.hstack([places(sides, layouts, dtype), beside])
 
 
@@ -222,8 +226,8 @@ def able(variant: Variant, mode: str, m: int, n: int, k: int) -> bool:
 
 
 def file_name(model: str, mode: str) -> str:
-    """A GPU's model of one mode: `nvidia_h200_float32.json`."""
-    return tables.file_name(model).replace(".json", f"_{mode}.json")
+    """A GPU's model of one mode: `nvidia_h200_float32.npz`."""
+    return tables.file_name(model).replace(".json", f"_{mode}.npz")
 
 
 def users_file(model: str, mode: str) -> Path:
@@ -244,59 +248,81 @@ def model(machine: Machine, mode: str) -> Model | None:
     shipped = HERE / file_name(machine.model, mode)
     if shipped.is_file():
         return read(shipped, machine)
-    for path in sorted(HERE.glob(f"*_{mode}.json")):
-        data = json.loads(path.read_text())
-        if (data["arch"], data["multiprocessors"]) == (machine.arch, machine.multiprocessors):
-            return read(path, machine, lent=data["model"])
+    for path in sorted(HERE.glob(f"*_{mode}.npz")):
+        data = _arrays(path)
+        about = data["about"]
+        if (about["arch"], about["multiprocessors"]) == (machine.arch, machine.multiprocessors):
+            return from_data(data, machine, lent=about["model"])
     return None
 
 
-def read(path: Path, machine: Machine, lent: str = "") -> Model:
+def read(path: Path, machine: Machine) -> Model:
     """The model in a file. Raises `UsageError` for another file."""
     try:
-        data = json.loads(path.read_text())
-        return from_data(data, machine, lent)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return from_data(_arrays(path), machine)
+    except (
+        OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, RecursionError,
+        zipfile.BadZipFile,
+    ):  # fmt: skip
         raise UsageError(
             f"{path} is no model of `hybrid-gemm tune`: remove it, or run tune again"
         ) from None
 
 
+def as_bytes(data: Mapping[str, Any]) -> bytes:
+    """A model's data as the content of a file, which `read` reads."""
+    file = io.BytesIO()
+    arrays = {name: x for name, x in data.items() if name != "about"}
+    np.savez_compressed(file, about=np.array(json.dumps(data["about"])), **arrays)
+    return file.getvalue()
+
+
+def _arrays(path: Path) -> dict[str, Any]:
+    """What `as_bytes` was given."""
+    with np.load(path, allow_pickle=False) as file:
+        return {**file, "about": json.loads(str(file["about"]))}
+
+
 def from_data(data: Mapping[str, Any], machine: Machine, lent: str = "") -> Model:
-    """The model in plain data, as `bench/fitting.py` makes it; of kernels that are gone nothing."""
-    mode: str = data["mode"]
-    sides = [tuple(x[:3]) for x in data["shapes"]]
+    """The model in data as `bench/fitting.py` makes it; of kernels that are gone nothing."""
+    about = data["about"]
+    mode: str = about["mode"]
     found = []
-    for each in data["variants"]:
+    for each, weights in zip(about["variants"], data["weights"], strict=True):
         kernel = catalog.kernels().get(each["kernel"])
         if kernel is None or each["params"].keys() != kernel.params[0].keys():
             continue
         found.append(Fitted(
             Variant(kernel, dict(each["params"])), np.array(each["constants"], float),
-            float(each["mean"]), np.array(each["weights"], float) * WEIGHT,
+            float(each["mean"]), weights * WEIGHT,
         ))  # fmt: skip
     return Model(
-        mode, places(sides, [x[3] for x in data["shapes"]], OPERANDS[mode]), tuple(found),
-        np.array(data["errors"], float) * WEIGHT,
-        data.get("library"), machine.multiprocessors, lent,
+        mode, places(data["sides"], data["layouts"], OPERANDS[mode]), tuple(found),
+        _errors(data["errors"]), data if about["library"] else None, machine.multiprocessors, lent,
     )  # fmt: skip
+
+
+def _errors(whole: np.ndarray) -> np.ndarray:
+    return np.where(whole < 0, np.nan, whole * WEIGHT)
 
 
 def _library(data: Mapping[str, Any], mode: str, processors: int) -> FittedLibrary:
-    """What is known of a library's launches, from plain data."""
-    kernels, rows = tuple(data["kernels"]), data["shapes"]
-    launched = [Launched(kernels[x[4]], *x[5:9]) for x in rows]
+    """What is known of a library's launches."""
+    about = data["about"]["library"]
+    kernels, rows = tuple(about["kernels"]), data["library_launched"]
+    launched = [Launched(kernels[x[0]], *x[1:]) for x in rows.tolist()]
     at = library_places(
-        [tuple(x[:3]) for x in rows], [x[3] for x in rows], launched, OPERANDS[mode], processors
+        data["library_sides"], data["library_layouts"], launched, OPERANDS[mode], processors
     )  # fmt: skip
-    weights = np.array(data["weights"], float) * WEIGHT
-    variant = catalog.get(data["kernel"]).variant()
-    fit = Fitted(variant, np.array(data["constants"], float), float(data["mean"]), weights)
-    errors = np.array(data["errors"], float) * WEIGHT
-    return FittedLibrary(kernels, at, np.array([x[4] for x in rows]), fit, errors)
+    variant = catalog.get(about["kernel"]).variant()
+    fit = Fitted(
+        variant, np.array(about["constants"], float), float(about["mean"]),
+        data["library_weights"] * WEIGHT,
+    )  # fmt: skip
+    return FittedLibrary(kernels, at, rows[:, 0], fit, _errors(data["library_errors"]))
 
 
-WEIGHT = 1e-4  # weights and errors are whole multiples of it in files
+WEIGHT = 1e-4  # weights and errors are whole multiples of it in files; unknown errors are -1
 
 
 # --- choosing -------------------------------------------------------------------------------
@@ -340,14 +366,32 @@ def chosen(
     """As `fastest`, by this model."""
     times = known.times_us(sides, layout, machine, launched)
     error = known.error(sides, layout, launched)
-    of = f", by times of {known.lent}" if known.lent else ""
+    can_ask = launched is None and bool(known.library_data)
+    return pick(times, error, own=own, can_ask=can_ask, lent=known.lent)
+
+
+def pick(
+    times: Mapping[Variant, float], error: float, *, own: bool, can_ask: bool, lent: str = ""
+) -> Choice:
+    """What to run by predicted times and the error of the library's beside ours. `can_ask`: what
+    the library launches could be asked for; `lent`: as in `Model`."""
+    of = f", by times of {lent}" if lent else ""
     ours = min((v for v in times if not v.kernel.library), key=times.__getitem__)
     library = None if own else next((v for v in times if v.kernel.library), None)
     doubtful = False
     if library:
         lead = math.log(times[library] / times[ours])
-        doubtful = launched is None and bool(known.library_data) and abs(lead) < DOUBT * error
-        if lead < (LENT_LEAD if known.lent else LEAD) * error:
+        doubtful = can_ask and abs(lead) < DOUBT * error
+        if lead < (LENT_LEAD if lent else LEAD) * error:
             why = f"predicted {times[library]:.3g} us{of}; no kernel of ours leads clearly"
             return Choice(library, times[library], error, why, doubtful)
     return Choice(ours, times[ours], error, f"predicted {times[ours]:.3g} us{of}", doubtful)
+
+
+def strict_is_faster(mode: str, plain: Choice, choice: Choice) -> bool:
+    """Whether a choice in strict fp32 is to be preferred to one in fp32x3 or TF32: to fp32x3 unless
+    that leads clearly, and to a library in TF32 only where strict fp32 leads clearly."""
+    if mode == "fp32x3":
+        return plain.us < choice.us * (1 + choice.error)
+    clearly = LEAD * plain.error if choice.variant.kernel.library else 0.0
+    return plain.us * (1 + clearly) < choice.us

@@ -83,16 +83,17 @@ def on_tensor_cores(
 ) -> tuple[Variant, str] | None:
     """As `strict`, for a problem that goes to tensor cores; None without a model of such a GPU.
 
-    fp32x3 is multiplied in strict fp32, which is as accurate, where that should be faster.
+    fp32x3 and TF32 are multiplied in strict fp32, which is as accurate or more, where that should
+    be faster.
     """
     mode = mode_of(problem)
     choice = _fitted(machine, mode, problem, layout, own or mode == "fp32x3", ask)
     if choice is None:
         return None
-    if mode == "fp32x3":
+    if mode in ("fp32x3", "tf32"):
         plain = _fitted(machine, "float32", replace(problem, compute="fp32"), layout, own, ask)
-        if plain and plain.us < choice.us * (1 + choice.error):
-            return plain.variant, f"strict fp32 {plain.why}; fp32x3 {choice.why}"
+        if plain and fitted.strict_is_faster(mode, plain, choice):
+            return plain.variant, f"strict fp32 {plain.why}; {mode} {choice.why}"
     return choice.variant, choice.why
 
 
@@ -110,7 +111,9 @@ def _fitted(
         return None
     case = machine, mode, (problem.m, problem.n, problem.k), layout
     choice = fitted.fastest(*case, own=own)
-    if choice and choice.doubtful and (launched := ask(problem, layout)):
+    # A library in TF32 is compared with strict fp32 too.
+    sure = choice and not (choice.doubtful or (mode == "tf32" and choice.variant.kernel.library))
+    if choice and not sure and (launched := ask(problem, layout)):
         choice = fitted.fastest(*case, own=own, launched=launched)
     return choice
 

@@ -1,0 +1,141 @@
+"""What choosing by a model of times is worth, at each shape as if that had not been measured."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..kernel_choice import fitted
+from .fitting import Fit, LibraryFit, Measured, errors
+
+Figures = dict[str, dict[str, float]]  # by class of shapes, and of all
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A mode's measured times and its fit, by which each shape's times are predicted from those of
+    the other shapes (Rasmussen and Williams 2006, eq. 5.12). The constants of costs, a dozen for a
+    variant, are of all shapes."""
+
+    measured: Measured
+    fit: Fit
+    library: LibraryFit | None = None
+
+    def choice(self, row: int, own: bool, *, ask: bool = False) -> fitted.Choice:
+        """What is chosen at a shape, of the variants that were timed there. What the library
+        launches is asked for where that is in doubt, or always where it is taken, by `ask`."""
+        of, us = self.measured, np.exp(self.fit.left_out[row])
+        times = {v: float(x) for v, x in zip(of.variants, us, strict=True) if x == x}
+        near = self._near[row]
+        error = float(fitted.expected_error(near[None], self._errors)[0])
+        at = of.launches.row(of.drawn[row]) if of.launches and self.library else None
+        first = fitted.pick(times, error, own=own, can_ask=at is not None)
+        if at is None or not (first.doubtful or (ask and first.variant.kernel.library)):
+            return first
+        assert self.library  # where `at` is known
+        times[self.library.variant] = float(np.exp(self.library.left_out[at]))
+        theirs = fitted.expected_error(self._near_launched(row, at)[None], self._off[None])
+        ours = fitted.expected_error(near[None], self._errors[1:])
+        return fitted.pick(times, float(np.hypot(theirs, ours)[0]), own=own, can_ask=False)
+
+    def timed(self, row: int) -> np.ndarray:
+        """The times at a shape; infinite where a variant was not timed."""
+        times = self.measured.times[row]
+        return np.where(np.isnan(times), np.inf, times)
+
+    @functools.cached_property
+    def _errors(self) -> np.ndarray:
+        return errors(self.measured, self.fit)
+
+    @functools.cached_property
+    def _near(self) -> np.ndarray:
+        places = self.measured.places
+        near = fitted.nearness(places, places)
+        np.fill_diagonal(near, 0)
+        return near
+
+    @functools.cached_property
+    def _off(self) -> np.ndarray:
+        assert self.library and self.measured.launches
+        return np.abs(self.library.left_out - np.log(self.measured.launches.times))
+
+    @functools.cached_property
+    def _launched_places(self) -> np.ndarray:
+        assert self.measured.launches
+        drawn = self.measured.launches.drawn
+        dtype = fitted.OPERANDS[self.measured.mode]
+        return fitted.places([d.shape for d in drawn], [d.layout for d in drawn], dtype)
+
+    def _near_launched(self, row: int, at: int) -> np.ndarray:
+        near = fitted.nearness(self.measured.places[row : row + 1], self._launched_places)[0]
+        near[at] = 0
+        return near
+
+
+def worth(of: LeftOut, rows: Sequence[int] | None = None) -> Figures:
+    """What choosing gives at `rows`, or at all shapes where every variant was timed:
+    `own` and `auto`, the geometric means of the library's time over that of the kernel taken;
+    `first`, the first percentile, and `worst` of `auto`; `regret`, the mean share by which `auto`
+    takes longer than the fastest of all that was timed, and `own_regret`, of our kernels alone."""
+    measured = of.measured
+    if rows is None:
+        rows = np.flatnonzero(np.isfinite(measured.times).all(1)).tolist()
+    ours, library = measured.ours, measured.library
+    found: dict[str, list[tuple[float, ...]]] = {}
+    for row in rows:
+        times = of.timed(row)
+        takes = [
+            times[measured.variants.index(of.choice(row, own).variant)] for own in (True, False)
+        ]  # fmt: skip
+        theirs = np.nan if library is None else times[library]
+        line = (theirs, *takes, times[ours].min(), times.min())
+        for kind in ("all", measured.drawn[row].kind):
+            found.setdefault(kind, []).append(line)
+    return {kind: figures(np.array(lines)) for kind, lines in found.items()}
+
+
+def worth_of_either(of: LeftOut, plain: LeftOut, pairs: Sequence[tuple[int, int]]) -> Figures:
+    """As `worth`, of fp32x3 or TF32 or `plain`, strict fp32, whichever is predicted to be faster,
+    at `pairs` of rows of the two. The library is TF32's, or that of strict fp32."""
+    found: dict[str, list[tuple[float, ...]]] = {}
+    mode = of.measured.mode
+    both = of, plain
+    beside = of if of.measured.library is not None else plain
+    for pair in pairs:
+        times = [x.timed(row) for x, row in zip(both, pair, strict=True)]
+        takes = []
+        for own in (True, False):
+            choices = [
+                x.choice(row, own or x.measured.library is None, ask=mode == "tf32")
+                for x, row in zip(both, pair, strict=True)
+            ]  # fmt: skip
+            here = int(fitted.strict_is_faster(mode, choices[1], choices[0]))
+            takes.append(times[here][both[here].measured.variants.index(choices[here].variant)])
+        at = both.index(beside)
+        theirs = times[at][beside.measured.library]
+        best_own = min(x[y.measured.ours].min() for x, y in zip(times, both, strict=True))
+        line = (theirs, *takes, best_own, min(x.min() for x in times))
+        for kind in ("all", of.measured.drawn[pair[0]].kind):
+            found.setdefault(kind, []).append(line)
+    return {kind: figures(np.array(lines)) for kind, lines in found.items()}
+
+
+def figures(lines: np.ndarray) -> dict[str, float]:
+    """Those of `worth`, of lines of the library's time, that of our kernel and of the kernel that
+    is taken, and of our fastest and of the fastest; without a library its time is NaN."""
+    theirs, own, auto, best_own, best = lines.T
+    said = {"shapes": float(len(lines)), "own_regret": _mean(own / best_own) - 1}
+    if np.isfinite(theirs).all():
+        said |= {
+            "own": _mean(theirs / own), "auto": _mean(theirs / auto),
+            "first": float(np.percentile(theirs / auto, 1)), "worst": float((theirs / auto).min()),
+            "regret": _mean(auto / best) - 1,
+        }  # fmt: skip
+    return said
+
+
+def _mean(ratios: np.ndarray) -> float:
+    return float(np.exp(np.mean(np.log(ratios))))
