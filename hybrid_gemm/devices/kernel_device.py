@@ -39,6 +39,11 @@ class KernelDevice(KernelLauncher):
             self.loading_together(lambda device: _load(device, variant, a, b, dtype, summed))
             self.prepared_for.put(key, True)
 
+    def prepare_ahead(
+        self, variant: Variant, a: Array, b: Array, dtype: str, *, summed: bool = True
+    ) -> None:
+        self.compile_ahead(lambda device: _load(device, variant, a, b, dtype, summed))
+
     def prepare_combine(self, dtype: str) -> None:
         self.function(catalog.helper("combine"), dtype)
 

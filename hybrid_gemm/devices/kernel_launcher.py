@@ -6,7 +6,7 @@ from __future__ import annotations
 import abc
 import copy
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from ..catalog import Launch, Variant
@@ -19,10 +19,12 @@ R = TypeVar("R")
 
 
 class KernelLauncher(Device):
-    """Loads, keeps and launches kernels."""
+    """Loads, keeps and launches kernels. Those that other threads compile are waited for when they
+    are loaded."""
 
     def __init__(self) -> None:
         self._loaded: dict[Compiled, Any] = {}
+        self._coming: dict[Compiled, Future[None]] = {}  # that other threads compile
         self._noted: dict[Compiled, None] | None = None  # where kernels are noted and not loaded
 
     @abc.abstractmethod
@@ -56,6 +58,11 @@ class KernelLauncher(Device):
             self._noted[key] = None
             return None
         if key not in self._loaded:
+            if coming := self._coming.get(key):
+                try:
+                    coming.result()
+                finally:
+                    self._coming.pop(key, None)
             self._loaded[key] = self.load(variant, dtype, layouts)
         return self._loaded[key]
 
@@ -88,3 +95,18 @@ class KernelLauncher(Device):
         if len(missing) > 1:
             self.compile_all(missing)
         return work(self)
+
+    def compile_ahead(self, work: Callable[[KernelLauncher], object]) -> None:
+        """Has the kernels that `work(device)` would load compiled by other threads. What does not
+        compile raises its error where it is loaded."""
+        if self._noted is not None:
+            return
+        missing = [
+            x for x in self.kernels_of(work) if x not in self._loaded and x not in self._coming
+        ]  # fmt: skip
+        if not missing:
+            return
+        pool = ThreadPoolExecutor(min(len(missing), cores()), thread_name_prefix="compile")
+        for kernel in missing:
+            self._coming[kernel] = pool.submit(self.compile, *kernel)
+        pool.shutdown(wait=False)

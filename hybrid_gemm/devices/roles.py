@@ -221,6 +221,13 @@ class Products(abc.ABC):
         """Compiles what a product of these views in `dtype` needs, before a clock runs; what sums
         partial C, too, where they are `summed`."""
 
+    def prepare_ahead(
+        self, variant: Variant, a: Array, b: Array, dtype: str, *, summed: bool = True
+    ) -> None:
+        """As `prepare`, where no clock has to wait: other threads may compile, and what needs a
+        kernel waits for it."""
+        self.prepare(variant, a, b, dtype, summed=summed)
+
     def prepare_combine(self, dtype: str) -> None:  # noqa: B027
         """Compiles what `combine` needs."""
 

@@ -132,6 +132,11 @@ class WrappedDevice(Device):
     ) -> None:
         self.device.prepare(variant, a, b, dtype, summed=summed)
 
+    def prepare_ahead(
+        self, variant: Variant, a: Array, b: Array, dtype: str, *, summed: bool = True
+    ) -> None:
+        self.prepare(variant, a, b, dtype, summed=summed)  # what the wrapper needs, too
+
     def prepare_combine(self, dtype: str) -> None:
         self.device.prepare_combine(dtype)
 

@@ -34,9 +34,11 @@ class Execution:
 
 class Executor(Protocol[P]):
     """Carries out one product whose plan and kernel are known. Returns when C is finished, or
-    raises the first error of any part, with nothing still at work in the operands."""
+    raises the first error of any part, with nothing still at work in the operands. Kernels are
+    compiled before the clock runs; where nobody asks for the time, not `timed`, they are compiled
+    while operands are brought."""
 
     def execute(
         self, plan: P, variant: Variant, operands: Operands, *, resident: bool = False,
-        progress: Callable[[int], None] | None = None,
+        progress: Callable[[int], None] | None = None, timed: bool = True,
     ) -> Execution: ...  # fmt: skip

@@ -40,7 +40,9 @@ class LocalExecutor:
         done = Execution(Timeline(), 0.0, plan)
         if plan.problem.m and plan.problem.n:
             executor = self._executor_for(plan, operands)
-            done = executor.execute(plan, variant, operands, resident=resident, progress=progress)
+            done = executor.execute(
+                plan, variant, operands, resident=resident, progress=progress, timed=described
+            )  # fmt: skip
         taken = verdicts(plan.problem) - before
         checks = checks_of(self.plans.devices)
         return dataclasses.replace(

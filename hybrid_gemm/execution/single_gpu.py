@@ -71,9 +71,10 @@ class SingleGpuExecutor:
 
     def execute(
         self, plan: Plan, variant: Variant, operands: Operands, *, resident: bool = False,
-        progress: Callable[[int], None] | None = None,
+        progress: Callable[[int], None] | None = None, timed: bool = True,
     ) -> Execution:  # fmt: skip
-        """See `Executor`: one product on the caller's current stream of this GPU."""
+        """See `Executor`: one product on the caller's current stream of this GPU. Nothing travels
+        meanwhile, whether or not it is `timed`."""
         problem, device, c = plan.problem, self.device, operands.c
         a, b, out = (x.array for x in (operands.a, operands.b, operands.out))
         clock = Clock({0: device})

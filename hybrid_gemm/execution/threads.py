@@ -41,12 +41,13 @@ class ThreadExecutor:
 
     def execute(
         self, plan: Plan, variant: Variant, operands: Operands, *, resident: bool = False,
-        progress: Callable[[int], None] | None = None,
+        progress: Callable[[int], None] | None = None, timed: bool = True,
     ) -> Execution:  # fmt: skip
         """See `Executor`. With `resident` the clock runs only from when every block is on its
         device until every strip is finished there."""
         for device in self.devices:
-            device.prepare(
+            prepare = device.prepare if timed else device.prepare_ahead
+            prepare(
                 variant, operands.a.array, operands.b.array, plan.problem.operands,
                 summed=plan.summed,
             )  # fmt: skip

@@ -1,0 +1,81 @@
+"""A first product's kernels are compiled while its operands are on their way."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+from support.devices import needs
+
+from hybrid_gemm import Runner
+from hybrid_gemm.errors import KernelError
+
+WAIT_S = 20
+
+
+def whole(shape, seed):
+    return np.random.default_rng(seed).integers(-8, 8, shape).astype(np.float32)
+
+
+class Held:
+    """An emulator whose compiler waits until a copy has begun; `order` is what happened."""
+
+    def __init__(self, runner, fails=False):
+        (device,) = runner.devices
+        self.order, self.copied = [], threading.Event()
+        compile_, load, copy = device.compile, device.load, device.copy
+
+        def compiling(*kernel):
+            self.order.append("compile" if self.copied.wait(WAIT_S) else "compile before copies")
+            if fails:
+                raise KernelError("no such instruction")
+            compile_(*kernel)
+
+        def loading(*kernel):
+            self.order.append("load")
+            return load(*kernel)
+
+        def copying(*args, **options):
+            self.copied.set()
+            self.order.append("copy")
+            return copy(*args, **options)
+
+        device.compile, device.load, device.copy = compiling, loading, copying
+
+
+@needs("emulator")
+@pytest.mark.parametrize("split", [{}, {"threads": 3, "split": "cols"}])
+def test_operands_are_brought_while_kernels_are_compiled(split):
+    runner = Runner(device="emulator", kernel="block_tile", **split)
+    held = Held(runner)
+    a, b = whole((70, 50), 1), whole((50, 60), 2)
+    assert (runner.gemm(a, b) == a @ b).all()
+    assert held.order.index("copy") < held.order.index("compile") < held.order.index("load")
+    count = len(held.order)
+    assert (runner.gemm(a, b) == a @ b).all()
+    assert {"compile", "load"}.isdisjoint(held.order[count:])
+
+
+@needs("emulator")
+def test_a_timed_run_compiles_first():
+    """Its clock is of the product alone."""
+    runner = Runner(device="emulator", kernel="block_tile")
+    held = Held(runner)
+    held.copied.set()
+    a, b = whole((70, 50), 1), whole((50, 60), 2)
+    assert (runner.run(a, b).c == a @ b).all()
+    assert held.order.index("load") < held.order.index("copy")
+
+
+@needs("emulator")
+def test_what_does_not_compile_is_an_error_of_the_call():
+    runner = Runner(device="emulator", kernel="block_tile")
+    Held(runner, fails=True)
+    a, b = whole((70, 50), 1), whole((50, 60), 2)
+    before = threading.active_count()
+    with pytest.raises(KernelError, match="no such instruction"):
+        runner.gemm(a, b)
+    until = time.monotonic() + WAIT_S
+    while threading.active_count() > before and time.monotonic() < until:
+        time.sleep(0.01)
+    assert threading.active_count() <= before
