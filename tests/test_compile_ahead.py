@@ -9,6 +9,7 @@ from support.devices import needs
 
 from hybrid_gemm import Runner
 from hybrid_gemm.errors import KernelError
+from hybrid_gemm.execution import staging
 
 WAIT_S = 20
 
@@ -18,12 +19,12 @@ def whole(shape, seed):
 
 
 class Held:
-    """An emulator whose compiler waits until a copy has begun; `order` is what happened."""
+    """A runner's emulator whose compiler waits until a copy has begun; `order` is what happened."""
 
-    def __init__(self, runner, fails=False):
+    def __init__(self, monkeypatch, runner, fails=False):
         (device,) = runner.devices
         self.order, self.copied = [], threading.Event()
-        compile_, load, copy = device.compile, device.load, device.copy
+        compile_, load = device.compile, device.load
 
         def compiling(*kernel):
             self.order.append("compile" if self.copied.wait(WAIT_S) else "compile before copies")
@@ -35,19 +36,24 @@ class Held:
             self.order.append("load")
             return load(*kernel)
 
-        def copying(*args, **options):
-            self.copied.set()
-            self.order.append("copy")
-            return copy(*args, **options)
+        def copying(copy):
+            def begin(*args, **options):
+                self.copied.set()
+                self.order.append("copy")
+                return copy(*args, **options)
 
-        device.compile, device.load, device.copy = compiling, loading, copying
+            return begin
+
+        device.compile, device.load = compiling, loading
+        link = staging.link(device).device  # which does the copies
+        monkeypatch.setattr(link, "copy_pinned", copying(link.copy_pinned))
 
 
 @needs("emulator")
 @pytest.mark.parametrize("split", [{}, {"threads": 3, "split": "cols"}])
-def test_operands_are_brought_while_kernels_are_compiled(split):
+def test_operands_are_brought_while_kernels_are_compiled(split, monkeypatch):
     runner = Runner(device="emulator", kernel="block_tile", **split)
-    held = Held(runner)
+    held = Held(monkeypatch, runner)
     a, b = whole((70, 50), 1), whole((50, 60), 2)
     assert (runner.gemm(a, b) == a @ b).all()
     assert held.order.index("copy") < held.order.index("compile") < held.order.index("load")
@@ -57,10 +63,10 @@ def test_operands_are_brought_while_kernels_are_compiled(split):
 
 
 @needs("emulator")
-def test_a_timed_run_compiles_first():
+def test_a_timed_run_compiles_first(monkeypatch):
     """Its clock is of the product alone."""
     runner = Runner(device="emulator", kernel="block_tile")
-    held = Held(runner)
+    held = Held(monkeypatch, runner)
     held.copied.set()
     a, b = whole((70, 50), 1), whole((50, 60), 2)
     assert (runner.run(a, b).c == a @ b).all()
@@ -68,9 +74,9 @@ def test_a_timed_run_compiles_first():
 
 
 @needs("emulator")
-def test_what_does_not_compile_is_an_error_of_the_call():
+def test_what_does_not_compile_is_an_error_of_the_call(monkeypatch):
     runner = Runner(device="emulator", kernel="block_tile")
-    Held(runner, fails=True)
+    Held(monkeypatch, runner, fails=True)
     a, b = whole((70, 50), 1), whole((50, 60), 2)
     before = threading.active_count()
     with pytest.raises(KernelError, match="no such instruction"):

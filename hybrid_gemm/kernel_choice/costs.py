@@ -118,14 +118,20 @@ def _tensor(
         x * size if split or off else 0.0
         for x, off in zip((m * k, k * n), off_line(sides, layout, dtype), strict=True)
     ]
+    out_off = written * (n * (variant.params["OUT"]) % _LINE > 0)
     if variant.kernel.in_place:  # it copies by words, and packs nothing
         words = rounds * steps * sum(off_line(sides, layout, dtype))
-        return 1, rounds * steps, rounds, read, written, 0.0, 0.0, words, float(shares > 1), summed
-    across = ITEM_SIZE[dtype] == 4 and not split
-    if across and layout == "tn" and not any(packed):  # of two across k, one is packed
+        return (
+            1, rounds * steps, rounds, read, written, 0.0, 0.0, words, float(shares > 1), summed,
+            0.0, out_off,
+        )  # fmt: skip
+    wide = ITEM_SIZE[dtype] == 4 and not split
+    if wide and layout == "tn" and not any(packed):  # of two across k, one is packed
         packed[m > n] = (m * k, k * n)[m > n] * size
-    turned = rounds * steps if across and layout in ("nn", "tt") else 0
+    across = [layout[0] == "t", layout[1] == "n"]  # how A and B lie
+    turned = wide and any(x and not y for x, y in zip(across, packed, strict=True))
+    turning = sum(x for x, y in zip(packed, across, strict=True) if y)
     return (
-        1, rounds * steps, rounds, read, written, float(any(packed)), sum(packed), turned,
-        float(shares > 1), summed,
+        1, rounds * steps, rounds, read, written, float(any(packed)), sum(packed) - turning,
+        rounds * steps * float(turned), float(shares > 1), summed, turning, out_off,
     )  # fmt: skip
