@@ -69,37 +69,6 @@ __device__ __forceinline__ void store_elements(const Vec& sum, int n, T alpha, T
     }
 }
 
-// The first row and column, in the tile, of vector v of its sums (see put_sums).
-__device__ __forceinline__ int row_of(int v) {
-    const int i = v / GROUP * VEC / TN;
-    return row_in(v % GROUP) + i / VEC * (LM * VEC) + i % VEC;
-}
-__device__ __forceinline__ int col_of(int v) {
-    return col_in(v % GROUP) + v / GROUP * VEC % TN * LN;
-}
-
-// Stores a tile that one block has made alone. The sums of group 0 go through shared memory, so
-// that all threads store them, in a loop: from one group's registers, by `store_tile`, the code is
-// longer than all of the rest, and takes the compiler as long. (Where HOPS is 2 it stays so: without
-// it the compiler orders the main loop otherwise.)
-__device__ __forceinline__ void store_alone(const T (&sum)[TM][TN], int m, int n, T alpha, T beta,
-                                            T* C, long long ldc, int row, int col, int group,
-                                            int thread) {
-    DYNAMIC_SHARED(raw);
-    Vec* const sums = reinterpret_cast<Vec*>(raw);
-    if (group == 0) put_sums(sums + thread, sum);
-    __syncthreads();
-    const bool vectors = aligned(C, ldc);
-#pragma unroll 1
-    for (int v = threadIdx.x; v < VECTORS_OF_TILE; v += THREADS) {
-        const int r = row + row_of(v), c = col + col_of(v);
-        if (r >= m) continue;
-        Vec x;
-        UNROLL for (int q = 0; q < VEC; ++q) x.x[q] = sums[v].x[q ^ 1];
-        store_vector(C + r * ldc + c, x, c, n, alpha, beta, vectors);
-    }
-}
-
 // Adds vectors [begin, end) of a tile's `count` parts, at most THREADS vectors, and stores them in
 // C. The threads form as many teams as that leaves, each of which adds its run of the parts.
 __device__ __forceinline__ void add_strip(const Vec* parts, int count, int begin, int end, int m,
@@ -176,8 +145,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         multiply<false>(sum, m, n, A, lda, B, ldb, row, col, first, skip, count, from_a, from_b);
     if (KG > 1) add_groups(sum, group, thread);
     if (shares == 1) {
-        if (!TWO_HOPS)
-            store_alone(sum, m, n, alpha, beta, C, ldc, row, col, group, thread);
+        if (!TWO_HOPS)  // with two, the main loop is ordered better beside the longer code
+            store_in_loop(sum, m, n, alpha, beta, C, ldc, row, col, group, thread);
         else if (group == 0)
             store_tile(sum, m, n, alpha, beta, C, ldc, row + row_in(thread), col + col_in(thread));
         return;

@@ -70,6 +70,8 @@ __device__ __forceinline__ bool collect(T (&sum)[TM][TN], const CutTiles& cut, i
     return true;
 }
 
+// IN_LOOP: see store_in_loop.
+template <bool IN_LOOP = false>
 __device__ __forceinline__ void tuned(int m, int n, int k, T alpha, const T* A, long long lda,
                                       const T* B, long long ldb, T beta, T* C, long long ldc,
                                       T* workspace, unsigned* flags) {
@@ -110,6 +112,12 @@ __device__ __forceinline__ void tuned(int m, int n, int k, T alpha, const T* A, 
             multiply<false>(sum, m, n, A, lda, B, ldb, row, col, k0, skip, count, from_a, from_b);
         if (KG > 1) add_groups(sum, group, thread);
         if (count < steps && !collect(sum, cut, tile, workspace, flags, group, thread)) continue;
+        if (IN_LOOP) {
+            __syncthreads();  // the ring is read
+            store_in_loop(sum, m, n, alpha, beta, C, ldc, row, col, group, thread);
+            __syncthreads();  // and may be filled again
+            continue;
+        }
         if (group != 0) continue;
         store_tile(sum, m, n, alpha, beta, C, ldc, row + row_in(thread), col + col_in(thread));
     }

@@ -231,3 +231,33 @@ __device__ __forceinline__ void store_tile(const T (&sum)[TM][TN], int m, int n,
         }
     }
 }
+
+// The first row and column, in the tile, of vector v of its sums (see put_sums).
+__device__ __forceinline__ int row_of(int v) {
+    const int i = v / GROUP * VEC / TN;
+    return row_in(v % GROUP) + i / VEC * (LM * VEC) + i % VEC;
+}
+__device__ __forceinline__ int col_of(int v) {
+    return col_in(v % GROUP) + v / GROUP * VEC % TN * LN;
+}
+
+// As `store_tile`, for the tile at (row, col). The sums of group 0 go through shared memory, so that
+// all threads store them, in a loop: from one group's registers, by `store_tile`, the code is longer
+// than all of the rest, and takes the compiler as long.
+__device__ __forceinline__ void store_in_loop(const T (&sum)[TM][TN], int m, int n, T alpha, T beta,
+                                              T* C, long long ldc, int row, int col, int group,
+                                              int thread) {
+    DYNAMIC_SHARED(raw);
+    Vec* const sums = reinterpret_cast<Vec*>(raw);
+    if (group == 0) put_sums(sums + thread, sum);
+    __syncthreads();
+    const bool vectors = aligned(C, ldc);
+#pragma unroll 1
+    for (int v = threadIdx.x; v < VECTORS_OF_TILE; v += THREADS) {
+        const int r = row + row_of(v), c = col + col_of(v);
+        if (r >= m) continue;
+        Vec x;
+        UNROLL for (int q = 0; q < VEC; ++q) x.x[q] = sums[v].x[q ^ 1];
+        store_vector(C + r * ldc + c, x, c, n, alpha, beta, vectors);
+    }
+}

@@ -95,7 +95,7 @@ def _strict(
     return (
         1, loaded * each, pairs * each, written, read, out, float(apart), parts,
         loaded * each * off, shares if apart else 0.0, waves * each, waves, out * off_c,
-        waves * each * off,
+        waves * each * off, blocks * each / multiprocessors,
     )  # fmt: skip
 
 
@@ -118,12 +118,13 @@ def _tensor(
         x * size if split or off else 0.0
         for x, off in zip((m * k, k * n), off_line(sides, layout, dtype), strict=True)
     ]
+    loads = parts * steps / multiprocessors
     out_off = written * (n * (variant.params["OUT"]) % _LINE > 0)
     if variant.kernel.in_place:  # it copies by words, and packs nothing
         words = rounds * steps * sum(off_line(sides, layout, dtype))
         return (
             1, rounds * steps, rounds, read, written, 0.0, 0.0, words, float(shares > 1), summed,
-            0.0, out_off,
+            0.0, out_off, loads,
         )  # fmt: skip
     wide = ITEM_SIZE[dtype] == 4 and not split
     if wide and layout == "tn" and not any(packed):  # of two across k, one is packed
@@ -133,5 +134,5 @@ def _tensor(
     turning = sum(x for x, y in zip(packed, across, strict=True) if y)
     return (
         1, rounds * steps, rounds, read, written, float(any(packed)), sum(packed) - turning,
-        rounds * steps * float(turned), float(shares > 1), summed, turning, out_off,
+        rounds * steps * float(turned), float(shares > 1), summed, turning, out_off, loads,
     )  # fmt: skip
