@@ -32,6 +32,8 @@ require   = [
     "KG == 1", "BK % 4 == 0", "STAGES >= 2", "HOPS <= 2",
     # the threads copy whole rows of a stage
     "(BM * BN / (TM * TN)) % BK == 0", "(BM * BN / (TM * TN)) % 32 == 0",
+    # and each of them as many lines as the others
+    "256 % BM == 0", "256 % BN == 0",
 ]
 dtypes    = ["float32", "int32"]
 arch      = ">=80"

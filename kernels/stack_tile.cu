@@ -22,6 +22,8 @@ require   = [
     "BK % 4 == 0", "BK % KG == 0", "BK / KG >= 2", "STAGES >= 2", "HOPS <= 2",
     # the threads copy whole rows of a stage
     "(KG * BM * BN / (TM * TN)) % BK == 0",
+    # and each of them as many lines as the others
+    "256 % BM == 0", "256 % BN == 0",
 ]
 dtypes    = ["float32"]
 arch      = ">=80"

@@ -125,6 +125,20 @@ def test_blocks_of_a_persistent_kernel_fill_the_gpu_once_in_whole_clusters():
         assert few.resident(133) == few
 
 
+@pytest.mark.parametrize("name, sides", [
+    ("tuned", {"BM": 64, "BN": 96, "TM": 8, "TN": 12}),
+    ("deep", {"BM": 64, "BN": 96, "TM": 8, "TN": 12}),
+    ("short_k", {"BM": 96, "BN": 64, "TM": 8, "TN": 8}),
+])  # fmt: skip
+def test_a_tile_whose_lines_threads_cannot_share_out_evenly_is_refused(name, sides):
+    """With 96 rows some threads' copies would lie beyond the tile and the matrix."""
+    (side,) = (x for x in sides if sides[x] == 96)
+    kernel = catalog.get(name)
+    params = next(p for p in kernel.params if p["BM"] == p["BN"] == 64)
+    with pytest.raises(UsageError, match=f"needs 256 % {side} == 0$"):
+        kernel.variant({**params, **sides})
+
+
 def test_other_launches_stay_as_they_are():
     for kernel in TILED:
         if not kernel.persistent:

@@ -201,9 +201,10 @@ def left_out() -> str:
     modes = result("fitted")["modes"]
     lines = [
         "cuBLAS's time over that of the kernel taken, device time, H200 "
-        "([times of every candidate](results/fitted_h200.json)). Each quarter of the shapes was "
-        "predicted by models fitted to the other three. Own: our kernels alone. Regret: how much "
-        "longer `auto` takes than the fastest of all candidates:",
+        "([times](results/fitted_times_h200.json.gz), [figures](results/fitted_h200.json)). The "
+        "times at each shape were predicted without those that were measured there. Own: our "
+        "kernels alone. Regret: how much longer `auto` takes than the fastest of all that was "
+        "timed:",
         "",
     ]
     columns = ("own", "auto", "first", "worst", "regret")
