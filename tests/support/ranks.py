@@ -36,9 +36,11 @@ def needs_mpirun(test):
 
 @functools.cache
 def patience() -> dict[str, str]:
-    """Changes of the environment by which ranks that wait sleep. Open MPI looks for messages without
-    a pause, which takes the cores from the ranks that others wait for, and from other tests. Without
-    g++ ranks wait as users' ranks do."""
+    """Changes of the environment by which ranks that wait sleep.
+
+    Open MPI looks for messages without a pause, on cores that other ranks and tests need. Without
+    g++ ranks wait as users' ranks do.
+    """
     try:
         library = build_library(Path(__file__).with_name("patient_yield.cpp"))
     except UnavailableError:
