@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.command import environment, python
-from support.ranks import MPI_ENVIRONMENT, MPIRUN, mpirun, needs_mpirun
+from support.ranks import MPI_ENVIRONMENT, MPIRUN, mpirun, needs_mpirun, patience
 
 from hybrid_gemm import gemm
 from hybrid_gemm.arrays import output_files
@@ -260,7 +260,10 @@ def campaign(*arguments, tmp_path) -> dict:
     """Beside other tests a job takes longer to end than the 10 s of an idle machine: a rank that is
     stopped while it starts is missed only when the others have started."""
     result = tmp_path / "faults.json"
-    done = python(FAULTS, "--ranks", 2, "--limit", 40, *arguments, "--json", result, timeout=280)
+    env = {**patience(), "OMPI_MCA_btl": MPI_ENVIRONMENT["OMPI_MCA_btl"]}
+    done = python(
+        FAULTS, "--ranks", 2, "--limit", 40, *arguments, "--json", result, timeout=280, env=env
+    )
     assert result.exists(), done.stderr
     return json.loads(result.read_text())
 

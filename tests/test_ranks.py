@@ -274,7 +274,7 @@ def test_info_says_where_ranks_run():
     ],
 )
 def test_a_wrong_option_has_one_message(files, arguments, code, message):
-    done = run(3, *arguments, cwd=files[0], check=code)
+    done = run(2, *arguments, cwd=files[0], check=code)
     assert message in done.stderr
     assert done.stderr.count("hybrid-gemm: ") + done.stderr.count("Error: ") == 1
     assert "Traceback" not in done.stderr

@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 
 HERE = Path(__file__).resolve().parent
+SIDE = 230  # of A and B: above what failing_malloc.c takes for a large block
 MOST = 400  # allocations of one product; more means that a loop does not end
 SETTLE_S = 5  # in which a copying thread lets its last block go
 
@@ -88,15 +89,16 @@ def campaign(name: str, folder: Path) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
-def on_device(device: str, name: str, memory: str) -> dict[str, Any]:
-    """What came of a configuration of `ON_DEVICES`, in this process, where `memory` is short."""
+def on_device(device: str, name: str, memory: str, side: int = SIDE) -> dict[str, Any]:
+    """What came of a configuration of `ON_DEVICES`, in this process, where `memory` is short, for
+    matrices of that side."""
     options, *rest = ON_DEVICES[name]
     options = {**options, "device": device}
     if (device, name) == ("emulator", "fp32x3"):
         options["kernel"] = "mma"
     with Allocations(device, memory) as allocations:
         label = f"{device} {name}: {memory} memory"
-        return Shortage(label, (options, *rest), allocations).all()
+        return Shortage(label, (options, *rest), allocations, side).all()
 
 
 class Malloc:
@@ -196,7 +198,7 @@ class Shortage:
 
     def __init__(
         self, name: str, configuration: tuple | None = None,
-        allocations: Malloc | Allocations | None = None,
+        allocations: Malloc | Allocations | None = None, side: int = SIDE,
     ) -> None:  # fmt: skip
         import hybrid_gemm
 
@@ -209,7 +211,6 @@ class Shortage:
 
             small_turns(builtins)
         rng = np.random.default_rng(5)
-        side = 230
         self.a, self.b, self.c = (rng.integers(-2, 3, (side, side)).astype(dtype) for _ in range(3))
         wide = [x.astype("i8") for x in (self.a, self.b, self.c)]
         result = np.result_type(self.a)

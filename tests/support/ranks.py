@@ -1,5 +1,6 @@
 """MPI ranks: mpirun, what they need, and how one of them is made to fail."""
 
+import functools
 import os
 import shutil
 import subprocess
@@ -7,6 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from hybrid_gemm.errors import UnavailableError
+from hybrid_gemm.host.compiler import build_library
 
 from .command import TESTS, environment
 
@@ -30,13 +34,27 @@ def needs_mpirun(test):
     return skip(pytest.mark.mpi(test))
 
 
+@functools.cache
+def patience() -> dict[str, str]:
+    """Changes of the environment by which ranks that wait sleep.
+
+    Open MPI looks for messages without a pause, on cores that other ranks and tests need. Without
+    g++ ranks wait as users' ranks do.
+    """
+    try:
+        library = build_library(Path(__file__).with_name("patient_yield.cpp"))
+    except UnavailableError:
+        return {}
+    return {"LD_PRELOAD": str(library)}
+
+
 def mpirun(ranks: int, *arguments, timeout=120, cwd=None, check=None, **changes):
     """Runs Python with these arguments in so many ranks. `check` is the exit code to expect;
     `changes` are those of the environment."""
     done = subprocess.run(
         [MPIRUN, "-n", str(ranks), sys.executable, *map(str, arguments)],
         capture_output=True, text=True, timeout=timeout, cwd=cwd,
-        env=environment(**MPI_ENVIRONMENT, **changes),
+        env=environment(**{**MPI_ENVIRONMENT, **patience(), **changes}),
     )  # fmt: skip
     if check is not None:
         assert done.returncode == check, done.stdout + done.stderr
