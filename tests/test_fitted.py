@@ -1,8 +1,9 @@
 """Models of times: fitting them, reading them, and choosing by them. Pure."""
 
 import dataclasses
-import json
 import math
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybrid_gemm import catalog
-from hybrid_gemm.bench import fitting, heldout
+from hybrid_gemm.bench import fitting, heldout, left_out
 from hybrid_gemm.errors import UsageError
-from hybrid_gemm.kernel_choice import costs, fitted, on_gpu
+from hybrid_gemm.kernel_choice import compute_modes, costs, fitted, on_gpu
 from hybrid_gemm.kernel_choice.library_kernels import Launched
 from hybrid_gemm.kernel_choice.tables import Machine
 from hybrid_gemm.problem import Problem
@@ -43,10 +44,27 @@ def invented(count=160, seed=3, lead=1.0):
     return fitting.Measured("float32", drawn, [*ours, cublas], np.hstack([times, library]))
 
 
+def written(file, measured):
+    """The file of the model of measured times."""
+    found, library = (
+        fitting.fit(measured, measured.counts(132)), fitting.library_fit(measured, MACHINE)
+    )  # fmt: skip
+    file.write_bytes(fitted.as_bytes(fitting.data(measured, found, MACHINE, library)))
+    return file
+
+
 def made(measured):
-    """The model of measured times, through its text."""
-    found = fitting.fit(measured, measured.counts(132))
-    return fitted.from_data(json.loads(json.dumps(fitting.data(measured, found, MACHINE))), MACHINE)
+    """The model of measured times, through its file."""
+    with tempfile.TemporaryDirectory() as folder:
+        return fitted.read(written(Path(folder) / "model.npz", measured), MACHINE)
+
+
+def judged(measured):
+    """What choosing is worth at shapes left out."""
+    found, library = (
+        fitting.fit(measured, measured.counts(132)), fitting.library_fit(measured, MACHINE)
+    )  # fmt: skip
+    return left_out.worth(left_out.LeftOut(measured, found, library))["all"]
 
 
 def test_drawn_shapes_are_of_their_class_and_of_the_seed():
@@ -119,11 +137,11 @@ def test_a_library_that_jumps_makes_the_lead_that_is_asked_larger():
 
 def test_what_is_said_of_a_model_is_of_shapes_left_out():
     measured = invented()
-    worth = fitting.judged(measured, measured.counts(132), MACHINE)["all"]
+    worth = judged(measured)
     assert worth["own_regret"] < 0.02 and worth["regret"] < 0.04 and worth["worst"] > 0.8
     noise = np.random.default_rng(2).lognormal(0, 0.5, measured.times.shape)
     noisy = fitting.Measured("float32", measured.drawn, measured.variants, measured.times * noise)
-    worth = fitting.judged(noisy, noisy.counts(132), MACHINE)["all"]
+    worth = judged(noisy)
     assert worth["own_regret"] > 0.1
 
 
@@ -192,14 +210,12 @@ def test_a_model_of_another_gpu_like_it_asks_for_twice_the_lead(tmp_path, monkey
 def test_the_users_model_comes_before_the_shipped_one(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("HYBRID_GEMM_CACHE", str(tmp_path))
     on_gpu.forget()
-    measured = invented(lead=0.5)
-    mine = fitting.data(measured, fitting.fit(measured, measured.counts(132)), MACHINE)
-    file = fitted.users_file(MACHINE.model, "float32")
-    file.write_text(json.dumps(mine))
+    file = written(fitted.users_file(MACHINE.model, "float32"), invented(lead=0.5))
     on_gpu.forget()
     model = fitted.model(MACHINE, "float32")
     assert model is not None and len(model.fitted) == 4
-    file.write_text('{"mode": "float32"}')
+    damaged = file.read_bytes()
+    file.write_bytes(damaged[: len(damaged) // 2])
     on_gpu.forget()
     model = fitted.model(MACHINE, "float32")
     assert model is not None and len(model.fitted) > 30
@@ -234,6 +250,33 @@ def test_fp32x3_is_multiplied_in_strict_fp32_where_that_is_faster():
     assert variant.params["TERMS"] == 3
     variant, why = on_gpu.on_tensor_cores(MACHINE, small, "nn", own=True)
     assert "TERMS" not in variant.params and why.startswith("strict fp32 predicted")
+
+
+def test_tf32_is_multiplied_in_strict_fp32_where_that_is_faster():
+    """Few rows are read at the memory's speed there."""
+    few, large = Problem(2, 5000, 9001, compute="tf32"), Problem(4096, 4096, 4096, compute="tf32")
+    variant, why = on_gpu.on_tensor_cores(MACHINE, few, "nn", own=True)
+    assert variant.kernel.role == "gemm" and why.startswith("strict fp32 predicted")
+    assert compute_modes.ran(variant, few) == "strict float32, expected to be faster here than tf32"
+    variant, _why = on_gpu.on_tensor_cores(MACHINE, large, "nn", own=True)
+    assert variant.params["TERMS"] == 1
+
+
+def test_strict_fp32_leads_a_library_in_tf32_clearly_or_is_not_taken():
+    ours, library = catalog.get("wgmma").variant(), catalog.get("cublas_tf32").variant()
+    strict = fitted.Choice(catalog.get("tuned").variant(), 9.0, 0.1, "")
+    for variant, us, taken in ((ours, 9.1, True), (library, 9.1, False), (library, 11.0, True)):
+        choice = fitted.Choice(variant, us, 0.1, "")
+        assert fitted.strict_is_faster("tf32", strict, choice) == taken
+    split = fitted.Choice(ours, 8.5, 0.1, "")
+    assert fitted.strict_is_faster("fp32x3", strict, split)  # which does not lead clearly
+    assert not fitted.strict_is_faster("tf32", strict, split)
+
+
+def test_what_a_library_launches_counts_in_what_a_choice_is_worth():
+    told = with_two_kernels(3)
+    blind = dataclasses.replace(told, launches=None)
+    assert judged(told)["regret"] < judged(blind)["regret"]
 
 
 def test_a_model_needs_shapes(tmp_path):
