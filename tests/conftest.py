@@ -22,6 +22,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 MUCH = 2**28  # bytes that CuPy keeps of a GPU
 
+# JAX takes three quarters of a GPU's memory when it is first used; other workers want some.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
 # Tests start hundreds of Python processes, each of which would compile the package again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 

@@ -253,8 +253,10 @@ def test_fp32x3_is_multiplied_in_strict_fp32_where_that_is_faster():
 
 
 def test_tf32_is_multiplied_in_strict_fp32_where_that_is_faster():
-    """Few rows are read at the memory's speed there."""
-    few, large = Problem(2, 5000, 9001, compute="tf32"), Problem(4096, 4096, 4096, compute="tf32")
+    """For a few columns A is read at the memory's speed there."""
+    few, large = (
+        Problem(*sides, compute="tf32") for sides in ((16001, 2, 9001), (4096, 4096, 4096))
+    )  # fmt: skip
     variant, why = on_gpu.on_tensor_cores(MACHINE, few, "nn", own=True)
     assert variant.kernel.role == "gemm" and why.startswith("strict fp32 predicted")
     assert compute_modes.ran(variant, few) == "strict float32, expected to be faster here than tf32"
