@@ -224,7 +224,8 @@ class Bench:
                 calls[variant] = self.multiply(variant, a, b, c)
                 replay = self.device.repeated(calls[variant], 1, self.stream)
                 self._sample_us(replay, 1)
-                once[variant] = self._sample_us(replay, 1)
+                # One alone may be disturbed, and then nothing more is taken of the variant.
+                once[variant] = min(self._sample_us(replay, 1) for _ in range(2))
         limit = HOPELESS * min(once.values()) + 30
         replays = {}
         for variant, us in once.items():
