@@ -1,10 +1,8 @@
 """Fixtures and options of all tests. `device` runs a test on every device that is here."""
 
 import faulthandler
-import functools
 import os
 import signal
-import sys
 
 import numpy as np
 import pytest
@@ -19,8 +17,6 @@ from hybrid_gemm.kernel_choice import fitted, on_gpu
 # their children.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-
-MUCH = 2**28  # bytes that CuPy keeps of a GPU
 
 # JAX takes three quarters of a GPU's memory when it is first used; other workers want some.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
@@ -93,28 +89,6 @@ def _emulated(request, monkeypatch):
 
     hybrid_gemm.free_memory()  # no runner kept from another test has other devices
     monkeypatch.setattr(devices, "open_devices", several)
-
-
-@pytest.fixture(autouse=True)
-def _memory_of_gpus():
-    """Gives back what CuPy keeps after a test that took much: several workers share a GPU."""
-    yield
-    if (cupy := sys.modules.get("cupy")) and gpus():
-        for ordinal in range(gpus()):
-            with cupy.cuda.Device(ordinal):
-                if (pool := cupy.get_default_memory_pool()).free_bytes() > MUCH:
-                    pool.free_all_blocks()
-
-
-@functools.cache
-def gpus():
-    """How many there are."""
-    import cupy
-
-    try:
-        return cupy.cuda.runtime.getDeviceCount()
-    except cupy.cuda.runtime.CUDARuntimeError:
-        return 0
 
 
 def pytest_terminal_summary(terminalreporter):
