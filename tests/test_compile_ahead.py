@@ -1,13 +1,16 @@
 """A first product's kernels are compiled while its operands are on their way."""
 
+import os
+import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 from support.devices import needs
 
-from hybrid_gemm import Runner
+from hybrid_gemm import Runner, catalog
 from hybrid_gemm.errors import KernelError
 from hybrid_gemm.execution import staging
 
@@ -85,3 +88,50 @@ def test_what_does_not_compile_is_an_error_of_the_call(monkeypatch):
     while threading.active_count() > before and time.monotonic() < until:
         time.sleep(0.01)
     assert threading.active_count() <= before
+
+
+@needs("emulator")
+def test_it_is_asked_once_whether_kernels_have_to_be_compiled(monkeypatch):
+    """To work a product out takes longer than a small one."""
+    runner = Runner(device="emulator", kernel="block_tile")
+    (device,) = runner.devices
+    asked = []
+    kernels_of = device.kernels_of
+    monkeypatch.setattr(device, "kernels_of", lambda work: asked.append(1) or kernels_of(work))
+    a, b = whole((70, 50), 1), whole((50, 60), 2)
+    for _ in range(3):
+        assert (runner.gemm(a, b) == a @ b).all()
+    assert len(asked) == 1
+    assert (runner.run(a, b).c == a @ b).all()  # a timed one loads all before its clock runs
+    assert len(asked) == 2
+
+
+@needs("emulator")
+def test_threads_that_load_a_kernel_at_once_get_the_same_one(monkeypatch):
+    (device,) = Runner(device="emulator", kernel="block_tile").devices
+    both = threading.Barrier(2, timeout=WAIT_S)
+
+    def loading(*kernel):
+        both.wait()
+        return object()
+
+    monkeypatch.setattr(device, "load", loading)
+    variant = catalog.helper("transpose")
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(lambda _: device.function(variant, "float32"), range(2))
+    assert first is second
+
+
+@needs("emulator")
+def test_a_forked_child_waits_for_no_compiler_of_its_parent(monkeypatch):
+    (device,) = Runner(device="emulator", kernel="block_tile").devices
+    variant, compiled = catalog.helper("transpose"), threading.Event()
+    monkeypatch.setattr(device, "compile", lambda *kernel: compiled.wait(WAIT_S))
+    device.compile_ahead(lambda d: d.function(variant, "float32"))
+    if (child := os.fork()) == 0:
+        signal.alarm(WAIT_S // 2)  # ends a child that waits
+        device.function(variant, "float32")
+        os._exit(0)
+    status = os.waitpid(child, 0)[1]
+    compiled.set()
+    assert status == 0

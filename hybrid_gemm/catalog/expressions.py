@@ -5,40 +5,63 @@ from __future__ import annotations
 import ast
 import functools
 import math
+import operator
 from collections.abc import Callable, Mapping
 from fractions import Fraction
-from typing import Any
+from typing import Any, NoReturn
 
-_OPERATORS: dict[type, Callable[[Any, Any], int | Fraction]] = {
-    ast.Add: lambda a, b: a + b,
-    ast.Sub: lambda a, b: a - b,
-    ast.Mult: lambda a, b: a * b,
-    ast.Div: lambda a, b: Fraction(a) / Fraction(b),
-    ast.Mod: lambda a, b: a % b,
-    ast.Eq: lambda a, b: a == b,
-    ast.NotEq: lambda a, b: a != b,
-    ast.Lt: lambda a, b: a < b,
-    ast.LtE: lambda a, b: a <= b,
-    ast.Gt: lambda a, b: a > b,
-    ast.GtE: lambda a, b: a >= b,
-}
-_FUNCTIONS: dict[str, Callable[..., int | Fraction]] = {"ceil": math.ceil, "min": min, "max": max}
+Value = int | Fraction
+_OPERATORS: dict[type, Callable[[Any, Any], Value]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: Fraction,
+    ast.Mod: operator.mod, ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt,
+    ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
+}  # fmt: skip
+_FUNCTIONS: dict[str, Callable[..., Value]] = {"ceil": math.ceil, "min": min, "max": max}
 
 
 MAX_LENGTH = 1000  # characters of an expression; longer ones could nest too deep, or take for ever
 
+_Evaluated = Callable[[Mapping[str, int]], Value]  # a part of an expression, for values of names
+
 
 @functools.lru_cache(maxsize=4096)
-def _parse(expression: str) -> ast.expr:
+def _parse(expression: str) -> _Evaluated:
     if len(expression) > MAX_LENGTH:
         raise ValueError(
             f"an expression of {len(expression)} characters; it has {MAX_LENGTH} at most"
         )
     # C spells conjunctions && and ||; the header keeps to one comparison an entry instead.
     try:
-        return ast.parse(expression, mode="eval").body
+        body = ast.parse(expression, mode="eval").body
     except (SyntaxError, MemoryError) as error:  # MemoryError: nested too deep for the parser
         raise ValueError(f"cannot evaluate {expression!r}: {error}") from None
+    return _evaluated(body, expression)
+
+
+def _evaluated(node: ast.expr, expression: str) -> _Evaluated:
+    """What computes a node of an expression: a kernel's are evaluated for each of its variants."""
+
+    def part(node: ast.expr) -> _Evaluated:
+        match node:
+            case ast.Constant(value=int() as value):
+                return lambda names: value
+            case ast.Name(id=name):
+                return lambda names: names[name] if name in names else refuse(node)
+            case (
+                ast.BinOp(left=left, op=op, right=right)
+                | ast.Compare(left=left, ops=[op], comparators=[right])
+            ) if type(op) in _OPERATORS:
+                apply, x, y = _OPERATORS[type(op)], part(left), part(right)
+                return lambda names: apply(x(names), y(names))
+            case ast.Call(func=ast.Name(id=name), args=args) if name in _FUNCTIONS:
+                function, given = _FUNCTIONS[name], [part(arg) for arg in args]
+                return lambda names: function(*(x(names) for x in given))
+        return lambda names: refuse(node)
+
+    def refuse(node: ast.expr) -> NoReturn:
+        raise ValueError(f"cannot evaluate {ast.unparse(node)!r} in {expression!r}")
+
+    return part(node)
 
 
 def evaluate(expression: str, names: Mapping[str, int]) -> int:
@@ -47,23 +70,8 @@ def evaluate(expression: str, names: Mapping[str, int]) -> int:
     Division is exact, so `ceil(n / BN)` is the number of tiles. A comparison is 1 where it holds
     and 0 elsewhere. Raises `ValueError` on anything else.
     """
-
-    def walk(node: ast.expr) -> int | Fraction:
-        match node:
-            case ast.Constant(value=int() as value):
-                return value
-            case ast.Name(id=name) if name in names:
-                return names[name]
-            case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
-                return _OPERATORS[type(op)](walk(left), walk(right))
-            case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _OPERATORS:
-                return _OPERATORS[type(op)](walk(left), walk(right))
-            case ast.Call(func=ast.Name(id=name), args=args) if name in _FUNCTIONS:
-                return _FUNCTIONS[name](*map(walk, args))
-        raise ValueError(f"cannot evaluate {ast.unparse(node)!r} in {expression!r}")
-
     try:
-        value = walk(_parse(expression))
+        value = _parse(expression)(names)
     except (ArithmeticError, RecursionError) as error:
         raise ValueError(f"cannot evaluate {expression!r} for {dict(names)}: {error}") from None
     if value.denominator != 1:

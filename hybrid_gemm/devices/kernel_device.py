@@ -27,14 +27,13 @@ class KernelDevice(KernelLauncher):
 
     def __init__(self) -> None:
         super().__init__()
-        self.prepared_for: Kept[bool] = Kept(MAX_KEPT)
+        self.prepared_for: Kept[bool] = Kept(MAX_KEPT)  # False: kernels may be on their way
         self.splitting: Kept[tensor_core_products.PartSplit] = Kept(MAX_KEPT)
 
     def prepare(
         self, variant: Variant, a: Array, b: Array, dtype: str, *, summed: bool = True
     ) -> None:
-        lies = [(x.shape, layout(x)) for x in (a, b)]
-        key = variant, *lies, dtype, summed
+        key = _prepared_key(variant, a, b, dtype, summed)
         if not self.prepared_for.get(key):  # working a product out takes longer than a small one
             self.loading_together(lambda device: _load(device, variant, a, b, dtype, summed))
             self.prepared_for.put(key, True)
@@ -42,7 +41,10 @@ class KernelDevice(KernelLauncher):
     def prepare_ahead(
         self, variant: Variant, a: Array, b: Array, dtype: str, *, summed: bool = True
     ) -> None:
-        self.compile_ahead(lambda device: _load(device, variant, a, b, dtype, summed))
+        key = _prepared_key(variant, a, b, dtype, summed)
+        if self.prepared_for.get(key) is None:
+            self.compile_ahead(lambda device: _load(device, variant, a, b, dtype, summed))
+            self.prepared_for.put(key, False)
 
     def prepare_combine(self, dtype: str) -> None:
         self.function(catalog.helper("combine"), dtype)
@@ -252,6 +254,10 @@ class KernelDevice(KernelLauncher):
                 self.launch(function, launch, args, stream)
 
         return call
+
+
+def _prepared_key(variant: Variant, a: Array, b: Array, dtype: str, summed: bool) -> tuple:
+    return variant, *((x.shape, layout(x)) for x in (a, b)), dtype, summed
 
 
 def _load(

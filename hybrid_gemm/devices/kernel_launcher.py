@@ -5,17 +5,28 @@ from __future__ import annotations
 
 import abc
 import copy
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from ..catalog import Launch, Variant
+from ..host import forks
 from ..host.resources import cores
 from .base import Array, Device, Stream
 from .roles import BoundProduct
 
 Compiled = tuple[Variant, str, str]  # a kernel, its dtype, and the storage orders of A and B
 R = TypeVar("R")
+_devices: weakref.WeakSet[KernelLauncher] = weakref.WeakSet()
+
+
+def _forget() -> None:
+    for device in _devices:
+        device._coming.clear()  # the threads that compile did not come along
+
+
+forks.forget_in_child(_forget)
 
 
 class KernelLauncher(Device):
@@ -26,6 +37,7 @@ class KernelLauncher(Device):
         self._loaded: dict[Compiled, Any] = {}
         self._coming: dict[Compiled, Future[None]] = {}  # that other threads compile
         self._noted: dict[Compiled, None] | None = None  # where kernels are noted and not loaded
+        _devices.add(self)
 
     @abc.abstractmethod
     def load(self, variant: Variant, dtype: str, layouts: str) -> Any:
@@ -63,7 +75,8 @@ class KernelLauncher(Device):
                     coming.result()
                 finally:
                     self._coming.pop(key, None)
-            self._loaded[key] = self.load(variant, dtype, layouts)
+            # Of two threads that load it at once, both get the one that is kept.
+            return self._loaded.setdefault(key, self.load(variant, dtype, layouts))
         return self._loaded[key]
 
     def kernels_of(self, work: Callable[[KernelLauncher], object]) -> list[Compiled]:
