@@ -13,8 +13,8 @@ block     = ["256", "1", "1"]
 grid      = ["BLOCKS", "1", "1"]
 scales    = ["BLOCKS", "SPLIT"]
 tile      = ["BM", "BN"]
-# the ring; the sums that half of the groups hand to the others; those of the tile
-shared    = "max(STAGES * BK * (BM + BN + 64 / SIZE) * SIZE, max(2, KG) * BM * BN * SIZE / 2)"
+# the ring; the sums that half of the groups hand to the others, or half of the tile
+shared    = "max(STAGES * BK * (BM + BN + 64 / SIZE) * SIZE, KG * BM * BN * SIZE / 2)"
 workspace = "2 * BLOCKS * BM * BN * SIZE"
 flags     = "32 * BLOCKS"
 early     = true
@@ -74,7 +74,7 @@ extern "C" __global__ void __launch_bounds__(256)
     wait_for_launch_before();
     if (*verdict == FP16_SPLIT) return;
     if (*verdict == STRICT) {
-        tuned<true>(m, n, k, alpha, A, lda, B, ldb, beta, C, ldc, workspace, flags);
+        tuned<(KG > 1 ? 1 : 2)>(m, n, k, alpha, A, lda, B, ldb, beta, C, ldc, workspace, flags);
         return;
     }
     DYNAMIC_SHARED(raw);

@@ -70,8 +70,8 @@ __device__ __forceinline__ bool collect(T (&sum)[TM][TN], const CutTiles& cut, i
     return true;
 }
 
-// IN_LOOP: see store_in_loop.
-template <bool IN_LOOP = false>
+// ROUNDS of store_in_loop; 0: by store_tile.
+template <int ROUNDS = 0>
 __device__ __forceinline__ void tuned(int m, int n, int k, T alpha, const T* A, long long lda,
                                       const T* B, long long ldb, T beta, T* C, long long ldc,
                                       T* workspace, unsigned* flags) {
@@ -112,9 +112,9 @@ __device__ __forceinline__ void tuned(int m, int n, int k, T alpha, const T* A, 
             multiply<false>(sum, m, n, A, lda, B, ldb, row, col, k0, skip, count, from_a, from_b);
         if (KG > 1) add_groups(sum, group, thread);
         if (count < steps && !collect(sum, cut, tile, workspace, flags, group, thread)) continue;
-        if (IN_LOOP) {
+        if constexpr (ROUNDS > 0) {
             __syncthreads();  // the ring is read
-            store_in_loop(sum, m, n, alpha, beta, C, ldc, row, col, group, thread);
+            store_in_loop<ROUNDS>(sum, m, n, alpha, beta, C, ldc, row, col, group, thread);
             __syncthreads();  // and may be filled again
             continue;
         }

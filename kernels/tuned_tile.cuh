@@ -189,9 +189,11 @@ __device__ __forceinline__ void add_part(T (&sum)[TM][TN], int i, int j, const V
 
 // A tile of partial sums lies as TM * TN / VEC vectors of each thread of a group, neighbouring
 // threads side by side; `to` and `from` are the thread's first.
-__device__ __forceinline__ void put_sums(Vec* to, const T (&sum)[TM][TN]) {
-    UNROLL for (int i = 0; i < TM; ++i) {
-        UNROLL for (int j = 0; j < TN; j += VEC) to[(i * TN + j) / VEC * GROUP] = part(sum, i, j);
+template <int COUNT = TM>  // rows of sums, from `first` on
+__device__ __forceinline__ void put_sums(Vec* to, const T (&sum)[TM][TN], int first = 0) {
+    UNROLL for (int i = 0; i < COUNT; ++i) {
+        UNROLL for (int j = 0; j < TN; j += VEC) to[(i * TN + j) / VEC * GROUP] =
+            part(sum, first + i, j);
     }
 }
 __device__ __forceinline__ void add_sums(T (&sum)[TM][TN], const Vec* from) {
@@ -243,21 +245,27 @@ __device__ __forceinline__ int col_of(int v) {
 
 // As `store_tile`, for the tile at (row, col). The sums of group 0 go through shared memory, so that
 // all threads store them, in a loop: from one group's registers, by `store_tile`, the code is longer
-// than all of the rest, and takes the compiler as long.
+// than all of the rest, and takes the compiler as long. In ROUNDS, so many parts of the tile, where
+// shared memory does not hold all of it.
+template <int ROUNDS = 1>
 __device__ __forceinline__ void store_in_loop(const T (&sum)[TM][TN], int m, int n, T alpha, T beta,
                                               T* C, long long ldc, int row, int col, int group,
                                               int thread) {
     DYNAMIC_SHARED(raw);
     Vec* const sums = reinterpret_cast<Vec*>(raw);
-    if (group == 0) put_sums(sums + thread, sum);
-    __syncthreads();
     const bool vectors = aligned(C, ldc);
+    constexpr int ROWS_AT_ONCE = TM / ROUNDS, AT_ONCE = VECTORS_OF_TILE / ROUNDS;
+    UNROLL for (int round = 0; round < ROUNDS; ++round) {
+        if (round > 0) __syncthreads();  // the part before is stored
+        if (group == 0) put_sums<ROWS_AT_ONCE>(sums + thread, sum, round * ROWS_AT_ONCE);
+        __syncthreads();
 #pragma unroll 1
-    for (int v = threadIdx.x; v < VECTORS_OF_TILE; v += THREADS) {
-        const int r = row + row_of(v), c = col + col_of(v);
-        if (r >= m) continue;
-        Vec x;
-        UNROLL for (int q = 0; q < VEC; ++q) x.x[q] = sums[v].x[q ^ 1];
-        store_vector(C + r * ldc + c, x, c, n, alpha, beta, vectors);
+        for (int v = threadIdx.x; v < AT_ONCE; v += THREADS) {
+            const int r = row + row_of(round * AT_ONCE + v), c = col + col_of(round * AT_ONCE + v);
+            if (r >= m) continue;
+            Vec x;
+            UNROLL for (int q = 0; q < VEC; ++q) x.x[q] = sums[v].x[q ^ 1];
+            store_vector(C + r * ldc + c, x, c, n, alpha, beta, vectors);
+        }
     }
 }
