@@ -47,7 +47,7 @@ def invented(count=160, seed=3, lead=1.0):
 def written(file, measured):
     """The file of the model of measured times."""
     found, library = (
-        fitting.fit(measured, measured.counts(132)), fitting.library_fit(measured, MACHINE)
+        fitting.fit(measured, measured.counts(132)), fitting.fit_library(measured, MACHINE)
     )  # fmt: skip
     file.write_bytes(fitted.as_bytes(fitting.data(measured, found, MACHINE, library)))
     return file
@@ -62,7 +62,7 @@ def made(measured):
 def judged(measured):
     """What choosing is worth at shapes left out."""
     found, library = (
-        fitting.fit(measured, measured.counts(132)), fitting.library_fit(measured, MACHINE)
+        fitting.fit(measured, measured.counts(132)), fitting.fit_library(measured, MACHINE)
     )  # fmt: skip
     return left_out.worth(left_out.LeftOut(measured, found, library))["all"]
 

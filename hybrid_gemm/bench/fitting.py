@@ -86,18 +86,15 @@ class Fit:
     left_out: np.ndarray
 
 
-def fit(measured: Measured, counts: Sequence[np.ndarray], rows: np.ndarray | None = None) -> Fit:
-    """Fits to the shapes `rows`, or to all."""
-    rows = np.arange(len(measured.drawn)) if rows is None else rows
-    times = measured.times[rows]
-    constants = [
-        _positive(count[rows], times[:, i]) for i, count in enumerate(counts)
-    ]  # fmt: skip
-    cost = _costs(constants, [count[rows] for count in counts])
+def fit(measured: Measured, counts: Sequence[np.ndarray]) -> Fit:
+    """Fits to all shapes."""
+    times = measured.times
+    constants = [_positive(count, times[:, i]) for i, count in enumerate(counts)]
+    cost = _costs(constants, counts)
     off = np.log(times / cost)
     means = np.nanmedian(off, 0)
-    points = measured.places[rows]
-    alike = fitted.likeness(points, points) + fitted.NOISE * np.eye(len(rows))
+    points = measured.places
+    alike = fitted.likeness(points, points) + fitted.NOISE * np.eye(len(points))
     weights, left_out = np.zeros_like(times), np.full_like(times, np.nan)
     timed = np.isfinite(times)
     for these in np.unique(timed, axis=1).T:  # variants that were timed at the same shapes
@@ -122,13 +119,17 @@ class LibraryFit:
     mean: float
     weights: np.ndarray
     left_out: np.ndarray
+    errors: np.ndarray  # by how much those are off, as shares
 
 
-def fit_library(
-    some: LibraryTimes, variant: Variant, mode: str, processors: int
-) -> LibraryFit:  # fmt: skip
-    """Fits to all shapes at which it is known what the library launched."""
-    dtype = fitted.OPERANDS[mode]
+def fit_library(measured: Measured, machine: Machine) -> LibraryFit | None:
+    """Fits a mode's library to all shapes at which it is known what it launched; None where there
+    are none."""
+    some = measured.launches
+    if not some or measured.library is None:
+        return None
+    variant, processors = measured.variants[measured.library], machine.multiprocessors
+    dtype = fitted.OPERANDS[measured.mode]
     sides, layouts = [d.shape for d in some.drawn], [d.layout for d in some.drawn]
     counted = np.array([
         costs.counts(variant, s, x, dtype, processors) for s, x in zip(sides, layouts, strict=True)
@@ -142,8 +143,9 @@ def fit_library(
     alike = fitted.library_likeness(at, at) + fitted.LIBRARY_NOISE * np.eye(len(of))
     inverse = np.linalg.inv(alike)
     weights = inverse @ (off - mean)
-    left_out = np.log(some.times) - weights / np.diag(inverse)
-    return LibraryFit(variant, kernels, of, constants, mean, weights, left_out)
+    wrong = weights / np.diag(inverse)
+    left_out = np.log(some.times) - wrong
+    return LibraryFit(variant, kernels, of, constants, mean, weights, left_out, np.abs(wrong))
 
 
 def _library_data(some: LibraryTimes, found: LibraryFit) -> dict[str, Any]:
@@ -153,12 +155,8 @@ def _library_data(some: LibraryTimes, found: LibraryFit) -> dict[str, Any]:
         "launched": np.array([
             [i, *astuple(x)[1:]] for i, x in zip(found.of, some.launched, strict=True)
         ], np.int32),
-        "weights": _whole(found.weights), "errors": _whole(_off(found, some)),
+        "weights": _whole(found.weights), "errors": _whole(found.errors),
     }  # fmt: skip
-
-
-def _off(found: LibraryFit, some: LibraryTimes) -> np.ndarray:
-    return np.abs(found.left_out - np.log(some.times))
 
 
 def _rounded(constants: np.ndarray) -> list[float]:
@@ -229,14 +227,6 @@ def data(
         "errors": _whole(errors(measured, found)),
         "weights": _whole(found.weights.T), **{f"library_{x}": y for x, y in beside.items()},
     }  # fmt: skip
-
-
-def library_fit(measured: Measured, machine: Machine) -> LibraryFit | None:
-    """The fit of a mode's library, if what it launches is known."""
-    if not measured.launches or measured.library is None:
-        return None
-    variant = measured.variants[measured.library]
-    return fit_library(measured.launches, variant, measured.mode, machine.multiprocessors)
 
 
 def measured_from(rows: Sequence[Mapping[str, Any]], variants: Sequence[Variant]) -> Measured:

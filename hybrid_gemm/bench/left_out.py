@@ -37,7 +37,9 @@ class LeftOut:
             return first
         assert self.library  # where `at` is known
         times[self.library.variant] = float(np.exp(self.library.left_out[at]))
-        theirs = fitted.expected_error(self._near_launched(row, at)[None], self._off[None])
+        theirs = fitted.expected_error(
+            self._near_launched(row, at)[None], self.library.errors[None]
+        )  # fmt: skip
         ours = fitted.expected_error(near[None], self._errors[1:])
         return fitted.pick(times, float(np.hypot(theirs, ours)[0]), own=own, can_ask=False)
 
@@ -56,11 +58,6 @@ class LeftOut:
         near = fitted.nearness(places, places)
         np.fill_diagonal(near, 0)
         return near
-
-    @functools.cached_property
-    def _off(self) -> np.ndarray:
-        assert self.library and self.measured.launches
-        return np.abs(self.library.left_out - np.log(self.measured.launches.times))
 
     @functools.cached_property
     def _launched_places(self) -> np.ndarray:
@@ -109,7 +106,7 @@ def worth_of_either(of: LeftOut, plain: LeftOut, pairs: Sequence[tuple[int, int]
         takes = []
         for own in (True, False):
             choices = [
-                x.choice(row, own or x.measured.library is None, ask=mode == "tf32")
+                x.choice(row, own or x.measured.library is None, ask=x.measured.mode == "tf32")
                 for x, row in zip(both, pair, strict=True)
             ]  # fmt: skip
             here = int(fitted.strict_is_faster(mode, choices[1], choices[0]))

@@ -88,7 +88,7 @@ def _fit(gpu: CudaDevice, bench: heldout.Bench, rows: Sequence[Row]) -> tuple[Ro
     measured = fitting.measured_from(rows, list(names.values()))
     counts = measured.counts(gpu.processors)
     machine = gpu.machine(fitted.OPERANDS[bench.mode].replace("float16", "float32"))
-    found, library = fitting.fit(measured, counts), fitting.library_fit(measured, machine)
+    found, library = fitting.fit(measured, counts), fitting.fit_library(measured, machine)
     worth = left_out.worth(left_out.LeftOut(measured, found, library))
     row = {"mode": bench.mode, "variants": len(names), **worth["all"]}
     return row, fitting.data(measured, found, machine, library)
