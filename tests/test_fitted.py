@@ -291,3 +291,82 @@ def test_a_model_needs_shapes(tmp_path):
         models.make(Gpu(), ["fp8"], minutes=1)
     with pytest.raises(UsageError, match="minutes=0: shapes are timed"):
         models.make(Gpu(), ["tf32"], minutes=0)
+
+
+def test_disturbed_times_are_left_out_and_no_others():
+    """Samples that something else made 50 us longer."""
+    measured, rng = invented(), np.random.default_rng(2)
+    measured.times[...] *= np.exp(0.03 * rng.standard_normal(measured.times.shape))
+    counts = measured.counts(132)
+    assert np.isfinite(fitting.undisturbed(measured, counts).times).all()
+    rows = rng.choice(np.flatnonzero(measured.times[:, 1] < 30), 5, replace=False)
+    measured.times[rows, 1] += 50 + 10 * rng.random(5)
+    found = fitting.undisturbed(measured, counts)
+    assert np.isnan(found.times[rows, 1]).all()
+    assert np.isnan(found.times).sum() == 5
+
+
+def off_costs(measured, factor=1.0):
+    """Times that depend on layouts and on m in ways of their own, and all of them on the clock."""
+    m, a, b = measured.places[:, [0]], measured.places[:, [3]], measured.places[:, [4]]
+    times = measured.times * factor * np.exp(0.08 * (m - 9) + 0.3 * a - 0.2 * b)
+    return dataclasses.replace(measured, times=times)
+
+
+def test_a_model_that_continues_that_of_another_gpu_needs_fewer_shapes():
+    """Errors of predictions at shapes that no model has seen; a second GPU, of a slower clock, was
+    measured at 20."""
+    first, few = off_costs(invented(200)), off_costs(invented(20, seed=8), 1.25)
+    unseen = off_costs(invented(60, seed=9), 1.25)
+    of_first = fitting.data(first, fitting.fit(first, first.counts(132)), MACHINE)
+    base = fitted.from_data(of_first, MACHINE)
+    like = dataclasses.replace(MACHINE, model="NVIDIA H999")
+    continued = fitting.data(few, fitting.fit(few, few.counts(132), base), like, base=of_first)
+    alone = fitting.data(few, fitting.fit(few, few.counts(132)), like)
+
+    def error(data):
+        model = fitted.from_data(data, like)
+        return np.mean([
+            abs(math.log(us / times[few.variants.index(v)]))
+            for drawn, times in zip(unseen.drawn, unseen.times, strict=True)
+            for v, us in model.times_us(drawn.shape, drawn.layout, like).items()
+        ])  # fmt: skip
+
+    errors = error(continued), error(alone), error(of_first)
+    assert errors[0] < 0.7 * min(errors[1:]), errors
+
+
+def test_errors_of_another_gpu_are_not_taken_for_this_ones():
+    few = invented(40, seed=8)
+    first = written_data(invented(), MACHINE)
+    base = fitted.from_data(first, MACHINE)
+    for model, known in (("NVIDIA H999", 40), (MACHINE.model, 200)):
+        machine = dataclasses.replace(MACHINE, model=model)
+        found = fitting.fit(few, few.counts(132), base)
+        library = fitting.fit_library(few, machine, base)
+        data = fitting.data(few, found, machine, library, first)
+        made = fitted.from_data(data, machine)
+        assert len(made.places) == 200 and np.isfinite(made.errors[0]).sum() == known
+
+
+def written_data(measured, machine):
+    return fitting.data(measured, fitting.fit(measured, measured.counts(132)), machine)
+
+
+def test_the_h100_has_models_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.setenv("HYBRID_GEMM_CACHE", str(tmp_path))
+    on_gpu.forget()
+    machine = dataclasses.replace(MACHINE, model="NVIDIA H100 80GB HBM3")
+    for mode in ("float32", "tf32", "float16", "fp32x3"):
+        model = fitted.model(machine, mode)
+        assert model is not None and not model.lent
+        apart = []
+        for drawn in heldout.draw(9, 20):
+            ours, theirs = (
+                x.times_us(drawn.shape, drawn.layout, MACHINE)
+                for x in (model, fitted.model(MACHINE, mode))
+            )
+            apart.append(math.log(min(ours.values()) / min(theirs.values())))
+        assert 0.95 < math.exp(np.mean(apart)) < 1.3, mode  # of the H100, whose memory is slower
+        assert np.ptp(apart) > 0.02, mode
+    on_gpu.forget()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
@@ -16,6 +17,7 @@ from ..kernel_choice.tables import Machine
 from .heldout import Drawn
 
 _ROUNDS = 400  # of coordinate descent
+DISTURBED = 10.0  # standard deviations by which a time that something disturbed is too long
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,8 @@ class Measured:
 @dataclass
 class Fit:
     """Constants, means and weights of all variants, and predictions made without a shape's own
-    time: `left_out`, in logarithms of microseconds."""
+    time: `left_out`, in logarithms of microseconds. Where a model of another GPU was continued,
+    constants and means go on with that model's weights of its shapes."""
 
     constants: list[np.ndarray]
     means: np.ndarray
@@ -86,25 +89,89 @@ class Fit:
     left_out: np.ndarray
 
 
-def fit(measured: Measured, counts: Sequence[np.ndarray]) -> Fit:
-    """Fits to all shapes."""
-    times = measured.times
-    constants = [_positive(count, times[:, i]) for i, count in enumerate(counts)]
-    cost = _costs(constants, counts)
-    off = np.log(times / cost)
+def undisturbed(
+    measured: Measured, counts: Sequence[np.ndarray], base: fitted.Model | None = None
+) -> Measured:
+    """Without times that are so much longer than those of other shapes predict that something else
+    ran meanwhile: by more than `DISTURBED` standard deviations, robustly estimated for each
+    variant. `base` as in `fit`."""
+    points, times = measured.places, measured.times.copy()
+    alike = fitted.likeness(points, points) + fitted.NOISE * np.eye(len(points))
+    for i, (variant, count) in enumerate(zip(measured.variants, counts, strict=True)):
+        these = np.flatnonzero(np.isfinite(times[:, i]))
+        if len(these):
+            start = _start(variant, count, times[:, i], points, base)
+            off = (np.log(times[:, i]) - start.predicted)[these]
+            weights, wrong = _kriging(alike[np.ix_(these, these)], off - np.median(off))
+            # Each by the deviation that is expected of it.
+            by = np.sign(wrong) * np.sqrt(wrong * weights)
+            usual = 1.4826 * float(np.median(np.abs(by)))
+            times[these[by > DISTURBED * usual], i] = np.nan
+    launches, library = measured.launches, measured.library
+    if launches and library is not None:
+        gone = np.isnan(times[:, library]) & np.isfinite(measured.times[:, library])
+        rows = {launches.row(measured.drawn[i]) for i in np.flatnonzero(gone).tolist()}
+        keep = [i for i in range(len(launches.drawn)) if i not in rows]
+        launches = LibraryTimes(
+            [launches.drawn[i] for i in keep], [launches.launched[i] for i in keep],
+            launches.times[keep],
+        )  # fmt: skip
+    return dataclasses.replace(measured, times=times, launches=launches)
+
+
+def fit(measured: Measured, counts: Sequence[np.ndarray], base: fitted.Model | None = None) -> Fit:
+    """Fits to all shapes. With a `base`, the model of another GPU with the same architecture, what
+    is fitted is by how much this GPU's times differ from those that it predicts."""
+    times, points = measured.times, measured.places
+    starts = [
+        _start(variant, count, times[:, i], points, base)
+        for i, (variant, count) in enumerate(zip(measured.variants, counts, strict=True))
+    ]
+    predicted = np.stack([x.predicted for x in starts], 1)
+    off = np.log(times) - predicted
     means = np.nanmedian(off, 0)
-    points = measured.places
     alike = fitted.likeness(points, points) + fitted.NOISE * np.eye(len(points))
     weights, left_out = np.zeros_like(times), np.full_like(times, np.nan)
     timed = np.isfinite(times)
     for these in np.unique(timed, axis=1).T:  # variants that were timed at the same shapes
         columns = np.flatnonzero((timed == these[:, None]).all(0))
         at = np.ix_(these, columns)
-        inverse = np.linalg.inv(alike[np.ix_(these, these)])
-        weights[at] = inverse @ (off[at] - means[columns])
-        # Leaving one out has a closed form (Rasmussen and Williams 2006, eq. 5.12).
-        left_out[at] = np.log(times[at]) - weights[at] / np.diag(inverse)[:, None]
-    return Fit(constants, means, weights, left_out)
+        weights[at], wrong = _kriging(alike[np.ix_(these, these)], off[at] - means[columns])
+        left_out[at] = np.log(times[at]) - wrong
+    return Fit(
+        [x.constants for x in starts], means + [x.mean for x in starts], weights, left_out
+    )  # fmt: skip
+
+
+def _kriging(alike: np.ndarray, off: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Weights of shapes, and by how much each shape's value is off from what the others predict,
+    which has a closed form (Rasmussen and Williams 2006, eq. 5.12)."""
+    inverse = np.linalg.inv(alike)
+    weights = inverse @ off
+    return weights, (weights.T / np.diag(inverse)).T
+
+
+@dataclass(frozen=True)
+class _Start:
+    """What a variant's fit begins with: its constants, its mean, and the logarithms of the times
+    that they, and another GPU's model, predict of the measured shapes."""
+
+    constants: np.ndarray
+    mean: float
+    predicted: np.ndarray
+
+
+def _start(
+    variant: Variant, counts: np.ndarray, times: np.ndarray, points: np.ndarray,
+    base: fitted.Model | None,
+) -> _Start:  # fmt: skip
+    known = next((x for x in base.fitted if x.variant == variant), None) if base else None
+    if base is None or known is None:
+        constants = _positive(counts, times)
+        return _Start(constants, 0.0, np.log(_cost(constants, counts)))
+    alike = fitted.likeness(points, base.places)
+    predicted = np.log(_cost(known.constants, counts)) + known.mean + alike @ known.weights
+    return _Start(known.constants, known.mean, predicted)
 
 
 @dataclass(frozen=True)
@@ -122,9 +189,11 @@ class LibraryFit:
     errors: np.ndarray  # by how much those are off, as shares
 
 
-def fit_library(measured: Measured, machine: Machine) -> LibraryFit | None:
+def fit_library(
+    measured: Measured, machine: Machine, base: fitted.Model | None = None
+) -> LibraryFit | None:
     """Fits a mode's library to all shapes at which it is known what it launched; None where there
-    are none."""
+    are none. `base` as in `fit`."""
     some = measured.launches
     if not some or measured.library is None:
         return None
@@ -134,18 +203,24 @@ def fit_library(measured: Measured, machine: Machine) -> LibraryFit | None:
     counted = np.array([
         costs.counts(variant, s, x, dtype, processors) for s, x in zip(sides, layouts, strict=True)
     ])  # fmt: skip
-    constants = _positive(counted, some.times)
-    off = np.log(some.times / np.maximum(fitted.LEAST_US, counted @ constants))
-    mean = float(np.median(off))
-    kernels = sorted({x.kernel for x in some.launched})
+    theirs = base.library if base else None
+    kernels = list(theirs.kernels) if theirs else []
+    kernels += sorted({x.kernel for x in some.launched} - {*kernels})
     of = np.array([kernels.index(x.kernel) for x in some.launched])
     at = fitted.library_places(sides, layouts, some.launched, dtype, processors), of
+    if theirs:
+        constants, known_mean = theirs.fitted.constants, theirs.fitted.mean
+        known = fitted.library_likeness(at, (theirs.places, theirs.of)) @ theirs.fitted.weights
+    else:
+        constants, known_mean, known = _positive(counted, some.times), 0.0, 0.0
+    off = np.log(some.times / _cost(constants, counted)) - known_mean - known
+    mean = float(np.median(off))
     alike = fitted.library_likeness(at, at) + fitted.LIBRARY_NOISE * np.eye(len(of))
-    inverse = np.linalg.inv(alike)
-    weights = inverse @ (off - mean)
-    wrong = weights / np.diag(inverse)
+    weights, wrong = _kriging(alike, off - mean)
     left_out = np.log(some.times) - wrong
-    return LibraryFit(variant, kernels, of, constants, mean, weights, left_out, np.abs(wrong))
+    return LibraryFit(
+        variant, kernels, of, constants, known_mean + mean, weights, left_out, np.abs(wrong)
+    )  # fmt: skip
 
 
 def _library_data(some: LibraryTimes, found: LibraryFit) -> dict[str, Any]:
@@ -168,11 +243,8 @@ def _whole(values: np.ndarray) -> np.ndarray:
     return np.where(np.isnan(values), -1, np.rint(values / fitted.WEIGHT)).astype(np.int32)
 
 
-def _costs(constants: Sequence[np.ndarray], counts: Sequence[np.ndarray]) -> np.ndarray:
-    found = [
-        np.maximum(fitted.LEAST_US, count @ x) for x, count in zip(constants, counts, strict=True)
-    ]
-    return np.stack(found, 1)
+def _cost(constants: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    return np.maximum(fitted.LEAST_US, counts @ constants)
 
 
 def _positive(counts: np.ndarray, times: np.ndarray) -> np.ndarray:
@@ -201,10 +273,12 @@ def errors(measured: Measured, found: Fit) -> np.ndarray:
 
 
 def data(
-    measured: Measured, found: Fit, machine: Machine, library: LibraryFit | None = None
-) -> dict[str, Any]:
+    measured: Measured, found: Fit, machine: Machine, library: LibraryFit | None = None,
+    base: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """The model as `fitted.from_data` reads it: arrays by name, and plain data as "about".
-    `library` is the library's fit, if what it launches is known."""
+    `library` is the library's fit, if what it launches is known; `base` the data of the model that
+    was continued, whose shapes come first. Variants that were not timed are left out."""
     about = {
         "model": machine.model, "arch": machine.arch, "multiprocessors": machine.multiprocessors,
         "mode": measured.mode, "library": None,
@@ -221,12 +295,35 @@ def data(
             "constants": _rounded(library.constants), "mean": round(library.mean, 4),
         }  # fmt: skip
         beside = _library_data(measured.launches, library)
-    return {
+    made = {
         "about": about, "sides": np.array([d.shape for d in measured.drawn], np.int32),
         "layouts": np.array([d.layout for d in measured.drawn]),
         "errors": _whole(errors(measured, found)),
         "weights": _whole(found.weights.T), **{f"library_{x}": y for x, y in beside.items()},
     }  # fmt: skip
+    return made if base is None else _after(base, made)
+
+
+def _after(base: Mapping[str, Any], made: Mapping[str, Any]) -> dict[str, Any]:
+    """A model's data with the shapes of the `base` that it continues before its own. Errors there
+    are known if that is of the same GPU."""
+    known = {_name(x): w for x, w in zip(base["about"]["variants"], base["weights"], strict=True)}
+    nothing = np.zeros(len(base["sides"]), np.int32)
+    before = {
+        "weights": np.stack([known.get(_name(x), nothing) for x in made["about"]["variants"]])
+    }
+    both = made.keys() & {*base} - {"about"}
+    for name in both & {"errors", "library_errors"}:
+        same = base["about"]["model"] == made["about"]["model"]
+        before[name] = base[name] if same else np.full_like(base[name], -1)
+    return dict(made) | {
+        x: np.concatenate([before.get(x, base[x]), made[x]], axis=-1 if x in before else 0)
+        for x in both
+    }  # fmt: skip
+
+
+def _name(variant: Mapping[str, Any]) -> tuple:
+    return variant["kernel"], *sorted(variant["params"].items())
 
 
 def measured_from(rows: Sequence[Mapping[str, Any]], variants: Sequence[Variant]) -> Measured:

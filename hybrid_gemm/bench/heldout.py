@@ -215,18 +215,19 @@ class Bench:
         self, variants: Sequence[Variant], a: Array, b: Array, c: Array, *,
         sample_ms: float = SAMPLE_MS, turns: int = TURNS,
     ) -> dict[Variant, float]:  # fmt: skip
-        """The median time of each variant that runs, in microseconds, of samples taken in turn,
-        each `sample_ms` long; of those that are hopelessly slow, of one product."""
+        """The median time of each variant that runs and for whose workspace there is memory, in
+        microseconds, of samples taken in turn, each `sample_ms` long; of those that are hopelessly
+        slow, of one product."""
         once: dict[Variant, float] = {}
         calls = {}
         for variant in variants:
-            with contextlib.suppress(HybridGemmError):
+            with contextlib.suppress(HybridGemmError, MemoryError):
                 calls[variant] = self.multiply(variant, a, b, c)
                 replay = self.device.repeated(calls[variant], 1, self.stream)
                 self._sample_us(replay, 1)
                 # One alone may be disturbed, and then nothing more is taken of the variant.
                 once[variant] = min(self._sample_us(replay, 1) for _ in range(2))
-        limit = HOPELESS * min(once.values()) + 30
+        limit = HOPELESS * min(once.values(), default=0.0) + 30
         replays = {}
         for variant, us in once.items():
             if us <= limit:

@@ -122,10 +122,11 @@ def worth_of_either(of: LeftOut, plain: LeftOut, pairs: Sequence[tuple[int, int]
 
 def figures(lines: np.ndarray) -> dict[str, float]:
     """Those of `worth`, of lines of the library's time, that of our kernel and of the kernel that
-    is taken, and of our fastest and of the fastest; without a library its time is NaN."""
+    is taken, of our fastest and of the fastest; a library's is not finite where none was timed."""
     theirs, own, auto, best_own, best = lines.T
     said = {"shapes": float(len(lines)), "own_regret": _mean(own / best_own) - 1}
-    if np.isfinite(theirs).all():
+    if (known := np.isfinite(theirs)).any():
+        theirs, own, auto, _, best = lines[known].T
         said |= {
             "own": _mean(theirs / own), "auto": _mean(theirs / auto),
             "first": float(np.percentile(theirs / auto, 1)), "worst": float((theirs / auto).min()),

@@ -245,15 +245,26 @@ def model(machine: Machine, mode: str) -> Model | None:
             return read(path, machine)
     except (UnavailableError, UsageError) as error:
         note(f"the user's model of times is left out: {error}")
-    shipped = HERE / file_name(machine.model, mode)
-    if shipped.is_file():
-        return read(shipped, machine)
-    for path in sorted(HERE.glob(f"*_{mode}.npz")):
-        data = _arrays(path)
-        about = data["about"]
-        if (about["arch"], about["multiprocessors"]) == (machine.arch, machine.multiprocessors):
-            return from_data(data, machine, lent=about["model"])
-    return None
+    data = shipped(machine, mode)
+    if data is None:
+        return None
+    of = data["about"]["model"]
+    return from_data(data, machine, lent="" if of == machine.model else of)
+
+
+def shipped(machine: Machine, mode: str) -> dict[str, Any] | None:
+    """The data of the model that comes with the package for a GPU, or for one with the same
+    architecture and as many multiprocessors; None where there is neither."""
+    own = HERE / file_name(machine.model, mode)
+    if own.is_file():
+        return _arrays(own)
+    others = [_arrays(path) for path in sorted(HERE.glob(f"*_{mode}.npz"))]
+    alike = [
+        data for data in others
+        if (data["about"]["arch"], data["about"]["multiprocessors"])
+        == (machine.arch, machine.multiprocessors)
+    ]  # fmt: skip
+    return max(alike, key=lambda data: np.count_nonzero(data["errors"] >= 0), default=None)
 
 
 def read(path: Path, machine: Machine) -> Model:
