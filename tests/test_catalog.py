@@ -107,7 +107,7 @@ def test_an_entry_of_tma_is_checked(folder, entry, capsys):
 
 def test_scales_names_parameters(folder, capsys):
     write(folder, 'tile = ["1", "1"]', "params = [{BLOCKS = 4}]", 'scales = ["BLOCKS", "SPLIT"]')
-    assert "scales names SPLIT, which is no parameter" in note_of_what_is_left_out(capsys)
+    assert "scales names 'SPLIT', which is no parameter" in note_of_what_is_left_out(capsys)
 
 
 # --- launches -------------------------------------------------------------------------------

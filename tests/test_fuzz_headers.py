@@ -79,8 +79,11 @@ HEADER = headers.KERNEL_SEEDS[0].decode()
         ('["BM", "BN"]', '["BM", "\\u0000"]', "cannot evaluate"),
         ('["BM", "BN"]', f'["BM", "{"-" * 5000}1"]', "an expression of 5001 characters"),
         ("[{BM = 16, BN = 16}, {BM = 8, BN = 32}]", "{BM = 16}", "the header's params cannot be"),
+        ("source ", 'scales = ["\\n"]\nsource ', r"scales names '\n', which is no parameter"),
+        ("source ", 'space = {"\\n" = [1]}\nsource ', r"space names '\n', which is no parameter"),
+        ("[{BM = 16, BN = 16}, {BM = 8, BN = 32}]", r'[{"B\nM" = 16}]', "params cannot be"),
     ],
-    ids=range(7),
+    ids=range(10),
 )
 def test_a_header_of_nonsense_is_refused_in_words(old, new, words, tmp_path):
     path = tmp_path / "gemm_mine.cu"

@@ -73,6 +73,19 @@ def test_one_gpu_that_plays_four_multiplies_no_faster():
     assert cost_model.bound(four) == cost_model.bound(one)
 
 
+@pytest.mark.parametrize(
+    ("size", "compute", "operands", "count"),
+    [(2048, "fp32", "float32", 1), (2048, "fp32x3", "float32", 1), (4096, "tf32", "float32", 1),
+     (8192, "fp32", "float32", 2), (16384, "fp32x3", "float32", 2), (8192, "fp32", "float16", 2)],
+)  # fmt: skip
+def test_by_assumed_links_the_faster_count_of_gpus_is_chosen(size, compute, operands, count):
+    """As docs/results/host2_before_h200.json measured on two H200s, whose PCIe gives 55 GB/s."""
+    known = {"links": None, "link_gbps": 55, "tflops": 52.5, "best_tflops": 55.3}
+    modes = {"mode_tflops": (("fp32x3", 210.0), ("tf32", 338.0), ("narrow", 744.0))}
+    problem = Problem(size, size, size, compute=compute, operands=operands)
+    assert len(make_plan(problem, gpus(2, **known, **modes), (1, 2)).workers) == count
+
+
 def test_there_is_no_bound_where_the_best_rate_is_not_known():
     plan = make_plan(Problem(64, 64, 64), [CPU], 2, split="rows")
     assert cost_model.bound(plan) == {}

@@ -190,7 +190,10 @@ def test_of_a_large_space_what_is_near_the_listed_variants(own):
 
 def test_a_wrong_space_is_left_out_with_its_reason(own, capsys):
     path = template.write("mine")
-    for space, says in (("{TILES = [8]}", "space names TILES"), ("{TILE = 8}", "space cannot be")):
+    for space, says in (
+        ("{TILES = [8]}", "space names 'TILES'"),
+        ("{TILE = 8}", "space cannot be"),
+    ):
         line = next(x for x in path.read_text().splitlines() if x.startswith("space"))
         path.write_text(path.read_text().replace(line, f"space = {space}"))
         notes.forget()

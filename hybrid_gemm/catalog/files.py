@@ -99,10 +99,9 @@ def _check_launch(path: Path, table: Mapping[str, Any]) -> None:
                 f"across_k for A and B, box for C (docs/kernels.md); found {entry}"
             )
     known = table.get("params", ({},))[0]
-    if unknown := [name for name in table.get("space", ()) if name not in known]:
-        raise UsageError(f"{path}: space names {', '.join(unknown)}, which is no parameter")
-    if unknown := [name for name in table.get("scales", ()) if name not in known]:
-        raise UsageError(f"{path}: scales names {', '.join(unknown)}, which is no parameter")
+    for key in ("space", "scales"):
+        if unknown := [repr(name) for name in table.get(key, ()) if name not in known]:
+            raise UsageError(f"{path}: {key} names {', '.join(unknown)}, which is no parameter")
 
 
 def _texts(value: Any, among: tuple[str, ...] = ()) -> bool:
@@ -115,6 +114,7 @@ _RULES: dict[str, Callable[[Any], Any]] = {
     "params": lambda v: (
         isinstance(v, tuple) and len(v) > 0 and all(isinstance(x, dict) for x in v)
         and all(x.keys() == v[0].keys() and all(type(y) is int for y in x.values()) for x in v)
+        and all(map(str.isidentifier, v[0]))
     ),
     "block": lambda v: _texts(v) and len(v) == 3,
     "grid": lambda v: _texts(v) and len(v) == 3,

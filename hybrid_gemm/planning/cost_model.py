@@ -40,8 +40,10 @@ COPYING_THREADS, COPYING_SHARE = 16, 0.9
 SPLIT_BYTES = 3  # bytes that splitting moves in a GPU's memory, for each byte of an operand
 HOSTED_BYTES = 32 << 20  # of A, B and C: one GPU takes small host arrays whole, without a plan
 HOSTED_MS = 0.12
-# What the threads that copy within host memory reach: docs/results/carried2_h200.json.
-ASSUMED_MEMCPY_GBPS = 40.0
+# Where links were not measured: that of a GPU that does not tell its own, and what 16 threads reach
+# within host memory, the median of five runs of `tune --links`: docs/results/links8_h200.json.
+ASSUMED_LINK_GBPS = 20.0
+ASSUMED_MEMCPY_GBPS = 68.0
 
 
 def rate(rates: Rates, count: int) -> float:

@@ -39,7 +39,8 @@ def headers() -> str:
     """Damaged files by reader."""
     named = {
         "npy": "`.npy` files", "npy_mended": "`.npy` files, after the mends",
-        "kernel": "kernel headers", "kernel_mended": "kernel headers, after the mends",
+        "kernel": "kernel headers", "kernel_again": "kernel headers, after the mends",
+        "kernel_mended": "kernel headers, after the last mend",
     }  # fmt: skip
     rows = []
     for what, words in named.items():

@@ -22,7 +22,7 @@ from ...problem import Problem
 from ..base import Array, Event, Stream
 from ..kernel_device import KernelDevice
 from ..roles import BoundProduct, Facts, Prepared
-from . import cublas, driver, launch_list, nvml, nvrtc, pinned_memory
+from . import cublas, driver, launch_list, nvml, nvrtc, pcie, pinned_memory
 from .stream import CudaStream
 
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -131,11 +131,12 @@ class CudaDevice(KernelDevice):
         measured = tables.best_tflops(machine, dtype)
         modes = _MODES if dtype == "float32" else {}
         rates = {name: fitted.best_tflops(machine, mode) for name, mode in modes.items()}
+        assumed = pcie.of_gpu(self.cp, self.ordinal) or cost_model.ASSUMED_LINK_GBPS
         guessed = 0.6 * p["multiProcessorCount"] * 256 * clock_ghz / 1e3
         return DeviceSpec(
             self.name, self.kind, self.ordinal, free + self.pool.free_bytes(),
             tflops=0.95 * measured if measured else guessed, memory_gbps=0.8 * memory_gbps,
-            link_gbps=cost_model.each(known.h2d, len(uuids())) if known else 20,
+            link_gbps=cost_model.each(known.h2d, len(uuids())) if known else assumed,
             peer_gbps=cost_model.each(known.peers, len(uuids())) if known else 100,
             best_tflops=measured or self.peak_tflops(dtype), links=known,
             mode_tflops=tuple((name, found) for name, found in rates.items() if found),
