@@ -231,26 +231,45 @@ def left_out() -> str:
     return "\n".join([*lines, *grid(headings, table), "", said])
 
 
+HELD_OUT = ("float32", "bfloat16", "tf32", "fp32x3")
+
+
 def held_out() -> str:
     """What is chosen at shapes of seeds that nothing was fitted to."""
-    found = [json.loads((ROOT / f"docs/results/heldout_{mode}_h200.json").read_text())
-             for mode in ("float32", "bfloat16", "tf32", "fp32x3")]  # fmt: skip
+    files = [f"heldout_{mode}_h200.json" for mode in HELD_OUT]
+    found = [json.loads((ROOT / "docs/results" / file).read_text()) for file in files]
     seeds = ", ".join(str(data["seed"]) for data in found)
-    files = ", ".join(
-        f"[{data['mode']}](results/heldout_{data['mode']}_h200.json)" for data in found
-    )
+    linked = ", ".join(f"[{mode}](results/{x})" for mode, x in zip(HELD_OUT, files, strict=True))
     lines = [
         "The same of the shipped models at other shapes, of seeds that were looked at once "
-        f"({seeds}; {files}, by scripts/measure-heldout). Each product had a verdict; wrong: how "
+        f"({seeds}; {linked}, by scripts/measure-heldout). Each product had a verdict; wrong: how "
         "many failed it:",
         "",
     ]
-    table = []
-    for data in found:
-        for kind in ("all", *heldout.CLASSES):
-            rows = [r for r in data["rows"] if kind in (r["kind"], "all")]
-            own, auto, first, worst, _regret, _most, wrong = heldout.summary(rows)
-            mode = data["mode"] if kind == "all" else ""
-            table.append([mode, kind, len(rows), own, auto, first, worst, wrong])
+    table = [
+        [data["mode"] if kind == "all" else "", kind, len(rows), own, auto, first, worst, wrong]
+        for data in found
+        for kind in ("all", *heldout.CLASSES)
+        for rows in [[r for r in data["rows"] if kind in (r["kind"], "all")]]
+        for own, auto, first, worst, _regret, _most, wrong in [heldout.summary(rows)]
+    ]
     headings = ["<mode", "<shapes", "count", "own", "`auto`", "1st percentile", "worst", "wrong"]
     return "\n".join([*lines, *grid(headings, table)])
+
+
+def held_out_h100() -> str:
+    """The same on an H100, by the H200's models and by its own."""
+    table, named = [], []
+    for mode in HELD_OUT:
+        for of, name in (("the H200's", f"{mode}_lent"), ("its own", mode)):
+            file = f"heldout_{name}_h100.json"
+            data = json.loads((ROOT / "docs/results" / file).read_text())
+            own, auto, first, worst, _regret, _most, wrong = heldout.summary(data["rows"])
+            linked = f"[{of}](results/{file})"
+            named.append(str(data["seed"]))
+            table.append([mode, linked, len(data["rows"]), own, auto, first, worst, wrong])
+    headings = [
+        "<mode", "<models", "shapes", "own", "`auto`", "1st percentile", "worst", "wrong"
+    ]  # fmt: skip
+    said = f"H100 80GB HBM3, shapes of all classes, each of a seed of its own ({', '.join(named)}):"
+    return "\n".join([said, "", *grid(headings, table)])
