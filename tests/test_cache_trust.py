@@ -234,7 +234,7 @@ def test_a_damaged_cubin_is_made_again(which, how, folder, monkeypatch):
 
     calls = []
 
-    def compile(source, arch, name):
+    def compile(source, arch, name, more):
         calls.append(source)
         return b"\x7fELF machine code\n" * 99, "Used 17 registers"
 
