@@ -14,42 +14,46 @@ typedef float Sum;
 
 #ifdef HYBRID_GEMM_EMULATOR
 
-// What a word of A and a word of B add to a sum.
-__device__ inline double times(unsigned a, unsigned b) {
+// The numbers of a word, in a type that holds their products, and the type in which these are added.
 #if DTYPE_int8
-    int sum = 0;
-    for (int i = 0; i < 32; i += 8) sum += (signed char)(a >> i) * (signed char)(b >> i);
-    return sum;
+constexpr int NUMBERS = 4;
+typedef int Number;
+typedef unsigned Total;
+__device__ inline Number number(unsigned word, int i) { return (signed char)(word >> 8 * i); }
 #elif DTYPE_float16
-    return (double)from_half(a) * from_half(b) + (double)from_half(a >> 16) * from_half(b >> 16);
+constexpr int NUMBERS = 2;
+typedef double Number, Total;
+__device__ inline Number number(unsigned word, int i) { return from_half(word >> 16 * i); }
 #elif DTYPE_bfloat16
-    return (double)from_bfloat(a) * from_bfloat(b) +
-           (double)from_bfloat(a >> 16) * from_bfloat(b >> 16);
+constexpr int NUMBERS = 2;
+typedef double Number, Total;
+__device__ inline Number number(unsigned word, int i) { return from_bfloat(word >> 16 * i); }
 #else
-    return (double)as_float(a) * as_float(b);
-#endif
-}
-
-#if DTYPE_int8
-__device__ inline Sum rounded(double x) { return (int)(unsigned)(long long)x; }
-#else
-__device__ inline Sum rounded(double x) { return x; }
+constexpr int NUMBERS = 1;
+typedef double Number, Total;
+__device__ inline Number number(unsigned word, int) { return as_float(word); }
 #endif
 
 // sum (16 x 8) += a (16 x 8 words) b (8 words x 8). Lane 4 g + t has rows g and g + 8 of a in
 // words t and t + 4, column g of b in the same words, and columns 2 t and 2 t + 1 of the sum.
 __device__ inline void mma(Sum (&sum)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
-    __shared__ unsigned words[THREADS][6];
-    const int first = threadIdx.x / 32 * 32, lane = threadIdx.x % 32;
-    for (int i = 0; i < 6; ++i) words[threadIdx.x][i] = i < 4 ? a[i] : b[i - 4];
+    __shared__ Number numbers[THREADS][6][NUMBERS];
+    Number(*const mine)[NUMBERS] = numbers[threadIdx.x];
+    for (int w = 0; w < 6; ++w)
+        for (int i = 0; i < NUMBERS; ++i) mine[w][i] = number(w < 4 ? a[w] : b[w - 4], i);
     __syncwarp();
+    const int lane = threadIdx.x % 32, row = lane / 4, col = lane % 4 * 2;
+    Number(*const warp)[6][NUMBERS] = numbers + threadIdx.x / 32 * 32;
     for (int i = 0; i < 4; ++i) {
-        const int row = lane / 4, col = lane % 4 * 2 + i % 2;
-        double total = sum[i];
-        for (int w = 0; w < 8; ++w)
-            total += times(words[first + row * 4 + w % 4][i / 2 + w / 4 * 2],
-                           words[first + col * 4 + w % 4][4 + w / 4]);
-        sum[i] = rounded(total);
+        Total total = sum[i];
+        for (int w = 0; w < 8; ++w) {
+            const Number* const x = warp[row * 4 + w % 4][i / 2 + w / 4 * 2];
+            const Number* const y = warp[(col + i % 2) * 4 + w % 4][4 + w / 4];
+            Total added = x[0] * y[0];
+            for (int j = 1; j < NUMBERS; ++j) added += x[j] * y[j];
+            total += added;
+        }
+        sum[i] = total;
     }
     __syncwarp();
 }

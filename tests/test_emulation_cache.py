@@ -46,6 +46,7 @@ def test_threads_compile_each_text_once(tmp_path, compiler):
         programs = list(pool.map(compiled, kernels))
     assert [p.label for p in programs] == ["k0", "k1", "k2", "k3"]
     assert compiler.calls == 2
+    assert compiler.log.read_text().count("\n") == 3  # and once what both are linked to
     for i, each in enumerate(programs):
         x = np.full(1, 9, np.int32)
         each.launch(Launch((1, 1, 1), (1, 1, 1)), [x])

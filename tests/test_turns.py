@@ -52,7 +52,7 @@ def test_a_sample_of_turns_takes_the_memory_of_all(
 @pytest.mark.parametrize("workers, split", [(1, "rows"), (3, "rows"), (4, "cols")])
 def test_memory_decides_only_which_of_three_cuts_of_k_is_taken(problem, workers, split):
     seen, fitted = {}, 0
-    for mib in (40, 150, 400, 1600, 5000, 9000, 20_000, 10**6):
+    for mib in (100, 150, 400, 1600, 5000, 9000, 20_000, 10**6):
         device = replace(GPU, memory_bytes=mib << 20)
         try:
             plan = make_plan(problem, [device], workers, split=split)

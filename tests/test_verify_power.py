@@ -24,19 +24,19 @@ def quiet(_text):
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_200_planted_faults_are_found(tool):
+def test_100_planted_faults_are_found(tool):
     random = np.random.default_rng(25)
-    rows = tool.plant(np, (64, 256), 200, math.inf, random, quiet)
+    rows = tool.plant(np, (64, 256), 100, math.inf, random, quiet)
     planted = [row for row in rows if row["found"] is not None]
-    assert len(planted) == 200 and {row["fault"] for row in planted} == set(tool.FAULTS)
+    assert len(planted) == 100 and {row["fault"] for row in planted} == set(tool.FAULTS)
     assert {row["arithmetic"] for row in planted} == set(tool.ARITHMETICS)
     assert not [row for row in planted if not row["found"]]
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_right_products_pass(tool):
-    rows = tool.clean(np, 400, math.inf, np.random.default_rng(26), quiet)
-    assert len(rows) == 400 and not [row for row in rows if not row["passed"]]
+    rows = tool.clean(np, 200, math.inf, np.random.default_rng(26), quiet)
+    assert len(rows) == 200 and not [row for row in rows if not row["passed"]]
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")

@@ -57,18 +57,20 @@ def build_text(
     text: str,
     what: str,
     depends: Sequence[str],
+    suffix: str = ".so",
 ) -> Path:
     """The path of the library that g++ makes of a C++ text, from the cache if it is there.
 
     `kind` names the cache's folder, `what` the text in an error message. `where` are flags that
-    say where headers lie; they are no part of the key, for `depends` holds the headers' texts
-    beside all else that the library depends on. Raises `KernelError` with the compiler's message.
+    say where headers lie, and objects to link; they are no part of the key, for `depends` holds
+    their texts beside all else that the library depends on. With `suffix` .o, and a flag -c, it is
+    an object and no library. Raises `KernelError` with the compiler's message.
     """
     digest = hashlib.sha256("\0".join(depends).encode()).hexdigest()
 
     def make() -> bytes:
         with tempfile.TemporaryDirectory() as folder:
-            made = Path(folder) / "made.so"
+            made = Path(folder) / f"made{suffix}"
             command = ["g++", *flags, *where, "-x", "c++", "-", "-o", str(made)]
             try:
                 ran = run_tool(command, text)
@@ -78,7 +80,7 @@ def build_text(
                 raise KernelError(f"{what} does not compile:\n{ran.stderr.strip()}")
             return made.read_bytes()
 
-    return cache.kept(kind, f"{digest[:32]}.so", make)[0]
+    return cache.kept(kind, f"{digest[:32]}{suffix}", make)[0]
 
 
 def run_tool(command: Sequence[str], text: str = "") -> subprocess.CompletedProcess[str]:

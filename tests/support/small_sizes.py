@@ -1,6 +1,7 @@
 """Sizes by which small products are cut and copied as large ones are."""
 
 from hybrid_gemm.execution import staging
+from hybrid_gemm.kernel_choice import choose
 from hybrid_gemm.planning import on_grid, planner
 
 PANELS = {
@@ -12,7 +13,9 @@ SLOTS = {"SLOT_BYTES": 1000, "NATIVE_BYTES": 1000, "SMALL_BYTES": 300}
 
 
 def small_panels(monkeypatch) -> None:
-    """Parts of A and B, and panels of C, of a few hundred bytes."""
+    """Parts of A and B, and panels of C, of a few hundred bytes; the emulator multiplies them by a
+    kernel that does not compute a tile of 128 x 128 for each."""
+    monkeypatch.setitem(choose.AUTO, "emulator", ("shared_tile",))
     for name, value in PANELS.items():
         monkeypatch.setattr(on_grid, name, value)
     monkeypatch.setattr(planner, "PART_SIDE", PANELS["PART_SIDE"])

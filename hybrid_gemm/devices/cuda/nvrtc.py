@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ... import catalog
@@ -62,17 +62,19 @@ def _loaded_version() -> str:
     return version()
 
 
-def compile(source: str, arch: str, name: str) -> tuple[bytes, Usage]:
+def compile(source: str, arch: str, name: str, *, quick: bool = False) -> tuple[bytes, Usage]:
     """The cubin of `source` for `arch` ("sm_90", "sm_90a", ...), and what it uses.
 
     `source` holds one kernel; files it includes are looked for in the kernels' folder. `name`
-    is the file name that messages carry. Raises `KernelError` with the compiler's log, and
+    is the file name that messages carry. `quick` leaves out most optimizations, for those who only
+    ask whether a kernel compiles. Raises `KernelError` with the compiler's log, and
     `UnavailableError` without a compiler.
     """
-    text = "\n".join([_loaded_version(), arch, name, catalog.include_digest(), source])
+    more = ("--Ofast-compile=max",) if quick and _is_at_least(12, 9) else ()
+    text = "\n".join([_loaded_version(), arch, *more, name, catalog.include_digest(), source])
 
     def make() -> bytes:
-        cubin, log = compiled_by_nvrtc(source, arch, name)
+        cubin, log = compiled_by_nvrtc(source, arch, name, more)
         return json.dumps(dataclasses.asdict(_usage(log))).encode() + b"\n" + cubin
 
     digest = hashlib.sha256(text.encode()).hexdigest()
@@ -80,7 +82,9 @@ def compile(source: str, arch: str, name: str) -> tuple[bytes, Usage]:
     return cubin, Usage(**json.loads(header))
 
 
-def compiled_by_nvrtc(source: str, arch: str, name: str) -> tuple[bytes, str]:
+def compiled_by_nvrtc(
+    source: str, arch: str, name: str, more: Sequence[str] = ()
+) -> tuple[bytes, str]:
     version()  # says what is missing
     from cuda.bindings import nvrtc
 
@@ -88,7 +92,9 @@ def compiled_by_nvrtc(source: str, arch: str, name: str) -> tuple[bytes, str]:
         f"-arch={arch}", "--std=c++17", "--generate-line-info", "--ptxas-options=-v",
         f"--include-path={catalog.directory()}",
         "--device-as-default-execution-space",  # lambdas, before NVRTC 13.4
-        *(["--no-cache"] if _caches() else []),  # what it kept comes without a word on registers
+        # What it kept, since 12.9, comes without a word on registers.
+        *(["--no-cache"] if _is_at_least(12, 9) else []),
+        *more,
     ]  # fmt: skip
     program = _asked(nvrtc.nvrtcCreateProgram(source.encode(), name.encode(), 0, [], []))
     try:
@@ -121,9 +127,8 @@ def _text(program: Any, size_of: Callable[..., Any], read: Callable[..., Any]) -
     return bytes(text)
 
 
-def _caches() -> bool:
-    """NVRTC keeps what it compiled since 12.9."""
-    return tuple(map(int, version().split("."))) >= (12, 9)
+def _is_at_least(major: int, minor: int) -> bool:
+    return tuple(map(int, version().split("."))) >= (major, minor)
 
 
 def _usage(log: str) -> Usage:

@@ -1,4 +1,4 @@
-// What AddressSanitizer and UBSan find in a kernel, as reports of its launch.
+// What AddressSanitizer and UBSan find in a kernel, as reports of its launch. Part of runtime.cpp.
 // The sanitizers' own run-time library would end the process; these functions are found first.
 #pragma once
 #include "cuda_threads.h"

@@ -1,4 +1,5 @@
-// The threads of a block, each with a stack while it waits.
+// The threads of a block, each with a stack while it waits: what kernels are compiled with. The rest
+// is in runtime.cpp, which is compiled once.
 //
 // A CUDA thread is a call of the kernel. Threads of a block run one after another on one stack;
 // only a thread that must wait (at a barrier or in a warp operation) keeps its stack, and the
@@ -11,7 +12,7 @@
 #include <sanitizer/common_interface_defs.h>
 #endif
 
-namespace emulator {
+namespace [[gnu::visibility("hidden")]] emulator {
 
 constexpr unsigned max_threads = 1024;
 constexpr size_t stack_bytes = 256 << 10;  // a frame of more than half of it does not compile
@@ -93,20 +94,9 @@ struct Worker {  // an OS thread at work on a block
     State state[max_threads];
     Thread thread[max_threads];
 };
-static thread_local Worker* worker;
+extern constinit thread_local Worker* worker;
 
 // --- one thread gives way to another
-
-// The next thread of the walk that can run; `count` if none can.
-inline unsigned next(const Worker& w) {
-    unsigned t = w.current;
-    for (unsigned i = 0; i < w.count; ++i) {
-        t += w.stride;
-        if (t >= w.count) t -= w.count;
-        if (w.state[t] <= ready) return t;
-    }
-    return w.count;
-}
 
 // From one stack to another. `over`: nothing comes back to the first.
 [[gnu::always_inline]] inline void go(Thread& from, Thread& to, [[maybe_unused]] bool over) {
@@ -120,64 +110,6 @@ inline unsigned next(const Worker& w) {
 #endif
 }
 
-[[noreturn]] inline void leave(Worker& w) {
-    go(w.thread[w.current], w.home, true);
-    __builtin_unreachable();
-}
-
-// The first report of a launch stands. Threads that wait are dropped where they are.
-[[noreturn, gnu::noinline]] inline void fail(Worker& w, Report& report) {
-    if (w.run->first_to_fail()) {
-        report.block = blockIdx;
-        w.run->report = report;
-    }
-    leave(w);
-}
-
-// Thread t waits, and the other is not where it should be.
-[[noreturn, gnu::noinline]] inline void fail_apart(Worker& w, unsigned t, unsigned other) {
-    Report report{};
-    report.what = w.state[t] == in_warp ? warp : barrier;
-    report.thread = w.thread[t].index;
-    report.file = w.thread[t].place.file;
-    report.line = w.thread[t].place.line;
-    report.other = w.thread[other].index;
-    if (w.state[other] != done) {
-        report.other_file = w.thread[other].place.file;
-        report.other_line = w.thread[other].place.line;
-    }
-    fail(w, report);
-}
-
-// Nobody can run and not all are done: name one who waits and one who does not come.
-[[noreturn, gnu::noinline]] inline void fail_stuck(Worker& w) {
-    for (unsigned t = 0; t < w.count; ++t) {
-        for (unsigned other = 0; other < w.count; ++other) {
-            const bool awaited = w.state[t] == at_barrier ||
-                                 (w.state[t] == in_warp && other / warpSize == t / warpSize &&
-                                  w.thread[t].mask >> other % warpSize & 1);
-            if (awaited && w.state[other] != w.state[t]) fail_apart(w, t, other);
-        }
-    }
-    __builtin_unreachable();
-}
-
-void run_threads();
-
-// Makes thread t the current one, with a stack if it has none.
-inline Thread& call_up(Worker& w, unsigned t) {
-    Thread& thread = w.thread[t];
-    if (w.state[t] == fresh) {
-        const unsigned n = w.stacks_used++;
-        thread.stack = w.stacks + n * stack_bytes;
-        thread.stack_size = stack_bytes;
-        make(thread.context, thread.stack, thread.stack + stack_bytes - n % 16 * 256, run_threads);
-    }
-    w.current = t;
-    threadIdx = thread.index;
-    return thread;
-}
-
 struct Step {
     Thread &from, &to;
 };
@@ -186,61 +118,9 @@ struct Step {
     if (&step.from != &step.to) go(step.from, step.to, false);
 }
 
-inline Step step_from(Worker& w, unsigned me) {
-    const unsigned t = next(w);
-    if (t == w.count) fail_stuck(w);
-    return {w.thread[me], call_up(w, t)};
-}
-
-[[gnu::noinline]] inline Step wait_for_block(Place place) {
-    Worker& w = *worker;
-    const unsigned me = w.current;
-    if (w.count == 1) return {w.thread[me], w.thread[me]};
-    w.thread[me].place = place;
-    w.state[me] = at_barrier;
-    if (w.waiting == 0) w.waiter = me;
-    if (!(w.thread[w.waiter].place == place)) fail_apart(w, w.waiter, me);
-    if (++w.waiting == w.count) {
-        w.waiting = 0;
-        __builtin_memset(w.state, ready, w.count);
-        w.current = w.first + w.count - w.stride;  // the walk starts anew
-        if (w.current >= w.count) w.current -= w.count;
-    }
-    return step_from(w, me);
-}
-
-[[gnu::noinline]] inline Step wait_for_warp(unsigned mask, Place place) {
-    Worker& w = *worker;
-    const unsigned me = w.current, lane = me % warpSize, first = me - lane;
-    Thread* const lanes = w.thread + first;
-    if (w.count - first < warpSize) mask &= (1u << (w.count - first)) - 1;  // lanes there are
-    lanes[lane].place = place;
-    lanes[lane].mask = mask;
-    if (!(mask >> lane & 1)) {
-        Report report{};
-        report.what = emulator::mask;
-        report.thread = threadIdx;
-        report.file = place.file;
-        report.line = place.line;
-        fail(w, report);
-    }
-    w.state[me] = in_warp;
-    unsigned& arrived = w.arrived[me / warpSize];
-    arrived |= 1u << lane;
-    if ((arrived & mask) == mask) {
-        arrived &= ~mask;
-        for (unsigned l = 0; l < warpSize; ++l) {
-            const bool same = lanes[l].mask == mask && lanes[l].place == place;
-            if (mask >> l & 1 && !same) fail_apart(w, me, first + l);
-        }
-        for (unsigned rest = mask; rest; rest &= rest - 1) {
-            const unsigned l = __builtin_ctz(rest), source = lanes[l].source;
-            lanes[l].heard = mask >> source & 1 ? lanes[source].sent : ~0ull;
-            w.state[first + l] = ready;
-        }
-    }
-    return step_from(w, me);
-}
+// A thread waits: which goes on.
+Step wait_for_block(Place place);
+Step wait_for_warp(unsigned mask, Place place);
 
 inline unsigned lane() { return worker->current % warpSize; }
 
@@ -255,37 +135,6 @@ template <class V>
     take(wait_for_warp(mask, place));
     __builtin_memcpy(&value, &me.heard, sizeof(V));
     return value;
-}
-
-// What runs on a stack: threads, one after another, until one waits.
-inline void run_threads() {
-    Worker& w = *worker;
-#ifdef __SANITIZE_ADDRESS__
-    const void* from;
-    size_t from_bytes;
-    __sanitizer_finish_switch_fiber(nullptr, &from, &from_bytes);
-    if (w.stacks_used == 1) {
-        w.home.stack = (char*)from;
-        w.home.stack_size = from_bytes;
-    }
-#endif
-    char* const stack = w.thread[w.current].stack;
-    for (;;) {
-        w.run->call(w.run->args);
-        const unsigned me = w.current;
-        w.state[me] = done;
-        ++w.finished;
-        const unsigned t = next(w);
-        if (t == w.count) {
-            if (w.finished < w.count) fail_stuck(w);
-            leave(w);
-        }
-        if (w.state[t] != fresh) go(w.thread[me], call_up(w, t), true);
-        w.current = t;
-        w.thread[t].stack = stack;
-        w.thread[t].stack_size = stack_bytes;
-        threadIdx = w.thread[t].index;
-    }
 }
 
 }  // namespace emulator

@@ -21,8 +21,8 @@ struct dim3 {
     constexpr dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
 };
 
-static thread_local uint3 threadIdx, blockIdx;
-static thread_local dim3 blockDim, gridDim;
+[[gnu::visibility("hidden")]] extern constinit thread_local uint3 threadIdx, blockIdx;
+[[gnu::visibility("hidden")]] extern constinit thread_local dim3 blockDim, gridDim;
 constexpr int warpSize = 32;
 
 #include "launch.h"

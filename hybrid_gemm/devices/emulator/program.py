@@ -1,6 +1,6 @@
 """Runs a kernel's text on the CPU: compiles it with g++, keeps the library, launches it.
 
-`cuda_words.h` gives the text CUDA's words; `cuda_threads.h` says how threads run. Programs
+`cuda_words.h` gives the text CUDA's words; `runtime.cpp` says how threads run. Programs
 are compiled with FMA contraction, as CUDA compilers do: a product and a sum round once where
 the CPU has the instruction.
 """
@@ -31,13 +31,14 @@ MAX_SHARED_BYTES = 227 * 1024  # a block, on any GPU so far
 _NO_COMPILER = "g++ is not installed, and the emulator compiles kernels with it"
 _HERE = Path(__file__).resolve().parent
 _HEADER = _HERE / "cuda_words.h"
+_RUNTIME = _HERE / "runtime.cpp"
 _STACK_BYTES = 256 * 1024  # as in cuda_threads.h
 _FLAGS = (
     # -O3 takes g++ twice as long, which products up to some 1000^3 do not win back, and adds
     # vectors of products, which are rounded before. Contraction is an expensive optimization.
     "-std=c++20", "-O1", "-fexpensive-optimizations", "-ffp-contract=fast", "-fwrapv",
     "-fno-math-errno", "-fno-strict-aliasing", "-fno-exceptions", "-fno-rtti",
-    "-fno-stack-protector", "-fPIC", "-shared", "-fvisibility=hidden", "-Wl,-z,defs",
+    "-fno-stack-protector", "-fPIC", "-fvisibility=hidden",
     # Stacks have no guard pages: what could overflow one does not compile.
     f"-Werror=frame-larger-than={_STACK_BYTES // 2}",
     # Shared memory changes while a thread waits, whatever a function seems to touch.
@@ -124,12 +125,17 @@ def _text(source: str, entry: str) -> str:
 
 
 def _build(text: str, extra: Sequence[str], include: Path, label: str) -> Path:
-    """The library made from a kernel's text."""
+    """The library made from a kernel's text and the emulator's runtime."""
     flags = [*_FLAGS, *_CPU_FLAGS.get(platform.machine(), ()), *extra]
-    depends = [toolchain(), *flags, text]
-    for path in [*sorted(_HERE.glob("*.h")), *sorted(include.glob("*.cuh"))]:
-        depends.append(path.name + path.read_text())
-    where = ["-I", str(include), "-include", str(_HEADER)]
+    headers = [path.name + path.read_text() for path in sorted(_HERE.glob("*.h"))]
+    common = [toolchain(), *flags, _RUNTIME.read_text(), *headers]
+    runtime = build_text(
+        "emulator", [*flags, "-c"], ["-I", str(_HERE)], _RUNTIME.read_text(), _RUNTIME.name,
+        common, suffix=".o",
+    )  # fmt: skip
+    depends = [*common, text, *(p.name + p.read_text() for p in sorted(include.glob("*.cuh")))]
+    where = [str(runtime), "-I", str(include), "-include", str(_HEADER)]
+    flags += ["-shared", "-Wl,-z,defs"]
     return build_text("emulator", flags, where, text, f"kernel {label}", depends)
 
 
@@ -273,7 +279,7 @@ class Program:
         return cells
 
     def _error(self, report: _Report) -> HybridGemmError:
-        """What a report of `cuda_threads.h` says, in words."""
+        """What a report of `runtime.cpp` says, in words."""
         who = f"kernel {self.label}: block {report.block}, thread {report.thread}"
         at = f"at {(report.file or b'').decode()}:{report.line}"
         match report.what:
