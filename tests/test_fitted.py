@@ -370,3 +370,38 @@ def test_the_h100_has_models_of_its_own(tmp_path, monkeypatch):
         assert 0.95 < math.exp(np.mean(apart)) < 1.3, mode  # of the H100, whose memory is slower
         assert np.ptp(apart) > 0.02, mode
     on_gpu.forget()
+
+
+@pytest.mark.parametrize(("multiprocessors", "continued"), [(132, True), (114, False)])
+def test_tune_continues_a_shipped_model_of_a_gpu_like_it(multiprocessors, continued):
+    """Here one that takes twice as long as the H200."""
+    from types import SimpleNamespace
+
+    from hybrid_gemm.bench import models
+
+    machine = Machine("NVIDIA H999", multiprocessors, 90, 66.9)
+    h200 = fitted.model(MACHINE, "tf32")
+    rows, drawn = [], heldout.draw(77, 60)
+    for each in drawn[:40]:
+        times = h200.times_us(each.shape, each.layout, MACHINE)
+        rows.append({
+            "mode": "tf32", "shape": each.shape, "layout": each.layout, "kind": each.kind,
+            "us": {str(v): 2 * us for v, us in times.items()}, "launched": None,
+        })  # fmt: skip
+    gpu = SimpleNamespace(
+        model=machine.model, processors=multiprocessors, machine=lambda dtype: machine
+    )
+    bench = SimpleNamespace(
+        mode="tf32", problem=lambda shape: shape,
+        candidates=lambda shape: [x.variant for x in h200.fitted],
+    )  # fmt: skip
+    row, data = models._fit(gpu, bench, rows)
+    model = fitted.from_data(data, machine)
+    assert len(model.places) == 40 + len(h200.places) * continued and row["shapes"] == 40
+    off = [
+        math.log(us / (2 * known[v]))
+        for each in drawn[40:]
+        for known in [h200.times_us(each.shape, each.layout, MACHINE)]
+        for v, us in model.times_us(each.shape, each.layout, machine).items()
+    ]
+    assert (np.sqrt(np.mean(np.square(off))) < 0.02) == continued
