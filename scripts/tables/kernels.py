@@ -175,7 +175,8 @@ def calls() -> str:
         f"float32: `auto` is {min(ratios):.2f} to {max(ratios):.2f} times as fast as "
         f"`cupy.matmul` (median {statistics.median(ratios):.2f})."
     )
-    return "\n".join([*lines, *grid(headings, table), "", said, "", *_first_products(found)])
+    return "\n".join([*lines, *grid(headings, table), "", said, "", *_first_products(found),
+                      "", *_ahead(found)])  # fmt: skip
 
 
 def _first_products(found: dict) -> list[str]:
@@ -194,6 +195,30 @@ def _first_products(found: dict) -> list[str]:
         "",
         *grid(["<", "cold", "warm"], table),
     ]
+
+
+def _ahead(found: dict) -> list[str]:
+    """First products whose kernels are compiled while A and B are copied, and the other order."""
+    table, kind = [], {True: "page-locked", False: "NumPy"}
+    for x in found["ahead"]:
+        starts, stops = zip(*x["compiled_ms"], strict=True)
+        began = min(starts)
+        table.append([
+            x["size"], x.get("compute") or "float32", kind[x["page_locked"]],
+            "both" if x["ahead"] else "compiled first",
+            *(f"{(ms - began) / 1e3:.2f}" for ms in (max(stops), x["uploads_ms"][0])),
+            f"{x['uploaded_before_compiled']:.0%}",
+            *(f"{ms / 1e3:.2f}" for ms in (x["products_ms"][0] - began, x["first_call_ms"])),
+        ])  # fmt: skip
+    return [
+        "The first call of `gemm` with arrays of the host and no kernel compiled before, and the "
+        "same with compiling before copying. Seconds; \"copying from\" and \"first product\" count "
+        "from when the compiler begins; \"copied\" is the share of A and B that is on the GPU when "
+        "the last kernel is compiled, which is as far as the plan lets copies run ahead:",
+        "",
+        *grid(["m = n = k", "<compute", "<arrays", "<order", "compiling", "copying from", "copied",
+               "first product", "whole call"], table),
+    ]  # fmt: skip
 
 
 def left_out() -> str:
