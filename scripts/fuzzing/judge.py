@@ -204,6 +204,8 @@ def _of_memory(case: Case, call: Call, result: np.dtype) -> list[Refusal]:
     elements = case.m * case.k + 2 * case.k * case.n + case.m * case.n
     workers = case.option("threads") or math.prod(case.option("grid", (8,)))
     enough = 4 * workers * elements * np.dtype(compute_dtype(result)).itemsize + (1 << 16)
+    if case.option("compute") == "fp64x":  # residues of whole tiles, however small the matrices
+        enough += workers << 19
     return [Refusal(OutOfMemoryError, "little memory", False)] if limit < enough else []
 
 
