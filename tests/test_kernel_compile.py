@@ -36,15 +36,25 @@ def possible(variant, dtype):
     return True
 
 
+def one_of_each_tile(variants):
+    """Others of a tile differ in how k is shared, in clusters, and in what C is stored as, which
+    takes few registers beside the sums."""
+    return set(
+        {tuple(v.params.get(x) for x in ("BM", "BN", "TERMS")): v for v in variants}.values()
+    )
+
+
 def cases():
-    """Every kernel on every architecture, and on one in all its variants; default variants in
-    every dtype, and every layout, each on another architecture."""
+    """Every kernel on every architecture, and on one in all its variants, of which the first and
+    the last also without shares of k; default variants in every dtype, and every layout, each on
+    another architecture."""
     for kernel in catalog.kernels().values():
         if kernel.library:
             continue
         dtype, layout = kernel.dtypes[0], kernel.layouts[0]
         default, arch = kernel.variant(), first_arch(kernel)
-        for variant in dict.fromkeys(x for v in kernel.variants() for x in (v, v.uncut)):
+        variants = kernel.variants()
+        for variant in dict.fromkeys((*variants, variants[0].uncut, variants[-1].uncut)):
             yield variant, dtype, layout, arch
         yield from ((default, other, layout, arch) for other in kernel.dtypes[1:])
         layouts = kernel.layouts[1:] if kernel.role in ("gemm", "tensor") else ()
@@ -53,6 +63,9 @@ def cases():
             yield default, dtype, way or layout, other or arch
 
 
+TILES = set().union(
+    *(one_of_each_tile(k.variants()) for k in catalog.kernels().values() if not k.library)
+)
 CASES = [case for case in cases() if possible(case[0], case[1])]
 
 
@@ -68,12 +81,13 @@ def compiler():
     ("variant", "dtype", "layout", "arch"), CASES, ids=[" ".join(map(str, c)) for c in CASES]
 )
 def test_compiles_and_fits(variant, dtype, layout, arch, record_property):
-    """As the device compiles them on their first architecture, and where something is asked of
-    spills; otherwise quickly, and registers fit since each kernel names its block's threads."""
+    """As the device compiles them where something is asked of spills, and the default variants on
+    their first architecture; otherwise quickly, and registers fit since each kernel names its
+    block's threads."""
     kernel, source = variant.kernel, variant.source(dtype, layout)
-    default = variant == kernel.variant() and dtype == kernel.dtypes[0]
-    asked = arch == "sm_90a" or variant.name in TILED
-    quick = not (asked or (default and arch == first_arch(kernel)))
+    default = variant == kernel.variant() and arch == first_arch(kernel)
+    asked = (arch == "sm_90a" and variant in TILES) or variant.name in TILED
+    quick = dtype != kernel.dtypes[0] or not (asked or default)
     cubin, usage = nvrtc.compile(source, arch, f"{variant.name}.cu", quick=quick)
     spilled = usage.spill_store_bytes + usage.spill_load_bytes
     used = [usage.registers, usage.shared_bytes, usage.stack_bytes, spilled]
@@ -85,7 +99,7 @@ def test_compiles_and_fits(variant, dtype, layout, arch, record_property):
     assert usage.shared_bytes <= STATIC_SHARED_BYTES
     if variant.name in TILED and dtype == "float32":
         assert spilled <= (0 if arch == "sm_90" else 128)
-    if arch == "sm_90a":
+    if arch == "sm_90a" and not quick:
         assert spilled == 0
 
 

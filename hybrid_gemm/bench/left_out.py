@@ -18,11 +18,13 @@ Figures = dict[str, dict[str, float]]  # by class of shapes, and of all
 class LeftOut:
     """A mode's measured times and its fit, by which each shape's times are predicted from those of
     the other shapes (Rasmussen and Williams 2006, eq. 5.12). The constants of costs, a dozen for a
-    variant, are of all shapes."""
+    variant, are of all shapes. `lead`: how many errors a kernel of ours has to lead by, where it is
+    not what the mode asks for."""
 
     measured: Measured
     fit: Fit
     library: LibraryFit | None = None
+    lead: float | None = None
 
     def choice(self, row: int, own: bool, *, ask: bool = False) -> fitted.Choice:
         """What is chosen at a shape, of the variants that were timed there. What the library
@@ -32,7 +34,8 @@ class LeftOut:
         near = self._near[row]
         error = float(fitted.expected_error(near[None], self._errors)[0])
         at = of.launches.row(of.drawn[row]) if of.launches and self.library else None
-        first = fitted.pick(times, error, own=own, can_ask=at is not None)
+        lead = self.lead or fitted.lead_of(of.mode)
+        first = fitted.pick(times, error, own=own, can_ask=at is not None, lead=lead)
         if at is None or not (first.doubtful or (ask and first.variant.kernel.library)):
             return first
         assert self.library  # where `at` is known
@@ -41,7 +44,8 @@ class LeftOut:
             self._near_launched(row, at)[None], self.library.errors[None]
         )  # fmt: skip
         ours = fitted.expected_error(near[None], self._errors[1:])
-        return fitted.pick(times, float(np.hypot(theirs, ours)[0]), own=own, can_ask=False)
+        error = float(np.hypot(theirs, ours)[0])
+        return fitted.pick(times, error, own=own, can_ask=False, lead=lead)
 
     def timed(self, row: int) -> np.ndarray:
         """The times at a shape; infinite where a variant was not timed."""
@@ -75,7 +79,8 @@ class LeftOut:
 def worth(of: LeftOut, rows: Sequence[int] | None = None) -> Figures:
     """What choosing gives at `rows`, or at all shapes where every variant was timed:
     `own` and `auto`, the geometric means of the library's time over that of the kernel taken;
-    `first`, the first percentile, and `worst` of `auto`; `regret`, the mean share by which `auto`
+    `first`, the first percentile, and `worst` of `auto`, and `slower`, the share of shapes at which
+    it is slower than 0.97 of the library; `regret`, the mean share by which `auto`
     takes longer than the fastest of all that was timed, and `own_regret`, of our kernels alone."""
     measured = of.measured
     if rows is None:
@@ -130,7 +135,7 @@ def figures(lines: np.ndarray) -> dict[str, float]:
         said |= {
             "own": _mean(theirs / own), "auto": _mean(theirs / auto),
             "first": float(np.percentile(theirs / auto, 1)), "worst": float((theirs / auto).min()),
-            "regret": _mean(auto / best) - 1,
+            "slower": float(np.mean(theirs / auto < 0.97)), "regret": _mean(auto / best) - 1,
         }  # fmt: skip
     return said
 

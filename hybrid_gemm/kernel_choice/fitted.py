@@ -44,8 +44,8 @@ _LENGTH = 24.0
 _DIFFERS, _OFF = 0.3, 0.2  # what a layout, or half an alignment, that differs adds to it,
 NOISE = 0.1  # the variance that no neighbour explains, as a share of all,
 _NEAR, _NEAR_DIFFERS = 1.0, 0.3  # the same of the neighbours by which the error is judged,
-LEAD = 1.5  # and how many times this error a kernel of ours has to lead a library by
-LENT_LEAD = 2 * LEAD  # where the model is of another GPU
+LEAD = 1.5  # and how many times this error a kernel of ours has to lead a library by.
+LEADS = {"float16": 1.0}  # So much is enough where so few are then slower than 0.97 of the library.
 DOUBT = 2.0  # errors of the lead within which what the library launches is asked for
 # The first of these for a library whose launches are known, and what another kernel adds.
 _LIBRARY = (17.8, 0.071, 0.087)
@@ -160,6 +160,11 @@ class Model:
     library_data: Mapping[str, Any] | None = None
     processors: int = 0
     lent: str = ""
+
+    @property
+    def lead(self) -> float:
+        """How many errors a kernel of ours has to lead by: twice as many on another GPU."""
+        return lead_of(self.mode) * (2 if self.lent else 1)
 
     @functools.cached_property
     def library(self) -> FittedLibrary | None:
@@ -378,22 +383,28 @@ def chosen(
     times = known.times_us(sides, layout, machine, launched)
     error = known.error(sides, layout, launched)
     can_ask = launched is None and bool(known.library_data)
-    return pick(times, error, own=own, can_ask=can_ask, lent=known.lent)
+    return pick(times, error, own=own, can_ask=can_ask, lead=known.lead, lent=known.lent)
+
+
+def lead_of(mode: str) -> float:
+    """How many times the error nearby a kernel of ours has to lead a library by in a mode."""
+    return LEADS.get(mode, LEAD)
 
 
 def pick(
-    times: Mapping[Variant, float], error: float, *, own: bool, can_ask: bool, lent: str = ""
-) -> Choice:
+    times: Mapping[Variant, float], error: float, *, own: bool, can_ask: bool, lead: float,
+    lent: str = "",
+) -> Choice:  # fmt: skip
     """What to run by predicted times and the error of the library's beside ours. `can_ask`: what
-    the library launches could be asked for; `lent`: as in `Model`."""
+    the library launches could be asked for; `lead` and `lent`: as in `Model`."""
     of = f", by times of {lent}" if lent else ""
     ours = min((v for v in times if not v.kernel.library), key=times.__getitem__)
     library = None if own else next((v for v in times if v.kernel.library), None)
     doubtful = False
     if library:
-        lead = math.log(times[library] / times[ours])
-        doubtful = can_ask and abs(lead) < DOUBT * error
-        if lead < (LENT_LEAD if lent else LEAD) * error:
+        ahead = math.log(times[library] / times[ours])
+        doubtful = can_ask and abs(ahead) < DOUBT * error
+        if ahead < lead * error:
             why = f"predicted {times[library]:.3g} us{of}; no kernel of ours leads clearly"
             return Choice(library, times[library], error, why, doubtful)
     return Choice(ours, times[ours], error, f"predicted {times[ours]:.3g} us{of}", doubtful)

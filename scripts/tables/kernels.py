@@ -259,6 +259,17 @@ def left_out() -> str:
 HELD_OUT = ("float32", "bfloat16", "tf32", "fp32x3")
 
 
+def leads() -> str:
+    """What asking for a larger lead costs, and what it spares."""
+    table = [
+        [MODES[mode] if i == 0 else "", f"{x['lead']:g}", f"{x['auto']:.3f}",
+         f"{x['regret']:.1%}", f"{x['slower']:.2%}", f"{x['worst']:.3f}"]
+        for mode, rows in result("fitted")["leads"].items() for i, x in enumerate(rows)
+    ]  # fmt: skip
+    columns = ["<mode", "lead, in errors", "mean", "regret", "below 0.97", "worst"]
+    return "\n".join(grid(columns, table))
+
+
 def held_out() -> str:
     """What is chosen at shapes of seeds that nothing was fitted to."""
     files = [f"heldout_{mode}_h200.json" for mode in HELD_OUT]
