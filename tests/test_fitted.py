@@ -291,6 +291,8 @@ def test_a_model_needs_shapes(tmp_path):
         models.make(Gpu(), ["fp8"], minutes=1)
     with pytest.raises(UsageError, match="minutes=0: shapes are timed"):
         models.make(Gpu(), ["tf32"], minutes=0)
+    with pytest.raises(UsageError, match="no directory"):  # before it is measured for an hour
+        models.make(Gpu(), ["tf32"], minutes=60, output=str(tmp_path / "missing"))
 
 
 def test_disturbed_times_are_left_out_and_no_others():
