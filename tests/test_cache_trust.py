@@ -187,11 +187,13 @@ def damage(path, how):
     path.unlink()
     if how == "a folder":
         path.mkdir()
+    elif how == "a FIFO":
+        os.mkfifo(path)
     elif how != "missing":
         path.write_bytes(data)
 
 
-DAMAGES = ["flipped", "truncated", "empty", "text", "missing", "a folder"]
+DAMAGES = ["flipped", "truncated", "empty", "text", "missing", "a folder", "a FIFO"]
 
 
 @needs_emulator
