@@ -395,6 +395,7 @@ def bad_links():
         for value in values:
             yield json.dumps({**LINKS, "rows": [*LINKS["rows"], {**LINK_ROW, key: value}]}).encode()
     yield json.dumps({"rows": LINKS["rows"]}).encode()
+    yield json.dumps({**LINKS, "measured": []}).encode()
     yield json.dumps({**LINKS, "rows": LINKS["rows"][1:]}).encode()
 
 
