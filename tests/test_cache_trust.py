@@ -8,6 +8,7 @@ import subprocess
 import textwrap
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from support.emulation import Compiler, compiled, needs_emulator, run_kernel
 
 from hybrid_gemm.catalog import Launch
 from hybrid_gemm.errors import KernelError, UnavailableError
+from hybrid_gemm.experiments import measure
 from hybrid_gemm.host import cache, compiler, notes
 from hybrid_gemm.kernel_choice import tables
 from hybrid_gemm.planning import link_rates
@@ -185,11 +187,13 @@ def damage(path, how):
     path.unlink()
     if how == "a folder":
         path.mkdir()
+    elif how == "a FIFO":
+        os.mkfifo(path)
     elif how != "missing":
         path.write_bytes(data)
 
 
-DAMAGES = ["flipped", "truncated", "empty", "text", "missing", "a folder"]
+DAMAGES = ["flipped", "truncated", "empty", "text", "missing", "a folder", "a FIFO"]
 
 
 @needs_emulator
@@ -292,10 +296,40 @@ def test_a_tool_sees_the_signals_that_a_rank_has_blocked():
     assert int(done.stdout.split()[1], 16) == 0
 
 
-def test_a_tool_gets_its_input_and_gives_both_outputs():
-    done = compiler.run_tool(["sh", "-c", "cat; echo wrong >&2; exit 7"], "long\n" * 100_000)
+def test_a_tool_gives_both_outputs_and_has_no_input():
+    words = "cat; yes long | head -100000; echo wrong >&2; exit 7"
+    done = compiler.run_tool(["sh", "-c", words])
     assert (done.returncode, done.stderr) == (7, "wrong\n")
     assert done.stdout == "long\n" * 100_000
+
+
+# --- the working directory ----------------------------------------------------------------
+
+
+@needs_emulator
+def test_g_plus_plus_includes_nothing_from_the_working_directory(tmp_path, folder, monkeypatch):
+    """Which may be another user's, with a file of the name of one that kernels include."""
+    planted, kernels = tmp_path / "planted", tmp_path / "kernels"
+    for where, value in ((planted, 666), (kernels, 5)):
+        where.mkdir()
+        (where / "part.cuh").write_text(f"#define VALUE {value}\n")
+    monkeypatch.chdir(planted)
+    x = np.zeros(1, "i4")
+    text = KERNEL.replace("5", "VALUE")
+    run_kernel(f'#include "part.cuh"\n{text}', [x], kernels)
+    assert x[0] == 5
+
+
+def test_a_process_that_measures_imports_nothing_from_the_working_directory(tmp_path, monkeypatch):
+    planted = tmp_path / "hybrid_gemm"
+    planted.mkdir()
+    (planted / "__init__.py").write_text("raise SystemExit('planted')\n")
+    monkeypatch.chdir(tmp_path)
+    lab = SimpleNamespace(device=SimpleNamespace(on_gpu=True), first_gpu=0)
+    try:
+        assert measure.library_cold(lab, n=64)["handle_ms"] > 0
+    except UnavailableError as error:  # no GPU
+        assert "planted" not in str(error)
 
 
 # --- tables -------------------------------------------------------------------------------
@@ -361,6 +395,7 @@ def bad_links():
         for value in values:
             yield json.dumps({**LINKS, "rows": [*LINKS["rows"], {**LINK_ROW, key: value}]}).encode()
     yield json.dumps({"rows": LINKS["rows"]}).encode()
+    yield json.dumps({**LINKS, "measured": []}).encode()
     yield json.dumps({**LINKS, "rows": LINKS["rows"][1:]}).encode()
 
 

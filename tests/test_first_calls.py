@@ -1,5 +1,7 @@
 """`tune="first-calls"`: which kernels the first calls take, and which is kept."""
 
+import threading
+
 import numpy as np
 import pytest
 from support.devices import needs
@@ -75,6 +77,48 @@ def test_of_equal_times_the_first_named_is_kept():
     for _ in range(5):
         product(np.eye(2), np.eye(2), np.empty((2, 2)), clock)
     assert calls[-1] == "one"
+
+
+def test_calls_of_several_threads_choose_too():
+    """Each of four calls, by two products, is still running when the fifth comes."""
+    clock, running, go_on = Clock(), threading.Semaphore(0), threading.Event()
+    at, other = np.ones((2, 2)), np.full((2, 2), np.nan)
+
+    def slow(a, b, c, stream):
+        running.release()
+        assert go_on.wait(30)
+        np.matmul(a, b, out=c)
+
+    product = FirstCalls([slow, slow], clock)
+    callers = [threading.Thread(target=product, args=(at, at, other, clock)) for _ in range(5)]
+    for caller in callers:
+        caller.start()
+        assert running.acquire(timeout=30)
+    go_on.set()
+    for caller in callers:
+        caller.join()
+    product(at, at, other, clock)
+    assert product.fastest is slow and (other == 2).all()
+
+
+def test_a_product_that_fails_once_is_not_mistaken_for_another():
+    clock, calls = Clock(), []
+    one, two = products(clock, {"one": [5, 5, 5], "two": [1, 1, 1]}, calls)
+    failing = iter([False, True])
+
+    def at_first(a, b, c, stream):
+        if next(failing, False):
+            raise MemoryError
+        one(a, b, c, stream)
+
+    product, x = FirstCalls([at_first, two], clock), np.eye(2)
+    failures = 0
+    for _ in range(8):
+        try:
+            product(x, x, np.empty((2, 2)), clock)
+        except MemoryError:
+            failures += 1
+    assert failures == 1 and product.fastest is two
 
 
 @pytest.mark.parametrize("compute, operands", [("fp32", ""), ("tf32", ""), ("fp32", "float16"),

@@ -225,6 +225,20 @@ def test_the_users_model_comes_before_the_shipped_one(tmp_path, monkeypatch, cap
         fitted.read(file, MACHINE)
 
 
+def test_a_model_with_a_flipped_bit_is_no_model_or_the_same(tmp_path):
+    """Whichever of the archive's layers it hits: names, lengths, compressed bytes, checksums."""
+    (file,) = fitted.HERE.glob("nvidia_h200_int32.npz")
+    data, machine, path = file.read_bytes(), Machine("NVIDIA H200", 132, 90, 66.9), tmp_path / "x"
+    whole, refused = fitted.read(file, machine), 0
+    for at in range(0, len(data), len(data) // 100):
+        path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+        try:
+            np.testing.assert_array_equal(fitted.read(path, machine).places, whole.places)
+        except UsageError:
+            refused += 1
+    assert refused > 80
+
+
 @pytest.mark.parametrize("mode", fitted.OPERANDS)
 def test_shipped_models_choose_something_that_runs(mode, tmp_path, monkeypatch):
     monkeypatch.setenv("HYBRID_GEMM_CACHE", str(tmp_path))
@@ -291,6 +305,8 @@ def test_a_model_needs_shapes(tmp_path):
         models.make(Gpu(), ["fp8"], minutes=1)
     with pytest.raises(UsageError, match="minutes=0: shapes are timed"):
         models.make(Gpu(), ["tf32"], minutes=0)
+    with pytest.raises(UsageError, match="no directory"):  # before it is measured for an hour
+        models.make(Gpu(), ["tf32"], minutes=60, output=str(tmp_path / "missing"))
 
 
 def test_disturbed_times_are_left_out_and_no_others():

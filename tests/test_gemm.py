@@ -310,6 +310,14 @@ def test_resident_runs_move_nothing_while_the_clock_runs(device, split, rng):
     assert not result.timeline.of("upload") and not result.timeline.of("download")
 
 
+def test_a_critical_sum_of_resident_matrices_adds_to_c(device, rng):
+    """Which waited once for a C that nobody brings."""
+    a, b, c = integers(rng, (70, 90)), integers(rng, (90, 50)), integers(rng, (70, 50))
+    runner = Runner(device=device, threads=3, split="cols", reduce="critical")
+    result = runner.run(a, b, c, beta=2, resident=True)
+    np.testing.assert_array_equal(result.c, a @ b + 2 * c)
+
+
 def test_room_for_parts_is_made_before_the_clock_runs(kernel_device, rng, monkeypatch):
     """And only once: streams do in a second run what they did in the first."""
     streams, seen, kind = [], [], type(open_device(kernel_device))

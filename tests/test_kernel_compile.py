@@ -141,3 +141,13 @@ def test_a_compiled_kernel_is_read_from_the_cache(tmp_path, monkeypatch):
     monkeypatch.setattr(nvrtc, "compiled_by_nvrtc", None)
     assert nvrtc.compile(source, "sm_90", "gemm_naive.cu") == first
     assert nvrtc.compile(source, "sm_90", "gemm_naive.cu", quick=True) == quick != first
+
+
+def test_nothing_is_included_from_the_working_directory(tmp_path, monkeypatch):
+    """Which may be another user's, with files of the names that kernels include."""
+    for path in catalog.directory().glob("*.cuh"):
+        (tmp_path / path.name).write_text("#error planted\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HYBRID_GEMM_CACHE", str(tmp_path / "cache"))
+    variant = catalog.get("naive").variant()
+    nvrtc.compile(variant.source("float32"), "sm_90", "gemm_naive.cu", quick=True)

@@ -286,6 +286,28 @@ def test_a_wrong_option_has_one_message(files, arguments, code, message):
 
 
 @needs_mpirun
+@pytest.mark.parametrize(
+    ("option", "name"),
+    [
+        (["--alpha", 2], "alpha"),
+        (["-o", "C.npy"], "output"),
+        (["--repeat", 2], "repeat"),
+        (["--dry-run"], "dry_run"),
+        (["--rank-timeout", 0], "rank_timeout"),
+    ],
+)
+def test_a_rank_with_another_option_ends_all(tmp_path, option, name):
+    command = "run", "--size", 60, "--device", "cpu"
+    done = mpirun(
+        1, *COMMAND[1:], *command, ":", "-n", 1, *COMMAND, *command, *option,
+        timeout=60, cwd=tmp_path, check=2,
+    )  # fmt: skip
+    assert done.stderr.count(f"hybrid-gemm: ranks do not agree on {name}: rank 0 has") == 1
+    assert "Traceback" not in done.stderr
+    assert os.listdir(tmp_path) == []
+
+
+@needs_mpirun
 @pytest.mark.parametrize("split", ["rows", "cols"])
 @pytest.mark.parametrize("how", ["raise", "kill"])
 def test_a_rank_that_fails_ends_all_and_leaves_no_file(tmp_path, split, how):

@@ -12,6 +12,7 @@ from support.small_sizes import small_panels, small_slots, small_turns
 from support.timelines import bytes_moved
 
 from hybrid_gemm import Runner, empty_pinned
+from hybrid_gemm.devices.cpu import CpuDevice
 from hybrid_gemm.devices.cuda import pinned_memory
 from hybrid_gemm.devices.emulator.device import EmulatorDevice
 from hybrid_gemm.errors import OutOfMemoryError, UnavailableError, UsageError
@@ -201,6 +202,26 @@ def test_a_stage_that_fails_ends_the_run_with_its_own_error(monkeypatch, stage, 
     assert incomplete or (out == 7).all()  # it is untouched, or said not to be whole
     monkeypatch.setattr(EmulatorDevice, stage, real)
     np.testing.assert_array_equal(runner.gemm(a, b, out=out), a @ b)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, MemoryError])
+@pytest.mark.parametrize("kind", [CpuDevice, EmulatorDevice])
+def test_what_is_raised_in_a_copy_that_casts_ends_the_run(monkeypatch, kind, error, rng):
+    """Which once left workers that waited for the copy for ever."""
+    runner = Runner(device="cpu" if kind is CpuDevice else "emulator", threads=3, split="cols")
+    a, b = (integers(rng, (64, 64)).astype("f2") for _ in "ab")
+    real, calls = kind.copy, []
+
+    def failing(self, *args, **options):
+        calls.append(1)
+        if len(calls) == 2:
+            raise error("planted")
+        return real(self, *args, **options)
+
+    monkeypatch.setattr(kind, "copy", failing)
+    with pytest.raises(error):
+        runner.gemm(a, b)
+    np.testing.assert_array_equal(runner.gemm(a, b), a @ b)
 
 
 def test_a_failed_download_says_that_out_is_incomplete(monkeypatch, rng):

@@ -31,7 +31,8 @@ def make(
 
     Returns rows of what each model is worth by cross-validation (`left_out.worth`), the measured
     times as "times", and the directory as "models". Raises `UsageError` for modes that are unknown
-    or have no model, and where the minutes were too few.
+    or have no model, for a directory that cannot be written, before anything is measured, and where
+    the minutes were too few.
     """
     began = time.monotonic()
     if unknown := [mode for mode in modes if mode not in fitted.OPERANDS]:
@@ -39,9 +40,12 @@ def make(
         raise UsageError(f"no model is made of mode {unknown[0]!r}; there are {known}")
     if not minutes > 0:
         raise UsageError(f"minutes={minutes:g}: shapes are timed for more than 0 minutes")
+    folder = Path(output) if output else None
     files = [
-        Path(output) / fitted.file_name(gpu.model, mode) if output
-        else fitted.users_file(gpu.model, mode)
+        npy_files.check_output(
+            folder / fitted.file_name(gpu.model, mode) if folder
+            else fitted.users_file(gpu.model, mode)
+        )
         for mode in modes
     ]  # fmt: skip
     note(f"compiling, then timing drawn shapes in {', '.join(modes)} for {minutes:g} minutes")
@@ -52,12 +56,13 @@ def make(
     rows = []
     for bench, file in zip(benches, files, strict=True):
         row, model = _fit(gpu, bench, measured[bench.mode])
-        output_files.write_file(npy_files.check_output(str(file)), fitted.as_bytes(model))
+        output_files.write_file(file, fitted.as_bytes(model))
         rows.append(row)
     on_gpu.forget()
     return {
         "device": {"kind": "cuda", "name": gpu.describe()}, "seed": seed, "rows": rows,
-        "times": measured, "models": str(files[0].parent), "environment": environment.environment(),
+        "times": measured, "models": str(Path(files[0]).parent),
+        "environment": environment.environment(),
     }  # fmt: skip
 
 

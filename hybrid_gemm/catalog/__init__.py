@@ -7,6 +7,7 @@ from .files import (
     get,
     helper,
     include_digest,
+    included,
     kernels,
     own_directories,
 )
@@ -26,5 +27,5 @@ from .kernel import (
 __all__ = [
     "C_TYPES", "ITEM_SIZE", "LAYOUTS", "LISTED_FOR", "MAX_GRID", "MAX_THREADS", "TENSOR_TYPES",
     "VARIABLE", "Kernel", "Launch", "Variant", "directory", "gemm_kernels", "get", "helper",
-    "include_digest", "kernels", "own_directories",
+    "include_digest", "included", "kernels", "own_directories",
 ]  # fmt: skip

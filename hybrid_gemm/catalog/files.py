@@ -230,9 +230,15 @@ def helper(role: str) -> Variant:
 
 
 @functools.cache
+def included() -> dict[str, bytes]:
+    """The texts that kernels include, by their names."""
+    return {path.name: path.read_bytes() for path in sorted(directory().glob("*.cuh"))}
+
+
+@functools.cache
 def include_digest() -> str:
-    """Changes when a header that kernels include changes; part of every cache key."""
+    """Changes when a text that kernels include changes; part of every cache key."""
     digest = hashlib.sha256()
-    for path in sorted(directory().glob("*.cuh")):
-        digest.update(path.name.encode() + path.read_bytes())
+    for name, text in included().items():
+        digest.update(name.encode() + text)
     return digest.hexdigest()

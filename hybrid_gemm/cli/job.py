@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from ..catalog import Variant
@@ -44,6 +44,10 @@ class Wanted:
             raise UsageError("--panel is of --resume; give both, or neither")
         if self.resume:
             self._check_resume()
+
+    def facts(self) -> dict[str, Any]:
+        """What ranks have to agree on: all but what rank 0 alone writes."""
+        return {name: x for name, x in asdict(self).items() if name != "trace"}
 
     def _check_resume(self) -> None:
         if not self.output:

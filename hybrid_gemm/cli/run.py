@@ -283,6 +283,8 @@ def _job(
         return options, Inputs.of(InputRequest.of(files, **request)), Wanted(**given)
 
     options, inputs, wanted = launch.together(comm, asked)
+    if comm is not None:
+        launch.agree(comm, wanted.facts())
     if comm is None and ranks is None:
         from .alone import Alone
         from .check import Checked

@@ -234,7 +234,9 @@ def library_cold(lab: Lab, *, n: int) -> Row:
     """
     if not lab.device.on_gpu:
         raise UnavailableError("cuBLAS needs a CUDA device")
-    command = [sys.executable, "-m", f"{__package__}.library_cold", str(n), str(lab.first_gpu)]
+    module = f"{__package__}.library_cold"
+    # -P: nothing is imported from the working directory, which may be anyone's.
+    command = [sys.executable, "-P", "-m", module, str(n), str(lab.first_gpu)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["it printed nothing"]

@@ -152,9 +152,7 @@ def _digest(path: Path, data: bytes) -> bytes:
 def _whole(path: Path) -> bytes | None:
     """What is in a compiled file; None if it is missing, damaged or others may write it."""
     try:
-        status = path.stat()
-        alone = status.st_uid == os.geteuid() and not status.st_mode & 0o022
-        if not (stat.S_ISREG(status.st_mode) and alone):
+        if not (_is_own_file(path) and _is_own_file(_digest_path(path))):
             return None
         data, written = path.read_bytes(), _digest_path(path).read_bytes()
     except OSError:
@@ -163,6 +161,13 @@ def _whole(path: Path) -> bytes | None:
         return data
     note(f"{path} is damaged; it is compiled again")
     return None
+
+
+def _is_own_file(path: Path) -> bool:
+    """Whether it is a regular file that this user alone may write."""
+    status = path.stat()
+    alone = status.st_uid == os.geteuid() and not status.st_mode & 0o022
+    return stat.S_ISREG(status.st_mode) and alone
 
 
 def _keep(path: Path, data: bytes) -> None:

@@ -70,10 +70,12 @@ def build_text(
 
     def make() -> bytes:
         with tempfile.TemporaryDirectory() as folder:
-            made = Path(folder) / f"made{suffix}"
-            command = ["g++", *flags, *where, "-x", "c++", "-", "-o", str(made)]
+            # A file in a folder of its own, for what a text includes is looked for beside it first;
+            # of a text by stdin that is the working directory, which may be anyone's.
+            source, made = Path(folder) / "text.cpp", Path(folder) / f"made{suffix}"
+            source.write_bytes(text.encode())
             try:
-                ran = run_tool(command, text)
+                ran = run_tool(["g++", *flags, *where, str(source), "-o", str(made)])
             except KernelError as error:
                 raise KernelError(f"{what}: {error}") from None
             if ran.returncode:
@@ -83,21 +85,19 @@ def build_text(
     return cache.kept(kind, f"{digest[:32]}{suffix}", make)[0]
 
 
-def run_tool(command: Sequence[str], text: str = "") -> subprocess.CompletedProcess[str]:
-    """Runs a tool of the compiler's with `text` as its input; its messages are in English.
+def run_tool(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Runs a tool of the compiler's, which gets no input; its messages are in English.
 
     Raises `KernelError` where it takes longer than `LIMIT_S`.
     """
     # Without the sanitizer that this process may have been started with.
     environment = {k: v for k, v in os.environ.items() if k not in ("LD_PRELOAD", "ASAN_OPTIONS")}
     environment["LC_ALL"] = "C"
-    with (
-        tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out,
-        tempfile.TemporaryFile() as messages,
-    ):  # fmt: skip
-        given.write(text.encode())
-        given.seek(0)
-        files = [(os.POSIX_SPAWN_DUP2, f.fileno(), i) for i, f in enumerate((given, out, messages))]
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as messages:
+        files = [
+            (os.POSIX_SPAWN_DUP2, out.fileno(), 1), (os.POSIX_SPAWN_DUP2, messages.fileno(), 2),
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+        ]  # fmt: skip
         # A rank's threads have signals blocked, and `subprocess` would leave them so in the tool.
         process = os.posix_spawnp(
             command[0], [*command], environment, file_actions=files, setsigmask=[],

@@ -16,6 +16,7 @@ import io
 import json
 import math
 import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -277,8 +278,8 @@ def read(path: Path, machine: Machine) -> Model:
     try:
         return from_data(_arrays(path), machine)
     except (
-        OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, RecursionError,
-        zipfile.BadZipFile,
+        OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, RuntimeError,
+        zipfile.BadZipFile, zlib.error,
     ):  # fmt: skip
         raise UsageError(
             f"{path} is no model of `hybrid-gemm tune`: remove it, or run tune again"

@@ -59,6 +59,8 @@ def _check(data: dict[str, Any]) -> None:
     links = from_data(data)
     if not (links.h2d and links.d2h and links.both):
         raise ValueError("a direction was not measured")
+    if not isinstance(links.measured, str):
+        raise ValueError("it does not say when it was measured")
 
 
 @functools.cache

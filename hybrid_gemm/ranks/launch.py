@@ -63,8 +63,10 @@ def world(limit: float = 0):
         return None
     with heartbeat.deadline(limit, "MPI has not started on all ranks"):
         comm = _world(found, count)
-        if comm is not None and limit:
-            heartbeat.of(comm, limit)
+        if comm is not None:
+            agree(comm, {"rank_timeout": limit})
+            if limit:
+                heartbeat.of(comm, limit)
     return comm
 
 

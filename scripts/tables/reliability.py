@@ -6,7 +6,8 @@ from . import ROOT, grid, result
 
 PIECES = tuple(
     pieces for device in ("cpu", "emulator", "cuda")
-    for pieces in (("fuzz", device), (f"fuzz_{device}", "small"), (f"fuzz_{device}", "ranks"))
+    for pieces in (("fuzz", device),
+                   *((f"fuzz_{device}", x) for x in ("again", "more", "small", "ranks")))
 )  # fmt: skip
 
 
@@ -107,11 +108,11 @@ def checked() -> str:
     """Faults planted in checked products, right products, and what checks cost, by device."""
     found = [
         (card, result("checked", card))
-        for card in ("cpu", "emulator", "cuda")
-        if (ROOT / f"docs/results/checked_{card}.json").exists()
+        for card in ("cpu", "emulator", "cuda", "cuda_more")
+        if there("checked", card)
     ]
     rows = [
-        [f"[{card}](results/checked_{card}.json)",
+        [f"[{card.partition('_')[0]}](results/checked_{card}.json)",
          *(f"{data['total'].get(x, 0):,}" for x in ("planted", "above", "found above",
                                                     "same bits above", "found")),
          *(f"{data['alarms'].get(x, 0):,}" for x in ("products", "sums compared", "repeated",

@@ -90,13 +90,19 @@ def compiled_by_nvrtc(
 
     options = [
         f"-arch={arch}", "--std=c++17", "--generate-line-info", "--ptxas-options=-v",
-        f"--include-path={catalog.directory()}",
         "--device-as-default-execution-space",  # lambdas, before NVRTC 13.4
         # What it kept, since 12.9, comes without a word on registers.
         *(["--no-cache"] if _is_at_least(12, 9) else []),
         *more,
     ]  # fmt: skip
-    program = _asked(nvrtc.nvrtcCreateProgram(source.encode(), name.encode(), 0, [], []))
+    # Not by a path, for NVRTC would look in the working directory first, which may be anyone's.
+    texts = catalog.included()
+    names = [x.encode() for x in texts]
+    program = _asked(
+        nvrtc.nvrtcCreateProgram(
+            source.encode(), name.encode(), len(names), [*texts.values()], names
+        )
+    )
     try:
         given = [os.fsencode(option) for option in options]
         (status,) = nvrtc.nvrtcCompileProgram(program, len(given), given)  # lets the lock go
