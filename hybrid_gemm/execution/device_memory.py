@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..arrays.operand import Operand, Operands
+from ..arrays.strides import address
 from ..catalog import Variant
 from ..devices.base import Device, Stream
 from ..devices.split_operands import SplitBlock
@@ -105,6 +106,7 @@ class MemoryRequests:
     def __init__(self, device: Device, dtype: np.dtype) -> None:
         self.device, self.dtype = device, dtype
         self.spaces: dict = defaultdict(lambda: defaultdict(list))
+        self.taken: list[range] = []  # addresses
 
     def request(
         self, space: Hashable, turn: int, shape: tuple[int, int],
@@ -119,6 +121,7 @@ class MemoryRequests:
             for turns in self.spaces.values():
                 sizes = (sum(_size(shape, dtype) for shape, *_, dtype in w) for w in turns.values())
                 flat = self.device.empty(1, max(1, *sizes), "uint8")[0]
+                self.taken.append(range(address(flat), address(flat) + flat.nbytes))
                 for requests in turns.values():
                     at = 0
                     for (rows, cols), order, on_allocated, dtype in requests:
@@ -163,6 +166,7 @@ class Blocks:
             self._request_memory(memory)
             for each in memory:
                 each.allocate()
+        self.taken = [addresses for each in memory for addresses in each.taken]
 
     def _request_memory(self, memory: Sequence[MemoryRequests]) -> None:
         """Asks for room for every block that is not used where the caller has it."""
