@@ -9,12 +9,13 @@ import time
 
 import numpy as np
 import pytest
+from support.devices import needs
 from support.links import separate_links
 from support.played_driver import play
 from support.small_sizes import small_panels, small_slots
 from support.timelines import bytes_moved
 
-from hybrid_gemm import Runner
+from hybrid_gemm import Runner, empty_pinned
 from hybrid_gemm.execution import native_executor
 from hybrid_gemm.execution.commands import Copy, HandOver, Record, Wait
 from hybrid_gemm.execution.kept_programs import NATIVE, KeptPrograms
@@ -52,6 +53,13 @@ def run(runner, memory, a, b, c=None, **more):
     result = runner.run(a, b, c, alpha=2, beta=3 if c is not None else 0, out=out, **more)
     assert result.c is out
     return result
+
+
+def thrice(runner, memory, a, b):
+    """C of a run that is native the third time."""
+    results = [run(runner, memory, a, b) for _ in range(3)]
+    assert results[-1].executor == NATIVE
+    return results[0].c
 
 
 def listed(commands):
@@ -108,7 +116,7 @@ def test_native_threads_do_what_python_does(
     driver, memory = play(monkeypatch, pinned=pinned)
     runner = Runner(device="emulator", **choices)
     a, b, c = operands(rng, order)
-    made, said = [], []
+    made = []
     for executor in (FIRST, NOTED, NATIVE, NATIVE):
         driver.said.clear()
         result = run(runner, memory, a, b, c if with_c else None)
@@ -134,7 +142,7 @@ def test_an_error_ends_the_run_with_its_own_words(what, pinned, monkeypatch, rng
     driver, memory = play(monkeypatch, pinned=pinned)
     runner = Runner(device="emulator", **WAYS[2])
     a, b, _c = operands(rng)
-    wanted = [run(runner, memory, a, b).c for _ in range(3)][0]
+    wanted = thrice(runner, memory, a, b)
     driver.counts.clear()
     driver.fails = (*what, 700)
     memory.next, out = 0, np.full((M, N), 7, "f4")
@@ -155,7 +163,7 @@ def test_ctrl_c_ends_a_run_soon(pinned, monkeypatch, rng):
     driver, memory = play(monkeypatch, pinned=pinned)
     runner = Runner(device="emulator", **WAYS[1])
     a, b, _c = operands(rng)
-    wanted = [run(runner, memory, a, b).c for _ in range(3)][0]
+    wanted = thrice(runner, memory, a, b)
     driver.pause_s = 0.02  # the run would take many seconds
     threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
     begun = time.monotonic()
@@ -167,7 +175,7 @@ def test_ctrl_c_ends_a_run_soon(pinned, monkeypatch, rng):
 
 
 def test_progress_is_told_and_its_error_ends_the_run(monkeypatch, rng):
-    driver, memory = play(monkeypatch)
+    _driver, memory = play(monkeypatch)
     runner = Runner(device="emulator", **WAYS[1])
     a, b, _c = operands(rng)
     told = []
@@ -186,7 +194,7 @@ def test_progress_is_told_and_its_error_ends_the_run(monkeypatch, rng):
 
 
 def test_what_is_no_list_of_commands_says_so(monkeypatch, rng):
-    driver, memory = play(monkeypatch)
+    _driver, memory = play(monkeypatch)
     runner = Runner(device="emulator", threads=2, split="cols")
     a, b, c = operands(rng)
     square = rng.standard_normal((K, K), "f4")
@@ -229,3 +237,29 @@ def test_without_a_compiler_python_carries_out(monkeypatch, rng):
     a, b, _c = operands(rng)
     for _ in range(3):
         assert run(runner, memory, a, b).executor == "python (g++ is not installed)"
+
+
+@needs("cuda")
+@pytest.mark.parametrize("memory", ["pageable", "pinned"])
+@pytest.mark.parametrize(
+    "dtype, compute", [("f4", "fp32"), ("f4", "fp32x3"), ("f4", "tf32"), ("f2", "fp32")]
+)
+@pytest.mark.parametrize("choices", WAYS[:1] + WAYS[2:], ids=str)
+def test_on_gpus_the_bits_are_the_same(choices, dtype, compute, memory):
+    empty = empty_pinned if memory == "pinned" else np.empty
+    runner = Runner(device="cuda", compute=compute, **choices)
+    for m, n, k, beta in ((400, 300, 520, 0), (264, 520, 136, 2)):
+        made = []
+        for executor in (FIRST, NOTED, NATIVE, NATIVE):
+            # Matrices lie elsewhere each time, with the same numbers.
+            a, b, c = (empty(shape, dtype) for shape in ((m, k), (k, n), (m, n)))
+            numbers = np.random.default_rng(7)
+            for x in (a, b, c):
+                x[...] = numbers.standard_normal(x.shape, "f4")
+            result = runner.run(a, b, c if beta else None, beta=beta, out=c)
+            assert result.executor == executor
+            assert all(x.stop_ms >= x.start_ms >= 0 for x in result.timeline)
+            made.append((c, bytes_moved(result, "upload"), len(result.timeline)))
+        for x in made:
+            np.testing.assert_array_equal(x[0], made[0][0])
+            assert x[1:] == made[0][1:]

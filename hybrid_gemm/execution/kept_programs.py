@@ -108,7 +108,7 @@ def _hosts(run: Run) -> list[range]:
 
 def _taken(run: Run, workers: list[Worker]) -> list[range]:
     """The devices' memory that is the run's."""
-    return [*run.blocks.taken, *(x for worker in workers for x in worker.taken)]
+    return [*run.blocks.taken, *(worker.taken for worker in workers)]
 
 
 def _key(run: Run, workers: list[Worker]) -> tuple:

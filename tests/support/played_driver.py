@@ -43,10 +43,12 @@ class Listed:
     """A call as a native one: see `roles.Prepared`."""
 
     def __init__(self, driver, call, stream):
+        def work():
+            call(stream)
+            driver.log("start", stream.pointer)
+
         def start(_list, *_addresses):
-            return driver.counted(
-                "start", lambda: driver.log("start", stream.pointer, call(stream))
-            )
+            return driver.counted("start", work)
 
         self.function = ctypes.CFUNCTYPE(c_int, c_void_p, c_uint64, c_uint64, c_uint64)(start)
         _kept.append(self.function)
