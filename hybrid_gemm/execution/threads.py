@@ -14,7 +14,6 @@ from . import staging
 from .critical_reduction import CriticalReduction
 from .device_memory import SharedBlocks
 from .executor import Execution
-from .kept_products import KeptProducts
 from .kept_programs import KeptPrograms, python
 from .nccl_reduction import NcclReduction
 from .reduction import Reduction
@@ -38,7 +37,7 @@ class ThreadExecutor:
 
     def __init__(self, devices: Sequence[Device], smaller: Callable[[Plan], Plan]) -> None:
         self.devices, self.smaller = devices, smaller
-        self.products, self.programs = KeptProducts(), KeptPrograms()
+        self.kept = KeptPrograms()
 
     def execute(
         self, plan: Plan, variant: Variant, operands: Operands, *, resident: bool = False,
@@ -56,7 +55,7 @@ class ThreadExecutor:
             with contextlib.suppress(MemoryError):
                 run = ThreadRun(
                     plan, self.devices, variant, operands, progress, resident=resident,
-                    products=self.products, programs=self.programs,
+                    kept=self.kept,
                 )  # fmt: skip
                 break
             for device in self.devices:
@@ -78,14 +77,13 @@ class ThreadRun:
     def __init__(
         self, plan: Plan, devices: Sequence[Device], variant: Variant, operands: Operands,
         progress: Callable[[int], None] | None = None, *, resident: bool = False,
-        shared: SharedBlocks | None = None, products: KeptProducts | None = None,
-        programs: KeptPrograms | None = None,
+        shared: SharedBlocks | None = None, kept: KeptPrograms | None = None,
     ) -> None:  # fmt: skip
+        self.programs = kept or KeptPrograms()
         self.run = run = Run(
             plan, devices, variant, operands, progress=progress, resident=resident, shared=shared,
-            products=products or KeptProducts(),
+            products=self.programs.products,
         )  # fmt: skip
-        self.programs = programs or KeptPrograms()
         self.executor = python("workers have threads of their own")
         self.reduction = REDUCTIONS[plan.reduce if plan.summed else "ordered"](run)
         self.workers = [Worker(run, self.reduction, w) for w in plan.workers if w.boxes]
