@@ -39,14 +39,15 @@ class KeptPrograms:
 
     def execute(self, run: Run, workers: list[Worker]) -> str:
         """Carries out a run whose plan holds everything at once; gives who did, in words."""
-        why = _why_not(run)
+        hosts = _hosts(run)
+        why = _why_not(run, hosts)
         if why is not None:
             single_thread_schedule.execute(run, workers)
             return python(why)
-        key = _key(run, workers)
+        key = _key(run, workers, hosts)
         _plan, known = self._known.get(key) or (None, "")
         if isinstance(known, Program):
-            known.carry_out(run, [x.start for x in _hosts(run)])
+            known.carry_out(run, [x.start for x in hosts])
             return NATIVE
         if known == _NEW:
             run.commands.noted = []
@@ -60,20 +61,21 @@ class KeptPrograms:
         commands = run.commands
         if commands.noted is None:
             return
+        hosts = _hosts(run)
         made: Program | str
         try:
             if commands.unfit:
                 raise Unfit(commands.unfit)
             made = Program(
                 commands.noted, run.clock.marks, {w.index: w.device for w in workers},
-                _hosts(run), _taken(run, workers),
+                hosts, _taken(run, workers),
             )  # fmt: skip
         except Unfit as why:
             made = str(why)
-        self._known.put(_key(run, workers), (run.plan, made))
+        self._known.put(_key(run, workers, hosts), (run.plan, made))
 
 
-def _why_not(run: Run) -> str | None:
+def _why_not(run: Run, hosts: list[range]) -> str | None:
     """Why a run is not for a program, before anything is known of its commands."""
     if run.resident:
         return "operands are brought before the clock runs"
@@ -81,11 +83,11 @@ def _why_not(run: Run) -> str | None:
         return "one of several runs"
     if any(device.calls() is None for device in run.devices):
         return "its devices are not GPUs"
-    if any(x.home is not None or type(x.array) is not np.ndarray for x in _operands(run)):
+    if any(x.home is not None or not isinstance(x.array, np.ndarray) for x in _operands(run)):
         return "a matrix is not the host's"
     if any(not x.array.size or min(x.array.strides) < 0 for x in _operands(run)):
         return "a matrix is empty, or backwards"
-    if any(y.start < x.stop for x, y in pairwise(sorted(_hosts(run), key=lambda x: x.start))):
+    if any(y.start < x.stop for x, y in pairwise(sorted(hosts, key=lambda x: x.start))):
         return "matrices share memory"
     return native_executor.unavailable()
 
@@ -105,7 +107,7 @@ def _span(array: np.ndarray) -> range:
 
 
 def _hosts(run: Run) -> list[range]:
-    """The addresses of the host's matrices, each of which may be several operands."""
+    """The addresses of the matrices, each of which may be several operands."""
     return list(dict.fromkeys(_span(x.array) for x in _operands(run)))
 
 
@@ -114,10 +116,10 @@ def _taken(run: Run, workers: list[Worker]) -> list[range]:
     return [*run.blocks.taken, *(worker.taken for worker in workers)]
 
 
-def _key(run: Run, workers: list[Worker]) -> tuple:
+def _key(run: Run, workers: list[Worker], hosts: list[range]) -> tuple:
     """What runs alike have in common: all that their commands have in them, but for the addresses
     of the host's matrices."""
-    hosts, device = _hosts(run), run.devices[0]
+    device = run.devices[0]
     lie = [
         (x.array.shape, x.array.strides, x.dtype.str, device.reads(x.array),
          hosts.index(_span(x.array)))
