@@ -199,8 +199,8 @@ extern "C" {
 
 // Starts a run with these events, and with the addresses of the host's matrices. Its copies have
 // numbers from `first` on. Where `stopped` is set meanwhile, the rest is left out.
-Run* run_begin(const Program* program, void** events, const uint64_t* hosts, uint64_t first,
-               int* stopped) {
+void run_begin(const Program* program, void** events, const uint64_t* hosts, uint64_t first,
+               int* stopped, Run** going) {
     Run* run = new Run;
     run->program = program;
     run->events.assign(events, events + program->event_count);
@@ -218,7 +218,7 @@ Run* run_begin(const Program* program, void** events, const uint64_t* hosts, uin
         run->left -= program->lane_count - begun;
         fail(*run, OUT_OF_MEMORY, -1);
     }
-    return run;
+    *going = run;
 }
 
 // Blocks until all was started and the copies of other threads have ended, or for so long; whether
@@ -231,14 +231,16 @@ int run_wait(Run* run, int milliseconds, State* state) {
     return over();
 }
 
-// Has the rest left out.
+// Has the rest left out, if there is a run.
 void run_stop(Run* run) {
+    if (!run) return;
     std::lock_guard<std::mutex> lock(run->mutex);
     stop(*run);
 }
 
 // Blocks until it is over, tells how far it came, and forgets it.
 void run_end(Run* run, State* state) {
+    if (!run) return;
     for (std::thread& thread : run->threads) thread.join();
     {
         std::unique_lock<std::mutex> lock(run->mutex);

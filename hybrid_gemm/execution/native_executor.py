@@ -72,11 +72,10 @@ def unavailable() -> str | None:
 @functools.cache
 def _library() -> ctypes.CDLL:
     library = ctypes.CDLL(str(compiler.build_library(_SOURCE, native_copier.DRIVER)))
-    library.run_begin.restype = c_void_p
-    library.run_begin.argtypes = [c_void_p, c_void_p, c_void_p, c_uint64, c_void_p]
+    library.run_begin.argtypes = [c_void_p, c_void_p, c_void_p, c_uint64, c_void_p, c_void_p]
     library.run_wait.argtypes = [c_void_p, c_int, POINTER(_State)]
     library.run_stop.argtypes, library.run_end.argtypes = [c_void_p], [c_void_p, POINTER(_State)]
-    library.run_stop.restype = library.run_end.restype = None
+    library.run_begin.restype = library.run_stop.restype = library.run_end.restype = None
     return library
 
 
@@ -211,11 +210,13 @@ class Program:
         pointers = (c_void_p * len(events))(*[event.ptr for event in events])
         at = (c_uint64 * len(hosts))(*hosts)
         first = native_copier.pool().numbers(self._count)
-        going = library.run_begin(
-            ctypes.byref(self._program), pointers, at, first, ctypes.addressof(stopped)
-        )
+        going = c_void_p()  # set by the call itself: Ctrl-C may come before it has returned
         try:
             try:
+                library.run_begin(
+                    ctypes.byref(self._program), pointers, at, first, ctypes.addressof(stopped),
+                    ctypes.byref(going),
+                )  # fmt: skip
                 self._wait(going, state, run.progress)
             except BaseException:  # Ctrl-C, or an error of `progress`
                 library.run_stop(going)
@@ -235,7 +236,7 @@ class Program:
             stream.synchronize()
         run.clock.marks = self._marked(events)
 
-    def _wait(self, going: int, state: _State, progress: Callable[[int], None]) -> None:
+    def _wait(self, going: c_void_p, state: _State, progress: Callable[[int], None]) -> None:
         """Until all is started; tells the operations of products that were started meanwhile."""
         over, told = False, 0
         while not over:
