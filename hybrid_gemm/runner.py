@@ -45,7 +45,8 @@ class Result:
     """What a run gave: C, and what was done to get it.
 
     `total_ms` is the host's time, `why` says why this kernel was taken, `compute` what was
-    computed, `reduction` how partial C were summed. `problem` is the one that was settled; of
+    computed, `reduction` how partial C were summed, `executor` who started what devices did:
+    "native" threads, or "python" and why. `problem` is the one that was settled; of
     complex matrices, `plan` is that of the real product of m x 2k and 2k x 2n as which it was
     multiplied. With `checked`, `checks` says what was checked, and what was made again; otherwise
     it is None.
@@ -61,6 +62,7 @@ class Result:
     why: str = ""
     compute: str = ""
     checks: Checks | None = None
+    executor: str = "python"
 
     @property
     def gflops(self) -> float:
@@ -231,7 +233,7 @@ class Runner:
             return Result(
                 arrays.result(operands.out.array), done.plan or ready.plan, ready.variant,
                 done.timeline, done.total_ms, done.reduction, problem, ready.why, done.compute,
-                done.checks,
+                done.checks, done.executor,
             )  # fmt: skip
 
     def _run_complex(

@@ -4,6 +4,7 @@ import ctypes
 import functools
 import shutil
 import threading
+import weakref
 from types import SimpleNamespace
 
 import numpy as np
@@ -120,10 +121,15 @@ def seen(monkeypatch):
         ctypes.cast(at, ctypes.POINTER(ctypes.c_uint64))[0] = address or 0
         return 0
 
+    def cleared(*what):
+        found.append(what)
+        return 0
+
     made = {
         name: ctypes.CFUNCTYPE(ctypes.c_int, *driver.SIGNATURES[name])(call)
         for name, call in (
-            ("cuLaunchKernelEx", launched), ("cuTensorMapReplaceAddress", replaced)
+            ("cuLaunchKernelEx", launched), ("cuTensorMapReplaceAddress", replaced),
+            ("cuMemsetD8Async", cleared),
         )
     }  # fmt: skip
     monkeypatch.setattr(driver, "function", made.__getitem__)
@@ -160,6 +166,30 @@ def test_a_list_for_large_matrices_is_made_at_once(seen):
     whole = [range(start, start + (1 << 39)) for start in starts]
     prepared = launch_list.LaunchList(launches_of(*starts), 0x88, whole)
     assert prepared.start(*starts) == 0 and seen
+
+
+def test_a_list_clears_and_launches_in_order_with_matrices_that_it_does_not_keep(seen):
+    """What runs alike start: all addresses are theirs again, and their memory is not kept."""
+
+    class Watched(SimpleNamespace):
+        """One of which it is known when it goes."""
+
+    kept, passing = matrix(0x990000), Watched(data=matrix(0x10040).data)
+    gone = weakref.ref(passing)
+    with driver.noted() as noted:
+        driver.clear(0x10000, 64, 0x77)
+        driver.launch(0x11, (1, 2, 3), (32, 1, 1), [passing, np.int32(7), kept], 0, 0x77)
+    assert not seen
+    noted[:] = [driver.without(x, spans(0x10000)) for x in noted]
+    prepared = launch_list.LaunchList(noted, 0x88, ())
+    del noted[:], passing
+    assert gone() is None
+    for _ in "ab":
+        assert prepared.start(0, 0, 0) == 0
+        assert seen[0] == (0x10000, 0, 64, 0x88)
+        texts = [x.to_bytes(size, "little") for x, size in ((0x10040, 8), (7, 4), (0x990000, 8))]
+        assert seen[1][0] == 0x11 and seen[1][-1] == texts
+        seen.clear()
 
 
 def test_a_list_of_more_matrices_starts_the_same_launches_too(seen):

@@ -48,6 +48,10 @@ class KernelLauncher(Device):
     def launch(self, function: Any, launch: Launch, args: Sequence[Any], stream: Stream) -> None:
         """Starts a kernel. Arguments are NumPy scalars and matrices of this device."""
 
+    def clear(self, array: Array, stream: Stream) -> None:
+        """Fills an array without gaps with zeros."""
+        array[...] = 0
+
     @abc.abstractmethod
     def pointers(self, matrices: Sequence[Array]) -> Array:
         """The matrices' addresses as a uint64 array on this device."""

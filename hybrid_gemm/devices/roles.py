@@ -276,6 +276,15 @@ class Products(abc.ABC):
         takes after theirs."""
         return None
 
+    def listed(
+        self, call: Callable[[Stream], None], stream: Stream, passing: Sequence[range]
+    ) -> Prepared | None:
+        """What a call launches on a stream as one native call, with the same matrices; `start`
+        takes three numbers, which mean nothing. The call takes no memory but what stays with the
+        stream. Of matrices with addresses in `passing` only these are kept. None where there is no
+        such call."""
+        return None
+
     def splitter(self, variant: Variant, dtype: str) -> Splitter | None:
         """What splits blocks of operands in `dtype` that several products by this variant read:
         once, part by part, and the products take `SplitView`s of them. None where each product

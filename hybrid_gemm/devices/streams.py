@@ -13,6 +13,8 @@ Event = Any  # a `HostEvent`, or CuPy's: it has `synchronize()`
 class Stream(abc.ABC):
     """An ordered queue of work on one device. An event marks a point in it."""
 
+    pointer = 0  # as a driver knows it; 0 where there is none
+
     def __init__(self) -> None:
         # (workspace, flags) of kernels whose blocks work together, kept from launch to launch.
         self.scratch: list[tuple[Any, Any]] = []

@@ -242,7 +242,7 @@ class PartSplit:
 
     def call(self, device: KernelLauncher, split: SplitView, stream: Stream) -> None:
         """Fills in all of a view, of a block's one part, but the numbers themselves."""
-        split.states[...] = 0
+        device.clear(split.states, stream)
         to_tf32 = np.int32(split.exponent.strides[0] // split.exponent.itemsize)
         args = [*self.sizes, split.array, self.ld, split.array, self.ld, split.parts, split.parts,
                 split.exponent, to_tf32, np.int32(0), split.states]  # fmt: skip

@@ -175,6 +175,11 @@ class WrappedDevice(Device):
     ) -> None:  # fmt: skip
         return None
 
+    def listed(
+        self, call: Callable[[Stream], None], stream: Stream, passing: Sequence[range]
+    ) -> None:
+        return None
+
     def splitter(self, variant: Variant, dtype: str) -> None:
         return None
 

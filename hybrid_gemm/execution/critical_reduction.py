@@ -69,7 +69,7 @@ class CriticalReduction(HostReduction):
                 device.copy(total, view, stream)
                 device.add(total, partial, stream)
                 device.copy(view, total, stream)
-            run.clock.mark(worker, "reduce", start, stream, 2 * view.nbytes)
+            run.clock.mark(worker, "reduce", start, stream.record(), 2 * view.nbytes)
             stream.synchronize()
         position = self.order.index(worker)
         if position + 1 < len(self.order):

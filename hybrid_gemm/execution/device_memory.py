@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..arrays.operand import Operand, Operands
+from ..arrays.strides import address
 from ..catalog import Variant
 from ..devices.base import Device, Stream
 from ..devices.split_operands import SplitBlock
@@ -105,6 +106,7 @@ class MemoryRequests:
     def __init__(self, device: Device, dtype: np.dtype) -> None:
         self.device, self.dtype = device, dtype
         self.spaces: dict = defaultdict(lambda: defaultdict(list))
+        self.taken = range(0)  # addresses, once it is
 
     def request(
         self, space: Hashable, turn: int, shape: tuple[int, int],
@@ -114,19 +116,24 @@ class MemoryRequests:
         self.spaces[space][turn].append((shape, order, on_allocated, dtype or self.dtype))
 
     def allocate(self) -> None:
-        """Takes all of it. Raises `MemoryError` if the device has not so much."""
+        """Takes all of it, in one piece: runs alike get the same piece again. Raises `MemoryError`
+        if the device has not so much."""
+        begins, size = [], 0
+        for turns in self.spaces.values():
+            begins.append(size)
+            size += max(sum(_size(shape, dtype) for shape, *_, dtype in w) for w in turns.values())
         with self.device.using(self.device.allocation_stream):
-            for turns in self.spaces.values():
-                sizes = (sum(_size(shape, dtype) for shape, *_, dtype in w) for w in turns.values())
-                flat = self.device.empty(1, max(1, *sizes), "uint8")[0]
-                for requests in turns.values():
-                    at = 0
-                    for (rows, cols), order, on_allocated, dtype in requests:
-                        part = flat[at : at + rows * cols * dtype.itemsize].view(dtype)
-                        on_allocated(
-                            part.reshape(rows, cols) if order == "n" else part.reshape(cols, rows).T
-                        )
-                        at += _size((rows, cols), dtype)
+            flat = self.device.empty(1, max(1, size), "uint8")[0]
+        self.taken = range(address(flat), address(flat) + flat.nbytes)
+        for begin, turns in zip(begins, self.spaces.values(), strict=True):
+            for requests in turns.values():
+                at = begin
+                for (rows, cols), order, on_allocated, dtype in requests:
+                    part = flat[at : at + rows * cols * dtype.itemsize].view(dtype)
+                    on_allocated(
+                        part.reshape(rows, cols) if order == "n" else part.reshape(cols, rows).T
+                    )
+                    at += _size((rows, cols), dtype)
         self.spaces.clear()
 
 
@@ -163,6 +170,7 @@ class Blocks:
             self._request_memory(memory)
             for each in memory:
                 each.allocate()
+        self.taken = [each.taken for each in memory]
 
     def _request_memory(self, memory: Sequence[MemoryRequests]) -> None:
         """Asks for room for every block that is not used where the caller has it."""

@@ -22,13 +22,15 @@ class Execution:
     """What an executor did: C is in the operands' `out`. `total_ms` is the host's time for what
     the clock covered, and `plan` what was followed in the end, where memory was shorter than it
     was said to be. `compute` and `reduction` say in words what was computed and how partial C
-    were summed, and `checks` what was checked."""
+    were summed, `executor` who carried it out: "native", or "python" and why; `checks` what was
+    checked."""
 
     timeline: Timeline
     total_ms: float
     plan: Plan | None = None
     compute: str = ""
     reduction: str = "none"
+    executor: str = "python"
     checks: Checks | None = None
 
 

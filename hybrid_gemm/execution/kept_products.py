@@ -4,7 +4,8 @@ worked out, and starts each by one native call where the device has it."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..arrays.strides import address
@@ -52,9 +53,9 @@ class DeviceProducts:
                 return self.device.bound_gemm(self.variant, a, b, c, alpha=alpha, beta=beta)
             known = _Known(call, self.device.preparable(self.variant, a, b))
             self._known.put(key, known)
-        return functools.partial(self._start, known, a, b, c)
+        return Product(self, known, a, b, c)
 
-    def _start(self, known: _Known, a: Any, b: Any, c: Any, stream: Stream) -> None:
+    def start(self, known: _Known, a: Any, b: Any, c: Any, stream: Stream) -> None:
         """The third time on a stream, by one native call."""
         streams = known.ready  # asked once: threads with other streams may set it meanwhile
         if streams is None:
@@ -79,12 +80,41 @@ class DeviceProducts:
             known.ready = None
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Product:
+    """The product of matrices, or `SplitView`s of them, worked out: called with a stream."""
+
+    kept: DeviceProducts
+    known: _Known
+    a: Any
+    b: Any
+    c: Any
+
+    def __call__(self, stream: Stream) -> None:
+        self.kept.start(self.known, self.a, self.b, self.c, stream)
+
+    def listed(
+        self, stream: Stream, passing: Sequence[range]
+    ) -> tuple[Prepared, Sequence[int]] | None:
+        """It as one native call on a stream, as `Products.listed`, and the three numbers that this
+        takes; None where there is no such call."""
+        device, call, (a, b, c) = self.kept.device, self.known.call, (self.a, self.b, self.c)
+        if not self.known.preparable:
+            return None
+        if self.kept.variant.kernel.library:
+            known = (self.known.ready or {}).get(stream)
+            made = known or device.prepared(call, a, b, c, stream)
+            return (made, [address(x) for x in (a, b, c)]) if made else None
+        made = device.listed(functools.partial(call, a, b, c), stream, passing)
+        return (made, (0, 0, 0)) if made else None
+
+
 class _Known:
     """A bound product, and for each stream where it was called False, or it prepared; None where
-    it is not prepared."""
+    it is not prepared. `preparable` is as `Products.preparable` says."""
 
     def __init__(self, call: BoundProduct, preparable: bool) -> None:
-        self.call = call
+        self.call, self.preparable = call, preparable
         self.ready: dict[Stream, Prepared | Literal[False]] | None = {} if preparable else None
 
 

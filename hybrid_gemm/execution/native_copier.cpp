@@ -18,43 +18,11 @@
 #include <emmintrin.h>
 #endif
 
+#include "native_driver.h"
+
 namespace {
 
-struct Side {  // of a CUDA_MEMCPY2D
-    size_t x, y;
-    int type;
-    const void* host;
-    uint64_t device;
-    void* array;
-    size_t pitch;
-};
-struct Copy2D {
-    Side from, to;
-    size_t width, height;
-};
-constexpr int UNIFIED = 4;   // CU_MEMORYTYPE_UNIFIED: the address tells where it is
-constexpr int STOPPED = -1;  // a status beside the driver's
 constexpr size_t PAGE = 4096, HUGE_PAGE = 2 << 20;
-
-struct Driver {  // addresses of the driver's functions
-    int (*set_context)(void* context);
-    int (*copy)(uint64_t to, uint64_t from, size_t size, void* stream);
-    int (*copy_2d)(const Copy2D*, void* stream);
-    int (*record)(void* event, void* stream);
-    int (*wait)(void* stream, void* event, unsigned);
-    int (*synchronize)(void* event);
-};
-
-struct Request {  // as native_copier.py gives it; height runs of width bytes
-    uint64_t id;
-    char* host;
-    uint64_t host_pitch;
-    uint64_t device, device_pitch;
-    uint64_t width, height;
-    void *after, *start, *stop;  // events: what to wait for (or null), what to record
-    const int* stopped;          // not 0: the rest need not be copied
-    int* accepted;               // set when a ring has it
-};
 
 struct Job : Request {
     size_t piece_width, piece_height, across, pieces, next = 0;  // `next` is to be handed out
@@ -181,8 +149,12 @@ int start_copy(Ring& ring, Job& job, const Piece& piece, Slot& slot) {
 
 void end_piece(Pool& pool, Job* job) {
     if (--job->left) return;
-    pool.finished.push_back({job->id, job->status});
-    pool.done.notify_one();
+    if (job->ended) {
+        job->ended(job->run, job->event, job->status);
+    } else {
+        pool.finished.push_back({job->id, job->status});
+        pool.done.notify_one();
+    }
     delete job;
 }
 
@@ -269,8 +241,8 @@ void perform(Pool& pool, Task task, std::unique_lock<std::mutex>& lock) {
     ring.starting = !ring.up;
     Slot* slot = ring.free.back();
     ring.free.pop_back();
-    if (!job->status && (ring.status || *job->stopped))
-        job->status = ring.status ? ring.status : STOPPED;
+    const int stopped = __atomic_load_n(job->stopped, __ATOMIC_RELAXED);
+    if (!job->status && (ring.status || stopped)) job->status = ring.status ? ring.status : STOPPED;
     int status = job->status;
     lock.unlock();
     const Piece piece(*job, number);

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import itertools
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -27,6 +26,7 @@ from ..host.resources import cores
 EACH, LEAST, MOST = 6, 16, 32
 STOPPED = -1
 _SOURCE = Path(__file__).with_name("native_copier.cpp")
+DRIVER = Path(__file__).with_name("native_driver.h")
 
 
 class _Request(ctypes.Structure):
@@ -35,7 +35,7 @@ class _Request(ctypes.Structure):
         ("device", c_uint64), ("device_pitch", c_uint64),
         ("width", c_uint64), ("height", c_uint64),
         ("after", c_void_p), ("start", c_void_p), ("stop", c_void_p), ("stopped", c_void_p),
-        ("accepted", c_void_p),
+        ("accepted", c_void_p), ("ended", c_void_p), ("run", c_void_p), ("event", c_uint64),
     ]  # fmt: skip
 
 
@@ -52,7 +52,7 @@ def unavailable() -> str | None:
 @functools.cache
 def _library() -> ctypes.PyDLL:
     # Its calls return at once, so they keep Python's lock; but for the one below that waits.
-    library = ctypes.PyDLL(str(compiler.build_library(_SOURCE)))
+    library = ctypes.PyDLL(str(compiler.build_library(_SOURCE, DRIVER)))
     library.pool_start.restype = library.ring_open.restype = c_void_p
     library.pool_grow.argtypes = [c_void_p, c_int]
     library.pool_touch.argtypes = [c_void_p, c_uint64, c_void_p, ctypes.c_size_t]
@@ -69,15 +69,23 @@ def threads(devices: int) -> int:
     return max(1, min(max(LEAST, EACH * devices), MOST, cores()))
 
 
-class _Pool:
-    """The process's threads, and what is to be done at the end of each copy."""
+class Pool:
+    """The process's threads, and what is to be done at the end of each copy. Of the copies that
+    could begin, that with the smallest number does."""
 
     def __init__(self):
         self.library = _library()
         self.handle = self.library.pool_start()
-        self.ids = itertools.count()
+        self.submit = ctypes.cast(self.library.ring_submit, c_void_p).value
+        self._next, self._lock = 0, threading.Lock()
         self.ends: dict[int, tuple] = {}  # with what has to live so long
         threading.Thread(target=self._report, name="copied", daemon=True).start()
+
+    def numbers(self, count: int = 1) -> int:
+        """The first of so many numbers for copies, one after the other."""
+        with self._lock:
+            first, self._next = self._next, self._next + count
+        return first
 
     def _report(self) -> None:
         finished = ctypes.CDLL(self.library._name).pool_finished  # lets Python's lock go
@@ -91,11 +99,12 @@ class _Pool:
 
 
 @functools.cache
-def _pool() -> _Pool:
-    return _Pool()
+def pool() -> Pool:
+    """That of this process."""
+    return Pool()
 
 
-forks.forget_in_child(_pool.cache_clear)
+forks.forget_in_child(pool.cache_clear)
 
 
 class Ring:
@@ -107,7 +116,7 @@ class Ring:
         self, calls: Calls, stream: int, memory: np.ndarray, slot_bytes: int,
         events: Sequence[int], *, up: bool, together: int = 1,
     ):  # fmt: skip
-        self.pool = _pool()
+        self.pool = pool()
         self.pool.library.pool_grow(self.pool.handle, threads(together))
         self.kept = memory, calls
         table = (c_uint64 * len(calls.functions))(*calls.functions)
@@ -122,7 +131,7 @@ class Ring:
         """Has the pages of fresh memory made by threads that have nothing to copy, without a change
         to what is in it."""
         if array.size:
-            number = next(self.pool.ids)
+            number = self.pool.numbers()
             self.pool.ends[number] = lambda status: None, array
             self.pool.library.pool_touch(self.pool.handle, number, array.ctypes.data, array.nbytes)
 
@@ -139,10 +148,10 @@ class Ring:
         Python's: with 0, `STOPPED`, or what the driver said. A download is in host memory then; of
         an upload, and of what failed, some may still be on its way in the stream.
         """
-        number = next(self.pool.ids)
+        number = self.pool.numbers()
         self.pool.ends[number] = end, stopped, accepted
         request = _Request(
             number, host, pitches[0], device, pitches[1], *size, *events,
-            ctypes.addressof(stopped), ctypes.addressof(accepted),
+            ctypes.addressof(stopped), ctypes.addressof(accepted), None, None, 0,
         )  # fmt: skip
         self.pool.library.ring_submit(self.pool.handle, self.handle, ctypes.byref(request))

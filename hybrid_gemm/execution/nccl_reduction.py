@@ -40,10 +40,8 @@ class NcclReduction(Reduction):
         if panel not in self.sums:
             self.sums[panel] = PanelSum(self.run, panel)
         size = strip.elements * self.run.dtype.itemsize
-        return replace(
-            own, fetches=[*own.fetches, self.sums[panel].bound_wait(device)],
-            bytes_fetched=others * size,
-        )  # fmt: skip
+        wait = self.sums[panel].bound_wait(device)
+        return replace(own, bytes_fetched=others * size, wait=wait)
 
     def synchronize(self) -> None:
         for each in self.sums.values():

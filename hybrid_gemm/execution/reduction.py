@@ -19,13 +19,15 @@ from .transfers import Later
 
 @dataclass(frozen=True)
 class StripSum:
-    """A strip's sum, worked out before it is due: the products it waits for, what brings other
-    devices' partials here and their bytes, and the sum itself."""
+    """A strip's sum, worked out before it is due: the products it waits for, the copies that bring
+    other devices' partials here (to where, from where, and the copy itself), bytes that come from
+    other devices, what else is waited for on its stream, and the sum itself."""
 
     products: list[Later]
-    fetches: list[Callable[[Stream], None]]
+    fetches: list[tuple[Any, Any, Callable[[Stream], None]]]
     bytes_fetched: int
     total: Callable[[Stream], None]
+    wait: Callable[[Stream], None] | None = None
 
 
 class Reduction:
@@ -73,20 +75,20 @@ class Reduction:
         """The sum of a strip; `rooms` has by worker where its partial is fetched to."""
         run, problem = self.run, self.run.plan.problem
         added = run.plan.added(strip)
-        copies: dict[int, Callable[[Stream], None]] = {}
-        views, moved = [], 0
+        copies: dict[int, tuple[Any, Any, Callable[[Stream], None]]] = {}
+        views = []
         for w in added:
             view, room = run.partial(panel, strip, w), rooms.get(w)
             if room is not None:
                 room = room[:, : view.shape[1]]
-                copies[w] = device.bound_copy(room, view)
-                moved += view.nbytes
+                copies[w] = room, view, device.bound_copy(room, view)
             views.append(view if room is None else room)
         # Each owner begins with the worker after it, or all would read from the first at once.
         turn = added.index(strip.owner) if strip.owner in added else 0
         fetches = [copies[w] for w in (*added[turn:], *added[:turn]) if w in copies]
         total = device.bound_sum(views, target, alpha=problem.alpha, beta=problem.beta)
         products = [run.multiplied[panel, w] for w in strip.partials]
+        moved = sum(view.nbytes for _room, view, _copy in fetches)
         return StripSum(products, fetches, moved, total)
 
 

@@ -12,6 +12,7 @@ from ..arrays.operand import Operands
 from ..catalog import Variant
 from ..devices.base import Device
 from ..planning.plan import Panel, Plan, Strip
+from .commands import Commands
 from .device_memory import Blocks, SharedBlocks
 from .executor import INCOMPLETE, Execution
 from .kept_products import KeptProducts
@@ -41,7 +42,7 @@ class Run:
         self.resident, self.shared = resident, shared
         self.dtype = np.dtype(plan.problem.dtype)
         self.result_dtype = _result_dtype(plan, operands)
-        self.stop = Stop()
+        self.stop, self.commands = Stop(), Commands()
         self.clock = clock = Clock(
             {w.index: devices[w.device] for w in plan.workers}, shared=shared is not None
         )
@@ -68,7 +69,7 @@ class Run:
 
     def transfer(self, worker: int, phase: str, size: int, done: Later) -> Transfer:
         """A copy that the run waits for; its bytes count if the clock runs."""
-        transfer = Transfer(done, self.stop.flag)
+        transfer = Transfer(done, self.stop.flag, worker, self.commands)
         with self.stop.lock:
             self.transfers.append((worker, phase if self.clock.running else "", size, transfer))
         return transfer
@@ -103,11 +104,11 @@ class Run:
         for *_, transfer in self.transfers:
             transfer.wait()
 
-    def done(self) -> Execution:
-        """What was executed, once it is. Gives the memory back."""
+    def done(self, executor: str) -> Execution:
+        """What was executed, and by which executor, once it is. Gives the memory back."""
         timeline = self.clock.timeline()
         self.let_go()
-        return Execution(timeline, self.clock.total_ms, self.plan)
+        return Execution(timeline, self.clock.total_ms, self.plan, executor=executor)
 
     def let_go(self) -> None:
         """Gives the devices' memory back now, and not when Python finds what refers to what."""
@@ -115,6 +116,7 @@ class Run:
         self.blocks.clear()
         self.partials.clear()
         self.stop.futures.clear()
+        self.commands.noted = None
 
 
 def _result_dtype(plan: Plan, operands: Operands) -> np.dtype:

@@ -88,7 +88,7 @@ class SingleGpuExecutor:
                 out[...] = c.array
             start = stream.record()
             call(a, b, out, stream)
-            clock.mark(0, "multiply", start, stream, flops=problem.flops)
+            clock.mark(0, "multiply", start, stream.record(), flops=problem.flops)
             stream.synchronize()
             clock.stop()
         if progress:

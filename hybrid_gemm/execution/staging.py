@@ -9,11 +9,11 @@ is cast on its way, and where there is no compiler.
 from __future__ import annotations
 
 import contextlib
+import functools
 import queue
 import threading
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from ..devices.cuda import driver
 from ..host import forks
 from ..host.resources import cores
 from . import native_copier
+from .commands import HandOver
 from .transfers import Piece, Stopped, Transfer
 
 # Small, so that the first bytes are soon on their way; large, so that Python, which does one
@@ -64,11 +65,16 @@ class Ring:
                     memory = self.device.pinned(NATIVE_SLOTS * NATIVE_BYTES)
                     self.events = [self.stream.record() for _ in range(NATIVE_SLOTS)]
                 self._native = native_copier.Ring(
-                    calls, _pointer(self.stream), memory, NATIVE_BYTES,
+                    calls, self.stream.pointer, memory, NATIVE_BYTES,
                     [event.ptr for event in self.events], up=self.up,
                     together=self.device.together,
                 )  # fmt: skip
             return self._native
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """What tells it from other rings of this process, as native threads know it."""
+        return self.stream.pointer, self._native.handle if self._native else 0
 
     def slot(self) -> _Slot:
         """A slot that nothing uses; waits for one."""
@@ -82,11 +88,6 @@ class Ring:
                         self.slots.put(_Slot(part, self.stream.record()))
                 self.made = True
         return self.slots.get()
-
-
-def _pointer(stream: Any) -> int:
-    """The address of a CUDA stream, as the driver knows it."""
-    return stream.cupy.ptr
 
 
 class _Slot:
@@ -131,6 +132,8 @@ class Link:
         if native:
             self._hand_over(ring, native, dst, src, transfer)
             return
+        if copy != self._straight:
+            transfer.commands.refuse("Python's threads copy")
         if copy == self._straight or max(src.nbytes, dst.nbytes) <= SMALL_BYTES:
             with self.device.using(ring.stream), transfer.pieces[0].copying(ring.stream):
                 copy(ring, dst, src, transfer)
@@ -163,6 +166,10 @@ class Link:
                 piece.end(error=_error_of(status))
 
             piece.begin(native=True)
+            events = transfer.after, transfer.start, transfer.stop
+            transfer.commands.note(
+                HandOver(transfer.worker, ring.stream, native, dst, src, *events)
+            )
             native.submit(
                 address(host), address(there), (to_pitch, from_pitch), (width, height),
                 (after, transfer.start.ptr, transfer.stop.ptr), transfer.stopped, piece.accepted,
@@ -175,7 +182,8 @@ class Link:
 
     def _straight(self, ring, dst, src, transfer):
         transfer.begin(ring.stream)
-        self.device.copy_pinned(dst, src, ring.stream)
+        call = functools.partial(self.device.copy_pinned, dst, src)
+        transfer.commands.copy(transfer.worker, dst, src, ring.stream, call)
 
     def _up(self, ring, dst, src, transfer):
         slot = ring.slot()

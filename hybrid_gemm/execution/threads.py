@@ -10,11 +10,11 @@ from ..arrays.operand import Operands
 from ..catalog import Variant
 from ..devices.base import Device
 from ..planning.plan import Plan
-from . import single_thread_schedule, staging
+from . import staging
 from .critical_reduction import CriticalReduction
 from .device_memory import SharedBlocks
 from .executor import Execution
-from .kept_products import KeptProducts
+from .kept_programs import KeptPrograms, python
 from .nccl_reduction import NcclReduction
 from .reduction import Reduction
 from .run import Run
@@ -37,7 +37,7 @@ class ThreadExecutor:
 
     def __init__(self, devices: Sequence[Device], smaller: Callable[[Plan], Plan]) -> None:
         self.devices, self.smaller = devices, smaller
-        self.products = KeptProducts()
+        self.kept = KeptPrograms()
 
     def execute(
         self, plan: Plan, variant: Variant, operands: Operands, *, resident: bool = False,
@@ -55,7 +55,7 @@ class ThreadExecutor:
             with contextlib.suppress(MemoryError):
                 run = ThreadRun(
                     plan, self.devices, variant, operands, progress, resident=resident,
-                    products=self.products,
+                    kept=self.kept,
                 )  # fmt: skip
                 break
             for device in self.devices:
@@ -77,12 +77,14 @@ class ThreadRun:
     def __init__(
         self, plan: Plan, devices: Sequence[Device], variant: Variant, operands: Operands,
         progress: Callable[[int], None] | None = None, *, resident: bool = False,
-        shared: SharedBlocks | None = None, products: KeptProducts | None = None,
+        shared: SharedBlocks | None = None, kept: KeptPrograms | None = None,
     ) -> None:  # fmt: skip
+        self.programs = kept or KeptPrograms()
         self.run = run = Run(
             plan, devices, variant, operands, progress=progress, resident=resident, shared=shared,
-            products=products or KeptProducts(),
+            products=self.programs.products,
         )  # fmt: skip
+        self.executor = python("workers have threads of their own")
         self.reduction = REDUCTIONS[plan.reduce if plan.summed else "ordered"](run)
         self.workers = [Worker(run, self.reduction, w) for w in plan.workers if w.boxes]
 
@@ -111,9 +113,10 @@ class ThreadRun:
                 run.wait_for_transfers()
             if alone and not run.resident:
                 run.clock.stop()
+            self.programs.keep(run, self.workers)
             self.reduction.end()
         self.workers.clear()
-        return run.done()
+        return run.done(self.executor)
 
     def _multiply(self) -> None:
         run, workers = self.run, self.workers
@@ -121,7 +124,7 @@ class ThreadRun:
             staging.make_pages([w.device for w in workers], run.operands.out)
         queued = not run.plan.turns_in_memory and self.reduction.on_device
         if queued and all(device.queues for device in run.devices):
-            single_thread_schedule.execute(run, workers)
+            self.executor = self.programs.execute(run, workers)
             return
         jobs = [job for worker in workers for job in _stages(worker)]
         if len(jobs) == 1:

@@ -126,7 +126,7 @@ class Clock:
         self._devices = devices
         self.running = shared
         self.total_ms = 0.0
-        self._marks: list[tuple] = []
+        self.marks: list[tuple] = []
         self._lock = threading.Lock()
 
     def start(self) -> None:
@@ -139,24 +139,23 @@ class Clock:
         self.total_ms = (time.perf_counter() - self._started) * 1e3
 
     def mark(
-        self, worker: int, phase: str, start: Any, stream: Any, bytes: int = 0, flops: int = 0
-    ) -> Any:
-        """The event now in the stream, which ends a worker's activity that began with `start`."""
-        event = stream.record()
+        self, worker: int, phase: str, start: Any, stop: Any, bytes: int = 0, flops: int = 0
+    ) -> None:
+        """Counts a worker's activity between two events, while the clock runs."""
         if self.running:
-            self.add(worker, phase, start, event, bytes, flops)
-        return event
+            self.add(worker, phase, start, stop, bytes, flops)
 
     def add(
         self, worker: int, phase: str, start: Any, stop: Any, bytes: int = 0, flops: int = 0
     ) -> None:
+        """As `mark`, also when the clock no longer runs."""
         with self._lock:
-            self._marks.append((worker, phase, start, stop, bytes, flops))
+            self.marks.append((worker, phase, start, stop, bytes, flops))
 
     def timeline(self) -> Timeline:
         """What was marked; times are asked for when somebody looks."""
         clocks = {worker: device.clock() for worker, device in self._devices.items()}
-        return Timeline(functools.partial(activities, self._marks, clocks))
+        return Timeline(functools.partial(activities, self.marks, clocks))
 
 
 def _span(activities: Iterable[Activity]) -> float:

@@ -8,6 +8,8 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+from .commands import Commands
+
 _WAITING, _RUNNING, _ENDED = range(3)
 
 
@@ -111,20 +113,23 @@ class Piece:
 class Transfer:
     """A copy between host and device, or between devices.
 
-    `done` gets the event after the last piece (a download is then in host memory, if it went
-    through slots), or the error that ended it. `start` and `stop` are its events on the device,
-    and `after` is the event that all pieces wait for; all go through one stream. `stopped` is
-    not 0 once the rest need not be copied.
+    Its commands are a worker's. `done` gets the event after the last piece (a download is then in
+    host memory, if it went through slots), or the error that ended it. `start` and `stop` are its
+    events on the device, and `after` is the event that all pieces wait for; all go through one
+    stream. `stopped` is not 0 once the rest need not be copied.
     """
 
-    def __init__(self, done: Later, stopped: ctypes.c_int, pieces: int = 1) -> None:
+    def __init__(
+        self, done: Later, stopped: ctypes.c_int, worker: int = 0, commands: Commands | None = None
+    ) -> None:  # fmt: skip
         self.done, self.stopped = done, stopped
+        self.worker, self.commands = worker, commands or Commands()
         self.lock = threading.Lock()
         self.start: Any = None
         self.stop: Any = None
         self.after: Any = None
         self.over = Later()
-        self.pieces = [Piece(self) for _ in range(pieces)]
+        self.pieces = [Piece(self)]
 
     def split(self, count: int) -> list[Piece]:
         """The copy in so many pieces, before any of them began."""
@@ -139,14 +144,14 @@ class Transfer:
             with self.lock:
                 if self.start is None:
                     if self.after is not None:
-                        stream.wait(self.after)
-                    self.start = stream.record()
+                        self.commands.wait(self.worker, stream, self.after)
+                    self.start = self.commands.record(self.worker, stream)
 
     def finish(self, stream: Any) -> None:
         """All pieces have ended."""
         try:
             if stream is not None:
-                self.stop = stream.record()
+                self.stop = self.commands.record(self.worker, stream)
             settle(self.done, self.stop)
         except BaseException as error:
             settle(self.done, error=error)

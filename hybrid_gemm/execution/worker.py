@@ -9,6 +9,7 @@ carry stream events, so a device does not wait for Python.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
@@ -37,7 +38,7 @@ class Worker:
 
     def __init__(self, run: Run, reduction: Reduction, planned: PlannedWorker) -> None:
         self.run, self.reduction, self.planned = run, reduction, planned
-        self.index = planned.index
+        self.index, self.commands = planned.index, run.commands
         self.device, self.dtype = run.devices[planned.device], run.dtype
         self.bound = run.products.of(self.device, run.variant).bound
         self.panels = [p for p in run.plan.panels if self.index in p.workers]
@@ -56,6 +57,7 @@ class Worker:
         memory = MemoryRequests(self.device, self.dtype)
         self._request_memory(memory)
         memory.allocate()
+        self.taken = memory.taken
 
     @cached_property
     def simple(self) -> bool:
@@ -243,6 +245,7 @@ class Worker:
         if home is None and self._staged:
             staging.link(self.device).upload(target, source, transfer)
             return
+        self.commands.refuse("a matrix is read from where no link goes")
         with self.device.using(self.copying), transfer.pieces[0].copying(self.copying):
             transfer.begin(self.copying)
             if source.dtype != target.dtype and (home is not None or self.device.checks):
@@ -257,9 +260,10 @@ class Worker:
         target, source = slab.buffer[slab.where(part)], there.buffer[slab.where(part)]
         transfer = self.run.transfer(self.index, "relay", target.nbytes, slab.ready[part])
         with self.device.using(self.copying), transfer.pieces[0].copying(self.copying):
-            self.copying.wait(event)
+            self.commands.wait(self.index, self.copying, event)
             transfer.begin(self.copying)
-            self.device.copy(target, source, self.copying)
+            copy = self.device.bound_copy(target, source)
+            self.commands.copy(self.index, target, source, self.copying, copy)
 
     # --- multiply -------------------------------------------------------------------------
 
@@ -309,11 +313,11 @@ class Worker:
             if self.run.plan.problem.beta and not self.summed:
                 futures += [self.run.c_ready[strip] for strip in step.panel.strips]
             for event in self._emptied(step.panel):
-                stream.wait(event)
+                self.commands.wait(self.index, stream, event)
         for future in futures:
             event = future.result()
             if event is not None and (stream, future) not in self.waited:
-                stream.wait(event)
+                self.commands.wait(self.index, stream, event)
                 self.waited.add((stream, future))
 
     def _split(self, step: Step, stream) -> None:
@@ -326,12 +330,13 @@ class Worker:
                 if slab.before is not None:  # whose halves were there
                     for event in slab.before.read.result():
                         stream.wait(event)
+                split = functools.partial(slab.split_part, part, self.run.operands.layouts)
                 with self.device.using(stream):
-                    slab.split_part(part, self.run.operands.layouts, stream)
-                    settle(slab.halves[part], stream.record())
+                    self.commands.start(self.index, stream, split)
+                    settle(slab.halves[part], self.commands.record(self.index, stream))
                 self.waited.add((stream, slab.halves[part]))
             elif (stream, slab.halves[part]) not in self.waited:
-                stream.wait(slab.halves[part].result())
+                self.commands.wait(self.index, stream, slab.halves[part].result())
                 self.waited.add((stream, slab.halves[part]))
 
     def _emptied(self, panel: Panel) -> list:
@@ -342,13 +347,15 @@ class Worker:
 
     @marked("multiply")
     def _gemm(self, products: list[tuple], stream):
-        start, flops = stream.record(), 0
+        start, flops = self.commands.record(self.index, stream), 0
         for product, count in products:
             self.run.stop.check()
-            product(stream)
+            self.commands.start(self.index, stream, product, count)
             self.run.progress(count)
             flops += count
-        return self.run.clock.mark(self.index, "multiply", start, stream, flops=flops)
+        stop = self.commands.record(self.index, stream)
+        self.run.clock.mark(self.index, "multiply", start, stop, flops=flops)
+        return stop
 
     # --- finish ---------------------------------------------------------------------------
 
@@ -386,18 +393,23 @@ class Worker:
         with self.device.using(stream):
             planned = self.sums.get(strip) or self._strip_sum(panel, strip)
             for product in planned.products:
-                stream.wait(product.result())
+                self.commands.wait(self.index, stream, product.result())
             if problem.beta and (event := run.c_ready[strip].result()) is not None:
-                stream.wait(event)
+                self.commands.wait(self.index, stream, event)
             if not problem.beta:
                 for event in self._emptied(panel):
-                    stream.wait(event)
-            start = stream.record()
+                    self.commands.wait(self.index, stream, event)
+            start = self.commands.record(self.index, stream)
             self._begin_to_write((strip,))
-            for fetch in planned.fetches:
-                fetch(stream)
-            planned.total(stream)
-            return run.clock.mark(self.index, "reduce", start, stream, planned.bytes_fetched)
+            for room, view, fetch in planned.fetches:
+                self.commands.copy(self.index, room, view, stream, fetch)
+            if planned.wait:
+                self.commands.refuse("NCCL sums")
+                planned.wait(stream)
+            self.commands.start(self.index, stream, planned.total)
+            stop = self.commands.record(self.index, stream)
+            run.clock.mark(self.index, "reduce", start, stop, planned.bytes_fetched)
+            return stop
 
     @marked("download")
     def give_back(self, strip: Strip, event: Any) -> None:
@@ -414,6 +426,7 @@ class Worker:
         if place.home is None and self._staged:
             staging.link(self.device).download(view, target, transfer, event)
             return
+        self.commands.refuse("a matrix is written where no link goes")
         with self.device.using(self.copying), transfer.pieces[0].copying(self.copying):
             self.copying.wait(event)
             transfer.begin(self.copying)

@@ -36,8 +36,9 @@ def toolchain() -> str:
     return "\n".join([compiler, str(status.st_size), str(status.st_mtime_ns), *cpu])
 
 
-def build_library(source: Path) -> Path:
-    """The path of the shared library that g++ makes of the C++ file `source`.
+def build_library(source: Path, *headers: Path) -> Path:
+    """The path of the shared library that g++ makes of the C++ file `source`, which includes these
+    headers of ours.
 
     Compiles only if the cache has no library of this text, these flags and this compiler.
     Raises `UnavailableError` where g++ is not installed, and `KernelError` with the compiler's
@@ -46,8 +47,10 @@ def build_library(source: Path) -> Path:
     if shutil.which("g++") is None:
         raise UnavailableError(f"g++ is not installed, and {source.name} is compiled with it")
     flags = ["-std=c++17", "-O3", "-fPIC", "-shared", "-pthread"]
-    text = source.read_text()
-    return build_text("host", flags, [], text, source.name, [toolchain(), *flags, text])
+    text, included = source.read_text(), [header.read_text() for header in headers]
+    where = [f"-I{header.parent}" for header in headers]
+    depends = [toolchain(), *flags, text, *included]
+    return build_text("host", flags, where, text, source.name, depends)
 
 
 def build_text(

@@ -20,7 +20,8 @@ class RankResult:
     activities on rank 0 and this rank's elsewhere; worker numbers count rank by rank.
     `since` is when multiplying began, in seconds of the Unix clock; `compute` says what was
     computed and `reduction` how partial C were summed, and with `checked`, `checks` what all ranks
-    checked. `own` are the plans and kernels of what this rank multiplied."""
+    checked. `own` are the plans and kernels of what this rank multiplied, and `executor` says who
+    started what devices did, as in `Result`."""
 
     c: Any
     plan: RankPlan
@@ -32,6 +33,7 @@ class RankResult:
     compute: str
     checks: Checks | None = None
     own: tuple[tuple[Plan, Variant], ...] = ()
+    executor: str = "python (over ranks)"
 
     @property
     def problem(self) -> Problem:

@@ -103,6 +103,7 @@ def print_result(result: RankResult, verdict: Verdict | None, places: Places) ->
         f"kernel: {result.variant}",
         f"compute: {result.compute}",
         f"reduction: {result.reduction}",
+        f"executor: {result.executor}",
     )
     rows = []
     for rank in _listed(plan):

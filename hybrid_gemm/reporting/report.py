@@ -37,6 +37,7 @@ def result_data(
         "params": dict(result.variant.params) if result.variant else {},
         "compute": result.compute,
         "reduction": result.reduction,
+        "executor": result.executor,
         "timeline": [
             {"worker": a.worker, "phase": a.phase, "start_ms": a.start_ms, "stop_ms": a.stop_ms,
              "bytes": a.bytes, "flops": a.flops}

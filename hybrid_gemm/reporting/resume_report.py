@@ -49,6 +49,7 @@ def result_data(result: ResumedResult, verdict: Verdict | None) -> dict:
         "params": dict(last.variant.params) if last else {},
         "compute": last and last.compute,
         "reduction": last and last.reduction,
+        "executor": last and last.executor,
         "checks": result.checks and result.checks.as_data(),
         "total_ms": result.total_ms,
         "gflops": result.gflops,
@@ -65,6 +66,7 @@ def print_result(result: ResumedResult, verdict: Verdict | None, device: str) ->
             f"kernel: {last.variant}" + (f" ({last.why})" if isinstance(last, Result) else ""),
             f"compute: {last.compute}",
             f"reduction: {last.reduction}",
+            f"executor: {last.executor}",
         )
     console.print(
         f"panels of at most {result.side} x {result.side}: {result.found} found, "

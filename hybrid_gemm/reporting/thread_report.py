@@ -193,6 +193,7 @@ def print_result(result: Result, verdict: Verdict | None, device: str) -> None:
         f"kernel: {result.variant} ({result.why})",
         f"compute: {result.compute}",
         f"reduction: {result.reduction}",
+        f"executor: {result.executor}",
     )
     rows = []
     for w in plan.workers[: report.LISTED]:

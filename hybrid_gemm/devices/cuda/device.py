@@ -383,6 +383,20 @@ class CudaDevice(KernelDevice):
             call(a, b, c, stream)
         return launch_list.LaunchList(noted, stream.cupy.ptr, spans)
 
+    def listed(
+        self, call: Callable[[Stream], None], stream: OwnStream, passing: Sequence[range]
+    ) -> Prepared | None:
+        if launch_list.unavailable():
+            return None
+        with self.using(stream), driver.noted() as noted:
+            call(stream)
+        return launch_list.LaunchList(
+            [driver.without(x, passing) for x in noted], stream.cupy.ptr, ()
+        )
+
+    def clear(self, array: Array, stream: OwnStream) -> None:
+        driver.clear(array.data.ptr, array.nbytes, stream.cupy.ptr)
+
     def prepared_library(
         self, product: cublas.LibraryProduct, addresses: Sequence[int], stream: OwnStream
     ) -> Prepared:

@@ -13,9 +13,9 @@ import operator
 import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from ctypes import c_int, c_size_t, c_uint, c_uint64, c_void_p
+from ctypes import c_int, c_size_t, c_ubyte, c_uint, c_uint64, c_void_p
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -84,6 +84,7 @@ SIGNATURES = {
     "cuKernelGetParamInfo": (c_void_p, c_size_t, c_void_p, c_void_p),
     "cuStreamBeginCapture_v2": (c_void_p, c_int),
     "cuStreamEndCapture": (c_void_p, c_void_p),
+    "cuMemsetD8Async": (c_uint64, c_ubyte, c_size_t, c_void_p),
     "cuLaunchKernel": (c_void_p, *[c_uint] * 7, c_void_p, c_void_p, c_void_p),
     "cuLaunchKernelEx": (ctypes.POINTER(_Config), c_void_p, c_void_p, c_void_p),
     "cuStreamWaitEvent": (c_void_p, c_void_p, c_uint),
@@ -94,6 +95,13 @@ Noted = tuple[
     int, Sequence[int], Sequence[int], Sequence[Any], int, Sequence[Attribute]
 ]  # fmt: skip
 _notes = threading.local()
+
+
+class Cleared(NamedTuple):
+    """Memory that was to be cleared: its address, and bytes."""
+
+    at: int
+    size: int
 
 
 def unavailable() -> str | None:
@@ -196,6 +204,15 @@ def passed(event: int) -> bool:
     return not _call("cuEventQuery", event, fine=_NOT_READY)
 
 
+def clear(at: int, size: int, stream: int) -> None:
+    """Fills memory of a GPU with zeros."""
+    notes = getattr(_notes, "launches", None)
+    if notes is not None:
+        notes.append(Cleared(at, size))
+        return
+    _call("cuMemsetD8Async", at, 0, size, stream)
+
+
 def launch(
     function: int, grid: Sequence[int], block: Sequence[int], args: Sequence[Any], shared: int,
     stream: int, *, early: bool = False,
@@ -217,6 +234,21 @@ def launch(
         _call("cuLaunchKernel", function, *grid, *block, shared, stream, places, None)
 
 
+def without(noted: Noted | Cleared, passing: Sequence[range]) -> Noted | Cleared:
+    """The same, where arrays in memory that is given back are addresses alone."""
+    if isinstance(noted, Cleared):
+        return noted
+    function, grid, block, args, shared, attributes = noted
+
+    def known(arg: Any) -> Any:
+        if isinstance(arg, np.ndarray | np.generic):
+            return arg
+        at = int(arg.data.ptr)
+        return np.uint64(at) if any(x.start <= at < x.stop for x in passing) else arg
+
+    return function, grid, block, [known(arg) for arg in args], shared, attributes
+
+
 def config(
     grid: Sequence[int], block: Sequence[int], shared: int, stream: int,
     attributes: Sequence[Attribute],
@@ -228,8 +260,8 @@ def config(
 
 
 @contextlib.contextmanager
-def noted() -> Iterator[list[Noted]]:
-    """Notes this thread's launches and starts none of them."""
+def noted() -> Iterator[list[Noted | Cleared]]:
+    """Notes what this thread launches and clears, and does none of it."""
     _notes.launches = []
     try:
         yield _notes.launches

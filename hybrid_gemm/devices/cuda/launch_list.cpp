@@ -15,10 +15,17 @@ struct Place {
 };
 
 struct Launch {
-    const void* config;  // CUlaunchConfig
-    void* function;
-    void** arguments;
+    const void* config;  // CUlaunchConfig; null: memory is cleared
+    void* function;      // the kernel, or cuMemsetD8Async
+    void** arguments;    // or a Clear
 };
+
+struct Clear {
+    uint64_t at;
+    size_t size;
+    void* stream;
+};
+using Set = int (*)(uint64_t at, unsigned char value, size_t size, void* stream);
 
 struct List {
     const Place* places;
@@ -30,6 +37,13 @@ struct List {
     uint64_t* matrices;                                 // of which the arguments are now
     int64_t matrix_count;
 };
+
+int start(const List& list, const Launch& launch) {
+    if (launch.config)
+        return list.launch(launch.config, launch.function, launch.arguments, nullptr);
+    const Clear* clear = reinterpret_cast<const Clear*>(launch.arguments);
+    return reinterpret_cast<Set>(launch.function)(clear->at, 0, clear->size, clear->stream);
+}
 
 int put(List* list, const uint64_t* matrices) {
     for (int64_t i = 0; i < list->matrix_count; i++) {
@@ -104,8 +118,7 @@ extern "C" int start_list_at(List* list, const uint64_t* matrices) {
         }
     }
     for (int64_t i = 0; i < list->launch_count; i++) {
-        const Launch& launch = list->launches[i];
-        if (int status = list->launch(launch.config, launch.function, launch.arguments, nullptr)) {
+        if (int status = start(*list, list->launches[i])) {
             return status;
         }
     }

@@ -34,6 +34,10 @@ class _Launch(ctypes.Structure):
     _fields_ = [("config", c_void_p), ("function", c_void_p), ("arguments", c_void_p)]
 
 
+class _Clear(ctypes.Structure):
+    _fields_ = [("at", c_uint64), ("size", ctypes.c_size_t), ("stream", c_void_p)]
+
+
 class _List(ctypes.Structure):
     _fields_ = [
         ("places", c_void_p), ("place_count", c_int64),
@@ -92,11 +96,17 @@ class LaunchList:
     A, B and C, and of what else is somewhere else each time. They have no byte in common."""
 
     def __init__(
-        self, noted: Sequence[driver.Noted], stream: int, spans: Sequence[range], kept: Any = None
-    ) -> None:
+        self, noted: Sequence[driver.Noted | driver.Cleared], stream: int, spans: Sequence[range],
+        kept: Any = None,
+    ) -> None:  # fmt: skip
         self._places: list[_Place] = []
         self._kept: list[Any] = [kept]  # what launches point to, but A, B and C
-        made = [self._launch(each, stream, spans) for each in noted]
+        made = [
+            self._clear(each, stream)
+            if isinstance(each, driver.Cleared)
+            else self._launch(each, stream, spans)
+            for each in noted
+        ]
         places, launches = (_Place * len(self._places))(*self._places), (_Launch * len(made))(*made)
         count = max(3, len(spans))  # recorded launches know their places
         now = (c_uint64 * count)()  # no matrix's
@@ -131,6 +141,11 @@ class LaunchList:
         config = driver.config(grid, block, shared, stream, attributes)
         self._kept += [room, arguments, config]
         return _Launch(ctypes.addressof(config), function, ctypes.addressof(arguments))
+
+    def _clear(self, cleared: driver.Cleared, stream: int) -> _Launch:
+        clear = _Clear(cleared.at, cleared.size, stream)
+        self._kept.append(clear)
+        return _Launch(None, driver.address_of("cuMemsetD8Async"), ctypes.addressof(clear))
 
     def _put(self, arg: Any, at: int, spans: Sequence[range]) -> None:
         """Writes an argument, and notes what of it is an address in A, B or C."""

@@ -14,6 +14,7 @@ class CudaStream(Stream):
     def __init__(self, cupy_stream: Any) -> None:
         super().__init__()
         self.cupy = cupy_stream
+        self.pointer = cupy_stream.ptr
         self.cublas: cublas.Handle | None = None  # made when it is needed
 
     def prepare_cublas(self) -> cublas.Handle:

@@ -1,0 +1,252 @@
+// Carries out a run's commands by a thread for each worker, which needs neither Python nor its
+// lock. native_executor.py makes these structures, keeps them, and starts runs of them.
+//
+// A worker's commands are carried out in their order. One that needs an event waits until that is
+// recorded, by another worker's thread or by the threads that copy: to the driver, an event that
+// was not yet recorded is over.
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#include "native_driver.h"
+
+namespace {
+
+constexpr int OUT_OF_MEMORY = 2;  // CUDA_ERROR_OUT_OF_MEMORY
+
+enum Kind : int32_t { RECORD, WAIT, COPY, START, HAND_OVER };
+
+struct Command {
+    int32_t kind;
+    int32_t host;         // COPY, HAND_OVER: which of the host's matrices is one side; -1: none
+    int32_t writes_host;  // whether that is where bytes go
+    int32_t event;        // RECORD, WAIT: which; HAND_OVER: what the copy waits for; -1: nothing
+    int32_t start, stop;  // HAND_OVER: events before and after
+    int64_t number;       // in the run's list
+    void* where;          // a stream; HAND_OVER: a ring of native_copier.cpp
+    uint64_t to, to_pitch, from, from_pitch, width, height;  // of the host's side: from its start
+    int (*function)(void* list, uint64_t, uint64_t, uint64_t);  // START: as in launch_list.cpp
+    void* list;
+    uint64_t addresses[3];
+    int64_t flops;
+};
+
+struct Lane {  // a worker's
+    void* context;
+    const Command* commands;
+    int64_t count;
+};
+
+struct Program {
+    Driver driver;
+    void (*submit)(void* pool, void* ring, const Request*);  // ring_submit of native_copier.cpp
+    void* pool;
+    const Lane* lanes;
+    int64_t lane_count, event_count, host_count;
+};
+
+struct State {  // what Python is told
+    int32_t status;
+    int32_t wrote;   // whether anything was on its way to the host
+    int64_t failed;  // the number of the command that did; -1: a copy by other threads
+    int64_t flops;   // of products that were started
+};
+
+struct Run {
+    const Program* program;
+    std::vector<void*> events;
+    std::vector<uint64_t> hosts;
+    uint64_t first;  // number of the copies
+    int* stopped;
+    std::mutex mutex;  // over what follows
+    std::condition_variable changed;
+    std::vector<char> recorded;  // by event
+    State state = {0, 0, -1, 0};
+    int64_t left;  // lanes, and copies that other threads have
+    int accepted = 0;
+    std::vector<std::thread> threads;
+};
+
+bool is_stopped(const Run& run) { return __atomic_load_n(run.stopped, __ATOMIC_RELAXED); }
+
+// With the mutex held.
+void stop(Run& run) {
+    __atomic_store_n(run.stopped, 1, __ATOMIC_RELAXED);
+    run.changed.notify_all();
+}
+
+// With the mutex held.
+void fail(Run& run, int status, int64_t number) {
+    if (!run.state.status) {
+        run.state.status = status;
+        run.state.failed = number;
+    }
+    stop(run);
+}
+
+void mark_recorded(Run& run, int32_t event) {
+    std::lock_guard<std::mutex> lock(run.mutex);
+    run.recorded[event] = 1;
+    run.changed.notify_all();
+}
+
+// Blocks until an event is recorded; false where the run stops before.
+bool await(Run& run, int32_t event) {
+    std::unique_lock<std::mutex> lock(run.mutex);
+    run.changed.wait(lock, [&] { return run.recorded[event] || is_stopped(run); });
+    return run.recorded[event];
+}
+
+// Called by the threads that copy.
+void copy_ended(void* context, uint64_t event, int status) {
+    Run& run = *static_cast<Run*>(context);
+    std::lock_guard<std::mutex> lock(run.mutex);
+    if (!status) run.recorded[event] = 1;
+    if (status > 0) fail(run, status, -1);
+    --run.left;
+    run.changed.notify_all();
+}
+
+void hand_over(Run& run, const Command& c, uint64_t to, uint64_t from) {
+    const bool up = !c.writes_host;
+    Request request = {};
+    request.id = run.first + c.number;
+    request.host = reinterpret_cast<char*>(up ? from : to);
+    request.host_pitch = up ? c.from_pitch : c.to_pitch;
+    request.device = up ? to : from;
+    request.device_pitch = up ? c.to_pitch : c.from_pitch;
+    request.width = c.width;
+    request.height = c.height;
+    request.after = c.event < 0 ? nullptr : run.events[c.event];
+    request.start = run.events[c.start];
+    request.stop = run.events[c.stop];
+    request.stopped = run.stopped;
+    request.accepted = &run.accepted;
+    request.ended = copy_ended;
+    request.run = &run;
+    request.event = c.stop;
+    {
+        std::lock_guard<std::mutex> lock(run.mutex);
+        ++run.left;
+    }
+    run.program->submit(run.program->pool, c.where, &request);
+}
+
+int copy(const Driver& call, const Command& c, uint64_t to, uint64_t from) {
+    if (c.height == 1) return call.copy(to, from, c.width, c.where);
+    const Copy2D copy = {{0, 0, UNIFIED, nullptr, from, nullptr, c.from_pitch},
+                         {0, 0, UNIFIED, nullptr, to, nullptr, c.to_pitch},
+                         c.width,
+                         c.height};
+    return call.copy_2d(&copy, c.where);
+}
+
+// What the driver, or a library, says of a command.
+int perform(Run& run, const Command& c) {
+    const Driver& call = run.program->driver;
+    const uint64_t host = c.host < 0 ? 0 : run.hosts[c.host];
+    const uint64_t to = c.to + (c.writes_host ? host : 0);
+    const uint64_t from = c.from + (c.writes_host ? 0 : host);
+    if (c.writes_host) {
+        std::lock_guard<std::mutex> lock(run.mutex);
+        run.state.wrote = 1;
+    }
+    switch (c.kind) {
+        case RECORD: {
+            const int status = call.record(run.events[c.event], c.where);
+            if (!status) mark_recorded(run, c.event);
+            return status;
+        }
+        case WAIT:
+            return await(run, c.event) ? call.wait(c.where, run.events[c.event], 0) : 0;
+        case COPY:
+            return copy(call, c, to, from);
+        case HAND_OVER:
+            if (c.event >= 0 && !await(run, c.event)) return 0;
+            hand_over(run, c, to, from);
+            return 0;
+        default:
+            break;
+    }
+    const uint64_t* at = c.addresses;
+    if (int status = c.function(c.list, at[0], at[1], at[2])) return status;
+    std::lock_guard<std::mutex> lock(run.mutex);
+    run.state.flops += c.flops;
+    return 0;
+}
+
+void carry_out(Run& run, const Lane& lane) {
+    int64_t number = -1;
+    int status = run.program->driver.set_context(lane.context);
+    for (int64_t i = 0; i < lane.count && !status && !is_stopped(run); ++i) {
+        number = lane.commands[i].number;
+        status = perform(run, lane.commands[i]);
+    }
+    std::lock_guard<std::mutex> lock(run.mutex);
+    if (status) fail(run, status, number);
+    --run.left;
+    run.changed.notify_all();
+}
+
+}  // namespace
+
+extern "C" {
+
+// Starts a run with these events, and with the addresses of the host's matrices. Its copies have
+// numbers from `first` on. Where `stopped` is set meanwhile, the rest is left out.
+void run_begin(const Program* program, void** events, const uint64_t* hosts, uint64_t first,
+               int* stopped, Run** going) {
+    Run* run = new Run;
+    run->program = program;
+    run->events.assign(events, events + program->event_count);
+    run->hosts.assign(hosts, hosts + program->host_count);
+    run->first = first;
+    run->stopped = stopped;
+    run->recorded.assign(program->event_count, 0);
+    run->left = program->lane_count;
+    int64_t begun = 0;
+    try {
+        for (; begun < program->lane_count; ++begun)
+            run->threads.emplace_back(carry_out, std::ref(*run), std::cref(program->lanes[begun]));
+    } catch (const std::system_error&) {  // no more threads
+        std::lock_guard<std::mutex> lock(run->mutex);
+        run->left -= program->lane_count - begun;
+        fail(*run, OUT_OF_MEMORY, -1);
+    }
+    *going = run;
+}
+
+// Blocks until all was started and the copies of other threads have ended, or for so long; whether
+// it has. Tells how far it has come.
+int run_wait(Run* run, int milliseconds, State* state) {
+    std::unique_lock<std::mutex> lock(run->mutex);
+    const auto over = [&] { return run->left == 0; };
+    run->changed.wait_for(lock, std::chrono::milliseconds(milliseconds), over);
+    *state = run->state;
+    return over();
+}
+
+// Has the rest left out, if there is a run.
+void run_stop(Run* run) {
+    if (!run) return;
+    std::lock_guard<std::mutex> lock(run->mutex);
+    stop(*run);
+}
+
+// Blocks until it is over, tells how far it came, and forgets it.
+void run_end(Run* run, State* state) {
+    if (!run) return;
+    for (std::thread& thread : run->threads) thread.join();
+    {
+        std::unique_lock<std::mutex> lock(run->mutex);
+        run->changed.wait(lock, [&] { return run->left == 0; });
+        *state = run->state;
+    }
+    delete run;
+}
+}

@@ -1,0 +1,269 @@
+"""What native threads carry out is what Python's executor does: the same commands in the same
+order, and the same bits. Devices are emulated ones with a driver of Python functions."""
+
+import itertools
+import os
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+from support.devices import needs
+from support.links import separate_links
+from support.played_driver import play
+from support.small_sizes import small_panels, small_slots
+from support.timelines import bytes_moved
+
+from hybrid_gemm import Runner, empty_pinned
+from hybrid_gemm.execution import native_executor
+from hybrid_gemm.execution.commands import Copy, HandOver, Record, Wait
+from hybrid_gemm.execution.kept_programs import NATIVE, KeptPrograms
+from hybrid_gemm.execution.timeline import PHASES
+
+M, N, K = 36, 50, 26
+WAYS = [
+    {"threads": 1}, {"threads": 3, "split": "rows"},
+    {"threads": 3, "split": "cols", "emulate_devices": 3},
+    {"threads": 4, "grid": (2, 2, 1), "emulate_devices": 3},
+    {"threads": 4, "grid": (2, 1, 2), "emulate_devices": 4},
+]  # fmt: skip
+FIRST, NOTED = "python (the first product of its kind)", "python (noted)"
+_numbers = itertools.count()
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch):
+    if reason := native_executor.unavailable():
+        pytest.skip(reason)
+    small_panels(monkeypatch)
+    small_slots(monkeypatch)
+    separate_links(monkeypatch, f"played {next(_numbers)}")
+
+
+def operands(rng, order="C"):
+    a, b = (np.asarray(rng.standard_normal(s, "f4"), order=order) for s in ((M, K), (K, N)))
+    return a, b, rng.standard_normal((M, N), "f4")
+
+
+def run(runner, memory, a, b, c=None, **more):
+    """A run, whose C was given."""
+    memory.next = 0
+    out = np.full((M, N), np.nan, "f4")
+    result = runner.run(a, b, c, alpha=2, beta=3 if c is not None else 0, out=out, **more)
+    assert result.c is out
+    return result
+
+
+def thrice(runner, memory, a, b):
+    """C of a run that is native the third time."""
+    results = [run(runner, memory, a, b) for _ in range(3)]
+    assert results[-1].executor == NATIVE
+    return results[0].c
+
+
+def listed(commands):
+    """What a list tells the streams of one worker, as `Driver.said` has it, with events in place of
+    numbers."""
+    found, shared, first = {}, set(), {}
+    for x in commands:
+        if first.setdefault(x.stream.pointer, x.worker) != x.worker or isinstance(x, HandOver):
+            shared.add(x.stream.pointer)
+            continue
+        what = [type(x).__name__.lower()]
+        if isinstance(x, Record | Wait):
+            what.append(id(x.event))
+        elif isinstance(x, Copy):
+            what.append(x.dst.nbytes)
+        found.setdefault(x.stream.pointer, []).append(tuple(what))
+    return {stream: told for stream, told in found.items() if stream not in shared}
+
+
+def check_order(commands, said):
+    """Each stream was told what the list has for it, in its order, with one event for another."""
+    events = {}
+    for stream, told in listed(commands).items():
+        heard = [(what, *more) for what, where, *more in said if where == stream]
+        assert [x[0] for x in heard] == [x[0] for x in told]
+        for (what, *there), (_what, *here) in zip(told, heard, strict=True):
+            if what == "copy":
+                assert there == here
+            elif what != "start":
+                assert events.setdefault(there[0], here[0]) == here[0]
+    assert len(set(events.values())) == len(events) > 0
+
+
+@pytest.fixture
+def noted(monkeypatch):
+    """The lists that programs were made of."""
+    lists, keep = [], KeptPrograms.keep
+
+    def kept(programs, run, workers):
+        if run.commands.noted is not None:
+            lists.append(list(run.commands.noted))
+        keep(programs, run, workers)
+
+    monkeypatch.setattr(KeptPrograms, "keep", kept)
+    return lists
+
+
+@pytest.mark.parametrize(
+    "pinned, order, with_c",
+    [(False, "C", False), (True, "F", True), (False, "F", True)],
+    ids=["pageable", "pinned", "transposed"],
+)
+@pytest.mark.parametrize("choices", WAYS, ids=str)
+def test_native_threads_do_what_python_does(
+    choices, pinned, order, with_c, monkeypatch, rng, noted
+):
+    driver, memory = play(monkeypatch, pinned=pinned)
+    runner = Runner(device="emulator", **choices)
+    a, b, c = operands(rng, order)
+    made = []
+    for executor in (FIRST, NOTED, NATIVE, NATIVE):
+        driver.said.clear()
+        result = run(runner, memory, a, b, c if with_c else None)
+        assert result.executor == executor
+        made.append((result.c, {x: bytes_moved(result, x) for x in PHASES},
+                     sorted((x.worker, x.phase) for x in result.timeline)))  # fmt: skip
+        assert all(x.stop_ms >= x.start_ms > 0 for x in result.timeline)
+        del result  # its events are those of a later run
+    for c_made, *activities in made:
+        np.testing.assert_array_equal(c_made, made[0][0])
+        assert activities == [*made[0][1:]]
+    (commands,) = noted
+    check_order(commands, driver.said)
+    x, y, z = operands(rng, order)  # elsewhere in memory
+    again = run(runner, memory, x, y, z if with_c else None)
+    assert again.executor == NATIVE
+    np.testing.assert_allclose(again.c, 2 * x @ y + (3 * z if with_c else 0), rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("what", [("cuEventRecord", 20), ("start", 3), ("cuMemcpyAsync", 2)])
+@pytest.mark.parametrize("pinned", [False, True], ids=["pageable", "pinned"])
+def test_an_error_ends_the_run_with_its_own_words(what, pinned, monkeypatch, rng):
+    driver, memory = play(monkeypatch, pinned=pinned)
+    runner = Runner(device="emulator", **WAYS[2])
+    a, b, _c = operands(rng)
+    wanted = thrice(runner, memory, a, b)
+    driver.counts.clear()
+    driver.fails = (*what, 700)
+    memory.next, out = 0, np.full((M, N), 7, "f4")
+    with pytest.raises(RuntimeError, match=r"a product said 700|the driver said 700") as caught:
+        runner.run(a, b, alpha=2, out=out)
+    assert ("product" in str(caught.value)) == (what[0] == "start")
+    incomplete = any("incomplete" in note for note in getattr(caught.value, "__notes__", ()))
+    assert incomplete or (out == 7).all()  # it is untouched, or said not to be whole
+    driver.fails = None
+    for _ in range(3):
+        again = run(runner, memory, a, b)
+        np.testing.assert_array_equal(again.c, wanted)
+    assert again.executor == NATIVE
+
+
+@pytest.mark.parametrize("pinned", [False, True], ids=["pageable", "pinned"])
+def test_ctrl_c_ends_a_run_soon(pinned, monkeypatch, rng):
+    driver, memory = play(monkeypatch, pinned=pinned)
+    runner = Runner(device="emulator", **WAYS[1])
+    a, b, _c = operands(rng)
+    wanted = thrice(runner, memory, a, b)
+    driver.pause_s = 0.02  # the run would take many seconds
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    begun = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        run(runner, memory, a, b)
+    assert time.monotonic() - begun < 2
+    driver.pause_s = 0
+    np.testing.assert_array_equal(run(runner, memory, a, b).c, wanted)
+
+
+def test_progress_is_told_and_its_error_ends_the_run(monkeypatch, rng):
+    _driver, memory = play(monkeypatch)
+    runner = Runner(device="emulator", **WAYS[1])
+    a, b, _c = operands(rng)
+    told = []
+    for executor in (FIRST, NOTED, NATIVE):
+        told.clear()
+        assert run(runner, memory, a, b, progress=told.append).executor == executor
+        assert sum(told) == 2 * M * N * K
+
+    def fail(flops):
+        raise ValueError("enough")
+
+    with pytest.raises(ValueError, match="enough"):
+        run(runner, memory, a, b, progress=fail)
+    for executor in (FIRST, NOTED, NATIVE):  # with other streams
+        assert run(runner, memory, a, b).executor == executor
+
+
+def test_what_is_no_list_of_commands_says_so(monkeypatch, rng):
+    _driver, memory = play(monkeypatch)
+    runner = Runner(device="emulator", threads=2, split="cols")
+    a, b, c = operands(rng)
+    square = rng.standard_normal((K, K), "f4")
+
+    def words(*operands, **more):
+        said = []
+        for _ in range(3):
+            memory.next = 0
+            said.append(runner.run(*operands, **more).executor)
+        return said[-1]
+
+    assert words(a, b) == NATIVE
+    assert words(square, square) == NATIVE  # one matrix, read twice
+    assert words(square, rng.standard_normal((K, K), "f4")) == NATIVE  # and two that lie alike
+    joined = rng.standard_normal((K, 2 * K), "f4")
+    assert words(joined[:, :K], joined[:, K:]) == "python (matrices share memory)"
+    assert words(a, b, np.asfortranarray(c), beta=1) == "python (Python's threads copy)"
+    assert words(a.astype("f2"), b, out=np.empty((M, N), "f4")) == "python (Python's threads copy)"
+    assert "before the clock" in words(a, b, resident=True)
+    own = "python (workers have threads of their own)"
+    assert Runner(device="cpu", threads=2).run(a, b).executor == own
+
+
+def test_two_matrices_are_not_taken_for_one(monkeypatch, rng):
+    """A program made for A @ A is none for A @ B, and the other way round."""
+    _driver, memory = play(monkeypatch)
+    runner = Runner(device="emulator", threads=2)
+    a, b = (rng.integers(-4, 5, (K, K)).astype("f4") for _ in "ab")
+    for x, y in [(a, a)] * 4 + [(a, b)] * 4 + [(b, b), (b, a), (a, a)]:
+        memory.next = 0
+        result = runner.run(x, y)
+        np.testing.assert_array_equal(result.c, x @ y)
+    assert result.executor == NATIVE
+
+
+def test_without_a_compiler_python_carries_out(monkeypatch, rng):
+    _driver, memory = play(monkeypatch)
+    monkeypatch.setattr(native_executor, "unavailable", lambda: "g++ is not installed")
+    runner = Runner(device="emulator", **WAYS[2])
+    a, b, _c = operands(rng)
+    for _ in range(3):
+        assert run(runner, memory, a, b).executor == "python (g++ is not installed)"
+
+
+@needs("cuda")
+@pytest.mark.parametrize("memory", ["pageable", "pinned"])
+@pytest.mark.parametrize(
+    "dtype, compute", [("f4", "fp32"), ("f4", "fp32x3"), ("f4", "tf32"), ("f2", "fp32")]
+)
+@pytest.mark.parametrize("choices", WAYS[:1] + WAYS[2:], ids=str)
+def test_on_gpus_the_bits_are_the_same(choices, dtype, compute, memory):
+    empty, beta = (empty_pinned, 2) if memory == "pinned" else (np.empty, 0)
+    runner = Runner(device="cuda", compute=compute, **choices)
+    m, n, k = 400, 304, 520
+    made, executors = [], []
+    for _ in range(5):
+        # Matrices lie elsewhere each time, with the same numbers.
+        a, b, c = (empty(shape, dtype) for shape in ((m, k), (k, n), (m, n)))
+        numbers = np.random.default_rng(7)
+        for x in (a, b, c):
+            x[...] = numbers.standard_normal(x.shape, "f4")
+        result = runner.run(a, b, c if beta else None, beta=beta, out=c)
+        executors.append(result.executor)
+        assert all(x.stop_ms >= x.start_ms >= 0 for x in result.timeline)
+        made.append((c, bytes_moved(result, "upload"), len(result.timeline)))
+    assert executors[0] == FIRST and executors[-1] == NATIVE
+    for x in made:
+        np.testing.assert_array_equal(x[0], made[0][0])
+        assert x[1:] == made[0][1:]
