@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -242,6 +243,15 @@ def test_without_a_compiler_python_carries_out(monkeypatch, rng):
         assert run(runner, memory, a, b).executor == "python (g++ is not installed)"
 
 
+def test_copies_on_one_link_keep_their_order():
+    """Workers share a thread where nothing waits for a copy; otherwise each has its own."""
+    ports = ["cuda:0", "cuda:1", "cuda:0"]
+    devices = {worker: SimpleNamespace(port=port) for worker, port in enumerate(ports)}
+    copy, handed_over = (kind.__new__(kind) for kind in (Copy, HandOver))
+    assert native_executor._lanes([copy], devices) == {0: 0, 1: 1, 2: 0}
+    assert native_executor._lanes([copy, handed_over], devices) == {0: 0, 1: 1, 2: 2}
+
+
 @needs("cuda")
 @pytest.mark.parametrize("memory", ["pageable", "pinned"])
 @pytest.mark.parametrize(
@@ -263,7 +273,11 @@ def test_on_gpus_the_bits_are_the_same(choices, dtype, compute, memory):
         executors.append(result.executor)
         assert all(x.stop_ms >= x.start_ms >= 0 for x in result.timeline)
         made.append((c, bytes_moved(result, "upload"), len(result.timeline)))
-    assert executors[0] == FIRST and executors[-1] == NATIVE
+    # Sums of 16 bits are kept in 32, and rounded on their way to the host.
+    summed = choices.get("split") == "cols" or choices.get("grid", (1, 1, 1))[2] > 1
+    rounded = dtype == "f2" and summed
+    assert executors[0] == FIRST
+    assert executors[-1] == ("python (Python's threads copy)" if rounded else NATIVE)
     for x in made:
         np.testing.assert_array_equal(x[0], made[0][0])
         assert x[1:] == made[0][1:]

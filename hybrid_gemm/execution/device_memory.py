@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
@@ -116,25 +117,36 @@ class MemoryRequests:
         self.spaces[space][turn].append((shape, order, on_allocated, dtype or self.dtype))
 
     def allocate(self) -> None:
-        """Takes all of it, in one piece: runs alike get the same piece again. Raises `MemoryError`
-        if the device has not so much."""
-        begins, size = [], 0
-        for turns in self.spaces.values():
-            begins.append(size)
-            size += max(sum(_size(shape, dtype) for shape, *_, dtype in w) for w in turns.values())
+        """Takes all of it. Raises `MemoryError` if the device has not so much.
+
+        On a GPU in one piece, so that runs alike get the same addresses again. Elsewhere each space
+        is a piece, for the emulator finds only what is read beyond a piece.
+        """
+        sizes = [
+            max(sum(_size(shape, dtype) for shape, *_, dtype in w) for w in turns.values())
+            for turns in self.spaces.values()
+        ]
         with self.device.using(self.device.allocation_stream):
-            flat = self.device.empty(1, max(1, size), "uint8")[0]
-        self.taken = range(address(flat), address(flat) + flat.nbytes)
-        for begin, turns in zip(begins, self.spaces.values(), strict=True):
+            if self.device.calls() is None:
+                pieces = [self._piece(size) for size in sizes]
+            else:
+                flat = self._piece(sum(sizes))
+                self.taken = range(address(flat), address(flat) + flat.nbytes)
+                ends = itertools.accumulate(sizes)
+                pieces = [flat[end - n : end] for end, n in zip(ends, sizes, strict=True)]
+        for piece, turns in zip(pieces, self.spaces.values(), strict=True):
             for requests in turns.values():
-                at = begin
+                at = 0
                 for (rows, cols), order, on_allocated, dtype in requests:
-                    part = flat[at : at + rows * cols * dtype.itemsize].view(dtype)
+                    part = piece[at : at + rows * cols * dtype.itemsize].view(dtype)
                     on_allocated(
                         part.reshape(rows, cols) if order == "n" else part.reshape(cols, rows).T
                     )
                     at += _size((rows, cols), dtype)
         self.spaces.clear()
+
+    def _piece(self, size: int) -> Any:
+        return self.device.empty(1, max(1, size), "uint8")[0]
 
 
 def _size(shape: tuple[int, int], dtype: np.dtype) -> int:

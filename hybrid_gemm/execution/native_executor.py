@@ -79,6 +79,18 @@ def _library() -> ctypes.CDLL:
     return library
 
 
+def _lanes(noted: Sequence[Command], devices: Mapping[int, Device]) -> dict[int, int]:
+    """By worker the first of those with whom it shares a thread. Where copies are handed over, each
+    has its own, for it may have to wait for them. Copies of page-locked memory are not waited for:
+    there workers behind one link share a thread, which keeps the order of their copies on it."""
+    alone = any(isinstance(command, HandOver) for command in noted)
+    first: dict[object, int] = {}
+    return {
+        worker: first.setdefault(worker if alone else device.port, worker)
+        for worker, device in devices.items()
+    }
+
+
 class Unfit(Exception):
     """What was noted cannot be a program; says why."""
 
@@ -100,11 +112,12 @@ class Program:
         self._free: list[list[Event]] = []  # sets of events that no timeline reads
         self.streams: list[Stream] = []
         self._devices, self._count = devices, len(noted)
-        lanes: dict[int, list[_Command]] = {worker: [] for worker in devices}
+        lane_of = _lanes(noted, devices)
+        lanes: dict[int, list[_Command]] = {lane: [] for lane in lane_of.values()}
         for number, command in enumerate(noted):
             made = self._made(number, command)
             if made is not None:
-                lanes[command.worker].append(made)
+                lanes[lane_of[command.worker]].append(made)
         self._marks: list[Mark] = [
             (worker, phase, self._slot(start), self._slot(stop), size, flops)
             for worker, phase, start, stop, size, flops in marks
@@ -180,7 +193,7 @@ class Program:
                 made.host, made.from_ = number, source - host.start
 
     def _whole(self, lanes: Mapping[int, Sequence[_Command]]) -> _Program:
-        calls = {worker: self._devices[worker].calls() for worker in lanes}
+        calls = {worker: self._devices[worker].calls() for worker in lanes}  # a lane's first
         pool = native_copier.pool()
         made: list[_Lane] = []
         functions: Sequence[int] = ()

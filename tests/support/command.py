@@ -7,6 +7,8 @@ from pathlib import Path
 
 import hybrid_gemm
 
+from . import forked
+
 TESTS = Path(__file__).resolve().parents[1]
 PACKAGE_FOLDER = Path(hybrid_gemm.__file__).resolve().parents[1]
 COMMAND = [sys.executable, "-m", "hybrid_gemm"]
@@ -21,12 +23,14 @@ def environment(**changes: str) -> dict[str, str]:
 
 
 def run(*arguments, check=None, cwd=None, **changes) -> subprocess.CompletedProcess:
-    """Runs `hybrid-gemm` with these arguments. `check` is the exit code to expect; `changes` are
-    those of the environment."""
-    done = subprocess.run(
-        [*COMMAND, *map(str, arguments)], capture_output=True, text=True, cwd=cwd,
-        env=environment(**changes),
-    )  # fmt: skip
+    """Runs `hybrid-gemm` with these arguments, in a process of its own. `check` is the exit code to
+    expect; `changes` are those of the environment."""
+    words = list(map(str, arguments))
+    done = None if changes else forked.run(words, cwd)
+    if done is None:
+        done = subprocess.run(
+            [*COMMAND, *words], capture_output=True, text=True, cwd=cwd, env=environment(**changes)
+        )
     if check is not None:
         assert done.returncode == check, done.stderr
     return done
