@@ -75,7 +75,7 @@ def ranks(count: int, **options):
         result = SimpleNamespace(
             plan=plan, timeline=timeline, variant=catalog.get("tuned").variant(),
             compute="strict float32", reduction="ordered sum over ranks by CUDA IPC",
-            total_ms=12345.6, gflops=54321.0, checks=None,
+            total_ms=12345.6, gflops=54321.0, checks=None, executor="python",
         )  # fmt: skip
         rank_report.print_result(result, None, places)
 
