@@ -174,13 +174,17 @@ class Runner:
             raise UsageError("this Runner was closed; make another for more products")
         raise AttributeError(f"a Runner has no attribute {name!r}")
 
-    def plan(self, problem: Problem, *, resident: bool = False, homes: Homes = NOWHERE) -> Plan:
+    def plan(
+        self, problem: Problem, *, resident: bool = False, homes: Homes = NOWHERE,
+        page_locked: bool = False,
+    ) -> Plan:  # fmt: skip
         """The plan for a problem on these devices; `resident` if A, B and C are there when it
-        begins, `homes` the devices whose memory they were given in. A complex problem's is that of
-        its real product, or of one of three. Raises `UsageError` if `compute` is not for it."""
+        begins, `homes` the devices whose memory they were given in, `page_locked` if they lie in
+        such memory of the host. A complex problem's is that of its real product, or of one of
+        three. Raises `UsageError` if `compute` is not for it."""
         problem = self.plans.settle(problem)
         real = problem.as_third() if self._by_three(problem) else problem.as_real()
-        return self.plans.plan(real, resident=resident, homes=homes)
+        return self.plans.plan(real, resident=resident, homes=homes, page_locked=page_locked)
 
     def _by_three(self, problem: Problem) -> bool:
         """Whether a product is made of three real ones."""

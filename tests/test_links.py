@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from hybrid_gemm.arrays.operand import Operand, Operands
 from hybrid_gemm.bench import links, tune
 from hybrid_gemm.cli import cli
 from hybrid_gemm.devices import open_devices
@@ -17,7 +18,7 @@ from hybrid_gemm.errors import UnavailableError
 from hybrid_gemm.planning import cost_model, link_rates
 from hybrid_gemm.planning.hardware import DeviceSpec, Links
 from hybrid_gemm.planning.planner import make_plan
-from hybrid_gemm.problem import Problem
+from hybrid_gemm.problem import Problem, make_problem
 
 # A host like those measured: what GPUs share of its links grows slower than their number.
 HOST = Links(
@@ -53,7 +54,8 @@ def test_the_bound_takes_each_byte_once_over_all_links():
             "compute": problem.flops / (4 * 50e9), "h2d": a_b / 80e6, "d2h": c / 60e6,
             "staging": (a_b + c) / 40e6,
         })  # fmt: skip
-        assert "staging" not in cost_model.bound(plan, pinned=True)
+        plan = make_plan(problem, gpus(4), 4, split=split, page_locked=True)
+        assert "staging" not in cost_model.bound(plan)
 
 
 def test_beta_brings_c_too_and_resident_data_crosses_nothing():
@@ -74,16 +76,50 @@ def test_one_gpu_that_plays_four_multiplies_no_faster():
 
 
 @pytest.mark.parametrize(
-    ("size", "compute", "operands", "count"),
-    [(2048, "fp32", "float32", 1), (2048, "fp32x3", "float32", 1), (4096, "tf32", "float32", 1),
-     (8192, "fp32", "float32", 2), (16384, "fp32x3", "float32", 2), (8192, "fp32", "float16", 2)],
+    ("size", "compute", "operands", "memory", "count"),
+    [(2048, "fp32", "float32", "pageable", 1), (2048, "fp32x3", "float32", "pageable", 1),
+     (4096, "tf32", "float32", "pageable", 1), (8192, "fp32", "float32", "pageable", 2),
+     (16384, "fp32x3", "float32", "pageable", 2), (8192, "fp32", "float16", "pageable", 2),
+     (2048, "fp32", "float32", "pinned", 1), (4096, "fp32", "float32", "pinned", 2),
+     (16384, "tf32", "float32", "pinned", 2), (8192, "fp32", "float16", "pinned", 2)],
 )  # fmt: skip
-def test_by_assumed_links_the_faster_count_of_gpus_is_chosen(size, compute, operands, count):
+def test_by_assumed_links_the_faster_count_of_gpus_is_chosen(
+    size, compute, operands, memory, count
+):
     """As docs/results/host2_before_h200.json measured on two H200s, whose PCIe gives 55 GB/s."""
     known = {"links": None, "link_gbps": 55, "tflops": 52.5, "best_tflops": 55.3}
     modes = {"mode_tflops": (("fp32x3", 210.0), ("tf32", 338.0), ("narrow", 744.0))}
     problem = Problem(size, size, size, compute=compute, operands=operands)
-    assert len(make_plan(problem, gpus(2, **known, **modes), (1, 2)).workers) == count
+    page_locked = memory == "pinned"
+    plan = make_plan(problem, gpus(2, **known, **modes), (1, 2), page_locked=page_locked)
+    assert len(plan.workers) == count
+
+
+class Reader:
+    """A device that reads some arrays of the host directly."""
+
+    host_memory = False
+
+    def __init__(self, *arrays):
+        self.arrays = arrays
+
+    def reads(self, array):
+        return any(array is x for x in self.arrays)
+
+
+def test_operands_are_page_locked_where_the_device_reads_all_of_them():
+    a, b, out = np.ones((4, 3), "f4"), np.ones((3, 5), "f4"), np.empty((4, 5), "f4")
+    problem = make_problem(a, b)
+    described = [Operand.of(x) for x in (a, b)]
+    operands = Operands(problem, *described, None, Operand.of(out))
+    assert operands.page_locked(Reader(a, b, out))
+    for some in ((a, b), (a, out), (b, out)):
+        assert not operands.page_locked(Reader(*some))
+    gpu = object()
+    there = Operands(problem, *(Operand.of(x, gpu) for x in (a, b)), None, Operand.of(out, gpu))
+    assert not there.page_locked(Reader(a, b, out))  # none is the host's
+    half = dataclasses.replace(problem, operands="float16")
+    assert not dataclasses.replace(operands, problem=half).page_locked(Reader(a, b, out))
 
 
 def test_there_is_no_bound_where_the_best_rate_is_not_known():
@@ -100,9 +136,11 @@ def test_there_is_no_bound_where_the_best_rate_is_not_known():
 @pytest.mark.parametrize("shape", [(8192, 8192, 8192), (100, 200, 10**6), (30000, 30000, 64)])
 def test_no_prediction_is_under_the_bound(shape, split, resident, pinned):
     for count in (1, 2, 4):
-        plan = make_plan(Problem(*shape), gpus(count), count, split=split, resident=resident)
-        bound = max(cost_model.bound(plan, pinned=pinned).values())
-        assert cost_model.predict_ms(plan, pinned=pinned) >= bound * (1 - 1e-9)
+        plan = make_plan(
+            Problem(*shape), gpus(count), count, split=split, resident=resident, page_locked=pinned
+        )
+        bound = max(cost_model.bound(plan).values())
+        assert plan.predicted_ms >= bound * (1 - 1e-9)
 
 
 def test_phases_overlap_on_gpus_and_add_up_on_the_host():

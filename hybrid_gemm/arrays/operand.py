@@ -33,9 +33,12 @@ from .strides import layout
 
 
 class Memory(Protocol):
-    """What an operand asks of a device: whether it multiplies in the host's own memory."""
+    """What an operand asks of a device: whether it multiplies in the host's own memory, and whether
+    it copies an array of the host without another copy there."""
 
     host_memory: bool
+
+    def reads(self, array: np.ndarray, /) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -124,6 +127,17 @@ class Operands:
         problem, out = self.problem, self.out
         c = home(out, problem.dtype) if out.order == "n" else None
         return home(self.a, problem.operands), home(self.b, problem.operands), c
+
+    def page_locked(self, device: Memory) -> bool:
+        """Whether the device copies all of them that lie in the host's memory from and to there
+        without another copy on the host."""
+        operands, out = self.problem.operands, self.problem.dtype
+        wanted = ((self.a, operands), (self.b, operands), (self.c, out), (self.out, out))
+        hosted = [(x, dtype) for x, dtype in wanted if x is not None and x.home is None]
+        return bool(hosted) and all(
+            x.dtype == dtype and x.order is not None and device.reads(x.array)
+            for x, dtype in hosted
+        )
 
     def part(self, rows: Span, cols: Span) -> Operand:
         """Some rows and columns of the result's place."""

@@ -156,7 +156,7 @@ class LibraryStudy:
     ) -> list[Row]:
         """The rows of one shape in one kind of memory: all are checked, then timed in turn."""
         a, b, c = arrays
-        ways = [*self.ours(problem), *others.ways(memory, arrays)]
+        ways = [*self.ours(problem, pinned=memory == "pinned"), *others.ways(memory, arrays)]
         rows = []
         for way in ways:
             _by_parts(c, lambda part: part.fill(np.nan))
@@ -191,14 +191,18 @@ class LibraryStudy:
                 break
         return taken
 
-    def ours(self, problem: Problem) -> list[Way]:
-        """Ours with a given C, then with a fresh one."""
+    def ours(self, problem: Problem, *, pinned: bool) -> list[Way]:
+        """Ours with a given C, then with a fresh one, which is pageable."""
         runner, many = self.runner, len(self.gpus or ())
-        plan = runner.plan(problem)
-        said = "{}, {} x {} x {}".format(plan.split, *plan.grid) if len(plan.workers) > 1 else ""
+
+        def said(page_locked: bool) -> str:
+            plan = runner.plan(problem, page_locked=page_locked)
+            several = len(plan.workers) > 1
+            return "{}, {} x {} x {}".format(plan.split, *plan.grid) if several else ""
+
         return [
-            Way("ours", lambda a, b, c: runner.gemm(a, b, out=c), True, many, said),
-            Way("ours", lambda a, b, c: runner.gemm(a, b), False, many, said),
+            Way("ours", lambda a, b, c: runner.gemm(a, b, out=c), True, many, said(pinned)),
+            Way("ours", lambda a, b, c: runner.gemm(a, b), False, many, said(False)),
         ]
 
     def _bounds(self, problem: Problem, *, pinned: bool) -> dict[str, float]:
@@ -210,9 +214,9 @@ class LibraryStudy:
         key = f"{size} {problem.dtype}"
         if key not in self.rates:
             self.rates[key] = self._rate(Problem(size, size, size, problem.dtype), self.gpus[0])
-        plan = self.runner.plan(problem)
+        plan = self.runner.plan(problem, page_locked=pinned)
         specs = tuple(dataclasses.replace(d, best_tflops=self.rates[key]) for d in plan.devices)
-        return cost_model.bound(dataclasses.replace(plan, devices=specs), pinned=pinned)
+        return cost_model.bound(dataclasses.replace(plan, devices=specs))
 
     def _rate(self, problem: Problem, gpu: int) -> float:
         """TFLOP/s of our fastest kernel on one GPU, with A, B and C there."""

@@ -90,13 +90,14 @@ class PlanMaker:
 
     def plan(
         self, problem: Problem, *, resident: bool = False, homes: Homes = NOWHERE,
-        most: int | None = None,
+        page_locked: bool = False, most: int | None = None,
     ) -> Plan:  # fmt: skip
         """The plan for a settled problem; `resident` if A, B and C are there when it begins,
-        `homes` the devices that read or make them where they lie, `most` the bytes of a device
-        that it may take."""
-        specs = self.specs(problem.dtype, most)
-        if known := self._plans.get((problem, resident, homes)):
+        `homes` the devices that read or make them where they lie, `page_locked` if those of the
+        host are copied without another copy there, `most` the bytes of a device that it may
+        take."""
+        specs, lie = self.specs(problem.dtype, most), (resident, homes, page_locked)
+        if known := self._plans.get((problem, lie)):
             plan, needs = known
             if all(x <= s.memory_bytes for x, s in zip(needs, specs, strict=True)):
                 return plan  # as good as ever, since it still fits
@@ -104,18 +105,22 @@ class PlanMaker:
         plan = make_plan(
             problem, specs, self.counts, split=options.split, grid=options.grid,
             kernel=self.kernel_name, reduce=options.reduce, resident=resident, homes=homes,
+            page_locked=page_locked,
         )  # fmt: skip
         if plan.reduce == "nccl" and plan.summed and (reason := nccl_group.unavailable()):
             raise UnavailableError(
                 f"the nccl reduction was asked for: {reason}; the ordered one works here"
             )
         if not plan.turns_in_memory:  # turns are made for the memory that there is now
-            self._plans.put((problem, resident, homes), (plan, memory_needs(plan)))
+            self._plans.put((problem, lie), (plan, memory_needs(plan)))
         return plan
 
     def prepare(self, problem: Problem, operands: Operands, *, resident: bool) -> Prepared:
         """The plan and the kernel for described operands of a settled problem."""
-        plan = self.plan(problem, resident=resident, homes=operands.homes(self.devices))
+        plan = self.plan(
+            problem, resident=resident, homes=operands.homes(self.devices),
+            page_locked=not resident and operands.page_locked(self.devices[0]),
+        )  # fmt: skip
         variant, why = self.choice(plan, operands.layouts)
         return Prepared(plan, variant, why)
 
@@ -123,7 +128,10 @@ class PlanMaker:
         """The same product with less of each device's memory than this plan takes;
         `OutOfMemoryError` where not even the smallest turns fit."""
         most = int(SMALLER * max(memory_needs(plan)))
-        return self.plan(plan.problem, resident=plan.resident, homes=plan.homes, most=most)
+        return self.plan(
+            plan.problem, resident=plan.resident, homes=plan.homes, page_locked=plan.page_locked,
+            most=most,
+        )  # fmt: skip
 
     def choice(self, plan: Plan, layouts: str = "nn") -> tuple[Variant, str]:
         """The kernel for a plan of operands in these layouts, and why it is this one. Raises

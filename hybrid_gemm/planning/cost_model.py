@@ -93,12 +93,12 @@ def tflops(spec: DeviceSpec, problem: Problem) -> float:
     return spec.tflops * (QUICKER.get(kind, 1) if spec.on_gpu else 1)
 
 
-def bound(plan: Plan, *, pinned: bool = False) -> dict[str, float]:
+def bound(plan: Plan) -> dict[str, float]:
     """The least time in ms that this product takes on these devices, by what sets it.
 
     `compute`: 2mnk at the best rate known on every GPU. Unless it is resident, `h2d` and `d2h`:
     A, B (C with beta) in and C out once, over all links; and `staging`: the same bytes copied on
-    the host, where arrays are not `pinned`; these where the links were measured. Empty where the
+    the host, where arrays are not page-locked; these where the links were measured. Empty where the
     devices' best rate in this arithmetic is not known.
     """
     p = plan.problem
@@ -115,12 +115,12 @@ def bound(plan: Plan, *, pinned: bool = False) -> dict[str, float]:
     outward = p.m * p.n * of_c
     terms["h2d"] = _ms(inward, rate(found.h2d, len(best)))
     terms["d2h"] = _ms(outward, rate(found.d2h, len(best)))
-    if not pinned:
+    if not plan.page_locked:
         terms["staging"] = _ms(inward + outward, found.memcpy_gbps)
     return terms
 
 
-def phases(plan: Plan, *, pinned: bool = False) -> dict[str, float]:
+def phases(plan: Plan) -> dict[str, float]:
     """The ms that each phase of a plan should take alone: multiply, links, staging, peers, sum;
     and start, which is what one thread takes to start all of it on GPUs.
 
@@ -151,41 +151,41 @@ def phases(plan: Plan, *, pinned: bool = False) -> dict[str, float]:
             _ms(inward, rate(found.h2d, count)), _ms(outward, rate(found.d2h, count)),
             _ms(inward + outward, rate(found.both, count)),
         )  # fmt: skip
-        if not pinned:
+        if not plan.page_locked:
             copied = COPYING_SHARE * rate(found.memcpy, COPYING_THREADS)
             terms["staging"] = _ms(inward + outward, copied)
     if plan.devices[0].on_gpu and not plan.resident:
-        terms["start"] = _start_ms(plan, pinned)
+        terms["start"] = _start_ms(plan)
     return terms
 
 
-def _start_ms(plan: Plan, pinned: bool) -> float:
+def _start_ms(plan: Plan) -> float:
     """What the thread that starts all GPUs takes. Nothing else of it goes on at once, so it is a
     bound of its own on a plan of many small panels."""
     started = sum(len(panel.workers) for panel in plan.panels)
     summed = sum(len(panel.strips) for panel in plan.panels if len(panel.workers) > 1)
-    return started * _start_panel_ms(plan, pinned) + summed * START_SUM_MS
+    return started * _start_panel_ms(plan) + summed * START_SUM_MS
 
 
-def _start_panel_ms(plan: Plan, pinned: bool) -> float:
-    memory = "pinned" if pinned else "pageable"
+def _start_panel_ms(plan: Plan) -> float:
+    memory = _memory(plan)
     return START_PANEL_MS[memory] + START_MORE_MS[memory] * (_count(plan) - 1)
 
 
-def predict_ms(plan: Plan, *, pinned: bool = False) -> float:
+def predict_ms(plan: Plan) -> float:
     """About how many ms a plan takes. From host arrays it is worked out piece by piece
     (`pipeline`). In turns, and where data is on the devices, it is the longest phase, and one piece
     of what overlaps with it."""
-    terms, found = phases(plan, pinned=pinned), links(plan)
+    terms, found = phases(plan), links(plan)
     if found is None:  # on the host nothing overlaps
         return sum(terms.values())
     if plan.resident or plan.turns_in_memory or not plan.devices[0].on_gpu:
         return _overlapped(terms.values())
     moved, used = plan.bytes_h2d + plan.bytes_d2h, len(plan.workers)
     if used == 1 and moved <= HOSTED_BYTES and mode(plan.problem) != "narrow":
-        return HOSTED_MS + terms["multiply"] + _whole_ms(plan, found, pinned)
+        return HOSTED_MS + terms["multiply"] + _whole_ms(plan, found)
     setting_up = CALL_MS + WORKER_MS * used
-    return setting_up + max(*terms.values(), finished_ms(plan, _pace(plan, found, pinned)))
+    return setting_up + max(*terms.values(), finished_ms(plan, _pace(plan, found)))
 
 
 def _overlapped(terms: Collection[float]) -> float:
@@ -225,22 +225,22 @@ def least_ms(
     return least * (1 - 1e-9)  # floats are added in another order
 
 
-def _whole_ms(plan: Plan, found: Links, pinned: bool) -> float:
+def _whole_ms(plan: Plan, found: Links) -> float:
     """Copies of small arrays, whole, by the driver."""
     up, down = rate(found.h2d, 1), rate(found.d2h, 1)
-    if not pinned:
+    if not plan.page_locked:
         up, down = found.ordinary or (found.memcpy[0][1], found.memcpy[0][1])
     return _ms(plan.bytes_h2d, up) + _ms(plan.bytes_d2h, down)
 
 
-def _pace(plan: Plan, found: Links, pinned: bool) -> Pace:
+def _pace(plan: Plan, found: Links) -> Pace:
     """How fast each GPU works while all do."""
-    count, memory = _count(plan), "pinned" if pinned else "pageable"
+    count = _count(plan)
     specs = {spec.unit: spec for spec in plan.devices}
 
     def link(rates: Rates) -> Callable[[int, int], float]:
         alone = each(rates, count)
-        if not pinned:
+        if not plan.page_locked:
             copied = COPYING_SHARE * rate(found.memcpy, COPYING_THREADS)
             staged = min(STAGED_SHARE * alone, copied / count)
             return lambda run, apart: staged
@@ -262,7 +262,7 @@ def _pace(plan: Plan, found: Links, pinned: bool) -> Pace:
 
     return Pace(
         link(found.h2d), link(found.d2h), each(found.peers, count),
-        _start_panel_ms(plan, pinned), START_SUM_MS, FIRST_MS[memory], product, split, add,
+        _start_panel_ms(plan), START_SUM_MS, FIRST_MS[_memory(plan)], product, split, add,
     )  # fmt: skip
 
 
@@ -272,6 +272,10 @@ def _product_ms(problem: Problem, spec: DeviceSpec, m: int, n: int, k: int) -> f
     flops = 2 * (-(-m // 16) * 16) * (-(-n // 16) * 16) * k
     moved = problem.operand_size * (m * k + k * n) + problem.itemsize * m * n
     return max(flops / (tflops(spec, problem) * 1e9), _ms(moved, spec.memory_gbps))
+
+
+def _memory(plan: Plan) -> str:
+    return "pinned" if plan.page_locked else "pageable"
 
 
 def _count(plan: Plan) -> int:

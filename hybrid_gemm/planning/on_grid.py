@@ -46,6 +46,7 @@ class Task:
     reduce: str = "ordered"
     resident: bool = False
     homes: Homes = NOWHERE
+    page_locked: bool = False
 
     @property
     def align(self) -> int:
@@ -121,7 +122,7 @@ class _OnGrid:
         return Plan(
             task.problem, self.grid.split, self.grid.shape, task.devices, tuple(self.workers),
             tuple(blocks), tuple(self.panels), task.kernel, task.reduce, task.resident,
-            self.cuts.turns_in_memory, task.homes,
+            self.cuts.turns_in_memory, task.homes, task.page_locked,
         )  # fmt: skip
 
     # --- boxes ----------------------------------------------------------------------------

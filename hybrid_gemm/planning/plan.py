@@ -121,7 +121,9 @@ class Plan:
     multiplied. `kernel` and `reduce` are what was asked for. `resident` says that A, B and C are on
     the devices when the clock starts. `turns_in_memory` is of how many turns a worker's blocks are
     on its device at once; 0 is all. `homes` are the devices on which A, B and C lie, where what
-    they multiply is not copied. `predicted_ms` is the cost model's time.
+    they multiply is not copied. `page_locked` says that matrices of the host lie in page-locked
+    memory, which GPUs copy without another copy on the host. `predicted_ms` is the cost model's
+    time.
     """
 
     problem: Problem
@@ -136,6 +138,7 @@ class Plan:
     resident: bool
     turns_in_memory: int = 0
     homes: Homes = NOWHERE
+    page_locked: bool = False
     predicted_ms: float = 0.0
 
     def __repr__(self) -> str:

@@ -60,6 +60,7 @@ def make_plan(
     reduce: str = "ordered",
     resident: bool = False,
     homes: Homes = NOWHERE,
+    page_locked: bool = False,
 ) -> Plan:
     """The plan for `workers` workers over `devices` (worker i on device i mod their number,
     counted from where C lies, or B or A, if one of them lies on a device).
@@ -79,7 +80,8 @@ def make_plan(
         raise UsageError(f"the critical reduction sums a split by cols; the split is {split}")
     # Rows first, then cols: of equals the first is taken.
     shapes.sort(key=lambda shape: (-math.prod(shape), *_plainness(shape)))
-    return _best(Task(problem, tuple(devices), kernel, reduce, resident, homes), shapes)
+    task = Task(problem, tuple(devices), kernel, reduce, resident, homes, page_locked)
+    return _best(task, shapes)
 
 
 def _best(task: Task, shapes: Sequence[Shape]) -> Plan:
@@ -117,13 +119,7 @@ def _best(task: Task, shapes: Sequence[Shape]) -> Plan:
     if not plans:
         raise UsageError(refusals[min(refusals, key=shapes.index)])
     best = plans[min(plans, key=lambda shape: (_seems(plans[shape]), shapes.index(shape)))]
-    return min([best, *_in_other_pieces(task, best)], key=_in_either_memory)
-
-
-def _in_either_memory(plan: Plan) -> float:
-    """The time that a plan from host arrays should take; whether they are page-locked is not known
-    yet."""
-    return plan.predicted_ms + predict_ms(plan, pinned=True)
+    return min([best, *_in_other_pieces(task, best)], key=lambda plan: plan.predicted_ms)
 
 
 def _in_other_pieces(task: Task, plan: Plan) -> Iterator[Plan]:
