@@ -364,11 +364,16 @@ def test_a_run_under_nohup_goes_on(tmp_path):
     assert os.listdir(tmp_path) == ["C.npy"]
 
 
-def started(folder, size=9000, **options):
+def heard():
+    """A hang-up is not ignored, as it is where the tests run under nohup."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def started(folder, size=9000, preexec_fn=heard):
     child = subprocess.Popen(
         [*COMMAND, "run", "--size", str(size), "-o", "C.npy", "--device", "cpu"],
         cwd=folder, text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-        env=environment(), **options,
+        env=environment(), preexec_fn=preexec_fn,
     )  # fmt: skip
     assert "generating" in child.stderr.readline()
     return child

@@ -33,7 +33,7 @@ def _parse(expression: str) -> _Evaluated:
     # C spells conjunctions && and ||; the header keeps to one comparison an entry instead.
     try:
         body = ast.parse(expression, mode="eval").body
-    except (SyntaxError, MemoryError) as error:  # MemoryError: nested too deep for the parser
+    except (SyntaxError, ValueError, MemoryError) as error:  # by version of Python, and too deep
         raise ValueError(f"cannot evaluate {expression!r}: {error}") from None
     return _evaluated(body, expression)
 
