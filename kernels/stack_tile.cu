@@ -5,6 +5,7 @@ role      = "stack"
 # BM, BN, BK, TM, TN, LM, KG, STAGES: see copy_ring.cuh
 # HOPS: see tuned_tile.cuh
 params    = [
+    {BM = 128, BN = 256, BK = 8, TM = 16, TN = 8, LM = 4, KG = 1, HOPS = 1, STAGES = 5},
     {BM = 64, BN = 64, BK = 16, TM = 8, TN = 4, LM = 4, KG = 1, HOPS = 1, STAGES = 4},
     {BM = 32, BN = 32, BK = 16, TM = 8, TN = 4, LM = 4, KG = 1, HOPS = 1, STAGES = 3},
 ]

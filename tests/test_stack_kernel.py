@@ -18,7 +18,7 @@ CASES = [(v, "float32") for v in catalog.helper("stack").kernel.variants()]
 CASES += [(catalog.helper("stack_mma"), dtype) for dtype in ("float16", "bfloat16")]
 SHAPES = [
     (3, 32, 32, 32), (5, 33, 65, 17), (2, 130, 133, 21), (4, 1, 1, 1), (3, 7, 100, 40),
-    (1, 64, 96, 3),
+    (1, 64, 96, 3), (2, 140, 270, 19),
 ]  # fmt: skip
 
 
@@ -65,5 +65,7 @@ def test_it_is_taken_where_it_was_faster():
     assert stacks.faster(4096, (31, 31, 31), "nn", "float32") is None
     assert stacks.faster(4096, (32, 32, 32), "nn", "bfloat16") is None  # not measured
     assert stacks.own((100, 5, 7), "float32").tile == (64, 64)
+    assert stacks.own((512, 512, 7), "float32").tile == (128, 256)
+    assert stacks.own((128, 512, 7), "float32").tile == (64, 64)  # half of the multiprocessors
     assert stacks.own((100, 5, 7), "bfloat16").name == "stack_mma"
     assert stacks.own((100, 5, 7), "float64") is None

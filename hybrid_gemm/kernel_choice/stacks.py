@@ -16,8 +16,11 @@ def own(sides: tuple[int, int, int], dtype: str) -> Variant | None:
     kernel = catalog.helper("stack").kernel
     if dtype not in kernel.dtypes:
         return None
-    large, small = sorted(kernel.variants(), key=lambda v: -v.tile[0])
-    return small if max(sides[:2]) <= small.tile[0] else large
+    small, middle, large = sorted(kernel.variants(), key=lambda v: v.tile)
+    m, n, _k = sides
+    if max(m, n) <= small.tile[0]:
+        return small
+    return large if m > large.tile[0] and n >= large.tile[1] else middle
 
 
 def faster(count: int, sides: tuple[int, int, int], layout: str, dtype: str) -> Variant | None:
