@@ -71,14 +71,13 @@ def test_no_plan_takes_less_than_its_grid_says(m, n, k, workers, devices, reside
             plan = make_plan(problem, specs, workers, grid=shape, resident=resident)
         except OutOfMemoryError:
             continue
-        assert 0 <= least <= min(predict_ms(plan), predict_ms(plan, pinned=True))
+        for page_locked in (False, True):
+            assert 0 <= least <= predict_ms(replace(plan, page_locked=page_locked))
 
 
 def test_a_thousand_workers_are_planned_without_looking_at_every_grid(monkeypatch):
     seen = []
-    monkeypatch.setattr(
-        planner, "predict_ms", lambda plan, **x: seen.append(plan) or predict_ms(plan, **x)
-    )
+    monkeypatch.setattr(planner, "predict_ms", lambda plan: seen.append(plan) or predict_ms(plan))
     plan = make_plan(Problem(3000, 2000, 4000), [CPU], 1000)
     assert plan.grid == (10, 25, 4)
     assert len(seen) < 10 < len(grids(1000))
