@@ -10,10 +10,12 @@ import numpy as np
 
 from .arrays.caller_arrays import as_array, is_device_array
 from .arrays.other_libraries import Guests
+from .errors import UsageError
 from .execution.native_calls import NativeCalls
 from .host import forks, gpu_context
+from .option_checks import check_whole
 from .options import CHOICES, DEFAULTS, Options, named_keywords, refuse_unknown, with_options
-from .problem import Scalar, make_problem, op_of
+from .problem import Scalar, check_dtype, make_problem, op_of
 
 if TYPE_CHECKING:  # otherwise imported by the first product, while the GPU's context is made
     from .planning.plan import Plan
@@ -289,14 +291,20 @@ def plan(
     **options: Any,
 ) -> Plan:  # fmt: skip
     """The plan that `gemm` would follow for C of m x n and these dtypes, from host arrays; of a
-    complex dtype, that of the real product of m x 2k and 2k x 2n as which it is multiplied.
+    complex dtype, that of the real product of m x 2k and 2k x 2n as which it is multiplied. Raises
+    `UsageError` (a `ValueError`) for a negative side, `DTypeError` (a `TypeError`) for a dtype that
+    is not multiplied.
 
     >>> plan(100, 100, 100, device="cpu", threads=4, split="cols").grid
     (1, 1, 4)
     """
     from .runner import Runner
 
-    a, b, c = (np.broadcast_to(np.empty((), dtype), s) for s in ((m, k), (k, n), (m, n)))
+    for name, side in (("m", m), ("n", n), ("k", k)):
+        if check_whole(name, side) < 0:
+            raise UsageError(f"{name} is {side}; it takes at least 0")
+    one = np.empty((), check_dtype(dtype, "the product"))
+    a, b, c = (np.broadcast_to(one, s) for s in ((m, k), (k, n), (m, n)))
     problem = make_problem(a, b, c, alpha=alpha, beta=beta)
     runner = Runner.of(Options.of(options, "plan").alone())
     return runner.plan(problem)

@@ -172,7 +172,10 @@ def compute_dtype(result: np.dtype) -> str:
 def check_dtype(dtype: DTypeLike, name: str) -> np.dtype:
     """`dtype` in native byte order. Raises `DTypeError` if it is not one that is multiplied;
     `name` says in the message which matrix or file has it."""
-    dtype = np.dtype(dtype)
+    try:
+        dtype = np.dtype(dtype)
+    except TypeError:
+        raise DTypeError(f"{name} has dtype {dtype!r}, which NumPy does not know; {WORK}") from None
     try:
         compute_dtype(dtype)
     except DTypeError:

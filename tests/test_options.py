@@ -149,3 +149,19 @@ def test_sizes_on_the_command_line_take_a_unit():
 def test_text_that_cannot_be_read_is_said_with_its_flag(arguments, says):
     done = CliRunner().invoke(run, ["--size", "8", *arguments])
     assert isinstance(done.exception, UsageError) and str(done.exception).startswith(says)
+
+
+@pytest.mark.parametrize(
+    ("sides", "dtype", "error", "words"),
+    [
+        ((-1, 2, 3), "float32", ValueError, "m is -1; it takes at least 0"),
+        ((1, 2, 3.5), "float32", TypeError, "k takes a whole number; 3.5 was given"),
+        ((1, "2", 3), "float32", TypeError, "n takes a whole number; '2' was given"),
+        ((1, 2, 3), "float31", TypeError, "the product has dtype 'float31', which NumPy does not"),
+        ((1, 2, 3), object, TypeError, "the product has dtype object; float16"),
+    ],
+    ids=range(5),
+)
+def test_a_plan_of_what_is_no_product_is_refused(sides, dtype, error, words):
+    with pytest.raises(error, match=words):
+        plan(*sides, dtype=dtype, device="cpu")

@@ -233,6 +233,8 @@ def test_operands_in_place_are_exact_at_any_alignment(kernel_device, monkeypatch
         if variant.params["OUT"] not in (4, size):
             continue
         of = 4 if device.kind == "emulator" else 2  # each in one layout there, in two on a GPU
+        if device.kind == "emulator" and dtype == "bfloat16" and i % 2:
+            continue  # what differs from float16 is one instruction
         if (i + catalog.LAYOUTS.index(layout)) % of:
             continue
         out = "float32" if variant.params["OUT"] == 4 else dtype

@@ -202,6 +202,11 @@ def check_output(path: Path, inputs: Iterable[Path] = ()) -> str:
     or is one of the files in `inputs`, be it by another name.
     """
     name = os.fspath(path)
+    if name == "-":
+        raise UsageError(
+            "cannot write to standard output: a file is written whole or not at all; give a file "
+            "name (./- is a file called -)"
+        )
     try:
         found = os.stat(name)
     except FileNotFoundError:

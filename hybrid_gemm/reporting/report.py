@@ -8,9 +8,10 @@ from typing import Any
 
 from ..errors import time_in_words
 from ..execution.checks import Checks
+from ..planning.plan import Plan
 from ..problem import Problem
 from ..verify import Verdict
-from .console import line
+from .console import facts, line
 
 
 def problem_data(problem: Any) -> dict:
@@ -51,6 +52,13 @@ def result_data(
         "checks": result.checks and result.checks.as_data(),
         "verify": None if verdict is None else verdict.as_data(),
     }  # fmt: skip
+
+
+def print_facts(result: Any, plan: Plan, *more: str) -> None:
+    """Says by what a `Result` or `RankResult` was computed; on GPUs also who started what they did,
+    which is native threads where it can be."""
+    started = [f"executor: {result.executor}"] if plan.devices[0].on_gpu else []
+    facts(*more, f"compute: {result.compute}", f"reduction: {result.reduction}", *started)
 
 
 def print_real_product(problem: Problem) -> None:

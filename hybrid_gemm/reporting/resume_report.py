@@ -11,7 +11,7 @@ from ..ranks.rank_result import RankResult
 from ..runner import Result
 from ..verify import Verdict
 from . import report
-from .console import console, facts
+from .console import console
 
 
 @dataclass(frozen=True)
@@ -61,13 +61,9 @@ def print_result(result: ResumedResult, verdict: Verdict | None, device: str) ->
     p, last = result.problem, result.last
     console.print(f"{p}, alpha={p.alpha:g} beta={p.beta:g}")
     if last:
-        facts(
-            f"device: {device}",
-            f"kernel: {last.variant}" + (f" ({last.why})" if isinstance(last, Result) else ""),
-            f"compute: {last.compute}",
-            f"reduction: {last.reduction}",
-            f"executor: {last.executor}",
-        )
+        kernel = f"kernel: {last.variant}" + (f" ({last.why})" if isinstance(last, Result) else "")
+        plan = last.plan if isinstance(last, Result) else last.plan.plan
+        report.print_facts(last, plan, f"device: {device}", kernel)
     console.print(
         f"panels of at most {result.side} x {result.side}: {result.found} found, "
         f"{result.panels - result.found} multiplied"

@@ -15,7 +15,7 @@ from ..problem import Problem
 from ..runner import Result
 from ..verify import Verdict
 from . import report
-from .console import _ms, facts, line, table
+from .console import _ms, line, table
 
 
 def expected(plan: Plan) -> dict:
@@ -188,13 +188,8 @@ def print_result(result: Result, verdict: Verdict | None, device: str) -> None:
     p = result.problem
     line(f"{p}, alpha={p.alpha:g} beta={p.beta:g}, split by {plan.split}")
     report.print_real_product(p)
-    facts(
-        f"device: {device}",
-        f"kernel: {result.variant} ({result.why})",
-        f"compute: {result.compute}",
-        f"reduction: {result.reduction}",
-        f"executor: {result.executor}",
-    )
+    kernel = f"kernel: {result.variant} ({result.why})"
+    report.print_facts(result, plan, f"device: {device}", kernel)
     rows = []
     for w in plan.workers[: report.LISTED]:
         ms = {phase: timeline.worker_ms(w.index, phase) for phase in PHASES}
