@@ -232,11 +232,6 @@ class Options:
                 f"the {self.reduce} reduction is one process's; ranks sum in order, and "
                 "transport says how their partials travel"
             )
-        if self.algorithm == "3m":
-            raise UsageError(
-                "3m is one process's so far; over ranks a complex product is four real ones: leave "
-                "algorithm out"
-            )
         return self
 
     @property

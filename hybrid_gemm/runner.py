@@ -288,7 +288,7 @@ class Runner:
         return dataclasses.replace(
             last, c=arrays.result(made), problem=problem, total_ms=total_ms,
             timeline=Timeline.after_each_other([x.timeline for x in done], runs),
-            compute=f"{last.compute}, three real products (3m)",
+            compute=three.compute([x.compute for x in done]),
         )  # fmt: skip
 
     def _real_product(self, arrays: CallerArrays, problem: Problem) -> RealProduct:

@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 from support.command import run
 from support.complex_arrays import DTYPES, FACTORS, OPS, integers, normal, op, stored
+from support.ranks import mpirun, needs_mpirun
 
 from hybrid_gemm import Runner, gemm, gemm_many, matmul
+from hybrid_gemm import plan as plan_of
 from hybrid_gemm.errors import UsageError
 from hybrid_gemm.options import Options
+from hybrid_gemm.reporting import thread_report
 from hybrid_gemm.verify import verify
 
 
@@ -157,8 +160,35 @@ def test_errors_are_small_beside_moduli(rng):
 def test_what_does_not_go_together():
     with pytest.raises(UsageError, match=r"what 3m adds to them is not checked"):
         Options(algorithm="3m", checked=True)
-    with pytest.raises(UsageError, match="one process's so far"):
-        Options(algorithm="3m").across_ranks()
+
+
+def test_the_tables_are_of_all_three_products(tmp_path):
+    words = ["run", "--size", "200", "--dtype", "complex64", "--algorithm", "3m", "--device", "cpu"]
+    done = run(*words, "--json", tmp_path / "r.json", check=0)
+    assert "three real products m=200 n=200 k=200 float32, one after the other" in done.stdout
+    assert run(*words, "--dry-run", check=0).stdout.count(f" {3 * 2 * 200**3 / 1e9:.3f} ") == 1
+    data = json.loads((tmp_path / "r.json").read_text())
+    held = data["total_ms"] / data["plan"]["predicted_ms"]
+    assert data["of_predicted"] == pytest.approx(held)
+    plan = plan_of(200, 200, 200, device="cpu")
+    one = thread_report.expected(plan)["predicted_ms"]
+    assert thread_report.expected(plan, 3)["predicted_ms"] == pytest.approx(3 * one)
+
+
+@needs_mpirun
+def test_ranks_make_three_products(tmp_path):
+    done = mpirun(
+        3, "-m", "hybrid_gemm", "run", "--size", "90", "--dtype", "complex128", "--algorithm",
+        "3m", "--split", "cols", "--threads", "2", "--alpha", "1+2j", "--conj-trans-a",
+        "--device", "cpu", "--verify", "full", "--json", tmp_path / "r.json", timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "three real products (3m)" in done.stdout
+    data = json.loads((tmp_path / "r.json").read_text())
+    assert data["verify"]["passed"] and data["gflops"] > 0
+    starts = [x["start_ms"] for x in data["timeline"] if x["phase"] == "multiply"]
+    assert len(starts) >= 9  # three a rank, one after the other
+    assert max(starts) <= data["total_ms"]
 
 
 def test_the_command(tmp_path):

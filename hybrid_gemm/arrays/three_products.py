@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,7 +54,12 @@ class ThreeProducts:
     ) -> Array:
         """The complex C, in `out` if it is of the product's dtype and lies where products do;
         `gemm(a, b)` multiplies real matrices. C is not read where beta is 0."""
-        p1, p2, p3 = (gemm(x, y) for x, y in zip(self.a, self.b, strict=True))
+        products = [gemm(x, y) for x, y in zip(self.a, self.b, strict=True)]
+        return self.combined(products, c, out)
+
+    def combined(self, products: Sequence[Array], c: Array | None, out: Array | None) -> Array:
+        """As `multiply`, of P1, P2 and P3."""
+        p1, p2, p3 = products
         problem = self.problem
         xp, on_gpu = module_of(p1), is_device_array(p1)
         with p1.device if on_gpu else contextlib.nullcontext():
@@ -68,6 +73,11 @@ class ThreeProducts:
         if out is None and is_device_array(c) and not on_gpu:
             made = module_of(c).asarray(made)
         return made
+
+    @staticmethod
+    def compute(words: Sequence[str]) -> str:
+        """What was computed, of what was computed for each product."""
+        return f"{' and '.join(dict.fromkeys(words))}, three real products (3m)"
 
 
 def _real_alpha(alpha: Scalar) -> float:

@@ -13,7 +13,7 @@ from ..host.notes import warn
 from ..options import Options
 from ..problem import Problem
 from ..ranks import ending
-from ..reporting import thread_report
+from ..reporting import report, thread_report
 from ..runner import Result, Runner
 from ..verify import GROWTH, Verdict, verify
 from .inputs import Inputs, check_host_memory, expansion
@@ -100,7 +100,7 @@ class Alone:
         return {w.index: self.plan.devices[w.device].name for w in self.plan.workers}
 
     def about_plan(self) -> dict:
-        return thread_report.plan_data(self.plan)
+        return thread_report.plan_data(self.plan, report.real_products(self.problem, self.plan))
 
     def about_result(self, result: Result, verdict: Verdict | None, totals_ms: list) -> dict:
         return thread_report.result_data(result, verdict, totals_ms) | self.about_device()

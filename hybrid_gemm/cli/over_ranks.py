@@ -117,7 +117,9 @@ class OverRanks:
 
     def verify(self, inputs: Inputs, result: RankResult, mode: str) -> Verdict | None:
         a, b, c = self.blocks
-        verdict = verify.verify(self.comm, self.plan, a, b, c, result.c, mode=mode)
+        verdict = verify.verify(
+            self.comm, self.plan, a, b, c, result.c, mode=mode, by_three=self.runner.by_three
+        )
         together(self.comm, inputs.check_unchanged)
         return verdict
 

@@ -72,6 +72,11 @@ class RankPlan:
             return self
         return replace(self, plan=_doubled(self.plan), parts=2)
 
+    @cached_property
+    def as_third(self) -> RankPlan:
+        """The plan of one of the three real products that a complex one can be multiplied as."""
+        return replace(self, plan=replace(self.plan, problem=self.problem.as_third(), blocks=()))
+
     @property
     def ranks(self) -> int:
         return len(self.plan.workers)

@@ -14,12 +14,10 @@ from typing import Any, ParamSpec, TypeVar
 
 from .. import devices
 from ..arrays.caller_arrays import (
-    cast_into,
     check_device,
     is_device_array,
     wait_for_streams,
 )
-from ..arrays.complex_numbers import RealProduct
 from ..arrays.operand import Operand, Operands
 from ..arrays.other_libraries import Guests
 from ..catalog import Variant
@@ -36,6 +34,7 @@ from ..planning.planner import make_plan
 from ..problem import Problem, Scalar
 from ..runner import Runner
 from . import heartbeat, launch, transports
+from .complex_runs import ComplexRun
 from .distributed_operands import DistributedOperands
 from .distributed_stacks import DistributedStacks
 from .on_device import fetch, put
@@ -175,13 +174,20 @@ class RankRunner:
         return launch.together(self.comm, make)
 
     @property
+    def by_three(self) -> bool:
+        """Whether complex products are made of three real ones."""
+        return self.options.algorithm == "3m"
+
+    @property
     def threads(self) -> int:
         """Worker threads of each rank."""
         return self.local.threads
 
     def variant(self, plan: RankPlan) -> Variant:
         """The kernel that a rank's pieces take."""
-        return launch.together(self.comm, lambda: self._variant(plan.as_real))
+        by_three = plan.problem.is_complex and self.by_three
+        real = plan.as_third if by_three else plan.as_real
+        return launch.together(self.comm, lambda: self._variant(real))
 
     def _variant(self, plan: RankPlan, there: bool = False) -> Variant:
         boxes = [plan.box(self.comm.rank), *(plan.box(rank) for rank in range(plan.ranks))]
@@ -221,7 +227,8 @@ class RankRunner:
         op(B) are those that the problem conjugates.
         """
         if plan.problem.is_complex:
-            return self._run_complex(plan, a, b, c, out, resident, progress)
+            real = ComplexRun(self.comm, self.run, plan, resident, progress)
+            return (real.by_three if self.by_three else real.by_four)(a, b, c, out)
         rank, problem, local = self.comm.rank, plan.problem, self.local
         busy = plan.box(rank) is not None
         transport, words = self._open_transport(plan)
@@ -262,31 +269,6 @@ class RankRunner:
         return RankResult(
             out, plan, variant, timeline, total_ms, words, since, compute, checks,
             tuple(run.products.values()),
-        )  # fmt: skip
-
-    def _run_complex(
-        self, plan: RankPlan, a: Any, b: Any, c: Any, out: Any, resident: bool,
-        progress: Callable[[int], None] | None,
-    ) -> RankResult:  # fmt: skip
-        """A run of the real product: each rank expands its own block of B. The clock counts that,
-        unless blocks are to be resident."""
-        start = time.perf_counter()
-
-        def real_product() -> RealProduct:
-            found = RealProduct.of(plan.problem, a, b, c, out, by_rows=True)
-            wait_for_streams(found.a, found.b)
-            return found
-
-        real = launch.together(self.comm, real_product)
-        ms = 0 if resident else max(self.comm.allgather(1e3 * (time.perf_counter() - start)))
-        done = self.run(
-            plan.as_real, real.a, real.b, real.c, real.out, resident=resident, progress=progress
-        )
-        if real.made is not out:
-            cast_into(out, real.made)
-        return dataclasses.replace(
-            done, c=out, plan=plan, total_ms=done.total_ms + ms,
-            compute=f"{done.compute}, four real products",
         )  # fmt: skip
 
     def _operands(

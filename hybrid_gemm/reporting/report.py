@@ -61,11 +61,19 @@ def print_facts(result: Any, plan: Plan, *more: str) -> None:
     facts(*more, f"compute: {result.compute}", f"reduction: {result.reduction}", *started)
 
 
-def print_real_product(problem: Problem) -> None:
-    """Says of a complex problem as which product the lines below have it."""
-    if problem.is_complex:
+def real_products(problem: Problem, plan: Plan) -> int:
+    """How many products by its plan a problem is multiplied as: three of a complex one by 3m."""
+    real = plan.problem
+    return 3 if problem.is_complex and (real.n, real.k) == (problem.n, problem.k) else 1
+
+
+def print_real_product(problem: Problem, plan: Plan) -> None:
+    """Says of a complex problem as which products the lines below have it."""
+    if real_products(problem, plan) > 1:
+        line(f"multiplied as three real products {plan.problem}, one after the other")
+    elif problem.is_complex:
         line(
-            f"multiplied as the real product {problem.as_real()}: columns and K below count real "
+            f"multiplied as the real product {plan.problem}: columns and K below count real "
             "numbers, two of which are a complex one"
         )
 

@@ -18,8 +18,9 @@ from . import report
 from .console import _ms, line, table
 
 
-def expected(plan: Plan) -> dict:
-    """What the cost model says of a plan: its time, and the bound on any plan's.
+def expected(plan: Plan, products: int = 1) -> dict:
+    """What the cost model says of so many products by a plan: their time, and the bound on any
+    plan's.
 
     On the cpu by rates that are measured there once; on the emulator nothing is expected, since
     its time depends on each kernel's text.
@@ -29,10 +30,14 @@ def expected(plan: Plan) -> dict:
     if plan.devices[0].kind == "emulator":
         return dict.fromkeys(("predicted_ms", "phases_ms", "bound_ms", "bound_by", "bounds_ms",
                               "links"))  # fmt: skip
-    bounds, links = cost_model.bound(plan), cost_model.links(plan)
+    bounds, phases = (
+        {name: products * ms for name, ms in terms.items()}
+        for terms in (cost_model.bound(plan), cost_model.phases(plan))
+    )
+    links = cost_model.links(plan)
     return {
-        "predicted_ms": plan.predicted_ms,
-        "phases_ms": cost_model.phases(plan),
+        "predicted_ms": products * plan.predicted_ms,
+        "phases_ms": phases,
         "bound_ms": max(bounds.values(), default=None),
         "bound_by": max(bounds, key=lambda name: bounds[name], default=None),
         "bounds_ms": bounds,
@@ -53,7 +58,8 @@ def _words(plan: Plan, said: dict) -> str:
     return f"about {time_in_words(said['predicted_ms'])} expected{bound}{links}"
 
 
-def plan_data(plan: Plan) -> dict:
+def plan_data(plan: Plan, products: int = 1) -> dict:
+    """A plan for JSON, by which so many products are multiplied."""
     return {
         "split": plan.split,
         "grid": list(plan.grid),
@@ -84,7 +90,7 @@ def plan_data(plan: Plan) -> dict:
         "memory_bytes": {
             d.name: plan.memory_bytes(i) for i, d in enumerate(plan.devices)
         },
-        **expected(plan),
+        **expected(plan, products),
     }  # fmt: skip
 
 
@@ -125,20 +131,21 @@ def _partials(strip: Strip) -> str:
     return "+".join(shown)
 
 
-def _gflop(worker: Worker) -> str:
-    """10^9 operations of a worker, with decimals where they are few."""
-    count = sum(b.flops for b in worker.boxes) / 1e9
+def _gflop(worker: Worker, products: int) -> str:
+    """10^9 operations of a worker in so many products, with decimals where they are few."""
+    count = products * sum(b.flops for b in worker.boxes) / 1e9
     return f"{count:.3f}" if count < 1e4 else f"{count:.0f}"
 
 
 def print_plan(plan: Plan, kernel: str, problem: Problem | None = None) -> None:
-    """A plan as a table; `problem` is a complex one, where it is the plan of its real product."""
+    """A plan as a table; `problem` is a complex one, where it is the plan of its real products."""
     p = problem or plan.problem
     line(
         f"plan: {p}, alpha={p.alpha:g} beta={p.beta:g}, split by {plan.split}, "
         f"{counted(len(plan.workers), 'worker')}, kernel {kernel}"
     )
-    report.print_real_product(p)
+    report.print_real_product(p, plan)
+    products = report.real_products(p, plan)
     owned = defaultdict(list)
     for strip in plan.strips:
         owned[strip.owner].append(strip)
@@ -147,7 +154,7 @@ def print_plan(plan: Plan, kernel: str, problem: Problem | None = None) -> None:
         strips = owned[w.index]
         rows.append([
             w.index, plan.devices[w.device].name, *_where(plan, w),
-            _gflop(w),
+            _gflop(w, products),
             _strips(strips),
             _partials(strips[0]) if strips and plan.summed else "",
         ])  # fmt: skip
@@ -162,17 +169,20 @@ def print_plan(plan: Plan, kernel: str, problem: Problem | None = None) -> None:
         "of partials between devices": plan.bytes_peer, "relayed": plan.bytes_relayed,
     }  # fmt: skip
     if any(moved.values()):
-        line("moved: " + ", ".join(f"{in_words(size)} {how}" for how, size in moved.items()))
+        words = (f"{in_words(products * size)} {how}" for how, size in moved.items())
+        line("moved: " + ", ".join(words))
     if plan.turns > 1:
         line(f"in up to {plan.turns} turns a worker: {_tiles(plan)}")
-    if (said := expected(plan))["predicted_ms"]:
+    if (said := expected(plan, products))["predicted_ms"]:
         line(_words(plan, said))
 
 
 def result_data(result: Result, verdict: Verdict | None, totals_ms: Sequence[float]) -> dict:
     """A result for JSON, with its time as a multiple of the expected one and of the bound."""
-    data = report.result_data(result, verdict, totals_ms, plan_data(result.plan))
-    return data | _held_against(result, expected(result.plan))
+    products = report.real_products(result.problem, result.plan)
+    plan = plan_data(result.plan, products)
+    data = report.result_data(result, verdict, totals_ms, plan)
+    return data | _held_against(result, expected(result.plan, products))
 
 
 def _held_against(result: Result, said: dict) -> dict:
@@ -187,13 +197,14 @@ def print_result(result: Result, verdict: Verdict | None, device: str) -> None:
     plan, timeline = result.plan, result.timeline
     p = result.problem
     line(f"{p}, alpha={p.alpha:g} beta={p.beta:g}, split by {plan.split}")
-    report.print_real_product(p)
+    report.print_real_product(p, plan)
+    products = report.real_products(p, plan)
     kernel = f"kernel: {result.variant} ({result.why})"
     report.print_facts(result, plan, f"device: {device}", kernel)
     rows = []
     for w in plan.workers[: report.LISTED]:
         ms = {phase: timeline.worker_ms(w.index, phase) for phase in PHASES}
-        flops = sum(b.flops for b in w.boxes)
+        flops = products * sum(b.flops for b in w.boxes)
         rate = flops / ms["multiply"] / 1e6 if ms["multiply"] else 0
         rows.append([
             w.index, plan.devices[w.device].name, *_where(plan, w),
@@ -203,7 +214,7 @@ def print_result(result: Result, verdict: Verdict | None, device: str) -> None:
            *(f"{phase} ms" for phase in PHASES), "gflop/s"], rows)  # fmt: skip
     report.print_more(len(plan.workers), "workers")
     report.print_sum(result, plan.summed)
-    said = expected(plan)
+    said = expected(plan, products)
     held = _held_against(result, said)
     report.print_total(result)
     words = {"of_predicted": "as long as expected", "of_bound": "the bound"}

@@ -86,11 +86,12 @@ def test_dtypes(comm, device, dtype, rng):
     np.testing.assert_array_equal(got, (a.astype("i8") @ b.astype("i8")).astype(got.dtype))
 
 
-@pytest.mark.parametrize(("split", "dtype"), [
-    ("rows", "complex128"), ("cols", "complex64"), ("cols", "complex128"), ("auto", "complex64"),
+@pytest.mark.parametrize(("split", "dtype", "algorithm"), [
+    ("rows", "complex128", "ordinary"), ("cols", "complex64", "ordinary"),
+    ("cols", "complex128", "3m"), ("auto", "complex64", "ordinary"), ("rows", "complex64", "3m"),
 ])  # fmt: skip
-def test_complex_products(comm, device, split, dtype, rng):
-    runner = RankRunner(comm, device=device, split=split, threads=2, rounds=3)
+def test_complex_products(comm, device, split, dtype, algorithm, rng):
+    runner = RankRunner(comm, device=device, split=split, threads=2, rounds=3, algorithm=algorithm)
     for m, n, k in [(65, 33, 70), (7, 9, 0), (0, 3, 4), (3, 257, 64), (2, 3, 8), (2, 9, 8)]:
         a, b, c = (
             (integers(rng, shape) + 1j * integers(rng, shape)).astype(dtype)
