@@ -207,8 +207,10 @@ def run_words(given: argparse.Namespace, target: str, fault: Fault | None) -> li
     made += ["--split", "cols", "--threads", "3" if target == "threads" else "1"]
     if target in ("single", "threads"):
         return made
-    # Where a phase is made to last until the time limit, that is no lack of progress.
-    timeout = 120 if fault and fault.event == "limit" else given.rank_timeout
+    # Where a phase is made to last until the time limit, that is no lack of progress; and where
+    # there is no fault, ranks that start late on a busy machine are to be waited for.
+    patient = fault is None or fault.event == "limit"
+    timeout = 120 if patient else given.rank_timeout
     return [*made, "--transport", given.transport, "--rank-timeout", f"{timeout:g}"]
 
 
