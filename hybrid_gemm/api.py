@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .arrays.caller_arrays import as_array, is_device_array
+from .arrays.caller_arrays import as_array, as_list, is_device_array
 from .arrays.other_libraries import Guests
-from .errors import UsageError
+from .errors import DTypeError, UsageError
 from .execution.native_calls import NativeCalls
 from .host import forks, gpu_context
 from .option_checks import check_whole
 from .options import CHOICES, DEFAULTS, Options, named_keywords, refuse_unknown, with_options
-from .problem import Scalar, check_dtype, make_problem, op_of
+from .problem import INT_LIMIT, Scalar, check_dtype, make_problem, op_of
 
 if TYPE_CHECKING:  # otherwise imported by the first product, while the GPU's context is made
     from .planning.plan import Plan
@@ -278,7 +278,7 @@ def gemm_many(a: Sequence[Any], b: Sequence[Any], /, **options: Any) -> list[Any
     """
     refuse_unknown("gemm_many", options, CHOICES)
     given = _given(options)
-    a, b = list(a), list(b)
+    a, b = as_list(a, "A"), as_list(b, "B")
     first = (
         (as_array(x, name) for x, name in ((a[0], "A"), (b[0], "B"))) if a and b else (None,) * 2
     )
@@ -301,8 +301,10 @@ def plan(
     from .runner import Runner
 
     for name, side in (("m", m), ("n", n), ("k", k)):
-        if check_whole(name, side) < 0:
-            raise UsageError(f"{name} is {side}; it takes at least 0")
+        if not 0 <= check_whole(name, side) <= INT_LIMIT:
+            raise UsageError(f"{name} is {side}; it takes 0 to {INT_LIMIT}")
+    if dtype is None:  # which NumPy reads as float64
+        raise DTypeError("dtype is None; it takes a name such as 'float32'")
     one = np.empty((), check_dtype(dtype, "the product"))
     a, b, c = (np.broadcast_to(one, s) for s in ((m, k), (k, n), (m, n)))
     problem = make_problem(a, b, c, alpha=alpha, beta=beta)

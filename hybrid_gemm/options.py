@@ -262,19 +262,24 @@ def refuse_unknown(caller: str, given: Iterable[str], known: Iterable[str]) -> N
 
 
 def named_keywords(function: Callable[P, R]) -> Callable[P, R]:
-    """A decorator: a misspelt keyword is a TypeError with the nearest name."""
-    known = [
-        x.name
-        for x in inspect.signature(function).parameters.values()
-        if x.kind in (x.KEYWORD_ONLY, x.POSITIONAL_OR_KEYWORD)
-    ]
+    """A decorator: a misspelt keyword is a TypeError with the nearest name, and one for a matrix
+    that is given by its place says so."""
+    parameters = inspect.signature(function).parameters.values()
+    known = [x.name for x in parameters if x.kind in (x.KEYWORD_ONLY, x.POSITIONAL_OR_KEYWORD)]
+    placed = [x.name for x in parameters if x.kind is x.POSITIONAL_ONLY and x.name != "self"]
 
     @functools.wraps(function)
     def call(*args: P.args, **keywords: P.kwargs) -> R:
         try:
             return function(*args, **keywords)
         except TypeError:
-            refuse_unknown(function.__qualname__, keywords, known)
+            name = function.__qualname__
+            if wrong := [x for x in placed if x in keywords]:
+                raise TypeError(
+                    f"{name}() takes {wrong[0]} by its place: {function.__name__}"
+                    f"({', '.join(placed)})"
+                ) from None
+            refuse_unknown(name, keywords, known)
             raise
 
     return call

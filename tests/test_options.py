@@ -95,6 +95,7 @@ def test_wrong_types_are_named(options, message):
         ({"grid": (2, 1, 1), "split": "rows"}, "beside the split"),
         ({"levels": 9}, "0 to 6"),
         ({"gpus": (0, 0)}, "different GPU numbers"),
+        ({"device": "CPU"}, "did you mean cpu"),
     ],
 )
 def test_wrong_values_are_named(options, message):
@@ -106,7 +107,8 @@ def test_wrong_values_are_named(options, message):
 @pytest.mark.parametrize(
     "function, misspelt, meant",
     [(gemm, "thread", "threads"), (Runner, "thread", "threads"), (plan, "splt", "split"),
-     (gemm, "transa", "trans_a"), (matmul, "max_memory", None)],
+     (gemm, "transa", "trans_a"), (gemm, "transA", "trans_a"),
+     (matmul, "max_memory", None)],
 )  # fmt: skip
 def test_a_misspelt_keyword_is_a_type_error_with_the_nearest_name(function, misspelt, meant):
     sizes = (2, 2, 2) if function is plan else ()
@@ -114,6 +116,19 @@ def test_a_misspelt_keyword_is_a_type_error_with_the_nearest_name(function, miss
     with pytest.raises(TypeError, match=f"unexpected keyword argument '{misspelt}'") as caught:
         function(*arrays, **{misspelt: 1})
     assert meant is None or f"did you mean {meant}" in str(caught.value)
+
+
+@pytest.mark.parametrize("multiply", [gemm, Runner(device="cpu").gemm], ids=["gemm", "Runner"])
+def test_a_matrix_by_name_is_said_to_stand_by_its_place(multiply):
+    a = np.ones((2, 2))
+    with pytest.raises(TypeError, match=r"takes c by its place: gemm\(a, b, c\)"):
+        multiply(a, a, c=a, beta=1)
+
+
+@pytest.mark.parametrize("make", [lambda x: gemm(np.eye(2), np.eye(2), comm=x), RankRunner])
+def test_what_is_no_communicator_is_named(make):
+    with pytest.raises(OptionTypeError, match=r"comm takes an mpi4py communicator, .* 4 was given"):
+        make(4)
 
 
 def test_values_are_kept_in_one_form():
@@ -154,13 +169,15 @@ def test_text_that_cannot_be_read_is_said_with_its_flag(arguments, says):
 @pytest.mark.parametrize(
     ("sides", "dtype", "error", "words"),
     [
-        ((-1, 2, 3), "float32", ValueError, "m is -1; it takes at least 0"),
+        ((-1, 2, 3), "float32", ValueError, "m is -1; it takes 0 to 2147483647"),
+        ((2**63, 2, 3), "float32", ValueError, "m is 9223372036854775808; it takes 0 to"),
+        ((1, 2, 3), None, TypeError, "dtype is None; it takes a name"),
         ((1, 2, 3.5), "float32", TypeError, "k takes a whole number; 3.5 was given"),
         ((1, "2", 3), "float32", TypeError, "n takes a whole number; '2' was given"),
         ((1, 2, 3), "float31", TypeError, "the product has dtype 'float31', which NumPy does not"),
         ((1, 2, 3), object, TypeError, "the product has dtype object; float16"),
     ],
-    ids=range(5),
+    ids=range(7),
 )
 def test_a_plan_of_what_is_no_product_is_refused(sides, dtype, error, words):
     with pytest.raises(error, match=words):

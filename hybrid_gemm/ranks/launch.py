@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from .. import errors
-from ..errors import HybridGemmError, UnavailableError, UsageError
+from ..errors import HybridGemmError, OptionTypeError, UnavailableError, UsageError
 from ..host.installing import pip_install
 from . import heartbeat
 from .ending import agreed, rank_here, start_mpi
@@ -185,6 +185,14 @@ def together(comm, call: Callable):
         message = f"rank {failed[0]}: {message}"
     kind = getattr(errors, name, MemoryError if name == "MemoryError" else HybridGemmError)
     raise agreed(kind(message))
+
+
+def check_communicator(comm) -> None:
+    """Raises `OptionTypeError` for what is no communicator of mpi4py's."""
+    if not hasattr(comm, "allgather"):
+        raise OptionTypeError(
+            f"comm takes an mpi4py communicator, such as MPI.COMM_WORLD; {comm!r} was given"
+        )
 
 
 def agree(comm, choices: Mapping[str, object]) -> None:

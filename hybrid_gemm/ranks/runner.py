@@ -75,6 +75,7 @@ class RankRunner:
 
     @with_options()
     def __init__(self, comm: Any, **options: Any) -> None:
+        launch.check_communicator(comm)
         chosen = launch.together(comm, lambda: Options.of(options, "RankRunner").across_ranks())
         self._open(comm, chosen)
 
