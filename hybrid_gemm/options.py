@@ -182,6 +182,11 @@ class Options:
             object.__setattr__(self, name, choice.check(name, getattr(self, name)))
         if self.params and self.kernel in AUTOMATIC_KERNELS:
             raise UsageError("parameters need a kernel: name it beside them")
+        if self.levels != DEFAULTS["levels"] and self.algorithm != "strassen":
+            raise UsageError(
+                f"{self.levels} levels are of the algorithm strassen; the algorithm is "
+                f"{self.algorithm}"
+            )
         if self.grid is not None and self.split != "auto":
             raise UsageError(f"a grid was given beside the split {self.split}; give one of them")
         if self.reduce == "critical" and (self.split != "cols" or self.grid):

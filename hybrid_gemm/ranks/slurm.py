@@ -12,6 +12,8 @@ from ..errors import UsageError
 LAUNCHERS = ("srun", "mpirun")
 _WORD = re.compile(r"[^\s;'\"\\]*")  # of a directive: one word of shell and of sbatch
 
+_TIME = re.compile(r"(\d+-)?\d+(:\d+){0,2}|UNLIMITED|INFINITE", re.IGNORECASE)
+
 
 @dataclasses.dataclass(frozen=True)
 class Options:
@@ -50,6 +52,10 @@ class Options:
                      "mem", "array"):  # fmt: skip
             if not _WORD.fullmatch(getattr(self, name)):
                 raise UsageError(f"{name}={getattr(self, name)!r} is not one word")
+        if not _TIME.fullmatch(self.time):
+            raise UsageError(
+                f"time={self.time!r}: it takes minutes, HH:MM:SS or D-HH:MM:SS, as sbatch does"
+            )
         for line in (*self.setup, *self.run):
             if "\n" in line:
                 raise UsageError(f"{line!r} is more than one line")
