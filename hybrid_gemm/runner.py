@@ -86,9 +86,7 @@ class Result:
 class Runner:
     """Repeated products with the same choices; keeps devices, plans and compiled kernels.
 
-    The keywords are those of `Options`; `hybrid-gemm run --help` says what each means.
-    Raises `UsageError`, `OptionTypeError` or `UnavailableError` for choices that cannot be had.
-
+    The keywords are options; `help(Runner.__init__)` says what each means.
     In a `with` block it gives back what it keeps at the block's end; otherwise when nothing
     refers to it any more.
 
@@ -100,6 +98,8 @@ class Runner:
 
     @with_options(but=("transport", "rounds", "rank_timeout"))
     def __init__(self, **options: Any) -> None:
+        """Opens the devices. Raises `UsageError`, `OptionTypeError` or `UnavailableError` for
+        choices that cannot be had."""
         self._open(Options.of(options, "Runner").alone())
 
     @classmethod

@@ -32,6 +32,29 @@ def test_signatures_name_every_option_with_its_default(function, names):
     assert not names ^ set(CHOICES) & set(found)
 
 
+def test_help_says_what_each_keyword_of_a_call_means():
+    for function in (gemm, matmul, hybrid_gemm.gemm_many, plan, Runner.__init__,
+                     RankRunner.__init__):  # fmt: skip
+        text = inspect.getdoc(function)
+        parameters = inspect.signature(function).parameters
+        own = [name for name in parameters if name not in CHOICES and name != "self"]
+        listed = text.partition("\n\nOptions:\n")[2]
+        assert {name for name in parameters if f"\n    {name}: " in f"\n{listed}"} == (
+            set(parameters) & set(CHOICES)
+        ), function
+        assert function is RankRunner.__init__ or not [x for x in own if x not in text], function
+        assert "ValueError" in text or "UsageError" in text
+    assert "gpus: int | Sequence[int] | None = None\n        GPUs by number, such as" in text
+
+
+def test_types_that_signatures_name_are_those_of_gemm():
+    full = inspect.signature(gemm).parameters
+    for function in (matmul, plan, Runner):
+        for name, found in inspect.signature(function).parameters.items():
+            if name in CHOICES:
+                assert found.annotation == full[name].annotation, name
+
+
 def test_gemm_hands_over_its_options_in_their_order(monkeypatch):
     asked = dict(zip(CHOICES, range(len(CHOICES)), strict=True))
     seen = []
