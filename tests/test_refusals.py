@@ -8,7 +8,8 @@ import pytest
 from support.command import COMMAND, environment, one_line, run
 
 from hybrid_gemm.arrays import output_files
-from hybrid_gemm.errors import HybridGemmError
+from hybrid_gemm.errors import HybridGemmError, UsageError
+from hybrid_gemm.ranks import launch
 from hybrid_gemm.reporting import console
 
 
@@ -106,3 +107,20 @@ def test_a_full_disk_names_the_text_file(tmp_path, monkeypatch):
     with pytest.raises(HybridGemmError, match=r"could not write .*x\.json: No space left"):
         console.write(str(tmp_path / "x.json"), "text")
     assert os.listdir(tmp_path) == []
+
+
+class TwoRanks:
+    """A communicator as rank 0 of two sees it, of which the other gives what it is told."""
+
+    def __init__(self, other):
+        self.other = other
+
+    def allgather(self, mine):
+        return [mine, self.other]
+
+
+def test_ranks_agree_on_nan():
+    launch.agree(TwoRanks({"alpha": float("nan")}), {"alpha": float("nan")})
+    for other in (1.0, None):
+        with pytest.raises(UsageError, match="rank 0 has nan, rank 1 has"):
+            launch.agree(TwoRanks({"alpha": other}), {"alpha": float("nan")})
