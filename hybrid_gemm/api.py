@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .arrays.caller_arrays import as_array, is_device_array
+from .arrays.caller_arrays import as_array, as_list, is_device_array
 from .arrays.other_libraries import Guests
-from .errors import UsageError
+from .errors import DTypeError, UsageError
 from .execution.native_calls import NativeCalls
 from .host import forks, gpu_context
 from .option_checks import check_whole
 from .options import CHOICES, DEFAULTS, Options, named_keywords, refuse_unknown, with_options
-from .problem import Scalar, check_dtype, make_problem, op_of
+from .problem import INT_LIMIT, Scalar, check_dtype, make_problem, op_of
 
 if TYPE_CHECKING:  # otherwise imported by the first product, while the GPU's context is made
     from .planning.plan import Plan
@@ -35,6 +35,7 @@ _gemms, _matmuls = NativeCalls(), NativeCalls(out_is_third=True)
 # Long: half of the lines name them.
 @_gemms.served
 @named_keywords
+@with_options()
 def gemm(
     a: Any,
     b: Any,
@@ -78,7 +79,7 @@ def gemm(
     dtype, or `out`, which may be `c` itself; gradients are followed by `hybrid_gemm.torch.gemm`
     alone. As in BLAS, C is not read where beta is 0, nor A and B where alpha is 0. `trans_a` and
     `trans_b` are False, True, or "c" for the conjugate transpose (also "n" and "t"); alpha and beta
-    may be complex where the product is. `Options` says what the other options mean.
+    may be complex where the product is. The other keywords are options, listed at the end.
 
     With `comm`, an mpi4py communicator, the product is split over its ranks, which all call
     this; `threads` then counts each rank's. `distribution` says where the arrays are:
@@ -229,13 +230,17 @@ def _given(options: Mapping[str, Any]) -> tuple:
 
 @_matmuls.served
 @with_options()
-def matmul(a: Any, b: Any, /, out: Any = None, **options: Any) -> Any:
+def matmul(
+    a: Any, b: Any, /, out: Any = None, *, comm: Any = None, distribution: str = "replicated",
+    result: str | None = None, root: int = 0, **options: Any,
+) -> Any:  # fmt: skip
     """a @ b as NumPy's `matmul`: matrices, vectors, and stacks of matrices, which broadcast.
 
     The last two dimensions are a matrix's. A stack times one matrix is one product where it lies
     in memory as one; on one GPU small products of floats are one launch; otherwise there
-    is a product for each pair, one after the other. `options` are those of `gemm`, which says what
-    arrays may be.
+    is a product for each pair, one after the other. What arrays may be, `gemm` says; alpha, beta
+    and transposes are `gemm`'s alone. `out`, of the product's shape, gets the result. Raises
+    ValueError on shapes that do not fit, TypeError on dtypes.
 
     With `comm` a stack is shared out over the ranks, each of which multiplies whole matrices; those
     left over, and fewer matrices than ranks, are split over all ranks if that is faster. Stacks and
@@ -247,18 +252,19 @@ def matmul(a: Any, b: Any, /, out: Any = None, **options: Any) -> Any:
     """
     if options:
         refuse_unknown("matmul", options, (*CHOICES, *_OVER_RANKS))
-    if (comm := options.get("comm")) is not None:
+    if comm is not None:
         from .ranks import kept_runners
 
-        where = {name: options[name] for name in _OVER_RANKS[1:] if name in options}
-        return kept_runners.kept_runner(comm, _given(options)).matmul(a, b, out=out, **where)
+        return kept_runners.kept_runner(comm, _given(options)).matmul(
+            a, b, out=out, distribution=distribution, result=result, root=root
+        )
+    if result is not None or root != 0 or distribution != "replicated":
+        raise TypeError(_NEEDS_COMM)
     if guests := Guests.of(a, b, None, out):
         return guests.served(lambda x, y, _c, z: matmul(x, y, out=z, **options))
     a, b = as_array(a, "A"), as_array(b, "B")
     if (a.ndim, b.ndim) == (2, 2):
         return gemm.__wrapped__(a, b, out=out, **options)  # type: ignore[attr-defined]
-    if any(name in options for name in _OVER_RANKS[1:]):
-        raise TypeError(_NEEDS_COMM)
     given = _given(options)
     return kept_runner(given, a, b).matmul(a, b, out=out)
 
@@ -268,8 +274,9 @@ def gemm_many(a: Sequence[Any], b: Sequence[Any], /, **options: Any) -> list[Any
     """A @ B for all pairs of two lists of matrices, of any sides: a list of new arrays.
 
     Pairs of one floating-point dtype on one GPU are one launch of cuBLAS if all are small (2048^3
-    each at most); otherwise each is a product of its own, in the order of the lists. `options` are
-    those of `gemm` in one process, which says what arrays may be.
+    each at most); otherwise each is a product of its own, in the order of the lists. What arrays
+    may be, `gemm` says. Raises ValueError on lists of different lengths and on shapes that do not
+    fit, TypeError on dtypes; both name the pair.
 
     >>> import numpy as np
     >>> a, b = np.ones((2, 3)), np.ones((3, 4))
@@ -278,7 +285,7 @@ def gemm_many(a: Sequence[Any], b: Sequence[Any], /, **options: Any) -> list[Any
     """
     refuse_unknown("gemm_many", options, CHOICES)
     given = _given(options)
-    a, b = list(a), list(b)
+    a, b = as_list(a, "A"), as_list(b, "B")
     first = (
         (as_array(x, name) for x, name in ((a[0], "A"), (b[0], "B"))) if a and b else (None,) * 2
     )
@@ -290,10 +297,13 @@ def plan(
     m: int, n: int, k: int, *, dtype: str = "float32", alpha: Scalar = 1.0, beta: Scalar = 0.0,
     **options: Any,
 ) -> Plan:  # fmt: skip
-    """The plan that `gemm` would follow for C of m x n and these dtypes, from host arrays; of a
-    complex dtype, that of the real product of m x 2k and 2k x 2n as which it is multiplied. Raises
-    `UsageError` (a `ValueError`) for a negative side, `DTypeError` (a `TypeError`) for a dtype that
-    is not multiplied.
+    """The plan that `gemm` would follow for A of m x k, B of k x n and C of m x n, all of `dtype`
+    (a name such as "float16") and in host memory; of a complex dtype, that of the real product of
+    m x 2k and 2k x 2n as which it is multiplied. alpha and beta are as in `gemm`: C is read where
+    beta is not 0. Nothing is multiplied, and no matrix made.
+
+    `print(plan(...).summary())` shows it in a few lines. Raises `UsageError` (a `ValueError`) for a
+    side below 0 or above 2^31 - 1, `DTypeError` (a `TypeError`) for a dtype that is not multiplied.
 
     >>> plan(100, 100, 100, device="cpu", threads=4, split="cols").grid
     (1, 1, 4)
@@ -301,8 +311,10 @@ def plan(
     from .runner import Runner
 
     for name, side in (("m", m), ("n", n), ("k", k)):
-        if check_whole(name, side) < 0:
-            raise UsageError(f"{name} is {side}; it takes at least 0")
+        if not 0 <= check_whole(name, side) <= INT_LIMIT:
+            raise UsageError(f"{name} is {side}; it takes 0 to {INT_LIMIT}")
+    if dtype is None:  # which NumPy reads as float64
+        raise DTypeError("dtype is None; it takes a name such as 'float32'")
     one = np.empty((), check_dtype(dtype, "the product"))
     a, b, c = (np.broadcast_to(one, s) for s in ((m, k), (k, n), (m, n)))
     problem = make_problem(a, b, c, alpha=alpha, beta=beta)

@@ -20,11 +20,12 @@ _ELSEWHERE = {
 
 def nearest(name: str, names: Iterable[str]) -> str:
     """ " (did you mean rows?)", or nothing where no name is alike enough."""
-    known = list(names)
-    if _ELSEWHERE.get(name) in known:
-        return f" (did you mean {_ELSEWHERE[name]}?)"
-    found = difflib.get_close_matches(name, known, 1, 0.7)
-    return f" (did you mean {found[0]}?)" if found else ""
+    known = {x.lower(): x for x in names}
+    lower = name.lower()
+    if (here := _ELSEWHERE.get(lower)) in known:
+        return f" (did you mean {here}?)"
+    found = difflib.get_close_matches(lower, known, 1, 0.7)
+    return f" (did you mean {known[found[0]]}?)" if found else ""
 
 
 def in_words(size: float) -> str:

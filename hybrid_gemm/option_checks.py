@@ -81,12 +81,12 @@ def check_levels(name: str, value: Any) -> int:
     return levels
 
 
-def check_numbers(name: str, value: Any) -> tuple[int, ...] | None:
-    """Whole numbers; a single one stands for a list of itself."""
+def check_numbers(name: str, value: Any, such_as: str) -> tuple[int, ...] | None:
+    """Whole numbers; a single one stands for a list of itself. `such_as` is an example."""
     if value is None:
         return None
     if isinstance(value, str | bytes | Mapping):
-        raise OptionTypeError(f"{name} takes whole numbers such as (0, 1); {value!r} was given")
+        raise OptionTypeError(f"{name} takes whole numbers such as {such_as}; {value!r} was given")
     try:
         return tuple(check_whole(name, x) for x in value)
     except OptionTypeError:
@@ -96,7 +96,7 @@ def check_numbers(name: str, value: Any) -> tuple[int, ...] | None:
 
 
 def check_gpus(name: str, value: Any) -> tuple[int, ...] | None:
-    numbers = check_numbers(name, value)
+    numbers = check_numbers(name, value, "(0, 1)")
     if numbers == ():
         raise UsageError("no GPU was named; --gpus takes ordinals such as 0,1")
     if numbers and (min(numbers) < 0 or len(set(numbers)) < len(numbers)):
@@ -105,7 +105,7 @@ def check_gpus(name: str, value: Any) -> tuple[int, ...] | None:
 
 
 def check_grid(name: str, value: Any) -> tuple[int, int, int] | None:
-    sides = check_numbers(name, value)
+    sides = check_numbers(name, value, "(2, 1, 2)")
     if sides is None:
         return None
     if len(sides) != 3 or min(sides) < 1:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
@@ -51,6 +52,7 @@ TUNES = {
 # Headings of the command's help.
 SPLIT_GROUP, DEVICE_GROUP, RANK_GROUP = "Split and sums", "Device and kernel", "MPI ranks"
 PANEL_SIDE = 8192  # rows and columns, at most, of what `run --resume` finishes at once
+OPTIONS_HEADING = "Options:"  # of the last part of a docstring
 AUTOMATIC_KERNELS = ("auto", "own")
 
 
@@ -62,6 +64,8 @@ class Choice:
     turns the command line's text into what `check` takes. One `of_calls` has a meaning for
     repeated calls from Python alone, and no flag. `across_ranks` marks an option that
     has a meaning only for a product over MPI ranks; `group` is its heading in the command's help.
+    `in_python` is the help where the command's speaks of its own syntax, and `accepts` the type
+    that a caller may give where more is taken than is kept.
     """
 
     help: str
@@ -72,6 +76,8 @@ class Choice:
     across_ranks: bool = False
     of_calls: bool = False
     group: str = SPLIT_GROUP
+    in_python: str = ""
+    accepts: str = ""
 
 
 def _choice(default: Any, help: str, check: Callable[[str, Any], Any], **more: Any) -> Any:
@@ -112,7 +118,8 @@ class Options:
     )  # fmt: skip
     gpus: tuple[int, ...] | None = _choice(
         None, "GPUs by number, such as 0,1. Without it, all.", check_gpus, parse=parse_integers,
-        metavar="0,1", group=DEVICE_GROUP,
+        metavar="0,1", group=DEVICE_GROUP, accepts="int | Sequence[int] | None",
+        in_python="GPUs by number, such as (0, 1), or one number. Without it, all.",
     )  # fmt: skip
     emulate_devices: int | None = _count(
         "Let one GPU (or the emulator) play N devices.", "devices", MOST_WORKERS, group=DEVICE_GROUP
@@ -126,11 +133,13 @@ class Options:
     params: tuple[tuple[str, int], ...] = _choice(
         (), "A parameter of the kernel, such as BM=128; give it as often as needed.", check_params,
         metavar="NAME=NUMBER", group=DEVICE_GROUP,
+        accepts="Mapping[str, int] | Sequence[tuple[str, int]] | None",
+        in_python="Parameters of the kernel that is named, such as {'BM': 128}.",
     )  # fmt: skip
     reduce: str = _named(
         "ordered",
         "How partial C are summed: in worker order (ordered), by NCCL between GPUs (nccl), or one "
-        "worker at a time as the lab report does (critical).",
+        "worker at a time adding to C in host memory (critical).",
         "reduction", REDUCTIONS,
     )  # fmt: skip
     algorithm: str = _named(
@@ -154,11 +163,15 @@ class Options:
     )  # fmt: skip
     grid: tuple[int, int, int] | None = _choice(
         None, "Into how many parts workers (or ranks) cut m, n and K.", check_grid,
-        parse=parse_integers, metavar="PM,PN,PK",
+        parse=parse_integers, metavar="PM,PN,PK", accepts="Sequence[int] | None",
+        in_python="(pm, pn, pk): into how many parts workers (or ranks) cut m, n and k.",
     )  # fmt: skip
     max_device_memory: int | None = _choice(
         None, "How much of each GPU's memory a product may take, such as 8GiB. What does not fit "
         "is multiplied in turns.", check_memory, parse=bytes_of, metavar="SIZE", group=DEVICE_GROUP,
+        accepts="int | str | None",
+        in_python="Bytes of each GPU's memory that a product may take, or text such as '8GiB'. "
+        "What does not fit is multiplied in turns.",
     )  # fmt: skip
     checked: bool = _choice(
         False, "Check each product, sum and copy by sums made where the data is, and make again "
@@ -182,6 +195,11 @@ class Options:
             object.__setattr__(self, name, choice.check(name, getattr(self, name)))
         if self.params and self.kernel in AUTOMATIC_KERNELS:
             raise UsageError("parameters need a kernel: name it beside them")
+        if self.levels != DEFAULTS["levels"] and self.algorithm != "strassen":
+            raise UsageError(
+                f"{self.levels} levels are of the algorithm strassen; the algorithm is "
+                f"{self.algorithm}"
+            )
         if self.grid is not None and self.split != "auto":
             raise UsageError(f"a grid was given beside the split {self.split}; give one of them")
         if self.reduce == "critical" and (self.split != "cols" or self.grid):
@@ -262,40 +280,64 @@ def refuse_unknown(caller: str, given: Iterable[str], known: Iterable[str]) -> N
 
 
 def named_keywords(function: Callable[P, R]) -> Callable[P, R]:
-    """A decorator: a misspelt keyword is a TypeError with the nearest name."""
-    known = [
-        x.name
-        for x in inspect.signature(function).parameters.values()
-        if x.kind in (x.KEYWORD_ONLY, x.POSITIONAL_OR_KEYWORD)
-    ]
+    """A decorator: a misspelt keyword is a TypeError with the nearest name, and one for a matrix
+    that is given by its place says so."""
+    parameters = inspect.signature(function).parameters.values()
+    known = [x.name for x in parameters if x.kind in (x.KEYWORD_ONLY, x.POSITIONAL_OR_KEYWORD)]
+    placed = [x.name for x in parameters if x.kind is x.POSITIONAL_ONLY and x.name != "self"]
 
     @functools.wraps(function)
     def call(*args: P.args, **keywords: P.kwargs) -> R:
         try:
             return function(*args, **keywords)
         except TypeError:
-            refuse_unknown(function.__qualname__, keywords, known)
+            name = function.__qualname__
+            if wrong := [x for x in placed if x in keywords]:
+                raise TypeError(
+                    f"{name}() takes {wrong[0]} by its place: {function.__name__}"
+                    f"({', '.join(placed)})"
+                ) from None
+            refuse_unknown(name, keywords, known)
             raise
 
     return call
 
 
+@functools.cache
+def _described(field: dataclasses.Field[Any]) -> str:
+    """Name, type, default and meaning of an option, as a docstring has them."""
+    choice: Choice = field.metadata["choice"]
+    text = textwrap.fill(choice.in_python or choice.help, 96, initial_indent=" " * 8,
+                         subsequent_indent=" " * 8, break_on_hyphens=False)  # fmt: skip
+    return f"    {field.name}: {choice.accepts or field.type} = {field.default!r}\n{text}"
+
+
 def with_options(*, but: Sequence[str] = ()) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """A decorator for `f(..., **options)`: its signature names each option, for `help` and for
-    editors. `but` are options that it does not take."""
+    editors, and its docstring says what each means; of a function that names them itself, the
+    docstring alone. `but` are options that it does not take."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        fields = [field for field in dataclasses.fields(Options) if field.name not in but]
         signature = inspect.signature(function)
         own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
-        options = [
-            inspect.Parameter(
-                field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default,
-                annotation=field.type,
+        if len(own) < len(signature.parameters):
+            options = [
+                inspect.Parameter(
+                    field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default,
+                    annotation=CHOICES[field.name].accepts or field.type,
+                )
+                for field in fields
+            ]  # fmt: skip
+            function.__signature__ = signature.replace(parameters=[*own, *options])  # type: ignore[attr-defined]
+        if function.__doc__:  # which python -OO leaves out
+            parts = (
+                inspect.cleandoc(function.__doc__),
+                "",
+                OPTIONS_HEADING,
+                *map(_described, fields),
             )
-            for field in dataclasses.fields(Options)
-            if field.name not in but
-        ]  # fmt: skip
-        function.__signature__ = signature.replace(parameters=[*own, *options])  # type: ignore[attr-defined]
+            function.__doc__ = "\n".join(parts)
         return function
 
     return decorate

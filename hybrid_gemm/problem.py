@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import numbers
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -179,24 +180,25 @@ def check_dtype(dtype: DTypeLike, name: str) -> np.dtype:
     try:
         compute_dtype(dtype)
     except DTypeError:
-        raise DTypeError(f"{name} has dtype {dtype}; {WORK} (convert with .astype)") from None
+        how = f"[{dtype.names[0]!r}] is its first field" if dtype.names else "convert with .astype"
+        raise DTypeError(f"{name} has dtype {dtype}; {WORK} ({how})") from None
     return dtype.newbyteorder("=")
 
 
 def _check_scalar(value: object, name: str, dtype: str) -> Scalar:
     """alpha or beta as a Python number that the arithmetic's dtype can hold; a complex one only
-    where its imaginary part is not 0."""
+    where its imaginary part is not 0. NaN and Inf are numbers here, as in BLAS."""
     item = getattr(value, "item", None)
     if item is not None and getattr(value, "ndim", None) == 0:  # of NumPy or CuPy
         value = item()
     if dtype in REAL_OF and isinstance(value, numbers.Complex) and not isinstance(value, bool):
-        factor = complex(value)
+        factor = complex(_fitting(value, name, dtype, complex))
         return factor if factor.imag else factor.real
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         more = ": the matrices are real" if isinstance(value, numbers.Complex) else ""
         raise DTypeError(f"{name} must be a real number, not {value!r}{more}")
     if np.dtype(dtype).kind != "i":
-        return float(value)
+        return _fitting(value, name, dtype, float)
     limits = np.iinfo(dtype)
     if isinstance(value, numbers.Integral):
         whole = int(value)
@@ -207,6 +209,20 @@ def _check_scalar(value: object, name: str, dtype: str) -> Scalar:
     if not limits.min <= whole <= limits.max:
         raise UsageError(f"{name}={value!r} does not fit {dtype}")
     return whole
+
+
+def _fitting(value: Any, name: str, dtype: str, kind: type) -> Any:
+    """alpha or beta as a float or complex number. Raises `UsageError` for a finite one that is
+    Inf in the arithmetic's dtype."""
+    largest = float(finfo(REAL_OF.get(dtype, dtype)).max)
+    try:
+        factor = kind(value)
+    except OverflowError:  # a whole number or a fraction beyond float64
+        factor = None
+    if factor is None or any(largest < abs(x) < math.inf for x in (factor.real, factor.imag)):
+        shown = f"{name}={value!r}" if len(repr(value)) < 40 else name
+        raise UsageError(f"{shown} does not fit {dtype}, whose largest number is {largest:.3g}")
+    return factor
 
 
 def are_numbers(*values: object) -> bool:

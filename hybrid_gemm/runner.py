@@ -12,7 +12,13 @@ from typing import Any
 import numpy as np
 
 from . import devices
-from .arrays.caller_arrays import as_array, is_device_array, wait_for_streams
+from .arrays.caller_arrays import (
+    as_array,
+    as_list,
+    check_pairs,
+    is_device_array,
+    wait_for_streams,
+)
 from .arrays.complex_numbers import RealProduct
 from .arrays.operand import CallerArrays
 from .arrays.other_libraries import Guests, gpu_of, library_of
@@ -22,7 +28,7 @@ from .catalog import Variant
 from .devices.base import Device
 from .devices.cpu import CpuDevice
 from .devices.strassen import Strassen
-from .errors import UsageError, counted, shortage_in_words, time_in_words
+from .errors import DTypeError, UsageError, counted, shortage_in_words, time_in_words
 from .execution.checked_device import CheckedDevice, checked_devices
 from .execution.checks import Checks
 from .execution.local import LocalExecutor
@@ -80,9 +86,7 @@ class Result:
 class Runner:
     """Repeated products with the same choices; keeps devices, plans and compiled kernels.
 
-    The keywords are those of `Options`; `hybrid-gemm run --help` says what each means.
-    Raises `UsageError`, `OptionTypeError` or `UnavailableError` for choices that cannot be had.
-
+    The keywords are options; `help(Runner.__init__)` says what each means.
     In a `with` block it gives back what it keeps at the block's end; otherwise when nothing
     refers to it any more.
 
@@ -94,6 +98,8 @@ class Runner:
 
     @with_options(but=("transport", "rounds", "rank_timeout"))
     def __init__(self, **options: Any) -> None:
+        """Opens the devices. Raises `UsageError`, `OptionTypeError` or `UnavailableError` for
+        choices that cannot be had."""
         self._open(Options.of(options, "Runner").alone())
 
     @classmethod
@@ -324,10 +330,18 @@ class Runner:
 
     def gemm_many(self, a: Sequence[Any], b: Sequence[Any], /) -> list[Any]:
         """A @ B for all pairs of two lists; see `hybrid_gemm.gemm_many`."""
+        a, b = as_list(a, "A"), as_list(b, "B")
         if len(a) != len(b):
             raise UsageError(
                 f"{len(a)} matrices A and {len(b)} matrices B were given; each A takes one B"
             )
+        try:
+            return self._multiply_pairs(a, b)
+        except (UsageError, DTypeError):
+            check_pairs(a, b)
+            raise
+
+    def _multiply_pairs(self, a: list[Any], b: list[Any]) -> list[Any]:
         if any(library_of(x) for x in (*a, *b)):  # each on its library's stream
             return [
                 self._multiply(x, y, None, 1.0, 0.0, False, False, None)

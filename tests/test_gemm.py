@@ -183,6 +183,21 @@ def test_read_only_out_and_wrong_out_are_refused():
         gemm(a, a, out=np.zeros((3, 4), "f4"))
     with pytest.raises(TypeError, match="int32"):
         gemm(a, a, out=np.zeros((4, 4), "i4"))
+    for no_numbers in (object, "U5", "m8[s]"):
+        with pytest.raises(TypeError, match="does not cast to it"):
+            gemm(a.astype("i4"), a.astype("i4"), out=np.zeros((4, 4), no_numbers), device="cpu")
+
+
+@pytest.mark.parametrize("options", [{}, {"threads": 2}], ids=str)
+@pytest.mark.parametrize("steps", [(0, 4), (4, 4), (4, 0), (-4, -4)], ids=str)
+def test_an_out_whose_elements_overlap_is_refused(steps, options):
+    a = np.ones((4, 4), "f4")
+    out = np.lib.stride_tricks.as_strided(np.zeros(16, "f4")[8:], (4, 4), steps)
+    with pytest.raises(UsageError, match="elements of out overlap each other"):
+        gemm(a, a, out=out, device="cpu", **options)
+    twice = np.lib.stride_tricks.as_strided(np.zeros(16, "f4"), (2, 4, 4), (0, 16, 4))
+    with pytest.raises(UsageError, match="elements of out overlap each other"):
+        matmul(np.ones((2, 4, 4), "f4"), a, out=twice, device="cpu", **options)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +208,7 @@ def test_read_only_out_and_wrong_out_are_refused():
         (np.ones((2, 2), "G"), np.ones((2, 2)), TypeError, "A has dtype complex256"),
         (np.ones((2, 2)), np.ones((2, 2), object), TypeError, "B has dtype object"),
         (np.ones((2, 2), bool), np.ones((2, 2)), TypeError, "A has dtype bool"),
-        (np.ones((2, 2), "f4,f4"), np.ones((2, 2)), TypeError, "A has dtype"),
+        (np.ones((2, 2), "f4,f4"), np.ones((2, 2)), TypeError, r"\(\['f0'\] is its first field\)"),
     ],
 )
 def test_bad_operands_are_restated(a, b, error, message):
@@ -210,6 +225,12 @@ def test_bad_operands_are_restated(a, b, error, message):
         ({"threads": -2}, UsageError, "-2 threads"),
         ({"beta": 1}, UsageError, "no C was given"),
         ({"alpha": "x"}, DTypeError, "alpha must be a real number"),
+        (
+            {"alpha": 1e39},
+            UsageError,
+            r"alpha=1e\+39 does not fit float32, whose largest number is",
+        ),
+        ({"alpha": -(10**400)}, UsageError, "alpha does not fit float32"),
         ({"split": "diagonal"}, UsageError, "rows, cols and auto"),
         ({"device": "tpu"}, UsageError, "auto, cuda, cpu and emulator"),
         ({"device": "cpu", "gpus": [0]}, UsageError, "the device is cpu"),
@@ -223,6 +244,17 @@ def test_bad_choices_are_named(options, error, message):
     a = np.ones((4, 4), "f4")
     with pytest.raises(error, match=message):
         gemm(a, a, **options)
+
+
+@pytest.mark.filterwarnings("error")
+def test_factors_fit_the_dtype_of_the_arithmetic():
+    a, c = np.ones((2, 2)), np.ones((2, 2), "c8")
+    assert gemm(a, a, alpha=1e300, device="cpu").tolist() == [[2e300] * 2] * 2
+    assert np.isposinf(gemm(a, a, alpha=np.inf, device="cpu")).all()  # as in BLAS
+    with pytest.raises(UsageError, match=r"alpha=1e\+39j does not fit complex64"):
+        gemm(c, c, alpha=1e39j, device="cpu")
+    with pytest.raises(UsageError, match=r"beta=1e\+39 does not fit float32"):
+        gemm(a.astype("f4"), a.astype("f4"), a.astype("f4"), beta=1e39, device="cpu")
 
 
 def test_integer_scalars_must_be_whole_and_fit():

@@ -195,7 +195,8 @@ def test_ranges_of_shapes():
 def test_a_wrong_range_is_one_line():
     done = CliRunner().invoke(cli, ["bench", "--shapes", "8:4:1"])
     assert isinstance(done.exception, UsageError)
-    assert "--shapes '8:4:1'" in str(done.exception) and "START:STOP:STEP" in str(done.exception)
+    said = str(done.exception)
+    assert "--shapes/--sizes '8:4:1'" in said and "START:STOP:STEP" in said
 
 
 def test_kernels_by_pattern():

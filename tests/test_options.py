@@ -32,6 +32,29 @@ def test_signatures_name_every_option_with_its_default(function, names):
     assert not names ^ set(CHOICES) & set(found)
 
 
+def test_help_says_what_each_keyword_of_a_call_means():
+    for function in (gemm, matmul, hybrid_gemm.gemm_many, plan, Runner.__init__,
+                     RankRunner.__init__):  # fmt: skip
+        text = inspect.getdoc(function)
+        parameters = inspect.signature(function).parameters
+        own = [name for name in parameters if name not in CHOICES and name != "self"]
+        listed = text.partition("\n\nOptions:\n")[2]
+        assert {name for name in parameters if f"\n    {name}: " in f"\n{listed}"} == (
+            set(parameters) & set(CHOICES)
+        ), function
+        assert function is RankRunner.__init__ or not [x for x in own if x not in text], function
+        assert "ValueError" in text or "UsageError" in text
+    assert "gpus: int | Sequence[int] | None = None\n        GPUs by number, such as" in text
+
+
+def test_types_that_signatures_name_are_those_of_gemm():
+    full = inspect.signature(gemm).parameters
+    for function in (matmul, plan, Runner):
+        for name, found in inspect.signature(function).parameters.items():
+            if name in CHOICES:
+                assert found.annotation == full[name].annotation, name
+
+
 def test_gemm_hands_over_its_options_in_their_order(monkeypatch):
     asked = dict(zip(CHOICES, range(len(CHOICES)), strict=True))
     seen = []
@@ -95,6 +118,7 @@ def test_wrong_types_are_named(options, message):
         ({"grid": (2, 1, 1), "split": "rows"}, "beside the split"),
         ({"levels": 9}, "0 to 6"),
         ({"gpus": (0, 0)}, "different GPU numbers"),
+        ({"device": "CPU"}, "did you mean cpu"),
     ],
 )
 def test_wrong_values_are_named(options, message):
@@ -106,7 +130,8 @@ def test_wrong_values_are_named(options, message):
 @pytest.mark.parametrize(
     "function, misspelt, meant",
     [(gemm, "thread", "threads"), (Runner, "thread", "threads"), (plan, "splt", "split"),
-     (gemm, "transa", "trans_a"), (matmul, "max_memory", None)],
+     (gemm, "transa", "trans_a"), (gemm, "transA", "trans_a"),
+     (matmul, "max_memory", None)],
 )  # fmt: skip
 def test_a_misspelt_keyword_is_a_type_error_with_the_nearest_name(function, misspelt, meant):
     sizes = (2, 2, 2) if function is plan else ()
@@ -114,6 +139,19 @@ def test_a_misspelt_keyword_is_a_type_error_with_the_nearest_name(function, miss
     with pytest.raises(TypeError, match=f"unexpected keyword argument '{misspelt}'") as caught:
         function(*arrays, **{misspelt: 1})
     assert meant is None or f"did you mean {meant}" in str(caught.value)
+
+
+@pytest.mark.parametrize("multiply", [gemm, Runner(device="cpu").gemm], ids=["gemm", "Runner"])
+def test_a_matrix_by_name_is_said_to_stand_by_its_place(multiply):
+    a = np.ones((2, 2))
+    with pytest.raises(TypeError, match=r"takes c by its place: gemm\(a, b, c\)"):
+        multiply(a, a, c=a, beta=1)
+
+
+@pytest.mark.parametrize("make", [lambda x: gemm(np.eye(2), np.eye(2), comm=x), RankRunner])
+def test_what_is_no_communicator_is_named(make):
+    with pytest.raises(OptionTypeError, match=r"comm takes an mpi4py communicator, .* 4 was given"):
+        make(4)
 
 
 def test_values_are_kept_in_one_form():
@@ -154,13 +192,15 @@ def test_text_that_cannot_be_read_is_said_with_its_flag(arguments, says):
 @pytest.mark.parametrize(
     ("sides", "dtype", "error", "words"),
     [
-        ((-1, 2, 3), "float32", ValueError, "m is -1; it takes at least 0"),
+        ((-1, 2, 3), "float32", ValueError, "m is -1; it takes 0 to 2147483647"),
+        ((2**63, 2, 3), "float32", ValueError, "m is 9223372036854775808; it takes 0 to"),
+        ((1, 2, 3), None, TypeError, "dtype is None; it takes a name"),
         ((1, 2, 3.5), "float32", TypeError, "k takes a whole number; 3.5 was given"),
         ((1, "2", 3), "float32", TypeError, "n takes a whole number; '2' was given"),
         ((1, 2, 3), "float31", TypeError, "the product has dtype 'float31', which NumPy does not"),
         ((1, 2, 3), object, TypeError, "the product has dtype object; float16"),
     ],
-    ids=range(5),
+    ids=range(7),
 )
 def test_a_plan_of_what_is_no_product_is_refused(sides, dtype, error, words):
     with pytest.raises(error, match=words):

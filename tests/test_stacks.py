@@ -243,7 +243,11 @@ def test_lists_that_do_not_fit_are_refused():
     one = np.ones((2, 2))
     with pytest.raises(UsageError, match="2 matrices A and 1 matrices B"):
         gemm_many([one, one], [one], device="cpu")
-    with pytest.raises(UsageError, match="2 x 2 and B is 3 x 2"):
+    with pytest.raises(TypeError, match="A is of type NoneType; a list of matrices is needed"):
+        gemm_many(None, [one], device="cpu")
+    with pytest.raises(TypeError, match="pair 1: B is None"):
+        gemm_many(iter([one, one]), [one, None], device="cpu")
+    with pytest.raises(UsageError, match=r"pair 1: .* 2 x 2 and B is 3 x 2"):
         gemm_many([one, one], [one, np.ones((3, 2))], device="cpu")
     with pytest.raises(TypeError, match="threads"):
         gemm_many([one], [one], thread=2)

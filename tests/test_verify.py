@@ -236,6 +236,28 @@ def test_partial_sums_that_overflow_may_be_inf_or_nan():
         assert not any(v.passed for v in both(problem, a, b, None, got))
 
 
+@pytest.mark.parametrize("scale", ["alpha", "beta"])
+def test_a_factor_of_nan_makes_all_nan(scale):
+    problem, a, b, c, right = case(beta=3)
+    problem = dataclasses.replace(problem, **{scale: np.nan})
+    right[:] = np.nan
+    assert all(v.passed for v in both(problem, a, b, c, right))
+    for value in (0, INF, 1.0):
+        right[5, 6] = value
+        assert not any(v.passed for v in both(problem, a, b, c, right))
+
+
+def test_an_alpha_of_inf_leaves_the_sign():
+    problem, a, b, c, right = case()
+    problem = dataclasses.replace(problem, alpha=INF)
+    right = right * np.float32(INF)
+    assert all(v.passed for v in both(problem, a, b, c, right))
+    for value in (0, -right[5, 6], np.nan, 1.0):
+        got = right.copy()
+        got[5, 6] = value
+        assert not any(v.passed for v in both(problem, a, b, c, got)), value
+
+
 def test_a_fresh_seed_is_drawn_and_repeats():
     arguments = case()
     first, second = sampled(*arguments), sampled(*arguments)

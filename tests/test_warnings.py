@@ -57,6 +57,8 @@ def test_what_is_lost_is_warned_of_at_the_callers_line(arguments, options, says)
     [
         (None, "B is None; a matrix is needed"),
         ("B.npy", r"numpy.load\('B.npy'\) reads a file"),
+        ((row for row in ONES), "B is of type generator, of which NumPy makes no matrix"),
+        ({1, 2}, "B is of type set, of which NumPy makes no matrix"),
         (Sparse(), "B is a sparse Sparse; .toarray"),
     ],
 )

@@ -10,9 +10,13 @@ import numpy as np
 
 from ..errors import DTypeError, UsageError
 from ..host.notes import warn
+from ..problem import make_problem
 from .other_libraries import library_of
-from .strides import address
+from .strides import address, overlaps_itself
 from .strides import is_device_array as is_device_array
+
+# Kinds of dtypes to which NumPy casts numbers, and which hold none: objects, texts and times.
+NO_NUMBERS = "OSUTmM"
 
 
 def module_of(x: Any) -> Any:
@@ -28,7 +32,7 @@ def as_array(x: Any, name: str = "A") -> Any:
     """NumPy and CuPy arrays as they are; others by their protocol, or by np.asarray.
 
     Raises `UsageError` for what makes no array, such as a ragged list, and `DTypeError` for None,
-    names of files and sparse matrices; `name` is the operand's.
+    names of files, sparse matrices, generators and other objects; `name` is the operand's.
     """
     if isinstance(x, np.ndarray) or is_device_array(x):
         # Importing numpy.ma takes 20 ms, and who has a masked array has imported it.
@@ -49,9 +53,35 @@ def as_array(x: Any, name: str = "A") -> Any:
     if library := library_of(x):
         return library.view(x, name)
     try:
-        return np.asarray(x)
+        array = np.asarray(x)
     except ValueError as error:
         raise UsageError(f"{name} makes no array: {error}") from None
+    if array.dtype == object and not array.ndim:
+        raise DTypeError(
+            f"{name} is of type {type(x).__name__}, of which NumPy makes no matrix; an array or a "
+            "list of rows works"
+        )
+    return array
+
+
+def as_list(x: Any, name: str) -> list[Any]:
+    """The matrices of a list, of another sequence or of a generator. Raises `DTypeError` for what
+    has none; `name` is the operand's."""
+    try:
+        return list(x)
+    except TypeError:
+        raise DTypeError(
+            f"{name} is of type {type(x).__name__}; a list of matrices is needed"
+        ) from None
+
+
+def check_pairs(a: list[Any], b: list[Any]) -> None:
+    """Raises what is wrong with the first pair of matrices that are no product, with its number."""
+    for i, (x, y) in enumerate(zip(a, b, strict=True)):
+        try:
+            make_problem(as_array(x, "A"), as_array(y, "B"))
+        except (UsageError, DTypeError) as error:
+            raise type(error)(f"pair {i}: {error}") from None
 
 
 def broadcast_c(c: Any, m: int, n: int) -> Any:
@@ -140,12 +170,17 @@ def check_out(out: Any, shape: tuple[int, ...], dtype: str, a: Any, b: Any, c: A
     check_out_type(out)
     if tuple(out.shape) != shape:
         raise UsageError(f"out has shape {tuple(out.shape)}; this product is {shape}")
-    if not np.can_cast(dtype, out.dtype, "same_kind"):
+    if out.dtype.kind in NO_NUMBERS or not np.can_cast(dtype, out.dtype, "same_kind"):
         raise DTypeError(
             f"out has dtype {out.dtype}; the product has dtype {dtype}, which does not cast to it"
         )
     if isinstance(out, np.ndarray) and not out.flags.writeable:
         raise UsageError("out is read-only")
+    if overlaps_itself(out):
+        raise UsageError(
+            f"elements of out overlap each other: its strides are {tuple(out.strides)} bytes; give "
+            "an array in which each element has memory of its own"
+        )
     for name, x in (("A", a), ("B", b)):
         if x is not None and shares_memory(x, out):
             raise UsageError(f"out overlaps {name}; give it memory of its own")

@@ -51,7 +51,7 @@ class NpyFile:
                 offset = file.tell()
                 self._descriptor = os.dup(file.fileno())
         except FileNotFoundError:
-            raise UsageError(f"{name}: no such file{_nearest_file(name)}") from None
+            raise UsageError(_not_there(name)) from None
         except PermissionError:
             raise UsageError(
                 f"{name} cannot be read: permission denied (see ls -l {name})"
@@ -181,15 +181,19 @@ def _not_a_file(mode: int) -> str | None:
     return f"is {kinds.get(stat.S_IFMT(mode), 'special')}, not a regular file"
 
 
-def _nearest_file(name: str) -> str:
-    """The end of a message about a file that is not there: the name that was perhaps meant."""
+def _not_there(name: str) -> str:
+    """What to say of a file that is not there, with the name that was perhaps meant."""
     folder, last = os.path.split(name)
+    if not last:
+        return f"{name!r} names no file; give a .npy file"
+    if os.path.islink(name):
+        return f"{name} is a link to {os.readlink(name)}, which is not there"
     if folder and not os.path.isdir(folder):
-        return f": there is no directory {folder}"
+        return f"{name}: no such file: there is no directory {folder}"
     with contextlib.suppress(OSError):
         if close := difflib.get_close_matches(last, os.listdir(folder or "."), n=1):
-            return f"; did you mean {os.path.join(folder, close[0])}?"
-    return ""
+            return f"{name}: no such file; did you mean {os.path.join(folder, close[0])}?"
+    return f"{name}: no such file"
 
 
 # --- writing ------------------------------------------------------------------------------
@@ -213,7 +217,10 @@ def check_output(path: Path, inputs: Iterable[Path] = ()) -> str:
         found = None
     except OSError as error:
         raise UsageError(f"cannot write {name}: {error.strerror}") from None
-    target = os.path.realpath(name)
+    try:
+        target = os.path.realpath(name)
+    except FileNotFoundError:
+        raise UsageError(f"cannot write {name}: the working directory was removed") from None
     folder = os.path.dirname(target)
 
     if found and (reason := _not_a_file(found.st_mode)):

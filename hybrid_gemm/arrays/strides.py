@@ -82,6 +82,20 @@ def runs(dst: View, src: View) -> tuple[int, int, int, int] | None:
     return None
 
 
+def overlaps_itself(view: View) -> bool:
+    """Whether elements of a view lie over each other, as those of a broadcast view do. A view
+    whose rows and columns are interleaved, which `as_strided` alone makes, is taken for one."""
+    if 0 in view.shape:
+        return False
+    reach = view.dtype.itemsize
+    pairs = zip(view.strides, view.shape, strict=True)
+    for step, size in sorted((abs(step), size) for step, size in pairs if size > 1):
+        if step < reach:
+            return True
+        reach += step * (size - 1)
+    return False
+
+
 def is_device_array(x: object) -> bool:
     """Whether `x` is a CuPy array."""
     return type(x).__module__.partition(".")[0] == "cupy"

@@ -162,7 +162,7 @@ class KernelStudy:
                 raise UsageError(f"--dtype {dtype!r}: kernels have {', '.join(known)}")
             if self.data != "normal" and dtype != "float32":
                 raise UsageError(f"--data {self.data} is float32, and --dtype {dtype} was given")
-        if self.samples < 1 or self.noise < 0:
+        if self.samples < 1 or not self.noise >= 0:  # NaN too
             raise UsageError("samples are 1 or more, and noise 0 or more")
 
     def _chooser(self, arithmetic: compute_modes.Arithmetic) -> ForEach:

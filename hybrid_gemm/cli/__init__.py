@@ -31,6 +31,7 @@ def main() -> None:
     """Entry point: exit codes are 0 right, 1 failed, 2 bad input, 3 wrong result, 4 slower,
     5 not here,
     129 hung up, 130 interrupted, 143 terminated."""
+    _open_streams()
     ranked = launch.launcher() is not None
     ending.watch_signals(as_rank=ranked)
     warnings.showwarning = _show_warning
@@ -54,6 +55,17 @@ def main() -> None:
     ending.finish_mpi()
     heartbeat.leave()
     sys.exit(code)
+
+
+def _open_streams() -> None:
+    """Makes a standard stream that was closed /dev/null: otherwise the next file that is opened,
+    C's perhaps, gets its number, and what libraries print there."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number: this one
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
 
 
 def _end(message: str, code: int) -> NoReturn:
@@ -107,7 +119,10 @@ def _fail(error: BaseException) -> int:
     if isinstance(error, MemoryError) and not isinstance(error, HybridGemmError):
         click.echo(on_stderr(f"hybrid-gemm: out of host memory: {error}"), err=True)
     elif isinstance(error, HybridGemmError | OSError):
-        click.echo(on_stderr(f"hybrid-gemm: {error}"), err=True)
+        what = str(error)
+        if isinstance(error, OSError) and error.filename is None and error.strerror:
+            what = f"cannot write or read: {error.strerror}"  # standard output, mostly
+        click.echo(on_stderr(f"hybrid-gemm: {what}"), err=True)
     else:
         raise error
     return ending.exit_code(error)

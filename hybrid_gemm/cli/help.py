@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,10 +10,13 @@ from typing import Any
 import click
 
 from ..errors import nearest
+from ..host import notes
 from ..options import CHOICES
 from ..ranks import launch
 
 GENERAL = "Other options"
+_READ = "HYBRID_GEMM_CACHE", "HYBRID_GEMM_KERNELS"
+_OF_A_SCRIPT = "HYBRID_GEMM_SLURM"  # scripts/slurm-cluster, whose jobs have it too
 Examples = Sequence[tuple[str, str]]  # what it does, as a sentence; the command line
 
 
@@ -29,8 +33,6 @@ talk = Talk()
 
 
 def _set(context: click.Context, parameter: click.Parameter, value: bool) -> None:
-    from ..host import notes
-
     assert parameter.name is not None
     setattr(talk, parameter.name, value)
     if talk.quiet and talk.verbose:
@@ -82,6 +84,9 @@ class Command(click.Command):
 
     def invoke(self, ctx: click.Context) -> Any:
         """As click's, where one process is all that there is or `ranks` allows more."""
+        for name in os.environ:
+            if name.startswith("HYBRID_GEMM_") and name not in (*_READ, _OF_A_SCRIPT):
+                notes.note(f"{name} is set, and nothing reads it; {' and '.join(_READ)} are read")
         if not self.ranks:
             launch.alone(ctx.command_path)
         return super().invoke(ctx)

@@ -53,7 +53,7 @@ class InputRequest:
     @property
     def names(self) -> list[str]:
         """The files that are read."""
-        return [*self.files, *([self.c_file] if self.c_file else [])]
+        return [*self.files, *([] if self.c_file is None else [self.c_file])]
 
 
 @dataclass
@@ -133,7 +133,12 @@ def check_request(request: InputRequest) -> None:
 def _check_files(request: InputRequest) -> None:
     files = request.files
     if len(files) != 2:
-        raise UsageError(f"{counted(len(files), 'file')} given; give A.npy and B.npy, or neither")
+        third = "; C.npy goes with -c" if len(files) == 3 else ""
+        raise UsageError(
+            f"{counted(len(files), 'file')} given; give A.npy and B.npy, or neither{third}"
+        )
+    if request.beta and request.c_file is None:
+        raise UsageError(f"--beta {request.beta:g} scales C, and no C was given; -c C.npy gives it")
     generated = request.m, request.n, request.k, request.size, request.dtype
     if any(x is not None for x in generated):
         raise UsageError("sizes and --dtype are for generated input; the files have their own")
@@ -143,7 +148,7 @@ def _from_files(request: InputRequest) -> Inputs:
     _check_files(request)
     files = request.files
     names = {"A": files[0], "B": files[1], "C": request.c_file}
-    opened = {x: npy_files.NpyFile(name) for x, name in names.items() if name}
+    opened = {x: npy_files.NpyFile(name) for x, name in names.items() if name is not None}
     arrays = {x: opened[x].array if x in opened else None for x in names}
     problem = _problem(request, arrays)
     shapes = {x: array.shape for x, array in arrays.items() if array is not None}
@@ -152,7 +157,7 @@ def _from_files(request: InputRequest) -> Inputs:
 
 def _to_generate(request: InputRequest) -> Inputs:
     dtype = request.dtype or "float32"
-    if request.c_file:
+    if request.c_file is not None:
         raise UsageError("-c goes with A.npy B.npy; generated input makes its own C")
     sides = request.m, request.n, request.k
     if request.size is not None and any(x is not None for x in sides):

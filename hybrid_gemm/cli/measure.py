@@ -171,6 +171,8 @@ def bench(
     from ..reporting.console import write
 
     writable(json_file, csv_file, markdown_file)
+    if accuracy and libraries:
+        raise UsageError("--accuracy and --libraries were given; give one of them")
     if sort and (accuracy or libraries):
         raise UsageError("--sort is for kernels; --accuracy and --libraries have their own order")
     series, shapes = options.pop("series"), options.pop("shapes")

@@ -150,7 +150,10 @@ class List(click.ParamType):
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
         if isinstance(value, list):
             return value
+        flag = "/".join(param.opts) if param else "the value"
         texts = [x for x in value.split(",") if x]
+        if not texts:
+            raise UsageError(f"{flag} {value!r} is empty; it takes a list such as {self.name}")
         known = list(self.names() if callable(self.names) else self.names) if self.check else []
         for text in texts if known else ():
             if text not in known:
@@ -159,7 +162,6 @@ class List(click.ParamType):
             found = [self.each(x) for x in texts]
         except ValueError as error:
             why = f": {error}" if isinstance(error, UsageError) else ""
-            flag = param.opts[0] if param else "the value"
             raise UsageError(f"{flag} {value!r} is not a list such as {self.name}{why}") from None
         return [x for each in found for x in each] if self.several else found
 

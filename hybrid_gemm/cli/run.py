@@ -21,7 +21,15 @@ from ..options import (
 from ..ranks import ending, heartbeat, launch
 from .help import Command, talk
 from .option_types import Factor, File, Named, fills, generated_dtypes, verify_modes
-from .shared import json_option, option_flags, progress_bar, say, writable, write_result
+from .shared import (
+    json_option,
+    option_flags,
+    progress_bar,
+    refuse_options,
+    say,
+    writable,
+    write_result,
+)
 
 _INPUT = ("m", "n", "k", "size", "c_file", "dtype", "fill", "seed", "alpha", "beta", "trans_a",
           "trans_b", "conj_trans_a", "conj_trans_b")  # fmt: skip
@@ -162,12 +170,13 @@ def run(
     chosen = {name: given.pop(name) for name in FLAGS}
     request = {name: given.pop(name) for name in _INPUT}
     _refuse_contradictions(files, ranks, given, sha256=sha256, check=check)
+    _refuse_for_files(click.get_current_context(), files)
     if check:
         _prepare_check(files, ranks, request, chosen)
     outputs = [json_file, given["output"], given["trace"]]
     if given["resume"] and given["output"]:
         outputs += _names_beside(given["output"])
-    inputs = [x for x in (*files, request["c_file"]) if x]
+    inputs = [x for x in (*files, request["c_file"]) if x is not None]
     comm = None if ranks else launch.world(chosen["rank_timeout"])
     _handle_signals(comm)
     launch.together(comm, lambda: writable(*outputs, inputs=inputs))
@@ -207,6 +216,16 @@ def _refuse_contradictions(
         raise UsageError("--sha256 is of a result, and --dry-run makes none")
 
 
+def _refuse_for_files(context: click.Context, files: tuple[str, ...]) -> None:
+    if files:
+        refuse_options(
+            context,
+            context.params,
+            ("seed", "fill"),
+            "is for generated input; files were given",
+        )
+
+
 def check_arguments(arguments: Sequence[str]) -> None:
     """Raises what `run` with these arguments would say before it looks at files and devices."""
     from .inputs import InputRequest, check_request
@@ -214,6 +233,7 @@ def check_arguments(arguments: Sequence[str]) -> None:
 
     with run.make_context("hybrid-gemm run", list(arguments)) as context:
         given = dict(context.params)
+        _refuse_for_files(context, given["files"])
     Options(**{name: given.pop(name) for name in FLAGS})
     request = {name: given.pop(name) for name in _INPUT}
     files, ranks, sha256, check = (given.pop(x) for x in ("files", "ranks", "sha256", "check"))

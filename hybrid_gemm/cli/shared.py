@@ -114,13 +114,14 @@ def progress_bar(shown: bool = True):
         yield start
 
 
-def writable(*names: str | None, inputs=()) -> None:
-    """Checks, before any work, that these files can be written, each once and over no input."""
+def writable(json_file: str | None, *names: str | None, inputs=()) -> None:
+    """Checks, before any work, that these files can be written, each once and over no input. JSON
+    alone goes to stdout."""
     from ..arrays.npy_files import check_output
 
     seen = set()
-    for name in (x for x in names if x is not None):
-        target = name if name == "-" else check_output(name, inputs)
+    for name in (x for x in (None if json_file == "-" else json_file, *names) if x is not None):
+        target = check_output(name, inputs)
         if target in seen:
             raise UsageError(f"{name} was given for two outputs; give each a file of its own")
         seen.add(target)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..arrays.caller_arrays import cast_into, is_same, shares_memory
+from ..arrays.strides import overlaps_itself
 from ..devices.cpu import CpuDevice, product
 from ..errors import shortage_in_words
 from ..problem import are_numbers, make_problem, sides
@@ -142,7 +143,7 @@ def _as(view: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 def _free(out: np.ndarray, a: np.ndarray, b: np.ndarray, c: Any) -> bool:
     """Whether a product can be written to `out` while A, B and C are read."""
-    if not out.flags.writeable:
+    if not out.flags.writeable or (not out.flags.c_contiguous and overlaps_itself(out)):
         return False
     if c is not None and c is not out and (is_same(c, out) or shares_memory(c, out)):
         return False

@@ -89,7 +89,7 @@ class DistributedOperands:
     def _whole(self, everyone: list[dict]) -> Problem:
         for name in (_CHOICES, "conjugates"):
             for rank, given in enumerate(everyone):
-                if given[name] != everyone[0][name]:
+                if not launch.is_same(given[name], everyone[0][name]):
                     raise UsageError(
                         f"ranks do not agree on {name}: rank 0 has {everyone[0][name]}, "
                         f"rank {rank} has {given[name]}"

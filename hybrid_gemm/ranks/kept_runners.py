@@ -17,6 +17,7 @@ _kept: list[tuple[Any, Options, RankRunner]] = []  # the last used is the last
 def kept_runner(comm: Any, given: tuple) -> RankRunner:
     """The runner for these values of the options over `comm`, kept for the next call. Collective:
     all ranks have it, or all make it."""
+    launch.check_communicator(comm)
     with heartbeat.known(comm).call():
         return _kept_or_made(comm, given)
 

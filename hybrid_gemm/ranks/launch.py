@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from .. import errors
-from ..errors import HybridGemmError, UnavailableError, UsageError
+from ..errors import HybridGemmError, OptionTypeError, UnavailableError, UsageError
 from ..host.installing import pip_install
 from . import heartbeat
 from .ending import agreed, rank_here, start_mpi
@@ -187,15 +187,28 @@ def together(comm, call: Callable):
     raise agreed(kind(message))
 
 
+def check_communicator(comm) -> None:
+    """Raises `OptionTypeError` for what is no communicator of mpi4py's."""
+    if not hasattr(comm, "allgather"):
+        raise OptionTypeError(
+            f"comm takes an mpi4py communicator, such as MPI.COMM_WORLD; {comm!r} was given"
+        )
+
+
+def is_same(x: object, y: object) -> bool:
+    """Whether two ranks gave the same; a NaN is the same as another, though not equal."""
+    return repr(x) == repr(y) or bool(x == y)
+
+
 def agree(comm, choices: Mapping[str, object]) -> None:
     """Raises `UsageError` on all ranks where they differ in one of these choices. Collective."""
     everyone = comm.allgather(dict(choices))
     for rank, theirs in enumerate(everyone):
         for name, value in everyone[0].items():
-            if theirs.get(name) != value:
+            if not is_same(other := theirs.get(name), value):
                 raise agreed(
                     UsageError(
                         f"ranks do not agree on {name}: rank 0 has {value!r}, rank {rank} has "
-                        f"{theirs.get(name)!r}; start all ranks with the same options and files"
+                        f"{other!r}; start all ranks with the same options and files"
                     )
                 )

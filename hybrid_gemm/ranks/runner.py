@@ -69,12 +69,19 @@ class RankRunner:
 
     Each rank takes the GPUs that are its by its number on its node, and splits its own box
     over `threads` in the way of `split`. `grid` (pm, pn, pk) cuts the product over ranks
-    where `split` does not say enough. The keywords are those of `Options`; all ranks give the
-    same but for `gpus`.
+    where `split` does not say enough. The keywords are options, which `help(RankRunner.__init__)`
+    explains; all ranks give the same but for `gpus`. All ranks make the runner, and call each of
+    its methods, together.
+
+        with RankRunner(MPI.COMM_WORLD, split="cols") as runner:
+            c = runner.gemm(a, b, distribution="rows")
     """
 
     @with_options()
     def __init__(self, comm: Any, **options: Any) -> None:
+        """Opens this rank's devices; all ranks call it together. Raises on all of them
+        `UsageError`, `OptionTypeError` or `UnavailableError` for choices that cannot be had."""
+        launch.check_communicator(comm)
         chosen = launch.together(comm, lambda: Options.of(options, "RankRunner").across_ranks())
         self._open(comm, chosen)
 

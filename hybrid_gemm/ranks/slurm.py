@@ -12,6 +12,8 @@ from ..errors import UsageError
 LAUNCHERS = ("srun", "mpirun")
 _WORD = re.compile(r"[^\s;'\"\\]*")  # of a directive: one word of shell and of sbatch
 
+_TIME = re.compile(r"(\d+-)?\d+(:\d+){0,2}|UNLIMITED|INFINITE", re.IGNORECASE)
+
 
 @dataclasses.dataclass(frozen=True)
 class Options:
@@ -41,15 +43,19 @@ class Options:
     def __post_init__(self):
         if self.launcher not in LAUNCHERS:
             raise UsageError(f"no launcher is called {self.launcher!r}; there are srun and mpirun")
-        for name, least in (("nodes", 1), ("gpus_per_node", 0), ("cpus_per_rank", 1)):
-            if getattr(self, name) < least:
-                raise UsageError(f"{name}={getattr(self, name)}: it takes at least {least}")
-        if self.ranks_per_node is not None and self.ranks_per_node < 1:
-            raise UsageError(f"ranks_per_node={self.ranks_per_node}: it takes at least 1")
+        for name, least in (("nodes", 1), ("gpus_per_node", 0), ("cpus_per_rank", 1),
+                            ("ranks_per_node", 1), ("threads", 1)):  # fmt: skip
+            given = getattr(self, name)
+            if given is not None and given < least:
+                raise UsageError(f"{name}={given}: it takes at least {least}")
         for name in ("time", "partition", "account", "job_name", "mpi", "qos", "constraint", "gres",
                      "mem", "array"):  # fmt: skip
             if not _WORD.fullmatch(getattr(self, name)):
                 raise UsageError(f"{name}={getattr(self, name)!r} is not one word")
+        if not _TIME.fullmatch(self.time):
+            raise UsageError(
+                f"time={self.time!r}: it takes minutes, HH:MM:SS or D-HH:MM:SS, as sbatch does"
+            )
         for line in (*self.setup, *self.run):
             if "\n" in line:
                 raise UsageError(f"{line!r} is more than one line")

@@ -26,6 +26,8 @@ class Scaled:
         part = self.part
         self.row_nan, self.row_inf, self.row_ends = self._extremes(part.a, part.m, part.k)
         self.col_nan, self.col_inf, self.col_ends = self._extremes(part.b.T, part.n, part.k)
+        if part.reads_product and math.isnan(part.problem.alpha):
+            self.row_nan[:] = True
         self.row_top, self.col_top = (x.max(axis=0) for x in (self.row_ends, self.col_ends))
         self.dead_rows = self._there(self.row_nan | self.row_inf)
         self.dead_cols = self._there(self.col_nan | self.col_inf)

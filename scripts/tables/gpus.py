@@ -1,5 +1,7 @@
 """Several GPUs and ranks: docs/gpus.md, docs/mpi.md."""
 
+import re
+
 from . import grid, result
 
 
@@ -14,7 +16,10 @@ def ranks() -> str:
         "",
     ]
     ways = dict.fromkeys(row["way"] for row in data["rows"])
-    rows = ([way, *(f"{ms[way, n]:.1f}" for n in sizes)] for way in ways)
+    rows = (
+        [re.sub(r"\b1 rounds", "1 round", way), *(f"{ms[way, n]:.1f}" for n in sizes)]
+        for way in ways  # which the file has from before `counted` made them
+    )
     lines += grid(["<way", *map(str, sizes)], rows)
     launch = data["launch_to_first_product_s"]
     return "\n".join([*lines, "", f"From launch to the first product: {launch:.1f} s."])

@@ -8,7 +8,7 @@ import click
 
 import hybrid_gemm
 from hybrid_gemm.cli import cli
-from hybrid_gemm.options import CHOICES, DEFAULTS
+from hybrid_gemm.options import CHOICES, DEFAULTS, OPTIONS_HEADING
 
 from . import grid
 
@@ -97,8 +97,8 @@ def _word(annotation) -> str:
 
 
 def _markdown(docstring: str | None) -> str:
-    """A docstring as Markdown, whose examples are code."""
-    text = inspect.cleandoc(docstring or "")
+    """A docstring as Markdown, whose examples are code; the options have a table of their own."""
+    text = inspect.cleandoc(docstring or "").partition(f"\n\n{OPTIONS_HEADING}")[0]
     return re.sub(EXAMPLE, lambda m: _fenced(m[0].strip(), "pycon") + "\n", text).strip()
 
 
@@ -107,7 +107,7 @@ def options() -> str:
     rows = []
     for name, choice in CHOICES.items():
         default = DEFAULTS[name]
-        text = choice.help.replace("|", "\\|")
+        text = (choice.in_python or choice.help).replace("|", "\\|")
         rows.append([f"`{name}`", f"`{default!r}`", text])
     return "\n".join(grid(["<option", "<default", "<meaning"], rows))
 

@@ -115,6 +115,13 @@ def test_complex_products(comm, device, split, dtype, algorithm, rng):
     runner.close()
 
 
+def test_an_alpha_of_nan_is_agreed_upon(comm):
+    a = np.ones((7, 7), "f4")
+    for split in ("rows", "cols"):
+        c = hybrid_gemm.gemm(a, a, alpha=float("nan"), comm=comm, device="cpu", split=split)
+        assert np.isnan(c).all()
+
+
 def test_ranks_agree_on_conjugates(comm):
     a = np.ones((4, 4), "c8")
     if comm.size > 1:
