@@ -122,6 +122,10 @@ def _fail(error: BaseException) -> int:
         what = str(error)
         if isinstance(error, OSError) and error.filename is None and error.strerror:
             what = f"cannot write or read: {error.strerror}"  # standard output, mostly
+            try:
+                sys.stdout.flush()
+            except OSError:  # nor can Python when it ends
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         click.echo(on_stderr(f"hybrid-gemm: {what}"), err=True)
     else:
         raise error
