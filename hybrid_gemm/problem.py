@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import numbers
 from dataclasses import dataclass
@@ -211,10 +212,16 @@ def _check_scalar(value: object, name: str, dtype: str) -> Scalar:
     return whole
 
 
+@functools.cache
+def _largest(dtype: str) -> float:
+    """The largest finite number of a floating-point dtype, or of a complex one's parts."""
+    return float(finfo(REAL_OF.get(dtype, dtype)).max)
+
+
 def _fitting(value: Any, name: str, dtype: str, kind: type) -> Any:
     """alpha or beta as a float or complex number. Raises `UsageError` for a finite one that is
     Inf in the arithmetic's dtype."""
-    largest = float(finfo(REAL_OF.get(dtype, dtype)).max)
+    largest = _largest(dtype)
     try:
         factor = kind(value)
     except OverflowError:  # a whole number or a fraction beyond float64

@@ -23,7 +23,7 @@ from .arrays.complex_numbers import RealProduct
 from .arrays.operand import CallerArrays
 from .arrays.other_libraries import Guests, gpu_of, library_of
 from .arrays.stacks import Stacks
-from .arrays.three_products import ThreeProducts
+from .arrays.three_products import ThreeProducts, computed, progress_of_one
 from .catalog import Variant
 from .devices.base import Device
 from .devices.cpu import CpuDevice
@@ -275,12 +275,8 @@ class Runner:
         done: list[Result] = []
 
         def gemm(a: Any, b: Any) -> Any:
-            done.append(self.run(a, b, resident=resident, progress=a_third))
+            done.append(self.run(a, b, resident=resident, progress=progress_of_one(progress)))
             return done[-1].c
-
-        def a_third(flops: int) -> None:  # three products have three quarters of the operations
-            if progress:
-                progress(flops * 4 // 3)
 
         start = time.perf_counter()
         with shortage_in_words(problem):
@@ -294,7 +290,7 @@ class Runner:
         return dataclasses.replace(
             last, c=arrays.result(made), problem=problem, total_ms=total_ms,
             timeline=Timeline.after_each_other([x.timeline for x in done], runs),
-            compute=three.compute([x.compute for x in done]),
+            compute=computed([x.compute for x in done]),
         )  # fmt: skip
 
     def _real_product(self, arrays: CallerArrays, problem: Problem) -> RealProduct:

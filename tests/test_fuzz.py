@@ -3,21 +3,18 @@
 import json
 import sys
 import threading
-from importlib.machinery import SourceFileLoader
-from importlib.util import module_from_spec, spec_from_loader
-from pathlib import Path
 
 import numpy as np
 import pytest
+from support.scripts import SCRIPTS, loaded
 
 import hybrid_gemm
 from hybrid_gemm.devices.cpu import CpuDevice
 from hybrid_gemm.errors import UsageError
 
-SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
 sys.path.insert(0, str(SCRIPTS))
 
-from fuzzing import campaign, cases, judge, matrices  # noqa: E402
+from fuzzing import campaign, cases, judge, matrices
 
 SEED = 20261122
 COUNT = {"cpu": 400, "emulator": 40, "cuda": 300}
@@ -129,10 +126,7 @@ def test_the_same_seed_makes_the_same_case():
 @pytest.fixture
 def module():
     """scripts/fuzz, imported."""
-    loader = SourceFileLoader("fuzz_script", str(SCRIPTS / "fuzz"))
-    module = module_from_spec(spec_from_loader("fuzz_script", loader))
-    loader.exec_module(module)
-    return module
+    return loaded("fuzz")
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ import itertools
 import math
 
 import pytest
-from support.kernels import tile, with_anything_new
 
 from hybrid_gemm import catalog
 from hybrid_gemm.devices.cuda import nvrtc
@@ -35,6 +34,21 @@ def possible(variant, dtype):
     except UsageError:
         return False
     return True
+
+
+def tile(variant):
+    return tuple(variant.params.get(x) for x in ("BM", "BN", "TERMS"))
+
+
+def with_anything_new(variants):
+    """Those with a tile, or a value of a parameter, that none before has."""
+    found, seen = [], set()
+    for variant in variants:
+        has = {*variant.params.items(), tile(variant)}
+        if has - seen:
+            found.append(variant)
+            seen |= has
+    return found
 
 
 def one_of_each_tile(variants):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from hybrid_gemm.arrays.operand import Operand, Operands
+from hybrid_gemm.arrays.operand import CallerArrays, Operand, Operands
 from hybrid_gemm.bench import links, tune
 from hybrid_gemm.cli import cli
 from hybrid_gemm.devices import open_devices
@@ -120,6 +120,23 @@ def test_operands_are_page_locked_where_the_device_reads_all_of_them():
     assert not there.page_locked(Reader(a, b, out))  # none is the host's
     half = dataclasses.replace(problem, operands="float16")
     assert not dataclasses.replace(operands, problem=half).page_locked(Reader(a, b, out))
+    unread = dataclasses.replace(operands, c=Operand.of(out.copy()))  # beta is 0
+    assert unread.page_locked(Reader(a, b, out))
+    added = dataclasses.replace(unread, problem=dataclasses.replace(problem, beta=1))
+    assert not added.page_locked(Reader(a, b, out))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_products_of_each_dtype_find_page_locked_arrays(dtype):
+    a, b = np.ones((4, 3), dtype), np.ones((3, 5), dtype)
+    arrays = CallerArrays.of(a, b, out=np.empty((4, 5), dtype))
+    operands = arrays.described(
+        arrays.problem(alpha=1, beta=0), open_devices("cpu", 1)[0], lambda x: None
+    )
+    assert operands.page_locked(Reader(a, b, arrays.out))
+    given = dataclasses.replace(arrays, out=np.empty((4, 5), "c16"))
+    cast = dataclasses.replace(operands, out=Operand.of(given.out))
+    assert not cast.page_locked(Reader(a, b, given.out))
 
 
 def test_there_is_no_bound_where_the_best_rate_is_not_known():

@@ -3,23 +3,18 @@
 import json
 import subprocess
 import sys
-from importlib.machinery import SourceFileLoader
-from importlib.util import module_from_spec, spec_from_loader
-from pathlib import Path
 
 import pytest
 from support.command import environment
 from support.devices import needs
+from support.scripts import SCRIPTS, loaded
 
-SCRIPT = Path(__file__).resolve().parent.parent / "scripts" / "measure-matvec"
+SCRIPT = SCRIPTS / "measure-matvec"
 
 
 @pytest.fixture(scope="module")
 def tool():
-    spec = spec_from_loader("measure_matvec", SourceFileLoader("measure_matvec", str(SCRIPT)))
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return loaded("measure-matvec")
 
 
 def measure(*arguments, **changes):

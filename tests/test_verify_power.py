@@ -1,22 +1,15 @@
 """Planted faults are found, and right products pass: a small run of scripts/verify-power."""
 
 import math
-from importlib.machinery import SourceFileLoader
-from importlib.util import module_from_spec, spec_from_loader
-from pathlib import Path
 
 import numpy as np
 import pytest
-
-SCRIPT = Path(__file__).resolve().parent.parent / "scripts" / "verify-power"
+from support.scripts import loaded
 
 
 @pytest.fixture(scope="module")
 def tool():
-    spec = spec_from_loader("verify_power", SourceFileLoader("verify_power", str(SCRIPT)))
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return loaded("verify-power")
 
 
 def quiet(_text):

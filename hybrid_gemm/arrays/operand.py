@@ -129,11 +129,14 @@ class Operands:
         return home(self.a, problem.operands), home(self.b, problem.operands), c
 
     def page_locked(self, device: Memory) -> bool:
-        """Whether the device copies all of them that lie in the host's memory from and to there
-        without another copy on the host."""
-        operands, out = self.problem.operands, self.problem.dtype
-        wanted = ((self.a, operands), (self.b, operands), (self.c, out), (self.out, out))
-        hosted = [(x, dtype) for x, dtype in wanted if x is not None and x.home is None]
+        """Whether the device copies all that is read or written in the host's memory from and to
+        there without another copy on the host. C of 16 bits is taken to be written once, and so
+        not cast."""
+        p = self.problem
+        of_c = p.out_dtype if p.out_dtype == p.operands else p.dtype
+        addend = [(self.c, of_c)] if self.c is not None and p.beta else []
+        wanted = [(self.a, p.operands), (self.b, p.operands), (self.out, of_c), *addend]
+        hosted = [(x, dtype) for x, dtype in wanted if x.home is None]
         return bool(hosted) and all(
             x.dtype == dtype and x.order is not None and device.reads(x.array)
             for x, dtype in hosted

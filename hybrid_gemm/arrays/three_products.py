@@ -74,10 +74,16 @@ class ThreeProducts:
             made = module_of(c).asarray(made)
         return made
 
-    @staticmethod
-    def compute(words: Sequence[str]) -> str:
-        """What was computed, of what was computed for each product."""
-        return f"{' and '.join(dict.fromkeys(words))}, three real products (3m)"
+
+def computed(words: Sequence[str]) -> str:
+    """What was computed, in words, of the words for each of the three products."""
+    return f"{' and '.join(dict.fromkeys(words))}, three real products (3m)"
+
+
+def progress_of_one(progress: Callable[[int], None] | None) -> Callable[[int], None] | None:
+    """What one of the three products tells its operations: they have three quarters of those of
+    the complex product, of which `progress` is told."""
+    return progress and (lambda flops: progress(flops * 4 // 3))
 
 
 def _real_alpha(alpha: Scalar) -> float:

@@ -33,7 +33,8 @@ def _parse(expression: str) -> _Evaluated:
     # C spells conjunctions && and ||; the header keeps to one comparison an entry instead.
     try:
         body = ast.parse(expression, mode="eval").body
-    except (SyntaxError, ValueError, MemoryError) as error:  # by version of Python, and too deep
+    except (SyntaxError, ValueError, MemoryError) as error:
+        # ValueError: a null byte, before Python 3.11.4; MemoryError: nested too deep for the parser
         raise ValueError(f"cannot evaluate {expression!r}: {error}") from None
     return _evaluated(body, expression)
 

@@ -68,6 +68,12 @@ def _open_streams() -> None:
             setattr(sys, name, os.fdopen(number, mode, closefd=False))
 
 
+def _drop_output() -> None:
+    """Sends what was not yet written to /dev/null, since Python would fail to write it, too, when
+    it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _end(message: str, code: int) -> NoReturn:
     """Ends at once, without waiting for threads that are still in a product."""
     with contextlib.suppress(OSError):
@@ -98,7 +104,7 @@ _ASKS_FOR_HELP: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
 def _fail(error: BaseException) -> int:
     """Says what failed, once for all ranks; the exit code."""
     if isinstance(error, BrokenPipeError):  # the reader of our output has gone
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 1
     if not launch.first_of_job():
         agreed = ending.is_agreed(error)
@@ -124,8 +130,8 @@ def _fail(error: BaseException) -> int:
             what = f"cannot write or read: {error.strerror}"  # standard output, mostly
             try:
                 sys.stdout.flush()
-            except OSError:  # nor can Python when it ends
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            except OSError:
+                _drop_output()
         click.echo(on_stderr(f"hybrid-gemm: {what}"), err=True)
     else:
         raise error

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..arrays.caller_arrays import cast_into, module_of, wait_for_streams
 from ..arrays.complex_numbers import RealProduct
-from ..arrays.three_products import ThreeProducts
+from ..arrays.three_products import ThreeProducts, computed, progress_of_one
 from ..execution.timeline import Timeline
 from ..problem import REAL_OF
 from . import launch
@@ -58,20 +58,20 @@ class ComplexRun:
         the parts of its blocks, and C of its strips of the three."""
         start, problem = time.perf_counter(), self.plan.problem
 
-        def three_products() -> ThreeProducts:
+        def three_products() -> tuple[ThreeProducts, list[Any]]:
             found = ThreeProducts.of(problem, a, b)
             wait_for_streams(*found.a, *found.b)
-            return found
+            made = [module_of(out).empty(out.shape, REAL_OF[problem.dtype]) for _ in found.a]
+            return found, made
 
-        three = launch.together(self.comm, three_products)
-        done: list[RankResult] = []
-        for x, y in zip(three.a, three.b, strict=True):
-            strip = module_of(out).empty(out.shape, REAL_OF[problem.dtype])
-            found = self.multiply(
-                self.plan.as_third, x, y, None, strip, resident=self.resident,
-                progress=self._a_third,
-            )  # fmt: skip
-            done.append(found)
+        three, strips = launch.together(self.comm, three_products)
+        progress = progress_of_one(self.progress)
+        done: list[RankResult] = [
+            self.multiply(
+                self.plan.as_third, x, y, None, strip, resident=self.resident, progress=progress
+            )
+            for x, y, strip in zip(three.a, three.b, strips, strict=True)
+        ]
 
         def combined() -> Any:
             found = three.combined([x.c for x in done], c if problem.beta else None, out)
@@ -86,14 +86,9 @@ class ComplexRun:
             done[0], c=out, plan=self.plan,
             total_ms=sum(runs) if self.resident else self._slowest_ms(start),
             timeline=Timeline.after_each_other([x.timeline for x in done], runs),
-            compute=three.compute([x.compute for x in done]),
+            compute=computed([x.compute for x in done]),
         )  # fmt: skip
 
     def _slowest_ms(self, start: float) -> float:
         """Since `start`, of the rank that took longest."""
         return max(self.comm.allgather(1e3 * (time.perf_counter() - start)))
-
-    def _a_third(self, flops: int) -> None:
-        # Three products have three quarters of the operations.
-        if self.progress:
-            self.progress(flops * 4 // 3)

@@ -63,8 +63,8 @@ def print_facts(result: Any, plan: Plan, *more: str) -> None:
 
 def real_products(problem: Problem, plan: Plan) -> int:
     """How many products by its plan a problem is multiplied as: three of a complex one by 3m."""
-    real = plan.problem
-    return 3 if problem.is_complex and (real.n, real.k) == (problem.n, problem.k) else 1
+    same = (plan.problem.n, plan.problem.k) == (problem.n, problem.k) != (0, 0)
+    return 3 if problem.is_complex and same else 1
 
 
 def print_real_product(problem: Problem, plan: Plan) -> None:

@@ -10,21 +10,6 @@ from .arrays import fetch, integers, padded, poison
 GEMMS = [v for k in catalog.gemm_kernels() if not k.library for v in k.variants()]
 
 
-def tile(variant):
-    return tuple(variant.params.get(x) for x in ("BM", "BN", "TERMS"))
-
-
-def with_anything_new(variants):
-    """Those with a tile, or a value of a parameter, that none before has."""
-    found, seen = [], set()
-    for variant in variants:
-        has = {*variant.params.items(), tile(variant)}
-        if has - seen:
-            found.append(variant)
-            seen |= has
-    return found
-
-
 def multiply(device, variant, shape, layout, dtype, pad, alpha, beta, seed=0):
     """Runs the variant; returns C within its poisoned surroundings, and what NumPy makes of the
     same whole numbers."""
