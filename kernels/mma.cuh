@@ -58,6 +58,25 @@ __device__ inline void mma(Sum (&sum)[4], const unsigned (&a)[4], const unsigned
     __syncwarp();
 }
 
+// Four matrices of 8 x 8 numbers of 16 bits in shared memory: lane 8 i + r gives where row r of the
+// i-th begins, 16 bytes. Lane 4 g + t gets the numbers 2 t and 2 t + 1 of row g of each, or, where
+// TRANSPOSED, of column g.
+template <bool TRANSPOSED>
+__device__ inline void load_matrices(unsigned (&words)[4], const unsigned short* row) {
+    __shared__ const unsigned short* rows[THREADS];
+    rows[threadIdx.x] = row;
+    __syncwarp();
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    const unsigned short* const* const first = rows + threadIdx.x / 32 * 32;
+    for (int i = 0; i < 4; ++i) {
+        unsigned pair[2];
+        for (int h = 0; h < 2; ++h)
+            pair[h] = TRANSPOSED ? first[8 * i + 2 * t + h][g] : first[8 * i + g][2 * t + h];
+        words[i] = pair[0] | pair[1] << 16;
+    }
+    __syncwarp();
+}
+
 #else
 
 #define HELD "+f"
@@ -78,6 +97,21 @@ __device__ __forceinline__ void mma(Sum (&sum)[4], const unsigned (&a)[4], const
                  " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
                  : HELD(sum[0]), HELD(sum[1]), HELD(sum[2]), HELD(sum[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+template <bool TRANSPOSED>
+__device__ __forceinline__ void load_matrices(unsigned (&words)[4], const unsigned short* row) {
+    const Shared at = shared_address(row);
+    if constexpr (TRANSPOSED)
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+                     : "r"(at)
+                     : "memory");
+    else
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+                     : "r"(at)
+                     : "memory");
 }
 
 #endif

@@ -58,9 +58,15 @@ __device__ inline float from_bfloat(unsigned short x) { return as_float((unsigne
 
 // To the nearest bfloat16, ties to even.
 __device__ inline unsigned short to_bfloat(float x) {
+#if __CUDA_ARCH__ >= 800
+    unsigned short out;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(out) : "f"(x));
+    return out;
+#else
     const unsigned bits = as_bits(x);
-    if ((bits & 0x7fffffff) > INFINITE) return bits >> 16 | 0x40;
+    if ((bits & 0x7fffffff) > INFINITE) return 0x7fff;  // as the hardware does it
     return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+#endif
 }
 
 // x times 2^exponent, in two halves of one sign: what the product keeps, neither half loses.

@@ -2,121 +2,144 @@
 summary = "products of a stack of 16-bit matrices on tensor cores, one for each z of the grid"
 entry   = "stack_mma"
 role    = "stack_mma"
-# OUT  bytes of an element of C: 2 is the type of the operands
-params  = [{OUT = 2}]
-block   = ["256", "1", "1"]
-grid    = ["ceil(m / 32) * ceil(n / 32)", "1", "1"]
-tile    = ["32", "32"]
-require = ["OUT == 2"]
+# SIDE  of the tile of C that a block makes, and of a step of k
+# OUT   bytes of an element of C: 2 is the type of the operands
+params  = [{SIDE = 32, OUT = 2}, {SIDE = 64, OUT = 2}]
+block   = ["SIDE * SIDE / 16", "1", "1"]
+grid    = ["ceil(m / SIDE) * ceil(n / SIDE)", "1", "1"]
+tile    = ["SIDE", "SIDE"]
+# a warp makes 16 x 32
+require = ["OUT == 2", "SIDE % 32 == 0", "SIDE <= 64"]
 dtypes  = ["float16", "bfloat16"]
 arch    = ">=80"
+early   = true
 source  = "this project: docs/performance.md"
 ---*/
 
 // C = A B for matrices that lie one step after the other, with sums in float32. A block makes
-// 32 x 32 of C, a warp 16 x 8 of that. A step is 32 of k, and each thread loads 16 bytes of it, from
-// A or from B. Blocks are small and many: what one waits for, others hide.
+// SIDE x SIDE of C in steps of as much of k, a warp 16 x 32 of that. What one block waits for, others
+// hide: there are many on a multiprocessor.
 //
-//     A        B             load: threads 0 to 127 bring A's rows in memory, the others B's
-//   [32][20] [32][20]        words of shared memory, as the matrices lie: 16 and 4 against conflicts
-//   w0 w1 w2 w3              multiply: warps over the tile of C
-//   w4 w5 w6 w7
+//   load      lines of A and B as they lie in memory, all of a step at once
+//   multiply  warps read both operands by ldmatrix, and turn those that lie across k
+//   store     by way of shared memory, as vectors
+#include "early_launch.cuh"
 #include "mma.cuh"
 
 typedef unsigned short Half;  // a number of 16 bits, of either type
 
-constexpr int TILE = 32, PITCH = 20, LINE = 2 * PITCH;  // of a row in shared memory: words, numbers
+constexpr int BLOCK = SIDE * SIDE / 16;    // threads
+constexpr int VEC = 8, LINE = SIDE + VEC;  // numbers of a line in shared memory: no conflicts
+constexpr int ALONG = SIDE / VEC;          // vectors of a line of the tile
+constexpr int VECTORS = SIDE * ALONG;      // of an operand's tile
+constexpr int RESIDENT = 1536 / BLOCK;     // blocks on a multiprocessor
 
 struct alignas(16) Eight {
-    Half x[8];
+    unsigned pairs[VEC / 2];
 };
 
-// Eight neighbours of a row in memory, of which `left` are there; zeros for the others.
-__device__ __forceinline__ Eight eight(const Half* from, int left, bool vectors) {
-    if (vectors && left >= 8) return *reinterpret_cast<const Eight*>(from);
-    Eight v = {};
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        if (i < left) v.x[i] = from[i];
-    }
-    return v;
-}
-
-// Numbers 2 word and 2 word + 1 of k in row (or column) x of an operand's tile.
-template <bool ALONG_K>
-__device__ __forceinline__ unsigned pair(const unsigned* tile, int x, int word) {
-    if (ALONG_K) return tile[x * PITCH + word];
-    const Half* const at = reinterpret_cast<const Half*>(tile) + 2 * word * LINE + x;
-    return at[0] | (unsigned)at[LINE] << 16;
-}
+// A matrix with lines of numbers that are neighbours in memory.
+struct Lines {
+    const Half* at;
+    long long ld;
+    int count, length;
+    bool vectors;  // every line begins on 16 bytes
+};
 
 __device__ __forceinline__ bool on_vectors(const Half* matrix, long long ld) {
-    return (unsigned long long)matrix % 16 == 0 && ld % 8 == 0;
+    return (unsigned long long)matrix % 16 == 0 && ld % VEC == 0;
 }
 
-// Multiply: adds the products of a step, for the warp's 16 x 8 from (row, col) of the tile on; lane
-// 4 g + t.
-__device__ __forceinline__ void multiply(float (&sum)[4], const unsigned (&tiles)[2][TILE * PITCH],
-                                         int row, int col, int g, int t) {
+// Load: the tile from line `first` and number `from` on; zeros beyond the matrix.
+__device__ __forceinline__ void load(Half* tile, const Lines& matrix, int first, int from) {
 #pragma unroll
-    for (int word = 0; word < TILE / 2; word += 8) {
-        unsigned a[4], b[2];
+    for (int e = threadIdx.x; e < VECTORS; e += BLOCK) {
+        const int line = first + e / ALONG, x = from + e % ALONG * VEC;
+        const int left = line < matrix.count ? min(VEC, matrix.length - x) : 0;
+        const Half* const here = matrix.at + line * matrix.ld + x;
+        Half* const to = tile + e / ALONG * LINE + e % ALONG * VEC;
+        if (matrix.vectors && (left == VEC || left <= 0)) {
+            copy_async<16>(shared_address(to), left > 0 ? here : matrix.at, left > 0);
+        } else {
 #pragma unroll
-        for (int r = 0; r < 4; ++r)
-            a[r] = pair<!TRANS_A>(tiles[0], row + g + r % 2 * 8, word + t + r / 2 * 4);
-#pragma unroll
-        for (int r = 0; r < 2; ++r) b[r] = pair<TRANS_B>(tiles[1], col + g, word + t + r * 4);
-        mma(sum, a, b);
+            for (int i = 0; i < VEC; ++i) to[i] = i < left ? here[i] : Half(0);
+        }
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+// Four matrices of 8 x 8 words' numbers for `mma`: x from x0 on in two steps of 8, and k from k0 on,
+// where X_FIRST says which of them changes first.
+template <bool ALONG_K, bool X_FIRST>
+__device__ __forceinline__ void four(unsigned (&words)[4], const Half* tile, int x0, int k0) {
+    const int lane = threadIdx.x % 32, first = lane / 8 % 2 * 8, second = lane / 16 * 8;
+    const int x = x0 + (X_FIRST ? first : second), k = k0 + (X_FIRST ? second : first);
+    const int line = (ALONG_K ? x : k) + lane % 8, at = ALONG_K ? k : x;
+    load_matrices<!ALONG_K>(words, tile + line * LINE + at);
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK, RESIDENT)
     stack_mma(int m, int n, int k, const void* A, long long lda, long long step_a, const void* B,
               long long ldb, long long step_b, void* C, long long ldc, long long step_c) {
-    __shared__ __align__(16) unsigned tiles[2][TILE * PITCH];
+    wait_for_launch_before();
+    __shared__ __align__(16) Half tiles[2][SIDE * LINE];
     const Half* const a_at = (const Half*)A + blockIdx.z * step_a;
     const Half* const b_at = (const Half*)B + blockIdx.z * step_b;
-    Half* const c_at = (Half*)C + blockIdx.z * step_c;
-    const int tiles_m = (m + TILE - 1) / TILE;
-    const int row0 = blockIdx.x % tiles_m * TILE, col0 = blockIdx.x / tiles_m * TILE;
+    const Lines a = {a_at, lda, TRANS_A ? k : m, TRANS_A ? m : k, on_vectors(a_at, lda)};
+    const Lines b = {b_at, ldb, TRANS_B ? n : k, TRANS_B ? k : n, on_vectors(b_at, ldb)};
+    const int tiles_m = (m + SIDE - 1) / SIDE;
+    const int row0 = blockIdx.x % tiles_m * SIDE, col0 = blockIdx.x / tiles_m * SIDE;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int row = warp % (SIDE / 16) * 16, col = warp / (SIDE / 16) * 32;  // of the warp
 
-    // This thread's part of a load: row `line` of A's or B's tile as it lies, from `at` on.
-    const bool of_b = threadIdx.x >= 128, along_k = of_b ? TRANS_B : !TRANS_A;
-    const int line = threadIdx.x % 128 / 4, at = threadIdx.x % 4 * 8;
-    const int x0 = of_b ? col0 : row0, x_end = of_b ? n : m;
-    const Half* const matrix = of_b ? b_at : a_at;
-    const long long ld = of_b ? ldb : lda;
-    const bool vectors = on_vectors(matrix, ld);
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
-    const int row = warp / 4 * 16, col = warp % 4 * 8;
-
-    const auto load = [&](int k0) {
-        const int y = (along_k ? x0 : k0) + line, x = (along_k ? k0 : x0) + at;
-        const bool there = y < (along_k ? x_end : k);
-        const int left = there ? (along_k ? k : x_end) - x : 0;
-        return eight(matrix + y * ld + x, left, vectors);
-    };
-    float sum[4] = {};
-    for (int k0 = 0; k0 < k; k0 += TILE) {
-        const Eight v = load(k0);
+    float sum[4][4] = {};
+    for (int k0 = 0; k0 < k; k0 += SIDE) {
+        if (k0) __syncthreads();
+        load(tiles[0], a, TRANS_A ? k0 : row0, TRANS_A ? row0 : k0);
+        load(tiles[1], b, TRANS_B ? col0 : k0, TRANS_B ? k0 : col0);
+        copies_commit();
+        copies_wait<0>();
         __syncthreads();
-        *reinterpret_cast<Eight*>(tiles[of_b] + line * PITCH + at / 2) = v;
-        __syncthreads();
-        multiply(sum, tiles, row, col, g, t);
-    }
-    const bool pairs = (unsigned long long)c_at % 4 == 0 && ldc % 2 == 0;
-    const int c = col0 + col + 2 * t;
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-        const int r = row0 + row + g + 8 * h;
-        if (r >= m || c >= n) continue;
+        for (int p = 0; p < SIDE; p += 16) {
+            unsigned of_a[4], of_b[2][4];
+            four<!TRANS_A, true>(of_a, tiles[0], row, p);
+#pragma unroll
+            for (int j = 0; j < 2; ++j) four<TRANS_B, false>(of_b[j], tiles[1], col + 16 * j, p);
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                const unsigned words[2] = {of_b[j / 2][j % 2 * 2], of_b[j / 2][j % 2 * 2 + 1]};
+                mma(sum[j], of_a, words);
+            }
+        }
+    }
+
+    __syncthreads();
+    Half* const made = tiles[0];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            const int at = (row + lane / 4 + 8 * h) * LINE + col + 8 * j + lane % 4 * 2;
+            *reinterpret_cast<unsigned*>(made + at) =
+                narrowed(sum[j][2 * h]) | (unsigned)narrowed(sum[j][2 * h + 1]) << 16;
+        }
+    }
+    __syncthreads();
+    Half* const c_at = (Half*)C + blockIdx.z * step_c;
+    const bool vectors = on_vectors(c_at, ldc);
+#pragma unroll
+    for (int e = threadIdx.x; e < VECTORS; e += BLOCK) {
+        const int r = row0 + e / ALONG, c = col0 + e % ALONG * VEC;
+        const Half* const from = made + e / ALONG * LINE + e % ALONG * VEC;
+        if (r >= m) continue;
         Half* const to = c_at + r * ldc + c;
-        const Half first = narrowed(sum[2 * h]), second = narrowed(sum[2 * h + 1]);
-        if (pairs && c + 1 < n) {
-            *reinterpret_cast<unsigned*>(to) = first | (unsigned)second << 16;
-        } else {
-            to[0] = first;
-            if (c + 1 < n) to[1] = second;
+        if (vectors && c + VEC <= n) {
+            *reinterpret_cast<Eight*>(to) = *reinterpret_cast<const Eight*>(from);
+            continue;
+        }
+#pragma unroll
+        for (int q = 0; q < VEC; ++q) {
+            if (c + q < n) to[q] = from[q];
         }
     }
 }

@@ -1,6 +1,7 @@
 """The kernel for stacks: each variant, odd shapes, all layouts; exact, and nothing outside C
 written. And which variant is taken."""
 
+import itertools
 import json
 from pathlib import Path
 
@@ -12,10 +13,12 @@ from support.devices import open_device
 from hybrid_gemm import catalog
 from hybrid_gemm.devices.stack_products import bind_stack
 from hybrid_gemm.kernel_choice import stacks
+from hybrid_gemm.problem import NARROW
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results" / "stack_tiles_h200.json"
 CASES = [(v, "float32") for v in catalog.helper("stack").kernel.variants()]
-CASES += [(catalog.helper("stack_mma"), dtype) for dtype in ("float16", "bfloat16")]
+CASES += [(v, dtype) for v in catalog.helper("stack_mma").kernel.variants()
+          for dtype in ("float16", "bfloat16")]  # fmt: skip
 SHAPES = [
     (3, 32, 32, 32), (5, 33, 65, 17), (2, 130, 133, 21), (4, 1, 1, 1), (3, 7, 100, 40),
     (1, 64, 96, 3), (2, 140, 270, 19),
@@ -63,7 +66,13 @@ def test_it_is_taken_where_it_was_faster():
     assert taken >= 8
     assert stacks.faster(4096, (32, 32, 32), "nn", "float64") is None
     assert stacks.faster(4096, (31, 31, 31), "nn", "float32") is None
-    assert stacks.faster(4096, (32, 32, 32), "nn", "bfloat16") is None  # not measured
+    for dtype, layout in itertools.product(NARROW, catalog.LAYOUTS):
+        for side in (8, 16, 24, 32):
+            assert stacks.faster(256, (side, side, side), layout, dtype).name == "stack_mma"
+        assert stacks.faster(255, (32, 32, 32), layout, dtype) is None  # fewer were not measured
+        assert stacks.faster(4096, (40, 40, 40), layout, dtype) is None  # cuBLAS is faster
+        assert stacks.faster(4096, (32, 32, 40), layout, dtype) is None
+        assert stacks.faster(4096, (20, 20, 20), layout, dtype) is None  # rows of 40 bytes
     assert stacks.own((100, 5, 7), "float32").tile == (64, 64)
     assert stacks.own((512, 512, 7), "float32").tile == (128, 256)
     assert stacks.own((128, 512, 7), "float32").tile == (64, 64)  # half of the multiprocessors

@@ -21,8 +21,9 @@ def test_the_fallback_fits_every_gpu_that_it_is_for(variant):
 @pytest.mark.parametrize("wide", [0, 1])  # columns of C's array more than of C: rows off vectors
 @pytest.mark.parametrize("number", [0, 1])
 def test_both_tiles_are_stored_whole(monkeypatch, number, wide, beta):
-    def chosen(device, m, n):
-        return catalog.helper("strict").kernel.variants()[number].for_multiprocessors(4)
+    def chosen(device, m, n, tf32):
+        variants = catalog.helper("strict").kernel.variants()
+        return variants[2 * number + wide].for_multiprocessors(4)
 
     monkeypatch.setattr(tensor_core_products, "strict_variant", chosen)
     rng, (m, n, k) = np.random.default_rng(1), (301, 516, 50)

@@ -152,7 +152,7 @@ class ProductInTwoParts(PackedProduct):
         self.least_k = np.int32(LEAST_K_TF32 if self.tf32 else _NEVER)
         self.fp16 = self.multiply("float16", 2)
         self.by_tf32 = self.multiply("tfloat32", 2) if self.tf32 else None
-        instead = strict_variant(device, self.m, self.n)
+        instead = strict_variant(device, self.m, self.n, tf32=self.tf32)
         self.instead = device.function(instead, "float32", self.layouts)
         self.instead_launch = instead.launch(self.m, self.n, self.k, "float32")
         self.alpha, self.beta = np.float32(operation.alpha), np.float32(operation.beta)
@@ -261,10 +261,11 @@ def _cluster(device: KernelLauncher, m: int, n: int, k: int) -> int:
     return 8
 
 
-def strict_variant(device: KernelLauncher, m: int, n: int) -> Variant:
+def strict_variant(device: KernelLauncher, m: int, n: int, *, tf32: bool) -> Variant:
     """The variant that multiplies in strict fp32 behind the verdict: the one of small tiles where
-    C has few of the others."""
-    large, small = catalog.helper("strict").kernel.variants()
+    C has few of the others. `tf32`: that splits in TF32 too."""
+    kernel = catalog.helper("strict").kernel
+    large, small = (v for v in kernel.variants() if v.params["TF32"] == tf32)
     (rows, cols), processors = large.tile, device.processors
     variant = small if -(-m // rows) * -(-n // cols) * 8 < processors else large
     return variant.for_multiprocessors(processors)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .. import catalog
 from ..catalog import ITEM_SIZE, Variant
+from ..problem import NARROW
 
 LEAST = 256  # matrices: fewer were not measured
 _VECTOR = 16  # bytes on which rows begin that are read by vectors
@@ -11,13 +12,15 @@ _VECTOR = 16  # bytes on which rows begin that are read by vectors
 
 def own(sides: tuple[int, int, int], dtype: str) -> Variant | None:
     """Our variant for products of m x n x k; None for a dtype that no kernel has a form for."""
-    if dtype in catalog.helper("stack_mma").kernel.dtypes:
-        return catalog.helper("stack_mma")
+    halves = catalog.helper("stack_mma").kernel
+    m, n, _k = sides
+    if dtype in halves.dtypes:
+        small, large = sorted(halves.variants(), key=lambda v: v.tile)
+        return small if max(m, n) <= small.tile[0] else large
     kernel = catalog.helper("stack").kernel
     if dtype not in kernel.dtypes:
         return None
     small, middle, large = sorted(kernel.variants(), key=lambda v: v.tile)
-    m, n, _k = sides
     if max(m, n) <= small.tile[0]:
         return small
     return large if m > large.tile[0] and n >= large.tile[1] else middle
@@ -25,15 +28,18 @@ def own(sides: tuple[int, int, int], dtype: str) -> Variant | None:
 
 def faster(count: int, sides: tuple[int, int, int], layout: str, dtype: str) -> Variant | None:
     """Our variant where it was faster than cuBLAS's batched product on an H200, for matrices whose
-    rows begin on 16 bytes (docs/results/stack_tiles_h200.json): of float32 up to 32 x 32, and up to
-    64 x 64 unless only B lies along k. Those of 16 bits were not measured."""
+    rows begin on 16 bytes: of float32 up to 32 x 32, and up to 64 x 64 unless only B lies along k
+    (docs/results/stack_tiles_h200.json); of 16 bits with all sides from 8 to 32, of which squares
+    were measured (`scripts/measure-stacks --narrow`)."""
     m, n, k = sides
     variant = own(sides, dtype)
-    if variant is None or count < LEAST or dtype != "float32":
+    if variant is None or count < LEAST:
         return None
     read = m if layout[0] == "t" else k, k if layout[1] == "t" else n
     if any(x * ITEM_SIZE[dtype] % _VECTOR for x in read):
         return None
+    if dtype in NARROW:
+        return variant if min(sides) >= 8 and max(sides) <= 32 else None
     if max(m, n) <= 32:
         return variant if min(m, n) >= 8 and k <= 64 else None
     return variant if min(m, n) >= 48 and max(m, n) <= 64 and layout in ("nn", "tn") else None
