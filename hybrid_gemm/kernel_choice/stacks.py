@@ -29,8 +29,8 @@ def own(sides: tuple[int, int, int], dtype: str) -> Variant | None:
 def faster(count: int, sides: tuple[int, int, int], layout: str, dtype: str) -> Variant | None:
     """Our variant where it was faster than cuBLAS's batched product on an H200, for matrices whose
     rows begin on 16 bytes: of float32 up to 32 x 32, and up to 64 x 64 unless only B lies along k
-    (docs/results/stack_tiles_h200.json); of 16 bits with all sides from 8 to 32, of which squares
-    were measured (`scripts/measure-stacks --narrow`)."""
+    (docs/results/stack_tiles_h200.json); of 16 bits with all sides from 8 to 32, and of larger
+    squares up to 64 where cuBLAS takes a slower kernel (docs/results/stack_narrow_h200.json)."""
     m, n, k = sides
     variant = own(sides, dtype)
     if variant is None or count < LEAST:
@@ -39,7 +39,8 @@ def faster(count: int, sides: tuple[int, int, int], layout: str, dtype: str) -> 
     if any(x * ITEM_SIZE[dtype] % _VECTOR for x in read):
         return None
     if dtype in NARROW:
-        return variant if min(sides) >= 8 and max(sides) <= 32 else None
+        square = m == n == k <= 64 and 512 <= count <= (4096 if m == 64 else 1000)
+        return variant if min(sides) >= 8 and (max(sides) <= 32 or square) else None
     if max(m, n) <= 32:
         return variant if min(m, n) >= 8 and k <= 64 else None
     return variant if min(m, n) >= 48 and max(m, n) <= 64 and layout in ("nn", "tn") else None

@@ -180,3 +180,24 @@ def small() -> str:
         for memory, n in dict.fromkeys((row["memory"], row["size"]) for row in rows)
     )
     return "\n".join([*lines, *grid(["<m = n = k", "<arrays", *ways], table)])
+
+
+def executors() -> str:
+    """Native threads beside Python's executor, from arrays of the host."""
+    rows = [r for r in result("executors2")["rows"] if len(r["options"]["gpus"]) == 2]
+    by: dict[tuple, dict[int, float]] = {}
+    for r in rows:
+        memory = "page-locked" if r["memory"] == "pinned" else "ordinary"
+        by.setdefault((r["arithmetic"], memory), {})[r["size"]] = r["python_ms"] / r["native_ms"]
+    sizes = sorted({r["size"] for r in rows})
+    table = ([*what, *(f"{of[n]:.2f}" for n in sizes)] for what, of in by.items())
+    same = sum(r["same_bits"] and r["verdict"] == "passed" for r in rows)
+    lines = [
+        "Python's time over that of native threads, medians of the same plan in turns, two H200s "
+        "([figures](results/executors2_h200.json), `scripts/measure-host executors`):",
+        "",
+        *grid(["<arithmetic", "<memory", *map(str, sizes)], table),
+        "",
+        f"Of {len(rows)} products, {same} had the same bits by both and passed their verdict.",
+    ]
+    return "\n".join(lines)

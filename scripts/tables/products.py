@@ -1,0 +1,74 @@
+"""Products that are not of two real matrices, beside what else multiplies them:
+docs/performance.md."""
+
+import statistics
+
+from . import grid, result
+
+
+def complex_numbers() -> str:
+    """Complex products beside CuPy's."""
+    rows = result("complex")["rows"]
+    by: dict[tuple, dict[int, dict]] = {}
+    for row in rows:
+        by.setdefault((row["dtype"], row["compute"]), {})[row["size"]] = row
+    sizes = sorted({row["size"] for row in rows})
+    table = [
+        [*what, *(f"{of[n][x]:{how}}" for n in sizes
+                  for x, how in (("ours_tflops", ".0f"), ("ratio", ".2f"))),
+         f"{max(of[n]['ours_error'] / of[n]['cupy_error'] for n in sizes):.2f}"]
+        for what, of in by.items()
+    ]  # fmt: skip
+    headings = ["<dtype", "<compute", *(x for n in sizes for x in (f"TFLOP/s at {n}", "of CuPy")),
+                "error, of CuPy's"]  # fmt: skip
+    return "\n".join([
+        "Complex products of square matrices that lie on an H200, expansion and packing included, "
+        "beside CuPy's (cuBLAS) in the same run; operations are those of four real products, and "
+        "errors the largest over abs(A) abs(B) ([figures](results/complex_h200.json), "
+        "`scripts/measure-complex`):",
+        "", *grid(headings, table),
+    ])  # fmt: skip
+
+
+def stacks() -> str:
+    """Stacks of products beside torch.bmm."""
+    rows = result("stacks")["rows"]
+    table = [
+        [row["dtype"], row["count"], f"{row['m']} x {row['n']} x {row['k']}",
+         f"{row['ours_ms'] * 1e3:.1f}", f"{row['torch_ms'] * 1e3:.1f}", f"{row['ratio']:.2f}"]
+        for row in rows
+    ]  # fmt: skip
+    mean = statistics.geometric_mean(row["ratio"] for row in rows)
+    narrow = result("stack_narrow")["rows"]
+    small = [row["ratio"] for row in narrow if row["side"] <= 32]
+    headings = ["<dtype", "count", "<m x n x k", "us a call", "`torch.bmm`, us", "ratio"]
+    return "\n".join([
+        "Stacks that lie on an H200, calls that follow one another, beside PyTorch in the same run "
+        "([figures](results/stacks_h200.json), `scripts/measure-stacks`):",
+        "", *grid(headings, table), "",
+        f"Geometric mean: {mean:.2f}. Squares of 16 bits with sides of 8 to 32, 256 to 10,000 of "
+        f"them, in graphs: {min(small):.2f} to {max(small):.2f} times as fast as cuBLAS "
+        "([figures](results/stack_narrow_h200.json)).",
+    ])  # fmt: skip
+
+
+def vectors() -> str:
+    """Matrices times vectors beside a copy."""
+    rows = result("matvec")["rows"]
+    by: dict[tuple, dict[int, float]] = {}
+    for row in rows:
+        way = row["product"], row["layout"]
+        by.setdefault((row["dtype"], *way), {})[row["side"]] = row["ratio"]
+    sides = sorted({row["side"] for row in rows})
+    table = [
+        [dtype, product, "by rows" if layout == "n" else "by columns",
+         *(f"{of[n]:.2f}" if n in of else "" for n in sides)]
+        for (dtype, product, layout), of in by.items()
+    ]  # fmt: skip
+    headings = ["<dtype", "<product", "<A lies", *map(str, sides)]
+    return "\n".join([
+        "A square matrix times a vector on an H200, in graphs: the share of the bandwidth that a "
+        "copy of as many bytes within the GPU's memory reaches "
+        "([figures](results/matvec_h200.json), `scripts/measure-matvec`):",
+        "", *grid(headings, table),
+    ])  # fmt: skip
