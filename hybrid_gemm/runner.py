@@ -315,13 +315,15 @@ class Runner:
         """A @ B as NumPy's `matmul`; see `hybrid_gemm.matmul`."""
         if guests := Guests.of(a, b, None, out):
             return guests.served(lambda x, y, _c, z: self.matmul(x, y, out=z))
-        stacks = Stacks.of(as_array(a, "A"), as_array(b, "B"), out)
+        a, b = as_array(a, "A"), as_array(b, "B")
+        if self._single_cpu and all(type(x) in (np.ndarray, type(None)) for x in (a, b, out)):
+            made = self._single_cpu.matmul(a, b, out)
+            if made is not None:
+                return made
+        stacks = Stacks.of(a, b, out)
         if self.options.algorithm == "3m" and stacks.c.dtype.kind == "c":
             return stacks.multiply(self._into, lambda *_: False)
-        real = stacks.as_real()
-        if self._single_cpu and self._single_cpu.matmul(real.a, real.b, real.c):
-            return stacks.result
-        real.multiply(self._into, self._together)
+        stacks.as_real().multiply(self._into, self._together)
         return stacks.result
 
     def gemm_many(self, a: Sequence[Any], b: Sequence[Any], /) -> list[Any]:
@@ -352,7 +354,11 @@ class Runner:
         return [self._multiply(x, y, None, 1.0, 0.0, False, False, None) for x, y in pairs]
 
     def _together(self, a: Any, b: Any, c: Any) -> bool:
-        """c = a @ b for stacks, where one GPU multiplies them by few launches; otherwise False."""
+        """c = a @ b for stacks, where one GPU multiplies them by few launches, or the CPU by one
+        call; otherwise False."""
+        if self._single_cpu:
+            hosted = all(type(x) is np.ndarray for x in (a, b, c))
+            return hosted and self._single_cpu.matmul(a, b, c) is not None
         if is_device_array(a):
             single = self._single_gpus.get(a.device.id)
             return (

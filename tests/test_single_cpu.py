@@ -96,3 +96,54 @@ def test_nan_and_inf_are_as_blas_has_them(runner):
     with np.errstate(all="raise"):
         got = runner.gemm(a, np.array([[0, 1], [1, 1]], "f4"))
     np.testing.assert_array_equal(got, [[np.nan, np.inf], [np.nan, np.nan]])
+
+
+@pytest.mark.parametrize("dtype", ["complex64", "complex128"])
+def test_complex_products_are_numpys_own(dtype, runner, no_runs, rng, monkeypatch):
+    monkeypatch.setattr(Runner, "_real_product", None)  # which would be called
+    a, b = (
+        rng.standard_normal((30, 2 * n)).astype("f8").view("c16").astype(dtype) for n in (20, 7)
+    )
+    for trans, op_a in ((True, a.T), ("c", a.conj().T)):
+        np.testing.assert_array_equal(runner.gemm(a, b, trans_a=trans), op_a @ b)
+    out = np.zeros((20, 7), dtype)
+    assert runner.gemm(a.T, b, out=out) is out
+    np.testing.assert_array_equal(out, a.T @ b)
+    np.testing.assert_array_equal(runner.matmul(a.T, b[:, 0]), a.T @ b[:, 0])
+    stack = np.stack([a, a])
+    turned = stack.swapaxes(1, 2)
+    np.testing.assert_array_equal(runner.matmul(turned, stack), turned @ stack)
+
+
+def test_complex_parts_overflow_alone(runner):
+    """As C99 has it, and NumPy, whose BLAS multiplies by 1 + 0i, has not."""
+    a, b = np.full((2, 1), 1e30, "c8"), np.full((1, 2), 1e30 + 1j, "c8")
+    for _ in range(2):
+        for got in (runner.gemm(a, b), runner.matmul(a, b), runner.matmul(a[:, 0], b.T[:, 0])):
+            assert np.isposinf(got.real).all() and np.isfinite(got.imag).all()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "complex64", "float16"])
+def test_matmul_of_vectors_and_stacks(dtype, runner, rng):
+    shapes = (
+        ((3, 4), (4,)),
+        ((4,), (4, 5)),
+        ((4,), (4,)),
+        ((2, 1, 3, 4), (5, 4, 2)),
+        ((4,), (2, 4, 5)),
+    )
+    for a, b in (tuple(integers(rng, x).astype(dtype) for x in pair) for pair in shapes):
+        expected = np.matmul(a.astype("c16"), b.astype("c16"))
+        for _ in range(2):
+            got = runner.matmul(a, b)
+            assert got.dtype == dtype and got.shape == expected.shape
+            np.testing.assert_array_equal(got, expected)
+        out = np.zeros((*expected.shape, 2), dtype)[..., 1]
+        assert runner.matmul(a, b, out=out) is out or not out.ndim
+        np.testing.assert_array_equal(out, expected)
+    stack = np.ones((2, 3, 3), dtype)
+    for _ in range(2):
+        with pytest.raises(UsageError, match="out overlaps A"):
+            runner.matmul(stack, stack, out=stack)
+        with pytest.raises(UsageError, match="do not broadcast"):
+            runner.matmul(np.ones((2, 3, 4)), np.ones((3, 4, 5)))

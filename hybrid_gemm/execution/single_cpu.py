@@ -5,11 +5,13 @@ What has to be worked out is worked out once for arrays of the same shapes and d
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
 from ..arrays.caller_arrays import cast_into, is_same, shares_memory
+from ..arrays.stacks import shape_of_product
 from ..arrays.strides import overlaps_itself
 from ..devices.cpu import CpuDevice, product
 from ..errors import shortage_in_words
@@ -31,8 +33,9 @@ class SingleCpuExecutor:
         self, a: Any, b: Any, c: Any = None, alpha: Any = 1.0, beta: Any = 0.0,
         trans_a: bool | str = False, trans_b: bool | str = False, out: Any = None,
     ) -> Any:  # fmt: skip
-        """alpha * op(A) @ op(B) + beta * C of NumPy's arrays, with the bits of a run; None for what
-        takes one: an `out` that overlaps, and products that are made in several pieces."""
+        """alpha * op(A) @ op(B) + beta * C of NumPy's arrays, with a run's bits but for complex
+        ones, which it expands. None for what takes a run: an `out` that overlaps, products that
+        are made in several pieces, and complex ones with factors, Inf or NaN."""
         found = self._find(a, b, c, alpha, beta, trans_a, trans_b, out)
         if found is None or (out is not None and not _free(out, a, b, c)):
             return None
@@ -44,7 +47,8 @@ class SingleCpuExecutor:
                 out = np.empty((problem.m, problem.n), result_dtype)
             if plain:
                 writing = True
-                return product(op_a, op_b, out)
+                op_a, op_b = _conjugated(problem.conj_a, op_a), _conjugated(problem.conj_b, op_b)
+                return _as_c99(product(op_a, op_b, out))
             made = out if out.dtype == dtype else np.empty(out.shape, dtype)
             op_a, op_b = _as(op_a, dtype), _as(op_b, dtype)
             writing = made is out
@@ -61,17 +65,42 @@ class SingleCpuExecutor:
                 raise
         return out
 
-    def matmul(self, a: Any, b: Any, c: Any) -> bool:
-        """c = a @ b for stacks of the same length, if one call of NumPy's does it as `gemm` would
-        do each pair; otherwise False, and nothing is done."""
-        if not (c.size and all(type(x) is np.ndarray and x.dtype.kind == "f" for x in (a, b, c))):
-            return False
-        x, y, z = (v[(0,) * (v.ndim - 2)] for v in (a, b, c))
-        found = self._find(x, y, None, 1.0, 0.0, False, False, z)
-        if found is None or not c.flags.writeable or {a.dtype, b.dtype, c.dtype} != {found[1]}:
-            return False
-        self.device.multiply(a, b, c, 1, 0)
-        return True
+    def matmul(self, a: Any, b: Any, out: Any = None) -> Any:
+        """A @ B as NumPy's `matmul` has it, of vectors, matrices and stacks of NumPy's arrays; None
+        where `gemm` of a pair would be None or more than one call of NumPy's, and for a stack times
+        one matrix, which is one product."""
+        key = "matmul", a.shape, a.dtype, b.shape, b.dtype, out is None or (out.shape, out.dtype)
+        if key not in self.known:
+            if len(self.known) >= MAX_KNOWN:
+                self.known.clear()
+            self.known[key] = self._one_call(a, b, out)
+        found = self.known[key]
+        if found is None or (out is not None and not _free(out, a, b, None)):
+            return None
+        given = out is not None
+        try:
+            if out is None:
+                out = np.empty(*found)
+            made = _as_c99(product(a, b, out))
+            return made if made is None or made.ndim else made[()]
+        except BaseException as error:
+            if given:
+                error.add_note(INCOMPLETE)
+            raise
+
+    def _one_call(self, a: Any, b: Any, out: Any) -> tuple | None:
+        """The shape and dtype of C, where `matmul` multiplies arrays of these shapes."""
+        dtype = a.dtype
+        if a.ndim > 2 >= b.ndim > 1 or dtype != b.dtype or dtype.kind not in "fc":
+            return None
+        stack, last, problem = shape_of_product(a, b)
+        shape = (*stack, *last)
+        if not math.prod(shape) or (out is not None and (out.shape, out.dtype) != (shape, dtype)):
+            return None
+        pair = (problem.m, problem.k), (problem.k, problem.n)
+        x, y = (np.broadcast_to(np.empty((), dtype), sides) for sides in pair)
+        found = self._work_out(x, y, None, None, alpha=1, beta=0, trans_a=False, trans_b=False)
+        return (shape, dtype) if found and found[-1] else None
 
     def _find(
         self,
@@ -116,7 +145,8 @@ class SingleCpuExecutor:
         problem = self.plans.settle(
             make_problem(a, b, c, alpha=alpha, beta=beta, trans_a=trans_a, trans_b=trans_b)
         )
-        if problem.is_complex:  # its real product comes here
+        real = problem.as_real()  # of a complex one what a run multiplies
+        if problem.is_complex and self.plans.options.algorithm == "3m":
             return None
         fits = problem.out_dtype == np.result_type(a.dtype, b.dtype) and (
             out is None or (out.shape == (problem.m, problem.n) and out.dtype == problem.out_dtype)
@@ -124,17 +154,32 @@ class SingleCpuExecutor:
         one_piece = problem.m * problem.n * problem.k and problem.flops <= self.device.chunk_flops
         if not (fits and one_piece and problem.alpha) or self.device.limits_blas():
             return None
-        plan = self.plans.plan(problem)
+        plan = self.plans.plan(real)
         self.plans.choice(plan)  # raises for a kernel that the CPU has not
         if len(plan.products) != 1:
             return None
         dtypes = np.dtype(problem.dtype), np.dtype(problem.out_dtype)
         plain = (
             (problem.alpha, problem.beta) == (1, 0)
-            and dtypes[0].kind == "f"
+            and dtypes[0].kind in "fc"
             and {a.dtype, b.dtype, *dtypes} == {dtypes[0]}
         )
+        if problem.is_complex and not plain:  # its real product comes here
+            return None
         return problem, *dtypes, plain
+
+
+def _conjugated(yes: bool, x: np.ndarray) -> np.ndarray:
+    return x.conj() if yes else x
+
+
+def _as_c99(made: np.ndarray) -> np.ndarray | None:
+    """A product that NumPy made. None for a complex one with Inf or NaN: where a part overflows,
+    BLAS makes NaN of the other one too, by its factor of 1 + 0i."""
+    if made.dtype.kind == "f":
+        return made
+    with np.errstate(over="ignore", invalid="ignore"):
+        return made if np.isfinite(made.sum()) else None
 
 
 def _as(view: np.ndarray, dtype: np.dtype) -> np.ndarray:

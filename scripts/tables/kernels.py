@@ -265,7 +265,8 @@ def leads() -> str:
     table = [
         [MODES[mode] if i == 0 else "", f"{x['lead']:g}", f"{x['auto']:.3f}",
          f"{x['regret']:.1%}", f"{x['slower']:.2%}", f"{x['worst']:.3f}"]
-        for mode, rows in result("fitted")["leads"].items() for i, x in enumerate(rows)
+        for mode, rows in result("fitted")["leads"].items() if mode in (*HELD_OUT, "float16")
+        for i, x in enumerate(rows)
     ]  # fmt: skip
     columns = ["<mode", "lead, in errors", "mean", "regret", "below 0.97", "worst"]
     return "\n".join(grid(columns, table))
