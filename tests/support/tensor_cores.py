@@ -151,7 +151,7 @@ def error_bound(name, verdict, k):
 def check_split_products(place):
     """Split, rounded and narrow products of some kinds of matrices: what a checker of memory
     accesses should watch."""
-    long = operands("normal", 33, 66, 4000)[:2]
+    long = operands("normal", 33, 66, 1300)[:2]
     for kind, layout in (("normal", "nn"), ("wide", "tt"), ("NaN", "nt")):
         shape = (33, 66, 515) if kind == "wide" else (67, 130, 71)
         a, b, _verdict = operands(kind, *shape)
