@@ -128,6 +128,9 @@ SHAPES = [(1, 1, 300), (33, 130, 129), (70, 65, 257), (129, 3, 640)]
 @pytest.mark.parametrize("layout", catalog.LAYOUTS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_shapes_and_layouts(kernel_device, layout, shape):
+    turn = SHAPES.index(shape) + (layout in ("nn", "tt"))
+    if kernel_device == "emulator" and turn % 2:
+        pytest.skip("this shape is emulated in the other two layouts")
     m, n, k = shape
     rng = np.random.default_rng(1)
     a, b, c = (rng.standard_normal(s) for s in ((m, k), (k, n), (m, n)))
