@@ -156,10 +156,43 @@ def test_an_error_ends_the_run_with_its_own_words(what, pinned, monkeypatch, rng
     incomplete = any("incomplete" in note for note in getattr(caught.value, "__notes__", ()))
     assert incomplete or (out == 7).all()  # it is untouched, or said not to be whole
     driver.fails = None
-    for _ in range(3):
-        again = run(runner, memory, a, b)
-        np.testing.assert_array_equal(again.c, wanted)
+    again = run(runner, memory, a, b)
+    np.testing.assert_array_equal(again.c, wanted)
     assert again.executor == NATIVE
+
+
+@pytest.mark.parametrize("pinned", [False, True], ids=["pageable", "pinned"])
+def test_a_command_that_is_missing_hangs_no_run(pinned, monkeypatch, rng, noted):
+    """Each in turn is left out of the list. What then has nothing to wait for is no program; any
+    other ends, since all wait for commands before them in the list."""
+    real, missing = native_executor.Program.__init__, -1
+
+    def without(program, commands, *more):
+        real(program, [x for i, x in enumerate(commands) if i != missing], *more)
+
+    monkeypatch.setattr(native_executor.Program, "__init__", without)
+    _driver, memory = play(monkeypatch, pinned=pinned)
+    a, b, _c = operands(rng)
+    thrice(Runner(device="emulator", **WAYS[2]), memory, a, b)
+    (commands,) = noted
+    found = {}
+    for kind in {type(x) for x in commands}:
+        places = [i for i, x in enumerate(commands) if type(x) is kind]
+        for missing in (places[0], places[len(places) // 2]):
+            runner = Runner(device="emulator", **WAYS[2])
+            for _ in range(2):
+                run(runner, memory, a, b)
+            ended: list[str] = []
+            third = threading.Thread(
+                target=lambda at=runner, to=ended: to.append(run(at, memory, a, b).executor),
+                daemon=True,
+            )
+            third.start()
+            third.join(20)
+            assert ended, f"a run without {commands[missing]}, number {missing}, does not end"
+            found.setdefault(kind, set()).update(ended)
+    assert NATIVE in found[Wait] & found[Copy if pinned else Wait]
+    assert "python (an event comes from elsewhere)" in found[Record]
 
 
 @pytest.mark.parametrize("pinned", [False, True], ids=["pageable", "pinned"])
@@ -193,8 +226,7 @@ def test_progress_is_told_and_its_error_ends_the_run(monkeypatch, rng):
 
     with pytest.raises(ValueError, match="enough"):
         run(runner, memory, a, b, progress=fail)
-    for executor in (FIRST, NOTED, NATIVE):  # with other streams
-        assert run(runner, memory, a, b).executor == executor
+    assert run(runner, memory, a, b).executor == NATIVE  # with the same streams
 
 
 def test_what_is_no_list_of_commands_says_so(monkeypatch, rng):

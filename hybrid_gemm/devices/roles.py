@@ -88,17 +88,18 @@ class Streams:
 
     @contextlib.contextmanager
     def streams(self, count: int, urgent: bool = False) -> Iterator[list[Stream]]:
-        """Streams for work that leaves them idle. They are used again, since a memory pool keeps
-        what it keeps for one stream."""
+        """Streams for work that leaves them idle, errors or not. They are used again, since a memory
+        pool keeps what it keeps for one stream."""
         taken = []
         for _ in range(count):
             try:
                 taken.append(self._idle[urgent].pop())
             except IndexError:
                 taken.append(self.stream(urgent))
-        yield taken
-        # Each for the work that it did before: it has the memory for that.
-        self._idle[urgent] += reversed(taken)
+        try:
+            yield taken
+        finally:  # each for the work that it did before: it has the memory for that
+            self._idle[urgent] += reversed(taken)
 
     @functools.cached_property
     def _idle(self) -> dict[bool, list[Stream]]:

@@ -3,7 +3,8 @@
 //
 // A worker's commands are carried out in their order. One that needs an event waits until that is
 // recorded, by another worker's thread or by the threads that copy: to the driver, an event that
-// was not yet recorded is over.
+// was not yet recorded is over. All of them wait for commands before them in the run's list, so the
+// first one that is not done can go on, and each run ends.
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
