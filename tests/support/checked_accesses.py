@@ -10,10 +10,12 @@ import sys
 
 import numpy as np
 
+from hybrid_gemm import catalog
 from hybrid_gemm.devices.checksums import KernelChecksums
 
 from .devices import open_device
 from .kernels import GEMMS, check_every_kernel
+from .stacks import CASES, check_stack
 from .tensor_cores import check_split_products
 
 
@@ -33,6 +35,11 @@ def main(kind: str, what: str) -> None:
     if kind == "emulator":  # where each has to be compiled: the default variant of each kernel
         variants = list({v.name: v for v in reversed(GEMMS)}.values())
     print(f"clean: {check_every_kernel(device, variants)} variants and the passes")
+    stacks = CASES if kind == "cuda" else [x for x in CASES if x[1] == "float16"]
+    for i, (variant, dtype) in enumerate(stacks):
+        for layout in catalog.LAYOUTS if kind == "cuda" else (("nt", "tn")[i % 2],):
+            check_stack(device, variant, dtype, layout, np.random.default_rng(i))
+    print(f"clean: stacks by {len(stacks)} variants and dtypes")
 
 
 def check_sums(device) -> int:
