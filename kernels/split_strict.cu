@@ -5,12 +5,12 @@ role    = "strict"
 # BM, BN, BK, TM, TN, LM, KG, STAGES: see copy_ring.cuh
 # HOPS: see tuned_tile.cuh
 # BLOCKS, SPLIT: see tuned.cuh
-# TF32  1: with the TF32 split, which small products do not have
+# WIDE  1: splits in TF32 too, which small products do not
 params  = [
-    {BM = 128, BN = 256, BK = 8, TM = 16, TN = 8, LM = 4, KG = 1, HOPS = 1, STAGES = 5, BLOCKS = 132, SPLIT = 132, TF32 = 1},
-    {BM = 128, BN = 256, BK = 8, TM = 16, TN = 8, LM = 4, KG = 1, HOPS = 1, STAGES = 5, BLOCKS = 132, SPLIT = 132, TF32 = 0},
-    {BM = 64, BN = 128, BK = 16, TM = 16, TN = 8, LM = 4, KG = 4, HOPS = 1, STAGES = 5, BLOCKS = 132, SPLIT = 132, TF32 = 1},
-    {BM = 64, BN = 128, BK = 16, TM = 16, TN = 8, LM = 4, KG = 4, HOPS = 1, STAGES = 5, BLOCKS = 132, SPLIT = 132, TF32 = 0},
+    {BM = 128, BN = 256, BK = 8, TM = 16, TN = 8, LM = 4, KG = 1, HOPS = 1, STAGES = 5, BLOCKS = 132, SPLIT = 132, WIDE = 1},
+    {BM = 128, BN = 256, BK = 8, TM = 16, TN = 8, LM = 4, KG = 1, HOPS = 1, STAGES = 5, BLOCKS = 132, SPLIT = 132, WIDE = 0},
+    {BM = 64, BN = 128, BK = 16, TM = 16, TN = 8, LM = 4, KG = 4, HOPS = 1, STAGES = 5, BLOCKS = 132, SPLIT = 132, WIDE = 1},
+    {BM = 64, BN = 128, BK = 16, TM = 16, TN = 8, LM = 4, KG = 4, HOPS = 1, STAGES = 5, BLOCKS = 132, SPLIT = 132, WIDE = 0},
 ]
 block     = ["256", "1", "1"]
 grid      = ["BLOCKS", "1", "1"]
@@ -28,7 +28,7 @@ require   = [
     "BK % 4 == 0", "BK % KG == 0", "BK / KG >= 2", "STAGES >= 2", "HOPS <= 2", "256 % BK == 0",
     "BLOCKS <= 65536", "SPLIT <= BLOCKS",
     # a tile of the TF32 split
-    "STAGES * BK * (BM + BN) * SIZE >= 16640 * TF32",
+    "STAGES * BK * (BM + BN) * SIZE >= 16640 * WIDE",
 ]
 dtypes    = ["float32"]
 arch      = ">=80"
@@ -38,7 +38,7 @@ source    = "this project: docs/tensor-cores.md"
 #include "split_rows.cuh"
 #include "tuned.cuh"
 
-#if TF32
+#if WIDE
 constexpr int SLICE = 4 * STEP;  // of k, that a block splits before it goes on
 
 // hi and lo of rows `row0` on of an operand, from k0 on, in TF32, by the powers of two in `exponent`.
@@ -82,7 +82,7 @@ extern "C" __global__ void __launch_bounds__(256)
         tuned<(KG > 1 ? 1 : 2)>(m, n, k, alpha, A, lda, B, ldb, beta, C, ldc, workspace, flags);
         return;
     }
-#if TF32
+#if WIDE
     DYNAMIC_SHARED(raw);
     Tile<unsigned>& tile = *reinterpret_cast<Tile<unsigned>*>(raw);
     const int groups = (m + ROWS - 1) / ROWS + (n + ROWS - 1) / ROWS;

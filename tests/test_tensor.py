@@ -320,7 +320,7 @@ def strict_product(device, a, b, layout):
         x, y = (put(device, m, o) for m, o in zip((a, b), layout, strict=True))
         c = device.empty(a.shape[0], b.shape[1], "float32")
         taken = tensor_core_products.strict_variant(device, *c.shape, tf32=False).params
-        variant = catalog.get("tuned").variant({x: y for x, y in taken.items() if x != "TF32"})
+        variant = catalog.get("tuned").variant({x: y for x, y in taken.items() if x != "WIDE"})
         device.gemm(variant, x, y, c, alpha=1, beta=0, stream=stream)
         stream.synchronize()
     return fetch(device, c)

@@ -265,7 +265,7 @@ def strict_variant(device: KernelLauncher, m: int, n: int, *, tf32: bool) -> Var
     """The variant that multiplies in strict fp32 behind the verdict: the one of small tiles where
     C has few of the others. `tf32`: that splits in TF32 too."""
     kernel = catalog.helper("strict").kernel
-    large, small = (v for v in kernel.variants() if v.params["TF32"] == tf32)
+    large, small = (v for v in kernel.variants() if v.params["WIDE"] == tf32)
     (rows, cols), processors = large.tile, device.processors
     variant = small if -(-m // rows) * -(-n // cols) * 8 < processors else large
     return variant.for_multiprocessors(processors)
