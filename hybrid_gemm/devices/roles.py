@@ -88,8 +88,8 @@ class Streams:
 
     @contextlib.contextmanager
     def streams(self, count: int, urgent: bool = False) -> Iterator[list[Stream]]:
-        """Streams for work that leaves them idle, errors or not. They are used again, since a memory
-        pool keeps what it keeps for one stream."""
+        """Streams for work that leaves them idle, in errors too. They are used again, since a
+        memory pool keeps what it keeps for one stream."""
         taken = []
         for _ in range(count):
             try:
