@@ -15,7 +15,7 @@ from ..problem import Problem
 from ..ranks import ending
 from ..reporting import report, thread_report
 from ..runner import Result, Runner
-from ..verify import GROWTH, Verdict, verify
+from ..verify import Verdict, growth_of, verify
 from .inputs import Inputs, check_host_memory, expansion
 from .job import Output, Wanted
 
@@ -85,10 +85,10 @@ class Alone:
         request = inputs.request
         a = self.a.T if request.trans_a else self.a
         b = self.b.T if request.trans_b else self.b
-        levels = self.options.levels if self.options.algorithm == "strassen" else 0
+        algorithm, levels = self.options.algorithm, self.options.levels
         verdict = verify(
-            self.problem, a, b, self.c, result.c, mode=mode, growth=GROWTH**levels,
-            by_three=self.options.algorithm == "3m",
+            self.problem, a, b, self.c, result.c, mode=mode, growth=growth_of(algorithm, levels),
+            by_three=algorithm == "3m",
         )  # fmt: skip
         inputs.check_unchanged()  # before a verdict on another product, and before C is there
         return verdict

@@ -21,7 +21,7 @@ from ..ranks.redistribution import NOTHING, Part, move
 from ..ranks.runner import RankRunner, nothing_multiplied, parts_of
 from ..reporting import rank_report
 from ..runner import Runner
-from ..verify import Verdict
+from ..verify import Verdict, growth_of
 from .inputs import Inputs, check_host_memory, expansion
 from .job import Output, Wanted
 
@@ -118,8 +118,9 @@ class OverRanks:
     def verify(self, inputs: Inputs, result: RankResult, mode: str) -> Verdict | None:
         a, b, c = self.blocks
         verdict = verify.verify(
-            self.comm, self.plan, a, b, c, result.c, mode=mode, by_three=self.runner.by_three
-        )
+            self.comm, self.plan, a, b, c, result.c, mode=mode, by_three=self.runner.by_three,
+            growth=growth_of(self.options.algorithm, self.options.levels),
+        )  # fmt: skip
         together(self.comm, inputs.check_unchanged)
         return verdict
 

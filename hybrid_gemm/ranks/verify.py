@@ -49,11 +49,11 @@ class Cell(Group):
 # Many parameters: a product has so many, and the rest says how it is judged.
 def verify(
     comm, plan: RankPlan, a, b, c_in, strip, *, mode: str = "auto", seed: int | None = None,
-    by_three: bool = False,
+    by_three: bool = False, growth: float = 1.0,
 ) -> Verdict | None:  # fmt: skip
     """The same verdict on every rank, from each rank's blocks of op(A) and op(B), its strip of
-    C before (`c_in`, where beta != 0) and after; `by_three` as in `hybrid_gemm.verify.verify`.
-    Collective."""
+    C before (`c_in`, where beta != 0) and after; `by_three` and `growth` as in
+    `hybrid_gemm.verify.verify`. Collective."""
     check_mode(mode)
     if mode == "off":
         return None
@@ -68,7 +68,7 @@ def verify(
     if box:
         found = judge(
             _part(plan, rank, a, b, c_in, strip), Cell(cell, color), mode=mode, seed=seed,
-            by_three=by_three,
+            by_three=by_three, growth=growth,
         )  # fmt: skip
         cell.Free()
     return _together(comm, found, mode, whole(problem, mode), seed)

@@ -24,6 +24,11 @@ GROWTH = 8.0  # of rounding errors by a level of Strassen's algorithm
 THREE_GROWTH = 4.0  # where sums of parts are rounded, then multiplied, and C's parts subtracted
 
 
+def growth_of(algorithm: str, levels: int) -> float:
+    """How much larger rounding errors of real products are by an `Options.algorithm`."""
+    return GROWTH**levels if algorithm == "strassen" else 1.0
+
+
 @dataclasses.dataclass(frozen=True)
 class Verdict:
     """`worst` is the largest error as a fraction of its bound (integers: 0 or inf).

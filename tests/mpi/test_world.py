@@ -23,6 +23,7 @@ from hybrid_gemm.ranks.launch import together
 from hybrid_gemm.ranks.rank_plan import make_rank_plan
 from hybrid_gemm.ranks.redistribution import NOTHING, Part, move
 from hybrid_gemm.ranks.runner import parts_of
+from hybrid_gemm.verify import growth_of
 
 pytestmark = pytest.mark.mpi
 SHAPES = [(65, 33, 70), (1, 5, 130), (90, 3, 1), (7, 9, 0), (0, 3, 4), (3, 257, 64), (2, 2, 2)]
@@ -339,6 +340,22 @@ def test_verdicts_find_what_is_wrong_anywhere(comm, split, dtype, mode, rng, mon
         wrong = np.where(np.arange(n) == (7 if comm.rank == 0 else -1), np.nan, right)
         assert not verify.verify(comm, plan, *blocks, wrong.astype("f4"), mode=mode).passed
     assert verify.verify(comm, plan, *blocks, wrong, mode="off") is None
+
+
+def test_strassen_is_judged_by_its_own_errors(comm, rng):
+    n, levels = 256, 3
+    a, b = (rng.standard_normal((n, n), "f4") for _ in "ab")
+    runner = RankRunner(comm, device="cpu", split="rows", algorithm="strassen", levels=levels)
+    plan = runner.plan(Problem(n, n, n))
+    box = plan.box(comm.rank)
+    blocks = a[box.rows.slice, box.ks.slice], b[box.ks.slice, box.cols.slice], None
+    mine = parts_of(plan)[comm.rank]
+    strip = runner.run(plan, *blocks, np.empty((len(mine.rows), len(mine.cols)), "f4")).c
+    ordinary, its_own = (
+        verify.verify(comm, plan, *blocks, strip, mode="full", growth=growth).worst
+        for growth in (1, growth_of("strassen", levels))
+    )
+    assert its_own < 1 < ordinary
 
 
 def test_all_ranks_make_the_same_plan(comm):
