@@ -195,7 +195,7 @@ class CallerArrays:
             trans_b=self.trans_b,
         )  # fmt: skip
         if self.c is not None and not beta and self.out is None:
-            warn("C is not read: beta is 0 (beta=1 adds C; out=C puts the product there)")
+            warn("C is not read: beta is 0; beta=1 (--beta 1) adds C, out=C puts the product there")
         if self.c is not None and found.out_dtype != np.result_type(self.a.dtype, self.b.dtype):
             warn(
                 f"C is {self.c.dtype}, A is {self.a.dtype} and B is {self.b.dtype}: the product is "
