@@ -190,3 +190,11 @@ def parse_integer(text: str) -> int:
         return int(text)
     except ValueError:
         raise UsageError(f"{text!r} is not a whole number") from None
+
+
+def parse_grid(text: str) -> list[int]:
+    """As `2,1,2`, and as results print it: `2 x 1 x 2`."""
+    try:
+        return [int(x) for x in text.replace("x", ",").split(",")]
+    except ValueError:
+        raise UsageError(f"{text!r} is not a grid such as 2,1,2") from None

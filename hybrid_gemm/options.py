@@ -29,6 +29,7 @@ from .option_checks import (
     check_yes_or_no,
     one_of,
     parse_integer,
+    parse_grid,
     parse_integers,
     parse_number,
 )
@@ -163,7 +164,7 @@ class Options:
     )  # fmt: skip
     grid: tuple[int, int, int] | None = _choice(
         None, "Into how many parts workers (or ranks) cut m, n and K.", check_grid,
-        parse=parse_integers, metavar="PM,PN,PK", accepts="Sequence[int] | None",
+        parse=parse_grid, metavar="PM,PN,PK", accepts="Sequence[int] | None",
         in_python="(pm, pn, pk): into how many parts workers (or ranks) cut m, n and k.",
     )  # fmt: skip
     max_device_memory: int | None = _choice(

@@ -10,6 +10,7 @@ import hybrid_gemm
 from hybrid_gemm import RankRunner, Runner, api, gemm, matmul, plan
 from hybrid_gemm.cli.run import run
 from hybrid_gemm.errors import OptionTypeError, UsageError
+from hybrid_gemm.option_checks import parse_grid
 from hybrid_gemm.options import CHOICES, DEFAULTS, FLAGS, Options
 
 ALONE = {name for name, choice in CHOICES.items() if not choice.across_ranks}
@@ -175,11 +176,15 @@ def test_sizes_on_the_command_line_take_a_unit():
     assert isinstance(done.exception, UsageError) and "8 what?" in str(done.exception)
 
 
+def test_a_grid_is_taken_as_results_print_it():
+    assert parse_grid("2,1,3") == parse_grid("2x1x3") == parse_grid("2 x 1 x 3") == [2, 1, 3]
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (["--threads", "x"], "--threads: 'x' is not a whole number"),
-        (["--grid", "1,y,1"], "--grid: '1,y,1' is not a list of whole numbers such as 0,1"),
+        (["--grid", "1,y,1"], "--grid: '1,y,1' is not a grid such as 2,1,2"),
         (["--rank-timeout", "soon"], "--rank-timeout: 'soon' is not a number"),
         (["--max-device-memory", "8"], "--max-device-memory: 8 what?"),
     ],
