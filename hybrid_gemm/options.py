@@ -28,8 +28,8 @@ from .option_checks import (
     check_seconds,
     check_yes_or_no,
     one_of,
-    parse_integer,
     parse_grid,
+    parse_integer,
     parse_integers,
     parse_number,
 )
