@@ -1,6 +1,7 @@
 """Checked products: what is damaged between a product and its check is found and made again, to
 the bits of an undamaged run; right products raise no alarm."""
 
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -378,3 +379,21 @@ def test_plans_count_the_memory_of_checks():
                 sizes[beta, checked] = runner.plan(problem).memory_bytes(0)
     assert sizes[0, True] == sizes[0, False] + CHECKING_BYTES * (512 + 512)
     assert sizes[1, True] == sizes[1, False] + CHECKING_BYTES * (512 + 512) + 4 * 512 * 512
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "complex128"])
+@pytest.mark.parametrize(
+    "alpha, beta",
+    [(math.inf, 0), (math.nan, 1), (1e200, 0), (1, 1e300), (1, math.inf), (1e-200, 1)],
+)
+@pytest.mark.parametrize("choices", [{"threads": 1}, {"threads": 2, "split": "cols"}], ids=str)
+def test_factors_of_any_size_raise_no_alarm(dtype, alpha, beta, choices, rng):
+    """Also where their squares overflow, and where a group of columns is empty."""
+    if dtype == "float32" and max(abs(alpha), beta) > 1e38 and math.isfinite(alpha + beta):
+        alpha, beta = alpha and 1e30, beta and 1e30
+    a, b, c = (rng.standard_normal(shape).astype(dtype) for shape in ((20, 30), (30, 5), (20, 5)))
+    given = {"alpha": alpha, "beta": beta, "device": "cpu", **choices}
+    expected, found = (
+        hg.gemm(a, b, c if beta else None, **given, checked=checked) for checked in (False, True)
+    )
+    np.testing.assert_array_equal(found, expected)

@@ -93,6 +93,11 @@ def _forget() -> None:
 forks.forget_in_child(_forget)
 
 
+def _silent() -> np.errstate:
+    """Says nothing about Inf and NaN, as BLAS does not."""
+    return np.errstate(invalid="ignore", over="ignore")
+
+
 class CpuDevice(Device):
     """`workers` threads share the cores evenly.
 
@@ -170,8 +175,10 @@ class CpuDevice(Device):
                 part = product(a[i : i + step], b, np.empty_like(c[i : i + step]))
                 _scale(part, alpha)
                 _scale(c[i : i + step], beta)
-                c[i : i + step] += part
+                with _silent():
+                    c[i : i + step] += part
 
+    @_silent()
     def sum(
         self, partials: Sequence[Array], out: Array, *, alpha: float, beta: float, stream: Stream
     ) -> None:
@@ -188,6 +195,7 @@ class CpuDevice(Device):
                 _scale(out[rows], beta)
                 out[rows] += total
 
+    @_silent()
     def add(self, dst: Array, src: Array, stream: Stream) -> None:
         dst += src
 
@@ -197,6 +205,7 @@ class CpuDevice(Device):
         combine(alpha, x, beta, y, out)
 
 
+@_silent()
 def combine(alpha: float, x: Array, beta: float, y: Array, out: Array) -> None:
     """out = alpha * x + beta * y in NumPy, as `Products.combine`."""
     scalar = out.dtype.type
@@ -213,10 +222,11 @@ def product(a: Array, b: Array, out: Array) -> Array:
     if out.dtype.kind == "i":
         out[...] = integer_product(a, b)  # NumPy's own integer product is 50 times slower
         return out
-    with np.errstate(invalid="ignore", over="ignore"):  # silent about Inf and NaN, as BLAS is
+    with _silent():
         return np.matmul(a, b, out=out)
 
 
+@_silent()
 def _scale(matrix: Array, factor: float) -> None:
     """matrix *= factor in its own dtype; 0 overwrites, so NaN does not survive it."""
     if factor == 0:

@@ -139,8 +139,10 @@ class CheckedDevice(WrappedDevice):
             found = [self.sums.sums(partial, stream) for partial in partials]
             return functools.reduce(lambda x, y: Sums(x.of + y.of, x.second + y.second), found)
 
-        bounds: IntegerBounds | FloatBounds = IntegerBounds(alpha, beta, out.itemsize)
-        if not is_exact(out.dtype):
+        bounds: IntegerBounds | FloatBounds
+        if is_exact(out.dtype):
+            bounds = IntegerBounds(alpha, beta, out.itemsize)
+        else:  # alpha and beta may be Inf or NaN
             problem = Problem(m, n, len(partials), name, alpha, beta)
             bounds = FloatBounds(problem, out.dtype, len(partials))
         return _Checked(self, out, beta, make, total, bounds, "sum").run

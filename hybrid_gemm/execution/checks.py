@@ -176,10 +176,11 @@ class FloatBounds:
         of_products, of_sums, of_c, of_before = self.variances
         wanted, squares, twice = self.alpha * product.of, got.second, 1
         error = got.of - wanted
-        variance = self.alpha**2 * of_products * product.second + of_c * squares
+        # From the right: factors whose squares are Inf leave sums of nothing 0.
+        variance = self.alpha * (self.alpha * (of_products * product.second)) + of_c * squares
         if before is not None:
             error -= self.beta * before.of
-            added = self.beta**2 * before.second
+            added = self.beta * (self.beta * before.second)
             variance += of_before * added
             squares, twice = squares + added, 2
         variance += twice * of_sums * squares
@@ -193,9 +194,8 @@ class FloatBounds:
         """The same, as devices take it."""
         factor = self.count**2 / 3
         of_products, of_sums, of_c, of_before = (x * factor for x in self.variances)
-        return Limits(
-            self.alpha, self.beta, self.alpha**2 * of_products, of_sums, of_c, of_before, self.tiny
-        )
+        of_products *= self.alpha * self.alpha  # inf where that is too large; ** would raise
+        return Limits(self.alpha, self.beta, of_products, of_sums, of_c, of_before, self.tiny)
 
     def explained(self, found: Judgement, expected: Expected, got: Sums) -> Judgement:
         """What the worst case does not explain; sums in host memory."""
@@ -207,6 +207,8 @@ class FloatBounds:
             unjudged = unjudged | ~np.isfinite(before.of)
             added = abs(self.beta) * np.sqrt(before.second)
             magnitude, squares = magnitude + added, squares + added
+        if not math.isfinite(self.beta):
+            unjudged = np.ones_like(unjudged)
         limit = min(r.limit, r.out_limit)
         unjudged = unjudged | (~np.isfinite(got.of) & (magnitude > limit / 4))
         if self.wide:
