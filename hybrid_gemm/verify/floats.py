@@ -273,6 +273,9 @@ class Floats(Scaled):
             strange = ~xp.isfinite(got)
             if before is not None:
                 strange |= ~xp.isfinite(before)
+            if math.isinf(part.problem.alpha):
+                fair = self._fair_of_inf(got, before, product, self._sum_bound(squares, walk))
+                ratio, strange = xp.where(fair, 0, xp.inf), xp.zeros(got.shape, bool)
         some = bool(own and strange.any())
         if float(self.group.largest(np.array([float(some)]))[0]):
             size = self._magnitudes(rows, cols)
@@ -294,10 +297,7 @@ class Floats(Scaled):
     def _bound(self, product, squares, walk, before, rows, cols):
         p, r = self.part.problem, self.rounding
         reference = p.alpha * product
-        bound = r.sums(walk, squares, self.deviations)
-        if r.cut:
-            bound += r.lost(walk, p.k)
-        bound *= abs(p.alpha)
+        bound = abs(p.alpha) * self._sum_bound(squares, walk)
         if before is not None:
             reference = reference + before
         if r.last:
@@ -308,6 +308,11 @@ class Floats(Scaled):
             bound += r.out * (abs(reference) + bound)
         bound += (r.tiny * self.row_scale[rows])[:, None] * self.col_scale[cols]
         return reference, bound
+
+    def _sum_bound(self, squares, walk):
+        """Of the sums, before alpha."""
+        bound = self.rounding.sums(walk, squares, self.deviations)
+        return bound + self.rounding.lost(walk, self.part.problem.k) if self.rounding.cut else bound
 
     def _magnitudes(self, rows, cols):
         """|A||B| of these rows and columns."""
@@ -349,6 +354,18 @@ class Floats(Scaled):
             both |= (before == xp.inf) & under | (before == -xp.inf) & over
             plus, minus = plus & ~xp.isnan(before), minus & ~xp.isnan(before)
         return xp.isnan(got) & both | (got == xp.inf) & plus | (got == -xp.inf) & minus
+
+    def _fair_of_inf(self, got, before, product, bound):
+        """Whether each element is one that an alpha of Inf makes of a sum so near `product`: Inf of
+        its sign, or NaN where it may be 0; and what C before makes of that."""
+        xp = self.xp
+        product = product * math.copysign(1, self.part.problem.alpha)
+        nan, plus, minus = abs(product) <= bound, product > -bound, product < bound
+        if before is not None:
+            up, down, none = before == xp.inf, before == -xp.inf, xp.isnan(before)
+            nan = nan | none | plus & down | minus & up
+            plus, minus = plus & ~(down | none), minus & ~(up | none)
+        return xp.isnan(got) & nan | (got == xp.inf) & plus | (got == -xp.inf) & minus
 
     def _together(self, ratio, error, bound, weights) -> None:
         """Of a sum that is beyond its bound: whether its elements' own bounds allow it."""

@@ -183,6 +183,8 @@ class Scaled:
             high, low = low, high
         high, low = (x * (p.k * max(1.0, abs(p.alpha))) for x in (high, low))
         fair = xp.isnan(c) & (high > 0.999 * r.limit) & (low > 0.999 * r.limit)
+        if math.isinf(p.alpha):  # of a sum of 0 it makes NaN
+            fair |= xp.isnan(c)
         if before is not None:
             scale = self.row_scale[rows][:, None] * self.col_scale[self.part.cols]
             fair |= ~xp.isfinite(before)  # decides alone, and is looked at
