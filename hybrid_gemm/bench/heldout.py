@@ -27,7 +27,7 @@ from ..devices.kernel_launcher import Compiled
 from ..errors import HybridGemmError, UsageError
 from ..kernel_choice import compute_modes, on_gpu, time_model
 from ..kernel_choice.library_kernels import Launched
-from ..problem import Problem, compute_dtype
+from ..problem import NARROW, Problem, compute_dtype
 from ..runner import Runner
 from .study import Advance, Row, Shape, Table, cell, judged
 
@@ -36,6 +36,8 @@ LEAST, MOST = 3e7, 2e12  # mnk of the shapes that are kept
 CLASSES = ("any", "thin m or n", "short k", "long k", "multiples of 16")
 FEW = "few rows or columns"  # 1, or 2 to 8, which kernels and libraries treat apart
 FITTED = (*CLASSES, FEW)  # models are fitted to these
+LINE = "one row or column"  # and to these, of seeds of their own
+LEAST_LINE, MOST_LINE = 2**18, 2**29  # mnk of those that are kept
 # The dtype and `compute` of each mode.
 MODES = {
     "float32": ("float32", "fp32"), "float64": ("float64", "fp32"), "int32": ("int32", "fp32"),
@@ -65,7 +67,8 @@ def draw(seed: int, count: int, classes: Sequence[str] = CLASSES) -> list[Drawn]
 
     Sides are log-uniform: 16 to 16384; one of m and n 1 to 64; k 8 to 360; k 8192 to 2^20 with m
     and n 16 to 1024; or rounded up to multiples of 16. Of `FEW`, one of m and n is 1
-    in every second shape, else 2 to 8.
+    in every second shape, else 2 to 8. Of `LINE` one of m and n is 1, the other and k are 16 to
+    2^17, in every second shape multiples of 16.
 
         draw(1, 5)[3].kind == "long k"
     """
@@ -74,7 +77,8 @@ def draw(seed: int, count: int, classes: Sequence[str] = CLASSES) -> list[Drawn]
     while len(found) < count:
         kind = classes[len(found) % len(classes)]
         shape = _shape(rng, kind)
-        if LEAST <= math.prod(shape) <= MOST:
+        least, most = (LEAST_LINE, MOST_LINE) if kind == LINE else (LEAST, MOST)
+        if least <= math.prod(shape) <= most:
             found.append(Drawn(shape, rng.choice(LAYOUTS), kind))
     return found
 
@@ -85,6 +89,11 @@ def _shape(rng: random.Random, kind: str) -> Shape:
 
     if kind == "long k":
         return side(16, 1024), side(16, 1024), side(8192, 2**20)
+    if kind == LINE:
+        n, k = side(16, 2**17), side(16, 2**17)
+        if rng.random() < 0.5:
+            n, k = (-(-x // 16) * 16 for x in (n, k))
+        return (1, n, k) if rng.random() < 0.5 else (n, 1, k)
     m, n, k = (side(16, 16384) for _ in range(3))
     if kind in ("thin m or n", FEW):
         thin = side(1, 64) if kind != FEW else rng.choice((1, rng.randint(2, 8)))
@@ -144,6 +153,13 @@ class Bench:
             for v in kernel.variants()
             if v.params["TERMS"] == terms and v.params["OUT"] == size
         ]
+        if problem.operands in NARROW:  # and those that do without tensor cores
+            machine = self.device.machine("float32")
+            own += [
+                v
+                for v in time_model.candidates(machine, problem, own=True)
+                if v.params["OUT"] == size
+            ]
         return [*own, *([self.library] if self.library else [])]
 
     @property

@@ -34,7 +34,7 @@ class LeftOut:
         near = self._near[row]
         error = float(fitted.expected_error(near[None], self._errors)[0])
         at = of.launches.row(of.drawn[row]) if of.launches and self.library else None
-        lead = self.lead or fitted.lead_of(of.mode)
+        lead = self.lead or fitted.lead_of(of.mode, of.drawn[row].shape)
         first = fitted.pick(times, error, own=own, can_ask=at is not None, lead=lead)
         if at is None or not (first.doubtful or (ask and first.variant.kernel.library)):
             return first

@@ -11,6 +11,7 @@ from ..arrays.strides import fewest_transposed, layout, leading, stored
 from ..catalog import Launch, Variant
 from ..errors import UsageError
 from ..host.kept import Kept
+from ..kernel_choice.compute_modes import with_out
 from ..problem import NARROW
 from . import residue_products, tensor_core_products
 from .base import Array, Stream
@@ -59,7 +60,7 @@ class KernelDevice(KernelLauncher):
         if variant.kernel.role == "gemm":
             for *_part, launch in variant.launches(m, n, k, dtype):
                 if launch.workspace_bytes:
-                    self.scratch(launch, dtype, stream)
+                    self.scratch(launch, "float32" if dtype in NARROW else dtype, stream)
 
     # --- products -------------------------------------------------------------------------
 
@@ -87,7 +88,7 @@ class KernelDevice(KernelLauncher):
         if variant.kernel.role == "residues":
             return residue_products.bind(self, variant, a, b, c, alpha=alpha, beta=beta)
         (m, n), columns = c.shape, a.shape[1]
-        dtype = c.dtype.name
+        variant, dtype, summed = _made_of(variant, a, c)
         layouts = fewest_transposed(variant.kernel.layouts, a, b)
         turned = [not leading(x, order) for x, order in zip((a, b), layouts, strict=True)]
         lda, ldb = (
@@ -96,7 +97,7 @@ class KernelDevice(KernelLauncher):
         )
         ldc = np.int64(stored(c)[1])
         function = self.function(variant, dtype, layouts)
-        scalar = np.dtype(dtype).type
+        scalar = np.dtype(summed).type
         parts = variant.launches(m, n, columns, dtype)
         whole = len(parts) == 1
         k, alpha_t, beta_t = np.int32(columns), scalar(alpha), scalar(beta)  # as the kernel's T
@@ -113,7 +114,7 @@ class KernelDevice(KernelLauncher):
                     x, lda, y, ldb, beta_t, z, ldc,
                 ]  # fmt: skip
                 if launch.workspace_bytes:
-                    args += self.scratch(launch, dtype, stream)
+                    args += self.scratch(launch, summed, stream)
                 self.launch(function, launch, args, stream)
 
         return call
@@ -256,6 +257,17 @@ class KernelDevice(KernelLauncher):
         return call
 
 
+def _made_of(variant: Variant, a: Array, c: Array) -> tuple[Variant, str, str]:
+    """A kernel in the form for such an A and C, the dtype that operands hold and the one that sums,
+    alpha and beta have. Raises `UsageError` where it has none."""
+    operands = a.dtype.name
+    if operands not in NARROW:
+        return variant, c.dtype.name, c.dtype.name
+    if operands not in variant.kernel.dtypes or c.dtype.name not in ("float32", operands):
+        raise UsageError(f"kernel {variant.name} makes no {c.dtype} of {operands}")
+    return with_out(variant, c.dtype.itemsize), operands, "float32"
+
+
 def _prepared_key(variant: Variant, a: Array, b: Array, dtype: str, summed: bool) -> tuple:
     return variant, *((x.shape, layout(x)) for x in (a, b)), dtype, summed
 
@@ -270,7 +282,8 @@ def _load(
         residue_products.prepare(device, variant, a, b)
     elif not variant.kernel.library:
         layouts = fewest_transposed(variant.kernel.layouts, a, b)
-        device.function(variant, dtype, layouts)
+        for size in (np.dtype(dtype).itemsize, 4) if dtype in NARROW else (4,):
+            device.function(with_out(variant, size), dtype, layouts)
         if not all(leading(x, order) for x, order in zip((a, b), layouts, strict=True)):
             device.function(catalog.helper("transpose"), dtype)
     for role in ("sum", "add") if summed else ():

@@ -59,7 +59,8 @@ def _runs(kernel: Kernel, kind: str, arch: int) -> bool:
 @dataclass(frozen=True)
 class Arithmetic:
     """How a runner multiplies: `compute`, and its kernel on tensor cores, if there are any, or a
-    library that was named and reads 16 bits. `asked` says that the user named that kernel."""
+    kernel that was named and reads 16 bits without them. `asked` says that the user named a kernel
+    on tensor cores."""
 
     compute: str
     variant: Variant | None
@@ -112,7 +113,7 @@ class Arithmetic:
         """Whether the kernel reads operands of 16 bits as they are."""
         if self.variant is None:
             return False
-        return "TERMS" in self.params or self.variant.kernel.library != ""
+        return "TERMS" in self.params or set(NARROW) <= set(self.variant.kernel.dtypes)
 
     @property
     def _kernel(self) -> Variant:
@@ -130,7 +131,7 @@ class Arithmetic:
         if problem.compute == "fp64x":
             return self._kernel
         narrow, terms = problem.operands in NARROW, _terms(problem)
-        if self._kernel.kernel.library:
+        if self._kernel.kernel.library or self._kernel.kernel.role == "gemm":
             return self._kernel
         if not self.asked:
             dtype = problem.operands if narrow else ("tfloat32", "float16")[terms == 3]
@@ -192,7 +193,7 @@ def arithmetic_for(compute: str, chosen: Variant | None, *, kind: str, arch: int
                 f"compute {compute} is multiplied on tensor cores, and kernel {chosen.name} does "
                 f"not use them; {here or does} does"
             )
-        narrow = chosen.kernel.library and set(NARROW) <= set(chosen.kernel.dtypes)
+        narrow = set(NARROW) <= set(chosen.kernel.dtypes)
         if narrow and here and _runs(chosen.kernel, kind, arch):
             return Arithmetic("fp32", chosen)
         return Arithmetic("fp32", None)
@@ -267,6 +268,8 @@ def words(problem: Problem, taken: Sequence[int] = ()) -> str:
 def ran(variant: Variant | None, problem: Problem, taken: Sequence[int] = ()) -> str:
     """As `words`, for a kernel that need not be for tensor cores; None if there was none."""
     tensor = variant is None or variant.kernel.role in ("tensor", "residues")
+    if variant and problem.operands in NARROW and not (tensor or variant.kernel.library):
+        return f"{problem.operands}, products and sums in float32"
     if tensor or problem.operands in NARROW or any(taken):
         return words(problem, taken)
     other = problem.compute in ON_TENSOR_CORES

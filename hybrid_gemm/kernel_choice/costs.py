@@ -29,6 +29,8 @@ def counts(
     """
     if variant.kernel.library:
         return _library(sides, layout, dtype, multiprocessors)
+    if "FLY" in variant.params:
+        return _line(variant, sides, layout, dtype, multiprocessors)
     if variant.kernel.role == "tensor":
         return _tensor(variant, sides, layout, dtype, multiprocessors)
     return _strict(variant, sides, layout, dtype, multiprocessors)
@@ -97,6 +99,37 @@ def _strict(
         loaded * each * off, shares if apart else 0.0, waves * each, waves, out * off_c,
         waves * each * off, blocks * each / multiprocessors,
     )  # fmt: skip
+
+
+def _line(
+    variant: Variant, sides: Sides, layout: str, dtype: str, multiprocessors: int
+) -> tuple[float, ...]:
+    """Of `gemv`, by how the matrix lies: the counts of one way are those of the other, moved."""
+    m, n, k = sides
+    if min(m, n) > 1:  # it cannot multiply them
+        return (0.0,) * 19
+    params, size = variant.params, ITEM_SIZE[dtype]
+    wide, threads, fly = params["WIDE"], params["THREADS"], params["FLY"]
+    along = layout[0] == "n" if n == 1 else layout[1] == "t"
+    length = m if n == 1 else n
+    blocks = math.prod(variant.launch(m, n, k, dtype).grid)
+    shares = blocks // max(1, _ceil(length, wide))
+    taken = threads * fly * _LINE // size  # elements of a step of a block
+    steps = _ceil(_ceil(k, max(1, shares)), max(1, taken // wide))
+    loaded = _ceil(blocks, multiprocessors)
+    # Blocks of so many registers that a multiprocessor has at a time.
+    waves = _ceil(blocks, max(1, multiprocessors * 6144 // (threads * fly)))
+    pitch = (k if along else length) * size
+    busiest = loaded * steps * taken * size * multiprocessors * MB
+    short = max(0.0, 128 / (wide * size) - 1)  # of a line of 128 bytes, what others read
+    counted = (
+        shares > 1, math.log2(max(1, shares)), m * n * k * size * MB, busiest, waves * steps, waves,
+        busiest * (pitch % _LINE > 0), busiest * (pitch % 4 > 0),
+        0.0 if along else short * m * n * k * size * MB,
+    )  # fmt: skip
+    found = tuple(map(float, counted))
+    nothing = (0.0,) * len(found)
+    return (1.0, *(found + nothing if along else nothing + found))
 
 
 def _tensor(

@@ -47,6 +47,7 @@ NOISE = 0.1  # the variance that no neighbour explains, as a share of all,
 _NEAR, _NEAR_DIFFERS = 1.0, 0.3  # the same of the neighbours by which the error is judged,
 LEAD = 1.5  # and how many times this error a kernel of ours has to lead a library by.
 LEADS = {"float16": 1.0}  # So much is enough where so few are then slower than 0.97 of the library.
+LINE_LEAD = 1.0  # Of one row or column too, where ours are faster at nine shapes of ten.
 DOUBT = 2.0  # errors of the lead within which what the library launches is asked for
 # The first of these for a library whose launches are known, and what another kernel adds.
 _LIBRARY = (17.8, 0.071, 0.087)
@@ -162,10 +163,9 @@ class Model:
     processors: int = 0
     lent: str = ""
 
-    @property
-    def lead(self) -> float:
+    def lead(self, sides: Sides) -> float:
         """How many errors a kernel of ours has to lead by: twice as many on another GPU."""
-        return lead_of(self.mode) * (2 if self.lent else 1)
+        return lead_of(self.mode, sides) * (2 if self.lent else 1)
 
     @functools.cached_property
     def library(self) -> FittedLibrary | None:
@@ -384,12 +384,13 @@ def chosen(
     times = known.times_us(sides, layout, machine, launched)
     error = known.error(sides, layout, launched)
     can_ask = launched is None and bool(known.library_data)
-    return pick(times, error, own=own, can_ask=can_ask, lead=known.lead, lent=known.lent)
+    return pick(times, error, own=own, can_ask=can_ask, lead=known.lead(sides), lent=known.lent)
 
 
-def lead_of(mode: str) -> float:
+def lead_of(mode: str, sides: Sides) -> float:
     """How many times the error nearby a kernel of ours has to lead a library by in a mode."""
-    return LEADS.get(mode, LEAD)
+    lead = LEADS.get(mode, LEAD)
+    return min(lead, LINE_LEAD) if 1 in sides[:2] else lead
 
 
 def pick(

@@ -32,7 +32,7 @@ def listed(machine: Machine, own: bool) -> Iterator[Variant]:
 def runs(variant: Variant, problem: Problem) -> bool:
     """Whether a variant can multiply the problem on a GPU."""
     p = problem
-    return variant.refusal(device="cuda", dtype=p.dtype, m=p.m, n=p.n, k=p.k) is None
+    return variant.refusal(device="cuda", dtype=p.operands, m=p.m, n=p.n, k=p.k) is None
 
 
 def candidates(machine: Machine, problem: Problem, own: bool = False) -> list[Variant]:

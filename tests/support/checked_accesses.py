@@ -15,6 +15,8 @@ from hybrid_gemm.devices.checksums import KernelChecksums
 
 from .devices import open_device
 from .kernels import GEMMS, check_every_kernel
+from .lines import CASES as LINES
+from .lines import check_lines, few_blocks
 from .stacks import CASES, check_stack
 from .tensor_cores import check_split_products
 
@@ -35,6 +37,11 @@ def main(kind: str, what: str) -> None:
     if kind == "emulator":  # where each has to be compiled: the default variant of each kernel
         variants = list({v.name: v for v in reversed(GEMMS)}.values())
     print(f"clean: {check_every_kernel(device, variants)} variants and the passes")
+    lines = LINES if kind == "cuda" else [(few_blocks(v), x) for v, x in LINES[1::11]]
+    for i, (variant, dtype) in enumerate(lines):
+        for layout in catalog.LAYOUTS if kind == "cuda" else (("nt", "tn")[i % 2],):
+            check_lines(device, variant, dtype, layout, np.random.default_rng(i))
+    print(f"clean: rows and columns by {len(lines)} variants and dtypes")
     stacks = CASES if kind == "cuda" else [x for x in CASES if x[1] == "float16"]
     for i, (variant, dtype) in enumerate(stacks):
         for layout in catalog.LAYOUTS if kind == "cuda" else (("nt", "tn")[i % 2],):

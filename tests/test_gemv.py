@@ -1,0 +1,92 @@
+"""`gemv` and `gemv_narrow`: each variant, odd lengths, all layouts; exact, in one order, and
+nothing outside C written. And where they are taken."""
+
+import numpy as np
+import pytest
+from support.arrays import fetch, padded
+from support.devices import needs, open_device
+from support.lines import CASES, check_lines, few_blocks
+
+import hybrid_gemm as hg
+from hybrid_gemm import catalog
+from hybrid_gemm.bench import heldout
+from hybrid_gemm.errors import UsageError
+from hybrid_gemm.kernel_choice import fitted, on_gpu
+from hybrid_gemm.kernel_choice.tables import Machine
+from hybrid_gemm.problem import Problem
+
+H200 = Machine("NVIDIA H200", 132, 90, 66.9)
+
+
+@pytest.mark.parametrize("layout", catalog.LAYOUTS)
+@pytest.mark.parametrize("case", range(len(CASES)), ids=lambda i: f"{CASES[i][0]} {CASES[i][1]}")
+def test_one_row_or_column(kernel_device, case, layout, rng):
+    variant, dtype = CASES[case]
+    turn = (case + catalog.LAYOUTS.index(layout)) % 4
+    if kernel_device == "emulator" and variant != variant.kernel.variant() and turn:
+        pytest.skip("this variant is emulated in another layout")
+    check_lines(open_device(kernel_device), variant, dtype, layout, rng)
+
+
+@pytest.mark.parametrize("layout", ["nn", "tt"])
+def test_shares_of_k_are_added_in_one_order(kernel_device, layout, rng):
+    device, variant = open_device(kernel_device), few_blocks(catalog.get("gemv").variant())
+    assert variant.launch(1, 90, 3000, "float32").grid[0] > 2 * 3  # blocks share k
+    stream = device.stream()
+    a, b = (rng.standard_normal(s).astype("f4") for s in ((1, 3000), (3000, 90)))
+    there = [
+        padded(device, x if y == "n" else x.T.copy(), 0, 0)[1]
+        for x, y in zip((a, b), layout, strict=True)
+    ]
+    there = [x if y == "n" else x.T for x, y in zip(there, layout, strict=True)]
+    results = []
+    for _ in range(5):
+        _whole, c = padded(device, np.full((1, 90), np.nan, "f4"), 0, np.nan)
+        with device.using(stream):
+            device.gemm(variant, *there, c, alpha=1, beta=0, stream=stream)
+            stream.synchronize()
+        results.append(fetch(device, c))
+    np.testing.assert_allclose(results[0], a.astype("f8") @ b, rtol=0, atol=1e-3)
+    for again in results[1:]:
+        np.testing.assert_array_equal(again, results[0])
+
+
+@needs("emulator")
+def test_it_multiplies_by_name(rng):
+    a, v = rng.integers(-3, 4, (50, 70)).astype("f4"), rng.integers(-3, 4, 70).astype("f4")
+    with hg.Runner(device="emulator", kernel="gemv") as runner:
+        np.testing.assert_array_equal(runner.matmul(a, v), a @ v)
+        with pytest.raises(UsageError, match=r"it needs min\(m, n\) <= 1"):
+            runner.matmul(a, a.T)
+    with hg.Runner(device="emulator", kernel="gemv_narrow", threads=2, split="cols") as runner:
+        done = runner.run(a.astype("f2"), v.astype("f2")[:, None])
+        np.testing.assert_array_equal(done.c[:, 0].astype("f4"), a @ v)
+        assert "float16, products and sums in float32" in str(done.compute)
+
+
+@pytest.mark.parametrize("mode, least", [("float32", 30), ("float64", 20), ("float16", 30)])
+def test_it_is_taken_for_rows_and_columns(mode, least):
+    """At lengths that no model was fitted to: of 60, or a library where it does not lead clearly;
+    of our kernels nearly always."""
+    dtype = fitted.OPERANDS[mode]
+    posed = "float32" if mode == "float16" else dtype
+    taken = ours = 0
+    drawn = heldout.draw(5, 60, (heldout.LINE,))
+    for each in drawn:
+        m, n, k = each.shape
+        problem = Problem(m, n, k, posed, out_dtype=dtype, operands=dtype)
+        choose = on_gpu.on_tensor_cores if mode == "float16" else on_gpu.strict
+        variant, _why = choose(H200, problem, each.layout, own=False)
+        own, _why = choose(H200, problem, each.layout, own=True)
+        taken += variant.name.startswith("gemv")
+        ours += own.name.startswith("gemv")
+    assert taken >= least
+    assert ours >= 50
+
+
+def test_other_shapes_never_get_it():
+    for each in heldout.draw(6, 60):
+        m, n, _k = each.shape
+        if 1 not in (m, n):
+            times = fitted.model(H200, "float32").times_us(each.shape, each.layout, H200)
+            assert not [v for v in times if v.name == "gemv"]
