@@ -84,6 +84,15 @@ def test_it_is_taken_for_rows_and_columns(mode, least):
     assert ours >= 50
 
 
+@pytest.mark.parametrize("sides", [(1, 5000, 700), (5000, 1, 700), (1, 1, 9)])
+def test_a_dtype_without_a_model_can_have_one_row(sides):
+    problem = Problem(*sides, "int64")
+    machine = Machine("NVIDIA H200", 132, 90, 16.7)
+    variant, why = on_gpu.strict(machine, problem, "nn")
+    assert why == "by the cost model"
+    assert variant.name == "gemv" or sides == (1, 1, 9), variant
+
+
 def test_other_shapes_never_get_it():
     for each in heldout.draw(6, 60):
         m, n, _k = each.shape

@@ -107,6 +107,11 @@ class Kernel:
         return arch + "a" * self.arch.endswith("a")
 
     @property
+    def of_lines(self) -> bool:
+        """Whether C has one row or one column, along which tiles lie."""
+        return "min(m, n) <= 1" in self.limits
+
+    @property
     def shares_k(self) -> bool:
         """Whether blocks share the k of a tile and leave their sums in a workspace."""
         return self.workspace != "0"

@@ -60,7 +60,9 @@ def bind(
         )
     (m, n), k = c.shape, a.shape[1]
     layouts = stored(a)[0] + stored(b)[0]
-    strict = residues.native(device.machine("float64"), Problem(m, n, k, "float64"), layouts)
+    strict = residues.native(
+        device.machine("float64"), Problem(m, n, k, "float64"), layouts, ask=device.library_launch
+    )
     native = device.bind(strict, a, b, c, alpha=alpha, beta=beta)
     if not k or alpha == 0 or residues.too_large(m, k):
         return native

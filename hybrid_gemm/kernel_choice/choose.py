@@ -60,7 +60,9 @@ def choose(
         largest = problem
     machine = facts.machine(problem.dtype) if products and not chosen else None
     if problem.compute == "fp64x" and arithmetic.variant and not chosen:
-        return residues.choose(machine, arithmetic.variant, largest, layout, own=own)
+        return residues.choose(
+            machine, arithmetic.variant, largest, layout, own=own, ask=facts.library_launch
+        )
     if arithmetic.takes(problem):
         if machine:
             found = on_gpu.on_tensor_cores(

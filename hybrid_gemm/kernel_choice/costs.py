@@ -29,7 +29,7 @@ def counts(
     """
     if variant.kernel.library:
         return _library(sides, layout, dtype, multiprocessors)
-    if "FLY" in variant.params:
+    if variant.kernel.of_lines:
         return _line(variant, sides, layout, dtype, multiprocessors)
     if variant.kernel.role == "tensor":
         return _tensor(variant, sides, layout, dtype, multiprocessors)

@@ -44,11 +44,14 @@ def too_large(m: int, k: int) -> str | None:
     return f"m is above {MOST_M}" if m > MOST_M else None
 
 
-def native(machine: Machine | None, problem: Problem, layout: str, *, own: bool = False) -> Variant:
-    """What multiplies float64 on a device where residues do not."""
+def native(
+    machine: Machine | None, problem: Problem, layout: str, *, own: bool = False,
+    ask: on_gpu.Ask = on_gpu.never,
+) -> Variant:  # fmt: skip
+    """What multiplies float64 on a device where residues do not: as `on_gpu.strict`."""
     if machine is None:
         return catalog.get("double_buffered").variant()
-    return on_gpu.strict(machine, replace(problem, compute="fp32"), layout, own=own)[0]
+    return on_gpu.strict(machine, replace(problem, compute="fp32"), layout, own=own, ask=ask)[0]
 
 
 def predicted_us(machine: Machine, sides: Sequence[int], moduli: int) -> float:
@@ -77,13 +80,19 @@ def native_us(machine: Machine, sides: tuple[int, int, int], layout: str) -> flo
 
 
 def choose(
-    machine: Machine | None, variant: Variant, problem: Problem, layout: str, *, own: bool
+    machine: Machine | None,
+    variant: Variant,
+    problem: Problem,
+    layout: str,
+    *,
+    own: bool,
+    ask: on_gpu.Ask = on_gpu.never,
 ) -> tuple[Variant, str]:
     """The kernel for a settled problem in fp64x, and why: `variant`, of a kernel that multiplies
     residues, with the most MODULI that pay, or what multiplies natively."""
     sides = problem.m, problem.n, problem.k
     if reason := too_large(problem.m, problem.k):
-        return native(machine, problem, layout, own=own), reason
+        return native(machine, problem, layout, own=own, ask=ask), reason
     if machine is None:
         return variant, "the one for tensor cores here"
     natively = native_us(machine, sides, layout)
@@ -93,5 +102,5 @@ def choose(
     usual = predicted_us(machine, sides, USUAL)
     why = f"predicted {usual:.3g} us with {USUAL} moduli, and {natively:.3g} us natively"
     if most < USUAL:
-        return native(machine, problem, layout, own=own), why
+        return native(machine, problem, layout, own=own, ask=ask), why
     return variant.kernel.variant({**variant.params, "MODULI": most}), why

@@ -55,6 +55,8 @@ def predict_us(variant: Variant, machine: Machine, problem: Problem) -> float:
     if variant.kernel.library:
         return max(memory, LAUNCH_US + problem.flops / (peak * LIBRARY_EFFICIENCY * 1e6))
     bm, bn, threads = _tile(variant, problem.dtype)
+    if variant.kernel.of_lines:
+        bm, bn = (bm, 1) if n == 1 else (1, bn)
     owned = bm * bn / threads
     efficiency = owned / (owned + 4 * math.sqrt(owned))
     if owned * ITEM_SIZE[problem.dtype] > 4 * 200:
@@ -77,7 +79,8 @@ def predict_us(variant: Variant, machine: Machine, problem: Problem) -> float:
 def _tile(variant: Variant, dtype: str) -> tuple[int, int, int]:
     """Rows and columns of C that a block computes, and its threads."""
     rows, columns = variant.tile
-    return rows, columns, math.prod(variant.launch(rows, columns, 1024, dtype).block)
+    launch = variant.launch(1 if variant.kernel.of_lines else rows, columns, 1024, dtype)
+    return rows, columns, math.prod(launch.block)
 
 
 def worth_timing(machine: Machine, problem: Problem) -> list[Variant]:
