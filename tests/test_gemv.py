@@ -93,6 +93,15 @@ def test_a_dtype_without_a_model_can_have_one_row(sides):
     assert variant.name == "gemv" or sides == (1, 1, 9), variant
 
 
+def test_without_k_the_box_with_most_rows_is_the_largest():
+    """The kernel is chosen for it: one for a single row would not multiply it."""
+    plan = hg.plan(4, 13, 0, threads=3, split="rows", device="cpu")
+    assert plan.products == ((2, 13, 0), (1, 13, 0))
+    variant, _why = on_gpu.strict(H200, Problem(*plan.products[0], "float32"), "nt")
+    for m, n, k in plan.products:
+        assert variant.refusal(device="cuda", dtype="float32", m=m, n=n, k=k) is None
+
+
 def test_other_shapes_never_get_it():
     for each in heldout.draw(6, 60):
         m, n, _k = each.shape

@@ -200,7 +200,8 @@ class Plan:
         boxes = [b for w in self.workers for b in w.boxes]
         if not boxes:
             return ()
-        largest = max(boxes, key=lambda b: b.flops)
+        # Without k all have as few operations, and not the same sides.
+        largest = max(boxes, key=lambda b: (b.flops, len(b.rows) * len(b.cols)))
         shapes: set[tuple[int, int, int]] = set()
         depths: dict[tuple[int, ...], set[int]] = {}  # of a cell, along K: alike in all its tiles
         for panel in self.panels:
