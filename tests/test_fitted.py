@@ -173,6 +173,16 @@ def test_what_a_library_launches_tells_its_time():
     assert blind > 0.2 and told < 0.1, (blind, told)
 
 
+@pytest.mark.parametrize("mode", ("float32", "float64", "float16", "tf32"))
+def test_what_the_library_launches_is_known_of_all_classes(mode):
+    """A library that was known at one row or column alone was predicted slow everywhere else."""
+    data = fitted.shipped(MACHINE, mode)
+    sides = np.asarray(data["library_sides"])
+    thin, k = sides[:, :2].min(1), sides[:, 2]
+    for some in (thin == 1, (thin > 1) & (thin <= 8), thin > 64, k <= 360, k >= 8192):
+        assert some.sum() >= 100, some.sum()
+
+
 def test_the_library_is_asked_where_it_decides(monkeypatch):
     """Once, where what it launches may change the choice; and the choice goes by the answer."""
     model = made(with_two_kernels(3))

@@ -302,6 +302,7 @@ class HeldOutStudy:
     seed: int
     count: int
     every: bool = False
+    classes: tuple[str, ...] = CLASSES
     device_note: str = ""
     bench: Bench = field(init=False)
 
@@ -324,7 +325,7 @@ class HeldOutStudy:
     def rows(self, advance: Advance) -> Iterator[Row]:
         """Compiles everything, then draws and times."""
         self.bench.compile()
-        for drawn in draw(self.seed, self.count):
+        for drawn in draw(self.seed, self.count, self.classes):
             yield self._row(drawn)
             advance(1)
 

@@ -274,10 +274,13 @@ def leads() -> str:
 
 def held_out() -> str:
     """What is chosen at shapes of seeds that nothing was fitted to."""
-    files = [f"heldout_{mode}_h200.json" for mode in ON_H200]
-    found = [json.loads((ROOT / "docs/results" / file).read_text()) for file in files]
-    seeds = ", ".join(str(data["seed"]) for data in found)
-    linked = ", ".join(f"[{mode}](results/{x})" for mode, x in zip(ON_H200, files, strict=True))
+    names = [name for mode in ON_H200 for name in (mode, f"lines_{mode}")]
+    files = {x: ROOT / f"docs/results/heldout_{x}_h200.json" for x in names}
+    found = {x: json.loads(file.read_text()) for x, file in files.items() if file.exists()}
+    seeds = ", ".join(str(data["seed"]) for data in found.values())
+    linked = ", ".join(
+        f"[{x.replace('lines_', 'lines of ')}](results/{files[x].name})" for x in found
+    )
     lines = [
         "The same of the shipped models at other shapes, of seeds that were looked at once "
         f"({seeds}; {linked}, by scripts/measure-heldout). Each product had a verdict; wrong: how "
@@ -286,9 +289,10 @@ def held_out() -> str:
     ]
     table = [
         [data["mode"] if kind == "all" else "", kind, len(rows), own, auto, first, worst, wrong]
-        for data in found
-        for kind in ("all", *heldout.CLASSES)
+        for data in found.values()
+        for kind in ("all", *heldout.CLASSES, heldout.LINE)
         for rows in [[r for r in data["rows"] if kind in (r["kind"], "all")]]
+        if rows and (kind != "all" or data["rows"][0]["kind"] != heldout.LINE)
         for own, auto, first, worst, _regret, _most, wrong in [heldout.summary(rows)]
     ]
     headings = ["<mode", "<shapes", "count", "own", "`auto`", "1st percentile", "worst", "wrong"]
