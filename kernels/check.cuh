@@ -1,6 +1,11 @@
 // What the checks of products have in common: elements as they are summed, in groups of columns.
 // Floating point is summed in float64, integers modulo 2^64; with READ = 2 the squares of any
-// element's bits are, modulo 2^64.
+// element's bits are, modulo 2^64. With PART = 4 sums of a few elements are float32 before they join
+// the others, for products whose own roundings are far larger.
+//
+// Blocks are small, of few registers and little shared memory, so that one fits beside a block of
+// Hopper's kernels (`ring.cuh`) on the same multiprocessor: what the product leaves idle of memory
+// and arithmetic is theirs.
 #pragma once
 #include "numbers.cuh"
 #include "source.cuh"
@@ -22,52 +27,71 @@ typedef T E;
 constexpr bool EXACT = T(1) / 2 == T(0);
 #endif
 
-template <bool exact>
+template <bool exact, bool wide>
 struct SumOf {
     typedef double type;
 };
 template <>
-struct SumOf<true> {
+struct SumOf<false, false> {
+    typedef float type;
+};
+template <bool wide>
+struct SumOf<true, wide> {
     typedef unsigned long long type;
 };
-typedef SumOf<EXACT>::type Sum;
+typedef SumOf<EXACT, true>::type Sum;
+typedef SumOf<EXACT, PART == 8>::type Part;  // of a few elements
 
-// Two neighbours, read at once.
-struct alignas(16) Two {
-    Sum x[2];
-};
+constexpr int THREADS = 64, WARPS = THREADS / 32;
+// So many blocks leave each thread 112 registers, or 64.
+#define SMALL_BLOCKS __launch_bounds__(THREADS, PART == 8 ? 9 : 16)
 
-// Four elements as they are read. They stay as words until they are summed: elements of 16 bits that
-// are taken apart where they are read would be waited for there.
+// COUNT neighbours as they are read. They stay as words until they are summed: elements of 16 bits
+// that are taken apart where they are read would be waited for there.
+template <typename X, int COUNT>
 union Packed {
-    unsigned long long words[sizeof(Four<E>) / 8];
-    E x[4];
+    static constexpr int WORDS = COUNT * sizeof(X) / sizeof(unsigned);
+    unsigned words[WORDS];
+    X x[COUNT];
 };
 
-// As `Source::four`. WHOLE: lines are on vectors' addresses and of a multiple of four elements.
-template <bool WHOLE, bool ALONG>
-__device__ __forceinline__ Packed packed(const Source<E, ALONG>& source, long long line, int at,
-                                         bool vectors) {
-    Packed out = {};
+// COUNT neighbours in a line that begin at `at`, zeros beyond the matrix. WHOLE: lines begin on 16
+// bytes and have a multiple of COUNT elements.
+template <bool WHOLE, int COUNT, bool ALONG>
+__device__ __forceinline__ Packed<E, COUNT> packed(const Source<E, ALONG>& source, long long line,
+                                                   int at) {
+    typedef Packed<E, COUNT> Found;
+    constexpr int EACH = Found::WORDS < 4 ? Found::WORDS : 4;  // words that are read at once
+    struct alignas(4 * EACH) Words {
+        unsigned x[EACH];
+    };
+    Found found = {};
+    const int lines = ALONG ? source.rows : source.k, length = ALONG ? source.k : source.rows;
+    if (line >= lines || at >= length) return found;
+    const E* const from = source.from + line * source.ld + at;
     if (WHOLE) {
-        const int lines = ALONG ? source.rows : source.k, length = ALONG ? source.k : source.rows;
-        struct alignas(sizeof(Four<E>)) Words {
-            unsigned long long x[sizeof(Four<E>) / 8];
-        };
-        if (line < lines && at < length) {
-            const Words words = *(const Words*)(source.from + line * source.ld + at);
 #pragma unroll
-            for (int i = 0; i < (int)sizeof(Four<E>) / 8; ++i) out.words[i] = words.x[i];
+        for (int i = 0; i < Found::WORDS; i += EACH) {
+            const Words words = ((const Words*)from)[i / EACH];
+#pragma unroll
+            for (int j = 0; j < EACH; ++j) found.words[i + j] = words.x[j];
         }
     } else {
-        const Four<E> four = source.four(line, at, vectors);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) out.x[i] = four.x[i];
+        for (int i = 0; i < COUNT; ++i)
+            if (at + i < length) found.x[i] = from[i];
     }
-    return out;
+    return found;
 }
 
-__device__ __forceinline__ Sum number(E x) {
+// Whether lines begin on 16 bytes and have a multiple of COUNT elements.
+template <int COUNT, bool ALONG>
+__device__ __forceinline__ bool is_whole(const Source<E, ALONG>& source) {
+    return (unsigned long long)source.from % 16 == 0 && source.ld * sizeof(E) % 16 == 0 &&
+           (ALONG ? source.k : source.rows) % COUNT == 0;
+}
+
+__device__ __forceinline__ Part number(E x) {
 #if READ == 1 && DTYPE_float16
     return from_half(x);
 #elif READ == 1 && DTYPE_bfloat16
@@ -78,10 +102,11 @@ __device__ __forceinline__ Sum number(E x) {
 #elif READ == 2
     return Sum(x) * x;  // equal changes of several do not cancel
 #else
-    return Sum(x);
+    return Part(x);
 #endif
 }
 
+__device__ __forceinline__ void add(float& to, float x, float y) { to = fmaf(x, y, to); }
 __device__ __forceinline__ void add(double& to, double x, double y) { to = fma(x, y, to); }
 __device__ __forceinline__ void add(unsigned long long& to, unsigned long long x,
                                     unsigned long long y) {

@@ -10,18 +10,23 @@ dtypes  = ["float64"]
 source  = "this project: docs/reliability.md"
 ---*/
 
-// `wanted` and `squares` are what A and B give, m x GROUPS and m; `got` and `got_squares` are of C,
-// `before` and `before_squares` of C before, not read where beta is 0. `of_products` to `of_before`
-// are variances, times the square of how many deviations are allowed.
+// `wanted` and `squares` are what A and B give, m x GROUPS and m, in `shares` that are to be added;
+// `got` and `got_squares` are of C, `before` and `before_squares` of C before, not read where beta is
+// 0. `of_products` to `of_before` are variances, times the square of how many deviations are allowed.
 extern "C" __global__ void __launch_bounds__(256)
-    check_judge(int m, const double* wanted, const double* squares, const double* got,
+    check_judge(int m, int shares, const double* wanted, const double* squares, const double* got,
                 const double* got_squares, const double* before, const double* before_squares,
                 double alpha, double beta, double of_products, double of_sums, double of_c,
                 double of_before, double tiny, unsigned* bad) {
     const long long at = blockIdx.x * 256LL + threadIdx.x;
     if (at >= (long long)m * GROUPS) return;
-    double error = got[at] - alpha * wanted[at], sums = got_squares[at];
-    double variance = of_products * squares[at / GROUPS] + of_c * sums;
+    double sum = 0, square = 0;
+    for (int share = 0; share < shares; ++share) {
+        sum += wanted[(long long)share * m * GROUPS + at];
+        square += squares[(long long)share * m + at / GROUPS];
+    }
+    double error = got[at] - alpha * sum, sums = got_squares[at];
+    double variance = of_products * square + of_c * sums;
     if (beta != 0) {
         error -= beta * before[at];
         const double added = beta * beta * before_squares[at];

@@ -4,75 +4,99 @@ entry   = "check_sums"
 role    = "check_sums"
 # GROUPS  groups of columns
 # READ    1: elements are numbers; 2: their bits are, whatever the dtype
-params  = [{GROUPS = 8, READ = 1}, {GROUPS = 8, READ = 2}]
-block   = ["256", "1", "1"]
-grid    = ["ceil(m / 128)", "GROUPS", "1"]
-require = ["READ <= 2"]
+# PART    bytes of sums of a few floating-point elements; see check.cuh
+params  = [
+    {GROUPS = 8, READ = 1, PART = 8}, {GROUPS = 8, READ = 1, PART = 4}, {GROUPS = 8, READ = 2, PART = 8},
+]
+block   = ["64", "1", "1"]
+grid    = ["ceil(m / 64)", "GROUPS", "1"]
+require = ["READ <= 2", "PART % 4 == 0", "PART <= 8", "SIZE <= PART"]
 dtypes  = ["float32", "float64", "int32", "int64", "float16", "bfloat16"]
 source  = "K. Huang and J. Abraham, Algorithm-based fault tolerance for matrix operations, 1984"
 ---*/
 #include "check.cuh"
 
-constexpr int WARPS = 8, HEIGHT = 128;  // rows of a block
+constexpr int HEIGHT = 64;                   // rows of a block
+constexpr int FEW = SIZE == 2 ? 8 : 4;       // neighbours in a row that a thread reads at once
+constexpr int TWO = HEIGHT / 32;             // rows that a thread reads at once, across them
+constexpr int COLUMNS = SIZE == 2 ? 16 : 8;  // that it reads before it sums them up
 
 struct Pair {
     Sum sum, second;
 };
 
-__device__ __forceinline__ void take(Pair& to, E element, double weight) {
-    const double x = number(element) * weight;
-    to.sum += x;
-    add(to.second, x, x);
-}
+// What a few elements add up to; it joins a `Pair`.
+struct Few {
+    Part sum = 0, second = 0;
+    __device__ __forceinline__ void join(Pair& to) const { to.sum += sum, to.second += second; }
+};
 
-// The second weight is of the upper half: the lowest bits of both differ.
-__device__ __forceinline__ void take(Pair& to, E element, unsigned long long weight) {
-    to.sum += number(element) * weight;
-    to.second += number(element) * (weight >> 32);
+__device__ __forceinline__ void take(Few& to, E element, Part weight) {
+    if (EXACT) {
+        // The second weight is of the upper half: the lowest bits of both differ.
+        to.sum += number(element) * weight;
+        to.second += number(element) * Part((unsigned long long)weight >> 32);
+    } else {
+        const Part x = number(element) * weight;
+        to.sum += x;
+        add(to.second, x, x);
+    }
 }
 
 // The sums of four rows from `row` on, over columns from `begin` up to `end`, by a warp.
 template <bool WHOLE>
 __device__ __forceinline__ void sum_rows(const Source<E, !TRANS_A>& source, int row, int begin,
-                                         int end, const Sum* weights, Pair (&mine)[4]) {
-    const bool vectors = source.vectors();
-#pragma unroll 2
-    for (int j = begin + 4 * (threadIdx.x % 32); j < end; j += 128) {
-        const Two* const at = (const Two*)(weights + j);
-        const Two two[2] = {at[0], at[1]};
-        Packed fours[4];
+                                         int end, const Part* weights, Pair (&mine)[4]) {
+    struct alignas(16) Weights {
+        Part x[FEW];
+    };
+#pragma unroll 1
+    for (int j = begin + FEW * (threadIdx.x % 32); j < end; j += 32 * FEW) {
+        Packed<E, FEW> read[4];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) fours[i] = packed<WHOLE>(source, row + i, j, vectors);
+        for (int i = 0; i < 4; ++i) read[i] = packed<WHOLE, FEW>(source, row + i, j);
+        const Weights of = *(const Weights*)(weights + j);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
+            Few few;
 #pragma unroll
-            for (int x = 0; x < 4; ++x) take(mine[i], fours[i].x[x], two[x / 2].x[x % 2]);
+            for (int x = 0; x < FEW; ++x) take(few, read[i].x[x], of.x[x]);
+            few.join(mine[i]);
         }
     }
 }
 
-// The same over every 8th column, of four rows by a thread.
+// The same of two rows by a thread, over every other column.
 template <bool WHOLE>
 __device__ __forceinline__ void sum_columns(const Source<E, !TRANS_A>& source, int row, int begin,
-                                            int end, const Sum* weights, Pair (&mine)[4]) {
-    const bool vectors = source.vectors();
-#pragma unroll 8
-    for (int j = begin + threadIdx.x / 32; j < end; j += WARPS) {
-        const Packed four = packed<WHOLE>(source, j, row, vectors);
-        const Sum weight = weights[j];
+                                            int end, const Part* weights, Pair (&mine)[TWO]) {
+#pragma unroll 1
+    for (int j = begin + threadIdx.x / 32; j < end; j += WARPS * COLUMNS) {
+        Packed<E, TWO> read[COLUMNS];
 #pragma unroll
-        for (int x = 0; x < 4; ++x) take(mine[x], four.x[x], weight);
+        for (int c = 0; c < COLUMNS; ++c) {
+            read[c] = {};
+            if (j + WARPS * c < end) read[c] = packed<WHOLE, TWO>(source, j + WARPS * c, row);
+        }
+        Few few[TWO];
+#pragma unroll
+        for (int c = 0; c < COLUMNS; ++c) {
+            const Part weight = weights[j + WARPS * c < end ? j + WARPS * c : begin];
+#pragma unroll
+            for (int x = 0; x < TWO; ++x) take(few[x], read[c].x[x], weight);
+        }
+#pragma unroll
+        for (int x = 0; x < TWO; ++x) few[x].join(mine[x]);
     }
 }
 
 // X is rows x cols, stored by columns with TRANS_A. Group g has the columns from g * width on;
-// `weights` has GROUPS * width, on 16 bytes, and `width` is a multiple of 4. The second sum is that of
+// `weights` has GROUPS * width, on 16 bytes, and `width` is a multiple of 8. The second sum is that of
 // the squares of what the first adds up, or of integers by other weights.
-extern "C" __global__ void __launch_bounds__(256)
-    check_sums(int rows, int cols, int width, const void* X, long long ldx, const Sum* weights,
-               Sum* sums, Sum* seconds) {
+extern "C" __global__ void SMALL_BLOCKS check_sums(int rows, int cols, int width, const void* X,
+                                                   long long ldx, const Part* weights, Sum* sums,
+                                                   Sum* seconds) {
     const Source<E, !TRANS_A> source = {(const E*)X, ldx, rows, cols};
-    const bool whole = source.vectors() && (TRANS_A ? rows : cols) % 4 == 0;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int row0 = blockIdx.x * HEIGHT, group = blockIdx.y;
     const long long from = (long long)group * width;
@@ -83,6 +107,7 @@ extern "C" __global__ void __launch_bounds__(256)
         seconds[(long long)row * GROUPS + group] = of.second;
     };
     if (!TRANS_A) {  // four rows by a warp
+        const bool whole = is_whole<FEW>(source);
 #pragma unroll 1
         for (int row = row0 + 4 * warp; row < row0 + HEIGHT && row < rows; row += 4 * WARPS) {
             Pair mine[4] = {};
@@ -98,22 +123,24 @@ extern "C" __global__ void __launch_bounds__(256)
         }
         return;
     }
-    __shared__ Pair found[WARPS][HEIGHT];  // four rows by a thread, every 8th column by a warp
-    Pair mine[4] = {};
-    if (whole)
-        sum_columns<true>(source, row0 + 4 * lane, begin, end, weights, mine);
+    __shared__ Sum of_other[HEIGHT];  // what the second warp found
+    Pair mine[TWO] = {};
+    if (is_whole<TWO>(source))
+        sum_columns<true>(source, row0 + TWO * lane, begin, end, weights, mine);
     else
-        sum_columns<false>(source, row0 + 4 * lane, begin, end, weights, mine);
+        sum_columns<false>(source, row0 + TWO * lane, begin, end, weights, mine);
 #pragma unroll
-    for (int x = 0; x < 4; ++x) found[warp][4 * lane + x] = mine[x];
-    __syncthreads();
-    const int t = threadIdx.x;
-    if (t < HEIGHT && row0 + t < rows) {
-        Pair all = found[0][t];
-        for (int w = 1; w < WARPS; ++w) {
-            all.sum += found[w][t].sum;
-            all.second += found[w][t].second;
-        }
-        store(row0 + t, all);
+    for (int second = 0; second < 2; ++second) {
+        __syncthreads();
+#pragma unroll
+        for (int x = 0; x < TWO; ++x)
+            if (warp) of_other[TWO * lane + x] = second ? mine[x].second : mine[x].sum;
+        __syncthreads();
+#pragma unroll
+        for (int x = 0; x < TWO; ++x)
+            if (!warp) (second ? mine[x].second : mine[x].sum) += of_other[TWO * lane + x];
     }
+#pragma unroll
+    for (int x = 0; x < TWO; ++x)
+        if (!warp && row0 + TWO * lane + x < rows) store(row0 + TWO * lane + x, mine[x]);
 }

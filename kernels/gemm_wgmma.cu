@@ -108,6 +108,7 @@ constexpr int A_BYTES = BM * SPAN, B_BYTES = BN * SPAN;
 constexpr int STAGE_BYTES = PARTS * (A_BYTES + B_BYTES);
 constexpr bool CHUNKED = TERMS == 3;
 constexpr int RUN = 2048 / SPAN;  // steps whose sums are added up before they join the others
+#define REGISTERS (TERMS == 3 ? 152 : 160)
 #include "ring.cuh"
 #include "wgmma_result.cuh"
 static_assert(!(CHUNKED && BORROWED), "only whole sums leave through a stage");
@@ -256,7 +257,7 @@ __device__ __forceinline__ void store_tiles(const Places& places, const Tiles& t
 }
 #endif
 
-extern "C" __global__ void __launch_bounds__(128 + 2 * BM, 1) IN_CLUSTERS
+extern "C" __global__ void OF_BLOCKS IN_CLUSTERS
     gemm_wgmma(const __grid_constant__ TensorMap A, const __grid_constant__ TensorMap B,
 #if OUT == 2
                const __grid_constant__ TensorMap map_of_c,

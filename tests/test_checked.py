@@ -343,7 +343,7 @@ def _host(x):
 
 def test_groups_cover_all_columns():
     for cols in (1, 3, 31, 32, 33, 100, 8192, 8193):
-        assert width(cols) % 4 == 0 and (GROUPS - 1) * width(cols) < cols + 32
+        assert width(cols) % 8 == 0 and (GROUPS - 1) * width(cols) < cols + 64
         assert GROUPS * width(cols) >= cols
 
 

@@ -32,15 +32,24 @@ THREADED_BYTES, THREADS = 8 << 20, max(1, min(8, cores()))  # for sums of host m
 
 def width(cols: int) -> int:
     """Columns of a group; the last groups may have fewer, or none."""
-    return max(4, -(-cols // (4 * GROUPS)) * 4)
+    return max(8, -(-cols // (8 * GROUPS)) * 8)
 
 
 class Sums(NamedTuple):
     """For each row and group the weighted sum of the elements, and a `second` sum: that of the
-    squares of what was added, or for integers one by other weights."""
+    squares of what was added, or for integers one by other weights. Those of products may come in
+    shares that are to be added up, along a first dimension."""
 
     of: Array
     second: Array
+
+    def whole(self) -> Sums:
+        """With shares added up."""
+        return Sums(*(x.sum(axis=0) for x in self)) if self.of.ndim == 3 else self
+
+    def rows(self, part: Span) -> Sums:
+        """Of these rows alone."""
+        return Sums(*(x[part.start : part.stop] for x in self))
 
 
 class Limits(NamedTuple):
@@ -57,6 +66,11 @@ class Limits(NamedTuple):
     tiny: float
 
 
+# Whether a sum of C is beyond its limits: of limits, the product's sums, those of C before it was
+# added to, and C's. Waits for them.
+Judge = Callable[[Limits, Sums, Sums | None, Sums, Stream], bool]
+
+
 class Weights:
     """Weights of columns, drawn afresh for each device: of either sign and between 1 and 2 for
     floating point, odd numbers for integers, so that no single error is lost."""
@@ -67,9 +81,17 @@ class Weights:
         self._kept: dict[tuple[int, str], Array] = {}
         self._random = np.random.default_rng()
 
-    def of(self, cols: int, exact: bool) -> Array:
-        """For the groups of so many columns, one after the other, on the device."""
-        return self._for(cols, "odd" if exact else "float")
+    def of(self, cols: int, exact: bool, *, narrow: bool = False) -> Array:
+        """For the groups of so many columns, one after the other, on the device; `narrow`: the same
+        numbers in float32."""
+        if not narrow:
+            return self._for(cols, "odd" if exact else "float")
+        wide = self._for(cols, "float")
+        with self._lock:
+            key = wide.size, "narrow"
+            if key not in self._kept:
+                self._kept[key] = wide.astype("float32")
+            return self._kept[key]
 
     def ones(self, cols: int) -> Array:
         """As `of`, of the integer 1."""
@@ -104,23 +126,26 @@ def is_exact(dtype: np.dtype) -> bool:
 
 
 class Checksums(Protocol):
-    """What a device sums up."""
+    """What a device sums up. `narrow` allows sums of a few elements in float32."""
 
-    def prepare(self, a: Array, b: Array, dtype: str) -> None:
+    def prepare(self, a: Array, b: Array, dtype: str, *, narrow: bool) -> None:
         """Compiles what the checks of a product of such operands in `dtype` need."""
 
-    def sums(self, x: Array, stream: Stream) -> Sums:
+    def room(self, x: Array) -> Sums:
+        """Room for the sums of a matrix."""
+
+    def sums(
+        self, x: Array, stream: Stream, *, into: Sums | None = None, narrow: bool = False
+    ) -> Sums:
         """Of each row and group: rows x GROUPS."""
 
-    def product(self, a: Array, b: Sums, stream: Stream) -> Sums:
+    def product(self, a: Array, b: Sums, stream: Stream, *, narrow: bool = False) -> Sums:
         """`a` times the sums of the rows of a matrix: the sums that its product with that matrix
         should have. Of the squares of products it is one sum a row, for the largest group."""
 
-    def beyond(
-        self, limits: Limits, product: Sums, before: Sums | None, got: Sums, stream: Stream
-    ) -> bool | None:
-        """Whether a sum of C is beyond its limits, with sums of C before it was added to; None
-        where the device leaves that to the host. Waits for them."""
+    def judge(self, stream: Stream) -> Judge | None:
+        """What judges a product's sums on a stream, made ready on this one before; None where the
+        device leaves that to the host."""
 
     def bits(self, x: Array, stream: Stream) -> np.ndarray:
         """As `sums`, of the squares of the elements' bits; in host memory, once they are there."""
@@ -135,35 +160,42 @@ class KernelChecksums:
 
     def __init__(self, device: KernelLauncher) -> None:
         self.device, self.weights = device, Weights(device)
-        self._variants: dict[tuple[str, int], Variant] = {}
+        self._variants: dict[tuple[str, int, bool], Variant] = {}
 
-    def prepare(self, a: Array, b: Array, dtype: str) -> None:
+    def prepare(self, a: Array, b: Array, dtype: str, *, narrow: bool) -> None:
         of_a, of_b = ((layout(x) or "n")[0] for x in (a, b))
-        self._kernel("check_product", NUMBERS, dtype, of_a)
-        self._kernel("check_sums", NUMBERS, dtype, of_b)
+        self._kernel("check_product", NUMBERS, dtype, of_a, narrow)
+        self._kernel("check_sums", NUMBERS, dtype, of_b, narrow)
         for result in {dtype, "float32" if dtype in NARROW else dtype}:
-            self._kernel("check_sums", NUMBERS, result, "n")
-        self._kernel("check_sums", BITS, "int32", "n")
+            self._kernel("check_sums", NUMBERS, result, "n", narrow)
+        self._kernel("check_sums", BITS, "int32", "n", narrow=False)
         self.device.function(self._judge, "float64")
 
     @functools.cached_property
     def _judge(self) -> Variant:
         return catalog.helper("check_judge").kernel.variant({"GROUPS": GROUPS})
 
-    def beyond(
-        self, limits: Limits, product: Sums, before: Sums | None, got: Sums, stream: Stream
-    ) -> bool:
-        rows = len(got.of)
+    def judge(self, stream: Stream) -> Judge:
         bad = self.device.empty(1, 1, "uint32")
         bad[...] = 0
-        scalars = map(np.float64, limits)
-        args = [np.int32(rows), *product, *got, *(before or got), *scalars, bad]
-        launch = self._judge.launch(rows, 1, 0, "float64")
-        self.device.launch(self.device.function(self._judge, "float64"), launch, args, stream)
-        return bool(self._fetched(bad, stream)[0, 0])
 
-    def sums(self, x: Array, stream: Stream) -> Sums:
-        return self._sums(x, NUMBERS, is_exact(x.dtype), stream)
+        def beyond(
+            limits: Limits, product: Sums, before: Sums | None, got: Sums, stream: Stream
+        ) -> bool:  # fmt: skip
+            rows, shares = len(got.of), product.of.size // got.of.size
+            sums = *product, *got, *(before or got)
+            sizes = np.int32(rows), np.int32(shares)
+            args = [*sizes, *sums, *map(np.float64, limits), bad]
+            launch = self._judge.launch(rows, 1, 0, "float64")
+            self.device.launch(self.device.function(self._judge, "float64"), launch, args, stream)
+            return bool(self._fetched(bad, stream)[0, 0])
+
+        return beyond
+
+    def sums(
+        self, x: Array, stream: Stream, *, into: Sums | None = None, narrow: bool = False
+    ) -> Sums:
+        return self._sums(x, NUMBERS, is_exact(x.dtype), stream, into=into, narrow=narrow)
 
     def bits(self, x: Array, stream: Stream) -> np.ndarray:
         return self._fetched(self._sums(x, BITS, True, stream).of, stream)
@@ -178,46 +210,61 @@ class KernelChecksums:
         stream.synchronize()
         return host
 
+    def room(self, x: Array) -> Sums:
+        return self._pair(len(x), is_exact(x.dtype))
+
     def _sums(
-        self, x: Array, read: int, exact: bool, stream: Stream, weights: Array | None = None
-    ) -> Sums:
+        self, x: Array, read: int, exact: bool, stream: Stream, weights: Array | None = None, *,
+        into: Sums | None = None, narrow: bool = False,
+    ) -> Sums:  # fmt: skip
         (rows, cols), (order, ld) = x.shape, stored(x)
-        made = Sums(self._room(rows, exact), self._room(rows, exact))
+        made = into or self._pair(rows, exact)
         if not rows:
             return made
         dtype = _OF_KERNELS.get(x.dtype.name, x.dtype.name)
-        function, variant = self._kernel("check_sums", read, dtype, order)
-        args = [
-            np.int32(rows), np.int32(cols), np.int32(width(cols)), x, np.int64(ld),
-            self.weights.of(cols, exact) if weights is None else weights, *made,
-        ]  # fmt: skip
+        function, variant = self._kernel("check_sums", read, dtype, order, narrow)
+        if weights is None:
+            weights = self.weights.of(cols, exact, narrow=narrow and not exact)
+        sizes = np.int32(rows), np.int32(cols), np.int32(width(cols))
+        args = [*sizes, x, np.int64(ld), weights, *made]
         self.device.launch(function, variant.launch(rows, cols, 0, dtype), args, stream)
         return made
 
-    def product(self, a: Array, b: Sums, stream: Stream) -> Sums:
+    def product(self, a: Array, b: Sums, stream: Stream, *, narrow: bool = False) -> Sums:
         if is_exact(a.dtype):
-            one, other = (self._product(a, x, x, stream) for x in b)
-            return Sums(one.of, other.of)
-        return self._product(a, *b, stream)
+            one, other = (self._product(a, x, x, stream, narrow).of.sum(axis=0) for x in b)
+            return Sums(one, other)
+        return self._product(a, *b, stream, narrow)
 
-    def _product(self, a: Array, sums: Array, squares: Array, stream: Stream) -> Sums:
+    def _product(
+        self, a: Array, sums: Array, squares: Array, stream: Stream, narrow: bool
+    ) -> Sums:  # fmt: skip
         (rows, k), (order, ld) = a.shape, stored(a)
         exact = is_exact(a.dtype)
-        made, flat = self._room(rows, exact), self._room(-(-rows // GROUPS), exact)
-        function, variant = self._kernel("check_product", NUMBERS, a.dtype.name, order)
-        args = [np.int32(rows), np.int32(k), a, np.int64(ld), sums, squares, made, flat]
+        function, variant = self._kernel("check_product", NUMBERS, a.dtype.name, order, narrow)
         launch = variant.launch(rows, k, k, a.dtype.name)
+        shares = launch.grid[1]
+        made = self._room(shares * rows, exact)
+        flat = self._room(-(-shares * rows // GROUPS), exact).reshape(-1)[: shares * rows]
+        args = [np.int32(rows), np.int32(k), a, np.int64(ld), sums, squares, made, flat]
         self.device.launch(function, launch, args, stream)
-        return Sums(made, flat.reshape(-1)[:rows, None])
+        return Sums(made.reshape(shares, rows, GROUPS), flat.reshape(shares, rows, 1))
+
+    def _pair(self, rows: int, exact: bool) -> Sums:
+        return Sums(self._room(rows, exact), self._room(rows, exact))
 
     def _room(self, rows: int, exact: bool) -> Array:
         return self.device.empty(rows, GROUPS, "uint64" if exact else "float64")
 
-    def _kernel(self, role: str, read: int, dtype: str, order: str) -> tuple[Any, Variant]:
-        if (role, read) not in self._variants:
-            kernel = catalog.helper(role).kernel
-            self._variants[role, read] = kernel.variant({"GROUPS": GROUPS, "READ": read})
-        variant = self._variants[role, read]
+    def _kernel(
+        self, role: str, read: int, dtype: str, order: str, narrow: bool
+    ) -> tuple[Any, Variant]:
+        narrow = narrow and dtype in ("float32", *NARROW)
+        key = role, read, narrow
+        if key not in self._variants:
+            params = {"GROUPS": GROUPS, "READ": read, "PART": 4 if narrow else 8}
+            self._variants[key] = catalog.helper(role).kernel.variant(params)
+        variant = self._variants[key]
         return self.device.function(variant, dtype, order + "n"), variant
 
 
@@ -230,21 +277,27 @@ class HostChecksums:
     def __init__(self, device: Device) -> None:
         self.weights = Weights(device)
 
-    def prepare(self, a: np.ndarray, b: np.ndarray, dtype: str) -> None:
+    def prepare(self, a: np.ndarray, b: np.ndarray, dtype: str, *, narrow: bool) -> None:
         """Nothing to compile."""
 
-    def beyond(
-        self, limits: Limits, product: Sums, before: Sums | None, got: Sums, stream: Stream
-    ) -> None:
+    def judge(self, stream: Stream) -> None:
         return None
 
-    def sums(self, x: np.ndarray, stream: Stream) -> Sums:
-        if is_exact(x.dtype):
-            weights = self.weights.of(x.shape[1], exact=True)
-            return Sums(_exact(x, weights), _exact(x, weights >> np.uint64(32)))
+    def room(self, x: np.ndarray) -> Sums:
+        shape, dtype = (len(x), GROUPS), np.uint64 if is_exact(x.dtype) else np.float64
+        return Sums(np.empty(shape, dtype), np.empty(shape, dtype))
+
+    def sums(
+        self, x: np.ndarray, stream: Stream, *, into: Sums | None = None, narrow: bool = False
+    ) -> Sums:
         rows, cols = x.shape
+        made = into or self.room(x)
+        sums, squares = made
+        if is_exact(x.dtype):
+            weights = self.weights.of(cols, exact=True)
+            sums[...], squares[...] = _exact(x, weights), _exact(x, weights >> np.uint64(32))
+            return made
         weights = self.weights.of(cols, exact=False)[:cols]
-        sums, squares = np.empty((rows, GROUPS)), np.empty((rows, GROUPS))
         step = max(1, CHUNK_BYTES // 8 // max(1, cols))
         with np.errstate(all="ignore"):
             for i in range(0, rows, step):
@@ -256,9 +309,11 @@ class HostChecksums:
                 for group in range(GROUPS):
                     own = slice(group * width(cols), (group + 1) * width(cols))
                     np.matmul(part[:, own], weights[own] ** 2, out=squares[i : i + step, group])
-        return Sums(sums, squares)
+        return made
 
-    def product(self, a: np.ndarray, b: Sums, stream: Stream) -> Sums:
+    def product(
+        self, a: np.ndarray, b: Sums, stream: Stream, *, narrow: bool = False
+    ) -> Sums:  # fmt: skip
         if is_exact(a.dtype):
             wide = a.astype("u8")
             return Sums(wide @ b.of, wide @ b.second)

@@ -25,6 +25,10 @@ from ..verify import rounding
 
 MOST_FAULTS = 64  # that a result lists
 _SMALL = 1e-280  # squares of float64 below it may be zero
+# Sums in float32 have at most so many elements (a quarter or half of a share of k:
+# kernels/check_product.cu), of which each may lose a unit of the whole; and a sum of B's row may be
+# some times as large as its root mean square, which the bound knows.
+_NARROW_SHARES, _NARROW_MARGIN = 16, 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,6 +138,8 @@ class Judgement(NamedTuple):
 class IntegerBounds:
     """Sums of integers are right or wrong."""
 
+    narrow = False
+
     def __init__(self, alpha: float, beta: float, itemsize: int) -> None:
         self.alpha, self.beta = (int(x) % 2**64 for x in (alpha, beta))
         self.mask = 2 ** (8 * itemsize) - 1
@@ -150,6 +156,12 @@ class IntegerBounds:
         return Judgement(bad, off[0], bad * 0.0, bad)
 
 
+def is_narrow(problem: Problem) -> bool:
+    """Whether a product's own roundings are so large that sums of a few elements may be float32:
+    of 16 bits and TF32."""
+    return problem.operands in NARROW or problem.compute == "tf32"
+
+
 class FloatBounds:
     """Bounds from magnitudes that were measured: the squares of products, and of C.
 
@@ -162,7 +174,12 @@ class FloatBounds:
         self.rounding = r = rounding.of(problem, out)
         self.width = width(problem.n)
         self.k = problem.k if parts is None else parts
-        self.variances = r.variances(self.k, self.width + self.k)
+        self.narrow = is_narrow(problem)
+        if self.narrow:
+            added = max(self.k / _NARROW_SHARES, min(self.k, 512)) / 2 + 16
+            self.variances = r.variances(self.k, math.ceil(_NARROW_MARGIN * added**2), 2.0**-24)
+        else:
+            self.variances = r.variances(self.k, self.width + self.k)
         if parts is not None:
             self.variances = (r.unit**2 * parts**2, *self.variances[1:])
         tests = max(1, problem.m * GROUPS)
@@ -172,7 +189,7 @@ class FloatBounds:
 
     def judge(self, expected: Expected, got: Sums) -> Judgement:
         """Works where the sums are."""
-        product, before = expected
+        product, before = expected.product.whole(), expected.before
         of_products, of_sums, of_c, of_before = self.variances
         wanted, squares, twice = self.alpha * product.of, got.second, 1
         error = got.of - wanted

@@ -28,6 +28,7 @@ class Facts(Protocol):
 
     kind: str  # cuda, cpu or emulator, as kernels' headers name it in `runs_on`
     processors: int  # multiprocessors
+    checks: bool  # whether it checks what it multiplies
 
     def machine(self, dtype: str) -> Machine | None:
         """The GPU, for tables of measured times; None where there are none."""
@@ -66,8 +67,9 @@ def choose(
     if arithmetic.takes(problem):
         if machine:
             found = on_gpu.on_tensor_cores(
-                machine, largest, layout, own=own, ask=facts.library_launch
-            )
+                machine, largest, layout, own=own, ask=facts.library_launch,
+                checked=facts.checks,
+            )  # fmt: skip
             if found:
                 return found
         why = "asked for" if chosen else "the one for tensor cores here"
