@@ -272,6 +272,26 @@ def make_problem(
         dtypes.append(check_dtype(c.dtype, "C"))
         if shape_of(c, "C") != (m, n):
             raise UsageError(f"C is {c.shape[0]} x {c.shape[1]}; this product is {m} x {n}")
+    compute, out_dtype, operands = _promoted(*dtypes)
+    alpha = _check_scalar(alpha, "alpha", compute)
+    beta = _check_scalar(beta, "beta", compute)
+    if beta != 0 and c is None:
+        raise UsageError(f"beta={beta} scales C, and no C was given")
+    if max(m, n, k) > INT_LIMIT:
+        raise UsageError(f"m={m} n={n} k={k}: each must be at most {INT_LIMIT}")
+    conj_a, conj_b = (
+        trans == "c" and dtype.kind == "c"
+        for trans, dtype in zip((trans_a, trans_b), dtypes, strict=False)
+    )
+    return Problem(
+        m, n, k, compute, alpha, beta, out_dtype, operands=operands, conj_a=conj_a, conj_b=conj_b
+    )
+
+
+@functools.lru_cache(maxsize=256)  # NumPy takes long for it, and for names of dtypes
+def _promoted(*dtypes: np.dtype) -> tuple[str, str, str]:
+    """The dtypes of the arithmetic, of C and of operands on devices, of those of A, B and C, if
+    one was given. Raises `DTypeError` where none holds all."""
     try:
         result = np.result_type(*dtypes)
     except TypeError:
@@ -280,23 +300,10 @@ def make_problem(
             "convert one (.astype('float32'))"
         ) from None
     compute = compute_dtype(result)
-    alpha = _check_scalar(alpha, "alpha", compute)
-    beta = _check_scalar(beta, "beta", compute)
-    if beta != 0 and c is None:
-        raise UsageError(f"beta={beta} scales C, and no C was given")
-    if max(m, n, k) > INT_LIMIT:
-        raise UsageError(f"m={m} n={n} k={k}: each must be at most {INT_LIMIT}")
     names = {dtype.name for dtype in dtypes[:2]}
     # A C of float64 makes the arithmetic float64, which reads no operands of 16 bits.
     narrow = len(names) == 1 and names <= set(NARROW) and compute == "float32"
-    operands = names.pop() if narrow else compute
-    conj_a, conj_b = (
-        trans == "c" and dtype.kind == "c"
-        for trans, dtype in zip((trans_a, trans_b), dtypes, strict=False)
-    )
-    return Problem(
-        m, n, k, compute, alpha, beta, result.name, operands=operands, conj_a=conj_a, conj_b=conj_b
-    )
+    return compute, result.name, names.pop() if narrow else compute
 
 
 def sides(

@@ -235,10 +235,8 @@ class Runner:
             return self._run_complex(arrays, problem, resident, progress)
         with shortage_in_words(problem):
             operands = arrays.described(problem, self.devices[0], self._home_of)
-            ready = self.plans.prepare(problem, operands, resident=resident or operands.on_gpus)
-            done = self._executor.execute(
-                ready.plan, ready.variant, operands, resident=resident, progress=progress,
-                described=described,
+            ready, done = self._executor.execute(
+                operands, resident=resident, progress=progress, described=described
             )  # fmt: skip
             return Result(
                 arrays.result(operands.out.array), done.plan or ready.plan, ready.variant,

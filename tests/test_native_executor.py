@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 from support.devices import needs
 from support.links import separate_links
-from support.played_driver import play
+from support.played_driver import PlayedStream, play
 from support.small_sizes import small_panels, small_slots
 from support.timelines import bytes_moved
 
 from hybrid_gemm import Runner, empty_pinned
-from hybrid_gemm.execution import native_executor
+from hybrid_gemm.execution import native_executor, plan_maker, threads
 from hybrid_gemm.execution.commands import Copy, HandOver, Record, Wait
+from hybrid_gemm.execution.executor import INCOMPLETE
 from hybrid_gemm.execution.kept_programs import NATIVE, KeptPrograms
 from hybrid_gemm.execution.timeline import PHASES
 
@@ -140,6 +141,95 @@ def test_native_threads_do_what_python_does(
     np.testing.assert_allclose(again.c, 2 * x @ y + (3 * z if with_c else 0), rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.parametrize("pinned", [False, True], ids=["pageable", "pinned"])
+def test_a_run_that_comes_again_has_nothing_made_anew(pinned, monkeypatch, rng):
+    """No plan, no choice of a kernel, no run, no event, no thread; nor is free memory asked for."""
+    _driver, memory = play(monkeypatch, pinned=pinned)
+    runner = Runner(device="emulator", **WAYS[4])
+    a, b, c = operands(rng)
+    wanted = [run(runner, memory, a, b, c) for _ in range(3)][-1].c
+    made, tasks = [], os.listdir("/proc/self/task")
+    for owner, name in (
+        (plan_maker, "make_plan"), (plan_maker, "choose"), (threads.ThreadRun, "__init__"),
+        (type(runner.devices[0]), "spec"), (PlayedStream, "record"), (PlayedStream, "__init__"),
+    ):  # fmt: skip
+        real = getattr(owner, name)
+
+        def counted(*args, _real=real, _name=name, **more):
+            made.append(_name)
+            return _real(*args, **more)
+
+        monkeypatch.setattr(owner, name, counted)
+    for _ in range(5):
+        again = run(runner, memory, a, b, c)
+        assert again.executor == NATIVE
+        np.testing.assert_array_equal(again.c, wanted)
+        del again  # its events are those of a later run
+    assert not made
+    assert len(os.listdir("/proc/self/task")) == len(tasks)
+
+
+def test_a_kernel_is_chosen_once(monkeypatch, rng):
+    chosen, real = [], plan_maker.choose
+    monkeypatch.setattr(
+        plan_maker, "choose", lambda *x, **more: chosen.append(x) or real(*x, **more)
+    )
+    runner = Runner(device="emulator", threads=2)
+    a, b, _c = operands(rng)
+    for _ in range(3):
+        runner.run(a, b, resident=True)
+    assert len(chosen) == 1
+    runner.run(np.asfortranarray(a), b, resident=True)  # for which another may be faster
+    assert len(chosen) == 2
+
+
+def test_a_run_goes_on_where_its_room_is_not_to_be_had(monkeypatch, rng):
+    _driver, memory = play(monkeypatch)
+    runner = Runner(device="emulator", **WAYS[2])
+    a, b, _c = operands(rng)
+    wanted = thrice(runner, memory, a, b)
+    before, empty = list(memory.buffers), memory.empty
+    memory.buffers = []  # memory elsewhere: to the executors, a run of another kind
+    for executor in (FIRST, NOTED, NATIVE):
+        result = run(runner, memory, a, b)
+        np.testing.assert_array_equal(result.c, wanted)
+        assert result.executor == executor
+    memory.buffers = before
+    assert run(runner, memory, a, b).executor == NATIVE
+    refused = []
+
+    def no_memory(*what):
+        if not refused:
+            refused.append(what)
+            raise MemoryError
+        return empty(*what)
+
+    monkeypatch.setattr(memory, "empty", no_memory)
+    made, real = [], threads.ThreadRun.__init__
+
+    def counted(*args, **more):
+        made.append(1)
+        real(*args, **more)
+
+    monkeypatch.setattr(threads.ThreadRun, "__init__", counted)
+    for _ in range(2):
+        result = run(runner, memory, a, b)
+        assert refused and result.executor == NATIVE
+        np.testing.assert_array_equal(result.c, wanted)
+    assert len(made) == 1  # and is found again afterwards
+
+
+def test_a_timeline_looked_at_later_is_that_of_its_own_run(monkeypatch, rng):
+    _driver, memory = play(monkeypatch)
+    runner = Runner(device="emulator", **WAYS[2])
+    a, b, _c = operands(rng)
+    thrice(runner, memory, a, b)
+    results = [run(runner, memory, a, b) for _ in range(3)]
+    for result in results:
+        assert result.executor == NATIVE
+        assert 0 < max(x.stop_ms for x in result.timeline) <= result.total_ms
+
+
 @pytest.mark.parametrize("what", [("cuEventRecord", 20), ("start", 3), ("cuMemcpyAsync", 2)])
 @pytest.mark.parametrize("pinned", [False, True], ids=["pageable", "pinned"])
 def test_an_error_ends_the_run_with_its_own_words(what, pinned, monkeypatch, rng):
@@ -159,6 +249,23 @@ def test_an_error_ends_the_run_with_its_own_words(what, pinned, monkeypatch, rng
     again = run(runner, memory, a, b)
     np.testing.assert_array_equal(again.c, wanted)
     assert again.executor == NATIVE
+
+
+def test_an_error_at_the_end_says_what_it_leaves(monkeypatch, rng):
+    _driver, memory = play(monkeypatch)
+    runner = Runner(device="emulator", **WAYS[2])
+    a, b, _c = operands(rng)
+    thrice(runner, memory, a, b)
+
+    def fail(stream):
+        raise RuntimeError("an illegal address")
+
+    monkeypatch.setattr(PlayedStream, "synchronize", fail)
+    for out, notes in ((np.zeros((M, N), "f4"), [INCOMPLETE]), (None, [])):
+        memory.next = 0
+        with pytest.raises(RuntimeError, match="an illegal address") as caught:
+            runner.run(a, b, alpha=2, out=out)
+        assert getattr(caught.value, "__notes__", []) == notes
 
 
 @pytest.mark.parametrize("pinned", [False, True], ids=["pageable", "pinned"])

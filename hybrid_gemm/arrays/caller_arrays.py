@@ -152,6 +152,9 @@ def shares_memory(x: Any, y: Any) -> bool:
     """
     if not (x.size and y.size) or is_device_array(x) != is_device_array(y):
         return False
+    # By their bounds, which takes NumPy a tenth of the time.
+    if isinstance(x, np.ndarray) and not np.may_share_memory(x, y):
+        return False
     try:
         return bool(np.shares_memory(_Addresses(x), _Addresses(y), max_work=10**5))  # type: ignore[arg-type]
     except np.exceptions.TooHardError:

@@ -3,18 +3,25 @@ executor any other."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
+from ..arrays.operand import Operand, Operands
 from ..arrays.strides import address
+from ..catalog import Variant
+from ..devices.base import Device
 from ..host.kept import Kept
 from ..planning.plan import Plan
 from . import native_executor, single_thread_schedule, staging
+from .executor import Execution
 from .kept_products import KeptProducts
 from .native_executor import Program, Unfit
+from .room import Place, Room, place_of
 from .run import Run
+from .timeline import Clock
 from .worker import Worker
 
 NATIVE = "native"
@@ -36,18 +43,53 @@ class KeptPrograms:
         self.products = KeptProducts()
         # A program, or why there is none; and the plan, so that no other has its `id` meanwhile.
         self._known: Kept[tuple[Plan, Program | str]] = Kept(_MOST)
+        self._rooms: Kept[Room] = Kept(_MOST)  # of runs of which there is a program
+
+    def again(
+        self, plan: Plan, devices: Sequence[Device], variant: Variant, operands: Operands,
+        progress: Callable[[int], None] | None,
+    ) -> Execution | None:  # fmt: skip
+        """Carries out a run that is a program's, where its room is to be had where it was: so
+        nothing of it is made anew. Otherwise None, and nothing was done."""
+        matrices = _matrices(operands)
+        spans = _spans(matrices)
+        if _unfit(matrices, spans) is not None:
+            return None
+        alike = _alike(plan, variant, matrices, spans, devices[0])
+        room = self._rooms.get(alike)
+        if room is None:
+            return None
+        with contextlib.ExitStack() as stack:
+            try:
+                place = stack.enter_context(room.taken())
+            except MemoryError:  # others have it: a plan that looks how much there is comes first
+                self._rooms.drop(alike)
+                return None
+            _plan, program = self._known.get((alike, place)) or (None, "")
+            if not isinstance(program, Program):
+                return None
+            for device in devices:
+                stack.enter_context(device.session())
+            clock = Clock({w.index: devices[w.device] for w in plan.workers})
+            clock.start()
+            if operands.fresh:
+                staging.make_pages(program.devices.values(), operands.out)
+            clock.marks = program.carry_out(_starts(spans), operands.fresh, progress)
+            clock.stop()
+        return Execution(clock.timeline(), clock.total_ms, plan, executor=NATIVE)
 
     def execute(self, run: Run, workers: list[Worker]) -> str:
         """Carries out a run whose plan holds everything at once; gives who did, in words."""
-        hosts = _hosts(run)
-        why = _why_not(run, hosts)
+        why = _why_not(run)
         if why is not None:
             single_thread_schedule.execute(run, workers)
             return python(why)
-        key = _key(run, workers, hosts)
+        key = _key(run, workers)
         _plan, known = self._known.get(key) or (None, "")
-        if isinstance(known, Program):
-            known.carry_out(run, [x.start for x in hosts])
+        if isinstance(known, Program):  # whose room was not to be had at first
+            starts = _starts(_spans(_matrices(run.operands)))
+            run.clock.marks = known.carry_out(starts, run.operands.fresh, run.progress)
+            self._rooms.put(key[0], Room.of(run, workers))
             return NATIVE
         if known == _NEW:
             run.commands.noted = []
@@ -61,21 +103,24 @@ class KeptPrograms:
         commands = run.commands
         if commands.noted is None:
             return
-        hosts = _hosts(run)
         made: Program | str
         try:
             if commands.unfit:
                 raise Unfit(commands.unfit)
             made = Program(
                 commands.noted, run.clock.marks, {w.index: w.device for w in workers},
-                hosts, _taken(run, workers),
+                _hosts(_spans(_matrices(run.operands))),
+                [*run.blocks.taken, *(w.taken for w in workers)],
             )  # fmt: skip
         except Unfit as why:
             made = str(why)
-        self._known.put(_key(run, workers, hosts), (run.plan, made))
+        key = _key(run, workers)
+        self._known.put(key, (run.plan, made))
+        if isinstance(made, Program):
+            self._rooms.put(key[0], Room.of(run, workers))
 
 
-def _why_not(run: Run, hosts: list[range]) -> str | None:
+def _why_not(run: Run) -> str | None:
     """Why a run is not for a program, before anything is known of its commands."""
     if run.resident:
         return "operands are brought before the clock runs"
@@ -83,52 +128,66 @@ def _why_not(run: Run, hosts: list[range]) -> str | None:
         return "one of several runs"
     if any(device.calls() is None for device in run.devices):
         return "its devices are not GPUs"
-    if any(x.home is not None or not isinstance(x.array, np.ndarray) for x in _operands(run)):
+    matrices = _matrices(run.operands)
+    return _unfit(matrices, _spans(matrices))
+
+
+def _unfit(matrices: list[Operand], spans: list[range]) -> str | None:
+    """Why a run of these matrices is not for a program."""
+    if any(x.home is not None or not isinstance(x.array, np.ndarray) for x in matrices):
         return "a matrix is not the host's"
-    if any(not x.array.size or min(x.array.strides) < 0 for x in _operands(run)):
+    if any(not x.array.size or min(x.array.strides) < 0 for x in matrices):
         return "a matrix is empty, or backwards"
-    if any(y.start < x.stop for x, y in pairwise(sorted(hosts, key=lambda x: x.start))):
+    apart = sorted(_hosts(spans), key=lambda x: x.start)
+    if any(y.start < x.stop for x, y in pairwise(apart)):
         return "matrices share memory"
     return native_executor.unavailable()
 
 
-def _operands(run: Run) -> list[Any]:
+def _matrices(operands: Operands) -> list[Operand]:
     """Those that are read or written."""
-    x = run.operands
-    read = [x.a, x.b, *([x.c] if x.c is not None and run.plan.problem.beta else [])]
-    return [*read, x.out]
+    added = [operands.c] if operands.c is not None and operands.problem.beta else []
+    return [operands.a, operands.b, *added, operands.out]
+
+
+def _spans(matrices: list[Operand]) -> list[range]:
+    """The addresses of each matrix."""
+    return [_span(x.array) for x in matrices]
 
 
 def _span(array: np.ndarray) -> range:
-    """The addresses of an array."""
     steps = zip(array.shape, array.strides, strict=True)
     size = sum((n - 1) * step for n, step in steps) + array.itemsize
-    return range(address(array), address(array) + size)
+    start = address(array)
+    return range(start, start + size)
 
 
-def _hosts(run: Run) -> list[range]:
-    """The addresses of the matrices, each of which may be several operands."""
-    return list(dict.fromkeys(_span(x.array) for x in _operands(run)))
+def _hosts(spans: list[range]) -> list[range]:
+    """Those of the host's matrices, each of which may be several operands."""
+    return list(dict.fromkeys(spans))
 
 
-def _taken(run: Run, workers: list[Worker]) -> list[range]:
-    """The devices' memory that is the run's."""
-    return [*run.blocks.taken, *(worker.taken for worker in workers)]
+def _starts(spans: list[range]) -> list[int]:
+    """Where the host's matrices begin."""
+    return [x.start for x in _hosts(spans)]
 
 
-def _key(run: Run, workers: list[Worker], hosts: list[range]) -> tuple:
+def _alike(
+    plan: Plan, variant: Variant, matrices: list[Operand], spans: list[range], device: Device
+) -> tuple:
     """What runs alike have in common: all that their commands have in them, but for the addresses
-    of the host's matrices."""
-    device = run.devices[0]
+    of the host's matrices, and of what is in their room."""
+    hosts = _hosts(spans)
     lie = [
-        (x.array.shape, x.array.strides, x.dtype.str, device.reads(x.array),
-         hosts.index(_span(x.array)))
-        for x in _operands(run)
+        (x.array.shape, x.array.strides, x.dtype.str, plan.page_locked or device.reads(x.array),
+         hosts.index(span))
+        for x, span in zip(matrices, spans, strict=True)
     ]  # fmt: skip
-    streams = [stream.pointer for w in workers for stream in (w.copying, *w.multiplying, w.summing)]
-    links = [staging.link(w.device) for w in workers]
-    rings = [ring.key for link in links for ring in (link.up, link.down)]
-    return (
-        id(run.plan), run.variant, *lie, *streams, *rings,
-        *(x.start for x in _taken(run, workers)),
-    )  # fmt: skip
+    return (id(plan), variant, *lie)
+
+
+def _key(run: Run, workers: list[Worker]) -> tuple[tuple, Place]:
+    """What runs of one program have in common."""
+    matrices = _matrices(run.operands)
+    alike = _alike(run.plan, run.variant, matrices, _spans(matrices), run.devices[0])
+    return alike, place_of(run, workers)

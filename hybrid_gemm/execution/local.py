@@ -5,16 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-import numpy as np
-
 from ..arrays.operand import Operands
-from ..catalog import Variant
 from ..kernel_choice import compute_modes
 from ..planning.plan import Plan
-from ..problem import Problem
 from .checked_device import checks_of
 from .executor import Execution, Executor
-from .plan_maker import PlanMaker
+from .plan_maker import PlanMaker, Prepared
 from .single_gpu import SingleGpuExecutor
 from .threads import ThreadExecutor, reduction_words
 from .timeline import Timeline
@@ -29,34 +25,41 @@ class LocalExecutor:
         self.threads = ThreadExecutor(plans.devices, plans.smaller)
 
     def execute(
-        self, plan: Plan, variant: Variant, operands: Operands, *, resident: bool = False,
+        self, operands: Operands, *, resident: bool = False,
         progress: Callable[[int], None] | None = None, described: bool = True,
-    ) -> Execution:  # fmt: skip
-        """See `Executor`; `compute` and `reduction` are in words. What fp32x3 came to is asked of
-        the devices, which takes a while: not where it is not `described`."""
-        checked = checks_of(self.plans.devices)
-        verdicts = self.plans.verdicts if described else _none_taken
-        before = verdicts(plan.problem)
-        done = Execution(Timeline(), 0.0, plan)
-        if plan.problem.m and plan.problem.n:
-            executor = self._executor_for(plan, operands)
-            done = executor.execute(
-                plan, variant, operands, resident=resident, progress=progress, timed=described
-            )  # fmt: skip
-        taken = verdicts(plan.problem) - before
-        checks = checks_of(self.plans.devices)
-        return dataclasses.replace(
-            done, compute=compute_modes.ran(variant, plan.problem, taken),
-            reduction=reduction_words(done.plan or plan, self.plans.devices),
+    ) -> tuple[Prepared, Execution]:  # fmt: skip
+        """Plans a product of described operands of a settled problem, and carries it out; see
+        `Executor`. `compute` and `reduction` are in words. What fp32x3 came to is asked of the
+        devices, which takes a while: not where it is not `described`."""
+        if not described:
+            return self._carry_out(operands, resident, progress, timed=False)
+        devices, problem = self.plans.devices, operands.problem
+        checked, before = checks_of(devices), self.plans.verdicts(problem)
+        ready, done = self._carry_out(operands, resident, progress, timed=True)
+        taken, checks = self.plans.verdicts(problem) - before, checks_of(devices)
+        return ready, dataclasses.replace(
+            done, compute=compute_modes.ran(ready.variant, problem, taken),
+            reduction=reduction_words(done.plan or ready.plan, devices),
             checks=checks and checked and checks.since(checked),
+        )  # fmt: skip
+
+    def _carry_out(
+        self, operands: Operands, resident: bool, progress: Callable[[int], None] | None,
+        timed: bool,
+    ) -> tuple[Prepared, Execution]:  # fmt: skip
+        there = resident or operands.on_gpus
+        known = None if there else self.plans.known(operands, resident=False)
+        if known and (done := self.threads.again(known.plan, known.variant, operands, progress)):
+            return known, done
+        ready = self.plans.prepare(operands, resident=there)
+        plan, problem = ready.plan, operands.problem
+        if not (problem.m and problem.n):
+            return ready, Execution(Timeline(), 0.0, plan)
+        return ready, self._executor_for(plan, operands).execute(
+            plan, ready.variant, operands, resident=resident, progress=progress, timed=timed
         )  # fmt: skip
 
     def _executor_for(self, plan: Plan, operands: Operands) -> Executor:
         ordinal = getattr(operands.out.home, "ordinal", None)
         single = self.single_gpus.get(ordinal) if ordinal is not None else None
         return single if single and single.takes(plan, operands) else self.threads
-
-
-def _none_taken(problem: Problem) -> np.ndarray:
-    """As `PlanMaker.verdicts`, of nothing."""
-    return np.zeros(len(compute_modes.ways(problem)), int)

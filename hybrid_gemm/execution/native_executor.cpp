@@ -8,7 +8,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
-#include <functional>
+#include <deque>
 #include <mutex>
 #include <system_error>
 #include <thread>
@@ -70,7 +70,18 @@ struct Run {
     State state = {0, 0, -1, 0};
     int64_t left;  // lanes, and copies that other threads have
     int accepted = 0;
-    std::vector<std::thread> threads;
+};
+
+struct Task {
+    Run* run;
+    const Lane* lane;
+};
+
+struct Threads {  // of the process: those of earlier runs wait for the lanes of later ones
+    std::mutex mutex;
+    std::condition_variable given;
+    std::deque<Task> tasks;
+    size_t spare = 0;  // threads that carry out nothing, or will soon have started
 };
 
 bool is_stopped(const Run& run) { return __atomic_load_n(run.stopped, __ATOMIC_RELAXED); }
@@ -194,14 +205,49 @@ void carry_out(Run& run, const Lane& lane) {
     run.changed.notify_all();
 }
 
+void serve(Threads& threads) {
+    std::unique_lock<std::mutex> lock(threads.mutex);
+    for (;;) {
+        threads.given.wait(lock, [&] { return !threads.tasks.empty(); });
+        --threads.spare;
+        const Task task = threads.tasks.front();
+        threads.tasks.pop_front();
+        lock.unlock();
+        carry_out(*task.run, *task.lane);
+        lock.lock();
+        ++threads.spare;
+    }
+}
+
+// Has each lane carried out by a thread of its own: they wait for each other. How many are given;
+// fewer than asked for where the system has no more threads.
+int64_t give(Threads& threads, Run& run, const Lane* lanes, int64_t count) {
+    std::lock_guard<std::mutex> lock(threads.mutex);
+    for (int64_t i = 0; i < count; ++i) {
+        if (threads.tasks.size() == threads.spare) try {
+                std::thread(serve, std::ref(threads)).detach();
+                ++threads.spare;
+            } catch (const std::system_error&) {
+                return i;
+            }
+        threads.tasks.push_back({&run, &lanes[i]});
+        threads.given.notify_one();
+    }
+    return count;
+}
+
 }  // namespace
 
 extern "C" {
 
+void* threads_open() {
+    return new Threads;  // for as long as the process lives
+}
+
 // Starts a run with these events, and with the addresses of the host's matrices. Its copies have
 // numbers from `first` on. Where `stopped` is set meanwhile, the rest is left out.
-void run_begin(const Program* program, void** events, const uint64_t* hosts, uint64_t first,
-               int* stopped, Run** going) {
+void run_begin(Threads* threads, const Program* program, void** events, const uint64_t* hosts,
+               uint64_t first, int* stopped, Run** going) {
     Run* run = new Run;
     run->program = program;
     run->events.assign(events, events + program->event_count);
@@ -210,16 +256,12 @@ void run_begin(const Program* program, void** events, const uint64_t* hosts, uin
     run->stopped = stopped;
     run->recorded.assign(program->event_count, 0);
     run->left = program->lane_count;
-    int64_t begun = 0;
-    try {
-        for (; begun < program->lane_count; ++begun)
-            run->threads.emplace_back(carry_out, std::ref(*run), std::cref(program->lanes[begun]));
-    } catch (const std::system_error&) {  // no more threads
-        std::lock_guard<std::mutex> lock(run->mutex);
-        run->left -= program->lane_count - begun;
-        fail(*run, OUT_OF_MEMORY, -1);
-    }
     *going = run;
+    const int64_t given = give(*threads, *run, program->lanes, program->lane_count);
+    if (given == program->lane_count) return;
+    std::lock_guard<std::mutex> lock(run->mutex);
+    run->left -= program->lane_count - given;
+    fail(*run, OUT_OF_MEMORY, -1);
 }
 
 // Blocks until all was started and the copies of other threads have ended, or for so long; whether
@@ -242,7 +284,6 @@ void run_stop(Run* run) {
 // Blocks until it is over, tells how far it came, and forgets it.
 void run_end(Run* run, State* state) {
     if (!run) return;
-    for (std::thread& thread : run->threads) thread.join();
     {
         std::unique_lock<std::mutex> lock(run->mutex);
         run->changed.wait(lock, [&] { return run->left == 0; });

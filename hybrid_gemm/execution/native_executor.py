@@ -11,7 +11,7 @@ import contextlib
 import ctypes
 import functools
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from ctypes import POINTER, c_int, c_int32, c_int64, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,11 @@ from ..devices.base import Device, Event, Stream
 from ..devices.cuda.driver import check
 from ..devices.roles import Prepared
 from ..errors import HybridGemmError
-from ..host import compiler
+from ..host import compiler, forks
 from . import native_copier
 from .commands import Command, Copy, HandOver, Record, Start, Wait
+from .executor import INCOMPLETE
 from .kept_products import Product
-from .run import Run
 
 WAIT_MS = 50  # until the thread that waits looks for Ctrl-C, and says how far the run is
 _RECORD, _WAIT, _COPY, _START, _HAND_OVER = range(5)
@@ -72,11 +72,22 @@ def unavailable() -> str | None:
 @functools.cache
 def _library() -> ctypes.CDLL:
     library = ctypes.CDLL(str(compiler.build_library(_SOURCE, native_copier.DRIVER)))
-    library.run_begin.argtypes = [c_void_p, c_void_p, c_void_p, c_uint64, c_void_p, c_void_p]
+    library.threads_open.restype = c_void_p
+    library.run_begin.argtypes = [c_void_p] * 4 + [c_uint64, c_void_p, c_void_p]
     library.run_wait.argtypes = [c_void_p, c_int, POINTER(_State)]
     library.run_stop.argtypes, library.run_end.argtypes = [c_void_p], [c_void_p, POINTER(_State)]
     library.run_begin.restype = library.run_stop.restype = library.run_end.restype = None
     return library
+
+
+@functools.cache
+def _threads() -> int:
+    """The threads of this process that carry out lanes; they stay for the runs to come."""
+    made: int = _library().threads_open()
+    return made
+
+
+forks.forget_in_child(_threads.cache_clear)
 
 
 def _lanes(noted: Sequence[Command], devices: Mapping[int, Device]) -> dict[int, int]:
@@ -102,16 +113,16 @@ class Program:
     run finds its matrices at the same addresses. Raises `Unfit`."""
 
     def __init__(
-        self, noted: Sequence[Command], marks: Sequence[tuple], devices: Mapping[int, Device],
+        self, noted: Sequence[Command], marks: Iterable[tuple], devices: Mapping[int, Device],
         hosts: Sequence[range], passing: Sequence[range],
     ) -> None:  # fmt: skip
         self._hosts, self._passing = hosts, passing
         self._slots: dict[int, int] = {}  # events by identity
         self._made_by: list[tuple[int, Stream]] = []  # the worker and the stream of each
         self._prepared: dict[int, Prepared] = {}  # by the number of a command
-        self._free: list[list[Event]] = []  # sets of events that no timeline reads
+        self._free: list[_Events] = []  # sets of events that no timeline reads
         self.streams: list[Stream] = []
-        self._devices, self._count = devices, len(noted)
+        self.devices, self._count = devices, len(noted)
         lane_of = _lanes(noted, devices)
         lanes: dict[int, list[_Command]] = {lane: [] for lane in lane_of.values()}
         for number, command in enumerate(noted):
@@ -174,7 +185,7 @@ class Program:
         if isinstance(call, Product):
             found = call.listed(stream, self._passing)
         else:
-            made = self._devices[command.worker].listed(call, stream, self._passing)
+            made = self.devices[command.worker].listed(call, stream, self._passing)
             found = (made, (0, 0, 0)) if made else None
         if found is None or found[0].native is None:
             raise Unfit("Python starts its products")
@@ -193,7 +204,7 @@ class Program:
                 made.host, made.from_ = number, source - host.start
 
     def _whole(self, lanes: Mapping[int, Sequence[_Command]]) -> _Program:
-        calls = {worker: self._devices[worker].calls() for worker in lanes}  # a lane's first
+        calls = {worker: self.devices[worker].calls() for worker in lanes}  # a lane's first
         pool = native_copier.pool()
         made: list[_Lane] = []
         functions: Sequence[int] = ()
@@ -215,69 +226,81 @@ class Program:
 
     # --- a run ------------------------------------------------------------------------------
 
-    def carry_out(self, run: Run, hosts: Sequence[int]) -> None:
-        """Does a run, with host matrices at these addresses. Returns when all streams are idle.
-        Leaves early when it is interrupted. Raises what the driver, or a library, said."""
-        library, state, stopped = _library(), _State(), run.stop.flag
-        events = self._events()
-        pointers = (c_void_p * len(events))(*[event.ptr for event in events])
+    def carry_out(
+        self, hosts: Sequence[int], fresh: bool, progress: Callable[[int], None] | None
+    ) -> Marks:  # fmt: skip
+        """Does a run, with host matrices at these addresses, and gives its activities. Returns when
+        all streams are idle. Leaves early when it is interrupted. Raises what the driver, or a
+        library, said, with a note where `out` is incomplete then and not `fresh`."""
+        library, state, stopped = _library(), _State(), c_int()
+        events = self._free.pop() if self._free else _Events(self._recorded())
         at = (c_uint64 * len(hosts))(*hosts)
         first = native_copier.pool().numbers(self._count)
         going = c_void_p()  # set by the call itself: Ctrl-C may come before it has returned
         try:
             try:
                 library.run_begin(
-                    ctypes.byref(self._program), pointers, at, first, ctypes.addressof(stopped),
-                    ctypes.byref(going),
+                    _threads(), ctypes.byref(self._program), events.pointers, at, first,
+                    ctypes.addressof(stopped), ctypes.byref(going),
                 )  # fmt: skip
-                self._wait(going, state, run.progress)
+                _wait(library, going, state, progress)
             except BaseException:  # Ctrl-C, or an error of `progress`
                 library.run_stop(going)
                 raise
             finally:
                 library.run_end(going, ctypes.byref(state))
-                run.wrote = run.wrote or bool(state.wrote)
             if state.status:
                 prepared = self._prepared.get(state.failed)
                 (prepared.check if prepared else check)(state.status)
-        except BaseException:  # nothing may still be at work in memory
+            for stream in self.streams:
+                stream.synchronize()
+        except BaseException as error:  # nothing may still be at work in memory
             for stream in self.streams:
                 with contextlib.suppress(Exception):
                     stream.synchronize()
+            if state.wrote and not fresh:
+                error.add_note(INCOMPLETE)
             raise
-        for stream in self.streams:
-            stream.synchronize()
-        run.clock.marks = self._marked(events)
+        return Marks(self._marks, events, self._free)
 
-    def _wait(self, going: c_void_p, state: _State, progress: Callable[[int], None]) -> None:
-        """Until all is started; tells the operations of products that were started meanwhile."""
-        over, told = False, 0
-        while not over:
-            over = _library().run_wait(going, WAIT_MS, ctypes.byref(state))
-            if state.flops > told:
-                progress(state.flops - told)
-                told = state.flops
-
-    def _events(self) -> list[Event]:
-        """Events for a run, which nobody else has."""
-        with contextlib.suppress(IndexError):
-            return self._free.pop()
+    def _recorded(self) -> list[Event]:
+        """An event for each that is numbered."""
         made = []
         for worker, stream in self._made_by:
-            with self._devices[worker].using(stream):
+            with self.devices[worker].using(stream):
                 made.append(stream.record())
         return made
 
-    def _marked(self, events: list[Event]) -> list[tuple]:
-        """The activities of a run, as `Clock.marks`. Its events are another run's when nobody
-        looks at them any more."""
-        marks = _Marks(
-            (worker, phase, events[start], events[stop], size, flops)
-            for worker, phase, start, stop, size, flops in self._marks
-        )
-        weakref.finalize(marks, self._free.append, events).atexit = False
-        return marks
+
+def _wait(
+    library: ctypes.CDLL, going: c_void_p, state: _State, progress: Callable[[int], None] | None
+) -> None:  # fmt: skip
+    """Until all is started; tells the operations of products that were started meanwhile."""
+    over, told = False, 0
+    while not over:
+        over = library.run_wait(going, WAIT_MS, ctypes.byref(state))
+        if progress and state.flops > told:
+            progress(state.flops - told)
+            told = state.flops
 
 
-class _Marks(list):
-    """A list of which it is known when it goes."""
+class _Events:
+    """Events for a run, by number, and where native threads find them."""
+
+    def __init__(self, events: list[Event]) -> None:
+        self.all = events
+        self.pointers = (c_void_p * len(events))(*[event.ptr for event in events])
+
+
+class Marks:
+    """The activities of a run, as `Clock.marks`, made when somebody looks. Its events are another
+    run's when nobody will."""
+
+    def __init__(self, marks: Sequence[Mark], events: _Events, free: list[_Events]) -> None:
+        self._marks, self._events = marks, events.all
+        weakref.finalize(self, free.append, events).atexit = False
+
+    def __iter__(self) -> Iterator[tuple]:
+        events = self._events
+        for worker, phase, start, stop, size, flops in self._marks:
+            yield worker, phase, events[start], events[stop], size, flops

@@ -62,6 +62,7 @@ class PlanMaker:
             powers = (1 << i for i in range((self.threads - 1).bit_length()))
             self.counts = (*powers, self.threads)
         self._plans: Kept[tuple[Plan, list[int]]] = Kept(MAX_PLANS)
+        self._prepared: Kept[Prepared] = Kept(MAX_PLANS)
 
     @property
     def kernel_name(self) -> str:
@@ -115,14 +116,30 @@ class PlanMaker:
             self._plans.put((problem, lie), (plan, memory_needs(plan)))
         return plan
 
-    def prepare(self, problem: Problem, operands: Operands, *, resident: bool) -> Prepared:
+    def prepare(self, operands: Operands, *, resident: bool) -> Prepared:
         """The plan and the kernel for described operands of a settled problem."""
+        lie = self._lie(operands, resident)
+        resident, homes, page_locked, layouts = lie
         plan = self.plan(
-            problem, resident=resident, homes=operands.homes(self.devices),
-            page_locked=not resident and operands.page_locked(self.devices[0]),
+            operands.problem, resident=resident, homes=homes, page_locked=page_locked
         )  # fmt: skip
-        variant, why = self.choice(plan, operands.layouts)
-        return Prepared(plan, variant, why)
+        known = self._prepared.get((operands.problem, lie))
+        if known and known.plan is plan:  # a choice may ask a library what it would launch
+            return known
+        made = Prepared(plan, *self.choice(plan, layouts))
+        if not plan.turns_in_memory:
+            self._prepared.put((operands.problem, lie), made)
+        return made
+
+    def known(self, operands: Operands, *, resident: bool) -> Prepared | None:
+        """What `prepare` gave for operands that lie alike; whether it fits the memory that is free
+        now, nobody has looked, which takes a driver long."""
+        return self._prepared.get((operands.problem, self._lie(operands, resident)))
+
+    def _lie(self, operands: Operands, resident: bool) -> tuple[bool, Homes, bool, str]:
+        """How operands lie, as far as plans and kernels depend on it."""
+        locked = not resident and operands.page_locked(self.devices[0])
+        return resident, operands.homes(self.devices), locked, operands.layouts
 
     def smaller(self, plan: Plan) -> Plan:
         """The same product with less of each device's memory than this plan takes;

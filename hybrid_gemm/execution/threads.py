@@ -39,6 +39,13 @@ class ThreadExecutor:
         self.devices, self.smaller = devices, smaller
         self.kept = KeptPrograms()
 
+    def again(
+        self, plan: Plan, variant: Variant, operands: Operands,
+        progress: Callable[[int], None] | None = None,
+    ) -> Execution | None:  # fmt: skip
+        """See `KeptPrograms.again`."""
+        return self.kept.again(plan, self.devices, variant, operands, progress)
+
     def execute(
         self, plan: Plan, variant: Variant, operands: Operands, *, resident: bool = False,
         progress: Callable[[int], None] | None = None, timed: bool = True,

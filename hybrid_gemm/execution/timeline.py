@@ -126,7 +126,8 @@ class Clock:
         self._devices = devices
         self.running = shared
         self.total_ms = 0.0
-        self.marks: list[tuple] = []
+        self._made: list[tuple] = []
+        self.marks: Iterable[tuple] = self._made
         self._lock = threading.Lock()
 
     def start(self) -> None:
@@ -150,7 +151,7 @@ class Clock:
     ) -> None:
         """As `mark`, also when the clock no longer runs."""
         with self._lock:
-            self.marks.append((worker, phase, start, stop, bytes, flops))
+            self._made.append((worker, phase, start, stop, bytes, flops))
 
     def timeline(self) -> Timeline:
         """What was marked; times are asked for when somebody looks."""

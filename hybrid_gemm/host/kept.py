@@ -35,3 +35,7 @@ class Kept(Generic[T]):
         self._things[key] = thing
         for oldest in list(self._things)[: -self.most]:
             self._things.pop(oldest, None)
+
+    def drop(self, key: Hashable) -> None:
+        """Lets a thing go, if it is here."""
+        self._things.pop(key, None)
