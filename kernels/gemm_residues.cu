@@ -120,9 +120,11 @@ __device__ __forceinline__ void multiply_tiles(const Places& places, const Tiles
     });
 }
 
-extern "C" __global__ void OF_BLOCKS IN_CLUSTERS
-    gemm_residues(const __grid_constant__ TensorMap A, const __grid_constant__ TensorMap B, int m,
-                  int n, int steps, signed char* R, long long ldr, int count, const void* tables) {
+extern "C" __global__ void OF_BLOCKS IN_CLUSTERS gemm_residues(const __grid_constant__ TensorMap A,
+                                                               const __grid_constant__ TensorMap B,
+                                                               int m, int n, int steps,
+                                                               signed char* R, long long ldr,
+                                                               int count, const void* tables) {
     extern __shared__ char memory[];
     const Places places = places_in(memory);
     const unsigned rank = CLUSTER > 1 ? block_of_cluster() : 0;

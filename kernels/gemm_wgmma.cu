@@ -258,12 +258,12 @@ __device__ __forceinline__ void store_tiles(const Places& places, const Tiles& t
 #endif
 
 extern "C" __global__ void OF_BLOCKS IN_CLUSTERS
-    gemm_wgmma(const __grid_constant__ TensorMap A, const __grid_constant__ TensorMap B,
+gemm_wgmma(const __grid_constant__ TensorMap A, const __grid_constant__ TensorMap B,
 #if OUT == 2
-               const __grid_constant__ TensorMap map_of_c,
+           const __grid_constant__ TensorMap map_of_c,
 #endif
-               int m, int n, int k, float alpha, const int* exponent_a, const int* exponent_b,
-               float beta, Out* C, long long ldc, const int* verdict, int wanted AND_EACH) {
+           int m, int n, int k, float alpha, const int* exponent_a, const int* exponent_b,
+           float beta, Out* C, long long ldc, const int* verdict, int wanted AND_EACH) {
     extern __shared__ char memory[];
     const Places places = places_in(memory, BESIDE_BYTES);
     const unsigned beside = places.stage(STAGES);  // boxes of C
