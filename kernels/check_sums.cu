@@ -5,21 +5,27 @@ role    = "check_sums"
 # GROUPS  groups of columns
 # READ    1: elements are numbers; 2: their bits are, whatever the dtype
 # PART    bytes of sums of a few floating-point elements; see check.cuh
+# WRITE   bytes of the sums that are written: PART or 8
 params  = [
-    {GROUPS = 8, READ = 1, PART = 8}, {GROUPS = 8, READ = 1, PART = 4}, {GROUPS = 8, READ = 2, PART = 8},
+    {GROUPS = 8, READ = 1, PART = 8, WRITE = 8},
+    {GROUPS = 8, READ = 1, PART = 4, WRITE = 8},
+    {GROUPS = 8, READ = 1, PART = 4, WRITE = 4},
+    {GROUPS = 8, READ = 2, PART = 8, WRITE = 8},
 ]
-block   = ["64", "1", "1"]
+block   = ["128", "1", "1"]
 grid    = ["ceil(m / 64)", "GROUPS", "1"]
-require = ["READ <= 2", "PART % 4 == 0", "PART <= 8", "SIZE <= PART"]
+require = ["READ <= 2", "PART % 4 == 0", "PART <= WRITE", "WRITE <= 8", "SIZE <= PART"]
 dtypes  = ["float32", "float64", "int32", "int64", "float16", "bfloat16"]
 source  = "K. Huang and J. Abraham, Algorithm-based fault tolerance for matrix operations, 1984"
 ---*/
 #include "check.cuh"
 
-constexpr int HEIGHT = 64;                   // rows of a block
-constexpr int FEW = SIZE == 2 ? 8 : 4;       // neighbours in a row that a thread reads at once
-constexpr int TWO = HEIGHT / 32;             // rows that a thread reads at once, across them
-constexpr int COLUMNS = SIZE == 2 ? 16 : 8;  // that it reads before it sums them up
+typedef SumOf<EXACT, WRITE == 8>::type Written;
+
+constexpr int HEIGHT = 64;  // rows of a block
+constexpr int FEW = 4;      // neighbours in a row that a thread reads at once
+constexpr int SOME = 2;     // rows of a warp at a time, and of a thread across them
+constexpr int COLUMNS = 4;  // that a thread reads before it sums them up
 
 struct Pair {
     Sum sum, second;
@@ -43,21 +49,21 @@ __device__ __forceinline__ void take(Few& to, E element, Part weight) {
     }
 }
 
-// The sums of four rows from `row` on, over columns from `begin` up to `end`, by a warp.
+// The sums of some rows from `row` on, over columns from `begin` up to `end`, by a warp.
 template <bool WHOLE>
 __device__ __forceinline__ void sum_rows(const Source<E, !TRANS_A>& source, int row, int begin,
-                                         int end, const Part* weights, Pair (&mine)[4]) {
+                                         int end, const Part* weights, Pair (&mine)[SOME]) {
     struct alignas(16) Weights {
         Part x[FEW];
     };
-#pragma unroll 1
+#pragma unroll 2
     for (int j = begin + FEW * (threadIdx.x % 32); j < end; j += 32 * FEW) {
-        Packed<E, FEW> read[4];
+        Packed<E, FEW> read[SOME];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) read[i] = packed<WHOLE, FEW>(source, row + i, j);
+        for (int i = 0; i < SOME; ++i) read[i] = packed<WHOLE, FEW>(source, row + i, j);
         const Weights of = *(const Weights*)(weights + j);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
+        for (int i = 0; i < SOME; ++i) {
             Few few;
 #pragma unroll
             for (int x = 0; x < FEW; ++x) take(few, read[i].x[x], of.x[x]);
@@ -66,27 +72,27 @@ __device__ __forceinline__ void sum_rows(const Source<E, !TRANS_A>& source, int 
     }
 }
 
-// The same of two rows by a thread, over every other column.
+// The same of some rows by a thread, over its warp's columns.
 template <bool WHOLE>
 __device__ __forceinline__ void sum_columns(const Source<E, !TRANS_A>& source, int row, int begin,
-                                            int end, const Part* weights, Pair (&mine)[TWO]) {
+                                            int end, const Part* weights, Pair (&mine)[SOME]) {
 #pragma unroll 1
     for (int j = begin + threadIdx.x / 32; j < end; j += WARPS * COLUMNS) {
-        Packed<E, TWO> read[COLUMNS];
+        Packed<E, SOME> read[COLUMNS];
 #pragma unroll
         for (int c = 0; c < COLUMNS; ++c) {
             read[c] = {};
-            if (j + WARPS * c < end) read[c] = packed<WHOLE, TWO>(source, j + WARPS * c, row);
+            if (j + WARPS * c < end) read[c] = packed<WHOLE, SOME>(source, j + WARPS * c, row);
         }
-        Few few[TWO];
+        Few few[SOME];
 #pragma unroll
         for (int c = 0; c < COLUMNS; ++c) {
             const Part weight = weights[j + WARPS * c < end ? j + WARPS * c : begin];
 #pragma unroll
-            for (int x = 0; x < TWO; ++x) take(few[x], read[c].x[x], weight);
+            for (int x = 0; x < SOME; ++x) take(few[x], read[c].x[x], weight);
         }
 #pragma unroll
-        for (int x = 0; x < TWO; ++x) few[x].join(mine[x]);
+        for (int x = 0; x < SOME; ++x) few[x].join(mine[x]);
     }
 }
 
@@ -94,8 +100,8 @@ __device__ __forceinline__ void sum_columns(const Source<E, !TRANS_A>& source, i
 // `weights` has GROUPS * width, on 16 bytes, and `width` is a multiple of 8. The second sum is that of
 // the squares of what the first adds up, or of integers by other weights.
 extern "C" __global__ void SMALL_BLOCKS check_sums(int rows, int cols, int width, const void* X,
-                                                   long long ldx, const Part* weights, Sum* sums,
-                                                   Sum* seconds) {
+                                                   long long ldx, const Part* weights,
+                                                   Written* sums, Written* seconds) {
     const Source<E, !TRANS_A> source = {(const E*)X, ldx, rows, cols};
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int row0 = blockIdx.x * HEIGHT, group = blockIdx.y;
@@ -103,44 +109,46 @@ extern "C" __global__ void SMALL_BLOCKS check_sums(int rows, int cols, int width
     const int begin = from < cols ? (int)from : cols;
     const int end = from + width < cols ? (int)(from + width) : cols;
     const auto store = [&](int row, Pair of) {
-        sums[(long long)row * GROUPS + group] = of.sum;
-        seconds[(long long)row * GROUPS + group] = of.second;
+        sums[(long long)row * GROUPS + group] = Written(of.sum);
+        seconds[(long long)row * GROUPS + group] = Written(of.second);
     };
-    if (!TRANS_A) {  // four rows by a warp
+    if (!TRANS_A) {
         const bool whole = is_whole<FEW>(source);
 #pragma unroll 1
-        for (int row = row0 + 4 * warp; row < row0 + HEIGHT && row < rows; row += 4 * WARPS) {
-            Pair mine[4] = {};
+        for (int row = row0 + SOME * warp; row < row0 + HEIGHT && row < rows; row += SOME * WARPS) {
+            Pair mine[SOME] = {};
             if (whole)
                 sum_rows<true>(source, row, begin, end, weights, mine);
             else
                 sum_rows<false>(source, row, begin, end, weights, mine);
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
+            for (int i = 0; i < SOME; ++i) {
                 const Pair all = {over_warp(mine[i].sum), over_warp(mine[i].second)};
                 if (lane == 0 && row + i < rows) store(row + i, all);
             }
         }
         return;
     }
-    __shared__ Sum of_other[HEIGHT];  // what the second warp found
-    Pair mine[TWO] = {};
-    if (is_whole<TWO>(source))
-        sum_columns<true>(source, row0 + TWO * lane, begin, end, weights, mine);
+    __shared__ Sum of_other[HEIGHT];  // what another warp found
+    Pair mine[SOME] = {};
+    if (is_whole<SOME>(source))
+        sum_columns<true>(source, row0 + SOME * lane, begin, end, weights, mine);
     else
-        sum_columns<false>(source, row0 + TWO * lane, begin, end, weights, mine);
-#pragma unroll
-    for (int second = 0; second < 2; ++second) {
+        sum_columns<false>(source, row0 + SOME * lane, begin, end, weights, mine);
+#pragma unroll 1
+    for (int other = 2; other < 2 * WARPS; ++other) {  // the first warp adds up
+        const bool second = other % 2;
         __syncthreads();
 #pragma unroll
-        for (int x = 0; x < TWO; ++x)
-            if (warp) of_other[TWO * lane + x] = second ? mine[x].second : mine[x].sum;
+        for (int x = 0; x < SOME; ++x)
+            if (warp == other / 2)
+                of_other[SOME * lane + x] = second ? mine[x].second : mine[x].sum;
         __syncthreads();
 #pragma unroll
-        for (int x = 0; x < TWO; ++x)
-            if (!warp) (second ? mine[x].second : mine[x].sum) += of_other[TWO * lane + x];
+        for (int x = 0; x < SOME; ++x)
+            if (!warp) (second ? mine[x].second : mine[x].sum) += of_other[SOME * lane + x];
     }
 #pragma unroll
-    for (int x = 0; x < TWO; ++x)
-        if (!warp && row0 + TWO * lane + x < rows) store(row0 + TWO * lane + x, mine[x]);
+    for (int x = 0; x < SOME; ++x)
+        if (!warp && row0 + SOME * lane + x < rows) store(row0 + SOME * lane + x, mine[x]);
 }

@@ -90,7 +90,7 @@ class Weights:
         with self._lock:
             key = wide.size, "narrow"
             if key not in self._kept:
-                self._kept[key] = wide.astype("float32")
+                self._kept[key] = self._made(wide.size, "narrow", wide)
             return self._kept[key]
 
     def ones(self, cols: int) -> Array:
@@ -104,9 +104,12 @@ class Weights:
                 self._kept[count, kind] = self._made(count, kind)
             return self._kept[count, kind]
 
-    def _made(self, count: int, kind: str) -> Array:
+    def _made(self, count: int, kind: str, wide: Array = None) -> Array:
         random, device = self._random, self.device
-        if kind == "one":
+        if kind == "narrow":
+            wide = wide if isinstance(wide, np.ndarray) else wide.get()
+            host = wide.astype(np.float32)
+        elif kind == "one":
             host = np.ones(count, np.uint64)
         elif kind == "odd":
             host = random.integers(0, 2**64, count, np.uint64) | np.uint64(1)
@@ -139,9 +142,9 @@ class Checksums(Protocol):
     ) -> Sums:
         """Of each row and group: rows x GROUPS."""
 
-    def product(self, a: Array, b: Sums, stream: Stream, *, narrow: bool = False) -> Sums:
-        """`a` times the sums of the rows of a matrix: the sums that its product with that matrix
-        should have. Of the squares of products it is one sum a row, for the largest group."""
+    def product(self, a: Array, b: Array, stream: Stream, *, narrow: bool = False) -> Sums:
+        """The sums that `a` times `b` should have: `a` times the sums of b's rows. Of the squares
+        of products it is one sum a row, for the largest group."""
 
     def judge(self, stream: Stream) -> Judge | None:
         """What judges a product's sums on a stream, made ready on this one before; None where the
@@ -160,15 +163,15 @@ class KernelChecksums:
 
     def __init__(self, device: KernelLauncher) -> None:
         self.device, self.weights = device, Weights(device)
-        self._variants: dict[tuple[str, int, bool], Variant] = {}
+        self._variants: dict[tuple[Any, ...], Variant] = {}
 
     def prepare(self, a: Array, b: Array, dtype: str, *, narrow: bool) -> None:
         of_a, of_b = ((layout(x) or "n")[0] for x in (a, b))
         self._kernel("check_product", NUMBERS, dtype, of_a, narrow)
-        self._kernel("check_sums", NUMBERS, dtype, of_b, narrow)
+        self._kernel("check_sums", NUMBERS, dtype, of_b, narrow, WRITE=4 if narrow else 8)
         for result in {dtype, "float32" if dtype in NARROW else dtype}:
-            self._kernel("check_sums", NUMBERS, result, "n", narrow)
-        self._kernel("check_sums", BITS, "int32", "n", narrow=False)
+            self._kernel("check_sums", NUMBERS, result, "n", narrow, WRITE=8)
+        self._kernel("check_sums", BITS, "int32", "n", narrow=False, WRITE=8)
         self.device.function(self._judge, "float64")
 
     @functools.cached_property
@@ -222,7 +225,8 @@ class KernelChecksums:
         if not rows:
             return made
         dtype = _OF_KERNELS.get(x.dtype.name, x.dtype.name)
-        function, variant = self._kernel("check_sums", read, dtype, order, narrow)
+        write = made.of.dtype.itemsize
+        function, variant = self._kernel("check_sums", read, dtype, order, narrow, WRITE=write)
         if weights is None:
             weights = self.weights.of(cols, exact, narrow=narrow and not exact)
         sizes = np.int32(rows), np.int32(cols), np.int32(width(cols))
@@ -230,11 +234,16 @@ class KernelChecksums:
         self.device.launch(function, variant.launch(rows, cols, 0, dtype), args, stream)
         return made
 
-    def product(self, a: Array, b: Sums, stream: Stream, *, narrow: bool = False) -> Sums:
+    def product(self, a: Array, b: Array, stream: Stream, *, narrow: bool = False) -> Sums:
         if is_exact(a.dtype):
-            one, other = (self._product(a, x, x, stream, narrow).of.sum(axis=0) for x in b)
+            rows = self.sums(b, stream)
+            one, other = (self._product(a, x, x, stream, narrow).of.sum(axis=0) for x in rows)
             return Sums(one, other)
-        return self._product(a, *b, stream, narrow)
+        into = None
+        if narrow and b.dtype.itemsize <= 4:
+            into = Sums(*(self.device.empty(len(b), GROUPS, "float32") for _ in "12"))
+        rows = self.sums(b, stream, into=into, narrow=narrow)
+        return self._product(a, *rows, stream, narrow)
 
     def _product(
         self, a: Array, sums: Array, squares: Array, stream: Stream, narrow: bool
@@ -257,12 +266,12 @@ class KernelChecksums:
         return self.device.empty(rows, GROUPS, "uint64" if exact else "float64")
 
     def _kernel(
-        self, role: str, read: int, dtype: str, order: str, narrow: bool
+        self, role: str, read: int, dtype: str, order: str, narrow: bool, **more: int
     ) -> tuple[Any, Variant]:
         narrow = narrow and dtype in ("float32", *NARROW)
-        key = role, read, narrow
+        params = {"GROUPS": GROUPS, "READ": read, "PART": 4 if narrow else 8, **more}
+        key = role, *params.values()
         if key not in self._variants:
-            params = {"GROUPS": GROUPS, "READ": read, "PART": 4 if narrow else 8}
             self._variants[key] = catalog.helper(role).kernel.variant(params)
         variant = self._variants[key]
         return self.device.function(variant, dtype, order + "n"), variant
@@ -312,19 +321,20 @@ class HostChecksums:
         return made
 
     def product(
-        self, a: np.ndarray, b: Sums, stream: Stream, *, narrow: bool = False
+        self, a: np.ndarray, b: np.ndarray, stream: Stream, *, narrow: bool = False
     ) -> Sums:  # fmt: skip
+        of_b = self.sums(b, stream)
         if is_exact(a.dtype):
             wide = a.astype("u8")
-            return Sums(wide @ b.of, wide @ b.second)
+            return Sums(wide @ of_b.of, wide @ of_b.second)
         rows, k = a.shape
         sums, squares = np.zeros((rows, GROUPS)), np.zeros((rows, 1))
         step = max(1, CHUNK_BYTES // 8 // max(1, k))
         with np.errstate(all="ignore"):
-            most = b.second.max(axis=1, keepdims=True)
+            most = of_b.second.max(axis=1, keepdims=True)
             for i in range(0, rows, step):
                 part = a[i : i + step].astype("f8")
-                sums[i : i + step] = part @ b.of
+                sums[i : i + step] = part @ of_b.of
                 part *= part
                 squares[i : i + step] = part @ most
         return Sums(sums, squares)

@@ -138,13 +138,7 @@ class CheckedDevice(WrappedDevice):
     def _product(
         self, a: Array, b: Array, bounds: FloatBounds | IntegerBounds
     ) -> Callable[[Stream], Sums]:
-        narrow = bounds.narrow
-
-        def product(stream: Stream) -> Sums:
-            rows = self.sums.sums(b, stream, narrow=narrow)
-            return self.sums.product(a, rows, stream, narrow=narrow)
-
-        return product
+        return lambda stream: self.sums.product(a, b, stream, narrow=bounds.narrow)
 
     def sum(
         self, partials: Sequence[Array], out: Array, *, alpha: float, beta: float, stream: Stream
@@ -366,9 +360,10 @@ class _Checked:
         with raw.streams(1) as (beside,), np.errstate(all="ignore"):
             beside.wait(ready)
             with raw.using(beside):
-                expected = Expected(self.product(beside), before)
+                # Before what passes leave behind on this stream, which others would write over.
                 got = sums.room(self.c)
                 self.beyond = sums.judge(beside) if isinstance(self.bounds, FloatBounds) else None
+                expected = Expected(self.product(beside), before)
                 for rows, done in made[:-1]:
                     beside.wait(done)
                     sums.sums(_of(self.c, rows), beside, into=got.rows(rows), narrow=narrow)

@@ -25,9 +25,9 @@ from ..verify import rounding
 
 MOST_FAULTS = 64  # that a result lists
 _SMALL = 1e-280  # squares of float64 below it may be zero
-# Sums in float32 have at most so many elements (a quarter or half of a share of k:
-# kernels/check_product.cu), of which each may lose a unit of the whole; and a sum of B's row may be
-# some times as large as its root mean square, which the bound knows.
+# Sums in float32 have at most so many elements (a quarter of a share of k: check_product.cu), of
+# which each may lose a unit of the whole; and a sum of B's row may be some times as large as its
+# root mean square, which the bound knows.
 _NARROW_SHARES, _NARROW_MARGIN = 16, 32
 
 
@@ -176,7 +176,7 @@ class FloatBounds:
         self.k = problem.k if parts is None else parts
         self.narrow = is_narrow(problem)
         if self.narrow:
-            added = max(self.k / _NARROW_SHARES, min(self.k, 512)) / 2 + 16
+            added = max(self.k / _NARROW_SHARES, min(self.k, 512)) / 4 + 16
             self.variances = r.variances(self.k, math.ceil(_NARROW_MARGIN * added**2), 2.0**-24)
         else:
             self.variances = r.variances(self.k, self.width + self.k)

@@ -391,7 +391,8 @@ def chosen(
         times = {v: us + (behind_us if v.kernel.library else 0.0) for v, us in times.items()}
     error = known.error(sides, layout, launched)
     can_ask = launched is None and bool(known.library_data)
-    return pick(times, error, own=own, can_ask=can_ask, lead=known.lead(sides), lent=known.lent)
+    lead = 0.0 if behind_us else known.lead(sides)  # no library's product is as fast then
+    return pick(times, error, own=own, can_ask=can_ask, lead=lead, lent=known.lent)
 
 
 def lead_of(mode: str, sides: Sides) -> float:

@@ -59,7 +59,9 @@ def check_sums(device) -> int:
                 with device.using(stream):
                     there = device.empty_like(host, dtype)
                     device.copy(there, host, stream)
-                    sums.product(there.T, sums.sums(there, stream), stream)
+                    for narrow in (False, True):
+                        sums.product(there.T, there, stream, narrow=narrow)
+                        sums.sums(there, stream, narrow=narrow)
                     sums.bits(there, stream)
                 count += 1
     return count
