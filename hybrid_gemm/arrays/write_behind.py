@@ -1,0 +1,92 @@
+"""Gives finished parts of a mapped file to the disk while others are still made."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+WRITE, WAIT_AFTER = 2, 4  # SYNC_FILE_RANGE_...
+AT_ONCE = 4 << 20  # bytes of one call, which nothing interrupts
+
+
+@functools.cache
+def _library() -> Any:
+    call = ctypes.CDLL(None, use_errno=True).sync_file_range
+    call.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
+    return call
+
+
+def write_range(descriptor: int, start: int, size: int) -> None:
+    """Returns when the bytes of a file that were changed in this range are on the disk, as far
+    as data goes: not its size, nor a disk's own cache. Raises `OSError`."""
+    if _library()(descriptor, start, size, WRITE | WAIT_AFTER):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+class WriteBehind:
+    """A thread that writes parts of a file, in the order in which they were given. It promises
+    nothing: `fsync` writes what it has not, and reports what went wrong.
+
+    `bytes` and `ms` are what it has written, and the time that took. It opens the file again,
+    because a file opened once tells of an error once, and that shall be `fsync`.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self.bytes, self.ms = 0, 0.0
+        self._given: deque[tuple[int, int]] = deque()
+        self._wake = threading.Condition()
+        self._stopped = False
+        self._thread: threading.Thread | None = None
+        self._file = descriptor
+
+    def give(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Has ranges of bytes written soon; returns at once."""
+        with self._wake:
+            if self._stopped:
+                return
+            self._given.extend(ranges)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="write-behind", daemon=True)
+                self._thread.start()
+            self._wake.notify()
+
+    def stop(self) -> None:
+        """Leaves what is not written yet to `fsync`, and returns at once."""
+        with self._wake:
+            self._stopped = True
+            self._given.clear()
+            self._wake.notify()
+
+    def _work(self) -> None:
+        # Where the system cannot, all is left to fsync, and `bytes` says so.
+        with contextlib.suppress(OSError, AttributeError):
+            descriptor = os.open(f"/proc/self/fd/{self._file}", os.O_RDWR)
+            try:
+                while (found := self._next()) is not None:
+                    start, size = found
+                    began = time.perf_counter()
+                    write_range(descriptor, start, size)
+                    self.ms += (time.perf_counter() - began) * 1e3
+                    self.bytes += size
+            finally:
+                os.close(descriptor)
+
+    def _next(self) -> tuple[int, int] | None:
+        """The next bytes to be written; None when it is to stop."""
+        with self._wake:
+            self._wake.wait_for(lambda: self._given or self._stopped)
+            if self._stopped:
+                return None
+            start, stop = self._given.popleft()
+            size = min(AT_ONCE, stop - start)
+            if start + size < stop:
+                self._given.appendleft((start + size, stop))
+            return start, size

@@ -1,0 +1,346 @@
+"""What a run asks for of mapped files before it reads it, and gives to the disk before it ends."""
+
+import itertools
+import threading
+import time
+
+import numpy as np
+import pytest
+from support.command import run as command
+from support.devices import needs
+from support.npy import write
+
+import hybrid_gemm
+from hybrid_gemm import Runner
+from hybrid_gemm.arrays import mapped_files, write_behind
+from hybrid_gemm.arrays.npy_files import NpyFile, NpyWriter
+from hybrid_gemm.arrays.operand import Operand, Operands
+from hybrid_gemm.errors import HybridGemmError
+from hybrid_gemm.execution import read_ahead
+from hybrid_gemm.execution.read_ahead import ASK_BYTES, ReadAhead
+from hybrid_gemm.planning.partition import Span
+from hybrid_gemm.planning.reading_order import Need, reading_order
+from hybrid_gemm.problem import make_problem
+
+
+@pytest.fixture
+def names():
+    """The threads that these tests are about, as long as there are any."""
+
+    def alive():
+        return [t for t in threading.enumerate() if t.name in ("read-ahead", "write-behind")]
+
+    return alive
+
+
+def until(condition, seconds=5.0):
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.002)
+    return condition()
+
+
+def integers(rng, *shape):
+    return rng.integers(-3, 4, shape).astype("f4")
+
+
+# --- the order ----------------------------------------------------------------------------
+
+
+def plan(m, n, k, **options):
+    return hybrid_gemm.plan(m, n, k, device="cpu", **options)
+
+
+def test_the_host_begins_with_b_and_goes_through_the_rows_of_a():
+    found = reading_order(plan(640, 320, 160))
+    assert found[0] == Need("B", Span(0, 160), Span(0, 320), 0.0, 1.0)
+    rest = found[1:]
+    assert {need.operand for need in rest} == {"A"}
+    assert [need.rows.start for need in rest] == sorted(need.rows.start for need in rest)
+    assert sum(len(need.rows) for need in rest) == 640
+    assert rest[8].start == pytest.approx(0.5)
+
+
+def test_workers_that_cut_k_begin_together():
+    found = reading_order(plan(640, 320, 160, threads=2, split="cols"))
+    first = [(need.operand, need.rows if need.operand == "B" else need.cols) for need in found[:4]]
+    assert {first[0], first[2]} == {("B", Span(0, 80)), ("B", Span(80, 160))}
+    assert {first[1], first[3]} == {("A", Span(0, 80)), ("A", Span(80, 160))}
+
+
+@needs("emulator")
+@pytest.mark.parametrize("options", [{}, {"threads": 3}, {"threads": 3, "split": "cols"},
+                                     {"max_device_memory": 3 << 20}])  # fmt: skip
+def test_all_of_a_and_b_is_read_by_any_plan(options):
+    made = hybrid_gemm.plan(700, 500, 600, device="emulator", **options)
+    read = {"A": np.zeros((700, 600), bool), "B": np.zeros((600, 500), bool)}
+    last = 0.0
+    for need in reading_order(made):
+        read[need.operand][need.rows.slice, need.cols.slice] = True
+        assert last <= need.start < need.stop <= 1
+        last = need.start
+    assert read["A"].all() and read["B"].all()
+
+
+@needs("emulator")
+def test_c_is_read_where_beta_scales_it():
+    a, b, c = np.ones((300, 200), "f4"), np.ones((200, 100), "f4"), np.ones((300, 100), "f4")
+    with Runner(device="emulator", threads=2) as runner:
+        made = runner.plan(make_problem(a, b, c, beta=2.0))
+    rows = [need.rows for need in reading_order(made) if need.operand == "C"]
+    assert sum(map(len, rows)) == 300
+
+
+# --- bytes --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fortran", [False, True])
+@pytest.mark.parametrize("turned", [False, True])
+def test_the_bytes_of_a_part_are_found_however_it_lies(tmp_path, rng, fortran, turned):
+    whole = rng.random((40, 90_000)).astype("f4")
+    np.save(tmp_path / "A.npy", np.asfortranarray(whole) if fortran else whole)
+    file = NpyFile(tmp_path / "A.npy")
+    part = file.array[10:20, 30_000:45_000]
+    part = part.T if turned else part
+    assert mapped_files.file_of(part, NpyFile) is file
+    data, found = (tmp_path / "A.npy").read_bytes(), list(mapped_files.ranges(part, file))
+    assert len(found) == (1 if fortran else 10)
+    if not fortran:
+        for i, (start, stop) in enumerate(found):
+            row = np.frombuffer(data[start:stop], "f4")
+            np.testing.assert_array_equal(row, whole[10 + i, 30_000:45_000])
+    else:
+        ((start, stop),) = found
+        assert start == file.offset + 4 * (30_000 * 40 + 10)
+        assert stop == file.offset + 4 * (44_999 * 40 + 20)
+
+
+def test_other_arrays_lie_in_no_file(tmp_path, rng):
+    np.save(tmp_path / "A.npy", rng.random((4, 4)))
+    file = NpyFile(tmp_path / "A.npy")
+    assert mapped_files.file_of(file.array.copy(), NpyFile) is None
+    assert mapped_files.file_of(file.array, NpyWriter) is None
+    assert mapped_files.file_of(file.array[:0], NpyFile) is None
+    assert mapped_files.file_of("text", NpyFile) is None
+
+
+# --- asking -------------------------------------------------------------------------------
+
+
+class Played(read_ahead.Disk):
+    """A disk that notes what it is asked for, and gives nothing before it may."""
+
+    def __init__(self):
+        self.asked, self.came, self.may_come = [], 0, threading.Event()
+        self.may_come.set()
+
+    def ask(self, file, at, size):
+        self.asked.append((file.name[-5], at, size))
+
+    def wait(self, file, at):
+        self.may_come.wait(5)
+
+    def read_bytes(self):
+        return sum(size for *_, size in self.asked)
+
+
+@pytest.fixture
+def two_files(tmp_path, rng):
+    """A and B of 2 MiB each in files, C of zeros, as operands."""
+    np.save(tmp_path / "A.npy", integers(rng, 1024, 512))
+    np.save(tmp_path / "B.npy", integers(rng, 512, 1024))
+    files = NpyFile(tmp_path / "A.npy"), NpyFile(tmp_path / "B.npy")
+    a, b = (file.array for file in files)
+    c = np.zeros((1024, 1024), "f4")
+    operands = Operands(make_problem(a, b), *(Operand.of(x, None) for x in (a, b)), None,
+                        Operand.of(c, None))  # fmt: skip
+    return operands, files
+
+
+def covered(asked, name):
+    """The bytes that were asked for of a file, which must not overlap."""
+    spans = sorted((at, at + size) for x, at, size in asked if x == name)
+    for (_, stop), (start, _) in itertools.pairwise(spans):
+        assert start == stop
+    return spans[0][0], spans[-1][1]
+
+
+def order(count=4, rows=1024):
+    step = rows // count
+    yield Need("B", Span(0, 512), Span(0, 1024), 0.0, 1.0)
+    for i in range(count):
+        yield Need("A", Span(step * i, step * (i + 1)), Span(0, 512), i / count, 1.0)
+
+
+def test_every_byte_is_asked_for_once_in_the_order_of_need(two_files):
+    operands, files = two_files
+    disk = Played()
+    with ReadAhead(order, operands, 100, disk=disk) as ahead:
+        assert until(lambda: ahead.reading)
+    assert covered(disk.asked, "A") == (0, files[0].needs)
+    assert covered(disk.asked, "B") == (0, files[1].needs)
+    assert all(size <= ASK_BYTES for *_, size in disk.asked)
+    names = [name for name, *_ in disk.asked]
+    assert names == sorted(names, reverse=True)  # B, then A
+    assert ahead.reading.bytes == ahead.reading.disk_bytes == files[0].needs + files[1].needs
+
+
+def test_what_is_ahead_fits_its_window(two_files):
+    operands, _ = two_files
+    disk = Played()
+    with ReadAhead(order, operands, 100, disk=disk, window=1 << 20) as ahead:
+        count = ahead.counting(None)
+        quarter = (512 << 10) // ASK_BYTES
+
+        def parts():
+            return len([name for name, *_ in disk.asked if name == "A"]) // quarter
+
+        assert until(lambda: parts() == 3)  # what has begun, and two quarters ahead of it
+        time.sleep(0.05)
+        assert parts() == 3
+        count(25)
+        assert until(lambda: parts() >= 4)
+        count(75)
+        assert until(lambda: ahead.reading)
+
+
+def test_what_a_run_is_through_with_is_not_asked_for(two_files):
+    operands, _ = two_files
+    disk = Played()
+
+    def late():
+        ahead.counting(None)(100)
+        yield from order()
+
+    ahead = ReadAhead(late, operands, 100, disk=disk)
+    with ahead:
+        assert until(lambda: ahead.reading)
+    assert not disk.asked
+
+
+def test_an_error_ends_the_thread_at_once(two_files, names):
+    operands, _ = two_files
+    disk = Played()
+    disk.may_come.clear()  # it gives nothing
+    began = time.monotonic()
+    with (
+        pytest.raises(KeyboardInterrupt),
+        ReadAhead(order, operands, 100, disk=disk, window=1 << 19),
+    ):
+        assert until(lambda: disk.asked)
+        raise KeyboardInterrupt
+    assert time.monotonic() - began < 2
+    disk.may_come.set()
+    assert until(lambda: not names())
+
+
+def test_threads_keep_no_process(two_files, names, tmp_path):
+    operands, _ = two_files
+    disk = Played()
+    disk.may_come.clear()
+    with ReadAhead(order, operands, 100, disk=disk):
+        assert until(names)
+        assert all(thread.daemon for thread in names())
+        disk.may_come.set()
+
+
+def test_arrays_of_no_file_start_no_thread(names):
+    a = np.ones((4, 4), "f4")
+    operands = Operands(make_problem(a, a), *(Operand.of(a, None),) * 2, None, Operand.of(a, None))
+    with ReadAhead(order, operands, 100) as ahead:
+        assert not names()
+    assert ahead.reading is None
+    assert ahead.counting(None) is None
+
+
+def test_a_filesystem_without_advice_reads_as_before(two_files):
+    class Refusing(Played):
+        def ask(self, file, at, size):
+            raise OSError(22, "no")
+
+    operands, _ = two_files
+    with ReadAhead(order, operands, 100, disk=Refusing()) as ahead:
+        assert until(lambda: ahead.reading)
+    assert ahead.reading.bytes == 0
+
+
+@pytest.mark.parametrize("options", [{}, {"threads": 2}, {"threads": 2, "split": "cols"}])
+def test_a_run_from_files_asks_for_all_once_and_gives_all_of_c(
+    tmp_path, rng, monkeypatch, names, device, options
+):
+    a, b = integers(rng, 300, 420), integers(rng, 420, 260)
+    np.save(tmp_path / "A.npy", a)
+    np.save(tmp_path / "B.npy", b)
+    files = [NpyFile(tmp_path / name) for name in ("A.npy", "B.npy")]
+    disk, given = Played(), []
+    monkeypatch.setattr(read_ahead, "Disk", lambda: disk)
+    monkeypatch.setattr(
+        write_behind, "write_range", lambda fd, start, size: given.append((start, start + size))
+    )
+    with (
+        Runner(device=device, **options) as runner,
+        NpyWriter(tmp_path / "C.npy", (300, 260), "f4") as writer,
+    ):
+        result = runner.run(files[0].array, files[1].array, out=writer.array)
+        assert covered(disk.asked, "A") == (0, files[0].needs)
+        assert covered(disk.asked, "B") == (0, files[1].needs)
+        assert result.reading.bytes == sum(file.needs for file in files)
+        wanted = set(range(writer.offset, writer.size))
+        assert until(lambda: not wanted - {i for start, stop in given for i in range(start, stop)})
+    assert sum(stop - start for start, stop in given) == writer.size - writer.offset
+    np.testing.assert_array_equal(np.load(tmp_path / "C.npy"), a @ b)
+    assert until(lambda: not names())
+
+
+# --- writing behind -----------------------------------------------------------------------
+
+
+def test_parts_are_on_the_disk_before_the_end(tmp_path, rng):
+    c = integers(rng, 2000, 1500)
+    with NpyWriter(tmp_path / "C.npy", c.shape, "f4") as writer:
+        for i in range(0, 2000, 500):
+            writer.array[i : i + 500] = c[i : i + 500]
+            writer.finished(writer.array[i : i + 500])
+        assert until(lambda: writer._behind.bytes == c.nbytes)
+    assert writer.written.behind_bytes == c.nbytes
+    assert writer.written.bytes == writer.size
+    np.testing.assert_array_equal(np.load(tmp_path / "C.npy"), c)
+
+
+def test_an_error_of_the_disk_is_left_to_the_end(tmp_path, rng, monkeypatch, names):
+    def fail(*_):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(write_behind, "write_range", fail)
+    write(tmp_path / "C.npy", np.ones((3, 3)))
+    with NpyWriter(tmp_path / "D.npy", (3, 3), "f8") as writer:
+        writer.array[...] = 1
+        writer.finished(writer.array)
+        assert until(lambda: not names())
+    assert writer.written.behind_bytes == 0
+    np.testing.assert_array_equal(np.load(tmp_path / "D.npy"), np.ones((3, 3)))
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, HybridGemmError("no")])
+def test_a_run_that_fails_leaves_no_thread_and_no_file(tmp_path, monkeypatch, names, error):
+    slow = threading.Event()
+    monkeypatch.setattr(write_behind, "write_range", lambda *_: slow.wait(5))
+    began = time.monotonic()
+    with (
+        pytest.raises(error if isinstance(error, type) else HybridGemmError),
+        NpyWriter(tmp_path / "C.npy", (100, 100), "f8") as writer,
+    ):
+        writer.finished(writer.array)
+        raise error
+    assert time.monotonic() - began < 2
+    assert not list(tmp_path.iterdir())
+    slow.set()
+    assert until(lambda: not names())
+
+
+def test_the_command_says_what_came_and_went(tmp_path, rng):
+    a, b = integers(rng, 600, 700), integers(rng, 700, 500)
+    np.save(tmp_path / "A.npy", a)
+    np.save(tmp_path / "B.npy", b)
+    command("run", "A.npy", "B.npy", "-o", "C.npy", "--device", "cpu", check=0, cwd=tmp_path)
+    np.testing.assert_array_equal(np.load(tmp_path / "C.npy"), a @ b)
