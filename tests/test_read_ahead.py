@@ -1,11 +1,17 @@
 """What a run asks for of mapped files before it reads it, and gives to the disk before it ends."""
 
 import itertools
+import json
+import signal
+import subprocess
+import sys
+import textwrap
 import threading
 import time
 
 import numpy as np
 import pytest
+from support.command import environment
 from support.command import run as command
 from support.devices import needs
 from support.npy import write
@@ -25,7 +31,7 @@ from hybrid_gemm.problem import make_problem
 
 @pytest.fixture
 def names():
-    """The threads that these tests are about, as long as there are any."""
+    """Finds the threads that these tests are about."""
 
     def alive():
         return [t for t in threading.enumerate() if t.name in ("read-ahead", "write-behind")]
@@ -275,7 +281,7 @@ def test_a_run_from_files_asks_for_all_once_and_gives_all_of_c(
     disk, given = Played(), []
     monkeypatch.setattr(read_ahead, "Disk", lambda: disk)
     monkeypatch.setattr(
-        write_behind, "write_range", lambda fd, start, size: given.append((start, start + size))
+        write_behind, "begin_to_write", lambda fd, start, size: given.append((start, start + size))
     )
     with (
         Runner(device=device, **options) as runner,
@@ -311,7 +317,7 @@ def test_an_error_of_the_disk_is_left_to_the_end(tmp_path, rng, monkeypatch, nam
     def fail(*_):
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(write_behind, "write_range", fail)
+    monkeypatch.setattr(write_behind, "begin_to_write", fail)
     write(tmp_path / "C.npy", np.ones((3, 3)))
     with NpyWriter(tmp_path / "D.npy", (3, 3), "f8") as writer:
         writer.array[...] = 1
@@ -324,7 +330,7 @@ def test_an_error_of_the_disk_is_left_to_the_end(tmp_path, rng, monkeypatch, nam
 @pytest.mark.parametrize("error", [KeyboardInterrupt, HybridGemmError("no")])
 def test_a_run_that_fails_leaves_no_thread_and_no_file(tmp_path, monkeypatch, names, error):
     slow = threading.Event()
-    monkeypatch.setattr(write_behind, "write_range", lambda *_: slow.wait(5))
+    monkeypatch.setattr(write_behind, "wait_until_written", lambda *_: slow.wait(5))
     began = time.monotonic()
     with (
         pytest.raises(error if isinstance(error, type) else HybridGemmError),
@@ -338,9 +344,80 @@ def test_a_run_that_fails_leaves_no_thread_and_no_file(tmp_path, monkeypatch, na
     assert until(lambda: not names())
 
 
-def test_the_command_says_what_came_and_went(tmp_path, rng):
+# --- the command --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path, rng):
+    """A and B in files, and C as it should be."""
     a, b = integers(rng, 600, 700), integers(rng, 700, 500)
     np.save(tmp_path / "A.npy", a)
     np.save(tmp_path / "B.npy", b)
-    command("run", "A.npy", "B.npy", "-o", "C.npy", "--device", "cpu", check=0, cwd=tmp_path)
-    np.testing.assert_array_equal(np.load(tmp_path / "C.npy"), a @ b)
+    return tmp_path, a @ b
+
+
+def test_the_command_says_what_came_and_went(folder):
+    path, c = folder
+    done = command(
+        "run", "A.npy", "B.npy", "-o", "C.npy", "--device", "cpu", "--json", "out.json",
+        check=0, cwd=path,
+    )  # fmt: skip
+    np.testing.assert_array_equal(np.load(path / "C.npy"), c)
+    said = json.loads((path / "out.json").read_text())["files"]
+    sizes = [(path / name).stat().st_size for name in ("A.npy", "B.npy", "C.npy")]
+    assert said["read"]["bytes"] == sum(sizes[:2])
+    assert 0 <= said["read"]["disk_bytes"] <= sum(sizes[:2])
+    assert said["written"]["bytes"] == sizes[2]
+    assert said["on_disk_ms"] > said["written"]["sync_ms"] > 0
+    assert "read: " in done.stdout and "written: " in done.stdout
+
+
+def test_the_command_without_files_says_nothing_of_them(tmp_path):
+    done = command(
+        "run", "--size", 100, "--device", "cpu", "--json", "out.json", check=0, cwd=tmp_path
+    )
+    assert json.loads((tmp_path / "out.json").read_text())["files"] is None
+    assert "disk" not in done.stdout
+
+
+# The command, whose disk gives nothing for a minute.
+STUCK = """
+    import sys, time
+    from hybrid_gemm import cli
+    from hybrid_gemm.execution import read_ahead
+
+    def wait(self, file, at):
+        print("waiting", flush=True)
+        time.sleep(60)
+
+    read_ahead.Disk.wait = wait
+    read_ahead.FLYING_BYTES = 0
+    sys.argv[1:] = ["run", "A.npy", "B.npy", "-o", "C.npy", "--device", "cpu"]
+    cli.main()
+"""
+
+
+def stuck(path):
+    code = textwrap.dedent(STUCK)
+    return subprocess.Popen(
+        [sys.executable, "-c", code], cwd=path, env=environment(), stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def test_a_disk_that_hangs_keeps_no_finished_run(folder):
+    path, c = folder
+    with stuck(path) as running:
+        assert running.wait(30) == 0, running.stderr.read()
+    np.testing.assert_array_equal(np.load(path / "C.npy"), c)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_run_whose_disk_hangs(tmp_path, rng, number):
+    np.save(tmp_path / "A.npy", integers(rng, 4000, 3000))  # for a second or so
+    np.save(tmp_path / "B.npy", integers(rng, 3000, 4000))
+    with stuck(tmp_path) as running:
+        assert running.stdout.readline() == "waiting\n"
+        running.send_signal(number)
+        assert running.wait(30) == 128 + number
+    assert sorted(x.name for x in tmp_path.iterdir()) == ["A.npy", "B.npy"]

@@ -12,8 +12,9 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
-WRITE, WAIT_AFTER = 2, 4  # SYNC_FILE_RANGE_...
-AT_ONCE = 4 << 20  # bytes of one call, which nothing interrupts
+WAIT_BEFORE, WRITE = 1, 2  # SYNC_FILE_RANGE_...
+CALL_BYTES = 4 << 20  # of one call, which nothing interrupts
+FLYING = 8  # calls whose bytes are on their way: enough for most disks to be busy
 
 
 @functools.cache
@@ -23,10 +24,18 @@ def _library() -> Any:
     return call
 
 
-def write_range(descriptor: int, start: int, size: int) -> None:
-    """Returns when the bytes of a file that were changed in this range are on the disk, as far
-    as data goes: not its size, nor a disk's own cache. Raises `OSError`."""
-    if _library()(descriptor, start, size, WRITE | WAIT_AFTER):
+def begin_to_write(descriptor: int, start: int, size: int) -> None:
+    """Has the bytes of a file that were changed in this range written. Raises `OSError`."""
+    _call(descriptor, start, size, WRITE)
+
+
+def wait_until_written(descriptor: int, start: int, size: int) -> None:
+    """Returns when these bytes are on the disk, or in its own cache. Raises `OSError`."""
+    _call(descriptor, start, size, WAIT_BEFORE)
+
+
+def _call(descriptor: int, start: int, size: int, what: int) -> None:
+    if _library()(descriptor, start, size, what):
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
 
@@ -70,23 +79,33 @@ class WriteBehind:
         with contextlib.suppress(OSError, AttributeError):
             descriptor = os.open(f"/proc/self/fd/{self._file}", os.O_RDWR)
             try:
-                while (found := self._next()) is not None:
-                    start, size = found
-                    began = time.perf_counter()
-                    write_range(descriptor, start, size)
-                    self.ms += (time.perf_counter() - began) * 1e3
-                    self.bytes += size
+                self._write(descriptor)
             finally:
                 os.close(descriptor)
 
-    def _next(self) -> tuple[int, int] | None:
-        """The next bytes to be written; None when it is to stop."""
+    def _write(self, descriptor: int) -> None:
+        flying: deque[tuple[int, int]] = deque()
+        while not self._stopped:
+            found = self._next(wait=not flying)
+            began = time.perf_counter()
+            if found is not None:
+                begin_to_write(descriptor, *found)
+                flying.append(found)
+            if flying and (found is None or len(flying) > FLYING):
+                wait_until_written(descriptor, *flying[0])
+                self.bytes += flying.popleft()[1]
+            self.ms += (time.perf_counter() - began) * 1e3
+
+    def _next(self, *, wait: bool) -> tuple[int, int] | None:
+        """The first byte and the number of bytes of the next call. None when there are none: with
+        `wait`, only when it is to stop."""
         with self._wake:
-            self._wake.wait_for(lambda: self._given or self._stopped)
-            if self._stopped:
+            if wait:
+                self._wake.wait_for(lambda: self._given or self._stopped)
+            if not self._given:
                 return None
             start, stop = self._given.popleft()
-            size = min(AT_ONCE, stop - start)
+            size = min(CALL_BYTES, stop - start)
             if start + size < stop:
                 self._given.appendleft((start + size, stop))
             return start, size
