@@ -1,4 +1,4 @@
-"""The time that disks take of a product from files, as a term of the bound and of the prediction."""
+"""What disks take of a product from files, as terms of the bound and of the prediction."""
 
 import dataclasses
 

@@ -2,9 +2,11 @@
 
 import itertools
 import json
+import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
@@ -44,6 +46,12 @@ def until(condition, seconds=5.0):
     while not condition() and time.monotonic() < end:
         time.sleep(0.002)
     return condition()
+
+
+def in_memory(folder):
+    """Whether a folder is in a filesystem without a disk."""
+    done = subprocess.run(["stat", "-f", "-c", "%T", folder], capture_output=True, text=True)
+    return done.stdout.strip() in ("tmpfs", "ramfs")
 
 
 def integers(rng, *shape):
@@ -137,8 +145,11 @@ class Played(read_ahead.Disk):
     """A disk that notes what it is asked for, and gives nothing before it may."""
 
     def __init__(self):
-        self.asked, self.came, self.may_come = [], 0, threading.Event()
+        self.asked, self.may_come, self.has_all = [], threading.Event(), False
         self.may_come.set()
+
+    def cached(self, file, at, size):
+        return self.has_all
 
     def ask(self, file, at, size):
         self.asked.append((file.name[-5], at, size))
@@ -189,6 +200,29 @@ def test_every_byte_is_asked_for_once_in_the_order_of_need(two_files):
     names = [name for name, *_ in disk.asked]
     assert names == sorted(names, reverse=True)  # B, then A
     assert ahead.reading.bytes == ahead.reading.disk_bytes == files[0].needs + files[1].needs
+
+
+def test_what_is_in_the_cache_is_not_asked_for(two_files):
+    operands, files = two_files
+    disk = Played()
+    disk.has_all = True
+    with ReadAhead(order, operands, 100, disk=disk) as ahead:
+        assert until(lambda: ahead.reading)
+    assert not disk.asked
+    assert ahead.reading.bytes == sum(file.needs for file in files)
+    assert ahead.reading.disk_bytes == 0
+
+
+@pytest.mark.skipif(in_memory(tempfile.gettempdir()), reason="no disk under the temporary folder")
+def test_the_system_says_what_is_in_its_cache(two_files):
+    _, (file, _) = two_files
+    os.fsync(file.descriptor)
+    os.posix_fadvise(file.descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    disk = read_ahead.Disk()
+    assert not disk.cached(file, 0, file.needs)
+    if tuple(map(int, os.uname().release.split(".")[:2])) >= (6, 5):
+        os.pread(file.descriptor, file.needs, 0)
+        assert disk.cached(file, 0, file.needs)
 
 
 def test_what_is_ahead_fits_its_window(two_files):
@@ -391,6 +425,7 @@ STUCK = """
         time.sleep(60)
 
     read_ahead.Disk.wait = wait
+    read_ahead.Disk.cached = lambda *_: False
     read_ahead.FLYING_BYTES = 0
     sys.argv[1:] = ["run", "A.npy", "B.npy", "-o", "C.npy", "--device", "cpu"]
     cli.main()

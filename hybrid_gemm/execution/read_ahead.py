@@ -7,6 +7,9 @@ Asking costs next to nothing where the bytes are in the system's cache already.
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import functools
+import mmap
 import os
 import threading
 import time
@@ -24,6 +27,7 @@ from ..planning.reading_order import Need
 # A call asks for no more than the system reads ahead of a file by itself, of which this is the
 # least common figure: of more, Linux reads that much and leaves the rest.
 ASK_BYTES = 128 << 10
+LOOK_STEPS = 128  # what is looked for in the cache at once, in calls that it may save
 FLYING_BYTES = 32 << 20  # asked for and not there yet; enough for any disk to be busy
 SHARE_OF_MEMORY = 0.25  # of what is available: what may be there before it is read
 END_S = 0.5  # for the last figures, when a run that went well is over
@@ -39,8 +43,23 @@ class Reading:
     ms: float
 
 
+_CACHESTAT = 451  # a system call of Linux 6.5
+
+
+@functools.cache
+def _syscall() -> Any:
+    return ctypes.CDLL(None, use_errno=True).syscall
+
+
 class Disk:
     """The calls to the system, which tests replace."""
+
+    def cached(self, file: NpyFile, at: int, size: int) -> bool:
+        """Whether bytes of a file are in the system's cache; also False where it does not say."""
+        which, found = (ctypes.c_uint64 * 2)(at, size), (ctypes.c_uint64 * 5)()
+        arguments = ctypes.c_long(_CACHESTAT), file.descriptor, which, found, 0
+        page = mmap.PAGESIZE
+        return not _syscall()(*arguments) and found[0] >= -(-(at + size) // page) - at // page
 
     def ask(self, file: NpyFile, at: int, size: int) -> None:
         """Has bytes of a file read soon, and returns before they are there."""
@@ -80,7 +99,7 @@ class ReadAhead:
         self._files = {name: (view, file) for name, (view, file) in found.items() if file}
         self._window = window
         self._moved, self._over, self._done = threading.Condition(), False, 0
-        self._waited_s = 0.0  # for the run, and not for a disk
+        self._bytes, self._waited_s = 0, 0.0  # waited for the run, and not for a disk
         self._thread: threading.Thread | None = None
         self.reading: Reading | None = None
 
@@ -114,21 +133,21 @@ class ReadAhead:
     # --- the thread -----------------------------------------------------------------------
 
     def _work(self) -> None:
-        before, began, total = self._disk.read_bytes(), time.perf_counter(), 0
+        before, began = self._disk.read_bytes(), time.perf_counter()
         flying: deque[tuple[NpyFile, int]] = deque()
         # A file that takes no advice, or is short of it now: the run reads as without this.
         with contextlib.suppress(OSError, AttributeError):
             for file, at, size in self._wanted():
                 self._disk.ask(file, at, size)
-                total += size
+                self._bytes += size
                 flying.append((file, at + size - 1))
                 if len(flying) * ASK_BYTES > FLYING_BYTES:
                     self._disk.wait(*flying.popleft())
             while flying and not self._over:
                 self._disk.wait(*flying.popleft())
         seconds = time.perf_counter() - began - self._waited_s
-        came = min(total, self._disk.read_bytes() - before)
-        self.reading = Reading(total, came, seconds * 1e3)
+        came = min(self._bytes, self._disk.read_bytes() - before)
+        self.reading = Reading(self._bytes, came, seconds * 1e3)
 
     def _wanted(self) -> Iterator[tuple[NpyFile, int, int]]:
         """What is to be asked for in one call each, when it is time: a file, and the first byte and
@@ -138,9 +157,7 @@ class ReadAhead:
             window = int(SHARE_OF_MEMORY * memory_available())
         files = {file for _, file in self._files.values()}
         stays = sum(file.needs for file in files) <= window
-        asked: dict[NpyFile, bytearray] = {
-            file: bytearray(-(-file.needs // ASK_BYTES)) for file in files
-        }
+        asked = {file: bytearray(-(-file.needs // ASK_BYTES)) for file in files}
         ahead: deque[tuple[float, int]] = deque()  # when it will be read, and its bytes
         for need in self._needs():
             if need.operand not in self._files:
@@ -151,13 +168,31 @@ class ReadAhead:
                 continue
             ahead.append((need.start, part.nbytes))
             for start, stop in mapped_files.ranges(part, file):
-                for number in range(start // ASK_BYTES, -(-stop // ASK_BYTES)):
-                    if self._over:
-                        return
-                    if not (stays and asked[file][number]):
-                        asked[file][number] = 1
-                        at = number * ASK_BYTES
-                        yield file, at, min(ASK_BYTES, file.needs - at)
+                steps = range(start // ASK_BYTES, -(-stop // ASK_BYTES))
+                for i in range(0, len(steps), LOOK_STEPS):
+                    some = steps[i : i + LOOK_STEPS]
+                    yield from self._missing(file, some, asked[file] if stays else bytearray())
+
+    def _missing(
+        self, file: NpyFile, steps: range, asked: bytearray
+    ) -> Iterator[tuple[NpyFile, int, int]]:
+        """Those of some steps of a file that were not asked for, and may not be in the cache."""
+        new = [x for x in steps if not (asked and asked[x])]
+        if not new or self._over:
+            return
+        stop = min(steps.stop * ASK_BYTES, file.needs)
+        cached = self._disk.cached(file, steps.start * ASK_BYTES, stop - steps.start * ASK_BYTES)
+        for number in new:
+            if self._over:
+                return
+            at = number * ASK_BYTES
+            size = min(ASK_BYTES, file.needs - at)
+            if asked:
+                asked[number] = 1
+            if cached:
+                self._bytes += size
+            else:
+                yield file, at, size
 
     def _until_due(
         self, need: Need, size: int, ahead: deque[tuple[float, int]], window: int
