@@ -77,7 +77,7 @@ class WriteBehind:
     def _work(self) -> None:
         # Where the system cannot, all is left to fsync, and `bytes` says so.
         with contextlib.suppress(OSError, AttributeError):
-            descriptor = os.open(f"/proc/self/fd/{self._file}", os.O_RDWR)
+            descriptor = os.open(f"/proc/self/fd/{self._file}", os.O_RDONLY)
             try:
                 self._write(descriptor)
             finally:

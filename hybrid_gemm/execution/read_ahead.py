@@ -84,20 +84,20 @@ class ReadAhead:
 
     `flops` are those of the whole run, and `counting` learns how many are done. What is asked for
     and not begun yet takes a share of the available memory at most, so that it does not drive out
-    what is in use. The thread ends with the run, at once if that failed; it never keeps a process.
-    `reading` says in the end what came.
+    what is in use; `sharers` are the processes that do so on this host. The thread ends with the
+    run, at once if that failed; it never keeps a process. `reading` says in the end what came.
     """
 
     def __init__(
         self, needs: Callable[[], Iterable[Need]], operands: Operands, flops: int, *,
-        disk: Disk | None = None, window: int | None = None,
+        sharers: int = 1, disk: Disk | None = None, window: int | None = None,
     ) -> None:  # fmt: skip
         self._needs, self._flops, self._disk = needs, max(1, flops), disk or Disk()
         c = operands.c
         given = {"A": operands.a.array, "B": operands.b.array, "C": None if c is None else c.array}
         found = {name: (view, mapped_files.file_of(view, NpyFile)) for name, view in given.items()}
         self._files = {name: (view, file) for name, (view, file) in found.items() if file}
-        self._window = window
+        self._window, self._sharers = window, sharers
         self._moved, self._over, self._done = threading.Condition(), False, 0
         self._bytes, self._waited_s = 0, 0.0  # waited for the run, and not for a disk
         self._thread: threading.Thread | None = None
@@ -154,7 +154,7 @@ class ReadAhead:
         the number of bytes. Each once, where all of it may stay in memory."""
         window = self._window
         if window is None:
-            window = int(SHARE_OF_MEMORY * memory_available())
+            window = int(SHARE_OF_MEMORY * memory_available()) // self._sharers
         files = {file for _, file in self._files.values()}
         stays = sum(file.needs for file in files) <= window
         asked = {file: bytearray(-(-file.needs // ASK_BYTES)) for file in files}

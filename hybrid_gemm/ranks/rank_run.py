@@ -70,13 +70,14 @@ class Launched:
 class RankExecutor:
     """Executes one rank's part of plans over ranks. `inner(problem)` plans a problem for this
     rank's threads, and `choose` takes the kernel for such a plan. `transport` brings partials to
-    where they are summed; None where no sum is needed."""
+    where they are summed; None where no sum is needed. `ranks_here` are those of this host."""
 
     def __init__(
         self, rank: int, devices: Sequence[Device], inner: Callable[[Problem], Plan],
         choose: Callable[[Plan], Variant], transport: Transport | None,
-        beat: Heartbeat | None = None,
+        beat: Heartbeat | None = None, ranks_here: int = 1,
     ) -> None:  # fmt: skip
+        self.ranks_here = ranks_here
         self.rank, self.devices, self.inner, self.choose = rank, devices, inner, choose
         self.transport = transport
         self.beat = beat or Heartbeat()
@@ -179,7 +180,8 @@ class RankRun:
             self.timelines.append(run.execute().timeline)
 
     def _reading_ahead(self, needs: Callable[[], Iterable[Need]]) -> ReadAhead:
-        return ReadAhead(needs, self._mine, self.plan.flops(self.rank))
+        flops, sharers = self.plan.flops(self.rank), self.executor.ranks_here
+        return ReadAhead(needs, self._mine, flops, sharers=sharers)
 
     def _reads(self) -> Iterable[Need]:
         """What of this rank's blocks it reads, piece by piece."""
