@@ -1,9 +1,11 @@
 """What disks take of a product from files, as terms of the bound and of the prediction."""
 
 import dataclasses
+import json
 
 import numpy as np
 import pytest
+from support.command import run as command
 
 from hybrid_gemm import Runner
 from hybrid_gemm.arrays.npy_files import Written
@@ -30,7 +32,7 @@ MIB = 1 << 20
 def seen(files, read_ms=1e3, write_ms=1e3):
     """After a run that read and wrote 100 MiB in so many ms."""
     return dataclasses.replace(
-        files, reading=Reading(120 * MIB, 100 * MIB, read_ms), on_disk_ms=5e3,
+        files, made=True, reading=Reading(120 * MIB, 100 * MIB, read_ms), on_disk_ms=5e3,
         written=Written(100 * MIB, 100 * MIB, write_ms, 10.0, 10.0),
     )  # fmt: skip
 
@@ -68,9 +70,9 @@ def test_what_is_not_known_is_left_out_and_said(rates):
     assert said["bounds_ms"].keys() == {"compute"}
     assert "reading and the disk's rate of writing are not known" in rates.words
     assert Files().words == ""
-    few = dataclasses.replace(rates, reading=Reading(MIB, MIB, 5.0), on_disk_ms=5.0)
+    few = dataclasses.replace(rates, reading=Reading(MIB, MIB, 5.0), made=True)
     assert "disk in" not in thread_report.expected(on_gpu(), 1, few)["bounds_ms"]
-    cached = dataclasses.replace(rates, reading=Reading(MIB, 0, 5.0), on_disk_ms=5.0)
+    cached = dataclasses.replace(rates, reading=Reading(MIB, 0, 5.0), made=True)
     assert "reading" not in cached.words  # nothing came from the disk
 
 
@@ -108,3 +110,17 @@ def test_the_result_is_held_against_when_c_was_on_the_disk(rates, capsys):
     said = capsys.readouterr().out
     assert "100 MiB from the disk, 20 MiB from the cache" in said
     assert "by disk out" in said
+
+
+def test_a_dry_run_has_the_disk_in_its_bound(rates, tmp_path):
+    """At rates that an earlier run saw, if none of the files is in the cache."""
+    seen(rates).keep()
+    for name in ("A.npy", "B.npy"):
+        np.save(tmp_path / name, np.ones((500, 500), "f4"))
+    words = ["run", "A.npy", "B.npy", "-o", "C.npy", "--device", "cpu", "--dry-run"]
+    done = command(
+        *words, "--json", "-", check=0, cwd=tmp_path, HYBRID_GEMM_CACHE=str(tmp_path / "cache")
+    )
+    bounds = json.loads(done.stdout)["plan"]["bounds_ms"]
+    assert bounds["disk in"] == pytest.approx((2 * 500 * 500 * 4 + 256) / (100 * MIB) * 1e3)
+    assert bounds["disk out"] == pytest.approx(500 * 500 * 4 / (100 * MIB) * 1e3)

@@ -288,6 +288,20 @@ def test_an_error_of_the_disk_is_left_to_the_end(tmp_path, rng, monkeypatch, nam
     np.testing.assert_array_equal(np.load(tmp_path / "D.npy"), np.ones((3, 3)))
 
 
+def test_without_more_threads_a_run_goes_on(tmp_path, two_files, monkeypatch):
+    def start(self):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with ReadAhead(order, two_files[0], 100) as ahead:
+        assert ahead.counting(None) is None
+    assert ahead.reading is None
+    with NpyWriter(tmp_path / "C.npy", (30, 30), "f8") as writer:
+        writer.array[...] = 1
+        writer.finished(writer.array)
+    np.testing.assert_array_equal(np.load(tmp_path / "C.npy"), np.ones((30, 30)))
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt, HybridGemmError("no")])
 def test_a_run_that_fails_leaves_no_thread_and_no_file(tmp_path, monkeypatch, names, error):
     slow = threading.Event()

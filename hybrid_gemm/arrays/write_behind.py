@@ -53,7 +53,7 @@ class WriteBehind:
         self._given: deque[tuple[int, int]] = deque()
         self._wake = threading.Condition()
         self._stopped = False
-        self._thread: threading.Thread | None = None
+        self._begun = False
         self._file = descriptor
 
     def give(self, ranges: Iterable[tuple[int, int]]) -> None:
@@ -62,9 +62,9 @@ class WriteBehind:
             if self._stopped:
                 return
             self._given.extend(ranges)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="write-behind", daemon=True)
-                self._thread.start()
+            if not self._begun:
+                self._begun = True
+                self._begin()
             self._wake.notify()
 
     def stop(self) -> None:
@@ -74,10 +74,18 @@ class WriteBehind:
             self._given.clear()
             self._wake.notify()
 
-    def _work(self) -> None:
+    def _begin(self) -> None:
         # Where the system cannot, all is left to fsync, and `bytes` says so.
-        with contextlib.suppress(OSError, AttributeError):
+        with contextlib.suppress(OSError):
             descriptor = os.open(f"/proc/self/fd/{self._file}", os.O_RDONLY)
+            work = functools.partial(self._work, descriptor)
+            try:
+                threading.Thread(target=work, name="write-behind", daemon=True).start()
+            except RuntimeError:  # no more threads
+                os.close(descriptor)
+
+    def _work(self, descriptor: int) -> None:
+        with contextlib.suppress(OSError, AttributeError, MemoryError):  # as above
             try:
                 self._write(descriptor)
             finally:

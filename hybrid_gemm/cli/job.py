@@ -123,7 +123,9 @@ class Job:
         self.print: Callable[[], None] = lambda: None
         p = inputs.problem
         size = p.m * p.n * np.dtype(p.out_dtype).itemsize if wanted.output else 0
-        site.files = Files(tuple(inputs.request.names), wanted.output, size)
+        request = inputs.request
+        names = request.names if p.beta else request.files
+        site.files = Files(tuple(names), wanted.output, size)
         if text := site.open(p, resident=wanted.resident):
             note(text)
 
@@ -180,7 +182,8 @@ class Job:
         """Has the site say what was read and written, so long after the last run's start."""
         written = getattr(output, "written", None)
         self.site.files = dataclasses.replace(
-            self.site.files, reading=getattr(self.result, "reading", None), written=written,
+            self.site.files, made=True, written=written,
+            reading=getattr(self.result, "reading", None),
             on_disk_ms=written and seconds * 1e3 - written.read_back_ms,
         )  # fmt: skip
         self.site.files.keep()

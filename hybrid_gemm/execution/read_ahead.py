@@ -106,7 +106,10 @@ class ReadAhead:
     def __enter__(self) -> ReadAhead:
         if self._files:
             self._thread = threading.Thread(target=self._work, name="read-ahead", daemon=True)
-            self._thread.start()
+            try:
+                self._thread.start()
+            except RuntimeError:  # no more threads: the run reads as without this
+                self._thread = None
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
@@ -135,8 +138,8 @@ class ReadAhead:
     def _work(self) -> None:
         before, began = self._disk.read_bytes(), time.perf_counter()
         flying: deque[tuple[NpyFile, int]] = deque()
-        # A file that takes no advice, or is short of it now: the run reads as without this.
-        with contextlib.suppress(OSError, AttributeError):
+        # A system that takes no advice, or has no memory now: the run reads as without this.
+        with contextlib.suppress(OSError, AttributeError, MemoryError):
             for file, at, size in self._wanted():
                 self._disk.ask(file, at, size)
                 self._bytes += size

@@ -20,13 +20,14 @@ from ..planning.hardware import Disk
 class Files:
     """The files that a product reads, and the one that it writes, whose matrix has `bytes_out`.
 
-    After a run, `reading` and `written` say how it went with them, where that was seen, and
-    `on_disk_ms` when all of C was on the disk, from the run's start on.
+    Of one that was `made`, `reading` and `written` say how it went with them, where that was seen,
+    and `on_disk_ms` when all of C was on the disk, from the run's start on.
     """
 
     inputs: tuple[str, ...] = ()
     output: str | None = None
     bytes_out: int = 0
+    made: bool = False
     reading: Reading | None = None
     written: Written | None = None
     on_disk_ms: float | None = None
@@ -34,7 +35,7 @@ class Files:
     @property
     def bytes_in(self) -> int:
         """The bytes that come from a disk; before a run, of the files if none is in the cache."""
-        if self.on_disk_ms is None and self.reading is None:
+        if not self.made:
             return sum(os.path.getsize(name) for name in self.inputs)
         return self.reading.disk_bytes if self.reading else 0
 
