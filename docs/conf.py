@@ -34,7 +34,8 @@ PAGES = {
     "Reference": ["cli", "api", "kernels", "glossary"],
     "Experiments": ["experiments", "sources", "notes/README", "notes/fp32-kernels",
                     "notes/choosing",
-                    "notes/tensor-cores", "notes/several-gpus", "notes/verification",
+                    "notes/tensor-cores", "notes/several-gpus", "notes/files",
+                    "notes/verification",
                     "notes/first-hour"],
     "The project": ["design", "../CONTRIBUTING", "../CHANGELOG", "../SECURITY"],
 }  # fmt: skip

@@ -33,6 +33,7 @@ from .execution.checked_device import CheckedDevice, checked_devices
 from .execution.checks import Checks
 from .execution.local import LocalExecutor
 from .execution.plan_maker import PlanMaker
+from .execution.read_ahead import Reading
 from .execution.single_cpu import SingleCpuExecutor
 from .execution.single_gpu import SingleGpuExecutor, most_hosted
 from .execution.stacks_on_gpu import multiply_of_host
@@ -55,7 +56,7 @@ class Result:
     "native" threads, or "python" and why. `problem` is the one that was settled; of
     complex matrices, `plan` is that of the real product of m x 2k and 2k x 2n as which it was
     multiplied. With `checked`, `checks` says what was checked, and what was made again; otherwise
-    it is None.
+    it is None. `reading` says what was read ahead of .npy files, if some were multiplied.
     """
 
     c: Any
@@ -69,6 +70,7 @@ class Result:
     compute: str = ""
     checks: Checks | None = None
     executor: str = "python"
+    reading: Reading | None = None
 
     @property
     def gflops(self) -> float:
@@ -241,7 +243,7 @@ class Runner:
             return Result(
                 arrays.result(operands.out.array), done.plan or ready.plan, ready.variant,
                 done.timeline, done.total_ms, done.reduction, problem, ready.why, done.compute,
-                done.checks, done.executor,
+                done.checks, done.executor, done.reading,
             )  # fmt: skip
 
     def _run_complex(

@@ -11,10 +11,12 @@ import io
 import mmap
 import os
 import stat
+import time
 import weakref
 from collections.abc import Iterable
+from dataclasses import dataclass
 from types import TracebackType
-from typing import BinaryIO, Literal
+from typing import BinaryIO, Literal, cast
 
 import numpy as np
 from numpy.lib import format as npy
@@ -23,7 +25,9 @@ from numpy.typing import DTypeLike
 from ..errors import HybridGemmError, UsageError
 from ..problem import check_dtype, shape_of
 from .file_bytes import CHECK_BYTES, checksums, checksums_on_disk
+from .mapped_files import file_of, mapped, ranges
 from .output_files import OutputFile
+from .write_behind import WriteBehind
 
 Path = str | os.PathLike[str]
 
@@ -48,8 +52,8 @@ class NpyFile:
             with open(name, "rb") as file:
                 self._found = os.fstat(file.fileno())
                 shape, fortran, dtype = _read_header(file, name, self._found.st_size)
-                offset = file.tell()
-                self._descriptor = os.dup(file.fileno())
+                self.offset = file.tell()
+                self.descriptor = os.dup(file.fileno())
         except FileNotFoundError:
             raise UsageError(_not_there(name)) from None
         except PermissionError:
@@ -58,30 +62,28 @@ class NpyFile:
             ) from None
         except OSError as error:
             raise UsageError(f"{name} cannot be read: {error.strerror}") from None
-        weakref.finalize(self, os.close, self._descriptor)
-        self.array = self._map(shape, fortran, dtype, offset)
-        _mapped.add(self)
+        weakref.finalize(self, os.close, self.descriptor)
+        self.array = self._map(shape, fortran, dtype)
+        mapped.add(self)
 
-    def _map(
-        self, shape: tuple[int, ...], fortran: bool, dtype: np.dtype, offset: int
-    ) -> np.ndarray:
+    def _map(self, shape: tuple[int, ...], fortran: bool, dtype: np.dtype) -> np.ndarray:
         if dtype == "V2":  # what numpy.save makes of bfloat16, for which .npy has no name
             dtype = np.dtype("bfloat16")
         check_dtype(dtype, self.name)
         rows, cols = shape_of(np.broadcast_to(np.empty((), dtype), shape), self.name)
-        self.needs = offset + rows * cols * dtype.itemsize
+        self.needs = self.offset + rows * cols * dtype.itemsize
         if self._found.st_size < self.needs:
             raise UsageError(
                 f"{self.name} is truncated: {self.needs} bytes expected for {rows} x {cols} "
                 f"{dtype}, {self._found.st_size} found; write or copy it again"
             )
         order: Literal["C", "F"] = "F" if fortran else "C"
-        data = mmap.mmap(self._descriptor, self.needs, access=mmap.ACCESS_READ)
-        return np.ndarray((rows, cols), dtype, data, offset, order=order)
+        data = mmap.mmap(self.descriptor, self.needs, access=mmap.ACCESS_READ)
+        return np.ndarray((rows, cols), dtype, data, self.offset, order=order)
 
     def truncated(self) -> str | None:
         """What to say where the file has become shorter than its matrix; else None."""
-        size = os.fstat(self._descriptor).st_size
+        size = os.fstat(self.descriptor).st_size
         if size >= self.needs:
             return None
         return (
@@ -96,7 +98,7 @@ class NpyFile:
         """
         if text := self.truncated():
             raise HybridGemmError(text)
-        now = os.fstat(self._descriptor)
+        now = os.fstat(self.descriptor)
         if (now.st_size, now.st_mtime_ns) != (self._found.st_size, self._found.st_mtime_ns):
             raise HybridGemmError(
                 f"{self.name} was changed while it was read; no file was written. Run it again, "
@@ -105,7 +107,7 @@ class NpyFile:
 
     def sha256(self) -> str:
         """The SHA-256 of the file's bytes, as sha256sum prints it."""
-        with open(f"/dev/fd/{self._descriptor}", "rb", buffering=0) as file:
+        with open(f"/dev/fd/{self.descriptor}", "rb", buffering=0) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -114,13 +116,17 @@ def open_npy(path: Path) -> np.ndarray:
     return NpyFile(path).array
 
 
-# What this process has mapped. Reading a map beyond the end of its file is a SIGBUS.
-_mapped: weakref.WeakSet[NpyFile | NpyWriter] = weakref.WeakSet()
-
-
 def truncated() -> str | None:
     """What to say of a mapped file that has become shorter than its matrix; None if none has."""
-    return next(filter(None, (file.truncated() for file in tuple(_mapped))), None)
+    return next(filter(None, (file.truncated() for file in tuple(mapped))), None)
+
+
+def finished(part: object) -> None:
+    """Has a part of a matrix that is final written to the disk, where it lies in an output file
+    of this process; does nothing anywhere else."""
+    file = file_of(part, NpyWriter)
+    if file is not None:
+        file.finished(cast(np.ndarray, part))
 
 
 def sha256(path: Path) -> str:
@@ -247,6 +253,18 @@ def _only_owner_renames(folder: str, found: os.stat_result) -> bool:
     return bool(parent.st_mode & stat.S_ISVTX) and me not in (0, found.st_uid, parent.st_uid)
 
 
+@dataclass(frozen=True)
+class Written:
+    """How a file of `bytes` came to the disk: `behind_bytes` of them in `behind_ms` while others
+    were made, the rest in `sync_ms` at the end; then it was read back in `read_back_ms`."""
+
+    bytes: int
+    behind_bytes: int
+    behind_ms: float
+    sync_ms: float
+    read_back_ms: float
+
+
 class NpyWriter:
     """Writes an m x n matrix to a .npy file in C order, whole or not at all.
 
@@ -261,6 +279,8 @@ class NpyWriter:
     and is left for a later one where it is not committed.
 
     All the space is reserved at once, so that a full disk is known before anything is computed.
+    `finished` gives what is final of `array` to the disk meanwhile, and `written` says in the end
+    how long that took.
     Raises `UsageError` as `check_output` does, and if the file does not fit.
     """
 
@@ -278,6 +298,8 @@ class NpyWriter:
         self._header, self.offset = header.getvalue(), header.tell()
         self.size = self.offset + shape[0] * shape[1] * dtype.itemsize
         self.array, self._map = np.empty((0, 0), dtype), None
+        self._behind: WriteBehind | None = None
+        self.written: Written | None = None
         try:
             self._file = OutputFile(target, named=shared, kept=kept)
             self.temporary = self._file.temporary
@@ -287,7 +309,8 @@ class NpyWriter:
             if not shared:
                 self._map = mmap.mmap(self._file.descriptor, self.size)
                 self.array = np.ndarray(tuple(shape), dtype, self._map, self.offset)
-                _mapped.add(self)
+                mapped.add(self)
+                self._behind = WriteBehind(self._file.descriptor)
         except BaseException as error:
             self.abort()
             if isinstance(error, OSError):
@@ -335,11 +358,15 @@ class NpyWriter:
                 self._check_header()
             else:
                 expected = checksums(memoryview(self._map))
+                began = time.perf_counter()
+                self._stop_writing_behind()
                 self._map.flush()
                 os.fsync(self._file.descriptor)
+                on_disk = time.perf_counter()
                 self._forget_cached_pages()
                 self._check_header()
                 self._check_content(expected)
+                self._note(began, on_disk)
         except OSError as error:
             self.abort()
             raise HybridGemmError(f"could not write {self.path}: {error.strerror}") from None
@@ -347,6 +374,22 @@ class NpyWriter:
             self.abort()
             raise
         self._file.commit()
+
+    def finished(self, part: np.ndarray) -> None:
+        """Has a part of `array` written to the disk from now on: nothing changes it any more."""
+        if self._behind is not None:
+            self._behind.give(ranges(part, self))
+
+    def _stop_writing_behind(self) -> None:
+        if self._behind is not None:
+            self._behind.stop()
+
+    def _note(self, began: float, on_disk: float) -> None:
+        assert self._behind is not None
+        self.written = Written(
+            self.size, self._behind.bytes, self._behind.ms, (on_disk - began) * 1e3,
+            (time.perf_counter() - on_disk) * 1e3,
+        )  # fmt: skip
 
     def _forget_cached_pages(self) -> None:
         """Lets reading go to the disk: cached pages can be dropped where no map has them. Both
@@ -378,6 +421,7 @@ class NpyWriter:
 
     def abort(self) -> None:
         """Removes what was written, unless it is kept; does nothing after `commit`."""
+        self._stop_writing_behind()
         if hasattr(self, "_file"):
             self._file.abort()
 

@@ -14,6 +14,7 @@ from ..options import Options
 from ..problem import Problem
 from ..ranks import ending
 from ..reporting import report, thread_report
+from ..reporting.file_report import Files
 from ..runner import Result, Runner
 from ..verify import Verdict, growth_of, verify
 from .inputs import Inputs, check_host_memory, expansion
@@ -40,6 +41,7 @@ class Alone:
 
     def __init__(self, options: Options) -> None:
         self.options = options
+        self.files = Files()
 
     def open(self, problem: Problem, *, resident: bool) -> str:
         self.runner = runner = Runner.of(self.options.alone())
@@ -100,10 +102,13 @@ class Alone:
         return {w.index: self.plan.devices[w.device].name for w in self.plan.workers}
 
     def about_plan(self) -> dict:
-        return thread_report.plan_data(self.plan, report.real_products(self.problem, self.plan))
+        return thread_report.plan_data(
+            self.plan, report.real_products(self.problem, self.plan), self.files
+        )
 
     def about_result(self, result: Result, verdict: Verdict | None, totals_ms: list) -> dict:
-        return thread_report.result_data(result, verdict, totals_ms) | self.about_device()
+        data = thread_report.result_data(result, verdict, totals_ms, self.files)
+        return data | self.about_device()
 
     def about_device(self) -> dict:
         """What multiplied, and how, for JSON."""
@@ -117,7 +122,8 @@ class Alone:
         }
 
     def print_plan(self) -> None:
-        thread_report.print_plan(self.plan, str(self.variant), self.problem)
+        thread_report.print_plan(self.plan, str(self.variant), self.problem, self.files)
 
     def print_result(self, result: Result, verdict: Verdict | None) -> None:
-        thread_report.print_result(result, verdict, self.runner.describe(result.plan))
+        device = self.runner.describe(result.plan)
+        thread_report.print_result(result, verdict, device, self.files)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
+import numpy as np
+
 from ..catalog import Variant
 from ..errors import UsageError, in_words
 from ..problem import Problem
 from ..reporting import chrome_trace, console, environment, report
+from ..reporting.file_report import Files
 from ..verify import MODES, Verdict
 from .help import talk
 from .inputs import Inputs, host_memory
@@ -76,6 +81,7 @@ class Site(Protocol):
 
     plan: Any
     variant: Variant
+    files: Files  # that are read and written, for what is expected and said
 
     def open(self, problem: Problem, *, resident: bool) -> str:
         """Finds devices and makes `plan` and `variant`; a note for the user, or ""."""
@@ -115,7 +121,12 @@ class Job:
         self.inputs, self.wanted, self.site, self.note = inputs, wanted, site, note
         self.verdict: Verdict | None = None
         self.print: Callable[[], None] = lambda: None
-        if text := site.open(inputs.problem, resident=wanted.resident):
+        p = inputs.problem
+        size = p.m * p.n * np.dtype(p.out_dtype).itemsize if wanted.output else 0
+        request = inputs.request
+        names = request.names if p.beta else request.files
+        site.files = Files(tuple(names), wanted.output, size)
+        if text := site.open(p, resident=wanted.resident):
             note(text)
 
     def plan_only(self) -> dict:
@@ -151,19 +162,31 @@ class Job:
             self.note(f"generating A and B ({request.fill}, seed {request.seed})")
         site.load(inputs)
         with site.output(inputs, wanted.output) as output:
-            results = [
-                site.run(inputs, output.array, wanted, progress) for _ in range(wanted.repeat)
-            ]
+            results = []
+            for _ in range(wanted.repeat):
+                started = time.perf_counter()
+                results.append(site.run(inputs, output.array, wanted, progress))
             self.totals_ms = totals = [result.total_ms for result in results]
             median = statistics.median_low(totals)
             self.result = next(r for r in results if r.total_ms == median)
             self.verdict = site.verify(inputs, self.result, wanted.verify)
             if self.verdict is None or self.verdict.passed:
                 output.commit()
+            self._note_files(output, time.perf_counter() - started)
         shown = self._to_show() if wanted.show else {}
         self.print = lambda: self._print(shown)
         data = site.about_result(self.result, self.verdict, totals)
         return data | {"output": wanted.output}
+
+    def _note_files(self, output: Output, seconds: float) -> None:
+        """Has the site say what was read and written, so long after the last run's start."""
+        written = getattr(output, "written", None)
+        self.site.files = dataclasses.replace(
+            self.site.files, made=True, written=written,
+            reading=getattr(self.result, "reading", None),
+            on_disk_ms=written and seconds * 1e3 - written.read_back_ms,
+        )  # fmt: skip
+        self.site.files.keep()
 
     def _to_show(self) -> dict[str, Any]:
         p = self.inputs.problem

@@ -20,6 +20,7 @@ from ..ranks.rank_result import RankResult
 from ..ranks.redistribution import NOTHING, Part, move
 from ..ranks.runner import RankRunner, nothing_multiplied, parts_of
 from ..reporting import rank_report
+from ..reporting.file_report import Files
 from ..runner import Runner
 from ..verify import Verdict, growth_of
 from .inputs import Inputs, check_host_memory, expansion
@@ -31,6 +32,7 @@ class OverRanks:
 
     def __init__(self, comm: Any, options: Options) -> None:
         self.comm, self.options = comm, options
+        self.files = Files()
 
     def open(self, problem: Problem, *, resident: bool) -> str:
         comm = self.comm

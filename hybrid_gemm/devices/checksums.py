@@ -221,14 +221,14 @@ class KernelChecksums:
         into: Sums | None = None, narrow: bool = False,
     ) -> Sums:  # fmt: skip
         (rows, cols), (order, ld) = x.shape, stored(x)
-        made = into or self._pair(rows, exact)
+        made, narrow = into or self._pair(rows, exact), narrow and x.dtype.name in _NARROW
         if not rows:
             return made
         dtype = _OF_KERNELS.get(x.dtype.name, x.dtype.name)
         write = made.of.dtype.itemsize
         function, variant = self._kernel("check_sums", read, dtype, order, narrow, WRITE=write)
         if weights is None:
-            weights = self.weights.of(cols, exact, narrow=narrow and not exact)
+            weights = self.weights.of(cols, exact, narrow=narrow)
         sizes = np.int32(rows), np.int32(cols), np.int32(width(cols))
         args = [*sizes, x, np.int64(ld), weights, *made]
         self.device.launch(function, variant.launch(rows, cols, 0, dtype), args, stream)
@@ -239,8 +239,8 @@ class KernelChecksums:
             rows = self.sums(b, stream)
             one, other = (self._product(a, x, x, stream, narrow).of.sum(axis=0) for x in rows)
             return Sums(one, other)
-        into = None
-        if narrow and b.dtype.itemsize <= 4:
+        into, narrow = None, narrow and b.dtype.name in _NARROW
+        if narrow:
             into = Sums(*(self.device.empty(len(b), GROUPS, "float32") for _ in "12"))
         rows = self.sums(b, stream, into=into, narrow=narrow)
         return self._product(a, *rows, stream, narrow)
@@ -268,7 +268,7 @@ class KernelChecksums:
     def _kernel(
         self, role: str, read: int, dtype: str, order: str, narrow: bool, **more: int
     ) -> tuple[Any, Variant]:
-        narrow = narrow and dtype in ("float32", *NARROW)
+        narrow = narrow and dtype in _NARROW
         params = {"GROUPS": GROUPS, "READ": read, "PART": 4 if narrow else 8, **more}
         key = role, *params.values()
         if key not in self._variants:
@@ -277,6 +277,7 @@ class KernelChecksums:
         return self.device.function(variant, dtype, order + "n"), variant
 
 
+_NARROW = ("float32", *NARROW)  # whose sums may be float32 in part
 _OF_KERNELS = {"uint16": "float16", "uint32": "int32", "uint64": "int64"}  # read as bits
 
 

@@ -10,6 +10,7 @@ from ..arrays.operand import Operands
 from ..catalog import Variant
 from ..planning.plan import Plan
 from .checks import Checks
+from .read_ahead import Reading
 from .timeline import Timeline
 
 INCOMPLETE = "out is incomplete: it was being written when this error came"  # a note of errors
@@ -23,7 +24,7 @@ class Execution:
     the clock covered, and `plan` what was followed in the end, where memory was shorter than it
     was said to be. `compute` and `reduction` say in words what was computed and how partial C
     were summed, `executor` who carried it out: "native", or "python" and why; `checks` what was
-    checked."""
+    checked, `reading` what was read ahead of mapped files, if there were any."""
 
     timeline: Timeline
     total_ms: float
@@ -32,6 +33,7 @@ class Execution:
     reduction: str = "none"
     executor: str = "python"
     checks: Checks | None = None
+    reading: Reading | None = None
 
 
 class Executor(Protocol[P]):

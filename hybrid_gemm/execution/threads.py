@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
 import threading
 from collections.abc import Callable, Sequence
 
@@ -10,12 +12,14 @@ from ..arrays.operand import Operands
 from ..catalog import Variant
 from ..devices.base import Device
 from ..planning.plan import Plan
+from ..planning.reading_order import reading_order
 from . import staging
 from .critical_reduction import CriticalReduction
 from .device_memory import SharedBlocks
 from .executor import Execution
 from .kept_programs import KeptPrograms, python
 from .nccl_reduction import NcclReduction
+from .read_ahead import ReadAhead
 from .reduction import Reduction
 from .run import Run
 from .transfers import Stopped
@@ -52,24 +56,38 @@ class ThreadExecutor:
     ) -> Execution:  # fmt: skip
         """See `Executor`. With `resident` the clock runs only from when every block is on its
         device until every strip is finished there."""
+        needs = functools.partial(reading_order, plan)
+        with ReadAhead(needs, operands, plan.problem.flops) as ahead:
+            progress = ahead.counting(progress)
+            self._prepare(plan, variant, operands, timed=timed)
+            run = self._run(plan, variant, operands, progress, resident=resident)
+            done = run.execute()
+        return dataclasses.replace(done, reading=ahead.reading) if ahead.reading else done
+
+    def _prepare(self, plan: Plan, variant: Variant, operands: Operands, *, timed: bool) -> None:
+        """Has kernels compiled."""
         for device in self.devices:
             prepare = device.prepare if timed else device.prepare_ahead
             prepare(
                 variant, operands.a.array, operands.b.array, plan.problem.operands,
                 summed=plan.summed,
             )  # fmt: skip
+
+    def _run(
+        self, plan: Plan, variant: Variant, operands: Operands,
+        progress: Callable[[int], None] | None, *, resident: bool,
+    ) -> ThreadRun:  # fmt: skip
+        """A run that has its memory, by a smaller plan where there is not enough."""
         while True:
             with contextlib.suppress(MemoryError):
-                run = ThreadRun(
+                return ThreadRun(
                     plan, self.devices, variant, operands, progress, resident=resident,
                     kept=self.kept,
                 )  # fmt: skip
-                break
             for device in self.devices:
                 device.free_unused()
             # Raises OutOfMemoryError when not even the smallest turns would fit.
             plan = self.smaller(plan)
-        return run.execute()
 
 
 class ThreadRun:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from .commands import Commands
@@ -129,6 +129,7 @@ class Transfer:
         self.stop: Any = None
         self.after: Any = None
         self.over = Later()
+        self.landed: Callable[[], None] | None = None
         self.pieces = [Piece(self)]
 
     def split(self, count: int) -> list[Piece]:
@@ -153,6 +154,8 @@ class Transfer:
             if stream is not None:
                 self.stop = self.commands.record(self.worker, stream)
             settle(self.done, self.stop)
+            if self.landed is not None and not self.stopped.value:
+                self.landed()
         except BaseException as error:
             settle(self.done, error=error)
             raise

@@ -9,14 +9,14 @@ carry stream events, so a device does not wait for Python.
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
+from ..arrays import npy_files
 from ..arrays.caller_arrays import cast_into
 from ..arrays.operand import Operand
 from ..planning.partition import Box, cut
@@ -50,7 +50,7 @@ class Worker:
         self.targets: dict[Strip, Any] = {}  # where strips of this worker's are made
         self.rooms: dict[Strip, dict[int, Any]] = {}  # where others' partials are fetched to
         self.sums: dict[Strip, StripSum] = {}
-        self.products: dict[Step, list[tuple[Callable, int]]] = {}
+        self.products: dict[Step, list[tuple[Callable, int, Any]]] = {}
         self.waited: set = set()
         self._parts: dict[Step, list[tuple[Slab, int]]] = {}
         self.everything = False  # on the device that products read
@@ -73,20 +73,21 @@ class Worker:
             if self.summed:
                 space = "C", self.index, panel.tile % TILES_IN_MEMORY
                 shape = len(panel.rows), len(panel.cols)
-                memory.request(space, panel.tile, shape, _put(run.partials, (panel, self.index)))
+                put = partial(run.partials.__setitem__, (panel, self.index))
+                memory.request(space, panel.tile, shape, put)
         for panel, strip in self.own if self.reduction.on_device else ():
             space = "C", self.index, panel.tile % TILES_IN_MEMORY
             place = run.operands.part(strip.rows, strip.cols)
             if self._in_place(place):
                 self.targets[strip] = place.array
             else:
-                on_allocated = _put(self.targets, strip)
+                on_allocated = partial(self.targets.__setitem__, strip)
                 memory.request(space, panel.tile, place.shape, on_allocated, dtype=run.result_dtype)
             rooms = self.rooms.setdefault(strip, {})
             for w in self.reduction.fetched(strip, self.device) if self.summed else ():
                 # With the partial's own leading dimension, which the kernel takes for all.
                 shape = len(strip.rows), len(panel.cols)
-                memory.request(space, panel.tile, shape, _put(rooms, w))
+                memory.request(space, panel.tile, shape, partial(rooms.__setitem__, w))
 
     def prepare(self) -> None:
         """Works out, before a clock runs, what is otherwise worked out when it is due."""
@@ -100,8 +101,8 @@ class Worker:
             panel, strip, self.device, self.rooms[strip], self.targets[strip]
         )
 
-    def _bound_products(self, step: Step) -> list[tuple[Callable, int]]:
-        """(a product, its flops) for each piece of a panel."""
+    def _bound_products(self, step: Step) -> list[tuple[Callable, int, Any]]:
+        """(a product, its flops, what it makes) for each piece of a panel."""
         run, problem, panel = self.run, self.run.plan.problem, step.panel
         alpha: float
         beta: float
@@ -122,14 +123,12 @@ class Worker:
             b = self.device.empty(0, len(panel.cols), problem.operands)
         flops = Box(panel.rows, panel.cols, step.box.ks).flops
         pieces = -(-flops // self.device.chunk_flops) if self.device.chunk_flops else 1
-        return [
-            (
-                self.bound(a[rows.slice], b, target[rows.slice], alpha=alpha, beta=beta),
-                flops * len(rows) // len(panel.rows),
-            )
-            for rows in cut(len(panel.rows), max(1, pieces), CHUNK_ROWS)
-            if len(rows)
-        ]
+        found = []
+        for rows in filter(len, cut(len(panel.rows), max(1, pieces), CHUNK_ROWS)):
+            made, share = target[rows.slice], flops * len(rows) // len(panel.rows)
+            product = self.bound(a[rows.slice], b, made, alpha=alpha, beta=beta)
+            found.append((product, share, made))
+        return found
 
     def _in_place(self, place: Operand) -> bool:
         """Whether a part of `out` can be made where it lies."""
@@ -285,7 +284,7 @@ class Worker:
         if not self.summed:
             self._begin_to_write(panel.strips)
         with self.device.using(stream):
-            event = self._gemm(products, stream)
+            event = self._gemm(products, stream, final=step.last and not self.summed)
         if step.last:
             settle(run.multiplied[panel, self.index], event)
         if step.number + 1 == len(self.tiles[panel.tile]):  # nothing reads the blocks any more
@@ -330,7 +329,7 @@ class Worker:
                 if slab.before is not None:  # whose halves were there
                     for event in slab.before.read.result():
                         stream.wait(event)
-                split = functools.partial(slab.split_part, part, self.run.operands.layouts)
+                split = partial(slab.split_part, part, self.run.operands.layouts)
                 with self.device.using(stream):
                     self.commands.start(self.index, stream, split)
                     settle(slab.halves[part], self.commands.record(self.index, stream))
@@ -346,12 +345,14 @@ class Worker:
         return [self.run.finished[strip].result() for p in earlier for strip in p.strips]
 
     @marked("multiply")
-    def _gemm(self, products: list[tuple], stream):
+    def _gemm(self, products: list[tuple], stream, *, final: bool):
         start, flops = self.commands.record(self.index, stream), 0
-        for product, count in products:
+        for product, count, made in products:
             self.run.stop.check()
             self.commands.start(self.index, stream, product, count)
             self.run.progress(count)
+            if final and not self.device.queues:
+                npy_files.finished(made)
             flops += count
         stop = self.commands.record(self.index, stream)
         self.run.clock.mark(self.index, "multiply", start, stop, flops=flops)
@@ -419,10 +420,13 @@ class Worker:
         view, done = place.array, run.finished[strip]
         if self._in_place(place):
             settle(done, event)
+            if self.summed:
+                npy_files.finished(view)
             return
         run.stop.check()
         run.wrote = True
         transfer = run.transfer(self.index, "download", view.nbytes, done)
+        transfer.landed = partial(npy_files.finished, view)
         if place.home is None and self._staged:
             staging.link(self.device).download(view, target, transfer, event)
             return
@@ -444,7 +448,3 @@ class Worker:
         """Whether copies from and to the host go through the link as they are; a device that
         checks copies takes them itself."""
         return not (self.device.host_memory or self.device.checks)
-
-
-def _put(where: dict, key: Any) -> Callable[[Any], None]:
-    return lambda matrix: where.__setitem__(key, matrix)

@@ -7,10 +7,10 @@ import functools
 import itertools
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from ..problem import Problem
-from .hardware import DeviceSpec, Links, Rates
+from .hardware import DeviceSpec, Disk, Links, Rates
 from .partition import Box, Grid
 from .pipeline import Pace, finished_ms
 from .plan import Panel, Plan
@@ -118,6 +118,21 @@ def bound(plan: Plan) -> dict[str, float]:
     if not plan.page_locked:
         terms["staging"] = _ms(inward + outward, found.memcpy_gbps)
     return terms
+
+
+def disk_bound(bytes_in: int, source: Disk, bytes_out: int, target: Disk) -> dict[str, float]:
+    """The least ms that bytes of files take from a disk, and to one, as terms of `bound`; those
+    alone whose rate is known."""
+    terms = {
+        "disk in": source.read_gbps and _ms(bytes_in, source.read_gbps),
+        "disk out": target.write_gbps and _ms(bytes_out, target.write_gbps),
+    }
+    return {name: ms for name, ms in terms.items() if ms}
+
+
+def with_disk_ms(predicted_ms: float, bounds: Mapping[str, float]) -> float:
+    """About how long a plan takes that reads files: they come while it multiplies."""
+    return _overlapped([predicted_ms, bounds.get("disk in", 0.0)])
 
 
 def phases(plan: Plan) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""What planning knows of hardware: `DeviceSpec` and `Links`."""
+"""What planning knows of hardware: `DeviceSpec`, `Links` and `Disk`."""
 
 from __future__ import annotations
 
@@ -29,6 +29,25 @@ class Links:
     def memcpy_gbps(self) -> float:
         """GB/s of copies within host memory, by as many threads as are fastest."""
         return max(gbps for _threads, gbps in self.memcpy)
+
+
+@dataclass(frozen=True)
+class Disk:
+    """GB/s (10^9 bytes) at which a disk gave and took files, where that was seen, and when."""
+
+    read_gbps: float | None = None
+    write_gbps: float | None = None
+    measured: str = ""
+
+    def with_better(self, other: Disk) -> Disk:
+        """The higher ones of two disks' rates."""
+
+        def best(x: float | None, y: float | None) -> float | None:
+            return max(filter(None, (x, y)), default=None)
+
+        found = best(self.read_gbps, other.read_gbps), best(self.write_gbps, other.write_gbps)
+        same = found == (self.read_gbps, self.write_gbps)
+        return Disk(*found, self.measured if same else other.measured)
 
 
 @dataclass(frozen=True)

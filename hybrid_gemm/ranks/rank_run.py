@@ -28,11 +28,13 @@ from ..catalog import Variant
 from ..devices.base import Device, Stream
 from ..execution.device_memory import SharedBlocks
 from ..execution.executor import Execution
+from ..execution.read_ahead import ReadAhead
 from ..execution.threads import ThreadRun
 from ..execution.timeline import Timeline, activities
 from ..execution.transfers import Stopped
 from ..planning.partition import Span
 from ..planning.plan import Plan
+from ..planning.reading_order import Need, reading_order
 from ..problem import Problem
 from .heartbeat import MULTIPLYING, WAITING, Heartbeat
 from .rank_plan import Piece, RankPlan
@@ -68,13 +70,14 @@ class Launched:
 class RankExecutor:
     """Executes one rank's part of plans over ranks. `inner(problem)` plans a problem for this
     rank's threads, and `choose` takes the kernel for such a plan. `transport` brings partials to
-    where they are summed; None where no sum is needed."""
+    where they are summed; None where no sum is needed. `ranks_here` are those of this host."""
 
     def __init__(
         self, rank: int, devices: Sequence[Device], inner: Callable[[Problem], Plan],
         choose: Callable[[Plan], Variant], transport: Transport | None,
-        beat: Heartbeat | None = None,
+        beat: Heartbeat | None = None, ranks_here: int = 1,
     ) -> None:  # fmt: skip
+        self.ranks_here = ranks_here
         self.rank, self.devices, self.inner, self.choose = rank, devices, inner, choose
         self.transport = transport
         self.beat = beat or Heartbeat()
@@ -134,6 +137,8 @@ class RankRun:
                 if self.executor.transport is None:
                     self._whole()
                 else:
+                    ahead = stack.enter_context(self._reading_ahead(self._reads))
+                    self.progress = ahead.counting(self.progress)
                     self._pieces(*stack.enter_context(self.devices[0].streams(2)))
         return Execution(_joined(self.timelines), (time.perf_counter() - started) * 1e3)
 
@@ -166,11 +171,26 @@ class RankRun:
         """A block of C that is this rank's own: the thread executor does all of it."""
         p, box = self.plan.problem, self.plan.box_of(self.rank)
         plan, variant = self._product(len(box.rows), len(box.cols), len(box.ks), p.alpha, p.beta)
-        run = ThreadRun(
-            plan, self.devices, variant, self._mine, self.progress, shared=SharedBlocks("")
-        )  # fmt: skip
-        self.beat.computes = not self.devices[0].queues
-        self.timelines.append(run.execute().timeline)
+        with self._reading_ahead(functools.partial(reading_order, plan)) as ahead:
+            run = ThreadRun(
+                plan, self.devices, variant, self._mine, ahead.counting(self.progress),
+                shared=SharedBlocks(""),
+            )  # fmt: skip
+            self.beat.computes = not self.devices[0].queues
+            self.timelines.append(run.execute().timeline)
+
+    def _reading_ahead(self, needs: Callable[[], Iterable[Need]]) -> ReadAhead:
+        flops, sharers = self.plan.flops(self.rank), self.executor.ranks_here
+        return ReadAhead(needs, self._mine, flops, sharers=sharers)
+
+    def _reads(self) -> Iterable[Need]:
+        """What of this rank's blocks it reads, piece by piece."""
+        box, pieces = self.plan.box_of(self.rank), self.plan.pieces(self.rank)
+        every = Span(0, len(box.ks))
+        for i, piece in enumerate(pieces):
+            share = i / len(pieces), (i + 1) / len(pieces)
+            yield Need("A", _from(box.rows, piece.rows), every, *share)
+            yield Need("B", every, _from(box.cols, piece.cols), *share)
 
     def _operands(self, piece: Piece) -> tuple[Plan, Variant, Operand, Operand]:
         """A piece's plan and kernel, and what of op(A) and op(B) it reads."""

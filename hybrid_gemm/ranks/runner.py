@@ -257,7 +257,9 @@ class RankRunner:
             return operands, variant, functools.partial(self._inner, there=there)
 
         operands, variant, inner = launch.together(self.comm, prepare)
-        executor = RankExecutor(rank, self.devices, inner, local.variant, transport, self.beat)
+        executor = RankExecutor(
+            rank, self.devices, inner, local.variant, transport, self.beat, self.where.local_size
+        )
         before, checked = local.plans.verdicts(problem), checks_of(self.devices)
         run = executor.prepare(plan, operands, progress)
         with self.beat.during(heartbeat.WAITING):

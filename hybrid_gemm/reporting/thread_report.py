@@ -14,13 +14,16 @@ from ..planning.planner import START_MS
 from ..problem import Problem
 from ..runner import Result
 from ..verify import Verdict
-from . import report
+from . import file_report, report
 from .console import _ms, line, table
+from .file_report import Files
+
+NO_FILES = Files()
 
 
-def expected(plan: Plan, products: int = 1) -> dict:
+def expected(plan: Plan, products: int = 1, files: Files = NO_FILES) -> dict:
     """What the cost model says of so many products by a plan: their time, and the bound on any
-    plan's.
+    plan's, with what disks take of files.
 
     On the cpu by rates that are measured there once; on the emulator nothing is expected, since
     its time depends on each kernel's text.
@@ -34,9 +37,10 @@ def expected(plan: Plan, products: int = 1) -> dict:
         {name: products * ms for name, ms in terms.items()}
         for terms in (cost_model.bound(plan), cost_model.phases(plan))
     )
+    bounds |= files.bounds_ms
     links = cost_model.links(plan)
     return {
-        "predicted_ms": products * plan.predicted_ms,
+        "predicted_ms": cost_model.with_disk_ms(products * plan.predicted_ms, bounds),
         "phases_ms": phases,
         "bound_ms": max(bounds.values(), default=None),
         "bound_by": max(bounds, key=lambda name: bounds[name], default=None),
@@ -45,7 +49,7 @@ def expected(plan: Plan, products: int = 1) -> dict:
     }
 
 
-def _words(plan: Plan, said: dict) -> str:
+def _words(plan: Plan, said: dict, files: Files) -> str:
     """What `expected` said, in words."""
     bound = ""
     if said["bound_ms"]:
@@ -55,10 +59,10 @@ def _words(plan: Plan, said: dict) -> str:
         links = f"; links as measured on {said['links']}"
         if said["links"] == "assumed":
             links = "; links assumed (measure them: hybrid-gemm tune --links)"
-    return f"about {time_in_words(said['predicted_ms'])} expected{bound}{links}"
+    return f"about {time_in_words(said['predicted_ms'])} expected{bound}{links}{files.words}"
 
 
-def plan_data(plan: Plan, products: int = 1) -> dict:
+def plan_data(plan: Plan, products: int = 1, files: Files = NO_FILES) -> dict:
     """A plan for JSON, by which so many products are multiplied."""
     return {
         "split": plan.split,
@@ -90,7 +94,7 @@ def plan_data(plan: Plan, products: int = 1) -> dict:
         "memory_bytes": {
             d.name: plan.memory_bytes(i) for i, d in enumerate(plan.devices)
         },
-        **expected(plan, products),
+        **expected(plan, products, files),
     }  # fmt: skip
 
 
@@ -137,7 +141,9 @@ def _gflop(worker: Worker, products: int) -> str:
     return f"{count:.3f}" if count < 1e4 else f"{count:.0f}"
 
 
-def print_plan(plan: Plan, kernel: str, problem: Problem | None = None) -> None:
+def print_plan(
+    plan: Plan, kernel: str, problem: Problem | None = None, files: Files = NO_FILES
+) -> None:
     """A plan as a table; `problem` is a complex one, where it is the plan of its real products."""
     p = problem or plan.problem
     line(
@@ -173,27 +179,36 @@ def print_plan(plan: Plan, kernel: str, problem: Problem | None = None) -> None:
         line("moved: " + ", ".join(words))
     if plan.turns > 1:
         line(f"in up to {plan.turns} turns a worker: {_tiles(plan)}")
-    if (said := expected(plan, products))["predicted_ms"]:
-        line(_words(plan, said))
+    if (said := expected(plan, products, files))["predicted_ms"]:
+        line(_words(plan, said, files))
 
 
-def result_data(result: Result, verdict: Verdict | None, totals_ms: Sequence[float]) -> dict:
+def result_data(
+    result: Result, verdict: Verdict | None, totals_ms: Sequence[float], files: Files = NO_FILES
+) -> dict:
     """A result for JSON, with its time as a multiple of the expected one and of the bound."""
     products = report.real_products(result.problem, result.plan)
-    plan = plan_data(result.plan, products)
+    plan = plan_data(result.plan, products, files)
     data = report.result_data(result, verdict, totals_ms, plan)
-    return data | _held_against(result, expected(result.plan, products))
+    said = expected(result.plan, products, files)
+    return data | _held_against(result, said, files) | {"files": file_report.data(files)}
 
 
-def _held_against(result: Result, said: dict) -> dict:
-    """The measured time as a multiple of the expected one and of the bound."""
+def _held_against(result: Result, said: dict, files: Files) -> dict:
+    """The measured time as a multiple of the expected one and of the bound. Where that is set by
+    the disk that takes C, it is the time until all of C was there."""
+    took = {"predicted": result.total_ms, "bound": result.total_ms}
+    if said["bound_by"] == "disk out" and files.on_disk_ms:
+        took["bound"] = files.on_disk_ms
     return {
-        f"of_{name}": result.total_ms / said[f"{name}_ms"] if said[f"{name}_ms"] else None
-        for name in ("predicted", "bound")
+        f"of_{name}": ms / said[f"{name}_ms"] if said[f"{name}_ms"] else None
+        for name, ms in took.items()
     }
 
 
-def print_result(result: Result, verdict: Verdict | None, device: str) -> None:
+def print_result(
+    result: Result, verdict: Verdict | None, device: str, files: Files = NO_FILES
+) -> None:
     plan, timeline = result.plan, result.timeline
     p = result.problem
     line(f"{p}, alpha={p.alpha:g} beta={p.beta:g}, split by {plan.split}")
@@ -214,14 +229,16 @@ def print_result(result: Result, verdict: Verdict | None, device: str) -> None:
            *(f"{phase} ms" for phase in PHASES), "gflop/s"], rows)  # fmt: skip
     report.print_more(len(plan.workers), "workers")
     report.print_sum(result, plan.summed)
-    said = expected(plan, products)
-    held = _held_against(result, said)
+    said = expected(plan, products, files)
+    held = _held_against(result, said, files)
     report.print_total(result)
     words = {"of_predicted": "as long as expected", "of_bound": "the bound"}
     times = [f"{held[x]:.2f} times {word}" for x, word in words.items() if held[x]]
     if said["predicted_ms"] and said["predicted_ms"] < START_MS:
-        line(f"{_words(plan, said)}, besides what starting takes")
+        line(f"{_words(plan, said, files)}, besides what starting takes")
     elif said["predicted_ms"] and times:
-        line(f"{', '.join(times)} ({_words(plan, said)})")
+        line(f"{', '.join(times)} ({_words(plan, said, files)})")
+    for text in file_report.lines(files):
+        line(text)
     report.print_checks(result.checks)
     report.print_verdict(verdict)
