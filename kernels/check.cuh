@@ -2,11 +2,6 @@
 // Floating point is summed in float64, integers modulo 2^64; with READ = 2 the squares of any
 // element's bits are, modulo 2^64. With PART = 4 sums of a few elements are float32 before they join
 // the others, for products whose own roundings are far larger.
-//
-// Blocks have few registers and little shared memory, so that one fits beside a block of Hopper's
-// kernels (`ring.cuh`) on the same multiprocessor: what the product leaves idle of memory and
-// arithmetic is theirs. A multiprocessor has four parts, with 512 registers for each lane; the
-// product's three warps leave 32 there of 160 each, and 56 of 152.
 #pragma once
 #include "numbers.cuh"
 #include "source.cuh"
@@ -44,8 +39,6 @@ typedef SumOf<EXACT, true>::type Sum;
 typedef SumOf<EXACT, PART == 8>::type Part;  // of a few elements
 
 constexpr int THREADS = 128, WARPS = THREADS / 32;
-// So many blocks leave each thread 56 registers, or 32.
-#define SMALL_BLOCKS __launch_bounds__(THREADS, PART == 8 ? 9 : 16)
 
 // COUNT neighbours as they are read. They stay as words until they are summed: elements of 16 bits
 // that are taken apart where they are read would be waited for there.

@@ -22,10 +22,10 @@ source  = "K. Huang and J. Abraham, Algorithm-based fault tolerance for matrix o
 
 typedef SumOf<EXACT, WRITE == 8>::type Written;
 
-constexpr int HEIGHT = 64;  // rows of a block
-constexpr int FEW = 4;      // neighbours in a row that a thread reads at once
-constexpr int SOME = 2;     // rows of a warp at a time, and of a thread across them
-constexpr int COLUMNS = 4;  // that a thread reads before it sums them up
+constexpr int HEIGHT = 64;              // rows of a block
+constexpr int FEW = SIZE == 2 ? 8 : 4;  // neighbours in a row that a thread reads at once
+constexpr int SOME = TRANS_A ? 2 : 4;   // rows of a warp at a time, and of a thread across them
+constexpr int COLUMNS = 8;              // that a thread reads before it sums them up
 
 struct Pair {
     Sum sum, second;
@@ -99,9 +99,9 @@ __device__ __forceinline__ void sum_columns(const Source<E, !TRANS_A>& source, i
 // X is rows x cols, stored by columns with TRANS_A. Group g has the columns from g * width on;
 // `weights` has GROUPS * width, on 16 bytes, and `width` is a multiple of 8. The second sum is that of
 // the squares of what the first adds up, or of integers by other weights.
-extern "C" __global__ void SMALL_BLOCKS check_sums(int rows, int cols, int width, const void* X,
-                                                   long long ldx, const Part* weights,
-                                                   Written* sums, Written* seconds) {
+extern "C" __global__ void __launch_bounds__(THREADS, PART == 8 ? 5 : 8)
+    check_sums(int rows, int cols, int width, const void* X, long long ldx, const Part* weights,
+               Written* sums, Written* seconds) {
     const Source<E, !TRANS_A> source = {(const E*)X, ldx, rows, cols};
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int row0 = blockIdx.x * HEIGHT, group = blockIdx.y;

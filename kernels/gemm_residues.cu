@@ -43,7 +43,6 @@ source     = "this project: docs/tensor-cores.md"
 
 constexpr int BK = SPAN, STEP = 32;  // k of a step, of an instruction
 constexpr int A_BYTES = BM * BK, STAGE_BYTES = (BM + BN) * BK;
-#define REGISTERS 168
 #include "ring.cuh"
 
 // Starts the copies of one step into the stage at `to`: this block's rows of A, and its share of
@@ -120,11 +119,9 @@ __device__ __forceinline__ void multiply_tiles(const Places& places, const Tiles
     });
 }
 
-extern "C" __global__ void OF_BLOCKS IN_CLUSTERS gemm_residues(const __grid_constant__ TensorMap A,
-                                                               const __grid_constant__ TensorMap B,
-                                                               int m, int n, int steps,
-                                                               signed char* R, long long ldr,
-                                                               int count, const void* tables) {
+extern "C" __global__ void __launch_bounds__(128 + 2 * BM, 1) IN_CLUSTERS
+    gemm_residues(const __grid_constant__ TensorMap A, const __grid_constant__ TensorMap B, int m,
+                  int n, int steps, signed char* R, long long ldr, int count, const void* tables) {
     extern __shared__ char memory[];
     const Places places = places_in(memory);
     const unsigned rank = CLUSTER > 1 ? block_of_cluster() : 0;

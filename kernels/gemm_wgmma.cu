@@ -108,7 +108,6 @@ constexpr int A_BYTES = BM * SPAN, B_BYTES = BN * SPAN;
 constexpr int STAGE_BYTES = PARTS * (A_BYTES + B_BYTES);
 constexpr bool CHUNKED = TERMS == 3;
 constexpr int RUN = 2048 / SPAN;  // steps whose sums are added up before they join the others
-#define REGISTERS (TERMS == 3 ? 152 : 160)
 #include "ring.cuh"
 #include "wgmma_result.cuh"
 static_assert(!(CHUNKED && BORROWED), "only whole sums leave through a stage");
@@ -257,13 +256,13 @@ __device__ __forceinline__ void store_tiles(const Places& places, const Tiles& t
 }
 #endif
 
-extern "C" __global__ void OF_BLOCKS IN_CLUSTERS
-gemm_wgmma(const __grid_constant__ TensorMap A, const __grid_constant__ TensorMap B,
+extern "C" __global__ void __launch_bounds__(128 + 2 * BM, 1) IN_CLUSTERS
+    gemm_wgmma(const __grid_constant__ TensorMap A, const __grid_constant__ TensorMap B,
 #if OUT == 2
-           const __grid_constant__ TensorMap map_of_c,
+               const __grid_constant__ TensorMap map_of_c,
 #endif
-           int m, int n, int k, float alpha, const int* exponent_a, const int* exponent_b,
-           float beta, Out* C, long long ldc, const int* verdict, int wanted AND_EACH) {
+               int m, int n, int k, float alpha, const int* exponent_a, const int* exponent_b,
+               float beta, Out* C, long long ldc, const int* verdict, int wanted AND_EACH) {
     extern __shared__ char memory[];
     const Places places = places_in(memory, BESIDE_BYTES);
     const unsigned beside = places.stage(STAGES);  // boxes of C

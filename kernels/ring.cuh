@@ -49,18 +49,6 @@
 #pragma once
 #include "wgmma.cuh"
 
-// Registers that each thread of a block of two consumers starts with. What is left of a
-// multiprocessor's is for blocks of check.cuh, which sum up operands while they are multiplied.
-// Compilers before CUDA 12.4 do not take the number, and give all.
-#ifndef REGISTERS
-#define REGISTERS 160
-#endif
-#if BM == 128 && __CUDACC_VER_MAJOR__ * 100 + __CUDACC_VER_MINOR__ >= 1204
-#define OF_BLOCKS __maxnreg__(REGISTERS)
-#else
-#define OF_BLOCKS __launch_bounds__(128 + 2 * BM, 1)
-#endif
-
 // A kernel that says it runs in clusters of one is slower than one that says nothing.
 #if CLUSTER > 1
 #define IN_CLUSTERS __cluster_dims__(CLUSTER, 1, 1)
@@ -125,14 +113,13 @@ __device__ __forceinline__ void begin_block(const Places& places, bool reads, co
 // others.
 template <typename Load, typename Store, typename Multiply>
 __device__ __forceinline__ void take_roles(Load load, Store store, Multiply multiply) {
-    constexpr int FEWER = CONSUMERS == 2 ? 40 : 32, ALL = CONSUMERS == 2 ? 3 * REGISTERS : 512;
     const int warp = warp_number(), consumer = warp / 4 - 1;
     if (consumer < 0) {
-        if constexpr (CONSUMERS > 1) registers_fewer<FEWER>();
+        if constexpr (CONSUMERS > 1) registers_fewer<CONSUMERS == 2 ? 40 : 32>();
         if (warp == 0) load();
         if (warp == 1) store();
     } else {
-        if constexpr (CONSUMERS > 1) registers_more<(ALL - FEWER) / CONSUMERS / 8 * 8>();
+        if constexpr (CONSUMERS > 1) registers_more<CONSUMERS == 2 ? 232 : 160>();
         multiply(consumer);
     }
     // A block stays while others may still reach for its shared memory.

@@ -212,7 +212,7 @@ __device__ __forceinline__ void multiply_tiles(const Places& places, const Tiles
     });
 }
 
-extern "C" __global__ void OF_BLOCKS __cluster_dims__(CLUSTER, 1, 1)
+extern "C" __global__ void __launch_bounds__(128 + 2 * BM, 1) __cluster_dims__(CLUSTER, 1, 1)
     wgmma_across(const __grid_constant__ TensorMap A, const __grid_constant__ TensorMap B, int m,
                  int n, int k, float alpha, float beta, float* C, long long ldc AND_EACH) {
     extern __shared__ char memory[];

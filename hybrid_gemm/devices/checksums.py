@@ -47,10 +47,6 @@ class Sums(NamedTuple):
         """With shares added up."""
         return Sums(*(x.sum(axis=0) for x in self)) if self.of.ndim == 3 else self
 
-    def rows(self, part: Span) -> Sums:
-        """Of these rows alone."""
-        return Sums(*(x[part.start : part.stop] for x in self))
-
 
 class Limits(NamedTuple):
     """How far sums of floating point may be from those they should be: alpha, beta; variances per
@@ -134,12 +130,7 @@ class Checksums(Protocol):
     def prepare(self, a: Array, b: Array, dtype: str, *, narrow: bool) -> None:
         """Compiles what the checks of a product of such operands in `dtype` need."""
 
-    def room(self, x: Array) -> Sums:
-        """Room for the sums of a matrix."""
-
-    def sums(
-        self, x: Array, stream: Stream, *, into: Sums | None = None, narrow: bool = False
-    ) -> Sums:
+    def sums(self, x: Array, stream: Stream, *, narrow: bool = False) -> Sums:
         """Of each row and group: rows x GROUPS."""
 
     def product(self, a: Array, b: Array, stream: Stream, *, narrow: bool = False) -> Sums:
@@ -195,10 +186,8 @@ class KernelChecksums:
 
         return beyond
 
-    def sums(
-        self, x: Array, stream: Stream, *, into: Sums | None = None, narrow: bool = False
-    ) -> Sums:
-        return self._sums(x, NUMBERS, is_exact(x.dtype), stream, into=into, narrow=narrow)
+    def sums(self, x: Array, stream: Stream, *, narrow: bool = False) -> Sums:
+        return self._sums(x, NUMBERS, is_exact(x.dtype), stream, narrow=narrow)
 
     def bits(self, x: Array, stream: Stream) -> np.ndarray:
         return self._fetched(self._sums(x, BITS, True, stream).of, stream)
@@ -213,19 +202,16 @@ class KernelChecksums:
         stream.synchronize()
         return host
 
-    def room(self, x: Array) -> Sums:
-        return self._pair(len(x), is_exact(x.dtype))
-
     def _sums(
         self, x: Array, read: int, exact: bool, stream: Stream, weights: Array | None = None, *,
-        into: Sums | None = None, narrow: bool = False,
+        narrow: bool = False, write: int = 8,
     ) -> Sums:  # fmt: skip
         (rows, cols), (order, ld) = x.shape, stored(x)
-        made, narrow = into or self._pair(rows, exact), narrow and x.dtype.name in _NARROW
+        made = Sums(*(self._room(rows, exact, write) for _ in "12"))
+        narrow = narrow and x.dtype.name in _NARROW
         if not rows:
             return made
         dtype = _OF_KERNELS.get(x.dtype.name, x.dtype.name)
-        write = made.of.dtype.itemsize
         function, variant = self._kernel("check_sums", read, dtype, order, narrow, WRITE=write)
         if weights is None:
             weights = self.weights.of(cols, exact, narrow=narrow)
@@ -239,10 +225,8 @@ class KernelChecksums:
             rows = self.sums(b, stream)
             one, other = (self._product(a, x, x, stream, narrow).of.sum(axis=0) for x in rows)
             return Sums(one, other)
-        into, narrow = None, narrow and b.dtype.name in _NARROW
-        if narrow:
-            into = Sums(*(self.device.empty(len(b), GROUPS, "float32") for _ in "12"))
-        rows = self.sums(b, stream, into=into, narrow=narrow)
+        write = 4 if narrow and b.dtype.name in _NARROW else 8
+        rows = self._sums(b, NUMBERS, False, stream, narrow=narrow, write=write)
         return self._product(a, *rows, stream, narrow)
 
     def _product(
@@ -259,11 +243,8 @@ class KernelChecksums:
         self.device.launch(function, launch, args, stream)
         return Sums(made.reshape(shares, rows, GROUPS), flat.reshape(shares, rows, 1))
 
-    def _pair(self, rows: int, exact: bool) -> Sums:
-        return Sums(self._room(rows, exact), self._room(rows, exact))
-
-    def _room(self, rows: int, exact: bool) -> Array:
-        return self.device.empty(rows, GROUPS, "uint64" if exact else "float64")
+    def _room(self, rows: int, exact: bool, size: int = 8) -> Array:
+        return self.device.empty(rows, GROUPS, "uint64" if exact else f"float{8 * size}")
 
     def _kernel(
         self, role: str, read: int, dtype: str, order: str, narrow: bool, **more: int
@@ -293,21 +274,13 @@ class HostChecksums:
     def judge(self, stream: Stream) -> None:
         return None
 
-    def room(self, x: np.ndarray) -> Sums:
-        shape, dtype = (len(x), GROUPS), np.uint64 if is_exact(x.dtype) else np.float64
-        return Sums(np.empty(shape, dtype), np.empty(shape, dtype))
-
-    def sums(
-        self, x: np.ndarray, stream: Stream, *, into: Sums | None = None, narrow: bool = False
-    ) -> Sums:
-        rows, cols = x.shape
-        made = into or self.room(x)
-        sums, squares = made
+    def sums(self, x: np.ndarray, stream: Stream, *, narrow: bool = False) -> Sums:
         if is_exact(x.dtype):
-            weights = self.weights.of(cols, exact=True)
-            sums[...], squares[...] = _exact(x, weights), _exact(x, weights >> np.uint64(32))
-            return made
+            weights = self.weights.of(x.shape[1], exact=True)
+            return Sums(_exact(x, weights), _exact(x, weights >> np.uint64(32)))
+        rows, cols = x.shape
         weights = self.weights.of(cols, exact=False)[:cols]
+        sums, squares = np.empty((rows, GROUPS)), np.empty((rows, GROUPS))
         step = max(1, CHUNK_BYTES // 8 // max(1, cols))
         with np.errstate(all="ignore"):
             for i in range(0, rows, step):
@@ -319,7 +292,7 @@ class HostChecksums:
                 for group in range(GROUPS):
                     own = slice(group * width(cols), (group + 1) * width(cols))
                     np.matmul(part[:, own], weights[own] ** 2, out=squares[i : i + step, group])
-        return made
+        return Sums(sums, squares)
 
     def product(
         self, a: np.ndarray, b: np.ndarray, stream: Stream, *, narrow: bool = False

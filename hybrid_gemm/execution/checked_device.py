@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays.strides import layout, stored
 from ..catalog import Variant
 from ..devices.base import Array, Device, Stream
 from ..devices.checksums import (
@@ -33,10 +32,7 @@ from ..devices.kernel_launcher import KernelLauncher
 from ..devices.roles import BoundProduct
 from ..devices.wrapped import WrappedDevice
 from ..errors import VerificationError
-from ..kernel_choice import tensor_cores
 from ..planning.hardware import DeviceSpec
-from ..planning.partition import Span
-from ..planning.plan import LINE_BYTES
 from ..problem import Problem
 from . import staging
 from .checks import (
@@ -104,34 +100,22 @@ class CheckedDevice(WrappedDevice):
     ) -> Callable[[Stream], None]:
         if not c.size:
             return lambda stream: None
-        scale = {"alpha": alpha, "beta": beta}
-        makes = [
-            (part, self.device.bound_gemm(variant, _of(a, part), b, _of(c, part), **scale))
-            for part in _parts(variant, a, b, c, self.processors)
-        ]
+        make = self.device.bound_gemm(variant, a, b, c, alpha=alpha, beta=beta)
         bounds = _bounds(variant, a, b, c, alpha, beta)
-        return _Checked(self, c, beta, makes, self._product(a, b, bounds), bounds).run
+        return _Checked(self, c, beta, make, self._product(a, b, bounds), bounds).run
 
     def bind(
         self, variant: Variant, a: Array, b: Array, c: Array, *, alpha: float, beta: float
     ) -> BoundProduct | None:
         """As `Products.bind`."""
-        makes: list[tuple[Span, BoundProduct]] = []
-        for part in _parts(variant, a, b, c, self.processors):
-            make = self.device.bind(
-                variant, _of(a, part), b, _of(c, part), alpha=alpha, beta=beta
-            )  # fmt: skip
-            if make is None:
-                return None
-            makes.append((part, make))
+        make = self.device.bind(variant, a, b, c, alpha=alpha, beta=beta)
+        if make is None:
+            return None
         bounds = _bounds(variant, a, b, c, alpha, beta)
 
         def call(a: Array, b: Array, c: Array, stream: Stream) -> None:
-            given = [
-                (part, functools.partial(make, _of(a, part), b, _of(c, part)))
-                for part, make in makes
-            ]
-            _Checked(self, c, beta, given, self._product(a, b, bounds), bounds).run(stream)
+            product = functools.partial(make, a, b, c)
+            _Checked(self, c, beta, product, self._product(a, b, bounds), bounds).run(stream)
 
         return call
 
@@ -163,7 +147,7 @@ class CheckedDevice(WrappedDevice):
         else:  # alpha and beta may be Inf or NaN
             problem = Problem(m, n, len(partials), name, alpha, beta)
             bounds = FloatBounds(problem, out.dtype, len(partials))
-        return _Checked(self, out, beta, [(Span(0, m), make)], total, bounds, "sum").run
+        return _Checked(self, out, beta, make, total, bounds, "sum").run
 
     # --- copies -----------------------------------------------------------------------------
 
@@ -249,25 +233,6 @@ class CheckedDevice(WrappedDevice):
             return sums.lines(x, its)
 
 
-def _parts(variant: Variant, a: Array, b: Array, c: Array, processors: int) -> list[Span]:
-    """The rows of C that are multiplied one after the other: those that are there are summed up
-    while the others are made."""
-    m, first = len(c), 0
-    kernel = variant.kernel
-    if kernel.persistent and kernel.role == "tensor" and variant.params["TERMS"] == 1:
-        orders = "".join((layout(x) or "n")[0] for x in (a, b))
-        wide = a.dtype.itemsize == 4
-        pitches = [stored(x)[1] * x.dtype.itemsize % LINE_BYTES for x in (a, b)]
-        if not any(pitches) and not (wide and orders == "tn"):  # operands are read as they lie
-            turned = wide and orders == "nn"
-            first = tensor_cores.in_two(variant, m, c.shape[1], processors, turned=turned)
-    return [Span(0, first), Span(first, m)] if first else [Span(0, m)]
-
-
-def _of(x: Array, rows: Span) -> Array:
-    return x if len(rows) == len(x) else x[rows.start : rows.stop]
-
-
 def _bounds(
     variant: Variant, a: Array, b: Array, c: Array, alpha: float, beta: float
 ) -> FloatBounds | IntegerBounds:
@@ -301,17 +266,15 @@ def _on_host(x: Array) -> np.ndarray:
 
 
 class _Checked:
-    """One product or sum into `c`: `makes` make parts of its rows, and `product` what its sums
-    should be."""
+    """One product or sum into `c`: `make` makes it, and `product` what its sums should be."""
 
     def __init__(
-        self, device: CheckedDevice, c: Array, beta: float,
-        makes: Sequence[tuple[Span, Callable[[Stream], None]]],
+        self, device: CheckedDevice, c: Array, beta: float, make: Callable[[Stream], None],
         product: Callable[[Stream], Sums], bounds: FloatBounds | IntegerBounds,
         what: str = "product",
     ) -> None:  # fmt: skip
         self.device, self.what, self.c, self.beta = device, what, c, beta
-        self.makes, self.product, self.bounds = makes, product, bounds
+        self.make, self.product, self.bounds = make, product, bounds
 
     def run(self, stream: Stream) -> None:
         """Returns when C is right. Raises `VerificationError` if it is wrong again."""
@@ -349,33 +312,25 @@ class _Checked:
         raise VerificationError(f"{self._fault(found)}, again when it was made again")
 
     def _attempt(self, stream: Stream) -> tuple[Expected, Sums]:
-        """Makes C, and the sums. Those of A and B, and of the rows of C that are there, are made on
-        a stream of their own: on a GPU they run beside the product, as far as it leaves room."""
+        """Makes C, and the sums. Those of A and B are made on a stream of their own: on a GPU they
+        run where the product's last blocks leave multiprocessors idle."""
         raw, sums, narrow = self.device.device, self.device.sums, self.bounds.narrow
         before = sums.sums(self.c, stream, narrow=narrow) if self.beta != 0 else None
-        ready, made = stream.record(), []
-        for rows, make in self.makes:  # first: their blocks start before those of the checks
-            make(stream)
-            made.append((rows, stream.record()))
+        ready = stream.record()
+        self.make(stream)  # first: its blocks are started before those of the checks
         with raw.streams(1) as (beside,), np.errstate(all="ignore"):
             beside.wait(ready)
             with raw.using(beside):
-                # Before what passes leave behind on this stream, which others would write over.
-                got = sums.room(self.c)
-                self.beyond = sums.judge(beside) if isinstance(self.bounds, FloatBounds) else None
+                self.judge = sums.judge(beside) if isinstance(self.bounds, FloatBounds) else None
                 expected = Expected(self.product(beside), before)
-                for rows, done in made[:-1]:
-                    beside.wait(done)
-                    sums.sums(_of(self.c, rows), beside, into=got.rows(rows), narrow=narrow)
-            rows, _done = made[-1]
-            sums.sums(_of(self.c, rows), stream, into=got.rows(rows), narrow=narrow)
+            got = sums.sums(self.c, stream, narrow=narrow)
             stream.wait(beside.record())
         return expected, got
 
     def suspicious(self, expected: Expected, got: Sums, stream: Stream) -> bool:
         """Whether a sum is beyond its bound. Waits for the sums."""
-        if self.beyond and isinstance(self.bounds, FloatBounds):
-            return self.beyond(self.bounds.limits, *expected, got, stream)
+        if self.judge and isinstance(self.bounds, FloatBounds):
+            return self.judge(self.bounds.limits, *expected, got, stream)
         with np.errstate(all="ignore"):
             return bool(self.bounds.judge(expected, got).bad.any())
 

@@ -28,7 +28,6 @@ class Facts(Protocol):
 
     kind: str  # cuda, cpu or emulator, as kernels' headers name it in `runs_on`
     processors: int  # multiprocessors
-    checks: bool  # whether it checks what it multiplies
 
     def machine(self, dtype: str) -> Machine | None:
         """The GPU, for tables of measured times; None where there are none."""
@@ -67,9 +66,8 @@ def choose(
     if arithmetic.takes(problem):
         if machine:
             found = on_gpu.on_tensor_cores(
-                machine, largest, layout, own=own, ask=facts.library_launch,
-                checked=facts.checks,
-            )  # fmt: skip
+                machine, largest, layout, own=own, ask=facts.library_launch
+            )
             if found:
                 return found
         why = "asked for" if chosen else "the one for tensor cores here"

@@ -360,17 +360,12 @@ class Choice:
 @functools.lru_cache(maxsize=4096)
 def fastest(
     machine: Machine, mode: str, sides: Sides, layout: str, *, own: bool,
-    launched: Launched | None = None, behind_us: float = 0.0,
+    launched: Launched | None = None,
 ) -> Choice | None:  # fmt: skip
     """What to run for a shape; None without a model of such a GPU. `own` leaves libraries out;
-    `launched` is what the library would launch, if that is known; `behind_us` what a library's
-    product takes besides, and ours does not."""
+    `launched` is what the library would launch, if that is known."""
     known = model(machine, mode)
-    if known is None:
-        return None
-    return chosen(
-        known, sides, layout, machine, own=own, launched=launched, behind_us=behind_us
-    )  # fmt: skip
+    return chosen(known, sides, layout, machine, own=own, launched=launched) if known else None
 
 
 @functools.lru_cache(maxsize=256)
@@ -383,16 +378,13 @@ def best_tflops(machine: Machine, mode: str) -> float | None:
 
 def chosen(
     known: Model, sides: Sides, layout: str, machine: Machine, *, own: bool,
-    launched: Launched | None = None, behind_us: float = 0.0,
+    launched: Launched | None = None,
 ) -> Choice:  # fmt: skip
     """As `fastest`, by this model."""
     times = known.times_us(sides, layout, machine, launched)
-    if behind_us:
-        times = {v: us + (behind_us if v.kernel.library else 0.0) for v, us in times.items()}
     error = known.error(sides, layout, launched)
     can_ask = launched is None and bool(known.library_data)
-    lead = 0.0 if behind_us else known.lead(sides)  # no library's product is as fast then
-    return pick(times, error, own=own, can_ask=can_ask, lead=lead, lent=known.lent)
+    return pick(times, error, own=own, can_ask=can_ask, lead=known.lead(sides), lent=known.lent)
 
 
 def lead_of(mode: str, sides: Sides) -> float:

@@ -19,9 +19,6 @@ from .library_kernels import Launched
 from .tables import Machine
 from .time_model import candidates, listed, predict_us, runs
 
-# Bytes of operands that checks sum up in a microsecond: docs/results/checked_passes_h200.json.
-CHECKED_BYTES_A_US = 1.5e6
-
 # What a library would launch for a problem of operands in a layout, if that can be told.
 Ask = Callable[[Problem, str], Launched | None]
 
@@ -82,18 +79,15 @@ def own_on_tensor_cores(machine: Machine, problem: Problem, layout: str) -> Choi
 
 
 def on_tensor_cores(
-    machine: Machine, problem: Problem, layout: str, *, own: bool, ask: Ask = never,
-    checked: bool = False,
-) -> tuple[Variant, str] | None:  # fmt: skip
+    machine: Machine, problem: Problem, layout: str, *, own: bool, ask: Ask = never
+) -> tuple[Variant, str] | None:
     """As `strict`, for a problem that goes to tensor cores; None without a model of such a GPU.
 
     fp32x3 and TF32 are multiplied in strict fp32, which is as accurate or more, where that should
-    be faster. `checked`: operands are summed up as well, which goes on beside our kernels, and
-    after a library's, which leave no room for that.
+    be faster.
     """
     mode = mode_of(problem)
-    behind = checking_us(problem) if checked else 0.0
-    choice = _fitted(machine, mode, problem, layout, own or mode == "fp32x3", ask, behind)
+    choice = _fitted(machine, mode, problem, layout, own or mode == "fp32x3", ask)
     if choice is None:
         return None
     if mode in ("fp32x3", "tf32"):
@@ -101,12 +95,6 @@ def on_tensor_cores(
         if plain and fitted.strict_is_faster(mode, plain, choice):
             return plain.variant, f"strict fp32 {plain.why}; {mode} {choice.why}"
     return choice.variant, choice.why
-
-
-def checking_us(problem: Problem) -> float:
-    """About how long it takes to sum up operands for a check, in microseconds."""
-    elements = (problem.m + problem.n) * problem.k
-    return elements * problem.operand_size / CHECKED_BYTES_A_US
 
 
 def mode_of(problem: Problem) -> str:
@@ -117,17 +105,16 @@ def mode_of(problem: Problem) -> str:
 
 
 def _fitted(
-    machine: Machine, mode: str, problem: Problem, layout: str, own: bool, ask: Ask = never,
-    behind_us: float = 0.0,
-) -> Choice | None:  # fmt: skip
+    machine: Machine, mode: str, problem: Problem, layout: str, own: bool, ask: Ask = never
+) -> Choice | None:
     if mode not in fitted.OPERANDS:
         return None
     case = machine, mode, (problem.m, problem.n, problem.k), layout
-    choice = fitted.fastest(*case, own=own, behind_us=behind_us)
+    choice = fitted.fastest(*case, own=own)
     # A library in TF32 is compared with strict fp32 too.
     sure = choice and not (choice.doubtful or (mode == "tf32" and choice.variant.kernel.library))
     if choice and not sure and (launched := ask(problem, layout)):
-        choice = fitted.fastest(*case, own=own, launched=launched, behind_us=behind_us)
+        choice = fitted.fastest(*case, own=own, launched=launched)
     return choice
 
 

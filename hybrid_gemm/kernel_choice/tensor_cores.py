@@ -25,7 +25,6 @@ _LAUNCH_US, _CLUSTER_US, _TILE_US = 2.0, 2.5, 0.8
 # Not measured: what adding shares costs besides, and bytes a microsecond of their sums, which are
 # written and read once.
 _SUM_US, _SUM_RATE = 2.0, 3e6
-_LEAST_ROUNDS = 4  # of tiles, in which it pays to multiply C in two parts
 _MOST_ROUNDS = 8  # of shares that are looked at; with more, whole tiles fill the rounds well
 
 
@@ -60,28 +59,6 @@ def cut(variant: Variant, m: int, n: int, k: int, dtype: str, processors: int) -
     """The cut that is expected to be fastest on so many multiprocessors, of at most as many shares
     as the variant's SHARES. C is m x n; `dtype` is what operands hold."""
     return _best(variant, m, n, k, dtype, processors)[1]
-
-
-def in_two(variant: Variant, m: int, n: int, processors: int, *, turned: bool) -> int:
-    """Rows of C that may be multiplied first, and the others after them, in no more rounds of tiles
-    than all at once: about three quarters; 0 where there is no such number, or products are small.
-    `turned`: the kernel makes C^T."""
-    rows, cols = variant.tile
-    rows *= variant.cluster
-    if turned:
-        rows, cols = cols, rows
-    at_once = slots(variant, processors)
-
-    def rounds(high: int) -> int:
-        return math.ceil(math.ceil(high / rows) * math.ceil(n / cols) / at_once)
-
-    if variant.most_shares > 1 or rounds(m) < _LEAST_ROUNDS:
-        return 0
-    strips = math.ceil(m / rows)
-    for first in sorted(range(strips // 2, strips), key=lambda x: abs(4 * x - 3 * strips)):
-        if first and rounds(first * rows) + rounds(m - first * rows) == rounds(m):
-            return first * rows
-    return 0
 
 
 def slots(variant: Variant, processors: int) -> int:
