@@ -41,9 +41,8 @@ def compared(data: dict, *, by_run: bool = False) -> list[dict]:
         problem = Problem(*[row["size"]] * 3, compute=compute, **kinds)
         pinned, most = row["memory"] == "pinned", len(specs)
         chosen = make_plan(problem, specs, link_rates.counts(most), page_locked=pinned)
-        plan = chosen
-        if row["gpus"]:
-            plan = make_plan(problem, specs[: row["gpus"]], row["gpus"], page_locked=pinned)
+        count = row["gpus"] or row["workers"]  # as many as were chosen then
+        plan = make_plan(problem, specs[:count], count, page_locked=pinned)
         measured = row["time_ms"]
         if by_run and not cost_model.is_hosted(plan):
             measured = row["run_ms"] + cost_model.CALL_MS[row["memory"]]

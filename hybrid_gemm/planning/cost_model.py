@@ -20,23 +20,24 @@ PIECES = 8
 # How many times as fast as strict ones of the dtype products on tensor cores are, where their
 # rates are not known: 8192 on an H200, docs/tensor-cores.md.
 QUICKER = {"fp32x3": 3.9, "tf32": 7.0, "fp64x": 1.5, "narrow": 13.9}
-# What a call takes besides the run's clock, a run before its first byte is on its way and after its
-# last one came, and one thread to start a panel of one worker, by where the arrays lie. What each
-# further GPU adds to that, and a strip's sum.
+# Of calls that come again, by where the arrays lie: what a call takes besides the run's clock
+# (measured when such calls were made cheap), a run before its first byte is on its way and after
+# the last one left its GPU, and a panel of one worker to start; what each further GPU adds to that,
+# and a strip's sum. From runs of docs/results/host2_before_h100.json: docs/notes/several-gpus.md.
 CALL_MS = {"pinned": 0.14, "pageable": 0.5}
-FIRST_MS = {"pinned": 0.3, "pageable": 0.8}
-LAST_MS = {"pinned": 0.0, "pageable": 0.5}
+FIRST_MS = {"pinned": 0.3, "pageable": 0.9}
+LAST_MS = {"pinned": 0.05, "pageable": 0.6}
 START_PANEL_MS = {"pinned": 0.15, "pageable": 0.25}
 START_MORE_MS = {"pinned": 0.01, "pageable": 0.025}
 START_SUM_MS = 0.06
 SHARE_OF_RATE = 0.95  # of the best rate known, that products of panels reach
 PRODUCT_MS = 0.012  # what passes between two products
-# Of a link's rate alone, beside copies the other way: what copies reach, those in runs of less than
-# so many bytes that lie further apart, and what goes through slots.
+# Of a link's rate alone: what copies reach, and those in runs of less than so many bytes that lie
+# further apart.
 STRAIGHT_SHARE, SHORT_SHARE, SHORT_BYTES = 0.93, 0.62, 32 << 10
-STAGED_SHARE = 0.65
-# Threads that copy through slots, at least, and what they reach of their rate in all.
-COPYING_THREADS, COPYING_SHARE = 16, 0.9
+# Where copies through slots were not measured: what they reach of a link's rate, and of that of so
+# many threads within host memory.
+STAGED_SHARE, COPYING_SHARE, COPYING_THREADS = 0.65, 0.9, 16
 SPLIT_BYTES = 3  # bytes that splitting moves in a GPU's memory, for each byte of an operand
 HOSTED_BYTES = 32 << 20  # of A, B and C: one GPU takes small host arrays whole, without a plan
 HOSTED_MS = 0.12
@@ -98,7 +99,8 @@ def bound(plan: Plan) -> dict[str, float]:
 
     `compute`: 2mnk at the best rate known on every GPU. Unless it is resident, `h2d` and `d2h`:
     A, B (C with beta) in and C out once, over all links; and `staging`: the same bytes copied on
-    the host, where arrays are not page-locked; these where the links were measured. Empty where the
+    the host, where arrays are not page-locked, at the highest rate that copies there or through
+    slots reached; these where the links were measured. Empty where the
     devices' best rate in this arithmetic is not known.
     """
     p = plan.problem
