@@ -28,9 +28,9 @@ def gpus(count, **changes):
 def pace(**changes):
     """A GB takes a second over a link, a product 10 ms; nothing else takes time."""
     plain = Pace(
-        up=lambda *run: 1.0, down=lambda *run: 1.0, peer=1.0, start=0.0, start_sum=0.0, first=0.0,
-        product=lambda unit, panel, box: 10.0, split=lambda unit, size: 0.0,
-        add=lambda unit, size: 0.0,
+        up=lambda *run: 1.0, down=lambda *run: 1.0, beside=1.0, peer=1.0, start=0.0,
+        start_sum=0.0, first=0.0, product=lambda unit, panel, box: 10.0,
+        split=lambda unit, size: 0.0, add=lambda unit, size: 0.0,
     )  # fmt: skip
     return dataclasses.replace(plain, **changes)
 
@@ -44,6 +44,39 @@ def test_one_product_is_copied_multiplied_and_copied_back():
     assert finished_ms(plan, pace()) == pytest.approx(2 * MS + 10 + MS)
     assert finished_ms(plan, pace(first=5.0)) == pytest.approx(5 + 2 * MS + 10 + MS)
     assert finished_ms(plan, pace(start=100.0)) == pytest.approx(100 + 10 + MS)
+
+
+def test_a_download_has_what_uploads_leave_it(monkeypatch):
+    monkeypatch.setattr(on_grid, "PART_BYTES", 1000)
+    monkeypatch.setattr(on_grid, "PART_SIDE", {"A": 256, "B": 512})
+    plan = make_plan(Problem(1024, 1024, 1024), gpus(1), 1)
+    quick = pace(product=lambda unit, panel, box: 0.0)
+    meanwhile, some, none = (
+        finished_ms(plan, dataclasses.replace(quick, beside=x)) for x in (1.0, 0.2, 0.0)
+    )
+    assert 2 * MS < meanwhile < some < none == pytest.approx(3 * MS)
+
+
+def test_through_slots_plans_take_as_long_as_was_measured():
+    slow = dataclasses.replace(
+        LINKS, staged_h2d=((1, 30.0), (2, 40.0)), staged_d2h=((1, 30.0), (2, 40.0)),
+        staged_both=((1, 35.0), (2, 45.0)),
+    )  # fmt: skip
+    for count in (1, 2):
+        plan, derived = (
+            make_plan(Problem(16384, 16384, 16384, compute="tf32"), gpus(count, links=x), count)
+            for x in (slow, LINKS)
+        )
+        moved = 4 * 16384**2 * 3 / 1e6 / dict(slow.staged_both)[count]
+        assert cost_model.phases(plan)["staging"] == pytest.approx(moved)
+        assert max(moved, 1.1 * derived.predicted_ms) < plan.predicted_ms < 1.2 * moved
+        locked = make_plan(plan.problem, gpus(count, links=slow), count, page_locked=True)
+        assert locked.predicted_ms < derived.predicted_ms  # which goes through none
+        # The bound is what no plan can beat: the largest of all rates of copying.
+        assert cost_model.bound(plan)["staging"] == cost_model.bound(derived)["staging"]
+    quick = dataclasses.replace(slow, staged_both=((1, 100.0),))
+    plan = make_plan(plan.problem, gpus(1, links=quick), 1)
+    assert cost_model.bound(plan)["staging"] == pytest.approx(3 * 4 * 16384**2 / 100e6)
 
 
 def test_a_shared_operand_comes_once_and_is_relayed():

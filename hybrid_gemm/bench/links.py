@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import datetime
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 
 from ..arrays.strides import Array
-from ..devices.base import Stream
+from ..devices.base import Device, Stream
+from ..execution import staging
+from ..execution.transfers import Later, Transfer
 from ..planning.link_rates import counts
 
-ROWS, ROW_BYTES = 128, 1 << 20  # of a buffer; each GPU has one for each direction
-PIECE_ROWS = 4  # rows that a host thread copies at once
+ROWS, ROW_BYTES = 2048, 64 << 10  # of a buffer; each GPU has one for each direction
+PIECE_ROWS = 64  # rows that a host thread copies at once
+PARTS = 8  # of a buffer that goes through slots: of rows, and of columns, as plans have them
 REPEATS, SAMPLES = 4, 3
 
 
@@ -59,6 +63,8 @@ def measure(
             row(link, "pinned", count, bench.host(link, "pinned", count))
         for link in ("h2d", "d2h"):
             row(link, "pageable", count, bench.host(link, "pageable", count))
+        for link in ("h2d", "d2h", "both"):
+            row(link, "staged", count, bench.staged(link, count))
     ordinals = [device.ordinal for device in devices]
     for i, j in [(i, j) for i in range(len(devices)) for j in range(len(devices)) if i != j]:
         names = {"from": ordinals[i], "to": ordinals[j]}
@@ -86,6 +92,7 @@ class Links:
                 array[...] = 1
         self.there = [(d.empty(*shape, "float32"), d.empty(*shape, "float32")) for d in devices]
         self.streams = [(d.stream(), d.stream()) for d in devices]
+        self.staging = [staging.Link(cast(Device, d)) for d in devices]
 
     def host(self, link: str, memory: str, count: int) -> float:
         """GB/s of copies from the host ("h2d"), to it ("d2h") or both ways at once ("both"), of
@@ -104,6 +111,37 @@ class Links:
             return self._gbps(lambda: [*map(one, range(count))], copied)
         with ThreadPoolExecutor(count) as pool:
             return self._gbps(lambda: list(pool.map(one, range(count))), copied)
+
+    def staged(self, link: str, count: int) -> float:
+        """As `host`, of copies between ordinary memory and devices as plans make them: through
+        page-locked slots, one part after the other, every other time parts of columns."""
+        every = slice(None)
+        rows = [(part, every) for part in _cut(ROWS)]
+        cols = [(every, part) for part in _cut(ROW_BYTES // 4)]
+        parts = [where for i in range(REPEATS) for where in (cols if i % 2 else rows)]
+
+        def work() -> None:
+            transfers = []
+            for where in parts:
+                for i in range(count):
+                    transfers += self._through_slots(i, where, link)
+            for transfer in transfers:
+                transfer.done.result()
+            for used in self.staging[:count]:
+                used.up.stream.synchronize()
+
+        return self._gbps(work, REPEATS * count * (2 if link == "both" else 1))
+
+    def _through_slots(self, i: int, where: tuple[slice, slice], link: str) -> list[Transfer]:
+        """A part's copies on their way to device `i` and from it."""
+        host, there, begun = self.pageable[i], self.there[i], []
+        if link != "d2h":
+            begun.append(Transfer(Later(), ctypes.c_int()))
+            self.staging[i].upload(there[0][where], host[0][where], begun[-1])
+        if link != "h2d":
+            begun.append(Transfer(Later(), ctypes.c_int()))
+            self.staging[i].download(host[1][where], there[1][where], begun[-1], None)
+        return begun
 
     def peers(self, pairs: Sequence[tuple[int, int]]) -> float:
         """GB/s of copies from device to device, each on the stream of its first."""
@@ -147,6 +185,11 @@ class Links:
                     stream.synchronize()
             taken.append(time.perf_counter() - started)
         return buffers * ROWS * ROW_BYTES / statistics.median(taken[1:]) / 1e9
+
+
+def _cut(side: int) -> list[slice]:
+    """A side in `PARTS`."""
+    return [slice(i * side // PARTS, (i + 1) * side // PARTS) for i in range(PARTS)]
 
 
 def _copy_all(slot_and_pieces: tuple[np.ndarray, Sequence[np.ndarray]]) -> None:

@@ -121,7 +121,7 @@ def host_links(
     note(f"timing copies between this host and {len(opened)} GPUs")
     threads = [x for x in link_rates.counts(cores()) if x <= MOST_COPYING]
     total = (
-        6 * len(link_rates.counts(len(opened))) - 1 + len(opened) * (len(opened) - 1) + len(threads)
+        9 * len(link_rates.counts(len(opened))) - 1 + len(opened) * (len(opened) - 1) + len(threads)
     )
     data = {
         "host": platform.node(), "gpus": [d.describe() for d in opened], "cores": cores(),
@@ -160,6 +160,13 @@ def print_links(data: Mapping[str, Any]) -> None:
          "to host", "each to the next"],
         [[n, *(gbps(link, memory, at_once=n) for link, memory in kinds)] for n in counts],
         title=f"GB/s in all, {data['gpus'][0].split(' ', 1)[1]}",
+    )  # fmt: skip
+    console.line("")
+    console.table(
+        ["GPUs together", "to device", "to host", "both ways"],
+        [[n, *(gbps(link, "staged", at_once=n) for link in ("h2d", "d2h", "both"))]
+         for n in counts],
+        title="GB/s in all, ordinary arrays through page-locked slots",
     )  # fmt: skip
     ends = sorted({r["from"] for r in data["rows"] if r["link"] == "peer"})
     if ends:

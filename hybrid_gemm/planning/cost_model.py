@@ -20,23 +20,24 @@ PIECES = 8
 # How many times as fast as strict ones of the dtype products on tensor cores are, where their
 # rates are not known: 8192 on an H200, docs/tensor-cores.md.
 QUICKER = {"fp32x3": 3.9, "tf32": 7.0, "fp64x": 1.5, "narrow": 13.9}
-# What a call takes besides its clock, a run before its first byte is on its way, and one thread to
-# start a panel of one worker, by where the arrays lie: docs/results/host2_before_h200.json and
-# parts1_h200.json. What each further GPU adds to that, beside whose copies Python is slower, and a
-# strip's sum: docs/results/starting8_h200.json.
-CALL_MS, WORKER_MS = 0.1, 0.4
-FIRST_MS = {"pinned": 0.15, "pageable": 1.2}
-START_PANEL_MS = {"pinned": 0.3, "pageable": 0.5}
-START_MORE_MS = {"pinned": 0.02, "pageable": 0.05}
-START_SUM_MS = 0.12
+# Of calls that come again, by where the arrays lie: what a call takes besides the run's clock
+# (measured when such calls were made cheap), a run before its first byte is on its way and after
+# the last one left its GPU, and a panel of one worker to start; what each further GPU adds to that,
+# and a strip's sum. From runs of docs/results/host2_before_h100.json: docs/notes/several-gpus.md.
+CALL_MS = {"pinned": 0.14, "pageable": 0.5}
+FIRST_MS = {"pinned": 0.3, "pageable": 0.9}
+LAST_MS = {"pinned": 0.05, "pageable": 0.6}
+START_PANEL_MS = {"pinned": 0.15, "pageable": 0.25}
+START_MORE_MS = {"pinned": 0.01, "pageable": 0.025}
+START_SUM_MS = 0.06
 SHARE_OF_RATE = 0.95  # of the best rate known, that products of panels reach
 PRODUCT_MS = 0.012  # what passes between two products
-# Of a link's rate alone, beside copies the other way: what copies reach, those in runs of less than
-# so many bytes that lie further apart, and what goes through slots.
+# Of a link's rate alone: what copies reach, and those in runs of less than so many bytes that lie
+# further apart.
 STRAIGHT_SHARE, SHORT_SHARE, SHORT_BYTES = 0.93, 0.62, 32 << 10
-STAGED_SHARE = 0.65
-# Threads that copy through slots, at least, and what they reach of their rate in all.
-COPYING_THREADS, COPYING_SHARE = 16, 0.9
+# Where copies through slots were not measured: what they reach of a link's rate, and of that of so
+# many threads within host memory.
+STAGED_SHARE, COPYING_SHARE, COPYING_THREADS = 0.65, 0.9, 16
 SPLIT_BYTES = 3  # bytes that splitting moves in a GPU's memory, for each byte of an operand
 HOSTED_BYTES = 32 << 20  # of A, B and C: one GPU takes small host arrays whole, without a plan
 HOSTED_MS = 0.12
@@ -98,7 +99,8 @@ def bound(plan: Plan) -> dict[str, float]:
 
     `compute`: 2mnk at the best rate known on every GPU. Unless it is resident, `h2d` and `d2h`:
     A, B (C with beta) in and C out once, over all links; and `staging`: the same bytes copied on
-    the host, where arrays are not page-locked; these where the links were measured. Empty where the
+    the host, where arrays are not page-locked, at the highest rate that copies there or through
+    slots reached; these where the links were measured. Empty where the
     devices' best rate in this arithmetic is not known.
     """
     p = plan.problem
@@ -115,8 +117,9 @@ def bound(plan: Plan) -> dict[str, float]:
     outward = p.m * p.n * of_c
     terms["h2d"] = _ms(inward, rate(found.h2d, len(best)))
     terms["d2h"] = _ms(outward, rate(found.d2h, len(best)))
-    if not plan.page_locked:
-        terms["staging"] = _ms(inward + outward, found.memcpy_gbps)
+    if not plan.page_locked:  # by what is fastest of all that was measured
+        copying = (*found.memcpy, *found.staged_h2d, *found.staged_d2h, *found.staged_both)
+        terms["staging"] = _ms(inward + outward, max(gbps for _count, gbps in copying))
     return terms
 
 
@@ -167,8 +170,8 @@ def phases(plan: Plan) -> dict[str, float]:
             _ms(inward + outward, rate(found.both, count)),
         )  # fmt: skip
         if not plan.page_locked:
-            copied = COPYING_SHARE * rate(found.memcpy, COPYING_THREADS)
-            terms["staging"] = _ms(inward + outward, copied)
+            up, down, both = _staged(found, count)
+            terms["staging"] = max(_ms(inward, up), _ms(outward, down), _ms(inward + outward, both))
     if plan.devices[0].on_gpu and not plan.resident:
         terms["start"] = _start_ms(plan)
     return terms
@@ -196,11 +199,19 @@ def predict_ms(plan: Plan) -> float:
         return sum(terms.values())
     if plan.resident or plan.turns_in_memory or not plan.devices[0].on_gpu:
         return _overlapped(terms.values())
-    moved, used = plan.bytes_h2d + plan.bytes_d2h, len(plan.workers)
-    if used == 1 and moved <= HOSTED_BYTES and mode(plan.problem) != "narrow":
+    if is_hosted(plan):
         return HOSTED_MS + terms["multiply"] + _whole_ms(plan, found)
-    setting_up = CALL_MS + WORKER_MS * used
-    return setting_up + max(*terms.values(), finished_ms(plan, _pace(plan, found)))
+    memory = _memory(plan)
+    return (
+        CALL_MS[memory]
+        + LAST_MS[memory]
+        + max(*terms.values(), finished_ms(plan, _pace(plan, found)))
+    )
+
+
+def is_hosted(plan: Plan) -> bool:
+    """Whether one GPU takes a plan's small host arrays whole."""
+    return len(plan.workers) == 1 and plan.bytes_h2d + plan.bytes_d2h <= HOSTED_BYTES
 
 
 def _overlapped(terms: Collection[float]) -> float:
@@ -248,22 +259,36 @@ def _whole_ms(plan: Plan, found: Links) -> float:
     return _ms(plan.bytes_h2d, up) + _ms(plan.bytes_d2h, down)
 
 
+def _staged(found: Links, count: int) -> tuple[float, float, float]:
+    """GB/s that `count` GPUs reach in all through slots: up, down, and both ways at once."""
+    if found.staged_h2d and found.staged_d2h and found.staged_both:
+        up, down = rate(found.staged_h2d, count), rate(found.staged_d2h, count)
+        return up, down, rate(found.staged_both, count)
+    copied = COPYING_SHARE * rate(found.memcpy, COPYING_THREADS)
+    up, down = (min(STAGED_SHARE * rate(x, count), copied) for x in (found.h2d, found.d2h))
+    return up, down, copied
+
+
 def _pace(plan: Plan, found: Links) -> Pace:
     """How fast each GPU works while all do."""
     count = _count(plan)
     specs = {spec.unit: spec for spec in plan.devices}
 
-    def link(rates: Rates) -> Callable[[int, int], float]:
-        alone = each(rates, count)
+    def link(alone: float) -> Callable[[int, int], float]:
         if not plan.page_locked:
-            copied = COPYING_SHARE * rate(found.memcpy, COPYING_THREADS)
-            staged = min(STAGED_SHARE * alone, copied / count)
-            return lambda run, apart: staged
+            return lambda run, apart: alone
 
         def straight(run: int, apart: int) -> float:
             return alone * (SHORT_SHARE if run < SHORT_BYTES < apart else STRAIGHT_SHARE)
 
         return straight
+
+    if plan.page_locked:  # copies both ways share their links alike
+        up, down, both = (each(x, count) for x in (found.h2d, found.d2h, found.both))
+        beside = min(1.0, both / (up + down))
+    else:  # threads copy what was asked for first, so downloads have what uploads leave
+        up, down, both = (x / count for x in _staged(found, count))
+        beside = min(1.0, max(0.0, both - up) / down)
 
     def product(unit: int, panel: Panel, box: Box) -> float:
         sides = len(panel.rows), len(panel.cols), len(box.ks)
@@ -276,7 +301,7 @@ def _pace(plan: Plan, found: Links) -> Pace:
         return _ms(size, specs[unit].memory_gbps)
 
     return Pace(
-        link(found.h2d), link(found.d2h), each(found.peers, count),
+        link(up), link(down), beside, each(found.peers, count),
         _start_panel_ms(plan), START_SUM_MS, FIRST_MS[_memory(plan)], product, split, add,
     )  # fmt: skip
 

@@ -14,7 +14,9 @@ class Links:
     at it together and what they reach in all. `peers` is a ring, each GPU sending to the next.
 
     `ordinary` are the rates of one GPU's copies from and to ordinary host memory by the driver
-    alone, where they were measured. `measured` says when, and is empty for assumptions.
+    alone, `staged_h2d`, `staged_d2h` and `staged_both` those of all GPUs' copies between ordinary
+    memory and GPUs through page-locked slots, where they were measured. `measured` says when, and
+    is empty for assumptions.
     """
 
     h2d: Rates
@@ -24,6 +26,9 @@ class Links:
     memcpy: Rates
     measured: str = ""
     ordinary: tuple[float, float] | None = None
+    staged_h2d: Rates = ()
+    staged_d2h: Rates = ()
+    staged_both: Rates = ()
 
     @property
     def memcpy_gbps(self) -> float:

@@ -90,6 +90,7 @@ def from_data(data: dict[str, Any]) -> Links:
     return Links(
         rates("h2d"), rates("d2h"), rates("both"), rates("ring", "device") or ((1, math.inf),),
         rates("memcpy"), data["measured"], (one[0], one[1]) if one[0] and one[1] else None,
+        *(rates(link, "staged") for link in ("h2d", "d2h", "both")),
     )  # fmt: skip
 
 

@@ -20,7 +20,9 @@ class Pace:
     """How fast each GPU works while all do.
 
     `up(run, apart)` and `down` are the rates of its link to the host for copies in runs of so many
-    bytes that begin so many apart, `peer` that of its links to other GPUs. `start` and `start_sum`
+    bytes that begin so many apart; `beside` is the share of its rate that a download has while
+    uploads go on, which were all asked for before it. `peer` is the rate of its links to other
+    GPUs. `start` and `start_sum`
     are what the thread that starts everything takes for a product and for a sum of a strip, `first`
     what passes before the first byte is on its way. `product(unit, panel, box)`,
     `split(unit, bytes)` and `add(unit, bytes)` are ms of a product, of splitting operands that
@@ -29,6 +31,7 @@ class Pace:
 
     up: Callable[[int, int], float]
     down: Callable[[int, int], float]
+    beside: float
     peer: float
     start: float
     start_sum: float
@@ -63,6 +66,7 @@ class _Pipeline:
             self.ends[block] = [x.start for x in block.parts], [x.stop for x in block.parts]
             for worker in block.workers:
                 self.blocks[worker, block.turn].append(block)
+        self.uploaded = self._uploaded()
 
     def run(self) -> float:
         """When the last download is over."""
@@ -78,6 +82,22 @@ class _Pipeline:
                     for strip in panel.strips:
                         self._finish(strip, made[panel])
         return max([self.started, *self.down.values()])
+
+    def _uploaded(self) -> dict[int, float]:
+        """When each GPU's uploads are over, of which each begins when the one before it ends."""
+        ends: dict[int, float] = defaultdict(lambda: self.pace.first)
+        seen = set()
+        for block in self.plan.blocks:
+            for part in range(len(block.parts)):
+                source = block.source(part)
+                key = block.operand, block.rows, block.cols, block.turn, part, source
+                if key not in seen:
+                    seen.add(key)
+                    ends[self.units[source]] += self._upload_ms(block, part)
+        return ends
+
+    def _upload_ms(self, block: Block, part: int) -> float:
+        return self._bytes(block, part) * _MS / self.pace.up(*self._runs(block, part))
 
     def _steps(self) -> Iterator[tuple[int, int, Panel, bool]]:
         """(worker, turn, panel, whether it is the panel's last) as they are started."""
@@ -138,7 +158,7 @@ class _Pipeline:
         brought = *same, source
         if brought not in self.there:
             unit = self.units[source]
-            self.up[unit] += size * _MS / self.pace.up(*self._runs(block, part))
+            self.up[unit] += self._upload_ms(block, part)
             self.there[brought] = self.up[unit]
         if source != block.device:
             unit = self.units[block.device]
@@ -160,4 +180,11 @@ class _Pipeline:
             made = self.peer[unit] + adding
         each = self.plan.result_size
         rate = self.pace.down(len(strip.cols) * each, self.plan.problem.n * each)
-        self.down[unit] = max(self.down[unit], made) + strip.elements * each * _MS / rate
+        taken = strip.elements * each * _MS / rate
+        self.down[unit] = self._downloaded(unit, max(self.down[unit], made), taken)
+
+    def _downloaded(self, unit: int, begin: float, alone: float) -> float:
+        """When a download is over that takes `alone` ms where nothing is uploaded."""
+        until = max(begin, self.uploaded[unit])
+        done = (until - begin) * self.pace.beside
+        return until + alone - done if done < alone else begin + alone / self.pace.beside
