@@ -108,11 +108,12 @@ def checked() -> str:
     """Faults planted in checked products, right products, and what checks cost, by device."""
     found = [
         (card, result("checked", card))
-        for card in ("cpu", "emulator", "cuda", "cuda_more")
+        for card in ("cpu", "emulator", "cuda", "cuda_more", "cuda_two")
         if there("checked", card)
     ]
     rows = [
-        [f"[{card.partition('_')[0]}](results/checked_{card}.json)",
+        [f"[{card.partition('_')[0]}{', two GPUs' * (data.get('gpus', 0) == 2)}]"
+         f"(results/checked_{card}.json)",
          *(f"{data['total'].get(x, 0):,}" for x in ("planted", "above", "found above",
                                                     "same bits above", "found")),
          *(f"{data['alarms'].get(x, 0):,}" for x in ("products", "sums compared", "repeated",
