@@ -7,6 +7,7 @@ import sys
 import textwrap
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -141,6 +142,43 @@ def test_ever_larger_products_keep_few_buffers(kernel_device, monkeypatch):
         assert runner.gemm(a[:, :k], a[:, :k].T) == k
     alive = [size for matrix, size in made if matrix() is not None]
     assert len(alive) < 25 and room.array("A", 1, "float32").size == 1
+
+
+def test_what_a_gpu_keeps_goes_before_its_pool():
+    """CuPy's pools free nothing of an allocation of which a part comes back too late."""
+    from hybrid_gemm.devices import residue_products
+    from hybrid_gemm.devices.cuda.device import CudaDevice
+
+    class Thing:
+        """Memory that something keeps."""
+
+    class Pool:
+        def free_all_blocks(self):
+            freed.append(([x() for x in things], current[:]))
+
+    class Current:
+        def __init__(self, ordinal):
+            self.ordinal = ordinal
+
+        def __enter__(self):
+            current.append(self.ordinal)
+
+        def __exit__(self, *error):
+            current.remove(self.ordinal)
+
+    freed, current = [], []
+    device = object.__new__(CudaDevice)
+    device.cp, device.ordinal = SimpleNamespace(cuda=SimpleNamespace(Device=Current)), 3
+    device.pool = Pool()
+    device.table, in_a_stream, by_device = Thing(), Thing(), Thing()
+    things = [weakref.ref(x) for x in (device.table, in_a_stream, by_device)]
+    device._idle = {False: [SimpleNamespace(scratch=in_a_stream)]}
+    residue_products._tables[device] = [by_device]
+    del in_a_stream, by_device
+    device.free_unused()
+    assert freed.pop()[1] == [3] and all(x() for x in things)
+    del device
+    assert freed == [([None] * 3, [3])] and not current
 
 
 def test_new_shapes_do_not_grow_memory():

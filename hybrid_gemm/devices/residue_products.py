@@ -33,6 +33,11 @@ _tables: weakref.WeakKeyDictionary[Device, list[Array]] = weakref.WeakKeyDiction
 _lock = threading.Lock()
 
 
+def forget(device: Device) -> None:
+    """Gives back what is kept for a device."""
+    _tables.pop(device, None)
+
+
 def taken(device: Device) -> np.ndarray:
     """How many products by residues a device made so far, by the number of moduli (0: natively)."""
     with _lock:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -19,6 +20,7 @@ from ...kernel_choice.tables import Machine
 from ...planning import cost_model, link_rates
 from ...planning.hardware import DeviceSpec
 from ...problem import Problem
+from .. import residue_products
 from ..base import Array, Event, Stream
 from ..kernel_device import KernelDevice
 from ..roles import BoundProduct, Facts, Prepared
@@ -194,7 +196,21 @@ class CudaDevice(KernelDevice):
         )
 
     def free_unused(self) -> None:
-        self.pool.free_all_blocks()
+        with self.cp.cuda.Device(self.ordinal):  # a pool frees on the current GPU, too
+            self.pool.free_all_blocks()
+
+    def __del__(self) -> None:
+        # Parts of one allocation refer to each other in CuPy's pools: where one of them comes back
+        # after the pool has ended, none is ever freed. So all that this device keeps goes first.
+        if sys.is_finalizing():
+            return
+        residue_products.forget(self)
+        kept = self.__dict__
+        pool, cp, ordinal = (kept.pop(name, None) for name in ("pool", "cp", "ordinal"))
+        kept.clear()
+        if pool is not None:
+            with cp.cuda.Device(ordinal):
+                pool.free_all_blocks()
 
     def enter(self, stream: OwnStream) -> None:
         self.cp.cuda.Device(self.ordinal).use()
