@@ -201,3 +201,34 @@ def executors() -> str:
         f"Of {len(rows)} products, {same} had the same bits by both and passed their verdict.",
     ]
     return "\n".join(lines)
+
+
+def host_arrays() -> str:
+    """Calls with host arrays in every arithmetic by one GPU, two, and as many as are chosen."""
+    data = result("host2", "h100")
+    ms: dict[tuple, dict[int, dict]] = {}
+    for row in data["rows"]:
+        key = row["arithmetic"], row["memory"], row["size"]
+        ms.setdefault(key, {})[row["gpus"]] = row
+    rows, near, lost = [], 0, []
+    for (arithmetic, memory, size), by in sorted(ms.items()):
+        chosen = by[0]["workers"]
+        lost.append(by[chosen]["time_ms"] / min(by[1]["time_ms"], by[2]["time_ms"]) - 1)
+        near += sum(0.85 <= by[n]["predicted_ms"] / by[n]["time_ms"] <= 1.15 for n in (1, 2))
+        rows.append([
+            arithmetic, {"pageable": "ordinary", "pinned": "page-locked"}[memory], size, chosen,
+            *(f"{by[n]['time_ms']:.1f}" for n in (1, 2)),
+            *(f"{by[n]['predicted_ms'] / by[n]['time_ms']:.2f}" for n in (1, 2)),
+            *(f"{by[n]['time_ms'] / by[n]['bound_ms']:.2f}" for n in (1, 2)),
+        ])  # fmt: skip
+    columns = ["<arithmetic", "<arrays", "m = n = k", "GPUs chosen", "one GPU", "two",
+               "predicted / measured, one", "two", "measured / bound, one", "two"]  # fmt: skip
+    of = ", ".join(sorted({x["name"] for x in data["environment"]["cuda"]["gpus"]}))
+    return "\n".join([
+        f"Whole calls of `Runner.gemm` on two GPUs ({of}), medians in ms, by `scripts/measure-host "
+        "ways` after `tune --links` ([figures](results/host2_h100.json)). The constants of the "
+        "prediction are from another host:",
+        "", *grid(columns, rows), "",
+        f"Of {2 * len(ms)} predictions {near} are within 15 %. The number of GPUs that is chosen "
+        f"loses {100 * max(0.0, *lost):.0f} % at worst, over {len(ms)} products.",
+    ])  # fmt: skip
