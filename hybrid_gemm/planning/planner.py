@@ -18,6 +18,7 @@ tile, and so on the memory: name a kernel where bits matter.
 from __future__ import annotations
 
 import math
+import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -108,8 +109,12 @@ def _best(task: Task, shapes: Sequence[Shape]) -> Plan:
             turns = not task.resident and (task.reduce == "ordered" or not whole.summed)
             if not (turns or task.resident):
                 shortfall += ", and the ordered reduction goes in turns"
+            plan = None
+            if turns and (True, ms) <= seems:
+                plan, least_bytes = _in_turns(task, shape)
+                if plan is None:
+                    shortfall += f"; in turns it needs {in_words(least_bytes)}"
             shortfalls[shape] = shortfall
-            plan = _in_turns(task, shape) if turns and (True, ms) <= seems else None
         if plan:
             plans[shape] = replace(plan, predicted_ms=predict_ms(plan))
             seems = min(seems, _seems(plans[shape]))
@@ -226,24 +231,26 @@ def _k_cuts(task: Task, shape: Shape) -> list[tuple[int, int]]:
     return [(whole, whole_side), (chunks, CHUNK_SIDE), (least, LEAST_TILE)]
 
 
-def _in_turns(task: Task, shape: Shape) -> Plan | None:
-    """The work in turns that fit the devices' memory: C in as large tiles as may be, and K in as
-    few chunks; None if nothing fits."""
-    grid = task.grid(shape)
+def _in_turns(task: Task, shape: Shape) -> tuple[Plan | None, int]:
+    """The work in turns that fit the devices' memory, C in as large tiles as may be and K in as few
+    chunks, or None if nothing fits; and the least bytes that turns take where most are taken."""
+    grid, least = task.grid(shape), sys.maxsize
     m, n, _k = sides(task.problem, shape)
     for ks, least_side in _k_cuts(task, shape):
         rows = cols = 1
         while True:
             cuts = Cuts(rows, cols, ks, TURNS_IN_MEMORY)
-            if not memory_shortfall(on_grid(task, grid, cuts, sample=True)):
-                return on_grid(task, grid, cuts)
+            sample = on_grid(task, grid, cuts, sample=True)
+            least = min(least, max(memory_needs(sample)))
+            if not memory_shortfall(sample):
+                return on_grid(task, grid, cuts), least
             if max(m // rows, n // cols) <= least_side:
                 break
             if m // rows >= n // cols:
                 rows *= 2
             else:
                 cols *= 2
-    return None
+    return None, least
 
 
 def memory_needs(plan: Plan) -> list[int]:

@@ -117,7 +117,8 @@ def _tiles(plan: Plan) -> str:
     most = max(plan.workers, key=lambda w: len(w.boxes))
     count = plan.turns_in_memory
     kept = f", blocks of {count} turns on a device at once" if count else ""
-    return f"{len(most.tiles)} tiles of C, {len(most.tiles[0])} chunks of K each{kept}"
+    tiles, chunks = counted(len(most.tiles), "tile"), counted(len(most.tiles[0]), "chunk")
+    return f"{tiles} of C, {chunks} of K each{kept}"
 
 
 def _strips(strips: Sequence[Strip]) -> str:

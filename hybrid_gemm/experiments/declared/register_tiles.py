@@ -111,6 +111,7 @@ EXPERIMENT = Experiment(
               ANYWHERE),
     ),
     picture=picture,
-    exercise="Give `register_tile` blocks of 8 x 8 threads (`--param BLOCK=8`). Which tile is "
-    "fastest now, and which column of the table explains it?",
+    exercise="Time `register_tile` with blocks of 8 x 8 threads (`hybrid-gemm bench --kernels "
+    "register_tile --param BLOCK=8 --all-params`). Which tile is fastest now, and which column of "
+    "the table explains it?",
 )  # fmt: skip
