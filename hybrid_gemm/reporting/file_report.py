@@ -89,13 +89,15 @@ class Files:
 
     @property
     def words(self) -> str:
-        """Of what is not known, to be added to a line."""
-        source, target = self.disks
+        """Of what is not known and may matter, to be added to a line."""
+        (source, target), enough = self.disks, disk_rates.LEAST_BYTES
+        if max(self.bytes_in, self.bytes_out) < enough:
+            return ""
         unknown = [
             *(["the disk's rate of reading"] if self.bytes_in and not source.read_gbps else []),
             *(["the disk's rate of writing"] if self.bytes_out and not target.write_gbps else []),
         ]
-        least = in_words(disk_rates.LEAST_BYTES)
+        least = in_words(enough)
         verb = "are" if len(unknown) > 1 else "is"
         return f"; {' and '.join(unknown)} {verb} not known (a run of {least} or more sees it)" if (
             unknown

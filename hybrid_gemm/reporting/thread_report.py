@@ -49,7 +49,7 @@ def expected(plan: Plan, products: int = 1, files: Files = NO_FILES) -> dict:
     }
 
 
-def _words(plan: Plan, said: dict, files: Files) -> str:
+def _words(plan: Plan, said: dict, files: Files, besides: str = "") -> str:
     """What `expected` said, in words."""
     bound = ""
     if said["bound_ms"]:
@@ -59,7 +59,8 @@ def _words(plan: Plan, said: dict, files: Files) -> str:
         links = f"; links as measured on {said['links']}"
         if said["links"] == "assumed":
             links = "; links assumed (measure them: hybrid-gemm tune --links)"
-    return f"about {time_in_words(said['predicted_ms'])} expected{bound}{links}{files.words}"
+    about = f"about {time_in_words(said['predicted_ms'])} expected{besides}"
+    return f"{about}{bound}{links}{files.words}"
 
 
 def plan_data(plan: Plan, products: int = 1, files: Files = NO_FILES) -> dict:
@@ -236,7 +237,7 @@ def print_result(
     words = {"of_predicted": "as long as expected", "of_bound": "the bound"}
     times = [f"{held[x]:.2f} times {word}" for x, word in words.items() if held[x]]
     if said["predicted_ms"] and said["predicted_ms"] < START_MS:
-        line(f"{_words(plan, said, files)}, besides what starting takes")
+        line(_words(plan, said, files, " besides what starting takes"))
     elif said["predicted_ms"] and times:
         line(f"{', '.join(times)} ({_words(plan, said, files)})")
     for text in file_report.lines(files):
