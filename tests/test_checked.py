@@ -15,6 +15,7 @@ import hybrid_gemm as hg
 from hybrid_gemm import devices
 from hybrid_gemm.devices.checksums import GROUPS, HostChecksums, KernelChecksums, width
 from hybrid_gemm.devices.emulator import program as emulation
+from hybrid_gemm.devices.emulator.device import EmulatorDevice
 from hybrid_gemm.errors import OptionTypeError, UsageError, VerificationError
 from hybrid_gemm.execution.checks import Checks
 from hybrid_gemm.planning.plan import CHECKING_BYTES
@@ -336,6 +337,24 @@ def test_kernels_sum_as_numpy_does(kernel_device, rng):
                 off = abs(_host(through[1].of) - product.of)
                 assert (off <= 1e-4 * np.sqrt(product.second)).all()
                 assert np.allclose(_host(through[1].second), product.second, rtol=1e-4)
+
+
+@needs("emulator")
+@pytest.mark.parametrize("dtype, narrow", [("float16", True), ("float32", False), ("int64", False)])
+@pytest.mark.parametrize("order", "nt")
+def test_sums_do_not_depend_on_the_order_of_threads(dtype, narrow, order, rng):
+    """Which would show a race."""
+    a, b = ((40 * rng.standard_normal(s)).astype(dtype) for s in ((70, 600), (600, 90)))
+    if order == "t":
+        a, b = np.asfortranarray(a), np.asfortranarray(b)
+    found, kept = [], None
+    for threads in emulation.ORDERS:
+        device = EmulatorDevice(options=emulation.Options(order=threads, seed=3))
+        sums, stream = KernelChecksums(device), device.stream()
+        kept = sums.weights._kept = sums.weights._kept if kept is None else kept
+        made = [*sums.product(a, b, stream, narrow=narrow), *sums.sums(b, stream, narrow=narrow)]
+        found.append([x.tobytes() for x in made])
+    assert found[0] == found[1] == found[2]
 
 
 @needs("emulator")
