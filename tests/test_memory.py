@@ -144,17 +144,25 @@ def test_ever_larger_products_keep_few_buffers(kernel_device, monkeypatch):
     assert len(alive) < 25 and room.array("A", 1, "float32").size == 1
 
 
-def test_what_a_gpu_keeps_goes_before_its_pool():
+@pytest.mark.parametrize("somebody_has_memory", [False, True])
+def test_what_a_gpu_keeps_goes_before_its_pool(monkeypatch, somebody_has_memory):
     """CuPy's pools free nothing of an allocation of which a part comes back too late."""
     from hybrid_gemm.devices import residue_products
+    from hybrid_gemm.devices.cuda import pools
     from hybrid_gemm.devices.cuda.device import CudaDevice
 
     class Thing:
         """Memory that something keeps."""
 
     class Pool:
+        used = 0
+
         def free_all_blocks(self):
             freed.append(([x() for x in things], current[:]))
+
+        def used_bytes(self):
+            assert current == [3]
+            return self.used
 
     class Current:
         def __init__(self, ordinal):
@@ -166,10 +174,11 @@ def test_what_a_gpu_keeps_goes_before_its_pool():
         def __exit__(self, *error):
             current.remove(self.ordinal)
 
+    monkeypatch.setattr(pools, "_outliving", [])
     freed, current = [], []
     device = object.__new__(CudaDevice)
     device.cp, device.ordinal = SimpleNamespace(cuda=SimpleNamespace(Device=Current)), 3
-    device.pool = Pool()
+    device.pool = pool = Pool()
     device.table, in_a_stream, by_device = Thing(), Thing(), Thing()
     things = [weakref.ref(x) for x in (device.table, in_a_stream, by_device)]
     device._idle = {False: [SimpleNamespace(scratch=in_a_stream)]}
@@ -177,8 +186,16 @@ def test_what_a_gpu_keeps_goes_before_its_pool():
     del in_a_stream, by_device
     device.free_unused()
     assert freed.pop()[1] == [3] and all(x() for x in things)
+    freed.clear()
+    pool.used = 512 if somebody_has_memory else 0
+    other = object.__new__(CudaDevice)
+    other.cp, other.ordinal, other.pool = device.cp, 3, Pool()
     del device
     assert freed == [([None] * 3, [3])] and not current
+    assert pools._outliving == ([(pool, other.cp, 3)] if pool.used else [])
+    pool.used = 0
+    other.free_unused()
+    assert pools._outliving == []
 
 
 def test_new_shapes_do_not_grow_memory():

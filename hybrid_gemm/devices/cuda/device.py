@@ -24,7 +24,7 @@ from .. import residue_products
 from ..base import Array, Event, Stream
 from ..kernel_device import KernelDevice
 from ..roles import BoundProduct, Facts, Prepared
-from . import cublas, driver, launch_list, nvml, nvrtc, pcie, pinned_memory
+from . import cublas, driver, launch_list, nvml, nvrtc, pcie, pinned_memory, pools
 from .stream import CudaStream
 
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -89,6 +89,7 @@ class CudaDevice(KernelDevice):
                 f"GPU {ordinal} is not here; this process sees "
                 f"{cupy.cuda.runtime.getDeviceCount()} (numbered from 0)"
             )
+        pools.free_outliving()
         self.cp = cupy
         self.ordinal = ordinal
         self.name = f"cuda:{ordinal}" + ("" if part is None else f".{part}")
@@ -196,21 +197,18 @@ class CudaDevice(KernelDevice):
         )
 
     def free_unused(self) -> None:
-        with self.cp.cuda.Device(self.ordinal):  # a pool frees on the current GPU, too
-            self.pool.free_all_blocks()
+        pools.Pool(self.pool, self.cp, self.ordinal).free()
+        pools.free_outliving()
 
     def __del__(self) -> None:
-        # Parts of one allocation refer to each other in CuPy's pools: where one of them comes back
-        # after the pool has ended, none is ever freed. So all that this device keeps goes first.
         if sys.is_finalizing():
             return
         residue_products.forget(self)
         kept = self.__dict__
-        pool, cp, ordinal = (kept.pop(name, None) for name in ("pool", "cp", "ordinal"))
-        kept.clear()
-        if pool is not None:
-            with cp.cuda.Device(ordinal):
-                pool.free_all_blocks()
+        pool = pools.Pool(*(kept.pop(name, None) for name in ("pool", "cp", "ordinal")))
+        kept.clear()  # first what came from the pool
+        if pool.of is not None:
+            pools.end(pool)
 
     def enter(self, stream: OwnStream) -> None:
         self.cp.cuda.Device(self.ordinal).use()
