@@ -400,3 +400,23 @@ def test_a_job_that_was_suspended_as_a_whole_goes_on(sleeps):
     out, err = job.communicate(timeout=60)
     assert len(ranks) == 2 and job.returncode == 0, err
     assert out.count("right") == 2
+
+
+@pytest.mark.parametrize("where", ["ranks.ending.watch_signals", "ranks.ending.finish_mpi"])
+def test_a_signal_before_and_after_the_command_ends_it_in_order(where, monkeypatch, capsys):
+    """Also while signals begin to be watched, and when all is done."""
+    from hybrid_gemm import cli
+
+    def arrives(*_args, **_keywords):
+        raise ending.Signalled(signal.SIGHUP)
+
+    def ended(message, code):
+        raise SystemExit(f"{message}: {code}")
+
+    monkeypatch.setattr(f"hybrid_gemm.{where}", arrives)
+    if not where.endswith("watch_signals"):
+        monkeypatch.setattr(ending, "watch_signals", lambda **_: None)
+    monkeypatch.setattr(ending, "end_job", ended)
+    monkeypatch.setattr(sys, "argv", ["hybrid-gemm", "--version"])
+    with pytest.raises(SystemExit, match="hung up: 129"):
+        cli.main()

@@ -33,9 +33,9 @@ def main() -> None:
     129 hung up, 130 interrupted, 143 terminated."""
     _open_streams()
     ranked = launch.launcher() is not None
-    ending.watch_signals(as_rank=ranked)
-    warnings.showwarning = _show_warning
     try:
+        ending.watch_signals(as_rank=ranked)  # one may arrive before this returns
+        warnings.showwarning = _show_warning
         result = cli.main(prog_name="hybrid-gemm", standalone_mode=False)
         code = result if isinstance(result, int) else 0
     except SystemExit as stop:
@@ -52,8 +52,11 @@ def main() -> None:
         if ending.mpi_runs() and not ending.is_agreed(error):
             ending.fail(error)  # the other ranks do not know of it
         code = _fail(error)
-    ending.finish_mpi()
-    heartbeat.leave()
+    try:
+        ending.finish_mpi()
+        heartbeat.leave()
+    except ending.Signalled as stop:
+        _end(str(stop), stop.exit_code)
     sys.exit(code)
 
 
