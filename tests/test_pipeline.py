@@ -57,6 +57,14 @@ def test_a_download_has_what_uploads_leave_it(monkeypatch):
     assert 2 * MS < meanwhile < some < none == pytest.approx(3 * MS)
 
 
+@pytest.mark.parametrize("sides", [(0, 5, 5), (5, 0, 5), (5, 5, 0), (0, 0, 0)])
+def test_nothing_takes_no_time(sides):
+    """Also where uploads leave downloads nothing."""
+    plan = make_plan(Problem(*sides), gpus(2), 2, split="rows")
+    nothing = pace(beside=0.0, product=lambda unit, panel, box: 0.0)
+    assert finished_ms(plan, nothing) == pytest.approx(0, abs=1e-3)
+
+
 def test_through_slots_plans_take_as_long_as_was_measured():
     slow = dataclasses.replace(
         LINKS, staged_h2d=((1, 30.0), (2, 40.0)), staged_d2h=((1, 30.0), (2, 40.0)),
