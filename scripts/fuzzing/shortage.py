@@ -31,6 +31,7 @@ import numpy as np
 HERE = Path(__file__).resolve().parent
 SIDE = 230  # of A and B: above what failing_malloc.c takes for a large block
 MOST = 400  # allocations of one product; more means that a loop does not end
+MOST_FIRST, SAME = 40, 5  # products before the first failure, of which the last keep as much
 SETTLE_S = 5  # in which a copying thread lets its last block go
 
 # Options, the dtypes of A, B and `out` ("" for none), and beta.
@@ -225,10 +226,8 @@ class Shortage:
         return self.gemm(self.a, self.b, c, beta=self.beta, out=self.out, **self.options)
 
     def all(self) -> dict[str, Any]:
-        """Without failures until nothing new is compiled, then with one at each place."""
-        for _ in range(3):
-            self.multiply()
-        before, count = self.live(), self.count()
+        """Without failures until nothing new is kept, then with one at each place."""
+        before, count = self.steady(), self.count()
         for later in (False, True):
             for number in range(1, count + 3):  # threads do not always allocate in one order
                 self.one(number, later)
@@ -239,6 +238,17 @@ class Shortage:
             self.wrong.append(f"{leaked} bytes leaked")
         return {"configuration": self.name, "allocations": count, **self.counts,
                 "bytes_leaked": leaked, "wrong": self.wrong}  # fmt: skip
+
+    def steady(self) -> int:
+        """The bytes that are not freed once products keep no more: what is compiled, and what a
+        thread gets with its first work."""
+        found: list[int] = []
+        for _ in range(MOST_FIRST):
+            self.multiply()
+            found.append(self.live())
+            if len(set(found[-SAME:])) == 1 and len(found) >= SAME:
+                break
+        return max(found[-SAME:])
 
     def live(self) -> int:
         self.free_memory()
