@@ -226,18 +226,26 @@ class Shortage:
         return self.gemm(self.a, self.b, c, beta=self.beta, out=self.out, **self.options)
 
     def all(self) -> dict[str, Any]:
-        """Without failures until nothing new is kept, then with one at each place."""
+        """Without failures until nothing new is kept, then with one at each place, and once more
+        where more was kept."""
         before, count = self.steady(), self.count()
-        for later in (False, True):
-            for number in range(1, count + 3):  # threads do not always allocate in one order
-                self.one(number, later)
+        leaked = self.kept_by_failures(before, count)
+        if leaked > 0:  # what a library or a thread takes once is no leak
+            first = leaked
+            leaked = min(first, self.kept_by_failures(before + first, count))
         if not np.array_equal(self.multiply(), self.right):
             self.wrong.append("wrong after all failures")
-        leaked = self.settled(before)
         if leaked > 0:
             self.wrong.append(f"{leaked} bytes leaked")
         return {"configuration": self.name, "allocations": count, **self.counts,
                 "bytes_leaked": leaked, "wrong": self.wrong}  # fmt: skip
+
+    def kept_by_failures(self, before: int, count: int) -> int:
+        """The bytes more than before, after a failure at each place."""
+        for later in (False, True):
+            for number in range(1, count + 3):  # threads do not always allocate in one order
+                self.one(number, later)
+        return self.settled(before)
 
     def steady(self) -> int:
         """The bytes that are not freed once products keep no more: what is compiled, and what a
