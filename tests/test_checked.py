@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 from support.command import python
@@ -267,6 +268,27 @@ def test_tensor_cores_of_the_emulator(rng, monkeypatch):
             plant(patch, {("product", 0): flip(2, *SPOT)})
             done = run("emulator", arrays, **options)
         assert done.c.tobytes() == right.c.tobytes() and done.checks.repeated == 1
+
+
+@pytest.mark.parametrize("compute, dtype, out, scale, alpha", [
+    ("tf32", "float32", "float32", 2.0**-45, 1), ("tf32", "float32", "float32", 2.0**45, 1),
+    ("fp32", "bfloat16", "bfloat16", 2.0**-45, 1), ("fp32", "bfloat16", "bfloat16", 2.0**45, 1),
+    ("fp32", "float16", "float32", 1, 2.0**-90), ("fp32", "float16", "float32", 1, 2.0**90),
+])  # fmt: skip
+def test_squares_beyond_the_range_of_float32(rng, monkeypatch, compute, dtype, out, scale, alpha):
+    of, to = (np.dtype(getattr(ml_dtypes, x, x)) for x in (dtype, out))
+    a, b, _c = ((scale * x).astype(of) for x in matrices(rng))
+
+    def multiplied():
+        with hg.Runner(device="emulator", checked=True, kernel="mma", compute=compute) as runner:
+            return runner.run(a, b, out=np.zeros((M, N), to), alpha=alpha)
+
+    right = multiplied()
+    assert (right.checks.repeated, right.checks.confirmed) == (0, 0)
+    plant(monkeypatch, {("product", 0): put(4 * scale**2 * alpha * K, *SPOT)})
+    done = multiplied()
+    assert done.c.tobytes() == right.c.tobytes()
+    assert (done.checks.repeated, done.checks.confirmed) == (1, 0)
 
 
 @needs("cuda")

@@ -157,9 +157,9 @@ class IntegerBounds:
 
 
 def is_narrow(problem: Problem) -> bool:
-    """Whether a product's own roundings are so large that sums of a few elements may be float32:
-    of 16 bits and TF32."""
-    return problem.operands in NARROW or problem.compute == "tf32"
+    """Whether sums of a few elements may be float32: of float16, whose own roundings are far
+    larger, and of whose products float32 holds the squares."""
+    return problem.operands == "float16"
 
 
 class FloatBounds:
