@@ -1,7 +1,7 @@
 // What the checks of products have in common: elements as they are summed, in groups of columns.
 // Floating point is summed in float64, integers modulo 2^64; with READ = 2 the squares of any
-// element's bits are, modulo 2^64. With PART = 4 sums of a few elements are float32 before they join
-// the others, for float16.
+// element's bits are, modulo 2^64. With PART = 4 sums of a few elements are float32 before they
+// join the others, for float16.
 #pragma once
 #include "numbers.cuh"
 #include "source.cuh"

@@ -130,7 +130,8 @@ __device__ __forceinline__ Sum over_quad(Sum x) {
     return x + __shfl_xor_sync(~0u, x, 2);
 }
 
-// `sums` and `squares` are k x GROUPS, of B's rows; a square beside sum s is x * x * s there. A share of k is that of the blocks of one blockIdx.y; each writes a matrix of m x GROUPS
+// `sums` and `squares` are k x GROUPS, of B's rows; a square beside sum s is x * x * s there. A
+// share of k is that of the blocks of one blockIdx.y; each writes a matrix of m x GROUPS
 // sums, and m squares (not for integers), behind those of the share before.
 extern "C" __global__ void __launch_bounds__(THREADS, PART == 8 ? 3 : 4)
     check_product(int m, int k, const void* A, long long lda, const Part* sums, const Part* squares,

@@ -97,8 +97,8 @@ __device__ __forceinline__ void sum_columns(const Source<E, !TRANS_A>& source, i
 }
 
 // X is rows x cols, stored by columns with TRANS_A. Group g has the columns from g * width on;
-// `weights` has GROUPS * width, on 16 bytes, and `width` is a multiple of 8. The second sum is that of
-// the squares of what the first adds up, or of integers by other weights.
+// `weights` has GROUPS * width, on 16 bytes, and `width` is a multiple of 8. The second sum is
+// that of the squares of what the first adds up, or of integers by other weights.
 extern "C" __global__ void __launch_bounds__(THREADS, PART == 8 ? 5 : 8)
     check_sums(int rows, int cols, int width, const void* X, long long ldx, const Part* weights,
                Written* sums, Written* seconds) {
