@@ -23,6 +23,11 @@ class Stream(abc.ABC):
     def record(self, event: Event = None) -> Event:
         """Marks where the queue is now: by a new event, or again by one of this stream's."""
 
+    def mark(self, *, timed: bool = True) -> Event:
+        """As `record`, by a new event that no thread will wait for, and unless it is `timed`
+        nobody asks for its time."""
+        return self.record()
+
     @abc.abstractmethod
     def wait(self, event: Event) -> None:
         """Lets later work of this stream start only after `event`."""

@@ -1,12 +1,13 @@
 // Copies between ordinary host memory and GPUs through page-locked slots, by threads that need
 // neither Python nor its lock. native_copier.py compiles and calls it.
 //
-// A ring is one direction of one GPU: a stream, slots, and a thread that waits for the stream's
-// events in their order. A copy is cut into pieces that fit a slot. All rings share the threads
-// that copy: they begin downloads wherever a slot is free, which takes no time, fill slots for
-// uploads, which products wait for, and then empty slots of downloads. Who has nothing to copy
-// makes the pages of memory that will be written.
+// A ring is one direction of one GPU: a stream, and slots. A copy is cut into pieces that fit a
+// slot. All rings share the threads that copy. They give each stream what it can have, one thread a
+// ring at a time, for the driver would let others wait; they fill slots for uploads, which products
+// wait for, and then empty slots of downloads. Who has nothing to copy asks the driver which copies
+// are over, one thread for all, or makes the pages of memory that will be written.
 #include <algorithm>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <cstring>
@@ -14,6 +15,8 @@
 #include <mutex>
 #include <thread>
 #include <vector>
+
+#include <pthread.h>
 #if defined(__SSE2__)
 #include <emmintrin.h>
 #endif
@@ -23,19 +26,33 @@
 namespace {
 
 constexpr size_t PAGE = 4096, HUGE_PAGE = 2 << 20;
+// All threads should have a piece of a small copy; smaller ones than this take as long.
+constexpr size_t LEAST_PIECE = 256 << 10;
+// The one thread that asks the driver sleeps in between after so many times in vain: some
+// milliseconds, as between the pieces of a product that takes long.
+constexpr int SPINS = 1000;
+constexpr std::chrono::microseconds SLEEP(20);
+
+struct Piece {  // in bytes and runs
+    size_t x, y, width, height;
+    size_t bytes() const { return width * height; }
+};
 
 struct Job : Request {
-    size_t piece_width, piece_height, across, pieces, next = 0;  // `next` is to be handed out
-    size_t issued = 0, left;
+    size_t x = 0, y = 0;             // where the next piece begins
+    size_t most;                     // bytes of a piece
+    size_t unsent = width * height;  // bytes that the stream does not have
+    size_t left = width * height;    // and bytes that are not where they should be
     bool begun = false;
     int status = 0;
+    explicit Job(const Request& request) : Request(request) {}
 };
 
 struct Slot {
     char* memory;
     void* event;
-    Job* job = nullptr;  // of a download that is on its way
-    size_t piece = 0;
+    Job* job = nullptr;
+    Piece piece = {};
 };
 
 struct Ring {
@@ -44,15 +61,12 @@ struct Ring {
     bool up;
     size_t slot_bytes;
     std::vector<Slot> slots;
-    std::vector<Slot*> free;  // the last one used is taken first: it may still be in the cache
-    std::deque<Slot*> flying, landed;  // copies that the stream has, and those of downloads done
-    std::deque<Job*> jobs;             // with pieces to be handed out
-    std::mutex order;                  // held from a piece's copy to its event
-    std::condition_variable taken_off;
-    bool starting = false;  // a download's piece: one after the other, for a piece that follows one
-                            // of the next copy would wait for what that copy waits for
-    bool closing = false;
-    int status = 0;  // what the driver said when an event was waited for
+    std::deque<Slot*> free;  // the last one used is taken first: it may still be in the cache
+    std::deque<Slot*> filled, flying, landed;  // of uploads; what the stream has; of downloads done
+    std::deque<Job*> jobs;                     // with pieces to be handed out
+    int handed_out = 0;                        // pieces, since nothing was under way
+    bool sending = false;                      // by a thread
+    int status = 0;                            // what the driver said of a copy
 };
 
 struct Finished {
@@ -67,12 +81,24 @@ struct Fresh {  // memory without pages, from `at` on
 };
 
 struct Pool {
-    std::mutex mutex;  // over all rings but for `order`
-    std::condition_variable work, done;
+    std::mutex mutex;  // over all rings
+    std::condition_variable work, done, looked;
     std::vector<Ring*> rings;
     std::deque<Fresh*> fresh;  // in turn
     std::deque<Finished> finished;
-    int threads = 0;
+    int threads = 0, idle = 0, closing = 0;
+    bool looking = false;  // a thread asks the driver, without the mutex
+
+    Pool() {
+#if defined(__GLIBC__)
+        // It is held for less time than it takes to sleep and be woken.
+        pthread_mutexattr_t how;
+        pthread_mutexattr_init(&how);
+        pthread_mutexattr_settype(&how, PTHREAD_MUTEX_ADAPTIVE_NP);
+        pthread_mutex_init(mutex.native_handle(), &how);
+        pthread_mutexattr_destroy(&how);
+#endif
+    }
 };
 
 // Past the cache: what is copied is not read soon, and a line that is written whole need not be
@@ -95,32 +121,27 @@ void copy_past_cache(char* to, const char* from, size_t size) {
 #endif
 }
 
-struct Piece {
-    size_t x, y, width, height;  // in bytes and runs
-    Piece(const Job& job, size_t number)
-        : x(number % job.across * job.piece_width),
-          y(number / job.across * job.piece_height),
-          width(std::min(job.piece_width, job.width - x)),
-          height(std::min(job.piece_height, job.height - y)) {}
-};
-
 // Between the slot, where runs lie one after the other, and the job's host memory.
-void copy_on_host(const Job& job, const Piece& piece, char* slot, bool up) {
-    char* host = job.host + piece.y * job.host_pitch + piece.x;
-    for (size_t y = 0; y < piece.height; ++y, host += job.host_pitch, slot += piece.width) {
+void copy_on_host(const Slot& slot, bool up) {
+    const Job& job = *slot.job;
+    const Piece& piece = slot.piece;
+    char *host = job.host + piece.y * job.host_pitch + piece.x, *here = slot.memory;
+    for (size_t y = 0; y < piece.height; ++y, host += job.host_pitch, here += piece.width) {
         if (up)
-            memcpy(slot, host, piece.width);
+            memcpy(here, host, piece.width);
         else
-            copy_past_cache(host, slot, piece.width);
+            copy_past_cache(host, here, piece.width);
     }
 #if defined(__SSE2__)
     if (!up) _mm_sfence();
 #endif
 }
 
-// Starts a piece's copy between its slot and the device. `order` is held.
-int start_copy(Ring& ring, Job& job, const Piece& piece, Slot& slot) {
+// Starts a piece's copy between its slot and the device.
+int start_copy(Ring& ring, Slot& slot) {
     const Driver& call = ring.driver;
+    Job& job = *slot.job;
+    const Piece& piece = slot.piece;
     if (!job.begun) {
         if (job.after)
             if (int status = call.wait(ring.stream, job.after, 0)) return status;
@@ -147,8 +168,9 @@ int start_copy(Ring& ring, Job& job, const Piece& piece, Slot& slot) {
 
 // --- with the pool's mutex held -------------------------------------------------------------
 
-void end_piece(Pool& pool, Job* job) {
-    if (--job->left) return;
+void end_piece(Pool& pool, const Slot& slot) {
+    Job* job = slot.job;
+    if (job->left -= slot.piece.bytes()) return;
     if (job->ended) {
         job->ended(job->run, job->event, job->status);
     } else {
@@ -159,7 +181,7 @@ void end_piece(Pool& pool, Job* job) {
 }
 
 struct Task {
-    enum { COPY, EMPTY, TOUCH } kind;
+    enum { SEND, FILL, EMPTY, TOUCH } kind;
     Ring* ring;
 };
 
@@ -172,20 +194,28 @@ Ring* earliest(Pool& pool, Ready ready, Next next) {
     return found;
 }
 
+bool is_startable(const Ring& ring) { return !ring.jobs.empty() && !ring.free.empty(); }
+
+bool is_sendable(const Ring& ring) { return ring.up ? !ring.filled.empty() : is_startable(ring); }
+
 bool find_task(Pool& pool, Task& task) {
-    const auto startable = [](Ring& r) {
-        return !r.jobs.empty() && !r.free.empty() && !r.starting;
-    };
     const auto front = [](Ring& r) { return r.jobs.front(); };
-    Ring* ring = earliest(pool, [&](Ring& r) { return !r.up && startable(r); }, front);
-    task = {Task::COPY, ring};
-    if (!ring) task.ring = earliest(pool, [&](Ring& r) { return r.up && startable(r); }, front);
-    if (task.ring) return true;
-    ring = earliest(
-        pool, [](Ring& r) { return !r.landed.empty(); },
-        [](Ring& r) { return r.landed.front()->job; });
-    task = {ring ? Task::EMPTY : Task::TOUCH, ring};
-    return ring || !pool.fresh.empty();
+    const auto of_front = [&](Ring& r) { return r.up ? r.filled.front()->job : front(r); };
+    const auto sendable = [](Ring& r) { return !r.sending && is_sendable(r); };
+    const auto fillable = [](Ring& r) { return r.up && is_startable(r); };
+    const auto has_landed = [](Ring& r) { return !r.landed.empty(); };
+    const auto of_landed = [](Ring& r) { return r.landed.front()->job; };
+    if (Ring* ring = earliest(pool, sendable, of_front))
+        task = {Task::SEND, ring};
+    else if (Ring* ring = earliest(pool, fillable, front))
+        task = {Task::FILL, ring};
+    else if (Ring* ring = earliest(pool, has_landed, of_landed))
+        task = {Task::EMPTY, ring};
+    else if (!pool.fresh.empty())
+        task = {Task::TOUCH, nullptr};
+    else
+        return false;
+    return true;
 }
 
 // Makes the pages of the next piece. Each by a page fault of its own: where the system makes many
@@ -213,95 +243,175 @@ void touch(Pool& pool, std::unique_lock<std::mutex>& lock) {
     delete fresh;
 }
 
-// Does a task; the mutex is let go meanwhile.
-void perform(Pool& pool, Task task, std::unique_lock<std::mutex>& lock) {
-    if (task.kind == Task::TOUCH) {
-        touch(pool, lock);
-        return;
-    }
-    Ring& ring = *task.ring;
-    static thread_local void* context = nullptr;
-    if (task.kind == Task::EMPTY) {
-        Slot* slot = ring.landed.front();
-        ring.landed.pop_front();
-        Job* job = slot->job;
-        if (ring.status && !job->status) job->status = ring.status;
-        if (!job->status) {
-            lock.unlock();
-            copy_on_host(*job, Piece(*job, slot->piece), slot->memory, false);
-            lock.lock();
-        }
-        ring.free.push_back(slot);
-        end_piece(pool, job);
-        return;
-    }
+// The next piece of a job of so many bytes: whole runs where they fit.
+Piece next_piece(Job& job, size_t most) {
+    Piece piece = {job.x, job.y, job.width, 1};
+    if (job.x || job.width > most)
+        piece.width = std::min(most, job.width - job.x);
+    else
+        piece.height = std::min(most / job.width, job.height - job.y);
+    job.x += piece.width;
+    if (job.x < job.width) return piece;
+    job.x = 0;
+    job.y += piece.height;
+    return piece;
+}
+
+// The next piece of a ring, in a slot. Its copy is left out where the job has a status. The first
+// ones are small, so that the stream soon has something to do.
+Slot* take_piece(const Pool& pool, Ring& ring) {
     Job* job = ring.jobs.front();
-    const size_t number = job->next++;
-    if (job->next == job->pieces) ring.jobs.pop_front();
-    ring.starting = !ring.up;
     Slot* slot = ring.free.back();
     ring.free.pop_back();
+    slot->job = job;
+    size_t most = job->most;
+    if (ring.up && ring.handed_out++ < pool.threads)
+        most = std::min(most, std::max(most / 4, LEAST_PIECE));
+    slot->piece = next_piece(*job, most);
+    if (job->y == job->height) ring.jobs.pop_front();
     const int stopped = __atomic_load_n(job->stopped, __ATOMIC_RELAXED);
     if (!job->status && (ring.status || stopped)) job->status = ring.status ? ring.status : STOPPED;
-    int status = job->status;
-    lock.unlock();
-    const Piece piece(*job, number);
-    if (!status && ring.up) copy_on_host(*job, piece, slot->memory, true);
-    if (context != ring.context && !status) {
-        status = ring.driver.set_context(ring.context);
-        context = status ? nullptr : ring.context;
-    }
-    bool sent = false;
-    {
-        std::lock_guard<std::mutex> hold(ring.order);
-        if (!status) status = start_copy(ring, *job, piece, *slot);
-        sent = !status;
-        if (++job->issued == job->pieces && sent)
-            status = ring.driver.record(job->stop, ring.stream);
-        lock.lock();
-        if (sent) {  // here, so that events fly in the order of the stream
-            slot->job = job;
-            slot->piece = number;
-            ring.flying.push_back(slot);
-            ring.taken_off.notify_one();
+    return slot;
+}
+
+// Gives the ring's stream all that it can have; the mutex is let go meanwhile.
+void send(Pool& pool, Ring& ring, std::unique_lock<std::mutex>& lock) {
+    ring.sending = true;
+    static thread_local void* context = nullptr;
+    while (is_sendable(ring)) {
+        Slot* slot = ring.up ? ring.filled.front() : take_piece(pool, ring);
+        if (ring.up) ring.filled.pop_front();
+        Job* job = slot->job;
+        int status = job->status;
+        const bool last = !(job->unsent -= slot->piece.bytes());
+        lock.unlock();
+        if (context != ring.context && !status) {
+            status = ring.driver.set_context(ring.context);
+            context = status ? nullptr : ring.context;
         }
+        if (!status) status = start_copy(ring, *slot);
+        const bool sent = !status;
+        if (sent && last) status = ring.driver.record(job->stop, ring.stream);
+        lock.lock();
+        if (status && !job->status) job->status = status;
+        if (sent)
+            ring.flying.push_back(slot);
+        else
+            ring.free.push_back(slot);
+        if (ring.up || !sent) end_piece(pool, *slot);  // else it ends when its slot is emptied
     }
-    ring.starting = false;
-    if (status && !job->status) job->status = status;
-    if (!sent) ring.free.push_back(slot);
-    if (ring.up || !sent) end_piece(pool, job);  // else it ends when its slot is emptied
+    ring.sending = false;
+}
+
+void fill(Pool& pool, Ring& ring, std::unique_lock<std::mutex>& lock) {
+    Slot* slot = take_piece(pool, ring);
+    if (!slot->job->status) {
+        lock.unlock();
+        copy_on_host(*slot, true);
+        lock.lock();
+    }
+    ring.filled.push_back(slot);
+}
+
+void empty(Pool& pool, Ring& ring, std::unique_lock<std::mutex>& lock) {
+    Slot* slot = ring.landed.front();
+    ring.landed.pop_front();
+    Job* job = slot->job;
+    if (ring.status && !job->status) job->status = ring.status;
+    if (!job->status) {
+        lock.unlock();
+        copy_on_host(*slot, false);
+        lock.lock();
+    }
+    ring.free.push_back(slot);
+    end_piece(pool, *slot);
+}
+
+// Does a task; the mutex is let go meanwhile.
+void perform(Pool& pool, Task task, std::unique_lock<std::mutex>& lock) {
+    switch (task.kind) {
+        case Task::SEND:
+            return send(pool, *task.ring, lock);
+        case Task::FILL:
+            return fill(pool, *task.ring, lock);
+        case Task::EMPTY:
+            return empty(pool, *task.ring, lock);
+        case Task::TOUCH:
+            return touch(pool, lock);
+    }
+}
+
+bool something_flies(const Pool& pool) {
+    for (const Ring* ring : pool.rings)
+        if (!ring->flying.empty()) return true;
+    return false;
+}
+
+void pause_after(int fruitless) {
+    if (!fruitless) return;
+    if (fruitless > SPINS) {
+        std::this_thread::sleep_for(SLEEP);
+    } else {
+#if defined(__SSE2__)
+        for (int i = 0; i < 100; ++i) _mm_pause();
+#endif
+    }
+}
+
+// Asks the driver whether the next copy of each ring is over, and gives its slot on: how many others
+// can do something now. The mutex is let go meanwhile, for a pause after `fruitless` looks.
+int look(Pool& pool, int fruitless, std::unique_lock<std::mutex>& lock) {
+    struct Next {
+        Ring* ring;
+        void* event;
+        int status;
+    };
+    static thread_local std::vector<Next> all;
+    all.clear();
+    for (Ring* ring : pool.rings)
+        if (!ring->flying.empty()) all.push_back({ring, ring->flying.front()->event, 0});
+    if (all.empty()) return 0;
+    pool.looking = true;
+    lock.unlock();
+    pause_after(fruitless);
+    for (Next& next : all) next.status = next.ring->driver.query(next.event);
+    lock.lock();
+    pool.looking = false;
+    if (pool.closing) pool.looked.notify_all();
+    int found = 0;
+    for (auto [ring, event, status] : all) {
+        if (status == NOT_READY) continue;
+        if (status) ring->status = status;
+        (ring->up ? ring->free : ring->landed).push_back(ring->flying.front());
+        ring->flying.pop_front();
+        found += !ring->up || !ring->jobs.empty();
+    }
+    return found;
 }
 
 void copy_for_ever(Pool& pool) {
     std::unique_lock<std::mutex> lock(pool.mutex);
+    int fruitless = 0;
     for (Task task;;) {
-        if (find_task(pool, task))
+        if (!pool.looking) {
+            const int found = look(pool, fruitless, lock);
+            if (found) fruitless = 0;
+            for (int others = std::min(found - 1, pool.idle); others > 0; --others)
+                pool.work.notify_one();
+        }
+        if (find_task(pool, task)) {
+            if (pool.idle && !pool.looking && something_flies(pool)) pool.work.notify_one();
             perform(pool, task, lock);
-        else
+            fruitless = 0;
+        } else if (!pool.looking && something_flies(pool)) {
+            ++fruitless;
+        } else {
+            ++pool.idle;
             pool.work.wait(lock);
+            --pool.idle;
+            fruitless = 0;
+        }
     }
-}
-
-void watch(Pool& pool, Ring* ring) {
-    ring->driver.set_context(ring->context);
-    std::unique_lock<std::mutex> lock(pool.mutex);
-    for (;;) {
-        ring->taken_off.wait(lock, [&] { return ring->closing || !ring->flying.empty(); });
-        if (ring->flying.empty()) break;
-        Slot* slot = ring->flying.front();
-        ring->flying.pop_front();
-        lock.unlock();
-        const int status = ring->driver.synchronize(slot->event);
-        lock.lock();
-        if (status) ring->status = status;
-        if (ring->up)
-            ring->free.push_back(slot);
-        else
-            ring->landed.push_back(slot);
-        pool.work.notify_one();
-    }
-    lock.unlock();
-    delete ring;
 }
 
 }  // namespace
@@ -350,35 +460,34 @@ void* ring_open(Pool* pool, const Driver* driver, void* context, void* stream, i
     for (Slot& slot : ring->slots) ring->free.push_back(&slot);
     std::lock_guard<std::mutex> lock(pool->mutex);
     pool->rings.push_back(ring);
-    std::thread(watch, std::ref(*pool), ring).detach();
     return ring;
 }
 
-// For a ring whose copies have all ended.
+// For a ring whose copies have all ended. Blocks while its events are asked for.
 void ring_close(Pool* pool, Ring* ring) {
-    std::lock_guard<std::mutex> lock(pool->mutex);
+    std::unique_lock<std::mutex> lock(pool->mutex);
+    ++pool->closing;
+    pool->looked.wait(lock, [&] { return !pool->looking; });
+    --pool->closing;
     pool->rings.erase(std::find(pool->rings.begin(), pool->rings.end(), ring));
-    ring->closing = true;
-    ring->taken_off.notify_one();
+    delete ring;
 }
 
 void ring_submit(Pool* pool, Ring* ring, const Request* request) {
-    Job* job = new Job;
-    static_cast<Request&>(*job) = *request;
-    job->piece_width = std::min<size_t>(job->width, ring->slot_bytes);
-    job->piece_height = std::min<size_t>(job->height, ring->slot_bytes / job->piece_width);
-    job->across = (job->width + job->piece_width - 1) / job->piece_width;
-    job->pieces = job->across * ((job->height + job->piece_height - 1) / job->piece_height);
-    job->left = job->pieces;
-    size_t startable = job->pieces;  // read now: the job may be gone once the mutex is free
+    Job* job = new Job(*request);
+    size_t woken;
     {
         std::lock_guard<std::mutex> lock(pool->mutex);
-        startable = std::min(startable, ring->free.size());
+        const size_t each = job->left / std::max(1, pool->threads);
+        job->most = std::min(ring->slot_bytes, std::max(each, LEAST_PIECE));
+        if (ring->jobs.empty() && ring->filled.empty() && ring->flying.empty())
+            ring->handed_out = 0;
+        woken = std::min({job->left / job->most + 1, ring->free.size(), size_t(pool->idle)});
         ring->jobs.push_back(job);
         *request->accepted = 1;
     }
     // Outside the mutex, which all that wake want, and no more threads than can begin: the caller
     // holds Python's lock. Each slot that becomes free wakes one more.
-    for (; startable; --startable) pool->work.notify_one();
+    for (; woken; --woken) pool->work.notify_one();
 }
 }

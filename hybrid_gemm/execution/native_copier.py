@@ -23,7 +23,7 @@ from ..host.resources import cores
 # Threads for a device, and for all at least and at most: on hosts of one, two and four more gained
 # nothing (docs/results/copying2_h200.json, copying4_h200.json); on one of eight, 32 copied as fast
 # as 64 (links8_h200.json) and took fewer cores from the thread that starts all GPUs.
-EACH, LEAST, MOST = 6, 16, 32
+EACH, LEAST, MOST = 6, 12, 32
 STOPPED = -1
 _SOURCE = Path(__file__).with_name("native_copier.cpp")
 DRIVER = Path(__file__).with_name("native_driver.h")
@@ -51,7 +51,7 @@ def unavailable() -> str | None:
 
 @functools.cache
 def _library() -> ctypes.PyDLL:
-    # Its calls return at once, so they keep Python's lock; but for the one below that waits.
+    # Its calls return at once, so they keep Python's lock; but for those of `Pool` that wait.
     library = ctypes.PyDLL(str(compiler.build_library(_SOURCE, DRIVER)))
     library.pool_start.restype = library.ring_open.restype = c_void_p
     library.pool_grow.argtypes = [c_void_p, c_int]
@@ -60,7 +60,6 @@ def _library() -> ctypes.PyDLL:
         c_void_p, c_void_p, c_void_p, c_void_p, c_int, c_void_p, ctypes.c_size_t, c_int, c_void_p
     ]  # fmt: skip
     library.ring_submit.argtypes = [c_void_p, c_void_p, c_void_p]
-    library.ring_close.argtypes = [c_void_p, c_void_p]
     return library
 
 
@@ -77,6 +76,10 @@ class Pool:
         self.library = _library()
         self.handle = self.library.pool_start()
         self.submit = ctypes.cast(self.library.ring_submit, c_void_p).value
+        waiting = ctypes.CDLL(self.library._name)  # its calls let Python's lock go
+        self.close, self._finished = waiting.ring_close, waiting.pool_finished
+        self.close.argtypes, self.close.restype = [c_void_p, c_void_p], None
+        self._finished.argtypes, self._finished.restype = [c_void_p, c_void_p], c_uint64
         self._next, self._lock = 0, threading.Lock()
         self.ends: dict[int, tuple] = {}  # with what has to live so long
         threading.Thread(target=self._report, name="copied", daemon=True).start()
@@ -88,11 +91,9 @@ class Pool:
         return first
 
     def _report(self) -> None:
-        finished = ctypes.CDLL(self.library._name).pool_finished  # lets Python's lock go
-        finished.restype, finished.argtypes = c_uint64, [c_void_p, c_void_p]
         status = c_int()
         while True:
-            number = finished(self.handle, ctypes.byref(status))
+            number = self._finished(self.handle, ctypes.byref(status))
             end, *kept = self.ends.pop(number)
             end(status.value)
             del end, kept  # or the caller's memory would stay until the next copy
@@ -124,8 +125,7 @@ class Ring:
             self.pool.handle, table, calls.context, stream, up, memory.ctypes.data, slot_bytes,
             len(events), (c_void_p * len(events))(*events),
         )  # fmt: skip
-        close = self.pool.library.ring_close
-        weakref.finalize(self, close, self.pool.handle, self.handle).atexit = False
+        weakref.finalize(self, self.pool.close, self.pool.handle, self.handle).atexit = False
 
     def touch(self, array: np.ndarray) -> None:
         """Has the pages of fresh memory made by threads that have nothing to copy, without a change

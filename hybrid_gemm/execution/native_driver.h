@@ -20,6 +20,7 @@ struct Copy2D {
 };
 constexpr int UNIFIED = 4;   // CU_MEMORYTYPE_UNIFIED: the address tells where it is
 constexpr int STOPPED = -1;  // a status beside the driver's
+constexpr int NOT_READY = 600;  // CUDA_ERROR_NOT_READY: an event is yet to come
 
 struct Driver {  // addresses of the driver's functions
     int (*set_context)(void* context);
@@ -27,7 +28,7 @@ struct Driver {  // addresses of the driver's functions
     int (*copy_2d)(const Copy2D*, void* stream);
     int (*record)(void* event, void* stream);
     int (*wait)(void* stream, void* event, unsigned);
-    int (*synchronize)(void* event);
+    int (*query)(void* event);
 };
 
 struct Request {  // as native_copier.py gives it; height runs of width bytes

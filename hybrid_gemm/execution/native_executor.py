@@ -268,7 +268,7 @@ class Program:
         made = []
         for worker, stream in self._made_by:
             with self.devices[worker].using(stream):
-                made.append(stream.record())
+                made.append(stream.mark())
         return made
 
 

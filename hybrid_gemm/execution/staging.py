@@ -34,9 +34,9 @@ SLOT_BYTES = 16 << 20
 THREADS = 8  # a direction; enough to copy as fast as one link
 ENOUGH = 16  # for all devices together: more would wait for memory, and for Python
 SLOTS = 12  # a direction: some are on their way while threads fill others
-ALL_BYTES = 1 << 30  # of these slots of all devices at most; the native ones take 96 MiB a device
+ALL_BYTES = 1 << 30  # of these slots of all devices at most; the native ones take 128 MiB a device
 NATIVE_BYTES = 2 << 20  # a slot that needs no Python: it stays in the host's cache
-NATIVE_SLOTS = 24  # a direction: all threads at one, and some on their way
+NATIVE_SLOTS = 32  # a direction: all threads at one, and some on their way
 SMALL_BYTES = 1 << 20  # copied by the thread that asks: handing it over would take longer
 
 
@@ -63,7 +63,7 @@ class Ring:
                     return None
                 with self.device.using(self.stream):
                     memory = self.device.pinned(NATIVE_SLOTS * NATIVE_BYTES)
-                    self.events = [self.stream.record() for _ in range(NATIVE_SLOTS)]
+                    self.events = [self.stream.mark(timed=False) for _ in range(NATIVE_SLOTS)]
                 self._native = native_copier.Ring(
                     calls, self.stream.pointer, memory, NATIVE_BYTES,
                     [event.ptr for event in self.events], up=self.up,

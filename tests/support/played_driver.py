@@ -71,7 +71,7 @@ class Driver:
             "cuMemcpy2DAsync_v2": [ctypes.POINTER(_Copy2D), c_void_p],
             "cuEventRecord": [c_void_p, c_void_p],
             "cuStreamWaitEvent": [c_void_p, c_void_p, c_uint],
-            "cuEventSynchronize": [c_void_p],
+            "cuEventQuery": [c_void_p],
         }
         functions = [
             ctypes.CFUNCTYPE(c_int, *kinds[name])(self._native(name, getattr(self, name)))
@@ -123,7 +123,7 @@ class Driver:
         assert self.events[event].seconds, "nobody has recorded it"
         self.log("wait", stream, event)
 
-    def cuEventSynchronize(self, event):
+    def cuEventQuery(self, event):
         pass
 
 

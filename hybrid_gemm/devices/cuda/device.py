@@ -201,7 +201,7 @@ class CudaDevice(KernelDevice):
         pools.free_outliving()
 
     def __del__(self) -> None:
-        if sys.is_finalizing():
+        if sys is None or sys.is_finalizing():  # None: modules are taken apart already
             return
         residue_products.forget(self)
         kept = self.__dict__

@@ -62,12 +62,11 @@ _EARLY = Attribute(6, 0, (1,))  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIAL
 # What native threads call, in the order in which they know them.
 _NATIVE = (
     "cuCtxSetCurrent", "cuMemcpyAsync", "cuMemcpy2DAsync_v2", "cuEventRecord",
-    "cuStreamWaitEvent", "cuEventSynchronize",
+    "cuStreamWaitEvent", "cuEventQuery",
 )  # fmt: skip
 SIGNATURES = {
     "cuCtxGetCurrent": (c_void_p,),
     "cuCtxSetCurrent": (c_void_p,),
-    "cuEventSynchronize": (c_void_p,),
     "cuMemcpyAsync": (c_uint64, c_uint64, c_size_t, c_void_p),
     "cuMemcpy2DAsync_v2": (ctypes.POINTER(_Copy2D), c_void_p),
     "cuEventRecord": (c_void_p, c_void_p),
@@ -146,7 +145,7 @@ def current_context() -> int:
 @dataclass(frozen=True)
 class Calls:
     """What a thread without Python needs to copy to and from a GPU: addresses of the driver's
-    functions (set context, copy, copy in 2-D, record, wait, synchronize with an event), and the
+    functions (set context, copy, copy in 2-D, record, wait, whether an event is over), and the
     GPU's context."""
 
     functions: tuple[int, ...]
