@@ -31,9 +31,11 @@ from .devices.strassen import Strassen
 from .errors import DTypeError, UsageError, counted, shortage_in_words, time_in_words
 from .execution.checked_device import CheckedDevice, checked_devices
 from .execution.checks import Checks
+from .execution.kept_programs import NATIVE
 from .execution.local import LocalExecutor
 from .execution.plan_maker import PlanMaker
 from .execution.read_ahead import Reading
+from .execution.repeated_calls import RepeatedCalls
 from .execution.single_cpu import SingleCpuExecutor
 from .execution.single_gpu import SingleGpuExecutor, most_hosted
 from .execution.stacks_on_gpu import multiply_of_host
@@ -44,7 +46,7 @@ from .planning.plan import NOWHERE, Homes, Plan
 from .problem import Problem, Scalar, op_of
 
 # What a `Runner` keeps between products, and gives back when it is closed.
-_KEPT = ("devices", "plans", "_single_gpus", "_hosted", "_executor")
+_KEPT = ("devices", "plans", "_single_gpus", "_hosted", "_executor", "_repeated")
 
 
 @dataclass(frozen=True)
@@ -152,6 +154,9 @@ class Runner:
             ways = []
         self._hosted: Callable | None = ways[0] if ways else None  # for arrays of the host
         self._executor = LocalExecutor(self.plans, self._single_gpus)
+        self._repeated: RepeatedCalls | None = None
+        if not opened[0].host_memory:
+            self._repeated = RepeatedCalls(self._executor.threads.kept, self.devices)
 
     @property
     def threads(self) -> int:
@@ -393,10 +398,19 @@ class Runner:
             done = self._hosted(a, b, c, alpha, beta, trans_a, trans_b, out)
             if done is not None:
                 return done
+        repeated, key = self._repeated, None
+        if hosted and c is None and repeated is not None:
+            key = repeated.key(a, b, alpha, beta, trans_a, trans_b, out)
+            done = repeated.gemm(key, a, b, out)
+            if done is not None:
+                return done
         arrays = CallerArrays.of(a, b, c, out, trans_a=trans_a, trans_b=trans_b)
         problem = self.plans.settle(arrays.problem(alpha=alpha, beta=beta))
         if not problem.is_complex:
-            return self._run(arrays, problem, described=False).c
+            done = self._run(arrays, problem, described=False)
+            if repeated and key and done.executor == NATIVE and done.c.dtype == problem.out_dtype:
+                repeated.note(key, arrays, done.plan, done.variant, done.c)
+            return done.c
         with shortage_in_words(problem):
             if self._by_three(problem):
                 arrays.check(problem, self.devices[0])

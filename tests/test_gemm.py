@@ -394,3 +394,13 @@ def test_out_of_another_dtype_gets_the_finished_product(device, dtype, into, hig
     assert gemm(a, b, device=device, out=out, **options) is out
     with np.errstate(over="ignore"):
         np.testing.assert_array_equal(out, expected.astype(into))
+
+
+@pytest.mark.parametrize("bad", [True, 1 + 0j], ids=str)
+def test_a_call_that_was_known_does_not_let_wrong_factors_in(device, bad):
+    runner, a = Runner(device=device), np.ones((32, 32), "f4")
+    for name in ("alpha", "beta"):
+        for _ in range(2):
+            runner.gemm(a, a, a, **{name: 1.0})
+        with pytest.raises(DTypeError, match=f"{name} must be a real number"):
+            runner.gemm(a, a, a, **{name: bad})

@@ -26,6 +26,7 @@ from .worker import Worker
 
 NATIVE = "native"
 _MOST = 64  # kinds of runs
+Alike = tuple  # what runs have in common: see `alike_of`
 _NEW = "the first product of its kind"
 
 
@@ -52,31 +53,46 @@ class KeptPrograms:
         """Carries out a run that is a program's, where its room is to be had where it was: so
         nothing of it is made anew. Otherwise None, and nothing was done."""
         matrices = _matrices(operands)
-        spans = _spans(matrices)
+        spans = spans_of(matrices)
         if _unfit(matrices, spans) is not None:
             return None
-        alike = _alike(plan, variant, matrices, spans, devices[0])
+        alike = alike_of(plan, variant, matrices, spans, devices[0])
+        clock = Clock({w.index: devices[w.device] for w in plan.workers})
+        fresh = operands.out.array if operands.fresh else None
+        if not self.carry_out(alike, devices, _starts(spans), fresh, progress, clock):
+            return None
+        return Execution(clock.timeline(), clock.total_ms, plan, executor=NATIVE)
+
+    def carry_out(
+        self, alike: Alike, devices: Sequence[Device], starts: Sequence[int],
+        fresh: np.ndarray | None, progress: Callable[[int], None] | None = None,
+        clock: Clock | None = None,
+    ) -> bool:  # fmt: skip
+        """As `again`, for runs that have this in common, with the host's matrices at `starts`;
+        `fresh` is an `out` without pages. A `clock` is given the run's activities."""
         room = self._rooms.get(alike)
         if room is None:
-            return None
+            return False
         with contextlib.ExitStack() as stack:
             try:
                 place = stack.enter_context(room.taken())
             except MemoryError:  # others have it: a plan that looks how much there is comes first
                 self._rooms.drop(alike)
-                return None
+                return False
             _plan, program = self._known.get((alike, place)) or (None, "")
             if not isinstance(program, Program):
-                return None
+                return False
             for device in devices:
                 stack.enter_context(device.session())
-            clock = Clock({w.index: devices[w.device] for w in plan.workers})
-            clock.start()
-            if operands.fresh:
-                staging.make_pages(program.devices.values(), operands.out)
-            clock.marks = program.carry_out(_starts(spans), operands.fresh, progress)
-            clock.stop()
-        return Execution(clock.timeline(), clock.total_ms, plan, executor=NATIVE)
+            if clock:
+                clock.start()
+            if fresh is not None:
+                staging.make_pages(program.devices.values(), fresh)
+            marks = program.carry_out(starts, fresh is not None, progress)
+            if clock:
+                clock.marks = marks
+                clock.stop()
+        return True
 
     def execute(self, run: Run, workers: list[Worker]) -> str:
         """Carries out a run whose plan holds everything at once; gives who did, in words."""
@@ -87,7 +103,7 @@ class KeptPrograms:
         key = _key(run, workers)
         _plan, known = self._known.get(key) or (None, "")
         if isinstance(known, Program):  # whose room was not to be had at first
-            starts = _starts(_spans(_matrices(run.operands)))
+            starts = _starts(spans_of(_matrices(run.operands)))
             run.clock.marks = known.carry_out(starts, run.operands.fresh, run.progress)
             self._rooms.put(key[0], Room.of(run, workers))
             return NATIVE
@@ -109,7 +125,7 @@ class KeptPrograms:
                 raise Unfit(commands.unfit)
             made = Program(
                 commands.noted, run.clock.marks, {w.index: w.device for w in workers},
-                _hosts(_spans(_matrices(run.operands))),
+                _hosts(spans_of(_matrices(run.operands))),
                 [*run.blocks.taken, *(w.taken for w in workers)],
             )  # fmt: skip
         except Unfit as why:
@@ -129,7 +145,7 @@ def _why_not(run: Run) -> str | None:
     if any(device.calls() is None for device in run.devices):
         return "its devices are not GPUs"
     matrices = _matrices(run.operands)
-    return _unfit(matrices, _spans(matrices))
+    return _unfit(matrices, spans_of(matrices))
 
 
 def _unfit(matrices: list[Operand], spans: list[range]) -> str | None:
@@ -150,12 +166,13 @@ def _matrices(operands: Operands) -> list[Operand]:
     return [operands.a, operands.b, *added, operands.out]
 
 
-def _spans(matrices: list[Operand]) -> list[range]:
+def spans_of(matrices: Sequence[Operand]) -> list[range]:
     """The addresses of each matrix."""
-    return [_span(x.array) for x in matrices]
+    return [span_of(x.array) for x in matrices]
 
 
-def _span(array: np.ndarray) -> range:
+def span_of(array: np.ndarray) -> range:
+    """The addresses of an array."""
     steps = zip(array.shape, array.strides, strict=True)
     size = sum((n - 1) * step for n, step in steps) + array.itemsize
     start = address(array)
@@ -172,9 +189,9 @@ def _starts(spans: list[range]) -> list[int]:
     return [x.start for x in _hosts(spans)]
 
 
-def _alike(
-    plan: Plan, variant: Variant, matrices: list[Operand], spans: list[range], device: Device
-) -> tuple:
+def alike_of(
+    plan: Plan, variant: Variant, matrices: Sequence[Operand], spans: list[range], device: Device
+) -> Alike:
     """What runs alike have in common: all that their commands have in them, but for the addresses
     of the host's matrices, and of what is in their room."""
     hosts = _hosts(spans)
@@ -186,8 +203,8 @@ def _alike(
     return (id(plan), variant, *lie)
 
 
-def _key(run: Run, workers: list[Worker]) -> tuple[tuple, Place]:
+def _key(run: Run, workers: list[Worker]) -> tuple[Alike, Place]:
     """What runs of one program have in common."""
     matrices = _matrices(run.operands)
-    alike = _alike(run.plan, run.variant, matrices, _spans(matrices), run.devices[0])
+    alike = alike_of(run.plan, run.variant, matrices, spans_of(matrices), run.devices[0])
     return alike, place_of(run, workers)

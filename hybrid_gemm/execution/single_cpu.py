@@ -115,7 +115,8 @@ class SingleCpuExecutor:
     ) -> tuple | None:
         """What `_work_out` says, worked out once for arrays of these shapes and dtypes."""
         key = (
-            a.shape, a.dtype, b.shape, b.dtype, alpha, beta, trans_a, trans_b,
+            a.shape, a.dtype, b.shape, b.dtype, alpha, type(alpha), beta, type(beta), trans_a,
+            trans_b,
             c is None or (c.shape, c.dtype), out is None or (out.shape, out.dtype),
         )  # fmt: skip
         try:

@@ -170,7 +170,8 @@ class SingleGpuExecutor:
         try:
             key = (
                 a.shape, a.stride(), a.dtype, b.shape, b.stride(), b.dtype, c is None,
-                out is None or (out.shape, out.stride(), out.dtype), alpha, beta, trans_a, trans_b,
+                out is None or (out.shape, out.stride(), out.dtype), alpha, type(alpha), beta,
+                type(beta), trans_a, trans_b,
             )  # fmt: skip
             return self.known_tensors[key]
         except KeyError:
@@ -197,7 +198,7 @@ class SingleGpuExecutor:
             a.shape, a.strides, a.dtype.char, b.shape, b.strides, b.dtype.char,
             c is None or (c is out, type(c), c.shape, c.strides, c.dtype.char),
             out is None or (type(out), out.shape, out.strides, out.dtype.char),
-            alpha, beta, trans_a, trans_b,
+            alpha, type(alpha), beta, type(beta), trans_a, trans_b,
         )  # fmt: skip
         try:
             return self.known[key]

@@ -18,7 +18,6 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from ..arrays.caller_arrays import cast_into
-from ..arrays.operand import Operand
 from ..arrays.strides import address, leading, runs
 from ..devices.base import Device
 from ..devices.cuda import driver
@@ -255,15 +254,12 @@ def link(device: Device) -> Link:
         return _links[device.port]
 
 
-def make_pages(devices: Iterable[Device], out: Operand) -> None:
+def make_pages(devices: Iterable[Device], out: np.ndarray) -> None:
     """Has the pages of a fresh `out` in host memory made by the threads that will write it."""
     ports = list({device.port: device for device in devices if not device.host_memory}.values())
-    if out.home is not None:
-        return
-    rows = len(out.array)
     for i, device in enumerate(ports):
-        share = slice(i * rows // len(ports), (i + 1) * rows // len(ports))
-        link(device).touch(out.array[share])
+        share = slice(i * len(out) // len(ports), (i + 1) * len(out) // len(ports))
+        link(device).touch(out[share])
 
 
 def drop_links() -> None:

@@ -145,8 +145,9 @@ class ThreadRun:
 
     def _multiply(self) -> None:
         run, workers = self.run, self.workers
-        if run.operands.fresh and self.reduction.on_device:
-            staging.make_pages([w.device for w in workers], run.operands.out)
+        out = run.operands.out
+        if run.operands.fresh and out.home is None and self.reduction.on_device:
+            staging.make_pages([w.device for w in workers], out.array)
         queued = not run.plan.turns_in_memory and self.reduction.on_device
         if queued and all(device.queues for device in run.devices):
             self.executor = self.programs.execute(run, workers)
