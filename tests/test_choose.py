@@ -6,7 +6,7 @@ import pytest
 
 from hybrid_gemm import catalog
 from hybrid_gemm.errors import UsageError
-from hybrid_gemm.kernel_choice import compute_modes
+from hybrid_gemm.kernel_choice import compute_modes, fitted
 from hybrid_gemm.kernel_choice.choose import choose
 from hybrid_gemm.kernel_choice.tables import Machine
 from hybrid_gemm.problem import Problem
@@ -31,14 +31,19 @@ class Facts:
 HOPPER, EMULATOR, CPU = Facts("cuda", 90, 132), Facts("emulator"), Facts("cpu")
 
 
-def chosen(facts, problem=SQUARE, *, kernel=None, compute="fp32", own=False, products=None):
+def chosen(
+    facts, problem=SQUARE, *, kernel=None, compute="fp32", own=False, products=None, panels=None
+):
     variant = catalog.get(kernel).variant() if kernel else None
     arithmetic = compute_modes.arithmetic_for(
         compute, variant, kind=facts.kind, arch=facts.capability
     )
     settled = arithmetic.settle(problem)
     products = [(problem.m, problem.n, problem.k)] if products is None else products
-    return choose(settled, products, facts, chosen=variant, own=own, arithmetic=arithmetic)
+    return choose(
+        settled, products, facts, chosen=variant, own=own, arithmetic=arithmetic,
+        panels=panels or {},
+    )  # fmt: skip
 
 
 def test_a_named_kernel_is_taken_because_it_was_asked_for():
@@ -83,3 +88,35 @@ def test_a_kernel_that_cannot_is_refused_with_its_reason():
 def test_nothing_to_multiply_needs_no_table():
     variant, why = chosen(HOPPER, replace(SQUARE, m=0), products=[])
     assert (variant.name, why) == ("naive", "the default on the cuda")
+
+
+def together_us(variant, mode, panels):
+    """What a variant should take for so many products of each sides."""
+    model, machine = fitted.model(HOPPER.machine("float32"), mode), HOPPER.machine("float32")
+    return sum(n * model.times_us(x, "nn", machine)[variant] for x, n in panels.items())
+
+
+@pytest.mark.parametrize("compute, mode", [("fp32", "float32"), ("tf32", "tf32")])
+def test_several_panels_get_what_is_fastest_for_all_of_them(compute, mode):
+    better = 0
+    for n in (2048, 4096, 6144, 8192, 12288):
+        problem = replace(SQUARE, m=n, n=n, k=n, compute=compute)
+        for rows, columns in ((n // 4, n), (n // 8, n // 2), (n // 4, n // 4)):
+            panels = {(rows, columns, n): 3, (rows // 2, columns, n): 2}
+            whole, _why = chosen(HOPPER, problem, compute=compute)
+            found, why = chosen(HOPPER, problem, compute=compute, panels=panels)
+            if found == whole:
+                continue
+            better += 1
+            assert why.endswith("for 5 panels") and found.kernel.role == whole.kernel.role
+            assert together_us(found, mode, panels) < together_us(whole, mode, panels)
+    assert better >= 3
+
+
+def test_one_panel_is_chosen_for_as_ever_and_a_named_kernel_stays():
+    whole = chosen(HOPPER, replace(SQUARE, m=2048))
+    assert chosen(HOPPER, replace(SQUARE, m=2048), panels={(2048, 4096, 4096): 1}) == whole
+    many = {(256, 4096, 4096): 8}
+    assert chosen(HOPPER, kernel="shared_tile", panels=many)[1] == "asked for"
+    assert not chosen(HOPPER, own=True, panels=many)[0].kernel.library
+    assert chosen(EMULATOR, panels=many) == chosen(EMULATOR)

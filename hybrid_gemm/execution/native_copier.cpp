@@ -26,7 +26,7 @@
 namespace {
 
 constexpr size_t PAGE = 4096, HUGE_PAGE = 2 << 20;
-// All threads should have a piece of a small copy; smaller ones than this take as long.
+// Smaller pieces take as long.
 constexpr size_t LEAST_PIECE = 256 << 10;
 // The one thread that asks the driver sleeps in between after so many times in vain: some
 // milliseconds, as between the pieces of a product that takes long.
@@ -40,7 +40,6 @@ struct Piece {  // in bytes and runs
 
 struct Job : Request {
     size_t x = 0, y = 0;             // where the next piece begins
-    size_t most;                     // bytes of a piece
     size_t unsent = width * height;  // bytes that the stream does not have
     size_t left = width * height;    // and bytes that are not where they should be
     bool begun = false;
@@ -64,6 +63,7 @@ struct Ring {
     std::deque<Slot*> free;  // the last one used is taken first: it may still be in the cache
     std::deque<Slot*> filled, flying, landed;  // of uploads; what the stream has; of downloads done
     std::deque<Job*> jobs;                     // with pieces to be handed out
+    size_t waiting = 0;                        // bytes of jobs that are not handed out
     int handed_out = 0;                        // pieces, since nothing was under way
     bool sending = false;                      // by a thread
     int status = 0;                            // what the driver said of a copy
@@ -258,16 +258,19 @@ Piece next_piece(Job& job, size_t most) {
 }
 
 // The next piece of a ring, in a slot. Its copy is left out where the job has a status. The first
-// ones are small, so that the stream soon has something to do.
+// ones are small, so that the stream soon has something to do, and the last ones, so that all
+// threads have one.
 Slot* take_piece(const Pool& pool, Ring& ring) {
     Job* job = ring.jobs.front();
     Slot* slot = ring.free.back();
     ring.free.pop_back();
     slot->job = job;
-    size_t most = job->most;
-    if (ring.up && ring.handed_out++ < pool.threads)
-        most = std::min(most, std::max(most / 4, LEAST_PIECE));
+    const int threads = std::max(1, pool.threads);
+    size_t most = ring.waiting / threads;
+    if (ring.up && ring.handed_out++ < threads) most = std::min(most, ring.slot_bytes / 4);
+    most = std::min(ring.slot_bytes, std::max(most, LEAST_PIECE));
     slot->piece = next_piece(*job, most);
+    ring.waiting -= slot->piece.bytes();
     if (job->y == job->height) ring.jobs.pop_front();
     const int stopped = __atomic_load_n(job->stopped, __ATOMIC_RELAXED);
     if (!job->status && (ring.status || stopped)) job->status = ring.status ? ring.status : STOPPED;
@@ -478,11 +481,10 @@ void ring_submit(Pool* pool, Ring* ring, const Request* request) {
     size_t woken;
     {
         std::lock_guard<std::mutex> lock(pool->mutex);
-        const size_t each = job->left / std::max(1, pool->threads);
-        job->most = std::min(ring->slot_bytes, std::max(each, LEAST_PIECE));
         if (ring->jobs.empty() && ring->filled.empty() && ring->flying.empty())
             ring->handed_out = 0;
-        woken = std::min({job->left / job->most + 1, ring->free.size(), size_t(pool->idle)});
+        ring->waiting += job->left;
+        woken = std::min({job->left / LEAST_PIECE + 1, ring->free.size(), size_t(pool->idle)});
         ring->jobs.push_back(job);
         *request->accepted = 1;
     }

@@ -156,6 +156,7 @@ class PlanMaker:
         return choose(
             plan.problem, plan.products, self.devices[0], chosen=self.kernel,
             own=self.options.kernel == "own", arithmetic=self.arithmetic, layout=layouts,
+            panels=plan.multiplied,
         )  # fmt: skip
 
     def alone(self, problem: Problem, layouts: str, device: Device) -> Variant | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -21,6 +21,7 @@ AUTO = {"cpu": ("blas",), "emulator": ("double_buffered", "shared_tile", "naive"
 AUTO_ELSEWHERE = ("naive",)
 
 Sides = tuple[int, int, int]  # m, n, k
+_NONE: Mapping[Sides, int] = {}
 
 
 class Facts(Protocol):
@@ -45,11 +46,14 @@ def choose(
     own: bool,
     arithmetic: Arithmetic,
     layout: str = "nn",
+    panels: Mapping[Sides, int] = _NONE,
 ) -> tuple[Variant, str]:
     """The kernel for a plan's products, and why it is this one, in a few words.
 
     `problem` is settled (`Arithmetic.settle`). `products` are m, n and k of all that the plan
-    multiplies, the largest first (`Plan.products`); none if nothing is multiplied. `chosen` is the
+    multiplies, the largest first (`Plan.products`); none if nothing is multiplied. `panels` says
+    how many of each are started (`Plan.multiplied`), where one kernel is to be fastest for all of
+    them together. `chosen` is the
     kernel that was named, `own` leaves libraries out, `layout` are the storage orders of op(A) and
     op(B), such as "nt". Raises `UsageError` with every reason if no kernel can multiply them.
     """
@@ -69,11 +73,12 @@ def choose(
                 machine, largest, layout, own=own, ask=facts.library_launch
             )
             if found:
-                return found
+                return on_gpu.for_panels(machine, largest, layout, panels, found, own=own)
         why = "asked for" if chosen else "the one for tensor cores here"
         return arithmetic.variant_for(largest, facts.processors), why
     if machine:
-        return on_gpu.strict(machine, largest, layout, own=own, ask=facts.library_launch)
+        found = on_gpu.strict(machine, largest, layout, own=own, ask=facts.library_launch)
+        return on_gpu.for_panels(machine, largest, layout, panels, found, own=own)
     if chosen:
         return _first_able([chosen], problem, products, facts), "asked for"
     names = AUTO.get(facts.kind, AUTO_ELSEWHERE)

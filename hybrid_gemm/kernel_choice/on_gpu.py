@@ -8,12 +8,13 @@ is none for the dtype, what a rough model of times prefers (`time_model.py`).
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from ..catalog import Variant
 from ..problem import NARROW, Problem
 from . import fitted, tables
+from .costs import Sides
 from .fitted import Choice
 from .library_kernels import Launched
 from .tables import Machine
@@ -31,7 +32,7 @@ def forget() -> None:
     """Has tables and models read again from now on, because one was written."""
     tables.forget()
     for known in (
-        fitted.model, fitted.fastest, fitted.best_tflops, _known, _rows,
+        fitted.model, fitted.fastest, fitted.fastest_of, fitted.best_tflops, _known, _rows,
     ):  # fmt: skip
         known.cache_clear()
 
@@ -58,6 +59,25 @@ def strict(
         min(possible, key=lambda v: (predict_us(v, machine, problem), -v.kernel.rung)),
         "by the cost model",
     )
+
+
+def for_panels(
+    machine: Machine, problem: Problem, layout: str, panels: Mapping[Sides, int],
+    found: tuple[Variant, str], *, own: bool,
+) -> tuple[Variant, str]:  # fmt: skip
+    """The variant for several products, so many of each m, n and k, in the arithmetic of the one
+    that was `found` for the whole: that one, unless another should take less time for all of them
+    together."""
+    whole = found[0]
+    mode = mode_of(problem)
+    if mode in ("fp32x3", "tf32") and whole.kernel.role != "tensor":
+        mode = "float32"
+    if sum(panels.values()) < 2 or mode not in fitted.OPERANDS:
+        return found
+    choice = fitted.fastest_of(machine, mode, tuple(panels.items()), layout, whole, own=own)
+    if choice is None:
+        return found
+    return choice.variant, f"{choice.why} for {sum(panels.values())} panels"
 
 
 def next_fastest(

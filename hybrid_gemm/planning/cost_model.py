@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from ..problem import Problem
 from .hardware import DeviceSpec, Disk, Links, Rates
 from .partition import Box, Grid
-from .pipeline import Pace, finished_ms
+from .pipeline import Pace, Runs, finished_ms
 from .plan import Panel, Plan
 
 # Where a run overlaps its phases, those that are not the longest add about one piece of so many.
@@ -24,17 +24,20 @@ QUICKER = {"fp32x3": 3.9, "tf32": 7.0, "fp64x": 1.5, "narrow": 13.9}
 # (measured when such calls were made cheap), a run before its first byte is on its way and after
 # the last one left its GPU, and a panel of one worker to start; what each further GPU adds to that,
 # and a strip's sum. From runs of docs/results/host2_before_h100.json: docs/notes/several-gpus.md.
-CALL_MS = {"pinned": 0.14, "pageable": 0.5}
-FIRST_MS = {"pinned": 0.3, "pageable": 0.9}
-LAST_MS = {"pinned": 0.05, "pageable": 0.6}
-START_PANEL_MS = {"pinned": 0.15, "pageable": 0.25}
+CALL_MS = {"pinned": 0.12, "pageable": 0.2}
+FIRST_MS = {"pinned": 0.1, "pageable": 0.82}
+LAST_MS = {"pinned": 0.07, "pageable": 0.42}
+START_PANEL_MS = {"pinned": 0.07, "pageable": 0.04}
 START_MORE_MS = {"pinned": 0.01, "pageable": 0.025}
 START_SUM_MS = 0.06
 SHARE_OF_RATE = 0.95  # of the best rate known, that products of panels reach
-PRODUCT_MS = 0.012  # what passes between two products
-# Of a link's rate alone: what copies reach, and those in runs of less than so many bytes that lie
-# further apart.
-STRAIGHT_SHARE, SHORT_SHARE, SHORT_BYTES = 0.93, 0.62, 32 << 10
+PRODUCT_MS = 0.014  # what passes between two products
+# Of a link's rate alone: what copies from page-locked memory reach; and of that, those in runs of
+# less than so many bytes that lie over more than so many in all. Of the rates measured through
+# slots: what plans reach, whose copies go on at once.
+STRAIGHT_SHARE = 1.0
+SHORT_SHARES = ((512 << 20, 32 << 10, 0.62), (256 << 20, 16 << 10, 0.75))
+THROUGH_SLOTS_SHARE = 1.2
 # Where copies through slots were not measured: what they reach of a link's rate, and of that of so
 # many threads within host memory.
 STAGED_SHARE, COPYING_SHARE, COPYING_THREADS = 0.65, 0.9, 16
@@ -274,14 +277,10 @@ def _pace(plan: Plan, found: Links) -> Pace:
     count = _count(plan)
     specs = {spec.unit: spec for spec in plan.devices}
 
-    def link(alone: float) -> Callable[[int, int], float]:
+    def link(alone: float) -> Callable[[Runs], float]:
         if not plan.page_locked:
-            return lambda run, apart: alone
-
-        def straight(run: int, apart: int) -> float:
-            return alone * (SHORT_SHARE if run < SHORT_BYTES < apart else STRAIGHT_SHARE)
-
-        return straight
+            return lambda runs: alone * THROUGH_SLOTS_SHARE
+        return lambda runs: alone * STRAIGHT_SHARE * _share_of_runs(runs)
 
     if plan.page_locked:  # copies both ways share their links alike
         up, down, both = (each(x, count) for x in (found.h2d, found.d2h, found.both))
@@ -304,6 +303,13 @@ def _pace(plan: Plan, found: Links) -> Pace:
         link(up), link(down), beside, each(found.peers, count),
         _start_panel_ms(plan), START_SUM_MS, FIRST_MS[_memory(plan)], product, split, add,
     )  # fmt: skip
+
+
+def _share_of_runs(runs: Runs) -> float:
+    """What copies of such runs from page-locked memory reach of a link's rate."""
+    over = runs.apart * runs.number if runs.size < runs.apart else 0
+    fitting = (share for far, short, share in SHORT_SHARES if over > far and runs.size < short)
+    return next(fitting, 1.0)
 
 
 def _product_ms(problem: Problem, spec: DeviceSpec, m: int, n: int, k: int) -> float:

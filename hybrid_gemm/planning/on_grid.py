@@ -66,15 +66,20 @@ class Task:
 @dataclass(frozen=True)
 class Pieces:
     """In which parts operands come from the host. A part of B has about `columns` columns (0: as
-    many as the arithmetic is known to want); all of B has come with one `lead`th of A."""
+    many as the arithmetic is known to want); all of B has come with one `lead`th of A. Parts may be
+    `finer` times as fine as others, in rows, columns and bytes."""
 
     columns: int = 0
     lead: int = 1
+    finer: int = 1
 
 
 # Small parts of both in turn let products start early, and keep them busy where they take longest.
 # Where copies do, B comes first: then each part of A makes whole rows of C, which leave in one run.
-PIECES = (Pieces(), Pieces(2048, 4), Pieces(4096, 4), Pieces(8192, 4), Pieces(8192, 16))
+PIECES = (
+    Pieces(), Pieces(2048, 4), Pieces(4096, 4), Pieces(8192, 4), Pieces(8192, 16),
+    Pieces(finer=2), Pieces(lead=4, finer=2),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -220,13 +225,13 @@ class _OnGrid:
     def _cut(self, operand: str, span: Span) -> tuple[Span, ...]:
         """The parts in which a turn's block of A (`span` are its rows) or B (its columns)
         comes."""
-        problem = self.task.problem
-        most, columns = len(span) // PART_SIDE[operand], self.cuts.pieces.columns
-        if operand == "B" and columns:
-            most = len(span) // columns
+        problem, pieces = self.task.problem, self.cuts.pieces
+        most = len(span) * pieces.finer // PART_SIDE[operand]
+        if operand == "B" and pieces.columns:
+            most = len(span) // pieces.columns
         elif operand == "B" and (problem.compute == "tf32" or problem.operands != problem.dtype):
             most = min(most // 2, max(2, len(span) // QUICK_SIDE))
-        size = len(span) * self.depth * problem.operand_size
+        size = len(span) * self.depth * problem.operand_size * pieces.finer
         return tuple(
             cut_span(span, max(1, min(MOST_PARTS, most, size // PART_BYTES)), self.align)
         )  # fmt: skip

@@ -8,6 +8,7 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from .partition import Box
 from .plan import Block, Panel, Plan, Strip
@@ -15,22 +16,30 @@ from .plan import Block, Panel, Plan, Strip
 _MS = 1e-6  # ms a byte at 1 GB/s
 
 
+class Runs(NamedTuple):
+    """Bytes that lie one after the other in host memory, from the beginning of one run to that of
+    the next, and how many there are."""
+
+    size: int
+    apart: int
+    number: int
+
+
 @dataclass(frozen=True)
 class Pace:
     """How fast each GPU works while all do.
 
-    `up(run, apart)` and `down` are the rates of its link to the host for copies in runs of so many
-    bytes that begin so many apart; `beside` is the share of its rate that a download has while
-    uploads go on, which were all asked for before it. `peer` is the rate of its links to other
-    GPUs. `start` and `start_sum`
-    are what the thread that starts everything takes for a product and for a sum of a strip, `first`
-    what passes before the first byte is on its way. `product(unit, panel, box)`,
-    `split(unit, bytes)` and `add(unit, bytes)` are ms of a product, of splitting operands that
+    `up(runs)` and `down` are the rates of its link to the host for copies of such runs; `beside` is
+    the share of its rate that a download has while uploads go on, which were all asked for before
+    it. `peer` is the rate of its links to other GPUs. `start` and `start_sum` are what the thread
+    that starts everything takes for a product and for a sum of a strip, `first` what passes before
+    the first byte is on its way. `product(unit, panel, box)`, `split(unit, bytes)` and
+    `add(unit, bytes)` are ms of a product, of splitting operands that
     came, and of adding partials.
     """
 
-    up: Callable[[int, int], float]
-    down: Callable[[int, int], float]
+    up: Callable[[Runs], float]
+    down: Callable[[Runs], float]
     beside: float
     peer: float
     start: float
@@ -97,7 +106,7 @@ class _Pipeline:
         return ends
 
     def _upload_ms(self, block: Block, part: int) -> float:
-        return self._bytes(block, part) * _MS / self.pace.up(*self._runs(block, part))
+        return self._bytes(block, part) * _MS / self.pace.up(self._runs(block, part))
 
     def _steps(self) -> Iterator[tuple[int, int, Panel, bool]]:
         """(worker, turn, panel, whether it is the panel's last) as they are started."""
@@ -141,12 +150,12 @@ class _Pipeline:
         across = block.cols if block.operand == "A" else block.rows
         return len(block.parts[part]) * len(across) * self.size
 
-    def _runs(self, block: Block, part: int) -> tuple[int, int]:
-        """Bytes of a part that lie one after the other in a row-major matrix, and from the
-        beginning of one such run to the next."""
+    def _runs(self, block: Block, part: int) -> Runs:
+        """Of a part in a row-major matrix."""
+        side, k, n = len(block.parts[part]), self.plan.problem.k, self.plan.problem.n
         if block.operand == "A":
-            return len(block.cols) * self.size, self.plan.problem.k * self.size
-        return len(block.parts[part]) * self.size, self.plan.problem.n * self.size
+            return Runs(len(block.cols) * self.size, k * self.size, side)
+        return Runs(side * self.size, n * self.size, len(block.rows))
 
     def _arrival(self, block: Block, part: int) -> float:
         """When a part is on a block's device."""
@@ -179,7 +188,8 @@ class _Pipeline:
             self.busy[unit] += adding  # products wait meanwhile
             made = self.peer[unit] + adding
         each = self.plan.result_size
-        rate = self.pace.down(len(strip.cols) * each, self.plan.problem.n * each)
+        runs = Runs(len(strip.cols) * each, self.plan.problem.n * each, len(strip.rows))
+        rate = self.pace.down(runs)
         taken = strip.elements * each * _MS / rate
         self.down[unit] = self._downloaded(unit, max(self.down[unit], made), taken)
 

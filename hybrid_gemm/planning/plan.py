@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -210,6 +210,17 @@ class Plan:
             shapes |= {(len(panel.rows), len(panel.cols), depth) for depth in depths[cell]}
         whole = len(largest.rows), len(largest.cols), len(largest.ks)
         return (whole, *sorted(shapes - {whole}, reverse=True))
+
+    @cached_property
+    def multiplied(self) -> Mapping[tuple[int, int, int], int]:
+        """How many products of each m, n, k all workers together start: one for each panel and
+        chunk of K."""
+        return Counter(
+            (len(panel.rows), len(panel.cols), len(box.ks))
+            for panel in self.panels
+            for worker in panel.workers
+            for box in self.workers[worker].tiles[panel.tile]
+        )
 
     @cached_property
     def split_once(self) -> bool:

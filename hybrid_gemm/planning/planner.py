@@ -25,7 +25,7 @@ from dataclasses import replace
 
 from ..errors import OutOfMemoryError, UsageError, in_words
 from ..problem import Problem
-from .cost_model import QUICKER, least_ms, predict_ms
+from .cost_model import QUICKER, is_hosted, least_ms, predict_ms
 from .hardware import DeviceSpec
 from .on_grid import LARGEST_PART_BYTES, PART_SIDE, PIECES, WHOLE, Cuts, Task, on_grid
 from .partition import Shape, candidates, sides
@@ -129,7 +129,7 @@ def _best(task: Task, shapes: Sequence[Shape]) -> Plan:
 
 def _in_other_pieces(task: Task, plan: Plan) -> Iterator[Plan]:
     """A plan from host arrays on GPUs with operands that come in other parts, or another order."""
-    if not plan.devices[0].on_gpu or plan.resident or plan.turns_in_memory or len(plan.panels) < 2:
+    if not plan.devices[0].on_gpu or plan.resident or plan.turns_in_memory or is_hosted(plan):
         return
     cuts = _whole_cuts(task, plan.grid)
     for pieces in PIECES[1:]:
