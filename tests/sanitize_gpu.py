@@ -1,5 +1,5 @@
-"""Every kernel variant at an odd shape on the GPU, and products on tensor cores, for
-compute-sanitizer to watch; one of the two with `kernels` or `tensor-cores` after it:
+"""Every kernel variant at an odd shape on the GPU, products on tensor cores, and sums of checks,
+for compute-sanitizer to watch; one of them with `kernels`, `tensor-cores` or `checks` after it:
 
 compute-sanitizer --tool memcheck python tests/sanitize_gpu.py
 compute-sanitizer --tool racecheck python tests/sanitize_gpu.py
@@ -9,5 +9,5 @@ import sys
 
 from support.checked_accesses import main
 
-for what in sys.argv[1:] or ("kernels", "tensor-cores"):
+for what in sys.argv[1:] or ("kernels", "tensor-cores", "checks"):
     main("cuda", what)

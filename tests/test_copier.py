@@ -212,7 +212,7 @@ def test_without_a_compiler_it_says_so():
 
 @pytest.mark.parametrize(
     "cores, devices, count",
-    [(2, 1, 2), (16, 1, 12), (32, 1, 12), (32, 2, 12), (64, 4, 24), (128, 8, 32), (32, 8, 32)],
+    [(2, 1, 2), (16, 1, 12), (32, 1, 12), (32, 2, 16), (64, 4, 24), (128, 8, 32), (32, 8, 32)],
 )
 def test_more_devices_have_more_threads(cores, devices, count, monkeypatch):
     monkeypatch.setattr(native_copier, "cores", lambda: cores)

@@ -347,6 +347,7 @@ def test_products_of_a_gpu(dtype, shapes, rng):
         a, b = map(cupy.asarray, host)
         expected = np.matmul(*[x.astype("c16") for x in host])
         out = cupy.zeros(expected.shape, dtype)
+        cupy.cuda.Device().synchronize()  # another stream would not wait for these
         with cupy.cuda.Stream(non_blocking=True) if trial > 5 else cupy.cuda.Stream.null:
             for made in (hybrid_gemm.matmul(a, b), hybrid_gemm.matmul(a, b, out=out)):
                 np.testing.assert_array_equal(made.get(), expected.astype(dtype))

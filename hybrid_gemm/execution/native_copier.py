@@ -20,10 +20,11 @@ from ..errors import HybridGemmError
 from ..host import compiler, forks
 from ..host.resources import cores
 
-# Threads for a device, and for all at least and at most: on hosts of one, two and four more gained
-# nothing (docs/results/copying2_h200.json, copying4_h200.json); on one of eight, 32 copied as fast
-# as 64 (links8_h200.json) and took fewer cores from the thread that starts all GPUs.
-EACH, LEAST, MOST = 6, 12, 32
+# Threads whatever there is to do, and more for each device; at most so many. On hosts of one, two
+# and four more gained nothing (docs/results/copying2_h200.json, copying4_h200.json), and of 16 cores
+# 12 were faster; on one of eight, 32 copied as fast as 64 (links8_h200.json) and took fewer cores
+# from the thread that starts all GPUs.
+BASE, EACH, MOST = 8, 4, 32
 STOPPED = -1
 _SOURCE = Path(__file__).with_name("native_copier.cpp")
 DRIVER = Path(__file__).with_name("native_driver.h")
@@ -65,7 +66,7 @@ def _library() -> ctypes.PyDLL:
 
 def threads(devices: int) -> int:
     """How many copy for so many devices together."""
-    return max(1, min(max(LEAST, EACH * devices), MOST, cores()))
+    return max(1, min(BASE + EACH * devices, MOST, cores()))
 
 
 class Pool:

@@ -20,10 +20,11 @@ PIECES = 8
 # How many times as fast as strict ones of the dtype products on tensor cores are, where their
 # rates are not known: 8192 on an H200, docs/tensor-cores.md.
 QUICKER = {"fp32x3": 3.9, "tf32": 7.0, "fp64x": 1.5, "narrow": 13.9}
-# Of calls that come again, by where the arrays lie: what a call takes besides the run's clock
-# (measured when such calls were made cheap), a run before its first byte is on its way and after
-# the last one left its GPU, and a panel of one worker to start; what each further GPU adds to that,
-# and a strip's sum. From runs of docs/results/host2_before_h100.json: docs/notes/several-gpus.md.
+# Of calls that come again, by where the arrays lie: what a call takes besides the run's clock, a
+# run before its first byte is on its way and after the last one left its GPU, and a panel of one
+# worker to start; what each further GPU adds to that, and a strip's sum. Fitted to
+# docs/results/pieces1_h200.json, those of further GPUs and sums to host2_before_h100.json:
+# docs/notes/several-gpus.md.
 CALL_MS = {"pinned": 0.12, "pageable": 0.2}
 FIRST_MS = {"pinned": 0.1, "pageable": 0.82}
 LAST_MS = {"pinned": 0.07, "pageable": 0.42}
@@ -32,12 +33,10 @@ START_MORE_MS = {"pinned": 0.01, "pageable": 0.025}
 START_SUM_MS = 0.06
 SHARE_OF_RATE = 0.95  # of the best rate known, that products of panels reach
 PRODUCT_MS = 0.014  # what passes between two products
-# Of a link's rate alone: what copies from page-locked memory reach; and of that, those in runs of
-# less than so many bytes that lie over more than so many in all. Of the rates measured through
-# slots: what plans reach, whose copies go on at once.
-STRAIGHT_SHARE = 1.0
-SHORT_SHARES = ((512 << 20, 32 << 10, 0.62), (256 << 20, 16 << 10, 0.75))
-THROUGH_SLOTS_SHARE = 1.2
+# What each run of less than `SHORT_BYTES` in page-locked memory takes besides, by the bytes over
+# which those of a copy lie: more than so many.
+SHORT_BYTES, SHORT_RUN_NS = 32 << 10, ((512 << 20, 110.0), (128 << 20, 35.0), (0, 15.0))
+THROUGH_SLOTS_SHARE = 1.2  # of the rates measured through slots, that plans' copies reach
 # Where copies through slots were not measured: what they reach of a link's rate, and of that of so
 # many threads within host memory.
 STAGED_SHARE, COPYING_SHARE, COPYING_THREADS = 0.65, 0.9, 16
@@ -280,7 +279,7 @@ def _pace(plan: Plan, found: Links) -> Pace:
     def link(alone: float) -> Callable[[Runs], float]:
         if not plan.page_locked:
             return lambda runs: alone * THROUGH_SLOTS_SHARE
-        return lambda runs: alone * STRAIGHT_SHARE * _share_of_runs(runs)
+        return functools.partial(_straight_gbps, alone)
 
     if plan.page_locked:  # copies both ways share their links alike
         up, down, both = (each(x, count) for x in (found.h2d, found.d2h, found.both))
@@ -305,11 +304,13 @@ def _pace(plan: Plan, found: Links) -> Pace:
     )  # fmt: skip
 
 
-def _share_of_runs(runs: Runs) -> float:
+def _straight_gbps(alone: float, runs: Runs) -> float:
     """What copies of such runs from page-locked memory reach of a link's rate."""
-    over = runs.apart * runs.number if runs.size < runs.apart else 0
-    fitting = (share for far, short, share in SHORT_SHARES if over > far and runs.size < short)
-    return next(fitting, 1.0)
+    if runs.size >= min(SHORT_BYTES, runs.apart):
+        return alone
+    over = runs.apart * runs.number
+    more_ns = next(ns for far, ns in SHORT_RUN_NS if over > far)
+    return runs.size / (runs.size / alone + more_ns)
 
 
 def _product_ms(problem: Problem, spec: DeviceSpec, m: int, n: int, k: int) -> float:

@@ -219,7 +219,7 @@ def host_arrays() -> str:
             arithmetic, {"pageable": "ordinary", "pinned": "page-locked"}[memory], size, chosen,
             *(f"{by[n]['time_ms']:.1f}" for n in (1, 2)),
             *(f"{by[n]['predicted_ms'] / by[n]['time_ms']:.2f}" for n in (1, 2)),
-            *(f"{by[n]['time_ms'] / by[n]['bound_ms']:.2f}" for n in (1, 2)),
+            *(f"{by[n]['time_ms'] / max(by[n]['bounds_ms'].values()):.2f}" for n in (1, 2)),
         ])  # fmt: skip
     columns = ["<arithmetic", "<arrays", "m = n = k", "GPUs chosen", "one GPU", "two",
                "predicted / measured, one", "two", "measured / bound, one", "two"]  # fmt: skip
