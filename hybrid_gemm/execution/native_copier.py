@@ -21,9 +21,9 @@ from ..host import compiler, forks
 from ..host.resources import cores
 
 # Threads whatever there is to do, and more for each device; at most so many. On hosts of one, two
-# and four more gained nothing (docs/results/copying2_h200.json, copying4_h200.json), and of 16 cores
-# 12 were faster; on one of eight, 32 copied as fast as 64 (links8_h200.json) and took fewer cores
-# from the thread that starts all GPUs.
+# and four more gained nothing (docs/results/copying2_h200.json, copying4_h200.json), and of 16
+# cores 12 were faster; on one of eight, 32 copied as fast as 64 (links8_h200.json) and took fewer
+# cores from the thread that starts all GPUs.
 BASE, EACH, MOST = 8, 4, 32
 STOPPED = -1
 _SOURCE = Path(__file__).with_name("native_copier.cpp")
