@@ -355,6 +355,38 @@ def test_a_signal_of_which_c_code_makes_another_error_still_ends_the_run(tmp_pat
     assert (done.returncode, one_line(done)) == (143, "hybrid-gemm: terminated")
 
 
+@pytest.mark.parametrize("how", ["a callback", "code that goes on"])
+def test_a_signal_that_is_dropped_still_ends_the_run(how, tmp_path):
+    code = f"""
+        import signal, weakref
+        from hybrid_gemm import cli
+        from hybrid_gemm.cli import job
+        class Watched:
+            pass
+        def signalled(_):
+            signal.raise_signal(signal.SIGTERM)
+        real = job.Job.run
+        def run(self, progress):
+            if {how == "a callback"}:
+                watched = Watched()
+                kept = weakref.ref(watched, signalled)
+                del watched
+            else:
+                try:
+                    signalled(None)
+                except BaseException:
+                    pass
+            return real(self, progress)
+        job.Job.run = run
+        cli.main()
+    """
+    args = "run", "--size", 8, "-o", "C.npy"
+    done = python("-c", textwrap.dedent(code), *args, cwd=tmp_path, timeout=60)
+    assert done.returncode == 143 and "Traceback" not in done.stderr
+    assert done.stderr.endswith("hybrid-gemm: terminated\n")
+    assert os.listdir(tmp_path) == ([] if how == "a callback" else ["C.npy"])
+
+
 def test_a_run_under_nohup_goes_on(tmp_path):
     ignored = lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)  # noqa: E731
     with started(tmp_path, 600, preexec_fn=ignored) as child:

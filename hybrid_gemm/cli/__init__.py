@@ -38,6 +38,8 @@ def main() -> None:
         warnings.showwarning = _show_warning
         result = cli.main(prog_name="hybrid-gemm", standalone_mode=False)
         code = result if isinstance(result, int) else 0
+        if ending.arrived is not None:  # and somebody dropped it
+            raise ending.arrived
     except SystemExit as stop:
         code = ending.exit_code(stop)
     except click.exceptions.Exit as stop:

@@ -38,7 +38,8 @@ _naming = threading.RLock()  # held while a file is made whose name is not known
 _ended = threading.Lock()  # taken once, by the thread that ends the process
 _mpi_library: Any = None  # where this module started MPI, and so has to finish it
 _in_charge = False
-arrived: Signalled | None = None  # also where C code has made another exception of it
+# Also where other code has dropped it, or made another exception of it.
+arrived: Signalled | None = None
 
 
 class Signalled(BaseException):
@@ -71,6 +72,7 @@ def watch_signals(*, as_rank: bool) -> None:
         return
     for number in watched:
         signal.signal(number, _raise)
+    sys.unraisablehook = _end_if_signalled
     reader, writer = socket.socketpair()
     writer.setblocking(False)
     signal.set_wakeup_fd(writer.detach(), warn_on_full_buffer=False)
@@ -97,6 +99,13 @@ def _raise(number: int, _frame: Any) -> None:
     global arrived
     arrived = Signalled(number)
     raise arrived
+
+
+def _end_if_signalled(dropped: sys.UnraisableHookArgs) -> None:
+    """Ends a process whose signal came in a callback, of which Python drops what is raised."""
+    if isinstance(dropped.exc_value, Signalled):
+        end_job(str(dropped.exc_value), dropped.exc_value.exit_code)
+    sys.__unraisablehook__(dropped)
 
 
 def _insist(reader: socket.socket) -> None:
