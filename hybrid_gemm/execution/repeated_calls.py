@@ -80,13 +80,8 @@ class RepeatedCalls:
             or call.locked != self._locked(matrices)
         ):
             return None
-        done = self.programs.carry_out(
-            call.alike, self.devices, starts, made if out is None else None
-        )
-        if not done:
-            self._known.drop(key)
-            return None
-        return made
+        fresh = made if out is None else None
+        return made if self.programs.carry_out(call.alike, self.devices, starts, fresh) else None
 
     def note(
         self, key: Hashable, arrays: CallerArrays, plan: Plan, variant: Variant, made: Any
