@@ -357,6 +357,8 @@ void pause_after(int fruitless) {
     } else {
 #if defined(__SSE2__)
         for (int i = 0; i < 100; ++i) _mm_pause();
+#else
+        std::this_thread::yield();
 #endif
     }
 }
