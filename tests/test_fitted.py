@@ -431,3 +431,17 @@ def test_tune_continues_a_shipped_model_of_a_gpu_like_it(multiprocessors, contin
         for v, us in model.times_us(each.shape, each.layout, machine).items()
     ]
     assert (np.sqrt(np.mean(np.square(off))) < 0.02) == continued
+
+
+def test_few_products_stand_for_many():
+    rng = np.random.default_rng(5)
+    assert fitted.few([((8, 8, 8), 3)]) == [((8, 8, 8), 3.0)]
+    for _ in range(50):
+        count = int(rng.integers(1, 60))
+        many = {
+            tuple(rng.integers(1, 5000, 3).tolist()): int(rng.integers(1, 4)) for _ in range(count)
+        }
+        found = fitted.few(tuple(many.items()))
+        assert 1 <= len(found) <= fitted.FEW and {x for x, _ in found} <= many.keys()
+        operations = sum(np.prod(x, dtype=float) * n for x, n in many.items())
+        assert sum(np.prod(x, dtype=float) * n for x, n in found) == pytest.approx(operations)

@@ -17,7 +17,7 @@ import json
 import math
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,9 @@ _LIBRARY = (17.8, 0.071, 0.087)
 _KERNEL_DIFFERS, LIBRARY_NOISE = 0.037, 0.005
 LARGE = (4096, 8192, 16384)  # sides of products that reach the best rates
 LEAST_US = 1.0  # that a count costs, before it is corrected
+# Of panels, so many shapes are looked at, and the variants that take no more than so many times as
+# long as the fastest at the largest: all variants at one shape take milliseconds.
+FEW, SLOWER = 6, 2.0
 
 
 def places(
@@ -174,17 +177,18 @@ class Model:
         return _library(data, self.mode, self.processors) if data else None
 
     def times_us(
-        self, sides: Sides, layout: str, machine: Machine, launched: Launched | None = None
-    ) -> dict[Variant, float]:
-        """The predicted time of every variant that can multiply the shape, in microseconds; that of
-        the library by what it launches, if that is known."""
+        self, sides: Sides, layout: str, machine: Machine, launched: Launched | None = None, *,
+        among: Container[Variant] | None = None,
+    ) -> dict[Variant, float]:  # fmt: skip
+        """The predicted time of every variant that can multiply the shape, or of those `among`
+        these, in microseconds; that of the library by what it launches, if that is known."""
         m, n, k = sides
         dtype, processors = OPERANDS[self.mode], machine.multiprocessors
         alike = likeness(places([sides], [layout], dtype), self.places)[0]
         found = {
             each.variant: predicted_us(each, sides, layout, dtype, processors, alike)
             for each in self.fitted
-            if able(each.variant, self.mode, m, n, k)
+            if (among is None or each.variant in among) and able(each.variant, self.mode, m, n, k)
         }
         if launched and self.library:
             us = self.library.us(sides, layout, dtype, launched, processors)
@@ -378,16 +382,32 @@ def fastest_of(
     known = model(machine, mode)
     if known is None:
         return None
-    total: dict[Variant, float] | None = None
-    for sides, count in products:
-        times = known.times_us(sides, layout, machine)
-        before = dict.fromkeys(times, 0.0) if total is None else total
-        total = {v: before[v] + count * us for v, us in times.items() if v in before}
-    largest = max(products, key=lambda x: math.prod(x[0]))[0]
+    (largest, count), *others = few(products)
+    times = known.times_us(largest, layout, machine)
+    fast = SLOWER * min(times.values())
+    total = {v: count * us for v, us in times.items() if us <= fast or v == first}
+    for sides, count in others:
+        times = known.times_us(sides, layout, machine, among=total)
+        total = {v: us + count * times[v] for v, us in total.items() if v in times}
     lead, error = known.lead(largest), known.error(largest, layout)
-    total = total or {}
     choice = pick(total, error, own=own, can_ask=False, lead=lead, lent=known.lent)
     return choice if choice.us < total.get(first, math.inf) else None
+
+
+def few(products: Sequence[tuple[Sides, int]]) -> list[tuple[Sides, float]]:
+    """At most `FEW` of these products, the largest first, with the operations of all: those of the
+    others are counted with those of about as many."""
+    groups: list[list[tuple[Sides, int]]] = [[] for _ in range(FEW)]
+    whole, before = sum(math.prod(sides) * n for sides, n in products), 0
+    for sides, n in sorted(products, key=lambda x: math.prod(x[0])):
+        groups[min(FEW - 1, FEW * before // whole)].append((sides, n))
+        before += math.prod(sides) * n
+    found = []
+    for group in filter(None, reversed(groups)):
+        sides = group[len(group) // 2][0]
+        operations = sum(math.prod(x) * n for x, n in group)
+        found.append((sides, operations / math.prod(sides)))
+    return found
 
 
 @functools.lru_cache(maxsize=256)
