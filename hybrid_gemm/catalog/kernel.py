@@ -173,21 +173,27 @@ class Variant:
 
     def check(self, dtype: str | None = None) -> None:
         """Raise `UsageError` if the parameters break one of the kernel's rules."""
+        if fault := self._fault(dtype):
+            raise UsageError(fault)
+
+    @functools.lru_cache(maxsize=4096)  # noqa: B019  (variants live as long as the process)
+    def _fault(self, dtype: str | None) -> str | None:
         for name, value in self.params.items():
             if value < 1:
-                raise UsageError(f"{self.name}: {name}={value}; it must be at least 1")
+                return f"{self.name}: {name}={value}; it must be at least 1"
         sizes = [ITEM_SIZE[dtype]] if dtype else sorted({ITEM_SIZE[d] for d in self.kernel.dtypes})
         for rule in self.kernel.require:
             # Without a dtype a variant is good if some dtype of the kernel can run it.
             if not any(self._holds(rule, size) for size in sizes):
-                raise UsageError(f"kernel {self} is not possible: it needs {rule}")
+                return f"kernel {self} is not possible: it needs {rule}"
         if not self.kernel.library:
             threads = math.prod(self._block(sizes[0]))
             if not 1 <= threads <= MAX_THREADS:
-                raise UsageError(
+                return (
                     f"kernel {self} asks for blocks of {threads} threads; "
                     f"a block has 1 to {MAX_THREADS}"
                 )
+        return None
 
     @property
     def tile(self) -> tuple[int, int]:
@@ -260,7 +266,7 @@ class Variant:
         x, y, z = (evaluate(e, names) for e in self.kernel.block)
         return x, y, z
 
-    @functools.lru_cache(maxsize=4096)  # noqa: B019  (variants live as long as the process)
+    @functools.lru_cache(maxsize=4096)  # noqa: B019
     def launch(self, m: int, n: int, k: int, dtype: str) -> Launch:
         """Grid, block and shared memory for C of `m` x `n`; raises `UsageError` past a limit."""
         size = ITEM_SIZE[dtype]
