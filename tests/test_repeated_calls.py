@@ -155,3 +155,38 @@ def test_a_closed_runner_multiplies_nothing(rng, monkeypatch):
     calls.runner.close()
     with pytest.raises(UsageError, match="closed"):
         calls(a, b)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("options", WAYS[:3], ids=str)
+def test_any_sequence_of_calls_equals_numpy(options, seed, monkeypatch):
+    """Calls of a few layouts in random order, with other places, factors and faults in between."""
+    calls, random = Calls(monkeypatch, **options), np.random.default_rng(seed)
+    sides, rooms, served = [(36, 50, 26), (33, 20, 45)], {}, 0
+    for _ in range(110):
+        m, n, k = sides[random.integers(len(sides))]
+        turned, placed, alpha = (int(random.integers(2)) for _ in range(3))
+        a, b = whole(random, *((k, m) if turned else (m, k))), whole(random, k, n)
+        out = np.full((m, n), np.nan, "f4") if placed else None
+        expected = (1 + alpha) * ((a.T if turned else a) @ b)
+        more = {"alpha": 1 + alpha, "trans_a": bool(turned)}
+        calls.memory.buffers = rooms.setdefault((m, turned, placed, alpha), [])
+        match random.integers(8):
+            case 0:  # an addend, which is no such call
+                c = whole(random, m, n)
+                made, expected = calls(a, b, c, beta=3, out=out, **more), expected + 3 * c
+            case 1 if placed:
+                out.flags.writeable = False
+                with pytest.raises(UsageError, match="read-only"):
+                    calls(a, b, out=out, **more)
+                continue
+            case 2:  # columns apart
+                b = np.repeat(b, 2, axis=1)[:, ::2]
+                made = calls(a, b, out=out, **more)
+            case _:
+                before = calls.looked
+                made = calls(a, b, out=out, **more)
+                served += calls.looked == before
+        assert out is None or made is out
+        np.testing.assert_array_equal(made, expected)
+    assert served > 10
