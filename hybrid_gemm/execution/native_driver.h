@@ -18,8 +18,8 @@ struct Copy2D {
     Side from, to;
     size_t width, height;
 };
-constexpr int UNIFIED = 4;   // CU_MEMORYTYPE_UNIFIED: the address tells where it is
-constexpr int STOPPED = -1;  // a status beside the driver's
+constexpr int UNIFIED = 4;      // CU_MEMORYTYPE_UNIFIED: the address tells where it is
+constexpr int STOPPED = -1;     // a status beside the driver's
 constexpr int NOT_READY = 600;  // CUDA_ERROR_NOT_READY: an event is yet to come
 
 struct Driver {  // addresses of the driver's functions
