@@ -1,7 +1,6 @@
 """What native threads carry out is what Python's executor does: the same commands in the same
 order, and the same bits. Devices are emulated ones with a driver of Python functions."""
 
-import itertools
 import os
 import signal
 import threading
@@ -11,9 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from support.devices import needs
-from support.links import separate_links
-from support.played_driver import PlayedStream, play
-from support.small_sizes import small_panels, small_slots
+from support.played_driver import PlayedStream, play, small_runs
 from support.timelines import bytes_moved
 
 from hybrid_gemm import Runner, empty_pinned
@@ -31,16 +28,11 @@ WAYS = [
     {"threads": 4, "grid": (2, 1, 2), "emulate_devices": 4},
 ]  # fmt: skip
 FIRST, NOTED = "python (the first product of its kind)", "python (noted)"
-_numbers = itertools.count()
 
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
-    if reason := native_executor.unavailable():
-        pytest.skip(reason)
-    small_panels(monkeypatch)
-    small_slots(monkeypatch)
-    separate_links(monkeypatch, f"played {next(_numbers)}")
+    small_runs(monkeypatch)
 
 
 def operands(rng, order="C"):

@@ -2,19 +2,15 @@
 and what may have changed decides as ever. Devices are emulated ones with a driver of Python
 functions."""
 
-import itertools
 from unittest import mock
 
 import numpy as np
 import pytest
-from support.links import separate_links
-from support.played_driver import play
-from support.small_sizes import small_panels, small_slots
+from support.played_driver import play, small_runs
 
 from hybrid_gemm import Runner
 from hybrid_gemm.arrays.operand import CallerArrays
 from hybrid_gemm.errors import DTypeError, UsageError
-from hybrid_gemm.execution import native_executor
 
 M, N, K = 36, 50, 26
 WAYS = [
@@ -22,16 +18,11 @@ WAYS = [
     {"threads": 3, "split": "cols", "emulate_devices": 3},
     {"threads": 4, "grid": (2, 1, 2), "emulate_devices": 4},
 ]  # fmt: skip
-_numbers = itertools.count()
 
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
-    if reason := native_executor.unavailable():
-        pytest.skip(reason)
-    small_panels(monkeypatch)
-    small_slots(monkeypatch)
-    separate_links(monkeypatch, f"repeated {next(_numbers)}")
+    small_runs(monkeypatch)
 
 
 class Calls:

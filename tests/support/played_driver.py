@@ -8,11 +8,15 @@ import time
 from ctypes import c_int, c_size_t, c_uint, c_uint64, c_void_p
 
 import numpy as np
+import pytest
 
 from hybrid_gemm.devices.cuda.driver import _NATIVE, Calls, _Copy2D
 from hybrid_gemm.devices.emulator.device import EmulatorDevice
 from hybrid_gemm.devices.streams import HostEvent, HostStream
 from hybrid_gemm.execution import native_executor, staging
+
+from .links import separate_links
+from .small_sizes import small_panels, small_slots
 
 CONTEXT = 9
 _kept = []  # native threads may still be in these functions when a test is over
@@ -166,3 +170,13 @@ def play(monkeypatch, *, pinned: bool = False) -> tuple[Driver, Memory]:
     monkeypatch.setattr(native_executor, "check", check)
     monkeypatch.setattr(staging.driver, "check", check)
     return driver, memory
+
+
+def small_runs(monkeypatch) -> None:
+    """For tests of what native threads carry out: products cut and copied as large ones are, over
+    links of their own. Skips where there are no such threads."""
+    if reason := native_executor.unavailable():
+        pytest.skip(reason)
+    small_panels(monkeypatch)
+    small_slots(monkeypatch)
+    separate_links(monkeypatch, f"played {next(_numbers)}")
