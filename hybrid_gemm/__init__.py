@@ -10,7 +10,7 @@ __all__ = [
 ]  # fmt: skip
 
 _MODULES = {
-    "RankResult": "ranks.rank_result", "RankRunner": "ranks.runner", "Result": "runner",
+    "RankResult": "ranks.rank_result", "RankRunner": "ranks.runner", "Result": "execution.result",
     "Runner": "runner", "empty_pinned": "devices.cuda.pinned_memory", "free_memory": "api",
     "gemm": "api", "gemm_many": "api", "matmul": "api", "plan": "api",
 }  # fmt: skip
@@ -18,9 +18,10 @@ _MODULES = {
 if TYPE_CHECKING:
     from .api import free_memory, gemm, gemm_many, matmul, plan
     from .devices.cuda.pinned_memory import empty_pinned
+    from .execution.result import Result
     from .ranks.rank_result import RankResult
     from .ranks.runner import RankRunner
-    from .runner import Result, Runner
+    from .runner import Runner
 else:
 
     def __getattr__(name: str) -> Any:

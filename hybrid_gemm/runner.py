@@ -28,14 +28,13 @@ from .catalog import Variant
 from .devices.base import Device
 from .devices.cpu import CpuDevice
 from .devices.strassen import Strassen
-from .errors import DTypeError, UsageError, counted, shortage_in_words, time_in_words
+from .errors import DTypeError, UsageError, shortage_in_words
 from .execution.checked_device import CheckedDevice, checked_devices
-from .execution.checks import Checks
 from .execution.kept_programs import NATIVE
 from .execution.local import LocalExecutor
 from .execution.plan_maker import PlanMaker
-from .execution.read_ahead import Reading
 from .execution.repeated_calls import RepeatedCalls
+from .execution.result import Result
 from .execution.single_cpu import SingleCpuExecutor
 from .execution.single_gpu import SingleGpuExecutor, most_hosted
 from .execution.stacks_on_gpu import multiply_of_host
@@ -47,44 +46,6 @@ from .problem import Problem, Scalar, op_of
 
 # What a `Runner` keeps between products, and gives back when it is closed.
 _KEPT = ("devices", "plans", "_single_gpus", "_hosted", "_executor", "_repeated")
-
-
-@dataclass(frozen=True)
-class Result:
-    """What a run gave: C, and what was done to get it.
-
-    `total_ms` is the host's time, `why` says why this kernel was taken, `compute` what was
-    computed, `reduction` how partial C were summed, `executor` who started what devices did:
-    "native" threads, or "python" and why. `problem` is the one that was settled; of
-    complex matrices, `plan` is that of the real product of m x 2k and 2k x 2n as which it was
-    multiplied. With `checked`, `checks` says what was checked, and what was made again; otherwise
-    it is None. `reading` says what was read ahead of .npy files, if some were multiplied.
-    """
-
-    c: Any
-    plan: Plan
-    variant: Variant
-    timeline: Timeline
-    total_ms: float
-    reduction: str
-    problem: Problem
-    why: str = ""
-    compute: str = ""
-    checks: Checks | None = None
-    executor: str = "python"
-    reading: Reading | None = None
-
-    @property
-    def gflops(self) -> float:
-        """10^9 floating-point operations a second over the whole run."""
-        return self.problem.flops / self.total_ms / 1e6 if self.total_ms else 0.0
-
-    def __repr__(self) -> str:
-        return (
-            f"<Result: C {' x '.join(map(str, self.c.shape))} {self.c.dtype}, "
-            f"{time_in_words(self.total_ms)}, {self.gflops:.1f} GFLOP/s, "
-            f"{counted(len(self.plan.workers), 'worker')}, kernel {self.variant}>"
-        )
 
 
 class Runner:
@@ -156,7 +117,7 @@ class Runner:
         self._executor = LocalExecutor(self.plans, self._single_gpus)
         self._repeated: RepeatedCalls | None = None
         if not opened[0].host_memory:
-            self._repeated = RepeatedCalls(self._executor.threads.kept, self.devices)
+            self._repeated = RepeatedCalls(self._executor.threads.kept, self.devices[0])
 
     @property
     def threads(self) -> int:

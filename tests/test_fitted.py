@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hybrid_gemm import catalog
 from hybrid_gemm.bench import fitting, heldout, left_out
 from hybrid_gemm.errors import UsageError
-from hybrid_gemm.kernel_choice import compute_modes, costs, fitted, on_gpu
+from hybrid_gemm.kernel_choice import choices, compute_modes, costs, fitted, on_gpu
 from hybrid_gemm.kernel_choice.library_kernels import Launched
 from hybrid_gemm.kernel_choice.tables import Machine
 from hybrid_gemm.problem import Problem
@@ -117,8 +117,8 @@ def test_the_faster_of_ours_and_the_library_is_taken():
     columns = {str(v): i for i, v in enumerate(unseen.variants)}
     lost, libraries = [], 0
     for drawn, times in zip(unseen.drawn, unseen.times, strict=True):
-        choice = fitted.chosen(model, drawn.shape, drawn.layout, MACHINE, own=False)
-        own = fitted.chosen(model, drawn.shape, drawn.layout, MACHINE, own=True).variant
+        choice = choices.chosen(model, drawn.shape, drawn.layout, MACHINE, own=False)
+        own = choices.chosen(model, drawn.shape, drawn.layout, MACHINE, own=True).variant
         lost.append(times[columns[str(choice.variant)]] / times.min())
         libraries += choice.variant.kernel.library != ""
         assert not own.kernel.library
@@ -187,7 +187,7 @@ def test_the_library_is_asked_where_it_decides(monkeypatch):
     """Once, where what it launches may change the choice; and the choice goes by the answer."""
     model = made(with_two_kernels(3))
     monkeypatch.setattr(fitted, "model", lambda machine, mode: model)
-    fitted.fastest.cache_clear()
+    choices.fastest.cache_clear()
     asked, taken = [], {"fast": [], "slow": []}
     for kernel, found in taken.items():
 
@@ -199,7 +199,7 @@ def test_the_library_is_asked_where_it_decides(monkeypatch):
             problem = Problem(*drawn.shape)
             found.append(on_gpu.strict(MACHINE, problem, drawn.layout, ask=ask)[0].kernel.library)
             assert not on_gpu.strict(MACHINE, problem, drawn.layout, own=True)[0].kernel.library
-    fitted.fastest.cache_clear()
+    choices.fastest.cache_clear()
     assert 10 < len(set(asked)) < 60
     assert taken["fast"].count("") < taken["slow"].count("")
 
@@ -259,7 +259,7 @@ def test_shipped_models_choose_something_that_runs(mode, tmp_path, monkeypatch):
     assert {str(f.variant) for f in model.fitted} <= known
     for drawn in heldout.draw(11, 25, heldout.FITTED):
         for own in (False, True):
-            choice = fitted.chosen(model, drawn.shape, drawn.layout, MACHINE, own=own)
+            choice = choices.chosen(model, drawn.shape, drawn.layout, MACHINE, own=own)
             assert 1 < choice.us < 1e6 and 0 < choice.error < 1
             assert not (own and choice.variant.kernel.library)
     on_gpu.forget()
@@ -290,13 +290,13 @@ def test_tf32_is_multiplied_in_strict_fp32_where_that_is_faster():
 
 def test_strict_fp32_leads_a_library_in_tf32_clearly_or_is_not_taken():
     ours, library = catalog.get("wgmma").variant(), catalog.get("cublas_tf32").variant()
-    strict = fitted.Choice(catalog.get("tuned").variant(), 9.0, 0.1, "")
+    strict = choices.Choice(catalog.get("tuned").variant(), 9.0, 0.1, "")
     for variant, us, taken in ((ours, 9.1, True), (library, 9.1, False), (library, 11.0, True)):
-        choice = fitted.Choice(variant, us, 0.1, "")
-        assert fitted.strict_is_faster("tf32", strict, choice) == taken
-    split = fitted.Choice(ours, 8.5, 0.1, "")
-    assert fitted.strict_is_faster("fp32x3", strict, split)  # which does not lead clearly
-    assert not fitted.strict_is_faster("tf32", strict, split)
+        choice = choices.Choice(variant, us, 0.1, "")
+        assert choices.strict_is_faster("tf32", strict, choice) == taken
+    split = choices.Choice(ours, 8.5, 0.1, "")
+    assert choices.strict_is_faster("fp32x3", strict, split)  # which does not lead clearly
+    assert not choices.strict_is_faster("tf32", strict, split)
 
 
 def test_what_a_library_launches_counts_in_what_a_choice_is_worth():
@@ -435,13 +435,13 @@ def test_tune_continues_a_shipped_model_of_a_gpu_like_it(multiprocessors, contin
 
 def test_few_products_stand_for_many():
     rng = np.random.default_rng(5)
-    assert fitted.few([((8, 8, 8), 3)]) == [((8, 8, 8), 3.0)]
+    assert choices.few([((8, 8, 8), 3)]) == [((8, 8, 8), 3.0)]
     for _ in range(50):
         count = int(rng.integers(1, 60))
         many = {
             tuple(rng.integers(1, 5000, 3).tolist()): int(rng.integers(1, 4)) for _ in range(count)
         }
-        found = fitted.few(tuple(many.items()))
-        assert 1 <= len(found) <= fitted.FEW and {x for x, _ in found} <= many.keys()
+        found = choices.few(tuple(many.items()))
+        assert 1 <= len(found) <= choices.FEW and {x for x, _ in found} <= many.keys()
         operations = sum(np.prod(x, dtype=float) * n for x, n in many.items())
         assert sum(np.prod(x, dtype=float) * n for x, n in found) == pytest.approx(operations)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..kernel_choice import fitted
+from ..kernel_choice import choices, fitted
 from .fitting import Fit, LibraryFit, Measured, errors
 
 Figures = dict[str, dict[str, float]]  # by class of shapes, and of all
@@ -26,7 +26,7 @@ class LeftOut:
     library: LibraryFit | None = None
     lead: float | None = None
 
-    def choice(self, row: int, own: bool, *, ask: bool = False) -> fitted.Choice:
+    def choice(self, row: int, own: bool, *, ask: bool = False) -> choices.Choice:
         """What is chosen at a shape, of the variants that were timed there. What the library
         launches is asked for where that is in doubt, or always where it is taken, by `ask`."""
         of, us = self.measured, np.exp(self.fit.left_out[row])
@@ -35,7 +35,7 @@ class LeftOut:
         error = float(fitted.expected_error(near[None], self._errors)[0])
         at = of.launches.row(of.drawn[row]) if of.launches and self.library else None
         lead = self.lead or fitted.lead_of(of.mode, of.drawn[row].shape)
-        first = fitted.pick(times, error, own=own, can_ask=at is not None, lead=lead)
+        first = choices.pick(times, error, own=own, can_ask=at is not None, lead=lead)
         if at is None or not (first.doubtful or (ask and first.variant.kernel.library)):
             return first
         assert self.library  # where `at` is known
@@ -45,7 +45,7 @@ class LeftOut:
         )  # fmt: skip
         ours = fitted.expected_error(near[None], self._errors[1:])
         error = float(np.hypot(theirs, ours)[0])
-        return fitted.pick(times, error, own=own, can_ask=False, lead=lead)
+        return choices.pick(times, error, own=own, can_ask=False, lead=lead)
 
     def timed(self, row: int) -> np.ndarray:
         """The times at a shape; infinite where a variant was not timed."""
@@ -110,12 +110,12 @@ def worth_of_either(of: LeftOut, plain: LeftOut, pairs: Sequence[tuple[int, int]
         times = [x.timed(row) for x, row in zip(both, pair, strict=True)]
         takes = []
         for own in (True, False):
-            choices = [
+            made = [
                 x.choice(row, own or x.measured.library is None, ask=x.measured.mode == "tf32")
                 for x, row in zip(both, pair, strict=True)
             ]  # fmt: skip
-            here = int(fitted.strict_is_faster(mode, choices[1], choices[0]))
-            takes.append(times[here][both[here].measured.variants.index(choices[here].variant)])
+            here = int(choices.strict_is_faster(mode, made[1], made[0]))
+            takes.append(times[here][both[here].measured.variants.index(made[here].variant)])
         at = both.index(beside)
         theirs = times[at][beside.measured.library]
         best_own = min(x[y.measured.ours].min() for x, y in zip(times, both, strict=True))

@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 
 from ..arrays.npy_files import NpyWriter
+from ..execution.result import Result
 from ..host.notes import warn
 from ..options import Options
 from ..problem import Problem
 from ..ranks import ending
 from ..reporting import report, thread_report
 from ..reporting.file_report import Files
-from ..runner import Result, Runner
+from ..runner import Runner
 from ..verify import Verdict, growth_of, verify
 from .inputs import Inputs, check_host_memory, expansion
 from .job import Output, Wanted

@@ -14,9 +14,9 @@ import numpy as np
 from ..devices.emulator import program as emulation
 from ..devices.emulator.device import EmulatorDevice
 from ..errors import KernelError
+from ..execution.result import Result
 from ..problem import Problem
 from ..reporting.console import line
-from ..runner import Result
 from ..verify import Verdict
 from .alone import Alone
 from .inputs import Inputs

@@ -11,13 +11,14 @@ from ..arrays.unfinished import Panel, Unfinished
 from ..catalog import Variant
 from ..errors import UsageError
 from ..execution.checks import Checks
+from ..execution.result import Result
 from ..options import CHOICES, PANEL_SIDE, Options
 from ..planning.plan import Plan
 from ..problem import Problem
 from ..reporting import resume_report
 from ..reporting.environment import environment
 from ..reporting.resume_report import ResumedResult
-from ..runner import Result, Runner
+from ..runner import Runner
 from ..verify import Verdict
 from .alone import Alone
 from .inputs import Inputs

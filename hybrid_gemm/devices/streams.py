@@ -24,8 +24,8 @@ class Stream(abc.ABC):
         """Marks where the queue is now: by a new event, or again by one of this stream's."""
 
     def mark(self, *, timed: bool = True) -> Event:
-        """As `record`, by a new event that no thread will wait for, and unless it is `timed`
-        nobody asks for its time."""
+        """As `record`, by a new event that no thread will wait for. One that is not `timed` has no
+        time."""
         return self.record()
 
     @abc.abstractmethod

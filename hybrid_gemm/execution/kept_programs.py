@@ -59,14 +59,13 @@ class KeptPrograms:
         alike = alike_of(plan, variant, matrices, spans, devices[0])
         clock = Clock({w.index: devices[w.device] for w in plan.workers})
         fresh = operands.out.array if operands.fresh else None
-        if not self.carry_out(alike, devices, _starts(spans), fresh, progress, clock):
+        if not self.carry_out(alike, _starts(spans), fresh, progress, clock):
             return None
         return Execution(clock.timeline(), clock.total_ms, plan, executor=NATIVE)
 
     def carry_out(
-        self, alike: Alike, devices: Sequence[Device], starts: Sequence[int],
-        fresh: np.ndarray | None, progress: Callable[[int], None] | None = None,
-        clock: Clock | None = None,
+        self, alike: Alike, starts: Sequence[int], fresh: np.ndarray | None,
+        progress: Callable[[int], None] | None = None, clock: Clock | None = None,
     ) -> bool:  # fmt: skip
         """As `again`, for runs that have this in common, with the host's matrices at `starts`;
         `fresh` is an `out` without pages. A `clock` is given the run's activities."""
@@ -82,7 +81,7 @@ class KeptPrograms:
             _plan, program = self._known.get((alike, place)) or (None, "")
             if not isinstance(program, Program):
                 return False
-            for device in devices:
+            for device in dict.fromkeys(program.devices.values()):
                 stack.enter_context(device.session())
             if clock:
                 clock.start()

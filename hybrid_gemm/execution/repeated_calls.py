@@ -2,7 +2,7 @@
 
 What decides how they are carried out was looked at then; what may have changed since is looked at
 again: where the arrays are, whether they share memory or are page-locked, and whether `out` may be
-written. That takes a tenth of a millisecond less than looking at everything.
+written.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from ..arrays.operand import CallerArrays, Operand
 from ..arrays.strides import address
 from ..catalog import Variant
 from ..devices.base import Device
+from ..errors import shortage_in_words
 from ..host.kept import Kept
 from ..planning.plan import Plan
 from .kept_programs import Alike, KeptPrograms, alike_of, spans_of
@@ -37,10 +38,11 @@ class _Call(NamedTuple):
 
 
 class RepeatedCalls:
-    """Those that native threads carry out over these devices, by the programs that are kept."""
+    """Those that native threads carry out, by the programs that are kept; `device` is one of those
+    that multiply."""
 
-    def __init__(self, programs: KeptPrograms, devices: Sequence[Device]) -> None:
-        self.programs, self.devices = programs, devices
+    def __init__(self, programs: KeptPrograms, device: Device) -> None:
+        self.programs, self.device = programs, device
         self._known: Kept[_Call] = Kept(_MOST)
 
     @staticmethod
@@ -80,8 +82,9 @@ class RepeatedCalls:
             or call.locked != self._locked(matrices)
         ):
             return None
-        fresh = made if out is None else None
-        return made if self.programs.carry_out(call.alike, self.devices, starts, fresh) else None
+        with shortage_in_words(call.plan.problem):
+            done = self.programs.carry_out(call.alike, starts, made if out is None else None)
+        return made if done else None
 
     def note(
         self, key: Hashable, arrays: CallerArrays, plan: Plan, variant: Variant, made: Any
@@ -89,11 +92,11 @@ class RepeatedCalls:
         """Remembers a call without C that native threads carried out, which made `made`."""
         matrices = [*map(Operand.of, (arrays.op_a, arrays.op_b, made))]
         spans = spans_of(matrices)
-        alike = alike_of(plan, variant, matrices, spans, self.devices[0])
+        alike = alike_of(plan, variant, matrices, spans, self.device)
         if arrays.a is arrays.b:
             del matrices[1], spans[1]
         sizes, locked = tuple(map(len, spans)), self._locked([x.array for x in matrices])
         self._known.put(key, _Call(alike, plan, made.shape, made.dtype, sizes, locked))
 
     def _locked(self, matrices: Sequence[np.ndarray]) -> tuple[bool, ...]:
-        return tuple(self.devices[0].reads(x) for x in matrices)
+        return tuple(self.device.reads(x) for x in matrices)

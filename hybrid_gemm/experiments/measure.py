@@ -26,8 +26,9 @@ from ..devices.emulator import program as emulation
 from ..devices.kernel_device import KernelDevice
 from ..devices.strassen import Strassen
 from ..errors import UnavailableError
+from ..execution.result import Result
 from ..problem import Problem
-from ..runner import Result, Runner
+from ..runner import Runner
 from ..verify import GROWTH
 from . import model
 from .base import Row

@@ -48,15 +48,10 @@ _NEAR, _NEAR_DIFFERS = 1.0, 0.3  # the same of the neighbours by which the error
 LEAD = 1.5  # and how many times this error a kernel of ours has to lead a library by.
 LEADS = {"float16": 1.0}  # So much is enough where so few are then slower than 0.97 of the library.
 LINE_LEAD = 1.0  # Of one row or column too, where ours are faster at nine shapes of ten.
-DOUBT = 2.0  # errors of the lead within which what the library launches is asked for
 # The first of these for a library whose launches are known, and what another kernel adds.
 _LIBRARY = (17.8, 0.071, 0.087)
 _KERNEL_DIFFERS, LIBRARY_NOISE = 0.037, 0.005
-LARGE = (4096, 8192, 16384)  # sides of products that reach the best rates
 LEAST_US = 1.0  # that a count costs, before it is corrected
-# Of panels, so many shapes are looked at, and the variants that take no more than so many times as
-# long as the fastest at the largest: all variants at one shape take milliseconds.
-FEW, SLOWER = 6, 2.0
 
 
 def places(
@@ -232,6 +227,12 @@ def able(variant: Variant, mode: str, m: int, n: int, k: int) -> bool:
     return variant.refusal(device="cuda", dtype=OPERANDS[mode], m=m, n=n, k=k) is None
 
 
+def lead_of(mode: str, sides: Sides) -> float:
+    """How many times the error nearby a kernel of ours has to lead a library by in a mode."""
+    lead = LEADS.get(mode, LEAD)
+    return min(lead, LINE_LEAD) if 1 in sides[:2] else lead
+
+
 # --- files ----------------------------------------------------------------------------------
 
 
@@ -344,120 +345,3 @@ def _library(data: Mapping[str, Any], mode: str, processors: int) -> FittedLibra
 
 
 WEIGHT = 1e-4  # weights and errors are whole multiples of it in files; unknown errors are -1
-
-
-# --- choosing -------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Choice:
-    """The variant to run, its predicted time in microseconds, the error of that as a share, and
-    why it is this one. `doubtful`: what the library launches would tell more."""
-
-    variant: Variant
-    us: float
-    error: float
-    why: str
-    doubtful: bool = False
-
-
-@functools.lru_cache(maxsize=4096)
-def fastest(
-    machine: Machine, mode: str, sides: Sides, layout: str, *, own: bool,
-    launched: Launched | None = None,
-) -> Choice | None:  # fmt: skip
-    """What to run for a shape; None without a model of such a GPU. `own` leaves libraries out;
-    `launched` is what the library would launch, if that is known."""
-    known = model(machine, mode)
-    return chosen(known, sides, layout, machine, own=own, launched=launched) if known else None
-
-
-@functools.lru_cache(maxsize=256)
-def fastest_of(
-    machine: Machine, mode: str, products: tuple[tuple[Sides, int], ...], layout: str,
-    first: Variant, *, own: bool,
-) -> Choice | None:  # fmt: skip
-    """As `fastest`, for so many products of each of these sides by one kernel; None, too, where
-    none should take less time than `first`."""
-    known = model(machine, mode)
-    if known is None:
-        return None
-    (largest, count), *others = few(products)
-    times = known.times_us(largest, layout, machine)
-    fast = SLOWER * min(times.values())
-    total = {v: count * us for v, us in times.items() if us <= fast or v == first}
-    for sides, count in others:
-        times = known.times_us(sides, layout, machine, among=total)
-        total = {v: us + count * times[v] for v, us in total.items() if v in times}
-    lead, error = known.lead(largest), known.error(largest, layout)
-    choice = pick(total, error, own=own, can_ask=False, lead=lead, lent=known.lent)
-    return choice if choice.us < total.get(first, math.inf) else None
-
-
-def few(products: Sequence[tuple[Sides, int]]) -> list[tuple[Sides, float]]:
-    """At most `FEW` of these products, the largest first, with the operations of all: those of the
-    others are counted with those of about as many."""
-    groups: list[list[tuple[Sides, int]]] = [[] for _ in range(FEW)]
-    whole, before = sum(math.prod(sides) * n for sides, n in products), 0
-    for sides, n in sorted(products, key=lambda x: math.prod(x[0])):
-        groups[min(FEW - 1, FEW * before // whole)].append((sides, n))
-        before += math.prod(sides) * n
-    found = []
-    for group in filter(None, reversed(groups)):
-        sides = group[len(group) // 2][0]
-        operations = sum(math.prod(x) * n for x, n in group)
-        found.append((sides, operations / math.prod(sides)))
-    return found
-
-
-@functools.lru_cache(maxsize=256)
-def best_tflops(machine: Machine, mode: str) -> float | None:
-    """The highest rate (10^12 operations a second) that is predicted of large products; None
-    without a model of such a GPU."""
-    times = ((n, fastest(machine, mode, (n, n, n), "nn", own=False)) for n in LARGE)
-    return max((2 * n**3 / choice.us / 1e6 for n, choice in times if choice), default=None)
-
-
-def chosen(
-    known: Model, sides: Sides, layout: str, machine: Machine, *, own: bool,
-    launched: Launched | None = None,
-) -> Choice:  # fmt: skip
-    """As `fastest`, by this model."""
-    times = known.times_us(sides, layout, machine, launched)
-    error = known.error(sides, layout, launched)
-    can_ask = launched is None and bool(known.library_data)
-    return pick(times, error, own=own, can_ask=can_ask, lead=known.lead(sides), lent=known.lent)
-
-
-def lead_of(mode: str, sides: Sides) -> float:
-    """How many times the error nearby a kernel of ours has to lead a library by in a mode."""
-    lead = LEADS.get(mode, LEAD)
-    return min(lead, LINE_LEAD) if 1 in sides[:2] else lead
-
-
-def pick(
-    times: Mapping[Variant, float], error: float, *, own: bool, can_ask: bool, lead: float,
-    lent: str = "",
-) -> Choice:  # fmt: skip
-    """What to run by predicted times and the error of the library's beside ours. `can_ask`: what
-    the library launches could be asked for; `lead` and `lent`: as in `Model`."""
-    of = f", by times of {lent}" if lent else ""
-    ours = min((v for v in times if not v.kernel.library), key=times.__getitem__)
-    library = None if own else next((v for v in times if v.kernel.library), None)
-    doubtful = False
-    if library:
-        ahead = math.log(times[library] / times[ours])
-        doubtful = can_ask and abs(ahead) < DOUBT * error
-        if ahead < lead * error:
-            why = f"predicted {times[library]:.3g} us{of}; no kernel of ours leads clearly"
-            return Choice(library, times[library], error, why, doubtful)
-    return Choice(ours, times[ours], error, f"predicted {times[ours]:.3g} us{of}", doubtful)
-
-
-def strict_is_faster(mode: str, plain: Choice, choice: Choice) -> bool:
-    """Whether a choice in strict fp32 is to be preferred to one in fp32x3 or TF32: to fp32x3 unless
-    that leads clearly, and to a library in TF32 only where strict fp32 leads clearly."""
-    if mode == "fp32x3":
-        return plain.us < choice.us * (1 + choice.error)
-    clearly = LEAD * plain.error if choice.variant.kernel.library else 0.0
-    return plain.us * (1 + clearly) < choice.us

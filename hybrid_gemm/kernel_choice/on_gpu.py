@@ -1,8 +1,8 @@
 """Which kernel multiplies on a GPU, and why. Pure.
 
-A shape that was measured on such a GPU gets what was fastest there (`tables.py`); any other what a
-fitted model predicts to be fastest (`fitted.py`). Without a model it is the library, or where there
-is none for the dtype, what a rough model of times prefers (`time_model.py`).
+A shape that was measured on such a GPU gets what was fastest there (`tables.py`); any other what
+should be fastest by a fitted model (`choices.py`). Without a model it is the library, or where
+there is none for the dtype, what a rough model of times prefers (`time_model.py`).
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dataclasses import replace
 
 from ..catalog import Variant
 from ..problem import NARROW, Problem
-from . import fitted, tables
+from . import choices, fitted, tables
+from .choices import Choice
 from .costs import Sides
-from .fitted import Choice
 from .library_kernels import Launched
 from .tables import Machine
 from .time_model import candidates, listed, predict_us, runs
@@ -32,7 +32,7 @@ def forget() -> None:
     """Has tables and models read again from now on, because one was written."""
     tables.forget()
     for known in (
-        fitted.model, fitted.fastest, fitted.fastest_of, fitted.best_tflops, _known, _rows,
+        fitted.model, choices.fastest, choices.fastest_of, choices.best_tflops, _known, _rows,
     ):  # fmt: skip
         known.cache_clear()
 
@@ -74,7 +74,7 @@ def for_panels(
         mode = "float32"
     if sum(panels.values()) < 2 or mode not in fitted.OPERANDS:
         return found
-    choice = fitted.fastest_of(machine, mode, tuple(panels.items()), layout, whole, own=own)
+    choice = choices.fastest_of(machine, mode, tuple(panels.items()), layout, whole, own=own)
     if choice is None:
         return found
     return choice.variant, f"{choice.why} for {sum(panels.values())} panels"
@@ -112,7 +112,7 @@ def on_tensor_cores(
         return None
     if mode in ("fp32x3", "tf32"):
         plain = _fitted(machine, "float32", replace(problem, compute="fp32"), layout, own, ask)
-        if plain and fitted.strict_is_faster(mode, plain, choice):
+        if plain and choices.strict_is_faster(mode, plain, choice):
             return plain.variant, f"strict fp32 {plain.why}; {mode} {choice.why}"
     return choice.variant, choice.why
 
@@ -130,11 +130,11 @@ def _fitted(
     if mode not in fitted.OPERANDS:
         return None
     case = machine, mode, (problem.m, problem.n, problem.k), layout
-    choice = fitted.fastest(*case, own=own)
+    choice = choices.fastest(*case, own=own)
     # A library in TF32 is compared with strict fp32 too.
     sure = choice and not (choice.doubtful or (mode == "tf32" and choice.variant.kernel.library))
     if choice and not sure and (launched := ask(problem, layout)):
-        choice = fitted.fastest(*case, own=own, launched=launched)
+        choice = choices.fastest(*case, own=own, launched=launched)
     return choice
 
 

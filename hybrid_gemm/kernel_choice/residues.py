@@ -13,7 +13,7 @@ from dataclasses import replace
 from .. import catalog
 from ..catalog import Variant
 from ..problem import Problem
-from . import fitted, on_gpu
+from . import choices, on_gpu
 from .compute_modes import MODULI
 from .tables import Machine
 
@@ -71,7 +71,7 @@ def predicted_us(machine: Machine, sides: Sequence[int], moduli: int) -> float:
 
 def native_us(machine: Machine, sides: tuple[int, int, int], layout: str) -> float:
     """How long the device's own float64 product should take."""
-    choice = fitted.fastest(machine, "float64", sides, layout, own=False)
+    choice = choices.fastest(machine, "float64", sides, layout, own=False)
     if choice:
         return choice.us
     if machine.peak_tflops is None:

@@ -309,7 +309,7 @@ def _straight_gbps(alone: float, runs: Runs) -> float:
     if runs.size >= min(SHORT_BYTES, runs.apart):
         return alone
     over = runs.apart * runs.number
-    more_ns = next(ns for far, ns in SHORT_RUN_NS if over > far)
+    more_ns = next((ns for far, ns in SHORT_RUN_NS if over > far), 0.0)
     return runs.size / (runs.size / alone + more_ns)
 
 

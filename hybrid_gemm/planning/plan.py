@@ -202,14 +202,8 @@ class Plan:
             return ()
         # Without k all have as few operations, and not the same sides.
         largest = max(boxes, key=lambda b: (b.flops, len(b.rows) * len(b.cols)))
-        shapes: set[tuple[int, int, int]] = set()
-        depths: dict[tuple[int, ...], set[int]] = {}  # of a cell, along K: alike in all its tiles
-        for panel in self.panels:
-            if (cell := panel.workers) not in depths:
-                depths[cell] = {len(b.ks) for w in cell for b in self.workers[w].tiles[0]}
-            shapes |= {(len(panel.rows), len(panel.cols), depth) for depth in depths[cell]}
         whole = len(largest.rows), len(largest.cols), len(largest.ks)
-        return (whole, *sorted(shapes - {whole}, reverse=True))
+        return (whole, *sorted(self.multiplied.keys() - {whole}, reverse=True))
 
     @cached_property
     def multiplied(self) -> Mapping[tuple[int, int, int], int]:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..execution.checks import Checks
+from ..execution.result import Result
 from ..problem import Problem
 from ..ranks.rank_result import RankResult
-from ..runner import Result
 from ..verify import Verdict
 from . import report
 from .console import console

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 from ..devices import cpu_rates
 from ..errors import counted, in_words, time_in_words
+from ..execution.result import Result
 from ..execution.timeline import PHASES
 from ..planning import cost_model
 from ..planning.plan import Plan, Strip, Worker
 from ..planning.planner import START_MS
 from ..problem import Problem
-from ..runner import Result
 from ..verify import Verdict
 from . import file_report, report
 from .console import _ms, line, table

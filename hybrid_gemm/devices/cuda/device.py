@@ -14,7 +14,7 @@ import numpy as np
 from ...arrays.strides import address, layout, leading, runs
 from ...catalog import Launch, Variant
 from ...errors import KernelError, UnavailableError
-from ...kernel_choice import fitted, tables
+from ...kernel_choice import choices, tables
 from ...kernel_choice.library_kernels import Launched
 from ...kernel_choice.tables import Machine
 from ...planning import cost_model, link_rates
@@ -133,7 +133,7 @@ class CudaDevice(KernelDevice):
         machine, known = self.machine(dtype), link_rates.known(uuids())
         measured = tables.best_tflops(machine, dtype)
         modes = _MODES if dtype == "float32" else {}
-        rates = {name: fitted.best_tflops(machine, mode) for name, mode in modes.items()}
+        rates = {name: choices.best_tflops(machine, mode) for name, mode in modes.items()}
         assumed = pcie.of_gpu(self.cp, self.ordinal) or cost_model.ASSUMED_LINK_GBPS
         guessed = 0.6 * p["multiProcessorCount"] * 256 * clock_ghz / 1e3
         return DeviceSpec(

@@ -1,0 +1,130 @@
+"""Which variant should take the least time, by the models of `fitted.py`, for one product or for
+several by one kernel. Pure."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ..catalog import Variant
+from . import fitted
+from .costs import Sides
+from .fitted import Model
+from .library_kernels import Launched
+from .tables import Machine
+
+DOUBT = 2.0  # errors of the lead within which what the library launches is asked for
+LARGE = (4096, 8192, 16384)  # sides of products that reach the best rates
+# Of panels, so many shapes are looked at, and the variants that take no more than so many times as
+# long as the fastest at the largest: all variants at one shape take milliseconds.
+FEW, SLOWER = 6, 2.0
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The variant to run, its predicted time in microseconds, the error of that as a share, and
+    why it is this one. `doubtful`: what the library launches would tell more."""
+
+    variant: Variant
+    us: float
+    error: float
+    why: str
+    doubtful: bool = False
+
+
+@functools.lru_cache(maxsize=4096)
+def fastest(
+    machine: Machine, mode: str, sides: Sides, layout: str, *, own: bool,
+    launched: Launched | None = None,
+) -> Choice | None:  # fmt: skip
+    """What to run for a shape; None without a model of such a GPU. `own` leaves libraries out;
+    `launched` is what the library would launch, if that is known."""
+    known = fitted.model(machine, mode)
+    return chosen(known, sides, layout, machine, own=own, launched=launched) if known else None
+
+
+@functools.lru_cache(maxsize=256)
+def fastest_of(
+    machine: Machine, mode: str, products: tuple[tuple[Sides, int], ...], layout: str,
+    first: Variant, *, own: bool,
+) -> Choice | None:  # fmt: skip
+    """As `fastest`, for so many products of each of these sides by one kernel; None, too, where
+    none should take less time than `first`."""
+    known = fitted.model(machine, mode)
+    if known is None:
+        return None
+    (largest, count), *others = few(products)
+    times = known.times_us(largest, layout, machine)
+    fast = SLOWER * min(times.values())
+    total = {v: count * us for v, us in times.items() if us <= fast or v == first}
+    for sides, count in others:
+        times = known.times_us(sides, layout, machine, among=total)
+        total = {v: us + count * times[v] for v, us in total.items() if v in times}
+    lead, error = known.lead(largest), known.error(largest, layout)
+    choice = pick(total, error, own=own, can_ask=False, lead=lead, lent=known.lent)
+    return choice if choice.us < total.get(first, math.inf) else None
+
+
+def few(products: Sequence[tuple[Sides, int]]) -> list[tuple[Sides, float]]:
+    """At most `FEW` of these products, the largest first. Each stands for those of about its size:
+    its number is such that it has as many operations as all of them."""
+    groups: list[list[tuple[Sides, int]]] = [[] for _ in range(FEW)]
+    whole, before = sum(math.prod(sides) * n for sides, n in products), 0
+    for sides, n in sorted(products, key=lambda x: math.prod(x[0])):
+        groups[min(FEW - 1, FEW * before // whole)].append((sides, n))
+        before += math.prod(sides) * n
+    found = []
+    for group in filter(None, reversed(groups)):
+        sides = group[len(group) // 2][0]
+        operations = sum(math.prod(x) * n for x, n in group)
+        found.append((sides, operations / math.prod(sides)))
+    return found
+
+
+@functools.lru_cache(maxsize=256)
+def best_tflops(machine: Machine, mode: str) -> float | None:
+    """The highest rate (10^12 operations a second) that is predicted of large products; None
+    without a model of such a GPU."""
+    times = ((n, fastest(machine, mode, (n, n, n), "nn", own=False)) for n in LARGE)
+    return max((2 * n**3 / choice.us / 1e6 for n, choice in times if choice), default=None)
+
+
+def chosen(
+    known: Model, sides: Sides, layout: str, machine: Machine, *, own: bool,
+    launched: Launched | None = None,
+) -> Choice:  # fmt: skip
+    """As `fastest`, by this model."""
+    times = known.times_us(sides, layout, machine, launched)
+    error = known.error(sides, layout, launched)
+    can_ask = launched is None and bool(known.library_data)
+    return pick(times, error, own=own, can_ask=can_ask, lead=known.lead(sides), lent=known.lent)
+
+
+def pick(
+    times: Mapping[Variant, float], error: float, *, own: bool, can_ask: bool, lead: float,
+    lent: str = "",
+) -> Choice:  # fmt: skip
+    """What to run by predicted times and the error of the library's beside ours. `can_ask`: what
+    the library launches could be asked for; `lead` and `lent`: as in `Model`."""
+    of = f", by times of {lent}" if lent else ""
+    ours = min((v for v in times if not v.kernel.library), key=times.__getitem__)
+    library = None if own else next((v for v in times if v.kernel.library), None)
+    doubtful = False
+    if library:
+        ahead = math.log(times[library] / times[ours])
+        doubtful = can_ask and abs(ahead) < DOUBT * error
+        if ahead < lead * error:
+            why = f"predicted {times[library]:.3g} us{of}; no kernel of ours leads clearly"
+            return Choice(library, times[library], error, why, doubtful)
+    return Choice(ours, times[ours], error, f"predicted {times[ours]:.3g} us{of}", doubtful)
+
+
+def strict_is_faster(mode: str, plain: Choice, choice: Choice) -> bool:
+    """Whether a choice in strict fp32 is to be preferred to one in fp32x3 or TF32: to fp32x3 unless
+    that leads clearly, and to a library in TF32 only where strict fp32 leads clearly."""
+    if mode == "fp32x3":
+        return plain.us < choice.us * (1 + choice.error)
+    clearly = fitted.LEAD * plain.error if choice.variant.kernel.library else 0.0
+    return plain.us * (1 + clearly) < choice.us

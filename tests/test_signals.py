@@ -1,0 +1,95 @@
+"""What signals do to one process: it ends in order, with the exit code of the signal."""
+
+import os
+import signal
+import subprocess
+import textwrap
+
+import pytest
+from support.command import COMMAND, environment, one_line, python
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "said"),
+    [(signal.SIGHUP, 129, "hung up"), (signal.SIGTERM, 143, "terminated")],
+)
+def test_a_hang_up_ends_a_run_as_a_termination_does(tmp_path, number, code, said):
+    with started(tmp_path) as child:
+        child.send_signal(number)
+        error = child.communicate(timeout=60)[1]
+    assert child.returncode == code, error
+    assert error.endswith(f"hybrid-gemm: {said}\n")
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_signal_of_which_c_code_makes_another_error_still_ends_the_run(tmp_path):
+    code = """
+        import os, signal, sys
+        from hybrid_gemm import cli
+        from hybrid_gemm.cli import job
+        def run(self, progress):
+            try:
+                signal.raise_signal(signal.SIGTERM)
+            except BaseException:
+                raise ImportError("as NumPy does while it is imported")
+        job.Job.run = run
+        cli.main()
+    """
+    done = python("-c", textwrap.dedent(code), "run", "--size", 8, cwd=tmp_path, timeout=60)
+    assert (done.returncode, one_line(done)) == (143, "hybrid-gemm: terminated")
+
+
+@pytest.mark.parametrize("how", ["a callback", "code that goes on"])
+def test_a_signal_that_is_dropped_still_ends_the_run(how, tmp_path):
+    code = f"""
+        import signal, weakref
+        from hybrid_gemm import cli
+        from hybrid_gemm.cli import job
+        class Watched:
+            pass
+        def signalled(_):
+            signal.raise_signal(signal.SIGTERM)
+        real = job.Job.run
+        def run(self, progress):
+            if {how == "a callback"}:
+                watched = Watched()
+                kept = weakref.ref(watched, signalled)
+                del watched
+            else:
+                try:
+                    signalled(None)
+                except BaseException:
+                    pass
+            return real(self, progress)
+        job.Job.run = run
+        cli.main()
+    """
+    args = "run", "--size", 8, "-o", "C.npy"
+    done = python("-c", textwrap.dedent(code), *args, cwd=tmp_path, timeout=60)
+    assert done.returncode == 143 and "Traceback" not in done.stderr
+    assert done.stderr.endswith("hybrid-gemm: terminated\n")
+    assert os.listdir(tmp_path) == ([] if how == "a callback" else ["C.npy"])
+
+
+def test_a_run_under_nohup_goes_on(tmp_path):
+    ignored = lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)  # noqa: E731
+    with started(tmp_path, 600, preexec_fn=ignored) as child:
+        child.send_signal(signal.SIGHUP)
+        error = child.communicate(timeout=120)[1]
+    assert child.returncode == 0, error
+    assert os.listdir(tmp_path) == ["C.npy"]
+
+
+def heard():
+    """A hang-up is not ignored, as it is where the tests run under nohup."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def started(folder, size=9000, preexec_fn=heard):
+    child = subprocess.Popen(
+        [*COMMAND, "run", "--size", str(size), "-o", "C.npy", "--device", "cpu"],
+        cwd=folder, text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        env=environment(), preexec_fn=preexec_fn,
+    )  # fmt: skip
+    assert "generating" in child.stderr.readline()
+    return child
