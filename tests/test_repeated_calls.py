@@ -10,7 +10,8 @@ from support.played_driver import play, small_runs
 
 from hybrid_gemm import Runner
 from hybrid_gemm.arrays.operand import CallerArrays
-from hybrid_gemm.errors import DTypeError, UsageError
+from hybrid_gemm.errors import DTypeError, OutOfMemoryError, UsageError
+from hybrid_gemm.execution import native_executor
 
 M, N, K = 36, 50, 26
 WAYS = [
@@ -137,6 +138,17 @@ def test_memory_that_is_not_there_again_is_planned_for(rng, monkeypatch):
         np.testing.assert_array_equal(calls(a, b), a @ b)
         assert calls.looked == before + 1 and short.called
     np.testing.assert_array_equal(known(calls, a, b), a @ b)
+
+
+def test_memory_that_runs_out_in_a_known_call_is_an_error_that_names_the_product(rng, monkeypatch):
+    calls = Calls(monkeypatch, threads=1)
+    a, b = whole(rng, M, K), whole(rng, K, N)
+    known(calls, a, b)
+    short = mock.Mock(side_effect=MemoryError)
+    monkeypatch.setattr(native_executor.Program, "carry_out", short)
+    with pytest.raises(OutOfMemoryError, match=f"m={M} n={N} k={K}"):
+        calls(a, b)
+    assert short.called
 
 
 def test_a_closed_runner_multiplies_nothing(rng, monkeypatch):
