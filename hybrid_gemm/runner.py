@@ -116,7 +116,7 @@ class Runner:
         self._hosted: Callable | None = ways[0] if ways else None  # for arrays of the host
         self._executor = LocalExecutor(self.plans, self._single_gpus)
         self._repeated: RepeatedCalls | None = None
-        if not opened[0].host_memory:
+        if self.devices[0].queues:  # so that native threads may start what it does
             self._repeated = RepeatedCalls(self._executor.threads.kept, self.devices[0])
 
     @property
