@@ -1,5 +1,6 @@
 """Which kernel for a plan, and why: a pure function of the problem and the device's facts."""
 
+import functools
 from dataclasses import dataclass, replace
 
 import pytest
@@ -111,6 +112,16 @@ def test_several_panels_get_what_is_fastest_for_all_of_them(compute, mode):
             assert why.endswith("for 5 panels") and found.kernel.role == whole.kernel.role
             assert together_us(found, mode, panels) < together_us(whole, mode, panels)
     assert better >= 3
+
+
+@pytest.mark.parametrize("compute", ["fp32", "fp32x3"])
+@pytest.mark.parametrize("empty", [(0, 4096, 4096), (2048, 0, 4096), (2048, 4096, 0)])
+def test_empty_panels_are_not_looked_at(compute, empty):
+    problem = replace(SQUARE, compute=compute)
+    full = {(2048, 4096, 4096): 3, (1024, 4096, 4096): 1}
+    chosen_for = functools.partial(chosen, HOPPER, problem, compute=compute)
+    assert chosen_for(panels={empty: 7, **full}) == chosen_for(panels=full)
+    assert chosen_for(panels={empty: 7}) == chosen_for()
 
 
 def test_one_panel_is_chosen_for_as_ever_and_a_named_kernel_stays():

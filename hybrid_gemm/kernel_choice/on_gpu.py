@@ -72,12 +72,13 @@ def for_panels(
     mode = mode_of(problem)
     if mode in ("fp32x3", "tf32") and whole.kernel.role != "tensor":
         mode = "float32"
-    if sum(panels.values()) < 2 or mode not in fitted.OPERANDS:
+    products = tuple((sides, n) for sides, n in panels.items() if all(sides))
+    if sum(n for _, n in products) < 2 or mode not in fitted.OPERANDS:
         return found
-    choice = choices.fastest_of(machine, mode, tuple(panels.items()), layout, whole, own=own)
+    choice = choices.fastest_of(machine, mode, products, layout, whole, own=own)
     if choice is None:
         return found
-    return choice.variant, f"{choice.why} for {sum(panels.values())} panels"
+    return choice.variant, f"{choice.why} for {sum(n for _, n in products)} panels"
 
 
 def next_fastest(
