@@ -37,6 +37,7 @@ source  = "this project: docs/tensor-cores.md"
 //   multiply   the products of a step (mma_tile.cuh), in one term or three
 //   store      sums to C
 #include "tensor_shares.cuh"
+#include "verdict.cuh"
 
 #include "mma_tile.cuh"
 
@@ -112,9 +113,9 @@ __device__ inline void store(const Sums& sums, int m, int n, int row, int col, f
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     gemm_mma(const void* A, long long lda, const void* B, long long ldb, int m, int n, int k,
              float alpha, const int* exponent_a, const int* exponent_b, float beta, void* C,
-             long long ldc, const int* verdict, int wanted AND_EACH) {
+             long long ldc, State* state, int wanted AND_EACH) {
     const bool split = wanted >= 0;  // else there are no exponents, and no verdict
-    if (split && *verdict != wanted) return;
+    if (split && verdict_of(state) != wanted) return;
     extern __shared__ __align__(16) unsigned memory[];  // [2][A and B][PARTS][SIDE][PITCH]
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int g = lane / 4, t = lane % 4, row = warp / 4 * 64, col = warp % 4 * 32;

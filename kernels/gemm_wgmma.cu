@@ -97,6 +97,7 @@ source     = "this project: docs/tensor-cores.md"
 #define WAYS ""
 #endif
 #include "tensor_shares.cuh"
+#include "verdict.cuh"
 #include "wgmma.cuh"
 
 constexpr bool ACROSS_A = TRANS_A, ACROSS_B = !TRANS_B;  // operands whose memory runs across k
@@ -262,7 +263,7 @@ extern "C" __global__ void __launch_bounds__(128 + 2 * BM, 1) IN_CLUSTERS
                const __grid_constant__ TensorMap map_of_c,
 #endif
                int m, int n, int k, float alpha, const int* exponent_a, const int* exponent_b,
-               float beta, Out* C, long long ldc, const int* verdict, int wanted AND_EACH) {
+               float beta, Out* C, long long ldc, State* state, int wanted AND_EACH) {
     extern __shared__ char memory[];
     const Places places = places_in(memory, BESIDE_BYTES);
     const unsigned beside = places.stage(STAGES);  // boxes of C
@@ -272,7 +273,7 @@ extern "C" __global__ void __launch_bounds__(128 + 2 * BM, 1) IN_CLUSTERS
 #else
     begin_block(places, k > 0, A, B);
 #endif
-    if (verdict && *verdict != wanted) return;
+    if (state && verdict_of(state) != wanted) return;
 
     const Tiles tiles = {m, n, (k + BK - 1) / BK, each};
     const Result result = {m, n, alpha, beta, exponent_a, exponent_b, C, ldc};

@@ -1,5 +1,5 @@
 /*---
-summary = "op(A) and op(B) as hi and lo in fp16, packed, and the verdict on how to multiply them"
+summary = "op(A) and op(B) as hi and lo in fp16, packed, and what they allow"
 entry   = "split_halves"
 role    = "halves"
 # CLUSTER  blocks that share the k of 16 rows of A, or columns of B, and each other's memory
@@ -19,9 +19,9 @@ source  = "this project: docs/tensor-cores.md"
 //
 //   find_extremes   the largest and the smallest magnitude of each row
 //   split_four      2^exponent (hi + lo), and how many elements are large, or cut short
-//   tally           what the cluster's rows allow joins what the others' do
-//   decide          the verdict, by the last cluster to come; where one operand is split alone (m or
-//                   n is 0), its worst stays in the state, and split_decide.cu decides
+//   tally           what the cluster's rows allow joins what the others' do, in the state: by it the
+//                   product behind decides, or, where one operand is split alone (m or n is 0),
+//                   split_decide.cu
 //
 // Blocks of a cluster have a part of k each; what they find of a row meets in shared memory.
 #include "clusters.cuh"
@@ -181,11 +181,14 @@ __device__ inline void split_rows(const Source<unsigned, ALONG>& source, int row
     const int pitch = pitch_of(source.k), rows = min(ROWS, source.rows - row0);
     if (threadIdx.x == 0) shared.hopeless = *(volatile unsigned*)&state->hopeless;
     Seen seen[MINE];
-    for_each_four(source, row0, first, end, shared.tile,
-                  [&](int i, int, const Four<unsigned>& four) {
+    Fours<unsigned> tile;  // the last one stays in registers
+    for (int k0 = first; k0 < end; k0 += STEP) {
+        tile = fours_at(source, row0, k0, shared.tile);
+        tile.each(k0, [&](int i, int, const Four<unsigned>& four) {
 #pragma unroll
-                      for (int x = 0; x < 4; ++x) seen[i].take(four.x[x]);
-                  });
+            for (int x = 0; x < 4; ++x) seen[i].take(four.x[x]);
+        });
+    }
     Extremes mine[MINE];
 #pragma unroll
     for (int i = 0; i < MINE; ++i) mine[i] = seen[i].extremes();
@@ -207,13 +210,15 @@ __device__ inline void split_rows(const Source<unsigned, ALONG>& source, int row
         }
     }
     if (!shared.hopeless) {
-        for_each_four(source, row0, first, end, shared.tile,
-                      [&](int i, int k, const Four<unsigned>& four) {
-                          const int row = warp + WARPS * i;
-                          Half* const to = operand.parts + (long long)(row0 + row) * 2 * pitch + k;
-                          split_four(four, scale[i], bounds[i], to, pitch, row < rows && k < pitch,
-                                     counts[i]);
-                      });
+        for (int k0 = end - STEP; k0 >= first; k0 -= STEP) {  // from it on
+            if (k0 != end - STEP) tile = fours_at(source, row0, k0, shared.tile);
+            tile.each(k0, [&](int i, int k, const Four<unsigned>& four) {
+                const int row = warp + WARPS * i;
+                Half* const to = operand.parts + (long long)(row0 + row) * 2 * pitch + k;
+                split_four(four, scale[i], bounds[i], to, pitch, row < rows && k < pitch,
+                           counts[i]);
+            });
+        }
     }
 #pragma unroll
     for (int i = 0; i < MINE; ++i) {
@@ -242,6 +247,10 @@ extern "C" __global__ void __launch_bounds__(256, 4) CLUSTER_DIMS
     if (SHARES == 1 && blockIdx.x % CLUSTER) return;
     wait_for_launch_before();
     State* const state = (State*)memory;
+    if (blockIdx.x == 0 && threadIdx.x == 0) {
+        state->k = k, state->least_k_tf32 = least_k_tf32;
+        state->verdict = UNDECIDED;
+    }
     const int group = blockIdx.x / CLUSTER, groups_a = (m + ROWS - 1) / ROWS;
     if (group < groups_a) {
         const Source<unsigned, !TRANS_A> source = {(const unsigned*)A, lda, m, k};
@@ -252,18 +261,4 @@ extern "C" __global__ void __launch_bounds__(256, 4) CLUSTER_DIMS
         const Operand b = {(Half*)parts_b, exponent + m, to_tf32};
         split_rows(source, (group - groups_a) * ROWS, b, true, state, shared);
     }
-    if (blockIdx.x % CLUSTER || threadIdx.x || !m || !n) return;
-    __threadfence();
-    if (atomicAdd(&state->done, 1u) != gridDim.x / CLUSTER - 1) return;
-    __threadfence();
-    unsigned worst[2][5];
-#pragma unroll
-    for (int i = 0; i < 10; ++i)
-        worst[i / 5][i % 5] = *(volatile unsigned*)&state->worst[i / 5][i % 5];
-    const Verdict verdict = decide(worst, k, least_k_tf32);
-    state->verdict = verdict;
-    atomicAdd(&state->taken[verdict], 1);
-#pragma unroll
-    for (int i = 0; i < 10; ++i) state->worst[i / 5][i % 5] = 0;
-    state->done = state->hopeless = 0;
 }

@@ -13,7 +13,7 @@ import numpy as np
 from ..planning.plan import SPLIT_STEP
 from .streams import Stream
 
-STATE_WORDS = 16  # of the kernels' State, of 4 bytes
+STATE_WORDS = 17  # of the kernels' State, of 4 bytes
 
 Array = Any
 Take = Callable[[Array], None]
