@@ -68,8 +68,8 @@ def fastest_of(
 
 
 def few(products: Sequence[tuple[Sides, int]]) -> list[tuple[Sides, float]]:
-    """At most `FEW` of these products, the largest first; none is empty. Each stands for those of about its size:
-    its number is such that it has as many operations as all of them."""
+    """At most `FEW` of these products, none of which is empty, the largest first. Each stands for
+    those of about its size: its number is such that it has as many operations as all of them."""
     groups: list[list[tuple[Sides, int]]] = [[] for _ in range(FEW)]
     whole, before = sum(math.prod(sides) * n for sides, n in products), 0
     for sides, n in sorted(products, key=lambda x: math.prod(x[0])):
