@@ -57,11 +57,14 @@ def fastest_of(
         return None
     (largest, count), *others = few(products)
     times = known.times_us(largest, layout, machine)
+    times = {v: us for v, us in times.items() if not (own and v.kernel.library)}
     fast = SLOWER * min(times.values())
     total = {v: count * us for v, us in times.items() if us <= fast or v == first}
     for sides, count in others:
         times = known.times_us(sides, layout, machine, among=total)
         total = {v: us + count * times[v] for v, us in total.items() if v in times}
+    if not total:  # none that can multiply all of them
+        return None
     lead, error = known.lead(largest), known.error(largest, layout)
     choice = pick(total, error, own=own, can_ask=False, lead=lead, lent=known.lent)
     return choice if choice.us < total.get(first, math.inf) else None
@@ -109,15 +112,16 @@ def pick(
     """What to run by predicted times and the error of the library's beside ours. `can_ask`: what
     the library launches could be asked for; `lead` and `lent`: as in `Model`."""
     of = f", by times of {lent}" if lent else ""
-    ours = min((v for v in times if not v.kernel.library), key=times.__getitem__)
+    ours = min((v for v in times if not v.kernel.library), key=times.__getitem__, default=None)
     library = None if own else next((v for v in times if v.kernel.library), None)
     doubtful = False
     if library:
-        ahead = math.log(times[library] / times[ours])
+        ahead = math.log(times[library] / times[ours]) if ours else -math.inf
         doubtful = can_ask and abs(ahead) < DOUBT * error
         if ahead < lead * error:
             why = f"predicted {times[library]:.3g} us{of}; no kernel of ours leads clearly"
             return Choice(library, times[library], error, why, doubtful)
+    assert ours
     return Choice(ours, times[ours], error, f"predicted {times[ours]:.3g} us{of}", doubtful)
 
 
