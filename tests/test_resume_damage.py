@@ -4,11 +4,13 @@ import os
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from support import resuming
 from support.resuming import KEPT, changed, counted, interrupted, journal, resume, whole
 
 from hybrid_gemm.arrays.unfinished import Unfinished
-from hybrid_gemm.errors import UsageError
+from hybrid_gemm.cli import cli
+from hybrid_gemm.errors import HybridGemmError, UsageError
 
 folder = resuming.folder
 
@@ -49,6 +51,23 @@ def test_an_unfinished_file_of_another_size(folder, monkeypatch, size):
     found, _multiplied = counted(resume())
     assert found == {0: 0, 100: 0, 10**6: 5}.get(size, 2)
     assert Path("C.npy").read_bytes() == expected
+
+
+def test_files_that_another_run_took_are_not_said_to_be_kept(folder, monkeypatch):
+    real = Unfinished.finish
+
+    def finish(self, panel, *arguments):
+        real(self, panel, *arguments)
+        if panel == 3:  # as a run on another host does, whose lock is not seen here
+            os.rename(KEPT[0], "C.npy")
+            os.unlink(KEPT[1])
+
+    monkeypatch.setattr(Unfinished, "finish", finish)
+    options = "run A.npy B.npy -o C.npy --resume --panel 30 --device cpu"
+    done = CliRunner().invoke(cli, options.split())
+    assert isinstance(done.exception, HybridGemmError)
+    assert "is gone: does a run on another host make the same C?" in done.stderr
+    assert "kept" not in done.stderr and Path("C.npy").exists()
 
 
 def test_an_unfinished_file_that_is_gone(folder, monkeypatch):

@@ -174,6 +174,12 @@ class Unfinished:
         """Whether it was neither committed nor discarded, nor closed."""
         return self.journal.descriptor >= 0
 
+    @property
+    def is_there(self) -> bool:
+        """Whether its files are where they were made; a run on another host, whose lock this one
+        does not see, puts C in place and removes the journal."""
+        return os.path.lexists(self.temporary) and os.path.lexists(self.journal.path)
+
     def commit(self) -> None:
         """Puts the whole file in its place, as `NpyWriter.commit`, and removes the journal."""
         assert len(self.finished) == len(self.panels)

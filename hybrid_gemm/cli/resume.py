@@ -53,7 +53,9 @@ class Resuming(abc.ABC):
             yield
         except BaseException:
             kept = len(made.finished)
-            if made.open and kept:
+            if made.open and not made.is_there:
+                self.note(f"{where} is gone: does a run on another host make the same C?")
+            elif made.open and kept:
                 self.note(f"{kept} of {total} panels of C are kept for the same command to go on")
             elif made.open:
                 made.discard()
