@@ -7,6 +7,7 @@ from support.launches import recording_device
 from support.tensor_cores import FP16, LEAST_K, STRICT, TF32, multiply, operands, to_tf32
 
 from hybrid_gemm import catalog
+from hybrid_gemm.errors import OutOfMemoryError
 
 
 def exponents(x):
@@ -125,3 +126,23 @@ def test_the_verdict_follows_the_rules(device, seed):
     multiply((device, "mma"), a, b, layout="nt")
     *_parts, verdict = packed(device)
     assert verdict == rule(a, b)
+
+
+def test_a_product_that_had_no_memory_leaves_nothing_to_the_next(device, monkeypatch, rng):
+    """Its rows allowed no split; those of the next product allow one."""
+    wide = np.ldexp(rng.uniform(1, 2, (40, 64)), rng.integers(-40, 40, (40, 64))).astype("f4")
+    plain = rng.uniform(1, 2, (40, 300)).astype("f4")
+
+    def full(*arguments):
+        raise OutOfMemoryError("no memory")
+
+    stream = device.stream()  # what is kept is kept with it
+    monkeypatch.setattr(device, "stream", lambda: stream)
+    with monkeypatch.context() as patch:
+        patch.setattr(device, "scratch", full)
+        with pytest.raises(OutOfMemoryError):
+            multiply((device, "mma"), wide, wide.T, layout="nt")
+    device.launched.clear()
+    multiply((device, "mma"), plain, plain.T, layout="nt")
+    *_parts, verdict = packed(device)
+    assert verdict == FP16

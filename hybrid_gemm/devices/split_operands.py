@@ -13,7 +13,8 @@ import numpy as np
 from ..planning.plan import SPLIT_STEP
 from .streams import Stream
 
-STATE_WORDS = 17  # of the kernels' State, of 4 bytes
+STATE_WORDS = 17  # of the kernels' State, of 4 bytes (kernels/verdict.cuh)
+OF_ROWS = 4  # from which word on it says what rows allow
 
 Array = Any
 Take = Callable[[Array], None]

@@ -27,7 +27,7 @@ from .kernel_launcher import KernelLauncher
 from .packed_product import Operation, PackedProduct, Room, room_of, rooms, unwritten
 from .roles import BoundProduct
 from .rounded_products import bind_in_place, bind_rounded
-from .split_operands import STATE_WORDS, SplitView
+from .split_operands import OF_ROWS, STATE_WORDS, SplitView
 
 # What the TF32 split leaves out does not grow with k, and fp32's own error does: below this k it is
 # the larger of the two.
@@ -198,10 +198,14 @@ class SplitProduct(ProductInTwoParts):
         args = [*self.matrices(a, b), *halves, exponent, self.to_tf32, self.least_k, room.state]
         self.device.launch(self.halves, self.halves_launch, args, stream)
         of_fp16, of_tf32 = exponent[: self.rows], exponent[self.rows :]
-        self._multiply(
-            a, b, c, halves, (of_fp16[:m], of_fp16[m:]), (of_tf32[:m], of_tf32[m:]), wide, room,
-            stream,
-        )  # fmt: skip
+        try:
+            self._multiply(
+                a, b, c, halves, (of_fp16[:m], of_fp16[m:]), (of_tf32[:m], of_tf32[m:]), wide, room,
+                stream,
+            )  # fmt: skip
+        except BaseException:  # no memory for partial sums: what these rows allow is not for others
+            self.device.clear(room.state[:, OF_ROWS:], stream)
+            raise
 
 
 class ProductOfSplit(ProductInTwoParts):
