@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from hybrid_gemm.errors import OutOfMemoryError
-from hybrid_gemm.kernel_choice import compute_modes
+from hybrid_gemm.kernel_choice import compute_modes, on_gpu, stacks
 from hybrid_gemm.kernel_choice.choose import choose
+from hybrid_gemm.kernel_choice.library_kernels import Launched
 from hybrid_gemm.kernel_choice.tables import Machine
 from hybrid_gemm.planning import link_rates
 from hybrid_gemm.planning.hardware import DeviceSpec
@@ -50,9 +51,10 @@ NAMES = {"NVIDIA H200": 90, "NVIDIA H100 80GB HBM3": 90, "NVIDIA GH200": 90, "NV
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """Of a device."""
+    """Of a device, and what its library would launch, if it is asked."""
 
     name: str
+    launched: Launched | None
     kind = "cuda"
     processors = 132
 
@@ -65,7 +67,7 @@ class Facts:
         return Machine(self.name, self.processors, self.capability, peak)
 
     def library_launch(self, problem, layout):
-        return None
+        return self.launched
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +108,9 @@ def drawn(random: np.random.Generator) -> Drawn:
     options["page_locked"] = bool(random.integers(2))
     options["resident"] = bool(random.random() < 0.2)
     layout = str(random.choice(["nn", "nt", "tn", "tt"]))
-    facts = Facts(str(random.choice(list(NAMES))))
+    blocks = int(random.integers(0, 2000))
+    launched = Launched("some kernel", *map(int, random.choice([1, 64, 256], 2)), blocks, 1)
+    facts = Facts(str(random.choice(list(NAMES))), launched if random.integers(2) else None)
     return Drawn(
         problem, facts, tuple(specs), workers, options, bool(random.integers(2)), layout
     )  # fmt: skip
@@ -144,6 +148,16 @@ def test_every_product_gets_a_plan_and_a_kernel(seed):
         multiplied = sum(math.prod(sides) * count for sides, count in plan.multiplied.items())
         assert multiplied == problem.m * problem.n * problem.k, case
         assert why, case
+        sides = problem.m, problem.n, problem.k
+        machine = case.facts.machine(problem.dtype)
+        if all(sides):  # what first calls would compare it with
+            others = on_gpu.next_fastest(
+                machine, plan.problem, case.layout, variant, own=case.own
+            )  # fmt: skip
+            assert len(others) <= 2 and variant not in others, case
+            assert not any(case.own and x.kernel.library for x in others), case
+        of_stack = stacks.faster(1000, sides, case.layout, problem.dtype)
+        assert of_stack is None or of_stack == stacks.own(sides, problem.dtype), case
         assert not (case.own and variant.kernel.library), case
         if variant.kernel.role == "gemm" and not variant.kernel.library:
             ways = plan.problem.operands, plan.problem.dtype
