@@ -2,7 +2,7 @@
 
 The kernel that multiplies (role `tensor`) says by its TERMS what it multiplies. float32 operands
 are packed first: with TERMS = 3 each is split in two, and the device decides which split, or
-strict fp32 where neither is accurate enough (`kernels/split_halves.cu`). The host launches the
+strict fp32 where neither is accurate enough (`kernels/verdict.cuh`). The host launches the
 products of all three, and two of them return at once (`SplitProduct`). Of operands that several
 products read, each part is split once, when it comes (`split_part`), and the products begin with
 the verdict (`ProductOfSplit`). float32 rounded to TF32, and operands of 16 bits, are multiplied as
@@ -179,7 +179,8 @@ class ProductInTwoParts(PackedProduct):
 
 
 class SplitProduct(ProductInTwoParts):
-    """As it is, of operands that no other product reads: `halves` packs for fp16 and decides."""
+    """As it is, of operands that no other product reads: `halves` packs for fp16, and the first
+    product decides by what their rows allow."""
 
     def __init__(self, device: KernelLauncher, variant: Variant, operation: Operation):
         super().__init__(device, variant, operation)
