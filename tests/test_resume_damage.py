@@ -66,7 +66,7 @@ def test_files_that_another_run_took_are_not_said_to_be_kept(folder, monkeypatch
     options = "run A.npy B.npy -o C.npy --resume --panel 30 --device cpu"
     done = CliRunner().invoke(cli, options.split())
     assert isinstance(done.exception, HybridGemmError)
-    assert "is gone: does a run on another host make the same C?" in done.stderr
+    assert "or its journal is gone: does another host make the same C?" in done.stderr
     assert "kept" not in done.stderr and Path("C.npy").exists()
 
 

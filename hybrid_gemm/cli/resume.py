@@ -54,7 +54,9 @@ class Resuming(abc.ABC):
         except BaseException:
             kept = len(made.finished)
             if made.open and not made.is_there:
-                self.note(f"{where} is gone: does a run on another host make the same C?")
+                self.note(
+                    f"{made.temporary} or its journal is gone: does another host make the same C?"
+                )
             elif made.open and kept:
                 self.note(f"{kept} of {total} panels of C are kept for the same command to go on")
             elif made.open:

@@ -18,7 +18,7 @@ from .tables import Machine
 DOUBT = 2.0  # errors of the lead within which what the library launches is asked for
 LARGE = (4096, 8192, 16384)  # sides of products that reach the best rates
 # Of panels, so many shapes are looked at, and the variants that take no more than so many times as
-# long as the fastest at the largest: all variants at one shape take milliseconds.
+# long as our fastest at the largest: all variants at one shape take milliseconds.
 FEW, SLOWER = 6, 2.0
 
 
@@ -57,13 +57,12 @@ def fastest_of(
         return None
     (largest, count), *others = few(products)
     times = known.times_us(largest, layout, machine)
-    times = {v: us for v, us in times.items() if not (own and v.kernel.library)}
-    fast = SLOWER * min(times.values())
+    fast = SLOWER * min(us for v, us in times.items() if not v.kernel.library)
     total = {v: count * us for v, us in times.items() if us <= fast or v == first}
     for sides, count in others:
         times = known.times_us(sides, layout, machine, among=total)
         total = {v: us + count * times[v] for v, us in total.items() if v in times}
-    if not total:  # none that can multiply all of them
+    if all(v.kernel.library for v in total):  # none of ours can multiply all of them
         return None
     lead, error = known.lead(largest), known.error(largest, layout)
     choice = pick(total, error, own=own, can_ask=False, lead=lead, lent=known.lent)
@@ -112,16 +111,15 @@ def pick(
     """What to run by predicted times and the error of the library's beside ours. `can_ask`: what
     the library launches could be asked for; `lead` and `lent`: as in `Model`."""
     of = f", by times of {lent}" if lent else ""
-    ours = min((v for v in times if not v.kernel.library), key=times.__getitem__, default=None)
+    ours = min((v for v in times if not v.kernel.library), key=times.__getitem__)
     library = None if own else next((v for v in times if v.kernel.library), None)
     doubtful = False
     if library:
-        ahead = math.log(times[library] / times[ours]) if ours else -math.inf
+        ahead = math.log(times[library] / times[ours])
         doubtful = can_ask and abs(ahead) < DOUBT * error
         if ahead < lead * error:
             why = f"predicted {times[library]:.3g} us{of}; no kernel of ours leads clearly"
             return Choice(library, times[library], error, why, doubtful)
-    assert ours
     return Choice(ours, times[ours], error, f"predicted {times[ours]:.3g} us{of}", doubtful)
 
 
