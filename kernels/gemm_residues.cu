@@ -107,15 +107,14 @@ __device__ __forceinline__ void multiply_tiles(const Places& places, const Tiles
     const unsigned a = descriptor_of(places.stages + consumer * 64 * BK, 64 * BK);
     const unsigned b = descriptor_of(places.stages + A_BYTES, 64 * BK);
     Ring ring;
-    for_each_tile(tiles, [&](int t) {
+    for_each_part(tiles, [&](const Part& part) {
         int sums[BN / 2];
 #pragma unroll
         for (int i = 0; i < BN / 2; ++i) sums[i] = BIAS;
-        multiply(sums, places, ring, a, b, tiles.length(t));
+        multiply(sums, places, ring, a, b, part.length);
         int row, col;
-        tiles.at(t, row, col);
-        const int plane = tiles.share(t);
-        result.store(sums, row + rank * BM + consumer * 64, col, plane, moduli[plane]);
+        tiles.at(part.t, row, col);
+        result.store(sums, row + rank * BM + consumer * 64, col, part.share, moduli[part.share]);
     });
 }
 

@@ -96,6 +96,7 @@ source     = "this project: docs/tensor-cores.md"
 #else
 #define WAYS ""
 #endif
+#include "cut_tiles.cuh"
 #include "tensor_shares.cuh"
 #include "verdict.cuh"
 #include "wgmma.cuh"
@@ -209,25 +210,31 @@ __device__ __forceinline__ void multiply_chunked(float (&sums)[BN / 2], const Pl
 
 // The role of a warpgroup that multiplies: its 64 x BN of all tiles, from the ring to C.
 __device__ __forceinline__ void multiply_tiles(const Places& places, const Tiles& tiles,
-                                               const int& consumer, unsigned rank, unsigned beside,
-                                               const Result& result) {
+                                               const int& consumer, unsigned rank, float* parts,
+                                               unsigned beside, const Result& result) {
     const unsigned a = descriptor_of(places.stages + consumer * 64 * SPAN, 64 * SPAN);
     const unsigned b = descriptor_of(places.stages + PARTS * A_BYTES, 64 * SPAN);
     Ring ring;
     if (TURNS && consumer == CONSUMERS - 1) barrier_signal(1, 256);
-    for_each_tile(tiles, [&](int t) {
+    for_each_part(tiles, [&](const Part& part) {
         float sums[BN / 2];
 #pragma unroll
         for (int i = 0; i < BN / 2; ++i) sums[i] = 0;
         int last = STAGES - 1;
-        const int steps = tiles.length(t);
         if constexpr (CHUNKED)
-            multiply_chunked(sums, places, ring, a, b, steps, consumer);
+            multiply_chunked(sums, places, ring, a, b, part.length, consumer);
         else
-            last = multiply_whole(sums, places, ring, a, b, steps);
+            last = multiply_whole(sums, places, ring, a, b, part.length);
+        if (SHARES == 1 && tiles.is_cut(part)) {
+            float* const to = matrix_of_part(parts, tiles, part);
+            write_part(sums, to + (rank * BM + consumer * 64) * BN);
+            if (BORROWED) release(places, last);
+            return;
+        }
         int row = 0, col = 0;  // not looked at where TMA stores all of C: divisions take long
-        if (OUT == 4 || CHUNKED || result.beta != 0 || !result.vectors()) tiles.at(t, row, col);
-        result.of_share(tiles.share(t))
+        if (OUT == 4 || CHUNKED || result.beta != 0 || !result.vectors())
+            tiles.at(part.t, row, col);
+        result.of_share(part.share)
             .store(sums, row + rank * BM + consumer * 64, col, consumer,
                    {places.stage(last), beside});
     });
@@ -243,10 +250,11 @@ __device__ __forceinline__ void store_tiles(const Places& places, const Tiles& t
                                             const TensorMap& map_of_c) {
     const bool stores = elected();
     int last = STAGES - 1;
-    for_each_tile(tiles, [&](int t) {
+    for_each_part(tiles, [&](const Part& part) {
         int row, col;
-        tiles.at(t, row, col);
-        last = (last + tiles.steps) % STAGES;
+        tiles.at(part.t, row, col);
+        last = (last + part.length) % STAGES;
+        if (tiles.is_cut(part)) return;
         result.store_boxes(map_of_c, row + rank * BM, col, {places.stage(last), beside}, stores);
         if (BORROWED && threadIdx.x % 32 < 4 * CONSUMERS) {  // for all warps that multiply
 #pragma unroll
@@ -263,7 +271,7 @@ extern "C" __global__ void __launch_bounds__(128 + 2 * BM, 1) IN_CLUSTERS
                const __grid_constant__ TensorMap map_of_c,
 #endif
                int m, int n, int k, float alpha, const int* exponent_a, const int* exponent_b,
-               float beta, Out* C, long long ldc, State* state, int wanted AND_EACH) {
+               float beta, Out* C, long long ldc, State* state, int wanted AND_EACH AND_CUT) {
     extern __shared__ char memory[];
     const Places places = places_in(memory, BESIDE_BYTES);
     const unsigned beside = places.stage(STAGES);  // boxes of C
@@ -275,7 +283,7 @@ extern "C" __global__ void __launch_bounds__(128 + 2 * BM, 1) IN_CLUSTERS
 #endif
     if (state && verdict_of(state) != wanted) return;
 
-    const Tiles tiles = {m, n, (k + BK - 1) / BK, each};
+    const Tiles tiles = {m, n, (k + BK - 1) / BK, each, cut, runs};
     const Result result = {m, n, alpha, beta, exponent_a, exponent_b, C, ldc};
     const auto load = [&] {
         load_tiles(places, tiles, [&](unsigned to, int row, int col, int step, unsigned full) {
@@ -288,6 +296,6 @@ extern "C" __global__ void __launch_bounds__(128 + 2 * BM, 1) IN_CLUSTERS
 #endif
     };
     take_roles(load, store, [&](const int& consumer) {
-        multiply_tiles(places, tiles, consumer, rank, beside, result);
+        multiply_tiles(places, tiles, consumer, rank, parts, beside, result);
     });
 }

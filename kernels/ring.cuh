@@ -47,6 +47,7 @@
 // written. The warp that stores arrives at empty[s] for all warps that multiply. The other
 // STAGES - 1 stages fill meanwhile.
 #pragma once
+#include "tiles.cuh"
 #include "wgmma.cuh"
 
 // A kernel that says it runs in clusters of one is slower than one that says nothing.
@@ -56,8 +57,11 @@
 #define IN_CLUSTERS
 #endif
 
-constexpr int CONSUMERS = BM / 64;   // warpgroups that multiply
-constexpr int STRIP = 16 / CLUSTER;  // tile rows worked through together, so that L2 keeps A and B
+#ifndef TOGETHER
+#define TOGETHER 1  // steps of the ring that are one of tiles.cuh
+#endif
+
+constexpr int CONSUMERS = BM / 64;  // warpgroups that multiply
 
 struct Ring {  // a place in the ring, and how often it came around, modulo 2
     int stage = 0;
@@ -127,38 +131,10 @@ __device__ __forceinline__ void take_roles(Load load, Store store, Multiply mult
     if (CLUSTER > 1) cluster_barrier();
 }
 
-// The tiles of C, CLUSTER * BM x BN, in an order that keeps A and B in L2. With SHARES > 1 the
-// `steps` of k are cut into shares of `each` steps, the last of which may be shorter, and a cluster
-// makes one share of a tile at a time: first share 0 of all tiles, then share 1 of all. So
-// clusters that work at one time read the same k of A and B.
-struct Tiles {
-    int m, n, steps, each;
-    __device__ __forceinline__ int rows() const { return (m + CLUSTER * BM - 1) / (CLUSTER * BM); }
-    __device__ __forceinline__ int cols() const { return (n + BN - 1) / BN; }
-    __device__ __forceinline__ int tiles() const { return rows() * cols(); }
-    __device__ __forceinline__ int count() const {
-        return SHARES > 1 ? tiles() * ((steps + each - 1) / each) : tiles();
-    }
-    // The share of k of which t is a tile, its first step, and how many it has.
-    __device__ __forceinline__ int share(int t) const { return SHARES > 1 ? t / tiles() : 0; }
-    __device__ __forceinline__ int first(int t) const { return share(t) * each; }
-    __device__ __forceinline__ int length(int t) const {
-        return SHARES > 1 ? min(each, steps - first(t)) : steps;
-    }
-    // The first row and column of tile t.
-    __device__ __forceinline__ void at(int t, int& row, int& col) const {
-        if (SHARES > 1) t %= tiles();
-        const int strip = t / (STRIP * cols()), within = t % (STRIP * cols());
-        const int high = min(STRIP, rows() - strip * STRIP);
-        row = (strip * STRIP + within % high) * CLUSTER * BM;
-        col = within / high * BN;
-    }
-};
-
-// Calls body(t) for the tiles t that this cluster makes.
+// Calls body(part) for what this block's cluster makes.
 template <typename Body>
-__device__ __forceinline__ void for_each_tile(const Tiles& tiles, Body body) {
-    for (int t = blockIdx.x / CLUSTER; t < tiles.count(); t += gridDim.x / CLUSTER) body(t);
+__device__ __forceinline__ void for_each_part(const Tiles& tiles, Body body) {
+    for_each_part(tiles, blockIdx.x / CLUSTER, gridDim.x / CLUSTER, body);
 }
 
 // The role of the warp that loads: fills stage after stage, for all steps of all tiles.
@@ -168,11 +144,11 @@ template <typename Load>
 __device__ __forceinline__ void load_tiles(const Places& places, const Tiles& tiles, Load load) {
     const bool loads = elected();
     Ring ring;
-    for_each_tile(tiles, [&](int t) {
+    for_each_part(tiles, [&](const Part& part) {
         int row, col;
-        tiles.at(t, row, col);
-        const int first = tiles.first(t), end = first + tiles.length(t);
-        for (int step = first; step < end; ++step, ring.advance()) {
+        tiles.at(part.t, row, col);
+        const int end = TOGETHER * (part.first + part.length);
+        for (int step = TOGETHER * part.first; step < end; ++step, ring.advance()) {
             const unsigned to = places.stage(ring.stage), full = places.full_of(ring.stage);
             barrier_wait(places.empty_of(ring.stage), ring.phase ^ 1);
             if (!loads) continue;

@@ -21,54 +21,10 @@ source     = "this project: docs/tensor-cores.md"
 // A thread adds four neighbours of a row. Where there are many shares, the threads of a block form
 // teams, each of which adds a run of the shares; the first team adds the teams' sums. So the order
 // depends on the number of shares alone.
+#include "adding.cuh"
 #include "early_launch.cuh"
-#include "numbers.cuh"
 
 constexpr int LANES = 64, TEAMS = 16;
-
-template <typename E>
-struct alignas(4 * sizeof(E)) Four {
-    E x[4];
-};
-
-__device__ __forceinline__ void add(Four<float>& sum, const Four<float>& more) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) sum.x[i] += more.x[i];
-}
-
-// The next `count` shares' four, each `apart` elements after the one before.
-__device__ __forceinline__ Four<float> sum_of(const float* from, long long apart, int count) {
-    Four<float> sum = {};
-    int s = 0;
-    for (; s + 4 <= count; s += 4) {  // four loads in flight; the additions keep their order
-        Four<float> part[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) part[i] = *(const Four<float>*)(from + (s + i) * apart);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) add(sum, part[i]);
-    }
-    for (; s < count; ++s) add(sum, *(const Four<float>*)(from + s * apart));
-    return sum;
-}
-
-// Stores the first `count` of four sums.
-__device__ __forceinline__ void store(const Four<float>& sum, int count, float alpha, float beta,
-                                      Out* to, bool vectors) {
-    Four<Out> out;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const float old = beta != 0 && i < count ? beta * widened(to[i]) : 0;
-        out.x[i] = narrowed(beta == 0 ? alpha * sum.x[i] : alpha * sum.x[i] + old);
-    }
-    if (vectors && count >= 4) {
-        *(Four<Out>*)to = out;
-        return;
-    }
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        if (i < count) to[i] = out.x[i];
-    }
-}
 
 extern "C" __global__ void __launch_bounds__(LANES * TEAMS)
     sum_shares(int rows, int cols, int shares, const float* parts, long long ldp, float alpha,
@@ -95,14 +51,6 @@ extern "C" __global__ void __launch_bounds__(LANES * TEAMS)
         for (int t = 1; t < teams; ++t) add(sum, of_team[t * LANES + lane]);
     }
     if (!real) return;
-    Out* const to = (Out*)C + row * ldc + col;
-    if (scales) {
-        const int of_row = exponent_a[row];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            if (col + i < cols) sum.x[i] = scaled(sum.x[i], of_row + exponent_b[col + i]);
-        }
-    }
-    const bool vectors = (ldc % 4 == 0) && (unsigned long long)C % sizeof(Four<Out>) == 0;
-    store(sum, cols - col, alpha, beta, to, vectors);
+    const Sums to = {cols, alpha, scales ? exponent_a : nullptr, exponent_b, beta, (Out*)C, ldc};
+    to.store(sum, row, col);
 }

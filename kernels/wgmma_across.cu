@@ -44,7 +44,7 @@ source     = "this project: docs/tensor-cores.md"
 // the kernel is given C^T = B^T A^T instead, as if that were m x n, and stores C by columns. With
 // 32 bits the tensor cores read shared memory along k alone, but they take their first operand
 // from registers too, where threads put it in any order. Both come as boxes of tensor maps, which
-// round to TF32. What tensor_shares.cuh calls a step is a pair of steps here.
+// round to TF32. What tiles.cuh calls a step is a pair of steps here.
 //
 // The warps of a block have roles, as in gemm_wgmma.cu; ring.cuh draws how they work together:
 //
@@ -52,6 +52,8 @@ source     = "this project: docs/tensor-cores.md"
 //   the other warpgroups      multiply_tiles: multiply, then Result::store; each 64 x BN of a tile
 #define KIND "k8.f32.tf32.tf32"
 #define WAYS ""
+#define TOGETHER 2  // four sets of registers, in turn
+#include "cut_tiles.cuh"
 #include "tensor_shares.cuh"
 #include "wgmma.cuh"
 
@@ -197,31 +199,36 @@ struct Result {
 
 // The role of a warpgroup that multiplies: its 64 x BN of all tiles, from the ring to C.
 __device__ __forceinline__ void multiply_tiles(const Places& places, const Tiles& tiles,
-                                               const int& consumer, unsigned rank,
+                                               const int& consumer, unsigned rank, float* parts,
                                                const Result& result) {
     const unsigned b = descriptor_of(places.stages + A_BYTES, 64 * SPAN);
     Ring ring;
-    for_each_tile(tiles, [&](int t) {
+    for_each_part(tiles, [&](const Part& part) {
         float sums[BN / 2];
 #pragma unroll
         for (int i = 0; i < BN / 2; ++i) sums[i] = 0;
-        multiply(sums, places, ring, consumer, b, tiles.length(t));
+        multiply(sums, places, ring, consumer, b, 2 * part.length);
+        if (SHARES == 1 && tiles.is_cut(part)) {
+            float* const to = matrix_of_part(parts, tiles, part);
+            const Result tile = {CLUSTER * BM, BN, 1, 0, to, TURNED ? CLUSTER * BM : BN};
+            tile.store(sums, rank * BM + consumer * 64, 0);
+            return;
+        }
         int row, col;
-        tiles.at(t, row, col);
-        result.of_share(tiles.share(t)).store(sums, row + rank * BM + consumer * 64, col);
+        tiles.at(part.t, row, col);
+        result.of_share(part.share).store(sums, row + rank * BM + consumer * 64, col);
     });
 }
 
 extern "C" __global__ void __launch_bounds__(128 + 2 * BM, 1) __cluster_dims__(CLUSTER, 1, 1)
     wgmma_across(const __grid_constant__ TensorMap A, const __grid_constant__ TensorMap B, int m,
-                 int n, int k, float alpha, float beta, float* C, long long ldc AND_EACH) {
+                 int n, int k, float alpha, float beta, float* C, long long ldc AND_EACH AND_CUT) {
     extern __shared__ char memory[];
     const Places places = places_in(memory);
     const unsigned rank = CLUSTER > 1 ? block_of_cluster() : 0;
     begin_block(places, true, A, B);
 
-    const int pairs = (k + 2 * BK - 1) / (2 * BK);  // of steps: four sets of registers, in turn
-    const Tiles tiles = {m, n, 2 * pairs, 2 * each};
+    const Tiles tiles = {m, n, (k + 2 * BK - 1) / (2 * BK), each, cut, runs};
     const Result result = {m, n, alpha, beta, C, ldc};
     const auto load = [&] {
         load_tiles(places, tiles, [&](unsigned to, int row, int col, int step, unsigned full) {
@@ -230,5 +237,5 @@ extern "C" __global__ void __launch_bounds__(128 + 2 * BM, 1) __cluster_dims__(C
     };
     take_roles(
         load, [] {},
-        [&](const int& consumer) { multiply_tiles(places, tiles, consumer, rank, result); });
+        [&](const int& consumer) { multiply_tiles(places, tiles, consumer, rank, parts, result); });
 }

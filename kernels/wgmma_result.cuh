@@ -21,6 +21,16 @@ __device__ __forceinline__ unsigned rounded(float first, float second) {
     return pair;
 }
 
+// Writes a warpgroup's 64 x BN, in rows of BN.
+__device__ __forceinline__ void write_part(const float (&sums)[BN / 2], float* to) {
+    to += (threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4) * BN + threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < BN / 2; i += 2) {
+        float* const pair = to + i / 2 % 2 * 8 * BN + i / 4 * 8;
+        *reinterpret_cast<float2*>(pair) = make_float2(sums[i], sums[i + 1]);
+    }
+}
+
 // A warpgroup's 64 x BN of a C of 16 bits is BOXES boxes of 64 x 64, swizzled by 128 bytes. The
 // first BORROWED of them lie in the stage that the tile read last, the others beside the ring.
 constexpr int BOX_BYTES = 64 * 128;

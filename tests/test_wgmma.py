@@ -9,7 +9,7 @@ from hybrid_gemm import catalog, devices
 from hybrid_gemm.catalog import TENSOR_TYPES
 from hybrid_gemm.devices.cuda import nvrtc, tensor_maps
 from hybrid_gemm.errors import KernelError, UnavailableError, UsageError
-from hybrid_gemm.kernel_choice import costs
+from hybrid_gemm.kernel_choice import costs, tensor_cores
 from hybrid_gemm.kernel_choice.tensor_cores import cut, fastest
 
 SHAPES = [(1, 1, 1), (64, 64, 16), (130, 70, 0), (300, 333, 100), (129, 257, 65), (2500, 1700, 300)]
@@ -19,7 +19,17 @@ PLAIN = [v for v in VARIANTS if v.params["TERMS"] == 1]
 SPLIT = [v for v in VARIANTS if v.params["TERMS"] == 3]
 NARROW = [v for v in VARIANTS if v.params["OUT"] == 2]
 CUTTING = [v for v in VARIANTS if v.most_shares > 1]
+LAST = [v for v in VARIANTS if v.cuts_last]
 OF_EACH_KIND = [PLAIN[0], NARROW[0], SPLIT[0]]
+
+
+@pytest.fixture
+def last_cut(monkeypatch):
+    """The last tiles are cut wherever that shortens the busiest block's work at all."""
+    monkeypatch.setattr(tensor_cores, "_SUM_US", -1e9)
+    tensor_cores._best.cache_clear()
+    yield
+    tensor_cores._best.cache_clear()
 
 
 @pytest.fixture(params=[on("cuda")], scope="module")
@@ -228,6 +238,85 @@ def test_shares_give_the_same_bits_every_time_and_wait_for_each_other(hopper):
         assert all(x.get().tobytes() == first.tobytes() for x in results), variant
 
 
+# Multiprocessors, shapes whose last round is then cut, and alpha, beta and places of C.
+RAGGED = [
+    (5, (700, 900, 1000), (1, 0, 0, 0)),
+    (7, (130, 70, 4099), (-2, 0.5, 1, 2)),
+    (13, (2000, 600, 300), (1, -1, 0, 4)),
+    (6, (1100, 1100, 640), (2, 1, 8, 3)),
+]
+
+
+@pytest.mark.parametrize("variant", LAST, ids=names(LAST))
+@pytest.mark.parametrize("dtype", TENSOR_TYPES)
+def test_last_tiles_that_are_cut_are_exact(hopper, variant, dtype, last_cut, monkeypatch):
+    if dtype == "tfloat32" and variant.params["OUT"] == 2:
+        pytest.skip("C is of float32 there")
+    some = False
+    for processors, shape, (alpha, beta, left, pad) in RAGGED:
+        monkeypatch.setattr(hopper, "processors", processors)
+        said = cut(variant, *shape, dtype, processors)
+        some |= said.tiles > 0
+        problem = Problem(
+            hopper, variant, dtype, "nt", shape, alpha=alpha, beta=beta, left=left, pad=pad
+        )
+        check_saying(problem, f"{dtype} {shape} {said} {alpha} {beta} {left}")
+    assert some
+
+
+@pytest.mark.parametrize("layouts", ["nn", "tt"])
+def test_last_tiles_of_operands_across_k_are_exact(hopper, layouts, last_cut, monkeypatch, rng):
+    cp = hopper.cp
+    for variant in LAST:
+        if variant.params["TERMS"] == 3 or variant.params["OUT"] == 2:
+            continue
+        for processors, (m, n, k), _ in RAGGED:
+            monkeypatch.setattr(hopper, "processors", processors)
+            m, n, k = (-(-x // 4) * 4 for x in (m, n, k))  # rows on 16 bytes
+            x, y = (rng.integers(-3, 4, s).astype("f4") for s in ((m, k), (k, n)))
+            a, b = (z if layouts == "nn" else np.ascontiguousarray(z.T) for z in (x, y))
+            a, b, c = cp.asarray(a)[None], cp.asarray(b)[None], cp.full((m, n), np.nan, "f4")
+            call = tensor_maps.bind_across(
+                hopper, variant, a, b, c, k=k, layouts=layouts, alpha=2, beta=0
+            )
+            stream = hopper.stream()
+            cp.cuda.Device().synchronize()
+            for _ in range(2):
+                call(a, b, c, stream)
+                stream.synchronize()
+                np.testing.assert_array_equal(c.get(), 2 * x @ y, f"{variant} {m} {n} {k}")
+
+
+def test_last_tiles_have_the_same_bits_every_time(hopper, last_cut):
+    """Products of two shapes in turn use one workspace; each starts early, and some do nothing."""
+    cp, rng = hopper.cp, np.random.default_rng(3)
+    stream, made = hopper.stream(), []
+    verdict = cp.array([2], "i4")
+    for variant in LAST:
+        if variant.params["TERMS"] == 3:
+            continue
+        out = "f4" if variant.params["OUT"] == 4 else "f2"
+        for m, n, k in ((1900, 2200, 1000), (2900, 3100, 304)):
+            a, b = (cp.asarray(rng.standard_normal((1, s, k)).astype("f2")) for s in (m, n))
+            results = [cp.full((m, n), np.nan, out) for _ in range(6)]
+            call = tensor_maps.bind_tensor(hopper, variant, "float16", a, b, results[0], k=k)
+            made.append((variant, call, a, b, results))
+    assert any(cut(v, *x[0].shape, 1000, "float16", hopper.processors).tiles
+               for v, *_, x in made)  # fmt: skip
+    cp.cuda.Device().synchronize()
+    for i in range(6):
+        for _variant, call, a, b, results in made:
+            call(a, b, results[i], stream, verdict=verdict, wanted=1)
+            call(a, b, results[i], stream)
+    stream.synchronize()
+    for variant, _call, a, b, results in made:
+        expected = a[0].get().astype("f8") @ b[0].get().T.astype("f8")
+        first = results[0].get()
+        least = 1e-5 if first.dtype == "f4" else 1e-3
+        assert np.abs(first - expected).max() < least * np.abs(expected).max(), variant
+        assert all(x.get().tobytes() == first.tobytes() for x in results), variant
+
+
 @pytest.mark.parametrize("variant", NARROW, ids=names(NARROW))
 def test_products_in_a_row_wait_for_each_other(hopper, variant, rng):
     """Each reads what the one before wrote, and writes what that one read."""
@@ -323,21 +412,35 @@ def test_k_is_cut_where_tiles_are_few(variant):
     assert shares.steps == -(-steps // shares.shares)
     for sides in ((8192, 8192, 8192), (4096, 4096, 64), (100, 100, 100), (64, 64, 0)):
         assert cut(variant, *sides, "float16", 132).shares == 1
-    assert cut(variant.uncut, 88, 16, 770295, "float16", 132) == (1, steps)
+    assert cut(variant.uncut, 88, 16, 770295, "float16", 132)[:2] == (1, steps)
 
 
 @pytest.mark.parametrize("variant", CUTTING, ids=names(CUTTING))
 def test_costs_count_shares(variant):
     dtype = "float32" if variant.params["TERMS"] == 3 else "float16"
-    counted, whole = (
-        np.array(costs.counts(v, (88, 16, 770295), "nt", dtype, 132))
-        for v in (variant, variant.uncut)
-    )
+    counted = costs.counts(variant, (88, 16, 770295), "nt", dtype, 132)
     shares = cut(variant, 88, 16, 770295, "float16", 132)
-    cut_at, summed = 8, 9  # of the counts
-    assert whole[cut_at] == whole[summed] == 0 and counted[cut_at] == 1
-    assert counted[summed] == pytest.approx(shares.shares * 88 * 16 * 4e-6)
-    assert counted[1] == shares.steps and whole[1] > 50 * counted[1]  # of the busiest processor
+    assert counted[1] == shares.steps  # of the busiest processor
+    assert counted[8] == 1 and counted[9] == pytest.approx(shares.shares * 88 * 16 * 4e-6)
+
+
+@pytest.mark.parametrize("variant", LAST, ids=names(LAST))
+def test_costs_count_parts_of_the_last_tiles(variant):
+    of_c = "float32" if variant.params["TERMS"] == 3 else "float16"
+    steps, tiles = variant.steps(9000, "float16"), -(-9000 // variant.tile[1])
+    tiles *= -(-9000 // (variant.tile[0] * variant.cluster))
+    clusters = tensor_cores.slots(variant, 132)
+    said, counted = (
+        cut(variant, 9000, 9000, 9000, "float16", 132),
+        costs.counts(variant, (9000, 9000, 9000), "nt", of_c, 132),
+    )
+    if not said.tiles:
+        assert counted[1] == -(-tiles // clusters) * steps
+        return
+    assert said.tiles == tiles % clusters and said.tiles <= said.runs <= clusters
+    run = -(-said.tiles * steps // said.runs)
+    assert counted[1] == tiles // clusters * steps + run < -(-tiles // clusters) * steps
+    assert counted[8] == 1 and counted[9] > 0  # another launch, and what it adds up
 
 
 def test_without_a_model_a_long_k_takes_a_variant_that_cuts_it():

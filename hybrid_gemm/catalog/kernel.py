@@ -212,6 +212,12 @@ class Variant:
         return self.params.get("SHARES", 1)
 
     @property
+    def cuts_last(self) -> bool:
+        """Whether the host may have the k of the last tiles cut, where they would leave blocks
+        without work: of persistent kernels that cut no other (kernels/tiles.cuh)."""
+        return self.kernel.persistent and self.most_shares == 1
+
+    @property
     def uncut(self) -> Variant:
         """This variant where no k is cut."""
         return self.kernel.variant({**self.params, "SHARES": 1}) if self.most_shares > 1 else self

@@ -1,6 +1,7 @@
-"""Products on tensor cores whose k is cut into shares, so that a C of few tiles occupies the whole
-device: the kernel leaves each share's sums in the stream's workspace, and a second launch adds them
-to C (`kernels/sum_shares.cu`), in an order that depends on the shape alone."""
+"""Products on tensor cores whose k is cut, so that they occupy the whole device: that of every tile
+of a small C into shares, or that of the last tiles alone into parts (`kernels/cut_tiles.cuh`). The
+kernel leaves the sums of each in the stream's workspace, and a second launch adds them to C
+(`kernels/sum_shares.cu`, `sum_parts.cu`), in an order that depends on shape and device alone."""
 
 from __future__ import annotations
 
@@ -23,51 +24,73 @@ class Shares:
     """The shares of a product C = alpha A B + beta C by a variant whose operands hold `dtype`.
 
     `uncut` says that there is one alone, which takes the variant's form with SHARES = 1. `sides`
-    are m, n and k as the kernel sees them: of C^T, where it makes that.
+    are m, n and k as the kernel sees them: of C^T, where it makes that (`turned`).
     """
 
+    # Many parameters: a product has so many, as in BLAS.
     def __init__(
         self, device: KernelLauncher, variant: Variant, dtype: str, c: Array,
-        sides: tuple[int, int, int], *, alpha: float, beta: float,
+        sides: tuple[int, int, int], *, alpha: float, beta: float, turned: bool = False,
     ):  # fmt: skip
-        count, steps = tensor_cores.cut(variant, *sides, dtype, device.processors)
-        self.uncut = count == 1 or not c.size or not sides[2]
+        cut = tensor_cores.cut(variant, *sides, dtype, device.processors)
+        nothing = not c.size or not sides[2]
+        self.uncut = cut.shares == 1 or nothing
         self.variant = variant.uncut if self.uncut else variant
         self.launch = self.variant.launch(*sides, dtype)
-        if self.uncut:
+        self.cut = None if nothing or not (cut.tiles or cut.shares > 1) else cut
+        if self.cut is None:
             return
-        self.device, self.count, self.steps = device, count, np.int32(steps)
         (rows, cols), self.ldc = c.shape, np.int64(stored(c)[1])
+        self.device, self.steps = device, np.int32(cut.steps)
         self.pitch = np.int64(-(-cols // _LINE) * _LINE)  # of a row of a share's sums
-        self.launch = self.launch.cut(count)
-        kernel = catalog.helper("shares").kernel
-        adding = kernel.variant({"OUT": c.dtype.itemsize})
-        self.function = device.function(adding, dtype)
-        self.adding = adding.launch(rows, cols, count, dtype)
-        self.room: Launch = dataclasses.replace(
-            self.launch, workspace_bytes=count * rows * int(self.pitch) * 4, flag_bytes=4
-        )
-        self.sizes = [np.int32(x) for x in (rows, cols, count)]
+        if self.uncut:
+            blocks = max(self.launch.grid[0], variant.cluster * cut.runs)
+            self.launch = dataclasses.replace(self.launch, grid=(blocks, 1, 1))
+            tile = {x: self.variant.params[x] for x in ("BM", "BN", "CLUSTER")}
+            adding, params = catalog.helper("parts").kernel, {**tile, "TURN": 1 + turned}
+            added = *sides[:2], cut.tiles
+            sizes = [*sides[:2], cut.steps, cut.tiles, cut.runs]
+            left = tensor_cores.summed_bytes(cut, self.variant, *sides[:2])
+        else:
+            self.launch = self.launch.cut(cut.shares)
+            adding, params = catalog.helper("shares").kernel, {}
+            added = rows, cols, cut.shares
+            sizes = [*added]
+            left = cut.shares * rows * int(self.pitch) * 4
+        by = adding.variant({**params, "OUT": c.dtype.itemsize})
+        self.function, self.adding = device.function(by, dtype), by.launch(*added, dtype)
+        self.room: Launch = dataclasses.replace(self.launch, workspace_bytes=left, flag_bytes=4)
+        self.sizes = [np.int32(x) for x in sizes]
         self.alpha, self.beta = np.float32(alpha), np.float32(beta)
 
     def sums(self, stream: Stream) -> list[Array]:
         """Where the kernel leaves the sums: for each share m x n of float32, in rows that begin
-        `pitch` elements apart, one matrix below the other. And an element that is not used."""
+        `pitch` elements apart, one matrix below the other; or a tile for each part. And an element
+        that is not used."""
+        assert self.cut is not None
         return self.device.scratch(self.room, "float32", stream)
+
+    def of_last(self, sums: list[Array] | None) -> list[Array]:
+        """The last arguments of a kernel that may cut the last tiles (`Variant.cuts_last`): how
+        many, into how many runs, and where their sums go. Without `sums` none are cut."""
+        if sums is None or self.cut is None:
+            return [np.int32(0), np.int32(1), np.uint64(0)]
+        return [*self.sizes[3:], sums[0]]
 
     def add(
         self, sums: list[Array], c: Array, stream: Stream, exponents: Sequence[Array | None] = (),
         verdict: Array = None, wanted: int = -1,
     ) -> None:  # fmt: skip
-        """C = alpha 2^exponents (the shares' `sums`, added up) + beta C, if a `verdict` on the
-        device is `wanted`, or there is none."""
+        """C = alpha 2^exponents (the `sums`, added up) + beta C, where k is cut, if a `verdict` on
+        the device is `wanted`, or there is none."""
         nothing = sums[1].view("int32")  # not looked at
         scales = len(exponents) > 0 and exponents[0] is not None
         of_rows_and_cols = exponents if scales else (nothing, nothing)
         if verdict is None:
             verdict, wanted = nothing, -1
+        pitch = [] if self.uncut else [self.pitch]
         args = [
-            *self.sizes, sums[0], self.pitch, self.alpha, *of_rows_and_cols, np.int32(scales),
+            *self.sizes, sums[0], *pitch, self.alpha, *of_rows_and_cols, np.int32(scales),
             self.beta, c, self.ldc, verdict, np.int32(wanted),
         ]  # fmt: skip
         self.device.launch(self.function, self.adding, args, stream)

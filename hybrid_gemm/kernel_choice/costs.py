@@ -142,21 +142,22 @@ def _tensor(
     read, written = _bytes(sides, dtype)
     split = variant.params["TERMS"] == 3
     operands = "float16" if split else {"float32": "tfloat32"}.get(dtype, dtype)
-    shares, steps = tensor_cores.cut(variant, m, n, k, operands, multiprocessors)
-    parts = _ceil(m, bm * cluster) * _ceil(n, bn) * shares
-    rounds = _ceil(parts, tensor_cores.slots(variant, multiprocessors))
-    summed = shares * m * n * 4 * MB if shares > 1 else 0.0
+    cut = tensor_cores.cut(variant, m, n, k, operands, multiprocessors)
+    tiles, shares = _ceil(m, bm * cluster) * _ceil(n, bn), cut.shares
+    busy = tensor_cores.busiest(cut, tiles, tensor_cores.slots(variant, multiprocessors))
+    steps, rounds = busy
+    summed = tensor_cores.summed_bytes(cut, variant, m, n) * MB
     size = ITEM_SIZE[dtype] * MB
     packed = [
         x * size if split or off else 0.0
         for x, off in zip((m * k, k * n), off_line(sides, layout, dtype), strict=True)
     ]
-    loads = parts * steps / multiprocessors
+    loads = tiles * shares * cut.steps / multiprocessors
     out_off = written * (n * (variant.params["OUT"]) % _LINE > 0)
     if variant.kernel.in_place:  # it copies by words, and packs nothing
-        words = rounds * steps * sum(off_line(sides, layout, dtype))
+        words = steps * sum(off_line(sides, layout, dtype))
         return (
-            1, rounds * steps, rounds, read, written, 0.0, 0.0, words, float(shares > 1), summed,
+            1, steps, rounds, read, written, 0.0, 0.0, words, float(summed > 0), summed,
             0.0, out_off, loads,
         )  # fmt: skip
     wide = ITEM_SIZE[dtype] == 4 and not split
@@ -166,6 +167,6 @@ def _tensor(
     turned = wide and any(x and not y for x, y in zip(across, packed, strict=True))
     turning = sum(x for x, y in zip(packed, across, strict=True) if y)
     return (
-        1, rounds * steps, rounds, read, written, float(any(packed)), sum(packed) - turning,
-        rounds * steps * float(turned), float(shares > 1), summed, turning, out_off, loads,
+        1, steps, rounds, read, written, float(any(packed)), sum(packed) - turning,
+        steps * float(turned), float(summed > 0), summed, turning, out_off, loads,
     )  # fmt: skip

@@ -1,5 +1,4 @@
-"""Which variant of a kernel on tensor cores is expected to be fastest, and into how many shares it
-cuts k. Pure."""
+"""Which variant of a kernel on tensor cores is expected to be fastest, and how it cuts k. Pure."""
 
 from __future__ import annotations
 
@@ -22,9 +21,10 @@ _SHARE = {
 _IN_PLACE_BYTES, _IN_PLACE_SHARE = 18e3, 0.15
 _ALONE = 0.99  # of that, where blocks do not share what they load
 _LAUNCH_US, _CLUSTER_US, _TILE_US = 2.0, 2.5, 0.8
-# Not measured: what adding shares costs besides, and bytes a microsecond of their sums, which are
-# written and read once.
+# Not measured: what adding shares, or parts of the last tiles, costs besides, and bytes of their
+# sums a microsecond, which are written and read once.
 _SUM_US, _SUM_RATE = 2.0, 3e6
+_MOST_PARTS = 32  # of one of the last tiles, where these are cut in equal parts
 _MOST_ROUNDS = 8  # of shares that are looked at; with more, whole tiles fill the rounds well
 
 
@@ -48,11 +48,43 @@ def fastest(
 
 
 class Cut(NamedTuple):
-    """How the k of each tile is cut: into so many shares of so many steps, the last of which may be
-    shorter."""
+    """How k is cut: that of each tile into so many shares of so many steps, the last of which may
+    be shorter; and the steps of the last `tiles`, which are a line, into equal `runs`. At most one
+    of both: shares are 1 or tiles are 0."""
 
     shares: int
     steps: int
+    tiles: int = 0
+    runs: int = 1
+
+    @property
+    def parts(self) -> int:
+        """Of all the last tiles, at most."""
+        return self.tiles + self.runs if self.tiles else 0
+
+
+class Busiest(NamedTuple):
+    """What the cluster with most to do does: steps of k, and how often it stores sums."""
+
+    steps: int
+    stored: int
+
+
+def busiest(cut: Cut, tiles: int, clusters: int) -> Busiest:
+    """Of so many clusters that make so many tiles."""
+    if not cut.tiles:
+        rounds = math.ceil(tiles * cut.shares / clusters)
+        return Busiest(rounds * cut.steps, rounds)
+    whole = (tiles - cut.tiles) // clusters
+    run, own = math.ceil(cut.tiles * cut.steps / cut.runs), 1 + (cut.runs % cut.tiles > 0)
+    return Busiest(whole * cut.steps + run, whole + own)
+
+
+def summed_bytes(cut: Cut, variant: Variant, m: int, n: int) -> int:
+    """Of the sums that are left for a launch of their own to add up, of C with m x n elements."""
+    if cut.tiles:
+        return cut.parts * math.prod(variant.tile) * variant.cluster * 4
+    return cut.shares * m * n * 4 if cut.shares > 1 else 0
 
 
 def cut(variant: Variant, m: int, n: int, k: int, dtype: str, processors: int) -> Cut:
@@ -80,19 +112,20 @@ def _best(
         shares = max(1, min(variant.most_shares, steps, rounds * clusters // tiles))
         each = math.ceil(steps / shares)
         found.append(Cut(math.ceil(steps / each), each))
-    costs = [
-        _cost_us(variant, (m, n, k / steps * x.steps), tiles * x.shares, x.shares, dtype, clusters)
-        for x in found
-    ]
+    rest = tiles % clusters
+    if variant.cuts_last and rest:  # into as many runs as there are clusters, or in equal parts
+        equal = range(2, min(_MOST_PARTS, clusters // rest) + 1)
+        runs = {clusters, *(rest * parts for parts in equal)}
+        found += [Cut(1, steps, rest, x) for x in sorted(runs)]
+    costs = [_cost_us(variant, (m, n, k), x, busiest(x, tiles, clusters), dtype) for x in found]
     least = min(range(len(found)), key=costs.__getitem__)
     return costs[least], found[least]
 
 
 def _cost_us(
-    variant: Variant, sides: tuple[int, int, float], parts: int, shares: int, dtype: str,
-    clusters: int,
-) -> float:  # fmt: skip
-    """Microseconds for `parts` tiles of C, or shares of tiles, over k = sides[2] each."""
+    variant: Variant, sides: tuple[int, int, int], cut: Cut, busy: Busiest, dtype: str
+) -> float:
+    """Microseconds for C of m x n x k = `sides`, of whose clusters one is so `busy`."""
     (m, n, k), cluster, (bm, bn) = sides, variant.cluster, variant.tile
     rate = _RATE * 2 / ITEM_SIZE[dtype]
     if variant.kernel.in_place:
@@ -100,6 +133,8 @@ def _cost_us(
         rate = min(rate * _IN_PLACE_SHARE, 2 * bm * bn * copied)
     else:
         rate *= _SHARE[bm, bn] * (1 if cluster > 1 else _ALONE)
-    tile = 2 * bm * bn * k * variant.params.get("TERMS", 1) / rate + _TILE_US
-    made = _LAUNCH_US + _CLUSTER_US * (cluster > 1) + math.ceil(parts / clusters) * tile
-    return made + (shares > 1) * (_SUM_US + shares * m * n * 8 / _SUM_RATE)
+    a_step = 2 * bm * bn * k / max(1, variant.steps(k, dtype))
+    made = _LAUNCH_US + _CLUSTER_US * (cluster > 1)
+    made += busy.steps * a_step * variant.params.get("TERMS", 1) / rate + busy.stored * _TILE_US
+    summed = summed_bytes(cut, variant, m, n)
+    return made + (summed > 0) * _SUM_US + 2 * summed / _SUM_RATE

@@ -143,16 +143,17 @@ def bind_tensor(
                 tensor_map(dtype, c.data.ptr, shape, pitches, (*box_of_c, 1)) if stored else maps[0]
             )
         behind = null if verdict is None else verdict, np.int32(wanted)
+        sums = shares.sums(stream) if shares.cut else None
         if shares.uncut:
             ea, eb = (null if e is None else e for e in exponents)
-            args = [*maps, *sizes, alpha32, ea, eb, beta32, c, ldc, *behind]
-            device.launch(function, launch, args, stream)
-            return
-        sums = shares.sums(stream)
-        args = [*maps, *sizes, _ONE, null, null, _ZERO, sums[0], shares.pitch,
-                *behind, shares.steps]  # fmt: skip
+            args = [*maps, *sizes, alpha32, ea, eb, beta32, c, ldc, *behind,
+                    *shares.of_last(sums)]  # fmt: skip
+        elif sums:
+            args = [*maps, *sizes, _ONE, null, null, _ZERO, sums[0], shares.pitch,
+                    *behind, shares.steps]  # fmt: skip
         device.launch(function, launch, args, stream)
-        shares.add(sums, c, stream, exponents, verdict, wanted)
+        if sums:
+            shares.add(sums, c, stream, exponents, verdict, wanted)
 
     return call
 
@@ -203,7 +204,7 @@ def bind_across(
     turned, (m, n) = layouts == "nn", c.shape
     variant = _alike(catalog.helper("across").kernel, variant, turned)
     sides = (n, m, k) if turned else (m, n, k)
-    shares = Shares(device, variant, "tfloat32", c, sides, alpha=alpha, beta=beta)
+    shares = Shares(device, variant, "tfloat32", c, sides, alpha=alpha, beta=beta, turned=turned)
     variant, launch = shares.variant, shares.launch.resident(device.processors)
     function = device.function(variant, "tfloat32", layouts)
     boxes = [variant.box(x, "tfloat32", along_k=along) for x, along in (("A", False), ("B", True))]
@@ -215,12 +216,13 @@ def bind_across(
             return
         operands = (b, a) if turned else (a, b)
         maps = [map_of("tfloat32", x, box) for x, box in zip(operands, boxes, strict=True)]
+        sums = shares.sums(stream) if shares.cut else None
         if shares.uncut:
-            device.launch(function, launch, [*maps, *sizes, *scalars, c, ldc], stream)
-            return
-        sums = shares.sums(stream)
-        args = [*maps, *sizes, _ONE, _ZERO, sums[0], shares.pitch, shares.steps]
+            args = [*maps, *sizes, *scalars, c, ldc, *shares.of_last(sums)]
+        elif sums:
+            args = [*maps, *sizes, _ONE, _ZERO, sums[0], shares.pitch, shares.steps]
         device.launch(function, launch, args, stream)
-        shares.add(sums, c, stream)
+        if sums:
+            shares.add(sums, c, stream)
 
     return call
