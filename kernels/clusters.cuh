@@ -1,4 +1,5 @@
-// Blocks of a cluster, CLUSTER of them, which wait for each other and read each other's shared memory.
+// Blocks of a cluster, CLUSTER of them, which wait for each other and reach each other's shared
+// memory.
 #pragma once
 
 #if defined(HYBRID_GEMM_EMULATOR) || CLUSTER == 1 || __CUDA_ARCH__ < 900
@@ -8,7 +9,7 @@ constexpr int SHARES = 1;
 __device__ __forceinline__ void cluster_arrive() { __syncthreads(); }
 __device__ __forceinline__ void cluster_wait() {}
 template <typename V>
-__device__ __forceinline__ const V* shared_of(const V* mine, int) {
+__device__ __forceinline__ V* shared_of(V* mine, int) {
     return mine;
 }
 #else
@@ -22,8 +23,8 @@ __device__ __forceinline__ void cluster_wait() {
 }
 // The same place in the shared memory of another block of the cluster.
 template <typename V>
-__device__ __forceinline__ const V* shared_of(const V* mine, int rank) {
-    const V* theirs;
+__device__ __forceinline__ V* shared_of(V* mine, int rank) {
+    V* theirs;
     asm("mapa.u64 %0, %1, %2;" : "=l"(theirs) : "l"(mine), "r"(rank));
     return theirs;
 }

@@ -23,18 +23,25 @@ source  = "this project: docs/tensor-cores.md"
 //                   product behind decides, or, where one operand is split alone (m or n is 0),
 //                   split_decide.cu
 //
-// Blocks of a cluster have a part of k each; what they find of a row meets in shared memory.
+// Blocks of a cluster have a part of k each. What they find of a row they write into each other's
+// shared memory, since a block that has to read it there waits for the answer.
 #include "clusters.cuh"
 #include "early_launch.cuh"
 #include "split_rows.cuh"
 
 typedef unsigned short Half;
 
-// What a block finds of its rows in its part of k.
+// Elements of a row that are large, and that are cut short.
+struct Counts {
+    unsigned large, cut;
+};
+
+// What the blocks of a cluster, by their rank, find of its rows in their parts of k. Counts are for
+// the first block alone.
 struct Shared {
     Tile<unsigned> tile;
-    Extremes extremes[ROWS];
-    unsigned large[ROWS], cut[ROWS];
+    Extremes extremes[SHARES][ROWS];
+    Counts counts[SHARES][ROWS];
     bool hopeless;
 };
 
@@ -46,24 +53,29 @@ struct Operand {
     int to_tf32;
 };
 
-// Merges the extremes of the thread's rows from its warp and the blocks of the cluster. `smallest` is
-// 1 less before, so that zero is the largest there is.
-__device__ inline void find_extremes(Extremes (&mine)[MINE], Shared& shared) {
+// Merges the extremes of the thread's rows from its warp and the blocks of the cluster, which have
+// all arrived once. `smallest` is 1 less before, so that zero is the largest there is.
+__device__ inline void find_extremes(Extremes (&mine)[MINE], int rank, Shared& shared) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 #pragma unroll
     for (int i = 0; i < MINE; ++i) {
         for (int lanes = 1; lanes < 32; lanes *= 2)
             mine[i] = merge(mine[i], {__shfl_xor_sync(~0u, mine[i].largest, lanes),
                                       __shfl_xor_sync(~0u, mine[i].smallest, lanes)});
-        if (lane == 0) shared.extremes[warp + WARPS * i] = mine[i];
+    }
+    cluster_wait();  // all blocks have begun
+    if (lane < SHARES) {
+#pragma unroll
+        for (int i = 0; i < MINE; ++i)
+            *shared_of(&shared.extremes[rank][warp + WARPS * i], lane) = mine[i];
     }
     cluster_arrive();
     cluster_wait();
 #pragma unroll
     for (int i = 0; i < MINE; ++i) {
 #pragma unroll
-        for (int rank = 0; rank < SHARES; ++rank)
-            mine[i] = merge(mine[i], *shared_of(&shared.extremes[warp + WARPS * i], rank));
+        for (int from = 0; from < SHARES; ++from)
+            mine[i] = merge(mine[i], shared.extremes[from][warp + WARPS * i]);
         if (mine[i].smallest != ~0u) ++mine[i].smallest;
     }
 }
@@ -138,28 +150,27 @@ __device__ __forceinline__ void split_four(const Four<unsigned>& four, float sca
 }
 
 // Adds up what the cluster's blocks counted of its rows, and has the state keep the worst of it;
-// called by all warps of the cluster's first block, of which the first works.
-__device__ inline void tally(const Extremes (&mine)[MINE], int rows, int k, bool of_b, State* state,
-                             Shared& shared) {
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    if (lane == 0) {  // whole rows' extremes, for the first warp
-#pragma unroll
-        for (int i = 0; i < MINE; ++i) shared.extremes[warp + WARPS * i] = mine[i];
-    }
-    __syncthreads();
-    if (warp) return;
+// called by the first warp of the cluster's first block.
+__device__ inline void tally(int rows, int k, bool of_b, State* state, const Shared& shared) {
+    const int lane = threadIdx.x;
     unsigned worst[5] = {};
-    if (lane < rows && shared.extremes[lane].largest) {
+    Extremes of_row = {0, ~0u};
+    if (lane < rows) {
+#pragma unroll
+        for (int from = 0; from < SHARES; ++from)
+            of_row = merge(of_row, shared.extremes[from][lane]);
+    }
+    if (of_row.largest) {
         unsigned large = 0, cut = 0;
 #pragma unroll
-        for (int rank = 0; rank < SHARES; ++rank) {
-            large += *shared_of(&shared.large[lane], rank);
-            cut += *shared_of(&shared.cut[lane], rank);
+        for (int from = 0; from < SHARES; ++from) {
+            large += shared.counts[from][lane].large;
+            cut += shared.counts[from][lane].cut;
         }
-        const int top = exponent_of(shared.extremes[lane].largest);
+        const int top = exponent_of(of_row.largest);
         worst[HIGHEST] = BIAS + top;
         worst[LOWEST] = BIAS - top;
-        worst[RANGE] = top - exponent_of(shared.extremes[lane].smallest);
+        worst[RANGE] = top - exponent_of(of_row.smallest + 1);
         worst[SMALL] = k - large;
         worst[CUT] = cut;
         if (8ll * cut > k) state->hopeless = 1;
@@ -192,7 +203,7 @@ __device__ inline void split_rows(const Source<unsigned, ALONG>& source, int row
     Extremes mine[MINE];
 #pragma unroll
     for (int i = 0; i < MINE; ++i) mine[i] = seen[i].extremes();
-    find_extremes(mine, shared);
+    find_extremes(mine, rank, shared);
 
     float scale[MINE];
     Bounds bounds[MINE];
@@ -227,16 +238,13 @@ __device__ inline void split_rows(const Source<unsigned, ALONG>& source, int row
             for (int lanes = 1; lanes < 32; lanes *= 2)
                 counts[i][x] += __shfl_xor_sync(~0u, counts[i][x], lanes);
         }
-        if (lane == 0) {
-            shared.large[warp + WARPS * i] = counts[i][0];
-            shared.cut[warp + WARPS * i] = counts[i][1];
-        }
+        const Counts mine = {counts[i][0], counts[i][1]};
+        if (lane == 0) *shared_of(&shared.counts[rank][warp + WARPS * i], 0) = mine;
     }
-    cluster_arrive();
+    cluster_arrive();  // the other blocks may end: nobody reaches for their memory
+    if (rank) return;
     cluster_wait();
-    if (rank == 0) tally(mine, rows, source.k, of_b, state, shared);
-    cluster_arrive();  // a block stays while others may read its memory
-    cluster_wait();
+    if (warp == 0) tally(rows, source.k, of_b, state, shared);
 }
 
 extern "C" __global__ void __launch_bounds__(256, 4) CLUSTER_DIMS
@@ -245,6 +253,7 @@ extern "C" __global__ void __launch_bounds__(256, 4) CLUSTER_DIMS
                  int* memory) {
     __shared__ Shared shared;
     if (SHARES == 1 && blockIdx.x % CLUSTER) return;
+    cluster_arrive();
     wait_for_launch_before();
     State* const state = (State*)memory;
     if (blockIdx.x == 0 && threadIdx.x == 0) {

@@ -77,16 +77,14 @@ __device__ __forceinline__ void for_each_part(const Tiles& tiles, int cluster, i
         int at = cluster;
         if (at >= whole) at = runs ? whole + tiles.begin_of(cluster) : end;
         while (at < end) {
-            if (at < whole) {
-                body(Part{at, 0, 0, tiles.steps});
-                at += clusters;
-                if (at >= whole) at = runs ? whole + tiles.begin_of(cluster) : end;
-            } else {
+            Part part = {at, 0, 0, tiles.steps};
+            if (at >= whole) {
                 const int tile = (at - whole) / tiles.steps, first = (at - whole) % tiles.steps;
-                const Part part = {whole + tile, 0, first, min(end - at, tiles.steps - first)};
-                body(part);
-                at += part.length;
+                part = {whole + tile, 0, first, min(end - at, tiles.steps - first)};
             }
+            body(part);  // once in the text: compiling it twice takes twice as long
+            at += at < whole ? clusters : part.length;
+            if (part.t < whole && at >= whole) at = runs ? whole + tiles.begin_of(cluster) : end;
         }
     }
 }

@@ -26,7 +26,7 @@ OF_EACH_KIND = [PLAIN[0], NARROW[0], SPLIT[0]]
 @pytest.fixture
 def last_cut(monkeypatch):
     """The last tiles are cut wherever that shortens the busiest block's work at all."""
-    monkeypatch.setattr(tensor_cores, "_SUM_US", -1e9)
+    monkeypatch.setattr(tensor_cores, "_PARTS_US", -1e9)
     tensor_cores._best.cache_clear()
     yield
     tensor_cores._best.cache_clear()

@@ -21,9 +21,10 @@ _SHARE = {
 _IN_PLACE_BYTES, _IN_PLACE_SHARE = 18e3, 0.15
 _ALONE = 0.99  # of that, where blocks do not share what they load
 _LAUNCH_US, _CLUSTER_US, _TILE_US = 2.0, 2.5, 0.8
-# Not measured: what adding shares, or parts of the last tiles, costs besides, and bytes of their
-# sums a microsecond, which are written and read once.
+# What adding shares costs besides, and bytes of their sums a microsecond, written and read once:
+# not measured. The same of parts of the last tiles: read off ten products of one H100.
 _SUM_US, _SUM_RATE = 2.0, 3e6
+_PARTS_US, _PARTS_RATE = 5.0, 2e6
 _MOST_PARTS = 32  # of one of the last tiles, where these are cut in equal parts
 _MOST_ROUNDS = 8  # of shares that are looked at; with more, whole tiles fill the rounds well
 
@@ -137,4 +138,5 @@ def _cost_us(
     made = _LAUNCH_US + _CLUSTER_US * (cluster > 1)
     made += busy.steps * a_step * variant.params.get("TERMS", 1) / rate + busy.stored * _TILE_US
     summed = summed_bytes(cut, variant, m, n)
-    return made + (summed > 0) * _SUM_US + 2 * summed / _SUM_RATE
+    once_us, per_us = (_PARTS_US, _PARTS_RATE) if cut.tiles else (_SUM_US, _SUM_RATE)
+    return made + (summed > 0) * once_us + 2 * summed / per_us

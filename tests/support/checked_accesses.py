@@ -7,18 +7,20 @@ The emulator's are checked by AddressSanitizer, in the environment that
 """
 
 import sys
+from unittest import mock
 
 import numpy as np
 
 from hybrid_gemm import catalog
 from hybrid_gemm.devices.checksums import KernelChecksums, Limits
+from hybrid_gemm.kernel_choice import tensor_cores
 
 from .devices import open_device
 from .kernels import GEMMS, check_every_kernel
 from .lines import CASES as LINES
 from .lines import check_lines, few_blocks
 from .stacks import CASES, check_stack
-from .tensor_cores import check_split_products
+from .tensor_cores import check_split_products, multiply, operands
 
 
 def main(kind: str, what: str) -> None:
@@ -28,6 +30,12 @@ def main(kind: str, what: str) -> None:
         names = ["mma", *(["wgmma"] if device.capability == 90 else [])]
         for name in names:
             check_split_products((device, name))
+        device.processors = 8  # which make tiles in two rounds, of which the last is cut
+        with mock.patch.object(tensor_cores, "_PARTS_US", -1e9):
+            tensor_cores._best.cache_clear()
+            check_split_products((device, names[-1]))
+            for terms in (1, 3):
+                multiply((device, names[-1]), *operands("normal", 520, 300, 200)[:2], terms=terms)
         print(f"clean: products on tensor cores by {' and '.join(names)}")
         return
     if what == "checks":
