@@ -445,3 +445,12 @@ def test_few_products_stand_for_many():
         assert 1 <= len(found) <= choices.FEW and {x for x, _ in found} <= many.keys()
         operations = sum(np.prod(x, dtype=float) * n for x, n in many.items())
         assert sum(np.prod(x, dtype=float) * n for x, n in found) == pytest.approx(operations)
+
+
+@pytest.mark.parametrize("mode", ["fp32x3", "tf32", "float16"])
+def test_parts_of_the_last_tiles_cost_something(mode):
+    """The shipped models were fitted before there were any."""
+    model = fitted.model(MACHINE, mode)
+    for each in model.fitted:
+        of_launch, of_megabyte = each.constants[8:10]
+        assert not each.variant.cuts_last or (of_launch > 1 and of_megabyte > 0.1)

@@ -241,7 +241,7 @@ def test_shares_give_the_same_bits_every_time_and_wait_for_each_other(hopper):
 # Multiprocessors, shapes whose last round is then cut, and alpha, beta and places of C.
 RAGGED = [
     (5, (700, 900, 1000), (1, 0, 0, 0)),
-    (7, (130, 70, 4099), (-2, 0.5, 1, 2)),
+    (7, (900, 300, 1099), (-2, 0.5, 1, 2)),
     (13, (2000, 600, 300), (1, -1, 0, 4)),
     (6, (1100, 1100, 640), (2, 1, 8, 3)),
 ]

@@ -314,10 +314,9 @@ def from_data(data: Mapping[str, Any], machine: Machine, lent: str = "") -> Mode
         kernel = catalog.kernels().get(each["kernel"])
         if kernel is None or each["params"].keys() != kernel.params[0].keys():
             continue
-        found.append(Fitted(
-            Variant(kernel, dict(each["params"])), np.array(each["constants"], float),
-            float(each["mean"]), weights * WEIGHT,
-        ))  # fmt: skip
+        variant = Variant(kernel, dict(each["params"]))
+        constants = np.array(costs.with_parts(variant, each["constants"]), float)
+        found.append(Fitted(variant, constants, float(each["mean"]), weights * WEIGHT))
     return Model(
         mode, places(data["sides"], data["layouts"], OPERANDS[mode]), tuple(found),
         _errors(data["errors"]), data if about["library"] else None, machine.multiprocessors, lent,

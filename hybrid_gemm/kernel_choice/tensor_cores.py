@@ -114,7 +114,9 @@ def _best(
         each = math.ceil(steps / shares)
         found.append(Cut(math.ceil(steps / each), each))
     rest = tiles % clusters
-    if variant.cuts_last and rest:  # into as many runs as there are clusters, or in equal parts
+    # The last round, not the only one: SHARES are for few tiles. Into as many runs as there are
+    # clusters, or in equal parts.
+    if variant.cuts_last and rest < tiles and rest:
         equal = range(2, min(_MOST_PARTS, clusters // rest) + 1)
         runs = {clusters, *(rest * parts for parts in equal)}
         found += [Cut(1, steps, rest, x) for x in sorted(runs)]
