@@ -25,7 +25,7 @@ _LAUNCH_US, _CLUSTER_US, _TILE_US = 2.0, 2.5, 0.8
 # not measured. The same of parts of the last tiles: read off ten products of one H100.
 _SUM_US, _SUM_RATE = 2.0, 3e6
 _PARTS_US, _PARTS_RATE = 5.0, 2e6
-_MOST_PARTS = 32  # of one of the last tiles, where these are cut in equal parts
+_PARTS = 2, 3, 4, 6, 8, 12, 16, 24, 32  # of each of the last tiles, that are looked at
 _MOST_ROUNDS = 8  # of shares that are looked at; with more, whole tiles fill the rounds well
 
 
@@ -83,9 +83,14 @@ def busiest(cut: Cut, tiles: int, clusters: int) -> Busiest:
 
 def summed_bytes(cut: Cut, variant: Variant, m: int, n: int) -> int:
     """Of the sums that are left for a launch of their own to add up, of C with m x n elements."""
+    return _summed(cut, math.prod(variant.tile) * variant.cluster, m * n)
+
+
+def _summed(cut: Cut, of_tile: int, of_c: int) -> int:
+    """As `summed_bytes`, by the elements of a cluster's tile, and of C."""
     if cut.tiles:
-        return cut.parts * math.prod(variant.tile) * variant.cluster * 4
-    return cut.shares * m * n * 4 if cut.shares > 1 else 0
+        return cut.parts * of_tile * 4
+    return cut.shares * of_c * 4 if cut.shares > 1 else 0
 
 
 def cut(variant: Variant, m: int, n: int, k: int, dtype: str, processors: int) -> Cut:
@@ -117,28 +122,28 @@ def _best(
     # The last round, not the only one: SHARES are for few tiles. Into as many runs as there are
     # clusters, or in equal parts.
     if variant.cuts_last and rest < tiles and rest:
-        equal = range(2, min(_MOST_PARTS, clusters // rest) + 1)
-        runs = {clusters, *(rest * parts for parts in equal)}
+        runs = {clusters, *(rest * parts for parts in _PARTS if rest * parts <= clusters)}
         found += [Cut(1, steps, rest, x) for x in sorted(runs)]
-    costs = [_cost_us(variant, (m, n, k), x, busiest(x, tiles, clusters), dtype) for x in found]
+    a_step_us = _step_us(variant, k / steps, dtype)
+    fixed = _LAUNCH_US + _CLUSTER_US * (variant.cluster > 1)
+
+    def cost_us(cut: Cut) -> float:
+        busy, summed = busiest(cut, tiles, clusters), _summed(cut, variant.cluster * bm * bn, m * n)
+        once_us, a_us = (_PARTS_US, _PARTS_RATE) if cut.tiles else (_SUM_US, _SUM_RATE)
+        made = fixed + busy.steps * a_step_us + busy.stored * _TILE_US
+        return made + (once_us + 2 * summed / a_us if summed else 0)
+
+    costs = list(map(cost_us, found))
     least = min(range(len(found)), key=costs.__getitem__)
     return costs[least], found[least]
 
 
-def _cost_us(
-    variant: Variant, sides: tuple[int, int, int], cut: Cut, busy: Busiest, dtype: str
-) -> float:
-    """Microseconds for C of m x n x k = `sides`, of whose clusters one is so `busy`."""
-    (m, n, k), cluster, (bm, bn) = sides, variant.cluster, variant.tile
-    rate = _RATE * 2 / ITEM_SIZE[dtype]
+def _step_us(variant: Variant, k: float, dtype: str) -> float:
+    """Microseconds that a block takes for a step of so many k."""
+    (bm, bn), rate = variant.tile, _RATE * 2 / ITEM_SIZE[dtype]
     if variant.kernel.in_place:
         copied = _IN_PLACE_BYTES / ((bm + bn) * ITEM_SIZE[dtype])  # k a microsecond
         rate = min(rate * _IN_PLACE_SHARE, 2 * bm * bn * copied)
     else:
-        rate *= _SHARE[bm, bn] * (1 if cluster > 1 else _ALONE)
-    a_step = 2 * bm * bn * k / max(1, variant.steps(k, dtype))
-    made = _LAUNCH_US + _CLUSTER_US * (cluster > 1)
-    made += busy.steps * a_step * variant.params.get("TERMS", 1) / rate + busy.stored * _TILE_US
-    summed = summed_bytes(cut, variant, m, n)
-    once_us, per_us = (_PARTS_US, _PARTS_RATE) if cut.tiles else (_SUM_US, _SUM_RATE)
-    return made + (summed > 0) * once_us + 2 * summed / per_us
+        rate *= _SHARE[bm, bn] * (1 if variant.cluster > 1 else _ALONE)
+    return 2 * bm * bn * k * variant.params.get("TERMS", 1) / rate
