@@ -2,8 +2,8 @@
 // other, and how k is cut among them. SHARES is the including file's, as BM, BN and CLUSTER are.
 //
 // Clusters take tiles in turn. Where the last round would leave many of them idle, the tiles of that
-// round are cut along k: their steps form one line, which is cut into a run for each cluster. So a
-// cluster makes whole tiles, and then its run, of two tiles at most (cut_tiles.cuh):
+// round are cut along k (stream-K): their steps form one line, which is cut into a run for each
+// cluster. So a cluster makes whole tiles, and then its run, of two tiles at most (cut_tiles.cuh):
 //
 //      round 0        | round 1        | the rest, in runs of 4 steps
 //      0   1   2   3  | 4   5   6   7  | 8          9
