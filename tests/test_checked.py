@@ -384,6 +384,30 @@ def _host(x):
     return x if isinstance(x, np.ndarray) else x.get()
 
 
+@pytest.mark.parametrize(("rows", "cols"), [(1, 1), (5, 70), (700, 333), (33, 0), (0, 9)])
+@pytest.mark.parametrize("order", "CF")
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_host_sums_what_it_should(rng, rows, cols, order, dtype):
+    sums = HostChecksums(open_device("cpu"))
+    x = np.asarray(rng.standard_normal((rows, cols)), dtype, order=order)
+    if rows > 6:
+        x[3, -1:], x[4, :1] = np.nan, np.inf  # of their rows and groups alone
+    weights = sums.weights.of(cols, exact=False)[:cols]
+    groups = [slice(g * width(cols), (g + 1) * width(cols)) for g in range(GROUPS)]
+    with np.errstate(all="ignore"):
+        terms = x.astype("f8") * weights
+        of = np.stack([terms[:, g].sum(axis=1) for g in groups], 1)
+        second = np.stack([(terms[:, g] ** 2).sum(axis=1) for g in groups], 1)
+        found = sums.sums(x, None)
+        np.testing.assert_allclose(found.of, of, rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(found.second, second, rtol=1e-12)
+        product = sums.product(x.T, x, None)
+        wanted = x.T.astype("f8") @ of
+        np.testing.assert_allclose(product.of, wanted, rtol=1e-11, atol=1e-11)
+        wanted = x.T.astype("f8") ** 2 @ second.max(axis=1, keepdims=True)
+        np.testing.assert_allclose(product.second, wanted, rtol=1e-11)
+
+
 def test_groups_cover_all_columns():
     for cols in (1, 3, 31, 32, 33, 100, 8192, 8193):
         assert width(cols) % 8 == 0 and (GROUPS - 1) * width(cols) < cols + 64
