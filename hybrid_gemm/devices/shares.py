@@ -21,10 +21,11 @@ _LINE = 4  # rows of a share's sums are whole multiples of it, in elements: 16 b
 
 
 class Shares:
-    """The shares of a product C = alpha A B + beta C by a variant whose operands hold `dtype`.
+    """How k is cut in a product C = alpha A B + beta C by a variant whose operands hold `dtype`.
 
-    `uncut` says that there is one alone, which takes the variant's form with SHARES = 1. `sides`
-    are m, n and k as the kernel sees them: of C^T, where it makes that (`turned`).
+    `uncut` says that tiles are not cut into shares, which takes the variant's form with SHARES = 1;
+    the last ones may be cut even so. `cut` is None where nothing is cut. `sides` are m, n and k as
+    the kernel sees them: of C^T, where it makes that (`turned`).
     """
 
     # Many parameters: a product has so many, as in BLAS.
