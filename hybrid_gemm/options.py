@@ -157,9 +157,9 @@ class Options:
     )  # fmt: skip
     tune: str = _named(
         "models", "By what kernel auto or own is chosen: models of times, or, for arrays on one "
-        "GPU, by the first calls of each product too (first-calls): six take the three kernels "
-        "in turn that the models expect to be fastest, each a whole product, and the fastest is "
-        "kept. Bits may differ between those calls.", "tune", TUNES, of_calls=True,
+        "GPU, by the first calls of each product too (first-calls): the first six calls take, in "
+        "turn, the three kernels that the models expect to be fastest, and the fastest is kept. "
+        "Bits may differ between those calls.", "tune", TUNES, of_calls=True,
         group=DEVICE_GROUP,
     )  # fmt: skip
     grid: tuple[int, int, int] | None = _choice(
@@ -241,7 +241,9 @@ class Options:
         """These options for one process; `OptionTypeError` where one is for MPI ranks only."""
         for name, choice in CHOICES.items():
             if choice.across_ranks and getattr(self, name) != DEFAULTS[name]:
-                raise OptionTypeError(f"{name} is for products over ranks: pass comm too")
+                raise OptionTypeError(
+                    f"{name} is for products over ranks: give gemm or matmul comm too"
+                )
         return self
 
     def across_ranks(self) -> Options:

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from hybrid_gemm import catalog
+from hybrid_gemm import Runner, catalog
 from hybrid_gemm.catalog import ITEM_SIZE, Variant
 from hybrid_gemm.errors import UsageError
 
@@ -200,6 +200,17 @@ def test_an_operand_that_tma_does_not_read_is_named():
 
 
 # --- architectures --------------------------------------------------------------------------
+
+
+def test_parts_of_products_are_no_products_of_their_own():
+    for kernel in catalog.kernels().values():
+        if kernel.role in ("gemm", "tensor", "residues"):
+            assert catalog.product(kernel.name) is kernel
+        else:
+            with pytest.raises(UsageError, match="multiplies nothing by itself"):
+                catalog.product(kernel.name)
+            with pytest.raises(UsageError, match="multiplies nothing by itself"):
+                Runner(device="cpu", kernel=kernel.name)
 
 
 def test_a_kernel_runs_at_later_capabilities_or_at_its_own_alone():

@@ -300,7 +300,7 @@ def test_kernels_lists_the_whole_catalog():
     for name in catalog.kernels():
         assert name in done.stdout
     uses = [x for x in done.stdout.splitlines() if x.startswith("-- ")]
-    assert len(uses) == 3 and uses[0] == "-- for --kernel NAME --"
+    assert len(uses) == 4 and uses[0] == "-- for --kernel NAME --"
     chosen, *_others = done.stdout.partition(uses[1])
     assert "\ndeep: " in chosen and "\nprobe_" not in chosen
     assert "--" not in run("kernels", "deep", check=0).stdout

@@ -94,8 +94,8 @@ def test_every_option_has_a_flag_with_its_help_and_its_default():
         ({"kernel": "tuned", "params": {"BM": "8"}}, r"params\['BM'\] takes a whole number"),
         ({"kernel": "tuned", "params": {"TILE": 8.0}}, "takes a whole number; 8.0"),
         ({"max_device_memory": 1e9}, "max_device_memory takes bytes"),
-        ({"transport": "mpi"}, "pass comm too"),
-        ({"rounds": 2}, "pass comm too"),
+        ({"transport": "mpi"}, "give gemm or matmul comm too"),
+        ({"rounds": 2}, "give gemm or matmul comm too"),
         ({"root": 1}, "pass comm too"),
     ],
 )

@@ -206,6 +206,28 @@ JOBS = {
 }
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"scaling": True, "run": ("--split", "cols", "--size=100")}, "leave out --size"),
+        ({"scaling": True, "run": ("-m", "5", "-k", "7")}, "leave out -m -k"),
+        ({"mem": "lots"}, "sbatch takes it as 200G"),
+        ({"array": "x"}, "sbatch takes it as 0-3"),
+        ({"threads": 8, "run": ("--threads", "4")}, "given twice"),
+        ({"launcher": "mpirun", "mpi": "pmi2"}, "is for srun"),
+    ],
+)
+def test_what_a_job_would_fail_of_is_refused(given, said):
+    with pytest.raises(UsageError, match=said):
+        slurm.Options(**given)
+
+
+def test_a_scaling_study_takes_its_size_from_a_variable():
+    text = slurm.script(slurm.Options(scaling=True, mem="1T", array="0-9%2", run=("--size-like",)))
+    assert "# Arguments go to `hybrid-gemm run`: SIZE=4096 sbatch FILE" in text
+    assert "size=${SIZE:-16384}" in text
+
+
 @needs_slurm
 @pytest.mark.parametrize("job", JOBS)
 def test_shipped_scripts_multiply(cluster, job):

@@ -38,7 +38,7 @@ def select(
     """
     if names:
         every = [kernel.name for kernel in catalog.gemm_kernels()]
-        kernels = [catalog.get(name) for name in matching(names, every)]
+        kernels = [catalog.product(name) for name in matching(names, every)]
     else:
         kind, _why = devices.choose(device)
         kernels = [k for k in catalog.gemm_kernels() if kind in k.runs_on]

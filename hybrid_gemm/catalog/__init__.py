@@ -10,6 +10,7 @@ from .files import (
     included,
     kernels,
     own_directories,
+    product,
 )
 from .kernel import (
     C_TYPES,
@@ -28,4 +29,5 @@ __all__ = [
     "C_TYPES", "ITEM_SIZE", "LAYOUTS", "LISTED_FOR", "MAX_GRID", "MAX_THREADS", "TENSOR_TYPES",
     "VARIABLE", "Kernel", "Launch", "Variant", "directory", "gemm_kernels", "get", "helper",
     "include_digest", "included", "kernels", "own_directories",
+    "product",
 ]  # fmt: skip

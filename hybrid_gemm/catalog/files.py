@@ -18,6 +18,7 @@ from .kernel import ITEM_SIZE, LAYOUTS, Kernel, Variant
 
 VARIABLE = "HYBRID_GEMM_KERNELS"
 MAX_BYTES = 1 << 24  # of a kernel file
+PRODUCTS = "gemm", "tensor", "residues"  # roles of kernels that make products by themselves
 
 _HEADER_KEYS = {
     "summary", "entry", "role", "params", "block", "grid", "require", "limits", "dtypes",
@@ -213,10 +214,26 @@ def get(name: str) -> Kernel:
     try:
         return kernels()[name]
     except KeyError:
-        known = [kernel.name for kernel in gemm_kernels()]
+        known = _named()
         raise UsageError(
             f"no kernel is called {name!r}{nearest(name, known)}; there are {', '.join(known)}"
         ) from None
+
+
+def product(name: str) -> Kernel:
+    """As `get`, a kernel that makes products by itself; `UsageError` for a part of others."""
+    kernel = get(name)
+    if kernel.role not in PRODUCTS:
+        raise UsageError(
+            f"kernel {name} is a part of products or experiments, and multiplies nothing by "
+            f"itself; of those that do there are {', '.join(_named())}"
+        )
+    return kernel
+
+
+def _named() -> list[str]:
+    """The kernels that make products by themselves."""
+    return [kernel.name for kernel in kernels().values() if kernel.role in PRODUCTS]
 
 
 @functools.cache

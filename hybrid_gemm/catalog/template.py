@@ -131,6 +131,7 @@ def next_steps(name: str, path: Path) -> str:
         f"hybrid-gemm kernels {name} --compile sm_90        # registers, shared memory, spills",
         f"hybrid-gemm run --kernel {name} --size 200 --verify full --device emulator",
         f"hybrid-gemm run --kernel {name} --check            # every access, barriers, races",
+        "# and on a GPU:",
         f"hybrid-gemm tune --kernel {name}                   # every combination of parameters",
         f"hybrid-gemm bench --kernels naive,shared_tile,{name},cublas --shapes 1024,4096",
         "hybrid-gemm reproduce ladder --scale full          # your rung among the others",

@@ -12,7 +12,10 @@ from ..reporting import console
 
 # What kernels are for, by role.
 _TENSOR_CORES = "on tensor cores: --compute fp32x3 and tf32, 16-bit matrices"
-_USES = {"gemm": "for --kernel NAME", "tensor": _TENSOR_CORES, "across": _TENSOR_CORES}
+_USES = {
+    "gemm": "for --kernel NAME", "tensor": _TENSOR_CORES,
+    "residues": "on tensor cores: --compute fp64x",
+}  # fmt: skip
 _INSIDE = "parts of products, checks and experiments"
 
 

@@ -50,7 +50,7 @@ class PlanMaker:
         self.kind = devices[0].kind
         self.kernel: Variant | None = None  # that was asked for
         if options.kernel not in AUTOMATIC_KERNELS:
-            self.kernel = catalog.get(options.kernel).variant(dict(options.params) or None)
+            self.kernel = catalog.product(options.kernel).variant(dict(options.params) or None)
         self.arithmetic = compute_modes.arithmetic_for(
             options.compute, self.kernel, kind=self.kind, arch=devices[0].capability
         )

@@ -174,9 +174,12 @@ def arithmetic_for(compute: str, chosen: Variant | None, *, kind: str, arch: int
     here = kernel_for(kind, arch, role)
     if chosen is not None and chosen.kernel.role in ("tensor", "residues"):
         if role != chosen.kernel.role and "residues" in (role, chosen.kernel.role):
+            works = f"give compute {' or '.join(_able(chosen))}"
+            if here and compute in ON_TENSOR_CORES:
+                works = f"kernel {here} multiplies in that"
             raise UsageError(
                 f"kernel {chosen.name} multiplies in {' or '.join(_able(chosen))}, and compute "
-                f"{compute} was given: {f'kernel {here} multiplies in that' if here else 'give it'}"
+                f"{compute} was given: {works}"
             )
         if not here or not _runs(chosen.kernel, kind, arch):
             lowest = chosen.kernel.min_arch()

@@ -12,6 +12,8 @@ from ..errors import UsageError
 LAUNCHERS = ("srun", "mpirun")
 _WORD = re.compile(r"[^\s;'\"\\]*")  # of a directive: one word of shell and of sbatch
 
+_MEM, _ARRAY = re.compile(r"\d+[KMGT]?", re.IGNORECASE), re.compile(r"\d+([-,:%]\d+)*")
+_SIZES = ("--size", "-m", "-n", "-k")  # options of run
 _TIME = re.compile(r"(\d+-)?\d+(:\d+){0,2}|UNLIMITED|INFINITE", re.IGNORECASE)
 
 
@@ -56,6 +58,19 @@ class Options:
             raise UsageError(
                 f"time={self.time!r}: it takes minutes, HH:MM:SS or D-HH:MM:SS, as sbatch does"
             )
+        for name, form, such in (("mem", _MEM, "200G"), ("array", _ARRAY, "0-3 or 0-9%2")):
+            given = getattr(self, name)
+            if given and not form.fullmatch(given):
+                raise UsageError(f"{name}={given!r}: sbatch takes it as {such}")
+        if self.launcher == "mpirun" and self.mpi != Options.mpi:
+            raise UsageError(f"mpi={self.mpi!r} is for srun: leave it out with the launcher mpirun")
+        if self.threads and _given(self.run, ("--threads",)):
+            raise UsageError("threads are given twice: leave out one of both")
+        if self.scaling and (sizes := _given(self.run, _SIZES)):
+            raise UsageError(
+                f"a scaling study sets m, n and k: leave out {' '.join(sizes)}; "
+                "SIZE=4096 sbatch FILE changes its size"
+            )
         for line in (*self.setup, *self.run):
             if "\n" in line:
                 raise UsageError(f"{line!r} is more than one line")
@@ -67,6 +82,12 @@ class Options:
     @property
     def ranks(self) -> int:
         return self.nodes * self.tasks
+
+
+def _given(run: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Those of the options that stand in a command line, as --size 4096 or --size=4096."""
+    words = [word.partition("=")[0] for word in run]
+    return [name for name in names if name in words]
 
 
 def environment(variables: Mapping[str, str]) -> tuple[str, ...]:
@@ -122,7 +143,10 @@ def script(options: Options) -> str:
         "output": "%x-%A-%a.out" if options.array else "%x-%j.out",
     }
     lines = ["#!/bin/bash", f"# Printed by: {command(options)}"]
-    lines += ["# Arguments go to `hybrid-gemm run`: sbatch FILE --size 4096"]
+    such = "sbatch FILE --size 4096"
+    if options.scaling:
+        such = "SIZE=4096 sbatch FILE --dtype float64 (SIZE is m and n; k grows in the weak study)"
+    lines += [f"# Arguments go to `hybrid-gemm run`: {such}"]
     lines += [f"#SBATCH --{name}={value}" for name, value in directives.items() if value != ""]
     lines += ["", "set -euo pipefail"]
     lines += options.setup or ["# hybrid-gemm must be on the PATH: activate its environment here."]

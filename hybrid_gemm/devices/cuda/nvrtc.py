@@ -17,6 +17,7 @@ from typing import Any
 from ... import catalog
 from ...errors import KernelError, UnavailableError
 from ...host import cache
+from ...host.installing import pip_install
 
 # ptxas gives up asynchronous tensor-core products, or the registers a warpgroup asked for.
 _GIVEN_UP = re.compile(r".*\(C75(?:08|09|1[0-8])\).*")
@@ -48,7 +49,7 @@ def version() -> str:
     except Exception as error:  # no module, no library, or a library of another CUDA
         raise UnavailableError(
             "compiling CUDA kernels needs cuda-core with NVRTC "
-            f"(pip install 'cuda-core[cu13]', or [cu12]): {' '.join(str(error).split())}"
+            f"({pip_install('compile')}): {' '.join(str(error).split())}"
         ) from error
     return f"{major}.{minor}"
 
