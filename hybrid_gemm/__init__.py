@@ -1,5 +1,6 @@
 """hybrid-gemm: matrix products split by rows or by K-columns over threads, GPUs and ranks."""
 
+import concurrent.futures.thread as _thread  # noqa: F401  refused once the main thread has ended
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.2.0"

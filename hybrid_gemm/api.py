@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -292,6 +292,13 @@ def gemm_many(a: Sequence[Any], b: Sequence[Any], /, **options: Any) -> list[Any
     return kept_runner(given, *first).gemm_many(a, b)
 
 
+class _Like(NamedTuple):
+    """A matrix that there need not be."""
+
+    shape: tuple[int, int]
+    dtype: np.dtype
+
+
 @with_options(but=("transport", "rounds", "rank_timeout"))
 def plan(
     m: int, n: int, k: int, *, dtype: str = "float32", alpha: Scalar = 1.0, beta: Scalar = 0.0,
@@ -315,8 +322,8 @@ def plan(
             raise UsageError(f"{name} is {side}; it takes 0 to {INT_LIMIT}")
     if dtype is None:  # which NumPy reads as float64
         raise DTypeError("dtype is None; it takes a name such as 'float32'")
-    one = np.empty((), check_dtype(dtype, "the product"))
-    a, b, c = (np.broadcast_to(one, s) for s in ((m, k), (k, n), (m, n)))
+    kind = check_dtype(dtype, "the product")
+    a, b, c = (_Like(s, kind) for s in ((m, k), (k, n), (m, n)))
     problem = make_problem(a, b, c, alpha=alpha, beta=beta)
     runner = Runner.of(Options.of(options, "plan").alone())
     return runner.plan(problem)

@@ -45,7 +45,9 @@ from .planning.plan import NOWHERE, Homes, Plan
 from .problem import Problem, Scalar, op_of
 
 # What a `Runner` keeps between products, and gives back when it is closed.
-_KEPT = ("devices", "plans", "_single_gpus", "_hosted", "_executor", "_repeated")
+_KEPT = (
+    "devices", "plans", "_single_gpus", "_single_cpu", "_hosted", "_executor", "_repeated",
+)  # fmt: skip
 
 
 class Runner:
@@ -285,12 +287,13 @@ class Runner:
         if self._single_cpu and all(type(x) in (np.ndarray, type(None)) for x in (a, b, out)):
             made = self._single_cpu.matmul(a, b, out)
             if made is not None:
-                return made
+                return made if out is None else out
         stacks = Stacks.of(a, b, out)
         if self.options.algorithm == "3m" and stacks.c.dtype.kind == "c":
-            return stacks.multiply(self._into, lambda *_: False)
-        stacks.as_real().multiply(self._into, self._together)
-        return stacks.result
+            stacks.multiply(self._into, lambda *_: False)
+        else:
+            stacks.as_real().multiply(self._into, self._together)
+        return stacks.result if out is None else out
 
     def gemm_many(self, a: Sequence[Any], b: Sequence[Any], /) -> list[Any]:
         """A @ B for all pairs of two lists; see `hybrid_gemm.gemm_many`."""

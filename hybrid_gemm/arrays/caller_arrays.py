@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from os import PathLike
 from typing import Any, Protocol
 
@@ -34,14 +33,11 @@ def as_array(x: Any, name: str = "A") -> Any:
     Raises `UsageError` for what makes no array, such as a ragged list, and `DTypeError` for None,
     names of files, sparse matrices, generators and other objects; `name` is the operand's.
     """
-    if isinstance(x, np.ndarray) or is_device_array(x):
-        # Importing numpy.ma takes 20 ms, and who has a masked array has imported it.
-        if "numpy.ma" in sys.modules and np.ma.is_masked(x):
-            warn(
-                f"{name} is a masked array, and its mask is lost: masked elements count with the "
-                "values under the mask (.filled(0) leaves them out)"
-            )
+    if type(x) is np.ndarray or is_device_array(x):
         return x
+    if isinstance(x, np.ndarray):
+        library = library_of(x)
+        return library.view(x, name) if library else x
     if x is None:
         raise DTypeError(f"{name} is None; a matrix is needed")
     if isinstance(x, str | PathLike):

@@ -16,6 +16,7 @@ import numpy as np
 
 from ..errors import DTypeError, UnavailableError, UsageError
 from ..host.installing import pip_install
+from ..host.notes import warn
 from .strides import is_device_array
 
 _DLPACK_CUDA = (2, 13)  # kDLCUDA, kDLCUDAManaged
@@ -183,11 +184,34 @@ class Numba(Library):
         return cuda.as_cuda_array(made)
 
 
+class Subclass(Library):
+    """NumPy's subclasses (masked arrays, `np.matrix`, others), whose operators may do other things
+    than an array's. Their elements are multiplied, and the product is an array."""
+
+    def view(self, x: Any, name: str) -> Any:
+        # Importing numpy.ma takes 20 ms, and who has a masked array has imported it.
+        if "numpy.ma" in sys.modules and np.ma.is_masked(x):
+            warn(
+                f"{name} is a masked array, and its mask is lost: masked elements count with the "
+                "values under the mask (.filled(0) leaves them out)"
+            )
+        return np.asarray(x)
+
+    def out(self, x: Any) -> Any:
+        return np.asarray(x)
+
+    def give(self, made: Any, like: Any) -> Any:
+        return made
+
+    def lets_go(self, x: Any) -> bool:
+        return False
+
+
 TORCH = Torch()
 _KNOWN: dict[str, Library] = {
     "torch": TORCH, "jax": Jax(), "jaxlib": Jax(), "numba": Numba(), "numba_cuda": Numba(),
 }  # fmt: skip
-_ANY = Library()
+_ANY, _SUBCLASS = Library(), Subclass()
 
 
 def torch_dtype(dtype: Any, name: str) -> np.dtype:
@@ -202,13 +226,15 @@ _kinds: dict[type, Library | None] = {np.ndarray: None, type(None): None}
 
 
 def library_of(x: Any) -> Library | None:
-    """The library of an array that is neither NumPy's nor CuPy's; None for those, and for what is
-    no array, such as a list."""
+    """The library of an array that is neither NumPy's nor CuPy's, or is of a subclass of NumPy's
+    but for maps of files; None for those, and for what is no array, such as a list."""
     kind = type(x)
     if kind in _kinds:
         return _kinds[kind]
     for base in kind.__mro__:
         room = base.__module__.partition(".")[0]
+        if base is np.ndarray and kind is not base and not issubclass(kind, np.memmap):
+            return _kinds.setdefault(kind, _SUBCLASS)
         if room in _KNOWN or base is np.ndarray or (room == "cupy" and base is kind):
             return _kinds.setdefault(kind, _KNOWN.get(room))
     protocols = "__cuda_array_interface__", "__dlpack_device__"

@@ -160,6 +160,7 @@ class Transfer:
             settle(self.done, error=error)
             raise
         finally:
+            self.landed = None  # it holds C, and pieces hold this transfer
             settle(self.over)
 
     def wait(self) -> None:

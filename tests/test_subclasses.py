@@ -1,0 +1,116 @@
+"""NumPy's subclasses, whose operators may do other things than an array's; and what else callers
+found: who holds a product, and when one may be made."""
+
+import gc
+import weakref
+
+import numpy as np
+import pytest
+from support.command import python
+
+import hybrid_gemm as hg
+
+A = np.arange(1, 10.0).reshape(3, 3)
+WAYS = [
+    {}, {"threads": 2, "split": "cols"}, {"threads": 2, "split": "cols", "reduce": "critical"},
+    {"algorithm": "strassen"}, {"checked": True},
+]  # fmt: skip
+MASKED = "ignore:.*masked array:UserWarning"
+
+
+class Odd(np.ndarray):
+    """Multiplies and adds in ways of its own."""
+
+    def __mul__(self, other):
+        raise AssertionError("not an array's *")
+
+    __imul__ = __iadd__ = __add__ = __setitem__ = __mul__
+
+
+def masked(x, **options):
+    return np.ma.array(x.copy(), mask=A > 5, **options)
+
+
+KINDS = [masked, np.matrix, lambda x: x.copy().view(Odd), lambda x: masked(x, hard_mask=True)]
+
+
+@pytest.mark.filterwarnings(MASKED)
+@pytest.mark.parametrize("kind", KINDS, ids=["masked", "matrix", "odd", "hard mask"])
+@pytest.mark.parametrize("ways", WAYS, ids=str)
+@pytest.mark.parametrize("dtype", ["float64", "int32", "complex128"])
+def test_elements_are_multiplied_as_those_of_an_array(device, kind, ways, dtype):
+    if device != "cpu" and ways:
+        pytest.skip("one way of each device")
+    if dtype != "float64" and (ways.get("algorithm") or ways.get("reduce")):
+        pytest.skip("floating point alone")
+    x = A.astype(dtype)
+    options = {"device": device, **ways}
+    made = hg.gemm(kind(x), x, **options)
+    assert type(made) is np.ndarray
+    np.testing.assert_array_equal(made, x @ x)
+    c = kind(x)
+    assert hg.gemm(x, kind(x), c, beta=1, out=c, **options) is c
+    np.testing.assert_array_equal(np.asarray(c), x @ x + x)
+    out = kind(np.zeros_like(x))
+    assert hg.gemm(x, x, kind(x), beta=2, out=out, **options) is out
+    np.testing.assert_array_equal(np.asarray(out), x @ x + 2 * x)
+    assert hg.matmul(x, x, out=out, **options) is out
+    np.testing.assert_array_equal(np.asarray(out), x @ x)
+    (pair,) = hg.gemm_many([kind(x)], [x], **options)
+    np.testing.assert_array_equal(pair, x @ x)
+
+
+def test_maps_of_files_are_arrays(tmp_path):
+    there = np.memmap(tmp_path / "a", dtype="float64", mode="w+", shape=(3, 3))
+    assert hg.gemm(A, A, out=there, device="cpu") is there
+    np.testing.assert_array_equal(there, A @ A)
+
+
+def test_a_number_of_two_vectors_goes_to_out(device):
+    v, out = np.arange(3.0), np.zeros(())
+    assert hg.matmul(v, v, out=out, device=device) is out and out == 5
+    with hg.Runner(device=device) as runner:
+        assert runner.matmul(v, v, out=out) is out
+        assert type(runner.matmul(v, v)) is np.float64
+
+
+def test_a_closed_runner_has_no_matmul_either(device):
+    runner = hg.Runner(device=device)
+    runner.close()
+    with pytest.raises(hg.errors.UsageError, match="closed"):
+        runner.matmul(A, A)
+
+
+def test_a_product_is_gone_when_nobody_has_it(device):
+    a, there = np.ones((6, 6), np.float32), []
+    hg.gemm(a, a, device=device)
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(5):
+            made = hg.gemm(a, a, device=device)
+            there.append(weakref.ref(made))
+            del made
+        assert not any(x() is not None for x in there)
+    finally:
+        gc.enable()
+
+
+def test_plans_of_any_sides():
+    most = 2**31 - 1
+    assert hg.plan(most, most, 1, device="cpu").problem.m == most
+    assert hg.plan(most, 1, 2**30, dtype="float64", device="cpu").problem.k == 2**30
+
+
+def test_the_first_product_may_be_made_once_the_main_thread_has_ended():
+    text = """
+import threading, time
+import numpy as np
+import hybrid_gemm as hg
+def work():
+    threading.main_thread().join()
+    time.sleep(0.1)
+    print(hg.gemm(np.ones((3, 3)), np.ones((3, 3)), device="cpu").sum())
+threading.Thread(target=work).start()
+"""
+    assert python("-c", text).stdout.strip() == "27.0"
