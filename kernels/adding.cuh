@@ -2,11 +2,7 @@
 // neighbours of a row at a time, and what becomes of them in C.
 #pragma once
 #include "numbers.cuh"
-
-template <typename E>
-struct alignas(4 * sizeof(E)) Four {
-    E x[4];
-};
+#include "source.cuh"
 
 __device__ __forceinline__ void add(Four<float>& sum, const Four<float>& more) {
 #pragma unroll
