@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -32,7 +33,7 @@ class LeftOut:
         of, us = self.measured, np.exp(self.fit.left_out[row])
         times = {v: float(x) for v, x in zip(of.variants, us, strict=True) if x == x}
         near = self._near[row]
-        error = float(fitted.expected_error(near[None], self._errors)[0])
+        error = fitted.Errors(self._errors)(near)
         at = of.launches.row(of.drawn[row]) if of.launches and self.library else None
         lead = self.lead or fitted.lead_of(of.mode, of.drawn[row].shape)
         first = choices.pick(times, error, own=own, can_ask=at is not None, lead=lead)
@@ -40,11 +41,8 @@ class LeftOut:
             return first
         assert self.library  # where `at` is known
         times[self.library.variant] = float(np.exp(self.library.left_out[at]))
-        theirs = fitted.expected_error(
-            self._near_launched(row, at)[None], self.library.errors[None]
-        )  # fmt: skip
-        ours = fitted.expected_error(near[None], self._errors[1:])
-        error = float(np.hypot(theirs, ours)[0])
+        theirs = fitted.Errors(self.library.errors[None])(self._near_launched(row, at))
+        error = math.hypot(theirs, fitted.Errors(self._errors[1:])(near))
         return choices.pick(times, error, own=own, can_ask=False, lead=lead)
 
     def timed(self, row: int) -> np.ndarray:

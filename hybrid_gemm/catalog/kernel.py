@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import functools
 import math
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError, nearest
-from .expressions import evaluate
+from .expressions import evaluate, evaluate_all
 
 C_TYPES = {"float32": "float", "float64": "double", "int32": "int", "int64": "long long"}
 # What operands of tensor-core kernels hold; tfloat32 is float32 whose low 13 bits are zero.
@@ -106,6 +107,11 @@ class Kernel:
         uses instructions that this architecture alone has."""
         return arch + "a" * self.arch.endswith("a")
 
+    @functools.cached_property
+    def of_launch(self) -> tuple[str, ...]:
+        """The expressions of a launch: grid, block, shared memory, workspace, flags."""
+        return (*self.grid, *self.block, self.shared, self.workspace, self.flags)
+
     @property
     def of_lines(self) -> bool:
         """Whether C has one row or one column, along which tiles lie."""
@@ -169,7 +175,11 @@ class Variant:
         return f"<Variant {self}>"
 
     def __hash__(self) -> int:
-        return hash((self.kernel.name, tuple(self.params.items())))
+        return self._hash
+
+    @functools.cached_property
+    def _hash(self) -> int:  # the same in every process, since variants are pickled with it
+        return zlib.crc32(str(self).encode())
 
     def check(self, dtype: str | None = None) -> None:
         """Raise `UsageError` if the parameters break one of the kernel's rules."""
@@ -195,13 +205,13 @@ class Variant:
                 )
         return None
 
-    @property
+    @functools.cached_property
     def tile(self) -> tuple[int, int]:
         """Rows and columns of C that a block computes at a time."""
         rows, columns = (evaluate(e, self.params) for e in self.kernel.tile)
         return rows, columns
 
-    @property
+    @functools.cached_property
     def cluster(self) -> int:
         """Blocks of a cluster; 1 where there are none."""
         return evaluate(self.kernel.cluster, self.params)
@@ -275,18 +285,22 @@ class Variant:
     @functools.lru_cache(maxsize=4096)  # noqa: B019
     def launch(self, m: int, n: int, k: int, dtype: str) -> Launch:
         """Grid, block and shared memory for C of `m` x `n`; raises `UsageError` past a limit."""
-        size = ITEM_SIZE[dtype]
-        names = {"m": m, "n": n, "k": k, **self.params, "SIZE": size}
-        for limit in self.kernel.limits:
+        kernel = self.kernel
+        names = {"m": m, "n": n, "k": k, **self.params, "SIZE": ITEM_SIZE[dtype]}
+        for limit in kernel.limits:
             if not evaluate(limit, names):
                 raise UsageError(f"kernel {self} cannot take m={m} n={n} k={k}: it needs {limit}")
-        x, y, z = (evaluate(e, names) for e in self.kernel.grid)
-        grid = x, y, z
+        found = evaluate_all(kernel.of_launch, names)
+        x, y, z, wide, high, deep, shared, workspace, flags = found
         return Launch(
-            grid, self._block(size, m=m, n=n, k=k), evaluate(self.kernel.shared, names),
-            evaluate(self.kernel.workspace, names), evaluate(self.kernel.flags, names),
-            self.kernel.early, self.kernel.persistent, self.cluster,
+            (x, y, z), (wide, high, deep), shared, workspace, flags, kernel.early,
+            kernel.persistent, self.cluster,
         )  # fmt: skip
+
+    def blocks(self, m: int, n: int, k: int, dtype: str) -> int:
+        """Blocks of `launch`, without its other sizes and limits."""
+        names = {"m": m, "n": n, "k": k, **self.params, "SIZE": ITEM_SIZE[dtype]}
+        return math.prod(evaluate_all(self.kernel.grid, names))
 
     @functools.lru_cache(maxsize=4096)  # noqa: B019
     def launches(

@@ -8,6 +8,7 @@ and what packing an operand costs.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -67,17 +68,18 @@ def _ceil(x: int, y: int) -> int:
     return -(-x // y)
 
 
-def _bytes(sides: Sides, dtype: str) -> tuple[float, float]:
-    """Megabytes of A and B, and of C."""
+@functools.lru_cache(maxsize=16)  # the same for all variants
+def _matrices(sides: Sides, layout: str, dtype: str) -> tuple[float, float, bool, bool]:
+    """Megabytes of A and B, and of C, and `off_line`."""
     (m, n, k), size = sides, ITEM_SIZE[dtype]
-    return (m * k + k * n) * size * MB, m * n * size * MB
+    return (m * k + k * n) * size * MB, m * n * size * MB, *off_line(sides, layout, dtype)
 
 
 def _library(sides: Sides, layout: str, dtype: str, multiprocessors: int) -> tuple[float, ...]:
     """Of a library, which does not say what it does: work, bytes, and rounds of two tiles."""
     m, n, k = sides
-    read, written = _bytes(sides, dtype)
-    work, off = m * n * k * _MFLOP, sum(off_line(sides, layout, dtype))
+    read, written, *off_lines = _matrices(sides, layout, dtype)
+    work, off = m * n * k * _MFLOP, sum(off_lines)
     large = _ceil(_ceil(m, 128) * _ceil(n, 256), multiprocessors)
     small = _ceil(_ceil(m, 64) * _ceil(n, 64), multiprocessors)
     return 1, work, read, written, large * k, small * k, work * off, read * off, k
@@ -88,10 +90,11 @@ def _strict(
 ) -> tuple[float, ...]:
     """Of a kernel on ordinary cores, whose blocks may share a tile's steps of k (shares.cuh)."""
     m, n, k = sides
+    read, out, *off_lines = _matrices(sides, layout, dtype)
     bm, bn = variant.tile
     tiles = _ceil(m, bm) * _ceil(n, bn)
     steps = _ceil(k, variant.params.get("BK", 8))
-    blocks = math.prod(variant.launch(m, n, k, dtype).grid)
+    blocks = variant.blocks(m, n, k, dtype)
     loaded = _ceil(blocks, multiprocessors)  # blocks of the busiest multiprocessor
     apart = variant.kernel.shares_k and variant.params.get("SPLIT", 2) > 1  # parts of a tile
     shares = blocks / tiles
@@ -105,8 +108,7 @@ def _strict(
     pairs = _ceil(blocks, 2 * multiprocessors)  # of blocks side by side on a multiprocessor
     resident = variant.params.get("RESIDENT", 1)
     waves = _ceil(blocks, resident * multiprocessors)
-    off = sum(off_line(sides, layout, dtype))
-    read, out = _bytes(sides, dtype)
+    off = sum(off_lines)
     off_c = float(n * ITEM_SIZE[dtype] % _LINE > 0)
     return (
         1, loaded * each, pairs * each, written, read, out, float(apart), parts,
@@ -126,7 +128,7 @@ def _line(
     wide, threads, fly = params["WIDE"], params["THREADS"], params["FLY"]
     along = layout[0] == "n" if n == 1 else layout[1] == "t"
     length = m if n == 1 else n
-    blocks = math.prod(variant.launch(m, n, k, dtype).grid)
+    blocks = variant.blocks(m, n, k, dtype)
     shares = blocks // max(1, _ceil(length, wide))
     taken = threads * fly * _LINE // size  # elements of a step of a block
     steps = _ceil(_ceil(k, max(1, shares)), max(1, taken // wide))
@@ -153,7 +155,7 @@ def _tensor(
     lies."""
     m, n, k = sides
     (bm, bn), cluster = variant.tile, variant.cluster
-    read, written = _bytes(sides, dtype)
+    read, written, *off_lines = _matrices(sides, layout, dtype)
     split = variant.params["TERMS"] == 3
     operands = "float16" if split else {"float32": "tfloat32"}.get(dtype, dtype)
     cut = tensor_cores.cut(variant, m, n, k, operands, multiprocessors)
@@ -163,13 +165,12 @@ def _tensor(
     summed = tensor_cores.summed_bytes(cut, variant, m, n) * MB
     size = ITEM_SIZE[dtype] * MB
     packed = [
-        x * size if split or off else 0.0
-        for x, off in zip((m * k, k * n), off_line(sides, layout, dtype), strict=True)
+        x * size if split or off else 0.0 for x, off in zip((m * k, k * n), off_lines, strict=True)
     ]
     loads = tiles * shares * cut.steps / multiprocessors
     out_off = written * (n * (variant.params["OUT"]) % _LINE > 0)
     if variant.kernel.in_place:  # it copies by words, and packs nothing
-        words = steps * sum(off_line(sides, layout, dtype))
+        words = steps * sum(off_lines)
         return (
             1, steps, rounds, read, written, 0.0, 0.0, words, float(summed > 0), summed,
             0.0, out_off, loads,

@@ -15,9 +15,10 @@ import functools
 import io
 import json
 import math
+import operator
 import zipfile
 import zlib
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,12 +70,14 @@ def places(
 
 def likeness(some: np.ndarray, others: np.ndarray) -> np.ndarray:
     """How alike the times at two shapes are expected to be: 1 for equal places, less for others."""
-    return np.exp(-_apart(some, others, _LENGTH, _DIFFERS, _OFF))
+    known = Compared(others)
+    return np.array([known.likeness(at) for at in some])
 
 
 def nearness(some: np.ndarray, others: np.ndarray) -> np.ndarray:
     """As `likeness`, for errors: of shapes close by."""
-    return np.exp(-_apart(some, others, _NEAR, _NEAR_DIFFERS, _NEAR_DIFFERS))
+    known = Compared(others)
+    return np.array([known.nearness(at) for at in some])
 
 
 def library_likeness(
@@ -82,23 +85,45 @@ def library_likeness(
 ) -> np.ndarray:
     """As `likeness`, for a library: of places that go on with coordinates of launches, and of the
     kernels' numbers."""
-    apart = _apart(some[0], others[0], *_LIBRARY)
-    return np.exp(-apart - _KERNEL_DIFFERS * (some[1][:, None] != others[1][None]))
+    known = Compared(others[0])
+    alike = zip(*some, strict=True)
+    return np.array([known.library_likeness(at, kernel, others[1]) for at, kernel in alike])
 
 
-def _apart(
-    some: np.ndarray, others: np.ndarray, length: float, differs: float, off: float
-) -> np.ndarray:
-    """Distances of places; coordinates beyond those of `places` count as they are."""
-    far = np.zeros((len(some), len(others)))
-    for i in range(some.shape[1]):
-        apart = some[:, None, i] - others[None, :, i]
-        if i < _SIDES or i >= _PLACE:
-            far += (apart / length if i < _SIDES else apart) ** 2
-    np.sqrt(far, out=far)
-    for i in range(_SIDES, _PLACE):
-        far += (differs if i < _FLAGS else off) * np.abs(some[:, None, i] - others[None, :, i])
-    return far
+class Compared:
+    """Places with which one place is compared at a time, coordinate by coordinate. Those of
+    `places` that tell kinds of shapes apart have few values together, which are compared once."""
+
+    def __init__(self, all_places: np.ndarray) -> None:
+        self._sides, self._beyond = all_places[:, :_SIDES].T.copy(), all_places[:, _PLACE:].T.copy()
+        kinds, of = np.unique(all_places[:, _SIDES:_PLACE], axis=0, return_inverse=True)
+        self._kinds, self._of = kinds, of.reshape(-1)
+
+    def likeness(self, at: np.ndarray) -> np.ndarray:
+        """As the function, of one place and each of these."""
+        return np.exp(-self._apart(at, _LENGTH, _DIFFERS, _OFF))
+
+    def nearness(self, at: np.ndarray) -> np.ndarray:
+        """As the function, of one place and each of these."""
+        return np.exp(-self._apart(at, _NEAR, _NEAR_DIFFERS, _NEAR_DIFFERS))
+
+    def library_likeness(self, at: np.ndarray, kernel: int, kernels: np.ndarray) -> np.ndarray:
+        """As the function, of one place and each of these."""
+        apart = self._apart(at, *_LIBRARY)
+        apart[kernels != kernel] += _KERNEL_DIFFERS
+        return np.exp(-apart)
+
+    def _apart(self, at: np.ndarray, length: float, differs: float, off: float) -> np.ndarray:
+        """Distances; coordinates beyond those of `places` count as they are."""
+        sides = self._sides - at[:_SIDES, None]
+        far = np.einsum("ij,ij->j", sides, sides) / length**2
+        if len(beyond := self._beyond[: len(at) - _PLACE]):
+            beyond = beyond - at[_PLACE:, None]
+            far += np.einsum("ij,ij->j", beyond, beyond)
+        kinds = np.abs(self._kinds - at[_SIDES:_PLACE])
+        flags = _FLAGS - _SIDES
+        more = differs * kinds[:, :flags].sum(1) + off * kinds[:, flags:].sum(1)
+        return np.sqrt(far, out=far) + more[self._of]
 
 
 # Where in `places` the sides end, what is so or not so, and all.
@@ -113,6 +138,15 @@ class Fitted:
     constants: np.ndarray
     mean: float
     weights: np.ndarray
+
+    def cost_us(self, sides: Sides, layout: str, dtype: str, multiprocessors: int) -> float:
+        """What the counts of a product cost, which the weights correct."""
+        counted = costs.counts(self.variant, sides, layout, dtype, multiprocessors)
+        return max(LEAST_US, sum(map(operator.mul, self._constants, counted)))
+
+    @functools.cached_property
+    def _constants(self) -> list[float]:
+        return self.constants.tolist()
 
 
 @dataclass(frozen=True)
@@ -131,10 +165,21 @@ class FittedLibrary:
         self, sides: Sides, layout: str, dtype: str, launched: Launched, processors: int
     ) -> float:
         """The predicted time of a product that is launched so, in microseconds."""
-        at = library_places([sides], [layout], [launched], dtype, processors)
+        at = library_places([sides], [layout], [launched], dtype, processors)[0]
         kernel = self.kernels.index(launched.kernel) if launched.kernel in self.kernels else -1
-        alike = library_likeness((at, np.array([kernel])), (self.places, self.of))[0]
-        return predicted_us(self.fitted, sides, layout, dtype, processors, alike)
+        alike = self.compared.library_likeness(at, kernel, self.of)
+        off = math.exp(self.fitted.mean + float(alike @ self.fitted.weights))
+        return self.fitted.cost_us(sides, layout, dtype, processors) * off
+
+    @functools.cached_property
+    def compared(self) -> Compared:
+        """The places, to be compared with others."""
+        return Compared(self.places)
+
+    @functools.cached_property
+    def known_errors(self) -> Errors:
+        """What is expected by its errors."""
+        return Errors(self.errors[None])
 
 
 def library_places(
@@ -173,56 +218,90 @@ class Model:
 
     def times_us(
         self, sides: Sides, layout: str, machine: Machine, launched: Launched | None = None, *,
-        among: Container[Variant] | None = None,
+        among: Collection[Variant] | None = None,
     ) -> dict[Variant, float]:  # fmt: skip
         """The predicted time of every variant that can multiply the shape, or of those `among`
         these, in microseconds; that of the library by what it launches, if that is known."""
-        m, n, k = sides
-        dtype, processors = OPERANDS[self.mode], machine.multiprocessors
-        alike = likeness(places([sides], [layout], dtype), self.places)[0]
-        found = {
-            each.variant: predicted_us(each, sides, layout, dtype, processors, alike)
-            for each in self.fitted
-            if (among is None or each.variant in among) and able(each.variant, self.mode, m, n, k)
-        }
+        processors = machine.multiprocessors
+        found = dict(self._times_us(sides, layout, processors, among and frozenset(among)))
         if launched and self.library:
-            us = self.library.us(sides, layout, dtype, launched, processors)
+            us = self.library.us(sides, layout, OPERANDS[self.mode], launched, processors)
             found[self.library.fitted.variant] = us
         return found
+
+    @functools.cached_property
+    def _times_us(self) -> Callable[..., dict[Variant, float]]:
+        """The same without what a library launches, which is often asked for next."""
+
+        @functools.lru_cache(maxsize=16)
+        def times(
+            sides: Sides, layout: str, processors: int, among: frozenset[Variant] | None
+        ) -> dict[Variant, float]:
+            dtype = OPERANDS[self.mode]
+            alike = self._compared.likeness(self._place(sides, layout))
+            means, weights = self._corrections
+            offs = np.exp(means + weights @ alike).tolist()
+            return {
+                each.variant: each.cost_us(sides, layout, dtype, processors) * off
+                for each, off in zip(self.fitted, offs, strict=True)
+                if (among is None or each.variant in among)
+                and able(each.variant, self.mode, *sides)
+            }
+
+        return times
 
     def error(self, sides: Sides, layout: str, launched: Launched | None = None) -> float:
         """By how much, as a share, the difference between the library's time and ours is expected
         to be wrong at a shape."""
-        at = places([sides], [layout], OPERANDS[self.mode])
-        near = nearness(at, self.places)
+        at = self._place(sides, layout)
+        near = self._compared.nearness(at)
         if not (launched and self.library):
-            return float(expected_error(near, self.errors)[0])
-        near_theirs = nearness(at, self.library.places[:, :_PLACE])
-        theirs = expected_error(near_theirs, self.library.errors[None])
-        return float(np.hypot(theirs, expected_error(near, self.errors[1:]))[0])
+            return self._errors(near)
+        theirs = self.library.known_errors(self.library.compared.nearness(at))
+        return math.hypot(theirs, self._our_errors(near))
+
+    @functools.cached_property
+    def _errors(self) -> Errors:
+        return Errors(self.errors)
+
+    @functools.cached_property
+    def _our_errors(self) -> Errors:
+        return Errors(self.errors[1:])
+
+    @functools.cached_property
+    def _place(self) -> Callable[[Sides, str], np.ndarray]:
+        """A shape as a point."""
+        return functools.lru_cache(maxsize=16)(
+            lambda sides, layout: places([sides], [layout], OPERANDS[self.mode])[0]
+        )
+
+    @functools.cached_property
+    def _compared(self) -> Compared:
+        return Compared(self.places)
+
+    @functools.cached_property
+    def _corrections(self) -> tuple[np.ndarray, np.ndarray]:
+        """The means of all variants, and their weights."""
+        return np.array([x.mean for x in self.fitted]), np.array([x.weights for x in self.fitted])
 
 
-def expected_error(near: np.ndarray, errors: np.ndarray) -> np.ndarray:
-    """The error at places that are so near to the measured ones, by the errors at those where it is
-    known."""
-    squares = (errors**2).sum(0)
-    known = np.isfinite(squares)
-    weights = near[:, known] + 1e-9
-    return np.sqrt(weights @ squares[known] / weights.sum(1))
+class Errors:
+    """The error that is expected at a place so near to the measured ones, by the errors at those
+    where they are known."""
 
+    def __init__(self, errors: np.ndarray) -> None:
+        squares = (errors**2).sum(0)
+        self._known = np.flatnonzero(np.isfinite(squares))
+        self._squares = squares[self._known]
 
-def predicted_us(
-    each: Fitted, sides: Sides, layout: str, dtype: str, multiprocessors: int, alike: np.ndarray
-) -> float:
-    """A variant's time at a shape, `alike` to the measured ones, in microseconds."""
-    counted = costs.counts(each.variant, sides, layout, dtype, multiprocessors)
-    cost = max(LEAST_US, float(each.constants @ counted))
-    return cost * math.exp(each.mean + float(alike @ each.weights))
+    def __call__(self, near: np.ndarray) -> float:
+        weights = near[self._known] + 1e-9
+        return math.sqrt(weights @ self._squares / weights.sum())
 
 
 def able(variant: Variant, mode: str, m: int, n: int, k: int) -> bool:
     """Whether a variant of a mode's model can multiply a shape on a GPU."""
-    if variant.kernel.role == "tensor" or variant.kernel.library:
+    if not variant.kernel.limits:
         return True
     return variant.refusal(device="cuda", dtype=OPERANDS[mode], m=m, n=n, k=k) is None
 

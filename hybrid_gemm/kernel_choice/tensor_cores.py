@@ -112,12 +112,11 @@ def _best(
     (bm, bn), clusters = variant.tile, slots(variant, processors)
     steps = max(1, variant.steps(k, dtype))
     tiles = max(1, math.ceil(m / (variant.cluster * bm)) * math.ceil(n / bn))
-    found = []
+    most = min(variant.most_shares, steps)
     # Of all that take so many rounds, the one with the most shares has the shortest.
-    for rounds in range(_MOST_ROUNDS + 1):
-        shares = max(1, min(variant.most_shares, steps, rounds * clusters // tiles))
-        each = math.ceil(steps / shares)
-        found.append(Cut(math.ceil(steps / each), each))
+    rounds = range(_MOST_ROUNDS + 1) if most > 1 else (0,)
+    shortest = {math.ceil(steps / max(1, min(most, x * clusters // tiles))) for x in rounds}
+    found = [Cut(math.ceil(steps / each), each) for each in sorted(shortest, reverse=True)]
     rest = tiles % clusters
     # The last round, not the only one: SHARES are for few tiles. Into as many runs as there are
     # clusters, or in equal parts.
@@ -128,10 +127,12 @@ def _best(
     fixed = _LAUNCH_US + _CLUSTER_US * (variant.cluster > 1)
 
     def cost_us(cut: Cut) -> float:
-        busy, summed = busiest(cut, tiles, clusters), _summed(cut, variant.cluster * bm * bn, m * n)
+        steps, stored = busiest(cut, tiles, clusters)
+        made = fixed + steps * a_step_us + stored * _TILE_US
+        if not (summed := _summed(cut, variant.cluster * bm * bn, m * n)):
+            return made
         once_us, a_us = (_PARTS_US, _PARTS_RATE) if cut.tiles else (_SUM_US, _SUM_RATE)
-        made = fixed + busy.steps * a_step_us + busy.stored * _TILE_US
-        return made + (once_us + 2 * summed / a_us if summed else 0)
+        return made + once_us + 2 * summed / a_us
 
     costs = list(map(cost_us, found))
     least = min(range(len(found)), key=costs.__getitem__)
