@@ -7,7 +7,7 @@ import weakref
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from support.arrays import integers
 from support.devices import needs
@@ -16,6 +16,7 @@ from support.links import separate_links
 import hybrid_gemm
 from hybrid_gemm import Runner, devices, gemm
 from hybrid_gemm.arrays.caller_arrays import shares_memory
+from hybrid_gemm.arrays.strides import reach
 from hybrid_gemm.devices.cuda import driver, launch_list, tensor_maps
 from hybrid_gemm.errors import DTypeError
 from hybrid_gemm.execution import single_gpu
@@ -80,6 +81,56 @@ def test_arrays_share_memory_where_numpy_says_so(data):
 
     x, y = view(), view()
     assert shares_memory(x, y) == np.shares_memory(x, y)
+
+
+def reach_of(x):
+    return reach(x.shape, x.strides, x.itemsize)
+
+
+@given(st.data())
+def test_arrays_apart_have_no_byte_in_common(data):
+    """`Reach` never says so of arrays that have one, and of blocks of one matrix it is exact."""
+    whole = np.zeros((12, 14), "f4")
+    blocks = data.draw(st.booleans())
+
+    def view():
+        (top, bottom), (left, right) = (
+            sorted(data.draw(st.integers(0, n)) for _ in "ab") for n in whole.shape
+        )
+        step = st.just(1) if blocks else st.integers(1, 4)
+        part = whole[top : bottom : data.draw(step), left : right : data.draw(step)]
+        if not blocks and data.draw(st.booleans()):
+            part = np.broadcast_to(part[:1], (3, part.shape[1]))
+        return part.T if data.draw(st.booleans()) else part
+
+    x, y = view(), view()
+    assume(x.size and y.size)
+    meet = reach_of(x).meets(x.ctypes.data, reach_of(y), y.ctypes.data)
+    assert meet == reach_of(y).meets(y.ctypes.data, reach_of(x), x.ctypes.data)
+    shared = np.shares_memory(x, y)
+    assert meet >= shared
+    assert not blocks or meet == shared
+
+
+@on_cuda
+@pytest.mark.parametrize("options", [{}, {"kernel": "own"}, {"compute": "fp32x3"}])
+def test_updates_of_a_factorization_are_started_at_once(options, rng, monkeypatch):
+    """Blocks of one matrix are multiplied where they lie: no plan, and nothing is waited for."""
+    import cupy
+
+    x = integers(rng, (300, 300))
+    there = cupy.asarray(x)
+    with Runner(device="cuda", gpus=[0], **options) as runner:
+        monkeypatch.setattr(runner, "_run", None)
+        for _ in range(3):
+            for i in range(60, 300, 60):
+                a, b = there[i:, i - 60 : i], there[i - 60 : i, i:]
+                c = there[i:, i:]
+                x[i:, i:] -= x[i:, i - 60 : i] @ x[i - 60 : i, i:]
+                x[i:, i:] %= 8  # stays a small integer
+                assert runner.gemm(a, b, c, alpha=-1, beta=1, out=c) is c
+                c %= 8
+                np.testing.assert_array_equal(c.get(), x[i:, i:])
 
 
 @on_cuda

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from hybrid_gemm.arrays.strides import Reach
 from hybrid_gemm.execution.found import Found
 from hybrid_gemm.execution.single_gpu import SingleGpuExecutor
 
@@ -76,7 +77,7 @@ def gpu():
     def work_out(*given, **more):
         return Found(
             lambda a, b, c, stream: made.called.append((a.data.ptr, b.data.ptr, c.data.ptr)),
-            (64, 64), "float32", (SIZE, SIZE, SIZE), True,
+            (64, 64), "float32", (Reach(SIZE, 0, SIZE),) * 3, True,
         )  # fmt: skip
 
     made.device = SimpleNamespace(prepared=prepared, is_current=lambda: made.here == 0)

@@ -8,8 +8,8 @@ reads an element.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, Protocol
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -94,6 +94,38 @@ def overlaps_itself(view: View) -> bool:
             return True
         reach += step * (size - 1)
     return False
+
+
+class Reach(NamedTuple):
+    """The bytes that an array's elements lie in: `extent` from the first to past the last, and of
+    these runs of `width` that begin `pitch` apart; a pitch of 0 where all are one run."""
+
+    extent: int
+    pitch: int
+    width: int
+
+    def meets(self, at: int, other: Reach, other_at: int) -> bool:
+        """Whether an array at this address may have a byte in common with another one. Never said
+        of two parts of one matrix that have none, such as blocks side by side."""
+        if at >= other_at + other.extent or other_at >= at + self.extent:
+            return False
+        pitch = self.pitch or other.pitch
+        if not pitch or pitch != (other.pitch or pitch):
+            return True
+        apart = (at - other_at) % pitch
+        return apart < other.width or apart + self.width > pitch
+
+
+def reach(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> Reach:
+    """That of an array with these strides, in bytes, none of which is negative."""
+    steps = sorted((step, n) for n, step in zip(shape, strides, strict=True) if n > 1)
+    extent = sum((n - 1) * step for step, n in steps) + itemsize
+    if steps and len(shape) <= 2:
+        pitch, count = steps[-1]
+        width = extent - (count - 1) * pitch
+        if width < pitch:
+            return Reach(extent, pitch, width)
+    return Reach(extent, 0, extent)
 
 
 def is_device_array(x: object) -> bool:

@@ -4,31 +4,31 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from ..arrays.strides import Reach, reach
 from ..devices.cuda.device import CudaDevice
 from ..devices.cuda.stream import CudaStream
 from ..devices.kernel_launcher import BoundProduct
 from ..devices.roles import Prepared
 from .first_calls import FirstCalls
-from .native_calls import Started, note
+from .native_calls import Reaches, Started, note
 
 MAX_KNOWN = 4096  # signatures; a program of ever new shapes starts over
 
 
 class Found:
-    """The bound product, the shape and the dtype of C, and the bytes from the first to past the
-    last of A, B and C.
+    """The bound product, the shape and the dtype of C, and the bytes that A, B and C lie in.
 
     `ready` has the product prepared for streams, by their addresses: False where it was called once
     there. It is None for products that are not prepared.
     """
 
-    __slots__ = "call", "dtype", "extents", "ready", "shape"
+    __slots__ = "call", "dtype", "reaches", "ready", "shape"
 
     def __init__(
         self, call: BoundProduct, shape: tuple[int, ...], dtype: str,
-        extents: tuple[int, int, int], preparable: bool,
+        reaches: Reaches, preparable: bool,
     ) -> None:  # fmt: skip
-        self.call, self.shape, self.dtype, self.extents = call, shape, dtype, extents
+        self.call, self.shape, self.dtype, self.reaches = call, shape, dtype, reaches
         self.ready: dict[int, Prepared | Literal[False]] | None = {} if preparable else None
 
     def start_prepared(self, device: CudaDevice, stream: int, at: tuple[int, int, int]) -> bool:
@@ -39,7 +39,7 @@ class Found:
             return False
         if status := ready.start(*at):
             ready.check(status)
-        note(Started(ready, device, stream, at, self.extents, self.dtype))
+        note(Started(ready, device, stream, at, self.reaches, self.dtype))
         return True
 
     def start(self, device: CudaDevice, stream: CudaStream, a: Any, b: Any, c: Any) -> None:
@@ -77,14 +77,12 @@ class CurrentStreams:
         return known
 
 
-def extent(x: Any) -> int:
-    """Bytes from the first element's address to past the last one's; strides are positive."""
-    steps = zip(x.shape, x.strides, strict=True)
-    return int(sum((n - 1) * step for n, step in steps) + x.itemsize)
+def reach_of(x: Any) -> Reach:
+    """Of an array whose strides are positive."""
+    return reach(x.shape, x.strides, x.itemsize)
 
 
-def overlap(at: tuple[int, int, int], extents: tuple[int, int, int]) -> bool:
+def overlap(at: tuple[int, int, int], reaches: Reaches) -> bool:
     """Whether C may have a byte in common with A or B."""
-    at_a, at_b, at_c = at
-    stop = at_c + extents[2]
-    return (at_a < stop and at_c < at_a + extents[0]) or (at_b < stop and at_c < at_b + extents[1])
+    c, at_c = reaches[2], at[2]
+    return any(x.meets(at_x, c, at_c) for x, at_x in zip(reaches[:2], at[:2], strict=True))

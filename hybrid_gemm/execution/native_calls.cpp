@@ -69,12 +69,17 @@ enum : int {
 // What is found for a key: the structure below, and what Python makes and does.
 enum : int { PRODUCT, CHECK, MAKE, SHAPE, DTYPE };
 
+// The bytes that an array lies in, as `Reach` in arrays/strides.py has them.
+struct Reach {
+    uint64_t extent, pitch, width;
+};
+
 struct Product {
     int (*start)(void*, uint64_t, uint64_t, uint64_t);
     void* prepared;
     void* context;  // of the GPU that has the arrays
     int64_t ordinal;
-    uint64_t extents[3];  // bytes from the first element of A, B and C to past their last
+    Reach reaches[3];  // of A, B and C
 };
 
 // A reference that is given back.
@@ -298,10 +303,24 @@ Ref key_of(PyObject* state, PyObject* args, PyObject* keywords, const Arrays& ar
     return key;
 }
 
+// `Reach.meets` of arrays/strides.py.
+bool meet(const Reach& x, uint64_t at, const Reach& other, uint64_t other_at) {
+    if (at >= other_at + other.extent || other_at >= at + x.extent) {
+        return false;
+    }
+    const uint64_t pitch = x.pitch ? x.pitch : other.pitch;
+    if (!pitch || (other.pitch && other.pitch != pitch)) {
+        return true;
+    }
+    const uint64_t behind = (other_at > at ? other_at - at : 0) % pitch;
+    const uint64_t apart = at >= other_at ? (at - other_at) % pitch : (pitch - behind) % pitch;
+    return apart < other.width || apart + x.width > pitch;
+}
+
 bool apart(const Arrays& arrays, const Product& product) {
-    const uint64_t *at = arrays.at, *extents = product.extents, stop = at[C] + extents[C];
-    return (at[C] >= at[A] + extents[A] || at[A] >= stop) &&
-           (at[C] >= at[B] + extents[B] || at[B] >= stop);
+    const uint64_t* at = arrays.at;
+    const Reach* of = product.reaches;
+    return !meet(of[A], at[A], of[C], at[C]) && !meet(of[B], at[B], of[C], at[C]);
 }
 
 bool is_current(PyObject* state, const Product& product) {

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import itertools
 import sys
 import threading
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from ctypes import c_int64, c_uint64, c_void_p
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
+from ..arrays.strides import Reach, reach
 from ..errors import HybridGemmError
 
 if TYPE_CHECKING:
@@ -24,19 +26,20 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+Reaches = tuple[Reach, Reach, Reach]  # of A, B and C
 MAX_KNOWN = 4096  # calls; a program of ever new ones starts over
 _SOURCE = Path(__file__).with_name("native_calls.cpp")
 
 
 class Started(NamedTuple):
     """A product that Python started: `prepared` for a stream of a GPU, with the addresses of A, B
-    and C, the bytes from the first element to past the last of each, and C's dtype."""
+    and C, the bytes that each lies in, and C's dtype."""
 
     prepared: Prepared
     device: Facts
     stream: int
     addresses: tuple[int, int, int]
-    extents: tuple[int, int, int]
+    reaches: Reaches
     dtype: str
 
 
@@ -58,7 +61,7 @@ def note(started: Started) -> None:
 class _Product(ctypes.Structure):
     _fields_ = [
         ("start", c_void_p), ("prepared", c_void_p), ("context", c_void_p), ("ordinal", c_int64),
-        ("extents", c_uint64 * 3),
+        ("reaches", c_uint64 * 9),
     ]  # fmt: skip
 
 
@@ -134,7 +137,7 @@ class NativeCalls:
             return  # of the host, and were copied
         if started.addresses != tuple(map(_address, arrays)):
             return  # operands were made anew
-        if started.extents != tuple(map(_extent, arrays)) or started.dtype != _dtype(made):
+        if started.reaches != tuple(map(_reach, arrays)) or started.dtype != _dtype(made):
             return  # a part of C, or of a complex one the real product
         if not self._state:
             self._open()
@@ -144,7 +147,7 @@ class NativeCalls:
             return
         product = _Product(
             *started.prepared.native, driver.current_context(), started.device.ordinal,
-            (c_uint64 * 3)(*started.extents),
+            (c_uint64 * 9)(*itertools.chain(*started.reaches)),
         )  # fmt: skip
         tensors = hasattr(made, "data_ptr")
         make = _new_tensor if tensors else type(made)
@@ -181,11 +184,11 @@ def _address(x: Any) -> int:
     return int(x.data_ptr() if hasattr(x, "data_ptr") else x.data.ptr)
 
 
-def _extent(x: Any) -> int:
-    """Bytes from the first element to past the last one; strides are positive."""
+def _reach(x: Any) -> Reach:
+    """Of an array whose strides are positive."""
     size = x.dtype.itemsize
-    steps = [step * size for step in x.stride()] if hasattr(x, "data_ptr") else x.strides
-    return int(sum((n - 1) * step for n, step in zip(x.shape, steps, strict=True)) + size)
+    strides = [step * size for step in x.stride()] if hasattr(x, "data_ptr") else x.strides
+    return reach(x.shape, strides, size)
 
 
 def _dtype(x: Any) -> str:

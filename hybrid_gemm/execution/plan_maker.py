@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +19,7 @@ from ..devices.cuda import nccl_group
 from ..errors import UnavailableError
 from ..host.kept import Kept
 from ..kernel_choice import compute_modes, on_gpu
-from ..kernel_choice.choose import choose
+from ..kernel_choice.choose import Sides, choose
 from ..options import AUTOMATIC_KERNELS, Options
 from ..planning.hardware import DeviceSpec
 from ..planning.plan import NOWHERE, Homes, Plan
@@ -153,15 +153,22 @@ class PlanMaker:
     def choice(self, plan: Plan, layouts: str = "nn") -> tuple[Variant, str]:
         """The kernel for a plan of operands in these layouts, and why it is this one. Raises
         `UsageError` if the one asked for cannot run it."""
+        return self._choice(plan.problem, plan.products, layouts, plan.multiplied)
+
+    def _choice(
+        self, problem: Problem, products: Sequence[Sides], layouts: str, panels: Mapping[Sides, int]
+    ) -> tuple[Variant, str]:
         return choose(
-            plan.problem, plan.products, self.devices[0], chosen=self.kernel,
+            problem, products, self.devices[0], chosen=self.kernel, panels=panels,
             own=self.options.kernel == "own", arithmetic=self.arithmetic, layout=layouts,
-            panels=plan.multiplied,
         )  # fmt: skip
 
     def alone(self, problem: Problem, layouts: str, device: Device) -> Variant | None:
         """The kernel for the device that has A, B and C, so that nothing has to fit besides;
         None where several devices together are worth what they cost."""
+        if self.counts == (1,):
+            whole = problem.m, problem.n, problem.k
+            return self._choice(problem, [whole], layouts, {whole: 1})[0]
         home = self.devices.index(device)
         specs = tuple(
             dataclasses.replace(spec, memory_bytes=sys.maxsize) if i == home else spec

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays.caller_arrays import shares_memory
+from ..arrays.caller_arrays import is_same, shares_memory
 from ..arrays.operand import Operands
 from ..arrays.other_libraries import TORCH
 from ..arrays.strides import layout, leading
@@ -27,7 +27,7 @@ from ..problem import FLOATS, Problem, are_numbers, make_problem, sides
 from .checked_device import CheckedDevice
 from .executor import Execution
 from .first_calls import FirstCalls
-from .found import MAX_KNOWN, CurrentStreams, Found, extent, overlap
+from .found import MAX_KNOWN, CurrentStreams, Found, overlap, reach_of
 from .plan_maker import PlanMaker
 from .stacks_on_gpu import StacksOnGpu
 from .timeline import Clock
@@ -104,6 +104,8 @@ class SingleGpuExecutor:
         array = self.array
         if type(a) is not array or type(b) is not array:
             return self._tensors(a, b, c, alpha, beta, trans_a, trans_b, out)
+        if c is not None and c is not out and type(out) is type(c) is array and is_same(c, out):
+            c = out  # two views of it
         found = self.find(a, b, c, alpha, beta, trans_a, trans_b, out)
         if found is None:
             return None
@@ -118,7 +120,7 @@ class SingleGpuExecutor:
             if (
                 z.device_id != here
                 or (beta and c is not out)
-                or overlap((x.ptr, y.ptr, z.ptr), found.extents)
+                or overlap((x.ptr, y.ptr, z.ptr), found.reaches)
             ):
                 return None  # where it is decided exactly
         if beta and c is not out:
@@ -157,7 +159,7 @@ class SingleGpuExecutor:
             made = a.new_empty(found.shape, dtype=getattr(torch, found.dtype))
         at = a.data_ptr(), b.data_ptr(), made.data_ptr()
         stream = torch._C._cuda_getCurrentRawStream(here)
-        if overlap(at, found.extents) or not found.start_prepared(self.device, stream, at):
+        if overlap(at, found.reaches) or not found.start_prepared(self.device, stream, at):
             return None
         if out is not None and not out.is_inference():
             torch.autograd.graph.increment_version(out)
@@ -306,8 +308,8 @@ class SingleGpuExecutor:
         if ready and (others := self.plans.rivals(problem, layouts, self.device, variant)):
             rivals = [self._bound(x, op_a, op_b, like, problem) for x in others]
             call, ready = FirstCalls([call, *rivals], self.device), False  # until one is kept
-        extents = extent(a), extent(b), extent(like)
-        return Found(call, shape, problem.out_dtype, extents, ready)
+        reaches = reach_of(a), reach_of(b), reach_of(like)
+        return Found(call, shape, problem.out_dtype, reaches, ready)
 
     def _bound(self, variant: Variant, a: Any, b: Any, c: Any, problem: Problem) -> Any:
         """The product of matrices that lie as these, worked out, and what it needs compiled."""

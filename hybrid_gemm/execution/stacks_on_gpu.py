@@ -19,7 +19,7 @@ from ..devices.cuda.stream import CudaStream
 from ..devices.kernel_launcher import BoundProduct
 from ..kernel_choice import stacks
 from ..problem import FLOATS
-from .found import MAX_KNOWN, Found, extent
+from .found import MAX_KNOWN, Found, reach_of
 from .plan_maker import PlanMaker
 
 _VECTOR = 16  # bytes on which rows begin that are read by vectors
@@ -121,14 +121,14 @@ class StacksOnGpu:
             for place in np.ndindex(shape[:-1])
         ]
         one = len(offsets) == 1
-        extents = extent(a), extent(b), extent(c)
+        reaches = reach_of(a), reach_of(b), reach_of(c)
         call = self._own(x, y, z, shape[-1], inner) if one else None
         if call is None and self.plans.options.kernel == "own":
             return None
         if call is None:
             product = cublas.bind_stack(x, y, z, shape[-1], inner)
             call = product if one else _each(product, offsets)
-        return Found(call, c.shape, c.dtype.name, extents, one)
+        return Found(call, c.shape, c.dtype.name, reaches, one)
 
     def _own(self, x: Any, y: Any, z: Any, count: int, steps: Sequence[int]) -> BoundProduct | None:
         """The product by our own kernel, where that was asked for or should be faster."""
