@@ -71,13 +71,13 @@ def places(
 def likeness(some: np.ndarray, others: np.ndarray) -> np.ndarray:
     """How alike the times at two shapes are expected to be: 1 for equal places, less for others."""
     known = Compared(others)
-    return np.array([known.likeness(at) for at in some])
+    return np.array([known.likeness(at) for at in some], float)
 
 
 def nearness(some: np.ndarray, others: np.ndarray) -> np.ndarray:
     """As `likeness`, for errors: of shapes close by."""
     known = Compared(others)
-    return np.array([known.nearness(at) for at in some])
+    return np.array([known.nearness(at) for at in some], float)
 
 
 def library_likeness(
@@ -87,43 +87,62 @@ def library_likeness(
     kernels' numbers."""
     known = Compared(others[0])
     alike = zip(*some, strict=True)
-    return np.array([known.library_likeness(at, kernel, others[1]) for at, kernel in alike])
+    return np.array([known.library_likeness(at, kernel, others[1]) for at, kernel in alike], float)
 
 
 class Compared:
-    """Places with which one place is compared at a time, coordinate by coordinate. Those of
-    `places` that tell kinds of shapes apart have few values together, which are compared once."""
+    """Places with which one place is compared at a time, coordinate by coordinate and in float32.
+    Those of `places` that tell kinds of shapes apart have few values together, which are compared
+    once."""
 
     def __init__(self, all_places: np.ndarray) -> None:
-        self._sides, self._beyond = all_places[:, :_SIDES].T.copy(), all_places[:, _PLACE:].T.copy()
+        self._sides, self._beyond = (
+            np.ascontiguousarray(all_places[:, of].T, np.float32)
+            for of in (slice(_SIDES), slice(_PLACE, None))
+        )
         kinds, of = np.unique(all_places[:, _SIDES:_PLACE], axis=0, return_inverse=True)
         self._kinds, self._of = kinds, of.reshape(-1)
 
     def likeness(self, at: np.ndarray) -> np.ndarray:
         """As the function, of one place and each of these."""
-        return np.exp(-self._apart(at, _LENGTH, _DIFFERS, _OFF))
+        return _decreasing(self._apart(at, _LENGTH, _DIFFERS, _OFF))
 
     def nearness(self, at: np.ndarray) -> np.ndarray:
         """As the function, of one place and each of these."""
-        return np.exp(-self._apart(at, _NEAR, _NEAR_DIFFERS, _NEAR_DIFFERS))
+        return _decreasing(self._apart(at, _NEAR, _NEAR_DIFFERS, _NEAR_DIFFERS))
 
     def library_likeness(self, at: np.ndarray, kernel: int, kernels: np.ndarray) -> np.ndarray:
         """As the function, of one place and each of these."""
         apart = self._apart(at, *_LIBRARY)
-        apart[kernels != kernel] += _KERNEL_DIFFERS
-        return np.exp(-apart)
+        apart += np.float32(_KERNEL_DIFFERS) * (kernels != kernel)
+        return _decreasing(apart)
 
     def _apart(self, at: np.ndarray, length: float, differs: float, off: float) -> np.ndarray:
         """Distances; coordinates beyond those of `places` count as they are."""
-        sides = self._sides - at[:_SIDES, None]
-        far = np.einsum("ij,ij->j", sides, sides) / length**2
-        if len(beyond := self._beyond[: len(at) - _PLACE]):
-            beyond = beyond - at[_PLACE:, None]
-            far += np.einsum("ij,ij->j", beyond, beyond)
+        at32 = at.astype(np.float32)
+        far = _squares(self._sides, at32[:_SIDES])
+        far *= np.float32(1 / length**2)
+        if len(at) > _PLACE:
+            far += _squares(self._beyond, at32[_PLACE:])
         kinds = np.abs(self._kinds - at[_SIDES:_PLACE])
         flags = _FLAGS - _SIDES
         more = differs * kinds[:, :flags].sum(1) + off * kinds[:, flags:].sum(1)
-        return np.sqrt(far, out=far) + more[self._of]
+        np.sqrt(far, out=far)
+        far += more.astype(np.float32)[self._of]
+        return far
+
+
+def _squares(of: np.ndarray, at: np.ndarray) -> np.ndarray:
+    """The squares of the distances of points, each a column, from one point."""
+    apart = of - at[:, None]
+    apart *= apart
+    return apart.sum(0)
+
+
+def _decreasing(apart: np.ndarray) -> np.ndarray:
+    """e^-apart, made there."""
+    np.negative(apart, out=apart)
+    return np.exp(apart, out=apart)
 
 
 # Where in `places` the sides end, what is so or not so, and all.
@@ -253,11 +272,11 @@ class Model:
     def error(self, sides: Sides, layout: str, launched: Launched | None = None) -> float:
         """By how much, as a share, the difference between the library's time and ours is expected
         to be wrong at a shape."""
-        at = self._place(sides, layout)
-        near = self._compared.nearness(at)
+        near = self._near(sides, layout)
         if not (launched and self.library):
             return self._errors(near)
-        theirs = self.library.known_errors(self.library.compared.nearness(at))
+        near_theirs = self.library.compared.nearness(self._place(sides, layout))
+        theirs = self.library.known_errors(near_theirs)
         return math.hypot(theirs, self._our_errors(near))
 
     @functools.cached_property
@@ -276,13 +295,21 @@ class Model:
         )
 
     @functools.cached_property
+    def _near(self) -> Callable[[Sides, str], np.ndarray]:
+        """How near the measured shapes are to one."""
+        return functools.lru_cache(maxsize=16)(
+            lambda sides, layout: self._compared.nearness(self._place(sides, layout))
+        )
+
+    @functools.cached_property
     def _compared(self) -> Compared:
         return Compared(self.places)
 
     @functools.cached_property
     def _corrections(self) -> tuple[np.ndarray, np.ndarray]:
         """The means of all variants, and their weights."""
-        return np.array([x.mean for x in self.fitted]), np.array([x.weights for x in self.fitted])
+        weights = np.array([x.weights for x in self.fitted], np.float32)
+        return np.array([x.mean for x in self.fitted]), weights
 
 
 class Errors:
@@ -295,7 +322,7 @@ class Errors:
         self._squares = squares[self._known]
 
     def __call__(self, near: np.ndarray) -> float:
-        weights = near[self._known] + 1e-9
+        weights = near[self._known].astype(float) + 1e-9
         return math.sqrt(weights @ self._squares / weights.sum())
 
 
