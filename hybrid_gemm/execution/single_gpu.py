@@ -25,6 +25,7 @@ from ..planning.cost_model import HOSTED_BYTES
 from ..planning.plan import Plan
 from ..problem import FLOATS, Problem, are_numbers, make_problem, sides
 from .checked_device import CheckedDevice
+from .conversions import Conversion, conversion, converted
 from .executor import Execution
 from .first_calls import FirstCalls
 from .found import MAX_KNOWN, CurrentStreams, Found, overlap, reach_of
@@ -45,7 +46,7 @@ class SingleGpuExecutor:
         self.checked = checked  # the same GPU among the plans' devices, where products are checked
         self.array = device.cp.ndarray
         self.current = device.cp.cuda.get_current_stream
-        self.known: dict[tuple, Found | None] = {}
+        self.known: dict[tuple, Found | Conversion | None] = {}
         self.known_tensors: dict[tuple, Found | None] = {}
         self.stream = CurrentStreams(device)
         # For arrays of the host; what it gives back is not another stream's while copies go on.
@@ -107,8 +108,8 @@ class SingleGpuExecutor:
         if c is not None and c is not out and type(out) is type(c) is array and is_same(c, out):
             c = out  # two views of it
         found = self.find(a, b, c, alpha, beta, trans_a, trans_b, out)
-        if found is None:
-            return None
+        if not isinstance(found, Found):
+            return self._converted(found, a, b, c, alpha, beta, trans_a, trans_b, out)
         here, x, y = self.ordinal, a.data, b.data
         if not self.device.is_current() or x.device_id != here or y.device_id != here:
             return None
@@ -117,12 +118,10 @@ class SingleGpuExecutor:
             z = out.data
         else:
             z = out.data
-            if (
-                z.device_id != here
-                or (beta and c is not out)
-                or overlap((x.ptr, y.ptr, z.ptr), found.reaches)
-            ):
+            if z.device_id != here or overlap((x.ptr, y.ptr, z.ptr), found.reaches):
                 return None  # where it is decided exactly
+            if beta and c is not out and (c.data.device_id != here or shares_memory(c, out)):
+                return None
         if beta and c is not out:
             out[...] = c
         at = x.ptr, y.ptr, z.ptr
@@ -130,6 +129,35 @@ class SingleGpuExecutor:
             return out
         found.start(self.device, self.stream(), a.T if trans_a else a, b.T if trans_b else b, out)
         return out
+
+    def _converted(
+        self, how: Conversion | None, a: Any, b: Any, c: Any, alpha: Any, beta: Any,
+        trans_a: bool | str, trans_b: bool | str, out: Any,
+    ) -> Any:  # fmt: skip
+        """As `gemm`, for arrays that are converted first."""
+        if how is None or not self.device.is_current():
+            return None
+        given = [x for x in (a, b, c, out) if x is not None]
+        if any(x.data.device_id != self.ordinal for x in given):
+            return None
+        if out is not None and any(shares_memory(x, out) for x in given if x is not out):
+            return None  # of which a run says what is wrong
+        try:
+            x, y = converted(a, how.a), converted(b, how.b)
+            if how.turned:
+                into = out.T
+                if c is not None and c is not out:
+                    out[...] = c
+                added = into if c is not None else None
+                done = self.gemm(y, x, added, alpha, beta, not trans_b, not trans_a, into)
+                return None if done is None else out
+            made = self.gemm(x, y, c, alpha, beta, trans_a, trans_b, None if how.aside else out)
+        except MemoryError:  # a plan takes turns
+            return None
+        if made is not None and how.aside:
+            out[...] = made.astype(how.dtype, copy=False)
+            return out
+        return made if made is None or out is not None else made.astype(how.dtype, copy=False)
 
     def _tensors(
         self, a: Any, b: Any, c: Any, alpha: Any, beta: Any, trans_a: Any, trans_b: Any, out: Any
@@ -188,13 +216,14 @@ class SingleGpuExecutor:
         if not a.dtype.is_complex:  # which may be conjugated on reading
             x, y, z = (x if x is None else TORCH.view(x, "A") for x in (a, b, out))
             z_in = None if c is None else z
-            found = self.find(x, y, z_in, alpha, beta, trans_a, trans_b, z)
+            known = self.find(x, y, z_in, alpha, beta, trans_a, trans_b, z)
+            found = known if isinstance(known, Found) else None
         self.known_tensors[key] = found
         return found
 
     def find(
         self, a: Any, b: Any, c: Any, alpha: Any, beta: Any, trans_a: Any, trans_b: Any, out: Any
-    ) -> Found | None:
+    ) -> Found | Conversion | None:
         """What was worked out for CuPy arrays laid out as these, once."""
         key = (
             a.shape, a.strides, a.dtype.char, b.shape, b.strides, b.dtype.char,
@@ -272,8 +301,9 @@ class SingleGpuExecutor:
         beta: Any,
         trans_a: bool | str,
         trans_b: bool | str,
-    ) -> Found | None:
-        """The bound product for arrays laid out as these, or None if it takes a whole run."""
+    ) -> Found | Conversion | None:
+        """The bound product for arrays laid out as these, how they are converted first, or None if
+        it takes a whole run."""
         if c is not None and c.shape != sides(a, b, trans_a=trans_a, trans_b=trans_b)[:2]:
             return None
         problem = self.plans.settle(
@@ -296,7 +326,11 @@ class SingleGpuExecutor:
             and (not problem.beta or type(c) is self.array)
         )
         if not fits:
-            return None
+            given = [x for x in (a, b, c, out) if x is not None]
+            if self.checked or any(type(x) is not self.array for x in given):
+                return None
+            how = conversion(problem, a, b, c, out)
+            return how if how and self.plans.alone(problem, "nn", self.device) else None
         op_a, op_b = a.T if trans_a else a, b.T if trans_b else b
         layouts = "".join((layout(x) or "n")[0] for x in (op_a, op_b))
         variant = self.plans.alone(problem, layouts, (self.checked or self.device))

@@ -1,0 +1,66 @@
+"""Products on one GPU of arrays that no kernel reads or writes as they lie: of several dtypes, with
+steps between elements, or with a C whose columns are contiguous. Operands are copied there, and C
+is made turned or aside, all on the caller's stream and without a plan."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..arrays.strides import leading, overlaps_itself
+from ..problem import Problem
+
+
+class Conversion(NamedTuple):
+    """What becomes of A and B: the dtype that each is copied as, None where it stays. `turned`: C^T
+    = op(B)^T op(A)^T is made, in an `out` with contiguous columns. `aside`: C is made in an array
+    of its own and copied. `dtype` is the result's."""
+
+    a: str | None
+    b: str | None
+    turned: bool
+    aside: bool
+    dtype: str
+
+
+def conversion(problem: Problem, a: Any, b: Any, c: Any, out: Any) -> Conversion | None:
+    """How CuPy arrays of a settled real product are converted; None where none is needed, where
+    the product is not that of these arrays alone, and where something is wrong with them, which a
+    run says."""
+    made = problem.dtype, problem.operands
+    if not (problem.m * problem.n * problem.k and problem.alpha):
+        return None
+    of_a, of_b = (_copied(x, problem.operands) for x in (a, b))
+    if any(x.dtype.name == "bfloat16" != problem.operands for x in (a, b)):
+        return None  # CuPy casts it on some GPUs alone
+    if c is not None and (
+        not problem.beta or problem.out_dtype != np.result_type(a.dtype, b.dtype).name
+    ):
+        return None  # of which a run warns
+    turned = aside = False
+    if out is not None:
+        shape = problem.m, problem.n
+        if out.shape != shape or out.dtype.name != problem.out_dtype or overlaps_itself(out):
+            return None
+        turned = not leading(out, "n") and bool(leading(out, "t")) and out.dtype.name in made
+        aside = not turned and not (leading(out, "n") and out.dtype.name in made)
+    if not (of_a or of_b or turned or aside or problem.out_dtype not in made):
+        return None
+    return Conversion(of_a, of_b, turned, aside, problem.out_dtype)
+
+
+def _copied(x: Any, operands: str) -> str | None:
+    lies = leading(x, "n") or leading(x, "t")
+    return None if lies and x.dtype.name == operands else operands
+
+
+def converted(x: Any, dtype: str | None) -> Any:
+    """An operand as it is, or a copy of that dtype without gaps, in the order it lies in."""
+    if dtype is None:
+        return x
+    if abs(x.strides[0]) < abs(x.strides[1]):
+        return converted(x.T, dtype).T
+    if x.dtype.name != dtype:
+        return x.astype(dtype, order="C")
+    return x.view(f"u{x.itemsize}").copy(order="C").view(x.dtype)  # of any dtype

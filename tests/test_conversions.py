@@ -1,0 +1,189 @@
+"""Products on one GPU of arrays that no kernel reads or writes as they lie, with NumPy in the place
+of a GPU, and on one."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.arrays import integers
+from support.devices import needs
+
+import hybrid_gemm as hg
+from hybrid_gemm.execution.single_gpu import SingleGpuExecutor
+
+SIDES = 5, 7, 6
+DTYPES = "float32", "float64", "float16", "int8", "int16", "int32", "int64"
+LIES = {
+    "rows": lambda x: x.copy(),
+    "columns": np.asfortranarray,
+    "part": lambda x: np.pad(x, 3)[3:-3, 3:-3],
+    "steps": lambda x: np.repeat(np.repeat(x, 2, 0), 3, 1)[::2, ::3],
+    "steps in columns": lambda x: np.repeat(np.asfortranarray(x), 2, 0)[::2],
+    "backwards": lambda x: x[::-1, ::-1].copy()[::-1, ::-1],
+}
+
+
+class Gpu(np.ndarray):
+    """A CuPy array of GPU 0, as far as products ask."""
+
+    @property
+    def data(self):
+        return SimpleNamespace(ptr=self.ctypes.data, device_id=0)
+
+
+def there(x, how):
+    """An array equal to `x` that lies so."""
+    made = LIES[how](x).view(Gpu)
+    np.testing.assert_array_equal(made, x)
+    return made
+
+
+@pytest.fixture(scope="module")
+def gpu():
+    """An executor on that GPU. A product that is started takes operands of one dtype in rows or
+    columns, and an `out` in rows."""
+    made = SingleGpuExecutor.__new__(SingleGpuExecutor)
+    made.started = 0
+
+    def bound(variant, a, b, c, problem):
+        def call(a, b, c, stream):
+            made.started += 1
+            for x in (a, b):
+                assert x.dtype == problem.operands and (x.strides[0] == x.itemsize or
+                                                        x.strides[1] == x.itemsize)  # fmt: skip
+            assert c.strides[1] == c.itemsize and c.dtype.name in (problem.dtype, problem.operands)
+            product = a.astype(problem.dtype) @ b.astype(problem.dtype)
+            added = c * c.dtype.type(problem.beta) if problem.beta else 0
+            c[...] = problem.alpha * product + added
+
+        return call
+
+    made.plans = SimpleNamespace(
+        settle=lambda problem: problem, alone=lambda *given: True, rivals=lambda *given: []
+    )
+    made.device = SimpleNamespace(is_current=lambda: True, preparable=lambda *given: False)
+    made.array, made.ordinal, made.known, made.checked = Gpu, 0, {}, None
+    made.stream = lambda: SimpleNamespace(cupy=SimpleNamespace(ptr=7))
+    made._bound = bound
+    return made
+
+
+def place(data, dtype):
+    """Where the product goes: None or an array that lies so."""
+    how = data.draw(st.sampled_from((None, *LIES)))
+    return how and there(np.full((SIDES[0], SIDES[1]), 99).astype(dtype), how)
+
+
+@given(st.data())
+def test_any_arrays_of_one_gpu_are_multiplied_there(gpu, data):
+    """In the dtype that NumPy gives them, without a plan."""
+    rng = np.random.default_rng(data.draw(st.integers(0, 99)))
+    (m, n, k), kinds = SIDES, st.sampled_from(DTYPES)
+    ways = st.sampled_from([*LIES])
+    a, b = (
+        there(rng.integers(-3, 4, sides).astype(data.draw(kinds)), data.draw(ways))
+        for sides in ((m, k), (k, n))
+    )  # fmt: skip
+    trans_a, trans_b = data.draw(st.booleans()), data.draw(st.booleans())
+    dtype = np.result_type(a, b)
+    out, beta, c = place(data, dtype), 0, None
+    if data.draw(st.booleans()):
+        beta = 2
+        c = out if out is not None and data.draw(st.booleans()) else there(
+            rng.integers(-3, 4, (m, n)).astype(dtype), data.draw(ways)
+        )  # fmt: skip
+    wanted = 3 * (a.astype(float) @ b.astype(float)) + (beta * c.astype(float) if beta else 0)
+    started, before = gpu.started, [x.copy() for x in (a, b)]
+    got = gpu.gemm(
+        a.T if trans_a else a, b.T if trans_b else b, c, 3, beta, trans_a, trans_b, out
+    )  # fmt: skip
+    if got is None:  # out meets C: never here
+        raise AssertionError((a.strides, b.strides, out is not None and out.strides))
+    assert gpu.started == started + 1
+    assert got is out if out is not None else type(got) is Gpu
+    assert got.dtype == dtype
+    np.testing.assert_array_equal(got, wanted.astype(dtype))
+    np.testing.assert_array_equal(before[0], a)
+    np.testing.assert_array_equal(before[1], b)
+
+
+@pytest.mark.parametrize("case", ["A", "C", "wide", "itself", "bool", "alpha", "beta", "vector"])
+def test_what_is_wrong_or_warned_of_is_left_to_a_run(gpu, case):
+    a, b = (there(np.ones(s, "f4"), "steps") for s in ((5, 6), (6, 7)))
+    out, c, factors = there(np.ones((5, 7), "f4"), "columns"), None, (1, 0)
+    if case == "A":
+        whole = there(np.ones((10, 20), "f4"), "rows")
+        a, out = whole[:5, :12:2], whole[:5, 1:15:2]
+        assert gpu.gemm(a, b, None, 1, 0, False, False, out) is out  # between the elements of A
+        out = whole[:5, 2:16:2]
+    elif case == "C":
+        whole = there(np.ones((10, 14), "f4"), "rows")
+        c, out, factors = whole[:5, ::2], whole[1:6, ::2], (1, 1)
+    elif case == "wide":
+        out = out.astype("f8")
+    elif case == "itself":
+        out = np.lib.stride_tricks.as_strided(out, strides=(4, 4), subok=True)
+    elif case == "bool":
+        b = b.astype(bool)
+    elif case == "alpha":
+        factors = 0, 0
+    elif case == "beta":
+        c, out = out, None
+    else:
+        b = b[:, 0]
+    started = gpu.started
+    try:
+        assert gpu.gemm(a, b, c, *factors, False, False, out) is None
+    except (hg.errors.UsageError, hg.errors.DTypeError):
+        assert case in ("bool", "vector")
+    assert gpu.started == started
+
+
+@needs("cuda")
+@pytest.mark.parametrize("options", [{}, {"kernel": "own"}, {"compute": "fp32x3"}])
+@pytest.mark.parametrize("dtypes", [("float32",) * 2, ("float16", "float32"), ("int8",) * 2,
+                                    ("float64", "float32"), ("float16",) * 2,
+                                    ("bfloat16",) * 2])  # fmt: skip
+def test_on_a_gpu(dtypes, options, rng, monkeypatch):
+    """All ways to lie, in turns with the places of C; nothing takes a plan."""
+    import cupy
+
+    if "compute" in options and dtypes[0] != "float32":
+        pytest.skip("fp32x3 is for float32")
+    m, n, k = 70, 90, 50
+    one, other = [np.dtype(x) for x in dtypes]
+    dtype = np.result_type(one, other)
+    a, b, c = (integers(rng, s) for s in ((m, k), (k, n), (m, n)))
+    wanted = (2 * (a.astype(float) @ b) + 3 * c.astype(float)).astype(dtype)
+
+    def lying(x, how):
+        bits = np.dtype(f"u{x.itemsize}")
+        view = cupy.asarray(x.view(bits))
+        if how == "columns":
+            view = cupy.asfortranarray(view)
+        elif how == "steps":
+            whole = cupy.zeros((2 * x.shape[0], 3 * x.shape[1]), bits)
+            whole[::2, ::3] = view
+            view = whole[::2, ::3]
+        elif how == "steps in columns":
+            whole = cupy.zeros((2 * x.shape[0], x.shape[1]), bits, order="F")
+            whole[::2] = view
+            view = whole[::2]
+        elif how == "backwards":
+            view = view[::-1, ::-1].copy()[::-1, ::-1]
+        return view.view(x.dtype)
+
+    with hg.Runner(device="cuda", gpus=[0], **options) as runner:
+        monkeypatch.setattr(runner, "_run", None)
+        for i, how in enumerate(LIES):
+            x, y = lying(a.astype(one), how), lying(b.astype(other), [*LIES][-1 - i])
+            z = lying(c.astype(dtype), how)
+            got = runner.gemm(x, y, z, alpha=2, beta=3)
+            np.testing.assert_array_equal(got.get(), wanted)
+            got = runner.gemm(x, y, z, alpha=2, beta=3, out=z)
+            assert got is z and got.dtype == dtype
+            np.testing.assert_array_equal(got.get(), wanted)
+            assert runner.gemm(x, y, out=z) is z
+            np.testing.assert_array_equal(z.get(), (a.astype(float) @ b).astype(dtype))
