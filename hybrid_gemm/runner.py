@@ -350,7 +350,7 @@ class Runner:
             and (out is None or type(out) is array)
         )  # fmt: skip
         if not hosted:
-            if single := self._single_gpu(a):
+            if single := self._single_gpu(a) or self._single_gpu(b):
                 done = single.gemm(a, b, c, alpha, beta, trans_a, trans_b, out)
                 if done is not None:
                     return done

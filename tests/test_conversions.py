@@ -61,9 +61,15 @@ def gpu():
         return call
 
     made.plans = SimpleNamespace(
-        settle=lambda problem: problem, alone=lambda *given: True, rivals=lambda *given: []
+        options=SimpleNamespace(max_device_memory=None),
+        settle=lambda problem: problem,
+        alone=lambda *given: True,
+        rivals=lambda *given: [],
     )
-    made.device = SimpleNamespace(is_current=lambda: True, preparable=lambda *given: False)
+    made.device = SimpleNamespace(
+        is_current=lambda: True, preparable=lambda *given: False,
+        cp=SimpleNamespace(asarray=lambda x: x.view(Gpu)),
+    )  # fmt: skip
     made.array, made.ordinal, made.known, made.checked = Gpu, 0, {}, None
     made.stream = lambda: SimpleNamespace(cupy=SimpleNamespace(ptr=7))
     made._bound = bound
@@ -107,6 +113,19 @@ def test_any_arrays_of_one_gpu_are_multiplied_there(gpu, data):
     np.testing.assert_array_equal(got, wanted.astype(dtype))
     np.testing.assert_array_equal(before[0], a)
     np.testing.assert_array_equal(before[1], b)
+
+
+@pytest.mark.parametrize("of_host", ["A", "B"])
+def test_a_small_array_of_the_host_is_brought(gpu, of_host, rng):
+    a, b = integers(rng, (5, 6)), integers(rng, (6, 7))
+    x, y = (v if name == of_host else there(v, "steps") for name, v in (("A", a), ("B", b)))
+    got = gpu.gemm(x, y, None, 1, 0, False, False, None)
+    assert type(got) is Gpu
+    np.testing.assert_array_equal(got, a @ b)
+    assert gpu.gemm(x, y, None, 1, 0, False, False, np.ones((5, 7), "f4")) is None
+    large = np.broadcast_to(np.float32(1), (6, 2 << 20)) if of_host == "B" else None
+    if large is not None:
+        assert gpu.gemm(x, large, None, 1, 0, False, False, None) is None
 
 
 @pytest.mark.parametrize("case", ["A", "C", "wide", "itself", "bool", "alpha", "beta", "vector"])
@@ -187,3 +206,8 @@ def test_on_a_gpu(dtypes, options, rng, monkeypatch):
             np.testing.assert_array_equal(got.get(), wanted)
             assert runner.gemm(x, y, out=z) is z
             np.testing.assert_array_equal(z.get(), (a.astype(float) @ b).astype(dtype))
+            if "bfloat16" not in dtypes:
+                for pair in (x.get(), y), (x, y.get()):
+                    got = runner.gemm(*pair)
+                    assert type(got) is cupy.ndarray
+                    np.testing.assert_array_equal(got.get(), z.get())

@@ -104,6 +104,8 @@ class SingleGpuExecutor:
         it; None where the arrays do not all lie on this GPU, or a plan has to be made."""
         array = self.array
         if type(a) is not array or type(b) is not array:
+            if type(a) is np.ndarray or type(b) is np.ndarray:
+                return self._brought(a, b, c, alpha, beta, trans_a, trans_b, out)
             return self._tensors(a, b, c, alpha, beta, trans_a, trans_b, out)
         if c is not None and c is not out and type(out) is type(c) is array and is_same(c, out):
             c = out  # two views of it
@@ -158,6 +160,23 @@ class SingleGpuExecutor:
             out[...] = made.astype(how.dtype, copy=False)
             return out
         return made if made is None or out is not None else made.astype(how.dtype, copy=False)
+
+    def _brought(
+        self, a: Any, b: Any, c: Any, alpha: Any, beta: Any, trans_a: Any, trans_b: Any, out: Any
+    ) -> Any:
+        """As `gemm`, where one of A and B is a small array of the host: it is copied here first."""
+        array, most = self.array, most_hosted(self.plans.options)
+        host, other = (a, b) if type(a) is np.ndarray else (b, a)
+        there = [x for x in (other, c, out) if x is not None]
+        if (
+            any(type(x) is not array or x.data.device_id != self.ordinal for x in there)
+            or (host.nbytes > most or host.ndim != 2 or host.dtype.kind not in "fiu")
+            or not (host.dtype.isnative and self.device.is_current())
+            or self.checked
+        ):
+            return None
+        x, y = (self.device.cp.asarray(v) if v is host else v for v in (a, b))
+        return self.gemm(x, y, c, alpha, beta, trans_a, trans_b, out)
 
     def _tensors(
         self, a: Any, b: Any, c: Any, alpha: Any, beta: Any, trans_a: Any, trans_b: Any, out: Any
