@@ -135,9 +135,9 @@ def test_matrices_that_are_not_on_16_bytes_are_started_from_python(gpu):
         (Array(A, device=1), Array(B), Array(C)),
         (Array(A), Array(B, device=1), Array(C)),
         (Array(A), Array(B), Array(C, device=1)),
-        (np.ones((64, 64), "f4"), Array(B), Array(C)),
+        (np.ones((64, 64), "f4"), Array(B, device=1), Array(C)),
     ],
-    ids=["overlaps A", "overlaps B", "A elsewhere", "B elsewhere", "out elsewhere", "of the host"],
+    ids=["overlaps A", "overlaps B", "A elsewhere", "B elsewhere", "out elsewhere", "of both"],
 )
 def test_what_is_more_than_launches_is_left_to_a_run(gpu, a, b, out):
     ready(gpu)

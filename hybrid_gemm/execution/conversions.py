@@ -4,10 +4,12 @@ is made turned or aside, all on the caller's stream and without a plan."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..arrays.caller_arrays import shares_memory
 from ..arrays.strides import leading, overlaps_itself
 from ..problem import Problem
 
@@ -22,6 +24,37 @@ class Conversion(NamedTuple):
     turned: bool
     aside: bool
     dtype: str
+
+    # Many parameters: a product has so many, as in BLAS.
+    def multiplied(
+        self, multiply: Callable[..., Any], a: Any, b: Any, c: Any, alpha: Any, beta: Any,
+        trans_a: bool | str, trans_b: bool | str, out: Any,
+    ) -> Any:  # fmt: skip
+        """As `SingleGpuExecutor.gemm`, which is given to multiply what needs no conversion. None
+        where `out` meets A, B or another C, and where the GPU has no memory for copies."""
+        given = [x for x in (a, b, c, out) if x is not None]
+        if out is not None and any(shares_memory(x, out) for x in given if x is not out):
+            return None
+        try:
+            x, y = _as(self.a, a), _as(self.b, b)
+            if self.turned:
+                if c is not None and c is not out:
+                    out[...] = c
+                into = out.T
+                added = None if c is None else into
+                made = multiply(y, x, added, alpha, beta, not trans_b, not trans_a, into)
+                return None if made is None else out
+            place = None if self.aside else out
+            made = multiply(x, y, c, alpha, beta, trans_a, trans_b, place)
+        except MemoryError:
+            return None
+        if made is None or place is not None:
+            return made
+        made = made.astype(self.dtype, copy=False)
+        if out is None:
+            return made
+        out[...] = made
+        return out
 
 
 def conversion(problem: Problem, a: Any, b: Any, c: Any, out: Any) -> Conversion | None:
@@ -55,12 +88,12 @@ def _copied(x: Any, operands: str) -> str | None:
     return None if lies and x.dtype.name == operands else operands
 
 
-def converted(x: Any, dtype: str | None) -> Any:
+def _as(dtype: str | None, x: Any) -> Any:
     """An operand as it is, or a copy of that dtype without gaps, in the order it lies in."""
     if dtype is None:
         return x
     if abs(x.strides[0]) < abs(x.strides[1]):
-        return converted(x.T, dtype).T
+        return _as(dtype, x.T).T
     if x.dtype.name != dtype:
         return x.astype(dtype, order="C")
     return x.view(f"u{x.itemsize}").copy(order="C").view(x.dtype)  # of any dtype

@@ -25,7 +25,7 @@ from ..planning.cost_model import HOSTED_BYTES
 from ..planning.plan import Plan
 from ..problem import FLOATS, Problem, are_numbers, make_problem, sides
 from .checked_device import CheckedDevice
-from .conversions import Conversion, conversion, converted
+from .conversions import Conversion, conversion
 from .executor import Execution
 from .first_calls import FirstCalls
 from .found import MAX_KNOWN, CurrentStreams, Found, overlap, reach_of
@@ -110,11 +110,15 @@ class SingleGpuExecutor:
         if c is not None and c is not out and type(out) is type(c) is array and is_same(c, out):
             c = out  # two views of it
         found = self.find(a, b, c, alpha, beta, trans_a, trans_b, out)
-        if not isinstance(found, Found):
-            return self._converted(found, a, b, c, alpha, beta, trans_a, trans_b, out)
         here, x, y = self.ordinal, a.data, b.data
-        if not self.device.is_current() or x.device_id != here or y.device_id != here:
+        if found is None or not self.device.is_current():
             return None
+        if x.device_id != here or y.device_id != here:
+            return None
+        if isinstance(found, Conversion):
+            if any(v is not None and v.data.device_id != here for v in (c, out)):
+                return None
+            return found.multiplied(self.gemm, a, b, c, alpha, beta, trans_a, trans_b, out)
         if out is None:
             out = array(found.shape, found.dtype)
             z = out.data
@@ -132,47 +136,17 @@ class SingleGpuExecutor:
         found.start(self.device, self.stream(), a.T if trans_a else a, b.T if trans_b else b, out)
         return out
 
-    def _converted(
-        self, how: Conversion | None, a: Any, b: Any, c: Any, alpha: Any, beta: Any,
-        trans_a: bool | str, trans_b: bool | str, out: Any,
-    ) -> Any:  # fmt: skip
-        """As `gemm`, for arrays that are converted first."""
-        if how is None or not self.device.is_current():
-            return None
-        given = [x for x in (a, b, c, out) if x is not None]
-        if any(x.data.device_id != self.ordinal for x in given):
-            return None
-        if out is not None and any(shares_memory(x, out) for x in given if x is not out):
-            return None  # of which a run says what is wrong
-        try:
-            x, y = converted(a, how.a), converted(b, how.b)
-            if how.turned:
-                into = out.T
-                if c is not None and c is not out:
-                    out[...] = c
-                added = into if c is not None else None
-                done = self.gemm(y, x, added, alpha, beta, not trans_b, not trans_a, into)
-                return None if done is None else out
-            made = self.gemm(x, y, c, alpha, beta, trans_a, trans_b, None if how.aside else out)
-        except MemoryError:  # a plan takes turns
-            return None
-        if made is not None and how.aside:
-            out[...] = made.astype(how.dtype, copy=False)
-            return out
-        return made if made is None or out is not None else made.astype(how.dtype, copy=False)
-
     def _brought(
         self, a: Any, b: Any, c: Any, alpha: Any, beta: Any, trans_a: Any, trans_b: Any, out: Any
     ) -> Any:
         """As `gemm`, where one of A and B is a small array of the host: it is copied here first."""
-        array, most = self.array, most_hosted(self.plans.options)
         host, other = (a, b) if type(a) is np.ndarray else (b, a)
         there = [x for x in (other, c, out) if x is not None]
         if (
-            any(type(x) is not array or x.data.device_id != self.ordinal for x in there)
-            or (host.nbytes > most or host.ndim != 2 or host.dtype.kind not in "fiu")
-            or not (host.dtype.isnative and self.device.is_current())
-            or self.checked
+            any(type(x) is not self.array or x.data.device_id != self.ordinal for x in there)
+            or (host.ndim != 2 or host.dtype.kind not in "fiu" or not host.dtype.isnative)
+            or host.nbytes > most_hosted(self.plans.options)
+            or (self.checked or not self.device.is_current())
         ):
             return None
         x, y = (self.device.cp.asarray(v) if v is host else v for v in (a, b))
@@ -325,6 +299,8 @@ class SingleGpuExecutor:
         it takes a whole run."""
         if c is not None and c.shape != sides(a, b, trans_a=trans_a, trans_b=trans_b)[:2]:
             return None
+        if c is not None and out is None and not beta:  # which a run warns of
+            return None
         problem = self.plans.settle(
             make_problem(a, b, c, alpha=alpha, beta=beta, trans_a=trans_a, trans_b=trans_b)
         )
@@ -345,11 +321,7 @@ class SingleGpuExecutor:
             and (not problem.beta or type(c) is self.array)
         )
         if not fits:
-            given = [x for x in (a, b, c, out) if x is not None]
-            if self.checked or any(type(x) is not self.array for x in given):
-                return None
-            how = conversion(problem, a, b, c, out)
-            return how if how and self.plans.alone(problem, "nn", self.device) else None
+            return self._conversion(problem, a, b, c, out)
         op_a, op_b = a.T if trans_a else a, b.T if trans_b else b
         layouts = "".join((layout(x) or "n")[0] for x in (op_a, op_b))
         variant = self.plans.alone(problem, layouts, (self.checked or self.device))
@@ -363,6 +335,12 @@ class SingleGpuExecutor:
             call, ready = FirstCalls([call, *rivals], self.device), False  # until one is kept
         reaches = reach_of(a), reach_of(b), reach_of(like)
         return Found(call, shape, problem.out_dtype, reaches, ready)
+
+    def _conversion(self, problem: Problem, a: Any, b: Any, c: Any, out: Any) -> Conversion | None:
+        if self.checked or any(type(x) is not self.array for x in (a, b, c, out) if x is not None):
+            return None
+        how = conversion(problem, a, b, c, out)
+        return how if how and self.plans.alone(problem, "nn", self.device) else None
 
     def _bound(self, variant: Variant, a: Any, b: Any, c: Any, problem: Problem) -> Any:
         """The product of matrices that lie as these, worked out, and what it needs compiled."""
