@@ -100,7 +100,10 @@ class There(np.ndarray):
 def stacks(monkeypatch):
     """Stacks of a GPU whose launches are noted in `launched`, as numbers and steps of bytes."""
     device = SimpleNamespace(
-        ordinal=0, cp=SimpleNamespace(ndarray=There), prepared=lambda *x: None,
+        ordinal=0, cp=SimpleNamespace(
+            ndarray=There, broadcast_to=lambda x, shape: np.broadcast_to(x, shape, subok=True),
+            empty=lambda shape, dtype: np.zeros(shape, dtype).view(There),
+        ), prepared=lambda *x: None,
         is_current=lambda: True,
     )  # fmt: skip
     stream = SimpleNamespace(cupy=SimpleNamespace(ptr=7), is_recorded=lambda: False)
@@ -138,7 +141,44 @@ def test_stacks_of_uneven_steps_are_several_launches(stacks):
     at = [x.ctypes.data for x in (a, b, c)]
     second = (at[0] + 3 * 140, at[1], at[2] + 3 * 60)
     assert stacks.launched == [(*x, 3, (140, 84, 60)) for x in (tuple(at), second)]
-    assert not stacks.matmul(a[:, ::-1], b, c)
+
+
+@pytest.mark.parametrize("what", ["backwards", "steps", "dtype", "B once", "C"])
+def test_stacks_that_are_not_read_as_they_lie_are_copied_first(stacks, what):
+    a, b, c = (np.zeros(s, "f4").view(There) for s in ((6, 5, 7), (6, 7, 3), (6, 5, 3)))
+    x, y, z = a, b, c
+    if what == "backwards":
+        x = a[::-1]
+    elif what == "steps":
+        x = np.zeros((6, 5, 14), "f4").view(There)[..., ::2]
+    elif what == "dtype":
+        x = a.astype("f2")
+    elif what == "B once":
+        y = np.broadcast_to(np.zeros((7, 6), "f4").view(There)[:, ::2], (6, 7, 3), subok=True)
+    else:
+        z = np.zeros((6, 5, 6), "f4").view(There)[..., ::2]
+    assert stacks.matmul(x, y, z)
+    ((*at, count, steps),) = stacks.launched
+    assert count == 6 and steps == (140, 0 if what == "B once" else 84, 60)
+    moved = [i for i, v in enumerate((x, y, z)) if at[i] != v.ctypes.data]
+    assert moved == [{"B once": 1, "C": 2}.get(what, 0)]
+
+
+@needs("cuda")
+def test_any_stacks_of_a_gpu_are_few_launches(monkeypatch, rng):
+    cp = pytest.importorskip("cupy")
+    monkeypatch.setattr(SingleGpuExecutor, "gemm", lambda *x, **y: pytest.fail("pair by pair"))
+    a, b = (rng.integers(-2, 3, s).astype("f4") for s in ((6, 40, 30), (6, 30, 50)))
+    x, y = cp.asarray(a), cp.asarray(b)
+    out = cp.zeros((6, 40, 100), "f4")[..., ::2]
+    for p, q, into, wanted in (
+        (x[::-1], y, None, a[::-1] @ b), (x[:, ::2], y[..., ::3], None, a[:, ::2] @ b[..., ::3]),
+        (x.astype("f2"), y, None, a @ b), (x, y.astype("f8"), None, a @ b.astype("f8")),
+        (x, y, out, a @ b), (x, y[:1, :, ::-1], None, a @ b[:1, :, ::-1]),
+    ):  # fmt: skip
+        got = matmul(p, q, into)
+        assert got.dtype == wanted.dtype and (into is None or got is out)
+        np.testing.assert_array_equal(got.get(), wanted)
 
 
 @pytest.mark.parametrize("gpus, most, pieces", [

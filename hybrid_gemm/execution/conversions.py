@@ -92,8 +92,12 @@ def _as(dtype: str | None, x: Any) -> Any:
     """An operand as it is, or a copy of that dtype without gaps, in the order it lies in."""
     if dtype is None:
         return x
-    if abs(x.strides[0]) < abs(x.strides[1]):
-        return _as(dtype, x.T).T
+    turned = abs(x.strides[0]) < abs(x.strides[1])
+    return copied(x.T, dtype).T if turned else copied(x, dtype)
+
+
+def copied(x: Any, dtype: str) -> Any:
+    """A copy of that dtype without gaps."""
     if x.dtype.name != dtype:
         return x.astype(dtype, order="C")
     return x.view(f"u{x.itemsize}").copy(order="C").view(x.dtype)  # of any dtype

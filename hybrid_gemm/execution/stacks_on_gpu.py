@@ -19,6 +19,7 @@ from ..devices.cuda.stream import CudaStream
 from ..devices.kernel_launcher import BoundProduct
 from ..kernel_choice import stacks
 from ..problem import FLOATS
+from .conversions import copied
 from .found import MAX_KNOWN, Found, reach_of
 from .plan_maker import PlanMaker
 
@@ -42,9 +43,21 @@ class StacksOnGpu:
         self.known: dict[tuple, Found | None] = {}
 
     def matmul(self, a: Any, b: Any, c: Any) -> bool:
-        """C = A @ B for stacks of the same length; whether that was done."""
-        if not self._here(a, b, c) or not self.stackable(a, b, c):
+        """C = A @ B for stacks of the same length; whether that was done. Those that are not read
+        or written as they lie are copied on the GPU."""
+        if not self._here(a, b, c) or not self._is_small(a, c):
             return False
+        try:
+            x, y = (self._readable(v, c.dtype) for v in (a, b))
+            z = c if _lies(c, "n") else self.device.cp.empty(c.shape, c.dtype)
+        except MemoryError:  # one pair takes less
+            return False
+        done = x.dtype == y.dtype == c.dtype and self._multiplied(x, y, z)
+        if done and z is not c:
+            c[...] = z
+        return done
+
+    def _multiplied(self, a: Any, b: Any, c: Any) -> bool:
         key = tuple((x.shape, x.strides, x.dtype.char) for x in (a, b, c))
         if key not in self.known:
             if len(self.known) >= MAX_KNOWN:
@@ -93,11 +106,14 @@ class StacksOnGpu:
 
     def stackable(self, a: Any, b: Any, c: Any) -> bool:
         """Whether these stacks' products are small, and of a kind that is multiplied so."""
+        return a.dtype == b.dtype == c.dtype and self._is_small(a, c)
+
+    def _is_small(self, a: Any, c: Any) -> bool:
+        """The same of a product that has C's dtype."""
         options = self.plans.options
         sides = *c.shape[-2:], a.shape[-1]
         return (
-            a.dtype == b.dtype == c.dtype
-            and c.dtype.name in FLOATS
+            c.dtype.name in FLOATS
             and options.kernel in ("auto", "own", "cublas")
             and not self.checked
             and (options.compute == "fp32" or c.dtype.name != "float32")
@@ -106,16 +122,22 @@ class StacksOnGpu:
             and 0 < 2 * math.prod(sides) <= STACKED_FLOPS
         )
 
+    def _readable(self, x: Any, dtype: np.dtype) -> Any:
+        """A stack as it is, or a copy of that dtype. CuPy casts bfloat16 on some GPUs alone, so it
+        stays."""
+        if x.dtype != dtype and "bfloat16" in (x.dtype.name, dtype.name):
+            return x
+        if x.dtype == dtype and (_lies(x, "n") or _lies(x, "t")):
+            return x
+        once = tuple(slice(None if step else 1) for step in x.strides[:-2])  # and not once a pair
+        return self.device.cp.broadcast_to(copied(x[once], dtype.name), x.shape)
+
     def _work_out(self, a: Any, b: Any, c: Any) -> Found | None:
-        """The product of stacks that lie as these; None where matrices lie in no order that is
-        read, and where our own kernel was asked for and has none for them."""
+        """The product of stacks that lie as these; None where our own kernel was asked for and has
+        none for them."""
         x, y, z = (v[(0,) * (v.ndim - 2)] for v in (a, b, c))
-        if not (leading(z, "n") and layout(x) and layout(y)):
-            return None
         shape, steps = merged(c.shape[:-2], *(v.strides[:-2] for v in (a, b, c)))
         inner = [step[-1] for step in steps]
-        if any(step < 0 or step % c.itemsize for step in inner):
-            return None
         offsets = [
             tuple(sum(i * s for i, s in zip(place, step, strict=False)) for step in steps)
             for place in np.ndindex(shape[:-1])
@@ -145,6 +167,12 @@ class StacksOnGpu:
         if variant is None or not variant.kernel.runs_at(self.device.capability):
             return None
         return stack_products.bind_stack(self.device, variant, x, y, z, count, steps)
+
+
+def _lies(x: Any, order: str) -> bool:
+    """Whether the matrices of a stack lie in this order, each behind those before."""
+    forward = all(step >= 0 and step % x.itemsize == 0 for step in x.strides[:-2])
+    return forward and bool(leading(x[(0,) * (x.ndim - 2)], order))
 
 
 def multiply_of_host(gpus: Sequence[StacksOnGpu], a: Any, b: Any, c: Any, most: int) -> bool:
