@@ -160,11 +160,16 @@ def test_what_is_wrong_or_warned_of_is_left_to_a_run(gpu, case):
     assert gpu.started == started
 
 
+DTYPES_OF_TWO = [
+    ("float32", "float32"), ("float16", "float32"), ("int8", "int8"), ("float64", "float32"),
+    ("float16", "float16"), ("bfloat16", "bfloat16"), ("complex64", "complex64"),
+    ("complex64", "float32"),
+]  # fmt: skip
+
+
 @needs("cuda")
 @pytest.mark.parametrize("options", [{}, {"kernel": "own"}, {"compute": "fp32x3"}])
-@pytest.mark.parametrize("dtypes", [("float32",) * 2, ("float16", "float32"), ("int8",) * 2,
-                                    ("float64", "float32"), ("float16",) * 2,
-                                    ("bfloat16",) * 2])  # fmt: skip
+@pytest.mark.parametrize("dtypes", DTYPES_OF_TWO)
 def test_on_a_gpu(dtypes, options, rng, monkeypatch):
     """All ways to lie, in turns with the places of C; nothing takes a plan."""
     import cupy
@@ -174,8 +179,15 @@ def test_on_a_gpu(dtypes, options, rng, monkeypatch):
     m, n, k = 70, 90, 50
     one, other = [np.dtype(x) for x in dtypes]
     dtype = np.result_type(one, other)
-    a, b, c = (integers(rng, s) for s in ((m, k), (k, n), (m, n)))
-    wanted = (2 * (a.astype(float) @ b) + 3 * c.astype(float)).astype(dtype)
+
+    def drawn(dtype, *sides):
+        x = integers(rng, sides)
+        return (x + 1j * integers(rng, sides) if dtype.kind == "c" else x).astype(dtype)
+
+    a, b, c = drawn(one, m, k), drawn(other, k, n), drawn(dtype, m, n)
+    wide = complex if dtype.kind == "c" else float
+    product = a.astype(wide) @ b.astype(wide)
+    wanted = (2 * product + 3 * c.astype(wide)).astype(dtype)
 
     def lying(x, how):
         bits = np.dtype(f"u{x.itemsize}")
@@ -197,16 +209,15 @@ def test_on_a_gpu(dtypes, options, rng, monkeypatch):
     with hg.Runner(device="cuda", gpus=[0], **options) as runner:
         monkeypatch.setattr(runner, "_run", None)
         for i, how in enumerate(LIES):
-            x, y = lying(a.astype(one), how), lying(b.astype(other), [*LIES][-1 - i])
-            z = lying(c.astype(dtype), how)
+            x, y, z = lying(a, how), lying(b, [*LIES][-1 - i]), lying(c, how)
             got = runner.gemm(x, y, z, alpha=2, beta=3)
             np.testing.assert_array_equal(got.get(), wanted)
             got = runner.gemm(x, y, z, alpha=2, beta=3, out=z)
             assert got is z and got.dtype == dtype
             np.testing.assert_array_equal(got.get(), wanted)
             assert runner.gemm(x, y, out=z) is z
-            np.testing.assert_array_equal(z.get(), (a.astype(float) @ b).astype(dtype))
-            if "bfloat16" not in dtypes:
+            np.testing.assert_array_equal(z.get(), product.astype(dtype))
+            if dtype.name != "bfloat16" and dtype.kind != "c":
                 for pair in (x.get(), y), (x, y.get()):
                     got = runner.gemm(*pair)
                     assert type(got) is cupy.ndarray

@@ -1,6 +1,6 @@
 """Products on one GPU of arrays that no kernel reads or writes as they lie: of several dtypes, with
-steps between elements, or with a C whose columns are contiguous. Operands are copied there, and C
-is made turned or aside, all on the caller's stream and without a plan."""
+steps between elements, complex, or with a C whose columns are contiguous. Operands are copied
+there, and C is made turned or aside, all on the caller's stream and without a plan."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..arrays.caller_arrays import shares_memory
+from ..arrays.complex_numbers import RealProduct
 from ..arrays.strides import leading, overlaps_itself
 from ..problem import Problem
+
+Multiply = Callable[..., Any]  # `SingleGpuExecutor.gemm`
 
 
 class Conversion(NamedTuple):
@@ -27,55 +30,97 @@ class Conversion(NamedTuple):
 
     # Many parameters: a product has so many, as in BLAS.
     def multiplied(
-        self, multiply: Callable[..., Any], a: Any, b: Any, c: Any, alpha: Any, beta: Any,
+        self, multiply: Multiply, a: Any, b: Any, c: Any, alpha: Any, beta: Any,
         trans_a: bool | str, trans_b: bool | str, out: Any,
     ) -> Any:  # fmt: skip
-        """As `SingleGpuExecutor.gemm`, which is given to multiply what needs no conversion. None
-        where `out` meets A, B or another C, and where the GPU has no memory for copies."""
-        given = [x for x in (a, b, c, out) if x is not None]
-        if out is not None and any(shares_memory(x, out) for x in given if x is not out):
-            return None
-        try:
-            x, y = _as(self.a, a), _as(self.b, b)
-            if self.turned:
-                if c is not None and c is not out:
-                    out[...] = c
-                into = out.T
-                added = None if c is None else into
-                made = multiply(y, x, added, alpha, beta, not trans_b, not trans_a, into)
-                return None if made is None else out
-            place = None if self.aside else out
-            made = multiply(x, y, c, alpha, beta, trans_a, trans_b, place)
-        except MemoryError:
-            return None
-        if made is None or place is not None:
-            return made
-        made = made.astype(self.dtype, copy=False)
-        if out is None:
-            return made
-        out[...] = made
-        return out
+        """As `SingleGpuExecutor.gemm`, which is given to multiply what needs no conversion."""
+        x, y = _as(self.a, a), _as(self.b, b)
+        if self.turned:
+            if c is not None and c is not out:
+                out[...] = c
+            into = out.T
+            added = None if c is None else into
+            made = multiply(y, x, added, alpha, beta, not trans_b, not trans_a, into)
+            return None if made is None else out
+        if out is not None and not self.aside:
+            return multiply(x, y, c, alpha, beta, trans_a, trans_b, out)
+        return _given(multiply(x, y, c, alpha, beta, trans_a, trans_b, None), self.dtype, out)
 
 
-def conversion(problem: Problem, a: Any, b: Any, c: Any, out: Any) -> Conversion | None:
-    """How CuPy arrays of a settled real product are converted; None where none is needed, where
-    the product is not that of these arrays alone, and where something is wrong with them, which a
-    run says."""
-    made = problem.dtype, problem.operands
+class ComplexConversion(NamedTuple):
+    """A complex product, which is made as a real one (`arrays/complex_numbers.py`)."""
+
+    problem: Problem
+
+    # Many parameters: a product has so many, as in BLAS.
+    def multiplied(
+        self, multiply: Multiply, a: Any, b: Any, c: Any, alpha: Any, beta: Any,
+        trans_a: bool | str, trans_b: bool | str, out: Any,
+    ) -> Any:  # fmt: skip
+        """As `Conversion.multiplied`."""
+        op_a, op_b = a.T if trans_a else a, b.T if trans_b else b
+        real = RealProduct.of(self.problem, op_a, op_b, c, out)
+        done = multiply(real.a, real.b, real.c, real.alpha, real.beta, False, False, real.out)
+        if done is None or real.made is out:
+            return None if done is None else out
+        return _given(real.made, self.problem.out_dtype, out)
+
+
+def _given(made: Any, dtype: str, out: Any) -> Any:
+    """A product as its caller gets it: of a dtype, and in `out`, if that was given."""
+    if made is None:
+        return None
+    made = made.astype(dtype, copy=False)
+    if out is None:
+        return made
+    out[...] = made
+    return out
+
+
+# Many parameters: a product has so many, as in BLAS.
+def multiplied(
+    how: Conversion | ComplexConversion, multiply: Multiply, a: Any, b: Any, c: Any, alpha: Any,
+    beta: Any, trans_a: bool | str, trans_b: bool | str, out: Any,
+) -> Any:  # fmt: skip
+    """The product, converted so. None where `out` meets A, B or another C, of which a run says what
+    is wrong, and where the GPU has no memory for copies, without which a run takes turns."""
+    given = [x for x in (a, b, c) if x is not None and x is not out]
+    if out is not None and any(shares_memory(x, out) for x in given):
+        return None
+    try:
+        return how.multiplied(multiply, a, b, c, alpha, beta, trans_a, trans_b, out)
+    except MemoryError:
+        return None
+
+
+def conversion(
+    problem: Problem, a: Any, b: Any, c: Any, out: Any
+) -> Conversion | ComplexConversion | None:
+    """How CuPy arrays of a settled product are converted; None where none is needed, where the
+    product is not that of these arrays alone, and where something is wrong with them, which a run
+    says."""
     if not (problem.m * problem.n * problem.k and problem.alpha):
         return None
+    dtype = np.result_type(a.dtype, b.dtype).name
+    if c is not None and (not problem.beta or problem.out_dtype != dtype):
+        return None  # of which a run warns
+    if out is not None and (
+        out.shape != (problem.m, problem.n)
+        or out.dtype.name != problem.out_dtype
+        or overlaps_itself(out)
+    ):
+        return None
+    return ComplexConversion(problem) if problem.is_complex else _conversion(problem, a, b, out)
+
+
+def _conversion(problem: Problem, a: Any, b: Any, out: Any) -> Conversion | None:
+    """That of a real product."""
+    made = problem.dtype, problem.operands
     of_a, of_b = (_copied(x, problem.operands) for x in (a, b))
     if any(x.dtype.name == "bfloat16" != problem.operands for x in (a, b)):
         return None  # CuPy casts it on some GPUs alone
-    if c is not None and (
-        not problem.beta or problem.out_dtype != np.result_type(a.dtype, b.dtype).name
-    ):
-        return None  # of which a run warns
     turned = aside = False
     if out is not None:
-        shape = problem.m, problem.n
-        if out.shape != shape or out.dtype.name != problem.out_dtype or overlaps_itself(out):
-            return None
         turned = not leading(out, "n") and bool(leading(out, "t")) and out.dtype.name in made
         aside = not turned and not (leading(out, "n") and out.dtype.name in made)
     if not (of_a or of_b or turned or aside or problem.out_dtype not in made):

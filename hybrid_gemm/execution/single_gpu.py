@@ -25,13 +25,15 @@ from ..planning.cost_model import HOSTED_BYTES
 from ..planning.plan import Plan
 from ..problem import FLOATS, Problem, are_numbers, make_problem, sides
 from .checked_device import CheckedDevice
-from .conversions import Conversion, conversion
+from .conversions import ComplexConversion, Conversion, conversion, multiplied
 from .executor import Execution
 from .first_calls import FirstCalls
 from .found import MAX_KNOWN, CurrentStreams, Found, overlap, reach_of
 from .plan_maker import PlanMaker
 from .stacks_on_gpu import StacksOnGpu
 from .timeline import Clock
+
+Converted = Conversion | ComplexConversion
 
 
 class SingleGpuExecutor:
@@ -46,7 +48,7 @@ class SingleGpuExecutor:
         self.checked = checked  # the same GPU among the plans' devices, where products are checked
         self.array = device.cp.ndarray
         self.current = device.cp.cuda.get_current_stream
-        self.known: dict[tuple, Found | Conversion | None] = {}
+        self.known: dict[tuple, Found | Converted | None] = {}
         self.known_tensors: dict[tuple, Found | None] = {}
         self.stream = CurrentStreams(device)
         # For arrays of the host; what it gives back is not another stream's while copies go on.
@@ -115,10 +117,10 @@ class SingleGpuExecutor:
             return None
         if x.device_id != here or y.device_id != here:
             return None
-        if isinstance(found, Conversion):
+        if not isinstance(found, Found):
             if any(v is not None and v.data.device_id != here for v in (c, out)):
                 return None
-            return found.multiplied(self.gemm, a, b, c, alpha, beta, trans_a, trans_b, out)
+            return multiplied(found, self.gemm, a, b, c, alpha, beta, trans_a, trans_b, out)
         if out is None:
             out = array(found.shape, found.dtype)
             z = out.data
@@ -216,7 +218,7 @@ class SingleGpuExecutor:
 
     def find(
         self, a: Any, b: Any, c: Any, alpha: Any, beta: Any, trans_a: Any, trans_b: Any, out: Any
-    ) -> Found | Conversion | None:
+    ) -> Found | Converted | None:
         """What was worked out for CuPy arrays laid out as these, once."""
         key = (
             a.shape, a.strides, a.dtype.char, b.shape, b.strides, b.dtype.char,
@@ -294,7 +296,7 @@ class SingleGpuExecutor:
         beta: Any,
         trans_a: bool | str,
         trans_b: bool | str,
-    ) -> Found | Conversion | None:
+    ) -> Found | Converted | None:
         """The bound product for arrays laid out as these, how they are converted first, or None if
         it takes a whole run."""
         if c is not None and c.shape != sides(a, b, trans_a=trans_a, trans_b=trans_b)[:2]:
@@ -305,7 +307,7 @@ class SingleGpuExecutor:
             make_problem(a, b, c, alpha=alpha, beta=beta, trans_a=trans_a, trans_b=trans_b)
         )
         if problem.is_complex:  # its real product comes here
-            return None
+            return self._conversion(problem, a, b, c, out)
         shape, made = (problem.m, problem.n), (problem.dtype, problem.operands)
         like = self.array(shape, problem.out_dtype) if out is None else out
         fits = (
@@ -336,11 +338,13 @@ class SingleGpuExecutor:
         reaches = reach_of(a), reach_of(b), reach_of(like)
         return Found(call, shape, problem.out_dtype, reaches, ready)
 
-    def _conversion(self, problem: Problem, a: Any, b: Any, c: Any, out: Any) -> Conversion | None:
+    def _conversion(self, problem: Problem, a: Any, b: Any, c: Any, out: Any) -> Converted | None:
         if self.checked or any(type(x) is not self.array for x in (a, b, c, out) if x is not None):
             return None
-        how = conversion(problem, a, b, c, out)
-        return how if how and self.plans.alone(problem, "nn", self.device) else None
+        if problem.is_complex and self.plans.options.algorithm == "3m":
+            return None
+        how, real = conversion(problem, a, b, c, out), problem.as_real()
+        return how if how and self.plans.alone(real, "nn", self.device) else None
 
     def _bound(self, variant: Variant, a: Any, b: Any, c: Any, problem: Problem) -> Any:
         """The product of matrices that lie as these, worked out, and what it needs compiled."""
