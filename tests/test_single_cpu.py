@@ -123,6 +123,31 @@ def test_complex_parts_overflow_alone(runner):
             assert np.isposinf(got.real).all() and np.isfinite(got.imag).all()
 
 
+def test_blocks_of_one_matrix_take_no_run(runner, rng, monkeypatch):
+    """As the updates of a blocked factorization have them, C as two views of one block."""
+    monkeypatch.setattr(runner, "_run", None)
+    x = integers(rng, (90, 90))
+    for i in range(30, 90, 30):
+        wanted = x[i:, i:] - x[i:, i - 30 : i] @ x[i - 30 : i, i:]
+        out = x[i:, i:]
+        got = runner.gemm(
+            x[i:, i - 30 : i], x[i - 30 : i, i:], x[i:, i:], alpha=-1, beta=1, out=out
+        )
+        assert got is out
+        np.testing.assert_array_equal(x[i:, i:], wanted)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "complex64"])
+def test_a_stack_times_a_matrix_is_one_product(dtype, runner, rng, monkeypatch):
+    a, b = integers(rng, (2, 3, 5, 4)).astype(dtype), integers(rng, (4, 6)).astype(dtype)
+    wanted = a @ b
+    monkeypatch.setattr(runner, "_multiply", None)
+    np.testing.assert_array_equal(runner.matmul(a, b), wanted)
+    out = np.zeros_like(wanted)
+    assert runner.matmul(a, b, out=out) is out
+    np.testing.assert_array_equal(out, wanted)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "complex64", "float16"])
 def test_matmul_of_vectors_and_stacks(dtype, runner, rng):
     shapes = (

@@ -36,6 +36,8 @@ class SingleCpuExecutor:
         """alpha * op(A) @ op(B) + beta * C of NumPy's arrays, with a run's bits but for complex
         ones, which it expands. None for what takes a run: an `out` that overlaps, products that
         are made in several pieces, and complex ones with factors, Inf or NaN."""
+        if c is not None and out is not None and c is not out and is_same(c, out):
+            c = out  # two views of it
         found = self._find(a, b, c, alpha, beta, trans_a, trans_b, out)
         if found is None or (out is not None and not _free(out, a, b, c)):
             return None
@@ -67,8 +69,11 @@ class SingleCpuExecutor:
 
     def matmul(self, a: Any, b: Any, out: Any = None) -> Any:
         """A @ B as NumPy's `matmul` has it, of vectors, matrices and stacks of NumPy's arrays; None
-        where `gemm` of a pair would be None or more than one call of NumPy's, and for a stack times
-        one matrix, which is one product."""
+        where `gemm` of a pair would be None or more than one call of NumPy's. A stack times one
+        matrix is one product, where it lies in memory as one matrix."""
+        joined = a.ndim > 2 == b.ndim and a.shape[-1] == b.shape[0]
+        if joined and a.size and a.flags.c_contiguous:
+            return self._of_joined(a, b, out)
         key = "matmul", a.shape, a.dtype, b.shape, b.dtype, out is None or (out.shape, out.dtype)
         if key not in self.known:
             if len(self.known) >= MAX_KNOWN:
@@ -87,6 +92,14 @@ class SingleCpuExecutor:
             if given:
                 error.add_note(INCOMPLETE)
             raise
+
+    def _of_joined(self, a: np.ndarray, b: np.ndarray, out: np.ndarray | None) -> Any:
+        shape = *a.shape[:-1], b.shape[1]
+        if out is not None and not (out.shape == shape and out.flags.c_contiguous):
+            return None
+        place = None if out is None else out.reshape(-1, shape[-1])
+        made = self.matmul(a.reshape(-1, a.shape[-1]), b, place)
+        return made if made is None or out is not None else made.reshape(shape)
 
     def _one_call(self, a: Any, b: Any, out: Any) -> tuple | None:
         """The shape and dtype of C, where `matmul` multiplies arrays of these shapes."""
@@ -191,7 +204,5 @@ def _free(out: np.ndarray, a: np.ndarray, b: np.ndarray, c: Any) -> bool:
     """Whether a product can be written to `out` while A, B and C are read."""
     if not out.flags.writeable or (not out.flags.c_contiguous and overlaps_itself(out)):
         return False
-    if c is not None and c is not out and (is_same(c, out) or shares_memory(c, out)):
-        return False
-    # Exact answers take longer than the product; a run gives them where bounds meet.
-    return not (np.may_share_memory(a, out) or np.may_share_memory(b, out))
+    others = (a, b) if c is None or c is out else (a, b, c)
+    return not any(shares_memory(x, out) for x in others)
