@@ -14,6 +14,7 @@ from support.arrays import integers
 from support.devices import needs
 
 import hybrid_gemm
+from hybrid_gemm import api
 from hybrid_gemm.arrays.strides import reach
 from hybrid_gemm.devices.cuda import driver
 from hybrid_gemm.execution import native_calls
@@ -177,6 +178,24 @@ def test_blocks_of_one_matrix_are_started_unless_they_meet(call):
             assert any(reach_of(x).meets(x.ctypes.data, c, at) for x in (a, b)) == exact
             meeting += exact
     assert 5 < meeting < 20
+
+
+def test_what_a_product_of_tensors_starts_is_learnt(monkeypatch):
+    """Their views are multiplied within the call that was made, for `matmul` as for `gemm`."""
+    learnt, a, b = [], there(8, 4), there(4, 12)
+    started = Started(Prepared(), GPU, STREAM, (0, 0, 0), (reach_of(a),) * 3, "float32")
+
+    class Views:
+        def served(self, multiply):
+            made = multiply(a.view(np.ndarray), b.view(np.ndarray), None, None)
+            note(started)
+            return made
+
+    views = iter([Views(), None, None])
+    monkeypatch.setattr(api.Guests, "of", lambda *given: next(views))
+    monkeypatch.setattr(api._matmuls, "_learn", lambda *given: learnt.append(given[-1]))
+    np.testing.assert_array_equal(hybrid_gemm.matmul(a, b, device="cpu"), a @ b)
+    assert learnt == [started]
 
 
 CHANGES = ["two products", "part of C", "dtype", "operands made anew", "of the host", "a list"]

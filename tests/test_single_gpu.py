@@ -34,6 +34,7 @@ class Tensor:
     """As PyTorch's."""
 
     __module__ = "torch"
+    device = "cuda:0"
     shape, dtype = (64, 64), type("float32", (), {"is_complex": False})
 
     def __init__(self, at=C, device=0, requires_grad=False, negative=False):
@@ -198,6 +199,16 @@ def test_tensors_take_the_prepared_product_alone(gpu, torch):
         gpu.gemm(Array(A), Array(B))
     made = gpu.gemm(Tensor(A), Tensor(B))
     assert type(made) is Tensor and gpu.started[-1] == (7, A, B, C)
+
+
+def test_two_tensors_that_are_one_matrix_are_c_and_out(gpu, torch):
+    there, out = Array(C), Tensor(C)
+    for _ in range(2):
+        gpu.gemm(Array(A), Array(B), there, 1, 1, out=there)
+    gpu.called.clear()
+    assert gpu.gemm(Tensor(A), Tensor(B), Tensor(C), 1, 1, out=out) is out
+    assert gpu.started == [(7, A, B, C)] and not gpu.called
+    assert gpu.gemm(Tensor(A), Tensor(B), Tensor(C + 256), 1, 1, out=out) is None
 
 
 @pytest.mark.parametrize(

@@ -174,7 +174,8 @@ def test_any_stacks_of_a_gpu_are_few_launches(monkeypatch, rng):
     for p, q, into, wanted in (
         (x[::-1], y, None, a[::-1] @ b), (x[:, ::2], y[..., ::3], None, a[:, ::2] @ b[..., ::3]),
         (x.astype("f2"), y, None, a @ b), (x, y.astype("f8"), None, a @ b.astype("f8")),
-        (x, y, out, a @ b), (x, y[:1, :, ::-1], None, a @ b[:1, :, ::-1]),
+        (x, y, out, a @ b),
+        (x.reshape(2, 3, 40, 30), y[:3, :, ::-1], None, a.reshape(2, 3, 40, 30) @ b[:3, :, ::-1]),
     ):  # fmt: skip
         got = matmul(p, q, into)
         assert got.dtype == wanted.dtype and (into is None or got is out)

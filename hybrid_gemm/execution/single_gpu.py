@@ -166,7 +166,9 @@ class SingleGpuExecutor:
         given = (a, b) if out is None else (a, b, out)
         here = self.ordinal
         if c is not None and c is not out:
-            return None
+            if type(c) not in kinds or type(out) not in kinds or not _is_one(c, out):
+                return None
+            c = out  # two views of it
         for x in given:
             if type(x) not in kinds or x.get_device() != here or x.is_neg():
                 return None
@@ -352,6 +354,12 @@ class SingleGpuExecutor:
         if self.checked:
             return self.checked.bind(variant, a, b, c, **scale)
         return self.device.loading_together(lambda d: d.bind(variant, a, b, c, **scale))
+
+
+def _is_one(x: Any, y: Any) -> bool:
+    """Whether two tensors are one matrix in one place."""
+    alike = x.shape == y.shape and x.stride() == y.stride() and x.dtype == y.dtype
+    return alike and x.device == y.device and x.data_ptr() == y.data_ptr()
 
 
 def most_hosted(options: Options) -> int:
