@@ -4,6 +4,7 @@ import faulthandler
 import os
 import signal
 
+import hypothesis
 import numpy as np
 import pytest
 from support.devices import DEVICES, KERNEL_DEVICES
@@ -20,6 +21,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # JAX takes three quarters of a GPU's memory when it is first used; other workers want some.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+# An example that compiles a kernel, or reads a model of times, takes longer than the others.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 # Tests start hundreds of Python processes, each of which would compile the package again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

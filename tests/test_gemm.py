@@ -59,7 +59,7 @@ def problems(draw):
 
 @pytest.mark.parametrize("out_kind", ["none", "given", "fortran"])
 def test_any_product_equals_numpy(device, out_kind):
-    @settings(max_examples=FEW[device], deadline=None,
+    @settings(max_examples=FEW[device],
               suppress_health_check=[HealthCheck.too_slow])  # fmt: skip
     @given(problems())
     def check(problem):

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hybrid_gemm.errors import OutOfMemoryError, UsageError
@@ -56,7 +56,6 @@ def test_boxes_and_strips_tile_the_product(m, n, k, workers, devices, split, spe
     assert (owned == 1).all()
 
 
-@settings(deadline=None)
 @given(sizes, sizes, sizes, st.integers(1, 12), st.integers(1, 3), st.booleans(),
        st.sampled_from([CPU, GPU, replace(GPU, on_gpu=False)]),
        st.sampled_from([2**40, 2**14]))  # fmt: skip

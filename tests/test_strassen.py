@@ -31,7 +31,7 @@ def test_whole_numbers_are_exact(device, rng, order_a, order_b, alpha, beta):
     assert (found == wanted).all()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.tuples(*[st.integers(0, 70)] * 3),
     st.integers(0, 4),

@@ -4,7 +4,7 @@ cutting K."""
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hybrid_gemm.errors import OutOfMemoryError
@@ -17,7 +17,6 @@ GPU = DeviceSpec("gpu", "cuda", 0, 2**40, tflops=40, memory_gbps=4000, link_gbps
 few = st.integers(1, 4)
 
 
-@settings(deadline=None)
 @given(
     st.tuples(*[st.integers(1, 900)] * 3),
     st.tuples(few, few, few),
