@@ -330,6 +330,8 @@ def able(variant: Variant, mode: str, m: int, n: int, k: int) -> bool:
     """Whether a variant of a mode's model can multiply a shape on a GPU."""
     if not variant.kernel.limits:
         return True
+    if variant.kernel.of_lines and min(m, n) > 1:  # sooner than its limits say so
+        return False
     return variant.refusal(device="cuda", dtype=OPERANDS[mode], m=m, n=n, k=k) is None
 
 
