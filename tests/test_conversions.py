@@ -61,7 +61,7 @@ def gpu():
         return call
 
     made.plans = SimpleNamespace(
-        options=SimpleNamespace(max_device_memory=None),
+        options=SimpleNamespace(max_device_memory=None, algorithm="ordinary"),
         settle=lambda problem: problem,
         alone=lambda *given: True,
         rivals=lambda *given: [],
@@ -113,6 +113,17 @@ def test_any_arrays_of_one_gpu_are_multiplied_there(gpu, data):
     np.testing.assert_array_equal(got, wanted.astype(dtype))
     np.testing.assert_array_equal(before[0], a)
     np.testing.assert_array_equal(before[1], b)
+
+
+def test_copies_keep_to_the_memory_given(gpu, rng):
+    a, b = (there(integers(rng, s), "steps") for s in ((5, 6), (6, 7)))
+    options = gpu.plans.options
+    for most, taken in ((4 * (30 + 2 * 42 + 35), True), (4 * (30 + 2 * 42 + 35) - 1, False)):
+        options.max_device_memory = most
+        gpu.known.clear()
+        assert (gpu.gemm(a, b) is not None) == taken
+    options.max_device_memory = None
+    gpu.known.clear()
 
 
 @pytest.mark.parametrize("of_host", ["A", "B"])

@@ -343,8 +343,12 @@ class SingleGpuExecutor:
     def _conversion(self, problem: Problem, a: Any, b: Any, c: Any, out: Any) -> Converted | None:
         if self.checked or any(type(x) is not self.array for x in (a, b, c, out) if x is not None):
             return None
-        if problem.is_complex and self.plans.options.algorithm == "3m":
+        options, (m, n, k) = self.plans.options, (problem.m, problem.n, problem.k)
+        copies = (m * k + 2 * k * n + m * n) * np.dtype(problem.dtype).itemsize  # at most
+        if problem.is_complex and options.algorithm == "3m":
             return None
+        if options.max_device_memory and copies > options.max_device_memory:
+            return None  # a plan takes turns
         how, real = conversion(problem, a, b, c, out), problem.as_real()
         return how if how and self.plans.alone(real, "nn", self.device) else None
 
