@@ -183,7 +183,11 @@ class Options:
         "works.", "transport", TRANSPORTS, across_ranks=True, group=RANK_GROUP,
     )  # fmt: skip
     rounds: int | None = _count(
-        "Pieces in which ranks sum a strip of C.", "rounds", across_ranks=True, group=RANK_GROUP
+        "Pieces in which ranks sum a strip of C.",
+        "rounds",
+        MOST_WORKERS,
+        across_ranks=True,
+        group=RANK_GROUP,
     )
     rank_timeout: float = _choice(
         60.0, "Seconds without a sign of a rank, or without progress, after which the job is "

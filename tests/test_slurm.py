@@ -209,17 +209,38 @@ JOBS = {
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"scaling": True, "run": ("--split", "cols", "--size=100")}, "leave out --size"),
-        ({"scaling": True, "run": ("-m", "5", "-k", "7")}, "leave out -m -k"),
         ({"mem": "lots"}, "sbatch takes it as 200G"),
         ({"array": "x"}, "sbatch takes it as 0-3"),
-        ({"threads": 8, "run": ("--threads", "4")}, "given twice"),
+        ({"mpi": "x$(id)"}, "is not one word"),
         ({"launcher": "mpirun", "mpi": "pmi2"}, "is for srun"),
     ],
 )
 def test_what_a_job_would_fail_of_is_refused(given, said):
     with pytest.raises(UsageError, match=said):
         slurm.Options(**given)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("--scaling -- --split cols --size=100", "leave out --size"),
+        ("--scaling -- -m5 -k 7", "leave out -m -k"),
+        ("--scaling -- A.npy B.npy", "leave out the files"),
+        ("--scaling -- --json x.json -o C.npy", "leave out -o --json"),
+        ("--scaling -- --dry-run", "leave out --dry-run"),
+        ("--threads 8 -- --threads 4", "given twice"),
+        ("--threads 5000", "at most 1024"),
+        ("--threads 0", "at least 1"),
+        ("--ranks-per-node 3 -- --grid 2,1,1", "has 2 parts, and this job 3 ranks"),
+        ("--nodes 2 -- --check", "runs in one process, and this job has 2 ranks"),
+        ("--nodes 2 -- --reduce nccl", "nccl reduction is one process's"),
+        ("--nodes 2 -- --rounds 5000", "at most 1024"),
+    ],
+)  # fmt: skip
+def test_options_of_run_that_would_fail_in_the_job_are_refused(given, said):
+    result = CliRunner().invoke(cli, ["slurm", *given.split()])
+    assert isinstance(result.exception, UsageError) and not result.stdout
+    assert said in str(result.exception)
 
 
 def test_a_scaling_study_takes_its_size_from_a_variable():

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 from typing import Any
 
 import click
 
+from ..errors import UsageError
 from .help import Command
 from .option_types import Named
 
@@ -110,4 +112,40 @@ def slurm(**options: Any) -> None:
 
     check_arguments(options["run"])
     options["setup"] = options["setup"] or environment(os.environ)
-    click.echo(script(Options(**options)), nl=False)
+    job = Options(**options)
+    _check_job(job)
+    click.echo(script(job), nl=False)
+
+
+# What a scaling study sets itself, or would do again and again, by the names of run's parameters.
+_OF_A_STUDY = {
+    "files": "the files", "m": "-m", "n": "-n", "k": "-k", "size": "--size", "output": "-o",
+    "json_file": "--json", "trace": "--trace", "dry_run": "--dry-run",
+}  # fmt: skip
+
+
+def _check_job(job: Any) -> None:
+    """Raises `UsageError` for options of `run` with which this job fails, or measures nothing."""
+    from ..options import FLAGS, Options
+    from .run import run
+
+    with run.make_context("hybrid-gemm run", list(job.run)) as context:
+        given = context.params
+    if job.threads and given["threads"]:
+        raise UsageError("threads are given twice: leave out one of both")
+    chosen = Options(**{name: given[name] for name in FLAGS} | {"threads": job.threads})
+    if job.scaling and (named := [x for name, x in _OF_A_STUDY.items() if given[name]]):
+        raise UsageError(
+            f"a scaling study sets sizes and results: leave out {' '.join(named)}; "
+            "SIZE=4096 sbatch FILE changes its size"
+        )
+    if job.ranks == 1:
+        return
+    chosen.across_ranks()
+    if given["check"]:
+        raise UsageError(f"--check runs in one process, and this job has {job.ranks} ranks")
+    if chosen.grid and math.prod(chosen.grid) != job.ranks:
+        raise UsageError(
+            f"the grid {' x '.join(map(str, chosen.grid))} has {math.prod(chosen.grid)} parts, and "
+            f"this job {job.ranks} ranks; they must be as many"
+        )

@@ -10,10 +10,9 @@ from collections.abc import Mapping, Sequence
 from ..errors import UsageError
 
 LAUNCHERS = ("srun", "mpirun")
-_WORD = re.compile(r"[^\s;'\"\\]*")  # of a directive: one word of shell and of sbatch
+_WORD = re.compile(r"[^\s;'\"\\$`]*")  # of a directive: one word of shell and of sbatch
 
 _MEM, _ARRAY = re.compile(r"\d+[KMGT]?", re.IGNORECASE), re.compile(r"\d+([-,:%]\d+)*")
-_SIZES = ("--size", "-m", "-n", "-k")  # options of run
 _TIME = re.compile(r"(\d+-)?\d+(:\d+){0,2}|UNLIMITED|INFINITE", re.IGNORECASE)
 
 
@@ -64,13 +63,6 @@ class Options:
                 raise UsageError(f"{name}={given!r}: sbatch takes it as {such}")
         if self.launcher == "mpirun" and self.mpi != Options.mpi:
             raise UsageError(f"mpi={self.mpi!r} is for srun: leave it out with the launcher mpirun")
-        if self.threads and _given(self.run, ("--threads",)):
-            raise UsageError("threads are given twice: leave out one of both")
-        if self.scaling and (sizes := _given(self.run, _SIZES)):
-            raise UsageError(
-                f"a scaling study sets m, n and k: leave out {' '.join(sizes)}; "
-                "SIZE=4096 sbatch FILE changes its size"
-            )
         for line in (*self.setup, *self.run):
             if "\n" in line:
                 raise UsageError(f"{line!r} is more than one line")
@@ -82,12 +74,6 @@ class Options:
     @property
     def ranks(self) -> int:
         return self.nodes * self.tasks
-
-
-def _given(run: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Those of the options that stand in a command line, as --size 4096 or --size=4096."""
-    words = [word.partition("=")[0] for word in run]
-    return [name for name in names if name in words]
 
 
 def environment(variables: Mapping[str, str]) -> tuple[str, ...]:
