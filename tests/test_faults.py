@@ -161,6 +161,23 @@ def test_a_temporary_is_removed_when_a_thread_ends_the_process(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("held", [0.7, 60])
+def test_the_end_waits_for_mpi_to_start_but_not_for_ever(held):
+    """Open MPI's mpirun may wait for a rank that ends within."""
+    code = (
+        "import threading, time\nfrom hybrid_gemm.ranks import ending\n"
+        "ending._starting.acquire()\nstart = time.monotonic()\n"
+        f"threading.Timer({held}, ending._starting.release).start()\n"
+        "ending.os._exit = lambda code, end=ending.os._exit: end(\n"
+        "    code if time.monotonic() - start > 0.6 else 99)\n"
+        "ending.end_job('enough', 7)\n"
+    )
+    start = time.monotonic()
+    done = python("-c", code, timeout=40)
+    assert (done.returncode, done.stderr) == (7, "hybrid-gemm: enough\n")
+    assert time.monotonic() - start < ending.STARTING_S + 8
+
+
 def test_the_end_waits_for_a_file_that_is_being_made(tmp_path):
     path = tmp_path / "temporary"
 

@@ -30,12 +30,14 @@ SIGNALS = {
 }  # fmt: skip
 GRACE_S = 5  # to end in order after a signal
 HELD_S = 5  # a failed rank's connections
+STARTING_S = 3  # for MPI's start, which a rank does not leave half way
 _OPEN_FILES = "/proc/self/fd"  # one entry for each open file, on Linux
 _PMIX_BOOL = 1  # the type of a pmix_value_t
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
 
 _naming = threading.RLock()  # held while a file is made whose name is not known yet
 _ended = threading.Lock()  # taken once, by the thread that ends the process
+_starting = threading.Lock()  # held while MPI starts
 _mpi_library: Any = None  # where this module started MPI, and so has to finish it
 _in_charge = False
 # Also where other code has dropped it, or made another exception of it.
@@ -144,8 +146,10 @@ def end_job(message: str, code: int) -> NoReturn:
         threading.Event().wait()  # another thread ends the process
     line = f"hybrid-gemm: {message}\n".encode(errors="backslashreplace")  # a file's name, say
     _within(3, lambda: os.write(2, line))
-    if (world := _world()) is not None:
-        _within(0.5, _until_read)
+    _within(0.5, _until_read)
+    # Open MPI's mpirun (5.0.11) may wait for ever for a rank that ends while it introduces itself.
+    _starting.acquire(timeout=STARTING_S)
+    world = _world()
     _within(GRACE_S + 1, _remove_all)
     if world is not None:
         _within(1, _stay_connected)
@@ -273,7 +277,8 @@ def start_mpi() -> Any:
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
         _mpi_library = MPI
     else:
-        start(None, None, MPI.THREAD_MULTIPLE, ctypes.byref(ctypes.c_int()))
+        with _starting:
+            start(None, None, MPI.THREAD_MULTIPLE, ctypes.byref(ctypes.c_int()))
         _mpi_library = library
     until_all_have_started()
     for comm in MPI.COMM_WORLD, MPI.COMM_SELF:
