@@ -32,7 +32,7 @@ class DistributedOperands:
     operand passes None for it. Raises `UsageError` for what makes no array."""
 
     def __init__(self, comm, a, b, c, trans, distribution, result, root):
-        self.comm, self.root, self.have = comm, root, {}
+        self.comm, self.root, self.have, self.dtypes = comm, root, {}, {}
         self.distribution, self.result = distribution, result or (
             "rows" if distribution == "cols" else distribution
         )  # fmt: skip
@@ -127,8 +127,9 @@ class DistributedOperands:
         return self.distribution
 
     def _join(self, operand: str, layout: str, found: list):
-        """A stand-in for the whole matrix; notes which rank has which part."""
-        dtype = np.result_type(*(np.dtype(d) for _shape, d in found))
+        """A stand-in for the whole matrix; notes which rank has which part, and the dtype that
+        holds all of them."""
+        self.dtypes[operand] = dtype = np.result_type(*(np.dtype(d) for _shape, d in found))
         shapes = [shape for shape, _dtype in found]
         along = {"rows": 0, "cols": 1}.get(layout)
         fixed = {shape if along is None else shape[1 - along] for shape in shapes}
@@ -171,8 +172,7 @@ class DistributedOperands:
         array, have, rank = self.arrays[operand], self.have[operand], self.comm.rank
         if self._layout(operand) == "replicated":
             return have[rank].of(array, want[rank])
-        dtype = self.comm.bcast(None if array is None else np.dtype(array.dtype), self.root)
-        return move(self.comm, array, have, want, dtype)
+        return move(self.comm, array, have, want, self.dtypes[operand])
 
     def _wanted(self, problem: Problem) -> list[Part]:
         """What of C each rank's caller gets."""

@@ -87,6 +87,25 @@ def test_dtypes(comm, device, dtype, rng):
     np.testing.assert_array_equal(got, (a.astype("i8") @ b.astype("i8")).astype(got.dtype))
 
 
+@pytest.mark.parametrize(("first", "others"), [("i4", "i8"), ("f4", "f8"), ("f8", "c16")])
+def test_parts_of_several_dtypes_keep_their_values_where_they_move(comm, first, others, rng):
+    """The first rank's dtype holds its own rows, and not those of the others."""
+    a, b, c = (integers(rng, shape, others) for shape in ((9, 8), (8, 6), (9, 6)))
+    large = np.array(2**40 + (1j if others == "c16" else 1)).astype(others)
+    a[9 // comm.size :] += large
+    c[9 // comm.size :] += large
+    rows, ks = share(9, comm), share(8, comm)
+
+    def mine(x):
+        return x[rows] if comm.rank else x[rows].real.astype(first)
+
+    options = {"comm": comm, "device": "cpu", "result": "replicated"}
+    got = hybrid_gemm.gemm(mine(a), b, distribution="rows", split="cols", **options)
+    np.testing.assert_array_equal(got, a @ b)
+    got = hybrid_gemm.gemm(a[:, ks], b[ks], mine(c), beta=1, distribution="cols", **options)
+    np.testing.assert_array_equal(got, a @ b + c)
+
+
 @pytest.mark.parametrize(("split", "dtype", "algorithm"), [
     ("rows", "complex128", "ordinary"), ("cols", "complex64", "ordinary"),
     ("cols", "complex128", "3m"), ("auto", "complex64", "ordinary"), ("rows", "complex64", "3m"),
