@@ -165,6 +165,32 @@ def test_gpus_are_dealt_round_within_a_node(local_rank, local_size, visible, thr
     assert gpus_of(where, visible, threads) == mine
 
 
+# --- programs -----------------------------------------------------------------------------
+
+ENDS_MPI = """
+import threading
+import numpy as np
+from mpi4py import MPI
+from hybrid_gemm import free_memory, gemm
+a = np.ones((8, 8))
+for comm in MPI.COMM_WORLD, MPI.COMM_WORLD.Dup(), MPI.COMM_SELF:
+    gemm(a, a, comm=comm, device="cpu", split="cols")
+MPI.Finalize()
+assert not [x for x in threading.enumerate() if x.name == "heartbeat"]
+free_memory()
+print("right", flush=True)
+"""
+
+
+@needs_mpirun
+@pytest.mark.parametrize("program", [ENDS_MPI, ENDS_MPI[: ENDS_MPI.index("MPI.Finalize")]])
+def test_mpi_ends_before_a_program_or_with_it(program):
+    """What is kept with communicators that nobody freed calls MPI no more."""
+    done = mpirun(2, "-c", program, timeout=60, check=0)
+    assert "Traceback" not in done.stderr
+    assert done.stdout.count("right") == program.count("right") * 2
+
+
 # --- the command --------------------------------------------------------------------------
 
 

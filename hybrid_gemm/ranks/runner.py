@@ -38,6 +38,7 @@ from .complex_runs import ComplexRun
 from .distributed_operands import DistributedOperands
 from .distributed_stacks import DistributedStacks
 from .on_device import fetch, put
+from .own_communicator import own
 from .rank_plan import RankPlan, make_rank_plan
 from .rank_result import RankResult, gathered
 from .rank_run import RankExecutor
@@ -58,7 +59,12 @@ def _in_call(method: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(method)
     def call(*args: P.args, **keywords: P.kwargs) -> R:
-        with args[0].beat.call():  # type: ignore[attr-defined]  # args[0] is the runner
+        runner: Any = args[0]
+        if not runner.comm:
+            raise UsageError("the communicator of this RankRunner has been freed; make another")
+        if runner.beat.ended:  # by `free_memory`, on all ranks
+            runner.beat = heartbeat.of(runner.comm, runner.options.rank_timeout)
+        with runner.beat.call():
             return method(*args, **keywords)
 
     return call
@@ -103,8 +109,8 @@ class RankRunner:
             self.close()
 
     def _open(self, comm: Any, options: Options) -> None:
-        self.comm, self.options = comm, options
-        self.beat = heartbeat.of(comm, options.rank_timeout)
+        self.comm, self.options = own(comm).comm, options
+        self.beat = heartbeat.of(self.comm, options.rank_timeout)
         with self.beat.call():
             self._open_devices()
 
