@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from .. import errors
 from ..errors import HybridGemmError, OptionTypeError, UnavailableError, UsageError
@@ -187,11 +189,22 @@ def together(comm, call: Callable):
     raise agreed(kind(message))
 
 
-def check_communicator(comm) -> None:
-    """Raises `OptionTypeError` for what is no communicator of mpi4py's."""
-    if not hasattr(comm, "allgather"):
+def check_communicator(comm: Any) -> None:
+    """Raises `OptionTypeError` for what is no communicator of mpi4py's whose ranks can multiply
+    together. Not collective."""
+    mpi = sys.modules.get("mpi4py.MPI")  # which whoever has a communicator has imported
+    kind: Any = getattr(mpi, "Comm", ())
+    takes = "comm takes an mpi4py communicator, such as MPI.COMM_WORLD"
+    if not isinstance(comm, kind):
+        raise OptionTypeError(f"{takes}; {comm!r} was given")
+    if not comm:
         raise OptionTypeError(
-            f"comm takes an mpi4py communicator, such as MPI.COMM_WORLD; {comm!r} was given"
+            f"{takes}; this one is MPI.COMM_NULL: it has been freed, or this process is not in it"
+        )
+    if comm.Is_inter():
+        raise OptionTypeError(
+            f"{takes}; this one is an intercommunicator, between two groups of processes: "
+            "its Merge() makes one of all of them"
         )
 
 

@@ -6,8 +6,8 @@ import threading
 import numpy as np
 import pytest
 
-from hybrid_gemm import RankRunner, free_memory, gemm
-from hybrid_gemm.errors import UsageError
+from hybrid_gemm import RankRunner, free_memory, gemm, matmul
+from hybrid_gemm.errors import OptionTypeError, UsageError
 
 pytestmark = pytest.mark.mpi
 A, B = np.arange(20.0).reshape(4, 5), np.arange(15.0).reshape(5, 3)
@@ -85,3 +85,25 @@ def test_a_runner_of_a_freed_communicator_is_refused(comm):
     mine.Free()
     with pytest.raises(UsageError, match="communicator of this RankRunner has been freed"):
         runner.gemm(A, B)
+
+
+def test_what_is_no_communicator_of_ranks_that_multiply_together_is_refused(comm):
+    from mpi4py import MPI
+
+    freed = comm.Dup()
+    freed.Free()
+    for wrong, says in (MPI.Comm, "class"), (MPI.COMM_NULL, "COMM_NULL"), (freed, "been freed"):
+        for call in gemm, matmul:
+            with pytest.raises(OptionTypeError, match=says):
+                call(A, B, comm=wrong, **OPTIONS)
+        with pytest.raises(OptionTypeError, match=says):
+            RankRunner(wrong, **OPTIONS)
+
+
+def test_an_intercommunicator_is_refused_and_does_not_hang(comm):
+    if comm.size > 1:
+        group = comm.Split(comm.rank > 0, comm.rank)
+        between = group.Create_intercomm(0, comm, int(comm.rank == 0), 9)
+        with pytest.raises(OptionTypeError, match=r"intercommunicator.* Merge"):
+            gemm(A, B, comm=between, **OPTIONS)
+        np.testing.assert_array_equal(gemm(A, B, comm=between.Merge(), **OPTIONS), A @ B)
