@@ -29,10 +29,12 @@ LAYOUTS = ("replicated", "root", "rows", "cols")
 
 class DistributedOperands:
     """The arrays of one call as they lie over ranks, checked together. A rank that has none of an
-    operand passes None for it. Raises `UsageError` for what makes no array."""
+    operand passes None for it. Raises `UsageError` for what makes no array, and for a `root` that
+    is no rank."""
 
     def __init__(self, comm, a, b, c, trans, distribution, result, root):
-        self.comm, self.root, self.have, self.dtypes = comm, root, {}, {}
+        self.comm, self.root = comm, launch.check_root(comm, root)
+        self.have, self.dtypes = {}, {}
         self.distribution, self.result = distribution, result or (
             "rows" if distribution == "cols" else distribution
         )  # fmt: skip
@@ -68,8 +70,6 @@ class DistributedOperands:
             raise UsageError(
                 f"no result is called {self.result!r}; there are {', '.join(LAYOUTS[:3])}"
             )
-        if not 0 <= self.root < self.comm.size:
-            raise UsageError(f"root={self.root}; there are ranks 0 to {self.comm.size - 1}")
         self._broadcast()
         arrays = {
             x: None if v is None else (shape_of(v, x), np.dtype(v.dtype))

@@ -15,7 +15,13 @@ from support.ranks import share
 
 import hybrid_gemm
 from hybrid_gemm import RankRunner
-from hybrid_gemm.errors import DTypeError, UnavailableError, UsageError
+from hybrid_gemm.errors import (
+    DTypeError,
+    HybridGemmError,
+    OptionTypeError,
+    UnavailableError,
+    UsageError,
+)
 from hybrid_gemm.planning.partition import Span
 from hybrid_gemm.problem import Problem
 from hybrid_gemm.ranks import transports, verify
@@ -279,12 +285,43 @@ def test_an_error_of_one_rank_is_raised_by_all(comm):
                 np.ones((4, 4)), np.ones((4, 4)), comm=comm, alpha=comm.rank, device="cpu"
             )
 
+
+@pytest.mark.parametrize(("error", "raised"), [
+    (UsageError, UsageError), (TypeError, TypeError), (MemoryError, MemoryError),
+    (FileNotFoundError, HybridGemmError), (UnicodeError, ValueError),
+])  # fmt: skip
+def test_errors_that_all_ranks_raise(comm, error, raised):
     def fails():
         if comm.rank == comm.size - 1:
-            raise UsageError("this one")
+            raise error("this one")
 
-    with pytest.raises(UsageError, match=f"rank {comm.size - 1}: this one|^this one$"):
+    with pytest.raises(raised, match=f"rank {comm.size - 1}: this one|^this one$") as caught:
         together(comm, fails)
+    assert type(caught.value) is raised
+    assert isinstance(caught.value.__cause__, error) == (comm.rank == comm.size - 1)
+
+
+@pytest.mark.parametrize(("root", "error", "says"), [
+    (0.5, OptionTypeError, "root takes a whole number; 0.5 was given"),
+    ("a", OptionTypeError, "root takes a whole number; 'a' was given"),
+    (True, OptionTypeError, "root takes a whole number"),
+    (-1, UsageError, "root=-1; there are ranks 0 to"),
+])  # fmt: skip
+def test_a_root_that_is_no_rank_is_refused_by_all(comm, root, error, says):
+    a, here = np.ones((4, 4)), comm.rank == comm.size - 1
+    for call, x in (hybrid_gemm.gemm, a), (hybrid_gemm.matmul, a), (hybrid_gemm.matmul, a[None]):
+        for given in root, root if here else 0:
+            with pytest.raises(error, match=says):
+                call(x, x, comm=comm, device="cpu", result="root", root=given)
+    got = hybrid_gemm.gemm(a, a, comm=comm, device="cpu", result="root", root=np.int64(0))
+    assert (got is None) == (comm.rank > 0)
+
+
+def test_an_alpha_that_is_no_number_on_one_rank_is_refused_by_all(comm):
+    if comm.size > 1:
+        a, alpha = np.ones((4, 4)), np.array([1.0, 2.0]) if comm.rank else 1.0
+        with pytest.raises(UsageError, match="do not agree on alpha"):
+            hybrid_gemm.gemm(a, a, alpha=alpha, comm=comm, device="cpu")
 
 
 @pytest.mark.parametrize(("out", "error", "says"), [
