@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, NoReturn
 
 from ..options import Options
 from . import heartbeat, launch
@@ -20,6 +20,12 @@ def kept_runner(comm: Any, given: tuple) -> RankRunner:
     mine = own(comm)
     with heartbeat.known(comm).call():
         return _kept_or_made(mine, given)
+
+
+def refuse(comm: Any, error: TypeError) -> NoReturn:
+    """Raises this rank's `error` on all ranks. Collective, where others call `kept_runner`."""
+    launch.check_communicator(comm)
+    launch.refuse(own(comm).comm, error)
 
 
 def _kept_or_made(mine: Own, given: tuple) -> RankRunner:

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from .. import errors
 from ..errors import HybridGemmError, OptionTypeError, UnavailableError, UsageError
@@ -203,6 +203,15 @@ def together(comm, call: Callable):
         raise agreed(_KINDS[name](message)) from cause
     finally:
         del cause  # whose traceback leads here, and to arrays
+
+
+def refuse(comm: Any, error: Exception) -> NoReturn:
+    """Raises this rank's `error` on all ranks, while others are in `together`."""
+
+    def fail() -> NoReturn:
+        raise error
+
+    raise together(comm, fail)
 
 
 def check_communicator(comm: Any) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
 from .. import devices
@@ -68,6 +68,11 @@ def _in_call(method: Callable[P, R]) -> Callable[P, R]:
             return method(*args, **keywords)
 
     return call
+
+
+def _refused_by_all(args: tuple, _keywords: Mapping[str, Any], error: TypeError) -> None:
+    """Raises on all ranks what may be wrong on this one alone."""
+    launch.refuse(args[0].comm, error)
 
 
 class RankRunner:
@@ -334,8 +339,8 @@ class RankRunner:
         self._transport = None
 
     # Many parameters: a product has so many, as in BLAS, and the rest says where arrays lie.
-    @named_keywords
     @_in_call
+    @functools.partial(named_keywords, refused=_refused_by_all)
     def gemm(
         self, a: Any, b: Any, c: Any = None, /, *, alpha: Scalar = 1.0, beta: Scalar = 0.0,
         trans_a: bool | str = False, trans_b: bool | str = False, out: Any = None,
@@ -355,8 +360,8 @@ class RankRunner:
         guests = launch.together(self.comm, lambda: Guests.of(a, b, c, out))
         return guests.served(multiply) if guests else multiply(a, b, c, out)
 
-    @named_keywords
     @_in_call
+    @functools.partial(named_keywords, refused=_refused_by_all)
     def matmul(
         self, a: Any, b: Any, /, *, out: Any = None, distribution: str = "replicated",
         result: str | None = None, root: int = 0,

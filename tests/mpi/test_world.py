@@ -3,6 +3,7 @@
 Every rank runs these: `mpirun -n 3 python -m pytest tests/mpi`, or plain pytest for one.
 """
 
+import functools
 import gc
 import itertools
 import weakref
@@ -299,6 +300,27 @@ def test_errors_that_all_ranks_raise(comm, error, raised):
         together(comm, fails)
     assert type(caught.value) is raised
     assert isinstance(caught.value.__cause__, error) == (comm.rank == comm.size - 1)
+
+
+def test_arguments_that_do_not_fit_on_one_rank_are_refused_by_all(comm):
+    a, wrong = np.ones((4, 4)), comm.rank == comm.size - 1
+    misspelt = {"thread": 1} if wrong else {}
+    runner = RankRunner(comm, device="cpu")
+    calls = [
+        functools.partial(hybrid_gemm.gemm, comm=comm, device="cpu"),
+        functools.partial(hybrid_gemm.matmul, comm=comm, device="cpu"),
+        runner.gemm,
+        runner.matmul,
+    ]
+    for call in calls:
+        with pytest.raises(TypeError, match="unexpected keyword argument 'thread'"):
+            call(a, a, **misspelt)
+        np.testing.assert_array_equal(call(a, a), a @ a)
+    for call in calls[0], calls[2]:
+        with pytest.raises(TypeError, match="missing 1 required positional argument: 'b'"):
+            call(a, *[a] * (not wrong))
+        with pytest.raises(TypeError, match="takes c by its place"):
+            call(a, a, **({"c": a} if wrong else {}))
 
 
 @pytest.mark.parametrize(("root", "error", "says"), [
