@@ -129,6 +129,18 @@ def test_blocks_that_lie_on_the_ranks_devices_take_no_memory():
         assert plan.plan.split == split
 
 
+@pytest.mark.parametrize(("m", "n", "lines"), [(64, 100, 32), (1, 90, 45), (0, 0, 1)])
+def test_a_strip_has_no_more_rounds_than_lines(m, n, lines):
+    started = time.monotonic()
+    plan = make_rank_plan(Problem(m, n, 50), CPU, 2, split="cols", rounds=10**9)
+    assert plan.rounds == lines
+    assert len(plan.owned(1)) == (lines if m else 0)
+    assert plan.bytes_kept(1) == make_rank_plan(
+        plan.problem, CPU, 2, split="cols", rounds=lines
+    ).bytes_kept(1)
+    assert time.monotonic() - started < 5
+
+
 def test_a_split_by_rows_has_one_round_and_no_sum():
     plan = make_rank_plan(Problem(100, 100, 100), CPU, 4, split="rows")
     assert plan.rounds == 1
