@@ -116,6 +116,17 @@ def test_messages_of_strangers_are_ignored():
     assert made.seen[1].state == WAITING and not made.peers
 
 
+@pytest.mark.parametrize("why", ["x" * 9000, "ü" * 900, "\0" * 900, "bad \udcff name" * 90, "a\nb"])
+def test_a_cause_of_any_length_and_letters_is_told(why):
+    told = beat(FAILED, WAITING)
+    told.token, told.traced, told.watched, told.why = "t", False, [os.getpid()], why
+    packet = told._packet()
+    assert len(packet) <= heartbeat.MOST_BYTES
+    heard = json.loads(packet)
+    assert heard["token"] == "t" and heard["state"] == FAILED
+    assert why.startswith(heard["why"]) and len(heard["why"]) > min(len(why), 150) - 1
+
+
 def test_a_rank_timeout_is_seconds():
     assert Options(rank_timeout=3).rank_timeout == 3.0
     for wrong in (-1, float("inf"), float("nan")):

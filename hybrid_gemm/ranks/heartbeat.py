@@ -197,13 +197,23 @@ class Heartbeat:
 
     def _status(self) -> dict:
         return {
-            "rank": self.rank, "state": self.state, "count": self.count, "why": self.why[:600],
+            "rank": self.rank, "state": self.state, "count": self.count,
+            "why": self.why[:MOST_BYTES],
             "debugged": self.traced or any(map(debugged, self.watched)),
         }  # fmt: skip
 
+    def _packet(self) -> bytes:
+        """This rank's status as it is sent, with as much of the cause as one packet holds."""
+        told = {"token": self.token, **self._status()}
+        while True:
+            text = json.dumps(told, ensure_ascii=False).encode(errors="surrogatepass")
+            if len(text) <= MOST_BYTES:
+                return text
+            told["why"] = told["why"][: len(told["why"]) * 7 // 8]
+
     def _tell(self) -> None:
         """Sends this rank's status: to rank 0, and rank 0's to those that it knows."""
-        text = json.dumps({"token": self.token, **self._status()}).encode()[:MOST_BYTES]
+        text = self._packet()
         for address in list(self.peers.values()) if self.rank == 0 else self.homes:
             with contextlib.suppress(OSError):
                 self.socket.sendto(text, address)
@@ -223,9 +233,8 @@ class Heartbeat:
                 continue  # nothing came, or it is not a message of these ranks
             if self.rank == 0:
                 self.peers[rank] = sender
-                answer = json.dumps({"token": self.token, **self._status()}).encode()
                 with contextlib.suppress(OSError):
-                    self.socket.sendto(answer, sender)
+                    self.socket.sendto(self._packet(), sender)
             elif not self.found.is_set():
                 self.homes = [sender]
                 self.found.set()
