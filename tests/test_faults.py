@@ -130,7 +130,7 @@ def test_a_cause_of_any_length_and_letters_is_told(why):
 def test_a_rank_timeout_is_seconds():
     assert Options(rank_timeout=3).rank_timeout == 3.0
     for wrong in (-1, float("inf"), float("nan")):
-        with pytest.raises(UsageError, match="rank_timeout"):
+        with pytest.raises(UsageError, match=r"rank_timeout is .* a finite number of seconds"):
             Options(rank_timeout=wrong)
     for wrong in ("3", None, True):
         with pytest.raises(TypeError, match="rank_timeout"):
@@ -329,6 +329,15 @@ def test_an_option_that_one_rank_alone_has_wrong_is_told_by_it():
     )  # fmt: skip
     assert done.returncode == 2, done.stderr
     assert "No such option" in done.stderr and "splt" in done.stderr
+
+
+@needs_mpirun
+@pytest.mark.parametrize(("seconds", "code"), [("inf", 2), ("1e10", 0)])
+def test_a_rank_timeout_of_any_length_is_taken_or_refused_in_one_line(seconds, code):
+    options = "--size", 8, "--device", "cpu", "--rank-timeout", seconds
+    done = mpirun(2, "-m", "hybrid_gemm", "run", *options, timeout=60, check=code)
+    assert "Traceback" not in done.stderr
+    assert done.stderr.count("rank_timeout is inf; it takes a finite number") == (code == 2)
 
 
 SLEEPS = """

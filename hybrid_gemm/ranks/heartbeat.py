@@ -362,7 +362,7 @@ def deadline(limit: float, what: str) -> Iterator[None]:
             f"rank {ending.rank_here()}: {what} for {limit:g} s (--rank-timeout){cause}", 1
         )  # fmt: skip
 
-    timer = threading.Timer(limit, end)
+    timer = threading.Timer(min(limit, threading.TIMEOUT_MAX), end)
     timer.daemon = True
     timer.start()
     try:

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from .. import errors
 from ..errors import HybridGemmError, OptionTypeError, UnavailableError, UsageError
 from ..host.installing import pip_install
-from ..option_checks import check_whole
+from ..option_checks import check_seconds, check_whole
 from . import heartbeat
 from .ending import agreed, rank_here, start_mpi
 
@@ -49,9 +49,10 @@ def world(limit: float = 0):
     With a `limit` in seconds, ranks that do not come in that time end the job, and then those
     that a heartbeat no longer finds.
 
-    Raises `UsageError` where Slurm gave several tasks that do not find each other, and
-    `UnavailableError` where mpi4py is missing.
+    Raises `UsageError` where Slurm gave several tasks that do not find each other and for a
+    `limit` that is no finite number from 0 on, and `UnavailableError` where mpi4py is missing.
     """
+    limit = check_seconds("rank_timeout", limit)
     found, count = launcher(), expected()
     if found is None:
         if count > 1:
