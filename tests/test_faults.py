@@ -321,14 +321,18 @@ def test_where_open_files_are_not_listed_nothing_is_left_behind(tmp_path, monkey
     ending._stay_connected()
 
 
-def test_an_option_that_one_rank_alone_has_wrong_is_told_by_it():
-    command = [sys.executable, "-m", "hybrid_gemm", "run", "--size", "8", "--device", "cpu"]
+@needs_mpirun
+@pytest.mark.parametrize(("options", "says"), [
+    (["--splt", "rows"], "No such option"), (["--check"], "--check runs in one process"),
+])  # fmt: skip
+def test_an_option_that_one_rank_alone_has_wrong_is_told_by_it(options, says):
+    command = [sys.executable, "-m", "hybrid_gemm", "run", "--size", "8"]
     done = subprocess.run(
-        [MPIRUN, "-n", "1", *command, ":", "-n", "1", *command, "--splt", "rows"],
+        [MPIRUN, "-n", "1", *command, "--device", "cpu", ":", "-n", "1", *command, *options],
         capture_output=True, text=True, timeout=60, env=environment(**MPI_ENVIRONMENT),
     )  # fmt: skip
     assert done.returncode == 2, done.stderr
-    assert "No such option" in done.stderr and "splt" in done.stderr
+    assert done.stderr.count(says) == 1
 
 
 @needs_mpirun
