@@ -31,10 +31,18 @@ __all__ = ["free_memory", "gemm", "gemm_many", "matmul", "plan"]
 _gemms, _matmuls = NativeCalls(), NativeCalls(out_is_third=True)
 
 
+def _refused_by_all(_args: tuple, keywords: Mapping[str, Any], error: TypeError) -> None:
+    """Over ranks: raises on all of them what may be wrong on this one alone."""
+    if (comm := keywords.get("comm")) is not None:
+        from .ranks import kept_runners
+
+        kept_runners.refuse(comm, error)
+
+
 # Many parameters: every option is named here, for editors and type checkers.
 # Long: half of the lines name them.
 @_gemms.served
-@named_keywords
+@functools.partial(named_keywords, refused=_refused_by_all)
 @with_options()
 def gemm(
     a: Any,
@@ -251,7 +259,11 @@ def matmul(
     (5, 2)
     """
     if options:
-        refuse_unknown("matmul", options, (*CHOICES, *_OVER_RANKS))
+        try:
+            refuse_unknown("matmul", options, (*CHOICES, *_OVER_RANKS))
+        except TypeError as error:
+            _refused_by_all((), {"comm": comm}, error)
+            raise
     if comm is not None:
         from .ranks import kept_runners
 

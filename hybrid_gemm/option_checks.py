@@ -167,7 +167,7 @@ def check_seconds(name: str, value: Any) -> float:
     except (TypeError, ValueError):
         raise OptionTypeError(f"{name} takes seconds; {value!r} was given") from None
     if not 0 <= seconds < math.inf:
-        raise UsageError(f"{name} is {seconds:g}; it takes seconds, at least 0")
+        raise UsageError(f"{name} is {seconds:g}; it takes a finite number of seconds, at least 0")
     return seconds
 
 

@@ -286,9 +286,13 @@ def refuse_unknown(caller: str, given: Iterable[str], known: Iterable[str]) -> N
             )
 
 
-def named_keywords(function: Callable[P, R]) -> Callable[P, R]:
+def named_keywords(
+    function: Callable[P, R],
+    refused: Callable[[tuple[Any, ...], Mapping[str, Any], TypeError], object] = lambda *call: None,
+) -> Callable[P, R]:
     """A decorator: a misspelt keyword is a TypeError with the nearest name, and one for a matrix
-    that is given by its place says so."""
+    that is given by its place says so. `refused` is told of each call whose arguments do not fit,
+    by place and by keyword, before the error is raised."""
     parameters = inspect.signature(function).parameters.values()
     known = [x.name for x in parameters if x.kind in (x.KEYWORD_ONLY, x.POSITIONAL_OR_KEYWORD)]
     placed = [x.name for x in parameters if x.kind is x.POSITIONAL_ONLY and x.name != "self"]
@@ -297,15 +301,24 @@ def named_keywords(function: Callable[P, R]) -> Callable[P, R]:
     def call(*args: P.args, **keywords: P.kwargs) -> R:
         try:
             return function(*args, **keywords)
-        except TypeError:
-            name = function.__qualname__
-            if wrong := [x for x in placed if x in keywords]:
-                raise TypeError(
-                    f"{name}() takes {wrong[0]} by its place: {function.__name__}"
-                    f"({', '.join(placed)})"
-                ) from None
+        except TypeError as error:
+            if error.__traceback__ and error.__traceback__.tb_next:
+                raise  # by the function itself, whose arguments fit
+            clear = explained(keywords) or error
+            refused(args, keywords, clear)
+            raise clear from None
+
+    def explained(keywords: Mapping[str, Any]) -> TypeError | None:
+        name = function.__qualname__
+        if wrong := [x for x in placed if x in keywords]:
+            return TypeError(
+                f"{name}() takes {wrong[0]} by its place: {function.__name__}({', '.join(placed)})"
+            )
+        try:
             refuse_unknown(name, keywords, known)
-            raise
+        except TypeError as error:
+            return error
+        return None
 
     return call
 

@@ -116,10 +116,21 @@ def test_messages_of_strangers_are_ignored():
     assert made.seen[1].state == WAITING and not made.peers
 
 
+@pytest.mark.parametrize("why", ["x" * 9000, "ü" * 900, "\0" * 900, "bad \udcff name" * 90, "a\nb"])
+def test_a_cause_of_any_length_and_letters_is_told(why):
+    told = beat(FAILED, WAITING)
+    told.token, told.traced, told.watched, told.why = "t", False, [os.getpid()], why
+    packet = told._packet()
+    assert len(packet) <= heartbeat.MOST_BYTES
+    heard = json.loads(packet)
+    assert heard["token"] == "t" and heard["state"] == FAILED
+    assert why.startswith(heard["why"]) and len(heard["why"]) > min(len(why), 150) - 1
+
+
 def test_a_rank_timeout_is_seconds():
     assert Options(rank_timeout=3).rank_timeout == 3.0
     for wrong in (-1, float("inf"), float("nan")):
-        with pytest.raises(UsageError, match="rank_timeout"):
+        with pytest.raises(UsageError, match=r"rank_timeout is .* a finite number of seconds"):
             Options(rank_timeout=wrong)
     for wrong in ("3", None, True):
         with pytest.raises(TypeError, match="rank_timeout"):
@@ -327,14 +338,27 @@ def test_where_open_files_are_not_listed_nothing_is_left_behind(tmp_path, monkey
     ending._stay_connected()
 
 
-def test_an_option_that_one_rank_alone_has_wrong_is_told_by_it():
-    command = [sys.executable, "-m", "hybrid_gemm", "run", "--size", "8", "--device", "cpu"]
+@needs_mpirun
+@pytest.mark.parametrize(("options", "says"), [
+    (["--splt", "rows"], "No such option"), (["--check"], "--check runs in one process"),
+])  # fmt: skip
+def test_an_option_that_one_rank_alone_has_wrong_is_told_by_it(options, says):
+    command = [sys.executable, "-m", "hybrid_gemm", "run", "--size", "8"]
     done = subprocess.run(
-        [MPIRUN, "-n", "1", *command, ":", "-n", "1", *command, "--splt", "rows"],
+        [MPIRUN, "-n", "1", *command, "--device", "cpu", ":", "-n", "1", *command, *options],
         capture_output=True, text=True, timeout=60, env=environment(**MPI_ENVIRONMENT),
     )  # fmt: skip
     assert done.returncode == 2, done.stderr
-    assert "No such option" in done.stderr and "splt" in done.stderr
+    assert done.stderr.count(says) == 1
+
+
+@needs_mpirun
+@pytest.mark.parametrize(("seconds", "code"), [("inf", 2), ("1e10", 0)])
+def test_a_rank_timeout_of_any_length_is_taken_or_refused_in_one_line(seconds, code):
+    options = "--size", 8, "--device", "cpu", "--rank-timeout", seconds
+    done = mpirun(2, "-m", "hybrid_gemm", "run", *options, timeout=60, check=code)
+    assert "Traceback" not in done.stderr
+    assert done.stderr.count("rank_timeout is inf; it takes a finite number") == (code == 2)
 
 
 SLEEPS = """

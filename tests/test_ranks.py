@@ -129,6 +129,18 @@ def test_blocks_that_lie_on_the_ranks_devices_take_no_memory():
         assert plan.plan.split == split
 
 
+@pytest.mark.parametrize(("m", "n", "lines"), [(64, 100, 32), (1, 90, 45), (0, 0, 1)])
+def test_a_strip_has_no_more_rounds_than_lines(m, n, lines):
+    started = time.monotonic()
+    plan = make_rank_plan(Problem(m, n, 50), CPU, 2, split="cols", rounds=10**9)
+    assert plan.rounds == lines
+    assert len(plan.owned(1)) == (lines if m else 0)
+    assert plan.bytes_kept(1) == make_rank_plan(
+        plan.problem, CPU, 2, split="cols", rounds=lines
+    ).bytes_kept(1)
+    assert time.monotonic() - started < 5
+
+
 def test_a_split_by_rows_has_one_round_and_no_sum():
     plan = make_rank_plan(Problem(100, 100, 100), CPU, 4, split="rows")
     assert plan.rounds == 1
@@ -163,6 +175,32 @@ def test_a_launcher_is_found_by_its_variables():
 def test_gpus_are_dealt_round_within_a_node(local_rank, local_size, visible, threads, mine):
     where = Place(9, 8, local_rank, local_size, "host")
     assert gpus_of(where, visible, threads) == mine
+
+
+# --- programs -----------------------------------------------------------------------------
+
+ENDS_MPI = """
+import threading
+import numpy as np
+from mpi4py import MPI
+from hybrid_gemm import free_memory, gemm
+a = np.ones((8, 8))
+for comm in MPI.COMM_WORLD, MPI.COMM_WORLD.Dup(), MPI.COMM_SELF:
+    gemm(a, a, comm=comm, device="cpu", split="cols")
+MPI.Finalize()
+assert not [x for x in threading.enumerate() if x.name == "heartbeat"]
+free_memory()
+print("right", flush=True)
+"""
+
+
+@needs_mpirun
+@pytest.mark.parametrize("program", [ENDS_MPI, ENDS_MPI[: ENDS_MPI.index("MPI.Finalize")]])
+def test_mpi_ends_before_a_program_or_with_it(program):
+    """What is kept with communicators that nobody freed calls MPI no more."""
+    done = mpirun(2, "-c", program, timeout=60, check=0)
+    assert "Traceback" not in done.stderr
+    assert done.stdout.count("right") == program.count("right") * 2
 
 
 # --- the command --------------------------------------------------------------------------

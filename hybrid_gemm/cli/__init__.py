@@ -112,10 +112,10 @@ def _fail(error: BaseException) -> int:
         _drop_output()
         return 1
     if not launch.first_of_job():
-        agreed = ending.is_agreed(error)
-        # Without MPI, the launcher would end rank 0 before that has spoken.
-        alone = not (agreed and ending.mpi_runs()) and launch.speaks_last()
-        if agreed or not alone:
+        # Without MPI, the launcher would end rank 0 before that has spoken, and what all ranks
+        # should have may be this one's alone.
+        known = ending.is_agreed(error) and ending.mpi_runs()
+        if known or not launch.speaks_last():
             return ending.exit_code(error)
     if talk.verbose:
         traceback.print_exception(error)

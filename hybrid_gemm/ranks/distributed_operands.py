@@ -29,10 +29,12 @@ LAYOUTS = ("replicated", "root", "rows", "cols")
 
 class DistributedOperands:
     """The arrays of one call as they lie over ranks, checked together. A rank that has none of an
-    operand passes None for it. Raises `UsageError` for what makes no array."""
+    operand passes None for it. Raises `UsageError` for what makes no array, and for a `root` that
+    is no rank."""
 
     def __init__(self, comm, a, b, c, trans, distribution, result, root):
-        self.comm, self.root, self.have = comm, root, {}
+        self.comm, self.root = comm, launch.check_root(comm, root)
+        self.have, self.dtypes = {}, {}
         self.distribution, self.result = distribution, result or (
             "rows" if distribution == "cols" else distribution
         )  # fmt: skip
@@ -68,8 +70,6 @@ class DistributedOperands:
             raise UsageError(
                 f"no result is called {self.result!r}; there are {', '.join(LAYOUTS[:3])}"
             )
-        if not 0 <= self.root < self.comm.size:
-            raise UsageError(f"root={self.root}; there are ranks 0 to {self.comm.size - 1}")
         self._broadcast()
         arrays = {
             x: None if v is None else (shape_of(v, x), np.dtype(v.dtype))
@@ -127,8 +127,9 @@ class DistributedOperands:
         return self.distribution
 
     def _join(self, operand: str, layout: str, found: list):
-        """A stand-in for the whole matrix; notes which rank has which part."""
-        dtype = np.result_type(*(np.dtype(d) for _shape, d in found))
+        """A stand-in for the whole matrix; notes which rank has which part, and the dtype that
+        holds all of them."""
+        self.dtypes[operand] = dtype = np.result_type(*(np.dtype(d) for _shape, d in found))
         shapes = [shape for shape, _dtype in found]
         along = {"rows": 0, "cols": 1}.get(layout)
         fixed = {shape if along is None else shape[1 - along] for shape in shapes}
@@ -171,8 +172,7 @@ class DistributedOperands:
         array, have, rank = self.arrays[operand], self.have[operand], self.comm.rank
         if self._layout(operand) == "replicated":
             return have[rank].of(array, want[rank])
-        dtype = self.comm.bcast(None if array is None else np.dtype(array.dtype), self.root)
-        return move(self.comm, array, have, want, dtype)
+        return move(self.comm, array, have, want, self.dtypes[operand])
 
     def _wanted(self, problem: Problem) -> list[Part]:
         """What of C each rank's caller gets."""

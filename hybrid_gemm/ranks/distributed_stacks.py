@@ -27,7 +27,7 @@ class DistributedStacks:
     def __init__(
         self, comm: Any, a: Any, b: Any, out: Any, distribution: str, result: str | None, root: int
     ) -> None:
-        self.comm, self.root, self.out = comm, root, out
+        self.comm, self.root, self.out = comm, launch.check_root(comm, root), out
         self.distribution, self.result = distribution, result or distribution
         self.a, self.b = (
             None if x is None else as_array(x, name) for x, name in ((a, "A"), (b, "B"))
@@ -82,8 +82,6 @@ class DistributedStacks:
                 raise UsageError(
                     f"{name}={value!r}: stacks and vectors over ranks are {' or '.join(LAYOUTS)}"
                 )
-        if not 0 <= self.root < self.comm.size:
-            raise UsageError(f"root={self.root}; there are ranks 0 to {self.comm.size - 1}")
         if self._holds and (self.a is None or self.b is None):
             raise UsageError(
                 f"{'A' if self.a is None else 'B'} is missing; with distribution="

@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from . import ending
+from . import ending, own_communicator
 
 MOST_TICK_S = 1.0
 TICKS = 6  # in a limit, at least
@@ -70,7 +70,7 @@ class Heartbeat:
         self.state, self.count, self.why = OUTSIDE, 0, ""
         self.computes = False  # on the host, so that its processor time is progress
         self.polls: int | None = None  # the thread whose time is not: it asks MPI again and again
-        self.traced = False
+        self.traced = self.ended = False
         if limit:
             self.tick = min(MOST_TICK_S, limit / TICKS)
             self._open()
@@ -124,6 +124,14 @@ class Heartbeat:
             self.state = LEFT
             self._tell()
 
+    def close(self) -> None:
+        """Ends the thread, and with it the socket."""
+        self.leave()
+        self.ended = True
+        with contextlib.suppress(OSError):  # it has ended by itself
+            self.socket.sendto(b"", ("127.0.0.1", self.socket.getsockname()[1]))  # wakes it
+        self.thread.join(MOST_TICK_S)
+
     # --- opening --------------------------------------------------------------------------
 
     def _open(self) -> None:
@@ -152,7 +160,8 @@ class Heartbeat:
         self.used: tuple = self._used()
         if self.rank == 0:
             self.found.set()
-        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
+        self.thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+        self.thread.start()
         lost = [r for r, found in enumerate(comm.allgather(self.found.wait(FOUND_S))) if not found]
         if lost:
             self.limit = 0
@@ -160,13 +169,16 @@ class Heartbeat:
                 ranks = ", ".join(map(str, lost))
                 print(f"ranks that stop are not noticed: UDP from rank {ranks} does not reach "
                       "rank 0", file=sys.stderr)  # fmt: skip
-        atexit.register(self.leave)
 
     # --- the thread -----------------------------------------------------------------------
 
     def _beat(self) -> None:
+        with self.socket:
+            self._beat_until_the_end()
+
+    def _beat_until_the_end(self) -> None:
         before = time.monotonic()
-        while self.limit and self.state != LEFT:
+        while self.limit and self.state != LEFT and not self.ended:
             now = time.monotonic()
             if now - before > max(3 * self.tick, self.limit / 2):
                 self._forget(now)  # this process was stopped itself: it has heard nobody
@@ -176,7 +188,7 @@ class Heartbeat:
             if self.rank:
                 self._tell()
             self._listen(now + self.tick)
-            if not self.limit:
+            if not self.limit or self.ended:
                 return
             now = time.monotonic()
             complaint = self._judge(now) if self.rank == 0 else self._judge_first(now)
@@ -185,20 +197,30 @@ class Heartbeat:
 
     def _status(self) -> dict:
         return {
-            "rank": self.rank, "state": self.state, "count": self.count, "why": self.why[:600],
+            "rank": self.rank, "state": self.state, "count": self.count,
+            "why": self.why[:MOST_BYTES],
             "debugged": self.traced or any(map(debugged, self.watched)),
         }  # fmt: skip
 
+    def _packet(self) -> bytes:
+        """This rank's status as it is sent, with as much of the cause as one packet holds."""
+        told = {"token": self.token, **self._status()}
+        while True:
+            text = json.dumps(told, ensure_ascii=False).encode(errors="surrogatepass")
+            if len(text) <= MOST_BYTES:
+                return text
+            told["why"] = told["why"][: len(told["why"]) * 7 // 8]
+
     def _tell(self) -> None:
         """Sends this rank's status: to rank 0, and rank 0's to those that it knows."""
-        text = json.dumps({"token": self.token, **self._status()}).encode()[:MOST_BYTES]
+        text = self._packet()
         for address in list(self.peers.values()) if self.rank == 0 else self.homes:
             with contextlib.suppress(OSError):
                 self.socket.sendto(text, address)
 
     def _listen(self, until: float) -> None:
         """Takes messages until then; rank 0 answers each."""
-        while (left := until - time.monotonic()) > 0:
+        while (left := until - time.monotonic()) > 0 and not self.ended:
             self.socket.settimeout(left)
             try:
                 text, sender = self.socket.recvfrom(2 * MOST_BYTES)
@@ -211,9 +233,8 @@ class Heartbeat:
                 continue  # nothing came, or it is not a message of these ranks
             if self.rank == 0:
                 self.peers[rank] = sender
-                answer = json.dumps({"token": self.token, **self._status()}).encode()
                 with contextlib.suppress(OSError):
-                    self.socket.sendto(answer, sender)
+                    self.socket.sendto(self._packet(), sender)
             elif not self.found.is_set():
                 self.homes = [sender]
                 self.found.set()
@@ -295,7 +316,6 @@ class Heartbeat:
 # --- one for each communicator ------------------------------------------------------------
 
 _OFF = Heartbeat()
-_kept: list[Heartbeat] = []
 
 
 def of(comm: Any, limit: float) -> Heartbeat:
@@ -303,21 +323,24 @@ def of(comm: Any, limit: float) -> Heartbeat:
     limit = min(comm.allgather(limit))
     if not limit > 0 or comm.size == 1:
         return _OFF
-    here = next((x for x in _kept if x.comm == comm and x.limit == limit), None)
-    if not all(comm.allgather(here is not None)) or here is None:
-        here = Heartbeat(comm, limit)
-        _kept.append(here)
-    return here
+    mine = own_communicator.own(comm)
+    if limit not in mine.beats:
+        mine.beats[limit] = Heartbeat(mine.comm, limit)
+    return mine.beats[limit]
 
 
 def known(comm: Any) -> Heartbeat:
     """The heartbeat made last for this communicator, or one that does nothing."""
-    return next((x for x in reversed(_kept) if x.limit and x.comm == comm), _OFF)
+    mine = own_communicator.known(comm)
+    beats = reversed(mine.beats.values()) if mine else ()
+    return next((x for x in beats if x.limit), _OFF)
 
 
+@atexit.register
 def leave() -> None:
-    for each in _kept:
-        each.leave()
+    for mine in own_communicator.all_known():
+        for each in mine.beats.values():
+            each.leave()
 
 
 # --- starting -----------------------------------------------------------------------------
@@ -339,7 +362,7 @@ def deadline(limit: float, what: str) -> Iterator[None]:
             f"rank {ending.rank_here()}: {what} for {limit:g} s (--rank-timeout){cause}", 1
         )  # fmt: skip
 
-    timer = threading.Timer(limit, end)
+    timer = threading.Timer(min(limit, threading.TIMEOUT_MAX), end)
     timer.daemon = True
     timer.start()
     try:

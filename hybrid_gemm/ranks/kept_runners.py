@@ -3,35 +3,46 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, NoReturn
 
 from ..options import Options
 from . import heartbeat, launch
+from .own_communicator import Own, all_known, own
 from .runner import RankRunner
 
-MAX_KEPT = 8
-
-_kept: list[tuple[Any, Options, RankRunner]] = []  # the last used is the last
+MAX_KEPT = 8  # of one communicator
 
 
 def kept_runner(comm: Any, given: tuple) -> RankRunner:
     """The runner for these values of the options over `comm`, kept for the next call. Collective:
     all ranks have it, or all make it."""
     launch.check_communicator(comm)
+    mine = own(comm)
     with heartbeat.known(comm).call():
-        return _kept_or_made(comm, given)
+        return _kept_or_made(mine, given)
 
 
-def _kept_or_made(comm: Any, given: tuple) -> RankRunner:
+def refuse(comm: Any, error: TypeError) -> NoReturn:
+    """Raises this rank's `error` on all ranks. Collective, where others call `kept_runner`."""
+    launch.check_communicator(comm)
+    launch.refuse(own(comm).comm, error)
+
+
+def _kept_or_made(mine: Own, given: tuple) -> RankRunner:
+    comm, kept = mine.comm, mine.runners
     options = launch.together(comm, lambda: _checked(given))
-    here = [i for i, (of, chosen, _) in enumerate(_kept) if of == comm and chosen == options]
-    kept = _kept.pop(here[0]) if here else None
-    if not all(comm.allgather(kept is not None)) or kept is None:
-        if len(_kept) >= MAX_KEPT:
-            _kept.pop(0)[2].close()
-        kept = comm, options, RankRunner.of(comm, options)
-    _kept.append(kept)
-    return kept[2]
+    # By numbers, since ranks that differ in their options may each have a runner for its own.
+    fitting = {number for number, (chosen, _runner) in kept.items() if chosen == options}
+    common = set.intersection(*comm.allgather(fitting))
+    if common:
+        number = max(common)
+        found = kept.pop(number)
+    else:
+        if len(kept) >= MAX_KEPT:
+            kept.pop(next(iter(kept)))[1].close()
+        number, found = next(mine.numbers), (options, RankRunner.of(comm, options))
+    kept[number] = found
+    return found[1]
 
 
 @functools.lru_cache(maxsize=64, typed=True)
@@ -47,6 +58,7 @@ def _checked(given: tuple) -> Options:
 
 
 def close_kept_runners() -> None:
-    """Gives back what `gemm(comm=)` keeps. Collective over each communicator."""
-    while _kept:
-        _kept.pop()[2].close()
+    """Gives back what `gemm(comm=)` keeps, and ends heartbeats. Collective over each
+    communicator."""
+    for each in all_known():
+        each.close()

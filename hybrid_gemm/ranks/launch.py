@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, NoReturn
 
 from .. import errors
 from ..errors import HybridGemmError, OptionTypeError, UnavailableError, UsageError
 from ..host.installing import pip_install
+from ..option_checks import check_seconds, check_whole
 from . import heartbeat
 from .ending import agreed, rank_here, start_mpi
 
@@ -46,9 +49,10 @@ def world(limit: float = 0):
     With a `limit` in seconds, ranks that do not come in that time end the job, and then those
     that a heartbeat no longer finds.
 
-    Raises `UsageError` where Slurm gave several tasks that do not find each other, and
-    `UnavailableError` where mpi4py is missing.
+    Raises `UsageError` where Slurm gave several tasks that do not find each other and for a
+    `limit` that is no finite number from 0 on, and `UnavailableError` where mpi4py is missing.
     """
+    limit = check_seconds("rank_timeout", limit)
     found, count = launcher(), expected()
     if found is None:
         if count > 1:
@@ -160,6 +164,19 @@ def bind_cores(comm, where: Place) -> None:
 
 # --- what ranks do together ---------------------------------------------------------------
 
+_FORWARDED = OSError, MemoryError, TypeError, ValueError
+_KINDS: dict[str, Callable[[str], Exception]] = {
+    **{name: kind for name, kind in vars(errors).items() if isinstance(kind, type)},
+    **{kind.__name__: kind for kind in _FORWARDED[1:]},
+    "OSError": HybridGemmError,
+}
+
+
+def _kind_of(error: Exception) -> str:
+    """The name of the class that all ranks raise for it."""
+    names = [kind.__name__ for kind in type(error).__mro__]
+    return next(name for name in names if name in _KINDS)
+
 
 def together(comm, call: Callable):
     """`call()` on every rank; where it fails on any, the first one's error on all of them.
@@ -168,13 +185,13 @@ def together(comm, call: Callable):
     """
     if comm is None:
         return call()
-    value = failure = None
+    value = failure = cause = None
     beat = heartbeat.known(comm)
     with beat.call(heartbeat.LOCAL):
         try:
             value = call()
-        except (HybridGemmError, OSError, MemoryError) as error:
-            failure = type(error).__name__, str(error)
+        except (HybridGemmError, *_FORWARDED) as error:
+            failure, cause = (_kind_of(error), str(error)), error
     with beat.call(heartbeat.WAITING):
         failures = comm.allgather(failure)
     failed = [rank for rank, found in enumerate(failures) if found]
@@ -183,21 +200,57 @@ def together(comm, call: Callable):
     name, message = failures[failed[0]]
     if len(set(failures)) > 1:
         message = f"rank {failed[0]}: {message}"
-    kind = getattr(errors, name, MemoryError if name == "MemoryError" else HybridGemmError)
-    raise agreed(kind(message))
+    try:
+        raise agreed(_KINDS[name](message)) from cause
+    finally:
+        del cause  # whose traceback leads here, and to arrays
 
 
-def check_communicator(comm) -> None:
-    """Raises `OptionTypeError` for what is no communicator of mpi4py's."""
-    if not hasattr(comm, "allgather"):
+def refuse(comm: Any, error: Exception) -> NoReturn:
+    """Raises this rank's `error` on all ranks, while others are in `together`."""
+
+    def fail() -> NoReturn:
+        raise error
+
+    raise together(comm, fail)
+
+
+def check_communicator(comm: Any) -> None:
+    """Raises `OptionTypeError` for what is no communicator of mpi4py's whose ranks can multiply
+    together. Not collective."""
+    mpi = sys.modules.get("mpi4py.MPI")  # which whoever has a communicator has imported
+    kind: Any = getattr(mpi, "Comm", ())
+    takes = "comm takes an mpi4py communicator, such as MPI.COMM_WORLD"
+    if not isinstance(comm, kind):
+        raise OptionTypeError(f"{takes}; {comm!r} was given")
+    if not comm:
         raise OptionTypeError(
-            f"comm takes an mpi4py communicator, such as MPI.COMM_WORLD; {comm!r} was given"
+            f"{takes}; this one is MPI.COMM_NULL: it has been freed, or this process is not in it"
+        )
+    if comm.Is_inter():
+        raise OptionTypeError(
+            f"{takes}; this one is an intercommunicator, between two groups of processes: "
+            "its Merge() makes one of all of them"
         )
 
 
 def is_same(x: object, y: object) -> bool:
     """Whether two ranks gave the same; a NaN is the same as another, though not equal."""
-    return repr(x) == repr(y) or bool(x == y)
+    if repr(x) == repr(y):
+        return True
+    try:
+        return bool(x == y)
+    except (TypeError, ValueError):  # of an array there is no one answer
+        return False
+
+
+def check_root(comm, root: object) -> int:
+    """Raises `OptionTypeError` for a `root` that is no whole number, `UsageError` for one that is
+    no rank."""
+    rank = check_whole("root", root)
+    if not 0 <= rank < comm.size:
+        raise UsageError(f"root={rank}; there are ranks 0 to {comm.size - 1}")
+    return rank
 
 
 def agree(comm, choices: Mapping[str, object]) -> None:

@@ -243,8 +243,9 @@ def make_rank_plan(
 
     `rows` is the grid (ranks, 1, 1), `cols` (1, 1, ranks); `auto` takes the grid that the
     cost model finds fastest of those that fit. `spans` are cuts along m, n and k where data
-    lies cut already. Raises `UsageError` for a split or grid that is not possible,
-    `OutOfMemoryError` if no rank could hold its part.
+    lies cut already. More `rounds` than a strip has lines are as many as it has. Raises
+    `UsageError` for a split or grid that is not possible, `OutOfMemoryError` if no rank could
+    hold its part.
     """
     # Spans say how data lies; only a user's own grid contradicts a split.
     shapes = candidates([ranks], "auto" if spans else split, grid, "ranks")
@@ -253,7 +254,9 @@ def make_rank_plan(
 
     costs = {}
     for shape in shapes:
-        made = rounds or _rounds(problem, shape, spec.on_gpu, resident)
+        made = _rounds(problem, shape, spec.on_gpu, resident)
+        if rounds:
+            made = min(rounds, _most_rounds(problem, shape))
         need, ms = _cost(problem, spec, shape, made, resident, there)
         while not rounds and need > spec.memory_bytes and made < _strip_rows(problem, shape):
             made *= 2  # smaller pieces are slower, and hold less
@@ -281,6 +284,13 @@ def _rounds(problem: Problem, grid, on_gpu: bool, resident: bool) -> int:
     if resident and on_gpu:
         lowest = PIECE_ROWS_THERE
     return max(1, min(MOST_ROUNDS, _strip_rows(problem, grid) // lowest))
+
+
+def _most_rounds(problem: Problem, grid) -> int:
+    """As many as a strip has lines to cut: each round has at least one."""
+    m, n, _k = sides(problem, grid)
+    along = m if strips_along_rows(Span(0, m), Span(0, n), grid[2]) else n
+    return max(1, -(-along // grid[2]))
 
 
 def _strip_rows(problem: Problem, grid) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
 from .. import devices
@@ -38,6 +38,7 @@ from .complex_runs import ComplexRun
 from .distributed_operands import DistributedOperands
 from .distributed_stacks import DistributedStacks
 from .on_device import fetch, put
+from .own_communicator import own
 from .rank_plan import RankPlan, make_rank_plan
 from .rank_result import RankResult, gathered
 from .rank_run import RankExecutor
@@ -58,10 +59,20 @@ def _in_call(method: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(method)
     def call(*args: P.args, **keywords: P.kwargs) -> R:
-        with args[0].beat.call():  # type: ignore[attr-defined]  # args[0] is the runner
+        runner: Any = args[0]
+        if not runner.comm:
+            raise UsageError("the communicator of this RankRunner has been freed; make another")
+        if runner.beat.ended:  # by `free_memory`, on all ranks
+            runner.beat = heartbeat.of(runner.comm, runner.options.rank_timeout)
+        with runner.beat.call():
             return method(*args, **keywords)
 
     return call
+
+
+def _refused_by_all(args: tuple, _keywords: Mapping[str, Any], error: TypeError) -> None:
+    """Raises on all ranks what may be wrong on this one alone."""
+    launch.refuse(args[0].comm, error)
 
 
 class RankRunner:
@@ -103,8 +114,8 @@ class RankRunner:
             self.close()
 
     def _open(self, comm: Any, options: Options) -> None:
-        self.comm, self.options = comm, options
-        self.beat = heartbeat.of(comm, options.rank_timeout)
+        self.comm, self.options = own(comm).comm, options
+        self.beat = heartbeat.of(self.comm, options.rank_timeout)
         with self.beat.call():
             self._open_devices()
 
@@ -328,8 +339,8 @@ class RankRunner:
         self._transport = None
 
     # Many parameters: a product has so many, as in BLAS, and the rest says where arrays lie.
-    @named_keywords
     @_in_call
+    @functools.partial(named_keywords, refused=_refused_by_all)
     def gemm(
         self, a: Any, b: Any, c: Any = None, /, *, alpha: Scalar = 1.0, beta: Scalar = 0.0,
         trans_a: bool | str = False, trans_b: bool | str = False, out: Any = None,
@@ -349,8 +360,8 @@ class RankRunner:
         guests = launch.together(self.comm, lambda: Guests.of(a, b, c, out))
         return guests.served(multiply) if guests else multiply(a, b, c, out)
 
-    @named_keywords
     @_in_call
+    @functools.partial(named_keywords, refused=_refused_by_all)
     def matmul(
         self, a: Any, b: Any, /, *, out: Any = None, distribution: str = "replicated",
         result: str | None = None, root: int = 0,

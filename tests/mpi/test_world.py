@@ -3,6 +3,7 @@
 Every rank runs these: `mpirun -n 3 python -m pytest tests/mpi`, or plain pytest for one.
 """
 
+import functools
 import gc
 import itertools
 import weakref
@@ -15,7 +16,13 @@ from support.ranks import share
 
 import hybrid_gemm
 from hybrid_gemm import RankRunner
-from hybrid_gemm.errors import DTypeError, UnavailableError, UsageError
+from hybrid_gemm.errors import (
+    DTypeError,
+    HybridGemmError,
+    OptionTypeError,
+    UnavailableError,
+    UsageError,
+)
 from hybrid_gemm.planning.partition import Span
 from hybrid_gemm.problem import Problem
 from hybrid_gemm.ranks import transports, verify
@@ -85,6 +92,25 @@ def test_dtypes(comm, device, dtype, rng):
     got = hybrid_gemm.gemm(a, b, comm=comm, device=device, split="cols")
     assert got.dtype == np.result_type(a, b)
     np.testing.assert_array_equal(got, (a.astype("i8") @ b.astype("i8")).astype(got.dtype))
+
+
+@pytest.mark.parametrize(("first", "others"), [("i4", "i8"), ("f4", "f8"), ("f8", "c16")])
+def test_parts_of_several_dtypes_keep_their_values_where_they_move(comm, first, others, rng):
+    """The first rank's dtype holds its own rows, and not those of the others."""
+    a, b, c = (integers(rng, shape, others) for shape in ((9, 8), (8, 6), (9, 6)))
+    large = np.array(2**40 + (1j if others == "c16" else 1)).astype(others)
+    a[9 // comm.size :] += large
+    c[9 // comm.size :] += large
+    rows, ks = share(9, comm), share(8, comm)
+
+    def mine(x):
+        return x[rows] if comm.rank else x[rows].real.astype(first)
+
+    options = {"comm": comm, "device": "cpu", "result": "replicated"}
+    got = hybrid_gemm.gemm(mine(a), b, distribution="rows", split="cols", **options)
+    np.testing.assert_array_equal(got, a @ b)
+    got = hybrid_gemm.gemm(a[:, ks], b[ks], mine(c), beta=1, distribution="cols", **options)
+    np.testing.assert_array_equal(got, a @ b + c)
 
 
 @pytest.mark.parametrize(("split", "dtype", "algorithm"), [
@@ -260,12 +286,64 @@ def test_an_error_of_one_rank_is_raised_by_all(comm):
                 np.ones((4, 4)), np.ones((4, 4)), comm=comm, alpha=comm.rank, device="cpu"
             )
 
+
+@pytest.mark.parametrize(("error", "raised"), [
+    (UsageError, UsageError), (TypeError, TypeError), (MemoryError, MemoryError),
+    (FileNotFoundError, HybridGemmError), (UnicodeError, ValueError),
+])  # fmt: skip
+def test_errors_that_all_ranks_raise(comm, error, raised):
     def fails():
         if comm.rank == comm.size - 1:
-            raise UsageError("this one")
+            raise error("this one")
 
-    with pytest.raises(UsageError, match=f"rank {comm.size - 1}: this one|^this one$"):
+    with pytest.raises(raised, match=f"rank {comm.size - 1}: this one|^this one$") as caught:
         together(comm, fails)
+    assert type(caught.value) is raised
+    assert isinstance(caught.value.__cause__, error) == (comm.rank == comm.size - 1)
+
+
+def test_arguments_that_do_not_fit_on_one_rank_are_refused_by_all(comm):
+    a, wrong = np.ones((4, 4)), comm.rank == comm.size - 1
+    misspelt = {"thread": 1} if wrong else {}
+    runner = RankRunner(comm, device="cpu")
+    calls = [
+        functools.partial(hybrid_gemm.gemm, comm=comm, device="cpu"),
+        functools.partial(hybrid_gemm.matmul, comm=comm, device="cpu"),
+        runner.gemm,
+        runner.matmul,
+    ]
+    for call in calls:
+        with pytest.raises(TypeError, match="unexpected keyword argument 'thread'"):
+            call(a, a, **misspelt)
+        np.testing.assert_array_equal(call(a, a), a @ a)
+    for call in calls[0], calls[2]:
+        with pytest.raises(TypeError, match="missing 1 required positional argument: 'b'"):
+            call(a, *[a] * (not wrong))
+        with pytest.raises(TypeError, match="takes c by its place"):
+            call(a, a, **({"c": a} if wrong else {}))
+
+
+@pytest.mark.parametrize(("root", "error", "says"), [
+    (0.5, OptionTypeError, "root takes a whole number; 0.5 was given"),
+    ("a", OptionTypeError, "root takes a whole number; 'a' was given"),
+    (True, OptionTypeError, "root takes a whole number"),
+    (-1, UsageError, "root=-1; there are ranks 0 to"),
+])  # fmt: skip
+def test_a_root_that_is_no_rank_is_refused_by_all(comm, root, error, says):
+    a, here = np.ones((4, 4)), comm.rank == comm.size - 1
+    for call, x in (hybrid_gemm.gemm, a), (hybrid_gemm.matmul, a), (hybrid_gemm.matmul, a[None]):
+        for given in root, root if here else 0:
+            with pytest.raises(error, match=says):
+                call(x, x, comm=comm, device="cpu", result="root", root=given)
+    got = hybrid_gemm.gemm(a, a, comm=comm, device="cpu", result="root", root=np.int64(0))
+    assert (got is None) == (comm.rank > 0)
+
+
+def test_an_alpha_that_is_no_number_on_one_rank_is_refused_by_all(comm):
+    if comm.size > 1:
+        a, alpha = np.ones((4, 4)), np.array([1.0, 2.0]) if comm.rank else 1.0
+        with pytest.raises(UsageError, match="do not agree on alpha"):
+            hybrid_gemm.gemm(a, a, alpha=alpha, comm=comm, device="cpu")
 
 
 @pytest.mark.parametrize(("out", "error", "says"), [

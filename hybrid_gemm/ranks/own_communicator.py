@@ -1,0 +1,83 @@
+"""The package's own communicator beside each of the caller's, and what is kept with it.
+
+Messages on it meet none of the caller's. It is an attribute that MPI keeps with the caller's, so it
+ends when that one is freed, by whichever handle; a later communicator has none of it, even if MPI
+gives it the same handle.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+_key: int | None = None  # of the attribute
+_all: list[Own] = []  # in the order in which ranks made them
+_mpi_ended = False
+
+
+class Own:
+    """What belongs to one communicator of the caller's."""
+
+    def __init__(self, comm: Any) -> None:
+        self.comm = comm.Dup()
+        self.beats: dict[float, Any] = {}  # heartbeats, by their limits
+        self.runners: dict[int, tuple[Any, Any]] = {}  # options and runner, the last used last
+        self.numbers = itertools.count()  # of runners, the same on all ranks
+
+    def close(self) -> None:
+        """Ends heartbeats and closes runners. Collective, unless MPI has ended."""
+        while self.runners:
+            _options, runner = self.runners.pop(next(reversed(self.runners)))
+            if not _mpi_ended:
+                runner.close()
+        self.end_beats()
+
+    def end_beats(self) -> None:
+        while self.beats:
+            self.beats.popitem()[1].close()
+
+
+def own(comm: Any) -> Own:
+    """What is kept with `comm`, made if there is nothing. Collective."""
+    if (found := known(comm)) is None:
+        found = Own(comm)
+        for each in comm, found.comm:
+            each.Set_attr(_key_of_attribute(), found)
+        _all.append(found)
+    return found
+
+
+def known(comm: Any) -> Own | None:
+    """What is kept with `comm`; None if nothing is."""
+    return None if comm is None or _key is None else comm.Get_attr(_key)
+
+
+def all_known() -> list[Own]:
+    return list(_all)
+
+
+def _key_of_attribute() -> int:
+    global _key
+    if _key is None:
+        from mpi4py import MPI
+
+        _key = MPI.Comm.Create_keyval(delete_fn=_freed)
+        MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=_mpi_ends), None)
+    return _key
+
+
+def _freed(comm: Any, _key: int, found: Own) -> None:
+    """MPI calls it on all ranks where a communicator with the attribute is freed."""
+    if _mpi_ended or comm == found.comm:
+        return
+    _all.remove(found)
+    found.close()
+    found.comm.Free()
+
+
+def _mpi_ends(*_attribute: Any) -> None:
+    """MPI_Finalize calls it before anything else: it frees the attributes of COMM_SELF first."""
+    global _mpi_ended
+    _mpi_ended = True
+    for each in _all:
+        each.end_beats()

@@ -1,0 +1,109 @@
+"""What the package keeps with communicators of the caller's. Every rank runs these."""
+
+import os
+import threading
+
+import numpy as np
+import pytest
+
+from hybrid_gemm import RankRunner, free_memory, gemm, matmul
+from hybrid_gemm.errors import OptionTypeError, UsageError
+
+pytestmark = pytest.mark.mpi
+A, B = np.arange(20.0).reshape(4, 5), np.arange(15.0).reshape(5, 3)
+OPTIONS = {"device": "cpu", "rank_timeout": 20}
+
+
+def heartbeats() -> int:
+    return sum(thread.name == "heartbeat" for thread in threading.enumerate())
+
+
+def open_sockets() -> int:
+    links = (f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd"))
+    return sum("socket:" in os.readlink(link) for link in links if os.path.islink(link))
+
+
+def test_the_callers_own_messages_are_left_alone(comm):
+    before, after = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+    any_of_them = comm.irecv(tag=-1)  # of any rank and tag
+    for split in "rows", "cols":
+        here = comm.rank == 0
+        c = gemm(*((A, B) if here else (None, None)), comm=comm, split=split, distribution="root",
+                 result="replicated", **OPTIONS)  # fmt: skip
+        np.testing.assert_array_equal(c, A @ B)
+    sent = comm.isend("mine", after, tag=7)
+    assert any_of_them.wait() == "mine"
+    sent.wait()
+    # One that is on its way before a product starts, and wanted only after it.
+    sent = comm.Isend(np.full(8, -777.0), after, tag=7)
+    np.testing.assert_array_equal(gemm(A, B, comm=comm, split="rows", **OPTIONS), A @ B)
+    got = np.empty(8)
+    comm.Recv(got, before, 7)
+    sent.wait()
+    assert (got == -777).all()
+
+
+def test_ranks_that_take_different_kept_runners_are_refused(comm):
+    grids = (comm.size, 1, 1), (1, comm.size, 1)
+    for _ in range(2):
+        for grid in grids:
+            np.testing.assert_array_equal(gemm(A, B, comm=comm, grid=grid, **OPTIONS), A @ B)
+    if comm.size > 1:
+        with pytest.raises(UsageError, match="do not agree on grid"):
+            gemm(A, B, comm=comm, grid=grids[comm.rank > 0], **OPTIONS)
+
+
+def test_a_communicator_that_another_handle_frees_takes_all_along(comm):
+    """MPI gives the handle to the next one."""
+    from mpi4py import MPI
+
+    free_memory()
+    there = heartbeats(), open_sockets()
+    for _ in range(4):
+        mine = comm.Dup()
+        for split in "rows", "cols":
+            np.testing.assert_array_equal(gemm(A, B, comm=mine, split=split, **OPTIONS), A @ B)
+        assert heartbeats() == there[0] + (comm.size > 1)
+        MPI.Comm.f2py(mine.py2f()).Free()
+        assert (heartbeats(), open_sockets()) == there
+
+
+def test_a_runner_is_watched_again_after_free_memory(comm):
+    runner = RankRunner(comm, split="cols", **OPTIONS)
+    free_memory()
+    assert heartbeats() == 0
+    np.testing.assert_array_equal(runner.gemm(A, B), A @ B)
+    assert heartbeats() == (comm.size > 1)
+    runner.close()
+
+
+def test_a_runner_of_a_freed_communicator_is_refused(comm):
+    mine = comm.Dup()
+    runner = RankRunner(mine, split="cols", **OPTIONS)
+    runner.gemm(A, B)
+    runner.close()
+    mine.Free()
+    with pytest.raises(UsageError, match="communicator of this RankRunner has been freed"):
+        runner.gemm(A, B)
+
+
+def test_what_is_no_communicator_of_ranks_that_multiply_together_is_refused(comm):
+    from mpi4py import MPI
+
+    freed = comm.Dup()
+    freed.Free()
+    for wrong, says in (MPI.Comm, "class"), (MPI.COMM_NULL, "COMM_NULL"), (freed, "been freed"):
+        for call in gemm, matmul:
+            with pytest.raises(OptionTypeError, match=says):
+                call(A, B, comm=wrong, **OPTIONS)
+        with pytest.raises(OptionTypeError, match=says):
+            RankRunner(wrong, **OPTIONS)
+
+
+def test_an_intercommunicator_is_refused_and_does_not_hang(comm):
+    if comm.size > 1:
+        group = comm.Split(comm.rank > 0, comm.rank)
+        between = group.Create_intercomm(0, comm, int(comm.rank == 0), 9)
+        with pytest.raises(OptionTypeError, match=r"intercommunicator.* Merge"):
+            gemm(A, B, comm=between, **OPTIONS)
+        np.testing.assert_array_equal(gemm(A, B, comm=between.Merge(), **OPTIONS), A @ B)
