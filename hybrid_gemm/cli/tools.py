@@ -166,7 +166,8 @@ def kernels(names: tuple[str, ...], arch: str | None, dtype: str, json_file: str
     "--output",
     type=Folder(),
     metavar="DIR",
-    help="Write JSON, CSV, Markdown and pictures into this folder.",
+    help="Write JSON, CSV, Markdown and pictures into this folder: a new or empty one, or one of "
+    "earlier results, which are replaced.",
 )
 @json_option
 def reproduce(

@@ -14,7 +14,6 @@ from rich.console import Console
 from rich.table import Table
 
 from ..arrays import npy_files, output_files
-from ..errors import HybridGemmError
 from ..host import terminal
 from ..ranks import launch
 from .table_layout import Column, fit
@@ -41,11 +40,7 @@ def as_json(data: dict[str, Any]) -> str:
 def write(path: str, text: str) -> None:
     """Writes a text file, whole or not at all. Raises `UsageError` where it cannot be, and
     `HybridGemmError` where the disk is full, say."""
-    target = npy_files.check_output(path)
-    try:
-        output_files.write_file(target, text.encode())
-    except OSError as error:
-        raise HybridGemmError(f"could not write {path}: {error.strerror}") from None
+    output_files.write_file(npy_files.check_output(path), text.encode())
 
 
 def _finite(x: object) -> object:
