@@ -127,6 +127,13 @@ def test_empty_products():
         assert "passed" in said("run", "-m", m, "-n", n, "-k", k)
 
 
+@pytest.mark.parametrize("alpha", [2**53 + 1, 2**63 - 1, -(2**63)])
+def test_whole_factors_keep_their_digits(alpha):
+    options = "run", "--size", 2, "--dtype", "int64", "--alpha", alpha, "--device", "cpu"
+    assert f"alpha={alpha} beta=0" in said(*options)
+    assert json.loads(said(*options, "--json", "-"))["problem"]["alpha"] == alpha
+
+
 def test_a_wrong_product_exits_3_and_leaves_no_file(files):
     folder, _a, _b = files
     script = (

@@ -138,7 +138,7 @@ def _check_files(request: InputRequest) -> None:
             f"{counted(len(files), 'file')} given; give A.npy and B.npy, or neither{third}"
         )
     if request.beta and request.c_file is None:
-        raise UsageError(f"--beta {request.beta:g} scales C, and no C was given; -c C.npy gives it")
+        raise UsageError(f"--beta {request.beta} scales C, and no C was given; -c C.npy gives it")
     generated = request.m, request.n, request.k, request.size, request.dtype
     if any(x is not None for x in generated):
         raise UsageError("sizes and --dtype are for generated input; the files have their own")

@@ -125,7 +125,7 @@ class Factor(click.ParamType):
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
         if not isinstance(value, str):
             return value
-        for kind in (float, complex):
+        for kind in (int, float, complex):  # a float has 53 bits of a whole number
             with contextlib.suppress(ValueError):
                 return kind(value.replace("i", "j") if kind is complex else value)
         self.fail(f"{value!r} is not a number such as 0.5 or 1-2j", param, ctx)

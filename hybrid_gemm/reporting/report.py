@@ -25,6 +25,12 @@ def problem_data(problem: Any) -> dict:
     }  # fmt: skip
 
 
+def factors(problem: Problem) -> str:
+    """alpha and beta in words; those of integers with all digits."""
+    pairs = ("alpha", problem.alpha), ("beta", problem.beta)
+    return " ".join(f"{name}={x if isinstance(x, int) else f'{x:g}'}" for name, x in pairs)
+
+
 def result_data(
     result: Any, verdict: Verdict | None, totals_ms: Sequence[float], plan: dict
 ) -> dict:
