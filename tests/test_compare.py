@@ -110,6 +110,19 @@ def test_runs_are_compared_and_say_their_spread(tmp_path):
 # --- bench --------------------------------------------------------------------------------
 
 
+def test_an_empty_product_has_no_time_to_compare(tmp_path):
+    file = str(tmp_path / "empty.json")
+    options = ["run", "-m", "0", "-n", "4", "-k", "4", "--device", "cpu", "--repeat", "2"]
+    done = CliRunner().invoke(cli, [*options, "--json", file])
+    assert done.exit_code == 0, done.output
+    assert "2 runs: median 0 ms" in done.output and "spread" not in done.output
+    with pytest.raises(UsageError, match="no times to compare"):
+        compare.rows_of(json.loads(Path(file).read_text()), file)
+    untimed = result(row() | {"time_ms": None})
+    with pytest.raises(UsageError, match="old has no times to compare"):
+        compare.compare(untimed, untimed, names=("old", "new"))
+
+
 def test_outliers_are_counted_and_named():
     rows = [row(), row("tuned", m=128)]
     rows[1]["samples_ms"] = [1.0, 1.0, 1.1, 4.0]
