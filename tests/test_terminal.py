@@ -27,12 +27,13 @@ def test_numbers_stay_whole_in_narrow_terminals(width):
     assert "empty" not in done.stdout
 
 
-def in_terminal(width: int, *arguments, before=()) -> list[str]:
+def in_terminal(width: int, *arguments, before=(), **changes: str) -> list[str]:
     """The lines that the command, after `before`, writes to a terminal so wide."""
     primary, secondary = pty.openpty()
     termios.tcsetwinsize(secondary, (50, width))
     env = environment(TERM="xterm", **MPI_ENVIRONMENT)
     env.pop("COLUMNS", None)  # which would count instead of the terminal's
+    env |= changes
     with subprocess.Popen(
         [*before, *COMMAND, *map(str, arguments)], stdin=secondary, stdout=secondary,
         stderr=secondary, env=env,
@@ -63,6 +64,12 @@ def test_no_word_is_cut_in_a_terminal(arguments):
     numbers = re.compile(r"\d+\.\d+")  # times differ
     words = [set(numbers.sub("0", " ".join(x)).split()) for x in (narrow, wide)]
     assert words[0] == words[1]
+
+
+@pytest.mark.parametrize("columns", ["0", "-5", "wide", ""])
+def test_columns_that_are_no_width_are_those_of_the_terminal(columns):
+    lines = in_terminal(60, "kernels", "shared_tile", COLUMNS=columns)
+    assert "shared_tile" in " ".join(lines) and 40 < max(map(len, lines)) <= 60, lines
 
 
 @needs_mpirun

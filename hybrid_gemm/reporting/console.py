@@ -25,10 +25,10 @@ if isinstance(sys.stdout, io.TextIOWrapper):
 # A pipe or a file gets whole lines; a terminal gets its own width, and lines that wrap at spaces.
 # Ranks write no colours: what they write to is mpirun's, which may write to a file.
 _alone = sys.stdout.isatty() and launch.launcher() is None
-_width = None if _alone else terminal.width(sys.stdout)
+_width = terminal.width(sys.stdout)
 console = Console(
-    highlight=False, markup=False, soft_wrap=not (_alone or _width), force_terminal=_alone,
-    width=None if _alone else _width or 200,
+    highlight=False, markup=False, soft_wrap=not _width, force_terminal=_alone,
+    width=_width or 200,
 )  # fmt: skip
 
 
