@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from ..errors import UsageError, VerificationError
+from ..option_checks import MOST_RANKS
 from ..options import (
     CHOICES,
     DEFAULTS,
@@ -204,8 +205,8 @@ def run(
 def _refuse_contradictions(
     files: tuple[str, ...], ranks: int | None, given: dict, *, sha256: bool, check: bool
 ) -> None:
-    if ranks is not None and ranks < 1:
-        raise UsageError(f"--ranks {ranks}: it takes at least 1")
+    if ranks is not None and not 1 <= ranks <= MOST_RANKS:
+        raise UsageError(f"--ranks {ranks}: it takes 1 to {MOST_RANKS}")
     if ranks and not given["dry_run"]:
         raise UsageError(f"--ranks is for --dry-run; to run on {ranks}: mpirun -n {ranks} ...")
     if check and given["resume"]:
