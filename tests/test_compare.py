@@ -1,11 +1,12 @@
 """`hybrid-gemm compare`, and what repeated measurements say of themselves."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from support.command import run
+from support.command import one_line, run
 
 from hybrid_gemm.bench import compare, study
 from hybrid_gemm.bench.compare import FASTER, ONE_SAMPLE, SLOWER, WITHIN
@@ -83,6 +84,48 @@ def test_what_cannot_be_compared_is_refused(tmp_path):
         assert isinstance(done.exception, UsageError) and says in str(done.exception)
     missing = CliRunner().invoke(cli, ["compare", "no.json", "no.json"])
     assert "no such file" in str(missing.exception)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[]", "holds no result"),
+        ("5", "holds no result"),
+        ("null", "holds no result"),
+        ("[" * 100_000, "is not JSON"),
+        ('{"rows": ' + "1" * 5000 + "}", "is not JSON"),
+        ("\udce9", "is not JSON"),
+        ('{"rows": [1]}', "no whole result"),
+        ('{"rows": [{"time_ms": 1.0, "m": 1}]}', "no whole result"),
+        ('{"rows": [{"time_ms": "a", "m": 1, "n": 1, "k": 1, "kernel": "x"}]}', ""),
+        ('{"totals_ms": [], "problem": {}}', ""),
+        ('{"traceEvents": []}', ""),
+        ('{"traceEvents": [{"name": "a"}], "otherData": {}}', ""),
+        ('{"experiments": [{}]}', ""),
+        ('{"experiments": 5}', ""),
+        ('{"rows": [{"gflops": 1}]}', ""),
+        ('{"rows": [{"gflops": null, "time_ms": null, "m": 1, "n": 1, "k": 1, "kernel": "x"}],'
+         ' "device": {"name": "cpu"}}', ""),
+    ],
+    ids=range(16),
+)  # fmt: skip
+def test_files_of_another_form_are_refused(tmp_path, text, says):
+    file = tmp_path / "strange.json"
+    file.write_bytes(text.encode(errors="surrogateescape"))
+    for command in (["compare", file, file], ["plot", file, "-o", tmp_path / "x.svg"]):
+        done = CliRunner().invoke(cli, [*map(str, command)])
+        assert isinstance(done.exception, UsageError), done.exception
+        if says != "no whole result" or command[0] == "compare":
+            assert says in str(done.exception)
+        assert os.listdir(tmp_path) == ["strange.json"]
+
+
+def test_what_is_no_regular_file_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for name, what in (("pipe", "a pipe"), ("/dev/zero", "a character device")):
+        for command in (["compare", name, name], ["plot", name, "-o", "x.svg"]):
+            done = run(*command, cwd=tmp_path, check=2)
+            assert f"is {what}, not a regular file" in one_line(done)
 
 
 @pytest.mark.parametrize("name", ["ladder_h200", "peers4_h200", "fp32x3_h200"])

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import click
 
-from ..errors import UsageError
+from ..errors import HybridGemmError, UsageError
 from ..host.notes import on_stderr
 from ..options import CHOICES, DEFAULTS, FLAGS
 from .help import talk
@@ -125,6 +125,20 @@ def writable(json_file: str | None, *names: str | None, inputs=()) -> None:
         if target in seen:
             raise UsageError(f"{name} was given for two outputs; give each a file of its own")
         seen.add(target)
+
+
+@contextlib.contextmanager
+def reading_results(*names: str) -> Iterator[None]:
+    """Around what takes a result file's data apart: `UsageError` where parts of it are missing, or
+    of another kind. `names` are the files'."""
+    try:
+        yield
+    except HybridGemmError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise UsageError(
+            f"{' or '.join(dict.fromkeys(names))} is no whole result of bench, run or reproduce"
+        ) from error
 
 
 def write_result(data: dict, json_file: str | None, show) -> None:

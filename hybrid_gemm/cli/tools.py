@@ -19,7 +19,15 @@ from .option_types import (
     experiment_names,
     kernel_dtypes,
 )
-from .shared import device_option, json_option, progress_bar, say, writable, write_result
+from .shared import (
+    device_option,
+    json_option,
+    progress_bar,
+    reading_results,
+    say,
+    writable,
+    write_result,
+)
 
 
 def _print_version(context: click.Context, _parameter: click.Parameter, asked: bool) -> None:
@@ -232,22 +240,24 @@ def plot(file: str, name: str | None, output: str) -> None:
     FILE is what `bench --json`, `run --trace` or `reproduce -o` wrote. NAME is an experiment,
     where a file has several.
     """
-    from pathlib import Path
-
     from ..arrays.npy_files import check_output
+    from ..arrays.output_files import write_file
     from ..experiments.output import load
-    from ..host.cache import atomic_write
     from ..reporting import plots
     from .pictures import pictures
 
     target = check_output(output, [file])
-    found = pictures(load(file))
-    if name is None and len(found) == 1:
-        (name,) = found
-    if name not in found:
-        raise UsageError(f"say which picture: {', '.join(found)}")
-    image = plots.draw(found[name], output.rpartition(".")[2].lower())
-    atomic_write(Path(target), image)
+    data = load(file)
+    with reading_results(file):
+        found = pictures(data)
+        if name is None and len(found) == 1:
+            (name,) = found
+        if name not in found:
+            raise UsageError(f"say which picture: {', '.join(found)}")
+        if found[name].empty:
+            raise UsageError(f"{file} has nothing to draw: nothing in it took any time")
+        image = plots.draw(found[name], output.rpartition(".")[2].lower())
+    write_file(target, image)
     say(f"wrote {output}")
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..arrays import output_files
+from ..arrays import npy_files, output_files
 from ..errors import UsageError
 from ..reporting import console, markdown, plots, report
 from ..reporting.pictures import Picture, machine
@@ -233,12 +233,26 @@ def _report(data: Mapping[str, Any]) -> str:
 def load(path: str) -> dict[str, Any]:
     """The data of a result file, or of a folder that `reproduce -o` wrote.
 
-    Raises `UsageError` if there is no such file, or it is not JSON.
+    Raises `UsageError` if there is no such file, or it holds no JSON object.
     """
-    place = Path(path) / RESULTS if Path(path).is_dir() else Path(path)
+    place = os.path.join(path, RESULTS) if os.path.isdir(path) else path
+    give = "give a result file of bench, run or reproduce"
     try:
-        return json.loads(place.read_text())
+        # Asked before opening: opening a named pipe would wait for a writer.
+        reason = npy_files.not_a_file(os.stat(place).st_mode)
+        text = "" if reason else Path(place).read_text()
     except FileNotFoundError:
-        raise UsageError(f"{place}: no such file") from None
-    except (json.JSONDecodeError, UnicodeDecodeError):
-        raise UsageError(f"{place} is not JSON; give a result file of reproduce or bench") from None
+        raise UsageError(f"{place or repr(place)}: no such file") from None
+    except OSError as error:
+        raise UsageError(f"{place} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{place} is not JSON; {give}") from None
+    if reason:
+        raise UsageError(f"{place} {reason}; {give}")
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError):  # also an integer of thousands of digits
+        raise UsageError(f"{place} is not JSON; {give}") from None
+    if not isinstance(data, dict):
+        raise UsageError(f"{place} holds no result; {give}")
+    return data
