@@ -6,6 +6,7 @@ import resource
 import signal
 import subprocess
 import time
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,7 +18,7 @@ from support.devices import REASONS
 
 import hybrid_gemm
 from hybrid_gemm import devices
-from hybrid_gemm.cli import cli
+from hybrid_gemm.cli import alone, cli
 from hybrid_gemm.host.installing import pip_install
 from hybrid_gemm.reporting import report
 
@@ -125,6 +126,20 @@ def test_empty_products():
     assert "passed" in said("run", "--size", 0)
     for m, n, k in ((0, 4, 4), (4, 0, 4), (4, 4, 0)):
         assert "passed" in said("run", "-m", m, "-n", n, "-k", k)
+
+
+def test_repetitions_hold_one_product(monkeypatch):
+    made, run_once = [], alone.Alone.run
+
+    def counting(*arguments):
+        assert not [x for x in made if x() is not None], "an older C is there"
+        result = run_once(*arguments)
+        made.append(weakref.ref(result.c))
+        return result
+
+    monkeypatch.setattr(alone.Alone, "run", counting)
+    said("run", "--size", 8, "--device", "cpu", "--repeat", 4, "--print")
+    assert len(made) == 4
 
 
 @pytest.mark.parametrize("alpha", [2**53 + 1, 2**63 - 1, -(2**63)])
