@@ -18,7 +18,9 @@ from support.devices import REASONS
 
 import hybrid_gemm
 from hybrid_gemm import devices
+from hybrid_gemm.bench import libraries
 from hybrid_gemm.cli import alone, cli
+from hybrid_gemm.errors import OutOfMemoryError
 from hybrid_gemm.host.installing import pip_install
 from hybrid_gemm.reporting import report
 
@@ -344,6 +346,28 @@ def test_bench_has_time_and_verdict_in_each_row(tmp_path, device):
         else:
             assert row["verdict"] == "passed" and row["time_ms"] > 0
     assert path.read_text().splitlines()[0].startswith("kernel,params,m,n,k")
+
+
+@pytest.mark.parametrize("command", ["bench", "tune", "warm"])
+@pytest.mark.parametrize("shapes", ["9999999999", "1x1x2147483648", "2000000000:4000000000:x2"])
+def test_sides_that_no_kernel_takes_are_refused(command, shapes):
+    done = CliRunner().invoke(cli, [command, "--device", "cpu", "--shapes", shapes])
+    assert "a side is at most 2147483647" in str(done.exception)
+
+
+@pytest.mark.parametrize("more", [[], ["--accuracy"], ["--libraries"]])
+def test_a_bench_that_does_not_fit_does_not_begin(more, monkeypatch):
+    monkeypatch.setattr(libraries, "Runner", None)  # nothing is measured
+    given = ["bench", "--device", "cpu", "--shapes", "64,2147483647x2147483647x1", *more]
+    done = CliRunner().invoke(cli, given)
+    assert isinstance(done.exception, OutOfMemoryError), done.exception
+    assert "2147483647 x 2147483647 x 1 needs" in str(done.exception)
+
+
+@pytest.mark.parametrize("more", [["--accuracy"], ["--data", "huge"]])
+def test_data_and_errors_of_nothing_are_refused(more):
+    done = CliRunner().invoke(cli, ["bench", "--device", "cpu", "--shapes", "8x8x0", *more])
+    assert "8 x 8 x 0 is empty" in str(done.exception)
 
 
 def test_bench_series_and_bad_names():

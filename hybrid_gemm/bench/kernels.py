@@ -42,6 +42,7 @@ from .study import (
     Shape,
     Table,
     cell,
+    check_memory,
     judged,
     multiply_once,
     open_device,
@@ -139,6 +140,8 @@ class KernelStudy:
         self.opened, self.device_note = open_device(self.device)
         if self.cold and not self.opened.on_gpu:
             raise UsageError(f"a cold L2 is for the cuda device; this is {self.opened.kind}")
+        for dtype in self.dtypes:
+            check_memory(self.shapes, catalog.ITEM_SIZE[dtype], on_gpu=self.opened.on_gpu)
         self.stream = self.opened.stream()
         arithmetic = compute_modes.arithmetic_for(
             self.compute, None, kind=self.opened.kind, arch=self.opened.capability
@@ -162,6 +165,8 @@ class KernelStudy:
                 raise UsageError(f"--dtype {dtype!r}: kernels have {', '.join(known)}")
             if self.data != "normal" and dtype != "float32":
                 raise UsageError(f"--data {self.data} is float32, and --dtype {dtype} was given")
+        if self.data != "normal":
+            accuracy.check_sides(self.shapes, f"data that is {self.data}")
         if self.samples < 1 or not self.noise >= 0:  # NaN too
             raise UsageError("samples are 1 or more, and noise 0 or more")
 

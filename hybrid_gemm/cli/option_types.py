@@ -160,9 +160,10 @@ class List(click.ParamType):
                 _refuse(text, known, param)
         try:
             found = [self.each(x) for x in texts]
-        except ValueError as error:
-            why = f": {error}" if isinstance(error, UsageError) else ""
-            raise UsageError(f"{flag} {value!r} is not a list such as {self.name}{why}") from None
+        except UsageError as error:
+            raise UsageError(f"{flag} {value!r}: {error}") from None
+        except ValueError:
+            raise UsageError(f"{flag} {value!r} is not a list such as {self.name}") from None
         return [x for each in found for x in each] if self.several else found
 
     def shell_complete(self, ctx: Any, param: Any, incomplete: str) -> list[CompletionItem]:
@@ -225,9 +226,13 @@ MOST_SHAPES = 1000  # of one range
 
 def shape(text: str) -> Shape:
     """m, n, k of "1024" or "4096x4096x1024"."""
+    from ..problem import INT_LIMIT
+
     sides = tuple(int(x) for x in text.lower().split("x"))
     if len(sides) not in (1, 3) or min(sides) < 0:
         raise ValueError(text)
+    if max(sides) > INT_LIMIT:
+        raise UsageError(f"{text} is too large; a side is at most {INT_LIMIT}")
     m, n, k = sides * 3 if len(sides) == 1 else sides
     return m, n, k
 
@@ -244,7 +249,7 @@ def shapes(text: str) -> list[Shape]:
         raise UsageError(f"{text} is no range: it takes START:STOP:STEP or START:STOP:xFACTOR")
     found = []
     while size <= last:
-        found.append((size, size, size))
+        found.append(shape(str(size)))
         size = size * by if times else size + by
         if len(found) > MOST_SHAPES:
             raise UsageError(f"{text} is more than {MOST_SHAPES} sizes")
