@@ -200,6 +200,8 @@ def test_a_measurement_that_cannot_run_is_a_row_with_its_reason():
 
 
 def test_unknown_names():
+    with pytest.raises(UsageError, match="called 'nosuch'"):
+        engine.choose_experiments(["all", "nosuch"])
     with pytest.raises(UsageError, match="did you mean row_split"):
         engine.choose_experiments(["rowsplit"])
     with pytest.raises(UsageError, match="small, full"):
@@ -383,6 +385,28 @@ def test_reproduce_command(tmp_path):
     assert "confirmed" in made.output
     named = run(cli, ["reproduce"])
     assert isinstance(named.exception, UsageError)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["device_query", "--device", "cpu", "--gpus", "0"], "the device is cpu"),
+        (["device_query", "--seed", "-1"], "it takes 0 to 2^63 - 1"),
+        (["device_query", "--seed", str(2**63)], "it takes 0 to 2^63 - 1"),
+        (["device_query", "-o", ""], "'' names no folder"),
+        (["device_query", "-o", "out", "--json", "out"], "--json out is in out"),
+        (["device_query", "-o", "out", "--json", "out/x.json"], "leave out --json"),
+        (["--list", "--json", "x.json"], "--json is for results, and --list shows none"),
+        (["--list", "-o", "out"], "-o is for results"),
+        (["--list", "ladder"], "leave out the names"),
+    ],
+)
+def test_what_reproduce_cannot_do_is_refused_at_once(arguments, says, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(cli, ["reproduce", *arguments])
+    assert isinstance(done.exception, UsageError), done.exception
+    assert says in str(done.exception)
+    assert not list(tmp_path.iterdir())
 
 
 # --- the page -----------------------------------------------------------------------------

@@ -45,6 +45,8 @@ class Wanted:
             raise UsageError(f"--verify {self.verify!r}: it takes {', '.join(MODES)}")
         if self.trace and self.dry_run:
             raise UsageError("--trace shows what a run did, and --dry-run does nothing")
+        if self.show and self.dry_run:
+            raise UsageError("--print shows A, B and C, and --dry-run makes none")
         if self.panel is not None and not self.resume:
             raise UsageError("--panel is of --resume; give both, or neither")
         if self.resume:

@@ -211,11 +211,13 @@ class OptionType(click.ParamType):
 
 def parameters(given: Iterable[str]) -> dict[str, int]:
     """The parameters of a kernel that `--param NAME=NUMBER` gave."""
-    out = {}
+    out: dict[str, int] = {}
     for text in given:
         name, equals, value = text.partition("=")
         if not equals or not _WHOLE.fullmatch(value):
             raise UsageError(f"--param {text}: it takes NAME=NUMBER, such as BM=128")
+        if name in out:
+            raise UsageError(f"--param {name}={out[name]} and {text} were given; give one of them")
         out[name] = int(value)
     return out
 

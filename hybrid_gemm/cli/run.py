@@ -28,6 +28,7 @@ from .shared import (
     progress_bar,
     refuse_options,
     say,
+    seed_option,
     writable,
     write_result,
 )
@@ -83,14 +84,7 @@ _INPUT = ("m", "n", "k", "size", "c_file", "dtype", "fill", "seed", "alpha", "be
     metavar="NAME",
     help="What generated input holds: normal or uniform random numbers, or small integers.",
 )
-@click.option(
-    "--seed",
-    type=int,
-    default=0,
-    show_default=True,
-    metavar="N",
-    help="The seed of generated input.",
-)
+@seed_option
 @click.option(
     "--alpha",
     type=Factor(),

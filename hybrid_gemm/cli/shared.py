@@ -69,8 +69,16 @@ layouts_option = click.option(
     "--layout", "layouts", type=List("nn,tt", names=layouts), metavar="NAMES", default="nn",
     show_default=True, help="Orders of A and B: n as they are, t transposed; comma-separated.",
 )  # fmt: skip
+
+
+def _check_seed(_context: click.Context, _parameter: click.Parameter, seed: int) -> int:
+    if not 0 <= seed < 2**63:
+        raise UsageError(f"--seed {seed}: it takes 0 to 2^63 - 1")
+    return seed
+
+
 seed_option = click.option(
-    "--seed", type=int, default=0, show_default=True, metavar="N",
+    "--seed", type=int, default=0, show_default=True, metavar="N", callback=_check_seed,
     help="The seed of generated input.",
 )  # fmt: skip
 markdown_option = click.option(

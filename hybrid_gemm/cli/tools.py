@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import click
@@ -24,7 +25,9 @@ from .shared import (
     json_option,
     progress_bar,
     reading_results,
+    refuse_options,
     say,
+    seed_option,
     writable,
     write_result,
 )
@@ -161,14 +164,7 @@ def kernels(names: tuple[str, ...], arch: str | None, dtype: str, json_file: str
     metavar="N",
     help="Timed samples of a row. Without it, 1 (small) or 3 (full).",
 )
-@click.option(
-    "--seed",
-    type=int,
-    default=0,
-    show_default=True,
-    metavar="N",
-    help="The seed of generated input.",
-)
+@seed_option
 @click.option(
     "-o",
     "--output",
@@ -178,9 +174,10 @@ def kernels(names: tuple[str, ...], arch: str | None, dtype: str, json_file: str
     "earlier results, which are replaced.",
 )
 @json_option
+@click.pass_context
 def reproduce(
-    names: tuple[str, ...], listed: bool, output: str | None, json_file: str | None,
-    **options: Any,
+    context: click.Context, names: tuple[str, ...], listed: bool, output: str | None,
+    json_file: str | None, **options: Any,
 ) -> None:  # fmt: skip
     """Run published experiments, and judge their claims.
 
@@ -192,6 +189,10 @@ def reproduce(
     from ..reporting import console
 
     if listed:
+        others = {*context.params} - {"listed", "names"}
+        refuse_options(context, context.params, others, "is for results, and --list shows none")
+        if names:
+            raise UsageError("--list shows all experiments; leave out the names, or --list")
         for experiment in engine.experiments().values():
             words = f"{experiment.name:<16}{experiment.title}: {experiment.question}"
             console.line(words, indent=16, first=0)
@@ -199,13 +200,19 @@ def reproduce(
     if not names:
         raise UsageError("name experiments, or all; --list shows them")
     chosen = engine.choose_experiments(names)
-    writable(json_file)
-    if output:
+    if output is not None:
         out.check_directory(output)
+        if json_file is not None and Path(json_file).resolve().is_relative_to(
+            Path(output).resolve()
+        ):
+            raise UsageError(
+                f"--json {json_file} is in {output}, which gets {out.RESULTS}; leave out --json"
+            )
+    writable(json_file)
     with progress_bar() as progress:
         data = engine.run(chosen, progress=progress, note=say, **options)
     write_result(data, json_file, lambda: out.show(data))
-    if output:
+    if output is not None:
         from ..reporting.environment import command_line, environment
 
         out.write(output, {"command": command_line(), **data, "environment": environment()})

@@ -189,7 +189,7 @@ def check_directory(directory: str) -> None:
     matplotlib."""
     plots.needed()
     if not directory:
-        raise UsageError("cannot write results to '': it names no folder")
+        raise UsageError("cannot write results: '' names no folder")
     target = Path(os.path.realpath(directory))
     if target.exists() and not target.is_dir():
         raise UsageError(f"cannot write results to {directory}: it is a file; name a folder")
