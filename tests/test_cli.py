@@ -228,6 +228,10 @@ def test_bad_input_files(files):
           "--param", "TILE=x"], 2, "NAME=NUMBER"),
         (["--device", "emulator", "--kernel", "one_block", "--size", "64"], 2, "m * n"),
         (["--device", "cpu", "--kernel", "naive"], 2, "does not run on the cpu"),
+        (["--device", "cpu", "--kernel", "naive", "-m", "0"], 2, "does not run on the cpu"),
+        (["--max-device-memory", "-8GiB"], 2, "--max-device-memory is -"),
+        (["--grid", "1,1"], 2, "the --grid 1 x 1 was given"),
+        (["a\x1b[31m\r.npy", "B.npy"], 2, r"a\x1b[31m\r.npy: no such file"),
         (["--kernel", "cublas", "--device", "emulator"], 2, "does not run on the emulator"),
         (["--dtype", "complex32"], 2, "it takes float16"),
         (["--dtype", "fp16"], 2, "did you mean float16"),
@@ -371,6 +375,21 @@ def test_a_bench_that_does_not_fit_does_not_begin(more, monkeypatch):
 def test_data_and_errors_of_nothing_are_refused(more):
     done = CliRunner().invoke(cli, ["bench", "--device", "cpu", "--shapes", "8x8x0", *more])
     assert "8 x 8 x 0 is empty" in str(done.exception)
+
+
+def test_a_bench_that_times_nothing_fails(tmp_path):
+    file = tmp_path / "rows.json"
+    options = "--kernels", "naive", "--device", "cpu", "--shapes", 8, "--json", file
+    done = run("bench", *options, check=1)
+    assert "nothing could be timed: kernel naive does not run on the cpu" in one_line(done)
+    assert len(json.loads(file.read_text())["rows"]) == 1
+
+
+@pytest.mark.parametrize("given", [["--compute", "auto"], ["--dtype", "float16"]])
+def test_a_bench_without_tensor_cores_times_the_default_kernels(given):
+    options = "--device", "cpu", "--shapes", 8, "--samples", 1, "--json", "-"
+    (row,) = json.loads(said("bench", *given, *options))["rows"]
+    assert (row["kernel"], row["verdict"]) == ("blas", "passed")
 
 
 def test_bench_series_and_bad_names():

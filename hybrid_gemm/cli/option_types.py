@@ -198,10 +198,12 @@ class OptionType(click.ParamType):
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
         if not isinstance(value, str):
             return value
+        flag = param.opts[0] if param else self.name
         try:
-            return self.choice.parse(value)
+            parsed = self.choice.parse(value)
         except UsageError as error:
-            raise UsageError(f"{param.opts[0] if param else self.name}: {error}") from None
+            raise UsageError(f"{flag}: {error}") from None
+        return self.choice.check(flag, parsed)
 
     def shell_complete(self, ctx: Any, param: Any, incomplete: str) -> list[CompletionItem]:
         if self.name == "kernel":

@@ -26,7 +26,9 @@ def note(text: str) -> None:
 
 
 def on_stderr(text: str) -> str:
-    """The text as stderr gets it: a terminal breaks lines at spaces, and not inside a word."""
+    """The text as stderr gets it: a terminal breaks lines at spaces, and not inside a word.
+    Control characters, as files' names may have, are escaped."""
+    text = "".join(x if x.isprintable() or x in "\n\t" else repr(x)[1:-1] for x in text)
     if not (width := terminal.width(sys.stderr)):
         return text
     lines = (
