@@ -84,6 +84,11 @@ def test_ranks_write_for_the_terminal_of_mpirun():
     assert "start it without" in " ".join(in_terminal(40, "bench", before=before)[:4])
 
 
+def test_control_characters_of_names_are_escaped(capsys):
+    console.line("wrote a\x1b[31m\r.npy in 3 µs")
+    assert capsys.readouterr().out == "wrote a\\x1b[31m\\r.npy in 3 µs\n"
+
+
 def test_facts_stay_whole_in_a_terminal(monkeypatch):
     monkeypatch.setattr(console.console, "width", 40)
     monkeypatch.setattr(console.console, "soft_wrap", False)

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..arrays import npy_files, output_files
-from ..host import terminal
+from ..host import notes, terminal
 from ..ranks import launch
 from .table_layout import Column, fit
 
@@ -87,6 +87,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str =
 def line(text: str, indent: int = 0, *, first: int | None = None, style: str | None = None) -> None:
     """Prints a line on stdout, indented. A terminal gets it wrapped at spaces; its first line is
     indented by `first` where that differs."""
+    text = notes.printable(text)
     margins = " " * (indent if first is None else first), " " * indent
     if not console.soft_wrap:
         text = textwrap.fill(
