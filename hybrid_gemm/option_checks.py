@@ -15,6 +15,7 @@ from .errors import OptionTypeError, UsageError, nearest
 
 MAX_LEVELS = 6  # of Strassen's algorithm
 MOST_WORKERS = 1024  # a thread for each core of the largest hosts; plans of more take seconds
+MOST_RANKS = 65536  # of a dry run; the plan takes 8 s
 
 
 def _in_words(names: Iterable[str]) -> str:

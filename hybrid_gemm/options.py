@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import math
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -242,12 +243,19 @@ class Options:
         return cls(**given)
 
     def alone(self) -> Options:
-        """These options for one process; `OptionTypeError` where one is for MPI ranks only."""
+        """These options for one process. Raises `OptionTypeError` where one is for MPI ranks only,
+        `UsageError` for a grid of too many workers."""
         for name, choice in CHOICES.items():
             if choice.across_ranks and getattr(self, name) != DEFAULTS[name]:
                 raise OptionTypeError(
                     f"{name} is for products over ranks: give gemm or matmul comm too"
                 )
+        if self.grid and math.prod(self.grid) > MOST_WORKERS:
+            grid = " x ".join(map(str, self.grid))
+            raise UsageError(
+                f"the grid {grid} has {math.prod(self.grid)} parts, one a worker; it takes at "
+                f"most {MOST_WORKERS}"
+            )
         return self
 
     def across_ranks(self) -> Options:

@@ -6,6 +6,7 @@ import resource
 import signal
 import subprocess
 import time
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,7 +18,9 @@ from support.devices import REASONS
 
 import hybrid_gemm
 from hybrid_gemm import devices
-from hybrid_gemm.cli import cli
+from hybrid_gemm.bench import libraries
+from hybrid_gemm.cli import alone, cli
+from hybrid_gemm.errors import OutOfMemoryError
 from hybrid_gemm.host.installing import pip_install
 from hybrid_gemm.reporting import report
 
@@ -127,6 +130,27 @@ def test_empty_products():
         assert "passed" in said("run", "-m", m, "-n", n, "-k", k)
 
 
+def test_repetitions_hold_one_product(monkeypatch):
+    made, run_once = [], alone.Alone.run
+
+    def counting(*arguments):
+        assert not [x for x in made if x() is not None], "an older C is there"
+        result = run_once(*arguments)
+        made.append(weakref.ref(result.c))
+        return result
+
+    monkeypatch.setattr(alone.Alone, "run", counting)
+    said("run", "--size", 8, "--device", "cpu", "--repeat", 4, "--print")
+    assert len(made) == 4
+
+
+@pytest.mark.parametrize("alpha", [2**53 + 1, 2**63 - 1, -(2**63)])
+def test_whole_factors_keep_their_digits(alpha):
+    options = "run", "--size", 2, "--dtype", "int64", "--alpha", alpha, "--device", "cpu"
+    assert f"alpha={alpha} beta=0" in said(*options)
+    assert json.loads(said(*options, "--json", "-"))["problem"]["alpha"] == alpha
+
+
 def test_a_wrong_product_exits_3_and_leaves_no_file(files):
     folder, _a, _b = files
     script = (
@@ -186,7 +210,9 @@ def test_bad_input_files(files):
         (["A.npy", "B.npy", "-o", "no/where/C.npy"], 2, "no directory"),
         (["A.npy", "B.npy", "--beta", "2"], 2, "no C was given"),
         (["--threads", "0"], 2, "at least 1"),
-        (["--ranks", "0", "--dry-run"], 2, "at least 1"),
+        (["--ranks", "0", "--dry-run"], 2, "it takes 1 to 65536"),
+        (["--ranks", "65537", "--dry-run"], 2, "it takes 1 to 65536"),
+        (["--grid", "99999999999,1,1"], 2, "one a worker; it takes at most 1024"),
         (["--threads", "-4"], 2, "at least 1"),
         (["--split", "diagonal"], 2, "rows, cols and auto"),
         (["--device", "tpu"], 2, "no device is called 'tpu'"),
@@ -195,10 +221,17 @@ def test_bad_input_files(files):
         (["--device", "emulator", "--kernel", "shared_tile",
           "--param", "TILES=8"], 2, "did you mean TILE"),
         (["--device", "emulator", "--kernel", "shared_tile", "--param", "TILE=64"], 2, "TILE"),
+        (["--device", "emulator", "--kernel", "shared_tile", "--param", "TILE=8",
+          "--param", "TILE=16"], 2, "TILE=8 and TILE=16 were given"),
+        (["--dry-run", "--print"], 2, "--dry-run makes none"),
         (["--device", "emulator", "--kernel", "shared_tile",
           "--param", "TILE=x"], 2, "NAME=NUMBER"),
         (["--device", "emulator", "--kernel", "one_block", "--size", "64"], 2, "m * n"),
         (["--device", "cpu", "--kernel", "naive"], 2, "does not run on the cpu"),
+        (["--device", "cpu", "--kernel", "naive", "-m", "0"], 2, "does not run on the cpu"),
+        (["--max-device-memory", "-8GiB"], 2, "--max-device-memory is -"),
+        (["--grid", "1,1"], 2, "the --grid 1 x 1 was given"),
+        (["a\x1b[31m\r.npy", "B.npy"], 2, r"a\x1b[31m\r.npy: no such file"),
         (["--kernel", "cublas", "--device", "emulator"], 2, "does not run on the emulator"),
         (["--dtype", "complex32"], 2, "it takes float16"),
         (["--dtype", "fp16"], 2, "did you mean float16"),
@@ -320,6 +353,43 @@ def test_bench_has_time_and_verdict_in_each_row(tmp_path, device):
         else:
             assert row["verdict"] == "passed" and row["time_ms"] > 0
     assert path.read_text().splitlines()[0].startswith("kernel,params,m,n,k")
+
+
+@pytest.mark.parametrize("command", ["bench", "tune", "warm"])
+@pytest.mark.parametrize("shapes", ["9999999999", "1x1x2147483648", "2000000000:4000000000:x2"])
+def test_sides_that_no_kernel_takes_are_refused(command, shapes):
+    done = CliRunner().invoke(cli, [command, "--device", "cpu", "--shapes", shapes])
+    assert "a side is at most 2147483647" in str(done.exception)
+
+
+@pytest.mark.parametrize("more", [[], ["--accuracy"], ["--libraries"]])
+def test_a_bench_that_does_not_fit_does_not_begin(more, monkeypatch):
+    monkeypatch.setattr(libraries, "Runner", None)  # nothing is measured
+    given = ["bench", "--device", "cpu", "--shapes", "64,2147483647x2147483647x1", *more]
+    done = CliRunner().invoke(cli, given)
+    assert isinstance(done.exception, OutOfMemoryError), done.exception
+    assert "2147483647 x 2147483647 x 1 needs" in str(done.exception)
+
+
+@pytest.mark.parametrize("more", [["--accuracy"], ["--data", "huge"]])
+def test_data_and_errors_of_nothing_are_refused(more):
+    done = CliRunner().invoke(cli, ["bench", "--device", "cpu", "--shapes", "8x8x0", *more])
+    assert "8 x 8 x 0 is empty" in str(done.exception)
+
+
+def test_a_bench_that_times_nothing_fails(tmp_path):
+    file = tmp_path / "rows.json"
+    options = "--kernels", "naive", "--device", "cpu", "--shapes", 8, "--json", file
+    done = run("bench", *options, check=1)
+    assert "nothing could be timed: kernel naive does not run on the cpu" in one_line(done)
+    assert len(json.loads(file.read_text())["rows"]) == 1
+
+
+@pytest.mark.parametrize("given", [["--compute", "auto"], ["--dtype", "float16"]])
+def test_a_bench_without_tensor_cores_times_the_default_kernels(given):
+    options = "--device", "cpu", "--shapes", 8, "--samples", 1, "--json", "-"
+    (row,) = json.loads(said("bench", *given, *options))["rows"]
+    assert (row["kernel"], row["verdict"]) == ("blas", "passed")
 
 
 def test_bench_series_and_bad_names():

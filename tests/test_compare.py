@@ -1,11 +1,12 @@
 """`hybrid-gemm compare`, and what repeated measurements say of themselves."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from support.command import run
+from support.command import one_line, run
 
 from hybrid_gemm.bench import compare, study
 from hybrid_gemm.bench.compare import FASTER, ONE_SAMPLE, SLOWER, WITHIN
@@ -85,6 +86,48 @@ def test_what_cannot_be_compared_is_refused(tmp_path):
     assert "no such file" in str(missing.exception)
 
 
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[]", "holds no result"),
+        ("5", "holds no result"),
+        ("null", "holds no result"),
+        ("[" * 100_000, "is not JSON"),
+        ('{"rows": ' + "1" * 5000 + "}", "is not JSON"),
+        ("\udce9", "is not JSON"),
+        ('{"rows": [1]}', "no whole result"),
+        ('{"rows": [{"time_ms": 1.0, "m": 1}]}', "no whole result"),
+        ('{"rows": [{"time_ms": "a", "m": 1, "n": 1, "k": 1, "kernel": "x"}]}', ""),
+        ('{"totals_ms": [], "problem": {}}', ""),
+        ('{"traceEvents": []}', ""),
+        ('{"traceEvents": [{"name": "a"}], "otherData": {}}', ""),
+        ('{"experiments": [{}]}', ""),
+        ('{"experiments": 5}', ""),
+        ('{"rows": [{"gflops": 1}]}', ""),
+        ('{"rows": [{"gflops": null, "time_ms": null, "m": 1, "n": 1, "k": 1, "kernel": "x"}],'
+         ' "device": {"name": "cpu"}}', ""),
+    ],
+    ids=range(16),
+)  # fmt: skip
+def test_files_of_another_form_are_refused(tmp_path, text, says):
+    file = tmp_path / "strange.json"
+    file.write_bytes(text.encode(errors="surrogateescape"))
+    for command in (["compare", file, file], ["plot", file, "-o", tmp_path / "x.svg"]):
+        done = CliRunner().invoke(cli, [*map(str, command)])
+        assert isinstance(done.exception, UsageError), done.exception
+        if says != "no whole result" or command[0] == "compare":
+            assert says in str(done.exception)
+        assert os.listdir(tmp_path) == ["strange.json"]
+
+
+def test_what_is_no_regular_file_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for name, what in (("pipe", "a pipe"), ("/dev/zero", "a character device")):
+        for command in (["compare", name, name], ["plot", name, "-o", "x.svg"]):
+            done = run(*command, cwd=tmp_path, check=2)
+            assert f"is {what}, not a regular file" in one_line(done)
+
+
 @pytest.mark.parametrize("name", ["ladder_h200", "peers4_h200", "fp32x3_h200"])
 def test_committed_results_are_within_the_noise_of_themselves(name):
     data = json.loads((RESULTS / f"{name}.json").read_text())
@@ -108,6 +151,19 @@ def test_runs_are_compared_and_say_their_spread(tmp_path):
 
 
 # --- bench --------------------------------------------------------------------------------
+
+
+def test_an_empty_product_has_no_time_to_compare(tmp_path):
+    file = str(tmp_path / "empty.json")
+    options = ["run", "-m", "0", "-n", "4", "-k", "4", "--device", "cpu", "--repeat", "2"]
+    done = CliRunner().invoke(cli, [*options, "--json", file])
+    assert done.exit_code == 0, done.output
+    assert "2 runs: median 0 ms" in done.output and "spread" not in done.output
+    with pytest.raises(UsageError, match="no times to compare"):
+        compare.rows_of(json.loads(Path(file).read_text()), file)
+    untimed = result(row() | {"time_ms": None})
+    with pytest.raises(UsageError, match="old has no times to compare"):
+        compare.compare(untimed, untimed, names=("old", "new"))
 
 
 def test_outliers_are_counted_and_named():

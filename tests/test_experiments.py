@@ -2,7 +2,9 @@
 
 import csv
 import dataclasses
+import errno
 import json
+import os
 import re
 from pathlib import Path
 
@@ -13,10 +15,11 @@ from support import invented
 from support.devices import needs, on
 
 from hybrid_gemm import catalog
+from hybrid_gemm.arrays import output_files
 from hybrid_gemm.cli import cli
 from hybrid_gemm.cli.pictures import pictures
 from hybrid_gemm.devices.cuda import nvrtc
-from hybrid_gemm.errors import UsageError
+from hybrid_gemm.errors import HybridGemmError, UsageError
 from hybrid_gemm.experiments import document, engine, measure, output
 from hybrid_gemm.experiments.base import (
     CONFIRMED,
@@ -197,6 +200,8 @@ def test_a_measurement_that_cannot_run_is_a_row_with_its_reason():
 
 
 def test_unknown_names():
+    with pytest.raises(UsageError, match="called 'nosuch'"):
+        engine.choose_experiments(["all", "nosuch"])
     with pytest.raises(UsageError, match="did you mean row_split"):
         engine.choose_experiments(["rowsplit"])
     with pytest.raises(UsageError, match="small, full"):
@@ -233,12 +238,47 @@ def test_files_whole_or_not_at_all(tmp_path, full, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_a_folder_of_other_files_is_refused(tmp_path, full):
+@pytest.mark.parametrize("results", [None, "{}", "[]", '{"experiments": 5}', "no JSON"])
+def test_a_folder_of_other_files_is_refused(tmp_path, full, results):
     (tmp_path / "mine.txt").write_text("keep")
+    if results is not None:
+        (tmp_path / "results.json").write_text(results)
     with pytest.raises(UsageError, match="other files"):
         output.write(str(tmp_path), full)
+    assert (tmp_path / "mine.txt").read_text() == "keep"
     with pytest.raises(UsageError, match="no directory"):
         output.check_directory(str(tmp_path / "no" / "out"))
+
+
+def test_only_what_earlier_results_wrote_is_replaced(tmp_path, full):
+    def some(name):
+        return full | {"experiments": [x for x in full["experiments"] if x["name"] == name]}
+
+    output.write(str(tmp_path), some("device_query"))
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "mine.csv").write_text("keep")
+    output.write(str(tmp_path), some("emulation"))
+    names = {".git", "mine.csv", "emulation.csv", "report.md", "results.json"}
+    assert {path.name for path in tmp_path.iterdir()} == names
+
+
+def test_results_on_a_full_disk_leave_the_earlier_ones(tmp_path, full, monkeypatch):
+    some = full | {"experiments": [x for x in full["experiments"] if x["name"] == "device_query"]}
+    output.write(str(tmp_path / "out"), some)
+    before = {path.name: path.stat().st_ino for path in (tmp_path / "out").iterdir()}
+    write = output_files.OutputFile.write
+
+    def fail(file, data):
+        if file.name == "results.json":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(file, data)
+
+    monkeypatch.setattr(output_files.OutputFile, "write", fail)
+    for folder in ("out", "new"):
+        with pytest.raises(HybridGemmError, match=f"{folder}/results.json: No space left"):
+            output.write(str(tmp_path / folder), some)
+    assert {path.name: path.stat().st_ino for path in (tmp_path / "out").iterdir()} == before
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
 DRAWN = [name for name, experiment in EXPERIMENTS.items() if experiment.picture]
@@ -345,6 +385,28 @@ def test_reproduce_command(tmp_path):
     assert "confirmed" in made.output
     named = run(cli, ["reproduce"])
     assert isinstance(named.exception, UsageError)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["device_query", "--device", "cpu", "--gpus", "0"], "the device is cpu"),
+        (["device_query", "--seed", "-1"], "it takes 0 to 2^63 - 1"),
+        (["device_query", "--seed", str(2**63)], "it takes 0 to 2^63 - 1"),
+        (["device_query", "-o", ""], "'' names no folder"),
+        (["device_query", "-o", "out", "--json", "out"], "--json out is in out"),
+        (["device_query", "-o", "out", "--json", "out/x.json"], "leave out --json"),
+        (["--list", "--json", "x.json"], "--json is for results, and --list shows none"),
+        (["--list", "-o", "out"], "-o is for results"),
+        (["--list", "ladder"], "leave out the names"),
+    ],
+)
+def test_what_reproduce_cannot_do_is_refused_at_once(arguments, says, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(cli, ["reproduce", *arguments])
+    assert isinstance(done.exception, UsageError), done.exception
+    assert says in str(done.exception)
+    assert not list(tmp_path.iterdir())
 
 
 # --- the page -----------------------------------------------------------------------------

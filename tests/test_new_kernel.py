@@ -1,5 +1,6 @@
 """`hybrid-gemm new-kernel`: a file that compiles, multiplies and is found."""
 
+import errno
 import json
 import os
 import shutil
@@ -14,7 +15,7 @@ from hybrid_gemm import catalog
 from hybrid_gemm.bench import kernels, search, selection, study
 from hybrid_gemm.catalog import files, template
 from hybrid_gemm.cli import cli
-from hybrid_gemm.errors import UsageError
+from hybrid_gemm.errors import HybridGemmError, UsageError
 from hybrid_gemm.host import notes
 
 
@@ -94,6 +95,12 @@ def test_never_overwrites(own):
     assert path.read_text().endswith("// my work\n")
 
 
+@pytest.mark.parametrize("name", ["auto", "own", "gemm_own"])
+def test_names_with_another_meaning(own, name):
+    with pytest.raises(UsageError, match="lets kernels be chosen; give the kernel another name"):
+        template.write(name)
+
+
 @pytest.mark.parametrize("name", ["", "Mine", "1st", "my-kernel", "../mine", "a b"])
 def test_names(own, name):
     with pytest.raises(UsageError, match="cannot name"):
@@ -107,8 +114,27 @@ def test_other_folders(own, tmp_path_factory):
     folder = elsewhere / "made" / "here"
     assert template.write("yours", str(folder)).parent == folder
     (elsewhere / "file").touch()
-    with pytest.raises(UsageError, match=r"cannot write .* Not a directory"):
-        template.write("yours", str(elsewhere / "file" / "no"))
+    for given, says in (
+        (elsewhere / "file" / "no", "cannot make the folder .* Not a directory"),
+        (elsewhere / "file", "is a file; name a folder"),
+        ("", "'' names no folder"),
+    ):
+        with pytest.raises(UsageError, match=says):
+            template.write("theirs", str(given))
+
+
+def test_a_full_disk_leaves_nothing(own, monkeypatch):
+    replace = os.replace
+
+    def fail(*_names):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(HybridGemmError, match=r"could not write .*gemm_mine.cu: No space left"):
+        template.write("mine")
+    assert os.listdir(own) == []
+    monkeypatch.setattr(os, "replace", replace)
+    template.write("mine")
 
 
 def test_a_folder_that_is_not_there(own, monkeypatch):

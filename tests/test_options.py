@@ -117,6 +117,8 @@ def test_wrong_types_are_named(options, message):
         ({"max_device_memory": "8 bananas"}, "not a size"),
         ({"max_device_memory": "inf GiB"}, "not a size"),
         ({"grid": (2, 1, 1), "split": "rows"}, "beside the split"),
+        ({"grid": (1025, 1, 1)}, "1025 x 1 x 1 has 1025 parts.* at most 1024"),
+        ({"grid": (2**40, 2**40, 1)}, "at most 1024"),
         ({"levels": 9}, "0 to 6"),
         ({"gpus": (0, 0)}, "different GPU numbers"),
         ({"device": "CPU"}, "did you mean cpu"),

@@ -82,7 +82,6 @@ def test_wrong_rows_are_found_and_tables_shown(capsys):
         lambda: KernelStudy([], [(8, 8, 8)], device="cpu", samples=0),
         lambda: KernelStudy([], [(8, 8, 8)], device="cpu", cold=True),
         lambda: KernelStudy([], [(8, 8, 8)], device="cpu", dtypes=["int8"]),
-        lambda: KernelStudy([], [(8, 8, 8)], device="cpu"),
         lambda: AccuracyStudy([(8, 8, 8)], device="cpu", data=["odd"]),
         lambda: LibraryStudy([(8, 8, 8)], device="cpu", samples=0),
         lambda: LibraryStudy([(8, 8, 8)], device="none"),

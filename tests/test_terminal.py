@@ -27,12 +27,13 @@ def test_numbers_stay_whole_in_narrow_terminals(width):
     assert "empty" not in done.stdout
 
 
-def in_terminal(width: int, *arguments, before=()) -> list[str]:
+def in_terminal(width: int, *arguments, before=(), **changes: str) -> list[str]:
     """The lines that the command, after `before`, writes to a terminal so wide."""
     primary, secondary = pty.openpty()
     termios.tcsetwinsize(secondary, (50, width))
     env = environment(TERM="xterm", **MPI_ENVIRONMENT)
     env.pop("COLUMNS", None)  # which would count instead of the terminal's
+    env |= changes
     with subprocess.Popen(
         [*before, *COMMAND, *map(str, arguments)], stdin=secondary, stdout=secondary,
         stderr=secondary, env=env,
@@ -65,6 +66,12 @@ def test_no_word_is_cut_in_a_terminal(arguments):
     assert words[0] == words[1]
 
 
+@pytest.mark.parametrize("columns", ["0", "-5", "wide", ""])
+def test_columns_that_are_no_width_are_those_of_the_terminal(columns):
+    lines = in_terminal(60, "kernels", "shared_tile", COLUMNS=columns)
+    assert "shared_tile" in " ".join(lines) and 40 < max(map(len, lines)) <= 60, lines
+
+
 @needs_mpirun
 def test_ranks_write_for_the_terminal_of_mpirun():
     job = "run", "--size", 64, "--device", "cpu", "--split", "cols"
@@ -75,6 +82,11 @@ def test_ranks_write_for_the_terminal_of_mpirun():
     (error,) = in_terminal(300, "bench", before=before)[:1]
     assert error.endswith("started 2; start it without")
     assert "start it without" in " ".join(in_terminal(40, "bench", before=before)[:4])
+
+
+def test_control_characters_of_names_are_escaped(capsys):
+    console.line("wrote a\x1b[31m\r.npy in 3 µs")
+    assert capsys.readouterr().out == "wrote a\\x1b[31m\\r.npy in 3 µs\n"
 
 
 def test_facts_stay_whole_in_a_terminal(monkeypatch):

@@ -47,7 +47,7 @@ class NpyFile:
         self.name = name = os.fspath(path)
         try:
             # Asked before opening: opening a named pipe would wait for a writer.
-            if reason := _not_a_file(os.stat(name).st_mode):
+            if reason := not_a_file(os.stat(name).st_mode):
                 raise UsageError(f"{name} {reason}; give a .npy file")
             with open(name, "rb") as file:
                 self._found = os.fstat(file.fileno())
@@ -173,7 +173,7 @@ def _read_header(file: BinaryIO, name: str, size: int) -> tuple[tuple[int, ...],
     return shape, fortran, dtype
 
 
-def _not_a_file(mode: int) -> str | None:
+def not_a_file(mode: int) -> str | None:
     """What a path with this mode is, if it is no regular file: "is a directory, not ..."."""
     if stat.S_ISREG(mode):
         return None
@@ -229,7 +229,7 @@ def check_output(path: Path, inputs: Iterable[Path] = ()) -> str:
         raise UsageError(f"cannot write {name}: the working directory was removed") from None
     folder = os.path.dirname(target)
 
-    if found and (reason := _not_a_file(found.st_mode)):
+    if found and (reason := not_a_file(found.st_mode)):
         raise UsageError(f"cannot write {name}: it {reason}; give a file name")
     if not os.path.basename(name):
         raise UsageError(f"cannot write {name!r}: it names no file")

@@ -17,6 +17,7 @@ import re
 import socket
 import stat
 import weakref
+from collections.abc import Mapping
 
 from ..errors import HybridGemmError, UsageError
 
@@ -119,14 +120,26 @@ def open_kept(path: str) -> int:
 
 
 def write_file(target: str, data: bytes) -> None:
-    """Writes a whole file or nothing. Raises `OSError` or `HybridGemmError`."""
-    file = OutputFile(target)
-    try:
-        file.write(data)
-        os.fsync(file.descriptor)
-        file.commit()
-    finally:
-        file.abort()
+    """Writes a whole file or nothing. Raises `HybridGemmError` where the disk is full, say."""
+    write_files({target: data})
+
+
+def write_files(contents: Mapping[str, bytes]) -> None:
+    """Writes files, each whole or not at all: all are on the disk before the first takes its
+    place. Raises `HybridGemmError`, which names the file."""
+    with contextlib.ExitStack() as stack:
+        files = []
+        for target, data in contents.items():
+            try:
+                file = OutputFile(target)
+                stack.callback(file.abort)
+                file.write(data)
+                os.fsync(file.descriptor)
+            except OSError as error:
+                raise HybridGemmError(f"could not write {target}: {error.strerror}") from None
+            files.append(file)
+        for file in files:
+            file.commit()
 
 
 def sync(path: str) -> None:

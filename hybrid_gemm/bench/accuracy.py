@@ -8,7 +8,7 @@ is computed on the device that multiplied.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -34,6 +34,7 @@ from .study import (
     Shape,
     Table,
     cell,
+    check_memory,
     multiply_once,
     open_device,
     sizes,
@@ -50,6 +51,7 @@ KINDS = {
     "wide": "each element scaled by 2^-30 to 2^30",
     "huge": "each row of A has an element of 10^8 whose partner is 0, each column of B too",
 }
+FLOAT_AND_DOUBLES = 4 + 8 + 8  # bytes an element: itself and for the reference, or its bound
 GPU_SHAPES: list[Shape] = [(1024, 1024, 2**i) for i in range(8, 17)]
 HOST_SHAPES: list[Shape] = [(128, 128, k) for k in (256, 1024, 4096)]
 Draw = Callable[[str, int, int, str], Array]  # operand, rows, cols, fill -> a new matrix
@@ -88,6 +90,13 @@ def make(kind: str, m: int, n: int, k: int, draw: Draw) -> tuple[Array, Array]:
 def _check_kind(kind: str) -> None:
     if kind not in KINDS:
         raise UsageError(f"no data is called {kind!r}; there are {', '.join(KINDS)}")
+
+
+def check_sides(shapes: Iterable[Shape], what: str) -> None:
+    """Raises `UsageError` for a product without elements, which has no such data or errors."""
+    for m, n, k in shapes:
+        if min(m, n, k) < 1:
+            raise UsageError(f"{m} x {n} x {k} is empty; {what} takes sides of at least 1")
 
 
 def ways(device: Device, problem: Problem) -> dict[str, tuple[Variant, Problem]]:
@@ -139,9 +148,12 @@ class AccuracyStudy:
     def __post_init__(self) -> None:
         for kind in self.data:
             _check_kind(kind)
+        check_sides(self.shapes, "accuracy")
         self.opened, self.device_note = open_device(self.device)
         self.stream = self.opened.stream()
         self.shapes = self.shapes or (GPU_SHAPES if self.opened.on_gpu else HOST_SHAPES)
+        check_memory(self.shapes, 4 if self.opened.on_gpu else FLOAT_AND_DOUBLES,
+                     on_gpu=self.opened.on_gpu)  # fmt: skip
 
     @property
     def steps(self) -> int:

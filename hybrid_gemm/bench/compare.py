@@ -25,20 +25,28 @@ _KEYS = ("kernel", "way", "params", "settings", "memory", "c", "gpus", "m", "n",
 
 
 def rows_of(data: Mapping[str, Any], name: str) -> list[Row]:
-    """The timed rows of a result of `bench` or `run`, with their samples. Raises `UsageError` for
-    other data; `name` is the file's."""
-    if "totals_ms" in data and "problem" in data:
-        verdict = data.get("verify")
-        return [{
-            **{x: data["problem"][x] for x in ("m", "n", "k", "dtype")}, "kernel": data["kernel"],
-            "params": data["params"], "split": data["plan"]["split"],
-            "samples_ms": data["totals_ms"], "time_ms": statistics.median(data["totals_ms"]),
-            "verdict": verdict and ("passed" if verdict["passed"] else "FAILED"),
-        }]  # fmt: skip
-    rows = data.get("rows")
+    """The timed rows of a result of `bench` or `run`, with their samples. Raises `UsageError`
+    where there are none; `name` is the file's."""
+    rows = [_row_of_run(data)] if "totals_ms" in data and "problem" in data else data.get("rows")
+    timed: list[Row] = []
     if isinstance(rows, list) and rows and "time_ms" in rows[0] and "m" in rows[0]:
-        return [{"samples_ms": [r["time_ms"]], **r} for r in rows if r["time_ms"] is not None]
-    raise UsageError(f"{name} has no times to compare; give files of bench --json or run --json")
+        # An empty product takes no time.
+        timed = [{"samples_ms": [r["time_ms"]], **r} for r in rows if r["time_ms"]]
+    if not timed:
+        raise UsageError(
+            f"{name} has no times to compare; give files of bench --json or run --json"
+        )
+    return timed
+
+
+def _row_of_run(data: Mapping[str, Any]) -> Row:
+    verdict = data.get("verify")
+    return {
+        **{x: data["problem"][x] for x in ("m", "n", "k", "dtype")}, "kernel": data["kernel"],
+        "params": data["params"], "split": data["plan"]["split"],
+        "samples_ms": data["totals_ms"], "time_ms": statistics.median(data["totals_ms"]),
+        "verdict": verdict and ("passed" if verdict["passed"] else "FAILED"),
+    }  # fmt: skip
 
 
 def compare(

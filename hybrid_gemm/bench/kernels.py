@@ -42,6 +42,7 @@ from .study import (
     Shape,
     Table,
     cell,
+    check_memory,
     judged,
     multiply_once,
     open_device,
@@ -71,7 +72,8 @@ def beside_cublas(
     """Our kernel that multiplies a problem on tensor cores, and on GPUs cuBLAS beside it: with
     the same arithmetic, or in fp32 where cuBLAS has none as accurate."""
     if not arithmetic.takes(problem):
-        raise UsageError(f"{problem} in {problem.compute} is for no tensor core: name kernels")
+        raise UsageError(f"{problem} in {problem.compute} is for no tensor core: leave out "
+                         "--compute, or name kernels by --kernels")  # fmt: skip
     cublas = "cublas_tf32" if problem.compute == "tf32" else "cublas"
     beside = [catalog.get(cublas).variant()] if device.on_gpu else []
     return [tensor_core_kernel(arithmetic, device, problem, layout), *beside]
@@ -99,13 +101,14 @@ class _Timed:
 class KernelStudy:
     """Times of kernels with the data on the device: a row a variant, shape, layout and dtype.
 
-    `variants` are timed at each of `shapes`; they may be a function of the problem and its
-    layout. Without any, the kernel for tensor cores is timed beside cuBLAS, where `compute` or a
-    narrow dtype asks for it. A row takes up to `samples` samples, fewer once the median's
-    standard error is below the fraction `noise` of it. With `cold` the L2 cache of the GPU holds
-    none of A, B and C when a product starts. `data` is a kind of `accuracy.KINDS`. With `calls`,
-    what a call of `gemm` takes the host is measured too, on GPUs: it does not wait for the product.
-    A variant that cannot run a shape is a row whose note says why.
+    `variants` are timed at each of `shapes`; they may be a function of the problem and its layout.
+    Without any, the kernel for tensor cores is timed beside cuBLAS, where `compute` or a narrow
+    dtype asks for it, and without tensor cores each of the device's kernels. A row takes up to
+    `samples` samples, fewer once the median's standard error is below the fraction `noise` of it.
+    With `cold` the L2 cache of the GPU holds none of A, B and C when a product starts. `data` is a
+    kind of `accuracy.KINDS`. With `calls`, what a call of `gemm` takes the host is measured too, on
+    GPUs: it does not wait for the product. A variant that cannot run a shape is a row whose note
+    says why.
 
         run(KernelStudy(select(["naive"], False, {}), [(1024,) * 3], device="cuda"))
     """
@@ -139,6 +142,8 @@ class KernelStudy:
         self.opened, self.device_note = open_device(self.device)
         if self.cold and not self.opened.on_gpu:
             raise UsageError(f"a cold L2 is for the cuda device; this is {self.opened.kind}")
+        for dtype in self.dtypes:
+            check_memory(self.shapes, catalog.ITEM_SIZE[dtype], on_gpu=self.opened.on_gpu)
         self.stream = self.opened.stream()
         arithmetic = compute_modes.arithmetic_for(
             self.compute, None, kind=self.opened.kind, arch=self.opened.capability
@@ -162,6 +167,8 @@ class KernelStudy:
                 raise UsageError(f"--dtype {dtype!r}: kernels have {', '.join(known)}")
             if self.data != "normal" and dtype != "float32":
                 raise UsageError(f"--data {self.data} is float32, and --dtype {dtype} was given")
+        if self.data != "normal":
+            accuracy.check_sides(self.shapes, f"data that is {self.data}")
         if self.samples < 1 or not self.noise >= 0:  # NaN too
             raise UsageError("samples are 1 or more, and noise 0 or more")
 
@@ -170,6 +177,9 @@ class KernelStudy:
         variants = self.variants
         if callable(variants):
             return variants
+        if not variants and arithmetic.variant is None:  # no tensor cores
+            kernels = [k for k in catalog.gemm_kernels() if self.opened.kind in k.runs_on]
+            variants = [kernel.variants()[0] for kernel in kernels]
         if not variants:
             return lambda problem, layout: beside_cublas(arithmetic, self.opened, problem, layout)
         return lambda problem, _layout: [compute_modes.as_asked(v, problem) for v in variants]

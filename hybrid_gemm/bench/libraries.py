@@ -32,7 +32,7 @@ from ..planning import cost_model, link_rates
 from ..planning.partition import cut
 from ..problem import Problem
 from ..runner import Runner
-from .study import Advance, Row, Shape, Table, cell, judged, sizes
+from .study import Advance, Row, Shape, Table, cell, check_memory, judged, sizes
 
 BLOCKS = (2048, 4096, 8192)  # of cuBLASXt
 MEMORIES = ("pageable", "pinned")
@@ -109,6 +109,7 @@ class LibraryStudy:
             raise UsageError(f"--dtype {self.dtype!r}: libraries multiply float32 and float64")
         if self.samples < 1:
             raise UsageError("samples are 1 or more")
+        check_memory(self.shapes, np.dtype(self.dtype).itemsize)
 
     @property
     def steps(self) -> int:

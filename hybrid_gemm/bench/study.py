@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -22,6 +22,8 @@ from ..catalog import ITEM_SIZE, Variant
 from ..devices import decisions
 from ..devices.base import Device, Stream
 from ..devices.kernel_device import KernelDevice
+from ..errors import OutOfMemoryError, in_words
+from ..host.resources import memory_available
 from ..kernel_choice import compute_modes, on_gpu
 from ..problem import Problem, is_float
 from ..reporting import console, markdown
@@ -172,6 +174,19 @@ def open_device(asked: str) -> tuple[Device, str]:
     where `asked` left that open ("auto"). Raises `UsageError` and `UnavailableError`."""
     kind, why = devices.choose(asked)
     return devices.open_first(kind), f"device: {kind} ({why})" if why else ""
+
+
+def check_memory(shapes: Iterable[Shape], bytes_each: int, *, on_gpu: bool = False) -> None:
+    """Raises `OutOfMemoryError` where a product does not fit in the host's memory: A, B and C with
+    so many bytes an element, or, for a GPU, the larger of A and B, which are made one by one."""
+    have = memory_available()
+    for m, n, k in shapes:
+        need = bytes_each * (max(m * k, k * n) if on_gpu else m * k + k * n + m * n)
+        if need > have:
+            raise OutOfMemoryError(
+                f"{m} x {n} x {k} needs {in_words(need)} of host memory and {in_words(have)} is "
+                "available; give smaller --shapes"
+            )
 
 
 def tensor_core_kernel(

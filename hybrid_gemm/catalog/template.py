@@ -7,7 +7,9 @@ import re
 from pathlib import Path
 
 from .. import catalog
-from ..errors import UsageError
+from ..errors import HybridGemmError, UsageError
+from ..host.cache import atomic_write
+from ..options import AUTOMATIC_KERNELS
 
 _TEMPLATE = r"""/*---
 summary = "SAY IN ONE LINE WHAT NAME DOES"
@@ -83,29 +85,45 @@ def text(name: str) -> str:
 
 
 def write(name: str, directory: str | None = None) -> Path:
-    """Writes `gemm_NAME.cu` where the catalog finds it, and returns its path.
+    """Writes `gemm_NAME.cu`, whole or not at all, where the catalog finds it; returns its path.
 
-    Never overwrites: `UsageError` if a kernel has that name, or the folder cannot be written.
+    Never overwrites: `UsageError` if a kernel has that name, or the folder cannot be written;
+    `HybridGemmError` where the disk is full, say.
     """
     name = name.removeprefix("gemm_")
     content = text(name)
+    if name in AUTOMATIC_KERNELS:
+        raise UsageError(f"--kernel {name} lets kernels be chosen; give the kernel another name")
     if name in catalog.kernels():
         raise UsageError(f"there is a kernel called {name} already: {catalog.kernels()[name].path}")
-    folder = Path(directory) if directory else _own_folder()
+    folder = _own_folder() if directory is None else _made(directory)
     path = folder / f"gemm_{name}.cu"
-    try:
-        if directory:
-            folder.mkdir(parents=True, exist_ok=True)
-        with path.open("x", encoding="utf-8") as file:
-            file.write(content)
-    except FileExistsError:
-        raise UsageError(f"{path} exists; give another name") from None
-    except OSError as error:
+    if path.exists():
+        raise UsageError(f"{path} exists; give another name")
+    if not os.access(folder, os.W_OK | os.X_OK):
         raise UsageError(
-            f"cannot write {path}: {error.strerror}; name a folder with --directory"
-        ) from None
+            f"cannot write {path}: no permission in {folder}; name a folder with --directory"
+        )
+    try:
+        atomic_write(path, content.encode())
+    except OSError as error:
+        raise HybridGemmError(f"could not write {path}: {error.strerror}") from None
     catalog.kernels.cache_clear()
     return path
+
+
+def _made(directory: str) -> Path:
+    """The folder of --directory, which is made where it is not there."""
+    if not directory:
+        raise UsageError("--directory '' names no folder")
+    folder = Path(directory)
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"--directory {directory} is a file; name a folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot make the folder {directory}: {error.strerror}") from None
+    return folder
 
 
 def _own_folder() -> Path:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..arrays.npy_files import NpyWriter
+from ..errors import UsageError
 from ..execution.result import Result
 from ..host.notes import warn
 from ..options import Options
@@ -50,6 +51,11 @@ class Alone:
         self.problem = runner.plans.settle(problem)
         self.plan = runner.plan(problem, resident=resident)
         self.variant = runner.variant(self.plan)
+        if runner.kind not in self.variant.kernel.runs_on:  # an empty product asks no kernel
+            raise UsageError(
+                f"kernel {self.variant.name} does not run on the {runner.kind} device; it runs on "
+                f"{', '.join(self.variant.kernel.runs_on)}"
+            )
         return f"device: {runner.kind} ({runner.note})" if runner.note else ""
 
     def load(self, inputs: Inputs) -> None:

@@ -7,7 +7,14 @@ import click
 from ..errors import SlowerError, UsageError, VerificationError
 from .help import Command
 from .option_types import File
-from .shared import json_option, markdown_option, say, writable, write_result
+from .shared import (
+    json_option,
+    markdown_option,
+    reading_results,
+    say,
+    writable,
+    write_result,
+)
 
 
 @click.command(
@@ -50,8 +57,10 @@ def compare(
     if not 0 <= least < 1:
         raise UsageError(f"--least {least:g}: it takes a fraction from 0 to 1, such as 0.02")
     writable(json_file, markdown_file, inputs=[old, new])
-    data = comparing.compare(load(old), load(new), names=(old, new), least=least)
-    table, words = comparing.table(data), comparing.words(data)
+    before, after = load(old), load(new)
+    with reading_results(old, new):
+        data = comparing.compare(before, after, names=(old, new), least=least)
+        table, words = comparing.table(data), comparing.words(data)
     if len(set(data["devices"])) > 1:
         say(f"note: the devices differ: {' and '.join(map(repr, data['devices']))}")
     if markdown_file:

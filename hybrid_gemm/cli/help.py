@@ -43,11 +43,11 @@ def _set(context: click.Context, parameter: click.Parameter, value: bool) -> Non
 def _talk_options() -> list[click.Parameter]:
     return [
         click.Option(
-            ["-v", "--verbose"], is_flag=True, expose_value=False, callback=_set,
+            ["-v", "--verbose"], is_flag=True, expose_value=False, callback=_set, is_eager=True,
             help="Say more: the plan before a result, every repetition, tracebacks of errors.",
         ),
         click.Option(
-            ["-q", "--quiet"], is_flag=True, expose_value=False, callback=_set,
+            ["-q", "--quiet"], is_flag=True, expose_value=False, callback=_set, is_eager=True,
             help="Write nothing on stderr but errors: no notes and no progress bar.",
         ),
     ]  # fmt: skip

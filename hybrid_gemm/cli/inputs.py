@@ -138,7 +138,7 @@ def _check_files(request: InputRequest) -> None:
             f"{counted(len(files), 'file')} given; give A.npy and B.npy, or neither{third}"
         )
     if request.beta and request.c_file is None:
-        raise UsageError(f"--beta {request.beta:g} scales C, and no C was given; -c C.npy gives it")
+        raise UsageError(f"--beta {request.beta} scales C, and no C was given; -c C.npy gives it")
     generated = request.m, request.n, request.k, request.size, request.dtype
     if any(x is not None for x in generated):
         raise UsageError("sizes and --dtype are for generated input; the files have their own")
@@ -170,8 +170,6 @@ def _to_generate(request: InputRequest) -> Inputs:
         raise UsageError(f"--dtype {dtype!r}: it takes {', '.join(generator.GENERATED_DTYPES)}")
     if request.fill not in generator.FILLS:
         raise UsageError(f"--fill {request.fill!r}: it takes {', '.join(generator.FILLS)}")
-    if not 0 <= request.seed < 2**63:
-        raise UsageError(f"--seed {request.seed}: it takes 0 to 2^63 - 1")
     compute_dtype(np.dtype(dtype))
     shapes = {
         "A": (k, m) if request.trans_a else (m, k),

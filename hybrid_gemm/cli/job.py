@@ -45,6 +45,8 @@ class Wanted:
             raise UsageError(f"--verify {self.verify!r}: it takes {', '.join(MODES)}")
         if self.trace and self.dry_run:
             raise UsageError("--trace shows what a run did, and --dry-run does nothing")
+        if self.show and self.dry_run:
+            raise UsageError("--print shows A, B and C, and --dry-run makes none")
         if self.panel is not None and not self.resume:
             raise UsageError("--panel is of --resume; give both, or neither")
         if self.resume:
@@ -162,14 +164,17 @@ class Job:
             self.note(f"generating A and B ({request.fill}, seed {request.seed})")
         site.load(inputs)
         with site.output(inputs, wanted.output) as output:
-            results = []
+            results: list[Any] = []
             for _ in range(wanted.repeat):
+                if results:  # of their Cs only the newest takes memory
+                    results[-1] = dataclasses.replace(results[-1], c=None)
                 started = time.perf_counter()
                 results.append(site.run(inputs, output.array, wanted, progress))
+            self.newest = results[-1]
             self.totals_ms = totals = [result.total_ms for result in results]
             median = statistics.median_low(totals)
             self.result = next(r for r in results if r.total_ms == median)
-            self.verdict = site.verify(inputs, self.result, wanted.verify)
+            self.verdict = site.verify(inputs, self.newest, wanted.verify)
             if self.verdict is None or self.verdict.passed:
                 output.commit()
             self._note_files(output, time.perf_counter() - started)
@@ -193,7 +198,7 @@ class Job:
         if max(p.m, p.n, p.k) > PRINTED:
             self.note(f"{p}; --print shows up to {PRINTED} a side")
             return {}
-        return self.site.shown(self.inputs, self.result)
+        return self.site.shown(self.inputs, self.newest)
 
     def _print(self, shown: dict[str, Any]) -> None:
         for name, matrix in shown.items():

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..errors import UsageError, VerificationError
+from ..errors import HybridGemmError, UsageError, VerificationError
 from ..options import COMPUTES
 from .help import Command
 from .option_types import (
@@ -196,6 +196,8 @@ def bench(
         say(f"note: {warning}")
     if wrong := studies.failed(data):
         raise VerificationError(f"{len(wrong)} rows have wrong products")
+    if data["rows"] and all(row["verdict"] is None for row in data["rows"]):
+        raise HybridGemmError(f"nothing could be timed: {data['rows'][0]['note']}")
 
 
 CUBE = (1024, 1024, 1024)  # what is measured where no shape is given

@@ -125,7 +125,7 @@ class Factor(click.ParamType):
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
         if not isinstance(value, str):
             return value
-        for kind in (float, complex):
+        for kind in (int, float, complex):  # a float has 53 bits of a whole number
             with contextlib.suppress(ValueError):
                 return kind(value.replace("i", "j") if kind is complex else value)
         self.fail(f"{value!r} is not a number such as 0.5 or 1-2j", param, ctx)
@@ -160,9 +160,10 @@ class List(click.ParamType):
                 _refuse(text, known, param)
         try:
             found = [self.each(x) for x in texts]
-        except ValueError as error:
-            why = f": {error}" if isinstance(error, UsageError) else ""
-            raise UsageError(f"{flag} {value!r} is not a list such as {self.name}{why}") from None
+        except UsageError as error:
+            raise UsageError(f"{flag} {value!r}: {error}") from None
+        except ValueError:
+            raise UsageError(f"{flag} {value!r} is not a list such as {self.name}") from None
         return [x for each in found for x in each] if self.several else found
 
     def shell_complete(self, ctx: Any, param: Any, incomplete: str) -> list[CompletionItem]:
@@ -197,10 +198,12 @@ class OptionType(click.ParamType):
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
         if not isinstance(value, str):
             return value
+        flag = param.opts[0] if param else self.name
         try:
-            return self.choice.parse(value)
+            parsed = self.choice.parse(value)
         except UsageError as error:
-            raise UsageError(f"{param.opts[0] if param else self.name}: {error}") from None
+            raise UsageError(f"{flag}: {error}") from None
+        return self.choice.check(flag, parsed)
 
     def shell_complete(self, ctx: Any, param: Any, incomplete: str) -> list[CompletionItem]:
         if self.name == "kernel":
@@ -210,11 +213,13 @@ class OptionType(click.ParamType):
 
 def parameters(given: Iterable[str]) -> dict[str, int]:
     """The parameters of a kernel that `--param NAME=NUMBER` gave."""
-    out = {}
+    out: dict[str, int] = {}
     for text in given:
         name, equals, value = text.partition("=")
         if not equals or not _WHOLE.fullmatch(value):
             raise UsageError(f"--param {text}: it takes NAME=NUMBER, such as BM=128")
+        if name in out:
+            raise UsageError(f"--param {name}={out[name]} and {text} were given; give one of them")
         out[name] = int(value)
     return out
 
@@ -225,9 +230,13 @@ MOST_SHAPES = 1000  # of one range
 
 def shape(text: str) -> Shape:
     """m, n, k of "1024" or "4096x4096x1024"."""
+    from ..problem import INT_LIMIT
+
     sides = tuple(int(x) for x in text.lower().split("x"))
     if len(sides) not in (1, 3) or min(sides) < 0:
         raise ValueError(text)
+    if max(sides) > INT_LIMIT:
+        raise UsageError(f"{text} is too large; a side is at most {INT_LIMIT}")
     m, n, k = sides * 3 if len(sides) == 1 else sides
     return m, n, k
 
@@ -244,7 +253,7 @@ def shapes(text: str) -> list[Shape]:
         raise UsageError(f"{text} is no range: it takes START:STOP:STEP or START:STOP:xFACTOR")
     found = []
     while size <= last:
-        found.append((size, size, size))
+        found.append(shape(str(size)))
         size = size * by if times else size + by
         if len(found) > MOST_SHAPES:
             raise UsageError(f"{text} is more than {MOST_SHAPES} sizes")

@@ -169,7 +169,7 @@ def facts_of(
         note(f"reading {', '.join(request.names)} to know them again (SHA-256)")
     return {
         **{name: _content(inputs, name) for name in ("A", "B", "C")},
-        "alpha": str(request.alpha), "beta": str(request.beta),
+        "alpha": str(p.alpha), "beta": str(p.beta),
         "--trans-a": request.trans_a, "--trans-b": request.trans_b,
         "the product": f"{p}, C in {p.out_dtype}",
         "--panel": side,

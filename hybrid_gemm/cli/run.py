@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from ..errors import UsageError, VerificationError
+from ..option_checks import MOST_RANKS
 from ..options import (
     CHOICES,
     DEFAULTS,
@@ -27,6 +28,7 @@ from .shared import (
     progress_bar,
     refuse_options,
     say,
+    seed_option,
     writable,
     write_result,
 )
@@ -82,14 +84,7 @@ _INPUT = ("m", "n", "k", "size", "c_file", "dtype", "fill", "seed", "alpha", "be
     metavar="NAME",
     help="What generated input holds: normal or uniform random numbers, or small integers.",
 )
-@click.option(
-    "--seed",
-    type=int,
-    default=0,
-    show_default=True,
-    metavar="N",
-    help="The seed of generated input.",
-)
+@seed_option
 @click.option(
     "--alpha",
     type=Factor(),
@@ -204,8 +199,8 @@ def run(
 def _refuse_contradictions(
     files: tuple[str, ...], ranks: int | None, given: dict, *, sha256: bool, check: bool
 ) -> None:
-    if ranks is not None and ranks < 1:
-        raise UsageError(f"--ranks {ranks}: it takes at least 1")
+    if ranks is not None and not 1 <= ranks <= MOST_RANKS:
+        raise UsageError(f"--ranks {ranks}: it takes 1 to {MOST_RANKS}")
     if ranks and not given["dry_run"]:
         raise UsageError(f"--ranks is for --dry-run; to run on {ranks}: mpirun -n {ranks} ...")
     if check and given["resume"]:

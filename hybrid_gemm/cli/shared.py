@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import click
 
-from ..errors import UsageError
+from ..errors import HybridGemmError, UsageError
 from ..host.notes import on_stderr
 from ..options import CHOICES, DEFAULTS, FLAGS
 from .help import talk
@@ -69,8 +69,16 @@ layouts_option = click.option(
     "--layout", "layouts", type=List("nn,tt", names=layouts), metavar="NAMES", default="nn",
     show_default=True, help="Orders of A and B: n as they are, t transposed; comma-separated.",
 )  # fmt: skip
+
+
+def _check_seed(_context: click.Context, _parameter: click.Parameter, seed: int) -> int:
+    if not 0 <= seed < 2**63:
+        raise UsageError(f"--seed {seed}: it takes 0 to 2^63 - 1")
+    return seed
+
+
 seed_option = click.option(
-    "--seed", type=int, default=0, show_default=True, metavar="N",
+    "--seed", type=int, default=0, show_default=True, metavar="N", callback=_check_seed,
     help="The seed of generated input.",
 )  # fmt: skip
 markdown_option = click.option(
@@ -125,6 +133,20 @@ def writable(json_file: str | None, *names: str | None, inputs=()) -> None:
         if target in seen:
             raise UsageError(f"{name} was given for two outputs; give each a file of its own")
         seen.add(target)
+
+
+@contextlib.contextmanager
+def reading_results(*names: str) -> Iterator[None]:
+    """Around what takes a result file's data apart: `UsageError` where parts of it are missing, or
+    of another kind. `names` are the files'."""
+    try:
+        yield
+    except HybridGemmError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise UsageError(
+            f"{' or '.join(dict.fromkeys(names))} is no whole result of bench, run or reproduce"
+        ) from error
 
 
 def write_result(data: dict, json_file: str | None, show) -> None:

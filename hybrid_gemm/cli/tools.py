@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import click
@@ -19,7 +20,17 @@ from .option_types import (
     experiment_names,
     kernel_dtypes,
 )
-from .shared import device_option, json_option, progress_bar, say, writable, write_result
+from .shared import (
+    device_option,
+    json_option,
+    progress_bar,
+    reading_results,
+    refuse_options,
+    say,
+    seed_option,
+    writable,
+    write_result,
+)
 
 
 def _print_version(context: click.Context, _parameter: click.Parameter, asked: bool) -> None:
@@ -153,25 +164,20 @@ def kernels(names: tuple[str, ...], arch: str | None, dtype: str, json_file: str
     metavar="N",
     help="Timed samples of a row. Without it, 1 (small) or 3 (full).",
 )
-@click.option(
-    "--seed",
-    type=int,
-    default=0,
-    show_default=True,
-    metavar="N",
-    help="The seed of generated input.",
-)
+@seed_option
 @click.option(
     "-o",
     "--output",
     type=Folder(),
     metavar="DIR",
-    help="Write JSON, CSV, Markdown and pictures into this folder.",
+    help="Write JSON, CSV, Markdown and pictures into this folder: a new or empty one, or one of "
+    "earlier results, which are replaced.",
 )
 @json_option
+@click.pass_context
 def reproduce(
-    names: tuple[str, ...], listed: bool, output: str | None, json_file: str | None,
-    **options: Any,
+    context: click.Context, names: tuple[str, ...], listed: bool, output: str | None,
+    json_file: str | None, **options: Any,
 ) -> None:  # fmt: skip
     """Run published experiments, and judge their claims.
 
@@ -183,6 +189,10 @@ def reproduce(
     from ..reporting import console
 
     if listed:
+        others = {*context.params} - {"listed", "names"}
+        refuse_options(context, context.params, others, "is for results, and --list shows none")
+        if names:
+            raise UsageError("--list shows all experiments; leave out the names, or --list")
         for experiment in engine.experiments().values():
             words = f"{experiment.name:<16}{experiment.title}: {experiment.question}"
             console.line(words, indent=16, first=0)
@@ -190,13 +200,19 @@ def reproduce(
     if not names:
         raise UsageError("name experiments, or all; --list shows them")
     chosen = engine.choose_experiments(names)
-    writable(json_file)
-    if output:
+    if output is not None:
         out.check_directory(output)
+        if json_file is not None and Path(json_file).resolve().is_relative_to(
+            Path(output).resolve()
+        ):
+            raise UsageError(
+                f"--json {json_file} is in {output}, which gets {out.RESULTS}; leave out --json"
+            )
+    writable(json_file)
     with progress_bar() as progress:
         data = engine.run(chosen, progress=progress, note=say, **options)
     write_result(data, json_file, lambda: out.show(data))
-    if output:
+    if output is not None:
         from ..reporting.environment import command_line, environment
 
         out.write(output, {"command": command_line(), **data, "environment": environment()})
@@ -231,22 +247,24 @@ def plot(file: str, name: str | None, output: str) -> None:
     FILE is what `bench --json`, `run --trace` or `reproduce -o` wrote. NAME is an experiment,
     where a file has several.
     """
-    from pathlib import Path
-
     from ..arrays.npy_files import check_output
+    from ..arrays.output_files import write_file
     from ..experiments.output import load
-    from ..host.cache import atomic_write
     from ..reporting import plots
     from .pictures import pictures
 
     target = check_output(output, [file])
-    found = pictures(load(file))
-    if name is None and len(found) == 1:
-        (name,) = found
-    if name not in found:
-        raise UsageError(f"say which picture: {', '.join(found)}")
-    image = plots.draw(found[name], output.rpartition(".")[2].lower())
-    atomic_write(Path(target), image)
+    data = load(file)
+    with reading_results(file):
+        found = pictures(data)
+        if name is None and len(found) == 1:
+            (name,) = found
+        if name not in found:
+            raise UsageError(f"say which picture: {', '.join(found)}")
+        if found[name].empty:
+            raise UsageError(f"{file} has nothing to draw: nothing in it took any time")
+        image = plots.draw(found[name], output.rpartition(".")[2].lower())
+    write_file(target, image)
     say(f"wrote {output}")
 
 

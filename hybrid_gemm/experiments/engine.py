@@ -11,6 +11,7 @@ from typing import Any
 
 from ..devices import choose
 from ..errors import HybridGemmError, UsageError, nearest
+from ..option_checks import check_gpus
 from . import declared
 from .base import SCALES, Experiment, Point, Row, Rows
 from .lab import Lab
@@ -31,18 +32,15 @@ def experiments() -> dict[str, Experiment]:
 
 def choose_experiments(names: Iterable[str]) -> list[Experiment]:
     """The experiments of these names; `all` is every one. Raises `UsageError` for others."""
-    known = experiments()
-    chosen: dict[str, Experiment] = {}
+    known, names = experiments(), list(names)
     for name in names:
-        if name == "all":
-            return list(known.values())
-        if name not in known:
+        if name not in (*known, "all"):
             raise UsageError(
                 f"no experiment is called {name!r}{nearest(name, known)}; there are "
                 f"{', '.join(known)} and all"
             )
-        chosen[name] = known[name]
-    return list(chosen.values())
+    chosen = known if "all" in names else dict.fromkeys(names)
+    return [known[name] for name in chosen]
 
 
 def run(
@@ -62,7 +60,8 @@ def run(
         raise UsageError(f"no scale is called {scale!r}; there are {', '.join(SCALES)}")
     if samples is not None and samples < 1:
         raise UsageError(f"{samples} samples asked for; it takes at least 1")
-    kind, why = choose(device)
+    gpus = check_gpus("gpus", gpus)
+    kind, why = choose(device, gpus)
     lab = Lab(kind, gpus=gpus, seed=seed, samples=samples or SAMPLES[scale])
     note(f"device: {lab.device.describe()}" + (f" ({why})" if why else ""))
     planned = {e.name: list(e.points(scale, kind)) for e in chosen}

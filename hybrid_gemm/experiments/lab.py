@@ -45,7 +45,8 @@ class Lab:
     ) -> None:
         self.kind, self.gpus, self.seed, self.samples = kind, gpus, seed, samples
         self.first_gpu = gpus[0] if gpus else 0
-        self.device: Device = devices.open_first(kind, self.first_gpu)
+        named = [self.first_gpu] if gpus or devices.are_gpus(kind) else None
+        self.device: Device = devices.open_devices(kind, 1, gpus=named)[0]
         self.stream = self.device.stream()
         self.machine, self.modelled = _machine(self.device)
         self.deadline = float("inf")

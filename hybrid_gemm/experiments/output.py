@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import hashlib
 import io
 import json
 import os
-import shutil
-import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ..arrays import npy_files, output_files
 from ..errors import UsageError
 from ..reporting import console, markdown, plots, report
 from ..reporting.pictures import Picture, machine
@@ -155,51 +155,63 @@ def pictures(data: Mapping[str, Any], form: str = "svg") -> dict[str, bytes]:
 
 
 def write(directory: str, data: Mapping[str, Any]) -> None:
-    """Writes a result as a folder, whole or not at all: JSON, CSV, a report and pictures.
+    """Writes a result into a folder: JSON, CSV, a report and pictures, each whole or not at all.
 
-    It replaces a folder that holds earlier results. Raises `UsageError` for any other that is
-    not empty, or for a place that cannot be written.
+    All are on the disk before the first takes its place. In a folder with earlier results only
+    what those wrote is replaced or removed. Raises `UsageError` for other folders that are not
+    empty, and for a place that cannot be written.
     """
-    target = Path(os.path.realpath(directory))
     check_directory(directory)
-    known = experiments()
-    folder = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
+    target = Path(os.path.realpath(directory))
+    known, old = experiments(), _earlier(target) or []
+    files: dict[str, bytes] = {}
+    for result in data["experiments"]:
+        experiment, rows = known[result["name"]], Rows(result["rows"])
+        files[f"{experiment.name}.csv"] = as_csv(experiment, rows).encode()
+    files["report.md"] = _report(data).encode()
+    files |= {f"{name}.svg": image for name, image in pictures(data).items()}
+    files[RESULTS] = f"{console.as_json(dict(data))}\n".encode()  # the last
+    made = not target.exists()
+    target.mkdir(exist_ok=True)
     try:
-        for result in data["experiments"]:
-            experiment, rows = known[result["name"]], Rows(result["rows"])
-            (folder / f"{experiment.name}.csv").write_text(as_csv(experiment, rows))
-        (folder / "report.md").write_text(_report(data))
-        for name, image in pictures(data).items():
-            (folder / f"{name}.svg").write_bytes(image)
-        (folder / RESULTS).write_text(console.as_json(dict(data)) + "\n")
-        folder.chmod(0o755)
-        if target.exists():
-            old = folder.with_name(f"{folder.name}.old")
-            target.rename(old)
-            folder.rename(target)
-            shutil.rmtree(old)
-        else:
-            folder.rename(target)
+        output_files.write_files({str(target / name): content for name, content in files.items()})
     except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
+        if made:
+            with contextlib.suppress(OSError):  # it holds files by now
+                target.rmdir()
         raise
+    for name in {f"{x}{ending}" for x in old for ending in (".csv", ".svg")} - files.keys():
+        (target / name).unlink(missing_ok=True)
 
 
 def check_directory(directory: str) -> None:
     """Raises `UsageError` if `write` could not write there, `UnavailableError` without
     matplotlib."""
     plots.needed()
+    if not directory:
+        raise UsageError("cannot write results: '' names no folder")
     target = Path(os.path.realpath(directory))
     if target.exists() and not target.is_dir():
         raise UsageError(f"cannot write results to {directory}: it is a file; name a folder")
-    if target.is_dir() and any(target.iterdir()) and not (target / RESULTS).exists():
-        raise UsageError(
-            f"cannot write results to {directory}: it holds other files; name a new folder"
-        )
     if not target.parent.is_dir():
         raise UsageError(f"cannot write {directory}: there is no directory {target.parent}")
-    if not os.access(target.parent, os.W_OK | os.X_OK):
-        raise UsageError(f"cannot write {directory}: no permission in {target.parent}")
+    folder = target if target.is_dir() else target.parent
+    if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+        raise UsageError(f"cannot write {directory}: no permission in {folder}")
+    if target.is_dir() and any(target.iterdir()) and _earlier(target) is None:
+        raise UsageError(
+            f"cannot write results to {directory}: it holds other files, and no {RESULTS} of "
+            "reproduce; name a new folder"
+        )
+
+
+def _earlier(folder: Path) -> list[str] | None:
+    """The experiments of this package whose results a folder holds; None where it holds none."""
+    try:
+        found = load(str(folder))["experiments"]
+        return [x["name"] for x in found if x["name"] in experiments()]
+    except (UsageError, LookupError, TypeError):
+        return None
 
 
 def _report(data: Mapping[str, Any]) -> str:
@@ -221,12 +233,26 @@ def _report(data: Mapping[str, Any]) -> str:
 def load(path: str) -> dict[str, Any]:
     """The data of a result file, or of a folder that `reproduce -o` wrote.
 
-    Raises `UsageError` if there is no such file, or it is not JSON.
+    Raises `UsageError` if there is no such file, or it holds no JSON object.
     """
-    place = Path(path) / RESULTS if Path(path).is_dir() else Path(path)
+    place = os.path.join(path, RESULTS) if os.path.isdir(path) else path
+    give = "give a result file of bench, run or reproduce"
     try:
-        return json.loads(place.read_text())
+        # Asked before opening: opening a named pipe would wait for a writer.
+        reason = npy_files.not_a_file(os.stat(place).st_mode)
+        text = "" if reason else Path(place).read_text()
     except FileNotFoundError:
-        raise UsageError(f"{place}: no such file") from None
-    except (json.JSONDecodeError, UnicodeDecodeError):
-        raise UsageError(f"{place} is not JSON; give a result file of reproduce or bench") from None
+        raise UsageError(f"{place or repr(place)}: no such file") from None
+    except OSError as error:
+        raise UsageError(f"{place} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{place} is not JSON; {give}") from None
+    if reason:
+        raise UsageError(f"{place} {reason}; {give}")
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError):  # also an integer of thousands of digits
+        raise UsageError(f"{place} is not JSON; {give}") from None
+    if not isinstance(data, dict):
+        raise UsageError(f"{place} holds no result; {give}")
+    return data

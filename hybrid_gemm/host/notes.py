@@ -25,8 +25,14 @@ def note(text: str) -> None:
         print(on_stderr(f"hybrid-gemm: {line}"), file=sys.stderr, flush=True)
 
 
+def printable(text: str) -> str:
+    """The text with control characters, as names of files may have, escaped."""
+    return "".join(x if x.isprintable() or x in "\n\t" else repr(x)[1:-1] for x in text)
+
+
 def on_stderr(text: str) -> str:
     """The text as stderr gets it: a terminal breaks lines at spaces, and not inside a word."""
+    text = printable(text)
     if not (width := terminal.width(sys.stderr)):
         return text
     lines = (

@@ -23,7 +23,9 @@ def width(stream: Any) -> int | None:
         if not any(map(os.environ.get, LOCAL_RANK)):
             if not stream.isatty():
                 return None
-            return int(os.environ.get("COLUMNS") or os.get_terminal_size(number).columns) or 80
+            given = os.environ.get("COLUMNS", "")
+            columns = int(given) if given.isdecimal() else 0
+            return columns or os.get_terminal_size(number).columns or 80
         name = os.readlink(f"/proc/{os.getppid()}/fd/{number}")
         if name.startswith(("/dev/pts/", "/dev/tty")):
             opened = os.open(name, os.O_RDONLY | os.O_NOCTTY | os.O_NONBLOCK)

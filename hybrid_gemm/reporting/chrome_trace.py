@@ -75,6 +75,12 @@ class Gantt:
         """The phases that some worker has, in their order in a run."""
         return [p for p in PHASES if any(row.get(p) for row in self.rows.values())]
 
+    @property
+    def empty(self) -> bool:
+        """Whether nothing took any time."""
+        bars = (bar for row in self.rows.values() for each in row.values() for bar in each)
+        return not any(length for _start, length in bars)
+
 
 def pictures(data: Mapping[str, Any]) -> dict[str, Gantt]:
     """The picture of a trace file's data, by its name; empty for data of another kind."""

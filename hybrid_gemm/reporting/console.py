@@ -14,8 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..arrays import npy_files, output_files
-from ..errors import HybridGemmError
-from ..host import terminal
+from ..host import notes, terminal
 from ..ranks import launch
 from .table_layout import Column, fit
 
@@ -26,10 +25,10 @@ if isinstance(sys.stdout, io.TextIOWrapper):
 # A pipe or a file gets whole lines; a terminal gets its own width, and lines that wrap at spaces.
 # Ranks write no colours: what they write to is mpirun's, which may write to a file.
 _alone = sys.stdout.isatty() and launch.launcher() is None
-_width = None if _alone else terminal.width(sys.stdout)
+_width = terminal.width(sys.stdout)
 console = Console(
-    highlight=False, markup=False, soft_wrap=not (_alone or _width), force_terminal=_alone,
-    width=None if _alone else _width or 200,
+    highlight=False, markup=False, soft_wrap=not _width, force_terminal=_alone,
+    width=_width or 200,
 )  # fmt: skip
 
 
@@ -41,11 +40,7 @@ def as_json(data: dict[str, Any]) -> str:
 def write(path: str, text: str) -> None:
     """Writes a text file, whole or not at all. Raises `UsageError` where it cannot be, and
     `HybridGemmError` where the disk is full, say."""
-    target = npy_files.check_output(path)
-    try:
-        output_files.write_file(target, text.encode())
-    except OSError as error:
-        raise HybridGemmError(f"could not write {path}: {error.strerror}") from None
+    output_files.write_file(npy_files.check_output(path), text.encode())
 
 
 def _finite(x: object) -> object:
@@ -92,6 +87,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str =
 def line(text: str, indent: int = 0, *, first: int | None = None, style: str | None = None) -> None:
     """Prints a line on stdout, indented. A terminal gets it wrapped at spaces; its first line is
     indented by `first` where that differs."""
+    text = notes.printable(text)
     margins = " " * (indent if first is None else first), " " * indent
     if not console.soft_wrap:
         text = textwrap.fill(

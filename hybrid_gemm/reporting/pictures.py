@@ -51,6 +51,12 @@ class Picture:
     reference: float | None = None
     ends: bool = False
 
+    @property
+    def empty(self) -> bool:
+        """Whether nothing was measured."""
+        lines = (line for panel in self.panels for line in panel.lines)
+        return all(y is None for line in lines for y in line.y)
+
 
 def machine(device: str) -> str:
     """A device's description as a picture names it: "cuda:0 NVIDIA H200" is "H200"."""

@@ -60,7 +60,7 @@ def _print_head(plan: RankPlan) -> None:
     p, depth = plan.problem, plan.plan.grid[2]
     grid = " x ".join(map(str, plan.plan.grid))
     console.line(
-        f"{p}, alpha={p.alpha:g} beta={p.beta:g}, split by {plan.plan.split} over "
+        f"{p}, {report.factors(p)}, split by {plan.plan.split} over "
         f"{counted(plan.ranks, 'rank')} x {counted(plan.threads, 'thread')}, grid {grid}"
         + (f", C in {counted(plan.rounds, 'round')}" if depth > 1 else "")
     )

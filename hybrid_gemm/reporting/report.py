@@ -25,6 +25,12 @@ def problem_data(problem: Any) -> dict:
     }  # fmt: skip
 
 
+def factors(problem: Problem) -> str:
+    """alpha and beta in words; those of integers with all digits."""
+    pairs = ("alpha", problem.alpha), ("beta", problem.beta)
+    return " ".join(f"{name}={x if isinstance(x, int) else f'{x:g}'}" for name, x in pairs)
+
+
 def result_data(
     result: Any, verdict: Verdict | None, totals_ms: Sequence[float], plan: dict
 ) -> dict:
@@ -107,9 +113,10 @@ def print_repetitions(totals_ms: Sequence[float], each: bool) -> None:
     if len(totals_ms) < 2:
         return
     median, low, high = statistics.median(totals_ms), min(totals_ms), max(totals_ms)
+    spread = f", spread {100 * (high - low) / median:.1f} % of the median" if median else ""
     line(
         f"{len(totals_ms)} runs: median {time_in_words(median)}, minimum {time_in_words(low)}, "
-        f"maximum {time_in_words(high)}, spread {100 * (high - low) / median:.1f} % of the median"
+        f"maximum {time_in_words(high)}{spread}"
     )
     if each:
         line(f"in order: {', '.join(map(time_in_words, totals_ms))}", indent=4, first=0)

@@ -59,7 +59,7 @@ def result_data(result: ResumedResult, verdict: Verdict | None) -> dict:
 
 def print_result(result: ResumedResult, verdict: Verdict | None, device: str) -> None:
     p, last = result.problem, result.last
-    console.print(f"{p}, alpha={p.alpha:g} beta={p.beta:g}")
+    console.print(f"{p}, {report.factors(p)}")
     if last:
         kernel = f"kernel: {last.variant}" + (f" ({last.why})" if isinstance(last, Result) else "")
         plan = last.plan if isinstance(last, Result) else last.plan.plan

@@ -149,7 +149,7 @@ def print_plan(
     """A plan as a table; `problem` is a complex one, where it is the plan of its real products."""
     p = problem or plan.problem
     line(
-        f"plan: {p}, alpha={p.alpha:g} beta={p.beta:g}, split by {plan.split}, "
+        f"plan: {p}, {report.factors(p)}, split by {plan.split}, "
         f"{counted(len(plan.workers), 'worker')}, kernel {kernel}"
     )
     report.print_real_product(p, plan)
@@ -213,7 +213,7 @@ def print_result(
 ) -> None:
     plan, timeline = result.plan, result.timeline
     p = result.problem
-    line(f"{p}, alpha={p.alpha:g} beta={p.beta:g}, split by {plan.split}")
+    line(f"{p}, {report.factors(p)}, split by {plan.split}")
     report.print_real_product(p, plan)
     products = report.real_products(p, plan)
     kernel = f"kernel: {result.variant} ({result.why})"
