@@ -112,9 +112,9 @@ def _fail(error: BaseException) -> int:
         _drop_output()
         return 1
     if not launch.first_of_job():
-        # Without MPI, the launcher would end rank 0 before that has spoken, and what all ranks
-        # should have may be this one's alone.
-        known = ending.is_agreed(error) and ending.mpi_runs()
+        # Without MPI, mpirun would end rank 0 before that has spoken, and what all ranks should
+        # have may be this one's alone. srun lets rank 0 speak.
+        known = ending.is_agreed(error) and (ending.mpi_runs() or ending.started_by_srun())
         if known or not launch.speaks_last():
             return ending.exit_code(error)
     if talk.verbose:
