@@ -130,6 +130,15 @@ def test_empty_products():
         assert "passed" in said("run", "-m", m, "-n", n, "-k", k)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "int64", "complex64"])
+def test_a_product_without_k_shows_its_alpha(dtype):
+    options = "run", "-m", 4, "-n", 4, "-k", 0, "--dtype", dtype, "--alpha", 3, "--beta", 2
+    for more in ([], ["--dry-run"]):
+        assert "k=0" in (text := said(*options, "--device", "cpu", *more))
+        assert "alpha=3 beta=2" in text and ("passed" in text or more)
+    assert json.loads(said(*options, "--device", "cpu", "--json", "-"))["problem"]["alpha"] == 3
+
+
 def test_repetitions_hold_one_product(monkeypatch):
     made, run_once = [], alone.Alone.run
 

@@ -136,6 +136,11 @@ def test_completion_offers_files():
         assert [item.type for item in shell.get_completions(words, "x")] == [kind], words
 
 
+def test_completion_without_words_is_refused():
+    done = run(_HYBRID_GEMM_COMPLETE="bash_complete", check=2)
+    assert "sets COMP_CWORD and COMP_WORDS too" in one_line(done)
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_prints_a_script_that_asks_the_command(shell):
     text = CliRunner().invoke(cli, ["completion", shell], prog_name="hybrid-gemm").output

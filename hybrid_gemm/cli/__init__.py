@@ -16,7 +16,7 @@ from ..host.notes import on_stderr
 from ..options import CHOICES
 from ..ranks import ending, heartbeat, launch
 from .compare import compare
-from .completion import completion
+from .completion import check_asked, completion
 from .help import Group, talk
 from .measure import bench
 from .run import run
@@ -36,6 +36,7 @@ def main() -> None:
     try:
         ending.watch_signals(as_rank=ranked)  # one may arrive before this returns
         warnings.showwarning = _show_warning
+        check_asked()
         result = cli.main(prog_name="hybrid-gemm", standalone_mode=False)
         code = result if isinstance(result, int) else 0
         if ending.arrived is not None:  # and somebody dropped it

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -49,6 +50,8 @@ class Alone:
         self.runner = runner = Runner.of(self.options.alone())
         warn_of_resident(resident, runner.kind)
         self.problem = runner.plans.settle(problem)
+        if problem.k == 0:  # settled with an alpha of 0; what was asked is shown
+            self.problem = dataclasses.replace(self.problem, alpha=problem.alpha)
         self.plan = runner.plan(problem, resident=resident)
         self.variant = runner.variant(self.plan)
         if runner.kind not in self.variant.kernel.runs_on:  # an empty product asks no kernel
@@ -88,7 +91,7 @@ class Alone:
             progress=progress(self.problem.flops, "multiplying"),
         )  # fmt: skip
         inputs.check_unchanged()
-        return result
+        return result if self.problem.k else dataclasses.replace(result, problem=self.problem)
 
     def verify(self, inputs: Inputs, result: Result, mode: str) -> Verdict | None:
         request = inputs.request

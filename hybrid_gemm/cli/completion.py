@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import os
+
 import click
 
+from ..errors import UsageError
 from .help import Command
 from .option_types import Named
 
+VARIABLE = "_HYBRID_GEMM_COMPLETE"  # by which a shell asks click for completions
+_WORDS = {"COMP_WORDS", "COMP_CWORD"}  # what it completes
 SHELLS = {
     "bash": "~/.bashrc",
     "zsh": "~/.zshrc, after compinit",
     "fish": "~/.config/fish/completions/hybrid-gemm.fish",
 }
+
+
+def check_asked() -> None:
+    """Raises `UsageError` where completions are asked for, and no words are there to complete."""
+    asked = os.environ.get(VARIABLE, "")
+    if asked.endswith("_complete") and not os.environ.keys() >= _WORDS:
+        raise UsageError(
+            f"{VARIABLE}={asked} is for a shell, which sets {' and '.join(sorted(_WORDS))} too; "
+            "`hybrid-gemm completion` prints how"
+        )
 
 
 @click.command(
@@ -36,6 +51,6 @@ def completion(context: click.Context, shell: str) -> None:
     found = get_completion_class(shell)
     assert found is not None
     root = context.find_root()
-    script = found(root.command, {}, "hybrid-gemm", "_HYBRID_GEMM_COMPLETE").source()
+    script = found(root.command, {}, "hybrid-gemm", VARIABLE).source()
     click.echo(f"# hybrid-gemm: completion for {shell}; it belongs into {SHELLS[shell]}")
     click.echo(script.strip())
