@@ -113,10 +113,10 @@ def _fail(error: BaseException) -> int:
         _drop_output()
         return 1
     if not launch.first_of_job():
-        # Without MPI, mpirun would end rank 0 before that has spoken, and what all ranks should
-        # have may be this one's alone. srun lets rank 0 speak.
-        known = ending.is_agreed(error) and (ending.mpi_runs() or ending.started_by_srun())
-        if known or not launch.speaks_last():
+        agreed = ending.is_agreed(error)
+        # Without MPI, the launcher would end rank 0 before that has spoken.
+        alone = not (agreed and ending.mpi_runs()) and launch.speaks_last()
+        if agreed or not alone:
             return ending.exit_code(error)
     if talk.verbose:
         traceback.print_exception(error)

@@ -88,11 +88,11 @@ def _take(watched: Iterable[signal.Signals]) -> None:
     if info.si_pid == os.getppid():
         # From the launcher: another rank has failed, and spoken, or the launcher was told to end.
         _within(GRACE_S + 1, _remove_all)
-        os._exit(1 if started_by_srun() else 128 + number)
+        os._exit(1 if _started_by_srun() else 128 + number)
     end_job(f"rank {rank_here()}: {SIGNALS[number]} ({number.name})", 128 + number)
 
 
-def started_by_srun(variables: Mapping[str, str] = os.environ) -> bool:
+def _started_by_srun(variables: Mapping[str, str] = os.environ) -> bool:
     """srun gives the highest exit code of all ranks, which must be that of the one that failed."""
     return "SLURM_PROCID" in variables and "OMPI_COMM_WORLD_RANK" not in variables
 

@@ -77,11 +77,10 @@ def world(limit: float = 0):
 def alone(command: str) -> None:
     """Raises `UsageError` where a launcher started several ranks for a command of one process."""
     if (count := expected()) > 1:
-        raise agreed(
-            UsageError(
-                f"{command} runs in one process, and {launcher() or 'srun'} started {count}; "
-                "start it without"
-            )
+        # Not agreed: other ranks may have been started with another command.
+        raise UsageError(
+            f"{command} runs in one process, and {launcher() or 'srun'} started {count}; "
+            "start it without"
         )
 
 
