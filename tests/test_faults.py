@@ -358,7 +358,9 @@ def test_a_rank_timeout_of_any_length_is_taken_or_refused_in_one_line(seconds, c
     options = "--size", 8, "--device", "cpu", "--rank-timeout", seconds
     done = mpirun(2, "-m", "hybrid_gemm", "run", *options, timeout=60, check=code)
     assert "Traceback" not in done.stderr
-    assert done.stderr.count("hybrid-gemm: --rank-timeout is inf; it takes a finite number") == (code == 2)
+    assert done.stderr.count("hybrid-gemm: --rank-timeout is inf; it takes a finite number") == (
+        code == 2
+    )
 
 
 SLEEPS = """

@@ -256,10 +256,7 @@ def tensors(torch, gpu, monkeypatch):
         gemm.slow += 1
         out = a.new_empty((len(a), b.shape[1])) if out is None else out
         at = tuple(x.data_ptr() for x in (a, b, out))
-        of = tuple(
-            4 * (1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True)))
-            for x in (a, b, out)
-        )
+        of = tuple(reach(x.shape, [4 * s for s in x.stride()], 4) for x in (a, b, out))
         note(Started(prepared, here, gpu.stream, at, of, "float32"))
         return out
 
