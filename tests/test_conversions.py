@@ -134,6 +134,8 @@ def test_a_small_array_of_the_host_is_brought(gpu, of_host, rng):
     assert type(got) is Gpu
     np.testing.assert_array_equal(got, a @ b)
     assert gpu.gemm(x, y, None, 1, 0, False, False, np.ones((5, 7), "f4")) is None
+    wide = a.astype("longdouble"), there(b, "rows")  # which CuPy has not
+    assert gpu.gemm(*wide, None, 1, 0, False, False, None) is None
     large = np.broadcast_to(np.float32(1), (6, 2 << 20)) if of_host == "B" else None
     if large is not None:
         assert gpu.gemm(x, large, None, 1, 0, False, False, None) is None

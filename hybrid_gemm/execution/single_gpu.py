@@ -147,11 +147,15 @@ class SingleGpuExecutor:
         if (
             any(type(x) is not self.array or x.data.device_id != self.ordinal for x in there)
             or (host.ndim != 2 or host.dtype.kind not in "fiu" or not host.dtype.isnative)
+            or host.itemsize > 8  # longdouble, which is refused elsewhere
             or host.nbytes > most_hosted(self.plans.options)
             or (self.checked or not self.device.is_current())
         ):
             return None
-        x, y = (self.device.cp.asarray(v) if v is host else v for v in (a, b))
+        try:
+            x, y = (self.device.cp.asarray(v) if v is host else v for v in (a, b))
+        except MemoryError:  # a plan takes turns
+            return None
         return self.gemm(x, y, c, alpha, beta, trans_a, trans_b, out)
 
     def _tensors(
