@@ -133,7 +133,8 @@ def _check_job(job: Any) -> None:
         given = context.params
     if job.threads and given["threads"]:
         raise UsageError("threads are given twice: leave out one of both")
-    chosen = Options(**{name: given[name] for name in FLAGS} | {"threads": job.threads})
+    threads = job.threads or given["threads"]
+    chosen = Options(**{name: given[name] for name in FLAGS} | {"threads": threads})
     if job.scaling and (named := [x for name, x in _OF_A_STUDY.items() if given[name]]):
         raise UsageError(
             f"a scaling study sets sizes and results: leave out {' '.join(named)}; "
