@@ -291,6 +291,8 @@ class Runner:
         stacks = Stacks.of(a, b, out)
         if self.options.algorithm == "3m" and stacks.c.dtype.kind == "c":
             stacks.multiply(self._into, lambda *_: False)
+        elif is_device_array(stacks.c) and self.options.kernel != "own":
+            stacks.multiply(self._into, self._together)
         else:
             stacks.as_real().multiply(self._into, self._together)
         return stacks.result if out is None else out

@@ -103,6 +103,7 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     """The gradients of A, B and C: products with the conjugates of B and A, and beta times `grad`
     summed to C's shape."""
     a, b = ctx.saved_tensors
+    grad = grad.contiguous()  # once: sums leave it expanded, as no kernel reads it
     given = dict(ctx.options)
     given["kernel"] = given.pop("kernel_name", "auto")
     beta = given.pop("beta", 0.0)

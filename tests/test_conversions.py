@@ -23,6 +23,7 @@ LIES = {
     "steps in columns": lambda x: np.repeat(np.asfortranarray(x), 2, 0)[::2],
     "backwards": lambda x: x[::-1, ::-1].copy()[::-1, ::-1],
 }
+PARTS_OF_C = np.s_[:], np.s_[0], np.s_[:1], np.s_[:, :1], np.s_[:1, :1], np.s_[0, :1]
 
 
 class Gpu(np.ndarray):
@@ -100,6 +101,8 @@ def test_any_arrays_of_one_gpu_are_multiplied_there(gpu, data):
         c = out if out is not None and data.draw(st.booleans()) else there(
             rng.integers(-3, 4, (m, n)).astype(dtype), data.draw(ways)
         )  # fmt: skip
+        if c is not out:
+            c = c[data.draw(st.sampled_from(PARTS_OF_C))]
     wanted = 3 * (a.astype(float) @ b.astype(float)) + (beta * c.astype(float) if beta else 0)
     started, before = gpu.started, [x.copy() for x in (a, b)]
     got = gpu.gemm(
@@ -235,3 +238,110 @@ def test_on_a_gpu(dtypes, options, rng, monkeypatch):
                     got = runner.gemm(*pair)
                     assert type(got) is cupy.ndarray
                     np.testing.assert_array_equal(got.get(), z.get())
+
+
+@needs("cuda")
+@pytest.mark.parametrize("library", ["cupy", "torch"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "float64", "complex64"])
+@pytest.mark.parametrize("part", PARTS_OF_C, ids=str)
+def test_a_c_that_broadcasts_is_added_on_a_gpu(part, dtype, library, rng, monkeypatch):
+    """As a bias of columns or rows is, again and again."""
+    module = pytest.importorskip(library)
+    m, n, k = 70, 90, 50
+    drawn = [integers(rng, s).astype(dtype) for s in ((m, k), (k, n), (m, n))]
+    there = module.asarray if library == "cupy" else lambda x: module.asarray(x, device="cuda")
+    a, b, c = map(there, drawn)
+    wanted = 2 * (drawn[0] @ drawn[1]) + 3 * drawn[2][part]
+    hg.gemm(a, b)
+    monkeypatch.setattr(hg.Runner, "_run", None)
+    for _ in range(4):
+        got = hg.gemm(a, b, c[part], alpha=2, beta=3)
+        assert type(got) is type(a)
+        np.testing.assert_array_equal(got.tolist(), wanted.tolist())
+    out = module.empty_like(c)
+    assert hg.gemm(a, b, c[part], alpha=2, beta=3, out=out) is out
+    np.testing.assert_array_equal(out.tolist(), wanted.tolist())
+    with pytest.raises(ValueError, match="does not broadcast"):
+        hg.gemm(a, b, c[:, :2], beta=1)
+
+
+@needs("cuda")
+@pytest.mark.parametrize("options", [{}, {"kernel": "own"}, {"compute": "fp32x3"}], ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64", "complex64"])
+def test_parts_off_16_bytes_on_a_gpu(dtype, options, rng):
+    """Each place is prepared for itself, and the bits are those of its first call."""
+    import cupy
+
+    if "compute" in options and dtype != "float32":
+        pytest.skip("fp32x3 is for float32")
+    of = np.dtype(dtype)
+    bits = np.dtype("u8") if of.kind == "c" else np.dtype(f"u{of.itemsize}")
+    m, n, k = 70, 90, 50
+    drawn = [integers(rng, s).astype(of) for s in ((m, k), (k, n))]
+    wanted = (drawn[0].astype("c16") @ drawn[1].astype("c16")).real.astype("f4")
+
+    def part(x, rows, cols):
+        whole = cupy.zeros((x.shape[0] + 9, x.shape[1] + 23), bits)
+        view = whole[rows : rows + x.shape[0], cols : cols + x.shape[1]]
+        view[...] = cupy.asarray(x.view(bits))
+        return view.view(of)
+
+    c = np.zeros((m, n), of)
+    for _ in range(12):
+        at = rng.integers(0, 8, (3, 2))
+        x, y, z = (part(v, *place) for v, place in zip((*drawn, c), at, strict=True))
+        for _ in range(4):
+            z.view(bits)[...] = 0
+            assert hg.gemm(x, y, out=z, **options) is z
+            got = z.get().astype("c16").real
+            np.testing.assert_array_equal(got, wanted, str(at))
+            new = hg.matmul(x, y, **options).get().astype("c16").real
+            np.testing.assert_array_equal(new, wanted, str(at))
+
+
+@needs("cuda")
+@pytest.mark.parametrize("dtype", ["complex64", "complex128"])
+@pytest.mark.parametrize("options", [{}, {"kernel": "own"}, {"algorithm": "3m"}], ids=str)
+def test_complex_matrices_on_a_gpu(options, dtype, rng):
+    """In all layouts, with all factors, conjugated or not; with cuBLAS where none is asked for."""
+    import cupy
+
+    m, n, k = 33, 47, 29
+
+    def drawn(*sides):
+        return (integers(rng, sides) + 1j * integers(rng, sides)).astype(dtype)
+
+    ops = {False: lambda x: x, True: lambda x: x.T, "c": lambda x: x.T.conj()}
+    for order_a in "CF":
+        for order_b in "CF":
+            for trans_a, op_a in ops.items():
+                for trans_b, op_b in ops.items():
+                    a = drawn(k, m) if trans_a else drawn(m, k)
+                    b = drawn(n, k) if trans_b else drawn(k, n)
+                    c, alpha, beta = drawn(m, n), 2 - 1j, 1 + 1j
+                    x, y = cupy.asarray(a, order=order_a), cupy.asarray(b, order=order_b)
+                    given = {"trans_a": trans_a, "trans_b": trans_b, **options}
+                    product = op_a(a) @ op_b(b)
+                    for _ in range(3):
+                        z = cupy.asarray(c)
+                        got = hg.gemm(x, y, z, alpha=alpha, beta=beta, **given)
+                        np.testing.assert_array_equal(got.get(), alpha * product + beta * c)
+                        assert hg.gemm(x, y, z, beta=1, out=z, **given) is z
+                        np.testing.assert_array_equal(z.get(), product + c)
+
+
+@needs("cuda")
+def test_gradients_that_were_expanded(rng):
+    """As `sum().backward()` leaves them: no kernel reads them as they lie."""
+    torch = pytest.importorskip("torch")
+    import hybrid_gemm.torch as ours
+
+    a, b = (torch.asarray(integers(rng, s), device="cuda") for s in ((40, 30), (30, 20)))
+    for _ in range(4):
+        x, y = a.clone().requires_grad_(), b.clone().requires_grad_()
+        ours.gemm(x, y).sum().backward()
+        np.testing.assert_array_equal(x.grad.cpu(), (torch.ones(40, 20, device="cuda") @ b.T).cpu())
+        np.testing.assert_array_equal(y.grad.cpu(), (a.T @ torch.ones(40, 20, device="cuda")).cpu())
+    ones = torch.ones((), device="cuda").expand(40, 30)
+    for _ in range(4):
+        np.testing.assert_array_equal(hg.gemm(ones, b).cpu(), (torch.ones_like(a) @ b).cpu())

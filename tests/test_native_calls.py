@@ -131,7 +131,10 @@ def test_what_differs_is_left_to_python(call, gpu):
     assert not known(a, b, out=out, alpha=np.array(2.0))
     assert not known(a, b, out, beta=1, out=out)
     assert known(a, b, out, beta=1, out=out)
-    assert not known(a, b, there(8, 12), beta=1, out=out)  # has to be copied first
+    assert not known(a, b, out[:], beta=1, out=out) and known(a, b, out[:], beta=1, out=out)
+    assert not known(a, b, there(8, 12), beta=1, out=out)  # not where the product is added to it
+    assert not known(a, b, there(8, 12), beta=1) and known(a, b, there(8, 12), beta=1)
+    assert not known(a, b, there(12), beta=1) and known(a, b, there(12), beta=1)
     wide = there(8, 24)
     assert not known(a, b, out=wide[:, :12]) and known(a, b, out=wide[:, 12:])
     assert not known(there(8, 5)[:, 1:], b, out=out)
@@ -147,7 +150,28 @@ def test_what_differs_is_left_to_python(call, gpu):
     assert not known(a, b, out=out)
 
 
-def test_out_that_overlaps_or_lies_off_16_bytes_is_left_to_python(call):
+def test_c_is_copied_to_where_the_product_is_added_to_it(call, gpu):
+    a, b, row = there(8, 4), there(4, 12), there(12)
+    row[:] = range(12)
+    call(a, b, row, beta=1.0)
+    made = call(a, b, row, beta=1.0)
+    assert call.slow == 1 and call.prepared.started[-1][2] == made.ctypes.data
+    np.testing.assert_array_equal(made, np.broadcast_to(row, (8, 12)))
+    elsewhere = there(12)
+    elsewhere.ordinal = 1
+    call(a, b, elsewhere, beta=1.0)
+    call(a, b, there(12).view(np.ndarray), beta=1.0)
+    assert call.slow == 3
+
+
+def test_what_lies_off_16_bytes_is_another_product(call):
+    b, out, whole = there(4, 12), there(8, 12), there(40)
+    for start in (1, 2, 1, 2, 0, 1):
+        call(whole[start:][:32].reshape(8, 4), b, out=out)
+    assert call.slow == 3 and len(call.prepared.started) == 3
+
+
+def test_an_out_that_overlaps_is_left_to_python(call):
     whole = there(40, 4)
     b = there(4, 4)
     for _ in range(2):
@@ -155,10 +179,6 @@ def test_out_that_overlaps_or_lies_off_16_bytes_is_left_to_python(call):
     assert call.slow == 1
     call(whole[:8], b, out=whole[4:12])
     assert call.slow == 2
-    off = np.zeros(100, "f4").view(There)
-    start = (-off.ctypes.data // 4) % 4 + 1
-    call(whole[:8], b, out=off[start : start + 32].reshape(8, 4))
-    assert call.slow == 3
 
 
 def test_blocks_of_one_matrix_are_started_unless_they_meet(call):

@@ -34,15 +34,36 @@ class Tensor:
     """As PyTorch's."""
 
     __module__ = "torch"
-    device = "cuda:0"
-    shape, dtype = (64, 64), type("float32", (), {"is_complex": False})
+    device, layout = "cuda:0", "strided"
+    shape, dtype = (64, 64), "float32"
 
-    def __init__(self, at=C, device=0, requires_grad=False, negative=False):
+    def __init__(self, at=C, device=0, requires_grad=False, negative=False, strides=(64, 1)):
         self.at, self.ordinal, self.requires_grad = at, device, requires_grad
-        self.negative, self.version = negative, 0
+        self.negative, self.version, self.strides, self.copied = negative, 0, strides, []
 
     def stride(self):
-        return (64, 1)
+        return self.strides
+
+    def dim(self):
+        return 2
+
+    def numel(self):
+        return 64 * 64
+
+    def untyped_storage(self):
+        return self
+
+    def contiguous(self):
+        return Tensor(self.at + 65536)
+
+    def is_conj(self):
+        return False
+
+    def copy_(self, other):
+        if other.shape[-1] != 64:
+            raise RuntimeError("does not broadcast")
+        self.copied.append(other)
+        return self
 
     def get_device(self):
         return self.ordinal
@@ -50,7 +71,7 @@ class Tensor:
     def is_neg(self):
         return self.negative
 
-    def new_empty(self, shape, dtype):
+    def new_empty(self, shape, dtype=None):
         return Tensor(C)
 
     def is_inference(self):
@@ -82,6 +103,7 @@ def gpu():
         )  # fmt: skip
 
     made.device = SimpleNamespace(prepared=prepared, is_current=lambda: made.here == 0)
+    made.plans = SimpleNamespace(options=SimpleNamespace(max_device_memory=None))
     made.array, made.ordinal, made.known, made.known_tensors = Array, 0, {}, {}
     made.current = lambda ordinal: SimpleNamespace(ptr=made.stream_at)
     made.recording = False
@@ -120,12 +142,17 @@ def ready(gpu):
     gpu.called.clear()
 
 
-def test_matrices_that_are_not_on_16_bytes_are_started_from_python(gpu):
+def test_places_off_16_bytes_are_prepared_for_themselves(gpu):
+    """Kernels, and maps of tensors, are chosen by what an address leaves when divided by 16."""
     ready(gpu)
-    for at in (A + 4, B, C), (A, B + 8, C), (A, B, C + 4):
-        gpu.gemm(*map(Array, at[:2]), out=Array(at[2]))
-        assert gpu.called.pop() == at
-    assert not gpu.started
+    for at in (A + 4, B, C), (A, B + 8, C), (A, B, C + 4), (A + 4, B + 4, C):
+        for turn in range(3):
+            moved = [x + 4096 * turn for x in at]
+            gpu.gemm(*map(Array, moved[:2]), out=Array(moved[2]))
+        assert len(gpu.called) == 2
+        assert gpu.started == [(7, *moved)]
+        ready(gpu)
+        gpu.started.clear()
 
 
 @pytest.mark.parametrize(
@@ -175,6 +202,7 @@ def torch(monkeypatch, gpu):
     made = SimpleNamespace(
         Tensor=Tensor, nn=SimpleNamespace(Parameter=type("Parameter", (Tensor,), {})),
         is_grad_enabled=lambda: made.grad, grad=True, float32="f4", written=written,
+        strided="strided",
         autograd=SimpleNamespace(graph=SimpleNamespace(increment_version=written.append)),
         _C=SimpleNamespace(_cuda_getCurrentRawStream=lambda ordinal: gpu.stream_at),
     )  # fmt: skip
@@ -209,6 +237,35 @@ def test_two_tensors_that_are_one_matrix_are_c_and_out(gpu, torch):
     assert gpu.gemm(Tensor(A), Tensor(B), Tensor(C), 1, 1, out=out) is out
     assert gpu.started == [(7, A, B, C)] and not gpu.called
     assert gpu.gemm(Tensor(A), Tensor(B), Tensor(C + 256), 1, 1, out=out) is None
+
+
+def test_c_is_copied_to_a_new_tensor_that_the_product_is_added_to(gpu, torch):
+    there = Array(C)
+    for _ in range(2):
+        gpu.gemm(Array(A), Array(B), there, 1, 1, out=there)
+    gpu.called.clear()
+    row = Tensor(C + 65536)
+    row.shape = (64,)
+    made = gpu.gemm(Tensor(A), Tensor(B), row, 1, 1)
+    assert made.copied == [row] and gpu.started == [(7, A, B, C)]
+    row.shape = (63,)
+    assert gpu.gemm(Tensor(A), Tensor(B), row, 1, 1) is None
+    row.shape, row.dtype = (64,), "float64"
+    assert gpu.gemm(Tensor(A), Tensor(B), row, 1, 1) is None
+    assert gpu.gemm(Tensor(A), Tensor(B), Tensor(), 1, 0) is None  # of which a run warns
+
+
+def test_tensors_that_no_kernel_reads_are_copied(gpu, torch):
+    """As `expand` leaves a gradient; not with a limit of memory, nor where `out` may meet them."""
+    ready(gpu)
+    expanded = Tensor(A, strides=(0, 0))
+    gpu.gemm(expanded, Tensor(B), out=Tensor(C))
+    assert gpu.started == [(7, A + 65536, B, C)]
+    gpu.plans.options.max_device_memory = 1 << 30
+    gpu.gemm(expanded, Tensor(B), out=Tensor(C))
+    gpu.plans.options.max_device_memory = None
+    gpu.gemm(Tensor(C, strides=(0, 1)), Tensor(B), out=Tensor(C))
+    assert gpu.started[1:] == [(7, A, B, C)]  # as it is, which nothing is prepared for in truth
 
 
 @pytest.mark.parametrize(

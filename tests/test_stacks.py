@@ -236,6 +236,21 @@ def test_stacks_on_a_gpu_are_few_launches(shapes, dtype, monkeypatch, rng):
 
 
 @needs("cuda")
+@pytest.mark.parametrize("dtype", ["complex64", "complex128"])
+@pytest.mark.parametrize("options", [{}, {"kernel": "own"}, {"algorithm": "3m"}], ids=str)
+def test_complex_stacks_on_a_gpu(options, dtype, rng):
+    cp = pytest.importorskip("cupy")
+    for shapes in STRIDED:
+        a, b = (rng.integers(-2, 3, (2, *s)).astype("f4") for s in shapes)
+        a, b = ((x[0] + 1j * x[1]).astype(dtype) for x in (a, b))
+        for x, y in ((a, b), (a[..., ::-1], b[..., ::-1, :]), (a, b.real.copy())):
+            for _ in range(3):
+                got = matmul(cp.asarray(x), cp.asarray(y), **options)
+                assert got.dtype == dtype
+                np.testing.assert_array_equal(got.get(), x @ y)
+
+
+@needs("cuda")
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("sides", [(32, 32, 32), (64, 64, 16), (33, 29, 41)])
 def test_stacks_by_our_own_kernels(dtype, sides, monkeypatch, rng):

@@ -6,6 +6,7 @@ A and B broadcast. A vector as A is a row, as B a column, and C is without that 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -92,21 +93,30 @@ def as_matrices(a: Any, b: Any) -> tuple[Any, Any]:
 def shape_of_product(a: Any, b: Any) -> tuple[tuple[int, ...], tuple[int, ...], Problem]:
     """The shape of the stack that A and B make, the sides that C has behind it, and the product of
     one pair. Raises `UsageError` for shapes that do not fit, `DTypeError` for dtypes."""
-    for name, x in (("A", a), ("B", b)):
-        if not x.ndim:
+    return _shape_of_product(tuple(a.shape), a.dtype, tuple(b.shape), b.dtype)
+
+
+@functools.lru_cache(maxsize=1024)  # working it out takes longer than many a stack
+def _shape_of_product(
+    a: tuple[int, ...], dtype_a: np.dtype, b: tuple[int, ...], dtype_b: np.dtype
+) -> tuple[tuple[int, ...], tuple[int, ...], Problem]:
+    for name, shape in (("A", a), ("B", b)):
+        if not shape:
             raise UsageError(f"{name} is a number; matmul takes arrays, * multiplies by numbers")
-    x, y = as_matrices(a, b)
+    x, y = (1, *a) if len(a) == 1 else a, (*b, 1) if len(b) == 1 else b
     try:
-        stack = np.broadcast_shapes(x.shape[:-2], y.shape[:-2])
+        stack = np.broadcast_shapes(x[:-2], y[:-2])
     except ValueError:
         raise UsageError(
-            f"A is a stack of {x.shape[:-2]} matrices and B one of {y.shape[:-2]}: these "
+            f"A is a stack of {x[:-2]} matrices and B one of {y[:-2]}: these "
             "shapes do not broadcast"
         ) from None
-    problem = make_problem(*(np.broadcast_to(np.empty((), v.dtype), v.shape[-2:]) for v in (x, y)))
-    return stack, (
-        *((problem.m,) if a.ndim > 1 else ()), *((problem.n,) if b.ndim > 1 else ())
-    ), problem  # fmt: skip
+    one = (np.empty((), dtype) for dtype in (dtype_a, dtype_b))
+    problem = make_problem(
+        *(np.broadcast_to(v, shape[-2:]) for v, shape in zip(one, (x, y), strict=True))
+    )
+    sides = *((problem.m,) if len(a) > 1 else ()), *((problem.n,) if len(b) > 1 else ())
+    return stack, sides, problem
 
 
 def merged(

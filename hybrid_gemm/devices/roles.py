@@ -272,8 +272,8 @@ class Products(abc.ABC):
         others: Sequence[Array] = (),
     ) -> Prepared | None:  # fmt: skip
         """A bound product as one native call, on a stream on which it was called before; None where
-        there is none. The addresses of A, B and C are multiples of 16, as they have to be for those
-        that it is started with. `others` are what A and B have besides, whose addresses `start`
+        there is none. It is started with matrices whose addresses, divided by 16, leave what those
+        of A, B and C do. `others` are what A and B have besides, whose addresses `start`
         takes after theirs."""
         return None
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..arrays.caller_arrays import shares_memory
+from ..arrays.caller_arrays import broadcast_c, shares_memory
 from ..arrays.complex_numbers import RealProduct
 from ..arrays.strides import leading, overlaps_itself
 from ..problem import Problem
@@ -59,6 +59,8 @@ class ComplexConversion(NamedTuple):
     ) -> Any:  # fmt: skip
         """As `Conversion.multiplied`."""
         op_a, op_b = a.T if trans_a else a, b.T if trans_b else b
+        if c is not None:
+            c = broadcast_c(c, self.problem.m, self.problem.n)
         real = RealProduct.of(self.problem, op_a, op_b, c, out)
         done = multiply(real.a, real.b, real.c, real.alpha, real.beta, False, False, real.out)
         if done is None or real.made is out:
@@ -145,4 +147,6 @@ def copied(x: Any, dtype: str) -> Any:
     """A copy of that dtype without gaps."""
     if x.dtype.name != dtype:
         return x.astype(dtype, order="C")
-    return x.view(f"u{x.itemsize}").copy(order="C").view(x.dtype)  # of any dtype
+    if x.dtype.kind in "fciu":
+        return x.copy(order="C")
+    return x.view(f"u{x.itemsize}").copy(order="C").view(x.dtype)  # bfloat16

@@ -10,7 +10,7 @@ from ..devices.cuda.stream import CudaStream
 from ..devices.kernel_launcher import BoundProduct
 from ..devices.roles import Prepared
 from .first_calls import FirstCalls
-from .native_calls import Reaches, Started, note
+from .native_calls import Reaches, Started, note, phase
 
 MAX_KNOWN = 4096  # signatures; a program of ever new shapes starts over
 
@@ -18,8 +18,8 @@ MAX_KNOWN = 4096  # signatures; a program of ever new shapes starts over
 class Found:
     """The bound product, the shape and the dtype of C, and the bytes that A, B and C lie in.
 
-    `ready` has the product prepared for streams, by their addresses: False where it was called once
-    there. It is None for products that are not prepared.
+    `ready` has the product prepared for streams, by their addresses, and for the `phase` of A, B
+    and C: False where it was called once so. It is None for products that are not prepared.
     """
 
     __slots__ = "call", "dtype", "reaches", "ready", "shape"
@@ -29,13 +29,14 @@ class Found:
         reaches: Reaches, preparable: bool,
     ) -> None:  # fmt: skip
         self.call, self.shape, self.dtype, self.reaches = call, shape, dtype, reaches
-        self.ready: dict[int, Prepared | Literal[False]] | None = {} if preparable else None
+        self.ready: dict[tuple[int, int], Prepared | Literal[False]] | None
+        self.ready = {} if preparable else None
 
     def start_prepared(self, device: CudaDevice, stream: int, at: tuple[int, int, int]) -> bool:
-        """Starts it for matrices at these addresses, if it is prepared for this stream of the
-        current GPU; whether it did."""
-        ready = self.ready and self.ready.get(stream)
-        if not ready or (at[0] | at[1] | at[2]) & 15:
+        """Starts it for matrices at these addresses, if it is prepared for them and this stream of
+        the current GPU; whether it did."""
+        ready = self.ready and self.ready.get((stream, phase(*at)))
+        if not ready:
             return False
         if status := ready.start(*at):
             ready.check(status)
@@ -43,13 +44,13 @@ class Found:
         return True
 
     def start(self, device: CudaDevice, stream: CudaStream, a: Any, b: Any, c: Any) -> None:
-        """Starts it; the second time, it is prepared for this stream, once it is known which of
-        several products it is."""
+        """Starts it; the second time, it is prepared for this stream and such addresses, once it is
+        known which of several products it is."""
         if isinstance(self.call, FirstCalls) and self.call.fastest:
             self.call, self.ready = self.call.fastest, {}
-        at, known = stream.cupy.ptr, self.ready
+        at, known = (stream.cupy.ptr, phase(a.data.ptr, b.data.ptr, c.data.ptr)), self.ready
         self.call(a, b, c, stream)
-        if known is None or (a.data.ptr | b.data.ptr | c.data.ptr) & 15:
+        if known is None:
             return
         if at not in known:
             known[at] = False

@@ -22,6 +22,7 @@ struct PyMethodDef {
 
 extern PyObject _Py_NoneStruct;
 extern PyObject _Py_TrueStruct;
+extern PyObject _Py_EllipsisObject;
 void Py_IncRef(PyObject*);
 void Py_DecRef(PyObject*);
 PyObject* PyObject_Type(PyObject*);
@@ -32,6 +33,7 @@ PyObject* PyObject_VectorcallMethod(PyObject*, PyObject* const*, std::size_t, Py
 PyObject* PyTuple_New(Py_ssize_t);
 PyObject* PyTuple_GetItem(PyObject*, Py_ssize_t);
 int PyTuple_SetItem(PyObject*, Py_ssize_t, PyObject*);
+int PyObject_SetItem(PyObject*, PyObject*, PyObject*);
 Py_ssize_t PyTuple_Size(PyObject*);
 PyObject* PyList_GetItem(PyObject*, Py_ssize_t);
 PyObject* PyDict_GetItemWithError(PyObject*, PyObject*);
@@ -79,6 +81,7 @@ struct Product {
     void* prepared;
     void* context;  // of the GPU that has the arrays
     int64_t ordinal;
+    uint64_t phase;    // of the addresses that it is prepared for
     Reach reaches[3];  // of A, B and C
 };
 
@@ -113,17 +116,18 @@ PyObject* shared(PyObject* object) {
 // The names of attributes, made once.
 struct Names {
     PyObject *out, *shape, *strides, *dtype, *ndim, *size, *whole, *data, *ptr, *device_id, *stride,
-        *data_ptr, *get_device, *is_neg, *requires_grad, *is_inference;
+        *data_ptr, *get_device, *is_neg, *is_conj, *requires_grad, *is_inference, *copy;
 };
 
 const Names& names() {
     static const Names made = [] {
         auto text = PyUnicode_InternFromString;
-        return Names{
-            text("out"),        text("shape"),     text("strides"),       text("dtype"),
-            text("ndim"),       text("size"),      text("_c_contiguous"), text("data"),
-            text("ptr"),        text("device_id"), text("stride"),        text("data_ptr"),
-            text("get_device"), text("is_neg"),    text("requires_grad"), text("is_inference")};
+        return Names{text("out"),           text("shape"),        text("strides"),
+                     text("dtype"),         text("ndim"),         text("size"),
+                     text("_c_contiguous"), text("data"),         text("ptr"),
+                     text("device_id"),     text("stride"),       text("data_ptr"),
+                     text("get_device"),    text("is_neg"),       text("is_conj"),
+                     text("requires_grad"), text("is_inference"), text("copy_")};
     }();
     return made;
 }
@@ -145,9 +149,15 @@ bool is_true(const Ref& answer) { return answer.get() == &_Py_TrueStruct; }
 // A call's arrays: which library's they are, and where they lie.
 struct Arrays {
     bool tensors;
-    PyObject* of[3];  // A, B and C, or None
-    uint64_t at[3];
+    PyObject* of[3];  // A, B and `out`, or None
+    PyObject* added;  // C that is another object than `out`, or None
+    uint64_t at[3];   // 0 of None
 };
+
+// What addresses leave when divided by 16, by which kernels and maps of tensors are chosen.
+uint64_t phase_of(const uint64_t* at) {
+    return (at[A] & 15) | (at[B] & 15) << 4 | (at[C] & 15) << 8;
+}
 
 // Whether an array is of the call's library, and no gradients are followed to it.
 bool fits(PyObject* array, bool tensors, PyObject* state) {
@@ -159,8 +169,9 @@ bool fits(PyObject* array, bool tensors, PyObject* state) {
         return false;
     }
     Ref negated = called(array, names().is_neg);
+    Ref conjugated = called(array, names().is_conj);
     Ref followed = attribute(array, names().requires_grad);
-    if (!negated || !followed || is_true(negated)) {
+    if (!negated || !conjugated || !followed || is_true(negated) || is_true(conjugated)) {
         return false;
     }
     if (is_true(followed)) {
@@ -240,7 +251,8 @@ Ref options(PyObject* keywords, Py_ssize_t count) {
     return made;
 }
 
-// The arrays of a call: A and B, C that is `out` or nothing. False for all other calls.
+// The arrays of a call: A and B, and `out`, or C, or both where they are one matrix. False for all
+// other calls.
 bool read(PyObject* state, PyObject* args, PyObject* keywords, Arrays* arrays) {
     Py_ssize_t count = PyTuple_Size(args);
     if (count != 2 && count != 3) {
@@ -253,20 +265,33 @@ bool read(PyObject* state, PyObject* args, PyObject* keywords, Arrays* arrays) {
             return false;
         }
         out = out ? out : third;
-    } else if (third != none && third != out) {
-        return false;
+        third = none;
+    } else if (third == out) {
+        third = none;
     }
     out = out ? out : none;
     arrays->of[A] = PyTuple_GetItem(args, 0);
     arrays->of[B] = PyTuple_GetItem(args, 1);
     arrays->of[C] = out;
+    arrays->added = third;
     arrays->tensors = !has_type(arrays->of[A], PyList_GetItem(state, CUPY));
-    for (PyObject* array : arrays->of) {
+    for (PyObject* array : {arrays->of[A], arrays->of[B], out, third}) {
         if (array != none && !fits(array, arrays->tensors, state)) {
             return false;
         }
     }
-    return arrays->of[A] != none && arrays->of[B] != none;
+    for (int i = A; i <= C; i++) {
+        PyObject* array = arrays->of[i];
+        arrays->at[i] = 0;
+        if (array != none && !address_of(array, arrays->tensors, &arrays->at[i])) {
+            return false;
+        }
+    }
+    uint64_t added = arrays->at[C];
+    if (third != none && out != none && !address_of(third, arrays->tensors, &added)) {
+        return false;
+    }
+    return arrays->of[A] != none && arrays->of[B] != none && added == arrays->at[C];
 }
 
 // What calls have in common that one prepared product serves; nothing where there is none.
@@ -281,24 +306,31 @@ Ref key_of(PyObject* state, PyObject* args, PyObject* keywords, const Arrays& ar
     if (stream && !arrays.tensors) {
         stream = attribute(stream.get(), names().ptr);
     }
-    PyObject* out = arrays.of[C];
+    PyObject *out = arrays.of[C], *added = arrays.added;
     bool keyword = PyDict_GetItemWithError(keywords, names().out) != nullptr;
     Ref others = options(keywords, PyDict_Size(keywords) - keyword);
-    Ref key(PyTuple_New(out == none ? 10 : 13));
-    if (!stream || !others || !key) {
+    Ref phase(PyLong_FromLongLong(phase_of(arrays.at)));
+    Ref key(PyTuple_New(17));
+    if (!stream || !others || !phase || !key) {
         return Ref();
     }
-    bool added = PyTuple_Size(args) == 3 && PyTuple_GetItem(args, 2) != none &&
-                 PyList_GetItem(state, OUT_IS_THIRD) != &_Py_TrueStruct;
+    bool in_place = PyTuple_Size(args) == 3 && PyTuple_GetItem(args, 2) != none &&
+                    PyList_GetItem(state, OUT_IS_THIRD) != &_Py_TrueStruct;
     PyTuple_SetItem(key.get(), 0, others.take());
     PyTuple_SetItem(key.get(), 1, ordinal.take());
     PyTuple_SetItem(key.get(), 2, stream.take());
-    PyTuple_SetItem(key.get(), 3, shared(added ? &_Py_TrueStruct : none));
-    for (int i = A; i <= C; i++) {
-        PyObject* array = arrays.of[i];
-        if (array != none && !put(key.get(), 4 + 3 * i, array, arrays.tensors)) {
+    PyTuple_SetItem(key.get(), 3, shared(in_place ? &_Py_TrueStruct : none));
+    PyTuple_SetItem(key.get(), 4, phase.take());
+    Py_ssize_t place = 5;
+    for (PyObject* array : {arrays.of[A], arrays.of[B], out, added}) {
+        if (array == none) {
+            for (int i = 0; i < 3; i++) {
+                PyTuple_SetItem(key.get(), place + i, shared(none));
+            }
+        } else if (!put(key.get(), place, array, arrays.tensors)) {
             return Ref();
         }
+        place += 3;
     }
     return key;
 }
@@ -342,6 +374,13 @@ Ref made(PyObject* found, const Arrays& arrays) {
     return Ref(PyObject_Vectorcall(PyTuple_GetItem(found, MAKE), args + first, 3 - first, nullptr));
 }
 
+// Copies C to where the product is added to it.
+bool fill(PyObject* made, PyObject* c, bool tensors) {
+    PyObject* args[] = {made, c};
+    return tensors ? bool(Ref(PyObject_VectorcallMethod(names().copy, args, 2, nullptr)))
+                   : !PyObject_SetItem(made, &_Py_EllipsisObject, c);
+}
+
 // Tells autograd that a tensor was written to.
 bool tell(PyObject* state, PyObject* tensor) {
     Ref inference = called(tensor, names().is_inference);
@@ -356,20 +395,21 @@ Ref started(PyObject* state, PyObject* found, Arrays* arrays) {
     const Product& product =
         *reinterpret_cast<const Product*>(PyBytes_AsString(PyTuple_GetItem(found, PRODUCT)));
     bool fresh = arrays->of[C] == none, tensors = arrays->tensors;
+    bool added = fresh && arrays->added != none;
     if (!is_current(state, product) || !is_there(arrays->of[B], tensors, product) ||
-        !(fresh || is_there(arrays->of[C], tensors, product))) {
+        !(fresh || is_there(arrays->of[C], tensors, product)) ||
+        (added && !is_there(arrays->added, tensors, product))) {
         PyErr_Clear();
         return Ref();
     }
     Ref c = fresh ? made(found, *arrays) : Ref(shared(arrays->of[C]));
-    if (!c || !address_of(arrays->of[A], tensors, &arrays->at[A]) ||
-        !address_of(arrays->of[B], tensors, &arrays->at[B]) ||
-        !address_of(c.get(), tensors, &arrays->at[C])) {
+    if (!c || (fresh && !address_of(c.get(), tensors, &arrays->at[C])) ||
+        (added && !fill(c.get(), arrays->added, tensors))) {
         PyErr_Clear();  // Python meets it again
         return Ref();
     }
     const uint64_t* at = arrays->at;
-    if (((at[A] | at[B] | at[C]) & 15) || !apart(*arrays, product)) {
+    if (phase_of(at) != product.phase || !apart(*arrays, product)) {
         return Ref();
     }
     if (int status = product.start(product.prepared, at[A], at[B], at[C])) {

@@ -52,6 +52,12 @@ class _Here(threading.local):
 _here = _Here()
 
 
+def phase(a: int, b: int, c: int) -> int:
+    """What the addresses of A, B and C leave when divided by 16, in one number: kernels are chosen
+    by it, and maps of tensors made."""
+    return (a & 15) | (b & 15) << 4 | (c & 15) << 8
+
+
 def note(started: Started) -> None:
     """Is told of each product that Python starts and that was prepared."""
     if _here.started is not None:
@@ -61,7 +67,7 @@ def note(started: Started) -> None:
 class _Product(ctypes.Structure):
     _fields_ = [
         ("start", c_void_p), ("prepared", c_void_p), ("context", c_void_p), ("ordinal", c_int64),
-        ("reaches", c_uint64 * 9),
+        ("phase", c_uint64), ("reaches", c_uint64 * 9),
     ]  # fmt: skip
 
 
@@ -147,7 +153,7 @@ class NativeCalls:
             return
         product = _Product(
             *started.prepared.native, driver.current_context(), started.device.ordinal,
-            (c_uint64 * 9)(*itertools.chain(*started.reaches)),
+            phase(*started.addresses), (c_uint64 * 9)(*itertools.chain(*started.reaches)),
         )  # fmt: skip
         tensors = hasattr(made, "data_ptr")
         make = _new_tensor if tensors else type(made)

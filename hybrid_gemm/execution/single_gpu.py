@@ -13,13 +13,16 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays.caller_arrays import is_same, shares_memory
+from ..arrays import tensors
+from ..arrays.caller_arrays import broadcast_c, is_same, shares_memory
 from ..arrays.operand import Operands
 from ..arrays.other_libraries import TORCH
 from ..arrays.strides import layout, leading
 from ..catalog import Variant
+from ..devices.cuda import cublas
 from ..devices.cuda.device import CudaDevice
-from ..errors import shortage_in_words
+from ..devices.kernel_launcher import BoundProduct
+from ..errors import UsageError, shortage_in_words
 from ..options import Options
 from ..planning.cost_model import HOSTED_BYTES
 from ..planning.plan import Plan
@@ -166,20 +169,21 @@ class SingleGpuExecutor:
         torch = sys.modules.get("torch")
         if torch is None:
             return None
-        kinds = torch.Tensor, torch.nn.Parameter
-        given = (a, b) if out is None else (a, b, out)
-        here = self.ordinal
-        if c is not None and c is not out:
-            if type(c) not in kinds or type(out) not in kinds or not _is_one(c, out):
-                return None
-            c = out  # two views of it
-        for x in given:
-            if type(x) not in kinds or x.get_device() != here or x.is_neg():
-                return None
-            if x.requires_grad and torch.is_grad_enabled():
+        for x in (a, b, c, out):
+            if x is not None and not tensors.lies_as_it_says(x, self.ordinal):
                 return None
         if not self.device.is_current():
             return None
+        if c is not None and c is not out:
+            if out is None:
+                out = c = tensors.filled(a, b, c, beta, trans_a, trans_b)
+            elif tensors.are_one(c, out):
+                c = out  # two views of it
+            if c is not out or c is None:
+                return None
+        if not self.plans.options.max_device_memory:
+            a, b = (tensors.laid_out(x, out) for x in (a, b))
+            a, b = (a, b) if out is not None else tensors.of_one_dtype(a, b)
         found = self._find_tensors(a, b, c, alpha, beta, trans_a, trans_b, out)
         if found is None or not found.ready:
             return None
@@ -187,7 +191,7 @@ class SingleGpuExecutor:
         if out is None:
             made = a.new_empty(found.shape, dtype=getattr(torch, found.dtype))
         at = a.data_ptr(), b.data_ptr(), made.data_ptr()
-        stream = torch._C._cuda_getCurrentRawStream(here)
+        stream = torch._C._cuda_getCurrentRawStream(self.ordinal)
         if overlap(at, found.reaches) or not found.start_prepared(self.device, stream, at):
             return None
         if out is not None and not out.is_inference():
@@ -207,19 +211,16 @@ class SingleGpuExecutor:
             return self.known_tensors[key]
         except KeyError:
             pass
-        except (TypeError, RuntimeError):  # an array as alpha is no key; sparse ones have no stride
+        except TypeError:  # an array as alpha is no key
             return None
         if not are_numbers(alpha, beta):
             return None
         if len(self.known_tensors) >= MAX_KNOWN:
             self.known_tensors.clear()
-        found = None
-        if not a.dtype.is_complex:  # which may be conjugated on reading
-            x, y, z = (x if x is None else TORCH.view(x, "A") for x in (a, b, out))
-            z_in = None if c is None else z
-            known = self.find(x, y, z_in, alpha, beta, trans_a, trans_b, z)
-            found = known if isinstance(known, Found) else None
-        self.known_tensors[key] = found
+        x, y, z = (x if x is None else TORCH.view(x, "A") for x in (a, b, out))
+        z_in = None if c is None else z
+        known = self.find(x, y, z_in, alpha, beta, trans_a, trans_b, z)
+        found = self.known_tensors[key] = known if isinstance(known, Found) else None
         return found
 
     def find(
@@ -292,57 +293,83 @@ class SingleGpuExecutor:
         return made
 
     def _work_out(
-        self,
-        a: Any,
-        b: Any,
-        c: Any,
-        out: Any,
-        *,
-        alpha: Any,
-        beta: Any,
-        trans_a: bool | str,
+        self, a: Any, b: Any, c: Any, out: Any, *, alpha: Any, beta: Any, trans_a: bool | str,
         trans_b: bool | str,
-    ) -> Found | Converted | None:
+    ) -> Found | Converted | None:  # fmt: skip
         """The bound product for arrays laid out as these, how they are converted first, or None if
         it takes a whole run."""
-        if c is not None and c.shape != sides(a, b, trans_a=trans_a, trans_b=trans_b)[:2]:
-            return None
-        if c is not None and out is None and not beta:  # which a run warns of
-            return None
+        added = None
+        if c is not None:  # which is copied to where the product is added to it
+            if out is None and not beta:  # which a run warns of
+                return None
+            try:
+                added = broadcast_c(c, *sides(a, b, trans_a=trans_a, trans_b=trans_b)[:2])
+            except UsageError:  # which a run raises
+                return None
         problem = self.plans.settle(
-            make_problem(a, b, c, alpha=alpha, beta=beta, trans_a=trans_a, trans_b=trans_b)
+            make_problem(a, b, added, alpha=alpha, beta=beta, trans_a=trans_a, trans_b=trans_b)
         )
-        if problem.is_complex:  # its real product comes here
+        op_a, op_b = a.T if trans_a else a, b.T if trans_b else b
+        like = self.array((problem.m, problem.n), problem.out_dtype) if out is None else out
+        how = None
+        if self._fits(problem, a, b, c, like):
+            bind = self._complex if problem.is_complex else self._real
+            how = bind(problem, op_a, op_b, like)
+            if how is None and not problem.is_complex:  # otherwise its real product comes here
+                return None
+        if how is None:
             return self._conversion(problem, a, b, c, out)
-        shape, made = (problem.m, problem.n), (problem.dtype, problem.operands)
-        like = self.array(shape, problem.out_dtype) if out is None else out
-        fits = (
+        call, preparable = how
+        reaches = reach_of(a), reach_of(b), reach_of(like)
+        return Found(call, like.shape, problem.out_dtype, reaches, preparable)
+
+    def _fits(self, problem: Problem, a: Any, b: Any, c: Any, like: Any) -> bool:
+        """Whether kernels read A and B as they lie, and write C as `like` does."""
+        made = problem.dtype, problem.operands
+        return bool(
             all(x.dtype.name == problem.operands for x in (a, b))
             and like.dtype.name in made
             and problem.out_dtype in made
             and type(like) is self.array
-            and like.shape == shape
+            and like.shape == (problem.m, problem.n)
             and leading(like, "n")
             and all(leading(x, "n") or leading(x, "t") for x in (a, b))
             and problem.m * problem.n * problem.k
             and problem.alpha
             and (not problem.beta or type(c) is self.array)
         )
-        if not fits:
-            return self._conversion(problem, a, b, c, out)
-        op_a, op_b = a.T if trans_a else a, b.T if trans_b else b
-        layouts = "".join((layout(x) or "n")[0] for x in (op_a, op_b))
+
+    def _real(self, problem: Problem, a: Any, b: Any, c: Any) -> tuple[BoundProduct, bool] | None:
+        """The bound product, and whether it is one to be prepared; None where several GPUs together
+        are worth what they cost."""
+        layouts = "".join((layout(x) or "n")[0] for x in (a, b))
         variant = self.plans.alone(problem, layouts, (self.checked or self.device))
         if variant is None:
             return None
-        call = self._bound(variant, op_a, op_b, like, problem)
+        call = self._bound(variant, a, b, c, problem)
         # What is started natively is not checked.
-        ready = not self.checked and self.device.preparable(variant, op_a, op_b)
+        ready = not self.checked and self.device.preparable(variant, a, b)
         if ready and (others := self.plans.rivals(problem, layouts, self.device, variant)):
-            rivals = [self._bound(x, op_a, op_b, like, problem) for x in others]
-            call, ready = FirstCalls([call, *rivals], self.device), False  # until one is kept
-        reaches = reach_of(a), reach_of(b), reach_of(like)
-        return Found(call, shape, problem.out_dtype, reaches, ready)
+            rivals = [self._bound(x, a, b, c, problem) for x in others]
+            return FirstCalls([call, *rivals], self.device), False  # until one is kept
+        return call, ready
+
+    def _complex(
+        self, problem: Problem, a: Any, b: Any, c: Any
+    ) -> tuple[BoundProduct, bool] | None:
+        """As `_real`, by cuBLAS, which is faster at complex products than our kernels at the real
+        ones (docs/notes/choosing.md); None where other kernels or arithmetics were asked for."""
+        options, conjugated = self.plans.options, (problem.conj_a, problem.conj_b)
+        taken = all(leading(x, "t") or not conj for x, conj in zip((a, b), conjugated, strict=True))
+        if (
+            self.checked
+            or options.kernel not in ("auto", "cublas")
+            or (options.algorithm != "ordinary" or problem.compute != "fp32" or not taken)
+            or not self.plans.alone(problem.as_real(), "nn", self.device)
+        ):
+            return None
+        scale = {"alpha": problem.alpha, "beta": problem.beta}
+        return cublas.bind(a, b, c, **scale, conjugated=conjugated), True
 
     def _conversion(self, problem: Problem, a: Any, b: Any, c: Any, out: Any) -> Converted | None:
         if self.checked or any(type(x) is not self.array for x in (a, b, c, out) if x is not None):
@@ -362,12 +389,6 @@ class SingleGpuExecutor:
         if self.checked:
             return self.checked.bind(variant, a, b, c, **scale)
         return self.device.loading_together(lambda d: d.bind(variant, a, b, c, **scale))
-
-
-def _is_one(x: Any, y: Any) -> bool:
-    """Whether two tensors are one matrix in one place."""
-    alike = x.shape == y.shape and x.stride() == y.stride() and x.dtype == y.dtype
-    return alike and x.device == y.device and x.data_ptr() == y.data_ptr()
 
 
 def most_hosted(options: Options) -> int:

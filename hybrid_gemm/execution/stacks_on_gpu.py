@@ -112,11 +112,12 @@ class StacksOnGpu:
         """The same of a product that has C's dtype."""
         options = self.plans.options
         sides = *c.shape[-2:], a.shape[-1]
+        own = options.kernel == "own"
         return (
-            c.dtype.name in FLOATS
+            (c.dtype.name in FLOATS or (c.dtype.kind == "c" and not own))
             and options.kernel in ("auto", "own", "cublas")
             and not self.checked
-            and (options.compute == "fp32" or c.dtype.name != "float32")
+            and (options.compute == "fp32" or c.dtype.name not in ("float32", "complex64"))
             and options.compute in ("fp32", "auto")
             and c.size > 0
             and 0 < 2 * math.prod(sides) <= STACKED_FLOPS
@@ -129,6 +130,8 @@ class StacksOnGpu:
             return x
         if x.dtype == dtype and (_lies(x, "n") or _lies(x, "t")):
             return x
+        if all(x.strides[:-2]):
+            return copied(x, dtype.name)
         once = tuple(slice(None if step else 1) for step in x.strides[:-2])  # and not once a pair
         return self.device.cp.broadcast_to(copied(x[once], dtype.name), x.shape)
 
@@ -156,7 +159,7 @@ class StacksOnGpu:
         """The product by our own kernel, where that was asked for or should be faster."""
         kernel, dtype = self.plans.options.kernel, z.dtype.name
         sides, orders = (*z.shape, x.shape[1]), stored(x)[0] + stored(y)[0]
-        if kernel == "cublas" or count > stack_products.MOST:
+        if kernel == "cublas" or count > stack_products.MOST or z.dtype.kind == "c":
             return None
         variant = stacks.own(sides, dtype)
         if kernel == "auto":

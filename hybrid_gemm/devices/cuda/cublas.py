@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from ...arrays.strides import laid_out, layout, stored
+from ...arrays.strides import laid_out, layout, leading, stored
 from ...errors import HybridGemmError
 from ...kernel_choice import library_kernels
 from ...kernel_choice.library_kernels import Launched
-from ...problem import NARROW, Problem
+from ...problem import NARROW, Problem, Scalar
 from ..roles import Array
 from . import launch_list, library_launches
 from .launch_list import LaunchList
@@ -32,6 +32,7 @@ from .library_launches import Unrecorded
 Start = Callable[[int, int, int], int]  # of the addresses of A, B and C: 0 or cuBLAS's status
 WORKSPACE_BYTES = 32 << 20  # what cuBLAS asks for on Hopper
 _OPERATION = {"n": 0, "t": 1}
+_CONJUGATED = 2
 _COMPUTE = {False: 68, True: 77}  # cublasComputeType: float32, float32 through TF32
 _COMPUTE_DOUBLE = 70
 _ANY_ALGORITHM = -1
@@ -42,12 +43,20 @@ _MATH_MODE = 16
 _OPERATIONS, _MATRIX = (c_void_p, c_int, c_int, *[c_int64] * 3, c_void_p), (c_void_p, c_int64)
 _TYPED = (c_void_p, c_int, c_int64)
 _STACK = (*_TYPED, c_int64)
-_TYPES = {"float16": 2, "bfloat16": 14, "float32": 0, "float64": 1}  # cudaDataType
+_TYPES = {  # cudaDataType
+    "float16": 2, "bfloat16": 14, "float32": 0, "float64": 1, "complex64": 4, "complex128": 5,
+}  # fmt: skip
+_PLAIN = {
+    "float32": "cublasSgemm_v2_64", "float64": "cublasDgemm_v2_64",
+    "complex64": "cublasCgemm_v2_64", "complex128": "cublasZgemm_v2_64",
+}  # fmt: skip
+_WIDE = ("float64", "complex128")
 _SIGNATURES = {
     "cublasSetStream_v2": (c_void_p, c_void_p),
     "cublasSetWorkspace_v2": (c_void_p, c_void_p, c_size_t),
-    "cublasSgemm_v2_64": (*_OPERATIONS, *_MATRIX, *_MATRIX, c_void_p, *_MATRIX),
-    "cublasDgemm_v2_64": (*_OPERATIONS, *_MATRIX, *_MATRIX, c_void_p, *_MATRIX),
+    **dict.fromkeys(
+        _PLAIN.values(), (*_OPERATIONS, *_MATRIX, *_MATRIX, c_void_p, *_MATRIX)
+    ),
     "cublasGemmEx_64": (*_OPERATIONS, *_TYPED, *_TYPED, c_void_p, *_TYPED, c_int, c_int),
     "cublasGemmStridedBatchedEx_64": (
         *_OPERATIONS,
@@ -121,22 +130,30 @@ class Handle:
 
 
 def bind(
-    a: Array, b: Array, c: Array, *, alpha: float, beta: float, tf32: bool = False
-) -> LibraryProduct:
+    a: Array, b: Array, c: Array, *, alpha: Scalar, beta: Scalar, tf32: bool = False,
+    conjugated: tuple[bool, bool] = (False, False),
+) -> LibraryProduct:  # fmt: skip
     """A call that multiplies CuPy matrices laid out as these, in any order: float32 (strict, or
-    through TF32) or float64, or float16 or bfloat16 with sums in float32 and C of their dtype or
-    float32.
+    through TF32), float64, complex64 or complex128, or float16 or bfloat16 with sums in float32 and
+    C of their dtype or float32. Complex A or B that are to be `conjugated` have contiguous columns.
 
     Row-major C is column-major C^T = op(B)^T op(A)^T, so the operands change places.
     """
     (m, n), k = c.shape, a.shape[1]
-    (la, lda), (lb, ldb) = layout(a) or ("n", 1), layout(b) or ("n", 1)
+    (la, lda), (lb, ldb) = (
+        ("t", leading(x, "t")) if conj else layout(x) or ("n", 1)
+        for x, conj in zip((a, b), conjugated, strict=True)
+    )
     ldc = stored(c)[1]
     mixed = tf32 or a.dtype.itemsize == 2
     scalars = np.array([alpha, beta], np.float32 if mixed else c.dtype)
     alpha_at, beta_at = scalars.ctypes.data, scalars.ctypes.data + scalars.itemsize
-    head = _OPERATION[lb], _OPERATION[la], n, m, k, alpha_at
-    plain = {"float32": "cublasSgemm_v2_64", "float64": "cublasDgemm_v2_64"}.get(c.dtype.name, "")
+    op_a, op_b = (
+        _CONJUGATED if conj else _OPERATION[order]
+        for order, conj in zip((la, lb), conjugated, strict=True)
+    )
+    head = op_b, op_a, n, m, k, alpha_at
+    plain = _PLAIN.get(c.dtype.name, "")
     kinds = [_TYPES[x.dtype.name] for x in (b, a, c)] if mixed else []
 
     def on_stream(stream: Any) -> Start:
@@ -257,12 +274,12 @@ def launched(problem: Problem, orders: str, aside: Any) -> Launched | None:
 
 def bind_stack(a: Array, b: Array, c: Array, count: int, steps: Sequence[int]) -> LibraryProduct:
     """A product that multiplies `count` pairs of CuPy matrices by one launch: C = A B, all of one
-    floating-point dtype, C with contiguous rows. The first of them lie as these; `steps` are the
+    dtype, real or complex, C with contiguous rows. The first of them lie as these; `steps` are the
     bytes from one A, B and C to the next."""
     (m, n), k, size = c.shape, a.shape[1], c.itemsize
     (la, lda), (lb, ldb) = layout(a) or ("n", 1), layout(b) or ("n", 1)
-    wide = c.dtype == np.float64
-    scalars = np.array([1, 0], np.float64 if wide else np.float32)
+    wide = c.dtype.name in _WIDE
+    scalars = np.array([1, 0], np.float32 if c.dtype.itemsize == 2 else c.dtype)
     one, zero = scalars.ctypes.data, scalars.ctypes.data + scalars.itemsize
     kind, compute = _TYPES[c.dtype.name], _COMPUTE_DOUBLE if wide else _COMPUTE[False]
     (step_a, step_b, step_c), ldc = (step // size for step in steps), stored(c)[1]

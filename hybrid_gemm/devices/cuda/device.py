@@ -432,9 +432,10 @@ class CudaDevice(KernelDevice):
             yield self._aside
 
     def _stand_in(self, matrix: Array, size: int) -> Array:
-        """A matrix laid out alike in memory of the host, where no GPU has any."""
-        memory = np.empty(size + 256, np.uint8)
-        start = -(-memory.ctypes.data // 256) * 256
+        """A matrix laid out alike in memory of the host, where no GPU has any, and as far from
+        multiples of 256."""
+        memory = np.empty(size + 512, np.uint8)
+        start = -(-memory.ctypes.data // 256) * 256 + matrix.data.ptr % 256
         there = self.cp.cuda.UnownedMemory(start, size, memory, self.ordinal)
         at = self.cp.cuda.MemoryPointer(there, 0)
         return self.cp.ndarray(matrix.shape, matrix.dtype, at, matrix.strides)

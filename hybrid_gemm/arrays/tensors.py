@@ -1,0 +1,63 @@
+"""PyTorch's tensors on a GPU, multiplied where they lie: what PyTorch itself copies and fills
+before a product, on its current stream. PyTorch is imported by whoever has a tensor."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+
+def lies_as_it_says(x: Any, ordinal: int) -> bool:
+    """Whether this is a tensor whose numbers lie on this GPU as its strides say, and no gradients
+    are followed to it."""
+    torch = sys.modules["torch"]
+    if not (type(x) is torch.Tensor or type(x) is torch.nn.Parameter):
+        return False
+    if x.get_device() != ordinal or x.layout is not torch.strided or x.is_neg() or x.is_conj():
+        return False
+    return not bool(x.requires_grad and torch.is_grad_enabled())
+
+
+def are_one(x: Any, y: Any) -> bool:
+    """Whether two tensors are one matrix in one place."""
+    alike = x.shape == y.shape and x.stride() == y.stride() and x.dtype == y.dtype
+    alike = alike and x.device == y.device
+    return alike and x.data_ptr() == y.data_ptr()
+
+
+def laid_out(x: Any, out: Any) -> Any:
+    """A tensor as it is, or a copy without gaps where it is a matrix that no kernel reads, such as
+    a gradient that was expanded. Not where it may meet `out`, which is refused."""
+    if x.dim() != 2:
+        return x
+    (rows, cols), (down, along) = x.shape, x.stride()
+    if (along == 1 and down >= cols) or (down == 1 and along >= rows) or not x.numel():
+        return x
+    if out is not None and out.untyped_storage().data_ptr() == x.untyped_storage().data_ptr():
+        return x
+    return x.contiguous()
+
+
+def of_one_dtype(a: Any, b: Any) -> tuple[Any, Any]:
+    """Tensors as they are, or of two dtypes of floating point one of them in that of the other, as
+    NumPy promotes them."""
+    if a.dtype == b.dtype:
+        return a, b
+    torch = sys.modules["torch"]
+    floats = torch.float16, torch.float32, torch.float64
+    if not (a.dtype in floats and b.dtype in floats):
+        return a, b
+    dtype = torch.promote_types(a.dtype, b.dtype)
+    return a.to(dtype), b.to(dtype)
+
+
+def filled(a: Any, b: Any, c: Any, beta: Any, trans_a: Any, trans_b: Any) -> Any:
+    """C in a new tensor of the product's shape, to which that is added; None where it does not
+    broadcast to that, and where dtypes differ."""
+    if not (a.dim() == b.dim() == 2 and a.dtype == b.dtype == c.dtype and beta):
+        return None
+    made = a.new_empty((a.shape[bool(trans_a)], b.shape[not trans_b]))
+    try:
+        return made.copy_(c)
+    except RuntimeError:
+        return None
