@@ -21,8 +21,7 @@ def lies_as_it_says(x: Any, ordinal: int) -> bool:
 def are_one(x: Any, y: Any) -> bool:
     """Whether two tensors are one matrix in one place."""
     alike = x.shape == y.shape and x.stride() == y.stride() and x.dtype == y.dtype
-    alike = alike and x.device == y.device
-    return alike and x.data_ptr() == y.data_ptr()
+    return bool(alike and x.device == y.device and x.data_ptr() == y.data_ptr())
 
 
 def laid_out(x: Any, out: Any) -> Any:
