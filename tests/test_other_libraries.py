@@ -350,6 +350,30 @@ def test_the_operation_is_whole(torch, op):
         op(a, b, computes="tf32")
 
 
+def test_what_looks_at_operations_sees_it(torch, op):
+    """Tracers and transforms; where there are none, PyTorch's dispatcher is not asked."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    a, b = torch.randn(3, 2), torch.randn(2, 4)
+    traced = make_fx(lambda a, b: op(a, b, alpha=2.0))(a, b)
+    assert any(x.target is torch.ops.hybrid_gemm.gemm.default for x in traced.graph.nodes)
+    torch.testing.assert_close(traced(b.T, a.T), 2 * (b.T @ a.T))
+    stack = torch.randn(5, 3, 2)
+    torch.testing.assert_close(torch.vmap(lambda a: op(a, b))(stack), stack @ b)
+    seen = []
+
+    class Seen(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            seen.append(function)
+            return function(*args, **(kwargs or {}))
+
+    with Seen():
+        op(a, b)
+    assert torch.ops.hybrid_gemm.gemm.default in seen
+    with pytest.raises(Exception, match="trans_a"):
+        op(a, b, trans_a="c")
+
+
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_compiled_programs_hold_one_operation(torch, op, backend):
     pytest.importorskip("torch._dynamo")
