@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays.caller_arrays import broadcast_c, cast_into, is_same, shares_memory
+from ..arrays.caller_arrays import cast_into, is_same, shares_memory
 from ..arrays.stacks import shape_of_product
 from ..arrays.strides import overlaps_itself
 from ..devices.cpu import CpuDevice, product
-from ..errors import UsageError, shortage_in_words
+from ..errors import shortage_in_words
 from ..problem import are_numbers, make_problem, sides
 from .executor import INCOMPLETE
 from .plan_maker import PlanMaker
@@ -152,16 +152,12 @@ class SingleCpuExecutor:
     ) -> tuple | None:  # fmt: skip
         """The problem, as objects the dtypes in which C is made and given, and whether it is one
         call of NumPy's; None if it takes a run, which also says what is wrong."""
-        added = None
-        if c is not None:
-            if out is None and not beta:  # which a run warns of
-                return None
-            try:
-                added = broadcast_c(c, *sides(a, b, trans_a=trans_a, trans_b=trans_b)[:2])
-            except UsageError:  # which a run raises
-                return None
+        if c is not None and c.shape != sides(a, b, trans_a=trans_a, trans_b=trans_b)[:2]:
+            return None
+        if c is not None and out is None and not beta:  # which a run warns of
+            return None
         problem = self.plans.settle(
-            make_problem(a, b, added, alpha=alpha, beta=beta, trans_a=trans_a, trans_b=trans_b)
+            make_problem(a, b, c, alpha=alpha, beta=beta, trans_a=trans_a, trans_b=trans_b)
         )
         real = problem.as_real()  # of a complex one what a run multiplies
         if problem.is_complex and self.plans.options.algorithm == "3m":
