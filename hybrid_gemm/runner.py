@@ -30,14 +30,14 @@ from .devices.cpu import CpuDevice
 from .devices.strassen import Strassen
 from .errors import DTypeError, UsageError, shortage_in_words
 from .execution.checked_device import CheckedDevice, checked_devices
+from .execution.hosted import Hosted, multiply_of_host
 from .execution.kept_programs import NATIVE
 from .execution.local import LocalExecutor
 from .execution.plan_maker import PlanMaker
 from .execution.repeated_calls import RepeatedCalls
 from .execution.result import Result
 from .execution.single_cpu import SingleCpuExecutor
-from .execution.single_gpu import SingleGpuExecutor, most_hosted
-from .execution.stacks_on_gpu import multiply_of_host
+from .execution.single_gpu import SingleGpuExecutor
 from .execution.timeline import Timeline
 from .host.notes import warn
 from .options import CHOICES, DEFAULTS, Options, named_keywords, with_options
@@ -46,7 +46,8 @@ from .problem import Problem, Scalar, op_of
 
 # What a `Runner` keeps between products, and gives back when it is closed.
 _KEPT = (
-    "devices", "plans", "_single_gpus", "_single_cpu", "_hosted", "_executor", "_repeated",
+    "devices", "plans", "_single_gpus", "_single_cpu", "_hosts", "_hosted", "_executor",
+    "_repeated",
 )  # fmt: skip
 
 
@@ -109,7 +110,8 @@ class Runner:
         if options.tune == "first-calls" and not self._single_gpus:
             warn("tune has no effect: first calls choose kernels for arrays on one GPU")
         self._single_cpu: SingleCpuExecutor | None = None
-        ways = [x.hosted for x in self._single_gpus.values()]
+        self._hosts = [*map(Hosted, self._single_gpus.values())]
+        ways = [x.gemm for x in self._hosts]
         if alone and isinstance(self.devices[0], CpuDevice):
             self._single_cpu = SingleCpuExecutor(self.devices[0], self.plans)
             ways = [self._single_cpu.gemm]
@@ -337,8 +339,7 @@ class Runner:
                 and math.prod(c.shape[:-2]) > 1  # one may be faster by a kernel of ours
                 and single.stacks.matmul(a, b, c)
             )
-        gpus = [single.stacks for single in self._single_gpus.values()]
-        return multiply_of_host(gpus, a, b, c, most_hosted(self.options))
+        return multiply_of_host(self._hosts, a, b, c, self.plans.most_hosted)
 
     def _multiply(
         self, a: Any, b: Any, c: Any, alpha: Scalar, beta: Scalar, trans_a: bool | str,

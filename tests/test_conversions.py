@@ -66,6 +66,7 @@ def gpu():
         settle=lambda problem: problem,
         alone=lambda *given: True,
         rivals=lambda *given: [],
+        most_hosted=32 << 20,
     )
     made.device = SimpleNamespace(
         is_current=lambda: True, preparable=lambda *given: False,

@@ -66,7 +66,7 @@ def gpu(monkeypatch):
     """What CuPy and the driver say; `context` and `stream` are the current ones."""
     if reason := native_calls.unavailable():
         pytest.skip(reason)
-    now = SimpleNamespace(context=CONTEXT, stream=STREAM)
+    now = SimpleNamespace(context=CONTEXT, stream=STREAM, device=0)
 
     def current(at):
         at[0] = now.context
@@ -74,7 +74,10 @@ def gpu(monkeypatch):
 
     call = ctypes.CFUNCTYPE(c_int, ctypes.POINTER(c_void_p))(current)
     now.kept = call
-    cuda = SimpleNamespace(get_current_stream=lambda ordinal: SimpleNamespace(ptr=now.stream))
+    cuda = SimpleNamespace(
+        get_current_stream=lambda ordinal: SimpleNamespace(ptr=now.stream),
+        runtime=SimpleNamespace(getDevice=lambda: now.device),
+    )
     monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(ndarray=There, cuda=cuda))
     monkeypatch.setattr(driver, "address_of", lambda name: ctypes.cast(call, c_void_p).value)
     monkeypatch.setattr(driver, "current_context", lambda: now.context)
@@ -148,6 +151,18 @@ def test_what_differs_is_left_to_python(call, gpu):
     assert not known(a, b, out=out) and known(a, b, out=out)
     gpu.context = 0
     assert not known(a, b, out=out)
+
+
+def test_a_product_of_another_gpu_than_the_current_is_not_learnt(call, gpu):
+    a, b, out = there(8, 4), there(4, 12), there(8, 12)
+    gpu.device = 1
+    for _ in range(2):
+        call(a, b, out=out)
+    assert call.slow == 2
+    gpu.device = 0
+    for _ in range(2):
+        call(a, b, out=out)
+    assert call.slow == 3
 
 
 def test_c_is_copied_to_where_the_product_is_added_to_it(call, gpu):
@@ -270,6 +285,7 @@ def tensors(torch, gpu, monkeypatch):
         torch._C, "_cuda_getCurrentRawStream", lambda ordinal: gpu.stream, raising=False
     )
     calls, prepared, here = NativeCalls(), Prepared(), SimpleNamespace(ordinal=-1)
+    gpu.device = -1
 
     @calls.served
     def gemm(a, b, *, out=None):

@@ -1,5 +1,6 @@
 """Which way a repeated product of one GPU's arrays takes, with a GPU that is played."""
 
+import contextlib
 import sys
 from types import SimpleNamespace
 
@@ -102,7 +103,14 @@ def gpu():
             (64, 64), "float32", (Reach(SIZE, 0, SIZE),) * 3, True,
         )  # fmt: skip
 
-    made.device = SimpleNamespace(prepared=prepared, is_current=lambda: made.here == 0)
+    @contextlib.contextmanager
+    def used(ordinal):
+        before, made.here = made.here, ordinal
+        yield
+        made.here = before
+
+    cp = SimpleNamespace(cuda=SimpleNamespace(Device=used))
+    made.device = SimpleNamespace(prepared=prepared, is_current=lambda: made.here == 0, cp=cp)
     made.plans = SimpleNamespace(options=SimpleNamespace(max_device_memory=None))
     made.array, made.ordinal, made.known, made.known_tensors = Array, 0, {}, {}
     made.current = lambda ordinal: SimpleNamespace(ptr=made.stream_at)
@@ -173,10 +181,11 @@ def test_what_is_more_than_launches_is_left_to_a_run(gpu, a, b, out):
     assert not gpu.started and not gpu.called
 
 
-def test_another_current_gpu_takes_a_run(gpu):
+def test_the_gpu_of_the_arrays_becomes_the_current_one_meanwhile(gpu):
     ready(gpu)
     gpu.here = 1
-    assert gpu.gemm(Array(A), Array(B), out=Array(C)) is None
+    assert gpu.gemm(Array(A), Array(B), out=Array(C)) is not None
+    assert gpu.started == [(7, A, B, C)] and gpu.here == 1
 
 
 def test_a_launch_that_fails_is_an_error(gpu):

@@ -17,8 +17,9 @@ from hybrid_gemm import Runner, gemm_many, matmul
 from hybrid_gemm.arrays.stacks import merged
 from hybrid_gemm.devices.cuda import cublas
 from hybrid_gemm.errors import DTypeError, UsageError
+from hybrid_gemm.execution.hosted import multiply_of_host
 from hybrid_gemm.execution.single_gpu import SingleGpuExecutor
-from hybrid_gemm.execution.stacks_on_gpu import StacksOnGpu, multiply_of_host
+from hybrid_gemm.execution.stacks_on_gpu import StacksOnGpu
 from hybrid_gemm.options import Options
 
 SHAPES = [
@@ -108,7 +109,7 @@ def stacks(monkeypatch):
     )  # fmt: skip
     stream = SimpleNamespace(cupy=SimpleNamespace(ptr=7), is_recorded=lambda: False)
     plans = SimpleNamespace(options=Options(kernel="cublas"))
-    made = StacksOnGpu(device, plans, lambda: stream, stream, checked=False)
+    made = StacksOnGpu(device, plans, lambda: stream, checked=False)
     made.launched = []
 
     def bind(a, b, c, count, steps):
@@ -198,7 +199,7 @@ def test_stacks_of_the_host_go_to_all_gpus_in_pieces(gpus, most, pieces, rng):
         def stackable(self, *stacks):
             return True
 
-        def of_host(self, x, y, z):
+        def multiply_stacks(self, x, y, z):
             taken[self.number].append(len(z))
             np.matmul(x, y, out=z)
             return True

@@ -7,7 +7,6 @@ sides. All is waited for, so that nothing reads what is not checked.
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import functools
 import threading
@@ -46,7 +45,6 @@ from .checks import (
     problem_of,
     total,
 )
-from .transfers import Later, Transfer
 
 ATTEMPTS = 3  # at a product, a sum or a copy
 
@@ -184,21 +182,7 @@ class CheckedDevice(WrappedDevice):
         hosts = [isinstance(x, np.ndarray) for x in (dst, src)]
         if not self.on_gpu or not any(hosts) or dst.nbytes <= staging.SMALL_BYTES:
             return self.device.bound_copy(dst, src)
-        link = staging.link(self.device)
-
-        def staged(stream: Stream) -> None:
-            transfer = Transfer(Later(), ctypes.c_int())
-            if hosts[0]:
-                link.download(dst, src, transfer, stream.record())
-            else:
-                link.upload(dst, src, transfer)
-            try:
-                transfer.done.result()
-            finally:
-                transfer.wait()
-            transfer.stop.synchronize()
-
-        return staged
+        return lambda stream: staging.copy_now(self.device, dst, src, stream)
 
     def _differing(self, dst: Array, src: Array, stream: Stream) -> tuple | None:
         """Rows and columns around what differs between two copies; None if nothing does."""

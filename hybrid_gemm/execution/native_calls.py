@@ -145,6 +145,8 @@ class NativeCalls:
             return  # operands were made anew
         if started.reaches != tuple(map(_reach, arrays)) or started.dtype != _dtype(made):
             return  # a part of C, or of a complex one the real product
+        if cupy.cuda.runtime.getDevice() != started.device.ordinal:
+            return  # whose context another one is
         if not self._state:
             self._open()
         self._know_torch()

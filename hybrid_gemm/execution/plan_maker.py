@@ -21,6 +21,7 @@ from ..host.kept import Kept
 from ..kernel_choice import compute_modes, on_gpu
 from ..kernel_choice.choose import Sides, choose
 from ..options import AUTOMATIC_KERNELS, Options
+from ..planning.cost_model import HOSTED_BYTES
 from ..planning.hardware import DeviceSpec
 from ..planning.plan import NOWHERE, Homes, Plan
 from ..planning.planner import make_plan, memory_needs
@@ -63,6 +64,11 @@ class PlanMaker:
             self.counts = (*powers, self.threads)
         self._plans: Kept[tuple[Plan, list[int]]] = Kept(MAX_PLANS)
         self._prepared: Kept[Prepared] = Kept(MAX_PLANS)
+
+    @property
+    def most_hosted(self) -> int:
+        """The bytes of A, B and C of the host that one GPU takes whole, without a plan."""
+        return min(HOSTED_BYTES, self.options.max_device_memory or HOSTED_BYTES)
 
     @property
     def kernel_name(self) -> str:

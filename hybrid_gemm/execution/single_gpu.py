@@ -22,11 +22,9 @@ from ..catalog import Variant
 from ..devices.cuda import cublas
 from ..devices.cuda.device import CudaDevice
 from ..devices.kernel_launcher import BoundProduct
-from ..errors import UsageError, shortage_in_words
-from ..options import Options
-from ..planning.cost_model import HOSTED_BYTES
+from ..errors import UsageError
 from ..planning.plan import Plan
-from ..problem import FLOATS, Problem, are_numbers, make_problem, sides
+from ..problem import Problem, are_numbers, make_problem, sides
 from .checked_device import CheckedDevice
 from .conversions import ComplexConversion, Conversion, conversion, multiplied
 from .executor import Execution
@@ -40,9 +38,9 @@ Converted = Conversion | ComplexConversion
 
 
 class SingleGpuExecutor:
-    """Products on one GPU: `execute` for a plan, `gemm` and `hosted` for repeated calls, which
-    give None for what takes a plan. With `checked`, that GPU with its products checked, these are,
-    and `gemm` waits for them."""
+    """Products on one GPU: `execute` for a plan, `gemm` for repeated calls, which gives None for
+    what takes a plan. With `checked`, that GPU with its products checked, these are, and `gemm`
+    waits for them."""
 
     def __init__(
         self, device: CudaDevice, plans: PlanMaker, checked: CheckedDevice | None = None
@@ -54,9 +52,7 @@ class SingleGpuExecutor:
         self.known: dict[tuple, Found | Converted | None] = {}
         self.known_tensors: dict[tuple, Found | None] = {}
         self.stream = CurrentStreams(device)
-        # For arrays of the host; what it gives back is not another stream's while copies go on.
-        self.own = device.stream()
-        self.stacks = StacksOnGpu(device, plans, self.stream, self.own, checked=checked is not None)
+        self.stacks = StacksOnGpu(device, plans, self.stream, checked=checked is not None)
 
     def takes(self, plan: Plan, operands: Operands) -> bool:
         """Whether this GPU has all of a plan's operands, as it multiplies them."""
@@ -114,9 +110,12 @@ class SingleGpuExecutor:
             return self._tensors(a, b, c, alpha, beta, trans_a, trans_b, out)
         if c is not None and c is not out and type(out) is type(c) is array and is_same(c, out):
             c = out  # two views of it
-        found = self.find(a, b, c, alpha, beta, trans_a, trans_b, out)
         here, x, y = self.ordinal, a.data, b.data
-        if found is None or not self.device.is_current():
+        if not self.device.is_current():
+            with self.device.cp.cuda.Device(here):
+                return self.gemm(a, b, c, alpha, beta, trans_a, trans_b, out)
+        found = self.find(a, b, c, alpha, beta, trans_a, trans_b, out)
+        if found is None:
             return None
         if x.device_id != here or y.device_id != here:
             return None
@@ -151,7 +150,7 @@ class SingleGpuExecutor:
             any(type(x) is not self.array or x.data.device_id != self.ordinal for x in there)
             or (host.ndim != 2 or host.dtype.kind not in "fiu" or not host.dtype.isnative)
             or host.itemsize > 8  # longdouble, which is refused elsewhere
-            or host.nbytes > most_hosted(self.plans.options)
+            or host.nbytes > self.plans.most_hosted
             or (self.checked or not self.device.is_current())
         ):
             return None
@@ -173,7 +172,8 @@ class SingleGpuExecutor:
             if x is not None and not tensors.lies_as_it_says(x, self.ordinal):
                 return None
         if not self.device.is_current():
-            return None
+            with self.device.cp.cuda.Device(self.ordinal):
+                return self._tensors(a, b, c, alpha, beta, trans_a, trans_b, out)
         if c is not None and c is not out:
             if out is None:
                 out = c = tensors.filled(a, b, c, beta, trans_a, trans_b)
@@ -246,51 +246,6 @@ class SingleGpuExecutor:
             return found
         except TypeError:  # an array as alpha or beta is no key
             return None
-
-    def hosted(
-        self, a: Any, b: Any, c: Any = None, alpha: Any = 1.0, beta: Any = 0.0,
-        trans_a: bool | str = False, trans_b: bool | str = False, out: Any = None,
-    ) -> Any:  # fmt: skip
-        """As `gemm`, for small arrays of the host; returns when the product is there."""
-        given = [x for x in (a, b, c, out) if x is not None]
-        if (
-            any(type(x) is not np.ndarray or x.ndim != 2 for x in given)
-            or any(x.dtype != a.dtype or not (x.flags.forc and x.flags.aligned) for x in given)
-            or a.dtype.name not in FLOATS
-            or not a.dtype.isnative
-            or (c is not None and not beta)
-        ):
-            return None
-        shape = a.shape[bool(trans_a)], b.shape[not trans_b]
-        size = a.nbytes + b.nbytes + shape[0] * shape[1] * a.itemsize
-        if size > most_hosted(self.plans.options) or (
-            out is not None and not self._fit(out, shape, a, b, c)
-        ):
-            return None
-        with self.device.using(self.own), shortage_in_words("a product of small arrays"):
-            x, y, z = (None if v is None else self._there(v) for v in (a, b, c))
-            made = self.device.empty(*shape, a.dtype.name) if z is None else z
-            done = self.gemm(
-                x, y, z, alpha=alpha, beta=beta, trans_a=trans_a, trans_b=trans_b, out=made
-            )
-            if done is None:
-                return None
-            out = np.empty(shape, a.dtype) if out is None else out
-            self.device.copy(out, made, self.own)
-            self.own.synchronize()
-        return out
-
-    @staticmethod
-    def _fit(out: Any, shape: tuple[int, int], a: Any, b: Any, c: Any) -> bool:
-        """Whether a product is copied to `out` as it is; otherwise a run does what is to do."""
-        fits = out.shape == shape and out.flags.c_contiguous and out.flags.writeable
-        others = (a, b) if c is None or c is out else (a, b, c)
-        return fits and not any(shares_memory(x, out) for x in others)
-
-    def _there(self, array: np.ndarray) -> Any:
-        made = self.device.empty_like(array, array.dtype.name)
-        self.device.copy(made, array, self.own)
-        return made
 
     def _work_out(
         self, a: Any, b: Any, c: Any, out: Any, *, alpha: Any, beta: Any, trans_a: bool | str,
@@ -389,8 +344,3 @@ class SingleGpuExecutor:
         if self.checked:
             return self.checked.bind(variant, a, b, c, **scale)
         return self.device.loading_together(lambda d: d.bind(variant, a, b, c, **scale))
-
-
-def most_hosted(options: Options) -> int:
-    """The bytes of A, B and C together that are copied there and back whole."""
-    return min(HOSTED_BYTES, options.max_device_memory or HOSTED_BYTES)

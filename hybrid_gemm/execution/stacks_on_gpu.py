@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,6 @@ from .found import MAX_KNOWN, Found, reach_of
 from .plan_maker import PlanMaker
 
 _VECTOR = 16  # bytes on which rows begin that are read by vectors
-SHARE_BYTES = 4 << 20  # of a stack: less is not worth another GPU
 STACKED_FLOPS = 2 * 2048**3  # of one product in a stack: larger ones fill a GPU alone
 
 
@@ -35,11 +33,10 @@ class StacksOnGpu:
     products are `checked`."""
 
     def __init__(
-        self, device: CudaDevice, plans: PlanMaker, stream: Callable[[], CudaStream],
-        own: CudaStream, *, checked: bool,
+        self, device: CudaDevice, plans: PlanMaker, stream: Callable[[], CudaStream], *,
+        checked: bool,
     ) -> None:  # fmt: skip
         self.device, self.plans, self.stream, self.checked = device, plans, stream, checked
-        self.own = own  # for stacks of the host
         self.known: dict[tuple, Found | None] = {}
 
     def matmul(self, a: Any, b: Any, c: Any) -> bool:
@@ -87,16 +84,6 @@ class StacksOnGpu:
             return None
         cublas.multiply_group(threes, self.stream())
         return made
-
-    def of_host(self, a: Any, b: Any, c: Any) -> bool:
-        """As `matmul`, for stacks of the host, which are copied there and back whole."""
-        with self.device.using(self.own):
-            x, y = (self.device.cp.asarray(np.ascontiguousarray(v)) for v in (a, b))
-            made = self.device.cp.empty(c.shape, c.dtype)
-            if not self.matmul(x, y, made):
-                return False
-            c[...] = made.get(stream=self.own.cupy)
-        return True
 
     def _here(self, *arrays: Any) -> bool:
         """Whether all lie on this GPU, and it is the current one."""
@@ -176,30 +163,6 @@ def _lies(x: Any, order: str) -> bool:
     """Whether the matrices of a stack lie in this order, each behind those before."""
     forward = all(step >= 0 and step % x.itemsize == 0 for step in x.strides[:-2])
     return forward and bool(leading(x[(0,) * (x.ndim - 2)], order))
-
-
-def multiply_of_host(gpus: Sequence[StacksOnGpu], a: Any, b: Any, c: Any, most: int) -> bool:
-    """C = A @ B for stacks of the host, in pieces of `most` bytes at most, which the GPUs take in
-    turn; whether that was done."""
-    if not (gpus and len(c) and all(type(x) is np.ndarray and x.dtype.isnative for x in (a, b, c))):
-        return False
-    if math.prod(c.shape[:-2]) < 2 or not gpus[0].stackable(a, b, c):
-        return False
-    whole = sum(x.size * x.itemsize for x in (a, b, c))
-    longest = most * len(c) // whole  # of a piece, along the first side
-    if not longest:
-        return False
-    count = max(-(-len(c) // longest), min(len(gpus), len(c), whole // SHARE_BYTES))
-    pieces = [slice(len(c) * i // count, len(c) * (i + 1) // count) for i in range(count)]
-
-    def work(gpu: StacksOnGpu) -> bool:
-        mine = pieces[gpus.index(gpu) :: len(gpus)]
-        return all(gpu.of_host(a[piece], b[piece], c[piece]) for piece in mine)
-
-    if count == 1 or len(gpus) == 1:
-        return work(gpus[0])
-    with ThreadPoolExecutor(len(gpus), "stacks") as pool:
-        return all(list(pool.map(work, gpus)))
 
 
 def _each(product: cublas.LibraryProduct, offsets: Sequence[tuple[int, ...]]) -> BoundProduct:

@@ -9,6 +9,7 @@ is cast on its way, and where there is no compiler.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import queue
 import threading
@@ -25,7 +26,7 @@ from ..host import forks
 from ..host.resources import cores
 from . import native_copier
 from .commands import HandOver
-from .transfers import Piece, Stopped, Transfer
+from .transfers import Later, Piece, Stopped, Transfer
 
 # Small, so that the first bytes are soon on their way; large, so that Python, which does one
 # piece's errands at a time, is not what all wait for.
@@ -252,6 +253,21 @@ def link(device: Device) -> Link:
         if device.port not in _links:
             _links[device.port] = Link(device.detached())
         return _links[device.port]
+
+
+def copy_now(device: Device, dst, src, stream) -> None:
+    """Copies between a GPU, after what a stream of it was given, and the host's memory; returns
+    when that is done. Through the link's slots, which is faster for all but a little."""
+    transfer = Transfer(Later(), ctypes.c_int())
+    if isinstance(dst, np.ndarray):
+        link(device).download(dst, src, transfer, stream.record())
+    else:
+        link(device).upload(dst, src, transfer)
+    try:
+        transfer.done.result()
+    finally:
+        transfer.wait()
+    transfer.stop.synchronize()
 
 
 def make_pages(devices: Iterable[Device], out: np.ndarray) -> None:

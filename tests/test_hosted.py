@@ -1,0 +1,172 @@
+"""Small arrays of the host that one GPU takes whole, with NumPy in its place, and on one."""
+
+import contextlib
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.arrays import integers
+from support.devices import needs
+
+import hybrid_gemm as hg
+from hybrid_gemm.execution.hosted import Hosted
+
+SIDES = 5, 7, 6
+DTYPES = "f4", "f8", "f2", "i1", "i2", "u2", "i4", "i8", ">f4", ">i2"
+LIES = {
+    "rows": lambda x: x.copy(),
+    "columns": np.asfortranarray,
+    "part": lambda x: np.pad(x, 3)[3:-3, 3:-3],
+    "steps": lambda x: np.repeat(np.repeat(x, 2, 0), 3, 1)[::2, ::3],
+    "backwards": lambda x: x[::-1, ::-1].copy()[::-1, ::-1],
+    "off its size": lambda x: np.frombuffer(b"x" + x.tobytes(), x.dtype, x.size, 1).reshape(
+        x.shape
+    ),
+}
+PARTS_OF_C = np.s_[:], np.s_[0], np.s_[:1], np.s_[:, :1], np.s_[:1, :1], np.s_[0, :1]
+
+
+class Device:
+    """A GPU whose memory is the host's."""
+
+    def stream(self):
+        return SimpleNamespace(synchronize=lambda: None)
+
+    def using(self, stream):
+        return contextlib.nullcontext()
+
+    def empty(self, rows, cols, dtype):
+        return np.empty((rows, cols), dtype)
+
+    def empty_like(self, x, dtype):
+        return np.empty_like(x, dtype)
+
+    def copy(self, dst, src, stream):
+        assert src.flags.forc and src.dtype.isnative and src.flags.aligned
+        np.copyto(dst, src, casting="no")
+
+
+def product(a, b, c, alpha, beta, trans_a, trans_b, out):
+    op_a, op_b = a.T if trans_a else a, b.T if trans_b else b
+    made = alpha * (op_a.astype("f8") @ op_b.astype("f8"))
+    made = made + beta * c.astype("f8") if c is not None else made
+    assert out.dtype.isnative and out.flags.c_contiguous
+    out[...] = made
+    return out
+
+
+@pytest.fixture(scope="module")
+def hosted():
+    plans = SimpleNamespace(devices=[0], most_hosted=1 << 20, options=None)
+    return Hosted(SimpleNamespace(device=Device(), gemm=product, plans=plans, stacks=None))
+
+
+@given(st.data())
+def test_arrays_of_any_kind_are_copied_as_they_are(hosted, data):
+    rng = np.random.default_rng(data.draw(st.integers(0, 99)))
+    (m, n, k), ways = SIDES, st.sampled_from([*LIES])
+
+    def drawn(*sides, dtype=None):
+        x = rng.integers(0, 4, sides).astype(dtype or data.draw(st.sampled_from(DTYPES)))
+        return LIES[data.draw(ways)](x)
+
+    a, b = drawn(m, k), drawn(k, n)
+    dtype = np.result_type(a, b)
+    beta, c, out = 0, None, None
+    if data.draw(st.booleans()):
+        out = drawn(m, n, dtype=dtype)
+        if not out.flags.writeable:
+            out = out.copy()
+    if data.draw(st.booleans()):
+        beta = 2
+        c = out if out is not None and data.draw(st.booleans()) else None
+        if c is None:
+            c = drawn(m, n, dtype=dtype)[data.draw(st.sampled_from(PARTS_OF_C))]
+    wanted = 3 * (a.astype("f8") @ b.astype("f8")) + (beta * c.astype("f8") if beta else 0)
+    trans_a, trans_b = data.draw(st.booleans()), data.draw(st.booleans())
+    got = hosted.gemm(
+        a.T if trans_a else a, b.T if trans_b else b, c, 3, beta, trans_a, trans_b, out
+    )  # fmt: skip
+    assert got is not None and got.dtype == dtype and (out is None or got is out)
+    np.testing.assert_array_equal(got, wanted.astype(dtype))
+
+
+def test_what_takes_a_run(hosted, rng):
+    a, b = integers(rng, (5, 6)), integers(rng, (6, 7))
+    wide, out = np.ones((5, 7)), np.ones((5, 7), "f4")
+    read_only = out.copy()
+    read_only.flags.writeable = False
+    over = np.lib.stride_tricks.as_strided(np.ones(40, "f4"), (5, 7), (4, 4))
+    plain = None, 1, 0, False, False
+    for given_ in (
+        (a, b[0], *plain), (a[None], b, *plain), (a.astype(bool), b, *plain),
+        (a.astype("c8"), b, *plain), (a.astype("longdouble"), b, *plain), (a, b.tolist(), *plain),
+        (a, b, out, 1, 0, False, False), (a, b, wide, 1, 1, False, False),
+        (a, b, *plain, wide), (a, b, *plain, out[:4]), (a, b, *plain, read_only),
+        (a, b, *plain, over), (a, integers(rng, (6, 6)), *plain, a[:, :6]),
+        (a, b, out[::-1], 1, 1, False, False, out),
+        (a, np.ones((6, 1 << 16), "f4"), *plain),
+    ):  # fmt: skip
+        assert hosted.gemm(*given_) is None
+
+
+def test_more_is_copied_of_what_a_run_would_cast(hosted, monkeypatch):
+    a, b = np.ones((6, 6), "f4"), np.ones((6, 1 << 16), "f2")
+    free = [64 << 20]
+    runtime = SimpleNamespace(memGetInfo=lambda: (free[0], 0))
+    monkeypatch.setattr(
+        Device, "cp", SimpleNamespace(cuda=SimpleNamespace(runtime=runtime)), raising=False
+    )
+    plans = hosted.single.plans
+    monkeypatch.setattr(plans, "options", SimpleNamespace(max_device_memory=None))
+    monkeypatch.setattr(
+        "hybrid_gemm.execution.staging.copy_now", lambda device, dst, src, _: np.copyto(dst, src)
+    )
+    plain = None, 1, 0, False, False
+    assert hosted.gemm(a, b, *plain).shape == (6, 1 << 16)
+    assert hosted.gemm(a, b.astype("f4"), *plain) is None
+    free[0] = 8 << 20
+    assert hosted.gemm(a, b, *plain) is None
+    free[0], plans.options.max_device_memory = 64 << 20, 8 << 20
+    assert hosted.gemm(a, b, *plain) is None
+
+
+@needs("cuda")
+@pytest.mark.parametrize("part", PARTS_OF_C, ids=str)
+@pytest.mark.parametrize("dtypes", [("f4", "f4"), ("f2", "f4"), ("i1", "i1"), ("f8", "f4"),
+                                    ("f4", ">f4"), ("i8", "u2"), ("f2", "f2")],
+                         ids=str)  # fmt: skip
+def test_on_a_gpu(dtypes, part, rng, monkeypatch):
+    """Of any size that is copied whole; nothing takes a plan."""
+    with hg.Runner(device="cuda", gpus=[0]) as runner:
+        monkeypatch.setattr(runner, "_run", None)
+        for m, n, k in ((70, 90, 50), (1, 300, 20), (1100, 900, 700)):
+            a, b = (
+                integers(rng, s).astype(dtype)
+                for s, dtype in zip(((m, k), (k, n)), dtypes, strict=True)
+            )
+            dtype = np.result_type(a, b)
+            c = integers(rng, (m, n)).astype(dtype)
+            for i, how in enumerate(LIES):
+                x, y = LIES[how](a), LIES[[*LIES][-1 - i]](b)
+                wanted = (2 * (x.astype("f8") @ y.astype("f8")) + c[part]).astype(dtype)
+                got = runner.gemm(x, y, c[part], alpha=2, beta=1)
+                assert got.dtype == dtype
+                np.testing.assert_array_equal(got, wanted)
+                out = np.zeros((m, n), dtype, order="CF"[i % 2])
+                assert runner.gemm(x, y, c[part], alpha=2, beta=1, out=out) is out
+                np.testing.assert_array_equal(out, wanted)
+
+
+@needs("cuda")
+@pytest.mark.parametrize("shapes", [((16, 37, 41), (16, 41, 30)), ((9, 400, 300), (300, 200))])
+def test_stacks_on_a_gpu(shapes, rng):
+    a, b = (integers(rng, s) for s in shapes)
+    for x, y in ((a, b), (a[::-1], b[..., ::-1]), (a[:, ::2], b[..., ::2])):
+        for _ in range(2):
+            np.testing.assert_array_equal(hg.matmul(x, y, device="cuda"), x @ y)
+        out = np.zeros((*x.shape[:-1], 2 * y.shape[-1]), "f4")[..., ::2]
+        assert hg.matmul(x, y, out=out, device="cuda") is out
+        np.testing.assert_array_equal(out, x @ y)
