@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..arrays.caller_arrays import shares_memory
-from ..arrays.strides import overlaps_itself
+from ..arrays.strides import layout, overlaps_itself
 from ..errors import shortage_in_words
 from ..problem import FLOATS
 from . import staging
@@ -19,6 +19,8 @@ from .single_gpu import SingleGpuExecutor
 
 # Of what a run would gather or cast on the host, by one thread for each worker.
 _GATHERED_BYTES = 1 << 30
+# Larger copies are faster through a link's slots, whose threads take 0.3 ms to begin (H100).
+_STAGED_BYTES = 16 << 20
 SHARE_BYTES = 4 << 20  # of a stack: less is not worth another GPU
 
 
@@ -28,14 +30,14 @@ class Hosted:
 
     def __init__(self, single: SingleGpuExecutor) -> None:
         self.single, self.device, self.own = single, single.device, single.device.stream()
-        self._alone = len(single.plans.devices) == 1  # no other GPU would share the work
 
     def gemm(
         self, a: Any, b: Any, c: Any = None, alpha: Any = 1.0, beta: Any = 0.0,
         trans_a: bool | str = False, trans_b: bool | str = False, out: Any = None,
     ) -> Any:  # fmt: skip
-        """As `SingleGpuExecutor.gemm`, for real arrays of the host; returns when the product is
-        there. None for what takes a run: large arrays, complex ones, and what is wrong."""
+        """As `SingleGpuExecutor.gemm`, for arrays of the host; returns when the product is there.
+        None for what takes a run: large arrays, complex products with Inf or NaN, of which cuBLAS
+        makes more than there are, and what is wrong."""
         dtype = _dtype(a, b, c, out)
         if dtype is None or (c is not None and not beta):
             return None
@@ -47,14 +49,18 @@ class Hosted:
             return None
         with self.device.using(self.own), shortage_in_words("a product of small arrays"):
             x, y, z = (None if v is None else self._there(v) for v in (a, b, c))
-            in_place = z is not None and (z.shape, z.dtype) == (shape, dtype)
-            in_place = in_place and z.flags.c_contiguous
-            made = z if in_place else self.device.empty(*shape, dtype.name)
+            made = self.device.empty(*shape, dtype.name)
+            if z is not None and (z.shape, z.dtype) == (shape, dtype) and z.flags.c_contiguous:
+                made = z
             if self.single.gemm(x, y, z, alpha, beta, trans_a, trans_b, made) is None:
                 return None
-            here = out if out is not None and out.flags.c_contiguous else np.empty(shape, dtype)
+            real = dtype.kind != "c"
+            straight = out is not None and out.flags.c_contiguous and real
+            here = out if straight else np.empty(shape, dtype)
             self._copy(here, made)
             self.own.synchronize()
+        if not (real or _is_finite(here)):
+            return None
         if out is None:
             return here
         if here is not out:
@@ -86,8 +92,8 @@ class Hosted:
         """The bytes of A, B and C that are copied whole: more of what a run would not copy as it
         is, if that fits."""
         most = self.single.plans.most_hosted
-        given = [x for x in arrays if x is not None]
-        if size <= most or not self._alone or all(_lies(x) and x.dtype == dtype for x in given):
+        given = [x for x in arrays if x is not None and x.ndim == 2]
+        if size <= most or all(_lies(x) and x.dtype == dtype for x in given):
             return most
         free, _total = self.device.cp.cuda.runtime.memGetInfo()
         limit = self.single.plans.options.max_device_memory or free
@@ -105,7 +111,7 @@ class Hosted:
 
     def _copy(self, dst: Any, src: Any) -> None:
         """Reads or writes the host's memory before it returns, or when the stream is waited for."""
-        if src.nbytes > staging.SMALL_BYTES:
+        if src.nbytes >= _STAGED_BYTES:
             staging.copy_now(self.device, dst, src, self.own)
         else:
             self.device.copy(dst, src, self.own)
@@ -115,23 +121,29 @@ def _dtype(a: Any, b: Any, c: Any, out: Any) -> np.dtype | None:
     """The dtype of a product of arrays of the host, as NumPy promotes them; None of others, of one
     that C alone makes wider, and of arrays that are no matrices."""
     given = [x for x in (a, b, c, out) if x is not None]
-    if any(type(x) is not np.ndarray or not _is_real(x.dtype) for x in given):
+    if any(type(x) is not np.ndarray or not _is_number(x.dtype) for x in given):
         return None
     if not (a.ndim == b.ndim == 2 and (c is None or c.ndim <= 2)):
         return None
     dtype = np.result_type(a.dtype, b.dtype)
     if c is not None and c.dtype != dtype and np.result_type(dtype, c.dtype) != dtype:
         return None
-    return dtype if _is_real(dtype) else None
+    return dtype if _is_number(dtype) else None
 
 
-def _is_real(dtype: np.dtype) -> bool:
-    return (dtype.kind in "iuf" and dtype.itemsize <= 8) or dtype.name in FLOATS
+def _is_number(dtype: np.dtype) -> bool:
+    most = 16 if dtype.kind == "c" else 8
+    return (dtype.kind in "iufc" and dtype.itemsize <= most) or dtype.name in FLOATS
+
+
+def _is_finite(x: np.ndarray) -> bool:
+    with np.errstate(over="ignore", invalid="ignore"):
+        return bool(np.isfinite(x.sum()))
 
 
 def _lies(x: np.ndarray) -> bool:
-    """Whether an array is copied as it is."""
-    return x.flags.forc and x.flags.aligned and x.dtype.isnative
+    """Whether a matrix is copied as it is."""
+    return x.flags.aligned and x.dtype.isnative and layout(x) is not None
 
 
 def _fits(out: np.ndarray, shape: Any, dtype: np.dtype, a: Any, b: Any, c: Any) -> bool:
