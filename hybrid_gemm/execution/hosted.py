@@ -17,8 +17,7 @@ from ..problem import FLOATS
 from . import staging
 from .single_gpu import SingleGpuExecutor
 
-# Of what a run would gather or cast on the host, by one thread for each worker.
-_GATHERED_BYTES = 1 << 30
+_CAST_BYTES = 1 << 30  # of arrays that a run would cast on the host, by one thread for each worker
 # Larger copies are faster through a link's slots, whose threads take 0.3 ms to begin (H100).
 _STAGED_BYTES = 16 << 20
 SHARE_BYTES = 4 << 20  # of a stack: less is not worth another GPU
@@ -89,15 +88,14 @@ class Hosted:
         return True
 
     def _most(self, size: int, dtype: np.dtype, *arrays: Any) -> int:
-        """The bytes of A, B and C that are copied whole: more of what a run would not copy as it
-        is, if that fits."""
+        """The bytes of A, B and C that are copied whole: more of what a run would cast, if that
+        fits."""
         most = self.single.plans.most_hosted
-        given = [x for x in arrays if x is not None and x.ndim == 2]
-        if size <= most or all(_lies(x) and x.dtype == dtype for x in given):
+        if size <= most or all(x is None or x.dtype == dtype for x in arrays):
             return most
         free, _total = self.device.cp.cuda.runtime.memGetInfo()
         limit = self.single.plans.options.max_device_memory or free
-        return min(_GATHERED_BYTES, limit // 8)  # int8 becomes int32, twice
+        return min(_CAST_BYTES, limit // 8)  # int8 becomes int32, twice
 
     def _there(self, array: np.ndarray) -> Any:
         if array.ndim < 2:
