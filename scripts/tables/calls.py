@@ -1,5 +1,8 @@
 """Calls of shapes that were not seen before, and with arrays of every kind: docs/performance.md."""
 
+import math
+import statistics
+
 from . import grid, result
 
 
@@ -39,23 +42,58 @@ def new_shapes() -> str:
     ])  # fmt: skip
 
 
-def any_arrays() -> str:
-    """CuPy's time over ours for arrays of every kind, now and before."""
-    of = {}
-    for name in ("any_arrays_before", "any_arrays"):
-        for row in result(name, "h100")["rows"]:
-            of.setdefault(row["what"], {}).setdefault(row["n"], []).append(row["ratio"])
+def _ratios(name: str, peer: str, more: str) -> str:
+    """A peer's time over ours for calls of every kind, now and before."""
+    of: dict[str, dict[int, list[float]]] = {}
+    for file in (name, f"{name}_before"):
+        for row in result(file, "h100")["rows"]:
+            if file == name or row["n"] in of.get(row["what"], {}):
+                of.setdefault(row["what"], {}).setdefault(row["n"], []).append(row["ratio"])
     sizes = sorted(next(iter(of.values())))
-    table = [
-        [what, *(f"{old:.2f} → {new:.2f}" if abs(old / new - 1) > 0.3 else f"{new:.2f}"
-                 for old, new in (by_size[n] for n in sizes))]
-        for what, by_size in of.items()
-    ]  # fmt: skip
+
+    def cell(new: float, old: float | None = None) -> str:
+        changed = old and abs(old / new - 1) > 0.3
+        return f"{old:.2f} → {new:.2f}" if changed else f"{new:.2f}"
+
+    table = [[what, *(cell(*by_size[n]) for n in sizes)] for what, by_size in of.items()]
     return "\n".join([
-        "CuPy's time over ours for calls back to back on an H100, the GPU included, at n = "
+        f"{peer} time over ours for calls back to back on an H100, at n = "
         + ", ".join(map(str, sizes))
-        + ", float32 unless said ([figures](results/any_arrays_h100.json), "
-        "[before](results/any_arrays_before_h100.json) where that differs by more than 30 %):",
+        + f", float32 unless said ([figures](results/{name}_h100.json), "
+        f"[before](results/{name}_before_h100.json) where that differs by more than 30 %{more}):",
         "",
         *grid(["<what", *map(str, sizes)], table),
+    ])  # fmt: skip
+
+
+def any_arrays() -> str:
+    """Arrays of every kind on a GPU."""
+    return _ratios("any_arrays", "CuPy's", "; `scripts/measure-arrays`")
+
+
+def host_arrays() -> str:
+    """Arrays of every kind of the host."""
+    return _ratios("host_arrays", "CuPy's", "; `scripts/measure-host-arrays`")
+
+
+def tensors() -> str:
+    """PyTorch's tensors of every kind."""
+    return _ratios("tensors", "PyTorch's", "; `scripts/measure-tensors`")
+
+
+def complex_drawn() -> str:
+    """The two ways of a complex product, by class of shape."""
+    of: dict[tuple[str, str], list[float]] = {}
+    for row in result("complex_drawn", "h100")["rows"]:
+        of.setdefault((row["dtype"], row["class"]), []).append(row["real_us"] / row["cublas_us"])
+    table = [
+        [*what, len(found), f"{math.exp(statistics.mean(map(math.log, found))):.2f}",
+         f"{min(found):.2f}", f"{max(found):.2f}"]
+        for what, found in of.items()
+    ]  # fmt: skip
+    return "\n".join([
+        "Time of the real product over that of cuBLAS's complex one, at shapes drawn at random on an "
+        "H100 ([figures](../results/complex_drawn_h100.json), `scripts/measure-complex FILE drawn`):",
+        "",
+        *grid(["<dtype", "<class", "shapes", "geometric mean", "least", "most"], table),
     ])  # fmt: skip
