@@ -92,8 +92,9 @@ def complex_drawn() -> str:
         for what, found in of.items()
     ]  # fmt: skip
     return "\n".join([
-        "Time of the real product over that of cuBLAS's complex one, at shapes drawn at random on an "
-        "H100 ([figures](../results/complex_drawn_h100.json), `scripts/measure-complex FILE drawn`):",
+        "Time of the real product over that of cuBLAS's complex one, at shapes drawn at random on "
+        "an H100 ([figures](../results/complex_drawn_h100.json), "
+        "`scripts/measure-complex FILE drawn`):",
         "",
         *grid(["<dtype", "<class", "shapes", "geometric mean", "least", "most"], table),
     ])  # fmt: skip
