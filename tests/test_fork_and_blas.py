@@ -132,6 +132,34 @@ def test_blas_has_its_threads_back_after_calls_that_overlapped(order, workers):
         assert blas_threads() == before
 
 
+@pytest.mark.parametrize("cores", [1, 3, 16])
+def test_no_session_gives_blas_more_threads(cores, monkeypatch):
+    """Two ranks of 16 threads each on 16 cores took 80 ms for a product of one."""
+    monkeypatch.setattr("hybrid_gemm.devices.cpu.cores", lambda: cores)
+    with threadpoolctl.threadpool_limits(2, user_api="blas"):
+        with CpuDevice(1).session():
+            assert set(blas_threads()) == {min(cores, 2)}
+            with CpuDevice(2).session():
+                assert set(blas_threads()) == {1}
+            assert set(blas_threads()) == {min(cores, 2)}
+        assert set(blas_threads()) == {2}
+
+
+@pytest.mark.parametrize("workers", [1, 2, 16])
+def test_processes_on_the_same_cores_share_them(workers, monkeypatch):
+    monkeypatch.setattr("hybrid_gemm.devices.cpu.cores", lambda: 16)
+    device = CpuDevice(workers)
+    for processes in (4, 1, 32):
+        device.share_cores(processes)
+        mine = max(1, 16 // processes)
+        assert device.cores == mine and device.share == max(1, mine // workers)
+        assert device.blas_threads == (mine if workers == 1 else 1)
+        a = np.arange(35.0).reshape(5, 7)
+        c = np.empty((5, 5))
+        device.gemm(None, a, a.T, c, alpha=1, beta=0, stream=None)
+        assert (c == a @ a.T).all()
+
+
 def test_blas_has_its_threads_back_after_calls_of_many_threads():
     before = blas_threads()
     barrier = threading.Barrier(4)

@@ -129,6 +129,17 @@ def test_blocks_that_lie_on_the_ranks_devices_take_no_memory():
         assert plan.plan.split == split
 
 
+@pytest.mark.parametrize("n", [64, 512, 4096])
+def test_what_lies_where_it_is_read_is_not_cut_to_read_less(n):
+    """A and B that all ranks have cost no time, so no partial sums have to travel."""
+    spec = DeviceSpec("cpu", "cpu", 0, 8 << 30, 0.4, 10, host_memory=True, on_gpu=False)
+    for ranks in (2, 3, 8):
+        plan = make_rank_plan(Problem(n, n, n), spec, ranks, there=True)
+        assert plan.plan.grid[2] == 1
+    long = make_rank_plan(Problem(8, 8, 10**6), spec, 4, there=True)
+    assert long.plan.grid == (1, 1, 4)
+
+
 @pytest.mark.parametrize(("m", "n", "lines"), [(64, 100, 32), (1, 90, 45), (0, 0, 1)])
 def test_a_strip_has_no_more_rounds_than_lines(m, n, lines):
     started = time.monotonic()

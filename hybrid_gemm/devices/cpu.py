@@ -29,6 +29,10 @@ def _blas() -> threadpoolctl.ThreadpoolController:
     return threadpoolctl.ThreadpoolController()  # finding the libraries takes 10 ms
 
 
+def _blas_threads() -> int:
+    return max((x.num_threads for x in _blas().select(user_api="blas").lib_controllers), default=1)
+
+
 def _any_thread_may_limit() -> None:
     """threadpoolctl from 3.8 on lets only the thread that limited OpenBLAS first change that, and
     ignores others without a word: a session that ends last would restore nothing."""
@@ -40,13 +44,14 @@ def _any_thread_may_limit() -> None:
 class _BlasLimits:
     """The limits that sessions set on BLAS, whose number of threads is the whole process's.
 
-    The lowest of those that last holds; when none lasts any more, BLAS has the threads it had
-    before, in whatever order they ended.
+    The lowest of those that last holds, if BLAS had more threads; when none lasts any more, it has
+    those that it had before, in whatever order they ended.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._limits: list[int] = []  # of the sessions that last
+        self._had = 1  # threads of BLAS before these
         self._before: Any = None  # as threadpoolctl restores it
 
     @contextlib.contextmanager
@@ -63,15 +68,19 @@ class _BlasLimits:
                     self._change(rest)
 
     def _change(self, limits: list[int]) -> None:
-        _any_thread_may_limit()
-        if not limits:
-            self._before.restore_original_limits()
-        elif not self._limits:
-            self._before = _blas().limit(limits=min(limits), user_api="blas")
-        elif min(limits) != min(self._limits):
-            _blas().limit(limits=min(limits), user_api="blas")
+        if not self._limits:
+            self._had = _blas_threads()
+        before, now = (min([self._had, *x]) for x in (self._limits, limits))
+        if before != now:
+            _any_thread_may_limit()
+            if now == self._had:
+                self._before.restore_original_limits()
+            elif before == self._had:
+                self._before = _blas().limit(limits=now, user_api="blas")
+            else:
+                _blas().limit(limits=now, user_api="blas")
+            _any_thread_may_limit()
         self._limits = limits
-        _any_thread_may_limit()
 
     def forget(self) -> None:
         """Ends the sessions of threads that did not come along to a forked child."""
@@ -111,12 +120,19 @@ class CpuDevice(Device):
     chunk_flops = 50 * 10**9
 
     def __init__(self, workers: int = 1):
-        self.name = "cpu"
-        self.cores = cores()
-        self.share = max(1, self.cores // workers)
-        self.blas_threads = self.cores if workers == 1 else 1
+        self.name, self.workers = "cpu", workers
         self._pool: ThreadPoolExecutor | None = None
-        if workers > 1 and self.share > 1:
+        self.share_cores(1)
+
+    def share_cores(self, processes: int) -> None:
+        """Leaves cores to others of so many processes that run on the same ones."""
+        self.cores = max(1, cores() // processes)
+        self.share = max(1, self.cores // self.workers)
+        self.blas_threads = self.cores if self.workers == 1 else 1
+        if self._pool is not None:
+            self._pool.shutdown()
+            self._pool = None
+        if self.workers > 1 and self.share > 1:
             self.start_pool()
             _with_pools.add(self)
 
@@ -135,8 +151,7 @@ class CpuDevice(Device):
 
     def limits_blas(self) -> bool:
         """Whether BLAS has more threads than a session lets it have."""
-        threads = (x.num_threads for x in _blas().select(user_api="blas").lib_controllers)
-        return max(threads, default=1) > self.blas_threads
+        return _blas_threads() > self.blas_threads
 
     @contextlib.contextmanager
     def session(self) -> Iterator[None]:

@@ -150,11 +150,16 @@ def gpus_of(place: Place, visible: Sequence[int], threads: int | None) -> list[i
     return list(visible[place.local_rank :: place.local_size])[: threads or 1]
 
 
+def on_same_cores(comm, where: Place) -> list[int]:
+    """The ranks of this node that were left on the same cores as this one, itself among them.
+    Collective."""
+    mine = where.node, sorted(os.sched_getaffinity(0))
+    return [rank for rank, found in enumerate(comm.allgather(mine)) if found == mine]
+
+
 def bind_cores(comm, where: Place) -> None:
     """Gives each rank a share of the cores, where ranks of a node were left on the same ones."""
-    mine = sorted(os.sched_getaffinity(0))
-    everyone = comm.allgather((where.node, mine))
-    sharing = [r for r, found in enumerate(everyone) if found == (where.node, mine)]
+    mine, sharing = sorted(os.sched_getaffinity(0)), on_same_cores(comm, where)
     turn, count = sharing.index(comm.rank), len(sharing)
     if count > 1:
         share = mine[turn * len(mine) // count : (turn + 1) * len(mine) // count]

@@ -239,7 +239,8 @@ def make_rank_plan(
     there: bool = False,
 ) -> RankPlan:
     """The plan for `ranks` ranks that each have what `spec` says; `there` if each has its blocks
-    of A and B on its device already, so that they take no memory beside what is free.
+    of A and B where its device reads them, so that they take no time and no memory beside what is
+    free.
 
     `rows` is the grid (ranks, 1, 1), `cols` (1, 1, ranks); `auto` takes the grid that the
     cost model finds fastest of those that fit. `spans` are cuts along m, n and k where data
@@ -314,7 +315,7 @@ def _cost(problem: Problem, spec: DeviceSpec, grid, rounds: int, resident: bool,
     )
     link = spec.link_gbps if math.isfinite(spec.link_gbps) else HOST_GBPS
     peer = spec.peer_gbps if math.isfinite(spec.peer_gbps) else HOST_GBPS
-    read = 0 if resident else size * (m * k + k * n) / (link * 1e6)
+    read = 0 if resident or there else size * (m * k + k * n) / (link * 1e6)
     travel = size * partial * (depth - 1) / depth / (peer * 1e6)
     # What travels hides behind multiplying, but for the last round.
     return keeps, read + max(multiply, travel) + travel / rounds

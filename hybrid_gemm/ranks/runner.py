@@ -15,13 +15,13 @@ from typing import Any, ParamSpec, TypeVar
 from .. import devices
 from ..arrays.caller_arrays import (
     check_device,
-    is_device_array,
     wait_for_streams,
 )
 from ..arrays.operand import Operand, Operands
 from ..arrays.other_libraries import Guests
 from ..catalog import Variant
 from ..devices.base import Device
+from ..devices.cpu import CpuDevice
 from ..errors import UsageError
 from ..execution.checked_device import checks_of
 from ..execution.checks import total
@@ -124,6 +124,9 @@ class RankRunner:
         launch.agree(comm, {x: getattr(options, x) for x in CHOICES if x not in OWN_CHOICES})
         self.where = launch.place(comm)
         self.local: Runner = launch.together(comm, self._local_runner)
+        sharing = len(launch.on_same_cores(comm, self.where))
+        if isinstance(cpu := self.local.devices[0].unwrapped, CpuDevice):
+            cpu.share_cores(sharing)
         kinds = comm.allgather((self.local.kind, self.where.host, self.local.note))
         if len({kind for kind, _host, _note in kinds}) > 1:
             found = "; ".join(
@@ -158,15 +161,15 @@ class RankRunner:
         """What the least rank has: as many devices as a rank opened, its share of memory."""
         found = self.local.plans.specs()
         sharing = self.where.local_size
-        shared_cores = sharing  # ranks of a node without a GPU each have a share of its cores
+        slower = 1 if isinstance(self.devices[0].unwrapped, CpuDevice) else sharing  # by its cores
         if self.devices[0].queues:
             from ..devices.cuda import device as cuda
 
-            sharing, shared_cores = -(-sharing // cuda.count()), 1
+            sharing, slower = -(-sharing // cuda.count()), 1
         mine = dataclasses.replace(
             found[0],
             name=f"{found[0].name} of each rank",
-            tflops=found[0].tflops * len(found) / shared_cores,
+            tflops=found[0].tflops * len(found) / slower,
             memory_bytes=min(s.memory_bytes for s in found) // sharing,
         )
         least = min(self.comm.allgather(mine.memory_bytes))
@@ -177,8 +180,8 @@ class RankRunner:
         self, problem: Problem, *, resident: bool = False, spans: Any = None, there: bool = False
     ) -> RankPlan:
         """The plan that all ranks follow, in rows and columns of the matrices, complex ones too;
-        `there` if each has its blocks of A and B on its device. Raises the same error on all
-        ranks."""
+        `there` if each has its blocks of A and B where its device reads them. Raises the same
+        error on all ranks."""
         spec, options = self.spec(), self.options
         grid = tuple(map(len, spans)) if spans else options.grid
 
@@ -429,9 +432,11 @@ class RankRunner:
         return given.returned(done.c, strips, problem, out)
 
     def _have(self, given: DistributedOperands, dtype: str) -> bool:
-        """Whether this rank's device has its A and B, in the dtype that is multiplied."""
+        """Whether this rank's A and B lie where its device reads them, in the dtype that is
+        multiplied."""
+        device = self.devices[0]
         return all(
-            is_device_array(x) and self.local._home_of(x) is self.devices[0] and x.dtype == dtype
+            x.dtype == dtype and self.local._home_of(x) is (None if device.host_memory else device)
             for x in (given.arrays["A"], given.arrays["B"])
         )
 
