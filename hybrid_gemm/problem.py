@@ -196,7 +196,8 @@ def _check_scalar(value: object, name: str, dtype: str) -> Scalar:
         factor = complex(_fitting(value, name, dtype, complex))
         return factor if factor.imag else factor.real
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        more = ": the matrices are real" if isinstance(value, numbers.Complex) else ""
+        has_parts = isinstance(value, numbers.Complex) and not isinstance(value, numbers.Real)
+        more = ": the matrices are real" if has_parts else ""
         raise DTypeError(f"{name} must be a real number, not {value!r}{more}")
     if np.dtype(dtype).kind != "i":
         return _fitting(value, name, dtype, float)

@@ -183,7 +183,7 @@ def test_read_only_out_and_wrong_out_are_refused():
         gemm(a, a, out=np.zeros((3, 4), "f4"))
     with pytest.raises(TypeError, match="int32"):
         gemm(a, a, out=np.zeros((4, 4), "i4"))
-    for no_numbers in (object, "U5", "m8[s]"):
+    for no_numbers in (object, "U5", "m8[s]", "V4", "V8"):
         with pytest.raises(TypeError, match="does not cast to it"):
             gemm(a.astype("i4"), a.astype("i4"), out=np.zeros((4, 4), no_numbers), device="cpu")
 
@@ -225,6 +225,7 @@ def test_bad_operands_are_restated(a, b, error, message):
         ({"threads": -2}, UsageError, "-2 threads"),
         ({"beta": 1}, UsageError, "no C was given"),
         ({"alpha": "x"}, DTypeError, "alpha must be a real number"),
+        ({"alpha": True}, DTypeError, "alpha must be a real number, not True$"),
         (
             {"alpha": 1e39},
             UsageError,

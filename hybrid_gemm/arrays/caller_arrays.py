@@ -14,8 +14,9 @@ from .other_libraries import library_of
 from .strides import address, overlaps_itself
 from .strides import is_device_array as is_device_array
 
-# Kinds of dtypes to which NumPy casts numbers, and which hold none: objects, texts and times.
-NO_NUMBERS = "OSUTmM"
+# Kinds of dtypes to which NumPy casts numbers, and which hold none: objects, texts and times; so do
+# np.void's, whose kind is that of bfloat16 too.
+_NO_NUMBERS = "OSUTmM"
 
 
 def module_of(x: Any) -> Any:
@@ -51,7 +52,7 @@ def as_array(x: Any, name: str = "A") -> Any:
     try:
         array = np.asarray(x)
     except ValueError as error:
-        raise UsageError(f"{name} makes no array: {error}") from None
+        raise UsageError(f"{name} makes no array: {error}") from error  # which may be its own
     if array.dtype == object and not array.ndim:
         raise DTypeError(
             f"{name} is of type {type(x).__name__}, of which NumPy makes no matrix; an array or a "
@@ -169,7 +170,8 @@ def check_out(out: Any, shape: tuple[int, ...], dtype: str, a: Any, b: Any, c: A
     check_out_type(out)
     if tuple(out.shape) != shape:
         raise UsageError(f"out has shape {tuple(out.shape)}; this product is {shape}")
-    if out.dtype.kind in NO_NUMBERS or not np.can_cast(dtype, out.dtype, "same_kind"):
+    holds_none = out.dtype.kind in _NO_NUMBERS or out.dtype.type is np.void
+    if holds_none or not np.can_cast(dtype, out.dtype, "same_kind"):
         raise DTypeError(
             f"out has dtype {out.dtype}; the product has dtype {dtype}, which does not cast to it"
         )
