@@ -361,6 +361,9 @@ class Runner:
                 return guests.served(
                     lambda a, b, c, out: self._multiply(a, b, c, alpha, beta, trans_a, trans_b, out)
                 )
+            x, y, z = as_array(a, "A"), as_array(b, "B"), None if c is None else as_array(c, "C")
+            if not (x is a and y is b and z is c):  # lists, and what else makes arrays
+                return self._multiply(x, y, z, alpha, beta, trans_a, trans_b, out)
         elif self._hosted is not None:
             done = self._hosted(a, b, c, alpha, beta, trans_a, trans_b, out)
             if done is not None:

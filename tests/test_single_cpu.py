@@ -2,6 +2,7 @@
 
 import itertools
 
+import ml_dtypes
 import numpy as np
 import pytest
 from support.arrays import integers
@@ -9,6 +10,7 @@ from support.arrays import integers
 import hybrid_gemm as hg
 from hybrid_gemm import Runner
 from hybrid_gemm.errors import DTypeError, HybridGemmWarning, UsageError
+from hybrid_gemm.execution import single_cpu
 
 SHAPES = (1, 1, 1), (5, 3, 7), (64, 33, 128), (300, 200, 100)
 SCALARS = (1, 0), (2.5, 0), (1, 1), (-1, 0.5)
@@ -172,3 +174,64 @@ def test_matmul_of_vectors_and_stacks(dtype, runner, rng):
             runner.matmul(stack, stack, out=stack)
         with pytest.raises(UsageError, match="do not broadcast"):
             runner.matmul(np.ones((2, 3, 4)), np.ones((3, 4, 5)))
+
+
+@pytest.mark.filterwarnings("error")
+def test_lists_bias_and_empty_matrices_take_no_run(runner, rng, monkeypatch):
+    monkeypatch.setattr(runner, "_run", None)
+    a, b = integers(rng, (30, 20)), integers(rng, (20, 50))
+    for left in (a.tolist(), memoryview(a), np.ma.masked_array(a)):
+        np.testing.assert_array_equal(runner.gemm(left, b), a @ b)
+    for shape in ((50,), (1, 50), (30, 1), ()):
+        c = integers(rng, shape)
+        np.testing.assert_array_equal(runner.gemm(a, b, c, alpha=2, beta=3), 2 * (a @ b) + 3 * c)
+    c = integers(rng, (30, 50))
+    np.testing.assert_array_equal(runner.gemm(a, b, c, alpha=0, beta=2), 2 * c)
+    for m, n, k in ((0, 5, 3), (5, 0, 3), (5, 3, 0), (0, 0, 0)):
+        for dtype in ("f4", "i4", "f2", "c8"):
+            x, y, z = np.ones((m, k), dtype), np.ones((k, n), dtype), np.ones((m, n), dtype)
+            assert not runner.gemm(x, y).any() and runner.gemm(x, y).shape == (m, n)
+            if dtype != "c8":
+                np.testing.assert_array_equal(runner.gemm(x, y, z, beta=2), 2 * z)
+
+
+def test_a_new_factor_is_not_planned_anew(runner, monkeypatch):
+    a = np.ones((8, 8), "f4")
+    runner.gemm(a, a, a, alpha=2, beta=3)
+    monkeypatch.setattr(runner.plans, "plan", None)
+    for i in range(5):
+        assert runner.gemm(a, a, a, alpha=i + 0.5, beta=i + 1)[0, 0] == 8 * (i + 0.5) + i + 1
+    assert np.isnan(runner.gemm(a, a, a, alpha=np.nan, beta=np.nan)).all()
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint32", "int64", "float16", "bfloat16", "complex64"])
+@pytest.mark.parametrize("shapes", [
+    ((40, 3, 4), (40, 4, 2)), ((5, 1, 3, 4), (8, 4, 2)), ((4,), (4,)), ((4,), (40, 4, 2)),
+    ((40, 3, 0), (40, 0, 2)), ((40, 0, 3), (3, 2)), ((40, 3, 4), (4, 0)), ((0, 3, 4), (0, 4, 2)),
+], ids=str)  # fmt: skip
+def test_stacks_of_all_dtypes_are_not_multiplied_pair_by_pair(
+    dtype, shapes, runner, rng, monkeypatch
+):
+    dtype = np.dtype(ml_dtypes.bfloat16) if dtype == "bfloat16" else np.dtype(dtype)
+    monkeypatch.setattr(single_cpu, "CHUNK_BYTES", 100)  # a few matrices at a time
+    monkeypatch.setattr(runner, "_multiply", None)
+    high = np.iinfo(dtype).max if dtype.kind in "iu" else 9
+    a, b = (rng.integers(0, high, x).astype(dtype) for x in shapes)
+    wanted = np.matmul(a, b) if dtype.kind in "iu" else np.matmul(a.astype("c8"), b.astype("c8"))
+    np.testing.assert_array_equal(runner.matmul(a, b), wanted.astype(dtype))
+    out = np.ones(wanted.shape, dtype)
+    assert runner.matmul(a, b, out=out) is out
+    np.testing.assert_array_equal(out, wanted.astype(dtype))
+
+
+@pytest.mark.parametrize("dtype", ["int32", "uint32", "int64", "uint64"])
+def test_large_integers_wrap_as_numpys_do(dtype, runner, rng):
+    """They are multiplied in digits, as float64."""
+    info = np.iinfo(dtype)
+    for m, n, k in ((64, 70, 65), (65, 64, 5000)):
+        a = rng.integers(info.min, info.max, (m, k), dtype, endpoint=True)
+        b = rng.integers(info.min, info.max, (k, n), dtype, endpoint=True)
+        extreme = np.full_like(a, info.min), np.full_like(a, info.max), np.full_like(a, 1 << 21)
+        for left in (a, a % 100, *extreme):
+            np.testing.assert_array_equal(runner.gemm(left, b), left @ b)
+    np.testing.assert_array_equal(runner.gemm(a, a, trans_b=True), a @ a.T)

@@ -5,17 +5,18 @@ What has to be worked out is worked out once for arrays of the same shapes and d
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
 import numpy as np
 
-from ..arrays.caller_arrays import cast_into, is_same, shares_memory
+from ..arrays.caller_arrays import broadcast_c, cast_into, is_same, shares_memory
 from ..arrays.stacks import shape_of_product
 from ..arrays.strides import overlaps_itself
-from ..devices.cpu import CpuDevice, product
+from ..devices.cpu import CHUNK_BYTES, CpuDevice, product
 from ..errors import shortage_in_words
-from ..problem import are_numbers, make_problem, sides
+from ..problem import Problem, are_numbers, make_problem, sides
 from .executor import INCOMPLETE
 from .plan_maker import PlanMaker
 
@@ -28,6 +29,7 @@ class SingleCpuExecutor:
     def __init__(self, device: CpuDevice, plans: PlanMaker) -> None:
         self.device, self.plans = device, plans
         self.known: dict[tuple, tuple | None] = {}
+        self._pieces: dict[Problem, int] = {}
 
     def gemm(
         self, a: Any, b: Any, c: Any = None, alpha: Any = 1.0, beta: Any = 0.0,
@@ -43,6 +45,8 @@ class SingleCpuExecutor:
             return None
         problem, dtype, result_dtype, plain = found
         op_a, op_b = a.T if trans_a else a, b.T if trans_b else b
+        if not problem.k:  # as where alpha is 0, and A and B are not read
+            op_a, op_b = op_a[:, :0], op_b[:0]
         given, writing = out is not None, False
         try:
             if out is None:
@@ -52,7 +56,7 @@ class SingleCpuExecutor:
                 op_a, op_b = _conjugated(problem.conj_a, op_a), _conjugated(problem.conj_b, op_b)
                 return _as_c99(product(op_a, op_b, out))
             made = out if out.dtype == dtype else np.empty(out.shape, dtype)
-            op_a, op_b = _as(op_a, dtype), _as(op_b, dtype)
+            op_a, op_b = _read_as(op_a, dtype), _read_as(op_b, dtype)
             writing = made is out
             if problem.beta and not (c is out and made is out):
                 cast_into(made, c)
@@ -69,8 +73,8 @@ class SingleCpuExecutor:
 
     def matmul(self, a: Any, b: Any, out: Any = None) -> Any:
         """A @ B as NumPy's `matmul` has it, of vectors, matrices and stacks of NumPy's arrays; None
-        where `gemm` of a pair would be None or more than one call of NumPy's. A stack times one
-        matrix is one product, where it lies in memory as one matrix."""
+        where `gemm` of a pair would be None. A stack times one matrix is one product, where it lies
+        in memory as one matrix."""
         joined = a.ndim > 2 == b.ndim and a.shape[-1] == b.shape[0]
         if joined and a.size and a.flags.c_contiguous:
             return self._of_joined(a, b, out)
@@ -82,11 +86,12 @@ class SingleCpuExecutor:
         found = self.known[key]
         if found is None or (out is not None and not _free(out, a, b, None)):
             return None
+        shape, dtype, result_dtype, plain = found
         given = out is not None
         try:
             if out is None:
-                out = np.empty(*found)
-            made = _as_c99(product(a, b, out))
+                out = np.empty(shape, result_dtype)
+            made = _as_c99(product(a, b, out)) if plain else _by_casts(a, b, out, dtype)
             return made if made is None or made.ndim else made[()]
         except BaseException as error:
             if given:
@@ -97,23 +102,27 @@ class SingleCpuExecutor:
         shape = *a.shape[:-1], b.shape[1]
         if out is not None and not (out.shape == shape and out.flags.c_contiguous):
             return None
-        place = None if out is None else out.reshape(-1, shape[-1])
-        made = self.matmul(a.reshape(-1, a.shape[-1]), b, place)
+        rows = math.prod(a.shape[:-1])
+        place = None if out is None else out.reshape(rows, shape[-1])
+        made = self.matmul(a.reshape(rows, a.shape[-1]), b, place)
         return made if made is None or out is not None else made.reshape(shape)
 
     def _one_call(self, a: Any, b: Any, out: Any) -> tuple | None:
-        """The shape and dtype of C, where `matmul` multiplies arrays of these shapes."""
-        dtype = a.dtype
-        if a.ndim > 2 >= b.ndim > 1 or dtype != b.dtype or dtype.kind not in "fc":
+        """The shape of C, the dtypes in which it is made and given, and whether they are those of A
+        and B, where `matmul` multiplies arrays of these shapes."""
+        if a.ndim > 2 >= b.ndim > 1:  # which a run makes one product of, where it can
             return None
         stack, last, problem = shape_of_product(a, b)
         shape = (*stack, *last)
-        if not math.prod(shape) or (out is not None and (out.shape, out.dtype) != (shape, dtype)):
+        if out is not None and (out.shape, out.dtype) != (shape, problem.out_dtype):
             return None
         pair = (problem.m, problem.k), (problem.k, problem.n)
-        x, y = (np.broadcast_to(np.empty((), dtype), sides) for sides in pair)
+        x, y = (
+            np.broadcast_to(np.empty((), z.dtype), sides)
+            for z, sides in zip((a, b), pair, strict=True)
+        )
         found = self._work_out(x, y, None, None, alpha=1, beta=0, trans_a=False, trans_b=False)
-        return (shape, dtype) if found and found[-1] else None
+        return found and (shape, *found[1:])
 
     def _find(
         self,
@@ -152,8 +161,8 @@ class SingleCpuExecutor:
     ) -> tuple | None:  # fmt: skip
         """The problem, as objects the dtypes in which C is made and given, and whether it is one
         call of NumPy's; None if it takes a run, which also says what is wrong."""
-        if c is not None and c.shape != sides(a, b, trans_a=trans_a, trans_b=trans_b)[:2]:
-            return None
+        if c is not None:
+            c = broadcast_c(c, *sides(a, b, trans_a=trans_a, trans_b=trans_b)[:2])
         if c is not None and out is None and not beta:  # which a run warns of
             return None
         problem = self.plans.settle(
@@ -165,12 +174,9 @@ class SingleCpuExecutor:
         fits = problem.out_dtype == np.result_type(a.dtype, b.dtype) and (
             out is None or (out.shape == (problem.m, problem.n) and out.dtype == problem.out_dtype)
         )
-        one_piece = problem.m * problem.n * problem.k and problem.flops <= self.device.chunk_flops
-        if not (fits and one_piece and problem.alpha) or self.device.limits_blas():
+        if not (fits and problem.flops <= self.device.chunk_flops) or self.device.limits_blas():
             return None
-        plan = self.plans.plan(real)
-        self.plans.choice(plan)  # raises for a kernel that the CPU has not
-        if len(plan.products) != 1:
+        if self._pieces_of(real) > 1:
             return None
         dtypes = np.dtype(problem.dtype), np.dtype(problem.out_dtype)
         plain = (
@@ -178,9 +184,21 @@ class SingleCpuExecutor:
             and dtypes[0].kind in "fc"
             and {a.dtype, b.dtype, *dtypes} == {dtypes[0]}
         )
-        if problem.is_complex and not plain:  # its real product comes here
+        expanded = problem.is_complex and not plain and (problem.k or problem.beta)
+        if expanded:  # its real product comes here
             return None
         return problem, *dtypes, plain
+
+    def _pieces_of(self, problem: Problem) -> int:
+        """In how many pieces a run would multiply: the same for all alpha and beta but 0."""
+        alike = dataclasses.replace(problem, alpha=1, beta=int(problem.beta != 0))
+        if alike not in self._pieces:
+            plan = self.plans.plan(alike)
+            self.plans.choice(plan)  # raises for a kernel that the CPU has not
+            if len(self._pieces) >= MAX_KNOWN:
+                self._pieces.clear()
+            self._pieces[alike] = len(plan.products)
+        return self._pieces[alike]
 
 
 def _conjugated(yes: bool, x: np.ndarray) -> np.ndarray:
@@ -196,8 +214,28 @@ def _as_c99(made: np.ndarray) -> np.ndarray | None:
         return made if np.isfinite(made.sum()) else None
 
 
-def _as(view: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    return view if view.dtype == dtype else view.astype(dtype)
+def _read_as(view: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """A view for arithmetic in `dtype`; integers, which `product` casts, as they are."""
+    return view if dtype.kind == "i" or view.dtype == dtype else view.astype(dtype)
+
+
+def _by_casts(a: np.ndarray, b: np.ndarray, out: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """out = a @ b in `dtype`, a part of a stack at a time, so that copies stay small."""
+    stack = out.ndim - (a.ndim > 1) - (b.ndim > 1)
+    if not stack:
+        cast_into(out, product(_read_as(a, dtype), _read_as(b, dtype), np.empty(out.shape, dtype)))
+        return out
+
+    def part(x: np.ndarray, rows: slice) -> np.ndarray:
+        return x[rows] if x.ndim == stack + 2 and len(x) > 1 else x
+
+    step = max(1, CHUNK_BYTES * len(out) // (dtype.itemsize * max(1, a.size + b.size + out.size)))
+    for i in range(0, len(out), step):
+        rows = slice(i, i + step)
+        x, y, z = part(a, rows), part(b, rows), out[rows]
+        made = np.empty(z.shape, dtype)
+        cast_into(z, product(_read_as(x, dtype), _read_as(y, dtype), made))
+    return out
 
 
 def _free(out: np.ndarray, a: np.ndarray, b: np.ndarray, c: Any) -> bool:
