@@ -3,6 +3,8 @@
 import concurrent.futures.thread as _thread  # noqa: F401  refused once the main thread has ended
 from typing import TYPE_CHECKING, Any
 
+from . import errors as errors
+
 __version__ = "0.2.0"
 
 __all__ = [
@@ -38,4 +40,5 @@ else:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_MODULES})
+    """What is public, and the names that every module has."""
+    return sorted({*__all__, "errors", *(name for name in globals() if name.startswith("__"))})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 import numpy as np
 
@@ -14,7 +14,16 @@ from .errors import DTypeError, UsageError
 from .execution.native_calls import NativeCalls
 from .host import forks, gpu_context
 from .option_checks import check_whole
-from .options import CHOICES, DEFAULTS, Options, named_keywords, refuse_unknown, with_options
+from .options import (
+    CHOICES,
+    DEFAULTS,
+    Options,
+    OptionsAlone,
+    OptionsOverRanks,
+    named_keywords,
+    refuse_unknown,
+    with_options,
+)
 from .problem import INT_LIMIT, Scalar, check_dtype, make_problem, op_of
 
 if TYPE_CHECKING:  # otherwise imported by the first product, while the GPU's context is made
@@ -240,7 +249,7 @@ def _given(options: Mapping[str, Any]) -> tuple:
 @with_options()
 def matmul(
     a: Any, b: Any, /, out: Any = None, *, comm: Any = None, distribution: str = "replicated",
-    result: str | None = None, root: int = 0, **options: Any,
+    result: str | None = None, root: int = 0, **options: Unpack[OptionsOverRanks],
 ) -> Any:  # fmt: skip
     """a @ b as NumPy's `matmul`: matrices, vectors, and stacks of matrices, which broadcast.
 
@@ -286,7 +295,9 @@ def matmul(
 
 
 @with_options(but=("transport", "rounds", "rank_timeout"))
-def gemm_many(a: Sequence[Any], b: Sequence[Any], /, **options: Any) -> list[Any]:
+def gemm_many(
+    a: Sequence[Any], b: Sequence[Any], /, **options: Unpack[OptionsAlone]
+) -> list[Any]:  # fmt: skip
     """A @ B for all pairs of two lists of matrices, of any sides: a list of new arrays.
 
     Pairs of one floating-point dtype on one GPU are one launch of cuBLAS if all are small (2048^3
@@ -318,7 +329,7 @@ class _Like(NamedTuple):
 @with_options(but=("transport", "rounds", "rank_timeout"))
 def plan(
     m: int, n: int, k: int, *, dtype: str = "float32", alpha: Scalar = 1.0, beta: Scalar = 0.0,
-    **options: Any,
+    **options: Unpack[OptionsAlone],
 ) -> Plan:  # fmt: skip
     """The plan that `gemm` would follow for A of m x k, B of k x n and C of m x n, all of `dtype`
     (a name such as "float16") and in host memory; of a complex dtype, that of the real product of

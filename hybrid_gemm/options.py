@@ -13,7 +13,7 @@ import math
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypedDict, TypeVar
 
 from .errors import OptionTypeError, UsageError, nearest
 from .option_checks import (
@@ -58,6 +58,34 @@ OPTIONS_HEADING = "Options:"  # of the last part of a docstring
 AUTOMATIC_KERNELS = ("auto", "own")
 
 
+class OptionsAlone(TypedDict, total=False):
+    """The types in which callers give options of one process, for signatures and type checkers."""
+
+    split: str
+    threads: int | None
+    device: str
+    gpus: int | Sequence[int] | None
+    emulate_devices: int | None
+    kernel: str
+    params: Mapping[str, int] | Sequence[tuple[str, int]] | None
+    reduce: str
+    algorithm: str
+    levels: int
+    compute: str
+    tune: str
+    grid: Sequence[int] | None
+    max_device_memory: int | str | None
+    checked: bool
+
+
+class OptionsOverRanks(OptionsAlone, total=False):
+    """Those of products over ranks."""
+
+    transport: str
+    rounds: int | None
+    rank_timeout: float
+
+
 @dataclass(frozen=True)
 class Choice:
     """What is known of one option beside its type and default.
@@ -66,8 +94,7 @@ class Choice:
     turns the command line's text into what `check` takes. One `of_calls` has a meaning for
     repeated calls from Python alone, and no flag. `across_ranks` marks an option that
     has a meaning only for a product over MPI ranks; `group` is its heading in the command's help.
-    `in_python` is the help where the command's speaks of its own syntax, and `accepts` the type
-    that a caller may give where more is taken than is kept.
+    `in_python` is the help where the command's speaks of its own syntax.
     """
 
     help: str
@@ -79,7 +106,6 @@ class Choice:
     of_calls: bool = False
     group: str = SPLIT_GROUP
     in_python: str = ""
-    accepts: str = ""
 
 
 def _choice(default: Any, help: str, check: Callable[[str, Any], Any], **more: Any) -> Any:
@@ -120,7 +146,7 @@ class Options:
     )  # fmt: skip
     gpus: tuple[int, ...] | None = _choice(
         None, "GPUs by number, such as 0,1. Without it, all.", check_gpus, parse=parse_integers,
-        metavar="0,1", group=DEVICE_GROUP, accepts="int | Sequence[int] | None",
+        metavar="0,1", group=DEVICE_GROUP,
         in_python="GPUs by number, such as (0, 1), or one number. Without it, all.",
     )  # fmt: skip
     emulate_devices: int | None = _count(
@@ -135,7 +161,6 @@ class Options:
     params: tuple[tuple[str, int], ...] = _choice(
         (), "A parameter of the kernel, such as BM=128; give it as often as needed.", check_params,
         metavar="NAME=NUMBER", group=DEVICE_GROUP,
-        accepts="Mapping[str, int] | Sequence[tuple[str, int]] | None",
         in_python="Parameters of the kernel that is named, such as {'BM': 128}.",
     )  # fmt: skip
     reduce: str = _named(
@@ -165,13 +190,12 @@ class Options:
     )  # fmt: skip
     grid: tuple[int, int, int] | None = _choice(
         None, "Into how many parts workers (or ranks) cut m, n and K.", check_grid,
-        parse=parse_grid, metavar="PM,PN,PK", accepts="Sequence[int] | None",
+        parse=parse_grid, metavar="PM,PN,PK",
         in_python="(pm, pn, pk): into how many parts workers (or ranks) cut m, n and k.",
     )  # fmt: skip
     max_device_memory: int | None = _choice(
         None, "How much of each GPU's memory a product may take, such as 8GiB. What does not fit "
         "is multiplied in turns.", check_memory, parse=bytes_of, metavar="SIZE", group=DEVICE_GROUP,
-        accepts="int | str | None",
         in_python="Bytes of each GPU's memory that a product may take, or text such as '8GiB'. "
         "What does not fit is multiplied in turns.",
     )  # fmt: skip
@@ -280,6 +304,10 @@ CHOICES: dict[str, Choice] = {
 FLAGS = [name for name, choice in CHOICES.items() if not choice.of_calls]  # of the command
 DEFAULTS: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(Options)}
 
+TYPES: dict[str, str] = {
+    name: found.__forward_arg__ for name, found in OptionsOverRanks.__annotations__.items()
+}
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -337,7 +365,7 @@ def _described(field: dataclasses.Field[Any]) -> str:
     choice: Choice = field.metadata["choice"]
     text = textwrap.fill(choice.in_python or choice.help, 96, initial_indent=" " * 8,
                          subsequent_indent=" " * 8, break_on_hyphens=False)  # fmt: skip
-    return f"    {field.name}: {choice.accepts or field.type} = {field.default!r}\n{text}"
+    return f"    {field.name}: {TYPES[field.name]} = {field.default!r}\n{text}"
 
 
 def with_options(*, but: Sequence[str] = ()) -> Callable[[Callable[P, R]], Callable[P, R]]:
@@ -353,7 +381,7 @@ def with_options(*, but: Sequence[str] = ()) -> Callable[[Callable[P, R]], Calla
             options = [
                 inspect.Parameter(
                     field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default,
-                    annotation=CHOICES[field.name].accepts or field.type,
+                    annotation=TYPES[field.name],
                 )
                 for field in fields
             ]  # fmt: skip

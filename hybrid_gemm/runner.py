@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from .catalog import Variant
 from .devices.base import Device
 from .devices.cpu import CpuDevice
 from .devices.strassen import Strassen
-from .errors import DTypeError, UsageError, shortage_in_words
+from .errors import DTypeError, OptionTypeError, UsageError, shortage_in_words
 from .execution.checked_device import CheckedDevice, checked_devices
 from .execution.hosted import Hosted, multiply_of_host
 from .execution.kept_programs import NATIVE
@@ -40,7 +40,8 @@ from .execution.single_cpu import SingleCpuExecutor
 from .execution.single_gpu import SingleGpuExecutor
 from .execution.timeline import Timeline
 from .host.notes import warn
-from .options import CHOICES, DEFAULTS, Options, named_keywords, with_options
+from .option_checks import check_yes_or_no
+from .options import CHOICES, DEFAULTS, Options, OptionsAlone, named_keywords, with_options
 from .planning.plan import NOWHERE, Homes, Plan
 from .problem import Problem, Scalar, op_of
 
@@ -56,7 +57,7 @@ class Runner:
 
     The keywords are options; `help(Runner.__init__)` says what each means.
     In a `with` block it gives back what it keeps at the block's end; otherwise when nothing
-    refers to it any more.
+    refers to it any more. A copy, or what a pickled one becomes, is another with the same options.
 
     >>> import numpy as np
     >>> with Runner(device="cpu", threads=2, split="cols") as runner:
@@ -65,7 +66,7 @@ class Runner:
     """
 
     @with_options(but=("transport", "rounds", "rank_timeout"))
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, **options: Unpack[OptionsAlone]) -> None:
         """Opens the devices. Raises `UsageError`, `OptionTypeError` or `UnavailableError` for
         choices that cannot be had."""
         self._open(Options.of(options, "Runner").alone())
@@ -135,6 +136,9 @@ class Runner:
                  if getattr(self.options, x) != DEFAULTS[x])  # fmt: skip
         return f"<Runner({', '.join(given)}) on {self.describe()}>"
 
+    def __reduce__(self) -> tuple[Callable[[Options], Runner], tuple[Options]]:
+        return type(self).of, (self.options,)  # copies open devices of their own
+
     def __enter__(self) -> Runner:
         return self
 
@@ -186,6 +190,9 @@ class Runner:
         strip of C is finished there. `progress(flops)` is called as work is started, from any
         thread.
         """
+        check_yes_or_no("resident", resident)
+        if progress is not None and not callable(progress):
+            raise OptionTypeError(f"progress takes a function of a number; {progress!r} was given")
         if guests := Guests.of(a, b, c, out):
             with guests.on_their_streams():
                 result = self.run(

@@ -231,3 +231,13 @@ def test_a_misspelt_key_names_the_one_that_was_meant(tmp_path, monkeypatch, caps
         monkeypatch.undo()
         catalog.kernels.cache_clear()
     assert "the header has no key 'sumary' (did you mean summary?)" in capsys.readouterr().err
+
+
+def test_a_package_without_its_kernels_is_not_blamed_on_the_user(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(catalog.files, "directory", lambda: tmp_path / "a.zip/kernels")
+    with pytest.raises(UsageError, match=r"kernels are to be in .*not from a zip"):
+        catalog.kernels()
+    monkeypatch.undo()
+    monkeypatch.setenv(catalog.VARIABLE, str(tmp_path / "none"))
+    with pytest.raises(UsageError, match=rf"{catalog.VARIABLE} names .*none, which is no folder"):
+        catalog.kernels()

@@ -1,13 +1,16 @@
 """The objects that users hold: how they print, end and travel."""
 
+import copy
 import pickle
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 
 import hybrid_gemm
 from hybrid_gemm import Runner, catalog
-from hybrid_gemm.errors import UsageError
+from hybrid_gemm.errors import OptionTypeError, UsageError
 from hybrid_gemm.planning.hardware import DeviceSpec
 from hybrid_gemm.planning.planner import make_plan
 from hybrid_gemm.problem import Problem
@@ -72,6 +75,36 @@ def test_a_result_is_pickled_without_its_devices(made):
     assert list(again.timeline) == list(result.timeline) and again.plan == result.plan
     assert again.timeline.multiply_ms == result.timeline.multiply_ms
     assert again.variant == result.variant and repr(again) == repr(result)
+
+
+def test_results_are_equal_where_they_are_one(made):
+    runner, result = made
+    assert result == result and result != runner.run(A, B) and result in {result}
+
+
+def test_a_copy_of_a_runner_is_another_with_its_options(made):
+    runner, _result = made
+    for again in (copy.copy(runner), copy.deepcopy(runner), pickle.loads(pickle.dumps(runner))):
+        assert again is not runner and again.options == runner.options
+        again.close()
+    np.testing.assert_array_equal(runner.gemm(A, B), A @ B)
+
+
+def test_what_a_run_takes_besides_matrices_is_checked():
+    runner = Runner(device="cpu")
+    with pytest.raises(OptionTypeError, match="progress takes a function of a number; 3 was given"):
+        runner.run(A, B, progress=3)
+    with pytest.raises(OptionTypeError, match="resident takes True or False; 'yes' was given"):
+        runner.run(A, B, resident="yes")
+
+
+def test_the_package_lists_what_is_public_and_has_its_errors_at_once():
+    shown = "import hybrid_gemm as hg; print(hg.errors.UsageError); print(*dir(hg))"
+    done = subprocess.run([sys.executable, "-c", shown], capture_output=True, text=True, check=True)
+    error, names = done.stdout.splitlines()
+    assert error == "<class 'hybrid_gemm.errors.UsageError'>"
+    public = {name for name in names.split() if not name.startswith("_")}
+    assert public == {*hybrid_gemm.__all__, "errors"}
 
 
 def test_what_is_public_of_a_runner_is_documented():

@@ -11,7 +11,14 @@ from hybrid_gemm import RankRunner, Runner, api, gemm, matmul, plan
 from hybrid_gemm.cli.run import run
 from hybrid_gemm.errors import OptionTypeError, UsageError
 from hybrid_gemm.option_checks import parse_grid
-from hybrid_gemm.options import CHOICES, DEFAULTS, FLAGS, Options
+from hybrid_gemm.options import (
+    CHOICES,
+    DEFAULTS,
+    FLAGS,
+    Options,
+    OptionsAlone,
+    OptionsOverRanks,
+)
 
 ALONE = {name for name, choice in CHOICES.items() if not choice.across_ranks}
 
@@ -46,6 +53,15 @@ def test_help_says_what_each_keyword_of_a_call_means():
         assert function is RankRunner.__init__ or not [x for x in own if x not in text], function
         assert "ValueError" in text or "UsageError" in text
     assert "gpus: int | Sequence[int] | None = None\n        GPUs by number, such as" in text
+
+
+def test_type_checkers_know_every_option_of_a_call():
+    for function, known in (
+        (matmul, OptionsOverRanks), (hybrid_gemm.gemm_many, OptionsAlone), (plan, OptionsAlone),
+        (Runner.__init__, OptionsAlone),
+    ):  # fmt: skip
+        assert function.__annotations__["options"] == f"Unpack[{known.__name__}]"
+        assert set(known.__annotations__) & set(CHOICES) == set(keywords(function)) & set(CHOICES)
 
 
 def test_types_that_signatures_name_are_those_of_gemm():

@@ -180,6 +180,11 @@ def _kernels_in(folder: Path) -> Iterator[Kernel]:
 
 def _files(folder: Path) -> list[Path]:
     try:
+        if not folder.is_dir() and folder == directory():
+            raise UsageError(
+                f"the package's kernels are to be in {folder}, which is no folder: it runs from "
+                "files, not from a zip; install it with pip"
+            )
         if not folder.is_dir():
             raise UsageError(f"{VARIABLE} names {folder}, which is no folder (mkdir -p makes it)")
         return sorted(path for path in folder.iterdir() if path.suffix in (".cu", ".toml"))
