@@ -397,6 +397,29 @@ def test_out_of_another_dtype_gets_the_finished_product(device, dtype, into, hig
         np.testing.assert_array_equal(out, expected.astype(into))
 
 
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "c8"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"threads": 2, "split": "cols"},
+        {"threads": 2, "split": "cols", "reduce": "critical"},
+        {"algorithm": "strassen"},
+        {"algorithm": "3m"},
+    ],
+    ids=str,
+)
+def test_a_product_is_silent_whatever_numpy_is_to_raise(device, options, dtype):
+    finfo = np.finfo(dtype)
+    for value in (finfo.tiny, finfo.max, np.inf, np.nan):
+        a, narrow = np.full((6, 6), value, dtype), "c8" if dtype == "c8" else "f2"
+        with np.errstate(all="raise"):
+            gemm(a, a, a, alpha=3, beta=2, device=device, **options)
+            gemm(a, a, a, alpha=1e-30, beta=1e-30, device=device, **options)
+            gemm(a, a, out=np.zeros((6, 6), narrow), device=device, **options)
+            matmul(np.stack([a, a]), np.stack([a, a]), device=device, **options)
+
+
 @pytest.mark.parametrize("bad", [True, 1 + 0j], ids=str)
 def test_a_call_that_was_known_does_not_let_wrong_factors_in(device, bad):
     runner, a = Runner(device=device), np.ones((32, 32), "f4")

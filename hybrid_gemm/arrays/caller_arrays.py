@@ -114,10 +114,16 @@ def wait_for_streams(*arrays: Any) -> None:
             cp.cuda.get_current_stream().synchronize()
 
 
+def silent() -> np.errstate:
+    """NumPy says nothing about Inf, NaN and what is rounded to 0, as BLAS does not, whatever the
+    caller's `numpy.seterr` asks for."""
+    return np.errstate(all="ignore")
+
+
 def cast_into(dst: Any, src: Any) -> None:
-    """dst[...] = src, cast as NumPy casts: whole numbers wrap, floats that are too large become Inf
-    without a warning, as BLAS is silent about them."""
-    with np.errstate(over="ignore", invalid="ignore"):
+    """dst[...] = src, cast as NumPy casts: whole numbers wrap, floats that are too large become
+    Inf."""
+    with silent():
         if isinstance(dst, np.ndarray):
             np.copyto(dst, src, casting="unsafe")
         else:

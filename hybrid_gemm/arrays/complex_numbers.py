@@ -20,7 +20,7 @@ import numpy as np
 
 from ..host.resources import cores
 from ..problem import Problem, Scalar, real_factor
-from .caller_arrays import cast_into, is_device_array, module_of
+from .caller_arrays import cast_into, is_device_array, module_of, silent
 from .strides import Array
 
 PIECE = 1 << 18  # elements that a thread of the host works on at a time
@@ -116,7 +116,7 @@ def _real(x: Array) -> Array:
 
 def _addend(c: Array, beta: Scalar, made: Array, *, ours: bool) -> Array:
     """C, times a complex beta: in the result's place where nothing else can be there yet."""
-    with np.errstate(over="ignore", invalid="ignore"):
+    with silent():
         if isinstance(beta, complex):
             c = c.astype(made.dtype) * made.dtype.type(beta)
     if not ours or is_device_array(c) != is_device_array(made):
@@ -164,7 +164,7 @@ def _expand(
     right: np.ndarray, first: np.ndarray, second: np.ndarray, conj_left: bool, conj: bool,
     alpha: complex | None,
 ) -> None:  # fmt: skip
-    with np.errstate(over="ignore", invalid="ignore"):
+    with silent():
         first[...] = right
         if conj:
             np.conjugate(first, out=first)

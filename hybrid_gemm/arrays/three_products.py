@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from ..problem import REAL_OF, Problem, Scalar
-from .caller_arrays import is_device_array, module_of
+from .caller_arrays import is_device_array, module_of, silent
 from .complex_numbers import by_rows
 from .strides import Array
 
@@ -118,7 +118,7 @@ def _split(
     made: tuple[Array, ...],
     rows: slice,
 ) -> None:
-    with np.errstate(over="ignore", invalid="ignore"):
+    with silent():
         here = x[rows].astype(dtype)  # a copy
         if conj:
             np.conjugate(here, out=here)
@@ -142,7 +142,7 @@ def _combine(
         return
 
     def work(rows: slice) -> None:
-        with np.errstate(over="ignore", invalid="ignore"):
+        with silent():
             here = np.empty(p1[rows].shape, dtype)
             here.real = p1[rows] - p2[rows]
             here.imag = p3[rows] - p1[rows] - p2[rows]

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import threadpoolctl
 
+from ..arrays.caller_arrays import silent
 from ..catalog import Variant
 from ..errors import counted
 from ..host import forks
@@ -103,11 +104,6 @@ def _forget() -> None:
 forks.forget_in_child(_forget)
 
 
-def _silent() -> np.errstate:
-    """Says nothing about Inf and NaN, as BLAS does not."""
-    return np.errstate(invalid="ignore", over="ignore")
-
-
 class CpuDevice(Device):
     """`workers` threads share the cores evenly.
 
@@ -181,20 +177,19 @@ class CpuDevice(Device):
     def multiply(self, a: Array, b: Array, c: Array, alpha: float, beta: float) -> None:
         """`gemm` by the calling thread; with beta = 0 also of stacks of matrices."""
         if a.shape[-1] == 0:
-            _scale(c, beta)
+            scale(c, beta)
         elif beta == 0:
             product(a, b, c)
-            _scale(c, alpha)
+            scale(c, alpha)
         else:
             step = max(1, CHUNK_BYTES // max(1, c.shape[1] * c.itemsize))
             for i in range(0, c.shape[0], step):
                 part = product(a[i : i + step], b, np.empty_like(c[i : i + step]))
-                _scale(part, alpha)
-                _scale(c[i : i + step], beta)
-                with _silent():
+                scale(part, alpha)
+                scale(c[i : i + step], beta)
+                with silent():
                     c[i : i + step] += part
 
-    @_silent()
     def sum(
         self, partials: Sequence[Array], out: Array, *, alpha: float, beta: float, stream: Stream
     ) -> None:
@@ -202,18 +197,19 @@ class CpuDevice(Device):
         for i in range(0, out.shape[0], step):
             rows = slice(i, i + step)
             total = partials[0][rows].copy()
-            for partial in partials[1:]:
-                total += partial[rows]
-            _scale(total, alpha)
-            if beta == 0:
-                out[rows] = total
-            else:
-                _scale(out[rows], beta)
-                out[rows] += total
+            with silent():
+                for partial in partials[1:]:
+                    total += partial[rows]
+                scale(total, alpha)
+                if beta == 0:
+                    out[rows] = total
+                else:
+                    scale(out[rows], beta)
+                    out[rows] += total
 
-    @_silent()
     def add(self, dst: Array, src: Array, stream: Stream) -> None:
-        dst += src
+        with silent():
+            dst += src
 
     def combine(
         self, alpha: float, x: Array, beta: float, y: Array, out: Array, stream: Stream
@@ -221,16 +217,16 @@ class CpuDevice(Device):
         combine(alpha, x, beta, y, out)
 
 
-@_silent()
 def combine(alpha: float, x: Array, beta: float, y: Array, out: Array) -> None:
     """out = alpha * x + beta * y in NumPy, as `Products.combine`."""
     scalar = out.dtype.type
-    if beta == 0:
-        np.multiply(x, scalar(alpha), out=out)
-    elif alpha == 1 and beta in (1, -1):
-        (np.add if beta == 1 else np.subtract)(x, y, out=out)
-    else:
-        out[...] = scalar(alpha) * x + scalar(beta) * y
+    with silent():
+        if beta == 0:
+            np.multiply(x, scalar(alpha), out=out)
+        elif alpha == 1 and beta in (1, -1):
+            (np.add if beta == 1 else np.subtract)(x, y, out=out)
+        else:
+            out[...] = scalar(alpha) * x + scalar(beta) * y
 
 
 def product(a: Array, b: Array, out: Array) -> Array:
@@ -239,17 +235,17 @@ def product(a: Array, b: Array, out: Array) -> Array:
         made = np.asarray(integer_product(a, b, 8 * out.itemsize))  # a number, of two vectors
         np.copyto(out, made, casting="unsafe")
         return out
-    with _silent():
+    with silent():
         return np.matmul(a, b, out=out)
 
 
-@_silent()
-def _scale(matrix: Array, factor: float) -> None:
+def scale(matrix: Array, factor: float) -> None:
     """matrix *= factor in its own dtype; 0 overwrites, so NaN does not survive it."""
     if factor == 0:
         matrix[...] = 0
     elif factor != 1:
-        matrix *= matrix.dtype.type(factor)
+        with silent():
+            matrix *= matrix.dtype.type(factor)
 
 
 def integer_product(a: np.ndarray, b: np.ndarray, bits: int = 64) -> np.ndarray:

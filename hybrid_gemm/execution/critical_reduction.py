@@ -9,6 +9,7 @@ import numpy as np
 
 from ..arrays.caller_arrays import cast_into
 from ..devices.base import Device, Stream
+from ..devices.cpu import scale
 from ..errors import UsageError
 from ..planning.plan import Panel, Plan
 from .reduction import HostReduction
@@ -45,7 +46,7 @@ class CriticalReduction(HostReduction):
         run.wrote = in_place
         if (beta := run.plan.problem.beta) and run.operands.c is not None:
             cast_into(self.c, run.operands.c.array)
-            self.c *= run.dtype.type(beta)
+            scale(self.c, beta)
         else:
             self.c[...] = 0
         if self.order:

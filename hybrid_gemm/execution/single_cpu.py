@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays.caller_arrays import broadcast_c, cast_into, is_same, shares_memory
+from ..arrays.caller_arrays import broadcast_c, cast_into, is_same, shares_memory, silent
 from ..arrays.stacks import shape_of_product
 from ..arrays.strides import overlaps_itself
 from ..devices.cpu import CHUNK_BYTES, CpuDevice, product
@@ -210,7 +210,7 @@ def _as_c99(made: np.ndarray) -> np.ndarray | None:
     BLAS makes NaN of the other one too, by its factor of 1 + 0i."""
     if made.dtype.kind == "f":
         return made
-    with np.errstate(over="ignore", invalid="ignore"):
+    with silent():
         return made if np.isfinite(made.sum()) else None
 
 
