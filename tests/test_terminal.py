@@ -5,12 +5,14 @@ import os
 import pty
 import re
 import subprocess
+import sys
 import termios
 
 import pytest
 from support.command import COMMAND, environment, python
 from support.ranks import MPI_ENVIRONMENT, MPIRUN, needs_mpirun
 
+from hybrid_gemm.host.notes import note
 from hybrid_gemm.reporting import console
 
 
@@ -107,3 +109,14 @@ def test_output_that_the_encoding_lacks_is_escaped(tmp_path, encoding):
     assert done.returncode == 0, done.stderr
     assert b"wrote \\u0416" in done.stdout
     assert os.listdir(tmp_path) == [name]
+
+
+def test_a_note_that_no_stderr_takes_is_no_error(monkeypatch):
+    """As of a daemon, of a program without a console, and where a disk is full."""
+    with open(os.devnull, "w") as closed, open("/dev/full", "w") as full:
+        closed.close()
+        for stream in (None, closed, full):
+            monkeypatch.setattr(sys, "stderr", stream)
+            note(f"something that is worth saying to {stream}")
+        with contextlib.suppress(OSError):
+            full.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import textwrap
@@ -15,14 +16,15 @@ quiet = False  # whether nothing is to be printed
 
 
 def note(text: str) -> None:
-    """Prints a line, unless this process has printed it before."""
-    if quiet or text in _said:
+    """Prints a line, unless this process has printed it before, or has no stderr that takes it."""
+    if quiet or text in _said or sys.stderr is None:
         return
     _said.add(text)
     # What is wrong with a host's files, its first rank says.
     if next(filter(None, map(os.environ.get, terminal.LOCAL_RANK)), "0") == "0":
         line = " ".join(text.split())
-        print(on_stderr(f"hybrid-gemm: {line}"), file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError, ValueError):  # a full disk, no reader, or closed
+            print(on_stderr(f"hybrid-gemm: {line}"), file=sys.stderr, flush=True)
 
 
 def printable(text: str) -> str:
