@@ -59,6 +59,7 @@ def test_what_is_lost_is_warned_of_at_the_callers_line(arguments, options, says)
         ("B.npy", r"numpy.load\('B.npy'\) reads a file"),
         ((row for row in ONES), "B is of type generator, of which NumPy makes no matrix"),
         ({1, 2}, "B is of type set, of which NumPy makes no matrix"),
+        (np.ndarray, "B is of type type, of which NumPy makes no matrix"),
         (Sparse(), "B is a sparse Sparse; .toarray"),
     ],
 )

@@ -187,8 +187,8 @@ class Numba(Library):
 
 
 class Subclass(Library):
-    """NumPy's subclasses (masked arrays, `np.matrix`, others), whose operators may do other things
-    than an array's. Their elements are multiplied, and the product is an array."""
+    """NumPy's subclasses (maps of files, masked arrays, `np.matrix`, others), whose operators may
+    do other things than an array's. Their elements are multiplied, and the product is an array."""
 
     def view(self, x: Any, name: str) -> Any:
         # Importing numpy.ma takes 20 ms, and who has a masked array has imported it.
@@ -236,17 +236,19 @@ _kinds: dict[type, Library | None] = {np.ndarray: None, type(None): None}
 
 
 def library_of(x: Any) -> Library | None:
-    """The library of an array that is neither NumPy's nor CuPy's, or is of a subclass of NumPy's
-    but for maps of files; None for those, and for what is no array, such as a list."""
+    """The library of an array that is neither NumPy's nor CuPy's, or is of a subclass of NumPy's;
+    None for those, and for what is no array, such as a list."""
     kind = type(x)
     if kind in _kinds:
         return _kinds[kind]
     for base in kind.__mro__:
         room = base.__module__.partition(".")[0]
-        if base is np.ndarray and kind is not base and not issubclass(kind, np.memmap):
+        if base is np.ndarray and kind is not base:
             return _kinds.setdefault(kind, _SUBCLASS)
         if room in _KNOWN or base is np.ndarray or (room == "cupy" and base is kind):
             return _kinds.setdefault(kind, _KNOWN.get(room))
+    if isinstance(x, type):  # a class has its arrays' methods
+        return None
     protocols = "__cuda_array_interface__", "__dlpack_device__"
     return _ANY if any(hasattr(x, protocol) for protocol in protocols) else None
 
