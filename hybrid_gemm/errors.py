@@ -115,7 +115,8 @@ _SHORTAGES = ("CUDA_ERROR_OUT_OF_MEMORY", "cudaErrorMemoryAllocation", "CUBLAS_S
 def _is_shortage(error: Exception) -> bool:
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
-    return isinstance(error, MemoryError) or str(error).startswith(_SHORTAGES)
+    too_big = isinstance(error, ValueError) and str(error).startswith("array is too big")  # NumPy's
+    return too_big or isinstance(error, MemoryError) or str(error).startswith(_SHORTAGES)
 
 
 @contextlib.contextmanager
@@ -129,7 +130,7 @@ def shortage_in_words(task: object) -> Iterator[None]:
     except Exception as error:
         if not _is_shortage(error):
             raise
-        reason = " ".join(str(error).split()) or "an allocation failed"
+        reason = " ".join(str(error).split()).rstrip(".") or "an allocation failed"
         clear = OutOfMemoryError(
             f"{task}: {reason}; fewer threads, or an out of the product's dtype, would need less"
         )

@@ -293,6 +293,13 @@ class Runner:
         if guests := Guests.of(a, b, None, out):
             return guests.served(lambda x, y, _c, z: self.matmul(x, y, out=z))
         a, b = as_array(a, "A"), as_array(b, "B")
+        try:
+            return self._matmul(a, b, out)
+        except Exception:
+            with shortage_in_words(f"A of shape {tuple(a.shape)} times B of {tuple(b.shape)}"):
+                raise
+
+    def _matmul(self, a: Any, b: Any, out: Any) -> Any:
         if self._single_cpu and all(type(x) in (np.ndarray, type(None)) for x in (a, b, out)):
             made = self._single_cpu.matmul(a, b, out)
             if made is not None:

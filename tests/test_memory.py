@@ -19,6 +19,7 @@ from hybrid_gemm import Runner
 from hybrid_gemm.devices import packed_product
 from hybrid_gemm.devices.emulator.device import EmulatorDevice
 from hybrid_gemm.devices.streams import grown
+from hybrid_gemm.errors import OutOfMemoryError
 from hybrid_gemm.execution import staging
 from hybrid_gemm.host.kept import Kept
 
@@ -94,6 +95,16 @@ def test_a_leak_an_unclear_error_and_a_wrong_product_are_found(tmp_path):
     wrong = " ".join(json.loads(done.stdout))
     assert "MemoryError: Unable to allocate" in wrong
     assert "bytes leaked" in wrong and "wrong after all failures" in wrong
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "complex64"])
+@pytest.mark.parametrize("shapes", [
+    ((2**45, 2, 2), (2**45, 2, 2)), ((2**45, 2, 2), (2, 2)), ((2**30, 1), (1, 2**30)),
+], ids=str)  # fmt: skip
+def test_a_product_too_large_for_any_memory_is_a_clear_error(device, shapes, dtype):
+    a, b = (np.broadcast_to(np.ones((), dtype), shape) for shape in shapes)
+    with pytest.raises(OutOfMemoryError, match=r"^(A of shape|m=1073741824) .*: .*[^.]; fewer"):
+        hybrid_gemm.matmul(a, b, device=device)
 
 
 # --- what is kept -------------------------------------------------------------------------
