@@ -226,7 +226,7 @@ def test_stacks_of_all_dtypes_are_not_multiplied_pair_by_pair(
 
 @pytest.mark.parametrize("dtype", ["int32", "uint32", "int64", "uint64"])
 def test_large_integers_wrap_as_numpys_do(dtype, runner, rng):
-    """They are multiplied in digits, as float64."""
+    """Matrices are multiplied in digits, as float64, and vectors by a loop of NumPy's."""
     info = np.iinfo(dtype)
     for m, n, k in ((64, 70, 65), (65, 64, 5000)):
         a = rng.integers(info.min, info.max, (m, k), dtype, endpoint=True)
@@ -235,3 +235,6 @@ def test_large_integers_wrap_as_numpys_do(dtype, runner, rng):
         for left in (a, a % 100, *extreme):
             np.testing.assert_array_equal(runner.gemm(left, b), left @ b)
     np.testing.assert_array_equal(runner.gemm(a, a, trans_b=True), a @ a.T)
+    for x, y in ((a, a[0]), (a[:, 0], a), (a[0], a[1]), (a[:3], a[0]), (a[:1], a.T), (a, a[:1].T)):
+        np.testing.assert_array_equal(runner.matmul(x, y), x @ y)
+        np.testing.assert_array_equal(runner.matmul(y.T, x.T), y.T @ x.T)

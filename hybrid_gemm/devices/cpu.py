@@ -248,11 +248,18 @@ def scale(matrix: Array, factor: float) -> None:
             matrix *= matrix.dtype.type(factor)
 
 
+_OF_VECTORS = {(1, 1): "j,j->", (1, 2): "j,jk->k", (2, 1): "ij,j->i", (2, 2): "ij,jk->ik"}
+
+
 def integer_product(a: np.ndarray, b: np.ndarray, bits: int = 64) -> np.ndarray:
-    """a @ b of integers of any dtypes as int64, exact modulo 2^bits (32 or 64): by float64's BLAS,
-    of the matrices or of digits of theirs, where that takes less time than NumPy's own loop."""
+    """a @ b of integers of any dtypes, exact modulo 2^bits (32 or 64): by float64's BLAS, of the
+    matrices or of digits of theirs, where that takes less time than NumPy's own loops."""
     k = a.shape[-1]
     m, n = (x.shape[i] if x.ndim > 1 else 1 for x, i in ((a, -2), (b, -1)))
+    how = _OF_VECTORS.get((a.ndim, b.ndim))
+    if how and (m == n == 1 or (min(m, n) == 1 and min(k, m * n) >= 16)):
+        # Reads them once, as they are; its loops along short sides are slow.
+        return np.einsum(how, a, b, dtype=np.dtype(f"i{bits // 8}"), casting="unsafe")
     if a.size and b.size:
         if _largest(a) * _largest(b) * k < 2**53:
             return (a.astype("f8") @ b.astype("f8")).astype("i8")
