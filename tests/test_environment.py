@@ -18,7 +18,7 @@ from hybrid_gemm.devices.cuda import driver
 from hybrid_gemm.reporting import environment
 
 PACKAGE = Path(hybrid_gemm.__file__).parent
-FILES = ("__init__.py", "reporting/__init__.py", "reporting/environment.py")
+FILES = ("__init__.py", "errors.py", "reporting/__init__.py", "reporting/environment.py")
 needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 
 
