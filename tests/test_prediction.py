@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 
 import pytest
 from support.command import run
@@ -56,10 +57,22 @@ def test_a_damaged_rate_is_measured_again_with_a_note(rates, text, capsys):
     assert json.loads(file.read_text())["rate"] > 0
 
 
-def test_a_busy_hosts_rate_is_not_kept(rates, monkeypatch):
+def test_a_busy_hosts_rate_is_kept_for_a_while(rates, monkeypatch):
+    """Commands that follow each other measure once, and none later takes it for the host's."""
     monkeypatch.setattr(os, "getloadavg", lambda: (1000.0, 0.0, 0.0))
-    assert cpu_rates.rate("int32", several=True) > 0
-    assert not list(rates.iterdir())
+    now = time.time()
+    found = cpu_rates.rate("int32", several=True)
+    (file,) = rates.iterdir()
+    kept = json.loads(file.read_text())
+    assert kept["rate"] == found > 0 and 0 <= kept["until"] - cpu_rates.BUSY_S - now < 60
+    file.write_text(json.dumps(kept | {"rate": 0.25}))
+    forget()
+    assert cpu_rates.rate("int32", several=True) == 0.25
+    file.write_text(json.dumps({"rate": 0.25, "until": now}))
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
+    forget()
+    assert cpu_rates.rate("int32", several=True) != 0.25
+    assert json.loads(file.read_text()).keys() == {"rate"}
 
 
 def test_what_is_expected_follows_from_the_rate_and_leaves_plans_alone(rates):

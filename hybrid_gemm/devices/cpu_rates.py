@@ -31,6 +31,7 @@ SIZE = 768  # of the product that is timed
 LEAST_RUNS = 3
 BUDGET_S = 0.1  # for further runs of one rate
 BYTES = 64 << 20  # of each array that is added
+BUSY_S = 600  # in which a rate of a busy host is taken again
 
 
 def predicted(plan: Plan) -> Plan:
@@ -69,19 +70,23 @@ def _kept(name: str, measure: Callable[[], float]) -> float:
     """A rate from the cache; measured and put there where it is not, or is no rate."""
     file = _path(name)
     try:
-        found = json.loads(file.read_text())["rate"]
-        if isinstance(found, int | float) and 0 < found < math.inf:
+        kept = json.loads(file.read_text())
+        found, until = kept["rate"], kept.get("until", math.inf)
+        if not (isinstance(found, int | float) and 0 < found < math.inf):
+            raise ValueError(found)
+        if time.time() < until:
             return float(found)
-        raise ValueError(found)
     except FileNotFoundError:
         pass
     except (OSError, ValueError, KeyError, TypeError):
         note(f"{file} is damaged; the rate is measured again")
-    found = measure()
-    # On a host that is busy the rate is today's: it serves this process, and is not kept.
-    if os.getloadavg()[0] < cores() / 2 + 1:
-        cache.atomic_write(file, json.dumps({"rate": found}).encode())
-    return found
+    fresh = {"rate": measure()}
+    # On a host that is busy the rate is today's: it serves for a while, so that commands that
+    # follow each other measure once.
+    if os.getloadavg()[0] >= cores() / 2 + 1:
+        fresh["until"] = time.time() + BUSY_S
+    cache.atomic_write(file, json.dumps(fresh).encode())
+    return fresh["rate"]
 
 
 def _tflops(dtype: str, several: bool) -> float:

@@ -1,5 +1,7 @@
 """Products and passes of one kernel device, compared with NumPy; whole numbers make them exact."""
 
+import dataclasses
+
 import numpy as np
 
 from hybrid_gemm import catalog
@@ -8,6 +10,15 @@ from hybrid_gemm.catalog import Variant
 from .arrays import fetch, integers, padded, poison
 
 GEMMS = [v for k in catalog.gemm_kernels() if not k.library for v in k.variants()]
+
+
+def in_layout(variant, layout):
+    """The variant of a kernel that has this layout alone, where it has it at all. A single row or
+    column lies in several, of which a device takes the first: the emulator would compile the
+    variant for that, too."""
+    if layout not in variant.kernel.layouts:
+        return variant
+    return Variant(dataclasses.replace(variant.kernel, layouts=(layout,)), variant.params)
 
 
 def multiply(device, variant, shape, layout, dtype, pad, alpha, beta, seed=0):

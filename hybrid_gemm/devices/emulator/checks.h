@@ -95,11 +95,10 @@ struct Checks {
         fail_access(info->si_addr, 0, false, code);
     }
 
-    Checks(const char* memory, size_t bytes, const char* shared, size_t shared_bytes, size_t gap)
-        : memory(memory), bytes(bytes) {
-        const size_t beyond = (shared_bytes + gap - 1) / gap * gap + gap - shared_bytes;
-        __asan_poison_memory_region(shared - gap, gap);
-        __asan_poison_memory_region(shared + shared_bytes, beyond);
+    Checks(const Worker& w, size_t gap) : memory((char*)&w), bytes(w.bytes) {
+        const char* const end = w.shared + w.run->launch.shared_bytes;
+        __asan_poison_memory_region(w.shared - gap, gap);
+        __asan_poison_memory_region(end, w.stacks - end);
         struct sigaction action{};
         action.sa_sigaction = wild_access;
         action.sa_flags = SA_SIGINFO | SA_NODEFER;  // the handler is left without a return

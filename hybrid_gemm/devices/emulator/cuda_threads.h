@@ -15,7 +15,8 @@
 namespace [[gnu::visibility("hidden")]] emulator {
 
 constexpr unsigned max_threads = 1024;
-constexpr size_t stack_bytes = 256 << 10;  // a frame of more than half of it does not compile
+constexpr size_t max_shared_bytes = 227 << 10;  // as in program.py
+constexpr size_t stack_bytes = 256 << 10;       // a frame of more than half of it does not compile
 
 // --- structures that program.py mirrors
 
@@ -83,7 +84,8 @@ struct Run {  // a launch, as the OS threads share it
     bool first_to_fail() { return !__atomic_exchange_n(&failed, 1, __ATOMIC_RELAXED); }
 };
 
-struct Worker {  // an OS thread at work on a block
+struct Worker {    // an OS thread at work on a block
+    size_t bytes;  // of the memory that begins with this
     Run* run;
     char *shared, *stacks;  // dynamic shared memory; a stack for each thread
     Thread home;

@@ -26,7 +26,7 @@ from ...errors import HybridGemmError, KernelError, OutOfMemoryError, Unavailabl
 from ...host.compiler import build_text, run_tool, toolchain
 
 ORDERS = ("forward", "reverse", "shuffle")
-MAX_SHARED_BYTES = 227 * 1024  # a block, on any GPU so far
+MAX_SHARED_BYTES = 227 * 1024  # a block, on any GPU so far; as in cuda_threads.h
 
 _NO_COMPILER = "g++ is not installed, and the emulator compiles kernels with it"
 _HERE = Path(__file__).resolve().parent

@@ -267,46 +267,78 @@ inline void run_blocks(Worker& w) {
     }
 }
 
+// --- the memory of an OS thread in a launch: its Worker, dynamic shared memory, and stacks
+
 constexpr size_t gap = 4096;  // on both sides of dynamic shared memory
 constexpr size_t pages(size_t bytes) { return (bytes + gap - 1) / gap * gap; }
+constexpr size_t shared_at = pages(sizeof(Worker)) + gap;
+constexpr size_t stacks_at = shared_at + pages(max_shared_bytes) + gap;
+
+// Kept for the next launch of any kernel, since new pages take longer than most launches. Of an
+// inline variable that is visible the dynamic linker makes one for all libraries.
+[[gnu::visibility("default")]] inline Worker* kept[16];
+
+inline Worker* take_memory(size_t bytes) {
+#ifndef __SANITIZE_ADDRESS__  // which finds what is used when a launch is over
+    for (Worker*& place : kept) {
+        Worker* const w = __atomic_exchange_n(&place, nullptr, __ATOMIC_ACQUIRE);
+        if (w && w->bytes >= bytes) return w;
+        if (w) munmap(w, w->bytes);
+    }
+#endif
+    void* const memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED) return nullptr;
+#ifdef MADV_NOHUGEPAGE
+    madvise(memory, bytes, MADV_NOHUGEPAGE);  // of most stacks a page is used
+#endif
+    Worker* const w = (Worker*)memory;
+    w->bytes = bytes;
+    return w;
+}
+
+inline void give_memory(Worker* w) {
+#ifndef __SANITIZE_ADDRESS__
+    for (Worker*& place : kept) {
+        Worker* nobody = nullptr;
+        if (__atomic_compare_exchange_n(&place, &nobody, w, false, __ATOMIC_RELEASE,
+                                        __ATOMIC_RELAXED))
+            return;
+    }
+#endif
+    munmap(w, w->bytes);
+}
 
 // What an OS thread does.
 inline void* work(void* argument) {
     Run& run = *(Run*)argument;
     const uint3 block = run.launch.block;
     const unsigned count = block.x * block.y * block.z;
-    const size_t shared_bytes = run.launch.shared_bytes;
-    const size_t shared_at = pages(sizeof(Worker)) + gap;
-    const size_t stacks_at = shared_at + pages(shared_bytes) + gap;
     const size_t bytes = stacks_at + count * stack_bytes;
-    char* const memory = (char*)mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
-                                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (memory == MAP_FAILED) {
+    Worker* const taken = take_memory(bytes);
+    if (!taken) {
         if (run.first_to_fail()) {
             run.report.what = no_memory;
             run.report.bytes = bytes;
         }
         return nullptr;
     }
-#ifdef MADV_NOHUGEPAGE
-    madvise(memory, bytes, MADV_NOHUGEPAGE);  // of most stacks a page is used
-#endif
-    Worker& w = *(Worker*)memory;
+    Worker& w = *taken;
     w.run = &run;
-    w.shared = memory + shared_at;
-    w.stacks = memory + stacks_at;
+    w.shared = (char*)taken + shared_at;
+    w.stacks = (char*)taken + stacks_at;
     w.count = count;
     for (unsigned t = 0; t < count; ++t) {
         w.thread[t].index = {t % block.x, t / block.x % block.y, t / block.x / block.y};
     }
 #ifdef __SANITIZE_ADDRESS__
-    const Checks checks(memory, bytes, w.shared, shared_bytes, gap);
+    const Checks checks(w, gap);
 #endif
     run_blocks(w);
 #ifdef __SANITIZE_ADDRESS__
     checks.end();
 #endif
-    munmap(memory, bytes);
+    give_memory(taken);
     return nullptr;
 }
 
