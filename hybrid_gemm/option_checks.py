@@ -111,7 +111,7 @@ def check_grid(name: str, value: Any) -> tuple[int, int, int] | None:
         return None
     if len(sides) != 3 or min(sides) < 1:
         text = " x ".join(map(str, sides))
-        raise UsageError(f"the {name} {text} was given; it takes pm x pn x pk, each at least 1")
+        raise UsageError(f"{name} is {text}; it takes three numbers pm,pn,pk, each at least 1")
     return sides[0], sides[1], sides[2]
 
 

@@ -224,7 +224,9 @@ class Options:
         for name, choice in CHOICES.items():
             object.__setattr__(self, name, choice.check(name, getattr(self, name)))
         if self.params and self.kernel in AUTOMATIC_KERNELS:
-            raise UsageError("parameters need a kernel: name it beside them")
+            raise UsageError(
+                "params (--param) are those of one kernel: name it too, by kernel (--kernel)"
+            )
         if self.levels != DEFAULTS["levels"] and self.algorithm != "strassen":
             raise UsageError(
                 f"{self.levels} levels are of the algorithm strassen; the algorithm is "

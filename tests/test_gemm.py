@@ -237,7 +237,7 @@ def test_bad_operands_are_restated(a, b, error, message):
         ({"device": "cpu", "gpus": [0]}, UsageError, "the device is cpu"),
         ({"device": "cpu", "kernel": "naive"}, UsageError, "does not run on the cpu"),
         ({"device": "cpu", "kernel": "niave"}, UsageError, "did you mean naive"),
-        ({"device": "cpu", "params": {"BM": 1}}, UsageError, "need a kernel"),
+        ({"device": "cpu", "params": {"BM": 1}}, UsageError, "name it too, by kernel"),
         ({"device": "cpu", "emulate_devices": 0}, UsageError, "at least 1"),
     ],
 )

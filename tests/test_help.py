@@ -83,9 +83,11 @@ def test_suggestions_are_alike():
     [
         (["rnu"], "'run'"),
         (["run", "--sise", "8"], "(did you mean --size?)"),
+        (["slurm", "--size", "8"], "`hybrid-gemm run`, whose options stand after --"),
+        (["slurm", "--sise", "8"], "No such option '--sise'"),
         (["run", "--device", "gpu"], "did you mean cuda?"),
     ],
-    ids=["command", "option", "value"],
+    ids=["command", "option", "run's option", "no option", "value"],
 )
 def test_what_is_misspelt_is_one_line(arguments, says):
     done = run(*arguments, check=2)

@@ -10,6 +10,7 @@ from ..errors import HybridGemmError, UsageError, VerificationError
 from ..options import COMPUTES
 from .help import Command
 from .option_types import (
+    WHOLE,
     File,
     List,
     Named,
@@ -107,7 +108,7 @@ if TYPE_CHECKING:
 @layouts_option
 @click.option(
     "--samples",
-    type=int,
+    type=WHOLE,
     default=30,
     show_default=True,
     metavar="N",

@@ -117,6 +117,21 @@ class Named(click.ParamType):
         return _complete(self.names, incomplete)
 
 
+class Whole(click.ParamType):
+    """A whole number."""
+
+    name = "integer"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        try:
+            return int(value)
+        except ValueError:
+            self.fail(f"{value!r} is not a whole number such as 8", param, ctx)
+
+
+WHOLE = Whole()
+
+
 class Factor(click.ParamType):
     """alpha or beta: a number, complex ones such as 1-2j too."""
 

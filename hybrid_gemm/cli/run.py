@@ -21,7 +21,7 @@ from ..options import (
 )  # fmt: skip
 from ..ranks import ending, heartbeat, launch
 from .help import Command, talk
-from .option_types import Factor, File, Named, fills, generated_dtypes, verify_modes
+from .option_types import WHOLE, Factor, File, Named, fills, generated_dtypes, verify_modes
 from .shared import (
     json_option,
     option_flags,
@@ -59,11 +59,14 @@ _INPUT = ("m", "n", "k", "size", "c_file", "dtype", "fill", "seed", "alpha", "be
     ],
 )  # fmt: skip
 @click.argument("files", nargs=-1, type=File(), metavar="[A.npy B.npy]")
-@click.option("-m", type=int, metavar="M", help="Rows of C, for generated input.")
-@click.option("-n", type=int, metavar="N", help="Columns of C, for generated input.")
-@click.option("-k", type=int, metavar="K", help="Columns of op(A), for generated input.")
+@click.option("-m", type=WHOLE, metavar="M", help="Rows of C, for generated input.")
+@click.option("-n", type=WHOLE, metavar="N", help="Columns of C, for generated input.")
+@click.option("-k", type=WHOLE, metavar="K", help="Columns of op(A), for generated input.")
 @click.option(
-    "--size", type=int, metavar="N", help="All of m, n and k at once; 2048 where no size is given."
+    "--size",
+    type=WHOLE,
+    metavar="N",
+    help="All of m, n and k at once. A side that is not given is 2048.",
 )
 @click.option("-c", "c_file", type=File(), metavar="FILE", help="C.npy, to be scaled by beta.")
 @click.option(
@@ -111,7 +114,7 @@ _INPUT = ("m", "n", "k", "size", "c_file", "dtype", "fill", "seed", "alpha", "be
 )
 @click.option(
     "--repeat",
-    type=int,
+    type=WHOLE,
     default=1,
     show_default=True,
     metavar="N",
@@ -148,11 +151,11 @@ _INPUT = ("m", "n", "k", "size", "c_file", "dtype", "fill", "seed", "alpha", "be
 )
 @click.option(
     "--panel",
-    type=int,
+    type=WHOLE,
     metavar="N",
     help=f"With --resume: rows and columns of a panel; default {PANEL_SIDE}.",
 )
-@click.option("--ranks", type=int, metavar="N", help="Plan for N ranks (with --dry-run).")
+@click.option("--ranks", type=WHOLE, metavar="N", help="Plan for N ranks (with --dry-run).")
 @json_option
 def run(
     files: tuple[str, ...], json_file: str | None, ranks: int | None, sha256: bool, check: bool,

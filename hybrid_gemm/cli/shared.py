@@ -13,7 +13,7 @@ from ..errors import HybridGemmError, UsageError
 from ..host.notes import on_stderr
 from ..options import CHOICES, DEFAULTS, FLAGS
 from .help import talk
-from .option_types import File, List, OptionType, kernel_dtypes, layouts, parameters, shapes
+from .option_types import WHOLE, File, List, OptionType, kernel_dtypes, layouts, parameters, shapes
 
 
 def say(message: str) -> None:
@@ -78,7 +78,7 @@ def _check_seed(_context: click.Context, _parameter: click.Parameter, seed: int)
 
 
 seed_option = click.option(
-    "--seed", type=int, default=0, show_default=True, metavar="N", callback=_check_seed,
+    "--seed", type=WHOLE, default=0, show_default=True, metavar="N", callback=_check_seed,
     help="The seed of generated input.",
 )  # fmt: skip
 markdown_option = click.option(

@@ -10,11 +10,27 @@ import click
 
 from ..errors import UsageError
 from .help import Command
-from .option_types import Named
+from .option_types import WHOLE, Named
+
+
+class _OfAJob(Command):
+    """Its own options are those of the job; those of `run` stand after --."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        from .run import run
+
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            name = error.option_name
+            if not any(name in parameter.opts for parameter in run.params):
+                raise
+            says = f"{name} is an option of `hybrid-gemm run`, whose options stand after --"
+            raise click.NoSuchOption(name, says, ctx=ctx) from None
 
 
 @click.command(
-    cls=Command,
+    cls=_OfAJob,
     groups={
         "Job": ("nodes", "ranks_per_node", "gpus_per_node", "cpus_per_rank", "mem", "time",
                 "array", "job_name"),
@@ -31,17 +47,17 @@ from .option_types import Named
 )  # fmt: skip
 @click.argument("run", nargs=-1, type=click.UNPROCESSED, metavar="[-- RUN OPTIONS]")
 @click.option(
-    "--nodes", type=int, default=1, show_default=True, metavar="N", help="Nodes of the job."
+    "--nodes", type=WHOLE, default=1, show_default=True, metavar="N", help="Nodes of the job."
 )
 @click.option(
     "--ranks-per-node",
-    type=int,
+    type=WHOLE,
     metavar="N",
     help="Ranks on each node. Without it, one for each GPU, or one.",
 )
 @click.option(
     "--gpus-per-node",
-    type=int,
+    type=WHOLE,
     default=0,
     metavar="N",
     show_default=True,
@@ -49,13 +65,13 @@ from .option_types import Named
 )
 @click.option(
     "--cpus-per-rank",
-    type=int,
+    type=WHOLE,
     default=8,
     metavar="N",
     show_default=True,
     help="Cores of each rank.",
 )
-@click.option("--threads", type=int, metavar="N", help="Worker threads in each rank.")
+@click.option("--threads", type=WHOLE, metavar="N", help="Worker threads in each rank.")
 @click.option(
     "--launcher",
     type=Named(("srun", "mpirun")),

@@ -12,6 +12,7 @@ from ..errors import UsageError, VerificationError
 from ..ranks import launch
 from .help import Command
 from .option_types import (
+    WHOLE,
     File,
     Folder,
     List,
@@ -160,7 +161,7 @@ def kernels(names: tuple[str, ...], arch: str | None, dtype: str, json_file: str
 )
 @click.option(
     "--samples",
-    type=int,
+    type=WHOLE,
     metavar="N",
     help="Timed samples of a row. Without it, 1 (small) or 3 (full).",
 )

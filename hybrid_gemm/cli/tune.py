@@ -8,7 +8,7 @@ import click
 
 from ..errors import UsageError, VerificationError
 from .help import Command
-from .option_types import File, List, Named, kernel_dtypes, kernel_names, model_modes
+from .option_types import WHOLE, File, List, Named, kernel_dtypes, kernel_names, model_modes
 from .shared import (
     SHAPES,
     SHAPES_HELP,
@@ -83,7 +83,7 @@ from .shared import (
     "docs/kernels.md.",
 )
 @click.option(
-    "--samples", type=int, default=9, show_default=True, metavar="N", help="Samples of each time."
+    "--samples", type=WHOLE, default=9, show_default=True, metavar="N", help="Samples of each time."
 )
 @click.option(
     "--quick",
