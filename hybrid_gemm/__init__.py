@@ -1,4 +1,4 @@
-"""hybrid-gemm: matrix products split by rows or by K-columns over threads, GPUs and ranks."""
+"""hybrid-gemm: matrix products split by rows or by columns of A over threads, GPUs and ranks."""
 
 import concurrent.futures.thread as _thread  # noqa: F401  refused once the main thread has ended
 from typing import TYPE_CHECKING, Any

@@ -208,7 +208,7 @@ class Options:
         "works.", "transport", TRANSPORTS, across_ranks=True, group=RANK_GROUP,
     )  # fmt: skip
     rounds: int | None = _count(
-        "Pieces in which ranks sum a strip of C.",
+        "In how many rounds ranks multiply and sum. Without it, the plan decides.",
         "rounds",
         MOST_WORKERS,
         across_ranks=True,

@@ -157,8 +157,8 @@ def _fail(error: BaseException) -> int:
 def cli() -> None:
     """Multiply large matrices on GPUs, CPU threads and MPI ranks.
 
-    A product is split by rows or by K-columns over workers, which sum what they share. Each
-    command below has a --help of its own.
+    A product is split over workers by rows of A, or by columns of A and rows of B; then the
+    workers' partial sums of C are added. Each command below has a --help of its own.
     """
 
 
