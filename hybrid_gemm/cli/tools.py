@@ -150,7 +150,7 @@ def kernels(names: tuple[str, ...], arch: str | None, dtype: str, json_file: str
     default="small",
     show_default=True,
     metavar="NAME",
-    help="small takes seconds; full is the published sizes, 10 minutes on one GPU.",
+    help="small takes seconds; full is the published sizes, minutes on a GPU.",
 )
 @device_option
 @click.option(

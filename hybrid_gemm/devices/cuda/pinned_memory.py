@@ -29,9 +29,9 @@ def empty(size: int) -> np.ndarray:
 def empty_pinned(shape: int | Sequence[int], dtype: DTypeLike = "float32") -> np.ndarray:
     """An uninitialised C-ordered array in page-locked memory, like `numpy.empty`.
 
-    `gemm` copies such arrays to and from GPUs without another copy on the way. No other use can
-    have page-locked memory, and taking it is slow: keep such arrays. Raises `UnavailableError`
-    without a GPU.
+    `gemm` copies such arrays to and from GPUs without another copy on the way. The host cannot
+    page this memory out, and taking it is slow: take few such arrays, and keep them. Raises
+    `UnavailableError` without a GPU.
 
     >>> a = empty_pinned((4096, 4096))  # doctest: +SKIP
     """
