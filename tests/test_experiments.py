@@ -352,7 +352,10 @@ def test_plot_command(tmp_path, full):
     assert made.exit_code == 0, made.output
     assert (tmp_path / "ladder.png").read_bytes().startswith(b"\x89PNG")
     missing = run(cli, ["plot", str(file), "-o", str(tmp_path / "x.svg")])
-    assert isinstance(missing.exception, UsageError) and "ladder" in str(missing.exception)
+    assert isinstance(missing.exception, UsageError)
+    assert "several pictures: name one; there are" in str(missing.exception)
+    unknown = run(cli, ["plot", str(file), "ladr", "-o", str(tmp_path / "x.svg")])
+    assert "has no picture 'ladr'; there are" in str(unknown.exception)
     wrong = run(cli, ["plot", str(file), "ladder", "-o", str(tmp_path / "x.pdf")])
     assert isinstance(wrong.exception, UsageError)
 

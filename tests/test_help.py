@@ -104,6 +104,7 @@ def test_what_is_misspelt_is_one_line(arguments, says):
         (["run", "--kernel", "cubals"], "did you mean cublas?"),
         (["reproduce", "laddr"], "did you mean ladder?"),
         (["completion", "fsh"], "did you mean fish?"),
+        (["bench", "--sizes", "1024:64"], "1024:64 is no range: it takes START:STOP:STEP"),
         (["run", "-q", "-v"], "give one of them"),
     ],
     ids=str,

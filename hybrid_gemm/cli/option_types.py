@@ -261,11 +261,14 @@ def shapes(text: str) -> list[Shape]:
     8192, "1024:16384:x2" doubles. The last is never passed."""
     if ":" not in text:
         return [shape(text)]
+    no_range = UsageError(f"{text} is no range: it takes START:STOP:STEP or START:STOP:xFACTOR")
+    if text.count(":") != 2:
+        raise no_range
     start, stop, step = text.lower().split(":")
     size, last = int(start), int(stop)
     by, times = (int(step[1:]), True) if step.startswith("x") else (int(step), False)
     if size < 1 or last < size or by < (2 if times else 1):
-        raise UsageError(f"{text} is no range: it takes START:STOP:STEP or START:STOP:xFACTOR")
+        raise no_range
     found = []
     while size <= last:
         found.append(shape(str(size)))

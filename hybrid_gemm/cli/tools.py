@@ -261,7 +261,8 @@ def plot(file: str, name: str | None, output: str) -> None:
         if name is None and len(found) == 1:
             (name,) = found
         if name not in found:
-            raise UsageError(f"say which picture: {', '.join(found)}")
+            asked = "several pictures: name one" if name is None else f"no picture {name!r}"
+            raise UsageError(f"{file} has {asked}; there are {', '.join(found)}")
         if found[name].empty:
             raise UsageError(f"{file} has nothing to draw: nothing in it took any time")
         image = plots.draw(found[name], output.rpartition(".")[2].lower())

@@ -58,7 +58,10 @@ def open_devices(
     devices; the emulator makes that many, and the cpu has one memory whatever is asked.
     """
     if gpus is not None and not are_gpus(kind):
-        raise UsageError(f"gpus (--gpus) {list(gpus)} were named, and the device is {kind}")
+        raise UsageError(
+            f"gpus (--gpus) {list(gpus)} were named, and the device is {kind}; leave them out, or "
+            "take device cuda"
+        )
     if emulate is not None and emulate < 1:
         raise UsageError(f"{emulate} devices asked for; it takes at least 1")
     if kind == "cpu":
