@@ -241,7 +241,8 @@ def test_a_failed_download_says_that_out_is_incomplete(monkeypatch, rng):
 
 
 def test_the_grid_is_checked():
-    for grid, message in (((2, 2, 2), "is not 4 workers"), ((4, 1), "takes pm x pn x pk")):
+    three = "takes three numbers pm,pn,pk"
+    for grid, message in (((2, 2, 2), "is not 4 workers"), ((4, 1), three)):
         with pytest.raises(UsageError, match=message):
             Runner(device="cpu", threads=4, grid=grid).gemm(np.ones((8, 8)), np.ones((8, 8)))
     with pytest.raises(UsageError, match="beside the split"):

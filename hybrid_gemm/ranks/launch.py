@@ -11,8 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-import numpy as np
-
 from .. import errors
 from ..errors import HybridGemmError, OptionTypeError, UnavailableError, UsageError
 from ..host.installing import pip_install
@@ -214,6 +212,7 @@ def together(comm, call: Callable):
 
 def _any(comm: Any, yes: bool) -> bool:
     """Whether it is so on any rank. Collective."""
+    import numpy as np
     from mpi4py import MPI
 
     found = np.array([yes], np.int32)
