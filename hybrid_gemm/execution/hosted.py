@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays.caller_arrays import shares_memory
+from ..arrays.caller_arrays import shares_memory, silent
 from ..arrays.strides import layout, overlaps_itself
 from ..errors import shortage_in_words
 from ..problem import FLOATS
@@ -135,7 +135,7 @@ def _is_number(dtype: np.dtype) -> bool:
 
 
 def _is_finite(x: np.ndarray) -> bool:
-    with np.errstate(over="ignore", invalid="ignore"):
+    with silent():
         return bool(np.isfinite(x.sum()))
 
 
