@@ -12,16 +12,10 @@ from dataclasses import dataclass, replace
 from .. import catalog
 from ..catalog import Kernel, Variant
 from ..errors import UnavailableError, UsageError
+from ..options import COMPUTES
 from ..problem import NARROW, Problem
 from . import tensor_cores
 
-COMPUTES = {
-    "fp32": "strict: every product and sum in float32",
-    "fp32x3": "as accurate as fp32, by three products of halves on tensor cores",
-    "tf32": "operands rounded to 11 bits, on tensor cores",
-    "fp64x": "float64 by residues of int8 on tensor cores, as accurate as float64",
-    "auto": "fp32x3 where there are tensor cores, else fp32",
-}
 ON_TENSOR_CORES = ("fp32x3", "tf32", "fp64x")  # and refused where there are none
 MODULI = 16  # of a product in fp64x, at most
 # How the device multiplied a product of fp32x3, which it decides by the data.

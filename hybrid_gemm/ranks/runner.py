@@ -158,7 +158,8 @@ class RankRunner:
         return self.local.devices
 
     def spec(self) -> DeviceSpec:
-        """What the least rank has: as many devices as a rank opened, its share of memory."""
+        """What every rank has: as many devices as each opened, and of a device's memory as much
+        as the rank that has the least."""
         found = self.local.plans.specs()
         sharing = self.where.local_size
         slower = 1 if isinstance(self.devices[0].unwrapped, CpuDevice) else sharing  # by its cores
