@@ -109,3 +109,12 @@ def test_the_command(device):
     data = json.loads(made.stdout)
     assert data["algorithm"] == {"name": "strassen", "levels": 2}
     assert data["verify"]["passed"]
+
+
+def test_an_infinite_alpha_is_a_factor_of_the_whole_sum(device):
+    """And not of the part of K that quarters have and of the rest, of other signs."""
+    a, b = np.ones((8, 9), "f4"), np.ones((9, 8), "f4")
+    a[:, 8] = -20
+    for c, beta in ((None, 0), (np.ones((8, 8), "f4"), 1)):
+        got = hg.gemm(a, b, c, alpha=np.inf, beta=beta, device=device, algorithm="strassen")
+        assert (got == -np.inf).all()

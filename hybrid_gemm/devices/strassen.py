@@ -76,10 +76,10 @@ class Strassen(WrappedDevice):
         _Product(self.device, variant, stream).levels(
             a[:rows, :ks], b[:ks, :cols], target, levels, None
         )
+        if ks < k:  # before alpha is a factor: parts of a sum times Inf may be Inf of either sign
+            plain(variant, a[:rows, ks:], b[ks:, :cols], target, alpha=1, beta=1, stream=stream)
         if beta != 0 or alpha != 1:
             self.device.combine(alpha, target, beta, inner, inner, stream)
-        if ks < k:
-            plain(variant, a[:rows, ks:], b[ks:, :cols], inner, alpha=alpha, beta=1, stream=stream)
         if cols < n:
             plain(variant, a, b[:, cols:], c[:, cols:], alpha=alpha, beta=beta, stream=stream)
         if rows < m:
