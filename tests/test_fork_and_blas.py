@@ -134,7 +134,7 @@ def test_blas_has_its_threads_back_after_calls_that_overlapped(order, workers):
 
 @pytest.mark.parametrize("cores", [1, 3, 16])
 def test_no_session_gives_blas_more_threads(cores, monkeypatch):
-    """Two ranks of 16 threads each on 16 cores took 80 ms for a product of one."""
+    """Two ranks with as many threads each as there are cores wait for each other."""
     monkeypatch.setattr("hybrid_gemm.devices.cpu.cores", lambda: cores)
     with threadpoolctl.threadpool_limits(2, user_api="blas"):
         with CpuDevice(1).session():

@@ -312,15 +312,18 @@ class SingleGpuExecutor:
     def _complex(
         self, problem: Problem, a: Any, b: Any, c: Any
     ) -> tuple[BoundProduct, bool] | None:
-        """As `_real`, by cuBLAS, which is faster at complex products than our kernels at the real
-        ones (docs/notes/choosing.md); None where other kernels or arithmetics were asked for."""
+        """As `_real`, by cuBLAS, which is mostly faster at complex products than any kernel at the
+        real ones (docs/notes/choosing.md); None where other kernels or arithmetics were asked
+        for."""
         options, conjugated = self.plans.options, (problem.conj_a, problem.conj_b)
         taken = all(leading(x, "t") or not conj for x, conj in zip((a, b), conjugated, strict=True))
         if (
             self.checked
             or options.kernel not in ("auto", "cublas")
             or (options.algorithm != "ordinary" or problem.compute != "fp32" or not taken)
-            or not self.plans.alone(problem.as_real(), "nn", self.device)
+            or not (
+                self.plans.counts == (1,) or self.plans.alone(problem.as_real(), "nn", self.device)
+            )
         ):
             return None
         scale = {"alpha": problem.alpha, "beta": problem.beta}

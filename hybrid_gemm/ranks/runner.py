@@ -13,10 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
 from .. import devices
-from ..arrays.caller_arrays import (
-    check_device,
-    wait_for_streams,
-)
+from ..arrays.caller_arrays import check_device, wait_for_streams
 from ..arrays.operand import Operand, Operands
 from ..arrays.other_libraries import Guests
 from ..catalog import Variant
