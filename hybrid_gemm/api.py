@@ -300,10 +300,9 @@ def gemm_many(
 ) -> list[Any]:  # fmt: skip
     """A @ B for all pairs of two lists of matrices, of any sides: a list of new arrays.
 
-    Pairs of one floating-point dtype on one GPU are one launch of cuBLAS if all are small (2048^3
-    each at most); otherwise each is a product of its own, in the order of the lists. What arrays
-    may be, `gemm` says. Raises ValueError on lists of different lengths and on shapes that do not
-    fit, TypeError on dtypes; both name the pair.
+    Each is a product of its own, in the order of the lists. What arrays may be, `gemm` says.
+    Raises ValueError on lists of different lengths and on shapes that do not fit, TypeError on
+    dtypes; both name the pair.
 
     >>> import numpy as np
     >>> a, b = np.ones((2, 3)), np.ones((3, 4))
@@ -316,7 +315,8 @@ def gemm_many(
     first = (
         (as_array(x, name) for x, name in ((a[0], "A"), (b[0], "B"))) if a and b else (None,) * 2
     )
-    return kept_runner(given, *first).gemm_many(a, b)
+    runner, product = kept_runner(given, *first), functools.partial(gemm, **options)
+    return runner._gemm_many(a, b, product)
 
 
 class _Like(NamedTuple):

@@ -20,8 +20,9 @@ from .arrays.caller_arrays import (
     wait_for_streams,
 )
 from .arrays.complex_numbers import RealProduct
+from .arrays.on_gpus import on_gpu_of
 from .arrays.operand import CallerArrays
-from .arrays.other_libraries import Guests, gpu_of, library_of
+from .arrays.other_libraries import Guests, gpu_of
 from .arrays.stacks import Stacks
 from .arrays.three_products import ThreeProducts, computed, progress_of_one
 from .catalog import Variant
@@ -47,8 +48,8 @@ from .problem import Problem, Scalar, op_of
 
 # What a `Runner` keeps between products, and gives back when it is closed.
 _KEPT = (
-    "devices", "plans", "_single_gpus", "_single_cpu", "_hosts", "_hosted", "_executor",
-    "_repeated",
+    "devices", "plans", "_single_gpus", "_stack_gpus", "_single_cpu", "_hosts", "_hosted",
+    "_executor", "_repeated",
 )  # fmt: skip
 
 
@@ -97,22 +98,26 @@ class Runner:
         if options.checked:
             self.devices = checked_devices(opened)
         self.plans = PlanMaker(self.devices, options)
-        self._single_gpus: dict[int, SingleGpuExecutor] = {}
-        alone = options.algorithm != "strassen" and self.plans.counts[0] == 1
-        if opened[0].on_gpu and alone:
+        ordinary = options.algorithm != "strassen"
+        alone = ordinary and self.plans.counts[0] == 1
+        each_may = dataclasses.replace(options, gpus=None).names_no_workers
+        singles: dict[int, SingleGpuExecutor] = {}
+        if opened[0].on_gpu and ordinary and (alone or each_may):
             from .devices.cuda.device import CudaDevice
 
-            for listed in self.devices if options.names_no_workers else self.devices[:1]:
+            for listed in self.devices if each_may else self.devices[:1]:
                 checked = listed if isinstance(listed, CheckedDevice) else None
                 device = checked.device if checked else listed
                 if isinstance(device, CudaDevice):
                     single = SingleGpuExecutor(device, self.plans, checked)
-                    self._single_gpus[device.ordinal] = single
+                    singles[device.ordinal] = single
+        self._single_gpus = singles if alone else {}
+        self._stack_gpus = singles  # whose products one GPU makes, and others make others
         if options.tune == "first-calls" and not self._single_gpus:
             warn("tune has no effect: first calls choose kernels for arrays on one GPU")
         self._single_cpu: SingleCpuExecutor | None = None
-        self._hosts = [*map(Hosted, self._single_gpus.values())]
-        ways = [x.gemm for x in self._hosts]
+        self._hosts = [*map(Hosted, singles.values())]
+        ways = [x.gemm for x in self._hosts] if alone else []
         if alone and isinstance(self.devices[0], CpuDevice):
             self._single_cpu = SingleCpuExecutor(self.devices[0], self.plans)
             ways = [self._single_cpu.gemm]
@@ -202,7 +207,8 @@ class Runner:
                 return dataclasses.replace(result, c=guests.given_back(result.c))
         arrays = CallerArrays.of(a, b, c, out, trans_a=trans_a, trans_b=trans_b)
         problem = self.plans.settle(arrays.problem(alpha=alpha, beta=beta))
-        return self._run(arrays, problem, resident, progress)
+        with on_gpu_of(*arrays.given):
+            return self._run(arrays, problem, resident, progress)
 
     def _run(
         self, arrays: CallerArrays, problem: Problem, resident: bool = False,
@@ -290,6 +296,8 @@ class Runner:
 
     def matmul(self, a: Any, b: Any, /, *, out: Any = None) -> Any:
         """A @ B as NumPy's `matmul`; see `hybrid_gemm.matmul`."""
+        if getattr(a, "ndim", 0) == getattr(b, "ndim", 0) == 2:
+            return self._multiply(a, b, None, 1.0, 0.0, False, False, out)
         if guests := Guests.of(a, b, None, out):
             return guests.served(lambda x, y, _c, z: self.matmul(x, y, out=z))
         a, b = as_array(a, "A"), as_array(b, "B")
@@ -315,30 +323,21 @@ class Runner:
 
     def gemm_many(self, a: Sequence[Any], b: Sequence[Any], /) -> list[Any]:
         """A @ B for all pairs of two lists; see `hybrid_gemm.gemm_many`."""
-        a, b = as_list(a, "A"), as_list(b, "B")
+        return self._gemm_many(as_list(a, "A"), as_list(b, "B"), self._product)
+
+    def _gemm_many(
+        self, a: list[Any], b: list[Any], product: Callable[[Any, Any], Any]
+    ) -> list[Any]:  # fmt: skip
+        """As `gemm_many`, by `product`."""
         if len(a) != len(b):
             raise UsageError(
                 f"{len(a)} matrices A and {len(b)} matrices B were given; each A takes one B"
             )
         try:
-            return self._multiply_pairs(a, b)
+            return [product(x, y) for x, y in zip(a, b, strict=True)]
         except (UsageError, DTypeError):
             check_pairs(a, b)
             raise
-
-    def _multiply_pairs(self, a: list[Any], b: list[Any]) -> list[Any]:
-        if any(library_of(x) for x in (*a, *b)):  # each on its library's stream
-            return [
-                self._multiply(x, y, None, 1.0, 0.0, False, False, None)
-                for x, y in zip(a, b, strict=True)
-            ]
-        pairs = [(as_array(x, "A"), as_array(y, "B")) for x, y in zip(a, b, strict=True)]
-        by_three = self.options.algorithm == "3m" and any(x.dtype.kind == "c" for x, _ in pairs)
-        if pairs and is_device_array(pairs[0][0]) and not by_three:
-            single = self._single_gpus.get(pairs[0][0].device.id)
-            if single is not None and (made := single.stacks.multiply_pairs(pairs)) is not None:
-                return made
-        return [self._multiply(x, y, None, 1.0, 0.0, False, False, None) for x, y in pairs]
 
     def _together(self, a: Any, b: Any, c: Any) -> bool:
         """c = a @ b for stacks, where one GPU multiplies them by few launches, or the CPU by one
@@ -347,7 +346,7 @@ class Runner:
             hosted = all(type(x) is np.ndarray for x in (a, b, c))
             return hosted and self._single_cpu.matmul(a, b, c) is not None
         if is_device_array(a):
-            single = self._single_gpus.get(a.device.id)
+            single = self._stack_gpus.get(a.device.id)
             return (
                 single is not None
                 and math.prod(c.shape[:-2]) > 1  # one may be faster by a kernel of ours
@@ -367,10 +366,11 @@ class Runner:
             and (out is None or type(out) is array)
         )  # fmt: skip
         if not hosted:
-            if single := self._single_gpu(a) or self._single_gpu(b):
-                done = single.gemm(a, b, c, alpha, beta, trans_a, trans_b, out)
-                if done is not None:
-                    return done
+            if single := self._single_gpu(a, b):
+                for way in single.gemm, single.gemm_of_others:
+                    done = way(a, b, c, alpha, beta, trans_a, trans_b, out)
+                    if done is not None:
+                        return done
             if guests := Guests.of(a, b, c, out):
                 return guests.served(
                     lambda a, b, c, out: self._multiply(a, b, c, alpha, beta, trans_a, trans_b, out)
@@ -391,11 +391,12 @@ class Runner:
         arrays = CallerArrays.of(a, b, c, out, trans_a=trans_a, trans_b=trans_b)
         problem = self.plans.settle(arrays.problem(alpha=alpha, beta=beta))
         if not problem.is_complex:
-            done = self._run(arrays, problem, described=False)
+            with on_gpu_of(*arrays.given):
+                done = self._run(arrays, problem, described=False)
             if repeated and key and done.executor == NATIVE and done.c.dtype == problem.out_dtype:
                 repeated.note(key, arrays, done.plan, done.variant, done.c)
             return done.c
-        with shortage_in_words(problem):
+        with shortage_in_words(problem), on_gpu_of(*arrays.given):
             if self._by_three(problem):
                 arrays.check(problem, self.devices[0])
                 three = ThreeProducts.of(problem, arrays.op_a, arrays.op_b)
@@ -414,9 +415,16 @@ class Runner:
         """A @ B."""
         return self._multiply(a, b, None, 1.0, 0.0, False, False, None)
 
-    def _single_gpu(self, a: Any) -> SingleGpuExecutor | None:
-        """What multiplies without a plan where A lies, on a GPU that may work alone."""
-        return self._single_gpus.get(gpu_of(a))
+    def _single_gpu(self, a: Any, b: Any = None) -> SingleGpuExecutor | None:
+        """What multiplies without a plan, on a GPU that may work alone: where A lies, where B does,
+        or on the only one if that is another."""
+        places = gpu_of(a), gpu_of(b)
+        for place in places:
+            if place in self._single_gpus:
+                return self._single_gpus[place]
+        if max(places) < 0 or len(self._single_gpus) != 1:
+            return None
+        return next(iter(self._single_gpus.values()))
 
     def describe(self, plan: Plan | None = None) -> str:
         """The devices, or those of a plan, in a few words."""

@@ -20,6 +20,8 @@ from hybrid_gemm.errors import DTypeError, UsageError
 from hybrid_gemm.execution.hosted import multiply_of_host
 from hybrid_gemm.execution.single_gpu import SingleGpuExecutor
 from hybrid_gemm.execution.stacks_on_gpu import StacksOnGpu
+from hybrid_gemm.kernel_choice import stacks as choice
+from hybrid_gemm.kernel_choice.tables import Machine
 from hybrid_gemm.options import Options
 
 SHAPES = [
@@ -112,7 +114,7 @@ def stacks(monkeypatch):
     made = StacksOnGpu(device, plans, lambda: stream, checked=False)
     made.launched = []
 
-    def bind(a, b, c, count, steps):
+    def bind(a, b, c, count, steps, *, tf32):
         def start(*at):
             made.launched.append((*at, count, tuple(steps)))
             return 0
@@ -128,7 +130,7 @@ def test_stacks_that_lie_alike_are_looked_at_once(stacks, monkeypatch):
     assert stacks.matmul(a, b, c)
     expected = [(*(x.ctypes.data for x in (a, b, c)), 6, (140, 84, 60))]
     assert stacks.launched == expected
-    monkeypatch.setattr(cublas, "bind_stack", lambda *x: pytest.fail("looked at again"))
+    monkeypatch.setattr(cublas, "bind_stack", lambda *x, **y: pytest.fail("looked at again"))
     assert stacks.matmul(a, b, c) and stacks.launched == 2 * expected
     other = np.zeros((6, 5, 3), "f4").view(There)
     assert stacks.matmul(a, b, other)
@@ -256,7 +258,7 @@ def test_complex_stacks_on_a_gpu(options, dtype, rng):
 @pytest.mark.parametrize("sides", [(32, 32, 32), (64, 64, 16), (33, 29, 41)])
 def test_stacks_by_our_own_kernels(dtype, sides, monkeypatch, rng):
     cp = pytest.importorskip("cupy")
-    monkeypatch.setattr(cublas, "bind_stack", lambda *x: pytest.fail("by cuBLAS"))
+    monkeypatch.setattr(cublas, "bind_stack", lambda *x, **y: pytest.fail("by cuBLAS"))
     monkeypatch.setattr(SingleGpuExecutor, "gemm", lambda *x, **y: pytest.fail("pair by pair"))
     (m, n, k), count = sides, 300
     for turn in range(5):
@@ -272,8 +274,8 @@ def test_stacks_by_our_own_kernels(dtype, sides, monkeypatch, rng):
 def test_stacks_of_large_matrices_and_named_kernels_are_pair_by_pair(monkeypatch, rng):
     cp = pytest.importorskip("cupy")
     a = cp.asarray(integers(rng, (2, 64, 64)))
-    monkeypatch.setattr(cublas, "bind_stack", lambda *x: pytest.fail("by one launch"))
-    for options in ({"compute": "fp32x3"}, {"kernel": "naive"}):
+    monkeypatch.setattr(cublas, "bind_stack", lambda *x, **y: pytest.fail("by one launch"))
+    for options in ({"kernel": "naive"},):
         np.testing.assert_array_equal(matmul(a, a, **options).get(), (a @ a).get())
     monkeypatch.setattr("hybrid_gemm.execution.stacks_on_gpu.STACKED_FLOPS", 1000)
     np.testing.assert_array_equal(matmul(a, a).get(), (a @ a).get())
@@ -311,11 +313,51 @@ def test_lists_that_do_not_fit_are_refused():
 
 
 @needs("cuda")
+@pytest.mark.parametrize("compute", ["tf32", "fp32x3", "auto"])
+def test_small_stacks_on_tensor_cores_are_few_launches(compute, monkeypatch, rng):
+    """In TF32 by cuBLAS; where strict fp32 of the whole stack takes no longer, in that."""
+    cp = pytest.importorskip("cupy")
+    monkeypatch.setattr(SingleGpuExecutor, "gemm", lambda *x, **y: pytest.fail("pair by pair"))
+    for shapes in STRIDED:
+        a, b = (rng.integers(-2, 3, shape).astype("f4") for shape in shapes)
+        x, y = cp.asarray(a), cp.asarray(b)
+        for _ in range(3):
+            np.testing.assert_array_equal(matmul(x, y, compute=compute).get(), a @ b)
+    monkeypatch.undo()
+    with pytest.raises(UsageError, match="float64"):
+        matmul(x.astype("f8"), y.astype("f8"), compute="tf32")
+
+
+@needs("cuda")
+def test_large_products_of_a_stack_are_split(monkeypatch, rng):
+    """In fp32x3 a product after the other, where that is faster."""
+    cp = pytest.importorskip("cupy")
+    calls, real = [], SingleGpuExecutor.gemm
+    monkeypatch.setattr(
+        SingleGpuExecutor, "gemm", lambda self, *x: calls.append(x) or real(self, *x)
+    )
+    a = cp.asarray(rng.integers(-2, 3, (3, 1200, 1200)).astype("f4"))
+    np.testing.assert_array_equal(matmul(a, a, compute="fp32x3").get(), (a @ a).get())
+    assert len(calls) >= 3
+
+
+@needs("cuda")
+@pytest.mark.parametrize("dtype", ["complex64", "complex128", "int32"])
+def test_many_pairs_of_other_dtypes_on_a_gpu(dtype, rng):
+    cp = pytest.importorskip("cupy")
+    a = [rng.integers(-2, 3, (n, n + 1)).astype(dtype) for n in (3, 40, 200)]
+    b = [x.T * (1j if dtype[0] == "c" else 1) for x in a]
+    b = [x.astype(dtype) for x in b]
+    for c, x, y in zip(gemm_many(map(cp.asarray, a), map(cp.asarray, b)), a, b, strict=True):
+        assert c.dtype == dtype
+        np.testing.assert_array_equal(c.get(), x @ y)
+
+
+@needs("cuda")
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
-def test_many_pairs_on_a_gpu_are_one_launch(dtype, monkeypatch, rng):
+def test_many_pairs_on_a_gpu(dtype, rng):
     cp = pytest.importorskip("cupy")
     dtype = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.dtype(dtype)
-    monkeypatch.setattr(SingleGpuExecutor, "gemm", lambda *x, **y: pytest.fail("pair by pair"))
     sides = [(3, 4, 5), (1, 1, 1), (64, 3, 17), (3, 4, 5), (300, 200, 100), (5, 4, 3)]
     a, b = ([rng.integers(-2, 3, s).astype("f4") for s in shapes] for shapes in (
         [(m, k) for m, _n, k in sides], [(n, k) for _m, n, k in sides]))  # fmt: skip
@@ -324,6 +366,14 @@ def test_many_pairs_on_a_gpu_are_one_launch(dtype, monkeypatch, rng):
     for c, left, right in zip(gemm_many(x, y), a, b, strict=True):
         assert c.dtype == dtype
         np.testing.assert_array_equal(c.get().astype("f4"), left @ right.T)
+
+
+@pytest.mark.parametrize("model", ["NVIDIA H100 80GB HBM3", "NVIDIA H200"])
+def test_which_stacks_are_faster_in_strict_fp32(model):
+    machine = Machine(model, 132, 90, 66.9)
+    assert choice.strict_is_faster(machine, 64, (256, 256, 256))
+    assert not choice.strict_is_faster(machine, 64, (2000, 2000, 2000))
+    assert not choice.strict_is_faster(Machine("Some GPU", 7, 80, 1.0), 64, (256, 256, 256))
 
 
 @pytest.mark.parametrize("shapes, message", [

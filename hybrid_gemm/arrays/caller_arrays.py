@@ -130,13 +130,6 @@ def cast_into(dst: Any, src: Any) -> None:
             dst[...] = src.astype(dst.dtype)
 
 
-def copy_into(dst: Any, src: Any) -> None:
-    """As `cast_into`, where either may lie on a GPU."""
-    if is_device_array(src) and not is_device_array(dst):
-        src = src.get()
-    cast_into(dst, module_of(dst).asarray(src))
-
-
 class _Addresses:
     """Where an array's elements are, in words that NumPy reads: no element is looked at."""
 

@@ -9,7 +9,6 @@ in the expansion, and a complex alpha is multiplied into it.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +20,7 @@ import numpy as np
 from ..host.resources import cores
 from ..problem import Problem, Scalar, real_factor
 from .caller_arrays import cast_into, is_device_array, module_of, silent
+from .on_gpus import on_gpu_of
 from .strides import Array
 
 PIECE = 1 << 18  # elements that a thread of the host works on at a time
@@ -54,7 +54,7 @@ class RealProduct:
         """
         given = [x for x in (a, b, c, out) if x is not None]
         there = next(filter(is_device_array, given), a)
-        with there.device if is_device_array(there) else contextlib.nullcontext():
+        with on_gpu_of(*given):
             made: Array = out
             dtype = np.dtype(problem.dtype)
             if out is None or not (_lies(out, dtype) or (_lies(out.T, dtype) and not by_rows)):
@@ -93,7 +93,7 @@ def real_stacks(a: Array, b: Array, c: Array) -> tuple[Array, Array, Array] | No
     if not (_lies(c, dtype) and dtype == np.result_type(a.dtype, b.dtype)):
         return None
     once = tuple(slice(None) if step else slice(1) for step in b.strides[:-2])
-    with b.device if is_device_array(b) else contextlib.nullcontext():
+    with on_gpu_of(b):
         right = expanded(b[once], dtype, conj_left=False, conj=False, alpha=1)
         right = module_of(b).broadcast_to(right, (*b.shape[:-2], *right.shape[-2:]))
         return _real(_with_rows(a, dtype)), right, _real(c)

@@ -23,12 +23,11 @@ from .caller_arrays import (
     broadcast_c,
     check_device,
     check_out,
-    copy_into,
     is_device_array,
     is_same,
-    module_of,
     wait_for_streams,
 )
+from .on_gpus import copy_into, empty_beside
 from .strides import layout
 
 
@@ -242,6 +241,6 @@ class CallerArrays:
         return self.out
 
     def empty(self, problem: Problem) -> Any:
-        """A new C: on a GPU if any of A, B, C lies on one."""
+        """A new C: on the GPU of the first of A, B, C that lies on one."""
         there = next(filter(is_device_array, self.given), self.a)
-        return module_of(there).empty((problem.m, problem.n), problem.out_dtype)
+        return empty_beside(there, (problem.m, problem.n), problem.out_dtype)

@@ -18,6 +18,7 @@ from ..errors import UsageError
 from ..problem import Problem, make_problem
 from .caller_arrays import check_out, module_of, shares_memory
 from .complex_numbers import real_stacks
+from .on_gpus import empty_beside
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Stacks:
         stack, sides, problem = shape_of_product(a, b)
         x, y = as_matrices(a, b)
         if out is None:
-            out = module_of(a).empty((*stack, *sides), problem.out_dtype)
+            out = empty_beside(a, (*stack, *sides), problem.out_dtype)
         else:
             check_out(out, (*stack, *sides), problem.out_dtype, a, b)
         c = out[..., None] if b.ndim == 1 else out

@@ -13,7 +13,6 @@ when they are added, Im(C) is NaN.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ import numpy as np
 from ..problem import REAL_OF, Problem, Scalar
 from .caller_arrays import is_device_array, module_of, silent
 from .complex_numbers import by_rows
+from .on_gpus import on_gpu_of
 from .strides import Array
 
 Three = tuple[Array, Array, Array]
@@ -62,7 +62,7 @@ class ThreeProducts:
         p1, p2, p3 = products
         problem = self.problem
         xp, on_gpu = module_of(p1), is_device_array(p1)
-        with p1.device if on_gpu else contextlib.nullcontext():
+        with on_gpu_of(p1):
             made = out
             if out is None or is_device_array(out) != on_gpu or out.dtype != problem.dtype:
                 made = xp.empty(p1.shape, problem.dtype)
@@ -96,7 +96,7 @@ def _parts(x: Array, dtype: str, conj: bool, alpha: complex | None) -> Three:
     xp, real = module_of(x), REAL_OF[dtype]
     turned = x.ndim == 2 and abs(x.strides[0]) < abs(x.strides[1])
     shape = x.shape[::-1] if turned else x.shape
-    with x.device if is_device_array(x) else contextlib.nullcontext():
+    with on_gpu_of(x):
         made = tuple(xp.empty(shape, real) for _ in range(3))
         source = x.T if turned else x
         if is_device_array(x):

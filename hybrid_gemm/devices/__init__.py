@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from ..errors import UnavailableError, UsageError
@@ -82,5 +83,6 @@ def open_devices(
     opened = [cuda.CudaDevice(ordinal) for ordinal in ordinals]
     for device in opened:
         device.together = len(opened)
-    cuda.enable_peers(opened)
+    for here, there in itertools.permutations(opened, 2):
+        here.reads_memory_of(there.ordinal)
     return list(opened)

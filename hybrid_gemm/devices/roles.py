@@ -196,6 +196,10 @@ class Copies(abc.ABC):
         memory."""
         return True
 
+    def reads_memory_of(self, ordinal: int) -> bool:
+        """Lets this device's kernels read the memory of a GPU over a link; whether there is one."""
+        return False
+
     def calls(self) -> Calls | None:
         """What threads without Python need to copy to and from this device; None if they
         cannot."""

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from ..arrays.on_gpus import on_gpu_of
 from ..catalog import Variant
 from ..devices.base import Array, Device, Stream
 from ..devices.checksums import (
@@ -206,12 +207,15 @@ class CheckedDevice(WrappedDevice):
         them, or by this one where nobody here has."""
         if self.on_gpu and isinstance(x, np.ndarray):
             return line_sums(x)
-        ordinal = x.device.id if self.on_gpu else None
-        if not self.on_gpu or ordinal == self.ordinal:
+        if not self.on_gpu or x.device.id == self.ordinal:
             with self.using(stream):
                 return self.sums.lines(x, stream)
-        if ordinal not in self.others:  # another process's memory, which this GPU reads
-            return self.sums.lines(x, stream)
+        ordinal = int(x.device.id)
+        if ordinal not in self.others:  # another process's memory, or the caller's elsewhere
+            if not self.device.unwrapped.reads_memory_of(ordinal):
+                return line_sums(_on_host(x))
+            with self.using(stream):
+                return self.sums.lines(x, stream)
         owner, sums = self.others[ordinal]
         with owner.streams(1) as (its,), owner.using(its):
             return sums.lines(x, its)
@@ -246,7 +250,10 @@ def checks_of(devices: Sequence[Device]) -> Checks | None:
 
 
 def _on_host(x: Array) -> np.ndarray:
-    return x if isinstance(x, np.ndarray) else x.get()
+    if isinstance(x, np.ndarray):
+        return x
+    with on_gpu_of(x):
+        return x.get()
 
 
 class _Checked:

@@ -11,6 +11,7 @@ import numpy as np
 
 from ..arrays.caller_arrays import broadcast_c, shares_memory
 from ..arrays.complex_numbers import RealProduct
+from ..arrays.on_gpus import copied
 from ..arrays.strides import leading, overlaps_itself
 from ..problem import Problem
 
@@ -86,7 +87,7 @@ def multiplied(
 ) -> Any:  # fmt: skip
     """The product, converted so. None where `out` meets A, B or another C, of which a run says what
     is wrong, and where the GPU has no memory for copies, without which a run takes turns."""
-    given = [x for x in (a, b, c) if x is not None and x is not out]
+    given = (a, b) if c is None or c is out else (a, b, c)
     if out is not None and any(shares_memory(x, out) for x in given):
         return None
     try:
@@ -141,12 +142,3 @@ def _as(dtype: str | None, x: Any) -> Any:
         return x
     turned = abs(x.strides[0]) < abs(x.strides[1])
     return copied(x.T, dtype).T if turned else copied(x, dtype)
-
-
-def copied(x: Any, dtype: str) -> Any:
-    """A copy of that dtype without gaps."""
-    if x.dtype.name != dtype:
-        return x.astype(dtype, order="C")
-    if x.dtype.kind in "fciu":
-        return x.copy(order="C")
-    return x.view(f"u{x.itemsize}").copy(order="C").view(x.dtype)  # bfloat16

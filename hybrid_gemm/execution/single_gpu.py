@@ -15,6 +15,7 @@ import numpy as np
 
 from ..arrays import tensors
 from ..arrays.caller_arrays import broadcast_c, is_same, shares_memory
+from ..arrays.on_gpus import moved
 from ..arrays.operand import Operands
 from ..arrays.other_libraries import TORCH
 from ..arrays.strides import layout, leading
@@ -35,6 +36,9 @@ from .stacks_on_gpu import StacksOnGpu
 from .timeline import Clock
 
 Converted = Conversion | ComplexConversion
+# Of arrays of other GPUs that are copied whole: a plan copies larger ones while it multiplies, and
+# takes 1 ms longer, in which a link between GPUs carries about as much (H100).
+MOVED_BYTES = 256 << 20
 
 
 class SingleGpuExecutor:
@@ -130,9 +134,11 @@ class SingleGpuExecutor:
             z = out.data
             if z.device_id != here or overlap((x.ptr, y.ptr, z.ptr), found.reaches):
                 return None  # where it is decided exactly
-            if beta and c is not out and (c.data.device_id != here or shares_memory(c, out)):
+            if beta and c is not out and shares_memory(c, out):
                 return None
         if beta and c is not out:
+            if c.data.device_id != here:
+                return None
             out[...] = c
         at = x.ptr, y.ptr, z.ptr
         if found.ready and found.start_prepared(self.device, self.current(here).ptr, at):
@@ -151,14 +157,54 @@ class SingleGpuExecutor:
             or (host.ndim != 2 or host.dtype.kind not in "fiu" or not host.dtype.isnative)
             or host.itemsize > 8  # longdouble, which is refused elsewhere
             or host.nbytes > self.plans.most_hosted
-            or (self.checked or not self.device.is_current())
+            or self.checked
+        ):
+            return None
+        with self.device.cp.cuda.Device(self.ordinal):
+            try:
+                x, y = (self.device.cp.asarray(v) if v is host else v for v in (a, b))
+            except MemoryError:  # a plan takes turns
+                return None
+            return self.gemm(x, y, c, alpha, beta, trans_a, trans_b, out)
+
+    def gemm_of_others(
+        self, a: Any, b: Any, c: Any, alpha: Any, beta: Any, trans_a: Any, trans_b: Any, out: Any
+    ) -> Any:
+        """As `gemm`, where other GPUs have some of the CuPy arrays: these are copied here first,
+        and C to where `out` or A lies."""
+        here, device = self.ordinal, self.device.cp.cuda.Device
+        given = [v for v in (a, b, c, out) if v is not None]
+        if any(type(v) is not self.array for v in given) or (c is not None and not beta):
+            return None
+        elsewhere = [v for v in given if v.data.device_id != here]
+        most = min(MOVED_BYTES, self.plans.options.max_device_memory or MOVED_BYTES)
+        if (
+            not (0 < sum(v.nbytes for v in elsewhere) <= most)
+            or (self.checked or self.stream().is_recorded())
+            or (out is not None and any(shares_memory(v, out) for v in (a, b)))
+            or not (c is None or out is None or c is out or not shares_memory(c, out))
         ):
             return None
         try:
-            x, y = (self.device.cp.asarray(v) if v is host else v for v in (a, b))
+            with device(here):
+                x, y, z = (
+                    v if v is None or v.data.device_id == here else moved(v, here)
+                    for v in (a, b, c)
+                )
+                into = z if c is out else out
+                if into is not None and into.data.device_id != here:
+                    into = self.array(out.shape, out.dtype)
+                made = self.gemm(x, y, z, alpha, beta, trans_a, trans_b, into)
+            home = (a if out is None else out).data.device_id
+            if made is None or home == here:
+                return made
+            made = moved(made, home)
+            if out is not None:
+                with device(home):
+                    out[...] = made
         except MemoryError:  # a plan takes turns
             return None
-        return self.gemm(x, y, c, alpha, beta, trans_a, trans_b, out)
+        return made if out is None else out
 
     def _tensors(
         self, a: Any, b: Any, c: Any, alpha: Any, beta: Any, trans_a: Any, trans_b: Any, out: Any

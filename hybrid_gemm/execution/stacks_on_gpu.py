@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from ..arrays.on_gpus import copied
 from ..arrays.stacks import merged
-from ..arrays.strides import layout, leading, stored
+from ..arrays.strides import leading, stored
 from ..devices import stack_products
 from ..devices.base import Stream
 from ..devices.cuda import cublas
@@ -18,7 +18,6 @@ from ..devices.cuda.stream import CudaStream
 from ..devices.kernel_launcher import BoundProduct
 from ..kernel_choice import stacks
 from ..problem import FLOATS
-from .conversions import copied
 from .found import MAX_KNOWN, Found, reach_of
 from .plan_maker import PlanMaker
 
@@ -44,6 +43,9 @@ class StacksOnGpu:
         or written as they lie are copied on the GPU."""
         if not self._here(a, b, c) or not self._is_small(a, c):
             return False
+        if not self.device.is_current():
+            with self.device.cp.cuda.Device(self.device.ordinal):
+                return self.matmul(a, b, c)
         try:
             x, y = (self._readable(v, c.dtype) for v in (a, b))
             z = c if _lies(c, "n") else self.device.cp.empty(c.shape, c.dtype)
@@ -68,28 +70,10 @@ class StacksOnGpu:
             found.start(self.device, stream, a, b, c)
         return True
 
-    def multiply_pairs(self, pairs: Sequence[tuple[Any, Any]]) -> list[Any] | None:
-        """A @ B of each pair of matrices, of any sides."""
-        dtype, array = pairs[0][0].dtype, self.device.cp.ndarray
-        if self.plans.options.kernel == "own":
-            return None
-        for a, b in pairs:
-            if not (self._here(a, b) and a.ndim == b.ndim == 2 and a.dtype == dtype):
-                return None
-            if not (a.shape[1] == b.shape[0] and layout(a) and layout(b)):
-                return None
-        made = [array((a.shape[0], b.shape[1]), dtype) for a, b in pairs]
-        threes = [(a, b, c) for (a, b), c in zip(pairs, made, strict=True)]
-        if not all(self.stackable(*three) for three in threes):
-            return None
-        cublas.multiply_group(threes, self.stream())
-        return made
-
     def _here(self, *arrays: Any) -> bool:
-        """Whether all lie on this GPU, and it is the current one."""
+        """Whether all lie on this GPU."""
         array, here = self.device.cp.ndarray, self.device.ordinal
-        there = all(type(x) is array and x.data.device_id == here for x in arrays)
-        return there and self.device.is_current()
+        return all(type(x) is array and x.data.device_id == here for x in arrays)
 
     def stackable(self, a: Any, b: Any, c: Any) -> bool:
         """Whether these stacks' products are small, and of a kind that is multiplied so."""
@@ -98,16 +82,30 @@ class StacksOnGpu:
     def _is_small(self, a: Any, c: Any) -> bool:
         """The same of a product that has C's dtype."""
         options = self.plans.options
-        sides = *c.shape[-2:], a.shape[-1]
+        (m, n), k = c.shape[-2:], a.shape[-1]
         own = options.kernel == "own"
         return (
             (c.dtype.name in FLOATS or (c.dtype.kind == "c" and not own))
             and options.kernel in ("auto", "own", "cublas")
             and not self.checked
-            and (options.compute == "fp32" or c.dtype.name not in ("float32", "complex64"))
-            and options.compute in ("fp32", "auto")
             and c.size > 0
-            and 0 < 2 * math.prod(sides) <= STACKED_FLOPS
+            and 0 < 2 * m * n * k <= STACKED_FLOPS
+            and self._takes(c.dtype.name, c.size // (m * n), (m, n, k))
+        )
+
+    def _takes(self, dtype: str, count: int, sides: tuple[int, int, int]) -> bool:
+        """Whether a stack is multiplied at once in the arithmetic that was asked for, or in a
+        strict one that should be as fast."""
+        options = self.plans.options
+        if options.compute == "fp32" or (
+            options.compute == "auto" and dtype not in ("float32", "complex64")
+        ):
+            return True
+        if dtype != "float32" or options.kernel != "auto":
+            return False
+        machine = self.device.machine(dtype)
+        return options.compute == "tf32" or (
+            options.compute in ("auto", "fp32x3") and stacks.strict_is_faster(machine, count, sides)
         )
 
     def _readable(self, x: Any, dtype: np.dtype) -> Any:
@@ -138,7 +136,8 @@ class StacksOnGpu:
         if call is None and self.plans.options.kernel == "own":
             return None
         if call is None:
-            product = cublas.bind_stack(x, y, z, shape[-1], inner)
+            tf32 = self.plans.options.compute == "tf32" and z.dtype == np.float32
+            product = cublas.bind_stack(x, y, z, shape[-1], inner, tf32=tf32)
             call = product if one else _each(product, offsets)
         return Found(call, c.shape, c.dtype.name, reaches, one)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from .. import catalog
 from ..catalog import ITEM_SIZE, Variant
 from ..problem import NARROW
+from . import choices
+from .tables import Machine
 
 LEAST = 256  # matrices: fewer were not measured
 _VECTOR = 16  # bytes on which rows begin that are read by vectors
@@ -44,3 +46,13 @@ def faster(count: int, sides: tuple[int, int, int], layout: str, dtype: str) -> 
     if max(m, n) <= 32:
         return variant if min(m, n) >= 8 and k <= 64 else None
     return variant if min(m, n) >= 48 and max(m, n) <= 64 and layout in ("nn", "tn") else None
+
+
+def strict_is_faster(machine: Machine, count: int, sides: tuple[int, int, int]) -> bool:
+    """Whether so many products of m x n x k should take no longer in strict fp32 at once than one
+    after the other in fp32x3. At once they are expected to take as long as one product of as many
+    rows. False without a model of such a GPU."""
+    m, n, k = sides
+    one = choices.fastest(machine, "fp32x3", sides, "nn", own=True)
+    all_rows = choices.fastest(machine, "float32", (count * m, n, k), "nn", own=False)
+    return one is not None and all_rows is not None and all_rows.us <= count * one.us

@@ -13,10 +13,10 @@ from ..arrays.caller_arrays import (
     as_array,
     broadcast_c,
     check_out,
-    copy_into,
     is_device_array,
     module_of,
 )
+from ..arrays.on_gpus import copy_into
 from ..errors import UsageError
 from ..planning.partition import Span
 from ..problem import Problem, make_problem, op_of, shape_of

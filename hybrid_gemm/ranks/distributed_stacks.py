@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays.caller_arrays import as_array, check_out, copy_into, is_device_array, module_of
+from ..arrays.caller_arrays import as_array, check_out, is_device_array, module_of
+from ..arrays.on_gpus import copy_into
 from ..arrays.stacks import as_matrices, shape_of_product
 from ..errors import UsageError
 from ..planning.partition import Span, cut

@@ -68,10 +68,6 @@ _SIGNATURES = {
         c_int,
         c_int,
     ),
-    "cublasGemmGroupedBatchedEx_64": (
-        *[c_void_p] * 8, c_int, c_void_p, c_void_p, c_int, *[c_void_p] * 3, c_int, c_void_p,
-        c_int64, c_void_p, c_int,
-    ),
 }  # fmt: skip
 
 
@@ -272,16 +268,18 @@ def launched(problem: Problem, orders: str, aside: Any) -> Launched | None:
         return None
 
 
-def bind_stack(a: Array, b: Array, c: Array, count: int, steps: Sequence[int]) -> LibraryProduct:
+def bind_stack(
+    a: Array, b: Array, c: Array, count: int, steps: Sequence[int], *, tf32: bool = False
+) -> LibraryProduct:
     """A product that multiplies `count` pairs of CuPy matrices by one launch: C = A B, all of one
     dtype, real or complex, C with contiguous rows. The first of them lie as these; `steps` are the
-    bytes from one A, B and C to the next."""
+    bytes from one A, B and C to the next. `tf32` is for float32."""
     (m, n), k, size = c.shape, a.shape[1], c.itemsize
     (la, lda), (lb, ldb) = layout(a) or ("n", 1), layout(b) or ("n", 1)
     wide = c.dtype.name in _WIDE
     scalars = np.array([1, 0], np.float32 if c.dtype.itemsize == 2 else c.dtype)
     one, zero = scalars.ctypes.data, scalars.ctypes.data + scalars.itemsize
-    kind, compute = _TYPES[c.dtype.name], _COMPUTE_DOUBLE if wide else _COMPUTE[False]
+    kind, compute = _TYPES[c.dtype.name], _COMPUTE_DOUBLE if wide else _COMPUTE[tf32]
     (step_a, step_b, step_c), ldc = (step // size for step in steps), stored(c)[1]
     head = _OPERATION[lb], _OPERATION[la], n, m, k, one
 
@@ -300,34 +298,3 @@ def bind_stack(a: Array, b: Array, c: Array, count: int, steps: Sequence[int]) -
         _ANY_ALGORITHM, count, step_b, step_a, step_c,
     )  # fmt: skip
     return LibraryProduct(on_stream, scalars, native, name)
-
-
-def multiply_group(pairs: Sequence[tuple[Array, Array, Array]], stream: Any) -> None:
-    """C = A B for (A, B, C) of any sides by one launch: CuPy matrices of one floating-point dtype,
-    C with contiguous rows. Pairs that are alike are a group of cuBLAS's."""
-    groups: dict[tuple, list[tuple[Array, Array, Array]]] = defaultdict(list)
-    for a, b, c in pairs:
-        (order_a, step_a), (order_b, step_b) = layout(a) or ("n", 1), layout(b) or ("n", 1)
-        orders = _OPERATION[order_b], _OPERATION[order_a]
-        sides = c.shape[1], c.shape[0], a.shape[1]
-        key = (*orders, *sides, step_b, step_a, stored(c)[1])
-        groups[key].append((b, a, c))  # C^T = B^T A^T
-    dtype = pairs[0][2].dtype
-    kind, wide = _TYPES[dtype.name], dtype == np.float64
-    ops_b, ops_a, n, m, k, ldb, lda, ldc = (
-        np.array(x, np.int32 if i < 2 else np.int64)
-        for i, x in enumerate(zip(*groups, strict=True))
-    )
-    sizes = np.array([len(x) for x in groups.values()], np.int64)
-    one, zero = (np.full(len(groups), x, np.float64 if wide else np.float32) for x in (1, 0))
-    places = [[x.data.ptr for x in three] for group in groups.values() for three in group]
-    import cupy
-
-    b_at, a_at, c_at = cupy.asarray(np.array(places, np.uint64).T.copy())
-    at = [x.ctypes.data for x in (ops_b, ops_a, n, m, k, one)]
-    _call(
-        "cublasGemmGroupedBatchedEx_64", stream.prepare_cublas().value, *at,
-        b_at.data.ptr, kind, ldb.ctypes.data, a_at.data.ptr, kind, lda.ctypes.data,
-        zero.ctypes.data, c_at.data.ptr, kind, ldc.ctypes.data, len(groups), sizes.ctypes.data,
-        _COMPUTE_DOUBLE if wide else _COMPUTE[False],
-    )  # fmt: skip

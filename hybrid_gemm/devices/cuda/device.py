@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from ...arrays.strides import address, layout, leading, runs
 from ...catalog import Launch, Variant
 from ...errors import KernelError, UnavailableError
 from ...kernel_choice import choices, tables
@@ -23,8 +22,9 @@ from ...problem import Problem
 from .. import residue_products
 from ..base import Array, Event, Stream
 from ..kernel_device import KernelDevice
-from ..roles import BoundProduct, Facts, Prepared
+from ..roles import BoundProduct, Prepared
 from . import cublas, driver, launch_list, nvml, nvrtc, pcie, pinned_memory, pools
+from .copies import CudaCopies
 from .stream import CudaStream
 
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -68,7 +68,7 @@ def uuids() -> tuple[str, ...]:
     return tuple(p["uuid"].hex() for p in properties)
 
 
-class CudaDevice(KernelDevice):
+class CudaDevice(CudaCopies, KernelDevice):
     """GPU `ordinal`; `part` is its number among the devices that this GPU plays, if any.
 
     Each device has a memory pool of its own, so that one GPU playing several keeps their
@@ -184,18 +184,6 @@ class CudaDevice(KernelDevice):
         with self.cp.cuda.Device(self.ordinal):
             return pinned_memory.empty(size)
 
-    def calls(self) -> driver.Calls:
-        with self.cp.cuda.Device(self.ordinal):
-            return driver.calls(self.cp.cuda.driver.ctxGetCurrent())
-
-    def reads(self, array: np.ndarray) -> bool:
-        return pinned_memory.is_pinned(array)
-
-    def reaches(self, other: Facts) -> bool:
-        return other.ordinal == self.ordinal or bool(
-            self.cp.cuda.runtime.deviceCanAccessPeer(self.ordinal, other.ordinal)
-        )
-
     def free_unused(self) -> None:
         pools.Pool(self.pool, self.cp, self.ordinal).free()
         pools.free_outliving()
@@ -285,56 +273,6 @@ class CudaDevice(KernelDevice):
             self.cp.cuda.Stream.null.synchronize()
             self._tables[key] = table
         return self._tables[key]
-
-    def copy(self, dst: Array, src: Array, stream: OwnStream) -> None:
-        """2-D asynchronous copies in any direction: slabs need no repacking on the host."""
-        self.bound_copy(dst, src)(stream)
-
-    def bound_copy(self, dst: Array, src: Array) -> Callable[[Stream], None]:
-        if not dst.size:
-            return lambda stream: None
-        if not (shape := runs(dst, src)):
-            return lambda stream: self._copy_turned(dst, src, stream)
-        if not isinstance(dst, np.ndarray) and not isinstance(src, np.ndarray):
-            return lambda stream: self.copy_pinned(dst, src, stream)  # returns at once, too
-        runtime, kept = self.cp.cuda.runtime, (dst, src)
-        way, to, source = runtime.memcpyDefault, address(dst), address(src)
-        to_pitch, pitch, width, height = shape
-
-        def copy_2d(stream: OwnStream, _kept: Any = kept) -> None:
-            runtime.memcpy2DAsync(to, to_pitch, source, pitch, width, height, way, stream.cupy.ptr)
-
-        def copy_run(stream: OwnStream, _kept: Any = kept) -> None:
-            runtime.memcpyAsync(to, source, width, way, stream.cupy.ptr)
-
-        return copy_2d if height > 1 else copy_run
-
-    def copy_pinned(self, dst: Array, src: Array, stream: OwnStream) -> None:
-        shape = dst.size and runs(dst, src)
-        if not shape:
-            self.copy(dst, src, stream)
-            return
-        to_pitch, pitch, width, height = shape
-        if height > 1:
-            driver.copy_2d(
-                address(dst), to_pitch, address(src), pitch, width, height, stream.cupy.ptr
-            )
-        else:
-            driver.copy(address(dst), address(src), width, stream.cupy.ptr)
-
-    def _copy_turned(self, dst: Array, src: Array, stream: OwnStream) -> None:
-        """A copy between matrices that have no storage order in common."""
-        if not layout(src):
-            # Neither order: a strided host view is made whole first, a device view by CuPy.
-            src = np.ascontiguousarray(src) if isinstance(src, np.ndarray) else src.copy()
-            self.copy(dst, src, stream)
-        elif isinstance(dst, np.ndarray):  # a result given back in the caller's own order
-            whole = np.empty(dst.shape, dst.dtype, "C" if leading(src, "n") else "F")
-            self.copy(whole, src, stream)
-            stream.synchronize()
-            dst[...] = whole
-        else:
-            dst[...] = self.cp.asarray(src)
 
     def compile(self, variant: Variant, dtype: str, layouts: str) -> None:
         self._compiled(variant, dtype, layouts)
@@ -466,14 +404,3 @@ def _early() -> bool:
     import cupy
 
     return cupy.cuda.runtime.driverGetVersion() >= 12030
-
-
-def enable_peers(devices: Sequence[CudaDevice]) -> None:
-    """Lets each GPU copy from the others over the link between them, where there is one."""
-    runtime = devices[0].cp.cuda.runtime
-    for here in {d.ordinal for d in devices}:
-        for there in {d.ordinal for d in devices} - {here}:
-            with devices[0].cp.cuda.Device(here):
-                if runtime.deviceCanAccessPeer(here, there):
-                    with contextlib.suppress(runtime.CUDARuntimeError):  # enabled already
-                        runtime.deviceEnablePeerAccess(there)

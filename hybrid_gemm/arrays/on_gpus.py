@@ -1,0 +1,79 @@
+"""Places and copies of the caller's arrays on GPUs, on the current streams of these, as CuPy's own
+are."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from .caller_arrays import cast_into, module_of, wait_for_streams
+from .strides import is_device_array
+
+
+@contextlib.contextmanager
+def on_gpu_of(*arrays: Any) -> Iterator[None]:
+    """Makes the GPU of the first of these that lies on one the current one, as CuPy wants it for
+    what it does with that array. Where others lie on other GPUs, the current streams of all are
+    waited for, before and after."""
+    there = list(dict.fromkeys(x.data.device_id for x in arrays if is_device_array(x)))
+    if not there:
+        yield
+        return
+    if len(there) > 1:
+        wait_for_streams(*arrays)
+    with sys.modules["cupy"].cuda.Device(there[0]):
+        yield
+    if len(there) > 1:
+        wait_for_streams(*arrays)
+
+
+def empty_beside(x: Any, shape: tuple[int, ...], dtype: Any) -> Any:
+    """An uninitialised array in the memory that has `x`: the host's, or that of its GPU."""
+    with on_gpu_of(x):
+        return module_of(x).empty(shape, dtype)
+
+
+def copied(x: Any, dtype: str) -> Any:
+    """A copy of that dtype without gaps, on the same GPU."""
+    if x.dtype.name != dtype:
+        return x.astype(dtype, order="C")
+    if x.dtype.kind in "fciu":
+        return x.copy(order="C")
+    return x.view(f"u{x.itemsize}").copy(order="C").view(x.dtype)  # bfloat16
+
+
+def moved(x: Any, ordinal: int) -> Any:
+    """A copy on GPU `ordinal` of an array of another GPU, in its order of storage, without gaps.
+
+    It is made after what the current stream of the array's GPU was given, and before what that of
+    the other GPU is given next; the first goes on when the array was read. Nothing is waited for.
+    """
+    cp = module_of(x)
+    source, there = (cp.cuda.Device(i) for i in (x.data.device_id, ordinal))
+    with source:
+        its = cp.cuda.get_current_stream()
+        if not (x.flags.c_contiguous or x.flags.f_contiguous):
+            x = copied(x, x.dtype.name)
+        ready = its.record()
+    with there:
+        ours = cp.cuda.get_current_stream()
+        ours.wait_event(ready)
+        made = cp.ndarray(x.shape, x.dtype, order="C" if x.flags.c_contiguous else "F")
+        made.data.copy_from_device_async(x.data, x.nbytes, ours)
+        read = ours.record()
+    with source:
+        its.wait_event(read)
+    return made
+
+
+def copy_into(dst: Any, src: Any) -> None:
+    """dst[...] = src, cast as NumPy casts, on the GPU that has `dst`, if one does."""
+    if is_device_array(src):
+        if not is_device_array(dst):
+            src = src.get()
+        elif src.data.device_id != dst.data.device_id:
+            src = moved(src, dst.data.device_id)
+    with on_gpu_of(dst):
+        cast_into(dst, module_of(dst).asarray(src))
