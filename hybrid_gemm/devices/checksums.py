@@ -176,18 +176,26 @@ class KernelChecksums:
         def beyond(
             limits: Limits, product: Sums, before: Sums | None, got: Sums, stream: Stream
         ) -> bool:  # fmt: skip
-            rows, shares = len(got.of), product.of.size // got.of.size
-            sums = *product, *got, *(before or got)
-            sizes = np.int32(rows), np.int32(shares)
-            args = [*sizes, *sums, *map(np.float64, limits), bad]
-            launch = self._judge.launch(rows, 1, 0, "float64")
-            self.device.launch(self.device.function(self._judge, "float64"), launch, args, stream)
+            self.count_beyond(limits, product, before, got, bad, stream)
             return bool(self._fetched(bad, stream)[0, 0])
 
         return beyond
 
-    def sums(self, x: Array, stream: Stream, *, narrow: bool = False) -> Sums:
-        return self._sums(x, NUMBERS, is_exact(x.dtype), stream, narrow=narrow)
+    def count_beyond(
+        self, limits: Limits, product: Sums, before: Sums | None, got: Sums, bad: Any,
+        stream: Stream,
+    ) -> None:  # fmt: skip
+        """Adds to the number at `bad`, an array or an address, how many sums are beyond."""
+        rows, shares = len(got.of), product.of.size // got.of.size
+        sums = *product, *got, *(before or got)
+        args = [np.int32(rows), np.int32(shares), *sums, *map(np.float64, limits), bad]
+        launch = self._judge.launch(rows, 1, 0, "float64")
+        self.device.launch(self.device.function(self._judge, "float64"), launch, args, stream)
+
+    def sums(
+        self, x: Array, stream: Stream, *, narrow: bool = False, into: Sums | None = None
+    ) -> Sums:
+        return self._sums(x, NUMBERS, is_exact(x.dtype), stream, narrow=narrow, into=into)
 
     def bits(self, x: Array, stream: Stream) -> np.ndarray:
         return self._fetched(self._sums(x, BITS, True, stream).of, stream)
@@ -204,10 +212,10 @@ class KernelChecksums:
 
     def _sums(
         self, x: Array, read: int, exact: bool, stream: Stream, weights: Array | None = None, *,
-        narrow: bool = False, write: int = 8,
+        narrow: bool = False, write: int = 8, into: Sums | None = None,
     ) -> Sums:  # fmt: skip
         (rows, cols), (order, ld) = x.shape, stored(x)
-        made = Sums(*(self._room(rows, exact, write) for _ in "12"))
+        made = into or Sums(*(self._room(rows, exact, write) for _ in "12"))
         narrow = narrow and x.dtype.name in _NARROW
         if not rows:
             return made
@@ -225,22 +233,48 @@ class KernelChecksums:
             rows = self.sums(b, stream)
             one, other = (self._product(a, x, x, stream, narrow).of.sum(axis=0) for x in rows)
             return Sums(one, other)
-        write = 4 if narrow and b.dtype.name in _NARROW else 8
-        rows = self._sums(b, NUMBERS, False, stream, narrow=narrow, write=write)
+        rows = self.of_rows(b, stream, narrow=narrow)
         return self._product(a, *rows, stream, narrow)
 
+    def of_rows(
+        self, b: Array, stream: Stream, *, narrow: bool, into: Sums | None = None
+    ) -> Sums:  # fmt: skip
+        """The sums of B's rows, of floating point, as `of_products` takes them: of `bytes_of_rows`
+        each."""
+        write = self.bytes_of_rows(b, narrow)
+        return self._sums(b, NUMBERS, False, stream, narrow=narrow, write=write, into=into)
+
+    def bytes_of_rows(self, b: Array, narrow: bool) -> int:
+        """4 or 8."""
+        return 4 if narrow and b.dtype.name in _NARROW else 8
+
+    def of_products(
+        self, a: Array, rows: Sums, stream: Stream, *, narrow: bool, into: Sums | None = None
+    ) -> Sums:
+        """The sums that A times B should have, by those of B's rows, in shares."""
+        return self._product(a, *rows, stream, narrow, into)
+
+    def shares(self, a: Array, narrow: bool) -> int:
+        """Those of `of_products`."""
+        (rows, k), dtype = a.shape, a.dtype.name
+        _, variant = self._kernel("check_product", NUMBERS, dtype, stored(a)[0], narrow)
+        return variant.launch(rows, k, k, dtype).grid[1]
+
     def _product(
-        self, a: Array, sums: Array, squares: Array, stream: Stream, narrow: bool
+        self, a: Array, sums: Array, squares: Array, stream: Stream, narrow: bool,
+        into: Sums | None = None,
     ) -> Sums:  # fmt: skip
         (rows, k), (order, ld) = a.shape, stored(a)
         exact = is_exact(a.dtype)
         function, variant = self._kernel("check_product", NUMBERS, a.dtype.name, order, narrow)
         launch = variant.launch(rows, k, k, a.dtype.name)
         shares = launch.grid[1]
-        made = self._room(shares * rows, exact)
-        flat = self._room(-(-shares * rows // GROUPS), exact).reshape(-1)[: shares * rows]
-        args = [np.int32(rows), np.int32(k), a, np.int64(ld), sums, squares, made, flat]
+        if into is None:
+            flat = self._room(-(-shares * rows // GROUPS), exact).reshape(-1)[: shares * rows]
+            into = Sums(self._room(shares * rows, exact), flat)
+        args = [np.int32(rows), np.int32(k), a, np.int64(ld), sums, squares, *into]
         self.device.launch(function, launch, args, stream)
+        made, flat = into
         return Sums(made.reshape(shares, rows, GROUPS), flat.reshape(shares, rows, 1))
 
     def _room(self, rows: int, exact: bool, size: int = 8) -> Array:

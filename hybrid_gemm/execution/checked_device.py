@@ -68,16 +68,26 @@ class CheckedDevice(WrappedDevice):
             self.sums = HostChecksums(real)
         # This process's other GPUs; not as checked devices, which would refer in a circle.
         self.others: Mapping[int | None, tuple[Device, Checksums]] = {}
-        self.tally = Checks()
+        self._tally, self._right = Checks(), 0  # and products that were right at once
         self._lock = threading.Lock()
 
     def spec(self, dtype: str = "float32") -> DeviceSpec:
         return dataclasses.replace(self.device.spec(dtype), checked=True)
 
+    @property
+    def tally(self) -> Checks:
+        """What checks came to so far."""
+        return self._tally + Checks(products=self._right)
+
     def count(self, done: Checks) -> None:
         """Adds to the tally."""
         with self._lock:
-            self.tally += done
+            self._tally += done
+
+    def count_right(self) -> None:
+        """Adds a product that was right at once."""
+        with self._lock:
+            self._right += 1
 
     def prepare(
         self, variant: Variant, a: Array, b: Array, dtype: str, *, summed: bool = True
@@ -100,8 +110,8 @@ class CheckedDevice(WrappedDevice):
         if not c.size:
             return lambda stream: None
         make = self.device.bound_gemm(variant, a, b, c, alpha=alpha, beta=beta)
-        bounds = _bounds(variant, a, b, c, alpha, beta)
-        return _Checked(self, c, beta, make, self._product(a, b, bounds), bounds).run
+        bounds = bounds_of(variant, a, b, c, alpha, beta)
+        return CheckedWork(self, c, beta, make, self.sums_of_product(a, b, bounds), bounds).run
 
     def bind(
         self, variant: Variant, a: Array, b: Array, c: Array, *, alpha: float, beta: float
@@ -110,15 +120,17 @@ class CheckedDevice(WrappedDevice):
         make = self.device.bind(variant, a, b, c, alpha=alpha, beta=beta)
         if make is None:
             return None
-        bounds = _bounds(variant, a, b, c, alpha, beta)
+        bounds = bounds_of(variant, a, b, c, alpha, beta)
 
         def call(a: Array, b: Array, c: Array, stream: Stream) -> None:
             product = functools.partial(make, a, b, c)
-            _Checked(self, c, beta, product, self._product(a, b, bounds), bounds).run(stream)
+            CheckedWork(self, c, beta, product, self.sums_of_product(a, b, bounds), bounds).run(
+                stream
+            )
 
         return call
 
-    def _product(
+    def sums_of_product(
         self, a: Array, b: Array, bounds: FloatBounds | IntegerBounds
     ) -> Callable[[Stream], Sums]:
         return lambda stream: self.sums.product(a, b, stream, narrow=bounds.narrow)
@@ -146,7 +158,7 @@ class CheckedDevice(WrappedDevice):
         else:  # alpha and beta may be Inf or NaN
             problem = Problem(m, n, len(partials), name, alpha, beta)
             bounds = FloatBounds(problem, out.dtype, len(partials))
-        return _Checked(self, out, beta, make, total, bounds, "sum").run
+        return CheckedWork(self, out, beta, make, total, bounds, "sum").run
 
     # --- copies -----------------------------------------------------------------------------
 
@@ -221,9 +233,10 @@ class CheckedDevice(WrappedDevice):
             return sums.lines(x, its)
 
 
-def _bounds(
+def bounds_of(
     variant: Variant, a: Array, b: Array, c: Array, alpha: float, beta: float
 ) -> FloatBounds | IntegerBounds:
+    """Those of a kernel's products of matrices laid out as these."""
     if is_exact(c.dtype):
         return IntegerBounds(alpha, beta, c.itemsize)
     sizes = *c.shape, a.shape[1]
@@ -256,7 +269,7 @@ def _on_host(x: Array) -> np.ndarray:
         return x.get()
 
 
-class _Checked:
+class CheckedWork:
     """One product or sum into `c`: `make` makes it, and `product` what its sums should be."""
 
     def __init__(
@@ -267,10 +280,11 @@ class _Checked:
         self.device, self.what, self.c, self.beta = device, what, c, beta
         self.make, self.product, self.bounds = make, product, bounds
 
-    def run(self, stream: Stream) -> None:
-        """Returns when C is right. Raises `VerificationError` if it is wrong again."""
-        raw, before = self.device.device, None
-        if self.beta != 0:
+    def run(self, stream: Stream, made_from: tuple[Array | None] | None = None) -> None:
+        """Returns when C is right. Raises `VerificationError` if it is wrong again. `made_from`
+        has a copy of C before, if it is made already."""
+        raw, before = self.device.device, made_from and made_from[0]
+        if self.beta != 0 and made_from is None:
             before = raw.empty_like(self.c, self.c.dtype.name)
             raw.copy(before, self.c, stream)
         first: tuple[Judgement, np.ndarray] | None = None
@@ -279,7 +293,8 @@ class _Checked:
         for attempt in range(ATTEMPTS):
             if attempt and before is not None:
                 raw.copy(self.c, before, stream)
-            expected, got = self._attempt(stream)
+            made = bool(made_from) and not attempt
+            expected, got = self._attempt(stream, before if made else self.c, made=made)
             if first is None and not self.suspicious(expected, got, stream):
                 self.device.count(self._one())
                 return
@@ -302,13 +317,17 @@ class _Checked:
                 break
         raise VerificationError(f"{self._fault(found)}, again when it was made again")
 
-    def _attempt(self, stream: Stream) -> tuple[Expected, Sums]:
-        """Makes C, and the sums. Those of A and B are made on a stream of their own: on a GPU they
-        run where the product's last blocks leave multiprocessors idle."""
+    def _attempt(
+        self, stream: Stream, added: Array, *, made: bool
+    ) -> tuple[Expected, Sums]:  # fmt: skip
+        """Makes C unless it is `made`, and the sums; `added` is C before. Those of A and B are made
+        on a stream of their own: on a GPU they run where the product's last blocks leave
+        multiprocessors idle."""
         raw, sums, narrow = self.device.device, self.device.sums, self.bounds.narrow
-        before = sums.sums(self.c, stream, narrow=narrow) if self.beta != 0 else None
+        before = sums.sums(added, stream, narrow=narrow) if self.beta != 0 else None
         ready = stream.record()
-        self.make(stream)  # first: its blocks are started before those of the checks
+        if not made:
+            self.make(stream)  # first: its blocks are started before those of the checks
         with raw.streams(1) as (beside,), np.errstate(all="ignore"):
             beside.wait(ready)
             with raw.using(beside):

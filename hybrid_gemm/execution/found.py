@@ -32,15 +32,18 @@ class Found:
         self.ready: dict[tuple[int, int], Prepared | Literal[False]] | None
         self.ready = {} if preparable else None
 
-    def start_prepared(self, device: CudaDevice, stream: int, at: tuple[int, int, int]) -> bool:
+    def start_prepared(
+        self, device: CudaDevice, stream: int, at: tuple[int, int, int], *, alone: bool = True
+    ) -> bool:
         """Starts it for matrices at these addresses, if it is prepared for them and this stream of
-        the current GPU; whether it did."""
+        the current GPU; whether it did. `alone`: it is all that a call does."""
         ready = self.ready and self.ready.get((stream, phase(*at)))
         if not ready:
             return False
         if status := ready.start(*at):
             ready.check(status)
-        note(Started(ready, device, stream, at, self.reaches, self.dtype))
+        if alone:
+            note(Started(ready, device, stream, at, self.reaches, self.dtype))
         return True
 
     def start(self, device: CudaDevice, stream: CudaStream, a: Any, b: Any, c: Any) -> None:

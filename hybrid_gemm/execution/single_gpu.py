@@ -26,6 +26,7 @@ from ..devices.kernel_launcher import BoundProduct
 from ..errors import UsageError
 from ..planning.plan import Plan
 from ..problem import Problem, are_numbers, make_problem, sides
+from . import small_checks
 from .checked_device import CheckedDevice
 from .conversions import ComplexConversion, Conversion, conversion, multiplied
 from .executor import Execution
@@ -391,5 +392,5 @@ class SingleGpuExecutor:
         """The product of matrices that lie as these, worked out, and what it needs compiled."""
         scale = {"alpha": problem.alpha, "beta": problem.beta}
         if self.checked:
-            return self.checked.bind(variant, a, b, c, **scale)
+            return small_checks.bind(self.checked, self.device, variant, a, b, c, **scale)
         return self.device.loading_together(lambda d: d.bind(variant, a, b, c, **scale))

@@ -1,0 +1,125 @@
+"""Small products on one GPU and their checks, both as native calls that were prepared: Python takes
+longer to start the kernels of checks than these take to run."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..arrays.strides import address
+from ..catalog import Launch, Variant
+from ..devices.base import Array
+from ..devices.checksums import GROUPS, KernelChecksums, Limits, Sums
+from ..devices.cuda.device import CudaDevice
+from ..devices.kernel_launcher import BoundProduct
+from .checked_device import CheckedDevice, CheckedWork, bounds_of
+from .checks import IntegerBounds
+from .found import Found, reach_of
+
+MOST_FLOPS = 2 * 2048**3  # of larger ones the kernels take longer
+_ALIGNED = 32  # float64: rooms for sums begin on multiples of 256 bytes
+
+
+def bind(
+    checked: CheckedDevice, device: CudaDevice, variant: Variant, a: Array, b: Array, c: Array, *,
+    alpha: float, beta: float,
+) -> BoundProduct | None:  # fmt: skip
+    """As `CheckedDevice.bind`, for products that a GPU makes alone."""
+    bounds = bounds_of(variant, a, b, c, alpha, beta)
+    if (
+        isinstance(bounds, IntegerBounds)
+        or not isinstance(checked.sums, KernelChecksums)
+        or 2 * c.size * a.shape[1] > MOST_FLOPS
+    ):
+        return checked.bind(variant, a, b, c, alpha=alpha, beta=beta)
+    make = device.bind(variant, a, b, c, alpha=alpha, beta=beta)
+    small = SmallChecks(
+        device, checked.sums, make, (a, b, c), bounds.limits, narrow=bounds.narrow,
+        preparable=device.preparable(variant, a, b),
+    )  # fmt: skip
+
+    def call(a: Array, b: Array, c: Array, stream: Any) -> None:
+        before = None
+        if beta != 0:
+            before = device.empty_like(c, c.dtype.name)
+            device.copy(before, c, stream)
+        if small.make_right(a, b, c, stream):
+            checked.count_right()
+            return
+        sums, product = checked.sums_of_product(a, b, bounds), functools.partial(make, a, b, c)
+        CheckedWork(checked, c, beta, product, sums, bounds).run(stream, made_from=(before,))
+
+    return call
+
+
+class SmallChecks:
+    """Products of matrices of one layout, of floating point: `make` makes them, which is prepared
+    if it is `preparable`."""
+
+    def __init__(
+        self, device: CudaDevice, sums: KernelChecksums, make: BoundProduct,
+        matrices: Sequence[Array], limits: Limits, *, preparable: bool, narrow: bool,
+    ) -> None:  # fmt: skip
+        a, b, c = matrices
+        self.device = device
+        # How many sums are beyond their limits: in memory of the host, which the kernel writes.
+        self.beyond = device.pinned(4).view(np.uint32)
+        self.beyond[0] = 0
+        self.lock = threading.Lock()  # until that is read
+        known = c.shape, c.dtype.name, (reach_of(a), reach_of(b), reach_of(c))
+        at = np.uint64(address(self.beyond))
+        look_before, look = _looks(device, sums, a, b, limits, narrow=narrow, beyond=at)
+        self.steps = [Found(make, *known, preparable), Found(look, *known, True)]
+        if limits.beta:
+            self.steps.insert(0, Found(look_before, *known, True))
+
+    def make_right(self, a: Array, b: Array, c: Array, stream: Any) -> bool:
+        """Makes C, and says whether no sum is beyond its limits. Waits for that."""
+        at = a.data.ptr, b.data.ptr, c.data.ptr
+        with self.lock:
+            for step in self.steps:
+                if not step.start_prepared(self.device, stream.cupy.ptr, at, alone=False):
+                    step.start(self.device, stream, a, b, c)
+            stream.synchronize()
+            right = not self.beyond[0]
+            self.beyond[0] = 0
+        return right
+
+
+def _looks(
+    device: CudaDevice, sums: KernelChecksums, a: Array, b: Array, limits: Limits, *, narrow: bool,
+    beyond: np.uint64,
+) -> tuple[BoundProduct, BoundProduct]:  # fmt: skip
+    """What sums up C before, and what sums up all once C is made and counts what is beyond. The
+    sums lie in memory that stays with the stream."""
+    (m, k), shares, of_rows_bytes = a.shape, sums.shares(a, narrow), sums.bytes_of_rows(b, narrow)
+    rows = k, k, shares * m, -(-shares * m // GROUPS), m, m, m, m
+    sizes = [-(-x * GROUPS // _ALIGNED) * _ALIGNED for x in rows]
+    launch = Launch((1, 1, 1), (1, 1, 1), workspace_bytes=8 * sum(sizes), flag_bytes=4)
+
+    def rooms(stream: Any) -> list[Array]:
+        flat, made, at = device.scratch(launch, "float64", stream)[0].reshape(-1), [], 0
+        for count, size in zip(rows, sizes, strict=True):
+            made.append(flat[at : at + count * GROUPS].reshape(count, GROUPS))
+            at += size
+        return made
+
+    def look_before(_a: Array, _b: Array, c: Array, stream: Any) -> None:
+        sums.sums(c, stream, narrow=narrow, into=Sums(*rooms(stream)[6:]))
+
+    def look(a: Array, b: Array, c: Array, stream: Any) -> None:
+        *of_b, products, squares, got, of_got, before, of_before = rooms(stream)
+        if of_rows_bytes == 4:
+            of_b = [x.reshape(-1).view("f4")[: x.size].reshape(x.shape) for x in of_b]
+        of_rows = sums.of_rows(b, stream, narrow=narrow, into=Sums(*of_b))
+        into = Sums(products, squares.reshape(-1)[: len(products)])
+        product = sums.of_products(a, of_rows, stream, narrow=narrow, into=into)
+        made = sums.sums(c, stream, narrow=narrow, into=Sums(got, of_got))
+        old = Sums(before, of_before) if limits.beta else None
+        sums.count_beyond(limits, product, old, made, beyond, stream)
+
+    return look_before, look
