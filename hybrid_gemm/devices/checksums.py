@@ -111,9 +111,10 @@ class Weights:
             host = random.integers(0, 2**64, count, np.uint64) | np.uint64(1)
         else:
             host = (1 + random.integers(0, 128, count) / 128) * random.choice([-1.0, 1.0], count)
-        made = device.empty(1, count, host.dtype.name)
         stream = device.stream()
+        # Its own memory: what another stream gave back may still be in use there.
         with device.using(stream):
+            made = device.empty(1, count, host.dtype.name)
             device.copy(made, host[None], stream)
             stream.synchronize()
         return made[0]

@@ -20,7 +20,7 @@ from .checked_device import CheckedDevice, CheckedWork, bounds_of
 from .checks import IntegerBounds
 from .found import Found, reach_of
 
-MOST_FLOPS = 2 * 2048**3  # of larger ones the kernels take longer
+MOST_FLOPS = 2 * 3500**3  # of larger ones the kernels take longer
 _ALIGNED = 32  # float64: rooms for sums begin on multiples of 256 bytes
 
 

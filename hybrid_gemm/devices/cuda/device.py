@@ -219,11 +219,12 @@ class CudaDevice(CudaCopies, KernelDevice):
         with self.cp.cuda.Device(self.ordinal):
             self.cp.cuda.runtime.deviceSynchronize()
             self._zero = self.cp.cuda.Event()
-            self._zero.record(self._clock_stream)
+            self._zero.record(self._own_stream)
             self._zero.synchronize()
 
     @functools.cached_property
-    def _clock_stream(self) -> Any:
+    def _own_stream(self) -> Any:
+        """On which no kernel runs."""
         return self.cp.cuda.Stream(non_blocking=True)
 
     def clock(self) -> Callable[[Event], float]:
@@ -265,7 +266,9 @@ class CudaDevice(CudaCopies, KernelDevice):
         if key not in self._tables:
             if len(self._tables) >= MAX_TABLES:
                 del self._tables[next(iter(self._tables))]
-            table = self.cp.ndarray(host.shape, host.dtype, memptr=self._allocate(host.nbytes))
+            with self._own_stream:  # what another gave back may still be in use there
+                memory = self._allocate(host.nbytes)
+            table = self.cp.ndarray(host.shape, host.dtype, memptr=memory)
             self.cp.cuda.runtime.memcpy(
                 table.data.ptr, host.ctypes.data, host.nbytes, self.cp.cuda.runtime.memcpyDefault
             )

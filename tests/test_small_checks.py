@@ -1,0 +1,166 @@
+"""Small checked products on a GPU, whose checks are native calls that were prepared."""
+
+import threading
+
+import ml_dtypes
+import numpy as np
+import pytest
+from support.devices import marks
+
+import hybrid_gemm as hg
+from hybrid_gemm.errors import VerificationError
+from hybrid_gemm.execution.found import Found
+
+DTYPES = "float32", "float64", "float16", "bfloat16"
+SHAPES = [(70, 90, 50), (1, 200, 33), (129, 1, 600), (300, 7, 1), (128, 256, 2000)]
+LAYOUTS = {"rows": lambda x: x, "columns": lambda x: x.T.copy().T, "a block": lambda x: x[:, :-1]}
+pytestmark = marks("cuda")
+
+
+def drawn(rng, *shape, dtype):
+    import cupy
+
+    dtype = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+    bits = cupy.asarray(
+        rng.integers(-2, 3, shape).astype("f4").astype(dtype).view(f"u{dtype.itemsize}")
+    )
+    return bits.view(dtype)
+
+
+def look(view, x):
+    return LAYOUTS[view](x.view(f"u{x.itemsize}")).view(x.dtype)
+
+
+@pytest.fixture
+def runner():
+    with hg.Runner(device="cuda", gpus=0, checked=True) as made:
+        yield made
+
+
+@pytest.fixture
+def damage(monkeypatch):
+    """Faults of a C of 4-byte words, each done to one just before it is looked at."""
+    import cupy
+
+    faults, real = [], Found.start_prepared
+
+    def start(self, device, stream, at, **how):
+        if faults and self.call.__name__ == "look" and self.ready:
+            memory = cupy.cuda.UnownedMemory(at[2], 4 * np.prod(self.shape), self)
+            at_c = cupy.cuda.MemoryPointer(memory, 0)
+            faults.pop()(cupy.ndarray(self.shape, "u4", at_c))
+        return real(self, device, stream, at, **how)
+
+    monkeypatch.setattr(Found, "start_prepared", start)
+    return faults
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("view", LAYOUTS)
+def test_they_have_the_bits_of_others_and_no_alarm(dtype, shape, view, runner, rng):
+    m, n, k = shape
+    calls = 0
+    for turn in range(4):
+        a = look(view, drawn(rng, m, k + 1, dtype=dtype))[:, :k]
+        b, c = drawn(rng, k, n, dtype=dtype), drawn(rng, m, n, dtype=dtype)
+        for given, beta in ((None, 0), (c, 2)):
+            wanted = hg.gemm(a, b, given, alpha=2, beta=beta, gpus=0)
+            out = c if turn % 2 else None
+            got = runner.gemm(a, b, given, alpha=2, beta=beta, out=out)
+            calls += 1
+            assert got.view("u1").tobytes() == wanted.view("u1").tobytes()
+    tally = runner.devices[0].tally
+    assert (tally.products, tally.repeated, tally.confirmed) == (calls, 0, 0)
+
+
+@pytest.mark.parametrize("beta", [0, 3])
+@pytest.mark.parametrize("bit", [22, 24, 30, 31])
+def test_what_is_damaged_is_made_again(bit, beta, runner, damage, rng):
+    a, b = drawn(rng, 60, 80, dtype="float32"), drawn(rng, 80, 70, dtype="float32")
+    c = drawn(rng, 60, 70, dtype="float32")
+
+    def flip(words):
+        words[33, 44] ^= 1 << bit
+
+    for turn in range(6):
+        damage[:] = [flip] * (turn >= 3)
+        out = c.copy()
+        got = runner.gemm(a, b, out, alpha=1, beta=beta, out=out)
+        assert not damage
+        np.testing.assert_array_equal(got.get(), (a @ b + beta * c).get())
+    tally = runner.devices[0].tally
+    assert (tally.products, tally.repeated) == (6, 3)
+    fault = tally.faults[0]
+    assert fault.what == "product" and fault.rows[0] <= 33 < fault.rows[1]
+    assert fault.cols[0] <= 44 < fault.cols[1]
+
+
+def test_inf_of_the_data_is_confirmed_and_the_next_is_fine(runner, rng):
+    a, b = drawn(rng, 50, 60, dtype="float32"), drawn(rng, 60, 40, dtype="float32")
+    for _ in range(3):
+        runner.gemm(a, b)
+    a[3, 4] = np.inf
+    np.testing.assert_array_equal(runner.gemm(a, b).get(), (a @ b).get())
+    assert runner.devices[0].tally.confirmed == 1
+    a[3, 4] = 1
+    np.testing.assert_array_equal(runner.gemm(a, b).get(), (a @ b).get())
+    assert runner.devices[0].tally.confirmed == 1
+
+
+def test_wrong_again_and_again_is_an_error(runner, damage, rng, monkeypatch):
+    from hybrid_gemm.devices.cuda.device import CudaDevice
+
+    a, b = drawn(rng, 50, 60, dtype="float32"), drawn(rng, 60, 40, dtype="float32")
+    real = CudaDevice.bind
+
+    def bind(self, *args, **keywords):
+        make = real(self, *args, **keywords)
+
+        def call(a, b, c, stream):
+            make(a, b, c, stream)
+            c[7, 8] += 1000
+
+        return call
+
+    monkeypatch.setattr(CudaDevice, "bind", bind)
+    with pytest.raises(VerificationError, match="again"):
+        runner.gemm(a, b)
+
+
+def test_every_call_is_checked(runner, rng):
+    """None is learnt as its product or its checks alone."""
+    a, b = drawn(rng, 50, 60, dtype="float32"), drawn(rng, 60, 40, dtype="float32")
+    made = hg.gemm(a, b, checked=True, gpus=0)
+    kept = hg.api.kept_runner(hg.api._given({"checked": True, "gpus": 0}), a, b)
+    before = kept.devices[0].tally.products
+    for _ in range(10):
+        assert (hg.gemm(a, b, checked=True, gpus=0) == made).all()
+    assert kept.devices[0].tally.products == before + 10
+
+
+def test_threads_on_streams_of_their_own_and_on_one(runner, rng):
+    import cupy
+
+    failed = []
+
+    def work(seed, stream):
+        random = np.random.default_rng(seed)
+        with cupy.cuda.Device(0), stream:
+            for _ in range(40):
+                a, b = (
+                    drawn(random, 90, 80, dtype="float32"),
+                    drawn(random, 80, 70, dtype="float32"),
+                )
+                if (runner.gemm(a, b) != a @ b).any():
+                    failed.append(seed)
+
+    streams = [cupy.cuda.Stream.null] * 2 + [cupy.cuda.Stream(non_blocking=True) for _ in "12"]
+    threads = [threading.Thread(target=work, args=x) for x in enumerate(streams)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+    tally = runner.devices[0].tally
+    assert (tally.products, tally.repeated) == (160, 0)
