@@ -225,7 +225,8 @@ class CudaDevice(CudaCopies, KernelDevice):
     @functools.cached_property
     def _own_stream(self) -> Any:
         """On which no kernel runs."""
-        return self.cp.cuda.Stream(non_blocking=True)
+        with self.cp.cuda.Device(self.ordinal):
+            return self.cp.cuda.Stream(non_blocking=True)
 
     def clock(self) -> Callable[[Event], float]:
         cuda, ordinal, zero = self.cp.cuda, self.ordinal, self._zero
@@ -266,7 +267,8 @@ class CudaDevice(CudaCopies, KernelDevice):
         if key not in self._tables:
             if len(self._tables) >= MAX_TABLES:
                 del self._tables[next(iter(self._tables))]
-            with self._own_stream:  # what another gave back may still be in use there
+            # What another stream gave back may still be in use there.
+            with self.cp.cuda.Device(self.ordinal), self._own_stream:
                 memory = self._allocate(host.nbytes)
             table = self.cp.ndarray(host.shape, host.dtype, memptr=memory)
             self.cp.cuda.runtime.memcpy(
