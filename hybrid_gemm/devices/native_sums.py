@@ -14,10 +14,10 @@ from ..errors import HybridGemmError
 from ..host import compiler
 from .checksums import GROUPS
 
-#Bytes, and elements of a product with sums, for which one more thread is started : that takes as
-#long as a fifth of them.
+# Bytes, and elements of a product with sums, for which one more thread is started: that takes as
+# long as a fifth of them.
 EACH_BYTES, EACH_ELEMENTS = 1 << 20, 1 << 18
-#A product of fewer rows shares out k, too : so many columns at least to each share.
+# A product of fewer rows shares out k, too: so many columns at least to each share.
 FEW_ROWS, SHARE, MOST_SHARES = 128, 1 << 15, 64
 _SOURCE = Path(__file__).with_name("native_sums.cpp")
 _LINES, _SUMS, _PRODUCT = range(3)
