@@ -14,9 +14,10 @@ from support.devices import needs, open_device
 
 import hybrid_gemm as hg
 from hybrid_gemm import devices
-from hybrid_gemm.devices.checksums import GROUPS, HostChecksums, KernelChecksums, width
+from hybrid_gemm.devices.checksums import GROUPS, KernelChecksums, width
 from hybrid_gemm.devices.emulator import program as emulation
 from hybrid_gemm.devices.emulator.device import EmulatorDevice
+from hybrid_gemm.devices.host_checksums import HostChecksums
 from hybrid_gemm.errors import OptionTypeError, UsageError, VerificationError
 from hybrid_gemm.execution.checks import Checks
 from hybrid_gemm.planning.plan import CHECKING_BYTES

@@ -124,14 +124,17 @@ def _native(devices: Sequence[KernelLauncher]) -> Iterator[str]:
     """Compiles the host's own native code, too; why it cannot be, if so."""
     if not any(device.on_gpu for device in devices):
         return
+    from ..devices import native_sums
     from ..devices.cuda import launch_list
     from ..execution import native_copier
 
     for what, reason in (
-        ("copies", native_copier.unavailable()), ("launches", launch_list.unavailable())
-    ):  # fmt: skip
+        ("copies are made by Python", native_copier.unavailable()),
+        ("launches are made by Python", launch_list.unavailable()),
+        ("sums for checks are made by NumPy", native_sums.unavailable()),
+    ):
         if reason:
-            yield f"{what} are made by Python: {reason}"
+            yield f"{what}: {reason}"
 
 
 def show(data: dict[str, Any]) -> None:

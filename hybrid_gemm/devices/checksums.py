@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -17,17 +16,12 @@ import numpy as np
 from .. import catalog
 from ..arrays.strides import address, layout, leading, stored
 from ..catalog import Variant
-from ..host.resources import cores
-from ..planning.partition import Span, cut
 from ..problem import NARROW
 from .base import Array, Device, Stream
 from .kernel_launcher import KernelLauncher
 
 GROUPS = 8
 NUMBERS, BITS = 1, 2  # how the kernels read elements
-CHUNK_BYTES = 8 << 20  # of float64 that the host makes at a time
-CACHED_BYTES = 256 << 10  # that stay in a core's cache
-THREADED_BYTES, THREADS = 8 << 20, max(1, min(8, cores()))  # for sums of host memory
 
 
 def width(cols: int) -> int:
@@ -297,89 +291,6 @@ _NARROW = ("float16",)  # whose sums may be float32 in part
 _OF_KERNELS = {"uint16": "float16", "uint32": "int32", "uint64": "int64"}  # read as bits
 
 
-class HostChecksums:
-    """The same by NumPy, for matrices in any storage order."""
-
-    def __init__(self, device: Device) -> None:
-        self.weights = Weights(device)
-
-    def prepare(self, a: np.ndarray, b: np.ndarray, dtype: str, *, narrow: bool) -> None:
-        """Nothing to compile."""
-
-    def judge(self, stream: Stream) -> None:
-        return None
-
-    def sums(self, x: np.ndarray, stream: Stream, *, narrow: bool = False) -> Sums:
-        if is_exact(x.dtype):
-            weights = self.weights.of(x.shape[1], exact=True)
-            return Sums(_exact(x, weights), _exact(x, weights >> np.uint64(32)))
-        rows, cols = x.shape
-        weights = self.weights.of(cols, exact=False)[:cols]
-        sums, squares = np.empty((rows, GROUPS)), np.empty((rows, GROUPS))
-        step = max(1, CHUNK_BYTES // 8 // max(1, cols))
-        with np.errstate(all="ignore"):
-            for i in range(0, rows, step):
-                part = x[i : i + step].astype("f8")
-                for group in range(GROUPS):
-                    own = slice(group * width(cols), (group + 1) * width(cols))
-                    np.matmul(part[:, own], weights[own], out=sums[i : i + step, group])
-                part *= part
-                for group in range(GROUPS):
-                    own = slice(group * width(cols), (group + 1) * width(cols))
-                    np.matmul(part[:, own], weights[own] ** 2, out=squares[i : i + step, group])
-        return Sums(sums, squares)
-
-    def product(
-        self, a: np.ndarray, b: np.ndarray, stream: Stream, *, narrow: bool = False
-    ) -> Sums:  # fmt: skip
-        of_b = self.sums(b, stream)
-        if is_exact(a.dtype):
-            wide = a.astype("u8")
-            return Sums(wide @ of_b.of, wide @ of_b.second)
-        rows, k = a.shape
-        sums, squares = np.zeros((rows, GROUPS)), np.zeros((rows, 1))
-        step = max(1, CHUNK_BYTES // 8 // max(1, k))
-        with np.errstate(all="ignore"):
-            most = of_b.second.max(axis=1, keepdims=True)
-            for i in range(0, rows, step):
-                part = a[i : i + step].astype("f8")
-                sums[i : i + step] = part @ of_b.of
-                part *= part
-                squares[i : i + step] = part @ most
-        return Sums(sums, squares)
-
-    def bits(self, x: np.ndarray, stream: Stream) -> np.ndarray:
-        words = np.ascontiguousarray(x).view(f"u{x.dtype.itemsize}")
-        return _exact(words, self.weights.of(x.shape[1], exact=True), of=_squares)
-
-    def lines(self, x: np.ndarray, stream: Stream) -> np.ndarray:
-        return line_sums(x)
-
-
-def _exact(
-    x: np.ndarray, weights: np.ndarray, of: Callable[[np.ndarray], np.ndarray] | None = None
-) -> np.ndarray:
-    """Weighted sums modulo 2^64 of the groups of each row: of integers, or of what `of` makes of
-    them."""
-    rows, cols = x.shape
-    sums = np.zeros((rows, GROUPS), np.uint64)
-    step = max(1, CHUNK_BYTES // 8 // max(1, cols))
-    for i in range(0, rows, step):
-        part = of(x[i : i + step]) if of else x[i : i + step].astype("u8")
-        _add_up(part * weights[:cols], sums[i : i + step])
-    return sums
-
-
-def _add_up(x: np.ndarray, groups: np.ndarray) -> None:
-    """The sums of the groups' columns, into `groups`."""
-    if x.size:
-        starts = range(0, x.shape[1], width(x.shape[1]))
-        np.add.reduceat(x, list(starts), axis=1, out=groups[:, : len(starts)])
-
-
-# --- of bytes, alike on devices and on the host ---------------------------------------------
-
-
 def words(x: Array, y: Array) -> tuple[Array, Array] | None:
     """Two matrices of one shape and dtype as unsigned words, row by row as both are stored: of 4
     bytes where rows are made of these, which are summed fastest, and otherwise of their elements'
@@ -395,31 +306,3 @@ def words(x: Array, y: Array) -> tuple[Array, Array] | None:
             kind = "u4" if fours else f"u{size}"
             return lines[0].view(kind), lines[1].view(kind)
     return None
-
-
-def _squares(x: np.ndarray) -> np.ndarray:
-    """Words as the kernels sum bits: equal changes of several do not cancel."""
-    if x.dtype.itemsize < 8:
-        wide = x.astype(np.uint64)
-        wide *= wide
-        return wide
-    low, high = x & np.uint64(0xFFFFFFFF), x >> np.uint64(32)
-    return low * low + high * high * np.uint64(0x9E3779B97F4A7C15)
-
-
-def line_sums(x: np.ndarray) -> np.ndarray:
-    """The sum of the squares of each row of unsigned words, modulo 2^64, by some threads."""
-    made = np.empty(len(x), np.uint64)
-    step = max(1, CACHED_BYTES // 8 // max(1, x.shape[1]))
-
-    def some(rows: Span) -> None:
-        for i in range(rows.start, rows.stop, step):
-            own = slice(i, min(i + step, rows.stop))
-            np.add.reduce(_squares(x[own]), axis=1, out=made[own])
-
-    if x.nbytes < THREADED_BYTES:
-        some(Span(0, len(x)))
-    else:
-        with ThreadPoolExecutor(THREADS) as pool:
-            list(pool.map(some, cut(len(x), THREADS)))
-    return made

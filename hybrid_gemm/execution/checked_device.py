@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -18,16 +19,8 @@ import numpy as np
 from ..arrays.on_gpus import on_gpu_of
 from ..catalog import Variant
 from ..devices.base import Array, Device, Stream
-from ..devices.checksums import (
-    Checksums,
-    HostChecksums,
-    KernelChecksums,
-    Sums,
-    is_exact,
-    line_sums,
-    width,
-    words,
-)
+from ..devices.checksums import Checksums, KernelChecksums, Sums, is_exact, width, words
+from ..devices.host_checksums import HostChecksums, line_sums
 from ..devices.kernel_launcher import KernelLauncher
 from ..devices.roles import BoundProduct
 from ..devices.wrapped import WrappedDevice
@@ -48,6 +41,9 @@ from .checks import (
 )
 
 ATTEMPTS = 3  # at a product, a sum or a copy
+AHEAD_BYTES = (
+    8 << 20
+)  # that are summed while they are copied; fewer take as long as a thread to start
 
 
 class CheckedDevice(WrappedDevice):
@@ -176,9 +172,8 @@ class CheckedDevice(WrappedDevice):
         def call(stream: Stream) -> None:
             stream.synchronize()  # what it waits for is on the way on other devices, too
             for attempt in range(ATTEMPTS):
-                copy(stream)
-                stream.synchronize()
-                wrong = self._differing(dst, src, stream)
+                here = self._copied(copy, dst, src, stream)
+                wrong = self._differing(dst, src, stream, here)
                 if not wrong:
                     self.count(Checks(copies=1, repeated=int(attempt > 0)))
                     return
@@ -197,15 +192,36 @@ class CheckedDevice(WrappedDevice):
             return self.device.bound_copy(dst, src)
         return lambda stream: staging.copy_now(self.device, dst, src, stream)
 
-    def _differing(self, dst: Array, src: Array, stream: Stream) -> tuple | None:
-        """Rows and columns around what differs between two copies; None if nothing does."""
+    def _copied(
+        self, copy: Callable[[Stream], None], dst: Array, src: Array, stream: Stream
+    ) -> np.ndarray | None:
+        """Copies, and waits for it. What goes from the host to a GPU is summed meanwhile, if it is
+        much: returns the line sums of `src`, which the copy does not change, or None."""
+        ahead = self.on_gpu and isinstance(src, np.ndarray) and src.nbytes >= AHEAD_BYTES
+        found = words(dst, src) if ahead else None
+        if found is None:
+            copy(stream)
+            stream.synchronize()
+            return None
+        with ThreadPoolExecutor(1) as thread:  # which has ended, too, when the copy fails
+            here = thread.submit(line_sums, found[1])
+            copy(stream)
+            stream.synchronize()
+            return here.result()
+
+    def _differing(
+        self, dst: Array, src: Array, stream: Stream, here: np.ndarray | None
+    ) -> tuple | None:
+        """Rows and columns around what differs between two copies; None if nothing does. `here` are
+        the line sums of `src`, where they are made already."""
         found = words(dst, src)
         if found is None:  # copies that transpose: row by row of one, and column by column
             turned = [np.ascontiguousarray(_on_host(x)) for x in (dst, src)]
             wrong = turned[0].view("u1") != turned[1].view("u1")
             rows = np.flatnonzero(wrong.any(axis=1))
             return ((0, len(dst)), (0, dst.shape[1])) if len(rows) else None
-        there, here = (self.line_sums(x, stream) for x in found)
+        there = self.line_sums(found[0], stream)
+        here = self.line_sums(found[1], stream) if here is None else here
         rows = np.flatnonzero(there != here)
         if not len(rows):
             return None

@@ -1,0 +1,391 @@
+// The sums that native_sums.cpp shares out, for one kind of CPU: it includes this once for each, in
+// a namespace of its own. So there is no guard, and nothing else is included here.
+
+// Eight elements, as many as there are groups, in vectors of this CPU's size.
+template <class T>
+struct Eight {
+    typedef T Vector __attribute__((vector_size(VECTOR_BYTES), aligned(8), may_alias));
+    static constexpr int COUNT = 64 / VECTOR_BYTES;
+    Vector part[COUNT];
+};
+
+template <class T>
+void operator+=(Eight<T>& x, const Eight<T>& y) {
+    for (int i = 0; i < x.COUNT; ++i) x.part[i] += y.part[i];
+}
+
+template <class T>
+Eight<T> eight(const T* at) {
+    Eight<T> made;
+    for (int i = 0; i < made.COUNT; ++i)
+        made.part[i] = reinterpret_cast<const typename Eight<T>::Vector*>(at)[i];
+    return made;
+}
+
+template <class T>
+T total(const Eight<T>& sums) {
+    T x[8];
+    memcpy(x, &sums, sizeof x);
+    return ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7]));
+}
+
+// Reads `count` neighbours of any type as float64 or uint64.
+template <class From, class T>
+void widen(const char* at, int64_t count, T* __restrict to) {
+    typedef From Unaligned __attribute__((aligned(1), may_alias));
+    const Unaligned* from = reinterpret_cast<const Unaligned*>(at);
+    for (int64_t i = 0; i < count; ++i) to[i] = static_cast<T>(from[i]);
+}
+
+inline float as_float(uint32_t bits) {
+    float made;
+    memcpy(&made, &bits, sizeof made);
+    return made;
+}
+
+// Those of float16. Numbers without a leading 1 are made from a number that has one, since some
+// CPUs take long for such numbers of their own.
+inline void widen_halves(const char* at, int64_t count, double* __restrict to) {
+    typedef uint16_t Unaligned __attribute__((aligned(1), may_alias));
+    const Unaligned* from = reinterpret_cast<const Unaligned*>(at);
+    for (int64_t i = 0; i < count; ++i) {
+        const uint32_t half = from[i], bits = (half & 0x7fff) << 13, exponent = half & 0x7c00;
+        const float small = as_float(bits + (113u << 23)) - as_float(113u << 23);
+        uint32_t made;
+        memcpy(&made, &small, sizeof made);
+        const uint32_t is_small = -static_cast<uint32_t>(exponent == 0);      // all ones, or none
+        const uint32_t is_last = -static_cast<uint32_t>(exponent == 0x7c00);  // Inf or NaN
+        const uint32_t large = bits + (112u << 23) + (is_last & (112u << 23));
+        made = (made & is_small) | (large & ~is_small) | (half & 0x8000) << 16;
+        to[i] = as_float(made);
+    }
+}
+
+inline void widen_upper_halves(const char* at, int64_t count, double* __restrict to) {
+    typedef uint16_t Unaligned __attribute__((aligned(1), may_alias));
+    const Unaligned* from = reinterpret_cast<const Unaligned*>(at);
+    for (int64_t i = 0; i < count; ++i) to[i] = as_float(static_cast<uint32_t>(from[i]) << 16);
+}
+
+__attribute__((noinline)) inline void read(int type, const char* at, int64_t count, double* to) {
+    switch (type) {
+        case FLOAT16:
+            return widen_halves(at, count, to);
+        case BFLOAT16:
+            return widen_upper_halves(at, count, to);
+        case FLOAT32:
+            return widen<float>(at, count, to);
+        default:
+            return widen<double>(at, count, to);
+    }
+}
+
+__attribute__((noinline)) inline void read(int type, const char* at, int64_t count, uint64_t* to) {
+    switch (type) {
+        case INT8:
+            return widen<int8_t>(at, count, to);
+        case INT16:
+            return widen<int16_t>(at, count, to);
+        case INT32:
+            return widen<int32_t>(at, count, to);
+        case UINT8:
+            return widen<uint8_t>(at, count, to);
+        case UINT16:
+            return widen<uint16_t>(at, count, to);
+        case UINT32:
+            return widen<uint32_t>(at, count, to);
+        default:
+            return widen<uint64_t>(at, count, to);
+    }
+}
+
+// --- sums of squares of words -----------------------------------------------------------------
+
+template <class Word>
+uint64_t squares_of(const char* at, int64_t count) {
+    typedef Word Unaligned __attribute__((aligned(1), may_alias));
+    const Unaligned* from = reinterpret_cast<const Unaligned*>(at);
+    uint64_t sum = 0;
+    for (int64_t i = 0; i < count; ++i) sum += static_cast<uint64_t>(from[i]) * from[i];
+    return sum;
+}
+
+// The upper and lower halves of words of 8 bytes are squared by themselves.
+inline uint64_t squares_of_long(const char* at, int64_t count) {
+    typedef uint64_t Unaligned __attribute__((aligned(1), may_alias));
+    const Unaligned* from = reinterpret_cast<const Unaligned*>(at);
+    uint64_t low = 0, high = 0;
+    for (int64_t i = 0; i < count; ++i) {
+        const uint32_t lower = static_cast<uint32_t>(from[i]), upper = from[i] >> 32;
+        low += static_cast<uint64_t>(lower) * lower;
+        high += static_cast<uint64_t>(upper) * upper;
+    }
+    return low + high * 0x9E3779B97F4A7C15u;
+}
+
+// A piece of the matrix: some rows, or a part of one.
+inline void lines(const Cut& job, int64_t piece) {
+    const int64_t row = piece / job.parts * job.rows_each;
+    const int64_t begin = piece % job.parts * job.cols_each;
+    const int64_t end = std::min(job.rows, row + job.rows_each);
+    const int64_t count = std::min(job.cols - begin, job.cols_each);
+    uint64_t* sums = static_cast<uint64_t*>(job.of);
+    for (int64_t i = row; i < end; ++i) {
+        const char* at = job.at + i * job.pitch + begin * job.size;
+        uint64_t sum;
+        switch (job.size) {
+            case 1:
+                sum = squares_of<uint8_t>(at, count);
+                break;
+            case 2:
+                sum = squares_of<uint16_t>(at, count);
+                break;
+            case 4:
+                sum = squares_of<uint32_t>(at, count);
+                break;
+            default:
+                sum = squares_of_long(at, count);
+        }
+        __atomic_fetch_add(&sums[i], sum, __ATOMIC_RELAXED);
+    }
+}
+
+// --- weighted sums of groups ------------------------------------------------------------------
+
+// Adds elements, one or a vector, to both sums. Of floating point the second is that of squares, of
+// integers that by the upper halves of the weights.
+template <class T, class Some>
+void add(const Some& x, const Some& weight, Some& of, Some& second) {
+    const Some product = x * weight;
+    of += product;
+    if constexpr (std::is_floating_point<T>::value)
+        second += product * product;
+    else
+        second += x * (weight >> 32);
+}
+
+// Sums of a group of one row: two of each kind, for neither would add at once what it adds.
+template <class T>
+struct Group {
+    Eight<T> of[2], second[2];
+};
+
+// Adds `count` elements, a multiple of 8, to a group.
+template <class T>
+void add_run(const T* x, const T* weights, int64_t count, Group<T>& group) {
+    typedef typename Eight<T>::Vector Vector;
+    constexpr int PARTS = Eight<T>::COUNT, LANES = 8 / PARTS;
+    constexpr int TWICE = PARTS <= 2 ? 2 : 1;  // as there are registers
+    Eight<T> of[TWICE], second[TWICE];
+    for (int j = 0; j < TWICE; ++j) of[j] = group.of[j], second[j] = group.second[j];
+    const auto add_eights = [&](int64_t at, int eights) __attribute__((always_inline)) {
+        for (int j = 0; j < eights; ++j)
+            for (int p = 0; p < PARTS; ++p) {
+                const int64_t i = at + 8 * j + LANES * p;
+                add<T, Vector>(*reinterpret_cast<const Vector*>(x + i),
+                               *reinterpret_cast<const Vector*>(weights + i), of[j].part[p],
+                               second[j].part[p]);
+            }
+    };
+    int64_t i = 0;
+    for (; i + 8 * TWICE <= count; i += 8 * TWICE) add_eights(i, TWICE);
+    if (i < count) add_eights(i, 1);
+    for (int j = 0; j < TWICE; ++j) group.of[j] = of[j], group.second[j] = second[j];
+}
+
+// Of rows whose elements are neighbours. A piece is some rows, or a part of the groups of one.
+template <class T>
+void sums_along(const Cut& job, int64_t piece) {
+    alignas(64) T x[RUN];
+    const T* weights = static_cast<const T*>(job.weights);
+    const int64_t row = piece / job.parts * job.rows_each;
+    const int64_t begin = piece % job.parts * job.cols_each;
+    const int64_t end = std::min(job.cols, begin + job.cols_each);
+    for (int64_t i = row; i < std::min(job.rows, row + job.rows_each); ++i) {
+        Group<T> groups[GROUPS];
+        memset(groups, 0, sizeof groups);
+        for (int64_t j = begin; j < end; j += RUN) {
+            const int64_t count = std::min(RUN, end - j), whole = (count + 7) / 8 * 8;
+            read(job.type, job.at + i * job.pitch + j * job.size, count, x);
+            std::fill(x + count, x + whole, T(0));  // there are weights for all of a group
+            for (int64_t at = j; at < j + whole;) {
+                const int64_t group = at / job.width;
+                const int64_t next = std::min(j + whole, (group + 1) * job.width);
+                add_run(x + (at - j), weights + at, next - at, groups[group]);
+                at = next;
+            }
+        }
+        const int64_t first = begin / job.width;
+        const int64_t last = job.parts == 1 ? GROUPS : first + job.cols_each / job.width;
+        for (int64_t g = first; g < std::min(last, GROUPS); ++g) {
+            Group<T>& group = groups[g];
+            group.of[0] += group.of[1];
+            group.second[0] += group.second[1];
+            static_cast<T*>(job.of)[i * GROUPS + g] = total(group.of[0]);
+            static_cast<T*>(job.second)[i * GROUPS + g] = total(group.second[0]);
+        }
+    }
+}
+
+// Of rows whose elements are not neighbours, those of columns are. A piece is a group of some rows.
+template <class T>
+void sums_across(const Cut& job, int64_t piece) {
+    alignas(64) T x[4][TALL], of[TALL] = {}, second[TALL] = {};
+    const int64_t row = piece / GROUPS * job.rows_each, group = piece % GROUPS;
+    const int64_t rows = std::min(job.rows - row, job.rows_each);
+    const int64_t end = std::min(job.cols, (group + 1) * job.width);
+    const T* weights = static_cast<const T*>(job.weights);
+    for (int64_t j = group * job.width; j < end; j += 4) {
+        for (int64_t c = 0; c < 4; ++c) {
+            if (j + c < end)
+                read(job.type, job.at + (j + c) * job.pitch + row * job.size, rows, x[c]);
+            else
+                std::fill(x[c], x[c] + rows, T(0));
+        }
+        const T w0 = weights[j], w1 = weights[j + 1], w2 = weights[j + 2], w3 = weights[j + 3];
+        for (int64_t i = 0; i < rows; ++i) {
+            T sum = of[i], other = second[i];
+            add<T, T>(x[0][i], w0, sum, other);
+            add<T, T>(x[1][i], w1, sum, other);
+            add<T, T>(x[2][i], w2, sum, other);
+            add<T, T>(x[3][i], w3, sum, other);
+            of[i] = sum, second[i] = other;
+        }
+    }
+    for (int64_t i = 0; i < rows; ++i) {
+        static_cast<T*>(job.of)[(row + i) * GROUPS + group] = of[i];
+        static_cast<T*>(job.second)[(row + i) * GROUPS + group] = second[i];
+    }
+}
+
+// --- products with sums -----------------------------------------------------------------------
+
+// Adds some rows' products with `count` rows of sums: of as many as there are registers for.
+template <class T>
+void multiply(const T (*x)[RUN], const T* sums, int64_t count, Eight<T>* made) {
+    constexpr int ROWS = VECTOR_BYTES == 16 ? 2 : 4;
+    for (int64_t row = 0; row < 4; row += ROWS) {
+        Eight<T> of[ROWS] = {};
+        for (int64_t j = 0; j < count; ++j) {
+            const Eight<T> sum = eight(sums + j * GROUPS);
+            for (int r = 0; r < ROWS; ++r)
+                for (int p = 0; p < sum.COUNT; ++p) of[r].part[p] += x[row + r][j] * sum.part[p];
+        }
+        for (int r = 0; r < ROWS; ++r) made[row + r] += of[r];
+    }
+}
+
+// The sum of the squares of `count` elements, each times its own number.
+inline double add_squares(const double* x, const double* most, int64_t count) {
+    Eight<double> sum = {};
+    int64_t j = 0;
+    for (; j + 8 <= count; j += 8) {
+        const Eight<double> some = eight(x + j), with = eight(most + j);
+        for (int p = 0; p < some.COUNT; ++p)
+            sum.part[p] += some.part[p] * some.part[p] * with.part[p];
+    }
+    double made = total(sum);
+    for (; j < count; ++j) made += x[j] * x[j] * most[j];
+    return made;
+}
+
+// Of rows whose elements are neighbours. A piece is some rows, and a share of k.
+template <class T>
+void product_along(const Cut& job, int64_t piece) {
+    alignas(64) T x[4][RUN];
+    const int64_t share = piece % job.parts, begin = share * job.cols_each;
+    const int64_t row = piece / job.parts * job.rows_each;
+    const int64_t end = std::min(job.cols, begin + job.cols_each);
+    const int64_t last = std::min(job.rows, row + job.rows_each);
+    const T *sums = static_cast<const T*>(job.weights), *more = static_cast<const T*>(job.more);
+    for (int64_t i = row; i < last; i += 4) {
+        const int64_t rows = std::min<int64_t>(4, last - i);
+        Eight<T> of[4] = {}, second[4] = {};
+        T squares[4] = {};
+        for (int64_t j = begin; j < end; j += RUN) {
+            const int64_t count = std::min(RUN, end - j);
+            for (int64_t r = 0; r < 4; ++r) {
+                if (r < rows)
+                    read(job.type, job.at + (i + r) * job.pitch + j * job.size, count, x[r]);
+                else
+                    std::fill(x[r], x[r] + count, T(0));
+            }
+            multiply<T>(x, sums + j * GROUPS, count, of);
+            if constexpr (std::is_floating_point<T>::value)
+                for (int64_t r = 0; r < rows; ++r) squares[r] += add_squares(x[r], more + j, count);
+            else
+                multiply<T>(x, more + j * GROUPS, count, second);
+        }
+        for (int64_t r = 0; r < rows; ++r) {
+            const int64_t at = share * job.rows + i + r;
+            memcpy(static_cast<T*>(job.of) + at * GROUPS, &of[r], sizeof of[r]);
+            if (std::is_floating_point<T>::value)
+                static_cast<T*>(job.second)[at] = squares[r];
+            else
+                memcpy(static_cast<T*>(job.second) + at * GROUPS, &second[r], sizeof second[r]);
+        }
+    }
+}
+
+// Adds four columns, each times its own number.
+template <class T>
+void add_columns(const T (*x)[TALL], const T* factors, int64_t rows, T* __restrict made) {
+    const T f0 = factors[0], f1 = factors[1], f2 = factors[2], f3 = factors[3];
+    for (int64_t i = 0; i < rows; ++i)
+        made[i] += (x[0][i] * f0 + x[1][i] * f1) + (x[2][i] * f2 + x[3][i] * f3);
+}
+
+// Of rows whose elements are not neighbours. A piece is some rows, and a share of k.
+template <class T>
+void product_across(const Cut& job, int64_t piece) {
+    constexpr bool FLOATS = std::is_floating_point<T>::value;
+    constexpr int64_t MORE = FLOATS ? 1 : GROUPS;
+    alignas(64) T x[4][TALL], made[GROUPS + MORE][TALL];
+    memset(made, 0, sizeof made);
+    const int64_t share = piece % job.parts, begin = share * job.cols_each;
+    const int64_t row = piece / job.parts * job.rows_each;
+    const int64_t rows = std::min(job.rows - row, job.rows_each);
+    const int64_t end = std::min(job.cols, begin + job.cols_each);
+    const T *sums = static_cast<const T*>(job.weights), *more = static_cast<const T*>(job.more);
+    for (int64_t j = begin; j < end; j += 4) {
+        T factors[GROUPS + MORE][4] = {};
+        for (int64_t c = 0; c < 4; ++c) {
+            if (j + c >= end) {
+                std::fill(x[c], x[c] + rows, T(0));
+                continue;
+            }
+            read(job.type, job.at + (j + c) * job.pitch + row * job.size, rows, x[c]);
+            for (int64_t g = 0; g < GROUPS; ++g) factors[g][c] = sums[(j + c) * GROUPS + g];
+            for (int64_t g = 0; g < MORE; ++g) factors[GROUPS + g][c] = more[(j + c) * MORE + g];
+        }
+        for (int64_t g = 0; g < GROUPS; ++g) add_columns<T>(x, factors[g], rows, made[g]);
+        if (FLOATS)
+            for (int64_t c = 0; c < 4; ++c)
+                for (int64_t i = 0; i < rows; ++i) x[c][i] *= x[c][i];
+        for (int64_t g = GROUPS; g < GROUPS + MORE; ++g)
+            add_columns<T>(x, factors[g], rows, made[g]);
+    }
+    for (int64_t i = 0; i < rows; ++i) {
+        const int64_t at = share * job.rows + row + i;
+        for (int64_t g = 0; g < GROUPS; ++g) static_cast<T*>(job.of)[at * GROUPS + g] = made[g][i];
+        for (int64_t g = 0; g < MORE; ++g)
+            static_cast<T*>(job.second)[at * MORE + g] = made[GROUPS + g][i];
+    }
+}
+
+template <class T>
+void weighted(const Cut& job, int64_t piece) {
+    if (job.what == SUMS)
+        job.across ? sums_across<T>(job, piece) : sums_along<T>(job, piece);
+    else
+        job.across ? product_across<T>(job, piece) : product_along<T>(job, piece);
+}
+
+void work(const Cut& job, int64_t piece) {
+    if (job.what == LINES)
+        lines(job, piece);
+    else if (job.type < INT8)
+        weighted<double>(job, piece);
+    else
+        weighted<uint64_t>(job, piece);
+}
