@@ -315,7 +315,7 @@ class Runner:
         stacks = Stacks.of(a, b, out)
         if self.options.algorithm == "3m" and stacks.c.dtype.kind == "c":
             stacks.multiply(self._into, lambda *_: False)
-        elif is_device_array(stacks.c) and self.options.kernel != "own":
+        elif (self._stack_gpus or is_device_array(stacks.c)) and self.options.kernel != "own":
             stacks.multiply(self._into, self._together)
         else:
             stacks.as_real().multiply(self._into, self._together)
@@ -361,6 +361,8 @@ class Runner:
         """`gemm` by position, which saves a call of microseconds a tenth of its time; transposes
         as `op_of` gives them."""
         array = np.ndarray
+        if type(alpha) is array or type(beta) is array:  # of no dimension: as numbers
+            alpha, beta = (x[()] if type(x) is array and not x.ndim else x for x in (alpha, beta))
         hosted = (
             type(a) is array and type(b) is array and (c is None or type(c) is array)
             and (out is None or type(out) is array)
@@ -390,6 +392,11 @@ class Runner:
                 return done
         arrays = CallerArrays.of(a, b, c, out, trans_a=trans_a, trans_b=trans_b)
         problem = self.plans.settle(arrays.problem(alpha=alpha, beta=beta))
+        turned = arrays.turned() if hosted and self.devices[0].on_gpu else None
+        if turned and not problem.is_complex:
+            arrays.check(problem, self.devices[0])
+            self._multiply(turned.a, turned.b, turned.c, alpha, beta, False, False, turned.out)
+            return out
         if not problem.is_complex:
             with on_gpu_of(*arrays.given):
                 done = self._run(arrays, problem, described=False)

@@ -183,7 +183,7 @@ def test_the_expansion_is_that_of_its_docstring(conj, alpha, rng):
 
 
 def test_large_matrices_are_expanded_in_pieces(monkeypatch, rng):
-    monkeypatch.setattr("hybrid_gemm.arrays.complex_numbers.PIECE", 50)
+    monkeypatch.setattr("hybrid_gemm.arrays.caller_arrays.PIECE", 50)
     a, b = integers(rng, (8, 40)), integers(rng, (40, 20))
     np.testing.assert_array_equal(gemm(a, b, device="cpu"), a @ b)
 

@@ -1,6 +1,8 @@
 """Products on one GPU of arrays that no kernel reads or writes as they lie, with NumPy in the place
 of a GPU, and on one."""
 
+import contextlib
+import itertools
 from types import SimpleNamespace
 
 import numpy as np
@@ -70,7 +72,10 @@ def gpu():
     )
     made.device = SimpleNamespace(
         is_current=lambda: True, preparable=lambda *given: False,
-        cp=SimpleNamespace(asarray=lambda x: x.view(Gpu)),
+        cp=SimpleNamespace(
+            asarray=lambda x: x.view(Gpu),
+            cuda=SimpleNamespace(Device=lambda ordinal: contextlib.nullcontext()),
+        ),
     )  # fmt: skip
     made.array, made.ordinal, made.known, made.checked = Gpu, 0, {}, None
     made.stream = lambda: SimpleNamespace(cupy=SimpleNamespace(ptr=7))
@@ -145,7 +150,37 @@ def test_a_small_array_of_the_host_is_brought(gpu, of_host, rng):
         assert gpu.gemm(x, large, None, 1, 0, False, False, None) is None
 
 
-@pytest.mark.parametrize("case", ["A", "C", "wide", "itself", "bool", "alpha", "beta", "vector"])
+@pytest.mark.parametrize("dtype", ["f8", "f2", "c8"])
+@pytest.mark.parametrize("how", LIES)
+def test_a_place_of_another_dtype_gets_the_product_cast(gpu, dtype, how, rng):
+    a, b = integers(rng, (5, 6)), integers(rng, (6, 7))
+    out = there(np.full((5, 7), 9).astype(dtype), how)
+    assert gpu.gemm(there(a, "rows"), there(b, how), None, 2, 0, False, False, out) is out
+    np.testing.assert_array_equal(out, 2 * (a @ b))
+
+
+@pytest.mark.parametrize("sides", [(5, 6, 0), (0, 6, 3), (5, 0, 3), (0, 0, 0), (5, 6, 3)])
+@pytest.mark.parametrize("beta", [0, 1, -3])
+@pytest.mark.parametrize("how", LIES)
+def test_what_is_not_read_is_not_multiplied(gpu, sides, beta, how, rng):
+    """With k = 0, and with alpha = 0."""
+    m, n, k = sides
+    a, b, c = (np.full(s, np.nan, "f4").view(Gpu) for s in ((m, k), (k, n), (m, n)))
+    alpha, started, plain = 0 if k else 1, gpu.started, integers(rng, (m, n))
+    c[...] = plain if beta else np.nan
+    given = c if beta else None
+    if m * n:
+        out = there(plain if beta else np.full((m, n), np.nan, "f4"), how)
+        got = gpu.gemm(a, b, out if beta else None, alpha, beta, False, False, out)
+        if how != "backwards":  # of which a run looks whether it overlaps
+            assert got is out and gpu.started == started
+            np.testing.assert_array_equal(out, beta * plain)
+    got = gpu.gemm(a, b, given, alpha, beta, False, False, None)
+    assert gpu.started == started
+    np.testing.assert_array_equal(got, beta * plain)
+
+
+@pytest.mark.parametrize("case", ["A", "C", "whole", "itself", "bool", "beta", "vector"])
 def test_what_is_wrong_or_warned_of_is_left_to_a_run(gpu, case):
     a, b = (there(np.ones(s, "f4"), "steps") for s in ((5, 6), (6, 7)))
     out, c, factors = there(np.ones((5, 7), "f4"), "columns"), None, (1, 0)
@@ -157,14 +192,12 @@ def test_what_is_wrong_or_warned_of_is_left_to_a_run(gpu, case):
     elif case == "C":
         whole = there(np.ones((10, 14), "f4"), "rows")
         c, out, factors = whole[:5, ::2], whole[1:6, ::2], (1, 1)
-    elif case == "wide":
-        out = out.astype("f8")
+    elif case == "whole":
+        out = out.astype("i4")
     elif case == "itself":
         out = np.lib.stride_tricks.as_strided(out, strides=(4, 4), subok=True)
     elif case == "bool":
         b = b.astype(bool)
-    elif case == "alpha":
-        factors = 0, 0
     elif case == "beta":
         c, out = out, None
     else:
@@ -346,3 +379,61 @@ def test_gradients_that_were_expanded(rng):
     ones = torch.ones((), device="cuda").expand(40, 30)
     for _ in range(4):
         np.testing.assert_array_equal(hg.gemm(ones, b).cpu(), (torch.ones_like(a) @ b).cpu())
+
+
+@needs("cuda")
+@pytest.mark.parametrize("large", [False, True])
+def test_places_and_factors_of_the_host_on_a_gpu(large, rng, monkeypatch):
+    """Also where arrays take a run."""
+    if large:
+        monkeypatch.setattr("hybrid_gemm.execution.plan_maker.HOSTED_BYTES", 0)
+        monkeypatch.setattr("hybrid_gemm.execution.hosted._CAST_BYTES", 0)
+    a, b = integers(rng, (90, 50)), integers(rng, (50, 70))
+    with hg.Runner(device="cuda") as runner:
+        for _ in range(3):
+            for dtype, order in itertools.product(("f4", "f8", "f2", "c8"), "CF"):
+                out = np.full((90, 70), 9, dtype, order)
+                assert runner.gemm(a, b, alpha=np.array(2.0), out=out) is out
+                np.testing.assert_array_equal(out, 2 * (a @ b))
+                assert runner.gemm(b.T, a.T, out=out.T).base is not None
+                np.testing.assert_array_equal(out, a @ b)
+            out = np.asfortranarray(integers(rng, (90, 70)))
+            wanted = a @ b + 3 * out
+            assert runner.gemm(a.T.copy(), b, out, beta=3, trans_a=True, out=out) is out
+            np.testing.assert_array_equal(out, wanted)
+            with pytest.raises(ValueError, match="out has shape"):
+                runner.gemm(a, b, out=out.T)
+            with pytest.raises(ValueError, match="out overlaps"):
+                square = np.asfortranarray(integers(rng, (50, 50)))
+                runner.gemm(square, b[:, :50], out=square)
+
+
+@needs("cuda")
+def test_products_of_nothing_on_a_gpu(rng, monkeypatch):
+    import cupy
+
+    monkeypatch.setattr(hg.Runner, "_run", lambda *x, **y: pytest.fail("by a plan"))
+    c = cupy.asarray(integers(rng, (30, 40)))
+    a, b = cupy.full((30, 20), np.nan, "f4"), cupy.full((20, 40), np.nan, "f4")
+    for x, y, alpha in ((a, b, 0), (a[:, :0], b[:0], 2)):
+        for _ in range(3):
+            assert not hg.gemm(x, y, alpha=alpha).any()
+            np.testing.assert_array_equal(hg.gemm(x, y, c, alpha=alpha, beta=3).get(), 3 * c.get())
+            out = c.T.copy().T
+            assert hg.gemm(x, y, out, alpha=alpha, beta=-1, out=out) is out
+            np.testing.assert_array_equal(out.get(), -c.get())
+
+
+@needs("cuda")
+@pytest.mark.parametrize("bad", [None, np.inf, np.nan])
+def test_complex_stacks_of_the_host_on_a_gpu(bad, rng):
+    a, b = (rng.integers(-2, 3, (2, *s)).astype("f4") for s in ((6, 30, 20), (6, 20, 40)))
+    a, b = ((x[0] + 1j * x[1]).astype("c8") for x in (a, b))
+    if bad is not None:
+        a[2, 3, 4] = bad
+    for _ in range(3):
+        got = hg.matmul(a, b, device="cuda")
+        each = np.stack([hg.gemm(x, y, device="cuda") for x, y in zip(a, b, strict=True)])
+        np.testing.assert_array_equal(got, each)
+        if bad is None:
+            np.testing.assert_array_equal(got, a @ b)

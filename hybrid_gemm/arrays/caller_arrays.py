@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from os import PathLike
 from typing import Any, Protocol
 
@@ -9,6 +11,7 @@ import numpy as np
 
 from ..errors import DTypeError, UsageError
 from ..host.notes import warn
+from ..host.resources import cores
 from ..problem import make_problem
 from .other_libraries import library_of
 from .strides import address, overlaps_itself
@@ -17,6 +20,7 @@ from .strides import is_device_array as is_device_array
 # Kinds of dtypes to which NumPy casts numbers, and which hold none: objects, texts and times; so do
 # np.void's, whose kind is that of bfloat16 too.
 _NO_NUMBERS = "OSUTmM"
+PIECE = 1 << 18  # elements that a thread of the host works on at a time
 
 
 def module_of(x: Any) -> Any:
@@ -128,6 +132,19 @@ def cast_into(dst: Any, src: Any) -> None:
             np.copyto(dst, src, casting="unsafe")
         else:
             dst[...] = src.astype(dst.dtype)
+
+
+def by_rows(x: np.ndarray, work: Callable[[slice], None]) -> None:
+    """Calls `work` for spans of rows of an array of the host, by several threads if it is large."""
+    if not x.size:
+        return
+    step = max(1, PIECE * len(x) // x.size)
+    spans = [slice(i, i + step) for i in range(0, len(x), step)]
+    if len(spans) == 1:
+        work(spans[0])
+    else:
+        with ThreadPoolExecutor(min(cores(), len(spans)), "rows") as pool:
+            list(pool.map(work, spans))
 
 
 class _Addresses:

@@ -10,20 +10,15 @@ in the expansion, and a complex alpha is multiplied into it.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ..host.resources import cores
 from ..problem import Problem, Scalar, real_factor
-from .caller_arrays import cast_into, is_device_array, module_of, silent
+from .caller_arrays import by_rows, cast_into, is_device_array, module_of, silent
 from .on_gpus import on_gpu_of
 from .strides import Array
-
-PIECE = 1 << 18  # elements that a thread of the host works on at a time
 
 
 @dataclass(frozen=True)
@@ -145,19 +140,6 @@ def expanded(
 
         by_rows(right, work)
     return _real(made.reshape(*stack, 2 * k, n))
-
-
-def by_rows(x: np.ndarray, work: Callable[[slice], None]) -> None:
-    """Calls `work` for spans of rows of an array of the host, by several threads if it is large."""
-    if not x.size:
-        return
-    step = max(1, PIECE * len(x) // x.size)
-    spans = [slice(i, i + step) for i in range(0, len(x), step)]
-    if len(spans) == 1:
-        work(spans[0])
-    else:
-        with ThreadPoolExecutor(min(cores(), len(spans)), "expand") as pool:
-            list(pool.map(work, spans))
 
 
 def _expand(

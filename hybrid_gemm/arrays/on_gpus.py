@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from .caller_arrays import cast_into, module_of, wait_for_streams
+from .caller_arrays import by_rows, cast_into, module_of, wait_for_streams
 from .strides import is_device_array
 
 
@@ -75,5 +75,8 @@ def copy_into(dst: Any, src: Any) -> None:
             src = src.get()
         elif src.data.device_id != dst.data.device_id:
             src = moved(src, dst.data.device_id)
-    with on_gpu_of(dst):
-        cast_into(dst, module_of(dst).asarray(src))
+    if is_device_array(dst) or not dst.ndim:
+        with on_gpu_of(dst):
+            cast_into(dst, module_of(dst).asarray(src))
+    else:
+        by_rows(dst, lambda rows: cast_into(dst[rows], src[rows]))

@@ -28,7 +28,7 @@ from .caller_arrays import (
     wait_for_streams,
 )
 from .on_gpus import copy_into, empty_beside
-from .strides import layout
+from .strides import layout, leading
 
 
 class Memory(Protocol):
@@ -185,6 +185,17 @@ class CallerArrays:
     def op_b(self) -> Any:
         """B in the same way."""
         return self.b.T if self.trans_b else self.b
+
+    def turned(self) -> CallerArrays | None:
+        """Those of C^T = op(B)^T op(A)^T, where the columns of an `out` of the host are contiguous
+        and its rows are not; None elsewhere, and where another C is added."""
+        out, c = self.out, self.c
+        if not isinstance(out, np.ndarray) or out.ndim != 2 or not (c is None or c is out):
+            return None
+        if leading(out, "n") or not leading(out, "t"):
+            return None
+        place = out.T
+        return CallerArrays(self.op_b.T, self.op_a.T, c if c is None else place, place)
 
     def problem(self, *, alpha: Scalar, beta: Scalar) -> Problem:
         """The problem that they pose. Raises `UsageError` on shapes, `DTypeError` on dtypes; warns

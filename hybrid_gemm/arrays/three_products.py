@@ -21,8 +21,7 @@ from typing import Any
 import numpy as np
 
 from ..problem import REAL_OF, Problem, Scalar
-from .caller_arrays import is_device_array, module_of, silent
-from .complex_numbers import by_rows
+from .caller_arrays import by_rows, is_device_array, module_of, silent
 from .on_gpus import on_gpu_of
 from .strides import Array
 

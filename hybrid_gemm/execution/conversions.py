@@ -109,11 +109,18 @@ def conversion(
         return None  # of which a run warns
     if out is not None and (
         out.shape != (problem.m, problem.n)
-        or out.dtype.name != problem.out_dtype
+        or not (out.dtype.name == problem.out_dtype or (c is None and _casts(problem, out)))
         or overlaps_itself(out)
     ):
         return None
     return ComplexConversion(problem) if problem.is_complex else _conversion(problem, a, b, out)
+
+
+def _casts(problem: Problem, out: Any) -> bool:
+    """Whether the product is cast to `out`, as NumPy casts, by CuPy on any GPU."""
+    names = problem.out_dtype, out.dtype.name
+    kinds = {np.dtype(name).kind if name != "bfloat16" else "V" for name in names}
+    return kinds <= set("iufc") and np.can_cast(*names, "same_kind")
 
 
 def _conversion(problem: Problem, a: Any, b: Any, out: Any) -> Conversion | None:

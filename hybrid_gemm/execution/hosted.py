@@ -71,7 +71,8 @@ class Hosted:
         return self.single.stacks.stackable(a, b, c)
 
     def multiply_stacks(self, a: Any, b: Any, c: Any) -> bool:
-        """C = A @ B for stacks of the host; whether that was done."""
+        """C = A @ B for stacks of the host; whether that was done. Not for complex ones with Inf or
+        NaN, as `gemm`."""
         with self.device.using(self.own):
             x, y = (
                 self._there(v.reshape(-1, v.shape[-1])).reshape(v.shape)
@@ -83,6 +84,8 @@ class Hosted:
             here = c if c.flags.c_contiguous else np.empty(c.shape, c.dtype)
             self._copy(*(v.reshape(-1, v.shape[-1]) for v in (here, made)))
             self.own.synchronize()
+        if c.dtype.kind == "c" and not _is_finite(here):
+            return False
         if here is not c:
             c[...] = here
         return True

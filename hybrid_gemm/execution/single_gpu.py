@@ -18,7 +18,7 @@ from ..arrays.caller_arrays import broadcast_c, is_same, shares_memory
 from ..arrays.on_gpus import moved
 from ..arrays.operand import Operands
 from ..arrays.other_libraries import TORCH
-from ..arrays.strides import layout, leading
+from ..arrays.strides import layout, leading, overlaps_itself
 from ..catalog import Variant
 from ..devices.cuda import cublas
 from ..devices.cuda.device import CudaDevice
@@ -32,6 +32,7 @@ from .conversions import ComplexConversion, Conversion, conversion, multiplied
 from .executor import Execution
 from .first_calls import FirstCalls
 from .found import MAX_KNOWN, CurrentStreams, Found, overlap, reach_of
+from .native_calls import Reaches
 from .plan_maker import PlanMaker
 from .stacks_on_gpu import StacksOnGpu
 from .timeline import Clock
@@ -313,6 +314,10 @@ class SingleGpuExecutor:
         )
         op_a, op_b = a.T if trans_a else a, b.T if trans_b else b
         like = self.array((problem.m, problem.n), problem.out_dtype) if out is None else out
+        reaches = reach_of(a), reach_of(b), reach_of(like)
+        if not (problem.k and problem.alpha):
+            backwards = any(step < 0 for x in (a, b, like) for step in x.strides)
+            return None if backwards else self._unread(problem, c, like, reaches)
         how = None
         if self._fits(problem, a, b, c, like):
             bind = self._complex if problem.is_complex else self._real
@@ -322,8 +327,23 @@ class SingleGpuExecutor:
         if how is None:
             return self._conversion(problem, a, b, c, out)
         call, preparable = how
-        reaches = reach_of(a), reach_of(b), reach_of(like)
         return Found(call, like.shape, problem.out_dtype, reaches, preparable)
+
+    def _unread(self, problem: Problem, c: Any, like: Any, reaches: Reaches) -> Found | None:
+        """beta C, where k or alpha is 0, so that A and B are not read."""
+        beta, placed = problem.beta, (type(like), like.shape, like.dtype.name)
+        if placed != (self.array, (problem.m, problem.n), problem.out_dtype):
+            return None
+        if (beta and type(c) is not self.array) or overlaps_itself(like):
+            return None
+
+        def scale(_a: Any, _b: Any, c: Any, _stream: Any) -> None:
+            if not beta:
+                c.fill(0)
+            elif beta != 1:
+                c *= c.dtype.type(beta)
+
+        return Found(scale, like.shape, problem.out_dtype, reaches, False)
 
     def _fits(self, problem: Problem, a: Any, b: Any, c: Any, like: Any) -> bool:
         """Whether kernels read A and B as they lie, and write C as `like` does."""

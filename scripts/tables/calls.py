@@ -44,16 +44,21 @@ def new_shapes() -> str:
 
 def _ratios(name: str, peer: str, more: str) -> str:
     """A peer's time over ours for calls of every kind, now and before."""
-    of: dict[str, dict[int, list[float]]] = {}
+    of: dict[str, dict[int, list[float | None]]] = {}
     for file in (name, f"{name}_before"):
         for row in result(file, "h100")["rows"]:
             if file == name or row["n"] in of.get(row["what"], {}):
-                of.setdefault(row["what"], {}).setdefault(row["n"], []).append(row["ratio"])
+                ratios = of.setdefault(row["what"], {}).setdefault(row["n"], [])
+                ratios.append(row.get("ratio"))  # none where the call failed
     sizes = sorted(next(iter(of.values())))
 
-    def cell(new: float, old: float | None = None) -> str:
-        changed = old and abs(old / new - 1) > 0.3
-        return f"{old:.2f} → {new:.2f}" if changed else f"{new:.2f}"
+    def cell(new: float, *before: float | None) -> str:
+        for old in before:
+            if old is None:
+                return f"failed → {new:.2f}"
+            if abs(old / new - 1) > 0.3:
+                return f"{old:.2f} → {new:.2f}" if old >= 0.01 else f"{old:.1g} → {new:.2f}"
+        return f"{new:.2f}"
 
     table = [[what, *(cell(*by_size[n]) for n in sizes)] for what, by_size in of.items()]
     return "\n".join([
@@ -74,6 +79,11 @@ def any_arrays() -> str:
 def host_arrays() -> str:
     """Arrays of every kind of the host."""
     return _ratios("host_arrays", "CuPy's", "; `scripts/measure-host-arrays`")
+
+
+def other_calls() -> str:
+    """Checked products, stacks, lists, and arrays of two GPUs."""
+    return _ratios("other_calls", "CuPy's", "; `scripts/measure-calls`, two GPUs")
 
 
 def tensors() -> str:

@@ -1,0 +1,29 @@
+"""Times of calls that follow one another on GPUs, for the scripts that measure calls."""
+
+import statistics
+import time
+from collections.abc import Callable
+
+SAMPLE_S, SAMPLES, MOST = 0.06, 3, 300
+
+
+def calls_us(wait: Callable[[], object], *calls: Callable[[], object]) -> list[float]:
+    """The time of one of many calls in a row, `wait` for the GPUs included, for each of these:
+    medians of samples in turns."""
+    counts, samples = [], []
+    for call in calls:
+        for _ in range(4):
+            call()
+        wait()
+        start = time.perf_counter()
+        call()
+        wait()
+        counts.append(int(min(MOST, max(3, SAMPLE_S / (time.perf_counter() - start)))))
+    for _ in range(SAMPLES):
+        for call, count in zip(calls, counts, strict=True):
+            start = time.perf_counter()
+            for _ in range(count):
+                call()
+            wait()
+            samples.append((time.perf_counter() - start) / count)
+    return [statistics.median(samples[i :: len(calls)]) * 1e6 for i in range(len(calls))]
