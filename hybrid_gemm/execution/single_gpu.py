@@ -334,6 +334,8 @@ class SingleGpuExecutor:
         beta, placed = problem.beta, (type(like), like.shape, like.dtype.name)
         if placed != (self.array, (problem.m, problem.n), problem.out_dtype):
             return None
+        if beta not in (0, 1) and problem.out_dtype != problem.dtype:
+            return None  # it is rounded, or wraps, once
         if (beta and type(c) is not self.array) or overlaps_itself(like):
             return None
 
