@@ -88,8 +88,6 @@ class RankExecutor:
     ) -> RankRun:  # fmt: skip
         """A run that is ready to start. `operands` are this rank's blocks of op(A) and op(B)
         alone, and its strips of C; None on a rank that has nothing to do."""
-        if self.transport:
-            self.transport.start()
         return RankRun(self, plan, operands, progress)
 
     def execute(
@@ -130,6 +128,8 @@ class RankRun:
     def execute(self) -> Execution:
         """Returns when this rank's strip is finished and nobody waits for it any more."""
         started = time.perf_counter()
+        if self.executor.transport:
+            self.executor.transport.start()
         if self.operands is not None:
             with self.beat.during(MULTIPLYING), contextlib.ExitStack() as stack:
                 for device in self.devices:

@@ -346,6 +346,51 @@ def test_an_alpha_that_is_no_number_on_one_rank_is_refused_by_all(comm):
             hybrid_gemm.gemm(a, a, alpha=alpha, comm=comm, device="cpu")
 
 
+class Failing:
+    """An array of a library that cannot give it away."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def __array__(self, *_arguments, **_keywords):
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyError, ZeroDivisionError, BufferError])
+def test_an_array_whose_own_code_fails_on_one_rank_is_refused_by_all(comm, error):
+    a = np.ones((4, 4))
+    wrong = Failing(error("mine")) if comm.rank == comm.size - 1 else a
+    for call in hybrid_gemm.gemm, hybrid_gemm.matmul:
+        with pytest.raises(HybridGemmError, match=f"{error.__name__}: .*mine"):
+            call(wrong, a, comm=comm, device="cpu", rank_timeout=5)
+    np.testing.assert_array_equal(hybrid_gemm.gemm(a, a, comm=comm, device="cpu"), a @ a)
+
+
+def test_an_alpha_that_cannot_be_sent_is_refused_by_all(comm):
+    a, alpha = np.ones((4, 4)), (lambda: 1) if comm.rank == comm.size - 1 else 1
+    for name in "alpha", "beta":
+        with pytest.raises(DTypeError, match=f"{name} must be a number, not <function"):
+            hybrid_gemm.gemm(a, a, a, comm=comm, device="cpu", rank_timeout=5, **{name: alpha})
+
+
+@pytest.mark.parametrize("given", ["A", "B", "C"])
+def test_copies_of_a_matrix_have_one_dtype_on_all_ranks(comm, given):
+    """Ranks that each have all of it would multiply different numbers."""
+    if comm.size == 1:
+        return
+    a = np.full((4, 4), 0.1)
+    arrays = {x: a.astype("f4") if x == given and comm.rank else a for x in "ABC"}
+    options = {"comm": comm, "device": "cpu", "beta": 1}
+    with pytest.raises(DTypeError, match=f"ranks do not agree on the dtype of {given}: .*float32"):
+        hybrid_gemm.gemm(*arrays.values(), **options)
+    swapped = a.astype(a.dtype.newbyteorder()) if comm.rank else a  # of the same numbers
+    got = hybrid_gemm.gemm(swapped, a, a, **options)
+    np.testing.assert_array_equal(got, hybrid_gemm.gemm(a, a, a, **options))
+    if given != "C":
+        with pytest.raises(DTypeError, match=f"dtype of {given}"):
+            hybrid_gemm.matmul(arrays["A"], arrays["B"], comm=comm, device="cpu")
+
+
 @pytest.mark.parametrize(("out", "error", "says"), [
     (np.zeros((4, 4), "i4"), DTypeError, "out has dtype int32; .* float32"),
     (np.zeros((5, 4), "f4"), UsageError, r"out has shape \(5, 4\); this product is \(4, 4\)"),
