@@ -155,3 +155,11 @@ def test_a_product_takes_few_collective_calls(comm, distribution):
         matmul(stack, stack, comm=mine, **OPTIONS)
         assert sum(counts.values()) <= 4, counts
     mine.Free()
+
+
+def test_small_partials_are_made_and_summed_without_threads(comm, monkeypatch):
+    gemm(A, B, comm=comm, split="cols", **OPTIONS)
+    started, start = [], threading.Thread.start
+    monkeypatch.setattr(threading.Thread, "start", lambda x: started.append(x.name) or start(x))
+    np.testing.assert_array_equal(gemm(A, B, comm=comm, split="cols", **OPTIONS), A @ B)
+    assert not started
