@@ -4,7 +4,7 @@ get to where a plan wants them."""
 from __future__ import annotations
 
 import dataclasses
-import functools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,9 +17,9 @@ from ..arrays.caller_arrays import (
     module_of,
 )
 from ..arrays.on_gpus import copy_into
-from ..errors import UsageError
+from ..errors import DTypeError, UsageError
 from ..planning.partition import Span
-from ..problem import Problem, make_problem, op_of, shape_of
+from ..problem import Problem, are_numbers, make_problem, op_of, shape_of
 from . import launch
 from .redistribution import NOTHING, Part, move, rows_of
 
@@ -28,12 +28,13 @@ LAYOUTS = ("replicated", "root", "rows", "cols")
 
 
 class DistributedOperands:
-    """The arrays of one call as they lie over ranks, checked together. A rank that has none of an
-    operand passes None for it. Raises `UsageError` for what makes no array, and for a `root` that
-    is no rank."""
+    """The arrays of one call as they lie over ranks, checked together. `given` are this rank's A,
+    B, C and `out`, with None for each of which it has nothing. Raises `UsageError` for what makes
+    no array, and for a `root` that is no rank."""
 
-    def __init__(self, comm, a, b, c, trans, distribution, result, root):
+    def __init__(self, comm, given, trans, distribution, result, root):
         self.comm, self.root = comm, launch.check_root(comm, root)
+        a, b, c, self.out = given
         self.have, self.dtypes = {}, {}
         self.distribution, self.result = distribution, result or (
             "rows" if distribution == "cols" else distribution
@@ -43,8 +44,8 @@ class DistributedOperands:
             x: None if v is None else as_array(v, x) for x, v in arrays.items()
         }
         self.conj = []  # of op(A) and op(B), as all ranks have to say it
-        for operand, given in zip("AB", trans, strict=True):
-            array, op = self.arrays[operand], op_of(given, f"trans_{operand.lower()}")
+        for operand, how in zip("AB", trans, strict=True):
+            array, op = self.arrays[operand], op_of(how, f"trans_{operand.lower()}")
             if op and array is not None:
                 self.arrays[operand] = array.T
             self.conj.append(op == "c")
@@ -55,13 +56,12 @@ class DistributedOperands:
         on_gpu = [x for x in self.arrays.values() if x is not None and is_device_array(x)]
         return module_of(on_gpu[0]) if on_gpu else np
 
-    def problem(self, alpha, beta) -> Problem:
-        """The whole problem, from every rank's shapes. Collective; all ranks raise alike."""
-        together = functools.partial(launch.together, self.comm)
-        everyone = self.comm.allgather(together(lambda: self._mine(alpha, beta)))
-        return together(lambda: self._whole(everyone))
-
-    def _mine(self, alpha, beta) -> dict:
+    def told(self, alpha, beta) -> dict:
+        """What the other ranks have to know of this one's arrays. Raises `UsageError` or
+        `DTypeError` for what can be seen to be wrong from here."""
+        for name, value in (("alpha", alpha), ("beta", beta)):
+            if not (are_numbers(value) or hasattr(value, "ndim")):
+                raise DTypeError(f"{name} must be a number, not {value!r}")
         if self.distribution not in LAYOUTS:
             raise UsageError(
                 f"no distribution is called {self.distribution!r}; there are {', '.join(LAYOUTS)}"
@@ -86,7 +86,8 @@ class DistributedOperands:
         (m, _k), (_k, n) = shape_of(a, "A"), shape_of(b, "B")
         self.arrays["C"] = c if c.shape == (m, n) else broadcast_c(c, m, n)
 
-    def _whole(self, everyone: list[dict]) -> Problem:
+    def problem(self, everyone: Sequence[dict]) -> Problem:
+        """The whole problem, from what every rank `told`; where one raises, all do."""
         for name in (_CHOICES, "conjugates"):
             for rank, given in enumerate(everyone):
                 if not launch.is_same(given[name], everyone[0][name]):
@@ -130,6 +131,13 @@ class DistributedOperands:
         """A stand-in for the whole matrix; notes which rank has which part, and the dtype that
         holds all of them."""
         self.dtypes[operand] = dtype = np.result_type(*(np.dtype(d) for _shape, d in found))
+        if layout == "replicated":  # each rank would multiply other numbers
+            native = [np.dtype(d).newbyteorder("=") for _shape, d in found]
+            if other := next((i for i, d in enumerate(native) if d != native[0]), None):
+                raise DTypeError(
+                    f"ranks do not agree on the dtype of {operand}: rank 0 has {native[0]}, rank "
+                    f"{other} has {native[other]}"
+                )
         shapes = [shape for shape, _dtype in found]
         along = {"rows": 0, "cols": 1}.get(layout)
         fixed = {shape if along is None else shape[1 - along] for shape in shapes}
@@ -185,20 +193,20 @@ class DistributedOperands:
             return [Part(part.rows, whole.cols) for part in self.have["A"]]
         return rows_of(problem.m, problem.n, size)
 
-    def check_out(self, problem: Problem, out):
+    def check_out(self, problem: Problem):
         """Raises `UsageError` or `DTypeError` for an `out` that does not take what this rank's
         caller gets."""
-        if out is None or (self.result == "root" and self.comm.rank != self.root):
+        if self.out is None or (self.result == "root" and self.comm.rank != self.root):
             return
         shape = self._wanted(problem)[self.comm.rank].shape
-        check_out(out, shape, problem.out_dtype, *self.arrays.values())
+        check_out(self.out, shape, problem.out_dtype, *self.arrays.values())
 
-    def returned(self, strip, strips: list[Part], problem: Problem, out):
+    def returned(self, strip, strips: list[Part], problem: Problem):
         """C as the caller wants it: this rank's rows, all of it, or all of it on `root`."""
         c = move(self.comm, strip, strips, self._wanted(problem), problem.out_dtype)
         if self.result == "root" and self.comm.rank != self.root:
             return None
-        if out is None:
+        if self.out is None:
             return self.xp.asarray(c)
-        copy_into(out, c)
-        return out
+        copy_into(self.out, c)
+        return self.out

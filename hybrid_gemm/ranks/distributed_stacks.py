@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,22 +34,28 @@ class DistributedStacks:
             None if x is None else as_array(x, name) for x, name in ((a, "A"), (b, "B"))
         )
 
+    @property
     def are_matrices(self) -> bool:
-        """Whether all that ranks passed are matrices, which may be distributed in more ways.
-        Collective."""
-        mine = all(x is None or x.ndim == 2 for x in (self.a, self.b))
-        return all(self.comm.allgather(mine))
+        """Whether all that this rank passed are matrices, which may be distributed in more ways."""
+        return all(x is None or x.ndim == 2 for x in (self.a, self.b))
+
+    def told(self) -> tuple:
+        """What the other ranks have to know of this one's arrays."""
+        choices = {"distribution": self.distribution, "result": self.result, "root": self.root}
+        return choices, self._shapes()
 
     def multiply(
         self,
+        everyone: Sequence[tuple],
         gemm: Callable[[Any, Any], Any],
         alone: Callable[[Any, Any], Any],
         faster_together: Callable[[Problem, int], bool],
     ) -> Any:
-        """C: by `gemm`, over all ranks, if B is one matrix. Otherwise each rank multiplies as many
-        whole matrices as the others by `alone`, and those left over are shared out too, or made by
-        `gemm` one by one where `faster_together` says so. Collective."""
-        self._agree()
+        """C, of what every rank `told`: by `gemm`, over all ranks, if B is one matrix. Otherwise
+        each rank multiplies as many whole matrices as the others by `alone`, and those left over
+        are shared out too, or made by `gemm` one by one where `faster_together` says so.
+        Collective."""
+        launch.together(self.comm, lambda: self._settle(everyone))
         if self.count and self.one[1]:
             made = gemm(*self._joined())
             self._put(0, None if made is None else made.reshape(self.count, *self._sides_of_c))
@@ -65,17 +71,23 @@ class DistributedStacks:
             self._put(number, None if made is None else made[None])
         return self._c
 
-    def _agree(self) -> None:
-        """Finds the shapes of A, B and C, and makes C. Raises `UsageError` or `DTypeError` on all
-        ranks for what does not fit. Collective."""
-        launch.together(self.comm, self._check)
-        choices = {"distribution": self.distribution, "result": self.result, "root": self.root}
-        launch.agree(self.comm, choices)
-        mine = self._shapes()
-        if self.distribution == "replicated":
-            launch.agree(self.comm, {"the shapes and dtypes of A and B": mine})
-        self.shapes = self.comm.bcast(mine, self.root)
-        launch.together(self.comm, self._make_c)
+    def _settle(self, everyone: Sequence[tuple]) -> None:
+        """Finds the shapes of A, B and C, and makes C. Raises `UsageError` or `DTypeError` for what
+        does not fit."""
+        self._check()
+        for rank, (choices, shapes) in enumerate(everyone):
+            first, shapes_of_first = everyone[0]
+            found = [(x, first[x], choices[x]) for x in first]
+            if self.distribution == "replicated":
+                found.append(("the shapes and dtypes of A and B", shapes_of_first, shapes))
+            for name, theirs, other in found:
+                if not launch.is_same(other, theirs):
+                    raise UsageError(
+                        f"ranks do not agree on {name}: rank 0 has {theirs!r}, rank {rank} has "
+                        f"{other!r}"
+                    )
+        self.shapes = everyone[self.root][1]
+        self._make_c()
 
     def _check(self) -> None:
         for name, value in (("distribution", self.distribution), ("result", self.result)):
@@ -98,10 +110,9 @@ class DistributedStacks:
         return self.result == "replicated" or self.comm.rank == self.root
 
     def _shapes(self) -> list | None:
-        if not self._holds:
+        if not self._holds or self.a is None or self.b is None:
             return None
-        given: tuple[Any, Any] = self.a, self.b
-        return [(tuple(x.shape), np.dtype(x.dtype)) for x in given]
+        return [(tuple(x.shape), np.dtype(x.dtype)) for x in (self.a, self.b)]
 
     def _make_c(self) -> None:
         alike = [np.broadcast_to(np.empty((), dtype), shape) for shape, dtype in self.shapes]

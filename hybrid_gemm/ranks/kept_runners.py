@@ -6,7 +6,7 @@ import functools
 from typing import Any, NoReturn
 
 from ..options import Options
-from . import heartbeat, launch
+from . import heartbeat, launch, telling
 from .own_communicator import Own, all_known, own
 from .runner import RankRunner
 
@@ -25,15 +25,19 @@ def kept_runner(comm: Any, given: tuple) -> RankRunner:
 def refuse(comm: Any, error: TypeError) -> NoReturn:
     """Raises this rank's `error` on all ranks. Collective, where others call `kept_runner`."""
     launch.check_communicator(comm)
-    launch.refuse(own(comm).comm, error)
+    telling.refuse(own(comm).comm, error)
 
 
 def _kept_or_made(mine: Own, given: tuple) -> RankRunner:
     comm, kept = mine.comm, mine.runners
-    options = launch.together(comm, lambda: _checked(given))
-    # By numbers, since ranks that differ in their options may each have a runner for its own.
-    fitting = {number for number, (chosen, _runner) in kept.items() if chosen == options}
-    common = set.intersection(*comm.allgather(fitting))
+
+    def known() -> tuple[Options, set[int]]:
+        # By numbers, since ranks that differ in their options may each have a runner for its own.
+        options = _checked(given)
+        return options, {number for number, (chosen, _r) in kept.items() if chosen == options}
+
+    options, fitting = telling.tell(comm, known)
+    common = set.intersection(*fitting)
     if common:
         number = max(common)
         found = kept.pop(number)

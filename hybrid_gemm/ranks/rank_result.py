@@ -52,16 +52,14 @@ class RankResult:
         )
 
 
-def gathered(comm: Any, plan: RankPlan, mine: Timeline, ms: float) -> tuple[Timeline, float]:
-    """All ranks' activities, on rank 0, and the time of the slowest. Collective."""
-    everyone = comm.gather((ms, tuple(mine)))
-    timeline = mine
-    if everyone:
-        found = [
-            dataclasses.replace(activity, worker=activity.worker + other * plan.threads)
-            for other, (_ms, activities) in enumerate(everyone)
-            for activity in activities
-        ]
-        timeline = Timeline(lambda: found)
-        ms = max(ms for ms, _activities in everyone)
-    return timeline, comm.bcast(ms)
+def gathered(comm: Any, plan: RankPlan, mine: Timeline) -> Timeline:
+    """All ranks' activities, on rank 0. Collective."""
+    everyone = comm.gather(tuple(mine))
+    if not everyone:
+        return mine
+    found = [
+        dataclasses.replace(activity, worker=activity.worker + other * plan.threads)
+        for other, activities in enumerate(everyone)
+        for activity in activities
+    ]
+    return Timeline(lambda: found)

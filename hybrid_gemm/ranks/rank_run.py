@@ -4,7 +4,8 @@ Inside a rank its box is a problem of its own for the thread runtime. Where rank
 of C, the rank multiplies it piece by piece: on one or two *lanes* (host threads, so that a
 device has its next piece when one ends), or, where A and B lie on the rank's one GPU, straight
 on a stream. Pieces travel meanwhile, and a thread of its own sums the rank's strip as its parts
-arrive. The calling thread alone talks to MPI and NCCL.
+arrive. The calling thread alone talks to MPI and NCCL; on the host it makes and sums small pieces
+itself.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,19 @@ from .transports import Transport
 POLL_S = 5e-5  # where devices queue their work
 POLL_S_ELSEWHERE = 5e-4
 POLL_S_WORKING = 2e-3  # while cores multiply: every look takes time from them
+SMALL_FLOPS = 1e7  # of a piece, which a core makes in about the time that threads take to start
+
+
+class _AtOnce(Executor):
+    """Calls in the thread that submits them."""
+
+    def submit(self, call: Callable[..., Any], /, *args: Any, **keywords: Any) -> Future:
+        future: Future = Future()
+        try:
+            future.set_result(call(*args, **keywords))
+        except Exception as error:
+            future.set_exception(error)
+        return future
 
 
 @dataclasses.dataclass(eq=False)
@@ -88,8 +102,6 @@ class RankExecutor:
     ) -> RankRun:  # fmt: skip
         """A run that is ready to start. `operands` are this rank's blocks of op(A) and op(B)
         alone, and its strips of C; None on a rank that has nothing to do."""
-        if self.transport:
-            self.transport.start()
         return RankRun(self, plan, operands, progress)
 
     def execute(
@@ -130,6 +142,8 @@ class RankRun:
     def execute(self) -> Execution:
         """Returns when this rank's strip is finished and nobody waits for it any more."""
         started = time.perf_counter()
+        if self.executor.transport:
+            self.executor.transport.start()
         if self.operands is not None:
             with self.beat.during(MULTIPLYING), contextlib.ExitStack() as stack:
                 for device in self.devices:
@@ -232,12 +246,12 @@ class RankRun:
         shared = SharedBlocks("B" if self.plan.by_rows(self.rank) else "A")
         multiplying: dict[Future | Launched, tuple[Piece, Operand]] = {}
         summing: dict[Future | Launched, Piece] = {}
-        lanes = ThreadPoolExecutor(self.lanes, "lane")
-        sums = ThreadPoolExecutor(1, "sum")
+        lanes, sums = self._threads()
         transport, device, there = self.executor.transport, self.devices[0], self._there
         assert transport is not None
         most = len(todo) if there else self.lanes
         self.beat.polls = threading.get_ident()
+        pause = POLL_S
         try:
             while todo or own or multiplying or summing:
                 while todo and len(multiplying) < most:
@@ -266,7 +280,8 @@ class RankRun:
                 if waiting:
                     wait(waiting, self.working_s, FIRST_COMPLETED)
                 else:
-                    time.sleep(self.poll_s)
+                    time.sleep(pause)
+                    pause = min(2 * pause, self.poll_s)
                 self._collect(multiplying, summing)
             with self.beat.during(WAITING):
                 transport.finish()
@@ -276,6 +291,15 @@ class RankRun:
             self.beat.polls = None
             for pool in (lanes, sums):
                 pool.shutdown(wait=False, cancel_futures=True)
+
+    def _threads(self) -> tuple[Executor, Executor]:
+        """What multiplies pieces, and what sums them, beside the thread that talks to MPI; that
+        thread itself where cores make small pieces."""
+        deep = 2 * len(self.plan.box_of(self.rank).ks)
+        most = max((deep * rows * cols for rows, cols in (p.shape for p in self.todo)), default=0)
+        if most <= SMALL_FLOPS and not self.devices[0].queues:
+            return _AtOnce(), _AtOnce()
+        return ThreadPoolExecutor(self.lanes, "lane"), ThreadPoolExecutor(1, "sum")
 
     def _collect(
         self, multiplying: dict[Future | Launched, tuple[Piece, Operand]],

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..planning.partition import Span, cut
+from ..planning.partition import Box, Span, cut
+from ..planning.plan import Strip
+from .rank_plan import RankPlan
 
 MESSAGE_BYTES = 1 << 28
 
@@ -46,6 +48,16 @@ def _common(a: Span, b: Span) -> Span | None:
 def rows_of(rows: int, cols: int, ranks: int) -> list[Part]:
     """The usual parts: rank r has rows r * rows // ranks to (r + 1) * rows // ranks."""
     return [Part(span, Span(0, cols)) for span in cut(rows, ranks)]
+
+
+def parts_of(plan: RankPlan) -> list[Part]:
+    """The strip of C that each rank finishes."""
+    return [part_of(plan.strip(rank), "rows", "cols") for rank in range(plan.ranks)]
+
+
+def part_of(block: Box | Strip | None, rows: str, cols: str) -> Part:
+    """What a box or a strip has of the matrix whose sides are called so in it."""
+    return Part(getattr(block, rows), getattr(block, cols)) if block else NOTHING
 
 
 def move(comm, array, have: Sequence[Part], want: Sequence[Part], dtype):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 from .. import devices
@@ -30,7 +30,7 @@ from ..planning.plan import NOWHERE, Plan
 from ..planning.planner import make_plan
 from ..problem import Problem, Scalar
 from ..runner import Runner
-from . import heartbeat, launch, transports
+from . import heartbeat, launch, telling, transports
 from .complex_runs import ComplexRun
 from .distributed_operands import DistributedOperands
 from .distributed_stacks import DistributedStacks
@@ -38,9 +38,9 @@ from .on_device import fetch, put
 from .own_communicator import own
 from .rank_plan import RankPlan, make_rank_plan
 from .rank_result import RankResult, gathered
-from .rank_run import RankExecutor
-from .redistribution import NOTHING, Part
-from .transports import WORDS
+from .rank_run import RankExecutor, RankRun
+from .redistribution import part_of, parts_of
+from .transports import KeptTransport
 
 MAX_PLANS = 256  # of what a rank multiplies, remembered
 OWN_CHOICES = {"gpus"}  # that ranks may make each for itself
@@ -69,7 +69,7 @@ def _in_call(method: Callable[P, R]) -> Callable[P, R]:
 
 def _refused_by_all(args: tuple, _keywords: Mapping[str, Any], error: TypeError) -> None:
     """Raises on all ranks what may be wrong on this one alone."""
-    launch.refuse(args[0].comm, error)
+    telling.refuse(args[0].comm, error)
 
 
 class RankRunner:
@@ -133,7 +133,7 @@ class RankRunner:
             raise launch.agreed(
                 UsageError(f"ranks found different devices, so name one by --device: {found}")
             )
-        self._transport: tuple | None = None
+        self._transport = KeptTransport(options.transport, comm, self.where.node, self.devices[0])
         self._inner_plans: Kept[Plan] = Kept(MAX_PLANS)
 
     def _local_runner(self) -> Runner:
@@ -157,6 +157,9 @@ class RankRunner:
     def spec(self) -> DeviceSpec:
         """What every rank has: as many devices as each opened, and of a device's memory as much
         as the rank that has the least."""
+        return _least(self.comm.allgather(self._own_spec()))
+
+    def _own_spec(self) -> DeviceSpec:
         found = self.local.plans.specs()
         sharing = self.where.local_size
         slower = 1 if isinstance(self.devices[0].unwrapped, CpuDevice) else sharing  # by its cores
@@ -164,14 +167,12 @@ class RankRunner:
             from ..devices.cuda import device as cuda
 
             sharing, slower = -(-sharing // cuda.count()), 1
-        mine = dataclasses.replace(
+        return dataclasses.replace(
             found[0],
             name=f"{found[0].name} of each rank",
             tflops=found[0].tflops * len(found) / slower,
             memory_bytes=min(s.memory_bytes for s in found) // sharing,
         )
-        least = min(self.comm.allgather(mine.memory_bytes))
-        return dataclasses.replace(self.comm.bcast(mine), memory_bytes=least)
 
     @_in_call
     def plan(
@@ -180,17 +181,19 @@ class RankRunner:
         """The plan that all ranks follow, in rows and columns of the matrices, complex ones too;
         `there` if each has its blocks of A and B where its device reads them. Raises the same
         error on all ranks."""
-        spec, options = self.spec(), self.options
-        grid = tuple(map(len, spans)) if spans else options.grid
+        spec = self.spec()
+        return launch.together(self.comm, lambda: self._plan(problem, spec, resident, spans, there))
 
-        def make() -> RankPlan:
-            return make_rank_plan(
-                self.local.plans.settle(problem), spec, self.comm.size, threads=self.threads,
-                split=options.split, grid=grid, rounds=options.rounds, spans=spans,
-                kernel=self.local.plans.kernel_name, resident=resident, there=there,
-            )  # fmt: skip
-
-        return launch.together(self.comm, make)
+    def _plan(
+        self, problem: Problem, spec: DeviceSpec, resident: bool, spans: Any, there: bool
+    ) -> RankPlan:
+        options = self.options
+        return make_rank_plan(
+            self.local.plans.settle(problem), spec, self.comm.size, threads=self.threads,
+            split=options.split, grid=tuple(map(len, spans)) if spans else options.grid,
+            rounds=options.rounds, spans=spans, kernel=self.local.plans.kernel_name,
+            resident=resident, there=there,
+        )  # fmt: skip
 
     @property
     def by_three(self) -> bool:
@@ -250,11 +253,11 @@ class RankRunner:
             return (real.by_three if self.by_three else real.by_four)(a, b, c, out)
         rank, problem, local = self.comm.rank, plan.problem, self.local
         busy = plan.box(rank) is not None
-        transport, words = self._open_transport(plan)
+        transport, words = self._transport.of(plan)
         device = self.devices[0]
         home = device if resident and not device.host_memory else None
 
-        def prepare() -> tuple:
+        def prepare() -> tuple[RankRun, Variant | None]:
             operands, there = None, True
             if busy:
                 operands = self._operands(problem, a, b, c, out, home)
@@ -266,30 +269,28 @@ class RankRunner:
             if operands and variant:
                 for each in self.devices:
                     each.prepare(variant, operands.a.array, operands.b.array, problem.operands)
-            return operands, variant, functools.partial(self._inner, there=there)
+            executor = RankExecutor(
+                rank, self.devices, functools.partial(self._inner, there=there), local.variant,
+                transport, self.beat, self.where.local_size,
+            )  # fmt: skip
+            return executor.prepare(plan, operands, progress), variant
 
-        operands, variant, inner = launch.together(self.comm, prepare)
-        executor = RankExecutor(
-            rank, self.devices, inner, local.variant, transport, self.beat, self.where.local_size
-        )
+        run, variant = launch.together(self.comm, prepare)  # all ranks begin when all are ready
         before, checked = local.plans.verdicts(problem), checks_of(self.devices)
-        run = executor.prepare(plan, operands, progress)
-        with self.beat.during(heartbeat.WAITING):
-            self.comm.Barrier()
         since = time.time()
         done = run.execute()
-        if operands is not None and operands.out.array is not out:
-            fetch(operands.out, out)
+        if (made := run.operands) is not None and made.out.array is not out:
+            fetch(made.out, out)
+        taken, now = local.plans.verdicts(problem) - before, checks_of(self.devices)
+        found = None if checked is None or now is None else now.since(checked)
         with self.beat.during(heartbeat.WAITING):
-            timeline, total_ms = gathered(self.comm, plan, done.timeline, done.total_ms)
-        taken = sum(self.comm.allgather(local.plans.verdicts(problem) - before))
-        compute = compute_modes.ran(variant, problem, taken)
-        checks = None
-        if checked is not None and (now := checks_of(self.devices)) is not None:
-            checks = total(self.comm.allgather(now.since(checked)))
+            everyone = self.comm.allgather((done.total_ms, taken, found))
+            timeline = gathered(self.comm, plan, done.timeline)
+        times, verdicts, checks = zip(*everyone, strict=True)
         return RankResult(
-            out, plan, variant, timeline, total_ms, words, since, compute, checks,
-            tuple(run.products.values()),
+            out, plan, variant, timeline, max(times), words, since,
+            compute_modes.ran(variant, problem, sum(verdicts)),
+            None if found is None else total(checks), tuple(run.products.values()),
         )  # fmt: skip
 
     def _operands(
@@ -310,34 +311,9 @@ class RankRunner:
             problem, described(a, problem.operands), described(b, problem.operands), addend, place
         )
 
-    def _open_transport(self, plan: RankPlan) -> tuple:
-        """The transport of this rank's cell, kept while the plan stays the same; and the way
-        partials are summed, in words."""
-        if self._transport and self._transport[0] == plan:
-            return self._transport[1:3]
-        self.close()
-        rank, depth = self.comm.rank, plan.plan.grid[2]
-        cells = [plan.members(first) for first in range(0, plan.ranks, depth)]
-        cells = [cell for cell in cells if len(cell) > 1]
-        if not cells:
-            return None, "none"
-        from mpi4py import MPI
-
-        color = rank // depth if plan.summed(rank) else MPI.UNDEFINED
-        cell = self.comm.Split(color, rank)
-        transport, name, why = transports.open_transport(
-            self.options.transport, self.comm, cells, self.where.node, cell, plan, self.devices[0]
-        )
-        words = f"ordered sum over ranks by {WORDS[name]}" + (f" ({why})" if why else "")
-        self._transport = plan, transport, words
-        return transport, words
-
     def close(self) -> None:
         """Gives back what was kept between runs. Collective."""
-        if self._transport and self._transport[1]:
-            self._transport[1].close()
-            self._transport[1].comm.Free()
-        self._transport = None
+        self._transport.close()
 
     # Many parameters: a product has so many, as in BLAS, and the rest says where arrays lie.
     @_in_call
@@ -350,16 +326,17 @@ class RankRunner:
         """alpha * op(A) @ op(B) + beta * C; see `hybrid_gemm.gemm` with `comm`. What one rank
         gives wrongly raises on all of them."""
 
-        def multiply(a: Any, b: Any, c: Any, out: Any) -> Any:
-            trans = trans_a, trans_b
-            given = launch.together(
-                self.comm,
-                lambda: DistributedOperands(self.comm, a, b, c, trans, distribution, result, root),
-            )
-            return self._multiply(given, alpha, beta, out)
+        def look() -> tuple[tuple, dict]:
+            guests = Guests.of(a, b, c, out)
+            views = (guests.a, guests.b, guests.c, guests.out) if guests else (a, b, c, out)
+            lie = (trans_a, trans_b), distribution, result, root
+            given = DistributedOperands(self.comm, views, *lie)
+            return (guests, given), self._told(given, alpha, beta)
 
-        guests = launch.together(self.comm, lambda: Guests.of(a, b, c, out))
-        return guests.served(multiply) if guests else multiply(a, b, c, out)
+        (guests, given), everyone = telling.tell(self.comm, look)
+        if guests is None:
+            return self._multiply(given, everyone)
+        return guests.served(lambda *_views: self._multiply(given, everyone))
 
     @_in_call
     @functools.partial(named_keywords, refused=_refused_by_all)
@@ -369,25 +346,31 @@ class RankRunner:
     ) -> Any:  # fmt: skip
         """A @ B as NumPy's `matmul`; see `hybrid_gemm.matmul` with `comm`."""
 
-        def multiply(a: Any, b: Any, _c: Any, out: Any) -> Any:
-            given = launch.together(
-                self.comm,
-                lambda: DistributedStacks(self.comm, a, b, out, distribution, result, root),
-            )
+        lie = distribution, result, root
 
-            def gemm(x: Any, y: Any, out: Any = None) -> Any:
-                lie = (False, False), distribution, result, root
-                matrices = launch.together(
-                    self.comm, lambda: DistributedOperands(self.comm, x, y, None, *lie)
-                )
-                return self._multiply(matrices, 1.0, 0.0, out)
+        def matrices(x: Any, y: Any, out: Any = None) -> tuple[DistributedOperands, dict]:
+            given = DistributedOperands(self.comm, (x, y, None, out), (False, False), *lie)
+            return given, self._told(given, 1.0, 0.0)
 
-            if given.are_matrices():
-                return gemm(a, b, out)
-            return given.multiply(gemm, self.local.matmul, self._faster_together)
+        def gemm(x: Any, y: Any) -> Any:
+            return self._multiply(*telling.tell(self.comm, lambda: matrices(x, y)))
 
-        guests = launch.together(self.comm, lambda: Guests.of(a, b, None, out))
-        return guests.served(multiply) if guests else multiply(a, b, None, out)
+        def look() -> tuple[tuple, tuple]:
+            guests = Guests.of(a, b, None, out)
+            views = (guests.a, guests.b, guests.out) if guests else (a, b, out)
+            stacks = DistributedStacks(self.comm, *views, *lie)
+            given, told = matrices(*views) if stacks.are_matrices else (None, None)
+            return (guests, stacks, given), (stacks.told(), told)
+
+        (guests, stacks, given), everyone = telling.tell(self.comm, look)
+
+        def multiply(*_views: Any) -> Any:
+            of_stacks, of_matrices = zip(*everyone, strict=True)
+            if all(of_matrices):
+                return self._multiply(given, of_matrices)
+            return stacks.multiply(of_stacks, gemm, self.local.matmul, self._faster_together)
+
+        return guests.served(multiply) if guests else multiply()
 
     def _faster_together(self, problem: Problem, products: int) -> bool:
         """Whether all ranks together make fewer products than there are ranks in less time than
@@ -406,49 +389,56 @@ class RankRunner:
 
         return launch.together(self.comm, compare)
 
-    def _multiply(self, given: DistributedOperands, alpha: Scalar, beta: Scalar, out: Any) -> Any:
-        arrays = given.arrays.values()
-        launch.together(self.comm, lambda: check_device(arrays, self.devices[0]))
-        problem, xp = nothing_multiplied(given.problem(alpha, beta)), given.xp
-        launch.together(self.comm, lambda: given.check_out(problem, out))
-        wait_for_streams(*arrays)  # which may still be writing them
-        spans = None
-        if problem.k:
-            spans = given.spans(self.options.split, self.options.grid, problem)
-        lie = given.stay(spans) and self._have(given, self.local.plans.settle(problem).operands)
-        there = all(self.comm.allgather(lie))
-        plan = self.plan(problem, spans=spans, there=there)
+    def _told(self, given: DistributedOperands, alpha: Scalar, beta: Scalar) -> dict:
+        """What the other ranks have to know of this one's arrays and device."""
+        device = self.devices[0]
+        check_device(given.arrays.values(), device)
+        home = None if device.host_memory else device
+        there = all(
+            x is not None and self.local._home_of(x) is home
+            for x in (given.arrays["A"], given.arrays["B"])
+        )
+        return {**given.told(alpha, beta), "there": there, "spec": self._own_spec()}
+
+    def _multiply(self, given: DistributedOperands, everyone: Sequence[dict]) -> Any:
+        def settle() -> tuple[Problem, RankPlan]:
+            problem = nothing_multiplied(given.problem(everyone))
+            spans = None
+            if problem.k:
+                spans = given.spans(self.options.split, self.options.grid, problem)
+            there = given.stay(spans) and self._there(problem, everyone)
+            spec = _least([told["spec"] for told in everyone])
+            plan = self._plan(problem, spec, False, spans, there)
+            given.check_out(problem)
+            return problem, plan
+
+        problem, plan = launch.together(self.comm, settle)
+        wait_for_streams(*given.arrays.values())  # which may still be writing them
         boxes = [plan.box(rank) for rank in range(plan.ranks)]
         local_a, local_b = (
-            given.local(x, [_part(box, *sides) for box in boxes])
+            given.local(x, [part_of(box, *sides) for box in boxes])
             for x, sides in (("A", ("rows", "ks")), ("B", ("ks", "cols")))
         )
         strips = parts_of(plan)
         local_c = given.local("C", strips) if problem.beta else None
-        made = xp.empty(strips[self.comm.rank].shape, problem.out_dtype)
+        made = given.xp.empty(strips[self.comm.rank].shape, problem.out_dtype)
         done = self.run(plan, local_a, local_b, local_c, made)
-        return given.returned(done.c, strips, problem, out)
+        return given.returned(done.c, strips, problem)
 
-    def _have(self, given: DistributedOperands, dtype: str) -> bool:
-        """Whether this rank's A and B lie where its device reads them, in the dtype that is
+    def _there(self, problem: Problem, everyone: Sequence[dict]) -> bool:
+        """Whether each rank's A and B lie where its device reads them, in the dtype that is
         multiplied."""
-        device = self.devices[0]
-        return all(
-            x.dtype == dtype and self.local._home_of(x) is (None if device.host_memory else device)
-            for x in (given.arrays["A"], given.arrays["B"])
-        )
+        dtype = self.local.plans.settle(problem).operands
+        return all(told["there"] and all(told[x][1] == dtype for x in "AB") for told in everyone)
 
 
-def parts_of(plan: RankPlan) -> list[Part]:
-    """The strip of C that each rank finishes."""
-    return [_part(plan.strip(rank), "rows", "cols") for rank in range(plan.ranks)]
+def _least(specs: Sequence[DeviceSpec]) -> DeviceSpec:
+    """The first rank's, with the memory of the rank that has the least."""
+    least = min(spec.memory_bytes for spec in specs)
+    return dataclasses.replace(specs[0], memory_bytes=least)
 
 
 def nothing_multiplied(problem: Problem) -> Problem:
     """As in BLAS, A and B are not read where alpha or K is 0."""
     empty = problem.k == 0 or problem.alpha == 0
     return dataclasses.replace(problem, k=0, alpha=0) if empty else problem
-
-
-def _part(block: Any, rows: str, cols: str) -> Part:
-    return Part(getattr(block, rows), getattr(block, cols)) if block else NOTHING

@@ -5,6 +5,7 @@ import threading
 
 import numpy as np
 import pytest
+from support.ranks import share
 
 from hybrid_gemm import RankRunner, free_memory, gemm, matmul
 from hybrid_gemm.errors import OptionTypeError, UsageError
@@ -107,3 +108,58 @@ def test_an_intercommunicator_is_refused_and_does_not_hang(comm):
         with pytest.raises(OptionTypeError, match=r"intercommunicator.* Merge"):
             gemm(A, B, comm=between, **OPTIONS)
         np.testing.assert_array_equal(gemm(A, B, comm=between.Merge(), **OPTIONS), A @ B)
+
+
+def counting(comm):
+    """A communicator like `comm` whose duplicates count their collective calls, and the counts."""
+    from mpi4py import MPI
+
+    class Counting(MPI.Intracomm):
+        pass
+
+    counts: dict[str, int] = {}
+
+    def counted(name):
+        def call(self, *arguments, **keywords):
+            counts[name] = counts.get(name, 0) + 1
+            return getattr(MPI.Intracomm, name)(self, *arguments, **keywords)
+
+        return call
+
+    for name in ("allgather", "Allreduce", "bcast", "gather", "Barrier", "Split", "Dup", "Free"):
+        setattr(Counting, name, counted(name))
+    return Counting(comm.Dup()), counts
+
+
+@pytest.mark.parametrize("distribution", ["replicated", "root", "rows", "cols"])
+def test_a_product_takes_few_collective_calls(comm, distribution):
+    mine, counts = counting(comm)
+    rows, ks = share(len(A), comm), share(len(B), comm)
+    parts = {
+        "replicated": (A, B),
+        "root": (A, B) if comm.rank == 0 else (None, None),
+        "rows": (A[rows], B),
+        "cols": (A[:, ks], B[ks]),
+    }[distribution]
+    for alpha in 1, 1, 2, -1:  # the transport stays, whatever alpha is
+        counts.clear()
+        gemm(*parts, alpha=alpha, comm=mine, distribution=distribution, split="cols", **OPTIONS)
+    assert sum(counts.values()) <= 6, counts
+    assert "Split" not in counts
+    stack = np.ones((2 * comm.size, 3, 3))
+    counts.clear()
+    if distribution == "replicated":
+        matmul(stack, stack, comm=mine, **OPTIONS)
+        assert sum(counts.values()) <= 10, counts  # the first makes a runner
+        counts.clear()
+        matmul(stack, stack, comm=mine, **OPTIONS)
+        assert sum(counts.values()) <= 4, counts
+    mine.Free()
+
+
+def test_small_partials_are_made_and_summed_without_threads(comm, monkeypatch):
+    gemm(A, B, comm=comm, split="cols", **OPTIONS)
+    started, start = [], threading.Thread.start
+    monkeypatch.setattr(threading.Thread, "start", lambda x: started.append(x.name) or start(x))
+    np.testing.assert_array_equal(gemm(A, B, comm=comm, split="cols", **OPTIONS), A @ B)
+    assert not started

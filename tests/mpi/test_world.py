@@ -3,7 +3,6 @@
 Every rank runs these: `mpirun -n 3 python -m pytest tests/mpi`, or plain pytest for one.
 """
 
-import functools
 import gc
 import itertools
 import weakref
@@ -17,16 +16,12 @@ from support.ranks import share
 import hybrid_gemm
 from hybrid_gemm import RankRunner
 from hybrid_gemm.errors import (
-    DTypeError,
-    HybridGemmError,
-    OptionTypeError,
     UnavailableError,
     UsageError,
 )
 from hybrid_gemm.planning.partition import Span
 from hybrid_gemm.problem import Problem
 from hybrid_gemm.ranks import transports, verify
-from hybrid_gemm.ranks.launch import together
 from hybrid_gemm.ranks.rank_plan import make_rank_plan
 from hybrid_gemm.ranks.redistribution import NOTHING, Part, move
 from hybrid_gemm.ranks.runner import parts_of
@@ -267,99 +262,6 @@ def test_a_part_that_lies_right_is_not_copied(comm):
     parts = [Part(Span(3 * r, 3 * r + 3), Span(0, 5)) for r in range(comm.size)]
     mine = whole[parts[comm.rank].rows.slice]
     assert np.shares_memory(move(comm, mine, parts, parts, "f8"), whole)
-
-
-def test_an_error_of_one_rank_is_raised_by_all(comm):
-    shape = (4, 5) if comm.rank == comm.size - 1 else (4, 6)
-    with pytest.raises(UsageError, match="shape"):
-        hybrid_gemm.gemm(np.ones(shape), np.ones((7, 3)), comm=comm, device="cpu")
-    bad = np.ones((4, 4), "G" if comm.rank == comm.size - 1 else "f4")
-    with pytest.raises(DTypeError, match="complex256"):
-        hybrid_gemm.gemm(bad, np.ones((4, 4), "f4"), comm=comm, device="cpu")
-    with pytest.raises(UsageError, match="distribution"):
-        hybrid_gemm.gemm(bad, bad, comm=comm, device="cpu", distribution="diagonal")
-    with pytest.raises(UsageError, match="critical"):
-        hybrid_gemm.gemm(bad, bad, comm=comm, device="cpu", reduce="critical")
-    if comm.size > 1:
-        with pytest.raises(UsageError, match="agree on"):
-            hybrid_gemm.gemm(
-                np.ones((4, 4)), np.ones((4, 4)), comm=comm, alpha=comm.rank, device="cpu"
-            )
-
-
-@pytest.mark.parametrize(("error", "raised"), [
-    (UsageError, UsageError), (TypeError, TypeError), (MemoryError, MemoryError),
-    (FileNotFoundError, HybridGemmError), (UnicodeError, ValueError),
-])  # fmt: skip
-def test_errors_that_all_ranks_raise(comm, error, raised):
-    def fails():
-        if comm.rank == comm.size - 1:
-            raise error("this one")
-
-    with pytest.raises(raised, match=f"rank {comm.size - 1}: this one|^this one$") as caught:
-        together(comm, fails)
-    assert type(caught.value) is raised
-    assert isinstance(caught.value.__cause__, error) == (comm.rank == comm.size - 1)
-
-
-def test_arguments_that_do_not_fit_on_one_rank_are_refused_by_all(comm):
-    a, wrong = np.ones((4, 4)), comm.rank == comm.size - 1
-    misspelt = {"thread": 1} if wrong else {}
-    runner = RankRunner(comm, device="cpu")
-    calls = [
-        functools.partial(hybrid_gemm.gemm, comm=comm, device="cpu"),
-        functools.partial(hybrid_gemm.matmul, comm=comm, device="cpu"),
-        runner.gemm,
-        runner.matmul,
-    ]
-    for call in calls:
-        with pytest.raises(TypeError, match="unexpected keyword argument 'thread'"):
-            call(a, a, **misspelt)
-        np.testing.assert_array_equal(call(a, a), a @ a)
-    for call in calls[0], calls[2]:
-        with pytest.raises(TypeError, match="missing 1 required positional argument: 'b'"):
-            call(a, *[a] * (not wrong))
-        with pytest.raises(TypeError, match="takes c by its place"):
-            call(a, a, **({"c": a} if wrong else {}))
-
-
-@pytest.mark.parametrize(("root", "error", "says"), [
-    (0.5, OptionTypeError, "root takes a whole number; 0.5 was given"),
-    ("a", OptionTypeError, "root takes a whole number; 'a' was given"),
-    (True, OptionTypeError, "root takes a whole number"),
-    (-1, UsageError, "root=-1; there are ranks 0 to"),
-])  # fmt: skip
-def test_a_root_that_is_no_rank_is_refused_by_all(comm, root, error, says):
-    a, here = np.ones((4, 4)), comm.rank == comm.size - 1
-    for call, x in (hybrid_gemm.gemm, a), (hybrid_gemm.matmul, a), (hybrid_gemm.matmul, a[None]):
-        for given in root, root if here else 0:
-            with pytest.raises(error, match=says):
-                call(x, x, comm=comm, device="cpu", result="root", root=given)
-    got = hybrid_gemm.gemm(a, a, comm=comm, device="cpu", result="root", root=np.int64(0))
-    assert (got is None) == (comm.rank > 0)
-
-
-def test_an_alpha_that_is_no_number_on_one_rank_is_refused_by_all(comm):
-    if comm.size > 1:
-        a, alpha = np.ones((4, 4)), np.array([1.0, 2.0]) if comm.rank else 1.0
-        with pytest.raises(UsageError, match="do not agree on alpha"):
-            hybrid_gemm.gemm(a, a, alpha=alpha, comm=comm, device="cpu")
-
-
-@pytest.mark.parametrize(("out", "error", "says"), [
-    (np.zeros((4, 4), "i4"), DTypeError, "out has dtype int32; .* float32"),
-    (np.zeros((5, 4), "f4"), UsageError, r"out has shape \(5, 4\); this product is \(4, 4\)"),
-    (np.zeros((2, 4, 4), "f4"), UsageError, "out has shape"),
-    ([[0] * 4] * 4, DTypeError, "out must be an array"),
-    (np.broadcast_to(np.float32(0), (4, 4)), UsageError, "read-only"),
-])  # fmt: skip
-def test_an_out_that_does_not_take_the_product_is_refused(comm, out, error, says):
-    a = np.ones((4, 3), "f4")
-    with pytest.raises(error, match=says):
-        hybrid_gemm.gemm(a, a.T, out=out, comm=comm, device="cpu")
-    wrong = out if comm.rank == comm.size - 1 else None  # of one rank alone
-    with pytest.raises(error, match=says):
-        hybrid_gemm.gemm(a, a.T, out=wrong, comm=comm, device="cpu")
 
 
 def test_an_out_takes_this_ranks_rows_in_its_dtype(comm, device, rng):

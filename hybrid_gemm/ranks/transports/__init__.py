@@ -8,6 +8,8 @@ calls them all.
 
 from __future__ import annotations
 
+from typing import Any
+
 from ...devices import are_gpus
 from ...devices.base import Device
 from ...devices.cuda.nccl_group import unavailable as no_library
@@ -20,7 +22,7 @@ from .ipc import IpcTransport
 from .mpi import MpiTransport
 from .nccl import NcclTransport
 
-__all__ = ["KINDS", "NAMES", "WORDS", "Transport", "names", "open_transport"]
+__all__ = ["KINDS", "NAMES", "WORDS", "KeptTransport", "Transport", "names", "open_transport"]
 
 NAMES = tuple(name for name in TRANSPORTS if name != "auto")
 WORDS = {
@@ -29,6 +31,47 @@ WORDS = {
     "mpi": "MPI messages through host memory",
 }
 KINDS: dict[str, type] = {"ipc": IpcTransport, "nccl": NcclTransport, "mpi": MpiTransport}
+
+
+class KeptTransport:
+    """The transport of this rank's cell, kept from run to run while products are cut alike.
+    `asked`, `node` and `device` are as in `open_transport`, `comm` has all ranks."""
+
+    def __init__(self, asked: str, comm: Any, node: int, device: Device) -> None:
+        self.asked, self.comm, self.node, self.device = asked, comm, node, device
+        self.cut: tuple | None = None  # of the products that it is for
+        self.transport: Transport | None = None
+        self.words = ""
+
+    def of(self, plan: RankPlan) -> tuple[Transport | None, str]:
+        """The transport, None where this rank sums nothing, and how partials are summed, in words.
+        Collective."""
+        cut = plan.problem.dtype, plan.rounds, plan.plan.workers, plan.plan.panels
+        if self.cut == cut:
+            return self.transport, self.words
+        depth = plan.plan.grid[2]
+        cells = [plan.members(first) for first in range(0, plan.ranks, depth)]
+        cells = [cell for cell in cells if len(cell) > 1]
+        if not cells:
+            return None, "none"
+        self.close()
+        from mpi4py import MPI
+
+        rank = self.comm.rank
+        cell = self.comm.Split(rank // depth if plan.summed(rank) else MPI.UNDEFINED, rank)
+        self.transport, name, why = open_transport(
+            self.asked, self.comm, cells, self.node, cell, plan, self.device
+        )
+        self.words = f"ordered sum over ranks by {WORDS[name]}" + (f" ({why})" if why else "")
+        self.cut = cut
+        return self.transport, self.words
+
+    def close(self) -> None:
+        """Gives it back. Collective."""
+        transport, self.transport, self.cut = self.transport, None, None
+        if transport:
+            transport.close()
+            transport.comm.Free()
 
 
 def open_transport(asked: str, comm, cells, node: int, cell, plan: RankPlan, device: Device):

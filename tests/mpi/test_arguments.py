@@ -1,0 +1,151 @@
+"""Arguments that are wrong, on all ranks or on one alone. Every rank runs these."""
+
+import functools
+
+import numpy as np
+import pytest
+
+import hybrid_gemm
+from hybrid_gemm import RankRunner
+from hybrid_gemm.errors import DTypeError, HybridGemmError, OptionTypeError, UsageError
+from hybrid_gemm.ranks.launch import together
+
+pytestmark = pytest.mark.mpi
+
+
+def test_an_error_of_one_rank_is_raised_by_all(comm):
+    shape = (4, 5) if comm.rank == comm.size - 1 else (4, 6)
+    with pytest.raises(UsageError, match="shape"):
+        hybrid_gemm.gemm(np.ones(shape), np.ones((7, 3)), comm=comm, device="cpu")
+    bad = np.ones((4, 4), "G" if comm.rank == comm.size - 1 else "f4")
+    with pytest.raises(DTypeError, match="complex256"):
+        hybrid_gemm.gemm(bad, np.ones((4, 4), "f4"), comm=comm, device="cpu")
+    with pytest.raises(UsageError, match="distribution"):
+        hybrid_gemm.gemm(bad, bad, comm=comm, device="cpu", distribution="diagonal")
+    with pytest.raises(UsageError, match="critical"):
+        hybrid_gemm.gemm(bad, bad, comm=comm, device="cpu", reduce="critical")
+    if comm.size > 1:
+        with pytest.raises(UsageError, match="agree on"):
+            hybrid_gemm.gemm(
+                np.ones((4, 4)), np.ones((4, 4)), comm=comm, alpha=comm.rank, device="cpu"
+            )
+
+
+@pytest.mark.parametrize(("error", "raised"), [
+    (UsageError, UsageError), (TypeError, TypeError), (MemoryError, MemoryError),
+    (FileNotFoundError, HybridGemmError), (UnicodeError, ValueError),
+])  # fmt: skip
+def test_errors_that_all_ranks_raise(comm, error, raised):
+    def fails():
+        if comm.rank == comm.size - 1:
+            raise error("this one")
+
+    with pytest.raises(raised, match=f"rank {comm.size - 1}: this one|^this one$") as caught:
+        together(comm, fails)
+    assert type(caught.value) is raised
+    assert isinstance(caught.value.__cause__, error) == (comm.rank == comm.size - 1)
+
+
+def test_arguments_that_do_not_fit_on_one_rank_are_refused_by_all(comm):
+    a, wrong = np.ones((4, 4)), comm.rank == comm.size - 1
+    misspelt = {"thread": 1} if wrong else {}
+    runner = RankRunner(comm, device="cpu")
+    calls = [
+        functools.partial(hybrid_gemm.gemm, comm=comm, device="cpu"),
+        functools.partial(hybrid_gemm.matmul, comm=comm, device="cpu"),
+        runner.gemm,
+        runner.matmul,
+    ]
+    for call in calls:
+        with pytest.raises(TypeError, match="unexpected keyword argument 'thread'"):
+            call(a, a, **misspelt)
+        np.testing.assert_array_equal(call(a, a), a @ a)
+    for call in calls[0], calls[2]:
+        with pytest.raises(TypeError, match="missing 1 required positional argument: 'b'"):
+            call(a, *[a] * (not wrong))
+        with pytest.raises(TypeError, match="takes c by its place"):
+            call(a, a, **({"c": a} if wrong else {}))
+
+
+@pytest.mark.parametrize(("root", "error", "says"), [
+    (0.5, OptionTypeError, "root takes a whole number; 0.5 was given"),
+    ("a", OptionTypeError, "root takes a whole number; 'a' was given"),
+    (True, OptionTypeError, "root takes a whole number"),
+    (-1, UsageError, "root=-1; there are ranks 0 to"),
+])  # fmt: skip
+def test_a_root_that_is_no_rank_is_refused_by_all(comm, root, error, says):
+    a, here = np.ones((4, 4)), comm.rank == comm.size - 1
+    for call, x in (hybrid_gemm.gemm, a), (hybrid_gemm.matmul, a), (hybrid_gemm.matmul, a[None]):
+        for given in root, root if here else 0:
+            with pytest.raises(error, match=says):
+                call(x, x, comm=comm, device="cpu", result="root", root=given)
+    got = hybrid_gemm.gemm(a, a, comm=comm, device="cpu", result="root", root=np.int64(0))
+    assert (got is None) == (comm.rank > 0)
+
+
+def test_an_alpha_that_is_no_number_on_one_rank_is_refused_by_all(comm):
+    if comm.size > 1:
+        a, alpha = np.ones((4, 4)), np.array([1.0, 2.0]) if comm.rank else 1.0
+        with pytest.raises(UsageError, match="do not agree on alpha"):
+            hybrid_gemm.gemm(a, a, alpha=alpha, comm=comm, device="cpu")
+
+
+class Failing:
+    """An array of a library that cannot give it away."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def __array__(self, *_arguments, **_keywords):
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyError, ZeroDivisionError, BufferError])
+def test_an_array_whose_own_code_fails_on_one_rank_is_refused_by_all(comm, error):
+    a = np.ones((4, 4))
+    wrong = Failing(error("mine")) if comm.rank == comm.size - 1 else a
+    for call in hybrid_gemm.gemm, hybrid_gemm.matmul:
+        with pytest.raises(HybridGemmError, match=f"{error.__name__}: .*mine"):
+            call(wrong, a, comm=comm, device="cpu", rank_timeout=5)
+    np.testing.assert_array_equal(hybrid_gemm.gemm(a, a, comm=comm, device="cpu"), a @ a)
+
+
+def test_an_alpha_that_cannot_be_sent_is_refused_by_all(comm):
+    a, alpha = np.ones((4, 4)), (lambda: 1) if comm.rank == comm.size - 1 else 1
+    for name in "alpha", "beta":
+        with pytest.raises(DTypeError, match=f"{name} must be a number, not <function"):
+            hybrid_gemm.gemm(a, a, a, comm=comm, device="cpu", rank_timeout=5, **{name: alpha})
+
+
+@pytest.mark.parametrize("given", ["A", "B", "C"])
+def test_copies_of_a_matrix_have_one_dtype_on_all_ranks(comm, given):
+    """Ranks that each have all of it would multiply different numbers."""
+    if comm.size == 1:
+        return
+    a = np.full((4, 4), 0.1)
+    arrays = {x: a.astype("f4") if x == given and comm.rank else a for x in "ABC"}
+    options = {"comm": comm, "device": "cpu", "beta": 1}
+    with pytest.raises(DTypeError, match=f"ranks do not agree on the dtype of {given}: .*float32"):
+        hybrid_gemm.gemm(*arrays.values(), **options)
+    swapped = a.astype(a.dtype.newbyteorder()) if comm.rank else a  # of the same numbers
+    got = hybrid_gemm.gemm(swapped, a, a, **options)
+    np.testing.assert_array_equal(got, hybrid_gemm.gemm(a, a, a, **options))
+    if given != "C":
+        with pytest.raises(DTypeError, match=f"dtype of {given}"):
+            hybrid_gemm.matmul(arrays["A"], arrays["B"], comm=comm, device="cpu")
+
+
+@pytest.mark.parametrize(("out", "error", "says"), [
+    (np.zeros((4, 4), "i4"), DTypeError, "out has dtype int32; .* float32"),
+    (np.zeros((5, 4), "f4"), UsageError, r"out has shape \(5, 4\); this product is \(4, 4\)"),
+    (np.zeros((2, 4, 4), "f4"), UsageError, "out has shape"),
+    ([[0] * 4] * 4, DTypeError, "out must be an array"),
+    (np.broadcast_to(np.float32(0), (4, 4)), UsageError, "read-only"),
+])  # fmt: skip
+def test_an_out_that_does_not_take_the_product_is_refused(comm, out, error, says):
+    a = np.ones((4, 3), "f4")
+    with pytest.raises(error, match=says):
+        hybrid_gemm.gemm(a, a.T, out=out, comm=comm, device="cpu")
+    wrong = out if comm.rank == comm.size - 1 else None  # of one rank alone
+    with pytest.raises(error, match=says):
+        hybrid_gemm.gemm(a, a.T, out=wrong, comm=comm, device="cpu")
