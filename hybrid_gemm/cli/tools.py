@@ -119,10 +119,16 @@ def _print_tree(data: Mapping[str, Any], indent: int = 0) -> None:
     help="The dtype that --compile compiles for.",
 )
 @json_option
-def kernels(names: tuple[str, ...], arch: str | None, dtype: str, json_file: str | None) -> None:
+@click.pass_context
+def kernels(
+    context: click.Context, names: tuple[str, ...], arch: str | None, dtype: str,
+    json_file: str | None,
+) -> None:  # fmt: skip
     """List the kernels with their parameters and limits."""
     from . import kernel_listing
 
+    if arch is None:
+        refuse_options(context, context.params, ("dtype",), "is for --compile, which was not given")
     data = kernel_listing.kernels(names, arch, dtype)
     write_result(data, json_file, lambda: kernel_listing.print_kernels(data))
 
