@@ -88,3 +88,18 @@ def test_a_complex_beta_may_make_nan_of_parts_that_overflow(judged):
     nan = np.full((3, 4), complex(math.nan, INF), "c8")  # Re: Inf - Inf
     assert judged(problem, a, b, c, nan)
     assert not judged(problem, a, b, c, np.full((3, 4), complex(0, math.nan), "c8"))
+
+
+@pytest.mark.parametrize("kinds", [("u8", "c16"), ("c8", "u1"), ("u2", "c8"), ("c16", "i8")])
+@pytest.mark.parametrize("by_three", [False, True])
+@pytest.mark.parametrize("alpha", [1.0, 1 - 2j])
+def test_integers_without_sign_times_complex_numbers(kinds, alpha, by_three, monkeypatch, rng):
+    a, b = (rng.integers(0, 5, (9, 9)).astype(x) for x in kinds)
+    problem = make_problem(a, b.T, alpha=alpha, trans_a="c", trans_b="c")
+    right = (alpha * (a.T.conj() @ b.conj())).astype(problem.out_dtype)
+    for most in (module.FULL_FLOPS, -1):
+        monkeypatch.setattr(module, "FULL_FLOPS", most)
+        assert verify(problem, a.T, b, None, right, by_three=by_three).passed
+        wrong = right.copy()
+        wrong[3, 4] += 1j
+        assert not verify(problem, a.T, b, None, wrong, by_three=by_three).passed
