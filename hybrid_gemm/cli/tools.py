@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from ..errors import UsageError, VerificationError
+from ..errors import UsageError, VerificationError, counted
 from ..ranks import launch
 from .help import Command
 from .option_types import (
@@ -226,7 +226,7 @@ def reproduce(
         say(f"wrote {output}")
     rows = [row for result in data["experiments"] for row in result["rows"]]
     if wrong := [row for row in rows if row.get("verdict") == "FAILED"]:
-        raise VerificationError(f"{len(wrong)} rows have wrong results")
+        raise VerificationError(f"{counted(len(wrong), 'row')} with a wrong result")
 
 
 @click.command(
