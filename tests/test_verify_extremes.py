@@ -103,3 +103,18 @@ def test_integers_without_sign_times_complex_numbers(kinds, alpha, by_three, mon
         wrong = right.copy()
         wrong[3, 4] += 1j
         assert not verify(problem, a.T, b, None, wrong, by_three=by_three).passed
+
+
+def test_sums_of_errors_that_are_all_alike_pass(monkeypatch):
+    """Equal products are rounded alike. Each error is within its own bound, and with random signs
+    a sum of them may be several times as large as one."""
+    monkeypatch.setattr(module, "FULL_FLOPS", -1)
+    a, b = np.full((31, 680), 1 / 3, "f4"), np.full((680, 16), -0.7, "f4")
+    c = np.full((31, 16), -0.7, "f4")
+    problem = make_problem(a, b, c, alpha=7, beta=2.5)
+    right = np.full((31, 16), -1112.41394, "f4")  # as a BLAS has it; exactly -1112.41668
+    for seed in range(30):
+        assert (verdict := verify(problem, a, b, c, right, seed=seed)).passed, verdict
+    right[3, 4] -= 0.02
+    for seed in range(5):
+        assert not verify(problem, a, b, c, right, seed=seed).passed

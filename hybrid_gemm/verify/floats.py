@@ -369,15 +369,17 @@ class Floats(Scaled):
         return xp.isnan(got) & nan | (got == xp.inf) & plus | (got == -xp.inf) & minus
 
     def _together(self, ratio, error, bound, weights) -> None:
-        """Of a sum that is beyond its bound: whether its elements' own bounds allow it."""
+        """Of a sum that is beyond its bound: whether its elements' own bounds allow it. Equal
+        errors are those of equal products, no random ones: each is judged alone."""
         xp = self.xp
+        if len(np.unique(some := on_host(error[error != 0]))) < len(some):
+            return
         if error.shape[0] > 1:
             weights = weights[:, None]
         fine = xp.isfinite(error)
         total = abs((weights * xp.where(fine, error, 0)).sum())
         allowed = xp.sqrt(((weights * xp.where(fine, bound, 0)) ** 2).sum())
-        share = float(total / allowed) if float(allowed) else 0.0
-        if share > 1:
+        if (share := float(total / allowed) if float(allowed) else 0.0) > 1:
             at = divmod(int(ratio.argmax()), ratio.shape[1])
             ratio[at] = max(float(ratio[at]), share)
 
@@ -394,16 +396,14 @@ class Floats(Scaled):
         for i in order[by_row[order] > 1]:
             j = int(at[i])
             down, across = float(self.row_scale[int(rows[i])]), float(self.col_scale[int(cols[j])])
-            # Not by their product, which may be beyond float64.
-            values = [
-                0.0 if x is None else float(x[i, j]) / down / across for x in (got, before, bound)
-            ]
+            scaled = (0.0 if x is None else float(x[i, j]) for x in (got, before, bound))
+            values = [x / down / across for x in scaled]  # down * across may be beyond float64
             self.offenders.append((float(by_row[i]), int(rows[i]), int(cols[j]), *values))
 
     def _judged(self) -> tuple[float, str]:
         """The worst error of all, after a second look at what is beyond its bound."""
         part, p = self.part, self.part.problem
-        offenders = sorted(set(self.group.gather(self.offenders)), reverse=True)[:OFFENDERS]
+        offenders = sorted({*self.group.gather(self.offenders)}, reverse=True)[:OFFENDERS]
         worst, where = self.worst, ""
         for ratio, i, j, got, before, bound in offenders:
             a, b = (
