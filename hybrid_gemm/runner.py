@@ -392,17 +392,21 @@ class Runner:
                 return done
         arrays = CallerArrays.of(a, b, c, out, trans_a=trans_a, trans_b=trans_b)
         problem = self.plans.settle(arrays.problem(alpha=alpha, beta=beta))
+        if problem.is_complex:
+            return self._multiply_complex(arrays, problem)
         turned = arrays.turned() if hosted and self.devices[0].on_gpu else None
-        if turned and not problem.is_complex:
+        if turned:
             arrays.check(problem, self.devices[0])
             self._multiply(turned.a, turned.b, turned.c, alpha, beta, False, False, turned.out)
             return out
-        if not problem.is_complex:
-            with on_gpu_of(*arrays.given):
-                done = self._run(arrays, problem, described=False)
-            if repeated and key and done.executor == NATIVE and done.c.dtype == problem.out_dtype:
-                repeated.note(key, arrays, done.plan, done.variant, done.c)
-            return done.c
+        with on_gpu_of(*arrays.given):
+            done = self._run(arrays, problem, described=False)
+        if repeated and key and done.executor == NATIVE and done.c.dtype == problem.out_dtype:
+            repeated.note(key, arrays, done.plan, done.variant, done.c)
+        return done.c
+
+    def _multiply_complex(self, arrays: CallerArrays, problem: Problem) -> Any:
+        """By one real product, or by three."""
         with shortage_in_words(problem), on_gpu_of(*arrays.given):
             if self._by_three(problem):
                 arrays.check(problem, self.devices[0])

@@ -72,6 +72,10 @@ def test_exit_codes_are_verdicts(tmp_path):
     assert allowed.exit_code == 0
     wrong = compared(tmp_path, result(row()), result(row(verdict="FAILED")))
     assert wrong.exception.exit_code == 3
+    added = compared(tmp_path, result(row()), result(row(), row(m=128, verdict="FAILED")))
+    assert added.exception.exit_code == 3 and "1 row of " in str(added.exception)
+    mended = compared(tmp_path, result(row(verdict="FAILED")), result(row()))
+    assert mended.exit_code == 0
 
 
 def test_what_cannot_be_compared_is_refused(tmp_path):

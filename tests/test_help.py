@@ -142,6 +142,11 @@ def test_completion_offers_files():
 def test_completion_without_words_is_refused():
     done = run(_HYBRID_GEMM_COMPLETE="bash_complete", check=2)
     assert "sets COMP_CWORD and COMP_WORDS too" in one_line(done)
+    words = {"COMP_WORDS": "hybrid-gemm ru", "COMP_CWORD": "x"}
+    done = run(_HYBRID_GEMM_COMPLETE="zsh_complete", **words, check=2)
+    assert "COMP_CWORD=x is no number of a word" in one_line(done)
+    done = run(_HYBRID_GEMM_COMPLETE="1", check=2)
+    assert "_HYBRID_GEMM_COMPLETE=1: it takes bash_complete" in one_line(done)
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

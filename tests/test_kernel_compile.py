@@ -5,8 +5,10 @@ import itertools
 import math
 
 import pytest
+from support.command import run
 
 from hybrid_gemm import catalog
+from hybrid_gemm.cli import kernel_listing
 from hybrid_gemm.devices.cuda import nvrtc
 from hybrid_gemm.errors import KernelError, UnavailableError, UsageError
 
@@ -168,3 +170,18 @@ def test_nothing_is_included_from_the_working_directory(tmp_path, monkeypatch):
     monkeypatch.setenv("HYBRID_GEMM_CACHE", str(tmp_path / "cache"))
     variant = catalog.get("naive").variant()
     nvrtc.compile(variant.source("float32"), "sm_90", "gemm_naive.cu", quick=True)
+
+
+@pytest.mark.parametrize("arch", ["sm_30", "90", "SM_90", "", "sm_90;x", "sm_-1"])
+def test_an_architecture_that_nvrtc_does_not_know_is_refused(arch):
+    with pytest.raises(UsageError, match=r"NVRTC \S+ compiles for sm_.*, sm_90,"):
+        kernel_listing.kernels(["naive"], arch, "float32")
+
+
+def test_what_is_not_compiled_is_said(capsys):
+    with pytest.raises(UsageError, match="blas, cublas is a library's"):
+        kernel_listing.kernels(["blas", "cublas"], "sm_90", "float32")
+    kernel_listing.print_kernels(kernel_listing.kernels(["naive"], "sm_90", "float16"))
+    table = capsys.readouterr().out.partition("compiled for sm_90, float16")[2]
+    assert table.count("no float16 form") == len(catalog.get("naive").variants())
+    run("kernels", "naive", "--dtype", "float16", check=2)

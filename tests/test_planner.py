@@ -216,3 +216,13 @@ def test_emulated_devices_share_one_memory():
 def test_bad_choices_are_named(options, message):
     with pytest.raises(UsageError, match=message):
         make_plan(Problem(8, 8, 8), [CPU], **options)
+
+
+def test_turns_are_planned_only_where_nothing_fits_whole(monkeypatch):
+    asked = []
+    monkeypatch.setattr(planner, "_in_turns", lambda *given: asked.append(given) or (None, 1))
+    problem = Problem(2**26, 2**26, 1)  # by cols a worker has a sum of all of C
+    assert make_plan(problem, [CPU], 2).grid == (2, 1, 1) and not asked
+    with pytest.raises(OutOfMemoryError, match="in turns it needs"):
+        make_plan(problem, [CPU], 2, split="cols")
+    assert len(asked) == 1

@@ -231,6 +231,8 @@ def check_output(path: Path, inputs: Iterable[Path] = ()) -> str:
 
     if found and (reason := not_a_file(found.st_mode)):
         raise UsageError(f"cannot write {name}: it {reason}; give a file name")
+    if found and not os.path.exists(target):  # by a link of /proc, as /dev/stdout is
+        raise UsageError(f"cannot write {name}: it leads to a file that was removed; give another")
     if not os.path.basename(name):
         raise UsageError(f"cannot write {name!r}: it names no file")
     if not os.path.isdir(folder):

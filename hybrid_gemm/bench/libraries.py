@@ -250,7 +250,7 @@ class LibraryStudy:
         ]  # fmt: skip
         headings = [
             size_heading, "<memory", "<way", "<settings", "<C", "GPUs", "time ms", "min ms",
-            "gflop/s", "of ours", "of bound", "<bound by", "<verdict",
+            "gflop/s", "time / ours", "of bound", "<bound by", "<verdict",
         ]  # fmt: skip
         title = f"host arrays to host arrays, {data['device']['name']}"
         return Table(headings, rows, title)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import sys
 import traceback
@@ -11,8 +12,7 @@ from typing import Any, NoReturn, TextIO
 
 import click
 
-from ..errors import HybridGemmError, HybridGemmWarning
-from ..host.notes import on_stderr
+from ..errors import HybridGemmError, HybridGemmWarning, UsageError
 from ..options import CHOICES
 from ..ranks import ending, heartbeat, launch
 from .compare import compare
@@ -20,7 +20,7 @@ from .completion import check_asked, completion
 from .help import Group, talk
 from .measure import bench
 from .run import run
-from .shared import say
+from .shared import complain, say
 from .slurm import slurm
 from .tools import info, kernels, new_kernel, plot, reproduce, version_option
 from .tune import tune
@@ -36,6 +36,7 @@ def main() -> None:
     try:
         ending.watch_signals(as_rank=ranked)  # one may arrive before this returns
         warnings.showwarning = _show_warning
+        warnings.simplefilter("default", HybridGemmWarning)  # notes, whatever -W says
         check_asked()
         result = cli.main(prog_name="hybrid-gemm", standalone_mode=False)
         code = result if isinstance(result, int) else 0
@@ -65,13 +66,19 @@ def main() -> None:
 
 def _open_streams() -> None:
     """Makes a standard stream that was closed /dev/null: otherwise the next file that is opened,
-    C's perhaps, gets its number, and what libraries print there."""
+    C's perhaps, gets its number, and what libraries print there. Has stdout write all of what it
+    is given, or fail."""
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
             os.fstat(number)
         except OSError:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number: this one
             setattr(sys, name, os.fdopen(number, mode, closefd=False))
+    raw = getattr(sys.stdout, "buffer", None)
+    if isinstance(raw, io.RawIOBase):  # PYTHONUNBUFFERED, by which half a write is a whole one
+        sys.stdout = io.TextIOWrapper(
+            io.BufferedWriter(raw), sys.stdout.encoding, sys.stdout.errors, line_buffering=True
+        )
 
 
 def _drop_output() -> None:
@@ -126,19 +133,21 @@ def _fail(error: BaseException) -> int:
     if isinstance(error, click.ClickException):
         path = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else ""
         more = f" ({path} --help says what there is)" if path else ""
-        click.echo(on_stderr(f"hybrid-gemm: {error.format_message()}{more}"), err=True)
+        complain(f"hybrid-gemm: {error.format_message()}{more}")
         return error.exit_code
     if isinstance(error, MemoryError) and not isinstance(error, HybridGemmError):
-        click.echo(on_stderr(f"hybrid-gemm: out of host memory: {error}"), err=True)
+        complain(f"hybrid-gemm: out of host memory: {error}")
     elif isinstance(error, HybridGemmError | OSError):
         what = str(error)
+        if isinstance(error, UsageError):
+            what = what.replace("\n", "\\n")  # of a file's name
         if isinstance(error, OSError) and error.filename is None and error.strerror:
             what = f"cannot write or read: {error.strerror}"  # standard output, mostly
             try:
                 sys.stdout.flush()
             except OSError:
                 _drop_output()
-        click.echo(on_stderr(f"hybrid-gemm: {what}"), err=True)
+        complain(f"hybrid-gemm: {what}")
     else:
         raise error
     return ending.exit_code(error)

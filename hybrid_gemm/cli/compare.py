@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ..errors import SlowerError, UsageError, VerificationError
+from ..errors import SlowerError, UsageError, VerificationError, counted
 from .help import Command
 from .option_types import File
 from .shared import (
@@ -50,7 +50,7 @@ def compare(
     4 if a row is slower, and 3 if a new product is wrong.
     """
     from ..bench import compare as comparing
-    from ..bench.study import failed
+    from ..bench.study import FAILED
     from ..experiments.output import load
     from ..reporting import console, markdown
 
@@ -71,7 +71,7 @@ def compare(
         console.line(words)
 
     write_result(data, json_file, show)
-    if wrong := failed(data):
-        raise VerificationError(f"{len(wrong)} rows of {new} have wrong products")
+    if wrong := sum(row.get("verdict") == FAILED for row in comparing.rows_of(after, new)):
+        raise VerificationError(f"{counted(wrong, 'row')} of {new} with a wrong product")
     if slower := data["counts"][comparing.SLOWER]:
         raise SlowerError(f"{slower} of {len(data['rows'])} rows are slower")

@@ -20,8 +20,16 @@ SHELLS = {
 
 
 def check_asked() -> None:
-    """Raises `UsageError` where completions are asked for, and no words are there to complete."""
-    asked = os.environ.get(VARIABLE, "")
+    """Raises `UsageError` where completions are asked for in a way that no shell has, or no words
+    are there to complete."""
+    if not (asked := os.environ.get(VARIABLE, "")):
+        return
+    known = [f"{shell}_{what}" for what in ("complete", "source") for shell in SHELLS]
+    if asked not in known:
+        raise UsageError(f"{VARIABLE}={asked}: it takes {', '.join(known)}")
+    number = os.environ.get("COMP_CWORD", "0")
+    if asked in ("bash_complete", "zsh_complete") and not number.isdecimal():
+        raise UsageError(f"COMP_CWORD={number} is no number of a word")
     if asked.endswith("_complete") and not os.environ.keys() >= _WORDS:
         raise UsageError(
             f"{VARIABLE}={asked} is for a shell, which sets {' and '.join(sorted(_WORDS))} too; "

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Sequence
 from typing import Any
 
 from .. import catalog
 from ..catalog import Kernel
+from ..errors import UsageError
 from ..reporting import console
 
 # What kernels are for, by role.
@@ -17,14 +19,15 @@ _USES = {
     "residues": "on tensor cores: --compute fp64x",
 }  # fmt: skip
 _INSIDE = "parts of products, checks and experiments"
+_ARCH = re.compile(r"(?:sm|compute)_([0-9]+)[af]?")
 
 
 def kernels(names: Sequence[str], arch: str | None, dtype: str) -> dict[str, Any]:
     """The kernels called `names` (all, if there are none) as plain data.
 
     With `arch` ("sm_90") each variant is compiled for `dtype`, and its registers, memory and
-    spills are there too. Raises `UsageError` for an unknown kernel, `UnavailableError` without a
-    compiler, and `KernelError` where one does not compile.
+    spills are there too. Raises `UsageError` for an unknown kernel or architecture,
+    `UnavailableError` without a compiler, and `KernelError` where one does not compile.
     """
     chosen = [catalog.get(name) for name in names] or list(catalog.kernels().values())
     rows = []
@@ -38,15 +41,34 @@ def kernels(names: Sequence[str], arch: str | None, dtype: str) -> dict[str, Any
             "runs_on": list(kernel.runs_on),
         })  # fmt: skip
     data = {"kernels": rows}
-    if arch:
+    if arch is not None:
         data["compiled"] = _compile(chosen, arch, dtype)
     return data
+
+
+def _check_arch(arch: str) -> None:
+    """Raises `UsageError` for what is no architecture, or one that NVRTC does not know."""
+    from ..devices.cuda import nvrtc
+
+    version = nvrtc.version()  # or says what is missing
+    from cuda.bindings.nvrtc import nvrtcGetSupportedArchs
+
+    _status, known = nvrtcGetSupportedArchs()
+    if not (found := _ARCH.fullmatch(arch)) or int(found[1]) not in known:
+        raise UsageError(
+            f"--compile {arch!r}: NVRTC {version} compiles for "
+            f"{', '.join(f'sm_{x}' for x in known)}"
+        )
 
 
 def _compile(chosen: Sequence[Kernel], arch: str, dtype: str) -> list[dict[str, Any]]:
     """A row for each variant that is compiled; libraries have none."""
     from ..devices.cuda import nvrtc
 
+    _check_arch(arch)
+    if all(kernel.library for kernel in chosen):
+        names = ", ".join(kernel.name for kernel in chosen)
+        raise UsageError(f"--compile is for kernels of this project; {names} is a library's")
     rows = []
     for kernel in chosen:
         if kernel.library:
@@ -98,9 +120,10 @@ def _print_paragraphs(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def _print_compiled(compiled: Sequence[dict[str, Any]]) -> None:
-    fields = [f for f in compiled[0] if f not in ("variant", "arch", "dtype", "refused")]
+    made = next((row for row in compiled if "refused" not in row), {})
+    fields = [f for f in made if f not in ("variant", "arch", "dtype")]
     console.table(
-        ["<variant", *(f.replace("_", " ") for f in fields)],
-        [[r["variant"], *(r.get(f, r.get("refused", "")) for f in fields)] for r in compiled],
+        ["<variant", *(f.replace("_", " ") for f in fields), "<not compiled"],
+        [[r["variant"], *(r.get(f, "") for f in fields), r.get("refused", "")] for r in compiled],
         title=f"compiled for {compiled[0]['arch']}, {compiled[0]['dtype']}",
     )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..errors import HybridGemmError, UsageError, VerificationError
+from ..errors import HybridGemmError, UsageError, VerificationError, counted
 from ..options import COMPUTES
 from .help import Command
 from .option_types import (
@@ -196,7 +196,7 @@ def bench(
     if warning := studies.outliers(data):
         say(f"note: {warning}")
     if wrong := studies.failed(data):
-        raise VerificationError(f"{len(wrong)} rows have wrong products")
+        raise VerificationError(f"{counted(len(wrong), 'row')} with a wrong product")
     if data["rows"] and all(row["verdict"] is None for row in data["rows"]):
         raise HybridGemmError(f"nothing could be timed: {data['rows'][0]['note']}")
 

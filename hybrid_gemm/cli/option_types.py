@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -142,7 +143,10 @@ class Factor(click.ParamType):
             return value
         for kind in (int, float, complex):  # a float has 53 bits of a whole number
             with contextlib.suppress(ValueError):
-                return kind(value.replace("i", "j") if kind is complex else value)
+                found = kind(value.replace("i", "j") if kind is complex else value)
+                if "inf" not in value.lower() and abs(found) == math.inf:
+                    self.fail(f"{value} is beyond the largest number of float64", param, ctx)
+                return found
         self.fail(f"{value!r} is not a number such as 0.5 or 1-2j", param, ctx)
 
 

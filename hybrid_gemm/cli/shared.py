@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -17,10 +18,18 @@ from .option_types import WHOLE, File, List, OptionType, kernel_dtypes, layouts,
 
 
 def say(message: str) -> None:
-    """A line on stderr. By `print`, which a bar on the screen steps aside for."""
-    if talk.quiet:
-        return
-    print(on_stderr(message), file=sys.stderr, flush=True)
+    """A line on stderr, unless it was to be quiet."""
+    if not talk.quiet:
+        complain(message.replace("\n", "\\n"))  # of a file's name
+
+
+def complain(message: str) -> None:
+    """Writes on stderr, where that takes it: a full disk there is no reason to fail. By `print`,
+    which a bar on the screen steps aside for."""
+    try:
+        print(on_stderr(message), file=sys.stderr, flush=True)
+    except OSError:  # what is left of it would fail again when Python ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
 def option_flags(*names: str) -> Callable:

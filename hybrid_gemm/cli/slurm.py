@@ -130,7 +130,7 @@ def slurm(**options: Any) -> None:
     options["setup"] = options["setup"] or environment(os.environ)
     job = Options(**options)
     _check_job(job)
-    click.echo(script(job), nl=False)
+    click.echo(os.fsencode(script(job)), nl=False)  # names as they are, in UTF-8 or not
 
 
 # What a scaling study sets itself, or would do again and again, by the names of run's parameters.

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from ..errors import UsageError, VerificationError
+from ..errors import UsageError, VerificationError, counted
 from ..ranks import launch
 from .help import Command
 from .option_types import (
@@ -119,10 +119,16 @@ def _print_tree(data: Mapping[str, Any], indent: int = 0) -> None:
     help="The dtype that --compile compiles for.",
 )
 @json_option
-def kernels(names: tuple[str, ...], arch: str | None, dtype: str, json_file: str | None) -> None:
+@click.pass_context
+def kernels(
+    context: click.Context, names: tuple[str, ...], arch: str | None, dtype: str,
+    json_file: str | None,
+) -> None:  # fmt: skip
     """List the kernels with their parameters and limits."""
     from . import kernel_listing
 
+    if arch is None:
+        refuse_options(context, context.params, ("dtype",), "is for --compile, which was not given")
     data = kernel_listing.kernels(names, arch, dtype)
     write_result(data, json_file, lambda: kernel_listing.print_kernels(data))
 
@@ -220,7 +226,7 @@ def reproduce(
         say(f"wrote {output}")
     rows = [row for result in data["experiments"] for row in result["rows"]]
     if wrong := [row for row in rows if row.get("verdict") == "FAILED"]:
-        raise VerificationError(f"{len(wrong)} rows have wrong results")
+        raise VerificationError(f"{counted(len(wrong), 'row')} with a wrong result")
 
 
 @click.command(

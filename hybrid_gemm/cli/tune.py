@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from ..errors import UsageError, VerificationError
+from ..errors import UsageError, VerificationError, counted
 from .help import Command
 from .option_types import WHOLE, File, List, Named, kernel_dtypes, kernel_names, model_modes
 from .shared import (
@@ -178,4 +178,4 @@ def _search(
         data = search.search(kernel, device=device, progress=progress, note=say, **options)
     write_result(data, json_file, lambda: search.show(data))
     if wrong := failed(data):
-        raise VerificationError(f"{len(wrong)} variants give wrong products")
+        raise VerificationError(f"{counted(len(wrong), 'variant')} with a wrong product")

@@ -190,7 +190,12 @@ def check_directory(directory: str) -> None:
     plots.needed()
     if not directory:
         raise UsageError("cannot write results: '' names no folder")
-    target = Path(os.path.realpath(directory))
+    try:
+        target = Path(os.path.realpath(directory))
+    except FileNotFoundError:
+        raise UsageError(
+            f"cannot write results to {directory}: the working directory was removed"
+        ) from None
     if target.exists() and not target.is_dir():
         raise UsageError(f"cannot write results to {directory}: it is a file; name a folder")
     if not target.parent.is_dir():

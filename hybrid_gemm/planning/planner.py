@@ -95,6 +95,7 @@ def _best(task: Task, shapes: Sequence[Shape]) -> Plan:
     shortfalls: dict[Shape, str] = {}
     refusals: dict[Shape, str] = {}
     least = {shape: _least(task, shape) for shape in shapes} if len(shapes) > 1 else {}
+    in_turns: list[Shape] = []  # those that do not fit whole
     seems: tuple[bool, float] = True, math.inf  # the best so far
     for shape in sorted(shapes, key=lambda shape: least.get(shape, 0)):
         ms = least.get(shape, 0)
@@ -104,20 +105,26 @@ def _best(task: Task, shapes: Sequence[Shape]) -> Plan:
         if refusal := _no_nccl(whole):
             refusals[shape] = refusal
             continue
-        plan: Plan | None = whole
         if shortfall := memory_shortfall(whole):
             turns = not task.resident and (task.reduce == "ordered" or not whole.summed)
-            if not (turns or task.resident):
+            if turns:
+                in_turns.append(shape)
+            elif not task.resident:
                 shortfall += ", and the ordered reduction goes in turns"
-            plan = None
-            if turns and (True, ms) <= seems:
-                plan, least_bytes = _in_turns(task, shape)
-                if plan is None:
-                    shortfall += f"; in turns it needs {in_words(least_bytes)}"
             shortfalls[shape] = shortfall
-        if plan:
-            plans[shape] = replace(plan, predicted_ms=predict_ms(plan))
-            seems = min(seems, _seems(plans[shape]))
+            continue
+        plans[shape] = replace(whole, predicted_ms=predict_ms(whole))
+        seems = min(seems, _seems(plans[shape]))
+    # The last, for they may be millions, and no turns are better than any.
+    for shape in in_turns:
+        if seems < (True, least.get(shape, 0)):
+            break
+        plan, least_bytes = _in_turns(task, shape)
+        if plan is None:
+            shortfalls[shape] += f"; in turns it needs {in_words(least_bytes)}"
+            continue
+        plans[shape] = replace(plan, predicted_ms=predict_ms(plan))
+        seems = min(seems, _seems(plans[shape]))
     # Of those that are alike, the one that `shapes` has first.
     if not plans and shortfalls:
         raise OutOfMemoryError(shortfalls[min(shortfalls, key=shapes.index)])

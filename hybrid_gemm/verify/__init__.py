@@ -101,6 +101,8 @@ def judge(
     if not problem.m or not problem.n:
         return Verdict(part.result.shape == (problem.m, problem.n), "empty", 0.0)
     full = whole(problem, mode)
+    if not problem.k and problem.alpha != 0:  # as in BLAS, an alpha of NaN multiplies nothing
+        part = dataclasses.replace(part, problem=dataclasses.replace(problem, alpha=0))
     if problem.is_complex:
         part = real_part(part, by_three)
         growth = THREE_GROWTH if by_three else growth

@@ -114,12 +114,10 @@ def _real(dtype: np.dtype) -> str:
 
 
 def _of_a(conj: bool, alpha: complex | None) -> Blocks:
-    sign = -1 if conj else 1
-
     def blocks(x: Any) -> list[list[Any]]:
-        re, im = x.real, sign * x.imag
+        re, im = x.real, -x.imag if conj else x.imag  # of integers without sign it is 0
         if alpha is None:
-            return [[re, -1 * im], [im, re]]
+            return [[re, -im], [im, re]]
         re, im = re.astype("f8"), im.astype("f8")
         (p, q), (r, s) = (alpha.real * re, alpha.real * im), (alpha.imag * re, alpha.imag * im)
         return [[p, -1 * q, -1 * s, -1 * r], [q, p, r, -1 * s]]
@@ -129,7 +127,7 @@ def _of_a(conj: bool, alpha: complex | None) -> Blocks:
 
 def _of_b(conj: bool, terms: int) -> Blocks:
     def blocks(x: Any) -> list[list[Any]]:
-        return [[x.real], [-1 * x.imag if conj else x.imag]] * (terms // 2)
+        return [[x.real], [-x.imag if conj else x.imag]] * (terms // 2)
 
     return blocks
 

@@ -327,9 +327,9 @@ class Floats(Scaled):
     def _fair(self, got, before, reference, bound, product, size, rows, cols):
         """Whether each Inf or NaN is one that some order of summation makes.
 
-        A partial sum lies between minus the sum of the negative products and the sum of the
-        positive ones: Inf of a sign is fair where that or the result may pass the largest number,
-        NaN where partial sums of both signs may. C before that is not finite decides alone.
+        A partial sum lies between minus the sum of the negative terms (products, beta C) and the
+        sum of the positive ones: Inf of a sign is fair where that or the result may pass the
+        largest number, NaN where both may. C before that is not finite decides alone.
         """
         xp, p, r = self.xp, self.part.problem, self.rounding
         scale = self.row_scale[rows][:, None] * self.col_scale[cols]
@@ -338,21 +338,22 @@ class Floats(Scaled):
         high, low = (
             early * (abs(p.alpha) * size + sign * p.alpha * product) / 2 for sign in (1, -1)
         )
-        over, under = high > limit, low > limit
         if before is None:
             finite = xp.ones(got.shape, bool)
-            plus, minus = over, under
         else:
             finite = xp.isfinite(before)
-            plus = (high + xp.maximum(before, 0) > limit) & finite | (before == xp.inf)
-            minus = (low - xp.minimum(before, 0) > limit) & finite | (before == -xp.inf)
+            over, under = high > limit, low > limit  # without beta C
+            added = self._size(before, rows, cols)  # it is one of the terms
+            high = high + xp.where(finite, added + before, 0) / 2
+            low = low + xp.where(finite, added - before, 0) / 2
+        plus, minus = (high > limit) & finite, (low > limit) & finite
+        both = plus & minus
         plus = plus | (reference + bound > out_limit) & finite
         minus = minus | (reference - bound < -out_limit) & finite
-        both = over & under & finite
         if before is not None:
-            both |= xp.isnan(before)
-            both |= (before == xp.inf) & under | (before == -xp.inf) & over
-            plus, minus = plus & ~xp.isnan(before), minus & ~xp.isnan(before)
+            up, down, none = before == xp.inf, before == -xp.inf, xp.isnan(before)
+            both |= none | up & under | down & over
+            plus, minus = plus | up, minus | down
         return xp.isnan(got) & both | (got == xp.inf) & plus | (got == -xp.inf) & minus
 
     def _fair_of_inf(self, got, before, product, bound):
@@ -368,15 +369,17 @@ class Floats(Scaled):
         return xp.isnan(got) & nan | (got == xp.inf) & plus | (got == -xp.inf) & minus
 
     def _together(self, ratio, error, bound, weights) -> None:
-        """Of a sum that is beyond its bound: whether its elements' own bounds allow it."""
+        """Of a sum that is beyond its bound: whether its elements' own bounds allow it. Equal
+        errors are those of equal products, no random ones: each is judged alone."""
         xp = self.xp
+        if len(np.unique(some := on_host(error[error != 0]))) < len(some):
+            return
         if error.shape[0] > 1:
             weights = weights[:, None]
         fine = xp.isfinite(error)
         total = abs((weights * xp.where(fine, error, 0)).sum())
         allowed = xp.sqrt(((weights * xp.where(fine, bound, 0)) ** 2).sum())
-        share = float(total / allowed) if float(allowed) else 0.0
-        if share > 1:
+        if (share := float(total / allowed) if float(allowed) else 0.0) > 1:
             at = divmod(int(ratio.argmax()), ratio.shape[1])
             ratio[at] = max(float(ratio[at]), share)
 
@@ -392,14 +395,15 @@ class Floats(Scaled):
         order = np.argsort(by_row)[::-1][:LOOKS]
         for i in order[by_row[order] > 1]:
             j = int(at[i])
-            scale = float(self.row_scale[int(rows[i])]) * float(self.col_scale[int(cols[j])])
-            values = [0.0 if x is None else float(x[i, j]) / scale for x in (got, before, bound)]
+            down, across = float(self.row_scale[int(rows[i])]), float(self.col_scale[int(cols[j])])
+            scaled = (0.0 if x is None else float(x[i, j]) for x in (got, before, bound))
+            values = [x / down / across for x in scaled]  # down * across may be beyond float64
             self.offenders.append((float(by_row[i]), int(rows[i]), int(cols[j]), *values))
 
     def _judged(self) -> tuple[float, str]:
         """The worst error of all, after a second look at what is beyond its bound."""
         part, p = self.part, self.part.problem
-        offenders = sorted(set(self.group.gather(self.offenders)), reverse=True)[:OFFENDERS]
+        offenders = sorted({*self.group.gather(self.offenders)}, reverse=True)[:OFFENDERS]
         worst, where = self.worst, ""
         for ratio, i, j, got, before, bound in offenders:
             a, b = (

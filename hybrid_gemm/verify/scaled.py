@@ -33,10 +33,26 @@ class Scaled:
         self.dead_cols = self._there(self.col_nan | self.col_inf)
         self.infinite = bool(self.dead_rows.any() or self.dead_cols.any())
         self.row_scale, self.col_scale = (
-            self._there(np.ldexp(1.0, -np.clip(np.frexp(top)[1], -1000, 1000)))
-            for top in (self.row_top, self.col_top)
+            self._there(np.ldexp(1.0, exponents)) for exponents in self._exponents()
         )
         self.right, self.left = (self._there(x) for x in (self.samples.right, self.samples.left))
+
+    def _exponents(self) -> list[np.ndarray]:
+        """Of the scales of rows and of columns: with them beta C stays within float64 too."""
+        part, most = self.part, 0
+        rows, cols = (
+            -np.clip(np.frexp(top)[1], -1000, 1000) for top in (self.row_top, self.col_top)
+        )
+        if part.problem.beta and part.problem.dtype == "float64":
+            for at in spans(part.height, part.chunk // max(1, part.width)):
+                size = abs(doubles(part.c_in[at]) * part.problem.beta)
+                size = float(self.xp.where(self.xp.isfinite(size), size, 0).max(initial=0))
+                most = max(most, math.frexp(size)[1])
+            most = int(self.group.largest(np.array([float(most)]))[0])
+            beyond = max(0, int(rows.max() + cols.max()) + most - 1000)
+            rows = np.minimum(rows, rows.max() - beyond // 2)
+            cols = np.minimum(cols, cols.max() - (beyond - beyond // 2))
+        return [rows, cols]
 
     def _extremes(self, matrix, count: int, k: int):
         """Of each row: whether it has a NaN, an Inf and no NaN; the largest magnitudes of its
@@ -182,14 +198,14 @@ class Scaled:
         if p.alpha < 0:
             high, low = low, high
         high, low = (x * (p.k * max(1.0, abs(p.alpha))) for x in (high, low))
-        fair = xp.isnan(c) & (high > 0.999 * r.limit) & (low > 0.999 * r.limit)
+        fair = ~xp.isfinite(c) & (before is not None and ~xp.isfinite(before))  # looked at
+        if before is not None:
+            added = self._size(before, rows, self.part.cols)
+            added = added / self.row_scale[rows][:, None] / self.col_scale[self.part.cols]
+            high, low = high + added, low + added
+        fair |= xp.isnan(c) & (high > 0.999 * r.limit) & (low > 0.999 * r.limit)
         if math.isinf(p.alpha):  # of a sum of 0 it makes NaN
             fair |= xp.isnan(c)
-        if before is not None:
-            scale = self.row_scale[rows][:, None] * self.col_scale[self.part.cols]
-            fair |= ~xp.isfinite(before)  # decides alone, and is looked at
-            added = abs(before) / scale
-            high, low = high + added, low + added
         fair |= (c == xp.inf) & (high > 0.999 * r.out_limit)
         fair |= (c == -xp.inf) & (low > 0.999 * r.out_limit)
         self._all(fair | ~bad, rows, self.part.cols, "finite, or Inf of the other sign")

@@ -5,7 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+from click.testing import CliRunner
+
 import hybrid_gemm
+from hybrid_gemm.cli import cli
 
 from . import forked
 
@@ -50,3 +53,10 @@ def one_line(done: subprocess.CompletedProcess) -> str:
     assert len(lines) == 1, done.stderr
     assert "Traceback" not in done.stderr
     return lines[0]
+
+
+def said(*arguments) -> str:
+    """What the command writes on stdout, run in this process."""
+    done = CliRunner().invoke(cli, [*map(str, arguments)])
+    assert done.exit_code == 0, done.output
+    return done.stdout

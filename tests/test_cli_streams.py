@@ -1,0 +1,81 @@
+"""Streams, names and warnings that a command meets: what is written is whole, what is said is one
+line, and nothing that cannot be said fails a product."""
+
+import os
+import subprocess
+
+import numpy as np
+import pytest
+from support.command import COMMAND, environment, one_line, run
+
+
+def shell(line: str, cwd, **changes: str) -> subprocess.CompletedProcess:
+    """Runs a line of bash, in which $RUN is the command."""
+    return subprocess.run(
+        ["bash", "-c", line], capture_output=True, text=True, cwd=cwd,
+        env=environment(RUN=" ".join(COMMAND), **changes),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_json_that_is_cut_off_is_no_success(tmp_path, unbuffered):
+    line = "ulimit -f 1; $RUN kernels naive tuned --json - > found.json"
+    # Python would cut off what it keeps of modules as well.
+    changes = {"PYTHONUNBUFFERED": unbuffered, "PYTHONDONTWRITEBYTECODE": "1"}
+    done = shell(line, tmp_path, **changes)
+    assert done.returncode == 1
+    assert "File too large" in one_line(done)
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_notes_that_nobody_takes_fail_no_product(tmp_path, unbuffered):
+    line = "$RUN run --size 8 -o C.npy 2> /dev/full"
+    done = shell(line, tmp_path, PYTHONUNBUFFERED=unbuffered)
+    assert done.returncode == 0 and "verification passed" in done.stdout
+    assert np.load(tmp_path / "C.npy").shape == (8, 8)
+    for wrong in ("--sise 8", "-o /dev/null"):  # the message, too
+        line = f"$RUN run {wrong} 2> /dev/full"
+        assert shell(line, tmp_path, PYTHONUNBUFFERED=unbuffered).returncode == 2
+
+
+def test_notes_are_notes_where_warnings_are_errors():
+    done = run(
+        "run", "--size", 8, "--device", "cpu", "--max-device-memory", "8GB", check=0,
+        PYTHONWARNINGS="error",
+    )  # fmt: skip
+    assert "note: --max-device-memory has no effect" in done.stderr
+
+
+def test_an_output_whose_file_was_removed_is_refused(tmp_path):
+    line = "exec 5> gone; rm gone; $RUN run --size 4 -o /dev/fd/5"
+    done = shell(line, tmp_path)
+    assert done.returncode == 2
+    assert "cannot write /dev/fd/5: it leads to a file that was removed" in one_line(done)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_line_break_in_a_name_breaks_no_message(tmp_path):
+    done = run("run", "no\nsuch.npy", "B.npy", cwd=tmp_path, check=2)
+    assert r"no\nsuch.npy: no such file" in one_line(done)
+    done = run("run", "--size", 4, "--trace", "a\nb.json", cwd=tmp_path, check=0)
+    assert r"wrote a\nb.json" in done.stderr.splitlines()
+
+
+def test_a_factor_beyond_float64_is_no_infinity():
+    for text in ("1e400", "-1e309", "1e400j"):
+        done = run("run", "--size", 4, "--dtype", "complex64", f"--alpha={text}", check=2)
+        assert "beyond the largest number" in one_line(done)
+    run("run", "--size", 4, "--alpha=-inf", check=0)
+
+
+def test_results_in_a_folder_that_was_removed_are_refused(tmp_path):
+    line = "mkdir gone; cd gone; rmdir ../gone; $RUN reproduce column_split -o out"
+    done = shell(line, tmp_path)
+    assert done.returncode == 2 and "the working directory was removed" in one_line(done)
+
+
+def test_a_batch_script_has_the_bytes_of_a_name(tmp_path):
+    done = subprocess.run(
+        [*COMMAND, "slurm", "--", b"A\xff.npy", "B.npy"], capture_output=True, env=environment(),
+    )  # fmt: skip
+    assert done.returncode == 0 and b"'A\xff.npy' B.npy" in done.stdout.splitlines()[-1]
