@@ -20,7 +20,6 @@ from .arrays.caller_arrays import (
     wait_for_streams,
 )
 from .arrays.complex_numbers import RealProduct
-from .arrays.on_gpus import on_gpu_of
 from .arrays.operand import CallerArrays
 from .arrays.other_libraries import Guests, gpu_of
 from .arrays.stacks import Stacks
@@ -207,7 +206,7 @@ class Runner:
                 return dataclasses.replace(result, c=guests.given_back(result.c))
         arrays = CallerArrays.of(a, b, c, out, trans_a=trans_a, trans_b=trans_b)
         problem = self.plans.settle(arrays.problem(alpha=alpha, beta=beta))
-        with on_gpu_of(*arrays.given):
+        with arrays.on_their_gpu(self.devices[0]):
             return self._run(arrays, problem, resident, progress)
 
     def _run(
@@ -399,7 +398,7 @@ class Runner:
             arrays.check(problem, self.devices[0])
             self._multiply(turned.a, turned.b, turned.c, alpha, beta, False, False, turned.out)
             return out
-        with on_gpu_of(*arrays.given):
+        with arrays.on_their_gpu(self.devices[0]):
             done = self._run(arrays, problem, described=False)
         if repeated and key and done.executor == NATIVE and done.c.dtype == problem.out_dtype:
             repeated.note(key, arrays, done.plan, done.variant, done.c)
@@ -407,7 +406,7 @@ class Runner:
 
     def _multiply_complex(self, arrays: CallerArrays, problem: Problem) -> Any:
         """By one real product, or by three."""
-        with shortage_in_words(problem), on_gpu_of(*arrays.given):
+        with shortage_in_words(problem), arrays.on_their_gpu(self.devices[0]):
             if self._by_three(problem):
                 arrays.check(problem, self.devices[0])
                 three = ThreeProducts.of(problem, arrays.op_a, arrays.op_b)

@@ -3,6 +3,7 @@
 import contextlib
 from types import SimpleNamespace
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
@@ -113,6 +114,12 @@ def test_what_takes_a_run(hosted, rng):
         (a, np.ones((6, 1 << 16), "f4"), *plain),
     ):  # fmt: skip
         assert hosted.gemm(*given_) is None
+
+
+def test_dtypes_that_no_dtype_holds_are_left_to_a_run(hosted):
+    a, b = np.ones((5, 6), "i4"), np.ones((6, 7), ml_dtypes.bfloat16)
+    for x, y, c in ((a, b, None), (b.T.copy(), b[:, :5].astype("f4").astype(b.dtype), a[:, :5])):
+        assert hosted.gemm(x, y, c, 1, int(c is not None)) is None
 
 
 def test_more_is_copied_of_what_a_run_would_cast(hosted, monkeypatch):

@@ -6,6 +6,7 @@ where it lies or in which order.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from .caller_arrays import (
     is_same,
     wait_for_streams,
 )
-from .on_gpus import copy_into, empty_beside
+from .on_gpus import copy_into, empty_beside, on_gpu_of
 from .strides import layout, leading
 
 
@@ -185,6 +186,11 @@ class CallerArrays:
     def op_b(self) -> Any:
         """B in the same way."""
         return self.b.T if self.trans_b else self.b
+
+    def on_their_gpu(self, device: Multiplier) -> contextlib.AbstractContextManager[None]:
+        """As `on_gpu_of`. Raises `DTypeError` for arrays of a GPU where no GPU multiplies."""
+        check_device(self.given, device)
+        return on_gpu_of(*self.given)
 
     def turned(self) -> CallerArrays | None:
         """Those of C^T = op(B)^T op(A)^T, where the columns of an `out` of the host are contiguous

@@ -126,8 +126,11 @@ def _dtype(a: Any, b: Any, c: Any, out: Any) -> np.dtype | None:
         return None
     if not (a.ndim == b.ndim == 2 and (c is None or c.ndim <= 2)):
         return None
-    dtype = np.result_type(a.dtype, b.dtype)
-    if c is not None and c.dtype != dtype and np.result_type(dtype, c.dtype) != dtype:
+    try:
+        dtype = np.result_type(a.dtype, b.dtype)
+        if c is not None and c.dtype != dtype and np.result_type(dtype, c.dtype) != dtype:
+            return None
+    except TypeError:  # no dtype holds both, which a run says
         return None
     return dtype if _is_number(dtype) else None
 
