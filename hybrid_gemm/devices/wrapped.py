@@ -122,6 +122,9 @@ class WrappedDevice(Device):
     def reaches(self, other: Facts) -> bool:
         return self.device.reaches(other)
 
+    def reads_memory_of(self, ordinal: int) -> bool:
+        return self.device.reads_memory_of(ordinal)
+
     def calls(self) -> Calls | None:
         return self.device.calls()
 

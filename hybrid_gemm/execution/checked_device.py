@@ -247,7 +247,7 @@ class CheckedDevice(WrappedDevice):
                 return self.sums.lines(x, stream)
         ordinal = int(x.device.id)
         if ordinal not in self.others:  # another process's memory, or the caller's elsewhere
-            if not self.device.unwrapped.reads_memory_of(ordinal):
+            if not self.device.reads_memory_of(ordinal):
                 return line_sums(_on_host(x))
             with self.using(stream):
                 return self.sums.lines(x, stream)
