@@ -48,14 +48,22 @@ SMALL_FLOPS = 1e7  # of a piece, which a core makes in about the time that threa
 
 
 class _AtOnce(Executor):
-    """Calls in the thread that submits them."""
+    """Calls in the thread that submits them, which then does not ask MPI again and again."""
+
+    def __init__(self, beat: Heartbeat) -> None:
+        self.beat = beat
 
     def submit(self, call: Callable[..., Any], /, *args: Any, **keywords: Any) -> Future:
         future: Future = Future()
+        beat = self.beat
+        before = beat.polls, beat.computes
+        beat.polls, beat.computes = None, True
         try:
             future.set_result(call(*args, **keywords))
         except Exception as error:
             future.set_exception(error)
+        finally:
+            beat.polls, beat.computes = before
         return future
 
 
@@ -298,7 +306,7 @@ class RankRun:
         deep = 2 * len(self.plan.box_of(self.rank).ks)
         most = max((deep * rows * cols for rows, cols in (p.shape for p in self.todo)), default=0)
         if most <= SMALL_FLOPS and not self.devices[0].queues:
-            return _AtOnce(), _AtOnce()
+            return _AtOnce(self.beat), _AtOnce(self.beat)
         return ThreadPoolExecutor(self.lanes, "lane"), ThreadPoolExecutor(1, "sum")
 
     def _collect(
