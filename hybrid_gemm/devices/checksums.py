@@ -7,8 +7,9 @@ float64, those of integers and of bits uint64 (modulo 2^64).
 from __future__ import annotations
 
 import functools
+import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -21,6 +22,7 @@ from .base import Array, Device, Stream
 from .kernel_launcher import KernelLauncher
 
 GROUPS = 8
+ALARM_BYTES = 4096  # of all alarms of a device
 NUMBERS, BITS = 1, 2  # how the kernels read elements
 
 
@@ -59,6 +61,14 @@ class Limits(NamedTuple):
 # Whether a sum of C is beyond its limits: of limits, the product's sums, those of C before it was
 # added to, and C's. Waits for them.
 Judge = Callable[[Limits, Sums, Sums | None, Sums, Stream], bool]
+
+
+class Alarm(NamedTuple):
+    """A number in page-locked memory of the host that kernels add to. The lock is held until it is
+    read."""
+
+    number: np.ndarray
+    lock: threading.Lock
 
 
 class Weights:
@@ -186,6 +196,18 @@ class KernelChecksums:
         args = [np.int32(rows), np.int32(shares), *sums, *map(np.float64, limits), bad]
         launch = self._judge.launch(rows, 1, 0, "float64")
         self.device.launch(self.device.function(self._judge, "float64"), launch, args, stream)
+
+    def alarm(self) -> Alarm:
+        """The next of some, which are taken in turns."""
+        return next(self._alarms)
+
+    @functools.cached_property
+    def _alarms(self) -> Iterator[Alarm]:
+        words = self.device.pinned(ALARM_BYTES).view(np.uint32)
+        words[:] = 0
+        return itertools.cycle(
+            [Alarm(words[i : i + 1], threading.Lock()) for i in range(len(words))]
+        )
 
     def sums(
         self, x: Array, stream: Stream, *, narrow: bool = False, into: Sums | None = None

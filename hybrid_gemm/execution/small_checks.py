@@ -4,7 +4,6 @@ longer to start the kernels of checks than these take to run."""
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +20,7 @@ from .checks import IntegerBounds
 from .found import Found, reach_of
 
 MOST_FLOPS = 2 * 3500**3  # of larger ones the kernels take longer
+MOST_ROOM = 16 << 20  # bytes of sums, which stay with a stream
 _ALIGNED = 32  # float64: rooms for sums begin on multiples of 256 bytes
 
 
@@ -35,6 +35,9 @@ def bind(
         or not isinstance(checked.sums, KernelChecksums)
         or 2 * c.size * a.shape[1] > MOST_FLOPS
     ):
+        return checked.bind(variant, a, b, c, alpha=alpha, beta=beta)
+    rows = _rooms(a, checked.sums.shares(a, bounds.narrow))
+    if sum(map(_size, rows)) * 8 > MOST_ROOM:
         return checked.bind(variant, a, b, c, alpha=alpha, beta=beta)
     make = device.bind(variant, a, b, c, alpha=alpha, beta=beta)
     small = SmallChecks(
@@ -66,10 +69,7 @@ class SmallChecks:
     ) -> None:  # fmt: skip
         a, b, c = matrices
         self.device = device
-        # How many sums are beyond their limits: in memory of the host, which the kernel writes.
-        self.beyond = device.pinned(4).view(np.uint32)
-        self.beyond[0] = 0
-        self.lock = threading.Lock()  # until that is read
+        self.beyond, self.lock = sums.alarm()  # how many sums are beyond their limits
         known = c.shape, c.dtype.name, (reach_of(a), reach_of(b), reach_of(c))
         at = np.uint64(address(self.beyond))
         look_before, look = _looks(device, sums, a, b, limits, narrow=narrow, beyond=at)
@@ -96,9 +96,8 @@ def _looks(
 ) -> tuple[BoundProduct, BoundProduct]:  # fmt: skip
     """What sums up C before, and what sums up all once C is made and counts what is beyond. The
     sums lie in memory that stays with the stream."""
-    (m, k), shares, of_rows_bytes = a.shape, sums.shares(a, narrow), sums.bytes_of_rows(b, narrow)
-    rows = k, k, shares * m, -(-shares * m // GROUPS), m, m, m, m
-    sizes = [-(-x * GROUPS // _ALIGNED) * _ALIGNED for x in rows]
+    rows, of_rows_bytes = _rooms(a, sums.shares(a, narrow)), sums.bytes_of_rows(b, narrow)
+    sizes = list(map(_size, rows))
     launch = Launch((1, 1, 1), (1, 1, 1), workspace_bytes=8 * sum(sizes), flag_bytes=4)
 
     def rooms(stream: Any) -> list[Array]:
@@ -123,3 +122,14 @@ def _looks(
         sums.count_beyond(limits, product, old, made, beyond, stream)
 
     return look_before, look
+
+
+def _rooms(a: Array, shares: int) -> tuple[int, ...]:
+    """Rows of sums of B, of products, of C and of C before: sums, and those of squares."""
+    m, k = a.shape
+    return k, k, shares * m, -(-shares * m // GROUPS), m, m, m, m
+
+
+def _size(rows: int) -> int:
+    """Float64 that rows of sums take."""
+    return -(-rows * GROUPS // _ALIGNED) * _ALIGNED
