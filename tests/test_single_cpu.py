@@ -238,3 +238,20 @@ def test_large_integers_wrap_as_numpys_do(dtype, runner, rng):
     for x, y in ((a, a[0]), (a[:, 0], a), (a[0], a[1]), (a[:3], a[0]), (a[:1], a.T), (a, a[:1].T)):
         np.testing.assert_array_equal(runner.matmul(x, y), x @ y)
         np.testing.assert_array_equal(runner.matmul(y.T, x.T), y.T @ x.T)
+
+
+@pytest.mark.parametrize("wide", ["i2", "i8", "f2", "f4", "f8", "c16", ">f8", ml_dtypes.bfloat16])
+@pytest.mark.parametrize("dtype", ["i1", "u1", "i4", "f2", "f4", "f8", "c8", ml_dtypes.bfloat16])
+def test_a_place_of_another_dtype_gets_what_a_run_gives(dtype, wide, rng):
+    """Rounded, or wrapped, to the product's dtype first."""
+    a, b = ((30 * rng.standard_normal(s)).astype(dtype) for s in ((9, 8), (8, 7)))
+    for order, alpha in itertools.product("CF", (1, 2, 0)):
+        made = []
+        for options in ({}, {"threads": 2}):
+            out = np.zeros((9, 7), wide, order)
+            try:
+                assert hg.gemm(a, b, alpha=alpha, out=out, device="cpu", **options) is out
+            except hg.errors.DTypeError as error:
+                out = str(error)
+            made.append(out if isinstance(out, str) else out.tobytes())
+        assert made[0] == made[1]

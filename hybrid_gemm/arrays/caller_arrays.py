@@ -174,6 +174,12 @@ def shares_memory(x: Any, y: Any) -> bool:
         return True
 
 
+def is_cast_to(out: np.dtype, dtype: str) -> bool:
+    """Whether a product of this dtype is cast to an array of that of `out`, by NumPy's rules."""
+    holds_none = out.kind in _NO_NUMBERS or out.type is np.void
+    return not holds_none and np.can_cast(dtype, out, "same_kind")
+
+
 def check_out_type(out: Any) -> None:
     """Raises `DTypeError` for an `out` that is no array."""
     if not (isinstance(out, np.ndarray) or is_device_array(out)):
@@ -186,8 +192,7 @@ def check_out(out: Any, shape: tuple[int, ...], dtype: str, a: Any, b: Any, c: A
     check_out_type(out)
     if tuple(out.shape) != shape:
         raise UsageError(f"out has shape {tuple(out.shape)}; this product is {shape}")
-    holds_none = out.dtype.kind in _NO_NUMBERS or out.dtype.type is np.void
-    if holds_none or not np.can_cast(dtype, out.dtype, "same_kind"):
+    if not is_cast_to(out.dtype, dtype):
         raise DTypeError(
             f"out has dtype {out.dtype}; the product has dtype {dtype}, which does not cast to it"
         )

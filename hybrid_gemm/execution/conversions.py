@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..arrays.caller_arrays import broadcast_c, shares_memory
+from ..arrays.caller_arrays import broadcast_c, is_cast_to, shares_memory
 from ..arrays.complex_numbers import RealProduct
 from ..arrays.on_gpus import copied
 from ..arrays.strides import leading, overlaps_itself
@@ -117,10 +117,9 @@ def conversion(
 
 
 def _casts(problem: Problem, out: Any) -> bool:
-    """Whether the product is cast to `out`, as NumPy casts, by CuPy on any GPU."""
-    names = problem.out_dtype, out.dtype.name
-    kinds = {np.dtype(name).kind if name != "bfloat16" else "V" for name in names}
-    return kinds <= set("iufc") and np.can_cast(*names, "same_kind")
+    """Whether the product is cast to `out`, by CuPy on any GPU."""
+    plain = "bfloat16" not in (problem.out_dtype, out.dtype.name)
+    return plain and is_cast_to(out.dtype, problem.out_dtype)
 
 
 def _conversion(problem: Problem, a: Any, b: Any, out: Any) -> Conversion | None:

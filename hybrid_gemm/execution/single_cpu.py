@@ -11,7 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays.caller_arrays import broadcast_c, cast_into, is_same, shares_memory, silent
+from ..arrays.caller_arrays import (
+    broadcast_c,
+    cast_into,
+    is_cast_to,
+    is_same,
+    shares_memory,
+    silent,
+)
 from ..arrays.stacks import shape_of_product
 from ..arrays.strides import overlaps_itself
 from ..devices.cpu import CHUNK_BYTES, CpuDevice, product
@@ -55,7 +62,8 @@ class SingleCpuExecutor:
                 writing = True
                 op_a, op_b = _conjugated(problem.conj_a, op_a), _conjugated(problem.conj_b, op_b)
                 return _as_c99(product(op_a, op_b, out))
-            made = out if out.dtype == dtype else np.empty(out.shape, dtype)
+            direct = out.dtype == dtype == result_dtype
+            made = out if direct else np.empty(out.shape, dtype)
             op_a, op_b = _read_as(op_a, dtype), _read_as(op_b, dtype)
             writing = made is out
             if problem.beta and not (c is out and made is out):
@@ -63,6 +71,10 @@ class SingleCpuExecutor:
             self.device.multiply(op_a, op_b, made, problem.alpha, problem.beta)
             writing = True
             if made is not out:
+                if out.dtype != result_dtype:  # rounded, or wrapped, before it is cast
+                    given_as = np.empty(out.shape, result_dtype)
+                    cast_into(given_as, made)
+                    made = given_as
                 cast_into(out, made)
         except BaseException as error:
             if given and writing:
@@ -172,7 +184,12 @@ class SingleCpuExecutor:
         if problem.is_complex and self.plans.options.algorithm == "3m":
             return None
         fits = problem.out_dtype == np.result_type(a.dtype, b.dtype) and (
-            out is None or (out.shape == (problem.m, problem.n) and out.dtype == problem.out_dtype)
+            out is None
+            or (
+                out.shape == (problem.m, problem.n)
+                and (out.dtype == problem.out_dtype or c is None)
+                and is_cast_to(out.dtype, problem.out_dtype)
+            )
         )
         if not (fits and problem.flops <= self.device.chunk_flops) or self.device.limits_blas():
             return None
@@ -182,7 +199,7 @@ class SingleCpuExecutor:
         plain = (
             (problem.alpha, problem.beta) == (1, 0)
             and dtypes[0].kind in "fc"
-            and {a.dtype, b.dtype, *dtypes} == {dtypes[0]}
+            and {a.dtype, b.dtype, *dtypes, dtypes[0] if out is None else out.dtype} == {dtypes[0]}
         )
         expanded = problem.is_complex and not plain and (problem.k or problem.beta)
         if expanded:  # its real product comes here
