@@ -289,17 +289,22 @@ def make_problem(
     )
 
 
-@functools.lru_cache(maxsize=256)  # NumPy takes long for it, and for names of dtypes
-def _promoted(*dtypes: np.dtype) -> tuple[str, str, str]:
-    """The dtypes of the arithmetic, of C and of operands on devices, of those of A, B and C, if
-    one was given. Raises `DTypeError` where none holds all."""
+def promoted(*dtypes: np.dtype) -> np.dtype:
+    """NumPy's promoted dtype. Raises `DTypeError` where none holds all."""
     try:
-        result = np.result_type(*dtypes)
+        return np.result_type(*dtypes)
     except TypeError:
         raise DTypeError(
             f"no dtype holds both {' and '.join(dict.fromkeys(map(str, dtypes)))}; "
             "convert one (.astype('float32'))"
         ) from None
+
+
+@functools.lru_cache(maxsize=256)  # NumPy takes long for it, and for names of dtypes
+def _promoted(*dtypes: np.dtype) -> tuple[str, str, str]:
+    """The dtypes of the arithmetic, of C and of operands on devices, of those of A, B and C, if
+    one was given. Raises `DTypeError` where none holds all."""
+    result = promoted(*dtypes)
     compute = compute_dtype(result)
     names = {dtype.name for dtype in dtypes[:2]}
     # A C of float64 makes the arithmetic float64, which reads no operands of 16 bits.

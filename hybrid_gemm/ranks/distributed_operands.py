@@ -19,7 +19,7 @@ from ..arrays.caller_arrays import (
 from ..arrays.on_gpus import copy_into
 from ..errors import DTypeError, UsageError
 from ..planning.partition import Span
-from ..problem import Problem, are_numbers, make_problem, op_of, shape_of
+from ..problem import Problem, are_numbers, make_problem, op_of, promoted, shape_of
 from . import launch
 from .redistribution import NOTHING, Part, move, rows_of
 
@@ -130,7 +130,7 @@ class DistributedOperands:
     def _join(self, operand: str, layout: str, found: list):
         """A stand-in for the whole matrix; notes which rank has which part, and the dtype that
         holds all of them."""
-        self.dtypes[operand] = dtype = np.result_type(*(np.dtype(d) for _shape, d in found))
+        self.dtypes[operand] = dtype = promoted(*(np.dtype(d) for _shape, d in found))
         if layout == "replicated":  # each rank would multiply other numbers
             native = [np.dtype(d).newbyteorder("=") for _shape, d in found]
             if other := next((i for i, d in enumerate(native) if d != native[0]), None):

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 from .. import errors
 from ..errors import HybridGemmError, OptionTypeError, UnavailableError, UsageError
@@ -218,15 +218,6 @@ def _any(comm: Any, yes: bool) -> bool:
     found = np.array([yes], np.int32)
     comm.Allreduce(MPI.IN_PLACE, found, MPI.MAX)
     return bool(found[0])
-
-
-def refuse(comm: Any, error: Exception) -> NoReturn:
-    """Raises this rank's `error` on all ranks, while others are in `together`."""
-
-    def fail() -> NoReturn:
-        raise error
-
-    raise together(comm, fail)
 
 
 def check_communicator(comm: Any) -> None:
