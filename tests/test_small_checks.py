@@ -9,6 +9,7 @@ from support.devices import marks
 
 import hybrid_gemm as hg
 from hybrid_gemm.errors import VerificationError
+from hybrid_gemm.execution import checked_device
 from hybrid_gemm.execution.found import Found
 
 DTYPES = "float32", "float64", "float16", "bfloat16"
@@ -164,3 +165,32 @@ def test_threads_on_streams_of_their_own_and_on_one(runner, rng):
     assert not failed
     tally = runner.devices[0].tally
     assert (tally.products, tally.repeated) == (160, 0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_copy_of_c_is_checked(dtype, runner, rng, monkeypatch):
+    a, b, c = (drawn(rng, 9, 9, dtype=dtype) for _ in "abc")
+    wanted = hg.gemm(a, b, c, beta=1, gpus=0)
+    for _ in range(3):
+        assert (runner.gemm(a, b, c, beta=1) == wanted).all()
+    tally = runner.devices[0].tally
+    assert tally.copies >= 3 and not tally.repeated
+    real, wrong = checked_device.same_bits, [True]
+    monkeypatch.setattr(checked_device, "same_bits", lambda x, y: real(x, y) and not wrong.pop())
+    wrong[:] = [False] * 50 + [True]
+    assert (runner.gemm(a, b, c, beta=1) == wanted).all()
+    assert runner.devices[0].tally.repeated == 1 and not runner.devices[0].tally.confirmed
+    wrong[:] = [True] * 50
+    with pytest.raises(VerificationError, match="copy on cuda:0: rows 0 to 8"):
+        runner.gemm(a, b, c, beta=1)
+
+
+def test_bits_are_compared_as_they_are():
+    import cupy
+
+    x = cupy.array([[np.nan, 0.0, 1.0]], "f4")
+    assert checked_device.same_bits(x, x.copy())
+    assert not checked_device.same_bits(x, -x)
+    wide = x.astype("c16")
+    assert checked_device.same_bits(wide, wide.copy())
+    assert not checked_device.same_bits(wide, wide + 1)

@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays.on_gpus import on_gpu_of
+from ..arrays.caller_arrays import module_of
+from ..arrays.on_gpus import on_gpu_of, same_bits
 from ..catalog import Variant
 from ..devices.base import Array, Device, Stream
 from ..devices.checksums import Checksums, KernelChecksums, Sums, is_exact, width, words
@@ -162,6 +163,18 @@ class CheckedDevice(WrappedDevice):
     def copy_pinned(self, dst: Array, src: Array, stream: Stream) -> None:
         self.copy(dst, src, stream)
 
+    def put(self, dst: Array, src: Array) -> None:
+        """dst[...] = src of this GPU, cast and broadcast, on the current stream."""
+        xp, fault = module_of(dst), None
+        for attempt in range(ATTEMPTS):
+            dst[...] = src
+            if same_bits(dst, xp.broadcast_to(src, dst.shape).astype(dst.dtype, copy=False)):
+                self.count(Checks(copies=1, repeated=int(attempt > 0)))
+                return
+            fault = Fault(self.name, "copy", (0, len(dst)), (0, dst.shape[1]), 0.0, 0.0)
+            self.count(Checks(faults=(fault,)))
+        raise VerificationError(f"{fault}, {ATTEMPTS} times")
+
     def bound_copy(self, dst: Array, src: Array) -> Callable[[Stream], None]:
         if not dst.size:
             return lambda stream: None
@@ -214,9 +227,8 @@ class CheckedDevice(WrappedDevice):
         the line sums of `src`, where they are made already."""
         found = words(dst, src)
         if found is None and self._has(dst) and self._has(src):
-            bits = f"u{dst.itemsize}"
             with self.using(stream):
-                same = bool((dst.view(bits) == src.view(bits)).all())
+                same = same_bits(dst, src)
             return None if same else ((0, len(dst)), (0, dst.shape[1]))
         if found is None:  # copies that transpose: row by row of one, and column by column
             turned = [np.ascontiguousarray(_on_host(x)) for x in (dst, src)]

@@ -93,7 +93,7 @@ class SingleGpuExecutor:
             call = self._bound(variant, a, b, out, problem)
             clock.start()
             if c is not None and c is not operands.out and problem.beta:
-                out[...] = c.array
+                self._put(out, c.array)
             start = stream.record()
             call(a, b, out, stream)
             clock.mark(0, "multiply", start, stream.record(), flops=problem.flops)
@@ -141,12 +141,19 @@ class SingleGpuExecutor:
         if beta and c is not out:
             if c.data.device_id != here:
                 return None
-            out[...] = c
+            self._put(out, c)
         at = x.ptr, y.ptr, z.ptr
         if found.ready and found.start_prepared(self.device, self.current(here).ptr, at):
             return out
         found.start(self.device, self.stream(), a.T if trans_a else a, b.T if trans_b else b, out)
         return out
+
+    def _put(self, out: Any, c: Any) -> None:
+        """out[...] = c, which is checked where products are."""
+        if self.checked:
+            self.checked.put(out, c)
+        else:
+            out[...] = c
 
     def _brought(
         self, a: Any, b: Any, c: Any, alpha: Any, beta: Any, trans_a: Any, trans_b: Any, out: Any
