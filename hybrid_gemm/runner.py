@@ -396,7 +396,9 @@ class Runner:
         turned = arrays.turned() if hosted and self.devices[0].on_gpu else None
         if turned:
             arrays.check(problem, self.devices[0])
-            self._multiply(turned.a, turned.b, turned.c, alpha, beta, False, False, turned.out)
+            self._run(
+                turned, dataclasses.replace(problem, m=problem.n, n=problem.m), described=False
+            )
             return out
         with arrays.on_their_gpu(self.devices[0]):
             done = self._run(arrays, problem, described=False)

@@ -100,6 +100,9 @@ def test_c_and_out_may_lie_on_any_gpus(options, dtype, place, rng):
         np.testing.assert_array_equal(out.get(), a @ b + 3 * c)
         with pytest.raises(ValueError, match="overlaps"):
             hg.gemm(out, q, out=out, **options)
+        over = on(z, np.zeros((1, 40), dtype), lambda x: module_of(x).broadcast_to(x, (40, 40)))
+        with pytest.raises(ValueError, match="overlap"):
+            hg.gemm(p, q, out=over, **options)
 
 
 @pytest.mark.parametrize("current", [0, 1])

@@ -180,6 +180,12 @@ def test_what_is_not_read_is_not_multiplied(gpu, sides, beta, how, rng):
     np.testing.assert_array_equal(got, beta * plain)
 
 
+def test_an_inf_of_c_stays_in_its_part(gpu):
+    a, c = np.ones((2, 0), "c8").view(Gpu), np.array([[np.inf + 1j, 2]] * 2, "c8").view(Gpu)
+    assert gpu.gemm(a, a.T, c, 1, 2.0, False, False, None) is None  # a run multiplies parts
+    np.testing.assert_array_equal(gpu.gemm(a, a.T, c, 1, 1.0, False, False, None), c)
+
+
 @pytest.mark.parametrize("case", ["A", "C", "whole", "itself", "bool", "beta", "vector"])
 def test_what_is_wrong_or_warned_of_is_left_to_a_run(gpu, case):
     a, b = (there(np.ones(s, "f4"), "steps") for s in ((5, 6), (6, 7)))

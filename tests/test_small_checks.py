@@ -39,6 +39,14 @@ def runner():
 
 
 @pytest.fixture
+def no_alarm(monkeypatch):
+    """None of the products is looked at again, which leaves nothing in the tally."""
+    monkeypatch.setattr(
+        checked_device.CheckedWork, "run", lambda *x, **y: pytest.fail("a false alarm")
+    )
+
+
+@pytest.fixture
 def damage(monkeypatch):
     """Faults of a C of 4-byte words, each done to one just before it is looked at."""
     import cupy
@@ -59,7 +67,7 @@ def damage(monkeypatch):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("view", LAYOUTS)
-def test_they_have_the_bits_of_others_and_no_alarm(dtype, shape, view, runner, rng):
+def test_they_have_the_bits_of_others_and_no_alarm(dtype, shape, view, runner, rng, no_alarm):
     m, n, k = shape
     calls = 0
     for turn in range(4):
@@ -140,7 +148,8 @@ def test_every_call_is_checked(runner, rng):
     assert kept.devices[0].tally.products == before + 10
 
 
-def test_threads_on_streams_of_their_own_and_on_one(runner, rng):
+@pytest.mark.parametrize("alike", [True, False])
+def test_threads_on_streams_of_their_own_and_on_one(alike, runner, rng, no_alarm):
     import cupy
 
     failed = []
@@ -148,10 +157,11 @@ def test_threads_on_streams_of_their_own_and_on_one(runner, rng):
     def work(seed, stream):
         random = np.random.default_rng(seed)
         with cupy.cuda.Device(0), stream:
-            for _ in range(40):
+            for turn in range(40):
+                n = 70 if alike else 70 + seed + 4 * turn  # each is then started from Python
                 a, b = (
                     drawn(random, 90, 80, dtype="float32"),
-                    drawn(random, 80, 70, dtype="float32"),
+                    drawn(random, 80, n, dtype="float32"),
                 )
                 if (runner.gemm(a, b) != a @ b).any():
                     failed.append(seed)
@@ -194,3 +204,15 @@ def test_bits_are_compared_as_they_are():
     wide = x.astype("c16")
     assert checked_device.same_bits(wide, wide.copy())
     assert not checked_device.same_bits(wide, wide + 1)
+
+
+@pytest.mark.parametrize("kernel", ["auto", "own", "tuned"])
+def test_what_a_product_keeps_is_not_where_sums_are(kernel, rng, no_alarm):
+    """float64 sums of k in shares, between the sums of C before and those of C."""
+    a, b = drawn(rng, 64, 1024, dtype="float64"), drawn(rng, 1024, 64, dtype="float64")
+    c = drawn(rng, 64, 64, dtype="float64")
+    with hg.Runner(device="cuda", gpus=0, checked=True, kernel=kernel) as runner:
+        for turn in range(8):
+            out = c.copy()
+            got = runner.gemm(a, b, out if turn % 2 else None, beta=turn % 2 * 2, out=out)
+            np.testing.assert_array_equal(got.get(), (a @ b + turn % 2 * 2 * c).get())

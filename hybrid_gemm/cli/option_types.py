@@ -144,7 +144,8 @@ class Factor(click.ParamType):
         for kind in (int, float, complex):  # a float has 53 bits of a whole number
             with contextlib.suppress(ValueError):
                 found = kind(value.replace("i", "j") if kind is complex else value)
-                if "inf" not in value.lower() and abs(found) == math.inf:
+                parts = (found.real, found.imag) if kind is complex else (found,)
+                if "inf" not in value.lower() and any(abs(x) == math.inf for x in parts):
                     self.fail(f"{value} is beyond the largest number of float64", param, ctx)
                 return found
         self.fail(f"{value!r} is not a number such as 0.5 or 1-2j", param, ctx)

@@ -191,6 +191,7 @@ class SingleGpuExecutor:
             not (0 < sum(v.nbytes for v in elsewhere) <= most)
             or (self.checked or self.stream().is_recorded())
             or (out is not None and any(shares_memory(v, out) for v in (a, b)))
+            or (out is not None and overlaps_itself(out))
             or not (c is None or out is None or c is out or not shares_memory(c, out))
         ):
             return None
@@ -324,7 +325,8 @@ class SingleGpuExecutor:
         reaches = reach_of(a), reach_of(b), reach_of(like)
         if not (problem.k and problem.alpha):
             backwards = any(step < 0 for x in (a, b, like) for step in x.strides)
-            return None if backwards else self._unread(problem, c, like, reaches)
+            wider = problem.out_dtype != np.result_type(a.dtype, b.dtype)  # of which a run warns
+            return None if backwards or wider else self._unread(problem, c, like, reaches)
         how = None
         if self._fits(problem, a, b, c, like):
             bind = self._complex if problem.is_complex else self._real
@@ -341,9 +343,9 @@ class SingleGpuExecutor:
         beta, placed = problem.beta, (type(like), like.shape, like.dtype.name)
         if placed != (self.array, (problem.m, problem.n), problem.out_dtype):
             return None
-        if beta not in (0, 1) and problem.out_dtype != problem.dtype:
-            return None  # it is rounded, or wraps, once
-        if (beta and type(c) is not self.array) or overlaps_itself(like):
+        if beta not in (0, 1) and (problem.out_dtype != problem.dtype or problem.is_complex):
+            return None  # it is rounded, or wraps, once; and an Inf stays in its part
+        if (beta and type(c) is not self.array) or overlaps_itself(like) or self.checked:
             return None
 
         def scale(_a: Any, _b: Any, c: Any, _stream: Any) -> None:

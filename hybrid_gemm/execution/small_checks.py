@@ -80,13 +80,15 @@ class SmallChecks:
     def make_right(self, a: Array, b: Array, c: Array, stream: Any) -> bool:
         """Makes C, and says whether no sum is beyond its limits. Waits for that."""
         at = a.data.ptr, b.data.ptr, c.data.ptr
-        with self.lock:
-            for step in self.steps:
-                if not step.start_prepared(self.device, stream.cupy.ptr, at, alone=False):
-                    step.start(self.device, stream, a, b, c)
-            stream.synchronize()
-            right = not self.beyond[0]
-            self.beyond[0] = 0
+        with stream.lock, self.lock:
+            try:
+                for step in self.steps:
+                    if not step.start_prepared(self.device, stream.cupy.ptr, at, alone=False):
+                        step.start(self.device, stream, a, b, c)
+            finally:
+                stream.synchronize()
+                right = not self.beyond[0]
+                self.beyond[0] = 0
         return right
 
 
@@ -101,7 +103,8 @@ def _looks(
     launch = Launch((1, 1, 1), (1, 1, 1), workspace_bytes=8 * sum(sizes), flag_bytes=4)
 
     def rooms(stream: Any) -> list[Array]:
-        flat, made, at = device.scratch(launch, "float64", stream)[0].reshape(-1), [], 0
+        # Of a dtype in which no product takes room: that of C before is kept during one.
+        flat, made, at = device.scratch(launch, "uint64", stream)[0].reshape(-1).view("f8"), [], 0
         for count, size in zip(rows, sizes, strict=True):
             made.append(flat[at : at + count * GROUPS].reshape(count, GROUPS))
             at += size

@@ -16,7 +16,7 @@ from ..arrays.caller_arrays import (
     is_device_array,
     module_of,
 )
-from ..arrays.on_gpus import copy_into
+from ..arrays.on_gpus import copy_into, empty_beside
 from ..errors import DTypeError, UsageError
 from ..planning.partition import Span
 from ..problem import Problem, are_numbers, make_problem, op_of, promoted, shape_of
@@ -55,6 +55,12 @@ class DistributedOperands:
         """The module of this rank's arrays."""
         on_gpu = [x for x in self.arrays.values() if x is not None and is_device_array(x)]
         return module_of(on_gpu[0]) if on_gpu else np
+
+    def empty(self, shape: tuple[int, int], dtype: str) -> Any:
+        """A new array where this rank's lie: on the GPU of the first that lies on one."""
+        given = [x for x in self.arrays.values() if x is not None]
+        there = next(filter(is_device_array, given), None)
+        return np.empty(shape, dtype) if there is None else empty_beside(there, shape, dtype)
 
     def told(self, alpha, beta) -> dict:
         """What the other ranks have to know of this one's arrays. Raises `UsageError` or

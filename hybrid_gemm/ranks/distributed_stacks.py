@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..arrays.caller_arrays import as_array, check_out, is_device_array, module_of
-from ..arrays.on_gpus import copy_into
+from ..arrays.on_gpus import copy_into, empty_beside
 from ..arrays.stacks import as_matrices, shape_of_product
 from ..errors import UsageError
 from ..planning.partition import Span, cut
@@ -40,7 +40,10 @@ class DistributedStacks:
         return all(x is None or x.ndim == 2 for x in (self.a, self.b))
 
     def told(self) -> tuple:
-        """What the other ranks have to know of this one's arrays."""
+        """What the other ranks have to know of this one's arrays. Raises `UsageError` for what is
+        seen to be wrong from here."""
+        if not self.are_matrices:
+            self._check()
         choices = {"distribution": self.distribution, "result": self.result, "root": self.root}
         return choices, self._shapes()
 
@@ -126,8 +129,9 @@ class DistributedStacks:
             return
         shape, dtype = (*self.stack, *sides), self.problem.out_dtype
         if self.out is None:
-            here = [x for x in (self.a, self.b) if x is not None and is_device_array(x)]
-            self.out = (module_of(here[0]) if here else np).empty(shape, dtype)
+            given = [x for x in (self.a, self.b) if x is not None]
+            here = next(filter(is_device_array, given), None)
+            self.out = np.empty(shape, dtype) if here is None else empty_beside(here, shape, dtype)
         else:
             check_out(self.out, shape, dtype, self.a, self.b)
 

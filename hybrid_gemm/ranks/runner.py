@@ -421,7 +421,7 @@ class RankRunner:
         )
         strips = parts_of(plan)
         local_c = given.local("C", strips) if problem.beta else None
-        made = given.xp.empty(strips[self.comm.rank].shape, problem.out_dtype)
+        made = given.empty(strips[self.comm.rank].shape, problem.out_dtype)
         done = self.run(plan, local_a, local_b, local_c, made)
         return given.returned(done.c, strips, problem)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
@@ -19,20 +20,22 @@ def tell(comm: Any, call: Callable[[], tuple[Own, Any]]) -> tuple[Own, list[Any]
     code. Collective.
     """
     beat = heartbeat.known(comm)
-    found = told = failure = None
+    found = failure = None
+    sent = b""
     with beat.call(heartbeat.LOCAL):
         try:
             found, told = call()
+            sent = pickle.dumps(told)  # here, where what cannot be sent is this rank's error
         except Exception as error:
             failure = error
     with beat.call(heartbeat.WAITING):
-        everyone = comm.allgather((failure is None, told))
+        everyone = comm.allgather(sent)
     try:
-        if not all(well for well, _told in everyone):
+        if not all(everyone):
             launch.together(comm, lambda: _raise(failure))
     finally:
         failure = None  # whose traceback leads here, and to arrays
-    return found, [told for _well, told in everyone]  # type: ignore[return-value]
+    return found, [pickle.loads(x) for x in everyone]  # type: ignore[return-value]
 
 
 def refuse(comm: Any, error: Exception) -> NoReturn:

@@ -117,6 +117,22 @@ def test_an_alpha_that_cannot_be_sent_is_refused_by_all(comm):
             hybrid_gemm.gemm(a, a, a, comm=comm, device="cpu", rank_timeout=5, **{name: alpha})
 
 
+def test_what_cannot_be_sent_leaves_the_ranks_in_step(comm):
+    """Also an alpha that is an array of objects, and choices of stacks."""
+    last, stack = comm.rank == comm.size - 1, np.ones((3, 4, 4))
+    for calls, error in (
+        (lambda x: hybrid_gemm.matmul(stack, stack, comm=comm, device="cpu", result=x), UsageError),
+        (lambda x: hybrid_gemm.matmul(stack, stack, comm=comm, device="cpu",
+                                      distribution=x or "replicated"), UsageError),
+        (lambda x: hybrid_gemm.gemm(stack[0], stack[0], comm=comm, device="cpu",
+                                    alpha=np.array(x or 1, object)), HybridGemmError),
+    ):  # fmt: skip
+        with pytest.raises((error, TypeError)):
+            calls((lambda: 0) if last else None)
+        got = hybrid_gemm.matmul(stack, stack, comm=comm, device="cpu", rank_timeout=5)
+        np.testing.assert_array_equal(got, stack @ stack)
+
+
 @pytest.mark.parametrize("given", ["A", "B", "C"])
 def test_copies_of_a_matrix_have_one_dtype_on_all_ranks(comm, given):
     """Ranks that each have all of it would multiply different numbers."""

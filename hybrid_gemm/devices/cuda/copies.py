@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +14,7 @@ from ..base import Array, Stream
 from ..roles import Copies, Facts, Streams
 from . import driver, pinned_memory
 
+_ENABLED_ALREADY = 704  # cudaErrorPeerAccessAlreadyEnabled
 OwnStream = Any  # a `CudaStream`: every device takes streams of its own
 
 
@@ -41,8 +41,10 @@ class CudaCopies(Streams, Copies):
         with self.cp.cuda.Device(self.ordinal):
             if not runtime.deviceCanAccessPeer(self.ordinal, ordinal):
                 return False
-            with contextlib.suppress(runtime.CUDARuntimeError):  # enabled already
+            try:
                 runtime.deviceEnablePeerAccess(ordinal)
+            except runtime.CUDARuntimeError as error:
+                return bool(error.status == _ENABLED_ALREADY)
         return True
 
     def copy(self, dst: Array, src: Array, stream: OwnStream) -> None:
