@@ -155,7 +155,7 @@ def test_a_stopped_process_and_a_debugged_one_are_seen():
 
 def beside(pid: int) -> str:
     """What a sibling of that process would find."""
-    code = "from hybrid_gemm.ranks import heartbeat; print(heartbeat.stopped_beside())"
+    code = "from hybrid_gemm.ranks import ending; print(ending.stopped_beside())"
     return python("-c", code).stdout
 
 

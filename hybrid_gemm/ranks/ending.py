@@ -20,6 +20,7 @@ import termios
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, NoReturn
 
 from ..arrays import output_files
@@ -148,7 +149,9 @@ def end_job(message: str, code: int) -> NoReturn:
     _within(3, lambda: os.write(2, line))
     _within(0.5, _until_read)
     # Open MPI's mpirun (5.0.11) may wait for ever for a rank that ends while it introduces itself.
-    _starting.acquire(timeout=STARTING_S)
+    if not _starting.acquire(timeout=STARTING_S):
+        _within(1, _continue_stopped)
+        _within(0.5, _until_read)
     world = _world()
     _within(GRACE_S + 1, _remove_all)
     if world is not None:
@@ -172,6 +175,34 @@ def _until_read() -> None:
     while left[0] and stat.S_ISFIFO(os.fstat(2).st_mode):
         fcntl.ioctl(2, termios.FIONREAD, left)
         time.sleep(0.002)
+
+
+def stopped_beside() -> dict[int, str]:
+    """The processes that the same launcher started here and that are stopped, each in words."""
+    found, job = {}, os.environ.get("PMIX_NAMESPACE")
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
+            if state != "T" or not (job or int(parent) == os.getppid()):
+                continue
+            pairs = (folder / "environ").read_bytes().split(b"\0")
+            variables = dict(x.decode(errors="replace").partition("=")[::2] for x in pairs)
+            if variables.get("PMIX_NAMESPACE") == job:  # also where a script is in between
+                pid = int(folder.name)
+                found[pid] = f"rank {rank_here(variables)} (process {pid})"
+    return found
+
+
+def _continue_stopped() -> None:
+    """Lets stopped ranks of a job that ends go on, as the launcher does when it ends them.
+
+    Open MPI's mpirun (5.0.11) reads the first words of a rank, once that has connected, without a
+    limit of time. A rank that is stopped before it sends them keeps mpirun from all else: it
+    forwards no message, and does not see that ranks have ended.
+    """
+    for pid in stopped_beside():
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGCONT)
 
 
 def _stay_connected() -> None:

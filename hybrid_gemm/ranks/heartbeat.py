@@ -353,34 +353,28 @@ def deadline(limit: float, what: str) -> Iterator[None]:
         yield
         return
 
-    def end() -> None:
+    def watch() -> None:
+        left, tick = limit, min(MOST_TICK_S, limit / TICKS)
+        while left > 0:
+            before = time.monotonic()
+            if started.wait(min(left, tick)):
+                return
+            # Time in which this process was stopped itself, as with all of the job, does not count.
+            left -= min(time.monotonic() - before, 2 * tick)
         if debugged(os.getpid()):
             return
-        stopped = stopped_beside()
+        stopped = next(iter(ending.stopped_beside().values()), "")
         cause = f": {stopped} is stopped" if stopped else ""
         ending.end_job(
             f"rank {ending.rank_here()}: {what} for {limit:g} s (--rank-timeout){cause}", 1
         )  # fmt: skip
 
-    timer = threading.Timer(min(limit, threading.TIMEOUT_MAX), end)
-    timer.daemon = True
-    timer.start()
+    started = threading.Event()
+    threading.Thread(target=watch, name="deadline", daemon=True).start()
     try:
         yield
     finally:
-        timer.cancel()
-
-
-def stopped_beside() -> str:
-    """A process that the same launcher started here, and that is stopped; "" if none is."""
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
-            if int(parent) == os.getppid() and state == "T":
-                pairs = (folder / "environ").read_bytes().split(b"\0")
-                variables = dict(x.decode(errors="replace").partition("=")[::2] for x in pairs)
-                return f"rank {ending.rank_here(variables)} (process {folder.name})"
-    return ""
+        started.set()
 
 
 # --- what the system tells ----------------------------------------------------------------
