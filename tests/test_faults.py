@@ -86,6 +86,13 @@ def test_an_error_of_one_rank_is_the_cause_once_others_waited():
     assert judged(beat(OUTSIDE, FAILED, LEFT), 1000) == ""  # nobody waits
 
 
+def test_a_rank_of_the_command_that_failed_and_does_not_end_is_the_cause(monkeypatch):
+    """Whatever the others do: they may wait for it in what is not known as waiting."""
+    assert judged(beat(LOCAL, FAILED, LOCAL), 1000) == ""
+    monkeypatch.setattr(ending, "_in_charge", True)
+    assert "; the others waited 10 s" in judged(beat(LOCAL, FAILED, LOCAL), 30)
+
+
 def test_nothing_is_judged_while_a_debugger_is_attached():
     made = beat(WAITING, WAITING)
     made.seen[1].debugged = True

@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import fcntl
 import os
+import select
 import signal
 import socket
 import stat
@@ -19,6 +20,7 @@ import sys
 import termios
 import threading
 import time
+from _thread import start_new_thread
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -31,6 +33,7 @@ SIGNALS = {
 }  # fmt: skip
 GRACE_S = 5  # to end in order after a signal
 HELD_S = 5  # a failed rank's connections
+LAST_S = 20  # until the system ends a process that is ending, more than all its steps may take
 STARTING_S = 3  # for MPI's start, which a rank does not leave half way
 _OPEN_FILES = "/proc/self/fd"  # one entry for each open file, on Linux
 _PMIX_BOOL = 1  # the type of a pmix_value_t
@@ -51,6 +54,11 @@ class Signalled(BaseException):
     def __init__(self, number: int) -> None:
         super().__init__(SIGNALS[signal.Signals(number)])
         self.exit_code = 128 + number
+
+
+def in_charge() -> bool:
+    """Whether this process is the command, which ends by its first error."""
+    return _in_charge
 
 
 def rank_here(variables: Mapping[str, str] = os.environ) -> str:
@@ -145,19 +153,29 @@ def end_job(message: str, code: int) -> NoReturn:
     as the job's. Nothing that hangs, a full pipe or MPI itself, keeps it."""
     if not _ended.acquire(blocking=False):
         threading.Event().wait()  # another thread ends the process
-    line = f"hybrid-gemm: {message}\n".encode(errors="backslashreplace")  # a file's name, say
-    _within(3, lambda: os.write(2, line))
-    _within(0.5, _until_read)
-    # Open MPI's mpirun (5.0.11) may wait for ever for a rank that ends while it introduces itself.
-    if not _starting.acquire(timeout=STARTING_S):
-        _within(1, _continue_stopped)
+    try:
+        signal.alarm(LAST_S)
+        _say(f"hybrid-gemm: {message}\n".encode(errors="backslashreplace"))  # a file's name, say
         _within(0.5, _until_read)
-    world = _world()
-    _within(GRACE_S + 1, _remove_all)
-    if world is not None:
-        _within(1, _stay_connected)
-        _within(3, lambda: world.Abort(code))
-    os._exit(code)
+        # Open MPI's mpirun (5.0.11) may wait for ever for a rank that ends while it introduces
+        # itself.
+        if not _starting.acquire(timeout=STARTING_S):
+            _within(1, _continue_stopped)
+            _within(0.5, _until_read)
+        world = _world()
+        _within(GRACE_S + 1, _remove_all)
+        if world is not None:
+            _within(1, _stay_connected)
+            _within(3, lambda: world.Abort(code))
+    finally:  # also where there is no memory left for any of it
+        os._exit(code)
+
+
+def _say(line: bytes) -> None:
+    """Writes to standard error, unless that is a pipe which nobody empties."""
+    with contextlib.suppress(OSError):
+        while line and select.select([], [2], [], 3)[1]:
+            line = line[os.write(2, line[: select.PIPE_BUF]) :]
 
 
 def _world() -> Any:
@@ -226,8 +244,22 @@ def _stay_connected() -> None:
 
 
 def _within(seconds: float, call: Callable[[], object]) -> None:
-    """`call()`, but waited for at most so long."""
-    _thread(call, "ending").join(seconds)
+    """`call()`, but waited for at most so long.
+
+    `threading.Thread` would wait for ever for a thread that ends before it has begun, as happens
+    where memory is short.
+    """
+    done = threading.Lock()
+
+    def run() -> None:
+        with contextlib.suppress(Exception):
+            call()
+        done.release()
+
+    done.acquire()
+    with contextlib.suppress(RuntimeError):  # no thread can be started
+        start_new_thread(run, ())
+        done.acquire(timeout=seconds)
 
 
 def _thread(call: Callable[[], object], name: str) -> threading.Thread:
@@ -269,12 +301,21 @@ def ends_all(comm: Any) -> Iterator[None]:
 def fail(error: BaseException) -> NoReturn:
     """Ends all ranks by an error of this one."""
     known = isinstance(error, HybridGemmError | OSError | MemoryError)
-    if not known and not isinstance(error, KeyboardInterrupt | SystemExit):
-        import traceback
+    with contextlib.suppress(Exception):  # where memory is short
+        if not known and not isinstance(error, KeyboardInterrupt | SystemExit):
+            import traceback
 
-        traceback.print_exception(error)
-    _within(1, sys.stdout.flush)
-    end_job(f"rank {rank_here()}: {str(error) or type(error).__name__}", exit_code(error))
+            traceback.print_exception(error)
+        _within(1, sys.stdout.flush)
+    end_job(f"rank {rank_here()}: {_words(error)}", exit_code(error))
+
+
+def _words(error: BaseException) -> str:
+    if isinstance(error, MemoryError) and not isinstance(error, HybridGemmError):
+        return f"out of host memory: {error}".removesuffix(": ")
+    if isinstance(error, OSError) and error.filename is None and error.strerror:
+        return f"cannot write or read: {error.strerror}"  # standard output, mostly
+    return str(error) or type(error).__name__
 
 
 def exit_code(error: BaseException) -> int:

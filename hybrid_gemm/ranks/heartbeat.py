@@ -281,6 +281,8 @@ class Heartbeat:
         failed = [r for r, s in seen.items() if s.state == FAILED]
         known = [(s.state, s.count) for s in seen.values()]
         busy = {LOCAL, OUTSIDE} if failed else {LOCAL, OUTSIDE, MOVING}
+        if failed and ending.in_charge():
+            busy = set()  # a rank of the command that has failed and does not end cannot end
         if known != self.last or busy & set(states):
             self.last, self.idle_since = known, now
         if now - self.idle_since <= self.limit:
