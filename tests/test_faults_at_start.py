@@ -49,16 +49,26 @@ with heartbeat.deadline(float(sys.argv[1]), "nothing has come"):
 """
 
 
-@pytest.mark.parametrize(("lasts", "code"), [(1.5, 0), (9, 1)])
-def test_the_time_for_mpis_start_does_not_run_while_the_job_is_suspended(lasts, code):
+def suspended(command, seconds):
+    """Exit code and messages of a process that is stopped for so long once it has begun."""
     child = subprocess.Popen(
-        [sys.executable, "-c", DEADLINE, "3", str(lasts)], text=True, env=environment(),
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+        command, text=True, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
     assert child.stdout.readline() == "begun\n"
     child.send_signal(signal.SIGSTOP)
-    time.sleep(4)
+    time.sleep(seconds)
     child.send_signal(signal.SIGCONT)
     _out, err = child.communicate(timeout=30)
-    assert child.returncode == code, err
-    assert err == ("hybrid-gemm: rank 0: nothing has come for 3 s (--rank-timeout)\n" * code)
+    return child.returncode, err
+
+
+@pytest.mark.parametrize(("lasts", "code"), [(1.5, 0), (9, 1)])
+def test_the_time_for_mpis_start_does_not_run_while_the_job_is_suspended(lasts, code):
+    said = "hybrid-gemm: rank 0: nothing has come for 3 s (--rank-timeout)\n" * code
+    assert suspended([sys.executable, "-c", DEADLINE, "3", str(lasts)], 4) == (code, said)
+
+
+def test_the_time_for_mpis_start_does_not_run_while_the_launcher_is_stopped():
+    launcher = "import subprocess, sys\nsys.exit(subprocess.run(sys.argv[1:]).returncode)"
+    started = [sys.executable, "-c", DEADLINE, "2", "4"]
+    assert suspended([sys.executable, "-c", launcher, *started], 6) == (0, "")

@@ -361,8 +361,10 @@ def deadline(limit: float, what: str) -> Iterator[None]:
             before = time.monotonic()
             if started.wait(min(left, tick)):
                 return
-            # Time in which this process was stopped itself, as with all of the job, does not count.
-            left -= min(time.monotonic() - before, 2 * tick)
+            # Time in which this process or its launcher is stopped, as with all of the job, does
+            # not count.
+            if process_state(os.getppid()) != "T":
+                left -= min(time.monotonic() - before, 2 * tick)
         if debugged(os.getpid()):
             return
         stopped = next(iter(ending.stopped_beside().values()), "")
