@@ -22,6 +22,7 @@ import threading
 import time
 from _thread import start_new_thread
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -38,6 +39,7 @@ STARTING_S = 3  # for MPI's start, which a rank does not leave half way
 _OPEN_FILES = "/proc/self/fd"  # one entry for each open file, on Linux
 _PMIX_BOOL = 1  # the type of a pmix_value_t
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
+_NOTHING = contextlib.nullcontext()
 
 _naming = threading.RLock()  # held while a file is made whose name is not known yet
 _ended = threading.Lock()  # taken once, by the thread that ends the process
@@ -383,14 +385,19 @@ def mpi_runs() -> bool:
     return _mpi_library is not None and _world() is not None
 
 
-def finish_mpi() -> None:
-    """Ends MPI if this module started it. Collective."""
+def finish_mpi(
+    waiting: AbstractContextManager = _NOTHING, finishing: AbstractContextManager = _NOTHING
+) -> None:
+    """Ends MPI if this module started it, with these around the last wait for all ranks and around
+    MPI's end. Collective."""
     if _mpi_library is None or (world := _world()) is None:
         if _mpi_library is not None and not sys.modules["mpi4py.MPI"].Is_finalized():
             _finalize()
         return
-    world.Barrier()
-    _finalize()
+    with waiting:
+        world.Barrier()
+    with finishing:
+        _finalize()
 
 
 def _finalize() -> None:

@@ -28,6 +28,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -345,12 +346,13 @@ def leave() -> None:
             each.leave()
 
 
-# --- starting -----------------------------------------------------------------------------
+# --- starting and finishing ---------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def deadline(limit: float, what: str) -> Iterator[None]:
-    """Ends the job if the block takes longer than `limit`: MPI's start, before heartbeats."""
+    """Ends the job if the block takes longer than `limit`: MPI's start, before heartbeats, and
+    MPI's end, after them."""
     if not limit > 0 or sys.gettrace() is not None:
         yield
         return
@@ -379,6 +381,14 @@ def deadline(limit: float, what: str) -> Iterator[None]:
         yield
     finally:
         started.set()
+
+
+def at_the_end() -> tuple[AbstractContextManager, AbstractContextManager]:
+    """What the command has around its last wait for all ranks, where rank 0 may have much to write
+    still, and around MPI's end."""
+    beats = (x for mine in own_communicator.all_known() for x in mine.beats.values() if x.limit)
+    beat = next(beats, _OFF)
+    return beat.call(WAITING), deadline(beat.limit, "MPI has not ended on all ranks")
 
 
 # --- what the system tells ----------------------------------------------------------------
