@@ -74,7 +74,7 @@ def test_the_time_for_mpis_start_does_not_run_while_the_launcher_is_stopped():
     assert suspended([sys.executable, "-c", launcher, *started], 6) == (0, "")
 
 
-STOPPED_AT_THE_END = """
+STOPPED_BEFORE = """
 import os, signal
 from hybrid_gemm.ranks import ending
 
@@ -83,7 +83,7 @@ work = getattr(ending, os.environ["BEFORE"])
 def stop_and_work(*arguments):
     if os.environ["OMPI_COMM_WORLD_RANK"] == os.environ["STOPS"]:
         os.kill(os.getpid(), signal.SIGSTOP)
-    work(*arguments)
+    return work(*arguments)
 
 setattr(ending, os.environ["BEFORE"], stop_and_work)
 from hybrid_gemm.cli import main
@@ -94,12 +94,19 @@ main()
 @needs_mpirun
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize(
-    ("before", "cause"), [("finish_mpi", "no sign of it"), ("_finalize", "MPI has not ended on")]
+    ("before", "cause"),
+    [
+        ("start_mpi", "MPI has not started on"),
+        ("finish_mpi", "no sign of it"),
+        ("_finalize", "MPI has not ended on"),
+    ],
 )
-def test_a_rank_that_is_stopped_while_mpi_ends_is_missed(before, cause, rank, tmp_path):
-    path = tmp_path / "stopped_at_the_end.py"
-    path.write_text(STOPPED_AT_THE_END)
-    done = mpirun(3, path, *RUN, timeout=40, STOPS=str(rank), BEFORE=before)
+def test_a_rank_that_is_stopped_before_mpi_starts_or_while_it_ends_is_missed(
+    before, cause, rank, tmp_path
+):
+    path = tmp_path / "stopped_before.py"
+    path.write_text(STOPPED_BEFORE)
+    done = mpirun(2, path, *RUN, timeout=40, STOPS=str(rank), BEFORE=before)
     assert done.returncode == 1, done.stderr
     first = next(x for x in done.stderr.splitlines() if x.startswith("hybrid-gemm: "))
     assert cause in first and f"rank {rank} " in first and " is stopped" in first

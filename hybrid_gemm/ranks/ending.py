@@ -34,7 +34,7 @@ SIGNALS = {
 }  # fmt: skip
 GRACE_S = 5  # to end in order after a signal
 HELD_S = 5  # a failed rank's connections
-LAST_S = 20  # until the system ends a process that is ending, more than all its steps may take
+LAST_S = 25  # until the system ends a process that is ending, more than all its steps may take
 STARTING_S = 3  # for MPI's start, which a rank does not leave half way
 _OPEN_FILES = "/proc/self/fd"  # one entry for each open file, on Linux
 _PMIX_BOOL = 1  # the type of a pmix_value_t
@@ -159,11 +159,12 @@ def end_job(message: str, code: int) -> NoReturn:
         signal.alarm(LAST_S)
         _say(f"hybrid-gemm: {message}\n".encode(errors="backslashreplace"))  # a file's name, say
         _within(0.5, _until_read)
-        # Open MPI's mpirun (5.0.11) may wait for ever for a rank that ends while it introduces
-        # itself.
+        # A rank that ends while it introduces itself may keep Open MPI's mpirun (5.0.11) for ever:
+        # so all go through MPI's start first, also those that are stopped.
         if not _starting.acquire(timeout=STARTING_S):
             _within(1, _continue_stopped)
             _within(0.5, _until_read)
+            _starting.acquire(timeout=STARTING_S)
         world = _world()
         _within(GRACE_S + 1, _remove_all)
         if world is not None:
@@ -214,11 +215,13 @@ def stopped_beside() -> dict[int, str]:
 
 
 def _continue_stopped() -> None:
-    """Lets stopped ranks of a job that ends go on, as the launcher does when it ends them.
+    """Lets stopped ranks of a job that ends come to MPI's start.
 
     Open MPI's mpirun (5.0.11) reads the first words of a rank, once that has connected, without a
     limit of time. A rank that is stopped before it sends them keeps mpirun from all else: it
-    forwards no message, and does not see that ranks have ended.
+    forwards no message, and does not see that ranks have ended. And mpirun lets stopped ranks go on
+    when it ends them: where one introduces itself then and is gone before it is answered, mpirun
+    may wait for ever in its own end, for the lock of what it knew of that rank.
     """
     for pid in stopped_beside():
         with contextlib.suppress(OSError):
