@@ -19,112 +19,11 @@ from hybrid_gemm.arrays.journal import Journal
 from hybrid_gemm.errors import HybridGemmError, UsageError
 from hybrid_gemm.options import Options
 from hybrid_gemm.ranks import ending, heartbeat
-from hybrid_gemm.ranks.heartbeat import FAILED, LEFT, LOCAL, MOVING, MULTIPLYING, OUTSIDE, WAITING
 
 FAULTS = Path(__file__).resolve().parents[1] / "scripts" / "faults"
 sys.path.insert(0, str(FAULTS.parent))
 from campaign import campaign as faults  # noqa: E402
 from campaign.fault import Process  # noqa: E402
-
-LIMIT = 10.0
-
-
-# --- what is judged -----------------------------------------------------------------------
-
-
-def beat(*states: str, rank: int = 0) -> heartbeat.Heartbeat:
-    """A heartbeat that has heard of ranks in these states at time 0."""
-    made = heartbeat.Heartbeat()
-    made.limit, made.tick, made.rank, made.size = LIMIT, 1.0, rank, len(states)
-    made.hosts, made.pids = ("elsewhere",) * rank + ("here",) + ("elsewhere",) * 9, (1,) * 10
-    made.places = [f"rank {r}" for r in range(len(states))]
-    made.seen = {r: heartbeat.Seen(0, state) for r, state in enumerate(states)}
-    made.state, made.last, made.idle_since = states[rank], [], 0
-    return made
-
-
-def judged(made: heartbeat.Heartbeat, until: float, each=lambda seen, now: None) -> str:
-    """What rank 0 says in so many seconds in which all ranks but those in `silent` are heard."""
-    for now in range(1, int(until)):
-        for rank, seen in made.seen.items():
-            if rank not in getattr(made, "silent", ()):
-                seen.heard = now
-        each(made.seen, now)
-        if said := made._judge(now):
-            return said
-    return ""
-
-
-def test_a_silent_rank_is_named():
-    made = beat(WAITING, LOCAL, MULTIPLYING)
-    made.silent = {2}
-    assert judged(made, 30).startswith("rank 2 is stopped, or its host or link is down: no sign")
-
-
-@pytest.mark.parametrize("states", [(WAITING, WAITING), (WAITING, MULTIPLYING)])
-def test_no_progress_is_found(states):
-    assert "no rank has made progress for 10 s (--rank-timeout)" in judged(beat(*states), 30)
-
-
-@pytest.mark.parametrize("state", [LOCAL, OUTSIDE, MOVING])
-def test_a_rank_that_works_by_itself_may_take_its_time(state):
-    assert judged(beat(WAITING, state), 1000) == ""
-
-
-def test_a_rank_that_makes_progress_keeps_all_alive():
-    def each(seen, now):
-        seen[1].count = now // 5
-
-    assert judged(beat(WAITING, MULTIPLYING, WAITING), 1000, each) == ""
-
-
-def test_an_error_of_one_rank_is_the_cause_once_others_waited():
-    made = beat(MOVING, FAILED, MOVING)
-    made.seen[1].why = "KernelError: broken"
-    said = judged(made, 30)
-    assert said == "rank 1: KernelError: broken; the others waited 10 s (--rank-timeout) for it"
-    assert judged(beat(OUTSIDE, FAILED, LEFT), 1000) == ""  # nobody waits
-
-
-def test_nothing_is_judged_while_a_debugger_is_attached():
-    made = beat(WAITING, WAITING)
-    made.seen[1].debugged = True
-    made.silent = {1}
-    assert judged(made, 1000) == ""
-
-
-def test_rank_0_is_watched_by_the_others():
-    made = beat(WAITING, WAITING, rank=1)
-    assert made._judge_first(LIMIT) == ""
-    assert made._judge_first(LIMIT + 1).startswith("rank 0 is stopped")
-    made.seen[0].state = LEFT
-    assert made._judge_first(2 * LIMIT) == ""
-
-
-def test_messages_of_strangers_are_ignored():
-    import socket
-
-    made = beat(WAITING, WAITING)
-    made.socket, made.token, made.peers = socket.socket(socket.AF_INET, socket.SOCK_DGRAM), "t", {}
-    made.socket.bind(("127.0.0.1", 0))
-    told = {"rank": 1, "state": FAILED, "count": 0, "why": "", "debugged": False}
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
-        for text in (b"?", b"[]", b"{}", json.dumps({"token": "x", **told}).encode()):
-            stranger.sendto(text, made.socket.getsockname())
-        made._listen(time.monotonic() + 0.2)
-    made.socket.close()
-    assert made.seen[1].state == WAITING and not made.peers
-
-
-@pytest.mark.parametrize("why", ["x" * 9000, "ü" * 900, "\0" * 900, "bad \udcff name" * 90, "a\nb"])
-def test_a_cause_of_any_length_and_letters_is_told(why):
-    told = beat(FAILED, WAITING)
-    told.token, told.traced, told.watched, told.why = "t", False, [os.getpid()], why
-    packet = told._packet()
-    assert len(packet) <= heartbeat.MOST_BYTES
-    heard = json.loads(packet)
-    assert heard["token"] == "t" and heard["state"] == FAILED
-    assert why.startswith(heard["why"]) and len(heard["why"]) > min(len(why), 150) - 1
 
 
 def test_a_rank_timeout_is_seconds():
@@ -155,7 +54,7 @@ def test_a_stopped_process_and_a_debugged_one_are_seen():
 
 def beside(pid: int) -> str:
     """What a sibling of that process would find."""
-    code = "from hybrid_gemm.ranks import heartbeat; print(heartbeat.stopped_beside())"
+    code = "from hybrid_gemm.ranks import ending; print(ending.stopped_beside())"
     return python("-c", code).stdout
 
 

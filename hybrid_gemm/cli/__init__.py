@@ -57,7 +57,7 @@ def main() -> None:
             ending.fail(error)  # the other ranks do not know of it
         code = _fail(error)
     try:
-        ending.finish_mpi()
+        ending.finish_mpi(*heartbeat.at_the_end())
         heartbeat.leave()
     except ending.Signalled as stop:
         _end(str(stop), stop.exit_code)

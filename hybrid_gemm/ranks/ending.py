@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import fcntl
 import os
+import select
 import signal
 import socket
 import stat
@@ -19,7 +20,10 @@ import sys
 import termios
 import threading
 import time
+from _thread import start_new_thread
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any, NoReturn
 
 from ..arrays import output_files
@@ -30,10 +34,12 @@ SIGNALS = {
 }  # fmt: skip
 GRACE_S = 5  # to end in order after a signal
 HELD_S = 5  # a failed rank's connections
+LAST_S = 25  # until the system ends a process that is ending, more than all its steps may take
 STARTING_S = 3  # for MPI's start, which a rank does not leave half way
 _OPEN_FILES = "/proc/self/fd"  # one entry for each open file, on Linux
 _PMIX_BOOL = 1  # the type of a pmix_value_t
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
+_NOTHING = contextlib.nullcontext()
 
 _naming = threading.RLock()  # held while a file is made whose name is not known yet
 _ended = threading.Lock()  # taken once, by the thread that ends the process
@@ -50,6 +56,11 @@ class Signalled(BaseException):
     def __init__(self, number: int) -> None:
         super().__init__(SIGNALS[signal.Signals(number)])
         self.exit_code = 128 + number
+
+
+def in_charge() -> bool:
+    """Whether this process is the command, which ends by its first error."""
+    return _in_charge
 
 
 def rank_here(variables: Mapping[str, str] = os.environ) -> str:
@@ -144,17 +155,30 @@ def end_job(message: str, code: int) -> NoReturn:
     as the job's. Nothing that hangs, a full pipe or MPI itself, keeps it."""
     if not _ended.acquire(blocking=False):
         threading.Event().wait()  # another thread ends the process
-    line = f"hybrid-gemm: {message}\n".encode(errors="backslashreplace")  # a file's name, say
-    _within(3, lambda: os.write(2, line))
-    _within(0.5, _until_read)
-    # Open MPI's mpirun (5.0.11) may wait for ever for a rank that ends while it introduces itself.
-    _starting.acquire(timeout=STARTING_S)
-    world = _world()
-    _within(GRACE_S + 1, _remove_all)
-    if world is not None:
-        _within(1, _stay_connected)
-        _within(3, lambda: world.Abort(code))
-    os._exit(code)
+    try:
+        signal.alarm(LAST_S)
+        _say(f"hybrid-gemm: {message}\n".encode(errors="backslashreplace"))  # a file's name, say
+        _within(0.5, _until_read)
+        # A rank that ends while it introduces itself may keep Open MPI's mpirun (5.0.11) for ever:
+        # so all go through MPI's start first, also those that are stopped.
+        if not _starting.acquire(timeout=STARTING_S):
+            _within(1, _continue_stopped)
+            _within(0.5, _until_read)
+            _starting.acquire(timeout=STARTING_S)
+        world = _world()
+        _within(GRACE_S + 1, _remove_all)
+        if world is not None:
+            _within(1, _stay_connected)
+            _within(3, lambda: world.Abort(code))
+    finally:  # also where there is no memory left for any of it
+        os._exit(code)
+
+
+def _say(line: bytes) -> None:
+    """Writes to standard error, unless that is a pipe which nobody empties."""
+    with contextlib.suppress(OSError):
+        while line and select.select([], [2], [], 3)[1]:
+            line = line[os.write(2, line[: select.PIPE_BUF]) :]
 
 
 def _world() -> Any:
@@ -172,6 +196,36 @@ def _until_read() -> None:
     while left[0] and stat.S_ISFIFO(os.fstat(2).st_mode):
         fcntl.ioctl(2, termios.FIONREAD, left)
         time.sleep(0.002)
+
+
+def stopped_beside() -> dict[int, str]:
+    """The processes that the same launcher started here and that are stopped, each in words."""
+    found, job = {}, os.environ.get("PMIX_NAMESPACE")
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
+            if state != "T" or not (job or int(parent) == os.getppid()):
+                continue
+            pairs = (folder / "environ").read_bytes().split(b"\0")
+            variables = dict(x.decode(errors="replace").partition("=")[::2] for x in pairs)
+            if variables.get("PMIX_NAMESPACE") == job:  # also where a script is in between
+                pid = int(folder.name)
+                found[pid] = f"rank {rank_here(variables)} (process {pid})"
+    return found
+
+
+def _continue_stopped() -> None:
+    """Lets stopped ranks of a job that ends come to MPI's start.
+
+    Open MPI's mpirun (5.0.11) reads the first words of a rank, once that has connected, without a
+    limit of time. A rank that is stopped before it sends them keeps mpirun from all else: it
+    forwards no message, and does not see that ranks have ended. And mpirun lets stopped ranks go on
+    when it ends them: where one introduces itself then and is gone before it is answered, mpirun
+    may wait for ever in its own end, for the lock of what it knew of that rank.
+    """
+    for pid in stopped_beside():
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGCONT)
 
 
 def _stay_connected() -> None:
@@ -195,8 +249,22 @@ def _stay_connected() -> None:
 
 
 def _within(seconds: float, call: Callable[[], object]) -> None:
-    """`call()`, but waited for at most so long."""
-    _thread(call, "ending").join(seconds)
+    """`call()`, but waited for at most so long.
+
+    `threading.Thread` would wait for ever for a thread that ends before it has begun, as happens
+    where memory is short.
+    """
+    done = threading.Lock()
+
+    def run() -> None:
+        with contextlib.suppress(Exception):
+            call()
+        done.release()
+
+    done.acquire()
+    with contextlib.suppress(RuntimeError):  # no thread can be started
+        start_new_thread(run, ())
+        done.acquire(timeout=seconds)
 
 
 def _thread(call: Callable[[], object], name: str) -> threading.Thread:
@@ -238,12 +306,21 @@ def ends_all(comm: Any) -> Iterator[None]:
 def fail(error: BaseException) -> NoReturn:
     """Ends all ranks by an error of this one."""
     known = isinstance(error, HybridGemmError | OSError | MemoryError)
-    if not known and not isinstance(error, KeyboardInterrupt | SystemExit):
-        import traceback
+    with contextlib.suppress(Exception):  # where memory is short
+        if not known and not isinstance(error, KeyboardInterrupt | SystemExit):
+            import traceback
 
-        traceback.print_exception(error)
-    _within(1, sys.stdout.flush)
-    end_job(f"rank {rank_here()}: {str(error) or type(error).__name__}", exit_code(error))
+            traceback.print_exception(error)
+        _within(1, sys.stdout.flush)
+    end_job(f"rank {rank_here()}: {_words(error)}", exit_code(error))
+
+
+def _words(error: BaseException) -> str:
+    if isinstance(error, MemoryError) and not isinstance(error, HybridGemmError):
+        return f"out of host memory: {error}".removesuffix(": ")
+    if isinstance(error, OSError) and error.filename is None and error.strerror:
+        return f"cannot write or read: {error.strerror}"  # standard output, mostly
+    return str(error) or type(error).__name__
 
 
 def exit_code(error: BaseException) -> int:
@@ -311,14 +388,19 @@ def mpi_runs() -> bool:
     return _mpi_library is not None and _world() is not None
 
 
-def finish_mpi() -> None:
-    """Ends MPI if this module started it. Collective."""
+def finish_mpi(
+    waiting: AbstractContextManager = _NOTHING, finishing: AbstractContextManager = _NOTHING
+) -> None:
+    """Ends MPI if this module started it, with these around the last wait for all ranks and around
+    MPI's end. Collective."""
     if _mpi_library is None or (world := _world()) is None:
         if _mpi_library is not None and not sys.modules["mpi4py.MPI"].Is_finalized():
             _finalize()
         return
-    world.Barrier()
-    _finalize()
+    with waiting:
+        world.Barrier()
+    with finishing:
+        _finalize()
 
 
 def _finalize() -> None:

@@ -28,6 +28,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -281,6 +282,8 @@ class Heartbeat:
         failed = [r for r, s in seen.items() if s.state == FAILED]
         known = [(s.state, s.count) for s in seen.values()]
         busy = {LOCAL, OUTSIDE} if failed else {LOCAL, OUTSIDE, MOVING}
+        if failed and ending.in_charge():
+            busy = set()  # a rank of the command that has failed and does not end cannot end
         if known != self.last or busy & set(states):
             self.last, self.idle_since = known, now
         if now - self.idle_since <= self.limit:
@@ -343,44 +346,49 @@ def leave() -> None:
             each.leave()
 
 
-# --- starting -----------------------------------------------------------------------------
+# --- starting and finishing ---------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def deadline(limit: float, what: str) -> Iterator[None]:
-    """Ends the job if the block takes longer than `limit`: MPI's start, before heartbeats."""
+    """Ends the job if the block takes longer than `limit`: MPI's start, before heartbeats, and
+    MPI's end, after them."""
     if not limit > 0 or sys.gettrace() is not None:
         yield
         return
 
-    def end() -> None:
+    def watch() -> None:
+        left, tick = limit, min(MOST_TICK_S, limit / TICKS)
+        while left > 0:
+            before = time.monotonic()
+            if started.wait(min(left, tick)):
+                return
+            # Time in which this process or its launcher is stopped, as with all of the job, does
+            # not count.
+            if process_state(os.getppid()) != "T":
+                left -= min(time.monotonic() - before, 2 * tick)
         if debugged(os.getpid()):
             return
-        stopped = stopped_beside()
+        stopped = next(iter(ending.stopped_beside().values()), "")
         cause = f": {stopped} is stopped" if stopped else ""
         ending.end_job(
             f"rank {ending.rank_here()}: {what} for {limit:g} s (--rank-timeout){cause}", 1
         )  # fmt: skip
 
-    timer = threading.Timer(min(limit, threading.TIMEOUT_MAX), end)
-    timer.daemon = True
-    timer.start()
+    started = threading.Event()
+    threading.Thread(target=watch, name="deadline", daemon=True).start()
     try:
         yield
     finally:
-        timer.cancel()
+        started.set()
 
 
-def stopped_beside() -> str:
-    """A process that the same launcher started here, and that is stopped; "" if none is."""
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
-            if int(parent) == os.getppid() and state == "T":
-                pairs = (folder / "environ").read_bytes().split(b"\0")
-                variables = dict(x.decode(errors="replace").partition("=")[::2] for x in pairs)
-                return f"rank {ending.rank_here(variables)} (process {folder.name})"
-    return ""
+def at_the_end() -> tuple[AbstractContextManager, AbstractContextManager]:
+    """What the command has around its last wait for all ranks, where rank 0 may have much to write
+    still, and around MPI's end."""
+    beats = (x for mine in own_communicator.all_known() for x in mine.beats.values() if x.limit)
+    beat = next(beats, _OFF)
+    return beat.call(WAITING), deadline(beat.limit, "MPI has not ended on all ranks")
 
 
 # --- what the system tells ----------------------------------------------------------------

@@ -1,0 +1,60 @@
+"""How a process of the command ends where even the ending fails."""
+
+import subprocess
+import sys
+
+import pytest
+from support.command import environment, python
+
+from hybrid_gemm.errors import OutOfMemoryError
+from hybrid_gemm.ranks import ending
+
+ENDS = """import threading, time
+from hybrid_gemm.ranks import ending
+{}
+ending.end_job('enough', 7)
+"""
+NO_THREADS = "def none(*_): raise RuntimeError('no more threads')\nending.start_new_thread = none"
+
+
+@pytest.mark.parametrize("lacks", [
+    "threading.Thread.start = lambda self: threading.Event().wait()", NO_THREADS,
+])  # fmt: skip
+def test_a_process_ends_where_no_thread_can_be_started(lacks):
+    """As where memory is short: Python then waits for ever for a thread that never begins."""
+    done = python("-c", ENDS.format(lacks), timeout=20)
+    assert (done.returncode, done.stderr) == (7, "hybrid-gemm: enough\n")
+
+
+def test_the_system_ends_a_process_that_does_not_come_to_its_end():
+    code = ENDS.format("ending.LAST_S = 1\nending._say = lambda line: time.sleep(60)")
+    assert python("-c", code, timeout=20).returncode == -14
+
+
+def test_a_message_of_any_length_is_said():
+    code = "from hybrid_gemm.ranks import ending\nending.end_job('x' * 30000, 7)\n"
+    done = python("-c", code, timeout=20)
+    assert (done.returncode, len(done.stderr)) == (7, 30000 + len("hybrid-gemm: \n"))
+
+
+def test_a_pipe_that_nobody_empties_does_not_keep_a_process():
+    code = "import os\nos.set_blocking(2, False)\ntry:\n    while True: os.write(2, b'x' * 4096)\n"
+    code += "except BlockingIOError: os.set_blocking(2, True)\n"
+    child = subprocess.Popen(
+        [sys.executable, "-c", code + ENDS.format("")], stderr=subprocess.PIPE, env=environment()
+    )
+    assert child.wait(timeout=20) == 7
+    child.stderr.close()
+
+
+@pytest.mark.parametrize(("error", "words"), [
+    (MemoryError(), "out of host memory"), (MemoryError("12 TB"), "out of host memory: 12 TB"),
+    (OutOfMemoryError("12 TB"), "12 TB"), (KeyboardInterrupt(), "KeyboardInterrupt"),
+    (OSError(28, "No space left on device"), "cannot write or read: No space left on device"),
+    (OSError(28, "No space left", "C.npy"), "[Errno 28] No space left: 'C.npy'"),
+])  # fmt: skip
+def test_a_rank_says_its_cause_plainly(error, words, monkeypatch):
+    said = []
+    monkeypatch.setattr(ending, "end_job", lambda message, code: said.append(message))
+    ending.fail(error)
+    assert said == [f"rank 0: {words}"]
