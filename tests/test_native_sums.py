@@ -174,6 +174,7 @@ def test_every_number_is_read_as_numpy_reads_it(dtype, order, library):
 @pytest.mark.parametrize("rows, cols", [(700, 333), (3, 70_000), (2, 200_000), (100, 70_000)])
 @pytest.mark.parametrize("order", "CF")
 def test_threads_change_no_bit(rng, monkeypatch, dtype, rows, cols, order):
+    monkeypatch.setattr(native_sums, "LINE_BYTES", 1000)
     monkeypatch.setattr(native_sums, "EACH_BYTES", 1000)
     monkeypatch.setattr(native_sums, "EACH_ELEMENTS", 1000)
     x = np.asarray(matrix(rng, dtype, rows, cols), order=order)

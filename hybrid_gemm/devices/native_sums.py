@@ -14,9 +14,10 @@ from ..errors import HybridGemmError
 from ..host import compiler
 from .checksums import GROUPS
 
-# Bytes, and elements of a product with sums, for which one more thread is started: that takes as
-# long as a fifth of them.
-EACH_BYTES, EACH_ELEMENTS = 1 << 20, 1 << 18
+# Bytes of line sums, of other sums, and elements of a product with sums, for which one more thread
+# is started. Line sums are made beside a GPU. The others follow a product by BLAS, whose threads go
+# on asking for work for some milliseconds, on cores that more threads would share with them.
+LINE_BYTES, EACH_BYTES, EACH_ELEMENTS = 1 << 20, 16 << 20, 1 << 22
 # A product of fewer rows shares out k, too: so many columns at least to each share.
 FEW_ROWS, SHARE, MOST_SHARES = 128, 1 << 15, 64
 _SOURCE = Path(__file__).with_name("native_sums.cpp")
@@ -81,7 +82,7 @@ def lines(x: np.ndarray, threads: int) -> np.ndarray:
     """The sum of the squares of each row of unsigned words, modulo 2^64. Words of 8 bytes are two
     of 4, of which the upper's square counts as often as `_squares` in host_checksums.py says."""
     made = np.zeros(len(x), np.uint64)  # which pieces of rows are added to
-    _make(_LINES, x, (made,) * 4, threads=min(threads, 1 + x.nbytes // EACH_BYTES))
+    _make(_LINES, x, (made,) * 4, threads=min(threads, 1 + x.nbytes // LINE_BYTES))
     return made
 
 
