@@ -6,7 +6,6 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Unpack
 
 import numpy as np
@@ -20,7 +19,7 @@ from .arrays.caller_arrays import (
     wait_for_streams,
 )
 from .arrays.complex_numbers import RealProduct
-from .arrays.operand import CallerArrays
+from .arrays.operand import CallerArrays, home_of
 from .arrays.other_libraries import Guests, gpu_of
 from .arrays.stacks import Stacks
 from .arrays.three_products import ThreeProducts, computed, progress_of_one
@@ -444,14 +443,4 @@ class Runner:
 
     def _home_of(self, array: Any) -> Any:
         """The device in whose memory an array lies; None is the host's."""
-        if not is_device_array(array):
-            return None
-        ordinal = array.device.id
-        return next((d for d in self.devices if d.ordinal == ordinal), ForeignGpu(ordinal))
-
-
-@dataclass(frozen=True)
-class ForeignGpu:
-    """A GPU that has a caller's array and is none of the runner's devices."""
-
-    ordinal: int
+        return home_of(array, self.devices)

@@ -9,15 +9,10 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-from support.command import python
-from support.devices import needs, open_device
+from support.devices import needs
 
 import hybrid_gemm as hg
 from hybrid_gemm import devices
-from hybrid_gemm.devices.checksums import GROUPS, KernelChecksums, width
-from hybrid_gemm.devices.emulator import program as emulation
-from hybrid_gemm.devices.emulator.device import EmulatorDevice
-from hybrid_gemm.devices.host_checksums import HostChecksums
 from hybrid_gemm.errors import OptionTypeError, UsageError, VerificationError
 from hybrid_gemm.execution.checks import Checks
 from hybrid_gemm.planning.plan import CHECKING_BYTES
@@ -315,104 +310,6 @@ def test_arrays_on_a_gpu_are_checked_without_a_plan(rng, monkeypatch, beta):
     with hg.Runner(device="cuda", gpus=0, checked=True) as runner:
         assert (runner.gemm(*given, alpha=2, beta=beta) == right).all()
         assert not faults and runner.devices[0].tally.repeated == 1
-
-
-def test_kernels_sum_as_numpy_does(kernel_device, rng):
-    device = open_device(kernel_device)
-    stream, sums, host = device.stream(), KernelChecksums(device), HostChecksums(open_device("cpu"))
-    for dtype in ("float32", "float64", "float16", "int32", "int64"):
-        for rows, cols in ((1, 1), (37, 5), (130, 515), (64, 256)):
-            for order in "nt":
-                x = (40 * rng.standard_normal((rows, cols))).astype(dtype)
-                exact = x.dtype.kind == "i"
-                with device.using(stream):
-                    there = device.empty_like(x if order == "n" else np.asfortranarray(x), dtype)
-                    device.copy(there, np.asfortranarray(x) if order == "t" else x, stream)
-                    found = sums.sums(there, stream)
-                    through = [
-                        sums.product(there.T, there, stream, narrow=narrow).whole()
-                        for narrow in (False, True)
-                    ]
-                    bits = sums.bits(there, stream)
-                    kind = "odd" if exact else "float"
-                    weights = {n: _host(w) for n, w in sums.weights._kept.items()}
-                    host.weights._kept.update(weights)
-                    stream.synchronize()
-                assert any(n[1] == kind for n in weights)
-                assert (bits == host.bits(x, stream)).all()
-                wanted = host.sums(x, stream)
-                same = np.array_equal if exact else np.allclose
-                assert same(_host(found.of), wanted.of)
-                assert same(_host(found.second), wanted.second)
-                product = host.product(x.T, x, stream)
-                assert same(_host(through[0].of), product.of)
-                assert same(_host(through[0].second), product.second)
-                if exact:
-                    assert same(_host(through[1].of), product.of)
-                    continue
-                off = abs(_host(through[1].of) - product.of)
-                assert (off <= 1e-4 * np.sqrt(product.second)).all()
-                assert np.allclose(_host(through[1].second), product.second, rtol=1e-4)
-
-
-@needs("emulator")
-@pytest.mark.parametrize("dtype, narrow", [("float16", True), ("float32", False), ("int64", False)])
-@pytest.mark.parametrize("order", "nt")
-def test_sums_do_not_depend_on_the_order_of_threads(dtype, narrow, order, rng):
-    """Which would show a race."""
-    a, b = ((40 * rng.standard_normal(s)).astype(dtype) for s in ((70, 600), (600, 90)))
-    if order == "t":
-        a, b = np.asfortranarray(a), np.asfortranarray(b)
-    found, kept = [], None
-    for threads in emulation.ORDERS:
-        device = EmulatorDevice(options=emulation.Options(order=threads, seed=3))
-        sums, stream = KernelChecksums(device), device.stream()
-        kept = sums.weights._kept = sums.weights._kept if kept is None else kept
-        made = [*sums.product(a, b, stream, narrow=narrow), *sums.sums(b, stream, narrow=narrow)]
-        found.append([x.tobytes() for x in made])
-    assert found[0] == found[1] == found[2]
-
-
-@needs("emulator")
-def test_kernels_read_and_write_within_their_matrices():
-    checked = emulation.sanitized_environment()
-    done = python("-m", "support.checked_accesses", "emulator", "checks", env=checked)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout == "clean: the sums of 40 matrices\n"
-
-
-def _host(x):
-    return x if isinstance(x, np.ndarray) else x.get()
-
-
-@pytest.mark.parametrize(("rows", "cols"), [(1, 1), (5, 70), (700, 333), (33, 0), (0, 9)])
-@pytest.mark.parametrize("order", "CF")
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_the_host_sums_what_it_should(rng, rows, cols, order, dtype):
-    sums = HostChecksums(open_device("cpu"))
-    x = np.asarray(rng.standard_normal((rows, cols)), dtype, order=order)
-    if rows > 6:
-        x[3, -1:], x[4, :1] = np.nan, np.inf  # of their rows and groups alone
-    weights = sums.weights.of(cols, exact=False)[:cols]
-    groups = [slice(g * width(cols), (g + 1) * width(cols)) for g in range(GROUPS)]
-    with np.errstate(all="ignore"):
-        terms = x.astype("f8") * weights
-        of = np.stack([terms[:, g].sum(axis=1) for g in groups], 1)
-        second = np.stack([(terms[:, g] ** 2).sum(axis=1) for g in groups], 1)
-        found = sums.sums(x, None)
-        np.testing.assert_allclose(found.of, of, rtol=1e-12, atol=1e-12)
-        np.testing.assert_allclose(found.second, second, rtol=1e-12)
-        product = sums.product(x.T, x, None)
-        wanted = x.T.astype("f8") @ of
-        np.testing.assert_allclose(product.of, wanted, rtol=1e-11, atol=1e-11)
-        wanted = x.T.astype("f8") ** 2 @ second.max(axis=1, keepdims=True)
-        np.testing.assert_allclose(product.second, wanted, rtol=1e-11)
-
-
-def test_groups_cover_all_columns():
-    for cols in (1, 3, 31, 32, 33, 100, 8192, 8193):
-        assert width(cols) % 8 == 0 and (GROUPS - 1) * width(cols) < cols + 64
-        assert GROUPS * width(cols) >= cols
 
 
 def test_what_cannot_be_checked_is_refused():

@@ -17,7 +17,7 @@ import numpy as np
 
 from ..problem import Problem, Scalar, real_factor
 from .caller_arrays import by_rows, cast_into, is_device_array, module_of, silent
-from .on_gpus import on_gpu_of
+from .on_gpus import empty_beside, on_gpu_of
 from .strides import Array
 
 
@@ -48,13 +48,12 @@ class RealProduct:
         C where beta is.
         """
         given = [x for x in (a, b, c, out) if x is not None]
-        there = next(filter(is_device_array, given), a)
         with on_gpu_of(*given):
             made: Array = out
             dtype = np.dtype(problem.dtype)
             if out is None or not (_lies(out, dtype) or (_lies(out.T, dtype) and not by_rows)):
                 shape = (problem.m, problem.n) if out is None else out.shape
-                made = module_of(there).empty(shape, dtype)
+                made = empty_beside(given, shape, dtype)
             return cls._with_place(problem, a, b, c, made, ours=made is not out)
 
     @classmethod

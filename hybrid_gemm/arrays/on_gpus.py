@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
+
+import numpy as np
 
 from .caller_arrays import by_rows, cast_into, module_of, wait_for_streams
 from .strides import is_device_array
@@ -29,10 +31,14 @@ def on_gpu_of(*arrays: Any) -> Iterator[None]:
         wait_for_streams(*arrays)
 
 
-def empty_beside(x: Any, shape: tuple[int, ...], dtype: Any) -> Any:
-    """An uninitialised array in the memory that has `x`: the host's, or that of its GPU."""
-    with on_gpu_of(x):
-        return module_of(x).empty(shape, dtype)
+def empty_beside(arrays: Iterable[Any], shape: tuple[int, ...], dtype: Any) -> Any:
+    """An uninitialised array on the GPU of the first of these that lies on one, otherwise of the
+    host; None among them is nothing."""
+    there = next(filter(is_device_array, arrays), None)
+    if there is None:
+        return np.empty(shape, dtype)
+    with on_gpu_of(there):
+        return module_of(there).empty(shape, dtype)
 
 
 def copied(x: Any, dtype: str) -> Any:

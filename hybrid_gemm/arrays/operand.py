@@ -259,5 +259,19 @@ class CallerArrays:
 
     def empty(self, problem: Problem) -> Any:
         """A new C: on the GPU of the first of A, B, C that lies on one."""
-        there = next(filter(is_device_array, self.given), self.a)
-        return empty_beside(there, (problem.m, problem.n), problem.out_dtype)
+        return empty_beside(self.given, (problem.m, problem.n), problem.out_dtype)
+
+
+@dataclass(frozen=True)
+class ForeignGpu:
+    """A GPU that has a caller's array and is none of the devices that multiply."""
+
+    ordinal: int
+
+
+def home_of(array: Any, devices: Sequence[Any]) -> Any:
+    """Which of these devices has an array in its memory, or another GPU; None is the host."""
+    if not is_device_array(array):
+        return None
+    ordinal = array.device.id
+    return next((d for d in devices if d.ordinal == ordinal), ForeignGpu(ordinal))

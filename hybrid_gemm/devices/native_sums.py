@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import HybridGemmError
 from ..host import compiler
 from .checksums import GROUPS
 
@@ -43,11 +42,7 @@ class _Job(ctypes.Structure):
 @functools.cache
 def unavailable() -> str | None:
     """Why NumPy makes the sums here, in one line."""
-    try:
-        _library()
-    except (HybridGemmError, OSError, AttributeError) as error:
-        return " ".join(str(error).split())
-    return None
+    return compiler.reason(_library)
 
 
 @functools.cache

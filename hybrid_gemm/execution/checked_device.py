@@ -315,11 +315,11 @@ class CheckedWork:
         self.device, self.what, self.c, self.beta = device, what, c, beta
         self.make, self.product, self.bounds = make, product, bounds
 
-    def run(self, stream: Stream, made_from: tuple[Array | None] | None = None) -> None:
-        """Returns when C is right. Raises `VerificationError` if it is wrong again. `made_from`
-        has a copy of C before, if it is made already."""
-        raw, before = self.device.device, made_from and made_from[0]
-        if self.beta != 0 and made_from is None:
+    def run(self, stream: Stream, *, made: bool = False, before: Array | None = None) -> None:
+        """Returns when C is right. Raises `VerificationError` if it is wrong again. Where it is
+        `made` already, `before` is a copy of C before, if it was read."""
+        raw = self.device.device
+        if self.beta != 0 and not made:
             before = raw.empty_like(self.c, self.c.dtype.name)
             raw.copy(before, self.c, stream)
         first: tuple[Judgement, np.ndarray] | None = None
@@ -328,8 +328,8 @@ class CheckedWork:
         for attempt in range(ATTEMPTS):
             if attempt and before is not None:
                 raw.copy(self.c, before, stream)
-            made = bool(made_from) and not attempt
-            expected, got = self._attempt(stream, before if made else self.c, made=made)
+            ready = made and not attempt
+            expected, got = self._attempt(stream, before if ready else self.c, made=ready)
             if first is None and not self.suspicious(expected, got, stream):
                 self.device.count(self._one())
                 return

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 from ..arrays.strides import Reach, reach
-from ..errors import HybridGemmError
 
 if TYPE_CHECKING:
     from ..devices.roles import Facts, Prepared
@@ -74,11 +73,9 @@ class _Product(ctypes.Structure):
 @functools.cache
 def unavailable() -> str | None:
     """Why calls are found by Python alone here, in one line."""
-    try:
-        _library()
-    except (HybridGemmError, OSError, AttributeError) as error:
-        return " ".join(str(error).split())
-    return None
+    from ..host import compiler
+
+    return compiler.reason(_library)
 
 
 @functools.cache

@@ -16,7 +16,6 @@ from pathlib import Path
 import numpy as np
 
 from ..devices.cuda.driver import Calls
-from ..errors import HybridGemmError
 from ..host import compiler, forks
 from ..host.resources import cores
 
@@ -43,11 +42,7 @@ class _Request(ctypes.Structure):
 @functools.cache
 def unavailable() -> str | None:
     """Why there are no such threads here, in one line."""
-    try:
-        _library()
-    except (HybridGemmError, OSError) as error:  # or the library does not load
-        return " ".join(str(error).split())
-    return None
+    return compiler.reason(_library)
 
 
 @functools.cache

@@ -20,7 +20,6 @@ from ..arrays.strides import address, runs
 from ..devices.base import Device, Event, Stream
 from ..devices.cuda.driver import check
 from ..devices.roles import Prepared
-from ..errors import HybridGemmError
 from ..host import compiler, forks
 from . import native_copier
 from .commands import Command, Copy, HandOver, Record, Start, Wait
@@ -62,11 +61,7 @@ class _State(ctypes.Structure):
 @functools.cache
 def unavailable() -> str | None:
     """Why Python carries out all commands here, in one line."""
-    try:
-        _library()
-    except (HybridGemmError, OSError) as error:  # or the library does not load
-        return " ".join(str(error).split())
-    return native_copier.unavailable()
+    return compiler.reason(_library) or native_copier.unavailable()
 
 
 @functools.cache

@@ -54,7 +54,7 @@ def bind(
             checked.count_right()
             return
         sums, product = checked.sums_of_product(a, b, bounds), functools.partial(make, a, b, c)
-        CheckedWork(checked, c, beta, product, sums, bounds).run(stream, made_from=(before,))
+        CheckedWork(checked, c, beta, product, sums, bounds).run(stream, made=True, before=before)
 
     return call
 

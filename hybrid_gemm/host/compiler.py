@@ -12,10 +12,10 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ..errors import KernelError, UnavailableError
+from ..errors import HybridGemmError, KernelError, UnavailableError
 from . import cache
 
 LIMIT_S = 300  # for one call of a tool; the longest kernel takes g++ a tenth of that
@@ -51,6 +51,15 @@ def build_library(source: Path, *headers: Path) -> Path:
     where = [f"-I{header.parent}" for header in headers]
     depends = [toolchain(), *flags, text, *included]
     return build_text("host", flags, where, text, source.name, depends)
+
+
+def reason(load: Callable[[], object]) -> str | None:
+    """Why what `load` compiles and loads is not here, in one line; None where it is."""
+    try:
+        load()
+    except (HybridGemmError, OSError, AttributeError) as error:  # it may lack a function
+        return " ".join(str(error).split())
+    return None
 
 
 def build_text(

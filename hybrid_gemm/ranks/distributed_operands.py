@@ -58,9 +58,7 @@ class DistributedOperands:
 
     def empty(self, shape: tuple[int, int], dtype: str) -> Any:
         """A new array where this rank's lie: on the GPU of the first that lies on one."""
-        given = [x for x in self.arrays.values() if x is not None]
-        there = next(filter(is_device_array, given), None)
-        return np.empty(shape, dtype) if there is None else empty_beside(there, shape, dtype)
+        return empty_beside(self.arrays.values(), shape, dtype)
 
     def told(self, alpha, beta) -> dict:
         """What the other ranks have to know of this one's arrays. Raises `UsageError` or

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays.caller_arrays import as_array, check_out, is_device_array, module_of
+from ..arrays.caller_arrays import as_array, check_out, module_of
 from ..arrays.on_gpus import copy_into, empty_beside
 from ..arrays.stacks import as_matrices, shape_of_product
 from ..errors import UsageError
@@ -129,9 +129,7 @@ class DistributedStacks:
             return
         shape, dtype = (*self.stack, *sides), self.problem.out_dtype
         if self.out is None:
-            given = [x for x in (self.a, self.b) if x is not None]
-            here = next(filter(is_device_array, given), None)
-            self.out = np.empty(shape, dtype) if here is None else empty_beside(here, shape, dtype)
+            self.out = empty_beside((self.a, self.b), shape, dtype)
         else:
             check_out(self.out, shape, dtype, self.a, self.b)
 

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import HybridGemmError
 from ...host import compiler
 from . import driver
 from .tensor_maps import TensorMap
@@ -50,12 +49,7 @@ class _List(ctypes.Structure):
 @functools.cache
 def unavailable() -> str | None:
     """Why products are launched from Python alone here, in one line."""
-    try:
-        native()
-        driver.address_of("cuTensorMapReplaceAddress")
-    except (HybridGemmError, OSError, AttributeError) as error:
-        return " ".join(str(error).split())
-    return None
+    return compiler.reason(lambda: (native(), driver.address_of("cuTensorMapReplaceAddress")))
 
 
 @functools.cache
