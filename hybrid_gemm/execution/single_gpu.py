@@ -39,7 +39,8 @@ from .timeline import Clock
 
 Converted = Conversion | ComplexConversion
 # Of arrays of other GPUs that are copied whole: a plan copies larger ones while it multiplies, and
-# takes 1 ms longer, in which a link between GPUs carries about as much (H100).
+# takes about 1 ms longer (docs/results/other_calls_before_h100.json), in which a link between GPUs
+# carries about as much (docs/results/links8_h200.json).
 MOVED_BYTES = 256 << 20
 
 
