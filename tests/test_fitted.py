@@ -83,6 +83,17 @@ def test_drawn_shapes_are_of_their_class_and_of_the_seed():
     assert len({each.kind for each in drawn}) == 6
 
 
+def test_long_sides_are_drawn_as_m_as_n_and_as_k():
+    longest = set()
+    for each in heldout.draw(9, 60, (heldout.LONG,)):
+        m, n, k = each.shape
+        assert 2**14 <= max(each.shape) <= 2**23 and sorted(each.shape)[1] <= 1024
+        assert m * k + k * n + m * n <= heldout.MOST_ELEMENTS
+        assert heldout.LEAST_LONG <= m * n * k <= heldout.MOST_LONG
+        longest.add(each.shape.index(max(each.shape)))
+    assert longest == {0, 1, 2}
+
+
 @given(side, side, side, st.sampled_from(catalog.LAYOUTS))
 def test_counts_are_finite_and_of_one_length_for_a_kernel(m, n, k, layout):
     lengths: dict[str, set[int]] = {}
@@ -124,6 +135,19 @@ def test_the_faster_of_ours_and_the_library_is_taken():
         assert not own.kernel.library
     assert max(lost) < 1.25 and np.mean(lost) < 1.03, lost
     assert 10 < libraries < 50
+
+
+def test_beyond_all_that_was_measured_the_library_is_taken():
+    """Even where ours are predicted to lead by far."""
+    model, longest = made(invented()), max(max(d.shape) for d in invented().drawn)
+    for place in range(3):
+        sides = [64, 64, 64]
+        sides[place] = 8 * longest
+        choice = choices.chosen(model, tuple(sides), "nn", MACHINE, own=False)
+        assert choice.variant.kernel.library and choice.error == math.inf, sides
+        own = choices.chosen(model, tuple(sides), "nn", MACHINE, own=True)
+        assert not own.variant.kernel.library
+    assert math.isfinite(model.error((64, 64, longest), "nn"))
 
 
 def test_a_library_that_jumps_makes_the_lead_that_is_asked_larger():

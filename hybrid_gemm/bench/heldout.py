@@ -38,6 +38,8 @@ FEW = "few rows or columns"  # 1, or 2 to 8, which kernels and libraries treat a
 FITTED = (*CLASSES, FEW)  # models are fitted to these
 LINE = "one row or column"  # and to these, of seeds of their own
 LEAST_LINE, MOST_LINE = 2**18, 2**29  # mnk of those that are kept
+LONG = "one long side"  # and to these, as well
+LEAST_LONG, MOST_LONG, MOST_ELEMENTS = 2**20, 2**36, 2**28  # mnk, and elements of A, B and C
 # The dtype and `compute` of each mode.
 MODES = {
     "float32": ("float32", "fp32"), "float64": ("float64", "fp32"), "int32": ("int32", "fp32"),
@@ -68,7 +70,8 @@ def draw(seed: int, count: int, classes: Sequence[str] = CLASSES) -> list[Drawn]
     Sides are log-uniform: 16 to 16384; one of m and n 1 to 64; k 8 to 360; k 8192 to 2^20 with m
     and n 16 to 1024; or rounded up to multiples of 16. Of `FEW`, one of m and n is 1
     in every second shape, else 2 to 8. Of `LINE` one of m and n is 1, the other and k are 16 to
-    2^17, in every second shape multiples of 16.
+    2^17, in every second shape multiples of 16. Of `LONG` one side is 2^14 to 2^23, the others 1 to
+    1024.
 
         draw(1, 5)[3].kind == "long k"
     """
@@ -77,10 +80,18 @@ def draw(seed: int, count: int, classes: Sequence[str] = CLASSES) -> list[Drawn]
     while len(found) < count:
         kind = classes[len(found) % len(classes)]
         shape = _shape(rng, kind)
-        least, most = (LEAST_LINE, MOST_LINE) if kind == LINE else (LEAST, MOST)
-        if least <= math.prod(shape) <= most:
+        if _is_kept(shape, kind):
             found.append(Drawn(shape, rng.choice(LAYOUTS), kind))
     return found
+
+
+def _is_kept(shape: Shape, kind: str) -> bool:
+    least, most = {LINE: (LEAST_LINE, MOST_LINE), LONG: (LEAST_LONG, MOST_LONG)}.get(
+        kind, (LEAST, MOST)
+    )
+    m, n, k = shape
+    few = kind != LONG or m * k + k * n + m * n <= MOST_ELEMENTS
+    return few and least <= m * n * k <= most
 
 
 def _shape(rng: random.Random, kind: str) -> Shape:
@@ -89,6 +100,10 @@ def _shape(rng: random.Random, kind: str) -> Shape:
 
     if kind == "long k":
         return side(16, 1024), side(16, 1024), side(8192, 2**20)
+    if kind == LONG:
+        long, *others = side(2**14, 2**23), side(1, 1024), side(1, 1024)
+        others.insert(rng.randrange(3), long)
+        return others[0], others[1], others[2]
     if kind == LINE:
         n, k = side(16, 2**17), side(16, 2**17)
         if rng.random() < 0.5:
@@ -179,6 +194,7 @@ class Bench:
         """Compiles the candidates for usual shapes, on all cores."""
         shapes: list[Shape] = [(512, 512, 512), (64, 64, 2**16)]
         shapes += [s for x in (1, 3, 8) for s in ((x, 4096, 4096), (4096, x, 4096))]
+        shapes += [(2**17, 8, 8), (8, 2**17, 8), (8, 8, 2**20)]
         wanted = {
             kernel: None
             for shape in shapes
@@ -394,7 +410,7 @@ class HeldOutStudy:
         """A line a class: how our kernels and the choice do beside the library."""
         rows = data["rows"]
         lines = []
-        for kind in (*CLASSES, "all"):
+        for kind in (*CLASSES, LINE, LONG, "all"):
             some = [r for r in rows if kind in (r["kind"], "all")]
             if some:
                 lines.append([kind, len(some), *summary(some)])

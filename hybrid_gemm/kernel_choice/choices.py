@@ -116,7 +116,9 @@ def pick(
     doubtful = False
     if library:
         ahead = math.log(times[library] / times[ours])
-        doubtful = can_ask and abs(ahead) < DOUBT * error
+        doubtful = can_ask and abs(ahead) < DOUBT * error < math.inf
+        if error == math.inf:
+            return Choice(library, times[library], error, "longer than all that was measured")
         if ahead < lead * error:
             why = f"predicted {times[library]:.3g} us{of}; no kernel of ours leads clearly"
             return Choice(library, times[library], error, why, doubtful)

@@ -53,6 +53,7 @@ LINE_LEAD = 1.0  # Of one row or column too, where ours are faster at nine shape
 _LIBRARY = (17.8, 0.071, 0.087)
 _KERNEL_DIFFERS, LIBRARY_NOISE = 0.037, 0.005
 LEAST_US = 1.0  # that a count costs, before it is corrected
+BEYOND = 4.0  # times the longest measured side, beyond which nothing is known
 
 
 def places(
@@ -271,13 +272,20 @@ class Model:
 
     def error(self, sides: Sides, layout: str, launched: Launched | None = None) -> float:
         """By how much, as a share, the difference between the library's time and ours is expected
-        to be wrong at a shape."""
+        to be wrong at a shape; infinite where it is far longer than all that were measured."""
+        if any(map(operator.gt, sides, self._known)):
+            return math.inf
         near = self._near(sides, layout)
         if not (launched and self.library):
             return self._errors(near)
         near_theirs = self.library.compared.nearness(self._place(sides, layout))
         theirs = self.library.known_errors(near_theirs)
         return math.hypot(theirs, self._our_errors(near))
+
+    @functools.cached_property
+    def _known(self) -> list[float]:
+        """The longest m, n and k for which a prediction means something."""
+        return (BEYOND * np.exp2(self.places[:, :_SIDES].max(0))).tolist()
 
     @functools.cached_property
     def _errors(self) -> Errors:

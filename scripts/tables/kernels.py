@@ -258,6 +258,7 @@ def left_out() -> str:
 
 HELD_OUT = ("float32", "bfloat16", "tf32", "fp32x3")
 ON_H200 = (*HELD_OUT, "float64")
+LONG_MODES = ("float32", "float16", "tf32", "fp32x3")
 
 
 def leads() -> str:
@@ -310,6 +311,14 @@ def held_out_h100() -> str:
             linked = f"[{of}](results/{file})"
             named.append(str(data["seed"]))
             table.append([mode, linked, len(data["rows"]), own, auto, first, worst, wrong])
+    for mode in LONG_MODES:
+        file = f"heldout_long_{mode}_h100.json"
+        data = json.loads((ROOT / "docs/results" / file).read_text())
+        own, auto, first, worst, _regret, _most, wrong = heldout.summary(data["rows"])
+        linked = f"[its own](results/{file})"
+        named.append(str(data["seed"]))
+        count = len(data["rows"])
+        table.append([f"{mode}, {heldout.LONG}", linked, count, own, auto, first, worst, wrong])
     headings = [
         "<mode", "<models", "shapes", "own", "`auto`", "1st percentile", "worst", "wrong"
     ]  # fmt: skip
