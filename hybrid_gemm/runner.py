@@ -19,6 +19,7 @@ from .arrays.caller_arrays import (
     wait_for_streams,
 )
 from .arrays.complex_numbers import RealProduct
+from .arrays.on_gpus import refuse_captured
 from .arrays.operand import CallerArrays, home_of
 from .arrays.other_libraries import Guests, gpu_of
 from .arrays.stacks import Stacks
@@ -212,6 +213,7 @@ class Runner:
         self, arrays: CallerArrays, problem: Problem, resident: bool = False,
         progress: Callable[[int], None] | None = None, *, described: bool = True,
     ) -> Result:  # fmt: skip
+        refuse_captured(arrays.op_a, arrays.op_b, arrays.c, arrays.out)
         if self._by_three(problem):
             return self._run_three(arrays, problem, resident, progress)
         if problem.is_complex:

@@ -6,7 +6,7 @@ takes tensors too, and follows no gradients.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from .api import gemm as _untracked
 from .arrays.other_libraries import torch_dtype
 from .errors import UsageError
 from .options import Options, named_keywords
-from .problem import make_problem
+from .problem import make_problem, op_of
 
 __all__ = ["gemm"]
 
@@ -24,7 +24,8 @@ _NAME = "hybrid_gemm::gemm"
 # Not `kernel`: torch.compile's own functions have that name, beside an operation's keywords.
 _SCHEMA = (
     "(Tensor a, Tensor b, Tensor? c=None, *, float alpha=1.0, float beta=0.0, "
-    "bool trans_a=False, bool trans_b=False, str compute='fp32', str kernel_name='auto') -> Tensor"
+    "bool trans_a=False, bool trans_b=False, bool conj_a=False, bool conj_b=False, "
+    "str compute='fp32', str kernel_name='auto') -> Tensor"
 )
 
 
@@ -32,14 +33,15 @@ _SCHEMA = (
 @named_keywords
 def gemm(
     a: Tensor, b: Tensor, c: Tensor | None = None, /, *, alpha: float = 1.0, beta: float = 0.0,
-    trans_a: bool = False, trans_b: bool = False, compute: str = Options.compute,
+    trans_a: bool | str = False, trans_b: bool | str = False, compute: str = Options.compute,
     kernel: str = Options.kernel,
 ) -> Tensor:  # fmt: skip
     """alpha * op(A) @ op(B) + beta * C of tensors, with gradients; see `hybrid_gemm.gemm`.
 
     `a` (m x k, or k x m with trans_a), `b` (k x n, or n x k with trans_b) and `c`, which broadcasts
-    to m x n, lie on the CPU or on one GPU. The result is a new tensor there, of NumPy's promoted
-    dtype, made on PyTorch's current stream. Gradients are made by the same operation, with the same
+    to m x n, lie on the CPU or on one GPU. `trans_a` and `trans_b` may be "c", for the conjugate
+    transpose. The result is a new tensor there, of NumPy's promoted dtype, made on PyTorch's
+    current stream. Gradients are made by the same operation, with the same
     `compute` and `kernel`, and can be differentiated again. Inside `torch.compile` it is one
     operation of the graph.
 
@@ -51,11 +53,13 @@ def gemm(
     >>> a.grad.tolist()
     [[2.0, 2.0, 2.0], [2.0, 2.0, 2.0]]
     """
-    given = {
-        "alpha": alpha, "beta": beta, "trans_a": trans_a, "trans_b": trans_b, "compute": compute,
-        "kernel_name": kernel,
+    given: dict[str, Any] = {
+        "alpha": alpha, "beta": beta, "compute": compute, "kernel_name": kernel
     }  # fmt: skip
-    if not _is_seen_by_autograd_alone(a, b, c, alpha, beta, trans_a, trans_b):
+    for name, trans in (("a", trans_a), ("b", trans_b)):
+        op = op_of(trans, f"trans_{name}")
+        given |= {f"trans_{name}": bool(op), f"conj_{name}": op == "c"}
+    if not _is_seen_by_autograd_alone(a, b, c, alpha, beta):
         return torch.ops.hybrid_gemm.gemm(a, b, c, **given)
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (a, b, c)):
         return _Followed.apply(a, b, c, given)
@@ -67,9 +71,7 @@ _modes = getattr(torch._C, "_len_torch_dispatch_stack", None)
 _transforms = getattr(getattr(torch._C, "_functorch", None), "peek_interpreter_stack", None)
 
 
-def _is_seen_by_autograd_alone(
-    a: Any, b: Any, c: Any, alpha: Any, beta: Any, trans_a: Any, trans_b: Any
-) -> bool:
+def _is_seen_by_autograd_alone(a: Any, b: Any, c: Any, alpha: Any, beta: Any) -> bool:
     """Whether nothing but autograd looks at what becomes of these tensors: no compiler, tracer or
     transform. PyTorch's dispatcher takes longer for an operation of Python's than a small product
     does."""
@@ -78,7 +80,6 @@ def _is_seen_by_autograd_alone(
         and _transforms is not None
         and all(type(x) in _PLAIN and (x is None or x.is_cuda or x.is_cpu) for x in (a, b, c))
         and all(type(x) in (int, float) for x in (alpha, beta))
-        and type(trans_a) is type(trans_b) is bool
         and not (torch.compiler.is_compiling() or torch.jit.is_tracing())
         and not _modes()
         and _transforms() is None
@@ -89,6 +90,9 @@ def _product(a: Tensor, b: Tensor, c: Tensor | None = None, **given: Any) -> Ten
     """`given` are those of the keywords that have other values than the schema says."""
     _check_places(a, b, c)
     kernel = given.pop("kernel_name", "auto")
+    for name in "ab":
+        if given.pop(f"conj_{name}", False):
+            given[f"trans_{name}"] = "c"
     device = "auto" if a.is_cuda else "cpu"
     made = _untracked(a, b, c, device=device, kernel=kernel, **given)
     assert isinstance(made, Tensor)
@@ -135,26 +139,47 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     given = dict(ctx.options)
     given["kernel"] = given.pop("kernel_name", "auto")
     beta = given.pop("beta", 0.0)
-    trans_a, trans_b = given.pop("trans_a", False), given.pop("trans_b", False)
+    of_a, of_b = (_Op(given.pop(f"trans_{x}", False), given.pop(f"conj_{x}", False)) for x in "ab")
     grad_a = grad_b = grad_c = None
+    # Of op(A): grad op(B)^H. What op does to A is done to its gradient, which turns the two around.
     if ctx.needs_input_grad[0]:
-        x = b.conj()
-        grad_a = (
-            gemm(x, grad, trans_a=trans_b, trans_b=True, **given)
-            if trans_a
-            else gemm(grad, x, trans_b=not trans_b, **given)
-        ).to(a.dtype)
+        left, right = (grad, _PLAIN_OP), (b, of_b.after(_ADJOINT))
+        if of_a.trans:
+            left, right = ((x, op.after(of_a)) for x, op in (right, left))
+        grad_a = _multiplied(left, right, given).to(a.dtype)
     if ctx.needs_input_grad[1]:
-        y = a.conj()
-        grad_b = (
-            gemm(grad, y, trans_a=True, trans_b=trans_a, **given)
-            if trans_b
-            else gemm(y, grad, trans_a=not trans_a, **given)
-        ).to(b.dtype)
+        left, right = (a, of_a.after(_ADJOINT)), (grad, _PLAIN_OP)
+        if of_b.trans:
+            left, right = ((x, op.after(of_b)) for x, op in (right, left))
+        grad_b = _multiplied(left, right, given).to(b.dtype)
     if ctx.c and ctx.needs_input_grad[2]:
         shape, dtype = ctx.c
         grad_c = (beta * grad).sum_to_size(shape).to(dtype)
     return grad_a, grad_b, grad_c
+
+
+class _Op(NamedTuple):
+    """Whether a matrix is transposed, and conjugated."""
+
+    trans: bool
+    conj: bool
+
+    def after(self, other: _Op) -> _Op:
+        """Both, one after the other, in any order."""
+        return _Op(self.trans != other.trans, self.conj != other.conj)
+
+
+_PLAIN_OP, _ADJOINT = _Op(False, False), _Op(True, True)
+
+
+def _multiplied(left: tuple[Tensor, _Op], right: tuple[Tensor, _Op], given: dict) -> Tensor:
+    """The product of two tensors with what is done to each first."""
+    tensors, trans = [], []
+    for x, op in (left, right):
+        conj = op.conj and x.is_complex()
+        tensors.append(x.conj() if conj and not op.trans else x)
+        trans.append("c" if conj and op.trans else op.trans)
+    return gemm(*tensors, trans_a=trans[0], trans_b=trans[1], **given)
 
 
 class _Followed(torch.autograd.Function):

@@ -4,6 +4,7 @@ import faulthandler
 import gc
 import os
 import signal
+import sys
 
 import hypothesis
 import numpy as np
@@ -39,6 +40,16 @@ def device(request):
 @pytest.fixture(params=KERNEL_DEVICES)
 def kernel_device(request):
     return request.param
+
+
+@pytest.fixture(autouse=True)
+def current_gpu():
+    """JAX leaves another GPU current than it found."""
+    yield
+    if "jax" in sys.modules and "cupy" in sys.modules:
+        cuda = sys.modules["cupy"].cuda
+        if cuda.is_available():
+            cuda.Device(0).use()
 
 
 @pytest.fixture

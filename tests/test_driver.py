@@ -257,6 +257,29 @@ def test_a_prepared_product_of_cublas_is_the_call_from_python(
     assert ({16, 24, 11} <= set(given[0])) == stack
 
 
+@pytest.mark.parametrize("failing", [False, True])
+def test_there_is_a_launch_for_each_part_of_a_stack_until_one_fails(seen, monkeypatch, failing):
+    given = []
+
+    def function(name):
+        kind = ctypes.CFUNCTYPE(ctypes.c_int, *cublas._SIGNATURES[name])
+        return made.setdefault(name, kind(lambda *x: given.append(x) or 13 * failing))
+
+    made = {}
+    monkeypatch.setattr(cublas, "_function", function)
+    a, b, c = np.ones((5, 7), "f4"), np.ones((7, 3), "f4"), np.ones((5, 3), "f4")
+    starts = [(0, 0, 0), (0x100, 0, 0x300), (0x200, 0x40, 0x600)]
+    product = cublas.bind_stack(a, b, c, 11, (140, 84, 60), starts=starts)
+    stream = SimpleNamespace(prepare_cublas=lambda: SimpleNamespace(value=0x77))
+    prepared = cublas.Prepared(product, stream)
+    for start in product.on_stream(stream), prepared.start:
+        given.clear()
+        assert start(0x1000, 0x2000, 0x3000) == 13 * failing
+        at = [{0x1000 + x, 0x2000 + y, 0x3000 + z} for x, y, z in starts[: 1 if failing else 3]]
+        assert len(given) == len(at)
+        assert all(x <= set(y) for x, y in zip(at, given, strict=True))
+
+
 # --- launches of a library ----------------------------------------------------------------
 
 

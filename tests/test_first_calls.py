@@ -22,8 +22,13 @@ class Clock:
 
     now = 0.0
 
+    recorded = False
+
     def start_clock(self):
         self.now = 0.0
+
+    def capturing(self):
+        return self.recorded
 
     def record(self):
         return Moment(self.now)
@@ -166,3 +171,19 @@ def test_products_are_right_from_the_first_call_on():
                 for i in (0, 1))  # fmt: skip
         for _ in range(9):
             assert (runner.gemm(a, b) == a @ b).all()
+
+
+def test_in_a_graph_nothing_is_timed():
+    clock, calls = Clock(), []
+    first = FirstCalls(products(clock, {"one": [2.0] * 9, "two": [1.0] * 9}, calls), clock)
+    a, b, c = (np.ones((2, 2)) for _ in range(3))
+    clock.recorded = True
+    for _ in range(5):
+        first(a, b, c, clock)
+    assert calls == ["one"] * 5 and first.fastest is None
+    clock.recorded = False
+    for _ in range(5):
+        first(a, b, c, clock)
+    clock.recorded = True
+    first(a, b, c, clock)
+    assert calls[5:] == ["one", "two", "one", "two", "two", "two"]

@@ -281,6 +281,102 @@ def test_products_of_tensors_are_recorded_in_graphs(there, rng):
         assert torch.equal(out, expected)
 
 
+GRAPHS = {
+    "strict": lambda a, b: gemm(a, b),
+    "tf32": lambda a, b: gemm(a, b, compute="tf32"),
+    "fp32x3": lambda a, b: gemm(a, b, compute="fp32x3"),
+    "added to": lambda a, b: gemm(a, b, a[:, :1], beta=1),
+    "with steps": lambda a, b: gemm(a[::2], b),
+    "of two dtypes": lambda a, b: gemm(a.double(), b),
+    "integers": lambda a, b: gemm(a.int(), b.int()),
+    "bytes": lambda a, b: gemm(a.char(), b.char()),
+    "complex": lambda a, b: gemm(a + 1j * a, b),
+    "a vector": lambda a, b: matmul(a, b[:, 0]),
+    "a stack": lambda a, b: matmul(a.reshape(7, 10, 90), b),
+    "an uneven stack": lambda a, b: matmul(
+        a.reshape(5, 14, 3, 30).transpose(1, 2), b[:60].reshape(2, 30, 50)[0]
+    ),
+}
+
+
+@on_cuda
+@pytest.mark.parametrize("what", GRAPHS)
+@pytest.mark.parametrize("before", [0, 1, 4])
+def test_new_tensors_of_a_graph_are_the_graph_s(there, rng, what, before):
+    """On PyTorch's own stream for graphs, after as many calls: other products that come later do
+    not take their memory, and what is replayed is what was recorded, with other numbers."""
+    torch, product = there, GRAPHS[what]
+    a, b = (torch.from_numpy(integers(rng, s)).cuda() for s in ((70, 90), (90, 50)))
+    for _ in range(before):
+        product(a, b)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        made = product(a, b)
+    others = [product(a, b) for _ in range(5)]
+    for turn in range(2):
+        a.copy_(torch.from_numpy(integers(rng, (70, 90))))
+        made.zero_()
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(made, product(a, b)), turn
+    assert all(x.data_ptr() != made.data_ptr() for x in others)
+
+
+@on_cuda
+@pytest.mark.parametrize("options", [{"checked": True}, {"algorithm": "strassen", "levels": 1}])
+def test_what_is_waited_for_is_refused_in_a_graph(there, rng, options):
+    torch = there
+    a, b = (torch.from_numpy(integers(rng, (64, 64))).cuda() for _ in range(2))
+    for _ in range(3):
+        gemm(a, b, **options)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        made = a * 2
+        with pytest.raises(UsageError, match="a graph is being captured"):
+            gemm(a, b, **options)
+    made.zero_()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(made, a * 2)
+
+
+@on_cuda
+def test_new_tensors_are_of_pytorch_s_memory(there, rng):
+    """From the first call on."""
+    torch = there
+    a, b = (torch.from_numpy(integers(rng, s)).cuda() for s in ((700, 900), (900, 500)))
+    for call in range(4):
+        before = torch.cuda.memory_allocated()
+        made = gemm(a, b)
+        grown = torch.cuda.memory_allocated() - before
+        assert 1_400_000 <= grown < 3_000_000, call
+        assert not made._is_view() and made.is_contiguous() and made.storage_offset() == 0
+        del made
+        assert torch.cuda.memory_allocated() == before
+
+
+@on_cuda
+@pytest.mark.parametrize("dtype", ["complex64", "complex128"])
+def test_lazily_conjugated_tensors(there, dtype):
+    torch = there
+    made = [torch.randn(s, dtype=getattr(torch, dtype), device="cuda") for s in ((7, 5), (5, 6))]
+    (a, b), c = made, made[0].new_zeros(7, 6)
+    for _ in range(4):
+        for x, op_a in ((a, False), (a.mH.contiguous(), "c"), (a.mT.contiguous(), True)):
+            for y, op_b in ((b, False), (b.mH.contiguous(), "c"), (b.mT.contiguous(), True)):
+                # What is conjugated is so twice, lazily and before.
+                for p in (x, x.conj().resolve_conj().conj()):
+                    for q in (y, y.conj().resolve_conj().conj()):
+                        got = gemm(p, q, trans_a=op_a, trans_b=op_b)
+                        torch.testing.assert_close(got, a @ b)
+        torch.testing.assert_close(gemm(a.mH, a), a.mH @ a)
+        torch.testing.assert_close(gemm(a.conj(), b), a.conj() @ b)
+        torch.testing.assert_close(gemm(b, b.mH), b @ b.mH)
+        torch.testing.assert_close(gemm(a, b, out=c), a @ b)
+
+
 # --- the registered operation -------------------------------------------------------------
 
 
@@ -311,6 +407,26 @@ def test_gradients(torch, op, trans_a, trans_b):
         torch.testing.assert_close(product(a, b, c), 1.5 * x @ y - 0.5 * c)
         assert torch.autograd.gradcheck(product, (a, b, c))
         assert torch.autograd.gradgradcheck(product, (a, b, c))
+
+
+@pytest.mark.parametrize("dtype", ["float64", "complex128"])
+@pytest.mark.parametrize("trans_a", [False, True, "c"])
+@pytest.mark.parametrize("trans_b", [False, True, "c"])
+def test_gradients_of_conjugate_transposes(torch, op, dtype, trans_a, trans_b):
+    torch.manual_seed(0)
+
+    def leaf(*shape):
+        return torch.randn(*shape, dtype=getattr(torch, dtype), requires_grad=True)
+
+    a, b = leaf(*(3, 2)[:: -1 if trans_a else 1]), leaf(*(2, 4)[:: -1 if trans_b else 1])
+
+    def product(a, b):
+        return op(a, b, trans_a=trans_a, trans_b=trans_b)
+
+    ops = {False: lambda x: x, True: lambda x: x.mT, "c": lambda x: x.mH}
+    torch.testing.assert_close(product(a, b), ops[trans_a](a) @ ops[trans_b](b))
+    assert torch.autograd.gradcheck(product, (a, b))
+    assert torch.autograd.gradgradcheck(product, (a, b))
 
 
 def test_gradients_have_the_dtypes_of_their_tensors(torch, op):
@@ -370,8 +486,24 @@ def test_what_looks_at_operations_sees_it(torch, op):
     with Seen():
         op(a, b)
     assert torch.ops.hybrid_gemm.gemm.default in seen
-    with pytest.raises(Exception, match="trans_a"):
-        op(a, b, trans_a="c")
+    with pytest.raises(UsageError, match="trans_a='x'"):
+        op(a, b, trans_a="x")
+
+
+@on_cuda
+@pytest.mark.slow
+def test_compiled_programs_take_graphs(there, rng):
+    import hybrid_gemm.torch
+
+    torch = there
+
+    @torch.compile(mode="reduce-overhead", fullgraph=True)
+    def layer(x, y):
+        return torch.relu(hybrid_gemm.torch.gemm(x, y)) + 1
+
+    for seed in range(6):
+        a, b = (torch.from_numpy(integers(rng, s)).cuda() for s in ((70, 90), (90, 50)))
+        assert torch.equal(layer(a, b), torch.relu(a @ b) + 1), seed
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])

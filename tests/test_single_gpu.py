@@ -114,8 +114,11 @@ def gpu():
     made.plans = SimpleNamespace(options=SimpleNamespace(max_device_memory=None))
     made.array, made.ordinal, made.known, made.known_tensors = Array, 0, {}, {}
     made.current = lambda ordinal: SimpleNamespace(ptr=made.stream_at)
-    made.recording = False
-    made.stream = lambda: SimpleNamespace(cupy=made.current(0), is_recorded=lambda: made.recording)
+    made.recording, made.checked = False, None
+    made.stream = lambda: SimpleNamespace(
+        cupy=made.current(0), capturing=lambda: made.recording,
+        unrestricted=contextlib.nullcontext,
+    )  # fmt: skip
     made._work_out = work_out
     return made
 

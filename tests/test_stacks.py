@@ -1,5 +1,6 @@
 """`matmul` of vectors and stacks, and C that broadcasts, as NumPy has them."""
 
+import contextlib
 import itertools
 import math
 from types import SimpleNamespace
@@ -109,14 +110,18 @@ def stacks(monkeypatch):
         ), prepared=lambda *x: None,
         is_current=lambda: True,
     )  # fmt: skip
-    stream = SimpleNamespace(cupy=SimpleNamespace(ptr=7), is_recorded=lambda: False)
+    stream = SimpleNamespace(
+        cupy=SimpleNamespace(ptr=7), capturing=lambda: False, unrestricted=contextlib.nullcontext
+    )
     plans = SimpleNamespace(options=Options(kernel="cublas"))
     made = StacksOnGpu(device, plans, lambda: stream, checked=False)
     made.launched = []
 
-    def bind(a, b, c, count, steps, *, tf32):
+    def bind(a, b, c, count, steps, *, tf32, starts):
         def start(*at):
-            made.launched.append((*at, count, tuple(steps)))
+            for by in starts:
+                here = (x + y for x, y in zip(at, by, strict=True))
+                made.launched.append((*here, count, tuple(steps)))
             return 0
 
         return cublas.LibraryProduct(lambda stream: start, np.zeros(2), None, "")
@@ -143,6 +148,10 @@ def test_stacks_of_uneven_steps_are_several_launches(stacks):
     assert stacks.matmul(a, b, c)
     at = [x.ctypes.data for x in (a, b, c)]
     second = (at[0] + 3 * 140, at[1], at[2] + 3 * 60)
+    assert stacks.launched == [(*x, 3, (140, 84, 60)) for x in (tuple(at), second)]
+    stacks.launched.clear()
+    a, b, c = (x.swapaxes(0, 1) for x in (a, b, c))  # as many launches
+    assert stacks.matmul(a, b, c)
     assert stacks.launched == [(*x, 3, (140, 84, 60)) for x in (tuple(at), second)]
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ..errors import UsageError
 from .caller_arrays import by_rows, cast_into, module_of, wait_for_streams
 from .strides import is_device_array
 
@@ -29,6 +30,19 @@ def on_gpu_of(*arrays: Any) -> Iterator[None]:
         yield
     if len(there) > 1:
         wait_for_streams(*arrays)
+
+
+def refuse_captured(*arrays: Any) -> None:
+    """Raises `UsageError` where a graph records what the current stream of an array's GPU is given,
+    of a product that is waited for."""
+    for x in filter(is_device_array, arrays):
+        with on_gpu_of(x):
+            if module_of(x).cuda.get_current_stream().is_capturing():
+                raise UsageError(
+                    "this product waits for the GPU, because it is checked or takes a plan, and a "
+                    "graph is being captured on the current stream, where nothing can be waited "
+                    "for: one GPU's products that are not checked can be captured"
+                )
 
 
 def empty_beside(arrays: Iterable[Any], shape: tuple[int, ...], dtype: Any) -> Any:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Callable, Iterator
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import ml_dtypes
@@ -65,9 +67,45 @@ class Library:
         """Whether the memory may be used anew when the view is gone, though a stream reads it."""
         return not hasattr(x, "__cuda_array_interface__") and self.on_gpu(x)
 
+    def lending(self) -> contextlib.AbstractContextManager[None]:
+        """Meanwhile CuPy makes arrays in memory of this library's, if it lends any."""
+        return contextlib.nullcontext()
+
 
 class Torch(Library):
-    """PyTorch. Products are queued on its current stream, and its allocator knows of no other."""
+    """PyTorch. Products are queued on its current stream, and its allocator knows of no other. What
+    they allocate is PyTorch's, so that a graph that it records keeps it."""
+
+    def __init__(self) -> None:
+        self._lent = threading.local()
+
+    @contextlib.contextmanager
+    def lending(self) -> Iterator[None]:
+        import torch
+
+        cuda, before = _cupy().cuda, self._tensors()
+        made: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self._lent.tensors = made
+
+        def allocate(size: int) -> Any:
+            ordinal = cuda.runtime.getDevice()
+            try:
+                x = torch.empty(size, dtype=torch.uint8, device=f"cuda:{ordinal}")
+            except torch.OutOfMemoryError as error:
+                raise MemoryError(str(error)) from None
+            made[x.data_ptr()] = x
+            return cuda.MemoryPointer(cuda.UnownedMemory(x.data_ptr(), size, x, ordinal), 0)
+
+        try:
+            with cuda.using_allocator(allocate):
+                yield
+        finally:
+            self._lent.tensors = before
+
+    def _tensors(self) -> Mapping[int, Any]:
+        """What was allocated so, by its address."""
+        found: Mapping[int, Any] = getattr(self._lent, "tensors", {})
+        return found
 
     def view(self, x: Any, name: str) -> Any:
         import torch
@@ -116,6 +154,10 @@ class Torch(Library):
     def give(self, made: Any, like: Any) -> Any:
         import torch
 
+        if is_device_array(made) and (memory := self._tensors().get(made.data.ptr)) is not None:
+            steps = [step // made.itemsize for step in made.strides]
+            there = torch.empty(0, dtype=getattr(torch, made.dtype.name), device=memory.device)
+            return there.set_(memory.untyped_storage(), 0, made.shape, steps)
         bits = made.view(np.int16) if made.dtype == _BFLOAT16 else made
         if is_device_array(made):
             there = torch.from_dlpack(bits)
@@ -340,6 +382,8 @@ class Guests:
             for ordinal, known in reversed(streams.items()):
                 stack.enter_context(cp.cuda.Device(ordinal))
                 stack.enter_context(_working(cp, ordinal, [*known.values()]))
+            if library := next((x for x in self.libraries if x), None):  # C is given back to it
+                stack.enter_context(library.lending())
             yield
             if any(library and library.lets_go(x) for _o, _x, library, x in there):
                 for ordinal in streams:

@@ -18,10 +18,27 @@ def lies_as_it_says(x: Any, ordinal: int) -> bool:
     return not bool(x.requires_grad and torch.is_grad_enabled())
 
 
+def are_captured() -> bool:
+    """Whether a graph records what PyTorch's current stream of the current GPU is given."""
+    return bool(sys.modules["torch"].cuda.is_current_stream_capturing())
+
+
 def are_one(x: Any, y: Any) -> bool:
     """Whether two tensors are one matrix in one place."""
     alike = x.shape == y.shape and x.stride() == y.stride() and x.dtype == y.dtype
     return bool(alike and x.device == y.device and x.data_ptr() == y.data_ptr())
+
+
+def unconjugated(x: Any, trans: bool | str) -> tuple[Any, bool | str]:
+    """A tensor that is not lazily conjugated, and how it is transposed ("c": and conjugated) where
+    `x`, which may be, is by `trans`. It is copied only where no transpose conjugates it."""
+    if not x.is_conj():
+        return x, trans
+    if trans:
+        return x.conj(), True if trans == "c" else "c"
+    if x.dim() == 2 and x.stride(0) == 1:
+        return x.mH, "c"
+    return x.resolve_conj(), False
 
 
 def laid_out(x: Any, out: Any) -> Any:

@@ -52,12 +52,13 @@ class Found:
         if isinstance(self.call, FirstCalls) and self.call.fastest:
             self.call, self.ready = self.call.fastest, {}
         at, known = (stream.cupy.ptr, phase(a.data.ptr, b.data.ptr, c.data.ptr)), self.ready
-        self.call(a, b, c, stream)
+        with stream.unrestricted():
+            self.call(a, b, c, stream)
         if known is None:
             return
         if at not in known:
             known[at] = False
-        elif not known[at] and not stream.is_recorded():
+        elif not known[at] and not stream.capturing():
             if made := device.prepared(self.call, a, b, c, stream):
                 known[at] = made
             else:

@@ -146,7 +146,10 @@ class SingleGpuExecutor:
         at = x.ptr, y.ptr, z.ptr
         if found.ready and found.start_prepared(self.device, self.current(here).ptr, at):
             return out
-        found.start(self.device, self.stream(), a.T if trans_a else a, b.T if trans_b else b, out)
+        stream = self.stream()
+        if self.checked and stream.capturing():
+            return None  # which is refused, since checks are waited for
+        found.start(self.device, stream, a.T if trans_a else a, b.T if trans_b else b, out)
         return out
 
     def _put(self, out: Any, c: Any) -> None:
@@ -190,7 +193,7 @@ class SingleGpuExecutor:
         most = min(MOVED_BYTES, self.plans.options.max_device_memory or MOVED_BYTES)
         if (
             not (0 < sum(v.nbytes for v in elsewhere) <= most)
-            or (self.checked or self.stream().is_recorded())
+            or (self.checked or self.stream().capturing())
             or (out is not None and any(shares_memory(v, out) for v in (a, b)))
             or (out is not None and overlaps_itself(out))
             or not (c is None or out is None or c is out or not shares_memory(c, out))
@@ -225,6 +228,10 @@ class SingleGpuExecutor:
         torch = sys.modules.get("torch")
         if torch is None:
             return None
+        if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+            (a, trans_a), (b, trans_b) = (
+                tensors.unconjugated(x, trans) for x, trans in ((a, trans_a), (b, trans_b))
+            )
         for x in (a, b, c, out):
             if x is not None and not tensors.lies_as_it_says(x, self.ordinal):
                 return None
@@ -270,7 +277,8 @@ class SingleGpuExecutor:
             pass
         except TypeError:  # an array as alpha is no key
             return None
-        if not are_numbers(alpha, beta):
+        # Into a graph that PyTorch records nothing is allocated here.
+        if not are_numbers(alpha, beta) or tensors.are_captured():
             return None
         if len(self.known_tensors) >= MAX_KNOWN:
             self.known_tensors.clear()
@@ -297,9 +305,10 @@ class SingleGpuExecutor:
                 return None
             if len(self.known) >= MAX_KNOWN:
                 self.known.clear()
-            found = self.known[key] = self._work_out(
-                a, b, c, out, alpha=alpha, beta=beta, trans_a=trans_a, trans_b=trans_b
-            )
+            with self.stream().unrestricted():
+                found = self.known[key] = self._work_out(
+                    a, b, c, out, alpha=alpha, beta=beta, trans_a=trans_a, trans_b=trans_b
+                )
             return found
         except TypeError:  # an array as alpha or beta is no key
             return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,7 +12,6 @@ from ..arrays.on_gpus import copied
 from ..arrays.stacks import merged
 from ..arrays.strides import leading, stored
 from ..devices import stack_products
-from ..devices.base import Stream
 from ..devices.cuda import cublas
 from ..devices.cuda.device import CudaDevice
 from ..devices.cuda.stream import CudaStream
@@ -61,7 +61,8 @@ class StacksOnGpu:
         if key not in self.known:
             if len(self.known) >= MAX_KNOWN:
                 self.known.clear()
-            self.known[key] = self._work_out(a, b, c)
+            with self.stream().unrestricted():
+                self.known[key] = self._work_out(a, b, c)
         found = self.known[key]
         if found is None:
             return False
@@ -125,21 +126,21 @@ class StacksOnGpu:
         none for them."""
         x, y, z = (v[(0,) * (v.ndim - 2)] for v in (a, b, c))
         shape, steps = merged(c.shape[:-2], *(v.strides[:-2] for v in (a, b, c)))
-        inner = [step[-1] for step in steps]
-        offsets = [
-            tuple(sum(i * s for i, s in zip(place, step, strict=False)) for step in steps)
-            for place in np.ndindex(shape[:-1])
-        ]
-        one = len(offsets) == 1
+        # The longest side is one launch's, and there is a launch for each place in the others.
+        longest = max(range(len(shape)), key=lambda i: shape[i])
+        count, inner = shape[longest], [step[longest] for step in steps]
+        places = np.ndindex(*(1 if i == longest else side for i, side in enumerate(shape)))
+        starts = [
+            [sum(map(operator.mul, place, step)) for step in steps] for place in places
+        ]  # fmt: skip
         reaches = reach_of(a), reach_of(b), reach_of(c)
-        call = self._own(x, y, z, shape[-1], inner) if one else None
+        call = self._own(x, y, z, count, inner) if len(starts) == 1 else None
         if call is None and self.plans.options.kernel == "own":
             return None
         if call is None:
             tf32 = self.plans.options.compute == "tf32" and z.dtype == np.float32
-            product = cublas.bind_stack(x, y, z, shape[-1], inner, tf32=tf32)
-            call = product if one else _each(product, offsets)
-        return Found(call, c.shape, c.dtype.name, reaches, one)
+            call = cublas.bind_stack(x, y, z, count, inner, tf32=tf32, starts=starts)
+        return Found(call, c.shape, c.dtype.name, reaches, True)
 
     def _own(self, x: Any, y: Any, z: Any, count: int, steps: Sequence[int]) -> BoundProduct | None:
         """The product by our own kernel, where that was asked for or should be faster."""
@@ -162,14 +163,3 @@ def _lies(x: Any, order: str) -> bool:
     """Whether the matrices of a stack lie in this order, each behind those before."""
     forward = all(step >= 0 and step % x.itemsize == 0 for step in x.strides[:-2])
     return forward and bool(leading(x[(0,) * (x.ndim - 2)], order))
-
-
-def _each(product: cublas.LibraryProduct, offsets: Sequence[tuple[int, ...]]) -> BoundProduct:
-    """A product for each of the bytes from the beginnings of A, B and C to those of a part."""
-
-    def call(a: Any, b: Any, c: Any, stream: Stream) -> None:
-        start, at = product.on_stream(stream), (a.data.ptr, b.data.ptr, c.data.ptr)
-        for offset in offsets:
-            cublas.check(start(*(x + by for x, by in zip(at, offset, strict=True))))
-
-    return call

@@ -167,7 +167,7 @@ def bind(
 
     native = _Native(
         0, 0, n, m, k, ldb, lda, ldc, alpha_at, beta_at, *head[:2], mixed, *(kinds or (0, 0, 0)),
-        _COMPUTE[tf32], _ANY_ALGORITHM, 0, 0, 0, 0,
+        _COMPUTE[tf32], _ANY_ALGORITHM, 0, 0, 0, 0, 0, 0,
     )  # fmt: skip
     return LibraryProduct(on_stream, scalars, native, "cublasGemmEx_64" if mixed else plain)
 
@@ -182,6 +182,7 @@ class _Native(ctypes.Structure):
         *((name, ctypes.c_int32) for name in ("op_b", "op_a", "typed", "type_b", "type_a", "type_c",
                                               "compute", "algorithm")),
         *((name, c_int64) for name in ("count", "step_b", "step_a", "step_c")),
+        ("starts", c_void_p), ("start_count", c_int64),
     ]  # fmt: skip
 
 
@@ -190,7 +191,7 @@ class LibraryProduct:
     """A product that is worked out. `on_stream` gives for a stream what starts it there."""
 
     on_stream: Callable[[Any], Start]
-    scalars: np.ndarray  # which cuBLAS reads at each call
+    scalars: Any  # what is read at each call: alpha and beta, and where stacks begin
     native: _Native
     function: str
 
@@ -269,11 +270,13 @@ def launched(problem: Problem, orders: str, aside: Any) -> Launched | None:
 
 
 def bind_stack(
-    a: Array, b: Array, c: Array, count: int, steps: Sequence[int], *, tf32: bool = False
-) -> LibraryProduct:
+    a: Array, b: Array, c: Array, count: int, steps: Sequence[int], *, tf32: bool = False,
+    starts: Sequence[Sequence[int]] = ((0, 0, 0),),
+) -> LibraryProduct:  # fmt: skip
     """A product that multiplies `count` pairs of CuPy matrices by one launch: C = A B, all of one
     dtype, real or complex, C with contiguous rows. The first of them lie as these; `steps` are the
-    bytes from one A, B and C to the next. `tf32` is for float32."""
+    bytes from one A, B and C to the next. There is a launch for each of `starts`, the bytes from
+    these A, B and C to the first ones of a stack. `tf32` is for float32."""
     (m, n), k, size = c.shape, a.shape[1], c.itemsize
     (la, lda), (lb, ldb) = layout(a) or ("n", 1), layout(b) or ("n", 1)
     wide = c.dtype.name in _WIDE
@@ -288,13 +291,21 @@ def bind_stack(
     def on_stream(stream: Any) -> Start:
         handle = stream.prepare_cublas().value
         function = _function(name)
-        return lambda x, y, z: function(
-            handle, *head, y, kind, ldb, step_b, x, kind, lda, step_a, zero, z, kind, ldc, step_c,
-            count, compute, _ANY_ALGORITHM,
-        )  # fmt: skip
 
+        def start(x: int, y: int, z: int) -> int:
+            for at_a, at_b, at_c in starts:
+                if status := function(
+                    handle, *head, y + at_b, kind, ldb, step_b, x + at_a, kind, lda, step_a, zero,
+                    z + at_c, kind, ldc, step_c, count, compute, _ANY_ALGORITHM,
+                ):  # fmt: skip
+                    return int(status)
+            return 0
+
+        return start
+
+    table = np.array(starts, np.int64)
     native = _Native(
         0, 0, n, m, k, ldb, lda, ldc, one, zero, *head[:2], 1, kind, kind, kind, compute,
-        _ANY_ALGORITHM, count, step_b, step_a, step_c,
+        _ANY_ALGORITHM, count, step_b, step_a, step_c, table.ctypes.data, len(table),
     )  # fmt: skip
-    return LibraryProduct(on_stream, scalars, native, name)
+    return LibraryProduct(on_stream, (scalars, table), native, name)

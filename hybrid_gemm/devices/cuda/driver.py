@@ -88,7 +88,9 @@ SIGNATURES = {
     "cuLaunchKernelEx": (ctypes.POINTER(_Config), c_void_p, c_void_p, c_void_p),
     "cuStreamWaitEvent": (c_void_p, c_void_p, c_uint),
     "cuTensorMapReplaceAddress": (c_void_p, c_void_p),
+    "cuThreadExchangeStreamCaptureMode": (ctypes.POINTER(c_int),),
 }
+RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 # A launch that was noted: function, grid, block, arguments, bytes of shared memory, attributes.
 Noted = tuple[
     int, Sequence[int], Sequence[int], Sequence[Any], int, Sequence[Attribute]
@@ -133,6 +135,19 @@ def function(name: str) -> Any:
 def address_of(name: str) -> int:
     """Where one of the driver's functions is, for native code."""
     return ctypes.cast(function(name), c_void_p).value or 0
+
+
+@contextlib.contextmanager
+def relaxed_capture() -> Iterator[None]:
+    """Lets this thread allocate memory and load kernels while streams are captured, whatever mode
+    they are captured in: nothing of that is queued on a stream."""
+    mode = c_int(RELAXED)
+    exchange = function("cuThreadExchangeStreamCaptureMode")
+    check(exchange(ctypes.byref(mode)))
+    try:
+        yield
+    finally:
+        check(exchange(ctypes.byref(mode)))
 
 
 def current_context() -> int:

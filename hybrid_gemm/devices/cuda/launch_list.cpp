@@ -76,6 +76,8 @@ struct LibraryProduct {
     int32_t type_b, type_a, type_c, compute, algorithm;
     int64_t count;  // if not 0, cublasGemmStridedBatchedEx_64, which takes these too
     int64_t step_b, step_a, step_c;
+    const int64_t (*starts)[3];  // bytes from A, B and C to each stack's first ones
+    int64_t start_count;
 };
 
 using Plain = int (*)(void*, int, int, int64_t, int64_t, int64_t, const void*, const void*, int64_t,
@@ -87,6 +89,23 @@ using Stack = int (*)(void*, int, int, int64_t, int64_t, int64_t, const void*, c
                       int64_t, int64_t, const void*, int, int64_t, int64_t, const void*, void*, int,
                       int64_t, int64_t, int64_t, int, int);
 
+int start_stacks(const LibraryProduct& p, uint64_t a, uint64_t b, uint64_t c) {
+    for (int64_t i = 0; i < p.start_count; i++) {
+        const int64_t* at = p.starts[i];
+        const void* x = reinterpret_cast<const void*>(a + at[0]);
+        const void* y = reinterpret_cast<const void*>(b + at[1]);
+        void* z = reinterpret_cast<void*>(c + at[2]);
+        int status = reinterpret_cast<Stack>(p.call)(
+            p.handle, p.op_b, p.op_a, p.n, p.m, p.k, p.alpha, y, p.type_b, p.ldb, p.step_b, x,
+            p.type_a, p.lda, p.step_a, p.beta, z, p.type_c, p.ldc, p.step_c, p.count, p.compute,
+            p.algorithm);
+        if (status) {
+            return status;
+        }
+    }
+    return 0;
+}
+
 }  // namespace
 
 // What cuBLAS says: 0, or its status. Row-major C is column-major C^T = op(B)^T op(A)^T.
@@ -95,10 +114,7 @@ extern "C" int start_library_product(const LibraryProduct* p, uint64_t a, uint64
     const void* y = reinterpret_cast<const void*>(b);
     void* z = reinterpret_cast<void*>(c);
     if (p->count) {
-        return reinterpret_cast<Stack>(p->call)(
-            p->handle, p->op_b, p->op_a, p->n, p->m, p->k, p->alpha, y, p->type_b, p->ldb,
-            p->step_b, x, p->type_a, p->lda, p->step_a, p->beta, z, p->type_c, p->ldc, p->step_c,
-            p->count, p->compute, p->algorithm);
+        return start_stacks(*p, a, b, c);
     }
     if (!p->typed) {
         return reinterpret_cast<Plain>(p->call)(p->handle, p->op_b, p->op_a, p->n, p->m, p->k,

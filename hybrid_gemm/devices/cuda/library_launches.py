@@ -24,7 +24,7 @@ from .launch_list import Recorded
 T = TypeVar("T")
 MOVED = (16 * 257, 16 * 511, 16 * 1025)  # bytes by which A, B and C lie elsewhere
 _BUFFER, _BUFFER_SIZE, _MOST_EXTRA = 1, 2, 4  # CU_LAUNCH_PARAM_BUFFER_POINTER, _SIZE
-_RELAXED, _KERNEL, _MOST_NODES, _MOST_ARGUMENTS = 2, 0, 4, 64
+_KERNEL, _MOST_NODES, _MOST_ARGUMENTS = 0, 32, 64
 # CU_LAUNCH_ATTRIBUTE_COOPERATIVE, _CLUSTER_DIMENSION, _CLUSTER_SCHEDULING_POLICY_PREFERENCE
 _ATTRIBUTES = (2, 4, 5)
 
@@ -107,7 +107,7 @@ def _launches(
 ) -> list[T]:  # fmt: skip
     """What is read of each of the nodes, in their order, that `start` adds to a graph."""
     graph = c_void_p()
-    _call("cuStreamBeginCapture_v2", stream, _RELAXED)
+    _call("cuStreamBeginCapture_v2", stream, driver.RELAXED)
     try:
         try:
             start(*addresses)

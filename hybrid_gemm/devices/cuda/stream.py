@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from typing import Any
 
@@ -48,9 +49,9 @@ class CudaStream(Stream):
     def capturing(self) -> bool:
         return bool(self.cupy.is_capturing())
 
+    def unrestricted(self) -> contextlib.AbstractContextManager[None]:
+        """Lets this thread allocate and load meanwhile, where a graph records what is queued."""
+        return driver.relaxed_capture() if self.capturing() else contextlib.nullcontext()
+
     def synchronize(self) -> None:
         self.cupy.synchronize()
-
-    def is_recorded(self) -> bool:
-        """Whether a graph is being made of what is launched."""
-        return bool(self.cupy.is_capturing())
