@@ -30,7 +30,7 @@ html_css_files = ["site.css"]
 suppress_warnings = ["myst.header"]  # a notebook's cell may begin at any level
 PAGES = {
     "Start": ["getting-started", "choosing", "arrays", "tour", "troubleshooting"],
-    "Guides": ["performance", "tensor-cores", "gpus", "mpi", "cluster", "reliability"],
+    "Guides": ["performance", "tensor-cores", "calls", "gpus", "mpi", "cluster", "reliability"],
     "Reference": ["cli", "api", "kernels", "glossary"],
     "Experiments": ["experiments", "sources", "notes/README", "notes/fp32-kernels",
                     "notes/choosing",

@@ -225,11 +225,8 @@ def left_out() -> str:
     """What is chosen at drawn shapes that were left out of the fit: ratios to cuBLAS."""
     modes = result("fitted")["modes"]
     lines = [
-        "cuBLAS's time over that of the kernel taken, device time, H200 "
-        "([times](results/fitted_times_h200.json.gz), [figures](results/fitted_h200.json)). The "
-        "times at each shape were predicted without those that were measured there. Own: our "
-        "kernels alone. Limit: with the fastest of all that was timed taken at every shape. "
-        "Regret: how much longer `auto` takes than that:",
+        "Geometric means of cuBLAS's time over that of the kernel taken, device time "
+        "([times](results/fitted_times_h200.json.gz), [figures](results/fitted_h200.json)):",
         "",
     ]
     # Of geometric means, the limit is a quotient.

@@ -50,7 +50,7 @@ def arithmetics() -> str:
     return "\n".join([
         f"On one NVIDIA H200 at m = n = k = {SIDE}, data on the GPU, TFLOP/s of the GPU's time "
         "([all](docs/performance.md), [tensor cores](docs/tensor-cores.md)); what a call takes the "
-        "host, which does not wait, [is apart](docs/performance.md#what-a-call-costs):",
+        "host, which does not wait, [is apart](docs/calls.md):",
         "", *grid(columns, table), "", sums(), "", ranks(),
     ])  # fmt: skip
 
