@@ -35,7 +35,7 @@ PAGES = {
     "Experiments": ["experiments", "sources", "notes/README", "notes/fp32-kernels",
                     "notes/choosing",
                     "notes/tensor-cores", "notes/several-gpus", "notes/files",
-                    "notes/verification",
+                    "notes/verification", "notes/campaigns",
                     "notes/first-hour"],
     "The project": ["design", "../CONTRIBUTING", "../CHANGELOG", "../SECURITY"],
 }  # fmt: skip
