@@ -199,13 +199,13 @@ def _first_products(found: dict) -> list[str]:
 
 def _ahead(found: dict) -> list[str]:
     """First products whose kernels are compiled while A and B are copied, and the other order."""
-    table, kind = [], {True: "page-locked", False: "NumPy"}
+    table, kind = [], {True: "pinned", False: "pageable"}
     for x in found["ahead"]:
         starts, stops = zip(*x["compiled_ms"], strict=True)
         began = min(starts)
         table.append([
             x["size"], x.get("compute") or "float32", kind[x["page_locked"]],
-            "both" if x["ahead"] else "compiled first",
+            "at once" if x["ahead"] else "compiled first",
             *(f"{(ms - began) / 1e3:.2f}" for ms in (max(stops), x["uploads_ms"][0])),
             f"{x['uploaded_before_compiled']:.0%}",
             *(f"{ms / 1e3:.2f}" for ms in (x["products_ms"][0] - began, x["first_call_ms"])),
