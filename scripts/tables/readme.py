@@ -48,7 +48,8 @@ def arithmetics() -> str:
     rates = [max(r["gflops"] for r in rows if (r["kernel"] == "cublas") == c) for c in (0, 1)]
     table = [["strict fp32", *(f"{x / 1e3:.0f}" for x in rates), f"{strict:.2f}"]]
     for name, file, dtype in (
-        ("fp32x3: as accurate, on tensor cores", "fp32x3", "float32"), ("TF32", "tf32", "float32"),
+        ("fp32x3: as accurate on most data, on tensor cores", "fp32x3", "float32"),
+        ("TF32", "tf32", "float32"),
         ("float16", "narrow", "float16"), ("bfloat16", "narrow", "bfloat16"),
     ):  # fmt: skip
         rows = [r for r in result(file)["rows"] if _is_square(r) and r["dtype"] == dtype]
