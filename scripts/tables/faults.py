@@ -1,4 +1,4 @@
-"""The campaigns of faults, as docs/reliability.md tells them."""
+"""The campaigns of faults, as docs/notes/campaigns.md tells them."""
 
 from . import ROOT, grid, result
 

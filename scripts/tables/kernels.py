@@ -1,4 +1,4 @@
-"""What kernels reach on one GPU, and what `auto` takes: docs/performance.md."""
+"""What kernels reach on one GPU, and what `auto` takes: docs/performance.md, docs/calls.md."""
 
 import json
 import statistics

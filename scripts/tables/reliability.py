@@ -1,4 +1,4 @@
-"""Random products, damaged headers, and memory: docs/reliability.md."""
+"""Random products, headers, memory, checks: docs/notes/campaigns.md, docs/reliability.md."""
 
 import collections
 
