@@ -30,12 +30,12 @@ html_css_files = ["site.css"]
 suppress_warnings = ["myst.header"]  # a notebook's cell may begin at any level
 PAGES = {
     "Start": ["getting-started", "choosing", "arrays", "tour", "troubleshooting"],
-    "Guides": ["performance", "tensor-cores", "gpus", "mpi", "cluster", "reliability"],
+    "Guides": ["performance", "tensor-cores", "fp64x", "calls", "gpus", "mpi", "cluster",
+               "reliability"],
     "Reference": ["cli", "api", "kernels", "glossary"],
     "Experiments": ["experiments", "sources", "notes/README", "notes/fp32-kernels",
-                    "notes/choosing",
-                    "notes/tensor-cores", "notes/several-gpus", "notes/files",
-                    "notes/verification",
+                    "notes/choosing", "notes/tensor-cores", "notes/several-gpus",
+                    "notes/files", "notes/verification", "notes/campaigns",
                     "notes/first-hour"],
     "The project": ["design", "../CONTRIBUTING", "../CHANGELOG", "../SECURITY"],
 }  # fmt: skip

@@ -132,7 +132,7 @@ def bytes_of(text: str) -> int:
     number = text.strip().rstrip("BiKMGT").strip()
     unit = text.strip()[len(number) :].strip()
     if not unit and number.replace(".", "", 1).isdigit():
-        raise UsageError(f"{text} what? A size takes a unit, such as {text}GiB or {text}MB")
+        raise UsageError(f"{text} has no unit; a size is such as {text}GiB or {text}MB")
     prefix, base = unit.removesuffix("B"), 1000
     if prefix.endswith("i"):
         prefix, base = prefix[:-1], 1024

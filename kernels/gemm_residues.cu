@@ -27,7 +27,7 @@ require    = [
 dtypes     = ["int8"]
 arch       = "==90a"
 runs_on    = ["cuda"]
-source     = "this project: docs/tensor-cores.md"
+source     = "this project: docs/fp64x.md"
 ---*/
 
 // For each modulus p: R (m x n bytes, rows `ldr` apart, planes m * ldr) = A B modulo p, of least

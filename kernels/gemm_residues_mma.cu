@@ -14,7 +14,7 @@ dtypes  = ["int8"]
 layouts = ["nt"]
 limits  = ["m <= 8388480"]
 arch    = ">=80"
-source  = "this project: docs/tensor-cores.md"
+source  = "this project: docs/fp64x.md"
 ---*/
 
 // As gemm_residues.cu, from pointers: R (m x n bytes, rows `ldr` apart, planes m * ldr) = A B modulo

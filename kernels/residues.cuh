@@ -1,6 +1,6 @@
 // Float64 products by int8: rows of A and columns of B become integers, these their residues modulo
 // pairwise coprime numbers, and products of residues give the product of the integers, by the
-// Chinese remainder theorem. docs/tensor-cores.md has the arithmetic.
+// Chinese remainder theorem. docs/fp64x.md has the arithmetic.
 #pragma once
 
 typedef unsigned long long u64;

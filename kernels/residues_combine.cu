@@ -8,7 +8,7 @@ block   = ["32", "8", "1"]
 grid    = ["ceil(n / 128)", "ceil(m / (8 * ROWS))", "1"]
 limits  = ["m <= 65535 * 8 * ROWS"]
 dtypes  = ["float64"]
-source  = "this project: docs/tensor-cores.md"
+source  = "this project: docs/fp64x.md"
 ---*/
 
 // An element of the integer product is x = sum of r_i (P / p_i) - q P, where r_i is its residue

@@ -7,10 +7,10 @@ params  = [{THREADS = 512}]
 block   = ["THREADS", "1", "1"]
 grid    = ["1", "1", "1"]
 dtypes  = ["float64"]
-source  = "this project: docs/tensor-cores.md"
+source  = "this project: docs/fp64x.md"
 ---*/
 
-// One block. docs/tensor-cores.md proves the rules. "Row" is a row of A or a column of B:
+// One block. docs/fp64x.md proves the rules. "Row" is a row of A or a column of B:
 //
 //   measure    a bound of each row's norm, in eighths of log2; what all rows come to
 //   fit        at which eighth the bounds of scaled norms lose least

@@ -9,7 +9,7 @@ block   = ["256", "1", "1"]
 grid    = ["ceil(m / 64) + ceil(n / 64)", "max(1, min(PARTS, ceil(k / SPAN)))", "1"]
 require = ["SPAN % 128 == 0"]
 dtypes  = ["float64"]
-source  = "this project: docs/tensor-cores.md"
+source  = "this project: docs/fp64x.md"
 ---*/
 #include "residues.cuh"
 #include "source.cuh"

@@ -8,7 +8,7 @@ block   = ["256", "1", "1"]
 grid    = ["ceil(m / 32) + ceil(n / 32)", "max(1, ceil(k / SLICE))", "1"]
 require = ["SLICE % 128 == 0"]
 dtypes  = ["float64"]
-source  = "this project: docs/tensor-cores.md"
+source  = "this project: docs/fp64x.md"
 ---*/
 
 // Row r of A goes to row r, column n of B to row place_of(n). A row has the residues modulo the first

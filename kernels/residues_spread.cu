@@ -8,7 +8,7 @@ block   = ["256", "1", "1"]
 grid    = ["ceil(m / 64) + ceil(n / 64)", "max(1, ceil(k / SLICE))", "1"]
 require = ["SLICE % 64 == 0", "SLICE <= 4080"]
 dtypes  = ["float64"]
-source  = "this project: docs/tensor-cores.md"
+source  = "this project: docs/fp64x.md"
 ---*/
 #include "residues.cuh"
 #include "source.cuh"

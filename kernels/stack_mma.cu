@@ -13,7 +13,7 @@ require = ["OUT == 2", "SIDE % 32 == 0", "SIDE <= 64"]
 dtypes  = ["float16", "bfloat16"]
 arch    = ">=80"
 early   = true
-source  = "this project: docs/performance.md"
+source  = "this project: docs/calls.md"
 ---*/
 
 // C = A B for matrices that lie one step after the other, with sums in float32. A block makes

@@ -28,7 +28,7 @@ require   = [
 ]
 dtypes    = ["float32"]
 arch      = ">=80"
-source    = "this project: docs/performance.md"
+source    = "this project: docs/calls.md"
 ---*/
 
 // C = A B for matrices that lie one step after the other. Blocks of a tile each, and many of them on

@@ -433,3 +433,12 @@ def test_the_command_that_installs_an_extra_is_for_this_installation(monkeypatch
 def test_sizes_that_overflow_are_one_clear_line(sizes):
     done = run("run", "--device", "cpu", *sizes, check=2)
     assert "too large" in one_line(done)
+
+
+def test_a_call_of_cuda_that_fails_is_one_line(capsys):
+    module = {"__module__": "cupy_backends.cuda.api.runtime"}
+    error = type("CUDARuntimeError", (RuntimeError,), module)("cudaErrorECCUncorrectable: ECC")
+    assert hybrid_gemm.cli._fail(error) == 1
+    assert capsys.readouterr().err == (
+        "hybrid-gemm: a call of CUDA failed: cudaErrorECCUncorrectable: ECC (-v shows where)\n"
+    )

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.devices import needs
 
-from hybrid_gemm import __version__
+from hybrid_gemm import __version__, catalog
 from hybrid_gemm.cli import cli
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -89,3 +89,11 @@ def test_troubleshooting_names_every_environment_variable_that_the_code_reads():
 
 def test_the_citation_has_the_version():
     assert f"\nversion: {__version__}\n" in (ROOT / "CITATION.cff").read_text()
+
+
+def test_the_page_on_kernels_names_every_role_and_shared_file():
+    page = (ROOT / "docs/kernels.md").read_text()
+    found = {kernel.role for kernel in catalog.kernels().values()}
+    found |= {file.name for file in (ROOT / "kernels").glob("*.cuh")}
+    assert "residues" in found and "mma.cuh" in found
+    assert not [name for name in sorted(found) if f"`{name}`" not in page]

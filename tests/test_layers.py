@@ -1,6 +1,6 @@
-"""The rooms of the package, from the ground up: imports point down, and none go round in a circle.
+"""The rooms (folders) of the package: imports point down, and none go round in a circle.
 
-Imports inside functions and under TYPE_CHECKING count too. docs/design.md draws the rooms. In them,
+Imports inside functions and under TYPE_CHECKING count too. docs/design.md draws them. In them,
 functions are short and take few parameters, or say why not.
 """
 

@@ -87,9 +87,10 @@ def test_csv_and_pictures(measured):
     times = found["times-pageable"]
     assert [panel.title for panel in times.panels] == ["60 x 50 x 70", "m = n = k = 40"]
     for panel, sides in zip(times.panels, SHAPES, strict=True):
-        ours = [r["time_ms"] for r in measured["rows"]
-                if r["way"] == "ours" and (r["m"], r["n"], r["k"]) == sides]  # fmt: skip
-        assert panel.lines[0].x[0] == "hybrid-gemm" and panel.lines[0].y[0] == min(ours)
+        ours = {r["c"]: r["time_ms"] for r in measured["rows"]
+                if r["way"] == "ours" and (r["m"], r["n"], r["k"]) == sides}  # fmt: skip
+        shown = dict(zip(panel.lines[0].x, panel.lines[0].y, strict=True))
+        assert shown["hybrid-gemm"] == ours["given"]  # as the libraries beside it, not the fastest
 
 
 class ColumnMajor:

@@ -71,8 +71,8 @@ def _libraries(data: Mapping[str, Any]) -> Picture:
 
 
 def _library_times(data: Mapping[str, Any]) -> dict[str, Picture]:
-    """Times of each way, with the C it is fastest with: a picture for each kind of memory, in it
-    a panel for each of the three largest products."""
+    """Times of each way, in a given C where it takes one: a picture for each kind of memory, in
+    it a panel for each of the three largest products."""
     found = {}
     where = machine(data["device"]["name"])
     gpus = max(r["gpus"] or 0 for r in data["rows"])
@@ -81,10 +81,12 @@ def _library_times(data: Mapping[str, Any]) -> dict[str, Picture]:
         panels = []
         for shape in list(dict.fromkeys(_shape(r) for r in data["rows"]))[-3:]:
             rows = [r for r in data["rows"] if (r["memory"], _shape(r)) == (memory, shape)]
-            times: dict[str, float] = {}
-            for row in rows:
-                way = WAYS.get(row["way"], row["way"])
-                times[way] = min(row["time_ms"], times.get(way, row["time_ms"]))
+            given = {r["way"] for r in rows if r["c"] == "given"}
+            times = {
+                WAYS.get(r["way"], r["way"]): r["time_ms"]
+                for r in rows
+                if r["c"] == "given" or r["way"] not in given
+            }
             line = Line("time", list(times), list(times.values()))
             cube = f"m = n = k = {shape}" if shape.isdigit() else shape
             panels.append(Panel([line], cube, bars=True))

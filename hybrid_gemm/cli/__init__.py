@@ -148,6 +148,8 @@ def _fail(error: BaseException) -> int:
             except OSError:
                 _drop_output()
         complain(f"hybrid-gemm: {what}")
+    elif type(error).__module__.startswith("cupy_backends."):  # CuPy's, of a GPU that fails, say
+        complain(f"hybrid-gemm: a call of CUDA failed: {error} (-v shows where)")
     else:
         raise error
     return ending.exit_code(error)

@@ -3,7 +3,7 @@ kernels: rows and columns become integers, these residues of int8, and the produ
 
 The device looks at the data and decides how many moduli are accurate enough
 (`kernels/residues_decide.cu`); the host waits for that, since where none are it starts the
-device's own float64 product instead. docs/tensor-cores.md has the arithmetic.
+device's own float64 product instead. docs/fp64x.md has the arithmetic.
 """
 
 from __future__ import annotations

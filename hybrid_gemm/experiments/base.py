@@ -99,7 +99,8 @@ class Claim:
         """The verdict on rows taken on this kind of device."""
         if device not in self.devices:
             here = " or ".join(self.devices)
-            return Verdict(NOT_TESTABLE, f"it is about a {here} device; these rows are {device}'s")
+            because = f"it is about {here}; these rows were measured on the {device}"
+            return Verdict(NOT_TESTABLE, because)
         try:
             return self.decide(rows)
         except NotTestable as missing:

@@ -74,8 +74,8 @@ def _own(path: Path) -> Path:
     mode = stat.S_IMODE(status.st_mode)
     if mode & 0o022:
         raise UnavailableError(
-            f"others may write to the cache folder {path} (mode {mode:03o}): remove it, for "
-            f"they may have; {_HINT}"
+            f"others may write to the cache folder {path} (mode {mode:03o}), and may have put "
+            f"files there: remove it; {_HINT}"
         )
     return path
 

@@ -237,7 +237,7 @@ def print_result(
     words = {"of_predicted": "as long as expected", "of_bound": "the bound"}
     times = [f"{held[x]:.2f} times {word}" for x, word in words.items() if held[x]]
     if said["predicted_ms"] and said["predicted_ms"] < START_MS:
-        line(_words(plan, said, files, " besides what starting takes"))
+        line(_words(plan, said, files, ", the start not counted"))
     elif said["predicted_ms"] and times:
         line(f"{', '.join(times)} ({_words(plan, said, files)})")
     for text in file_report.lines(files):

@@ -10,7 +10,7 @@ WORDS = {  # how it is asked for, memory for an element on a GPU, and when to ta
     "fp32": ("float32 arrays, the default", "4",
              "You want what NumPy and BLAS give, or have no reason to choose."),
     "fp32x3": ("float32 arrays, `compute=\"fp32x3\"`", "4, and 8 for A and B packed",
-               "Large float32 products on tensor cores, without losing accuracy."),
+               "Large float32 products on tensor cores, as accurate as fp32 on most data."),
     "tf32": ("float32 arrays, `compute=\"tf32\"`", "4",
              "Three digits are enough, and the range of float32 is needed."),
     "float16": ("float16 arrays", "2",

@@ -1,4 +1,4 @@
-"""The campaigns of faults, as docs/reliability.md tells them."""
+"""The campaigns of faults, as docs/notes/campaigns.md tells them."""
 
 from . import ROOT, grid, result
 
@@ -32,17 +32,12 @@ def _counts(found: dict[str, dict]) -> str:
 
 
 def _drawn(data: dict) -> str:
-    """What was drawn, in one sentence."""
-    said = data["summary"]
-    words = [
-        ", ".join(f"{count} {name}" for name, count in sorted(said[f"by_{kind}"].items()))
-        for kind in ("event", "target", "phase")
-    ]
-    restarts = said.get("restarts")
+    """How it was drawn, in one sentence."""
+    restarts = data["summary"].get("restarts")
     failed = f" In {restarts} of them mpirun itself did not start at first." if restarts else ""
     once = f", {data['at_once']} at once" if data["at_once"] > 1 else ""
     return (
-        f"`{data['command']}`: {words[0]}; at {words[1]}; while {words[2]}. {data['ranks']} ranks, "
+        f"`{data['command']}`: {data['ranks']} ranks, "
         f"{data['environment']['cpu']['cores']} cores{once}, `--rank-timeout "
         f"{data['rank_timeout_s']:g}`, a limit of {data['limit_s']:g} s.{failed}"
     )

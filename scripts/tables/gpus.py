@@ -174,7 +174,7 @@ def small() -> str:
         "`scripts/measure-gpus small` ([figures](results/small2_h200.json)):",
         "",
     ]
-    where = {"host": "ordinary, on the host", "device": "on one GPU"}
+    where = {"host": "pageable, on the host", "device": "on one GPU"}
     table = (
         [n, where[memory], *(f"{ms[memory, n, way]:.3g}" for way in ways)]
         for memory, n in dict.fromkeys((row["memory"], row["size"]) for row in rows)
@@ -187,8 +187,8 @@ def executors() -> str:
     rows = [r for r in result("executors2")["rows"] if len(r["options"]["gpus"]) == 2]
     by: dict[tuple, dict[int, float]] = {}
     for r in rows:
-        memory = "page-locked" if r["memory"] == "pinned" else "ordinary"
-        by.setdefault((r["arithmetic"], memory), {})[r["size"]] = r["python_ms"] / r["native_ms"]
+        ratios = by.setdefault((r["arithmetic"], r["memory"]), {})
+        ratios[r["size"]] = r["python_ms"] / r["native_ms"]
     sizes = sorted({r["size"] for r in rows})
     table = ([*what, *(f"{of[n]:.2f}" for n in sizes)] for what, of in by.items())
     same = sum(r["same_bits"] and r["verdict"] == "passed" for r in rows)
@@ -216,7 +216,7 @@ def host_arrays() -> str:
         lost.append(by[chosen]["time_ms"] / min(by[1]["time_ms"], by[2]["time_ms"]) - 1)
         near += sum(0.85 <= by[n]["predicted_ms"] / by[n]["time_ms"] <= 1.15 for n in (1, 2))
         rows.append([
-            arithmetic, {"pageable": "ordinary", "pinned": "page-locked"}[memory], size, chosen,
+            arithmetic, memory, size, chosen,
             *(f"{by[n]['time_ms']:.1f}" for n in (1, 2)),
             *(f"{by[n]['predicted_ms'] / by[n]['time_ms']:.2f}" for n in (1, 2)),
             *(f"{by[n]['time_ms'] / max(by[n]['bounds_ms'].values()):.2f}" for n in (1, 2)),
@@ -228,7 +228,8 @@ def host_arrays() -> str:
         f"Whole calls of `Runner.gemm` on two GPUs ({of}), medians in ms, by `scripts/measure-host "
         "ways` after `tune --links` ([figures](results/host2_h100.json)). The constants of the "
         "prediction are from another host:",
-        "", *grid(columns, rows), "",
+        "", f"<details><summary>{len(rows)} products</summary>", "", *grid(columns, rows), "",
+        "</details>", "",
         f"Of {2 * len(ms)} predictions {near} are within 15 %. The number of GPUs that is chosen "
         f"loses {100 * max(0.0, *lost):.0f} % at worst, over {len(ms)} products.",
     ])  # fmt: skip

@@ -1,4 +1,4 @@
-"""What kernels reach on one GPU, and what `auto` takes: docs/performance.md."""
+"""What kernels reach on one GPU, and what `auto` takes: docs/performance.md, docs/calls.md."""
 
 import json
 import statistics
@@ -199,13 +199,13 @@ def _first_products(found: dict) -> list[str]:
 
 def _ahead(found: dict) -> list[str]:
     """First products whose kernels are compiled while A and B are copied, and the other order."""
-    table, kind = [], {True: "page-locked", False: "NumPy"}
+    table, kind = [], {True: "pinned", False: "pageable"}
     for x in found["ahead"]:
         starts, stops = zip(*x["compiled_ms"], strict=True)
         began = min(starts)
         table.append([
             x["size"], x.get("compute") or "float32", kind[x["page_locked"]],
-            "both" if x["ahead"] else "compiled first",
+            "at once" if x["ahead"] else "compiled first",
             *(f"{(ms - began) / 1e3:.2f}" for ms in (max(stops), x["uploads_ms"][0])),
             f"{x['uploaded_before_compiled']:.0%}",
             *(f"{ms / 1e3:.2f}" for ms in (x["products_ms"][0] - began, x["first_call_ms"])),
@@ -225,11 +225,8 @@ def left_out() -> str:
     """What is chosen at drawn shapes that were left out of the fit: ratios to cuBLAS."""
     modes = result("fitted")["modes"]
     lines = [
-        "cuBLAS's time over that of the kernel taken, device time, H200 "
-        "([times](results/fitted_times_h200.json.gz), [figures](results/fitted_h200.json)). The "
-        "times at each shape were predicted without those that were measured there. Own: our "
-        "kernels alone. Limit: with the fastest of all that was timed taken at every shape. "
-        "Regret: how much longer `auto` takes than that:",
+        "Geometric means of cuBLAS's time over that of the kernel taken, device time "
+        "([times](results/fitted_times_h200.json.gz), [figures](results/fitted_h200.json)):",
         "",
     ]
     # Of geometric means, the limit is a quotient.

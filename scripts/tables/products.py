@@ -1,5 +1,5 @@
 """Products that are not of two real matrices, beside what else multiplies them:
-docs/performance.md."""
+docs/calls.md."""
 
 import statistics
 

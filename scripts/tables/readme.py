@@ -13,7 +13,8 @@ SIDE = 8192
 def libraries() -> str:
     """Whole products beside the libraries, at the largest size of each number of GPUs."""
     lines = [
-        "From host arrays to host arrays, fp32, ms, on 1, 2 and 4 NVIDIA H200s "
+        "From host arrays to host arrays, fp32, medians in ms on NVIDIA H200s, in a given C (CuPy "
+        f"and PyTorch make a new one); {versions('peers1')} "
         "([all](docs/gpus.md#beside-other-libraries)):",
         "",
     ]
@@ -22,14 +23,22 @@ def libraries() -> str:
         rows = result(f"peers{count}")["rows"]
         side = max(row["m"] for row in rows)
         for memory in ("pageable", "pinned"):
-            best: dict[str, float] = {}
-            for row in rows:
-                if (row["m"], row["memory"]) == (side, memory):
-                    way = row["way"]
-                    best[way] = min(best.get(way, row["time_ms"]), row["time_ms"])
-            cells = [f"{best[way]:.0f}" if way in best else "" for way in WAYS]
+            found = [r for r in rows if (r["m"], r["memory"]) == (side, memory)]
+            ms = {r["way"]: r["time_ms"] for r in sorted(found, key=lambda r: r["c"] == "given")}
+            cells = [f"{ms[way]:.0f}" if way in ms else "" for way in WAYS]
             table.append([count, side, memory, *cells])
     return "\n".join([*lines, *grid(["GPUs", "m = n = k", "<arrays", *WAYS.values()], table)])
+
+
+def versions(file: str) -> str:
+    """Of this package and of those beside it, in a result file."""
+    found = result(file)["environment"]
+    number = found["cuda"]["cublas"]
+    packages = found["packages"]
+    return (
+        f"hybrid-gemm {found['hybrid_gemm']}, cuBLAS {number // 10000}.{number // 100 % 100}, "
+        f"CuPy {packages['cupy-cuda13x']}, PyTorch {packages['torch']}"
+    )
 
 
 def arithmetics() -> str:
@@ -39,7 +48,8 @@ def arithmetics() -> str:
     rates = [max(r["gflops"] for r in rows if (r["kernel"] == "cublas") == c) for c in (0, 1)]
     table = [["strict fp32", *(f"{x / 1e3:.0f}" for x in rates), f"{strict:.2f}"]]
     for name, file, dtype in (
-        ("fp32x3: as accurate, on tensor cores", "fp32x3", "float32"), ("TF32", "tf32", "float32"),
+        ("fp32x3: as accurate on most data, on tensor cores", "fp32x3", "float32"),
+        ("TF32", "tf32", "float32"),
         ("float16", "narrow", "float16"), ("bfloat16", "narrow", "bfloat16"),
     ):  # fmt: skip
         rows = [r for r in result(file)["rows"] if _is_square(r) and r["dtype"] == dtype]
@@ -49,9 +59,9 @@ def arithmetics() -> str:
     columns = ["<arithmetic", "hybrid-gemm", "cuBLAS (fp32x3: its fp32)", "ratio"]
     return "\n".join([
         f"On one NVIDIA H200 at m = n = k = {SIDE}, data on the GPU, TFLOP/s of the GPU's time "
-        "([all](docs/performance.md), [tensor cores](docs/tensor-cores.md)); what a call takes the "
-        "host, which does not wait, [is apart](docs/performance.md#what-a-call-costs):",
-        "", *grid(columns, table), "", sums(), "", ranks(),
+        "([strict fp32](docs/performance.md), [tensor cores](docs/tensor-cores.md), [the host's "
+        "time](docs/calls.md)):",
+        "", *grid(columns, table), "", sums(),
     ])  # fmt: skip
 
 
@@ -69,23 +79,11 @@ def sums() -> str:
     def costs(row: dict) -> str:
         return f"{row['multiply_and_sum_ms'] / row['multiply_ms']:.2f}"
 
+    printed = lab["published_compute_and_sum_ms"] / lab["published_compute_ms"]
     return (
-        f"What the sum of a split by columns costs, {SIDE} over 8 threads on H200s: multiplying "
-        f"and summing takes {costs(ours)} of multiplying alone, and {costs(lab)} where partials go "
-        "one by one through host memory, as in the lab report that this project began with; "
-        f"from host arrays to host arrays this takes {ours['compute_and_sum_ms']:.0f} ms on "
-        f"{ours['devices']} GPUs, and the lab's way {lab['compute_and_sum_ms']:.0f} ms on "
-        f"{lab['devices']} ([all rows](docs/experiments.md#columns-over-threads))."
-    )
-
-
-def ranks() -> str:
-    """One product over ranks, beside NCCL, in a line."""
-    rows = result("ranks4")["rows"]
-    ms = {row["way"]: row["median_ms"] for row in rows if row["size"] == 16384}
-    ours = min(time for way, time in ms.items() if way.startswith("ranks"))
-    return (
-        f"Four MPI ranks with an H200 each, `cols` at 16384, data on the GPUs: {ours:.1f} ms; "
-        f"their products alone take {ms['multiply alone']:.1f}, and with NCCL's reduce-scatter "
-        f"after them {ms['sequential NCCL reduce-scatter']:.1f} ([all](docs/mpi.md))."
+        f"In a split by columns over 8 threads at {SIDE}, multiplying and summing takes "
+        f"{costs(ours)} times multiplying alone on {ours['devices']} H200s. The lab report that "
+        "this project began with sent the partials one by one through host memory: done so, with "
+        f"the report's kernel, it takes {costs(lab)} times on {lab['devices']} H200 ({printed:.1f} "
+        "in the report). [All rows](docs/experiments.md#columns-over-threads)."
     )

@@ -65,9 +65,12 @@ def _unbound(member):
 
 
 def _signature(name: str, thing) -> str:
-    """`name(parameters) -> result`, on one line, or a parameter a line where that is too long."""
+    """`name(parameters) -> result`, on one line, or a parameter a line where that is too long.
+    All options together are `**options`."""
     found = inspect.signature(thing)
     given = [p for p in found.parameters.values() if p.name not in ("self", "cls")]
+    if takes_options := {"kernel", "split"} <= {p.name for p in given}:
+        given = [p for p in given if p.name not in CHOICES]
     back = found.return_annotation
     end = "" if back is found.empty or inspect.isclass(thing) else f" -> {_word(back)}"
     words = [str(p.replace(annotation=_Word(_word(p.annotation)))) if p.annotation is not p.empty
@@ -77,6 +80,8 @@ def _signature(name: str, thing) -> str:
         words.insert(kinds.index(inspect.Parameter.KEYWORD_ONLY), "*")
     if inspect.Parameter.POSITIONAL_ONLY in kinds:
         words.insert(kinds.count(inspect.Parameter.POSITIONAL_ONLY), "/")
+    if takes_options:
+        words.append("**options")
     line = f"{name}({', '.join(words)}){end}"
     if len(line) <= LINE:
         return line

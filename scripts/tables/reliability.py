@@ -1,4 +1,4 @@
-"""Random products, damaged headers, and memory: docs/reliability.md."""
+"""Random products, headers, memory, checks: docs/notes/campaigns.md, docs/reliability.md."""
 
 import collections
 
@@ -167,9 +167,8 @@ def verdicts() -> str:
     ]  # fmt: skip
     names = ["<file", "old verdicts", "products", "judged again", "wrong",
              "largest error of its bound"]  # fmt: skip
-    left = [name for name in data["held"] if name not in data["products"]]
-    words = ", ".join(f"[{name}](results/{name})" for name in left)
+    left = sum(name not in data["products"] for name in data["held"])
     return "\n".join([
         *grid(names, rows), "", "([figures](results/verdicts_h200.json), each with its power)", "",
-        f"As they were: {words}.",
+        f"Verdicts of {left} other files are as they were.",
     ])  # fmt: skip

@@ -1,4 +1,4 @@
-"""Tensor cores beside cuBLAS: docs/tensor-cores.md."""
+"""Tensor cores beside cuBLAS: docs/tensor-cores.md, docs/fp64x.md."""
 
 import statistics
 

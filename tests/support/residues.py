@@ -1,4 +1,4 @@
-"""Products by residues in exact integers, as docs/tensor-cores.md describes them."""
+"""Products by residues in exact integers, as docs/fp64x.md describes them."""
 
 import math
 from fractions import Fraction
