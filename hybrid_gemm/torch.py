@@ -6,6 +6,8 @@ takes tensors too, and follows no gradients.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -59,10 +61,19 @@ def gemm(
     for name, trans in (("a", trans_a), ("b", trans_b)):
         op = op_of(trans, f"trans_{name}")
         given |= {f"trans_{name}": bool(op), f"conj_{name}": op == "c"}
-    if not _is_seen_by_autograd_alone(a, b, c, alpha, beta):
+    return _followed(a, b, c, given)
+
+
+def _followed(a: Tensor, b: Tensor, c: Tensor | None, given: Mapping[str, Any]) -> Tensor:
+    """The product, for whoever looks at what becomes of these tensors."""
+    if not torch.compiler.is_compiling() and _transforms is not None and _transforms() is not None:
+        made: Tensor = _Transformed.apply(a, b, c, MappingProxyType(given))
+        return made
+    if not _is_seen_by_autograd_alone(a, b, c, given["alpha"], given["beta"]):
         return torch.ops.hybrid_gemm.gemm(a, b, c, **given)
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (a, b, c)):
-        return _Followed.apply(a, b, c, given)
+        made = _Followed.apply(a, b, c, given)
+        return made
     return _product(a, b, c, **given)
 
 
@@ -193,6 +204,41 @@ class _Followed(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         return *_backward(ctx, grad), None
+
+
+class _Transformed(torch.autograd.Function):
+    """The operation as the transforms of `torch.func` see it. What is given is not a dict, in which
+    they would look for tensors."""
+
+    @staticmethod
+    def forward(a: Tensor, b: Tensor, c: Tensor | None, given: Mapping[str, Any]) -> Tensor:
+        return _followed(a, b, c, dict(given))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _remember(ctx, inputs[:3], dict(inputs[3]), output)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return *_backward(ctx, grad), None
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], a: Tensor, b: Tensor, c: Tensor | None,
+        given: Mapping[str, Any],
+    ) -> tuple[Tensor, int]:  # fmt: skip
+        """A stack of A with one B is one product, others are a product for each."""
+        given, count = dict(given), info.batch_size
+        of_a, of_b, _of_c, _ = in_dims
+        if c is None and of_a is not None and of_b is None and not given["trans_a"]:
+            rows = a.movedim(of_a, 0)
+            made = _followed(rows.reshape(count * rows.shape[1], rows.shape[2]), b, None, given)
+            return made.reshape(count, rows.shape[1], made.shape[1]), 0
+        each = (
+            [x] * count if x is None or of is None else x.unbind(of)
+            for x, of in zip((a, b, c), in_dims, strict=False)
+        )
+        return torch.stack([_followed(x, y, z, given) for x, y, z in zip(*each, strict=True)]), 0
 
 
 torch.library.define(_NAME, _SCHEMA)

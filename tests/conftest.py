@@ -53,6 +53,19 @@ def current_gpu():
 
 
 @pytest.fixture
+def torch():
+    return pytest.importorskip("torch")
+
+
+@pytest.fixture
+def there(torch):
+    """PyTorch on a GPU."""
+    if not torch.cuda.is_available():
+        pytest.skip("this PyTorch has no CUDA")
+    return torch
+
+
+@pytest.fixture
 def rng():
     return np.random.default_rng(20240607)
 

@@ -217,6 +217,7 @@ def torch(monkeypatch, gpu):
         strided="strided",
         autograd=SimpleNamespace(graph=SimpleNamespace(increment_version=written.append)),
         _C=SimpleNamespace(_cuda_getCurrentRawStream=lambda ordinal: gpu.stream_at),
+        cuda=SimpleNamespace(is_current_stream_capturing=lambda: gpu.recording),
     )  # fmt: skip
     monkeypatch.setitem(sys.modules, "torch", made)
     monkeypatch.setattr("hybrid_gemm.execution.single_gpu.TORCH", SimpleNamespace(

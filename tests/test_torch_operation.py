@@ -1,0 +1,215 @@
+"""The operation of PyTorch's: gradients, transforms, compiled programs."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+from support.arrays import integers
+from support.devices import needs
+
+from hybrid_gemm.errors import UsageError
+
+on_cuda = needs("cuda")
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+
+
+@pytest.fixture
+def op(torch):
+    import hybrid_gemm.torch
+
+    return hybrid_gemm.torch.gemm
+
+
+@pytest.mark.parametrize("trans_a", [False, True])
+@pytest.mark.parametrize("trans_b", [False, True])
+def test_gradients(torch, op, trans_a, trans_b):
+    """First and second ones, of A, B and a C that broadcasts."""
+    torch.manual_seed(0)
+
+    def leaf(*shape):
+        return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+
+    a, b = leaf(*(3, 2)[:: -1 if trans_a else 1]), leaf(*(2, 4)[:: -1 if trans_b else 1])
+
+    def product(a, b, c):
+        return op(a, b, c, alpha=1.5, beta=-0.5, trans_a=trans_a, trans_b=trans_b)
+
+    for shape in (3, 4), (4,), (3, 1):
+        c = leaf(*shape)
+        x, y = (v.T if t else v for v, t in ((a, trans_a), (b, trans_b)))
+        torch.testing.assert_close(product(a, b, c), 1.5 * x @ y - 0.5 * c)
+        assert torch.autograd.gradcheck(product, (a, b, c))
+        assert torch.autograd.gradgradcheck(product, (a, b, c))
+
+
+@pytest.mark.parametrize("trans_a", [False, True])
+def test_transforms_of_functions_follow_it(torch, op, trans_a):
+    torch.manual_seed(0)
+
+    def leaf(*shape):
+        return torch.randn(*shape, dtype=torch.float64)
+
+    a, b, c = leaf(*(3, 2)[:: -1 if trans_a else 1]), leaf(2, 4), leaf(3, 4)
+    stack, others = leaf(5, *a.shape), leaf(5, *b.shape)
+
+    def mine(a, b, c):
+        return op(a, b, c, alpha=1.5, beta=-0.5, trans_a=trans_a)
+
+    def theirs(a, b, c):
+        return 1.5 * (a.T if trans_a else a) @ b - 0.5 * c
+
+    def alone(a, b):
+        return op(a, b, trans_a=trans_a)
+
+    func, vmap = torch.func, torch.vmap
+
+    def squares(f):
+        return lambda *x: (f(*x) ** 2).sum()
+
+    first, second, both = (0, None, None), (None, 0, None), (0, 0)
+    for transformed in (
+        lambda f: func.grad(squares(f), (0, 1, 2))(a, b, c),
+        lambda f: func.jacrev(f)(a, b, c),
+        lambda f: func.jacrev(func.grad(squares(f)))(a, b, c),
+        lambda f: vmap(f, first)(stack, b, c),
+        lambda f: vmap(f, second, 1)(a, others, c),
+        lambda f: vmap(func.grad(squares(f)), first)(stack, b, c),
+        lambda f: func.grad(lambda x: vmap(squares(f), first)(x, b, c).sum())(stack),
+    ):
+        torch.testing.assert_close(transformed(mine), transformed(theirs))
+    for x, y, dims in (
+        (stack, b, first[:2]), (stack.movedim(0, 1), b, (1, None)), (a, others, second[:2]),
+        (stack, others, both),
+    ):  # fmt: skip
+        wanted = vmap(lambda x, y: theirs(x, y, 0 * c) / 1.5, dims)(x, y)
+        torch.testing.assert_close(vmap(alone, dims)(x, y), wanted)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "complex128"])
+@pytest.mark.parametrize("trans_a", [False, True, "c"])
+@pytest.mark.parametrize("trans_b", [False, True, "c"])
+def test_gradients_of_conjugate_transposes(torch, op, dtype, trans_a, trans_b):
+    torch.manual_seed(0)
+
+    def leaf(*shape):
+        return torch.randn(*shape, dtype=getattr(torch, dtype), requires_grad=True)
+
+    a, b = leaf(*(3, 2)[:: -1 if trans_a else 1]), leaf(*(2, 4)[:: -1 if trans_b else 1])
+
+    def product(a, b):
+        return op(a, b, trans_a=trans_a, trans_b=trans_b)
+
+    ops = {False: lambda x: x, True: lambda x: x.mT, "c": lambda x: x.mH}
+    torch.testing.assert_close(product(a, b), ops[trans_a](a) @ ops[trans_b](b))
+    assert torch.autograd.gradcheck(product, (a, b))
+    assert torch.autograd.gradgradcheck(product, (a, b))
+
+
+def test_gradients_have_the_dtypes_of_their_tensors(torch, op):
+    a = torch.ones(3, 2, requires_grad=True)
+    b = torch.ones(2, 4, dtype=torch.float64, requires_grad=True)
+    op(a, b).sum().backward()
+    assert a.grad.dtype == torch.float32 and b.grad.dtype == torch.float64
+    assert torch.equal(a.grad, torch.full((3, 2), 4.0))
+
+
+@pytest.mark.parametrize("trans_b", [False, True])
+def test_gradients_of_complex_products(torch, op, trans_b):
+    torch.manual_seed(0)
+    a, b = (
+        torch.randn(*s, dtype=torch.complex128, requires_grad=True)
+        for s in ((3, 2), (4, 2) if trans_b else (2, 4))
+    )
+    assert torch.autograd.gradcheck(lambda a, b: op(a, b, alpha=1.5, trans_b=trans_b), (a, b))
+
+
+def test_the_operation_is_whole(torch, op):
+    """Schema, fake implementation, autograd and dynamic shapes, as PyTorch checks them."""
+    a, b = torch.randn(3, 2, requires_grad=True), torch.randn(2, 4)
+    for dtype in torch.float32, torch.float64, torch.bfloat16:
+        torch.library.opcheck(torch.ops.hybrid_gemm.gemm, (a.to(dtype), b.to(dtype)))
+    c = torch.randn(4, requires_grad=True)
+    torch.library.opcheck(torch.ops.hybrid_gemm.gemm, (a, b, c), {"beta": 2.0})
+    meta = op(a.to("meta"), b.to("meta").double())
+    assert meta.shape == (3, 4) and meta.dtype == torch.float64
+    with pytest.raises(ValueError, match="shapes do not match"):
+        op(a, a)
+    with pytest.raises(RuntimeError, match="shapes do not match"):
+        op(a.to("meta"), a.to("meta"))
+    with pytest.raises(UsageError, match="lie on cpu and meta; bring them to one device"):
+        op(a, b.to("meta"))
+    with pytest.raises(TypeError, match="did you mean compute"):
+        op(a, b, computes="tf32")
+
+
+def test_what_looks_at_operations_sees_it(torch, op):
+    """Tracers and transforms; where there are none, PyTorch's dispatcher is not asked."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    a, b = torch.randn(3, 2), torch.randn(2, 4)
+    traced = make_fx(lambda a, b: op(a, b, alpha=2.0))(a, b)
+    assert any(x.target is torch.ops.hybrid_gemm.gemm.default for x in traced.graph.nodes)
+    torch.testing.assert_close(traced(b.T, a.T), 2 * (b.T @ a.T))
+    stack = torch.randn(5, 3, 2)
+    torch.testing.assert_close(torch.vmap(lambda a: op(a, b))(stack), stack @ b)
+    seen = []
+
+    class Seen(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            seen.append(function)
+            return function(*args, **(kwargs or {}))
+
+    with Seen():
+        op(a, b)
+    assert torch.ops.hybrid_gemm.gemm.default in seen
+    with pytest.raises(UsageError, match="trans_a='x'"):
+        op(a, b, trans_a="x")
+
+
+@on_cuda
+@pytest.mark.slow
+def test_compiled_programs_take_graphs(there, rng):
+    import hybrid_gemm.torch
+
+    torch = there
+
+    @torch.compile(mode="reduce-overhead", fullgraph=True)
+    def layer(x, y):
+        return torch.relu(hybrid_gemm.torch.gemm(x, y)) + 1
+
+    for seed in range(6):
+        a, b = (torch.from_numpy(integers(rng, s)).cuda() for s in ((70, 90), (90, 50)))
+        assert torch.equal(layer(a, b), torch.relu(a @ b) + 1), seed
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_compiled_programs_hold_one_operation(torch, op, backend):
+    pytest.importorskip("torch._dynamo")
+
+    @torch.compile(fullgraph=True, backend=backend, dynamic=True)
+    def layer(x, w, bias):
+        return torch.relu(op(x, w, bias, beta=1.0)).sum()
+
+    torch.manual_seed(0)
+    for rows in (4, 6):
+        given = [torch.randn(*s, requires_grad=True) for s in ((rows, 5), (5, 3), (3,))]
+        layer(*given).backward()
+        x, w, bias = (v.detach().clone().requires_grad_() for v in given)
+        torch.relu(x @ w + bias).sum().backward()
+        for got, expected in zip(given, (x, w, bias), strict=True):
+            torch.testing.assert_close(got.grad, expected.grad)
+
+
+@on_cuda
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_operation_on_a_gpu(there, op, dtype):
+    torch = there
+    torch.manual_seed(0)
+    a, b = (
+        torch.randint(-4, 5, s, device="cuda").to(getattr(torch, dtype)).requires_grad_()
+        for s in ((70, 90), (90, 50))
+    )
+    x, y = (v.detach().clone().double().requires_grad_() for v in (a, b))
+    op(a, b).sum().backward()
+    (x @ y).sum().backward()
+    for got, expected in ((a.grad, x.grad), (b.grad, y.grad)):
+        torch.testing.assert_close(got.double(), expected, rtol=1e-2, atol=0)
