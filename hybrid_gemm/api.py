@@ -162,11 +162,14 @@ class _Recent:
     last: tuple[tuple, Callable[..., Any]] = (), _nothing
 
     def remember(self, given: tuple, runner: Runner, a: Any) -> None:
+        single = runner._single_gpu(a)
+        if single is None or self.last == (given, single.gemm):
+            return
         words = all(
             isinstance(default, str) or value is default
             for value, default in zip(given, DEFAULTS.values(), strict=True)
         )
-        if words and (single := runner._single_gpu(a)):
+        if words:
             self.last = given, single.gemm
 
     def forget(self) -> None:

@@ -431,6 +431,8 @@ class Runner:
     def _single_gpu(self, a: Any, b: Any = None) -> SingleGpuExecutor | None:
         """What multiplies without a plan, on a GPU that may work alone: where A lies, where B does,
         or on the only one if that is another."""
+        if not self._single_gpus:
+            return None
         places = gpu_of(a), gpu_of(b)
         for place in places:
             if place in self._single_gpus:

@@ -340,6 +340,8 @@ class Guests:
 
     def served(self, multiply: Callable[[Any, Any, Any, Any], Any]) -> Any:
         """What `multiply(a, b, c, out)` makes of the views, given back to the caller's library."""
+        if not any(map(is_device_array, (self.a, self.b, self.c, self.out))):
+            return self.given_back(multiply(self.a, self.b, self.c, self.out))
         with self.on_their_streams():
             return self.given_back(multiply(self.a, self.b, self.c, self.out))
 
