@@ -67,33 +67,6 @@ def judged(measured):
     return left_out.worth(left_out.LeftOut(measured, found, library))["all"]
 
 
-def test_drawn_shapes_are_of_their_class_and_of_the_seed():
-    drawn = heldout.draw(7, 60, heldout.FITTED)
-    assert drawn == heldout.draw(7, 60, heldout.FITTED) != heldout.draw(8, 60, heldout.FITTED)
-    for each in drawn:
-        m, n, k = each.shape
-        assert heldout.LEAST <= m * n * k <= heldout.MOST and each.layout in catalog.LAYOUTS
-        holds = {
-            "any": min(m, n, k) >= 16, "thin m or n": min(m, n) <= 64, "short k": 8 <= k <= 360,
-            "long k": k >= 8192 and max(m, n) <= 1024,
-            "multiples of 16": not (m % 16 or n % 16 or k % 16),
-            heldout.FEW: min(m, n) <= 8,
-        }  # fmt: skip
-        assert holds[each.kind], each
-    assert len({each.kind for each in drawn}) == 6
-
-
-def test_long_sides_are_drawn_as_m_as_n_and_as_k():
-    longest = set()
-    for each in heldout.draw(9, 60, (heldout.LONG,)):
-        m, n, k = each.shape
-        assert 2**14 <= max(each.shape) <= 2**23 and sorted(each.shape)[1] <= 1024
-        assert m * k + k * n + m * n <= heldout.MOST_ELEMENTS
-        assert heldout.LEAST_LONG <= m * n * k <= heldout.MOST_LONG
-        longest.add(each.shape.index(max(each.shape)))
-    assert longest == {0, 1, 2}
-
-
 @given(side, side, side, st.sampled_from(catalog.LAYOUTS))
 def test_counts_are_finite_and_of_one_length_for_a_kernel(m, n, k, layout):
     lengths: dict[str, set[int]] = {}
@@ -148,6 +121,22 @@ def test_beyond_all_that_was_measured_the_library_is_taken():
         own = choices.chosen(model, tuple(sides), "nn", MACHINE, own=True)
         assert not own.variant.kernel.library
     assert math.isfinite(model.error((64, 64, longest), "nn"))
+
+
+def test_where_a_gpu_timed_nothing_so_long_another_s_model_is_asked():
+    """The H200's m and n end at 16384; the H100 has timed long ones."""
+    long, square = (1, 4, 7_741_249), (4096, 4096, 4096)
+    own = fitted.model(MACHINE, "float32")
+    assert fitted.knowing(MACHINE, "float32", square) is own and not own.knows(long)
+    other = fitted.knowing(MACHINE, "float32", long)
+    assert "H100" in other.lent and other.knows(long)
+    choice = choices.fastest(MACHINE, "float32", long, "nt", own=False)
+    assert choice.variant.name in ("gemv", "cublas")  # as fast there; others take six times as long
+    assert "H100" in choice.why
+    h100 = dataclasses.replace(MACHINE, model="NVIDIA H100 80GB HBM3")
+    assert not fitted.knowing(h100, "float32", long).lent
+    for sides in ((2**26, 2, 2), (2, 2, 2**26)):  # nobody's
+        assert fitted.knowing(MACHINE, "float32", sides) is own
 
 
 def test_a_library_that_jumps_makes_the_lead_that_is_asked_larger():

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..catalog import Variant
-from ..kernel_choice import costs, fitted
+from ..kernel_choice import costs, fitted, likeness
 from ..kernel_choice.library_kernels import Launched
 from ..kernel_choice.tables import Machine
 from .heldout import Drawn
@@ -52,7 +52,7 @@ class Measured:
     @property
     def places(self) -> np.ndarray:
         """The shapes as points."""
-        return fitted.places(
+        return likeness.places(
             [d.shape for d in self.drawn], [d.layout for d in self.drawn],
             fitted.OPERANDS[self.mode],
         )  # fmt: skip
@@ -96,7 +96,7 @@ def undisturbed(
     ran meanwhile: by more than `DISTURBED` standard deviations, robustly estimated for each
     variant. `base` as in `fit`."""
     points, times = measured.places, measured.times.copy()
-    alike = fitted.likeness(points, points) + fitted.NOISE * np.eye(len(points))
+    alike = likeness.likeness(points, points) + likeness.NOISE * np.eye(len(points))
     for i, (variant, count) in enumerate(zip(measured.variants, counts, strict=True)):
         these = np.flatnonzero(np.isfinite(times[:, i]))
         if len(these):
@@ -130,7 +130,7 @@ def fit(measured: Measured, counts: Sequence[np.ndarray], base: fitted.Model | N
     predicted = np.stack([x.predicted for x in starts], 1)
     off = np.log(times) - predicted
     means = np.nanmedian(off, 0)
-    alike = fitted.likeness(points, points) + fitted.NOISE * np.eye(len(points))
+    alike = likeness.likeness(points, points) + likeness.NOISE * np.eye(len(points))
     weights, left_out = np.zeros_like(times), np.full_like(times, np.nan)
     timed = np.isfinite(times)
     for these in np.unique(timed, axis=1).T:  # variants that were timed at the same shapes
@@ -169,7 +169,7 @@ def _start(
     if base is None or known is None:
         constants = _positive(counts, times)
         return _Start(constants, 0.0, np.log(_cost(constants, counts)))
-    alike = fitted.likeness(points, base.places)
+    alike = likeness.likeness(points, base.places)
     predicted = np.log(_cost(known.constants, counts)) + known.mean + alike @ known.weights
     return _Start(known.constants, known.mean, predicted)
 
@@ -210,12 +210,12 @@ def fit_library(
     at = fitted.library_places(sides, layouts, some.launched, dtype, processors), of
     if theirs:
         constants, known_mean = theirs.fitted.constants, theirs.fitted.mean
-        known = fitted.library_likeness(at, (theirs.places, theirs.of)) @ theirs.fitted.weights
+        known = likeness.library_likeness(at, (theirs.places, theirs.of)) @ theirs.fitted.weights
     else:
         constants, known_mean, known = _positive(counted, some.times), 0.0, 0.0
     off = np.log(some.times / _cost(constants, counted)) - known_mean - known
     mean = float(np.median(off))
-    alike = fitted.library_likeness(at, at) + fitted.LIBRARY_NOISE * np.eye(len(of))
+    alike = likeness.library_likeness(at, at) + likeness.LIBRARY_NOISE * np.eye(len(of))
     weights, wrong = _kriging(alike, off - mean)
     left_out = np.log(some.times) - wrong
     return LibraryFit(

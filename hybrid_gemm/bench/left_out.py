@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..kernel_choice import choices, fitted
+from ..kernel_choice import choices, fitted, likeness
 from .fitting import Fit, LibraryFit, Measured, errors
 
 Figures = dict[str, dict[str, float]]  # by class of shapes, and of all
@@ -57,7 +57,7 @@ class LeftOut:
     @functools.cached_property
     def _near(self) -> np.ndarray:
         places = self.measured.places
-        near = fitted.nearness(places, places)
+        near = likeness.nearness(places, places)
         np.fill_diagonal(near, 0)
         return near
 
@@ -66,10 +66,10 @@ class LeftOut:
         assert self.measured.launches
         drawn = self.measured.launches.drawn
         dtype = fitted.OPERANDS[self.measured.mode]
-        return fitted.places([d.shape for d in drawn], [d.layout for d in drawn], dtype)
+        return likeness.places([d.shape for d in drawn], [d.layout for d in drawn], dtype)
 
     def _near_launched(self, row: int, at: int) -> np.ndarray:
-        near = fitted.nearness(self.measured.places[row : row + 1], self._launched_places)[0]
+        near = likeness.nearness(self.measured.places[row : row + 1], self._launched_places)[0]
         near[at] = 0
         return near
 

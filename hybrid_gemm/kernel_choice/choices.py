@@ -41,7 +41,7 @@ def fastest(
 ) -> Choice | None:  # fmt: skip
     """What to run for a shape; None without a model of such a GPU. `own` leaves libraries out;
     `launched` is what the library would launch, if that is known."""
-    known = fitted.model(machine, mode)
+    known = fitted.knowing(machine, mode, sides)
     return chosen(known, sides, layout, machine, own=own, launched=launched) if known else None
 
 
@@ -52,10 +52,10 @@ def fastest_of(
 ) -> Choice | None:  # fmt: skip
     """As `fastest`, for so many products of each of these sides by one kernel; None, too, where
     none should take less time than `first`."""
-    known = fitted.model(machine, mode)
+    (largest, count), *others = few(products)
+    known = fitted.knowing(machine, mode, largest)
     if known is None:
         return None
-    (largest, count), *others = few(products)
     times = known.times_us(largest, layout, machine)
     fast = SLOWER * min(us for v, us in times.items() if not v.kernel.library)
     total = {v: count * us for v, us in times.items() if us <= fast or v == first}

@@ -26,12 +26,13 @@ from typing import Any
 import numpy as np
 
 from .. import catalog
-from ..catalog import ITEM_SIZE, Variant
+from ..catalog import Variant
 from ..errors import UnavailableError, UsageError
 from ..host.notes import note
 from . import costs, library_kernels, tables
 from .costs import Sides
 from .library_kernels import Launched
+from .likeness import SIDES, Compared, places
 from .tables import Machine
 
 HERE = Path(__file__).resolve().parent / "fitted"
@@ -40,114 +41,12 @@ OPERANDS = {
     "float32": "float32", "float64": "float64", "int32": "int32", "float16": "float16",
     "tf32": "float32", "fp32x3": "float32",
 }  # fmt: skip
-# By cross-validation over the fitted shapes (docs/notes/choosing.md), the same for all modes:
-# the distance, in factors of two, at which a measured shape counts 1/e of one that is the same,
-_LENGTH = 24.0
-_DIFFERS, _OFF = 0.3, 0.2  # what a layout, or half an alignment, that differs adds to it,
-NOISE = 0.1  # the variance that no neighbour explains, as a share of all,
-_NEAR, _NEAR_DIFFERS = 1.0, 0.3  # the same of the neighbours by which the error is judged,
-LEAD = 1.5  # and how many times this error a kernel of ours has to lead a library by.
+# How many times the error nearby a kernel of ours leads a library by (docs/notes/choosing.md).
+LEAD = 1.5
 LEADS = {"float16": 1.0}  # So much is enough where so few are then slower than 0.97 of the library.
 LINE_LEAD = 1.0  # Of one row or column too, where ours are faster at nine shapes of ten.
-# The first of these for a library whose launches are known, and what another kernel adds.
-_LIBRARY = (17.8, 0.071, 0.087)
-_KERNEL_DIFFERS, LIBRARY_NOISE = 0.037, 0.005
 LEAST_US = 1.0  # that a count costs, before it is corrected
-BEYOND = 4.0  # times the longest measured side, beyond which nothing is known
-
-
-def places(
-    sides: Sequence[Sides] | np.ndarray, layouts: Sequence[str] | np.ndarray, dtype: str
-) -> np.ndarray:
-    """Shapes as points: the logarithms of m, n and k; what is so or not so of each: A and B
-    transposed, C a row or a column; and how often 16 bytes are halved until the rows of A, B and C
-    begin on so many."""
-    m, n, k = shape = np.array(sides, np.int64).reshape(-1, 3).T
-    a, b = (np.array([x[i] == "t" for x in layouts], bool) for i in (0, 1))
-    lines = np.where(a, m, k), np.where(b, k, n), n
-    off = [np.log2(16 // np.gcd(16, x * ITEM_SIZE[dtype])) for x in lines]
-    return np.stack([*np.log2(np.maximum(1, shape)), a, b, m == 1, n == 1, *off], 1)
-
-
-def likeness(some: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """How alike the times at two shapes are expected to be: 1 for equal places, less for others."""
-    known = Compared(others)
-    return np.array([known.likeness(at) for at in some], float)
-
-
-def nearness(some: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """As `likeness`, for errors: of shapes close by."""
-    known = Compared(others)
-    return np.array([known.nearness(at) for at in some], float)
-
-
-def library_likeness(
-    some: tuple[np.ndarray, np.ndarray], others: tuple[np.ndarray, np.ndarray]
-) -> np.ndarray:
-    """As `likeness`, for a library: of places that go on with coordinates of launches, and of the
-    kernels' numbers."""
-    known = Compared(others[0])
-    alike = zip(*some, strict=True)
-    return np.array([known.library_likeness(at, kernel, others[1]) for at, kernel in alike], float)
-
-
-class Compared:
-    """Places with which one place is compared at a time, coordinate by coordinate and in float32.
-    Those of `places` that tell kinds of shapes apart have few values together, which are compared
-    once."""
-
-    def __init__(self, all_places: np.ndarray) -> None:
-        self._sides, self._beyond = (
-            np.ascontiguousarray(all_places[:, of].T, np.float32)
-            for of in (slice(_SIDES), slice(_PLACE, None))
-        )
-        kinds, of = np.unique(all_places[:, _SIDES:_PLACE], axis=0, return_inverse=True)
-        self._kinds, self._of = kinds, of.reshape(-1)
-
-    def likeness(self, at: np.ndarray) -> np.ndarray:
-        """As the function, of one place and each of these."""
-        return _decreasing(self._apart(at, _LENGTH, _DIFFERS, _OFF))
-
-    def nearness(self, at: np.ndarray) -> np.ndarray:
-        """As the function, of one place and each of these."""
-        return _decreasing(self._apart(at, _NEAR, _NEAR_DIFFERS, _NEAR_DIFFERS))
-
-    def library_likeness(self, at: np.ndarray, kernel: int, kernels: np.ndarray) -> np.ndarray:
-        """As the function, of one place and each of these."""
-        apart = self._apart(at, *_LIBRARY)
-        apart += np.float32(_KERNEL_DIFFERS) * (kernels != kernel)
-        return _decreasing(apart)
-
-    def _apart(self, at: np.ndarray, length: float, differs: float, off: float) -> np.ndarray:
-        """Distances; coordinates beyond those of `places` count as they are."""
-        at32 = at.astype(np.float32)
-        far = _squares(self._sides, at32[:_SIDES])
-        far *= np.float32(1 / length**2)
-        if len(at) > _PLACE:
-            far += _squares(self._beyond, at32[_PLACE:])
-        kinds = np.abs(self._kinds - at[_SIDES:_PLACE])
-        flags = _FLAGS - _SIDES
-        more = differs * kinds[:, :flags].sum(1) + off * kinds[:, flags:].sum(1)
-        np.sqrt(far, out=far)
-        far += more.astype(np.float32)[self._of]
-        return far
-
-
-def _squares(of: np.ndarray, at: np.ndarray) -> np.ndarray:
-    """The squares of the distances of points, each a column, from one point."""
-    apart = of - at[:, None]
-    apart *= apart
-    return apart.sum(0)
-
-
-def _decreasing(apart: np.ndarray) -> np.ndarray:
-    """e^-apart, made there."""
-    np.negative(apart, out=apart)
-    return np.exp(apart, out=apart)
-
-
-# Where in `places` the sides end, what is so or not so, and all.
-_SIDES, _FLAGS, _PLACE = 3, 7, 10
+BEYOND = 2.5  # times the longest measured side, beyond which nothing is known
 
 
 @dataclass(frozen=True)
@@ -273,7 +172,7 @@ class Model:
     def error(self, sides: Sides, layout: str, launched: Launched | None = None) -> float:
         """By how much, as a share, the difference between the library's time and ours is expected
         to be wrong at a shape; infinite where it is far longer than all that were measured."""
-        if any(map(operator.gt, sides, self._known)):
+        if not self.knows(sides):
             return math.inf
         near = self._near(sides, layout)
         if not (launched and self.library):
@@ -282,10 +181,14 @@ class Model:
         theirs = self.library.known_errors(near_theirs)
         return math.hypot(theirs, self._our_errors(near))
 
+    def knows(self, sides: Sides) -> bool:
+        """Whether a prediction means something: no side is far longer than all that were
+        measured."""
+        return all(map(operator.le, sides, self._longest))
+
     @functools.cached_property
-    def _known(self) -> list[float]:
-        """The longest m, n and k for which a prediction means something."""
-        return (BEYOND * np.exp2(self.places[:, :_SIDES].max(0))).tolist()
+    def _longest(self) -> list[float]:
+        return (BEYOND * np.exp2(self.places[:, :SIDES].max(0))).tolist()
 
     @functools.cached_property
     def _errors(self) -> Errors:
@@ -373,8 +276,26 @@ def model(machine: Machine, mode: str) -> Model | None:
     except (UnavailableError, UsageError) as error:
         note(f"the user's model of times is left out: {error}")
     data = shipped(machine, mode)
-    if data is None:
-        return None
+    return None if data is None else _of(data, machine)
+
+
+def knowing(machine: Machine, mode: str, sides: Sides) -> Model | None:
+    """The model to ask for a shape: as `model`, or where that has no shape so long, that of a GPU
+    with the same architecture and as many multiprocessors which has."""
+    own = model(machine, mode)
+    if own is None or own.knows(sides):
+        return own
+    return next((x for x in others(machine, mode) if x.knows(sides)), own)
+
+
+@functools.cache
+def others(machine: Machine, mode: str) -> list[Model]:
+    """The models of other GPUs like this one."""
+    alike = _alike(machine, mode)
+    return [_of(data, machine) for data in alike if data["about"]["model"] != machine.model]
+
+
+def _of(data: Mapping[str, Any], machine: Machine) -> Model:
     of = data["about"]["model"]
     return from_data(data, machine, lent="" if of == machine.model else of)
 
@@ -385,13 +306,19 @@ def shipped(machine: Machine, mode: str) -> dict[str, Any] | None:
     own = HERE / file_name(machine.model, mode)
     if own.is_file():
         return _arrays(own)
-    others = [_arrays(path) for path in sorted(HERE.glob(f"*_{mode}.npz"))]
-    alike = [
-        data for data in others
+    alike = _alike(machine, mode)
+    return max(alike, key=lambda data: np.count_nonzero(data["errors"] >= 0), default=None)
+
+
+def _alike(machine: Machine, mode: str) -> list[dict[str, Any]]:
+    """The data of the models that come with the package for GPUs with the same architecture and as
+    many multiprocessors."""
+    found = [_arrays(path) for path in sorted(HERE.glob(f"*_{mode}.npz"))]
+    return [
+        data for data in found
         if (data["about"]["arch"], data["about"]["multiprocessors"])
         == (machine.arch, machine.multiprocessors)
     ]  # fmt: skip
-    return max(alike, key=lambda data: np.count_nonzero(data["errors"] >= 0), default=None)
 
 
 def read(path: Path, machine: Machine) -> Model:

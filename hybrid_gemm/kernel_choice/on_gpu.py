@@ -32,7 +32,8 @@ def forget() -> None:
     """Has tables and models read again from now on, because one was written."""
     tables.forget()
     for known in (
-        fitted.model, choices.fastest, choices.fastest_of, choices.best_tflops, _known, _rows,
+        fitted.model, fitted.others, choices.fastest, choices.fastest_of, choices.best_tflops,
+        _known, _rows,
     ):  # fmt: skip
         known.cache_clear()
 
@@ -88,7 +89,7 @@ def next_fastest(
     mode, sides = mode_of(problem), (problem.m, problem.n, problem.k)
     times: dict[Variant, float] = {}
     for each in (mode, "float32") if mode == "fp32x3" else (mode,):
-        known = fitted.model(machine, each) if each in fitted.OPERANDS else None
+        known = fitted.knowing(machine, each, sides) if each in fitted.OPERANDS else None
         times |= known.times_us(sides, layout, machine) if known else {}
     others = [v for v in times if v != first and not (own and v.kernel.library)]
     return sorted(others, key=times.__getitem__)[:count]
