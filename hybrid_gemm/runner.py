@@ -350,7 +350,7 @@ class Runner:
             return (
                 single is not None
                 and math.prod(c.shape[:-2]) > 1  # one may be faster by a kernel of ours
-                and single.stacks.matmul(a, b, c)
+                and (single.checked_stack if single.checked else single.stacks.matmul)(a, b, c)
             )
         return multiply_of_host(self._hosts, a, b, c, self.plans.most_hosted)
 

@@ -1,5 +1,6 @@
 """Small checked products on a GPU, whose checks are native calls that were prepared."""
 
+import math
 import threading
 
 import ml_dtypes
@@ -204,6 +205,46 @@ def test_bits_are_compared_as_they_are():
     wide = x.astype("c16")
     assert checked_device.same_bits(wide, wide.copy())
     assert not checked_device.same_bits(wide, wide + 1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("stacks", [((5,), (5,)), ((3, 4), (4,)), ((3, 1), (1, 5)), ((2,), ())])
+def test_stacks_are_checked_pair_by_pair_and_waited_for_once(dtype, stacks, runner, rng, no_alarm):
+    import cupy
+
+    of_a, of_b = stacks
+    waited, real = [], cupy.cuda.Stream.synchronize
+    count = math.prod(np.broadcast_shapes(of_a, of_b))
+    for turn in range(4):
+        a = drawn(rng, *of_a, 33, 47, dtype=dtype).swapaxes(-1, -2)[..., 2:, :]
+        b = drawn(rng, *of_b, 33, 20, dtype=dtype)
+        wanted = hg.matmul(a, b, gpus=0)
+        before, waited[:] = runner.devices[0].tally.products, []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(
+                "hybrid_gemm.devices.cuda.stream.CudaStream.synchronize",
+                lambda self: waited.append(real(self.cupy)),
+            )
+            got = runner.matmul(a, b)
+        np.testing.assert_array_equal(
+            got.view(f"u{got.itemsize}").get(), wanted.view(f"u{got.itemsize}").get()
+        )
+        assert runner.devices[0].tally.products == before + count
+        assert len(waited) == 1 or turn < 2
+
+
+def test_one_damaged_product_of_a_stack_is_made_again(runner, damage, rng):
+    def flip(words):
+        words[13, 14] ^= 1 << 30
+
+    a, b = drawn(rng, 6, 40, 50, dtype="float32"), drawn(rng, 6, 50, 60, dtype="float32")
+    for turn in range(4):
+        damage[:] = [flip] * (turn >= 2)
+        got = runner.matmul(a, b)
+        assert not damage
+        np.testing.assert_array_equal(got.get(), (a @ b).get())
+    tally = runner.devices[0].tally
+    assert (tally.products, tally.repeated, len(tally.faults)) == (24, 2, 2)
 
 
 @pytest.mark.parametrize("kernel", ["auto", "own"])

@@ -152,6 +152,26 @@ class SingleGpuExecutor:
         found.start(self.device, stream, a.T if trans_a else a, b.T if trans_b else b, out)
         return out
 
+    def checked_stack(self, a: Any, b: Any, c: Any) -> bool:
+        """C = A @ B for stacks of the same length, products of which are checked and small; whether
+        that was done. All pairs are started before they are waited for."""
+        arrays = a, b, c
+        if not c.size or any(
+            type(x) is not self.array or x.data.device_id != self.ordinal for x in arrays
+        ):
+            return False
+        if not self.device.is_current():
+            with self.device.cp.cuda.Device(self.ordinal):
+                return self.checked_stack(a, b, c)
+        x, y, z = (v[(0,) * (v.ndim - 2)] for v in arrays)
+        found, stream = self.find(x, y, None, 1.0, 0.0, False, False, z), self.stream()
+        if not isinstance(found, Found) or stream.capturing():
+            return False
+        if not isinstance(found.call, small_checks.SmallProduct):
+            return False
+        found.call.make_stack(a, b, c, stream)
+        return True
+
     def _put(self, out: Any, c: Any) -> None:
         """out[...] = c, which is checked where products are."""
         if self.checked:

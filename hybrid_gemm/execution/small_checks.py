@@ -3,8 +3,10 @@ longer to start the kernels of checks than these take to run."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,7 @@ from ..devices.checksums import GROUPS, KernelChecksums, Limits, Sums
 from ..devices.cuda.device import CudaDevice
 from ..devices.kernel_launcher import BoundProduct
 from .checked_device import CheckedDevice, CheckedWork, bounds_of
-from .checks import IntegerBounds
+from .checks import Checks, FloatBounds, IntegerBounds
 from .found import Found, reach_of
 
 MOST_FLOPS = 2 * 3500**3  # of larger ones the kernels take longer
@@ -44,19 +46,43 @@ def bind(
         device, checked.sums, make, (a, b, c), bounds.limits, narrow=bounds.narrow,
         preparable=device.preparable(variant, a, b),
     )  # fmt: skip
+    return SmallProduct(checked, device, small, make, bounds, beta)
 
-    def call(a: Array, b: Array, c: Array, stream: Any) -> None:
+
+class SmallProduct:
+    """A call that makes a checked product, and waits for it."""
+
+    def __init__(
+        self, checked: CheckedDevice, device: CudaDevice, small: SmallChecks, make: BoundProduct,
+        bounds: FloatBounds, beta: float,
+    ) -> None:  # fmt: skip
+        self.checked, self.device, self.small, self.make = checked, device, small, make
+        self.bounds, self.beta = bounds, beta
+
+    def __call__(self, a: Array, b: Array, c: Array, stream: Any) -> None:
         before = None
-        if beta != 0:
-            before = device.empty_like(c, c.dtype.name)
-            device.copy(before, c, stream)
-        if small.make_right(a, b, c, stream):
-            checked.count_right()
-            return
-        sums, product = checked.sums_of_product(a, b, bounds), functools.partial(make, a, b, c)
-        CheckedWork(checked, c, beta, product, sums, bounds).run(stream, made=True, before=before)
+        if self.beta != 0:
+            before = self.device.empty_like(c, c.dtype.name)
+            self.device.copy(before, c, stream)
+        if self.small.make_right(a, b, c, stream):
+            self.checked.count_right()
+        else:
+            self._work(a, b, c).run(stream, made=True, before=before)
 
-    return call
+    def make_stack(self, a: Array, b: Array, c: Array, stream: Any) -> None:
+        """C = A @ B for stacks whose matrices lie as those of this product, one after the other;
+        all are waited for once. Where one is suspicious, each is looked at."""
+        places = list(np.ndindex(c.shape[:-2]))
+        if self.small.make_stack_right(a, b, c, places, stream):
+            self.checked.count(Checks(products=len(places)))
+            return
+        for place in places:
+            self._work(a[place], b[place], c[place]).run(stream, made=True)
+
+    def _work(self, a: Array, b: Array, c: Array) -> CheckedWork:
+        sums = self.checked.sums_of_product(a, b, self.bounds)
+        make = functools.partial(self.make, a, b, c)
+        return CheckedWork(self.checked, c, self.beta, make, sums, self.bounds)
 
 
 class SmallChecks:
@@ -79,17 +105,50 @@ class SmallChecks:
 
     def make_right(self, a: Array, b: Array, c: Array, stream: Any) -> bool:
         """Makes C, and says whether no sum is beyond its limits. Waits for that."""
-        at = a.data.ptr, b.data.ptr, c.data.ptr
+        with self._waited_for(stream) as right:
+            self._start(stream, (a.data.ptr, b.data.ptr, c.data.ptr), lambda: (a, b, c))
+        return right()
+
+    def make_stack_right(
+        self, a: Array, b: Array, c: Array, places: Sequence[tuple[int, ...]], stream: Any
+    ) -> bool:
+        """As `make_right`, of the matrices at these places of stacks, one after the other."""
+        stacks = a, b, c
+        steps = [x.strides[:-2] for x in stacks]
+
+        def matrices(place: tuple[int, ...]) -> list[Array]:
+            return [x[place] for x in stacks]
+
+        with self._waited_for(stream) as right:
+            for place in places:
+                at_a, at_b, at_c = (
+                    x.data.ptr + sum(map(operator.mul, place, step))
+                    for x, step in zip(stacks, steps, strict=True)
+                )
+                self._start(stream, (at_a, at_b, at_c), functools.partial(matrices, place))
+        return right()
+
+    def _start(
+        self, stream: Any, at: tuple[int, int, int], matrices: Callable[[], Sequence[Array]]
+    ) -> None:
+        """Starts a product at these addresses, and its checks; `matrices` are asked for where it is
+        not prepared for them."""
+        for step in self.steps:
+            if not step.start_prepared(self.device, stream.cupy.ptr, at, alone=False):
+                step.start(self.device, stream, *matrices())
+
+    @contextlib.contextmanager
+    def _waited_for(self, stream: Any) -> Iterator[Callable[[], bool]]:
+        """Alone on the stream, waits at the end for what was started; what is given says whether no
+        sum was beyond its limits."""
+        found: list[bool] = []
         with stream.lock, self.lock:
             try:
-                for step in self.steps:
-                    if not step.start_prepared(self.device, stream.cupy.ptr, at, alone=False):
-                        step.start(self.device, stream, a, b, c)
+                yield lambda: found[0]
             finally:
                 stream.synchronize()
-                right = not self.beyond[0]
+                found.append(not self.beyond[0])
                 self.beyond[0] = 0
-        return right
 
 
 def _looks(
