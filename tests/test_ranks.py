@@ -140,6 +140,13 @@ def test_what_lies_where_it_is_read_is_not_cut_to_read_less(n):
     assert long.plan.grid == (1, 1, 4)
 
 
+@pytest.mark.parametrize("n", [64, 512, 4096])
+def test_two_hosts_bring_rows_to_each_other_and_no_partials(n):
+    """Cores sum partials in time of their own, and whole rows travel as they lie."""
+    assert make_rank_plan(Problem(n, n, n), CPU, 2).plan.grid == (2, 1, 1)
+    assert make_rank_plan(Problem(n, n, 100 * n), CPU, 2).plan.grid == (1, 1, 2)
+
+
 @pytest.mark.parametrize(("m", "n", "lines"), [(64, 100, 32), (1, 90, 45), (0, 0, 1)])
 def test_a_strip_has_no_more_rounds_than_lines(m, n, lines):
     started = time.monotonic()

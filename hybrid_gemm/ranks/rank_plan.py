@@ -53,6 +53,7 @@ class RankPlan:
     rounds: int
     predicted_ms: float
     parts: int = 1
+    needs: int = 0  # bytes of the rank that needs most
 
     def __repr__(self) -> str:
         return (
@@ -118,6 +119,11 @@ class RankPlan:
     def summed(self, rank: int) -> bool:
         """Whether this rank's block of C is a sum over ranks."""
         return self.box(rank) is not None and len(self.members(rank)) > 1
+
+    @cached_property
+    def sums(self) -> bool:
+        """Whether any block of C is a sum over ranks."""
+        return any(len(cell) > 1 for cell in self._cells)
 
     def by_rows(self, rank: int) -> bool:
         """Whether strips of this rank's block of C, and their pieces, are some of its rows."""
@@ -263,7 +269,8 @@ def make_rank_plan(
             made *= 2  # smaller pieces are slower, and hold less
             need, ms = _cost(problem, spec, shape, made, resident, there)
         costs[shape] = (need > spec.memory_bytes, ms, sum(sides(problem, shape)), need, made)
-    best = min(costs, key=lambda shape: costs[shape][:3])
+    # Of those as fast, that with the fewest cuts along n: whole rows travel as they lie.
+    best = min(costs, key=lambda shape: (*costs[shape][:3], shape[1]))
     too_big, ms, _read, need, made = costs[best]
     if too_big:
         raise OutOfMemoryError(
@@ -274,7 +281,7 @@ def make_rank_plan(
     devices = tuple(replace(spec, name=f"rank {i}", unit=i) for i in range(ranks))
     task = Task(problem, devices, kernel, resident=resident)
     plan = on_grid(task, Grid(*map(tuple, spans)) if spans else task.grid(best))
-    return RankPlan(plan, threads, made, ms)
+    return RankPlan(plan, threads, made, ms, needs=need)
 
 
 def _rounds(problem: Problem, grid, on_gpu: bool, resident: bool) -> int:
@@ -317,5 +324,7 @@ def _cost(problem: Problem, spec: DeviceSpec, grid, rounds: int, resident: bool,
     peer = spec.peer_gbps if math.isfinite(spec.peer_gbps) else HOST_GBPS
     read = 0 if resident or there else size * (m * k + k * n) / (link * 1e6)
     travel = size * partial * (depth - 1) / depth / (peer * 1e6)
-    # What travels hides behind multiplying, but for the last round.
-    return keeps, read + max(multiply, travel) + travel / rounds
+    summing = size * partial * (depth + 1) / depth / (spec.memory_gbps * 1e6) if depth > 1 else 0
+    # What travels hides behind multiplying, but for the last round; so do sums that no core makes.
+    last = travel + (rounds if spec.host_memory else 1) * summing
+    return keeps, read + max(multiply, travel) + last / rounds

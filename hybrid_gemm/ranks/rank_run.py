@@ -44,7 +44,6 @@ from .transports import Transport
 POLL_S = 5e-5  # where devices queue their work
 POLL_S_ELSEWHERE = 5e-4
 POLL_S_WORKING = 2e-3  # while cores multiply: every look takes time from them
-SMALL_FLOPS = 1e7  # of a piece, which a core makes in about the time that threads take to start
 
 
 class _AtOnce(Executor):
@@ -222,8 +221,12 @@ class RankRun:
         product = self._product(*piece.shape, len(box.ks), 1, 0)
         return *product, mine.a.part(rows, every), mine.b.part(every, cols)
 
-    def _multiply(self, piece: Piece, buffer: Operand, shared: SharedBlocks) -> Timeline:
+    def _multiply(
+        self, piece: Piece, buffer: Operand, shared: SharedBlocks, stream: Stream
+    ) -> Timeline:
         plan, variant, a, b = self._operands(piece)
+        if self._on_host:
+            return self._launch(piece, buffer, stream).result()
         operands = Operands(plan.problem, a, b, None, buffer)
         run = ThreadRun(plan, self.devices, variant, operands, self.progress, shared=shared)
         return run.execute().timeline
@@ -239,6 +242,14 @@ class RankRun:
         if self.progress:
             self.progress(flops)
         return launched
+
+    @property
+    def _on_host(self) -> bool:
+        """Whether this rank's one worker reads A and B in the host's memory as they are."""
+        device, dtype = self.devices[0], self.plan.problem.operands
+        mine = self._mine.a, self._mine.b
+        one = self.plan.threads == 1 and device.host_memory
+        return one and all(x.usable_in_place(device, dtype) for x in mine)
 
     @property
     def _there(self) -> bool:
@@ -271,7 +282,7 @@ class RankRun:
                     if there and buffer.home is device:
                         future = self._launch(piece, buffer, stream)
                     else:
-                        future = lanes.submit(self._multiply, piece, buffer, shared)
+                        future = lanes.submit(self._multiply, piece, buffer, shared, stream)
                     multiplying[future] = piece, buffer
                 transport.poll()
                 if own and not summing and (parts := transport.parts(own[0].round)):
@@ -302,11 +313,16 @@ class RankRun:
 
     def _threads(self) -> tuple[Executor, Executor]:
         """What multiplies pieces, and what sums them, beside the thread that talks to MPI; that
-        thread itself where cores make small pieces."""
-        deep = 2 * len(self.plan.box_of(self.rank).ks)
-        most = max((deep * rows * cols for rows, cols in (p.shape for p in self.todo)), default=0)
-        if most <= SMALL_FLOPS and not self.devices[0].queues:
-            return _AtOnce(self.beat), _AtOnce(self.beat)
+        thread itself where cores make a piece in less time than it leaves MPI alone."""
+        device, rank = self.devices[0], self.rank
+        if not device.queues:
+            rate = self.plan.plan.devices[rank].tflops * 1e12
+            deep = 2 * len(self.plan.box_of(rank).ks)
+            most = max(
+                (deep * rows * cols for rows, cols in (p.shape for p in self.todo)), default=0
+            )
+            if most <= rate * POLL_S_WORKING:  # it would be made before MPI is looked at again
+                return _AtOnce(self.beat), _AtOnce(self.beat)
         return ThreadPoolExecutor(self.lanes, "lane"), ThreadPoolExecutor(1, "sum")
 
     def _collect(
