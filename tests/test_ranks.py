@@ -159,6 +159,16 @@ def test_a_strip_has_no_more_rounds_than_lines(m, n, lines):
     assert time.monotonic() - started < 5
 
 
+@pytest.mark.parametrize(("shape", "rounds"), [
+    ((512, 512, 512), 1), ((2048, 2048, 2048), 8), ((20000, 16, 16), 1), ((1, 4096, 4096), 1),
+])  # fmt: skip
+def test_hosts_make_rounds_of_what_takes_long_enough_to_overlap(shape, rounds):
+    plan = make_rank_plan(Problem(*shape), CPU, 2, split="cols")
+    assert plan.rounds == rounds
+    assert rounds > 1 or plan.brief(0, *plan.pieces(0)[0].shape)
+    assert make_rank_plan(Problem(*shape), CPU, 2, split="cols", rounds=1).rounds == 1
+
+
 def test_a_split_by_rows_has_one_round_and_no_sum():
     plan = make_rank_plan(Problem(100, 100, 100), CPU, 4, split="rows")
     assert plan.rounds == 1

@@ -7,12 +7,13 @@ import functools
 import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..catalog import Variant
 from ..devices.cpu import CpuDevice
+from ..errors import HybridGemmError
 from ..host.kept import Kept
 from ..options import Options
 from ..planning.hardware import DeviceSpec
@@ -21,12 +22,22 @@ from ..planning.planner import make_plan
 from ..problem import Problem, promoted
 from ..runner import Runner
 from .distributed_operands import DistributedOperands
+from .ending import agreed
 from .launch import Place
 from .rank_plan import RankPlan, make_rank_plan
 from .redistribution import Part, part_of, parts_of
 
 MAX_PLANS = 256  # of what a rank multiplies, remembered
 MAX_SETTLED = 32  # products over ranks, remembered with the parts of all ranks
+
+
+class Told(NamedTuple):
+    """What one rank tells the others of a product: of its arrays and devices, as a text; how much
+    memory is free; and whether it gives an `out`."""
+
+    text: bytes
+    memory_bytes: int
+    gives_out: bool
 
 
 @dataclass(frozen=True)
@@ -109,12 +120,17 @@ class RankPlanner:
         """The kernel that this rank's pieces take. Raises `UsageError` if the one asked for cannot
         run them."""
         boxes = [plan.box(self.where.rank), *(plan.box(rank) for rank in range(plan.ranks))]
-        box = next(filter(None, boxes), None)
-        problem = plan.problem
-        if box:
-            sides = len(box.rows), len(box.cols), len(box.ks)
-            problem = dataclasses.replace(problem, m=sides[0], n=sides[1], k=sides[2])
-        return self.local.variant(self.inner(problem, there))
+        box, p = next(filter(None, boxes), None), plan.problem
+        sides = (len(box.rows), len(box.cols), len(box.ks)) if box else (p.m, p.n, p.k)
+        return self._variant_for(p, sides, there)
+
+    def _variant_for(
+        self, problem: Problem, sides: tuple[int, int, int], there: bool = False
+    ) -> Variant:
+        m, n, k = sides
+        return self.local.variant(
+            self.inner(dataclasses.replace(problem, m=m, n=n, k=k), there)
+        )  # fmt: skip
 
     def inner(self, problem: Problem, there: bool = False) -> Plan:
         """The plan of a rank's own work; `there` if A and B lie on its first device. Made for
@@ -135,9 +151,8 @@ class RankPlanner:
 
     # --- products of a caller's arrays ------------------------------------------------------
 
-    def told(self, given: DistributedOperands, alpha: Any, beta: Any) -> tuple[bytes, int]:
-        """What the other ranks have to know of this one's arrays and device: as a text, but for
-        the memory (bytes) that is free."""
+    def told(self, given: DistributedOperands, alpha: Any, beta: Any) -> Told:
+        """What the other ranks have to know of this one's arrays and device."""
         device = self.local.devices[0]
         home = None if device.host_memory else device
         there = all(
@@ -147,19 +162,22 @@ class RankPlanner:
         spec = self.own_spec()
         alike = dataclasses.replace(spec, memory_bytes=0)
         told = {**given.told(alpha, beta), "there": there, "spec": alike}
-        return pickle.dumps(told), spec.memory_bytes
+        return Told(pickle.dumps(told), spec.memory_bytes, given.out is not None)
 
-    def settle(self, given: DistributedOperands, everyone: Sequence[tuple[bytes, int]]) -> Settled:
+    def settle(self, given: DistributedOperands, everyone: Sequence[Told]) -> Settled:
         """The product that all ranks make, of what every rank `told`; worked out once for what is
-        told alike, while its plan fits the memory that is free."""
-        texts, memory = zip(*everyone, strict=True)
+        told alike, while its plan fits the memory that is free. All ranks find the same, and raise
+        the same."""
+        texts, memory = tuple(x.text for x in everyone), min(x.memory_bytes for x in everyone)
         known = self._settled.get(texts)
-        if known is None or known.plan.needs > min(memory):
-            told = [pickle.loads(text) for text in texts]
-            known = self._worked_out(given, told, min(memory))
+        if known is None or known.plan.needs > memory:
+            try:
+                known = self._worked_out(given, [pickle.loads(text) for text in texts], memory)
+            except (HybridGemmError, TypeError, ValueError) as error:
+                agreed(error)
+                raise
             self._settled.put(texts, known)
         given.have, given.dtypes = known.have, known.dtypes
-        given.check_out(known.problem)
         return known
 
     def _worked_out(
@@ -186,8 +204,11 @@ class RankPlanner:
         dtype of the whole, which a C that is not read may widen."""
         if plan.sums or not self.local.devices[0].host_memory:
             return False
-        if problem.m and problem.n:  # on all ranks, some of which may have nothing to multiply
-            self.variant(self.real(plan))
+        if problem.m and problem.n:
+            real = self.real(plan)
+            boxes = [box for rank in range(plan.ranks) if (box := real.box(rank))]
+            for sides in {(len(box.rows), len(box.cols), len(box.ks)) for box in boxes}:
+                self._variant_for(real.problem, sides)  # raises on all ranks what one would raise
         return (
             promoted(*(dtypes[x] for x in ("ABC" if problem.beta else "AB"))) == problem.out_dtype
         )

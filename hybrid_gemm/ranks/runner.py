@@ -34,7 +34,7 @@ from .distributed_stacks import DistributedStacks
 from .on_device import fetch, put
 from .own_communicator import own
 from .rank_plan import RankPlan
-from .rank_planner import RankPlanner, Settled, least
+from .rank_planner import RankPlanner, Settled, Told, least
 from .rank_result import RankResult, gathered
 from .rank_run import RankExecutor, RankRun
 from .transports import KeptTransport, Transport
@@ -339,14 +339,16 @@ class RankRunner:
             self.comm, lambda: planner.faster_together(problem, products, spec)
         )  # fmt: skip
 
-    def _told(self, given: DistributedOperands, alpha: Scalar, beta: Scalar) -> tuple[bytes, int]:
+    def _told(self, given: DistributedOperands, alpha: Scalar, beta: Scalar) -> Told:
         """What the other ranks have to know of this one's arrays and device."""
         check_device(given.arrays.values(), self.devices[0])
         return self._planner.told(given, alpha, beta)
 
-    def _multiply(self, given: DistributedOperands, everyone: Sequence[tuple[bytes, int]]) -> Any:
-        settled = launch.together(self.comm, lambda: self._planner.settle(given, everyone))
+    def _multiply(self, given: DistributedOperands, everyone: Sequence[Told]) -> Any:
+        settled = self._planner.settle(given, everyone)
         problem, strips = settled.problem, settled.want["C"]
+        if any(told.gives_out for told in everyone):
+            launch.together(self.comm, lambda: given.check_out(problem))
         wait_for_streams(*given.arrays.values())  # which may still be writing them
         a, b = (given.local(x, settled.want[x]) for x in "AB")
         c = given.local("C", strips) if problem.beta else None
