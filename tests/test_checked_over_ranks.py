@@ -27,8 +27,8 @@ faults = {("product", 0): flip(3)} if comm.rank == 1 else {("sum", 0): flip(4)}
 devices.open_devices = lambda *x, **y: [FaultyDevice(d, faults) for d in real(*x, **y)]
 runner = RankRunner(comm, device="cpu", split="cols", checked=True)
 done = []
-run = runner.run
-runner.run = lambda *x, **y: done.append(run(*x, **y)) or done[-1]
+run = runner._run
+runner._run = lambda *x, **y: done.append(run(*x, **y | {"told": True})) or done[-1]
 assert runner.gemm(a, b).tobytes() == right.tobytes()
 checks = done[0].checks
 assert checks.products >= 3 and checks.sums >= 3 and checks.repeated == 3, checks
@@ -79,8 +79,8 @@ else:
     MpiTransport._others = arriving
 runner = RankRunner(comm, device="cpu", split="cols", checked=True, rounds=3)
 done = []
-run = runner.run
-runner.run = lambda *x, **y: done.append(run(*x, **y)) or done[-1]
+run = runner._run
+runner._run = lambda *x, **y: done.append(run(*x, **y | {"told": True})) or done[-1]
 for _ in range(2):
     seen.clear()
     assert runner.gemm(a, b).tobytes() == right.tobytes()

@@ -140,6 +140,13 @@ def test_what_lies_where_it_is_read_is_not_cut_to_read_less(n):
     assert long.plan.grid == (1, 1, 4)
 
 
+@pytest.mark.parametrize("n", [64, 512, 4096])
+def test_two_hosts_bring_rows_to_each_other_and_no_partials(n):
+    """Cores sum partials in time of their own, and whole rows travel as they lie."""
+    assert make_rank_plan(Problem(n, n, n), CPU, 2).plan.grid == (2, 1, 1)
+    assert make_rank_plan(Problem(n, n, 100 * n), CPU, 2).plan.grid == (1, 1, 2)
+
+
 @pytest.mark.parametrize(("m", "n", "lines"), [(64, 100, 32), (1, 90, 45), (0, 0, 1)])
 def test_a_strip_has_no_more_rounds_than_lines(m, n, lines):
     started = time.monotonic()
@@ -150,6 +157,16 @@ def test_a_strip_has_no_more_rounds_than_lines(m, n, lines):
         plan.problem, CPU, 2, split="cols", rounds=lines
     ).bytes_kept(1)
     assert time.monotonic() - started < 5
+
+
+@pytest.mark.parametrize(("shape", "rounds"), [
+    ((512, 512, 512), 1), ((2048, 2048, 2048), 8), ((20000, 16, 16), 1), ((1, 4096, 4096), 1),
+])  # fmt: skip
+def test_hosts_make_rounds_of_what_takes_long_enough_to_overlap(shape, rounds):
+    plan = make_rank_plan(Problem(*shape), CPU, 2, split="cols")
+    assert plan.rounds == rounds
+    assert rounds > 1 or plan.brief(0, *plan.pieces(0)[0].shape)
+    assert make_rank_plan(Problem(*shape), CPU, 2, split="cols", rounds=1).rounds == 1
 
 
 def test_a_split_by_rows_has_one_round_and_no_sum():

@@ -16,9 +16,10 @@ from ..problem import Problem
 from ..ranks import ending, verify
 from ..ranks.launch import agree, bind_cores, place, together
 from ..ranks.rank_plan import RankPlan, make_rank_plan
+from ..ranks.rank_planner import nothing_multiplied
 from ..ranks.rank_result import RankResult
-from ..ranks.redistribution import NOTHING, Part, move
-from ..ranks.runner import RankRunner, nothing_multiplied, parts_of
+from ..ranks.redistribution import NOTHING, Part, move, parts_of
+from ..ranks.runner import RankRunner
 from ..reporting import rank_report
 from ..reporting.file_report import Files
 from ..runner import Runner

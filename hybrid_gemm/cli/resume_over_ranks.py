@@ -15,8 +15,7 @@ from ..options import PANEL_SIDE, Options
 from ..ranks.launch import agree, together
 from ..ranks.rank_plan import RankPlan
 from ..ranks.rank_result import RankResult
-from ..ranks.redistribution import Part
-from ..ranks.runner import parts_of
+from ..ranks.redistribution import Part, parts_of
 from ..ranks.unfinished_over_ranks import UnfinishedOverRanks
 from ..reporting import resume_report
 from ..verify import Verdict

@@ -115,7 +115,8 @@ class DistributedStacks:
     def _shapes(self) -> list | None:
         if not self._holds or self.a is None or self.b is None:
             return None
-        return [(tuple(x.shape), np.dtype(x.dtype)) for x in (self.a, self.b)]
+        # In the host's byte order, whichever each rank has: the numbers are the same.
+        return [(tuple(x.shape), np.dtype(x.dtype).newbyteorder("=")) for x in (self.a, self.b)]
 
     def _make_c(self) -> None:
         alike = [np.broadcast_to(np.empty((), dtype), shape) for shape, dtype in self.shapes]

@@ -25,6 +25,7 @@ PIECE_ROWS = 512  # on GPUs: a piece is at least so high, to keep its kernel bus
 PIECE_ROWS_ELSEWHERE = 128
 PIECE_ROWS_THERE = 4096  # of data on GPUs: only the last sum shows, and large pieces are faster
 MOST_ROUNDS = 8
+LOOK_MS = 2  # how long a rank whose cores multiply leaves MPI alone
 HOST_GBPS = 5  # assumed between ranks, and from a file or the generator, when not known
 
 
@@ -53,6 +54,7 @@ class RankPlan:
     rounds: int
     predicted_ms: float
     parts: int = 1
+    needs: int = 0  # bytes of the rank that needs most
 
     def __repr__(self) -> str:
         return (
@@ -118,6 +120,17 @@ class RankPlan:
     def summed(self, rank: int) -> bool:
         """Whether this rank's block of C is a sum over ranks."""
         return self.box(rank) is not None and len(self.members(rank)) > 1
+
+    def brief(self, rank: int, rows: int, cols: int) -> bool:
+        """Whether a rank whose cores multiply makes so many rows and columns of its block of C
+        before it would look at MPI."""
+        spec, k = self.plan.devices[rank], len(self.box_of(rank).ks)
+        return not spec.on_gpu and _multiply_ms(self.problem, spec, rows, cols, k) <= LOOK_MS
+
+    @cached_property
+    def sums(self) -> bool:
+        """Whether any block of C is a sum over ranks."""
+        return any(len(cell) > 1 for cell in self._cells)
 
     def by_rows(self, rank: int) -> bool:
         """Whether strips of this rank's block of C, and their pieces, are some of its rows."""
@@ -255,7 +268,7 @@ def make_rank_plan(
 
     costs = {}
     for shape in shapes:
-        made = _rounds(problem, shape, spec.on_gpu, resident)
+        made = _rounds(problem, shape, spec, resident)
         if rounds:
             made = min(rounds, _most_rounds(problem, shape))
         need, ms = _cost(problem, spec, shape, made, resident, there)
@@ -263,7 +276,8 @@ def make_rank_plan(
             made *= 2  # smaller pieces are slower, and hold less
             need, ms = _cost(problem, spec, shape, made, resident, there)
         costs[shape] = (need > spec.memory_bytes, ms, sum(sides(problem, shape)), need, made)
-    best = min(costs, key=lambda shape: costs[shape][:3])
+    # Of those as fast, that with the fewest cuts along n: whole rows travel as they lie.
+    best = min(costs, key=lambda shape: (*costs[shape][:3], shape[1]))
     too_big, ms, _read, need, made = costs[best]
     if too_big:
         raise OutOfMemoryError(
@@ -274,17 +288,31 @@ def make_rank_plan(
     devices = tuple(replace(spec, name=f"rank {i}", unit=i) for i in range(ranks))
     task = Task(problem, devices, kernel, resident=resident)
     plan = on_grid(task, Grid(*map(tuple, spans)) if spans else task.grid(best))
-    return RankPlan(plan, threads, made, ms)
+    return RankPlan(plan, threads, made, ms, needs=need)
 
 
-def _rounds(problem: Problem, grid, on_gpu: bool, resident: bool) -> int:
-    """As many rounds as leave pieces high enough: more rounds overlap more, and hold less."""
-    if grid[2] == 1:
+def _rounds(problem: Problem, shape: tuple, spec: DeviceSpec, resident: bool) -> int:
+    """As many rounds as leave pieces high enough: more rounds overlap more, and hold less. Where
+    cores multiply, nothing overlaps with a piece that is made before they would look at MPI."""
+    m, n, k = sides(problem, shape)
+    depth = shape[2]
+    if depth == 1:
         return 1
-    lowest = PIECE_ROWS if on_gpu else PIECE_ROWS_ELSEWHERE
-    if resident and on_gpu:
+    most = MOST_ROUNDS
+    if not spec.on_gpu:
+        most = min(most, int(_multiply_ms(problem, spec, -(-m // depth), n, k) / LOOK_MS))
+    lowest = PIECE_ROWS if spec.on_gpu else PIECE_ROWS_ELSEWHERE
+    if resident and spec.on_gpu:
         lowest = PIECE_ROWS_THERE
-    return max(1, min(MOST_ROUNDS, _strip_rows(problem, grid) // lowest))
+    return max(1, min(most, _strip_rows(problem, shape) // lowest))
+
+
+def _multiply_ms(problem: Problem, spec: DeviceSpec, m: int, n: int, k: int) -> float:
+    """About how long one rank takes for m x n x k of a problem."""
+    tile = 16 if spec.on_gpu else 1
+    flops = problem.step_flops * (-(-m // tile) * tile) * (-(-n // tile) * tile) * k
+    moved = problem.itemsize * (m * k + k * n + m * n)
+    return max(flops / (tflops(spec, problem) * 1e9), moved / (spec.memory_gbps * 1e6))
 
 
 def _most_rounds(problem: Problem, grid) -> int:
@@ -308,14 +336,12 @@ def _cost(problem: Problem, spec: DeviceSpec, grid, rounds: int, resident: bool,
     keeps = size * int(operands + partial / depth + in_flight)
     if spec.checked and not spec.host_memory:
         keeps += CHECKING_BYTES * (m + k) + (size * partial // depth if problem.beta else 0)
-    flops = problem.step_flops * (-(-m // 16) * 16) * (-(-n // 16) * 16) * k
-    multiply = max(
-        flops / (tflops(spec, problem) * 1e9),
-        size * (m * k + k * n + m * n) / (spec.memory_gbps * 1e6),
-    )
+    multiply = _multiply_ms(problem, spec, m, n, k)
     link = spec.link_gbps if math.isfinite(spec.link_gbps) else HOST_GBPS
     peer = spec.peer_gbps if math.isfinite(spec.peer_gbps) else HOST_GBPS
     read = 0 if resident or there else size * (m * k + k * n) / (link * 1e6)
     travel = size * partial * (depth - 1) / depth / (peer * 1e6)
-    # What travels hides behind multiplying, but for the last round.
-    return keeps, read + max(multiply, travel) + travel / rounds
+    summing = size * partial * (depth + 1) / depth / (spec.memory_gbps * 1e6) if depth > 1 else 0
+    # What travels hides behind multiplying, but for the last round; so do sums that no core makes.
+    last = travel + (rounds if spec.host_memory else 1) * summing
+    return keeps, read + max(multiply, travel) + last / rounds

@@ -38,13 +38,12 @@ from ..planning.plan import Plan
 from ..planning.reading_order import Need, reading_order
 from ..problem import Problem
 from .heartbeat import MULTIPLYING, WAITING, Heartbeat
-from .rank_plan import Piece, RankPlan
+from .rank_plan import LOOK_MS, Piece, RankPlan
 from .transports import Transport
 
 POLL_S = 5e-5  # where devices queue their work
 POLL_S_ELSEWHERE = 5e-4
-POLL_S_WORKING = 2e-3  # while cores multiply: every look takes time from them
-SMALL_FLOPS = 1e7  # of a piece, which a core makes in about the time that threads take to start
+POLL_S_WORKING = LOOK_MS / 1e3  # while cores multiply: every look takes time from them
 
 
 class _AtOnce(Executor):
@@ -140,10 +139,13 @@ class RankRun:
         self.working_s = self.poll_s if device.queues else POLL_S_WORKING
         if operands is None:
             return
+        box = plan.box_of(self.rank)
+        self.at_once = device.host_memory and plan.brief(self.rank, len(box.rows), len(box.cols))
+        self.made: np.ndarray | None = None  # all of the box, where it is made at once
         self.todo, self.own = (deque(p) for p in (plan.pieces(self.rank), plan.owned(self.rank)))
         if executor.transport and self._there:
             for piece in self.todo:
-                self._operands(piece)
+                self._operands(*self._within(piece))
         for device in self.devices:
             device.start_clock()
 
@@ -214,23 +216,47 @@ class RankRun:
             yield Need("A", _from(box.rows, piece.rows), every, *share)
             yield Need("B", every, _from(box.cols, piece.cols), *share)
 
-    def _operands(self, piece: Piece) -> tuple[Plan, Variant, Operand, Operand]:
-        """A piece's plan and kernel, and what of op(A) and op(B) it reads."""
-        box, mine = self.plan.box_of(self.rank), self._mine
-        rows, cols = _from(box.rows, piece.rows), _from(box.cols, piece.cols)
-        every = Span(0, len(box.ks))
-        product = self._product(*piece.shape, len(box.ks), 1, 0)
+    def _within(self, piece: Piece) -> tuple[Span, Span]:
+        """A piece's rows and columns, counted from those of this rank's box."""
+        box = self.plan.box_of(self.rank)
+        return _from(box.rows, piece.rows), _from(box.cols, piece.cols)
+
+    def _operands(self, rows: Span, cols: Span) -> tuple[Plan, Variant, Operand, Operand]:
+        """The plan and kernel of a part of this rank's box, and what of op(A) and op(B) it
+        reads."""
+        every, mine = Span(0, len(self.plan.box_of(self.rank).ks)), self._mine
+        product = self._product(len(rows), len(cols), len(every), 1, 0)
         return *product, mine.a.part(rows, every), mine.b.part(every, cols)
 
-    def _multiply(self, piece: Piece, buffer: Operand, shared: SharedBlocks) -> Timeline:
-        plan, variant, a, b = self._operands(piece)
+    def _multiply(
+        self, piece: Piece, buffer: Operand, shared: SharedBlocks, stream: Stream
+    ) -> Timeline:
+        rows, cols = self._within(piece)
+        if not self.at_once:
+            return self._make(rows, cols, buffer, shared, stream)
+        timeline = Timeline()
+        if self.made is None:
+            box = self.plan.box_of(self.rank)
+            every = Span(0, len(box.rows)), Span(0, len(box.cols))
+            self.made = np.empty((len(box.rows), len(box.cols)), self.dtype)
+            timeline = self._make(*every, Operand.of(self.made), shared, stream)
+        buffer.array[...] = self.made[rows.slice, cols.slice]
+        return timeline
+
+    def _make(
+        self, rows: Span, cols: Span, buffer: Operand, shared: SharedBlocks, stream: Stream
+    ) -> Timeline:
+        """A part of this rank's box, in its buffer."""
+        plan, variant, a, b = self._operands(rows, cols)
+        if self._on_host:
+            return self._launch(rows, cols, buffer, stream).result()
         operands = Operands(plan.problem, a, b, None, buffer)
         run = ThreadRun(plan, self.devices, variant, operands, self.progress, shared=shared)
         return run.execute().timeline
 
-    def _launch(self, piece: Piece, buffer: Operand, stream: Stream) -> Launched:
+    def _launch(self, rows: Span, cols: Span, buffer: Operand, stream: Stream) -> Launched:
         """The same where A and B are: nothing has to be brought, and nobody waits for it."""
-        _plan, variant, a, b = self._operands(piece)
+        _plan, variant, a, b = self._operands(rows, cols)
         device, flops = self.devices[0], 2 * a.shape[1] * buffer.array.size
         with device.using(stream):
             start = stream.record()
@@ -239,6 +265,14 @@ class RankRun:
         if self.progress:
             self.progress(flops)
         return launched
+
+    @property
+    def _on_host(self) -> bool:
+        """Whether this rank's one worker reads A and B in the host's memory as they are."""
+        device, dtype = self.devices[0], self.plan.problem.operands
+        mine = self._mine.a, self._mine.b
+        one = self.plan.threads == 1 and device.host_memory
+        return one and all(x.usable_in_place(device, dtype) for x in mine)
 
     @property
     def _there(self) -> bool:
@@ -269,9 +303,9 @@ class RankRun:
                     piece = todo.popleft()
                     future: Future | Launched
                     if there and buffer.home is device:
-                        future = self._launch(piece, buffer, stream)
+                        future = self._launch(*self._within(piece), buffer, stream)
                     else:
-                        future = lanes.submit(self._multiply, piece, buffer, shared)
+                        future = lanes.submit(self._multiply, piece, buffer, shared, stream)
                     multiplying[future] = piece, buffer
                 transport.poll()
                 if own and not summing and (parts := transport.parts(own[0].round)):
@@ -302,10 +336,8 @@ class RankRun:
 
     def _threads(self) -> tuple[Executor, Executor]:
         """What multiplies pieces, and what sums them, beside the thread that talks to MPI; that
-        thread itself where cores make small pieces."""
-        deep = 2 * len(self.plan.box_of(self.rank).ks)
-        most = max((deep * rows * cols for rows, cols in (p.shape for p in self.todo)), default=0)
-        if most <= SMALL_FLOPS and not self.devices[0].queues:
+        thread itself where cores make a piece in less time than it leaves MPI alone."""
+        if all(self.plan.brief(self.rank, *piece.shape) for piece in self.todo):
             return _AtOnce(self.beat), _AtOnce(self.beat)
         return ThreadPoolExecutor(self.lanes, "lane"), ThreadPoolExecutor(1, "sum")
 

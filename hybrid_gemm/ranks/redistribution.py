@@ -68,32 +68,42 @@ def move(comm, array, have: Sequence[Part], want: Sequence[Part], dtype):
     that has nothing.
     """
     rank, dtype = comm.rank, np.dtype(dtype)
+    holders = [r for r, part in enumerate(have) if part & part]
+    if len(holders) == 1 and all(part == have[holders[0]] for part in want):
+        return _broadcast(comm, array, have[holders[0]], holders[0], dtype)
     incoming = [(r, have[r] & want[rank]) for r in range(comm.size) if r != rank]
     outgoing = [(r, have[rank] & want[r]) for r in range(comm.size) if r != rank]
     incoming, outgoing = ([(r, p) for r, p in x if p] for x in (incoming, outgoing))
     own = have[rank] & want[rank]
-    if own == want[rank] and not outgoing:
-        return have[rank].of(array, own)
-
-    sends, kept = [], []
+    out = have[rank].of(array, own) if own == want[rank] else np.empty(want[rank].shape, dtype)
+    wanted = [(r, p) for r, part in incoming for p in _pieces(part, dtype)]
+    in_place = {r for r, part in incoming if part.cols == want[rank].cols}  # whole rows of `out`
+    requests = [comm.Irecv(_bytes(want[rank].of(out, p)), r) for r, p in wanted if r in in_place]
+    kept = []
     for other, part in outgoing:
         for piece in _pieces(part, dtype):
             data = _host(have[rank].of(array, piece), dtype)
             kept.append(data)
-            sends.append(comm.Isend(_bytes(data), other))
-    if own == want[rank]:
-        out = have[rank].of(array, own)
-    else:
-        out = np.empty(want[rank].shape, dtype)
-        if own:
-            want[rank].of(out, own)[...] = _host(have[rank].of(array, own), dtype)
-    for other, part in incoming:
-        for piece in _pieces(part, dtype):
+            requests.append(comm.Isend(_bytes(data), other))
+    if own and own != want[rank]:
+        want[rank].of(out, own)[...] = _host(have[rank].of(array, own), dtype)
+    for other, piece in wanted:
+        if other not in in_place:
             data = np.empty(piece.shape, dtype)
             comm.Recv(_bytes(data), other)
             want[rank].of(out, piece)[...] = data
-    for request in sends:
+    for request in requests:
         request.Wait()
+    return out
+
+
+def _broadcast(comm, array, whole: Part, source: int, dtype):
+    """A matrix of which `source` has all, on every rank: there it is a view."""
+    here = comm.rank == source
+    out = whole.of(array, whole) if here else np.empty(whole.shape, dtype)
+    for piece in _pieces(whole, dtype) if comm.size > 1 else ():
+        part = whole.of(out, piece)
+        comm.Bcast(_bytes(_host(part, dtype) if here else part), source)
     return out
 
 

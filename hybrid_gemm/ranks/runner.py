@@ -22,12 +22,9 @@ from ..devices.cpu import CpuDevice
 from ..errors import UsageError
 from ..execution.checked_device import checks_of
 from ..execution.checks import total
-from ..host.kept import Kept
 from ..kernel_choice import compute_modes
 from ..options import CHOICES, Options, named_keywords, with_options
 from ..planning.hardware import DeviceSpec
-from ..planning.plan import NOWHERE, Plan
-from ..planning.planner import make_plan
 from ..problem import Problem, Scalar
 from ..runner import Runner
 from . import heartbeat, launch, telling, transports
@@ -36,13 +33,12 @@ from .distributed_operands import DistributedOperands
 from .distributed_stacks import DistributedStacks
 from .on_device import fetch, put
 from .own_communicator import own
-from .rank_plan import RankPlan, make_rank_plan
+from .rank_plan import RankPlan
+from .rank_planner import RankPlanner, Settled, Told, least
 from .rank_result import RankResult, gathered
 from .rank_run import RankExecutor, RankRun
-from .redistribution import part_of, parts_of
-from .transports import KeptTransport
+from .transports import KeptTransport, Transport
 
-MAX_PLANS = 256  # of what a rank multiplies, remembered
 OWN_CHOICES = {"gpus"}  # that ranks may make each for itself
 
 
@@ -134,7 +130,7 @@ class RankRunner:
                 UsageError(f"ranks found different devices, so name one by --device: {found}")
             )
         self._transport = KeptTransport(options.transport, comm, self.where.node, self.devices[0])
-        self._inner_plans: Kept[Plan] = Kept(MAX_PLANS)
+        self._planner = RankPlanner(comm.size, self.where, self.local, options)
 
     def _local_runner(self) -> Runner:
         """What multiplies on this rank: its own devices and threads."""
@@ -157,22 +153,7 @@ class RankRunner:
     def spec(self) -> DeviceSpec:
         """What every rank has: as many devices as each opened, and of a device's memory as much
         as the rank that has the least."""
-        return _least(self.comm.allgather(self._own_spec()))
-
-    def _own_spec(self) -> DeviceSpec:
-        found = self.local.plans.specs()
-        sharing = self.where.local_size
-        slower = 1 if isinstance(self.devices[0].unwrapped, CpuDevice) else sharing  # by its cores
-        if self.devices[0].queues:
-            from ..devices.cuda import device as cuda
-
-            sharing, slower = -(-sharing // cuda.count()), 1
-        return dataclasses.replace(
-            found[0],
-            name=f"{found[0].name} of each rank",
-            tflops=found[0].tflops * len(found) / slower,
-            memory_bytes=min(s.memory_bytes for s in found) // sharing,
-        )
+        return least(self.comm.allgather(self._planner.own_spec()))
 
     @_in_call
     def plan(
@@ -182,23 +163,14 @@ class RankRunner:
         `there` if each has its blocks of A and B where its device reads them. Raises the same
         error on all ranks."""
         spec = self.spec()
-        return launch.together(self.comm, lambda: self._plan(problem, spec, resident, spans, there))
-
-    def _plan(
-        self, problem: Problem, spec: DeviceSpec, resident: bool, spans: Any, there: bool
-    ) -> RankPlan:
-        options = self.options
-        return make_rank_plan(
-            self.local.plans.settle(problem), spec, self.comm.size, threads=self.threads,
-            split=options.split, grid=tuple(map(len, spans)) if spans else options.grid,
-            rounds=options.rounds, spans=spans, kernel=self.local.plans.kernel_name,
-            resident=resident, there=there,
-        )  # fmt: skip
+        return launch.together(
+            self.comm, lambda: self._planner.plan(problem, spec, resident, spans, there)
+        )
 
     @property
     def by_three(self) -> bool:
         """Whether complex products are made of three real ones."""
-        return self.options.algorithm == "3m"
+        return self._planner.by_three
 
     @property
     def threads(self) -> int:
@@ -207,35 +179,8 @@ class RankRunner:
 
     def variant(self, plan: RankPlan) -> Variant:
         """The kernel that a rank's pieces take."""
-        by_three = plan.problem.is_complex and self.by_three
-        real = plan.as_third if by_three else plan.as_real
-        return launch.together(self.comm, lambda: self._variant(real))
-
-    def _variant(self, plan: RankPlan, there: bool = False) -> Variant:
-        boxes = [plan.box(self.comm.rank), *(plan.box(rank) for rank in range(plan.ranks))]
-        box = next(filter(None, boxes), None)
-        problem = plan.problem
-        if box:
-            sides = len(box.rows), len(box.cols), len(box.ks)
-            problem = dataclasses.replace(problem, m=sides[0], n=sides[1], k=sides[2])
-        return self.local.variant(self._inner(problem, there))
-
-    def _inner(self, problem: Problem, there: bool = False) -> Plan:
-        """The plan of a rank's own work; `there` if A and B lie on its first device. Made for
-        the memory that was free at first, since a run that has begun has taken some."""
-        known = self._inner_plans.get((problem, there))
-        if known is None:
-            known = make_plan(
-                problem, self._specs, self.threads, split=self.local.options.split,
-                kernel=self.local.plans.kernel_name, resident=there,
-                homes=(0, 0, None) if there else NOWHERE,
-            )  # fmt: skip
-            self._inner_plans.put((problem, there), known)
-        return known
-
-    @functools.cached_property
-    def _specs(self) -> tuple[DeviceSpec, ...]:
-        return self.local.plans.specs()
+        planner = self._planner
+        return launch.together(self.comm, lambda: planner.variant(planner.real(plan)))
 
     @_in_call
     def run(
@@ -248,34 +193,22 @@ class RankRunner:
         `resident` blocks are put on the device before the clock starts. Complex blocks of op(A) and
         op(B) are those that the problem conjugates.
         """
+        return self._run(plan, a, b, c, out, resident=resident, progress=progress)
+
+    def _run(
+        self, plan: RankPlan, a: Any, b: Any, c: Any, out: Any, *, resident: bool = False,
+        progress: Callable[[int], None] | None = None, told: bool = True,
+    ) -> RankResult:  # fmt: skip
+        """`run`; its result is of all ranks where it is to be `told`, and of this one otherwise."""
         if plan.problem.is_complex:
-            real = ComplexRun(self.comm, self.run, plan, resident, progress)
+            multiply = functools.partial(self._run, told=told)
+            real = ComplexRun(self.comm, multiply, plan, resident, progress)
             return (real.by_three if self.by_three else real.by_four)(a, b, c, out)
-        rank, problem, local = self.comm.rank, plan.problem, self.local
-        busy = plan.box(rank) is not None
+        problem, local = plan.problem, self.local
         transport, words = self._transport.of(plan)
-        device = self.devices[0]
-        home = device if resident and not device.host_memory else None
-
-        def prepare() -> tuple[RankRun, Variant | None]:
-            operands, there = None, True
-            if busy:
-                operands = self._operands(problem, a, b, c, out, home)
-                there = all(
-                    x.usable_in_place(device, problem.operands) for x in (operands.a, operands.b)
-                )
-            # What lies on a device is multiplied at once, and not panel by panel as it arrives.
-            variant = self._variant(plan, there) if problem.m and problem.n else None
-            if operands and variant:
-                for each in self.devices:
-                    each.prepare(variant, operands.a.array, operands.b.array, problem.operands)
-            executor = RankExecutor(
-                rank, self.devices, functools.partial(self._inner, there=there), local.variant,
-                transport, self.beat, self.where.local_size,
-            )  # fmt: skip
-            return executor.prepare(plan, operands, progress), variant
-
-        run, variant = launch.together(self.comm, prepare)  # all ranks begin when all are ready
+        run, variant = launch.together(  # all ranks begin when all are ready
+            self.comm, lambda: self._ready(plan, (a, b, c, out), resident, progress, transport)
+        )
         before, checked = local.plans.verdicts(problem), checks_of(self.devices)
         since = time.time()
         done = run.execute()
@@ -283,15 +216,41 @@ class RankRunner:
             fetch(made.out, out)
         taken, now = local.plans.verdicts(problem) - before, checks_of(self.devices)
         found = None if checked is None or now is None else now.since(checked)
-        with self.beat.during(heartbeat.WAITING):
-            everyone = self.comm.allgather((done.total_ms, taken, found))
-            timeline = gathered(self.comm, plan, done.timeline)
+        everyone, timeline = [(done.total_ms, taken, found)], done.timeline
+        if told:
+            with self.beat.during(heartbeat.WAITING):
+                everyone = self.comm.allgather(everyone[0])
+                timeline = gathered(self.comm, plan, timeline)
         times, verdicts, checks = zip(*everyone, strict=True)
         return RankResult(
             out, plan, variant, timeline, max(times), words, since,
             compute_modes.ran(variant, problem, sum(verdicts)),
             None if found is None else total(checks), tuple(run.products.values()),
         )  # fmt: skip
+
+    def _ready(
+        self, plan: RankPlan, arrays: tuple[Any, Any, Any, Any], resident: bool,
+        progress: Callable[[int], None] | None, transport: Transport | None,
+    ) -> tuple[RankRun, Variant | None]:  # fmt: skip
+        """This rank's part of a run, ready to start, and the kernel that pieces take."""
+        problem, device, rank = plan.problem, self.devices[0], self.comm.rank
+        home = device if resident and not device.host_memory else None
+        operands, there = None, True
+        if plan.box(rank) is not None:
+            operands = self._operands(problem, *arrays, home)
+            there = all(
+                x.usable_in_place(device, problem.operands) for x in (operands.a, operands.b)
+            )
+        # What lies on a device is multiplied at once, and not panel by panel as it arrives.
+        variant = self._planner.variant(plan, there) if problem.m and problem.n else None
+        if operands and variant:
+            for each in self.devices:
+                each.prepare(variant, operands.a.array, operands.b.array, problem.operands)
+        executor = RankExecutor(
+            rank, self.devices, functools.partial(self._planner.inner, there=there),
+            self.local.variant, transport, self.beat, self.where.local_size,
+        )  # fmt: skip
+        return executor.prepare(plan, operands, progress), variant
 
     def _operands(
         self, problem: Problem, a: Any, b: Any, c: Any, out: Any, home: Device | None
@@ -326,7 +285,7 @@ class RankRunner:
         """alpha * op(A) @ op(B) + beta * C; see `hybrid_gemm.gemm` with `comm`. What one rank
         gives wrongly raises on all of them."""
 
-        def look() -> tuple[tuple, dict]:
+        def look() -> tuple[tuple, tuple]:
             guests = Guests.of(a, b, c, out)
             views = (guests.a, guests.b, guests.c, guests.out) if guests else (a, b, c, out)
             lie = (trans_a, trans_b), distribution, result, root
@@ -348,7 +307,7 @@ class RankRunner:
 
         lie = distribution, result, root
 
-        def matrices(x: Any, y: Any, out: Any = None) -> tuple[DistributedOperands, dict]:
+        def matrices(x: Any, y: Any, out: Any = None) -> tuple[DistributedOperands, tuple]:
             given = DistributedOperands(self.comm, (x, y, None, out), (False, False), *lie)
             return given, self._told(given, 1.0, 0.0)
 
@@ -375,70 +334,42 @@ class RankRunner:
     def _faster_together(self, problem: Problem, products: int) -> bool:
         """Whether all ranks together make fewer products than there are ranks in less time than
         one rank takes for one of them. Collective."""
-        spec, options = self.spec(), self.options
-        settled = nothing_multiplied(self.local.plans.settle(problem))
-        if not (settled.m and settled.n and settled.k):
-            return False
+        spec, planner = self.spec(), self._planner
+        return launch.together(
+            self.comm, lambda: planner.faster_together(problem, products, spec)
+        )  # fmt: skip
 
-        def predicted_ms(ranks: int, **cut: Any) -> float:
-            return make_rank_plan(settled, spec, ranks, threads=self.threads, **cut).predicted_ms
-
-        def compare() -> bool:
-            cut = {"split": options.split, "grid": options.grid}
-            return products * predicted_ms(self.comm.size, **cut) < predicted_ms(1)
-
-        return launch.together(self.comm, compare)
-
-    def _told(self, given: DistributedOperands, alpha: Scalar, beta: Scalar) -> dict:
+    def _told(self, given: DistributedOperands, alpha: Scalar, beta: Scalar) -> Told:
         """What the other ranks have to know of this one's arrays and device."""
-        device = self.devices[0]
-        check_device(given.arrays.values(), device)
-        home = None if device.host_memory else device
-        there = all(
-            x is not None and self.local._home_of(x) is home
-            for x in (given.arrays["A"], given.arrays["B"])
-        )
-        return {**given.told(alpha, beta), "there": there, "spec": self._own_spec()}
+        check_device(given.arrays.values(), self.devices[0])
+        return self._planner.told(given, alpha, beta)
 
-    def _multiply(self, given: DistributedOperands, everyone: Sequence[dict]) -> Any:
-        def settle() -> tuple[Problem, RankPlan]:
-            problem = nothing_multiplied(given.problem(everyone))
-            spans = None
-            if problem.k:
-                spans = given.spans(self.options.split, self.options.grid, problem)
-            there = given.stay(spans) and self._there(problem, everyone)
-            spec = _least([told["spec"] for told in everyone])
-            plan = self._plan(problem, spec, False, spans, there)
-            given.check_out(problem)
-            return problem, plan
-
-        problem, plan = launch.together(self.comm, settle)
+    def _multiply(self, given: DistributedOperands, everyone: Sequence[Told]) -> Any:
+        settled = self._planner.settle(given, everyone)
+        problem, strips = settled.problem, settled.want["C"]
+        if any(told.gives_out for told in everyone):
+            launch.together(self.comm, lambda: given.check_out(problem))
         wait_for_streams(*given.arrays.values())  # which may still be writing them
-        boxes = [plan.box(rank) for rank in range(plan.ranks)]
-        local_a, local_b = (
-            given.local(x, [part_of(box, *sides) for box in boxes])
-            for x, sides in (("A", ("rows", "ks")), ("B", ("ks", "cols")))
-        )
-        strips = parts_of(plan)
-        local_c = given.local("C", strips) if problem.beta else None
+        a, b = (given.local(x, settled.want[x]) for x in "AB")
+        c = given.local("C", strips) if problem.beta else None
         made = given.empty(strips[self.comm.rank].shape, problem.out_dtype)
-        done = self.run(plan, local_a, local_b, local_c, made)
-        return given.returned(done.c, strips, problem)
+        if settled.alone:
+            self._multiply_alone(settled, a, b, c, made)
+        else:
+            made = self._run(settled.plan, a, b, c, made, told=False).c
+        return given.returned(made, strips, problem)
 
-    def _there(self, problem: Problem, everyone: Sequence[dict]) -> bool:
-        """Whether each rank's A and B lie where its device reads them, in the dtype that is
-        multiplied."""
-        dtype = self.local.plans.settle(problem).operands
-        return all(told["there"] and all(told[x][1] == dtype for x in "AB") for told in everyone)
-
-
-def _least(specs: Sequence[DeviceSpec]) -> DeviceSpec:
-    """The first rank's, with the memory of the rank that has the least."""
-    least = min(spec.memory_bytes for spec in specs)
-    return dataclasses.replace(specs[0], memory_bytes=least)
-
-
-def nothing_multiplied(problem: Problem) -> Problem:
-    """As in BLAS, A and B are not read where alpha or K is 0."""
-    empty = problem.k == 0 or problem.alpha == 0
-    return dataclasses.replace(problem, k=0, alpha=0) if empty else problem
+    def _multiply_alone(self, settled: Settled, a: Any, b: Any, c: Any, out: Any) -> None:
+        """This rank's block of C, without the other ranks."""
+        problem, conj = settled.problem, (settled.problem.conj_a, settled.problem.conj_b)
+        a, b, c = (
+            x if x is None else x.astype(settled.dtypes[name], copy=False)
+            for name, x in (("A", a), ("B", b), ("C", c))
+        )
+        with self.beat.during(heartbeat.MULTIPLYING), self.devices[0].session():
+            self.beat.computes = True
+            self.local.gemm(
+                a.T if conj[0] else a, b.T if conj[1] else b, c, alpha=problem.alpha,
+                beta=problem.beta, trans_a="c" if conj[0] else False,
+                trans_b="c" if conj[1] else False, out=out,
+            )  # fmt: skip

@@ -9,6 +9,8 @@ from typing import Any, NoReturn, TypeVar
 from ..errors import HybridGemmError
 from . import heartbeat, launch
 
+LENGTH, SHORT = 8, 1016  # bytes of a text's length, and of a short text
+
 Own = TypeVar("Own")
 
 
@@ -29,13 +31,28 @@ def tell(comm: Any, call: Callable[[], tuple[Own, Any]]) -> tuple[Own, list[Any]
         except Exception as error:
             failure = error
     with beat.call(heartbeat.WAITING):
-        everyone = comm.allgather(sent)
+        everyone = _allgather(comm, sent)
     try:
         if not all(everyone):
             launch.together(comm, lambda: _raise(failure))
     finally:
         failure = None  # whose traceback leads here, and to arrays
     return found, [pickle.loads(x) for x in everyone]  # type: ignore[return-value]
+
+
+def _allgather(comm: Any, text: bytes) -> list[bytes]:
+    """Every rank's text: by one call of MPI where all are short, as they are but for long options;
+    mpi4py's own takes two."""
+    from mpi4py import MPI
+
+    sent = len(text).to_bytes(LENGTH) + text[:SHORT]
+    everyone = bytearray(comm.size * (LENGTH + SHORT))
+    comm.Allgather([sent.ljust(LENGTH + SHORT), MPI.BYTE], [everyone, MPI.BYTE])
+    found = [everyone[i : i + LENGTH + SHORT] for i in range(0, len(everyone), LENGTH + SHORT)]
+    sizes = [int.from_bytes(x[:LENGTH]) for x in found]
+    if max(sizes) > SHORT:
+        return comm.allgather(text)
+    return [bytes(x[LENGTH : LENGTH + size]) for x, size in zip(found, sizes, strict=True)]
 
 
 def refuse(comm: Any, error: Exception) -> NoReturn:

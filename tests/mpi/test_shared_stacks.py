@@ -73,6 +73,21 @@ def test_dtypes(comm, device, dtype, rng):
     np.testing.assert_array_equal(got, np.matmul(a, b))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "complex128", "int16"])
+def test_ranks_may_differ_in_byte_order(comm, dtype, rng):
+    a, b = (integers(rng, shape).astype(dtype) for shape in ((5, 4, 6), (5, 6, 3)))
+    mine = a.astype(a.dtype.newbyteorder()) if comm.rank else a
+    got = hybrid_gemm.matmul(mine, b, comm=comm, device="cpu")
+    assert got.dtype == dtype
+    np.testing.assert_array_equal(got, a @ b)
+    given = (a.astype(a.dtype.newbyteorder()), b) if comm.rank == 0 else (None, None)
+    got = hybrid_gemm.matmul(
+        *given, comm=comm, device="cpu", distribution="root", result="replicated"
+    )
+    assert got.dtype == dtype
+    np.testing.assert_array_equal(got, a @ b)
+
+
 def test_arrays_of_another_library_come_back_as_its_own(comm, rng):
     a, b = integers(rng, (5, 4, 6)), integers(rng, (5, 6, 3))
     got = hybrid_gemm.matmul(Other(a), Other(b), comm=comm, device="cpu")

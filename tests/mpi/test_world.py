@@ -23,8 +23,7 @@ from hybrid_gemm.planning.partition import Span
 from hybrid_gemm.problem import Problem
 from hybrid_gemm.ranks import transports, verify
 from hybrid_gemm.ranks.rank_plan import make_rank_plan
-from hybrid_gemm.ranks.redistribution import NOTHING, Part, move
-from hybrid_gemm.ranks.runner import parts_of
+from hybrid_gemm.ranks.redistribution import NOTHING, Part, move, parts_of
 from hybrid_gemm.verify import growth_of
 
 pytestmark = pytest.mark.mpi
@@ -102,10 +101,19 @@ def test_parts_of_several_dtypes_keep_their_values_where_they_move(comm, first, 
         return x[rows] if comm.rank else x[rows].real.astype(first)
 
     options = {"comm": comm, "device": "cpu", "result": "replicated"}
-    got = hybrid_gemm.gemm(mine(a), b, distribution="rows", split="cols", **options)
-    np.testing.assert_array_equal(got, a @ b)
+    for split in "rows", "cols":
+        got = hybrid_gemm.gemm(mine(a), b, distribution="rows", split=split, **options)
+        np.testing.assert_array_equal(got, a @ b)
     got = hybrid_gemm.gemm(a[:, ks], b[ks], mine(c), beta=1, distribution="cols", **options)
     np.testing.assert_array_equal(got, a @ b + c)
+
+
+@pytest.mark.parametrize("split", ["rows", "cols"])
+def test_a_c_that_is_not_read_widens_the_product(comm, split):
+    a, c = np.full((6, 6), 1e30, "f4"), np.zeros((6, 6), "f8")
+    got = hybrid_gemm.gemm(a, a, c, comm=comm, device="cpu", split=split)
+    assert got.dtype == "f8"
+    np.testing.assert_allclose(got, a.astype("f8") @ a.astype("f8"))
 
 
 @pytest.mark.parametrize(("split", "dtype", "algorithm"), [

@@ -1,0 +1,232 @@
+"""Plans of products over ranks, and of what each rank multiplies, on devices that are open."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import pickle
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..catalog import Variant
+from ..devices.cpu import CpuDevice
+from ..errors import HybridGemmError
+from ..host.kept import Kept
+from ..options import Options
+from ..planning.hardware import DeviceSpec
+from ..planning.plan import NOWHERE, Plan
+from ..planning.planner import make_plan
+from ..problem import Problem, promoted
+from ..runner import Runner
+from .distributed_operands import DistributedOperands
+from .ending import agreed
+from .launch import Place
+from .rank_plan import RankPlan, make_rank_plan
+from .redistribution import Part, part_of, parts_of
+
+MAX_PLANS = 256  # of what a rank multiplies, remembered
+MAX_SETTLED = 32  # products over ranks, remembered with the parts of all ranks
+
+
+class Told(NamedTuple):
+    """What one rank tells the others of a product: of its arrays and devices, as a text; how much
+    memory is free; and whether it gives an `out`."""
+
+    text: bytes
+    memory_bytes: int
+    gives_out: bool
+
+
+@dataclass(frozen=True)
+class Settled:
+    """A product over ranks, the same on all of them. `have` and `want` say of op(A), op(B) and C
+    which part each rank has, and which it needs; `dtypes` hold what all ranks gave of each. With
+    `alone` a rank's parts make its block of C on the host, as one process makes a product."""
+
+    problem: Problem
+    plan: RankPlan
+    have: dict[str, list[Part]]
+    dtypes: dict[str, np.dtype]
+    want: Mapping[str, list[Part]]
+    alone: bool
+
+
+class RankPlanner:
+    """Plans for the rank at `where` of `ranks`, which multiplies by `local`. `options` are those of
+    all ranks."""
+
+    def __init__(self, ranks: int, where: Place, local: Runner, options: Options) -> None:
+        self.ranks, self.where, self.local, self.options = ranks, where, local, options
+        self._inner_plans: Kept[Plan] = Kept(MAX_PLANS)
+        self._settled: Kept[Settled] = Kept(MAX_SETTLED)
+
+    def own_spec(self) -> DeviceSpec:
+        """What this rank has: all its devices together, and of a device's memory its share."""
+        found, device = self.local.plans.specs(), self.local.devices[0]
+        sharing = self.where.local_size
+        slower = 1 if isinstance(device.unwrapped, CpuDevice) else sharing  # by its cores
+        if device.queues:
+            from ..devices.cuda import device as cuda
+
+            sharing, slower = -(-sharing // cuda.count()), 1
+        return dataclasses.replace(
+            found[0],
+            name=f"{found[0].name} of each rank",
+            tflops=found[0].tflops * len(found) / slower,
+            memory_bytes=min(s.memory_bytes for s in found) // sharing,
+        )
+
+    def plan(
+        self, problem: Problem, spec: DeviceSpec, resident: bool, spans: Any, there: bool
+    ) -> RankPlan:
+        """The plan for ranks that each have what `spec` says."""
+        options = self.options
+        return make_rank_plan(
+            self.local.plans.settle(problem), spec, self.ranks, threads=self.local.threads,
+            split=options.split, grid=tuple(map(len, spans)) if spans else options.grid,
+            rounds=options.rounds, spans=spans, kernel=self.local.plans.kernel_name,
+            resident=resident, there=there,
+        )  # fmt: skip
+
+    def faster_together(self, problem: Problem, products: int, spec: DeviceSpec) -> bool:
+        """Whether all ranks together make fewer products than there are ranks in less time than
+        one rank takes for one of them."""
+        settled = nothing_multiplied(self.local.plans.settle(problem))
+        if not (settled.m and settled.n and settled.k):
+            return False
+
+        def predicted_ms(ranks: int, **cut: Any) -> float:
+            threads = self.local.threads
+            return make_rank_plan(settled, spec, ranks, threads=threads, **cut).predicted_ms
+
+        cut = {"split": self.options.split, "grid": self.options.grid}
+        return products * predicted_ms(self.ranks, **cut) < predicted_ms(1)
+
+    # --- what one rank multiplies -----------------------------------------------------------
+
+    @property
+    def by_three(self) -> bool:
+        """Whether complex products are made of three real ones."""
+        return self.options.algorithm == "3m"
+
+    def real(self, plan: RankPlan) -> RankPlan:
+        """The plan of the real product, or of one of three, that a complex one is made of."""
+        return plan.as_third if plan.problem.is_complex and self.by_three else plan.as_real
+
+    def variant(self, plan: RankPlan, there: bool = False) -> Variant:
+        """The kernel that this rank's pieces take. Raises `UsageError` if the one asked for cannot
+        run them."""
+        boxes = [plan.box(self.where.rank), *(plan.box(rank) for rank in range(plan.ranks))]
+        box, p = next(filter(None, boxes), None), plan.problem
+        sides = (len(box.rows), len(box.cols), len(box.ks)) if box else (p.m, p.n, p.k)
+        return self._variant_for(p, sides, there)
+
+    def _variant_for(
+        self, problem: Problem, sides: tuple[int, int, int], there: bool = False
+    ) -> Variant:
+        m, n, k = sides
+        return self.local.variant(
+            self.inner(dataclasses.replace(problem, m=m, n=n, k=k), there)
+        )  # fmt: skip
+
+    def inner(self, problem: Problem, there: bool = False) -> Plan:
+        """The plan of a rank's own work; `there` if A and B lie on its first device. Made for
+        the memory that was free at first, since a run that has begun has taken some."""
+        known = self._inner_plans.get((problem, there))
+        if known is None:
+            known = make_plan(
+                problem, self._specs, self.local.threads, split=self.local.options.split,
+                kernel=self.local.plans.kernel_name, resident=there,
+                homes=(0, 0, None) if there else NOWHERE,
+            )  # fmt: skip
+            self._inner_plans.put((problem, there), known)
+        return known
+
+    @functools.cached_property
+    def _specs(self) -> tuple[DeviceSpec, ...]:
+        return self.local.plans.specs()
+
+    # --- products of a caller's arrays ------------------------------------------------------
+
+    def told(self, given: DistributedOperands, alpha: Any, beta: Any) -> Told:
+        """What the other ranks have to know of this one's arrays and device."""
+        device = self.local.devices[0]
+        home = None if device.host_memory else device
+        there = all(
+            x is not None and self.local._home_of(x) is home
+            for x in (given.arrays["A"], given.arrays["B"])
+        )
+        spec = self.own_spec()
+        alike = dataclasses.replace(spec, memory_bytes=0)
+        told = {**given.told(alpha, beta), "there": there, "spec": alike}
+        return Told(pickle.dumps(told), spec.memory_bytes, given.out is not None)
+
+    def settle(self, given: DistributedOperands, everyone: Sequence[Told]) -> Settled:
+        """The product that all ranks make, of what every rank `told`; worked out once for what is
+        told alike, while its plan fits the memory that is free. All ranks find the same, and raise
+        the same."""
+        texts, memory = tuple(x.text for x in everyone), min(x.memory_bytes for x in everyone)
+        known = self._settled.get(texts)
+        if known is None or known.plan.needs > memory:
+            try:
+                known = self._worked_out(given, [pickle.loads(text) for text in texts], memory)
+            except (HybridGemmError, TypeError, ValueError) as error:
+                agreed(error)
+                raise
+            self._settled.put(texts, known)
+        given.have, given.dtypes = known.have, known.dtypes
+        return known
+
+    def _worked_out(
+        self, given: DistributedOperands, everyone: Sequence[dict], memory_bytes: int
+    ) -> Settled:
+        problem = nothing_multiplied(given.problem(everyone))
+        spans = None
+        if problem.k:
+            spans = given.spans(self.options.split, self.options.grid, problem)
+        there = given.stay(spans) and self._there(problem, everyone)
+        spec = dataclasses.replace(everyone[0]["spec"], memory_bytes=memory_bytes)
+        plan = self.plan(problem, spec, False, spans, there)
+        boxes = [plan.box(rank) for rank in range(plan.ranks)]
+        want = {
+            "A": [part_of(box, "rows", "ks") for box in boxes],
+            "B": [part_of(box, "ks", "cols") for box in boxes],
+            "C": parts_of(plan),
+        }
+        alone = self._alone(problem, plan, given.dtypes)
+        return Settled(problem, plan, given.have, given.dtypes, want, alone)
+
+    def _alone(self, problem: Problem, plan: RankPlan, dtypes: Mapping[str, np.dtype]) -> bool:
+        """Whether blocks of C are no sums over ranks, and each is multiplied on the host in the
+        dtype of the whole, which a C that is not read may widen."""
+        if plan.sums or not self.local.devices[0].host_memory:
+            return False
+        if problem.m and problem.n:
+            real = self.real(plan)
+            boxes = [box for rank in range(plan.ranks) if (box := real.box(rank))]
+            for sides in {(len(box.rows), len(box.cols), len(box.ks)) for box in boxes}:
+                self._variant_for(real.problem, sides)  # raises on all ranks what one would raise
+        return (
+            promoted(*(dtypes[x] for x in ("ABC" if problem.beta else "AB"))) == problem.out_dtype
+        )
+
+    def _there(self, problem: Problem, everyone: Sequence[dict]) -> bool:
+        """Whether each rank's A and B lie where its device reads them, in the dtype that is
+        multiplied."""
+        dtype = self.local.plans.settle(problem).operands
+        return all(told["there"] and all(told[x][1] == dtype for x in "AB") for told in everyone)
+
+
+def least(specs: Sequence[DeviceSpec]) -> DeviceSpec:
+    """The first rank's, with the memory of the rank that has the least."""
+    memory = min(spec.memory_bytes for spec in specs)
+    return dataclasses.replace(specs[0], memory_bytes=memory)
+
+
+def nothing_multiplied(problem: Problem) -> Problem:
+    """As in BLAS, A and B are not read where alpha or K is 0."""
+    empty = problem.k == 0 or problem.alpha == 0
+    return dataclasses.replace(problem, k=0, alpha=0) if empty else problem
