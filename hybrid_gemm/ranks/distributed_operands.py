@@ -21,6 +21,7 @@ from ..errors import DTypeError, UsageError
 from ..planning.partition import Span
 from ..problem import Problem, are_numbers, make_problem, op_of, promoted, shape_of
 from . import launch
+from .peer_memory import PeerMemory
 from .redistribution import NOTHING, Part, move, rows_of
 
 _CHOICES = "alpha, beta, distribution, result, root"
@@ -205,9 +206,15 @@ class DistributedOperands:
         shape = self._wanted(problem)[self.comm.rank].shape
         check_out(self.out, shape, problem.out_dtype, *self.arrays.values())
 
-    def returned(self, strip, strips: list[Part], problem: Problem):
-        """C as the caller wants it: this rank's rows, all of it, or all of it on `root`."""
-        c = move(self.comm, strip, strips, self._wanted(problem), problem.out_dtype)
+    def returned(
+        self, strip: Any, strips: list[Part], problem: Problem, peers: PeerMemory | None = None
+    ) -> Any:  # fmt: skip
+        """C as the caller wants it: this rank's rows, all of it, or all of it on `root`. `peers`
+        move it, where each rank's strip lies on its GPU."""
+        wanted, dtype = self._wanted(problem), np.dtype(problem.out_dtype)
+        c = peers.move(strip, strips, wanted, dtype) if peers else None
+        if c is None:
+            c = move(self.comm, strip, strips, wanted, dtype)
         if self.result == "root" and self.comm.rank != self.root:
             return None
         if self.out is None:

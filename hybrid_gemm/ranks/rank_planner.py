@@ -44,7 +44,8 @@ class Told(NamedTuple):
 class Settled:
     """A product over ranks, the same on all of them. `have` and `want` say of op(A), op(B) and C
     which part each rank has, and which it needs; `dtypes` hold what all ranks gave of each. With
-    `alone` a rank's parts make its block of C on the host, as one process makes a product."""
+    `alone` a rank's parts make its block of C as one process makes a product. With `on_gpus` each
+    rank's A and B lie on its GPU, and so will its C."""
 
     problem: Problem
     plan: RankPlan
@@ -52,6 +53,7 @@ class Settled:
     dtypes: dict[str, np.dtype]
     want: Mapping[str, list[Part]]
     alone: bool
+    on_gpus: bool
 
 
 class RankPlanner:
@@ -196,13 +198,15 @@ class RankPlanner:
             "B": [part_of(box, "ks", "cols") for box in boxes],
             "C": parts_of(plan),
         }
-        alone = self._alone(problem, plan, given.dtypes)
-        return Settled(problem, plan, given.have, given.dtypes, want, alone)
+        on_host = self.local.devices[0].host_memory
+        alone = (on_host or there) and self._alone(problem, plan, given.dtypes)
+        on_gpus = not on_host and all(told["there"] for told in everyone)
+        return Settled(problem, plan, given.have, given.dtypes, want, alone, on_gpus)
 
     def _alone(self, problem: Problem, plan: RankPlan, dtypes: Mapping[str, np.dtype]) -> bool:
-        """Whether blocks of C are no sums over ranks, and each is multiplied on the host in the
-        dtype of the whole, which a C that is not read may widen."""
-        if plan.sums or not self.local.devices[0].host_memory:
+        """Whether blocks of C are no sums over ranks, and each is multiplied where its parts are in
+        the dtype of the whole, which a C that is not read may widen."""
+        if plan.sums:
             return False
         if problem.m and problem.n:
             real = self.real(plan)

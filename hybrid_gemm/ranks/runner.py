@@ -33,6 +33,7 @@ from .distributed_operands import DistributedOperands
 from .distributed_stacks import DistributedStacks
 from .on_device import fetch, put
 from .own_communicator import own
+from .peer_memory import PeerMemory
 from .rank_plan import RankPlan
 from .rank_planner import RankPlanner, Settled, Told, least
 from .rank_result import RankResult, gathered
@@ -131,6 +132,7 @@ class RankRunner:
             )
         self._transport = KeptTransport(options.transport, comm, self.where.node, self.devices[0])
         self._planner = RankPlanner(comm.size, self.where, self.local, options)
+        self._peers = PeerMemory(comm, self.where.node, self.devices[0], options.transport)
 
     def _local_runner(self) -> Runner:
         """What multiplies on this rank: its own devices and threads."""
@@ -273,6 +275,7 @@ class RankRunner:
     def close(self) -> None:
         """Gives back what was kept between runs. Collective."""
         self._transport.close()
+        self._peers.close()
 
     # Many parameters: a product has so many, as in BLAS, and the rest says where arrays lie.
     @_in_call
@@ -357,7 +360,8 @@ class RankRunner:
             self._multiply_alone(settled, a, b, c, made)
         else:
             made = self._run(settled.plan, a, b, c, made, told=False).c
-        return given.returned(made, strips, problem)
+        near = settled.on_gpus and self._peers.usable()
+        return given.returned(made, strips, problem, self._peers if near else None)
 
     def _multiply_alone(self, settled: Settled, a: Any, b: Any, c: Any, out: Any) -> None:
         """This rank's block of C, without the other ranks."""
@@ -367,9 +371,10 @@ class RankRunner:
             for name, x in (("A", a), ("B", b), ("C", c))
         )
         with self.beat.during(heartbeat.MULTIPLYING), self.devices[0].session():
-            self.beat.computes = True
+            self.beat.computes = not self.devices[0].queues
             self.local.gemm(
                 a.T if conj[0] else a, b.T if conj[1] else b, c, alpha=problem.alpha,
                 beta=problem.beta, trans_a="c" if conj[0] else False,
                 trans_b="c" if conj[1] else False, out=out,
             )  # fmt: skip
+            wait_for_streams(out)

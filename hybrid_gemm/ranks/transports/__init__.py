@@ -22,7 +22,10 @@ from .ipc import IpcTransport
 from .mpi import MpiTransport
 from .nccl import NcclTransport
 
-__all__ = ["KINDS", "NAMES", "WORDS", "KeptTransport", "Transport", "names", "open_transport"]
+__all__ = [
+    "KINDS", "NAMES", "WORDS", "KeptTransport", "Transport", "names", "no_peer_copies",
+    "open_transport",
+]  # fmt: skip
 
 NAMES = tuple(name for name in TRANSPORTS if name != "auto")
 WORDS = {
@@ -114,6 +117,11 @@ def names(asked: str, kind: str) -> list[str]:
     if not are_gpus(kind):
         return ["mpi"]
     return list(NAMES) if asked == "auto" else [asked]
+
+
+def no_peer_copies(comm: Any, node: int, device: Device) -> str | None:
+    """Why not all ranks can copy from each other's GPUs, if so; the same on all. Collective."""
+    return _no_ipc(comm.allgather((node, *_gpu_facts(device.unwrapped))), [range(comm.size)])
 
 
 def _gpu_facts(device):
