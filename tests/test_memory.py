@@ -1,5 +1,6 @@
 """Where memory is short, and what is kept from call to call: short forms of scripts/memory."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -16,6 +17,7 @@ from support.emulation import needs_emulator
 
 import hybrid_gemm
 from hybrid_gemm import Runner
+from hybrid_gemm.catalog import Launch
 from hybrid_gemm.devices import packed_product
 from hybrid_gemm.devices.emulator.device import EmulatorDevice
 from hybrid_gemm.devices.streams import grown
@@ -144,7 +146,7 @@ def test_ever_larger_products_keep_few_buffers(kernel_device, monkeypatch):
         return matrix
 
     monkeypatch.setattr(type(device), "empty", empty)
-    room = packed_product.Room(device)
+    room = packed_product.Room(device, device.stream())
     for count in range(1000, 50000, 500):
         assert room.array("A", count, "float32").size == count
     runner = Runner(device=kernel_device, kernel="tuned")
@@ -207,6 +209,40 @@ def test_what_a_gpu_keeps_goes_before_its_pool(monkeypatch, somebody_has_memory)
     pool.used = 0
     other.free_unused()
     assert pools._outliving == []
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_what_kernels_find_cleared_is_so_before_a_graph_that_is_recorded_runs(captured):
+    """Flags and verdicts stay with a stream: what comes before the graph's first run uses them."""
+    from hybrid_gemm.devices.cuda.device import CudaDevice
+
+    class Made:
+        size, nbytes, dtype = 64, 256, np.dtype("u4")
+
+        def __init__(self):
+            self.data = SimpleNamespace(memset_async=lambda *x: done.append(("cleared", *x)))
+
+        def __setitem__(self, key, value):
+            done.append(("queued", value))
+
+    class Own(contextlib.nullcontext):
+        def synchronize(self):
+            done.append(("waited",))
+
+    done, own = [], Own()
+    device = object.__new__(CudaDevice)
+    device.ordinal, device._own_stream = 0, own
+    device.cp = SimpleNamespace(cuda=SimpleNamespace(Device=contextlib.nullcontext))
+    device.empty = lambda *x: Made()
+    stream = SimpleNamespace(capturing=lambda: captured, scratch=[])
+    launch = Launch((1, 1, 1), (1, 1, 1), workspace_bytes=256, flag_bytes=256)
+    device.scratch(launch, "uint32", stream)
+    cleared = [("cleared", 0, 256, own), ("waited",)] if captured else [("queued", 0)]
+    assert done == cleared
+    packed_product.Room(device, stream)
+    assert done == 2 * cleared
+    device.scratch(launch, "uint32", stream)
+    assert done == 2 * cleared
 
 
 def test_new_shapes_do_not_grow_memory():

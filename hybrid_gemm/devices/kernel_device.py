@@ -157,11 +157,9 @@ class KernelDevice(KernelLauncher):
             if workspace.dtype == dtype and workspace.size >= wanted[0] and flags.size >= wanted[1]:
                 return [workspace, flags]
         before = [pair for pair in stream.scratch if pair[0].dtype == dtype]
-        workspace, flags = (
-            self.empty(1, grown(size, [pair[i] for pair in before]), each)
-            for i, (size, each) in enumerate(zip(wanted, (dtype, "uint32"), strict=True))
-        )
-        flags[...] = 0
+        sizes = (grown(wanted[i], [pair[i] for pair in before]) for i in (0, 1))
+        workspace = self.empty(1, next(sizes), dtype)
+        flags = self.zeros(next(sizes), "uint32", stream)
         stream.scratch.append((workspace, flags))
         return [workspace, flags]
 
