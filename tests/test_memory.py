@@ -211,6 +211,20 @@ def test_what_a_gpu_keeps_goes_before_its_pool(monkeypatch, somebody_has_memory)
     assert pools._outliving == []
 
 
+@needs_emulator
+def test_what_a_graph_writes_transposed_stays_with_the_stream():
+    device = open_device("emulator")
+    stream, b = device.stream(), np.arange(12, dtype="f4").reshape(3, 4)
+    stream.capturing = lambda: True
+    kept = [device.transposed(b, "t", stream, name) for name in "ABB"]
+    assert all((x == b).all() and x.flags.f_contiguous for x in kept)
+    assert np.shares_memory(kept[1], kept[2]) and not np.shares_memory(*kept[:2])
+    there = packed_product.room_of(device, stream).array("turned B", 12, "float32")
+    assert np.shares_memory(kept[2], there)
+    stream.capturing = lambda: False
+    assert not np.shares_memory(device.transposed(b, "t", stream, "B"), kept[2])
+
+
 @pytest.mark.parametrize("captured", [False, True])
 def test_what_kernels_find_cleared_is_so_before_a_graph_that_is_recorded_runs(captured):
     """Flags and verdicts stay with a stream: what comes before the graph's first run uses them."""
