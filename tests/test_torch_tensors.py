@@ -1,6 +1,7 @@
 """PyTorch's tensors: what comes back, where, on which stream, and in which graph."""
 
 import contextlib
+import sys
 from types import SimpleNamespace
 
 import ml_dtypes
@@ -171,6 +172,42 @@ def test_memory_is_lent_where_streams_are_joined(torch, monkeypatch, determinist
         assert (size, ordinal, memory.numel()) == (64, 1, 64)
         assert done == ([(5, 7)] if deterministic else [])  # it fills it with what shows misuse
     assert cuda.allocate(64) == "CuPy's"
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_memory_is_lent_where_the_library_has_an_array(monkeypatch, on_gpu):
+    """A tensor on the CPU beside CuPy's array says nothing of PyTorch's stream, nor that it has
+    CUDA."""
+
+    class Array:
+        __module__ = "cupy"
+        device, data = SimpleNamespace(id=1), SimpleNamespace(device_id=1)
+
+    class Lender(other_libraries.Library):
+        def stream(self, ordinal):
+            return 7
+
+        def lets_go(self, x):
+            return False
+
+        def lending(self, gpus):
+            lent.append([*gpus])
+            return contextlib.nullcontext()
+
+    lent, nothing = [], lambda *given: contextlib.nullcontext()
+    cuda = SimpleNamespace(Device=nothing)
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=cuda, ndarray=Array))
+    monkeypatch.setattr(other_libraries, "_working", nothing)
+    guests = other_libraries.Guests.__new__(other_libraries.Guests)
+    guests.a, guests.b, guests.c, guests.out = (
+        Array() if on_gpu else np.ones(2),
+        Array(),
+        None,
+        None,
+    )
+    guests.libraries, guests.given = [Lender(), None, None, None], (None,) * 4
+    with guests.on_their_streams():
+        assert lent == [[1] if on_gpu else []]
 
 
 @on_cuda

@@ -390,7 +390,8 @@ class Guests:
                 stack.enter_context(cp.cuda.Device(ordinal))
                 stack.enter_context(_working(cp, ordinal, [*known.values()]))
             if library := next((x for x in self.libraries if x), None):  # C is given back to it
-                stack.enter_context(library.lending(streams))
+                joined = [ordinal for ordinal, known in streams.items() if library in known]
+                stack.enter_context(library.lending(joined))
             yield
             if any(library and library.lets_go(x) for _o, _x, library, x in there):
                 for ordinal in streams:
