@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from .api import gemm as _untracked
 from .arrays.other_libraries import torch_dtype
@@ -66,12 +67,13 @@ def gemm(
 
 def _followed(a: Tensor, b: Tensor, c: Tensor | None, given: Mapping[str, Any]) -> Tensor:
     """The product, for whoever looks at what becomes of these tensors."""
-    if not torch.compiler.is_compiling() and _transforms is not None and _transforms() is not None:
+    if not torch.compiler.is_compiling() and _is_transformed():
         made: Tensor = _Transformed.apply(a, b, c, MappingProxyType(given))
         return made
     if not _is_seen_by_autograd_alone(a, b, c, given["alpha"], given["beta"]):
         return torch.ops.hybrid_gemm.gemm(a, b, c, **given)
-    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (a, b, c)):
+    backward = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (a, b, c))
+    if backward or forward_ad._current_level >= 0:  # in which a tangent is refused, not lost
         made = _Followed.apply(a, b, c, given)
         return made
     return _product(a, b, c, **given)
@@ -80,6 +82,12 @@ def _followed(a: Tensor, b: Tensor, c: Tensor | None, given: Mapping[str, Any]) 
 _PLAIN = Tensor, torch.nn.Parameter, type(None)
 _modes = getattr(torch._C, "_len_torch_dispatch_stack", None)
 _transforms = getattr(getattr(torch._C, "_functorch", None), "peek_interpreter_stack", None)
+
+
+def _is_transformed() -> bool:
+    """Whether a transform of `torch.func` looks at tensors that follows functions of autograd."""
+    innermost = _transforms and _transforms()
+    return bool(innermost and innermost.key().name != "Functionalize")
 
 
 def _is_seen_by_autograd_alone(a: Any, b: Any, c: Any, alpha: Any, beta: Any) -> bool:
@@ -101,9 +109,10 @@ def _product(a: Tensor, b: Tensor, c: Tensor | None = None, **given: Any) -> Ten
     """`given` are those of the keywords that have other values than the schema says."""
     _check_places(a, b, c)
     kernel = given.pop("kernel_name", "auto")
-    for name in "ab":
-        if given.pop(f"conj_{name}", False):
-            given[f"trans_{name}"] = "c"
+    if given.pop("conj_a", False):
+        a, given["trans_a"] = (a, "c") if given.get("trans_a") else (a.conj(), False)
+    if given.pop("conj_b", False):
+        b, given["trans_b"] = (b, "c") if given.get("trans_b") else (b.conj(), False)
     device = "auto" if a.is_cuda else "cpu"
     made = _untracked(a, b, c, device=device, kernel=kernel, **given)
     assert isinstance(made, Tensor)
@@ -156,12 +165,14 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     if ctx.needs_input_grad[0]:
         left, right = (grad, _PLAIN_OP), (b, of_b.after(_ADJOINT))
         if of_a.trans:
-            left, right = ((x, op.after(of_a)) for x, op in (right, left))
+            left, right = right, left
+        left, right = ((x, op.after(of_a)) for x, op in (left, right))
         grad_a = _multiplied(left, right, given).to(a.dtype)
     if ctx.needs_input_grad[1]:
         left, right = (a, of_a.after(_ADJOINT)), (grad, _PLAIN_OP)
         if of_b.trans:
-            left, right = ((x, op.after(of_b)) for x, op in (right, left))
+            left, right = right, left
+        left, right = ((x, op.after(of_b)) for x, op in (left, right))
         grad_b = _multiplied(left, right, given).to(b.dtype)
     if ctx.c and ctx.needs_input_grad[2]:
         shape, dtype = ctx.c
@@ -234,11 +245,13 @@ class _Transformed(torch.autograd.Function):
             rows = a.movedim(of_a, 0)
             made = _followed(rows.reshape(count * rows.shape[1], rows.shape[2]), b, None, given)
             return made.reshape(count, rows.shape[1], made.shape[1]), 0
-        each = (
-            [x] * count if x is None or of is None else x.unbind(of)
+        each = (  # of an empty stack one product, of sums of nothing, says what is made
+            [x] * max(1, count) if x is None or of is None
+            else x.unbind(of) or (x.sum(of, dtype=x.dtype),)
             for x, of in zip((a, b, c), in_dims, strict=False)
-        )
-        return torch.stack([_followed(x, y, z, given) for x, y, z in zip(*each, strict=True)]), 0
+        )  # fmt: skip
+        made = [_followed(x, y, z, given) for x, y, z in zip(*each, strict=True)]
+        return torch.stack(made)[:count], 0
 
 
 torch.library.define(_NAME, _SCHEMA)

@@ -312,6 +312,17 @@ def test_strict_fp32_leads_a_library_in_tf32_clearly_or_is_not_taken():
     assert not choices.strict_is_faster("tf32", strict, split)
 
 
+def test_beyond_all_that_was_measured_fp32x3_is_taken_where_it_is_predicted_to_be_faster():
+    """Nothing leads clearly there, and strict fp32 takes four times as long at large products."""
+    for n, k, strict in ((4096, 4096, False), (64, 64, True)):
+        sides = (300_000, n, k)
+        choice = choices.fastest(MACHINE, "fp32x3", sides, "nn", own=True)
+        assert choice.error == math.inf
+        problem = Problem(*sides, compute="fp32x3")
+        variant, why = on_gpu.on_tensor_cores(MACHINE, problem, "nn", own=False)
+        assert why.startswith("strict fp32") is strict and ("TERMS" in variant.params) is not strict
+
+
 def test_what_a_library_launches_counts_in_what_a_choice_is_worth():
     told = with_two_kernels(3)
     blind = dataclasses.replace(told, launches=None)

@@ -1,5 +1,6 @@
 """Where memory is short, and what is kept from call to call: short forms of scripts/memory."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -16,6 +17,7 @@ from support.emulation import needs_emulator
 
 import hybrid_gemm
 from hybrid_gemm import Runner
+from hybrid_gemm.catalog import Launch
 from hybrid_gemm.devices import packed_product
 from hybrid_gemm.devices.emulator.device import EmulatorDevice
 from hybrid_gemm.devices.streams import grown
@@ -144,7 +146,7 @@ def test_ever_larger_products_keep_few_buffers(kernel_device, monkeypatch):
         return matrix
 
     monkeypatch.setattr(type(device), "empty", empty)
-    room = packed_product.Room(device)
+    room = packed_product.Room(device, device.stream())
     for count in range(1000, 50000, 500):
         assert room.array("A", count, "float32").size == count
     runner = Runner(device=kernel_device, kernel="tuned")
@@ -207,6 +209,54 @@ def test_what_a_gpu_keeps_goes_before_its_pool(monkeypatch, somebody_has_memory)
     pool.used = 0
     other.free_unused()
     assert pools._outliving == []
+
+
+@needs_emulator
+def test_what_a_graph_writes_transposed_stays_with_the_stream():
+    device = open_device("emulator")
+    stream, b = device.stream(), np.arange(12, dtype="f4").reshape(3, 4)
+    stream.capturing = lambda: True
+    kept = [device.transposed(b, "t", stream, name) for name in "ABB"]
+    assert all((x == b).all() and x.flags.f_contiguous for x in kept)
+    assert np.shares_memory(kept[1], kept[2]) and not np.shares_memory(*kept[:2])
+    there = packed_product.room_of(device, stream).array("turned B", 12, "float32")
+    assert np.shares_memory(kept[2], there)
+    stream.capturing = lambda: False
+    assert not np.shares_memory(device.transposed(b, "t", stream, "B"), kept[2])
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_what_kernels_find_cleared_is_so_before_a_graph_that_is_recorded_runs(captured):
+    """Flags and verdicts stay with a stream: what comes before the graph's first run uses them."""
+    from hybrid_gemm.devices.cuda.device import CudaDevice
+
+    class Made:
+        size, nbytes, dtype = 64, 256, np.dtype("u4")
+
+        def __init__(self):
+            self.data = SimpleNamespace(memset_async=lambda *x: done.append(("cleared", *x)))
+
+        def __setitem__(self, key, value):
+            done.append(("queued", value))
+
+    class Own(contextlib.nullcontext):
+        def synchronize(self):
+            done.append(("waited",))
+
+    done, own = [], Own()
+    device = object.__new__(CudaDevice)
+    device.ordinal, device._own_stream = 0, own
+    device.cp = SimpleNamespace(cuda=SimpleNamespace(Device=contextlib.nullcontext))
+    device.empty = lambda *x: Made()
+    stream = SimpleNamespace(capturing=lambda: captured, scratch=[])
+    launch = Launch((1, 1, 1), (1, 1, 1), workspace_bytes=256, flag_bytes=256)
+    device.scratch(launch, "uint32", stream)
+    cleared = [("cleared", 0, 256, own), ("waited",)] if captured else [("queued", 0)]
+    assert done == cleared
+    packed_product.Room(device, stream)
+    assert done == 2 * cleared
+    device.scratch(launch, "uint32", stream)
+    assert done == 2 * cleared
 
 
 def test_new_shapes_do_not_grow_memory():

@@ -147,6 +147,23 @@ def test_nothing_is_prepared_while_a_graph_is_made(gpu):
     assert len(gpu.called) == 5 and len(gpu.started) == 1
 
 
+def test_nothing_that_is_checked_is_started_while_a_graph_is_made(gpu):
+    """Not even the copy of C, which would be waited for."""
+    gpu.checked = SimpleNamespace(put=lambda out, c: gpu.called.append("put"))
+    for gpu.recording in True, False:
+        made = gpu.gemm(Array(A), Array(B), Array(A + 65536), 1, 1)
+        assert (made is None) is gpu.recording
+        assert gpu.called == ([] if gpu.recording else ["put", (A, B, C)])
+
+
+def test_arrays_of_the_host_are_not_copied_into_a_graph(gpu):
+    """Where they are copied from is another's memory when it runs."""
+    gpu.plans.most_hosted, gpu.device.cp.asarray = 1 << 20, lambda x: Array(B)
+    for gpu.recording in True, False:
+        made = gpu.gemm(Array(A), np.ones((64, 64), "f4"), out=Array(C))
+        assert (made is None) is gpu.recording and bool(gpu.called) is not gpu.recording
+
+
 def ready(gpu):
     for _ in range(2):
         gpu.gemm(Array(A), Array(B), out=Array(C))

@@ -84,6 +84,52 @@ def test_transforms_of_functions_follow_it(torch, op, trans_a):
         torch.testing.assert_close(vmap(alone, dims)(x, y), wanted)
 
 
+def test_transforms_of_empty_stacks(torch, op):
+    a, none = torch.ones(3, 2), torch.ones(0, 2, 4)
+    for dims, given in (((None, 0), (a, none)), ((0, 0), (torch.ones(0, 3, 2), none))):
+        made = torch.vmap(op, dims)(*given)
+        assert made.shape == (0, 3, 4) and made.dtype == torch.float32
+        summed = torch.func.grad(lambda x, y, dims=dims: torch.vmap(op, dims)(x, y).sum())
+        assert summed(*given).count_nonzero() == 0
+
+
+def test_functions_without_writing_in_place_hold_the_operation(torch, op):
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    a, b = torch.randn(3, 2), torch.randn(2, 4)
+    function = torch.func.functionalize(lambda a: op(a, b))
+    torch.testing.assert_close(function(a), a @ b)
+    torch.testing.assert_close(torch.vmap(function)(torch.stack([a, a])), torch.stack([a @ b] * 2))
+    targets = [x.target for x in make_fx(function)(a).graph.nodes]
+    assert torch.ops.hybrid_gemm.gemm.default in targets
+
+
+def test_tangents_are_refused_and_not_lost(torch, op):
+    from torch.autograd import forward_ad
+
+    a, b = torch.ones(3, 2), torch.ones(2, 4)
+    with pytest.raises(NotImplementedError):
+        torch.func.jvp(lambda a: op(a, b), (a,), (a,))
+    with forward_ad.dual_level():
+        with pytest.raises(NotImplementedError):
+            op(forward_ad.make_dual(a, a), b)
+        torch.testing.assert_close(op(a, b), a @ b)
+
+
+@pytest.mark.parametrize("of_a", [False, True])
+@pytest.mark.parametrize("of_b", [False, True])
+def test_the_registered_operation_conjugates_without_a_transpose(torch, op, of_a, of_b):
+    torch.manual_seed(0)
+    a, b = (torch.randn(3, 3, dtype=torch.complex128, requires_grad=True) for _ in "ab")
+
+    def product(a, b):
+        return torch.ops.hybrid_gemm.gemm(a, b, conj_a=of_a, conj_b=of_b)
+
+    x, y = (v.conj() if conj else v for v, conj in ((a, of_a), (b, of_b)))
+    torch.testing.assert_close(product(a, b), x @ y)
+    assert torch.autograd.gradcheck(product, (a, b))
+
+
 @pytest.mark.parametrize("dtype", ["float64", "complex128"])
 @pytest.mark.parametrize("trans_a", [False, True, "c"])
 @pytest.mark.parametrize("trans_b", [False, True, "c"])

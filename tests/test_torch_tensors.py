@@ -1,5 +1,9 @@
 """PyTorch's tensors: what comes back, where, on which stream, and in which graph."""
 
+import contextlib
+import sys
+from types import SimpleNamespace
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -8,6 +12,7 @@ from support.devices import needs
 
 import hybrid_gemm
 from hybrid_gemm import Runner, gemm, matmul
+from hybrid_gemm.arrays import other_libraries
 from hybrid_gemm.errors import DTypeError, UsageError
 
 on_cuda = needs("cuda")
@@ -125,6 +130,84 @@ def test_a_lazily_negated_view_is_read_and_not_written(torch):
     assert torch.equal(gemm(lazy, torch.eye(4), device="cpu"), -z.imag)
     with pytest.raises(UsageError, match="negated view"):
         gemm(torch.eye(4), torch.eye(4), out=lazy, device="cpu")
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_memory_is_lent_where_streams_are_joined(torch, monkeypatch, deterministic):
+    """On other GPUs CuPy's work is on a stream that PyTorch's allocator does not know."""
+    done, empty = [], torch.empty
+
+    @contextlib.contextmanager
+    def using_allocator(allocate):
+        cuda.allocate, before = allocate, cuda.allocate
+        yield
+        cuda.allocate = before
+
+    class Stream:
+        def __init__(self, at):
+            self.at = at
+
+        def record(self):
+            return self.at
+
+        def wait_event(self, event):
+            done.append((self.at, event))
+
+    cuda = SimpleNamespace(
+        allocate=lambda size: "CuPy's", using_allocator=using_allocator,
+        get_allocator=lambda: cuda.allocate, runtime=SimpleNamespace(getDevice=lambda: cuda.here),
+        UnownedMemory=lambda *x: x, MemoryPointer=lambda memory, offset: memory,
+        get_current_stream=lambda: Stream(5),
+    )  # fmt: skip
+    monkeypatch.setattr(other_libraries, "_cupy", lambda: SimpleNamespace(cuda=cuda))
+    monkeypatch.setattr(other_libraries, "_external", lambda cp, at, ordinal: Stream(at))
+    monkeypatch.setattr(other_libraries.TORCH, "stream", lambda ordinal: 7, raising=False)
+    monkeypatch.setattr(torch, "empty", lambda size, dtype, device: empty(size, dtype=dtype))
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: deterministic)
+    with other_libraries.TORCH.lending({1: None}):
+        cuda.here = 0
+        assert cuda.allocate(64) == "CuPy's" and not done
+        cuda.here = 1
+        _at, size, memory, ordinal = cuda.allocate(64)
+        assert (size, ordinal, memory.numel()) == (64, 1, 64)
+        assert done == ([(5, 7)] if deterministic else [])  # it fills it with what shows misuse
+    assert cuda.allocate(64) == "CuPy's"
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_memory_is_lent_where_the_library_has_an_array(monkeypatch, on_gpu):
+    """A tensor on the CPU beside CuPy's array says nothing of PyTorch's stream, nor that it has
+    CUDA."""
+
+    class Array:
+        __module__ = "cupy"
+        device, data = SimpleNamespace(id=1), SimpleNamespace(device_id=1)
+
+    class Lender(other_libraries.Library):
+        def stream(self, ordinal):
+            return 7
+
+        def lets_go(self, x):
+            return False
+
+        def lending(self, gpus):
+            lent.append([*gpus])
+            return contextlib.nullcontext()
+
+    lent, nothing = [], lambda *given: contextlib.nullcontext()
+    cuda = SimpleNamespace(Device=nothing)
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=cuda, ndarray=Array))
+    monkeypatch.setattr(other_libraries, "_working", nothing)
+    guests = other_libraries.Guests.__new__(other_libraries.Guests)
+    guests.a, guests.b, guests.c, guests.out = (
+        Array() if on_gpu else np.ones(2),
+        Array(),
+        None,
+        None,
+    )
+    guests.libraries, guests.given = [Lender(), None, None, None], (None,) * 4
+    with guests.on_their_streams():
+        assert lent == [[1] if on_gpu else []]
 
 
 @on_cuda

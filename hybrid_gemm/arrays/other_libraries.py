@@ -11,7 +11,7 @@ import functools
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import ml_dtypes
@@ -67,8 +67,9 @@ class Library:
         """Whether the memory may be used anew when the view is gone, though a stream reads it."""
         return not hasattr(x, "__cuda_array_interface__") and self.on_gpu(x)
 
-    def lending(self) -> contextlib.AbstractContextManager[None]:
-        """Meanwhile CuPy makes arrays in memory of this library's, if it lends any."""
+    def lending(self, gpus: Collection[int]) -> contextlib.AbstractContextManager[None]:
+        """Meanwhile CuPy makes arrays in memory of this library's, if it lends any, on these GPUs,
+        where what CuPy works on comes after, and before, what the library's streams are given."""
         return contextlib.nullcontext()
 
 
@@ -80,19 +81,25 @@ class Torch(Library):
         self._lent = threading.local()
 
     @contextlib.contextmanager
-    def lending(self) -> Iterator[None]:
+    def lending(self, gpus: Collection[int]) -> Iterator[None]:
         import torch
 
-        cuda, before = _cupy().cuda, self._tensors()
+        cp, before = _cupy(), self._tensors()
+        cuda, usual = cp.cuda, cp.cuda.get_allocator()
         made: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._lent.tensors = made
 
         def allocate(size: int) -> Any:
             ordinal = cuda.runtime.getDevice()
+            if ordinal not in gpus:
+                return usual(size)
             try:
                 x = torch.empty(size, dtype=torch.uint8, device=f"cuda:{ordinal}")
             except torch.OutOfMemoryError as error:
                 raise MemoryError(str(error)) from None
+            if torch.are_deterministic_algorithms_enabled():  # which fill it, on PyTorch's stream
+                filled = _external(cp, self.stream(ordinal), ordinal).record()
+                cuda.get_current_stream().wait_event(filled)
             made[x.data_ptr()] = x
             return cuda.MemoryPointer(cuda.UnownedMemory(x.data_ptr(), size, x, ordinal), 0)
 
@@ -165,7 +172,7 @@ class Torch(Library):
             there = torch.from_numpy(np.asarray(bits))
         return there.view(torch.bfloat16) if bits is not made else there
 
-    def stream(self, ordinal: int) -> int | None:
+    def stream(self, ordinal: int) -> int:
         import torch
 
         current = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # in a tenth of the time
@@ -385,7 +392,8 @@ class Guests:
                 stack.enter_context(cp.cuda.Device(ordinal))
                 stack.enter_context(_working(cp, ordinal, [*known.values()]))
             if library := next((x for x in self.libraries if x), None):  # C is given back to it
-                stack.enter_context(library.lending())
+                joined = [ordinal for ordinal, known in streams.items() if library in known]
+                stack.enter_context(library.lending(joined))
             yield
             if any(library and library.lets_go(x) for _o, _x, library, x in there):
                 for ordinal in streams:

@@ -16,6 +16,7 @@ from ..problem import NARROW
 from . import residue_products, tensor_core_products
 from .base import Array, Stream
 from .kernel_launcher import KernelLauncher
+from .packed_product import room_of
 from .roles import BoundProduct
 from .split_operands import Splitter, SplitView
 from .streams import grown
@@ -104,9 +105,9 @@ class KernelDevice(KernelLauncher):
 
         def call(a: Array, b: Array, c: Array, stream: Stream) -> None:
             if turned[0]:
-                a = self.transposed(a, layouts[0], stream)
+                a = self.transposed(a, layouts[0], stream, "A")
             if turned[1]:
-                b = self.transposed(b, layouts[1], stream)
+                b = self.transposed(b, layouts[1], stream, "B")
             for rows, cols, launch in parts:
                 x, y, z = (a, b, c) if whole else (a[rows], b[:, cols], c[rows, cols])
                 args = [
@@ -157,21 +158,25 @@ class KernelDevice(KernelLauncher):
             if workspace.dtype == dtype and workspace.size >= wanted[0] and flags.size >= wanted[1]:
                 return [workspace, flags]
         before = [pair for pair in stream.scratch if pair[0].dtype == dtype]
-        workspace, flags = (
-            self.empty(1, grown(size, [pair[i] for pair in before]), each)
-            for i, (size, each) in enumerate(zip(wanted, (dtype, "uint32"), strict=True))
-        )
-        flags[...] = 0
+        sizes = (grown(wanted[i], [pair[i] for pair in before]) for i in (0, 1))
+        workspace = self.empty(1, next(sizes), dtype)
+        flags = self.zeros(next(sizes), "uint32", stream)
         stream.scratch.append((workspace, flags))
         return [workspace, flags]
 
     # --- one pass over matrices -----------------------------------------------------------
 
-    def transposed(self, view: Array, order: str, stream: Stream) -> Array:
+    def transposed(self, view: Array, order: str, stream: Stream, operand: str = "") -> Array:
         """The same matrix in storage order `order`, made by the transpose kernel from one in the
-        other order."""
+        other order. A graph that is recorded writes to memory that stays with the stream, of which
+        each `operand` has its own."""
         source = view if order == "t" else view.T
-        dst = self.empty(source.shape[1], source.shape[0], view.dtype.name)
+        rows, cols = source.shape
+        if stream.capturing():
+            kept = room_of(self, stream).array(f"turned {operand}", rows * cols, view.dtype.name)
+            dst = kept.reshape(cols, rows)
+        else:
+            dst = self.empty(cols, rows, view.dtype.name)
         self._pass("transpose", source, dst, stream)
         return dst.T if order == "t" else dst
 

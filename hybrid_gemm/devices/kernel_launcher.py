@@ -52,6 +52,12 @@ class KernelLauncher(Device):
         """Fills an array without gaps with zeros."""
         array[...] = 0
 
+    def zeros(self, count: int, dtype: str, stream: Stream) -> Array:
+        """A row of zeros that will stay with a stream, where all that comes next finds them."""
+        made = self.empty(1, count, dtype)
+        made[...] = 0
+        return made
+
     @abc.abstractmethod
     def pointers(self, matrices: Sequence[Array]) -> Array:
         """The matrices' addresses as a uint64 array on this device."""

@@ -38,10 +38,9 @@ class Room:
     A larger buffer never replaces a smaller one, with which a recorded graph may still launch.
     """
 
-    def __init__(self, device: KernelLauncher):
+    def __init__(self, device: KernelLauncher, stream: Stream):
         self._device = weakref.ref(device)  # which has the stream that this is kept for
-        self.state = device.empty(1, STATE_WORDS, "int32")
-        self.state[...] = 0
+        self.state = device.zeros(STATE_WORDS, "int32", stream)
         self._kept: dict[tuple[str, str], list[Array]] = {}
 
     @property
@@ -64,7 +63,7 @@ class Room:
 def room_of(device: KernelLauncher, stream: Stream) -> Room:
     """What products of a stream of this device keep."""
     if stream not in rooms:
-        rooms[stream] = Room(device)
+        rooms[stream] = Room(device, stream)
     return rooms[stream]
 
 

@@ -121,6 +121,8 @@ class SingleGpuExecutor:
         if not self.device.is_current():
             with self.device.cp.cuda.Device(here):
                 return self.gemm(a, b, c, alpha, beta, trans_a, trans_b, out)
+        if self.checked and self.stream().capturing():
+            return None  # which is refused, since checks are waited for
         found = self.find(a, b, c, alpha, beta, trans_a, trans_b, out)
         if found is None:
             return None
@@ -146,10 +148,7 @@ class SingleGpuExecutor:
         at = x.ptr, y.ptr, z.ptr
         if found.ready and found.start_prepared(self.device, self.current(here).ptr, at):
             return out
-        stream = self.stream()
-        if self.checked and stream.capturing():
-            return None  # which is refused, since checks are waited for
-        found.start(self.device, stream, a.T if trans_a else a, b.T if trans_b else b, out)
+        found.start(self.device, self.stream(), a.T if trans_a else a, b.T if trans_b else b, out)
         return out
 
     def checked_stack(self, a: Any, b: Any, c: Any) -> bool:
@@ -190,7 +189,7 @@ class SingleGpuExecutor:
             or (host.ndim != 2 or host.dtype.kind not in "fiu" or not host.dtype.isnative)
             or host.itemsize > 8  # longdouble, which is refused elsewhere
             or host.nbytes > self.plans.most_hosted
-            or self.checked
+            or (self.checked or self.stream().capturing())  # whose copies' source would be gone
         ):
             return None
         with self.device.cp.cuda.Device(self.ordinal):

@@ -127,8 +127,9 @@ def pick(
 
 def strict_is_faster(mode: str, plain: Choice, choice: Choice) -> bool:
     """Whether a choice in strict fp32 is to be preferred to one in fp32x3 or TF32: to fp32x3 unless
-    that leads clearly, and to a library in TF32 only where strict fp32 leads clearly."""
+    that leads clearly, and to a library in TF32 only where strict fp32 leads clearly. To fp32x3
+    beyond all that was measured where it is predicted to be faster."""
     if mode == "fp32x3":
-        return plain.us < choice.us * (1 + choice.error)
+        return plain.us < choice.us * (1 + (choice.error if choice.error < math.inf else 0))
     clearly = fitted.LEAD * plain.error if choice.variant.kernel.library else 0.0
     return plain.us * (1 + clearly) < choice.us

@@ -259,6 +259,17 @@ class CudaDevice(CudaCopies, KernelDevice):
         with self.cp.cuda.Device(self.ordinal):
             return self.pool.malloc(size)
 
+    def zeros(self, count: int, dtype: str, stream: OwnStream) -> Array:
+        if not stream.capturing():
+            return super().zeros(count, dtype, stream)
+        # A graph would clear them each time it runs; but what comes before that uses them, too.
+        own = self._own_stream
+        with self.cp.cuda.Device(self.ordinal), own:
+            made = self.empty(1, count, dtype)
+            made.data.memset_async(0, made.nbytes, own)
+            own.synchronize()
+        return made
+
     def pointers(self, matrices: Sequence[Array]) -> Array:
         # Kept, for a pool gives the same addresses again: a copy from ordinary host memory
         # would wait in line behind the downloads of other workers.
