@@ -154,7 +154,7 @@ def _kill(process: int, parent: int) -> None:
     """
     children: list[str] = []
     with contextlib.suppress(OSError):
-        stat = Path(f"/proc/{process}/stat").read_text()
+        stat = Path(f"/proc/{process}/stat").read_text(errors="replace")
         if int(stat.rpartition(")")[2].split()[1]) != parent:
             return
         children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
