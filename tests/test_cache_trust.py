@@ -132,6 +132,29 @@ def test_without_a_cache_a_temporary_folder_serves(cause, tmp_path, monkeypatch,
 
 
 @needs_emulator
+@pytest.mark.parametrize("where", ["cache", "everywhere"])
+def test_code_is_not_kept_where_none_is_loaded(where, folder, tmp_path, monkeypatch, capsys):
+    """As in a home that is mounted noexec."""
+    of = os.statvfs
+
+    def noexec(path):
+        flags = os.ST_NOEXEC if where == "everywhere" or Path(path).is_relative_to(folder) else 0
+        return SimpleNamespace(f_flag=of(path).f_flag | flags)
+
+    monkeypatch.setattr(os, "statvfs", noexec)
+    x = np.zeros(1, np.int32)
+    if where == "cache":
+        run_kernel(KERNEL, [x], tmp_path)
+        assert x[0] == 5
+    else:
+        with pytest.raises(UnavailableError, match="noexec.*TMPDIR names another place"):
+            run_kernel(KERNEL, [x], tmp_path)
+    shown = capsys.readouterr().err
+    assert shown.count("\n") == 1 and "noexec" in shown and "HYBRID_GEMM_CACHE" in shown
+    assert cache.directory("rates").is_relative_to(folder)  # what is no code is kept
+
+
+@needs_emulator
 def test_a_cache_that_cannot_be_written_is_still_read(tmp_path, monkeypatch, capsys):
     gxx = Compiler(tmp_path, monkeypatch)
     kept = compiled(KERNEL, tmp_path).path

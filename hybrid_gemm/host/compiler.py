@@ -94,7 +94,7 @@ def build_text(
                 raise KernelError(f"{what} does not compile:\n{ran.stderr.strip()}")
             return made.read_bytes()
 
-    return cache.kept(kind, f"{digest[:32]}{suffix}", make)[0]
+    return cache.kept(kind, f"{digest[:32]}{suffix}", make, loaded=True)[0]
 
 
 def run_tool(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
