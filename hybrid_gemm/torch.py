@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .api import gemm as _untracked
 from .arrays.other_libraries import torch_dtype
+from .arrays.tensors import check_no_tangent
 from .errors import UsageError
 from .options import Options, named_keywords
 from .problem import make_problem
@@ -51,6 +52,9 @@ def gemm(
     >>> a.grad.tolist()
     [[2.0, 2.0, 2.0], [2.0, 2.0, 2.0]]
     """
+    for name, x in zip("ABC", (a, b, c), strict=True):
+        if isinstance(x, Tensor) and not torch.compiler.is_compiling():
+            check_no_tangent(x, name)  # which PyTorch would leave out
     given = {
         "alpha": alpha, "beta": beta, "trans_a": trans_a, "trans_b": trans_b, "compute": compute,
         "kernel_name": kernel,
