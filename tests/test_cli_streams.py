@@ -94,3 +94,18 @@ cli.main()
 """
     done = python("-c", code)
     assert (done.returncode, done.stderr) == (1, f"hybrid-gemm: out of host memory{more}\n")
+
+
+def test_threads_that_the_system_refuses_are_said():
+    """As in a container with a limit of processes."""
+    code = """
+import sys, threading
+from hybrid_gemm import cli
+def refused(self): raise RuntimeError("can't start new thread")
+cli.ending.watch_signals = lambda **_options: setattr(threading.Thread, "start", refused)
+sys.argv[1:] = "run --size 300 --threads 2 --device cpu".split()
+cli.main()
+"""
+    done = python("-c", code)
+    assert done.returncode == 1
+    assert "the system starts no more threads: fewer --threads" in one_line(done)
