@@ -52,9 +52,10 @@ def gemm(
     >>> a.grad.tolist()
     [[2.0, 2.0, 2.0], [2.0, 2.0, 2.0]]
     """
-    for name, x in zip("ABC", (a, b, c), strict=True):
-        if isinstance(x, Tensor) and not torch.compiler.is_compiling():
-            check_no_tangent(x, name)  # which PyTorch would leave out
+    if not torch.compiler.is_compiling():
+        for name, x in (("A", a), ("B", b), ("C", c)):
+            if isinstance(x, Tensor):
+                check_no_tangent(x, name)  # which PyTorch would leave out
     given = {
         "alpha": alpha, "beta": beta, "trans_a": trans_a, "trans_b": trans_b, "compute": compute,
         "kernel_name": kernel,

@@ -22,7 +22,10 @@ def lies_as_it_says(x: Any, ordinal: int) -> bool:
 
 def has_tangent(x: Any) -> bool:
     """Whether derivatives are carried forward with a tensor (`torch.func.jvp`)."""
-    return sys.modules["torch"].autograd.forward_ad.unpack_dual(x).tangent is not None
+    forward_ad = sys.modules["torch"].autograd.forward_ad
+    if getattr(forward_ad, "_current_level", 0) < 0:  # in a tenth of the time
+        return False
+    return forward_ad.unpack_dual(x).tangent is not None
 
 
 def check_no_tangent(x: Any, name: str) -> None:
