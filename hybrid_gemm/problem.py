@@ -191,6 +191,8 @@ def _check_scalar(value: object, name: str, dtype: str) -> Scalar:
     where its imaginary part is not 0. NaN and Inf are numbers here, as in BLAS."""
     item = getattr(value, "item", None)
     if item is not None and getattr(value, "ndim", None) == 0:  # of NumPy or CuPy
+        if getattr(value, "mask", False):  # of a masked array
+            raise DTypeError(f"{name} is masked; it must be a number")
         value = item()
     if dtype in REAL_OF and isinstance(value, numbers.Complex) and not isinstance(value, bool):
         factor = complex(_fitting(value, name, dtype, complex))
@@ -202,14 +204,15 @@ def _check_scalar(value: object, name: str, dtype: str) -> Scalar:
     if np.dtype(dtype).kind != "i":
         return _fitting(value, name, dtype, float)
     limits = np.iinfo(dtype)
-    if isinstance(value, numbers.Integral):
-        whole = int(value)
-    elif float(value).is_integer():
-        whole = int(float(value))
-    else:
-        raise DTypeError(f"{name}={value!r} with integer matrices; it must be whole")
+    whole: int | None
+    try:
+        whole = int(value)  # type: ignore[call-overload]
+    except (OverflowError, ValueError):  # Inf and NaN
+        whole = None
+    if whole is None or whole != value:
+        raise DTypeError(f"{_shown(name, value)} with integer matrices; it must be whole")
     if not limits.min <= whole <= limits.max:
-        raise UsageError(f"{name}={value!r} does not fit {dtype}")
+        raise UsageError(f"{_shown(name, value)} does not fit {dtype}")
     return whole
 
 
@@ -227,10 +230,22 @@ def _fitting(value: Any, name: str, dtype: str, kind: type) -> Any:
         factor = kind(value)
     except OverflowError:  # a whole number or a fraction beyond float64
         factor = None
-    if factor is None or any(largest < abs(x) < math.inf for x in (factor.real, factor.imag)):
-        shown = f"{name}={value!r}" if len(repr(value)) < 40 else name
-        raise UsageError(f"{shown} does not fit {dtype}, whose largest number is {largest:.3g}")
+    parts = () if factor is None else ((factor.real, value.real), (factor.imag, value.imag))
+    # A longdouble beyond float64 is Inf there.
+    if not parts or any(largest < abs(x) and (x != y or abs(x) < math.inf) for x, y in parts):
+        raise UsageError(
+            f"{_shown(name, value)} does not fit {dtype}, whose largest number is {largest:.3g}"
+        )
     return factor
+
+
+def _shown(name: str, value: object) -> str:
+    """alpha or beta with its value, where that is short."""
+    try:
+        text = repr(value)
+    except ValueError:  # a whole number of more digits than Python prints
+        return name
+    return f"{name}={text}" if len(text) < 40 else name
 
 
 def are_numbers(*values: object) -> bool:
@@ -241,10 +256,11 @@ def are_numbers(*values: object) -> bool:
 def shape_of(array: Described, name: str) -> tuple[int, int]:
     """Rows and columns of a matrix. Raises `UsageError` for an array that is not 2-D."""
     if len(array.shape) != 2:
-        raise UsageError(
-            f"{name} has shape {tuple(array.shape)}; matrices are 2-D "
-            "(reshape a vector to (n, 1) or (1, n))"
+        stack = len(array.shape) > 2
+        hint = (
+            "hybrid_gemm.matmul takes stacks" if stack else "reshape a vector to (n, 1) or (1, n)"
         )
+        raise UsageError(f"{name} has shape {tuple(array.shape)}; matrices are 2-D ({hint})")
     rows, cols = array.shape
     return int(rows), int(cols)
 

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from .api import gemm as _untracked
 from .arrays.other_libraries import torch_dtype
+from .arrays.tensors import check_no_tangent
 from .errors import UsageError
 from .options import Options, named_keywords
 from .problem import make_problem, op_of
@@ -56,6 +56,10 @@ def gemm(
     >>> a.grad.tolist()
     [[2.0, 2.0, 2.0], [2.0, 2.0, 2.0]]
     """
+    if not torch.compiler.is_compiling():
+        for name, x in (("A", a), ("B", b), ("C", c)):
+            if isinstance(x, Tensor):
+                check_no_tangent(x, name)  # which PyTorch would leave out
     given: dict[str, Any] = {
         "alpha": alpha, "beta": beta, "compute": compute, "kernel_name": kernel
     }  # fmt: skip
@@ -72,8 +76,7 @@ def _followed(a: Tensor, b: Tensor, c: Tensor | None, given: Mapping[str, Any]) 
         return made
     if not _is_seen_by_autograd_alone(a, b, c, given["alpha"], given["beta"]):
         return torch.ops.hybrid_gemm.gemm(a, b, c, **given)
-    backward = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (a, b, c))
-    if backward or forward_ad._current_level >= 0:  # in which a tangent is refused, not lost
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (a, b, c)):
         made = _Followed.apply(a, b, c, given)
         return made
     return _product(a, b, c, **given)

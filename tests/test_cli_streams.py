@@ -6,7 +6,7 @@ import subprocess
 
 import numpy as np
 import pytest
-from support.command import COMMAND, environment, one_line, run
+from support.command import COMMAND, environment, one_line, python, run
 
 
 def shell(line: str, cwd, **changes: str) -> subprocess.CompletedProcess:
@@ -79,3 +79,33 @@ def test_a_batch_script_has_the_bytes_of_a_name(tmp_path):
         [*COMMAND, "slurm", "--", b"A\xff.npy", "B.npy"], capture_output=True, env=environment(),
     )  # fmt: skip
     assert done.returncode == 0 and b"'A\xff.npy' B.npy" in done.stdout.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("error", "more"), [("MemoryError()", ""), ("MemoryError('8 GB')", ": 8 GB")]
+)
+def test_memory_that_runs_out_is_said(error, more):
+    """Python's own error has no words."""
+    code = f"""
+from hybrid_gemm import cli
+def fails(**_options): raise {error}
+cli.cli.main = fails
+cli.main()
+"""
+    done = python("-c", code)
+    assert (done.returncode, done.stderr) == (1, f"hybrid-gemm: out of host memory{more}\n")
+
+
+def test_threads_that_the_system_refuses_are_said():
+    """As in a container with a limit of processes."""
+    code = """
+import sys, threading
+from hybrid_gemm import cli
+def refused(self): raise RuntimeError("can't start new thread")
+cli.ending.watch_signals = lambda **_options: setattr(threading.Thread, "start", refused)
+sys.argv[1:] = "run --size 300 --threads 2 --device cpu".split()
+cli.main()
+"""
+    done = python("-c", code)
+    assert done.returncode == 1
+    assert "the system starts no more threads: fewer --threads" in one_line(done)

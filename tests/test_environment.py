@@ -146,3 +146,9 @@ def test_a_full_gpu_is_described_as_far_as_it_goes(monkeypatch):
 def test_a_command_line_names_the_program(program, said, monkeypatch):
     monkeypatch.setattr(sys, "argv", [program, "--json", "/tmp/o.json", "a b"])
     assert environment.command_line() == f"{said} --json o.json 'a b'"
+
+
+def test_a_blas_that_is_not_known_is_said(monkeypatch):
+    """As the reference BLAS, or NumPy's own loops: its threads cannot be limited."""
+    monkeypatch.setattr("threadpoolctl.threadpool_info", list)
+    assert environment.environment()["blas"] == ["none that threadpoolctl knows"]

@@ -312,8 +312,12 @@ def test_strict_fp32_leads_a_library_in_tf32_clearly_or_is_not_taken():
     assert not choices.strict_is_faster("tf32", strict, split)
 
 
-def test_beyond_all_that_was_measured_fp32x3_is_taken_where_it_is_predicted_to_be_faster():
+def test_beyond_all_that_was_measured_fp32x3_is_taken_where_it_is_predicted_to_be_faster(
+    monkeypatch,
+):
     """Nothing leads clearly there, and strict fp32 takes four times as long at large products."""
+    monkeypatch.setattr(fitted, "others", lambda *_of: [])
+    choices.fastest.cache_clear()
     for n, k, strict in ((4096, 4096, False), (64, 64, True)):
         sides = (300_000, n, k)
         choice = choices.fastest(MACHINE, "fp32x3", sides, "nn", own=True)
@@ -321,6 +325,7 @@ def test_beyond_all_that_was_measured_fp32x3_is_taken_where_it_is_predicted_to_b
         problem = Problem(*sides, compute="fp32x3")
         variant, why = on_gpu.on_tensor_cores(MACHINE, problem, "nn", own=False)
         assert why.startswith("strict fp32") is strict and ("TERMS" in variant.params) is not strict
+    choices.fastest.cache_clear()
 
 
 def test_what_a_library_launches_counts_in_what_a_choice_is_worth():

@@ -332,6 +332,9 @@ def test_tensors_that_autograd_follows_are_left_to_python(tensors):
         made = torch.ones(8, 16)
         tensors(a, b, out=made)
         assert tensors.slow == 3  # lies alike, and has no version
+    with torch.autograd.forward_ad.dual_level():
+        tensors(torch.autograd.forward_ad.make_dual(a, a), b, out=out)
+    assert tensors.slow == 4
 
 
 def test_arrays_without_an_address_are_left_to_python(call, monkeypatch):

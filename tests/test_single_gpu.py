@@ -38,6 +38,8 @@ class Tensor:
     device, layout = "cuda:0", "strided"
     shape, dtype = (64, 64), "float32"
 
+    tangent = None
+
     def __init__(self, at=C, device=0, requires_grad=False, negative=False, strides=(64, 1)):
         self.at, self.ordinal, self.requires_grad = at, device, requires_grad
         self.negative, self.version, self.strides, self.copied = negative, 0, strides, []
@@ -232,7 +234,10 @@ def torch(monkeypatch, gpu):
         Tensor=Tensor, nn=SimpleNamespace(Parameter=type("Parameter", (Tensor,), {})),
         is_grad_enabled=lambda: made.grad, grad=True, float32="f4", written=written,
         strided="strided",
-        autograd=SimpleNamespace(graph=SimpleNamespace(increment_version=written.append)),
+        autograd=SimpleNamespace(
+            graph=SimpleNamespace(increment_version=written.append),
+            forward_ad=SimpleNamespace(unpack_dual=lambda x: SimpleNamespace(tangent=x.tangent)),
+        ),
         _C=SimpleNamespace(_cuda_getCurrentRawStream=lambda ordinal: gpu.stream_at),
         cuda=SimpleNamespace(is_current_stream_capturing=lambda: gpu.recording),
     )  # fmt: skip
@@ -298,6 +303,11 @@ def test_tensors_that_no_kernel_reads_are_copied(gpu, torch):
     assert gpu.started[1:] == [(7, A, B, C)]  # as it is, which nothing is prepared for in truth
 
 
+def dual(x):
+    x.tangent = 1
+    return x
+
+
 @pytest.mark.parametrize(
     "a, out",
     [
@@ -308,8 +318,18 @@ def test_tensors_that_no_kernel_reads_are_copied(gpu, torch):
         (Tensor(A), Tensor(C + 4)),
         (Tensor(A), Array(C)),
         (Tensor(A), Tensor(C, requires_grad=True)),
+        (dual(Tensor(A)), Tensor(C)),
     ],
-    ids=["GPU 1", "host", "negated", "overlaps", "not on 16 bytes", "CuPy's", "gradients"],
+    ids=[
+        "GPU 1",
+        "host",
+        "negated",
+        "overlaps",
+        "not on 16 bytes",
+        "CuPy's",
+        "gradients",
+        "tangent",
+    ],
 )
 def test_other_tensors_go_by_their_views(gpu, torch, a, out):
     ready(gpu)

@@ -13,7 +13,7 @@ from ..errors import DTypeError, UsageError
 from ..host.notes import warn
 from ..host.resources import cores
 from ..problem import make_problem
-from .other_libraries import library_of
+from .other_libraries import check_dense, library_of
 from .strides import address, overlaps_itself
 from .strides import is_device_array as is_device_array
 
@@ -47,8 +47,8 @@ def as_array(x: Any, name: str = "A") -> Any:
         raise DTypeError(f"{name} is None; a matrix is needed")
     if isinstance(x, str | PathLike):
         raise DTypeError(f"{name} is {x!r}; a matrix is needed (numpy.load({x!r}) reads a file)")
-    if hasattr(x, "toarray") and not library_of(x):
-        raise DTypeError(f"{name} is a sparse {type(x).__name__}; .toarray() makes it dense")
+    if not library_of(x):
+        check_dense(x, name)
     if hasattr(x, "iloc"):
         warn(f"{name} is a {type(x).__name__}: the product is an array without index and columns")
     if library := library_of(x):

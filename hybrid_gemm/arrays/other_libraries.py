@@ -20,10 +20,19 @@ import numpy as np
 from ..errors import DTypeError, UnavailableError, UsageError
 from ..host.installing import pip_install
 from ..host.notes import warn
+from ..problem import WORK
 from .strides import is_device_array
+from .tensors import check_no_tangent
 
 _DLPACK_CUDA = (2, 13)  # kDLCUDA, kDLCUDAManaged
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+
+
+def check_dense(x: Any, name: str) -> None:
+    """Raises `DTypeError` for a sparse matrix of any library; `name` is the operand's."""
+    for way in ("toarray", "todense"):
+        if hasattr(x, way):
+            raise DTypeError(f"{name} is a sparse {type(x).__name__}; .{way}() makes it dense")
 
 
 class Library:
@@ -31,13 +40,19 @@ class Library:
 
     def view(self, x: Any, name: str) -> Any:
         """A NumPy or CuPy array of the same memory; `name` is the operand's, for messages."""
+        check_dense(x, name)
         if hasattr(x, "__cuda_array_interface__"):
             return _cupy().asarray(x)
         if self.on_gpu(x):
             return _cupy().from_dlpack(x)
         if any(hasattr(x, way) for way in ("__array__", "__array_interface__", "__buffer__")):
             return np.asarray(x)
-        return np.from_dlpack(x)
+        try:
+            return np.from_dlpack(x)
+        except (BufferError, RuntimeError) as error:
+            raise UsageError(
+                f"{name} is a {type(x).__name__} that NumPy cannot read: {error}"
+            ) from error
 
     def on_gpu(self, x: Any) -> bool:
         """Whether an array with DLPack lies on a GPU of NVIDIA's."""
@@ -124,6 +139,7 @@ class Torch(Library):
                     "hybrid_gemm.torch.gemm does, and .detach() leaves them out"
                 )
             x = x.detach()
+        check_no_tangent(x, name)
         if x.layout is not torch.strided or x.device.type not in ("cpu", "cuda"):
             kind = f"{x.layout} tensor on the device {x.device}".removeprefix("torch.")
             raise UsageError(f"{name} is a {kind}; strided tensors on cpu and cuda work")
@@ -131,12 +147,17 @@ class Torch(Library):
         dtype = torch_dtype(x.dtype, name)
         if x.device.type == "cuda":
             return self._on_gpu(x, dtype)
-        if dtype == _BFLOAT16:
-            return x.view(torch.int16).numpy().view(dtype)
         try:
+            if dtype == _BFLOAT16:
+                return x.view(torch.int16).numpy().view(dtype)
             return x.numpy()
-        except TypeError as error:
-            raise DTypeError(f"{name} has dtype {x.dtype}: {error}") from None
+        except TypeError:
+            raise _no_dtype(x.dtype, name) from None
+        except RuntimeError as error:  # of a subclass, or within torch.vmap
+            raise UsageError(
+                f"{name} is a {type(x).__name__} whose elements cannot be read: {error} "
+                "(hybrid_gemm.torch.gemm works in torch.vmap and in torch.compile)"
+            ) from error
 
     @staticmethod
     def _on_gpu(x: Any, dtype: np.dtype) -> Any:
@@ -195,6 +216,11 @@ class Jax(Library):
         return len(places) == 1 and next(iter(places)).platform in ("gpu", "cuda")
 
     def view(self, x: Any, name: str) -> Any:
+        import jax
+
+        if not isinstance(x, jax.Array):
+            check_dense(x, name)
+            raise DTypeError(f"{name} is a {type(x).__name__} of JAX; a jax.Array works")
         if not self.on_gpu(x):
             return np.asarray(x)
         try:
@@ -269,8 +295,12 @@ def torch_dtype(dtype: Any, name: str) -> np.dtype:
     """NumPy's dtype for one of PyTorch's. Raises `DTypeError` where there is none."""
     found = _numpy_dtype(dtype)
     if found is None:
-        raise DTypeError(f"{name} has dtype {dtype}, which NumPy has not")
+        raise _no_dtype(dtype, name)
     return found
+
+
+def _no_dtype(dtype: Any, name: str) -> DTypeError:
+    return DTypeError(f"{name} has dtype {dtype}; {WORK} (convert with .to)")
 
 
 @functools.cache

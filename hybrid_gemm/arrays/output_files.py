@@ -261,8 +261,9 @@ def _runs(process: int, started: str) -> bool:
 def _started(process: int) -> str | None:
     """When a process started, in ticks since the boot; None if it has ended."""
     try:
-        with open(f"/proc/{process}/stat") as file:
-            state, *fields = file.read().rpartition(")")[2].split()
+        # The program's name in it may be any bytes: Linux cuts it after 15.
+        with open(f"/proc/{process}/stat", "rb") as file:
+            state, *fields = file.read().rpartition(b")")[2].decode().split()
     except OSError:
         return None
     return None if state in "ZX" else fields[18]

@@ -6,16 +6,36 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from ..errors import UsageError
+
 
 def lies_as_it_says(x: Any, ordinal: int) -> bool:
-    """Whether this is a tensor whose numbers lie on this GPU as its strides say, and no gradients
+    """Whether this is a tensor whose numbers lie on this GPU as its strides say, and no derivatives
     are followed to it."""
     torch = sys.modules["torch"]
     if not (type(x) is torch.Tensor or type(x) is torch.nn.Parameter):
         return False
     if x.get_device() != ordinal or x.layout is not torch.strided or x.is_neg() or x.is_conj():
         return False
-    return not bool(x.requires_grad and torch.is_grad_enabled())
+    return not (x.requires_grad and torch.is_grad_enabled()) and not has_tangent(x)
+
+
+def has_tangent(x: Any) -> bool:
+    """Whether derivatives are carried forward with a tensor (`torch.func.jvp`)."""
+    forward_ad = sys.modules["torch"].autograd.forward_ad
+    if getattr(forward_ad, "_current_level", 0) < 0:  # in a tenth of the time
+        return False
+    return forward_ad.unpack_dual(x).tangent is not None
+
+
+def check_no_tangent(x: Any, name: str) -> None:
+    """Raises `UsageError` for a tensor whose derivatives are carried forward; `name` is the
+    operand's."""
+    if has_tangent(x):
+        raise UsageError(
+            f"{name} is a tensor with a tangent, and gemm makes none of the product: "
+            "hybrid_gemm.torch.gemm has backward gradients alone"
+        )
 
 
 def are_captured() -> bool:

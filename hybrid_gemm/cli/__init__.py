@@ -136,7 +136,12 @@ def _fail(error: BaseException) -> int:
         complain(f"hybrid-gemm: {error.format_message()}{more}")
         return error.exit_code
     if isinstance(error, MemoryError) and not isinstance(error, HybridGemmError):
-        complain(f"hybrid-gemm: out of host memory: {error}")
+        complain(f"hybrid-gemm: out of host memory: {error}".removesuffix(": "))
+    elif isinstance(error, RuntimeError) and str(error) == "can't start new thread":  # Python's
+        complain(
+            "hybrid-gemm: the system starts no more threads: fewer --threads take fewer, or raise "
+            "the limit (ulimit -u, or the container's limit of processes)"
+        )
     elif isinstance(error, HybridGemmError | OSError):
         what = str(error)
         if isinstance(error, UsageError):

@@ -122,7 +122,9 @@ def progress_bar(shown: bool = True):
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    # Rich's stand-in for stdout, before 14.3, says that it is no terminal.
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, redirect_stdout=False) as bar:
 
         def start(total, what):
             task = bar.add_task(what, total=total)

@@ -4,6 +4,7 @@ emulator."""
 from __future__ import annotations
 
 import abc
+import contextlib
 import copy
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -111,12 +112,14 @@ class KernelLauncher(Device):
             list(pool.map(compiled, kernels))
 
     def loading_together(self, work: Callable[[KernelLauncher], R]) -> R:
-        """What `work(device)` returns; the kernels that it loads are compiled at once."""
+        """What `work(device)` returns; the kernels that it loads are compiled at once, if there are
+        threads for it."""
         if self._noted is not None:
             return work(self)
         missing = [x for x in self.kernels_of(work) if x not in self._loaded]
         if len(missing) > 1:
-            self.compile_all(missing)
+            with contextlib.suppress(RuntimeError):  # Python ends, and starts no more threads
+                self.compile_all(missing)
         return work(self)
 
     def compile_ahead(self, work: Callable[[KernelLauncher], object]) -> None:
@@ -130,6 +133,7 @@ class KernelLauncher(Device):
         if not missing:
             return
         pool = ThreadPoolExecutor(min(len(missing), cores()), thread_name_prefix="compile")
-        for kernel in missing:
-            self._coming[kernel] = pool.submit(self.compile, *kernel)
+        with contextlib.suppress(RuntimeError):  # Python ends, and starts no more threads
+            for kernel in missing:
+                self._coming[kernel] = pool.submit(self.compile, *kernel)
         pool.shutdown(wait=False)

@@ -67,6 +67,7 @@ enum : int {
     TORCH_STREAM,
     FOLLOWED,  // torch.is_grad_enabled
     WRITTEN,   // tells autograd
+    FORWARD,   // torch.autograd.forward_ad
 };
 // What is found for a key: the structure below, and what Python makes and does.
 enum : int { PRODUCT, CHECK, MAKE, SHAPE, DTYPE };
@@ -116,18 +117,18 @@ PyObject* shared(PyObject* object) {
 // The names of attributes, made once.
 struct Names {
     PyObject *out, *shape, *strides, *dtype, *ndim, *size, *whole, *data, *ptr, *device_id, *stride,
-        *data_ptr, *get_device, *is_neg, *is_conj, *requires_grad, *is_inference, *copy;
+        *data_ptr, *get_device, *is_neg, *is_conj, *requires_grad, *is_inference, *copy, *level;
 };
 
 const Names& names() {
     static const Names made = [] {
         auto text = PyUnicode_InternFromString;
-        return Names{text("out"),           text("shape"),        text("strides"),
-                     text("dtype"),         text("ndim"),         text("size"),
-                     text("_c_contiguous"), text("data"),         text("ptr"),
-                     text("device_id"),     text("stride"),       text("data_ptr"),
-                     text("get_device"),    text("is_neg"),       text("is_conj"),
-                     text("requires_grad"), text("is_inference"), text("copy_")};
+        return Names{
+            text("out"),          text("shape"),     text("strides"),       text("dtype"),
+            text("ndim"),         text("size"),      text("_c_contiguous"), text("data"),
+            text("ptr"),          text("device_id"), text("stride"),        text("data_ptr"),
+            text("get_device"),   text("is_neg"),    text("is_conj"),       text("requires_grad"),
+            text("is_inference"), text("copy_"),     text("_current_level")};
     }();
     return made;
 }
@@ -179,6 +180,12 @@ bool fits(PyObject* array, bool tensors, PyObject* state) {
         return enabled && !is_true(enabled);
     }
     return true;
+}
+
+// Whether tensors may carry derivatives forward: within one of PyTorch's levels for that.
+bool goes_forward(PyObject* state) {
+    Ref level = attribute(PyList_GetItem(state, FORWARD), names().level);
+    return !level || PyLong_AsLongLong(level.get()) >= 0;
 }
 
 Ref ordinal_of(PyObject* array, bool tensors) {
@@ -275,6 +282,9 @@ bool read(PyObject* state, PyObject* args, PyObject* keywords, Arrays* arrays) {
     arrays->of[C] = out;
     arrays->added = third;
     arrays->tensors = !has_type(arrays->of[A], PyList_GetItem(state, CUPY));
+    if (arrays->tensors && goes_forward(state)) {
+        return false;
+    }
     for (PyObject* array : {arrays->of[A], arrays->of[B], out, third}) {
         if (array != none && !fits(array, arrays->tensors, state)) {
             return false;

@@ -170,7 +170,7 @@ class NativeCalls:
         cupy = sys.modules["cupy"]
         self._state = [
             {}, driver.address_of("cuCtxGetCurrent"), self._out_is_third, cupy.ndarray,
-            cupy.cuda.get_current_stream, *[None] * 5,
+            cupy.cuda.get_current_stream, *[None] * 6,
         ]  # fmt: skip
         self._key = _library().make_key(self._state)
         self.start = _library().make_start(self._state)
@@ -179,9 +179,10 @@ class NativeCalls:
         torch = sys.modules.get("torch")
         stream = torch and getattr(torch._C, "_cuda_getCurrentRawStream", None)
         if torch and stream and self._state[-1] is None:  # PyTorch without CUDA has no streams
-            self._state[-5:] = (
+            self._state[-6:] = (
                 torch.Tensor, torch.nn.Parameter, stream,
                 torch.is_grad_enabled, torch.autograd.graph.increment_version,
+                torch.autograd.forward_ad,
             )  # fmt: skip
 
 

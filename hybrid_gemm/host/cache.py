@@ -27,23 +27,27 @@ _HINT = "HYBRID_GEMM_CACHE names another place"
 # --- folders ------------------------------------------------------------------------------
 
 
-def directory(kind: str, *, lasting: bool = False) -> Path:
+def directory(kind: str, *, lasting: bool = False, loaded: bool = False) -> Path:
     """The folder for one kind of file ("tuned", "host", ...), made if it is not there.
 
     It lies in `$HYBRID_GEMM_CACHE`, else `$XDG_CACHE_HOME/hybrid-gemm`, else
     `~/.cache/hybrid-gemm`. Where that cannot be made, belongs to another user or may be written
     by others, a note says so, and a temporary folder of this process is used; with `lasting`,
-    `UnavailableError` is raised instead.
+    `UnavailableError` is raised instead. With `loaded`, for code that the system loads, so it is
+    where the folder is mounted noexec.
     """
     try:
         base = _base()
         _own(base)
-        return _own(base / kind)
+        path = _own(base / kind)
+        if loaded:
+            _check_loads(path, _HINT)
+        return path
     except UnavailableError as error:
         if lasting:
             raise
         note(f"{error}; until this process ends, a temporary folder is used instead")
-    return _temporary(kind)
+    return _temporary(kind, loaded)
 
 
 def _base() -> Path:
@@ -80,6 +84,12 @@ def _own(path: Path) -> Path:
     return path
 
 
+def _check_loads(path: Path, hint: str) -> None:
+    """Raises `UnavailableError` where the system loads no code from a folder."""
+    if os.statvfs(path).f_flag & os.ST_NOEXEC:
+        raise UnavailableError(f"{path} is mounted noexec, and no compiled code runs there; {hint}")
+
+
 def _make(path: Path) -> None:
     if path.is_dir():
         return
@@ -94,7 +104,7 @@ def _make(path: Path) -> None:
 temporary_folders: list[Path] = []  # the process's temporary folder, once there is one
 
 
-def _temporary(kind: str) -> Path:
+def _temporary(kind: str, loaded: bool) -> Path:
     try:
         if not temporary_folders:
             made = Path(tempfile.mkdtemp(prefix="hybrid-gemm-"))  # mode 0700
@@ -106,6 +116,8 @@ def _temporary(kind: str) -> Path:
         raise UnavailableError(
             f"cannot make a temporary folder in place of the cache: {error}"
         ) from error
+    if loaded:
+        _check_loads(path, "TMPDIR names another place")
     return path
 
 
@@ -119,12 +131,14 @@ def _remove(folder: Path, process: int) -> None:
 _locks: dict[Path, threading.Lock] = {}
 
 
-def kept(kind: str, name: str, make: Callable[[], bytes]) -> tuple[Path, bytes]:
-    """A compiled file of the cache: its path and what is in it.
+def kept(
+    kind: str, name: str, make: Callable[[], bytes], *, loaded: bool = False
+) -> tuple[Path, bytes]:
+    """A compiled file of the cache: its path and what is in it. `loaded`: as of `directory`.
 
     It is made by `make` where it is missing or is not what its SHA-256, in `name`.sha256, says.
     """
-    folder = directory(kind)
+    folder = directory(kind, loaded=loaded)
     with _locks.setdefault(folder / name, threading.Lock()):
         for place in (folder, *(made / kind for made in temporary_folders)):
             data = _whole(place / name)
@@ -135,7 +149,7 @@ def kept(kind: str, name: str, make: Callable[[], bytes]) -> tuple[Path, bytes]:
             _keep(folder / name, data)
         except OSError as error:
             note(f"cannot write to the cache folder {folder}: {error.strerror}; {_HINT}")
-            folder = _temporary(kind)
+            folder = _temporary(kind, loaded)
             _keep(folder / name, data)
         return folder / name, data
 

@@ -90,17 +90,33 @@ def build_text(
                 ran = run_tool(["g++", *flags, *where, str(source), "-o", str(made)])
             except KernelError as error:
                 raise KernelError(f"{what}: {error}") from None
-            if ran.returncode:
-                raise KernelError(f"{what} does not compile:\n{ran.stderr.strip()}")
+            if ran.returncode or not made.exists():
+                raise KernelError(f"{what} does not compile:{_why(ran)}")
             return made.read_bytes()
 
-    return cache.kept(kind, f"{digest[:32]}{suffix}", make)[0]
+    return cache.kept(kind, f"{digest[:32]}{suffix}", make, loaded=True)[0]
+
+
+def _why(ran: subprocess.CompletedProcess[str]) -> str:
+    """What a compiler that made nothing said; how it ended where it said nothing, and whether
+    there was room for its files and its words."""
+    code, said = ran.returncode, ran.stderr.strip()
+    if said:
+        why = f"\n{said}"
+    elif code < 0:
+        why = f" {ran.args[0]} was ended by {signal.Signals(-code).name}, and said nothing"
+    else:
+        why = f" {ran.args[0]} ended with code {code}, made nothing and said nothing"
+    folder = tempfile.gettempdir()
+    if shutil.disk_usage(folder).free < 1 << 20:
+        why += f"\nthe disk of {folder} is full; TMPDIR names another place"
+    return why
 
 
 def run_tool(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
     """Runs a tool of the compiler's, which gets no input; its messages are in English.
 
-    Raises `KernelError` where it takes longer than `LIMIT_S`.
+    Raises `KernelError` where it does not start, or takes longer than `LIMIT_S`.
     """
     # Without the sanitizer that this process may have been started with.
     environment = {k: v for k, v in os.environ.items() if k not in ("LD_PRELOAD", "ASAN_OPTIONS")}
@@ -111,10 +127,13 @@ def run_tool(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
         ]  # fmt: skip
         # A rank's threads have signals blocked, and `subprocess` would leave them so in the tool.
-        process = os.posix_spawnp(
-            command[0], [*command], environment, file_actions=files, setsigmask=[],
-            setsigdef=[signal.SIGPIPE],
-        )  # fmt: skip
+        try:
+            process = os.posix_spawnp(
+                command[0], [*command], environment, file_actions=files, setsigmask=[],
+                setsigdef=[signal.SIGPIPE],
+            )  # fmt: skip
+        except OSError as error:
+            raise KernelError(f"{command[0]} does not start: {error.strerror}") from None
         try:
             code = _exit_code(process)
         except BaseException as error:
@@ -154,7 +173,7 @@ def _kill(process: int, parent: int) -> None:
     """
     children: list[str] = []
     with contextlib.suppress(OSError):
-        stat = Path(f"/proc/{process}/stat").read_text()
+        stat = Path(f"/proc/{process}/stat").read_text(errors="replace")
         if int(stat.rpartition(")")[2].split()[1]) != parent:
             return
         children = Path(f"/proc/{process}/task/{process}/children").read_text().split()

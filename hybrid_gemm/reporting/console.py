@@ -7,16 +7,15 @@ import json
 import sys
 import textwrap
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
 from ..arrays import npy_files, output_files
 from ..host import notes, terminal
 from ..ranks import launch
-from .table_layout import Column, fit
+from .table_layout import GAP, Column, Part, fit
 
 # A file's name may have letters that the stream's encoding lacks.
 if isinstance(sys.stdout, io.TextIOWrapper):
@@ -72,16 +71,30 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str =
     for i, part in enumerate(layout.parts):
         if i:
             line("")
-        out = Table(box=None, pad_edge=False)
-        for column, width in part:
-            justify: Literal["left", "right"] = "left" if column.text else "right"
-            out.add_column(column.heading, justify=justify, overflow="fold", width=width)
+        _print_row([column.heading for column, _width in part], part, heading=True)
         for row in zip(*(column.cells for column, _width in part), strict=True):
-            out.add_row(*row)
-        # Wider than the terminal only where a single number is.
-        console.print(out, width=10**4, crop=False, no_wrap=True, soft_wrap=False)
+            _print_row(row, part)
     for text in layout.below:
         line(text, indent=4, first=0)
+
+
+def _print_row(texts: Sequence[str], part: Part, *, heading: bool = False) -> None:
+    """Prints texts in the columns of a part, folded to their widths: wider than the terminal only
+    where a single number is. Headings stand on their last line."""
+    cells = [
+        textwrap.wrap(notes.printable(text), width, break_on_hyphens=False)
+        for text, (_column, width) in zip(texts, part, strict=True)
+    ]
+    height = max(1, *map(len, cells))
+    for i in range(height):
+        line = []
+        for cell, (column, width) in zip(cells, part, strict=True):
+            at = i - (height - len(cell)) if heading else i
+            found = cell[at] if 0 <= at < len(cell) else ""
+            line.append(found.ljust(width) if column.text else found.rjust(width))
+        console.print(
+            (" " * GAP).join(line).rstrip(), style="bold" if heading else None, soft_wrap=True
+        )
 
 
 def line(text: str, indent: int = 0, *, first: int | None = None, style: str | None = None) -> None:

@@ -147,7 +147,7 @@ def _blas() -> list[str]:
         f"{x['internal_api']} {x.get('version')} ({x.get('architecture', '')})"
         for x in threadpoolctl.threadpool_info()
         if x["user_api"] == "blas"
-    ]
+    ] or ["none that threadpoolctl knows"]
 
 
 def _cpu_model() -> str:

@@ -61,13 +61,15 @@ class Column:
         return self.text and self.longest > SHORT and 2 * distinct <= len(self.cells)
 
 
+Part = tuple[tuple[Column, int], ...]  # columns with their widths
+
+
 @dataclass(frozen=True)
 class Layout:
-    """A table for a width: a line `above` it (or ""), its `parts` as columns with their widths,
-    and lines `below` it."""
+    """A table for a width: a line `above` it (or ""), its `parts`, and lines `below` it."""
 
     above: str
-    parts: tuple[tuple[tuple[Column, int], ...], ...]
+    parts: tuple[Part, ...]
     below: tuple[str, ...]
 
 

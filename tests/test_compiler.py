@@ -1,0 +1,107 @@
+"""g++ as it is called: what it sees, how it is stopped, and what is said where it fails."""
+
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from hybrid_gemm.errors import KernelError
+from hybrid_gemm.host import compiler
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Where the cache will be; not there yet."""
+    monkeypatch.setenv("HYBRID_GEMM_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def gxx(tmp_path, folder, monkeypatch):
+    """Makes a text the first g++ on the path, and returns how a C++ file is then compiled."""
+
+    def written(text):
+        program = tmp_path / "bin" / "g++"
+        program.parent.mkdir()
+        program.write_text(text)
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+        (tmp_path / "x.cpp").write_text("int x;\n")
+        return lambda: compiler.build_library(tmp_path / "x.cpp")
+
+    return written
+
+
+def test_a_compiler_that_does_not_end_is_stopped(tmp_path, gxx, monkeypatch):
+    """Its children too."""
+    compiled = gxx(f"#!/bin/sh\nsleep 600 &\necho $! >{tmp_path}/child\nwait\n")
+    monkeypatch.setattr(compiler, "LIMIT_S", 1)
+    started = time.monotonic()
+    with pytest.raises(KernelError, match=r"x\.cpp.*g\+\+ did not end within 1 s"):
+        compiled()
+    assert time.monotonic() - started < 20
+    child = int((tmp_path / "child").read_text())
+    for _ in range(100):  # until it is gone, or nobody's
+        status = Path(f"/proc/{child}/stat")
+        if not status.exists() or ") Z" in status.read_text():
+            break
+        time.sleep(0.05)
+    else:
+        pytest.fail("the compiler's child lives on")
+
+
+def test_a_number_that_was_given_again_is_not_killed():
+    """Of a compiler that ended, whose number another process has."""
+    with subprocess.Popen(["sleep", "60"]) as other:
+        compiler._kill(other.pid, parent=other.pid)
+        time.sleep(0.2)
+        assert other.poll() is None
+        compiler._kill(other.pid, parent=os.getpid())
+        assert other.wait(timeout=10) == -signal.SIGKILL
+
+
+def test_a_tool_sees_the_signals_that_a_rank_has_blocked():
+    """Or neither Ctrl-C nor the launcher would end a compiler that a rank has started."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGINT])
+    try:
+        done = compiler.run_tool(["grep", "SigBlk", "/proc/self/status"])
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    assert int(done.stdout.split()[1], 16) == 0
+
+
+def test_a_tool_gives_both_outputs_and_has_no_input():
+    words = "cat; yes long | head -100000; echo wrong >&2; exit 7"
+    done = compiler.run_tool(["sh", "-c", words])
+    assert (done.returncode, done.stderr) == (7, "wrong\n")
+    assert done.stdout == "long\n" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("#!/bin/sh\nexit 3\n", r"g\+\+ ended with code 3, made nothing and said nothing"),
+        ("#!/bin/sh\nexit 0\n", r"g\+\+ ended with code 0, made nothing and said nothing"),
+        ("#!/bin/sh\nkill -9 $$\n", r"g\+\+ was ended by SIGKILL, and said nothing"),
+        ("#!/bin/sh\necho no licence >&2; exit 1\n", "does not compile:\nno licence$"),
+        ("no program", r"g\+\+ does not start: Exec format error"),
+    ],
+)
+def test_it_is_said_how_a_compiler_failed(text, says, gxx):
+    with pytest.raises(KernelError, match=rf"^x\.cpp.*{says}"):
+        gxx(text)()
+
+
+def test_it_is_said_that_a_compiler_had_no_room(gxx, monkeypatch):
+    """Not even for its own words, which go to the same disk."""
+    of, full = compiler.shutil.disk_usage, tempfile.gettempdir()
+    monkeypatch.setattr(
+        compiler.shutil, "disk_usage", lambda x: SimpleNamespace(free=4096) if x == full else of(x)
+    )
+    with pytest.raises(KernelError, match=rf"disk of {full} is full; TMPDIR names another place"):
+        gxx("#!/bin/sh\nexit 1\n")()

@@ -1,0 +1,95 @@
+"""Arrays of other libraries that cannot be looked at are refused by what they are."""
+
+import numpy as np
+import pytest
+from support.arrays import Other
+
+from hybrid_gemm import gemm
+from hybrid_gemm.errors import DTypeError, UsageError
+
+ONES = np.ones((2, 2), "f4")
+
+
+@pytest.fixture
+def torch():
+    return pytest.importorskip("torch")
+
+
+def refused(x, error, message):
+    for given in (x, ONES), (ONES, x):
+        with pytest.raises(error, match=message):
+            gemm(*given, device="cpu")
+
+
+@pytest.mark.parametrize("way", ["toarray", "todense"])
+@pytest.mark.parametrize("protocol", ["__len__", "__dlpack_device__"])
+def test_sparse_matrices_of_any_library_are_named(way, protocol):
+    def fails(self):
+        raise RuntimeError("cannot be converted automatically")
+
+    kind = type("COO", (), {way: fails, "__array__": fails, protocol: fails})
+    refused(kind(), DTypeError, rf"^[AB] is a sparse COO; \.{way}\(\) makes it dense$")
+
+
+@pytest.mark.parametrize("error", [BufferError, RuntimeError])
+def test_what_dlpack_refuses_is_named(error):
+    class Elsewhere(Other):
+        __array__ = property()
+
+        def __dlpack__(self, **_options):
+            raise error("unsupported device")
+
+    message = r"^[AB] is a Elsewhere that NumPy cannot read: unsupported device"
+    refused(Elsewhere(ONES), UsageError, message)
+    with pytest.raises(UsageError, match=r"^out is a Elsewhere that NumPy cannot read"):
+        gemm(ONES, ONES, out=Elsewhere(ONES), device="cpu")
+
+
+def test_what_is_of_jax_and_no_array_is_named():
+    jax = pytest.importorskip("jax")
+    from jax.experimental import sparse
+
+    refused(
+        sparse.BCOO.fromdense(ONES), DTypeError, r"is a sparse BCOO; \.todense\(\) makes it dense"
+    )
+    refused(jax.ShapeDtypeStruct((2, 2), "f4"), DTypeError, "is a ShapeDtypeStruct of JAX")
+
+
+@pytest.mark.parametrize("dtype", ["complex32", "float8_e5m2", "qint8"])
+def test_dtypes_of_pytorch_alone_are_named(torch, dtype):
+    kind = getattr(torch, dtype)
+    one = torch.ones(2, 2)
+    x = torch.quantize_per_tensor(one, 1, 0, kind) if dtype == "qint8" else one.to(kind)
+    message = rf"has dtype torch\.{dtype}; float16, bfloat16.* work \(convert with \.to\)"
+    refused(x, DTypeError, message)
+
+
+def test_tensors_without_elements_are_named(torch):
+    message = "is a Tensor whose elements cannot be read: .*torch.gemm works in torch.vmap"
+    stack = torch.ones(3, 2, 2)
+    for dtype in torch.float32, torch.bfloat16:
+        with pytest.raises(UsageError, match=message):
+            torch.vmap(lambda x: gemm(x, x, device="cpu"))(stack.to(dtype))
+
+
+def test_derivatives_carried_forward_are_refused(torch):
+    """PyTorch would leave them out without a word: they would be zeros."""
+    from torch.autograd import forward_ad
+
+    from hybrid_gemm.torch import gemm as followed
+
+    x, message = torch.ones(2, 2), r"^[ABC] is a tensor with a tangent"
+    for product in followed, lambda *given, **more: gemm(*given, **more, device="cpu"):
+        calls = (
+            lambda t, f=product: f(t, x),
+            lambda t, f=product: f(x, t),
+            lambda t, f=product: f(x, x, t, beta=1),
+        )
+        for call in calls:
+            with forward_ad.dual_level():
+                with pytest.raises(UsageError, match=message):
+                    call(forward_ad.make_dual(x, x))
+                assert call(x).shape == (2, 2)
+            if product is followed:
+                with pytest.raises(UsageError, match=message):
+                    torch.func.jvp(call, (x,), (x,))
