@@ -320,6 +320,32 @@ def test_an_error_of_one_rank_in_a_users_program_ends_the_job(sleeps):
     assert "rank 1: RuntimeError: broken on purpose; the others waited 1.5 s" in done.stderr
 
 
+ENDS = """
+import sys, time
+import numpy as np
+from mpi4py import MPI
+from hybrid_gemm import gemm
+
+rank, (ends, seconds) = MPI.COMM_WORLD.rank, map(int, sys.argv[1:])
+for number in range(3):
+    if rank == ends and number == 1:
+        time.sleep(seconds)
+        raise RuntimeError("broken on purpose")
+    gemm(np.ones((8, 8)), np.ones((8, 8)), comm=MPI.COMM_WORLD, device="cpu", rank_timeout=1.5)
+"""
+
+
+@needs_mpirun
+@pytest.mark.parametrize("seconds", [0, 1])  # before the others make their next call, and after
+@pytest.mark.parametrize("ends", [0, 1])
+def test_a_rank_that_ends_by_an_error_between_calls_ends_the_job(ends, seconds, tmp_path):
+    program = tmp_path / "ends.py"
+    program.write_text(ENDS)
+    done = mpirun(3, program, ends, seconds, timeout=40)
+    assert done.returncode == 1 and "RuntimeError: broken on purpose" in done.stderr
+    assert f"rank {ends} on " in done.stderr and "has ended, and the others wait" in done.stderr
+
+
 @needs_mpirun
 @pytest.mark.parametrize("arguments", [("compute",), ("outside",), ("sleep", "debugger")])
 def test_what_lasts_is_no_fault(sleeps, arguments):

@@ -88,13 +88,33 @@ def test_rank_0_is_watched_by_the_others():
     assert made._judge_first(2 * LIMIT) == ""
 
 
+def test_a_call_that_rank_0_has_not_begun_and_will_not_begin_ends_the_job():
+    made = beat(LEFT, OUTSIDE, rank=1)
+    made.seen[0].calls = made.calls = 1
+    assert made._judge_first(LIMIT) == ""
+    with made.call():
+        assert made.calls == 2
+        with made.call():  # a part of it
+            assert made.calls == 2
+        assert made._judge_first(2 * LIMIT) == ""
+        said = made._judge_first(2 * LIMIT + 1)
+        assert said == "rank 0 has ended, and the others waited 10 s (--rank-timeout) for it"
+        made.seen[0].calls = 2  # it took part in this one
+        assert made._judge_first(9 * LIMIT) == ""
+
+
+def test_ranks_that_have_ended_are_named_where_others_wait_for_them():
+    said = judged(beat(WAITING, LEFT, WAITING), 30)
+    assert said.endswith("for 10 s (--rank-timeout): rank 1 has ended, and the others wait")
+
+
 def test_messages_of_strangers_are_ignored():
     import socket
 
     made = beat(WAITING, WAITING)
     made.socket, made.token, made.peers = socket.socket(socket.AF_INET, socket.SOCK_DGRAM), "t", {}
     made.socket.bind(("127.0.0.1", 0))
-    told = {"rank": 1, "state": FAILED, "count": 0, "why": "", "debugged": False}
+    told = {"rank": 1, "state": FAILED, "count": 0, "calls": 0, "why": "", "debugged": False}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
         for text in (b"?", b"[]", b"{}", json.dumps({"token": "x", **told}).encode()):
             stranger.sendto(text, made.socket.getsockname())

@@ -162,14 +162,15 @@ def test_a_strip_has_no_more_rounds_than_lines(m, n, lines):
     assert time.monotonic() - started < 5
 
 
-@pytest.mark.parametrize(("shape", "rounds"), [
-    ((512, 512, 512), 1), ((2048, 2048, 2048), 8), ((20000, 16, 16), 1), ((1, 4096, 4096), 1),
-])  # fmt: skip
-def test_hosts_make_rounds_of_what_takes_long_enough_to_overlap(shape, rounds):
+@pytest.mark.parametrize("shape", [(512, 512, 512), (4096, 4096, 4096), (20000, 16, 16)])
+def test_hosts_take_one_round_where_memory_lets_them(shape):
+    """Cores make large pieces faster."""
     plan = make_rank_plan(Problem(*shape), CPU, 2, split="cols")
-    assert plan.rounds == rounds
-    assert rounds > 1 or plan.brief(0, *plan.pieces(0)[0].shape)
-    assert make_rank_plan(Problem(*shape), CPU, 2, split="cols", rounds=1).rounds == 1
+    assert plan.rounds == 1
+    on_gpus = make_rank_plan(Problem(*shape), GPU, 2, split="cols").rounds
+    assert on_gpus == max(1, min(8, shape[0] // 2 // 512))
+    less = dataclasses.replace(CPU, memory_bytes=plan.needs - 1)
+    assert make_rank_plan(Problem(*shape), less, 2, split="cols").rounds > 1
 
 
 def test_a_split_by_rows_has_one_round_and_no_sum():

@@ -68,7 +68,7 @@ def kept() -> dict[str, bytes]:
 def test_a_job_goes_on_after_a_rank_failed_was_killed_and_bytes_were_damaged(folder, ranks, split):
     options = "--split", split
     expected = whole(ranks, *options)
-    products = 2 if split == "rows" else 2 * ranks  # of each rank, in two panels
+    products = 2  # of each rank, in two panels: each is so small that it is made whole
     # At rank 0, whose lock on the journal must be gone when the job has ended.
     done = resume(ranks, *options, check=5, **failing_rank(0, after=products))
     assert "rank 0: this rank is broken on purpose" in one_line(done)
@@ -88,12 +88,13 @@ def test_a_job_goes_on_after_a_rank_failed_was_killed_and_bytes_were_damaged(fol
 
 @needs_mpirun
 def test_an_error_on_one_rank_is_an_agreed_one_on_all(folder):
-    expected = whole(3)
-    changes = failing_rank(2, after=10, where="write")
-    done = resume(3, check=5, **changes)
+    options = "--split", "rows"
+    expected = whole(3, *options)
+    changes = failing_rank(2, after=10, where="write")  # of 10 rows in each panel
+    done = resume(3, *options, check=5, **changes)
     assert "rank 2: this rank is broken on purpose" in one_line(done)
     assert "1 of 6 panels of C are kept for the same command to go on" in done.stderr
-    resume(3)
+    resume(3, *options)
     assert counted(reported()) == (1, 5)
     assert Path("C.npy").read_bytes() == expected
 

@@ -24,8 +24,9 @@ from . import launch
 from .peer_memory import PeerMemory
 from .redistribution import NOTHING, Part, move, rows_of
 
-_CHOICES = "alpha, beta, distribution, result, root"
+_CHOICES = "alpha", "beta", "distribution", "result", "root"
 LAYOUTS = ("replicated", "root", "rows", "cols")
+PARTS = {"rows": ("rows", 0), "cols": ("columns", 1)}  # which follow each other along a dimension
 
 
 class DistributedOperands:
@@ -81,7 +82,8 @@ class DistributedOperands:
             for x, v in self.arrays.items()
         }
         choices = alpha, beta, self.distribution, self.result, self.root
-        return {**arrays, "conjugates": tuple(self.conj), _CHOICES: choices}
+        conjugates = tuple(self.conj)
+        return {**arrays, "conjugates": conjugates, **dict(zip(_CHOICES, choices, strict=True))}
 
     def _broadcast(self) -> None:
         """Makes C as large as this rank's rows of the product, where they are known here."""
@@ -93,12 +95,12 @@ class DistributedOperands:
 
     def problem(self, everyone: Sequence[dict]) -> Problem:
         """The whole problem, from what every rank `told`; where one raises, all do."""
-        for name in (_CHOICES, "conjugates"):
-            for rank, given in enumerate(everyone):
+        for rank, given in enumerate(everyone):
+            for name in (*_CHOICES, "conjugates"):
                 if not launch.is_same(given[name], everyone[0][name]):
                     raise UsageError(
-                        f"ranks do not agree on {name}: rank 0 has {everyone[0][name]}, "
-                        f"rank {rank} has {given[name]}"
+                        f"ranks do not agree on {name}: rank 0 has {everyone[0][name]!r}, rank "
+                        f"{rank} has {given[name]!r}"
                     )
         whole: dict[str, Any] = {}
         for operand in "ABC":
@@ -116,12 +118,28 @@ class DistributedOperands:
                     f"{self.distribution!r} it takes one there"
                 )
             whole[operand] = self._join(operand, layout, found)
-        alpha, beta, *_rest = everyone[0][_CHOICES]
-        problem = make_problem(*whole.values(), alpha=alpha, beta=beta)
+        alpha, beta = everyone[0]["alpha"], everyone[0]["beta"]
+        try:
+            problem = make_problem(*whole.values(), alpha=alpha, beta=beta)
+        except UsageError as error:
+            raise UsageError(f"{error}{self._joined(everyone)}") from None
         conj_a, conj_b = (
             x and whole[y].dtype.kind == "c" for x, y in zip(self.conj, "AB", strict=True)
         )
         return dataclasses.replace(problem, conj_a=conj_a, conj_b=conj_b)
+
+    def _joined(self, everyone: Sequence[dict]) -> str:
+        """How the matrices came about that ranks have parts of, where they do not fit."""
+        found = []
+        for operand in "ABC":
+            layout, first = self._layout(operand), everyone[0][operand]
+            if layout in PARTS and first:
+                (rows, cols), words = first[0], PARTS[layout][0]
+                found.append(
+                    f"{operand} of the ranks' {words}, of which rank 0 has {rows} x {cols}"
+                )
+        joined = f"distribution={self.distribution!r} joins {'; '.join(found)}"
+        return f" ({joined})" if found else ""
 
     def _layout(self, operand: str) -> str:
         """How one operand is distributed: B is whole everywhere where A is cut by rows, and C
@@ -144,10 +162,16 @@ class DistributedOperands:
                     f"{other} has {native[other]}"
                 )
         shapes = [shape for shape, _dtype in found]
-        along = {"rows": 0, "cols": 1}.get(layout)
-        fixed = {shape if along is None else shape[1 - along] for shape in shapes}
-        if len(fixed) > 1:
-            raise UsageError(f"{operand} does not fit together from the ranks' shapes {shapes}")
+        words, along = PARTS.get(layout, ("", None))
+        fixed = [shape if along is None else shape[1 - along] for shape in shapes]
+        if other := next((rank for rank, x in enumerate(fixed) if x != fixed[0]), None):
+            takes = "all ranks pass the same"
+            if along is not None:
+                takes = f"ranks pass {words} of one matrix, all as {('long', 'high')[along]}"
+            raise UsageError(
+                f"{operand} does not fit together: rank 0 has shape {shapes[0]}, rank {other} "
+                f"{shapes[other]}; with distribution={self.distribution!r} {takes}"
+            )
         rows, cols = shapes[0]
         if along is None:
             whole = Part(Span(0, rows), Span(0, cols))

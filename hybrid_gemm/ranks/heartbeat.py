@@ -54,11 +54,13 @@ IDLE = {OUTSIDE, FAILED, LEFT}
 
 @dataclasses.dataclass
 class Seen:
-    """What is known of a rank. `heard` and `idle_since` are times of the monotonic clock."""
+    """What is known of a rank. `heard` is a time of the monotonic clock; `calls` are those that it
+    has begun, which all ranks make together."""
 
     heard: float
     state: str = OUTSIDE
     count: int = 0
+    calls: int = 0
     why: str = ""
     debugged: bool = False
 
@@ -68,7 +70,7 @@ class Heartbeat:
 
     def __init__(self, comm: Any = None, limit: float = 0) -> None:
         self.comm, self.limit = comm, limit
-        self.state, self.count, self.why = OUTSIDE, 0, ""
+        self.state, self.count, self.calls, self.why = OUTSIDE, 0, 0, ""
         self.computes = False  # on the host, so that its processor time is progress
         self.polls: int | None = None  # the thread whose time is not: it asks MPI again and again
         self.traced = self.ended = False
@@ -94,6 +96,7 @@ class Heartbeat:
         """Around a call that all ranks make. Where it raises on this rank alone, the others may
         wait for it: the cause is kept for when they have waited too long."""
         self.traced = sys.gettrace() is not None
+        self.calls += self.state in IDLE  # and not within another
         try:
             with self.during(state):
                 yield
@@ -198,7 +201,7 @@ class Heartbeat:
 
     def _status(self) -> dict:
         return {
-            "rank": self.rank, "state": self.state, "count": self.count,
+            "rank": self.rank, "state": self.state, "count": self.count, "calls": self.calls,
             "why": self.why[:MOST_BYTES],
             "debugged": self.traced or any(map(debugged, self.watched)),
         }  # fmt: skip
@@ -242,8 +245,9 @@ class Heartbeat:
 
     def _note(self, rank: int, told: dict) -> None:
         self.seen[rank] = Seen(
-            time.monotonic(), told["state"], told["count"], told["why"], told["debugged"]
-        )
+            time.monotonic(), told["state"], told["count"], told["calls"], told["why"],
+            told["debugged"],
+        )  # fmt: skip
 
     def _count_use(self) -> None:
         """Takes reading from disk, and computing on the host, for progress."""
@@ -291,17 +295,27 @@ class Heartbeat:
         if failed:
             who = failed[0]
             return f"rank {who}: {seen[who].why}; the others waited {self._limit_text} for it"
-        multiplying = [self.places[r] for r, s in seen.items() if s.state == MULTIPLYING]
-        what = f"{', '.join(multiplying)} multiplies" if multiplying else "all ranks wait"
+        where: dict[str, list[str]] = {}
+        for r, s in seen.items():
+            where.setdefault(s.state, []).append(self.places[r])
+        what = "all ranks wait"
+        if MULTIPLYING in where:
+            what = f"{', '.join(where[MULTIPLYING])} multiplies"
+        elif LEFT in where:
+            what = f"{', '.join(where[LEFT])} has ended, and the others wait"
         return f"no rank has made progress for {self._limit_text}: {what}"
 
     def _judge_first(self, now: float) -> str:
         """Another rank's, of rank 0; a later rank waits longer, so that one speaks."""
-        first, mine = self.seen[0], self.state
-        if self.seen[self.rank].debugged or first.debugged or mine in IDLE or first.state == LEFT:
+        first, left = self.seen[0], self.seen[0].state == LEFT
+        needless = self.state in IDLE or (left and self.calls <= first.calls)  # it did its part
+        if self.seen[self.rank].debugged or first.debugged or needless:
             first.heard = now
         patience = self.limit + min(self.rank - 1, 20) * self.tick / 2
-        return self._silent(0) if now - first.heard > patience else ""
+        if now - first.heard <= patience:
+            return ""
+        ended = f"{self.places[0]} has ended, and the others waited {self._limit_text} for it"
+        return ended if left else self._silent(0)
 
     def _silent(self, rank: int) -> str:
         what = "is stopped, or its host or link is down"

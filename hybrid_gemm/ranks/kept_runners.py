@@ -36,7 +36,7 @@ def _kept_or_made(mine: Own, given: tuple) -> RankRunner:
         options = _checked(given)
         return options, {number for number, (chosen, _r) in kept.items() if chosen == options}
 
-    options, fitting = telling.tell(comm, known)
+    options, fitting = telling.tell(comm, "gemm or matmul with comm", known)
     common = set.intersection(*fitting)
     if common:
         number = max(common)

@@ -22,7 +22,6 @@ from ..problem import Problem
 
 IN_FLIGHT = 2  # rounds whose pieces a rank holds at once
 PIECE_ROWS = 512  # on GPUs: a piece is at least so high, to keep its kernel busy
-PIECE_ROWS_ELSEWHERE = 128
 PIECE_ROWS_THERE = 4096  # of data on GPUs: only the last sum shows, and large pieces are faster
 MOST_ROUNDS = 8
 LOOK_MS = 2  # how long a rank whose cores multiply leaves MPI alone
@@ -291,20 +290,14 @@ def make_rank_plan(
     return RankPlan(plan, threads, made, ms, needs=need)
 
 
-def _rounds(problem: Problem, shape: tuple, spec: DeviceSpec, resident: bool) -> int:
-    """As many rounds as leave pieces high enough: more rounds overlap more, and hold less. Where
-    cores multiply, nothing overlaps with a piece that is made before they would look at MPI."""
-    m, n, k = sides(problem, shape)
-    depth = shape[2]
-    if depth == 1:
+def _rounds(problem: Problem, grid, spec: DeviceSpec, resident: bool) -> int:
+    """As many rounds as leave pieces high enough: more rounds overlap more, and hold less. Cores
+    make large pieces faster, and what a rank sends in one round travels while it makes its own
+    piece, the last."""
+    if grid[2] == 1 or not spec.on_gpu:
         return 1
-    most = MOST_ROUNDS
-    if not spec.on_gpu:
-        most = min(most, int(_multiply_ms(problem, spec, -(-m // depth), n, k) / LOOK_MS))
-    lowest = PIECE_ROWS if spec.on_gpu else PIECE_ROWS_ELSEWHERE
-    if resident and spec.on_gpu:
-        lowest = PIECE_ROWS_THERE
-    return max(1, min(most, _strip_rows(problem, shape) // lowest))
+    lowest = PIECE_ROWS_THERE if resident else PIECE_ROWS
+    return max(1, min(MOST_ROUNDS, _strip_rows(problem, grid) // lowest))
 
 
 def _multiply_ms(problem: Problem, spec: DeviceSpec, m: int, n: int, k: int) -> float:

@@ -295,7 +295,7 @@ class RankRunner:
             given = DistributedOperands(self.comm, views, *lie)
             return (guests, given), self._told(given, alpha, beta)
 
-        (guests, given), everyone = telling.tell(self.comm, look)
+        (guests, given), everyone = telling.tell(self.comm, "gemm", look)
         if guests is None:
             return self._multiply(given, everyone)
         return guests.served(lambda *_views: self._multiply(given, everyone))
@@ -315,7 +315,7 @@ class RankRunner:
             return given, self._told(given, 1.0, 0.0)
 
         def gemm(x: Any, y: Any) -> Any:
-            return self._multiply(*telling.tell(self.comm, lambda: matrices(x, y)))
+            return self._multiply(*telling.tell(self.comm, "matmul", lambda: matrices(x, y)))
 
         def look() -> tuple[tuple, tuple]:
             guests = Guests.of(a, b, None, out)
@@ -324,7 +324,7 @@ class RankRunner:
             given, told = matrices(*views) if stacks.are_matrices else (None, None)
             return (guests, stacks, given), (stacks.told(), told)
 
-        (guests, stacks, given), everyone = telling.tell(self.comm, look)
+        (guests, stacks, given), everyone = telling.tell(self.comm, "matmul", look)
 
         def multiply(*_views: Any) -> Any:
             of_stacks, of_matrices = zip(*everyone, strict=True)

@@ -6,7 +6,7 @@ import pickle
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
-from ..errors import HybridGemmError
+from ..errors import HybridGemmError, UsageError
 from . import heartbeat, launch
 
 LENGTH, SHORT = 8, 1016  # bytes of a text's length, and of a short text
@@ -14,12 +14,13 @@ LENGTH, SHORT = 8, 1016  # bytes of a text's length, and of a short text
 Own = TypeVar("Own")
 
 
-def tell(comm: Any, call: Callable[[], tuple[Own, Any]]) -> tuple[Own, list[Any]]:
+def tell(comm: Any, what: str, call: Callable[[], tuple[Own, Any]]) -> tuple[Own, list[Any]]:
     """What this rank keeps of its `call()`, and what every rank tells the others.
 
-    `call` gives both. Where it raises on any rank, all raise the first one's error: `together`'s
-    of its kind, and `HybridGemmError` for errors of other kinds, such as those of an array's own
-    code. Collective.
+    `call` gives both. `what` names the caller's own call, which has to be the same on all ranks:
+    otherwise all raise `UsageError`. Where `call` raises on any rank, all raise the first one's
+    error: `together`'s of its kind, and `HybridGemmError` for errors of other kinds, such as those
+    of an array's own code. Collective.
     """
     beat = heartbeat.known(comm)
     found = failure = None
@@ -27,7 +28,9 @@ def tell(comm: Any, call: Callable[[], tuple[Own, Any]]) -> tuple[Own, list[Any]
     with beat.call(heartbeat.LOCAL):
         try:
             found, told = call()
-            sent = pickle.dumps(told)  # here, where what cannot be sent is this rank's error
+            sent = pickle.dumps(
+                (what, told)
+            )  # here, where what cannot be sent is this rank's error
         except Exception as error:
             failure = error
     with beat.call(heartbeat.WAITING):
@@ -37,7 +40,15 @@ def tell(comm: Any, call: Callable[[], tuple[Own, Any]]) -> tuple[Own, list[Any]
             launch.together(comm, lambda: _raise(failure))
     finally:
         failure = None  # whose traceback leads here, and to arrays
-    return found, [pickle.loads(x) for x in everyone]  # type: ignore[return-value]
+    calls, all_told = zip(*map(pickle.loads, everyone), strict=True)
+    for rank, other in enumerate(calls):
+        if other != calls[0]:
+            raise launch.agreed(
+                UsageError(
+                    f"ranks do not make the same call: rank 0 makes {calls[0]}, rank {rank} {other}"
+                )
+            )
+    return found, list(all_told)  # type: ignore[return-value]
 
 
 def _allgather(comm: Any, text: bytes) -> list[bytes]:
@@ -61,7 +72,7 @@ def refuse(comm: Any, error: Exception) -> NoReturn:
     def fail() -> NoReturn:
         raise error
 
-    tell(comm, fail)
+    tell(comm, "", fail)
     raise error  # which `tell` has done
 
 

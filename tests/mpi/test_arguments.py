@@ -165,3 +165,47 @@ def test_an_out_that_does_not_take_the_product_is_refused(comm, out, error, says
     wrong = out if comm.rank == comm.size - 1 else None  # of one rank alone
     with pytest.raises(error, match=says):
         hybrid_gemm.gemm(a, a.T, out=wrong, comm=comm, device="cpu")
+
+
+def test_ranks_that_make_different_calls_are_refused(comm):
+    if comm.size == 1:
+        return
+    a, first = np.ones((4, 4)), comm.rank == 0
+    with pytest.raises(UsageError, match="same call: rank 0 makes gemm, rank 1 matmul"):
+        (hybrid_gemm.gemm if first else hybrid_gemm.matmul)(a, a, comm=comm, device="cpu")
+    runner = RankRunner(comm, device="cpu")
+    call = functools.partial(hybrid_gemm.gemm, comm=comm, device="cpu") if first else runner.matmul
+    with pytest.raises(UsageError, match="rank 0 makes gemm or matmul with comm, rank 1 matmul"):
+        call(a, a)
+    np.testing.assert_array_equal(hybrid_gemm.gemm(a, a, comm=comm, device="cpu"), a @ a)
+
+
+@pytest.mark.parametrize(("distribution", "wrong", "says"), [
+    ("rows", {"B": (4, 3)},
+     r"B does not fit together: rank 0 has shape \(5, 3\), rank 1 \(4, 3\); .*pass the same$"),
+    ("rows", {"A": (4, 6)},
+     r"A does .* rank 1 \(4, 6\); with distribution='rows' ranks pass rows .* all as long$"),
+    ("cols", {"A": (3, 5)}, r"A does .* ranks pass columns of one matrix, all as high$"),
+    ("cols", {"B": (4, 3)},
+     r"shapes do not match: .* joins A of the ranks' columns, of which rank 0 has 4 x 5; B of the "
+     r"ranks' rows, of which rank 0 has 5 x 3\)$"),
+    ("rows", {"C": (4, 3), "beta": 1}, r"C is missing on rank 0"),
+])  # fmt: skip
+def test_what_does_not_fit_is_said_as_ranks_gave_it(comm, distribution, wrong, says):
+    if comm.size == 1:
+        return
+    shapes = {"A": (4, 5), "B": (5, 3)} | (wrong if comm.rank == 1 else {})
+    a, b, c = (np.ones(shapes[x]) if x in shapes else None for x in "ABC")
+    with pytest.raises(UsageError, match=says):
+        hybrid_gemm.gemm(
+            a, b, c, beta=wrong.get("beta", 0), comm=comm, device="cpu", distribution=distribution
+        )
+
+
+def test_the_one_choice_that_differs_is_named(comm):
+    if comm.size == 1:
+        return
+    a, last = np.ones((4, 4)), comm.rank == comm.size - 1
+    for name, value in {"alpha": 2.0, "result": "rows", "distribution": "rows"}.items():
+        with pytest.raises(UsageError, match=f"ranks do not agree on {name}: rank 0 has "):
+            hybrid_gemm.gemm(a, a, comm=comm, device="cpu", **({name: value} if last else {}))
