@@ -5,6 +5,7 @@ import gc
 import os
 import signal
 import sys
+from pathlib import Path
 
 import hypothesis
 import numpy as np
@@ -63,6 +64,16 @@ def there(torch):
     if not torch.cuda.is_available():
         pytest.skip("this PyTorch has no CUDA")
     return torch
+
+
+@pytest.fixture
+def named_by_half_a_letter():
+    """This process has a name that Linux cut, after 15 bytes, within a letter of UTF-8."""
+    name = Path("/proc/self/comm")
+    before = name.read_bytes()
+    name.write_bytes(b"xy" + "программа".encode()[:13])
+    yield
+    name.write_bytes(before)
 
 
 @pytest.fixture

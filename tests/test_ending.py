@@ -1,5 +1,6 @@
 """How a process of the command ends where even the ending fails."""
 
+import os
 import subprocess
 import sys
 
@@ -7,7 +8,7 @@ import pytest
 from support.command import environment, python
 
 from hybrid_gemm.errors import OutOfMemoryError
-from hybrid_gemm.ranks import ending
+from hybrid_gemm.ranks import ending, heartbeat
 
 ENDS = """import threading, time
 from hybrid_gemm.ranks import ending
@@ -58,3 +59,9 @@ def test_a_rank_says_its_cause_plainly(error, words, monkeypatch):
     monkeypatch.setattr(ending, "end_job", lambda message, code: said.append(message))
     ending.fail(error)
     assert said == [f"rank 0: {words}"]
+
+
+def test_states_are_of_processes_of_any_name(named_by_half_a_letter):
+    assert heartbeat.process_state(os.getpid()) in "RSD"
+    assert not heartbeat.debugged(os.getpid())
+    assert ending.stopped_beside() == {}

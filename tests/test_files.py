@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -308,16 +307,6 @@ def test_a_strange_host_name_makes_a_plain_file_name(tmp_path, monkeypatch):
         assert TEMPORARY.fullmatch(output_files._temporary_name())
     finally:
         output_files._host.cache_clear()
-
-
-@pytest.fixture
-def named_by_half_a_letter():
-    """This process has a name that Linux cut, after 15 bytes, within a letter of UTF-8."""
-    name = Path("/proc/self/comm")
-    before = name.read_bytes()
-    name.write_bytes(b"xy" + "программа".encode()[:13])
-    yield
-    name.write_bytes(before)
 
 
 def test_a_process_of_any_name_writes(tmp_path, kind, named_by_half_a_letter):

@@ -203,7 +203,9 @@ def stopped_beside() -> dict[int, str]:
     found, job = {}, os.environ.get("PMIX_NAMESPACE")
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
+            state, parent = (
+                (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
+            )
             if state != "T" or not (job or int(parent) == os.getppid()):
                 continue
             pairs = (folder / "environ").read_bytes().split(b"\0")

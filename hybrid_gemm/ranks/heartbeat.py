@@ -411,7 +411,7 @@ def at_the_end() -> tuple[AbstractContextManager, AbstractContextManager]:
 def process_state(pid: int) -> str:
     """The letter of a process's state on this host ("T" is stopped); "" if there is none."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
     except OSError:
         return ""
 
@@ -419,7 +419,7 @@ def process_state(pid: int) -> str:
 def debugged(pid: int) -> bool:
     """Whether a debugger is attached to a process of this host."""
     try:
-        text = Path(f"/proc/{pid}/status").read_text()
+        text = Path(f"/proc/{pid}/status").read_text(errors="replace")
     except OSError:
         return False
     return "TracerPid:\t0\n" not in text and "TracerPid:" in text
