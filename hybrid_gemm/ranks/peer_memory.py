@@ -97,10 +97,14 @@ class PeerMemory:
         return cp.ndarray(part.shape, dtype, cp.cuda.MemoryPointer(memory, 0))
 
     def _open(self, sizes: Sequence[int]) -> bool:
-        """Makes each rank's memory as large as this, at least; whether all have it."""
+        """Makes each rank's memory as large as this, at least; whether all have it. Sizes are
+        powers of two, so that ever larger products open it a few times."""
         if all(size <= known for size, known in zip(sizes, self.sizes, strict=True)):
             return True
-        wanted = [max(x, y) for x, y in zip(sizes, self.sizes, strict=True)]
+        wanted = [
+            max(known, 1 << (size - 1).bit_length() if size else 0)
+            for size, known in zip(sizes, self.sizes, strict=True)
+        ]
         self.close()
         cp = _cupy(self.device)
         runtime, handle = cp.cuda.runtime, None
