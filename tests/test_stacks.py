@@ -155,6 +155,28 @@ def test_stacks_of_uneven_steps_are_several_launches(stacks):
     assert stacks.launched == [(*x, 3, (140, 84, 60)) for x in (tuple(at), second)]
 
 
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("sides", [(30, 40), (3, 40), (40, 3, 30)])
+def test_many_launches_of_an_uneven_stack_are_one_of_copies(stacks, sides, turned):
+    """Of heads, which lie between the rows of a matrix; few launches are left as they are."""
+    order = *range(len(sides)), len(sides) + 1, len(sides)
+    a = np.zeros((sides[0], 5, *sides[1:], 7), "f4").view(There)
+    a = np.moveaxis(a, 1, -2)
+    b = np.zeros((sides[0], 3, *sides[1:], 7), "f4").view(There)
+    b = np.moveaxis(b, 1, -2).transpose(order)
+    if turned:
+        b = np.ascontiguousarray(b).view(There)
+    c = np.zeros((*sides, 5, 3), "f4").view(There)
+    assert stacks.matmul(a, b, c)
+    if sides == (3, 40):
+        assert len(stacks.launched) == 3
+        return
+    ((*at, count, steps),) = stacks.launched
+    assert count == math.prod(sides) and steps == (140, 84, 60)
+    assert at[2] == c.ctypes.data and at[0] != a.ctypes.data
+    assert (at[1] == b.ctypes.data) == turned
+
+
 @pytest.mark.parametrize("what", ["backwards", "steps", "dtype", "B once", "C"])
 def test_stacks_that_are_not_read_as_they_lie_are_copied_first(stacks, what):
     a, b, c = (np.zeros(s, "f4").view(There) for s in ((6, 5, 7), (6, 7, 3), (6, 5, 3)))

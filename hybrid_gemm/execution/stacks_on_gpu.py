@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,6 +23,9 @@ from .found import MAX_KNOWN, Found, reach_of
 from .plan_maker import PlanMaker
 
 _VECTOR = 16  # bytes on which rows begin that are read by vectors
+# Microseconds of a launch of some small products, and of a copy besides its bytes, of so many a
+# microsecond: read off calls on an H100 (docs/notes/choosing.md).
+_LAUNCH_US, _COPY_US, _COPIED = 5.0, 30.0, 1e6
 STACKED_FLOPS = 2 * 2048**3  # of one product in a stack: larger ones fill a GPU alone
 
 
@@ -49,6 +53,8 @@ class StacksOnGpu:
         try:
             x, y = (self._readable(v, c.dtype) for v in (a, b))
             z = c if _lies(c, "n") else self.device.cp.empty(c.shape, c.dtype)
+            if c.ndim > 3:
+                x, y = _joined(x, y, z)
         except MemoryError:  # one pair takes less
             return False
         done = x.dtype == y.dtype == c.dtype and self._multiplied(x, y, z)
@@ -157,6 +163,34 @@ class StacksOnGpu:
         if variant is None or not variant.kernel.runs_at(self.device.capability):
             return None
         return stack_products.bind_stack(self.device, variant, x, y, z, count, steps)
+
+
+def _joined(a: Any, b: Any, c: Any) -> tuple[Any, Any]:
+    """Stacks of A and B as they are; or copies through which one step leads, where these should
+    take less time than the launches that they save."""
+    shape, _ = merged(c.shape[:-2], *(x.strides[:-2] for x in (a, b, c)))
+    launches = math.prod(shape) // max(1, *shape)
+    uneven = [not _is_even(x, c) for x in (a, b)]
+    copies_us = sum(
+        _COPY_US + x.nbytes / _COPIED for x, is_uneven in zip((a, b), uneven, strict=True)
+        if is_uneven
+    )  # fmt: skip
+    if (launches - 1) * _LAUNCH_US <= copies_us or not _is_even(c, c):
+        return a, b
+    a, b = (_copied(x) if is_uneven else x for x, is_uneven in zip((a, b), uneven, strict=True))
+    return a, b
+
+
+def _is_even(x: Any, c: Any) -> bool:
+    """Whether one step leads through a stack where one leads through C."""
+    return len(merged(c.shape[:-2], x.strides[:-2], c.strides[:-2])[0]) == 1
+
+
+def _copied(x: Any) -> Any:
+    """A copy without gaps between matrices, which lie in it as they did."""
+    if _lies(x, "n"):
+        return copied(x, x.dtype.name)
+    return copied(x.swapaxes(-1, -2), x.dtype.name).swapaxes(-1, -2)
 
 
 def _lies(x: Any, order: str) -> bool:
