@@ -117,11 +117,12 @@ class Runner:
         self._single_cpu: SingleCpuExecutor | None = None
         self._hosts = [*map(Hosted, singles.values())]
         ways = [x.gemm for x in self._hosts] if alone else []
-        if alone and isinstance(self.devices[0], CpuDevice):
-            self._single_cpu = SingleCpuExecutor(self.devices[0], self.plans)
-            ways = [self._single_cpu.gemm]
         if options.checked:  # a run checks copies, too
             ways = []
+        checked = first if isinstance(first := self.devices[0], CheckedDevice) else None
+        if alone and isinstance(cpu := checked.device if checked else first, CpuDevice):
+            self._single_cpu = SingleCpuExecutor(cpu, self.plans, checked)
+            ways = [self._single_cpu.gemm]
         self._hosted: Callable | None = ways[0] if ways else None  # for arrays of the host
         self._executor = LocalExecutor(self.plans, self._single_gpus)
         self._repeated: RepeatedCalls | None = None

@@ -9,8 +9,10 @@ from support.arrays import integers
 
 import hybrid_gemm as hg
 from hybrid_gemm import Runner
-from hybrid_gemm.errors import DTypeError, HybridGemmWarning, UsageError
+from hybrid_gemm.devices.cpu import CpuDevice
+from hybrid_gemm.errors import DTypeError, HybridGemmWarning, UsageError, VerificationError
 from hybrid_gemm.execution import single_cpu
+from hybrid_gemm.execution.checks import Checks
 
 SHAPES = (1, 1, 1), (5, 3, 7), (64, 33, 128), (300, 200, 100)
 SCALARS = (1, 0), (2.5, 0), (1, 1), (-1, 0.5)
@@ -255,3 +257,72 @@ def test_a_place_of_another_dtype_gets_what_a_run_gives(dtype, wide, rng):
                 out = str(error)
             made.append(out if isinstance(out, str) else out.tobytes())
         assert made[0] == made[1]
+
+
+# --- checked ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def checked(monkeypatch):
+    """A runner that checks, and whoever asks for a plan fails."""
+    made = Runner(device="cpu", checked=True)
+    monkeypatch.setattr(Runner, "_run", lambda *x, **y: pytest.fail("a plan"))
+    return made
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64"])
+def test_checked_products_take_no_plan_and_have_the_bits_of_others(dtype, runner, checked, rng):
+    calls = 0
+    for (m, n, k), (alpha, beta), trans, given in itertools.product(
+        SHAPES, SCALARS, (False, True), (False, True)
+    ):
+        if dtype[0] == "i" and isinstance(alpha + beta, float):
+            alpha, beta = 3, beta and 2
+        a = integers(rng, (k, m) if trans else (m, k)).astype(dtype)
+        b = integers(rng, (k, n)).astype(dtype)
+        c = integers(rng, (m, n)).astype(dtype) if beta else None
+        out = np.zeros((m, n), dtype) if given else None
+        for added, place in ((c, out), *([(c.copy(),) * 2] if beta else [])):
+            wanted = runner.gemm(a, b, c, alpha=alpha, beta=beta, trans_a=trans)
+            got = checked.gemm(a, b, added, alpha=alpha, beta=beta, trans_a=trans, out=place)
+            assert place is None or got is place
+            assert got.tobytes() == wanted.tobytes()
+            calls += 1
+    assert checked.devices[0].tally == Checks(products=calls)
+    stack = integers(rng, (6, 20, 30)).astype(dtype)
+    made = checked.matmul(stack, stack.swapaxes(1, 2))
+    np.testing.assert_array_equal(made, stack @ stack.swapaxes(1, 2))
+    assert checked.devices[0].tally.products == calls + 6
+
+
+@pytest.mark.parametrize("beta", [0, 2])
+@pytest.mark.parametrize("dtype", ["float32", "int32"])
+def test_a_damaged_product_is_made_again(dtype, beta, checked, rng, monkeypatch):
+    a, b = (integers(rng, (40, 40)).astype(dtype) for _ in "ab")
+    c, wrong = integers(rng, (40, 40)).astype(dtype), [True]
+    real = CpuDevice.multiply, single_cpu.product
+
+    def damaged(out):
+        if wrong.pop():
+            out[7, 9] += 1000
+
+    def multiply(self, x, y, out, *scale):
+        real[0](self, x, y, out, *scale)
+        damaged(out)
+
+    def product(x, y, out):
+        made = real[1](x, y, out)
+        damaged(made)
+        return made
+
+    monkeypatch.setattr(CpuDevice, "multiply", multiply)
+    monkeypatch.setattr(single_cpu, "product", product)
+    wrong[:] = [False, True]
+    out = c.copy()
+    got = checked.gemm(a, b, out, beta=beta, out=out) if beta else checked.gemm(a, b)
+    np.testing.assert_array_equal(got, a @ b + beta * c)
+    tally = checked.devices[0].tally
+    assert (tally.products, tally.repeated) == (1, 1) and tally.faults[0].rows[0] <= 7
+    wrong[:] = [True] * 9
+    with pytest.raises(VerificationError, match="again"):
+        checked.gemm(a, b)

@@ -49,16 +49,15 @@ class HostChecksums:
         rows, cols = x.shape
         weights = self.weights.of(cols, exact=False)[:cols]
         sums, squares = np.empty((rows, GROUPS)), np.empty((rows, GROUPS))
-        step = max(1, CHUNK_BYTES // 8 // max(1, cols))
+        step, wide = max(1, CHUNK_BYTES // 8 // max(1, cols)), width(cols)
+        groups = [slice(group * wide, (group + 1) * wide) for group in range(GROUPS)]
         with np.errstate(all="ignore"):
             for i in range(0, rows, step):
                 part = x[i : i + step].astype("f8")
-                for group in range(GROUPS):
-                    own = slice(group * width(cols), (group + 1) * width(cols))
+                for group, own in enumerate(groups):
                     np.matmul(part[:, own], weights[own], out=sums[i : i + step, group])
                 part *= part
-                for group in range(GROUPS):
-                    own = slice(group * width(cols), (group + 1) * width(cols))
+                for group, own in enumerate(groups):
                     np.matmul(part[:, own], weights[own] ** 2, out=squares[i : i + step, group])
         return Sums(sums, squares)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from .. import catalog
 from ..arrays.caller_arrays import (
     broadcast_c,
     cast_into,
@@ -24,6 +25,7 @@ from ..arrays.strides import overlaps_itself
 from ..devices.cpu import CHUNK_BYTES, CpuDevice, product
 from ..errors import shortage_in_words
 from ..problem import Problem, are_numbers, make_problem, sides
+from .checked_device import CheckedDevice, CheckedWork, bounds_of
 from .executor import INCOMPLETE
 from .plan_maker import PlanMaker
 
@@ -31,10 +33,13 @@ MAX_KNOWN = 4096  # signatures; a program of ever new shapes starts over
 
 
 class SingleCpuExecutor:
-    """Repeated products of NumPy arrays by one worker that has all cores."""
+    """Repeated products of NumPy arrays by one worker that has all cores. With `checked`, that CPU
+    with its products checked, these are."""
 
-    def __init__(self, device: CpuDevice, plans: PlanMaker) -> None:
-        self.device, self.plans = device, plans
+    def __init__(
+        self, device: CpuDevice, plans: PlanMaker, checked: CheckedDevice | None = None
+    ) -> None:
+        self.device, self.plans, self.checked = device, plans, checked
         self.known: dict[tuple, tuple | None] = {}
         self._pieces: dict[Problem, int] = {}
 
@@ -58,6 +63,10 @@ class SingleCpuExecutor:
         try:
             if out is None:
                 out = np.empty((problem.m, problem.n), result_dtype)
+            if self.checked:
+                writing = True
+                self._checked(self.checked, problem, op_a, op_b, c, out)
+                return out
             if plain:
                 writing = True
                 op_a, op_b = _conjugated(problem.conj_a, op_a), _conjugated(problem.conj_b, op_b)
@@ -83,10 +92,30 @@ class SingleCpuExecutor:
                 raise
         return out
 
+    def _checked(
+        self, checked: CheckedDevice, problem: Problem, a: Any, b: Any, c: Any, out: Any
+    ) -> None:
+        """The product in `out`, made again where its sums are wrong."""
+        alpha, beta = problem.alpha, problem.beta
+        bounds = bounds_of(catalog.get("blas").variant(), a, b, out, alpha, beta)
+        if beta and c is not out:
+            cast_into(out, c)
+
+        def make(_stream: Any) -> None:
+            if alpha == 1 and not beta:
+                product(a, b, out)
+            else:
+                self.device.multiply(a, b, out, alpha, beta)
+
+        sums = checked.sums_of_product(a, b, bounds)
+        CheckedWork(checked, out, beta, make, sums, bounds).run(self.device.stream())
+
     def matmul(self, a: Any, b: Any, out: Any = None) -> Any:
         """A @ B as NumPy's `matmul` has it, of vectors, matrices and stacks of NumPy's arrays; None
-        where `gemm` of a pair would be None. A stack times one matrix is one product, where it lies
-        in memory as one matrix."""
+        where `gemm` of a pair would be None, and where products are checked, pair by pair. A stack
+        times one matrix is one product, where it lies in memory as one matrix."""
+        if self.checked:
+            return None
         joined = a.ndim > 2 == b.ndim and a.shape[-1] == b.shape[0]
         if joined and a.size and a.flags.c_contiguous:
             return self._of_joined(a, b, out)
@@ -196,10 +225,15 @@ class SingleCpuExecutor:
         if self._pieces_of(real) > 1:
             return None
         dtypes = np.dtype(problem.dtype), np.dtype(problem.out_dtype)
+        alike = {a.dtype, b.dtype, *dtypes, dtypes[0] if out is None else out.dtype}
+        if self.checked and (
+            problem.is_complex or alike != {dtypes[0]} or not (problem.flops and problem.alpha)
+        ):
+            return None
         plain = (
             (problem.alpha, problem.beta) == (1, 0)
             and dtypes[0].kind in "fc"
-            and {a.dtype, b.dtype, *dtypes, dtypes[0] if out is None else out.dtype} == {dtypes[0]}
+            and alike == {dtypes[0]}
         )
         expanded = problem.is_complex and not plain and (problem.k or problem.beta)
         if expanded:  # its real product comes here
