@@ -331,7 +331,7 @@ for number in range(3):
     if rank == ends and number == 1:
         time.sleep(seconds)
         raise RuntimeError("broken on purpose")
-    gemm(np.ones((8, 8)), np.ones((8, 8)), comm=MPI.COMM_WORLD, device="cpu", rank_timeout=1.5)
+    gemm(np.ones((8, 8)), np.ones((8, 8)), comm=MPI.COMM_WORLD, device="cpu", rank_timeout=3.5)
 """
 
 
