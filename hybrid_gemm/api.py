@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 import numpy as np
 
 from .arrays.caller_arrays import as_array, as_list, is_device_array
-from .arrays.other_libraries import Guests
+from .arrays.guests import Guests
 from .errors import DTypeError, UsageError
 from .execution.native_calls import NativeCalls
 from .host import forks, gpu_context

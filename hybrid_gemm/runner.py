@@ -19,9 +19,10 @@ from .arrays.caller_arrays import (
     wait_for_streams,
 )
 from .arrays.complex_numbers import RealProduct
+from .arrays.guests import Guests
 from .arrays.on_gpus import refuse_captured
 from .arrays.operand import CallerArrays, home_of
-from .arrays.other_libraries import Guests, gpu_of
+from .arrays.other_libraries import gpu_of
 from .arrays.stacks import Stacks
 from .arrays.three_products import ThreeProducts, computed, progress_of_one
 from .catalog import Variant

@@ -164,19 +164,13 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     beta = given.pop("beta", 0.0)
     of_a, of_b = (_Op(given.pop(f"trans_{x}", False), given.pop(f"conj_{x}", False)) for x in "ab")
     grad_a = grad_b = grad_c = None
-    # Of op(A): grad op(B)^H. What op does to A is done to its gradient, which turns the two around.
+    # Of op(A): grad op(B)^H; of op(B): op(A)^H grad.
     if ctx.needs_input_grad[0]:
-        left, right = (grad, _PLAIN_OP), (b, of_b.after(_ADJOINT))
-        if of_a.trans:
-            left, right = right, left
-        left, right = ((x, op.after(of_a)) for x, op in (left, right))
-        grad_a = _multiplied(left, right, given).to(a.dtype)
+        factors = of_a.of_product((grad, _PLAIN_OP), (b, of_b.after(_ADJOINT)))
+        grad_a = _multiplied(*factors, given).to(a.dtype)
     if ctx.needs_input_grad[1]:
-        left, right = (a, of_a.after(_ADJOINT)), (grad, _PLAIN_OP)
-        if of_b.trans:
-            left, right = right, left
-        left, right = ((x, op.after(of_b)) for x, op in (left, right))
-        grad_b = _multiplied(left, right, given).to(b.dtype)
+        factors = of_b.of_product((a, of_a.after(_ADJOINT)), (grad, _PLAIN_OP))
+        grad_b = _multiplied(*factors, given).to(b.dtype)
     if ctx.c and ctx.needs_input_grad[2]:
         shape, dtype = ctx.c
         grad_c = (beta * grad).sum_to_size(shape).to(dtype)
@@ -193,11 +187,17 @@ class _Op(NamedTuple):
         """Both, one after the other, in any order."""
         return _Op(self.trans != other.trans, self.conj != other.conj)
 
+    def of_product(self, left: _Factor, right: _Factor) -> tuple[_Factor, _Factor]:
+        """The factors of a product to which this is done; a transpose turns them around."""
+        left, right = ((x, op.after(self)) for x, op in (left, right))
+        return (right, left) if self.trans else (left, right)
 
+
+_Factor = tuple[Tensor, _Op]
 _PLAIN_OP, _ADJOINT = _Op(False, False), _Op(True, True)
 
 
-def _multiplied(left: tuple[Tensor, _Op], right: tuple[Tensor, _Op], given: dict) -> Tensor:
+def _multiplied(left: _Factor, right: _Factor, given: dict) -> Tensor:
     """The product of two tensors with what is done to each first."""
     tensors, trans = [], []
     for x, op in (left, right):

@@ -10,7 +10,8 @@ from support.arrays import Other, integers
 from support.devices import needs
 
 from hybrid_gemm import Runner, gemm, matmul
-from hybrid_gemm.arrays.other_libraries import Guests, library_of
+from hybrid_gemm.arrays.guests import Guests
+from hybrid_gemm.arrays.other_libraries import library_of
 from hybrid_gemm.errors import UsageError
 
 on_cuda = needs("cuda")

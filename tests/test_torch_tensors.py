@@ -12,6 +12,7 @@ from support.devices import needs
 
 import hybrid_gemm
 from hybrid_gemm import Runner, gemm, matmul
+from hybrid_gemm.arrays import guests as of_guests
 from hybrid_gemm.arrays import other_libraries
 from hybrid_gemm.errors import DTypeError, UsageError
 
@@ -160,7 +161,7 @@ def test_memory_is_lent_where_streams_are_joined(torch, monkeypatch, determinist
         get_current_stream=lambda: Stream(5),
     )  # fmt: skip
     monkeypatch.setattr(other_libraries, "_cupy", lambda: SimpleNamespace(cuda=cuda))
-    monkeypatch.setattr(other_libraries, "_external", lambda cp, at, ordinal: Stream(at))
+    monkeypatch.setattr(other_libraries, "external_stream", lambda cp, at, ordinal: Stream(at))
     monkeypatch.setattr(other_libraries.TORCH, "stream", lambda ordinal: 7, raising=False)
     monkeypatch.setattr(torch, "empty", lambda size, dtype, device: empty(size, dtype=dtype))
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: deterministic)
@@ -197,8 +198,8 @@ def test_memory_is_lent_where_the_library_has_an_array(monkeypatch, on_gpu):
     lent, nothing = [], lambda *given: contextlib.nullcontext()
     cuda = SimpleNamespace(Device=nothing)
     monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=cuda, ndarray=Array))
-    monkeypatch.setattr(other_libraries, "_working", nothing)
-    guests = other_libraries.Guests.__new__(other_libraries.Guests)
+    monkeypatch.setattr(of_guests, "_working", nothing)
+    guests = of_guests.Guests.__new__(of_guests.Guests)
     guests.a, guests.b, guests.c, guests.out = (
         Array() if on_gpu else np.ones(2),
         Array(),

@@ -14,8 +14,8 @@ from typing import Any, ParamSpec, TypeVar
 
 from .. import devices
 from ..arrays.caller_arrays import check_device, wait_for_streams
+from ..arrays.guests import Guests
 from ..arrays.operand import Operand, Operands
-from ..arrays.other_libraries import Guests
 from ..catalog import Variant
 from ..devices.base import Device
 from ..devices.cpu import CpuDevice
