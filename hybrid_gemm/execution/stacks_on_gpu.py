@@ -23,8 +23,8 @@ from .found import MAX_KNOWN, Found, reach_of
 from .plan_maker import PlanMaker
 
 _VECTOR = 16  # bytes on which rows begin that are read by vectors
-# Microseconds of a launch of some small products, and of a copy besides its bytes, of so many a
-# microsecond: read off calls on an H100 (docs/notes/choosing.md).
+# Microseconds of a launch of some small products, read off calls on an H100; and those of a copy
+# besides its bytes, and bytes of it a microsecond, which are guesses (docs/notes/choosing.md).
 _LAUNCH_US, _COPY_US, _COPIED = 5.0, 30.0, 1e6
 STACKED_FLOPS = 2 * 2048**3  # of one product in a stack: larger ones fill a GPU alone
 
