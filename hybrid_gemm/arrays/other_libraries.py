@@ -365,5 +365,5 @@ def external_stream(cp: Any, address: int, ordinal: int) -> Any:
     if not address:
         return cp.cuda.Stream.null
     if hasattr(cp.cuda.Stream, "from_external"):
-        return cp.cuda.Stream.fromexternal_stream(_Address(address))
+        return cp.cuda.Stream.from_external(_Address(address))
     return cp.cuda.ExternalStream(address, ordinal)  # before CuPy 14.1
