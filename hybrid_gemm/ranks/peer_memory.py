@@ -16,17 +16,13 @@ from ..devices import are_gpus
 from ..devices.base import Device
 from ..planning.partition import Span
 from . import heartbeat
+from .open_memory import OpenMemory
 from .redistribution import Part
 from .transports import no_peer_copies
 
 # Of a rank's memory that others read at a time: a link between GPUs takes some milliseconds for
 # it, and ranks meet twice.
 STAGED_BYTES = 256 << 20
-
-
-def _cupy(device: Any) -> Any:
-    """CuPy, as a CUDA device has it."""
-    return device.unwrapped.cp
 
 
 class PeerMemory:
@@ -37,8 +33,7 @@ class PeerMemory:
         self.comm, self.node, self.device = comm, node, device
         self.allowed = transport in ("auto", "ipc") and are_gpus(device.kind)
         self.sizes = [0] * comm.size  # bytes that each rank opened
-        self.bases: list[int] = []
-        self.memory: Any = None
+        self.memory: OpenMemory | None = None
         self._usable: bool | None = None
 
     def usable(self) -> bool:
@@ -92,9 +87,8 @@ class PeerMemory:
 
     def _at(self, rank: int, part: Part, dtype: np.dtype) -> Any:
         """A part where a rank puts it for the others, as a matrix of this rank's device."""
-        cp, size = _cupy(self.device), math.prod(part.shape) * dtype.itemsize
-        memory = cp.cuda.UnownedMemory(self.bases[rank], size, self, self.device.ordinal)
-        return cp.ndarray(part.shape, dtype, cp.cuda.MemoryPointer(memory, 0))
+        assert self.memory is not None
+        return self.memory.matrix(rank, part.shape, dtype)
 
     def _open(self, sizes: Sequence[int]) -> bool:
         """Makes each rank's memory as large as this, at least; whether all have it. Sizes are
@@ -106,41 +100,18 @@ class PeerMemory:
             for size, known in zip(sizes, self.sizes, strict=True)
         ]
         self.close()
-        cp = _cupy(self.device)
-        runtime, handle = cp.cuda.runtime, None
-        with cp.cuda.Device(self.device.ordinal):
-            with contextlib.suppress(MemoryError, RuntimeError):
-                # Not from a pool: a handle opens a whole allocation.
-                self.memory = cp.cuda.Memory(max(1, wanted[self.comm.rank]))
-                handle = runtime.ipcGetMemHandle(self.memory.ptr)
-            handles = self.comm.allgather(handle)
-            self.bases, all_open = [0] * self.comm.size, None not in handles
-            if all_open:
-                self.bases[self.comm.rank] = self.memory.ptr
-                try:
-                    for other, theirs in enumerate(handles):
-                        if other != self.comm.rank:
-                            self.bases[other] = runtime.ipcOpenMemHandle(theirs)
-                except RuntimeError:
-                    all_open = False
-        if not all(self.comm.allgather(all_open)):
-            self.close()
+        try:
+            self.memory = OpenMemory(self.comm, self.device, wanted[self.comm.rank])
+        except RuntimeError:  # on all ranks
             return False
         self.sizes = wanted
         return True
 
     def close(self) -> None:
         """Gives the memory back. Collective."""
-        if not self.bases:
-            return
-        cp = _cupy(self.device)
-        with cp.cuda.Device(self.device.ordinal):
-            for other, base in enumerate(self.bases):
-                if base and other != self.comm.rank:
-                    cp.cuda.runtime.ipcCloseMemHandle(base)
-            self.comm.Barrier()  # nobody frees what another still has open
-            self.memory = None
-        self.bases, self.sizes = [], [0] * self.comm.size
+        if self.memory is not None:
+            self.memory.close()
+        self.memory, self.sizes = None, [0] * self.comm.size
 
 
 def staged(

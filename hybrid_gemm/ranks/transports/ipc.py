@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Any
 
 from ...arrays.operand import Operand
+from ..open_memory import OpenMemory
 from ..rank_plan import IN_FLIGHT, Piece
 from .base import Transport
-
-
-def _cupy(device: Any) -> Any:
-    """CuPy, as a CUDA device has it."""
-    return device.unwrapped.cp
 
 
 class IpcTransport(Transport):
@@ -22,7 +17,7 @@ class IpcTransport(Transport):
 
     def __init__(self, comm, plan, rank, device):
         super().__init__(comm, plan, rank, device)
-        cp, self.stream = _cupy(device), device.stream()
+        self.stream = device.stream()
         # One slot for each owner, as large as its first piece, IN_FLIGHT times.
         sizes = [
             max((p.shape[0] * p.shape[1] for p in owned), default=0) * self.dtype.itemsize
@@ -31,24 +26,7 @@ class IpcTransport(Transport):
         sizes = [-(-size // 512) * 512 for size in sizes]
         self.offsets = [sum(sizes[:i]) for i in range(len(sizes))]
         self.stride = sum(sizes)
-        with cp.cuda.Device(device.ordinal):
-            handle = refused = None
-            try:
-                # Not from a pool: a handle opens a whole allocation.
-                self.memory = cp.cuda.Memory(max(1, self.stride * IN_FLIGHT))
-                handle = cp.cuda.runtime.ipcGetMemHandle(self.memory.ptr)
-            except RuntimeError as error:
-                refused = error
-            self.opened, self.bases = [], []
-            handles = comm.allgather(handle)
-            if None in handles:
-                raise refused or RuntimeError("another rank's memory has no handle")
-            for member, theirs in enumerate(handles):
-                pointer = self.memory.ptr
-                if member != self.me:
-                    pointer = cp.cuda.runtime.ipcOpenMemHandle(theirs)
-                    self.opened.append(pointer)
-                self.bases.append(pointer)
+        self.memory = OpenMemory(comm, device, self.stride * IN_FLIGHT)
 
     def start(self):
         super().start()
@@ -71,13 +49,8 @@ class IpcTransport(Transport):
 
     def _slot(self, member: int, piece: Piece, owner: int):
         """A piece where `member` makes it."""
-        cp = _cupy(self.device)
         offset = self.offsets[owner] + piece.round % IN_FLIGHT * self.stride
-        size = piece.shape[0] * piece.shape[1] * self.dtype.itemsize
-        memory = cp.cuda.UnownedMemory(
-            self.bases[member] + offset, size, self, self.device.ordinal
-        )  # fmt: skip
-        return cp.ndarray(piece.shape, self.dtype, cp.cuda.MemoryPointer(memory, 0))
+        return self.memory.matrix(member, piece.shape, self.dtype, offset)
 
     def _room(self, piece, owner):
         return Operand.of(self._slot(self.me, piece, owner), self.device)
@@ -124,9 +97,4 @@ class IpcTransport(Transport):
 
     def close(self):
         super().close()
-        cp = _cupy(self.device)
-        with cp.cuda.Device(self.device.ordinal):
-            for pointer in self.opened:
-                cp.cuda.runtime.ipcCloseMemHandle(pointer)
-            self.comm.Barrier()  # nobody frees what another still has open
-            self.memory = None
+        self.memory.close()
