@@ -17,15 +17,16 @@ from ..devices.cuda import cublas
 from ..devices.cuda.device import CudaDevice
 from ..devices.cuda.stream import CudaStream
 from ..devices.kernel_launcher import BoundProduct
+from ..host.kept import Kept
 from ..kernel_choice import stacks
 from ..problem import FLOATS
 from .found import MAX_KNOWN, Found, reach_of
 from .plan_maker import PlanMaker
 
 _VECTOR = 16  # bytes on which rows begin that are read by vectors
-# Microseconds of a launch of some small products, read off calls on an H100; and those of a copy
-# besides its bytes, and bytes of it a microsecond, which are guesses (docs/notes/choosing.md).
-_LAUNCH_US, _COPY_US, _COPIED = 5.0, 30.0, 1e6
+# Microseconds of a launch of some small products and of a copy besides its bytes, and bytes copied
+# in a microsecond: fitted to calls on an H100 (docs/notes/choosing.md).
+_LAUNCH_US, _COPY_US, _COPIED = 5.0, 50.0, 2e6
 STACKED_FLOPS = 2 * 2048**3  # of one product in a stack: larger ones fill a GPU alone
 
 
@@ -41,6 +42,7 @@ class StacksOnGpu:
     ) -> None:  # fmt: skip
         self.device, self.plans, self.stream, self.checked = device, plans, stream, checked
         self.known: dict[tuple, Found | None] = {}
+        self.copied: Kept[tuple[bool, bool]] = Kept(MAX_KNOWN)  # which of A and B are copied first
 
     def matmul(self, a: Any, b: Any, c: Any) -> bool:
         """C = A @ B for stacks of the same length; whether that was done. Those that are not read
@@ -54,13 +56,23 @@ class StacksOnGpu:
             x, y = (self._readable(v, c.dtype) for v in (a, b))
             z = c if _lies(c, "n") else self.device.cp.empty(c.shape, c.dtype)
             if c.ndim > 3:
-                x, y = _joined(x, y, z)
+                x, y = self._joined(x, y, z)
         except MemoryError:  # one pair takes less
             return False
         done = x.dtype == y.dtype == c.dtype and self._multiplied(x, y, z)
         if done and z is not c:
             c[...] = z
         return done
+
+    def _joined(self, a: Any, b: Any, c: Any) -> tuple[Any, Any]:
+        """Stacks of A and B as they are; or copies through which one step leads, where these should
+        take less time than the launches that they save."""
+        key = c.shape, c.strides, a.strides, b.strides, a.itemsize, a.shape[-1]
+        copied = self.copied.get(key)
+        if copied is None:
+            copied = _to_copy(a, b, c)
+            self.copied.put(key, copied)
+        return _copied(a) if copied[0] else a, _copied(b) if copied[1] else b
 
     def _multiplied(self, a: Any, b: Any, c: Any) -> bool:
         key = tuple((x.shape, x.strides, x.dtype.char) for x in (a, b, c))
@@ -165,20 +177,16 @@ class StacksOnGpu:
         return stack_products.bind_stack(self.device, variant, x, y, z, count, steps)
 
 
-def _joined(a: Any, b: Any, c: Any) -> tuple[Any, Any]:
-    """Stacks of A and B as they are; or copies through which one step leads, where these should
-    take less time than the launches that they save."""
+def _to_copy(a: Any, b: Any, c: Any) -> tuple[bool, bool]:
+    """Whether A and B should be copied, so that one step leads through each where one leads through
+    C."""
     shape, _ = merged(c.shape[:-2], *(x.strides[:-2] for x in (a, b, c)))
     launches = math.prod(shape) // max(1, *shape)
-    uneven = [not _is_even(x, c) for x in (a, b)]
-    copies_us = sum(
-        _COPY_US + x.nbytes / _COPIED for x, is_uneven in zip((a, b), uneven, strict=True)
-        if is_uneven
-    )  # fmt: skip
+    uneven = [x for x in (a, b) if not _is_even(x, c)]
+    copies_us = sum(_COPY_US + x.nbytes / _COPIED for x in uneven)
     if (launches - 1) * _LAUNCH_US <= copies_us or not _is_even(c, c):
-        return a, b
-    a, b = (_copied(x) if is_uneven else x for x, is_uneven in zip((a, b), uneven, strict=True))
-    return a, b
+        return False, False
+    return not _is_even(a, c), not _is_even(b, c)
 
 
 def _is_even(x: Any, c: Any) -> bool:
