@@ -18,8 +18,6 @@ from . import staging
 from .single_gpu import SingleGpuExecutor
 
 _CAST_BYTES = 1 << 30  # of arrays that a run would cast on the host, by one thread for each worker
-# Larger copies are faster through a link's slots, whose threads take 0.3 ms to begin (H100).
-_STAGED_BYTES = 16 << 20
 SHARE_BYTES = 4 << 20  # of a stack: less is not worth another GPU
 
 
@@ -112,10 +110,7 @@ class Hosted:
 
     def _copy(self, dst: Any, src: Any) -> None:
         """Reads or writes the host's memory before it returns, or when the stream is waited for."""
-        if src.nbytes >= _STAGED_BYTES:
-            staging.copy_now(self.device, dst, src, self.own)
-        else:
-            self.device.copy(dst, src, self.own)
+        staging.copy(self.device, dst, src, self.own)
 
 
 def _dtype(a: Any, b: Any, c: Any, out: Any) -> np.dtype | None:

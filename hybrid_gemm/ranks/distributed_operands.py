@@ -4,7 +4,8 @@ get to where a plan wants them."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,15 @@ from ..arrays.caller_arrays import (
     module_of,
 )
 from ..arrays.on_gpus import copy_into, empty_beside
+from ..arrays.operand import Operand
+from ..devices.base import Device
 from ..errors import DTypeError, UsageError
 from ..planning.partition import Span
 from ..problem import Problem, are_numbers, make_problem, op_of, promoted, shape_of
 from . import launch
+from .on_device import fetch
 from .peer_memory import PeerMemory
-from .redistribution import NOTHING, Part, move, rows_of
+from .redistribution import NOTHING, Part, move, moves, rows_of
 
 _CHOICES = "alpha", "beta", "distribution", "result", "root"
 LAYOUTS = ("replicated", "root", "rows", "cols")
@@ -204,12 +208,20 @@ class DistributedOperands:
         """Whether each rank multiplies A and B where they lie, given what `spans` said."""
         return spans is not None or self._layout("A") == self._layout("B") == "replicated"
 
-    def local(self, operand: str, want: list[Part]):
-        """This rank's part of an operand: a view where it is here, else brought here."""
+    def local(self, operand: str, want: list[Part], peers: PeerMemory | None = None) -> Any:
+        """This rank's part of an operand: a view where it is here, else brought here, by `peers` to
+        this rank's GPU."""
         array, have, rank = self.arrays[operand], self.have[operand], self.comm.rank
         if self._layout(operand) == "replicated":
             return have[rank].of(array, want[rank])
-        return move(self.comm, array, have, want, self.dtypes[operand])
+        return self._moved(array, have, want, self.dtypes[operand], peers)
+
+    def _moved(
+        self, array: Any, have: list[Part], want: list[Part], dtype: np.dtype,
+        peers: PeerMemory | None,
+    ) -> Any:  # fmt: skip
+        moved = peers.move(array, have, want, dtype) if peers else None
+        return move(self.comm, array, have, want, dtype) if moved is None else moved
 
     def _wanted(self, problem: Problem) -> list[Part]:
         """What of C each rank's caller gets."""
@@ -222,6 +234,24 @@ class DistributedOperands:
             return [Part(part.rows, whole.cols) for part in self.have["A"]]
         return rows_of(problem.m, problem.n, size)
 
+    def gives_c_away(self, strips: list[Part], problem: Problem) -> bool:
+        """Whether a rank's caller gets of C what the rank did not make."""
+        return moves(strips, self._wanted(problem))
+
+    def held_bytes(self, want: Mapping[str, list[Part]], problem: Problem) -> int:
+        """The most that a rank's GPU holds where all that it multiplies is brought there, and goes
+        from there."""
+        cases = [(self.have[x], want[x], self.dtypes[x]) for x in "AB"]
+        if problem.beta:
+            cases.append((self.have["C"], want["C"], self.dtypes["C"]))
+        cases.append((want["C"], self._wanted(problem), np.dtype(problem.out_dtype)))
+        held = [0] * self.comm.size
+        for have, wanted, dtype in cases:
+            for rank, parts in enumerate(zip(have, wanted, strict=True)):
+                kept = parts if moves(have, wanted) else parts[1:]
+                held[rank] += sum(math.prod(part.shape) for part in kept) * dtype.itemsize
+        return max(held)
+
     def check_out(self, problem: Problem):
         """Raises `UsageError` or `DTypeError` for an `out` that does not take what this rank's
         caller gets."""
@@ -231,17 +261,22 @@ class DistributedOperands:
         check_out(self.out, shape, problem.out_dtype, *self.arrays.values())
 
     def returned(
-        self, strip: Any, strips: list[Part], problem: Problem, peers: PeerMemory | None = None
+        self, strip: Any, strips: list[Part], problem: Problem, device: Device,
+        peers: PeerMemory | None,
     ) -> Any:  # fmt: skip
-        """C as the caller wants it: this rank's rows, all of it, or all of it on `root`. `peers`
-        move it, where each rank's strip lies on its GPU."""
+        """C as the caller wants it: this rank's rows, all of it, or all of it on `root`, from this
+        rank's `device` if it lies on one. `peers` move it from GPU to GPU."""
         wanted, dtype = self._wanted(problem), np.dtype(problem.out_dtype)
-        c = peers.move(strip, strips, wanted, dtype) if peers else None
-        if c is None:
-            c = move(self.comm, strip, strips, wanted, dtype)
+        c = self._moved(strip, strips, wanted, dtype, peers)
         if self.result == "root" and self.comm.rank != self.root:
             return None
-        if self.out is None:
-            return self.xp.asarray(c)
-        copy_into(self.out, c)
-        return self.out
+        out, on_host = self.out, self.xp is np
+        if out is None:
+            if on_host != is_device_array(c):
+                return c
+            out = self.empty(c.shape, problem.out_dtype)
+        if is_device_array(c) and type(out) is np.ndarray:
+            fetch(Operand.of(c, device), out)
+        else:
+            copy_into(out, c)
+        return out

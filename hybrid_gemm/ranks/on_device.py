@@ -6,16 +6,19 @@ import numpy as np
 
 from ..arrays.operand import Operand
 from ..devices.base import Device
+from ..execution import staging
 
 
-def put(home: Device, matrix: Operand, dtype: str) -> Operand:
-    """A matrix on a device, brought there if it is not, in the dtype that is computed in."""
+def put(home: Device, matrix: Operand, dtype: str, *, read: bool = True) -> Operand:
+    """A matrix on a device, brought there if it is not, in the dtype that is computed in. One that
+    is not `read` is written later."""
     if matrix.home is home and matrix.dtype == dtype:
         return matrix
     stream = home.stream()
     with home.using(stream):
         there = home.empty_like(matrix.array, dtype)
-        home.copy(there, matrix.array.astype(dtype, copy=False), stream)
+        if read:
+            staging.copy(home, there, matrix.array.astype(dtype, copy=False), stream)
         stream.synchronize()
     return Operand.of(there, home)
 
@@ -24,8 +27,10 @@ def fetch(matrix: Operand, out: np.ndarray) -> None:
     """A matrix that lies on a device, into `out`."""
     device = matrix.home
     stream = device.stream()
+    straight = out.dtype == matrix.dtype and out.flags.c_contiguous
     with device.using(stream):
-        host = np.empty(matrix.shape, matrix.dtype)
-        device.copy(host, matrix.array, stream)
+        host = out if straight else np.empty(matrix.shape, matrix.dtype)
+        staging.copy(device, host, matrix.array, stream)
         stream.synchronize()
-    out[...] = host
+    if not straight:
+        out[...] = host

@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays.caller_arrays import wait_for_streams
-from ..arrays.on_gpus import empty_beside
+from ..arrays.caller_arrays import is_device_array, wait_for_streams
+from ..arrays.operand import Operand
 from ..devices import are_gpus
 from ..devices.base import Device
 from ..planning.partition import Span
 from . import heartbeat
+from .on_device import put
 from .open_memory import OpenMemory
 from .redistribution import Part
 from .transports import no_peer_copies
@@ -46,8 +47,8 @@ class PeerMemory:
     def move(
         self, array: Any, have: Sequence[Part], want: Sequence[Part], dtype: np.dtype
     ) -> Any | None:
-        """As `redistribution.move`, of arrays of that dtype which lie on each rank's device; None
-        where there is no memory for it."""
+        """As `redistribution.move`, of arrays of the host or of each rank's device, to that device;
+        None where there is no memory for it."""
         rank, dtype = self.comm.rank, np.dtype(dtype)
         own = have[rank] & want[rank]
         turns = staged(have, want, dtype.itemsize)
@@ -56,12 +57,11 @@ class PeerMemory:
         if not self._open([_bytes_of(turns, r, dtype.itemsize) for r in range(self.comm.size)]):
             return None
         device = self.device
-        out = (
-            have[rank].of(array, own)
-            if own == want[rank]
-            else empty_beside([array], want[rank].shape, dtype)
-        )
-        wait_for_streams(array)  # on which the memory of `out` may have been in use
+        if array is not None:
+            home = device if is_device_array(array) else None
+            array = put(device, Operand.of(array, home), dtype.name).array
+        out = have[rank].of(array, own) if own == want[rank] else self.empty(want[rank], dtype)
+        wait_for_streams(array, out)  # on which the memory of `out` may have been in use
         with device.streams(1) as (stream,), device.using(stream):
             if own and own != want[rank]:
                 device.copy(want[rank].of(out, own), have[rank].of(array, own), stream)
@@ -79,6 +79,12 @@ class PeerMemory:
                 stream.synchronize()
                 self._meet()  # nobody writes what another still reads
         return out
+
+    def empty(self, part: Part, dtype: Any) -> Any:
+        """A part of a matrix on this rank's device, uninitialised."""
+        gpu: Any = self.device.unwrapped
+        with gpu.cp.cuda.Device(gpu.ordinal):
+            return gpu.cp.empty(part.shape, dtype)
 
     def _meet(self) -> None:
         beat = heartbeat.known(self.comm)

@@ -28,6 +28,8 @@ from .rank_plan import RankPlan, make_rank_plan
 from .redistribution import Part, part_of, parts_of
 
 MAX_PLANS = 256  # of what a rank multiplies, remembered
+# Bytes that a rank's GPU would hold, from which on matrices of the host move from GPU to GPU.
+MOVED_BY_PEERS = 1 << 20
 MAX_SETTLED = 32  # products over ranks, remembered with the parts of all ranks
 
 
@@ -44,41 +46,43 @@ class Told(NamedTuple):
 class Settled:
     """A product over ranks, the same on all of them. `have` and `want` say of op(A), op(B) and C
     which part each rank has, and which it needs; `dtypes` hold what all ranks gave of each. With
-    `alone` a rank's parts make its block of C as one process makes a product. With `on_gpus` each
-    rank's A and B lie on its GPU, and so will its C."""
+    `alone` a rank's parts make its block of C as one process makes a product; with `resident` they
+    are put on its GPU first. With `by_peers` what moves does so from GPU to GPU, where ranks can
+    read each other's. `needs` are bytes of a device's memory."""
 
     problem: Problem
     plan: RankPlan
     have: dict[str, list[Part]]
     dtypes: dict[str, np.dtype]
     want: Mapping[str, list[Part]]
-    alone: bool
-    on_gpus: bool
+    needs: int
+    alone: bool = False
+    resident: bool = False
+    by_peers: bool = False
 
 
 class RankPlanner:
     """Plans for the rank at `where` of `ranks`, which multiplies by `local`. `options` are those of
-    all ranks."""
+    all ranks, of which `sharing` have this one's GPU, or host where there is none."""
 
-    def __init__(self, ranks: int, where: Place, local: Runner, options: Options) -> None:
+    def __init__(
+        self, ranks: int, where: Place, local: Runner, options: Options, sharing: int
+    ) -> None:  # fmt: skip
         self.ranks, self.where, self.local, self.options = ranks, where, local, options
+        self.sharing = sharing
         self._inner_plans: Kept[Plan] = Kept(MAX_PLANS)
         self._settled: Kept[Settled] = Kept(MAX_SETTLED)
 
     def own_spec(self) -> DeviceSpec:
         """What this rank has: all its devices together, and of a device's memory its share."""
         found, device = self.local.plans.specs(), self.local.devices[0]
-        sharing = self.where.local_size
-        slower = 1 if isinstance(device.unwrapped, CpuDevice) else sharing  # by its cores
-        if device.queues:
-            from ..devices.cuda import device as cuda
-
-            sharing, slower = -(-sharing // cuda.count()), 1
+        # A CPU's rate is that of its share of the cores, and a GPU works for one after the other.
+        slower = 1 if device.queues or isinstance(device.unwrapped, CpuDevice) else self.sharing
         return dataclasses.replace(
             found[0],
             name=f"{found[0].name} of each rank",
             tflops=found[0].tflops * len(found) / slower,
-            memory_bytes=min(s.memory_bytes for s in found) // sharing,
+            memory_bytes=min(s.memory_bytes for s in found) // self.sharing,
         )
 
     def plan(
@@ -163,7 +167,9 @@ class RankPlanner:
         )
         spec = self.own_spec()
         alike = dataclasses.replace(spec, memory_bytes=0)
-        told = {**given.told(alpha, beta), "there": there, "spec": alike}
+        told = {
+            **given.told(alpha, beta), "there": there, "shares": self.sharing > 1, "spec": alike
+        }  # fmt: skip
         return Told(pickle.dumps(told), spec.memory_bytes, given.out is not None)
 
     def settle(self, given: DistributedOperands, everyone: Sequence[Told]) -> Settled:
@@ -172,7 +178,7 @@ class RankPlanner:
         the same."""
         texts, memory = tuple(x.text for x in everyone), min(x.memory_bytes for x in everyone)
         known = self._settled.get(texts)
-        if known is None or known.plan.needs > memory:
+        if known is None or known.needs > memory:
             try:
                 known = self._worked_out(given, [pickle.loads(text) for text in texts], memory)
             except (HybridGemmError, TypeError, ValueError) as error:
@@ -198,14 +204,27 @@ class RankPlanner:
             "B": [part_of(box, "ks", "cols") for box in boxes],
             "C": parts_of(plan),
         }
-        on_host = self.local.devices[0].host_memory
-        alone = (on_host or there) and self._alone(problem, plan, given.dtypes)
-        on_gpus = not on_host and all(told["there"] for told in everyone)
-        return Settled(problem, plan, given.have, given.dtypes, want, alone, on_gpus)
+        settled = Settled(problem, plan, given.have, given.dtypes, want, plan.needs)
+        if self.local.devices[0].host_memory:
+            return dataclasses.replace(settled, alone=self._alone(settled))
+        shared = any(told["shares"] for told in everyone)
+        alone = (there or not shared) and self._alone(settled)
+        if all(told["there"] for told in everyone):
+            return dataclasses.replace(settled, alone=alone, by_peers=True)
+        held = given.held_bytes(want, problem)
+        needs = plan.needs + held
+        sums = problem.is_complex and not alone  # whose parts are made where arrays lie
+        # Runs check their own copies of the host's arrays.
+        if shared or sums or self.options.checked or needs > memory_bytes:
+            return dataclasses.replace(settled, alone=alone)
+        return dataclasses.replace(
+            settled, needs=needs, alone=alone, resident=not alone, by_peers=held >= MOVED_BY_PEERS
+        )
 
-    def _alone(self, problem: Problem, plan: RankPlan, dtypes: Mapping[str, np.dtype]) -> bool:
-        """Whether blocks of C are no sums over ranks, and each is multiplied where its parts are in
-        the dtype of the whole, which a C that is not read may widen."""
+    def _alone(self, settled: Settled) -> bool:
+        """Whether blocks of C are no sums over ranks, and each is multiplied in the dtype of the
+        whole, which a C that is not read may widen."""
+        problem, plan, dtypes = settled.problem, settled.plan, settled.dtypes
         if plan.sums:
             return False
         if problem.m and problem.n:

@@ -60,6 +60,11 @@ def part_of(block: Box | Strip | None, rows: str, cols: str) -> Part:
     return Part(getattr(block, rows), getattr(block, cols)) if block else NOTHING
 
 
+def moves(have: Sequence[Part], want: Sequence[Part]) -> bool:
+    """Whether a rank wants what it has not."""
+    return any(y & y and x & y != y for x, y in zip(have, want, strict=True))
+
+
 def move(comm, array, have: Sequence[Part], want: Sequence[Part], dtype):
     """The part `want[rank]` of a matrix whose parts `have` lie with the ranks.
 

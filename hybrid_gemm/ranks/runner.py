@@ -40,6 +40,7 @@ from .rank_result import RankResult, gathered
 from .rank_run import RankExecutor, RankRun
 from .transports import KeptTransport, Transport
 
+LONG_FLOPS = 1e13  # of a rank's part, which says from here on how far it has come
 OWN_CHOICES = {"gpus"}  # that ranks may make each for itself
 
 
@@ -121,18 +122,29 @@ class RankRunner:
         sharing = len(launch.on_same_cores(comm, self.where))
         if isinstance(cpu := self.local.devices[0].unwrapped, CpuDevice):
             cpu.share_cores(sharing)
-        kinds = comm.allgather((self.local.kind, self.where.host, self.local.note))
-        if len({kind for kind, _host, _note in kinds}) > 1:
+        mine = self.where.node, self._gpu()
+        kinds = comm.allgather((self.local.kind, self.where.host, self.local.note, mine))
+        if len({kind for kind, *_rest in kinds}) > 1:
             found = "; ".join(
                 f"rank {rank} on {host}: {kind} ({note})"
-                for rank, (kind, host, note) in enumerate(kinds)
+                for rank, (kind, host, note, _gpu) in enumerate(kinds)
             )
             raise launch.agreed(
                 UsageError(f"ranks found different devices, so name one by --device: {found}")
             )
         self._transport = KeptTransport(options.transport, comm, self.where.node, self.devices[0])
-        self._planner = RankPlanner(comm.size, self.where, self.local, options)
+        sharing = [gpu for *_rest, gpu in kinds].count(mine)
+        self._planner = RankPlanner(comm.size, self.where, self.local, options, sharing)
         self._peers = PeerMemory(comm, self.where.node, self.devices[0], options.transport)
+
+    def _gpu(self) -> str:
+        """What names this rank's first GPU on its node; the same for all where there is none."""
+        ordinal = self.devices[0].ordinal
+        if not self.devices[0].queues or ordinal is None:
+            return ""
+        from ..devices.cuda import device as cuda
+
+        return cuda.uuids()[ordinal]
 
     def _local_runner(self) -> Runner:
         """What multiplies on this rank: its own devices and threads."""
@@ -259,12 +271,12 @@ class RankRunner:
     ) -> Operands:
         """This rank's blocks described; on its device where they are to be resident."""
 
-        def described(x: Any, dtype: str) -> Operand:
+        def described(x: Any, dtype: str, *, read: bool = True) -> Operand:
             found = Operand.of(x, self.local._home_of(x))
-            return found if home is None else put(home, found, dtype)
+            return found if home is None else put(home, found, dtype, read=read)
 
         same = c is out
-        place = described(out, problem.dtype)
+        place = described(out, problem.dtype, read=bool(problem.beta) and same)
         addend = None
         if problem.beta:
             addend = place if same else described(c, problem.dtype)
@@ -353,15 +365,21 @@ class RankRunner:
         if any(told.gives_out for told in everyone):
             launch.together(self.comm, lambda: given.check_out(problem))
         wait_for_streams(*given.arrays.values())  # which may still be writing them
-        a, b = (given.local(x, settled.want[x]) for x in "AB")
-        c = given.local("C", strips) if problem.beta else None
-        made = given.empty(strips[self.comm.rank].shape, problem.out_dtype)
+        peers = self._peers if settled.by_peers and self._peers.usable() else None
+        a, b = (given.local(x, settled.want[x], peers) for x in "AB")
+        c = given.local("C", strips, peers) if problem.beta else None
+        strip = strips[self.comm.rank]
+        if peers and given.gives_c_away(strips, problem):
+            made = peers.empty(strip, problem.out_dtype)
+        else:
+            made = given.empty(strip.shape, problem.out_dtype)
         if settled.alone:
             self._multiply_alone(settled, a, b, c, made)
         else:
-            made = self._run(settled.plan, a, b, c, made, told=False).c
-        near = settled.on_gpus and self._peers.usable()
-        return given.returned(made, strips, problem, self._peers if near else None)
+            made = self._run(
+                settled.plan, a, b, c, made, resident=settled.resident, told=False
+            ).c  # fmt: skip
+        return given.returned(made, strips, problem, self.devices[0], peers)
 
     def _multiply_alone(self, settled: Settled, a: Any, b: Any, c: Any, out: Any) -> None:
         """This rank's block of C, without the other ranks."""
@@ -370,9 +388,12 @@ class RankRunner:
             x if x is None else x.astype(settled.dtypes[name], copy=False)
             for name, x in (("A", a), ("B", b), ("C", c))
         )
+        multiply: Callable[..., Any] = self.local.gemm
+        if self.devices[0].queues and 2 * a.size * b.shape[1] > LONG_FLOPS:
+            multiply = functools.partial(self.local.run, progress=self.beat.counting(None))
         with self.beat.during(heartbeat.MULTIPLYING), self.devices[0].session():
             self.beat.computes = not self.devices[0].queues
-            self.local.gemm(
+            multiply(
                 a.T if conj[0] else a, b.T if conj[1] else b, c, alpha=problem.alpha,
                 beta=problem.beta, trans_a="c" if conj[0] else False,
                 trans_b="c" if conj[1] else False, out=out,

@@ -21,7 +21,7 @@ from hybrid_gemm.errors import (
 )
 from hybrid_gemm.planning.partition import Span
 from hybrid_gemm.problem import Problem
-from hybrid_gemm.ranks import peer_memory, transports, verify
+from hybrid_gemm.ranks import transports, verify
 from hybrid_gemm.ranks.rank_plan import make_rank_plan
 from hybrid_gemm.ranks.redistribution import NOTHING, Part, move, parts_of
 from hybrid_gemm.verify import growth_of
@@ -263,75 +263,6 @@ def test_parts_move_between_any_layouts(comm):
         expected = whole[want[comm.rank].rows.slice, want[comm.rank].cols.slice]
         np.testing.assert_array_equal(part, expected)
     assert move(comm, None, [NOTHING] * comm.size, [NOTHING] * comm.size, "f4").shape == (0, 0)
-
-
-@pytest.mark.parametrize("device", [on("cuda")])
-def test_parts_move_from_gpu_to_gpu(comm, device, monkeypatch):
-    """As the test before, with memory that is opened anew for more, in turns of a few rows."""
-    import cupy
-
-    with RankRunner(comm, device=device) as runner:
-        peers = runner._peers
-        if not peers.usable():
-            pytest.skip("these ranks do not read each other's memory")
-        monkeypatch.setattr(peer_memory, "STAGED_BYTES", 600)
-        rng, moved = np.random.default_rng(8), 0
-        with cupy.cuda.Device(runner.devices[0].ordinal):
-            for size in (10, 30, 20, 60):
-                for dtype in ("i4", "f2", "c16"):
-                    rows, cols = rng.integers(1, size, 2)
-                    whole = np.arange(rows * cols).reshape(rows, cols).astype(dtype)
-                    edges = [0, *sorted(rng.integers(0, rows + 1, comm.size - 1)), rows]
-                    have = [
-                        Part(Span(*map(int, e)), Span(0, int(cols)))
-                        for e in itertools.pairwise(edges)
-                    ]
-                    some = [
-                        Part(*(Span(*sorted(map(int, rng.integers(0, x + 1, 2)))) for x in sides))
-                        for sides in [(rows, cols)] * comm.size
-                    ]
-                    everything = [Part(Span(0, int(rows)), Span(0, int(cols)))] * comm.size
-                    for want in (some, everything):
-                        mine, wanted = have[comm.rank].rows.slice, want[comm.rank]
-                        part = peers.move(cupy.asarray(whole[mine]), have, want, np.dtype(dtype))
-                        np.testing.assert_array_equal(
-                            part.get(), whole[wanted.rows.slice, wanted.cols.slice]
-                        )
-                        moved += 1
-        assert moved == 24
-
-
-@pytest.mark.parametrize("device", [on("cuda")])
-@pytest.mark.parametrize("transport", ["auto", "mpi"])
-def test_c_comes_to_gpus_as_it_is_wanted(comm, device, rng, transport):
-    import cupy
-
-    with RankRunner(comm, device=device, transport=transport) as runner:
-        with cupy.cuda.Device(runner.devices[0].ordinal):
-            for m, n, k in ((33, 20, 50), (300, 170, 90), (7, 5, 3), (1, 40, 9)):
-                a, b, c = (integers(rng, x) for x in ((m, k), (k, n), (m, n)))
-                whole = [cupy.asarray(x) for x in (a, b)]
-                rows, ks = share(m, comm), share(k, comm)
-                given = {
-                    "replicated": whole,
-                    "rows": [whole[0][rows], whole[1]],
-                    "cols": [whole[0][:, ks], whole[1][ks]],
-                }
-                for distribution, (x, y) in given.items():
-                    for result in ("replicated", "rows", "root"):
-                        for _ in range(2):
-                            got = runner.gemm(x, y, distribution=distribution, result=result)
-                            if result == "root" and comm.rank:
-                                assert got is None
-                                continue
-                            assert isinstance(got, cupy.ndarray)
-                            expected = (a @ b)[rows] if result == "rows" else a @ b
-                            np.testing.assert_array_equal(got.get(), expected)
-                out = cupy.asarray(c)
-                got = runner.gemm(*whole, out, beta=2, out=out)
-                assert got is out
-                np.testing.assert_array_equal(out.get(), a @ b + 2 * c)
-        assert runner._peers.usable() == (transport == "auto") or comm.size == 1
 
 
 def test_a_part_that_lies_right_is_not_copied(comm):
