@@ -217,9 +217,13 @@ class RankPlanner:
         # Runs check their own copies of the host's arrays.
         if shared or sums or self.options.checked or needs > memory_bytes:
             return dataclasses.replace(settled, alone=alone)
+        by_peers = held >= MOVED_BY_PEERS
+        small = held <= self.local.plans.most_hosted
+        goes = by_peers and given.gives_c_away(want["C"], problem)
         return dataclasses.replace(
-            settled, needs=needs, alone=alone, resident=not alone, by_peers=held >= MOVED_BY_PEERS
-        )
+            settled, needs=needs, alone=alone, resident=not alone or (goes and small),
+            by_peers=by_peers,
+        )  # fmt: skip
 
     def _alone(self, settled: Settled) -> bool:
         """Whether blocks of C are no sums over ranks, and each is multiplied in the dtype of the

@@ -272,7 +272,7 @@ class RankRunner:
         """This rank's blocks described; on its device where they are to be resident."""
 
         def described(x: Any, dtype: str, *, read: bool = True) -> Operand:
-            found = Operand.of(x, self.local._home_of(x))
+            found = self._described(x)
             return found if home is None else put(home, found, dtype, read=read)
 
         same = c is out
@@ -283,6 +283,9 @@ class RankRunner:
         return Operands(
             problem, described(a, problem.operands), described(b, problem.operands), addend, place
         )
+
+    def _described(self, x: Any) -> Operand:
+        return Operand.of(x, self.local._home_of(x))
 
     def close(self) -> None:
         """Gives back what was kept between runs. Collective."""
@@ -388,6 +391,11 @@ class RankRunner:
             x if x is None else x.astype(settled.dtypes[name], copy=False)
             for name, x in (("A", a), ("B", b), ("C", c))
         )
+        if settled.resident:
+            a, b, c = (
+                x if x is None else put(self.devices[0], self._described(x), x.dtype.name).array
+                for x in (a, b, c)
+            )
         multiply: Callable[..., Any] = self.local.gemm
         if self.devices[0].queues and 2 * a.size * b.shape[1] > LONG_FLOPS:
             multiply = functools.partial(self.local.run, progress=self.beat.counting(None))
