@@ -26,7 +26,7 @@ from .plan_maker import PlanMaker
 _VECTOR = 16  # bytes on which rows begin that are read by vectors
 # Microseconds of a launch of some small products and of a copy besides its bytes, and bytes copied
 # in a microsecond: fitted to calls on an H100 (docs/notes/choosing.md).
-_LAUNCH_US, _COPY_US, _COPIED = 5.0, 50.0, 2e6
+_LAUNCH_US, _COPY_US, _COPIED = 3.0, 20.0, 1.5e6
 STACKED_FLOPS = 2 * 2048**3  # of one product in a stack: larger ones fill a GPU alone
 
 

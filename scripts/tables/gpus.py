@@ -25,6 +25,35 @@ def ranks() -> str:
     return "\n".join([*lines, "", f"From launch to the first product: {launch:.1f} s."])
 
 
+def rank_calls() -> str:
+    """Calls of two ranks, beside what one would write with CuPy and mpi4py."""
+    found = {(r["case"], r["n"]): r for r in result("rank_calls")["rows"]}
+    sizes = (128, 1024, 4096, 8192)
+    words = {
+        "host": "of the host", "gpu": "on GPUs", "rows": "rows", "replicated": "all of both",
+        "root": "at root", "cols": "slabs of K", "rows to replicated": "rows, C to all",
+    }  # fmt: skip
+    rows = [
+        [f"{words[place]}: {words[case]}", *(
+            "{ours_ms:.2g}, {by_hand_ms:.2g}".format(**row)
+            if max(row["ours_ms"], row["by_hand_ms"]) < 10
+            else "{ours_ms:.0f}, {by_hand_ms:.0f}".format(**row)
+            for row in (found[f"{place} {case}", n] for n in sizes)
+        )]
+        for place in ("host", "gpu")
+        for case in ("rows", "rows to replicated", "replicated", "root", "cols")
+    ]  # fmt: skip
+    lines = [
+        "Two ranks on two H200s of one host, float32, medians in ms by "
+        "`scripts/measure-rank-calls` ([figures](results/rank_calls_h200.json)): `gemm(comm=)`, then CuPy's product with "
+        "mpi4py's calls on host arrays (`Scatter`, `Bcast`, `Allgather`, `Gather`, "
+        "`Reduce_scatter_block`):",
+        "",
+        *grid(["<arrays", *map(str, sizes)], rows),
+    ]
+    return "\n".join(lines)
+
+
 def scaling() -> str:
     """Strong and weak scaling over ranks, by `cols`."""
     rows = (
