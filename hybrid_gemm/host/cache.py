@@ -126,6 +126,28 @@ def _remove(folder: Path, process: int) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+# --- what was measured --------------------------------------------------------------------
+
+
+def measured_file(kind: str, name: str) -> Path | None:
+    """The file for what is measured on this host. None, and a note, where no folder takes one: a
+    product needs none of it."""
+    try:
+        return directory(kind) / name
+    except UnavailableError as error:
+        note(str(error))
+        return None
+
+
+def keep_measured(file: Path | None, data: bytes) -> None:
+    """Writes it, or says in a note that the disk refuses."""
+    if file is not None:
+        try:
+            atomic_write(file, data)
+        except OSError as error:
+            note(f"cannot write to the cache folder {file.parent}: {error.strerror}; {_HINT}")
+
+
 # --- compiled files -----------------------------------------------------------------------
 
 _locks: dict[Path, threading.Lock] = {}
