@@ -55,6 +55,17 @@ def test_a_compiler_that_does_not_end_is_stopped(tmp_path, gxx, monkeypatch):
         pytest.fail("the compiler's child lives on")
 
 
+def test_a_compiler_that_is_stopped_leaves_no_file(tmp_path, gxx, monkeypatch):
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.setattr(compiler, "LIMIT_S", 1)
+    compiled = gxx(f'#!/bin/sh\ntouch "$TMPDIR/cc.s" {tmp_path}/began\nsleep 600\n')
+    with pytest.raises(KernelError, match="did not end within 1 s"):
+        compiled()
+    assert (tmp_path / "began").exists() and os.listdir(tmp_path / "tmp") == []
+
+
 def test_a_number_that_was_given_again_is_not_killed():
     """Of a compiler that ended, whose number another process has."""
     with subprocess.Popen(["sleep", "60"]) as other:

@@ -109,7 +109,6 @@ def _temporary(kind: str, loaded: bool) -> Path:
         if not temporary_folders:
             made = Path(tempfile.mkdtemp(prefix="hybrid-gemm-"))  # mode 0700
             temporary_folders.append(made)
-            atexit.register(_remove, made, os.getpid())
         path = temporary_folders[0] / kind
         path.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
@@ -121,8 +120,10 @@ def _temporary(kind: str, loaded: bool) -> Path:
     return path
 
 
-def _remove(folder: Path, process: int) -> None:
-    if os.getpid() == process:  # and not a child of it
+@atexit.register
+def remove_temporary_folders() -> None:
+    """Removes the process's temporary folder. The command calls it where a signal ends it, too."""
+    for folder in temporary_folders:
         shutil.rmtree(folder, ignore_errors=True)
 
 

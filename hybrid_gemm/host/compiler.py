@@ -87,7 +87,7 @@ def build_text(
             source, made = Path(folder) / "text.cpp", Path(folder) / f"made{suffix}"
             source.write_bytes(text.encode())
             try:
-                ran = run_tool(["g++", *flags, *where, str(source), "-o", str(made)])
+                ran = run_tool(["g++", *flags, *where, str(source), "-o", str(made)], folder)
             except KernelError as error:
                 raise KernelError(f"{what}: {error}") from None
             if ran.returncode or not made.exists():
@@ -113,14 +113,17 @@ def _why(ran: subprocess.CompletedProcess[str]) -> str:
     return why
 
 
-def run_tool(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """Runs a tool of the compiler's, which gets no input; its messages are in English.
+def run_tool(command: Sequence[str], folder: str | None = None) -> subprocess.CompletedProcess[str]:
+    """Runs a tool of the compiler's, which gets no input; its messages are in English. Its
+    temporary files lie in `folder`, where one is given: they stay there if it is stopped.
 
     Raises `KernelError` where it does not start, or takes longer than `LIMIT_S`.
     """
     # Without the sanitizer that this process may have been started with.
     environment = {k: v for k, v in os.environ.items() if k not in ("LD_PRELOAD", "ASAN_OPTIONS")}
     environment["LC_ALL"] = "C"
+    if folder is not None:
+        environment["TMPDIR"] = folder
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as messages:
         files = [
             (os.POSIX_SPAWN_DUP2, out.fileno(), 1), (os.POSIX_SPAWN_DUP2, messages.fileno(), 2),
