@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from support.devices import needs
 
 from hybrid_gemm.errors import KernelError
 from hybrid_gemm.host import compiler
@@ -84,6 +85,22 @@ def test_a_tool_sees_the_signals_that_a_rank_has_blocked():
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     assert int(done.stdout.split()[1], 16) == 0
+
+
+@pytest.fixture
+def no_zombies():
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGCHLD, before)
+
+
+@needs("emulator")
+def test_a_library_is_compiled_where_children_are_not_waited_for(tmp_path, folder, no_zombies):
+    (tmp_path / "x.cpp").write_text("int x;\n")
+    assert compiler.build_library(tmp_path / "x.cpp").exists()
+    (tmp_path / "x.cpp").write_text("int x = y;\n")
+    with pytest.raises(KernelError, match=r"x\.cpp does not compile:\n.*y"):
+        compiler.build_library(tmp_path / "x.cpp")
 
 
 def test_a_tool_gives_both_outputs_and_has_no_input():
