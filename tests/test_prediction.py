@@ -51,7 +51,9 @@ def test_a_rate_is_measured_once_and_kept(rates):
     assert cpu_rates.rate("float32", several=False) == 0.25
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"rate": -1}', '{"rate": NaN}', '{"rate": "1"}'])
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"rate": -1}', '{"rate": NaN}', '{"rate": "1"}', "[" * 10**5]
+)
 def test_a_damaged_rate_is_measured_again_with_a_note(rates, text, capsys):
     cpu_rates.memory_gbps()
     (file,) = rates.iterdir()

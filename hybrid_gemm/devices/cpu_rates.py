@@ -87,7 +87,7 @@ def _read(file: Path) -> float | None:
             return float(found)
     except FileNotFoundError:
         pass
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         note(f"{file} is damaged; the rate is measured again")
     return None
 
