@@ -4,11 +4,13 @@ import os
 import signal
 import subprocess
 import tempfile
+import textwrap
 import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from support.command import python
 from support.devices import needs
 
 from hybrid_gemm.errors import KernelError
@@ -65,6 +67,24 @@ def test_a_compiler_that_is_stopped_leaves_no_file(tmp_path, gxx, monkeypatch):
     with pytest.raises(KernelError, match="did not end within 1 s"):
         compiled()
     assert (tmp_path / "began").exists() and os.listdir(tmp_path / "tmp") == []
+
+
+def test_a_rank_that_is_stopped_while_it_compiles_leaves_no_file(tmp_path, gxx):
+    """Its signals have a thread, which ends it at once."""
+    code = """
+        from pathlib import Path
+        from hybrid_gemm.host import compiler
+        from hybrid_gemm.ranks import ending
+        ending.watch_signals(as_rank=True)
+        compiler.build_library(Path("x.cpp"))
+    """
+    gxx('#!/bin/sh\ncase "$*" in *text.cpp*) ls "$TMPDIR" >began; kill $PPID; sleep 2;; esac\n')
+    (tmp_path / "tmp").mkdir()
+    places = {"TMPDIR": str(tmp_path / "tmp"), "PATH": os.environ["PATH"]}
+    done = python("-c", textwrap.dedent(code), cwd=tmp_path, env=places, timeout=60)
+    assert done.returncode == 143, done.stderr
+    assert (tmp_path / "began").read_text() == "text.cpp\n"
+    assert os.listdir(tmp_path / "tmp") == []
 
 
 def test_a_number_that_was_given_again_is_not_killed():

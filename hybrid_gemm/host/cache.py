@@ -15,7 +15,7 @@ import shutil
 import stat
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ..errors import UnavailableError
@@ -120,10 +120,24 @@ def _temporary(kind: str, loaded: bool) -> Path:
     return path
 
 
+_scratch_folders: set[Path] = set()
+
+
+@contextlib.contextmanager
+def scratch_folder() -> Iterator[str]:
+    """A temporary folder that goes with the block, or with the command that a signal ends."""
+    with tempfile.TemporaryDirectory() as folder:
+        _scratch_folders.add(Path(folder))
+        try:
+            yield folder
+        finally:
+            _scratch_folders.discard(Path(folder))
+
+
 @atexit.register
 def remove_temporary_folders() -> None:
-    """Removes the process's temporary folder. The command calls it where a signal ends it, too."""
-    for folder in temporary_folders:
+    """Removes the process's temporary folders. The command calls it where a signal ends it, too."""
+    for folder in (*temporary_folders, *_scratch_folders):
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -214,7 +228,8 @@ def _keep(path: Path, data: bytes) -> None:
 
 def _forget() -> None:
     _locks.clear()  # held by threads that did not come along
-    temporary_folders.clear()  # the parent removes it
+    temporary_folders.clear()  # the parent removes them
+    _scratch_folders.clear()
 
 
 forks.forget_in_child(_forget)

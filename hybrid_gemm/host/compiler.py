@@ -81,7 +81,7 @@ def build_text(
     digest = hashlib.sha256("\0".join(depends).encode()).hexdigest()
 
     def make() -> bytes:
-        with tempfile.TemporaryDirectory() as folder:
+        with cache.scratch_folder() as folder:
             # A file in a folder of its own, for what a text includes is looked for beside it first;
             # of a text by stdin that is the working directory, which may be anyone's.
             source, made = Path(folder) / "text.cpp", Path(folder) / f"made{suffix}"
