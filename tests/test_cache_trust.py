@@ -29,6 +29,8 @@ def _afresh(monkeypatch):
     """No note was printed yet, and nothing is in a temporary folder."""
     notes.forget()
     monkeypatch.setattr(cache, "temporary_folders", [])
+    yield
+    cache.remove_temporary_folders()
 
 
 @pytest.fixture

@@ -33,8 +33,8 @@ def test_notes_that_nobody_takes_fail_no_product(tmp_path, unbuffered):
     done = shell(line, tmp_path, PYTHONUNBUFFERED=unbuffered)
     assert done.returncode == 0 and "verification passed" in done.stdout
     assert np.load(tmp_path / "C.npy").shape == (8, 8)
-    for wrong in ("--sise 8", "-o /dev/null"):  # the message, too
-        line = f"$RUN run {wrong} 2> /dev/full"
+    for wrong in ("run --sise 8", "run -v -o /dev/null", ""):  # the message, too, and the help
+        line = f"$RUN {wrong} 2> /dev/full"
         assert shell(line, tmp_path, PYTHONUNBUFFERED=unbuffered).returncode == 2
 
 

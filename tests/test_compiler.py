@@ -4,11 +4,14 @@ import os
 import signal
 import subprocess
 import tempfile
+import textwrap
 import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from support.command import python
+from support.devices import needs
 
 from hybrid_gemm.errors import KernelError
 from hybrid_gemm.host import compiler
@@ -55,6 +58,35 @@ def test_a_compiler_that_does_not_end_is_stopped(tmp_path, gxx, monkeypatch):
         pytest.fail("the compiler's child lives on")
 
 
+def test_a_compiler_that_is_stopped_leaves_no_file(tmp_path, gxx, monkeypatch):
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.setattr(compiler, "LIMIT_S", 1)
+    compiled = gxx(f'#!/bin/sh\ntouch "$TMPDIR/cc.s" {tmp_path}/began\nsleep 600\n')
+    with pytest.raises(KernelError, match="did not end within 1 s"):
+        compiled()
+    assert (tmp_path / "began").exists() and os.listdir(tmp_path / "tmp") == []
+
+
+def test_a_rank_that_is_stopped_while_it_compiles_leaves_no_file(tmp_path, gxx):
+    """Its signals have a thread, which ends it at once."""
+    code = """
+        from pathlib import Path
+        from hybrid_gemm.host import compiler
+        from hybrid_gemm.ranks import ending
+        ending.watch_signals(as_rank=True)
+        compiler.build_library(Path("x.cpp"))
+    """
+    gxx('#!/bin/sh\ncase "$*" in *text.cpp*) ls "$TMPDIR" >began; kill $PPID; sleep 2;; esac\n')
+    (tmp_path / "tmp").mkdir()
+    places = {"TMPDIR": str(tmp_path / "tmp"), "PATH": os.environ["PATH"]}
+    done = python("-c", textwrap.dedent(code), cwd=tmp_path, env=places, timeout=60)
+    assert done.returncode == 143, done.stderr
+    assert (tmp_path / "began").read_text() == "text.cpp\n"
+    assert os.listdir(tmp_path / "tmp") == []
+
+
 def test_a_number_that_was_given_again_is_not_killed():
     """Of a compiler that ended, whose number another process has."""
     with subprocess.Popen(["sleep", "60"]) as other:
@@ -73,6 +105,22 @@ def test_a_tool_sees_the_signals_that_a_rank_has_blocked():
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     assert int(done.stdout.split()[1], 16) == 0
+
+
+@pytest.fixture
+def no_zombies():
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGCHLD, before)
+
+
+@needs("emulator")
+def test_a_library_is_compiled_where_children_are_not_waited_for(tmp_path, folder, no_zombies):
+    (tmp_path / "x.cpp").write_text("int x;\n")
+    assert compiler.build_library(tmp_path / "x.cpp").exists()
+    (tmp_path / "x.cpp").write_text("int x = y;\n")
+    with pytest.raises(KernelError, match=r"x\.cpp does not compile:\n.*y"):
+        compiler.build_library(tmp_path / "x.cpp")
 
 
 def test_a_tool_gives_both_outputs_and_has_no_input():

@@ -14,7 +14,7 @@ import textwrap
 
 import numpy as np
 import pytest
-from support.command import environment, one_line, python, run
+from support.command import COMMAND, environment, one_line, python, run
 from support.npy import write
 from support.ranks import failing_rank, mpirun, needs_mpirun
 
@@ -361,6 +361,24 @@ def test_an_empty_output_name_is_refused():
     for flag in ("-o", "--json", "--trace"):
         done = run("run", "--size", 8, flag, "", check=2)
         assert "cannot write '': it names no file" in one_line(done)
+
+
+@pytest.mark.parametrize("name", ["C.npy", "a b\\\n\tc.npy"])
+def test_a_file_that_is_mounted_alone_is_refused(tmp_path, name):
+    """As containers mount them: no other file can take its place."""
+    (tmp_path / "outside").write_text("before")
+    (tmp_path / name).touch()
+    mounted = ["unshare", "-rm", "bash", "-c", 'mount --bind outside "$1" && shift && exec "$@"']
+    if subprocess.run([*mounted, "bash", name, "true"], cwd=tmp_path).returncode:
+        pytest.skip("nothing can be mounted here")
+    for wrong in (["-o", name], ["--json", name]):
+        command = [*COMMAND, "run", "--size", "8", "--device", "cpu", *wrong]
+        done = subprocess.run(
+            [*mounted, "bash", name, *command], cwd=tmp_path, capture_output=True, text=True,
+            env=environment(),
+        )  # fmt: skip
+        assert done.returncode == 2 and "mounted alone" in one_line(done)
+    assert (tmp_path / "outside").read_text() == "before"
 
 
 def test_an_output_of_another_ending_is_noted(tmp_path):

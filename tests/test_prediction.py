@@ -2,6 +2,9 @@
 
 import json
 import os
+import subprocess
+import sys
+import tempfile
 import time
 
 import pytest
@@ -11,7 +14,9 @@ from support.devices import needs
 import hybrid_gemm
 from hybrid_gemm.cli import inputs
 from hybrid_gemm.devices import cpu_rates
-from hybrid_gemm.host import notes
+from hybrid_gemm.host import cache, notes
+from hybrid_gemm.planning import disk_rates, link_rates
+from hybrid_gemm.planning.hardware import Disk
 from hybrid_gemm.reporting import thread_report
 
 
@@ -46,7 +51,9 @@ def test_a_rate_is_measured_once_and_kept(rates):
     assert cpu_rates.rate("float32", several=False) == 0.25
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"rate": -1}', '{"rate": NaN}', '{"rate": "1"}'])
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"rate": -1}', '{"rate": NaN}', '{"rate": "1"}', "[" * 10**5]
+)
 def test_a_damaged_rate_is_measured_again_with_a_note(rates, text, capsys):
     cpu_rates.memory_gbps()
     (file,) = rates.iterdir()
@@ -55,6 +62,40 @@ def test_a_damaged_rate_is_measured_again_with_a_note(rates, text, capsys):
     assert cpu_rates.memory_gbps() > 0
     assert f"{file} is damaged" in capsys.readouterr().err
     assert json.loads(file.read_text())["rate"] > 0
+
+
+@pytest.mark.parametrize("measured", ["rates", "disks", "links"])
+def test_no_folder_for_what_is_measured_is_a_note(rates, measured, monkeypatch, capsys):
+    """As in a container whose file system is read-only, /tmp too."""
+
+    def none(**_):
+        raise FileNotFoundError(2, "No usable temporary directory found")
+
+    rates.parent.touch()
+    monkeypatch.setattr(tempfile, "mkdtemp", none)
+    monkeypatch.setattr(cache, "temporary_folders", [])
+    if measured == "rates":
+        assert cpu_rates.memory_gbps() > 0
+    elif measured == "disks":
+        disk_rates.keep(1, Disk(2.0, 3.0, ""))
+        assert disk_rates.known(1) == Disk()
+    else:
+        link_rates.forget()
+        assert link_rates.known(("aa",)) is None
+    assert "No usable temporary directory" in capsys.readouterr().err
+
+
+def test_a_cache_that_takes_no_file_fails_no_run(tmp_path):
+    """As on a disk that is full."""
+    command = [sys.executable, "-m", "hybrid_gemm", "run", "--size", "64", "--device", "cpu"]
+    ran = subprocess.run(
+        ["bash", "-c", 'ulimit -f 0; exec "$@"', "bash", *command],
+        env={**os.environ, "HYBRID_GEMM_CACHE": str(tmp_path / "cache")},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert ran.returncode == 0 and "verification passed" in ran.stdout, ran.stderr
+    assert "cannot write to the cache folder" in ran.stderr and "File too large" in ran.stderr
+    assert not list((tmp_path / "cache" / "rates").iterdir())
 
 
 def test_a_busy_hosts_rate_is_kept_for_a_while(rates, monkeypatch):

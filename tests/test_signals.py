@@ -71,6 +71,47 @@ def test_a_signal_that_is_dropped_still_ends_the_run(how, tmp_path):
     assert os.listdir(tmp_path) == ([] if how == "a callback" else ["C.npy"])
 
 
+def test_a_second_signal_does_not_stop_what_cleans_up_after_the_first(tmp_path):
+    code = """
+        import signal
+        from hybrid_gemm import cli
+        from hybrid_gemm.cli import job
+        def run(self, progress):
+            try:
+                signal.raise_signal(signal.SIGTERM)
+            finally:
+                signal.raise_signal(signal.SIGINT)
+                print("cleaned up")
+        job.Job.run = run
+        cli.main()
+    """
+    done = python("-c", textwrap.dedent(code), "run", "--size", 8, cwd=tmp_path, timeout=60)
+    assert (done.returncode, one_line(done)) == (143, "hybrid-gemm: terminated")
+    assert done.stdout == "cleaned up\n"
+
+
+def test_a_signal_leaves_no_temporary_folder_in_place_of_the_cache(tmp_path):
+    code = """
+        import os, signal, tempfile
+        from hybrid_gemm import cli
+        from hybrid_gemm.cli import job
+        from hybrid_gemm.host import cache
+        def run(self, progress):
+            (cache.directory("host") / "kept").touch()
+            print(os.listdir(tempfile.gettempdir()))
+            signal.raise_signal(signal.SIGTERM)
+        job.Job.run = run
+        cli.main()
+    """
+    (tmp_path / "file").touch()
+    (tmp_path / "tmp").mkdir()
+    places = {"HYBRID_GEMM_CACHE": str(tmp_path / "file"), "TMPDIR": str(tmp_path / "tmp")}
+    args = "run", "--size", 8, "--device", "cpu"
+    done = python("-c", textwrap.dedent(code), *args, cwd=tmp_path, timeout=60, env=places)
+    assert done.returncode == 143 and done.stdout.startswith("['hybrid-gemm-"), done.stderr
+    assert os.listdir(tmp_path / "tmp") == []
+
+
 def test_a_run_under_nohup_goes_on(tmp_path):
     ignored = lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)  # noqa: E731
     with started(tmp_path, 600, preexec_fn=ignored) as child:

@@ -26,7 +26,7 @@ from ..errors import HybridGemmError, UsageError
 from ..problem import check_dtype, shape_of
 from .file_bytes import CHECK_BYTES, checksums, checksums_on_disk
 from .mapped_files import file_of, mapped, ranges
-from .output_files import OutputFile
+from .output_files import OutputFile, is_mount_point, only_owner_renames
 from .write_behind import WriteBehind
 
 Path = str | os.PathLike[str]
@@ -244,15 +244,14 @@ def check_output(path: Path, inputs: Iterable[Path] = ()) -> str:
         raise UsageError(f"cannot write {name}: no permission to make files in {folder}")
     if found and not os.access(target, os.W_OK):
         raise UsageError(f"cannot write {name}: it is write-protected (chmod u+w allows it)")
-    if found and _only_owner_renames(folder, found):
+    if found and only_owner_renames(folder, found):
         raise UsageError(f"cannot write {name}: in {folder} only its owner may replace it")
+    if found and is_mount_point(target):
+        raise UsageError(
+            f"cannot write {name}: a file that is mounted alone cannot be replaced; mount its "
+            "folder, or give another name"
+        )
     return target
-
-
-def _only_owner_renames(folder: str, found: os.stat_result) -> bool:
-    """Whether the folder is sticky, as /tmp is, and the file in it another user's."""
-    parent, me = os.stat(folder), os.geteuid()
-    return bool(parent.st_mode & stat.S_ISVTX) and me not in (0, found.st_uid, parent.st_uid)
 
 
 @dataclass(frozen=True)

@@ -169,6 +169,20 @@ def is_same(path: str, file: os.stat_result, folder: int | None = None) -> bool:
     return os.path.samestat(found, file)
 
 
+def only_owner_renames(folder: str, found: os.stat_result) -> bool:
+    """Whether the folder is sticky, as /tmp is, and the file in it another user's."""
+    parent, me = os.stat(folder), os.geteuid()
+    return bool(parent.st_mode & stat.S_ISVTX) and me not in (0, found.st_uid, parent.st_uid)
+
+
+def is_mount_point(path: str) -> bool:
+    """Whether something is mounted there, be it a single file, as containers have them."""
+    escaped = path.translate({ord(x): f"\\{ord(x):03o}" for x in " \t\n\\"})
+    with contextlib.suppress(OSError), open("/proc/self/mountinfo", "rb") as mounts:
+        return any(line.split(b" ")[4] == os.fsencode(escaped) for line in mounts)
+    return False
+
+
 # --- files without a name -----------------------------------------------------------------
 
 

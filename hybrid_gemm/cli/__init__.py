@@ -20,7 +20,7 @@ from .completion import check_asked, completion
 from .help import Group, talk
 from .measure import bench
 from .run import run
-from .shared import complain, say
+from .shared import complain, say, stderr_may_fail
 from .slurm import slurm
 from .tools import info, kernels, new_kernel, plot, reproduce, version_option
 from .tune import tune
@@ -126,9 +126,11 @@ def _fail(error: BaseException) -> int:
         if agreed or not alone:
             return ending.exit_code(error)
     if talk.verbose:
-        traceback.print_exception(error)
+        with stderr_may_fail():
+            traceback.print_exception(error)
     if isinstance(error, _ASKS_FOR_HELP):
-        error.show()
+        with stderr_may_fail():
+            error.show()
         return error.exit_code
     if isinstance(error, click.ClickException):
         path = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else ""

@@ -24,10 +24,17 @@ def say(message: str) -> None:
 
 
 def complain(message: str) -> None:
-    """Writes on stderr, where that takes it: a full disk there is no reason to fail. By `print`,
-    which a bar on the screen steps aside for."""
-    try:
+    """Writes on stderr, where that takes it. By `print`, which a bar on the screen steps aside
+    for."""
+    with stderr_may_fail():
         print(on_stderr(message), file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def stderr_may_fail() -> Iterator[None]:
+    """Around words on stderr: a full disk there is no reason to fail."""
+    try:
+        yield
     except OSError:  # what is left of it would fail again when Python ends
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 

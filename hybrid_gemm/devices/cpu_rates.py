@@ -61,14 +61,23 @@ def memory_gbps() -> float:
     return _kept("memory", _memory_gbps)
 
 
-def _path(name: str) -> Path:
-    host = f"{platform.node() or 'host'}-{cores()}-cores"
-    return cache.directory("rates") / f"{host}-{name}.json"
-
-
 def _kept(name: str, measure: Callable[[], float]) -> float:
     """A rate from the cache; measured and put there where it is not, or is no rate."""
-    file = _path(name)
+    host = f"{platform.node() or 'host'}-{cores()}-cores"
+    file = cache.measured_file("rates", f"{host}-{name}.json")
+    if file is not None and (found := _read(file)) is not None:
+        return found
+    fresh = {"rate": measure()}
+    # On a host that is busy the rate is today's: it serves for a while, so that commands that
+    # follow each other measure once.
+    if os.getloadavg()[0] >= cores() / 2 + 1:
+        fresh["until"] = time.time() + BUSY_S
+    cache.keep_measured(file, json.dumps(fresh).encode())
+    return fresh["rate"]
+
+
+def _read(file: Path) -> float | None:
+    """A rate that was kept; None where it is not, or no longer serves."""
     try:
         kept = json.loads(file.read_text())
         found, until = kept["rate"], kept.get("until", math.inf)
@@ -78,15 +87,9 @@ def _kept(name: str, measure: Callable[[], float]) -> float:
             return float(found)
     except FileNotFoundError:
         pass
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         note(f"{file} is damaged; the rate is measured again")
-    fresh = {"rate": measure()}
-    # On a host that is busy the rate is today's: it serves for a while, so that commands that
-    # follow each other measure once.
-    if os.getloadavg()[0] >= cores() / 2 + 1:
-        fresh["until"] = time.time() + BUSY_S
-    cache.atomic_write(file, json.dumps(fresh).encode())
-    return fresh["rate"]
+    return None
 
 
 def _tflops(dtype: str, several: bool) -> float:

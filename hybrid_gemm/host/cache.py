@@ -15,7 +15,7 @@ import shutil
 import stat
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ..errors import UnavailableError
@@ -109,7 +109,6 @@ def _temporary(kind: str, loaded: bool) -> Path:
         if not temporary_folders:
             made = Path(tempfile.mkdtemp(prefix="hybrid-gemm-"))  # mode 0700
             temporary_folders.append(made)
-            atexit.register(_remove, made, os.getpid())
         path = temporary_folders[0] / kind
         path.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
@@ -121,9 +120,47 @@ def _temporary(kind: str, loaded: bool) -> Path:
     return path
 
 
-def _remove(folder: Path, process: int) -> None:
-    if os.getpid() == process:  # and not a child of it
+_scratch_folders: set[Path] = set()
+
+
+@contextlib.contextmanager
+def scratch_folder() -> Iterator[str]:
+    """A temporary folder that goes with the block, or with the command that a signal ends."""
+    with tempfile.TemporaryDirectory() as folder:
+        _scratch_folders.add(Path(folder))
+        try:
+            yield folder
+        finally:
+            _scratch_folders.discard(Path(folder))
+
+
+@atexit.register
+def remove_temporary_folders() -> None:
+    """Removes the process's temporary folders. The command calls it where a signal ends it, too."""
+    for folder in (*temporary_folders, *_scratch_folders):
         shutil.rmtree(folder, ignore_errors=True)
+
+
+# --- what was measured --------------------------------------------------------------------
+
+
+def measured_file(kind: str, name: str) -> Path | None:
+    """The file for what is measured on this host. None, and a note, where no folder takes one: a
+    product needs none of it."""
+    try:
+        return directory(kind) / name
+    except UnavailableError as error:
+        note(str(error))
+        return None
+
+
+def keep_measured(file: Path | None, data: bytes) -> None:
+    """Writes it, or says in a note that the disk refuses."""
+    if file is not None:
+        try:
+            atomic_write(file, data)
+        except OSError as error:
+            note(f"cannot write to the cache folder {file.parent}: {error.strerror}; {_HINT}")
 
 
 # --- compiled files -----------------------------------------------------------------------
@@ -191,7 +228,8 @@ def _keep(path: Path, data: bytes) -> None:
 
 def _forget() -> None:
     _locks.clear()  # held by threads that did not come along
-    temporary_folders.clear()  # the parent removes it
+    temporary_folders.clear()  # the parent removes them
+    _scratch_folders.clear()
 
 
 forks.forget_in_child(_forget)

@@ -81,13 +81,13 @@ def build_text(
     digest = hashlib.sha256("\0".join(depends).encode()).hexdigest()
 
     def make() -> bytes:
-        with tempfile.TemporaryDirectory() as folder:
+        with cache.scratch_folder() as folder:
             # A file in a folder of its own, for what a text includes is looked for beside it first;
             # of a text by stdin that is the working directory, which may be anyone's.
             source, made = Path(folder) / "text.cpp", Path(folder) / f"made{suffix}"
             source.write_bytes(text.encode())
             try:
-                ran = run_tool(["g++", *flags, *where, str(source), "-o", str(made)])
+                ran = run_tool(["g++", *flags, *where, str(source), "-o", str(made)], folder)
             except KernelError as error:
                 raise KernelError(f"{what}: {error}") from None
             if ran.returncode or not made.exists():
@@ -113,14 +113,17 @@ def _why(ran: subprocess.CompletedProcess[str]) -> str:
     return why
 
 
-def run_tool(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """Runs a tool of the compiler's, which gets no input; its messages are in English.
+def run_tool(command: Sequence[str], folder: str | None = None) -> subprocess.CompletedProcess[str]:
+    """Runs a tool of the compiler's, which gets no input; its messages are in English. Its
+    temporary files lie in `folder`, where one is given: they stay there if it is stopped.
 
     Raises `KernelError` where it does not start, or takes longer than `LIMIT_S`.
     """
     # Without the sanitizer that this process may have been started with.
     environment = {k: v for k, v in os.environ.items() if k not in ("LD_PRELOAD", "ASAN_OPTIONS")}
     environment["LC_ALL"] = "C"
+    if folder is not None:
+        environment["TMPDIR"] = folder
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as messages:
         files = [
             (os.POSIX_SPAWN_DUP2, out.fileno(), 1), (os.POSIX_SPAWN_DUP2, messages.fileno(), 2),
@@ -153,10 +156,14 @@ def run_tool(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
 
 
 def _exit_code(process: int) -> int:
-    """What a child ends with. Raises `TimeoutError` where it takes longer than `LIMIT_S`."""
+    """What a child ends with; 0, as of `subprocess`, where the system does not tell, since this
+    process ignores SIGCHLD. Raises `TimeoutError` where it takes longer than `LIMIT_S`."""
     until, pause_s = time.monotonic() + LIMIT_S, 0.001
     while True:
-        ended, status = os.waitpid(process, os.WNOHANG)
+        try:
+            ended, status = os.waitpid(process, os.WNOHANG)
+        except ChildProcessError:
+            return 0
         if ended:
             return os.waitstatus_to_exitcode(status)
         if time.monotonic() > until:

@@ -34,7 +34,9 @@ def gbps(count: int, ms: float) -> float | None:
 
 def known(device: int) -> Disk:
     """What earlier runs saw of a device."""
-    file = _path(device)
+    file = _file(device)
+    if file is None:
+        return Disk()
     try:
         data = json.loads(file.read_text())
         found = Disk(data["read_gbps"], data["write_gbps"], data["measured"])
@@ -57,12 +59,9 @@ def keep(device: int, seen: Disk) -> None:
             "read_gbps": best.read_gbps, "write_gbps": best.write_gbps,
             "measured": datetime.date.today().isoformat(),
         }  # fmt: skip
-        try:
-            cache.atomic_write(_path(device), json.dumps(data).encode())
-        except OSError as error:
-            note(f"cannot keep the rates of a disk in {_path(device)}: {error.strerror}")
+        cache.keep_measured(_file(device), json.dumps(data).encode())
 
 
-def _path(device: int) -> Path:
+def _file(device: int) -> Path | None:
     name = f"{platform.node() or 'host'}-{os.major(device)}-{os.minor(device)}.json"
-    return cache.directory("disks") / name
+    return cache.measured_file("disks", name)

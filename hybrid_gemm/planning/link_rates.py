@@ -24,15 +24,21 @@ from .hardware import Links
 
 def path(uuids: Sequence[str]) -> Path:
     """The file for these GPUs of this host."""
+    return cache.directory("links") / _name(uuids)
+
+
+def _name(uuids: Sequence[str]) -> str:
     digest = hashlib.sha256(" ".join(sorted(uuids)).encode()).hexdigest()[:12]
-    return cache.directory("links") / f"{platform.node() or 'host'}-{digest}.json"
+    return f"{platform.node() or 'host'}-{digest}.json"
 
 
 @functools.cache
 def kept(uuids: tuple[str, ...]) -> dict[str, Any] | None:
     """What was measured between these GPUs and this host, as data; None if nothing was, or if
     the file is damaged, which a note says."""
-    file = path(uuids)
+    file = cache.measured_file("links", _name(uuids))
+    if file is None:
+        return None
     try:
         if not file.is_file():
             return None

@@ -110,8 +110,9 @@ def _started_by_srun(variables: Mapping[str, str] = os.environ) -> bool:
 
 def _raise(number: int, _frame: Any) -> None:
     global arrived
-    arrived = Signalled(number)
-    raise arrived
+    if arrived is None:  # a second one would stop what the first has made clean up
+        arrived = Signalled(number)
+        raise arrived
 
 
 def _end_if_signalled(dropped: sys.UnraisableHookArgs) -> None:
@@ -145,6 +146,8 @@ def _remove_all() -> None:
     if _naming.acquire(timeout=GRACE_S):
         _naming.release()
     output_files.remove_all()
+    if cache := sys.modules.get("hybrid_gemm.host.cache"):
+        cache.remove_temporary_folders()
 
 
 # --- the end ------------------------------------------------------------------------------
