@@ -70,9 +70,13 @@ def at_least(least: int, noun: str, most: int | None = None) -> Callable[[str, A
 
 
 def check_yes_or_no(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise OptionTypeError(f"{name} takes True or False; {value!r} was given")
-    return value
+    if isinstance(value, bool):
+        return value
+    import numpy as np  # here: `--help` does without
+
+    if isinstance(value, np.bool_):
+        return bool(value)
+    raise OptionTypeError(f"{name} takes True or False; {value!r} was given")
 
 
 def check_levels(name: str, value: Any) -> int:

@@ -8,6 +8,15 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
+def is_key(value: object) -> bool:
+    """Whether something can be asked for by this: lists, dicts and arrays are no keys."""
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
+
+
 class Kept(Generic[T]):
     """The last `most` things that were put here or asked for, by key.
 
