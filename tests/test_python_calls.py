@@ -32,3 +32,23 @@ def test_truth_values_of_numpy_are_taken():
     with hg.Runner(device="cpu", checked=np.False_) as runner:
         assert runner.options.checked is False
         np.testing.assert_array_equal(runner.run(A, A, resident=np.True_).c, A @ A)
+
+
+MANY = np.ones((30, 30))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"alpha": MANY}, {"beta": MANY}, {"trans_a": MANY}, {"threads": MANY}, {"split": MANY},
+        {"checked": MANY}, {"comm": MANY}, {"threads": MANY.tolist()}, {"alpha": "9" * 1000},
+    ],
+    ids=lambda options: next(iter(options)),
+)  # fmt: skip
+def test_what_is_long_is_not_shown_whole(options):
+    (name,), (value,) = options.keys(), options.values()
+    with pytest.raises(TypeError, match=name) as caught:
+        hg.gemm(A, A, A, **({"device": "cpu"} | options))
+    text = str(caught.value)
+    assert "\n" not in text and len(text) < 300
+    assert ("an array of shape (30, 30)" in text) == (value is MANY)
