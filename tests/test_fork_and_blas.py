@@ -198,6 +198,40 @@ def test_a_fork_amid_a_session_leaves_the_child_its_threads():
         assert set(results.get()) == {2}
 
 
+AMID_A_PROPERTY = """
+    import os, threading
+    import numpy as np
+    import hybrid_gemm as hg
+    from hybrid_gemm.execution import worker
+
+    a, inside, go_on = np.ones((30, 30)), threading.Event(), threading.Event()
+
+    def slow(*args, real=worker.steps):
+        inside.set()
+        go_on.wait()
+        return real(*args)
+
+    def product():
+        return hg.gemm(a, a, device="cpu", threads=2, split="cols")
+
+    worker.steps, real = slow, worker.steps
+    threading.Thread(target=product).start()
+    inside.wait()
+    child = os.fork()
+    if not child:
+        worker.steps = real
+        os._exit(int(product()[0, 0] != 30))
+    _, status = os.waitpid(child, 0)
+    go_on.set()
+    print(status)
+"""
+
+
+def test_a_child_multiplies_that_was_forked_while_a_worker_made_its_steps():
+    done = python("-c", textwrap.dedent(AMID_A_PROPERTY), timeout=20)
+    assert (done.stdout, done.stderr) == ("0\n", "")
+
+
 IN_BETWEEN = """
     import signal, sys
     import numpy as np, threadpoolctl
