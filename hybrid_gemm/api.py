@@ -13,6 +13,7 @@ from .arrays.guests import Guests
 from .errors import DTypeError, UsageError
 from .execution.native_calls import NativeCalls
 from .host import forks, gpu_context
+from .host.kept import is_key
 from .option_checks import check_whole
 from .options import (
     CHOICES,
@@ -206,9 +207,11 @@ def kept_runner(given: tuple, a: Any, b: Any) -> Runner:
                 break
     try:
         return _kept(*given)
-    except TypeError:  # a list or a dict among them is no key, and a wrong type raises again
-        options = Options(*given)
-        return _kept(*(getattr(options, name) for name in CHOICES))
+    except TypeError:
+        if is_key(given):  # then one is of a wrong type
+            raise
+    options = Options(*given)  # of a list or a dict something that is a key
+    return _kept(*(getattr(options, name) for name in CHOICES))
 
 
 @functools.lru_cache(maxsize=8, typed=True)

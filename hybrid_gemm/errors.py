@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import errno
+import reprlib
 from collections.abc import Iterable, Iterator
 
 # Names that people know from elsewhere, and those that they have here.
@@ -26,6 +27,15 @@ def nearest(name: str, names: Iterable[str]) -> str:
         return f" (did you mean {here}?)"
     found = difflib.get_close_matches(lower, known, 1, 0.7)
     return f" (did you mean {known[found[0]]}?)" if found else ""
+
+
+def shown(value: object) -> str:
+    """A wrong value for a message, in few words: an array by its shape, and of what is long the
+    beginning and the end."""
+    shape = getattr(value, "shape", None)
+    if isinstance(shape, tuple) and shape:
+        return f"an array of shape {tuple(shape)}"
+    return reprlib.repr(value)
 
 
 def in_words(size: float) -> str:

@@ -11,7 +11,7 @@ import operator
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from .errors import OptionTypeError, UsageError, nearest
+from .errors import OptionTypeError, UsageError, nearest, shown
 
 MAX_LEVELS = 6  # of Strassen's algorithm
 MOST_WORKERS = 1024  # a thread for each core of the largest hosts; plans of more take seconds
@@ -28,7 +28,9 @@ def one_of(noun: str, names: Iterable[str]) -> Callable[[str, Any], str]:
 
     def check(name: str, value: Any) -> str:
         if not isinstance(value, str):
-            raise OptionTypeError(f"{name} takes one of {_in_words(names)}; {value!r} was given")
+            raise OptionTypeError(
+                f"{name} takes one of {_in_words(names)}; {shown(value)} was given"
+            )
         if value not in names:
             raise UsageError(
                 f"no {noun} is called {value!r}; there are {_in_words(names)}"
@@ -41,7 +43,7 @@ def one_of(noun: str, names: Iterable[str]) -> Callable[[str, Any], str]:
 
 def check_name(name: str, value: Any) -> str:
     if not isinstance(value, str):
-        raise OptionTypeError(f"{name} takes a name; {value!r} was given")
+        raise OptionTypeError(f"{name} takes a name; {shown(value)} was given")
     return value
 
 
@@ -52,7 +54,7 @@ def check_whole(name: str, value: Any) -> int:
             return operator.index(value)
         except TypeError:
             pass
-    raise OptionTypeError(f"{name} takes a whole number; {value!r} was given")
+    raise OptionTypeError(f"{name} takes a whole number; {shown(value)} was given")
 
 
 def at_least(least: int, noun: str, most: int | None = None) -> Callable[[str, Any], int | None]:
@@ -70,9 +72,13 @@ def at_least(least: int, noun: str, most: int | None = None) -> Callable[[str, A
 
 
 def check_yes_or_no(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise OptionTypeError(f"{name} takes True or False; {value!r} was given")
-    return value
+    if isinstance(value, bool):
+        return value
+    import numpy as np  # here: `--help` does without
+
+    if isinstance(value, np.bool_):
+        return bool(value)
+    raise OptionTypeError(f"{name} takes True or False; {shown(value)} was given")
 
 
 def check_levels(name: str, value: Any) -> int:
@@ -87,7 +93,9 @@ def check_numbers(name: str, value: Any, such_as: str) -> tuple[int, ...] | None
     if value is None:
         return None
     if isinstance(value, str | bytes | Mapping):
-        raise OptionTypeError(f"{name} takes whole numbers such as {such_as}; {value!r} was given")
+        raise OptionTypeError(
+            f"{name} takes whole numbers such as {such_as}; {shown(value)} was given"
+        )
     try:
         return tuple(check_whole(name, x) for x in value)
     except OptionTypeError:
@@ -101,7 +109,7 @@ def check_gpus(name: str, value: Any) -> tuple[int, ...] | None:
     if numbers == ():
         raise UsageError("no GPU was named; --gpus takes ordinals such as 0,1")
     if numbers and (min(numbers) < 0 or len(set(numbers)) < len(numbers)):
-        raise UsageError(f"{name} takes different GPU numbers from 0 on; {value!r} was given")
+        raise UsageError(f"{name} takes different GPU numbers from 0 on; {shown(value)} was given")
     return numbers
 
 
@@ -122,7 +130,7 @@ def check_params(name: str, value: Any) -> tuple[tuple[str, int], ...]:
         pairs = dict(value)
     except (TypeError, ValueError):
         raise OptionTypeError(
-            f"{name} takes a kernel's parameters such as {{'BM': 128}}; {value!r} was given"
+            f"{name} takes a kernel's parameters such as {{'BM': 128}}; {shown(value)} was given"
         ) from None
     return tuple(sorted((str(key), check_whole(f"{name}[{key!r}]", x)) for key, x in pairs.items()))
 
@@ -151,7 +159,7 @@ def check_memory(name: str, value: Any) -> int | None:
         except OptionTypeError:
             raise OptionTypeError(
                 f"{name} takes bytes, as a whole number or as text such as '8GiB'; "
-                f"{value!r} was given"
+                f"{shown(value)} was given"
             ) from None
     else:
         size = bytes_of(value)
@@ -162,11 +170,11 @@ def check_memory(name: str, value: Any) -> int | None:
 
 def check_seconds(name: str, value: Any) -> float:
     if isinstance(value, bool | str):
-        raise OptionTypeError(f"{name} takes seconds; {value!r} was given")
+        raise OptionTypeError(f"{name} takes seconds; {shown(value)} was given")
     try:
         seconds = float(value)
     except (TypeError, ValueError):
-        raise OptionTypeError(f"{name} takes seconds; {value!r} was given") from None
+        raise OptionTypeError(f"{name} takes seconds; {shown(value)} was given") from None
     if not 0 <= seconds < math.inf:
         raise UsageError(f"{name} is {seconds:g}; it takes a finite number of seconds, at least 0")
     return seconds

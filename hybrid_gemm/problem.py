@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import DTypeLike
 
-from .errors import DTypeError, OptionTypeError, UsageError
+from .errors import DTypeError, OptionTypeError, UsageError, shown
 
 INT_LIMIT = 2**31 - 1  # m, n and k are ints in the kernels, as in BLAS
 NARROW = ("float16", "bfloat16")  # tensor cores read them as they are; bfloat16 is ml_dtypes'
@@ -136,7 +136,7 @@ def op_of(trans: bool | str, name: str) -> bool | str:
     else:
         found, wrong = None, OptionTypeError
     if found is None:
-        raise wrong(f"{name}={trans!r}: it takes False, True, 'n', 't' or 'c'")
+        raise wrong(f"{name}={shown(trans)}: it takes False, True, 'n', 't' or 'c'")
     return found
 
 
@@ -200,7 +200,7 @@ def _check_scalar(value: object, name: str, dtype: str) -> Scalar:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         has_parts = isinstance(value, numbers.Complex) and not isinstance(value, numbers.Real)
         more = ": the matrices are real" if has_parts else ""
-        raise DTypeError(f"{name} must be a real number, not {value!r}{more}")
+        raise DTypeError(f"{name} must be a real number, not {shown(value)}{more}")
     if np.dtype(dtype).kind != "i":
         return _fitting(value, name, dtype, float)
     limits = np.iinfo(dtype)

@@ -196,7 +196,7 @@ class Runner:
         strip of C is finished there. `progress(flops)` is called as work is started, from any
         thread.
         """
-        check_yes_or_no("resident", resident)
+        resident = check_yes_or_no("resident", resident)
         if progress is not None and not callable(progress):
             raise OptionTypeError(f"progress takes a function of a number; {progress!r} was given")
         if guests := Guests.of(a, b, c, out):

@@ -17,7 +17,7 @@ from torch import Tensor
 from .api import gemm as _untracked
 from .arrays.other_libraries import torch_dtype
 from .arrays.tensors import check_no_tangent
-from .errors import UsageError
+from .errors import DTypeError, UsageError
 from .options import Options, named_keywords
 from .problem import make_problem, op_of
 
@@ -60,6 +60,11 @@ def gemm(
         for name, x in (("A", a), ("B", b), ("C", c)):
             if isinstance(x, Tensor):
                 check_no_tangent(x, name)  # which PyTorch would leave out
+            elif not hasattr(x, "__torch_function__") and (x is not None or name != "C"):
+                raise DTypeError(
+                    f"{name} is of type {type(x).__name__}; a tensor is needed (torch.as_tensor "
+                    "makes one, and hybrid_gemm.gemm takes other arrays, too)"
+                )
     given: dict[str, Any] = {
         "alpha": alpha, "beta": beta, "compute": compute, "kernel_name": kernel
     }  # fmt: skip

@@ -196,3 +196,75 @@ def test_a_fork_amid_a_session_leaves_the_child_its_threads():
             child.start()
             child.join(60)
         assert set(results.get()) == {2}
+
+
+AMID_A_PROPERTY = """
+    import os, threading
+    import numpy as np
+    import hybrid_gemm as hg
+    from hybrid_gemm.execution import worker
+
+    a, inside, go_on = np.ones((30, 30)), threading.Event(), threading.Event()
+
+    def slow(*args, real=worker.steps):
+        inside.set()
+        go_on.wait()
+        return real(*args)
+
+    def product():
+        return hg.gemm(a, a, device="cpu", threads=2, split="cols")
+
+    worker.steps, real = slow, worker.steps
+    threading.Thread(target=product).start()
+    inside.wait()
+    child = os.fork()
+    if not child:
+        worker.steps = real
+        os._exit(int(product()[0, 0] != 30))
+    _, status = os.waitpid(child, 0)
+    go_on.set()
+    print(status)
+"""
+
+
+def test_a_child_multiplies_that_was_forked_while_a_worker_made_its_steps():
+    done = python("-c", textwrap.dedent(AMID_A_PROPERTY), timeout=20)
+    assert (done.stdout, done.stderr) == ("0\n", "")
+
+
+IN_BETWEEN = """
+    import signal, sys
+    import numpy as np, threadpoolctl
+    import hybrid_gemm as hg
+    from hybrid_gemm.devices import cpu
+
+    a, point, steps = np.ones((30, 30)), int(sys.argv[1]), []
+
+    def step(function):
+        def call():
+            steps.append(function)
+            if len(steps) == point:
+                signal.raise_signal(signal.SIGUSR1)
+            return function()
+        return call
+
+    def product(*_):
+        c = hg.gemm(a, a, device="cpu", algorithm="strassen")
+        assert c[0, 0] == 30
+
+    product()
+    signal.signal(signal.SIGUSR1, product)
+    with threadpoolctl.threadpool_limits(2, user_api="blas"):
+        cpu._blas_threads = step(cpu._blas_threads)
+        cpu._any_thread_may_limit = step(cpu._any_thread_may_limit)
+        with cpu._limits.at_most(1):
+            pass
+        assert len(steps) >= point, steps
+        print({x["num_threads"] for x in threadpoolctl.threadpool_info()})
+"""
+
+
+@pytest.mark.parametrize("point", range(1, 6))
+def test_a_signals_handler_may_multiply_while_the_threads_of_blas_are_set(point):
+    done = python("-c", textwrap.dedent(IN_BETWEEN), str(point), timeout=20)
+    assert (done.stdout, done.stderr) == ("{2}\n", "")

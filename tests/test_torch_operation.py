@@ -6,7 +6,7 @@ import pytest
 from support.arrays import integers
 from support.devices import needs
 
-from hybrid_gemm.errors import UsageError
+from hybrid_gemm.errors import DTypeError, UsageError
 
 on_cuda = needs("cuda")
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -243,6 +243,19 @@ def test_compiled_programs_hold_one_operation(torch, op, backend):
         torch.relu(x @ w + bias).sum().backward()
         for got, expected in zip(given, (x, w, bias), strict=True):
             torch.testing.assert_close(got.grad, expected.grad)
+
+
+@pytest.mark.parametrize("other", [None, [[1.0]], np.ones((2, 2))])
+def test_what_is_no_tensor_is_named(torch, op, other):
+    t = torch.ones(2, 2)
+    says = f"is of type {type(other).__name__}; a tensor is needed"
+    with pytest.raises(DTypeError, match=f"A {says}"):
+        op(other, t)
+    with pytest.raises(DTypeError, match=f"B {says}"):
+        op(t, other)
+    if other is not None:
+        with pytest.raises(DTypeError, match=f"C {says}"):
+            op(t, t, other, beta=1.0)
 
 
 @on_cuda

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError, nearest
+from ..host.kept import cached_property
 from .expressions import evaluate, evaluate_all
 
 C_TYPES = {"float32": "float", "float64": "double", "int32": "int", "int64": "long long"}
@@ -107,7 +108,7 @@ class Kernel:
         uses instructions that this architecture alone has."""
         return arch + "a" * self.arch.endswith("a")
 
-    @functools.cached_property
+    @cached_property
     def of_launch(self) -> tuple[str, ...]:
         """The expressions of a launch: grid, block, shared memory, workspace, flags."""
         return (*self.grid, *self.block, self.shared, self.workspace, self.flags)
@@ -177,7 +178,7 @@ class Variant:
     def __hash__(self) -> int:
         return self._hash
 
-    @functools.cached_property
+    @cached_property
     def _hash(self) -> int:  # the same in every process, since variants are pickled with it
         return zlib.crc32(str(self).encode())
 
@@ -205,13 +206,13 @@ class Variant:
                 )
         return None
 
-    @functools.cached_property
+    @cached_property
     def tile(self) -> tuple[int, int]:
         """Rows and columns of C that a block computes at a time."""
         rows, columns = (evaluate(e, self.params) for e in self.kernel.tile)
         return rows, columns
 
-    @functools.cached_property
+    @cached_property
     def cluster(self) -> int:
         """Blocks of a cluster; 1 where there are none."""
         return evaluate(self.kernel.cluster, self.params)

@@ -6,7 +6,6 @@ float64, those of integers and of bits uint64 (modulo 2^64).
 
 from __future__ import annotations
 
-import functools
 import itertools
 import threading
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ import numpy as np
 from .. import catalog
 from ..arrays.strides import address, layout, leading, stored
 from ..catalog import Variant
+from ..host.kept import cached_property
 from ..problem import NARROW
 from .base import Array, Device, Stream
 from .kernel_launcher import KernelLauncher
@@ -170,7 +170,7 @@ class KernelChecksums:
         self._kernel("check_sums", BITS, "int32", "n", narrow=False, WRITE=8)
         self.device.function(self._judge, "float64")
 
-    @functools.cached_property
+    @cached_property
     def _judge(self) -> Variant:
         return catalog.helper("check_judge").kernel.variant({"GROUPS": GROUPS})
 
@@ -201,7 +201,7 @@ class KernelChecksums:
         """The next of some, which are taken in turns."""
         return next(self._alarms)
 
-    @functools.cached_property
+    @cached_property
     def _alarms(self) -> Iterator[Alarm]:
         words = self.device.pinned(ALARM_BYTES).view(np.uint32)
         words[:] = 0

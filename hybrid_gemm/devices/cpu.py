@@ -51,16 +51,16 @@ class _BlasLimits:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal's handler that multiplies may come in between
         self._limits: list[int] = []  # of the sessions that last
         self._had = 1  # threads of BLAS before these
         self._before: Any = None  # as threadpoolctl restores it
 
     @contextlib.contextmanager
     def at_most(self, threads: int) -> Iterator[None]:
-        with self._lock:
-            self._change([*self._limits, threads])
         try:
+            with self._lock:
+                self._change([*self._limits, threads])
             yield
         finally:
             with self._lock:
@@ -73,20 +73,20 @@ class _BlasLimits:
         if not self._limits:
             self._had = _blas_threads()
         before, now = (min([self._had, *x]) for x in (self._limits, limits))
+        self._limits = limits  # now: who comes in between finds that they are being set
         if before != now:
             _any_thread_may_limit()
-            if now == self._had:
+            if now == self._had and self._before:
                 self._before.restore_original_limits()
             elif before == self._had:
                 self._before = _blas().limit(limits=now, user_api="blas")
             else:
                 _blas().limit(limits=now, user_api="blas")
             _any_thread_may_limit()
-        self._limits = limits
 
     def forget(self) -> None:
         """Ends the sessions of threads that did not come along to a forked child."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         if self._limits:
             self._change([])
 

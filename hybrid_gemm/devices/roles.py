@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import abc
 import contextlib
-import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
@@ -18,6 +17,7 @@ import numpy as np
 
 from ..arrays.strides import layout
 from ..catalog import Variant
+from ..host.kept import cached_property
 from ..kernel_choice.library_kernels import Launched
 from ..kernel_choice.tables import Machine
 from ..planning.hardware import DeviceSpec
@@ -101,7 +101,7 @@ class Streams:
         finally:  # each for the work that it did before: it has the memory for that
             self._idle[urgent] += reversed(taken)
 
-    @functools.cached_property
+    @cached_property
     def _idle(self) -> dict[bool, list[Stream]]:
         return {False: [], True: []}
 
@@ -158,7 +158,7 @@ class Memory(Streams):
             return self.empty(cols, rows, dtype).T
         return self.empty(rows, cols, dtype)
 
-    @functools.cached_property
+    @cached_property
     def allocation_stream(self) -> Stream:
         """The stream that is current while memory for a whole run is taken."""
         return self.stream()

@@ -20,6 +20,7 @@ from ..catalog import Variant
 from ..devices.base import Array
 from ..devices.checksums import GROUPS, Limits, Sums, width
 from ..errors import counted
+from ..host.kept import cached_property
 from ..problem import NARROW, Problem
 from ..verify import rounding
 
@@ -206,7 +207,7 @@ class FloatBounds:
         bad = ~(error <= bound) | (bound == math.inf)
         return Judgement(bad, error, bound, bad)
 
-    @functools.cached_property
+    @cached_property
     def limits(self) -> Limits:
         """The same, as devices take it."""
         factor = self.count**2 / 3

@@ -18,7 +18,7 @@ from ..arrays.strides import address
 from ..catalog import Variant
 from ..devices.base import Device
 from ..errors import shortage_in_words
-from ..host.kept import Kept
+from ..host.kept import Kept, is_key
 from ..planning.plan import Plan
 from .kept_programs import Alike, KeptPrograms, alike_of, spans_of
 
@@ -56,11 +56,7 @@ class RepeatedCalls:
             out is None or (out.shape, out.strides, out.dtype),
             alpha, type(alpha), beta, type(beta), trans_a, trans_b, a is b,
         )  # fmt: skip
-        try:
-            hash(key)
-        except TypeError:
-            return None
-        return key
+        return key if is_key(key) else None
 
     def gemm(
         self, key: Hashable, a: np.ndarray, b: np.ndarray, out: np.ndarray | None

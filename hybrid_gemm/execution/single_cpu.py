@@ -185,16 +185,17 @@ class SingleCpuExecutor:
         try:
             return self.known[key]
         except KeyError:
-            if not are_numbers(alpha, beta):
-                return None
-            if len(self.known) >= MAX_KNOWN:
-                self.known.clear()
-            found = self.known[key] = self._work_out(
-                a, b, c, out, alpha=alpha, beta=beta, trans_a=trans_a, trans_b=trans_b
-            )
-            return found
+            pass
         except TypeError:  # an array as alpha or beta is no key
             return None
+        if not are_numbers(alpha, beta):
+            return None
+        if len(self.known) >= MAX_KNOWN:
+            self.known.clear()
+        found = self.known[key] = self._work_out(
+            a, b, c, out, alpha=alpha, beta=beta, trans_a=trans_a, trans_b=trans_b
+        )
+        return found
 
     def _work_out(
         self, a: Any, b: Any, c: Any, out: Any, *, alpha: Any, beta: Any, trans_a: bool | str,

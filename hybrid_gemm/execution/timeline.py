@@ -9,8 +9,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
+
+from ..host.kept import cached_property
 
 try:
     import nvtx

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ import numpy as np
 from ..arrays import npy_files
 from ..arrays.caller_arrays import cast_into
 from ..arrays.operand import Operand
+from ..host.kept import cached_property
 from ..planning.partition import Box, cut
 from ..planning.plan import PRODUCTS_AT_ONCE, TILES_IN_MEMORY, Panel, Strip
 from ..planning.plan import Worker as PlannedWorker

@@ -2,10 +2,35 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Hashable
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 T = TypeVar("T")
+
+
+def is_key(value: object) -> bool:
+    """Whether something can be asked for by this: lists, dicts and arrays are no keys."""
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
+
+
+if TYPE_CHECKING:
+    from functools import cached_property as cached_property
+else:
+
+    class cached_property(functools.cached_property):
+        """Python's own as it is from 3.12 on: before, all objects of a class have one lock, which
+        a forked child could find held for ever."""
+
+        def __get__(self, instance, owner=None):
+            if instance is None:
+                return self
+            value = instance.__dict__[self.attrname] = self.func(instance)
+            return value
 
 
 class Kept(Generic[T]):

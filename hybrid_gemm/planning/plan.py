@@ -13,9 +13,9 @@ import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 
 from ..errors import counted, in_words, time_in_words
+from ..host.kept import cached_property
 from ..problem import Problem
 from .hardware import DeviceSpec
 from .partition import Box, Span

@@ -18,9 +18,10 @@ from ..arrays.caller_arrays import (
     module_of,
 )
 from ..arrays.on_gpus import copy_into, empty_beside
+from ..arrays.on_gpus import copy_into, empty_beside
 from ..arrays.operand import Operand
 from ..devices.base import Device
-from ..errors import DTypeError, UsageError
+from ..errors import DTypeError, UsageError, shown
 from ..planning.partition import Span
 from ..problem import Problem, are_numbers, make_problem, op_of, promoted, shape_of
 from . import launch
@@ -71,7 +72,7 @@ class DistributedOperands:
         `DTypeError` for what can be seen to be wrong from here."""
         for name, value in (("alpha", alpha), ("beta", beta)):
             if not (are_numbers(value) or hasattr(value, "ndim")):
-                raise DTypeError(f"{name} must be a number, not {value!r}")
+                raise DTypeError(f"{name} must be a number, not {shown(value)}")
         if self.distribution not in LAYOUTS:
             raise UsageError(
                 f"no distribution is called {self.distribution!r}; there are {', '.join(LAYOUTS)}"

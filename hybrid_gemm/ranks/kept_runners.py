@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any, NoReturn
 
+from ..host.kept import is_key
 from ..options import Options
 from . import heartbeat, launch, telling
 from .own_communicator import Own, all_known, own
@@ -57,8 +58,10 @@ def _options(*given: Any) -> Options:
 def _checked(given: tuple) -> Options:
     try:
         return _options(*given)
-    except TypeError:  # a list or a dict among them is no key, and a wrong type raises again
-        return Options(*given).across_ranks()
+    except TypeError:
+        if is_key(given):  # then one is of a wrong type
+            raise
+    return Options(*given).across_ranks()  # where a list or a dict is no key
 
 
 def close_kept_runners() -> None:

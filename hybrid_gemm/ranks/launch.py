@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import errors
-from ..errors import HybridGemmError, OptionTypeError, UnavailableError, UsageError
+from ..errors import HybridGemmError, OptionTypeError, UnavailableError, UsageError, shown
 from ..host.installing import pip_install
 from ..option_checks import check_seconds, check_whole
 from . import heartbeat
@@ -227,7 +227,7 @@ def check_communicator(comm: Any) -> None:
     kind: Any = getattr(mpi, "Comm", ())
     takes = "comm takes an mpi4py communicator, such as MPI.COMM_WORLD"
     if not isinstance(comm, kind):
-        raise OptionTypeError(f"{takes}; {comm!r} was given")
+        raise OptionTypeError(f"{takes}; {shown(comm)} was given")
     if not comm:
         raise OptionTypeError(
             f"{takes}; this one is MPI.COMM_NULL: it has been freed, or this process is not in it"

@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 from ..errors import OutOfMemoryError, UsageError, in_words
+from ..host.kept import cached_property
 from ..planning.cost_model import tflops
 from ..planning.hardware import DeviceSpec
 from ..planning.on_grid import Task, on_grid

@@ -1,0 +1,54 @@
+"""Calls from Python as programs make them: what an error shows, and what options may be."""
+
+import traceback
+
+import numpy as np
+import pytest
+
+import hybrid_gemm as hg
+
+A = np.arange(1, 10.0).reshape(3, 3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options"),
+    [
+        ((A, A[:2]), {}), ((A > 0, A), {}), ((A, A), {"alpha": "x"}), ((A, A), {"threads": "x"}),
+        ((A, A), {"grid": [1, 2]}), ((A, A), {"params": {"BM": 1}}), ((A, A), {"checked": 1}),
+        ((A, A), {"thread": 1}), ((A, A), {"out": A}), ((A, A), {"rounds": 1}),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_an_error_is_the_only_one_that_a_caller_sees(arguments, options):
+    """What was looked up in vain before, such as a call that is not known yet, is none."""
+    with pytest.raises((TypeError, ValueError)) as caught:
+        hg.gemm(*arguments, device="cpu", **options)
+    shown = "".join(traceback.format_exception(caught.value))
+    assert shown.count("Traceback") == 1, shown
+
+
+def test_truth_values_of_numpy_are_taken():
+    np.testing.assert_array_equal(hg.gemm(A, A, device="cpu", checked=np.True_), A @ A)
+    with hg.Runner(device="cpu", checked=np.False_) as runner:
+        assert runner.options.checked is False
+        np.testing.assert_array_equal(runner.run(A, A, resident=np.True_).c, A @ A)
+
+
+MANY = np.ones((30, 30))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"alpha": MANY}, {"beta": MANY}, {"trans_a": MANY}, {"threads": MANY}, {"split": MANY},
+        {"checked": MANY}, {"comm": MANY}, {"threads": MANY.tolist()}, {"alpha": "9" * 1000},
+    ],
+    ids=lambda options: next(iter(options)),
+)  # fmt: skip
+def test_what_is_long_is_not_shown_whole(options):
+    (name,), (value,) = options.keys(), options.values()
+    with pytest.raises(TypeError, match=name) as caught:
+        hg.gemm(A, A, A, **({"device": "cpu"} | options))
+    text = str(caught.value)
+    assert "\n" not in text and len(text) < 300
+    assert ("an array of shape (30, 30)" in text) == (value is MANY)
