@@ -18,7 +18,6 @@ from ..arrays.caller_arrays import (
     module_of,
 )
 from ..arrays.on_gpus import copy_into, empty_beside
-from ..arrays.on_gpus import copy_into, empty_beside
 from ..arrays.operand import Operand
 from ..devices.base import Device
 from ..errors import DTypeError, UsageError, shown
