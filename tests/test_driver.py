@@ -4,7 +4,9 @@ import ctypes
 import functools
 import shutil
 import threading
+import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import numpy as np
@@ -206,6 +208,37 @@ def test_a_list_of_more_matrices_starts_the_same_launches_too(seen):
         for address in at[:3]:
             assert any(address.to_bytes(8, "little") == value[:8] for value in found)
         seen.clear()
+
+
+def test_threads_start_a_list_one_after_the_other(seen, monkeypatch):
+    """By calls that let Python's lock go, since Python may have none."""
+    name, of = "cuLaunchKernelEx", driver.function
+    slow = ctypes.CFUNCTYPE(ctypes.c_int, *driver.SIGNATURES[name])(
+        lambda *given: time.sleep(0.005) or of(name)(*given)
+    )
+    monkeypatch.setattr(driver, "function", lambda asked: slow if asked == name else of(asked))
+    bases = [0x100000 * i for i in range(1, 4)]
+    prepared = launch_list.LaunchList(launches_of(16, 8192, 16384), 0x88, spans(16, 8192, 16384))
+    address, whole = prepared.native
+    kinds = ctypes.c_int, ctypes.c_void_p, *[ctypes.c_uint64] * 3
+    start = ctypes.CFUNCTYPE(*kinds)(address)
+
+    together = threading.Barrier(len(bases))
+
+    def repeat(base):
+        together.wait(30)
+        return {start(whole, base, base + 0x1000, base + 0x2000) for _ in range(5)}
+
+    with ThreadPoolExecutor(len(bases)) as pool:
+        assert list(pool.map(repeat, bases)) == [{0}] * len(bases)
+    started = [(call[0], call[4][0 if call[0] == 0x11 else 6]) for call in seen]
+    firsts = [int.from_bytes(text, "little") - 64 for kernel, text in started if kernel == 0x11]
+    assert sorted(firsts) == sorted(bases * 5)
+    assert started == [
+        each for base in firsts
+        for each in ((0x11, (base + 64).to_bytes(8, "little")),
+                     (0x22, (base + 0x1000).to_bytes(8, "little")))
+    ]  # fmt: skip
 
 
 def test_what_the_driver_says_of_a_list_comes_back(seen):

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -68,6 +69,20 @@ def test_closed_streams_do_not_matter(folder, closed):
     done = subprocess.run(
         ["sh", "-c", script, "sh", *command], capture_output=True, text=True, cwd=folder,
         env=environment(),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    np.testing.assert_array_equal(np.load(folder / "C.npy"), np.full((4, 4), 4, "f4"))
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-"])
+def test_a_library_may_keep_a_file_in_place_of_a_closed_stream(folder, closed):
+    """As libffi 3.5 does, which ctypes loads before the command starts."""
+    script = f'exec "$@" {closed}'
+    code = "import os; os.open('.', 0); from hybrid_gemm.cli import main; main()"
+    command = [sys.executable, "-c", code, "run", "A.npy", "B.npy", "-o", "C.npy"]
+    done = subprocess.run(
+        ["sh", "-c", script, "sh", *command, "--device", "cpu"], capture_output=True, text=True,
+        cwd=folder, env=environment(),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     np.testing.assert_array_equal(np.load(folder / "C.npy"), np.full((4, 4), 4, "f4"))

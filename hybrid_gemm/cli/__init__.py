@@ -68,11 +68,12 @@ def _open_streams() -> None:
     """Makes a standard stream that was closed /dev/null: otherwise the next file that is opened,
     C's perhaps, gets its number, and what libraries print there. Has stdout write all of what it
     is given, or fail."""
-    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number: this one
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed when Python started
+            # The lowest number: the stream's, unless a library that was loaded since keeps a file
+            # there, as libffi does.
+            number = os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(number, True)
             setattr(sys, name, os.fdopen(number, mode, closefd=False))
     raw = getattr(sys.stdout, "buffer", None)
     if isinstance(raw, io.RawIOBase):  # PYTHONUNBUFFERED, by which half a write is a whole one

@@ -1,5 +1,6 @@
 // Finds what was prepared for a call of `gemm` or `matmul` by how its arrays lie, and starts it: one
-// function for Python, which keeps its lock. native_calls.py makes what is found here.
+// function for Python. native_calls.py makes what is found here. Threads may call it at once where
+// Python has no lock, so what it finds it holds a reference to.
 //
 // Python's functions are declared here and not included, so that its headers are not needed: all
 // are of its stable ABI, or exported by every version since 3.9.
@@ -33,6 +34,7 @@ PyObject* PyObject_VectorcallMethod(PyObject*, PyObject* const*, std::size_t, Py
 PyObject* PyTuple_New(Py_ssize_t);
 PyObject* PyTuple_GetItem(PyObject*, Py_ssize_t);
 int PyTuple_SetItem(PyObject*, Py_ssize_t, PyObject*);
+PyObject* PyObject_GetItem(PyObject*, PyObject*);
 int PyObject_SetItem(PyObject*, PyObject*, PyObject*);
 Py_ssize_t PyTuple_Size(PyObject*);
 PyObject* PyList_GetItem(PyObject*, Py_ssize_t);
@@ -434,18 +436,17 @@ Ref started(PyObject* state, PyObject* found, Arrays* arrays) {
 // start(args, keywords): C, or None where nothing was done.
 PyObject* start(PyObject* state, PyObject* const* given, Py_ssize_t) {
     Arrays arrays;
-    PyObject* found = nullptr;
+    Ref found;
     if (read(state, given[0], given[1], &arrays)) {
         if (Ref key = key_of(state, given[0], given[1], arrays)) {
-            found = PyDict_GetItemWithError(PyList_GetItem(state, TABLE), key.get());
+            found = Ref(PyObject_GetItem(PyList_GetItem(state, TABLE), key.get()));
         }
     }
-    if (!found || found == none) {
+    if (!found) {
         PyErr_Clear();  // what cannot be asked or looked up is left to Python
         return shared(none);
     }
-    Ref kept(shared(found));
-    Ref c = started(state, found, &arrays);
+    Ref c = started(state, found.get(), &arrays);
     if (c) {
         return c.take();
     }

@@ -1,8 +1,9 @@
 // Starts the launches of a prepared product, for other matrices laid out alike: one call from
-// Python, which holds its lock. launch_list.py makes these structures and keeps them.
+// Python. launch_list.py makes these structures and keeps them.
 
 #include <cstdint>
 #include <cstring>
+#include <mutex>
 
 namespace {
 
@@ -128,6 +129,10 @@ extern "C" int start_library_product(const LibraryProduct* p, uint64_t a, uint64
 // What the driver says of the first launch that fails, or 0. `matrices` are the addresses of all
 // matrices, in their order.
 extern "C" int start_list_at(List* list, const uint64_t* matrices) {
+    // A list's arguments are one product's until all its launches are started, and launches of one
+    // stream share its memory. Python's lock does not see to that where Python has none.
+    static std::mutex starting;
+    std::lock_guard<std::mutex> lock(starting);
     if (std::memcmp(list->matrices, matrices, list->matrix_count * sizeof(uint64_t)) != 0) {
         if (int status = put(list, matrices)) {
             return status;
