@@ -66,7 +66,7 @@ class Runner:
     [[3.0, 3.0], [3.0, 3.0]]
     """
 
-    @with_options(but=("transport", "rounds", "rank_timeout"))
+    @with_options(alone=True)
     def __init__(self, **options: Unpack[OptionsAlone]) -> None:
         """Opens the devices. Raises `UsageError`, `OptionTypeError` or `UnavailableError` for
         choices that cannot be had."""
