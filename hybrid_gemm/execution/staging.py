@@ -2,8 +2,8 @@
 
 Page-locked arrays are copied straight. Others go through a ring of page-locked slots that
 several threads fill and empty: one thread copies memory far slower than the link does. For GPUs
-these threads are `copier`'s, which need no Python; they are Python's for other devices, for what
-is cast on its way, and where there is no compiler.
+these threads are `native_copier`'s, which need no Python; they are Python's for other devices, for
+what is cast on its way, and where there is no compiler.
 """
 
 from __future__ import annotations

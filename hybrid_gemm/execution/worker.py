@@ -28,7 +28,7 @@ from .reduction import HostReduction, Reduction, StripSum
 from .run import Run
 from .steps import Step, steps
 from .timeline import marked
-from .transfers import Later, settle
+from .transfers import Later
 
 CHUNK_ROWS = 128  # pieces of a panel are whole block tiles
 
@@ -233,7 +233,7 @@ class Worker:
                 continue
             target, source = self.targets[strip], c.part(strip.rows, strip.cols)
             if c is run.operands.out and self._in_place(source):
-                settle(run.c_ready[strip], None)
+                run.c_ready[strip].settle()
                 continue
             for event in self._emptied(step.panel):
                 event.synchronize()
@@ -286,12 +286,12 @@ class Worker:
         with self.device.using(stream):
             event = self._gemm(products, stream, final=step.last and not self.summed)
         if step.last:
-            settle(run.multiplied[panel, self.index], event)
+            run.multiplied[panel, self.index].settle(event)
         if step.number + 1 == len(self.tiles[panel.tile]):  # nothing reads the blocks any more
             with self.device.using(self.device.allocation_stream):
                 events = [stream.record() for stream in self.multiplying]
             for slab in run.blocks.of(self.index, step.turn):
-                settle(slab.read, events)
+                slab.read.settle(events)
 
     def wait_for_everything(self) -> None:
         """Until all that the products need is on the device."""
@@ -332,7 +332,7 @@ class Worker:
                 split = partial(slab.split_part, part, self.run.operands.layouts)
                 with self.device.using(stream):
                     self.commands.start(self.index, stream, split)
-                    settle(slab.halves[part], self.commands.record(self.index, stream))
+                    slab.halves[part].settle(self.commands.record(self.index, stream))
                 self.waited.add((stream, slab.halves[part]))
             elif (stream, slab.halves[part]) not in self.waited:
                 self.commands.wait(self.index, stream, slab.halves[part].result())
@@ -419,7 +419,7 @@ class Worker:
         place = run.operands.part(strip.rows, strip.cols)
         view, done = place.array, run.finished[strip]
         if self._in_place(place):
-            settle(done, event)
+            done.settle(event)
             if self.summed:
                 npy_files.finished(view)
             return
