@@ -12,8 +12,6 @@ from ..devices.roles import Prepared
 from .first_calls import FirstCalls
 from .native_calls import Reaches, Started, note, phase
 
-MAX_KNOWN = 4096  # signatures; a program of ever new shapes starts over
-
 
 class Found:
     """The bound product, the shape and the dtype of C, and the bytes that A, B and C lie in.

@@ -24,6 +24,7 @@ from ..devices.cuda import cublas
 from ..devices.cuda.device import CudaDevice
 from ..devices.kernel_launcher import BoundProduct
 from ..errors import UsageError
+from ..host.kept import Known
 from ..planning.plan import Plan
 from ..problem import Problem, are_numbers, make_problem, sides
 from . import small_checks
@@ -31,7 +32,7 @@ from .checked_device import CheckedDevice
 from .conversions import ComplexConversion, Conversion, conversion, multiplied
 from .executor import Execution
 from .first_calls import FirstCalls
-from .found import MAX_KNOWN, CurrentStreams, Found, overlap, reach_of
+from .found import CurrentStreams, Found, overlap, reach_of
 from .native_calls import Reaches
 from .plan_maker import PlanMaker
 from .stacks_on_gpu import StacksOnGpu
@@ -56,8 +57,8 @@ class SingleGpuExecutor:
         self.checked = checked  # the same GPU among the plans' devices, where products are checked
         self.array = device.cp.ndarray
         self.current = device.cp.cuda.get_current_stream
-        self.known: dict[tuple, Found | Converted | None] = {}
-        self.known_tensors: dict[tuple, Found | None] = {}
+        self.known: Known[tuple, Found | Converted | None] = Known()
+        self.known_tensors: Known[tuple, Found | None] = Known()
         self.stream = CurrentStreams(device)
         self.stacks = StacksOnGpu(device, plans, self.stream, checked=checked is not None)
 
@@ -299,8 +300,6 @@ class SingleGpuExecutor:
         # Into a graph that PyTorch records nothing is allocated here.
         if not are_numbers(alpha, beta) or tensors.are_captured():
             return None
-        if len(self.known_tensors) >= MAX_KNOWN:
-            self.known_tensors.clear()
         x, y, z = (x if x is None else TORCH.view(x, "A") for x in (a, b, out))
         z_in = None if c is None else z
         known = self.find(x, y, z_in, alpha, beta, trans_a, trans_b, z)
@@ -322,8 +321,6 @@ class SingleGpuExecutor:
         except KeyError:
             if not are_numbers(alpha, beta):
                 return None
-            if len(self.known) >= MAX_KNOWN:
-                self.known.clear()
             with self.stream().unrestricted():
                 found = self.known[key] = self._work_out(
                     a, b, c, out, alpha=alpha, beta=beta, trans_a=trans_a, trans_b=trans_b

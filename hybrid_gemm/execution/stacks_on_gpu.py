@@ -17,9 +17,10 @@ from ..devices.cuda import cublas
 from ..devices.cuda.device import CudaDevice
 from ..devices.cuda.stream import CudaStream
 from ..devices.kernel_launcher import BoundProduct
+from ..host.kept import Known
 from ..kernel_choice import stacks
 from ..problem import FLOATS
-from .found import MAX_KNOWN, Found, reach_of
+from .found import Found, reach_of
 from .plan_maker import PlanMaker
 
 _VECTOR = 16  # bytes on which rows begin that are read by vectors
@@ -40,7 +41,7 @@ class StacksOnGpu:
         checked: bool,
     ) -> None:  # fmt: skip
         self.device, self.plans, self.stream, self.checked = device, plans, stream, checked
-        self.known: dict[tuple, Found | None] = {}
+        self.known: Known[tuple, Found | None] = Known()
 
     def matmul(self, a: Any, b: Any, c: Any) -> bool:
         """C = A @ B for stacks of the same length; whether that was done. Those that are not read
@@ -65,8 +66,6 @@ class StacksOnGpu:
     def _multiplied(self, a: Any, b: Any, c: Any) -> bool:
         key = tuple((x.shape, x.strides, x.dtype.char) for x in (a, b, c))
         if key not in self.known:
-            if len(self.known) >= MAX_KNOWN:
-                self.known.clear()
             with self.stream().unrestricted():
                 self.known[key] = self._work_out(a, b, c)
         found = self.known[key]
