@@ -7,17 +7,14 @@ stream. Small arrays of the host are copied there and back whole, by the calling
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from ..arrays import tensors
 from ..arrays.caller_arrays import broadcast_c, is_same, shares_memory
 from ..arrays.on_gpus import moved
 from ..arrays.operand import Operands
-from ..arrays.other_libraries import TORCH
 from ..arrays.strides import layout, leading, overlaps_itself
 from ..catalog import Variant
 from ..devices.cuda import cublas
@@ -36,6 +33,7 @@ from .found import CurrentStreams, Found, overlap, reach_of
 from .native_calls import Reaches
 from .plan_maker import PlanMaker
 from .stacks_on_gpu import StacksOnGpu
+from .tensors_on_gpu import TensorsOnGpu
 from .timeline import Clock
 
 Converted = Conversion | ComplexConversion
@@ -58,9 +56,9 @@ class SingleGpuExecutor:
         self.array = device.cp.ndarray
         self.current = device.cp.cuda.get_current_stream
         self.known: Known[tuple, Found | Converted | None] = Known()
-        self.known_tensors: Known[tuple, Found | None] = Known()
         self.stream = CurrentStreams(device)
         self.stacks = StacksOnGpu(device, plans, self.stream, checked=checked is not None)
+        self.tensors = TensorsOnGpu(device, plans)
 
     def takes(self, plan: Plan, operands: Operands) -> bool:
         """Whether this GPU has all of a plan's operands, as it multiplies them."""
@@ -115,7 +113,7 @@ class SingleGpuExecutor:
         if type(a) is not array or type(b) is not array:
             if type(a) is np.ndarray or type(b) is np.ndarray:
                 return self._brought(a, b, c, alpha, beta, trans_a, trans_b, out)
-            return self._tensors(a, b, c, alpha, beta, trans_a, trans_b, out)
+            return self.tensors.gemm(self.find, a, b, c, alpha, beta, trans_a, trans_b, out)
         if c is not None and c is not out and type(out) is type(c) is array and is_same(c, out):
             c = out  # two views of it
         here, x, y = self.ordinal, a.data, b.data
@@ -239,72 +237,6 @@ class SingleGpuExecutor:
         except MemoryError:  # a plan takes turns
             return None
         return made if out is None else out
-
-    def _tensors(
-        self, a: Any, b: Any, c: Any, alpha: Any, beta: Any, trans_a: Any, trans_b: Any, out: Any
-    ) -> Any:
-        """As `gemm`, for PyTorch's tensors on its current stream; None, too, where it is not
-        prepared: CuPy's views of them prepare it."""
-        torch = sys.modules.get("torch")
-        if torch is None:
-            return None
-        if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
-            (a, trans_a), (b, trans_b) = (
-                tensors.unconjugated(x, trans) for x, trans in ((a, trans_a), (b, trans_b))
-            )
-        for x in (a, b, c, out):
-            if x is not None and not tensors.lies_as_it_says(x, self.ordinal):
-                return None
-        if not self.device.is_current():
-            with self.device.cp.cuda.Device(self.ordinal):
-                return self._tensors(a, b, c, alpha, beta, trans_a, trans_b, out)
-        if c is not None and c is not out:
-            if out is None:
-                out = c = tensors.filled(a, b, c, beta, trans_a, trans_b)
-            elif tensors.are_one(c, out):
-                c = out  # two views of it
-            if c is not out or c is None:
-                return None
-        if not self.plans.options.max_device_memory:
-            a, b = (tensors.laid_out(x, out) for x in (a, b))
-            a, b = (a, b) if out is not None else tensors.of_one_dtype(a, b)
-        found = self._find_tensors(a, b, c, alpha, beta, trans_a, trans_b, out)
-        if found is None or not found.ready:
-            return None
-        made = out
-        if out is None:
-            made = a.new_empty(found.shape, dtype=getattr(torch, found.dtype))
-        at = a.data_ptr(), b.data_ptr(), made.data_ptr()
-        stream = torch._C._cuda_getCurrentRawStream(self.ordinal)
-        if overlap(at, found.reaches) or not found.start_prepared(self.device, stream, at):
-            return None
-        if out is not None and not out.is_inference():
-            torch.autograd.graph.increment_version(out)
-        return made
-
-    def _find_tensors(
-        self, a: Any, b: Any, c: Any, alpha: Any, beta: Any, trans_a: Any, trans_b: Any, out: Any
-    ) -> Found | None:
-        """As `find`, for tensors that lie on this GPU; C is `out` if there is one."""
-        try:
-            key = (
-                a.shape, a.stride(), a.dtype, b.shape, b.stride(), b.dtype, c is None,
-                out is None or (out.shape, out.stride(), out.dtype), alpha, type(alpha), beta,
-                type(beta), trans_a, trans_b,
-            )  # fmt: skip
-            return self.known_tensors[key]
-        except KeyError:
-            pass
-        except TypeError:  # an array as alpha is no key
-            return None
-        # Into a graph that PyTorch records nothing is allocated here.
-        if not are_numbers(alpha, beta) or tensors.are_captured():
-            return None
-        x, y, z = (x if x is None else TORCH.view(x, "A") for x in (a, b, out))
-        z_in = None if c is None else z
-        known = self.find(x, y, z_in, alpha, beta, trans_a, trans_b, z)
-        found = self.known_tensors[key] = known if isinstance(known, Found) else None
-        return found
 
     def find(
         self, a: Any, b: Any, c: Any, alpha: Any, beta: Any, trans_a: Any, trans_b: Any, out: Any
