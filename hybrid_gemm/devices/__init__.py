@@ -6,10 +6,9 @@ import itertools
 from collections.abc import Sequence
 
 from ..errors import UnavailableError, UsageError
+from ..options import DEVICES
 from .base import Device
 from .cuda import driver
-
-KINDS = ("cuda", "cpu", "emulator")
 
 
 def choose(device: str = "auto", gpus: Sequence[int] | None = None) -> tuple[str, str]:
@@ -18,8 +17,8 @@ def choose(device: str = "auto", gpus: Sequence[int] | None = None) -> tuple[str
     Raises `UsageError` for an unknown kind, `UnavailableError` for one that is not here, as GPUs
     may not be that are named by `gpus`.
     """
-    if device not in (*KINDS, "auto"):
-        raise UsageError(f"no device is called {device!r}; there are auto, {', '.join(KINDS)}")
+    if device not in DEVICES:
+        raise UsageError(f"no device is called {device!r}; there are {', '.join(DEVICES)}")
     if device in ("auto", "cuda"):
         reason = driver.unavailable()
         if reason is None:
