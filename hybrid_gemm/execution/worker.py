@@ -9,7 +9,6 @@ carry stream events, so a device does not wait for Python.
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property, partial
 from typing import Any
@@ -22,11 +21,11 @@ from ..arrays.operand import Operand
 from ..planning.partition import Box, cut
 from ..planning.plan import PRODUCTS_AT_ONCE, TILES_IN_MEMORY, Panel, Strip
 from ..planning.plan import Worker as PlannedWorker
+from ..planning.steps import Step, steps, tiles_of
 from . import staging
 from .device_memory import MemoryRequests, Slab
 from .reduction import HostReduction, Reduction, StripSum
 from .run import Run
-from .steps import Step, steps
 from .timeline import marked
 from .transfers import Later
 
@@ -41,10 +40,8 @@ class Worker:
         self.index, self.commands = planned.index, run.commands
         self.device, self.dtype = run.devices[planned.device], run.dtype
         self.bound = run.products.of(self.device, run.variant).bound
-        self.panels = [p for p in run.plan.panels if self.index in p.workers]
-        self.tiles = [
-            list(panels) for _, panels in itertools.groupby(self.panels, lambda p: p.tile)
-        ]
+        self.tiles = tiles_of(run.plan, planned)
+        self.panels = [panel for tile in self.tiles for panel in tile]
         self.own = [(p, s) for p in self.panels for s in p.strips if s.owner == self.index]
         self.summed = run.plan.summed
         self.targets: dict[Strip, Any] = {}  # where strips of this worker's are made
