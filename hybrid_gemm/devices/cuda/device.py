@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ...arrays.strides import span
 from ...catalog import Launch, Variant
 from ...errors import KernelError, UnavailableError
 from ...kernel_choice import choices, tables
@@ -339,14 +340,14 @@ class CudaDevice(CudaCopies, KernelDevice):
             return self.prepared_library(call, [x.data.ptr for x in (a, b, c)], stream)
         if launch_list.unavailable():
             return None
-        spans = [_span(x) for x in (*(getattr(x, "array", x) for x in (a, b)), c, *others)]
+        spans = [span(x) for x in (*(getattr(x, "array", x) for x in (a, b)), c, *others)]
         if spans[0].start < spans[1].stop and spans[1].start < spans[0].stop:
             # Of which of them is an address? Of a B that lies elsewhere it is plain; the launches
             # are noted, and nothing reads it.
             if others or len(spans[1]) > MAX_STAND_IN_BYTES:
                 return None
             b = self._stand_in(b, len(spans[1]))
-            spans[1] = _span(b)
+            spans[1] = span(b)
         with driver.noted() as noted:
             call(a, b, c, stream)
         return launch_list.LaunchList(noted, stream.cupy.ptr, spans)
@@ -406,12 +407,6 @@ class CudaDevice(CudaCopies, KernelDevice):
     ) -> BoundProduct:
         tf32 = variant.kernel.role == "tensor"
         return cublas.bind(a, b, c, alpha=alpha, beta=beta, tf32=tf32)
-
-
-def _span(x: Array) -> range:
-    """From a matrix's first address to the one past its last; strides are positive."""
-    start, steps = x.data.ptr, zip(x.shape, x.strides, strict=True)
-    return range(start, start + sum((n - 1) * step for n, step in steps) + x.itemsize)
 
 
 @functools.cache
