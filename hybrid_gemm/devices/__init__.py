@@ -44,9 +44,9 @@ def are_gpus(kind: str) -> bool:
     return kind == "cuda"
 
 
-def open_first(kind: str, gpu: int = 0) -> Device:
-    """One device of a kind: of several GPUs the one with this CUDA ordinal."""
-    return open_devices(kind, 1, gpus=[gpu] if are_gpus(kind) else None)[0]
+def open_first(kind: str) -> Device:
+    """One device of a kind: of several GPUs the first."""
+    return open_devices(kind, 1, gpus=[0] if are_gpus(kind) else None)[0]
 
 
 def open_devices(

@@ -25,7 +25,7 @@ from ..base import Array, Event, Stream
 from ..kernel_device import KernelDevice
 from ..roles import BoundProduct, Prepared
 from . import cublas, driver, launch_list, nvml, nvrtc, pcie, pinned_memory, pools
-from .copies import CudaCopies
+from .copies import CudaCopies, OwnStream
 from .stream import CudaStream
 
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -45,7 +45,6 @@ _LANES = {
 }
 # What goes to tensor cores, as the cost model names it and as models of times do.
 _MODES = {"fp32x3": "fp32x3", "tf32": "tf32", "narrow": "float16"}
-OwnStream = Any  # a `CudaStream`: every device takes streams of its own
 _URGENT = -5  # the highest priority that streams have; CUDA takes the nearest it knows
 MAX_STAND_IN_BYTES = 64 << 20  # for longer products, the host's time does not count
 MAX_TABLES = 4096  # tables of pointers kept; the oldest has long been read when it goes
