@@ -270,6 +270,20 @@ def copy_now(device: Device, dst, src, stream) -> None:
     transfer.stop.synchronize()
 
 
+def store(device: Device, view, made, stream, *, on_host: bool) -> None:
+    """view[...] = made, a matrix of the device, cast as NumPy casts; `on_host` says where the view
+    lies. Host memory may be written before the stream is waited for."""
+    if view.dtype == made.dtype:
+        device.copy(view, made, stream)
+    elif on_host and not device.host_memory:
+        host = np.empty(made.shape, made.dtype)
+        device.copy(host, made, stream)
+        stream.synchronize()
+        cast_into(view, host)
+    else:
+        cast_into(view, made)
+
+
 def make_pages(devices: Iterable[Device], out: np.ndarray) -> None:
     """Has the pages of a fresh `out` in host memory made by the threads that will write it."""
     ports = list({device.port: device for device in devices if not device.host_memory}.values())

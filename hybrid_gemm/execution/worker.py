@@ -13,10 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property, partial
 from typing import Any
 
-import numpy as np
-
 from ..arrays import npy_files
-from ..arrays.caller_arrays import cast_into
 from ..arrays.operand import Operand
 from ..planning.partition import Box, cut
 from ..planning.plan import PRODUCTS_AT_ONCE, TILES_IN_MEMORY, Panel, Strip
@@ -431,14 +428,8 @@ class Worker:
         with self.device.using(self.copying), transfer.pieces[0].copying(self.copying):
             self.copying.wait(event)
             transfer.begin(self.copying)
-            if view.dtype == target.dtype:
-                self.device.copy(view, target, self.copying)
-            elif place.home is None and not self.device.host_memory:
-                host = np.empty(target.shape, target.dtype)
-                self.device.copy(host, target, self.copying)
-                cast_into(view, host)
-            else:
-                cast_into(view, target)
+            on_host = place.home is None
+            staging.store(self.device, view, target, self.copying, on_host=on_host)
 
     @property
     def _staged(self) -> bool:

@@ -23,10 +23,10 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays.caller_arrays import cast_into
 from ..arrays.operand import Operand, Operands
 from ..catalog import Variant
 from ..devices.base import Device, Stream
+from ..execution import staging
 from ..execution.device_memory import SharedBlocks
 from ..execution.executor import Execution
 from ..execution.read_ahead import ReadAhead
@@ -375,23 +375,11 @@ class RankRun:
             done = [self._launch_sum(piece, parts, target, stream)]
             if not self._in_place:
                 start = stream.record()
-                self._store(view, target, stream)
+                on_host = self._mine.out.home is None
+                staging.store(device, view, target, stream, on_host=on_host)
                 done.append(Launched(device, "download", start, stream.record(), view.nbytes))
             stream.synchronize()
         return _joined([each.result() for each in done])
-
-    def _store(self, view, target, stream) -> None:
-        """view[...] = target, in whatever dtype and place `out` is."""
-        device = self.devices[0]
-        if view.dtype == self.dtype:
-            device.copy(view, target, stream)
-        elif self._mine.out.home is None and not device.host_memory:
-            host = np.empty(view.shape, self.dtype)
-            device.copy(host, target, stream)
-            stream.synchronize()
-            cast_into(view, host)
-        else:
-            cast_into(view, target)
 
 
 def _timeline(device: Device, marks: Iterable[tuple]) -> Timeline:
