@@ -60,22 +60,23 @@ class SingleGpuExecutor:
         self.stacks = StacksOnGpu(device, plans, self.stream, checked=checked is not None)
         self.tensors = TensorsOnGpu(device, plans)
 
+    @property
+    def planned(self) -> CudaDevice | CheckedDevice:
+        """This GPU as the plans have it."""
+        return self.checked or self.device
+
     def takes(self, plan: Plan, operands: Operands) -> bool:
         """Whether this GPU has all of a plan's operands, as it multiplies them."""
         problem, c = plan.problem, operands.c
         if len(plan.workers) > 1 or len(plan.products) != 1 or not (problem.k and problem.alpha):
             return False
         read = all(
-            x.order and x.lies_on(self.checked or self.device) and x.dtype == problem.operands
+            x.order and x.lies_on(self.planned) and x.dtype == problem.operands
             for x in (operands.a, operands.b)
         )
         made = (problem.dtype, problem.operands)
-        added = c is None or not problem.beta or c.lies_on(self.checked or self.device)
-        return (
-            read
-            and added
-            and any(operands.out.written_in_place((self.checked or self.device), x) for x in made)
-        )
+        added = c is None or not problem.beta or c.lies_on(self.planned)
+        return read and added and any(operands.out.written_in_place(self.planned, x) for x in made)
 
     def execute(
         self, plan: Plan, variant: Variant, operands: Operands, *, resident: bool = False,
@@ -334,7 +335,7 @@ class SingleGpuExecutor:
         """The bound product, and whether it is one to be prepared; None where several GPUs together
         are worth what they cost."""
         layouts = "".join((layout(x) or "n")[0] for x in (a, b))
-        variant = self.plans.alone(problem, layouts, (self.checked or self.device))
+        variant = self.plans.alone(problem, layouts, self.planned)
         if variant is None:
             return None
         call = self._bound(variant, a, b, c, problem)
