@@ -22,7 +22,8 @@ from numpy.lib import format as npy
 from support.command import environment, python
 from support.errors import message
 
-from hybrid_gemm.arrays.npy_files import NpyWriter, check_output, open_npy
+from hybrid_gemm.arrays.npy_files import NpyWriter, open_npy
+from hybrid_gemm.arrays.output_files import check_output
 from hybrid_gemm.errors import DTypeError, HybridGemmError, UsageError
 
 DTYPES = ["f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"]
@@ -286,7 +287,7 @@ def test_outputs_that_cannot_be_are_refused(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     refused(tmp_path / "pipe", "a pipe")
     # Standard output by its name, where that is a pipe.
-    code = "from hybrid_gemm.arrays.npy_files import check_output; check_output('/dev/stdout')"
+    code = "from hybrid_gemm.arrays.output_files import check_output; check_output('/dev/stdout')"
     done = python("-c", code)
     assert "UsageError: cannot write /dev/stdout: it is a pipe" in done.stderr
 
