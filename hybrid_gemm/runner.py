@@ -260,11 +260,11 @@ class Runner:
                 return made if out is None else out
         stacks = Stacks.of(a, b, out)
         if self.options.algorithm == "3m" and stacks.c.dtype.kind == "c":
-            stacks.multiply(self._into, lambda *_: False)
+            stacks.multiply(self._product, lambda *_: False)
         elif (self._stack_gpus or is_device_array(stacks.c)) and self.options.kernel != "own":
-            stacks.multiply(self._into, self._together)
+            stacks.multiply(self._product, self._together)
         else:
-            stacks.as_real().multiply(self._into, self._together)
+            stacks.as_real().multiply(self._product, self._together)
         return stacks.result if out is None else out
 
     def gemm_many(self, a: Sequence[Any], b: Sequence[Any], /) -> list[Any]:
@@ -361,13 +361,9 @@ class Runner:
                 return whole.by_three(self._product)
             return whole.by_four(self._multiply)
 
-    def _into(self, a: Any, b: Any, out: Any) -> None:
-        """out = A @ B."""
-        self._multiply(a, b, None, 1.0, 0.0, False, False, out)
-
-    def _product(self, a: Any, b: Any) -> Any:
+    def _product(self, a: Any, b: Any, out: Any = None) -> Any:
         """A @ B."""
-        return self._multiply(a, b, None, 1.0, 0.0, False, False, None)
+        return self._multiply(a, b, None, 1.0, 0.0, False, False, out)
 
     def _single_gpu(self, a: Any, b: Any = None) -> SingleGpuExecutor | None:
         """What multiplies without a plan, on a GPU that may work alone: where A lies, where B does,
