@@ -19,7 +19,7 @@ from ..arrays.strides import layout, leading, overlaps_itself
 from ..catalog import Variant
 from ..devices.cuda import cublas
 from ..devices.cuda.device import CudaDevice
-from ..devices.kernel_launcher import BoundProduct
+from ..devices.roles import BoundProduct
 from ..errors import UsageError
 from ..host.kept import Known
 from ..planning.plan import Plan

@@ -16,14 +16,13 @@ from ..devices import stack_products
 from ..devices.cuda import cublas
 from ..devices.cuda.device import CudaDevice
 from ..devices.cuda.stream import CudaStream
-from ..devices.kernel_launcher import BoundProduct
+from ..devices.roles import BoundProduct
 from ..host.kept import Known
 from ..kernel_choice import stacks
 from ..problem import FLOATS
 from .found import Found, reach_of
 from .plan_maker import PlanMaker
 
-_VECTOR = 16  # bytes on which rows begin that are read by vectors
 # Microseconds of a launch of some small products, read off calls on an H100; and those of a copy
 # besides its bytes, and bytes of it a microsecond, which are guesses (docs/notes/choosing.md).
 _LAUNCH_US, _COPY_US, _COPIED = 5.0, 30.0, 1e6
@@ -156,7 +155,7 @@ class StacksOnGpu:
         variant = stacks.own(sides, dtype)
         if kernel == "auto":
             pitches = *(stored(v)[1] * v.itemsize for v in (x, y)), *steps[:2]
-            vectors = not any(step % _VECTOR for step in pitches)
+            vectors = not any(step % stacks.VECTOR for step in pitches)
             measured = vectors and self.device.capability == 90
             variant = stacks.faster(count, sides, orders, dtype) if measured else None
         if variant is None or not variant.kernel.runs_at(self.device.capability):
