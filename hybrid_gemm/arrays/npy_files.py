@@ -108,11 +108,6 @@ class NpyFile:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def open_npy(path: Path) -> np.ndarray:
-    """The matrix in a .npy file, as `NpyFile` maps it."""
-    return NpyFile(path).array
-
-
 def truncated() -> str | None:
     """What to say of a mapped file that has become shorter than its matrix; None if none has."""
     return next(filter(None, (file.truncated() for file in tuple(mapped))), None)
