@@ -300,7 +300,7 @@ def matmul(
     return kept_runner(given, a, b).matmul(a, b, out=out)
 
 
-@with_options(but=("transport", "rounds", "rank_timeout"))
+@with_options(alone=True)
 def gemm_many(
     a: Sequence[Any], b: Sequence[Any], /, **options: Unpack[OptionsAlone]
 ) -> list[Any]:  # fmt: skip
@@ -332,7 +332,7 @@ class _Like(NamedTuple):
     dtype: np.dtype
 
 
-@with_options(but=("transport", "rounds", "rank_timeout"))
+@with_options(alone=True)
 def plan(
     m: int, n: int, k: int, *, dtype: str = "float32", alpha: Scalar = 1.0, beta: Scalar = 0.0,
     **options: Unpack[OptionsAlone],

@@ -370,13 +370,16 @@ def _described(field: dataclasses.Field[Any]) -> str:
     return f"    {field.name}: {TYPES[field.name]} = {field.default!r}\n{text}"
 
 
-def with_options(*, but: Sequence[str] = ()) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def with_options(*, alone: bool = False) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """A decorator for `f(..., **options)`: its signature names each option, for `help` and for
     editors, and its docstring says what each means; of a function that names them itself, the
-    docstring alone. `but` are options that it does not take."""
+    docstring alone. With `alone` it is for one process, and takes none of those for ranks."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        fields = [field for field in dataclasses.fields(Options) if field.name not in but]
+        fields = [
+            field for field in dataclasses.fields(Options)
+            if not (alone and CHOICES[field.name].across_ranks)
+        ]  # fmt: skip
         signature = inspect.signature(function)
         own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
         if len(own) < len(signature.parameters):

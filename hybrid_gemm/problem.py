@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import numbers
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import ml_dtypes
@@ -97,6 +97,11 @@ class Problem:
     def is_complex(self) -> bool:
         """Whether the matrices are complex."""
         return self.dtype in REAL_OF
+
+    def as_blas(self) -> Problem:
+        """The same, with k and alpha 0 where one of them is: A and B are not read then."""
+        empty = self.k == 0 or self.alpha == 0
+        return replace(self, k=0, alpha=0) if empty else self
 
     def as_real(self) -> Problem:
         """The real product, of m x 2k and 2k x 2n, that a complex one is multiplied as

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, Unpack
 
@@ -16,21 +15,19 @@ from .arrays.caller_arrays import (
     as_list,
     check_pairs,
     is_device_array,
-    wait_for_streams,
 )
-from .arrays.complex_numbers import RealProduct
 from .arrays.guests import Guests
 from .arrays.on_gpus import refuse_captured
 from .arrays.operand import CallerArrays, home_of
 from .arrays.other_libraries import gpu_of
 from .arrays.stacks import Stacks
-from .arrays.three_products import ThreeProducts, computed, progress_of_one
 from .catalog import Variant
 from .devices.base import Device
 from .devices.cpu import CpuDevice
 from .devices.strassen import Strassen
 from .errors import DTypeError, OptionTypeError, UsageError, shortage_in_words
 from .execution.checked_device import CheckedDevice, checked_devices
+from .execution.complex_products import ComplexProduct
 from .execution.hosted import Hosted, multiply_of_host
 from .execution.kept_programs import NATIVE
 from .execution.local import LocalExecutor
@@ -39,7 +36,6 @@ from .execution.repeated_calls import RepeatedCalls
 from .execution.result import Result
 from .execution.single_cpu import SingleCpuExecutor
 from .execution.single_gpu import SingleGpuExecutor
-from .execution.timeline import Timeline
 from .host.notes import warn
 from .option_checks import check_yes_or_no
 from .options import CHOICES, DEFAULTS, Options, OptionsAlone, named_keywords, with_options
@@ -66,7 +62,7 @@ class Runner:
     [[3.0, 3.0], [3.0, 3.0]]
     """
 
-    @with_options(but=("transport", "rounds", "rank_timeout"))
+    @with_options(alone=True)
     def __init__(self, **options: Unpack[OptionsAlone]) -> None:
         """Opens the devices. Raises `UsageError`, `OptionTypeError` or `UnavailableError` for
         choices that cannot be had."""
@@ -216,11 +212,11 @@ class Runner:
         progress: Callable[[int], None] | None = None, *, described: bool = True,
     ) -> Result:  # fmt: skip
         refuse_captured(arrays.op_a, arrays.op_b, arrays.c, arrays.out)
-        if self._by_three(problem):
-            return self._run_three(arrays, problem, resident, progress)
-        if problem.is_complex:
-            return self._run_complex(arrays, problem, resident, progress)
         with shortage_in_words(problem):
+            if problem.is_complex:
+                whole = ComplexProduct(arrays, problem, self.devices[0])
+                run = whole.run_by_three if self._by_three(problem) else whole.run_by_four
+                return run(self.run, resident, progress)
             operands = arrays.described(problem, self.devices[0], self._home_of)
             ready, done = self._executor.execute(
                 operands, resident=resident, progress=progress, described=described
@@ -230,58 +226,6 @@ class Runner:
                 done.timeline, done.total_ms, done.reduction, problem, ready.why, done.compute,
                 done.checks, done.executor, done.reading,
             )  # fmt: skip
-
-    def _run_complex(
-        self, arrays: CallerArrays, problem: Problem, resident: bool,
-        progress: Callable[[int], None] | None,
-    ) -> Result:  # fmt: skip
-        """A run of the real product. The clock counts what makes its operands, unless they are to
-        be resident."""
-        start = time.perf_counter()
-        with shortage_in_words(problem):
-            real = self._real_product(arrays, problem)
-            wait_for_streams(real.a, real.b)
-            ms = 0 if resident else 1e3 * (time.perf_counter() - start)
-            done = self.run(
-                real.a, real.b, real.c, alpha=real.alpha, beta=real.beta, out=real.out,
-                resident=resident, progress=progress,
-            )  # fmt: skip
-            return dataclasses.replace(
-                done, c=arrays.result(real.made), problem=problem, total_ms=done.total_ms + ms,
-                compute=f"{done.compute}, four real products",
-            )  # fmt: skip
-
-    def _run_three(
-        self, arrays: CallerArrays, problem: Problem, resident: bool,
-        progress: Callable[[int], None] | None,
-    ) -> Result:  # fmt: skip
-        """Runs of three real products, one after the other. The clock counts what makes their
-        operands and C, unless all is to be resident."""
-        done: list[Result] = []
-
-        def gemm(a: Any, b: Any) -> Any:
-            done.append(self.run(a, b, resident=resident, progress=progress_of_one(progress)))
-            return done[-1].c
-
-        start = time.perf_counter()
-        with shortage_in_words(problem):
-            arrays.check(problem, self.devices[0])
-            three = ThreeProducts.of(problem, arrays.op_a, arrays.op_b)
-            wait_for_streams(*three.a, *three.b)
-            made = three.multiply(gemm, arrays.c, arrays.out)
-            wait_for_streams(made)
-        last, runs = done[-1], [x.total_ms for x in done]
-        total_ms = sum(runs) if resident else 1e3 * (time.perf_counter() - start)
-        return dataclasses.replace(
-            last, c=arrays.result(made), problem=problem, total_ms=total_ms,
-            timeline=Timeline.after_each_other([x.timeline for x in done], runs),
-            compute=computed([x.compute for x in done]),
-        )  # fmt: skip
-
-    def _real_product(self, arrays: CallerArrays, problem: Problem) -> RealProduct:
-        """The real product of a complex one, with operands of its own."""
-        arrays.check(problem, self.devices[0])
-        return RealProduct.of(problem, arrays.op_a, arrays.op_b, arrays.c, arrays.out)
 
     @named_keywords
     def gemm(  # as in BLAS
@@ -316,11 +260,11 @@ class Runner:
                 return made if out is None else out
         stacks = Stacks.of(a, b, out)
         if self.options.algorithm == "3m" and stacks.c.dtype.kind == "c":
-            stacks.multiply(self._into, lambda *_: False)
+            stacks.multiply(self._product, lambda *_: False)
         elif (self._stack_gpus or is_device_array(stacks.c)) and self.options.kernel != "own":
-            stacks.multiply(self._into, self._together)
+            stacks.multiply(self._product, self._together)
         else:
-            stacks.as_real().multiply(self._into, self._together)
+            stacks.as_real().multiply(self._product, self._together)
         return stacks.result if out is None else out
 
     def gemm_many(self, a: Sequence[Any], b: Sequence[Any], /) -> list[Any]:
@@ -411,24 +355,15 @@ class Runner:
 
     def _multiply_complex(self, arrays: CallerArrays, problem: Problem) -> Any:
         """By one real product, or by three."""
+        whole = ComplexProduct(arrays, problem, self.devices[0])
         with shortage_in_words(problem), arrays.on_their_gpu(self.devices[0]):
             if self._by_three(problem):
-                arrays.check(problem, self.devices[0])
-                three = ThreeProducts.of(problem, arrays.op_a, arrays.op_b)
-                return arrays.result(three.multiply(self._product, arrays.c, arrays.out))
-            real = self._real_product(arrays, problem)
-            self._multiply(
-                real.a, real.b, real.c, real.alpha, real.beta, False, False, real.out
-            )  # fmt: skip
-            return arrays.result(real.made)
+                return whole.by_three(self._product)
+            return whole.by_four(self._multiply)
 
-    def _into(self, a: Any, b: Any, out: Any) -> None:
-        """out = A @ B."""
-        self._multiply(a, b, None, 1.0, 0.0, False, False, out)
-
-    def _product(self, a: Any, b: Any) -> Any:
+    def _product(self, a: Any, b: Any, out: Any = None) -> Any:
         """A @ B."""
-        return self._multiply(a, b, None, 1.0, 0.0, False, False, None)
+        return self._multiply(a, b, None, 1.0, 0.0, False, False, out)
 
     def _single_gpu(self, a: Any, b: Any = None) -> SingleGpuExecutor | None:
         """What multiplies without a plan, on a GPU that may work alone: where A lies, where B does,

@@ -12,7 +12,7 @@ from support.tensor_cores import operands
 
 import hybrid_gemm as hg
 from hybrid_gemm import catalog
-from hybrid_gemm.arrays.npy_files import open_npy
+from hybrid_gemm.arrays.npy_files import NpyFile
 from hybrid_gemm.cli import cli
 from hybrid_gemm.errors import UnavailableError, UsageError
 from hybrid_gemm.execution import staging
@@ -213,7 +213,7 @@ def test_dtypes_without_a_common_one_are_refused():
 def test_bfloat16_files(tmp_path):
     matrix = np.arange(6).reshape(2, 3).astype("bfloat16")
     np.save(tmp_path / "A.npy", matrix)
-    found = open_npy(tmp_path / "A.npy")
+    found = NpyFile(tmp_path / "A.npy").array
     assert found.dtype == "bfloat16" and (found == matrix).all()
 
 
@@ -234,4 +234,4 @@ def test_the_command(kind, tmp_path):
     out = str(tmp_path / "C.npy")
     made = CliRunner().invoke(cli, ["run", *sizes, "--dtype", "bfloat16", "-o", out, *options])
     assert made.exit_code == 0, made.output
-    assert open_npy(out).dtype == "bfloat16"
+    assert NpyFile(out).array.dtype == "bfloat16"

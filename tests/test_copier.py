@@ -7,24 +7,22 @@ import os
 import subprocess
 import threading
 import time
-from ctypes import c_int, c_size_t, c_uint, c_uint64, c_void_p
+from ctypes import c_int, c_size_t, c_void_p
 from pathlib import Path
 
 import numpy as np
 import pytest
 from support.command import python
+from support.played_driver import CONTEXT, as_calls
 
-from hybrid_gemm.devices.cuda.driver import _NATIVE, Calls, _Copy2D
+from hybrid_gemm.devices.cuda.driver import _Copy2D
 from hybrid_gemm.execution import native_copier
 
-SLOT, SLOTS, STREAM, CONTEXT = 1000, 5, 7, 9
+SLOT, SLOTS, STREAM = 1000, 5, 7
 AFTER, START, STOP = 11, 12, 13
 # width and height in bytes and runs, pitch of the host's memory, pitch of the device's
 SIZES = [(5, 1, 5, 5), (123457, 1, 200000, 123457), (80, 37, 100, 80), (80, 37, 100, 90),
          (3000, 5, 3001, 3300), (7, 300, 7, 7)]  # fmt: skip
-
-
-_drivers = []  # threads may still be in their functions when a test is over
 
 
 class Driver:
@@ -34,20 +32,7 @@ class Driver:
     def __init__(self, fails: tuple[str, int] = ("", 0)):
         self.lock, self.fails = threading.Lock(), fails
         self.todo, self.said, self.counts = [], [], {}
-        kinds = {
-            "cuCtxSetCurrent": [c_void_p],
-            "cuMemcpyAsync": [c_uint64, c_uint64, c_size_t, c_void_p],
-            "cuMemcpy2DAsync_v2": [ctypes.POINTER(_Copy2D), c_void_p],
-            "cuEventRecord": [c_void_p, c_void_p],
-            "cuStreamWaitEvent": [c_void_p, c_void_p, c_uint],
-            "cuEventQuery": [c_void_p],
-        }
-        self.kept = [
-            ctypes.CFUNCTYPE(c_int, *kinds[name])(self._counted(name, getattr(self, name)))
-            for name in _NATIVE
-        ]
-        _drivers.append(self)
-        self.calls = Calls(tuple(ctypes.cast(f, c_void_p).value for f in self.kept), CONTEXT)
+        self.calls = as_calls(lambda name: self._counted(name, getattr(self, name)))
 
     def _counted(self, name, function):
         def call(*args):

@@ -1,4 +1,4 @@
-"""The experiments: the engine, the model, claims, files, pictures, and the page made of them."""
+"""The experiments: the engine, the model, claims, files, and the page made of them."""
 
 import csv
 import dataclasses
@@ -17,7 +17,6 @@ from support.devices import needs, on
 from hybrid_gemm import catalog
 from hybrid_gemm.arrays import output_files
 from hybrid_gemm.cli import cli
-from hybrid_gemm.cli.pictures import pictures
 from hybrid_gemm.devices.cuda import nvrtc
 from hybrid_gemm.errors import HybridGemmError, UsageError
 from hybrid_gemm.experiments import document, engine, measure, output
@@ -33,8 +32,6 @@ from hybrid_gemm.experiments.base import (
     verdict,
 )
 from hybrid_gemm.experiments.lab import Lab
-from hybrid_gemm.reporting import plots
-from hybrid_gemm.reporting.pictures import machine, machines
 
 ROOT = Path(__file__).resolve().parent.parent
 EXPERIMENTS = engine.experiments()
@@ -208,7 +205,7 @@ def test_unknown_names():
         engine.run([], scale="huge")
 
 
-# --- files and pictures -------------------------------------------------------------------
+# --- files --------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -279,101 +276,6 @@ def test_results_on_a_full_disk_leave_the_earlier_ones(tmp_path, full, monkeypat
             output.write(str(tmp_path / folder), some)
     assert {path.name: path.stat().st_ino for path in (tmp_path / "out").iterdir()} == before
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
-
-
-DRAWN = [name for name, experiment in EXPERIMENTS.items() if experiment.picture]
-
-
-@pytest.mark.parametrize("name", DRAWN)
-def test_every_picture_has_labels_with_units(full, name):
-    picture = pictures(full)[name]
-    for panel in picture.panels:
-        assert panel.lines, name
-        label = panel.y or picture.y
-        units = ("(", "%", "TFLOP/s", "time", "times")
-        assert any(unit in label for unit in units), (name, label)
-        assert panel.bars or panel.x or picture.x
-        for line in panel.lines:
-            assert len(line.x) == len(line.y) and line.label
-    image = plots.draw(picture).decode()
-    assert image.count("<text") > 5 and "<svg" in image
-    assert machine(full["device"]["name"]) in image, "the machine is named"
-
-
-def test_limits_and_emulation_are_tables_without_a_picture(full):
-    assert set(EXPERIMENTS) - set(DRAWN) == {"device_query", "emulation"}
-    assert set(output.pictures_of(full)) == set(DRAWN)
-
-
-def test_the_time_of_columns_is_in_ms_with_its_last_values(full):
-    picture = pictures(full)["column_split"]
-    image = plots.draw(picture).decode()
-    assert picture.y == "time (ms)" and ">6059<" in image and ">920<" in image
-    assert [panel.title.split("\n")[0].split(", ")[-1] for panel in picture.panels[1:]] == [
-        machines(max(r["devices"] for r in rows(full, "column_split") if r["way"] == way),
-                 machine(full["device"]["name"]))
-        for way in ("the lab's way", "ours")
-    ]  # fmt: skip
-
-
-def rows(data, name: str) -> list:
-    (found,) = (x["rows"] for x in data["experiments"] if x["name"] == name)
-    return found
-
-
-def test_a_legend_is_above_the_lines(full):
-    pytest.importorskip("matplotlib")
-    image = plots.draw(pictures(full)["row_split"]).decode()
-    heights = {}
-    for name in ("axes_1", "legend_1"):  # the frame of each is its first path
-        path = image.partition(f'id="{name}"')[2].partition('<path d="')[2].partition('"')[0]
-        heights[name] = [float(x) for x in re.findall(r"[\d.]+", path)][1::2]
-    assert max(heights["legend_1"]) <= min(heights["axes_1"])
-
-
-def test_theirs_differ_from_ours_without_colour(full):
-    image = plots.draw(pictures(full)["register_tiles"]).decode()
-    assert image.count("stroke-dasharray") >= 1  # theirs is dashed
-
-
-@pytest.mark.slow
-def test_pictures_without_our_rows():
-    for experiment in EXPERIMENTS.values():
-        rows = [dict(p.row) | {"note": "not here"} for p in experiment.points("small", "cpu")]
-        if experiment.picture:
-            assert plots.draw(experiment.picture(experiment.beside(rows), "cpu"), "png")
-
-
-def test_plot_command(tmp_path, full):
-    file = tmp_path / "results.json"
-    file.write_text(json.dumps(full))
-    run = CliRunner().invoke
-    made = run(cli, ["plot", str(file), "ladder", "-o", str(tmp_path / "ladder.png")])
-    assert made.exit_code == 0, made.output
-    assert (tmp_path / "ladder.png").read_bytes().startswith(b"\x89PNG")
-    missing = run(cli, ["plot", str(file), "-o", str(tmp_path / "x.svg")])
-    assert isinstance(missing.exception, UsageError)
-    assert "several pictures: name one; there are" in str(missing.exception)
-    unknown = run(cli, ["plot", str(file), "ladr", "-o", str(tmp_path / "x.svg")])
-    assert "has no picture 'ladr'; there are" in str(unknown.exception)
-    wrong = run(cli, ["plot", str(file), "ladder", "-o", str(tmp_path / "x.pdf")])
-    assert isinstance(wrong.exception, UsageError)
-
-
-def test_plot_of_a_bench(tmp_path):
-    def row(m, k, dtype="float32"):
-        return {"kernel": "naive", "params": {}, "m": m, "n": m, "k": k, "dtype": dtype,
-                "layout": "nn", "gflops": 2.0}  # fmt: skip
-
-    rows = [row(64, 64), row(128, 64), row(256, 64, "float64"), row(256, 256)]
-    data = {"rows": rows, "device": {"name": "cpu"}}
-    picture = pictures(data)["bench"]
-    assert [panel.title for panel in picture.panels] == ["K = 64", "m = n = k"]
-    assert [line.label for line in picture.panels[0].lines] == ["naive float32", "naive float64"]
-    assert picture.panels[1].lines[0].x == [64, 256]
-    assert plots.draw(picture, "png").startswith(b"\x89PNG")
-    with pytest.raises(UsageError, match="neither"):
-        pictures({"problem": {}})
 
 
 def test_reproduce_command(tmp_path):

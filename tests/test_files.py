@@ -384,7 +384,7 @@ def test_a_file_that_is_mounted_alone_is_refused(tmp_path, name):
 def test_an_output_of_another_ending_is_noted(tmp_path):
     done = run("run", "--size", 8, "-o", "x.txt", cwd=tmp_path, check=0)
     assert "x.txt will hold the bytes of a .npy file" in done.stderr
-    assert npy_files.open_npy(tmp_path / "x.txt").shape == (8, 8)
+    assert npy_files.NpyFile(tmp_path / "x.txt").array.shape == (8, 8)
     assert "will hold" not in run("run", "--size", 8, "-o", "x.npy", cwd=tmp_path, check=0).stderr
 
 

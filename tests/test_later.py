@@ -6,20 +6,20 @@ import threading
 import pytest
 
 from hybrid_gemm.execution.single_thread_schedule import uncollected
-from hybrid_gemm.execution.transfers import Later, settle
+from hybrid_gemm.execution.transfers import Later
 
 
 def test_the_first_value_counts():
     later = Later()
-    settle(later, 1)
-    settle(later, 2)
-    settle(later, error=ValueError("late"))
+    later.settle(1)
+    later.settle(2)
+    later.settle(error=ValueError("late"))
     assert later.result() == 1
 
 
 def test_an_error_is_raised_by_all_who_ask():
     later = Later()
-    settle(later, error=ValueError("no"))
+    later.settle(error=ValueError("no"))
     for _ in range(2):
         with pytest.raises(ValueError, match="no"):
             later.result()
@@ -36,7 +36,7 @@ def test_all_who_wait_are_woken():
 
             def end(value, later=later, ready=ready):
                 ready.wait()
-                settle(later, value)
+                later.settle(value)
 
             threads = [threading.Thread(target=wait) for _ in range(count)]
             threads += [threading.Thread(target=end, args=(x,)) for x in "ab"]

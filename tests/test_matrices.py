@@ -22,7 +22,8 @@ from numpy.lib import format as npy
 from support.command import environment, python
 from support.errors import message
 
-from hybrid_gemm.arrays.npy_files import NpyWriter, check_output, open_npy
+from hybrid_gemm.arrays.npy_files import NpyFile, NpyWriter
+from hybrid_gemm.arrays.output_files import check_output
 from hybrid_gemm.errors import DTypeError, HybridGemmError, UsageError
 
 DTYPES = ["f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"]
@@ -65,12 +66,12 @@ matrices = st.sampled_from([order + d for d in DTYPES for order in "<>"]).flatma
 
 
 @given(matrices, st.booleans(), st.sampled_from([(1, 0), (2, 0), (3, 0)]))
-def test_open_npy_reads_what_numpy_wrote(tmp_path_factory, a, fortran, version):
+def test_what_numpy_wrote_is_read(tmp_path_factory, a, fortran, version):
     path = tmp_path_factory.mktemp("npy") / "A.npy"
     a = np.asfortranarray(a) if fortran else a
     with open(path, "wb") as file:
         npy.write_array(file, a, version=version)
-    b = open_npy(path)
+    b = NpyFile(path).array
     assert b.dtype == a.dtype and b.shape == a.shape
     assert b.dtype.byteorder == a.dtype.byteorder
     assert b.tobytes() == a.tobytes()
@@ -78,13 +79,13 @@ def test_open_npy_reads_what_numpy_wrote(tmp_path_factory, a, fortran, version):
     assert b.flags.f_contiguous if fortran else b.flags.c_contiguous
 
 
-def test_open_npy_maps_the_file_without_a_copy(tmp_path):
+def test_files_are_mapped_without_a_copy(tmp_path):
     path = tmp_path / "big.npy"
     with open(path, "wb") as file:
         header = {"descr": "<f4", "fortran_order": False, "shape": (2**20, 2**20)}
         npy.write_array_header_1_0(file, header)
         file.truncate(file.tell() + 4 * 2**40)  # 4 TiB of holes
-    assert open_npy(path)[-1, -1] == 0
+    assert NpyFile(path).array[-1, -1] == 0
 
 
 def write_header(path, text: bytes, version=1):
@@ -92,12 +93,12 @@ def write_header(path, text: bytes, version=1):
     path.write_bytes(npy.magic(version, 0) + length + text)
 
 
-def test_open_npy_refuses_what_is_not_a_whole_npy_file(tmp_path, monkeypatch):
+def test_what_is_no_whole_npy_file_is_refused(tmp_path, monkeypatch):
     path = tmp_path / "A.npy"
 
     def refused(*words):
         with pytest.raises(UsageError) as error:
-            open_npy(path)
+            NpyFile(path)
         message(error, path, *words)
 
     refused("no such file")
@@ -144,24 +145,24 @@ def test_open_npy_refuses_what_is_not_a_whole_npy_file(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "dtype", [object, np.clongdouble, "S3", "U3", "M8[s]", bool, [("x", "f4"), ("π", "f4")]]
 )
-def test_open_npy_refuses_other_dtypes(tmp_path, dtype):
+def test_files_of_other_dtypes_are_refused(tmp_path, dtype):
     path = tmp_path / "A.npy"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # such names need version 3.0 of the format
         np.save(path, np.zeros((2, 2), dtype))
     with pytest.raises(DTypeError) as error:
-        open_npy(path)
+        NpyFile(path)
     message(error, path, "float64")
     assert isinstance(error.value, TypeError)
 
 
-def test_open_npy_without_permission():
+def test_files_without_permission_are_refused():
     def body():
         path = folder / "A.npy"
         np.save(path, np.ones((2, 2)))
         path.chmod(0)
         with pytest.raises(UsageError) as error:
-            open_npy(path)
+            NpyFile(path)
         message(error, path, "permission denied")
 
     with unprivileged_folder() as (folder, run):
@@ -178,7 +179,7 @@ def test_a_written_matrix_is_read_back(tmp_path_factory, shape, dtype):
     with NpyWriter(folder / "C.npy", shape, ">" + dtype) as writer:
         assert writer.array.dtype.isnative
         writer.array[...] = c
-    for read in (np.load(folder / "C.npy"), open_npy(folder / "C.npy")):
+    for read in (np.load(folder / "C.npy"), NpyFile(folder / "C.npy").array):
         assert read.dtype == c.dtype
         np.testing.assert_array_equal(read, c)
     assert os.listdir(folder) == ["C.npy"]
@@ -199,13 +200,13 @@ def test_no_file_exists_before_commit_nor_after_abort(tmp_path):
     with NpyWriter(path, (3, 4), "float32") as writer:
         writer.array[...] = 1
         writer.commit()
-        assert open_npy(path).sum() == 12
+        assert NpyFile(path).array.sum() == 12
     with NpyWriter(path, (3, 4), "float32") as writer:
         writer.abort()
     with pytest.raises(ValueError), NpyWriter(path, (3, 4), "float32") as writer:
         writer.array[...] = 2
         raise ValueError
-    assert open_npy(path).sum() == 12  # what was there before is still there
+    assert NpyFile(path).array.sum() == 12  # what was there before is still there
     assert os.listdir(tmp_path) == ["C.npy"]
 
 
@@ -222,7 +223,7 @@ def test_a_failing_commit_leaves_the_old_file(tmp_path, monkeypatch):
     message(error, path, "Input/output error")
     assert error.value.exit_code == 1
     assert os.listdir(tmp_path) == ["C.npy"]
-    assert open_npy(path).sum() == 4
+    assert NpyFile(path).array.sum() == 4
 
 
 def test_permissions_are_those_of_an_ordinary_file(tmp_path):
@@ -249,7 +250,7 @@ def test_a_linked_output_replaces_the_target(tmp_path):
     for value in (1, 2):  # first dangling, then not
         with NpyWriter(link, (1, 1), "float32") as writer:
             writer.array[...] = value
-        assert link.is_symlink() and open_npy(target)[0, 0] == value
+        assert link.is_symlink() and NpyFile(target).array[0, 0] == value
     assert os.listdir(tmp_path / "data") == ["real.npy"]
 
 
@@ -263,7 +264,7 @@ def test_output_onto_an_input_is_refused(tmp_path):
         with pytest.raises(UsageError) as error:
             NpyWriter(tmp_path / name, (2, 2), "float64", inputs=[tmp_path / "B.npy", a])
         message(error, name, f"it is the input {a}")
-    assert open_npy(a).sum() == 4
+    assert NpyFile(a).array.sum() == 4
     assert len(os.listdir(tmp_path)) == 4
 
 
@@ -286,7 +287,7 @@ def test_outputs_that_cannot_be_are_refused(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     refused(tmp_path / "pipe", "a pipe")
     # Standard output by its name, where that is a pipe.
-    code = "from hybrid_gemm.arrays.npy_files import check_output; check_output('/dev/stdout')"
+    code = "from hybrid_gemm.arrays.output_files import check_output; check_output('/dev/stdout')"
     done = python("-c", code)
     assert "UsageError: cannot write /dev/stdout: it is a pipe" in done.stderr
 

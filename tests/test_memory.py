@@ -23,7 +23,8 @@ from hybrid_gemm.devices.emulator.device import EmulatorDevice
 from hybrid_gemm.devices.streams import grown
 from hybrid_gemm.errors import OutOfMemoryError
 from hybrid_gemm.execution import staging
-from hybrid_gemm.host.kept import Kept
+from hybrid_gemm.host import kept as host_kept
+from hybrid_gemm.host.kept import Kept, Known
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
 sys.path.insert(0, str(SCRIPTS))
@@ -122,6 +123,15 @@ def test_the_last_things_are_kept():
     for number in range(100):
         kept.put(number, str(number))
     assert len(kept) == 3 and kept.get(99) == "99"
+
+
+def test_what_is_known_starts_over_when_it_is_too_much(monkeypatch):
+    monkeypatch.setattr(host_kept, "MOST_KNOWN", 2)
+    known = Known()
+    known["a"], known["b"] = 1, 2
+    assert known == {"a": 1, "b": 2}
+    known["c"] = 3
+    assert known == {"c": 3}
 
 
 def test_ever_larger_buffers_are_few():

@@ -209,7 +209,7 @@ def test_emulated_devices_share_one_memory():
     [
         ({"workers": 0}, "at least 1"),
         ({"workers": 1, "split": "diagonal"}, "rows, cols and auto"),
-        ({"workers": 1, "reduce": "tree", "split": "cols"}, "ordered, critical, nccl"),
+        ({"workers": 1, "reduce": "tree", "split": "cols"}, "ordered, nccl, critical"),
         ({"workers": 2, "reduce": "critical", "split": "rows"}, "by cols"),
     ],
 )

@@ -104,7 +104,7 @@ def test_nan_and_inf_are_as_blas_has_them(runner):
 
 @pytest.mark.parametrize("dtype", ["complex64", "complex128"])
 def test_complex_products_are_numpys_own(dtype, runner, no_runs, rng, monkeypatch):
-    monkeypatch.setattr(Runner, "_real_product", None)  # which would be called
+    monkeypatch.setattr(Runner, "_multiply_complex", None)  # which would be called
     a, b = (
         rng.standard_normal((30, 2 * n)).astype("f8").view("c16").astype(dtype) for n in (20, 7)
     )

@@ -10,6 +10,7 @@ import pytest
 from hybrid_gemm.arrays.strides import Reach
 from hybrid_gemm.execution.found import Found
 from hybrid_gemm.execution.single_gpu import SingleGpuExecutor
+from hybrid_gemm.execution.tensors_on_gpu import TensorsOnGpu
 
 A, B, C = 0x100000, 0x200000, 0x300000
 SIZE = 64 * 64 * 4
@@ -112,9 +113,12 @@ def gpu():
         made.here = before
 
     cp = SimpleNamespace(cuda=SimpleNamespace(Device=used))
-    made.device = SimpleNamespace(prepared=prepared, is_current=lambda: made.here == 0, cp=cp)
+    made.device = SimpleNamespace(
+        ordinal=0, prepared=prepared, is_current=lambda: made.here == 0, cp=cp
+    )
     made.plans = SimpleNamespace(options=SimpleNamespace(max_device_memory=None))
-    made.array, made.ordinal, made.known, made.known_tensors = Array, 0, {}, {}
+    made.array, made.ordinal, made.known = Array, 0, {}
+    made.tensors = TensorsOnGpu(made.device, made.plans)
     made.current = lambda ordinal: SimpleNamespace(ptr=made.stream_at)
     made.recording, made.checked = False, None
     made.stream = lambda: SimpleNamespace(
@@ -242,7 +246,7 @@ def torch(monkeypatch, gpu):
         cuda=SimpleNamespace(is_current_stream_capturing=lambda: gpu.recording),
     )  # fmt: skip
     monkeypatch.setitem(sys.modules, "torch", made)
-    monkeypatch.setattr("hybrid_gemm.execution.single_gpu.TORCH", SimpleNamespace(
+    monkeypatch.setattr("hybrid_gemm.execution.tensors_on_gpu.TORCH", SimpleNamespace(
         view=lambda x, name: Array(x.at),
     ))  # fmt: skip
     return made

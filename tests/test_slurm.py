@@ -20,7 +20,21 @@ from hybrid_gemm.ranks import slurm
 
 pytestmark = pytest.mark.slurm
 ROOT = Path(__file__).parent.parent
-SHIPPED = sorted(slurm.SHIPPED)
+_GPU = ("--split", "cols", "--resident", "--repeat", "5", "--size", "32768")
+_STUDY = ("--split", "cols", "--resident", "--repeat", "5")
+
+# The files of slurm/, by name.
+SCRIPTS = {
+    "one-gpu": slurm.Options(gpus_per_node=1, run=("--device", "cuda", "--size", "16384")),
+    "one-node": slurm.Options(gpus_per_node=8, run=_GPU),
+    "nodes-srun": slurm.Options(nodes=4, gpus_per_node=8, run=_GPU),
+    "nodes-mpirun": slurm.Options(nodes=4, gpus_per_node=8, launcher="mpirun", run=_GPU),
+    "scaling": slurm.Options(gpus_per_node=8, scaling=True, threads=1, time="01:00:00", run=_STUDY),
+    "cpu": slurm.Options(
+        nodes=2, ranks_per_node=2, run=("--device", "cpu", "--split", "cols", "--size", "8192")
+    ),
+}
+SHIPPED = sorted(SCRIPTS)
 ACTIVE = ("VIRTUAL_ENV", "CONDA_PREFIX", "LOADEDMODULES")
 
 # --- text ---------------------------------------------------------------------------------
@@ -29,7 +43,7 @@ ACTIVE = ("VIRTUAL_ENV", "CONDA_PREFIX", "LOADEDMODULES")
 @pytest.mark.parametrize("name", SHIPPED)
 def test_shipped_scripts_are_what_the_command_prints(name):
     text = (ROOT / "slurm" / f"{name}.sbatch").read_text()
-    words = slurm.command(slurm.SHIPPED[name])
+    words = slurm.command(SCRIPTS[name])
     assert f"# Printed by: {words}\n" in text
     nothing_active = dict.fromkeys(ACTIVE)
     printed = CliRunner().invoke(cli, words.split()[1:], env=nothing_active)

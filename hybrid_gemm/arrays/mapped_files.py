@@ -8,6 +8,8 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+from .strides import span
+
 GAP_BYTES = 128 << 10  # runs of bytes with less between them are one: a disk likes long ones
 
 
@@ -30,11 +32,11 @@ def file_of(view: Any, kind: type[F]) -> F | None:
     """The mapped file of a kind in which all of a matrix lies; None if there is none."""
     if not mapped or not isinstance(view, np.ndarray) or not view.size:
         return None
-    start, stop = _addresses(view)
+    part = span(view)
     for file in tuple(mapped):
         if isinstance(file, kind) and file.array.size:
-            first, last = _addresses(file.array)
-            if first <= start and stop <= last:
+            whole = span(file.array)
+            if whole.start <= part.start and part.stop <= whole.stop:
                 return file
     return None
 
@@ -44,7 +46,8 @@ def ranges(view: np.ndarray, file: MappedFile) -> Iterator[tuple[int, int]]:
     that are at least `GAP_BYTES` apart."""
     if not view.size:
         return
-    start, stop = (x - _addresses(file.array)[0] + file.offset for x in _addresses(view))
+    part, before = span(view), span(file.array).start - file.offset
+    start, stop = part.start - before, part.stop - before
     lines = sorted(((abs(s), n) for s, n in zip(view.strides, view.shape, strict=True) if n > 1))
     if len(lines) < 2:
         yield start, stop
@@ -56,11 +59,3 @@ def ranges(view: np.ndarray, file: MappedFile) -> Iterator[tuple[int, int]]:
         return
     for i in range(count):
         yield start + i * pitch, start + i * pitch + run
-
-
-def _addresses(view: np.ndarray) -> tuple[int, int]:
-    """Those of a matrix's first byte, and of the one past its last."""
-    start = stop = view.ctypes.data
-    for step, count in zip(view.strides, view.shape, strict=True):
-        start, stop = start + min(0, step * (count - 1)), stop + max(0, step * (count - 1))
-    return start, stop + view.itemsize

@@ -10,7 +10,6 @@ import hashlib
 import io
 import mmap
 import os
-import stat
 import time
 import weakref
 from collections.abc import Iterable
@@ -26,10 +25,8 @@ from ..errors import HybridGemmError, UsageError
 from ..problem import check_dtype, shape_of
 from .file_bytes import CHECK_BYTES, checksums, checksums_on_disk
 from .mapped_files import file_of, mapped, ranges
-from .output_files import OutputFile, is_mount_point, only_owner_renames
+from .output_files import OutputFile, Path, check_output, not_a_file
 from .write_behind import WriteBehind
-
-Path = str | os.PathLike[str]
 
 # --- reading ------------------------------------------------------------------------------
 
@@ -111,11 +108,6 @@ class NpyFile:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def open_npy(path: Path) -> np.ndarray:
-    """The matrix in a .npy file, as `NpyFile` maps it."""
-    return NpyFile(path).array
-
-
 def truncated() -> str | None:
     """What to say of a mapped file that has become shorter than its matrix; None if none has."""
     return next(filter(None, (file.truncated() for file in tuple(mapped))), None)
@@ -173,20 +165,6 @@ def _read_header(file: BinaryIO, name: str, size: int) -> tuple[tuple[int, ...],
     return shape, fortran, dtype
 
 
-def not_a_file(mode: int) -> str | None:
-    """What a path with this mode is, if it is no regular file: "is a directory, not ..."."""
-    if stat.S_ISREG(mode):
-        return None
-    kinds = {
-        stat.S_IFDIR: "a directory",
-        stat.S_IFIFO: "a pipe",
-        stat.S_IFCHR: "a character device",
-        stat.S_IFBLK: "a block device",
-        stat.S_IFSOCK: "a socket",
-    }
-    return f"is {kinds.get(stat.S_IFMT(mode), 'special')}, not a regular file"
-
-
 def _not_there(name: str) -> str:
     """What to say of a file that is not there, with the name that was perhaps meant."""
     folder, last = os.path.split(name)
@@ -203,55 +181,6 @@ def _not_there(name: str) -> str:
 
 
 # --- writing ------------------------------------------------------------------------------
-
-
-def check_output(path: Path, inputs: Iterable[Path] = ()) -> str:
-    """The path of the file that writing to `path` makes or replaces, links followed.
-
-    Only checks: nothing is written. Raises `UsageError` if `path` cannot be written as a file,
-    or is one of the files in `inputs`, be it by another name.
-    """
-    name = os.fspath(path)
-    if name == "-":
-        raise UsageError(
-            "cannot write to standard output: a file is written whole or not at all; give a file "
-            "name (./- is a file called -)"
-        )
-    try:
-        found = os.stat(name)
-    except FileNotFoundError:
-        found = None
-    except OSError as error:
-        raise UsageError(f"cannot write {name}: {error.strerror}") from None
-    try:
-        target = os.path.realpath(name)
-    except FileNotFoundError:
-        raise UsageError(f"cannot write {name}: the working directory was removed") from None
-    folder = os.path.dirname(target)
-
-    if found and (reason := not_a_file(found.st_mode)):
-        raise UsageError(f"cannot write {name}: it {reason}; give a file name")
-    if found and not os.path.exists(target):  # by a link of /proc, as /dev/stdout is
-        raise UsageError(f"cannot write {name}: it leads to a file that was removed; give another")
-    if not os.path.basename(name):
-        raise UsageError(f"cannot write {name!r}: it names no file")
-    if not os.path.isdir(folder):
-        raise UsageError(f"cannot write {name}: there is no directory {folder} (mkdir -p makes it)")
-    for given in inputs:
-        if found and os.path.exists(given) and os.path.samefile(target, given):
-            raise UsageError(f"cannot write {name}: it is the input {given}; give another name")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise UsageError(f"cannot write {name}: no permission to make files in {folder}")
-    if found and not os.access(target, os.W_OK):
-        raise UsageError(f"cannot write {name}: it is write-protected (chmod u+w allows it)")
-    if found and only_owner_renames(folder, found):
-        raise UsageError(f"cannot write {name}: in {folder} only its owner may replace it")
-    if found and is_mount_point(target):
-        raise UsageError(
-            f"cannot write {name}: a file that is mounted alone cannot be replaced; mount its "
-            "folder, or give another name"
-        )
-    return target
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,90 @@ import re
 import socket
 import stat
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from ..errors import HybridGemmError, UsageError
 
+Path = str | os.PathLike[str]
 UNFINISHED = ".unfinished"  # what the name of a file that is kept ends in
 _temporaries: set[str] = set()  # the named ones that this process would leave behind
+
+
+def not_a_file(mode: int) -> str | None:
+    """What a path with this mode is, if it is no regular file: "is a directory, not ..."."""
+    if stat.S_ISREG(mode):
+        return None
+    kinds = {
+        stat.S_IFDIR: "a directory",
+        stat.S_IFIFO: "a pipe",
+        stat.S_IFCHR: "a character device",
+        stat.S_IFBLK: "a block device",
+        stat.S_IFSOCK: "a socket",
+    }
+    return f"is {kinds.get(stat.S_IFMT(mode), 'special')}, not a regular file"
+
+
+def check_output(path: Path, inputs: Iterable[Path] = ()) -> str:
+    """The path of the file that writing to `path` makes or replaces, links followed.
+
+    Only checks: nothing is written. Raises `UsageError` if `path` cannot be written as a file,
+    or is one of the files in `inputs`, be it by another name.
+    """
+    name = os.fspath(path)
+    if name == "-":
+        raise UsageError(
+            "cannot write to standard output: a file is written whole or not at all; give a file "
+            "name (./- is a file called -)"
+        )
+    try:
+        found = os.stat(name)
+    except FileNotFoundError:
+        found = None
+    except OSError as error:
+        raise UsageError(f"cannot write {name}: {error.strerror}") from None
+    try:
+        target = os.path.realpath(name)
+    except FileNotFoundError:
+        raise UsageError(f"cannot write {name}: the working directory was removed") from None
+    folder = os.path.dirname(target)
+
+    if found and (reason := not_a_file(found.st_mode)):
+        raise UsageError(f"cannot write {name}: it {reason}; give a file name")
+    if found and not os.path.exists(target):  # by a link of /proc, as /dev/stdout is
+        raise UsageError(f"cannot write {name}: it leads to a file that was removed; give another")
+    if not os.path.basename(name):
+        raise UsageError(f"cannot write {name!r}: it names no file")
+    if not os.path.isdir(folder):
+        raise UsageError(f"cannot write {name}: there is no directory {folder} (mkdir -p makes it)")
+    for given in inputs:
+        if found and os.path.exists(given) and os.path.samefile(target, given):
+            raise UsageError(f"cannot write {name}: it is the input {given}; give another name")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UsageError(f"cannot write {name}: no permission to make files in {folder}")
+    if found and not os.access(target, os.W_OK):
+        raise UsageError(f"cannot write {name}: it is write-protected (chmod u+w allows it)")
+    if found and _only_owner_renames(folder, found):
+        raise UsageError(f"cannot write {name}: in {folder} only its owner may replace it")
+    if found and _is_mount_point(target):
+        raise UsageError(
+            f"cannot write {name}: a file that is mounted alone cannot be replaced; mount its "
+            "folder, or give another name"
+        )
+    return target
+
+
+def _only_owner_renames(folder: str, found: os.stat_result) -> bool:
+    """Whether the folder is sticky, as /tmp is, and the file in it another user's."""
+    parent, me = os.stat(folder), os.geteuid()
+    return bool(parent.st_mode & stat.S_ISVTX) and me not in (0, found.st_uid, parent.st_uid)
+
+
+def _is_mount_point(path: str) -> bool:
+    """Whether something is mounted there, be it a single file, as containers have them."""
+    escaped = path.translate({ord(x): f"\\{ord(x):03o}" for x in " \t\n\\"})
+    with contextlib.suppress(OSError), open("/proc/self/mountinfo", "rb") as mounts:
+        return any(line.split(b" ")[4] == os.fsencode(escaped) for line in mounts)
+    return False
 
 
 class OutputFile:
@@ -167,20 +245,6 @@ def is_same(path: str, file: os.stat_result, folder: int | None = None) -> bool:
     except OSError:
         return False
     return os.path.samestat(found, file)
-
-
-def only_owner_renames(folder: str, found: os.stat_result) -> bool:
-    """Whether the folder is sticky, as /tmp is, and the file in it another user's."""
-    parent, me = os.stat(folder), os.geteuid()
-    return bool(parent.st_mode & stat.S_ISVTX) and me not in (0, found.st_uid, parent.st_uid)
-
-
-def is_mount_point(path: str) -> bool:
-    """Whether something is mounted there, be it a single file, as containers have them."""
-    escaped = path.translate({ord(x): f"\\{ord(x):03o}" for x in " \t\n\\"})
-    with contextlib.suppress(OSError), open("/proc/self/mountinfo", "rb") as mounts:
-        return any(line.split(b" ")[4] == os.fsencode(escaped) for line in mounts)
-    return False
 
 
 # --- files without a name -----------------------------------------------------------------

@@ -138,6 +138,15 @@ def address(array: Array) -> int:
     return int(array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr)
 
 
+def span(array: Array) -> range:
+    """The addresses of a NumPy or CuPy array's bytes, from the first to past the last; of one that
+    has an element."""
+    start = stop = address(array)
+    for step, count in zip(array.strides, array.shape, strict=True):
+        start, stop = start + min(0, step * (count - 1)), stop + max(0, step * (count - 1))
+    return range(start, stop + array.itemsize)
+
+
 def layout(view: View) -> tuple[str, int] | None:
     """The order of a view and its leading dimension: ("n", ld) or ("t", ld); None for neither.
 

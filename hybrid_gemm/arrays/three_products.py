@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from ..problem import REAL_OF, Problem, Scalar
+from ..problem import REAL_OF, Problem, Scalar, real_factor
 from .caller_arrays import by_rows, is_device_array, module_of, silent
 from .on_gpus import on_gpu_of
 from .strides import Array
@@ -68,7 +68,8 @@ class ThreeProducts:
             added = c if problem.beta else None
             if added is not None and is_device_array(added) != on_gpu:
                 added = xp.asarray(added) if on_gpu else added.get()
-            _combine(p1, p2, p3, added, _real_alpha(problem.alpha), problem.beta, made)
+            alpha = float(real_factor(problem.alpha))  # a complex one is in B already
+            _combine(p1, p2, p3, added, alpha, problem.beta, made)
         if out is None and is_device_array(c) and not on_gpu:
             made = module_of(c).asarray(made)
         return made
@@ -83,11 +84,6 @@ def progress_of_one(progress: Callable[[int], None] | None) -> Callable[[int], N
     """What one of the three products tells its operations: they have three quarters of those of
     the complex product, of which `progress` is told."""
     return progress and (lambda flops: progress(flops * 4 // 3))
-
-
-def _real_alpha(alpha: Scalar) -> float:
-    """What is left of alpha: a complex one is in B already."""
-    return 1.0 if isinstance(alpha, complex) else float(alpha)
 
 
 def _parts(x: Array, dtype: str, conj: bool, alpha: complex | None) -> Three:

@@ -23,8 +23,8 @@ from ..host.resources import cores
 from ..planning.partition import Span, cut
 from .file_bytes import read_part
 from .journal import Journal
-from .npy_files import NpyWriter, Path, check_output
-from .output_files import UNFINISHED
+from .npy_files import NpyWriter
+from .output_files import UNFINISHED, Path, check_output
 
 JOURNAL = ".journal"
 ALIGN = 256  # panels begin where the tiles of kernels do

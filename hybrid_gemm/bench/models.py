@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..arrays import npy_files, output_files
+from ..arrays import output_files
 from ..catalog import Variant
 from ..devices.cuda.device import CudaDevice
 from ..errors import UsageError
@@ -42,7 +42,7 @@ def make(
         raise UsageError(f"minutes={minutes:g}: shapes are timed for more than 0 minutes")
     folder = Path(output) if output else None
     files = [
-        npy_files.check_output(
+        output_files.check_output(
             folder / fitted.file_name(gpu.model, mode) if folder
             else fitted.users_file(gpu.model, mode)
         )

@@ -16,7 +16,6 @@ from ..problem import Problem
 from ..ranks import ending, verify
 from ..ranks.launch import agree, bind_cores, place, together
 from ..ranks.rank_plan import RankPlan, make_rank_plan
-from ..ranks.rank_planner import nothing_multiplied
 from ..ranks.rank_result import RankResult
 from ..ranks.redistribution import NOTHING, Part, move, parts_of
 from ..ranks.runner import RankRunner
@@ -39,7 +38,7 @@ class OverRanks:
         comm = self.comm
         bind_cores(comm, place(comm))
         self.runner = runner = RankRunner.of(comm, self.options.across_ranks())
-        self.plan = runner.plan(nothing_multiplied(problem), resident=resident)
+        self.plan = runner.plan(problem, resident=resident)
         self.problem = self.plan.problem
         self.variant = runner.variant(self.plan)
         self.strip = parts_of(self.plan)[comm.rank]

@@ -143,7 +143,7 @@ def progress_bar(shown: bool = True):
 def writable(json_file: str | None, *names: str | None, inputs=()) -> None:
     """Checks, before any work, that these files can be written, each once and over no input. JSON
     alone goes to stdout."""
-    from ..arrays.npy_files import check_output
+    from ..arrays.output_files import check_output
 
     seen = set()
     for name in (x for x in (None if json_file == "-" else json_file, *names) if x is not None):

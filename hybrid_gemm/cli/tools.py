@@ -254,8 +254,7 @@ def plot(file: str, name: str | None, output: str) -> None:
     FILE is what `bench --json`, `run --trace` or `reproduce -o` wrote. NAME is an experiment,
     where a file has several.
     """
-    from ..arrays.npy_files import check_output
-    from ..arrays.output_files import write_file
+    from ..arrays.output_files import check_output, write_file
     from ..experiments.output import load
     from ..reporting import plots
     from .pictures import pictures

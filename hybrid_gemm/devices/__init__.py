@@ -6,10 +6,9 @@ import itertools
 from collections.abc import Sequence
 
 from ..errors import UnavailableError, UsageError
+from ..options import DEVICES
 from .base import Device
 from .cuda import driver
-
-KINDS = ("cuda", "cpu", "emulator")
 
 
 def choose(device: str = "auto", gpus: Sequence[int] | None = None) -> tuple[str, str]:
@@ -18,8 +17,8 @@ def choose(device: str = "auto", gpus: Sequence[int] | None = None) -> tuple[str
     Raises `UsageError` for an unknown kind, `UnavailableError` for one that is not here, as GPUs
     may not be that are named by `gpus`.
     """
-    if device not in (*KINDS, "auto"):
-        raise UsageError(f"no device is called {device!r}; there are auto, {', '.join(KINDS)}")
+    if device not in DEVICES:
+        raise UsageError(f"no device is called {device!r}; there are {', '.join(DEVICES)}")
     if device in ("auto", "cuda"):
         reason = driver.unavailable()
         if reason is None:
@@ -45,9 +44,9 @@ def are_gpus(kind: str) -> bool:
     return kind == "cuda"
 
 
-def open_first(kind: str, gpu: int = 0) -> Device:
-    """One device of a kind: of several GPUs the one with this CUDA ordinal."""
-    return open_devices(kind, 1, gpus=[gpu] if are_gpus(kind) else None)[0]
+def open_first(kind: str) -> Device:
+    """One device of a kind: of several GPUs the first."""
+    return open_devices(kind, 1, gpus=[0] if are_gpus(kind) else None)[0]
 
 
 def open_devices(

@@ -22,8 +22,9 @@ from ..kernel_choice import residues
 from ..problem import Problem
 from . import moduli
 from .base import Array, Device, Stream
-from .kernel_launcher import BoundProduct, KernelLauncher
+from .kernel_launcher import KernelLauncher
 from .packed_product import room_of, unwritten
+from .roles import BoundProduct
 
 _STEP = 128  # packed rows are whole multiples of it, in elements
 _COLUMNS = 64  # of B lie together: COLUMNS of kernels/residues.cuh

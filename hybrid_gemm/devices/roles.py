@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ..arrays.strides import layout
+from ..arrays.strides import Array, layout
 from ..catalog import Variant
 from ..host.kept import cached_property
 from ..kernel_choice.library_kernels import Launched
@@ -26,7 +26,6 @@ from .cuda.driver import Calls
 from .split_operands import Splitter
 from .streams import Event, HostStream, Stream
 
-Array = Any
 # A product that is worked out: called with A, B, C and a stream.
 BoundProduct = Callable[[Array, Array, Array, Stream], None]
 

@@ -33,8 +33,7 @@ class RoundedProduct(PackedProduct):
         super().__init__(device, variant, operation)
         self.packed, self.any_packed = packed, any(packed)
         self.item_bytes = operation.a.dtype.itemsize
-        name = operation.a.dtype.name
-        dtype = "tfloat32" if name == "float32" else name
+        dtype = _dtype(operation)
         # Of A and columns of B: as many as are packed, or none.
         self.rows = [
             count if x else 0 for count, x in zip((self.m, self.n), packed, strict=True)
@@ -71,12 +70,17 @@ class RoundedProduct(PackedProduct):
         self.product(*self._operands(a, b, made), c, stream)
 
 
+def _dtype(operation: Operation) -> str:
+    """What is multiplied, as kernels' headers name it."""
+    name = operation.a.dtype.name
+    return "tfloat32" if name == "float32" else name
+
+
 def bind_in_place(device: KernelLauncher, variant: Variant, operation: Operation) -> BoundProduct:
     """A product by a kernel that reads operands where they lie."""
     (order_a, lda), (order_b, ldb) = stored(operation.a), stored(operation.b)
     (m, k), n = operation.a.shape, operation.b.shape[1]
-    name = operation.a.dtype.name
-    dtype = "tfloat32" if name == "float32" else name
+    dtype = _dtype(operation)
     variant = with_out(variant, operation.c.dtype.itemsize)
     shares = Shares(
         device, variant, dtype, operation.c, (m, n, k), alpha=operation.alpha, beta=operation.beta

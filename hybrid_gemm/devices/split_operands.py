@@ -6,17 +6,17 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
+from ..arrays.strides import Array
 from ..planning.plan import SPLIT_STEP
 from .streams import Stream
 
 STATE_WORDS = 17  # of the kernels' State, of 4 bytes (kernels/verdict.cuh)
 OF_ROWS = 4  # from which word on it says what rows allow
 
-Array = Any
 Take = Callable[[Array], None]
 
 

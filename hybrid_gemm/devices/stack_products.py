@@ -11,7 +11,8 @@ import numpy as np
 from ..arrays.strides import stored
 from ..catalog import MAX_GRID, Variant
 from .base import Array, Stream
-from .kernel_launcher import BoundProduct, KernelLauncher
+from .kernel_launcher import KernelLauncher
+from .roles import BoundProduct
 
 MOST = MAX_GRID[2]  # matrices of a stack
 

@@ -14,7 +14,7 @@ from ..errors import UsageError
 from ..planning.plan import Panel, Plan
 from .reduction import HostReduction
 from .run import Run
-from .transfers import Later, settle
+from .transfers import Later
 
 
 class CriticalReduction(HostReduction):
@@ -50,7 +50,7 @@ class CriticalReduction(HostReduction):
         else:
             self.c[...] = 0
         if self.order:
-            settle(self.turns[self.order[0]])
+            self.turns[self.order[0]].settle()
 
     def add(self, worker: int, panel: Panel, device: Device, stream: Stream) -> None:
         """In this worker's turn: C up, add, C down."""
@@ -74,7 +74,7 @@ class CriticalReduction(HostReduction):
             stream.synchronize()
         position = self.order.index(worker)
         if position + 1 < len(self.order):
-            settle(self.turns[self.order[position + 1]])
+            self.turns[self.order[position + 1]].settle()
 
     def end(self) -> None:
         out = self.run.operands.out.array

@@ -18,7 +18,7 @@ from ..devices.base import Device, Stream
 from ..devices.split_operands import SplitBlock
 from ..planning.partition import Span
 from ..planning.plan import LINE_BYTES, Block, Plan
-from .transfers import Later, Stop, settle
+from .transfers import Later, Stop
 
 _ALIGN = 256  # bytes: rows that begin on whole cache lines let kernels read vectors
 
@@ -211,7 +211,7 @@ class Blocks:
             slab.buffer = source.array
             for part, future in enumerate(slab.ready):
                 slab.claim(part)
-                settle(future)
+                future.settle()
             return
         (rows, cols), order = source.shape, source.order or "n"
         step = LINE_BYTES // memory.dtype.itemsize if self.plan.padded else 1

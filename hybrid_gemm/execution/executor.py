@@ -1,10 +1,10 @@
-"""What every executor offers: a single GPU, threads over several devices, an MPI rank."""
+"""What executors of one process offer: a single GPU, and threads over several devices."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from ..arrays.operand import Operands
 from ..catalog import Variant
@@ -14,8 +14,6 @@ from .read_ahead import Reading
 from .timeline import Timeline
 
 INCOMPLETE = "out is incomplete: it was being written when this error came"  # a note of errors
-
-P = TypeVar("P", contravariant=True)
 
 
 @dataclass(frozen=True)
@@ -36,13 +34,13 @@ class Execution:
     reading: Reading | None = None
 
 
-class Executor(Protocol[P]):
+class Executor(Protocol):
     """Carries out one product whose plan and kernel are known. Returns when C is finished, or
     raises the first error of any part, with nothing still at work in the operands. Kernels are
     compiled before the clock runs; where nobody asks for the time, not `timed`, they are compiled
     while operands are brought."""
 
     def execute(
-        self, plan: P, variant: Variant, operands: Operands, *, resident: bool = False,
+        self, plan: Plan, variant: Variant, operands: Operands, *, resident: bool = False,
         progress: Callable[[int], None] | None = None, timed: bool = True,
     ) -> Execution: ...  # fmt: skip

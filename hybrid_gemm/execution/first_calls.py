@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from ..devices.base import Array, Event, Stream
-from ..devices.kernel_launcher import BoundProduct
+from ..devices.roles import BoundProduct
 
 ROUNDS = 2  # calls of each; the last is timed, when all is loaded
 

@@ -7,12 +7,9 @@ from typing import Any, Literal
 from ..arrays.strides import Reach, reach
 from ..devices.cuda.device import CudaDevice
 from ..devices.cuda.stream import CudaStream
-from ..devices.kernel_launcher import BoundProduct
-from ..devices.roles import Prepared
+from ..devices.roles import BoundProduct, Prepared
 from .first_calls import FirstCalls
 from .native_calls import Reaches, Started, note, phase
-
-MAX_KNOWN = 4096  # signatures; a program of ever new shapes starts over
 
 
 class Found:

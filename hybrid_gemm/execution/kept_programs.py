@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 
 from ..arrays.operand import Operand, Operands
-from ..arrays.strides import address
+from ..arrays.strides import span
 from ..catalog import Variant
 from ..devices.base import Device
 from ..host.kept import Kept
@@ -167,15 +167,7 @@ def _matrices(operands: Operands) -> list[Operand]:
 
 def spans_of(matrices: Sequence[Operand]) -> list[range]:
     """The addresses of each matrix."""
-    return [span_of(x.array) for x in matrices]
-
-
-def span_of(array: np.ndarray) -> range:
-    """The addresses of an array."""
-    steps = zip(array.shape, array.strides, strict=True)
-    size = sum((n - 1) * step for n, step in steps) + array.itemsize
-    start = address(array)
-    return range(start, start + size)
+    return [span(x.array) for x in matrices]
 
 
 def _hosts(spans: list[range]) -> list[range]:
@@ -196,8 +188,8 @@ def alike_of(
     hosts = _hosts(spans)
     lie = [
         (x.array.shape, x.array.strides, x.dtype.str, plan.page_locked or device.reads(x.array),
-         hosts.index(span))
-        for x, span in zip(matrices, spans, strict=True)
+         hosts.index(at))
+        for x, at in zip(matrices, spans, strict=True)
     ]  # fmt: skip
     return (id(plan), variant, *lie)
 

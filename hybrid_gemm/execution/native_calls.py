@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 from ..arrays.strides import Reach, reach
+from ..host.kept import Known
 
 if TYPE_CHECKING:
     from ..devices.roles import Facts, Prepared
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 Reaches = tuple[Reach, Reach, Reach]  # of A, B and C
-MAX_KNOWN = 4096  # calls; a program of ever new ones starts over
 _SOURCE = Path(__file__).with_name("native_calls.cpp")
 
 
@@ -156,20 +156,17 @@ class NativeCalls:
         )  # fmt: skip
         tensors = hasattr(made, "data_ptr")
         make = _new_tensor if tensors else type(made)
-        table = self._state[0]
-        if len(table) >= MAX_KNOWN:
-            table.clear()
         shape, check = tuple(made.shape), started.prepared.check
         with contextlib.suppress(TypeError):  # a list among the keywords is no key
             # The device has the kernels loaded.
-            table[key] = bytes(product), check, make, shape, made.dtype, started.device
+            self._state[0][key] = bytes(product), check, make, shape, made.dtype, started.device
 
     def _open(self) -> None:
         from ..devices.cuda import driver
 
         cupy = sys.modules["cupy"]
         self._state = [
-            {}, driver.address_of("cuCtxGetCurrent"), self._out_is_third, cupy.ndarray,
+            Known(), driver.address_of("cuCtxGetCurrent"), self._out_is_third, cupy.ndarray,
             cupy.cuda.get_current_stream, *[None] * 6,
         ]  # fmt: skip
         self._key = _library().make_key(self._state)

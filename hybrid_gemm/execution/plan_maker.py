@@ -77,8 +77,7 @@ class PlanMaker:
     def settle(self, problem: Problem) -> Problem:
         """The problem as it, or a complex one's real product, will be multiplied; `UsageError` if
         `compute` is not for it."""
-        if problem.k == 0 or problem.alpha == 0:  # as in BLAS, A and B are not read
-            problem = dataclasses.replace(problem, k=0, alpha=0)
+        problem = problem.as_blas()
         if problem.is_complex:
             return dataclasses.replace(problem, compute=self.settle(problem.as_real()).compute)
         if self.options.algorithm == "strassen":  # its sums of quarters are made in `dtype`

@@ -121,9 +121,8 @@ class Run:
 
 def _result_dtype(plan: Plan, operands: Operands) -> np.dtype:
     """The dtype of finished strips: of 16 bits where tensor cores make C of such operands,
-    and each element is written once, so that it is rounded once."""
-    problem = plan.problem
-    narrow = np.dtype(problem.operands)
-    once = not plan.summed and all(len(tile) == 1 for w in plan.workers for tile in w.tiles)
+    and each element is written once."""
+    narrow = np.dtype(plan.problem.operands)
     given = [x.dtype for x in (operands.c, operands.out) if x is not None]
-    return narrow if once and all(dtype == narrow for dtype in given) else np.dtype(problem.dtype)
+    fits = plan.writes_once and all(dtype == narrow for dtype in given)
+    return narrow if fits else np.dtype(plan.problem.dtype)

@@ -24,12 +24,11 @@ from ..arrays.stacks import shape_of_product
 from ..arrays.strides import overlaps_itself
 from ..devices.cpu import CHUNK_BYTES, CpuDevice, product
 from ..errors import shortage_in_words
+from ..host.kept import Known
 from ..problem import Problem, are_numbers, make_problem, sides
 from .checked_device import CheckedDevice, CheckedWork, bounds_of
 from .executor import INCOMPLETE
 from .plan_maker import PlanMaker
-
-MAX_KNOWN = 4096  # signatures; a program of ever new shapes starts over
 
 
 class SingleCpuExecutor:
@@ -40,8 +39,8 @@ class SingleCpuExecutor:
         self, device: CpuDevice, plans: PlanMaker, checked: CheckedDevice | None = None
     ) -> None:
         self.device, self.plans, self.checked = device, plans, checked
-        self.known: dict[tuple, tuple | None] = {}
-        self._pieces: dict[Problem, int] = {}
+        self.known: Known[tuple, tuple | None] = Known()
+        self._pieces: Known[Problem, int] = Known()
 
     def gemm(
         self, a: Any, b: Any, c: Any = None, alpha: Any = 1.0, beta: Any = 0.0,
@@ -121,8 +120,6 @@ class SingleCpuExecutor:
             return self._of_joined(a, b, out)
         key = "matmul", a.shape, a.dtype, b.shape, b.dtype, out is None or (out.shape, out.dtype)
         if key not in self.known:
-            if len(self.known) >= MAX_KNOWN:
-                self.known.clear()
             self.known[key] = self._one_call(a, b, out)
         found = self.known[key]
         if found is None or (out is not None and not _free(out, a, b, None)):
@@ -190,8 +187,6 @@ class SingleCpuExecutor:
             return None
         if not are_numbers(alpha, beta):
             return None
-        if len(self.known) >= MAX_KNOWN:
-            self.known.clear()
         found = self.known[key] = self._work_out(
             a, b, c, out, alpha=alpha, beta=beta, trans_a=trans_a, trans_b=trans_b
         )
@@ -247,8 +242,6 @@ class SingleCpuExecutor:
         if alike not in self._pieces:
             plan = self.plans.plan(alike)
             self.plans.choice(plan)  # raises for a kernel that the CPU has not
-            if len(self._pieces) >= MAX_KNOWN:
-                self._pieces.clear()
             self._pieces[alike] = len(plan.products)
         return self._pieces[alike]
 

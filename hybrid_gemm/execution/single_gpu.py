@@ -7,23 +7,21 @@ stream. Small arrays of the host are copied there and back whole, by the calling
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from ..arrays import tensors
 from ..arrays.caller_arrays import broadcast_c, is_same, shares_memory
 from ..arrays.on_gpus import moved
 from ..arrays.operand import Operands
-from ..arrays.other_libraries import TORCH
 from ..arrays.strides import layout, leading, overlaps_itself
 from ..catalog import Variant
 from ..devices.cuda import cublas
 from ..devices.cuda.device import CudaDevice
-from ..devices.kernel_launcher import BoundProduct
+from ..devices.roles import BoundProduct
 from ..errors import UsageError
+from ..host.kept import Known
 from ..planning.plan import Plan
 from ..problem import Problem, are_numbers, make_problem, sides
 from . import small_checks
@@ -31,10 +29,11 @@ from .checked_device import CheckedDevice
 from .conversions import ComplexConversion, Conversion, conversion, multiplied
 from .executor import Execution
 from .first_calls import FirstCalls
-from .found import MAX_KNOWN, CurrentStreams, Found, overlap, reach_of
+from .found import CurrentStreams, Found, overlap, reach_of
 from .native_calls import Reaches
 from .plan_maker import PlanMaker
 from .stacks_on_gpu import StacksOnGpu
+from .tensors_on_gpu import TensorsOnGpu
 from .timeline import Clock
 
 Converted = Conversion | ComplexConversion
@@ -56,10 +55,15 @@ class SingleGpuExecutor:
         self.checked = checked  # the same GPU among the plans' devices, where products are checked
         self.array = device.cp.ndarray
         self.current = device.cp.cuda.get_current_stream
-        self.known: dict[tuple, Found | Converted | None] = {}
-        self.known_tensors: dict[tuple, Found | None] = {}
+        self.known: Known[tuple, Found | Converted | None] = Known()
         self.stream = CurrentStreams(device)
         self.stacks = StacksOnGpu(device, plans, self.stream, checked=checked is not None)
+        self.tensors = TensorsOnGpu(device, plans)
+
+    @property
+    def planned(self) -> CudaDevice | CheckedDevice:
+        """This GPU as the plans have it."""
+        return self.checked or self.device
 
     def takes(self, plan: Plan, operands: Operands) -> bool:
         """Whether this GPU has all of a plan's operands, as it multiplies them."""
@@ -67,16 +71,12 @@ class SingleGpuExecutor:
         if len(plan.workers) > 1 or len(plan.products) != 1 or not (problem.k and problem.alpha):
             return False
         read = all(
-            x.order and x.lies_on(self.checked or self.device) and x.dtype == problem.operands
+            x.order and x.lies_on(self.planned) and x.dtype == problem.operands
             for x in (operands.a, operands.b)
         )
         made = (problem.dtype, problem.operands)
-        added = c is None or not problem.beta or c.lies_on(self.checked or self.device)
-        return (
-            read
-            and added
-            and any(operands.out.written_in_place((self.checked or self.device), x) for x in made)
-        )
+        added = c is None or not problem.beta or c.lies_on(self.planned)
+        return read and added and any(operands.out.written_in_place(self.planned, x) for x in made)
 
     def execute(
         self, plan: Plan, variant: Variant, operands: Operands, *, resident: bool = False,
@@ -114,7 +114,7 @@ class SingleGpuExecutor:
         if type(a) is not array or type(b) is not array:
             if type(a) is np.ndarray or type(b) is np.ndarray:
                 return self._brought(a, b, c, alpha, beta, trans_a, trans_b, out)
-            return self._tensors(a, b, c, alpha, beta, trans_a, trans_b, out)
+            return self.tensors.gemm(self.find, a, b, c, alpha, beta, trans_a, trans_b, out)
         if c is not None and c is not out and type(out) is type(c) is array and is_same(c, out):
             c = out  # two views of it
         here, x, y = self.ordinal, a.data, b.data
@@ -239,74 +239,6 @@ class SingleGpuExecutor:
             return None
         return made if out is None else out
 
-    def _tensors(
-        self, a: Any, b: Any, c: Any, alpha: Any, beta: Any, trans_a: Any, trans_b: Any, out: Any
-    ) -> Any:
-        """As `gemm`, for PyTorch's tensors on its current stream; None, too, where it is not
-        prepared: CuPy's views of them prepare it."""
-        torch = sys.modules.get("torch")
-        if torch is None:
-            return None
-        if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
-            (a, trans_a), (b, trans_b) = (
-                tensors.unconjugated(x, trans) for x, trans in ((a, trans_a), (b, trans_b))
-            )
-        for x in (a, b, c, out):
-            if x is not None and not tensors.lies_as_it_says(x, self.ordinal):
-                return None
-        if not self.device.is_current():
-            with self.device.cp.cuda.Device(self.ordinal):
-                return self._tensors(a, b, c, alpha, beta, trans_a, trans_b, out)
-        if c is not None and c is not out:
-            if out is None:
-                out = c = tensors.filled(a, b, c, beta, trans_a, trans_b)
-            elif tensors.are_one(c, out):
-                c = out  # two views of it
-            if c is not out or c is None:
-                return None
-        if not self.plans.options.max_device_memory:
-            a, b = (tensors.laid_out(x, out) for x in (a, b))
-            a, b = (a, b) if out is not None else tensors.of_one_dtype(a, b)
-        found = self._find_tensors(a, b, c, alpha, beta, trans_a, trans_b, out)
-        if found is None or not found.ready:
-            return None
-        made = out
-        if out is None:
-            made = a.new_empty(found.shape, dtype=getattr(torch, found.dtype))
-        at = a.data_ptr(), b.data_ptr(), made.data_ptr()
-        stream = torch._C._cuda_getCurrentRawStream(self.ordinal)
-        if overlap(at, found.reaches) or not found.start_prepared(self.device, stream, at):
-            return None
-        if out is not None and not out.is_inference():
-            torch.autograd.graph.increment_version(out)
-        return made
-
-    def _find_tensors(
-        self, a: Any, b: Any, c: Any, alpha: Any, beta: Any, trans_a: Any, trans_b: Any, out: Any
-    ) -> Found | None:
-        """As `find`, for tensors that lie on this GPU; C is `out` if there is one."""
-        try:
-            key = (
-                a.shape, a.stride(), a.dtype, b.shape, b.stride(), b.dtype, c is None,
-                out is None or (out.shape, out.stride(), out.dtype), alpha, type(alpha), beta,
-                type(beta), trans_a, trans_b,
-            )  # fmt: skip
-            return self.known_tensors[key]
-        except KeyError:
-            pass
-        except TypeError:  # an array as alpha is no key
-            return None
-        # Into a graph that PyTorch records nothing is allocated here.
-        if not are_numbers(alpha, beta) or tensors.are_captured():
-            return None
-        if len(self.known_tensors) >= MAX_KNOWN:
-            self.known_tensors.clear()
-        x, y, z = (x if x is None else TORCH.view(x, "A") for x in (a, b, out))
-        z_in = None if c is None else z
-        known = self.find(x, y, z_in, alpha, beta, trans_a, trans_b, z)
-        found = self.known_tensors[key] = known if isinstance(known, Found) else None
-        return found
-
     def find(
         self, a: Any, b: Any, c: Any, alpha: Any, beta: Any, trans_a: Any, trans_b: Any, out: Any
     ) -> Found | Converted | None:
@@ -325,8 +257,6 @@ class SingleGpuExecutor:
             return None
         if not are_numbers(alpha, beta):
             return None
-        if len(self.known) >= MAX_KNOWN:
-            self.known.clear()
         with self.stream().unrestricted():
             found = self.known[key] = self._work_out(
                 a, b, c, out, alpha=alpha, beta=beta, trans_a=trans_a, trans_b=trans_b
@@ -406,7 +336,7 @@ class SingleGpuExecutor:
         """The bound product, and whether it is one to be prepared; None where several GPUs together
         are worth what they cost."""
         layouts = "".join((layout(x) or "n")[0] for x in (a, b))
-        variant = self.plans.alone(problem, layouts, (self.checked or self.device))
+        variant = self.plans.alone(problem, layouts, self.planned)
         if variant is None:
             return None
         call = self._bound(variant, a, b, c, problem)

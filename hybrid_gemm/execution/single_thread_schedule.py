@@ -12,8 +12,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from ..planning.plan import Panel, Strip
+from ..planning.steps import Step
 from .run import Run
-from .steps import Step
 from .worker import Worker
 
 AHEAD = 8  # steps: what they read is on its way while others are multiplied

@@ -16,7 +16,7 @@ from ..catalog import Launch, Variant
 from ..devices.base import Array
 from ..devices.checksums import GROUPS, KernelChecksums, Limits, Sums
 from ..devices.cuda.device import CudaDevice
-from ..devices.kernel_launcher import BoundProduct
+from ..devices.roles import BoundProduct
 from .checked_device import CheckedDevice, CheckedWork, bounds_of
 from .checks import Checks, FloatBounds, IntegerBounds
 from .found import Found, reach_of

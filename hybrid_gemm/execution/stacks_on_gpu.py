@@ -16,14 +16,13 @@ from ..devices import stack_products
 from ..devices.cuda import cublas
 from ..devices.cuda.device import CudaDevice
 from ..devices.cuda.stream import CudaStream
-from ..devices.kernel_launcher import BoundProduct
-from ..host.kept import Kept
+from ..devices.roles import BoundProduct
+from ..host.kept import Known
 from ..kernel_choice import stacks
 from ..problem import FLOATS
-from .found import MAX_KNOWN, Found, reach_of
+from .found import Found, reach_of
 from .plan_maker import PlanMaker
 
-_VECTOR = 16  # bytes on which rows begin that are read by vectors
 # Microseconds of a launch of some small products and of a copy besides its bytes, and bytes copied
 # in a microsecond: fitted to calls on an H100 (docs/notes/choosing.md).
 _LAUNCH_US, _COPY_US, _COPIED = 3.0, 20.0, 1.5e6
@@ -41,8 +40,8 @@ class StacksOnGpu:
         checked: bool,
     ) -> None:  # fmt: skip
         self.device, self.plans, self.stream, self.checked = device, plans, stream, checked
-        self.known: dict[tuple, Found | None] = {}
-        self.copied: Kept[tuple[bool, bool]] = Kept(MAX_KNOWN)  # which of A and B are copied first
+        self.known: Known[tuple, Found | None] = Known()
+        self.copied: Known[tuple, tuple[bool, bool]] = Known()  # which of A and B are copied first
 
     def matmul(self, a: Any, b: Any, c: Any) -> bool:
         """C = A @ B for stacks of the same length; whether that was done. Those that are not read
@@ -71,14 +70,12 @@ class StacksOnGpu:
         copied = self.copied.get(key)
         if copied is None:
             copied = _to_copy(a, b, c)
-            self.copied.put(key, copied)
+            self.copied[key] = copied
         return _copied(a) if copied[0] else a, _copied(b) if copied[1] else b
 
     def _multiplied(self, a: Any, b: Any, c: Any) -> bool:
         key = tuple((x.shape, x.strides, x.dtype.char) for x in (a, b, c))
         if key not in self.known:
-            if len(self.known) >= MAX_KNOWN:
-                self.known.clear()
             with self.stream().unrestricted():
                 self.known[key] = self._work_out(a, b, c)
         found = self.known[key]
@@ -169,7 +166,7 @@ class StacksOnGpu:
         variant = stacks.own(sides, dtype)
         if kernel == "auto":
             pitches = *(stored(v)[1] * v.itemsize for v in (x, y)), *steps[:2]
-            vectors = not any(step % _VECTOR for step in pitches)
+            vectors = not any(step % stacks.VECTOR for step in pitches)
             measured = vectors and self.device.capability == 90
             variant = stacks.faster(count, sides, orders, dtype) if measured else None
         if variant is None or not variant.kernel.runs_at(self.device.capability):

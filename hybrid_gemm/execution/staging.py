@@ -2,8 +2,8 @@
 
 Page-locked arrays are copied straight. Others go through a ring of page-locked slots that
 several threads fill and empty: one thread copies memory far slower than the link does. For GPUs
-these threads are `copier`'s, which need no Python; they are Python's for other devices, for what
-is cast on its way, and where there is no compiler.
+these threads are `native_copier`'s, which need no Python; they are Python's for other devices, for
+what is cast on its way, and where there is no compiler.
 """
 
 from __future__ import annotations
@@ -280,6 +280,20 @@ def copy_now(device: Device, dst, src, stream) -> None:
     finally:
         transfer.wait()
     transfer.stop.synchronize()
+
+
+def store(device: Device, view, made, stream, *, on_host: bool) -> None:
+    """view[...] = made, a matrix of the device, cast as NumPy casts; `on_host` says where the view
+    lies. Host memory may be written before the stream is waited for."""
+    if view.dtype == made.dtype:
+        device.copy(view, made, stream)
+    elif on_host and not device.host_memory:
+        host = np.empty(made.shape, made.dtype)
+        device.copy(host, made, stream)
+        stream.synchronize()
+        cast_into(view, host)
+    else:
+        cast_into(view, made)
 
 
 def make_pages(devices: Iterable[Device], out: np.ndarray) -> None:

@@ -42,8 +42,8 @@ class Later:
             raise self._error
         return self._value
 
-    def settle(self, value: Any, error: BaseException | None) -> None:
-        """The first call counts."""
+    def settle(self, value: Any = None, error: BaseException | None = None) -> None:
+        """The first call counts: another thread may have settled it where a run stops."""
         try:
             self._unsettled.pop()
         except IndexError:
@@ -52,11 +52,6 @@ class Later:
         self._done = True
         for each in self._waiting:
             each.set()
-
-
-def settle(later: Later, value: Any = None, error: BaseException | None = None) -> None:
-    """Settles what another thread may have settled already when a run stops."""
-    later.settle(value, error)
 
 
 class Piece:
@@ -85,7 +80,7 @@ class Piece:
             self.state = _ENDED
             last = all(piece.state == _ENDED for piece in transfer.pieces)
         if error is not None:
-            settle(transfer.done, error=error)
+            transfer.done.settle(error=error)
         if last:
             transfer.finish(stream)
 
@@ -153,15 +148,15 @@ class Transfer:
         try:
             if stream is not None:
                 self.stop = self.commands.record(self.worker, stream)
-            settle(self.done, self.stop)
+            self.done.settle(self.stop)
             if self.landed is not None and not self.stopped.value:
                 self.landed()
         except BaseException as error:
-            settle(self.done, error=error)
+            self.done.settle(error=error)
             raise
         finally:
             self.landed = None  # it holds C, and pieces hold this transfer
-            settle(self.over)
+            self.over.settle()
 
     def wait(self) -> None:
         """Returns when nothing of it is being copied any more; of a run that has stopped, what
@@ -196,4 +191,4 @@ class Stop:
             self.error = self.error or error
             self.flag.value = 1
         for future in self.futures:
-            settle(future, error=Stopped())
+            future.settle(error=Stopped())

@@ -9,27 +9,23 @@ carry stream events, so a device does not wait for Python.
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from ..arrays import npy_files
-from ..arrays.caller_arrays import cast_into
 from ..arrays.operand import Operand
 from ..host.kept import cached_property
 from ..planning.partition import Box, cut
 from ..planning.plan import PRODUCTS_AT_ONCE, TILES_IN_MEMORY, Panel, Strip
 from ..planning.plan import Worker as PlannedWorker
+from ..planning.steps import Step, steps, tiles_of
 from . import staging
 from .device_memory import MemoryRequests, Slab
 from .reduction import HostReduction, Reduction, StripSum
 from .run import Run
-from .steps import Step, steps
 from .timeline import marked
-from .transfers import Later, settle
+from .transfers import Later
 
 CHUNK_ROWS = 128  # pieces of a panel are whole block tiles
 
@@ -42,10 +38,8 @@ class Worker:
         self.index, self.commands = planned.index, run.commands
         self.device, self.dtype = run.devices[planned.device], run.dtype
         self.bound = run.products.of(self.device, run.variant).bound
-        self.panels = [p for p in run.plan.panels if self.index in p.workers]
-        self.tiles = [
-            list(panels) for _, panels in itertools.groupby(self.panels, lambda p: p.tile)
-        ]
+        self.tiles = tiles_of(run.plan, planned)
+        self.panels = [panel for tile in self.tiles for panel in tile]
         self.own = [(p, s) for p in self.panels for s in p.strips if s.owner == self.index]
         self.summed = run.plan.summed
         self.targets: dict[Strip, Any] = {}  # where strips of this worker's are made
@@ -234,7 +228,7 @@ class Worker:
                 continue
             target, source = self.targets[strip], c.part(strip.rows, strip.cols)
             if c is run.operands.out and self._in_place(source):
-                settle(run.c_ready[strip], None)
+                run.c_ready[strip].settle()
                 continue
             for event in self._emptied(step.panel):
                 event.synchronize()
@@ -287,12 +281,12 @@ class Worker:
         with self.device.using(stream):
             event = self._gemm(products, stream, final=step.last and not self.summed)
         if step.last:
-            settle(run.multiplied[panel, self.index], event)
+            run.multiplied[panel, self.index].settle(event)
         if step.number + 1 == len(self.tiles[panel.tile]):  # nothing reads the blocks any more
             with self.device.using(self.device.allocation_stream):
                 events = [stream.record() for stream in self.multiplying]
             for slab in run.blocks.of(self.index, step.turn):
-                settle(slab.read, events)
+                slab.read.settle(events)
 
     def wait_for_everything(self) -> None:
         """Until all that the products need is on the device."""
@@ -333,7 +327,7 @@ class Worker:
                 split = partial(slab.split_part, part, self.run.operands.layouts)
                 with self.device.using(stream):
                     self.commands.start(self.index, stream, split)
-                    settle(slab.halves[part], self.commands.record(self.index, stream))
+                    slab.halves[part].settle(self.commands.record(self.index, stream))
                 self.waited.add((stream, slab.halves[part]))
             elif (stream, slab.halves[part]) not in self.waited:
                 self.commands.wait(self.index, stream, slab.halves[part].result())
@@ -420,7 +414,7 @@ class Worker:
         place = run.operands.part(strip.rows, strip.cols)
         view, done = place.array, run.finished[strip]
         if self._in_place(place):
-            settle(done, event)
+            done.settle(event)
             if self.summed:
                 npy_files.finished(view)
             return
@@ -435,14 +429,8 @@ class Worker:
         with self.device.using(self.copying), transfer.pieces[0].copying(self.copying):
             self.copying.wait(event)
             transfer.begin(self.copying)
-            if view.dtype == target.dtype:
-                self.device.copy(view, target, self.copying)
-            elif place.home is None and not self.device.host_memory:
-                host = np.empty(target.shape, target.dtype)
-                self.device.copy(host, target, self.copying)
-                cast_into(view, host)
-            else:
-                cast_into(view, target)
+            on_host = place.home is None
+            staging.store(self.device, view, target, self.copying, on_host=on_host)
 
     @property
     def _staged(self) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..arrays import npy_files, output_files
+from ..arrays import output_files
 from ..errors import UsageError
 from ..reporting import console, markdown, plots, report
 from ..reporting.pictures import Picture, machine
@@ -244,7 +244,7 @@ def load(path: str) -> dict[str, Any]:
     give = "give a result file of bench, run or reproduce"
     try:
         # Asked before opening: opening a named pipe would wait for a writer.
-        reason = npy_files.not_a_file(os.stat(place).st_mode)
+        reason = output_files.not_a_file(os.stat(place).st_mode)
         text = "" if reason else Path(place).read_text()
     except FileNotFoundError:
         raise UsageError(f"{place or repr(place)}: no such file") from None

@@ -1,4 +1,4 @@
-"""What is remembered from call to call: the last so many things, and no more."""
+"""What is remembered from call to call: so many things, and no more."""
 
 from __future__ import annotations
 
@@ -6,7 +6,19 @@ import functools
 from collections.abc import Hashable
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
+MOST_KNOWN = 4096
+
+
+class Known(dict[K, T]):
+    """What was worked out, by key, found as quickly as in any dict. It starts over when it has
+    `MOST_KNOWN` things, as a program of ever new ones makes it have."""
+
+    def __setitem__(self, key: K, thing: T) -> None:
+        if len(self) >= MOST_KNOWN:
+            self.clear()
+        super().__setitem__(key, thing)
 
 
 def is_key(value: object) -> bool:

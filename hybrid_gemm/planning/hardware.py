@@ -30,11 +30,6 @@ class Links:
     staged_d2h: Rates = ()
     staged_both: Rates = ()
 
-    @property
-    def memcpy_gbps(self) -> float:
-        """GB/s of copies within host memory, by as many threads as are fastest."""
-        return max(gbps for _threads, gbps in self.memcpy)
-
 
 @dataclass(frozen=True)
 class Disk:

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..errors import UsageError
+from ..options import SPLITS
 from ..problem import Problem
 
 Shape = tuple[int, int, int]  # pm, pn, pk: into how many parts a grid cuts m, n and k
-SPLITS = ("rows", "cols", "auto")
 
 
 @dataclass(frozen=True, slots=True)

@@ -256,16 +256,16 @@ class Plan:
         return taken * self.result_size
 
     @cached_property
+    def writes_once(self) -> bool:
+        """Whether each element of C is written once, so that it is rounded once."""
+        return not self.summed and all(len(tile) == 1 for w in self.workers for tile in w.tiles)
+
+    @cached_property
     def result_size(self) -> int:
-        """Bytes of an element of a finished strip: of C of 16 bits where each is written once, so
-        that it is rounded once."""
+        """Bytes of an element of a finished strip: of C of 16 bits where each is written once."""
         problem = self.problem
-        once = not self.summed and all(len(tile) == 1 for w in self.workers for tile in w.tiles)
-        return (
-            problem.operand_size
-            if once and problem.out_dtype == problem.operands
-            else (problem.itemsize)
-        )
+        narrow = self.writes_once and problem.out_dtype == problem.operands
+        return problem.operand_size if narrow else problem.itemsize
 
     @property
     def bytes_peer(self) -> int:

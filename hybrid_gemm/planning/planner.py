@@ -24,6 +24,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from ..errors import OutOfMemoryError, UsageError, in_words
+from ..options import REDUCTIONS
 from ..problem import Problem
 from .cost_model import QUICKER, is_hosted, least_ms, predict_ms
 from .hardware import DeviceSpec
@@ -38,7 +39,6 @@ from .plan import NOWHERE, Homes, Plan
 # predictions were alike, and the one with sums took 1.6 times as long.
 START_MS = 2.0
 START_SHARE, SUM_SHARE = 0.02, 0.1
-REDUCTIONS = ("ordered", "critical", "nccl")
 
 # Turns, where memory is short. A tile's larger side is at least about half of WHOLE_SIDE with K
 # whole (times QUICK_TURNS for quicker arithmetic), or of CHUNK_SIDE with K in chunks whose operands

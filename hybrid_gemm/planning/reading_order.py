@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from .partition import Box, Span, cut_span
-from .plan import Block, Panel, Plan, Worker
+from .plan import Block, Panel, Plan
+from .steps import steps, tiles_of
 
 PIECES = 16  # of the rows of A that a product on the host goes through
 
@@ -37,25 +37,16 @@ def reading_order(plan: Plan) -> list[Need]:
     found: list[Need] = []
     for worker in plan.workers:
         total, done = sum(box.flops for box in worker.boxes) or 1, 0
-        for turn, box, panel in _steps(plan, worker):
-            start, done = done, done + Box(panel.rows, panel.cols, box.ks).flops
+        for step in steps(worker, tiles_of(plan, worker)):
+            panel = step.panel
+            start, done = done, done + Box(panel.rows, panel.cols, step.box.ks).flops
             share = start / total, done / total
             host = plan.devices[worker.device].host_memory
-            found += _of_step(blocks[worker.index, turn], panel, *share, host=host)
-            if plan.problem.beta and box is worker.tiles[panel.tile][0]:
+            found += _of_step(blocks[worker.index, step.turn], panel, *share, host=host)
+            if plan.problem.beta and step.first:
                 own = (strip for strip in panel.strips if strip.owner == worker.index)
                 found += [Need("C", strip.rows, strip.cols, *share) for strip in own]
     return sorted(found, key=lambda need: need.start)
-
-
-def _steps(plan: Plan, worker: Worker) -> Iterator[tuple[int, Box, Panel]]:
-    """What a worker multiplies, in order: by turn, the panels of the turn's tile."""
-    panels = [panel for panel in plan.panels if worker.index in panel.workers]
-    tiles = [list(group) for _, group in itertools.groupby(panels, lambda panel: panel.tile)]
-    boxes = [(n, box) for n, boxes in enumerate(worker.tiles) for box in boxes]
-    for turn, (n, box) in enumerate(boxes):
-        for panel in tiles[n]:
-            yield turn, box, panel
 
 
 def _of_step(

@@ -81,7 +81,7 @@ def watch_signals(*, as_rank: bool) -> None:
     watched = [n for n in SIGNALS if signal.getsignal(n) is not signal.SIG_IGN]
     if as_rank:
         signal.pthread_sigmask(signal.SIG_BLOCK, watched)
-        _thread(lambda: _take(watched), "signals")
+        _thread(lambda: _take(watched))
         return
     for number in watched:
         signal.signal(number, _raise)
@@ -89,7 +89,7 @@ def watch_signals(*, as_rank: bool) -> None:
     reader, writer = socket.socketpair()
     writer.setblocking(False)
     signal.set_wakeup_fd(writer.detach(), warn_on_full_buffer=False)
-    _thread(lambda: _insist(reader), "signals")
+    _thread(lambda: _insist(reader))
 
 
 def _take(watched: Iterable[signal.Signals]) -> None:
@@ -103,9 +103,9 @@ def _take(watched: Iterable[signal.Signals]) -> None:
     end_job(f"rank {rank_here()}: {SIGNALS[number]} ({number.name})", 128 + number)
 
 
-def _started_by_srun(variables: Mapping[str, str] = os.environ) -> bool:
+def _started_by_srun() -> bool:
     """srun gives the highest exit code of all ranks, which must be that of the one that failed."""
-    return "SLURM_PROCID" in variables and "OMPI_COMM_WORLD_RANK" not in variables
+    return "SLURM_PROCID" in os.environ and "OMPI_COMM_WORLD_RANK" not in os.environ
 
 
 def _raise(number: int, _frame: Any) -> None:
@@ -272,10 +272,8 @@ def _within(seconds: float, call: Callable[[], object]) -> None:
         done.acquire(timeout=seconds)
 
 
-def _thread(call: Callable[[], object], name: str) -> threading.Thread:
-    made = threading.Thread(target=call, name=name, daemon=True)
-    made.start()
-    return made
+def _thread(call: Callable[[], object]) -> None:
+    threading.Thread(target=call, name="signals", daemon=True).start()
 
 
 # --- errors -------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from ..host.kept import cached_property
 from ..planning.cost_model import tflops
 from ..planning.hardware import DeviceSpec
 from ..planning.on_grid import Task, on_grid
-from ..planning.partition import Box, Grid, Span, candidates, cut, sides, strips_along_rows
+from ..planning.partition import Box, Grid, Span, candidates, cut_span, sides, strips_along_rows
 from ..planning.plan import CHECKING_BYTES, Plan, Strip
 from ..problem import Problem
 
@@ -143,9 +143,9 @@ class RankPlan:
         if strip is None:
             return []
         if self.by_rows(owner):
-            parts = [(s, strip.cols) for s in _within(strip.rows, self.rounds)]
+            parts = [(s, strip.cols) for s in cut_span(strip.rows, self.rounds)]
         else:
-            parts = [(strip.rows, s) for s in _within(strip.cols, self.rounds)]
+            parts = [(strip.rows, s) for s in cut_span(strip.cols, self.rounds)]
         parts = [(rows, cols) for rows, cols in parts if len(rows) and len(cols)]
         return [Piece(rows, cols, owner, i) for i, (rows, cols) in enumerate(parts)]
 
@@ -229,10 +229,6 @@ def _doubled(plan: Plan) -> Plan:
         panels=tuple(panels),
         blocks=(),
     )
-
-
-def _within(span: Span, parts: int) -> list[Span]:
-    return [Span(span.start + s.start, span.start + s.stop) for s in cut(len(span), parts)]
 
 
 # Many parameters: they are the caller's options, each with its default.

@@ -100,7 +100,7 @@ class RankPlanner:
     def faster_together(self, problem: Problem, products: int, spec: DeviceSpec) -> bool:
         """Whether all ranks together make fewer products than there are ranks in less time than
         one rank takes for one of them."""
-        settled = nothing_multiplied(self.local.plans.settle(problem))
+        settled = self.local.plans.settle(problem)
         if not (settled.m and settled.n and settled.k):
             return False
 
@@ -191,7 +191,7 @@ class RankPlanner:
     def _worked_out(
         self, given: DistributedOperands, everyone: Sequence[dict], memory_bytes: int
     ) -> Settled:
-        problem = nothing_multiplied(given.problem(everyone))
+        problem = given.problem(everyone).as_blas()
         spans = None
         if problem.k:
             spans = given.spans(self.options.split, self.options.grid, problem)
@@ -251,9 +251,3 @@ def least(specs: Sequence[DeviceSpec]) -> DeviceSpec:
     """The first rank's, with the memory of the rank that has the least."""
     memory = min(spec.memory_bytes for spec in specs)
     return dataclasses.replace(specs[0], memory_bytes=memory)
-
-
-def nothing_multiplied(problem: Problem) -> Problem:
-    """As in BLAS, A and B are not read where alpha or K is 0."""
-    empty = problem.k == 0 or problem.alpha == 0
-    return dataclasses.replace(problem, k=0, alpha=0) if empty else problem

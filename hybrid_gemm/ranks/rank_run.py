@@ -23,10 +23,10 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays.caller_arrays import cast_into
 from ..arrays.operand import Operand, Operands
 from ..catalog import Variant
 from ..devices.base import Device, Stream
+from ..execution import staging
 from ..execution.device_memory import SharedBlocks
 from ..execution.executor import Execution
 from ..execution.read_ahead import ReadAhead
@@ -88,47 +88,25 @@ class Launched:
         return _timeline(self.device, [mark])
 
 
-class RankExecutor:
-    """Executes one rank's part of plans over ranks. `inner(problem)` plans a problem for this
-    rank's threads, and `choose` takes the kernel for such a plan. `transport` brings partials to
-    where they are summed; None where no sum is needed. `ranks_here` are those of this host."""
-
-    def __init__(
-        self, rank: int, devices: Sequence[Device], inner: Callable[[Problem], Plan],
-        choose: Callable[[Plan], Variant], transport: Transport | None,
-        beat: Heartbeat | None = None, ranks_here: int = 1,
-    ) -> None:  # fmt: skip
-        self.ranks_here = ranks_here
-        self.rank, self.devices, self.inner, self.choose = rank, devices, inner, choose
-        self.transport = transport
-        self.beat = beat or Heartbeat()
-
-    def prepare(
-        self, plan: RankPlan, operands: Operands | None,
-        progress: Callable[[int], None] | None = None,
-    ) -> RankRun:  # fmt: skip
-        """A run that is ready to start. `operands` are this rank's blocks of op(A) and op(B)
-        alone, and its strips of C; None on a rank that has nothing to do."""
-        return RankRun(self, plan, operands, progress)
-
-    def execute(
-        self, plan: RankPlan, variant: Variant, operands: Operands | None, *,
-        resident: bool = False, progress: Callable[[int], None] | None = None,
-    ) -> Execution:  # fmt: skip
-        """See `Executor`; the timeline is this rank's."""
-        return self.prepare(plan, operands, progress).execute()
-
-
 class RankRun:
-    """One rank's part of one run."""
+    """One rank's part of one run, ready to start.
 
+    `operands` are this rank's blocks of op(A) and op(B) alone, and its strips of C; None on a rank
+    that has nothing to do. `inner(problem)` plans a problem for this rank's threads, and `choose`
+    takes the kernel for such a plan. `transport` brings partials to where they are summed; None
+    where no sum is needed. `ranks_here` are those of this host.
+    """
+
+    # Many parameters: the product's, and what of this rank and of the others carries it out.
     def __init__(
-        self, executor: RankExecutor, plan: RankPlan, operands: Operands | None,
-        progress: Callable[[int], None] | None,
+        self, plan: RankPlan, operands: Operands | None, rank: int, devices: Sequence[Device],
+        inner: Callable[[Problem], Plan], choose: Callable[[Plan], Variant],
+        transport: Transport | None, *, beat: Heartbeat | None = None, ranks_here: int = 1,
+        progress: Callable[[int], None] | None = None,
     ) -> None:  # fmt: skip
-        self.executor, self.plan, self.operands = executor, plan, operands
-        self.rank, self.devices = executor.rank, executor.devices
-        self.beat = executor.beat
+        self.plan, self.operands, self.rank, self.devices = plan, operands, rank, devices
+        self.inner, self.choose, self.transport = inner, choose, transport
+        self.beat, self.ranks_here = beat or Heartbeat(), ranks_here
         self.progress = self.beat.counting(progress)
         self.dtype = np.dtype(plan.problem.dtype)
         self.timelines: list[Timeline] = []
@@ -143,7 +121,7 @@ class RankRun:
         self.at_once = device.host_memory and plan.brief(self.rank, len(box.rows), len(box.cols))
         self.made: np.ndarray | None = None  # all of the box, where it is made at once
         self.todo, self.own = (deque(p) for p in (plan.pieces(self.rank), plan.owned(self.rank)))
-        if executor.transport and self._there:
+        if transport and self._there:
             for piece in self.todo:
                 self._operands(*self._within(piece))
         for device in self.devices:
@@ -152,13 +130,13 @@ class RankRun:
     def execute(self) -> Execution:
         """Returns when this rank's strip is finished and nobody waits for it any more."""
         started = time.perf_counter()
-        if self.executor.transport:
-            self.executor.transport.start()
+        if self.transport:
+            self.transport.start()
         if self.operands is not None:
             with self.beat.during(MULTIPLYING), contextlib.ExitStack() as stack:
                 for device in self.devices:
                     stack.enter_context(device.session())
-                if self.executor.transport is None:
+                if self.transport is None:
                     self._whole()
                 else:
                     ahead = stack.enter_context(self._reading_ahead(self._reads))
@@ -181,8 +159,8 @@ class RankRun:
             problem = dataclasses.replace(
                 self.plan.problem, m=rows, n=cols, k=k, alpha=alpha, beta=beta
             )
-            plan = self.executor.inner(problem)
-            variant = self.executor.choose(plan)
+            plan = self.inner(problem)
+            variant = self.choose(plan)
             mine = self._mine
             for device in self.devices:
                 device.prepare(
@@ -204,7 +182,7 @@ class RankRun:
             self.timelines.append(run.execute().timeline)
 
     def _reading_ahead(self, needs: Callable[[], Iterable[Need]]) -> ReadAhead:
-        flops, sharers = self.plan.flops(self.rank), self.executor.ranks_here
+        flops, sharers = self.plan.flops(self.rank), self.ranks_here
         return ReadAhead(needs, self._mine, flops, sharers=sharers)
 
     def _reads(self) -> Iterable[Need]:
@@ -289,7 +267,7 @@ class RankRun:
         multiplying: dict[Future | Launched, tuple[Piece, Operand]] = {}
         summing: dict[Future | Launched, Piece] = {}
         lanes, sums = self._threads()
-        transport, device, there = self.executor.transport, self.devices[0], self._there
+        transport, device, there = self.transport, self.devices[0], self._there
         assert transport is not None
         most = len(todo) if there else self.lanes
         self.beat.polls = threading.get_ident()
@@ -346,7 +324,7 @@ class RankRun:
         summing: dict[Future | Launched, Piece],
     ) -> None:  # fmt: skip
         """Takes what is finished: pieces travel, and strips are let go."""
-        transport = self.executor.transport
+        transport = self.transport
         assert transport is not None
         for future in _finished(multiplying):
             piece, buffer = multiplying.pop(future)
@@ -373,7 +351,7 @@ class RankRun:
     def _launch_sum(self, piece: Piece, parts: list, target, stream) -> Launched:
         """The piece of C from its partials in rank order, alpha and beta applied once."""
         device, problem, mine = self.devices[0], self.plan.problem, self._mine
-        transport = self.executor.transport
+        transport = self.transport
         assert transport is not None
         with device.using(stream):
             if problem.beta and not (self._in_place and mine.c is mine.out):
@@ -397,23 +375,11 @@ class RankRun:
             done = [self._launch_sum(piece, parts, target, stream)]
             if not self._in_place:
                 start = stream.record()
-                self._store(view, target, stream)
+                on_host = self._mine.out.home is None
+                staging.store(device, view, target, stream, on_host=on_host)
                 done.append(Launched(device, "download", start, stream.record(), view.nbytes))
             stream.synchronize()
         return _joined([each.result() for each in done])
-
-    def _store(self, view, target, stream) -> None:
-        """view[...] = target, in whatever dtype and place `out` is."""
-        device = self.devices[0]
-        if view.dtype == self.dtype:
-            device.copy(view, target, stream)
-        elif self._mine.out.home is None and not device.host_memory:
-            host = np.empty(view.shape, self.dtype)
-            device.copy(host, target, stream)
-            stream.synchronize()
-            cast_into(view, host)
-        else:
-            cast_into(view, target)
 
 
 def _timeline(device: Device, marks: Iterable[tuple]) -> Timeline:

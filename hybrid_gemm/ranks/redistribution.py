@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..planning.partition import Box, Span, cut
+from ..planning.partition import Box, Span, cut, cut_span
 from ..planning.plan import Strip
 from .rank_plan import RankPlan
 
@@ -31,10 +31,7 @@ class Part:
 
     def of(self, array, inner: Part):
         """`inner` as a view of the array that holds this part."""
-        return array[
-            inner.rows.start - self.rows.start : inner.rows.stop - self.rows.start,
-            inner.cols.start - self.cols.start : inner.cols.stop - self.cols.start,
-        ]
+        return array[inner.rows.within(self.rows), inner.cols.within(self.cols)]
 
 
 NOTHING = Part(Span(0, 0), Span(0, 0))
@@ -116,10 +113,8 @@ def _pieces(part: Part, dtype) -> list[Part]:
     """A part in rows whose messages are not too long."""
     height, width = part.shape
     size = height * width * dtype.itemsize
-    return [
-        Part(Span(part.rows.start + s.start, part.rows.start + s.stop), part.cols)
-        for s in cut(height, min(height, max(1, -(-size // MESSAGE_BYTES))))
-    ]
+    count = min(height, max(1, -(-size // MESSAGE_BYTES)))
+    return [Part(rows, part.cols) for rows in cut_span(part.rows, count)]
 
 
 def _host(view, dtype) -> np.ndarray:

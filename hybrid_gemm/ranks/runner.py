@@ -37,7 +37,7 @@ from .peer_memory import PeerMemory
 from .rank_plan import RankPlan
 from .rank_planner import RankPlanner, Settled, Told, least
 from .rank_result import RankResult, gathered
-from .rank_run import RankExecutor, RankRun
+from .rank_run import RankRun
 from .transports import KeptTransport, Transport
 
 LONG_FLOPS = 1e13  # of a rank's part, which says from here on how far it has come
@@ -260,11 +260,12 @@ class RankRunner:
         if operands and variant:
             for each in self.devices:
                 each.prepare(variant, operands.a.array, operands.b.array, problem.operands)
-        executor = RankExecutor(
-            rank, self.devices, functools.partial(self._planner.inner, there=there),
-            self.local.variant, transport, self.beat, self.where.local_size,
+        inner = functools.partial(self._planner.inner, there=there)
+        run = RankRun(
+            plan, operands, rank, self.devices, inner, self.local.variant, transport,
+            beat=self.beat, ranks_here=self.where.local_size, progress=progress,
         )  # fmt: skip
-        return executor.prepare(plan, operands, progress), variant
+        return run, variant
 
     def _operands(
         self, problem: Problem, a: Any, b: Any, c: Any, out: Any, home: Device | None

@@ -179,19 +179,3 @@ def _scaling(options: Options) -> list[str]:
         start("weak", weak),
         "done",
     ]
-
-
-_GPU = ("--split", "cols", "--resident", "--repeat", "5", "--size", "32768")
-_STUDY = ("--split", "cols", "--resident", "--repeat", "5")
-
-# The scripts of slurm/, by name.
-SHIPPED = {
-    "one-gpu": Options(gpus_per_node=1, run=("--device", "cuda", "--size", "16384")),
-    "one-node": Options(gpus_per_node=8, run=_GPU),
-    "nodes-srun": Options(nodes=4, gpus_per_node=8, run=_GPU),
-    "nodes-mpirun": Options(nodes=4, gpus_per_node=8, launcher="mpirun", run=_GPU),
-    "scaling": Options(gpus_per_node=8, scaling=True, threads=1, time="01:00:00", run=_STUDY),
-    "cpu": Options(
-        nodes=2, ranks_per_node=2, run=("--device", "cpu", "--split", "cols", "--size", "8192")
-    ),
-}

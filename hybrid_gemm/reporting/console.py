@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from ..arrays import npy_files, output_files
+from ..arrays import output_files
 from ..host import notes, terminal
 from ..ranks import launch
 from .table_layout import GAP, Column, Part, fit
@@ -39,7 +39,7 @@ def as_json(data: dict[str, Any]) -> str:
 def write(path: str, text: str) -> None:
     """Writes a text file, whole or not at all. Raises `UsageError` where it cannot be, and
     `HybridGemmError` where the disk is full, say."""
-    output_files.write_file(npy_files.check_output(path), text.encode())
+    output_files.write_file(output_files.check_output(path), text.encode())
 
 
 def _finite(x: object) -> object:

@@ -44,12 +44,12 @@ class Integers:
         )  # fmt: skip
         return Found(math.inf if some_wrong else 0.0, how, power, self.where)
 
-    def _expected(self, product, rows, cols=slice(None)):
+    def _expected(self, product, rows):
         """alpha product + beta C, of some of the strip, modulo 2^64."""
         p = self.part.problem
         expected = self.xp.asarray(p.alpha, "i8") * product
         if p.beta:
-            expected = expected + self.xp.asarray(p.beta, "i8") * _wide(self.part.c_in[rows, cols])
+            expected = expected + self.xp.asarray(p.beta, "i8") * _wide(self.part.c_in[rows])
         return expected
 
     def _equal(self, rows: slice) -> bool:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hybrid_gemm.arrays.npy_files import open_npy
+from hybrid_gemm.arrays.npy_files import NpyFile
 from hybrid_gemm.catalog.files import read_own
 from hybrid_gemm.errors import DTypeError, UsageError
 from hybrid_gemm.problem import check_dtype
@@ -44,6 +44,11 @@ def _only(*expected: type[Exception]) -> Iterator[list[str]]:
 
 
 # --- .npy ---------------------------------------------------------------------------------
+
+
+def open_npy(path: Path) -> np.ndarray:
+    """The matrix in a file, as products read it."""
+    return NpyFile(path).array
 
 
 def check_npy(data: bytes, path: Path) -> bool:

@@ -45,9 +45,9 @@ def rank_calls() -> str:
     ]  # fmt: skip
     lines = [
         "Two ranks on two H200s of one host, float32, medians in ms by "
-        "`scripts/measure-rank-calls` ([figures](results/rank_calls_h200.json)): `gemm(comm=)`, then CuPy's product with "
-        "mpi4py's calls on host arrays (`Scatter`, `Bcast`, `Allgather`, `Gather`, "
-        "`Reduce_scatter_block`):",
+        "`scripts/measure-rank-calls` ([figures](results/rank_calls_h200.json)): "
+        "`gemm(comm=)`, then CuPy's product with mpi4py's calls on host arrays (`Scatter`, "
+        "`Bcast`, `Allgather`, `Gather`, `Reduce_scatter_block`):",
         "",
         *grid(["<arrays", *map(str, sizes)], rows),
     ]

@@ -191,7 +191,7 @@ def test_a_block_that_is_no_sum_is_made_as_one_process_makes_it(
             runner.gemm(a, b, alpha=alpha, distribution=distribution), expected
         )
         counts.clear()
-    monkeypatch.setattr("hybrid_gemm.ranks.runner.RankExecutor", None)
+    monkeypatch.setattr("hybrid_gemm.ranks.runner.RankRun", None)
     monkeypatch.setattr("hybrid_gemm.ranks.rank_planner.make_rank_plan", None)  # it is known
     np.testing.assert_array_equal(
         runner.gemm(a, b, alpha=2, distribution=distribution), 2 * (a @ b).astype(dtype)

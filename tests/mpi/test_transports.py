@@ -22,7 +22,7 @@ from hybrid_gemm.execution.checks import Checks
 from hybrid_gemm.planning.planner import make_plan
 from hybrid_gemm.problem import Problem
 from hybrid_gemm.ranks.rank_plan import make_rank_plan
-from hybrid_gemm.ranks.rank_run import RankExecutor
+from hybrid_gemm.ranks.rank_run import RankRun
 from hybrid_gemm.ranks.transports import KINDS
 
 pytestmark = pytest.mark.mpi
@@ -195,12 +195,11 @@ def test_pieces_arrive_whole(comm, name, rounds, lanes, damaged, rng, tmp_path, 
                 blocks = a[:, box.ks.slice], b[box.ks.slice], c[mine], out
                 home = device if lanes == "there" else None
                 operands = Operands(problem, *(Operand.of(x, home) for x in blocks))
-            executor = RankExecutor(
-                comm.rank, [device],
+            run = RankRun(
+                plan, operands, comm.rank, [device],
                 lambda inner: make_plan(inner, [device.spec()], 1, split="rows"),
                 lambda inner: blas, transport,
             )  # fmt: skip
-            run = executor.prepare(plan, operands)
             run.lanes = 1 if lanes == "there" else lanes
             comm.Barrier()
             run.execute()

@@ -6,6 +6,9 @@ import pytest
 
 from hybrid_gemm import devices
 from hybrid_gemm.errors import UnavailableError
+from hybrid_gemm.options import DEVICES as NAMES
+
+KINDS = [name for name in NAMES if name != "auto"]
 
 
 def _reason(kind: str) -> str | None:
@@ -17,7 +20,7 @@ def _reason(kind: str) -> str | None:
 
 
 # Why each kind of device is not here; None if it is.
-REASONS = {kind: _reason(kind) for kind in devices.KINDS}
+REASONS = {kind: _reason(kind) for kind in KINDS}
 
 
 def marks(kind: str) -> list:
@@ -41,7 +44,7 @@ def needs(kind: str):
     return decorate
 
 
-DEVICES = [on(kind) for kind in devices.KINDS]
+DEVICES = [on(kind) for kind in KINDS]
 KERNEL_DEVICES = [on("emulator"), on("cuda")]
 
 

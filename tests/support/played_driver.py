@@ -5,12 +5,13 @@ import ctypes
 import itertools
 import threading
 import time
-from ctypes import c_int, c_size_t, c_uint, c_uint64, c_void_p
+from collections.abc import Callable
+from ctypes import c_int, c_uint64, c_void_p
 
 import numpy as np
 import pytest
 
-from hybrid_gemm.devices.cuda.driver import _NATIVE, Calls, _Copy2D
+from hybrid_gemm.devices.cuda.driver import _NATIVE, SIGNATURES, Calls
 from hybrid_gemm.devices.emulator.device import EmulatorDevice
 from hybrid_gemm.devices.streams import HostEvent, HostStream
 from hybrid_gemm.execution import native_executor, staging
@@ -21,6 +22,13 @@ from .small_sizes import small_panels, small_slots
 CONTEXT = 9
 _kept = []  # native threads may still be in these functions when a test is over
 _numbers = itertools.count(1000)
+
+
+def as_calls(function: Callable[[str], Callable[..., int]]) -> Calls:
+    """What native threads call of a driver, each by the function of that name."""
+    functions = [ctypes.CFUNCTYPE(c_int, *SIGNATURES[name])(function(name)) for name in _NATIVE]
+    _kept.append(functions)
+    return Calls(tuple(ctypes.cast(f, c_void_p).value for f in functions), CONTEXT)
 
 
 class PlayedEvent(HostEvent):
@@ -69,20 +77,7 @@ class Driver:
     def __init__(self):
         self.lock, self.fails, self.counts = threading.Lock(), None, {}
         self.said, self.events, self.pause_s = [], {}, 0.0
-        kinds = {
-            "cuCtxSetCurrent": [c_void_p],
-            "cuMemcpyAsync": [c_uint64, c_uint64, c_size_t, c_void_p],
-            "cuMemcpy2DAsync_v2": [ctypes.POINTER(_Copy2D), c_void_p],
-            "cuEventRecord": [c_void_p, c_void_p],
-            "cuStreamWaitEvent": [c_void_p, c_void_p, c_uint],
-            "cuEventQuery": [c_void_p],
-        }
-        functions = [
-            ctypes.CFUNCTYPE(c_int, *kinds[name])(self._native(name, getattr(self, name)))
-            for name in _NATIVE
-        ]
-        _kept.append((self, functions))
-        self.calls = Calls(tuple(ctypes.cast(f, c_void_p).value for f in functions), CONTEXT)
+        self.calls = as_calls(lambda name: self._native(name, getattr(self, name)))
 
     def _native(self, name, function):
         return lambda *args: self.counted(name, lambda: function(*args))

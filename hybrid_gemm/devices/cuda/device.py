@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ...arrays.strides import span
 from ...catalog import Launch, Variant
 from ...errors import KernelError, UnavailableError
 from ...kernel_choice import choices, tables
@@ -24,7 +25,7 @@ from ..base import Array, Event, Stream
 from ..kernel_device import KernelDevice
 from ..roles import BoundProduct, Prepared
 from . import cublas, driver, launch_list, nvml, nvrtc, pcie, pinned_memory, pools
-from .copies import CudaCopies
+from .copies import CudaCopies, OwnStream
 from .stream import CudaStream
 
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -44,7 +45,6 @@ _LANES = {
 }
 # What goes to tensor cores, as the cost model names it and as models of times do.
 _MODES = {"fp32x3": "fp32x3", "tf32": "tf32", "narrow": "float16"}
-OwnStream = Any  # a `CudaStream`: every device takes streams of its own
 _URGENT = -5  # the highest priority that streams have; CUDA takes the nearest it knows
 MAX_STAND_IN_BYTES = 64 << 20  # for longer products, the host's time does not count
 MAX_TABLES = 4096  # tables of pointers kept; the oldest has long been read when it goes
@@ -339,14 +339,14 @@ class CudaDevice(CudaCopies, KernelDevice):
             return self.prepared_library(call, [x.data.ptr for x in (a, b, c)], stream)
         if launch_list.unavailable():
             return None
-        spans = [_span(x) for x in (*(getattr(x, "array", x) for x in (a, b)), c, *others)]
+        spans = [span(x) for x in (*(getattr(x, "array", x) for x in (a, b)), c, *others)]
         if spans[0].start < spans[1].stop and spans[1].start < spans[0].stop:
             # Of which of them is an address? Of a B that lies elsewhere it is plain; the launches
             # are noted, and nothing reads it.
             if others or len(spans[1]) > MAX_STAND_IN_BYTES:
                 return None
             b = self._stand_in(b, len(spans[1]))
-            spans[1] = _span(b)
+            spans[1] = span(b)
         with driver.noted() as noted:
             call(a, b, c, stream)
         return launch_list.LaunchList(noted, stream.cupy.ptr, spans)
@@ -406,12 +406,6 @@ class CudaDevice(CudaCopies, KernelDevice):
     ) -> BoundProduct:
         tf32 = variant.kernel.role == "tensor"
         return cublas.bind(a, b, c, alpha=alpha, beta=beta, tf32=tf32)
-
-
-def _span(x: Array) -> range:
-    """From a matrix's first address to the one past its last; strides are positive."""
-    start, steps = x.data.ptr, zip(x.shape, x.strides, strict=True)
-    return range(start, start + sum((n - 1) * step for n, step in steps) + x.itemsize)
 
 
 @functools.cache
