@@ -33,6 +33,8 @@ PARTS_OF_C = np.s_[:], np.s_[0], np.s_[:1], np.s_[:, :1], np.s_[:1, :1], np.s_[0
 class Device:
     """A GPU whose memory is the host's."""
 
+    on_gpu = False  # its copies go through no slots
+
     def stream(self):
         return SimpleNamespace(synchronize=lambda: None)
 
