@@ -13,10 +13,16 @@ from hybrid_gemm.kernel_choice.tables import Machine
 from hybrid_gemm.problem import Problem
 
 
-def test_where_a_gpu_timed_nothing_so_long_another_s_model_is_asked():
-    """The H200's m and n end at 16384; the H100 has timed long ones."""
+def test_where_a_gpu_timed_nothing_so_long_another_s_model_is_asked(monkeypatch):
+    """An H200 that has timed no m and n above 16384; the H100 has."""
     long, square = (1, 4, 7_741_249), (4096, 4096, 4096)
-    own = fitted.model(MACHINE, "float32")
+    whole = fitted.model(MACHINE, "float32")
+    assert fitted.knowing(MACHINE, "float32", long) is whole
+    own = dataclasses.replace(whole)
+    own.__dict__["_longest"] = [2.5 * 16384] * 3
+    read = fitted.model
+    monkeypatch.setattr(fitted, "model", lambda m, x: own if m is MACHINE else read(m, x))
+    choices.fastest.cache_clear()
     assert fitted.knowing(MACHINE, "float32", square) is own and not own.knows(long)
     other = fitted.knowing(MACHINE, "float32", long)
     assert "H100" in other.lent and other.knows(long)
@@ -27,6 +33,7 @@ def test_where_a_gpu_timed_nothing_so_long_another_s_model_is_asked():
     assert not fitted.knowing(h100, "float32", long).lent
     for sides in ((2**26, 2, 2), (2, 2, 2**26)):  # nobody's
         assert fitted.knowing(MACHINE, "float32", sides) is own
+    choices.fastest.cache_clear()
 
 
 def test_a_model_of_another_gpu_like_it_asks_for_twice_the_lead(tmp_path, monkeypatch):

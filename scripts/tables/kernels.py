@@ -272,12 +272,14 @@ def leads() -> str:
 
 def held_out() -> str:
     """What is chosen at shapes of seeds that nothing was fitted to."""
-    names = [name for mode in ON_H200 for name in (mode, f"lines_{mode}")]
+    names = [name for mode in ON_H200 for name in (mode, f"lines_{mode}", f"long_{mode}")]
+    names.insert(names.index("tf32"), "long_float16")
     files = {x: ROOT / f"docs/results/heldout_{x}_h200.json" for x in names}
     found = {x: json.loads(file.read_text()) for x, file in files.items() if file.exists()}
     seeds = ", ".join(str(data["seed"]) for data in found.values())
     linked = ", ".join(
-        f"[{x.replace('lines_', 'lines of ')}](results/{files[x].name})" for x in found
+        f"[{x.replace('lines_', 'lines of ').replace('long_', 'long ')}](results/{files[x].name})"
+        for x in found
     )
     lines = [
         "The same of the shipped models at other shapes, of seeds that were looked at once "
@@ -286,11 +288,20 @@ def held_out() -> str:
         "",
     ]
     table = [
-        [data["mode"] if kind == "all" else "", kind, len(rows), own, auto, first, worst, wrong]
+        [
+            data["mode"] if kind == "all" or data["mode"] == "float16" else "",
+            kind,
+            len(rows),
+            own,
+            auto,
+            first,
+            worst,
+            wrong,
+        ]
         for data in found.values()
-        for kind in ("all", *heldout.CLASSES, heldout.LINE)
+        for kind in ("all", *heldout.CLASSES, heldout.LINE, heldout.LONG)
         for rows in [[r for r in data["rows"] if kind in (r["kind"], "all")]]
-        if rows and (kind != "all" or data["rows"][0]["kind"] != heldout.LINE)
+        if rows and (kind != "all" or data["rows"][0]["kind"] not in (heldout.LINE, heldout.LONG))
         for own, auto, first, worst, _regret, _most, wrong in [heldout.summary(rows)]
     ]
     headings = ["<mode", "<shapes", "count", "own", "`auto`", "1st percentile", "worst", "wrong"]
