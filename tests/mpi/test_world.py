@@ -15,6 +15,7 @@ from support.ranks import share
 
 import hybrid_gemm
 from hybrid_gemm import RankRunner
+from hybrid_gemm.arrays.operand import Operand
 from hybrid_gemm.errors import (
     UnavailableError,
     UsageError,
@@ -42,6 +43,15 @@ def test_products_of_replicated_matrices(comm, device, split, threads, rounds, r
         np.testing.assert_array_equal(got, 2 * (a @ b) - c)
         np.testing.assert_array_equal(runner.gemm(a, b), a @ b)
     runner.close()
+
+
+@pytest.mark.parametrize("dtypes", [("int8", "int8"), ("float32", "float64")])
+def test_sums_of_what_lies_on_devices_in_another_dtype(comm, rng, dtypes):
+    """The emulator plays a device that has the caller's arrays, as a GPU may."""
+    with RankRunner(comm, device="emulator", grid=(1, 1, comm.size)) as runner:
+        runner._described = lambda x: Operand.of(x, runner.devices[0])
+        a, b = (integers(rng, s, x) for s, x in zip(((9, 70), (70, 5)), dtypes, strict=True))
+        np.testing.assert_array_equal(runner.gemm(a, b), a @ b)
 
 
 @pytest.mark.parametrize("split", ["rows", "cols", "auto"])
