@@ -18,18 +18,21 @@ MODULES = {"cp": "cupy", "cupy": "cupy", "cupyx": "cupyx"}
 
 
 def chain(node: ast.expr) -> list[str]:
-    """`a.b.c` as its names; none for anything else."""
+    """`cp.b.c` as its names, also where a device has the module, as in `self.cp.b.c`; none for
+    anything else."""
     names: list[str] = []
     while isinstance(node, ast.Attribute):
         names.insert(0, node.attr)
         node = node.value
-    return [node.id, *names] if isinstance(node, ast.Name) else []
+        if isinstance(node, ast.Attribute) and node.attr == "cp":
+            return ["cp", *names]
+    return [node.id, *names] if isinstance(node, ast.Name) and node.id in MODULES else []
 
 
 def written(text: str) -> Iterator[tuple[int, list[str]]]:
     """The chains of names that begin with one of CuPy's modules, and their lines."""
     for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Attribute) and (names := chain(node))[:1] and names[0] in MODULES:
+        if isinstance(node, ast.Attribute) and (names := chain(node)):
             yield node.lineno, names
 
 
@@ -67,7 +70,8 @@ def test_every_name_is_one_of_cupys(modules: dict[str, ModuleType]) -> None:
     assert not wrong, wrong
 
 
-def test_a_wrong_name_is_found(modules: dict[str, ModuleType]) -> None:
-    text = "def f(cp, x):\n    return cp.cuda.Stream.fromexternal_stream(x.data)\n"
+@pytest.mark.parametrize("cp", ["cp", "self.cp", "device.unwrapped.cp"])
+def test_a_wrong_name_is_found(cp: str, modules: dict[str, ModuleType]) -> None:
+    text = f"def f(x):\n    return {cp}.cuda.Stream.fromexternal_stream(x.data)\n"
     assert [names for _, names in written(text) if missing(modules, names)]
     assert not missing(modules, ["cp", "cuda", "Stream", "null"])

@@ -1,9 +1,11 @@
 """Parts of matrices that go from GPU to GPU among ranks: which, and when."""
 
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 
+from hybrid_gemm.devices.emulator.device import EmulatorDevice
 from hybrid_gemm.planning.partition import Span
 from hybrid_gemm.ranks import peer_memory
 from hybrid_gemm.ranks.redistribution import Part
@@ -36,3 +38,14 @@ def test_what_ranks_let_others_read_is_all_that_they_want(monkeypatch):
             np.testing.assert_array_equal(found, whole[mine.rows.slice, mine.cols.slice])
         if all(x == y for x, y in zip(have, want, strict=True)):
             assert not turns
+
+
+def test_what_nobody_wants_is_not_put_on_a_gpu(monkeypatch):
+    """As of A and B where alpha is 0."""
+    device, copied = EmulatorDevice(), []
+    monkeypatch.setattr(device, "copy", lambda dst, src, stream: copied.append(src.shape))
+    peers = peer_memory.PeerMemory(SimpleNamespace(rank=0, size=1), 0, device, "auto")
+    monkeypatch.setattr(peers, "empty", lambda part, dtype: np.empty(part.shape, dtype))
+    have, want = ([Part(Span(0, 4), Span(0, k))] for k in (3, 0))
+    assert peers.move(np.ones((4, 3)), have, want, np.dtype("f4")).shape == (4, 0)
+    assert not copied

@@ -259,9 +259,9 @@ def link(device: Device) -> Link:
 
 def copy(device: Device, dst, src, stream) -> None:
     """A copy after what a stream of a GPU was given, the fastest way; it may be over when this
-    returns."""
+    returns. A device that checks its copies makes it itself."""
     hosted = isinstance(dst, np.ndarray) or isinstance(src, np.ndarray)
-    if hosted and device.on_gpu and src.nbytes >= STAGED_BYTES:
+    if hosted and device.on_gpu and not device.checks and src.nbytes >= STAGED_BYTES:
         copy_now(device.unwrapped, dst, src, stream)
     else:
         device.copy(dst, src, stream)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..arrays.caller_arrays import cast_into, wait_for_streams
+from ..arrays.on_gpus import copy_into
 from ..arrays.operand import Operand
+from ..arrays.strides import Array, is_device_array
 from ..devices.base import Device
 from ..execution import staging
 
@@ -14,8 +17,7 @@ def put(home: Device, matrix: Operand, dtype: str, *, read: bool = True) -> Oper
     is not `read` is written later."""
     if matrix.home is home and matrix.dtype == dtype:
         return matrix
-    stream = home.stream()
-    with home.using(stream):
+    with home.streams(1) as (stream,), home.using(stream):
         there = home.empty_like(matrix.array, dtype)
         if read:
             staging.copy(home, there, matrix.array.astype(dtype, copy=False), stream)
@@ -23,14 +25,18 @@ def put(home: Device, matrix: Operand, dtype: str, *, read: bool = True) -> Oper
     return Operand.of(there, home)
 
 
-def fetch(matrix: Operand, out: np.ndarray) -> None:
-    """A matrix that lies on a device, into `out`."""
+def fetch(matrix: Operand, out: Array) -> None:
+    """A finished matrix that lies on a device, into `out` of the host or of a GPU, cast as NumPy
+    casts."""
+    if is_device_array(out):
+        copy_into(out, matrix.array)
+        wait_for_streams(out)
+        return
     device = matrix.home
-    stream = device.stream()
     straight = out.dtype == matrix.dtype and out.flags.c_contiguous
-    with device.using(stream):
+    with device.streams(1) as (stream,), device.using(stream):
         host = out if straight else np.empty(matrix.shape, matrix.dtype)
         staging.copy(device, host, matrix.array, stream)
         stream.synchronize()
     if not straight:
-        out[...] = host
+        cast_into(out, host)

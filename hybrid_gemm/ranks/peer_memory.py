@@ -57,7 +57,7 @@ class PeerMemory:
         if not self._open([_bytes_of(turns, r, dtype.itemsize) for r in range(self.comm.size)]):
             return None
         device = self.device
-        if array is not None:
+        if array is not None and (own or any(parts[rank] for parts in turns)):
             home = device if is_device_array(array) else None
             array = put(device, Operand.of(array, home), dtype.name).array
         out = have[rank].of(array, own) if own == want[rank] else self.empty(want[rank], dtype)

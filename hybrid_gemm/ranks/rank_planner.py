@@ -47,8 +47,8 @@ class Settled:
     """A product over ranks, the same on all of them. `have` and `want` say of op(A), op(B) and C
     which part each rank has, and which it needs; `dtypes` hold what all ranks gave of each. With
     `alone` a rank's parts make its block of C as one process makes a product; with `resident` they
-    are put on its GPU first. With `by_peers` what moves does so from GPU to GPU, where ranks can
-    read each other's. `needs` are bytes of a device's memory."""
+    are put on its GPU first, if `alone` where C is made there. With `by_peers` what moves does so
+    from GPU to GPU, where ranks can read each other's. `needs` are bytes of a device's memory."""
 
     problem: Problem
     plan: RankPlan

@@ -247,17 +247,18 @@ class RankRun:
     @property
     def _on_host(self) -> bool:
         """Whether this rank's one worker reads A and B in the host's memory as they are."""
-        device, dtype = self.devices[0], self.plan.problem.operands
-        mine = self._mine.a, self._mine.b
-        one = self.plan.threads == 1 and device.host_memory
-        return one and all(x.usable_in_place(device, dtype) for x in mine)
+        return self._usable and self.devices[0].host_memory
 
     @property
     def _there(self) -> bool:
-        """Whether A and B lie on this rank's one device, in memory of its own."""
-        device = self.devices[0]
-        own = self.plan.threads == 1 and not device.host_memory
-        return own and self._mine.a.lies_on(device) and self._mine.b.lies_on(device)
+        """Whether it reads them as they are on its device, in memory of its own."""
+        return self._usable and not self.devices[0].host_memory
+
+    @property
+    def _usable(self) -> bool:
+        device, dtype = self.devices[0], self.plan.problem.operands
+        both = self._mine.a, self._mine.b
+        return self.plan.threads == 1 and all(x.usable_in_place(device, dtype) for x in both)
 
     # --- multiplying, sending and summing -------------------------------------------------
 

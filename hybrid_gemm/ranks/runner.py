@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 from .. import devices
-from ..arrays.caller_arrays import check_device, wait_for_streams
+from ..arrays.caller_arrays import check_device, is_device_array, wait_for_streams
 from ..arrays.guests import Guests
 from ..arrays.operand import Operand, Operands
 from ..catalog import Variant
@@ -392,7 +392,7 @@ class RankRunner:
             x if x is None else x.astype(settled.dtypes[name], copy=False)
             for name, x in (("A", a), ("B", b), ("C", c))
         )
-        if settled.resident:
+        if settled.resident and is_device_array(out):  # small ones of the host take no plan
             a, b, c = (
                 x if x is None else put(self.devices[0], self._described(x), x.dtype.name).array
                 for x in (a, b, c)

@@ -90,13 +90,14 @@ def test_c_comes_to_gpus_as_it_is_wanted(comm, device, rng, transport):
 @pytest.mark.parametrize("options", [
     {}, {"split": "cols"}, {"compute": "fp32x3"}, {"checked": True}, {"transport": "mpi"},
 ])  # fmt: skip
-@pytest.mark.parametrize("dtype", ["float32", "complex128"])
+@pytest.mark.parametrize("dtype", ["float32", "complex128", "int8"])
 @pytest.mark.parametrize("least", [0, 1 << 40])
 def test_arrays_of_the_host(comm, device, rng, options, dtype, least, monkeypatch):
     """However they are distributed, and whether what moves is enough for GPUs to do that."""
     monkeypatch.setattr(rank_planner, "MOVED_BY_PEERS", least)
     if options.get("compute") and dtype != "float32":
         pytest.skip("of float32")
+    out_dtype = "int8" if dtype == "int8" else "complex128"
     with RankRunner(comm, device=device, **options) as runner:
         for m, n, k in ((90, 70, 130), (33, 65, 64), (5, 300, 1), (1, 1, 700)):
             a, b, c = (integers(rng, s).astype(dtype) for s in ((m, k), (k, n), (m, n)))
@@ -122,7 +123,7 @@ def test_arrays_of_the_host(comm, device, rng, options, dtype, least, monkeypatc
                         if result == "rows":
                             expected = expected[rows]
                         np.testing.assert_array_equal(got, expected)
-                    out = np.zeros((n, m), "complex128").T
+                    out = np.zeros((n, m), out_dtype).T
                     if distribution == "replicated" and result == "replicated":
                         assert runner.gemm(x, y, out=out, **lies) is out
                         np.testing.assert_array_equal(out, a @ b)

@@ -21,6 +21,7 @@ from hybrid_gemm.execution.checked_device import CheckedDevice
 from hybrid_gemm.execution.checks import Checks
 from hybrid_gemm.planning.planner import make_plan
 from hybrid_gemm.problem import Problem
+from hybrid_gemm.ranks import transports
 from hybrid_gemm.ranks.rank_plan import make_rank_plan
 from hybrid_gemm.ranks.rank_run import RankRun
 from hybrid_gemm.ranks.transports import KINDS
@@ -212,3 +213,19 @@ def test_pieces_arrive_whole(comm, name, rounds, lanes, damaged, rng, tmp_path, 
             comm.Barrier()
         if transport:
             transport.close()
+
+
+def test_what_another_cell_cannot_have_is_closed(monkeypatch):
+    device, closed = types.SimpleNamespace(kind="cuda", unwrapped=None), []
+    answers = iter([[(0, "gpu", {"gpu"}, None)], [None, "no memory there"], [None, None]])
+    comm = types.SimpleNamespace(rank=0, size=1, allgather=lambda _: next(answers))
+    plan = types.SimpleNamespace(summed=lambda rank: True)
+
+    def opened(name):
+        return lambda *_: types.SimpleNamespace(close=lambda: closed.append(name))
+
+    monkeypatch.setattr(transports, "_gpu_facts", lambda device: ())
+    monkeypatch.setattr(transports, "names", lambda asked, kind: ["ipc", "mpi"])
+    monkeypatch.setattr(transports, "KINDS", {name: opened(name) for name in ("ipc", "mpi")})
+    _, name, why = transports.open_transport("auto", comm, [[0]], 0, comm, plan, device)
+    assert (name, why, closed) == ("mpi", "no IPC: no memory there", ["ipc"])

@@ -15,13 +15,15 @@ from support.ranks import share
 
 import hybrid_gemm
 from hybrid_gemm import RankRunner
+from hybrid_gemm.arrays.operand import Operand
 from hybrid_gemm.errors import (
     UnavailableError,
     UsageError,
 )
 from hybrid_gemm.planning.partition import Span
 from hybrid_gemm.problem import Problem
-from hybrid_gemm.ranks import transports, verify
+from hybrid_gemm.ranks import rank_planner, transports, verify
+from hybrid_gemm.ranks import runner as runner_module
 from hybrid_gemm.ranks.rank_plan import make_rank_plan
 from hybrid_gemm.ranks.redistribution import NOTHING, Part, move, parts_of
 from hybrid_gemm.verify import growth_of
@@ -42,6 +44,25 @@ def test_products_of_replicated_matrices(comm, device, split, threads, rounds, r
         np.testing.assert_array_equal(got, 2 * (a @ b) - c)
         np.testing.assert_array_equal(runner.gemm(a, b), a @ b)
     runner.close()
+
+
+@pytest.mark.parametrize("dtypes", [("int8", "int8"), ("float32", "float64")])
+def test_sums_of_what_lies_on_devices_in_another_dtype(comm, rng, dtypes):
+    """The emulator plays a device that has the caller's arrays, as a GPU may."""
+    with RankRunner(comm, device="emulator", grid=(1, 1, comm.size)) as runner:
+        runner._described = lambda x: Operand.of(x, runner.devices[0])
+        a, b = (integers(rng, s, x) for s, x in zip(((9, 70), (70, 5)), dtypes, strict=True))
+        np.testing.assert_array_equal(runner.gemm(a, b), a @ b)
+
+
+def test_matrices_stay_on_the_host_where_c_is_made_there(comm, rng, monkeypatch):
+    """As with GPUs that do not read each other's memory, which emulators play."""
+    monkeypatch.setattr(rank_planner, "MOVED_BY_PEERS", 0)
+    monkeypatch.setattr(runner_module, "put", lambda *_: pytest.fail("put on a device"))
+    a, b = integers(rng, (30, 20)), integers(rng, (20, 10))
+    with RankRunner(comm, device="emulator", split="rows") as runner:
+        runner._planner.sharing = 1
+        np.testing.assert_array_equal(runner.gemm(a, b, result="replicated"), a @ b)
 
 
 @pytest.mark.parametrize("split", ["rows", "cols", "auto"])

@@ -101,6 +101,8 @@ def open_transport(asked: str, comm, cells, node: int, cell, plan: RankPlan, dev
             reason = next(filter(None, comm.allgather(reason)), None)
         if not reason:
             return transport, name, "; ".join(f"no {x.upper()}: {y}" for x, y in reasons.items())
+        if transport:  # only another cell cannot have it
+            transport.close()
         reasons[name] = reason
     raise launch.agreed(
         UnavailableError(f"transport {asked} was asked for: {reasons[asked]}")
