@@ -24,7 +24,7 @@ from ..arrays.stacks import shape_of_product
 from ..arrays.strides import overlaps_itself
 from ..devices.cpu import CHUNK_BYTES, CpuDevice, product
 from ..errors import shortage_in_words
-from ..host.kept import Known
+from ..host.kept import NEW, Known
 from ..problem import Problem, are_numbers, make_problem, sides
 from .checked_device import CheckedDevice, CheckedWork, bounds_of
 from .executor import INCOMPLETE
@@ -119,9 +119,9 @@ class SingleCpuExecutor:
         if joined and a.size and a.flags.c_contiguous:
             return self._of_joined(a, b, out)
         key = "matmul", a.shape, a.dtype, b.shape, b.dtype, out is None or (out.shape, out.dtype)
-        if key not in self.known:
-            self.known[key] = self._one_call(a, b, out)
-        found = self.known[key]
+        found = self.known.get(key, NEW)
+        if found is NEW:
+            found = self.known[key] = self._one_call(a, b, out)
         if found is None or (out is not None and not _free(out, a, b, None)):
             return None
         shape, dtype, result_dtype, plain = found

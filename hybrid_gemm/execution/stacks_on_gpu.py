@@ -17,7 +17,7 @@ from ..devices.cuda import cublas
 from ..devices.cuda.device import CudaDevice
 from ..devices.cuda.stream import CudaStream
 from ..devices.roles import BoundProduct
-from ..host.kept import Known
+from ..host.kept import NEW, Known
 from ..kernel_choice import stacks
 from ..problem import FLOATS
 from .found import Found, reach_of
@@ -75,10 +75,10 @@ class StacksOnGpu:
 
     def _multiplied(self, a: Any, b: Any, c: Any) -> bool:
         key = tuple((x.shape, x.strides, x.dtype.char) for x in (a, b, c))
-        if key not in self.known:
+        found = self.known.get(key, NEW)
+        if found is NEW:
             with self.stream().unrestricted():
-                self.known[key] = self._work_out(a, b, c)
-        found = self.known[key]
+                found = self.known[key] = self._work_out(a, b, c)
         if found is None:
             return False
         stream, at = self.stream(), (a.data.ptr, b.data.ptr, c.data.ptr)

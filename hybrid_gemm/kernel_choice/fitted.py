@@ -46,7 +46,7 @@ LEAD = 1.5
 LEADS = {"float16": 1.0}  # So much is enough where so few are then slower than 0.97 of the library.
 LINE_LEAD = 1.0  # Of one row or column too, where ours are faster at nine shapes of ten.
 LEAST_US = 1.0  # that a count costs, before it is corrected
-# Times the longest measured side, beyond which nothing is known: 32768 is within an H200's.
+# Times the longest measured side, beyond which nothing is known.
 BEYOND = 2.5
 
 
