@@ -134,22 +134,23 @@ class RankPlanner:
         self, problem: Problem, sides: tuple[int, int, int], there: bool = False
     ) -> Variant:
         m, n, k = sides
-        return self.local.variant(
-            self.inner(dataclasses.replace(problem, m=m, n=n, k=k), there)
-        )  # fmt: skip
+        return self.local.variant(self.inner(dataclasses.replace(problem, m=m, n=n, k=k), there))
 
     def inner(self, problem: Problem, there: bool = False) -> Plan:
         """The plan of a rank's own work; `there` if A and B lie on its first device. Made for
         the memory that was free at first, since a run that has begun has taken some."""
         known = self._inner_plans.get((problem, there))
         if known is None:
-            known = make_plan(
-                problem, self._specs, self.local.threads, split=self.local.options.split,
-                kernel=self.local.plans.kernel_name, resident=there,
-                homes=(0, 0, None) if there else NOWHERE,
-            )  # fmt: skip
+            known = self._inner(problem, there, self._specs)
             self._inner_plans.put((problem, there), known)
         return known
+
+    def _inner(self, problem: Problem, there: bool, specs: tuple[DeviceSpec, ...]) -> Plan:
+        return make_plan(
+            problem, specs, self.local.threads, split=self.local.options.split,
+            kernel=self.local.plans.kernel_name, resident=there,
+            homes=(0, 0, None) if there else NOWHERE,
+        )  # fmt: skip
 
     @functools.cached_property
     def _specs(self) -> tuple[DeviceSpec, ...]:
@@ -206,9 +207,9 @@ class RankPlanner:
         }
         settled = Settled(problem, plan, given.have, given.dtypes, want, plan.needs)
         if self.local.devices[0].host_memory:
-            return dataclasses.replace(settled, alone=self._alone(settled))
+            return dataclasses.replace(settled, alone=self._alone(settled, memory_bytes))
         shared = any(told["shares"] for told in everyone)
-        alone = (there or not shared) and self._alone(settled)
+        alone = (there or not shared) and self._alone(settled, memory_bytes)
         if all(told["there"] for told in everyone):
             return dataclasses.replace(settled, alone=alone, by_peers=True)
         held = given.held_bytes(want, problem)
@@ -225,17 +226,20 @@ class RankPlanner:
             by_peers=by_peers,
         )  # fmt: skip
 
-    def _alone(self, settled: Settled) -> bool:
+    def _alone(self, settled: Settled, memory_bytes: int) -> bool:
         """Whether blocks of C are no sums over ranks, and each is multiplied in the dtype of the
-        whole, which a C that is not read may widen."""
+        whole, which a C that is not read may widen. Raises on all ranks what one would raise that
+        has as much memory."""
         problem, plan, dtypes = settled.problem, settled.plan, settled.dtypes
         if plan.sums:
             return False
         if problem.m and problem.n:
             real = self.real(plan)
             boxes = [box for rank in range(plan.ranks) if (box := real.box(rank))]
-            for sides in {(len(box.rows), len(box.cols), len(box.ks)) for box in boxes}:
-                self._variant_for(real.problem, sides)  # raises on all ranks what one would raise
+            specs = tuple(dataclasses.replace(x, memory_bytes=memory_bytes) for x in self._specs)
+            for m, n, k in {(len(box.rows), len(box.cols), len(box.ks)) for box in boxes}:
+                of_box = dataclasses.replace(real.problem, m=m, n=n, k=k)
+                self.local.variant(self._inner(of_box, False, specs))
         return (
             promoted(*(dtypes[x] for x in ("ABC" if problem.beta else "AB"))) == problem.out_dtype
         )

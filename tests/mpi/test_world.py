@@ -3,6 +3,7 @@
 Every rank runs these: `mpirun -n 3 python -m pytest tests/mpi`, or plain pytest for one.
 """
 
+import dataclasses
 import gc
 import itertools
 import weakref
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from support.arrays import Other, integers
 from support.devices import on
+from support.emulation import needs_emulator
 from support.ranks import share
 
 import hybrid_gemm
@@ -389,3 +391,18 @@ def test_a_runner_that_is_dropped_takes_its_memory_along(comm, device, rng):
     finally:
         gc.enable()
     assert not any(alive)
+
+
+@needs_emulator
+def test_a_rank_that_saw_less_memory_decides_as_the_others(comm, rng):
+    """What a rank finds alone in a decision of all, the others would wait for."""
+    a, b = integers(rng, (40, 30)), integers(rng, (30, 20))
+    with RankRunner(
+        comm, device="emulator", kernel="naive", split="rows", rank_timeout=5
+    ) as runner:
+        planner = runner._planner
+        planner.sharing = 1  # so that each multiplies its rows alone
+        if comm.rank == comm.size - 1:
+            few = [dataclasses.replace(spec, memory_bytes=1) for spec in planner._specs]
+            planner.__dict__["_specs"] = tuple(few)
+        np.testing.assert_array_equal(runner.gemm(a, b), a @ b)
