@@ -1,0 +1,103 @@
+"""Ranks that play GPUs: what moves from GPU to GPU, and all that ranks decide about it, without
+one. Every rank draws the same products; how its own arrays lie, each draws alone."""
+
+import numpy as np
+import pytest
+from support.emulation import needs_emulator
+from support.played_gpus import Array, Memory, held, play
+
+from hybrid_gemm import RankRunner
+from hybrid_gemm.ranks import peer_memory, rank_planner
+
+pytestmark = [pytest.mark.mpi, needs_emulator]
+WAYS = [{}, {"split": "cols"}, {"split": "rows"}, {"transport": "mpi"}]
+SIDES = [0, 1, 2, 3, 5, 17, 40, 65]
+
+
+@pytest.fixture
+def gpus(monkeypatch, comm):
+    if comm.size == 1:
+        pytest.skip("one rank moves nothing")
+    yield play(monkeypatch, comm)
+    Memory.failing = 0
+
+
+def part(size, edges, rank):
+    """What a rank has of rows or columns that are cut at the edges."""
+    cuts = [0, *sorted(int(x * size) for x in edges), size]
+    return slice(*cuts[rank : rank + 2])
+
+
+def lying(x, draw, gpus, *, on_gpu):
+    """A matrix as one may lie: in either order, with steps, backwards, on the GPU."""
+    how = draw.integers(5)
+    if how == 1:
+        x = np.asfortranarray(x)
+    elif how == 2:
+        wide = np.zeros((2 * x.shape[0] + 1, 2 * x.shape[1] + 1), x.dtype)
+        wide[: 2 * x.shape[0] : 2, : 2 * x.shape[1] : 2] = x
+        x = wide[: 2 * x.shape[0] : 2, : 2 * x.shape[1] : 2]
+    elif how == 3 and not on_gpu:
+        x = x[::-1].copy()[::-1].astype(x.dtype.newbyteorder())
+    return gpus.array(x) if on_gpu else x
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_products_of_all_kinds(comm, gpus, seed, monkeypatch):
+    common, mine = np.random.default_rng(seed), np.random.default_rng(1000 * seed + comm.rank)
+    ways = [*WAYS, {"grid": (1, 1, comm.size)}]
+    runners = [RankRunner(comm, kernel="naive", rank_timeout=20, **way) for way in ways]
+    moved = 0
+    for _ in range(40):
+        monkeypatch.setattr(rank_planner, "MOVED_BY_PEERS", int(common.choice([0, 0, 1 << 40])))
+        monkeypatch.setattr(peer_memory, "STAGED_BYTES", int(common.choice([64, 300, 1 << 20])))
+        runner = runners[common.integers(len(runners))]
+        m, n, k = (int(x) for x in common.choice(SIDES, 3))
+        dtype = str(common.choice(["float32", "float64", "int32", "int8", "complex64"]))
+        distribution = str(common.choice(["replicated", "root", "rows", "cols"]))
+        result, root = str(common.choice(["replicated", "root", "rows"])), comm.size - 1
+        alpha, beta = int(common.choice([0, 1, 2])), int(common.choice([0, 1]))
+        a, b, c = (common.integers(-3, 4, s).astype(dtype) for s in ((m, k), (k, n), (m, n)))
+        edges = common.random((2, comm.size - 1))
+        rows, ks = (part(s, e, comm.rank) for s, e in zip((m, k), edges, strict=True))
+        given = {
+            "replicated": (a, b, c), "rows": (a[rows], b, c[rows]),
+            "cols": (a[:, ks], b[ks], c[rows]),
+            "root": (a, b, c) if comm.rank == root else (None,) * 3,
+        }[distribution]  # fmt: skip
+        place = str(common.choice(["host", "gpu", "either"]))
+        x, y, z = (
+            v if v is None else lying(
+                v, mine, gpus, on_gpu=place == "gpu" or (place == "either" and mine.random() < 0.5)
+            )
+            for v in given
+        )  # fmt: skip
+        Memory.failing = int(mine.random() < 0.15)
+        z = z if beta else None
+        got = runner.gemm(
+            x, y, z, alpha=alpha, beta=beta, distribution=distribution, result=result, root=root
+        )
+        expected = alpha * (a @ b) + beta * c
+        if result == "rows":
+            whole = part(m, [r / comm.size for r in range(1, comm.size)], comm.rank)
+            expected = expected[rows if distribution == "rows" else whole]
+        if result == "root" and comm.rank != root:
+            assert got is None
+            continue
+        assert isinstance(got, Array) == any(isinstance(v, Array) for v in (x, y, z))
+        np.testing.assert_array_equal(held(got), expected)
+        moved += any(each._peers.memory is not None for each in runners)
+    for runner in runners:
+        runner.close()
+    assert moved and not gpus.opened
+
+
+def test_the_stand_in_is_as_strict_as_cupy(gpus):
+    x = gpus.array(np.ones((2, 2)))
+    with pytest.raises(TypeError, match="not allowed"):
+        np.asarray(x)
+    with pytest.raises(AssertionError, match="of the host"):
+        x[...] = np.ones((2, 2))
+    with gpus.cupy.cuda.Device(99), pytest.raises(AssertionError, match="is current"):
+        x.copy()
+    assert x.get() is not x.held

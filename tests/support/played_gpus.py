@@ -1,0 +1,242 @@
+"""GPUs that ranks play: each has the emulator for one, whose arrays are those of a stand-in for
+CuPy, and reads the others' memory, which are files of /dev/shm."""
+
+import contextlib
+import ctypes
+import mmap
+import os
+import sys
+import tempfile
+import threading
+import types
+from types import SimpleNamespace
+from typing import ClassVar
+
+import numpy as np
+
+from hybrid_gemm import RankRunner, devices
+from hybrid_gemm.arrays import complex_numbers
+from hybrid_gemm.devices.cuda import device as cuda
+from hybrid_gemm.devices.emulator.device import EmulatorDevice
+
+UNWRITTEN = 0xAB  # what is in memory that was just taken
+
+
+class Array:
+    """A matrix of a GPU: what NumPy does to it, the host cannot do without a copy. As of CuPy, an
+    array of the host cannot be assigned, and what is made of it is made on the current GPU."""
+
+    def __init__(self, shape=(), dtype=float, memptr=None, *, held=None, gpu=None):
+        if held is not None:
+            self.held = held
+        elif memptr is not None:
+            size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+            memory = (ctypes.c_char * max(1, size)).from_address(memptr.ptr)
+            self.held = np.frombuffer(memory, np.uint8, size).view(dtype).reshape(shape)
+        else:
+            self.held = np.empty(shape, dtype)
+            self.held.reshape(-1).view(np.uint8).fill(UNWRITTEN)
+        self.kept = memptr
+        self.gpu = current.gpu if gpu is None else gpu
+
+    def like(self, held, memptr=None):
+        return Array(held=held, gpu=self.gpu, memptr=memptr)
+
+    def need_current(self):
+        assert current.gpu == self.gpu, f"GPU {current.gpu} is current, the array is on {self.gpu}"
+
+    shape = property(lambda self: self.held.shape)
+    strides = property(lambda self: self.held.strides)
+    dtype = property(lambda self: self.held.dtype)
+    ndim = property(lambda self: self.held.ndim)
+    size = property(lambda self: self.held.size)
+    nbytes = property(lambda self: self.held.nbytes)
+    itemsize = property(lambda self: self.held.itemsize)
+    flags = property(lambda self: self.held.flags)
+    ctypes = property(lambda self: self.held.ctypes)
+    device = property(lambda self: SimpleNamespace(id=self.gpu))
+    data = property(lambda self: SimpleNamespace(ptr=self.held.ctypes.data, device_id=self.gpu))
+    T = property(lambda self: self.like(self.held.T, self.kept))
+
+    def __len__(self):
+        return len(self.held)
+
+    def __getitem__(self, where):
+        return self.like(self.held[where], self.kept)
+
+    def __setitem__(self, where, values):
+        self.need_current()
+        assert not isinstance(values, np.ndarray), "CuPy takes no array of the host"
+        self.held[where] = values.held if isinstance(values, Array) else values
+
+    def __mul__(self, factor):
+        return self.like(self.held * factor)
+
+    def __array__(self, *_how, **_more):
+        raise TypeError("Implicit conversion to a NumPy array is not allowed.")
+
+    def astype(self, dtype, order="K", copy=True):
+        if copy or np.dtype(dtype) != self.dtype:
+            self.need_current()
+        made = self.held.astype(dtype, order=order, copy=copy)
+        return self if made is self.held else self.like(made)
+
+    def copy(self, order="C"):
+        self.need_current()
+        return self.like(self.held.copy(order))
+
+    def view(self, dtype):
+        return self.like(self.held.view(dtype), self.kept)
+
+    def reshape(self, *shape):
+        return self.like(self.held.reshape(*shape), self.kept)
+
+    def get(self):
+        return self.held.copy()
+
+
+Array.__module__ = "cupy"
+
+
+class _Current(threading.local):
+    first = 0
+
+    def __init__(self):
+        self.gpu = self.first
+
+
+current = _Current()
+
+
+class Current:
+    """A GPU, which is the current one inside of `with`."""
+
+    def __init__(self, gpu=None):
+        self.id = current.gpu if gpu is None else gpu
+
+    def __enter__(self):
+        self.before, current.gpu = current.gpu, self.id
+        return self
+
+    def __exit__(self, *error):
+        current.gpu = self.before
+
+
+class Memory:
+    """A whole allocation, which other ranks can open; the next `failing` find none."""
+
+    failing = 0
+    files: ClassVar[dict[int, str]] = {}
+
+    def __init__(self, size):
+        if Memory.failing:
+            Memory.failing -= 1
+            raise RuntimeError("out of memory, for a test")
+        file, self.path = tempfile.mkstemp(dir="/dev/shm")
+        os.ftruncate(file, size)
+        self.map = mmap.mmap(file, size)
+        os.close(file)
+        self.ptr = ctypes.addressof(ctypes.c_char.from_buffer(self.map))
+        Memory.files[self.ptr] = self.path
+
+    def __del__(self):
+        with contextlib.suppress(OSError, AttributeError):
+            os.unlink(self.path)
+
+
+def cupy_of(rank: int, ranks: int) -> tuple[types.ModuleType, dict[int, mmap.mmap]]:
+    """The stand-in for CuPy on a rank's GPU, and what it has open of the others'."""
+    opened: dict[int, mmap.mmap] = {}
+
+    def open_handle(handle):
+        file = os.open(handle.decode(), os.O_RDWR)
+        memory = mmap.mmap(file, 0)
+        os.close(file)
+        pointer = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        opened[pointer] = memory
+        return pointer
+
+    def asarray(x, dtype=None):
+        if isinstance(x, Array):
+            return x if dtype is None else x.astype(dtype, copy=False)
+        return Array(held=np.array(x, dtype))
+
+    stream = SimpleNamespace(ptr=0, synchronize=lambda: None, is_capturing=lambda: False)
+    cp = types.ModuleType("cupy")
+    cp.ndarray, cp.empty, cp.asarray = Array, Array, asarray
+    cp.cuda = SimpleNamespace(
+        Device=Current, get_current_stream=lambda: stream, Memory=Memory,
+        UnownedMemory=lambda ptr, size, owner, gpu: SimpleNamespace(ptr=ptr, owner=owner),
+        MemoryPointer=lambda memory, offset: SimpleNamespace(ptr=memory.ptr + offset, of=memory),
+        runtime=SimpleNamespace(
+            getDeviceCount=lambda: ranks, getDevice=lambda: current.gpu,
+            deviceCanAccessPeer=lambda one, other: 1, deviceGetPCIBusId=lambda gpu: f"bus {gpu}",
+            ipcGetMemHandle=lambda pointer: Memory.files[pointer].encode(),
+            ipcOpenMemHandle=open_handle, ipcCloseMemHandle=opened.pop,
+        ),
+    )  # fmt: skip
+    return cp, opened
+
+
+def held(x):
+    """An array of a GPU or of the host as NumPy's."""
+    return x.held if isinstance(x, Array) else x
+
+
+def play(monkeypatch, comm) -> SimpleNamespace:
+    """Lets each rank play a GPU of its own: `array` makes its arrays, and `opened` is what it has
+    open of the others' memory."""
+    cp, opened = cupy_of(comm.rank, comm.size)
+
+    class Played(EmulatorDevice):
+        kind, on_gpu = "cuda", True
+
+        def __init__(self, *args):
+            super().__init__(*args)
+            self.ordinal, self.cp = comm.rank, cp
+
+        @property
+        def port(self):
+            return "played"
+
+        def detached(self):
+            return Played()
+
+        def calls(self):
+            return None
+
+        def using(self, stream):
+            return Current(self.ordinal)
+
+        def enter(self, stream):
+            current.gpu = self.ordinal
+
+        def empty(self, rows, cols, dtype):
+            return Array((rows, cols), dtype, gpu=self.ordinal)
+
+        def copy(self, dst, src, stream):
+            assert (dst.dtype, dst.shape) == (src.dtype, src.shape)
+            held(dst)[...] = held(src)
+
+        def gemm(self, variant, a, b, c, **factors):
+            assert all(isinstance(x, Array) and x.gpu == self.ordinal for x in (a, b, c))
+            return super().gemm(variant, a, b, c, **factors)
+
+        def launch(self, function, launch, args, stream):
+            super().launch(function, launch, list(map(held, args)), stream)
+
+    def expand(right, made, conj_left, conj, alpha):
+        first, second = made.held[..., 0, :], made.held[..., 1, :]
+        complex_numbers._expand(right.held, first, second, conj_left, conj, alpha)
+
+    monkeypatch.setitem(sys.modules, "cupy", cp)
+    monkeypatch.setattr(devices, "choose", lambda *_asked, **_more: ("cuda", ""))
+    monkeypatch.setattr(devices, "open_devices", lambda *_asked, **_more: [Played()])
+    monkeypatch.setattr(cuda, "count", lambda: comm.size)
+    monkeypatch.setattr(RankRunner, "_gpu", lambda self: f"GPU {comm.rank}")
+    monkeypatch.setattr(complex_numbers, "_expand_on_gpu", expand)
+    monkeypatch.setattr(_Current, "first", comm.rank)
+    monkeypatch.setattr(current, "gpu", comm.rank)
+    return SimpleNamespace(
+        array=lambda x: Array(held=np.asarray(x), gpu=comm.rank), opened=opened, cupy=cp
+    )
