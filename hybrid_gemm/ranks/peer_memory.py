@@ -14,8 +14,9 @@ from ..arrays.caller_arrays import is_device_array, wait_for_streams
 from ..arrays.operand import Operand
 from ..devices import are_gpus
 from ..devices.base import Device
+from ..errors import UnavailableError
 from ..planning.partition import Span
-from . import heartbeat
+from . import heartbeat, launch
 from .on_device import put
 from .open_memory import OpenMemory
 from .redistribution import Part
@@ -32,7 +33,7 @@ class PeerMemory:
 
     def __init__(self, comm: Any, node: int, device: Device, transport: str) -> None:
         self.comm, self.node, self.device = comm, node, device
-        self.allowed = transport in ("auto", "ipc") and are_gpus(device.kind)
+        self.asked, self.allowed = transport, transport in ("auto", "ipc") and are_gpus(device.kind)
         self.sizes = [0] * comm.size  # bytes that each rank opened
         self.memory: OpenMemory | None = None
         self._usable: bool | None = None
@@ -48,7 +49,8 @@ class PeerMemory:
         self, array: Any, have: Sequence[Part], want: Sequence[Part], dtype: np.dtype
     ) -> Any | None:
         """As `redistribution.move`, of arrays of the host or of each rank's device, to that device;
-        None where there is no memory for it."""
+        None where there is no memory for it, unless the transport asked for is this one: then
+        `UnavailableError`, on all ranks."""
         rank, dtype = self.comm.rank, np.dtype(dtype)
         own = have[rank] & want[rank]
         turns = staged(have, want, dtype.itemsize)
@@ -108,7 +110,10 @@ class PeerMemory:
         self.close()
         try:
             self.memory = OpenMemory(self.comm, self.device, wanted[self.comm.rank])
-        except RuntimeError:  # on all ranks
+        except RuntimeError as error:  # on all ranks
+            if self.asked == "ipc":
+                reason = f"transport ipc was asked for: {error}"
+                raise launch.agreed(UnavailableError(reason)) from None
             return False
         self.sizes = wanted
         return True

@@ -7,6 +7,7 @@ from support.emulation import needs_emulator
 from support.played_gpus import Array, Memory, held, play
 
 from hybrid_gemm import RankRunner
+from hybrid_gemm.errors import UnavailableError
 from hybrid_gemm.ranks import peer_memory, rank_planner
 
 pytestmark = [pytest.mark.mpi, needs_emulator]
@@ -90,6 +91,23 @@ def test_products_of_all_kinds(comm, gpus, seed, monkeypatch):
     for runner in runners:
         runner.close()
     assert moved and not gpus.opened
+
+
+def test_memory_that_cannot_be_opened(comm, gpus, monkeypatch):
+    """By MPI instead, unless peer copies were asked for: that is said on all ranks."""
+    monkeypatch.setattr(rank_planner, "MOVED_BY_PEERS", 0)
+    a, b = (np.arange(30.0 * 30).reshape(30, 30) % x for x in (5, 7))
+    given = {"distribution": "root", "root": 0}
+    x, y = (a, b) if comm.rank == 0 else (None, None)
+    for transport in ("auto", "ipc"):
+        runner = RankRunner(comm, kernel="naive", split="rows", transport=transport)
+        Memory.failing = int(comm.rank == comm.size - 1)
+        if transport == "ipc":
+            with pytest.raises(UnavailableError, match="ipc was asked for: .*for a test"):
+                runner.gemm(x, y, **given)
+        got = runner.gemm(x, y, **given)
+        assert got is None if comm.rank else np.array_equal(got, a @ b)
+        runner.close()
 
 
 def test_the_stand_in_is_as_strict_as_cupy(gpus):
