@@ -103,7 +103,7 @@ def test_memory_that_cannot_be_opened(comm, gpus, monkeypatch):
         runner = RankRunner(comm, kernel="naive", split="rows", transport=transport)
         Memory.failing = int(comm.rank == comm.size - 1)
         if transport == "ipc":
-            with pytest.raises(UnavailableError, match="ipc was asked for: .*for a test"):
+            with pytest.raises(UnavailableError, match=r"ipc was asked for: .*for a test"):
                 runner.gemm(x, y, **given)
         got = runner.gemm(x, y, **given)
         assert got is None if comm.rank else np.array_equal(got, a @ b)
