@@ -30,8 +30,8 @@ def rank_calls() -> str:
     found = {(r["case"], r["n"]): r for r in result("rank_calls")["rows"]}
     sizes = (128, 1024, 4096, 8192)
     words = {
-        "host": "of the host", "gpu": "on GPUs", "rows": "rows", "replicated": "all of both",
-        "root": "at root", "cols": "slabs of K", "rows to replicated": "rows, C to all",
+        "host": "of the host", "gpu": "on GPUs", "rows": "rows", "replicated": "replicated",
+        "root": "root", "cols": "cols", "rows to replicated": "rows, result replicated",
     }  # fmt: skip
     rows = [
         [f"{words[place]}: {words[case]}", *(
@@ -46,10 +46,10 @@ def rank_calls() -> str:
     lines = [
         "Two ranks on two H200s of one host, float32, medians in ms by "
         "`scripts/measure-rank-calls` ([figures](results/rank_calls_h200.json)): "
-        "`gemm(comm=)`, then CuPy's product with mpi4py's calls on host arrays (`Scatter`, "
-        "`Bcast`, `Allgather`, `Gather`, `Reduce_scatter_block`):",
+        "`RankRunner.gemm`, then the same by hand, which is CuPy's product and mpi4py's calls on "
+        "host arrays (`Scatter`, `Bcast`, `Allgather`, `Gather`, `Reduce_scatter_block`):",
         "",
-        *grid(["<arrays", *map(str, sizes)], rows),
+        *grid(["<arrays: distribution", *map(str, sizes)], rows),
     ]
     return "\n".join(lines)
 

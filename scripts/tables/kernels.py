@@ -284,7 +284,8 @@ def held_out() -> str:
     lines = [
         "The same of the shipped models at other shapes, of seeds that were looked at once "
         f"({seeds}; {linked}, by scripts/measure-heldout). All but those of one long side were "
-        "measured before these were fitted. Each product had a verdict; wrong: how many failed it:",
+        "measured before these models were fitted. Each product had a verdict; wrong: how many "
+        "failed it:",
         "",
     ]
     table = [
