@@ -312,6 +312,9 @@ def test_parts_of_the_last_tiles_cost_something(mode):
     model = fitted.model(MACHINE, mode)
     cutting = [each for each in model.fitted if each.variant.cuts_last]
     assert cutting
+    bytes_cost = []
     for each in cutting:
         of_launch, of_megabyte = each.constants[8:10]
-        assert of_launch > 1 and of_megabyte >= 0
+        assert of_launch > 1
+        bytes_cost.append(of_megabyte > 0.1)
+    assert any(bytes_cost)

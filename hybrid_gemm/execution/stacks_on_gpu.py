@@ -69,8 +69,7 @@ class StacksOnGpu:
         key = c.shape, c.strides, a.strides, b.strides, a.itemsize, a.shape[-1]
         copied = self.copied.get(key)
         if copied is None:
-            copied = _to_copy(a, b, c)
-            self.copied[key] = copied
+            copied = self.copied[key] = _to_copy(a, b, c)
         return _copied(a) if copied[0] else a, _copied(b) if copied[1] else b
 
     def _multiplied(self, a: Any, b: Any, c: Any) -> bool:
@@ -179,11 +178,12 @@ def _to_copy(a: Any, b: Any, c: Any) -> tuple[bool, bool]:
     C."""
     shape, _ = merged(c.shape[:-2], *(x.strides[:-2] for x in (a, b, c)))
     launches = math.prod(shape) // max(1, *shape)
-    uneven = [x for x in (a, b) if not _is_even(x, c)]
-    copies_us = sum(_COPY_US + x.nbytes / _COPIED for x in uneven)
-    if (launches - 1) * _LAUNCH_US <= copies_us or not _is_even(c, c):
-        return False, False
-    return not _is_even(a, c), not _is_even(b, c)
+    uneven = not _is_even(a, c), not _is_even(b, c)
+    copies_us = sum(
+        _COPY_US + x.nbytes / _COPIED for x, copied in zip((a, b), uneven, strict=True) if copied
+    )
+    worth_it = _is_even(c, c) and copies_us < (launches - 1) * _LAUNCH_US
+    return uneven if worth_it else (False, False)
 
 
 def _is_even(x: Any, c: Any) -> bool:

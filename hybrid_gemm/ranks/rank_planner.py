@@ -127,14 +127,8 @@ class RankPlanner:
         run them."""
         boxes = [plan.box(self.where.rank), *(plan.box(rank) for rank in range(plan.ranks))]
         box, p = next(filter(None, boxes), None), plan.problem
-        sides = (len(box.rows), len(box.cols), len(box.ks)) if box else (p.m, p.n, p.k)
-        return self._variant_for(p, sides, there)
-
-    def _variant_for(
-        self, problem: Problem, sides: tuple[int, int, int], there: bool = False
-    ) -> Variant:
-        m, n, k = sides
-        return self.local.variant(self.inner(dataclasses.replace(problem, m=m, n=n, k=k), there))
+        m, n, k = (len(box.rows), len(box.cols), len(box.ks)) if box else (p.m, p.n, p.k)
+        return self.local.variant(self.inner(dataclasses.replace(p, m=m, n=n, k=k), there))
 
     def inner(self, problem: Problem, there: bool = False) -> Plan:
         """The plan of a rank's own work; `there` if A and B lie on its first device. Made for

@@ -40,7 +40,8 @@ from .rank_result import RankResult, gathered
 from .rank_run import RankRun
 from .transports import KeptTransport, Transport
 
-LONG_FLOPS = 1e13  # of a rank's part, which says from here on how far it has come
+# Of a rank's part of host arrays on GPUs, which says from here on how far it has come.
+LONG_FLOPS = 1e13
 OWN_CHOICES = {"gpus"}  # that ranks may make each for itself
 
 
@@ -398,7 +399,8 @@ class RankRunner:
                 for x in (a, b, c)
             )
         multiply: Callable[..., Any] = self.local.gemm
-        if self.devices[0].queues and 2 * a.size * b.shape[1] > LONG_FLOPS:
+        long = 2 * a.size * b.shape[1] > LONG_FLOPS
+        if long and self.devices[0].queues and not is_device_array(a):
             multiply = functools.partial(self.local.run, progress=self.beat.counting(None))
         with self.beat.during(heartbeat.MULTIPLYING), self.devices[0].session():
             self.beat.computes = not self.devices[0].queues

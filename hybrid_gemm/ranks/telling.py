@@ -28,9 +28,7 @@ def tell(comm: Any, what: str, call: Callable[[], tuple[Own, Any]]) -> tuple[Own
     with beat.call(heartbeat.LOCAL):
         try:
             found, told = call()
-            sent = pickle.dumps(
-                (what, told)
-            )  # here, where what cannot be sent is this rank's error
+            sent = pickle.dumps((what, told))  # what cannot be sent is this rank's error
         except Exception as error:
             failure = error
     with beat.call(heartbeat.WAITING):
