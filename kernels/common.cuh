@@ -33,13 +33,15 @@ __device__ inline Vec4 operator*(T factor, Vec4 v) {
     return v;
 }
 
-// c = alpha * sum + beta * c, for one element or a Vec4. beta == 0 never reads c: what was
-// there, NaN included, is gone.
+// alpha * sum + beta * c, for one element or a Vec4. beta == 0 never reads c: what was there, NaN
+// included, is gone.
+template <typename V>
+__device__ inline V result(const V* c, V sum, T alpha, T beta) {
+    if (beta == T(0)) return alpha * sum;
+    return alpha * sum + beta * *c;
+}
+
 template <typename V>
 __device__ inline void store(V* c, V sum, T alpha, T beta) {
-    if (beta == T(0)) {
-        *c = alpha * sum;
-    } else {
-        *c = alpha * sum + beta * *c;
-    }
+    *c = result(c, sum, alpha, beta);
 }

@@ -19,7 +19,7 @@ params    = [
 ]
 block     = ["THREADS", "1", "1"]
 grid      = ["ceil(max(m, n) / WIDE) * max(1, min(ceil((BLOCKS + 1) / max(1, ceil(max(m, n) / WIDE))) - 1, ceil((k * WIDE * SIZE + 1) / (KIB * 1024)) - 1, ceil(k / 256)))", "1", "1"]
-tile      = ["WIDE", "WIDE"]
+tile      = ["WIDE", "1"]
 scales    = ["BLOCKS"]
 workspace = "BLOCKS * WIDE * SIZE"
 flags     = "4 * BLOCKS"

@@ -28,7 +28,7 @@ params    = [
 ]
 block     = ["THREADS", "1", "1"]
 grid      = ["ceil(max(m, n) / WIDE) * max(1, min(ceil((BLOCKS + 1) / max(1, ceil(max(m, n) / WIDE))) - 1, ceil((k * WIDE * SIZE + 1) / (KIB * 1024)) - 1, ceil(k / 256)))", "1", "1"]
-tile      = ["WIDE", "WIDE"]
+tile      = ["WIDE", "1"]
 scales    = ["BLOCKS"]
 workspace = "BLOCKS * WIDE * 4"
 flags     = "4 * BLOCKS"
@@ -39,16 +39,8 @@ early     = true
 runs_on   = ["cuda", "emulator"]
 source    = "this project: docs/performance.md"
 ---*/
-typedef unsigned short T;
-#include "numbers.cuh"
-#include "vectors.cuh"
+#include "narrow.cuh"
 
-typedef float Sum;
-#if DTYPE_bfloat16
-__device__ __forceinline__ float wide(T x) { return from_bfloat(x); }
-#else
-__device__ __forceinline__ float wide(T x) { return from_half(x); }
-#endif
 #include "gemv.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -58,7 +50,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const long long step = n == 1 ? ldc : 1;
     multiply(m, n, k, (const T*)A, lda, (const T*)B, ldb, workspace, flags, [&](int i, float sum) {
         Out* const to = (Out*)C + i * step;
-        const float product = alpha * sum;
-        *to = narrowed(beta == 0 ? product : product + beta * widened(*to));
+        *to = result(to, sum, alpha, beta);
     });
 }

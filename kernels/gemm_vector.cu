@@ -37,6 +37,7 @@ source    = "this project: docs/performance.md"
 //   load, multiply   sum_along where the wide operand lies along k, sum_across where it lies across
 //   collect          adds the shares up
 //   store            writes C
+#include "lines.cuh"
 #include "shares.cuh"
 
 constexpr int THREADS = 256, WARPS = 8;
@@ -45,16 +46,6 @@ constexpr int WIDE = COLUMN ? BM : BN, THIN = COLUMN ? BN : BM;
 constexpr bool ALONG_K = COLUMN ? !TRANS_A : TRANS_B;  // how the wide operand lies
 constexpr int TILE = WIDE * THIN;
 constexpr int FLY = THIN >= 4 ? 4 : 8;  // vectors of the wide operand a thread has on their way
-
-// An operand by its steps along its side of C and along k.
-struct Operand {
-    const T* at;
-    long long x, p;
-    int end;  // of its side of C
-
-    // The row (or column) i, or the last one for those beyond.
-    __device__ __forceinline__ const T* line(int i) const { return at + LEAST(i, end - 1) * x; }
-};
 
 // --- load and multiply --------------------------------------------------------------------------
 
@@ -212,13 +203,7 @@ __device__ __forceinline__ bool collect(T* parts, int& count, int tile, int shar
         all[share * TILE + e] = total(parts, count, e);
     if (!last_of(flags + tile, shares)) return false;
     count = MOST(1, THREADS / TILE);
-    for (int e = threadIdx.x; e < count * TILE; e += THREADS) {
-        T sum = T(0);
-#pragma unroll 8
-        for (int s = e / TILE; s < shares; s += count) sum += all[s * TILE + e % TILE];
-        parts[e] = sum;
-    }
-    __syncthreads();
+    add_shares<THREADS, TILE>(all, shares, parts);
     return true;
 }
 
@@ -240,8 +225,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                 T beta, T* C, long long ldc, T* workspace, unsigned* flags) {
     extern __shared__ __align__(16) unsigned char raw[];
     T* const parts = reinterpret_cast<T*>(raw);
-    const Operand a = {A, TRANS_A ? 1 : lda, TRANS_A ? lda : 1, m};
-    const Operand b = {B, TRANS_B ? ldb : 1, TRANS_B ? 1 : ldb, n};
+    const Operand a = lines_of_a(A, lda, m), b = lines_of_b(B, ldb, n);
     const Operand wide = COLUMN ? a : b, thin = COLUMN ? b : a;
 
     const int across = (wide.end + WIDE - 1) / WIDE;  // tiles along the wide side

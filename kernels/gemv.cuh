@@ -19,6 +19,7 @@
 // one of the other.
 #pragma once
 #include "early_launch.cuh"
+#include "lines.cuh"
 #include "shares.cuh"
 
 constexpr int WARPS = THREADS / 32;
@@ -27,13 +28,6 @@ constexpr int LANES = WIDE / VEC, ROWS = THREADS / LANES;
 constexpr int UNIT = 256;  // blocks share k in whole units
 // Tiles of sums that a block leaves in shared memory: from its warps along k.
 constexpr int TILES_ALONG = MOST(1, TEAM / 32), TILES_ACROSS = THREADS / MOST(32, LANES);
-
-// A matrix of `end` lines, from line to line `x` elements and from k to k `p`; or a vector.
-struct Operand {
-    const T* at;
-    long long x, p;
-    int end;
-};
 
 // EACH neighbours, from q on in a vector: of a matrix that is read once, and so need not stay in
 // the first cache.
@@ -169,26 +163,26 @@ __device__ __forceinline__ void sum_across(const Operand& matrix, const Operand&
 // Adds up the `count` tiles in parts[count][WIDE] and stores the sum; or hands it in as a share, and
 // the last block to come adds up the shares.
 template <typename Store>
-__device__ __forceinline__ void finish(const Sum* parts, int count, int tile, int share, int shares,
+__device__ __forceinline__ void finish(Sum* parts, int count, int tile, int share, int shares,
                                        Sum* workspace, unsigned* flags, const Store& store) {
     __syncthreads();
-    Sum* const all = workspace + (long long)tile * shares * WIDE;
-    for (int e = threadIdx.x; e < WIDE; e += THREADS) {
+    auto total = [&](int tiles, int e) {
         Sum sum = parts[e];
 #pragma unroll 4
-        for (int i = 1; i < count; ++i) sum += parts[i * WIDE + e];
+        for (int i = 1; i < tiles; ++i) sum += parts[i * WIDE + e];
+        return sum;
+    };
+    Sum* const all = workspace + (long long)tile * shares * WIDE;
+    for (int e = threadIdx.x; e < WIDE; e += THREADS) {
+        const Sum sum = total(count, e);
         if (shares == 1)
             store(e, sum);
         else
             all[share * WIDE + e] = sum;
     }
     if (shares == 1 || !last_of(flags + tile, shares)) return;
-    for (int e = threadIdx.x; e < WIDE; e += THREADS) {
-        Sum sum = all[e];
-#pragma unroll 8
-        for (int s = 1; s < shares; ++s) sum += all[s * WIDE + e];
-        store(e, sum);
-    }
+    add_shares<THREADS, WIDE>(all, shares, parts);
+    for (int e = threadIdx.x; e < WIDE; e += THREADS) store(e, total(THREADS / WIDE, e));
 }
 
 // The block's tile of C = op(A) op(B), of one row or, where n is 1, one column. `store` takes an
@@ -197,9 +191,8 @@ template <typename Store>
 __device__ __forceinline__ void multiply(int m, int n, int k, const T* A, long long lda, const T* B,
                                          long long ldb, Sum* workspace, unsigned* flags,
                                          const Store& store) {
-    __shared__ Sum parts[MOST(TILES_ALONG, TILES_ACROSS) * WIDE];
-    const Operand a = {A, TRANS_A ? 1 : lda, TRANS_A ? lda : 1, m};
-    const Operand b = {B, TRANS_B ? ldb : 1, TRANS_B ? 1 : ldb, n};
+    __shared__ Sum parts[MOST(THREADS, TILES_ACROSS * WIDE)];  // also TILES_ALONG tiles
+    const Operand a = lines_of_a(A, lda, m), b = lines_of_b(B, ldb, n);
     const bool column = n == 1, along = column ? !TRANS_A : TRANS_B;
     const Operand matrix = column ? a : b, vector = column ? b : a;
     const long long pitch = along ? matrix.x : matrix.p;

@@ -36,6 +36,21 @@ __device__ __forceinline__ bool last_of(unsigned* counter, int count) {
     return last;
 }
 
+// Adds up the sums that `shares` blocks left of a tile of TILE elements, by teams of the block's
+// THREADS threads, each of every TEAMS-th share. Leaves tiles in parts[TEAMS][TILE], which add up to
+// all shares.
+template <int THREADS_, int TILE_, typename S>
+__device__ __forceinline__ void add_shares(const S* all, int shares, S* parts) {
+    constexpr int TEAMS_ = MOST(1, THREADS_ / TILE_);
+    for (int e = threadIdx.x; e < TEAMS_ * TILE_; e += THREADS_) {
+        S sum = S(0);
+#pragma unroll 16
+        for (int s = e / TILE_; s < shares; s += TEAMS_) sum += all[s * TILE_ + e % TILE_];
+        parts[e] = sum;
+    }
+    __syncthreads();
+}
+
 // Counts this thread in, and waits until `count` have come or so many cycles are over. Returns
 // whether all have come; what they wrote before is then visible to this thread.
 #ifdef HYBRID_GEMM_EMULATOR

@@ -1,5 +1,5 @@
 """Every kernel variant at an odd shape on the GPU, products on tensor cores, and sums of checks,
-for compute-sanitizer to watch; one of them with `kernels`, `tensor-cores` or `checks` after it:
+for compute-sanitizer to watch; some of it with `kernels`, `thin`, `tensor-cores` or `checks`:
 
 compute-sanitizer --tool memcheck python tests/sanitize_gpu.py
 compute-sanitizer --tool racecheck python tests/sanitize_gpu.py
@@ -9,5 +9,5 @@ import sys
 
 from support.checked_accesses import main
 
-for what in sys.argv[1:] or ("kernels", "tensor-cores", "checks"):
+for what in sys.argv[1:] or ("kernels", "thin", "tensor-cores", "checks"):
     main("cuda", what)

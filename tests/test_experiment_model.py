@@ -61,7 +61,7 @@ def test_every_kernel_has_a_model():
     usage = Usage(32, 4096, 0, 0, 0)
     for kernel in catalog.gemm_kernels():
         for variant in kernel.variants():
-            if not (kernel.library or kernel.of_lines or kernel.name == "one_block"):
+            if not (kernel.library or kernel.limits):
                 found = model.describe(variant, kernel.dtypes[0], usage, model.H200, 512, 512, 512)
                 assert 0 <= found["occupancy"] <= 1
                 assert math.isfinite(found["flop_per_byte"]) and found["blocks"] > 0

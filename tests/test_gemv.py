@@ -6,7 +6,7 @@ import pytest
 from support.arrays import fetch, padded
 from support.devices import needs, open_device
 from support.kernels import in_layout
-from support.lines import CASES, check_lines, few_blocks
+from support.lines import GEMV, ROWS, cases, check_lines, few_blocks
 
 import hybrid_gemm as hg
 from hybrid_gemm import catalog
@@ -17,6 +17,7 @@ from hybrid_gemm.kernel_choice.tables import Machine
 from hybrid_gemm.problem import Problem
 
 H200 = Machine("NVIDIA H200", 132, 90, 66.9)
+CASES = cases(GEMV)
 
 
 @pytest.mark.parametrize("layout", catalog.LAYOUTS)
@@ -28,7 +29,7 @@ def test_one_row_or_column(kernel_device, case, layout, rng):
         if turn:
             pytest.skip("this variant is emulated in another layout")
         variant = in_layout(variant, layout)
-    check_lines(open_device(kernel_device), variant, dtype, layout, rng)
+    check_lines(open_device(kernel_device), variant, dtype, layout, ROWS, rng)
 
 
 @pytest.mark.parametrize("layout", ["nn", "tt"])

@@ -70,7 +70,7 @@ def mnk(shape):
 def test_thread_order_does_not_matter(kernel, order):
     device = open_device("emulator", order=order, seed=7)
     variant = kernel.variant()
-    shapes = [(133, 130, 37), (30, 31, 33), (1, 131, 37)]
+    shapes = [(133, 130, 37), (30, 31, 33), (1, 131, 37), (5, 3, 1031), (1031, 3, 5)]
     able = [
         x for x in shapes
         if not variant.refusal(device="emulator", dtype="float32", **mnk(x))
@@ -104,10 +104,11 @@ def test_the_same_input_gives_the_same_bits(kernel_device, kernel):
 
 
 @needs("emulator")
-def test_address_sanitizer_finds_nothing_at_odd_shapes():
+@pytest.mark.parametrize("what", ["kernels", "thin"])
+def test_address_sanitizer_finds_nothing_at_odd_shapes(what):
     """Runs every kernel's default variant, and the passes, with each access checked."""
     checked = emulation.sanitized_environment()
-    done = python("-m", "support.checked_accesses", "emulator", "kernels", env=checked)
+    done = python("-m", "support.checked_accesses", "emulator", what, env=checked)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.startswith("clean: ")
 

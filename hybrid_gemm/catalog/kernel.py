@@ -119,6 +119,11 @@ class Kernel:
         return "min(m, n) <= 1" in self.limits
 
     @property
+    def turns(self) -> bool:
+        """Whether the first side of its tile lies along the longer side of C."""
+        return any("min(m, n)" in limit for limit in self.limits)
+
+    @property
     def shares_k(self) -> bool:
         """Whether blocks share the k of a tile and leave their sums in a workspace."""
         return self.workspace != "0"
@@ -212,6 +217,11 @@ class Variant:
         rows, columns = (evaluate(e, self.params) for e in self.kernel.tile)
         return rows, columns
 
+    def tile_of(self, m: int, n: int) -> tuple[int, int]:
+        """The same of a C of `m` x `n`, along the longer side of which a tile may lie."""
+        rows, columns = self.tile
+        return (columns, rows) if self.kernel.turns and m < n else (rows, columns)
+
     @cached_property
     def cluster(self) -> int:
         """Blocks of a cluster; 1 where there are none."""
@@ -297,6 +307,10 @@ class Variant:
             (x, y, z), (wide, high, deep), shared, workspace, flags, kernel.early,
             kernel.persistent, self.cluster,
         )  # fmt: skip
+
+    def takes(self, m: int, n: int, k: int) -> bool:
+        """Whether the sides are within the kernel's limits."""
+        return all(evaluate_all(self.kernel.limits, {"m": m, "n": n, "k": k, **self.params}))
 
     def blocks(self, m: int, n: int, k: int, dtype: str) -> int:
         """Blocks of `launch`, without its other sizes and limits."""

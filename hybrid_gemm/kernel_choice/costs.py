@@ -18,6 +18,7 @@ from . import tensor_cores
 Sides = tuple[int, int, int]  # m, n, k
 MB = 1e-6
 _MFLOP = 1e-6
+_WARP = 32  # threads
 _LINE = 16  # bytes on which rows begin that can be read as vectors, or by TMA
 # Of a kernel on tensor cores: where its counts have that another launch adds something up, and how
 # many MB; and microseconds of both where models have none, for they were fitted before the last
@@ -35,11 +36,12 @@ def counts(
     """
     if variant.kernel.library:
         return _library(sides, layout, dtype, multiprocessors)
-    if variant.kernel.of_lines:
-        return _line(variant, sides, layout, dtype, multiprocessors)
+    if variant.kernel.limits and not variant.takes(*sides):
+        return (0.0,) * len(counts(variant, (1, 1, 1), layout, dtype, multiprocessors))
+    count = _OF_THIN.get(variant.name.removesuffix("_narrow"), _strict)
     if variant.kernel.role == "tensor":
-        return _tensor(variant, sides, layout, dtype, multiprocessors)
-    return _strict(variant, sides, layout, dtype, multiprocessors)
+        count = _tensor
+    return count(variant, sides, layout, dtype, multiprocessors)
 
 
 def with_parts(variant: Variant, constants: Sequence[float]) -> list[float]:
@@ -122,8 +124,6 @@ def _line(
 ) -> tuple[float, ...]:
     """Of `gemv`, by how the matrix lies: the counts of one way are those of the other, moved."""
     m, n, k = sides
-    if min(m, n) > 1:  # it cannot multiply them
-        return (0.0,) * 19
     params, size = variant.params, ITEM_SIZE[dtype]
     wide, threads, fly = params["WIDE"], params["THREADS"], params["FLY"]
     along = layout[0] == "n" if n == 1 else layout[1] == "t"
@@ -146,6 +146,64 @@ def _line(
     found = tuple(map(float, counted))
     nothing = (0.0,) * len(found)
     return (1.0, *(found + nothing if along else nothing + found))
+
+
+def _tall(
+    variant: Variant, sides: Sides, layout: str, dtype: str, multiprocessors: int
+) -> tuple[float, ...]:
+    """Of `tall`: lines of the long operand, read once, and of C, with those that the busiest
+    multiprocessor makes beyond the last."""
+    m, n, k = sides
+    params, size = variant.params, ITEM_SIZE[dtype]
+    thin, width, of_block = params["THIN"], min(m, n), params["THREADS"] * params["LINES"]
+    out = params.get("OUT", size)
+    blocks = variant.blocks(m, n, k, dtype)
+    loaded = _ceil(blocks, multiprocessors)
+    lines = loaded * of_block * multiprocessors
+    high = m >= n
+    along = layout[0] == "n" if high else layout[1] == "t"
+    reading = lines * (_requests(k, size) if along else k / _WARP)
+    if not high:
+        storing = width / _WARP
+    elif width * out % _LINE:  # through shared memory, where an even width has conflicts
+        storing = width * math.gcd(width, _WARP) / _WARP
+    else:
+        storing = _requests(width, out)
+    return (
+        1, loaded, loaded * k * thin, lines * k * size * MB, lines * width * out * MB,
+        lines * k * thin * _MFLOP, reading * _MFLOP, lines * storing * _MFLOP,
+    )  # fmt: skip
+
+
+def _dots(
+    variant: Variant, sides: Sides, layout: str, dtype: str, multiprocessors: int
+) -> tuple[float, ...]:
+    """Of `dots`: A and B as often as tiles read them, for the k of the busiest multiprocessor."""
+    m, n, k = sides
+    (bm, bn), threads, size = variant.tile, variant.params["THREADS"], ITEM_SIZE[dtype]
+    tiles = _ceil(m, bm) * _ceil(n, bn)
+    blocks = variant.blocks(m, n, k, dtype)
+    shares = blocks // tiles
+    loaded = _ceil(blocks, multiprocessors)
+    taken = loaded * _ceil(_ceil(k, threads), max(1, shares)) * threads * multiprocessors
+    requests = sum(
+        tile / side * _requests(side, size) if across else tile / _WARP
+        for tile, side, across in ((bm, m, layout[0] == "t"), (bn, n, layout[1] == "n"))
+    )
+    return (
+        1, float(shares > 1), math.log2(max(1, shares)) * tiles, (m + n) * k * size * MB,
+        taken * (bm + bn) * size * MB, taken * bm * bn * _MFLOP, taken * requests * _MFLOP, loaded,
+    )  # fmt: skip
+
+
+def _requests(length: int, size: int) -> float:
+    """Lines of 128 bytes that are asked for a row of `length` elements, of rows one after another
+    in memory: a warp's lanes read one each, by the largest pieces that rows are made of."""
+    pieces = length * size / math.gcd(length * size, _LINE)
+    return pieces * min(_WARP, _ceil(_WARP * length * size, 128)) / _WARP
+
+
+_OF_THIN = {"gemv": _line, "tall": _tall, "dots": _dots}
 
 
 def _tensor(

@@ -165,7 +165,7 @@ class Model:
                 each.variant: each.cost_us(sides, layout, dtype, processors) * off
                 for each, off in zip(self.fitted, offs, strict=True)
                 if (among is None or each.variant in among)
-                and able(each.variant, self.mode, *sides)
+                and able(each.variant, *sides)
             }
 
         return times
@@ -238,13 +238,9 @@ class Errors:
         return math.sqrt(weights @ self._squares / weights.sum())
 
 
-def able(variant: Variant, mode: str, m: int, n: int, k: int) -> bool:
-    """Whether a variant of a mode's model can multiply a shape on a GPU."""
-    if not variant.kernel.limits:
-        return True
-    if variant.kernel.of_lines and min(m, n) > 1:  # sooner than its limits say so
-        return False
-    return variant.refusal(device="cuda", dtype=OPERANDS[mode], m=m, n=n, k=k) is None
+def able(variant: Variant, m: int, n: int, k: int) -> bool:
+    """Whether a variant of a model can multiply a shape."""
+    return not variant.kernel.limits or variant.takes(m, n, k)
 
 
 def lead_of(mode: str, sides: Sides) -> float:

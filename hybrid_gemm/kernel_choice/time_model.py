@@ -54,9 +54,7 @@ def predict_us(variant: Variant, machine: Machine, problem: Problem) -> float:
     memory = LAUNCH_US + moved * FLOP_A_BYTE / (peak * 1e6)
     if variant.kernel.library:
         return max(memory, LAUNCH_US + problem.flops / (peak * LIBRARY_EFFICIENCY * 1e6))
-    bm, bn, threads = _tile(variant, problem.dtype)
-    if variant.kernel.of_lines:
-        bm, bn = (bm, 1) if n == 1 else (1, bn)
+    (bm, bn), threads = variant.tile_of(m, n), _threads(variant, problem.dtype)
     owned = bm * bn / threads
     efficiency = owned / (owned + 4 * math.sqrt(owned))
     if owned * ITEM_SIZE[problem.dtype] > 4 * 200:
@@ -76,11 +74,9 @@ def predict_us(variant: Variant, machine: Machine, problem: Problem) -> float:
 
 
 @functools.cache
-def _tile(variant: Variant, dtype: str) -> tuple[int, int, int]:
-    """Rows and columns of C that a block computes, and its threads."""
-    rows, columns = variant.tile
-    launch = variant.launch(1 if variant.kernel.of_lines else rows, columns, 1024, dtype)
-    return rows, columns, math.prod(launch.block)
+def _threads(variant: Variant, dtype: str) -> int:
+    """Threads of a block."""
+    return math.prod(variant.launch(*variant.tile, 1, dtype).block)
 
 
 def worth_timing(machine: Machine, problem: Problem) -> list[Variant]:
@@ -107,6 +103,6 @@ def worth_timing(machine: Machine, problem: Problem) -> list[Variant]:
 
 
 def _as_thin(variant: Variant, problem: Problem) -> bool:
-    bm, bn, _threads = _tile(variant, problem.dtype)
+    bm, bn = variant.tile_of(problem.m, problem.n)
     thin, short = min(problem.m, problem.n), min(bm, bn)
     return short // 2 < thin <= short <= 8 and (bm < bn) == (problem.m < problem.n)

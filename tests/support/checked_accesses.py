@@ -1,6 +1,6 @@
 """Runs kernels of which a checker watches each memory access:
 
-python -m support.checked_accesses emulator|cuda kernels|tensor-cores|checks
+python -m support.checked_accesses emulator|cuda kernels|thin|tensor-cores|checks
 
 The emulator's are checked by AddressSanitizer, in the environment that
 `sanitized_environment()` gives; those of a GPU by compute-sanitizer, which starts this program.
@@ -17,8 +17,7 @@ from hybrid_gemm.kernel_choice import tensor_cores
 
 from .devices import open_device
 from .kernels import GEMMS, check_every_kernel
-from .lines import CASES as LINES
-from .lines import check_lines, few_blocks
+from .lines import THIN, check_lines, few_blocks
 from .stacks import CASES, check_stack
 from .tensor_cores import check_split_products, multiply, operands
 
@@ -41,15 +40,17 @@ def main(kind: str, what: str) -> None:
     if what == "checks":
         print(f"clean: the sums of {check_sums(device)} matrices")
         return
+    if what == "thin":
+        thin = THIN if kind == "cuda" else [(few_blocks(v), x, y) for v, x, y in THIN[1::11]]
+        for i, (variant, dtype, shapes) in enumerate(thin):
+            for layout in catalog.LAYOUTS if kind == "cuda" else (("nt", "tn")[i % 2],):
+                check_lines(device, variant, dtype, layout, shapes, np.random.default_rng(i))
+        print(f"clean: C with a thin side by {len(thin)} variants and dtypes")
+        return
     variants = GEMMS
     if kind == "emulator":  # where each has to be compiled: the default variant of each kernel
         variants = list({v.name: v for v in reversed(GEMMS)}.values())
     print(f"clean: {check_every_kernel(device, variants)} variants and the passes")
-    lines = LINES if kind == "cuda" else [(few_blocks(v), x) for v, x in LINES[1::11]]
-    for i, (variant, dtype) in enumerate(lines):
-        for layout in catalog.LAYOUTS if kind == "cuda" else (("nt", "tn")[i % 2],):
-            check_lines(device, variant, dtype, layout, np.random.default_rng(i))
-    print(f"clean: rows and columns by {len(lines)} variants and dtypes")
     stacks = CASES if kind == "cuda" else [x for x in CASES if x[1] == "float16"]
     for i, (variant, dtype) in enumerate(stacks):
         for layout in catalog.LAYOUTS if kind == "cuda" else (("nt", "tn")[i % 2],):

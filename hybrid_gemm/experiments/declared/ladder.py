@@ -21,8 +21,8 @@ NAIVE = {"BM": 32, "BN": 32}  # the article's block
 
 def points(scale: str, device: str) -> Iterator[Point]:
     """The rungs at every size, other kernels at a few; one small size on the small scale."""
-    others = [k for k in catalog.gemm_kernels() if k.name not in (*RUNGS, "one_block")]
-    others = [k for k in others if device in k.runs_on and not k.of_lines]
+    others = [k for k in catalog.gemm_kernels() if k.name not in RUNGS]
+    others = [k for k in others if device in k.runs_on and not k.limits]
     own = [k for k in others if k.path.parent != catalog.directory()]
     if scale == "full":
         own += [k for k in others if k.name == BEST]

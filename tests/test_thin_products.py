@@ -1,0 +1,64 @@
+"""`dots`, C of few elements, and `tall`, C of one long side: each variant, odd sides, all layouts;
+exact, in one order, and nothing outside C written."""
+
+import numpy as np
+import pytest
+from support.arrays import fetch, padded
+from support.devices import needs, open_device
+from support.kernels import in_layout
+from support.lines import THIN, check_lines
+
+import hybrid_gemm as hg
+from hybrid_gemm import catalog
+from hybrid_gemm.errors import UsageError
+
+CASES = [case for case in THIN if not case[0].kernel.of_lines]
+
+
+@pytest.mark.parametrize("layout", catalog.LAYOUTS)
+@pytest.mark.parametrize("case", range(len(CASES)), ids=lambda i: f"{CASES[i][0]} {CASES[i][1]}")
+def test_thin_products(kernel_device, case, layout, rng):
+    variant, dtype, shapes = CASES[case]
+    turn = (case + catalog.LAYOUTS.index(layout)) % 4
+    if kernel_device == "emulator" and variant != variant.kernel.variant():
+        if turn:
+            pytest.skip("this variant is emulated in another layout")
+        variant = in_layout(variant, layout)
+    check_lines(open_device(kernel_device), variant, dtype, layout, shapes, rng)
+
+
+@pytest.mark.parametrize("layout", ["nn", "tt"])
+def test_shares_of_k_are_added_in_one_order(kernel_device, layout, rng):
+    device, variant = open_device(kernel_device), catalog.get("dots").variant()
+    assert variant.launch(3, 5, 9000, "float32").grid[0] > 2 * 3  # blocks share k
+    stream = device.stream()
+    a, b = (rng.standard_normal(s).astype("f4") for s in ((3, 9000), (9000, 5)))
+    there = [
+        padded(device, x if y == "n" else x.T.copy(), 0, 0)[1]
+        for x, y in zip((a, b), layout, strict=True)
+    ]
+    there = [x if y == "n" else x.T for x, y in zip(there, layout, strict=True)]
+    results = []
+    for _ in range(5):
+        _whole, c = padded(device, np.full((3, 5), np.nan, "f4"), 0, np.nan)
+        with device.using(stream):
+            device.gemm(variant, *there, c, alpha=1, beta=0, stream=stream)
+            stream.synchronize()
+        results.append(fetch(device, c))
+    np.testing.assert_allclose(results[0], a.astype("f8") @ b, rtol=0, atol=1e-3)
+    for again in results[1:]:
+        np.testing.assert_array_equal(again, results[0])
+
+
+@needs("emulator")
+def test_they_multiply_by_name(rng):
+    points, turn = rng.integers(-3, 4, (500, 3)).astype("f4"), rng.integers(-3, 4, (3, 3))
+    with hg.Runner(device="emulator", kernel="tall") as runner:
+        moved = runner.gemm(points, turn.astype("f4"))
+        np.testing.assert_array_equal(moved, points @ turn)
+        with pytest.raises(UsageError, match=r"it needs min\(m, n\) <= THIN"):
+            runner.gemm(points, points.T)
+    with hg.Runner(device="emulator", kernel="dots") as runner:
+        np.testing.assert_array_equal(runner.gemm(points.T, moved), points.T @ moved)
+        with pytest.raises(UsageError, match=r"it needs m <= 4 \* BM"):
+            runner.gemm(points, turn.astype("f4"))
