@@ -164,8 +164,7 @@ class Model:
             return {
                 each.variant: each.cost_us(sides, layout, dtype, processors) * off
                 for each, off in zip(self.fitted, offs, strict=True)
-                if (among is None or each.variant in among)
-                and able(each.variant, *sides)
+                if (among is None or each.variant in among) and able(each.variant, *sides)
             }
 
         return times
