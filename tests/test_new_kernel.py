@@ -117,10 +117,20 @@ def test_other_folders(own, tmp_path_factory):
     for given, says in (
         (elsewhere / "file" / "no", "cannot make the folder .* Not a directory"),
         (elsewhere / "file", "is a file; name a folder"),
+        (elsewhere / ("x" * 300), "cannot make the folder .* File name too long"),
         ("", "'' names no folder"),
     ):
         with pytest.raises(UsageError, match=says):
             template.write("theirs", str(given))
+
+
+def test_the_printed_export_is_for_a_shell(own, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("my kernels")
+    export = template.next_steps("mine", template.write("mine", str(folder))).split("\n")[0]
+    shown = subprocess.run(
+        ["sh", "-c", f'{export}; printf %s "${catalog.VARIABLE}"'], capture_output=True, text=True
+    )
+    assert shown.stdout == f"{folder}:{own}"
 
 
 def test_a_full_disk_leaves_nothing(own, monkeypatch):

@@ -196,6 +196,12 @@ def check_directory(directory: str) -> None:
         raise UsageError(
             f"cannot write results to {directory}: the working directory was removed"
         ) from None
+    try:
+        target.stat()
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise UsageError(f"cannot write results to {directory}: {error.strerror}") from None
     if target.exists() and not target.is_dir():
         raise UsageError(f"cannot write results to {directory}: it is a file; name a folder")
     if not target.parent.is_dir():
