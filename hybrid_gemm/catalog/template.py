@@ -150,6 +150,7 @@ def next_steps(name: str, path: Path) -> str:
         f"hybrid-gemm kernels {name} --compile sm_90        # registers, shared memory, spills",
         f"hybrid-gemm run --kernel {name} --size 200 --verify full --device emulator",
         f"hybrid-gemm run --kernel {name} --check            # every access, barriers, races",
+        f"hybrid-gemm run --kernel {name} --check -m 33 -n 65 -k 50 --alpha 2 --beta 1 --trans-a",
         "# and on a GPU:",
         f"hybrid-gemm tune --kernel {name}                   # every combination of parameters",
         f"hybrid-gemm bench --kernels naive,shared_tile,{name},cublas --shapes 1024,4096",
