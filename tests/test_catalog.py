@@ -28,7 +28,8 @@ def folder(tmp_path, monkeypatch):
 
 def write(folder, *lines, name="mine"):
     header = ['summary = "mine"', 'source = "mine"', 'entry = "gemm_mine"', *lines]
-    (folder / f"gemm_{name}.cu").write_text("\n".join(["/*---", *header, "---*/", ""]))
+    text = 'extern "C" __global__ void gemm_mine() {}'
+    (folder / f"gemm_{name}.cu").write_text("\n".join(["/*---", *header, "---*/", text, ""]))
 
 
 # --- the headers ----------------------------------------------------------------------------

@@ -359,11 +359,11 @@ def test_arguments_are_checked(tmp_path):
     assert two[2] == 2
     one.flags.writeable = False
     run_kernel(text, [np.int32(1), one, two], tmp_path)
-    with pytest.raises(TypeError, match="argument 0 must be a NumPy scalar of int32; got int64"):
+    with pytest.raises(KernelError, match="argument 0 must be a NumPy scalar of int32; got int64"):
         run_kernel(text, [np.int64(2), one, two], tmp_path)
-    with pytest.raises(TypeError, match="argument 1 must be a NumPy array of float64; got ndarr"):
+    with pytest.raises(KernelError, match="argument 1 must be a NumPy array of float64; got ndarr"):
         run_kernel(text, [np.int32(2), one.astype(np.float32), two], tmp_path)
-    with pytest.raises(TypeError, match="takes 3 arguments; got 2"):
+    with pytest.raises(KernelError, match="takes 3 arguments; a launch gives it 2"):
         run_kernel(text, [np.int32(2), one], tmp_path)
     with pytest.raises(ValueError, match="argument 2 is read-only"):
         run_kernel(text, [np.int32(2), one, one], tmp_path)

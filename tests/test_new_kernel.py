@@ -117,10 +117,20 @@ def test_other_folders(own, tmp_path_factory):
     for given, says in (
         (elsewhere / "file" / "no", "cannot make the folder .* Not a directory"),
         (elsewhere / "file", "is a file; name a folder"),
+        (elsewhere / ("x" * 300), "cannot make the folder .* File name too long"),
         ("", "'' names no folder"),
     ):
         with pytest.raises(UsageError, match=says):
             template.write("theirs", str(given))
+
+
+def test_the_printed_export_is_for_a_shell(own, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("my kernels")
+    export = template.next_steps("mine", template.write("mine", str(folder))).split("\n")[0]
+    shown = subprocess.run(
+        ["sh", "-c", f'{export}; printf %s "${catalog.VARIABLE}"'], capture_output=True, text=True
+    )
+    assert shown.stdout == f"{folder}:{own}"
 
 
 def test_a_full_disk_leaves_nothing(own, monkeypatch):
@@ -161,6 +171,40 @@ def test_a_bad_file_beside_the_projects_kernels_breaks_nothing_else(tmp_path, mo
         catalog.kernels.cache_clear()
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and "gemm_mine.cu is left out" in said and "sumary" in said
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        (
+            'entry   = "gemm_mine"',
+            'entry   = "gemm_other"',
+            "entry is 'gemm_other', .* has no extern",
+        ),
+        ('extern "C" __global__', "__global__", "entry is 'gemm_mine', and the text has no extern"),
+        ("rung    = 99", "rung    = = 99", "Invalid value"),
+        (
+            '"ceil(n / TILE)"',
+            '"ceil(n / TILE"',
+            r"cannot evaluate 'ceil\(n / TILE': [^<]*never closed$",
+        ),
+        ('"ceil(n / TILE)"', '"ceil(n / (TILE - 16))"', "by zero"),
+    ],
+)
+def test_what_is_asked_for_and_no_kernel_says_why(own, old, new, says):
+    path = template.write("mine")
+    assert catalog.get("mine").path == path
+    path.write_text(path.read_text().replace(old, new, 1))
+    catalog.kernels.cache_clear()
+    with pytest.raises(UsageError, match=f"gemm_mine.cu holds no kernel: .*{says}"):
+        catalog.get("mine")
+
+
+def test_a_search_that_times_nothing_fails(own):
+    template.write("mine")
+    done = CliRunner().invoke(cli, ["tune", "--kernel", "mine", "--device", "cpu"])
+    assert isinstance(done.exception, HybridGemmError)
+    assert "nothing could be timed: kernel mine does not run on the cpu" in str(done.exception)
 
 
 def test_a_kernel_that_does_not_compile_is_a_row_of_bench(own, kernel_device):

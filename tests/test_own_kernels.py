@@ -28,6 +28,7 @@ source  = "test"
 tile    = ["1", "1"]
 {}
 ---*/
+extern "C" __global__ void gemm_odd() {{}}
 """
 
 

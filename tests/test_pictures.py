@@ -75,6 +75,26 @@ def test_theirs_differ_from_ours_without_colour(full):
     assert image.count("stroke-dasharray") >= 1  # theirs is dashed
 
 
+def test_sizes_that_are_not_the_published_ones_are_named():
+    small = pictures(invented.results("small"))
+    for name in ("shared_tiles", "register_tiles"):
+        theirs, ours = small[name].panels[0].lines
+        assert theirs.label.endswith("m = n = k = 1024") and ours.label.endswith("m = n = k = 64")
+        assert "1024" not in small[name].y
+    theirs, ours = small["ladder"].panels
+    assert theirs.title.endswith("K = 1024") and ours.title.endswith("K = 64")
+
+
+def test_shares_of_a_peak_are_not_drawn_without_a_card(full):
+    data = json.loads(json.dumps(full))
+    data["device"] = {"kind": "emulator", "name": "emulator:0"}
+    for row in rows(data, "ladder") + rows(data, "occupancy"):
+        row.pop("peak_gflops", None)
+    found = pictures(data)
+    assert [panel.title for panel in found["ladder"].panels] == ["published, V100\nK = 1024"]
+    assert found["occupancy"].y == "occupancy (%)", "computed, and of no emulator"
+
+
 @pytest.mark.slow
 def test_pictures_without_our_rows():
     for experiment in EXPERIMENTS.values():

@@ -120,6 +120,15 @@ def test_check_finds_reads_outside_and_races(tmp_path):
     assert "called at gemm_outside.cu:" in outside
     racing = one_line(checked("racing", 1))
     assert "has a race" in racing and "a barrier is missing" in racing
+    changed_kernel(
+        tmp_path, "reads_c", "sum[i], alpha, beta)", "sum[i] + T(0) * C[0], alpha, beta)"
+    )
+    reads_c = checked("reads_c", 3)
+    assert "is nan" in one_line(reads_c), "new memory holds NaN, so that C is seen to be read"
+    changed_kernel(tmp_path, "prints", "T sum[PER] = {};", 'T sum[PER] = {}; printf("k=%d.", k);')
+    assert "k=40." in checked("prints", 0).stdout
+    changed_kernel(tmp_path, "takes_more", "long long ldc)", "long long ldc, T* workspace)")
+    assert "takes 12 arguments; a launch gives it 11" in one_line(checked("takes_more", 1))
     right = checked("naive", 0)
     assert "same bits in 3 orders" in right.stdout and "verification passed" in right.stdout
 

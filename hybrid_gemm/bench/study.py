@@ -22,7 +22,7 @@ from ..catalog import ITEM_SIZE, Variant
 from ..devices import decisions
 from ..devices.base import Device, Stream
 from ..devices.kernel_device import KernelDevice
-from ..errors import OutOfMemoryError, in_words
+from ..errors import HybridGemmError, OutOfMemoryError, in_words
 from ..host.resources import memory_available
 from ..kernel_choice import compute_modes, on_gpu
 from ..problem import Problem, is_float
@@ -144,6 +144,12 @@ def outliers(data: Mapping[str, Any]) -> str:
 def failed(data: Mapping[str, Any]) -> list[Row]:
     """The rows of a result whose product is wrong."""
     return [row for row in data["rows"] if row["verdict"] == FAILED]
+
+
+def need_times(data: Mapping[str, Any]) -> None:
+    """Raises `HybridGemmError` for a result that has rows, and a time in none of them."""
+    if data["rows"] and all(row["verdict"] is None for row in data["rows"]):
+        raise HybridGemmError(f"nothing could be timed: {data['rows'][0]['note']}")
 
 
 # --- cells of tables ------------------------------------------------------------------------

@@ -41,7 +41,9 @@ def _body(expression: str) -> ast.expr:
     # C spells conjunctions && and ||; the header keeps to one comparison an entry instead.
     try:
         return ast.parse(expression, mode="eval").body
-    except (SyntaxError, ValueError, MemoryError) as error:
+    except SyntaxError as error:
+        raise ValueError(f"cannot evaluate {expression!r}: {error.msg}") from None
+    except (ValueError, MemoryError) as error:
         # ValueError: a null byte, before Python 3.11.4; MemoryError: nested too deep for the parser
         raise ValueError(f"cannot evaluate {expression!r}: {error}") from None
 

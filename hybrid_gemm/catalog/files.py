@@ -46,63 +46,82 @@ def own_directories() -> list[Path]:
     return [Path(folder) for folder in given.split(os.pathsep) if folder]
 
 
+def _folders() -> list[Path]:
+    return [directory(), *own_directories()]
+
+
+def _name(path: Path) -> str:
+    return path.stem.removeprefix("gemm_")
+
+
 def _read(path: Path) -> Kernel:
     """The kernel of one file; raises `OSError`, `ValueError` or `TypeError` for what is none."""
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):  # opening a FIFO would wait for a writer
-        raise ValueError(f"{path.name} is no ordinary file")
+        raise ValueError("it is no ordinary file")
     if status.st_size > MAX_BYTES:
-        raise ValueError(
-            f"{path.name} has {status.st_size} bytes; a kernel has {MAX_BYTES} at most"
-        )
+        raise ValueError(f"it has {status.st_size} bytes; a kernel has {MAX_BYTES} at most")
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".toml":
         header = text
     else:
         start, end = text.find("/*---"), text.find("---*/")
         if start != 0 or end < 0:
-            raise ValueError(f"{path.name}: a kernel file begins with a /*--- ... ---*/ header")
+            raise ValueError("a kernel file begins with a /*--- ... ---*/ header")
         header = text[5:end]
     table = tomllib.loads(header)
     if unknown := table.keys() - _HEADER_KEYS:
         first = min(unknown)
         hint = nearest(first, _HEADER_KEYS)
-        raise ValueError(f"{path.name}: the header has no key {first!r}{hint}")
+        raise ValueError(f"the header has no key {first!r}{hint}")
     for key, value in table.items():
         if isinstance(value, list):
             table[key] = tuple(value)
     if not table.get("params", True):
         del table["params"]
-    _check_kinds(path, table)
-    _check_launch(path, table)
-    name = path.stem.removeprefix("gemm_")
-    return Kernel(name=name, path=path, text=text if path.suffix == ".cu" else "", **table)
+    _check_kinds(table)
+    _check_launch(table)
+    if path.suffix == ".cu" and "entry" in table:
+        _check_entry(text[end:], table["entry"])
+    return Kernel(name=_name(path), path=path, text=text if path.suffix == ".cu" else "", **table)
 
 
-def _check_launch(path: Path, table: Mapping[str, Any]) -> None:
+def _check_entry(text: str, entry: str) -> None:
+    """Raises `ValueError` where the text has no function that a launch would find by `entry`.
+
+    By another name, or without extern "C", it would compile, and be missing on the GPU.
+    """
+    if not re.search(rf'extern "C"[^;}}]*?\b{re.escape(entry)}\s*\(', text):
+        raise ValueError(
+            f"the header's entry is {entry!r}, and the text has no "
+            f'extern "C" __global__ void {entry}(...)'
+        )
+
+
+def _check_launch(table: Mapping[str, Any]) -> None:
     """Raises `UsageError` for a header that does not say what a launch needs to know."""
     multiplies = table.get("role", "gemm") in ("gemm", "tensor", "across")
     if multiplies and not table.get("library") and len(table.get("tile", ())) != 2:
         raise UsageError(
-            f"{path}: the header of a kernel that multiplies says which tile of C a block "
+            "the header of a kernel that multiplies says which tile of C a block "
             'computes, such as tile = ["BM", "BN"] (rows and columns; docs/kernels.md)'
         )
     if "SHARES" in table.get("params", ({},))[0] and not table.get("step"):
         raise UsageError(
-            f"{path}: the header of a kernel with the parameter SHARES says of how much k a share "
+            "the header of a kernel with the parameter SHARES says of how much k a share "
             'has a whole multiple, such as step = "SPAN / SIZE" (docs/kernels.md)'
         )
     for entry in table.get("tma", ()):
         boxes = entry.keys() & {"along_k", "across_k", "box"}
         if entry.get("operand") not in ("A", "B", "C") or entry.keys() - _TMA_KEYS or not boxes:
             raise UsageError(
-                f"{path}: an entry of tma names an operand, A, B or C, and its box: along_k and "
+                "an entry of tma names an operand, A, B or C, and its box: along_k and "
                 f"across_k for A and B, box for C (docs/kernels.md); found {entry}"
             )
     known = table.get("params", ({},))[0]
     for key in ("space", "scales"):
         if unknown := [repr(name) for name in table.get(key, ()) if name not in known]:
-            raise UsageError(f"{path}: {key} names {', '.join(unknown)}, which is no parameter")
+            raise UsageError(f"{key} names {', '.join(unknown)}, which is no parameter")
 
 
 def _texts(value: Any, among: tuple[str, ...] = ()) -> bool:
@@ -139,12 +158,12 @@ _RULES: dict[str, Callable[[Any], Any]] = {
 }  # fmt: skip
 
 
-def _check_kinds(path: Path, table: Mapping[str, Any]) -> None:
+def _check_kinds(table: Mapping[str, Any]) -> None:
     """Raises `ValueError` where a header's values are not of the kind they must be."""
     for key, value in sorted(table.items()):
         rule = _RULES.get(key)
         if not (rule(value) if rule else isinstance(value, str)):
-            raise ValueError(f"{path.name}: the header's {key} cannot be {value!r}")
+            raise ValueError(f"the header's {key} cannot be {value!r}")
 
 
 def _check(kernel: Kernel) -> None:
@@ -156,7 +175,7 @@ def _check(kernel: Kernel) -> None:
         except UsageError:
             pass  # a rule of its own that it breaks is said when it is asked for
         if kernel.tile and min(variant.tile) < 1:
-            raise ValueError(f"{kernel.path.name}: {variant} has a tile of {variant.tile}")
+            raise ValueError(f"{variant} has a tile of {variant.tile}")
 
 
 def read_own(path: Path) -> Kernel:
@@ -201,7 +220,7 @@ def kernels() -> Mapping[str, Kernel]:
     `$HYBRID_GEMM_KERNELS` no folder.
     """
     found: dict[str, Kernel] = {}
-    for kernel in (k for folder in (directory(), *own_directories()) for k in _kernels_in(folder)):
+    for kernel in (k for folder in _folders() for k in _kernels_in(folder)):
         if kernel.name in found:
             other = found[kernel.name].path
             raise UsageError(f"two kernels are called {kernel.name}: {other} and {kernel.path}")
@@ -219,10 +238,21 @@ def get(name: str) -> Kernel:
     try:
         return kernels()[name]
     except KeyError:
+        _say_why_left_out(name)
         known = _named()
         raise UsageError(
             f"no kernel is called {name!r}{nearest(name, known)}; there are {', '.join(known)}"
         ) from None
+
+
+def _say_why_left_out(name: str) -> None:
+    """Raises `UsageError` where a file has that name, and holds no kernel."""
+    for path in (path for folder in _folders() for path in _files(folder)):
+        if _name(path) == name:
+            try:
+                read_own(path)
+            except UsageError as error:
+                raise UsageError(f"{path} holds no kernel: {error}") from None
 
 
 def product(name: str) -> Kernel:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from pathlib import Path
 
 from .. import catalog
@@ -117,10 +118,10 @@ def _made(directory: str) -> Path:
     if not directory:
         raise UsageError("--directory '' names no folder")
     folder = Path(directory)
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"--directory {directory} is a file; name a folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise UsageError(f"--directory {directory} is a file; name a folder") from None
     except OSError as error:
         raise UsageError(f"cannot make the folder {directory}: {error.strerror}") from None
     return folder
@@ -131,8 +132,8 @@ def _own_folder() -> Path:
         return catalog.own_directories()[0]
     if catalog.directory().parent == Path(__file__).resolve().parents[1]:  # installed
         raise UsageError(
-            "the package is installed, and its own folder is not for new kernels: set "
-            f"{catalog.VARIABLE} to a folder of yours, which is searched for kernels too"
+            "the package is installed, and its own folder is not for new kernels: name a folder of "
+            f"yours with --directory, or in {catalog.VARIABLE}, which is searched for kernels too"
         )
     return catalog.directory()
 
@@ -143,12 +144,13 @@ def next_steps(name: str, path: Path) -> str:
     known = (catalog.directory(), *catalog.own_directories())
     lines = []
     if path.resolve().parent not in [folder.resolve() for folder in known]:
-        lines.append(f"export {catalog.VARIABLE}={path.resolve().parent}{os.pathsep}$"
-                     f"{catalog.VARIABLE}")  # fmt: skip
+        folder = shlex.quote(str(path.resolve().parent))
+        lines.append(f"export {catalog.VARIABLE}={folder}{os.pathsep}${catalog.VARIABLE}")
     lines += [
         f"hybrid-gemm kernels {name} --compile sm_90        # registers, shared memory, spills",
         f"hybrid-gemm run --kernel {name} --size 200 --verify full --device emulator",
         f"hybrid-gemm run --kernel {name} --check            # every access, barriers, races",
+        f"hybrid-gemm run --kernel {name} --check -m 33 -n 65 -k 50 --alpha 2 --beta 1 --trans-a",
         "# and on a GPU:",
         f"hybrid-gemm tune --kernel {name}                   # every combination of parameters",
         f"hybrid-gemm bench --kernels naive,shared_tile,{name},cublas --shapes 1024,4096",

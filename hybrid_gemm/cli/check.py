@@ -45,7 +45,7 @@ class Checked(Alone):
 
     A read or a write outside the matrices, a misaligned one, and threads that do not meet at a
     barrier raise `KernelError` with the kernel's line. So do products that depend on the order in
-    which threads run: then the kernel has a race.
+    which threads run: then the kernel has a race, or reads what was not written.
     """
 
     def open(self, problem: Problem, *, resident: bool) -> str:
@@ -70,7 +70,8 @@ class Checked(Alone):
                 raise KernelError(
                     f"kernel {self.variant.name} has a race: {len(rows)} elements of C, the first "
                     f"at row {rows[0]}, column {cols[0]}, change when threads run in the order "
-                    f"{order} instead of forward; a barrier is missing"
+                    f"{order} instead of forward; a barrier is missing, or a variable has no value "
+                    "when it is read"
                 )
         return result
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..errors import HybridGemmError, UsageError, VerificationError, counted
+from ..errors import UsageError, VerificationError, counted
 from ..options import COMPUTES
 from .help import Command
 from .option_types import (
@@ -197,8 +197,7 @@ def bench(
         say(f"note: {warning}")
     if wrong := studies.failed(data):
         raise VerificationError(f"{counted(len(wrong), 'row')} with a wrong product")
-    if data["rows"] and all(row["verdict"] is None for row in data["rows"]):
-        raise HybridGemmError(f"nothing could be timed: {data['rows'][0]['note']}")
+    studies.need_times(data)
 
 
 CUBE = (1024, 1024, 1024)  # what is measured where no shape is given

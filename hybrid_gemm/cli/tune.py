@@ -166,7 +166,7 @@ def _search(
 ) -> None:  # fmt: skip
     """`tune --kernel`: the space of one kernel."""
     from ..bench import search
-    from ..bench.study import failed
+    from ..bench.study import failed, need_times
 
     others = {"output", "quick", "modes", "minutes"}
     refuse_options(context, options, others, "is for all kernels, and --kernel names one")
@@ -179,3 +179,4 @@ def _search(
     write_result(data, json_file, lambda: search.show(data))
     if wrong := failed(data):
         raise VerificationError(f"{counted(len(wrong), 'variant')} with a wrong product")
+    need_times(data)

@@ -79,12 +79,16 @@ def show(data: Mapping[str, Any]) -> None:
             console.line(v["because"], 6)
     tally = summary(data)
     console.line("")
+    every = (row for result in data["experiments"] for row in result["rows"])
+    if data["machine"]["assumed"] and any(row.get("occupancy") is not None for row in every):
+        console.line(_MODELLED.format(data["machine"]["name"]))
     console.line(
         f"{', '.join(f'{n} {status}' for status, n in tally.items())}; "
         f"{data['seconds']:.0f} s on {data['device']['name']}"
     )
 
 
+_MODELLED = "Occupancy, waves and roofline are computed, for an {}."
 _STYLE = {CONFIRMED: "green", REFUTED: "red"}
 
 
@@ -196,6 +200,12 @@ def check_directory(directory: str) -> None:
         raise UsageError(
             f"cannot write results to {directory}: the working directory was removed"
         ) from None
+    try:
+        target.stat()
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise UsageError(f"cannot write results to {directory}: {error.strerror}") from None
     if target.exists() and not target.is_dir():
         raise UsageError(f"cannot write results to {directory}: it is a file; name a folder")
     if not target.parent.is_dir():
@@ -225,7 +235,7 @@ def _report(data: Mapping[str, Any]) -> str:
     lines = [f"# Experiments on {data['device']['name']}", ""]
     lines += [f"`{data['command']}`", ""] if "command" in data else []
     if data["machine"]["assumed"]:
-        lines += [f"The model's columns are for an {data['machine']['name']}.", ""]
+        lines += [_MODELLED.format(data["machine"]["name"]), ""]
     for result in data["experiments"]:
         experiment, rows = known[result["name"]], Rows(result["rows"])
         lines += [f"## {experiment.title}", "", f"{experiment.question} ({experiment.source})", ""]

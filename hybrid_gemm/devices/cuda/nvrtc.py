@@ -108,7 +108,7 @@ def compiled_by_nvrtc(
         given = [os.fsencode(option) for option in options]
         (status,) = nvrtc.nvrtcCompileProgram(program, len(given), given)  # lets the lock go
         log = _text(program, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog)
-        words = log.rstrip(b"\0").decode(errors="replace").strip()
+        words = log.replace(b"\0", b"").decode(errors="replace").strip()
         if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
             raise KernelError(f"{name} does not compile for {arch}: {words or status.name}")
         cubin = _text(program, nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN)

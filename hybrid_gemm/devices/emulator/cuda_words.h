@@ -25,6 +25,8 @@ struct dim3 {
 [[gnu::visibility("hidden")]] extern constinit thread_local dim3 blockDim, gridDim;
 constexpr int warpSize = 32;
 
+extern "C" int printf(const char*, ...);  // as CUDA knows it, without a header
+
 #include "launch.h"
 
 #ifdef __SANITIZE_ADDRESS__

@@ -104,7 +104,9 @@ def sanitized_environment() -> dict[str, str]:
     return {
         **os.environ,
         "LD_PRELOAD": ":".join(libraries),
-        "ASAN_OPTIONS": "detect_leaks=0:detect_stack_use_after_return=0",
+        # New memory is NaN, so that what is read before it is written shows in C.
+        "ASAN_OPTIONS": "detect_leaks=0:detect_stack_use_after_return=0"
+        ":max_malloc_fill_size=1000000000000:malloc_fill_byte=255",
         "PYTHONMALLOC": "malloc",
     }
 
@@ -258,14 +260,15 @@ class Program:
     def _cells(self, args: Sequence) -> ctypes.Array:
         """The arguments as the kernel takes them, 8 bytes each."""
         if len(args) != len(self._parameters):
-            raise TypeError(
-                f"kernel {self.label} takes {len(self._parameters)} arguments; got {len(args)}"
+            raise KernelError(
+                f"kernel {self.label} takes {len(self._parameters)} arguments; a launch gives it "
+                f"{len(args)} (docs/kernels.md lists them, by the header's role and workspace)"
             )
         cells = (ctypes.c_uint64 * len(args))()
         for i, (value, wanted) in enumerate(zip(args, self._parameters, strict=True)):
             kind, dtype = (np.ndarray if wanted.pointer else np.generic), wanted.dtype
             if not isinstance(value, kind) or (dtype is not None and value.dtype != dtype):
-                raise TypeError(
+                raise KernelError(
                     f"kernel {self.label}: argument {i} must be a NumPy "
                     f"{'array' if wanted.pointer else 'scalar'} of {dtype or 'any dtype'}; "
                     f"got {type(value).__name__} {getattr(value, 'dtype', '')}".rstrip()

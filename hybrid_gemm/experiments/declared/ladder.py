@@ -109,25 +109,26 @@ def thirty_two(rows: Rows) -> Verdict:
 
 
 def picture(rows: Rows, machine: str) -> Picture:
-    """Share of peak over the size, a line for each rung: published, and ours."""
+    """Share of peak over the size, a line for each rung: published, and ours on a card."""
 
     def shares(found: Rows, figure: str, kernel: str, peak: float) -> tuple[list, list]:
         sizes, rates = found.line("m_and_n", figure, kernel=kernel)
         return sizes, [100 * r / peak for r in rates]
 
-    peak = max((r["peak_gflops"] for r in rows if r.get("peak_gflops")), default=1)
+    peak = max((r["peak_gflops"] for r in rows if r.get("peak_gflops")), default=None)
     own = [k for k in rows.values("kernel") if k not in RUNGS and k != "blas"]
     best = max(own, key=lambda k: max(rows.line("m_and_n", "gflops", kernel=k)[1], default=0),
                default=None)  # fmt: skip
-    return Picture(
-        [
-            Panel([Line(k, *shares(EXPERIMENT.theirs(), "published_gflops", k, V100.gflops),
-                        theirs=True, style=i) for i, k in enumerate(RUNGS)], "published, V100"),
-            Panel([Line(k, *shares(rows, "gflops", k, peak), style=i)
-                   for i, k in enumerate((*RUNGS, *([best] if best else [])))], machine),
-        ],
-        "m = n (K = 1024)", "share of the card's fp32 peak (%)", log_x=True,
-    )  # fmt: skip
+    panels = [
+        Panel([Line(k, *shares(EXPERIMENT.theirs(), "published_gflops", k, V100.gflops),
+                    theirs=True, style=i) for i, k in enumerate(RUNGS)],
+              "published, V100\nK = 1024"),
+    ]  # fmt: skip
+    if peak:
+        lines = [Line(k, *shares(rows, "gflops", k, peak), style=i)
+                 for i, k in enumerate((*RUNGS, *([best] if best else [])))]  # fmt: skip
+        panels.append(Panel(lines, f"{machine}\nK = {rows.values('k')[0]}"))
+    return Picture(panels, "m = n", "share of the card's fp32 peak (%)", log_x=True)
 
 
 EXPERIMENT = Experiment(

@@ -103,7 +103,8 @@ def picture(rows: Rows, machine: str) -> Picture:
                 style=1,
             )
         )
-    return Picture([Panel(lines, bars=True)], "", f"% ({machine})")
+    # Without a card occupancy is computed, for the model's, and nothing is measured.
+    return Picture([Panel(lines, bars=True)], "", f"% ({machine})" if peak else "occupancy (%)")
 
 
 EXPERIMENT = Experiment(

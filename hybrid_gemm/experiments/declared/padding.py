@@ -51,8 +51,8 @@ def picture(rows: Rows, machine: str) -> Picture:
         lines = []
         for i, way in enumerate((GUARDS, ZEROS)):
             found = dict(zip(*rows.line("n", "gflops", kernel=kernel, way=way), strict=True))
-            lines.append(Line(way, names, [(found.get(n) or 0) / 1e3 for n in rows.values("n")],
-                              style=i))  # fmt: skip
+            rates = [found[n] / 1e3 if n in found else None for n in rows.values("n")]
+            lines.append(Line(way, names, rates, style=i))
         panels.append(Panel(lines, kernel, bars=True))
     return Picture(panels, "m = n = k", f"useful TFLOP/s ({machine})")
 

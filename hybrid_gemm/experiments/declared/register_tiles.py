@@ -76,14 +76,15 @@ def idle_card(rows: Rows) -> Verdict:
 
 def picture(rows: Rows, machine: str) -> Picture:
     """Time over the tile: published, and ours."""
+    theirs = EXPERIMENT.theirs().line("tile_size", "published_time_ms")
+    n = rows.values("n")[0]
     lines = [
-        Line("published, P100", *EXPERIMENT.theirs().line("tile_size", "published_time_ms"),
-             theirs=True),
-        Line(machine, *rows.line("tile_size", "time_ms")),
-    ]  # fmt: skip
+        Line("published, P100, m = n = k = 1024", *theirs, theirs=True),
+        Line(f"{machine}, m = n = k = {n}", *rows.line("tile_size", "time_ms")),
+    ]
     return Picture(
         [Panel(lines)], "tile side (elements of C a thread owns, squared)",
-        "time (ms), m = n = k = 1024, int32", log_x=True, log_y=True,
+        "time (ms), int32", log_x=True, log_y=True,
     )  # fmt: skip
 
 

@@ -50,11 +50,12 @@ def flops_a_load(rows: Rows) -> Verdict:
 
 def picture(rows: Rows, machine: str) -> Picture:
     """Time over the tile: published, and ours."""
+    n = rows.values("n")[0]
     theirs = EXPERIMENT.theirs().line("tile_size", "published_time_ms")
     return Picture(
-        [Panel([Line("published, P100", *theirs, theirs=True),
-                Line(machine, *rows.line("tile_size", "time_ms"))])],
-        "tile side (threads of a block, squared)", "time (ms), m = n = k = 1024, int32",
+        [Panel([Line("published, P100, m = n = k = 1024", *theirs, theirs=True),
+                Line(f"{machine}, m = n = k = {n}", *rows.line("tile_size", "time_ms"))])],
+        "tile side (threads of a block, squared)", "time (ms), int32",
         log_x=True, log_y=True,
     )  # fmt: skip
 
