@@ -29,3 +29,13 @@ def test_long_sides_are_drawn_as_m_as_n_and_as_k():
         assert heldout.LEAST_LONG <= m * n * k <= heldout.MOST_LONG
         longest.add(each.shape.index(max(each.shape)))
     assert longest == {0, 1, 2}
+
+
+def test_a_k_of_a_few_is_drawn_with_large_c():
+    drawn = heldout.draw(9, 60, (heldout.TINY,))
+    assert {each.kind for each in drawn} == {heldout.TINY}
+    for each in drawn:
+        m, n, k = each.shape
+        assert 1 <= k <= 16 and min(m, n) >= 32 and max(m, n) <= 2**15
+        assert m * k + k * n + m * n <= heldout.MOST_ELEMENTS
+        assert heldout.LEAST_TINY <= m * n * k <= heldout.MOST_TINY

@@ -1,5 +1,5 @@
-"""`dots`, C of few elements, and `tall`, C of one long side: each variant, odd sides, all layouts;
-exact, in one order, and nothing outside C written."""
+"""`dots`, C of few elements, `tall`, C of one long side, and `outer`, a k of a few: each variant,
+odd sides, all layouts; exact, in one order, and nothing outside C written."""
 
 import numpy as np
 import pytest

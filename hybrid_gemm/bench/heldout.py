@@ -40,6 +40,9 @@ LINE = "one row or column"  # and to these, of seeds of their own
 LEAST_LINE, MOST_LINE = 2**18, 2**29  # mnk of those that are kept
 LONG = "one long side"  # and to these, as well
 LEAST_LONG, MOST_LONG, MOST_ELEMENTS = 2**20, 2**36, 2**28  # mnk, and elements of A, B and C
+TINY = "k of a few"  # and to these
+LEAST_TINY, MOST_TINY = 2**18, 2**33
+ALONE = {"lines": LINE, "long": LONG, "tiny": TINY}  # classes of which shapes are drawn alone
 # The dtype and `compute` of each mode.
 MODES = {
     "float32": ("float32", "fp32"), "float64": ("float64", "fp32"), "int32": ("int32", "fp32"),
@@ -71,7 +74,7 @@ def draw(seed: int, count: int, classes: Sequence[str] = CLASSES) -> list[Drawn]
     and n 16 to 1024; or rounded up to multiples of 16. Of `FEW`, one of m and n is 1
     in every second shape, else 2 to 8. Of `LINE` one of m and n is 1, the other and k are 16 to
     2^17, in every second shape multiples of 16. Of `LONG` one side is 2^14 to 2^23, the others 1 to
-    1024.
+    1024. Of `TINY` k is 1 to 16, and m and n are 32 to 32768.
 
         draw(1, 5)[3].kind == "long k"
     """
@@ -86,11 +89,11 @@ def draw(seed: int, count: int, classes: Sequence[str] = CLASSES) -> list[Drawn]
 
 
 def _is_kept(shape: Shape, kind: str) -> bool:
-    least, most = {LINE: (LEAST_LINE, MOST_LINE), LONG: (LEAST_LONG, MOST_LONG)}.get(
-        kind, (LEAST, MOST)
-    )
+    least, most = {
+        LINE: (LEAST_LINE, MOST_LINE), LONG: (LEAST_LONG, MOST_LONG), TINY: (LEAST_TINY, MOST_TINY),
+    }.get(kind, (LEAST, MOST))  # fmt: skip
     m, n, k = shape
-    few = kind != LONG or m * k + k * n + m * n <= MOST_ELEMENTS
+    few = kind not in (LONG, TINY) or m * k + k * n + m * n <= MOST_ELEMENTS
     return few and least <= m * n * k <= most
 
 
@@ -104,6 +107,8 @@ def _shape(rng: random.Random, kind: str) -> Shape:
         long, *others = side(2**14, 2**23), side(1, 1024), side(1, 1024)
         others.insert(rng.randrange(3), long)
         return others[0], others[1], others[2]
+    if kind == TINY:
+        return side(32, 2**15), side(32, 2**15), side(1, 16)
     if kind == LINE:
         n, k = side(16, 2**17), side(16, 2**17)
         if rng.random() < 0.5:

@@ -72,7 +72,7 @@ def _measure(
     """Rows of times by mode, until the time is over."""
     advance = progress(10**6, "timing") if progress else lambda _: None
     measured: dict[str, list[Row]] = {bench.mode: [] for bench in benches}
-    shapes = iter(heldout.draw(seed, 5000, (*heldout.FITTED, heldout.LONG)))
+    shapes = iter(heldout.draw(seed, 5000, (*heldout.FITTED, heldout.LONG, heldout.TINY)))
     while time.monotonic() < until and (drawn := next(shapes, None)):
         for bench in benches:
             measured[bench.mode].append(heldout.timed(bench, drawn))

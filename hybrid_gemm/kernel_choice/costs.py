@@ -196,6 +196,22 @@ def _dots(
     )  # fmt: skip
 
 
+def _outer(
+    variant: Variant, sides: Sides, layout: str, dtype: str, multiprocessors: int
+) -> tuple[float, ...]:
+    """Of `outer`: what is written of C, with tiles beyond its edges, and what is taken for it."""
+    m, n, k = sides
+    (rows, columns), size = variant.tile, ITEM_SIZE[dtype]
+    depth, out = variant.params["DEPTH"], variant.params.get("OUT", size)
+    loaded = _ceil(variant.blocks(m, n, k, dtype), multiprocessors)
+    elements = loaded * multiprocessors * rows * columns
+    off = float(n * out % 128 > 0)  # warps write parts of two lines of 128 bytes
+    return (
+        1, loaded, loaded * depth * (rows + columns), elements * _MFLOP, m * n * out * MB,
+        m * n * out * off * MB, elements * depth * _MFLOP,
+    )  # fmt: skip
+
+
 def _requests(length: int, size: int) -> float:
     """Lines of 128 bytes that are asked for a row of `length` elements, of rows one after another
     in memory: a warp's lanes read one each, by the largest pieces that rows are made of."""
@@ -203,7 +219,7 @@ def _requests(length: int, size: int) -> float:
     return pieces * min(_WARP, _ceil(_WARP * length * size, 128)) / _WARP
 
 
-_OF_THIN = {"gemv": _line, "tall": _tall, "dots": _dots}
+_OF_THIN = {"gemv": _line, "tall": _tall, "dots": _dots, "outer": _outer}
 
 
 def _tensor(

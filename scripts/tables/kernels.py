@@ -272,13 +272,13 @@ def leads() -> str:
 
 def held_out() -> str:
     """What is chosen at shapes of seeds that nothing was fitted to."""
-    names = [name for mode in ON_H200 for name in (mode, f"lines_{mode}", f"long_{mode}")]
-    names.insert(names.index("tf32"), "long_float16")
+    names = [name for mode in ON_H200 for name in (mode, *(f"{x}_{mode}" for x in heldout.ALONE))]
+    names[names.index("tf32") : 0] = ["long_float16", "tiny_float16"]
     files = {x: ROOT / f"docs/results/heldout_{x}_h200.json" for x in names}
     found = {x: json.loads(file.read_text()) for x, file in files.items() if file.exists()}
     seeds = ", ".join(str(data["seed"]) for data in found.values())
     linked = ", ".join(
-        f"[{x.replace('lines_', 'lines of ').replace('long_', 'long ')}](results/{files[x].name})"
+        f"[{x.replace('lines_', 'lines of ').replace('_', ' ')}](results/{files[x].name})"
         for x in found
     )
     lines = [
@@ -300,9 +300,9 @@ def held_out() -> str:
             wrong,
         ]
         for data in found.values()
-        for kind in ("all", *heldout.CLASSES, heldout.LINE, heldout.LONG)
+        for kind in ("all", *heldout.CLASSES, *heldout.ALONE.values())
         for rows in [[r for r in data["rows"] if kind in (r["kind"], "all")]]
-        if rows and (kind != "all" or data["rows"][0]["kind"] not in (heldout.LINE, heldout.LONG))
+        if rows and (kind != "all" or data["rows"][0]["kind"] not in heldout.ALONE.values())
         for own, auto, first, worst, _regret, _most, wrong in [heldout.summary(rows)]
     ]
     headings = ["<mode", "<shapes", "count", "own", "`auto`", "1st percentile", "worst", "wrong"]

@@ -9,8 +9,8 @@ from hybrid_gemm.catalog import Kernel, Variant
 
 from .arrays import fetch, integers, padded
 
-GEMV, DOTS, TALL = (
-    (catalog.get(name), catalog.get(f"{name}_narrow")) for name in ("gemv", "dots", "tall")
+GEMV, DOTS, TALL, OUTER = (
+    (catalog.get(name), catalog.get(f"{name}_narrow")) for name in ("gemv", "dots", "tall", "outer")
 )
 # m, n or the other way round, k, and what rows have beyond their length: rows on 16 bytes, on 4, on
 # neither.
@@ -19,6 +19,7 @@ ROWS = [
     (1, 700, 1, 4),
 ]  # fmt: skip
 SMALL = [(3, 5, 1700, 0), (8, 4, 2048, 0), (1, 2, 3001, 1), (7, 6, 513, 2), (2, 1, 1, 0)]
+SHORT = [(65, 130, 3, 0), (129, 64, 1, 1), (3, 300, 1, 2), (200, 33, 2, 4), (17, 1025, 16, 0)]
 LONG = [(1, 2100, 3, 0), (3, 1031, 5, 0), (4, 1024, 8, 0), (2, 2049, 16, 4), (1, 5, 30, 1)]
 
 
@@ -40,7 +41,7 @@ def few_blocks(variant: Variant) -> Variant:
 
 THIN = [
     (*case, shapes)
-    for kernels, shapes in ((GEMV, ROWS), (DOTS, SMALL), (TALL, LONG))
+    for kernels, shapes in ((GEMV, ROWS), (DOTS, SMALL), (TALL, LONG), (OUTER, SHORT))
     for case in cases(kernels)
 ]
 
