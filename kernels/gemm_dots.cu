@@ -4,10 +4,8 @@ entry     = "gemm_dots"
 rung      = 98
 # BM, BN, THREADS, FLY, BLOCKS: see dots.cuh
 params    = [
-    {BM = 4, BN = 4, THREADS = 256, FLY = 32, BLOCKS = 264},
-    {BM = 1, BN = 1, THREADS = 256, FLY = 16, BLOCKS = 528},
-    {BM = 2, BN = 2, THREADS = 256, FLY = 16, BLOCKS = 528},
     {BM = 4, BN = 4, THREADS = 256, FLY = 16, BLOCKS = 528},
+    {BM = 2, BN = 2, THREADS = 256, FLY = 16, BLOCKS = 528},
     {BM = 8, BN = 8, THREADS = 256, FLY = 16, BLOCKS = 264},
     {BM = 2, BN = 8, THREADS = 256, FLY = 20, BLOCKS = 528},
     {BM = 8, BN = 2, THREADS = 256, FLY = 20, BLOCKS = 528},

@@ -6,7 +6,6 @@ rung      = 98
 # OUT: see numbers.cuh
 params    = [
     {BM = 4, BN = 4, THREADS = 256, FLY = 32, BLOCKS = 264, OUT = 2},
-    {BM = 1, BN = 1, THREADS = 256, FLY = 32, BLOCKS = 528, OUT = 2},
     {BM = 2, BN = 2, THREADS = 256, FLY = 32, BLOCKS = 528, OUT = 2},
     {BM = 8, BN = 8, THREADS = 256, FLY = 32, BLOCKS = 264, OUT = 2},
     {BM = 2, BN = 8, THREADS = 256, FLY = 40, BLOCKS = 264, OUT = 2},
@@ -14,7 +13,6 @@ params    = [
     {BM = 4, BN = 16, THREADS = 256, FLY = 20, BLOCKS = 264, OUT = 2},
     {BM = 16, BN = 4, THREADS = 256, FLY = 20, BLOCKS = 264, OUT = 2},
     {BM = 4, BN = 4, THREADS = 256, FLY = 32, BLOCKS = 264, OUT = 4},
-    {BM = 1, BN = 1, THREADS = 256, FLY = 32, BLOCKS = 528, OUT = 4},
     {BM = 2, BN = 2, THREADS = 256, FLY = 32, BLOCKS = 528, OUT = 4},
     {BM = 8, BN = 8, THREADS = 256, FLY = 32, BLOCKS = 264, OUT = 4},
     {BM = 2, BN = 8, THREADS = 256, FLY = 40, BLOCKS = 264, OUT = 4},
