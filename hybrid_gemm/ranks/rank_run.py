@@ -33,6 +33,7 @@ from ..execution.read_ahead import ReadAhead
 from ..execution.threads import ThreadRun
 from ..execution.timeline import Timeline, activities
 from ..execution.transfers import Stopped
+from ..host.kept import cached_property
 from ..planning.partition import Span
 from ..planning.plan import Plan
 from ..planning.reading_order import Need, reading_order
@@ -41,6 +42,9 @@ from .heartbeat import MULTIPLYING, WAITING, Heartbeat
 from .rank_plan import LOOK_MS, Piece, RankPlan
 from .transports import Transport
 
+# How long a rank looks again and again before it sleeps: what the shortest sleep takes, so that no
+# wait takes more than twice its time for that, and none keeps a core busy for long.
+LOOK_S = 1e-4
 POLL_S = 5e-5  # where devices queue their work
 POLL_S_ELSEWHERE = 5e-4
 POLL_S_WORKING = LOOK_MS / 1e3  # while cores multiply: every look takes time from them
@@ -254,7 +258,7 @@ class RankRun:
         """Whether it reads them as they are on its device, in memory of its own."""
         return self._usable and not self.devices[0].host_memory
 
-    @property
+    @cached_property
     def _usable(self) -> bool:
         device, dtype = self.devices[0], self.plan.problem.operands
         both = self._mine.a, self._mine.b
@@ -272,7 +276,7 @@ class RankRun:
         assert transport is not None
         most = len(todo) if there else self.lanes
         self.beat.polls = threading.get_ident()
-        pause = POLL_S
+        pause, found = POLL_S, time.perf_counter()
         try:
             while todo or own or multiplying or summing:
                 while todo and len(multiplying) < most:
@@ -295,15 +299,17 @@ class RankRun:
                         future = sums.submit(self._sum, piece, parts, sum_stream)
                     summing[future] = piece
                     del parts
+                if self._collect(multiplying, summing):
+                    pause, found = POLL_S, time.perf_counter()
+                    continue
                 waiting = [f for f in (*multiplying, *summing) if isinstance(f, Future)]
                 self.beat.computes = bool(waiting) and not device.queues
                 self.beat.state = MULTIPLYING if multiplying or summing else WAITING
                 if waiting:
                     wait(waiting, self.working_s, FIRST_COMPLETED)
-                else:
+                elif time.perf_counter() - found > LOOK_S:
                     time.sleep(pause)
                     pause = min(2 * pause, self.poll_s)
-                self._collect(multiplying, summing)
             with self.beat.during(WAITING):
                 transport.finish()
             relays = [("relay", *relayed, 0) for relayed in transport.relayed]
@@ -323,21 +329,23 @@ class RankRun:
     def _collect(
         self, multiplying: dict[Future | Launched, tuple[Piece, Operand]],
         summing: dict[Future | Launched, Piece],
-    ) -> None:  # fmt: skip
-        """Takes what is finished: pieces travel, and strips are let go."""
+    ) -> bool:  # fmt: skip
+        """Takes what is finished, if anything is: pieces travel, and strips are let go."""
         transport = self.transport
         assert transport is not None
-        for future in _finished(multiplying):
+        made, summed = _finished(multiplying), _finished(summing)
+        for future in made:
             piece, buffer = multiplying.pop(future)
             self.beat.progress()
             self.timelines.append(future.result())
             transport.done(piece, buffer)
-        for future in _finished(summing):
+        for future in summed:
             self.timelines.append(future.result())
             self.beat.progress()
             transport.summed(summing.pop(future).round)
+        return bool(made or summed)
 
-    @property
+    @cached_property
     def _in_place(self) -> bool:
         """Whether pieces of C can be made where they lie."""
         return self._mine.out.written_in_place(self.devices[0], self.dtype)

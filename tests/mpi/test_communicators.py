@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -198,6 +199,17 @@ def test_a_block_that_is_no_sum_is_made_as_one_process_makes_it(
     )
     assert counts == {"Allgather": 1}
     mine.Free()
+
+
+@pytest.mark.parametrize("look_s", [0, 60])
+def test_ranks_look_before_they_sleep(comm, look_s, monkeypatch):
+    monkeypatch.setattr(rank_run, "LOOK_S", look_s)
+    slept, sleep = [], time.sleep
+    monkeypatch.setattr(rank_run.time, "sleep", lambda s: slept.append(s) or sleep(s))
+    for rounds in 1, 2:
+        got = gemm(A, B, comm=comm, split="cols", rounds=rounds, **OPTIONS)
+        np.testing.assert_array_equal(got, A @ B)
+    assert not (look_s and slept)
 
 
 def test_texts_of_any_length_are_told(comm):
