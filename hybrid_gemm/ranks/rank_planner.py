@@ -70,7 +70,7 @@ class RankPlanner:
     ) -> None:  # fmt: skip
         self.ranks, self.where, self.local, self.options = ranks, where, local, options
         self.sharing = sharing
-        self._inner_plans: Kept[Plan] = Kept(MAX_PLANS)
+        self._inner_plans: Kept[tuple[Plan, Variant]] = Kept(MAX_PLANS)
         self._settled: Kept[Settled] = Kept(MAX_SETTLED)
 
     def own_spec(self) -> DeviceSpec:
@@ -128,14 +128,16 @@ class RankPlanner:
         boxes = [plan.box(self.where.rank), *(plan.box(rank) for rank in range(plan.ranks))]
         box, p = next(filter(None, boxes), None), plan.problem
         m, n, k = (len(box.rows), len(box.cols), len(box.ks)) if box else (p.m, p.n, p.k)
-        return self.local.variant(self.inner(dataclasses.replace(p, m=m, n=n, k=k), there))
+        return self.inner(dataclasses.replace(p, m=m, n=n, k=k), there)[1]
 
-    def inner(self, problem: Problem, there: bool = False) -> Plan:
-        """The plan of a rank's own work; `there` if A and B lie on its first device. Made for
-        the memory that was free at first, since a run that has begun has taken some."""
+    def inner(self, problem: Problem, there: bool = False) -> tuple[Plan, Variant]:
+        """The plan of a rank's own work, and its kernel; `there` if A and B lie on its first
+        device. Made for the memory that was free at first, since a run that has begun has taken
+        some."""
         known = self._inner_plans.get((problem, there))
         if known is None:
-            known = self._inner(problem, there, self._specs)
+            plan = self._inner(problem, there, self._specs)
+            known = plan, self.local.variant(plan)
             self._inner_plans.put((problem, there), known)
         return known
 

@@ -29,6 +29,7 @@ from ..devices.base import Device, Stream
 from ..execution import staging
 from ..execution.device_memory import SharedBlocks
 from ..execution.executor import Execution
+from ..execution.kept_products import KeptProducts
 from ..execution.read_ahead import ReadAhead
 from ..execution.threads import ThreadRun
 from ..execution.timeline import Timeline, activities
@@ -96,20 +97,20 @@ class RankRun:
     """One rank's part of one run, ready to start.
 
     `operands` are this rank's blocks of op(A) and op(B) alone, and its strips of C; None on a rank
-    that has nothing to do. `inner(problem)` plans a problem for this rank's threads, and `choose`
-    takes the kernel for such a plan. `transport` brings partials to where they are summed; None
-    where no sum is needed. `ranks_here` are those of this host.
+    that has nothing to do. `inner(problem)` gives a problem's plan for this rank's threads, and its
+    kernel. `transport` brings partials to where they are summed; None where no sum is needed.
+    `ranks_here` are those of this host. `bound` keeps products from run to run.
     """
 
     # Many parameters: the product's, and what of this rank and of the others carries it out.
     def __init__(
         self, plan: RankPlan, operands: Operands | None, rank: int, devices: Sequence[Device],
-        inner: Callable[[Problem], Plan], choose: Callable[[Plan], Variant],
-        transport: Transport | None, *, beat: Heartbeat | None = None, ranks_here: int = 1,
-        progress: Callable[[int], None] | None = None,
+        inner: Callable[[Problem], tuple[Plan, Variant]], transport: Transport | None, *,
+        beat: Heartbeat | None = None, ranks_here: int = 1,
+        progress: Callable[[int], None] | None = None, bound: KeptProducts | None = None,
     ) -> None:  # fmt: skip
         self.plan, self.operands, self.rank, self.devices = plan, operands, rank, devices
-        self.inner, self.choose, self.transport = inner, choose, transport
+        self.inner, self.transport, self.bound = inner, transport, bound or KeptProducts()
         self.beat, self.ranks_here = beat or Heartbeat(), ranks_here
         self.progress = self.beat.counting(progress)
         self.dtype = np.dtype(plan.problem.dtype)
@@ -163,8 +164,7 @@ class RankRun:
             problem = dataclasses.replace(
                 self.plan.problem, m=rows, n=cols, k=k, alpha=alpha, beta=beta
             )
-            plan = self.inner(problem)
-            variant = self.choose(plan)
+            plan, variant = self.inner(problem)
             mine = self._mine
             for device in self.devices:
                 device.prepare(
@@ -242,7 +242,8 @@ class RankRun:
         device, flops = self.devices[0], 2 * a.shape[1] * buffer.array.size
         with device.using(stream):
             start = stream.record()
-            device.gemm(variant, a.array, b.array, buffer.array, alpha=1, beta=0, stream=stream)
+            product = self.bound.of(device, variant).bound
+            product(a.array, b.array, buffer.array, alpha=1, beta=0)(stream)
             launched = Launched(device, "multiply", start, stream.record(), flops=flops)
         if self.progress:
             self.progress(flops)

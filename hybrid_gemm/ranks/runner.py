@@ -22,6 +22,7 @@ from ..devices.cpu import CpuDevice
 from ..errors import UsageError
 from ..execution.checked_device import checks_of
 from ..execution.checks import total
+from ..execution.kept_products import KeptProducts
 from ..kernel_choice import compute_modes
 from ..options import CHOICES, Options, named_keywords, with_options
 from ..planning.hardware import DeviceSpec
@@ -137,6 +138,7 @@ class RankRunner:
         sharing = [gpu for *_rest, gpu in kinds].count(mine)
         self._planner = RankPlanner(comm.size, self.where, self.local, options, sharing)
         self._peers = PeerMemory(comm, self.where.node, self.devices[0], options.transport)
+        self._bound = KeptProducts()
 
     def _gpu(self) -> str:
         """What names this rank's first GPU on its node; the same for all where there is none."""
@@ -263,8 +265,8 @@ class RankRunner:
                 each.prepare(variant, operands.a.array, operands.b.array, problem.operands)
         inner = functools.partial(self._planner.inner, there=there)
         run = RankRun(
-            plan, operands, rank, self.devices, inner, self.local.variant, transport,
-            beat=self.beat, ranks_here=self.where.local_size, progress=progress,
+            plan, operands, rank, self.devices, inner, transport, beat=self.beat,
+            ranks_here=self.where.local_size, progress=progress, bound=self._bound,
         )  # fmt: skip
         return run, variant
 
@@ -293,6 +295,7 @@ class RankRunner:
         """Gives back what was kept between runs. Collective."""
         self._transport.close()
         self._peers.close()
+        self._bound = KeptProducts()
 
     # Many parameters: a product has so many, as in BLAS, and the rest says where arrays lie.
     @_in_call
