@@ -1,5 +1,6 @@
 """What the package keeps with communicators of the caller's. Every rank runs these."""
 
+import contextlib
 import dataclasses
 import os
 import threading
@@ -21,6 +22,7 @@ from hybrid_gemm.ranks.redistribution import NOTHING, Part, move
 
 pytestmark = pytest.mark.mpi
 A, B = np.arange(20.0).reshape(4, 5), np.arange(15.0).reshape(5, 3)
+NOTHING_RAISED = contextlib.nullcontext()
 OPTIONS = {"device": "cpu", "rank_timeout": 20}
 
 
@@ -227,6 +229,29 @@ def test_a_sum_that_comes_again_takes_one_collective_call(comm, rng):
     assert calls(a, b if last else turned) == 1 + more
     runner.close()
     mine.Free()
+
+
+def test_ranks_agree_after_an_error_that_one_of_them_had_alone(comm, monkeypatch):
+    """In a product that the others made: what they have to agree on after it, they do."""
+    runner = RankRunner(comm, split="cols", **OPTIONS)
+    execute, failing = rank_run.RankRun.execute, comm.rank == comm.size - 1
+    ks, ms = share(len(B), comm), share(len(A), comm)
+
+    def fails(run):
+        execute(run)
+        raise RuntimeError("broken on purpose")
+
+    for b in B[ks], np.asfortranarray(B[ks]), B[ks].astype("f4"):
+        with monkeypatch.context() as patch:
+            if failing:
+                patch.setattr(rank_run.RankRun, "execute", fails)
+            for _ in range(2):
+                with pytest.raises(RuntimeError) if failing and comm.size > 1 else NOTHING_RAISED:
+                    runner.gemm(A[:, ks], b, distribution="cols")  # so that nothing moves after it
+        for _ in range(2):
+            got = runner.gemm(A[:, ks], b, distribution="cols")
+            np.testing.assert_array_equal(got, (A @ B)[ms])
+    runner.close()
 
 
 def test_memory_is_looked_at_for_new_products_and_large_ones(comm, monkeypatch):
