@@ -277,7 +277,7 @@ class RankRun:
         assert transport is not None
         most = len(todo) if there else self.lanes
         self.beat.polls = threading.get_ident()
-        pause, found = POLL_S, time.perf_counter()
+        found = time.perf_counter()
         try:
             while todo or own or multiplying or summing:
                 while todo and len(multiplying) < most:
@@ -301,16 +301,9 @@ class RankRun:
                     summing[future] = piece
                     del parts
                 if self._collect(multiplying, summing):
-                    pause, found = POLL_S, time.perf_counter()
-                    continue
-                waiting = [f for f in (*multiplying, *summing) if isinstance(f, Future)]
-                self.beat.computes = bool(waiting) and not device.queues
-                self.beat.state = MULTIPLYING if multiplying or summing else WAITING
-                if waiting:
-                    wait(waiting, self.working_s, FIRST_COMPLETED)
-                elif time.perf_counter() - found > LOOK_S:
-                    time.sleep(pause)
-                    pause = min(2 * pause, self.poll_s)
+                    found = time.perf_counter()
+                else:
+                    self._wait([*multiplying, *summing], time.perf_counter() - found)
             with self.beat.during(WAITING):
                 transport.finish()
             relays = [("relay", *relayed, 0) for relayed in transport.relayed]
@@ -319,6 +312,16 @@ class RankRun:
             self.beat.polls = None
             for pool in (lanes, sums):
                 pool.shutdown(wait=False, cancel_futures=True)
+
+    def _wait(self, running: Sequence[Future | Launched], idle_s: float) -> None:
+        """Until it is time to look again, where nothing was found for so long."""
+        waiting = [x for x in running if isinstance(x, Future)]
+        self.beat.computes = bool(waiting) and not self.devices[0].queues
+        self.beat.state = MULTIPLYING if running else WAITING
+        if waiting:
+            wait(waiting, self.working_s, FIRST_COMPLETED)
+        elif idle_s > LOOK_S:
+            time.sleep(min(idle_s, self.poll_s))
 
     def _threads(self) -> tuple[Executor, Executor]:
         """What multiplies pieces, and what sums them, beside the thread that talks to MPI; that

@@ -213,6 +213,7 @@ class RankRunner:
         """
         return self._run(plan, a, b, c, out, resident=resident, progress=progress)
 
+    # Many parameters: those of `run`, and what of the product ranks know and want to.
     def _run(
         self, plan: RankPlan, a: Any, b: Any, c: Any, out: Any, *, resident: bool = False,
         progress: Callable[[int], None] | None = None, told: bool = True,
