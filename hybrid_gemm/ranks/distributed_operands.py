@@ -19,6 +19,7 @@ from ..arrays.caller_arrays import (
 )
 from ..arrays.on_gpus import copy_into, empty_beside
 from ..arrays.operand import Operand
+from ..arrays.strides import layout
 from ..devices.base import Device
 from ..errors import DTypeError, UsageError, shown
 from ..planning.partition import Span
@@ -86,8 +87,11 @@ class DistributedOperands:
             for x, v in self.arrays.items()
         }
         choices = alpha, beta, self.distribution, self.result, self.root
-        conjugates = tuple(self.conj)
-        return {**arrays, "conjugates": conjugates, **dict(zip(_CHOICES, choices, strict=True))}
+        orders = [None if v is None else (layout(v) or "-")[0] for v in self.arrays.values()]
+        return {
+            **arrays, **dict(zip(_CHOICES, choices, strict=True)), "conjugates": tuple(self.conj),
+            "orders": orders,  # on which kernels depend, so that products differ that differ in it
+        }  # fmt: skip
 
     def _broadcast(self) -> None:
         """Makes C as large as this rank's rows of the product, where they are known here."""
@@ -223,7 +227,7 @@ class DistributedOperands:
         moved = peers.move(array, have, want, dtype) if peers else None
         return move(self.comm, array, have, want, dtype) if moved is None else moved
 
-    def _wanted(self, problem: Problem) -> list[Part]:
+    def wanted(self, problem: Problem) -> list[Part]:
         """What of C each rank's caller gets."""
         size = self.comm.size
         whole = Part(Span(0, problem.m), Span(0, problem.n))
@@ -234,40 +238,37 @@ class DistributedOperands:
             return [Part(part.rows, whole.cols) for part in self.have["A"]]
         return rows_of(problem.m, problem.n, size)
 
-    def gives_c_away(self, strips: list[Part], problem: Problem) -> bool:
-        """Whether a rank's caller gets of C what the rank did not make."""
-        return moves(strips, self._wanted(problem))
-
-    def held_bytes(self, want: Mapping[str, list[Part]], problem: Problem) -> int:
+    def held_bytes(
+        self, want: Mapping[str, list[Part]], wanted: list[Part], problem: Problem
+    ) -> int:
         """The most that a rank's GPU holds where all that it multiplies is brought there, and goes
         from there."""
         cases = [(self.have[x], want[x], self.dtypes[x]) for x in "AB"]
         if problem.beta:
             cases.append((self.have["C"], want["C"], self.dtypes["C"]))
-        cases.append((want["C"], self._wanted(problem), np.dtype(problem.out_dtype)))
+        cases.append((want["C"], wanted, np.dtype(problem.out_dtype)))
         held = [0] * self.comm.size
-        for have, wanted, dtype in cases:
-            for rank, parts in enumerate(zip(have, wanted, strict=True)):
-                kept = parts if moves(have, wanted) else parts[1:]
+        for have, then, dtype in cases:
+            for rank, parts in enumerate(zip(have, then, strict=True)):
+                kept = parts if moves(have, then) else parts[1:]
                 held[rank] += sum(math.prod(part.shape) for part in kept) * dtype.itemsize
         return max(held)
 
-    def check_out(self, problem: Problem):
+    def check_out(self, wanted: list[Part], problem: Problem):
         """Raises `UsageError` or `DTypeError` for an `out` that does not take what this rank's
         caller gets."""
         if self.out is None or (self.result == "root" and self.comm.rank != self.root):
             return
-        shape = self._wanted(problem)[self.comm.rank].shape
+        shape = wanted[self.comm.rank].shape
         check_out(self.out, shape, problem.out_dtype, *self.arrays.values())
 
     def returned(
-        self, strip: Any, strips: list[Part], problem: Problem, device: Device,
+        self, strip: Any, strips: list[Part], wanted: list[Part], problem: Problem, device: Device,
         peers: PeerMemory | None,
     ) -> Any:  # fmt: skip
         """C as the caller wants it: this rank's rows, all of it, or all of it on `root`, from this
         rank's `device` if it lies on one. `peers` move it from GPU to GPU."""
-        wanted, dtype = self._wanted(problem), np.dtype(problem.out_dtype)
-        c = self._moved(strip, strips, wanted, dtype, peers)
+        c = self._moved(strip, strips, wanted, np.dtype(problem.out_dtype), peers)
         if self.result == "root" and self.comm.rank != self.root:
             return None
         out, on_host = self.out, self.xp is np

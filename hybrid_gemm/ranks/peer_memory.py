@@ -130,6 +130,8 @@ def staged(
 ) -> list[list[Part | None]]:  # fmt: skip
     """What each rank lets the others read, turn by turn: rows of a part that others want something
     of, `STAGED_BYTES` at most unless one row has more; None of a rank that has no more."""
+    if have == want:
+        return []
     rows = [
         _rows(part, itemsize) if any(part & x for i, x in enumerate(want) if i != rank) else []
         for rank, part in enumerate(have)

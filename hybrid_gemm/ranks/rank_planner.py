@@ -25,36 +25,43 @@ from .distributed_operands import DistributedOperands
 from .ending import agreed
 from .launch import Place
 from .rank_plan import RankPlan, make_rank_plan
-from .redistribution import Part, part_of, parts_of
+from .redistribution import Part, moves, part_of, parts_of
 
 MAX_PLANS = 256  # of what a rank multiplies, remembered
 # Bytes that a rank's GPU would hold, from which on matrices of the host move from GPU to GPU.
 MOVED_BY_PEERS = 1 << 20
 MAX_SETTLED = 32  # products over ranks, remembered with the parts of all ranks
+MAX_TIMES = 8  # of products of which one rank tells the same, and others do not
+LITTLE = 1e-3  # of a device's memory: who takes less needs not know how much is free now
 
 
 class Told(NamedTuple):
-    """What one rank tells the others of a product: of its arrays and devices, as a text; how much
-    memory is free; and whether it gives an `out`."""
+    """What one rank tells the others of a product: of its arrays, and of its devices, as texts; how
+    much memory is free; whether it gives an `out`; and which times it were, of those when all ranks
+    were ready for a product, that it was one of which it told this text."""
 
     text: bytes
+    spec: bytes
     memory_bytes: int
     gives_out: bool
+    ready: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Settled:
     """A product over ranks, the same on all of them. `have` and `want` say of op(A), op(B) and C
-    which part each rank has, and which it needs; `dtypes` hold what all ranks gave of each. With
-    `alone` a rank's parts make its block of C as one process makes a product; with `resident` they
-    are put on its GPU first, if `alone` where C is made there. With `by_peers` what moves does so
-    from GPU to GPU, where ranks can read each other's. `needs` are bytes of a device's memory."""
+    which part each rank has, and which it needs, and `wanted` what of C its caller gets; `dtypes`
+    hold what all ranks gave of each. With `alone` a rank's parts make its block of C as one process
+    makes a product; with `resident` they are put on its GPU first, if `alone` where C is made
+    there. With `by_peers` what moves does so from GPU to GPU, where ranks can read each other's.
+    `needs` are bytes of a device's memory."""
 
     problem: Problem
     plan: RankPlan
     have: dict[str, list[Part]]
     dtypes: dict[str, np.dtype]
     want: Mapping[str, list[Part]]
+    wanted: list[Part]
     needs: int
     alone: bool = False
     resident: bool = False
@@ -70,8 +77,12 @@ class RankPlanner:
     ) -> None:  # fmt: skip
         self.ranks, self.where, self.local, self.options = ranks, where, local, options
         self.sharing = sharing
-        self._inner_plans: Kept[Plan] = Kept(MAX_PLANS)
+        self._inner_plans: Kept[tuple[Plan, Variant]] = Kept(MAX_PLANS)
         self._settled: Kept[Settled] = Kept(MAX_SETTLED)
+        self._takes: Kept[int] = Kept(MAX_SETTLED)  # bytes, by what this rank told
+        self._found: tuple[bytes, int] = b"", 0
+        self._ready: Kept[tuple[int, ...]] = Kept(MAX_SETTLED)
+        self._times_ready = 0
 
     def own_spec(self) -> DeviceSpec:
         """What this rank has: all its devices together, and of a device's memory its share."""
@@ -128,14 +139,16 @@ class RankPlanner:
         boxes = [plan.box(self.where.rank), *(plan.box(rank) for rank in range(plan.ranks))]
         box, p = next(filter(None, boxes), None), plan.problem
         m, n, k = (len(box.rows), len(box.cols), len(box.ks)) if box else (p.m, p.n, p.k)
-        return self.local.variant(self.inner(dataclasses.replace(p, m=m, n=n, k=k), there))
+        return self.inner(dataclasses.replace(p, m=m, n=n, k=k), there)[1]
 
-    def inner(self, problem: Problem, there: bool = False) -> Plan:
-        """The plan of a rank's own work; `there` if A and B lie on its first device. Made for
-        the memory that was free at first, since a run that has begun has taken some."""
+    def inner(self, problem: Problem, there: bool = False) -> tuple[Plan, Variant]:
+        """The plan of a rank's own work, and its kernel; `there` if A and B lie on its first
+        device. Made for the memory that was free at first, since a run that has begun has taken
+        some."""
         known = self._inner_plans.get((problem, there))
         if known is None:
-            known = self._inner(problem, there, self._specs)
+            plan = self._inner(problem, there, self._specs)
+            known = plan, self.local.variant(plan)
             self._inner_plans.put((problem, there), known)
         return known
 
@@ -160,38 +173,65 @@ class RankPlanner:
             x is not None and self.local._home_of(x) is home
             for x in (given.arrays["A"], given.arrays["B"])
         )
-        spec = self.own_spec()
-        alike = dataclasses.replace(spec, memory_bytes=0)
-        told = {
-            **given.told(alpha, beta), "there": there, "shares": self.sharing > 1, "spec": alike
-        }  # fmt: skip
-        return Told(pickle.dumps(told), spec.memory_bytes, given.out is not None)
+        told = {**given.told(alpha, beta), "there": there, "shares": self.sharing > 1}
+        text = pickle.dumps(told)
+        ready = self._ready.get(text) or ()
+        return Told(text, *self._found_for(text), given.out is not None, ready)
+
+    def were_ready(self, product: Sequence[Told]) -> bool:
+        """Whether all ranks were ready for a product of which they tell this: at a time that each
+        of them tells, all told what they do now. All ranks find the same."""
+        return bool(product and set.intersection(*(set(told.ready) for told in product)))
+
+    def are_ready(self, product: Sequence[Told]) -> None:
+        """Notes that all ranks are. They note it together."""
+        if product:
+            text = product[self.where.rank].text
+            times = *(self._ready.get(text) or ()), self._times_ready
+            self._ready.put(text, times[-MAX_TIMES:])
+            self._times_ready += 1
+
+    def _found_for(self, text: bytes) -> tuple[bytes, int]:
+        """What this rank has for a product of which it tells this: as a text, and its memory. The
+        text leaves the host's links out, which no plan over ranks asks for: they make it long. To
+        look takes as long as a small product, so for one that was made before and takes `LITTLE` it
+        is what was found last."""
+        takes, (_spec, memory) = self._takes.get(text), self._found
+        if takes is None or takes > LITTLE * memory:
+            spec = self.own_spec()
+            alike = dataclasses.replace(spec, memory_bytes=0, links=None)
+            self._found = pickle.dumps(alike), spec.memory_bytes
+        return self._found
 
     def settle(self, given: DistributedOperands, everyone: Sequence[Told]) -> Settled:
         """The product that all ranks make, of what every rank `told`; worked out once for what is
         told alike, while its plan fits the memory that is free. All ranks find the same, and raise
         the same."""
-        texts, memory = tuple(x.text for x in everyone), min(x.memory_bytes for x in everyone)
+        texts = tuple((x.text, x.spec) for x in everyone)
+        memory = min(x.memory_bytes for x in everyone)
         known = self._settled.get(texts)
         if known is None or known.needs > memory:
             try:
-                known = self._worked_out(given, [pickle.loads(text) for text in texts], memory)
+                spec = dataclasses.replace(pickle.loads(texts[0][1]), memory_bytes=memory)
+                told = [pickle.loads(text) for text, _spec in texts]
+                known = self._worked_out(given, told, spec)
             except (HybridGemmError, TypeError, ValueError) as error:
                 agreed(error)
                 raise
             self._settled.put(texts, known)
+        self._takes.put(texts[self.where.rank][0], known.needs)
         given.have, given.dtypes = known.have, known.dtypes
         return known
 
     def _worked_out(
-        self, given: DistributedOperands, everyone: Sequence[dict], memory_bytes: int
+        self, given: DistributedOperands, everyone: Sequence[dict], spec: DeviceSpec
     ) -> Settled:
         problem = given.problem(everyone).as_blas()
         spans = None
         if problem.k:
             spans = given.spans(self.options.split, self.options.grid, problem)
         there = given.stay(spans) and self._there(problem, everyone)
-        spec = dataclasses.replace(everyone[0]["spec"], memory_bytes=memory_bytes)
+        memory_bytes = spec.memory_bytes
         plan = self.plan(problem, spec, False, spans, there)
         boxes = [plan.box(rank) for rank in range(plan.ranks)]
         want = {
@@ -199,14 +239,15 @@ class RankPlanner:
             "B": [part_of(box, "ks", "cols") for box in boxes],
             "C": parts_of(plan),
         }
-        settled = Settled(problem, plan, given.have, given.dtypes, want, plan.needs)
+        wanted = given.wanted(problem)
+        settled = Settled(problem, plan, given.have, given.dtypes, want, wanted, plan.needs)
         if self.local.devices[0].host_memory:
             return dataclasses.replace(settled, alone=self._alone(settled, memory_bytes))
         shared = any(told["shares"] for told in everyone)
         alone = (there or not shared) and self._alone(settled, memory_bytes)
         if all(told["there"] for told in everyone):
             return dataclasses.replace(settled, alone=alone, by_peers=True)
-        held = given.held_bytes(want, problem)
+        held = given.held_bytes(want, wanted, problem)
         needs = plan.needs + held
         sums = problem.is_complex and not alone  # whose parts are made where arrays lie
         # Runs check their own copies of the host's arrays.
@@ -214,7 +255,7 @@ class RankPlanner:
             return dataclasses.replace(settled, alone=alone)
         by_peers = held >= MOVED_BY_PEERS
         small = held <= self.local.plans.most_hosted
-        goes = by_peers and given.gives_c_away(want["C"], problem)
+        goes = by_peers and moves(want["C"], wanted)
         return dataclasses.replace(
             settled, needs=needs, alone=alone, resident=not alone or (goes and small),
             by_peers=by_peers,

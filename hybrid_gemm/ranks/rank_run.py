@@ -29,10 +29,12 @@ from ..devices.base import Device, Stream
 from ..execution import staging
 from ..execution.device_memory import SharedBlocks
 from ..execution.executor import Execution
+from ..execution.kept_products import KeptProducts
 from ..execution.read_ahead import ReadAhead
 from ..execution.threads import ThreadRun
 from ..execution.timeline import Timeline, activities
 from ..execution.transfers import Stopped
+from ..host.kept import cached_property
 from ..planning.partition import Span
 from ..planning.plan import Plan
 from ..planning.reading_order import Need, reading_order
@@ -41,6 +43,9 @@ from .heartbeat import MULTIPLYING, WAITING, Heartbeat
 from .rank_plan import LOOK_MS, Piece, RankPlan
 from .transports import Transport
 
+# How long a rank looks again and again before it sleeps: what the shortest sleep takes, so that no
+# wait takes more than twice its time for that, and none keeps a core busy for long.
+LOOK_S = 1e-4
 POLL_S = 5e-5  # where devices queue their work
 POLL_S_ELSEWHERE = 5e-4
 POLL_S_WORKING = LOOK_MS / 1e3  # while cores multiply: every look takes time from them
@@ -92,20 +97,20 @@ class RankRun:
     """One rank's part of one run, ready to start.
 
     `operands` are this rank's blocks of op(A) and op(B) alone, and its strips of C; None on a rank
-    that has nothing to do. `inner(problem)` plans a problem for this rank's threads, and `choose`
-    takes the kernel for such a plan. `transport` brings partials to where they are summed; None
-    where no sum is needed. `ranks_here` are those of this host.
+    that has nothing to do. `inner(problem)` gives a problem's plan for this rank's threads, and its
+    kernel. `transport` brings partials to where they are summed; None where no sum is needed.
+    `ranks_here` are those of this host. `bound` keeps products from run to run.
     """
 
     # Many parameters: the product's, and what of this rank and of the others carries it out.
     def __init__(
         self, plan: RankPlan, operands: Operands | None, rank: int, devices: Sequence[Device],
-        inner: Callable[[Problem], Plan], choose: Callable[[Plan], Variant],
-        transport: Transport | None, *, beat: Heartbeat | None = None, ranks_here: int = 1,
-        progress: Callable[[int], None] | None = None,
+        inner: Callable[[Problem], tuple[Plan, Variant]], transport: Transport | None, *,
+        beat: Heartbeat | None = None, ranks_here: int = 1,
+        progress: Callable[[int], None] | None = None, bound: KeptProducts | None = None,
     ) -> None:  # fmt: skip
         self.plan, self.operands, self.rank, self.devices = plan, operands, rank, devices
-        self.inner, self.choose, self.transport = inner, choose, transport
+        self.inner, self.transport, self.bound = inner, transport, bound or KeptProducts()
         self.beat, self.ranks_here = beat or Heartbeat(), ranks_here
         self.progress = self.beat.counting(progress)
         self.dtype = np.dtype(plan.problem.dtype)
@@ -159,8 +164,7 @@ class RankRun:
             problem = dataclasses.replace(
                 self.plan.problem, m=rows, n=cols, k=k, alpha=alpha, beta=beta
             )
-            plan = self.inner(problem)
-            variant = self.choose(plan)
+            plan, variant = self.inner(problem)
             mine = self._mine
             for device in self.devices:
                 device.prepare(
@@ -238,7 +242,8 @@ class RankRun:
         device, flops = self.devices[0], 2 * a.shape[1] * buffer.array.size
         with device.using(stream):
             start = stream.record()
-            device.gemm(variant, a.array, b.array, buffer.array, alpha=1, beta=0, stream=stream)
+            product = self.bound.of(device, variant).bound
+            product(a.array, b.array, buffer.array, alpha=1, beta=0)(stream)
             launched = Launched(device, "multiply", start, stream.record(), flops=flops)
         if self.progress:
             self.progress(flops)
@@ -254,7 +259,7 @@ class RankRun:
         """Whether it reads them as they are on its device, in memory of its own."""
         return self._usable and not self.devices[0].host_memory
 
-    @property
+    @cached_property
     def _usable(self) -> bool:
         device, dtype = self.devices[0], self.plan.problem.operands
         both = self._mine.a, self._mine.b
@@ -272,7 +277,7 @@ class RankRun:
         assert transport is not None
         most = len(todo) if there else self.lanes
         self.beat.polls = threading.get_ident()
-        pause = POLL_S
+        found = time.perf_counter()
         try:
             while todo or own or multiplying or summing:
                 while todo and len(multiplying) < most:
@@ -295,15 +300,10 @@ class RankRun:
                         future = sums.submit(self._sum, piece, parts, sum_stream)
                     summing[future] = piece
                     del parts
-                waiting = [f for f in (*multiplying, *summing) if isinstance(f, Future)]
-                self.beat.computes = bool(waiting) and not device.queues
-                self.beat.state = MULTIPLYING if multiplying or summing else WAITING
-                if waiting:
-                    wait(waiting, self.working_s, FIRST_COMPLETED)
+                if self._collect(multiplying, summing):
+                    found = time.perf_counter()
                 else:
-                    time.sleep(pause)
-                    pause = min(2 * pause, self.poll_s)
-                self._collect(multiplying, summing)
+                    self._wait([*multiplying, *summing], time.perf_counter() - found)
             with self.beat.during(WAITING):
                 transport.finish()
             relays = [("relay", *relayed, 0) for relayed in transport.relayed]
@@ -312,6 +312,16 @@ class RankRun:
             self.beat.polls = None
             for pool in (lanes, sums):
                 pool.shutdown(wait=False, cancel_futures=True)
+
+    def _wait(self, running: Sequence[Future | Launched], idle_s: float) -> None:
+        """Until it is time to look again, where nothing was found for so long."""
+        waiting = [x for x in running if isinstance(x, Future)]
+        self.beat.computes = bool(waiting) and not self.devices[0].queues
+        self.beat.state = MULTIPLYING if running else WAITING
+        if waiting:
+            wait(waiting, self.working_s, FIRST_COMPLETED)
+        elif idle_s > LOOK_S:
+            time.sleep(min(idle_s, self.poll_s))
 
     def _threads(self) -> tuple[Executor, Executor]:
         """What multiplies pieces, and what sums them, beside the thread that talks to MPI; that
@@ -323,21 +333,23 @@ class RankRun:
     def _collect(
         self, multiplying: dict[Future | Launched, tuple[Piece, Operand]],
         summing: dict[Future | Launched, Piece],
-    ) -> None:  # fmt: skip
-        """Takes what is finished: pieces travel, and strips are let go."""
+    ) -> bool:  # fmt: skip
+        """Takes what is finished, if anything is: pieces travel, and strips are let go."""
         transport = self.transport
         assert transport is not None
-        for future in _finished(multiplying):
+        made, summed = _finished(multiplying), _finished(summing)
+        for future in made:
             piece, buffer = multiplying.pop(future)
             self.beat.progress()
             self.timelines.append(future.result())
             transport.done(piece, buffer)
-        for future in _finished(summing):
+        for future in summed:
             self.timelines.append(future.result())
             self.beat.progress()
             transport.summed(summing.pop(future).round)
+        return bool(made or summed)
 
-    @property
+    @cached_property
     def _in_place(self) -> bool:
         """Whether pieces of C can be made where they lie."""
         return self._mine.out.written_in_place(self.devices[0], self.dtype)

@@ -59,7 +59,7 @@ def part_of(block: Box | Strip | None, rows: str, cols: str) -> Part:
 
 def moves(have: Sequence[Part], want: Sequence[Part]) -> bool:
     """Whether a rank wants what it has not."""
-    return any(y & y and x & y != y for x, y in zip(have, want, strict=True))
+    return have != want and any(y & y and x & y != y for x, y in zip(have, want, strict=True))
 
 
 def move(comm, array, have: Sequence[Part], want: Sequence[Part], dtype):
@@ -70,13 +70,15 @@ def move(comm, array, have: Sequence[Part], want: Sequence[Part], dtype):
     that has nothing.
     """
     rank, dtype = comm.rank, np.dtype(dtype)
+    own = have[rank] & want[rank]
+    if have == want and own:
+        return have[rank].of(array, own)
     holders = [r for r, part in enumerate(have) if part & part]
     if len(holders) == 1 and all(part == have[holders[0]] for part in want):
         return _broadcast(comm, array, have[holders[0]], holders[0], dtype)
     incoming = [(r, have[r] & want[rank]) for r in range(comm.size) if r != rank]
     outgoing = [(r, have[rank] & want[r]) for r in range(comm.size) if r != rank]
     incoming, outgoing = ([(r, p) for r, p in x if p] for x in (incoming, outgoing))
-    own = have[rank] & want[rank]
     out = have[rank].of(array, own) if own == want[rank] else np.empty(want[rank].shape, dtype)
     wanted = [(r, p) for r, part in incoming for p in _pieces(part, dtype)]
     in_place = {r for r, part in incoming if part.cols == want[rank].cols}  # whole rows of `out`

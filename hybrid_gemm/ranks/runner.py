@@ -22,6 +22,7 @@ from ..devices.cpu import CpuDevice
 from ..errors import UsageError
 from ..execution.checked_device import checks_of
 from ..execution.checks import total
+from ..execution.kept_products import KeptProducts
 from ..kernel_choice import compute_modes
 from ..options import CHOICES, Options, named_keywords, with_options
 from ..planning.hardware import DeviceSpec
@@ -38,6 +39,7 @@ from .rank_plan import RankPlan
 from .rank_planner import RankPlanner, Settled, Told, least
 from .rank_result import RankResult, gathered
 from .rank_run import RankRun
+from .redistribution import moves
 from .transports import KeptTransport, Transport
 
 # Of a rank's part of host arrays on GPUs, which says from here on how far it has come.
@@ -137,6 +139,7 @@ class RankRunner:
         sharing = [gpu for *_rest, gpu in kinds].count(mine)
         self._planner = RankPlanner(comm.size, self.where, self.local, options, sharing)
         self._peers = PeerMemory(comm, self.where.node, self.devices[0], options.transport)
+        self._bound = KeptProducts()
 
     def _gpu(self) -> str:
         """What names this rank's first GPU on its node; the same for all where there is none."""
@@ -210,32 +213,45 @@ class RankRunner:
         """
         return self._run(plan, a, b, c, out, resident=resident, progress=progress)
 
+    # Many parameters: those of `run`, and what of the product ranks know and want to.
     def _run(
         self, plan: RankPlan, a: Any, b: Any, c: Any, out: Any, *, resident: bool = False,
         progress: Callable[[int], None] | None = None, told: bool = True,
+        product: Sequence[Told] = (),
     ) -> RankResult:  # fmt: skip
-        """`run`; its result is of all ranks where it is to be `told`, and of this one otherwise."""
+        """`run`; its result is of all ranks where it is to be `told`, and otherwise of this one,
+        without what was computed and checked. Ranks wait until all are ready, unless all were for
+        the `product` before."""
         if plan.problem.is_complex:
             multiply = functools.partial(self._run, told=told)
             real = ComplexRun(self.comm, multiply, plan, resident, progress)
             return (real.by_three if self.by_three else real.by_four)(a, b, c, out)
         problem, local = plan.problem, self.local
         transport, words = self._transport.of(plan)
-        run, variant = launch.together(  # all ranks begin when all are ready
-            self.comm, lambda: self._ready(plan, (a, b, c, out), resident, progress, transport)
-        )
-        before, checked = local.plans.verdicts(problem), checks_of(self.devices)
+
+        def ready() -> tuple[RankRun, Any]:
+            return self._ready(plan, (a, b, c, out), resident, progress, transport)
+
+        if self._planner.were_ready(product):
+            run, variant = ready()
+        else:
+            run, variant = launch.together(self.comm, ready)
+            self._planner.are_ready(product)
+        if told:
+            before, checked = local.plans.verdicts(problem), checks_of(self.devices)
         since = time.time()
         done = run.execute()
         if (made := run.operands) is not None and made.out.array is not out:
             fetch(made.out, out)
+        if not told:
+            return RankResult(
+                out, plan, variant, done.timeline, done.total_ms, words, since, compute=""
+            )
         taken, now = local.plans.verdicts(problem) - before, checks_of(self.devices)
         found = None if checked is None or now is None else now.since(checked)
-        everyone, timeline = [(done.total_ms, taken, found)], done.timeline
-        if told:
-            with self.beat.during(heartbeat.WAITING):
-                everyone = self.comm.allgather(everyone[0])
-                timeline = gathered(self.comm, plan, timeline)
+        with self.beat.during(heartbeat.WAITING):
+            everyone = self.comm.allgather((done.total_ms, taken, found))
+            timeline = gathered(self.comm, plan, done.timeline)
         times, verdicts, checks = zip(*everyone, strict=True)
         return RankResult(
             out, plan, variant, timeline, max(times), words, since,
@@ -263,8 +279,8 @@ class RankRunner:
                 each.prepare(variant, operands.a.array, operands.b.array, problem.operands)
         inner = functools.partial(self._planner.inner, there=there)
         run = RankRun(
-            plan, operands, rank, self.devices, inner, self.local.variant, transport,
-            beat=self.beat, ranks_here=self.where.local_size, progress=progress,
+            plan, operands, rank, self.devices, inner, transport, beat=self.beat,
+            ranks_here=self.where.local_size, progress=progress, bound=self._bound,
         )  # fmt: skip
         return run, variant
 
@@ -293,6 +309,7 @@ class RankRunner:
         """Gives back what was kept between runs. Collective."""
         self._transport.close()
         self._peers.close()
+        self._bound = KeptProducts()
 
     # Many parameters: a product has so many, as in BLAS, and the rest says where arrays lie.
     @_in_call
@@ -368,23 +385,25 @@ class RankRunner:
         settled = self._planner.settle(given, everyone)
         problem, strips = settled.problem, settled.want["C"]
         if any(told.gives_out for told in everyone):
-            launch.together(self.comm, lambda: given.check_out(problem))
+            launch.together(self.comm, lambda: given.check_out(settled.wanted, problem))
         wait_for_streams(*given.arrays.values())  # which may still be writing them
         peers = self._peers if settled.by_peers and self._peers.usable() else None
         a, b = (given.local(x, settled.want[x], peers) for x in "AB")
         c = given.local("C", strips, peers) if problem.beta else None
         strip = strips[self.comm.rank]
-        if peers and given.gives_c_away(strips, problem):
+        if peers and moves(strips, settled.wanted):
             made = peers.empty(strip, problem.out_dtype)
         else:
             made = given.empty(strip.shape, problem.out_dtype)
         if settled.alone:
             self._multiply_alone(settled, a, b, c, made)
         else:
-            made = self._run(
-                settled.plan, a, b, c, made, resident=settled.resident, told=False
-            ).c  # fmt: skip
-        return given.returned(made, strips, problem, self.devices[0], peers)
+            # To put blocks in, one may lack memory that it had before.
+            known = () if settled.resident else everyone
+            self._run(
+                settled.plan, a, b, c, made, resident=settled.resident, told=False, product=known
+            )
+        return given.returned(made, strips, settled.wanted, problem, self.devices[0], peers)
 
     def _multiply_alone(self, settled: Settled, a: Any, b: Any, c: Any, out: Any) -> None:
         """This rank's block of C, without the other ranks."""

@@ -1,7 +1,10 @@
 """What the package keeps with communicators of the caller's. Every rank runs these."""
 
+import contextlib
+import dataclasses
 import os
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -10,13 +13,16 @@ from support.ranks import share
 
 from hybrid_gemm import RankRunner, free_memory, gemm, matmul
 from hybrid_gemm.devices.cpu import CpuDevice
-from hybrid_gemm.errors import OptionTypeError, UsageError
+from hybrid_gemm.errors import OptionTypeError, OutOfMemoryError, UsageError
+from hybrid_gemm.planning.hardware import Links
 from hybrid_gemm.planning.partition import Span
-from hybrid_gemm.ranks import rank_run, telling
+from hybrid_gemm.ranks import rank_planner, rank_run, telling
+from hybrid_gemm.ranks.rank_planner import RankPlanner
 from hybrid_gemm.ranks.redistribution import NOTHING, Part, move
 
 pytestmark = pytest.mark.mpi
 A, B = np.arange(20.0).reshape(4, 5), np.arange(15.0).reshape(5, 3)
+NOTHING_RAISED = contextlib.nullcontext()
 OPTIONS = {"device": "cpu", "rank_timeout": 20}
 
 
@@ -198,6 +204,108 @@ def test_a_block_that_is_no_sum_is_made_as_one_process_makes_it(
     )
     assert counts == {"Allgather": 1}
     mine.Free()
+
+
+def test_a_sum_that_comes_again_takes_one_collective_call(comm, rng):
+    """Until one rank alone has arrays that lie otherwise, which kernels may take otherwise."""
+    mine, counts = counting(comm)
+    runner = RankRunner(mine, split="cols", **OPTIONS)
+    whole, ks = integers(rng, (4, 3 * comm.size)), share(3 * comm.size, comm)
+    a, b, turned = whole[:, ks], whole.T[ks], np.asfortranarray(whole.T[ks])
+    a, b = np.ascontiguousarray(a), np.ascontiguousarray(b)
+    last, more = comm.rank == comm.size - 1, int(comm.size > 1)
+
+    def calls(*given):
+        counts.clear()
+        got = runner.gemm(*given, distribution="cols", result="replicated")
+        np.testing.assert_array_equal(got, whole @ whole.T)
+        return sum(counts.values())
+
+    assert calls(a, b) >= 1 + more  # a transport is opened
+    assert calls(a, b) == 1
+    assert calls(a, turned if last else b) == 1 + more
+    for _ in range(2):
+        assert calls(a, turned if last else b) == calls(a, b) == 1
+    assert calls(a, b if last else turned) == 1 + more
+    runner.close()
+    mine.Free()
+
+
+def test_ranks_agree_after_an_error_that_one_of_them_had_alone(comm, monkeypatch):
+    """In a product that the others made: what they have to agree on after it, they do."""
+    runner = RankRunner(comm, split="cols", **OPTIONS)
+    execute, failing = rank_run.RankRun.execute, comm.rank == comm.size - 1
+    ks, ms = share(len(B), comm), share(len(A), comm)
+
+    def fails(run):
+        execute(run)
+        raise RuntimeError("broken on purpose")
+
+    for b in B[ks], np.asfortranarray(B[ks]), B[ks].astype("f4"):
+        with monkeypatch.context() as patch:
+            if failing:
+                patch.setattr(rank_run.RankRun, "execute", fails)
+            for _ in range(2):
+                with pytest.raises(RuntimeError) if failing and comm.size > 1 else NOTHING_RAISED:
+                    runner.gemm(A[:, ks], b, distribution="cols")  # so that nothing moves after it
+        for _ in range(2):
+            got = runner.gemm(A[:, ks], b, distribution="cols")
+            np.testing.assert_array_equal(got, (A @ B)[ms])
+    runner.close()
+
+
+def test_memory_is_looked_at_for_new_products_and_large_ones(comm, monkeypatch):
+    """By each rank alone; ranks that have too little for a product that they made refuse it."""
+    runner = RankRunner(comm, split="cols", **OPTIONS)
+    own_spec, looked = RankPlanner.own_spec, []
+
+    def counted(planner):
+        looked.append(planner)
+        return dataclasses.replace(own_spec(planner), memory_bytes=memory)
+
+    monkeypatch.setattr(RankPlanner, "own_spec", counted)
+    memory = 10**9
+    for times in 1, 0, 0:
+        looked.clear()
+        np.testing.assert_array_equal(runner.gemm(A, B), A @ B)
+        assert len(looked) == times
+    np.testing.assert_array_equal(runner.gemm(np.asfortranarray(A), B), A @ B)
+    assert len(looked) == 1
+    monkeypatch.setattr(rank_planner, "LITTLE", 0 if comm.rank else 1e-3)
+    looked.clear()
+    memory = 10**9 if comm.rank == 0 else 1
+    if comm.size > 1:
+        with pytest.raises(OutOfMemoryError, match=r"has 0\.000977 KiB"):
+            runner.gemm(A, B)
+        assert len(looked) == bool(comm.rank)
+    runner.close()
+
+
+def test_what_ranks_tell_is_short_where_links_were_measured(comm, monkeypatch):
+    mine, counts = counting(comm)
+    runner = RankRunner(mine, split="cols", **OPTIONS)
+    rates = [tuple((1 << i, x + i / 3) for i in range(4)) for x in range(8)]
+    links, own_spec = Links(*rates[:5], "a day", (1.5, 2.5), *rates[5:]), RankPlanner.own_spec
+    monkeypatch.setattr(
+        RankPlanner, "own_spec", lambda planner: dataclasses.replace(own_spec(planner), links=links)
+    )
+    for _ in range(2):
+        counts.clear()
+        np.testing.assert_array_equal(runner.gemm(A, B), A @ B)
+    assert counts == {"Allgather": 1}
+    runner.close()
+    mine.Free()
+
+
+@pytest.mark.parametrize("look_s", [0, 60])
+def test_ranks_look_before_they_sleep(comm, look_s, monkeypatch):
+    monkeypatch.setattr(rank_run, "LOOK_S", look_s)
+    slept, sleep = [], time.sleep
+    monkeypatch.setattr(rank_run.time, "sleep", lambda s: slept.append(s) or sleep(s))
+    for rounds in 1, 2:
+        got = gemm(A, B, comm=comm, split="cols", rounds=rounds, **OPTIONS)
+        np.testing.assert_array_equal(got, A @ B)
+    assert not (look_s and slept)
 
 
 def test_texts_of_any_length_are_told(comm):

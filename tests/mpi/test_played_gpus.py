@@ -7,11 +7,15 @@ from support.emulation import needs_emulator
 from support.played_gpus import Array, Memory, held, play
 
 from hybrid_gemm import RankRunner
+from hybrid_gemm.devices.kernel_device import KernelDevice
 from hybrid_gemm.errors import UnavailableError
+from hybrid_gemm.execution.plan_maker import PlanMaker
 from hybrid_gemm.ranks import peer_memory, rank_planner
+from hybrid_gemm.ranks.open_memory import OpenMemory
 
 pytestmark = [pytest.mark.mpi, needs_emulator]
 WAYS = [{}, {"split": "cols"}, {"split": "rows"}, {"transport": "mpi"}]
+ON_GPU = {"host": 0, "gpu": 1, "either": 0.5}  # of arrays that are a GPU's
 SIDES = [0, 1, 2, 3, 5, 17, 40, 65]
 
 
@@ -49,7 +53,7 @@ def test_products_of_all_kinds(comm, gpus, seed, monkeypatch):
     ways = [*WAYS, {"grid": (1, 1, comm.size)}]
     runners = [RankRunner(comm, kernel="naive", rank_timeout=20, **way) for way in ways]
     moved = 0
-    for _ in range(40):
+    for _ in range(25):
         monkeypatch.setattr(rank_planner, "MOVED_BY_PEERS", int(common.choice([0, 0, 1 << 40])))
         monkeypatch.setattr(peer_memory, "STAGED_BYTES", int(common.choice([64, 300, 1 << 20])))
         runner = runners[common.integers(len(runners))]
@@ -66,27 +70,26 @@ def test_products_of_all_kinds(comm, gpus, seed, monkeypatch):
             "cols": (a[:, ks], b[ks], c[rows]),
             "root": (a, b, c) if comm.rank == root else (None,) * 3,
         }[distribution]  # fmt: skip
-        place = str(common.choice(["host", "gpu", "either"]))
-        x, y, z = (
-            v if v is None else lying(
-                v, mine, gpus, on_gpu=place == "gpu" or (place == "either" and mine.random() < 0.5)
+        for _ in range(common.integers(1, 4)):  # each time with arrays that lie otherwise
+            place = str(common.choice(list(ON_GPU)))
+            x, y, z = (
+                v if v is None else lying(v, mine, gpus, on_gpu=mine.random() < ON_GPU[place])
+                for v in given
             )
-            for v in given
-        )  # fmt: skip
-        Memory.failing = int(mine.random() < 0.15)
-        z = z if beta else None
-        got = runner.gemm(
-            x, y, z, alpha=alpha, beta=beta, distribution=distribution, result=result, root=root
-        )
-        expected = alpha * (a @ b) + beta * c
-        if result == "rows":
-            whole = part(m, [r / comm.size for r in range(1, comm.size)], comm.rank)
-            expected = expected[rows if distribution == "rows" else whole]
-        if result == "root" and comm.rank != root:
-            assert got is None
-            continue
-        assert isinstance(got, Array) == any(isinstance(v, Array) for v in (x, y, z))
-        np.testing.assert_array_equal(held(got), expected)
+            Memory.failing = int(mine.random() < 0.15)
+            z = z if beta else None
+            got = runner.gemm(
+                x, y, z, alpha=alpha, beta=beta, distribution=distribution, result=result, root=root
+            )
+            expected = alpha * (a @ b) + beta * c
+            if result == "rows":
+                whole = part(m, [r / comm.size for r in range(1, comm.size)], comm.rank)
+                expected = expected[rows if distribution == "rows" else whole]
+            if result == "root" and comm.rank != root:
+                assert got is None
+                continue
+            assert isinstance(got, Array) == any(isinstance(v, Array) for v in (x, y, z))
+            np.testing.assert_array_equal(held(got), expected)
         moved += any(each._peers.memory is not None for each in runners)
     for runner in runners:
         runner.close()
@@ -108,6 +111,30 @@ def test_memory_that_cannot_be_opened(comm, gpus, monkeypatch):
         got = runner.gemm(x, y, **given)
         assert got is None if comm.rank else np.array_equal(got, a @ b)
         runner.close()
+
+
+def test_a_sum_that_comes_again_is_worked_out_once(comm, gpus, monkeypatch):
+    """Its kernels, its products and where its pieces lie are kept; its numbers are not."""
+    runner = RankRunner(comm, kernel="naive", split="cols")
+    worked_out = []
+    kept = [(PlanMaker, "choice"), (KernelDevice, "bind"), (OpenMemory, "matrix")]
+    kept.append((PlanMaker, "specs"))
+    for owner, name in kept:
+        real = getattr(owner, name)
+        monkeypatch.setattr(
+            owner, name, lambda *x, _real=real, **y: worked_out.append(_real) or _real(*x, **y)
+        )
+    rng = np.random.default_rng(7)
+    for again in range(3):
+        a, b = (rng.integers(-3, 4, (20, 20)).astype("f4") for _ in "AB")
+        ks = part(20, [r / comm.size for r in range(1, comm.size)], comm.rank)
+        worked_out.clear()
+        got = runner.gemm(gpus.array(a[:, ks]), gpus.array(b[ks]), distribution="cols")
+        np.testing.assert_array_equal(held(got), (a @ b)[ks])
+        names = {x.__name__ for x in worked_out}
+        assert names == (set() if again else {name for _owner, name in kept})
+    runner.close()
+    assert not gpus.opened
 
 
 def test_the_stand_in_is_as_strict_as_cupy(gpus):

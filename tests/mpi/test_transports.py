@@ -198,8 +198,7 @@ def test_pieces_arrive_whole(comm, name, rounds, lanes, damaged, rng, tmp_path, 
                 operands = Operands(problem, *(Operand.of(x, home) for x in blocks))
             run = RankRun(
                 plan, operands, comm.rank, [device],
-                lambda inner: make_plan(inner, [device.spec()], 1, split="rows"),
-                lambda inner: blas, transport,
+                lambda inner: (make_plan(inner, [device.spec()], 1, split="rows"), blas), transport,
             )  # fmt: skip
             run.lanes = 1 if lanes == "there" else lanes
             comm.Barrier()
