@@ -54,7 +54,8 @@ class Settled:
     hold what all ranks gave of each. With `alone` a rank's parts make its block of C as one process
     makes a product; with `resident` they are put on its GPU first, if `alone` where C is made
     there. With `by_peers` what moves does so from GPU to GPU, where ranks can read each other's.
-    `needs` are bytes of a device's memory."""
+    `needs` are bytes of a device's memory; `planned` is the time before which no rank was ready for
+    it."""
 
     problem: Problem
     plan: RankPlan
@@ -66,6 +67,7 @@ class Settled:
     alone: bool = False
     resident: bool = False
     by_peers: bool = False
+    planned: int = 0
 
 
 class RankPlanner:
@@ -178,10 +180,11 @@ class RankPlanner:
         ready = self._ready.get(text) or ()
         return Told(text, *self._found_for(text), given.out is not None, ready)
 
-    def were_ready(self, product: Sequence[Told]) -> bool:
-        """Whether all ranks were ready for a product of which they tell this: at a time that each
-        of them tells, all told what they do now. All ranks find the same."""
-        return bool(product and set.intersection(*(set(told.ready) for told in product)))
+    def were_ready(self, product: Sequence[Told], planned: int) -> bool:
+        """Whether all ranks were ready for a product of which they tell this, since it was planned:
+        at a time that each of them tells, all told what they do now. All ranks find the same."""
+        times = [set(told.ready) for told in product]
+        return bool(times) and max(set.intersection(*times), default=-1) >= planned
 
     def are_ready(self, product: Sequence[Told]) -> None:
         """Notes that all ranks are. They note it together."""
@@ -215,6 +218,7 @@ class RankPlanner:
                 spec = dataclasses.replace(pickle.loads(texts[0][1]), memory_bytes=memory)
                 told = [pickle.loads(text) for text, _spec in texts]
                 known = self._worked_out(given, told, spec)
+                known = dataclasses.replace(known, planned=self._times_ready)
             except (HybridGemmError, TypeError, ValueError) as error:
                 agreed(error)
                 raise

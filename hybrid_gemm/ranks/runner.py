@@ -217,11 +217,11 @@ class RankRunner:
     def _run(
         self, plan: RankPlan, a: Any, b: Any, c: Any, out: Any, *, resident: bool = False,
         progress: Callable[[int], None] | None = None, told: bool = True,
-        product: Sequence[Told] = (),
+        product: Sequence[Told] = (), planned: int = 0,
     ) -> RankResult:  # fmt: skip
         """`run`; its result is of all ranks where it is to be `told`, and otherwise of this one,
         without what was computed and checked. Ranks wait until all are ready, unless all were for
-        the `product` before."""
+        the `product` since it was `planned`."""
         if plan.problem.is_complex:
             multiply = functools.partial(self._run, told=told)
             real = ComplexRun(self.comm, multiply, plan, resident, progress)
@@ -232,7 +232,7 @@ class RankRunner:
         def ready() -> tuple[RankRun, Any]:
             return self._ready(plan, (a, b, c, out), resident, progress, transport)
 
-        if self._planner.were_ready(product):
+        if self._planner.were_ready(product, planned):
             run, variant = ready()
         else:
             run, variant = launch.together(self.comm, ready)
@@ -401,8 +401,9 @@ class RankRunner:
             # To put blocks in, one may lack memory that it had before.
             known = () if settled.resident else everyone
             self._run(
-                settled.plan, a, b, c, made, resident=settled.resident, told=False, product=known
-            )
+                settled.plan, a, b, c, made, resident=settled.resident, told=False, product=known,
+                planned=settled.planned,
+            )  # fmt: skip
         return given.returned(made, strips, settled.wanted, problem, self.devices[0], peers)
 
     def _multiply_alone(self, settled: Settled, a: Any, b: Any, c: Any, out: Any) -> None:

@@ -227,6 +227,8 @@ def test_a_sum_that_comes_again_takes_one_collective_call(comm, rng):
     for _ in range(2):
         assert calls(a, turned if last else b) == calls(a, b) == 1
     assert calls(a, b if last else turned) == 1 + more
+    runner._planner._settled = type(runner._planner._settled)(1)  # all plan anew, and agree again
+    assert [calls(a, b) for _ in range(2)] == [1 + more, 1]
     runner.close()
     mine.Free()
 
