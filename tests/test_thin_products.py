@@ -12,7 +12,7 @@ import hybrid_gemm as hg
 from hybrid_gemm import catalog
 from hybrid_gemm.errors import UsageError
 
-CASES = [case for case in THIN if not case[0].kernel.of_lines]
+CASES = [case for case in THIN if not case[0].name.startswith("gemv")]
 
 
 @pytest.mark.parametrize("layout", catalog.LAYOUTS)

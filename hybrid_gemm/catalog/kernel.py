@@ -114,11 +114,6 @@ class Kernel:
         return (*self.grid, *self.block, self.shared, self.workspace, self.flags)
 
     @property
-    def of_lines(self) -> bool:
-        """Whether C has one row or one column, along which tiles lie."""
-        return "min(m, n) <= 1" in self.limits
-
-    @property
     def turns(self) -> bool:
         """Whether the first side of its tile lies along the longer side of C."""
         return any("min(m, n)" in limit for limit in self.limits)
@@ -310,7 +305,8 @@ class Variant:
 
     def takes(self, m: int, n: int, k: int) -> bool:
         """Whether the sides are within the kernel's limits."""
-        return all(evaluate_all(self.kernel.limits, {"m": m, "n": n, "k": k, **self.params}))
+        limits = self.kernel.limits
+        return not limits or all(evaluate_all(limits, {"m": m, "n": n, "k": k, **self.params}))
 
     def blocks(self, m: int, n: int, k: int, dtype: str) -> int:
         """Blocks of `launch`, without its other sizes and limits."""

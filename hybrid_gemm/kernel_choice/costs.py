@@ -36,7 +36,7 @@ def counts(
     """
     if variant.kernel.library:
         return _library(sides, layout, dtype, multiprocessors)
-    if variant.kernel.limits and not variant.takes(*sides):
+    if not variant.takes(*sides):
         return (0.0,) * len(counts(variant, (1, 1, 1), layout, dtype, multiprocessors))
     count = _OF_THIN.get(variant.name.removesuffix("_narrow"), _strict)
     if variant.kernel.role == "tensor":

@@ -159,13 +159,17 @@ class Model:
         ) -> dict[Variant, float]:
             dtype = OPERANDS[self.mode]
             alike = self._compared.likeness(self._place(sides, layout))
-            means, weights = self._corrections
-            offs = np.exp(means + weights @ alike).tolist()
-            return {
-                each.variant: each.cost_us(sides, layout, dtype, processors) * off
-                for each, off in zip(self.fitted, offs, strict=True)
-                if (among is None or each.variant in among) and able(each.variant, *sides)
-            }
+            found = {}
+            for group in self._by_kernel:
+                able = [
+                    i for i, x in enumerate(group.fitted)
+                    if (among is None or x.variant in among) and x.variant.takes(*sides)
+                ]  # fmt: skip
+                offs = group.offs(alike) if able else ()
+                for i in able:
+                    each = group.fitted[i]
+                    found[each.variant] = each.cost_us(sides, layout, dtype, processors) * offs[i]
+            return found
 
         return times
 
@@ -217,10 +221,31 @@ class Model:
         return Compared(self.places)
 
     @functools.cached_property
-    def _corrections(self) -> tuple[np.ndarray, np.ndarray]:
-        """The means of all variants, and their weights."""
-        weights = np.array([x.weights for x in self.fitted], np.float32)
-        return np.array([x.mean for x in self.fitted]), weights
+    def _by_kernel(self) -> list[OfKernel]:
+        """The variants of each kernel."""
+        names = dict.fromkeys(x.variant.name for x in self.fitted)
+        return [OfKernel.of([x for x in self.fitted if x.variant.name == name]) for name in names]
+
+
+@dataclass(frozen=True)
+class OfKernel:
+    """The variants of a kernel, with their weights of the shapes at which one of them was timed: of
+    a kernel with limits those are few."""
+
+    fitted: Sequence[Fitted]
+    means: np.ndarray
+    weights: np.ndarray
+    shapes: np.ndarray
+
+    @classmethod
+    def of(cls, fitted: Sequence[Fitted]) -> OfKernel:
+        weights = np.array([x.weights for x in fitted], np.float32)
+        shapes = np.flatnonzero(weights.any(0))
+        return cls(fitted, np.array([x.mean for x in fitted]), weights[:, shapes], shapes)
+
+    def offs(self, alike: np.ndarray) -> list[float]:
+        """By what factor each variant is off at a shape so like the measured ones."""
+        return np.exp(self.means + self.weights @ alike[self.shapes]).tolist()
 
 
 class Errors:
@@ -235,11 +260,6 @@ class Errors:
     def __call__(self, near: np.ndarray) -> float:
         weights = near[self._known].astype(float) + 1e-9
         return math.sqrt(weights @ self._squares / weights.sum())
-
-
-def able(variant: Variant, m: int, n: int, k: int) -> bool:
-    """Whether a variant of a model can multiply a shape."""
-    return not variant.kernel.limits or variant.takes(m, n, k)
 
 
 def lead_of(mode: str, sides: Sides) -> float:
