@@ -17,6 +17,9 @@ from hybrid_gemm.catalog import files, template
 from hybrid_gemm.cli import cli
 from hybrid_gemm.errors import HybridGemmError, UsageError
 from hybrid_gemm.host import notes
+from hybrid_gemm.kernel_choice import costs, on_gpu
+from hybrid_gemm.kernel_choice.tables import Machine
+from hybrid_gemm.problem import Problem
 
 
 @pytest.fixture
@@ -198,6 +201,30 @@ def test_what_is_asked_for_and_no_kernel_says_why(own, old, new, says):
     catalog.kernels.cache_clear()
     with pytest.raises(UsageError, match=f"gemm_mine.cu holds no kernel: .*{says}"):
         catalog.get("mine")
+
+
+def test_an_entry_may_stand_in_a_block(own):
+    path = template.write("mine")
+    block = 'extern "C" {\n__device__ int one() { return 1; }\n__global__'
+    text = path.read_text().replace('extern "C" __global__', block, 1)
+    path.write_text(text + "}  // extern\n")
+    catalog.kernels.cache_clear()
+    assert catalog.get("mine").path == path
+
+
+@pytest.mark.parametrize(
+    ("limit", "beyond"), [("k % 8 == 0", (64, 64, 63)), ("k * SIZE <= 4096", (64, 64, 2000))]
+)
+def test_a_kernel_with_limits_leaves_auto_a_choice(own, limit, beyond):
+    path = template.write("mine")
+    path.write_text(path.read_text().replace("tile ", f'limits = ["{limit}"]\ntile ', 1))
+    catalog.kernels.cache_clear()
+    mine, gpu = catalog.get("mine").variant(), Machine("a GPU without a model", 82, 86, 10.0)
+    assert mine.kernel.limits == (limit,)
+    for sides in ((64, 64, 64), beyond):
+        assert on_gpu.strict(gpu, Problem(*sides, "int32"))[0]
+    inside, outside = (costs.counts(mine, x, "nn", "int32", 82) for x in ((64, 64, 64), beyond))
+    assert any(inside) and not any(outside) and len(inside) == len(outside)
 
 
 def test_a_search_that_times_nothing_fails(own):

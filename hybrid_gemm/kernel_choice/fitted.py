@@ -164,7 +164,8 @@ class Model:
             return {
                 each.variant: each.cost_us(sides, layout, dtype, processors) * off
                 for each, off in zip(self.fitted, offs, strict=True)
-                if (among is None or each.variant in among) and able(each.variant, *sides)
+                if (among is None or each.variant in among)
+                and able(each.variant, self.mode, *sides)
             }
 
         return times
@@ -237,9 +238,9 @@ class Errors:
         return math.sqrt(weights @ self._squares / weights.sum())
 
 
-def able(variant: Variant, m: int, n: int, k: int) -> bool:
-    """Whether a variant of a model can multiply a shape."""
-    return not variant.kernel.limits or variant.takes(m, n, k)
+def able(variant: Variant, mode: str, m: int, n: int, k: int) -> bool:
+    """Whether a variant of a mode's model can multiply a shape."""
+    return not variant.kernel.limits or variant.takes(m, n, k, OPERANDS[mode])
 
 
 def lead_of(mode: str, sides: Sides) -> float:
