@@ -31,6 +31,11 @@ def own(tmp_path, monkeypatch):
     catalog.kernels.cache_clear()
 
 
+def limited(path, limit):
+    path.write_text(path.read_text().replace("tile ", f'limits = ["{limit}"]\ntile ', 1))
+    catalog.kernels.cache_clear()
+
+
 def test_writes_what_the_catalog_finds(own):
     made = CliRunner().invoke(cli, ["new-kernel", "mine"])
     assert made.exit_code == 0, made.output
@@ -71,11 +76,12 @@ def test_compiles_for_a_gpu(own):
         assert usage.stack_bytes == 0
 
 
-def test_is_in_the_ladder(own):
+@pytest.mark.parametrize(("limit", "takes"), [("1", True), ("k % 8 == 0", True), ("k < 8", False)])
+def test_is_in_the_ladder(own, limit, takes):
     from hybrid_gemm.experiments.declared import ladder
 
-    template.write("mine")
-    assert "mine" in [p.row["kernel"] for p in ladder.points("small", "emulator")]
+    limited(template.write("mine"), limit)
+    assert ("mine" in [p.row["kernel"] for p in ladder.points("small", "emulator")]) == takes
 
 
 def test_a_command_finds_it_too(own):
@@ -216,9 +222,7 @@ def test_an_entry_may_stand_in_a_block(own):
     ("limit", "beyond"), [("k % 8 == 0", (64, 64, 63)), ("k * SIZE <= 4096", (64, 64, 2000))]
 )
 def test_a_kernel_with_limits_leaves_auto_a_choice(own, limit, beyond):
-    path = template.write("mine")
-    path.write_text(path.read_text().replace("tile ", f'limits = ["{limit}"]\ntile ', 1))
-    catalog.kernels.cache_clear()
+    limited(template.write("mine"), limit)
     mine, gpu = catalog.get("mine").variant(), Machine("a GPU without a model", 82, 86, 10.0)
     assert mine.kernel.limits == (limit,)
     for sides in ((64, 64, 64), beyond):
