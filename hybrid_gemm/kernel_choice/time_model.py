@@ -36,7 +36,19 @@ def runs(variant: Variant, problem: Problem) -> bool:
 
 def candidates(machine: Machine, problem: Problem, own: bool = False) -> list[Variant]:
     """The listed variants that can multiply the problem; without libraries if `own`."""
-    return [variant for variant in listed(machine, own) if runs(variant, problem)]
+    return [
+        variant
+        for variant in listed(machine, own)
+        if runs(variant, problem) and _has_room(variant, machine, problem)
+    ]
+
+
+def _has_room(variant: Variant, machine: Machine, problem: Problem) -> bool:
+    """Whether a block has the shared memory that it asks for, as far as is known."""
+    if variant.kernel.library or machine.shared_bytes is None:
+        return True
+    p = problem
+    return variant.launch(p.m, p.n, p.k, p.operands).shared_bytes <= machine.shared_bytes
 
 
 def predict_us(variant: Variant, machine: Machine, problem: Problem) -> float:
