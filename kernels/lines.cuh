@@ -1,5 +1,5 @@
-// An operand as lines along k, for the kernels of C with a thin side: `gemv`, `vector`, `dots` and
-// `tall`. A line of op(A) is a row of it, and one of op(B) a column.
+// An operand as lines along k, for kernels of products with a small side: `gemv`, `vector`, `dots`,
+// `tall` and `outer`. A line of op(A) is a row of it, and one of op(B) a column.
 #pragma once
 #include "vectors.cuh"
 

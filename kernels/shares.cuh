@@ -1,7 +1,7 @@
 // Shares of k: where C has too few tiles to fill the GPU, several blocks make one tile, each from
 // its share of the steps of k, and their partial sums are added afterwards.
 //
-//   split-K (`deep`, `cluster`, `vector`)     every tile has the same number of shares:
+//   split-K (`deep`, `vector`, `dots`, ...)   every tile has the same number of shares:
 //
 //       tile 0                  tile 1
 //       |--------|--------|-------|--------|--------|-------|      steps of k ->

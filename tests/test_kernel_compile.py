@@ -113,7 +113,7 @@ def test_compiles_and_fits(variant, dtype, layout, arch, record_property):
     if not quick:
         record_property("usage", [str(variant), dtype, layout, arch, *used])  # see conftest.py
     assert cubin.startswith(b"\x7fELF")
-    sides = (32, 32, 32) if variant.takes(32, 32, 32) else (1, 1, 1)
+    sides = (32, 32, 32) if variant.takes(32, 32, 32, dtype) else (1, 1, 1)
     threads = math.prod(variant.launch(*sides, dtype).block)
     assert -(-usage.registers // 8) * 8 * threads <= REGISTERS
     assert usage.shared_bytes <= STATIC_SHARED_BYTES

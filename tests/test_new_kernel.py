@@ -17,6 +17,9 @@ from hybrid_gemm.catalog import files, template
 from hybrid_gemm.cli import cli
 from hybrid_gemm.errors import HybridGemmError, UsageError
 from hybrid_gemm.host import notes
+from hybrid_gemm.kernel_choice import costs, on_gpu
+from hybrid_gemm.kernel_choice.tables import Machine
+from hybrid_gemm.problem import Problem
 
 
 @pytest.fixture
@@ -25,6 +28,11 @@ def own(tmp_path, monkeypatch):
     monkeypatch.setenv(catalog.VARIABLE, str(tmp_path))
     catalog.kernels.cache_clear()
     yield tmp_path
+    catalog.kernels.cache_clear()
+
+
+def limited(path, limit):
+    path.write_text(path.read_text().replace("tile ", f'limits = ["{limit}"]\ntile ', 1))
     catalog.kernels.cache_clear()
 
 
@@ -68,11 +76,12 @@ def test_compiles_for_a_gpu(own):
         assert usage.stack_bytes == 0
 
 
-def test_is_in_the_ladder(own):
+@pytest.mark.parametrize(("limit", "takes"), [("1", True), ("k % 8 == 0", True), ("k < 8", False)])
+def test_is_in_the_ladder(own, limit, takes):
     from hybrid_gemm.experiments.declared import ladder
 
-    template.write("mine")
-    assert "mine" in [p.row["kernel"] for p in ladder.points("small", "emulator")]
+    limited(template.write("mine"), limit)
+    assert ("mine" in [p.row["kernel"] for p in ladder.points("small", "emulator")]) == takes
 
 
 def test_a_command_finds_it_too(own):
@@ -198,6 +207,28 @@ def test_what_is_asked_for_and_no_kernel_says_why(own, old, new, says):
     catalog.kernels.cache_clear()
     with pytest.raises(UsageError, match=f"gemm_mine.cu holds no kernel: .*{says}"):
         catalog.get("mine")
+
+
+def test_an_entry_may_stand_in_a_block(own):
+    path = template.write("mine")
+    block = 'extern "C" {\n__device__ int one() { return 1; }\n__global__'
+    text = path.read_text().replace('extern "C" __global__', block, 1)
+    path.write_text(text + "}  // extern\n")
+    catalog.kernels.cache_clear()
+    assert catalog.get("mine").path == path
+
+
+@pytest.mark.parametrize(
+    ("limit", "beyond"), [("k % 8 == 0", (64, 64, 63)), ("k * SIZE <= 4096", (64, 64, 2000))]
+)
+def test_a_kernel_with_limits_leaves_auto_a_choice(own, limit, beyond):
+    limited(template.write("mine"), limit)
+    mine, gpu = catalog.get("mine").variant(), Machine("a GPU without a model", 82, 86, 10.0)
+    assert mine.kernel.limits == (limit,)
+    for sides in ((64, 64, 64), beyond):
+        assert on_gpu.strict(gpu, Problem(*sides, "int32"))[0]
+    inside, outside = (costs.counts(mine, x, "nn", "int32", 82) for x in ((64, 64, 64), beyond))
+    assert any(inside) and not any(outside) and len(inside) == len(outside)
 
 
 def test_a_search_that_times_nothing_fails(own):

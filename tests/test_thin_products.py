@@ -62,3 +62,15 @@ def test_they_multiply_by_name(rng):
         np.testing.assert_array_equal(runner.gemm(points.T, moved), points.T @ moved)
         with pytest.raises(UsageError, match=r"it needs m <= 4 \* BM"):
             runner.gemm(points, turn.astype("f4"))
+
+
+@pytest.mark.parametrize("name", ["dots", "dots_narrow", "gemv", "gemv_narrow"])
+def test_what_a_thread_counts_up_to_is_an_int(name):
+    kernel, most = catalog.get(name), 2147418112
+    dtype = kernel.dtypes[0]
+    for variant in kernel.variants():
+        step = 2 * variant.params["FLY"] * variant.params["THREADS"]
+        assert most + step < 2**31
+        assert variant.takes(1, 1, most, dtype)
+        refusal = variant.refusal(device="cuda", dtype=dtype, m=1, n=1, k=2**31 - 1)
+        assert refusal and "k=2147483647: it needs" in refusal

@@ -132,6 +132,16 @@ def test_an_untuned_gpu_gets_something_that_runs(m, n, k, dtype, own):
     assert predict_us(variant, UNTUNED, problem) > 0
 
 
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("sides", [(47213, 18, 57), (19, 85617, 122), (500, 500, 500)])
+@pytest.mark.parametrize(("arch", "kib"), [(70, 96), (75, 64), (86, 99)])
+def test_an_untuned_gpu_gets_what_its_shared_memory_holds(arch, kib, sides, own):
+    machine, problem = Machine("Some GPU", 82, arch, 10.0, kib * 1024), Problem(*sides, "int64")
+    chosen = [strict(machine, problem, own=own)[0], *worth_timing(machine, problem)]
+    for variant in (v for v in chosen if not v.kernel.library):
+        assert variant.launch(*sides, "int64").shared_bytes <= kib * 1024
+
+
 def test_the_cost_model_prefers_block_tiles_for_large_products():
     for dtype in ("float32", "int32"):
         variant, _ = strict(UNTUNED, Problem(4096, 4096, 4096, dtype), own=True)

@@ -91,7 +91,8 @@ def _check_entry(text: str, entry: str) -> None:
 
     By another name, or without extern "C", it would compile, and be missing on the GPU.
     """
-    if not re.search(rf'extern "C"[^;}}]*?\b{re.escape(entry)}\s*\(', text):
+    found = rf'extern\s*"C"(\s*\{{.*?|[^;}}]*?)\b{re.escape(entry)}\s*\('
+    if not re.search(found, text, re.DOTALL):
         raise ValueError(
             f"the header's entry is {entry!r}, and the text has no "
             f'extern "C" __global__ void {entry}(...)'

@@ -303,10 +303,17 @@ class Variant:
             kernel.persistent, self.cluster,
         )  # fmt: skip
 
-    def takes(self, m: int, n: int, k: int) -> bool:
+    def takes(self, m: int, n: int, k: int, dtype: str) -> bool:
         """Whether the sides are within the kernel's limits."""
-        limits = self.kernel.limits
-        return not limits or all(evaluate_all(limits, {"m": m, "n": n, "k": k, **self.params}))
+        if not self.kernel.limits:
+            return True
+        names = {"m": m, "n": n, "k": k, **self.params, "SIZE": ITEM_SIZE[dtype]}
+        return all(evaluate_all(self.kernel.limits, names))
+
+    def threads(self, dtype: str) -> int:
+        """Threads of a block that makes one tile, whatever limits m, n and k have."""
+        m, n = self.tile
+        return math.prod(self._block(ITEM_SIZE[dtype], m=m, n=n))
 
     def blocks(self, m: int, n: int, k: int, dtype: str) -> int:
         """Blocks of `launch`, without its other sizes and limits."""

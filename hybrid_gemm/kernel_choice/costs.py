@@ -36,11 +36,11 @@ def counts(
     """
     if variant.kernel.library:
         return _library(sides, layout, dtype, multiprocessors)
-    if not variant.takes(*sides):
-        return (0.0,) * len(counts(variant, (1, 1, 1), layout, dtype, multiprocessors))
     count = _OF_THIN.get(variant.name.removesuffix("_narrow"), _strict)
     if variant.kernel.role == "tensor":
         count = _tensor
+    if not variant.takes(*sides, dtype):
+        return (0.0,) * len(count(variant, (1, 1, 1), layout, dtype, multiprocessors))
     return count(variant, sides, layout, dtype, multiprocessors)
 
 

@@ -163,7 +163,7 @@ class Model:
             for group in self._by_kernel:
                 able = [
                     i for i, x in enumerate(group.fitted)
-                    if (among is None or x.variant in among) and x.variant.takes(*sides)
+                    if (among is None or x.variant in among) and x.variant.takes(*sides, dtype)
                 ]  # fmt: skip
                 offs = group.offs(alike) if able else ()
                 for i in able:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterator
 
@@ -37,7 +36,19 @@ def runs(variant: Variant, problem: Problem) -> bool:
 
 def candidates(machine: Machine, problem: Problem, own: bool = False) -> list[Variant]:
     """The listed variants that can multiply the problem; without libraries if `own`."""
-    return [variant for variant in listed(machine, own) if runs(variant, problem)]
+    return [
+        variant
+        for variant in listed(machine, own)
+        if runs(variant, problem) and _has_room(variant, machine, problem)
+    ]
+
+
+def _has_room(variant: Variant, machine: Machine, problem: Problem) -> bool:
+    """Whether a block has the shared memory that it asks for, as far as is known."""
+    if variant.kernel.library or machine.shared_bytes is None:
+        return True
+    p = problem
+    return variant.launch(p.m, p.n, p.k, p.operands).shared_bytes <= machine.shared_bytes
 
 
 def predict_us(variant: Variant, machine: Machine, problem: Problem) -> float:
@@ -54,7 +65,7 @@ def predict_us(variant: Variant, machine: Machine, problem: Problem) -> float:
     memory = LAUNCH_US + moved * FLOP_A_BYTE / (peak * 1e6)
     if variant.kernel.library:
         return max(memory, LAUNCH_US + problem.flops / (peak * LIBRARY_EFFICIENCY * 1e6))
-    (bm, bn), threads = variant.tile_of(m, n), _threads(variant, problem.dtype)
+    (bm, bn), threads = variant.tile_of(m, n), variant.threads(problem.dtype)
     owned = bm * bn / threads
     efficiency = owned / (owned + 4 * math.sqrt(owned))
     if owned * ITEM_SIZE[problem.dtype] > 4 * 200:
@@ -71,12 +82,6 @@ def predict_us(variant: Variant, machine: Machine, problem: Problem) -> float:
     if blocks > tiles:  # parts of a tile go through memory to be added up
         split = SPLIT_US + 2 * bm * bn * ITEM_SIZE[problem.dtype] / PART_BYTES_A_US
     return max(memory, LAUNCH_US + split + rounds * together * work / (lane_rate * 1e6))
-
-
-@functools.cache
-def _threads(variant: Variant, dtype: str) -> int:
-    """Threads of a block."""
-    return math.prod(variant.launch(*variant.tile, 1, dtype).block)
 
 
 def worth_timing(machine: Machine, problem: Problem) -> list[Variant]:

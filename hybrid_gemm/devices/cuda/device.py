@@ -118,7 +118,8 @@ class CudaDevice(CudaCopies, KernelDevice):
         return f"{self.name} {self.model}"
 
     def machine(self, dtype: str) -> Machine:
-        return Machine(self.model, self.processors, self.capability, self.peak_tflops(dtype))
+        peak, shared = self.peak_tflops(dtype), self.properties["sharedMemPerBlockOptin"]
+        return Machine(self.model, self.processors, self.capability, peak, shared)
 
     def library_launch(self, problem: Problem, layout: str) -> Launched | None:
         with self._recording_aside() as aside, self.using(aside):

@@ -22,7 +22,7 @@ NAIVE = {"BM": 32, "BN": 32}  # the article's block
 def points(scale: str, device: str) -> Iterator[Point]:
     """The rungs at every size, other kernels at a few; one small size on the small scale."""
     others = [k for k in catalog.gemm_kernels() if k.name not in RUNGS]
-    others = [k for k in others if device in k.runs_on and not k.limits]
+    others = [k for k in others if device in k.runs_on]
     own = [k for k in others if k.path.parent != catalog.directory()]
     if scale == "full":
         own += [k for k in others if k.name == BEST]
@@ -30,6 +30,7 @@ def points(scale: str, device: str) -> Iterator[Point]:
         k = 1024 if scale == "full" else 64
         # Every other kernel of the catalog at a few sizes; the best and the user's own at each.
         more = others if device == "cpu" or (scale == "full" and m in FEW) else own
+        more = [other for other in more if other.variant().takes(m, m, k, "float32")]
         for kernel in (*RUNGS, *(other.name for other in more)):
             given = {"kernel": kernel, "m": m, "n": m, "k": k}
             given["params"] = NAIVE if kernel == "naive" else None
