@@ -83,6 +83,28 @@ def test_beyond_all_that_was_measured_the_library_is_taken():
     assert math.isfinite(model.error((64, 64, longest), "nn"))
 
 
+def test_a_kernel_is_taken_only_near_the_sides_at_which_it_was_timed():
+    """Where it was fastest for a long k, nothing is known of it for a short one."""
+    measured = invented()
+    fast = measured.ours[0]
+    short = np.array([d.shape[2] < 500 for d in measured.drawn])
+    times = measured.times.copy()
+    times[:, fast] = times[:, measured.ours].min(1) / 4
+    everywhere = made(dataclasses.replace(measured, times=times.copy()))
+    times[short, fast] = np.nan
+    model = made(dataclasses.replace(measured, times=times))
+    variant = measured.variants[fast]
+    for k, near in ((4000, True), (300, True), (20, False)):
+        found = model.times_us((700, 800, k), "nn", MACHINE)
+        assert (variant in found) is near and len(found) >= 3
+        assert variant in everywhere.times_us((700, 800, k), "nn", MACHINE)
+        assert variant in model.times_us((700, 800, k), "nn", MACHINE, among=[variant])
+    alone = dataclasses.replace(
+        measured, times=times[:, [fast, -1]], variants=[variant, measured.variants[-1]]
+    )  # fmt: skip
+    assert variant in made(alone).times_us((700, 800, 20), "nn", MACHINE)  # there is no other
+
+
 def test_a_library_that_jumps_makes_the_lead_that_is_asked_larger():
     """Times that no model can know are known not to be known."""
     measured = invented()

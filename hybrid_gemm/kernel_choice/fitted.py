@@ -46,7 +46,8 @@ LEAD = 1.5
 LEADS = {"float16": 1.0}  # So much is enough where so few are then slower than 0.97 of the library.
 LINE_LEAD = 1.0  # Of one row or column too, where ours are faster at nine shapes of ten.
 LEAST_US = 1.0  # that a count costs, before it is corrected
-# Times the longest measured side, beyond which nothing is known.
+# Times the longest measured side, or by which it is shorter than the shortest, beyond which nothing
+# is known.
 BEYOND = 2.5
 
 
@@ -159,17 +160,22 @@ class Model:
         ) -> dict[Variant, float]:
             dtype = OPERANDS[self.mode]
             alike = self._compared.likeness(self._place(sides, layout))
-            found = {}
+            logs = np.log2(np.maximum(1, sides))
+            found: dict[Variant, float] = {}
+            far: dict[Variant, float] = {}  # from all shapes at which they were timed
             for group in self._by_kernel:
                 able = [
                     i for i, x in enumerate(group.fitted)
                     if (among is None or x.variant in among) and x.variant.takes(*sides, dtype)
                 ]  # fmt: skip
-                offs = group.offs(alike) if able else ()
+                if not able:
+                    continue
+                offs, near = group.offs(alike), group.near(logs)
                 for i in able:
                     each = group.fitted[i]
-                    found[each.variant] = each.cost_us(sides, layout, dtype, processors) * offs[i]
-            return found
+                    to = found if near[i] or among is not None else far
+                    to[each.variant] = each.cost_us(sides, layout, dtype, processors) * offs[i]
+            return found | far if all(v.kernel.library for v in found) else found
 
         return times
 
@@ -224,24 +230,40 @@ class Model:
     def _by_kernel(self) -> list[OfKernel]:
         """The variants of each kernel."""
         names = dict.fromkeys(x.variant.name for x in self.fitted)
-        return [OfKernel.of([x for x in self.fitted if x.variant.name == name]) for name in names]
+        sides = self.places[:, :SIDES]
+        return [
+            OfKernel.of([x for x in self.fitted if x.variant.name == name], sides) for name in names
+        ]
 
 
 @dataclass(frozen=True)
 class OfKernel:
     """The variants of a kernel, with their weights of the shapes at which one of them was timed: of
-    a kernel with limits those are few."""
+    a kernel with limits those are few. And logarithms of the least and the most of each side of a
+    shape where what is predicted of a variant means something."""
 
     fitted: Sequence[Fitted]
     means: np.ndarray
     weights: np.ndarray
     shapes: np.ndarray
+    least: np.ndarray
+    most: np.ndarray
 
     @classmethod
-    def of(cls, fitted: Sequence[Fitted]) -> OfKernel:
+    def of(cls, fitted: Sequence[Fitted], sides: np.ndarray) -> OfKernel:
         weights = np.array([x.weights for x in fitted], np.float32)
         shapes = np.flatnonzero(weights.any(0))
-        return cls(fitted, np.array([x.mean for x in fitted]), weights[:, shapes], shapes)
+        timed = [sides[x != 0] if x.any() else sides for x in weights]
+        return cls(
+            fitted, np.array([x.mean for x in fitted]), weights[:, shapes], shapes,
+            np.array([x.min(0) for x in timed]) - math.log2(BEYOND),
+            np.array([x.max(0) for x in timed]) + math.log2(BEYOND),
+        )  # fmt: skip
+
+    def near(self, logs: np.ndarray) -> list[bool]:
+        """Of which variants that is so at a shape."""
+        off = (self.least > logs) | (self.most < logs)
+        return [not any(x) for x in off.tolist()]
 
     def offs(self, alike: np.ndarray) -> list[float]:
         """By what factor each variant is off at a shape so like the measured ones."""
