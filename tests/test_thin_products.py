@@ -11,6 +11,9 @@ from support.lines import THIN, check_lines
 import hybrid_gemm as hg
 from hybrid_gemm import catalog
 from hybrid_gemm.errors import UsageError
+from hybrid_gemm.kernel_choice import fitted, on_gpu
+from hybrid_gemm.kernel_choice.tables import Machine
+from hybrid_gemm.problem import Problem
 
 CASES = [case for case in THIN if not case[0].name.startswith("gemv")]
 
@@ -74,3 +77,24 @@ def test_what_a_thread_counts_up_to_is_an_int(name):
         assert variant.takes(1, 1, most, dtype)
         refusal = variant.refusal(device="cuda", dtype=dtype, m=1, n=1, k=2**31 - 1)
         assert refusal and "k=2147483647: it needs" in refusal
+
+
+@pytest.mark.parametrize("mode", ["float32", "float64", "float16"])
+@pytest.mark.parametrize(
+    ("kernel", "sides"),
+    [
+        ("tall", (4_000_000, 3, 3)), ("tall", (3, 1_500_000, 4)), ("tall", (700_001, 10, 5)),
+        ("dots", (3, 3, 4_000_000)), ("dots", (6, 5, 1_200_000)), ("dots", (2, 9, 800_000)),
+        ("outer", (9001, 7003, 2)), ("outer", (4001, 12_003, 4)),
+    ],
+)  # fmt: skip
+def test_they_are_taken(mode, kernel, sides):
+    """By the models of an H200, before all others and before cuBLAS."""
+    dtype = fitted.OPERANDS[mode]
+    posed = "float32" if mode == "float16" else dtype
+    problem = Problem(*sides, posed, out_dtype=dtype, operands=dtype)
+    choose = on_gpu.on_tensor_cores if mode == "float16" else on_gpu.strict
+    machine = Machine("NVIDIA H200", 132, 90, 66.9)
+    taken = [choose(machine, problem, layout, own=False)[0].name for layout in catalog.LAYOUTS]
+    narrow = "_narrow" if mode == "float16" else ""
+    assert taken.count(kernel + narrow) >= 3, taken

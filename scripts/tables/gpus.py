@@ -26,9 +26,12 @@ def ranks() -> str:
 
 
 def rank_calls() -> str:
-    """Calls of two ranks, beside what one would write with CuPy and mpi4py."""
-    found = {(r["case"], r["n"]): r for r in result("rank_calls")["rows"]}
-    sizes = (128, 1024, 4096, 8192)
+    """Calls of two and of four ranks, beside what one would write with CuPy and mpi4py."""
+    two, four = (
+        {(r["case"], r["n"]): r for r in result(name)["rows"]}
+        for name in ("rank_calls", "rank_calls4")
+    )
+    sizes = (128, 1024, 8192)
     words = {
         "host": "of the host", "gpu": "on GPUs", "rows": "rows", "replicated": "replicated",
         "root": "root", "cols": "cols", "rows to replicated": "rows, result replicated",
@@ -38,18 +41,21 @@ def rank_calls() -> str:
             "{ours_ms:.2g}, {by_hand_ms:.2g}".format(**row)
             if max(row["ours_ms"], row["by_hand_ms"]) < 10
             else "{ours_ms:.0f}, {by_hand_ms:.0f}".format(**row)
+            for found in (two, four)
             for row in (found[f"{place} {case}", n] for n in sizes)
         )]
         for place in ("host", "gpu")
         for case in ("rows", "rows to replicated", "replicated", "root", "cols")
     ]  # fmt: skip
+    columns = ["<arrays: distribution", *(f"{x}, {n}" for x in ("two", "four") for n in sizes)]
     lines = [
-        "Two ranks on two H200s of one host, float32, medians in ms by "
-        "`scripts/measure-rank-calls` ([figures](results/rank_calls_h200.json)): "
+        "Ranks on as many H200s of one host, float32, medians in ms by "
+        "`scripts/measure-rank-calls` ([two](results/rank_calls_h200.json), "
+        "[four](results/rank_calls4_h200.json)): "
         "`RankRunner.gemm`, then the same by hand, which is CuPy's product and mpi4py's calls on "
         "host arrays (`Scatter`, `Bcast`, `Allgather`, `Gather`, `Reduce_scatter_block`):",
         "",
-        *grid(["<arrays: distribution", *map(str, sizes)], rows),
+        *grid(columns, rows),
     ]
     return "\n".join(lines)
 
@@ -261,4 +267,33 @@ def host_arrays() -> str:
         "</details>", "",
         f"Of {2 * len(ms)} predictions {near} are within 15 %. The number of GPUs that is chosen "
         f"loses {100 * max(0.0, *lost):.0f} % at worst, over {len(ms)} products.",
+    ])  # fmt: skip
+
+
+def four_gpus() -> str:
+    """Calls with host arrays by one GPU, two, four, and as many as are chosen."""
+    data = result("host4")
+    ms: dict[tuple, dict[int, dict]] = {}
+    for row in data["rows"]:
+        key = row["arithmetic"], row["memory"], row["size"]
+        ms.setdefault(key, {})[row["gpus"]] = row
+    counts = (1, 2, 4)
+    rows, near, lost = [], 0, []
+    for (arithmetic, memory, size), by in sorted(ms.items()):
+        chosen = by[0]
+        lost.append(by[chosen["workers"]]["time_ms"] / min(by[n]["time_ms"] for n in counts) - 1)
+        near += sum(0.85 <= by[n]["predicted_ms"] / by[n]["time_ms"] <= 1.15 for n in counts)
+        rows.append([
+            arithmetic, memory, size, *(f"{by[n]['time_ms']:.1f}" for n in counts),
+            chosen["workers"], f"{chosen['time_ms']:.1f}",
+            f"{chosen['time_ms'] / max(chosen['bounds_ms'].values()):.2f}",
+        ])  # fmt: skip
+    columns = ["<arithmetic", "<arrays", "m = n = k", "one GPU", "two", "four", "GPUs chosen",
+               "as chosen", "as chosen / bound"]  # fmt: skip
+    return "\n".join([
+        "The same on a host of four H200s ([figures](results/host4_h200.json)):",
+        "", f"<details><summary>{len(rows)} products</summary>", "", *grid(columns, rows), "",
+        "</details>", "",
+        f"Of {len(counts) * len(ms)} predictions {near} are within 15 %. The number of GPUs that "
+        f"is chosen loses {100 * max(0.0, *lost):.0f} % at worst, over {len(ms)} products.",
     ])  # fmt: skip
