@@ -24,6 +24,7 @@ from ..planning.partition import cut
 from .base import Array, Device, Stream
 
 CHUNK_BYTES = 64 << 20  # what a product's temporary may take when beta or dtypes need one
+CAST = 1 << 17  # elements that are cast at a time
 
 
 @functools.cache
@@ -232,8 +233,7 @@ def combine(alpha: float, x: Array, beta: float, y: Array, out: Array) -> None:
 def product(a: Array, b: Array, out: Array) -> Array:
     """out = a @ b, which it returns."""
     if out.dtype.kind == "i":
-        made = np.asarray(integer_product(a, b, 8 * out.itemsize))  # a number, of two vectors
-        np.copyto(out, made, casting="unsafe")
+        integer_product(a, b, out)
         return out
     with silent():
         return np.matmul(a, b, out=out)
@@ -251,21 +251,49 @@ def scale(matrix: Array, factor: float) -> None:
 _OF_VECTORS = {(1, 1): "j,j->", (1, 2): "j,jk->k", (2, 1): "ij,j->i", (2, 2): "ij,jk->ik"}
 
 
-def integer_product(a: np.ndarray, b: np.ndarray, bits: int = 64) -> np.ndarray:
-    """a @ b of integers of any dtypes, exact modulo 2^bits (32 or 64): by float64's BLAS, of the
-    matrices or of digits of theirs, where that takes less time than NumPy's own loops."""
-    k = a.shape[-1]
+def integer_product(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
+    """out = a @ b of integers of any dtypes, exact modulo 2^bits of `out` (32 or 64): by float64's
+    BLAS, of the matrices or of digits of theirs, where that takes less time than NumPy's own
+    loops."""
+    k, bits = a.shape[-1], 8 * out.itemsize
     m, n = (x.shape[i] if x.ndim > 1 else 1 for x, i in ((a, -2), (b, -1)))
-    how = _OF_VECTORS.get((a.ndim, b.ndim))
+    how, matrices = _OF_VECTORS.get((a.ndim, b.ndim)), a.ndim == b.ndim == 2
+    if k == 1 and matrices:
+        np.multiply(a, b, out=out, dtype=out.dtype, casting="unsafe")
+        return
     if how and (m == n == 1 or (min(m, n) == 1 and min(k, m * n) >= 16)):
         # Reads them once, as they are; its loops along short sides are slow.
-        return np.einsum(how, a, b, dtype=np.dtype(f"i{bits // 8}"), casting="unsafe")
-    if a.size and b.size:
-        if _largest(a) * _largest(b) * k < 2**53:
-            return (a.astype("f8") @ b.astype("f8")).astype("i8")
-        if a.ndim == b.ndim == 2 and min(m, n) >= 64 and k >= 64:
-            return _by_digits(a, b, bits)
-    return a.astype("i8") @ b.astype("i8")
+        made = np.einsum(how, a, b, dtype=np.dtype(f"i{bits // 8}"), casting="unsafe")
+    elif a.size and b.size and _largest(a) * _largest(b) * k < 2**53:
+        if matrices and not (np.may_share_memory(a, out) or np.may_share_memory(b, out)):
+            _in_floats(a, b, out)
+            return
+        made = (a.astype("f8") @ b.astype("f8")).astype("i8")
+    elif matrices and min(m, n, k) >= 64:
+        made = _by_digits(a, b, bits)
+    else:
+        made = a.astype("i8") @ b.astype("i8")
+    np.copyto(out, np.asarray(made), casting="unsafe")  # a number, of two vectors
+
+
+def _in_floats(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
+    """out = a @ b where float64 holds all sums, part after part: what is cast stays in cache, and
+    in memory that the system has given before."""
+    (m, k), n = a.shape, b.shape[1]
+    high, deep = max(256, CAST // n), max(2048, CAST // (m + n))
+    rows = [slice(i, i + high) for i in range(0, m, high)]
+    total = np.zeros((m, n)) if k > deep else None
+    for ks in (slice(p, p + deep) for p in range(0, k, deep)):
+        factor = b[ks].astype("f8")
+        for i in rows:
+            part = a[i, ks].astype("f8") @ factor
+            if total is not None:
+                total[i] += part
+            else:
+                np.copyto(out[i], part.astype("i8"), casting="unsafe")
+    if total is not None:
+        for i in rows:
+            np.copyto(out[i], total[i].astype("i8"), casting="unsafe")
 
 
 def _largest(x: np.ndarray) -> int:
