@@ -59,8 +59,17 @@ def test_they_multiply_by_name(rng):
     with hg.Runner(device="emulator", kernel="tall") as runner:
         moved = runner.gemm(points, turn.astype("f4"))
         np.testing.assert_array_equal(moved, points @ turn)
-        with pytest.raises(UsageError, match=r"it needs min\(m, n\) <= THIN"):
+        twelve = rng.integers(-3, 4, (3, 12)).astype("f4")  # more than the default variant takes
+        done = runner.run(points, twelve)
+        np.testing.assert_array_equal(done.c, points @ twelve)
+        assert done.variant.params["THIN"] == 16
+        with pytest.raises(UsageError, match=r"THIN=32 .* it needs min\(m, n\) <= THIN"):
             runner.gemm(points, points.T)
+    with (
+        hg.Runner(device="emulator", kernel="tall", params={"THIN": 4}) as runner,
+        pytest.raises(UsageError, match=r"THIN=4 .* it needs min\(m, n\) <= THIN"),
+    ):
+        runner.gemm(points, twelve)
     with hg.Runner(device="emulator", kernel="dots") as runner:
         np.testing.assert_array_equal(runner.gemm(points.T, moved), points.T @ moved)
         with pytest.raises(UsageError, match=r"it needs m <= 4 \* BM"):

@@ -164,9 +164,19 @@ class PlanMaker:
         self, problem: Problem, products: Sequence[Sides], layouts: str, panels: Mapping[Sides, int]
     ) -> tuple[Variant, str]:
         return choose(
-            problem, products, self.devices[0], chosen=self.kernel, panels=panels,
+            problem, products, self.devices[0], panels=panels,
+            chosen=self._asked_for(products, problem.dtype),
             own=self.options.kernel == "own", arithmetic=self.arithmetic, layout=layouts,
         )  # fmt: skip
+
+    def _asked_for(self, products: Sequence[Sides], dtype: str) -> Variant | None:
+        """The kernel that was asked for; without parameters, the first of its listed variants whose
+        limits take all of these."""
+        if self.kernel is None or self.options.params or not self.kernel.kernel.limits:
+            return self.kernel
+        listed = self.kernel.kernel.variants()
+        able = (v for v in listed if all(v.takes(*sides, dtype) for sides in products))
+        return next(able, listed[-1])
 
     def alone(self, problem: Problem, layouts: str, device: Device) -> Variant | None:
         """The kernel for the device that has A, B and C, so that nothing has to fit besides;
