@@ -70,7 +70,9 @@ def mnk(shape):
 def test_thread_order_does_not_matter(kernel, order):
     device = open_device("emulator", order=order, seed=7)
     variant = kernel.variant()
-    shapes = [(133, 130, 37), (30, 31, 33), (1, 131, 37), (5, 3, 1031), (1031, 3, 5)]
+    shapes = [
+        (133, 130, 37), (30, 31, 33), (1, 131, 37), (5, 3, 1031), (1031, 3, 5), (133, 130, 3),
+    ]  # fmt: skip
     able = [
         x for x in shapes
         if not variant.refusal(device="emulator", dtype="float32", **mnk(x))
