@@ -122,13 +122,11 @@ class Alone:
 
     def about_device(self) -> dict:
         """What multiplied, and how, for JSON."""
-        options = self.options
-        algorithm: dict[str, Any] = {"name": options.algorithm}
-        if options.algorithm == "strassen":
-            algorithm["levels"] = options.levels
+        runner = self.runner
+        name = runner.describe(self.plan)
         return {
-            "device": {"kind": self.runner.kind, "why": self.runner.note},
-            "algorithm": algorithm,
+            "device": {"kind": runner.kind, "name": name, "why": runner.note},
+            "algorithm": report.algorithm_data(self.options),
         }
 
     def print_plan(self) -> None:

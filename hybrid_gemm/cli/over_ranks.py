@@ -19,7 +19,7 @@ from ..ranks.rank_plan import RankPlan, make_rank_plan
 from ..ranks.rank_result import RankResult
 from ..ranks.redistribution import NOTHING, Part, move, parts_of
 from ..ranks.runner import RankRunner
-from ..reporting import rank_report
+from ..reporting import rank_report, report
 from ..reporting.file_report import Files
 from ..runner import Runner
 from ..verify import Verdict, growth_of
@@ -148,11 +148,12 @@ class OverRanks:
         return rank_report.result_data(result, verdict, totals_ms) | self.about_device()
 
     def about_device(self) -> dict:
-        """What multiplied, and where, for JSON."""
+        """What multiplied, where and how, for JSON."""
         local = self.runner.local
         return {
             "hosts": [host for host, _device in self.places],
-            "device": {"kind": local.kind, "why": local.note},
+            "device": {"kind": local.kind, "name": local.describe(), "why": local.note},
+            "algorithm": report.algorithm_data(self.options),
         }
 
     def print_plan(self) -> None:
