@@ -161,6 +161,7 @@ PLAN = (EVERY, "run", "The plan")
 ALONE = (*PLAN, "What was done", "Times")
 RESUMED = (EVERY, "run", "What was done", "run --resume")
 OVER_RANKS = (EVERY, "run", "The plan over ranks", "What was done", "Times")
+PLANNED = (EVERY, "run", "The plan over ranks", "run --dry-run")
 # Headings, and the command; later ones read what earlier ones wrote.
 COMMANDS = {
     "info": ((EVERY, "info"), "info"),
@@ -172,8 +173,7 @@ COMMANDS = {
     "empty": (ALONE, "run -m 0 -n 4 -k 4 --device cpu"),
     "resumed": (RESUMED, "run --size 32 --device cpu -o R.npy --resume --panel 16"),
     "dry": ((*PLAN, "run --dry-run"), "run --size 32 --device cpu --dry-run"),
-    "dry ranks": ((EVERY, "run", "The plan over ranks", "run --dry-run"),
-                  "run --size 32 --device cpu --ranks 4 --dry-run"),
+    "dry ranks": (PLANNED, "run --size 32 --device cpu --ranks 4 --dry-run"),
     "bench": ((EVERY, "bench"), "bench --shapes 32 --device emulator --kernels naive "
               "--samples 5"),
     "refused": ((EVERY, "bench"), "bench --shapes 32,2048x32x32 --device emulator --kernels "
@@ -193,6 +193,7 @@ COMMANDS = {
 }  # fmt: skip
 RANKS = {
     "info over ranks": ((EVERY, "info"), "info"),
+    "dry run of ranks": (PLANNED, "run --size 32 --device cpu --dry-run"),
     "ranks": (OVER_RANKS, "run --size 32 --device cpu --checked --split cols"),
     "resumed ranks": (RESUMED, "run --size 32 --device cpu -o RR.npy --resume"),
 }

@@ -121,7 +121,7 @@ class Alone:
         return data | self.about_device()
 
     def about_device(self) -> dict:
-        """What multiplied, and how, for JSON."""
+        """What multiplies, and how, for JSON."""
         runner = self.runner
         name = runner.describe(self.plan)
         return {

@@ -43,7 +43,7 @@ class OverRanks:
         self.variant = runner.variant(self.plan)
         self.strip = parts_of(self.plan)[comm.rank]
         self.places = comm.allgather((runner.where.host, runner.local.describe()))
-        local = runner.local
+        self.local = local = runner.local
         return f"device: {local.kind} ({local.note})" if local.note else ""
 
     def load(self, inputs: Inputs) -> None:
@@ -148,10 +148,11 @@ class OverRanks:
         return rank_report.result_data(result, verdict, totals_ms) | self.about_device()
 
     def about_device(self) -> dict:
-        """What multiplied, where and how, for JSON."""
-        local = self.runner.local
+        """What multiplies, where and how, for JSON."""
+        local = self.local
+        hosts = {"hosts": [host for host, _device in self.places]} if self.comm else {}
         return {
-            "hosts": [host for host, _device in self.places],
+            **hosts,
             "device": {"kind": local.kind, "name": local.describe(), "why": local.note},
             "algorithm": report.algorithm_data(self.options),
         }
@@ -180,7 +181,7 @@ class Elsewhere(OverRanks):
     def open(self, problem: Problem, *, resident: bool) -> str:
         options = self.options.across_ranks()
         split = "auto" if options.grid else options.split
-        one = Runner.of(dataclasses.replace(options, grid=None, split=split))
+        self.local = one = Runner.of(dataclasses.replace(options, grid=None, split=split))
         settled = one.plans.settle(problem)
         self.plan = make_rank_plan(
             settled, one.devices[0].spec(), self.ranks, threads=one.threads,
