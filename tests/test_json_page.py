@@ -269,9 +269,13 @@ def test_the_page_names_what_a_compiler_says(tmp_path):
     pytest.importorskip("cuda.core")
     seen = set()
     for dtype in ("float32", "float64"):
-        words = f"kernels naive cluster --compile sm_90 --dtype {dtype}"
+        words = f"kernels naive cluster tuned --compile sm_90 --dtype {dtype}"
         data = result(tmp_path, dtype, words)
         assert not faults(data, tree(EVERY, "kernels"), seen)
+    told = [
+        x["refused"] for x in data["compiled"] if x["variant"].startswith("tuned BM=128 BN=256")
+    ]
+    assert told[0] == "it needs TM * TN * SIZE <= 512"  # in float64
     assert seen >= {name[1:-1] for name, *_cells in ROWS["kernels"]}
 
 
