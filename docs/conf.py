@@ -32,7 +32,7 @@ PAGES = {
     "Start": ["getting-started", "choosing", "arrays", "tour", "troubleshooting"],
     "Guides": ["performance", "tensor-cores", "fp64x", "calls", "gpus", "mpi", "cluster",
                "reliability"],
-    "Reference": ["cli", "api", "kernels", "glossary"],
+    "Reference": ["cli", "json", "api", "kernels", "glossary"],
     "Experiments": ["experiments", "sources", "notes/README", "notes/fp32-kernels",
                     "notes/choosing", "notes/tensor-cores", "notes/several-gpus",
                     "notes/files", "notes/verification", "notes/campaigns",

@@ -157,6 +157,14 @@ def test_runs_are_compared_and_say_their_spread(tmp_path):
 # --- bench --------------------------------------------------------------------------------
 
 
+def test_runs_of_16_bits_are_not_compared_with_those_of_32(tmp_path):
+    options = ["run", "--size", 16, "--device", "cpu", "--json"]
+    for dtype in ("float32", "float16"):
+        run(*options, tmp_path / f"{dtype}.json", "--dtype", dtype, check=0)
+    done = run("compare", tmp_path / "float32.json", tmp_path / "float16.json", check=2)
+    assert "no row in common" in one_line(done)
+
+
 def test_an_empty_product_has_no_time_to_compare(tmp_path):
     file = str(tmp_path / "empty.json")
     options = ["run", "-m", "0", "-n", "4", "-k", "4", "--device", "cpu", "--repeat", "2"]

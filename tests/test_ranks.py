@@ -185,7 +185,8 @@ def test_info_says_where_ranks_run():
     done = mpirun(2, "-m", "hybrid_gemm", "info", "--json", "-", check=0)
     data = json.loads(done.stdout)
     assert "mpirun" in data["launcher"]
-    assert [(x["rank"], x["local_rank"]) for x in data["ranks"]] == [(0, "0 of 2"), (1, "1 of 2")]
+    places = [(x["rank"], x["local_rank"], x["local_size"]) for x in data["ranks"]]
+    assert places == [(0, 0, 2), (1, 1, 2)]
 
 
 @needs_mpirun

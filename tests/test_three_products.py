@@ -168,6 +168,8 @@ def test_the_tables_are_of_all_three_products(tmp_path):
     assert "three real products m=200 n=200 k=200 float32, one after the other" in done.stdout
     assert run(*words, "--dry-run", check=0).stdout.count(f" {3 * 2 * 200**3 / 1e9:.3f} ") == 1
     data = json.loads((tmp_path / "r.json").read_text())
+    boxes = [box for worker in data["plan"]["workers"] for box in worker["boxes"]]
+    assert sum(box["flops"] for box in boxes) == 3 * 2 * 200**3
     held = data["total_ms"] / data["plan"]["predicted_ms"]
     assert data["of_predicted"] == pytest.approx(held)
     plan = plan_of(200, 200, 200, device="cpu")
@@ -186,6 +188,7 @@ def test_ranks_make_three_products(tmp_path):
     assert "three real products (3m)" in done.stdout
     data = json.loads((tmp_path / "r.json").read_text())
     assert data["verify"]["passed"] and data["gflops"] > 0
+    assert data["algorithm"] == {"name": "3m"}
     starts = [x["start_ms"] for x in data["timeline"] if x["phase"] == "multiply"]
     assert len(starts) >= 9  # three a rank, one after the other
     assert max(starts) <= data["total_ms"]

@@ -1,5 +1,6 @@
 """Compiling before kernels are needed, and at once."""
 
+import json
 import threading
 
 import numpy as np
@@ -90,7 +91,9 @@ def test_a_kernel_that_does_not_compile_is_an_error(monkeypatch):
 
 def test_the_command_says_what_is_in_the_cache(tmp_path):
     done = command.run(
-        "warm", "--shapes", "64", "--device", "emulator", "--kernel", "naive", check=0,
-        HYBRID_GEMM_CACHE=str(tmp_path),
+        "warm", "--shapes", "64", "--device", "emulator", "--kernel", "naive", "--json",
+        tmp_path / "warm.json", check=0, HYBRID_GEMM_CACHE=str(tmp_path),
     )  # fmt: skip
     assert "1 kernel of 1 product in the cache, after" in done.stdout
+    (row,) = json.loads((tmp_path / "warm.json").read_text())["kernels"]
+    assert row["variant"] == "naive BM=16 BN=16"

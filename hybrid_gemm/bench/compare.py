@@ -21,7 +21,7 @@ ERRORS = 3.0  # by which medians have to differ
 QUARTILES_FROM = 5  # samples
 # What tells a row from the others, as far as the result has it.
 _KEYS = ("kernel", "way", "params", "settings", "memory", "c", "gpus", "m", "n", "k", "dtype",
-         "layout", "data", "l2", "split")  # fmt: skip
+         "out_dtype", "layout", "data", "l2", "split")  # fmt: skip
 
 
 def rows_of(data: Mapping[str, Any], name: str) -> list[Row]:
@@ -42,8 +42,8 @@ def rows_of(data: Mapping[str, Any], name: str) -> list[Row]:
 def _row_of_run(data: Mapping[str, Any]) -> Row:
     verdict = data.get("verify")
     return {
-        **{x: data["problem"][x] for x in ("m", "n", "k", "dtype")}, "kernel": data["kernel"],
-        "params": data["params"], "split": data["plan"]["split"],
+        **{x: data["problem"][x] for x in ("m", "n", "k", "dtype", "out_dtype")},
+        "kernel": data["kernel"], "params": data["params"], "split": data["plan"]["split"],
         "samples_ms": data["totals_ms"], "time_ms": statistics.median(data["totals_ms"]),
         "verdict": verdict and ("passed" if verdict["passed"] else "FAILED"),
     }  # fmt: skip

@@ -47,14 +47,14 @@ def warm(
         needed = dict.fromkeys(x for case in cases for x in _needed(runner, device, case))
         _compile(device, list(needed), progress)
         rows += [
-            {"device": device.describe(), "kernel": str(variant), "dtype": dtype, "layout": layout}
+            {"device": device.describe(), "variant": str(variant), "dtype": dtype, "layout": layout}
             for variant, dtype, layout in needed
         ]
     if note:
         for reason in _native(devices):
             note(reason)
     return {
-        "kind": "warm", "products": products, "kernels": rows,
+        "products": products, "kernels": rows,
         "seconds": time.perf_counter() - began,
     }  # fmt: skip
 
@@ -141,7 +141,7 @@ def show(data: dict[str, Any]) -> None:
     """Prints what `warm` returned."""
     rows = data["kernels"]
     console.table(
-        ["<kernel", "<dtype", "<layout"], [[r["kernel"], r["dtype"], r["layout"]] for r in rows]
+        ["<kernel", "<dtype", "<layout"], [[r["variant"], r["dtype"], r["layout"]] for r in rows]
     )
     console.line(
         f"{counted(len(rows), 'kernel')} of {counted(data['products'], 'product')} in the cache, "

@@ -121,14 +121,12 @@ class Alone:
         return data | self.about_device()
 
     def about_device(self) -> dict:
-        """What multiplied, and how, for JSON."""
-        options = self.options
-        algorithm: dict[str, Any] = {"name": options.algorithm}
-        if options.algorithm == "strassen":
-            algorithm["levels"] = options.levels
+        """What multiplies, and how, for JSON."""
+        runner = self.runner
+        name = runner.describe(self.plan)
         return {
-            "device": {"kind": self.runner.kind, "why": self.runner.note},
-            "algorithm": algorithm,
+            "device": {"kind": runner.kind, "name": name, "why": runner.note},
+            "algorithm": report.algorithm_data(self.options),
         }
 
     def print_plan(self) -> None:

@@ -107,6 +107,8 @@ class Site(Protocol):
 
     def about_plan(self) -> dict: ...
 
+    def about_device(self) -> dict: ...
+
     def about_result(self, result: Any, verdict: Verdict | None, totals_ms: list) -> dict: ...
 
     def print_plan(self) -> None: ...
@@ -141,6 +143,7 @@ class Job:
             "params": dict(variant.params),
             "plan": self.site.about_plan(),
             "host_memory": host_memory(self.inputs)._asdict(),
+            **self.site.about_device(),
         }
 
     def _print_plan(self) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import catalog
-from ..catalog import Kernel
+from ..catalog import Kernel, Variant
 from ..errors import UsageError
 from ..reporting import console
 
@@ -75,8 +75,8 @@ def _compile(chosen: Sequence[Kernel], arch: str, dtype: str) -> list[dict[str, 
             continue
         for variant in kernel.variants():
             row: dict[str, Any] = {"variant": str(variant), "arch": arch, "dtype": dtype}
-            if dtype not in kernel.dtypes:
-                row["refused"] = f"no {dtype} form"
+            if reason := _refusal(variant, dtype):
+                row["refused"] = reason
             else:
                 layout = kernel.layouts[0]
                 _cubin, usage = nvrtc.compile(
@@ -85,6 +85,17 @@ def _compile(chosen: Sequence[Kernel], arch: str, dtype: str) -> list[dict[str, 
                 row |= dataclasses.asdict(usage)
             rows.append(row)
     return rows
+
+
+def _refusal(variant: Variant, dtype: str) -> str | None:
+    """Why a variant is not compiled for a dtype; None if it is."""
+    if dtype not in variant.kernel.dtypes:
+        return f"no {dtype} form"
+    try:
+        variant.check(dtype)
+    except UsageError as error:  # a parameter that suits smaller elements
+        return str(error).removeprefix(f"kernel {variant} is not possible: ")
+    return None
 
 
 def print_kernels(data: dict[str, Any]) -> None:

@@ -19,7 +19,7 @@ from ..ranks.rank_plan import RankPlan, make_rank_plan
 from ..ranks.rank_result import RankResult
 from ..ranks.redistribution import NOTHING, Part, move, parts_of
 from ..ranks.runner import RankRunner
-from ..reporting import rank_report
+from ..reporting import rank_report, report
 from ..reporting.file_report import Files
 from ..runner import Runner
 from ..verify import Verdict, growth_of
@@ -43,7 +43,7 @@ class OverRanks:
         self.variant = runner.variant(self.plan)
         self.strip = parts_of(self.plan)[comm.rank]
         self.places = comm.allgather((runner.where.host, runner.local.describe()))
-        local = runner.local
+        self.local = local = runner.local
         return f"device: {local.kind} ({local.note})" if local.note else ""
 
     def load(self, inputs: Inputs) -> None:
@@ -148,11 +148,13 @@ class OverRanks:
         return rank_report.result_data(result, verdict, totals_ms) | self.about_device()
 
     def about_device(self) -> dict:
-        """What multiplied, and where, for JSON."""
-        local = self.runner.local
+        """What multiplies, where and how, for JSON."""
+        local = self.local
+        hosts = {"hosts": [host for host, _device in self.places]} if self.comm else {}
         return {
-            "hosts": [host for host, _device in self.places],
-            "device": {"kind": local.kind, "why": local.note},
+            **hosts,
+            "device": {"kind": local.kind, "name": local.describe(), "why": local.note},
+            "algorithm": report.algorithm_data(self.options),
         }
 
     def print_plan(self) -> None:
@@ -179,7 +181,7 @@ class Elsewhere(OverRanks):
     def open(self, problem: Problem, *, resident: bool) -> str:
         options = self.options.across_ranks()
         split = "auto" if options.grid else options.split
-        one = Runner.of(dataclasses.replace(options, grid=None, split=split))
+        self.local = one = Runner.of(dataclasses.replace(options, grid=None, split=split))
         settled = one.plans.settle(problem)
         self.plan = make_rank_plan(
             settled, one.devices[0].spec(), self.ranks, threads=one.threads,

@@ -110,7 +110,8 @@ def ranks() -> list[dict[str, Any]]:
     mine = {
         "rank": comm.rank,
         "host": where.host,
-        "local_rank": f"{where.local_rank} of {where.local_size}",
+        "local_rank": where.local_rank,
+        "local_size": where.local_size,
         "cores": len(os.sched_getaffinity(0)),
         "gpus": launch.gpus_of(where, visible, 1) if visible else [],
         "visible": os.environ.get("CUDA_VISIBLE_DEVICES", "all") if visible else "no GPU",

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..errors import time_in_words
 from ..execution.checks import Checks
+from ..options import Options
 from ..planning.plan import Plan
 from ..problem import Problem
 from ..verify import Verdict
@@ -23,6 +24,12 @@ def problem_data(problem: Any) -> dict:
         "m": problem.m, "n": problem.n, "k": problem.k, "dtype": problem.dtype,
         "out_dtype": problem.out_dtype, "alpha": alpha, "beta": beta,
     }  # fmt: skip
+
+
+def algorithm_data(options: Options) -> dict:
+    """The algorithm for JSON; only Strassen's has levels."""
+    levels = {"levels": options.levels} if options.algorithm == "strassen" else {}
+    return {"name": options.algorithm, **levels}
 
 
 def factors(problem: Problem) -> str:

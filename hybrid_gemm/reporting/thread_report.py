@@ -76,7 +76,7 @@ def plan_data(plan: Plan, products: int = 1, files: Files = NO_FILES) -> dict:
                 "device": plan.devices[w.device].name,
                 "boxes": [
                     {"rows": [b.rows.start, b.rows.stop], "cols": [b.cols.start, b.cols.stop],
-                     "ks": [b.ks.start, b.ks.stop], "flops": b.flops}
+                     "ks": [b.ks.start, b.ks.stop], "flops": products * b.flops}
                     for b in w.boxes
                 ],
             }
@@ -87,10 +87,10 @@ def plan_data(plan: Plan, products: int = 1, files: Files = NO_FILES) -> dict:
              "owner": s.owner, "partials": s.partials}
             for s in plan.strips
         ],
-        "bytes_h2d": plan.bytes_h2d,
-        "bytes_d2h": plan.bytes_d2h,
-        "bytes_peer": plan.bytes_peer,
-        "bytes_relayed": plan.bytes_relayed,
+        "bytes_h2d": products * plan.bytes_h2d,
+        "bytes_d2h": products * plan.bytes_d2h,
+        "bytes_peer": products * plan.bytes_peer,
+        "bytes_relayed": products * plan.bytes_relayed,
         "turns": plan.turns,
         "memory_bytes": {
             d.name: plan.memory_bytes(i) for i, d in enumerate(plan.devices)
