@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -79,7 +80,10 @@ def test_peers_stay_visible_and_one_rank_needs_no_mpi():
 @pytest.mark.parametrize(
     "options",
     [{"launcher": "mpiexec"}, {"nodes": 0}, {"ranks_per_node": 0}, {"partition": "a b"},
-     {"job_name": "x; rm"}, {"run": ["--size\n8"]}, {"cpus_per_rank": 0}],
+     {"job_name": "x; rm"}, {"run": ["--size\n8"]}, {"cpus_per_rank": 0},
+     # sbatch takes what follows # as a comment: another account would be charged.
+     {"account": "me#2"}, {"job_name": "#8"},
+     {"job_name": "a/b"}],  # a folder, by which sbatch ends the job without a word
 )  # fmt: skip
 def test_impossible_options_are_refused(options):
     with pytest.raises(UsageError):
@@ -127,6 +131,7 @@ def test_options_of_run_are_checked(options, says):
 
 
 def test_words_are_quoted():
+    assert "srun '--mpi=a&b' --kill" in text(nodes=2, mpi="a&b")
     assert "--json 'a file.json'" in text(run=["--json", "a file.json"])
 
 
@@ -352,9 +357,39 @@ def test_ranks_that_srun_ends_leave_the_exit_code_to_the_one_that_failed(cluster
 
 
 @needs_slurm
+@pytest.mark.parametrize("launcher", slurm.LAUNCHERS)
+def test_ranks_get_the_environment_of_a_script_that_got_none(cluster, launcher):
+    names = "PATH", "OPAL_PREFIX", "PMIX_PREFIX", "PRTE_PREFIX", "PMIX_MCA_psec", *MPI_ENVIRONMENT
+    lines = [f"export {x}={shlex.quote(cluster.environment[x])}"
+             for x in names if x in cluster.environment]  # fmt: skip
+    script = cluster.folder / f"environment-{launcher}"
+    script.with_suffix(".sbatch").write_text(
+        text(nodes=2, cpus_per_rank=1, launcher=launcher, setup=lines, run=SMALL)
+    )
+    facts, output = cluster.submit(str(script), ["--export=NONE"])
+    assert facts["JobState"] == "COMPLETED", output
+    assert "over 2 ranks" in output
+
+
+@needs_slurm
+def test_one_task_of_srun_is_a_process_alone(cluster):
+    """Where pmix is the cluster's default, also without mpi4py, and in its end by a signal."""
+    (cluster.folder / "none" / "mpi4py").mkdir(parents=True)
+    (cluster.folder / "none" / "mpi4py" / "__init__.py").write_text("raise ImportError('none')")
+    path = os.pathsep.join([str(cluster.folder / "none"), cluster.environment["PYTHONPATH"]])
+    one = "srun", "--mpi=pmix", "-n", 1
+    done = cluster.call(*one, "hybrid-gemm", "run", *SMALL, PYTHONPATH=path)
+    assert done.returncode == 0, done.stderr
+    run = "hybrid-gemm run --device cpu --size 3000 --repeat 1000 & sleep 3; kill $!; wait $!"
+    done = cluster.call(*one, "sh", "-c", run)
+    assert done.returncode == 143 and "hybrid-gemm: terminated\n" in done.stderr, done.stderr
+
+
+@needs_slurm
+@pytest.mark.parametrize("words", ["run --size 8", "info"])
 @pytest.mark.parametrize("mpi", ["none", "pmi2"])
-def test_a_wrong_launcher_is_named(cluster, mpi):
-    done = cluster.call("srun", f"--mpi={mpi}", "-n", 2, "hybrid-gemm", "run", "--size", 8)
+def test_a_wrong_launcher_is_named(cluster, mpi, words):
+    done = cluster.call("srun", f"--mpi={mpi}", "-n", 2, "hybrid-gemm", *words.split())
     assert done.returncode == 2
     assert done.stderr.count("hybrid-gemm: ") == 1
     assert "--mpi=pmix" in done.stderr
