@@ -130,6 +130,18 @@ def test_options_of_run_are_checked(options, says):
     assert failed.exit_code and says in str(failed.exception or failed.output) + failed.output
 
 
+def test_setup_lines_may_read_variables_that_are_not_set_and_may_not_fail():
+    def output_of(line: str) -> str:
+        ranks = "srun() { echo ran; }\n"
+        return subprocess.run(
+            ["bash", "-c", ranks + text(setup=[line])], capture_output=True, text=True,
+            env={"SLURM_CPUS_PER_TASK": "1"},
+        ).stdout  # fmt: skip
+
+    assert output_of('export X="$NOT_SET:/x"') == "ran\n"  # as oneAPI's setvars.sh and conda do
+    assert not output_of("module load x")
+
+
 def test_words_are_quoted():
     assert "srun '--mpi=a&b' --kill" in text(nodes=2, mpi="a&b")
     assert "--json 'a file.json'" in text(run=["--json", "a file.json"])

@@ -93,9 +93,8 @@ def environment(variables: Mapping[str, str]) -> tuple[str, ...]:
         lines.append(f". {shlex.quote(folder + '/bin/activate')}")
     elif folder := variables.get("CONDA_PREFIX"):
         conda = shlex.quote(variables.get("CONDA_EXE", "conda"))
-        # conda's own scripts read variables that are not set.
-        lines.append(f'set +u; eval "$({conda} shell.bash hook)"')
-        lines.append(f"conda activate {shlex.quote(folder)}; set -u")
+        lines.append(f'eval "$({conda} shell.bash hook)"')
+        lines.append(f"conda activate {shlex.quote(folder)}")
     return tuple(lines)
 
 
@@ -141,8 +140,9 @@ def script(options: Options) -> str:
         such = "SIZE=4096 sbatch FILE --dtype float64 (SIZE is m and n; k grows in the weak study)"
     lines += [f"# Arguments go to `hybrid-gemm run`: {such}"]
     lines += [f"#SBATCH --{name}={value}" for name, value in directives.items() if value != ""]
-    lines += ["", "set -euo pipefail"]
+    lines += ["", "set -eo pipefail"]
     lines += options.setup or ["# hybrid-gemm must be on the PATH: activate its environment here."]
+    lines += ["set -u # not before: scripts of modules read variables that are not set"]
     lines += ["# Ranks get this script's environment, also after `sbatch --export=NONE`."]
     lines += ["export SLURM_EXPORT_ENV=ALL"]
     if options.launcher == "srun":
