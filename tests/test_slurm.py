@@ -322,6 +322,24 @@ def test_a_file_is_written_by_ranks_of_several_nodes(cluster, rng):
     np.testing.assert_array_equal(np.load(cluster.folder / "C.npy"), a @ b)
 
 
+@needs_slurm
+@pytest.mark.parametrize("resume", [[], ["--resume"]])
+def test_a_folder_that_nodes_do_not_share_is_refused_before_the_product(cluster, rng, resume):
+    for name in "AB":
+        np.save(cluster.folder / f"{name}.npy", rng.random((40, 40), "f4"))
+    done = cluster.call(
+        "srun", "--mpi=pmix", "--nodes=2", "--ntasks=2", "hybrid-gemm", "run", "A.npy", "B.npy",
+        "--device", "cpu", "-o", "/dev/shm/C.npy", *resume,
+        **failing_rank(1),
+    )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    assert "hybrid-gemm: rank 1: /dev/shm is not what it is for rank 0" in done.stderr
+    assert "on n2; ranks of several nodes" in done.stderr
+    assert "broken on purpose" not in done.stderr  # nothing was multiplied
+    left = cluster.call("srun", "-w", "n1", "ls", "-A", "/dev/shm").stdout.split()
+    assert not [name for name in left if "hybrid-gemm" in name or "C.npy" in name]
+
+
 LATE_RANKS = """
 import time
 from mpi4py import MPI
