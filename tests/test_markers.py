@@ -57,7 +57,7 @@ def test_tests_of_ranks_are_marked_mpi(everything):
 
 def test_m_selects_by_markers(everything):
     selected = listed("-m", "slurm and not slow")
-    batch_scripts = {name for name in everything if name.startswith("tests/test_slurm.py")}
+    batch_scripts = {name for name in everything if name.startswith("tests/test_slurm")}
     assert set(selected) == {x for x in batch_scripts if "slow" not in everything[x]}
     assert set(selected) < batch_scripts
 

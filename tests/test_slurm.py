@@ -1,7 +1,8 @@
-"""Batch scripts as text, and the shipped ones through a real Slurm of four emulated nodes."""
+"""Batch scripts and the command in a real Slurm of four emulated nodes."""
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -10,127 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from support.command import environment as inherited
 from support.ranks import MPI_ENVIRONMENT, MPIRUN, failing_rank
 
-from hybrid_gemm.cli import cli
-from hybrid_gemm.errors import UsageError
 from hybrid_gemm.ranks import slurm
 
 pytestmark = pytest.mark.slurm
 ROOT = Path(__file__).parent.parent
-_GPU = ("--split", "cols", "--resident", "--repeat", "5", "--size", "32768")
-_STUDY = ("--split", "cols", "--resident", "--repeat", "5")
-
-# The files of slurm/, by name.
-SCRIPTS = {
-    "one-gpu": slurm.Options(gpus_per_node=1, run=("--device", "cuda", "--size", "16384")),
-    "one-node": slurm.Options(gpus_per_node=8, run=_GPU),
-    "nodes-srun": slurm.Options(nodes=4, gpus_per_node=8, run=_GPU),
-    "nodes-mpirun": slurm.Options(nodes=4, gpus_per_node=8, launcher="mpirun", run=_GPU),
-    "scaling": slurm.Options(gpus_per_node=8, scaling=True, threads=1, time="01:00:00", run=_STUDY),
-    "cpu": slurm.Options(
-        nodes=2, ranks_per_node=2, run=("--device", "cpu", "--split", "cols", "--size", "8192")
-    ),
-}
-SHIPPED = sorted(SCRIPTS)
-ACTIVE = ("VIRTUAL_ENV", "CONDA_PREFIX", "LOADEDMODULES")
-
-# --- text ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", SHIPPED)
-def test_shipped_scripts_are_what_the_command_prints(name):
-    text = (ROOT / "slurm" / f"{name}.sbatch").read_text()
-    words = slurm.command(SCRIPTS[name])
-    assert f"# Printed by: {words}\n" in text
-    nothing_active = dict.fromkeys(ACTIVE)
-    printed = CliRunner().invoke(cli, words.split()[1:], env=nothing_active)
-    assert printed.output == text
-    subprocess.run(["bash", "-n"], input=text, text=True, check=True)
-
-
-def test_every_shipped_script_is_known():
-    assert sorted(p.stem for p in (ROOT / "slurm").glob("*.sbatch")) == SHIPPED
-
-
-def text(**options) -> str:
-    return slurm.script(slurm.Options(**options))
-
-
-def test_options_become_directives():
-    made = text(nodes=3, gpus_per_node=4, cpus_per_rank=6, partition="gpu", account="me", threads=2)
-    for line in ("nodes=3", "ntasks-per-node=4", "gpus-per-node=4", "cpus-per-task=6",
-                 "partition=gpu", "account=me"):  # fmt: skip
-        assert f"#SBATCH --{line}\n" in made
-    assert "--threads 2" in made
-    assert "export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK" in made
-    assert "gpu" not in text(nodes=2).replace("hybrid-gemm", "")
-
-
-def test_peers_stay_visible_and_one_rank_needs_no_mpi():
-    assert "srun --mpi=pmix --kill-on-bad-exit=1 hybrid-gemm run" in text(gpus_per_node=8)
-    assert "\nsrun hybrid-gemm run" in text(gpus_per_node=1)
-    assert "\nmpirun -n $SLURM_NTASKS --bind-to none" in text(nodes=2, launcher="mpirun")
-    assert "\nmodule load x\n" in text(setup=["module load x"])
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"launcher": "mpiexec"}, {"nodes": 0}, {"ranks_per_node": 0}, {"partition": "a b"},
-     {"job_name": "x; rm"}, {"run": ["--size\n8"]}, {"cpus_per_rank": 0}],
-)  # fmt: skip
-def test_impossible_options_are_refused(options):
-    with pytest.raises(UsageError):
-        text(**options)
-
-
-def test_queues_memory_and_arrays_are_directives():
-    made = text(qos="long", constraint="a100&ib", gres="gpu:h100:8", mem="200G", array="0-9%2")
-    for line in ("qos=long", "constraint=a100&ib", "gres=gpu:h100:8", "mem=200G", "array=0-9%2",
-                 "output=%x-%A-%a.out"):  # fmt: skip
-        assert f"#SBATCH --{line}\n" in made
-
-
-def test_the_active_environment_is_written_in():
-    venv, conda = {"VIRTUAL_ENV": "/my envs/a"}, {"CONDA_PREFIX": "/c/env", "CONDA_EXE": "/c/conda"}
-    assert slurm.environment({}) == ()
-    assert slurm.environment(venv) == (". '/my envs/a/bin/activate'",)
-    assert slurm.environment({"LOADEDMODULES": "gcc/12:openmpi/5"}) == (
-        "module load gcc/12 openmpi/5",
-    )
-    assert any("conda activate /c/env" in line for line in slurm.environment(conda))
-    printed = CliRunner().invoke(cli, ["slurm"], env=dict.fromkeys(ACTIVE) | venv)
-    assert "\n. '/my envs/a/bin/activate'\n" in printed.output
-    subprocess.run(["bash", "-n"], input=printed.output, text=True, check=True)
-    given = CliRunner().invoke(cli, ["slurm", "--setup", "module load x"], env=venv)
-    assert "activate" not in given.output
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        (["--splt", "cols"], "--split"),
-        (["A.npy"], "give A.npy and B.npy, or neither"),
-        (["A.npy", "B.npy", "--size", "3"], "sizes and --dtype are for generated input"),
-        (["--size", "3", "-m", "3"], "--size sets m, n and k"),
-        (["--size", "-3"], "sizes are 0 or more"),
-        (["--repeat", "0"], "it takes at least 1"),
-        (["--split", "col"], "cols"),
-        (["--threads", "0"], "least 1"),
-    ],
-)
-def test_options_of_run_are_checked(options, says):
-    failed = CliRunner().invoke(cli, ["slurm", "--", *options])
-    assert failed.exit_code and says in str(failed.exception or failed.output) + failed.output
-
-
-def test_words_are_quoted():
-    assert "--json 'a file.json'" in text(run=["--json", "a file.json"])
-
-
-# --- a real Slurm -------------------------------------------------------------------------
 
 
 def missing() -> str | None:
@@ -220,49 +107,6 @@ JOBS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"mem": "lots"}, "sbatch takes it as 200G"),
-        ({"array": "x"}, "sbatch takes it as 0-3"),
-        ({"mpi": "x$(id)"}, "is not one word"),
-        ({"launcher": "mpirun", "mpi": "pmi2"}, "is for srun"),
-    ],
-)
-def test_what_a_job_would_fail_of_is_refused(given, said):
-    with pytest.raises(UsageError, match=said):
-        slurm.Options(**given)
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ("--scaling -- --split cols --size=100", "leave out --size"),
-        ("--scaling -- -m5 -k 7", "leave out -m -k"),
-        ("--scaling -- A.npy B.npy", "leave out the files"),
-        ("--scaling -- --json x.json -o C.npy", "leave out -o --json"),
-        ("--scaling -- --dry-run", "leave out --dry-run"),
-        ("--threads 8 -- --threads 4", "given twice"),
-        ("--threads 5000", "at most 1024"),
-        ("--threads 0", "at least 1"),
-        ("--ranks-per-node 3 -- --grid 2,1,1", "has 2 parts, and this job 3 ranks"),
-        ("--nodes 2 -- --check", "runs in one process, and this job has 2 ranks"),
-        ("--nodes 2 -- --reduce nccl", "nccl reduction is one process's"),
-        ("--nodes 2 -- --rounds 0", "at least 1"),
-    ],
-)  # fmt: skip
-def test_options_of_run_that_would_fail_in_the_job_are_refused(given, said):
-    result = CliRunner().invoke(cli, ["slurm", *given.split()])
-    assert isinstance(result.exception, UsageError) and not result.stdout
-    assert said in str(result.exception)
-
-
-def test_a_scaling_study_takes_its_size_from_a_variable():
-    text = slurm.script(slurm.Options(scaling=True, mem="1T", array="0-9%2", run=("--size-like",)))
-    assert "# Arguments go to `hybrid-gemm run`: SIZE=4096 sbatch FILE" in text
-    assert "size=${SIZE:-16384}" in text
-
-
 @needs_slurm
 @pytest.mark.parametrize("job", JOBS)
 def test_shipped_scripts_multiply(cluster, job):
@@ -303,6 +147,24 @@ def test_a_file_is_written_by_ranks_of_several_nodes(cluster, rng):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     np.testing.assert_array_equal(np.load(cluster.folder / "C.npy"), a @ b)
+
+
+@needs_slurm
+@pytest.mark.parametrize("resume", [[], ["--resume"]])
+def test_a_folder_that_nodes_do_not_share_is_refused_before_the_product(cluster, rng, resume):
+    for name in "AB":
+        np.save(cluster.folder / f"{name}.npy", rng.random((40, 40), "f4"))
+    done = cluster.call(
+        "srun", "--mpi=pmix", "--nodes=2", "--ntasks=2", "hybrid-gemm", "run", "A.npy", "B.npy",
+        "--device", "cpu", "-o", "/dev/shm/C.npy", *resume,
+        **failing_rank(1),
+    )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    assert "hybrid-gemm: rank 1: /dev/shm is not what it is for rank 0" in done.stderr
+    assert "on n2; ranks of several nodes" in done.stderr
+    assert "broken on purpose" not in done.stderr  # nothing was multiplied
+    left = cluster.call("srun", "-w", "n1", "ls", "-A", "/dev/shm").stdout.split()
+    assert not [name for name in left if "hybrid-gemm" in name or "C.npy" in name]
 
 
 LATE_RANKS = """
@@ -352,9 +214,41 @@ def test_ranks_that_srun_ends_leave_the_exit_code_to_the_one_that_failed(cluster
 
 
 @needs_slurm
+@pytest.mark.parametrize("launcher", slurm.LAUNCHERS)
+def test_ranks_get_the_environment_of_a_script_that_got_none(cluster, launcher):
+    names = "PATH", "OPAL_PREFIX", "PMIX_PREFIX", "PRTE_PREFIX", "PMIX_MCA_psec", *MPI_ENVIRONMENT
+    lines = [f"export {x}={shlex.quote(cluster.environment[x])}"
+             for x in names if x in cluster.environment]  # fmt: skip
+    script = cluster.folder / f"environment-{launcher}"
+    script.with_suffix(".sbatch").write_text(
+        slurm.script(
+            slurm.Options(nodes=2, cpus_per_rank=1, launcher=launcher, setup=lines, run=SMALL)
+        )
+    )
+    facts, output = cluster.submit(str(script), ["--export=NONE"])
+    assert facts["JobState"] == "COMPLETED", output
+    assert "over 2 ranks" in output
+
+
+@needs_slurm
+def test_one_task_of_srun_is_a_process_alone(cluster):
+    """Where pmix is the cluster's default, also without mpi4py, and in its end by a signal."""
+    (cluster.folder / "none" / "mpi4py").mkdir(parents=True)
+    (cluster.folder / "none" / "mpi4py" / "__init__.py").write_text("raise ImportError('none')")
+    path = os.pathsep.join([str(cluster.folder / "none"), cluster.environment["PYTHONPATH"]])
+    one = "srun", "--mpi=pmix", "-n", 1
+    done = cluster.call(*one, "hybrid-gemm", "run", *SMALL, PYTHONPATH=path)
+    assert done.returncode == 0, done.stderr
+    run = "hybrid-gemm run --device cpu --size 3000 --repeat 1000 & sleep 3; kill $!; wait $!"
+    done = cluster.call(*one, "sh", "-c", run)
+    assert done.returncode == 143 and "hybrid-gemm: terminated\n" in done.stderr, done.stderr
+
+
+@needs_slurm
+@pytest.mark.parametrize("words", ["run --size 8", "info"])
 @pytest.mark.parametrize("mpi", ["none", "pmi2"])
-def test_a_wrong_launcher_is_named(cluster, mpi):
-    done = cluster.call("srun", f"--mpi={mpi}", "-n", 2, "hybrid-gemm", "run", "--size", 8)
+def test_a_wrong_launcher_is_named(cluster, mpi, words):
+    done = cluster.call("srun", f"--mpi={mpi}", "-n", 2, "hybrid-gemm", *words.split())
     assert done.returncode == 2
     assert done.stderr.count("hybrid-gemm: ") == 1
     assert "--mpi=pmix" in done.stderr

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from ..errors import HybridGemmError
+from ..errors import HybridGemmError, UsageError
 from ..host.resources import cores
 
 WRITE_BYTES = 64 << 20  # what one call to the system writes
@@ -77,6 +78,19 @@ def write_part(path: str, offset: int, cols: int, part: np.ndarray, row: int, co
             os.close(descriptor)
     except OSError as error:
         raise HybridGemmError(f"could not write {path}: {error.strerror}") from None
+
+
+def check_shared(path: str) -> None:
+    """Raises `UsageError` where this process does not see a file that another one, perhaps on
+    another host, has just made."""
+    try:
+        os.close(os.open(path, os.O_RDWR))
+    except OSError as error:
+        raise UsageError(
+            f"{os.path.dirname(path)} is not what it is for rank 0, which began C there: "
+            f"{error.strerror} on {socket.gethostname()}; ranks of several nodes write C to a "
+            "filesystem that all of them share"
+        ) from None
 
 
 def read_part(path: str, offset: int, cols: int, part: np.ndarray, row: int, col: int) -> None:

@@ -32,9 +32,8 @@ def main() -> None:
     5 not here,
     129 hung up, 130 interrupted, 143 terminated."""
     _open_streams()
-    ranked = launch.launcher() is not None
     try:
-        ending.watch_signals(as_rank=ranked)  # one may arrive before this returns
+        ending.watch_signals(as_rank=launch.is_rank())  # one may arrive before this returns
         warnings.showwarning = _show_warning
         warnings.simplefilter("default", HybridGemmWarning)  # notes, whatever -W says
         check_asked()

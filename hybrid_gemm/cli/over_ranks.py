@@ -82,6 +82,7 @@ class OverRanks:
             writer = together(comm, lambda: comm.rank == 0 and self._writer(inputs, path))
             temporary, offset = comm.bcast(writer and (writer.temporary, writer.offset))
             output_files.remember(temporary)
+            together(comm, lambda: file_bytes.check_shared(temporary))
             yield _Strip(strip, self._writing(strip, writer, temporary, offset))
         finally:
             output_files.remove_all()

@@ -56,6 +56,7 @@ class ResumableOverRanks(Resuming, OverRanks):
 
         self.unfinished = made = UnfinishedOverRanks(comm, (p.m, p.n), self.side, make)
         with self.told(made.first) if made.first else contextlib.nullcontext():
+            made.check_shared()
             yield made
 
     def run(self, inputs: Inputs, out: Any, wanted: Wanted, progress: Callable) -> Any:

@@ -68,6 +68,11 @@ def rank_here(variables: Mapping[str, str] = os.environ) -> str:
     return next(filter(None, map(variables.get, RANK_VARIABLES)), "0")
 
 
+def pmix_of_srun(variables: Mapping[str, str] = os.environ) -> bool:
+    """Whether `srun --mpi=pmix` started this process, and not an mpirun inside it."""
+    return variables.get("PMIX_NAMESPACE", "").startswith("slurm.pmix")
+
+
 # --- signals ------------------------------------------------------------------------------
 
 
@@ -374,7 +379,7 @@ def until_all_have_started() -> None:
     does not hold ranks back (22.05: all of 100 fences were left before the last rank came); its
     fence that collects data does.
     """
-    if not os.environ.get("PMIX_NAMESPACE", "").startswith("slurm.pmix"):
+    if not pmix_of_srun():
         return
     try:
         pmix = ctypes.CDLL("libpmix.so.2", mode=os.RTLD_NOLOAD | os.RTLD_NOW)

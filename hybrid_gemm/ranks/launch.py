@@ -16,7 +16,7 @@ from ..errors import HybridGemmError, OptionTypeError, UnavailableError, UsageEr
 from ..host.installing import pip_install
 from ..option_checks import check_seconds, check_whole
 from . import heartbeat
-from .ending import agreed, rank_here, start_mpi
+from .ending import agreed, pmix_of_srun, rank_here, start_mpi
 
 # Variables that tell a rank of how many it is one; srun tells only that there are ranks.
 LAUNCHERS = {
@@ -43,6 +43,13 @@ def expected(variables: Mapping[str, str] = os.environ) -> int:
     return 1
 
 
+def is_rank(variables: Mapping[str, str] = os.environ) -> bool:
+    """Whether a launcher started this process as one of several ranks, or of an unknown number:
+    prterun does not tell how many there are."""
+    several = expected(variables) > 1 or ("PMIX_RANK" in variables and not pmix_of_srun(variables))
+    return launcher(variables) is not None and several
+
+
 def world(limit: float = 0):
     """`MPI.COMM_WORLD` if a launcher started several ranks, else None.
 
@@ -63,7 +70,7 @@ def world(limit: float = 0):
                 )
             )
         return None
-    if count == 1 and "PMIX_RANK" not in os.environ:
+    if not is_rank():
         return None
     with heartbeat.deadline(limit, "MPI has not started on all ranks"):
         comm = _world(found, count)

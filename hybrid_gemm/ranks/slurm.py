@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from ..errors import UsageError
 
 LAUNCHERS = ("srun", "mpirun")
-_WORD = re.compile(r"[^\s;'\"\\$`]*")  # of a directive: one word of shell and of sbatch
+_WORD = re.compile(r"[^\s;'\"\\$`#]*")  # of a directive; # begins a comment there
 
 _MEM, _ARRAY = re.compile(r"\d+[KMGT]?", re.IGNORECASE), re.compile(r"\d+([-,:%]\d+)*")
 _TIME = re.compile(r"(\d+-)?\d+(:\d+){0,2}|UNLIMITED|INFINITE", re.IGNORECASE)
@@ -52,7 +52,14 @@ class Options:
         for name in ("time", "partition", "account", "job_name", "mpi", "qos", "constraint", "gres",
                      "mem", "array"):  # fmt: skip
             if not _WORD.fullmatch(getattr(self, name)):
-                raise UsageError(f"{name}={getattr(self, name)!r} is not one word")
+                raise UsageError(
+                    f"{name}={getattr(self, name)!r} is not one word that sbatch takes as it is: "
+                    "leave out spaces, quotes and ; \\ $ ` #"
+                )
+        if "/" in self.job_name:
+            raise UsageError(
+                f"job_name={self.job_name!r}: the job's output has its name, so no / may be in it"
+            )
         if not _TIME.fullmatch(self.time):
             raise UsageError(
                 f"time={self.time!r}: it takes minutes, HH:MM:SS or D-HH:MM:SS, as sbatch does"
@@ -86,9 +93,8 @@ def environment(variables: Mapping[str, str]) -> tuple[str, ...]:
         lines.append(f". {shlex.quote(folder + '/bin/activate')}")
     elif folder := variables.get("CONDA_PREFIX"):
         conda = shlex.quote(variables.get("CONDA_EXE", "conda"))
-        # conda's own scripts read variables that are not set.
-        lines.append(f'set +u; eval "$({conda} shell.bash hook)"')
-        lines.append(f"conda activate {shlex.quote(folder)}; set -u")
+        lines.append(f'eval "$({conda} shell.bash hook)"')
+        lines.append(f"conda activate {shlex.quote(folder)}")
     return tuple(lines)
 
 
@@ -134,8 +140,11 @@ def script(options: Options) -> str:
         such = "SIZE=4096 sbatch FILE --dtype float64 (SIZE is m and n; k grows in the weak study)"
     lines += [f"# Arguments go to `hybrid-gemm run`: {such}"]
     lines += [f"#SBATCH --{name}={value}" for name, value in directives.items() if value != ""]
-    lines += ["", "set -euo pipefail"]
+    lines += ["", "set -eo pipefail"]
     lines += options.setup or ["# hybrid-gemm must be on the PATH: activate its environment here."]
+    lines += ["set -u # not before: scripts of modules read variables that are not set"]
+    lines += ["# Ranks get this script's environment, also after `sbatch --export=NONE`."]
+    lines += ["export SLURM_EXPORT_ENV=ALL"]
     if options.launcher == "srun":
         lines += ["# srun does not take it over from sbatch (since Slurm 22.05)."]
         lines += ["export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK"]
@@ -156,7 +165,7 @@ def _start(options: Options, count: str, extra: list[str]) -> str:
     start = ["srun"]
     if options.ranks > 1:
         # One rank that dies ends all; srun alone lets the others wait for it.
-        start += [f"--mpi={options.mpi}", "--kill-on-bad-exit=1"]
+        start += [shlex.quote(f"--mpi={options.mpi}"), "--kill-on-bad-exit=1"]
     if count:
         start += ["--nodes=$nodes", f"--ntasks={count}"]
     return " ".join([*start, *words])

@@ -31,6 +31,10 @@ class UnfinishedOverRanks:
         )
         self.found = len(self.finished)
 
+    def check_shared(self) -> None:
+        """Raises `UsageError` where a rank does not see the file."""
+        together(self.comm, lambda: file_bytes.check_shared(self.temporary))
+
     def finish(self, panel: int, how: str, strip: np.ndarray, row: int, col: int) -> None:
         """Returns when a panel is on the disk and in the journal. Each rank gives its strip of it,
         whose first element is that of (`row`, `col`) of the matrix."""
