@@ -134,7 +134,7 @@ TABLES = {
                  for mode, found in results("fitted_h200")["modes"].items()],
     }),
     "warm": lambda: warm.show({
-        "kernels": [{"kernel": str(v), "dtype": "float32", "layout": "nn"}
+        "kernels": [{"variant": str(v), "dtype": "float32", "layout": "nn"}
                     for v in catalog.get("tuned").variants()],
         "products": 12, "seconds": 34.5,
     }),
