@@ -1,20 +1,20 @@
 """Shapes that are drawn at random, to fit models of times to and to report on."""
 
 from hybrid_gemm import catalog
-from hybrid_gemm.bench import heldout
+from hybrid_gemm.bench import drawing
 
 
 def test_drawn_shapes_are_of_their_class_and_of_the_seed():
-    drawn = heldout.draw(7, 60, heldout.FITTED)
-    assert drawn == heldout.draw(7, 60, heldout.FITTED) != heldout.draw(8, 60, heldout.FITTED)
+    drawn = drawing.draw(7, 60, drawing.FITTED)
+    assert drawn == drawing.draw(7, 60, drawing.FITTED) != drawing.draw(8, 60, drawing.FITTED)
     for each in drawn:
         m, n, k = each.shape
-        assert heldout.LEAST <= m * n * k <= heldout.MOST and each.layout in catalog.LAYOUTS
+        assert drawing.LEAST <= m * n * k <= drawing.MOST and each.layout in catalog.LAYOUTS
         holds = {
             "any": min(m, n, k) >= 16, "thin m or n": min(m, n) <= 64, "short k": 8 <= k <= 360,
             "long k": k >= 8192 and max(m, n) <= 1024,
             "multiples of 16": not (m % 16 or n % 16 or k % 16),
-            heldout.FEW: min(m, n) <= 8,
+            drawing.FEW: min(m, n) <= 8,
         }  # fmt: skip
         assert holds[each.kind], each
     assert len({each.kind for each in drawn}) == 6
@@ -22,20 +22,22 @@ def test_drawn_shapes_are_of_their_class_and_of_the_seed():
 
 def test_long_sides_are_drawn_as_m_as_n_and_as_k():
     longest = set()
-    for each in heldout.draw(9, 60, (heldout.LONG,)):
+    for each in drawing.draw(9, 60, (drawing.LONG,)):
         m, n, k = each.shape
         assert 2**14 <= max(each.shape) <= 2**23 and sorted(each.shape)[1] <= 1024
-        assert m * k + k * n + m * n <= heldout.MOST_ELEMENTS
-        assert heldout.LEAST_LONG <= m * n * k <= heldout.MOST_LONG
+        assert m * k + k * n + m * n <= drawing.MOST_ELEMENTS
+        least, most = drawing.KEPT[drawing.LONG]
+        assert least <= m * n * k <= most
         longest.add(each.shape.index(max(each.shape)))
     assert longest == {0, 1, 2}
 
 
 def test_a_k_of_a_few_is_drawn_with_large_c():
-    drawn = heldout.draw(9, 60, (heldout.TINY,))
-    assert {each.kind for each in drawn} == {heldout.TINY}
+    drawn = drawing.draw(9, 60, (drawing.TINY,))
+    assert {each.kind for each in drawn} == {drawing.TINY}
     for each in drawn:
         m, n, k = each.shape
         assert 1 <= k <= 16 and min(m, n) >= 32 and max(m, n) <= 2**15
-        assert m * k + k * n + m * n <= heldout.MOST_ELEMENTS
-        assert heldout.LEAST_TINY <= m * n * k <= heldout.MOST_TINY
+        assert m * k + k * n + m * n <= drawing.MOST_ELEMENTS
+        least, most = drawing.KEPT[drawing.TINY]
+        assert least <= m * n * k <= most

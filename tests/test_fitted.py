@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support.fitted import MACHINE, invented, judged, made, written
 
 from hybrid_gemm import catalog
-from hybrid_gemm.bench import fitting, heldout
+from hybrid_gemm.bench import drawing, fitting
 from hybrid_gemm.errors import UsageError
 from hybrid_gemm.kernel_choice import choices, compute_modes, costs, fitted, on_gpu
 from hybrid_gemm.kernel_choice.library_kernels import Launched
@@ -174,7 +174,7 @@ def test_the_library_is_asked_where_it_decides(monkeypatch):
             asked.append((problem.m, problem.n, problem.k, layout))
             return Launched(kernel, 64, 64, 132, 1)
 
-        for drawn in heldout.draw(5, 60):
+        for drawn in drawing.draw(5, 60):
             problem = Problem(*drawn.shape)
             found.append(on_gpu.strict(MACHINE, problem, drawn.layout, ask=ask)[0].kernel.library)
             assert not on_gpu.strict(MACHINE, problem, drawn.layout, own=True)[0].kernel.library
@@ -223,7 +223,7 @@ def test_shipped_models_choose_something_that_runs(mode, tmp_path, monkeypatch):
     assert model is not None
     known = {str(v) for k in catalog.kernels().values() for v in k.variants()}
     assert {str(f.variant) for f in model.fitted} <= known
-    for drawn in heldout.draw(11, 25, heldout.FITTED):
+    for drawn in drawing.draw(11, 25, drawing.FITTED):
         for own in (False, True):
             choice = choices.chosen(model, drawn.shape, drawn.layout, MACHINE, own=own)
             assert 1 < choice.us < 1e6 and 0 < choice.error < 1

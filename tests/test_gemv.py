@@ -3,14 +3,13 @@ nothing outside C written. And where they are taken."""
 
 import numpy as np
 import pytest
-from support.arrays import fetch, padded
 from support.devices import needs, open_device
 from support.kernels import in_layout
-from support.lines import GEMV, ROWS, cases, check_lines, few_blocks
+from support.lines import GEMV, ROWS, cases, check_lines, check_one_order, few_blocks
 
 import hybrid_gemm as hg
 from hybrid_gemm import catalog
-from hybrid_gemm.bench import heldout
+from hybrid_gemm.bench import drawing
 from hybrid_gemm.errors import UsageError
 from hybrid_gemm.kernel_choice import fitted, on_gpu
 from hybrid_gemm.kernel_choice.tables import Machine
@@ -34,25 +33,8 @@ def test_one_row_or_column(kernel_device, case, layout, rng):
 
 @pytest.mark.parametrize("layout", ["nn", "tt"])
 def test_shares_of_k_are_added_in_one_order(kernel_device, layout, rng):
-    device, variant = open_device(kernel_device), few_blocks(catalog.get("gemv").variant())
-    assert variant.launch(1, 90, 3000, "float32").grid[0] > 2 * 3  # blocks share k
-    stream = device.stream()
-    a, b = (rng.standard_normal(s).astype("f4") for s in ((1, 3000), (3000, 90)))
-    there = [
-        padded(device, x if y == "n" else x.T.copy(), 0, 0)[1]
-        for x, y in zip((a, b), layout, strict=True)
-    ]
-    there = [x if y == "n" else x.T for x, y in zip(there, layout, strict=True)]
-    results = []
-    for _ in range(5):
-        _whole, c = padded(device, np.full((1, 90), np.nan, "f4"), 0, np.nan)
-        with device.using(stream):
-            device.gemm(variant, *there, c, alpha=1, beta=0, stream=stream)
-            stream.synchronize()
-        results.append(fetch(device, c))
-    np.testing.assert_allclose(results[0], a.astype("f8") @ b, rtol=0, atol=1e-3)
-    for again in results[1:]:
-        np.testing.assert_array_equal(again, results[0])
+    variant = few_blocks(catalog.get("gemv").variant())
+    check_one_order(open_device(kernel_device), variant, (1, 90, 3000), layout, rng)
 
 
 @needs("emulator")
@@ -75,7 +57,7 @@ def test_it_is_taken_for_rows_and_columns(mode, least):
     dtype = fitted.OPERANDS[mode]
     posed = "float32" if mode == "float16" else dtype
     taken = ours = 0
-    drawn = heldout.draw(5, 60, (heldout.LINE,))
+    drawn = drawing.draw(5, 60, (drawing.LINE,))
     for each in drawn:
         m, n, k = each.shape
         problem = Problem(m, n, k, posed, out_dtype=dtype, operands=dtype)
@@ -107,7 +89,7 @@ def test_without_k_the_box_with_most_rows_is_the_largest():
 
 
 def test_other_shapes_never_get_it():
-    for each in heldout.draw(6, 60):
+    for each in drawing.draw(6, 60):
         m, n, _k = each.shape
         if 1 not in (m, n):
             times = fitted.model(H200, "float32").times_us(each.shape, each.layout, H200)

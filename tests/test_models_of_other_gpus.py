@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from support.fitted import MACHINE, invented
 
-from hybrid_gemm.bench import fitting, heldout
+from hybrid_gemm.bench import drawing, fitting
 from hybrid_gemm.kernel_choice import choices, fitted, on_gpu
 from hybrid_gemm.kernel_choice.tables import Machine
 from hybrid_gemm.problem import Problem
@@ -105,7 +105,7 @@ def test_the_h100_has_models_of_its_own(tmp_path, monkeypatch):
         model = fitted.model(machine, mode)
         assert model is not None and not model.lent
         apart = []
-        for drawn in heldout.draw(9, 20):
+        for drawn in drawing.draw(9, 20):
             ours, theirs = (
                 x.times_us(drawn.shape, drawn.layout, MACHINE)
                 for x in (model, fitted.model(MACHINE, mode))
@@ -125,7 +125,7 @@ def test_tune_continues_a_shipped_model_of_a_gpu_like_it(multiprocessors, contin
 
     machine = Machine("NVIDIA H999", multiprocessors, 90, 66.9)
     h200 = fitted.model(MACHINE, "tf32")
-    rows, drawn = [], heldout.draw(77, 60)
+    rows, drawn = [], drawing.draw(77, 60)
     for each in drawn[:40]:
         times = h200.times_us(each.shape, each.layout, MACHINE)
         rows.append({

@@ -14,7 +14,7 @@ from ..catalog import Variant
 from ..kernel_choice import costs, fitted, likeness
 from ..kernel_choice.library_kernels import Launched
 from ..kernel_choice.tables import Machine
-from .heldout import Drawn
+from .drawing import Drawn
 
 _ROUNDS = 400  # of coordinate descent
 DISTURBED = 10.0  # standard deviations by which a time that something disturbed is too long

@@ -1,15 +1,10 @@
-"""Shapes that nobody chose: drawn at random from a seed, in five classes, in all four layouts.
-
-Models of times (`kernel_choice/fitted.py`) are fitted to shapes of seeds below `FIRST_HELD_OUT`;
-what is reported of the choice among kernels is of later seeds, each looked at once.
-"""
+"""Kernels timed on a GPU at shapes that nobody chose (`drawing.py`), and what the choice among them
+is worth there."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
-import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,20 +24,9 @@ from ..kernel_choice import compute_modes, on_gpu, time_model
 from ..kernel_choice.library_kernels import Launched
 from ..problem import NARROW, Problem, compute_dtype
 from ..runner import Runner
+from .drawing import ALONE, CLASSES, Drawn, draw
 from .study import Advance, Row, Shape, Table, cell, judged
 
-FIRST_HELD_OUT = 1000
-LEAST, MOST = 3e7, 2e12  # mnk of the shapes that are kept
-CLASSES = ("any", "thin m or n", "short k", "long k", "multiples of 16")
-FEW = "few rows or columns"  # 1, or 2 to 8, which kernels and libraries treat apart
-FITTED = (*CLASSES, FEW)  # models are fitted to these
-LINE = "one row or column"  # and to these, of seeds of their own
-LEAST_LINE, MOST_LINE = 2**18, 2**29  # mnk of those that are kept
-LONG = "one long side"  # and to these, as well
-LEAST_LONG, MOST_LONG, MOST_ELEMENTS = 2**20, 2**36, 2**28  # mnk, and elements of A, B and C
-TINY = "k of a few"  # and to these
-LEAST_TINY, MOST_TINY = 2**18, 2**33
-ALONE = {"lines": LINE, "long": LONG, "tiny": TINY}  # classes of which shapes are drawn alone
 # The dtype and `compute` of each mode.
 MODES = {
     "float32": ("float32", "fp32"), "float64": ("float64", "fp32"), "int32": ("int32", "fp32"),
@@ -53,76 +37,6 @@ SAMPLE_MS, MOST_LAUNCHES = 1.0, 150  # a sample lasts so long, of at most so man
 TURNS = 4  # samples of each candidate; the first is not counted
 HOPELESS = 2.5  # times as slow as the fastest, once: that is not timed again
 CALLS = 20  # from Python, back to back, for the time of a call
-
-
-# --- drawing --------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """A shape (m, n, k) of one of `CLASSES`, and the storage orders of op(A) and op(B)."""
-
-    shape: Shape
-    layout: str
-    kind: str
-
-
-def draw(seed: int, count: int, classes: Sequence[str] = CLASSES) -> list[Drawn]:
-    """`count` shapes drawn from a seed, of the classes in turn.
-
-    Sides are log-uniform: 16 to 16384; one of m and n 1 to 64; k 8 to 360; k 8192 to 2^20 with m
-    and n 16 to 1024; or rounded up to multiples of 16. Of `FEW`, one of m and n is 1
-    in every second shape, else 2 to 8. Of `LINE` one of m and n is 1, the other and k are 16 to
-    2^17, in every second shape multiples of 16. Of `LONG` one side is 2^14 to 2^23, the others 1 to
-    1024. Of `TINY` k is 1 to 16, and m and n are 32 to 32768.
-
-        draw(1, 5)[3].kind == "long k"
-    """
-    rng = random.Random(seed)
-    found: list[Drawn] = []
-    while len(found) < count:
-        kind = classes[len(found) % len(classes)]
-        shape = _shape(rng, kind)
-        if _is_kept(shape, kind):
-            found.append(Drawn(shape, rng.choice(LAYOUTS), kind))
-    return found
-
-
-def _is_kept(shape: Shape, kind: str) -> bool:
-    least, most = {
-        LINE: (LEAST_LINE, MOST_LINE), LONG: (LEAST_LONG, MOST_LONG), TINY: (LEAST_TINY, MOST_TINY),
-    }.get(kind, (LEAST, MOST))  # fmt: skip
-    m, n, k = shape
-    few = kind not in (LONG, TINY) or m * k + k * n + m * n <= MOST_ELEMENTS
-    return few and least <= m * n * k <= most
-
-
-def _shape(rng: random.Random, kind: str) -> Shape:
-    def side(low: int, high: int) -> int:
-        return round(math.exp(rng.uniform(math.log(low), math.log(high))))
-
-    if kind == "long k":
-        return side(16, 1024), side(16, 1024), side(8192, 2**20)
-    if kind == LONG:
-        long, *others = side(2**14, 2**23), side(1, 1024), side(1, 1024)
-        others.insert(rng.randrange(3), long)
-        return others[0], others[1], others[2]
-    if kind == TINY:
-        return side(32, 2**15), side(32, 2**15), side(1, 16)
-    if kind == LINE:
-        n, k = side(16, 2**17), side(16, 2**17)
-        if rng.random() < 0.5:
-            n, k = (-(-x // 16) * 16 for x in (n, k))
-        return (1, n, k) if rng.random() < 0.5 else (n, 1, k)
-    m, n, k = (side(16, 16384) for _ in range(3))
-    if kind in ("thin m or n", FEW):
-        thin = side(1, 64) if kind != FEW else rng.choice((1, rng.randint(2, 8)))
-        return (thin, n, k) if rng.random() < 0.5 else (m, thin, k)
-    if kind == "short k":
-        return m, n, side(8, 360)
-    if kind == "multiples of 16":
-        m, n, k = (-(-x // 16) * 16 for x in (m, n, k))
-    return m, n, k
 
 
 # --- timing on a GPU ------------------------------------------------------------------------
@@ -415,7 +329,7 @@ class HeldOutStudy:
         """A line a class: how our kernels and the choice do beside the library."""
         rows = data["rows"]
         lines = []
-        for kind in (*CLASSES, LINE, LONG, "all"):
+        for kind in (*CLASSES, *ALONE.values(), "all"):
             some = [r for r in rows if kind in (r["kind"], "all")]
             if some:
                 lines.append([kind, len(some), *summary(some)])

@@ -13,10 +13,10 @@ from ..devices.cuda.device import CudaDevice
 from ..errors import UsageError
 from ..kernel_choice import fitted, on_gpu
 from ..reporting import console, environment
-from . import fitting, heldout, left_out
+from . import drawing, fitting, heldout, left_out
 from .study import Note, Progress, Row, cell
 
-SEED = 3  # below heldout.FIRST_HELD_OUT, and of shapes that no shipped model is fitted to
+SEED = 3  # below drawing.FIRST_HELD_OUT, and of shapes that no shipped model is fitted to
 LEAST = 40  # shapes that a model is fitted to
 
 
@@ -72,7 +72,7 @@ def _measure(
     """Rows of times by mode, until the time is over."""
     advance = progress(10**6, "timing") if progress else lambda _: None
     measured: dict[str, list[Row]] = {bench.mode: [] for bench in benches}
-    shapes = iter(heldout.draw(seed, 5000, (*heldout.FITTED, heldout.LONG, heldout.TINY)))
+    shapes = iter(drawing.draw(seed, 5000, (*drawing.FITTED, drawing.LONG, drawing.TINY)))
     while time.monotonic() < until and (drawn := next(shapes, None)):
         for bench in benches:
             measured[bench.mode].append(heldout.timed(bench, drawn))

@@ -241,59 +241,64 @@ def executors() -> str:
 def host_arrays() -> str:
     """Calls with host arrays in every arithmetic by one GPU, two, and as many as are chosen."""
     data = result("host2", "h100")
-    ms: dict[tuple, dict[int, dict]] = {}
-    for row in data["rows"]:
-        key = row["arithmetic"], row["memory"], row["size"]
-        ms.setdefault(key, {})[row["gpus"]] = row
-    rows, near, lost = [], 0, []
-    for (arithmetic, memory, size), by in sorted(ms.items()):
-        chosen = by[0]["workers"]
-        lost.append(by[chosen]["time_ms"] / min(by[1]["time_ms"], by[2]["time_ms"]) - 1)
-        near += sum(0.85 <= by[n]["predicted_ms"] / by[n]["time_ms"] <= 1.15 for n in (1, 2))
-        rows.append([
-            arithmetic, memory, size, chosen,
-            *(f"{by[n]['time_ms']:.1f}" for n in (1, 2)),
-            *(f"{by[n]['predicted_ms'] / by[n]['time_ms']:.2f}" for n in (1, 2)),
-            *(f"{by[n]['time_ms'] / max(by[n]['bounds_ms'].values()):.2f}" for n in (1, 2)),
-        ])  # fmt: skip
+    cells, said = _of_calls(data, (1, 2))
+    rows = [
+        [*cell, by[0]["workers"],
+         *(f"{by[n]['time_ms']:.1f}" for n in (1, 2)),
+         *(f"{by[n]['predicted_ms'] / by[n]['time_ms']:.2f}" for n in (1, 2)),
+         *(f"{by[n]['time_ms'] / max(by[n]['bounds_ms'].values()):.2f}" for n in (1, 2))]
+        for cell, by in cells
+    ]  # fmt: skip
     columns = ["<arithmetic", "<arrays", "m = n = k", "GPUs chosen", "one GPU", "two",
                "predicted / measured, one", "two", "measured / bound, one", "two"]  # fmt: skip
     of = ", ".join(sorted({x["name"] for x in data["environment"]["cuda"]["gpus"]}))
-    return "\n".join([
+    title = (
         f"Whole calls of `Runner.gemm` on two GPUs ({of}), medians in ms, by `scripts/measure-host "
         "ways` after `tune --links` ([figures](results/host2_h100.json)). The constants of the "
-        "prediction are from another host:",
-        "", f"<details><summary>{len(rows)} products</summary>", "", *grid(columns, rows), "",
-        "</details>", "",
-        f"Of {2 * len(ms)} predictions {near} are within 15 %. The number of GPUs that is chosen "
-        f"loses {100 * max(0.0, *lost):.0f} % at worst, over {len(ms)} products.",
-    ])  # fmt: skip
+        "prediction are from another host:"
+    )
+    return _folded(title, columns, rows, said)
 
 
 def four_gpus() -> str:
-    """Calls with host arrays by one GPU, two, four, and as many as are chosen."""
-    data = result("host4")
-    ms: dict[tuple, dict[int, dict]] = {}
-    for row in data["rows"]:
-        key = row["arithmetic"], row["memory"], row["size"]
-        ms.setdefault(key, {})[row["gpus"]] = row
+    """The same by one GPU, two, four, and as many as are chosen."""
     counts = (1, 2, 4)
-    rows, near, lost = [], 0, []
-    for (arithmetic, memory, size), by in sorted(ms.items()):
-        chosen = by[0]
-        lost.append(by[chosen["workers"]]["time_ms"] / min(by[n]["time_ms"] for n in counts) - 1)
-        near += sum(0.85 <= by[n]["predicted_ms"] / by[n]["time_ms"] <= 1.15 for n in counts)
-        rows.append([
-            arithmetic, memory, size, *(f"{by[n]['time_ms']:.1f}" for n in counts),
-            chosen["workers"], f"{chosen['time_ms']:.1f}",
-            f"{chosen['time_ms'] / max(chosen['bounds_ms'].values()):.2f}",
-        ])  # fmt: skip
+    cells, said = _of_calls(result("host4"), counts)
+    rows = [
+        [*cell, *(f"{by[n]['time_ms']:.1f}" for n in counts),
+         by[0]["workers"], f"{by[0]['time_ms']:.1f}",
+         f"{by[0]['time_ms'] / max(by[0]['bounds_ms'].values()):.2f}"]
+        for cell, by in cells
+    ]  # fmt: skip
     columns = ["<arithmetic", "<arrays", "m = n = k", "one GPU", "two", "four", "GPUs chosen",
                "as chosen", "as chosen / bound"]  # fmt: skip
+    title = "The same on a host of four H200s ([figures](results/host4_h200.json)):"
+    return _folded(title, columns, rows, said)
+
+
+def _of_calls(data: dict, counts: tuple[int, ...]) -> tuple[list[tuple], str]:
+    """Each arithmetic, memory and size with its rows by the number of GPUs (0: as chosen), and what
+    predictions and the choice of that number are worth."""
+    cells: dict[tuple, dict[int, dict]] = {}
+    for row in data["rows"]:
+        key = row["arithmetic"], row["memory"], row["size"]
+        cells.setdefault(key, {})[row["gpus"]] = row
+    near = sum(
+        0.85 <= by[n]["predicted_ms"] / by[n]["time_ms"] <= 1.15
+        for by in cells.values() for n in counts
+    )  # fmt: skip
+    lost = max(
+        by[by[0]["workers"]]["time_ms"] / min(by[n]["time_ms"] for n in counts) - 1
+        for by in cells.values()
+    )
+    return sorted(cells.items()), (
+        f"Of {len(counts) * len(cells)} predictions {near} are within 15 %. The number of GPUs "
+        f"that is chosen loses {100 * lost:.0f} % at worst, over {len(cells)} products."
+    )
+
+
+def _folded(title: str, columns: list[str], rows: list[list], said: str) -> str:
     return "\n".join([
-        "The same on a host of four H200s ([figures](results/host4_h200.json)):",
-        "", f"<details><summary>{len(rows)} products</summary>", "", *grid(columns, rows), "",
-        "</details>", "",
-        f"Of {len(counts) * len(ms)} predictions {near} are within 15 %. The number of GPUs that "
-        f"is chosen loses {100 * max(0.0, *lost):.0f} % at worst, over {len(ms)} products.",
+        title, "", f"<details><summary>{len(rows)} products</summary>", "",
+        *grid(columns, rows), "", "</details>", "", said,
     ])  # fmt: skip

@@ -4,7 +4,7 @@ import gzip
 import json
 import statistics
 
-from hybrid_gemm.bench import heldout
+from hybrid_gemm.bench import drawing, heldout
 from hybrid_gemm.bench.selection import SERIES
 
 from . import ROOT, grid, result
@@ -314,7 +314,7 @@ def leads() -> str:
 
 def held_out() -> str:
     """What is chosen at shapes of seeds that nothing was fitted to."""
-    names = [name for mode in ON_H200 for name in (mode, *(f"{x}_{mode}" for x in heldout.ALONE))]
+    names = [name for mode in ON_H200 for name in (mode, *(f"{x}_{mode}" for x in drawing.ALONE))]
     names[names.index("tf32") : 0] = ["long_float16", "tiny_float16"]
     files = {x: ROOT / f"docs/results/heldout_{x}_h200.json" for x in names}
     found = {x: json.loads(file.read_text()) for x, file in files.items() if file.exists()}
@@ -344,9 +344,9 @@ def held_out() -> str:
             wrong,
         ]
         for data in found.values()
-        for kind in ("all", *heldout.CLASSES, *heldout.ALONE.values())
+        for kind in ("all", *drawing.CLASSES, *drawing.ALONE.values())
         for rows in [[r for r in data["rows"] if kind in (r["kind"], "all")]]
-        if rows and (kind != "all" or data["rows"][0]["kind"] not in heldout.ALONE.values())
+        if rows and (kind != "all" or data["rows"][0]["kind"] not in drawing.ALONE.values())
         for own, auto, first, worst, _regret, _most, wrong in [heldout.summary(rows)]
     ]
     headings = ["<mode", "<shapes", "count", "own", "`auto`", "1st percentile", "worst", "wrong"]
@@ -371,7 +371,7 @@ def held_out_h100() -> str:
         linked = f"[its own](results/{file})"
         named.append(str(data["seed"]))
         count = len(data["rows"])
-        table.append([f"{mode}, {heldout.LONG}", linked, count, own, auto, first, worst, wrong])
+        table.append([f"{mode}, {drawing.LONG}", linked, count, own, auto, first, worst, wrong])
     headings = [
         "<mode", "<models", "shapes", "own", "`auto`", "1st percentile", "worst", "wrong"
     ]  # fmt: skip

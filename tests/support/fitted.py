@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from hybrid_gemm import catalog
-from hybrid_gemm.bench import fitting, heldout, left_out
+from hybrid_gemm.bench import drawing, fitting, left_out
 from hybrid_gemm.kernel_choice import costs, fitted
 from hybrid_gemm.kernel_choice.tables import Machine
 
@@ -16,7 +16,7 @@ MACHINE = Machine("NVIDIA H200", 132, 90, 66.9)
 def invented(count=160, seed=3, lead=1.0):
     """Times of three kernels and a library which follow laws: half a microsecond a step of the
     busiest multiprocessor; of the library, work at 30 TFLOP/s and bytes, times `lead`."""
-    drawn = heldout.draw(seed, count)
+    drawn = drawing.draw(seed, count)
     ours = [catalog.get(name).variant() for name in ("tuned", "deep", "double_buffered")]
     times = np.array([
         [3 + 0.5 * costs.counts(v, d.shape, d.layout, "float32", 132)[1] for v in ours]

@@ -61,11 +61,7 @@ def check_lines(device, variant, dtype: str, layout: str, shapes, rng) -> None:
         if variant.params.get("OUT"):
             a, b = a.clip(-1, 1), b.clip(-1, 1)
         old = np.full((m, n), np.nan if i % 3 else 2, out)
-        views = [
-            padded(device, x.astype(dtype) if y == "n" else x.T.astype(dtype), pad, np.nan)[1]
-            for x, y in zip((a, b), layout, strict=True)
-        ]
-        views = [x if y == "n" else x.T for x, y in zip(views, layout, strict=True)]
+        views = lying(device, (a.astype(dtype), b.astype(dtype)), layout, pad)
         whole, c = padded(device, old, pad, np.nan)
         beta = 0 if i % 3 else 3
         with device.using(stream):
@@ -77,3 +73,30 @@ def check_lines(device, variant, dtype: str, layout: str, shapes, rng) -> None:
         got = fetch(device, whole).astype("f8")
         np.testing.assert_array_equal(got, expected, err_msg=str((m, n, k, pad)))
     assert made >= 2
+
+
+def check_one_order(device, variant, shape, layout: str, rng) -> None:
+    """Blocks share k, and the same product has the same bits, whichever of them comes last."""
+    m, n, k = shape
+    assert variant.launch(m, n, k, "float32").grid[0] > 2 * 3
+    stream, results = device.stream(), []
+    a, b = (rng.standard_normal(s).astype("f4") for s in ((m, k), (k, n)))
+    views = lying(device, (a, b), layout, 0)
+    for _ in range(5):
+        _whole, c = padded(device, np.full((m, n), np.nan, "f4"), 0, np.nan)
+        with device.using(stream):
+            device.gemm(variant, *views, c, alpha=1, beta=0, stream=stream)
+            stream.synchronize()
+        results.append(fetch(device, c))
+    np.testing.assert_allclose(results[0], a.astype("f8") @ b, rtol=0, atol=1e-3)
+    for again in results[1:]:
+        np.testing.assert_array_equal(again, results[0])
+
+
+def lying(device, matrices, layout: str, pad: int) -> list:
+    """Matrices on the device, stored as the layout says, in rows that are `pad` elements longer."""
+    there = [
+        padded(device, x if y == "n" else x.T.copy(), pad, np.nan)[1]
+        for x, y in zip(matrices, layout, strict=True)
+    ]
+    return [x if y == "n" else x.T for x, y in zip(there, layout, strict=True)]
