@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from support.command import COMMAND, TESTS, environment
+from support.devices import needs
 from support.ranks import failing_rank, mpirun, needs_mpirun
 
 from hybrid_gemm.devices.cuda.nccl_group import unavailable as no_nccl
@@ -274,6 +275,14 @@ def test_one_process_in_an_allocation_of_several_tasks_runs_alone():
     done = alone(SLURM_NTASKS="4", SLURM_PROCID="0")
     assert done.returncode == 0, done.stderr
     assert "verification passed" in done.stdout
+
+
+@needs("emulator")
+def test_a_plan_over_ranks_names_the_variant_that_their_pieces_take():
+    """The first that is listed has smaller limits than this C, and is not the one that runs."""
+    done = alone("--size", 24, "--device", "emulator", "--kernel", "dots", "--ranks", 2,
+                 "--dry-run")  # fmt: skip
+    assert "kernel: dots BM=8 BN=8 " in done.stdout, done.stdout
 
 
 @pytest.mark.parametrize("ranks", [1, 6, 4096])

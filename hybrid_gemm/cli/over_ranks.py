@@ -189,6 +189,6 @@ class Elsewhere(OverRanks):
             split=options.split, grid=options.grid, rounds=options.rounds,
             kernel=one.plans.kernel_name, resident=resident,
         )  # fmt: skip
-        self.variant = one.plans.kernel or one.variant(one.plan(settled))
+        self.variant = one.variant(one.plan(self.plan.product_of(0)))
         self.places = [("", one.devices[0].describe())] * self.ranks
         return f"each rank is taken to have what this machine has: {one.describe()}"

@@ -96,6 +96,13 @@ class RankPlan:
         boxes = self.plan.workers[rank].boxes
         return boxes[0] if boxes else None
 
+    def product_of(self, rank: int) -> Problem:
+        """The product of a rank's box, or of the first where it has none."""
+        boxes = [self.box(rank), *(self.box(other) for other in range(self.ranks))]
+        box, p = next(filter(None, boxes), None), self.problem
+        m, n, k = (len(box.rows), len(box.cols), len(box.ks)) if box else (p.m, p.n, p.k)
+        return replace(p, m=m, n=n, k=k)
+
     @cached_property
     def _strips(self) -> dict[int, Strip]:
         return {s.owner: s for s in self.plan.strips}

@@ -138,10 +138,7 @@ class RankPlanner:
     def variant(self, plan: RankPlan, there: bool = False) -> Variant:
         """The kernel that this rank's pieces take. Raises `UsageError` if the one asked for cannot
         run them."""
-        boxes = [plan.box(self.where.rank), *(plan.box(rank) for rank in range(plan.ranks))]
-        box, p = next(filter(None, boxes), None), plan.problem
-        m, n, k = (len(box.rows), len(box.cols), len(box.ks)) if box else (p.m, p.n, p.k)
-        return self.inner(dataclasses.replace(p, m=m, n=n, k=k), there)[1]
+        return self.inner(plan.product_of(self.where.rank), there)[1]
 
     def inner(self, problem: Problem, there: bool = False) -> tuple[Plan, Variant]:
         """The plan of a rank's own work, and its kernel; `there` if A and B lie on its first
