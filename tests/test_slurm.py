@@ -155,8 +155,8 @@ def test_a_folder_that_nodes_do_not_share_is_refused_before_the_product(cluster,
     for name in "AB":
         np.save(cluster.folder / f"{name}.npy", rng.random((40, 40), "f4"))
     done = cluster.call(
-        "srun", "--mpi=pmix", "--nodes=2", "--ntasks=2", "hybrid-gemm", "run", "A.npy", "B.npy",
-        "--device", "cpu", "-o", "/dev/shm/C.npy", *resume,
+        "srun", "--mpi=pmix", "--nodelist=n1,n2", "--ntasks=2", "--ntasks-per-node=1",
+        "hybrid-gemm", "run", "A.npy", "B.npy", "--device", "cpu", "-o", "/dev/shm/C.npy", *resume,
         **failing_rank(1),
     )  # fmt: skip
     assert done.returncode == 2, done.stderr
