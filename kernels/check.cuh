@@ -1,7 +1,6 @@
 // What the checks of products have in common: elements as they are summed, in groups of columns.
 // Floating point is summed in float64, integers modulo 2^64; with READ = 2 the squares of any
-// element's bits are, modulo 2^64. With PART = 4 sums of a few elements are float32 before they
-// join the others, for float16.
+// element's bits are, modulo 2^64.
 #pragma once
 #include "numbers.cuh"
 #include "source.cuh"
@@ -23,22 +22,15 @@ typedef T E;
 constexpr bool EXACT = T(1) / 2 == T(0);
 #endif
 
-template <bool exact, bool wide>
+template <bool exact>
 struct SumOf {
     typedef double type;
 };
 template <>
-struct SumOf<false, false> {
-    typedef float type;
-};
-template <bool wide>
-struct SumOf<true, wide> {
+struct SumOf<true> {
     typedef unsigned long long type;
 };
-typedef SumOf<EXACT, true>::type Sum;
-typedef SumOf<EXACT, PART == 8>::type Part;  // of a few elements
-
-constexpr int THREADS = 128, WARPS = THREADS / 32;
+typedef SumOf<EXACT>::type Sum;
 
 // COUNT neighbours as they are read. They stay as words until they are summed: elements of 16 bits
 // that are taken apart where they are read would be waited for there.
@@ -85,7 +77,7 @@ __device__ __forceinline__ bool is_whole(const Source<E, ALONG>& source) {
            (ALONG ? source.k : source.rows) % COUNT == 0;
 }
 
-__device__ __forceinline__ Part number(E x) {
+__device__ __forceinline__ Sum number(E x) {
 #if READ == 1 && DTYPE_float16
     return from_half(x);
 #elif READ == 1 && DTYPE_bfloat16
@@ -96,11 +88,10 @@ __device__ __forceinline__ Part number(E x) {
 #elif READ == 2
     return Sum(x) * x;  // equal changes of several do not cancel
 #else
-    return Part(x);
+    return Sum(x);
 #endif
 }
 
-__device__ __forceinline__ void add(float& to, float x, float y) { to = fmaf(x, y, to); }
 __device__ __forceinline__ void add(double& to, double x, double y) { to = fma(x, y, to); }
 __device__ __forceinline__ void add(unsigned long long& to, unsigned long long x,
                                     unsigned long long y) {

@@ -10,7 +10,7 @@ dtypes  = ["float64"]
 source  = "this project: docs/reliability.md"
 ---*/
 
-// `wanted` and `squares` are what A and B give, m x GROUPS and m, in `shares` that are to be added;
+// `wanted` and `squares` are what A and B give, m x GROUPS, in `shares` that are to be added;
 // `got` and `got_squares` are of C, `before` and `before_squares` of C before, not read where beta is
 // 0. `of_products` to `of_before` are variances, times the square of how many deviations are allowed.
 extern "C" __global__ void __launch_bounds__(256)
@@ -23,7 +23,7 @@ extern "C" __global__ void __launch_bounds__(256)
     double sum = 0, square = 0;
     for (int share = 0; share < shares; ++share) {
         sum += wanted[(long long)share * m * GROUPS + at];
-        square += squares[(long long)share * m + at / GROUPS];
+        square += squares[(long long)share * m * GROUPS + at];
     }
     double error = got[at] - alpha * sum, sums = got_squares[at];
     double variance = of_products * square + of_c * sums;

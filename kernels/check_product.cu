@@ -4,174 +4,166 @@ entry   = "check_product"
 role    = "check_product"
 # GROUPS  groups of columns of B
 # READ    1: elements are numbers
-# PART    bytes of sums of a few floating-point elements; see check.cuh
-params  = [{GROUPS = 8, READ = 1, PART = 8}, {GROUPS = 8, READ = 1, PART = 4}]
-block   = ["128", "1", "1"]
-grid    = ["ceil(m / 128)", "max(1, min(16, ceil(k / 512)))", "1"]
-require = ["READ == 1", "GROUPS == 8", "PART % 4 == 0", "PART <= 8", "SIZE <= PART"]
+params  = [{GROUPS = 8, READ = 1}]
+block   = ["256", "1", "1"]
+grid    = ["ceil(m / 256)", "max(1, min(16, ceil(k / 512)))", "1"]
+require = ["READ == 1", "GROUPS == 8"]
 dtypes  = ["float32", "float64", "int32", "int64", "float16", "bfloat16"]
 source  = "K. Huang and J. Abraham, Algorithm-based fault tolerance for matrix operations, 1984"
 ---*/
 #include "check.cuh"
 
-// A thread has four rows of A, a block 128. Where rows run along k, the four threads of a quad read
-// neighbouring vectors of the same rows, which are 8 apart. Where they run across, the threads of a
-// warp read neighbouring rows, its rows are 32 apart, and the warps share k.
-constexpr int ROWS = 4, HEIGHT = 128, APART = TRANS_A ? 32 : 8;
+// A warp multiplies rows of A by sums of B's rows, of 8 groups: the width of an instruction of tensor
+// cores in float64. Lane 4 g + t has ROWS rows, and of STEP columns MINE. It reads 16 bytes at once,
+// EACH elements, and a warp whole runs of 128 bytes:
+//   rows run along k     of rows g, g + 8, ... every fourth vector from the t-th on
+//   rows run across      of every fourth k from the t-th on vectors of rows, which lie 8 EACH apart
+constexpr int THREADS = 256, EACH = 16 / SIZE;
+constexpr int ROWS = TRANS_A && SIZE == 2 ? 8 : 4, MINE = TRANS_A ? 4 : 2 * EACH, STEP = 4 * MINE;
+constexpr int HEIGHT = 8 * ROWS * THREADS / 32;
 
-// For one k: the sums of B's row in each group, and the largest sum of squares.
+// sum (16 x 8) += a (16 x 8) b (8 x 8). Lane 4 g + t has rows g (even i) and g + 8 (odd i) of a in
+// columns t + 4 (i / 2), column g of b in rows t + 4 i, and columns 2 t and 2 t + 1 of the sum in row
+// g (i < 2) and g + 8.
+#if __CUDA_ARCH__ >= 900
+__device__ __forceinline__ void multiply(double (&sum)[4], const double (&a)[4],
+                                         const double (&b)[2]) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, "
+        "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+d"(sum[0]), "+d"(sum[1]), "+d"(sum[2]), "+d"(sum[3])
+        : "d"(a[0]), "d"(a[1]), "d"(a[2]), "d"(a[3]), "d"(b[0]), "d"(b[1]));
+}
+#elif __CUDA_ARCH__ >= 800
+__device__ __forceinline__ void multiply(double (&sum)[4], const double (&a)[4],
+                                         const double (&b)[2]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+        asm("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0, %1}, {%2}, {%3}, {%0, %1};"
+            : "+d"(sum[2 * (i % 2)]), "+d"(sum[2 * (i % 2) + 1])
+            : "d"(a[i]), "d"(b[i / 2]));
+}
+#endif
+
+// The same of integers, and without such tensor cores.
 template <typename X>
-struct alignas(16) Sums {
-    X of[GROUPS] = {}, square = 0;
-};
-
-// So many k are in shared memory at a time, of which a thread multiplies a quarter.
-constexpr int STEP = SIZE == 2 && !TRANS_A ? 32 : 16, MINE = STEP / 4;
-// B's sums that a thread brings: of one k a group's, so many times.
-constexpr int BRINGS = STEP * GROUPS / THREADS;
-
-// The k of an entry of shared memory. Threads of a quad have neighbouring entries.
-__device__ __forceinline__ int k_of(int entry, int k0) {
-    return TRANS_A ? k0 + entry : k0 + MINE * (entry % 4) + entry / 4;
-}
-
-struct OfB {
-    Part sums[BRINGS], squares[BRINGS];
-};
-
-__device__ __forceinline__ OfB of_b(const Part* sums, const Part* squares, int k0, int end) {
-    const int t = threadIdx.x;
-    OfB found = {};
+__device__ __forceinline__ void multiply(X (&sum)[4], const X (&a)[4], const X (&b)[2]) {
+    const int lane = threadIdx.x % 32, row = lane / 4, col = lane % 4 * 2;
 #pragma unroll
-    for (int i = 0; i < BRINGS; ++i) {
-        const int k = k_of((t + THREADS * i) / GROUPS, k0);
-        if (k >= end) continue;
-        const long long from = (long long)k * GROUPS + t % GROUPS;
-        found.sums[i] = sums[from];
-        if (!EXACT) found.squares[i] = squares[from];
-    }
-    return found;
-}
-
-// The largest of a row's squares, in each of its eight threads.
-__device__ __forceinline__ Part most(Part found) {
-#pragma unroll
-    for (int lanes = 1; lanes < GROUPS; lanes *= 2) {
-        const Part other = __shfl_xor_sync(~0u, found, lanes);
-        found = other > found ? other : found;
-    }
-    return found;
-}
-
-// A thread's elements of its rows, of STEP of k.
-struct Slab {
-    Packed<E, MINE> of[ROWS];
-};
-
-template <bool WHOLE>
-__device__ __forceinline__ Slab slab_at(const Source<E, !TRANS_A>& source, int row, int k0) {
-    const int t = threadIdx.x;
-    Slab found = {};
-    if (!TRANS_A) {
-#pragma unroll
-        for (int r = 0; r < ROWS; ++r)
-            found.of[r] = packed<WHOLE, MINE>(source, row + APART * r, k0 + MINE * (t % 4));
-    } else {
-#pragma unroll
-        for (int i = 0; i < MINE; ++i) {
-            const int k = k0 + MINE * (t / 32) + i;
-#pragma unroll
-            for (int r = 0; r < ROWS; ++r)
-                if (k < source.k && row + APART * r < source.rows)
-                    found.of[r].x[i] = source.from[k * source.ld + row + APART * r];
-        }
-    }
-    return found;
-}
-
-// What a thread's rows, from `row` on, add up to over its part of k from `begin` up to `end`.
-template <bool WHOLE>
-__device__ __forceinline__ void sum_up(const Source<E, !TRANS_A>& source, int row, int begin,
-                                       int end, const Part* sums, const Part* squares,
-                                       Sums<Part> (&shared)[STEP], Sums<Part> (&mine)[ROWS]) {
-    const int t = threadIdx.x, first = TRANS_A ? MINE * (t / 32) : t % 4;
-    Slab next = slab_at<WHOLE>(source, row, begin);
-    OfB next_b = of_b(sums, squares, begin, end);
+    for (int i = 0; i < 2; ++i) {
 #pragma unroll 1
-    for (int k0 = begin; k0 < end; k0 += STEP) {
-        const Slab slab = next;
-        __syncthreads();  // what was there has been read
+        for (int t = 0; t < 4; ++t) {
+            const X low = __shfl_sync(~0u, a[2 * i], 4 * row + t);
+            const X high = __shfl_sync(~0u, a[2 * i + 1], 4 * row + t);
 #pragma unroll
-        for (int i = 0; i < BRINGS; ++i) {
-            Sums<Part>& to = shared[(t + THREADS * i) / GROUPS];
-            const Part largest = EXACT ? Part(0) : most(next_b.squares[i]);
-            to.of[t % GROUPS] = next_b.sums[i];
-            if (t % GROUPS == 0) to.square = largest;
-        }
-        __syncthreads();
-        next_b = of_b(sums, squares, k0 + STEP, end);
-        next = slab_at<WHOLE>(source, row, k0 + STEP);
-#pragma unroll
-        for (int i = 0; i < MINE; ++i) {
-            const Sums<Part>& of = shared[TRANS_A ? first + i : 4 * i + first];
-#pragma unroll
-            for (int r = 0; r < ROWS; ++r) {
-                const Part x = number(slab.of[r].x[i]);
-#pragma unroll
-                for (int g = 0; g < GROUPS; ++g) add(mine[r].of[g], x, of.of[g]);
-                if (!EXACT) add(mine[r].square, x * x, of.square);
+            for (int x = 0; x < 2; ++x) {
+                const X of = __shfl_sync(~0u, b[i], 4 * (col + x) + t);
+                add(sum[x], low, of), add(sum[2 + x], high, of);
             }
         }
     }
 }
 
-__device__ __forceinline__ Sum over_quad(Sum x) {
-    x += __shfl_xor_sync(~0u, x, 1);
-    return x + __shfl_xor_sync(~0u, x, 2);
+// A thread's elements of its rows, of STEP of k.
+struct Slab {
+    static constexpr int RUN = (TRANS_A ? ROWS : MINE) / EACH;  // vectors of a line
+    Packed<E, EACH> of[TRANS_A ? MINE : ROWS][RUN];
+
+    __device__ __forceinline__ Sum at(int row, int i) const {
+        const int line = TRANS_A ? i : row, place = TRANS_A ? row : i;
+        return number(of[line][place / EACH].x[place % EACH]);
+    }
+};
+
+// The row of a thread, whose first is `first`, and its i-th k from k0 on.
+__device__ __forceinline__ int row_of(int first, int row) {
+    return first + (TRANS_A ? row / EACH * 8 * EACH + row % EACH : 8 * row);
+}
+__device__ __forceinline__ int k_of(int k0, int i) {
+    const int t = threadIdx.x % 4;
+    return k0 + (TRANS_A ? 4 * i + t : (i / EACH * 4 + t) * EACH + i % EACH);
 }
 
-// `sums` and `squares` are k x GROUPS, of B's rows; a square beside sum s is x * x * s there. A
-// share of k is that of the blocks of one blockIdx.y; each writes a matrix of m x GROUPS
-// sums, and m squares (not for integers), behind those of the share before.
-extern "C" __global__ void __launch_bounds__(THREADS, PART == 8 ? 3 : 4)
-    check_product(int m, int k, const void* A, long long lda, const Part* sums, const Part* squares,
-                  Sum* out, Sum* out_squares) {
-    __shared__ Sums<Part> shared[STEP];
+template <bool WHOLE>
+__device__ __forceinline__ Slab slab_at(const Source<E, !TRANS_A>& source, int first, int k0) {
+    Slab found;
+#pragma unroll
+    for (int i = 0; i < (TRANS_A ? MINE : ROWS); ++i) {
+#pragma unroll
+        for (int v = 0; v < Slab::RUN; ++v)
+            found.of[i][v] =
+                TRANS_A ? packed<WHOLE, EACH>(source, k_of(k0, i), row_of(first, EACH * v))
+                        : packed<WHOLE, EACH>(source, row_of(first, i), k_of(k0, EACH * v));
+    }
+    return found;
+}
+
+// Of 16 rows each, columns 2 t and 2 t + 1 of two products, as `multiply` has them.
+struct Totals {
+    Sum first[ROWS / 2][4] = {}, second[ROWS / 2][4] = {};
+};
+
+// The products of a warp's rows, a thread's from `row` on, from k = `begin` up to `end`.
+template <bool WHOLE>
+__device__ __forceinline__ Totals products(const Source<E, !TRANS_A>& source, int row, int begin,
+                                           int end, const Sum* sums, const Sum* seconds) {
+    const int g = threadIdx.x % 32 / 4;
+    Totals mine;
+#pragma unroll 1
+    for (int k0 = begin; k0 < end; k0 += STEP) {
+        const Slab slab = slab_at<WHOLE>(source, row, k0);
+#pragma unroll
+        for (int from = 0; from < MINE; from += 2) {
+            Sum b[2] = {}, of_second[2] = {};
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const int k = k_of(k0, from + i);
+                if (k >= end) continue;
+                b[i] = sums[(long long)k * GROUPS + g];
+                of_second[i] = seconds[(long long)k * GROUPS + g];
+            }
+#pragma unroll
+            for (int r = 0; r < ROWS; r += 2) {
+                Sum a[4], other[4];
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    a[i] = slab.at(r + i % 2, from + i / 2);
+                    other[i] = EXACT ? a[i] : a[i] * a[i];
+                }
+                multiply(mine.first[r / 2], a, b);
+                multiply(mine.second[r / 2], other, of_second);
+            }
+        }
+    }
+    return mine;
+}
+
+// A times `sums`, and the squares of A's elements times `seconds`, or of integers these themselves:
+// k x GROUPS each, as check_sums.cu makes them of B. A share of k is that of the blocks of one
+// blockIdx.y; each writes two matrices of m x GROUPS, behind those of the share before.
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+    check_product(int m, int k, const void* A, long long lda, const Sum* sums, const Sum* seconds,
+                  Sum* out, Sum* out_seconds) {
     const int shares = gridDim.y, share = blockIdx.y;
     const int each = (k + shares * STEP - 1) / (shares * STEP) * STEP;
     const int begin = min(k, share * each), end = min(k, begin + each);
     // Beyond its share a row counts for nothing, since B's sums have.
     const Source<E, !TRANS_A> source = {(const E*)A, lda, m, k};
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int first = blockIdx.x * HEIGHT + (TRANS_A ? lane : 8 * ROWS * warp + lane / 4);
-    Sums<Part> mine[ROWS];
-    if (!TRANS_A && is_whole<MINE>(source))
-        sum_up<true>(source, first, begin, end, sums, squares, shared, mine);
-    else
-        sum_up<false>(source, first, begin, end, sums, squares, shared, mine);
-    Part* const of_other = (Part*)shared;  // a sum of each row, from another warp
+    const int t = threadIdx.x % 4, g = threadIdx.x % 32 / 4;
+    const long long of_warp = (long long)blockIdx.x * HEIGHT + threadIdx.x / 32 * 8 * ROWS;
+    if (of_warp >= m) return;
+    const int first = (int)of_warp + (TRANS_A ? EACH * g : g);
+    const Totals mine = is_whole<EACH>(source)
+                            ? products<true>(source, first, begin, end, sums, seconds)
+                            : products<false>(source, first, begin, end, sums, seconds);
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
-        const int row = first + APART * r;
-        const long long at = (long long)share * m + row;
+        const int row = row_of(first, r);
+        if (row >= m) continue;
+        const long long at = ((long long)share * m + row) * GROUPS + 2 * t;
 #pragma unroll
-        for (int g = 0; g <= GROUPS; ++g) {
-            Sum sum = g < GROUPS ? mine[r].of[g % GROUPS] : mine[r].square;
-            bool stores = row < m;
-            if (TRANS_A) {
-                for (int other = 1; other < WARPS; ++other) {
-                    __syncthreads();
-                    if (warp == other) of_other[lane] = Part(sum);
-                    __syncthreads();
-                    if (!warp) sum += of_other[lane];
-                }
-                stores &= !warp;
-            } else {
-                sum = over_quad(sum);
-                stores &= lane % 4 == g / 2 % 4;
-            }
-            if (stores && g < GROUPS) out[at * GROUPS + g] = sum;
-            if (stores && g == GROUPS && !EXACT) out_squares[at] = sum;
+        for (int x = 0; x < 2; ++x) {
+            out[at + x] = mine.first[r / 2][2 * (r % 2) + x];
+            out_seconds[at + x] = mine.second[r / 2][2 * (r % 2) + x];
         }
     }
 }

@@ -4,24 +4,16 @@ entry   = "check_sums"
 role    = "check_sums"
 # GROUPS  groups of columns
 # READ    1: elements are numbers; 2: their bits are, whatever the dtype
-# PART    bytes of sums of a few floating-point elements; see check.cuh
-# WRITE   bytes of the sums that are written: PART or 8
-params  = [
-    {GROUPS = 8, READ = 1, PART = 8, WRITE = 8},
-    {GROUPS = 8, READ = 1, PART = 4, WRITE = 8},
-    {GROUPS = 8, READ = 1, PART = 4, WRITE = 4},
-    {GROUPS = 8, READ = 2, PART = 8, WRITE = 8},
-]
+params  = [{GROUPS = 8, READ = 1}, {GROUPS = 8, READ = 2}]
 block   = ["128", "1", "1"]
 grid    = ["ceil(m / 64)", "GROUPS", "1"]
-require = ["READ <= 2", "PART % 4 == 0", "PART <= WRITE", "WRITE <= 8", "SIZE <= PART"]
+require = ["READ <= 2"]
 dtypes  = ["float32", "float64", "int32", "int64", "float16", "bfloat16"]
 source  = "K. Huang and J. Abraham, Algorithm-based fault tolerance for matrix operations, 1984"
 ---*/
 #include "check.cuh"
 
-typedef SumOf<EXACT, WRITE == 8>::type Written;
-
+constexpr int THREADS = 128, WARPS = THREADS / 32;
 constexpr int HEIGHT = 64;              // rows of a block
 constexpr int FEW = SIZE == 2 ? 8 : 4;  // neighbours in a row that a thread reads at once
 constexpr int SOME = TRANS_A ? 2 : 4;   // rows of a warp at a time, and of a thread across them
@@ -31,30 +23,24 @@ struct Pair {
     Sum sum, second;
 };
 
-// What a few elements add up to; it joins a `Pair`.
-struct Few {
-    Part sum = 0, second = 0;
-    __device__ __forceinline__ void join(Pair& to) const { to.sum += sum, to.second += second; }
-};
-
-__device__ __forceinline__ void take(Few& to, E element, Part weight) {
+__device__ __forceinline__ void take(Pair& to, E element, Sum weight) {
+    const Sum x = number(element);
     if (EXACT) {
         // The second weight is of the upper half: the lowest bits of both differ.
-        to.sum += number(element) * weight;
-        to.second += number(element) * Part((unsigned long long)weight >> 32);
+        to.sum += x * weight;
+        to.second += x * Sum((unsigned long long)weight >> 32);
     } else {
-        const Part x = number(element) * weight;
-        to.sum += x;
-        add(to.second, x, x);
+        to.sum += x * weight;
+        add(to.second, x * weight, x * weight);
     }
 }
 
 // The sums of some rows from `row` on, over columns from `begin` up to `end`, by a warp.
 template <bool WHOLE>
 __device__ __forceinline__ void sum_rows(const Source<E, !TRANS_A>& source, int row, int begin,
-                                         int end, const Part* weights, Pair (&mine)[SOME]) {
+                                         int end, const Sum* weights, Pair (&mine)[SOME]) {
     struct alignas(16) Weights {
-        Part x[FEW];
+        Sum x[FEW];
     };
 #pragma unroll 2
     for (int j = begin + FEW * (threadIdx.x % 32); j < end; j += 32 * FEW) {
@@ -64,10 +50,8 @@ __device__ __forceinline__ void sum_rows(const Source<E, !TRANS_A>& source, int 
         const Weights of = *(const Weights*)(weights + j);
 #pragma unroll
         for (int i = 0; i < SOME; ++i) {
-            Few few;
 #pragma unroll
-            for (int x = 0; x < FEW; ++x) take(few, read[i].x[x], of.x[x]);
-            few.join(mine[i]);
+            for (int x = 0; x < FEW; ++x) take(mine[i], read[i].x[x], of.x[x]);
         }
     }
 }
@@ -75,7 +59,7 @@ __device__ __forceinline__ void sum_rows(const Source<E, !TRANS_A>& source, int 
 // The same of some rows by a thread, over its warp's columns.
 template <bool WHOLE>
 __device__ __forceinline__ void sum_columns(const Source<E, !TRANS_A>& source, int row, int begin,
-                                            int end, const Part* weights, Pair (&mine)[SOME]) {
+                                            int end, const Sum* weights, Pair (&mine)[SOME]) {
 #pragma unroll 1
     for (int j = begin + threadIdx.x / 32; j < end; j += WARPS * COLUMNS) {
         Packed<E, SOME> read[COLUMNS];
@@ -84,24 +68,21 @@ __device__ __forceinline__ void sum_columns(const Source<E, !TRANS_A>& source, i
             read[c] = {};
             if (j + WARPS * c < end) read[c] = packed<WHOLE, SOME>(source, j + WARPS * c, row);
         }
-        Few few[SOME];
 #pragma unroll
         for (int c = 0; c < COLUMNS; ++c) {
-            const Part weight = weights[j + WARPS * c < end ? j + WARPS * c : begin];
+            const Sum weight = weights[j + WARPS * c < end ? j + WARPS * c : begin];
 #pragma unroll
-            for (int x = 0; x < SOME; ++x) take(few[x], read[c].x[x], weight);
+            for (int x = 0; x < SOME; ++x) take(mine[x], read[c].x[x], weight);
         }
-#pragma unroll
-        for (int x = 0; x < SOME; ++x) few[x].join(mine[x]);
     }
 }
 
 // X is rows x cols, stored by columns with TRANS_A. Group g has the columns from g * width on;
 // `weights` has GROUPS * width, on 16 bytes, and `width` is a multiple of 8. The second sum is
 // that of the squares of what the first adds up, or of integers by other weights.
-extern "C" __global__ void __launch_bounds__(THREADS, PART == 8 ? 5 : 8)
-    check_sums(int rows, int cols, int width, const void* X, long long ldx, const Part* weights,
-               Written* sums, Written* seconds) {
+extern "C" __global__ void __launch_bounds__(THREADS, 5)
+    check_sums(int rows, int cols, int width, const void* X, long long ldx, const Sum* weights,
+               Sum* sums, Sum* seconds) {
     const Source<E, !TRANS_A> source = {(const E*)X, ldx, rows, cols};
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int row0 = blockIdx.x * HEIGHT, group = blockIdx.y;
@@ -109,8 +90,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, PART == 8 ? 5 : 8)
     const int begin = from < cols ? (int)from : cols;
     const int end = from + width < cols ? (int)(from + width) : cols;
     const auto store = [&](int row, Pair of) {
-        sums[(long long)row * GROUPS + group] = Written(of.sum);
-        seconds[(long long)row * GROUPS + group] = Written(of.second);
+        sums[(long long)row * GROUPS + group] = of.sum;
+        seconds[(long long)row * GROUPS + group] = of.second;
     };
     if (!TRANS_A) {
         const bool whole = is_whole<FEW>(source);

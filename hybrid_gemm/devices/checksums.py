@@ -64,11 +64,12 @@ Judge = Callable[[Limits, Sums, Sums | None, Sums, Stream], bool]
 
 
 class Alarm(NamedTuple):
-    """A number in page-locked memory of the host that kernels add to. The lock is held until it is
-    read."""
+    """A number in page-locked memory of the host that kernels add to. Who waits for them holds the
+    lock until it is read, and 0 again."""
 
     number: np.ndarray
     lock: threading.Lock
+    place: Any  # the number as kernels take it
 
 
 class Weights:
@@ -81,17 +82,9 @@ class Weights:
         self._kept: dict[tuple[int, str], Array] = {}
         self._random = np.random.default_rng()
 
-    def of(self, cols: int, exact: bool, *, narrow: bool = False) -> Array:
-        """For the groups of so many columns, one after the other, on the device; `narrow`: the same
-        numbers in float32."""
-        if not narrow:
-            return self._for(cols, "odd" if exact else "float")
-        wide = self._for(cols, "float")
-        with self._lock:
-            key = wide.size, "narrow"
-            if key not in self._kept:
-                self._kept[key] = self._made(wide.size, "narrow", wide)
-            return self._kept[key]
+    def of(self, cols: int, exact: bool) -> Array:
+        """For the groups of so many columns, one after the other, on the device."""
+        return self._for(cols, "odd" if exact else "float")
 
     def ones(self, cols: int) -> Array:
         """As `of`, of the integer 1."""
@@ -104,12 +97,9 @@ class Weights:
                 self._kept[count, kind] = self._made(count, kind)
             return self._kept[count, kind]
 
-    def _made(self, count: int, kind: str, wide: Array = None) -> Array:
+    def _made(self, count: int, kind: str) -> Array:
         random, device = self._random, self.device
-        if kind == "narrow":
-            wide = wide if isinstance(wide, np.ndarray) else wide.get()
-            host = wide.astype(np.float32)
-        elif kind == "one":
+        if kind == "one":
             host = np.ones(count, np.uint64)
         elif kind == "odd":
             host = random.integers(0, 2**64, count, np.uint64) | np.uint64(1)
@@ -130,21 +120,21 @@ def is_exact(dtype: np.dtype) -> bool:
 
 
 class Checksums(Protocol):
-    """What a device sums up. `narrow` allows sums of a few elements in float32."""
+    """What a device sums up."""
 
-    def prepare(self, a: Array, b: Array, dtype: str, *, narrow: bool) -> None:
+    @property
+    def judge(self) -> Judge | None:
+        """None where the device leaves that to the host."""
+
+    def prepare(self, a: Array, b: Array, dtype: str) -> None:
         """Compiles what the checks of a product of such operands in `dtype` need."""
 
-    def sums(self, x: Array, stream: Stream, *, narrow: bool = False) -> Sums:
+    def sums(self, x: Array, stream: Stream) -> Sums:
         """Of each row and group: rows x GROUPS."""
 
-    def product(self, a: Array, b: Array, stream: Stream, *, narrow: bool = False) -> Sums:
-        """The sums that `a` times `b` should have: `a` times the sums of b's rows. Of the squares
-        of products it is one sum a row, for the largest group."""
-
-    def judge(self, stream: Stream) -> Judge | None:
-        """What judges a product's sums on a stream, made ready on this one before; None where the
-        device leaves that to the host."""
+    def product(self, a: Array, b: Array, stream: Stream) -> Sums:
+        """The sums that `a` times `b` should have: `a` times the sums of b's rows. Those of the
+        squares of products may be one for each row, of the largest group."""
 
     def bits(self, x: Array, stream: Stream) -> np.ndarray:
         """As `sums`, of the squares of the elements' bits; in host memory, once they are there."""
@@ -159,41 +149,40 @@ class KernelChecksums:
 
     def __init__(self, device: KernelLauncher) -> None:
         self.device, self.weights = device, Weights(device)
-        self._variants: dict[tuple[Any, ...], Variant] = {}
+        self.judge: Judge | None = self._beyond
+        self._variants: dict[tuple[str, int], Variant] = {}
 
-    def prepare(self, a: Array, b: Array, dtype: str, *, narrow: bool) -> None:
+    def prepare(self, a: Array, b: Array, dtype: str) -> None:
         of_a, of_b = ((layout(x) or "n")[0] for x in (a, b))
-        self._kernel("check_product", NUMBERS, dtype, of_a, narrow)
-        self._kernel("check_sums", NUMBERS, dtype, of_b, narrow, WRITE=4 if narrow else 8)
+        self._kernel("check_product", NUMBERS, dtype, of_a)
+        self._kernel("check_sums", NUMBERS, dtype, of_b)
         for result in {dtype, "float32" if dtype in NARROW else dtype}:
-            self._kernel("check_sums", NUMBERS, result, "n", narrow, WRITE=8)
-        self._kernel("check_sums", BITS, "int32", "n", narrow=False, WRITE=8)
+            self._kernel("check_sums", NUMBERS, result, "n")
+        self._kernel("check_sums", BITS, "int32", "n")
         self.device.function(self._judge, "float64")
 
     @cached_property
     def _judge(self) -> Variant:
         return catalog.helper("check_judge").kernel.variant({"GROUPS": GROUPS})
 
-    def judge(self, stream: Stream) -> Judge:
-        bad = self.device.empty(1, 1, "uint32")
-        bad[...] = 0
-
-        def beyond(
-            limits: Limits, product: Sums, before: Sums | None, got: Sums, stream: Stream
-        ) -> bool:  # fmt: skip
-            self.count_beyond(limits, product, before, got, bad, stream)
-            return bool(self._fetched(bad, stream)[0, 0])
-
-        return beyond
+    def _beyond(
+        self, limits: Limits, product: Sums, before: Sums | None, got: Sums, stream: Stream
+    ) -> bool:  # fmt: skip
+        number, lock, place = self.alarm()
+        with lock:
+            self.count_beyond(limits, product, before, got, place, stream)
+            stream.synchronize()
+            found, number[0] = bool(number[0]), 0
+        return found
 
     def count_beyond(
-        self, limits: Limits, product: Sums, before: Sums | None, got: Sums, bad: Any,
+        self, limits: Limits, product: Sums, before: Sums | None, got: Sums, place: Any,
         stream: Stream,
     ) -> None:  # fmt: skip
-        """Adds to the number at `bad`, an array or an address, how many sums are beyond."""
+        """Adds to an alarm's number how many sums are beyond."""
         rows, shares = len(got.of), product.of.size // got.of.size
         sums = *product, *got, *(before or got)
-        args = [np.int32(rows), np.int32(shares), *sums, *map(np.float64, limits), bad]
+        args = [np.int32(rows), np.int32(shares), *sums, *map(np.float64, limits), place]
         launch = self._judge.launch(rows, 1, 0, "float64")
         self.device.launch(self.device.function(self._judge, "float64"), launch, args, stream)
 
@@ -205,14 +194,14 @@ class KernelChecksums:
     def _alarms(self) -> Iterator[Alarm]:
         words = self.device.pinned(ALARM_BYTES).view(np.uint32)
         words[:] = 0
+        numbers = [words[i : i + 1] for i in range(len(words))]
+        places = [np.uint64(address(x)) if self.device.on_gpu else x for x in numbers]
         return itertools.cycle(
-            [Alarm(words[i : i + 1], threading.Lock()) for i in range(len(words))]
+            [Alarm(x, threading.Lock(), place) for x, place in zip(numbers, places, strict=True)]
         )
 
-    def sums(
-        self, x: Array, stream: Stream, *, narrow: bool = False, into: Sums | None = None
-    ) -> Sums:
-        return self._sums(x, NUMBERS, is_exact(x.dtype), stream, narrow=narrow, into=into)
+    def sums(self, x: Array, stream: Stream, into: Sums | None = None) -> Sums:
+        return self._sums(x, NUMBERS, is_exact(x.dtype), stream, into=into)
 
     def bits(self, x: Array, stream: Stream) -> np.ndarray:
         return self._fetched(self._sums(x, BITS, True, stream).of, stream)
@@ -228,88 +217,56 @@ class KernelChecksums:
         return host
 
     def _sums(
-        self, x: Array, read: int, exact: bool, stream: Stream, weights: Array | None = None, *,
-        narrow: bool = False, write: int = 8, into: Sums | None = None,
+        self, x: Array, read: int, exact: bool, stream: Stream, weights: Array | None = None,
+        into: Sums | None = None,
     ) -> Sums:  # fmt: skip
         (rows, cols), (order, ld) = x.shape, stored(x)
-        made = into or Sums(*(self._room(rows, exact, write) for _ in "12"))
-        narrow = narrow and x.dtype.name in _NARROW
+        made = into or Sums(*(self._room(rows, exact) for _ in "12"))
         if not rows:
             return made
         dtype = _OF_KERNELS.get(x.dtype.name, x.dtype.name)
-        function, variant = self._kernel("check_sums", read, dtype, order, narrow, WRITE=write)
+        function, variant = self._kernel("check_sums", read, dtype, order)
         if weights is None:
-            weights = self.weights.of(cols, exact, narrow=narrow)
+            weights = self.weights.of(cols, exact)
         sizes = np.int32(rows), np.int32(cols), np.int32(width(cols))
         args = [*sizes, x, np.int64(ld), weights, *made]
         self.device.launch(function, variant.launch(rows, cols, 0, dtype), args, stream)
         return made
 
-    def product(self, a: Array, b: Array, stream: Stream, *, narrow: bool = False) -> Sums:
-        if is_exact(a.dtype):
-            rows = self.sums(b, stream)
-            one, other = (self._product(a, x, x, stream, narrow).of.sum(axis=0) for x in rows)
-            return Sums(one, other)
-        rows = self.of_rows(b, stream, narrow=narrow)
-        return self._product(a, *rows, stream, narrow)
+    def product(self, a: Array, b: Array, stream: Stream) -> Sums:
+        return self.of_products(a, self.sums(b, stream), stream)
 
-    def of_rows(
-        self, b: Array, stream: Stream, *, narrow: bool, into: Sums | None = None
-    ) -> Sums:  # fmt: skip
-        """The sums of B's rows, of floating point, as `of_products` takes them: of `bytes_of_rows`
-        each."""
-        write = self.bytes_of_rows(b, narrow)
-        return self._sums(b, NUMBERS, False, stream, narrow=narrow, write=write, into=into)
-
-    def bytes_of_rows(self, b: Array, narrow: bool) -> int:
-        """4 or 8."""
-        return 4 if narrow and b.dtype.name in _NARROW else 8
-
-    def of_products(
-        self, a: Array, rows: Sums, stream: Stream, *, narrow: bool, into: Sums | None = None
-    ) -> Sums:
-        """The sums that A times B should have, by those of B's rows, in shares."""
-        return self._product(a, *rows, stream, narrow, into)
-
-    def shares(self, a: Array, narrow: bool) -> int:
+    def shares(self, a: Array) -> int:
         """Those of `of_products`."""
         (rows, k), dtype = a.shape, a.dtype.name
-        _, variant = self._kernel("check_product", NUMBERS, dtype, stored(a)[0], narrow)
+        _, variant = self._kernel("check_product", NUMBERS, dtype, stored(a)[0])
         return variant.launch(rows, k, k, dtype).grid[1]
 
-    def _product(
-        self, a: Array, sums: Array, squares: Array, stream: Stream, narrow: bool,
-        into: Sums | None = None,
+    def of_products(
+        self, a: Array, rows_of_b: Sums, stream: Stream, into: Sums | None = None
     ) -> Sums:  # fmt: skip
+        """The sums that A times B should have, by those of B's rows, in shares."""
         (rows, k), (order, ld) = a.shape, stored(a)
         exact = is_exact(a.dtype)
-        function, variant = self._kernel("check_product", NUMBERS, a.dtype.name, order, narrow)
+        function, variant = self._kernel("check_product", NUMBERS, a.dtype.name, order)
         launch = variant.launch(rows, k, k, a.dtype.name)
         shares = launch.grid[1]
-        if into is None:
-            flat = self._room(-(-shares * rows // GROUPS), exact).reshape(-1)[: shares * rows]
-            into = Sums(self._room(shares * rows, exact), flat)
-        args = [np.int32(rows), np.int32(k), a, np.int64(ld), sums, squares, *into]
+        into = into or Sums(*(self._room(shares * rows, exact) for _ in "12"))
+        args = [np.int32(rows), np.int32(k), a, np.int64(ld), *rows_of_b, *into]
         self.device.launch(function, launch, args, stream)
-        made, flat = into
-        return Sums(made.reshape(shares, rows, GROUPS), flat.reshape(shares, rows, 1))
+        return Sums(*(x.reshape(shares, rows, GROUPS) for x in into))
 
-    def _room(self, rows: int, exact: bool, size: int = 8) -> Array:
-        return self.device.empty(rows, GROUPS, "uint64" if exact else f"float{8 * size}")
+    def _room(self, rows: int, exact: bool) -> Array:
+        return self.device.empty(rows, GROUPS, "uint64" if exact else "float64")
 
-    def _kernel(
-        self, role: str, read: int, dtype: str, order: str, narrow: bool, **more: int
-    ) -> tuple[Any, Variant]:
-        narrow = narrow and dtype in _NARROW
-        params = {"GROUPS": GROUPS, "READ": read, "PART": 4 if narrow else 8, **more}
-        key = role, *params.values()
-        if key not in self._variants:
-            self._variants[key] = catalog.helper(role).kernel.variant(params)
-        variant = self._variants[key]
+    def _kernel(self, role: str, read: int, dtype: str, order: str) -> tuple[Any, Variant]:
+        if (role, read) not in self._variants:
+            params = {"GROUPS": GROUPS, "READ": read}
+            self._variants[role, read] = catalog.helper(role).kernel.variant(params)
+        variant = self._variants[role, read]
         return self.device.function(variant, dtype, order + "n"), variant
 
 
-_NARROW = ("float16",)  # whose sums may be float32 in part
 _OF_KERNELS = {"uint16": "float16", "uint32": "int32", "uint64": "int64"}  # read as bits
 
 

@@ -30,16 +30,15 @@ def _is_native(x: np.ndarray) -> bool:
 class HostChecksums:
     """What `KernelChecksums` makes, of matrices in any storage order."""
 
+    judge = None
+
     def __init__(self, device: Device) -> None:
         self.device, self.weights = device, Weights(device)
 
-    def prepare(self, a: np.ndarray, b: np.ndarray, dtype: str, *, narrow: bool) -> None:
+    def prepare(self, a: np.ndarray, b: np.ndarray, dtype: str) -> None:
         """Nothing to compile."""
 
-    def judge(self, stream: Stream) -> None:
-        return None
-
-    def sums(self, x: np.ndarray, stream: Stream, *, narrow: bool = False) -> Sums:
+    def sums(self, x: np.ndarray, stream: Stream) -> Sums:
         if _is_native(x):
             weights = self.weights.of(x.shape[1], exact=is_exact(x.dtype))
             return Sums(*native_sums.weighted(x, weights, width(x.shape[1]), self._threads()))
@@ -61,9 +60,7 @@ class HostChecksums:
                     np.matmul(part[:, own], weights[own] ** 2, out=squares[i : i + step, group])
         return Sums(sums, squares)
 
-    def product(
-        self, a: np.ndarray, b: np.ndarray, stream: Stream, *, narrow: bool = False
-    ) -> Sums:  # fmt: skip
+    def product(self, a: np.ndarray, b: np.ndarray, stream: Stream) -> Sums:
         of_b = self.sums(b, stream)
         if _is_native(a):
             return Sums(*native_sums.product(a, *of_b, self._threads()))

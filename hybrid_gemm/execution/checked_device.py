@@ -36,7 +36,6 @@ from .checks import (
     FloatBounds,
     IntegerBounds,
     Judgement,
-    is_narrow,
     problem_of,
     total,
 )
@@ -88,8 +87,7 @@ class CheckedDevice(WrappedDevice):
         self, variant: Variant, a: Array, b: Array, dtype: str, *, summed: bool = True
     ) -> None:
         self.device.prepare(variant, a, b, dtype, summed=summed)
-        problem = problem_of(variant, 1, 1, 1, dtype, dtype, 1, 0)
-        self.sums.prepare(a, b, dtype, narrow=is_narrow(problem))
+        self.sums.prepare(a, b, dtype)
 
     # --- products and sums ------------------------------------------------------------------
 
@@ -106,7 +104,8 @@ class CheckedDevice(WrappedDevice):
             return lambda stream: None
         make = self.device.bound_gemm(variant, a, b, c, alpha=alpha, beta=beta)
         bounds = bounds_of(variant, a, b, c, alpha, beta)
-        return CheckedWork(self, c, beta, make, self.sums_of_product(a, b, bounds), bounds).run
+        product = functools.partial(self.sums.product, a, b)
+        return CheckedWork(self, c, beta, make, product, bounds).run
 
     def bind(
         self, variant: Variant, a: Array, b: Array, c: Array, *, alpha: float, beta: float
@@ -118,17 +117,11 @@ class CheckedDevice(WrappedDevice):
         bounds = bounds_of(variant, a, b, c, alpha, beta)
 
         def call(a: Array, b: Array, c: Array, stream: Stream) -> None:
-            product = functools.partial(make, a, b, c)
-            CheckedWork(self, c, beta, product, self.sums_of_product(a, b, bounds), bounds).run(
-                stream
-            )
+            product = functools.partial(self.sums.product, a, b)
+            work = CheckedWork(self, c, beta, functools.partial(make, a, b, c), product, bounds)
+            work.run(stream)
 
         return call
-
-    def sums_of_product(
-        self, a: Array, b: Array, bounds: FloatBounds | IntegerBounds
-    ) -> Callable[[Stream], Sums]:
-        return lambda stream: self.sums.product(a, b, stream, narrow=bounds.narrow)
 
     def sum(
         self, partials: Sequence[Array], out: Array, *, alpha: float, beta: float, stream: Stream
@@ -358,24 +351,24 @@ class CheckedWork:
         """Makes C unless it is `made`, and the sums; `added` is C before. Those of A and B are made
         on a stream of their own: on a GPU they run where the product's last blocks leave
         multiprocessors idle."""
-        raw, sums, narrow = self.device.device, self.device.sums, self.bounds.narrow
-        before = sums.sums(added, stream, narrow=narrow) if self.beta != 0 else None
+        raw, sums = self.device.device, self.device.sums
+        before = sums.sums(added, stream) if self.beta != 0 else None
         ready = stream.record()
         if not made:
             self.make(stream)  # first: its blocks are started before those of the checks
         with raw.streams(1) as (beside,), np.errstate(all="ignore"):
             beside.wait(ready)
             with raw.using(beside):
-                self.judge = sums.judge(beside) if isinstance(self.bounds, FloatBounds) else None
                 expected = Expected(self.product(beside), before)
-            got = sums.sums(self.c, stream, narrow=narrow)
+            got = sums.sums(self.c, stream)
             stream.wait(beside.record())
         return expected, got
 
     def suspicious(self, expected: Expected, got: Sums, stream: Stream) -> bool:
         """Whether a sum is beyond its bound. Waits for the sums."""
-        if self.judge and isinstance(self.bounds, FloatBounds):
-            return self.judge(self.bounds.limits, *expected, got, stream)
+        judge = self.device.sums.judge
+        if judge and isinstance(self.bounds, FloatBounds):
+            return judge(self.bounds.limits, *expected, got, stream)
         with np.errstate(all="ignore"):
             return bool(self.bounds.judge(expected, got).bad.any())
 

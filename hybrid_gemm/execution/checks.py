@@ -26,10 +26,6 @@ from ..verify import rounding
 
 MOST_FAULTS = 64  # that a result lists
 _SMALL = 1e-280  # squares of float64 below it may be zero
-# Sums in float32 have at most so many elements (a quarter of a share of k: check_product.cu), of
-# which each may lose a unit of the whole; and a sum of B's row may be some times as large as its
-# root mean square, which the bound knows.
-_NARROW_SHARES, _NARROW_MARGIN = 16, 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,8 +135,6 @@ class Judgement(NamedTuple):
 class IntegerBounds:
     """Sums of integers are right or wrong."""
 
-    narrow = False
-
     def __init__(self, alpha: float, beta: float, itemsize: int) -> None:
         self.alpha, self.beta = (int(x) % 2**64 for x in (alpha, beta))
         self.mask = 2 ** (8 * itemsize) - 1
@@ -157,12 +151,6 @@ class IntegerBounds:
         return Judgement(bad, off[0], bad * 0.0, bad)
 
 
-def is_narrow(problem: Problem) -> bool:
-    """Whether sums of a few elements may be float32: of float16, whose own roundings are far
-    larger, and of whose products float32 holds the squares."""
-    return problem.operands == "float16"
-
-
 class FloatBounds:
     """Bounds from magnitudes that were measured: the squares of products, and of C.
 
@@ -175,12 +163,7 @@ class FloatBounds:
         self.rounding = r = rounding.of(problem, out)
         self.width = width(problem.n)
         self.k = problem.k if parts is None else parts
-        self.narrow = is_narrow(problem)
-        if self.narrow:
-            added = max(self.k / _NARROW_SHARES, min(self.k, 512)) / 4 + 16
-            self.variances = r.variances(self.k, math.ceil(_NARROW_MARGIN * added**2), 2.0**-24)
-        else:
-            self.variances = r.variances(self.k, self.width + self.k)
+        self.variances = r.variances(self.k, self.width + self.k)
         if parts is not None:
             self.variances = (r.unit**2 * parts**2, *self.variances[1:])
         tests = max(1, problem.m * GROUPS)

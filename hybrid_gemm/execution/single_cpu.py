@@ -6,6 +6,7 @@ What has to be worked out is worked out once for arrays of the same shapes and d
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import Any
 
@@ -106,7 +107,7 @@ class SingleCpuExecutor:
             else:
                 self.device.multiply(a, b, out, alpha, beta)
 
-        sums = checked.sums_of_product(a, b, bounds)
+        sums = functools.partial(checked.sums.product, a, b)
         CheckedWork(checked, out, beta, make, sums, bounds).run(self.device.stream())
 
     def matmul(self, a: Any, b: Any, out: Any = None) -> Any:

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays.strides import address
 from ..catalog import Launch, Variant
 from ..devices.base import Array
 from ..devices.checksums import GROUPS, KernelChecksums, Limits, Sums
@@ -38,12 +37,12 @@ def bind(
         or 2 * c.size * a.shape[1] > MOST_FLOPS
     ):
         return checked.bind(variant, a, b, c, alpha=alpha, beta=beta)
-    rows = _rooms(a, checked.sums.shares(a, bounds.narrow))
+    rows = _rooms(a, checked.sums.shares(a))
     if sum(map(_size, rows)) * 8 > MOST_ROOM:
         return checked.bind(variant, a, b, c, alpha=alpha, beta=beta)
     make = device.bind(variant, a, b, c, alpha=alpha, beta=beta)
     small = SmallChecks(
-        device, checked.sums, make, (a, b, c), bounds.limits, narrow=bounds.narrow,
+        device, checked.sums, make, (a, b, c), bounds.limits,
         preparable=device.preparable(variant, a, b),
     )  # fmt: skip
     return SmallProduct(checked, device, small, make, bounds, beta)
@@ -80,7 +79,7 @@ class SmallProduct:
             self._work(a[place], b[place], c[place]).run(stream, made=True)
 
     def _work(self, a: Array, b: Array, c: Array) -> CheckedWork:
-        sums = self.checked.sums_of_product(a, b, self.bounds)
+        sums = functools.partial(self.checked.sums.product, a, b)
         make = functools.partial(self.make, a, b, c)
         return CheckedWork(self.checked, c, self.beta, make, sums, self.bounds)
 
@@ -91,14 +90,13 @@ class SmallChecks:
 
     def __init__(
         self, device: CudaDevice, sums: KernelChecksums, make: BoundProduct,
-        matrices: Sequence[Array], limits: Limits, *, preparable: bool, narrow: bool,
+        matrices: Sequence[Array], limits: Limits, *, preparable: bool,
     ) -> None:  # fmt: skip
         a, b, c = matrices
         self.device = device
-        self.beyond, self.lock = sums.alarm()  # how many sums are beyond their limits
+        self.beyond, self.lock, place = sums.alarm()  # how many sums are beyond their limits
         known = c.shape, c.dtype.name, (reach_of(a), reach_of(b), reach_of(c))
-        at = np.uint64(address(self.beyond))
-        look_before, look = _looks(device, sums, a, b, limits, narrow=narrow, beyond=at)
+        look_before, look = _looks(device, sums, a, limits, place)
         self.steps = [Found(make, *known, preparable), Found(look, *known, True)]
         if limits.beta:
             self.steps.insert(0, Found(look_before, *known, True))
@@ -152,12 +150,11 @@ class SmallChecks:
 
 
 def _looks(
-    device: CudaDevice, sums: KernelChecksums, a: Array, b: Array, limits: Limits, *, narrow: bool,
-    beyond: np.uint64,
+    device: CudaDevice, sums: KernelChecksums, a: Array, limits: Limits, beyond: Any
 ) -> tuple[BoundProduct, BoundProduct]:  # fmt: skip
     """What sums up C before, and what sums up all once C is made and counts what is beyond. The
     sums lie in memory that stays with the stream."""
-    rows, of_rows_bytes = _rooms(a, sums.shares(a, narrow)), sums.bytes_of_rows(b, narrow)
+    rows = _rooms(a, sums.shares(a))
     sizes = list(map(_size, rows))
     launch = Launch((1, 1, 1), (1, 1, 1), workspace_bytes=8 * sum(sizes), flag_bytes=4)
 
@@ -170,16 +167,13 @@ def _looks(
         return made
 
     def look_before(_a: Array, _b: Array, c: Array, stream: Any) -> None:
-        sums.sums(c, stream, narrow=narrow, into=Sums(*rooms(stream)[6:]))
+        sums.sums(c, stream, Sums(*rooms(stream)[6:]))
 
     def look(a: Array, b: Array, c: Array, stream: Any) -> None:
         *of_b, products, squares, got, of_got, before, of_before = rooms(stream)
-        if of_rows_bytes == 4:
-            of_b = [x.reshape(-1).view("f4")[: x.size].reshape(x.shape) for x in of_b]
-        of_rows = sums.of_rows(b, stream, narrow=narrow, into=Sums(*of_b))
-        into = Sums(products, squares.reshape(-1)[: len(products)])
-        product = sums.of_products(a, of_rows, stream, narrow=narrow, into=into)
-        made = sums.sums(c, stream, narrow=narrow, into=Sums(got, of_got))
+        of_rows = sums.sums(b, stream, Sums(*of_b))
+        product = sums.of_products(a, of_rows, stream, Sums(products, squares))
+        made = sums.sums(c, stream, Sums(got, of_got))
         old = Sums(before, of_before) if limits.beta else None
         sums.count_beyond(limits, product, old, made, beyond, stream)
 
@@ -189,7 +183,7 @@ def _looks(
 def _rooms(a: Array, shares: int) -> tuple[int, ...]:
     """Rows of sums of B, of products, of C and of C before: sums, and those of squares."""
     m, k = a.shape
-    return k, k, shares * m, -(-shares * m // GROUPS), m, m, m, m
+    return k, k, shares * m, shares * m, m, m, m, m
 
 
 def _size(rows: int) -> int:

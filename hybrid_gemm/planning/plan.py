@@ -409,7 +409,7 @@ SPLIT_STEP = 64  # packed rows are whole multiples of it, in elements
 PRODUCTS_AT_ONCE = 2  # of a worker: the end of one leaves multiprocessors to the next
 # For each row of op(A) and column of op(B) in fp64x: what k is rounded up by, and what is found.
 RESIDUE_ROW_BYTES = 16 * 127 + 92 + 8 * 32
-CHECKING_BYTES = 1536  # for each row of C and of op(B): the sums by which products are checked
+CHECKING_BYTES = 2304  # for each row of C and of op(B): the sums by which products are checked
 TILES_IN_MEMORY = 2  # one tile is finished while the next is multiplied
 
 
