@@ -45,7 +45,7 @@ def compared(data: dict, *, by_run: bool = False) -> list[dict]:
         plan = make_plan(problem, specs[:count], count, page_locked=pinned)
         measured = row["time_ms"]
         if by_run and not cost_model.is_hosted(plan):
-            measured = row["run_ms"] + cost_model.CALL_MS[row["memory"]]
+            measured = row["run_ms"] + cost_model.CALL_MS
         cell = {name: row[name] for name in ("size", "arithmetic", "memory", "gpus")}
         rows.append(cell | {
             "predicted_ms": plan.predicted_ms, "measured_ms": measured,

@@ -246,6 +246,11 @@ def test_measuring_counts_the_bytes_that_it_moves(monkeypatch):
         assert row["gbps"] == pytest.approx(1), row
 
 
+def test_the_cost_model_knows_how_much_was_copied_through_slots():
+    copied = links.REPEATS * links.ROWS * links.ROW_BYTES
+    assert copied == cost_model.TIMED_BYTES
+
+
 def test_figures_are_kept_for_these_gpus_alone(measured, monkeypatch, tmp_path):
     monkeypatch.setenv("HYBRID_GEMM_CACHE", str(tmp_path))
     link_rates.forget()

@@ -59,7 +59,7 @@ def test_what_a_choice_loses_is_of_the_best_that_was_measured():
 
 def test_a_runs_own_clock_lacks_what_a_call_takes():
     (row,) = predictions.compared(a_file(_1=20.0), by_run=True)
-    assert row["measured_ms"] == pytest.approx(19.0 + cost_model.CALL_MS["pageable"])
+    assert row["measured_ms"] == pytest.approx(19.0 + cost_model.CALL_MS)
 
 
 def test_files_that_do_not_say_what_their_devices_are_are_refused():

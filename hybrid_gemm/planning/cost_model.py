@@ -20,26 +20,23 @@ PIECES = 8
 # How many times as fast as strict ones of the dtype products on tensor cores are, where their
 # rates are not known: 8192 on an H200, docs/tensor-cores.md.
 QUICKER = {"fp32x3": 3.9, "tf32": 7.0, "fp64x": 1.5, "narrow": 13.9}
-# Of calls that come again, by where the arrays lie: what a call takes besides the run's clock, a
-# run before its first byte is on its way and after the last one left its GPU, and a panel of one
-# worker to start; what each further GPU adds to that, and a strip's sum. Fitted to
-# docs/results/pieces1_h200.json, those of further GPUs and sums to host2_before_h100.json:
-# docs/notes/several-gpus.md.
-CALL_MS = {"pinned": 0.12, "pageable": 0.2}
-FIRST_MS = {"pinned": 0.1, "pageable": 0.82}
-LAST_MS = {"pinned": 0.07, "pageable": 0.42}
+# Of calls that come again: what a call takes besides the run's clock; by where the arrays lie, what
+# a run takes besides its copies and products, and a worker's thread to start a panel; and to start
+# a strip's sum. Fitted to docs/results/pieces1_h200.json and host4_h200.json, sums to
+# host2_before_h100.json: docs/notes/several-gpus.md.
+CALL_MS = 0.2
+RUN_MS = {"pinned": 0.17, "pageable": 1.2}
 START_PANEL_MS = {"pinned": 0.07, "pageable": 0.04}
-START_MORE_MS = {"pinned": 0.01, "pageable": 0.025}
 START_SUM_MS = 0.06
 SHARE_OF_RATE = 0.95  # of the best rate known, that products of panels reach
 PRODUCT_MS = 0.014  # what passes between two products
-# What each run of less than `SHORT_BYTES` in page-locked memory takes besides, by the bytes over
-# which those of a copy lie: more than so many.
-SHORT_BYTES, SHORT_RUN_NS = 32 << 10, ((512 << 20, 110.0), (128 << 20, 35.0), (0, 15.0))
-THROUGH_SLOTS_SHARE = 1.2  # of the rates measured through slots, that plans' copies reach
-# Where copies through slots were not measured: what they reach of a link's rate, and of that of so
-# many threads within host memory.
-STAGED_SHARE, COPYING_SHARE, COPYING_THREADS = 0.65, 0.9, 16
+# What each run of less than `SHORT_BYTES` in page-locked memory takes besides, where those that all
+# GPUs copy lie over more than `FAR_BYTES`.
+SHORT_BYTES, FAR_BYTES, SHORT_RUN_NS = 32 << 10, 512 << 20, 120.0
+TIMED_BYTES = 512 << 20  # that `tune --links` copies to each GPU, and from it: bench/links.py
+# What copies through slots reach at most of that of so many threads within host memory, and of a
+# link's rate where they were not measured.
+COPYING_SHARE, COPYING_THREADS, STAGED_SHARE = 0.9, 16, 0.65
 SPLIT_BYTES = 3  # bytes that splitting moves in a GPU's memory, for each byte of an operand
 HOSTED_BYTES = 32 << 20  # of A, B and C: one GPU takes small host arrays whole, without a plan
 HOSTED_MS = 0.12
@@ -102,7 +99,7 @@ def bound(plan: Plan) -> dict[str, float]:
     `compute`: 2mnk at the best rate known on every GPU. Unless it is resident, `h2d` and `d2h`:
     A, B (C with beta) in and C out once, over all links; and `staging`: the same bytes copied on
     the host, where arrays are not page-locked, at the highest rate that copies there or through
-    slots reached; these where the links were measured. Empty where the
+    slots reach; these where the links were measured. Empty where the
     devices' best rate in this arithmetic is not known.
     """
     p = plan.problem
@@ -120,7 +117,7 @@ def bound(plan: Plan) -> dict[str, float]:
     terms["h2d"] = _ms(inward, rate(found.h2d, len(best)))
     terms["d2h"] = _ms(outward, rate(found.d2h, len(best)))
     if not plan.page_locked:  # by what is fastest of all that was measured
-        copying = (*found.memcpy, *found.staged_h2d, *found.staged_d2h, *found.staged_both)
+        copying = itertools.chain(found.memcpy, *_under_way(found))
         terms["staging"] = _ms(inward + outward, max(gbps for _count, gbps in copying))
     return terms
 
@@ -142,7 +139,7 @@ def with_disk_ms(predicted_ms: float, bounds: Mapping[str, float]) -> float:
 
 def phases(plan: Plan) -> dict[str, float]:
     """The ms that each phase of a plan should take alone: multiply, links, staging, peers, sum;
-    and start, which is what one thread takes to start all of it on GPUs.
+    and start, which is what the thread of a worker takes to start its share on GPUs.
 
     A worker's box counts as one product.
     """
@@ -180,16 +177,16 @@ def phases(plan: Plan) -> dict[str, float]:
 
 
 def _start_ms(plan: Plan) -> float:
-    """What the thread that starts all GPUs takes. Nothing else of it goes on at once, so it is a
-    bound of its own on a plan of many small panels."""
-    started = sum(len(panel.workers) for panel in plan.panels)
-    summed = sum(len(panel.strips) for panel in plan.panels if len(panel.workers) > 1)
-    return started * _start_panel_ms(plan) + summed * START_SUM_MS
-
-
-def _start_panel_ms(plan: Plan) -> float:
-    memory = _memory(plan)
-    return START_PANEL_MS[memory] + START_MORE_MS[memory] * (_count(plan) - 1)
+    """What the thread of a worker takes that starts most. Nothing else of it goes on at once, so it
+    is a bound of its own on a plan of many small panels."""
+    taken: dict[int, float] = defaultdict(float)
+    for panel in plan.panels:
+        for worker in panel.workers:
+            taken[worker] += START_PANEL_MS[_memory(plan)]
+        if len(panel.workers) > 1:
+            for strip in panel.strips:
+                taken[strip.owner] += START_SUM_MS
+    return max(taken.values(), default=0.0)
 
 
 def predict_ms(plan: Plan) -> float:
@@ -203,12 +200,7 @@ def predict_ms(plan: Plan) -> float:
         return _overlapped(terms.values())
     if is_hosted(plan):
         return HOSTED_MS + terms["multiply"] + _whole_ms(plan, found)
-    memory = _memory(plan)
-    return (
-        CALL_MS[memory]
-        + LAST_MS[memory]
-        + max(*terms.values(), finished_ms(plan, _pace(plan, found)))
-    )
+    return CALL_MS + RUN_MS[_memory(plan)] + finished_ms(plan, _pace(plan, found))
 
 
 def is_hosted(plan: Plan) -> bool:
@@ -263,12 +255,28 @@ def _whole_ms(plan: Plan, found: Links) -> float:
 
 def _staged(found: Links, count: int) -> tuple[float, float, float]:
     """GB/s that `count` GPUs reach in all through slots: up, down, and both ways at once."""
-    if found.staged_h2d and found.staged_d2h and found.staged_both:
-        up, down = rate(found.staged_h2d, count), rate(found.staged_d2h, count)
-        return up, down, rate(found.staged_both, count)
     copied = COPYING_SHARE * rate(found.memcpy, COPYING_THREADS)
-    up, down = (min(STAGED_SHARE * rate(x, count), copied) for x in (found.h2d, found.d2h))
-    return up, down, copied
+    if all(measured := _under_way(found)):
+        up, down, both = (rate(rates, count) for rates in measured)
+    else:
+        up, down = (STAGED_SHARE * rate(rates, count) for rates in (found.h2d, found.d2h))
+        both = copied
+    return min(up, copied), min(down, copied), both
+
+
+def _under_way(found: Links) -> list[Rates]:
+    """Rates of copies through slots that are under way, up, down and both ways: those that were
+    measured, without the time in which they began and ended. Each run takes that besides."""
+
+    def under_way(gbps: float, size: int) -> float:
+        ms = _ms(size, gbps)
+        return size * 1e-6 / max(ms - RUN_MS["pageable"], ms / 2)
+
+    tables = (found.staged_h2d, 1), (found.staged_d2h, 1), (found.staged_both, 2)
+    return [
+        tuple((gpus, under_way(gbps, gpus * ways * TIMED_BYTES)) for gpus, gbps in rates)
+        for rates, ways in tables
+    ]
 
 
 def _pace(plan: Plan, found: Links) -> Pace:
@@ -278,15 +286,15 @@ def _pace(plan: Plan, found: Links) -> Pace:
 
     def link(alone: float) -> Callable[[Runs], float]:
         if not plan.page_locked:
-            return lambda runs: alone * THROUGH_SLOTS_SHARE
+            return lambda runs: alone
         return functools.partial(_straight_gbps, alone)
 
     if plan.page_locked:  # copies both ways share their links alike
         up, down, both = (each(x, count) for x in (found.h2d, found.d2h, found.both))
-        beside = min(1.0, both / (up + down))
+        beside = (min(1.0, both / (up + down)),) * 2
     else:  # threads copy what was asked for first, so downloads have what uploads leave
         up, down, both = (x / count for x in _staged(found, count))
-        beside = min(1.0, max(0.0, both - up) / down)
+        beside = 1.0, min(1.0, max(0.0, both - up) / down)
 
     def product(unit: int, panel: Panel, box: Box) -> float:
         sides = len(panel.rows), len(panel.cols), len(box.ks)
@@ -300,17 +308,15 @@ def _pace(plan: Plan, found: Links) -> Pace:
 
     return Pace(
         link(up), link(down), beside, each(found.peers, count),
-        _start_panel_ms(plan), START_SUM_MS, FIRST_MS[_memory(plan)], product, split, add,
+        START_PANEL_MS[_memory(plan)], START_SUM_MS, product, split, add,
     )  # fmt: skip
 
 
 def _straight_gbps(alone: float, runs: Runs) -> float:
     """What copies of such runs from page-locked memory reach of a link's rate."""
-    if runs.size >= min(SHORT_BYTES, runs.apart):
+    if runs.size >= min(SHORT_BYTES, runs.apart) or runs.apart * runs.number <= FAR_BYTES:
         return alone
-    over = runs.apart * runs.number
-    more_ns = next((ns for far, ns in SHORT_RUN_NS if over > far), 0.0)
-    return runs.size / (runs.size / alone + more_ns)
+    return runs.size / (runs.size / alone + SHORT_RUN_NS)
 
 
 def _product_ms(problem: Problem, spec: DeviceSpec, m: int, n: int, k: int) -> float:

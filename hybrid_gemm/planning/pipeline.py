@@ -5,7 +5,7 @@ GB/s."""
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -29,22 +29,19 @@ class Runs(NamedTuple):
 class Pace:
     """How fast each GPU works while all do.
 
-    `up(runs)` and `down` are the rates of its link to the host for copies of such runs; `beside` is
-    the share of its rate that a download has while uploads go on, which were all asked for before
-    it. `peer` is the rate of its links to other GPUs. `start` and `start_sum` are what the thread
-    that starts everything takes for a product and for a sum of a strip, `first` what passes before
-    the first byte is on its way. `product(unit, panel, box)`, `split(unit, bytes)` and
-    `add(unit, bytes)` are ms of a product, of splitting operands that
-    came, and of adding partials.
+    `up(runs)` and `down` are the rates of its link to the host for copies of such runs; `beside`
+    are the shares of these rates that uploads and downloads have while the others go on. `peer` is
+    the rate of its links to other GPUs. `start` and `start_sum` are what a worker's thread takes to
+    start a product and a sum of a strip. `product(unit, panel, box)`, `split(unit, bytes)` and
+    `add(unit, bytes)` are ms of a product, of splitting operands that came, and of adding partials.
     """
 
     up: Callable[[Runs], float]
     down: Callable[[Runs], float]
-    beside: float
+    beside: tuple[float, float]
     peer: float
     start: float
     start_sum: float
-    first: float
     product: Callable[[int, Panel, Box], float]
     split: Callable[[int, int], float]
     add: Callable[[int, int], float]
@@ -55,6 +52,62 @@ def finished_ms(plan: Plan, pace: Pace) -> float:
     return _Pipeline(plan, pace).run()
 
 
+class _HostLink:
+    """The uploads and the downloads of one GPU, each in turn. Their ms are those that they take
+    alone."""
+
+    def __init__(self, beside: tuple[float, float]) -> None:
+        self.up = self.down = 0.0  # when the last ones so far are over
+        self.beside_up, self.beside_down = beside
+        self.waiting: deque[tuple[float, float]] = deque()  # downloads: from when on, and their ms
+
+    def upload(self, ms: float) -> float:
+        """When an upload is over that comes next."""
+        while self._waits():
+            begin, left = self.waiting[0]
+            if begin >= self.up + ms:
+                break
+            ms -= begin - self.up  # what came before it began
+            self.up = begin
+            if left * self.beside_up > ms * self.beside_down:  # it ends after the upload
+                both, ms = ms / self.beside_up, 0.0
+                self.waiting[0] = begin + both, left - both * self.beside_down
+            else:
+                both = left / self.beside_down
+                ms -= both * self.beside_up
+                self.down = begin + both
+                self.waiting.popleft()
+            self.up += both
+        self.up += ms
+        return self.up
+
+    def download(self, begin: float, ms: float) -> None:
+        """Takes a download that may begin then, after those before it."""
+        if ms:
+            self.waiting.append((begin, ms))
+
+    def over(self) -> float:
+        """When all is over, if nothing more is uploaded."""
+        while self._waits():
+            begin, left = self.waiting.popleft()
+            self.down = begin + left
+        return self.down
+
+    def _waits(self) -> bool:
+        """Whether a download is not over when the last upload is; what it had until then is
+        done."""
+        while self.waiting:
+            begin, left = self.waiting[0]
+            begin = max(begin, self.down)
+            done = max(0.0, self.up - begin) * self.beside_down
+            if done < left:
+                self.waiting[0] = max(begin, self.up), left - done
+                return True
+            self.down = begin + left / self.beside_down
+            self.waiting.popleft()
+        return False
+
+
 class _Pipeline:
     """When each GPU's links and multiprocessors are free again, by its unit."""
 
@@ -62,11 +115,11 @@ class _Pipeline:
         self.plan, self.pace = plan, pace
         self.size = plan.problem.operand_size
         self.units = [spec.unit for spec in plan.devices]
-        self.up: dict[int, float] = defaultdict(lambda: pace.first)
-        self.down: dict[int, float] = defaultdict(float)
-        self.peer: dict[int, float] = defaultdict(float)
+        self.host = defaultdict[int, _HostLink](lambda: _HostLink(pace.beside))
+        self.peer: dict[int, float] = defaultdict(float)  # what comes from other GPUs
+        self.sent: dict[int, float] = defaultdict(float)  # and goes to them
         self.busy: dict[int, float] = defaultdict(float)
-        self.started = pace.first
+        self.started: dict[int, float] = defaultdict(float)  # by worker
         self.there: dict[tuple[object, ...], float] = {}  # when a part is on a device
         self.split: set[tuple[object, ...]] = set()
         self.blocks: dict[tuple[int, int], list[Block]] = defaultdict(list)
@@ -75,14 +128,13 @@ class _Pipeline:
             self.ends[block] = [x.start for x in block.parts], [x.stop for x in block.parts]
             for worker in block.workers:
                 self.blocks[worker, block.turn].append(block)
-        self.uploaded = self._uploaded()
 
     def run(self) -> float:
         """When the last download is over."""
         left = {panel: len(panel.workers) for panel in self.plan.panels}
         made: dict[Panel, float] = defaultdict(float)
         for worker, turn, panel, last in self._steps():
-            self.started += self.pace.start
+            self.started[worker] += self.pace.start
             end = self._product(worker, turn, panel)
             if last:
                 made[panel] = max(made[panel], end)
@@ -90,23 +142,8 @@ class _Pipeline:
                 if not left[panel]:
                     for strip in panel.strips:
                         self._finish(strip, made[panel])
-        return max([self.started, *self.down.values()])
-
-    def _uploaded(self) -> dict[int, float]:
-        """When each GPU's uploads are over, of which each begins when the one before it ends."""
-        ends: dict[int, float] = defaultdict(lambda: self.pace.first)
-        seen = set()
-        for block in self.plan.blocks:
-            for part in range(len(block.parts)):
-                source = block.source(part)
-                key = block.operand, block.rows, block.cols, block.turn, part, source
-                if key not in seen:
-                    seen.add(key)
-                    ends[self.units[source]] += self._upload_ms(block, part)
-        return ends
-
-    def _upload_ms(self, block: Block, part: int) -> float:
-        return self._bytes(block, part) * _MS / self.pace.up(self._runs(block, part))
+        over = [link.over() for link in self.host.values()]
+        return max([0.0, *self.started.values(), *over])
 
     def _steps(self) -> Iterator[tuple[int, int, Panel, bool]]:
         """(worker, turn, panel, whether it is the panel's last) as they are started."""
@@ -129,7 +166,7 @@ class _Pipeline:
         """When a worker's product of a panel is over."""
         planned = self.plan.workers[worker]
         unit = self.units[planned.device]
-        ready, new = self.started, 0
+        ready, new = self.started[worker], 0
         for block in self.blocks[worker, turn]:
             side = panel.rows if block.operand == "A" else panel.cols
             starts, stops = self.ends[block]
@@ -155,7 +192,7 @@ class _Pipeline:
         side, k, n = len(block.parts[part]), self.plan.problem.k, self.plan.problem.n
         if block.operand == "A":
             return Runs(len(block.cols) * self.size, k * self.size, side)
-        return Runs(side * self.size, n * self.size, len(block.rows))
+        return Runs(side * self.size, n * self.size, len(block.rows) * self.plan.grid[2])
 
     def _arrival(self, block: Block, part: int) -> float:
         """When a part is on a block's device."""
@@ -166,13 +203,13 @@ class _Pipeline:
         source, size = block.source(part), self._bytes(block, part)
         brought = *same, source
         if brought not in self.there:
-            unit = self.units[source]
-            self.up[unit] += self._upload_ms(block, part)
-            self.there[brought] = self.up[unit]
+            alone = size * _MS / self.pace.up(self._runs(block, part))
+            self.there[brought] = self.host[self.units[source]].upload(alone)
         if source != block.device:
-            unit = self.units[block.device]
-            begin = max(self.peer[unit], self.there[brought])
-            self.peer[unit] = self.there[key] = begin + size * _MS / self.pace.peer
+            unit, sender = self.units[block.device], self.units[source]
+            begin = max(self.peer[unit], self.sent[sender], self.there[brought])
+            over = begin + size * _MS / self.pace.peer
+            self.peer[unit] = self.sent[sender] = self.there[key] = over
         return self.there[key]
 
     def _finish(self, strip: Strip, made: float) -> None:
@@ -180,8 +217,8 @@ class _Pipeline:
         unit = self.units[self.plan.workers[strip.owner].device]
         size = strip.elements * self.plan.problem.itemsize
         if self.plan.summed:
-            self.started += self.pace.start_sum
-            begin = max(self.peer[unit], made, self.started)
+            self.started[strip.owner] += self.pace.start_sum
+            begin = max(self.peer[unit], made, self.started[strip.owner])
             fetched = (len(strip.partials) - 1) * size
             self.peer[unit] = begin + fetched * _MS / self.pace.peer
             adding = self.pace.add(unit, fetched + 2 * size)
@@ -189,12 +226,5 @@ class _Pipeline:
             made = self.peer[unit] + adding
         each = self.plan.result_size
         runs = Runs(len(strip.cols) * each, self.plan.problem.n * each, len(strip.rows))
-        rate = self.pace.down(runs)
-        taken = strip.elements * each * _MS / rate
-        self.down[unit] = self._downloaded(unit, max(self.down[unit], made), taken)
-
-    def _downloaded(self, unit: int, begin: float, alone: float) -> float:
-        """When a download is over that takes `alone` ms where nothing is uploaded."""
-        until = max(begin, self.uploaded[unit])
-        done = (until - begin) * self.pace.beside
-        return until + alone - done if done < alone else begin + alone / self.pace.beside
+        taken = strip.elements * each * _MS / self.pace.down(runs)
+        self.host[unit].download(made, taken)
