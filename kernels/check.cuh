@@ -78,7 +78,11 @@ __device__ __forceinline__ bool is_whole(const Source<E, ALONG>& source) {
 }
 
 __device__ __forceinline__ Sum number(E x) {
-#if READ == 1 && DTYPE_float16
+#if READ == 1 && DTYPE_float16 && !defined(HYBRID_GEMM_EMULATOR)
+    double wide;  // at once: by way of float32 it would take turns with float64
+    asm("cvt.f64.f16 %0, %1;" : "=d"(wide) : "h"(x));
+    return wide;
+#elif READ == 1 && DTYPE_float16
     return from_half(x);
 #elif READ == 1 && DTYPE_bfloat16
     return from_bfloat(x);
