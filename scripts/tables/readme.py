@@ -7,19 +7,19 @@ from .kernels import ratios
 
 WAYS = {"ours": "hybrid-gemm", "cublasxt": "cuBLASXt, best settings", "cupy": "CuPy",
         "torch": "PyTorch"}  # fmt: skip
-SIDE = 8192
+SIDE, COUNTS = 8192, (1, 2, 4)  # GPUs
 
 
 def libraries() -> str:
     """Whole products beside the libraries, at the largest size of each number of GPUs."""
     lines = [
         "From host arrays to host arrays, fp32, medians in ms on NVIDIA H200s, in a given C (CuPy "
-        f"and PyTorch make a new one); {versions('peers1')} "
+        f"and PyTorch make a new one); {versions()} "
         "([all](docs/gpus.md#beside-other-libraries)):",
         "",
     ]
     table = []
-    for count in (1, 2, 4):
+    for count in COUNTS:
         rows = result(f"peers{count}")["rows"]
         side = max(row["m"] for row in rows)
         for memory in ("pageable", "pinned"):
@@ -30,13 +30,18 @@ def libraries() -> str:
     return "\n".join([*lines, *grid(["GPUs", "m = n = k", "<arrays", *WAYS.values()], table)])
 
 
-def versions(file: str) -> str:
-    """Of this package and of those beside it, in a result file."""
-    found = result(file)["environment"]
-    number = found["cuda"]["cublas"]
-    packages = found["packages"]
+def versions() -> str:
+    """Of this package, by number of GPUs, and of those beside it."""
+    found = {count: result(f"peers{count}")["environment"] for count in COUNTS}
+    gpus: dict[str, list[str]] = {}
+    for count, environment in found.items():
+        gpus.setdefault(environment["hybrid_gemm"], []).append(str(count))
+    own = ", ".join(
+        version + (f" on {' and '.join(x)}" if len(gpus) > 1 else "") for version, x in gpus.items()
+    )
+    number, packages = found[1]["cuda"]["cublas"], found[1]["packages"]
     return (
-        f"hybrid-gemm {found['hybrid_gemm']}, cuBLAS {number // 10000}.{number // 100 % 100}, "
+        f"hybrid-gemm {own}, cuBLAS {number // 10000}.{number // 100 % 100}, "
         f"CuPy {packages['cupy-cuda13x']}, PyTorch {packages['torch']}"
     )
 
