@@ -177,7 +177,7 @@ def test_read_only_out_and_wrong_out_are_refused():
     a = np.ones((4, 4), "f4")
     out = np.zeros((4, 4), "f4")
     out.flags.writeable = False
-    with pytest.raises(ValueError, match="read-only"):
+    with pytest.raises(ValueError, match="read-only; give an array that can be written"):
         gemm(a, a, out=out)
     with pytest.raises(ValueError, match=r"out has shape \(3, 4\); this product is \(4, 4\)"):
         gemm(a, a, out=np.zeros((3, 4), "f4"))
