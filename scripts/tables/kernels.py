@@ -72,12 +72,12 @@ def thin_products() -> str:
             ])  # fmt: skip
     said = (
         "Shapes drawn at random at which one of these is the fastest of our kernels, on an H200 "
-        f"([times](results/{TIMES})), geometric means. *Of memory*: the time over that of the "
-        f"bytes of A, B and C at {MB_A_MS / 1e3:g} TB/s, where those are more than {LARGE_MB} MB; "
-        "*before*: of the fastest of the others, cuBLAS included:"
+        f"([times](results/{TIMES})), geometric means. The last columns are of large shapes, whose "
+        f"A, B and C have more than {LARGE_MB} MB: the time over that of these bytes at "
+        f"{MB_A_MS / 1e3:g} TB/s. *Others* is the fastest of all other kernels, cuBLAS included:"
     )
     columns = ["<kernel", "<dtype", "shapes", "cuBLAS / it", "our others / it", "large shapes",
-               "of memory, before", "worst", "now"]  # fmt: skip
+               "others / memory", "worst", "it / memory"]  # fmt: skip
     return "\n".join([said, "", *grid(columns, table)])
 
 

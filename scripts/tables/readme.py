@@ -88,7 +88,7 @@ def sums() -> str:
     return (
         f"In a split by columns over 8 threads at {SIDE}, multiplying and summing takes "
         f"{costs(ours)} times multiplying alone on {ours['devices']} H200s. The lab report that "
-        "this project began with sent the partials one by one through host memory: done so, with "
-        f"the report's kernel, it takes {costs(lab)} times on {lab['devices']} H200 ({printed:.1f} "
-        "in the report). [All rows](docs/experiments.md#columns-over-threads)."
+        "this project began with sent the partial sums one by one through host memory: done so, "
+        f"with the report's kernel, it takes {costs(lab)} times on {lab['devices']} H200 "
+        f"({printed:.1f} in the report). [All rows](docs/experiments.md#columns-over-threads)."
     )

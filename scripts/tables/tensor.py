@@ -2,6 +2,8 @@
 
 import statistics
 
+from hybrid_gemm.bench.accuracy import KINDS
+
 from . import grid, kernel_rows, result
 
 
@@ -123,7 +125,8 @@ def errors() -> str:
     lines = [
         f"Frobenius errors at k = {', '.join(map(str, shown))}, and fp32x3's against cuBLAS fp32's "
         f"at the k from {ks[0]} to {ks[-1]} where it does worst, "
-        "by `hybrid-gemm bench --accuracy`, m = n = 1024 ([figures](results/accuracy_h200.json)):",
+        "by `hybrid-gemm bench --accuracy`, m = n = 1024 ([figures](results/accuracy_h200.json)). "
+        f"Data: {'; '.join(f'*{kind}*, {words}' for kind, words in KINDS.items())}.",
         "",
     ]
     columns = ["<data", "fp32x3", "cuBLAS fp32", "TF32", "Frobenius, worst", "largest, worst",
