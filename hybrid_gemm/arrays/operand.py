@@ -208,7 +208,7 @@ class CallerArrays:
         where C alone makes it one of a wider dtype, and where a C that is no `out` is not read."""
         found = make_problem(
             self.a, self.b, self.c, alpha=alpha, beta=beta, trans_a=self.trans_a,
-            trans_b=self.trans_b,
+            trans_b=self.trans_b, out=self.out,
         )  # fmt: skip
         if self.c is not None and not beta and self.out is None:
             warn("C is not read: beta is 0; beta=1 (--beta 1) adds C, out=C puts the product there")
