@@ -327,14 +327,14 @@ def held_out() -> str:
     names[names.index("tf32") : 0] = ["long_float16", "tiny_float16"]
     files = {x: ROOT / f"docs/results/heldout_{x}_h200.json" for x in names}
     found = {x: json.loads(file.read_text()) for x, file in files.items() if file.exists()}
-    seeds = ", ".join(str(data["seed"]) for data in found.values())
     linked = ", ".join(
-        f"[{x.replace('lines_', 'lines of ').replace('_', ' ')}](results/{files[x].name})"
-        for x in found
+        f"[{data['mode']}{', ' + drawing.ALONE[x.split('_')[0]] if '_' in x else ''}]"
+        f"(results/{files[x].name})"
+        for x, data in found.items()
     )
     lines = [
-        "The same at other shapes, of seeds that were looked at once "
-        f"({seeds}; {linked}, by scripts/measure-heldout). The rows of one long side and of a k of "
+        "The same at other shapes, each set drawn from a seed of its own and looked at once "
+        f"({linked}; by scripts/measure-heldout). The rows of one long side and of a k of "
         "a few are of the shipped models, the others of earlier ones. In float64, 6 of the 60 "
         "choices for one long side are no longer made: a kernel is taken only near the sides at "
         "which it was timed. Each product had a verdict; *wrong*: how many failed it:",
@@ -363,25 +363,23 @@ def held_out() -> str:
 
 def held_out_h100() -> str:
     """The same on an H100, by the H200's models and by its own."""
-    table, named = [], []
+    table = []
     for mode in HELD_OUT:
         for of, name in (("the H200's", f"{mode}_lent"), ("its own", mode)):
             file = f"heldout_{name}_h100.json"
             data = json.loads((ROOT / "docs/results" / file).read_text())
             own, auto, first, worst, _regret, _most, wrong = heldout.summary(data["rows"])
             linked = f"[{of}](results/{file})"
-            named.append(str(data["seed"]))
             table.append([mode, linked, len(data["rows"]), own, auto, first, worst, wrong])
     for mode in LONG_MODES:
         file = f"heldout_long_{mode}_h100.json"
         data = json.loads((ROOT / "docs/results" / file).read_text())
         own, auto, first, worst, _regret, _most, wrong = heldout.summary(data["rows"])
         linked = f"[its own](results/{file})"
-        named.append(str(data["seed"]))
         count = len(data["rows"])
         table.append([f"{mode}, {drawing.LONG}", linked, count, own, auto, first, worst, wrong])
     headings = [
         "<mode", "<models", "shapes", "own", "`auto`", "1st percentile", "worst", "wrong"
     ]  # fmt: skip
-    said = f"H100 80GB HBM3, shapes of all classes, each of a seed of its own ({', '.join(named)}):"
+    said = "H100 80GB HBM3, shapes of all classes, each set drawn from a seed of its own:"
     return "\n".join([said, "", *grid(headings, table)])
