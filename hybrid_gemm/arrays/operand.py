@@ -215,7 +215,7 @@ class CallerArrays:
         if self.c is not None and found.out_dtype != np.result_type(self.a.dtype, self.b.dtype):
             warn(
                 f"C is {self.c.dtype}, A is {self.a.dtype} and B is {self.b.dtype}: the product is "
-                f"computed and returned in {found.out_dtype} (convert C for another)"
+                f"computed and returned in {found.out_dtype} (convert C to get another dtype)"
             )
         return found
 

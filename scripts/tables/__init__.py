@@ -57,6 +57,14 @@ def earlier(text: str) -> str:
     )
 
 
+def asked(compute: str) -> str:
+    """What was computed, beginning with what was asked for."""
+    return compute.replace(
+        "strict float64, expected to be faster here than fp64x",
+        "fp64x (native float64, expected to be faster)",
+    )
+
+
 def samples(rows) -> str:
     """Of how many samples the times of rows are medians."""
     kinds = ("samples_ms", "totals_ms", "native_samples_ms")

@@ -4,7 +4,7 @@ import statistics
 
 from hybrid_gemm.bench.accuracy import KINDS
 
-from . import grid, kernel_rows, result
+from . import asked, grid, kernel_rows, result
 
 
 def splits() -> str:
@@ -49,7 +49,7 @@ def residues() -> str:
     ]
     table = [
         [
-            str(row["m"]), row["compute"].removeprefix("fp64x (").removesuffix(")"),
+            str(row["m"]), asked(row["compute"]).removeprefix("fp64x (").removesuffix(")"),
             f"{row['ratio']:.2f}", f"{row['ours_tflops']:.0f}", f"{row['cublas_tflops']:.0f}",
         ]
         for row in data["sizes"]["rows"]
