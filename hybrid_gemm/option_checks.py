@@ -107,7 +107,7 @@ def check_numbers(name: str, value: Any, such_as: str) -> tuple[int, ...] | None
 def check_gpus(name: str, value: Any) -> tuple[int, ...] | None:
     numbers = check_numbers(name, value, "(0, 1)")
     if numbers == ():
-        raise UsageError("no GPU was named; --gpus takes ordinals such as 0,1")
+        raise UsageError(f"{name} names no GPU; it takes numbers such as 0,1")
     if numbers and (min(numbers) < 0 or len(set(numbers)) < len(numbers)):
         raise UsageError(f"{name} takes different GPU numbers from 0 on; {shown(value)} was given")
     return numbers

@@ -42,7 +42,7 @@ ALGORITHMS = ("ordinary", "strassen", "3m")
 TRANSPORTS = ("auto", "ipc", "nccl", "mpi")
 COMPUTES = {
     "fp32": "strict: every product and sum in float32",
-    "fp32x3": "as accurate as fp32, by three products of halves on tensor cores",
+    "fp32x3": "as accurate as fp32 on most data, by three products on tensor cores",
     "tf32": "operands rounded to 11 bits, on tensor cores",
     "fp64x": "float64 by residues of int8 on tensor cores, as accurate as float64",
     "auto": "fp32x3 where there are tensor cores, else fp32",
@@ -150,12 +150,15 @@ class Options:
         in_python="GPUs by number, such as (0, 1), or one number. Without it, all.",
     )  # fmt: skip
     emulate_devices: int | None = _count(
-        "Let one GPU (or the emulator) play N devices.", "devices", MOST_WORKERS, group=DEVICE_GROUP
+        "Use one GPU (or the emulator) as N devices, each with memory of its own.",
+        "devices",
+        MOST_WORKERS,
+        group=DEVICE_GROUP,
     )
     kernel: str = _choice(
         "auto",
         "A kernel that `hybrid-gemm kernels` lists. auto takes the fastest known for the shape, "
-        "cuBLAS included; own takes the fastest of our own.",
+        "cuBLAS included; own takes the fastest of this project's.",
         check_name, group=DEVICE_GROUP,
     )  # fmt: skip
     params: tuple[tuple[str, int], ...] = _choice(
@@ -165,8 +168,8 @@ class Options:
     )  # fmt: skip
     reduce: str = _named(
         "ordered",
-        "How partial C are summed: in worker order (ordered), by NCCL between GPUs (nccl), or one "
-        "worker at a time adding to C in host memory (critical).",
+        "How partial sums of C are added: in worker order (ordered), by NCCL between GPUs (nccl), "
+        "or one worker at a time into C in host memory (critical).",
         "reduction", REDUCTIONS,
     )  # fmt: skip
     algorithm: str = _named(
@@ -176,20 +179,21 @@ class Options:
     levels: int = _choice(1, "Levels of Strassen's algorithm.", check_levels, parse=parse_integer,
                           metavar="N", group=DEVICE_GROUP)  # fmt: skip
     compute: str = _named(
-        "fp32", "How float32 is multiplied: strictly (fp32), by three products of halves on tensor "
-        "cores (fp32x3), rounded to 11 bits (tf32), or fp32x3 where there are tensor cores (auto). "
-        "fp64x multiplies float64 by residues of int8 on tensor cores, where that is faster.",
+        "fp32", "How float32 is multiplied: in float32 throughout (fp32); as two parts each, by "
+        "three products on tensor cores (fp32x3); rounded to 11 bits (tf32); or by fp32x3 where "
+        "there are tensor cores, else in float32 (auto). fp64x multiplies float64 by residues of "
+        "int8 on tensor cores, where that is faster.",
         "compute", COMPUTES, group=DEVICE_GROUP,
     )  # fmt: skip
     tune: str = _named(
-        "models", "By what kernel auto or own is chosen: models of times, or, for arrays on one "
-        "GPU, by the first calls of each product too (first-calls): the first six calls take, in "
+        "models", "What chooses the kernel for auto and own: models of times (models), or, for "
+        "arrays on one GPU, trials too (first-calls): the first six calls of a product take, in "
         "turn, the three kernels that the models expect to be fastest, and the fastest is kept. "
         "Bits may differ between those calls.", "tune", TUNES, of_calls=True,
         group=DEVICE_GROUP,
     )  # fmt: skip
     grid: tuple[int, int, int] | None = _choice(
-        None, "Into how many parts workers (or ranks) cut m, n and K.", check_grid,
+        None, "Into how many parts workers (or ranks) cut m, n and k.", check_grid,
         parse=parse_grid, metavar="PM,PN,PK",
         in_python="(pm, pn, pk): into how many parts workers (or ranks) cut m, n and k.",
     )  # fmt: skip
@@ -200,12 +204,12 @@ class Options:
         "What does not fit is multiplied in turns.",
     )  # fmt: skip
     checked: bool = _choice(
-        False, "Check each product, sum and copy by sums made where the data is, and make again "
+        False, "Check each product, sum and copy by checksums while C is made, and make again "
         "what is wrong.", check_yes_or_no, group=DEVICE_GROUP,
     )  # fmt: skip
     transport: str = _named(
-        "auto", "How partial C travel between ranks: ipc, nccl or mpi; auto takes the first that "
-        "works.", "transport", TRANSPORTS, across_ranks=True, group=RANK_GROUP,
+        "auto", "How partial sums of C travel between ranks: ipc, nccl or mpi; auto takes the "
+        "first that works.", "transport", TRANSPORTS, across_ranks=True, group=RANK_GROUP,
     )  # fmt: skip
     rounds: int | None = _count(
         "In how many rounds ranks multiply and sum. Without it, the plan decides.",
@@ -229,14 +233,14 @@ class Options:
             )
         if self.levels != DEFAULTS["levels"] and self.algorithm != "strassen":
             raise UsageError(
-                f"{self.levels} levels are of the algorithm strassen; the algorithm is "
+                f"{self.levels} levels need the algorithm strassen; the algorithm is "
                 f"{self.algorithm}"
             )
         if self.grid is not None and self.split != "auto":
             raise UsageError(f"a grid was given beside the split {self.split}; give one of them")
         if self.reduce == "critical" and (self.split != "cols" or self.grid):
             raise UsageError(
-                f"the critical reduction sums a split by cols; the split is {self.split}"
+                f"the critical reduction needs the split cols; the split is {self.split}"
             )
 
         if self.tune == "first-calls" and (self.kernel not in AUTOMATIC_KERNELS or self.checked):
@@ -288,7 +292,7 @@ class Options:
         """These options for MPI ranks; `UsageError` where one is for one process only."""
         if self.reduce != "ordered":
             raise UsageError(
-                f"the {self.reduce} reduction is one process's; ranks sum in order, and "
+                f"the {self.reduce} reduction is for one process; ranks sum in order, and "
                 "transport says how their partials travel"
             )
         return self

@@ -279,12 +279,13 @@ def make_problem(
     beta: Scalar = 0.0,
     trans_a: bool | str = False,
     trans_b: bool | str = False,
+    out: Described | None = None,
 ) -> Problem:
     """The problem that these arrays pose. Only their `.shape` and `.dtype` are read.
 
     With `trans_a`, A is stored as k x m; with `trans_b`, B is stored as n x k; "c" conjugates
-    too (`op_of`). Raises `UsageError` (a `ValueError`) on shapes and `DTypeError` (a `TypeError`)
-    on dtypes.
+    too (`op_of`). An `out` that holds float32 keeps the sums of 16-bit A and B. Raises
+    `UsageError` (a `ValueError`) on shapes and `DTypeError` (a `TypeError`) on dtypes.
 
         make_problem(np.ones((3, 5)), np.ones((5, 2))).m == 3
     """
@@ -295,6 +296,8 @@ def make_problem(
         if shape_of(c, "C") != (m, n):
             raise UsageError(f"C is {c.shape[0]} x {c.shape[1]}; this product is {m} x {n}")
     compute, out_dtype, operands = _promoted(*dtypes)
+    if out is not None and c is None and out_dtype in NARROW and np.can_cast("f4", out.dtype):
+        out_dtype = "float32"
     alpha = _check_scalar(alpha, "alpha", compute)
     beta = _check_scalar(beta, "beta", compute)
     if beta != 0 and c is None:

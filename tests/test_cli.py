@@ -242,7 +242,7 @@ def test_bad_input_files(files):
         (["--size", "1e4"], 2, "'1e4' is not a whole number"),
         (["--param", "BM=128"], 2, "name it too, by kernel (--kernel)"),
         (["--size", "10000000"], 1, "GiB"),
-        (["--reduce", "critical", "--split", "rows"], 2, "by cols"),
+        (["--reduce", "critical", "--split", "rows"], 2, "needs the split cols"),
     ],
 )  # fmt: skip
 def test_bad_choices_are_one_line(files, arguments, code, says):

@@ -80,7 +80,7 @@ def test_exit_codes_are_verdicts(tmp_path):
 
 def test_what_cannot_be_compared_is_refused(tmp_path):
     for old, new, says in (
-        (result(row()), result(row(m=65)), "no row in common"),
+        (result(row()), result(row(m=65)), "in common; compare results of the same kernels"),
         (result(row()), {"plan": 1}, "no times to compare"),
         (result(row()), {"rows": []}, "no times to compare"),
     ):

@@ -406,5 +406,5 @@ def test_sha256_of_files(tmp_path):
 
 
 def test_sha256_needs_files():
-    assert "--sha256 is of files" in one_line(run("run", "--size", 8, "--sha256", check=2))
+    assert "--sha256 is for files" in one_line(run("run", "--size", 8, "--sha256", check=2))
     assert "--sha256" in run("run", "--help", check=0).stdout

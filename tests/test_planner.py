@@ -210,7 +210,7 @@ def test_emulated_devices_share_one_memory():
         ({"workers": 0}, "at least 1"),
         ({"workers": 1, "split": "diagonal"}, "rows, cols and auto"),
         ({"workers": 1, "reduce": "tree", "split": "cols"}, "ordered, nccl, critical"),
-        ({"workers": 2, "reduce": "critical", "split": "rows"}, "by cols"),
+        ({"workers": 2, "reduce": "critical", "split": "rows"}, "needs the split cols"),
     ],
 )
 def test_bad_choices_are_named(options, message):

@@ -92,7 +92,9 @@ def test_a_damaged_beginning_is_refused(folder, monkeypatch, at):
     interrupted(monkeypatch, 5)
     changed(KEPT[1], at)
     before = {name: Path(name).read_bytes() for name in KEPT}
-    with pytest.raises(UsageError, match="is damaged, or no journal of hybrid-gemm; remove it"):
+    with pytest.raises(
+        UsageError, match="is damaged, or no journal of hybrid-gemm; to begin again, remove"
+    ):
         resume()
     assert {name: Path(name).read_bytes() for name in KEPT} == before
 

@@ -110,7 +110,7 @@ def test_what_does_not_go_with_resume_is_refused(folder, options, words):
 
 
 def test_resume_needs_an_output_and_panel_needs_resume():
-    for options, words in ((["--resume"], "give -o C.npy"), (["--panel", "5"], "is of --resume")):
+    for options, words in ((["--resume"], "give -o C.npy"), (["--panel", "5"], "is for --resume")):
         done = CliRunner().invoke(cli, ["run", "--size", "8", *options])
         assert isinstance(done.exception, UsageError) and words in str(done.exception)
 

@@ -245,7 +245,7 @@ def test_large_integers_wrap_as_numpys_do(dtype, runner, rng):
 @pytest.mark.parametrize("wide", ["i2", "i8", "f2", "f4", "f8", "c16", ">f8", ml_dtypes.bfloat16])
 @pytest.mark.parametrize("dtype", ["i1", "u1", "i4", "f2", "f4", "f8", "c8", ml_dtypes.bfloat16])
 def test_a_place_of_another_dtype_gets_what_a_run_gives(dtype, wide, rng):
-    """Rounded, or wrapped, to the product's dtype first."""
+    """Rounded, or wrapped, to the product's dtype first, but for float32 sums of 16 bits."""
     a, b = ((30 * rng.standard_normal(s)).astype(dtype) for s in ((9, 8), (8, 7)))
     for order, alpha in itertools.product("CF", (1, 2, 0)):
         made = []

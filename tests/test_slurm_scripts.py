@@ -163,7 +163,7 @@ def test_what_a_job_would_fail_of_is_refused(given, said):
         ("--threads 0", "at least 1"),
         ("--ranks-per-node 3 -- --grid 2,1,1", "has 2 parts, and this job 3 ranks"),
         ("--nodes 2 -- --check", "runs in one process, and this job has 2 ranks"),
-        ("--nodes 2 -- --reduce nccl", "nccl reduction is one process's"),
+        ("--nodes 2 -- --reduce nccl", "nccl reduction is for one process"),
         ("--nodes 2 -- --rounds 0", "at least 1"),
     ],
 )  # fmt: skip

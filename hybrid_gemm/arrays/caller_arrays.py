@@ -106,8 +106,8 @@ def check_device(arrays: Any, device: Multiplier) -> None:
     """Raises `DTypeError` for arrays of a GPU where no GPU multiplies."""
     if not device.on_gpu and any(map(is_device_array, arrays)):
         raise DTypeError(
-            f"arrays on a GPU were given, and the device is {device.kind}: cupy.asnumpy makes "
-            "arrays of the host of them"
+            f"arrays on a GPU were given, and the device is {device.kind}: cupy.asnumpy copies "
+            "them to the host"
         )
 
 
@@ -197,7 +197,7 @@ def check_out(out: Any, shape: tuple[int, ...], dtype: str, a: Any, b: Any, c: A
             f"out has dtype {out.dtype}; the product has dtype {dtype}, which does not cast to it"
         )
     if isinstance(out, np.ndarray) and not out.flags.writeable:
-        raise UsageError("out is read-only")
+        raise UsageError("out is read-only; give an array that can be written")
     if overlaps_itself(out):
         raise UsageError(
             f"elements of out overlap each other: its strides are {tuple(out.strides)} bytes; give "

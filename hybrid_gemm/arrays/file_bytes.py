@@ -72,7 +72,7 @@ def write_part(path: str, offset: int, cols: int, part: np.ndarray, row: int, co
                 if not np.array_equal(found, data):
                     raise HybridGemmError(
                         f"could not write {path}: read back from the disk, bytes {at} to "
-                        f"{at + len(data) - 1} are other ones than were written"
+                        f"{at + len(data) - 1} differ from those that were written"
                     )
         finally:
             os.close(descriptor)
@@ -87,8 +87,8 @@ def check_shared(path: str) -> None:
         os.close(os.open(path, os.O_RDWR))
     except OSError as error:
         raise UsageError(
-            f"{os.path.dirname(path)} is not what it is for rank 0, which began C there: "
-            f"{error.strerror} on {socket.gethostname()}; ranks of several nodes write C to a "
+            f"{os.path.dirname(path)} on {socket.gethostname()} is not the folder in which rank 0 "
+            f"began C: {error.strerror}; ranks of several nodes write C to a "
             "filesystem that all of them share"
         ) from None
 

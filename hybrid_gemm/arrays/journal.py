@@ -49,8 +49,8 @@ class Journal:
         first, *rest = map(_parsed, lines)
         if first is None or first.pop("kind", None) != KIND:
             raise UsageError(
-                f"{self.path} is damaged, or no journal of hybrid-gemm; remove it and the file "
-                "that it is of to begin again"
+                f"{self.path} is damaged, or no journal of hybrid-gemm; to begin again, remove it "
+                "and the file of the same name without .journal"
             )
         os.ftruncate(self.descriptor, end)  # without the line that was not finished
         return first, [line for line in rest if line is not None]

@@ -208,14 +208,14 @@ class CallerArrays:
         where C alone makes it one of a wider dtype, and where a C that is no `out` is not read."""
         found = make_problem(
             self.a, self.b, self.c, alpha=alpha, beta=beta, trans_a=self.trans_a,
-            trans_b=self.trans_b,
+            trans_b=self.trans_b, out=self.out,
         )  # fmt: skip
         if self.c is not None and not beta and self.out is None:
             warn("C is not read: beta is 0; beta=1 (--beta 1) adds C, out=C puts the product there")
         if self.c is not None and found.out_dtype != np.result_type(self.a.dtype, self.b.dtype):
             warn(
                 f"C is {self.c.dtype}, A is {self.a.dtype} and B is {self.b.dtype}: the product is "
-                f"computed and returned in {found.out_dtype} (convert C for another)"
+                f"computed and returned in {found.out_dtype} (convert C to get another dtype)"
             )
         return found
 

@@ -33,8 +33,8 @@ def check_no_tangent(x: Any, name: str) -> None:
     operand's."""
     if has_tangent(x):
         raise UsageError(
-            f"{name} is a tensor with a tangent, and gemm makes none of the product: "
-            "hybrid_gemm.torch.gemm has backward gradients alone"
+            f"{name} is a tensor with a tangent (forward-mode derivatives), which gemm does not "
+            "follow: hybrid_gemm.torch.gemm has backward gradients alone"
         )
 
 

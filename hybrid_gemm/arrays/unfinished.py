@@ -150,8 +150,8 @@ class Unfinished:
         if before != how:
             raise HybridGemmError(
                 f"this panel of C was multiplied in another way ({how}) than the panels before "
-                f"({before}), and has other bits; was other memory free? The finished panels are "
-                "kept: run it again as it was begun"
+                f"({before}), and has other bits; was more or less memory free? The finished "
+                "panels are kept: run it again as it was begun"
             )
         if parts is None:
             rows, cols = self.panels[panel]

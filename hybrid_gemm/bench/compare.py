@@ -60,7 +60,10 @@ def compare(
     before, after = _by_key(rows_of(old, names[0])), _by_key(rows_of(new, names[1]))
     both = [key for key in after if key in before]
     if not both:
-        raise UsageError(f"{names[0]} and {names[1]} have no row in common")
+        raise UsageError(
+            f"{names[0]} and {names[1]} have no row in common; compare results of the same "
+            "kernels and shapes"
+        )
     rows = []
     for key in both:
         was, now = before[key], after[key]

@@ -170,7 +170,10 @@ class KernelStudy:
         if self.data != "normal":
             accuracy.check_sides(self.shapes, f"data that is {self.data}")
         if self.samples < 1 or not self.noise >= 0:  # NaN too
-            raise UsageError("samples are 1 or more, and noise 0 or more")
+            raise UsageError(
+                f"samples={self.samples} and noise={self.noise:g}: it takes samples of at least 1 "
+                "and noise of at least 0"
+            )
 
     def _chooser(self, arithmetic: compute_modes.Arithmetic) -> ForEach:
         """What is timed at each problem and layout, as a function of these."""

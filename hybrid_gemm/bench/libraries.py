@@ -108,7 +108,7 @@ class LibraryStudy:
         if self.dtype not in ("float32", "float64"):
             raise UsageError(f"--dtype {self.dtype!r}: libraries multiply float32 and float64")
         if self.samples < 1:
-            raise UsageError("samples are 1 or more")
+            raise UsageError(f"samples={self.samples}: it takes at least 1")
         check_memory(self.shapes, np.dtype(self.dtype).itemsize)
 
     @property

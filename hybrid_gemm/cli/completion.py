@@ -50,7 +50,7 @@ def check_asked() -> None:
 @click.argument("shell", type=Named(tuple(SHELLS)), metavar="bash|zsh|fish")
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:
-    """Print what makes a shell complete names and options.
+    """Print the shell code that completes names and options.
 
     Commands, options, kernels, experiments, values and files are completed.
     """

@@ -44,11 +44,13 @@ class Wanted:
         if self.verify not in MODES:
             raise UsageError(f"--verify {self.verify!r}: it takes {', '.join(MODES)}")
         if self.trace and self.dry_run:
-            raise UsageError("--trace shows what a run did, and --dry-run does nothing")
+            raise UsageError(
+                "--trace shows what a run did, and --dry-run runs nothing; leave out one"
+            )
         if self.show and self.dry_run:
-            raise UsageError("--print shows A, B and C, and --dry-run makes none")
+            raise UsageError("--print shows A, B and C, and --dry-run makes none; leave out one")
         if self.panel is not None and not self.resume:
-            raise UsageError("--panel is of --resume; give both, or neither")
+            raise UsageError("--panel is for --resume; give both, or neither")
         if self.resume:
             self._check_resume()
 
@@ -58,7 +60,7 @@ class Wanted:
 
     def _check_resume(self) -> None:
         if not self.output:
-            raise UsageError("--resume is of a file; give -o C.npy")
+            raise UsageError("--resume keeps parts of a file; give -o C.npy")
         if self.panel is not None and self.panel < 1:
             raise UsageError(f"--panel {self.panel}: it takes at least 1 row and column")
         others = {

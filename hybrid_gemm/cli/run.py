@@ -147,7 +147,7 @@ _INPUT = ("m", "n", "k", "size", "c_file", "dtype", "fill", "seed", "alpha", "be
 @click.option(
     "--resume",
     is_flag=True,
-    help="Keep finished panels of C however the run ends, and take up those of an earlier one.",
+    help="Keep finished panels of C however the run ends, and go on with those of an earlier run.",
 )
 @click.option(
     "--panel",
@@ -207,11 +207,13 @@ def _refuse_contradictions(
     if ranks and not given["dry_run"]:
         raise UsageError(f"--ranks is for --dry-run; to run on {ranks}: mpirun -n {ranks} ...")
     if check and given["resume"]:
-        raise UsageError("--check watches one whole product, and --resume multiplies panels")
+        raise UsageError(
+            "--check watches one whole product, and --resume multiplies panels; leave out one"
+        )
     if sha256 and not (files or given["output"]):
-        raise UsageError("--sha256 is of files; give A.npy B.npy, or -o C.npy")
+        raise UsageError("--sha256 is for files; give A.npy B.npy, or -o C.npy")
     if sha256 and given["dry_run"]:
-        raise UsageError("--sha256 is of a result, and --dry-run makes none")
+        raise UsageError("--sha256 is for results, and --dry-run makes none; leave out one")
 
 
 def _refuse_for_files(context: click.Context, files: tuple[str, ...]) -> None:
@@ -262,7 +264,9 @@ def _prepare_check(files: tuple[str, ...], ranks: int | None, request: dict, cho
     if ranks:
         raise UsageError("--check runs kernels, and --ranks only plans; give one of them")
     if chosen["device"] not in ("auto", "emulator"):
-        raise UsageError(f"--check is the emulator's, and --device {chosen['device']} was given")
+        raise UsageError(
+            f"--check runs on the emulator, and --device {chosen['device']} was given; leave it out"
+        )
     chosen["device"] = "emulator"
     if not files and all(request[x] is None for x in ("m", "n", "k", "size")):
         request["size"] = SIZE

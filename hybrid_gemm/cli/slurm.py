@@ -85,7 +85,7 @@ class _OfAJob(Command):
     default="pmix",
     metavar="NAME",
     show_default=True,
-    help="How srun and MPI meet, as `srun --mpi=list` names it.",
+    help="What srun --mpi is: one of those that `srun --mpi=list` names.",
 )
 @click.option("--scaling", is_flag=True, help="Run on 1, 2, 4, ... ranks: strong and weak scaling.")
 @click.option(
@@ -148,7 +148,7 @@ def _check_job(job: Any) -> None:
     with run.make_context("hybrid-gemm run", list(job.run)) as context:
         given = context.params
     if job.threads and given["threads"]:
-        raise UsageError("threads are given twice: leave out one of both")
+        raise UsageError("threads were given twice, before and after --; leave out one")
     threads = job.threads or given["threads"]
     chosen = Options(**{name: given[name] for name in FLAGS} | {"threads": threads})
     if job.scaling and (named := [x for name, x in _OF_A_STUDY.items() if given[name]]):

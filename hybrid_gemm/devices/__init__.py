@@ -76,7 +76,7 @@ def open_devices(
 
     ordinals = list(gpus) if gpus is not None else list(range(cuda.count()))
     if not ordinals:
-        raise UsageError("no GPU was named; --gpus takes ordinals such as 0,1")
+        raise UsageError("gpus (--gpus) names no GPU; it takes numbers such as 0,1")
     if emulate:
         return [cuda.CudaDevice(ordinals[0], part) for part in range(emulate)]
     opened = [cuda.CudaDevice(ordinal) for ordinal in ordinals]

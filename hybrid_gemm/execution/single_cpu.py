@@ -204,12 +204,12 @@ class SingleCpuExecutor:
         if c is not None and out is None and not beta:  # which a run warns of
             return None
         problem = self.plans.settle(
-            make_problem(a, b, c, alpha=alpha, beta=beta, trans_a=trans_a, trans_b=trans_b)
+            make_problem(a, b, c, alpha=alpha, beta=beta, trans_a=trans_a, trans_b=trans_b, out=out)
         )
         real = problem.as_real()  # of a complex one what a run multiplies
         if problem.is_complex and self.plans.options.algorithm == "3m":
             return None
-        fits = problem.out_dtype == np.result_type(a.dtype, b.dtype) and (
+        fits = (c is None or problem.out_dtype == np.result_type(a.dtype, b.dtype)) and (
             out is None
             or (
                 out.shape == (problem.m, problem.n)

@@ -278,7 +278,9 @@ class SingleGpuExecutor:
             except UsageError:  # which a run raises
                 return None
         problem = self.plans.settle(
-            make_problem(a, b, added, alpha=alpha, beta=beta, trans_a=trans_a, trans_b=trans_b)
+            make_problem(
+                a, b, added, alpha=alpha, beta=beta, trans_a=trans_a, trans_b=trans_b, out=out
+            )
         )
         op_a, op_b = a.T if trans_a else a, b.T if trans_b else b
         like = self.array((problem.m, problem.n), problem.out_dtype) if out is None else out

@@ -78,7 +78,7 @@ def make_plan(
     if reduce not in REDUCTIONS:
         raise UsageError(f"no reduction is called {reduce!r}; there are {', '.join(REDUCTIONS)}")
     if reduce == "critical" and (split != "cols" or grid):
-        raise UsageError(f"the critical reduction sums a split by cols; the split is {split}")
+        raise UsageError(f"the critical reduction needs the split cols; the split is {split}")
     # Rows first, then cols: of equals the first is taken.
     shapes.sort(key=lambda shape: (-math.prod(shape), *_plainness(shape)))
     task = Task(problem, tuple(devices), kernel, reduce, resident, homes, page_locked)

@@ -90,6 +90,7 @@ class DistributedOperands:
         orders = [None if v is None else (layout(v) or "-")[0] for v in self.arrays.values()]
         return {
             **arrays, **dict(zip(_CHOICES, choices, strict=True)), "conjugates": tuple(self.conj),
+            "out": out if isinstance(out := getattr(self.out, "dtype", None), np.dtype) else None,
             "orders": orders,  # on which kernels depend, so that products differ that differ in it
         }  # fmt: skip
 
@@ -128,13 +129,24 @@ class DistributedOperands:
             whole[operand] = self._join(operand, layout, found)
         alpha, beta = everyone[0]["alpha"], everyone[0]["beta"]
         try:
-            problem = make_problem(*whole.values(), alpha=alpha, beta=beta)
+            problem = make_problem(
+                *whole.values(), alpha=alpha, beta=beta, out=self._narrowest_out(everyone)
+            )
         except UsageError as error:
             raise UsageError(f"{error}{self._joined(everyone)}") from None
         conj_a, conj_b = (
             x and whole[y].dtype.kind == "c" for x, y in zip(self.conj, "AB", strict=True)
         )
         return dataclasses.replace(problem, conj_a=conj_a, conj_b=conj_b)
+
+    def _narrowest_out(self, everyone: Sequence[dict]) -> np.ndarray | None:
+        """One like the `out` of the smallest dtype, of all ranks that get C; None if one of these
+        gives none."""
+        given = [everyone[self.root]] if self.result == "root" else everyone
+        dtypes = [told["out"] for told in given]
+        if None in dtypes:
+            return None
+        return np.empty((0, 0), min(dtypes, key=lambda dtype: dtype.itemsize))
 
     def _joined(self, everyone: Sequence[dict]) -> str:
         """How the matrices came about that ranks have parts of, where they do not fit."""

@@ -76,7 +76,7 @@ def _refused_by_all(args: tuple, _keywords: Mapping[str, Any], error: TypeError)
 class RankRunner:
     """Repeated products over the ranks of `comm` (mpi4py); keeps devices and transports.
 
-    Each rank takes the GPUs that are its by its number on its node, and splits its own box
+    Each rank takes the GPUs that belong to its number on its node, and splits its own box
     over `threads` in the way of `split`. `grid` (pm, pn, pk) cuts the product over ranks
     where `split` does not say enough. The keywords are options, which `help(RankRunner.__init__)`
     explains; all ranks give the same but for `gpus`. All ranks make the runner, and call each of

@@ -2,7 +2,7 @@
 
 import json
 
-from . import ROOT, grid, result
+from . import ROOT, grid, kernel_rows, result
 
 SIDE = 8192  # of the speeds
 K = 4096  # of the errors
@@ -29,12 +29,13 @@ def choices() -> str:
     """Error, speed and memory of each arithmetic, and when to take it."""
     error, fastest = _errors(), _rates()
     lines = [
-        f"Speed is that of `--kernel auto` on an NVIDIA H200 at m = n = k = {SIDE}, data on the "
-        "GPU, packing included ([strict fp32, float64, int32]"
-        "(../hybrid_gemm/kernel_choice/tuned/nvidia_h200.json), "
-        "[fp32x3](results/fp32x3_h200.json), [TF32](results/tf32_h200.json), "
-        "[16 bits](results/narrow_h200.json)). Error is the Frobenius norm of the error over that "
-        f"of C, for standard normal float32 data at k = {K} ([fp32, fp32x3, TF32 on an H200]"
+        "Speed is that of the fastest kernel measured, cuBLAS included, on NVIDIA H200s at m = n = "
+        f"k = {SIDE}: device time, data on the GPU, packing included ([strict fp32, float64, "
+        "int32](../hybrid_gemm/kernel_choice/tuned/nvidia_h200.json), "
+        "[fp32x3](results/named_fp32x3_h200.json), [TF32](results/named_tf32_h200.json), "
+        "[float16](results/narrow_h200.json), [bfloat16](results/named_bfloat16_h200.json)). Error "
+        "is the Frobenius norm of the error over that of C, for standard normal float32 data at "
+        f"k = {K} ([fp32, fp32x3, TF32 on an H200]"
         "(results/accuracy_h200.json), [the others on the emulator]"
         "(results/dtypes_emulator.json)).",
         "",
@@ -68,7 +69,7 @@ def _rates() -> dict[str, float]:
     for name, file in RESULTS.items():
         found[name] = max(
             row["gflops"] / 1e3
-            for row in result(file)["rows"]
+            for row in kernel_rows(file)
             if (row["m"], row["n"], row["k"], row["layout"]) == (SIDE, SIDE, SIDE, "nn")
             and name in (row["dtype"], row["compute"].partition(" ")[0])
         )

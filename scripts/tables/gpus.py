@@ -2,7 +2,7 @@
 
 import re
 
-from . import grid, result
+from . import grid, result, samples
 
 
 def ranks() -> str:
@@ -11,8 +11,8 @@ def ranks() -> str:
     sizes = sorted({row["size"] for row in data["rows"]})
     ms = {(row["way"], row["size"]): row["median_ms"] for row in data["rows"]}
     lines = [
-        "Medians in ms on 4 GPUs (" + data["gpu"] + "), `cols`, data on the devices, all in one "
-        "run by `scripts/measure-ranks` ([figures](results/ranks4_h200.json)):",
+        f"Medians of {samples(data['rows'])} in ms on 4 GPUs ({data['gpu']}), `cols`, data on the "
+        "devices, all in one run by `scripts/measure-ranks` ([figures](results/ranks4_h200.json)):",
         "",
     ]
     ways = dict.fromkeys(row["way"] for row in data["rows"])
@@ -67,7 +67,15 @@ def scaling() -> str:
          f"{r['gflops'] / 1e3:.1f}", f"{r['efficiency']:.3f}"]
         for r in result("scaling4")["rows"]
     )  # fmt: skip
-    return "\n".join(grid(["<study", "ranks", "<m x n x k", "ms", "TFLOP/s", "of ideal"], rows))
+    return "\n".join(
+        [
+            "By `cols`, data on the devices, one rank for each GPU, medians of "
+            f"{samples(result('scaling4')['rows'])} in ms, each product verified ([commands "
+            "and samples](results/scaling4_h200.json)):",
+            "",
+            *grid(["<study", "ranks", "<m x n x k", "ms", "TFLOP/s", "of ideal"], rows),
+        ]
+    )
 
 
 def links() -> str:
@@ -105,8 +113,9 @@ def links() -> str:
 def peers() -> str:
     """Whole products beside other libraries', on one, two and four GPUs."""
     lines = [
-        "Times in ms from host arrays to host arrays, fp32, medians, all ways in turn in one run "
-        "by `hybrid-gemm bench --libraries` ([one GPU](results/peers1_h200.json), "
+        "Times in ms from host arrays to host arrays, fp32, medians of "
+        f"{samples(row for n in (1, 2, 4) for row in result(f'peers{n}')['rows'])}, all ways in "
+        "turn in one run by `hybrid-gemm bench --libraries` ([one GPU](results/peers1_h200.json), "
         "[two](results/peers2_h200.json), [four](results/peers4_h200.json)). CuPy and PyTorch use "
         "one GPU and make a fresh C; in brackets is how many times as long as ours each takes, "
         "with a fresh C where it makes one.",
@@ -144,7 +153,7 @@ def resident() -> str:
     mine = [r for r in rows if r["study"] == "resident"]
     one = {r["size"]: r["total_ms"] for r in mine if r["gpus"] == 1}
     lines = [
-        "Data on the GPUs, medians in ms by `scripts/measure-gpus resident` "
+        f"Data on the GPUs, medians of {samples(mine)} in ms by `scripts/measure-gpus resident` "
         "([figures](results/gpus4_h200.json)); *alone* is the workers' products without sum or "
         "copy, in turn with the whole:",
         "",
@@ -164,8 +173,8 @@ def limited() -> str:
     """One GPU with and without a limit to its memory."""
     rows = result("limited1")["rows"]
     lines = [
-        "One H200 from pageable arrays, once with `--max-device-memory`, by `scripts/measure-gpus "
-        "limited` ([figures](results/limited1_h200.json)):",
+        "One H200 from pageable arrays, without and with `--max-device-memory`, one run of each, "
+        "by `scripts/measure-gpus limited` ([figures](results/limited1_h200.json)):",
         "",
     ]
     columns = ["<m = n = k", "<limit", "planned memory", "turns", "to the GPU", "s", "of the first"]
@@ -185,9 +194,9 @@ def copying() -> str:
     """What copies carry where products take little."""
     rows = result("carried2")["rows"]
     lines = [
-        f"From host arrays in TF32 and float16 on {rows[0]['gpus']} H200s, medians in ms by "
-        "`scripts/measure-gpus copying` ([figures](results/carried2_h200.json)); GB/s is of A, B "
-        "and C together:",
+        f"From host arrays in TF32 and float16 on {rows[0]['gpus']} H200s, medians of "
+        f"{samples(rows)} in ms by `scripts/measure-gpus copying` "
+        "([figures](results/carried2_h200.json)); GB/s is of A, B and C together:",
         "",
     ]
     columns = ["<m = n = k", "<dtype", "<memory", "copying threads", "whole", "multiplying", "GB/s"]
@@ -205,8 +214,9 @@ def small() -> str:
     ways = list(dict.fromkeys(row["way"] for row in rows))
     ms = {(row["memory"], row["size"], row["way"]): row["time_ms"] for row in rows}
     lines = [
-        f"Whole calls on a host of {rows[0]['gpus']} H200s, fp32, medians in ms by "
-        "`scripts/measure-gpus small` ([figures](results/small2_h200.json)):",
+        f"Whole calls on a host of {rows[0]['gpus']} H200s, fp32, medians of "
+        f"{samples(rows)} in ms by `scripts/measure-gpus small` "
+        "([figures](results/small2_h200.json)):",
         "",
     ]
     where = {"host": "pageable, on the host", "device": "on one GPU"}
@@ -228,7 +238,8 @@ def executors() -> str:
     table = ([*what, *(f"{of[n]:.2f}" for n in sizes)] for what, of in by.items())
     same = sum(r["same_bits"] and r["verdict"] == "passed" for r in rows)
     lines = [
-        "Python's time over that of native threads, medians of the same plan in turns, two H200s "
+        "Python's time over that of native threads, medians of "
+        f"{samples(rows)} of the same plan in turns, two H200s "
         "([figures](results/executors2_h200.json), `scripts/measure-host executors`):",
         "",
         *grid(["<arithmetic", "<memory", *map(str, sizes)], table),
@@ -253,9 +264,10 @@ def host_arrays() -> str:
                "predicted / measured, one", "two", "measured / bound, one", "two"]  # fmt: skip
     of = ", ".join(sorted({x["name"] for x in data["environment"]["cuda"]["gpus"]}))
     title = (
-        f"Whole calls of `Runner.gemm` on two GPUs ({of}), medians in ms, by `scripts/measure-host "
-        "ways` after `tune --links` ([figures](results/host2_h100.json)). The constants of the "
-        "prediction are from another host:"
+        f"Whole calls of `Runner.gemm` on two GPUs ({of}), medians of "
+        f"{samples(data['rows'])} in ms, by `scripts/measure-host ways` after `tune --links` "
+        "([figures](results/host2_h100.json)). The constants of the prediction are from another "
+        "host:"
     )
     return _folded(title, columns, rows, said)
 
@@ -263,7 +275,8 @@ def host_arrays() -> str:
 def four_gpus() -> str:
     """The same by one GPU, two, four, and as many as are chosen."""
     counts = (1, 2, 4)
-    cells, said = _of_calls(result("host4"), counts)
+    data = result("host4")
+    cells, said = _of_calls(data, counts)
     rows = [
         [*cell, *(f"{by[n]['time_ms']:.1f}" for n in counts),
          by[0]["workers"], f"{by[0]['time_ms']:.1f}",
@@ -272,7 +285,10 @@ def four_gpus() -> str:
     ]  # fmt: skip
     columns = ["<arithmetic", "<arrays", "m = n = k", "one GPU", "two", "four", "GPUs chosen",
                "as chosen", "as chosen / bound"]  # fmt: skip
-    title = "The same on a host of four H200s ([figures](results/host4_h200.json)):"
+    title = (
+        f"The same on a host of four H200s, medians of {samples(data['rows'])} "
+        "([figures](results/host4_h200.json)):"
+    )
     return _folded(title, columns, rows, said)
 
 

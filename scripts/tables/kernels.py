@@ -8,7 +8,7 @@ import statistics
 from hybrid_gemm.bench import drawing, heldout
 from hybrid_gemm.bench.selection import SERIES
 
-from . import ROOT, grid, result
+from . import ROOT, grid, kernel_rows, result
 
 CARDS = ("h100", "h200")
 TIMES = "fitted_times_h200.json.gz"
@@ -73,12 +73,12 @@ def thin_products() -> str:
             ])  # fmt: skip
     said = (
         "Shapes drawn at random at which one of these is the fastest of our kernels, on an H200 "
-        f"([times](results/{TIMES})), geometric means. *Of memory*: the time over that of the "
-        f"bytes of A, B and C at {MB_A_MS / 1e3:g} TB/s, where those are more than {LARGE_MB} MB; "
-        "*before*: of the fastest of the others, cuBLAS included:"
+        f"([times](results/{TIMES})), geometric means. The last columns are of large shapes, whose "
+        f"A, B and C have more than {LARGE_MB} MB: the time over that of these bytes at "
+        f"{MB_A_MS / 1e3:g} TB/s. *Others* is the fastest of all other kernels, cuBLAS included:"
     )
     columns = ["<kernel", "<dtype", "shapes", "cuBLAS / it", "our others / it", "large shapes",
-               "of memory, before", "worst", "now"]  # fmt: skip
+               "others / memory", "worst", "it / memory"]  # fmt: skip
     return "\n".join([said, "", *grid(columns, table)])
 
 
@@ -115,7 +115,7 @@ def bars() -> str:
     square["nn", 16384] = ratio["nn", 16384, 16384, 16384]
     int32 = max(r["gflops"] for r in rows if r["dtype"] == "int32" and r["m"] == r["k"] == 4096)
     launches = result("launch")["rows"]
-    ours, cupy = launches[0]["ours_us"], statistics.median(row["cupy_us"] for row in launches)
+    ours, cupy = launches[0]["ours_us"], launches[0]["cupy_us"]
     auto = {mode: result("fitted")["modes"][mode]["worth"]["all"]
             for mode in ("float32", "float64")}  # fmt: skip
     cases = [
@@ -135,7 +135,7 @@ def bars() -> str:
             for mode, worth in auto.items()
         ),
         ("int32, 4096, of the integer peak", 0.90, int32 / PEAK_INT32_GFLOPS, ""),
-        (f"`cupy.matmul` / a warm `Runner.gemm`, n = {launches[0]['size']}, host included", 1.0,
+        (f"`cupy.matmul` / `Runner.gemm`, n = {launches[0]['size']}, calls back to back", 1.0,
          cupy / ours, f"{cupy:.1f} / {ours:.1f} us"),
     ]  # fmt: skip
     lines = [
@@ -166,7 +166,7 @@ def cards() -> str:
             ("strict fp32", x, n): ratio.get((x, n, n, n)) for x in LAYOUTS for n in SIDES
         }
         for name in ("fp32x3", "tf32", "narrow"):
-            for row in result(name, card)["rows"]:
+            for row in kernel_rows(name, card):
                 if not row["kernel"].startswith("cublas") and row["m"] == row["k"]:
                     what = row["dtype"] if name == "narrow" else name
                     key = what, row["layout"], row["m"]
@@ -174,7 +174,10 @@ def cards() -> str:
     lines = [
         "Ratios to cuBLAS of the same arithmetic (fp32x3: to cuBLAS fp32). H100 80GB HBM3 "
         "([fp32](results/tuned_h100.json), [fp32x3](results/fp32x3_h100.json), "
-        "[TF32](results/tf32_h100.json), [16 bits](results/narrow_h100.json)) and H200, at "
+        "[TF32](results/tf32_h100.json), [16 bits](results/narrow_h100.json)) and H200 ([fp32]"
+        "(results/tuned_h200.json), [fp32x3](results/named_fp32x3_h200.json), [TF32 at "
+        "4096](results/tf32_h200.json), [above](results/named_tf32_h200.json), [float16, bfloat16 "
+        "at 4096](results/narrow_h200.json), [above](results/named_bfloat16_h200.json)), at "
         f"m = n = k = {', '.join(map(str, SIDES))}:",
         "",
     ]
@@ -196,7 +199,7 @@ MODES = {
 
 
 def calls() -> str:
-    """What a call costs the host, and what a first product does."""
+    """What a call costs the host."""
     found = result("launch")
     lines = [
         "Host time of a call in microseconds, which does not wait for the GPU: matrices of "
@@ -218,8 +221,13 @@ def calls() -> str:
         f"float32: `auto` is {min(ratios):.2f} to {max(ratios):.2f} times as fast as "
         f"`cupy.matmul` (median {statistics.median(ratios):.2f})."
     )
-    return "\n".join([*lines, *grid(headings, table), "", said, "", *_first_products(found),
-                      "", *_ahead(found)])  # fmt: skip
+    return "\n".join([*lines, *grid(headings, table), "", said])
+
+
+def first_calls() -> str:
+    """What a first product costs, and what is copied while its kernels are compiled."""
+    found = result("launch")
+    return "\n".join([*_first_products(found), "", *_ahead(found)])
 
 
 def _first_products(found: dict) -> list[str]:
@@ -233,8 +241,9 @@ def _first_products(found: dict) -> list[str]:
         for name, of in seconds.items()
     ]
     return [
-        "The first product of a process, 1024^3 from NumPy arrays, in seconds from the program's "
-        "first line, imports included. Cold: no kernel was compiled before:",
+        "The first product of a process, 1024^3 from NumPy arrays on an H200, in seconds from the "
+        "program's first line, imports included ([figures](results/launch_h200.json)). Cold: no "
+        "kernel was compiled before:",
         "",
         *grid(["<", "cold", "warm"], table),
     ]
@@ -319,16 +328,16 @@ def held_out() -> str:
     names[names.index("tf32") : 0] = ["float16", "long_float16", "tiny_float16"]
     files = {x: ROOT / f"docs/results/heldout_{x}_h200.json" for x in names}
     found = {x: json.loads(file.read_text()) for x, file in files.items() if file.exists()}
-    seeds = ", ".join(str(data["seed"]) for data in found.values())
     linked = ", ".join(
-        f"[{x.replace('lines_', 'lines of ').replace('_', ' ')}](results/{files[x].name})"
-        for x in found
+        f"[{data['mode']}{', ' + drawing.ALONE[x.split('_')[0]] if '_' in x else ''}]"
+        f"(results/{files[x].name})"
+        for x, data in found.items()
     )
     lines = [
-        "The same of the shipped models at other shapes, of seeds that were looked at once "
-        f"({seeds}; {linked}, by scripts/measure-heldout). Those of one row or column, and the "
-        "five classes of float64, were measured before these models were fitted. Each product had "
-        "a verdict; wrong: how many failed it:",
+        "The same at other shapes, each set drawn from a seed of its own and looked at once "
+        f"({linked}; by scripts/measure-heldout). The rows of one row or column, and the five "
+        "classes of float64, are of earlier models, the others of the shipped ones. Each product "
+        "had a verdict; *wrong*: how many failed it:",
         "",
     ]
     table: list[list[object]] = []
@@ -348,25 +357,23 @@ def held_out() -> str:
 
 def held_out_h100() -> str:
     """The same on an H100, by the H200's models and by its own."""
-    table, named = [], []
+    table = []
     for mode in HELD_OUT:
         for of, name in (("the H200's", f"{mode}_lent"), ("its own", mode)):
             file = f"heldout_{name}_h100.json"
             data = json.loads((ROOT / "docs/results" / file).read_text())
             own, auto, first, worst, _regret, _most, wrong = heldout.summary(data["rows"])
             linked = f"[{of}](results/{file})"
-            named.append(str(data["seed"]))
             table.append([mode, linked, len(data["rows"]), own, auto, first, worst, wrong])
     for mode in LONG_MODES:
         file = f"heldout_long_{mode}_h100.json"
         data = json.loads((ROOT / "docs/results" / file).read_text())
         own, auto, first, worst, _regret, _most, wrong = heldout.summary(data["rows"])
         linked = f"[its own](results/{file})"
-        named.append(str(data["seed"]))
         count = len(data["rows"])
         table.append([f"{mode}, {drawing.LONG}", linked, count, own, auto, first, worst, wrong])
     headings = [
         "<mode", "<models", "shapes", "own", "`auto`", "1st percentile", "worst", "wrong"
     ]  # fmt: skip
-    said = f"H100 80GB HBM3, shapes of all classes, each of a seed of its own ({', '.join(named)}):"
+    said = "H100 80GB HBM3, shapes of all classes, each set drawn from a seed of its own:"
     return "\n".join([said, "", *grid(headings, table)])

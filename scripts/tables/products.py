@@ -3,7 +3,7 @@ docs/calls.md."""
 
 import statistics
 
-from . import grid, result
+from . import asked, grid, result
 
 
 def complex_numbers() -> str:
@@ -14,7 +14,7 @@ def complex_numbers() -> str:
         by.setdefault((row["dtype"], row["compute"]), {})[row["size"]] = row
     sizes = sorted({row["size"] for row in rows})
     table = [
-        [*what, *(f"{of[n][x]:{how}}" if n in of else "" for n in sizes
+        [what[0], asked(what[1]), *(f"{of[n][x]:{how}}" if n in of else "" for n in sizes
                   for x, how in (("ours_tflops", ".0f"), ("ratio", ".2f"))),
          f"{max(row['ours_error'] / row['cupy_error'] for row in of.values()):.2f}"]
         for what, of in by.items()

@@ -2,21 +2,25 @@
 
 import statistics
 
-from . import grid, result
+from hybrid_gemm.bench.accuracy import KINDS
+
+from . import asked, grid, kernel_rows, result
 
 
 def splits() -> str:
     """float32 by three products on tensor cores, packing included, beside cuBLAS fp32."""
     lines = [
         "fp32x3, packing included, beside cuBLAS fp32 in the same run: ratio, and TFLOP/s of ours "
-        "([normal](results/fp32x3_h200.json), [wide](results/fp32x3_wide_h200.json), "
+        "([normal](results/fp32x3_h200.json), [1024, 4096, 8192 and 16384 "
+        "cubed](results/named_fp32x3_h200.json), [wide](results/fp32x3_wide_h200.json), "
         "[huge](results/fp32x3_huge_h200.json)):",
         "",
     ]
     columns = ["<m x n x k", "<data", "<split", "of cuBLAS", "TFLOP/s", "<held back by"]
     table, ratios = [], []
     for name in ("fp32x3", "fp32x3_wide", "fp32x3_huge"):
-        for (_dtype, _layout, m, n, k), both in _beside(name).items():
+        cases = sorted(_beside(name).items(), key=lambda x: (x[0][2] == x[0][4], x[0][2]))
+        for (_dtype, _layout, m, n, k), both in cases:
             ours = both[False]
             split = ours["compute"].removeprefix("fp32x3 (").removesuffix(")")
             table.append([
@@ -45,12 +49,13 @@ def residues() -> str:
     ]
     table = [
         [
-            str(row["m"]), row["compute"].removeprefix("fp64x (").removesuffix(")"),
+            str(row["m"]), asked(row["compute"]).removeprefix("fp64x (").removesuffix(")"),
             f"{row['ratio']:.2f}", f"{row['ours_tflops']:.0f}", f"{row['cublas_tflops']:.0f}",
         ]
         for row in data["sizes"]["rows"]
     ]  # fmt: skip
     columns = ["m = n = k", "<by", "of cuBLAS", "TFLOP/s", "cuBLAS"]
+    apart = ", in a run of their own" if "note" in data["limit"] else ""
     limits = [
         [
             str(row["size"]), row["what"], f"{row['tops']:.0f}", str(row["power_w"]),
@@ -62,19 +67,9 @@ def residues() -> str:
         *lines, *grid(columns, table), "",
         f"Of {len(random)} shapes drawn at random, with sides from 64 to 12288, "
         f"{len(taken)} were made by residues; the worst ratio of all is {worst:.2f}.", "",
-        "The product of random residues alone, 14 moduli, and cuBLAS's int8 product:", "",
-        *grid(["m = n = k", "<product", "TOP/s", "W", "MHz"], limits), *_notes(data),
+        f"The product of random residues alone, 14 moduli, and cuBLAS's int8 product{apart}:", "",
+        *grid(["m = n = k", "<product", "TOP/s", "W", "MHz"], limits),
     ])  # fmt: skip
-
-
-def _notes(data: dict) -> list[str]:
-    """What a result file says of how its parts were measured, where that is not as the others."""
-    said: dict[str, list[str]] = {}
-    for part in ("sizes", "random", "limit"):
-        if note := data[part].get("note"):
-            said.setdefault(note, []).append(part)
-    lines = [f"- {' and '.join(parts)}: {note}." for note, parts in said.items()]
-    return ["", "When these were measured:", "", *lines] if lines else []
 
 
 def residue_errors() -> str:
@@ -103,7 +98,9 @@ def rounded() -> str:
     sizes = sorted({case[2] for case in cases})
     lines = [
         "One product, beside cuBLAS of the same arithmetic in the same run: ratio "
-        "([TF32](results/tf32_h200.json), [16 bits](results/narrow_h200.json)):",
+        "([TF32](results/tf32_h200.json), [16 bits](results/narrow_h200.json), later NN and NT at "
+        "8192 and 16384: [TF32](results/named_tf32_h200.json), "
+        "[bfloat16](results/named_bfloat16_h200.json)):",
         "",
     ]
     table = []
@@ -128,7 +125,8 @@ def errors() -> str:
     lines = [
         f"Frobenius errors at k = {', '.join(map(str, shown))}, and fp32x3's against cuBLAS fp32's "
         f"at the k from {ks[0]} to {ks[-1]} where it does worst, "
-        "by `hybrid-gemm bench --accuracy`, m = n = 1024 ([figures](results/accuracy_h200.json)):",
+        "by `hybrid-gemm bench --accuracy`, m = n = 1024 ([figures](results/accuracy_h200.json)). "
+        f"Data: {'; '.join(f'*{kind}*, {words}' for kind, words in KINDS.items())}.",
         "",
     ]
     columns = ["<data", "fp32x3", "cuBLAS fp32", "TF32", "Frobenius, worst", "largest, worst",
@@ -148,9 +146,8 @@ def errors() -> str:
 
 def _beside(name: str) -> dict:
     """Ours and cuBLAS by case, of a run of `bench --compute`."""
-    rows = result(name)["rows"]
     found = {}
-    for row in rows:
+    for row in kernel_rows(name):
         case = row["dtype"], row["layout"], row["m"], row["n"], row["k"]
         found.setdefault(case, {})[row["kernel"].startswith("cublas")] = row
     return found

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from support.arrays import integers
 
-from hybrid_gemm import RankRunner
+from hybrid_gemm import RankRunner, gemm
 from hybrid_gemm.errors import UnavailableError
 
 pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures("without_models")]
@@ -89,3 +89,18 @@ def test_narrow_operands(runner, dtype, split, rng):
 def test_where_there_are_no_tensor_cores(comm):
     with pytest.raises(UnavailableError, match=r"tf32 needs tensor cores.*is cpu"):
         RankRunner(comm, device="cpu", compute="tf32")
+
+
+@pytest.mark.parametrize("result", ["replicated", "root", "rows"])
+@pytest.mark.parametrize("device", ["cpu", "emulator"])
+@pytest.mark.parametrize("split", ["rows", "cols"])
+def test_a_wider_out_of_16_bits_keeps_the_float32_sums(comm, split, device, result):
+    a, b = np.ones((8, 4097), "f2"), np.ones((4097, 6), "f2")  # float16 rounds 4097 to 4096
+    rows = len(range(comm.rank * 8 // comm.size, (comm.rank + 1) * 8 // comm.size))
+    out = np.zeros((rows if result == "rows" else 8, 6), "f4")
+    if result == "root" and comm.rank:
+        out = None
+    got = gemm(a, b, comm=comm, device=device, split=split, result=result, out=out)
+    assert got is out
+    if out is not None:
+        assert (out == 4097).all()
