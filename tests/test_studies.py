@@ -2,11 +2,12 @@
 
 import csv
 import io
+import itertools
 from dataclasses import dataclass, field
 
 import pytest
 
-from hybrid_gemm.bench import study
+from hybrid_gemm.bench import kernels, study
 from hybrid_gemm.bench.accuracy import AccuracyStudy
 from hybrid_gemm.bench.kernels import KernelStudy
 from hybrid_gemm.bench.libraries import LibraryStudy
@@ -90,3 +91,16 @@ def test_wrong_rows_are_found_and_tables_shown(capsys):
 def test_choices_are_checked_before_anything_is_measured(made):
     with pytest.raises(UsageError):
         made()
+
+
+def test_kernels_are_compared_by_samples_of_the_same_turns():
+    """The clock of a GPU changes: of a kernel that is timed longer, other samples count."""
+    timing = KernelStudy([], [(8, 8, 8)], device="cpu", samples=12)
+    turns = itertools.count()
+    steady, wavering = (
+        kernels._Timed({}, sample) for sample in (lambda: 1.0, lambda: 1.0 + next(turns) % 2)
+    )
+    timing._sample_in_turn([steady, wavering])
+    assert len(steady.taken) == len(wavering.taken) == 12
+    timing._sample_in_turn(alone := [kernels._Timed({}, lambda: 1.0)])
+    assert len(alone[0].taken) == kernels.LEAST_SAMPLES

@@ -104,7 +104,8 @@ class KernelStudy:
     `variants` are timed at each of `shapes`; they may be a function of the problem and its layout.
     Without any, the kernel for tensor cores is timed beside cuBLAS, where `compute` or a narrow
     dtype asks for it, and without tensor cores each of the device's kernels. A row takes up to
-    `samples` samples, fewer once the median's standard error is below the fraction `noise` of it.
+    `samples` samples, fewer once the standard errors of the medians of a case's rows are all below
+    the fraction `noise` of them.
     With `cold` the L2 cache of the GPU holds none of A, B and C when a product starts. `data` is a
     kind of `accuracy.KINDS`. With `calls`, what a call of `gemm` takes the host is measured too, on
     GPUs: it does not wait for the product. A variant that cannot run a shape is a row whose note
@@ -353,17 +354,22 @@ class KernelStudy:
             self.opened.flush_cache(self.stream)
 
     def _sample_in_turn(self, timed: Sequence[_Timed]) -> None:
-        """One sample of each in turn, until each has enough."""
+        """One sample of each in turn, until all have enough: a GPU's clock changes, and ratios
+        compare what ran under the same."""
         going = list(timed)
-        while going:
+        while going and not all(self._enough(x.taken) for x in timed):
             for each in list(going):
                 each.taken.append(each.sample())
-                if self._enough(each.taken):
-                    each.row.update(self.opened.readings())
+                if self._has_most(each.taken):
                     going.remove(each)
+        for each in timed:
+            each.row.update(self.opened.readings())
+
+    def _has_most(self, taken: list[float]) -> bool:
+        return len(taken) >= self.samples or sum(taken) > ROW_MS
 
     def _enough(self, taken: list[float]) -> bool:
-        if len(taken) >= self.samples or sum(taken) > ROW_MS:
+        if self._has_most(taken):
             return True
         if len(taken) < LEAST_SAMPLES:
             return False
