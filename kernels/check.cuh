@@ -101,9 +101,3 @@ __device__ __forceinline__ void add(unsigned long long& to, unsigned long long x
                                     unsigned long long y) {
     to += x * y;
 }
-
-__device__ __forceinline__ Sum over_warp(Sum x) {
-#pragma unroll
-    for (int lanes = 16; lanes; lanes /= 2) x += __shfl_xor_sync(~0u, x, lanes);
-    return x;
-}

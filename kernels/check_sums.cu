@@ -6,7 +6,7 @@ role    = "check_sums"
 # READ    1: elements are numbers; 2: their bits are, whatever the dtype
 params  = [{GROUPS = 8, READ = 1}, {GROUPS = 8, READ = 2}]
 block   = ["128", "1", "1"]
-grid    = ["ceil(m / 64)", "GROUPS", "1"]
+grid    = ["ceil(m / 64)", "min(GROUPS, max(1, ceil(65536 / max(1, m))))", "1"]
 require = ["READ <= 2"]
 dtypes  = ["float32", "float64", "int32", "int64", "float16", "bfloat16"]
 source  = "K. Huang and J. Abraham, Algorithm-based fault tolerance for matrix operations, 1984"
@@ -16,7 +16,7 @@ source  = "K. Huang and J. Abraham, Algorithm-based fault tolerance for matrix o
 constexpr int THREADS = 128, WARPS = THREADS / 32;
 constexpr int HEIGHT = 64;              // rows of a block
 constexpr int FEW = SIZE == 2 ? 8 : 4;  // neighbours in a row that a thread reads at once
-constexpr int SOME = TRANS_A ? 2 : 4;   // rows of a warp at a time, and of a thread across them
+constexpr int SOME = TRANS_A ? 2 : 4;   // rows of a thread at a time
 constexpr int COLUMNS = 8;              // that a thread reads before it sums them up
 
 struct Pair {
@@ -35,18 +35,21 @@ __device__ __forceinline__ void take(Pair& to, E element, Sum weight) {
     }
 }
 
-// The sums of some rows from `row` on, over columns from `begin` up to `end`, by a warp.
+// The sums of rows `row`, `row` + apart, ... below `rows`, over columns from `begin` up to `end`, by
+// `lanes` lanes that are neighbours.
 template <bool WHOLE>
-__device__ __forceinline__ void sum_rows(const Source<E, !TRANS_A>& source, int row, int begin,
-                                         int end, const Sum* weights, Pair (&mine)[SOME]) {
+__device__ __forceinline__ void sum_rows(const Source<E, !TRANS_A>& source, int row, int apart,
+                                         int rows, int lanes, int begin, int end,
+                                         const Sum* weights, Pair (&mine)[SOME]) {
     struct alignas(16) Weights {
         Sum x[FEW];
     };
 #pragma unroll 2
-    for (int j = begin + FEW * (threadIdx.x % 32); j < end; j += 32 * FEW) {
-        Packed<E, FEW> read[SOME];
+    for (int j = begin + FEW * (threadIdx.x & (lanes - 1)); j < end; j += FEW * lanes) {
+        Packed<E, FEW> read[SOME] = {};
 #pragma unroll
-        for (int i = 0; i < SOME; ++i) read[i] = packed<WHOLE, FEW>(source, row + i, j);
+        for (int i = 0; i < SOME; ++i)
+            if (row + apart * i < rows) read[i] = packed<WHOLE, FEW>(source, row + apart * i, j);
         const Weights of = *(const Weights*)(weights + j);
 #pragma unroll
         for (int i = 0; i < SOME; ++i) {
@@ -84,52 +87,65 @@ extern "C" __global__ void __launch_bounds__(THREADS, 5)
     check_sums(int rows, int cols, int width, const void* X, long long ldx, const Sum* weights,
                Sum* sums, Sum* seconds) {
     const Source<E, !TRANS_A> source = {(const E*)X, ldx, rows, cols};
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int row0 = blockIdx.x * HEIGHT, group = blockIdx.y;
-    const long long from = (long long)group * width;
-    const int begin = from < cols ? (int)from : cols;
-    const int end = from + width < cols ? (int)(from + width) : cols;
-    const auto store = [&](int row, Pair of) {
-        sums[(long long)row * GROUPS + group] = of.sum;
-        seconds[(long long)row * GROUPS + group] = of.second;
-    };
-    if (!TRANS_A) {
-        const bool whole = is_whole<FEW>(source);
-#pragma unroll 1
-        for (int row = row0 + SOME * warp; row < row0 + HEIGHT && row < rows; row += SOME * WARPS) {
-            Pair mine[SOME] = {};
-            if (whole)
-                sum_rows<true>(source, row, begin, end, weights, mine);
-            else
-                sum_rows<false>(source, row, begin, end, weights, mine);
-#pragma unroll
-            for (int i = 0; i < SOME; ++i) {
-                const Pair all = {over_warp(mine[i].sum), over_warp(mine[i].second)};
-                if (lane == 0 && row + i < rows) store(row + i, all);
-            }
-        }
-        return;
-    }
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, row0 = blockIdx.x * HEIGHT;
     __shared__ Sum of_other[HEIGHT];  // what another warp found
-    Pair mine[SOME] = {};
-    if (is_whole<SOME>(source))
-        sum_columns<true>(source, row0 + SOME * lane, begin, end, weights, mine);
-    else
-        sum_columns<false>(source, row0 + SOME * lane, begin, end, weights, mine);
 #pragma unroll 1
-    for (int other = 2; other < 2 * WARPS; ++other) {  // the first warp adds up
-        const bool second = other % 2;
-        __syncthreads();
+    for (int group = blockIdx.y; group < GROUPS; group += gridDim.y) {
+        const long long from = (long long)group * width;
+        const int begin = from < cols ? (int)from : cols;
+        const int end = from + width < cols ? (int)(from + width) : cols;
+        const auto store = [&](int row, Pair of) {
+            sums[(long long)row * GROUPS + group] = of.sum;
+            seconds[(long long)row * GROUPS + group] = of.second;
+        };
+        if (!TRANS_A) {
+            int lanes = 1;  // of a row: as many as have something to read
+            while (lanes < 32 && FEW * lanes < width) lanes *= 2;
+            const int apart = THREADS / lanes, past = min(rows, row0 + HEIGHT);
+            const bool whole = is_whole<FEW>(source);
+#pragma unroll 1
+            for (int row = row0; row < past; row += SOME * apart) {
+                const int own = row + threadIdx.x / lanes;
+                Pair mine[SOME] = {};
+                if (whole)
+                    sum_rows<true>(source, own, apart, past, lanes, begin, end, weights, mine);
+                else
+                    sum_rows<false>(source, own, apart, past, lanes, begin, end, weights, mine);
+#pragma unroll 1
+                for (int x = lanes / 2; x; x /= 2) {
+#pragma unroll
+                    for (int i = 0; i < SOME; ++i) {
+                        mine[i].sum += __shfl_xor_sync(~0u, mine[i].sum, x);
+                        mine[i].second += __shfl_xor_sync(~0u, mine[i].second, x);
+                    }
+                }
+#pragma unroll
+                for (int i = 0; i < SOME; ++i)
+                    if (lane % lanes == 0 && own + apart * i < past)
+                        store(own + apart * i, mine[i]);
+            }
+            continue;
+        }
+        Pair mine[SOME] = {};
+        if (is_whole<SOME>(source))
+            sum_columns<true>(source, row0 + SOME * lane, begin, end, weights, mine);
+        else
+            sum_columns<false>(source, row0 + SOME * lane, begin, end, weights, mine);
+#pragma unroll 1
+        for (int other = 2; other < 2 * WARPS; ++other) {  // the first warp adds up
+            const bool second = other % 2;
+            __syncthreads();
+#pragma unroll
+            for (int x = 0; x < SOME; ++x)
+                if (warp == other / 2)
+                    of_other[SOME * lane + x] = second ? mine[x].second : mine[x].sum;
+            __syncthreads();
+#pragma unroll
+            for (int x = 0; x < SOME; ++x)
+                if (!warp) (second ? mine[x].second : mine[x].sum) += of_other[SOME * lane + x];
+        }
 #pragma unroll
         for (int x = 0; x < SOME; ++x)
-            if (warp == other / 2)
-                of_other[SOME * lane + x] = second ? mine[x].second : mine[x].sum;
-        __syncthreads();
-#pragma unroll
-        for (int x = 0; x < SOME; ++x)
-            if (!warp) (second ? mine[x].second : mine[x].sum) += of_other[SOME * lane + x];
+            if (!warp && row0 + SOME * lane + x < rows) store(row0 + SOME * lane + x, mine[x]);
     }
-#pragma unroll
-    for (int x = 0; x < SOME; ++x)
-        if (!warp && row0 + SOME * lane + x < rows) store(row0 + SOME * lane + x, mine[x]);
 }

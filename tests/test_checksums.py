@@ -42,6 +42,26 @@ def test_kernels_sum_as_numpy_does(kernel_device, rng):
                 assert same(_host(through.second), squares)
 
 
+@pytest.mark.parametrize(("dtype", "order"), [("float32", "n"), ("int32", "n"), ("float16", "t")])
+def test_sums_of_many_rows_and_over_many_shares(kernel_device, rng, dtype, order):
+    """Blocks have several groups, and a product has more shares of k than where it has many rows."""
+    device = open_device(kernel_device)
+    stream, sums, host = device.stream(), KernelChecksums(device), HostChecksums(open_device("cpu"))
+    x = (40 * rng.standard_normal((40_000, 13))).astype(dtype)
+    x = x if order == "n" else np.asfortranarray(x)
+    with device.using(stream):
+        there = device.empty_like(x, dtype)
+        device.copy(there, x, stream)
+        found, product = sums.sums(there, stream), sums.product(there.T, there, stream)
+        stream.synchronize()
+    assert product.of.shape[0] == 79
+    host.weights._kept.update({n: _host(w) for n, w in sums.weights._kept.items()})
+    wanted, through = host.sums(x, stream), host.product(x.T, x, stream)
+    same = np.array_equal if x.dtype.kind == "i" else np.allclose
+    assert same(_host(found.of), wanted.of) and same(_host(found.second), wanted.second)
+    assert same(_host(product.whole().of), through.of)
+
+
 @needs("emulator")
 @pytest.mark.parametrize("dtype", ["float16", "float32", "int64"])
 @pytest.mark.parametrize("order", "nt")
