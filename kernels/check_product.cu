@@ -6,7 +6,7 @@ role    = "check_product"
 # READ    1: elements are numbers
 params  = [{GROUPS = 8, READ = 1}]
 block   = ["256", "1", "1"]
-grid    = ["ceil(m / 256)", "max(1, min(ceil(k / 512), max(16, min(128, ceil(2048 / max(1, ceil(m / 32)))))))", "1"]
+grid    = ["ceil(m / 256)", "max(1, min(ceil(k / 512), max(16, min(1024, ceil(2048 / max(1, ceil(m / 32)))))))", "1"]
 require = ["READ == 1", "GROUPS == 8"]
 dtypes  = ["float32", "float64", "int32", "int64", "float16", "bfloat16"]
 source  = "K. Huang and J. Abraham, Algorithm-based fault tolerance for matrix operations, 1984"

@@ -35,21 +35,19 @@ __device__ __forceinline__ void take(Pair& to, E element, Sum weight) {
     }
 }
 
-// The sums of rows `row`, `row` + apart, ... below `rows`, over columns from `begin` up to `end`, by
-// `lanes` lanes that are neighbours.
+// The sums of some rows over columns from `begin` up to `end`, by `lanes` lanes that are neighbours.
 template <bool WHOLE>
-__device__ __forceinline__ void sum_rows(const Source<E, !TRANS_A>& source, int row, int apart,
-                                         int rows, int lanes, int begin, int end,
-                                         const Sum* weights, Pair (&mine)[SOME]) {
+__device__ __forceinline__ void sum_rows(const Source<E, !TRANS_A>& source, const int (&rows)[SOME],
+                                         int lanes, int begin, int end, const Sum* weights,
+                                         Pair (&mine)[SOME]) {
     struct alignas(16) Weights {
         Sum x[FEW];
     };
 #pragma unroll 2
     for (int j = begin + FEW * (threadIdx.x & (lanes - 1)); j < end; j += FEW * lanes) {
-        Packed<E, FEW> read[SOME] = {};
+        Packed<E, FEW> read[SOME];
 #pragma unroll
-        for (int i = 0; i < SOME; ++i)
-            if (row + apart * i < rows) read[i] = packed<WHOLE, FEW>(source, row + apart * i, j);
+        for (int i = 0; i < SOME; ++i) read[i] = packed<WHOLE, FEW>(source, rows[i], j);
         const Weights of = *(const Weights*)(weights + j);
 #pragma unroll
         for (int i = 0; i < SOME; ++i) {
@@ -88,29 +86,29 @@ extern "C" __global__ void __launch_bounds__(THREADS, 5)
                Sum* sums, Sum* seconds) {
     const Source<E, !TRANS_A> source = {(const E*)X, ldx, rows, cols};
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, row0 = blockIdx.x * HEIGHT;
-    __shared__ Sum of_other[HEIGHT];  // what another warp found
+    const int count = min(HEIGHT, rows - row0);
+    __shared__ Pair found[HEIGHT][GROUPS];
 #pragma unroll 1
     for (int group = blockIdx.y; group < GROUPS; group += gridDim.y) {
         const long long from = (long long)group * width;
         const int begin = from < cols ? (int)from : cols;
         const int end = from + width < cols ? (int)(from + width) : cols;
-        const auto store = [&](int row, Pair of) {
-            sums[(long long)row * GROUPS + group] = of.sum;
-            seconds[(long long)row * GROUPS + group] = of.second;
-        };
         if (!TRANS_A) {
             int lanes = 1;  // of a row: as many as have something to read
             while (lanes < 32 && FEW * lanes < width) lanes *= 2;
-            const int apart = THREADS / lanes, past = min(rows, row0 + HEIGHT);
+            const int apart = THREADS / lanes;
             const bool whole = is_whole<FEW>(source);
 #pragma unroll 1
-            for (int row = row0; row < past; row += SOME * apart) {
-                const int own = row + threadIdx.x / lanes;
+            for (int next = threadIdx.x / lanes; next < HEIGHT; next += SOME * apart) {
+                int own[SOME];  // beyond the block's, those beyond the matrix, which are zero
+#pragma unroll
+                for (int i = 0; i < SOME; ++i)
+                    own[i] = next + apart * i < count ? row0 + next + apart * i : rows;
                 Pair mine[SOME] = {};
                 if (whole)
-                    sum_rows<true>(source, own, apart, past, lanes, begin, end, weights, mine);
+                    sum_rows<true>(source, own, lanes, begin, end, weights, mine);
                 else
-                    sum_rows<false>(source, own, apart, past, lanes, begin, end, weights, mine);
+                    sum_rows<false>(source, own, lanes, begin, end, weights, mine);
 #pragma unroll 1
                 for (int x = lanes / 2; x; x /= 2) {
 #pragma unroll
@@ -121,8 +119,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 5)
                 }
 #pragma unroll
                 for (int i = 0; i < SOME; ++i)
-                    if (lane % lanes == 0 && own + apart * i < past)
-                        store(own + apart * i, mine[i]);
+                    if (lane % lanes == 0 && own[i] < rows) found[own[i] - row0][group] = mine[i];
             }
             continue;
         }
@@ -132,20 +129,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, 5)
         else
             sum_columns<false>(source, row0 + SOME * lane, begin, end, weights, mine);
 #pragma unroll 1
-        for (int other = 2; other < 2 * WARPS; ++other) {  // the first warp adds up
-            const bool second = other % 2;
-            __syncthreads();
+        for (int other = 0; other < WARPS; ++other) {  // one warp after the other joins in
 #pragma unroll
-            for (int x = 0; x < SOME; ++x)
-                if (warp == other / 2)
-                    of_other[SOME * lane + x] = second ? mine[x].second : mine[x].sum;
+            for (int x = 0; x < SOME; ++x) {
+                Pair& to = found[SOME * lane + x][group];
+                if (warp == other && other) to.sum += mine[x].sum, to.second += mine[x].second;
+                if (warp == other && !other) to = mine[x];
+            }
             __syncthreads();
-#pragma unroll
-            for (int x = 0; x < SOME; ++x)
-                if (!warp) (second ? mine[x].second : mine[x].sum) += of_other[SOME * lane + x];
         }
-#pragma unroll
-        for (int x = 0; x < SOME; ++x)
-            if (!warp && row0 + SOME * lane + x < rows) store(row0 + SOME * lane + x, mine[x]);
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < HEIGHT * GROUPS; i += THREADS) {
+        const int row = row0 + i / GROUPS, group = i % GROUPS;
+        if (i / GROUPS >= count || group % gridDim.y != blockIdx.y) continue;
+        sums[(long long)row * GROUPS + group] = found[row - row0][group].sum;
+        seconds[(long long)row * GROUPS + group] = found[row - row0][group].second;
     }
 }
