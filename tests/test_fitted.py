@@ -105,6 +105,20 @@ def test_a_kernel_is_taken_only_near_the_sides_at_which_it_was_timed():
     assert variant in made(alone).times_us((700, 800, 20), "nn", MACHINE)  # there is no other
 
 
+def test_a_time_is_longer_far_from_what_was_timed():
+    """Where rows begin on 16 bytes alone, what others cost is not known."""
+    measured = invented()
+    measured.times[...] *= np.random.default_rng(6).lognormal(0, 0.1, measured.times.shape)
+    everywhere, fast = made(measured), measured.ours[0]
+    off = [any(costs.off_line(d.shape, d.layout, "float32")) for d in measured.drawn]
+    measured.times[off, fast] = np.nan
+    model, variant = made(measured), measured.variants[fast]
+    for k, longer in ((1024, False), (1025, True)):
+        at = (2048, 2048, k), "nn", MACHINE
+        ratio = model.times_us(*at)[variant] / everywhere.times_us(*at)[variant]
+        assert (ratio > 2) is longer and (0.9 < ratio < 1.1) is not longer
+
+
 def test_a_library_that_jumps_makes_the_lead_that_is_asked_larger():
     """Times that no model can know are known not to be known."""
     measured = invented()

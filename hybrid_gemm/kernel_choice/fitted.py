@@ -29,7 +29,7 @@ from .. import catalog
 from ..catalog import Variant
 from ..errors import UnavailableError, UsageError
 from ..host.notes import note
-from . import costs, library_kernels, tables
+from . import costs, library_kernels, reach, tables
 from .costs import Sides
 from .library_kernels import Launched
 from .likeness import SIDES, Compared, places
@@ -53,12 +53,14 @@ BEYOND = 2.5
 
 @dataclass(frozen=True)
 class Fitted:
-    """One variant: microseconds of each of its counts, and weights of the measured shapes."""
+    """One variant: microseconds of each of its counts, weights of the measured shapes, and for
+    which products the constants were fitted (`reach.of`; of a library zeros)."""
 
     variant: Variant
     constants: np.ndarray
     mean: float
     weights: np.ndarray
+    reach: np.ndarray
 
     def cost_us(self, sides: Sides, layout: str, dtype: str, multiprocessors: int) -> float:
         """What the counts of a product cost, which the weights correct."""
@@ -142,7 +144,9 @@ class Model:
         among: Collection[Variant] | None = None,
     ) -> dict[Variant, float]:  # fmt: skip
         """The predicted time of every variant that can multiply the shape, or of those `among`
-        these, in microseconds; that of the library by what it launches, if that is known."""
+        these, in microseconds; that of the library by what it launches, if that is known. Far from
+        the products at which a variant was timed it is longer by the error, which grows with the
+        distance."""
         processors = machine.multiprocessors
         found = dict(self._times_us(sides, layout, processors, among and frozenset(among)))
         if launched and self.library:
@@ -161,6 +165,7 @@ class Model:
             dtype = OPERANDS[self.mode]
             alike = self._compared.likeness(self._place(sides, layout))
             logs = np.log2(np.maximum(1, sides))
+            error = self._our_errors(self._near(sides, layout))
             found: dict[Variant, float] = {}
             far: dict[Variant, float] = {}  # from all shapes at which they were timed
             for group in self._by_kernel:
@@ -171,10 +176,11 @@ class Model:
                 if not able:
                     continue
                 offs, near = group.offs(alike), group.near(logs)
-                for i in able:
-                    each = group.fitted[i]
+                costs_us, distances = group.costs_us(able, sides, layout, dtype, processors)
+                for i, us, distance in zip(able, costs_us, distances, strict=True):
                     to = found if near[i] or among is not None else far
-                    to[each.variant] = each.cost_us(sides, layout, dtype, processors) * offs[i]
+                    longer = math.exp(error * (distance - 1))
+                    to[group.fitted[i].variant] = us * offs[i] * longer
             return found | far if all(v.kernel.library for v in found) else found
 
         return times
@@ -248,6 +254,8 @@ class OfKernel:
     shapes: np.ndarray
     least: np.ndarray
     most: np.ndarray
+    constants: np.ndarray
+    reaches: np.ndarray
 
     @classmethod
     def of(cls, fitted: Sequence[Fitted], sides: np.ndarray) -> OfKernel:
@@ -258,12 +266,24 @@ class OfKernel:
             fitted, np.array([x.mean for x in fitted]), weights[:, shapes], shapes,
             np.array([x.min(0) for x in timed]) - math.log2(BEYOND),
             np.array([x.max(0) for x in timed]) + math.log2(BEYOND),
+            np.array([x.constants for x in fitted]), np.array([x.reach for x in fitted], float),
         )  # fmt: skip
 
     def near(self, logs: np.ndarray) -> list[bool]:
         """Of which variants that is so at a shape."""
         off = (self.least > logs) | (self.most < logs)
         return [not any(x) for x in off.tolist()]
+
+    def costs_us(
+        self, of: Sequence[int], sides: Sides, layout: str, dtype: str, multiprocessors: int
+    ) -> tuple[list[float], list[float]]:
+        """What the counts of a product cost some of the variants, which the weights correct; and
+        how far it is from those at which each was timed (`reach.distances`)."""
+        counted = np.array([
+            costs.counts(self.fitted[i].variant, sides, layout, dtype, multiprocessors) for i in of
+        ])  # fmt: skip
+        us = np.maximum(LEAST_US, (counted * self.constants[of]).sum(1))
+        return us.tolist(), reach.distances(counted / us[:, None], self.reaches[of]).tolist()
 
     def offs(self, alike: np.ndarray) -> list[float]:
         """By what factor each variant is off at a shape so like the measured ones."""
@@ -391,13 +411,16 @@ def from_data(data: Mapping[str, Any], machine: Machine, lent: str = "") -> Mode
     about = data["about"]
     mode: str = about["mode"]
     found = []
-    for each, weights in zip(about["variants"], data["weights"], strict=True):
+    for each, weights, reached in zip(
+        about["variants"], data["weights"], data["reaches"], strict=True
+    ):
         kernel = catalog.kernels().get(each["kernel"])
         if kernel is None or each["params"].keys() != kernel.params[0].keys():
             continue
         variant = Variant(kernel, dict(each["params"]))
         constants = np.array(costs.with_parts(variant, each["constants"]), float)
-        found.append(Fitted(variant, constants, float(each["mean"]), weights * WEIGHT))
+        reached = reached[: len(constants), : len(constants)]
+        found.append(Fitted(variant, constants, float(each["mean"]), weights * WEIGHT, reached))
     return Model(
         mode, places(data["sides"], data["layouts"], OPERANDS[mode]), tuple(found),
         _errors(data["errors"]), data if about["library"] else None, machine.multiprocessors, lent,
@@ -419,7 +442,7 @@ def _library(data: Mapping[str, Any], mode: str, processors: int) -> FittedLibra
     variant = catalog.get(about["kernel"]).variant()
     fit = Fitted(
         variant, np.array(about["constants"], float), float(about["mean"]),
-        data["library_weights"] * WEIGHT,
+        data["library_weights"] * WEIGHT, np.zeros(0),
     )  # fmt: skip
     return FittedLibrary(kernels, at, rows[:, 0], fit, _errors(data["library_errors"]))
 
