@@ -325,10 +325,10 @@ def reaches(data: Mapping[str, Any]) -> np.ndarray:
             )
         ])  # fmt: skip
         shares = counted / _cost(constants, counted)[:, None]
-        given = constants != each["constants"]  # what `with_parts` knows
-        shares[:, given] = 0
+        rare = costs.ADDED if variant.cuts_last else slice(0)  # of few products, if any, timed
+        shares[:, rare] = 0
         one = reach.of(shares)
-        one[:, given] = 0
+        one[:, rare] = 0
         found.append(one)
     most = max(map(len, found))
     return np.stack([np.pad(x, (0, most - len(x))) for x in found])
