@@ -46,9 +46,7 @@ LEAD = 1.5
 LEADS = {"float16": 1.0}  # So much is enough where so few are then slower than 0.97 of the library.
 LINE_LEAD = 1.0  # Of one row or column too, where ours are faster at nine shapes of ten.
 LEAST_US = 1.0  # that a count costs, before it is corrected
-# Times the longest measured side, or by which it is shorter than the shortest, beyond which nothing
-# is known.
-BEYOND = 2.5
+BEYOND = 2.5  # times longer, or shorter, than all measured sides: there nothing is known
 
 
 @dataclass(frozen=True)
@@ -102,7 +100,7 @@ class FittedLibrary:
     @functools.cached_property
     def known_errors(self) -> Errors:
         """What is expected by its errors."""
-        return Errors(self.errors[None])
+        return Errors(self.errors)
 
 
 def library_places(
@@ -185,17 +183,18 @@ class Model:
 
         return times
 
-    def error(self, sides: Sides, layout: str, launched: Launched | None = None) -> float:
-        """By how much, as a share, the difference between the library's time and ours is expected
-        to be wrong at a shape; infinite where it is far longer than all that were measured."""
+    def errors_at(
+        self, sides: Sides, layout: str, launched: Launched | None = None
+    ) -> tuple[float, float]:
+        """By how much, as shares, the library's time and ours are expected to be wrong at a shape;
+        infinite where it is far longer than all that were measured."""
         if not self.knows(sides):
-            return math.inf
+            return math.inf, math.inf
         near = self._near(sides, layout)
         if not (launched and self.library):
-            return self._errors(near)
-        near_theirs = self.library.compared.nearness(self._place(sides, layout))
-        theirs = self.library.known_errors(near_theirs)
-        return math.hypot(theirs, self._our_errors(near))
+            return self._their_errors(near), self._our_errors(near)
+        launched_near = self.library.compared.nearness(self._place(sides, layout))
+        return self.library.known_errors(launched_near), self._our_errors(near)
 
     def knows(self, sides: Sides) -> bool:
         """Whether a prediction means something: no side is far longer than all that were
@@ -207,12 +206,12 @@ class Model:
         return (BEYOND * np.exp2(self.places[:, :SIDES].max(0))).tolist()
 
     @functools.cached_property
-    def _errors(self) -> Errors:
-        return Errors(self.errors)
+    def _their_errors(self) -> Errors:
+        return Errors(self.errors[0])
 
     @functools.cached_property
     def _our_errors(self) -> Errors:
-        return Errors(self.errors[1:])
+        return Errors(self.errors[1])
 
     @functools.cached_property
     def _place(self) -> Callable[[Sides, str], np.ndarray]:
@@ -295,7 +294,7 @@ class Errors:
     where they are known."""
 
     def __init__(self, errors: np.ndarray) -> None:
-        squares = (errors**2).sum(0)
+        squares = errors**2
         self._known = np.flatnonzero(np.isfinite(squares))
         self._squares = squares[self._known]
 
