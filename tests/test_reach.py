@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 from support.fitted import MACHINE
 
+from hybrid_gemm.bench import fitting
+from hybrid_gemm.errors import UsageError
 from hybrid_gemm.kernel_choice import choices, fitted, reach
 
 
@@ -43,3 +45,20 @@ def test_a_kernel_is_not_believed_at_rows_of_c_of_which_none_like_them_was_timed
     model = fitted.from_data(fitted.shipped(MACHINE, "float64"), MACHINE)
     choice = choices.chosen(model, (1411795, 16, 1), "nt", MACHINE, own=False)
     assert choice.variant.name != "tall"
+
+
+@pytest.mark.parametrize("mode", ["float64", "int32", "fp32x3"])
+def test_shipped_models_reach_as_far_as_their_shapes(mode):
+    data = fitted.shipped(MACHINE, mode)
+    made = fitting.reaches(data)
+    assert made.shape == data["reaches"].shape
+    for mine, theirs in zip(made, data["reaches"], strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-3, atol=1e-3 * float(np.abs(theirs).max()))
+
+
+def test_a_model_that_does_not_say_how_far_it_reaches_is_made_anew(tmp_path):
+    data = dict(fitted.shipped(MACHINE, "fp32x3"))
+    del data["reaches"]
+    (tmp_path / "model.npz").write_bytes(fitted.as_bytes(data))
+    with pytest.raises(UsageError, match="run tune again"):
+        fitted.read(tmp_path / "model.npz", MACHINE)
