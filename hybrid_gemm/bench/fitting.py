@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from .. import catalog
 from ..catalog import Variant
-from ..kernel_choice import costs, fitted, likeness
+from ..kernel_choice import costs, fitted, likeness, reach
 from ..kernel_choice.library_kernels import Launched
 from ..kernel_choice.tables import Machine
 from .drawing import Drawn
@@ -301,7 +302,36 @@ def data(
         "errors": _whole(errors(measured, found)),
         "weights": _whole(found.weights.T), **{f"library_{x}": y for x, y in beside.items()},
     }  # fmt: skip
-    return made if base is None else _after(base, made)
+    whole = made if base is None else _after(base, made)
+    return whole | {"reaches": reaches(whole)}
+
+
+def reaches(data: Mapping[str, Any]) -> np.ndarray:
+    """Of each variant of a model's data, how far its constants reach (`reach.of`), by the shapes at
+    which it was timed: (variants, counts, counts); zeros of a library, which is not counted."""
+    about, dtype = data["about"], fitted.OPERANDS[data["about"]["mode"]]
+    found = []
+    for each, weights in zip(about["variants"], data["weights"], strict=True):
+        variant = Variant(catalog.get(each["kernel"]), each["params"])
+        constants = np.array(costs.with_parts(variant, each["constants"]))
+        timed = np.flatnonzero(weights)
+        if variant.kernel.library or not len(timed):
+            found.append(np.zeros((len(constants), len(constants)), np.float32))
+            continue
+        counted = np.array([
+            costs.counts(variant, tuple(sides), layout, dtype, about["multiprocessors"])
+            for sides, layout in zip(
+                data["sides"][timed].tolist(), data["layouts"][timed].tolist(), strict=True
+            )
+        ])  # fmt: skip
+        shares = counted / _cost(constants, counted)[:, None]
+        rare = costs.ADDED if variant.cuts_last else slice(0)  # of few products, if any, timed
+        shares[:, rare] = 0
+        one = reach.of(shares)
+        one[:, rare] = 0
+        found.append(one)
+    most = max(map(len, found))
+    return np.stack([np.pad(x, (0, most - len(x))) for x in found])
 
 
 def _after(base: Mapping[str, Any], made: Mapping[str, Any]) -> dict[str, Any]:

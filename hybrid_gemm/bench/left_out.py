@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -33,17 +32,16 @@ class LeftOut:
         of, us = self.measured, np.exp(self.fit.left_out[row])
         times = {v: float(x) for v, x in zip(of.variants, us, strict=True) if x == x}
         near = self._near[row]
-        error = fitted.Errors(self._errors)(near)
+        theirs, ours = (fitted.Errors(x)(near) for x in self._errors)
         at = of.launches.row(of.drawn[row]) if of.launches and self.library else None
         lead = self.lead or fitted.lead_of(of.mode, of.drawn[row].shape)
-        first = choices.pick(times, error, own=own, can_ask=at is not None, lead=lead)
+        first = choices.pick(times, (theirs, ours), own=own, can_ask=at is not None, lead=lead)
         if at is None or not (first.doubtful or (ask and first.variant.kernel.library)):
             return first
         assert self.library  # where `at` is known
         times[self.library.variant] = float(np.exp(self.library.left_out[at]))
-        theirs = fitted.Errors(self.library.errors[None])(self._near_launched(row, at))
-        error = math.hypot(theirs, fitted.Errors(self._errors[1:])(near))
-        return choices.pick(times, error, own=own, can_ask=False, lead=lead)
+        theirs = fitted.Errors(self.library.errors)(self._near_launched(row, at))
+        return choices.pick(times, (theirs, ours), own=own, can_ask=False, lead=lead)
 
     def timed(self, row: int) -> np.ndarray:
         """The times at a shape; infinite where a variant was not timed."""
@@ -55,21 +53,27 @@ class LeftOut:
         return errors(self.measured, self.fit)
 
     @functools.cached_property
+    def _places(self) -> np.ndarray:
+        return self.measured.places
+
+    @functools.cached_property
     def _near(self) -> np.ndarray:
-        places = self.measured.places
-        near = likeness.nearness(places, places)
+        near = likeness.nearness(self._places, self._places)
         np.fill_diagonal(near, 0)
         return near
 
     @functools.cached_property
-    def _launched_places(self) -> np.ndarray:
+    def _launched(self) -> likeness.Compared:
+        """Where it is known what the library launched."""
         assert self.measured.launches
         drawn = self.measured.launches.drawn
         dtype = fitted.OPERANDS[self.measured.mode]
-        return likeness.places([d.shape for d in drawn], [d.layout for d in drawn], dtype)
+        return likeness.Compared(
+            likeness.places([d.shape for d in drawn], [d.layout for d in drawn], dtype)
+        )
 
     def _near_launched(self, row: int, at: int) -> np.ndarray:
-        near = likeness.nearness(self.measured.places[row : row + 1], self._launched_places)[0]
+        near = self._launched.nearness(self._places[row])
         near[at] = 0
         return near
 

@@ -64,8 +64,8 @@ def fastest_of(
         total = {v: us + count * times[v] for v, us in total.items() if v in times}
     if all(v.kernel.library for v in total):  # none of ours can multiply all of them
         return None
-    lead, error = known.lead(largest), known.error(largest, layout)
-    choice = pick(total, error, own=own, can_ask=False, lead=lead, lent=known.lent)
+    lead, errors = known.lead(largest), known.errors_at(largest, layout)
+    choice = pick(total, errors, own=own, can_ask=False, lead=lead, lent=known.lent)
     return choice if choice.us < total.get(first, math.inf) else None
 
 
@@ -99,37 +99,37 @@ def chosen(
 ) -> Choice:  # fmt: skip
     """As `fastest`, by this model."""
     times = known.times_us(sides, layout, machine, launched)
-    error = known.error(sides, layout, launched)
+    errors = known.errors_at(sides, layout, launched)
     can_ask = launched is None and bool(known.library_data)
-    return pick(times, error, own=own, can_ask=can_ask, lead=known.lead(sides), lent=known.lent)
+    return pick(times, errors, own=own, can_ask=can_ask, lead=known.lead(sides), lent=known.lent)
 
 
 def pick(
-    times: Mapping[Variant, float], error: float, *, own: bool, can_ask: bool, lead: float,
-    lent: str = "",
+    times: Mapping[Variant, float], errors: tuple[float, float], *, own: bool, can_ask: bool,
+    lead: float, lent: str = "",
 ) -> Choice:  # fmt: skip
-    """What to run by predicted times and the error of the library's beside ours. `can_ask`: what
+    """What to run by predicted times and the errors of the library's and of ours. `can_ask`: what
     the library launches could be asked for; `lead` and `lent`: as in `Model`."""
     of = f", by times of {lent}" if lent else ""
     ours = min((v for v in times if not v.kernel.library), key=times.__getitem__)
     library = None if own else next((v for v in times if v.kernel.library), None)
     doubtful = False
     if library:
-        ahead = math.log(times[library] / times[ours])
+        ahead, error = math.log(times[library] / times[ours]), math.hypot(*errors)
         doubtful = can_ask and abs(ahead) < DOUBT * error < math.inf
         if error == math.inf:
             return Choice(library, times[library], error, "longer than all that was measured")
         if ahead < lead * error:
             why = f"predicted {times[library]:.3g} us{of}; no kernel of ours leads clearly"
-            return Choice(library, times[library], error, why, doubtful)
-    return Choice(ours, times[ours], error, f"predicted {times[ours]:.3g} us{of}", doubtful)
+            return Choice(library, times[library], errors[0], why, doubtful)
+    return Choice(ours, times[ours], errors[1], f"predicted {times[ours]:.3g} us{of}", doubtful)
 
 
 def strict_is_faster(mode: str, plain: Choice, choice: Choice) -> bool:
     """Whether a choice in strict fp32 is to be preferred to one in fp32x3 or TF32: to fp32x3 unless
-    that leads clearly, and to a library in TF32 only where strict fp32 leads clearly. To fp32x3
-    beyond all that was measured where it is predicted to be faster."""
+    that leads clearly, and to a library in TF32 only where strict fp32 leads clearly, by the errors
+    of both. To fp32x3 beyond all that was measured where it is predicted to be faster."""
     if mode == "fp32x3":
         return plain.us < choice.us * (1 + (choice.error if choice.error < math.inf else 0))
-    clearly = fitted.LEAD * plain.error if choice.variant.kernel.library else 0.0
-    return plain.us * (1 + clearly) < choice.us
+    error = math.hypot(plain.error, choice.error) if choice.variant.kernel.library else 0.0
+    return plain.us * (1 + fitted.LEAD * error) < choice.us

@@ -23,7 +23,7 @@ _LINE = 16  # bytes on which rows begin that can be read as vectors, or by TMA
 # Of a kernel on tensor cores: where its counts have that another launch adds something up, and how
 # many MB; and microseconds of both where models have none, for they were fitted before the last
 # tiles were cut: read off fp32x3 at 1536, 2304 and 3072 on one H100.
-_ADDED, _ADDED_US = slice(8, 10), (3.0, 0.3)
+ADDED, _ADDED_US = slice(8, 10), (3.0, 0.3)
 
 
 def counts(
@@ -48,8 +48,8 @@ def with_parts(variant: Variant, constants: Sequence[float]) -> list[float]:
     """A variant's constants with what adding parts of the last tiles costs, where it cuts these and
     no time in the model has that."""
     made = list(constants)
-    if variant.cuts_last and not any(made[_ADDED]):
-        made[_ADDED] = _ADDED_US
+    if variant.cuts_last and not any(made[ADDED]):
+        made[ADDED] = _ADDED_US
     return made
 
 

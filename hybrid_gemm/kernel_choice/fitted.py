@@ -29,7 +29,7 @@ from .. import catalog
 from ..catalog import Variant
 from ..errors import UnavailableError, UsageError
 from ..host.notes import note
-from . import costs, library_kernels, tables
+from . import costs, library_kernels, reach, tables
 from .costs import Sides
 from .library_kernels import Launched
 from .likeness import SIDES, Compared, places
@@ -46,19 +46,19 @@ LEAD = 1.5
 LEADS = {"float16": 1.0}  # So much is enough where so few are then slower than 0.97 of the library.
 LINE_LEAD = 1.0  # Of one row or column too, where ours are faster at nine shapes of ten.
 LEAST_US = 1.0  # that a count costs, before it is corrected
-# Times the longest measured side, or by which it is shorter than the shortest, beyond which nothing
-# is known.
-BEYOND = 2.5
+BEYOND = 2.5  # times longer, or shorter, than all measured sides: there nothing is known
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """One variant: microseconds of each of its counts, and weights of the measured shapes."""
+    """One variant: microseconds of each of its counts, weights of the measured shapes, and for
+    which products the constants were fitted (`reach.of`; of a library zeros)."""
 
     variant: Variant
     constants: np.ndarray
     mean: float
     weights: np.ndarray
+    reach: np.ndarray
 
     def cost_us(self, sides: Sides, layout: str, dtype: str, multiprocessors: int) -> float:
         """What the counts of a product cost, which the weights correct."""
@@ -100,7 +100,7 @@ class FittedLibrary:
     @functools.cached_property
     def known_errors(self) -> Errors:
         """What is expected by its errors."""
-        return Errors(self.errors[None])
+        return Errors(self.errors)
 
 
 def library_places(
@@ -142,7 +142,9 @@ class Model:
         among: Collection[Variant] | None = None,
     ) -> dict[Variant, float]:  # fmt: skip
         """The predicted time of every variant that can multiply the shape, or of those `among`
-        these, in microseconds; that of the library by what it launches, if that is known."""
+        these, in microseconds; that of the library by what it launches, if that is known. Far from
+        the products at which a variant was timed it is longer by the error, which grows with the
+        distance."""
         processors = machine.multiprocessors
         found = dict(self._times_us(sides, layout, processors, among and frozenset(among)))
         if launched and self.library:
@@ -161,6 +163,7 @@ class Model:
             dtype = OPERANDS[self.mode]
             alike = self._compared.likeness(self._place(sides, layout))
             logs = np.log2(np.maximum(1, sides))
+            error = self._our_errors(self._near(sides, layout))
             found: dict[Variant, float] = {}
             far: dict[Variant, float] = {}  # from all shapes at which they were timed
             for group in self._by_kernel:
@@ -171,25 +174,27 @@ class Model:
                 if not able:
                     continue
                 offs, near = group.offs(alike), group.near(logs)
-                for i in able:
-                    each = group.fitted[i]
+                costs_us, distances = group.costs_us(able, sides, layout, dtype, processors)
+                for i, us, distance in zip(able, costs_us, distances, strict=True):
                     to = found if near[i] or among is not None else far
-                    to[each.variant] = each.cost_us(sides, layout, dtype, processors) * offs[i]
+                    longer = math.exp(error * (distance - 1))
+                    to[group.fitted[i].variant] = us * offs[i] * longer
             return found | far if all(v.kernel.library for v in found) else found
 
         return times
 
-    def error(self, sides: Sides, layout: str, launched: Launched | None = None) -> float:
-        """By how much, as a share, the difference between the library's time and ours is expected
-        to be wrong at a shape; infinite where it is far longer than all that were measured."""
+    def errors_at(
+        self, sides: Sides, layout: str, launched: Launched | None = None
+    ) -> tuple[float, float]:
+        """By how much, as shares, the library's time and ours are expected to be wrong at a shape;
+        infinite where it is far longer than all that were measured."""
         if not self.knows(sides):
-            return math.inf
+            return math.inf, math.inf
         near = self._near(sides, layout)
         if not (launched and self.library):
-            return self._errors(near)
-        near_theirs = self.library.compared.nearness(self._place(sides, layout))
-        theirs = self.library.known_errors(near_theirs)
-        return math.hypot(theirs, self._our_errors(near))
+            return self._their_errors(near), self._our_errors(near)
+        launched_near = self.library.compared.nearness(self._place(sides, layout))
+        return self.library.known_errors(launched_near), self._our_errors(near)
 
     def knows(self, sides: Sides) -> bool:
         """Whether a prediction means something: no side is far longer than all that were
@@ -201,12 +206,12 @@ class Model:
         return (BEYOND * np.exp2(self.places[:, :SIDES].max(0))).tolist()
 
     @functools.cached_property
-    def _errors(self) -> Errors:
-        return Errors(self.errors)
+    def _their_errors(self) -> Errors:
+        return Errors(self.errors[0])
 
     @functools.cached_property
     def _our_errors(self) -> Errors:
-        return Errors(self.errors[1:])
+        return Errors(self.errors[1])
 
     @functools.cached_property
     def _place(self) -> Callable[[Sides, str], np.ndarray]:
@@ -248,6 +253,8 @@ class OfKernel:
     shapes: np.ndarray
     least: np.ndarray
     most: np.ndarray
+    constants: np.ndarray
+    reaches: np.ndarray
 
     @classmethod
     def of(cls, fitted: Sequence[Fitted], sides: np.ndarray) -> OfKernel:
@@ -258,12 +265,24 @@ class OfKernel:
             fitted, np.array([x.mean for x in fitted]), weights[:, shapes], shapes,
             np.array([x.min(0) for x in timed]) - math.log2(BEYOND),
             np.array([x.max(0) for x in timed]) + math.log2(BEYOND),
+            np.array([x.constants for x in fitted]), np.array([x.reach for x in fitted], float),
         )  # fmt: skip
 
     def near(self, logs: np.ndarray) -> list[bool]:
         """Of which variants that is so at a shape."""
         off = (self.least > logs) | (self.most < logs)
         return [not any(x) for x in off.tolist()]
+
+    def costs_us(
+        self, of: Sequence[int], sides: Sides, layout: str, dtype: str, multiprocessors: int
+    ) -> tuple[list[float], list[float]]:
+        """What the counts of a product cost some of the variants, which the weights correct; and
+        how far it is from those at which each was timed (`reach.distances`)."""
+        counted = np.array([
+            costs.counts(self.fitted[i].variant, sides, layout, dtype, multiprocessors) for i in of
+        ])  # fmt: skip
+        us = np.maximum(LEAST_US, (counted * self.constants[of]).sum(1))
+        return us.tolist(), reach.distances(counted / us[:, None], self.reaches[of]).tolist()
 
     def offs(self, alike: np.ndarray) -> list[float]:
         """By what factor each variant is off at a shape so like the measured ones."""
@@ -275,7 +294,7 @@ class Errors:
     where they are known."""
 
     def __init__(self, errors: np.ndarray) -> None:
-        squares = (errors**2).sum(0)
+        squares = errors**2
         self._known = np.flatnonzero(np.isfinite(squares))
         self._squares = squares[self._known]
 
@@ -391,13 +410,16 @@ def from_data(data: Mapping[str, Any], machine: Machine, lent: str = "") -> Mode
     about = data["about"]
     mode: str = about["mode"]
     found = []
-    for each, weights in zip(about["variants"], data["weights"], strict=True):
+    for each, weights, reached in zip(
+        about["variants"], data["weights"], data["reaches"], strict=True
+    ):
         kernel = catalog.kernels().get(each["kernel"])
         if kernel is None or each["params"].keys() != kernel.params[0].keys():
             continue
         variant = Variant(kernel, dict(each["params"]))
         constants = np.array(costs.with_parts(variant, each["constants"]), float)
-        found.append(Fitted(variant, constants, float(each["mean"]), weights * WEIGHT))
+        reached = reached[: len(constants), : len(constants)]
+        found.append(Fitted(variant, constants, float(each["mean"]), weights * WEIGHT, reached))
     return Model(
         mode, places(data["sides"], data["layouts"], OPERANDS[mode]), tuple(found),
         _errors(data["errors"]), data if about["library"] else None, machine.multiprocessors, lent,
@@ -419,7 +441,7 @@ def _library(data: Mapping[str, Any], mode: str, processors: int) -> FittedLibra
     variant = catalog.get(about["kernel"]).variant()
     fit = Fitted(
         variant, np.array(about["constants"], float), float(about["mean"]),
-        data["library_weights"] * WEIGHT,
+        data["library_weights"] * WEIGHT, np.zeros(0),
     )  # fmt: skip
     return FittedLibrary(kernels, at, rows[:, 0], fit, _errors(data["library_errors"]))
 
