@@ -6,7 +6,7 @@ import pytest
 from support.command import python
 from support.devices import needs, open_device
 
-from hybrid_gemm.devices.checksums import GROUPS, KernelChecksums, width
+from hybrid_gemm.devices.checksums import GROUPS, KernelChecksums, Limits, Sums, width
 from hybrid_gemm.devices.emulator import program as emulation
 from hybrid_gemm.devices.emulator.device import EmulatorDevice
 from hybrid_gemm.devices.host_checksums import HostChecksums
@@ -60,6 +60,33 @@ def test_sums_of_many_rows_and_over_many_shares(kernel_device, rng, dtype, order
     same = np.array_equal if x.dtype.kind == "i" else np.allclose
     assert same(_host(found.of), wanted.of) and same(_host(found.second), wanted.second)
     assert same(_host(product.whole().of), through.of)
+
+
+@pytest.mark.parametrize("shares", [1, 7, 8, 19, 130])
+@pytest.mark.parametrize("rows", [1, 5, 33, 300])
+def test_each_sum_that_is_beyond_its_limits_is_counted(kernel_device, rng, rows, shares):
+    device = open_device(kernel_device)
+    stream, sums = device.stream(), KernelChecksums(device)
+    limits = Limits(3.0, 0.5, 1e-20, 1e-20, 1e-20, 1e-20, 1e-9)
+    product = rng.standard_normal((shares, rows, GROUPS))
+    before, got = rng.standard_normal((2, rows, GROUPS))
+    got = 3 * product.sum(axis=0) + 0.5 * before
+    wrong = rng.random(got.shape) < 0.3
+    wrong.flat[-1] = True
+    got[wrong] += 1e-3
+    squares = np.ones_like(product), np.ones_like(got), np.ones_like(got)
+    with device.using(stream):
+        there = []
+        for x in (product, squares[0], before, squares[1], got, squares[2]):
+            flat = x.reshape(-1, GROUPS)
+            there.append(device.empty(*flat.shape, "float64"))
+            device.copy(there[-1], flat, stream)
+        number, lock, place = sums.alarm()
+        with lock:
+            of, of_before, of_c = (Sums(*there[i : i + 2]) for i in (0, 2, 4))
+            sums.count_beyond(limits, of, of_before, of_c, place, stream)
+            stream.synchronize()
+    assert number[0] == wrong.sum()
 
 
 @needs("emulator")

@@ -183,7 +183,7 @@ class KernelChecksums:
         rows, shares = len(got.of), product.of.size // got.of.size
         sums = *product, *got, *(before or got)
         args = [np.int32(rows), np.int32(shares), *sums, *map(np.float64, limits), place]
-        launch = self._judge.launch(rows, 1, 0, "float64")
+        launch = self._judge.launch(rows, 1, shares, "float64")
         self.device.launch(self.device.function(self._judge, "float64"), launch, args, stream)
 
     def alarm(self) -> Alarm:

@@ -21,7 +21,7 @@ from .checks import Checks, FloatBounds, IntegerBounds
 from .found import Found, reach_of
 
 MOST_FLOPS = 2 * 3500**3  # of larger ones the kernels take longer
-MOST_ROOM = 16 << 20  # bytes of sums, which stay with a stream
+MOST_ROOM = 32 << 20  # bytes of sums, which stay with a stream
 _ALIGNED = 32  # float64: rooms for sums begin on multiples of 256 bytes
 
 
