@@ -44,7 +44,7 @@ def test_kernels_sum_as_numpy_does(kernel_device, rng):
 
 @pytest.mark.parametrize(("dtype", "order"), [("float32", "n"), ("int32", "n"), ("float16", "t")])
 def test_sums_of_many_rows_and_over_many_shares(kernel_device, rng, dtype, order):
-    """Blocks have several groups, and a product has more shares of k than where it has many rows."""
+    """Blocks have several groups, and a product more shares of k than one of many rows has."""
     device = open_device(kernel_device)
     stream, sums, host = device.stream(), KernelChecksums(device), HostChecksums(open_device("cpu"))
     x = (40 * rng.standard_normal((40_000, 13))).astype(dtype)

@@ -33,7 +33,7 @@ def choices() -> str:
         f"k = {SIDE}: device time, data on the GPU, packing included ([strict fp32, float64, "
         "int32](../hybrid_gemm/kernel_choice/tuned/nvidia_h200.json), "
         "[fp32x3](results/named_fp32x3_h200.json), [TF32](results/named_tf32_h200.json), "
-        "[float16](results/narrow_h200.json), [bfloat16](results/named_bfloat16_h200.json)). Error "
+        "[16 bits](results/named_narrow_h200.json)). Error "
         "is the Frobenius norm of the error over that of C, for standard normal float32 data at "
         f"k = {K} ([fp32, fp32x3, TF32 on an H200]"
         "(results/accuracy_h200.json), [the others on the emulator]"

@@ -110,22 +110,27 @@ def links() -> str:
     ])  # fmt: skip
 
 
+PEERS = "peers1", "peers2", "peers4", "peers4_first"
+
+
 def peers() -> str:
     """Whole products beside other libraries', on one, two and four GPUs."""
     lines = [
         "Times in ms from host arrays to host arrays, fp32, medians of "
-        f"{samples(row for n in (1, 2, 4) for row in result(f'peers{n}')['rows'])}, all ways in "
-        "turn in one run by `hybrid-gemm bench --libraries` ([one GPU](results/peers1_h200.json), "
-        "[two](results/peers2_h200.json), [four](results/peers4_h200.json)). CuPy and PyTorch use "
+        f"{samples(row for file in PEERS for row in result(file)['rows'])}, all ways in turn in "
+        "one run of a version of this package by `hybrid-gemm bench --libraries` ([one "
+        "GPU](results/peers1_h200.json), [two](results/peers2_h200.json), "
+        "[four](results/peers4_h200.json), [before](results/peers4_first_h200.json)). CuPy and "
+        "PyTorch use "
         "one GPU and make a fresh C; in brackets is how many times as long as ours each takes, "
         "with a fresh C where it makes one.",
         "",
     ]
-    columns = ["<GPUs", "<m = n = k", "<memory", "ours", "ours, fresh C", "cuBLASXt, best settings",
-               "CuPy", "PyTorch", "bound", "ours / bound"]  # fmt: skip
+    columns = ["<GPUs", "<version", "<m = n = k", "<memory", "ours", "ours, fresh C",
+               "cuBLASXt, best settings", "CuPy", "PyTorch", "bound", "ours / bound"]  # fmt: skip
     table = []
-    for file in ("peers1", "peers2", "peers4"):
-        rows = result(file)["rows"]
+    for file in PEERS:
+        rows, version = result(file)["rows"], result(file)["environment"]["hybrid_gemm"]
         for case in dict.fromkeys((r["m"], r["memory"]) for r in rows):
             found = {(r["way"], r["c"]): r for r in rows if (r["m"], r["memory"]) == case}
             ours = found["ours", "given"]
@@ -139,7 +144,7 @@ def peers() -> str:
             xt = found["cublasxt", "given"]["settings"].split(",")
             xt = f"{cell('cublasxt', 'given')}, {xt[0]}" + (", pinning" if "on" in xt[1] else "")
             table.append([
-                ours["gpus"], *case, f"{ours['time_ms']:.1f}",
+                ours["gpus"], version, *case, f"{ours['time_ms']:.1f}",
                 f"{found['ours', 'fresh']['time_ms']:.0f}", xt, cell("cupy", "fresh"),
                 cell("torch", "fresh"), f"{ours['bound_ms']:.0f}, {ours['bound_by']}",
                 f"{ours['of_bound']:.2f}",
@@ -287,7 +292,7 @@ def four_gpus() -> str:
                "as chosen", "as chosen / bound"]  # fmt: skip
     title = (
         f"The same on a host of four H200s, medians of {samples(data['rows'])} "
-        "([figures](results/host4_h200.json)):"
+        "([figures](results/host4_h200.json)), planned before its links were measured:"
     )
     return _folded(title, columns, rows, said)
 

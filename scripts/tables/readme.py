@@ -10,7 +10,7 @@ WAYS = {"ours": "hybrid-gemm", "cublasxt": "cuBLASXt, best settings", "cupy": "C
 SIDE, COUNTS = 8192, (1, 2, 4)  # GPUs
 FILES = " ".join(
     f"](results/{x}_h200.json)"
-    for x in ("tuned", "named_fp32x3", "named_tf32", "narrow", "named_bfloat16", "experiments")
+    for x in ("tuned", "named_fp32x3", "named_tf32", "named_narrow", "experiments")
 )
 
 

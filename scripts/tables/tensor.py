@@ -100,7 +100,7 @@ def rounded() -> str:
         "One product, beside cuBLAS of the same arithmetic in the same run: ratio "
         "([TF32](results/tf32_h200.json), [16 bits](results/narrow_h200.json), later NN and NT at "
         "8192 and 16384: [TF32](results/named_tf32_h200.json), "
-        "[bfloat16](results/named_bfloat16_h200.json)):",
+        "[16 bits](results/named_narrow_h200.json)):",
         "",
     ]
     table = []
