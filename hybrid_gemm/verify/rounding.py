@@ -36,14 +36,12 @@ class Rounding:
         squares of all partial sums, and of all products."""
         return count * ((self.growth * self.unit) ** 2 * walk + self.operands**2 * squares) ** 0.5
 
-    def variances(
-        self, k: int, width: int, reference_unit: float = 2.0**-53
-    ) -> tuple[float, float, float, float]:
+    def variances(self, k: int, width: int) -> tuple[float, float, float, float]:
         """Three times the variance of an element's error, per square of: a product of elements,
         the sum of products, C, beta C before. The sums that it is compared with have `width`
-        elements, and additions of this relative error."""
+        elements, and additions in float64."""
         unit, cut = (self.growth * self.unit) ** 2, 3 * (self.cut * k) ** 2
-        reference = reference_unit**2 * width
+        reference = 2.0**-106 * width
         return (
             unit * k / 2 + cut / 2 + self.operands**2 + reference,
             unit * k / 3 + cut / 3 + 2 * self.last**2 + reference,
