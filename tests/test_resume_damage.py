@@ -8,6 +8,7 @@ from click.testing import CliRunner
 from support import resuming
 from support.resuming import KEPT, changed, counted, interrupted, journal, resume, whole
 
+from hybrid_gemm.arrays.journal import _parsed
 from hybrid_gemm.arrays.unfinished import Unfinished
 from hybrid_gemm.cli import cli
 from hybrid_gemm.errors import HybridGemmError, UsageError
@@ -21,6 +22,7 @@ def test_a_torn_last_entry_is_ignored(folder, monkeypatch, torn):
     interrupted(monkeypatch, 4)
     os.truncate(KEPT[1], os.path.getsize(KEPT[1]) - torn)
     interrupted(monkeypatch, 1)  # which appends to the journal
+    assert all(map(_parsed, Path(KEPT[1]).read_bytes().splitlines()))  # after whole lines alone
     assert counted(resume()) == (4, 2)
     assert Path("C.npy").read_bytes() == expected
 
