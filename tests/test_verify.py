@@ -335,6 +335,14 @@ def test_integers_wrap():
             assert not any(v.passed for v in both(problem, a, b, c, wrong)), dtype
 
 
+def test_sums_of_integers_that_no_float64_holds():
+    a = np.full((1, 2**18 + 1), 2**18 - 1)
+    problem, right = make_problem(a, a.T), a @ a.T
+    assert int(right[0, 0]) > 2**53
+    assert all(v.passed for v in both(problem, a, a.T, None, right))
+    assert not any(v.passed for v in both(problem, a, a.T, None, right + 1))
+
+
 @pytest.mark.parametrize("dtype", ["float16", ml_dtypes.bfloat16])
 def test_sixteen_bits_come_back_as_float32(dtype):
     rng = np.random.default_rng(7)
