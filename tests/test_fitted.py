@@ -150,6 +150,9 @@ def test_what_a_library_launches_tells_its_time():
         assert model.error(*at, launched) < model.error(*at)
     blind, told = np.mean(off, 0)
     assert blind > 0.2 and told < 0.1, (blind, told)
+    unknown = made(invented())  # a model without launches
+    assert unknown.times_us(*at, MACHINE, launched) == unknown.times_us(*at, MACHINE)
+    assert unknown.error(*at, launched) == unknown.error(*at)
 
 
 @pytest.mark.parametrize("mode", ("float32", "float64", "float16", "tf32"))
