@@ -105,6 +105,11 @@ def test_a_kernel_is_taken_only_near_the_sides_at_which_it_was_timed():
     assert variant in made(alone).times_us((700, 800, 20), "nn", MACHINE)  # there is no other
 
 
+def test_one_row_or_column_asks_for_a_smaller_lead():
+    leads = [fitted.lead_of("float32", sides) for sides in ((1, 5, 7), (5, 1, 7), (5, 7, 1))]
+    assert leads[0] == leads[1] < leads[2] == fitted.lead_of("float32", (5, 7, 9))
+
+
 def test_a_library_that_jumps_makes_the_lead_that_is_asked_larger():
     """Times that no model can know are known not to be known."""
     measured = invented()
