@@ -93,6 +93,8 @@ def test_a_shared_operand_comes_once_and_is_relayed():
     # Half of A each; all of B to one GPU, and from there to the other, where all is later.
     assert finished_ms(plan, pace()) == pytest.approx(MS / 2 + MS + MS + 10 + MS / 2)
     assert finished_ms(plan, pace(peer=1e9)) == pytest.approx(MS / 2 + MS + 10 + MS / 2)
+    alone = pace(peer=1e9, beside=0.0, product=lambda unit, panel, box: 0.0)  # after all uploads
+    assert finished_ms(plan, alone) == pytest.approx(MS / 2 + MS + MS / 2)
 
 
 def test_partials_are_fetched_and_added_before_they_go():

@@ -10,7 +10,7 @@ import pytest
 import hybrid_gemm.verify as module
 from hybrid_gemm.errors import UsageError
 from hybrid_gemm.problem import Problem, make_problem
-from hybrid_gemm.verify import verify
+from hybrid_gemm.verify import rounding, verify
 
 INF = np.inf
 
@@ -297,6 +297,18 @@ def test_sums_that_rise_and_fall_pass():
     c[30, 40] += 0.5
     for verdict in both(problem, a, b, None, c):
         assert not verdict.passed
+
+
+def test_the_bound_of_an_element_follows_its_own_partial_sums(rng):
+    """Here those of its products one after the other, which are the largest."""
+    half = rng.random(4096, "f4").astype("f8")
+    a, b = np.hstack([half, half]), np.repeat([1.0, -1.0], 4096)
+    problem = Problem(1, 1, 8192)
+    r = rounding.of(problem, np.dtype("float32"))
+    reference, bound = rounding.own_bound(r, problem, a, b, 0.0)
+    walk = np.linalg.norm(np.cumsum(a * b))
+    assert reference == 0
+    assert bound == pytest.approx(rounding.deviations(64) * r.unit * walk, rel=0.01)
 
 
 @pytest.mark.parametrize("scale", [1e-22, 1e-30, 1e17])
