@@ -311,6 +311,22 @@ def test_the_bound_of_an_element_follows_its_own_partial_sums(rng):
     assert bound == pytest.approx(rounding.deviations(64) * r.unit * walk, rel=0.01)
 
 
+@pytest.mark.parametrize("compute", ["fp32", "tf32"])
+def test_the_bound_of_an_element_is_not_beyond_the_worst_case(compute):
+    problem, x = Problem(1, 1, 2, compute=compute), np.array([3.0, 5.0])
+    r = rounding.of(problem, np.dtype("float32"))
+    worst = (2 * 5 * r.unit + r.operands + 2 * r.cut) * 34
+    assert rounding.own_bound(r, problem, x, x, 0.0)[1] == pytest.approx(worst, rel=1e-6)
+
+
+def test_an_element_whose_operands_are_all_rounded_alike_passes():
+    """By TF32, from 1 + 0.9 2^-12 to 1."""
+    problem, x = Problem(1, 1, 8192, compute="tf32"), np.full(8192, 1 + 0.9 * 2.0**-12)
+    r = rounding.of(problem, np.dtype("float32"))
+    reference, bound = rounding.own_bound(r, problem, x, x, 0.0)
+    assert reference - 8192 < bound < 8 * (reference - 8192)
+
+
 @pytest.mark.parametrize("scale", [1e-22, 1e-30, 1e17])
 def test_extremes_of_float32(scale):
     problem, a, b, c, right = case(scale=scale)
