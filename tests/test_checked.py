@@ -175,7 +175,7 @@ def test_within_the_worst_case_only_the_same_bits_are_right(device, rng, monkeyp
 def test_a_copy_of_c_that_is_damaged_too_is_an_error(rng, monkeypatch):
     # The first copy is that of C to where the result is made.
     plant(monkeypatch, {("product", 0): FAULTS["zeros"], ("copy", 1): flip(2, *SPOT)})
-    with pytest.raises(VerificationError, match="the copy of C .* is damaged, too"):
+    with pytest.raises(VerificationError, match=r"the copy of C .* is damaged, too"):
         run("cpu", matrices(rng), beta=3)
 
 

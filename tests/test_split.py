@@ -144,6 +144,31 @@ def test_so_many_elements_of_a_row_may_be_cut_short(device, small, most, swapped
         assert verdict == rule(a, b) == wanted
 
 
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize(
+    ("tops", "k", "ranges", "wanted"),
+    [
+        ((96, 0), 16, (0, 0), FP16), ((97, 0), 16, (0, 0), STRICT),
+        ((-76, 0), 16, (0, 0), FP16), ((-77, 0), 16, (0, 0), STRICT),
+        ((60, 61), 16, (0, 0), FP16), ((60, 62), 16, (0, 0), STRICT),
+        ((60, 61), 17, (0, 0), STRICT),
+        ((4, 0), LEAST_K, (153, 0), TF32), ((5, 0), LEAST_K, (154, 0), STRICT),
+        ((4, 0), LEAST_K, (153, 50), TF32), ((4, 0), LEAST_K, (153, 51), STRICT),
+    ],
+)  # fmt: skip
+def test_the_verdict_turns_at_its_limits(device, tops, k, ranges, wanted, swapped):
+    """Of the exponents of largest elements, and of how far below them a row's smallest are."""
+    found = []
+    for top, far in zip(tops, ranges, strict=True):
+        rows = np.full((40, k), 2.0**top)
+        rows[7, ::2] = 2.0 ** (top - far)
+        found.append(rows.astype("f4"))
+    a, b = found[::-1] if swapped else found
+    multiply((device, "mma"), a, b.T, layout="nt")
+    *_parts, verdict = packed(device)
+    assert verdict == rule(a, b.T) == wanted
+
+
 def test_a_product_that_had_no_memory_leaves_nothing_to_the_next(device, monkeypatch, rng):
     """Its rows allowed no split; those of the next product allow one."""
     wide = np.ldexp(rng.uniform(1, 2, (40, 64)), rng.integers(-40, 40, (40, 64))).astype("f4")
