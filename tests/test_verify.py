@@ -364,6 +364,15 @@ def test_integers_wrap():
             assert not any(v.passed for v in both(problem, a, b, c, wrong)), dtype
 
 
+@pytest.mark.parametrize("places", [([4, 4], [5, 9]), ([4, 8], [5, 5])], ids=["row", "column"])
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+def test_two_wrong_signs_that_no_sum_of_their_line_finds(dtype, places):
+    """Odd weights add up to an even number: only sums of the lines across find such a pair."""
+    problem, a, b, c, right = case(dtype)
+    right[places] ^= np.iinfo(dtype).min
+    assert not any(v.passed for v in both(problem, a, b, c, right))
+
+
 def test_sums_of_integers_that_no_float64_holds():
     a = np.full((1, 2**18 + 1), 2**18 - 1)
     problem, right = make_problem(a, a.T), a @ a.T
