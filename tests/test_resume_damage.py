@@ -120,4 +120,14 @@ def test_other_files_of_these_names_are_left_alone(folder):
         with pytest.raises(UsageError):
             resume()
         os.unlink(name)
+        os.mkfifo(name)
+        with pytest.raises(UsageError, match="regular file"):
+            resume()
+        os.unlink(name)
+        if os.geteuid() == 0:  # somebody else's
+            Path(name).touch()
+            os.chown(name, 65534, -1)
+            with pytest.raises(UsageError, match="remove it"):
+                resume()
+            os.unlink(name)
     assert sorted(os.listdir()) == ["A.npy", "B.npy"]
