@@ -181,12 +181,12 @@ def test_inf_in_b_and_before():
             assert not verdict.passed
 
 
-@pytest.mark.parametrize("m", [60, 200])
-def test_overflow_is_inf_of_its_sign(m):
+@pytest.mark.parametrize("m, alpha", [(60, 1), (200, 1), (200, 0.99)])
+def test_overflow_is_inf_of_its_sign(m, alpha):
     a, b = np.full((m, 1400), 7, "f2"), np.full((1400, 50), 7, "f2")
     b[:, 3] *= -1
     b[:, 4] = 1
-    problem = make_problem(a, b)
+    problem = make_problem(a, b, alpha=alpha)
     with np.errstate(over="ignore"):
         right = product(problem, a, b)
     assert right[0, 0] == INF and right[0, 3] == -INF and np.isfinite(right[0, 4])
