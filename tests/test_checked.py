@@ -14,7 +14,7 @@ from support.devices import needs
 import hybrid_gemm as hg
 from hybrid_gemm import devices
 from hybrid_gemm.errors import OptionTypeError, UsageError, VerificationError
-from hybrid_gemm.execution.checks import Checks
+from hybrid_gemm.execution.checks import MOST_FAULTS, Checks, Fault, total
 from hybrid_gemm.planning.plan import CHECKING_BYTES
 from hybrid_gemm.problem import Problem
 
@@ -116,7 +116,9 @@ def test_each_partial_sum_and_copy_of_several_devices(kernel_device, rng, monkey
             done = run(kernel_device, arrays, **options)
         assert done.c.tobytes() == right.c.tobytes()
         assert done.checks.repeated == 2 and len(done.checks.faults) == 2
-        assert {x.what for x in done.checks.faults} == {where}
+        for fault in done.checks.faults:
+            assert fault.what == where
+            assert fault.rows[0] <= 5 < fault.rows[1] and fault.cols[0] <= 7 < fault.cols[1]
 
 
 def test_blocks_that_go_from_device_to_device(kernel_device, rng, monkeypatch):
@@ -154,6 +156,29 @@ def test_a_device_that_is_wrong_in_another_place_each_time(device, rng, monkeypa
         run(device, matrices(rng))
 
 
+def test_within_the_worst_case_only_the_same_bits_are_right(device, rng, monkeypatch):
+    arrays = matrices(rng)
+    plant(monkeypatch, {("product", 0): flip(1, *SPOT)})
+    (found,) = run(device, arrays).checks.faults  # whose limit is the worst case
+    turns = iter(range(99))
+
+    def fault(made):
+        made[SPOT] += 0.4 * found.limit * (1 + next(turns) / 20)
+
+    monkeypatch.undo()
+    plant(monkeypatch, {("product", None): fault})
+    with pytest.raises(VerificationError, match="product on"):
+        run(device, arrays)
+    assert next(turns) == 3
+
+
+def test_a_copy_of_c_that_is_damaged_too_is_an_error(rng, monkeypatch):
+    # The first copy is that of C to where the result is made.
+    plant(monkeypatch, {("product", 0): FAULTS["zeros"], ("copy", 1): flip(2, *SPOT)})
+    with pytest.raises(VerificationError, match=r"the copy of C .* is damaged, too"):
+        run("cpu", matrices(rng), beta=3)
+
+
 def test_inf_and_nan_of_the_data_are_confirmed(device, rng, monkeypatch):
     arrays = matrices(rng)
     arrays[0][3, 4], arrays[0][8, 1], arrays[1][7, 9] = np.inf, np.nan, -np.inf
@@ -166,15 +191,18 @@ def test_inf_and_nan_of_the_data_are_confirmed(device, rng, monkeypatch):
     plant(monkeypatch, {("product", 0): flip(3, slice(20, 21), slice(9, 11))})
     done = run(device, arrays, beta=2)
     assert np.array_equal(done.c, right.c, equal_nan=True) and done.checks.repeated == 1
+    assert [x.rows for x in done.checks.faults] == [(20, 21)]  # where it came out otherwise
 
 
-def test_products_that_overflow_are_confirmed(device):
-    a = np.full((40, 40), 1e30, np.float32)
+@pytest.mark.parametrize("dtype, large", [("float32", 1e30), ("float16", 300)])
+def test_products_that_overflow_are_confirmed(device, dtype, large):
+    a = np.full((40, 40), large, dtype)
     done = run(device, (a, a, None))
-    assert np.isinf(done.c).all() and done.checks.confirmed == 1
+    cast = device == "cpu" and dtype == "float16"  # after it was checked, in float32
+    assert np.isinf(done.c).all() and done.checks.confirmed == 1 - cast
 
 
-@pytest.mark.parametrize("scale", [1e-150, 1e150])
+@pytest.mark.parametrize("scale", [1e-170, 1e-150, 1e150, 1e170])
 def test_float64_whose_squares_have_no_float64_is_confirmed(device, rng, scale):
     a, b, _ = matrices(rng, "float64")
     done = run(device, (a * scale, b, None))
@@ -322,8 +350,11 @@ def test_what_cannot_be_checked_is_refused():
 
 
 def test_checks_add_up_and_say_so():
-    one = Checks(products=2, repeated=1)
+    fault = Fault("gpu", "copy", (0, 1), (0, 1), 0.0, 0.0)
+    one = Checks(products=2, repeated=1, faults=(fault,))
     assert (one + one).products == 4 and (one + one).since(one) == one
+    many = total([one] * 2 * MOST_FAULTS)
+    assert many.repeated == 2 * MOST_FAULTS and many.faults == (fault,) * MOST_FAULTS
     assert "2 products, 0 sums, 0 copies checked, 1 wrong and made again" in str(one)
 
 

@@ -6,6 +6,7 @@ import pytest
 from support.command import python
 from support.devices import needs, open_device
 
+from hybrid_gemm.devices import native_sums
 from hybrid_gemm.devices.checksums import GROUPS, KernelChecksums, Limits, Sums, width
 from hybrid_gemm.devices.emulator import program as emulation
 from hybrid_gemm.devices.emulator.device import EmulatorDevice
@@ -122,7 +123,12 @@ def _host(x):
 @pytest.mark.parametrize(("rows", "cols"), [(1, 1), (5, 70), (700, 333), (33, 0), (0, 9)])
 @pytest.mark.parametrize("order", "CF")
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_the_host_sums_what_it_should(rng, rows, cols, order, dtype):
+@pytest.mark.parametrize("compiler", [True, False])
+def test_the_host_sums_what_it_should(rng, rows, cols, order, dtype, compiler, monkeypatch):
+    if not compiler:
+        monkeypatch.setattr(native_sums, "unavailable", lambda: "no compiler")
+        for name in ("weighted", "product"):
+            monkeypatch.setattr(native_sums, name, lambda *_: pytest.fail("it was called"))
     sums = HostChecksums(open_device("cpu"))
     x = np.asarray(rng.standard_normal((rows, cols)), dtype, order=order)
     if rows > 6:

@@ -317,12 +317,15 @@ def test_a_right_product_passes_and_wrong_signs_do_not(mode, alpha, beta, monkey
         assert not verify(problem, a, b, c, each, mode=mode).passed
 
 
-def test_the_wrong_element_is_named(rng):
+@pytest.mark.parametrize("beta", [0, 1 + 2j])
+@pytest.mark.parametrize("part, off", [("Re", 1e-2), ("Im", 1e-2j)])
+def test_the_wrong_element_is_named(part, off, beta, rng):
     a, b = normal(rng, (20, 30)), normal(rng, (30, 25))
-    problem, got = make_problem(a, b), a @ b
-    got[7, 11] += 1e-2j
-    found = verify(problem, a, b, None, got)
-    assert not found.passed and found.where.startswith("Im C[7, 11] is")
+    c = normal(rng, (20, 25)).real.astype("c8")  # without imaginary parts
+    problem, got = make_problem(a, b, c, beta=beta), (a @ b + beta * c).astype("c8")
+    got[7, 11] += off
+    found = verify(problem, a, b, c, got)
+    assert not found.passed and found.where.startswith(f"{part} C[7, 11] is")
 
 
 def test_conjugates_are_part_of_what_is_verified(rng):

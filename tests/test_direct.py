@@ -112,6 +112,14 @@ def test_arrays_apart_have_no_byte_in_common(data):
     assert not blocks or meet == shared
 
 
+@pytest.mark.parametrize("first, second", [(np.s_[:6], np.s_[6:]), (np.s_[:, :6], np.s_[:, 6:])])
+def test_halves_of_one_matrix_have_no_byte_in_common(first, second):
+    whole = np.zeros((12, 14), "f4")
+    x, y = whole[first], whole[second]
+    assert not reach_of(x).meets(x.ctypes.data, reach_of(y), y.ctypes.data)
+    assert not reach_of(y).meets(y.ctypes.data, reach_of(x), x.ctypes.data)
+
+
 @on_cuda
 @pytest.mark.parametrize("options", [{}, {"kernel": "own"}, {"compute": "fp32x3"}])
 def test_updates_of_a_factorization_are_started_at_once(options, rng, monkeypatch):

@@ -61,14 +61,18 @@ def test_a_removed_temporary_file_is_an_error(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-def test_a_replaced_temporary_file_is_an_error(tmp_path):
+@pytest.mark.parametrize("by", ["another file", "a link to it"])
+def test_a_replaced_temporary_file_is_an_error(tmp_path, by):
     with (
         pytest.raises(HybridGemmError, match="removed or replaced meanwhile"),
         NpyWriter(tmp_path / "C.npy", (3, 3), "f4", shared=True) as writer,
     ):
-        os.unlink(writer.temporary)
-        with open(writer.temporary, "wb") as file:
-            np.save(file, np.ones((3, 3)))
+        os.rename(writer.temporary, tmp_path / "elsewhere")
+        if by == "a link to it":
+            os.symlink("elsewhere", writer.temporary)
+        else:
+            with open(writer.temporary, "wb") as file:
+                np.save(file, np.ones((3, 3)))
     assert not (tmp_path / "C.npy").exists()
 
 

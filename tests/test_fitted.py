@@ -119,6 +119,11 @@ def test_a_time_is_longer_far_from_what_was_timed():
         assert (ratio > 2) is longer and (0.9 < ratio < 1.1) is not longer
 
 
+def test_one_row_or_column_asks_for_a_smaller_lead():
+    leads = [fitted.lead_of("float32", sides) for sides in ((1, 5, 7), (5, 1, 7), (5, 7, 1))]
+    assert leads[0] == leads[1] < leads[2] == fitted.lead_of("float32", (5, 7, 9))
+
+
 def test_a_library_that_jumps_makes_the_lead_that_is_asked_larger():
     """Times that no model can know are known not to be known."""
     measured = invented()
@@ -164,6 +169,9 @@ def test_what_a_library_launches_tells_its_time():
         assert model.errors_at(*at, launched)[0] < model.errors_at(*at)[0]
     blind, told = np.mean(off, 0)
     assert blind > 0.2 and told < 0.1, (blind, told)
+    unknown = made(invented())  # a model without launches
+    assert unknown.times_us(*at, MACHINE, launched) == unknown.times_us(*at, MACHINE)
+    assert unknown.errors_at(*at, launched) == unknown.errors_at(*at)
 
 
 @pytest.mark.parametrize("mode", ("float32", "float64", "float16", "tf32"))

@@ -312,6 +312,26 @@ def test_timeline_accounts_for_every_worker(device):
     assert sum(x.bytes for x in result.timeline.of("reduce")) == result.plan.bytes_peer
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"emulate_devices": 1}, "ordered sum on the device"),
+        ({"emulate_devices": 2}, "ordered sum on the device, peer copies, as panels are ready"),
+        ({"reduce": "critical"}, "critical (one worker at a time, through host memory)"),
+        ({"split": "rows"}, "none"),
+    ],
+    ids=str,
+)
+def test_a_result_says_how_partials_were_summed(options, words, monkeypatch, rng):
+    a, b = integers(rng, (20, 30)), integers(rng, (30, 10))
+    with Runner(**{"device": "emulator", "threads": 2, "split": "cols", **options}) as runner:
+        assert runner.run(a, b).reduction == words
+        if "peer copies" in words:
+            monkeypatch.setattr(type(runner.devices[0]), "reaches", lambda *_: False)
+            staged = words.replace("peer copies", "copies staged through host memory")
+            assert runner.run(a, b).reduction == staged
+
+
 def test_a_timeline_looked_at_later_is_of_its_own_run_and_keeps_no_arrays(device):
     runner = Runner(device=device, threads=4, split="cols", emulate_devices=2)
     a = np.ones((64, 256), "f4")

@@ -96,6 +96,17 @@ def test_by_assumed_links_the_faster_count_of_gpus_is_chosen(
     assert len(plan.workers) == count
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_slots_are_as_fast_as_the_slower_of_links_and_copies(count):
+    """Where that was not measured."""
+    quick, slow = (dataclasses.replace(HOST, memcpy=((1, gbps),)) for gbps in (1e9, 1.0))
+    up, down, _both = cost_model._staged(quick, count)
+    assert 0.5 * (50, 100)[count - 1] < up < (50, 100)[count - 1]
+    assert 0.5 * (40, 60)[count - 1] < down < (40, 60)[count - 1]
+    up, down, both = cost_model._staged(slow, count)
+    assert up == down == both < 1
+
+
 class Reader:
     """A device that reads some arrays of the host directly."""
 

@@ -326,7 +326,9 @@ def test_a_disk_too_small_is_refused_at_once(monkeypatch, reports):
         pytest.skip("needs /dev/shm")
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         disk = os.statvfs(folder)
-        if not reports:  # then the reservation itself is what fails
+        if reports:
+            monkeypatch.setattr(os, "posix_fallocate", lambda *_: pytest.fail("it fills the disk"))
+        else:  # then the reservation itself is what fails
             none = os.statvfs_result([*disk[:2], 0, *disk[3:]])
             monkeypatch.setattr(os, "fstatvfs", lambda _: none)
         rows = disk.f_blocks * disk.f_frsize // 2**20  # of 2 MiB each: twice the disk

@@ -43,6 +43,8 @@ def test_a_model_of_another_gpu_like_it_asks_for_twice_the_lead(tmp_path, monkey
     like, smaller = Machine("NVIDIA H999", 132, 90, 66.9), Machine("NVIDIA H998", 114, 90, 50.0)
     model = fitted.model(like, "float32")
     assert model is not None and model.lent == "NVIDIA H200"
+    for sides in ((3001, 1111, 77), (1, 3001, 77)):
+        assert model.lead(sides) == 2 * fitted.model(MACHINE, "float32").lead(sides)
     variant, why = on_gpu.strict(like, Problem(3001, 1111, 77))
     assert "by times of NVIDIA H200" in why and variant
     assert fitted.model(smaller, "float32") is None

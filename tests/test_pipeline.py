@@ -6,6 +6,7 @@ import pytest
 
 from hybrid_gemm.planning import cost_model, on_grid
 from hybrid_gemm.planning.hardware import DeviceSpec, Links
+from hybrid_gemm.planning.partition import cut
 from hybrid_gemm.planning.pipeline import Pace, Runs, _HostLink, finished_ms
 from hybrid_gemm.planning.planner import make_plan
 from hybrid_gemm.problem import Problem
@@ -132,6 +133,10 @@ def test_a_shared_operand_comes_once_and_is_relayed():
     # Half of A each; all of B to one GPU, and from there to the other, where all is later.
     assert finished_ms(plan, pace()) == pytest.approx(MS / 2 + MS + MS + 10 + MS / 2)
     assert finished_ms(plan, pace(peer=1e9)) == pytest.approx(MS / 2 + MS + 10 + MS / 2)
+    alone = pace(
+        peer=1e9, beside=(1.0, 1e-9), product=lambda unit, panel, box: 0.0
+    )  # after all uploads
+    assert finished_ms(plan, alone) == pytest.approx(MS / 2 + MS + MS / 2)
 
 
 def test_a_gpu_sends_a_part_to_one_after_the_other():
@@ -166,6 +171,24 @@ def test_what_comes_split_is_split_once():
     seen = []
     finished_ms(plan, pace(split=lambda unit, size: seen.append(size) or 0.0))
     assert len(seen) == len(plan.panels) and sum(seen) == 2 * 4 * 8192**2
+    plan = make_plan(dataclasses.replace(plan.problem, compute="tf32"), gpus(1), 1)
+    finished_ms(plan, pace(split=lambda unit, size: pytest.fail("nothing is split")))
+
+
+@pytest.mark.parametrize("lead", [1, 4, 16])
+@pytest.mark.parametrize("parts", [(1, 1), (4, 4), (16, 3), (3, 16)])
+def test_parts_come_in_turn_with_b_ahead(parts, lead):
+    """Neither operand is more than a part ahead of the share at which all of B comes with one
+    `lead`th of A; and each panel is what a new part makes possible."""
+    rows, cols = (cut(960, count) for count in parts)
+    made = 0
+    for r, c in on_grid._arms(rows, cols, lead):
+        made += len(r) * len(c)
+        came = [sum(x.stop <= y.stop for x in z) for z, y in ((rows, r), (cols, c))]
+        (a, b), (most_a, most_b) = came, parts
+        assert (a - 1) * lead * most_b <= b * most_a or b == most_b
+        assert a * lead * most_b > (b - 1) * most_a or a == most_a
+    assert made == 960 * 960
 
 
 def test_every_arithmetic_whose_rate_is_known_has_a_bound():

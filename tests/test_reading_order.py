@@ -49,9 +49,10 @@ def test_all_of_a_and_b_is_read_by_any_plan(options):
 
 
 @needs("emulator")
-def test_c_is_read_where_beta_scales_it():
+@pytest.mark.parametrize("split", ["rows", "cols"])
+def test_c_is_read_once_where_beta_scales_it(split):
     a, b, c = np.ones((300, 200), "f4"), np.ones((200, 100), "f4"), np.ones((300, 100), "f4")
-    with Runner(device="emulator", threads=2) as runner:
+    with Runner(device="emulator", threads=2, split=split) as runner:
         made = runner.plan(make_problem(a, b, c, beta=2.0))
     rows = [need.rows for need in reading_order(made) if need.operand == "C"]
     assert sum(map(len, rows)) == 300

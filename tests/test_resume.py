@@ -148,3 +148,18 @@ def test_runs_that_are_killed_again_and_again_make_the_same_bits(tmp_path):
     assert (tmp_path / "C.npy").read_bytes() == expected
     found = int(done.stdout.partition(" found, ")[0].rpartition(" ")[2])
     assert 9 <= found <= kept and f"{found} found, {225 - found} multiplied" in done.stdout
+
+
+def test_a_disk_that_is_full_by_now_has_the_room_that_was_reserved(folder, monkeypatch):
+    expected = whole()
+    interrupted(monkeypatch, 4)
+    real = os.fstatvfs
+
+    def full(descriptor):
+        found = list(real(descriptor))
+        found[4] = 0  # f_bavail
+        return os.statvfs_result(found)
+
+    monkeypatch.setattr(os, "fstatvfs", full)
+    assert counted(resume()) == (4, 2)
+    assert Path("C.npy").read_bytes() == expected

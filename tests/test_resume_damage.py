@@ -8,6 +8,7 @@ from click.testing import CliRunner
 from support import resuming
 from support.resuming import KEPT, changed, counted, interrupted, journal, resume, whole
 
+from hybrid_gemm.arrays.journal import _parsed
 from hybrid_gemm.arrays.unfinished import Unfinished
 from hybrid_gemm.cli import cli
 from hybrid_gemm.errors import HybridGemmError, UsageError
@@ -21,6 +22,7 @@ def test_a_torn_last_entry_is_ignored(folder, monkeypatch, torn):
     interrupted(monkeypatch, 4)
     os.truncate(KEPT[1], os.path.getsize(KEPT[1]) - torn)
     interrupted(monkeypatch, 1)  # which appends to the journal
+    assert all(map(_parsed, Path(KEPT[1]).read_bytes().splitlines()))  # after whole lines alone
     assert counted(resume()) == (4, 2)
     assert Path("C.npy").read_bytes() == expected
 
@@ -120,4 +122,14 @@ def test_other_files_of_these_names_are_left_alone(folder):
         with pytest.raises(UsageError):
             resume()
         os.unlink(name)
+        os.mkfifo(name)
+        with pytest.raises(UsageError, match="regular file"):
+            resume()
+        os.unlink(name)
+        if os.geteuid() == 0:  # somebody else's
+            Path(name).touch()
+            os.chown(name, 65534, -1)
+            with pytest.raises(UsageError, match="remove it"):
+                resume()
+            os.unlink(name)
     assert sorted(os.listdir()) == ["A.npy", "B.npy"]

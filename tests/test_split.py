@@ -128,6 +128,47 @@ def test_the_verdict_follows_the_rules(device, seed):
     assert verdict == rule(a, b)
 
 
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize("small, most", [(-6, 64), (-7, 63)])
+def test_so_many_elements_of_a_row_may_be_cut_short(device, small, most, swapped, rng):
+    """One for 8 that are large: a ninth of k, and one less where 9 of the other operand are not."""
+    for cut, wanted in ((most, FP16), (most + 1, TF32)):
+        a, b = rng.uniform(1, 2, (40, 9 * 64)), rng.uniform(1, 2, (9 * 64, 50))
+        a[7, rng.choice(9 * 64, cut, replace=False)] *= 2.0**-18
+        b[rng.choice(9 * 64, 9, replace=False), 49] *= 2.0**small
+        a, b = (b.T, a.T) if swapped else (a, b)
+        a, b = a.astype("f4"), b.astype("f4")
+        device.launched.clear()
+        multiply((device, "mma"), a, b, layout="nt")
+        *_parts, verdict = packed(device)
+        assert verdict == rule(a, b) == wanted
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize(
+    ("tops", "k", "ranges", "wanted"),
+    [
+        ((96, 0), 16, (0, 0), FP16), ((97, 0), 16, (0, 0), STRICT),
+        ((-76, 0), 16, (0, 0), FP16), ((-77, 0), 16, (0, 0), STRICT),
+        ((60, 61), 16, (0, 0), FP16), ((60, 62), 16, (0, 0), STRICT),
+        ((60, 61), 17, (0, 0), STRICT),
+        ((4, 0), LEAST_K, (153, 0), TF32), ((5, 0), LEAST_K, (154, 0), STRICT),
+        ((4, 0), LEAST_K, (153, 50), TF32), ((4, 0), LEAST_K, (153, 51), STRICT),
+    ],
+)  # fmt: skip
+def test_the_verdict_turns_at_its_limits(device, tops, k, ranges, wanted, swapped):
+    """Of the exponents of largest elements, and of how far below them a row's smallest are."""
+    found = []
+    for top, far in zip(tops, ranges, strict=True):
+        rows = np.full((40, k), 2.0**top)
+        rows[7, ::2] = 2.0 ** (top - far)
+        found.append(rows.astype("f4"))
+    a, b = found[::-1] if swapped else found
+    multiply((device, "mma"), a, b.T, layout="nt")
+    *_parts, verdict = packed(device)
+    assert verdict == rule(a, b.T) == wanted
+
+
 def test_a_product_that_had_no_memory_leaves_nothing_to_the_next(device, monkeypatch, rng):
     """Its rows allowed no split; those of the next product allow one."""
     wide = np.ldexp(rng.uniform(1, 2, (40, 64)), rng.integers(-40, 40, (40, 64))).astype("f4")

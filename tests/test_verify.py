@@ -10,7 +10,7 @@ import pytest
 import hybrid_gemm.verify as module
 from hybrid_gemm.errors import UsageError
 from hybrid_gemm.problem import Problem, make_problem
-from hybrid_gemm.verify import verify
+from hybrid_gemm.verify import rounding, verify
 
 INF = np.inf
 
@@ -33,17 +33,17 @@ def product(problem, a, b, c=None):
     return exact.astype(problem.out_dtype)
 
 
-def sampled(*arguments, seed=None):
+def sampled(*arguments, seed=None, mode="auto"):
     """The verdict that a large product gets."""
     saved, module.FULL_FLOPS = module.FULL_FLOPS, 0
     try:
-        return verify(*arguments, seed=seed)
+        return verify(*arguments, seed=seed, mode=mode)
     finally:
         module.FULL_FLOPS = saved
 
 
 def both(*arguments):
-    return verify(*arguments, mode="full"), sampled(*arguments)
+    return sampled(*arguments, mode="full"), sampled(*arguments)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int32", "int64"])
@@ -60,6 +60,7 @@ def test_one_wrong_element_fails_and_is_named(dtype):
     wrong[17, 23] += 100 if dtype == "float32" else 1
     full, blocks = both(problem, a, b, c, wrong)
     assert not full.passed and not blocks.passed
+    assert "every element" in full.how and "every element" not in blocks.how
     assert "17" in full.where and "23" in full.where
     assert "C[17, 23]" in str(blocks) or dtype == "int32"
 
@@ -180,12 +181,12 @@ def test_inf_in_b_and_before():
             assert not verdict.passed
 
 
-@pytest.mark.parametrize("m", [60, 200])
-def test_overflow_is_inf_of_its_sign(m):
+@pytest.mark.parametrize("m, alpha", [(60, 1), (200, 1), (200, 0.99)])
+def test_overflow_is_inf_of_its_sign(m, alpha):
     a, b = np.full((m, 1400), 7, "f2"), np.full((1400, 50), 7, "f2")
     b[:, 3] *= -1
     b[:, 4] = 1
-    problem = make_problem(a, b)
+    problem = make_problem(a, b, alpha=alpha)
     with np.errstate(over="ignore"):
         right = product(problem, a, b)
     assert right[0, 0] == INF and right[0, 3] == -INF and np.isfinite(right[0, 4])
@@ -299,6 +300,34 @@ def test_sums_that_rise_and_fall_pass():
         assert not verdict.passed
 
 
+def test_the_bound_of_an_element_follows_its_own_partial_sums(rng):
+    """Here those of its products one after the other, which are the largest."""
+    half = rng.random(4096, "f4").astype("f8")
+    a, b = np.hstack([half, half]), np.repeat([1.0, -1.0], 4096)
+    problem = Problem(1, 1, 8192)
+    r = rounding.of(problem, np.dtype("float32"))
+    reference, bound = rounding.own_bound(r, problem, a, b, 0.0)
+    walk = np.linalg.norm(np.cumsum(a * b))
+    assert reference == 0
+    assert bound == pytest.approx(rounding.deviations(64) * r.unit * walk, rel=0.01)
+
+
+@pytest.mark.parametrize("compute", ["fp32", "tf32"])
+def test_the_bound_of_an_element_is_not_beyond_the_worst_case(compute):
+    problem, x = Problem(1, 1, 2, compute=compute), np.array([3.0, 5.0])
+    r = rounding.of(problem, np.dtype("float32"))
+    worst = (2 * 5 * r.unit + r.operands + 2 * r.cut) * 34
+    assert rounding.own_bound(r, problem, x, x, 0.0)[1] == pytest.approx(worst, rel=1e-6)
+
+
+def test_an_element_whose_operands_are_all_rounded_alike_passes():
+    """By TF32, from 1 + 0.9 2^-12 to 1."""
+    problem, x = Problem(1, 1, 8192, compute="tf32"), np.full(8192, 1 + 0.9 * 2.0**-12)
+    r = rounding.of(problem, np.dtype("float32"))
+    reference, bound = rounding.own_bound(r, problem, x, x, 0.0)
+    assert reference - 8192 < bound < 8 * (reference - 8192)
+
+
 @pytest.mark.parametrize("scale", [1e-22, 1e-30, 1e17])
 def test_extremes_of_float32(scale):
     problem, a, b, c, right = case(scale=scale)
@@ -333,6 +362,23 @@ def test_integers_wrap():
             wrong = right.copy()
             wrong[80, 60] += np.array(change, dtype)
             assert not any(v.passed for v in both(problem, a, b, c, wrong)), dtype
+
+
+@pytest.mark.parametrize("places", [([4, 4], [5, 9]), ([4, 8], [5, 5])], ids=["row", "column"])
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+def test_two_wrong_signs_that_no_sum_of_their_line_finds(dtype, places):
+    """Odd weights add up to an even number: only sums of the lines across find such a pair."""
+    problem, a, b, c, right = case(dtype)
+    right[places] ^= np.iinfo(dtype).min
+    assert not any(v.passed for v in both(problem, a, b, c, right))
+
+
+def test_sums_of_integers_that_no_float64_holds():
+    a = np.full((1, 2**18 + 1), 2**18 - 1)
+    problem, right = make_problem(a, a.T), a @ a.T
+    assert int(right[0, 0]) > 2**53
+    assert all(v.passed for v in both(problem, a, a.T, None, right))
+    assert not any(v.passed for v in both(problem, a, a.T, None, right + 1))
 
 
 @pytest.mark.parametrize("dtype", ["float16", ml_dtypes.bfloat16])

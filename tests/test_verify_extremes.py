@@ -118,3 +118,16 @@ def test_sums_of_errors_that_are_all_alike_pass(monkeypatch):
     right[3, 4] -= 0.02
     for seed in range(5):
         assert not verify(problem, a, b, c, right, seed=seed).passed
+
+
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_inf_beside_a_large_c_before_fails(judged, sign, rng):
+    """A C before of a third of the largest number makes no Inf of either sign, and no NaN."""
+    a, b = (rng.standard_normal(s).astype("f4") for s in ((20, 40), (40, 30)))
+    c = np.full((20, 30), sign * np.finfo("f4").max / 3, "f4")
+    problem = make_problem(a, b, c, beta=1.0)
+    assert judged(problem, a, b, c, c)
+    for value in (INF, -INF, math.nan):
+        wrong = c.copy()
+        wrong[5, 6] = value
+        assert not judged(problem, a, b, c, wrong)

@@ -1,0 +1,75 @@
+"""The bounds of checked products are those of docs/reliability.md, wherever sums are judged."""
+
+import math
+
+import numpy as np
+import pytest
+from support.devices import open_device
+
+from hybrid_gemm.devices.checksums import GROUPS, KernelChecksums, Sums, width
+from hybrid_gemm.execution.checks import Expected, FloatBounds
+from hybrid_gemm.problem import Problem
+from hybrid_gemm.verify import rounding
+
+M, N, K = 5, 200, 300
+CASES = {
+    "float32": (Problem(M, N, K, alpha=3.0), None),
+    "with C": (Problem(M, N, K, alpha=-3.0, beta=2.0), None),
+    "float64": (Problem(M, N, K, "float64", alpha=0.5, beta=-2.0), None),
+    "float16": (Problem(M, N, K, "float32", 3.0, 2.0, "float16", "fp32", "float16"), None),
+    "tf32": (Problem(M, N, K, alpha=3.0, compute="tf32"), None),
+    "partials": (Problem(M, N, 7, alpha=3.0, beta=2.0), 7),
+}
+
+
+@pytest.fixture(params=CASES)
+def case(request, rng):
+    """The bounds of a problem, right sums, the squares of C, and the limit L of each sum."""
+    problem, parts = CASES[request.param]
+    out = np.dtype(problem.out_dtype)
+    bounds = FloatBounds(problem, out, parts)
+    product = Sums(rng.normal(0, 1e-3, (M, GROUPS)), 1 + rng.random((M, 1)))
+    before = Sums(rng.normal(0, 1e-3, (M, GROUPS)), 1 + rng.random((M, GROUPS)))
+    alpha, beta = problem.alpha, problem.beta
+    right = alpha * product.of + beta * before.of
+    squares = 1 + rng.random((M, GROUPS))  # S
+    of_sums = 2 * (squares + beta**2 * before.second) if beta else squares  # S'
+    v1, v2, v3, v4 = bounds.variances
+    if parts:
+        assert v1 == pytest.approx((parts * rounding.of(problem, out).unit) ** 2, abs=0)
+    noise = alpha**2 * v1 * product.second + v2 * of_sums + v3 * squares
+    noise = noise + v4 * beta**2 * before.second
+    t = rounding.deviations(8 * M) * rounding.of_block(width(N))
+    limit = t * np.sqrt(noise / 3) + 4 * width(N) * rounding.of(problem, out).tiny
+    return bounds, Expected(product, before if beta else None), right, squares, limit
+
+
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_sums_pass_up_to_the_limit(case, sign):
+    bounds, expected, right, squares, limit = case
+    device = open_device("emulator")
+    stream = device.stream()
+    kernel = KernelChecksums(device).judge
+    for share, wrong in ((0.999, 0), (1.001, M * GROUPS)):
+        got = Sums(right + sign * share * limit, squares)
+        judged = bounds.judge(expected, got)
+        assert judged.bad.sum() == wrong
+        np.testing.assert_allclose(judged.bound, limit)
+        second = np.tile(expected.product.second, GROUPS)
+        shares = Sums(expected.product.of[None], second[None])
+        assert kernel(bounds.limits, shares, expected.before, got, stream) == bool(wrong)
+
+
+def test_what_comes_again_passes_up_to_the_worst_case(case):
+    bounds, expected, right, squares, limit = case
+    r = bounds.rounding
+    of_products = abs(bounds.alpha) * np.sqrt(bounds.k * expected.product.second)
+    of_c = np.sqrt(squares)
+    if bounds.beta:
+        of_c = of_c + abs(bounds.beta) * np.sqrt(expected.before.second)
+    worst = (2 * (bounds.k + 3) * r.unit + r.operands + r.cut * bounds.k) * of_products
+    worst = limit + math.sqrt(width(N)) * (worst + (r.unit + r.out + 3 * r.last) * of_c)
+    for share, impossible in ((0.999, False), (1.001, True)):
+        got = Sums(right + share * worst, squares)
+        found = bounds.explained(bounds.judge(expected, got), expected, got)
+        assert found.bad.all() and (found.impossible == impossible).all()
