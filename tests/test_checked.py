@@ -77,6 +77,13 @@ def test_checked_products_have_the_same_bits_and_no_alarm(device, rng, dtype, be
     assert (done.checks.repeated, done.checks.confirmed, done.checks.faults) == (0, 0, ())
 
 
+@pytest.mark.parametrize("dtype", ["float32", "int32", "int64"])
+def test_a_long_k_whose_sums_come_in_shares_raises_no_alarm(device, rng, dtype):
+    arrays = [(9 * rng.standard_normal(s)).astype(dtype) for s in ((9, 1500), (1500, 7), (9, 7))]
+    done = run(device, arrays, alpha=2, beta=3)
+    assert done.checks.products and (done.checks.confirmed, done.checks.faults) == (0, ())
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("beta", [0, 3])
 def test_a_damaged_product_is_made_again(device, rng, monkeypatch, fault, beta):

@@ -186,6 +186,10 @@ def test_read_only_out_and_wrong_out_are_refused():
     for no_numbers in (object, "U5", "m8[s]", "V4", "V8"):
         with pytest.raises(TypeError, match="does not cast to it"):
             gemm(a.astype("i4"), a.astype("i4"), out=np.zeros((4, 4), no_numbers), device="cpu")
+    for dtype in ("f4", "f2"):
+        for no_array in ([[0.0] * 4] * 4, memoryview(b"abcd"), "C.npy"):
+            with pytest.raises(TypeError, match="out must be an array that can be written, not"):
+                gemm(a.astype(dtype), a.astype(dtype), out=no_array, device="cpu")
 
 
 @pytest.mark.parametrize("dtype", ["f4", "f8"])

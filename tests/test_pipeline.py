@@ -46,6 +46,18 @@ def test_one_product_is_copied_multiplied_and_copied_back():
     assert finished_ms(plan, pace(start=100.0)) == pytest.approx(100 + 10 + MS)
 
 
+def test_the_c_that_is_added_comes_before_its_product():
+    plan = make_plan(Problem(1024, 1024, 1024, beta=1), gpus(1), 1)
+    assert finished_ms(plan, pace()) == pytest.approx(3 * MS + 10 + MS)
+
+
+def test_a_sum_waits_for_the_c_that_is_added():
+    plan = make_plan(Problem(1024, 1024, 1024, beta=1), gpus(2), 2, split="cols")
+    assert plan.summed and len(plan.panels) == 1
+    quick = pace(product=lambda unit, panel, box: 0.0, peer=1e9)
+    assert finished_ms(plan, quick) == pytest.approx(MS + MS / 2 + MS / 2)
+
+
 def test_each_worker_starts_its_own():
     plan = make_plan(Problem(1024, 1024, 1024), gpus(2), 2, split="rows")
     assert finished_ms(plan, pace(start=100.0)) == pytest.approx(100 + 10 + MS / 2)

@@ -24,6 +24,7 @@ from .caller_arrays import (
     broadcast_c,
     check_device,
     check_out,
+    check_out_type,
     is_device_array,
     is_same,
     wait_for_streams,
@@ -206,6 +207,8 @@ class CallerArrays:
     def problem(self, *, alpha: Scalar, beta: Scalar) -> Problem:
         """The problem that they pose. Raises `UsageError` on shapes, `DTypeError` on dtypes; warns
         where C alone makes it one of a wider dtype, and where a C that is no `out` is not read."""
+        if self.out is not None:
+            check_out_type(self.out)
         found = make_problem(
             self.a, self.b, self.c, alpha=alpha, beta=beta, trans_a=self.trans_a,
             trans_b=self.trans_b, out=self.out,

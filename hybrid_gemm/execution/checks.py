@@ -141,9 +141,9 @@ class IntegerBounds:
 
     def judge(self, expected: Expected, got: Sums) -> Judgement:
         of = np.uint64
-        off = []
+        product, off = expected.product.whole(), []
         for i in range(2):
-            wrong = expected.product[i] * of(self.alpha) - got[i]
+            wrong = product[i] * of(self.alpha) - got[i]
             if expected.before is not None:
                 wrong += expected.before[i] * of(self.beta)
             off.append(wrong & of(self.mask))

@@ -176,6 +176,10 @@ class _Pipeline:
                 if key not in self.split:
                     self.split.add(key)
                     new += self._bytes(block, part)
+        for strip in panel.strips if self.plan.problem.beta else ():
+            if strip.owner == worker:
+                added = self._added(strip)
+                ready = ready if self.plan.summed else max(ready, added)
         begin = max(ready, self.busy[unit])
         taken = self.pace.product(unit, panel, planned.boxes[turn])
         if self.plan.problem.compute == "fp32x3":
@@ -212,6 +216,20 @@ class _Pipeline:
             self.peer[unit] = self.sent[sender] = self.there[key] = over
         return self.there[key]
 
+    def _added(self, strip: Strip) -> float:
+        """When the C that a strip adds to is where it is finished."""
+        if (key := ("C", strip)) not in self.there:
+            unit = self.units[self.plan.workers[strip.owner].device]
+            size, runs = self._whole(strip)
+            self.there[key] = self.host[unit].upload(size * _MS / self.pace.up(runs))
+        return self.there[key]
+
+    def _whole(self, strip: Strip) -> tuple[int, Runs]:
+        """The bytes of a strip of C, and how they lie in a row-major matrix."""
+        each = self.plan.result_size
+        runs = Runs(len(strip.cols) * each, self.plan.problem.n * each, len(strip.rows))
+        return strip.elements * each, runs
+
     def _finish(self, strip: Strip, made: float) -> None:
         """Sums and downloads a strip."""
         unit = self.units[self.plan.workers[strip.owner].device]
@@ -219,12 +237,12 @@ class _Pipeline:
         if self.plan.summed:
             self.started[strip.owner] += self.pace.start_sum
             begin = max(self.peer[unit], made, self.started[strip.owner])
+            if self.plan.problem.beta:
+                begin = max(begin, self._added(strip))
             fetched = (len(strip.partials) - 1) * size
             self.peer[unit] = begin + fetched * _MS / self.pace.peer
             adding = self.pace.add(unit, fetched + 2 * size)
             self.busy[unit] += adding  # products wait meanwhile
             made = self.peer[unit] + adding
-        each = self.plan.result_size
-        runs = Runs(len(strip.cols) * each, self.plan.problem.n * each, len(strip.rows))
-        taken = strip.elements * each * _MS / self.pace.down(runs)
-        self.host[unit].download(made, taken)
+        size, runs = self._whole(strip)
+        self.host[unit].download(made, size * _MS / self.pace.down(runs))

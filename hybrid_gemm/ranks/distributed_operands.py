@@ -144,7 +144,7 @@ class DistributedOperands:
         gives none."""
         given = [everyone[self.root]] if self.result == "root" else everyone
         dtypes = [told["out"] for told in given]
-        if None in dtypes:
+        if any(dtype is None for dtype in dtypes):  # `in` takes None for float64, as NumPy does
             return None
         return np.empty((0, 0), min(dtypes, key=lambda dtype: dtype.itemsize))
 

@@ -91,13 +91,14 @@ def test_where_there_are_no_tensor_cores(comm):
         RankRunner(comm, device="cpu", compute="tf32")
 
 
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
 @pytest.mark.parametrize("result", ["replicated", "root", "rows"])
 @pytest.mark.parametrize("device", ["cpu", "emulator"])
 @pytest.mark.parametrize("split", ["rows", "cols"])
-def test_a_wider_out_of_16_bits_keeps_the_float32_sums(comm, split, device, result):
+def test_a_wider_out_of_16_bits_keeps_the_float32_sums(comm, split, device, result, dtype):
     a, b = np.ones((8, 4097), "f2"), np.ones((4097, 6), "f2")  # float16 rounds 4097 to 4096
     rows = len(range(comm.rank * 8 // comm.size, (comm.rank + 1) * 8 // comm.size))
-    out = np.zeros((rows if result == "rows" else 8, 6), "f4")
+    out = np.zeros((rows if result == "rows" else 8, 6), dtype)
     if result == "root" and comm.rank:
         out = None
     got = gemm(a, b, comm=comm, device=device, split=split, result=result, out=out)
