@@ -93,7 +93,7 @@ def test_a_trace_is_refused_before_anything_is_multiplied(tmp_path):
         assert "generating" not in done.stderr
         one_line(done)
     done = run("run", "--size", 8, "--dry-run", "--trace", "t.json", cwd=tmp_path, check=2)
-    assert "--dry-run does nothing" in one_line(done)
+    assert "--dry-run runs nothing" in one_line(done)
     assert not list(tmp_path.iterdir())
 
 
