@@ -366,3 +366,10 @@ def test_parts_of_the_last_tiles_cost_something(mode):
         assert of_launch > 1
         bytes_cost.append(of_megabyte > 0.1)
     assert any(bytes_cost)
+
+
+def test_products_of_the_largest_sides_have_times():
+    """Their counts are more than 64 bits hold."""
+    largest = 2**31 - 1
+    times = made(invented()).times_us((largest, 2**23, largest), "nn", MACHINE)
+    assert all(0 < us < np.inf for us in times.values())

@@ -280,7 +280,7 @@ class OfKernel:
         how far it is from those at which each was timed (`reach.distances`)."""
         counted = np.array([
             costs.counts(self.fitted[i].variant, sides, layout, dtype, multiprocessors) for i in of
-        ])  # fmt: skip
+        ], float)  # fmt: skip
         us = np.maximum(LEAST_US, (counted * self.constants[of]).sum(1))
         return us.tolist(), reach.distances(counted / us[:, None], self.reaches[of]).tolist()
 
