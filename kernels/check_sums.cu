@@ -132,9 +132,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 5)
         for (int other = 0; other < WARPS; ++other) {  // one warp after the other joins in
 #pragma unroll
             for (int x = 0; x < SOME; ++x) {
+                if (warp != other) continue;
                 Pair& to = found[SOME * lane + x][group];
-                if (warp == other && other) to.sum += mine[x].sum, to.second += mine[x].second;
-                if (warp == other && !other) to = mine[x];
+                to = other ? Pair{to.sum + mine[x].sum, to.second + mine[x].second} : mine[x];
             }
             __syncthreads();
         }

@@ -1,9 +1,11 @@
 """Checked products: what is damaged between a product and its check is found and made again, to
 the bits of an undamaged run; right products raise no alarm."""
 
+import gc
 import math
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import ml_dtypes
@@ -400,3 +402,16 @@ def test_factors_of_any_size_raise_no_alarm(dtype, alpha, beta, choices, rng):
         hg.gemm(a, b, c if beta else None, **given, checked=checked) for checked in (False, True)
     )
     np.testing.assert_array_equal(found, expected)
+
+
+def test_a_dropped_runner_gives_back_at_once_what_its_checks_keep(device):
+    """No circle of references holds it until Python collects garbage."""
+    runner = hg.Runner(device=device, threads=1, checked=True)
+    runner.gemm(np.ones((8, 8), "f4"), np.ones((8, 8), "f4"))
+    sums = weakref.ref(runner.devices[0].sums)
+    gc.disable()
+    try:
+        del runner
+        assert sums() is None
+    finally:
+        gc.enable()

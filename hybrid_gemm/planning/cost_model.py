@@ -22,7 +22,7 @@ PIECES = 8
 QUICKER = {"fp32x3": 3.9, "tf32": 7.0, "fp64x": 1.5, "narrow": 13.9}
 # Of calls that come again: what a call takes besides the run's clock; by where the arrays lie, what
 # a run takes besides its copies and products, and a worker's thread to start a panel; and to start
-# a strip's sum. Fitted to docs/results/pieces1_h200.json and host4_h200.json, sums to
+# a strip's sum. Fitted to docs/results/pieces1_h200.json and host4_before_h200.json, sums to
 # host2_before_h100.json: docs/notes/several-gpus.md.
 CALL_MS = 0.2
 RUN_MS = {"pinned": 0.17, "pageable": 1.2}

@@ -35,10 +35,15 @@ def kernel_rows(name: str, card: str = "h200") -> list[dict]:
     return list(found.values())
 
 
-def earlier(text: str) -> str:
-    """Which of the files to which a table links were measured with an earlier version, if any."""
+def linked(text: str) -> list[str]:
+    """The result files to which a table links."""
+    return re.findall(r"\]\((?:\.\./|docs/)*([\w/]+\.json)\)", text)
+
+
+def earlier(files: list[str]) -> str:
+    """Which of these files were measured with an earlier version, if any."""
     versions: dict[str, list[str]] = {}
-    for path in dict.fromkeys(re.findall(r"\]\((?:\.\./|docs/)*([\w/]+\.json)\)", text)):
+    for path in dict.fromkeys(files):
         file = ROOT / ("docs" if path.startswith("results/") else ".") / path
         whole = json.loads(file.read_text())
         environments = [

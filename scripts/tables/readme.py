@@ -8,10 +8,10 @@ from .kernels import ratios
 WAYS = {"ours": "hybrid-gemm", "cublasxt": "cuBLASXt, best settings", "cupy": "CuPy",
         "torch": "PyTorch"}  # fmt: skip
 SIDE, COUNTS = 8192, (1, 2, 4)  # GPUs
-FILES = " ".join(
-    f"](results/{x}_h200.json)"
+FILES = [
+    f"results/{x}_h200.json"
     for x in ("tuned", "named_fp32x3", "named_tf32", "named_narrow", "experiments")
-)
+]
 
 
 def libraries() -> str:
