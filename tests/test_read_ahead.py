@@ -223,7 +223,9 @@ def test_a_filesystem_without_advice_reads_as_before(two_files):
     assert ahead.reading.bytes == 0
 
 
-@pytest.mark.parametrize("options", [{}, {"threads": 2}, {"threads": 2, "split": "cols"}])
+@pytest.mark.parametrize(
+    "options", [{}, {"threads": 2, "split": "rows"}, {"threads": 2, "split": "cols"}]
+)
 def test_a_run_from_files_asks_for_all_once_and_gives_all_of_c(
     tmp_path, rng, monkeypatch, names, device, options
 ):

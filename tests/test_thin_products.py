@@ -58,6 +58,28 @@ def test_they_multiply_by_name(rng):
             runner.gemm(points, turn.astype("f4"))
 
 
+@pytest.mark.parametrize("split", ["rows", "cols"])
+@pytest.mark.parametrize(
+    ("name", "sides"),
+    [
+        ("outer_narrow", (40, 30, 4)), ("tall_narrow", (40, 4, 20)), ("dots_narrow", (5, 6, 90)),
+        ("gemv_narrow", (1, 30, 40)), ("outer", (40, 30, 4)), ("tall", (40, 4, 20)),
+    ],
+)  # fmt: skip
+def test_operands_with_steps_both_ways_compile_no_transpose(kernel_device, name, sides, split, rng):
+    """They are copied, and the transpose has no form for 16 bits."""
+    m, n, k = sides
+    dtype = "f2" if name.endswith("narrow") else "f4"
+    a = rng.integers(-3, 4, (2 * m, 2 * k)).astype(dtype)[::2, ::2]
+    b = rng.integers(-3, 4, (2 * k, 2 * n)).astype(dtype)[::2, ::2]
+    with hg.Runner(device=kernel_device, kernel=name, threads=2, split=split) as runner:
+        done = runner.run(a, b, resident=True)
+        loaded = {variant.name for variant, *_ in runner.devices[0]._loaded}
+    np.testing.assert_array_equal(done.c, a @ b)
+    assert name in loaded
+    assert "transpose" not in loaded
+
+
 @pytest.mark.parametrize("name", ["dots", "dots_narrow", "gemv", "gemv_narrow"])
 def test_what_a_thread_counts_up_to_is_an_int(name):
     kernel, most = catalog.get(name), 2147418112

@@ -56,12 +56,18 @@ def laid_out(rows: int, cols: int, dtype: str, order: str) -> np.ndarray:
     return view if order == "n" else view.T
 
 
+def turned(view: View, order: str) -> bool:
+    """Whether a matrix has to be transposed to lie in an order. One that lies in neither, as with
+    steps both ways, is copied row by row first."""
+    if leading(view, order):
+        return False
+    return order == "t" or bool(leading(view, "t"))
+
+
 def fewest_transposed(layouts: Iterable[str], a: View, b: View) -> str:
     """The one of a kernel's layouts, storage orders of A and B such as "nt", for which the fewest
     operands are transposed first, and rather B than A."""
-    return min(
-        layouts, key=lambda orders: 2 * (not leading(a, orders[0])) + (not leading(b, orders[1]))
-    )
+    return min(layouts, key=lambda orders: 2 * turned(a, orders[0]) + turned(b, orders[1]))
 
 
 def runs(dst: View, src: View) -> tuple[int, int, int, int] | None:

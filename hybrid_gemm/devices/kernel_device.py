@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from .. import catalog
-from ..arrays.strides import fewest_transposed, layout, leading, stored
+from ..arrays.strides import fewest_transposed, layout, leading, stored, turned
 from ..catalog import Launch, Variant
 from ..errors import UsageError
 from ..host.kept import Kept
@@ -91,10 +91,10 @@ class KernelDevice(KernelLauncher):
         (m, n), columns = c.shape, a.shape[1]
         variant, dtype, summed = _made_of(variant, a, c)
         layouts = fewest_transposed(variant.kernel.layouts, a, b)
-        turned = [not leading(x, order) for x, order in zip((a, b), layouts, strict=True)]
+        turns = [turned(x, order) for x, order in zip((a, b), layouts, strict=True)]
         lda, ldb = (
             np.int64((0 if turn else leading(x, order)) or max(1, x.shape[order == "n"]))
-            for x, order, turn in zip((a, b), layouts, turned, strict=True)
+            for x, order, turn in zip((a, b), layouts, turns, strict=True)
         )
         ldc = np.int64(stored(c)[1])
         function = self.function(variant, dtype, layouts)
@@ -104,9 +104,9 @@ class KernelDevice(KernelLauncher):
         k, alpha_t, beta_t = np.int32(columns), scalar(alpha), scalar(beta)  # as the kernel's T
 
         def call(a: Array, b: Array, c: Array, stream: Stream) -> None:
-            if turned[0]:
+            if turns[0]:
                 a = self.transposed(a, layouts[0], stream, "A")
-            if turned[1]:
+            if turns[1]:
                 b = self.transposed(b, layouts[1], stream, "B")
             for rows, cols, launch in parts:
                 x, y, z = (a, b, c) if whole else (a[rows], b[:, cols], c[rows, cols])
@@ -289,7 +289,7 @@ def _load(
         layouts = fewest_transposed(variant.kernel.layouts, a, b)
         for size in (np.dtype(dtype).itemsize, 4) if dtype in NARROW else (4,):
             device.function(with_out(variant, size), dtype, layouts)
-        if not all(leading(x, order) for x, order in zip((a, b), layouts, strict=True)):
+        if any(turned(x, order) for x, order in zip((a, b), layouts, strict=True)):
             device.function(catalog.helper("transpose"), dtype)
     for role in ("sum", "add") if summed else ():
         device.function(catalog.helper(role), "float32" if dtype in NARROW else dtype)
