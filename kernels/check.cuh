@@ -101,3 +101,20 @@ __device__ __forceinline__ void add(unsigned long long& to, unsigned long long x
                                     unsigned long long y) {
     to += x * y;
 }
+
+// A weighted sum, and that of the squares of what it adds up, or of integers by other weights.
+struct Pair {
+    Sum sum, second;
+};
+
+__device__ __forceinline__ void take(Pair& to, E element, Sum weight) {
+    const Sum x = number(element);
+    if (EXACT) {
+        // The second weight is of the upper half: the lowest bits of both differ.
+        to.sum += x * weight;
+        to.second += x * Sum((unsigned long long)weight >> 32);
+    } else {
+        to.sum += x * weight;
+        add(to.second, x * weight, x * weight);
+    }
+}

@@ -4,10 +4,11 @@ entry   = "check_product"
 role    = "check_product"
 # GROUPS  groups of columns of B
 # READ    1: elements are numbers
-params  = [{GROUPS = 8, READ = 1}]
+# OF_B    1: the sums of B's rows are given; 2: each warp makes those that it needs
+params  = [{GROUPS = 8, READ = 1, OF_B = 1}, {GROUPS = 8, READ = 1, OF_B = 2}]
 block   = ["256", "1", "1"]
-grid    = ["ceil(m / 256)", "max(1, min(ceil(k / 512), max(16, min(1024, ceil(2048 / max(1, ceil(m / 32)))))))", "1"]
-require = ["READ == 1", "GROUPS == 8"]
+grid    = ["ceil(m / 256)", "max(1, min(ceil(k / 256), max(16, ceil(2048 / max(8, ceil(m / 32))))))", "1"]
+require = ["READ == 1", "GROUPS == 8", "OF_B <= 2"]
 dtypes  = ["float32", "float64", "int32", "int64", "float16", "bfloat16"]
 source  = "K. Huang and J. Abraham, Algorithm-based fault tolerance for matrix operations, 1984"
 ---*/
@@ -20,7 +21,7 @@ source  = "K. Huang and J. Abraham, Algorithm-based fault tolerance for matrix o
 //   rows run across      of every fourth k from the t-th on vectors of rows, which lie 8 EACH apart
 constexpr int THREADS = 256, EACH = 16 / SIZE;
 constexpr int ROWS = TRANS_A && SIZE == 2 ? 8 : 4, MINE = TRANS_A ? 4 : 2 * EACH, STEP = 4 * MINE;
-constexpr int HEIGHT = 8 * ROWS * THREADS / 32;
+constexpr int WARPS = THREADS / 32, HEIGHT = 8 * ROWS * WARPS;
 
 // sum (16 x 8) += a (16 x 8) b (8 x 8). Lane 4 g + t has rows g (even i) and g + 8 (odd i) of a in
 // columns t + 4 (i / 2), column g of b in rows t + 4 i, and columns 2 t and 2 t + 1 of the sum in row
@@ -102,10 +103,51 @@ struct Totals {
     Sum first[ROWS / 2][4] = {}, second[ROWS / 2][4] = {};
 };
 
+// The sums of B's rows: as check_sums.cu makes them of B, k x GROUPS each,
+struct Given {
+    const Sum *sums, *seconds;
+
+    __device__ __forceinline__ Pair at(int k, int group) const {
+        const long long place = (long long)k * GROUPS + group;
+        return {sums[place], seconds[place]};
+    }
+};
+
+// or from B itself, whose `width` columns of a group are a multiple of 8.
+struct Made {
+    Source<E, !TRANS_B> b;
+    const Sum* weights;
+    int width;
+    bool whole;
+
+    __device__ __forceinline__ Pair at(int k, int group) const {
+        Pair found = {};
+        const long long first = (long long)group * width;
+#pragma unroll 1
+        for (long long j = first; j < first + width && j < b.k; j += 8) {
+            E x[8];
+#pragma unroll
+            for (int i = 0; i < 8; i += TRANS_B ? 1 : EACH) {
+                if (TRANS_B) {
+                    x[i] = j + i < b.k ? b.from[(j + i) * b.ld + k] : E(0);
+                    continue;
+                }
+                const Packed<E, EACH> read = whole ? packed<true, EACH>(b, k, (int)j + i)
+                                                   : packed<false, EACH>(b, k, (int)j + i);
+#pragma unroll
+                for (int e = 0; e < EACH; ++e) x[i + e] = read.x[e];
+            }
+#pragma unroll
+            for (int i = 0; i < 8; ++i) take(found, x[i], weights[j + i]);
+        }
+        return found;
+    }
+};
+
 // The products of a warp's rows, a thread's from `row` on, from k = `begin` up to `end`.
-template <bool WHOLE>
+template <bool WHOLE, typename RowsOfB>
 __device__ __forceinline__ Totals products(const Source<E, !TRANS_A>& source, int row, int begin,
-                                           int end, const Sum* sums, const Sum* seconds) {
+                                           int end, const RowsOfB& rows_of_b) {
     const int g = threadIdx.x % 32 / 4;
     Totals mine;
 #pragma unroll 1
@@ -118,8 +160,8 @@ __device__ __forceinline__ Totals products(const Source<E, !TRANS_A>& source, in
             for (int i = 0; i < 2; ++i) {
                 const int k = k_of(k0, from + i);
                 if (k >= end) continue;
-                b[i] = sums[(long long)k * GROUPS + g];
-                of_second[i] = seconds[(long long)k * GROUPS + g];
+                const Pair of_b = rows_of_b.at(k, g);
+                b[i] = of_b.sum, of_second[i] = of_b.second;
             }
 #pragma unroll
             for (int r = 0; r < ROWS; r += 2) {
@@ -137,24 +179,56 @@ __device__ __forceinline__ Totals products(const Source<E, !TRANS_A>& source, in
     return mine;
 }
 
-// A times `sums`, and the squares of A's elements times `seconds`, or of integers these themselves:
-// k x GROUPS each, as check_sums.cu makes them of B. A share of k is that of the blocks of one
-// blockIdx.y; each writes two matrices of m x GROUPS, behind those of the share before.
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
-    check_product(int m, int k, const void* A, long long lda, const Sum* sums, const Sum* seconds,
-                  Sum* out, Sum* out_seconds) {
-    const int shares = gridDim.y, share = blockIdx.y;
-    const int each = (k + shares * STEP - 1) / (shares * STEP) * STEP;
-    const int begin = min(k, share * each), end = min(k, begin + each);
+// Adds up what the teams of a block have of the same rows, for the first.
+__device__ __forceinline__ void add_up(Totals& mine, int teams) {
+    constexpr int MOST_FROM = WARPS / 2, EACH_OF = 4 * ROWS / 2;
+    __shared__ Sum left[2 * EACH_OF][MOST_FROM * 32];
+    const int apart = THREADS / teams, team = threadIdx.x / apart;
+#pragma unroll 1
+    for (int half = teams / 2; half; half /= 2) {
+        const int at = threadIdx.x - half * apart;
+        __syncthreads();
+        if (team >= half && team < 2 * half) {
+#pragma unroll
+            for (int i = 0; i < EACH_OF; ++i) {
+                left[i][at] = mine.first[i / 4][i % 4];
+                left[EACH_OF + i][at] = mine.second[i / 4][i % 4];
+            }
+        }
+        __syncthreads();
+        if (team < half) {
+#pragma unroll
+            for (int i = 0; i < EACH_OF; ++i) {
+                mine.first[i / 4][i % 4] += left[i][threadIdx.x];
+                mine.second[i / 4][i % 4] += left[EACH_OF + i][threadIdx.x];
+            }
+        }
+    }
+}
+
+// A times sums of B's rows, and the squares of A's elements times their second sums, or of integers
+// these themselves. A share of k is that of the blocks of one blockIdx.y; each writes two matrices of
+// m x GROUPS, behind those of the share before. Where rows are few, teams of warps have the same rows,
+// and parts of the share.
+template <typename RowsOfB>
+__device__ __forceinline__ void sum_product(int m, int k, const void* A, long long lda,
+                                            const RowsOfB& rows_of_b, Sum* out, Sum* out_seconds) {
+    int teams = 1;
+    while (teams < WARPS && m <= HEIGHT / (2 * teams)) teams *= 2;
+    const int shares = gridDim.y, share = blockIdx.y, apart = WARPS / teams;
+    const int warp = threadIdx.x / 32, team = warp / apart;
+    const int each = (k + shares * teams * STEP - 1) / (shares * teams * STEP) * STEP;
+    const int begin = min(k, (share * teams + team) * each), end = min(k, begin + each);
     // Beyond its share a row counts for nothing, since B's sums have.
     const Source<E, !TRANS_A> source = {(const E*)A, lda, m, k};
     const int t = threadIdx.x % 4, g = threadIdx.x % 32 / 4;
-    const long long of_warp = (long long)blockIdx.x * HEIGHT + threadIdx.x / 32 * 8 * ROWS;
-    if (of_warp >= m) return;
-    const int first = (int)of_warp + (TRANS_A ? EACH * g : g);
-    const Totals mine = is_whole<EACH>(source)
-                            ? products<true>(source, first, begin, end, sums, seconds)
-                            : products<false>(source, first, begin, end, sums, seconds);
+    const long long of_warp = (long long)blockIdx.x * HEIGHT + warp % apart * 8 * ROWS;
+    if (of_warp >= m && teams == 1) return;
+    const int first = (int)min(of_warp, (long long)m) + (TRANS_A ? EACH * g : g);
+    Totals mine = is_whole<EACH>(source) ? products<true>(source, first, begin, end, rows_of_b)
+                                         : products<false>(source, first, begin, end, rows_of_b);
+    if (teams > 1) add_up(mine, teams);
+    if (team) return;
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
         const int row = row_of(first, r);
@@ -167,3 +241,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
         }
     }
 }
+
+#if OF_B == 2
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+    check_product(int m, int k, const void* A, long long lda, int n, int width, const void* B,
+                  long long ldb, const Sum* weights, Sum* out, Sum* out_seconds) {
+    const Source<E, !TRANS_B> b = {(const E*)B, ldb, k, n};
+    const Made made = {b, weights, width, is_whole<EACH>(b)};
+    sum_product(m, k, A, lda, made, out, out_seconds);
+}
+#else
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+    check_product(int m, int k, const void* A, long long lda, const Sum* sums, const Sum* seconds,
+                  Sum* out, Sum* out_seconds) {
+    sum_product(m, k, A, lda, Given{sums, seconds}, out, out_seconds);
+}
+#endif

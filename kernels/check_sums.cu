@@ -6,34 +6,21 @@ role    = "check_sums"
 # READ    1: elements are numbers; 2: their bits are, whatever the dtype
 params  = [{GROUPS = 8, READ = 1}, {GROUPS = 8, READ = 2}]
 block   = ["128", "1", "1"]
-grid    = ["ceil(m / 64)", "min(GROUPS, max(1, ceil(65536 / max(1, m))))", "1"]
+grid    = ["ceil(m / 64)", "min(GROUPS, max(1, ceil(65536 / max(1, m))))", "max(1, min(ceil(n / 4096), ceil(1024 / (GROUPS * max(1, ceil(m / 64))))))"]
+workspace = "2097152 * (n > 4096)"
+flags   = "4096 * (n > 4096)"
 require = ["READ <= 2"]
 dtypes  = ["float32", "float64", "int32", "int64", "float16", "bfloat16"]
 source  = "K. Huang and J. Abraham, Algorithm-based fault tolerance for matrix operations, 1984"
 ---*/
 #include "check.cuh"
+#include "runs.cuh"
 
 constexpr int THREADS = 128, WARPS = THREADS / 32;
 constexpr int HEIGHT = 64;              // rows of a block
 constexpr int FEW = SIZE == 2 ? 8 : 4;  // neighbours in a row that a thread reads at once
 constexpr int SOME = TRANS_A ? 2 : 4;   // rows of a thread at a time
 constexpr int COLUMNS = 8;              // that a thread reads before it sums them up
-
-struct Pair {
-    Sum sum, second;
-};
-
-__device__ __forceinline__ void take(Pair& to, E element, Sum weight) {
-    const Sum x = number(element);
-    if (EXACT) {
-        // The second weight is of the upper half: the lowest bits of both differ.
-        to.sum += x * weight;
-        to.second += x * Sum((unsigned long long)weight >> 32);
-    } else {
-        to.sum += x * weight;
-        add(to.second, x * weight, x * weight);
-    }
-}
 
 // The sums of some rows over columns from `begin` up to `end`, by `lanes` lanes that are neighbours.
 template <bool WHOLE>
@@ -80,19 +67,23 @@ __device__ __forceinline__ void sum_columns(const Source<E, !TRANS_A>& source, i
 
 // X is rows x cols, stored by columns with TRANS_A. Group g has the columns from g * width on;
 // `weights` has GROUPS * width, on 16 bytes, and `width` is a multiple of 8. The second sum is
-// that of the squares of what the first adds up, or of integers by other weights.
+// that of the squares of what the first adds up, or of integers by other weights. Where rows are few
+// and long, the blocks of one (blockIdx.x, blockIdx.y) share the columns of a group, and the last of
+// them adds up what they left in `parts`; each has one group then.
 extern "C" __global__ void __launch_bounds__(THREADS, 5)
     check_sums(int rows, int cols, int width, const void* X, long long ldx, const Sum* weights,
-               Sum* sums, Sum* seconds) {
+               Sum* sums, Sum* seconds, Pair* parts, unsigned* flags) {
     const Source<E, !TRANS_A> source = {(const E*)X, ldx, rows, cols};
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, row0 = blockIdx.x * HEIGHT;
-    const int count = min(HEIGHT, rows - row0);
+    const int count = min(HEIGHT, rows - row0), shares = gridDim.z;
+    const int each = (width + 8 * shares - 1) / (8 * shares) * 8;  // columns of a share
     __shared__ Pair found[HEIGHT][GROUPS];
 #pragma unroll 1
     for (int group = blockIdx.y; group < GROUPS; group += gridDim.y) {
         const long long from = (long long)group * width;
-        const int begin = from < cols ? (int)from : cols;
-        const int end = from + width < cols ? (int)(from + width) : cols;
+        const long long at = from + (long long)each * blockIdx.z;
+        const long long to = min(from + width, at + each);
+        const int begin = at < cols ? (int)at : cols, end = to < cols ? (int)to : cols;
         if (!TRANS_A) {
             int lanes = 1;  // of a row: as many as have something to read
             while (lanes < 32 && FEW * lanes < width) lanes *= 2;
@@ -140,6 +131,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, 5)
         }
     }
     __syncthreads();
+    if (shares > 1) {
+        const int group = blockIdx.y, block = blockIdx.x * GROUPS + group, i = threadIdx.x;
+        Pair* const all = parts + (long long)block * shares * HEIGHT;
+        if (i < count) all[blockIdx.z * HEIGHT + i] = found[i][group];
+        if (!last_of(flags + block, shares)) return;
+        if (i < count) {
+            Pair whole = {};
+#pragma unroll 8
+            for (int share = 0; share < shares; ++share) {
+                const Pair part = all[share * HEIGHT + i];
+                whole.sum += part.sum, whole.second += part.second;
+            }
+            found[i][group] = whole;
+        }
+        __syncthreads();
+    }
     for (int i = threadIdx.x; i < HEIGHT * GROUPS; i += THREADS) {
         const int row = row0 + i / GROUPS, group = i % GROUPS;
         if (i / GROUPS >= count || group % gridDim.y != blockIdx.y) continue;

@@ -55,12 +55,62 @@ def test_sums_of_many_rows_and_over_many_shares(kernel_device, rng, dtype, order
         device.copy(there, x, stream)
         found, product = sums.sums(there, stream), sums.product(there.T, there, stream)
         stream.synchronize()
-    assert product.of.shape[0] == 79
+    assert product.of.shape[0] == 157
     host.weights._kept.update({n: _host(w) for n, w in sums.weights._kept.items()})
     wanted, through = host.sums(x, stream), host.product(x.T, x, stream)
     same = np.array_equal if x.dtype.kind == "i" else np.allclose
     assert same(_host(found.of), wanted.of) and same(_host(found.second), wanted.second)
     assert same(_host(product.whole().of), through.of)
+
+
+@pytest.mark.parametrize("alone", [True, False])
+@pytest.mark.parametrize(("of_a", "of_b"), ["nn", "nt", "tn", "tt"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "float64", "int32"])
+def test_warps_sum_up_rows_of_b_that_they_need(
+    kernel_device, rng, monkeypatch, dtype, of_a, of_b, alone
+):
+    """As others do once for all. Few rows are those of several teams of a block."""
+    monkeypatch.setattr(KernelChecksums, "_alone", lambda *_: alone)
+    device = open_device(kernel_device)
+    stream, sums, host = device.stream(), KernelChecksums(device), HostChecksums(open_device("cpu"))
+    same = np.array_equal if dtype == "int32" else np.allclose
+    for m, n, k in ((1, 1, 3000), (33, 70, 200), (65, 9, 1111), (130, 64, 96), (300, 150, 40)):
+        a, b = ((9 * rng.standard_normal(s)).astype(dtype) for s in ((m, k), (k, n)))
+        with device.using(stream):
+            there = []
+            for x, order in ((a, of_a), (b, of_b)):
+                x = x if order == "n" else np.asfortranarray(x)
+                there.append(device.empty_like(x, dtype))
+                device.copy(there[-1], x, stream)
+            found = sums.product(*there, stream)
+            stream.synchronize()
+        host.weights._kept.update({x: _host(w) for x, w in sums.weights._kept.items()})
+        wanted = host.product(a, b, stream)
+        of_rows = host.sums(b, stream).second
+        squares = wanted.second if dtype == "int32" else a.astype("f8") ** 2 @ of_rows
+        assert same(_host(found.whole().of), wanted.of)
+        assert same(_host(found.whole().second), squares)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int64"])
+@pytest.mark.parametrize("order", "nt")
+def test_blocks_share_few_long_rows(kernel_device, rng, dtype, order):
+    device = open_device(kernel_device)
+    stream, sums, host = device.stream(), KernelChecksums(device), HostChecksums(open_device("cpu"))
+    same = np.array_equal if dtype == "int64" else np.allclose
+    for rows, cols in ((1, 50_001), (3, 4_097), (70, 17_000)):
+        x = (40 * rng.standard_normal((rows, cols))).astype(dtype)
+        x = x if order == "n" else np.asfortranarray(x)
+        with device.using(stream):
+            there = device.empty_like(x, dtype)
+            device.copy(there, x, stream)
+            found = [sums.sums(there, stream) for _ in "12"]  # which leave flags as they were
+            stream.synchronize()
+        host.weights._kept.update({n: _host(w) for n, w in sums.weights._kept.items()})
+        wanted = host.sums(x, stream)
+        for of, second in found:
+            assert same(_host(of), wanted.of)
+            assert same(_host(second), wanted.second)
 
 
 @pytest.mark.parametrize("shares", [1, 7, 8, 19, 130])
@@ -93,7 +143,7 @@ def test_each_sum_that_is_beyond_its_limits_is_counted(kernel_device, rng, rows,
 @needs("emulator")
 @pytest.mark.parametrize("dtype", ["float16", "float32", "int64"])
 @pytest.mark.parametrize("order", "nt")
-def test_sums_do_not_depend_on_the_order_of_threads(dtype, order, rng):
+def test_sums_do_not_depend_on_the_order_of_threads(dtype, order, rng, monkeypatch):
     """Which would show a race."""
     a, b = ((40 * rng.standard_normal(s)).astype(dtype) for s in ((70, 600), (600, 90)))
     if order == "t":
@@ -103,7 +153,10 @@ def test_sums_do_not_depend_on_the_order_of_threads(dtype, order, rng):
         device = EmulatorDevice(options=emulation.Options(order=threads, seed=3))
         sums, stream = KernelChecksums(device), device.stream()
         kept = sums.weights._kept = sums.weights._kept if kept is None else kept
-        made = [*sums.product(a, b, stream), *sums.sums(b, stream)]
+        made = [*sums.sums(b, stream), *sums.sums(b.T.reshape(1, -1), stream)]
+        for alone in (True, False):
+            monkeypatch.setattr(KernelChecksums, "_alone", lambda *_, alone=alone: alone)
+            made += sums.product(a, b, stream)
         found.append([x.tobytes() for x in made])
     assert found[0] == found[1] == found[2]
 
@@ -113,7 +166,7 @@ def test_kernels_read_and_write_within_their_matrices():
     checked = emulation.sanitized_environment()
     done = python("-m", "support.checked_accesses", "emulator", "checks", env=checked)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout == "clean: the sums of 40 matrices\n"
+    assert done.stdout == "clean: the sums of 56 matrices\n"
 
 
 def _host(x):

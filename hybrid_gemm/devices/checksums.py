@@ -15,7 +15,7 @@ import numpy as np
 
 from .. import catalog
 from ..arrays.strides import address, layout, leading, stored
-from ..catalog import Variant
+from ..catalog import Launch, Variant
 from ..host.kept import cached_property
 from ..problem import NARROW
 from .base import Array, Device, Stream
@@ -24,6 +24,11 @@ from .kernel_launcher import KernelLauncher
 GROUPS = 8
 ALARM_BYTES = 4096  # of all alarms of a device
 NUMBERS, BITS = 1, 2  # how the kernels read elements
+GIVEN, MADE = 1, 2  # the sums of B's rows, in check_product
+# Of check_product.cu: rows of a warp, k of a share, and shares that keep a GPU busy; and what its
+# memory gives while a launch begins.
+WARP_ROWS, SHARE, BUSY_SHARES = 32, 256, 256
+LAUNCH_BYTES = 8 << 20
 
 
 def width(cols: int) -> int:
@@ -57,6 +62,9 @@ class Limits(NamedTuple):
     of_before: float
     tiny: float
 
+
+# Where the sums of a product lie: of B's rows, if they are made, and of the product.
+Rooms = tuple[Sums, Sums]
 
 # Whether a sum of C is beyond its limits: of limits, the product's sums, those of C before it was
 # added to, and C's. Waits for them.
@@ -149,15 +157,18 @@ class KernelChecksums:
 
     def __init__(self, device: KernelLauncher) -> None:
         self.device, self.weights = device, Weights(device)
-        self._variants: dict[tuple[str, int], Variant] = {}
+        self._variants: dict[tuple[str, int, int | None], Variant] = {}
 
     def prepare(self, a: Array, b: Array, dtype: str) -> None:
         of_a, of_b = ((layout(x) or "n")[0] for x in (a, b))
-        self._kernel("check_product", NUMBERS, dtype, of_a)
-        self._kernel("check_sums", NUMBERS, dtype, of_b)
+        if self._alone(a, b.shape[1]):
+            self._kernel("check_product", NUMBERS, dtype, of_a + of_b, of_b=MADE)
+        else:
+            self._kernel("check_product", NUMBERS, dtype, of_a + "n", of_b=GIVEN)
+            self._kernel("check_sums", NUMBERS, dtype, of_b + "n")
         for result in {dtype, "float32" if dtype in NARROW else dtype}:
-            self._kernel("check_sums", NUMBERS, result, "n")
-        self._kernel("check_sums", BITS, "int32", "n")
+            self._kernel("check_sums", NUMBERS, result, "nn")
+        self._kernel("check_sums", BITS, "int32", "nn")
         self.device.function(self._judge, "float64")
 
     @cached_property
@@ -224,46 +235,69 @@ class KernelChecksums:
         if not rows:
             return made
         dtype = _OF_KERNELS.get(x.dtype.name, x.dtype.name)
-        function, variant = self._kernel("check_sums", read, dtype, order)
+        function, variant = self._kernel("check_sums", read, dtype, order + "n")
         if weights is None:
             weights = self.weights.of(cols, exact)
         sizes = np.int32(rows), np.int32(cols), np.int32(width(cols))
-        args = [*sizes, x, np.int64(ld), weights, *made]
-        self.device.launch(function, variant.launch(rows, cols, 0, dtype), args, stream)
+        launch = variant.launch(rows, cols, 0, dtype)
+        room = self.device.scratch(launch, "float64", stream)
+        args = [*sizes, x, np.int64(ld), weights, *made, *room]
+        self.device.launch(function, launch, args, stream)
         return made
 
-    def product(self, a: Array, b: Array, stream: Stream) -> Sums:
-        return self.of_products(a, self.sums(b, stream), stream)
-
-    def shares(self, a: Array) -> int:
-        """Those of `of_products`."""
-        (rows, k), dtype = a.shape, a.dtype.name
-        _, variant = self._kernel("check_product", NUMBERS, dtype, stored(a)[0])
-        return variant.launch(rows, k, k, dtype).grid[1]
-
-    def of_products(
-        self, a: Array, rows_of_b: Sums, stream: Stream, into: Sums | None = None
-    ) -> Sums:  # fmt: skip
-        """The sums that A times B should have, by those of B's rows, in shares."""
+    def product(self, a: Array, b: Array, stream: Stream, into: Rooms | None = None) -> Sums:
+        """As `Checksums.product`, in shares of k; `into` where the sums shall lie."""
+        into_b, into_product = into or (None, None)
         (rows, k), (order, ld) = a.shape, stored(a)
-        exact = is_exact(a.dtype)
-        function, variant = self._kernel("check_product", NUMBERS, a.dtype.name, order)
-        launch = variant.launch(rows, k, k, a.dtype.name)
+        exact, dtype, alone = is_exact(a.dtype), a.dtype.name, self._alone(a, b.shape[1])
+        launch = self._launch(a)
         shares = launch.grid[1]
-        into = into or Sums(*(self._room(shares * rows, exact) for _ in "12"))
-        args = [np.int32(rows), np.int32(k), a, np.int64(ld), *rows_of_b, *into]
-        self.device.launch(function, launch, args, stream)
-        return Sums(*(x.reshape(shares, rows, GROUPS) for x in into))
+        made = into_product or Sums(*(self._room(shares * rows, exact) for _ in "12"))
+        of_a = np.int32(rows), np.int32(k), a, np.int64(ld)
+        if alone:
+            order_b, ldb = stored(b)
+            cols, weights = b.shape[1], self.weights.of(b.shape[1], exact)
+            function, _ = self._kernel("check_product", NUMBERS, dtype, order + order_b, of_b=MADE)
+            of_b = [np.int32(cols), np.int32(width(cols)), b, np.int64(ldb), weights]
+        else:
+            function, _ = self._kernel("check_product", NUMBERS, dtype, order + "n", of_b=GIVEN)
+            of_b = list(self._sums(b, NUMBERS, exact, stream, into=into_b))
+        self.device.launch(function, launch, [*of_a, *of_b, *made], stream)
+        return Sums(*(x.reshape(shares, rows, GROUPS) for x in made))
+
+    def rooms(self, a: Array, cols: int) -> tuple[int, int]:
+        """Rows of sums that `product` has of B, if it has these, and of the product."""
+        (rows, k), shares = a.shape, self._launch(a).grid[1]
+        return 0 if self._alone(a, cols) else k, shares * rows
+
+    def _launch(self, a: Array) -> Launch:
+        (rows, k), dtype = a.shape, a.dtype.name
+        _, variant = self._kernel("check_product", NUMBERS, dtype, stored(a)[0] + "n", of_b=GIVEN)
+        return variant.launch(rows, k, k, dtype)
+
+    def _alone(self, a: Array, cols: int) -> bool:
+        """Whether fewer bytes are to be read where each warp of `check_product` makes the sums of
+        B's rows that it needs than where they are made once for all; counted as memory's, where
+        few shares of k keep few multiprocessors busy, and a launch as what memory gives
+        meanwhile."""
+        (rows, k), size = a.shape, a.itemsize
+        warps, row, sums = -(-rows // WARP_ROWS), cols * size, 2 * GROUPS * 8
+        alone = k * row * warps * max(1, BUSY_SHARES * SHARE / max(1, k))
+        return alone < k * (row + sums * (1 + warps)) + LAUNCH_BYTES
 
     def _room(self, rows: int, exact: bool) -> Array:
         return self.device.empty(rows, GROUPS, "uint64" if exact else "float64")
 
-    def _kernel(self, role: str, read: int, dtype: str, order: str) -> tuple[Any, Variant]:
-        if (role, read) not in self._variants:
+    def _kernel(
+        self, role: str, read: int, dtype: str, orders: str, *, of_b: int | None = None
+    ) -> tuple[Any, Variant]:
+        if (role, read, of_b) not in self._variants:
             params = {"GROUPS": GROUPS, "READ": read}
-            self._variants[role, read] = catalog.helper(role).kernel.variant(params)
-        variant = self._variants[role, read]
-        return self.device.function(variant, dtype, order + "n"), variant
+            if of_b is not None:
+                params["OF_B"] = of_b
+            self._variants[role, read, of_b] = catalog.helper(role).kernel.variant(params)
+        variant = self._variants[role, read, of_b]
+        return self.device.function(variant, dtype, orders), variant
 
 
 _OF_KERNELS = {"uint16": "float16", "uint32": "int32", "uint64": "int64"}  # read as bits

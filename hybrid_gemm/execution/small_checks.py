@@ -37,7 +37,7 @@ def bind(
         or 2 * c.size * a.shape[1] > MOST_FLOPS
     ):
         return checked.bind(variant, a, b, c, alpha=alpha, beta=beta)
-    rows = _rooms(a, checked.sums.shares(a))
+    rows = _rooms(checked.sums, a, c)
     if sum(map(_size, rows)) * 8 > MOST_ROOM:
         return checked.bind(variant, a, b, c, alpha=alpha, beta=beta)
     make = device.bind(variant, a, b, c, alpha=alpha, beta=beta)
@@ -96,7 +96,7 @@ class SmallChecks:
         self.device = device
         self.beyond, self.lock, place = sums.alarm()  # how many sums are beyond their limits
         known = c.shape, c.dtype.name, (reach_of(a), reach_of(b), reach_of(c))
-        look_before, look = _looks(device, sums, a, limits, place)
+        look_before, look = _looks(device, sums, a, c, limits, place)
         self.steps = [Found(make, *known, preparable), Found(look, *known, True)]
         if limits.beta:
             self.steps.insert(0, Found(look_before, *known, True))
@@ -150,11 +150,11 @@ class SmallChecks:
 
 
 def _looks(
-    device: CudaDevice, sums: KernelChecksums, a: Array, limits: Limits, beyond: Any
+    device: CudaDevice, sums: KernelChecksums, a: Array, c: Array, limits: Limits, beyond: Any
 ) -> tuple[BoundProduct, BoundProduct]:  # fmt: skip
     """What sums up C before, and what sums up all once C is made and counts what is beyond. The
     sums lie in memory that stays with the stream."""
-    rows = _rooms(a, sums.shares(a))
+    rows = _rooms(sums, a, c)
     sizes = list(map(_size, rows))
     launch = Launch((1, 1, 1), (1, 1, 1), workspace_bytes=8 * sum(sizes), flag_bytes=4)
 
@@ -170,9 +170,8 @@ def _looks(
         sums.sums(c, stream, Sums(*rooms(stream)[6:]))
 
     def look(a: Array, b: Array, c: Array, stream: Any) -> None:
-        *of_b, products, squares, got, of_got, before, of_before = rooms(stream)
-        of_rows = sums.sums(b, stream, Sums(*of_b))
-        product = sums.of_products(a, of_rows, stream, Sums(products, squares))
+        *of_product, got, of_got, before, of_before = rooms(stream)
+        product = sums.product(a, b, stream, (Sums(*of_product[:2]), Sums(*of_product[2:])))
         made = sums.sums(c, stream, Sums(got, of_got))
         old = Sums(before, of_before) if limits.beta else None
         sums.count_beyond(limits, product, old, made, beyond, stream)
@@ -180,10 +179,11 @@ def _looks(
     return look_before, look
 
 
-def _rooms(a: Array, shares: int) -> tuple[int, ...]:
+def _rooms(sums: KernelChecksums, a: Array, c: Array) -> tuple[int, ...]:
     """Rows of sums of B, of products, of C and of C before: sums, and those of squares."""
-    m, k = a.shape
-    return k, k, shares * m, shares * m, m, m, m, m
+    (m, n) = c.shape
+    of_b, of_product = sums.rooms(a, n)
+    return of_b, of_b, of_product, of_product, m, m, m, m
 
 
 def _size(rows: int) -> int:
