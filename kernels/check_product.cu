@@ -4,11 +4,11 @@ entry   = "check_product"
 role    = "check_product"
 # GROUPS  groups of columns of B
 # READ    1: elements are numbers
-# OF_B    1: the sums of B's rows are given; 2: each warp makes those that it needs
-params  = [{GROUPS = 8, READ = 1, OF_B = 1}, {GROUPS = 8, READ = 1, OF_B = 2}]
+# SUMS    1: those of B's rows are given; 2: each warp makes those that it needs
+params  = [{GROUPS = 8, READ = 1, SUMS = 1}, {GROUPS = 8, READ = 1, SUMS = 2}]
 block   = ["256", "1", "1"]
 grid    = ["ceil(m / 256)", "max(1, min(ceil(k / 256), max(16, ceil(2048 / max(8, ceil(m / 32))))))", "1"]
-require = ["READ == 1", "GROUPS == 8", "OF_B <= 2"]
+require = ["READ == 1", "GROUPS == 8", "SUMS <= 2"]
 dtypes  = ["float32", "float64", "int32", "int64", "float16", "bfloat16"]
 source  = "K. Huang and J. Abraham, Algorithm-based fault tolerance for matrix operations, 1984"
 ---*/
@@ -242,7 +242,7 @@ __device__ __forceinline__ void sum_product(int m, int k, const void* A, long lo
     }
 }
 
-#if OF_B == 2
+#if SUMS == 2
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     check_product(int m, int k, const void* A, long long lda, int n, int width, const void* B,
                   long long ldb, const Sum* weights, Sum* out, Sum* out_seconds) {

@@ -294,7 +294,7 @@ class KernelChecksums:
         if (role, read, of_b) not in self._variants:
             params = {"GROUPS": GROUPS, "READ": read}
             if of_b is not None:
-                params["OF_B"] = of_b
+                params["SUMS"] = of_b
             self._variants[role, read, of_b] = catalog.helper(role).kernel.variant(params)
         variant = self._variants[role, read, of_b]
         return self.device.function(variant, dtype, orders), variant
