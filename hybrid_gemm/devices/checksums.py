@@ -25,10 +25,10 @@ GROUPS = 8
 ALARM_BYTES = 4096  # of all alarms of a device
 NUMBERS, BITS = 1, 2  # how the kernels read elements
 GIVEN, MADE = 1, 2  # the sums of B's rows, in check_product
-# Of check_product.cu: rows of a warp, k of a share, and shares that keep a GPU busy; and what its
-# memory gives while a launch begins.
-WARP_ROWS, SHARE, BUSY_SHARES = 32, 256, 256
-LAUNCH_BYTES = 8 << 20
+# Of checks on an H200, as bytes of sums that are written or read meanwhile: a warp's sums of 8
+# columns of a row of B, a byte of B read once for all, and a launch; and the k from which on all
+# multiprocessors are busy. Fitted to docs/results/checked_drawn_before_h200.json and _forms_h200.json.
+EIGHT_COLUMNS, OF_B, LAUNCH_BYTES, BUSY_K = 24, 0.3, 8 << 20, 1 << 16
 
 
 def width(cols: int) -> int:
@@ -276,14 +276,13 @@ class KernelChecksums:
         return variant.launch(rows, k, k, dtype)
 
     def _alone(self, a: Array, cols: int) -> bool:
-        """Whether fewer bytes are to be read where each warp of `check_product` makes the sums of
-        B's rows that it needs than where they are made once for all; counted as memory's, where
-        few shares of k keep few multiprocessors busy, and a launch as what memory gives
-        meanwhile."""
-        (rows, k), size = a.shape, a.itemsize
-        warps, row, sums = -(-rows // WARP_ROWS), cols * size, 2 * GROUPS * 8
-        alone = k * row * warps * max(1, BUSY_SHARES * SHARE / max(1, k))
-        return alone < k * (row + sums * (1 + warps)) + LAUNCH_BYTES
+        """Whether it takes less time if each warp of `check_product` makes the sums of B's rows
+        that it needs, than if they are made once for all, and written and read; in bytes of these
+        sums. Few shares of k keep few multiprocessors busy."""
+        (rows, k), sums = a.shape, 2 * GROUPS * 8
+        warps, blocks, groups = (-(-x // of) for x, of in ((rows, 32), (rows, 256), (cols, 8)))
+        alone = k * warps * groups * EIGHT_COLUMNS * max(1, BUSY_K / max(1, k))
+        return alone < k * (cols * a.itemsize * OF_B + sums * (1 + blocks)) + LAUNCH_BYTES
 
     def _room(self, rows: int, exact: bool) -> Array:
         return self.device.empty(rows, GROUPS, "uint64" if exact else "float64")
