@@ -272,9 +272,8 @@ class KernelChecksums:
         return 0 if self._alone(a, cols) else k, shares * rows
 
     def _launch(self, a: Array) -> Launch:
-        (rows, k), dtype = a.shape, a.dtype.name
-        _, variant = self._kernel("check_product", NUMBERS, dtype, stored(a)[0] + "n", of_b=GIVEN)
-        return variant.launch(rows, k, k, dtype)
+        rows, k = a.shape
+        return self._variant("check_product", NUMBERS, GIVEN).launch(rows, k, k, a.dtype.name)
 
     def _alone(self, a: Array, cols: int) -> bool:
         """Whether it takes less time if each warp of `check_product` makes the sums of B's rows
@@ -291,13 +290,14 @@ class KernelChecksums:
     def _kernel(
         self, role: str, read: int, dtype: str, orders: str, *, of_b: int | None = None
     ) -> tuple[Any, Variant]:
-        if (role, read, of_b) not in self._variants:
-            params = {"GROUPS": GROUPS, "READ": read}
-            if of_b is not None:
-                params["SUMS"] = of_b
-            self._variants[role, read, of_b] = catalog.helper(role).kernel.variant(params)
-        variant = self._variants[role, read, of_b]
+        variant = self._variant(role, read, of_b)
         return self.device.function(variant, dtype, orders), variant
+
+    def _variant(self, role: str, read: int, of_b: int | None) -> Variant:
+        if (role, read, of_b) not in self._variants:
+            params = {"GROUPS": GROUPS, "READ": read} | ({"SUMS": of_b} if of_b else {})
+            self._variants[role, read, of_b] = catalog.helper(role).kernel.variant(params)
+        return self._variants[role, read, of_b]
 
 
 _OF_KERNELS = {"uint16": "float16", "uint32": "int32", "uint64": "int64"}  # read as bits
