@@ -27,8 +27,8 @@ NUMBERS, BITS = 1, 2  # how the kernels read elements
 GIVEN, MADE = 1, 2  # the sums of B's rows, in check_product
 # Of checks on an H200, as bytes of sums that are written or read meanwhile: a warp's sums of 8
 # columns of a row of B, a byte of B read once for all, and a launch; and the k from which on all
-# multiprocessors are busy. Fitted to docs/results/checked_drawn_before_h200.json and
-# checked_drawn_forms_h200.json.
+# multiprocessors are busy. Fitted to docs/results/checked_fit_before_h200.json and
+# checked_fit_forms_h200.json.
 EIGHT_COLUMNS, OF_B, LAUNCH_BYTES, BUSY_K = 24, 0.3, 8 << 20, 1 << 16
 
 
