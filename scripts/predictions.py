@@ -20,6 +20,13 @@ ARITHMETIC = {
 NEAR, LOST = 0.15, 0.03  # of the measured time: what a prediction may miss, and a choice lose
 
 
+def problem_of(arithmetic: str, size: int) -> Problem:
+    """The product of a row of measure-host."""
+    compute, dtype = ARITHMETIC[arithmetic]
+    kinds = {} if dtype == "float32" else {"operands": dtype, "out_dtype": dtype}
+    return Problem(size, size, size, compute=compute, **kinds)
+
+
 def described(devices, links) -> dict:
     """What planning knew of devices (their specs) and links (the data of `tune --links`, or
     None), as data that `compared` reads."""
@@ -36,9 +43,7 @@ def compared(data: dict, *, by_run: bool = False) -> list[dict]:
     for row in data["rows"]:
         if row["study"] != "host":
             continue
-        compute, dtype = ARITHMETIC[row["arithmetic"]]
-        kinds = {} if dtype == "float32" else {"operands": dtype, "out_dtype": dtype}
-        problem = Problem(*[row["size"]] * 3, compute=compute, **kinds)
+        problem = problem_of(row["arithmetic"], row["size"])
         pinned, most = row["memory"] == "pinned", len(specs)
         chosen = make_plan(problem, specs, link_rates.counts(most), page_locked=pinned)
         count = row["gpus"] or row["workers"]  # as many as were chosen then

@@ -2,6 +2,8 @@
 copies are done when its events are waited for."""
 
 import ctypes
+import dataclasses
+import functools
 import mmap
 import os
 import subprocess
@@ -244,15 +246,93 @@ def test_bytes_written_while_pages_are_made_stay(rng):
         np.testing.assert_array_equal(array, given)
 
 
-def test_a_pool_grows_and_never_shrinks():
+class Several(Driver):
+    """One for rings of several devices, whose copies are over only when it is `open`."""
+
+    def __init__(self):
+        self.open = True
+        super().__init__()
+
+    def cuCtxSetCurrent(self, context):
+        assert CONTEXT <= context < CONTEXT + 4
+
+    def cuEventQuery(self, event):
+        return super().cuEventQuery(event) if self.open else 600
+
+    def ring(self, device: int, *, up: bool) -> native_copier.Ring:
+        """Slots for copies of 256 KiB, which are not cut further."""
+        size, slots = 256 << 10, 40
+        first = 1000 * (2 * device + up)
+        return native_copier.Ring(
+            dataclasses.replace(self.calls, context=CONTEXT + device), STREAM,
+            np.empty(size * slots, np.uint8), size, range(first, first + slots), up=up,
+        )  # fmt: skip
+
+
+@pytest.fixture
+def threads_of_many_cores(monkeypatch):
+    """What says of the copying threads how often each of them has slept, once all of them do. The
+    pool is the test's own, and takes itself to be on a host of 64 cores."""
     if reason := native_copier.unavailable():
         pytest.skip(reason)
-    library = native_copier._library()
-    pool = library.pool_start()
+    if not os.path.isdir("/proc/self/task"):
+        pytest.skip("this system does not tell of threads")
+    monkeypatch.setattr(native_copier, "cores", lambda: 64)
+    monkeypatch.setattr(native_copier, "pool", functools.cache(native_copier.Pool))
+    native_copier.pool()
+    others = set(os.listdir("/proc/self/task"))
 
-    def added(threads):
-        before = len(os.listdir("/proc/self/task"))
-        library.pool_grow(pool, threads)
-        return len(os.listdir("/proc/self/task")) - before
+    def slept():
+        found, runs = {}, False
+        for thread in set(os.listdir("/proc/self/task")) - others:
+            status = Path(f"/proc/self/task/{thread}/status").read_text()
+            found[thread] = int(status.split("\nvoluntary_ctxt_switches:")[1].split()[0])
+            runs |= "\nState:\tR" in status
+        return found, runs
 
-    assert [round(added(n), -1) for n in (20, 10, 20, 50)] == [20, 0, 0, 30]  # others' may end
+    def settled():
+        until, before, (found, runs) = time.monotonic() + 30, {}, slept()
+        while runs or found != before:
+            assert time.monotonic() < until
+            time.sleep(0.1)
+            before, (found, runs) = found, slept()
+        return found
+
+    return settled
+
+
+def test_there_are_as_many_threads_as_devices_with_rings_want(threads_of_many_cores):
+    driver, rings = Several(), []
+    for device, count in ((0, 12), (0, 12), (1, 16), (3, 20), (2, 24), (1, 24)):
+        rings.append(driver.ring(device, up=bool(len(rings) % 2)))
+        assert len(threads_of_many_cores()) == count
+
+
+def test_threads_that_the_devices_at_work_do_not_want_sleep(threads_of_many_cores):
+    """As many wake as a run's devices want, whatever ran before, and in runs alike the same."""
+    driver = Several()
+    rings = [driver.ring(device, up=True) for device in range(4)]
+    size = 8 << 20
+    host, there = (np.zeros((1, size), np.uint8) for _ in "ab")
+
+    def copies(count):
+        driver.open = False  # all are under way at once
+        waits = [submit(rings[i], host, there, size, 1) for i in range(count)]
+        driver.open = True
+        assert [wait() for wait in waits] == [0] * count
+
+    def pages(count):
+        for one in rings[:count]:
+            one.touch(np.empty(64 << 20, np.uint8))
+
+    before = threads_of_many_cores()
+    assert len(before) == 24
+    for work, devices, count in (
+        (copies, 1, 12), (copies, 2, 16), (copies, 4, 24), (copies, 1, 12), (pages, 1, 12),
+    ):  # fmt: skip
+        for _run in range(3):
+            work(devices)
+            after = threads_of_many_cores()
+        woken = [thread for thread in after if after[thread] != before[thread]]
+        assert len(woken) == count, (work, devices)
+        before = after

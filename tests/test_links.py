@@ -52,10 +52,38 @@ def test_the_bound_takes_each_byte_once_over_all_links():
         plan = make_plan(problem, gpus(4), 4, split=split)
         assert cost_model.bound(plan) == pytest.approx({
             "compute": problem.flops / (4 * 50e9), "h2d": a_b / 80e6, "d2h": c / 60e6,
-            "staging": (a_b + c) / 40e6,
+            "h2d+d2h": (a_b + c) / 100e6, "staging": (a_b + c) / 40e6,
         })  # fmt: skip
         plan = make_plan(problem, gpus(4), 4, split=split, page_locked=True)
         assert "staging" not in cost_model.bound(plan)
+
+
+@pytest.mark.parametrize(
+    ("count", "gbps"),
+    [(1, 80),  # both ways at once, which is more than each way alone
+     (2, 100),  # to GPUs alone, after which C comes back: both ways at once go 90
+     (4, 100),  # by two of them
+     (3, 200), (5, 200)],  # of three nothing is known: no more than any number
+)  # fmt: skip
+def test_bytes_in_and_out_share_what_carries_them(count, gbps):
+    links = HOST
+    if count in (3, 5):
+        links = dataclasses.replace(HOST, both=(*HOST.both[:2], (4, 200.0)))
+    plan = make_plan(Problem(512, 512, 512), gpus(count, links=links), count, page_locked=True)
+    assert cost_model.bound(plan)["h2d+d2h"] == pytest.approx(3 * 4 * 512**2 / (gbps * 1e6))
+
+
+def test_four_gpus_of_one_host_are_bound_by_both_ways_at_once():
+    """As measured: docs/results/peers4_h200.json. TF32 at 16384 took 20.2 ms there."""
+    measured = dataclasses.replace(
+        HOST, h2d=((1, 55.0), (4, 176.5)), d2h=((1, 55.1), (4, 145.2)), both=((1, 101), (4, 177.6))
+    )
+    rates = {"mode_tflops": (("tf32", 430.0),), "links": measured}
+    problem = Problem(16384, 16384, 16384, compute="tf32")
+    plan = make_plan(problem, gpus(4, **rates), 4, page_locked=True)
+    terms = cost_model.bound(plan)
+    assert max(terms, key=terms.__getitem__) == "h2d+d2h"
+    assert terms["h2d+d2h"] == pytest.approx(18.1, abs=0.1)
 
 
 def test_beta_brings_c_too_and_resident_data_crosses_nothing():

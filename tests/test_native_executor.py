@@ -152,7 +152,7 @@ def test_a_run_that_comes_again_has_nothing_made_anew(pinned, monkeypatch, rng):
             return _real(*args, **more)
 
         monkeypatch.setattr(owner, name, counted)
-    for _ in range(5):
+    for _ in range(50):
         again = run(runner, memory, a, b, c)
         assert again.executor == NATIVE
         np.testing.assert_array_equal(again.c, wanted)

@@ -1,7 +1,10 @@
 """Copies through slots, panels, relays and turns on every device that is here. Sizes are made so
 small that small products are cut and copied as large ones are."""
 
+import ctypes
+import functools
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -12,11 +15,13 @@ from support.small_sizes import small_panels, small_slots, small_turns
 from support.timelines import bytes_moved
 
 from hybrid_gemm import Runner, empty_pinned
+from hybrid_gemm.devices import open_devices
 from hybrid_gemm.devices.cpu import CpuDevice
 from hybrid_gemm.devices.cuda import pinned_memory
 from hybrid_gemm.devices.emulator.device import EmulatorDevice
 from hybrid_gemm.errors import OutOfMemoryError, UnavailableError, UsageError
 from hybrid_gemm.execution import native_copier, staging
+from hybrid_gemm.execution.transfers import Later, Transfer
 from hybrid_gemm.planning import planner
 
 SHAPES = [(70, 90, 50), (33, 200, 65), (5, 7, 300), (1, 100, 9), (40, 40, 0)]
@@ -176,6 +181,38 @@ def test_either_kind_of_threads_copies(device, native, monkeypatch, rng):
         monkeypatch.setattr(staging.Ring, "slot", unexpected)
     for _result in products(Runner(device=device, threads=3, split="cols"), rng):
         pass
+
+
+@pytest.mark.parametrize(("busy", "most"), [(1, 8), (2, 16), (4, 16)])
+def test_as_many_of_pythons_threads_copy_as_the_devices_at_work_want(busy, most, monkeypatch):
+    """Whatever other devices were opened with them."""
+    monkeypatch.setattr(staging, "cores", lambda: 64)
+    monkeypatch.setattr(staging, "_at_once", functools.cache(staging._at_once.__wrapped__))
+    devices = open_devices("emulator", 1, emulate=4)
+    for device in devices:
+        device.together = 4
+    links = [staging.Link(device) for device in devices]
+    lock, now, seen = threading.Lock(), [0], []
+
+    def watched(dst, src):
+        with lock:
+            now[0] += 1
+            seen.append(now[0])
+        time.sleep(0.002)  # the others come meanwhile
+        dst[...] = src
+        with lock:
+            now[0] -= 1
+
+    monkeypatch.setattr(staging, "cast_into", watched)
+    given = np.arange(20_000, dtype="f4").reshape(200, 100)
+    transfers, there = [], [link.device.empty(200, 100, "float32") for link in links[:busy]]
+    for link, here in zip(links, there, strict=False):
+        transfers.append(Transfer(Later(), ctypes.c_int()))
+        link.upload(here, given, transfers[-1])
+    for transfer, here in zip(transfers, there, strict=True):
+        transfer.wait()
+        np.testing.assert_array_equal(here, given)
+    assert max(seen) == most
 
 
 @pytest.mark.parametrize("queues", [False, True])

@@ -2,18 +2,19 @@
 // neither Python nor its lock. native_copier.py compiles and calls it.
 //
 // A ring is one direction of one GPU: a stream, and slots. A copy is cut into pieces that fit a
-// slot. All rings share the threads that copy. They give each stream what it can have, one thread a
-// ring at a time, for the driver would let others wait; they fill slots for uploads, which products
-// wait for, and then empty slots of downloads. Who has nothing to copy asks the driver which copies
-// are over, one thread for all, or makes the pages of memory that will be written.
+// slot. All rings share the threads that copy, of which as many are awake at most as the GPUs with
+// something to copy want. They give each stream what it can have, one thread a ring at a time, for
+// the driver would let others wait; they fill slots for uploads, which products wait for, and then
+// empty slots of downloads. Who has nothing to copy asks the driver which copies are over, one
+// thread for all, or makes the pages of memory that will be written.
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
-#include <cstring>
 #include <deque>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <pthread.h>
@@ -21,7 +22,7 @@
 #include <emmintrin.h>
 #endif
 
-#include "native_driver.h"
+#include "native_ring.h"
 
 namespace {
 
@@ -33,42 +34,6 @@ constexpr size_t LEAST_PIECE = 256 << 10;
 constexpr int SPINS = 1000;
 constexpr std::chrono::microseconds SLEEP(20);
 
-struct Piece {  // in bytes and runs
-    size_t x, y, width, height;
-    size_t bytes() const { return width * height; }
-};
-
-struct Job : Request {
-    size_t x = 0, y = 0;             // where the next piece begins
-    size_t unsent = width * height;  // bytes that the stream does not have
-    size_t left = width * height;    // and bytes that are not where they should be
-    bool begun = false;
-    int status = 0;
-    explicit Job(const Request& request) : Request(request) {}
-};
-
-struct Slot {
-    char* memory;
-    void* event;
-    Job* job = nullptr;
-    Piece piece = {};
-};
-
-struct Ring {
-    Driver driver;
-    void *context, *stream;
-    bool up;
-    size_t slot_bytes;
-    std::vector<Slot> slots;
-    std::deque<Slot*> free;  // the last one used is taken first: it may still be in the cache
-    std::deque<Slot*> filled, flying, landed;  // of uploads; what the stream has; of downloads done
-    std::deque<Job*> jobs;                     // with pieces to be handed out
-    size_t waiting = 0;                        // bytes of jobs that are not handed out
-    int handed_out = 0;                        // pieces, since nothing was under way
-    bool sending = false;                      // by a thread
-    int status = 0;                            // what the driver said of a copy
-};
-
 struct Finished {
     uint64_t id;
     int status;
@@ -76,20 +41,28 @@ struct Finished {
 
 struct Fresh {  // memory without pages, from `at` on
     uint64_t id;
+    const void* context;  // of the GPU for which they are made
     char *at, *end;
     int busy = 0;  // threads that are at it
 };
 
+struct Sleeper {  // a thread with nothing to do
+    std::condition_variable given;
+    bool called = false;
+};
+
 struct Pool {
-    std::mutex mutex;  // over all rings
-    std::condition_variable work, done, looked;
+    const std::vector<int> wanted;  // threads for one GPU, two, ...
+    std::mutex mutex;               // over all rings
+    std::condition_variable done, looked;
     std::vector<Ring*> rings;
     std::deque<Fresh*> fresh;  // in turn
     std::deque<Finished> finished;
-    int threads = 0, idle = 0, closing = 0;
-    bool looking = false;  // a thread asks the driver, without the mutex
+    int threads = 0, closing = 0;
+    std::vector<Sleeper*> asleep;  // the last one is woken first: always the same ones copy
+    bool looking = false;          // a thread asks the driver, without the mutex
 
-    Pool() {
+    explicit Pool(std::vector<int> threads_wanted) : wanted(std::move(threads_wanted)) {
 #if defined(__GLIBC__)
         // It is held for less time than it takes to sleep and be woken.
         pthread_mutexattr_t how;
@@ -100,71 +73,6 @@ struct Pool {
 #endif
     }
 };
-
-// Past the cache: what is copied is not read soon, and a line that is written whole need not be
-// fetched first.
-void copy_past_cache(char* to, const char* from, size_t size) {
-#if defined(__SSE2__)
-    const size_t head = std::min(size, static_cast<size_t>(-reinterpret_cast<intptr_t>(to) & 15));
-    memcpy(to, from, head);
-    size_t at = head;
-    for (; at + 64 <= size; at += 64) {
-        __m128i part[4];
-        for (int i = 0; i < 4; ++i)
-            part[i] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + at) + i);
-        for (int i = 0; i < 4; ++i)
-            _mm_stream_si128(reinterpret_cast<__m128i*>(to + at) + i, part[i]);
-    }
-    memcpy(to + at, from + at, size - at);
-#else
-    memcpy(to, from, size);
-#endif
-}
-
-// Between the slot, where runs lie one after the other, and the job's host memory.
-void copy_on_host(const Slot& slot, bool up) {
-    const Job& job = *slot.job;
-    const Piece& piece = slot.piece;
-    char *host = job.host + piece.y * job.host_pitch + piece.x, *here = slot.memory;
-    for (size_t y = 0; y < piece.height; ++y, host += job.host_pitch, here += piece.width) {
-        if (up)
-            memcpy(here, host, piece.width);
-        else
-            copy_past_cache(host, here, piece.width);
-    }
-#if defined(__SSE2__)
-    if (!up) _mm_sfence();
-#endif
-}
-
-// Starts a piece's copy between its slot and the device.
-int start_copy(Ring& ring, Slot& slot) {
-    const Driver& call = ring.driver;
-    Job& job = *slot.job;
-    const Piece& piece = slot.piece;
-    if (!job.begun) {
-        if (job.after)
-            if (int status = call.wait(ring.stream, job.after, 0)) return status;
-        if (int status = call.record(job.start, ring.stream)) return status;
-        job.begun = true;
-    }
-    const uint64_t here = reinterpret_cast<uint64_t>(slot.memory);
-    const uint64_t there = job.device + piece.y * job.device_pitch + piece.x;
-    const uint64_t from = ring.up ? here : there, to = ring.up ? there : here;
-    int status;
-    if (piece.height == 1 || job.device_pitch == piece.width) {
-        status = call.copy(to, from, piece.width * piece.height, ring.stream);
-    } else {
-        Copy2D copy = {{0, 0, UNIFIED, nullptr, from, nullptr, job.device_pitch},
-                       {0, 0, UNIFIED, nullptr, to, nullptr, job.device_pitch},
-                       piece.width,
-                       piece.height};
-        (ring.up ? copy.from : copy.to).pitch = piece.width;  // the slot's
-        status = call.copy_2d(&copy, ring.stream);
-    }
-    if (status) return status;
-    return call.record(slot.event, ring.stream);
-}
 
 // --- with the pool's mutex held -------------------------------------------------------------
 
@@ -192,6 +100,51 @@ Ring* earliest(Pool& pool, Ready ready, Next next) {
     for (Ring* ring : pool.rings)
         if (ready(*ring) && (!found || next(*ring)->id < next(*found)->id)) found = ring;
     return found;
+}
+
+// How many threads are for so many different GPUs.
+int threads_for(const Pool& pool, std::vector<const void*>& contexts) {
+    std::sort(contexts.begin(), contexts.end());
+    const size_t gpus = std::unique(contexts.begin(), contexts.end()) - contexts.begin();
+    return gpus ? pool.wanted[std::min(gpus, pool.wanted.size()) - 1] : 0;
+}
+
+// How many are for the GPUs that have something to do now.
+int wanted_now(const Pool& pool) {
+    static thread_local std::vector<const void*> contexts;
+    contexts.clear();
+    for (const Ring* ring : pool.rings)
+        if (!ring->jobs.empty() || ring->free.size() < ring->slots.size())
+            contexts.push_back(ring->context);
+    for (const Fresh* fresh : pool.fresh) contexts.push_back(fresh->context);
+    return threads_for(pool, contexts);
+}
+
+// How many more may be awake; negative: so many are too many.
+int missing(const Pool& pool) {
+    return wanted_now(pool) - (pool.threads - static_cast<int>(pool.asleep.size()));
+}
+
+// So many sleeping threads, or as many as may be awake: to be notified.
+std::vector<Sleeper*> call(Pool& pool, int most) {
+    most = std::min({most, static_cast<int>(pool.asleep.size()), missing(pool)});
+    std::vector<Sleeper*> found;
+    for (; most > 0; --most) {
+        found.push_back(pool.asleep.back());
+        found.back()->called = true;
+        pool.asleep.pop_back();
+    }
+    return found;
+}
+
+void notify(const std::vector<Sleeper*>& called) {
+    for (Sleeper* sleeper : called) sleeper->given.notify_one();
+}
+
+void sleep(Pool& pool, Sleeper& self, std::unique_lock<std::mutex>& lock) {
+    self.called = false;
+    pool.asleep.push_back(&self);
+    self.given.wait(lock, [&] { return self.called; });
 }
 
 bool is_startable(const Ring& ring) { return !ring.jobs.empty() && !ring.free.empty(); }
@@ -243,20 +196,6 @@ void touch(Pool& pool, std::unique_lock<std::mutex>& lock) {
     delete fresh;
 }
 
-// The next piece of a job of so many bytes: whole runs where they fit.
-Piece next_piece(Job& job, size_t most) {
-    Piece piece = {job.x, job.y, job.width, 1};
-    if (job.x || job.width > most)
-        piece.width = std::min(most, job.width - job.x);
-    else
-        piece.height = std::min(most / job.width, job.height - job.y);
-    job.x += piece.width;
-    if (job.x < job.width) return piece;
-    job.x = 0;
-    job.y += piece.height;
-    return piece;
-}
-
 // The next piece of a ring, in a slot. Its copy is left out where the job has a status. The first
 // ones are small, so that the stream soon has something to do, and the last ones, so that all
 // threads have one.
@@ -265,7 +204,7 @@ Slot* take_piece(const Pool& pool, Ring& ring) {
     Slot* slot = ring.free.back();
     ring.free.pop_back();
     slot->job = job;
-    const int threads = std::max(1, pool.threads);
+    const int threads = wanted_now(pool);  // the job's GPU has something to do
     size_t most = ring.waiting / threads;
     if (ring.up && ring.handed_out++ < threads) most = std::min(most, ring.slot_bytes / 4);
     most = std::min(ring.slot_bytes, std::max(most, LEAST_PIECE));
@@ -396,24 +335,27 @@ int look(Pool& pool, int fruitless, std::unique_lock<std::mutex>& lock) {
 
 void copy_for_ever(Pool& pool) {
     std::unique_lock<std::mutex> lock(pool.mutex);
+    Sleeper self;
     int fruitless = 0;
     for (Task task;;) {
+        if (missing(pool) < 0) {
+            sleep(pool, self, lock);
+            fruitless = 0;
+            continue;
+        }
         if (!pool.looking) {
             const int found = look(pool, fruitless, lock);
             if (found) fruitless = 0;
-            for (int others = std::min(found - 1, pool.idle); others > 0; --others)
-                pool.work.notify_one();
+            notify(call(pool, found - 1));
         }
         if (find_task(pool, task)) {
-            if (pool.idle && !pool.looking && something_flies(pool)) pool.work.notify_one();
+            if (!pool.looking && something_flies(pool)) notify(call(pool, 1));
             perform(pool, task, lock);
             fruitless = 0;
         } else if (!pool.looking && something_flies(pool)) {
             ++fruitless;
         } else {
-            ++pool.idle;
-            pool.work.wait(lock);
-            --pool.idle;
+            sleep(pool, self, lock);
             fruitless = 0;
         }
     }
@@ -423,24 +365,9 @@ void copy_for_ever(Pool& pool) {
 
 extern "C" {
 
-void* pool_start() {
-    return new Pool;  // for as long as the process lives
-}
-
-// Has at least so many threads from now on.
-void pool_grow(Pool* pool, int threads) {
-    std::lock_guard<std::mutex> lock(pool->mutex);
-    for (; pool->threads < threads; ++pool->threads)
-        std::thread(copy_for_ever, std::ref(*pool)).detach();
-}
-
-// Has the pages of size bytes made, of which there is one at least, by threads with nothing to copy.
-void pool_touch(Pool* pool, uint64_t id, char* memory, size_t size) {
-    {
-        std::lock_guard<std::mutex> lock(pool->mutex);
-        pool->fresh.push_back(new Fresh{id, memory, memory + size});
-    }
-    pool->work.notify_all();
+// `wanted` is how many threads are to copy for one GPU, for two, ..., for `gpus` and more.
+void* pool_start(const int* wanted, int gpus) {
+    return new Pool({wanted, wanted + gpus});  // for as long as the process lives
 }
 
 // Blocks until a copy has ended, or pages are made; its id, and 0, STOPPED or what the driver said.
@@ -465,7 +392,22 @@ void* ring_open(Pool* pool, const Driver* driver, void* context, void* stream, i
     for (Slot& slot : ring->slots) ring->free.push_back(&slot);
     std::lock_guard<std::mutex> lock(pool->mutex);
     pool->rings.push_back(ring);
+    std::vector<const void*> contexts;
+    for (const Ring* each : pool->rings) contexts.push_back(each->context);
+    for (const int threads = threads_for(*pool, contexts); pool->threads < threads; ++pool->threads)
+        std::thread(copy_for_ever, std::ref(*pool)).detach();
     return ring;
+}
+
+// Has the pages of size bytes made, of which there is one at least, by threads with nothing to copy.
+void ring_touch(Pool* pool, const Ring* ring, uint64_t id, char* memory, size_t size) {
+    std::vector<Sleeper*> called;
+    {
+        std::lock_guard<std::mutex> lock(pool->mutex);
+        pool->fresh.push_back(new Fresh{id, ring->context, memory, memory + size});
+        called = call(*pool, size / HUGE_PAGE + 1);
+    }
+    notify(called);
 }
 
 // For a ring whose copies have all ended. Blocks while its events are asked for.
@@ -480,18 +422,18 @@ void ring_close(Pool* pool, Ring* ring) {
 
 void ring_submit(Pool* pool, Ring* ring, const Request* request) {
     Job* job = new Job(*request);
-    size_t woken;
+    std::vector<Sleeper*> called;
     {
         std::lock_guard<std::mutex> lock(pool->mutex);
         if (ring->jobs.empty() && ring->filled.empty() && ring->flying.empty())
             ring->handed_out = 0;
         ring->waiting += job->left;
-        woken = std::min({job->left / LEAST_PIECE + 1, ring->free.size(), size_t(pool->idle)});
         ring->jobs.push_back(job);
+        called = call(*pool, std::min(job->left / LEAST_PIECE + 1, ring->free.size()));
         *request->accepted = 1;
     }
     // Outside the mutex, which all that wake want, and no more threads than can begin: the caller
     // holds Python's lock. Each slot that becomes free wakes one more.
-    for (; woken; --woken) pool->work.notify_one();
+    notify(called);
 }
 }

@@ -19,14 +19,14 @@ from ..devices.cuda.driver import Calls
 from ..host import compiler, forks
 from ..host.resources import cores
 
-# Threads whatever there is to do, and more for each device; at most so many. On hosts of one, two
-# and four more gained nothing (docs/results/copying2_h200.json, copying4_h200.json), and of 16
-# cores 12 were faster; on one of eight, 32 copied as fast as 64 (links8_h200.json) and took fewer
-# cores from the thread that starts all GPUs.
+# Threads whatever there is to do, and more for each device that has something to copy; at most so
+# many. With one device, two and four more gained nothing (docs/results/copying2_h200.json,
+# copying4_h200.json), and of 16 cores 12 were faster; with eight, 32 copied as fast as 64
+# (links8_h200.json) and took fewer cores from the thread that starts all GPUs.
 BASE, EACH, MOST = 8, 4, 32
 STOPPED = -1
 _SOURCE = Path(__file__).with_name("native_copier.cpp")
-DRIVER = Path(__file__).with_name("native_driver.h")
+DRIVER, _RING = (Path(__file__).with_name(f"native_{x}.h") for x in ("driver", "ring"))
 
 
 class _Request(ctypes.Structure):
@@ -48,10 +48,9 @@ def unavailable() -> str | None:
 @functools.cache
 def _library() -> ctypes.PyDLL:
     # Its calls return at once, so they keep Python's lock; but for those of `Pool` that wait.
-    library = ctypes.PyDLL(str(compiler.build_library(_SOURCE, DRIVER)))
+    library = ctypes.PyDLL(str(compiler.build_library(_SOURCE, DRIVER, _RING)))
     library.pool_start.restype = library.ring_open.restype = c_void_p
-    library.pool_grow.argtypes = [c_void_p, c_int]
-    library.pool_touch.argtypes = [c_void_p, c_uint64, c_void_p, ctypes.c_size_t]
+    library.ring_touch.argtypes = [c_void_p, c_void_p, c_uint64, c_void_p, ctypes.c_size_t]
     library.ring_open.argtypes = [
         c_void_p, c_void_p, c_void_p, c_void_p, c_int, c_void_p, ctypes.c_size_t, c_int, c_void_p
     ]  # fmt: skip
@@ -60,17 +59,19 @@ def _library() -> ctypes.PyDLL:
 
 
 def threads(devices: int) -> int:
-    """How many copy for so many devices together."""
+    """How many copy for so many devices that have something to copy."""
     return max(1, min(BASE + EACH * devices, MOST, cores()))
 
 
 class Pool:
     """The process's threads, and what is to be done at the end of each copy. Of the copies that
-    could begin, that with the smallest number does."""
+    could begin, that with the smallest number does. There are as many threads as devices with rings
+    want; those that do not copy at the time sleep."""
 
     def __init__(self):
         self.library = _library()
-        self.handle = self.library.pool_start()
+        wanted = [threads(devices + 1) for devices in range((MOST - BASE) // EACH)]
+        self.handle = self.library.pool_start((c_int * len(wanted))(*wanted), len(wanted))
         self.submit = ctypes.cast(self.library.ring_submit, c_void_p).value
         waiting = ctypes.CDLL(self.library._name)  # its calls let Python's lock go
         self.close, self._finished = waiting.ring_close, waiting.pool_finished
@@ -105,16 +106,14 @@ forks.forget_in_child(pool.cache_clear)
 
 
 class Ring:
-    """Slots for one direction of one device of several `together`. `calls` are the driver's,
-    `stream` is what they take, and `events` are as many as there are slots of `slot_bytes` in
-    page-locked `memory`."""
+    """Slots for one direction of one device. `calls` are the driver's, `stream` is what they take,
+    and `events` are as many as there are slots of `slot_bytes` in page-locked `memory`."""
 
     def __init__(
         self, calls: Calls, stream: int, memory: np.ndarray, slot_bytes: int,
-        events: Sequence[int], *, up: bool, together: int = 1,
+        events: Sequence[int], *, up: bool,
     ):  # fmt: skip
         self.pool = pool()
-        self.pool.library.pool_grow(self.pool.handle, threads(together))
         self.kept = memory, calls
         table = (c_uint64 * len(calls.functions))(*calls.functions)
         self.handle = self.pool.library.ring_open(
@@ -129,7 +128,9 @@ class Ring:
         if array.size:
             number = self.pool.numbers()
             self.pool.ends[number] = lambda status: None, array
-            self.pool.library.pool_touch(self.pool.handle, number, array.ctypes.data, array.nbytes)
+            self.pool.library.ring_touch(
+                self.pool.handle, self.handle, number, array.ctypes.data, array.nbytes
+            )  # fmt: skip
 
     def submit(
         self, host: int, device: int, pitches: Sequence[int], size: tuple[int, int],

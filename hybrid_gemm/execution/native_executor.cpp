@@ -81,7 +81,7 @@ struct Threads {  // of the process: those of earlier runs wait for the lanes of
     std::mutex mutex;
     std::condition_variable given;
     std::deque<Task> tasks;
-    size_t spare = 0;  // threads that carry out nothing, or will soon have started
+    size_t spare = 0;  // threads that carry out nothing, or soon will
 };
 
 bool is_stopped(const Run& run) { return __atomic_load_n(run.stopped, __ATOMIC_RELAXED); }
@@ -192,12 +192,16 @@ int perform(Run& run, const Command& c) {
     return 0;
 }
 
-void carry_out(Run& run, const Lane& lane) {
+void carry_out(Threads& threads, Run& run, const Lane& lane) {
     int64_t number = -1;
     int status = run.program->driver.set_context(lane.context);
     for (int64_t i = 0; i < lane.count && !status && !is_stopped(run); ++i) {
         number = lane.commands[i].number;
         status = perform(run, lane.commands[i]);
+    }
+    {  // before the run ends, or the next one would have a thread made for it
+        std::lock_guard<std::mutex> lock(threads.mutex);
+        ++threads.spare;
     }
     std::lock_guard<std::mutex> lock(run.mutex);
     if (status) fail(run, status, number);
@@ -213,9 +217,8 @@ void serve(Threads& threads) {
         const Task task = threads.tasks.front();
         threads.tasks.pop_front();
         lock.unlock();
-        carry_out(*task.run, *task.lane);
+        carry_out(threads, *task.run, *task.lane);
         lock.lock();
-        ++threads.spare;
     }
 }
 

@@ -32,7 +32,7 @@ from .transfers import Later, Piece, Stopped, Transfer
 # piece's errands at a time, is not what all wait for.
 SLOT_BYTES = 16 << 20
 THREADS = 8  # a direction; enough to copy as fast as one link
-ENOUGH = 16  # for all devices together: more would wait for memory, and for Python
+ENOUGH = 16  # at it for all devices together: more would wait for memory, and for Python
 SLOTS = 12  # a direction: some are on their way while threads fill others
 ALL_BYTES = 1 << 30  # of these slots of all devices at most; the native ones take 128 MiB a device
 NATIVE_BYTES = 2 << 20  # a slot that needs no Python: it stays in the host's cache
@@ -40,6 +40,13 @@ NATIVE_SLOTS = 32  # a direction: all threads at one, and some on their way
 # Larger copies are faster through a link's slots, whose threads take 0.3 ms to begin (H100).
 STAGED_BYTES = 16 << 20
 SMALL_BYTES = 1 << 20  # copied by the thread that asks: handing it over would take longer
+_ALONE = contextlib.nullcontext()
+
+
+@functools.cache
+def _at_once(up: bool) -> threading.Semaphore:
+    """What Python's threads hold while they copy a piece in this direction, of whatever device."""
+    return threading.Semaphore(max(2, min(cores(), ENOUGH)))
 
 
 class Ring:
@@ -53,7 +60,8 @@ class Ring:
         self.made = False
         self._native: native_copier.Ring | None = None
         self.slots: queue.SimpleQueue = queue.SimpleQueue()
-        threads = max(2, min(THREADS, min(cores(), ENOUGH) // device.together))
+        self.at_once = _at_once(up)
+        threads = max(2, min(THREADS, cores()))
         self.pool = ThreadPoolExecutor(threads, "copy", device.enter, (self.stream,))
 
     def native(self) -> native_copier.Ring | None:
@@ -69,7 +77,6 @@ class Ring:
                 self._native = native_copier.Ring(
                     calls, self.stream.pointer, memory, NATIVE_BYTES,
                     [event.ptr for event in self.events], up=self.up,
-                    together=self.device.together,
                 )  # fmt: skip
             return self._native
 
@@ -146,7 +153,7 @@ class Link:
 
     def _copy_piece(self, copy, ring: Ring, dst, src, piece: Piece) -> None:
         with contextlib.suppress(BaseException), piece.copying(ring.stream):  # the piece has it
-            copy(ring, dst, src, piece.transfer)
+            copy(ring, dst, src, piece.transfer, ring.at_once)
 
     def _hand_over(
         self, ring: Ring, native: native_copier.Ring, dst, src, transfer: Transfer
@@ -187,27 +194,30 @@ class Link:
         call = functools.partial(self.device.copy_pinned, dst, src)
         transfer.commands.copy(transfer.worker, dst, src, ring.stream, call)
 
-    def _up(self, ring, dst, src, transfer):
+    # `at_once` is held for no wait: others of those that are awaited may want it.
+    def _up(self, ring, dst, src, transfer, at_once=_ALONE):
         slot = ring.slot()
         try:
             if not ring.stream.passed(slot.event):
                 slot.event.synchronize()  # what was in it is on its device
             here = slot.like(dst, dst.dtype)
-            cast_into(here, src)
+            with at_once:
+                cast_into(here, src)
             transfer.begin(ring.stream)
             self.device.copy_pinned(dst, here, ring.stream)
             ring.stream.record(slot.event)
         finally:
             ring.slots.put(slot)
 
-    def _down(self, ring, dst, src, transfer):
+    def _down(self, ring, dst, src, transfer, at_once=_ALONE):
         slot = ring.slot()
         try:
             here = slot.like(src, src.dtype)
             transfer.begin(ring.stream)
             self.device.copy_pinned(here, src, ring.stream)
             ring.stream.record(slot.event).synchronize()
-            cast_into(dst, here)
+            with at_once:
+                cast_into(dst, here)
         finally:
             ring.slots.put(slot)
 
@@ -319,6 +329,7 @@ def _forget() -> None:
     global _lock
     _parents.extend(_links.values())
     _links.clear()
+    _at_once.cache_clear()
     _lock = threading.Lock()
 
 

@@ -53,6 +53,13 @@ def rate(rates: Rates, count: int) -> float:
     return max(fewer)[1] if fewer else min(rates)[1]
 
 
+def _most(rates: Rates, count: int) -> float:
+    """What no `count` GPUs were seen to exceed together, in GB/s; of numbers that were not
+    measured, what the next larger one did not."""
+    measured = min((number for number, _ in rates if number >= count), default=count)
+    return max(gbps for number, gbps in rates if number <= measured)
+
+
 def each(rates: Rates, count: int) -> float:
     """What each of `count` GPUs has when all copy at once, in GB/s."""
     return rate(rates, count) / count
@@ -96,11 +103,8 @@ def tflops(spec: DeviceSpec, problem: Problem) -> float:
 def bound(plan: Plan) -> dict[str, float]:
     """The least time in ms that this product takes on these devices, by what sets it.
 
-    `compute`: 2mnk at the best rate known on every GPU. Unless it is resident, `h2d` and `d2h`:
-    A, B (C with beta) in and C out once, over all links; and `staging`: the same bytes copied on
-    the host, where arrays are not page-locked, at the highest rate that copies there or through
-    slots reach; these where the links were measured. Empty where the
-    devices' best rate in this arithmetic is not known.
+    `compute`: 2mnk at the best rate known on every GPU; and unless it is resident, `links_bound`.
+    Empty where the devices' best rate in this arithmetic is not known.
     """
     p = plan.problem
     rates = {s.unit: best_tflops(s, p) for s in plan.devices}
@@ -111,12 +115,26 @@ def bound(plan: Plan) -> dict[str, float]:
     terms = {"compute": p.flops / (sum(best.values()) * 1e9)}
     if plan.resident or found is None or not found.measured:
         return terms
+    return terms | links_bound(p, found, len(best), page_locked=plan.page_locked)
+
+
+def links_bound(p: Problem, found: Links, count: int, *, page_locked: bool) -> dict[str, float]:
+    """The least ms that a product's bytes take over the measured links of `count` GPUs.
+
+    `h2d` and `d2h`: A, B (C with beta) in and C out once; `h2d+d2h`: both together, which may share
+    what carries them; `staging`: the same bytes copied on the host, where arrays are not
+    page-locked, at the highest rate that copies there or through slots reach.
+    """
     of_c = p.operand_size if p.out_dtype == p.operands else p.itemsize
     inward = (p.m * p.k + p.k * p.n) * p.operand_size + bool(p.beta) * p.m * p.n * of_c
     outward = p.m * p.n * of_c
-    terms["h2d"] = _ms(inward, rate(found.h2d, len(best)))
-    terms["d2h"] = _ms(outward, rate(found.d2h, len(best)))
-    if not plan.page_locked:  # by what is fastest of all that was measured
+    # Of all ways to carry them: one after the other may be faster.
+    most = max(_most(rates, count) for rates in (found.both, found.h2d, found.d2h))
+    terms = {
+        "h2d": _ms(inward, rate(found.h2d, count)), "d2h": _ms(outward, rate(found.d2h, count)),
+        "h2d+d2h": _ms(inward + outward, most),
+    }  # fmt: skip
+    if not page_locked:  # by what is fastest of all that was measured
         copying = itertools.chain(found.memcpy, *_under_way(found))
         terms["staging"] = _ms(inward + outward, max(gbps for _count, gbps in copying))
     return terms

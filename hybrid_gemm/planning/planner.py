@@ -35,10 +35,11 @@ from .plan import NOWHERE, Homes, Plan
 # What a worker more has to save where data is on the devices: docs/results/small2_h200.json has
 # where two GPUs pass one. The time that is predicted of a run from host arrays has what starting
 # takes; there it is a share of that, so that of plans that take as long the smaller one is taken.
-# Plans that sum partials have to be faster by more: docs/results/starting8_h200.json has two whose
-# predictions were alike, and the one with sums took 1.6 times as long.
+# Plans that sum partials have to be faster by more: of what is predicted they took 1 to 8 % more
+# than others did (docs/notes/several-gpus.md).
 START_MS = 2.0
-START_SHARE, SUM_SHARE = 0.02, 0.1
+START_SHARE, SUM_SHARE = 0.02, 0.05
+GRIDS = 2  # so many that seem fastest are planned with operands in other parts, too
 
 # Turns, where memory is short. A tile's larger side is at least about half of WHOLE_SIDE with K
 # whole (times QUICK_TURNS for quicker arithmetic), or of CHUNK_SIDE with K in chunks whose operands
@@ -130,13 +131,26 @@ def _best(task: Task, shapes: Sequence[Shape]) -> Plan:
         raise OutOfMemoryError(shortfalls[min(shortfalls, key=shapes.index)])
     if not plans:
         raise UsageError(refusals[min(refusals, key=shapes.index)])
-    best = plans[min(plans, key=lambda shape: (_seems(plans[shape]), shapes.index(shape)))]
-    return min([best, *_in_other_pieces(task, best)], key=lambda plan: plan.predicted_ms)
+
+    def order(plan: Plan) -> tuple[object, ...]:
+        return _seems(plan), shapes.index(plan.grid)
+
+    best, *next_best = sorted(plans.values(), key=order)[:GRIDS]
+    if not _has_pieces(best):
+        return best
+    others = (other for plan in (best, *next_best) for other in _in_other_pieces(task, plan))
+    return min([best, *others], key=order)
+
+
+def _has_pieces(plan: Plan) -> bool:
+    """Whether a plan's operands come to GPUs from the host in parts, and all stay there."""
+    on_gpu = plan.devices[0].on_gpu
+    return on_gpu and not (plan.resident or plan.turns_in_memory or is_hosted(plan))
 
 
 def _in_other_pieces(task: Task, plan: Plan) -> Iterator[Plan]:
-    """A plan from host arrays on GPUs with operands that come in other parts, or another order."""
-    if not plan.devices[0].on_gpu or plan.resident or plan.turns_in_memory or is_hosted(plan):
+    """The same with operands that come in other parts, or another order."""
+    if not _has_pieces(plan):
         return
     cuts = _whole_cuts(task, plan.grid)
     for pieces in PIECES[1:]:

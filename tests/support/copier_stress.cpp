@@ -118,8 +118,9 @@ struct Opened {
 int main(int, char** args) {
     std::mt19937 random(atoi(args[2]));
     const auto draw = [&](int from, int to) { return int(random() % (to - from + 1)) + from; };
-    Pool* pool = static_cast<Pool*>(pool_start());
-    pool_grow(pool, 5);
+    const int wanted[] = {2, 5};
+    Pool* pool = static_cast<Pool*>(pool_start(wanted, 2));
+    char gpus[2];
     const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(atoi(args[1]));
     int copies = 0, stopped = 0;
     while (std::chrono::steady_clock::now() < until) {
@@ -128,8 +129,9 @@ int main(int, char** args) {
             void* events[SLOTS];
             for (int i = 0; i < SLOTS; ++i) events[i] = &x.events[i];
             const int up = &x - &rings[0] < 2;
-            x.ring = static_cast<Ring*>(ring_open(pool, &driver, nullptr, &x.stream, up,
-                                                  x.memory.data(), SLOT, SLOTS, events));
+            x.ring =
+                static_cast<Ring*>(ring_open(pool, &driver, &gpus[(&x - &rings[0]) % 2], &x.stream,
+                                             up, x.memory.data(), SLOT, SLOTS, events));
         }
         std::deque<Copy> given(40);
         for (Copy& x : given) {
