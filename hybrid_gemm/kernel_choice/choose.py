@@ -62,6 +62,13 @@ def choose(
         largest = replace(problem, m=m, n=n, k=k)
     else:
         largest = problem
+    if (
+        chosen
+        and arithmetic.variant
+        and not problem.k
+        and problem.dtype not in chosen.kernel.dtypes
+    ):
+        chosen = None  # A and B are not read, and one for tensor cores or 16 bits scales no C
     machine = facts.machine(problem.dtype) if products and not chosen else None
     if problem.compute == "fp64x" and arithmetic.variant and not chosen:
         return residues.choose(

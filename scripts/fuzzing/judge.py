@@ -181,7 +181,8 @@ def _of_kernel(case: Case, result: np.dtype) -> list[Refusal]:
         found.append(Refusal(UsageError, "the kernel is not for the device", product))
         found.append(Refusal(UnavailableError, "the kernel needs tensor cores", False))
     elif kernel.role in ("tensor", "residues"):
-        found.append(Refusal(UsageError, "tensor cores do not multiply that", False))
+        if product:
+            found.append(Refusal(UsageError, "tensor cores do not multiply that", False))
     else:
         if compute in ON_TENSOR_CORES:
             found.append(Refusal(UsageError, "the kernel does not use tensor cores"))
