@@ -187,6 +187,10 @@ class Variant:
         if fault := self._fault(dtype):
             raise UsageError(fault)
 
+    def suits(self, dtype: str) -> bool:
+        """Whether `check` finds nothing."""
+        return self._fault(dtype) is None
+
     @functools.lru_cache(maxsize=4096)  # noqa: B019  (variants live as long as the process)
     def _fault(self, dtype: str | None) -> str | None:
         for name, value in self.params.items():

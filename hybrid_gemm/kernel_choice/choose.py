@@ -74,7 +74,8 @@ def choose(
         return residues.choose(
             machine, arithmetic.variant, largest, layout, own=own, ask=facts.library_launch
         )
-    if arithmetic.takes(problem):
+    as_named = chosen is not None and chosen.kernel.role == "gemm"  # that may read 16 bits
+    if arithmetic.takes(problem) and not as_named:
         if machine:
             found = on_gpu.on_tensor_cores(
                 machine, largest, layout, own=own, ask=facts.library_launch
@@ -100,7 +101,7 @@ def _first_able(
     reasons = []
     for variant in candidates:
         refusals = (
-            variant.refusal(device=facts.kind, dtype=problem.dtype, m=m, n=n, k=k)
+            variant.refusal(device=facts.kind, dtype=problem.operands, m=m, n=n, k=k)
             for m, n, k in products
         )
         reason = next(filter(None, refusals), None)

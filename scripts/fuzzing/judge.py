@@ -197,14 +197,12 @@ def _of_kernel(case: Case, result: np.dtype) -> list[Refusal]:
 
 
 def _possible(case: Case, dtype: str) -> bool:
-    """Whether the kernel's variant can be compiled for a dtype."""
-    try:
-        variant = variant_of(dict(case.options))
-        if variant is not None:
-            variant.check(dtype)
-    except UsageError:
+    """Whether the kernel's variant can be compiled for a dtype; without parameters, any of them."""
+    variant = variant_of(dict(case.options))
+    if variant is None:
         return False
-    return variant is not None
+    named = case.option("params")
+    return any(each.suits(dtype) for each in ([variant] if named else variant.kernel.variants()))
 
 
 def _of_memory(case: Case, call: Call, result: np.dtype) -> list[Refusal]:
