@@ -28,7 +28,8 @@ def named(device: str, draw: Any) -> dict[str, Any]:
     if kernel.role == "residues":
         made["compute"] = "fp64x"
     elif kernel.role == "tensor":
-        made["compute"] = draw.of(("tf32", "tf32" if kernel.in_place else "fp32x3"))
+        rounds = kernel.in_place or kernel.library  # and splits nothing
+        made["compute"] = draw.of(("tf32", "tf32" if rounds else "fp32x3"))
     return made
 
 
