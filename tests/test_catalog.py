@@ -8,7 +8,7 @@ import pytest
 
 from hybrid_gemm import Runner, catalog
 from hybrid_gemm.catalog import ITEM_SIZE, Variant
-from hybrid_gemm.errors import UsageError
+from hybrid_gemm.errors import KernelError, UsageError
 
 KERNELS = list(catalog.kernels().values())
 MULTIPLY = [k for k in KERNELS if k.role in ("gemm", "tensor", "across") and not k.library]
@@ -219,6 +219,19 @@ def test_a_kernel_runs_at_later_capabilities_or_at_its_own_alone():
     assert [tuned.runs_at(arch) for arch in (75, 80, 90, 120)] == [False, True, True, True]
     assert [wgmma.runs_at(arch) for arch in (80, 90, 100)] == [False, True, False]
     assert tuned.target("sm_90") == "sm_90" and wgmma.target("sm_90") == "sm_90a"
+
+
+@pytest.mark.parametrize("kernel", [k for k in KERNELS if k.text], ids=lambda k: k.name)
+def test_a_dtype_without_a_form_is_named_before_a_compiler_sees_the_text(kernel):
+    for dtype in ITEM_SIZE:
+        if dtype in kernel.dtypes:
+            assert kernel.variant().source(dtype)
+            continue
+        with pytest.raises(KernelError) as refused:
+            kernel.variant().source(dtype)
+        assert str(refused.value) == (
+            f"kernel {kernel.name} has no {dtype} form; it has {', '.join(kernel.dtypes)}"
+        )
 
 
 def test_a_misspelt_key_names_the_one_that_was_meant(tmp_path, monkeypatch, capsys):

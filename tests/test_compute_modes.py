@@ -3,6 +3,7 @@
 import functools
 import json
 
+import ml_dtypes
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -139,6 +140,27 @@ def test_device_arrays_are_multiplied_where_they_lie(dtype):
     wide = cupy.asarray(host.astype("f4"))
     done = hg.gemm(wide, wide, compute="fp32x3")
     np.testing.assert_array_equal(done.get(), host.astype("f4") @ host.astype("f4"))
+
+
+@pytest.mark.parametrize(
+    "kernel, dtype, compute",
+    [
+        ("mma", "float32", "fp32x3"),
+        ("mma_in_place", "float32", "tf32"),
+        ("mma", "bfloat16", "fp32"),
+        ("outer_narrow", "float16", "fp32"),
+        ("residues_mma", "float64", "fp64x"),
+    ],
+)
+def test_a_named_kernel_leaves_c_where_nothing_is_multiplied(kernel_device, kernel, dtype, compute):
+    """C = beta C, where k or alpha is 0: as other kernels give it."""
+    how = {"device": kernel_device, "kernel": kernel, "compute": compute, "beta": 2}
+    dtype = np.dtype(getattr(ml_dtypes, dtype, dtype))
+    for k, alpha in (0, 1), (3, 0):
+        a, b, c = (np.ones(shape, dtype) for shape in ((4, k), (k, 5), (4, 5)))
+        for threads in 1, 2:
+            got = hg.gemm(a, b, c, alpha=alpha, threads=threads, **how)
+            np.testing.assert_array_equal(got, np.full((4, 5), 2, dtype))
 
 
 def test_strassen_over_tensor_cores(kernel_device, rng):

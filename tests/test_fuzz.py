@@ -1,6 +1,7 @@
 """scripts/fuzz: what it finds, what it lets pass, and a short run of it."""
 
 import json
+import subprocess
 import sys
 import threading
 
@@ -9,12 +10,18 @@ import pytest
 from support.scripts import SCRIPTS, loaded
 
 import hybrid_gemm
+from hybrid_gemm import catalog
 from hybrid_gemm.devices.cpu import CpuDevice
+from hybrid_gemm.devices.emulator import program
+from hybrid_gemm.devices.emulator.device import EmulatorDevice
 from hybrid_gemm.errors import UsageError
+from hybrid_gemm.kernel_choice.choose import choose
+from hybrid_gemm.kernel_choice.compute_modes import Arithmetic
+from hybrid_gemm.problem import NARROW, Problem
 
 sys.path.insert(0, str(SCRIPTS))
 
-from fuzzing import campaign, cases, judge, matrices
+from fuzzing import as_gpu, campaign, cases, judge, kernels, matrices
 
 SEED = 20261122
 COUNT = {"cpu": 400, "emulator": 40, "cuda": 300}
@@ -120,6 +127,29 @@ def test_the_same_seed_makes_the_same_case():
     assert cases.draw("cpu", SEED, 11) != cases.draw("cpu", SEED + 1, 11)
 
 
+# --- kernels that are named ---------------------------------------------------------------
+
+
+def test_cases_of_the_emulator_name_its_kernels_and_give_them_what_they_take():
+    named = taken = 0
+    met, dtypes = set(), set()
+    for number in range(0, 4000, 3):
+        case = cases.draw("emulator", SEED, number)
+        variant = kernels.variant_of(dict(case.options))
+        if variant is None or "emulator" not in variant.kernel.runs_on:
+            continue
+        named += 1
+        met.add(variant.name)
+        dtypes |= {(variant.name, name) for name in case.dtypes[:2]}
+        taken += variant.takes(case.m, case.n, case.k, variant.kernel.dtypes[0])
+    able = [x for x in catalog.kernels().values() if "emulator" in x.runs_on]
+    able = [x for x in able if x.role in ("gemm", "tensor", "residues")]
+    assert met == {x.name for x in able}
+    assert named > 400 and taken > 0.9 * named
+    halves = [x.name for x in able if x.dtypes == NARROW]
+    assert halves and all((name, dtype) in dtypes for name in halves for dtype in NARROW)
+
+
 # --- the script ---------------------------------------------------------------------------
 
 
@@ -176,6 +206,37 @@ def test_several_processes_make_the_same_cases(script, tmp_path):
     one, two = (json.loads(x.read_text()) for x in (alone, together))
     kept = ("products", "right", "refused", "wrong", "exception", "refusals", "choices")
     assert {x: one[x] for x in kept} == {x: two[x] for x in kept}
+
+
+def of_its_own(*arguments):
+    """What the script prints and its exit code, in a process of its own."""
+    words = [sys.executable, str(SCRIPTS / "fuzz"), *map(str, arguments)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=600)
+    return done.stdout + done.stderr, done.returncode
+
+
+def test_small_products_are_cut_as_large_ones():
+    said, code = of_its_own("--small-pieces", "--seed", SEED, "--count", 40)
+    assert code == 0, said
+
+
+def test_the_emulator_takes_what_an_h200_would(tmp_path):
+    if reason := program.available():
+        pytest.skip(reason)
+    said, code = of_its_own("--device", "emulator", "--as-gpu", "--seed", SEED, "--count", 24)
+    assert code == 0, said
+    said, code = of_its_own("--device", "cpu", "--as-gpu")
+    assert code == 2 and "--as-gpu is for --device emulator" in said
+
+
+@pytest.mark.parametrize("sides", [(2000, 8, 8), (8, 2000, 8), (1, 300, 300)])
+def test_as_on_an_h200_other_kernels_are_chosen_than_on_the_emulator(sides):
+    how = {"chosen": None, "own": False, "arithmetic": Arithmetic("fp32", None)}
+    problem, facts = Problem(*sides), EmulatorDevice()
+    here, there = (
+        each(problem, [sides], facts, **how)[0] for each in (choose, as_gpu.choose_as_gpu)
+    )
+    assert here.name == "double_buffered" != there.name and "emulator" in there.kernel.runs_on
 
 
 @pytest.mark.parametrize("fault, code", [(without_a_slab, 3), (breaking, 1)])

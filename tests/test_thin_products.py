@@ -80,6 +80,28 @@ def test_operands_with_steps_both_ways_compile_no_transpose(kernel_device, name,
     assert "transpose" not in loaded
 
 
+@pytest.mark.parametrize(
+    "kernel, dtype, sides",
+    [
+        ("tuned", "float64", (9, 10, 11)),
+        ("outer", "float32", (9, 10, 12)),
+        ("outer_narrow", "float16", (9, 10, 12)),
+        ("tall_narrow", "float16", (40, 12, 9)),
+        ("dots_narrow", "float16", (30, 31, 9)),
+    ],
+)
+@pytest.mark.parametrize("split", ["rows", "cols"])
+def test_a_named_kernel_takes_the_first_variant_that_can(rng, kernel, dtype, sides, split):
+    m, n, k = sides
+    a, b = (rng.integers(-3, 4, shape).astype(dtype) for shape in ((m, k), (k, n)))
+    listed = catalog.get(kernel).variants()
+    assert not (listed[0].suits(dtype) and listed[0].takes(*sides, dtype))
+    with hg.Runner(device="emulator", kernel=kernel, threads=1, split=split) as runner:
+        done = runner.run(a, b)
+    np.testing.assert_array_equal(done.c, a @ b)
+    assert done.why == "asked for" and done.variant in listed
+
+
 @pytest.mark.parametrize("name", ["dots", "dots_narrow", "gemv", "gemv_narrow"])
 def test_what_a_thread_counts_up_to_is_an_int(name):
     kernel, most = catalog.get(name), 2147418112

@@ -13,6 +13,7 @@ from hybrid_gemm import Runner, catalog
 from hybrid_gemm.bench import warm
 from hybrid_gemm.devices import kernel_launcher
 from hybrid_gemm.errors import KernelError, UsageError
+from hybrid_gemm.execution.plan_maker import PlanMaker
 from hybrid_gemm.host import cache
 
 
@@ -50,6 +51,20 @@ def test_products_after_it_compile_nothing(
             np.testing.assert_array_equal(runner.run(x, b).c, (a @ b).astype(dtype))
             np.testing.assert_array_equal(runner.gemm(x, b), (a @ b).astype(dtype))
     assert {p for p in files() - before if "host" not in p.parts} == set()
+
+
+def test_a_row_or_column_is_taken_as_products_take_it(monkeypatch):
+    """It lies in both orders, and products read it in one."""
+    asked = []
+
+    def choice(self, plan, layouts):
+        asked.append(layouts)
+        return catalog.get("naive").variant(), ""
+
+    monkeypatch.setattr(PlanMaker, "choice", choice)
+    monkeypatch.setattr(warm, "_compile", lambda *given: None)
+    warm.warm([(40, 1, 30), (40, 20, 1)], dtypes=["float32"], layouts=["tt"], device="emulator")
+    assert set(asked) == {"tn", "nn"}
 
 
 def test_what_compiles_nothing_is_refused():

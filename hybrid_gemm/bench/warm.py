@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays.strides import laid_out
+from ..arrays.strides import laid_out, layout
 from ..catalog import Variant
 from ..devices.kernel_launcher import Compiled, KernelLauncher
 from ..errors import UsageError, counted
@@ -91,6 +91,7 @@ def _needed(runner: Runner, device: KernelLauncher, case: Case) -> list[Compiled
     problem = runner.plans.settle(make_problem(a, b, laid_out(*c, dtype, "n")))
     if not problem.flops:
         return []
+    layouts = "".join((layout(x) or "n")[0] for x in (a, b))  # a row or column lies in both
     plan = runner.plan(problem)
     chosen = {runner.plans.choice(plan, layouts)[0]: plan.summed}
     if len(runner.devices) == 1 or device.kind == "cuda":

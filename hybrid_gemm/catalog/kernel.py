@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..errors import UsageError, nearest
+from ..errors import KernelError, UsageError, nearest
 from ..host.kept import cached_property
 from .expressions import evaluate, evaluate_all
 
@@ -187,6 +187,10 @@ class Variant:
         if fault := self._fault(dtype):
             raise UsageError(fault)
 
+    def suits(self, dtype: str) -> bool:
+        """Whether `check` finds nothing."""
+        return self._fault(dtype) is None
+
     @functools.lru_cache(maxsize=4096)  # noqa: B019  (variants live as long as the process)
     def _fault(self, dtype: str | None) -> str | None:
         for name, value in self.params.items():
@@ -351,8 +355,8 @@ class Variant:
                 f"kernel {self.name} does not run on the {device} device; "
                 f"it runs on {', '.join(self.kernel.runs_on)}"
             )
-        if dtype not in self.kernel.dtypes:
-            return f"kernel {self.name} has no {dtype} form; it has {', '.join(self.kernel.dtypes)}"
+        if reason := self._no_form(dtype):
+            return reason
         try:
             self.check(dtype)
             if not self.kernel.library:
@@ -361,8 +365,17 @@ class Variant:
             return str(error)
         return None
 
+    def _no_form(self, dtype: str) -> str | None:
+        """Why the kernel has no text for a dtype; None if it has."""
+        if dtype in self.kernel.dtypes:
+            return None
+        return f"kernel {self.name} has no {dtype} form; it has {', '.join(self.kernel.dtypes)}"
+
     def source(self, dtype: str, layout: str = "nn") -> str:
-        """The text for the compiler: defines, checks, then the kernel file itself."""
+        """The text for the compiler: defines, checks, then the kernel file itself. Raises
+        `KernelError` for a dtype that the kernel has no form for."""
+        if reason := self._no_form(dtype):
+            raise KernelError(reason)
         trans_a, trans_b = (int(c == "t") for c in layout)
         named = dtype in C_TYPES
         lines = [f"typedef {C_TYPES[dtype]} T;" if named else f"#define DTYPE_{dtype} 1"]

@@ -165,17 +165,20 @@ class PlanMaker:
     ) -> tuple[Variant, str]:
         return choose(
             problem, products, self.devices[0], panels=panels,
-            chosen=self._asked_for(products, problem.dtype),
+            chosen=self._asked_for(products, problem.operands),
             own=self.options.kernel == "own", arithmetic=self.arithmetic, layout=layouts,
         )  # fmt: skip
 
     def _asked_for(self, products: Sequence[Sides], dtype: str) -> Variant | None:
-        """The kernel that was asked for; without parameters, the first of its listed variants whose
-        limits take all of these."""
-        if self.kernel is None or self.options.params or not self.kernel.kernel.limits:
+        """The kernel that was asked for; without parameters, the first of its listed variants that
+        is possible in this dtype and whose limits take all of these."""
+        if self.kernel is None or self.options.params or self.kernel.kernel.library:
             return self.kernel
         listed = self.kernel.kernel.variants()
-        able = (v for v in listed if all(v.takes(*sides, dtype) for sides in products))
+        able = (
+            v for v in listed
+            if v.suits(dtype) and all(v.takes(*sides, dtype) for sides in products)
+        )  # fmt: skip
         return next(able, listed[-1])
 
     def alone(self, problem: Problem, layouts: str, device: Device) -> Variant | None:

@@ -62,12 +62,20 @@ def choose(
         largest = replace(problem, m=m, n=n, k=k)
     else:
         largest = problem
+    if (
+        chosen
+        and arithmetic.variant
+        and not problem.k
+        and problem.dtype not in chosen.kernel.dtypes
+    ):
+        chosen = None  # A and B are not read, and one for tensor cores or 16 bits scales no C
     machine = facts.machine(problem.dtype) if products and not chosen else None
     if problem.compute == "fp64x" and arithmetic.variant and not chosen:
         return residues.choose(
             machine, arithmetic.variant, largest, layout, own=own, ask=facts.library_launch
         )
-    if arithmetic.takes(problem):
+    as_named = chosen is not None and chosen.kernel.role == "gemm"  # that may read 16 bits
+    if arithmetic.takes(problem) and not as_named:
         if machine:
             found = on_gpu.on_tensor_cores(
                 machine, largest, layout, own=own, ask=facts.library_launch
@@ -93,7 +101,7 @@ def _first_able(
     reasons = []
     for variant in candidates:
         refusals = (
-            variant.refusal(device=facts.kind, dtype=problem.dtype, m=m, n=n, k=k)
+            variant.refusal(device=facts.kind, dtype=problem.operands, m=m, n=n, k=k)
             for m, n, k in products
         )
         reason = next(filter(None, refusals), None)

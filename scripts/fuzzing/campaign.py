@@ -14,6 +14,7 @@ from .judge import EXCEPTION, REFUSED, RIGHT, WRONG, Outcome, judge
 TRIES = 80  # products to shrink one failure
 MOST_KEPT = 50  # failures that the result names
 Judge = Callable[[Case], Outcome]
+GOES_WITH = {"kernel": "params", "algorithm": "levels"}  # which is refused without it
 EXIT = {WRONG: 3, EXCEPTION: 1}
 
 
@@ -66,6 +67,8 @@ def _choices(case: Case) -> Iterator[tuple[str, Any]]:
     yield "mistake", case.mistake or "none"
     yield "smallest side", min(min(case.m, case.n, case.k), 2)
     for name, value in case.options:
+        if name == "params":  # which are as many as kernels list
+            continue
         kept = value if name != "max_device_memory" else f"2^{value.bit_length() - 1}"
         yield name, "x".join(map(str, value)) if name == "grid" else kept
 
@@ -124,8 +127,9 @@ def shrunk(case: Case, outcome: Outcome, judged: Judge = judge) -> tuple[Case, O
 def _plainer(case: Case) -> Iterator[Case]:
     """The case with one thing made plain."""
     change = dataclasses.replace
-    for i in range(len(case.options)):
-        yield change(case, options=case.options[:i] + case.options[i + 1 :])
+    for name, _value in case.options:
+        left_out = {name, GOES_WITH.get(name)}
+        yield change(case, options=tuple(x for x in case.options if x[0] not in left_out))
     plain: dict[str, Any] = {
         "alias": "none", "resident": False, "poisoned": False, "mistake": "", "trans_a": False,
         "trans_b": False, "alpha": 1, "out": "none", "values": "small",

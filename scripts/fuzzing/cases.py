@@ -12,9 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from .kernels import dtype_for, named, sides_for, variant_of
+
 GROUP = 8  # neighbours with the same options
 FLOATS = ("float32", "float32", "float64", "float16", "bfloat16", "complex64", "complex128")
 INTEGERS = ("int32", "int64", "int8", "uint8", "int16", "uint16", "uint32", "uint64")
+MOST_LONG, MOST_WORK = 2000, 1 << 21  # a side, and mnk, of products that are long or thin
 EDGES = (31, 32, 33, 63, 64, 65, 127, 128, 129)
 LAYOUTS = (
     "c", "f", "padded", "padded f", "odd ld", "strided", "reversed", "upside down", "mirrored",
@@ -29,10 +32,10 @@ MISTAKES = (
 )  # fmt: skip
 KERNELS = {
     "cpu": ("auto",) * 16 + ("blas",) * 3 + ("naive",),
-    "emulator": ("auto",) * 9 + ("own", "naive", "shared_tile", "tuned",
-                                  "transposed_b", "mma", "one_block", "blas"),
-    "cuda": ("auto",) * 9 + ("own", "naive", "tuned", "cublas", "mma", "one_block"),
-}  # fmt: skip
+    "emulator": ("auto",) * 8 + ("own", "blas"),
+    "cuda": ("auto",) * 9 + ("own",),
+}
+NAMED = {"cpu": 0.0, "emulator": 0.5, "cuda": 0.4}  # how often any kernel of the device is named
 
 
 @dataclass(frozen=True)
@@ -117,6 +120,11 @@ def options(device: str, draw: Draw) -> tuple[tuple[str, Any], ...]:
         made["algorithm"], made["levels"] = "strassen", draw.of((0, 1, 1, 2, 3))
     if draw.chance(0.2):
         made["max_device_memory"] = 1 << draw.whole(9, 22)
+    if device != "cpu":
+        if draw.chance(NAMED[device]):
+            made |= named(device, draw)
+        if draw.chance(0.1):
+            made["checked"] = True
     return tuple((name, value) for name, value in made.items() if value is not None)
 
 
@@ -137,9 +145,18 @@ def _sides(draw: Draw) -> list[int]:
     return sides
 
 
-def _dtypes(draw: Draw) -> list[str]:
+def _long_and_thin(draw: Draw) -> list[int]:
+    """Sides of about as many operations as others, of any proportions: lines, few columns, a short
+    or a long k, for which GPUs have kernels of their own."""
+    while True:
+        sides = [int(math.exp(draw.rng.uniform(0, math.log(MOST_LONG)))) for _ in range(3)]
+        if math.prod(sides) <= MOST_WORK:
+            return sides
+
+
+def _dtypes(draw: Draw, first: str = "") -> list[str]:
     pool = FLOATS if draw.chance(0.7) else INTEGERS
-    first = draw.of(pool)
+    first = first or draw.of(pool)
     made = [first] * 3
     if draw.chance(0.15):
         made[draw.whole(0, 2)] = draw.of((*FLOATS, *INTEGERS))
@@ -158,8 +175,16 @@ def _layout(draw: Draw, dtype: str, *, written: bool = False) -> str:
 def draw(device: str, seed: int, number: int) -> Case:
     """Case `number` of a seed."""
     one = Draw(seed, number, 0)
-    m, n, k = _sides(one)
-    dtypes = _dtypes(one)
+    given = dict(options(device, Draw(seed, number // GROUP, 1)))
+    sides, group = _sides(one), Draw(seed, number // GROUP, 4)
+    if device != "cpu" and one.chance(0.4):
+        sides = _long_and_thin(one)
+    variant = variant_of(given)
+    first = dtype_for(variant, group) if variant and one.chance(0.9) else ""
+    if variant and one.chance(0.9):
+        sides = sides_for(variant, sides, one)
+    m, n, k = sides
+    dtypes = _dtypes(one, first)
     alias = one.of(("none",) * 12 + ("b is a", "overlap", "out beside a"))
     if alias != "none":
         dtypes[1] = dtypes[0]
@@ -173,7 +198,6 @@ def draw(device: str, seed: int, number: int) -> Case:
     if out == "new" and one.chance(0.2):
         dtypes[3] = one.of((*FLOATS, "int64", "uint8"))
     mistake = one.of(MISTAKES) if one.chance(0.03) else ""
-    given = dict(options(device, Draw(seed, number // GROUP, 1)))
     return Case(
         device, seed, number, m, n, k, tuple(dtypes),
         tuple(_layout(one, dtype, written=i == 3 or (i == 2 and out == "c"))

@@ -21,9 +21,11 @@ from hybrid_gemm.errors import (
     UsageError,
 )
 from hybrid_gemm.kernel_choice.compute_modes import ON_TENSOR_CORES
+from hybrid_gemm.planning.plan import CHECKING_BYTES
 from hybrid_gemm.problem import NARROW, REAL_OF, compute_dtype
 
 from .cases import Case
+from .kernels import reads_narrow, variant_of
 from .matrices import Matrices, as_dtype, make, result_dtype
 
 RIGHT, REFUSED, WRONG, EXCEPTION = "right", "refused", "wrong", "exception"
@@ -146,6 +148,11 @@ def _of_options(case: Case) -> list[Refusal]:
     reduce = case.option("reduce")
     if reduce == "critical" and (grid or case.option("split") != "cols"):
         found.append(Refusal(UsageError, "critical sums a split by cols"))
+    if case.option("checked"):
+        if case.option("algorithm") == "strassen":
+            found.append(Refusal(UsageError, "sums of Strassen's algorithm are not checked"))
+        if reduce not in (None, "ordered"):
+            found.append(Refusal(UsageError, f"{reduce} sums are not checked"))
     if reduce == "nccl":
         found.append(Refusal(UsageError, "nccl sums between GPUs", certain=False))
     return found
@@ -173,27 +180,29 @@ def _of_kernel(case: Case, result: np.dtype) -> list[Refusal]:
     if case.device not in kernel.runs_on:
         found.append(Refusal(UsageError, "the kernel is not for the device", product))
         found.append(Refusal(UnavailableError, "the kernel needs tensor cores", False))
-    elif kernel.role == "tensor":
-        found.append(Refusal(UsageError, "tensor cores do not multiply that", False))
+    elif kernel.role in ("tensor", "residues"):
+        if product:
+            found.append(Refusal(UsageError, "tensor cores do not multiply that", False))
     else:
         if compute in ON_TENSOR_CORES:
             found.append(Refusal(UsageError, "the kernel does not use tensor cores"))
-        if dtype not in kernel.dtypes:
+        halves = narrow and dtype == "float32" and reads_narrow(kernel, dict(case.options))
+        if dtype not in kernel.dtypes and not halves:
             found.append(Refusal(UsageError, f"the kernel has no {dtype}", product))
-        if not _possible(kernel, dtype):
+        if not _possible(case, case.dtypes[0] if halves else dtype):
             found.append(Refusal(UsageError, f"the kernel's tile is too large for {dtype}", False))
         if kernel.limits:
             found.append(Refusal(UsageError, "the kernel has limits", False))
     return [] if mistaken and not found else found
 
 
-def _possible(kernel: catalog.Kernel, dtype: str) -> bool:
-    """Whether the first of a kernel's variants can be compiled for a dtype."""
-    try:
-        kernel.variant().check(dtype)
-    except UsageError:
+def _possible(case: Case, dtype: str) -> bool:
+    """Whether the kernel's variant can be compiled for a dtype; without parameters, any of them."""
+    variant = variant_of(dict(case.options))
+    if variant is None:
         return False
-    return True
+    named = case.option("params")
+    return any(each.suits(dtype) for each in ([variant] if named else variant.kernel.variants()))
 
 
 def _of_memory(case: Case, call: Call, result: np.dtype) -> list[Refusal]:
@@ -206,6 +215,8 @@ def _of_memory(case: Case, call: Call, result: np.dtype) -> list[Refusal]:
     enough = 4 * workers * elements * np.dtype(compute_dtype(result)).itemsize + (1 << 16)
     if case.option("compute") == "fp64x":  # residues of whole tiles, however small the matrices
         enough += workers << 19
+    if case.option("checked"):
+        enough += 2 * workers * CHECKING_BYTES * (case.m + case.n + case.k)
     return [Refusal(OutOfMemoryError, "little memory", False)] if limit < enough else []
 
 
