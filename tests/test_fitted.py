@@ -12,7 +12,7 @@ from support.fitted import MACHINE, invented, judged, made, written
 from hybrid_gemm import catalog
 from hybrid_gemm.bench import drawing, fitting
 from hybrid_gemm.errors import UsageError
-from hybrid_gemm.kernel_choice import choices, compute_modes, costs, fitted, on_gpu
+from hybrid_gemm.kernel_choice import choices, compute_modes, costs, fitted, likeness, on_gpu
 from hybrid_gemm.kernel_choice.library_kernels import Launched
 from hybrid_gemm.kernel_choice.tables import Machine
 from hybrid_gemm.problem import Problem
@@ -42,6 +42,15 @@ def test_stored_lines_decide_what_is_off_16_bytes():
     assert costs.off_line((5, 8, 12), "nn", "float32") == (False, False)
     assert costs.off_line((5, 8, 12), "tn", "float32") == (True, False)
     assert costs.off_line((5, 6, 12), "nn", "float16") == (True, True)
+
+
+def test_shapes_whose_rows_begin_on_fewer_bytes_are_less_alike():
+    """Below 16 bytes, where operands cannot be read as vectors, a halving tells more."""
+    on_bytes = {128: 1024, 64: 1040, 32: 1032, 16: 1028, 8: 1026, 4: 1025}  # of rows of so many
+    at = likeness.places([(512, 512, k) for k in on_bytes.values()], ["nn"] * 6, "float32")
+    alike = dict(zip(on_bytes, likeness.likeness(at[:1], at)[0], strict=True))
+    steps = -np.diff(np.log(list(alike.values())))
+    assert min(steps) > 0 and min(steps[3:]) > 3 * max(steps[:3])
 
 
 def test_times_that_follow_the_counts_are_learned():

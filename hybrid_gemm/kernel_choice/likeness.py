@@ -11,13 +11,14 @@ from .costs import Sides
 
 # By cross-validation over the fitted shapes (docs/notes/choosing.md), the same for all modes:
 # the distance, in factors of two, at which a measured shape counts 1/e of one that is the same,
-_LENGTH = 24.0
-_DIFFERS, _OFF = 0.3, 0.2  # what a layout, or half an alignment, that differs adds to it,
+_LENGTH = 12.0
+_DIFFERS, _OFF = 0.3, 0.08  # what a layout, or half an alignment, that differs adds to it,
+_WIDE = 0.2  # how much of that half an alignment of more than 16 bytes counts,
 NOISE = 0.1  # the variance that no neighbour explains, as a share of all,
 _NEAR, _NEAR_DIFFERS = 1.0, 0.3  # and the same of the neighbours by which the error is judged.
 # The first of these for a library whose launches are known, and what another kernel adds.
-_LIBRARY = (17.8, 0.071, 0.087)
-_KERNEL_DIFFERS, LIBRARY_NOISE = 0.037, 0.005
+_LIBRARY = (17.8, 0.071, 0.05)
+_KERNEL_DIFFERS, LIBRARY_NOISE = 0.06, 0.005
 
 
 def places(
@@ -25,12 +26,17 @@ def places(
 ) -> np.ndarray:
     """Shapes as points: the logarithms of m, n and k; what is so or not so of each: A and B
     transposed, C a row or a column; and how often 16 bytes are halved until the rows of A, B and C
-    begin on so many."""
+    begin on so many, and, which counts less, how often 128 are."""
     m, n, k = shape = np.array(sides, np.int64).reshape(-1, 3).T
     a, b = (np.array([x[i] == "t" for x in layouts], bool) for i in (0, 1))
     lines = np.where(a, m, k), np.where(b, k, n), n
-    off = [np.log2(16 // np.gcd(16, x * ITEM_SIZE[dtype])) for x in lines]
+    off = [_halved(16, x) + _WIDE * _halved(128, x) for x in (x * ITEM_SIZE[dtype] for x in lines)]
     return np.stack([*np.log2(np.maximum(1, shape)), a, b, m == 1, n == 1, *off], 1)
+
+
+def _halved(whole: int, lengths: np.ndarray) -> np.ndarray:
+    """How often so many bytes, a power of two, are halved until they divide each length."""
+    return np.log2(whole // np.gcd(whole, lengths))
 
 
 def likeness(some: np.ndarray, others: np.ndarray) -> np.ndarray:
