@@ -129,8 +129,8 @@ def test_a_time_is_longer_far_from_what_was_timed():
 
 
 def test_one_row_or_column_asks_for_a_smaller_lead():
-    leads = [fitted.lead_of("float32", sides) for sides in ((1, 5, 7), (5, 1, 7), (5, 7, 1))]
-    assert leads[0] == leads[1] < leads[2] == fitted.lead_of("float32", (5, 7, 9))
+    leads = [fitted.lead_of(sides) for sides in ((1, 5, 7), (5, 1, 7), (5, 7, 1))]
+    assert leads[0] == leads[1] < leads[2] == fitted.lead_of((5, 7, 9))
 
 
 def test_a_library_that_jumps_makes_the_lead_that_is_asked_larger():

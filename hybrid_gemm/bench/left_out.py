@@ -19,7 +19,7 @@ class LeftOut:
     """A mode's measured times and its fit, by which each shape's times are predicted from those of
     the other shapes (Rasmussen and Williams 2006, eq. 5.12). The constants of costs, a dozen for a
     variant, are of all shapes. `lead`: how many errors a kernel of ours has to lead by, where it is
-    not what the mode asks for."""
+    not what shapes ask for."""
 
     measured: Measured
     fit: Fit
@@ -34,7 +34,7 @@ class LeftOut:
         near = self._near[row]
         theirs, ours = (fitted.Errors(x)(near) for x in self._errors)
         at = of.launches.row(of.drawn[row]) if of.launches and self.library else None
-        lead = self.lead or fitted.lead_of(of.mode, of.drawn[row].shape)
+        lead = self.lead or fitted.lead_of(of.drawn[row].shape)
         first = choices.pick(times, (theirs, ours), own=own, can_ask=at is not None, lead=lead)
         if at is None or not (first.doubtful or (ask and first.variant.kernel.library)):
             return first

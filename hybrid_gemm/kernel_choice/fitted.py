@@ -43,7 +43,6 @@ OPERANDS = {
 }  # fmt: skip
 # How many times the error nearby a kernel of ours leads a library by (docs/notes/choosing.md).
 LEAD = 1.5
-LEADS = {"float16": 1.1}  # So much is enough where so few are then slower than 0.97 of the library.
 LINE_LEAD = 1.0  # Of one row or column too, where ours are faster at nine shapes of ten.
 LEAST_US = 1.0  # that a count costs, before it is corrected
 BEYOND = 2.5  # times longer, or shorter, than all measured sides: there nothing is known
@@ -129,7 +128,7 @@ class Model:
 
     def lead(self, sides: Sides) -> float:
         """How many errors a kernel of ours has to lead by: twice as many on another GPU."""
-        return lead_of(self.mode, sides) * (2 if self.lent else 1)
+        return lead_of(sides) * (2 if self.lent else 1)
 
     @functools.cached_property
     def library(self) -> FittedLibrary | None:
@@ -303,10 +302,9 @@ class Errors:
         return math.sqrt(weights @ self._squares / weights.sum())
 
 
-def lead_of(mode: str, sides: Sides) -> float:
-    """How many times the error nearby a kernel of ours has to lead a library by in a mode."""
-    lead = LEADS.get(mode, LEAD)
-    return min(lead, LINE_LEAD) if 1 in sides[:2] else lead
+def lead_of(sides: Sides) -> float:
+    """How many times the error nearby a kernel of ours has to lead a library by."""
+    return LINE_LEAD if 1 in sides[:2] else LEAD
 
 
 # --- files ----------------------------------------------------------------------------------
