@@ -311,7 +311,7 @@ def four_gpus() -> str:
                "as chosen", "as chosen / bound"]  # fmt: skip
     title = (
         f"The same on a host of four H200s, medians of {samples(data['rows'])} "
-        "([figures](results/host4_h200.json)), planned before its links were measured:"
+        "([figures](results/host4_h200.json)):"
     )
     return _folded(title, columns, rows, said)
 

@@ -1,6 +1,7 @@
 """Random products, headers, memory, checks: docs/notes/campaigns.md, docs/reliability.md."""
 
 import collections
+from statistics import geometric_mean
 
 from . import ROOT, grid, result
 
@@ -147,6 +148,31 @@ def checking_cost() -> str:
     return "\n".join(
         [*grid(names, rows), "", f"({gpu}, [figures](results/checked_cost_h200.json))"]
     )
+
+
+def checking_drawn() -> str:
+    """How many times as long a checked call takes at shapes drawn at random, by class."""
+    shown = result("checked_drawn"), result("checked_fit_before")
+    times: list[dict[tuple[str, str], list[float]]] = []
+    for data in shown:
+        times.append(collections.defaultdict(list))
+        for x in data["overhead"]:
+            times[-1][x["kind"], x["arithmetic"]].append(x["checked ms"] / x["plain ms"])
+    now, before = times
+    rows = [
+        [kind, arithmetic, len(found),
+         *(f"{geometric_mean(x[kind, arithmetic]):.1f}" for x in (before, now)),
+         *(f"{max(x[kind, arithmetic]):.1f}" for x in (before, now))]
+        for (kind, arithmetic), found in now.items()
+    ]  # fmt: skip
+    names = ["<shapes", "<arithmetic", "products", "mean, before", "mean", "worst, before", "worst"]
+    (gpu,) = {x["name"] for x in shown[0]["environment"]["cuda"]["gpus"]}
+    return "\n".join([
+        *grid(names, rows), "",
+        f"({gpu}, [figures](results/checked_drawn_h200.json); [before](results/"
+        "checked_fit_before_h200.json) at 120 shapes of other seeds, to which the choice of a kernel "
+        "for checks was fitted)",
+    ])  # fmt: skip
 
 
 def verdicts() -> str:
