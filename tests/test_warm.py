@@ -74,6 +74,21 @@ def test_what_compiles_nothing_is_refused():
         warm.warm(None, dtypes=["float32"], layouts=["nn"], device="emulator")
 
 
+def test_kernels_that_are_only_listed_are_loaded_later():
+    """To list what a product needs marked it as prepared, so that its kernels came one by one."""
+    device, variant = open_device("emulator"), catalog.get("transposed_b").variant()
+    a = b = np.ones((4, 4), "f4")
+
+    def prepare(x):
+        x.prepare(variant, a, b, "float32")
+
+    listed = [device.kernels_of(prepare) for _ in "12"]
+    assert listed[0] == listed[1] and len(listed[0]) > 1
+    assert not device._loaded
+    prepare(device)
+    assert set(device._loaded) == set(listed[0])
+
+
 def test_kernels_of_one_product_are_compiled_at_once(monkeypatch):
     device = open_device("emulator")
     monkeypatch.setattr(device, "_loaded", {})

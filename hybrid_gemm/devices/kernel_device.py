@@ -35,6 +35,9 @@ class KernelDevice(KernelLauncher):
     def prepare(
         self, variant: Variant, a: Array, b: Array, dtype: str, *, summed: bool = True
     ) -> None:
+        if self._noted is not None:
+            _load(self, variant, a, b, dtype, summed)
+            return
         key = _prepared_key(variant, a, b, dtype, summed)
         if not self.prepared_for.get(key):  # working a product out takes longer than a small one
             self.loading_together(lambda device: _load(device, variant, a, b, dtype, summed))
