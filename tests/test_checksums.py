@@ -1,6 +1,8 @@
 """The sums by which products are checked: kernels make those that the host makes, and both are
 what they should be."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 from support.command import python
@@ -111,6 +113,19 @@ def test_blocks_share_few_long_rows(kernel_device, rng, dtype, order):
         for of, second in found:
             assert same(_host(of), wanted.of)
             assert same(_host(second), wanted.second)
+
+
+@needs("emulator")
+def test_threads_that_share_a_stream_share_its_flags(rng):
+    """As a worker's, which bring and give back on one stream: blocks of two launches at once would
+    count each other in."""
+    device = open_device("emulator")
+    sums, stream = KernelChecksums(device), device.stream()
+    given = [rng.integers(0, 2**32, (3, 20_000), np.uint32) for _ in range(2)]
+    wanted = [sums.lines(x, stream).tolist() for x in given]
+    with ThreadPoolExecutor(2) as threads:
+        found = list(threads.map(lambda i: sums.lines(given[i % 2], stream).tolist(), range(60)))
+    assert found == wanted * 30
 
 
 @pytest.mark.parametrize("shares", [1, 7, 8, 19, 130])

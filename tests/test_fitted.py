@@ -232,10 +232,28 @@ def test_the_users_model_comes_before_the_shipped_one(tmp_path, monkeypatch, cap
         fitted.read(file, MACHINE)
 
 
+def test_a_model_of_another_likeness_is_left_out(tmp_path, monkeypatch, capsys):
+    """Its weights are of that; by this one they predict times that are off by a factor of 100."""
+    monkeypatch.setenv("HYBRID_GEMM_CACHE", str(tmp_path))
+    with monkeypatch.context() as before:
+        before.setattr(likeness, "_LENGTH", 2 * likeness._LENGTH)
+        before.setattr(likeness, "CONSTANTS", [2 * likeness.CONSTANTS[0], *likeness.CONSTANTS[1:]])
+        file = written(fitted.users_file(MACHINE.model, "float32"), invented(lead=0.5))
+    on_gpu.forget()
+    model = fitted.model(MACHINE, "float32")
+    on_gpu.forget()
+    assert model is not None and len(model.fitted) > 30  # the shipped one
+    assert f"{file} is of another version of hybrid-gemm" in capsys.readouterr().err
+
+
 def test_a_model_with_a_flipped_bit_is_no_model_or_the_same(tmp_path):
     """Whichever of the archive's layers it hits: names, lengths, compressed bytes, checksums."""
-    (file,) = fitted.HERE.glob("nvidia_h200_int32.npz")
-    data, machine, path = file.read_bytes(), Machine("NVIDIA H200", 132, 90, 66.9), tmp_path / "x"
+    machine, file, path = Machine("NVIDIA H200", 132, 90, 66.9), tmp_path / "whole", tmp_path / "x"
+    shipped = fitted.shipped(machine, "int32")
+    data = fitted.as_bytes(
+        shipped | {"about": shipped["about"] | {"likeness": likeness.CONSTANTS}}
+    )  # fmt: skip
+    file.write_bytes(data)
     whole, refused = fitted.read(file, machine), 0
     for at in range(0, len(data), len(data) // 100):
         path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])

@@ -18,6 +18,18 @@ SHAPES = [
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize("operand", ["A", "B"])
+def test_a_matrix_that_lies_in_no_order_is_not_read(kernel_device, operand):
+    """It has to be copied first: there is no leading dimension by which it could be read."""
+    device = open_device(kernel_device)
+    stream, variant = device.stream(), catalog.get("naive").variant()
+    with device.using(stream):
+        whole, c = (device.empty(8, 8, "float32") for _ in "ac")
+        a, b = (whole[::2, ::2] if operand == x else whole[:4, :4] for x in "AB")
+        with pytest.raises(ValueError, match="no leading dimension"):
+            device.gemm(variant, a, b, c[:4, :4], alpha=1, beta=0, stream=stream)
+
+
 @pytest.mark.parametrize("layout", catalog.LAYOUTS)
 @pytest.mark.parametrize("variant", GEMMS, ids=str)
 def test_float32_at_odd_shapes(kernel_device, variant, layout):

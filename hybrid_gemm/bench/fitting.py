@@ -282,7 +282,7 @@ def data(
     was continued, whose shapes come first. Variants that were not timed are left out."""
     about = {
         "model": machine.model, "arch": machine.arch, "multiprocessors": machine.multiprocessors,
-        "mode": measured.mode, "library": None,
+        "mode": measured.mode, "library": None, "likeness": likeness.CONSTANTS,
         "variants": [
             {"kernel": v.name, "params": dict(v.params),
              "constants": _rounded(found.constants[i]), "mean": round(float(found.means[i]), 4)}

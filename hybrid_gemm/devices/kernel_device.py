@@ -95,8 +95,8 @@ class KernelDevice(KernelLauncher):
         variant, dtype, summed = _made_of(variant, a, c)
         layouts = fewest_transposed(variant.kernel.layouts, a, b)
         turns = [turned(x, order) for x, order in zip((a, b), layouts, strict=True)]
-        lda, ldb = (
-            np.int64((0 if turn else leading(x, order)) or max(1, x.shape[order == "n"]))
+        lda, ldb = (  # `stored` raises where a matrix lies in neither order
+            np.int64(max(1, x.shape[order == "n"]) if turn else leading(x, order) or stored(x)[1])
             for x, order, turn in zip((a, b), layouts, turns, strict=True)
         )
         ldc = np.int64(stored(c)[1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import threading
 import time
 from collections.abc import Iterable
 from typing import Any
@@ -18,6 +19,7 @@ class Stream(abc.ABC):
     def __init__(self) -> None:
         # (workspace, flags) of kernels whose blocks work together, kept from launch to launch.
         self.scratch: list[tuple[Any, Any]] = []
+        self.lock = threading.Lock()  # of memory that stays with it, where threads share it
 
     @abc.abstractmethod
     def record(self, event: Event = None) -> Event:

@@ -32,7 +32,7 @@ from ..host.notes import note
 from . import costs, library_kernels, reach, tables
 from .costs import Sides
 from .library_kernels import Launched
-from .likeness import SIDES, Compared, places
+from .likeness import CONSTANTS, SIDES, Compared, places
 from .tables import Machine
 
 HERE = Path(__file__).resolve().parent / "fitted"
@@ -377,9 +377,11 @@ def _alike(machine: Machine, mode: str) -> list[dict[str, Any]]:
 
 
 def read(path: Path, machine: Machine) -> Model:
-    """The model in a file. Raises `UsageError` for another file."""
+    """The model in a file. Raises `UsageError` for another file, and for a model of a version with
+    another likeness."""
     try:
-        return from_data(_arrays(path), machine)
+        data = _arrays(path)
+        made, likeness = from_data(data, machine), data["about"].get("likeness")
     except (
         OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, RuntimeError,
         zipfile.BadZipFile, zlib.error,
@@ -387,6 +389,12 @@ def read(path: Path, machine: Machine) -> Model:
         raise UsageError(
             f"{path} is no model of `hybrid-gemm tune`: remove it, or run tune again"
         ) from None
+    if likeness != CONSTANTS:
+        raise UsageError(
+            f"{path} is of another version of hybrid-gemm, and predicts wrong times in this one: "
+            "remove it, or run `hybrid-gemm tune` again"
+        )
+    return made
 
 
 def as_bytes(data: Mapping[str, Any]) -> bytes:

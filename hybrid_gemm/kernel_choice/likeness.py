@@ -19,6 +19,8 @@ _NEAR, _NEAR_DIFFERS = 1.0, 0.3  # and the same of the neighbours by which the e
 # The first of these for a library whose launches are known, and what another kernel adds.
 _LIBRARY = (17.8, 0.071, 0.05)
 _KERNEL_DIFFERS, LIBRARY_NOISE = 0.06, 0.005
+# What the weights of a model are of: by another likeness they would predict other times.
+CONSTANTS = [_LENGTH, _DIFFERS, _OFF, _WIDE, *_LIBRARY, _KERNEL_DIFFERS]
 
 
 def places(

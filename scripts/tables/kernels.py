@@ -335,10 +335,11 @@ def held_out() -> str:
     )
     lines = [
         "The same at other shapes, each set drawn from a seed of its own and looked at once "
-        f"({linked}; by scripts/measure-heldout). All rows are of models from before [wider "
-        "alignments](notes/choosing.md#wider-alignments) counted. Of these, TF32, a part of "
-        "fp32x3's rows and one long side in float64 are of the last, one row or column and the "
-        "five classes of float64 of early ones, and the others of models that trusted "
+        f"({linked}; by scripts/measure-heldout). The five classes of bfloat16, TF32 and fp32x3 "
+        "are of the shipped models, all other rows of models from before [wider "
+        "alignments](notes/choosing.md#wider-alignments) counted. Of these, one long side in "
+        "float64 is of the last, one row or column and the five classes of float64 are of early "
+        "ones, and the others of models that trusted "
         "predictions far from timed shapes as much as others ([what that "
         "changes](notes/choosing.md#how-far-constants-reach)). Each product had a verdict; "
         "*wrong*: how many failed it:",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from typing import Any
 
 from ..base import Event, Stream
@@ -18,7 +17,6 @@ class CudaStream(Stream):
         self.cupy = cupy_stream
         self.pointer = cupy_stream.ptr
         self.cublas: cublas.Handle | None = None  # made when it is needed
-        self.lock = threading.Lock()  # of memory that stays with it, where threads share it
 
     def prepare_cublas(self) -> cublas.Handle:
         """The stream's handle, made on the current GPU if there is none yet."""

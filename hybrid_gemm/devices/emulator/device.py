@@ -67,4 +67,5 @@ class EmulatorDevice(KernelDevice):
     def launch(
         self, function: emulation.Program, launch: Launch, args: Sequence[Any], stream: Stream
     ) -> None:
-        function.launch(launch, args, threads=self.threads, options=self.options)
+        with stream.lock:  # as on a GPU, its kernels run one after the other, whoever starts them
+            function.launch(launch, args, threads=self.threads, options=self.options)
