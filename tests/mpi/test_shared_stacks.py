@@ -4,6 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from support.arrays import Other, integers
+from support.devices import DEVICES
 
 import hybrid_gemm
 from hybrid_gemm import RankRunner
@@ -29,7 +30,7 @@ SHAPES = [
 ]
 
 
-@pytest.fixture(scope="module", params=["cpu", "emulator"])
+@pytest.fixture(scope="module", params=DEVICES)
 def here(comm, request):
     with RankRunner(comm, device=request.param) as runner:
         yield runner
