@@ -9,6 +9,7 @@ from support.ranks import mpirun, needs_mpirun
 from hybrid_gemm.planning.plan import CHECKING_BYTES
 from hybrid_gemm.problem import Problem
 from hybrid_gemm.ranks import rank_plan
+from hybrid_gemm.ranks.rank_plan import make_rank_plan
 
 SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
 
@@ -117,3 +118,9 @@ def test_plans_over_ranks_count_it_too():
             checking = dataclasses.replace(spec, checked=checked)
             needs.append(rank_plan._cost(problem, checking, (1, 1, 2), 1, False, False)[0])
         assert needs[1] - needs[0] == CHECKING_BYTES * (512 + 256) + beta * 4 * 512 * 512 // 2
+    on_cpu = open_device("cpu").spec()
+    needs = [
+        make_rank_plan(Problem(64, 64, 64), dataclasses.replace(on_cpu, checked=checked), 2).needs
+        for checked in (False, True)
+    ]
+    assert needs[0] == needs[1]  # of the host's memory, not of a device's

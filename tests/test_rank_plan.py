@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from hybrid_gemm.errors import OutOfMemoryError, UsageError
 from hybrid_gemm.planning.hardware import DeviceSpec
+from hybrid_gemm.planning.partition import Span
 from hybrid_gemm.problem import Problem
 from hybrid_gemm.ranks.rank_plan import make_rank_plan
 
@@ -122,7 +123,7 @@ def test_two_hosts_bring_rows_to_each_other_and_no_partials(n):
     assert make_rank_plan(Problem(n, n, 100 * n), CPU, 2).plan.grid == (1, 1, 2)
 
 
-@pytest.mark.parametrize(("m", "n", "lines"), [(64, 100, 32), (1, 90, 45), (0, 0, 1)])
+@pytest.mark.parametrize(("m", "n", "lines"), [(64, 100, 32), (65, 9, 33), (1, 90, 45), (0, 0, 1)])
 def test_a_strip_has_no_more_rounds_than_lines(m, n, lines):
     started = time.monotonic()
     plan = make_rank_plan(Problem(m, n, 50), CPU, 2, split="cols", rounds=10**9)
@@ -149,3 +150,118 @@ def test_a_split_by_rows_has_one_round_and_no_sum():
     plan = make_rank_plan(Problem(100, 100, 100), CPU, 4, split="rows")
     assert plan.rounds == 1
     assert not any(plan.summed(rank) or plan.bytes_sent(rank) for rank in range(4))
+
+
+def test_no_rank_is_sent_pieces_by_two_at_once():
+    plan = make_rank_plan(Problem(60, 60, 60), CPU, 3, split="cols", rounds=2)
+    for owners in zip(*([p.owner for p in plan.pieces(rank)] for rank in range(3)), strict=True):
+        assert sorted(owners) == [0, 1, 2]
+    assert [(p.owner, p.round) for p in plan.pieces(1)] == [
+        (2, 0), (0, 0), (1, 0), (2, 1), (0, 1), (1, 1)
+    ]  # fmt: skip
+
+
+def test_one_block_of_several_that_is_a_sum_makes_sums():
+    """The other cell has no rows."""
+    plan = make_rank_plan(Problem(1, 8, 8), CPU, 4, grid=(2, 1, 2))
+    assert plan.sums
+    assert [plan.summed(rank) for rank in range(4)].count(True) == 2
+
+
+@pytest.mark.parametrize("dtype", ["float32", "complex64", "float64"])
+@pytest.mark.parametrize("grid", [(4, 1, 1), (1, 1, 4), (1, 2, 2), (2, 2, 1)])
+def test_the_memory_that_is_asked_for_is_that_of_the_rank_that_keeps_most(grid, dtype):
+    for rounds in 1, 2, 4:
+        plan = make_rank_plan(Problem(64, 128, 256, dtype), GPU, 4, grid=grid, rounds=rounds)
+        assert plan.needs == max(plan.bytes_kept(rank) for rank in range(4))
+
+
+def test_bytes_and_operations_of_ranks():
+    """B of a complex product is kept as the 2k x 2n of real numbers that it is multiplied as."""
+    for dtype, size, expanded in (("float32", 4, 1), ("complex64", 8, 2)):
+        plan = make_rank_plan(Problem(20, 30, 50, dtype), CPU, 2, split="rows")
+        assert plan.bytes_input(0) == size * (10 * 50 + 50 * 30)
+        assert plan.bytes_kept(0) == size * (10 * 50 + expanded * 50 * 30 + 10 * 30)
+        assert plan.flops(0) + plan.flops(1) == plan.problem.flops
+    adding = make_rank_plan(Problem(20, 30, 50, beta=1), CPU, 2, split="rows")
+    assert adding.bytes_input(0) == 4 * (10 * 50 + 50 * 30 + 10 * 30)
+    uneven = make_rank_plan(Problem(7, 9, 5), CPU, 3, grid=(3, 1, 1))
+    assert sum(uneven.product_of(rank).m for rank in range(3)) == 7
+    assert make_rank_plan(Problem(1, 9, 5), CPU, 3, split="rows").product_of(0).m == 1
+
+
+def test_a_grid_that_fits_is_taken_before_a_faster_one():
+    problem, slow = Problem(256, 256, 65536), dataclasses.replace(GPU, peer_gbps=0.01)
+    fastest = make_rank_plan(problem, slow, 4)
+    needs = {
+        grid: make_rank_plan(problem, slow, 4, grid=grid, rounds=1).needs
+        for grid in ((4, 1, 1), (2, 2, 1), (2, 1, 2), (1, 2, 2), (1, 1, 4))
+    }
+    least = min(needs.values())
+    assert fastest.needs > least
+    fitting = make_rank_plan(problem, dataclasses.replace(slow, memory_bytes=least), 4)
+    assert fitting.needs <= least
+
+
+def test_rounds_that_were_asked_for_are_kept():
+    """Also where more would need less memory, or data lies cut already."""
+    problem = Problem(512, 512, 512)
+    needs = make_rank_plan(problem, CPU, 2, split="cols", rounds=1).needs
+    less = dataclasses.replace(CPU, memory_bytes=needs - 1)
+    with pytest.raises(OutOfMemoryError, match="2 ranks"):
+        make_rank_plan(problem, less, 2, split="cols", rounds=1)
+    with pytest.raises(UsageError, match="0 rounds asked for; it takes at least 1"):
+        make_rank_plan(problem, CPU, 2, rounds=0)
+    ks = [Span(0, 100), Span(100, 512)]
+    spans = [Span(0, 512)], [Span(0, 512)], ks
+    plan = make_rank_plan(problem, CPU, 2, split="cols", grid=(1, 1, 2), spans=spans, rounds=3)
+    assert [plan.box(rank).ks for rank in range(2)] == ks
+    assert plan.rounds == 3
+
+
+def test_data_on_gpus_takes_rounds_of_4096_rows():
+    """As docs/mpi.md says."""
+    for rows, rounds in ((8192, 1), (16384, 2), (32768, 4), (2**19, 8)):
+        plan = make_rank_plan(
+            Problem(rows, 64, 4096), GPU, 2, split="cols", resident=True
+        )  # fmt: skip
+        assert plan.rounds == rounds
+
+
+def test_what_cores_make_in_two_milliseconds_is_brief():
+    problem = Problem(4096, 4096, 4096)
+    plan = make_rank_plan(problem, CPU, 2, split="rows")
+    assert plan.brief(0, 4, 4) and not plan.brief(0, 2048, 4096)
+    assert not make_rank_plan(problem, GPU, 2, split="rows").brief(0, 4, 4)
+
+
+def ms(*sides, spec=GPU, dtype="float32", ranks=2, split="cols", **options):
+    return make_rank_plan(
+        Problem(*sides, dtype), spec, ranks, split=split, **options
+    ).predicted_ms  # fmt: skip
+
+
+def test_predicted_times_have_what_links_take():
+    c_ms = 4 * 8192 * 8192 / 2 / 100e6  # of what each rank sends, at 100 GB/s
+    assert ms(8192, 8192, 2, rounds=8) > c_ms
+    assert ms(8192, 8192, 2, rounds=8) < ms(8192, 8192, 2, rounds=1)
+    inputs_ms = 4 * (4096 * 2048 + 2048 * 4096) / 20e6
+    there = ms(4096, 4096, 4096, resident=True, rounds=1)
+    assert ms(4096, 4096, 4096, rounds=1) - there == pytest.approx(inputs_ms, rel=0.01)
+    # An unknown link between hosts is no infinite one.
+    assert ms(4096, 4096, 64, spec=CPU) > ms(
+        4096, 4096, 64, spec=dataclasses.replace(CPU, peer_gbps=1000)
+    )
+
+
+def test_predicted_times_have_what_cores_and_units_take():
+    """A core that sums does not multiply then; a GPU does."""
+    near = {"link_gbps": 1e6, "peer_gbps": 1e6}
+    cpu, gpu = (dataclasses.replace(x, **near) for x in (CPU, GPU))
+    sums = [ms(4096, 4096, 64, spec=cpu, rounds=rounds) for rounds in (1, 8)]
+    assert sums[0] == pytest.approx(sums[1], rel=0.01)
+    sums = [ms(4096, 4096, 64, spec=gpu, rounds=rounds) for rounds in (1, 8)]
+    assert sums[0] > 1.1 * sums[1]
+    size = 4096, 4096, 4096  # four multiplications of real numbers are one of complex ones
+    rows = [ms(*size, spec=cpu, split="rows", dtype=dtype) for dtype in ("float32", "complex64")]
+    assert rows[1] == pytest.approx(4 * rows[0], rel=0.05)

@@ -91,16 +91,20 @@ def as_matrices(a: Any, b: Any) -> tuple[Any, Any]:
     return (a[None, :] if a.ndim == 1 else a), (b[:, None] if b.ndim == 1 else b)
 
 
-def shape_of_product(a: Any, b: Any) -> tuple[tuple[int, ...], tuple[int, ...], Problem]:
+def shape_of_product(
+    a: Any, b: Any, out: np.dtype | None = None
+) -> tuple[tuple[int, ...], tuple[int, ...], Problem]:
     """The shape of the stack that A and B make, the sides that C has behind it, and the product of
-    one pair. Raises `UsageError` for shapes that do not fit, `DTypeError` for dtypes."""
-    return _shape_of_product(tuple(a.shape), a.dtype, tuple(b.shape), b.dtype)
+    one pair, for an `out` of that dtype if one is given. Raises `UsageError` for shapes that do not
+    fit, `DTypeError` for dtypes."""
+    return _shape_of_product(tuple(a.shape), a.dtype, tuple(b.shape), b.dtype, out)
 
 
 @functools.lru_cache(maxsize=1024)  # working it out takes longer than many a stack
 def _shape_of_product(
-    a: tuple[int, ...], dtype_a: np.dtype, b: tuple[int, ...], dtype_b: np.dtype
-) -> tuple[tuple[int, ...], tuple[int, ...], Problem]:
+    a: tuple[int, ...], dtype_a: np.dtype, b: tuple[int, ...], dtype_b: np.dtype,
+    out: np.dtype | None,
+) -> tuple[tuple[int, ...], tuple[int, ...], Problem]:  # fmt: skip
     for name, shape in (("A", a), ("B", b)):
         if not shape:
             raise UsageError(f"{name} is a number; matmul takes arrays, * multiplies by numbers")
@@ -114,7 +118,8 @@ def _shape_of_product(
         ) from None
     one = (np.empty((), dtype) for dtype in (dtype_a, dtype_b))
     problem = make_problem(
-        *(np.broadcast_to(v, shape[-2:]) for v, shape in zip(one, (x, y), strict=True))
+        *(np.broadcast_to(v, shape[-2:]) for v, shape in zip(one, (x, y), strict=True)),
+        out=None if out is None else np.empty((), out),
     )
     sides = *((problem.m,) if len(a) > 1 else ()), *((problem.n,) if len(b) > 1 else ())
     return stack, sides, problem

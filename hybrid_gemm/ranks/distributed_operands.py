@@ -34,14 +34,29 @@ LAYOUTS = ("replicated", "root", "rows", "cols")
 PARTS = {"rows": ("rows", 0), "cols": ("columns", 1)}  # which follow each other along a dimension
 
 
+def dtype_of(out: Any) -> np.dtype | None:
+    """The dtype of what may be an `out`; None of what is no array."""
+    return dtype if isinstance(dtype := getattr(out, "dtype", None), np.dtype) else None
+
+
+def least_dtype(outs: Sequence[np.dtype | None], result: str, root: int) -> np.dtype | None:
+    """The smallest of these dtypes of every rank's `out`, of the ranks that get C; None if one of
+    these gives none."""
+    of_those = [outs[root]] if result == "root" else outs
+    given = [dtype for dtype in of_those if dtype is not None]
+    return min(given, key=lambda dtype: dtype.itemsize) if len(given) == len(of_those) else None
+
+
 class DistributedOperands:
     """The arrays of one call as they lie over ranks, checked together. `given` are this rank's A,
-    B, C and `out`, with None for each of which it has nothing. Raises `UsageError` for what makes
-    no array, and for a `root` that is no rank."""
+    B, C and `out`, with None for each of which it has nothing; `into` is the dtype of what C comes
+    into, where that is no `out`. Raises `UsageError` for what makes no array, and for a `root` that
+    is no rank."""
 
-    def __init__(self, comm, given, trans, distribution, result, root):
+    def __init__(self, comm, given, trans, distribution, result, root, into=None):
         self.comm, self.root = comm, launch.check_root(comm, root)
         a, b, c, self.out = given
+        self.out_dtype = dtype_of(self.out) if into is None else np.dtype(into)
         self.have, self.dtypes = {}, {}
         self.distribution, self.result = distribution, result or (
             "rows" if distribution == "cols" else distribution
@@ -90,7 +105,7 @@ class DistributedOperands:
         orders = [None if v is None else (layout(v) or "-")[0] for v in self.arrays.values()]
         return {
             **arrays, **dict(zip(_CHOICES, choices, strict=True)), "conjugates": tuple(self.conj),
-            "out": out if isinstance(out := getattr(self.out, "dtype", None), np.dtype) else None,
+            "out": self.out_dtype,
             "orders": orders,  # on which kernels depend, so that products differ that differ in it
         }  # fmt: skip
 
@@ -130,7 +145,7 @@ class DistributedOperands:
         alpha, beta = everyone[0]["alpha"], everyone[0]["beta"]
         try:
             problem = make_problem(
-                *whole.values(), alpha=alpha, beta=beta, out=self._narrowest_out(everyone)
+                *whole.values(), alpha=alpha, beta=beta, out=self._least_out(everyone)
             )
         except UsageError as error:
             raise UsageError(f"{error}{self._joined(everyone)}") from None
@@ -139,14 +154,9 @@ class DistributedOperands:
         )
         return dataclasses.replace(problem, conj_a=conj_a, conj_b=conj_b)
 
-    def _narrowest_out(self, everyone: Sequence[dict]) -> np.ndarray | None:
-        """One like the `out` of the smallest dtype, of all ranks that get C; None if one of these
-        gives none."""
-        given = [everyone[self.root]] if self.result == "root" else everyone
-        dtypes = [told["out"] for told in given]
-        if any(dtype is None for dtype in dtypes):  # `in` takes None for float64, as NumPy does
-            return None
-        return np.empty((0, 0), min(dtypes, key=lambda dtype: dtype.itemsize))
+    def _least_out(self, everyone: Sequence[dict]) -> np.ndarray | None:
+        dtype = least_dtype([told["out"] for told in everyone], self.result, self.root)
+        return None if dtype is None else np.empty((0, 0), dtype)
 
     def _joined(self, everyone: Sequence[dict]) -> str:
         """How the matrices came about that ranks have parts of, where they do not fit."""

@@ -11,10 +11,11 @@ import numpy as np
 from ..arrays.caller_arrays import as_array, check_out, module_of
 from ..arrays.on_gpus import copy_into, empty_beside
 from ..arrays.stacks import as_matrices, shape_of_product
-from ..errors import UsageError
+from ..errors import UsageError, shortage_in_words
 from ..planning.partition import Span, cut
 from ..problem import Problem
 from . import launch
+from .distributed_operands import dtype_of, least_dtype
 from .redistribution import NOTHING, Part, move
 
 LAYOUTS = ("replicated", "root")
@@ -45,22 +46,22 @@ class DistributedStacks:
         if not self.are_matrices:
             self._check()
         choices = {"distribution": self.distribution, "result": self.result, "root": self.root}
-        return choices, self._shapes()
+        return choices, self._shapes(), dtype_of(self.out)
 
     def multiply(
         self,
         everyone: Sequence[tuple],
-        gemm: Callable[[Any, Any], Any],
-        alone: Callable[[Any, Any], Any],
+        gemm: Callable[[Any, Any, str], Any],
+        alone: Callable[..., Any],
         faster_together: Callable[[Problem, int], bool],
     ) -> Any:
-        """C, of what every rank `told`: by `gemm`, over all ranks, if B is one matrix. Otherwise
-        each rank multiplies as many whole matrices as the others by `alone`, and those left over
-        are shared out too, or made by `gemm` one by one where `faster_together` says so.
-        Collective."""
+        """C, of what every rank `told`: by `gemm`, over all ranks, if B is one matrix; it is given
+        the dtype of C, which an `out` may widen. Otherwise each rank multiplies as many whole
+        matrices as the others by `alone`, and those left over are shared out too, or made by `gemm`
+        one by one where `faster_together` says so. Collective."""
         launch.together(self.comm, lambda: self._settle(everyone))
         if self.count and self.one[1]:
-            made = gemm(*self._joined())
+            made = gemm(*self._joined(), self.problem.out_dtype)
             self._put(0, None if made is None else made.reshape(self.count, *self._sides_of_c))
             return self._c
         left = self.count % self.comm.size
@@ -68,9 +69,16 @@ class DistributedStacks:
             left = 0
         if shared := self.count - left:
             a, b = self._local(shared)
-            self._gather(launch.together(self.comm, lambda: alone(a, b)), shared)
+            mine = len(cut(shared, self.comm.size)[self.comm.rank])
+
+            def multiply() -> Any:
+                with shortage_in_words(f"{mine} products of {self.problem}"):
+                    c = empty_beside([a], (mine, *self._sides_of_c), self.problem.out_dtype)
+                    return alone(a, b, out=c)
+
+            self._gather(launch.together(self.comm, multiply), shared)
         for number in range(shared, self.count):
-            made = gemm(*self._pair(number))
+            made = gemm(*self._pair(number), self.problem.out_dtype)
             self._put(number, None if made is None else made[None])
         return self._c
 
@@ -78,8 +86,8 @@ class DistributedStacks:
         """Finds the shapes of A, B and C, and makes C. Raises `UsageError` or `DTypeError` for what
         does not fit."""
         self._check()
-        for rank, (choices, shapes) in enumerate(everyone):
-            first, shapes_of_first = everyone[0]
+        first, shapes_of_first, _out = everyone[0]
+        for rank, (choices, shapes, _out) in enumerate(everyone):
             found = [(x, first[x], choices[x]) for x in first]
             if self.distribution == "replicated":
                 found.append(("the shapes and dtypes of A and B", shapes_of_first, shapes))
@@ -90,7 +98,7 @@ class DistributedStacks:
                         f"{other!r}"
                     )
         self.shapes = everyone[self.root][1]
-        self._make_c()
+        self._make_c(least_dtype([out for *_rest, out in everyone], self.result, self.root))
 
     def _check(self) -> None:
         for name, value in (("distribution", self.distribution), ("result", self.result)):
@@ -118,9 +126,9 @@ class DistributedStacks:
         # In the host's byte order, whichever each rank has: the numbers are the same.
         return [(tuple(x.shape), np.dtype(x.dtype).newbyteorder("=")) for x in (self.a, self.b)]
 
-    def _make_c(self) -> None:
-        alike = [np.broadcast_to(np.empty((), dtype), shape) for shape, dtype in self.shapes]
-        self.stack, sides, self.problem = shape_of_product(*alike)
+    def _make_c(self, least_out: np.dtype | None) -> None:
+        a, b = alike = [np.broadcast_to(np.empty((), dtype), shape) for shape, dtype in self.shapes]
+        self.stack, sides, self.problem = shape_of_product(a, b, least_out)
         self.count = math.prod(self.stack)
         # For each operand: whether it is one matrix, the sides of each, and the dtype.
         matrices = as_matrices(*alike)

@@ -344,12 +344,15 @@ class RankRunner:
 
         lie = distribution, result, root
 
-        def matrices(x: Any, y: Any, out: Any = None) -> tuple[DistributedOperands, tuple]:
-            given = DistributedOperands(self.comm, (x, y, None, out), (False, False), *lie)
+        def matrices(
+            x: Any, y: Any, out: Any = None, into: str | None = None
+        ) -> tuple[DistributedOperands, tuple]:  # fmt: skip
+            given = DistributedOperands(self.comm, (x, y, None, out), (False, False), *lie, into)
             return given, self._told(given, 1.0, 0.0)
 
-        def gemm(x: Any, y: Any) -> Any:
-            return self._multiply(*telling.tell(self.comm, "matmul", lambda: matrices(x, y)))
+        def gemm(x: Any, y: Any, into: str) -> Any:
+            of_all = telling.tell(self.comm, "matmul", lambda: matrices(x, y, into=into))
+            return self._multiply(*of_all)
 
         def look() -> tuple[tuple, tuple]:
             guests = Guests.of(a, b, None, out)

@@ -1,8 +1,10 @@
 """Stacks and vectors over ranks, as NumPy's `matmul` has them."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 from support.arrays import Other, integers
+from support.devices import DEVICES
 
 import hybrid_gemm
 from hybrid_gemm import RankRunner
@@ -26,6 +28,12 @@ SHAPES = [
     ((3, 4, 0), (3, 0, 2)),
     ((3, 0, 5), (3, 5, 2)),
 ]
+
+
+@pytest.fixture(scope="module", params=DEVICES)
+def here(comm, request):
+    with RankRunner(comm, device=request.param) as runner:
+        yield runner
 
 
 @pytest.mark.parametrize("shapes", SHAPES, ids=str)
@@ -119,3 +127,43 @@ def test_ranks_agree_on_shapes(comm):
     a = np.ones((2 if comm.rank else 3, 4, 4))
     with pytest.raises(UsageError, match="do not agree on the shapes and dtypes of A and B"):
         hybrid_gemm.matmul(a, a, comm=comm, device="cpu")
+
+
+def sums_of_2049(a, b):
+    """A and B of these shapes, with k = 3."""
+    return np.broadcast_to(np.array([1024, 1024, 1], "f4"), a), np.ones(b, "f4")
+
+
+@pytest.mark.parametrize(("narrow", "dtype"), [("f2", "f8"), (ml_dtypes.bfloat16, "f4")])
+@pytest.mark.parametrize("result", ["replicated", "root"])
+@pytest.mark.parametrize("distribution", ["replicated", "root"])
+@pytest.mark.parametrize(("shapes", "left_over"), [
+    (((5, 2, 3), (5, 3, 3)), "shared out"), (((5, 2, 3), (5, 3, 3)), "split"),
+    (((2, 2, 3), (3, 3)), None), (((3,), (4, 3, 3)), "shared out"),
+    (((2, 1, 2, 3), (3, 3, 3)), "shared out"), (((3,), (3,)), None),
+], ids=str)  # fmt: skip
+def test_a_wider_out_of_16_bits_keeps_the_float32_sums(
+    comm, here, shapes, left_over, distribution, result, narrow, dtype
+):
+    here._faster_together = lambda *_: left_over == "split"
+    root = comm.size - 1
+    a, b = (x.astype(narrow) for x in sums_of_2049(*shapes))
+    out = np.zeros(np.matmul(a.astype("f4"), b.astype("f4")).shape, dtype)
+    given = (a, b) if distribution == "replicated" or comm.rank == root else (None, None)
+    lie = {"distribution": distribution, "result": result, "root": root}
+    here.matmul(*given, out=out if result == "replicated" or comm.rank == root else None, **lie)
+    got = here.matmul(*given, **lie)
+    if result == "replicated" or comm.rank == root:
+        assert (out == 2049).all()  # which float16 and bfloat16 round to 2048
+        assert (got == 2048).all() and got.dtype == narrow
+
+
+def test_an_out_of_some_ranks_changes_the_numbers_of_none(comm):
+    if comm.size == 1:
+        pytest.skip("takes two ranks")
+    a, b = (x.astype("f2") for x in sums_of_2049((5, 2, 3), (5, 3, 3)))
+    for outs in ("f4", "f2"), ("f4", None):
+        dtype = outs[comm.rank > 0]
+        out = None if dtype is None else np.zeros((5, 2, 3), dtype)
+        got = hybrid_gemm.matmul(a, b, out=out, comm=comm, device="cpu")
+        assert (got == 2048).all() and got.dtype == (dtype or "f2")
