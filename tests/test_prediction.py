@@ -135,7 +135,7 @@ def test_nothing_is_expected_of_the_emulator():
 
 
 def test_a_dry_run_says_whether_the_hosts_memory_is_enough(tmp_path):
-    small = inputs.host_memory(inputs.Inputs.of(inputs.InputRequest(size=64)))
+    small = inputs.host_memory(inputs.Inputs.of(inputs.InputRequest(size=64)), "auto")
     assert small.bytes == 3 * 64**2 * 4 and small.fits is True
     file, size = tmp_path / "plan.json", 10**6
     done = run("run", "--size", size, "--device", "cpu", "--dry-run", "--json", file, check=0)

@@ -19,7 +19,7 @@ from ..ranks import ending
 from ..reporting import report, thread_report
 from ..reporting.file_report import Files
 from ..runner import Runner
-from ..verify import Verdict, growth_of, verify
+from ..verify import Verdict, growth_of, host_bytes, verify
 from .inputs import Inputs, check_host_memory, expansion
 from .job import Output, Wanted
 
@@ -61,12 +61,11 @@ class Alone:
             )
         return f"device: {runner.kind} ({runner.note})" if runner.note else ""
 
-    def load(self, inputs: Inputs) -> None:
-        beta = self.problem.beta
-        if inputs.generated:
-            size = np.dtype(self.problem.out_dtype).itemsize
-            p = self.problem
-            check_host_memory([*inputs.shapes.values(), *expansion(p, p.k, p.n)], size)
+    def load(self, inputs: Inputs, verify: str) -> None:
+        p, beta = self.problem, self.problem.beta
+        shapes = [*inputs.shapes.values(), *expansion(p, p.k, p.n)] if inputs.generated else []
+        more = host_bytes(p, verify, p.m, p.n)
+        check_host_memory(shapes, np.dtype(p.out_dtype).itemsize, more)
         self.a, self.b = inputs.whole("A"), inputs.whole("B")
         self.c = inputs.whole("C") if beta or not inputs.generated else None
 

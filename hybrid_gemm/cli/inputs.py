@@ -13,6 +13,7 @@ from ..errors import OutOfMemoryError, UsageError, counted, in_words
 from ..host.resources import cores, memory_available
 from ..planning.partition import Span
 from ..problem import Problem, Scalar, compute_dtype, make_problem
+from ..verify import host_bytes
 
 DEFAULT_SIZE = 2048
 LARGEST = 2**63  # bytes of a matrix, as NumPy counts them
@@ -195,22 +196,25 @@ def _problem(request: InputRequest, arrays: dict[str, Any]) -> Problem:
 
 
 class HostMemory(NamedTuple):
-    """Bytes of A, B and C, and those of the host's memory. `fits` is None for files, which are read
-    in parts."""
+    """Bytes of A, B and C, those that their verification takes besides at most, and those of the
+    host's memory. `fits` is None for files, which are read in parts."""
 
     bytes: int
+    verification_bytes: int
     available_bytes: int
     fits: bool | None
 
 
-def host_memory(inputs: Inputs) -> HostMemory:
-    """What A, B and C take of this host's memory; complex ones with B as it is multiplied."""
+def host_memory(inputs: Inputs, verify: str) -> HostMemory:
+    """What A, B and C, and `verify`, take of this host's memory; complex ones with B as it is
+    multiplied."""
     p = inputs.problem
     size = np.dtype(p.out_dtype).itemsize
     shapes = [*inputs.shapes.values(), *expansion(p, p.k, p.n)]
     shapes += [] if "C" in inputs.shapes else [(p.m, p.n)]
     need, have = sum(rows * cols for rows, cols in shapes) * size, memory_available()
-    return HostMemory(need, have, need <= have if inputs.generated else None)
+    more = host_bytes(p, verify, p.m, p.n)
+    return HostMemory(need, more, have, need + more <= have if inputs.generated else None)
 
 
 def expansion(problem: Problem, k: int, n: int) -> list[tuple[int, int]]:
@@ -218,12 +222,20 @@ def expansion(problem: Problem, k: int, n: int) -> list[tuple[int, int]]:
     return [(2 * k, n)] if problem.is_complex else []
 
 
-def check_host_memory(shapes: Any, itemsize: int) -> None:
-    """Raises `OutOfMemoryError` where matrices of these shapes do not fit in host memory."""
+def check_host_memory(shapes: Any, itemsize: int, verification: int) -> None:
+    """Raises `OutOfMemoryError` where matrices of these shapes, and so many bytes for their
+    verification, do not fit in host memory."""
     need = sum(rows * cols for rows, cols in shapes) * itemsize
     have = memory_available()
     if need > have:
         raise OutOfMemoryError(
             f"A, B and C need {in_words(need)} of host memory and {in_words(have)} is available; "
             "smaller sizes fit, or .npy files, which are read in parts"
+        )
+    if need + verification > have:
+        matrices = f"A, B and C need {in_words(need)} of host memory and " if need else ""
+        raise OutOfMemoryError(
+            f"{matrices}verification needs up to {in_words(verification)}"
+            f"{' more' if need else ' of host memory'}, and {in_words(have)} is available; "
+            f"--verify off leaves it out{', and smaller sizes fit' if need else ''}"
         )

@@ -90,8 +90,8 @@ class Site(Protocol):
     def open(self, problem: Problem, *, resident: bool) -> str:
         """Finds devices and makes `plan` and `variant`; a note for the user, or ""."""
 
-    def load(self, inputs: Inputs) -> None:
-        """Reads or makes what this process multiplies."""
+    def load(self, inputs: Inputs, verify: str) -> None:
+        """Reads or makes what this process multiplies, where it and its verification fit."""
 
     def output(self, inputs: Inputs, path: str | None) -> AbstractContextManager[Output]:
         """A file for C, or none; what was not committed leaves nothing behind."""
@@ -144,19 +144,20 @@ class Job:
             "kernel": variant.name,
             "params": dict(variant.params),
             "plan": self.site.about_plan(),
-            "host_memory": host_memory(self.inputs)._asdict(),
+            "host_memory": host_memory(self.inputs, self.wanted.verify)._asdict(),
             **self.site.about_device(),
         }
 
     def _print_plan(self) -> None:
         self.site.print_plan()
-        found = host_memory(self.inputs)
+        found = host_memory(self.inputs, self.wanted.verify)
         if getattr(self.site.plan, "ranks", 1) > 1:  # whose hosts may be others
             console.line(f"A, B and C are {in_words(found.bytes)}, in parts over the ranks")
             return
         fits = {True: "; they fit", False: "; they do not fit", None: ""}[found.fits]
         console.line(
-            f"host: A, B and C are {in_words(found.bytes)}, and "
+            f"host: A, B and C are {in_words(found.bytes)}, their verification up to "
+            f"{in_words(found.verification_bytes)}, and "
             f"{in_words(found.available_bytes)} of memory is available{fits}"
         )
 
@@ -167,7 +168,7 @@ class Job:
         if inputs.generated:
             request = inputs.request
             self.note(f"generating A and B ({request.fill}, seed {request.seed})")
-        site.load(inputs)
+        site.load(inputs, wanted.verify)
         with site.output(inputs, wanted.output) as output:
             results: list[Any] = []
             for _ in range(wanted.repeat):

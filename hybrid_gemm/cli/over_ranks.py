@@ -22,7 +22,7 @@ from ..ranks.runner import RankRunner
 from ..reporting import rank_report, report
 from ..reporting.file_report import Files
 from ..runner import Runner
-from ..verify import Verdict, growth_of
+from ..verify import Verdict, growth_of, host_bytes
 from .inputs import Inputs, check_host_memory, expansion
 from .job import Output, Wanted
 
@@ -46,15 +46,27 @@ class OverRanks:
         self.local = local = runner.local
         return f"device: {local.kind} ({local.note})" if local.note else ""
 
-    def load(self, inputs: Inputs) -> None:
+    def load(self, inputs: Inputs, verify: str) -> None:
         agree(self.comm, inputs.facts())
-        self.blocks = together(self.comm, lambda: self._blocks(inputs, self.plan))
+        self.blocks = together(self.comm, lambda: self._blocks(inputs, self.plan, verify))
+
+    def _check_verification(self, verify: str) -> None:
+        """Raises `OutOfMemoryError` where verification alone does not fit on this host."""
+        check_host_memory([], 1, self._verification(self.plan, verify))
+
+    def _verification(self, plan: RankPlan, verify: str) -> int:
+        """What verification takes of this host's memory, if its ranks have blocks like this."""
+        box = plan.box(self.comm.rank)
+        if box is None:
+            return 0
+        one = host_bytes(self.problem, verify, len(box.rows), len(box.cols))
+        return self.runner.where.local_size * one
 
     def _blocks(
-        self, inputs: Inputs, plan: RankPlan, row: int = 0, col: int = 0
+        self, inputs: Inputs, plan: RankPlan, verify: str, row: int = 0, col: int = 0
     ) -> tuple[Any, Any, Any]:
         """This rank's blocks of op(A) and op(B) and its strip of C, by the plan of a part of C
-        whose first element is that of (`row`, `col`)."""
+        whose first element is that of (`row`, `col`), where they and `verify` fit."""
         box, strip = plan.box(self.comm.rank), parts_of(plan)[self.comm.rank]
         if box is None:
             empty = np.empty((0, 0), self.problem.dtype)
@@ -62,11 +74,13 @@ class OverRanks:
         wanted = {"A": (box.rows + row, box.ks), "B": (box.ks, box.cols + col)}
         if self.problem.beta:
             wanted["C"] = strip.rows + row, strip.cols + col
+        shapes: list[tuple[int, int]] = []
         if inputs.generated:
             shapes = [(len(rows), len(cols)) for rows, cols in wanted.values()]
             shapes += [strip.shape, *expansion(self.problem, len(box.ks), len(box.cols))]
             shapes *= self.runner.where.local_size
-            check_host_memory(shapes, np.dtype(self.problem.out_dtype).itemsize)
+        size = np.dtype(self.problem.out_dtype).itemsize
+        check_host_memory(shapes, size, self._verification(plan, verify))
         found = {x: inputs.block(x, *spans) for x, spans in wanted.items()}
         return found["A"], found["B"], found.get("C")
 

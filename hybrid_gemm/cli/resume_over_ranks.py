@@ -35,8 +35,9 @@ class ResumableOverRanks(Resuming, OverRanks):
         self.side, self.note = side or PANEL_SIDE, note
         self.plans: dict[tuple[int, int], RankPlan] = {}  # by a panel's shape, which are few
 
-    def load(self, inputs: Inputs) -> None:
+    def load(self, inputs: Inputs, verify: str) -> None:
         agree(self.comm, inputs.facts())  # the blocks are loaded panel by panel
+        together(self.comm, lambda: self._check_verification(verify))
 
     @contextlib.contextmanager
     def output(self, inputs: Inputs, path: str | None) -> Iterator[Output]:
@@ -78,7 +79,7 @@ class ResumableOverRanks(Resuming, OverRanks):
     def finish(self, inputs: Inputs, panel: int, advance: Callable[[int], None]) -> RankResult:
         comm, (rows, cols) = self.comm, self.unfinished.panels[panel]
         plan = self._plan_of((rows, cols))
-        a, b, c = together(comm, lambda: self._blocks(inputs, plan, rows.start, cols.start))
+        a, b, c = together(comm, lambda: self._blocks(inputs, plan, "off", rows.start, cols.start))
         part: Part = parts_of(plan)[comm.rank]
         strip = np.empty(part.shape, self.problem.out_dtype)
         result = self.runner.run(plan, a, b, c, strip, progress=advance)
@@ -99,7 +100,7 @@ class ResumableOverRanks(Resuming, OverRanks):
 
     def verify(self, inputs: Inputs, result: Any, mode: str) -> Verdict | None:
         if mode != "off":
-            self.blocks = together(self.comm, lambda: self._blocks(inputs, self.plan))
+            self.blocks = together(self.comm, lambda: self._blocks(inputs, self.plan, mode))
         else:
             self.blocks = None, None, None
         verdict = super().verify(inputs, result, mode)

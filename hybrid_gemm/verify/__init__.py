@@ -15,11 +15,12 @@ from ..problem import Problem
 from .complex_parts import real_part
 from .floats import Floats
 from .integers import Integers
-from .sampling import ALONE, Group, Part, draw
+from .sampling import ALONE, BLOCKS, NARROWEST, Group, Part, draw
 
 FULL_FLOPS = 2 * 2048**3  # `auto` computes the whole reference up to here: about a second
 SAMPLED = 16  # rows, and columns, that larger products are checked in element by element
 MODES = ("auto", "full", "off")
+PIECES = 24 << 20  # bytes that pieces of matrices in float64 take together
 GROWTH = 8.0  # of rounding errors by a level of Strassen's algorithm
 THREE_GROWTH = 4.0  # where sums of parts are rounded, then multiplied, and C's parts subtracted
 
@@ -91,6 +92,18 @@ def whole(problem: Problem, mode: str) -> bool:
     """Whether every element is held against its reference."""
     reads_product = problem.alpha != 0 and problem.k > 0
     return mode == "full" or problem.flops <= FULL_FLOPS or not reads_product
+
+
+def host_bytes(problem: Problem, mode: str, m: int, n: int) -> int:
+    """At most so much host memory the check of an m x n block of C takes beside A, B and C."""
+    if mode == "off" or not (m and n):
+        return 0
+    m *= 2 if problem.is_complex else 1
+    if problem.is_integer or whole(problem, mode):
+        return PIECES + 256 * (m + n)
+    # Of each row weights, and sums in every block of columns; of each column likewise.
+    down, across = (min(BLOCKS, -(-size // NARROWEST)) for size in (m, n))
+    return PIECES + m * (384 + 64 * across) + n * (384 + 64 * down)
 
 
 def judge(

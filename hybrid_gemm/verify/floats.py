@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 from typing import Any
 
 import numpy as np
 
 from . import rounding
-from .sampling import CLASSES, NARROWEST, Found, Group, Part, Samples, doubles, spans
+from .sampling import CLASSES, NARROWEST, Found, Group, Part, Samples, doubles, spans, square_tiles
+from .sampling import weights as drawn
 from .scaled import EXACT_FLOPS, Scaled, compact, indices, moved, on_host, positive, within
 
 LOOKS = 16  # sums, of the worst first, whose elements are looked at one by one
 OFFENDERS = 64  # elements that are held against what their own products allow
-HEIGHT = 2048  # rows of a rectangle at a time
 
 
 class Floats(Scaled):
@@ -26,12 +27,13 @@ class Floats(Scaled):
         p = part.problem
         with np.errstate(all="ignore"):
             self._scale()
+            if not full:
+                random = samples.random
+                self.left, self.right = (self._there(drawn(random, x)) for x in (part.m, part.n))
             self._infinite()
             self.deviations = rounding.deviations(p.m * p.n if full else 64 * (p.m + p.n))
             if full:
-                step = max(1, part.chunk // max(1, part.n))
-                for rows in spans(part.m, step):
-                    self._elements(indices(rows), np.arange(part.n))
+                self._elements(np.arange(part.m), np.arange(part.n))
                 how = "every element against float64"
             else:
                 self._blocks()
@@ -47,36 +49,42 @@ class Floats(Scaled):
         """Every element of C in two sums: with its row's in a block of columns, and with its
         column's in a block of rows."""
         xp, part, s = self.xp, self.part, self.samples
-        m, n, k = part.m, part.n, part.k
-        ua, ua2 = (xp.zeros((CLASSES, len(s.row_blocks), k)) for _ in range(2))
-        bv, bv2 = (xp.zeros((CLASSES, k, len(s.col_blocks))) for _ in range(2))
-        right, right2 = (xp.zeros((m, len(s.col_blocks))) for _ in range(2))
-        left, left2 = (xp.zeros((len(s.row_blocks), n)) for _ in range(2))
+        right, right2 = (xp.zeros((part.m, len(s.col_blocks))) for _ in range(2))
+        left, left2 = (xp.zeros((len(s.row_blocks), part.n)) for _ in range(2))
+        for ks in spans(part.k, part.side):  # each element of k has up to 2048 sums
+            self._add_sums(ks, (right, right2), (left, left2))
+        right, right2 = self.group.sum(right), self.group.sum(right2)
+        left, left2 = self.group.sum(left), self.group.sum(left2)
+        self._hold(right, right2, left, left2)
+
+    def _add_sums(self, ks: slice, right: tuple, left: tuple) -> None:
+        """Adds the shares of some of k to the weighted sums of the product and of squares."""
+        xp, part, s = self.xp, self.part, self.samples
+        count = ks.stop - ks.start
+        ua, ua2 = (xp.zeros((CLASSES, len(s.row_blocks), count)) for _ in range(2))
+        bv, bv2 = (xp.zeros((CLASSES, count, len(s.col_blocks))) for _ in range(2))
         for r, block in enumerate(s.row_blocks):
-            for rows in within(block, part.chunk // max(1, k)):
-                x, weights = self._a(rows), self.left[:, rows]
+            for rows in within(block, part.chunk // count):
+                x, weights = self._a(rows, ks), self.left[:, rows]
                 ua[:, r] += weights @ x
                 x *= x
                 ua2[:, r] += (weights * weights) @ x
-        for ks in spans(k, part.chunk // n):
-            y = self._b(ks)
-            for sums, power, across, total in ((bv, 1, ua, left), (bv2, 2, ua2, left2)):
-                if power == 2:
-                    y *= y
-                for c, block in enumerate(s.col_blocks):
-                    sums[:, ks, c] = self.right[:, block] ** power @ y[:, block].T
-                for q in range(CLASSES):
-                    total[:, q::CLASSES] += across[q][:, ks] @ y[:, q::CLASSES]
-        for rows in spans(m, part.chunk // max(1, k)):
-            x = self._a(rows)
-            for q in range(CLASSES):
-                own = slice((q - rows.start) % CLASSES, None, CLASSES)
+        for c, block in enumerate(s.col_blocks):
+            for cols in within(block, part.chunk // count):
+                y, classes = self._b(ks, cols), _classes(cols)
+                for power, sums, across, total in ((1, bv, ua, left[0]), (2, bv2, ua2, left[1])):
+                    if power == 2:
+                        y *= y
+                    sums[:, :, c] += self.right[:, cols] ** power @ y.T
+                    for q, own in enumerate(classes):
+                        total[:, cols][:, own] += across[q] @ y[:, own]
+        for rows in spans(part.m, part.chunk // count):
+            x = self._a(rows, ks)
+            for q, own in enumerate(_classes(rows)):
                 mine = x[own]
-                right[rows][own] = mine @ bv[q]
+                right[0][rows][own] += mine @ bv[q]
                 mine *= mine
-                right2[rows][own] = mine @ bv2[q]
-        total = self.group.sum
-        self._hold(total(right), total(right2), total(left), total(left2))
+                right[1][rows][own] += mine @ bv2[q]
 
     def _hold(self, right, right2, left, left2) -> None:
         """Holds the weighted sums of C against those of the product."""
@@ -87,29 +95,33 @@ class Floats(Scaled):
         of_products, *of_c = self.rounding.variances(part.problem.k, max(widths))
         of_right, of_left = self._sums_of_c(mine, blocks, right, left, of_c)
         alpha = part.problem.alpha
-        tiny_right = xp.stack([
-            self.row_scale * (2 * self.rounding.tiny * self.col_scale[b].sum())
-            for b in s.col_blocks
-        ], axis=1)  # fmt: skip
-        tiny_left = xp.stack([
-            self.col_scale * (2 * self.rounding.tiny * self.row_scale[b].sum())
-            for b in s.row_blocks
-        ])  # fmt: skip
+        tiny = 2 * self.rounding.tiny
+        across = xp.stack([tiny * self.col_scale[b].sum() for b in s.col_blocks])
+        down = xp.stack([tiny * self.row_scale[b].sum() for b in s.row_blocks])
         count = self.deviations * rounding.of_block(max(NARROWEST, min(widths)))
 
-        def ratios(sums, product, squares, tiny):
+        def ratios(sums, product, squares, *scales):
+            """In place: these are the largest arrays that a check keeps."""
             got, noise, mixed = sums
-            variance = noise + alpha * alpha * of_products * squares
-            ratio = abs(got - alpha * product) / (count * xp.sqrt(variance / 3) + tiny)
-            ratio = positive(xp, ratio)
+            product *= alpha
+            got -= product
+            squares *= alpha * alpha * of_products
+            squares += noise
+            squares /= 3
+            bound = xp.sqrt(squares, out=squares)
+            bound *= count
+            bound += scales[0] * scales[1]
+            ratio = xp.abs(got, out=got)
+            ratio /= bound
+            ratio[xp.isnan(ratio)] = xp.inf
             ratio[self._there(mixed)] = 0
             return ratio
 
-        ratio = ratios(of_right, right, right2, tiny_right)
+        ratio = ratios(of_right, right, right2, self.row_scale[:, None], across)
         there = [i for i, _block in blocks]
         of_rows = range(part.top, part.rows.stop)
         alarms = self._worst_sums(ratio[part.rows][:, there], of_rows, there)
-        ratio = ratios(of_left, left, left2, tiny_left)
+        ratio = ratios(of_left, left, left2, down[:, None], self.col_scale)
         there = [i for i, _block in mine]
         of_cols = range(part.left, part.cols.stop)
         more = self._worst_sums(ratio[there][:, part.cols], there, of_cols)
@@ -220,12 +232,13 @@ class Floats(Scaled):
     # --- elements -------------------------------------------------------------------------
 
     def _elements(self, rows: np.ndarray, cols: np.ndarray, weights=None) -> None:
-        """Holds each element of these rows and columns of the block."""
-        if not (len(rows) and len(cols)):
+        """Holds each element of these rows and columns of the block; those of one row or column
+        against `weights` together."""
+        if weights is not None:
+            self._rectangle(rows, cols, weights)
             return
-        for at in spans(len(rows), max(HEIGHT, self.part.chunk // len(cols))):
-            of_rows = weights is not None and len(rows) > 1
-            self._rectangle(rows[at], cols, weights[at] if of_rows else weights)
+        for down, across in square_tiles(len(rows), len(cols), self.part.side):
+            self._rectangle(rows[down], cols[across], None)
 
     def _rectangle(self, rows, cols, weights) -> None:
         xp, part = self.xp, self.part
@@ -324,50 +337,6 @@ class Floats(Scaled):
                 size += abs(x) @ abs(y)
         return self.group.sum(size)
 
-    def _fair(self, got, before, reference, bound, product, size, rows, cols):
-        """Whether each Inf or NaN is one that some order of summation makes.
-
-        A partial sum lies between minus the sum of the negative terms (products, beta C) and the
-        sum of the positive ones: Inf of a sign is fair where that or the result may pass the
-        largest number, NaN where both may. C before that is not finite decides alone.
-        """
-        xp, p, r = self.xp, self.part.problem, self.rounding
-        scale = self.row_scale[rows][:, None] * self.col_scale[cols]
-        limit, out_limit = 0.999 * r.limit * scale, r.out_limit * scale
-        early = max(1.0, 1 / abs(p.alpha)) if p.alpha else 1.0  # the sum, before alpha
-        high, low = (
-            early * (abs(p.alpha) * size + sign * p.alpha * product) / 2 for sign in (1, -1)
-        )
-        if before is None:
-            finite = xp.ones(got.shape, bool)
-        else:
-            finite = xp.isfinite(before)
-            over, under = high > limit, low > limit  # without beta C
-            added = self._size(before, rows, cols)  # it is one of the terms
-            high = high + xp.where(finite, added + before, 0) / 2
-            low = low + xp.where(finite, added - before, 0) / 2
-        plus, minus = (high > limit) & finite, (low > limit) & finite
-        both = plus & minus
-        plus = plus | (reference + bound > out_limit) & finite
-        minus = minus | (reference - bound < -out_limit) & finite
-        if before is not None:
-            up, down, none = before == xp.inf, before == -xp.inf, xp.isnan(before)
-            both |= none | up & under | down & over
-            plus, minus = plus | up, minus | down
-        return xp.isnan(got) & both | (got == xp.inf) & plus | (got == -xp.inf) & minus
-
-    def _fair_of_inf(self, got, before, product, bound):
-        """Whether each element is one that an alpha of Inf makes of a sum so near `product`: Inf of
-        its sign, or NaN where it may be 0; and what C before makes of that."""
-        xp = self.xp
-        product = product * math.copysign(1, self.part.problem.alpha)
-        nan, plus, minus = abs(product) <= bound, product > -bound, product < bound
-        if before is not None:
-            up, down, none = before == xp.inf, before == -xp.inf, xp.isnan(before)
-            nan = nan | none | plus & down | minus & up
-            plus, minus = plus & ~(down | none), minus & ~(up | none)
-        return xp.isnan(got) & nan | (got == xp.inf) & plus | (got == -xp.inf) & minus
-
     def _together(self, ratio, error, bound, weights) -> None:
         """Of a sum that is beyond its bound: whether its elements' own bounds allow it. Equal
         errors are those of equal products, no random ones: each is judged alone."""
@@ -399,11 +368,12 @@ class Floats(Scaled):
             scaled = (0.0 if x is None else float(x[i, j]) for x in (got, before, bound))
             values = [x / down / across for x in scaled]  # down * across may be beyond float64
             self.offenders.append((float(by_row[i]), int(rows[i]), int(cols[j]), *values))
+        self.offenders = heapq.nlargest(OFFENDERS, {*self.offenders})
 
     def _judged(self) -> tuple[float, str]:
         """The worst error of all, after a second look at what is beyond its bound."""
         part, p = self.part, self.part.problem
-        offenders = sorted({*self.group.gather(self.offenders)}, reverse=True)[:OFFENDERS]
+        offenders = heapq.nlargest(OFFENDERS, {*self.group.gather(self.offenders)})
         worst, where = self.worst, ""
         for ratio, i, j, got, before, bound in offenders:
             a, b = (
@@ -448,3 +418,8 @@ class Floats(Scaled):
             f"{math.ceil(block)}; in the rows and columns, {share:.2%} of C, an element wrong by "
             f"{element} times its own; {fails}"
         )
+
+
+def _classes(span: slice) -> list[slice]:
+    """The rows or columns of `span`, counted from its start, by their class."""
+    return [slice((q - span.start) % CLASSES, None, CLASSES) for q in range(CLASSES)]

@@ -11,11 +11,12 @@ import math
 
 import numpy as np
 
-from .sampling import NARROWEST, Found, Group, Part, Samples, spans
+from .sampling import Found, Group, Part, Samples, spans, square_tiles
 
 LIMB = 16
 SMALL = 18  # bits that are multiplied in one limb
 DEPTH = 2 ** (53 - 2 * SMALL)  # products of two limbs that float64 adds exactly
+PIECE = {True: 2**18, False: 2**23}  # elements of a limb at a time: on the host, on a GPU
 CERTAIN = 32  # bits of random weights that each element is held by, from both sides
 
 
@@ -29,8 +30,7 @@ class Integers:
         part, group = self.part, self.group
         if full:
             how = "every element, exactly"
-            step = part.chunk // max(1, part.n)
-            same = [self._equal(rows) for rows in spans(part.m, step)]
+            same = [self._equal(*tile) for tile in square_tiles(part.m, part.n, part.side)]
         else:
             vectors = -(-CERTAIN // 2 // min(LIMB, self.bits))
             plural = "s" if vectors > 1 else ""
@@ -44,29 +44,32 @@ class Integers:
         )  # fmt: skip
         return Found(math.inf if some_wrong else 0.0, how, power, self.where)
 
-    def _expected(self, product, rows):
+    def _expected(self, product, rows, cols):
         """alpha product + beta C, of some of the strip, modulo 2^64."""
         p = self.part.problem
         expected = self.xp.asarray(p.alpha, "i8") * product
         if p.beta:
-            expected = expected + self.xp.asarray(p.beta, "i8") * _wide(self.part.c_in[rows])
+            expected = expected + self.xp.asarray(p.beta, "i8") * _wide(self.part.c_in[rows, cols])
         return expected
 
-    def _equal(self, rows: slice) -> bool:
-        """Every element of these rows of the block that are the strip's."""
+    def _equal(self, rows: slice, cols: slice) -> bool:
+        """Every element of these rows and columns of the block that is the strip's."""
         part = self.part
         if part.reads_product:
-            product = self.group.sum(multiply(self.xp, part.a[rows], part.b))
+            product = self.group.sum(multiply(self.xp, part.a[rows], part.b[:, cols]))
         else:
-            product = self.xp.zeros((rows.stop - rows.start, part.n), "i8")
+            product = self.xp.zeros((rows.stop - rows.start, cols.stop - cols.start), "i8")
         top, stop = max(rows.start, part.top), min(rows.stop, part.rows.stop)
-        if top >= stop or not part.width:
+        left, end = max(cols.start, part.left), min(cols.stop, part.cols.stop)
+        if top >= stop or left >= end:
             return True
-        product = product[top - rows.start : stop - rows.start, part.cols]
-        here = slice(top - part.top, stop - part.top)
-        expected = self._expected(product, here)
+        product = product[
+            top - rows.start : stop - rows.start, left - cols.start : end - cols.start
+        ]
+        here = slice(top - part.top, stop - part.top), slice(left - part.left, end - part.left)
+        expected = self._expected(product, *here)
         got = part.result[here]
-        return self._none(expected.astype(got.dtype) != got, top, part.left)
+        return self._none(expected.astype(got.dtype) != got, top, left)
 
     def _sums(self, count: int) -> bool:
         """Every row and every column of the strip in random sums; odd weights leave no single
@@ -135,11 +138,10 @@ def multiply(xp, x, y):
     if not total.size or not k:
         return total
     bits = [max(1, max(abs(int(z.max())), abs(int(z.min())))).bit_length() for z in (x, y)]
-    deep = min(DEPTH, k)
-    rows = max(NARROWEST, 2**23 // deep)
-    for ks in spans(k, min(deep, max(1, 2**23 // max(n, 1)))):
+    size = PIECE[xp is np]
+    for ks in spans(k, min(DEPTH, size // max(n, math.isqrt(size)))):
         right = _limbs(xp, y[ks], bits[1])
-        for at in spans(m, rows):
+        for at in spans(m, size // (ks.stop - ks.start)):
             for i, left in enumerate(_limbs(xp, x[at, ks], bits[0])):
                 for j, limb in enumerate(right):
                     if LIMB * (i + j) < 64:

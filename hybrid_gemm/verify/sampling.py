@@ -7,6 +7,8 @@ adds what they find. Alone, the strip is all of C, and the group is one.
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,7 @@ from ..problem import NARROW, Problem
 BLOCKS = 32  # random vectors a side, each over one block of rows or columns
 NARROWEST = 16  # rows or columns of a block
 CLASSES = 16  # rows next to each other are weighted differently, and so are columns
-CHUNK = {True: 2**22, False: 2**25}  # elements in float64 at a time: on the host, on a GPU
+CHUNK = {True: 2**18, False: 2**25}  # elements in float64 at a time: on the host, on a GPU
 
 
 @dataclasses.dataclass
@@ -52,6 +54,7 @@ class Part:
         self.rows = slice(self.top, self.top + self.height)
         self.cols = slice(self.left, self.left + self.width)
         self.chunk = CHUNK[self.xp is np]
+        self.side = math.isqrt(self.chunk)
         p = self.problem
         self.reads_product = p.alpha != 0 and p.k > 0
 
@@ -92,17 +95,12 @@ ALONE = Group()
 
 @dataclasses.dataclass
 class Samples:
-    """Rows and columns checked in full; blocks; and weights, random numbers with random signs, so
-    that equal errors do not cancel in a sum. Row i is summed with the weights `right[i % CLASSES]`
-    of the columns, column j with `left[j % CLASSES]` of the rows: in a tile whose errors are all
-    alike each row and each column is a test of its own."""
+    """Rows and columns checked in full, blocks, and where random weights come from."""
 
     rows: np.ndarray
     cols: np.ndarray
     row_blocks: list[slice]
     col_blocks: list[slice]
-    left: np.ndarray
-    right: np.ndarray
     random: np.random.Generator
 
 
@@ -112,11 +110,16 @@ def draw(part: Part, random: np.random.Generator, count: int) -> Samples:
     rows, cols = (
         np.sort(random.choice(size, min(count, size), replace=False)) for size in (part.m, part.n)
     )
-    left, right = (
-        random.choice([-1.0, 1.0], (CLASSES, size)) * random.uniform(1, 2, (CLASSES, size))
-        for size in (part.m, part.n)
-    )  # fmt: skip
-    return Samples(rows, cols, row_blocks, col_blocks, left, right, random)
+    return Samples(rows, cols, row_blocks, col_blocks, random)
+
+
+def weights(random: np.random.Generator, size: int) -> np.ndarray:
+    """Random numbers with random signs, so that equal errors do not cancel in a sum. Row i is
+    summed with the weights i % CLASSES of the columns, column j with j % CLASSES of the rows: in a
+    tile whose errors are all alike each row and each column is a test of its own."""
+    found = random.choice([-1.0, 1.0], (CLASSES, size))
+    found *= random.uniform(1, 2, (CLASSES, size))
+    return found
 
 
 def _blocks(size: int, edges) -> list[slice]:
@@ -139,6 +142,11 @@ def spans(size: int, step: int):
     """Slices of at most `step`."""
     step = max(1, int(step))
     return [slice(i, min(i + step, size)) for i in range(0, size, step)]
+
+
+def square_tiles(rows: int, cols: int, side: int):
+    """Tiles of at most `side` rows and columns."""
+    return itertools.product(spans(rows, side), spans(cols, side))
 
 
 @dataclasses.dataclass(frozen=True)

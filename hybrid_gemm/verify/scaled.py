@@ -11,7 +11,7 @@ import math
 import numpy as np
 
 from . import rounding
-from .sampling import Group, Part, Samples, doubles, spans
+from .sampling import Group, Part, Samples, doubles, spans, square_tiles
 
 EXACT_FLOPS = 2**37  # spent on elements that no sum can hold, beside Inf and NaN
 
@@ -35,7 +35,6 @@ class Scaled:
         self.row_scale, self.col_scale = (
             self._there(np.ldexp(1.0, exponents)) for exponents in self._exponents()
         )
-        self.right, self.left = (self._there(x) for x in (self.samples.right, self.samples.left))
 
     def _exponents(self) -> list[np.ndarray]:
         """Of the scales of rows and of columns: with them beta C stays within float64 too."""
@@ -142,8 +141,8 @@ class Scaled:
             share = size / len(rows)
             rows = np.sort(self.samples.random.choice(rows, int(size), replace=False))
             self.uncovered = f", {share:.2%} of the rows where A or B is Inf"
-        for at in spans(len(rows), part.chunk // len(cols)):
-            self._signs_of(rows[at], cols)
+        for down, across in square_tiles(len(rows), len(cols), part.side):
+            self._signs_of(rows[down], cols[across])
 
     def _signs_of(self, rows, cols) -> None:
         xp, part, p = self.xp, self.part, self.part.problem
@@ -209,6 +208,50 @@ class Scaled:
         fair |= (c == xp.inf) & (high > 0.999 * r.out_limit)
         fair |= (c == -xp.inf) & (low > 0.999 * r.out_limit)
         self._all(fair | ~bad, rows, self.part.cols, "finite, or Inf of the other sign")
+
+    def _fair(self, got, before, reference, bound, product, size, rows, cols):
+        """Whether each Inf or NaN is one that some order of summation makes.
+
+        A partial sum lies between minus the sum of the negative terms (products, beta C) and the
+        sum of the positive ones: Inf of a sign is fair where that or the result may pass the
+        largest number, NaN where both may. C before that is not finite decides alone.
+        """
+        xp, p, r = self.xp, self.part.problem, self.rounding
+        scale = self.row_scale[rows][:, None] * self.col_scale[cols]
+        limit, out_limit = 0.999 * r.limit * scale, r.out_limit * scale
+        early = max(1.0, 1 / abs(p.alpha)) if p.alpha else 1.0  # the sum, before alpha
+        high, low = (
+            early * (abs(p.alpha) * size + sign * p.alpha * product) / 2 for sign in (1, -1)
+        )
+        if before is None:
+            finite = xp.ones(got.shape, bool)
+        else:
+            finite = xp.isfinite(before)
+            over, under = high > limit, low > limit  # without beta C
+            added = self._size(before, rows, cols)  # it is one of the terms
+            high = high + xp.where(finite, added + before, 0) / 2
+            low = low + xp.where(finite, added - before, 0) / 2
+        plus, minus = (high > limit) & finite, (low > limit) & finite
+        both = plus & minus
+        plus = plus | (reference + bound > out_limit) & finite
+        minus = minus | (reference - bound < -out_limit) & finite
+        if before is not None:
+            up, down, none = before == xp.inf, before == -xp.inf, xp.isnan(before)
+            both |= none | up & under | down & over
+            plus, minus = plus | up, minus | down
+        return xp.isnan(got) & both | (got == xp.inf) & plus | (got == -xp.inf) & minus
+
+    def _fair_of_inf(self, got, before, product, bound):
+        """Whether each element is one that an alpha of Inf makes of a sum so near `product`: Inf of
+        its sign, or NaN where it may be 0; and what C before makes of that."""
+        xp = self.xp
+        product = product * math.copysign(1, self.part.problem.alpha)
+        nan, plus, minus = abs(product) <= bound, product > -bound, product < bound
+        if before is not None:
+            up, down, none = before == xp.inf, before == -xp.inf, xp.isnan(before)
+            nan = nan | none | plus & down | minus & up
+            plus, minus = plus & ~(down | none), minus & ~(up | none)
+        return xp.isnan(got) & nan | (got == xp.inf) & plus | (got == -xp.inf) & minus
 
     def _all(self, right, rows, cols, what: str) -> None:
         if bool(right.all()):
