@@ -14,7 +14,7 @@ dtypes  = ["float32", "float64", "int32", "int64", "float16", "bfloat16"]
 source  = "K. Huang and J. Abraham, Algorithm-based fault tolerance for matrix operations, 1984"
 ---*/
 #include "check.cuh"
-#include "runs.cuh"
+#include "last_block.cuh"
 
 constexpr int THREADS = 128, WARPS = THREADS / 32;
 constexpr int HEIGHT = 64;              // rows of a block

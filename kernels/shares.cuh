@@ -18,7 +18,7 @@
 // the functions at the end of this file. Which block comes last differs from launch to launch. The
 // order in which partial sums are added does not: the same input gives the same bits.
 #pragma once
-#include "runs.cuh"
+#include "last_block.cuh"
 #include "vectors.cuh"
 
 // Adds up the sums that `shares` blocks left of a tile of TILE elements, by teams of the block's

@@ -120,7 +120,7 @@ def test_what_a_thread_counts_up_to_is_an_int(name):
     [
         ("tall", (4_000_000, 3, 3)), ("tall", (3, 1_500_000, 4)), ("tall", (700_001, 9, 5)),
         ("dots", (3, 3, 4_000_000)), ("dots", (6, 5, 1_200_000)), ("dots", (2, 9, 800_000)),
-        ("outer", (9001, 7003, 2)), ("outer", (4001, 12_003, 4)),
+        ("outer", (9001, 7003, 2)), ("outer", (4001, 12_003, 3)),
     ],
 )  # fmt: skip
 def test_they_are_taken(mode, kernel, sides):
