@@ -377,8 +377,7 @@ def _alike(machine: Machine, mode: str) -> list[dict[str, Any]]:
 
 
 def read(path: Path, machine: Machine) -> Model:
-    """The model in a file. Raises `UsageError` for another file, and for a model of a version with
-    another likeness."""
+    """The model in a file. Raises `UsageError` for another file, or a model of another likeness."""
     try:
         data = _arrays(path)
         made, likeness = from_data(data, machine), data["about"].get("likeness")
@@ -390,10 +389,8 @@ def read(path: Path, machine: Machine) -> Model:
             f"{path} is no model of `hybrid-gemm tune`: remove it, or run tune again"
         ) from None
     if likeness != CONSTANTS:
-        raise UsageError(
-            f"{path} is of another version of hybrid-gemm, and predicts wrong times in this one: "
-            "remove it, or run `hybrid-gemm tune` again"
-        )
+        what = "is of another version of hybrid-gemm, and predicts wrong times in this one"
+        raise UsageError(f"{path} {what}: remove it, or run `hybrid-gemm tune` again")
     return made
 
 
