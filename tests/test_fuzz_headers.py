@@ -115,5 +115,16 @@ def test_the_script_says_what_it_tried(tmp_path):
     result = tmp_path / "fuzz.json"
     done = python(SCRIPTS / "fuzz-headers", "kernel", "--engine", "words", "--count", 50, "--json",
                   result, timeout=100)  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
     assert '"inputs": 50' in result.read_text() and '"faults": []' in result.read_text()
+
+
+def test_the_memory_of_who_starts_the_script_is_not_its_own():
+    """What a process held before it became another program counts in the other's ru_maxrss."""
+    large = (
+        "import subprocess, sys; kept = b'1' * (1200 << 20); "
+        "sys.exit(subprocess.run([sys.executable, *sys.argv[1:]]).returncode)"
+    )
+    done = python("-c", large, SCRIPTS / "fuzz-headers", "kernel", "--engine", "words",
+                  "--count", 5, timeout=100)  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
