@@ -45,7 +45,7 @@ class Scaled:
         if part.problem.beta and part.problem.dtype == "float64":
             for at in spans(part.height, part.chunk // max(1, part.width)):
                 size = abs(doubles(part.c_in[at]) * part.problem.beta)
-                size = float(self.xp.where(self.xp.isfinite(size), size, 0).max(initial=0))
+                size = float(self.xp.where(self.xp.isfinite(size), size, 0).max())
                 most = max(most, math.frexp(size)[1])
             most = int(self.group.largest(np.array([float(most)]))[0])
             beyond = max(0, int(rows.max() + cols.max()) + most - 1000)

@@ -1,0 +1,202 @@
+"""CuPy's arrays played by NumPy's, where there is no GPU: the values are NumPy's, and what CuPy has
+not, or does not take, raises as it does there. Signatures are asked of CuPy itself, which imports
+without a GPU."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+import types
+from typing import Any
+
+import cupy
+import numpy as np
+
+_MAKE = ("asarray", "array", "empty", "zeros", "ones", "full", "arange", "zeros_like", "empty_like",
+         "full_like", "ones_like")  # fmt: skip
+_OF_UFUNCS = {"out", "dtype", "casting"}
+
+
+class Array(np.lib.mixins.NDArrayOperatorsMixin):
+    """`held` are the values. Reductions give arrays without dimensions, as CuPy's do."""
+
+    __module__ = "cupy"
+
+    def __init__(self, held: Any) -> None:
+        self.held = np.asarray(held)
+
+    shape = property(lambda self: self.held.shape)
+    strides = property(lambda self: self.held.strides)
+    dtype = property(lambda self: self.held.dtype)
+    ndim = property(lambda self: self.held.ndim)
+    size = property(lambda self: self.held.size)
+    nbytes = property(lambda self: self.held.nbytes)
+    itemsize = property(lambda self: self.held.itemsize)
+    flags = property(lambda self: self.held.flags)
+    T = property(lambda self: Array(self.held.T))
+    real = property(lambda self: Array(self.held.real))
+    imag = property(lambda self: Array(self.held.imag))
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        real = getattr(cupy.ndarray, name)  # AttributeError: CuPy's arrays have none such
+
+        def method(*args: Any, **kwargs: Any) -> Any:
+            _bind(name, _signature_of_method(real), (self, *args), kwargs)
+            return _played(getattr(self.held, name)(*map(_held, args), **_held_in(kwargs)))
+
+        return method
+
+    def get(self) -> np.ndarray:
+        return self.held.copy()
+
+    def item(self) -> Any:
+        return self.held.item()
+
+    def __array__(self, *_how: Any, **_more: Any) -> Any:
+        raise TypeError("Implicit conversion to a NumPy array is not allowed.")
+
+    def __len__(self) -> int:
+        return len(self.held)
+
+    def __bool__(self) -> bool:
+        return bool(self.held)
+
+    def __float__(self) -> float:
+        return float(self.held)
+
+    def __int__(self) -> int:
+        return int(self.held)
+
+    def __complex__(self) -> complex:
+        return complex(self.held)
+
+    def __index__(self) -> int:
+        return self.held.__index__()
+
+    def __getitem__(self, where: Any) -> Array:
+        return Array(self.held[_index(where)])
+
+    def __setitem__(self, where: Any, values: Any) -> None:
+        if isinstance(values, np.ndarray) and values.ndim:
+            raise ValueError("non-scalar numpy.ndarray cannot be used for fill")
+        self.held[_index(where)] = _held(values)
+
+    def __array_ufunc__(self, ufunc: np.ufunc, how: str, *inputs: Any, **kwargs: Any) -> Any:
+        real = getattr(cupy, ufunc.__name__, None)
+        if how != "__call__" or real is None or set(kwargs) - _OF_UFUNCS:
+            raise TypeError(f"CuPy has no {ufunc.__name__}.{how} with {sorted(kwargs)}")
+        for x in (*inputs, *kwargs.get("out", ())):
+            if isinstance(x, np.ndarray):
+                raise TypeError(f"Unsupported type {type(x)}")
+        out = kwargs.pop("out", None)
+        if out is not None:
+            kwargs["out"] = tuple(_held(x) for x in out)
+        with np.errstate(all="ignore"):  # a GPU does not warn
+            made = ufunc(*map(_held, inputs), **kwargs)
+        if out is not None:
+            return out[0] if len(out) == 1 else out
+        return _played(made)
+
+    def __array_function__(self, function: Any, _types: Any, args: Any, kwargs: Any) -> Any:
+        return _call(function.__name__, args, kwargs)
+
+
+def _call(name: str, args: tuple, kwargs: dict) -> Any:
+    """A function of CuPy's, such as NumPy's of that name."""
+    real = getattr(cupy, name)  # AttributeError: CuPy has none such
+    if isinstance(real, cupy.ufunc):
+        if not any(isinstance(x, Array) for x in args):
+            args = (Array(args[0]) if np.isscalar(args[0]) else args[0], *args[1:])
+            if not isinstance(args[0], Array):
+                raise TypeError(f"Unsupported type {type(args[0])}")
+        return getattr(np, name)(*args, **kwargs)
+    _bind(name, _signature(real), args, kwargs)
+    if name not in _MAKE:
+        for x in _flat((*args, *kwargs.values())):
+            if isinstance(x, np.ndarray):
+                raise TypeError(f"Unsupported type {type(x)}")
+    with np.errstate(all="ignore"):
+        made = getattr(np, name)(*map(_held, args), **_held_in(kwargs))
+    out = kwargs.get("out")
+    if name == "array" or name == "asarray":
+        made = made if isinstance(args[0], Array) else np.array(made)  # a copy: another memory
+    return _played(made) if out is None else out
+
+
+def _bind(name: str, signature: inspect.Signature | None, args: tuple, kwargs: dict) -> None:
+    if signature is not None:
+        try:
+            signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"cupy's {name}: {error}") from None
+
+
+def _signature(real: Any) -> inspect.Signature | None:
+    try:
+        return inspect.signature(real)
+    except (TypeError, ValueError):
+        return None
+
+
+def _signature_of_method(real: Any) -> inspect.Signature | None:
+    """Methods say theirs in the first line of their text, with C's types."""
+    found = re.match(r"[\w.]*?(\w+\(.*\))( ->.*)?$", (real.__doc__ or "").partition("\n")[0])
+    if not found:
+        return None
+    line = re.sub(r"\b(int|bool|Py_ssize_t|bint|object|dtype) (?=\w)", "", found[1])
+    names: dict[str, Any] = {}
+    try:
+        exec(f"def {line}: pass", names)
+    except SyntaxError:
+        return None
+    del names["__builtins__"]
+    return inspect.signature(next(iter(names.values())))
+
+
+def _held(x: Any) -> Any:
+    if isinstance(x, (list, tuple)):
+        return type(x)(map(_held, x))
+    return x.held if isinstance(x, Array) else x
+
+
+def _held_in(kwargs: dict) -> dict:
+    return {name: _held(x) for name, x in kwargs.items()}
+
+
+def _flat(x: Any) -> Any:
+    return (y for part in x for y in _flat(part)) if isinstance(x, (list, tuple)) else (x,)
+
+
+def _index(where: Any) -> Any:
+    """CuPy takes arrays of both kinds as indices."""
+    return tuple(map(_held, where)) if isinstance(where, tuple) else _held(where)
+
+
+def _played(made: Any) -> Any:
+    if isinstance(made, (tuple, list)):
+        return type(made)(map(_played, made))
+    return Array(made) if isinstance(made, (np.ndarray, np.generic)) else made
+
+
+class _Module(types.ModuleType):
+    """cupy's functions, for these arrays."""
+
+    ndarray = Array
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        real = getattr(cupy, name)
+        if not callable(real) or isinstance(real, type):
+            return getattr(np, name)  # inf, float64
+        return lambda *args, **kwargs: _call(name, args, kwargs)
+
+
+def play(monkeypatch: Any) -> types.ModuleType:
+    """`import cupy` gives the stand-in, until the test is over."""
+    module = _Module("cupy")
+    monkeypatch.setitem(sys.modules, "cupy", module)
+    return module
