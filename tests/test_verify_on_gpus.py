@@ -4,14 +4,11 @@ a GPU, CuPy's arrays are played."""
 import ml_dtypes
 import numpy as np
 import pytest
+from support import cupy_arrays
 
 import hybrid_gemm.verify as module
 from hybrid_gemm.problem import make_problem
 from hybrid_gemm.verify import verify
-
-pytest.importorskip("cupy")
-
-from support import cupy_arrays
 
 KINDS = "float32", "float64", "float16", "bfloat16", "int8", "int32", "int64", "uint8", "uint32"
 
@@ -51,3 +48,18 @@ def test_the_verdict_is_that_on_arrays_of_the_host(how, dtype, beta, fault, monk
     assert got.worst == pytest.approx(on_host.worst, rel=0.5 if dtype.itemsize > 4 else 1e-6)
     if dtype.kind != "c" or fault != "Inf and NaN":  # where NumPy's product is not that of terms
         assert got.passed == (fault != "an element")
+
+
+def test_the_stand_in_refuses_what_cupy_does():
+    pytest.importorskip("cupy")
+    x = cupy_arrays.Array(np.ones((2, 3)))
+    for fault in (
+        lambda: x.max(initial=0), lambda: x + np.ones(3), lambda: np.add.reduce(x),
+        lambda: np.sqrt(x, where=x > 0), lambda: np.asarray(x),
+        lambda: cupy_arrays.Module().sqrt(np.ones(3)),
+    ):  # fmt: skip
+        with pytest.raises(TypeError):
+            fault()
+    with pytest.raises(AttributeError):
+        cupy_arrays.Module().setxor2d(x)
+    assert isinstance(x.sum(), cupy_arrays.Array) and float(x.sum()) == 6

@@ -42,7 +42,7 @@ class Stacks:
         stack, sides, problem = shape_of_product(a, b)
         x, y = as_matrices(a, b)
         if out is None:
-            out = empty_beside([a], (*stack, *sides), problem.out_dtype)
+            out = empty_beside([a, b], (*stack, *sides), problem.out_dtype)
         else:
             check_out(out, (*stack, *sides), problem.out_dtype, a, b)
         c = out[..., None] if b.ndim == 1 else out

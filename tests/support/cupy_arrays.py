@@ -1,6 +1,6 @@
 """CuPy's arrays played by NumPy's, where there is no GPU: the values are NumPy's, and what CuPy has
-not, or does not take, raises as it does there. Signatures are asked of CuPy itself, which imports
-without a GPU."""
+not, or does not take, raises as it does there. What it has is asked of CuPy itself, if that is
+installed; it imports without a GPU."""
 
 from __future__ import annotations
 
@@ -8,10 +8,15 @@ import inspect
 import re
 import sys
 import types
+from collections.abc import Callable
 from typing import Any
 
-import cupy
 import numpy as np
+
+try:
+    import cupy as real
+except ImportError:
+    real = None
 
 _MAKE = ("asarray", "array", "empty", "zeros", "ones", "full", "arange", "zeros_like", "empty_like",
          "full_like", "ones_like")  # fmt: skip
@@ -26,6 +31,10 @@ class Array(np.lib.mixins.NDArrayOperatorsMixin):
     def __init__(self, held: Any) -> None:
         self.held = np.asarray(held)
 
+    def like(self, held: Any) -> Array:
+        """Another array of this GPU."""
+        return Array(held)
+
     shape = property(lambda self: self.held.shape)
     strides = property(lambda self: self.held.strides)
     dtype = property(lambda self: self.held.dtype)
@@ -34,18 +43,19 @@ class Array(np.lib.mixins.NDArrayOperatorsMixin):
     nbytes = property(lambda self: self.held.nbytes)
     itemsize = property(lambda self: self.held.itemsize)
     flags = property(lambda self: self.held.flags)
-    T = property(lambda self: Array(self.held.T))
-    real = property(lambda self: Array(self.held.real))
-    imag = property(lambda self: Array(self.held.imag))
+    T = property(lambda self: self.like(self.held.T))
+    real = property(lambda self: self.like(self.held.real))
+    imag = property(lambda self: self.like(self.held.imag))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        real = getattr(cupy.ndarray, name)  # AttributeError: CuPy's arrays have none such
+        found = getattr(real.ndarray if real else np.ndarray, name)
 
         def method(*args: Any, **kwargs: Any) -> Any:
-            _bind(name, _signature_of_method(real), (self, *args), kwargs)
-            return _played(getattr(self.held, name)(*map(_held, args), **_held_in(kwargs)))
+            _bind(name, _signature_of_method(found), (self, *args), kwargs)
+            made = getattr(self.held, name)(*map(_held, args), **_held_in(kwargs))
+            return _played(made, self.like)
 
         return method
 
@@ -77,7 +87,7 @@ class Array(np.lib.mixins.NDArrayOperatorsMixin):
         return self.held.__index__()
 
     def __getitem__(self, where: Any) -> Array:
-        return Array(self.held[_index(where)])
+        return self.like(self.held[_index(where)])
 
     def __setitem__(self, where: Any, values: Any) -> None:
         if isinstance(values, np.ndarray) and values.ndim:
@@ -85,8 +95,7 @@ class Array(np.lib.mixins.NDArrayOperatorsMixin):
         self.held[_index(where)] = _held(values)
 
     def __array_ufunc__(self, ufunc: np.ufunc, how: str, *inputs: Any, **kwargs: Any) -> Any:
-        real = getattr(cupy, ufunc.__name__, None)
-        if how != "__call__" or real is None or set(kwargs) - _OF_UFUNCS:
+        if how != "__call__" or not _has(ufunc.__name__) or set(kwargs) - _OF_UFUNCS:
             raise TypeError(f"CuPy has no {ufunc.__name__}.{how} with {sorted(kwargs)}")
         for x in (*inputs, *kwargs.get("out", ())):
             if isinstance(x, np.ndarray):
@@ -98,22 +107,22 @@ class Array(np.lib.mixins.NDArrayOperatorsMixin):
             made = ufunc(*map(_held, inputs), **kwargs)
         if out is not None:
             return out[0] if len(out) == 1 else out
-        return _played(made)
+        return _played(made, self.like)
 
     def __array_function__(self, function: Any, _types: Any, args: Any, kwargs: Any) -> Any:
-        return _call(function.__name__, args, kwargs)
+        return call(function.__name__, args, kwargs, self.like)
 
 
-def _call(name: str, args: tuple, kwargs: dict) -> Any:
-    """A function of CuPy's, such as NumPy's of that name."""
-    real = getattr(cupy, name)  # AttributeError: CuPy has none such
-    if isinstance(real, cupy.ufunc):
-        if not any(isinstance(x, Array) for x in args):
-            args = (Array(args[0]) if np.isscalar(args[0]) else args[0], *args[1:])
-            if not isinstance(args[0], Array):
-                raise TypeError(f"Unsupported type {type(args[0])}")
-        return getattr(np, name)(*args, **kwargs)
-    _bind(name, _signature(real), args, kwargs)
+def call(name: str, args: tuple, kwargs: dict, like: Callable[[Any], Any] = Array) -> Any:
+    """A function of CuPy's, which does as NumPy's of that name; `like` makes its arrays."""
+    if not _has(name):
+        raise AttributeError(f"module 'cupy' has no attribute {name!r}")
+    if isinstance(getattr(np, name), np.ufunc):
+        first = like(args[0]) if np.isscalar(args[0]) else args[0]
+        if not any(isinstance(x, Array) for x in (first, *args)):
+            raise TypeError(f"Unsupported type {type(first)}")
+        return getattr(np, name)(first, *args[1:], **kwargs)
+    _bind(name, _signature(getattr(real, name, None)), args, kwargs)
     if name not in _MAKE:
         for x in _flat((*args, *kwargs.values())):
             if isinstance(x, np.ndarray):
@@ -123,7 +132,11 @@ def _call(name: str, args: tuple, kwargs: dict) -> Any:
     out = kwargs.get("out")
     if name == "array" or name == "asarray":
         made = made if isinstance(args[0], Array) else np.array(made)  # a copy: another memory
-    return _played(made) if out is None else out
+    return _played(made, like) if out is None else out
+
+
+def _has(name: str) -> bool:
+    return real is None or hasattr(real, name)
 
 
 def _bind(name: str, signature: inspect.Signature | None, args: tuple, kwargs: dict) -> None:
@@ -134,17 +147,17 @@ def _bind(name: str, signature: inspect.Signature | None, args: tuple, kwargs: d
             raise TypeError(f"cupy's {name}: {error}") from None
 
 
-def _signature(real: Any) -> inspect.Signature | None:
+def _signature(function: Any) -> inspect.Signature | None:
     try:
-        return inspect.signature(real)
+        return inspect.signature(function) if real else None
     except (TypeError, ValueError):
         return None
 
 
-def _signature_of_method(real: Any) -> inspect.Signature | None:
+def _signature_of_method(method: Any) -> inspect.Signature | None:
     """Methods say theirs in the first line of their text, with C's types."""
-    found = re.match(r"[\w.]*?(\w+\(.*\))( ->.*)?$", (real.__doc__ or "").partition("\n")[0])
-    if not found:
+    found = re.match(r"[\w.]*?(\w+\(.*\))( ->.*)?$", (method.__doc__ or "").partition("\n")[0])
+    if not real or not found:
         return None
     line = re.sub(r"\b(int|bool|Py_ssize_t|bint|object|dtype) (?=\w)", "", found[1])
     names: dict[str, Any] = {}
@@ -175,28 +188,30 @@ def _index(where: Any) -> Any:
     return tuple(map(_held, where)) if isinstance(where, tuple) else _held(where)
 
 
-def _played(made: Any) -> Any:
+def _played(made: Any, like: Callable[[Any], Any]) -> Any:
     if isinstance(made, (tuple, list)):
-        return type(made)(map(_played, made))
-    return Array(made) if isinstance(made, (np.ndarray, np.generic)) else made
+        return type(made)(_played(x, like) for x in made)
+    return like(np.asarray(made)) if isinstance(made, (np.ndarray, np.generic)) else made
 
 
-class _Module(types.ModuleType):
-    """cupy's functions, for these arrays."""
+class Module(types.ModuleType):
+    """cupy's functions, of arrays that `like` makes."""
 
-    ndarray = Array
+    def __init__(self, ndarray: type = Array, like: Callable[[Any], Any] = Array) -> None:
+        super().__init__("cupy")
+        self.ndarray, self.like = ndarray, like
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
+        if name.startswith("__") or not _has(name):
             raise AttributeError(name)
-        real = getattr(cupy, name)
-        if not callable(real) or isinstance(real, type):
-            return getattr(np, name)  # inf, float64
-        return lambda *args, **kwargs: _call(name, args, kwargs)
+        found = getattr(np, name)
+        if not callable(found) or isinstance(found, type):
+            return found  # inf, float64
+        return lambda *args, **kwargs: call(name, args, kwargs, self.like)
 
 
-def play(monkeypatch: Any) -> types.ModuleType:
+def play(monkeypatch: Any) -> Module:
     """`import cupy` gives the stand-in, until the test is over."""
-    module = _Module("cupy")
+    module = Module()
     monkeypatch.setitem(sys.modules, "cupy", module)
     return module

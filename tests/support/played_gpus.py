@@ -8,7 +8,6 @@ import os
 import sys
 import tempfile
 import threading
-import types
 from types import SimpleNamespace
 from typing import ClassVar
 
@@ -18,13 +17,17 @@ from hybrid_gemm import RankRunner, devices
 from hybrid_gemm.arrays import complex_numbers
 from hybrid_gemm.devices.cuda import device as cuda
 from hybrid_gemm.devices.emulator.device import EmulatorDevice
+from hybrid_gemm.host import gpu_context
+
+from . import cupy_arrays
 
 UNWRITTEN = 0xAB  # what is in memory that was just taken
 
 
-class Array:
-    """A matrix of a GPU: what NumPy does to it, the host cannot do without a copy. As of CuPy, an
-    array of the host cannot be assigned, and what is made of it is made on the current GPU."""
+class Array(cupy_arrays.Array):
+    """A matrix of a GPU. What is made of it is made on the current GPU, which has to be its own."""
+
+    __module__ = "cupy"
 
     def __init__(self, shape=(), dtype=float, memptr=None, *, held=None, gpu=None):
         if held is not None:
@@ -45,35 +48,17 @@ class Array:
     def need_current(self):
         assert current.gpu == self.gpu, f"GPU {current.gpu} is current, the array is on {self.gpu}"
 
-    shape = property(lambda self: self.held.shape)
-    strides = property(lambda self: self.held.strides)
-    dtype = property(lambda self: self.held.dtype)
-    ndim = property(lambda self: self.held.ndim)
-    size = property(lambda self: self.held.size)
-    nbytes = property(lambda self: self.held.nbytes)
-    itemsize = property(lambda self: self.held.itemsize)
-    flags = property(lambda self: self.held.flags)
     ctypes = property(lambda self: self.held.ctypes)
     device = property(lambda self: SimpleNamespace(id=self.gpu))
     data = property(lambda self: SimpleNamespace(ptr=self.held.ctypes.data, device_id=self.gpu))
     T = property(lambda self: self.like(self.held.T, self.kept))
 
-    def __len__(self):
-        return len(self.held)
-
     def __getitem__(self, where):
-        return self.like(self.held[where], self.kept)
+        return self.like(super().__getitem__(where).held, self.kept)
 
     def __setitem__(self, where, values):
         self.need_current()
-        assert not isinstance(values, np.ndarray), "CuPy takes no array of the host"
-        self.held[where] = values.held if isinstance(values, Array) else values
-
-    def __mul__(self, factor):
-        return self.like(self.held * factor)
-
-    def __array__(self, *_how, **_more):
-        raise TypeError("Implicit conversion to a NumPy array is not allowed.")
+        super().__setitem__(where, values)
 
     def astype(self, dtype, order="K", copy=True):
         if copy or np.dtype(dtype) != self.dtype:
@@ -90,12 +75,6 @@ class Array:
 
     def reshape(self, *shape):
         return self.like(self.held.reshape(*shape), self.kept)
-
-    def get(self):
-        return self.held.copy()
-
-
-Array.__module__ = "cupy"
 
 
 class _Current(threading.local):
@@ -144,7 +123,7 @@ class Memory:
             os.unlink(self.path)
 
 
-def cupy_of(rank: int, ranks: int) -> tuple[types.ModuleType, dict[int, mmap.mmap]]:
+def cupy_of(rank: int, ranks: int) -> tuple[cupy_arrays.Module, dict[int, mmap.mmap]]:
     """The stand-in for CuPy on a rank's GPU, and what it has open of the others'."""
     opened: dict[int, mmap.mmap] = {}
 
@@ -162,8 +141,8 @@ def cupy_of(rank: int, ranks: int) -> tuple[types.ModuleType, dict[int, mmap.mma
         return Array(held=np.array(x, dtype))
 
     stream = SimpleNamespace(ptr=0, synchronize=lambda: None, is_capturing=lambda: False)
-    cp = types.ModuleType("cupy")
-    cp.ndarray, cp.empty, cp.asarray = Array, Array, asarray
+    cp = cupy_arrays.Module(Array, lambda x: Array(held=x))
+    cp.empty, cp.asarray = Array, asarray
     cp.cuda = SimpleNamespace(
         Device=Current, get_current_stream=lambda: stream, Memory=Memory,
         UnownedMemory=lambda ptr, size, owner, gpu: SimpleNamespace(ptr=ptr, owner=owner),
@@ -181,6 +160,13 @@ def cupy_of(rank: int, ranks: int) -> tuple[types.ModuleType, dict[int, mmap.mma
 def held(x):
     """An array of a GPU or of the host as NumPy's."""
     return x.held if isinstance(x, Array) else x
+
+
+def held_argument(x):
+    """As `held`, of what a kernel takes: an address is that of a number of 4 bytes."""
+    if isinstance(x, np.uint64):
+        return np.frombuffer(ctypes.c_uint32.from_address(int(x)), np.uint32)
+    return held(x)
 
 
 def play(monkeypatch, comm) -> SimpleNamespace:
@@ -223,7 +209,7 @@ def play(monkeypatch, comm) -> SimpleNamespace:
             return super().gemm(variant, a, b, c, **factors)
 
         def launch(self, function, launch, args, stream):
-            super().launch(function, launch, list(map(held, args)), stream)
+            super().launch(function, launch, list(map(held_argument, args)), stream)
 
     def expand(right, made, conj_left, conj, alpha):
         first, second = made.held[..., 0, :], made.held[..., 1, :]
@@ -232,6 +218,7 @@ def play(monkeypatch, comm) -> SimpleNamespace:
     monkeypatch.setitem(sys.modules, "cupy", cp)
     monkeypatch.setattr(devices, "choose", lambda *_asked, **_more: ("cuda", ""))
     monkeypatch.setattr(devices, "open_devices", lambda *_asked, **_more: [Played()])
+    monkeypatch.setattr(gpu_context, "begin", lambda *_gpus: None)
     monkeypatch.setattr(cuda, "count", lambda: comm.size)
     monkeypatch.setattr(RankRunner, "_gpu", lambda self: f"GPU {comm.rank}")
     monkeypatch.setattr(complex_numbers, "_expand_on_gpu", expand)

@@ -1,0 +1,70 @@
+"""Calls with arrays of a GPU, which the emulator plays: what is asked of these arrays, CuPy has."""
+
+from types import SimpleNamespace
+
+import ml_dtypes
+import numpy as np
+import pytest
+from support.emulation import needs_emulator
+from support.played_gpus import Array, held, play
+
+import hybrid_gemm
+
+SIDES = 0, 1, 2, 3, 5, 17, 40, 65
+REALS = "float32", "float64", "float16", "bfloat16", "int8", "uint8", "int32", "int64"
+DTYPES = *REALS, "complex64", "complex128"
+WAYS = (
+    {}, {"threads": 2, "split": "rows"}, {"threads": 3, "split": "cols"}, {"checked": True},
+    {"threads": 2, "split": "cols", "checked": True}, {"algorithm": "strassen", "levels": 1},
+)  # fmt: skip
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    yield play(monkeypatch, SimpleNamespace(rank=0, size=1))
+    hybrid_gemm.free_memory()  # no kept runner has a played GPU
+
+
+def lying(x, random, gpu):
+    """A matrix as one may lie: in either order, with steps, backwards; most on the GPU."""
+    how = random.integers(4)
+    if how == 1 and x.ndim == 2:
+        x = np.asfortranarray(x)
+    elif how == 2 and x.ndim == 2:
+        wide = np.zeros((2 * x.shape[0] + 1, 2 * x.shape[1] + 1), x.dtype)
+        wide[: 2 * x.shape[0] : 2, : 2 * x.shape[1] : 2] = x
+        x = wide[: 2 * x.shape[0] : 2, : 2 * x.shape[1] : 2]
+    elif how == 3:
+        x = x[::-1].copy()[::-1]
+    return gpu.array(x) if random.random() < 0.8 else x
+
+
+@needs_emulator
+@pytest.mark.parametrize("seed", range(4))
+def test_products_of_all_kinds(gpu, seed):
+    random = np.random.default_rng(seed)
+    for number in range(50):
+        m, n, k = (int(x) for x in random.choice(SIDES, 3))
+        dtype = np.dtype(getattr(ml_dtypes, name := str(random.choice(DTYPES)), name))
+        stack = () if random.random() < 0.7 else (int(random.integers(1, 4)),)
+        shapes = ((m, k), (k, n), (m, n))
+        a, b, c = (random.integers(0, 4, (*stack, *s)).astype(dtype) for s in shapes)
+        way = {} if stack else WAYS[random.integers(len(WAYS))]
+        way = {"kernel": "naive", "device": "cuda", **way}
+        wide = {"c": "c16", "i": "i8", "u": "i8"}.get(dtype.kind, "f8")
+        expected = a.astype(wide) @ b.astype(wide)
+        x, y, z = (lying(v, random, gpu) for v in (a, b, c))
+        if stack:
+            got = hybrid_gemm.matmul(x, y, **way)
+        else:
+            alpha, beta = int(random.integers(3)), int(random.integers(2))
+            expected = alpha * expected + beta * c.astype(wide)
+            z, out = z if beta else None, None
+            if random.random() < 0.3:
+                out = lying(np.full((m, n), 99, dtype), random, gpu)
+            got = hybrid_gemm.gemm(x, y, z, alpha=alpha, beta=beta, out=out, **way)
+            assert out is None or got is out
+        on_gpu = any(isinstance(v, Array) for v in (x, y, z if not stack else None))
+        assert isinstance(got, Array) == on_gpu or (not stack and out is not None), number
+        expected = expected.astype(dtype).astype(wide)
+        np.testing.assert_array_equal(held(got).astype(wide), expected, err_msg=f"product {number}")
