@@ -1,12 +1,11 @@
-"""Calls with arrays of a GPU, which the emulator plays: what is asked of these arrays, CuPy has."""
-
-from types import SimpleNamespace
+"""Calls with arrays of GPUs, which the emulator plays: what is asked of these arrays, CuPy has, and
+it is done on the GPU that has them, for not all read each other's memory."""
 
 import ml_dtypes
 import numpy as np
 import pytest
 from support.emulation import needs_emulator
-from support.played_gpus import Array, held, play
+from support.played_gpus import Array, held, play_here
 
 import hybrid_gemm
 
@@ -19,14 +18,16 @@ WAYS = (
 )  # fmt: skip
 
 
-@pytest.fixture
-def gpu(monkeypatch):
-    yield play(monkeypatch, SimpleNamespace(rank=0, size=1))
+@pytest.fixture(params=[1, 3])
+def gpus(request, monkeypatch):
+    played = play_here(monkeypatch, request.param)
+    played.count = request.param
+    yield played
     hybrid_gemm.free_memory()  # no kept runner has a played GPU
 
 
-def lying(x, random, gpu):
-    """A matrix as one may lie: in either order, with steps, backwards; most on the GPU."""
+def lying(x, random, gpus):
+    """A matrix as one may lie: in either order, with steps, backwards; most on a GPU."""
     how = random.integers(4)
     if how == 1 and x.ndim == 2:
         x = np.asfortranarray(x)
@@ -36,12 +37,12 @@ def lying(x, random, gpu):
         x = wide[: 2 * x.shape[0] : 2, : 2 * x.shape[1] : 2]
     elif how == 3:
         x = x[::-1].copy()[::-1]
-    return gpu.array(x) if random.random() < 0.8 else x
+    return gpus.array(x, int(random.integers(gpus.count))) if random.random() < 0.8 else x
 
 
 @needs_emulator
 @pytest.mark.parametrize("seed", range(4))
-def test_products_of_all_kinds(gpu, seed):
+def test_products_of_all_kinds(gpus, seed):
     random = np.random.default_rng(seed)
     for number in range(50):
         m, n, k = (int(x) for x in random.choice(SIDES, 3))
@@ -51,9 +52,11 @@ def test_products_of_all_kinds(gpu, seed):
         a, b, c = (random.integers(0, 4, (*stack, *s)).astype(dtype) for s in shapes)
         way = {} if stack else WAYS[random.integers(len(WAYS))]
         way = {"kernel": "naive", "device": "cuda", **way}
+        if random.random() < 0.3:
+            way["gpus"] = tuple(int(x) for x in random.permutation(gpus.count)[: 1 + number % 3])
         wide = {"c": "c16", "i": "i8", "u": "i8"}.get(dtype.kind, "f8")
         expected = a.astype(wide) @ b.astype(wide)
-        x, y, z = (lying(v, random, gpu) for v in (a, b, c))
+        x, y, z = (lying(v, random, gpus) for v in (a, b, c))
         if stack:
             got = hybrid_gemm.matmul(x, y, **way)
         else:
@@ -61,7 +64,7 @@ def test_products_of_all_kinds(gpu, seed):
             expected = alpha * expected + beta * c.astype(wide)
             z, out = z if beta else None, None
             if random.random() < 0.3:
-                out = lying(np.full((m, n), 99, dtype), random, gpu)
+                out = lying(np.full((m, n), 99, dtype), random, gpus)
             got = hybrid_gemm.gemm(x, y, z, alpha=alpha, beta=beta, out=out, **way)
             assert out is None or got is out
         on_gpu = any(isinstance(v, Array) for v in (x, y, z if not stack else None))

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from ..problem import Problem, Scalar, real_factor
-from .caller_arrays import by_rows, cast_into, is_device_array, module_of, silent
-from .on_gpus import empty_beside, on_gpu_of
+from .caller_arrays import by_rows, is_device_array, module_of, silent
+from .on_gpus import copy_into, empty_beside, on_gpu_of
 from .strides import Array
 
 
@@ -100,7 +100,10 @@ def _lies(x: Array, dtype: np.dtype) -> bool:
 
 
 def _with_rows(x: Array, dtype: np.dtype) -> Array:
-    return x if _lies(x, dtype) else x.astype(dtype, order="C")
+    if _lies(x, dtype):
+        return x
+    with on_gpu_of(x):
+        return x.astype(dtype, order="C")
 
 
 def _real(x: Array) -> Array:
@@ -110,12 +113,12 @@ def _real(x: Array) -> Array:
 
 def _addend(c: Array, beta: Scalar, made: Array, *, ours: bool) -> Array:
     """C, times a complex beta: in the result's place where nothing else can be there yet."""
-    with silent():
-        if isinstance(beta, complex):
+    if isinstance(beta, complex):
+        with silent(), on_gpu_of(c):
             c = c.astype(made.dtype) * made.dtype.type(beta)
     if not ours or is_device_array(c) != is_device_array(made):
         return c
-    cast_into(made, c)
+    copy_into(made, c)
     return made
 
 
@@ -127,10 +130,11 @@ def expanded(
     other operand is to be, so that its rows are followed by -i times them. A complex `alpha` is a
     factor of all."""
     *stack, k, n = right.shape
-    made = module_of(right).empty((*stack, k, 2, n), dtype)
+    made = empty_beside([right], (*stack, k, 2, n), dtype)
     factor = alpha if isinstance(alpha, complex) else None
     if is_device_array(right):
-        _expand_on_gpu(right.astype(dtype, copy=False), made, conj_left, conj, factor)
+        with on_gpu_of(right):
+            _expand_on_gpu(right.astype(dtype, copy=False), made, conj_left, conj, factor)
     else:
 
         def work(rows: slice) -> None:

@@ -306,7 +306,8 @@ _OF_KERNELS = {"uint16": "float16", "uint32": "int32", "uint64": "int64"}  # rea
 def words(x: Array, y: Array) -> tuple[Array, Array] | None:
     """Two matrices of one shape and dtype as unsigned words, row by row as both are stored: of 4
     bytes where rows are made of these, which are summed fastest, and otherwise of their elements'
-    size. None where the matrices have no storage order in common."""
+    size. None where the matrices have no storage order in common, and for rows of single bytes,
+    which no kernel sums."""
     for order in "nt":
         if leading(x, order) and leading(y, order):
             lines = [v if order == "n" else v.T for v in (x, y)]
@@ -315,6 +316,8 @@ def words(x: Array, y: Array) -> tuple[Array, Array] | None:
             fours = not any(v % 4 for v in (*bytes_of, *map(address, lines)))
             # CuPy makes words of another size of whole matrices only.
             fours &= all(isinstance(v, np.ndarray) or v.flags.c_contiguous for v in lines)
+            if size == 1 and not fours:
+                return None
             kind = "u4" if fours else f"u{size}"
             return lines[0].view(kind), lines[1].view(kind)
     return None

@@ -297,13 +297,15 @@ def store(device: Device, view, made, stream, *, on_host: bool) -> None:
     lies. Host memory may be written before the stream is waited for."""
     if view.dtype == made.dtype:
         device.copy(view, made, stream)
-    elif on_host and not device.host_memory:
+    elif device.host_memory:
+        cast_into(view, made)
+    elif on_host:
         host = np.empty(made.shape, made.dtype)
         device.copy(host, made, stream)
         stream.synchronize()
         cast_into(view, host)
-    else:
-        cast_into(view, made)
+    else:  # cast here: the view may be another GPU's
+        device.copy(view, made.astype(view.dtype), stream)
 
 
 def make_pages(devices: Iterable[Device], out: np.ndarray) -> None:

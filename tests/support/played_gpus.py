@@ -29,16 +29,16 @@ class Array(cupy_arrays.Array):
 
     __module__ = "cupy"
 
-    def __init__(self, shape=(), dtype=float, memptr=None, *, held=None, gpu=None):
+    def __init__(self, shape=(), dtype=float, memptr=None, *, order="C", held=None, gpu=None):
         if held is not None:
             self.held = held
         elif memptr is not None:
-            size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+            size = _bytes(shape, dtype)
             memory = (ctypes.c_char * max(1, size)).from_address(memptr.ptr)
             self.held = np.frombuffer(memory, np.uint8, size).view(dtype).reshape(shape)
         else:
-            self.held = np.empty(shape, dtype)
-            self.held.reshape(-1).view(np.uint8).fill(UNWRITTEN)
+            self.held = np.frombuffer(bytearray([UNWRITTEN]) * _bytes(shape, dtype), dtype)
+            self.held = self.held.reshape(shape, order=order)
         self.kept = memptr
         self.gpu = current.gpu if gpu is None else gpu
 
@@ -50,7 +50,7 @@ class Array(cupy_arrays.Array):
 
     ctypes = property(lambda self: self.held.ctypes)
     device = property(lambda self: SimpleNamespace(id=self.gpu))
-    data = property(lambda self: SimpleNamespace(ptr=self.held.ctypes.data, device_id=self.gpu))
+    data = property(lambda self: _Data(self))
     T = property(lambda self: self.like(self.held.T, self.kept))
 
     def __getitem__(self, where):
@@ -75,6 +75,20 @@ class Array(cupy_arrays.Array):
 
     def reshape(self, *shape):
         return self.like(self.held.reshape(*shape), self.kept)
+
+
+def _bytes(shape, dtype):
+    return int(np.prod(shape)) * np.dtype(dtype).itemsize
+
+
+class _Data:
+    """Where an array lies, and copies from another GPU."""
+
+    def __init__(self, array):
+        self.array, self.ptr, self.device_id = array, array.held.ctypes.data, array.gpu
+
+    def copy_from_device_async(self, source, size, stream):
+        ctypes.memmove(self.ptr, source.ptr, size)
 
 
 class _Current(threading.local):
@@ -140,7 +154,13 @@ def cupy_of(rank: int, ranks: int) -> tuple[cupy_arrays.Module, dict[int, mmap.m
             return x if dtype is None else x.astype(dtype, copy=False)
         return Array(held=np.array(x, dtype))
 
-    stream = SimpleNamespace(ptr=0, synchronize=lambda: None, is_capturing=lambda: False)
+    stream = SimpleNamespace(
+        ptr=0,
+        synchronize=lambda: None,
+        is_capturing=lambda: False,
+        record=lambda: None,
+        wait_event=lambda event: None,
+    )
     cp = cupy_arrays.Module(Array, lambda x: Array(held=x))
     cp.empty, cp.asarray = Array, asarray
     cp.cuda = SimpleNamespace(
@@ -172,21 +192,30 @@ def held_argument(x):
 def play(monkeypatch, comm) -> SimpleNamespace:
     """Lets each rank play a GPU of its own: `array` makes its arrays, and `opened` is what it has
     open of the others' memory."""
-    cp, opened = cupy_of(comm.rank, comm.size)
+    return _play(monkeypatch, comm.rank, comm.size, [comm.rank])
+
+
+def play_here(monkeypatch, count) -> SimpleNamespace:
+    """Lets this process play so many GPUs."""
+    return _play(monkeypatch, 0, count, range(count))
+
+
+def _play(monkeypatch, first, count, ours) -> SimpleNamespace:
+    cp, opened = cupy_of(first, count)
 
     class Played(EmulatorDevice):
         kind, on_gpu = "cuda", True
 
-        def __init__(self, *args):
-            super().__init__(*args)
-            self.ordinal, self.cp = comm.rank, cp
+        def __init__(self, ordinal):
+            super().__init__()
+            self.ordinal, self.cp = ordinal, cp
 
         @property
         def port(self):
-            return "played"
+            return f"played {self.ordinal}"
 
         def detached(self):
-            return Played()
+            return Played(self.ordinal)
 
         def calls(self):
             return None
@@ -211,19 +240,22 @@ def play(monkeypatch, comm) -> SimpleNamespace:
         def launch(self, function, launch, args, stream):
             super().launch(function, launch, list(map(held_argument, args)), stream)
 
+    def opening(_kind, _workers, *, gpus=None, **_more):
+        return [Played(ordinal) for ordinal in gpus or ours]
+
     def expand(right, made, conj_left, conj, alpha):
         first, second = made.held[..., 0, :], made.held[..., 1, :]
         complex_numbers._expand(right.held, first, second, conj_left, conj, alpha)
 
     monkeypatch.setitem(sys.modules, "cupy", cp)
     monkeypatch.setattr(devices, "choose", lambda *_asked, **_more: ("cuda", ""))
-    monkeypatch.setattr(devices, "open_devices", lambda *_asked, **_more: [Played()])
+    monkeypatch.setattr(devices, "open_devices", opening)
     monkeypatch.setattr(gpu_context, "begin", lambda *_gpus: None)
-    monkeypatch.setattr(cuda, "count", lambda: comm.size)
-    monkeypatch.setattr(RankRunner, "_gpu", lambda self: f"GPU {comm.rank}")
+    monkeypatch.setattr(cuda, "count", lambda: count)
+    monkeypatch.setattr(RankRunner, "_gpu", lambda self: f"GPU {first}")
     monkeypatch.setattr(complex_numbers, "_expand_on_gpu", expand)
-    monkeypatch.setattr(_Current, "first", comm.rank)
-    monkeypatch.setattr(current, "gpu", comm.rank)
+    monkeypatch.setattr(_Current, "first", first)
+    monkeypatch.setattr(current, "gpu", first)
     return SimpleNamespace(
-        array=lambda x: Array(held=np.asarray(x), gpu=comm.rank), opened=opened, cupy=cp
+        array=lambda x, gpu=first: Array(held=np.asarray(x), gpu=gpu), opened=opened, cupy=cp
     )
