@@ -187,7 +187,7 @@ class Variant:
         if fault := self._fault(dtype):
             raise UsageError(fault)
 
-    def suits(self, dtype: str) -> bool:
+    def suits(self, dtype: str | None = None) -> bool:
         """Whether `check` finds nothing."""
         return self._fault(dtype) is None
 
