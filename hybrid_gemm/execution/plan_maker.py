@@ -19,7 +19,8 @@ from ..devices.cuda import nccl_group
 from ..errors import UnavailableError
 from ..host.kept import Kept
 from ..kernel_choice import compute_modes, on_gpu
-from ..kernel_choice.choose import Sides, choose
+from ..kernel_choice.choose import choose
+from ..kernel_choice.costs import Sides
 from ..options import AUTOMATIC_KERNELS, Options
 from ..planning.cost_model import HOSTED_BYTES
 from ..planning.hardware import DeviceSpec
