@@ -34,7 +34,7 @@ def choose(device: str = "auto", gpus: Sequence[int] | None = None) -> tuple[str
     if device == "emulator":
         from .emulator import program as emulation
 
-        if reason := emulation.available():
+        if reason := emulation.unavailable():
             raise UnavailableError(f"device emulator was asked for: {reason}")
     return device, ""
 
