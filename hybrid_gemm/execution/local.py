@@ -48,7 +48,7 @@ class LocalExecutor:
         timed: bool,
     ) -> tuple[Prepared, Execution]:  # fmt: skip
         there = resident or operands.on_gpus
-        known = None if there else self.plans.known(operands, resident=False)
+        known = None if there else self.plans.known(operands)
         if known and (done := self.threads.again(known.plan, known.variant, operands, progress)):
             return known, done
         ready = self.plans.prepare(operands, resident=there)

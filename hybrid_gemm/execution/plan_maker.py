@@ -137,10 +137,10 @@ class PlanMaker:
             self._prepared.put((operands.problem, lie), made)
         return made
 
-    def known(self, operands: Operands, *, resident: bool) -> Prepared | None:
-        """What `prepare` gave for operands that lie alike; whether it fits the memory that is free
-        now, nobody has looked, which takes a driver long."""
-        return self._prepared.get((operands.problem, self._lie(operands, resident)))
+    def known(self, operands: Operands) -> Prepared | None:
+        """What `prepare` gave for operands that lie alike and are not resident; whether it fits the
+        memory that is free now, nobody has looked, which takes a driver long."""
+        return self._prepared.get((operands.problem, self._lie(operands, resident=False)))
 
     def _lie(self, operands: Operands, resident: bool) -> tuple[bool, Homes, bool, str]:
         """How operands lie, as far as plans and kernels depend on it."""
