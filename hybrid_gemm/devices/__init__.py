@@ -62,8 +62,6 @@ def open_devices(
             f"gpus (--gpus) {list(gpus)} were named, and the device is {kind}; leave them out, or "
             "take device cuda"
         )
-    if emulate is not None and emulate < 1:
-        raise UsageError(f"{emulate} devices asked for; it takes at least 1")
     if kind == "cpu":
         from .cpu import CpuDevice
 
