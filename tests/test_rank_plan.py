@@ -16,7 +16,7 @@ from hybrid_gemm.ranks.rank_plan import make_rank_plan
 
 GPU = DeviceSpec(
     "gpu", "cuda", 0, 80 * 2**30, tflops=40, memory_gbps=4000, link_gbps=20, peer_gbps=100
-)  # fmt: skip
+)
 CPU = DeviceSpec(
     "cpu", "cpu", 0, 2**40, tflops=0.1, memory_gbps=10, host_memory=True, on_gpu=False, alignment=1
 )

@@ -18,7 +18,7 @@ from ..options import (
     RANK_GROUP,
     SPLIT_GROUP,
     Options,
-)  # fmt: skip
+)
 from ..ranks import ending, heartbeat, launch
 from .help import Command, talk
 from .option_types import WHOLE, Factor, File, Named, fills, generated_dtypes, verify_modes

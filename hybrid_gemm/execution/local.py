@@ -57,7 +57,7 @@ class LocalExecutor:
             return ready, Execution(Timeline(), 0.0, plan)
         return ready, self._executor_for(plan, operands).execute(
             plan, ready.variant, operands, resident=resident, progress=progress, timed=timed
-        )  # fmt: skip
+        )
 
     def _executor_for(self, plan: Plan, operands: Operands) -> Executor:
         ordinal = getattr(operands.out.home, "ordinal", None)
