@@ -313,14 +313,14 @@ class HeldOutStudy:
         """Microseconds of a call of `Runner.gemm`, one of several in a row."""
         a, b, c = arrays
         self.runner.gemm(a, b, out=c)
-        self.stream_is_idle()
+        self._wait()
         start = time.perf_counter()
         for _ in range(CALLS):
             self.runner.gemm(a, b, out=c)
-        self.stream_is_idle()
+        self._wait()
         return (time.perf_counter() - start) / CALLS * 1e6
 
-    def stream_is_idle(self) -> None:
+    def _wait(self) -> None:
         """Waits for all that was started on the GPU."""
         self.device.cp.cuda.Device(self.device.ordinal).synchronize()
 
