@@ -40,17 +40,8 @@ DEVICES = ("auto", "cuda", "cpu", "emulator")
 REDUCTIONS = ("ordered", "nccl", "critical")
 ALGORITHMS = ("ordinary", "strassen", "3m")
 TRANSPORTS = ("auto", "ipc", "nccl", "mpi")
-COMPUTES = {
-    "fp32": "strict: every product and sum in float32",
-    "fp32x3": "as accurate as fp32 on most data, by three products on tensor cores",
-    "tf32": "operands rounded to 11 bits, on tensor cores",
-    "fp64x": "float64 by residues of int8 on tensor cores, as accurate as float64",
-    "auto": "fp32x3 where there are tensor cores, else fp32",
-}
-TUNES = {
-    "models": "models of times, fitted beforehand",
-    "first-calls": "the first calls of each product, too",
-}
+COMPUTES = ("fp32", "fp32x3", "tf32", "fp64x", "auto")
+TUNES = ("models", "first-calls")
 # Headings of the command's help.
 SPLIT_GROUP, DEVICE_GROUP, RANK_GROUP = "Split and sums", "Device and kernel", "MPI ranks"
 PANEL_SIDE = 8192  # rows and columns, at most, of what `run --resume` finishes at once

@@ -220,7 +220,7 @@ class Runner:
             operands = arrays.described(problem, self.devices[0], self._home_of)
             ready, done = self._executor.execute(
                 operands, resident=resident, progress=progress, described=described
-            )  # fmt: skip
+            )
             return Result(
                 arrays.result(operands.out.array), done.plan or ready.plan, ready.variant,
                 done.timeline, done.total_ms, done.reduction, problem, ready.why, done.compute,
@@ -273,7 +273,7 @@ class Runner:
 
     def _gemm_many(
         self, a: list[Any], b: list[Any], product: Callable[[Any, Any], Any]
-    ) -> list[Any]:  # fmt: skip
+    ) -> list[Any]:
         """As `gemm_many`, by `product`."""
         if len(a) != len(b):
             raise UsageError(

@@ -100,7 +100,7 @@ def test_any_arrays_of_one_gpu_are_multiplied_there(gpu, data):
     a, b = (
         there(rng.integers(-3, 4, sides).astype(data.draw(kinds)), data.draw(ways))
         for sides in ((m, k), (k, n))
-    )  # fmt: skip
+    )
     trans_a, trans_b = data.draw(st.booleans()), data.draw(st.booleans())
     dtype = np.result_type(a, b)
     out, beta, c = place(data, dtype), 0, None

@@ -382,7 +382,7 @@ def test_without_a_compiler(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UnavailableError, match="g\\+\\+ is not installed"):
         compiled(NAIVE, tmp_path)
-    assert "g++ is not installed" in emulation.available.__wrapped__()
+    assert "g++ is not installed" in emulation.unavailable.__wrapped__()
 
 
 # --- checked programs ---------------------------------------------------------------------

@@ -15,7 +15,7 @@ import textwrap
 import numpy as np
 import pytest
 from support.command import COMMAND, environment, one_line, python, run
-from support.npy import write
+from support.npy import in_memory, write
 from support.ranks import failing_rank, mpirun, needs_mpirun
 
 from hybrid_gemm.arrays import npy_files, output_files
@@ -33,12 +33,6 @@ def kind(request, monkeypatch):
     if request.param == "named":
         monkeypatch.setattr(output_files, "_takes_nameless_files", lambda folder: False)
     return request.param
-
-
-def in_memory(folder):
-    """Whether a folder is in a filesystem without a disk, whose pages nothing can drop."""
-    done = subprocess.run(["stat", "-f", "-c", "%T", folder], capture_output=True, text=True)
-    return done.stdout.strip() in ("tmpfs", "ramfs")
 
 
 # --- outputs that vanish ------------------------------------------------------------------

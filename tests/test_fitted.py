@@ -110,7 +110,7 @@ def test_a_kernel_is_taken_only_near_the_sides_at_which_it_was_timed():
         assert variant in model.times_us((700, 800, k), "nn", MACHINE, among=[variant])
     alone = dataclasses.replace(
         measured, times=times[:, [fast, -1]], variants=[variant, measured.variants[-1]]
-    )  # fmt: skip
+    )
     assert variant in made(alone).times_us((700, 800, 20), "nn", MACHINE)  # there is no other
 
 
@@ -295,7 +295,7 @@ def test_tf32_is_multiplied_in_strict_fp32_where_that_is_faster():
     """For a few columns A is read at the memory's speed there."""
     few, large = (
         Problem(*sides, compute="tf32") for sides in ((16001, 2, 9001), (4096, 4096, 4096))
-    )  # fmt: skip
+    )
     variant, why = on_gpu.on_tensor_cores(MACHINE, few, "nn", own=True)
     assert variant.kernel.role == "gemm" and why.startswith("strict fp32 predicted")
     assert compute_modes.ran(variant, few) == "strict float32, expected to be faster here than tf32"

@@ -221,7 +221,7 @@ def test_small_products_are_cut_as_large_ones():
 
 
 def test_the_emulator_takes_what_an_h200_would(tmp_path):
-    if reason := program.available():
+    if reason := program.unavailable():
         pytest.skip(reason)
     said, code = of_its_own("--device", "emulator", "--as-gpu", "--seed", SEED, "--count", 24)
     assert code == 0, said

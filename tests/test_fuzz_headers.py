@@ -8,7 +8,7 @@ import pytest
 from support.command import python
 
 from hybrid_gemm.catalog.expressions import evaluate
-from hybrid_gemm.catalog.files import read_own
+from hybrid_gemm.catalog.files import read_kernel
 from hybrid_gemm.errors import UsageError
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
@@ -35,7 +35,7 @@ def test_another_error_is_a_fault(error, monkeypatch, tmp_path):
         raise error
 
     monkeypatch.setattr(headers, "open_npy", broken)
-    monkeypatch.setattr(headers, "read_own", broken)
+    monkeypatch.setattr(headers, "read_kernel", broken)
     with pytest.raises(headers.Fault):
         headers.check_npy(headers.NPY_SEEDS[0], tmp_path / "a.npy")
     with pytest.raises(headers.Fault):
@@ -90,14 +90,14 @@ def test_a_header_of_nonsense_is_refused_in_words(old, new, words, tmp_path):
     assert old in HEADER
     path.write_text(HEADER.replace(old, new))
     with pytest.raises(UsageError) as caught:
-        read_own(path)
+        read_kernel(path)
     assert words in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_an_expression_without_a_value_refuses_the_product(tmp_path):
     path = tmp_path / "gemm_mine.cu"
     path.write_text(HEADER.replace("source ", 'workspace = "4 % (k - 7)"\nsource ', 1))
-    (variant, *_) = read_own(path.with_name("gemm_mine.cu")).variants()
+    (variant, *_) = read_kernel(path.with_name("gemm_mine.cu")).variants()
     assert "cannot evaluate '4 % (k - 7)'" in variant.refusal(
         device="cpu" if "cpu" in variant.kernel.runs_on else "cuda", dtype="float32", m=8, n=8, k=7
     )

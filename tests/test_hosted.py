@@ -93,7 +93,7 @@ def test_arrays_of_any_kind_are_copied_as_they_are(hosted, data):
     trans_a, trans_b = data.draw(st.booleans()), data.draw(st.booleans())
     got = hosted.gemm(
         a.T if trans_a else a, b.T if trans_b else b, c, 3, beta, trans_a, trans_b, out
-    )  # fmt: skip
+    )
     assert got is not None and got.dtype == dtype and (out is None or got is out)
     np.testing.assert_array_equal(got, wanted.astype(dtype))
 

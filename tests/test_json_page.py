@@ -218,7 +218,7 @@ ELSEWHERE = {
     "tune": ["*"],  # a GPU, and minutes
     "tune --shapes": ["*"],  # a GPU
     COLUMNS: ["*.note"],  # a row that could not be measured
-}  # fmt: skip
+}
 
 
 @needs("emulator")

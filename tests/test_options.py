@@ -127,6 +127,11 @@ def test_wrong_types_are_named(options, message):
     "options, message",
     [
         ({"split": "col"}, "did you mean cols"),
+        ({"threads": 0}, "0 threads asked for; it takes at least 1"),
+        ({"rounds": 0}, "0 rounds asked for; it takes at least 1"),
+        ({"emulate_devices": 0}, "0 devices asked for; it takes at least 1"),
+        ({"reduce": "tree", "split": "cols"}, "ordered, nccl and critical"),
+        ({"reduce": "critical", "split": "rows"}, "needs the split cols"),
         ({"device": "gpu"}, "no device is called 'gpu'; there are auto, cuda, cpu and emulator"),
         ({"compute": "fp32x4"}, "did you mean fp32x3"),
         ({"max_device_memory": "8"}, "8 has no unit"),

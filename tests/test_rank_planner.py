@@ -32,7 +32,7 @@ class Ranks:
         for rank in range(2):
             local = Runner(
                 device=device, checked=chosen.checked, emulate_devices=chosen.emulate_devices
-            )  # fmt: skip
+            )
             place, own = Place(rank, 0, rank, 2, "host"), local.devices[0]
             local._home_of = lambda x, own=own: own if self._is_there(x) else None
             self.planners.append(RankPlanner(2, place, local, chosen, sharing))

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from support.command import TESTS, environment
 from support.command import run as command
-from support.npy import write
+from support.npy import in_memory, write
 from support.ranks import mpirun, needs_mpirun
 
 from hybrid_gemm import Runner
@@ -45,12 +45,6 @@ def until(condition, seconds=5.0):
     while not condition() and time.monotonic() < end:
         time.sleep(0.002)
     return condition()
-
-
-def in_memory(folder):
-    """Whether a folder is in a filesystem without a disk."""
-    done = subprocess.run(["stat", "-f", "-c", "%T", folder], capture_output=True, text=True)
-    return done.stdout.strip() in ("tmpfs", "ramfs")
 
 
 def integers(rng, *shape):

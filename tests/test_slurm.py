@@ -56,7 +56,7 @@ class Cluster:
         log = self.folder / f"{name}-{time.monotonic_ns()}.out"
         done = self.call(
             "sbatch", "--parsable", f"--output={log}", *asked, script, *arguments, **environment
-        )  # fmt: skip
+        )
         assert done.returncode == 0, done.stderr
         number, until = done.stdout.strip(), time.monotonic() + timeout
         while time.monotonic() < until:
@@ -126,7 +126,7 @@ def test_shipped_scripts_multiply(cluster, job):
 def test_the_scaling_study_leaves_a_result_a_run(cluster):
     facts, output = cluster.submit(
         "scaling", asks(2, 1, 2), "--device", "cpu", "--repeat", 1, SIZE="128"
-    )  # fmt: skip
+    )
     assert facts["JobState"] == "COMPLETED", output
     found = {p.name: json.loads(p.read_text()) for p in cluster.folder.glob("scaling-*.json")}
     assert len(found) == 4

@@ -166,7 +166,7 @@ def test_what_a_job_would_fail_of_is_refused(given, said):
         ("--nodes 2 -- --reduce nccl", "nccl reduction is for one process"),
         ("--nodes 2 -- --rounds 0", "at least 1"),
     ],
-)  # fmt: skip
+)
 def test_options_of_run_that_would_fail_in_the_job_are_refused(given, said):
     result = CliRunner().invoke(cli, ["slurm", *given.split()])
     assert isinstance(result.exception, UsageError) and not result.stdout

@@ -104,8 +104,7 @@ class NpyFile:
 
     def sha256(self) -> str:
         """The SHA-256 of the file's bytes, as sha256sum prints it."""
-        with open(f"/dev/fd/{self.descriptor}", "rb", buffering=0) as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return sha256(f"/dev/fd/{self.descriptor}")
 
 
 def truncated() -> str | None:
@@ -233,7 +232,7 @@ class NpyWriter:
         try:
             self._file = OutputFile(target, named=shared, kept=kept)
             self.temporary = self._file.temporary
-            self._reserve(self._file.descriptor, self.size)
+            self._reserve(self._file.descriptor)
             os.ftruncate(self._file.descriptor, self.size)  # one that was kept may be longer
             self._file.write(self._header)
             if not shared:
@@ -247,16 +246,16 @@ class NpyWriter:
                 raise UsageError(f"cannot write {self.path}: {error.strerror}") from None
             raise
 
-    def _reserve(self, descriptor: int, size: int) -> None:
-        """Reserves `size` bytes for the file. Raises `UsageError` if they are not to be had."""
+    def _reserve(self, descriptor: int) -> None:
+        """Reserves the bytes of the file. Raises `UsageError` if they are not to be had."""
         disk = os.fstatvfs(descriptor)
         free = disk.f_bavail * disk.f_frsize
         has = os.fstat(descriptor).st_blocks * 512  # where an earlier process reserved it
         try:
             # Asked first, not to fill a disk that others use too. (Some report no sizes.)
-            if disk.f_blocks and size - has > free:
+            if disk.f_blocks and self.size - has > free:
                 raise OSError(errno.ENOSPC, "")
-            os.posix_fallocate(descriptor, 0, size)
+            os.posix_fallocate(descriptor, 0, self.size)
         except OSError as error:
             limits = {
                 errno.ENOSPC: f"{free} are free there",
@@ -266,7 +265,7 @@ class NpyWriter:
             if error.errno not in limits:
                 raise
             raise UsageError(
-                f"cannot write {self.path}: it needs {size} bytes, {limits[error.errno]}; "
+                f"cannot write {self.path}: it needs {self.size} bytes, {limits[error.errno]}; "
                 "free some space or give another place"
             ) from None
 
@@ -324,7 +323,7 @@ class NpyWriter:
     def _forget_cached_pages(self) -> None:
         """Lets reading go to the disk: cached pages can be dropped where no map has them. Both
         are requests; in a filesystem in memory the pages stay."""
-        with contextlib.suppress(OSError, AttributeError):
+        with contextlib.suppress(OSError):
             if self._map is not None:
                 self._map.madvise(mmap.MADV_DONTNEED)  # of a shared map: nothing is lost
             os.posix_fadvise(self._file.descriptor, 0, 0, os.POSIX_FADV_DONTNEED)

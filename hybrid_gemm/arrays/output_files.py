@@ -269,7 +269,7 @@ def _takes_nameless_files(folder: int) -> bool:
             os.unlink(name, dir_fd=folder)
         finally:
             os.close(descriptor)
-    except (OSError, AttributeError):  # a system without O_TMPFILE
+    except OSError:  # a filesystem without O_TMPFILE
         return False
     return True
 

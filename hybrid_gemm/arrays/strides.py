@@ -47,7 +47,7 @@ def leading(view: View, order: str) -> int | None:
     return outer // size if outer % size == 0 and outer >= size * max(1, length) else None
 
 
-def laid_out(rows: int, cols: int, dtype: str, order: str) -> np.ndarray:
+def stand_in(rows: int, cols: int, dtype: str, order: str) -> np.ndarray:
     """A matrix whose elements are never looked at, and take no memory."""
     shape = (rows, cols) if order == "n" else (cols, rows)
     one = np.empty(1, dtype)

@@ -1,7 +1,7 @@
 """Shapes that nobody chose: drawn at random from a seed, in classes, in all four layouts. Pure.
 
-Models of times (`kernel_choice/fitted.py`) are fitted to shapes of seeds below `FIRST_HELD_OUT`;
-what is reported of the choice among kernels is of later seeds, each looked at once.
+Models of times (`kernel_choice/fitted.py`) are fitted to shapes of seeds below 1000; what is
+reported of the choice among kernels is of later seeds, each looked at once.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from ..catalog import LAYOUTS
 from ..kernel_choice.costs import Sides
 
-FIRST_HELD_OUT = 1000
 CLASSES = ("any", "thin m or n", "short k", "long k", "multiples of 16")
 FEW = "few rows or columns"  # 1, or 2 to 8, which kernels and libraries treat apart
 FITTED = (*CLASSES, FEW)  # models are fitted to these

@@ -221,7 +221,7 @@ def fit_library(
     left_out = np.log(some.times) - wrong
     return LibraryFit(
         variant, kernels, of, constants, known_mean + mean, weights, left_out, np.abs(wrong)
-    )  # fmt: skip
+    )
 
 
 def _library_data(some: LibraryTimes, found: LibraryFit) -> dict[str, Any]:
@@ -349,7 +349,7 @@ def _after(base: Mapping[str, Any], made: Mapping[str, Any]) -> dict[str, Any]:
     return dict(made) | {
         x: np.concatenate([before.get(x, base[x]), made[x]], axis=-1 if x in before else 0)
         for x in both
-    }  # fmt: skip
+    }
 
 
 def _name(variant: Mapping[str, Any]) -> tuple:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from .. import catalog
-from ..arrays.strides import Array, laid_out
+from ..arrays.strides import Array, stand_in
 from ..catalog import LAYOUTS, Variant
 from ..devices.base import Stream
 from ..devices.cuda.device import CudaDevice
@@ -127,7 +127,7 @@ class Bench:
     def _kernels(self, variant: Variant, shape: Shape, layout: str) -> list[Compiled]:
         """What a product needs compiled."""
         m, n, k = shape
-        a, b = laid_out(m, k, self.dtype, layout[0]), laid_out(k, n, self.dtype, layout[1])
+        a, b = stand_in(m, k, self.dtype, layout[0]), stand_in(k, n, self.dtype, layout[1])
         return self.device.kernels_of(lambda d: d.prepare(variant, a, b, self.dtype, summed=False))
 
     @contextlib.contextmanager
@@ -313,14 +313,14 @@ class HeldOutStudy:
         """Microseconds of a call of `Runner.gemm`, one of several in a row."""
         a, b, c = arrays
         self.runner.gemm(a, b, out=c)
-        self.stream_is_idle()
+        self._wait()
         start = time.perf_counter()
         for _ in range(CALLS):
             self.runner.gemm(a, b, out=c)
-        self.stream_is_idle()
+        self._wait()
         return (time.perf_counter() - start) / CALLS * 1e6
 
-    def stream_is_idle(self) -> None:
+    def _wait(self) -> None:
         """Waits for all that was started on the GPU."""
         self.device.cp.cuda.Device(self.device.ordinal).synchronize()
 

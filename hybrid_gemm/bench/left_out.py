@@ -93,7 +93,7 @@ def worth(of: LeftOut, rows: Sequence[int] | None = None) -> Figures:
         times = of.timed(row)
         takes = [
             times[measured.variants.index(of.choice(row, own).variant)] for own in (True, False)
-        ]  # fmt: skip
+        ]
         theirs = np.nan if library is None else times[library]
         line = (theirs, *takes, times[ours].min(), times.min())
         for kind in ("all", measured.drawn[row].kind):
@@ -115,7 +115,7 @@ def worth_of_either(of: LeftOut, plain: LeftOut, pairs: Sequence[tuple[int, int]
             made = [
                 x.choice(row, own or x.measured.library is None, ask=x.measured.mode == "tf32")
                 for x, row in zip(both, pair, strict=True)
-            ]  # fmt: skip
+            ]
             here = int(choices.strict_is_faster(mode, made[1], made[0]))
             takes.append(times[here][both[here].measured.variants.index(made[here].variant)])
         at = both.index(beside)

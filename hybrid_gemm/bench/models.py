@@ -16,7 +16,7 @@ from ..reporting import console, environment
 from . import drawing, fitting, heldout, left_out
 from .study import Note, Progress, Row, cell
 
-SEED = 3  # below drawing.FIRST_HELD_OUT, and of shapes that no shipped model is fitted to
+SEED = 3  # below 1000, and of shapes that no shipped model is fitted to
 LEAST = 40  # shapes that a model is fitted to
 
 

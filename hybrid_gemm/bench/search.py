@@ -35,7 +35,7 @@ def space(kernel: Kernel, most: int = MOST) -> list[Variant]:
     for each in values.values():
         count *= len(each)
     tried = _all(kernel, values) if count <= most else _near(kernel, listed, values)
-    found = dict.fromkeys([*listed, *(v for v in tried if _possible(v))])
+    found = dict.fromkeys([*listed, *(v for v in tried if v.suits())])
     return list(found)
 
 
@@ -51,14 +51,6 @@ def _near(
         for name, several in values.items():
             for value in several:
                 yield Variant(kernel, {**variant.params, name: value})
-
-
-def _possible(variant: Variant) -> bool:
-    try:
-        variant.check()
-    except UsageError:
-        return False
-    return True
 
 
 def search(

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays.strides import laid_out, layout
+from ..arrays.strides import layout, stand_in
 from ..catalog import Variant
 from ..devices.kernel_launcher import Compiled, KernelLauncher
 from ..errors import UsageError, counted
@@ -87,8 +87,8 @@ def _measured(device: KernelLauncher, dtype: str) -> list[Shape]:
 def _needed(runner: Runner, device: KernelLauncher, case: Case) -> list[Compiled]:
     """The kernels of one product: of arrays on this device, and of arrays of the host."""
     (m, n, k), dtype, layouts = case
-    a, b, c = laid_out(m, k, dtype, layouts[0]), laid_out(k, n, dtype, layouts[1]), (m, n)
-    problem = runner.plans.settle(make_problem(a, b, laid_out(*c, dtype, "n")))
+    a, b, c = stand_in(m, k, dtype, layouts[0]), stand_in(k, n, dtype, layouts[1]), (m, n)
+    problem = runner.plans.settle(make_problem(a, b, stand_in(*c, dtype, "n")))
     if not problem.flops:
         return []
     layouts = "".join((layout(x) or "n")[0] for x in (a, b))  # a row or column lies in both

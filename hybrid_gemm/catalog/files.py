@@ -179,8 +179,8 @@ def _check(kernel: Kernel) -> None:
             raise ValueError(f"{variant} has a tile of {variant.tile}")
 
 
-def read_own(path: Path) -> Kernel:
-    """The kernel of one of the user's files. Raises `UsageError` for a file that holds none."""
+def read_kernel(path: Path) -> Kernel:
+    """The kernel of a file. Raises `UsageError` for a file that holds none."""
     try:
         kernel = _read(path)
         _check(kernel)
@@ -193,7 +193,7 @@ def _kernels_in(folder: Path) -> Iterator[Kernel]:
     """The kernels of a folder; a note for each file that holds none."""
     for path in _files(folder):
         try:
-            yield read_own(path)
+            yield read_kernel(path)
         except UsageError as error:
             note(f"{path} is left out: {error}")
 
@@ -251,7 +251,7 @@ def _say_why_left_out(name: str) -> None:
     for path in (path for folder in _folders() for path in _files(folder)):
         if _name(path) == name:
             try:
-                read_own(path)
+                read_kernel(path)
             except UsageError as error:
                 raise UsageError(f"{path} holds no kernel: {error}") from None
 

@@ -1,8 +1,8 @@
-"""The kernels: reads `kernels/*.cu` and their headers; pure, knows no device.
+"""A kernel and its variants, as its header describes them; pure, knows no device.
 
-A kernel file describes itself in a TOML header between `/*---` and `---*/`. This module is
-the only reader of those headers, so the host's checks and the compiler's (`static_assert`)
-come from the same lines. `docs/kernels.md` documents the keys.
+A kernel file describes itself in a TOML header between `/*---` and `---*/`, which `files` reads,
+so the host's checks and the compiler's (`static_assert`) come from the same lines.
+`docs/kernels.md` documents the keys.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ class Variant:
         if fault := self._fault(dtype):
             raise UsageError(fault)
 
-    def suits(self, dtype: str) -> bool:
+    def suits(self, dtype: str | None = None) -> bool:
         """Whether `check` finds nothing."""
         return self._fault(dtype) is None
 

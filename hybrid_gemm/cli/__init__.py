@@ -170,7 +170,7 @@ def _fail(error: BaseException) -> int:
         ("Split a product over 4 MPI ranks:", "mpirun -n 4 hybrid-gemm run --size 8192"),
         ("Time the kernels:", "hybrid-gemm bench --shapes 1024:4096:x2"),
     ],
-)  # fmt: skip
+)
 @version_option
 def cli() -> None:
     """Multiply large matrices on GPUs, CPU threads and MPI ranks.

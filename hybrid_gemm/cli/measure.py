@@ -87,7 +87,7 @@ if TYPE_CHECKING:
     default="fp32",
     show_default=True,
     metavar="NAME",
-    type=Named(tuple(COMPUTES)),
+    type=Named(COMPUTES),
     help="How float32 is multiplied: fp32, or by fp32x3 or tf32 on tensor cores beside cuBLAS; or "
     "float64, by fp64x.",
 )

@@ -18,7 +18,7 @@ from ..options import (
     RANK_GROUP,
     SPLIT_GROUP,
     Options,
-)  # fmt: skip
+)
 from ..ranks import ending, heartbeat, launch
 from .help import Command, talk
 from .option_types import WHOLE, Factor, File, Named, fills, generated_dtypes, verify_modes
@@ -41,8 +41,7 @@ _INPUT = ("m", "n", "k", "size", "c_file", "dtype", "fill", "seed", "alpha", "be
     cls=Command,
     ranks=True,
     groups={
-        "Input": ("m", "n", "k", "size", "c_file", "dtype", "fill", "seed", "alpha", "beta",
-                  "trans_a", "trans_b", "conj_trans_a", "conj_trans_b"),
+        "Input": _INPUT,
         SPLIT_GROUP: (),
         DEVICE_GROUP: ("resident",),
         RANK_GROUP: ("ranks",),
@@ -173,7 +172,9 @@ def run(
         _prepare_check(files, ranks, request, chosen)
     outputs = [json_file, given["output"], given["trace"]]
     if given["resume"] and given["output"]:
-        outputs += _names_beside(given["output"])
+        from ..arrays.unfinished import names_beside
+
+        outputs += names_beside(given["output"])
     inputs = [x for x in (*files, request["c_file"]) if x is not None]
     comm = None if ranks else launch.world(chosen["rank_timeout"])
     _handle_signals(comm)
@@ -241,12 +242,6 @@ def check_arguments(arguments: Sequence[str]) -> None:
     _refuse_contradictions(files, ranks, given, sha256=sha256, check=check)
     given.pop("json_file")
     Wanted(**given)
-
-
-def _names_beside(output: str) -> list[str]:
-    from ..arrays.unfinished import names_beside
-
-    return names_beside(output)
 
 
 def _handle_signals(comm: Any) -> None:

@@ -58,7 +58,7 @@ version_option = click.option(
         ("Write it to a file:", "hybrid-gemm info --json info.json"),
         ("Show which rank takes which GPU:", "mpirun -n 4 hybrid-gemm info"),
     ],
-)  # fmt: skip
+)
 @json_option
 def info(json_file: str | None) -> None:
     """Show versions, devices and links, as a bug report needs them."""
@@ -237,7 +237,7 @@ def reproduce(
         ("Draw what every worker did when:", "hybrid-gemm plot trace.json -o timeline.svg"),
         ("Draw one experiment of several:", "hybrid-gemm plot out ladder -o ladder.png"),
     ],
-)  # fmt: skip
+)
 @click.argument("file", type=File(), metavar="FILE")
 @click.argument("name", type=Named(experiment_names, check=False), required=False)
 @click.option(

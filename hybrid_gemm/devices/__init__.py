@@ -34,7 +34,7 @@ def choose(device: str = "auto", gpus: Sequence[int] | None = None) -> tuple[str
     if device == "emulator":
         from .emulator import program as emulation
 
-        if reason := emulation.available():
+        if reason := emulation.unavailable():
             raise UnavailableError(f"device emulator was asked for: {reason}")
     return device, ""
 
@@ -62,8 +62,6 @@ def open_devices(
             f"gpus (--gpus) {list(gpus)} were named, and the device is {kind}; leave them out, or "
             "take device cuda"
         )
-    if emulate is not None and emulate < 1:
-        raise UsageError(f"{emulate} devices asked for; it takes at least 1")
     if kind == "cpu":
         from .cpu import CpuDevice
 

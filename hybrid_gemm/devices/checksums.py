@@ -178,7 +178,7 @@ class KernelChecksums:
 
     def judge(
         self, limits: Limits, product: Sums, before: Sums | None, got: Sums, stream: Stream
-    ) -> bool:  # fmt: skip
+    ) -> bool:
         number, lock, place = self.alarm()
         with lock:
             self.count_beyond(limits, product, before, got, place, stream)

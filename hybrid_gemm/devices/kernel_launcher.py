@@ -129,7 +129,7 @@ class KernelLauncher(Device):
             return
         missing = [
             x for x in self.kernels_of(work) if x not in self._loaded and x not in self._coming
-        ]  # fmt: skip
+        ]
         if not missing:
             return
         pool = ThreadPoolExecutor(min(len(missing), cores()), thread_name_prefix="compile")

@@ -47,7 +47,7 @@ class RoundedProduct(PackedProduct):
             few = sum(self.rows) * self.k < _FEW
             self.pack, self.pack_launch = self.kernel(
                 "pack", of, self.rows, SLICE=256 if few else 1024
-            )  # fmt: skip
+            )
         views = self._operands(operation.a, operation.b, self.packed_views(1, self.rows))
         self.product = self.multiply(dtype, 1, orders, views)
 
@@ -84,7 +84,7 @@ def bind_in_place(device: KernelLauncher, variant: Variant, operation: Operation
     variant = with_out(variant, operation.c.dtype.itemsize)
     shares = Shares(
         device, variant, dtype, operation.c, (m, n, k), alpha=operation.alpha, beta=operation.beta
-    )  # fmt: skip
+    )
     function = device.function(shares.variant, dtype, order_a + order_b)
     pitches, ldc = (np.int64(lda), np.int64(ldb)), np.int64(stored(operation.c)[1])
     sizes = [np.int32(x) for x in (m, n, k)]

@@ -13,8 +13,6 @@ from collections.abc import Sequence
 
 from ..arrays.strides import layout, stored
 from ..catalog import Variant
-from ..errors import UsageError
-from ..option_checks import MAX_LEVELS
 from ..planning.hardware import DeviceSpec
 from .base import Array, Device, Stream
 from .roles import Products
@@ -30,12 +28,10 @@ class Strassen(WrappedDevice):
 
     Each level needs one workspace of a quarter of A or C (whichever is larger) and one of a
     quarter of B, so all levels together take less than (m max(k, n) + k n) / 3 elements, and
-    m n more where beta is not 0. Raises `UsageError` for levels other than 0 to `MAX_LEVELS`.
+    m n more where beta is not 0.
     """
 
     def __init__(self, device: Device, levels: int):
-        if not 0 <= levels <= MAX_LEVELS:
-            raise UsageError(f"{levels} levels of Strassen asked for; it takes 0 to {MAX_LEVELS}")
         super().__init__(device)
         self.levels = levels
         self.chunk_flops = None  # pieces of a product would be thin; Strassen wants it whole

@@ -85,7 +85,7 @@ def prepare(device: KernelLauncher, variant: Variant, a: Array, b: Array, dtype:
 
 def make_room(
     device: KernelLauncher, variant: Variant, m: int, n: int, k: int, dtype: str, stream: Stream
-) -> None:  # fmt: skip
+) -> None:
     """Allocates what splits of such operands keep with a stream."""
     if dtype == "float32" and variant.params["TERMS"] == 3:
         pitch = -(-k // SPLIT_STEP) * SPLIT_STEP

@@ -91,14 +91,14 @@ class Commands:
 
     def copy(
         self, worker: int, dst: Array, src: Array, stream: Stream, call: Callable[[Stream], None]
-    ) -> None:  # fmt: skip
+    ) -> None:
         """See `Copy`; `call` is the copy, worked out."""
         call(stream)
         self.note(Copy(worker, stream, dst, src))
 
     def start(
         self, worker: int, stream: Stream, call: Callable[[Stream], None], flops: int = 0
-    ) -> None:  # fmt: skip
+    ) -> None:
         """See `Start`."""
         call(stream)
         self.note(Start(worker, stream, call, flops))

@@ -57,7 +57,7 @@ class ComplexProduct:
 
     def run_by_three(
         self, run: Callable[..., Result], resident: bool, progress: Progress
-    ) -> Result:  # fmt: skip
+    ) -> Result:
         """`Runner.run` of three real products, one after the other. The clock counts what makes
         their operands and C, unless all is to be resident."""
         done: list[Result] = []

@@ -43,7 +43,7 @@ class DeviceProducts:
 
     def bound(
         self, a: Any, b: Any, c: Any, *, alpha: float, beta: float
-    ) -> Callable[[Stream], None]:  # fmt: skip
+    ) -> Callable[[Stream], None]:
         """The product of these matrices, or `SplitView`s of them; see `Device.bound_gemm`."""
         key = _lies(a), _lies(b), _lies(c), alpha, beta
         known = self._known.get(key)

@@ -48,7 +48,7 @@ class LocalExecutor:
         timed: bool,
     ) -> tuple[Prepared, Execution]:  # fmt: skip
         there = resident or operands.on_gpus
-        known = None if there else self.plans.known(operands, resident=False)
+        known = None if there else self.plans.known(operands)
         if known and (done := self.threads.again(known.plan, known.variant, operands, progress)):
             return known, done
         ready = self.plans.prepare(operands, resident=there)
@@ -57,7 +57,7 @@ class LocalExecutor:
             return ready, Execution(Timeline(), 0.0, plan)
         return ready, self._executor_for(plan, operands).execute(
             plan, ready.variant, operands, resident=resident, progress=progress, timed=timed
-        )  # fmt: skip
+        )
 
     def _executor_for(self, plan: Plan, operands: Operands) -> Executor:
         ordinal = getattr(operands.out.home, "ordinal", None)

@@ -130,7 +130,7 @@ class Ring:
             self.pool.ends[number] = lambda status: None, array
             self.pool.library.ring_touch(
                 self.pool.handle, self.handle, number, array.ctypes.data, array.nbytes
-            )  # fmt: skip
+            )
 
     def submit(
         self, host: int, device: int, pitches: Sequence[int], size: tuple[int, int],

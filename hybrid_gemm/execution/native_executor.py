@@ -223,7 +223,7 @@ class Program:
 
     def carry_out(
         self, hosts: Sequence[int], fresh: bool, progress: Callable[[int], None] | None
-    ) -> Marks:  # fmt: skip
+    ) -> Marks:
         """Does a run, with host matrices at these addresses, and gives its activities. Returns when
         all streams are idle. Leaves early when it is interrupted. Raises what the driver, or a
         library, said, with a note where `out` is incomplete then and not `fresh`."""
@@ -269,7 +269,7 @@ class Program:
 
 def _wait(
     library: ctypes.CDLL, going: c_void_p, state: _State, progress: Callable[[int], None] | None
-) -> None:  # fmt: skip
+) -> None:
     """Until all is started; tells the operations of products that were started meanwhile."""
     over, told = False, 0
     while not over:

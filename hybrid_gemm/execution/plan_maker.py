@@ -19,7 +19,8 @@ from ..devices.cuda import nccl_group
 from ..errors import UnavailableError
 from ..host.kept import Kept
 from ..kernel_choice import compute_modes, on_gpu
-from ..kernel_choice.choose import Sides, choose
+from ..kernel_choice.choose import choose
+from ..kernel_choice.costs import Sides
 from ..options import AUTOMATIC_KERNELS, Options
 from ..planning.cost_model import HOSTED_BYTES
 from ..planning.hardware import DeviceSpec
@@ -136,10 +137,10 @@ class PlanMaker:
             self._prepared.put((operands.problem, lie), made)
         return made
 
-    def known(self, operands: Operands, *, resident: bool) -> Prepared | None:
-        """What `prepare` gave for operands that lie alike; whether it fits the memory that is free
-        now, nobody has looked, which takes a driver long."""
-        return self._prepared.get((operands.problem, self._lie(operands, resident)))
+    def known(self, operands: Operands) -> Prepared | None:
+        """What `prepare` gave for operands that lie alike and are not resident; whether it fits the
+        memory that is free now, nobody has looked, which takes a driver long."""
+        return self._prepared.get((operands.problem, self._lie(operands, resident=False)))
 
     def _lie(self, operands: Operands, resident: bool) -> tuple[bool, Homes, bool, str]:
         """How operands lie, as far as plans and kernels depend on it."""

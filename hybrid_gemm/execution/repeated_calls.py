@@ -60,7 +60,7 @@ class RepeatedCalls:
 
     def gemm(
         self, key: Hashable, a: np.ndarray, b: np.ndarray, out: np.ndarray | None
-    ) -> np.ndarray | None:  # fmt: skip
+    ) -> np.ndarray | None:
         """The product, where such a call is known; None where it is not, and nothing was done."""
         call = self._known.get(key)
         if call is None:

@@ -55,7 +55,7 @@ def place_of(run: Run, workers: Sequence[Worker]) -> Place:
     """Where a run's room is."""
     pointers = [
         stream.pointer for w in workers for stream in (w.copying, *w.multiplying, w.summing)
-    ]  # fmt: skip
+    ]
     starts = [x.start for x in (*run.blocks.taken, *(w.taken for w in workers))]
     return _place(pointers, [w.device for w in workers], starts)
 

@@ -151,7 +151,7 @@ class SmallChecks:
 
 def _looks(
     device: CudaDevice, sums: KernelChecksums, a: Array, c: Array, limits: Limits, beyond: Any
-) -> tuple[BoundProduct, BoundProduct]:  # fmt: skip
+) -> tuple[BoundProduct, BoundProduct]:
     """What sums up C before, and what sums up all once C is made and counts what is beyond. The
     sums lie in memory that stays with the stream."""
     rows = _rooms(sums, a, c)

@@ -116,7 +116,7 @@ class Transfer:
 
     def __init__(
         self, done: Later, stopped: ctypes.c_int, worker: int = 0, commands: Commands | None = None
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.done, self.stopped = done, stopped
         self.worker, self.commands = worker, commands or Commands()
         self.lock = threading.Lock()

@@ -6,11 +6,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import os
 import threading
 from importlib.util import find_spec
 
-LIBRARY = "nvcuda.dll" if os.name == "nt" else "libcuda.so.1"
+LIBRARY = "libcuda.so.1"
 
 
 @functools.cache

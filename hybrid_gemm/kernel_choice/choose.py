@@ -12,6 +12,7 @@ from ..errors import UsageError
 from ..problem import Problem
 from . import on_gpu, residues
 from .compute_modes import Arithmetic
+from .costs import Sides
 from .library_kernels import Launched
 from .tables import Machine
 
@@ -20,7 +21,6 @@ from .tables import Machine
 AUTO = {"cpu": ("blas",), "emulator": ("double_buffered", "shared_tile", "naive")}
 AUTO_ELSEWHERE = ("naive",)
 
-Sides = tuple[int, int, int]  # m, n, k
 _NONE: Mapping[Sides, int] = {}
 
 

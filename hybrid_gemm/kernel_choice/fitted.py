@@ -440,7 +440,7 @@ def _library(data: Mapping[str, Any], mode: str, processors: int) -> FittedLibra
     launched = [Launched(kernels[x[0]], *x[1:]) for x in rows.tolist()]
     at = library_places(
         data["library_sides"], data["library_layouts"], launched, OPERANDS[mode], processors
-    )  # fmt: skip
+    )
     variant = catalog.get(about["kernel"]).variant()
     fit = Fitted(
         variant, np.array(about["constants"], float), float(about["mean"]),

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-Sides = tuple[int, int, int]  # m, n, k
+from .costs import Sides
 
 # Kernels that come before or after the one that multiplies.
 _BESIDE = ("splitKreduce", "scal_kernel")

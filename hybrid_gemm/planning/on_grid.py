@@ -185,7 +185,7 @@ class _OnGrid:
 
     def _panels(
         self, rows: Span, cols: Span, cell: tuple[int, ...], number: int
-    ) -> Iterator[Panel]:  # fmt: skip
+    ) -> Iterator[Panel]:
         """The panels of tile `number`, in the order in which they become possible."""
         if not self.cuts.panels:
             shapes = [(rows, cols)]
@@ -203,7 +203,7 @@ class _OnGrid:
         if workers > 1:
             count = min(
                 MOST_PARTS, len(rows) // PANEL_ROWS, len(rows) * len(cols) // PANEL_ELEMENTS
-            )  # fmt: skip
+            )
         *parts, last = cut_span(rows, max(1, min(count, self.most_panels - 1)), self.align)
         # The sum of the last panel is what all wait for.
         ends = cut_span(last, 2 if count > 1 else 1, self.align)

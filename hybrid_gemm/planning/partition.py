@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..errors import UsageError
-from ..options import SPLITS
 from ..problem import Problem
 
 Shape = tuple[int, int, int]  # pm, pn, pk: into how many parts a grid cuts m, n and k
@@ -91,21 +90,15 @@ def candidates(
     """The grids that a plan may have: the one given, that of a split, or all of so many workers
     (`who` is what messages call them: workers or ranks), where `counts` has the largest first.
 
-    `rows` is the grid (workers, 1, 1), `cols` (1, 1, workers). Raises `UsageError` for a count
-    below 1, an unknown split, a grid of another count, or a grid beside a split.
+    `rows` is the grid (workers, 1, 1), `cols` (1, 1, workers). Raises `UsageError` for a grid of
+    another count; all else `Options` has checked.
     """
-    if min(counts) < 1:
-        raise UsageError(f"{min(counts)} {who} asked for; it takes at least 1")
     most = counts[0]
     named = {"rows": (most, 1, 1), "cols": (1, 1, most)}
-    if split not in SPLITS:
-        raise UsageError(f"no split is called {split!r}; there are rows, cols and auto")
     if grid is not None:
-        if len(grid) != 3 or min(grid) < 1 or math.prod(grid) != most:
+        if math.prod(grid) != most:
             text = " x ".join(map(str, grid))
             raise UsageError(f"the grid {text} is not {most} {who}; it takes pm x pn x pk = {who}")
-        if split != "auto":
-            raise UsageError(f"a grid was given beside the split {split}; give one of them")
         pm, pn, pk = grid
         return [(pm, pn, pk)]
     if split != "auto":

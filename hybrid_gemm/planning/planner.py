@@ -24,7 +24,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from ..errors import OutOfMemoryError, UsageError, in_words
-from ..options import REDUCTIONS
 from ..problem import Problem
 from .cost_model import QUICKER, is_hosted, least_ms, predict_ms
 from .hardware import DeviceSpec
@@ -70,16 +69,11 @@ def make_plan(
     `rows` is the grid (workers, 1, 1), `cols` (1, 1, workers); `auto` takes the grid that the
     cost model finds fastest of those that fit and that `reduce` can sum, and of several numbers
     of `workers` as many as are worth starting. What does not fit whole is done in turns, unless
-    it is `resident` or summed in another way than "ordered". Raises `UsageError` for a split,
-    grid or reduction that is not possible or a worker count below 1, `OutOfMemoryError` if a
-    device is too small for any turn.
+    it is `resident` or summed in another way than "ordered". Raises `UsageError` for a grid or a
+    reduction that is not possible, `OutOfMemoryError` if a device is too small for any turn.
     """
     counts = [workers] if isinstance(workers, int) else sorted(workers, reverse=True)
     shapes = candidates(counts, split, grid)
-    if reduce not in REDUCTIONS:
-        raise UsageError(f"no reduction is called {reduce!r}; there are {', '.join(REDUCTIONS)}")
-    if reduce == "critical" and (split != "cols" or grid):
-        raise UsageError(f"the critical reduction needs the split cols; the split is {split}")
     # Rows first, then cols: of equals the first is taken.
     shapes.sort(key=lambda shape: (-math.prod(shape), *_plainness(shape)))
     task = Task(problem, tuple(devices), kernel, reduce, resident, homes, page_locked)

@@ -30,7 +30,7 @@ from .peer_memory import PeerMemory
 from .redistribution import NOTHING, Part, move, moves, rows_of
 
 _CHOICES = "alpha", "beta", "distribution", "result", "root"
-LAYOUTS = ("replicated", "root", "rows", "cols")
+DISTRIBUTIONS = ("replicated", "root", "rows", "cols")
 PARTS = {"rows": ("rows", 0), "cols": ("columns", 1)}  # which follow each other along a dimension
 
 
@@ -88,13 +88,14 @@ class DistributedOperands:
         for name, value in (("alpha", alpha), ("beta", beta)):
             if not (are_numbers(value) or hasattr(value, "ndim")):
                 raise DTypeError(f"{name} must be a number, not {shown(value)}")
-        if self.distribution not in LAYOUTS:
+        if self.distribution not in DISTRIBUTIONS:
             raise UsageError(
-                f"no distribution is called {self.distribution!r}; there are {', '.join(LAYOUTS)}"
+                f"no distribution is called {self.distribution!r}; there are "
+                f"{', '.join(DISTRIBUTIONS)}"
             )
-        if self.result not in LAYOUTS[:3]:
+        if self.result not in DISTRIBUTIONS[:3]:
             raise UsageError(
-                f"no result is called {self.result!r}; there are {', '.join(LAYOUTS[:3])}"
+                f"no result is called {self.result!r}; there are {', '.join(DISTRIBUTIONS[:3])}"
             )
         self._broadcast()
         arrays = {
@@ -129,19 +130,19 @@ class DistributedOperands:
         whole: dict[str, Any] = {}
         for operand in "ABC":
             found = [rank[operand] for rank in everyone]
-            layout = self._layout(operand)
-            if layout == "root":
+            distribution = self._distribution_of(operand)
+            if distribution == "root":
                 found = [found[self.root]]
             if operand == "C" and all(f is None for f in found):
                 whole["C"] = None
                 continue
             if any(f is None for f in found):
-                missing = self.root if layout == "root" else found.index(None)
+                missing = self.root if distribution == "root" else found.index(None)
                 raise UsageError(
                     f"{operand} is missing on rank {missing}; with distribution="
                     f"{self.distribution!r} it takes one there"
                 )
-            whole[operand] = self._join(operand, layout, found)
+            whole[operand] = self._join(operand, distribution, found)
         alpha, beta = everyone[0]["alpha"], everyone[0]["beta"]
         try:
             problem = make_problem(
@@ -162,16 +163,16 @@ class DistributedOperands:
         """How the matrices came about that ranks have parts of, where they do not fit."""
         found = []
         for operand in "ABC":
-            layout, first = self._layout(operand), everyone[0][operand]
-            if layout in PARTS and first:
-                (rows, cols), words = first[0], PARTS[layout][0]
+            distribution, first = self._distribution_of(operand), everyone[0][operand]
+            if distribution in PARTS and first:
+                (rows, cols), words = first[0], PARTS[distribution][0]
                 found.append(
                     f"{operand} of the ranks' {words}, of which rank 0 has {rows} x {cols}"
                 )
         joined = f"distribution={self.distribution!r} joins {'; '.join(found)}"
         return f" ({joined})" if found else ""
 
-    def _layout(self, operand: str) -> str:
+    def _distribution_of(self, operand: str) -> str:
         """How one operand is distributed: B is whole everywhere where A is cut by rows, and C
         comes in rows where K is cut."""
         if self.distribution == "rows" and operand == "B":
@@ -180,11 +181,11 @@ class DistributedOperands:
             return {"A": "cols", "B": "rows", "C": "rows"}[operand]
         return self.distribution
 
-    def _join(self, operand: str, layout: str, found: list):
+    def _join(self, operand: str, distribution: str, found: list):
         """A stand-in for the whole matrix; notes which rank has which part, and the dtype that
         holds all of them."""
         self.dtypes[operand] = dtype = promoted(*(np.dtype(d) for _shape, d in found))
-        if layout == "replicated":  # each rank would multiply other numbers
+        if distribution == "replicated":  # each rank would multiply other numbers
             native = [np.dtype(d).newbyteorder("=") for _shape, d in found]
             if other := next((i for i, d in enumerate(native) if d != native[0]), None):
                 raise DTypeError(
@@ -192,7 +193,7 @@ class DistributedOperands:
                     f"{other} has {native[other]}"
                 )
         shapes = [shape for shape, _dtype in found]
-        words, along = PARTS.get(layout, ("", None))
+        words, along = PARTS.get(distribution, ("", None))
         fixed = [shape if along is None else shape[1 - along] for shape in shapes]
         if other := next((rank for rank, x in enumerate(fixed) if x != fixed[0]), None):
             takes = "all ranks pass the same"
@@ -206,7 +207,7 @@ class DistributedOperands:
         if along is None:
             whole = Part(Span(0, rows), Span(0, cols))
             self.have[operand] = [
-                whole if layout == "replicated" or rank == self.root else NOTHING
+                whole if distribution == "replicated" or rank == self.root else NOTHING
                 for rank in range(self.comm.size)
             ]
         else:
@@ -232,13 +233,13 @@ class DistributedOperands:
 
     def stay(self, spans) -> bool:
         """Whether each rank multiplies A and B where they lie, given what `spans` said."""
-        return spans is not None or self._layout("A") == self._layout("B") == "replicated"
+        return spans is not None or self.distribution == "replicated"
 
     def local(self, operand: str, want: list[Part], peers: PeerMemory | None = None) -> Any:
         """This rank's part of an operand: a view where it is here, else brought here, by `peers` to
         this rank's GPU."""
         array, have, rank = self.arrays[operand], self.have[operand], self.comm.rank
-        if self._layout(operand) == "replicated":
+        if self._distribution_of(operand) == "replicated":
             return have[rank].of(array, want[rank])
         return self._moved(array, have, want, self.dtypes[operand], peers)
 

@@ -18,7 +18,7 @@ from . import launch
 from .distributed_operands import dtype_of, least_dtype
 from .redistribution import NOTHING, Part, move
 
-LAYOUTS = ("replicated", "root")
+DISTRIBUTIONS = ("replicated", "root")
 
 
 class DistributedStacks:
@@ -102,9 +102,10 @@ class DistributedStacks:
 
     def _check(self) -> None:
         for name, value in (("distribution", self.distribution), ("result", self.result)):
-            if value not in LAYOUTS:
+            if value not in DISTRIBUTIONS:
                 raise UsageError(
-                    f"{name}={value!r}: stacks and vectors over ranks are {' or '.join(LAYOUTS)}"
+                    f"{name}={value!r}: stacks and vectors over ranks are "
+                    f"{' or '.join(DISTRIBUTIONS)}"
                 )
         if self._holds and (self.a is None or self.b is None):
             raise UsageError(

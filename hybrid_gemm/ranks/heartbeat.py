@@ -387,7 +387,7 @@ def deadline(limit: float, what: str) -> Iterator[None]:
         cause = f": {stopped} is stopped" if stopped else ""
         ending.end_job(
             f"rank {ending.rank_here()}: {what} for {limit:g} s (--rank-timeout){cause}", 1
-        )  # fmt: skip
+        )
 
     started = threading.Event()
     threading.Thread(target=watch, name="deadline", daemon=True).start()

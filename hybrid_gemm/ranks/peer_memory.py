@@ -3,7 +3,6 @@ memory that the others opened to it (CUDA IPC)."""
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -89,8 +88,7 @@ class PeerMemory:
             return gpu.cp.empty(part.shape, dtype)
 
     def _meet(self) -> None:
-        beat = heartbeat.known(self.comm)
-        with beat.during(heartbeat.WAITING) if beat else contextlib.nullcontext():
+        with heartbeat.known(self.comm).during(heartbeat.WAITING):
             self.comm.Barrier()
 
     def _at(self, rank: int, part: Part, dtype: np.dtype) -> Any:

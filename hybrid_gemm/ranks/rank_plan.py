@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ..errors import OutOfMemoryError, UsageError, in_words
+from ..errors import OutOfMemoryError, in_words
 from ..host.kept import cached_property
 from ..planning.cost_model import tflops
 from ..planning.hardware import DeviceSpec
@@ -269,14 +269,11 @@ def make_rank_plan(
     `rows` is the grid (ranks, 1, 1), `cols` (1, 1, ranks); `auto` takes the grid that the
     cost model finds fastest of those that fit. `spans` are cuts along m, n and k where data
     lies cut already. More `rounds` than a strip has lines are as many as it has. Raises
-    `UsageError` for a split or grid that is not possible, `OutOfMemoryError` if no rank could
-    hold its part.
+    `UsageError` for a grid of another number of ranks, `OutOfMemoryError` if no rank could hold
+    its part.
     """
     # Spans say how data lies; only a user's own grid contradicts a split.
     shapes = candidates([ranks], "auto" if spans else split, grid, "ranks")
-    if rounds is not None and rounds < 1:
-        raise UsageError(f"{rounds} rounds asked for; it takes at least 1")
-
     costs = {}
     for shape in shapes:
         made = _rounds(problem, shape, spec, resident)

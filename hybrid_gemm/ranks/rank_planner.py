@@ -76,7 +76,7 @@ class RankPlanner:
 
     def __init__(
         self, ranks: int, where: Place, local: Runner, options: Options, sharing: int
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.ranks, self.where, self.local, self.options = ranks, where, local, options
         self.sharing = sharing
         self._inner_plans: Kept[tuple[Plan, Variant]] = Kept(MAX_PLANS)

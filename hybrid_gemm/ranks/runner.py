@@ -346,7 +346,7 @@ class RankRunner:
 
         def matrices(
             x: Any, y: Any, out: Any = None, into: str | None = None
-        ) -> tuple[DistributedOperands, tuple]:  # fmt: skip
+        ) -> tuple[DistributedOperands, tuple]:
             given = DistributedOperands(self.comm, (x, y, None, out), (False, False), *lie, into)
             return given, self._told(given, 1.0, 0.0)
 

@@ -130,9 +130,6 @@ def milliseconds(value: float) -> str:
     return f"{value:.2f}" if value else ""
 
 
-_ms = milliseconds  # as the reports of threads and ranks call it
-
-
 def print_matrix(name: str, matrix: np.ndarray) -> None:
     """Prints a small matrix of the host in full, with 4 digits."""
     console.print(f"{name} =")

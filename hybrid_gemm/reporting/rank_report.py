@@ -106,7 +106,7 @@ def print_result(result: RankResult, verdict: Verdict | None, places: Places) ->
         ms = {phase: sum(a.ms for a in mine if a.phase == phase) for phase in PHASES}
         rows.append([
             rank, *places[rank], *_where(plan, rank),
-            *(console._ms(ms[phase]) for phase in PHASES), in_words(plan.bytes_sent(rank)),
+            *(console.milliseconds(ms[phase]) for phase in PHASES), in_words(plan.bytes_sent(rank)),
         ])  # fmt: skip
     console.table(["rank", "<host", "<device", "rows of A", "columns of B", "K", "finishes C",
                   *(f"{phase} ms" for phase in PHASES), "sent"], rows)  # fmt: skip

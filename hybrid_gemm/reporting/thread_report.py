@@ -15,7 +15,7 @@ from ..planning.planner import START_MS
 from ..problem import Problem
 from ..verify import Verdict
 from . import file_report, report
-from .console import _ms, line, table
+from .console import line, milliseconds, table
 from .file_report import Files
 
 NO_FILES = Files()
@@ -225,7 +225,7 @@ def print_result(
         rate = flops / ms["multiply"] / 1e6 if ms["multiply"] else 0
         rows.append([
             w.index, plan.devices[w.device].name, *_where(plan, w),
-            *(_ms(ms[phase]) for phase in PHASES), f"{rate:.1f}" if rate else "",
+            *(milliseconds(ms[phase]) for phase in PHASES), f"{rate:.1f}" if rate else "",
         ])  # fmt: skip
     table(["worker", "<device", "rows of A", "columns of B", "K",
            *(f"{phase} ms" for phase in PHASES), "gflop/s"], rows)  # fmt: skip

@@ -11,7 +11,7 @@ import numpy as np
 from . import rounding
 from .sampling import CLASSES, NARROWEST, Found, Group, Part, Samples, doubles, spans, square_tiles
 from .sampling import weights as drawn
-from .scaled import EXACT_FLOPS, Scaled, compact, indices, moved, on_host, positive, within
+from .scaled import EXACT_FLOPS, Scaled, compact, indices, moved, on_host, within
 
 LOOKS = 16  # sums, of the worst first, whose elements are looked at one by one
 OFFENDERS = 64  # elements that are held against what their own products allow
@@ -281,7 +281,8 @@ class Floats(Scaled):
             walk = step * (walk + squares / 2)
             reference, bound = self._bound(product, squares, walk, before, rows_here, cols_here)
             error = abs(got - reference)
-            ratio = positive(xp, error / bound)
+            ratio = error / bound
+            ratio = xp.where(xp.isnan(ratio), xp.inf, ratio)  # NaN is wrong
             ratio[error == 0] = 0
             strange = ~xp.isfinite(got)
             if before is not None:

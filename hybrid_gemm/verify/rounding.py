@@ -118,7 +118,7 @@ def own_bound(rounding: Rounding, problem: Problem, a, b, added: float) -> tuple
         exact, total = (
             float(problem.alpha * np.ldexp(np.ldexp(x, up), more))
             for x in (exact, min(random, worst))
-        )  # fmt: skip
+        )
     reference = exact + added
     bound = abs(total) + rounding.out * abs(reference) + rounding.tiny
     bound += rounding.last * (2 * abs(reference) + abs(added) + abs(exact))

@@ -268,11 +268,6 @@ def on_host(x) -> np.ndarray:
     return x if isinstance(x, np.ndarray) else x.get()
 
 
-def positive(xp, ratio):
-    """Fails on NaN."""
-    return xp.where(xp.isnan(ratio), xp.inf, ratio)
-
-
 def moved(index, by: int):
     return slice(index.start + by, index.stop + by) if isinstance(index, slice) else index + by
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from hybrid_gemm.arrays.npy_files import NpyFile
-from hybrid_gemm.catalog.files import read_own
+from hybrid_gemm.catalog.files import read_kernel
 from hybrid_gemm.errors import DTypeError, UsageError
 from hybrid_gemm.problem import check_dtype
 
@@ -131,7 +131,7 @@ def check_kernel(data: bytes, path: Path) -> bool:
     """Whether the file is a kernel. Of one that is, each variant is launched, or refused."""
     path.write_bytes(data)
     with _only(UsageError):
-        kernel = read_own(path)
+        kernel = read_kernel(path)
         for variant in kernel.variants():
             for dtype in ("float32", "int64"):
                 for device in ("cuda", "cpu", "emulator"):

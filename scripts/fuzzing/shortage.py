@@ -60,7 +60,7 @@ ON_DEVICES: dict[str, tuple[dict[str, Any], str, str, float]] = {
     "cols": ({"threads": 2, "split": "cols", "emulate_devices": 2}, "f4", "f8", 1),
     "rows, float16": ({"threads": 2, "split": "rows", "emulate_devices": 2}, "f2", "", 0),
     "fp32x3": ({"threads": 1, "compute": "fp32x3"}, "f4", "f4", 2),
-}  # fmt: skip
+}
 MEMORIES = ("device", "page-locked")
 
 

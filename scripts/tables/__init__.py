@@ -5,16 +5,14 @@ import re
 from pathlib import Path
 
 from hybrid_gemm import __version__
+from hybrid_gemm.reporting import markdown
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def grid(columns: list[str], rows) -> list[str]:
     """A table's lines; a column whose name begins with < is aligned to the left."""
-    names = [name.removeprefix("<") for name in columns]
-    sides = ["---" if name.startswith("<") else "---:" for name in columns]
-    lines = [f"| {' | '.join(map(str, row))} |" for row in rows]
-    return [f"| {' | '.join(names)} |", f"|{'|'.join(sides)}|", *lines]
+    return markdown.table(columns, list(rows)).split("\n")
 
 
 def result(name: str, card: str = "h200") -> dict:

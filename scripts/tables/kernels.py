@@ -7,6 +7,7 @@ import statistics
 
 from hybrid_gemm.bench import drawing, heldout
 from hybrid_gemm.bench.selection import SERIES
+from hybrid_gemm.catalog import LAYOUTS
 
 from . import ROOT, grid, kernel_rows, result
 
@@ -14,7 +15,7 @@ CARDS = ("h100", "h200")
 TIMES = "fitted_times_h200.json.gz"
 THIN = ("dots", "tall", "outer")  # and those for 16 bits
 LARGE_MB, MB_A_MS = 60, 4.8e3  # A, B and C that memory decides, and its rate by its makers
-LAYOUTS, SIDES = ("nn", "nt", "tn", "tt"), (4096, 8192, 16384)
+SIDES = (4096, 8192, 16384)
 PEAK_INT32_GFLOPS = 33.4e3  # 132 multiprocessors, 64 multiply-adds a cycle, 1.98 GHz
 
 
@@ -22,7 +23,6 @@ def standing() -> str:
     """The best of our own kernels against cuBLAS at every shape of the tuned table, by layout,
     but for those of `thin`."""
     data = json.loads((ROOT / "hybrid_gemm/kernel_choice/tuned/nvidia_h200.json").read_text())
-    layouts = ("nn", "nt", "tn", "tt")
     ms = {}
     for row in data["rows"]:
         if row["dtype"] == "float32" and not 1 < min(row["m"], row["n"]) <= 8:
@@ -39,13 +39,13 @@ def standing() -> str:
     ]  # fmt: skip
     table = []
     for shape in shapes:
-        cells = [f"{ratio[(*shape, x)]:.2f}" if (*shape, x) in ratio else "" for x in layouts]
+        cells = [f"{ratio[(*shape, x)]:.2f}" if (*shape, x) in ratio else "" for x in LAYOUTS]
         table.append(["{} x {} x {}".format(*shape), *cells])
     means = [
-        statistics.geometric_mean([r for key, r in ratio.items() if key[3] == x]) for x in layouts
+        statistics.geometric_mean([r for key, r in ratio.items() if key[3] == x]) for x in LAYOUTS
     ]
     table.append(["geometric mean", *(f"{x:.2f}" for x in means)])
-    return "\n".join([*lines, *grid(["<shape", *map(str.upper, layouts)], table)])
+    return "\n".join([*lines, *grid(["<shape", *map(str.upper, LAYOUTS)], table)])
 
 
 def thin_products() -> str:
@@ -111,7 +111,7 @@ def bars() -> str:
     ratio, rows = ratios(), result("tuned")["rows"]
     nn = _over_shapes(ratio)
     mean, worst = statistics.geometric_mean(nn.values()), min(nn, key=nn.get)
-    square = {(x, n): ratio[x, n, n, n] for x in ("nn", "nt", "tn", "tt") for n in (4096, 8192)}
+    square = {(x, n): ratio[x, n, n, n] for x in LAYOUTS for n in (4096, 8192)}
     square["nn", 16384] = ratio["nn", 16384, 16384, 16384]
     int32 = max(r["gflops"] for r in rows if r["dtype"] == "int32" and r["m"] == r["k"] == 4096)
     launches = result("launch")["rows"]
@@ -181,12 +181,9 @@ def cards() -> str:
         f"m = n = k = {', '.join(map(str, SIDES))}:",
         "",
     ]
-    table = [
-        [what, "", *(f"{means[card][what]:.2f}" for card in ("h100", "h200"))]
-        for what in means["h100"]
-    ]
+    table = [[what, "", *(f"{means[card][what]:.2f}" for card in CARDS)] for what in means["h100"]]
     for what, layout in dict.fromkeys(key[:2] for key in columns["h100"]):
-        found = ([columns[card].get((what, layout, n)) for n in SIDES] for card in ("h100", "h200"))
+        found = ([columns[card].get((what, layout, n)) for n in SIDES] for card in CARDS)
         cells = [", ".join(f"{x:.2f}" if x else "-" for x in line) for line in found]
         table.append([what, layout.upper(), *cells])
     return "\n".join([*lines, *grid(["<what", "<layout", "H100", "H200"], table)])
@@ -357,7 +354,13 @@ def held_out() -> str:
     for above, row in reversed(list(itertools.pairwise(table))):
         row[0] = "" if row[0] == above[0] else row[0]
     headings = ["<mode", "<shapes", "count", "own", "`auto`", "1st percentile", "worst", "wrong"]
-    return "\n".join([*lines, *grid(headings, table)])
+    int32 = result("heldout_int32")["rows"]
+    regret = float(heldout.summary(int32)[4])
+    said = (
+        f"At {len(int32)} shapes in int32 ([figures](results/heldout_int32_h200.json)) what was "
+        f"chosen took {regret:.1%} longer than the fastest candidate on average."
+    )
+    return "\n".join([*lines, *grid(headings, table), "", said])
 
 
 def held_out_h100() -> str:

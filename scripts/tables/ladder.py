@@ -1,6 +1,6 @@
 """The ladder of kernels, and ours past it: docs/performance.md."""
 
-from . import kernel_rows, result
+from . import grid, kernel_rows, result
 from .kernels import ratios
 
 
@@ -20,19 +20,20 @@ def ladder() -> str:
         + ", data on the device, each product checked in the same run "
         "([all rows](results/ladder_h200.json)):",
         "",
-        "| kernel | " + " | ".join("{} x {} x {}".format(*s) for s in shapes) + " |",
-        "|---|" + "---|" * len(shapes),
     ]  # fmt: skip
-    for name in names:
-        cells = [best.get((name, shape)) for shape in shapes]
-        if any(cells):
-            lines.append(
-                f"| {name} | " + " | ".join(f"{c / 1e3:.1f}" if c else "" for c in cells) + " |"
-            )
-    return "\n".join([*lines, *_tuned(shapes), "", other_card()])
+    columns = ["<kernel", *("<{} x {} x {}".format(*s) for s in shapes)]
+    rows = [[name, *(best.get((name, shape)) for shape in shapes)] for name in names]
+    table = [
+        [name, *(f"{c / 1e3:.1f}" if c else "" for c in cells)]
+        for name, *cells in rows
+        if any(cells)
+    ]
+    table += [*_tuned(shapes), *_splits(shapes)]
+    power = "\\* at the card's power cap."
+    return "\n".join([*lines, *grid(columns, table), "", power, "", other_card()])
 
 
-def _tuned(shapes) -> list[str]:
+def _tuned(shapes) -> list[list[str]]:
     """The fastest of our own kernels, and its ratio to cuBLAS, from a run of their own."""
     data = result("tuned")
     rates, ratios = [], []
@@ -48,13 +49,9 @@ def _tuned(shapes) -> list[str]:
         rates.append(f"{best['gflops'] / 1e3:.1f}")
         ratios.append(f"{best['ratio_to_cublas']:.2f}" + (" *" if best["throttled"] else ""))
     return [
-        "| ours, fastest ([its own run](results/tuned_h200.json)) | "
-        + " | ".join(rates) + " |",
-        "| ours / cublas there | " + " | ".join(ratios) + " |",
-        *_splits_row(shapes),
-        "",
-        "\\* at the card's power cap.",
-    ]  # fmt: skip
+        ["ours, fastest ([its own run](results/tuned_h200.json))", *rates],
+        ["ours / cublas there", *ratios],
+    ]
 
 
 def other_card() -> str:
@@ -74,17 +71,18 @@ def other_card() -> str:
     )
 
 
-def _splits_row(shapes) -> list[str]:
+def _splits(shapes) -> list[list[str]]:
     """fp32x3 at the ladder's shapes, packing included, from its own run."""
     rows = {
         (row["m"], row["n"], row["k"]): row
         for row in kernel_rows("fp32x3")
         if row["kernel"] != "cublas"
     }
-    rates = " | ".join(f"{rows[shape]['gflops'] / 1e3:.0f}" for shape in shapes)
-    ratios = " | ".join(f"{rows[shape]['ratio_to_cublas']:.2f}" for shape in shapes)
+    name = (
+        "`--compute fp32x3` ([at k = 1024](results/fp32x3_h200.json), "
+        "[cubes](results/named_fp32x3_h200.json))"
+    )
     return [
-        "| `--compute fp32x3` ([at k = 1024](results/fp32x3_h200.json), "
-        f"[cubes](results/named_fp32x3_h200.json)) | {rates} |",
-        f"| fp32x3 / cublas fp32 there | {ratios} |",
+        [name, *(f"{rows[shape]['gflops'] / 1e3:.0f}" for shape in shapes)],
+        ["fp32x3 / cublas fp32 there", *(f"{rows[x]['ratio_to_cublas']:.2f}" for x in shapes)],
     ]

@@ -3,25 +3,21 @@
 import collections
 from statistics import geometric_mean
 
-from . import ROOT, grid, result
+from . import grid, result
 
-PIECES = tuple(
-    pieces for device in ("cpu", "emulator", "cuda")
-    for pieces in (("fuzz", device),
-                   *((f"fuzz_{device}", x) for x in ("again", "more", "small", "ranks")))
+FUZZ = (
+    "cpu", "cpu_small", "cpu_ranks", "emulator", "emulator_again", "emulator_more",
+    "emulator_small", "emulator_ranks", "cuda", "cuda_small",
 )  # fmt: skip
 
 
 def products() -> str:
     """Random products by device, ranks and size of pieces."""
-    found = [
-        (f"{name}_{card}.json", result(name, card)) for name, card in PIECES if there(name, card)
-    ]
     rows = [
         [data["device"], data.get("ranks", ""), "small" if data["small_pieces"] else "usual",
          *(f"{data[x]:,}" for x in ("products", "right", "refused", "wrong", "exception")),
-         data["seed"], f"[figures](results/{name})"]
-        for name, data in found
+         data["seed"], f"[figures](results/fuzz_{name}.json)"]
+        for name, data in ((name, result("fuzz", name)) for name in FUZZ)
     ]  # fmt: skip
     names = [
         "<device",
@@ -56,18 +52,12 @@ def headers() -> str:
     return "\n".join(grid(names, rows))
 
 
-def there(name: str, card: str) -> bool:
-    """Whether there is such a result file yet."""
-    return (ROOT / f"docs/results/{name}_{card}.json").exists()
-
-
 def memory() -> str:
     """Allocations that fail, new shapes, runners that are dropped, and mixed products."""
     data = result("memory", "cpu")
     scarce = [
-        row for card in ("emulator", "cuda") if there("memory_scarce", card)
-        for row in result("memory_scarce", card)["scarce"]
-    ]  # fmt: skip
+        row for card in ("emulator", "cuda") for row in result("memory_scarce", card)["scarce"]
+    ]
     rows = (
         [x["configuration"], x["allocations"], x["right"], x["refused"], x["incomplete"],
          max(0, x["bytes_leaked"]), len(x["wrong"])]
@@ -87,8 +77,13 @@ def memory() -> str:
         f"{x['descriptors'][1]}, memory {x['grown_mib']:+.1f} MiB."
         for x in data["runners"]
     ]
-    lines += [mixed(card) for card in ("cpu", "cuda") if there("memory_mixed", card)]
-    return "\n".join([*lines, "", "([figures](results/memory_cpu.json))"])
+    lines += [mixed(card) for card in ("cpu", "cuda")]
+    others = ", ".join(f"[{x}](results/memory_scarce_{x}.json)" for x in ("emulator", "cuda"))
+    lines += [
+        "",
+        f"([figures](results/memory_cpu.json); of device and page-locked memory {others})",
+    ]
+    return "\n".join(lines)
 
 
 def mixed(card: str) -> str:
@@ -110,7 +105,6 @@ def checked() -> str:
     found = [
         (card, result("checked", card))
         for card in ("cpu", "emulator", "cuda", "cuda_more", "cuda_two")
-        if there("checked", card)
     ]
     rows = [
         [f"[{card.partition('_')[0]}{', two GPUs' * (data.get('gpus', 0) == 2)}]"
@@ -176,8 +170,6 @@ def checking_drawn() -> str:
 
 def verdicts() -> str:
     """Verdicts that were made again, by file, and those that are left."""
-    if not there("verdicts", "h200"):
-        return "None is made again yet."
     data = result("verdicts")
     made = collections.defaultdict(list)
     for row in data["rows"]:

@@ -11,7 +11,7 @@ from hybrid_gemm.devices.emulator import program as emulator
 from hybrid_gemm.devices.emulator.program import Options
 
 needs_emulator = pytest.mark.skipif(
-    emulator.available() is not None, reason=str(emulator.available())
+    emulator.unavailable() is not None, reason=str(emulator.unavailable())
 )
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from ...arrays.strides import laid_out, layout, leading, stored
+from ...arrays.strides import layout, leading, stand_in, stored
 from ...errors import HybridGemmError
 from ...kernel_choice import library_kernels
 from ...kernel_choice.library_kernels import Launched
@@ -252,8 +252,8 @@ def launched(problem: Problem, orders: str, aside: Any) -> Launched | None:
     workspace."""
     p = problem
     product = bind(
-        laid_out(p.m, p.k, p.operands, orders[0]), laid_out(p.k, p.n, p.operands, orders[1]),
-        laid_out(p.m, p.n, p.out_dtype if p.operands in NARROW else p.dtype, "n"),
+        stand_in(p.m, p.k, p.operands, orders[0]), stand_in(p.k, p.n, p.operands, orders[1]),
+        stand_in(p.m, p.n, p.out_dtype if p.operands in NARROW else p.dtype, "n"),
         alpha=1, beta=0, tf32=p.compute == "tf32",
     )  # fmt: skip
     try:

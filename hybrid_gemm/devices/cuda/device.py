@@ -240,7 +240,7 @@ class CudaDevice(CudaCopies, KernelDevice):
 
     def repeated(
         self, work: Callable[[], None], count: int, stream: OwnStream
-    ) -> Callable[[], None]:  # fmt: skip
+    ) -> Callable[[], None]:
         """One launch of a graph, so that the host's time for each kernel is not measured."""
         stream.cupy.begin_capture()
         try:

@@ -76,8 +76,8 @@ class Options:
 
 
 @functools.cache
-def available() -> str | None:
-    """None if g++ compiles kernels here, else one line that says what is missing."""
+def unavailable() -> str | None:
+    """Why kernels do not run here, in one line; None if g++ compiles them."""
     if shutil.which("g++") is None:
         return _NO_COMPILER
     try:
@@ -92,7 +92,7 @@ def sanitized_environment() -> dict[str, str]:
 
     Raises `UnavailableError` where g++ comes without AddressSanitizer.
     """
-    if reason := available():
+    if reason := unavailable():
         raise UnavailableError(reason)
     libraries = []
     # The C++ library too: AddressSanitizer looks up its exceptions when it starts.

@@ -69,4 +69,4 @@ EXPERIMENT = Experiment(
     picture=None,
     exercise="Compare `hybrid-gemm info` on two machines. Which limit decides how many blocks "
     "of 256 threads with 100 registers each multiprocessor holds?",
-)  # fmt: skip
+)
