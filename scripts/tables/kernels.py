@@ -334,14 +334,14 @@ def held_out() -> str:
         for x, data in found.items()
     )
     lines = [
-        "The same at other shapes, each set drawn from a seed of its own and looked at once "
+        "Geometric means, each set of shapes drawn from a seed of its own and looked at once "
         f"({linked}; by scripts/measure-heldout). The five classes of bfloat16, TF32 and fp32x3 "
         "are of the shipped models, all other rows of models from before [wider "
-        "alignments](notes/choosing.md#wider-alignments) counted. Of these, one long side in "
+        "alignments](#wider-alignments) counted. Of these, one long side in "
         "float64 is of the last, one row or column and the five classes of float64 are of early "
         "ones, and the others of models that trusted "
         "predictions far from timed shapes as much as others ([what that "
-        "changes](notes/choosing.md#how-far-constants-reach)). Each product had a verdict; "
+        "changes](#how-far-constants-reach)). Each product had a verdict; "
         "*wrong*: how many failed it:",
         "",
     ]
