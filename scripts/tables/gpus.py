@@ -313,7 +313,8 @@ def four_gpus() -> str:
     columns = ["<arithmetic", "<arrays", "m = n = k", "one GPU", "two", "four", "GPUs chosen",
                "as chosen", "as chosen / bound"]  # fmt: skip
     title = (
-        f"The same on a host of four H200s, medians of {samples(data['rows'])} "
+        "Whole calls of `Runner.gemm` on a host of four H200s, medians of "
+        f"{samples(data['rows'])} in ms, by `scripts/measure-host ways` after `tune --links` "
         "([figures](results/host4_h200.json)):"
     )
     return _folded(title, columns, rows, said)
