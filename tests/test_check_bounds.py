@@ -1,4 +1,4 @@
-"""The bounds of checked products are those of docs/reliability.md, wherever sums are judged."""
+"""Checked products have the bounds of docs/notes/verification.md, wherever sums are judged."""
 
 import math
 

@@ -3,7 +3,7 @@
 The row of a group of columns (`devices/checksums.py`) has two bounds. Beyond the first, which is
 statistical, the product is made again: a product that changes was damaged, and the new one is
 taken if it is within the bound. One that comes out the same, bit by bit, is taken as long as it is
-within the second bound, of the worst case. docs/reliability.md has both as inequalities.
+within the second bound, of the worst case. docs/notes/verification.md has both as inequalities.
 """
 
 from __future__ import annotations

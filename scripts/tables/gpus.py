@@ -126,7 +126,7 @@ def bounds(data: dict, row: dict, problem: Problem) -> dict[str, float]:
     return {"h2d+d2h": found["h2d+d2h"]} | had
 
 
-PEERS = "peers1", "peers2", "peers4", "peers4_first"
+PEERS = "peers1", "peers2", "peers4", "peers4_first"  # of a case in two of them, the first counts
 
 
 def peers() -> str:
@@ -136,21 +136,24 @@ def peers() -> str:
         f"{samples(row for file in PEERS for row in result(file)['rows'])}, all ways in turn in "
         "one run of a version of this package by `hybrid-gemm bench --libraries` ([one "
         "GPU](results/peers1_h200.json), [two](results/peers2_h200.json), "
-        "[four](results/peers4_h200.json), [before](results/peers4_first_h200.json)). CuPy and "
-        "PyTorch use "
+        "[four](results/peers4_h200.json), [other sizes](results/peers4_first_h200.json)). CuPy "
+        "and PyTorch use "
         "one GPU and make a fresh C; in brackets is how many times as long as ours each takes, "
         "with a fresh C where it makes one.",
         "",
     ]
     columns = ["<GPUs", "<version", "<m = n = k", "<memory", "ours", "ours, fresh C",
                "cuBLASXt, best settings", "CuPy", "PyTorch", "bound", "ours / bound"]  # fmt: skip
-    table = []
+    table, shown = [], set()
     for file in PEERS:
         data = result(file)
         rows, version = data["rows"], data["environment"]["hybrid_gemm"]
         for case in dict.fromkeys((r["m"], r["memory"]) for r in rows):
             found = {(r["way"], r["c"]): r for r in rows if (r["m"], r["memory"]) == case}
             ours = found["ours", "given"]
+            if (ours["gpus"], *case) in shown:
+                continue
+            shown.add((ours["gpus"], *case))
 
             def cell(way: str, c: str, found=found) -> str:
                 if (way, c) not in found:
@@ -310,7 +313,8 @@ def four_gpus() -> str:
     columns = ["<arithmetic", "<arrays", "m = n = k", "one GPU", "two", "four", "GPUs chosen",
                "as chosen", "as chosen / bound"]  # fmt: skip
     title = (
-        f"The same on a host of four H200s, medians of {samples(data['rows'])} "
+        "Whole calls of `Runner.gemm` on a host of four H200s, medians of "
+        f"{samples(data['rows'])} in ms, by `scripts/measure-host ways` after `tune --links` "
         "([figures](results/host4_h200.json)):"
     )
     return _folded(title, columns, rows, said)

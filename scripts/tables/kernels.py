@@ -222,34 +222,28 @@ def calls() -> str:
 
 
 def first_calls() -> str:
-    """What a first product costs, and what is copied while its kernels are compiled."""
-    found = result("launch")
-    return "\n".join([*_first_products(found), "", *_ahead(found)])
-
-
-def _first_products(found: dict) -> list[str]:
     """The first product of a process, by what is multiplied and what the cache holds."""
     seconds: dict[str, dict[str, float]] = {}
-    for x in found["first"]:
+    for x in result("launch")["first"]:
         name = "CuPy" if x["what"] == "cupy" else x.get("compute") or x.get("kernel") or x["dtype"]
         seconds.setdefault(name, {})[x["cache"]] = x["first_product_s"]
     table = [
         [name, *(f"{of[x]:.2f}" if x in of else "" for x in ("cold", "warm"))]
         for name, of in seconds.items()
     ]
-    return [
+    return "\n".join([
         "The first product of a process, 1024^3 from NumPy arrays on an H200, in seconds from the "
         "program's first line, imports included ([figures](results/launch_h200.json)). Cold: no "
         "kernel was compiled before:",
         "",
         *grid(["<", "cold", "warm"], table),
-    ]
+    ])  # fmt: skip
 
 
-def _ahead(found: dict) -> list[str]:
+def copied_ahead() -> str:
     """First products whose kernels are compiled while A and B are copied, and the other order."""
     table, kind = [], {True: "pinned", False: "pageable"}
-    for x in found["ahead"]:
+    for x in result("launch")["ahead"]:
         starts, stops = zip(*x["compiled_ms"], strict=True)
         began = min(starts)
         table.append([
@@ -259,15 +253,16 @@ def _ahead(found: dict) -> list[str]:
             f"{x['uploaded_before_compiled']:.0%}",
             *(f"{ms / 1e3:.2f}" for ms in (x["products_ms"][0] - began, x["first_call_ms"])),
         ])  # fmt: skip
-    return [
+    return "\n".join([
         "The first call of `gemm` with arrays of the host and no kernel compiled before, and the "
-        "same with compiling before copying. Seconds; \"copying from\" and \"first product\" count "
+        "same with compiling before copying ([figures](results/launch_h200.json)). Seconds; "
+        "\"copying from\" and \"first product\" count "
         "from when the compiler begins; \"copied\" is the share of A and B that is on the GPU when "
         "the last kernel is compiled, which is as far as the plan lets copies run ahead:",
         "",
         *grid(["m = n = k", "<compute", "<arrays", "<order", "compiling", "copying from", "copied",
                "first product", "whole call"], table),
-    ]  # fmt: skip
+    ])  # fmt: skip
 
 
 def left_out() -> str:
@@ -331,14 +326,14 @@ def held_out() -> str:
         for x, data in found.items()
     )
     lines = [
-        "The same at other shapes, each set drawn from a seed of its own and looked at once "
+        "Geometric means, each set of shapes drawn from a seed of its own and looked at once "
         f"({linked}; by scripts/measure-heldout). The five classes of bfloat16, TF32 and fp32x3 "
         "are of the shipped models, all other rows of models from before [wider "
-        "alignments](notes/choosing.md#wider-alignments) counted. Of these, one long side in "
+        "alignments](#wider-alignments) counted. Of these, one long side in "
         "float64 is of the last, one row or column and the five classes of float64 are of early "
         "ones, and the others of models that trusted "
         "predictions far from timed shapes as much as others ([what that "
-        "changes](notes/choosing.md#how-far-constants-reach)). Each product had a verdict; "
+        "changes](#how-far-constants-reach)). Each product had a verdict; "
         "*wrong*: how many failed it:",
         "",
     ]

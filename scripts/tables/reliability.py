@@ -146,25 +146,18 @@ def checking_cost() -> str:
 
 def checking_drawn() -> str:
     """How many times as long a checked call takes at shapes drawn at random, by class."""
-    shown = result("checked_drawn"), result("checked_fit_before")
-    times: list[dict[tuple[str, str], list[float]]] = []
-    for data in shown:
-        times.append(collections.defaultdict(list))
-        for x in data["overhead"]:
-            times[-1][x["kind"], x["arithmetic"]].append(x["checked ms"] / x["plain ms"])
-    now, before = times
+    data = result("checked_drawn")
+    times: dict[tuple[str, str], list[float]] = collections.defaultdict(list)
+    for x in data["overhead"]:
+        times[x["kind"], x["arithmetic"]].append(x["checked ms"] / x["plain ms"])
     rows = [
-        [kind, arithmetic, len(found),
-         *(f"{geometric_mean(x[kind, arithmetic]):.1f}" for x in (before, now)),
-         *(f"{max(x[kind, arithmetic]):.1f}" for x in (before, now))]
-        for (kind, arithmetic), found in now.items()
-    ]  # fmt: skip
-    names = ["<shapes", "<arithmetic", "products", "mean, before", "mean", "worst, before", "worst"]
-    (gpu,) = {x["name"] for x in shown[0]["environment"]["cuda"]["gpus"]}
+        [*way, len(found), f"{geometric_mean(found):.1f}", f"{max(found):.1f}"]
+        for way, found in times.items()
+    ]
+    names = ["<shapes", "<arithmetic", "products", "mean", "worst"]
+    (gpu,) = {x["name"] for x in data["environment"]["cuda"]["gpus"]}
     return "\n".join([
-        *grid(names, rows), "",
-        f"({gpu}, [figures](results/checked_drawn_h200.json); "
-        "[before](results/checked_fit_before_h200.json) at 120 shapes of other seeds)",
+        *grid(names, rows), "", f"({gpu}, [figures](results/checked_drawn_h200.json))",
     ])  # fmt: skip
 
 
