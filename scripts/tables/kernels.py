@@ -4,6 +4,7 @@ import gzip
 import itertools
 import json
 import statistics
+from collections.abc import Mapping, Sequence
 
 from hybrid_gemm.bench import drawing, heldout
 from hybrid_gemm.bench.selection import SERIES
@@ -314,15 +315,48 @@ def leads() -> str:
     return "\n".join(grid(columns, table))
 
 
-def held_out() -> str:
-    """What is chosen at shapes of seeds that nothing was fitted to."""
+HELD_OUT_HEADINGS = (
+    "<mode", "<shapes", "count", "own", "`auto`", "1st percentile", "worst", "wrong"
+)  # fmt: skip
+
+
+def _held_out() -> dict[str, dict]:
+    """What was measured at shapes of seeds that nothing was fitted to, by the file's name."""
     names = [name for mode in ON_H200 for name in (mode, *(f"{x}_{mode}" for x in drawing.ALONE))]
     names[names.index("tf32") : 0] = ["float16", "long_float16", "tiny_float16"]
-    files = {x: ROOT / f"docs/results/heldout_{x}_h200.json" for x in names}
-    found = {x: json.loads(file.read_text()) for x, file in files.items() if file.exists()}
+    files = (ROOT / f"docs/results/heldout_{x}_h200.json" for x in names)
+    return {file.name: json.loads(file.read_text()) for file in files if file.exists()}
+
+
+def _held_out_rows(found: Mapping[str, dict], kinds: Sequence[str]) -> list[list[object]]:
+    """Of each mode, and of these of its kinds of shapes."""
+    table: list[list[object]] = []
+    for data in found.values():
+        alone = data["rows"][0]["kind"] in drawing.ALONE.values()
+        for kind in kinds:
+            rows = [r for r in data["rows"] if kind in (r["kind"], "all")]
+            if not rows or (kind == "all" and alone):
+                continue
+            own, auto, first, worst, _regret, _most, wrong = heldout.summary(rows)
+            table.append([data["mode"], kind, len(rows), own, auto, first, worst, wrong])
+    for above, row in reversed(list(itertools.pairwise(table))):
+        row[0] = "" if row[0] == above[0] else row[0]
+    return table
+
+
+def held_out_in_short() -> str:
+    """What is chosen at shapes of seeds that nothing was fitted to, without the five classes."""
+    return "\n".join(
+        grid(HELD_OUT_HEADINGS, _held_out_rows(_held_out(), ("all", *drawing.ALONE.values())))
+    )
+
+
+def held_out() -> str:
+    """As `held_out_in_short`, class by class."""
+    found = _held_out()
     linked = ", ".join(
-        f"[{data['mode']}{', ' + drawing.ALONE[x.split('_')[0]] if '_' in x else ''}]"
-        f"(results/{files[x].name})"
+        f"[{data['mode']}{', ' + drawing.ALONE[x.split('_')[1]] if x.count('_') > 2 else ''}]"
+        f"(results/{x})"
         for x, data in found.items()
     )
     lines = [
@@ -337,25 +371,14 @@ def held_out() -> str:
         "*wrong*: how many failed it:",
         "",
     ]
-    table: list[list[object]] = []
-    for data in found.values():
-        alone = data["rows"][0]["kind"] in drawing.ALONE.values()
-        for kind in ("all", *drawing.CLASSES, *drawing.ALONE.values()):
-            rows = [r for r in data["rows"] if kind in (r["kind"], "all")]
-            if not rows or (kind == "all" and alone):
-                continue
-            own, auto, first, worst, _regret, _most, wrong = heldout.summary(rows)
-            table.append([data["mode"], kind, len(rows), own, auto, first, worst, wrong])
-    for above, row in reversed(list(itertools.pairwise(table))):
-        row[0] = "" if row[0] == above[0] else row[0]
-    headings = ["<mode", "<shapes", "count", "own", "`auto`", "1st percentile", "worst", "wrong"]
+    kinds = "all", *drawing.CLASSES, *drawing.ALONE.values()
     int32 = result("heldout_int32")["rows"]
     regret = float(heldout.summary(int32)[4])
     said = (
         f"At {len(int32)} shapes in int32 ([figures](results/heldout_int32_h200.json)) what was "
         f"chosen took {regret:.1%} longer than the fastest candidate on average."
     )
-    return "\n".join([*lines, *grid(headings, table), "", said])
+    return "\n".join([*lines, *grid(HELD_OUT_HEADINGS, _held_out_rows(found, kinds)), "", said])
 
 
 def held_out_h100() -> str:
