@@ -51,6 +51,8 @@ def test_products_of_all_kinds(gpus, seed):
         shapes = ((m, k), (k, n), (m, n))
         a, b, c = (random.integers(0, 4, (*stack, *s)).astype(dtype) for s in shapes)
         way = {} if stack else WAYS[random.integers(len(WAYS))]
+        if dtype.kind == "c" and random.random() < 0.5:
+            way = {"algorithm": "3m"}
         way = {"kernel": "naive", "device": "cuda", **way}
         if random.random() < 0.3:
             way["gpus"] = tuple(int(x) for x in random.permutation(gpus.count)[: 1 + number % 3])
@@ -61,6 +63,8 @@ def test_products_of_all_kinds(gpus, seed):
             got = hybrid_gemm.matmul(x, y, **way)
         else:
             alpha, beta = int(random.integers(3)), int(random.integers(2))
+            if dtype.kind == "c" and random.random() < 0.5:
+                alpha, beta = alpha + 1j, beta - 2j
             expected = alpha * expected + beta * c.astype(wide)
             z, out = z if beta else None, None
             if random.random() < 0.3:

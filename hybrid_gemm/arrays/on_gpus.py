@@ -55,6 +55,12 @@ def empty_beside(arrays: Iterable[Any], shape: tuple[int, ...], dtype: Any) -> A
         return module_of(there).empty(shape, dtype)
 
 
+def lie_together(x: Any, y: Any) -> bool:
+    """Whether both lie on the same GPU, or both on the host."""
+    one, other = (v.data.device_id if is_device_array(v) else None for v in (x, y))
+    return bool(one == other)
+
+
 def copied(x: Any, dtype: str) -> Any:
     """A copy of that dtype without gaps, on the same GPU."""
     if x.dtype.name != dtype:

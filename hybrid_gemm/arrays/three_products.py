@@ -22,7 +22,7 @@ import numpy as np
 
 from ..problem import REAL_OF, Problem, Scalar, real_factor
 from .caller_arrays import by_rows, is_device_array, module_of, silent
-from .on_gpus import on_gpu_of
+from .on_gpus import copy_into, empty_beside, lie_together, on_gpu_of
 from .strides import Array
 
 Three = tuple[Array, Array, Array]
@@ -60,17 +60,17 @@ class ThreeProducts:
         """As `multiply`, of P1, P2 and P3."""
         p1, p2, p3 = products
         problem = self.problem
-        xp, on_gpu = module_of(p1), is_device_array(p1)
         with on_gpu_of(p1):
             made = out
-            if out is None or is_device_array(out) != on_gpu or out.dtype != problem.dtype:
-                made = xp.empty(p1.shape, problem.dtype)
+            if out is None or not lie_together(out, p1) or out.dtype != problem.dtype:
+                made = empty_beside([p1], p1.shape, problem.dtype)
             added = c if problem.beta else None
-            if added is not None and is_device_array(added) != on_gpu:
-                added = xp.asarray(added) if on_gpu else added.get()
+            if added is not None and not lie_together(added, p1):
+                added = empty_beside([p1], p1.shape, added.dtype)
+                copy_into(added, c)
             alpha = float(real_factor(problem.alpha))  # a complex one is in B already
             _combine(p1, p2, p3, added, alpha, problem.beta, made)
-        if out is None and is_device_array(c) and not on_gpu:
+        if out is None and is_device_array(c) and not is_device_array(made):
             made = module_of(c).asarray(made)
         return made
 

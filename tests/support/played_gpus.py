@@ -14,7 +14,7 @@ from typing import ClassVar
 import numpy as np
 
 from hybrid_gemm import RankRunner, devices
-from hybrid_gemm.arrays import complex_numbers
+from hybrid_gemm.arrays import complex_numbers, three_products
 from hybrid_gemm.devices.cuda import device as cuda
 from hybrid_gemm.devices.emulator.device import EmulatorDevice
 from hybrid_gemm.host import gpu_context
@@ -240,10 +240,26 @@ def _play(monkeypatch, first, count, ours) -> SimpleNamespace:
         def launch(self, function, launch, args, stream):
             super().launch(function, launch, list(map(held_argument, args)), stream)
 
+    def parts(x, factor, scaled, conj, *made):
+        for each in (x, *made):
+            each.need_current()
+        held_parts = tuple(each.held for each in made)
+        alpha = factor if scaled else None
+        three_products._split(x.held, x.dtype, conj, alpha, held_parts, slice(None))
+
+    def combine(p1, p2, p3, c, alpha, beta, added, made):
+        for each in (p1, p2, p3, c, made):
+            each.need_current()
+        products = p1.held, p2.held, p3.held
+        c = c.held if added else None
+        three_products._combine(*products, c, float(alpha), beta.item(), made.held)
+
     def opening(_kind, _workers, *, gpus=None, **_more):
         return [Played(ordinal) for ordinal in gpus or ours]
 
     def expand(right, made, conj_left, conj, alpha):
+        right.need_current()
+        made.need_current()
         first, second = made.held[..., 0, :], made.held[..., 1, :]
         complex_numbers._expand(right.held, first, second, conj_left, conj, alpha)
 
@@ -254,6 +270,7 @@ def _play(monkeypatch, first, count, ours) -> SimpleNamespace:
     monkeypatch.setattr(cuda, "count", lambda: count)
     monkeypatch.setattr(RankRunner, "_gpu", lambda self: f"GPU {first}")
     monkeypatch.setattr(complex_numbers, "_expand_on_gpu", expand)
+    monkeypatch.setattr(three_products, "_gpu_kernels", lambda: (parts, combine))
     monkeypatch.setattr(_Current, "first", first)
     monkeypatch.setattr(current, "gpu", first)
     return SimpleNamespace(
