@@ -292,6 +292,15 @@ def copy_now(device: Device, dst, src, stream) -> None:
     transfer.stop.synchronize()
 
 
+def cast(device: Device, source, home: Device | None, dtype: np.dtype, stream):
+    """A matrix in another dtype; that of another GPU, its `home`, on this device, since CuPy casts
+    where an array lies. On a stream of the device, which is the current one."""
+    if home is not None and home is not device:
+        there, source = source, device.empty_like(source, source.dtype.name)
+        device.copy(source, there, stream)
+    return source.astype(dtype)
+
+
 def store(device: Device, view, made, stream, *, on_host: bool) -> None:
     """view[...] = made, a matrix of the device, cast as NumPy casts; `on_host` says where the view
     lies. Host memory may be written before the stream is waited for."""

@@ -243,10 +243,7 @@ class Worker:
         with self.device.using(self.copying), transfer.pieces[0].copying(self.copying):
             transfer.begin(self.copying)
             if source.dtype != target.dtype and (home is not None or self.device.checks):
-                if home is not None and home is not self.device:  # CuPy casts on its array's GPU
-                    there, source = source, self.device.empty_like(source, source.dtype.name)
-                    self.device.copy(source, there, self.copying)
-                source = source.astype(target.dtype)
+                source = staging.cast(self.device, source, home, target.dtype, self.copying)
             self.device.copy(target, source, self.copying)
 
     @marked("relay")

@@ -20,7 +20,10 @@ def put(home: Device, matrix: Operand, dtype: str, *, read: bool = True) -> Oper
     with home.streams(1) as (stream,), home.using(stream):
         there = home.empty_like(matrix.array, dtype)
         if read:
-            staging.copy(home, there, matrix.array.astype(dtype, copy=False), stream)
+            array = matrix.array
+            if array.dtype != there.dtype:
+                array = staging.cast(home, array, matrix.home, there.dtype, stream)
+            staging.copy(home, there, array, stream)
         stream.synchronize()
     return Operand.of(there, home)
 

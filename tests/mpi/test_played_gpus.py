@@ -34,7 +34,7 @@ def part(size, edges, rank):
 
 
 def lying(x, draw, gpus, *, on_gpu):
-    """A matrix as one may lie: in either order, with steps, backwards, on the GPU."""
+    """A matrix as one may lie: in either order, with steps, backwards, on this or another GPU."""
     how = draw.integers(5)
     if how == 1:
         x = np.asfortranarray(x)
@@ -44,7 +44,7 @@ def lying(x, draw, gpus, *, on_gpu):
         x = wide[: 2 * x.shape[0] : 2, : 2 * x.shape[1] : 2]
     elif how == 3 and not on_gpu:
         x = x[::-1].copy()[::-1].astype(x.dtype.newbyteorder())
-    return gpus.array(x) if on_gpu else x
+    return gpus.array(x, int(draw.integers(2))) if on_gpu else x
 
 
 @pytest.mark.parametrize("seed", range(3))
