@@ -295,6 +295,8 @@ def copy_now(device: Device, dst, src, stream) -> None:
 def cast(device: Device, source, home: Device | None, dtype: np.dtype, stream):
     """A matrix in another dtype; that of another GPU, its `home`, on this device, since CuPy casts
     where an array lies. On a stream of the device, which is the current one."""
+    if source.dtype == dtype:
+        return source
     if home is not None and home is not device:
         there, source = source, device.empty_like(source, source.dtype.name)
         device.copy(source, there, stream)

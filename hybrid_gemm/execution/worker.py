@@ -242,7 +242,7 @@ class Worker:
         self.commands.refuse("a matrix is read from where no link goes")
         with self.device.using(self.copying), transfer.pieces[0].copying(self.copying):
             transfer.begin(self.copying)
-            if source.dtype != target.dtype and (home is not None or self.device.checks):
+            if home is not None or self.device.checks:
                 source = staging.cast(self.device, source, home, target.dtype, self.copying)
             self.device.copy(target, source, self.copying)
 

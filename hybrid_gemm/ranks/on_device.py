@@ -20,9 +20,7 @@ def put(home: Device, matrix: Operand, dtype: str, *, read: bool = True) -> Oper
     with home.streams(1) as (stream,), home.using(stream):
         there = home.empty_like(matrix.array, dtype)
         if read:
-            array = matrix.array
-            if array.dtype != there.dtype:
-                array = staging.cast(home, array, matrix.home, there.dtype, stream)
+            array = staging.cast(home, matrix.array, matrix.home, there.dtype, stream)
             staging.copy(home, there, array, stream)
         stream.synchronize()
     return Operand.of(there, home)

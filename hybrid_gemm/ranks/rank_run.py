@@ -367,10 +367,10 @@ class RankRun:
         transport = self.transport
         assert transport is not None
         with device.using(stream):
-            if problem.beta and not (self._in_place and mine.c is mine.out):
-                device.copy(
-                    target, self._here(piece, mine.c).astype(self.dtype, copy=False), stream
-                )
+            if mine.c is not None and not (self._in_place and mine.c is mine.out):
+                before = self._here(piece, mine.c)
+                before = staging.cast(device, before, mine.c.home, self.dtype, stream)
+                device.copy(target, before, stream)
             start = stream.record()
             for i, part in enumerate(parts):
                 if not transport.near and i != transport.me:

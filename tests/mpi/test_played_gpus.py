@@ -14,8 +14,9 @@ from hybrid_gemm.ranks import peer_memory, rank_planner
 from hybrid_gemm.ranks.open_memory import OpenMemory
 
 pytestmark = [pytest.mark.mpi, needs_emulator]
-WAYS = [{}, {"split": "cols"}, {"split": "rows"}, {"transport": "mpi"}]
+WAYS = [{}, {"checked": True}, {"split": "cols"}, {"split": "rows"}, {"transport": "mpi"}]
 ON_GPU = {"host": 0, "gpu": 1, "either": 0.5}  # of arrays that are a GPU's
+DTYPES = ["float32", "float64", "int32", "int8", "complex64", "float16", "uint8"]
 SIDES = [0, 1, 2, 3, 5, 17, 40, 65]
 
 
@@ -58,7 +59,7 @@ def test_products_of_all_kinds(comm, gpus, seed, monkeypatch):
         monkeypatch.setattr(peer_memory, "STAGED_BYTES", int(common.choice([64, 300, 1 << 20])))
         runner = runners[common.integers(len(runners))]
         m, n, k = (int(x) for x in common.choice(SIDES, 3))
-        dtype = str(common.choice(["float32", "float64", "int32", "int8", "complex64"]))
+        dtype = str(common.choice(DTYPES))
         distribution = str(common.choice(["replicated", "root", "rows", "cols"]))
         result, root = str(common.choice(["replicated", "root", "rows"])), comm.size - 1
         alpha, beta = int(common.choice([0, 1, 2])), int(common.choice([0, 1]))
