@@ -52,6 +52,13 @@ def test_what_is_lost_is_warned_of_at_the_callers_line(arguments, options, says)
     assert [w.filename for w in caught] == [__file__]
 
 
+def test_memory_of_devices_that_has_no_effect_on_the_cpu_has_none():
+    options = {"device": "cpu", "threads": 2, "split": "cols"}
+    with pytest.warns(HybridGemmWarning, match="has no effect"):
+        plan = hybrid_gemm.plan(64, 64, 64, max_device_memory=1, **options)
+    assert plan.panels == hybrid_gemm.plan(64, 64, 64, **options).panels
+
+
 @pytest.mark.parametrize(
     ("operand", "says"),
     [
