@@ -110,6 +110,21 @@ def test_an_entry_of_tma_is_checked(folder, entry, capsys):
     assert "an entry of tma names an operand" in note_of_what_is_left_out(capsys)
 
 
+def test_entries_of_tma_are_tables(folder, capsys):
+    write(folder, 'tile = ["1", "1"]', 'tma = [{operand = "A", box = ["1", "1"]}, 1]')
+    assert "the header's tma cannot be" in note_of_what_is_left_out(capsys)
+
+
+def test_a_kernel_may_have_an_empty_list_of_parameters(folder):
+    write(folder, 'tile = ["1", "1"]', "params = []")
+    assert catalog.get("mine").variant().params == {}
+
+
+def test_parameters_are_a_list(folder, capsys):
+    write(folder, 'tile = ["1", "1"]', "params = 0")
+    assert "the header's params cannot be 0" in note_of_what_is_left_out(capsys)
+
+
 def test_scales_names_parameters(folder, capsys):
     write(folder, 'tile = ["1", "1"]', "params = [{BLOCKS = 4}]", 'scales = ["BLOCKS", "SPLIT"]')
     assert "scales names 'SPLIT', which is no parameter" in note_of_what_is_left_out(capsys)
@@ -255,3 +270,12 @@ def test_a_package_without_its_kernels_is_not_blamed_on_the_user(folder, tmp_pat
     monkeypatch.setenv(catalog.VARIABLE, str(tmp_path / "none"))
     with pytest.raises(UsageError, match=rf"{catalog.VARIABLE} names .*none, which is no folder"):
         catalog.kernels()
+
+
+def test_the_digest_of_what_kernels_include_changes_with_each_name_and_text(monkeypatch):
+    """Else code that was compiled from the text of before would be taken."""
+    found = set()
+    for texts in ({"tile.cuh": b"one"}, {"tile.cuh": b"two"}, {"wide.cuh": b"one"}):
+        monkeypatch.setattr(catalog.files, "included", lambda texts=texts: texts)
+        found.add(catalog.include_digest.__wrapped__())
+    assert len(found) == 3

@@ -136,6 +136,7 @@ def test_wrong_types_are_named(options, message):
         ({"grid": (1025, 1, 1)}, "1025 x 1 x 1 has 1025 parts.* at most 1024"),
         ({"grid": (2**40, 2**40, 1)}, "at most 1024"),
         ({"levels": 9}, "0 to 6"),
+        ({"levels": -1}, "0 to 6"),
         ({"gpus": (0, 0)}, "different GPU numbers"),
         ({"device": "CPU"}, "did you mean cpu"),
     ],

@@ -89,6 +89,16 @@ def test_more_workers_than_rows_shows_idle_ones():
     assert len(plan.workers) == 5
 
 
+@pytest.mark.parametrize(
+    "homes, devices",
+    [((None, None, None), [0, 1, 2, 3]), ((1, 0, 2), [2, 3, 0, 1]), ((3, 1, None), [1, 2, 3, 0])],
+)
+def test_workers_take_devices_in_order_from_that_of_c_or_b_or_a_on(homes, devices):
+    four = [replace(GPU, unit=unit) for unit in range(4)]
+    plan = make_plan(Problem(512, 64, 64), four, 4, split="rows", homes=homes)
+    assert [worker.device for worker in plan.workers] == devices
+
+
 def test_rows_share_b_on_one_device():
     plan = make_plan(Problem(64, 64, 64), [GPU], 4, split="rows")
     (b,) = [x for x in plan.blocks if x.operand == "B"]
@@ -195,6 +205,15 @@ def test_split_products_need_memory_for_their_parts():
     assert make_plan(Problem(*sides), [small], 1, split="rows").turns_in_memory == 0
     turns = make_plan(Problem(*sides, compute="fp32x3"), [small], 1, split="rows")
     assert turns.turns_in_memory and memory_needs(turns)[0] <= small.memory_bytes
+
+
+@pytest.mark.parametrize("reduce", ["nccl", "critical"])
+def test_only_the_ordered_reduction_goes_in_turns(reduce):
+    problem, small = Problem(2048, 2048, 2048), [replace(GPU, memory_bytes=2**24, unit=0)]
+    small.append(replace(small[0], unit=1))
+    assert make_plan(problem, small, 2, split="cols").turns_in_memory
+    with pytest.raises(OutOfMemoryError, match="has 16 MiB free.* ordered reduction goes in turns"):
+        make_plan(problem, small, 2, split="cols", reduce=reduce)
 
 
 def test_emulated_devices_share_one_memory():
