@@ -145,6 +145,7 @@ def test_as_many_gpus_as_are_worth_starting():
 @pytest.mark.parametrize(
     "devices, gpus, n, k, compute, rows",
     [
+        (2, 2, 8192, 8192, "fp32", [2048] * 3 + [1024] * 2),
         (4, 4, 8192, 8192, "fp32", [2048] * 3 + [1024] * 2),
         (8, 8, 8192, 8192, "fp32", [4096] * 2),  # one thread starts 56 copies for each panel
         (8, 1, 8192, 8192, "fp32", [2048] * 3 + [1024] * 2),  # one GPU that plays them takes longer
@@ -212,8 +213,36 @@ def test_only_the_ordered_reduction_goes_in_turns(reduce):
     problem, small = Problem(2048, 2048, 2048), [replace(GPU, memory_bytes=2**24, unit=0)]
     small.append(replace(small[0], unit=1))
     assert make_plan(problem, small, 2, split="cols").turns_in_memory
-    with pytest.raises(OutOfMemoryError, match="has 16 MiB free.* ordered reduction goes in turns"):
+    with pytest.raises(
+        OutOfMemoryError, match=r"has 16 MiB free.* ordered reduction goes in turns"
+    ):
         make_plan(problem, small, 2, split="cols", reduce=reduce)
+
+
+@pytest.mark.parametrize(
+    "sides, gib, cut, mib",
+    [
+        ((8192, 8192, 2**18), 1, (1, 1, 64), 256),
+        ((8192, 16384, 2**18), 1, (1, 2, 64), 256),
+        ((1024, 7168, 2**18), 1, (1, 1, 32), 256),
+        ((65536, 65536, 65536), 16, (2, 2, 16), 1024),
+    ],
+)
+def test_turns_are_worth_their_copies(sides, gib, cut, mib):
+    """K is cut into chunks of A and B that are large, and C into no smaller tiles than needed."""
+    plan = make_plan(Problem(*sides), [replace(GPU, memory_bytes=gib * 2**30)], 1)
+    assert plan.turns_in_memory == 2
+    boxes = plan.workers[0].boxes
+    assert tuple(len({getattr(box, x) for box in boxes}) for x in ("rows", "cols", "ks")) == cut
+    first = sum(block.elements for block in plan.blocks if block.turn == 0)
+    assert 4 * first == mib * 2**20
+
+
+def test_short_and_long_blocks_come_in_parts_of_about_256_mib():
+    plan = make_plan(Problem(1024, 512, 10**6), [GPU], 1)
+    assert 4 * max(block.elements for block in plan.blocks) == pytest.approx(2**28, rel=0.05)
+    assert plan.turns == 15 and not plan.turns_in_memory
+    assert make_plan(Problem(16384, 16384, 16384), [GPU], 1).turns == 1
 
 
 def test_emulated_devices_share_one_memory():
