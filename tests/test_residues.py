@@ -334,6 +334,17 @@ def test_predicted_times_are_those_that_were_measured():
     assert seen == 5
 
 
+def test_gpus_without_a_model_are_judged_by_their_peak():
+    """Float64 has a 64th of the rate of float32 on this one, and half of it on the other."""
+    for machine, taken in (
+        (Machine("NVIDIA GeForce RTX 4090", 128, 89, 1.3), True),
+        (Machine("NVIDIA A100", 108, 80, 9.7), False),
+    ):
+        variant, why = choose(8192, 8192, 8192, machine=machine)
+        assert (variant.kernel.role == "residues") == taken, why
+        assert choose(64, 64, 64, machine=machine)[0].kernel.role != "residues"
+
+
 def test_an_unknown_gpu_multiplies_natively():
     unknown = Machine("a GPU", 10, 87, None)
     variant, _why = choose(8192, 8192, 8192, machine=unknown)
