@@ -157,7 +157,7 @@ def test_a_misspelt_keyword_is_a_type_error_with_the_nearest_name(function, miss
     sizes = (2, 2, 2) if function is plan else ()
     arrays = (np.ones((2, 2)),) * 2 if function in (gemm, matmul) else sizes
     with pytest.raises(TypeError, match=f"unexpected keyword argument '{misspelt}'") as caught:
-        function(*arrays, **{misspelt: 1})
+        function(*arrays, device="cpu", **{misspelt: 1})
     assert meant is None or f"did you mean {meant}" in str(caught.value)
 
 

@@ -95,6 +95,13 @@ def test_options_without_effect_are_one_note_each():
     assert "Warning" not in done.stderr
 
 
+@needs("emulator")
+def test_options_with_an_effect_have_no_note():
+    done = run("run", "--size", 16, "--device", "emulator", "--resident", "--max-device-memory",
+               "1GiB", check=0)  # fmt: skip
+    assert "no effect" not in done.stderr
+
+
 def test_many_workers_are_not_all_listed(capsys):
     plan = hybrid_gemm.plan(64, 64, 2000, device="cpu", threads=1000, split="cols")
     thread_report.print_plan(plan, "blas")
