@@ -16,7 +16,7 @@ from support.links import separate_links
 import hybrid_gemm
 from hybrid_gemm import Runner, devices, gemm
 from hybrid_gemm.arrays.caller_arrays import shares_memory
-from hybrid_gemm.arrays.strides import reach
+from hybrid_gemm.arrays.strides import leading, reach
 from hybrid_gemm.devices.cuda import driver, launch_list, tensor_maps
 from hybrid_gemm.errors import DTypeError
 from hybrid_gemm.execution import plan_maker
@@ -85,6 +85,21 @@ def test_arrays_share_memory_where_numpy_says_so(data):
 
 def reach_of(x):
     return reach(x.shape, x.strides, x.itemsize)
+
+
+@pytest.mark.parametrize(
+    "x, of_rows, of_columns",
+    [
+        (np.zeros((3, 5)), 5, None),
+        (np.zeros((5, 3)).T, None, 3),
+        (np.zeros((3, 8))[:, :5], 8, None),
+        (np.zeros((3, 10))[:, ::2], None, None),
+        (np.zeros((1, 5)), 5, 1),  # one row lies in both orders
+        (np.zeros((5, 1)), 1, 5),
+    ],
+)
+def test_leading_dimensions_are_what_blas_takes(x, of_rows, of_columns):
+    assert (leading(x, "n"), leading(x, "t")) == (of_rows, of_columns)
 
 
 @given(st.data())

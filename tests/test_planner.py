@@ -75,6 +75,19 @@ def test_no_plan_takes_less_than_its_grid_says(m, n, k, workers, devices, reside
             assert 0 <= least <= predict_ms(replace(plan, page_locked=page_locked))
 
 
+shown = st.sampled_from([1, 300, 3000, 30_000])
+
+
+@given(shown, shown, shown, st.integers(1, 12), st.integers(1, 3), st.sampled_from([CPU, GPU]))
+def test_no_other_grid_seems_better_than_the_one_taken(m, n, k, workers, devices, spec):
+    problem, specs = Problem(m, n, k), [replace(spec, unit=i) for i in range(devices)]
+    taken = make_plan(problem, specs, range(1, workers + 1), resident=True)
+    for count in range(1, workers + 1):
+        for shape in grids(count):
+            other = make_plan(problem, specs, count, grid=shape, resident=True)
+            assert planner._seems(taken) <= planner._seems(other), shape
+
+
 def test_a_thousand_workers_are_planned_without_looking_at_every_grid(monkeypatch):
     seen = []
     monkeypatch.setattr(planner, "predict_ms", lambda plan: seen.append(plan) or predict_ms(plan))
