@@ -159,6 +159,13 @@ def test_a_tile_whose_lines_threads_cannot_share_out_evenly_is_refused(name, sid
         kernel.variant({**params, **sides})
 
 
+@pytest.mark.parametrize("name", ["wgmma", "mma"])
+def test_shares_of_k_have_as_many_blocks_as_all_of_it(name):
+    whole = catalog.get(name).variant().launch(300, 500, 4096, "float16")
+    cut = whole.cut(3)
+    assert math.prod(cut.grid) == 3 * math.prod(whole.grid) and cut.block == whole.block
+
+
 def test_other_launches_stay_as_they_are():
     for kernel in TILED:
         if not kernel.persistent:
@@ -247,6 +254,15 @@ def test_a_dtype_without_a_form_is_named_before_a_compiler_sees_the_text(kernel)
         assert str(refused.value) == (
             f"kernel {kernel.name} has no {dtype} form; it has {', '.join(kernel.dtypes)}"
         )
+
+
+def test_rules_are_held_against_the_size_of_the_dtype_that_is_asked_for():
+    variants = catalog.get("outer").variants()
+    large = next(v for v in variants if v.params["DEPTH"] * v.params["COLS"] == 64)
+    large.check()  # some dtype suits
+    large.check("float32")
+    with pytest.raises(UsageError, match=r"not possible: it needs DEPTH \* COLS \* SIZE <= 256"):
+        large.check("float64")
 
 
 def test_a_misspelt_key_names_the_one_that_was_meant(tmp_path, monkeypatch, capsys):
