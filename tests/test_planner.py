@@ -121,6 +121,14 @@ def test_rows_share_b_on_one_device():
     assert plan.bytes_d2h == 64 * 64 * 4
 
 
+def test_rows_relay_b_between_devices():
+    problem, two = Problem(64, 32, 128), [GPU, replace(GPU, unit=1)]
+    plan = make_plan(problem, two, 2, split="rows")
+    assert plan.bytes_h2d == (64 * 128 + 128 * 32) * 4 and plan.bytes_relayed == 128 * 32 * 4
+    there = make_plan(problem, two, 2, split="rows", resident=True)
+    assert there.bytes_h2d == there.bytes_d2h == there.bytes_relayed == 0
+
+
 def test_cols_bring_each_byte_once_and_fetch_from_peers():
     plan = make_plan(Problem(64, 32, 64), [GPU, GPU], 2, split="cols")
     assert plan.bytes_h2d == (64 * 64 + 64 * 32) * 4
