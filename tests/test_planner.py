@@ -289,6 +289,17 @@ def test_bad_choices_are_named(options, message):
         make_plan(Problem(8, 8, 8), [CPU], **options)
 
 
+def test_nccl_is_refused_only_where_something_is_to_be_summed_without_it():
+    problem, two = Problem(64, 64, 64), [GPU, replace(GPU, unit=1)]
+    for devices, split in (([CPU], "rows"), (two, "rows"), (two, "cols")):
+        assert make_plan(problem, devices, 2, split=split, reduce="nccl").split == split
+    assert make_plan(problem, [CPU], 2, reduce="nccl").split == "rows"
+    with pytest.raises(UsageError, match="sums between GPUs, and the device is cpu"):
+        make_plan(problem, [CPU], 2, split="cols", reduce="nccl")
+    with pytest.raises(UsageError, match="3 workers of the grid 1 x 1 x 3 sum on 2 GPUs"):
+        make_plan(problem, two, 3, split="cols", reduce="nccl")
+
+
 def test_turns_are_planned_only_where_nothing_fits_whole(monkeypatch):
     asked = []
     monkeypatch.setattr(planner, "_in_turns", lambda *given: asked.append(given) or (None, 1))
