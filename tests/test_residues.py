@@ -306,6 +306,7 @@ def test_small_products_are_made_natively():
     for sides in ((64, 64, 64), (1, 1, 10**6), (512, 512, 512), (4096, 4096, 64)):
         variant, why = choose(*sides)
         assert variant.kernel.role != "residues", why
+        assert not choose(*sides, own=True)[0].kernel.library
         assert compute_modes.ran(variant, Problem(*sides, "float64", compute="fp64x"), ()) in (
             "fp64x", "strict float64, expected to be faster here than fp64x"
         )  # fmt: skip
