@@ -103,6 +103,20 @@ def test_a_wrong_product_fails(monkeypatch):
     assert [row["verdict"] for row in data["rows"]] == ["FAILED"]
 
 
+@pytest.mark.usefixtures("tf32_split_of_small_products")
+def test_what_is_off_by_more_than_rounding_fails(device, monkeypatch):
+    real = accuracy.multiply_once
+
+    def off(opened, variant, settled, arrays, stream):
+        made = real(opened, variant, settled, arrays, stream)
+        arrays[2][...] *= 1.01
+        return made
+
+    monkeypatch.setattr(accuracy, "multiply_once", off)
+    rows = run(AccuracyStudy([(16, 16, 64)], device, ("uniform",)))["rows"]
+    assert {row["verdict"] for row in rows} == {"FAILED"}
+
+
 def test_the_command_and_its_pictures(device, tmp_path):
     table, rows, image = (str(tmp_path / name) for name in ("a.json", "a.csv", "a.svg"))
     asked = ["bench", "--accuracy", "--device", device, "--shapes", "16x16x64,16x16x128"]

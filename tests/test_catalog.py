@@ -110,6 +110,21 @@ def test_an_entry_of_tma_is_checked(folder, entry, capsys):
     assert "an entry of tma names an operand" in note_of_what_is_left_out(capsys)
 
 
+def test_entries_of_tma_are_tables(folder, capsys):
+    write(folder, 'tile = ["1", "1"]', 'tma = [{operand = "A", box = ["1", "1"]}, 1]')
+    assert "the header's tma cannot be" in note_of_what_is_left_out(capsys)
+
+
+def test_a_kernel_may_have_an_empty_list_of_parameters(folder):
+    write(folder, 'tile = ["1", "1"]', "params = []")
+    assert catalog.get("mine").variant().params == {}
+
+
+def test_parameters_are_a_list(folder, capsys):
+    write(folder, 'tile = ["1", "1"]', "params = 0")
+    assert "the header's params cannot be 0" in note_of_what_is_left_out(capsys)
+
+
 def test_scales_names_parameters(folder, capsys):
     write(folder, 'tile = ["1", "1"]', "params = [{BLOCKS = 4}]", 'scales = ["BLOCKS", "SPLIT"]')
     assert "scales names 'SPLIT', which is no parameter" in note_of_what_is_left_out(capsys)
@@ -142,6 +157,13 @@ def test_a_tile_whose_lines_threads_cannot_share_out_evenly_is_refused(name, sid
     params = next(p for p in kernel.params if p["BM"] == p["BN"] == 64)
     with pytest.raises(UsageError, match=f"needs 256 % {side} == 0$"):
         kernel.variant({**params, **sides})
+
+
+@pytest.mark.parametrize("name", ["wgmma", "mma"])
+def test_shares_of_k_have_as_many_blocks_as_all_of_it(name):
+    whole = catalog.get(name).variant().launch(300, 500, 4096, "float16")
+    cut = whole.cut(3)
+    assert math.prod(cut.grid) == 3 * math.prod(whole.grid) and cut.block == whole.block
 
 
 def test_other_launches_stay_as_they_are():
@@ -234,6 +256,15 @@ def test_a_dtype_without_a_form_is_named_before_a_compiler_sees_the_text(kernel)
         )
 
 
+def test_rules_are_held_against_the_size_of_the_dtype_that_is_asked_for():
+    variants = catalog.get("outer").variants()
+    large = next(v for v in variants if v.params["DEPTH"] * v.params["COLS"] == 64)
+    large.check()  # some dtype suits
+    large.check("float32")
+    with pytest.raises(UsageError, match=r"not possible: it needs DEPTH \* COLS \* SIZE <= 256"):
+        large.check("float64")
+
+
 def test_a_misspelt_key_names_the_one_that_was_meant(tmp_path, monkeypatch, capsys):
     text = catalog.get("naive").path.read_text().replace("summary", "sumary", 1)
     (tmp_path / "gemm_mine.cu").write_text(text)
@@ -255,3 +286,12 @@ def test_a_package_without_its_kernels_is_not_blamed_on_the_user(folder, tmp_pat
     monkeypatch.setenv(catalog.VARIABLE, str(tmp_path / "none"))
     with pytest.raises(UsageError, match=rf"{catalog.VARIABLE} names .*none, which is no folder"):
         catalog.kernels()
+
+
+def test_the_digest_of_what_kernels_include_changes_with_each_name_and_text(monkeypatch):
+    """Else code that was compiled from the text of before would be taken."""
+    found = set()
+    for texts in ({"tile.cuh": b"one"}, {"tile.cuh": b"two"}, {"wide.cuh": b"one"}):
+        monkeypatch.setattr(catalog.files, "included", lambda texts=texts: texts)
+        found.add(catalog.include_digest.__wrapped__())
+    assert len(found) == 3

@@ -72,6 +72,14 @@ def test_memory_is_what_the_tightest_group_leaves(groups, monkeypatch, own, file
     assert resources.memory_available() == (64 * GIB if left is None else left)
 
 
+def test_a_limit_that_is_lifted_meanwhile_limits_no_more(groups):
+    groups(VERSION_2, {"job/step/memory.max": 2 * GIB, "job/step/memory.current": GIB,
+                       "job/memory.max": 4 * GIB, "job/memory.current": GIB})  # fmt: skip
+    assert cgroups.memory_left() == GIB
+    groups(VERSION_2, {"job/step/memory.max": "max"})
+    assert cgroups.memory_left() == 3 * GIB
+
+
 def test_what_is_used_meanwhile_counts(groups, monkeypatch):
     groups(VERSION_2, {"job/memory.max": 4 * GIB, "job/memory.current": GIB})
     assert cgroups.memory_left() == 3 * GIB

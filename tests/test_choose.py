@@ -68,7 +68,9 @@ def test_gpus_take_what_was_fastest_nearby_and_others_the_first_that_can():
 def test_the_choice_goes_by_the_largest_product():
     wide = chosen(HOPPER, products=[(4096, 4096, 4096), (1, 8, 4096)])
     assert wide == chosen(HOPPER)
-    assert chosen(HOPPER, products=[(1, 8192, 8192)]) != wide
+    for sides in ((1, 8192, 8192), (8192, 1, 8192), (8192, 8192, 8)):
+        found = chosen(HOPPER, products=[sides])
+        assert found == chosen(HOPPER, Problem(*sides)) != wide
 
 
 def test_tensor_cores_multiply_what_is_theirs():

@@ -48,6 +48,12 @@ def test_data_and_errors_of_nothing_are_refused(more):
     assert "8 x 8 x 0 is empty" in str(done.exception)
 
 
+def test_errors_are_measured_on_the_data_that_was_named():
+    options = "--device", "cpu", "--shapes", "8x8x16", "--data", "wide,normal", "--json", "-"
+    rows = json.loads(said("bench", "--accuracy", *options))["rows"]
+    assert [row["data"] for row in rows] == ["wide", "normal"]
+
+
 def test_a_bench_that_times_nothing_fails(tmp_path):
     file = tmp_path / "rows.json"
     options = "--kernels", "naive", "--device", "cpu", "--shapes", 8, "--json", file

@@ -58,6 +58,12 @@ def test_a_compiler_that_does_not_end_is_stopped(tmp_path, gxx, monkeypatch):
         pytest.fail("the compiler's child lives on")
 
 
+def test_control_c_ends_the_program_and_not_the_compiler_alone(gxx):
+    compiled = gxx("#!/bin/sh\nkill -INT $PPID\nsleep 600\n")
+    with pytest.raises(KeyboardInterrupt):
+        compiled()
+
+
 def test_a_compiler_that_is_stopped_leaves_no_file(tmp_path, gxx, monkeypatch):
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))

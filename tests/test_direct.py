@@ -16,7 +16,7 @@ from support.links import separate_links
 import hybrid_gemm
 from hybrid_gemm import Runner, devices, gemm
 from hybrid_gemm.arrays.caller_arrays import shares_memory
-from hybrid_gemm.arrays.strides import reach
+from hybrid_gemm.arrays.strides import fewest_transposed, leading, reach, span
 from hybrid_gemm.devices.cuda import driver, launch_list, tensor_maps
 from hybrid_gemm.errors import DTypeError
 from hybrid_gemm.execution import plan_maker
@@ -85,6 +85,38 @@ def test_arrays_share_memory_where_numpy_says_so(data):
 
 def reach_of(x):
     return reach(x.shape, x.strides, x.itemsize)
+
+
+@pytest.mark.parametrize(
+    "x, of_rows, of_columns",
+    [
+        (np.zeros((3, 5)), 5, None),
+        (np.zeros((5, 3)).T, None, 3),
+        (np.zeros((2, 8))[:, :5], 8, None),
+        (np.zeros((3, 10))[:, ::2], None, None),
+        (np.zeros((1, 5)), 5, 1),  # one row lies in both orders
+        (np.zeros((5, 1)), 1, 5),
+    ],
+)
+def test_leading_dimensions_are_what_blas_takes(x, of_rows, of_columns):
+    assert (leading(x, "n"), leading(x, "t")) == (of_rows, of_columns)
+
+
+def test_rather_b_than_a_is_transposed():
+    by_rows, by_columns = np.zeros((3, 5)), np.zeros((5, 3)).T
+    assert fewest_transposed(("tn", "nt"), by_rows, by_columns) == "nt"
+    assert fewest_transposed(("nt", "tn"), by_columns, by_rows) == "tn"
+    assert fewest_transposed(("tn", "nt"), by_rows, by_rows) == "nt"
+
+
+def test_a_span_is_from_the_first_byte_to_past_the_last():
+    whole = np.zeros((4, 6))
+    begin = whole.ctypes.data
+    for x, first, last in (
+        (whole, 0, 192), (whole[::-1, 1:3], 8, 168), (whole.T[::2, ::-3], 0, 184),
+        (whole[2:3, 5:], 136, 144),
+    ):  # fmt: skip
+        assert span(x) == range(begin + first, begin + last)
 
 
 @given(st.data())

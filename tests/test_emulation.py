@@ -11,8 +11,8 @@ from support.checked_texts import CASES, TEXT
 from support.command import python
 from support.emulation import Compiler, compiled, needs_emulator, run_kernel
 
-from hybrid_gemm import Runner
-from hybrid_gemm.catalog import Launch
+from hybrid_gemm import Runner, catalog
+from hybrid_gemm.catalog import Launch, Variant
 from hybrid_gemm.devices.emulator import program as emulation
 from hybrid_gemm.devices.emulator.program import Options
 from hybrid_gemm.errors import KernelError, UnavailableError
@@ -342,8 +342,9 @@ def test_a_failed_launch_leaves_the_program_usable(tmp_path):
 def test_compile_errors_carry_the_message(tmp_path):
     with pytest.raises(KernelError, match=r"kernel test does not compile:\nkernel\.cu: .*\n"):
         compiled('extern "C" __global__ void kernel(int* x) {\n    x[0] = unknown;\n}', tmp_path)
-    with pytest.raises(KernelError, match=r"TILE is even"):
-        compiled('static_assert(3 % 2 == 0, "TILE is even");', tmp_path)
+    unchecked = Variant(catalog.get("shared_tile"), {"TILE": 33})
+    with pytest.raises(KernelError, match="shared_tile needs TILE <= 32"):
+        compiled(unchecked.source("float32"), catalog.directory())
     with pytest.raises(KernelError, match="frame size"):
         compiled(
             'extern "C" __global__ void kernel(volatile int* x) {\n'

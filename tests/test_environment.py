@@ -19,6 +19,7 @@ from hybrid_gemm.reporting import environment
 
 PACKAGE = Path(hybrid_gemm.__file__).parent
 FILES = ("__init__.py", "errors.py", "reporting/__init__.py", "reporting/environment.py")
+CPUS = Path("/proc/cpuinfo")
 needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 
 
@@ -94,6 +95,8 @@ def test_result_files_name_the_checkout(tmp_path):
     found = json.loads(file.read_text())["environment"]
     assert found["hybrid_gemm"] == hybrid_gemm.__version__
     assert found.get("checkout") == environment.checkout()
+    if models := re.findall(r"^model name\s*: (.*)$", CPUS.read_text(), re.MULTILINE):
+        assert found["cpu"]["model"] == models[0].strip()
 
 
 def test_a_full_gpu_is_described_as_far_as_it_goes(monkeypatch):
@@ -135,6 +138,7 @@ def test_a_full_gpu_is_described_as_far_as_it_goes(monkeypatch):
     assert found["cublas"] is None
     (gpu,) = found["gpus"]
     assert (gpu["name"], gpu["memory_gib"], gpu["memory_free_gib"]) == ("NVIDIA Full", 80, None)
+    assert (gpu["compute_capability"], gpu["l2_mib"]) == ("9.0", 50)
     json.dumps(found)
 
 

@@ -1,7 +1,9 @@
 """Models of times: fitting them, reading them, and choosing by them. Pure."""
 
 import dataclasses
+import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from hybrid_gemm.kernel_choice.library_kernels import Launched
 from hybrid_gemm.kernel_choice.tables import Machine
 from hybrid_gemm.problem import Problem
 
+ROOT = Path(__file__).resolve().parents[1]
 side = st.integers(1, 20000)
 COUNTED = [
     variant
@@ -246,6 +249,15 @@ def test_a_model_of_another_likeness_is_left_out(tmp_path, monkeypatch, capsys):
     assert f"{file} is of another version of hybrid-gemm" in capsys.readouterr().err
 
 
+def test_a_model_has_nothing_of_kernels_and_parameters_that_are_gone():
+    measured = invented()
+    data = fitting.data(measured, fitting.fit(measured, measured.counts(132)), MACHINE)
+    names = [x.variant.name for x in fitted.from_data(data, MACHINE).fitted]
+    first, second, *_others = data["about"]["variants"]
+    first["kernel"], second["params"]["OLD"] = "gone", 1
+    assert [x.variant.name for x in fitted.from_data(data, MACHINE).fitted] == names[2:]
+
+
 def test_a_model_with_a_flipped_bit_is_no_model_or_the_same(tmp_path):
     """Whichever of the archive's layers it hits: names, lengths, compressed bytes, checksums."""
     machine, file, path = Machine("NVIDIA H200", 132, 90, 66.9), tmp_path / "whole", tmp_path / "x"
@@ -400,3 +412,21 @@ def test_products_of_the_largest_sides_have_times():
     largest = 2**31 - 1
     times = made(invented()).times_us((largest, 2**23, largest), "nn", MACHINE)
     assert all(0 < us < np.inf for us in times.values())
+
+
+@pytest.mark.parametrize("shapes", [
+    "float32", "float64", "float16", "tf32", "fp32x3", "lines_float32", "lines_float64",
+    "long_float32", "long_float64", "long_float16", "long_tf32", "long_fp32x3", "tiny_float32",
+    "tiny_float64", "tiny_float16",
+])  # fmt: skip
+def test_shipped_models_predict_times_to_which_they_were_not_fitted(shapes):
+    """Of our kernels: half of them within a tenth, and few far off."""
+    held_out = json.loads((ROOT / f"docs/results/heldout_{shapes}_h200.json").read_text())
+    model, off = fitted.model(MACHINE, held_out["mode"]), []
+    for row in held_out["rows"]:
+        sides = row["m"], row["n"], row["k"]
+        us = model.times_us(sides, row["layout"], MACHINE)
+        named = {str(variant): us[variant] for variant in us}
+        if row["own"] in named:  # and no variant of before
+            off.append(abs(math.log(named[row["own"]] / row["own_us"])))
+    assert np.median(off) < 0.1 and np.quantile(off, 0.9) < 0.3, len(off)

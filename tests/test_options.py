@@ -141,6 +141,7 @@ def test_wrong_types_are_named(options, message):
         ({"grid": (1025, 1, 1)}, "1025 x 1 x 1 has 1025 parts.* at most 1024"),
         ({"grid": (2**40, 2**40, 1)}, "at most 1024"),
         ({"levels": 9}, "0 to 6"),
+        ({"levels": -1}, "0 to 6"),
         ({"gpus": (0, 0)}, "different GPU numbers"),
         ({"device": "CPU"}, "did you mean cpu"),
     ],
@@ -161,7 +162,7 @@ def test_a_misspelt_keyword_is_a_type_error_with_the_nearest_name(function, miss
     sizes = (2, 2, 2) if function is plan else ()
     arrays = (np.ones((2, 2)),) * 2 if function in (gemm, matmul) else sizes
     with pytest.raises(TypeError, match=f"unexpected keyword argument '{misspelt}'") as caught:
-        function(*arrays, **{misspelt: 1})
+        function(*arrays, device="cpu", **{misspelt: 1})
     assert meant is None or f"did you mean {meant}" in str(caught.value)
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from hybrid_gemm.errors import OutOfMemoryError
+from hybrid_gemm.errors import OutOfMemoryError, UsageError
 from hybrid_gemm.planning import planner
 from hybrid_gemm.planning.cost_model import least_ms, predict_ms
 from hybrid_gemm.planning.hardware import DeviceSpec
@@ -75,6 +75,20 @@ def test_no_plan_takes_less_than_its_grid_says(m, n, k, workers, devices, reside
             assert 0 <= least <= predict_ms(replace(plan, page_locked=page_locked))
 
 
+shown = st.sampled_from([1, 300, 3000, 30_000])
+
+
+@given(shown, shown, shown, st.integers(1, 12), st.integers(1, 3), st.sampled_from([CPU, GPU]))
+def test_no_other_grid_seems_better_than_the_one_taken(m, n, k, workers, devices, spec):
+    problem, specs = Problem(m, n, k), [replace(spec, unit=i) for i in range(devices)]
+    resident = spec.on_gpu  # else the two best come in other parts, too
+    taken = make_plan(problem, specs, range(1, workers + 1), resident=resident)
+    for count in range(1, workers + 1):
+        for shape in grids(count):
+            other = make_plan(problem, specs, count, grid=shape, resident=resident)
+            assert planner._seems(taken) <= planner._seems(other), shape
+
+
 def test_a_thousand_workers_are_planned_without_looking_at_every_grid(monkeypatch):
     seen = []
     monkeypatch.setattr(planner, "predict_ms", lambda plan: seen.append(plan) or predict_ms(plan))
@@ -89,12 +103,30 @@ def test_more_workers_than_rows_shows_idle_ones():
     assert len(plan.workers) == 5
 
 
+@pytest.mark.parametrize(
+    "homes, devices",
+    [((None, None, None), [0, 1, 2, 3]), ((1, 0, 2), [2, 3, 0, 1]), ((3, 1, None), [1, 2, 3, 0])],
+)
+def test_workers_take_devices_in_order_from_that_of_c_or_b_or_a_on(homes, devices):
+    four = [replace(GPU, unit=unit) for unit in range(4)]
+    plan = make_plan(Problem(512, 64, 64), four, 4, split="rows", homes=homes)
+    assert [worker.device for worker in plan.workers] == devices
+
+
 def test_rows_share_b_on_one_device():
     plan = make_plan(Problem(64, 64, 64), [GPU], 4, split="rows")
     (b,) = [x for x in plan.blocks if x.operand == "B"]
     assert b.workers == (0, 1, 2, 3)
     assert plan.bytes_h2d == 2 * 64 * 64 * 4
     assert plan.bytes_d2h == 64 * 64 * 4
+
+
+def test_rows_relay_b_between_devices():
+    problem, two = Problem(64, 32, 128), [GPU, replace(GPU, unit=1)]
+    plan = make_plan(problem, two, 2, split="rows")
+    assert plan.bytes_h2d == (64 * 128 + 128 * 32) * 4 and plan.bytes_relayed == 128 * 32 * 4
+    there = make_plan(problem, two, 2, split="rows", resident=True)
+    assert there.bytes_h2d == there.bytes_d2h == there.bytes_relayed == 0
 
 
 def test_cols_bring_each_byte_once_and_fetch_from_peers():
@@ -135,6 +167,7 @@ def test_as_many_gpus_as_are_worth_starting():
 @pytest.mark.parametrize(
     "devices, gpus, n, k, compute, rows",
     [
+        (2, 2, 8192, 8192, "fp32", [2048] * 3 + [1024] * 2),
         (4, 4, 8192, 8192, "fp32", [2048] * 3 + [1024] * 2),
         (8, 8, 8192, 8192, "fp32", [4096] * 2),  # one thread starts 56 copies for each panel
         (8, 1, 8192, 8192, "fp32", [2048] * 3 + [1024] * 2),  # one GPU that plays them takes longer
@@ -197,12 +230,60 @@ def test_split_products_need_memory_for_their_parts():
     assert turns.turns_in_memory and memory_needs(turns)[0] <= small.memory_bytes
 
 
+@pytest.mark.parametrize("reduce", ["nccl", "critical"])
+def test_only_the_ordered_reduction_goes_in_turns(reduce):
+    problem, small = Problem(2048, 2048, 2048), [replace(GPU, memory_bytes=2**24, unit=0)]
+    small.append(replace(small[0], unit=1))
+    assert make_plan(problem, small, 2, split="cols").turns_in_memory
+    with pytest.raises(
+        OutOfMemoryError, match=r"has 16 MiB free.* ordered reduction goes in turns"
+    ):
+        make_plan(problem, small, 2, split="cols", reduce=reduce)
+
+
+@pytest.mark.parametrize(
+    "sides, gib, cut, mib",
+    [
+        ((8192, 8192, 2**18), 1, (1, 1, 64), 256),
+        ((8192, 16384, 2**18), 1, (1, 2, 64), 256),
+        ((1024, 7168, 2**18), 1, (1, 1, 32), 256),
+        ((65536, 65536, 65536), 16, (2, 2, 16), 1024),
+    ],
+)
+def test_turns_are_worth_their_copies(sides, gib, cut, mib):
+    """K is cut into chunks of A and B that are large, and C into no smaller tiles than needed."""
+    plan = make_plan(Problem(*sides), [replace(GPU, memory_bytes=gib * 2**30)], 1)
+    assert plan.turns_in_memory == 2
+    boxes = plan.workers[0].boxes
+    assert tuple(len({getattr(box, x) for box in boxes}) for x in ("rows", "cols", "ks")) == cut
+    first = sum(block.elements for block in plan.blocks if block.turn == 0)
+    assert 4 * first == mib * 2**20
+
+
+def test_short_and_long_blocks_come_in_parts_of_about_256_mib():
+    plan = make_plan(Problem(1024, 512, 10**6), [GPU], 1)
+    assert 4 * max(block.elements for block in plan.blocks) == pytest.approx(2**28, rel=0.05)
+    assert plan.turns == 15 and not plan.turns_in_memory
+    assert make_plan(Problem(16384, 16384, 16384), [GPU], 1).turns == 1
+
+
 def test_emulated_devices_share_one_memory():
     half = DeviceSpec("gpu", "cuda", 0, 2 * 2**20, 1, 1, 1)
     problem = Problem(512, 512, 256)  # 1 MiB of C; 0.5 each of A and B
     make_plan(problem, [half], 1, split="rows")
     with pytest.raises(OutOfMemoryError):
         make_plan(problem, [half, half], 2, split="cols")
+
+
+def test_nccl_is_refused_only_where_something_is_to_be_summed_without_it():
+    problem, two = Problem(64, 64, 64), [GPU, replace(GPU, unit=1)]
+    for devices, split in (([CPU], "rows"), (two, "rows"), (two, "cols")):
+        assert make_plan(problem, devices, 2, split=split, reduce="nccl").split == split
+    assert make_plan(problem, [CPU], 2, reduce="nccl").split == "rows"
+    with pytest.raises(UsageError, match="sums between GPUs, and the device is cpu"):
+        make_plan(problem, [CPU], 2, split="cols", reduce="nccl")
+    with pytest.raises(UsageError, match="3 workers of the grid 1 x 1 x 3 sum on 2 GPUs"):
+        make_plan(problem, two, 3, split="cols", reduce="nccl")
 
 
 def test_turns_are_planned_only_where_nothing_fits_whole(monkeypatch):

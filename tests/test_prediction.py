@@ -77,7 +77,7 @@ def test_no_folder_for_what_is_measured_is_a_note(rates, measured, monkeypatch, 
     if measured == "rates":
         assert cpu_rates.memory_gbps() > 0
     elif measured == "disks":
-        disk_rates.keep(1, Disk(2.0, 3.0, ""))
+        disk_rates.keep(1, Disk(2.0, 3.0))
         assert disk_rates.known(1) == Disk()
     else:
         link_rates.forget()

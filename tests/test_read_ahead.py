@@ -267,6 +267,7 @@ def test_parts_are_on_the_disk_before_the_end(tmp_path, rng):
         assert until(lambda: writer._behind.bytes == c.nbytes)
     assert writer.written.behind_bytes == c.nbytes
     assert writer.written.bytes == writer.size
+    assert min(writer.written.sync_ms, writer.written.read_back_ms) > 0
     np.testing.assert_array_equal(np.load(tmp_path / "C.npy"), c)
 
 

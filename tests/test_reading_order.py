@@ -8,9 +8,11 @@ import hybrid_gemm
 from hybrid_gemm import Runner
 from hybrid_gemm.arrays import mapped_files
 from hybrid_gemm.arrays.npy_files import NpyFile, NpyWriter
+from hybrid_gemm.planning.hardware import DeviceSpec
 from hybrid_gemm.planning.partition import Span
+from hybrid_gemm.planning.planner import make_plan
 from hybrid_gemm.planning.reading_order import Need, reading_order
-from hybrid_gemm.problem import make_problem
+from hybrid_gemm.problem import Problem, make_problem
 
 
 def plan(m, n, k, **options):
@@ -32,6 +34,14 @@ def test_workers_that_cut_k_begin_together():
     first = [(need.operand, need.rows if need.operand == "B" else need.cols) for need in found[:4]]
     assert {first[0], first[2]} == {("B", Span(0, 80)), ("B", Span(80, 160))}
     assert {first[1], first[3]} == {("A", Span(0, 80)), ("A", Span(80, 160))}
+
+
+def test_shares_of_a_product_in_turns_on_the_host_follow_one_another():
+    small = DeviceSpec("cpu", "cpu", 0, 3 << 20, 0.1, 10, host_memory=True, on_gpu=False)
+    made = make_plan(Problem(700, 500, 600), [small], 3, split="cols")
+    found = reading_order(made)
+    assert made.turns > 1 and max(need.start for need in found) > 0.5
+    assert all(need.start < need.stop <= 1 for need in found)
 
 
 @needs("emulator")

@@ -2,8 +2,11 @@
 
 import functools
 import itertools
+import json
 import math
 import random
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,6 +21,7 @@ from hybrid_gemm.kernel_choice import compute_modes, residues
 from hybrid_gemm.kernel_choice.tables import Machine
 from hybrid_gemm.problem import Problem
 
+RESULTS = Path(__file__).resolve().parents[1] / "docs/results"
 H200 = Machine("NVIDIA H200", 132, 90, 66.9)
 NATIVE = "fp64x (native float64)"
 
@@ -302,6 +306,7 @@ def test_small_products_are_made_natively():
     for sides in ((64, 64, 64), (1, 1, 10**6), (512, 512, 512), (4096, 4096, 64)):
         variant, why = choose(*sides)
         assert variant.kernel.role != "residues", why
+        assert not choose(*sides, own=True)[0].kernel.library
         assert compute_modes.ran(variant, Problem(*sides, "float64", compute="fp64x"), ()) in (
             "fp64x", "strict float64, expected to be faster here than fp64x"
         )  # fmt: skip
@@ -317,6 +322,28 @@ def test_large_products_are_made_by_as_many_moduli_as_pay():
     limit = residues.LEAD * residues.native_us(H200, (8192, 8192, 8192), "nn")
     assert residues.predicted_us(H200, (8192,) * 3, most) < limit
     assert most == moduli.MOST or residues.predicted_us(H200, (8192,) * 3, most + 1) >= limit
+
+
+def test_predicted_times_are_those_that_were_measured():
+    rows = json.loads((RESULTS / "fp64x_h200.json").read_text())
+    seen = 0
+    for row in (*rows["sizes"]["rows"], *rows["random"]["rows"]):
+        if found := re.fullmatch(r"fp64x \((\d+) moduli\)", row["compute"]):
+            us = residues.predicted_us(H200, (row["m"], row["n"], row["k"]), int(found[1]))
+            assert us == pytest.approx(1e3 * row["ours_ms"], rel=0.12), row
+            seen += 1
+    assert seen == 5
+
+
+def test_gpus_without_a_model_are_judged_by_their_peak():
+    """Float64 has a 64th of the rate of float32 on this one, and half of it on the other."""
+    for machine, taken in (
+        (Machine("NVIDIA GeForce RTX 4090", 128, 89, 1.3), True),
+        (Machine("NVIDIA A100", 108, 80, 9.7), False),
+    ):
+        variant, why = choose(8192, 8192, 8192, machine=machine)
+        assert (variant.kernel.role == "residues") == taken, why
+        assert choose(64, 64, 64, machine=machine)[0].kernel.role != "residues"
 
 
 def test_an_unknown_gpu_multiplies_natively():

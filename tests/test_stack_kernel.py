@@ -40,6 +40,21 @@ def test_it_is_taken_where_it_was_faster():
     assert stacks.own((100, 5, 7), "float64") is None
 
 
+@pytest.mark.parametrize(
+    "dtype, sides, taken",
+    [
+        ("float32", (8, 32, 64), True), ("float32", (32, 8, 64), True),
+        ("float32", (4, 32, 64), False), ("float32", (32, 4, 64), False),
+        ("float32", (32, 32, 68), False), ("float32", (32, 36, 32), False),
+        ("float32", (36, 32, 32), False), ("float32", (48, 64, 512), True),
+        ("float32", (64, 68, 64), False), ("bfloat16", (8, 32, 16), True),
+        ("bfloat16", (32, 40, 32), False), ("bfloat16", (7, 8, 8), False),
+    ],
+)  # fmt: skip
+def test_it_is_taken_within_the_sides_that_were_timed(dtype, sides, taken):
+    assert (stacks.faster(1000, sides, "nn", dtype) is not None) == taken
+
+
 def test_it_is_taken_for_16_bits_where_it_was_faster():
     rows = json.loads(RESULTS.with_name("stack_narrow_h200.json").read_text())["rows"]
     taken = 0

@@ -52,6 +52,13 @@ def test_what_is_lost_is_warned_of_at_the_callers_line(arguments, options, says)
     assert [w.filename for w in caught] == [__file__]
 
 
+def test_memory_of_devices_that_has_no_effect_on_the_cpu_has_none():
+    options = {"device": "cpu", "threads": 2, "split": "cols"}
+    with pytest.warns(HybridGemmWarning, match="has no effect"):
+        plan = hybrid_gemm.plan(64, 64, 64, max_device_memory=1, **options)
+    assert plan.panels == hybrid_gemm.plan(64, 64, 64, **options).panels
+
+
 @pytest.mark.parametrize(
     ("operand", "says"),
     [
@@ -86,6 +93,13 @@ def test_options_without_effect_are_one_note_each():
     for option in ("--resident", "--max-device-memory"):
         assert done.stderr.count(f"note: {option} has no effect") == 1
     assert "Warning" not in done.stderr
+
+
+@needs("emulator")
+def test_options_with_an_effect_have_no_note():
+    done = run("run", "--size", 16, "--device", "emulator", "--resident", "--max-device-memory",
+               "1GiB", check=0)  # fmt: skip
+    assert "no effect" not in done.stderr
 
 
 def test_many_workers_are_not_all_listed(capsys):

@@ -115,7 +115,7 @@ def _runs_of(
 ) -> Iterator[tuple[np.ndarray, int]]:
     """A part's bytes as runs that lie together in the file, each with the byte it begins at."""
     size = part.dtype.itemsize
-    whole_rows = col == 0 and part.shape[1] == cols
+    whole_rows = part.shape[1] == cols
     step = max(1, WRITE_BYTES // max(1, cols * size)) if whole_rows else 1
     for i in range(0, part.shape[0], step):
         data = np.ascontiguousarray(part[i : i + step]).reshape(-1).view(np.uint8)

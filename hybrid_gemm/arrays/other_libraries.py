@@ -322,9 +322,9 @@ def library_of(x: Any) -> Library | None:
         return _kinds[kind]
     for base in kind.__mro__:
         room = base.__module__.partition(".")[0]
-        if base is np.ndarray and kind is not base:
+        if base is np.ndarray:
             return _kinds.setdefault(kind, _SUBCLASS)
-        if room in _KNOWN or base is np.ndarray or (room == "cupy" and base is kind):
+        if room in _KNOWN or (room == "cupy" and base is kind):
             return _kinds.setdefault(kind, _KNOWN.get(room))
     if isinstance(x, type):  # a class has its arrays' methods
         return None

@@ -77,7 +77,7 @@ def _read(path: Path) -> Kernel:
     for key, value in table.items():
         if isinstance(value, list):
             table[key] = tuple(value)
-    if not table.get("params", True):
+    if table.get("params") == ():
         del table["params"]
     _check_kinds(table)
     _check_launch(table)
@@ -133,7 +133,7 @@ def _texts(value: Any, among: tuple[str, ...] = ()) -> bool:
 
 _RULES: dict[str, Callable[[Any], Any]] = {
     "params": lambda v: (
-        isinstance(v, tuple) and len(v) > 0 and all(isinstance(x, dict) for x in v)
+        isinstance(v, tuple) and all(isinstance(x, dict) for x in v)
         and all(x.keys() == v[0].keys() and all(type(y) is int for y in x.values()) for x in v)
         and all(map(str.isidentifier, v[0]))
     ),

@@ -87,7 +87,8 @@ class PlanMaker:
 
     def specs(self, dtype: str = "float32", most: int | None = None) -> tuple[DeviceSpec, ...]:
         """What the devices are, with the memory (bytes) that products may take."""
-        limits = [x for x in (most, self.options.max_device_memory) if x is not None]
+        devices_may = None if self.devices[0].host_memory else self.options.max_device_memory
+        limits = [x for x in (most, devices_may) if x is not None]
         return tuple(
             dataclasses.replace(spec, memory_bytes=min(spec.memory_bytes, *limits))
             if limits

@@ -39,7 +39,7 @@ def known(device: int) -> Disk:
         return Disk()
     try:
         data = json.loads(file.read_text())
-        found = Disk(data["read_gbps"], data["write_gbps"], data["measured"])
+        found = Disk(data["read_gbps"], data["write_gbps"])
         if not all(x is None or 0 < x < math.inf for x in (found.read_gbps, found.write_gbps)):
             raise ValueError(found)
         return found

@@ -33,11 +33,10 @@ class Links:
 
 @dataclass(frozen=True)
 class Disk:
-    """GB/s (10^9 bytes) at which a disk gave and took files, where that was seen, and when."""
+    """GB/s (10^9 bytes) at which a disk gave and took files, where that was seen."""
 
     read_gbps: float | None = None
     write_gbps: float | None = None
-    measured: str = ""
 
     def with_better(self, other: Disk) -> Disk:
         """The higher ones of two disks' rates."""
@@ -45,9 +44,7 @@ class Disk:
         def best(x: float | None, y: float | None) -> float | None:
             return max(filter(None, (x, y)), default=None)
 
-        found = best(self.read_gbps, other.read_gbps), best(self.write_gbps, other.write_gbps)
-        same = found == (self.read_gbps, self.write_gbps)
-        return Disk(*found, self.measured if same else other.measured)
+        return Disk(best(self.read_gbps, other.read_gbps), best(self.write_gbps, other.write_gbps))
 
 
 @dataclass(frozen=True)

@@ -105,4 +105,4 @@ def from_data(data: dict[str, Any]) -> Links:
 
 def counts(most: int) -> list[int]:
     """1, 2, 4, ... and `most` itself."""
-    return sorted({2**i for i in range(most.bit_length()) if 2**i <= most} | {most})
+    return sorted({2**i for i in range(most.bit_length())} | {most})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,14 +41,13 @@ class Files:
     @cached_property
     def seen(self) -> tuple[Disk, Disk]:
         """What this run saw of the disk that it read, and of the one that it wrote."""
-        today = datetime.date.today().isoformat()
         source, target = Disk(), Disk()
         if self.reading and self._source is not None:
             rate = disk_rates.gbps(self.reading.disk_bytes, self.reading.ms)
-            source = Disk(read_gbps=rate, measured=today)
+            source = Disk(read_gbps=rate)
         if self.written:
             rate = disk_rates.gbps(self.written.behind_bytes, self.written.behind_ms)
-            target = Disk(write_gbps=rate, measured=today)
+            target = Disk(write_gbps=rate)
         return source, target
 
     @cached_property
