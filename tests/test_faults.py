@@ -180,16 +180,19 @@ def test_the_campaign_finds_what_is_wrong(tmp_path):
     # What hangs is told: the launcher, and the rank that is stopped.
     assert any("mpirun" in x or "prterun" in x for x in fault["running"]), fault
     assert any("hybrid_gemm" in x and "State: T" in x for x in fault["running"]), fault
+    assert "generating A and B" in fault["message"]
 
 
 def campaign(*arguments, tmp_path) -> dict:
     """Beside other tests a job takes longer to end than the 10 s of an idle machine: a rank that is
-    stopped while it starts is missed only when the others have started."""
+    stopped while it starts is missed only when the others have started. And ranks may start seconds
+    after each other, for which more than 3 s of --rank-timeout are needed."""
     result = tmp_path / "faults.json"
     env = {**patience(), "OMPI_MCA_btl": MPI_ENVIRONMENT["OMPI_MCA_btl"]}
     done = python(
-        FAULTS, "--ranks", 2, "--limit", 40, *arguments, "--json", result, timeout=280, env=env
-    )
+        FAULTS, "--ranks", 2, "--limit", 40, "--rank-timeout", 10, *arguments, "--json", result,
+        timeout=280, env=env,
+    )  # fmt: skip
     assert result.exists(), done.stderr
     return json.loads(result.read_text())
 
