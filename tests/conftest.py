@@ -5,7 +5,6 @@ import gc
 import os
 import signal
 import sys
-import types
 from pathlib import Path
 
 import hypothesis
@@ -49,8 +48,7 @@ def current_gpu():
     """JAX leaves another GPU current than it found."""
     yield
     cupy = sys.modules.get("cupy")
-    real = isinstance(cupy, types.ModuleType)  # and nothing that plays it
-    if "jax" in sys.modules and real and cupy.cuda.is_available():
+    if "jax" in sys.modules and cupy is not None and cupy.cuda.is_available():
         cupy.cuda.Device(0).use()
 
 
@@ -126,7 +124,8 @@ def pytest_addoption(parser):
 
 
 @pytest.fixture(autouse=True)
-def _emulated(request, monkeypatch):
+def _emulated(request, current_gpu, monkeypatch):
+    """After `current_gpu`, which thus ends when what a test put in CuPy's place is gone."""
     count = request.config.getoption("--emulate-devices")
     if not count:
         return
