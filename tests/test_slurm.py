@@ -6,6 +6,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -71,9 +72,10 @@ class Cluster:
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
     folder = tmp_path_factory.mktemp("slurm")
+    near = tempfile.TemporaryDirectory(prefix="slurm-", dir="/tmp")  # $TMPDIR may be too long
     environment = {k: v for k, v in inherited().items() if not k.startswith(("SLURM", "OMPI_MCA"))}
     environment |= {
-        "HYBRID_GEMM_SLURM": str(folder / "cluster"),
+        "HYBRID_GEMM_SLURM": f"{near.name}/cluster",
         "PATH": f"{BIN}:{os.environ['PATH']}",
         **{name: MPI_ENVIRONMENT[name] for name in MPI_ENVIRONMENT if "rmaps" not in name},
     }
@@ -87,7 +89,8 @@ def cluster(tmp_path_factory):
     yield Cluster(environment, folder)
     down = subprocess.run([command, "down"], capture_output=True, text=True, env=environment)
     assert down.returncode == 0, down.stderr
-    assert not (folder / "cluster").exists()
+    assert not os.listdir(near.name)
+    near.cleanup()
 
 
 def asks(nodes: int, ranks: int, gpus: int = 0) -> list:
@@ -321,3 +324,14 @@ def test_an_allocation_of_two_tasks_runs_one_process_alone_and_tasks_of_srun_do_
     tasks = cluster.call("srun", "--mpi=none", "--nodes=1", "--ntasks=2", *product)
     assert tasks.returncode != 0
     assert tasks.stderr.count("srun started 2 tasks") == 1
+
+
+@needs_slurm
+def test_a_folder_whose_sockets_would_have_too_long_names_is_refused():
+    folder = f"/tmp/{'x' * 66}"
+    done = subprocess.run(
+        [ROOT / "scripts" / "slurm-cluster", "up"], capture_output=True, text=True,
+        env=inherited(HYBRID_GEMM_SLURM=folder),
+    )  # fmt: skip
+    assert done.returncode == 1 and "has 71 letters; sockets allow 70" in done.stderr
+    assert not os.path.exists(folder)
