@@ -25,8 +25,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # JAX takes three quarters of a GPU's memory when it is first used; other workers want some.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
-# An example that compiles a kernel, or reads a model of times, takes longer than the others.
-hypothesis.settings.register_profile("untimed", deadline=None)
+# An example that compiles a kernel, or reads a model of times, takes longer than the others; and
+# all take long on a busy machine. A failure says how its example is repeated elsewhere.
+hypothesis.settings.register_profile(
+    "untimed", deadline=None, print_blob=True,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)  # fmt: skip
 hypothesis.settings.load_profile("untimed")
 
 # Tests start hundreds of Python processes, each of which would compile the package again.
