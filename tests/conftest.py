@@ -15,6 +15,8 @@ from support.devices import DEVICES, KERNEL_DEVICES
 import hybrid_gemm
 from hybrid_gemm import devices
 from hybrid_gemm.devices import tensor_core_products
+from hybrid_gemm.errors import UnavailableError
+from hybrid_gemm.host import cache
 from hybrid_gemm.kernel_choice import fitted, on_gpu
 
 # Shells start background jobs with SIGINT ignored, and children inherit that. Some tests interrupt
@@ -32,6 +34,13 @@ hypothesis.settings.register_profile(
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )  # fmt: skip
 hypothesis.settings.load_profile("untimed")
+
+# Where no cache can be made, as with a HOME that is read-only, each process that tests start would
+# say so and compile anew: they all get a temporary one.
+try:
+    cache.directory("host", lasting=True)
+except UnavailableError:
+    os.environ["HYBRID_GEMM_CACHE"] = str(cache.directory("host").parent)
 
 # Tests start hundreds of Python processes, each of which would compile the package again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
