@@ -93,6 +93,7 @@ def run(ranks: int, *arguments, **options):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @needs_mpirun
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_every_rank_passes_the_tests_of_ranks(ranks):
@@ -113,9 +114,10 @@ def test_every_rank_passes_the_tests_of_ranks(ranks):
             "(emulator or dtypes or verdicts or refused or complex and cols)",
         ],
     }
+    plain = "-p", "no:cacheprovider", "-p", "no:randomly", "--color=no"  # one order on all ranks
     done = mpirun(
-        ranks, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--color=no", TESTS / "mpi",
-        "-m", "not gpu", *left_out.get(ranks, []), timeout=240,
+        ranks, "-m", "pytest", "-q", *plain, TESTS / "mpi", "-m", "not gpu",
+        *left_out.get(ranks, []), timeout=540,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
     assert done.stdout.count(" passed") == ranks
