@@ -5,7 +5,6 @@ import gc
 import os
 import signal
 import sys
-import types
 from pathlib import Path
 
 import hypothesis
@@ -16,6 +15,8 @@ from support.devices import DEVICES, KERNEL_DEVICES
 import hybrid_gemm
 from hybrid_gemm import devices
 from hybrid_gemm.devices import tensor_core_products
+from hybrid_gemm.errors import UnavailableError
+from hybrid_gemm.host import cache
 from hybrid_gemm.kernel_choice import fitted, on_gpu
 
 # Shells start background jobs with SIGINT ignored, and children inherit that. Some tests interrupt
@@ -26,9 +27,20 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # JAX takes three quarters of a GPU's memory when it is first used; other workers want some.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
-# An example that compiles a kernel, or reads a model of times, takes longer than the others.
-hypothesis.settings.register_profile("untimed", deadline=None)
+# An example that compiles a kernel, or reads a model of times, takes longer than the others; and
+# all take long on a busy machine. A failure says how its example is repeated elsewhere.
+hypothesis.settings.register_profile(
+    "untimed", deadline=None, print_blob=True,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)  # fmt: skip
 hypothesis.settings.load_profile("untimed")
+
+# Where no cache can be made, as with a HOME that is read-only, each process that tests start would
+# say so and compile anew: they all get a temporary one.
+try:
+    cache.directory("host", lasting=True)
+except UnavailableError:
+    os.environ["HYBRID_GEMM_CACHE"] = str(cache.directory("host").parent)
 
 # Tests start hundreds of Python processes, each of which would compile the package again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -49,8 +61,7 @@ def current_gpu():
     """JAX leaves another GPU current than it found."""
     yield
     cupy = sys.modules.get("cupy")
-    real = isinstance(cupy, types.ModuleType)  # and nothing that plays it
-    if "jax" in sys.modules and real and cupy.cuda.is_available():
+    if "jax" in sys.modules and cupy is not None and cupy.cuda.is_available():
         cupy.cuda.Device(0).use()
 
 
@@ -126,7 +137,8 @@ def pytest_addoption(parser):
 
 
 @pytest.fixture(autouse=True)
-def _emulated(request, monkeypatch):
+def _emulated(request, current_gpu, monkeypatch):
+    """After `current_gpu`, which thus ends when what a test put in CuPy's place is gone."""
     count = request.config.getoption("--emulate-devices")
     if not count:
         return

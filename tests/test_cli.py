@@ -284,7 +284,7 @@ def test_a_full_disk_leaves_nothing(files):
 )
 def test_a_signal_leaves_nothing_half_written(tmp_path, number, code):
     process = subprocess.Popen(
-        [*COMMAND, "run", "--size", "6000", "--device", "cpu", "-o", "C.npy"],
+        [*COMMAND, "run", "--size", "2000", "--device", "cpu", "-o", "C.npy", "--repeat", "10000"],
         cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, env=environment(),
     )  # fmt: skip
     assert b"generating" in process.stderr.readline()

@@ -14,7 +14,7 @@ from hybrid_gemm import Runner, catalog
 from hybrid_gemm.errors import KernelError
 from hybrid_gemm.execution import staging
 
-WAIT_S = 20
+WAIT_S = 60
 
 
 def whole(shape, seed):

@@ -1,5 +1,6 @@
 """g++ as it is called: what it sees, how it is stopped, and what is said where it fails."""
 
+import itertools
 import os
 import signal
 import subprocess
@@ -40,16 +41,29 @@ def gxx(tmp_path, folder, monkeypatch):
     return written
 
 
-def test_a_compiler_that_does_not_end_is_stopped(tmp_path, gxx, monkeypatch):
+@pytest.fixture
+def over_once(monkeypatch):
+    """Lets the time of a tool be over once it has written something to a file."""
+
+    def of(path):
+        ticks = itertools.count(step=2 * compiler.LIMIT_S)
+
+        def clock():
+            return next(ticks) if path.exists() and path.stat().st_size else 0
+
+        monkeypatch.setattr(compiler, "time", SimpleNamespace(monotonic=clock, sleep=time.sleep))
+
+    return of
+
+
+def test_a_compiler_that_does_not_end_is_stopped(tmp_path, gxx, over_once):
     """Its children too."""
     compiled = gxx(f"#!/bin/sh\nsleep 600 &\necho $! >{tmp_path}/child\nwait\n")
-    monkeypatch.setattr(compiler, "LIMIT_S", 1)
-    started = time.monotonic()
-    with pytest.raises(KernelError, match=r"x\.cpp.*g\+\+ did not end within 1 s"):
+    over_once(tmp_path / "child")
+    with pytest.raises(KernelError, match=r"x\.cpp.*g\+\+ did not end within 300 s"):
         compiled()
-    assert time.monotonic() - started < 20
     child = int((tmp_path / "child").read_text())
-    for _ in range(100):  # until it is gone, or nobody's
+    for _ in range(1200):  # until it is gone, or nobody's
         status = Path(f"/proc/{child}/stat")
         if not status.exists() or ") Z" in status.read_text():
             break
@@ -64,15 +78,15 @@ def test_control_c_ends_the_program_and_not_the_compiler_alone(gxx):
         compiled()
 
 
-def test_a_compiler_that_is_stopped_leaves_no_file(tmp_path, gxx, monkeypatch):
+def test_a_compiler_that_is_stopped_leaves_no_file(tmp_path, gxx, monkeypatch, over_once):
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
-    monkeypatch.setattr(compiler, "LIMIT_S", 1)
-    compiled = gxx(f'#!/bin/sh\ntouch "$TMPDIR/cc.s" {tmp_path}/began\nsleep 600\n')
-    with pytest.raises(KernelError, match="did not end within 1 s"):
+    compiled = gxx(f'#!/bin/sh\ntouch "$TMPDIR/cc.s"\necho >{tmp_path}/began\nsleep 600\n')
+    over_once(tmp_path / "began")
+    with pytest.raises(KernelError, match="did not end within 300 s"):
         compiled()
-    assert (tmp_path / "began").exists() and os.listdir(tmp_path / "tmp") == []
+    assert os.listdir(tmp_path / "tmp") == []
 
 
 def test_a_rank_that_is_stopped_while_it_compiles_leaves_no_file(tmp_path, gxx):
@@ -100,7 +114,7 @@ def test_a_number_that_was_given_again_is_not_killed():
         time.sleep(0.2)
         assert other.poll() is None
         compiler._kill(other.pid, parent=os.getpid())
-        assert other.wait(timeout=10) == -signal.SIGKILL
+        assert other.wait(timeout=60) == -signal.SIGKILL
 
 
 def test_a_tool_sees_the_signals_that_a_rank_has_blocked():

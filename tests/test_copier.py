@@ -1,6 +1,7 @@
 """Copying threads without Python, with functions of a driver that are Python's: a device whose
 copies are done when its events are waited for."""
 
+import contextlib
 import ctypes
 import dataclasses
 import functools
@@ -225,7 +226,12 @@ def test_pages_are_made_without_a_change_to_them():
         assert not here.pool.ends and resident(array).all()
         assert array[5 * page + 1] == 7 and array[9 * page] == 8 and array.sum() == 15
         del array, part
-        time.sleep(0.1)  # the memory can be closed: nothing of it is kept
+        while True:  # until nothing of it is kept, so that it can be closed
+            with contextlib.suppress(BufferError):
+                memory.close()
+                break
+            assert time.monotonic() < until
+            time.sleep(0.001)
 
 
 def resident(array: np.ndarray) -> np.ndarray:

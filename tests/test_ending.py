@@ -23,18 +23,18 @@ NO_THREADS = "def none(*_): raise RuntimeError('no more threads')\nending.start_
 ])  # fmt: skip
 def test_a_process_ends_where_no_thread_can_be_started(lacks):
     """As where memory is short: Python then waits for ever for a thread that never begins."""
-    done = python("-c", ENDS.format(lacks), timeout=20)
+    done = python("-c", ENDS.format(lacks), timeout=100)
     assert (done.returncode, done.stderr) == (7, "hybrid-gemm: enough\n")
 
 
 def test_the_system_ends_a_process_that_does_not_come_to_its_end():
     code = ENDS.format("ending.LAST_S = 1\nending._say = lambda line: time.sleep(60)")
-    assert python("-c", code, timeout=20).returncode == -14
+    assert python("-c", code, timeout=100).returncode == -14
 
 
 def test_a_message_of_any_length_is_said():
     code = "from hybrid_gemm.ranks import ending\nending.end_job('x' * 30000, 7)\n"
-    done = python("-c", code, timeout=20)
+    done = python("-c", code, timeout=100)
     assert (done.returncode, len(done.stderr)) == (7, 30000 + len("hybrid-gemm: \n"))
 
 
@@ -44,7 +44,7 @@ def test_a_pipe_that_nobody_empties_does_not_keep_a_process():
     child = subprocess.Popen(
         [sys.executable, "-c", code + ENDS.format("")], stderr=subprocess.PIPE, env=environment()
     )
-    assert child.wait(timeout=20) == 7
+    assert child.wait(timeout=100) == 7
     child.stderr.close()
 
 

@@ -73,7 +73,8 @@ def test_a_temporary_is_removed_when_a_thread_ends_the_process(tmp_path):
 
 @pytest.mark.parametrize("held", [0.7, 60])
 def test_the_end_waits_for_mpi_to_start_but_not_for_ever(held):
-    """Open MPI's mpirun may wait for a rank that ends within."""
+    """Open MPI's mpirun may wait for a rank that ends within. A process that waits for ever is
+    ended by SIGALRM."""
     code = (
         "import threading, time\nfrom hybrid_gemm.ranks import ending\n"
         "ending._starting.acquire()\nstart = time.monotonic()\n"
@@ -82,10 +83,8 @@ def test_the_end_waits_for_mpi_to_start_but_not_for_ever(held):
         "    code if time.monotonic() - start > 0.6 else 99)\n"
         "ending.end_job('enough', 7)\n"
     )
-    start = time.monotonic()
-    done = python("-c", code, timeout=40)
+    done = python("-c", code, timeout=120)
     assert (done.returncode, done.stderr) == (7, "hybrid-gemm: enough\n")
-    assert time.monotonic() - start < ending.STARTING_S + 8
 
 
 def test_the_end_waits_for_a_file_that_is_being_made(tmp_path):
@@ -114,8 +113,8 @@ def test_the_end_waits_until_the_launcher_has_read_the_message():
         reader, writer = os.pipe()
         os.dup2(writer, 2)
         os.write(2, b"the cause")
-        threading.Timer(0.4, os.read, [reader, 100]).start()
         started = time.monotonic()
+        threading.Timer(0.4, os.read, [reader, 100]).start()
         ending._until_read()
         print(time.monotonic() - started)
     """
@@ -145,7 +144,7 @@ def test_a_long_call_outside_python_does_not_keep_a_signal():
     assert child.stdout.readline() == "ready\n"
     time.sleep(2)  # until it is in the call
     child.send_signal(signal.SIGTERM)
-    code = child.wait(timeout=10)
+    code = child.wait(timeout=60)
     assert (code, child.stderr.read()) == (143, "hybrid-gemm: terminated\n")
 
 
@@ -181,16 +180,19 @@ def test_the_campaign_finds_what_is_wrong(tmp_path):
     # What hangs is told: the launcher, and the rank that is stopped.
     assert any("mpirun" in x or "prterun" in x for x in fault["running"]), fault
     assert any("hybrid_gemm" in x and "State: T" in x for x in fault["running"]), fault
+    assert "generating A and B" in fault["message"]
 
 
 def campaign(*arguments, tmp_path) -> dict:
     """Beside other tests a job takes longer to end than the 10 s of an idle machine: a rank that is
-    stopped while it starts is missed only when the others have started."""
+    stopped while it starts is missed only when the others have started. And ranks may start seconds
+    after each other, for which more than 3 s of --rank-timeout are needed."""
     result = tmp_path / "faults.json"
     env = {**patience(), "OMPI_MCA_btl": MPI_ENVIRONMENT["OMPI_MCA_btl"]}
     done = python(
-        FAULTS, "--ranks", 2, "--limit", 40, *arguments, "--json", result, timeout=280, env=env
-    )
+        FAULTS, "--ranks", 2, "--limit", 40, "--rank-timeout", 10, *arguments, "--json", result,
+        timeout=280, env=env,
+    )  # fmt: skip
     assert result.exists(), done.stderr
     return json.loads(result.read_text())
 
@@ -280,6 +282,7 @@ def slow(*arguments, **options):
     cpu.CpuDevice.gemm = product  # once is enough
     if how == "raise":
         raise RuntimeError("broken on purpose")
+    print("multiplies", flush=True)
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if how == "sleep":
@@ -314,7 +317,7 @@ def sleeps(tmp_path):
 @needs_mpirun
 @pytest.mark.parametrize("again", ["", "-again"])  # of one for which ranks need not agree
 def test_a_product_that_hangs_ends_the_job(sleeps, again):
-    done = mpirun(2, sleeps, 60, f"sleep{again}", timeout=40)
+    done = mpirun(2, sleeps, 300, f"sleep{again}")
     assert done.returncode == 1
     assert "no rank has made progress for 1.5 s (--rank-timeout): rank 1 on" in done.stderr
 
@@ -322,7 +325,7 @@ def test_a_product_that_hangs_ends_the_job(sleeps, again):
 @needs_mpirun
 @pytest.mark.parametrize("again", ["", "-again"])
 def test_an_error_of_one_rank_in_a_users_program_ends_the_job(sleeps, again):
-    done = mpirun(2, sleeps, 0, f"raise{again}", timeout=40)
+    done = mpirun(2, sleeps, 0, f"raise{again}")
     assert done.returncode == 1 and "caught broken on purpose" in done.stdout
     assert "rank 1: RuntimeError: broken on purpose; the others waited 1.5 s" in done.stderr
 
@@ -348,7 +351,7 @@ for number in range(3):
 def test_a_rank_that_ends_by_an_error_between_calls_ends_the_job(ends, seconds, tmp_path):
     program = tmp_path / "ends.py"
     program.write_text(ENDS)
-    done = mpirun(3, program, ends, seconds, timeout=40)
+    done = mpirun(3, program, ends, seconds)
     assert done.returncode == 1 and "RuntimeError: broken on purpose" in done.stderr
     assert f"rank {ends} on " in done.stderr and "has ended, and the others wait" in done.stderr
 
@@ -366,7 +369,7 @@ def test_a_job_that_was_suspended_as_a_whole_goes_on(sleeps):
         [MPIRUN, "-n", "2", sys.executable, str(sleeps), "8", "compute"], text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(**MPI_ENVIRONMENT),
     )  # fmt: skip
-    time.sleep(3)
+    assert job.stdout.readline() == "multiplies\n"
     ranks = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
     known = [Process.of(int(pid)) for pid in ranks]  # for the numbers are given again
     for number in signal.SIGSTOP, signal.SIGCONT:

@@ -231,7 +231,7 @@ AMID_A_PROPERTY = """
 
 
 def test_a_child_multiplies_that_was_forked_while_a_worker_made_its_steps():
-    done = python("-c", textwrap.dedent(AMID_A_PROPERTY), timeout=20)
+    done = python("-c", textwrap.dedent(AMID_A_PROPERTY), timeout=100)
     assert (done.stdout, done.stderr) == ("0\n", "")
 
 
@@ -269,5 +269,5 @@ IN_BETWEEN = """
 
 @pytest.mark.parametrize("point", range(1, 6))
 def test_a_signals_handler_may_multiply_while_the_threads_of_blas_are_set(point):
-    done = python("-c", textwrap.dedent(IN_BETWEEN), str(point), timeout=20)
+    done = python("-c", textwrap.dedent(IN_BETWEEN), str(point), timeout=100)
     assert (done.stdout, done.stderr) == ("{2}\n", "")

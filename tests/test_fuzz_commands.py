@@ -67,3 +67,14 @@ def test_what_is_expected_is_the_product(script):
         script.Command(["--conj-trans-a", "--alpha", "-1"], 0, {"A": a.T, "B": b})
     )
     np.testing.assert_array_equal(made, -(a.conj() @ b))
+
+
+@pytest.mark.parametrize(
+    ("ends", "fault"),
+    [("echo Traceback: why; exit 1", "a traceback"), ("exec sleep 100", "does not end within 5 s")],
+)
+def test_all_that_a_faulty_command_said_is_told(script, command, monkeypatch, ends, fault):
+    said = "hybrid-gemm: begun", *(["Traceback: why"] if "echo" in ends else [])
+    monkeypatch.setattr(command, "words", lambda _: ["sh", "-c", f"echo {said[0]}; {ends}"])
+    monkeypatch.setattr(script, "HANGS_S", 5 if "sleep" in ends else 60)
+    assert script.tried(command) == (fault, "".join(f"{line}\n" for line in said))

@@ -125,14 +125,14 @@ def test_two_hosts_bring_rows_to_each_other_and_no_partials(n):
 
 @pytest.mark.parametrize(("m", "n", "lines"), [(64, 100, 32), (65, 9, 33), (1, 90, 45), (0, 0, 1)])
 def test_a_strip_has_no_more_rounds_than_lines(m, n, lines):
-    started = time.monotonic()
+    started = time.process_time()
     plan = make_rank_plan(Problem(m, n, 50), CPU, 2, split="cols", rounds=10**9)
     assert plan.rounds == lines
     assert len(plan.owned(1)) == (lines if m else 0)
     assert plan.bytes_kept(1) == make_rank_plan(
         plan.problem, CPU, 2, split="cols", rounds=lines
     ).bytes_kept(1)
-    assert time.monotonic() - started < 5
+    assert time.process_time() - started < 5
 
 
 @pytest.mark.parametrize("shape", [(512, 512, 512), (4096, 4096, 4096), (20000, 16, 16)])

@@ -192,13 +192,16 @@ def test_as_many_of_pythons_threads_copy_as_the_devices_at_work_want(busy, most,
     for device in devices:
         device.together = 4
     links = [staging.Link(device) for device in devices]
-    lock, now, seen = threading.Lock(), [0], []
+    lock, now, seen, all_came = threading.Lock(), [0], [], threading.Event()
 
     def watched(dst, src):
         with lock:
             now[0] += 1
             seen.append(now[0])
-        time.sleep(0.002)  # the others come meanwhile
+            if now[0] == most:
+                all_came.set()
+        assert all_came.wait(60)
+        time.sleep(0.002)  # one too many comes meanwhile
         dst[...] = src
         with lock:
             now[0] -= 1

@@ -104,7 +104,7 @@ def test_output_that_the_encoding_lacks_is_escaped(tmp_path, encoding):
     name = "Ж².npy"
     done = subprocess.run(
         [*COMMAND, "run", "--size", "8", "-o", name], cwd=tmp_path, capture_output=True,
-        env=environment(PYTHONIOENCODING=encoding, PYTHONUTF8="0"),
+        env=environment(PYTHONIOENCODING=encoding, PYTHONUTF8="0", LC_ALL="C.UTF-8"),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert b"wrote \\u0416" in done.stdout

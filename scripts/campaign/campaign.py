@@ -134,16 +134,18 @@ class Campaign:
                     break
                 fault.restarts += 1  # the launcher itself failed, before it started a rank
             if not struck:
-                fault.wrong.append(f"ended before {fault.phase}")
-                fault.message = words(folder)
+                fault.wrong.append(f"did not come to {fault.phase}")
             if fault.target in RESUMING and fault.file != "right":
                 self.resume(fault, folder)
+            if fault.wrong:
+                fault.message = words(folder)
 
     def strike(self, fault: Fault, job: Job, folder: Path) -> bool:
         """Whether the run came to the fault's phase; judges what became of it."""
         mark = folder / "marks" / f"{fault.phase}.{fault.rank}"
-        wait_until(lambda: mark.exists() or job.exit_code() is not None, 60)
+        wait_until(lambda: mark.exists() or job.exit_code() is not None, WHOLE_S)
         if not mark.exists():
+            fault.running = running(folder)
             return False
         time.sleep(fault.delay_s)
         more_s = self.site.strike(fault, job, Process.marked(mark))

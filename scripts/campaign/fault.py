@@ -21,6 +21,7 @@ class Fault:
     end, `state` is Slurm's word for it; `found` are the panels that the next run took up, of a
     target in `RESUMING`, `restarts` the times that the launcher failed by itself, `first` what was
     wrong the first time, if it was tried again, and `running` what still ran of a job that hangs.
+    `message` is the first, or all that was said where something is wrong.
     """
 
     number: int

@@ -174,7 +174,8 @@ def cluster(given: argparse.Namespace) -> Iterator[Slurm]:
     for number in signal.SIGINT, signal.SIGTERM, signal.SIGHUP:  # ends the cluster too
         signal.signal(number, lambda number, frame: sys.exit(128 + number))
     binaries = Path(sys.executable).parent
-    with tempfile.TemporaryDirectory(prefix="faults-slurm-") as folder:
+    # Paths of sockets are short, and $TMPDIR may be long.
+    with tempfile.TemporaryDirectory(prefix="faults-slurm-", dir="/tmp") as folder:
         known = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "OMPI_MCA"))}
         prefix = dict.fromkeys(("OPAL_PREFIX", "PMIX_PREFIX", "PRTE_PREFIX"), str(binaries.parent))
         environment = {

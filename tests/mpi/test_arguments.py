@@ -106,7 +106,7 @@ def test_an_array_whose_own_code_fails_on_one_rank_is_refused_by_all(comm, error
     wrong = Failing(error("mine")) if comm.rank == comm.size - 1 else a
     for call in hybrid_gemm.gemm, hybrid_gemm.matmul:
         with pytest.raises(HybridGemmError, match=f"{error.__name__}: .*mine"):
-            call(wrong, a, comm=comm, device="cpu", rank_timeout=5)
+            call(wrong, a, comm=comm, device="cpu", rank_timeout=20)
     np.testing.assert_array_equal(hybrid_gemm.gemm(a, a, comm=comm, device="cpu"), a @ a)
 
 
@@ -114,7 +114,7 @@ def test_an_alpha_that_cannot_be_sent_is_refused_by_all(comm):
     a, alpha = np.ones((4, 4)), (lambda: 1) if comm.rank == comm.size - 1 else 1
     for name in "alpha", "beta":
         with pytest.raises(DTypeError, match=f"{name} must be a number, not <function"):
-            hybrid_gemm.gemm(a, a, a, comm=comm, device="cpu", rank_timeout=5, **{name: alpha})
+            hybrid_gemm.gemm(a, a, a, comm=comm, device="cpu", rank_timeout=20, **{name: alpha})
 
 
 def test_what_cannot_be_sent_leaves_the_ranks_in_step(comm):
@@ -129,7 +129,7 @@ def test_what_cannot_be_sent_leaves_the_ranks_in_step(comm):
     ):  # fmt: skip
         with pytest.raises((error, TypeError)):
             calls((lambda: 0) if last else None)
-        got = hybrid_gemm.matmul(stack, stack, comm=comm, device="cpu", rank_timeout=5)
+        got = hybrid_gemm.matmul(stack, stack, comm=comm, device="cpu", rank_timeout=20)
         np.testing.assert_array_equal(got, stack @ stack)
 
 

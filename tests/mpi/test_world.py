@@ -398,7 +398,7 @@ def test_a_rank_that_saw_less_memory_decides_as_the_others(comm, rng):
     """What a rank finds alone in a decision of all, the others would wait for."""
     a, b = integers(rng, (40, 30)), integers(rng, (30, 20))
     with RankRunner(
-        comm, device="emulator", kernel="naive", split="rows", rank_timeout=5
+        comm, device="emulator", kernel="naive", split="rows", rank_timeout=20
     ) as runner:
         planner = runner._planner
         planner.sharing = 1  # so that each multiplies its rows alone
