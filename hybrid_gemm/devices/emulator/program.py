@@ -13,6 +13,7 @@ import os
 import platform
 import re
 import shutil
+import sys
 import threading
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -77,13 +78,21 @@ class Options:
 
 @functools.cache
 def available() -> str | None:
-    """None if g++ compiles kernels here, else one line that says what is missing."""
+    """None if kernels are compiled and loaded here, else one line that says what is missing."""
+    if sys.platform != "linux":
+        return "the emulator needs Linux, be it in a container or a virtual machine"
     if shutil.which("g++") is None:
         return _NO_COMPILER
     try:
-        _build(_text('extern "C" __global__ void nothing() {}', "nothing"), (), _HERE, "nothing")
+        text = _text('extern "C" __global__ void nothing() {}', "nothing")
+        ctypes.CDLL(str(_build(text, (), _HERE, "nothing")))
     except HybridGemmError as error:
         return f"g++ does not compile kernels here: {' '.join(str(error).split())}"
+    except OSError as error:
+        return (
+            f"the system does not load what was compiled here: {error}; HYBRID_GEMM_CACHE names "
+            "another place"
+        )
     return None
 
 
