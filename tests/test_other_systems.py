@@ -3,12 +3,14 @@
 import errno
 import hashlib
 import os
+import shutil
+import subprocess
 import textwrap
 from pathlib import Path
 
 import numpy as np
 import pytest
-from support.command import python
+from support.command import TESTS, python
 
 from hybrid_gemm.arrays.npy_files import NpyFile, NpyWriter
 from hybrid_gemm.devices.emulator import program
@@ -140,3 +142,15 @@ def test_a_system_that_loads_no_code_from_the_cache_is_named(monkeypatch):
     if "g++ is not installed" in reason:
         pytest.skip(reason)
     assert "failed to map segment" in reason and "HYBRID_GEMM_CACHE names another" in reason
+
+
+def test_scripts_make_their_checksums_by_what_posix_has(tmp_path):
+    """macOS has no sha256sum before version 15."""
+    for tool in "cat", "cksum":
+        (tmp_path / tool).symlink_to(shutil.which(tool))
+    script = ". scripts/setup; found=3.11; hash_for run"
+    done = subprocess.run(
+        [shutil.which("sh"), "-euc", f"root=$PWD; {script}"], capture_output=True, text=True,
+        cwd=TESTS.parent, env={"PATH": str(tmp_path)},
+    )  # fmt: skip
+    assert done.returncode == 0 and done.stdout, done.stderr
