@@ -5,6 +5,7 @@ import hashlib
 import os
 import shutil
 import subprocess
+import sys
 import textwrap
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from support.command import TESTS, python
 
+from hybrid_gemm.arrays import output_files
 from hybrid_gemm.arrays.npy_files import NpyFile, NpyWriter
 from hybrid_gemm.devices.emulator import program
 from hybrid_gemm.host import compiler
@@ -98,6 +100,25 @@ def test_a_filesystem_that_reserves_nothing(tmp_path, monkeypatch):
     writer.array[:] = 7
     writer.commit()
     assert (np.load(tmp_path / "C.npy") == 7).all()
+
+
+@pytest.mark.parametrize("killed", [True, False])
+def test_what_killed_processes_left_is_removed_without_proc(tmp_path, monkeypatch, killed):
+    other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        if killed:
+            other.kill()
+            other.wait()
+        host = output_files._host()
+        left = tmp_path / f".hybrid-gemm-{host}-{other.pid}-0-{'0' * 16}.tmp"
+        left.write_bytes(b"a part of C")
+        monkeypatch.setattr(output_files.os.path, "exists", lambda path: False)
+        output_files.remove_stale(str(tmp_path))
+        monkeypatch.undo()
+        assert left.exists() is not killed
+    finally:
+        other.kill()
+        other.communicate()
 
 
 def test_the_hash_of_a_file_is_of_all_of_it_however_often(tmp_path, monkeypatch):

@@ -338,8 +338,16 @@ def _host() -> str:
 
 
 def _runs(process: int, started: str) -> bool:
-    """Whether the process that started then still runs; one that is not known of does."""
-    return not os.path.exists("/proc/self/stat") or _started(process) == started
+    """Whether the process that started then still runs; without /proc, one of its number."""
+    if os.path.exists("/proc/self/stat"):
+        return _started(process) == started
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):  # or no number that processes have
+        return False
+    except PermissionError:  # another user's
+        return True
+    return True
 
 
 def _started(process: int) -> str | None:
