@@ -1,9 +1,13 @@
 """hybrid-gemm: matrix products split by rows or by columns of A over threads, GPUs and ranks."""
 
 import concurrent.futures.thread as _thread  # noqa: F401  refused once the main thread has ended
+import sys as _sys
 from typing import TYPE_CHECKING, Any
 
 from . import errors as errors
+
+if _sys.platform == "win32":
+    raise ImportError("hybrid-gemm runs on Linux, which WSL 2 is too, and not on Windows itself")
 
 __version__ = "0.2.0"
 

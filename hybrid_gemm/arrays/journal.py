@@ -74,7 +74,7 @@ class Journal:
         os.lseek(self.descriptor, 0, os.SEEK_END)
         while left:
             left = left[os.write(self.descriptor, left) :]
-        os.fdatasync(self.descriptor)
+        output_files.sync_data(self.descriptor)
 
     def add_process(self) -> None:
         """Writes which process has the journal now, for the message of one that wants it too."""

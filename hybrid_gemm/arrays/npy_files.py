@@ -25,7 +25,7 @@ from ..errors import HybridGemmError, UsageError
 from ..problem import check_dtype, shape_of
 from .file_bytes import CHECK_BYTES, checksums, checksums_on_disk
 from .mapped_files import file_of, mapped, ranges
-from .output_files import OutputFile, Path, check_output, not_a_file
+from .output_files import OutputFile, Path, check_output, not_a_file, sync_data
 from .write_behind import WriteBehind
 
 # --- reading ------------------------------------------------------------------------------
@@ -104,7 +104,9 @@ class NpyFile:
 
     def sha256(self) -> str:
         """The SHA-256 of the file's bytes, as sha256sum prints it."""
-        return sha256(f"/dev/fd/{self.descriptor}")
+        with open(os.dup(self.descriptor), "rb", buffering=0) as file:
+            file.seek(0)
+            return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def truncated() -> str | None:
@@ -247,7 +249,8 @@ class NpyWriter:
             raise
 
     def _reserve(self, descriptor: int) -> None:
-        """Reserves the bytes of the file. Raises `UsageError` if they are not to be had."""
+        """Reserves the bytes of the file, where the system can. Raises `UsageError` if they are not
+        to be had."""
         disk = os.fstatvfs(descriptor)
         free = disk.f_bavail * disk.f_frsize
         has = os.fstat(descriptor).st_blocks * 512  # where an earlier process reserved it
@@ -255,8 +258,11 @@ class NpyWriter:
             # Asked first, not to fill a disk that others use too. (Some report no sizes.)
             if disk.f_blocks and self.size - has > free:
                 raise OSError(errno.ENOSPC, "")
-            os.posix_fallocate(descriptor, 0, self.size)
+            if hasattr(os, "posix_fallocate"):  # not on macOS
+                os.posix_fallocate(descriptor, 0, self.size)
         except OSError as error:
+            if error.errno == errno.EOPNOTSUPP:  # of musl on such a filesystem; glibc writes zeros
+                return
             limits = {
                 errno.ENOSPC: f"{free} are free there",
                 errno.EDQUOT: "more than the disk quota leaves",
@@ -273,7 +279,7 @@ class NpyWriter:
         """Returns when what `array` has is on the disk. Raises `OSError`."""
         if self._map is not None:
             self._map.flush()
-        os.fdatasync(self._file.descriptor)
+        sync_data(self._file.descriptor)
 
     def commit(self) -> None:
         """Puts the file in its place once its bytes are on the disk and were read back from it.

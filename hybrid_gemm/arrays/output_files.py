@@ -23,6 +23,7 @@ from ..errors import HybridGemmError, UsageError
 
 Path = str | os.PathLike[str]
 UNFINISHED = ".unfinished"  # what the name of a file that is kept ends in
+_FOLDER = os.O_DIRECTORY | getattr(os, "O_PATH", os.O_RDONLY)  # O_PATH is Linux's alone
 _temporaries: set[str] = set()  # the named ones that this process would leave behind
 
 
@@ -117,7 +118,7 @@ class OutputFile:
         remove_stale(self.folder)
         name = self.name + UNFINISHED if kept else _temporary_name()
         self.temporary = os.path.join(self.folder, name)
-        self._folder = os.open(self.folder, os.O_PATH | os.O_DIRECTORY)
+        self._folder = os.open(self.folder, _FOLDER)
         opened = [self._folder]
         self._close = weakref.finalize(self, _close, self.temporary, opened, os.getpid())
         self.named = named or kept or not _takes_nameless_files(self._folder)
@@ -229,6 +230,11 @@ def sync(path: str) -> None:
         os.close(descriptor)
 
 
+def sync_data(descriptor: int) -> None:
+    """Returns when a file's bytes are on the disk, and what is needed to read them."""
+    getattr(os, "fdatasync", os.fsync)(descriptor)  # macOS has fsync alone
+
+
 def _close(temporary: str, opened: list[int], process: int) -> None:
     """The end of an `OutputFile`, at the latest when Python exits. `opened` is its folder and,
     if it came so far, its file."""
@@ -332,8 +338,16 @@ def _host() -> str:
 
 
 def _runs(process: int, started: str) -> bool:
-    """Whether the process that started then still runs; one that is not known of does."""
-    return not os.path.exists("/proc/self/stat") or _started(process) == started
+    """Whether the process that started then still runs; without /proc, one of its number."""
+    if os.path.exists("/proc/self/stat"):
+        return _started(process) == started
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):  # or no number that processes have
+        return False
+    except PermissionError:  # another user's
+        return True
+    return True
 
 
 def _started(process: int) -> str | None:

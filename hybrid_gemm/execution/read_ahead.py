@@ -104,7 +104,7 @@ class ReadAhead:
         self.reading: Reading | None = None
 
     def __enter__(self) -> ReadAhead:
-        if self._files:
+        if self._files and hasattr(os, "posix_fadvise"):  # not on macOS
             self._thread = threading.Thread(target=self._work, name="read-ahead", daemon=True)
             try:
                 self._thread.start()

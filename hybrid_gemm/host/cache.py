@@ -86,7 +86,7 @@ def _own(path: Path) -> Path:
 
 def _check_loads(path: Path, hint: str) -> None:
     """Raises `UnavailableError` where the system loads no code from a folder."""
-    if os.statvfs(path).f_flag & os.ST_NOEXEC:
+    if os.statvfs(path).f_flag & getattr(os, "ST_NOEXEC", 0):  # macOS does not tell
         raise UnavailableError(f"{path} is mounted noexec, and no compiled code runs there; {hint}")
 
 

@@ -32,7 +32,7 @@ def toolchain() -> str:
         lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
     except OSError:
         lines = []
-    cpu = [line for line in lines if line.startswith(keys)] or [platform.processor()]
+    cpu = [line for line in lines if line.startswith(keys)] or [platform.machine()]
     return "\n".join([compiler, str(status.st_size), str(status.st_mtime_ns), *cpu])
 
 

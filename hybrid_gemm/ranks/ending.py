@@ -84,7 +84,7 @@ def watch_signals(*, as_rank: bool) -> None:
     global _in_charge
     _in_charge = True
     watched = [n for n in SIGNALS if signal.getsignal(n) is not signal.SIG_IGN]
-    if as_rank:
+    if as_rank and hasattr(signal, "sigwaitinfo"):  # else ranks are refused
         signal.pthread_sigmask(signal.SIG_BLOCK, watched)
         _thread(lambda: _take(watched))
         return

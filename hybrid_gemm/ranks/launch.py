@@ -57,7 +57,8 @@ def world(limit: float = 0):
     that a heartbeat no longer finds.
 
     Raises `UsageError` where Slurm gave several tasks that do not find each other and for a
-    `limit` that is no finite number from 0 on, and `UnavailableError` where mpi4py is missing.
+    `limit` that is no finite number from 0 on, and `UnavailableError` where mpi4py is missing or
+    the system is not Linux.
     """
     limit = check_seconds("rank_timeout", limit)
     found, count = launcher(), expected()
@@ -72,6 +73,7 @@ def world(limit: float = 0):
         return None
     if not is_rank():
         return None
+    _check_system()
     with heartbeat.deadline(limit, "MPI has not started on all ranks"):
         comm = _world(found, count)
         if comm is not None:
@@ -88,6 +90,17 @@ def alone(command: str) -> None:
         raise UsageError(
             f"{command} runs in one process, and {launcher() or 'srun'} started {count}; "
             "start it without"
+        )
+
+
+def _check_system() -> None:
+    """Raises `UnavailableError` where ranks find neither the cores nor the state of others."""
+    if sys.platform != "linux":
+        raise agreed(
+            UnavailableError(
+                "ranks of MPI need Linux, be it in a container or a virtual machine; one process "
+                "multiplies here too: start it without mpirun, or leave comm out"
+            )
         )
 
 
@@ -229,7 +242,8 @@ def _any(comm: Any, yes: bool) -> bool:
 
 def check_communicator(comm: Any) -> None:
     """Raises `OptionTypeError` for what is no communicator of mpi4py's whose ranks can multiply
-    together. Not collective."""
+    together, and `UnavailableError` where the system is not Linux. Not collective."""
+    _check_system()
     mpi = sys.modules.get("mpi4py.MPI")  # which whoever has a communicator has imported
     kind: Any = getattr(mpi, "Comm", ())
     takes = "comm takes an mpi4py communicator, such as MPI.COMM_WORLD"

@@ -13,6 +13,7 @@ import os
 import platform
 import re
 import shutil
+import sys
 import threading
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -49,7 +50,8 @@ _CPU_FLAGS = {
     # A switch of stacks pushes, so no red zone. On CPUs of AMD, GCC leaves chains of sums in two
     # steps, unless it is told not to.
     "x86_64": ("-march=native", "-mno-red-zone", "--param=avoid-fma-max-bits=0"),
-    "aarch64": ("-march=native",),
+    # Where return addresses are signed, GCC 12 for the native CPU takes the signature off twice.
+    "aarch64": ("-march=native", "-mbranch-protection=none"),
 }
 _SANITIZE_FLAGS = (
     # -Og compiles in 0.6 of the time of -O1, and runs 1.15 times as long.
@@ -77,13 +79,21 @@ class Options:
 
 @functools.cache
 def unavailable() -> str | None:
-    """Why kernels do not run here, in one line; None if g++ compiles them."""
+    """Why kernels are not compiled and loaded here, in one line; None if they are."""
+    if sys.platform != "linux":
+        return "the emulator needs Linux, be it in a container or a virtual machine"
     if shutil.which("g++") is None:
         return _NO_COMPILER
     try:
-        _build(_text('extern "C" __global__ void nothing() {}', "nothing"), (), _HERE, "nothing")
+        text = _text('extern "C" __global__ void nothing() {}', "nothing")
+        ctypes.CDLL(str(_build(text, (), _HERE, "nothing")))
     except HybridGemmError as error:
         return f"g++ does not compile kernels here: {' '.join(str(error).split())}"
+    except OSError as error:
+        return (
+            f"the system does not load what was compiled here: {error}; HYBRID_GEMM_CACHE names "
+            "another place"
+        )
     return None
 
 

@@ -1,0 +1,177 @@
+"""What works where the system is not Linux, or lacks what Linux usually has."""
+
+import errno
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.command import TESTS, python
+
+from hybrid_gemm.arrays import output_files
+from hybrid_gemm.arrays.npy_files import NpyFile, NpyWriter
+from hybrid_gemm.devices.emulator import program
+from hybrid_gemm.host import compiler
+
+# What Python on macOS does not have, taken away.
+_AS_ON_MACOS = """
+    import os, signal, sys
+    gone = ["O_PATH", "O_TMPFILE", "ST_NOEXEC", "fdatasync", "posix_fadvise", "posix_fallocate"]
+    gone += ["sched_getaffinity", "sched_setaffinity", *(x for x in dir(os) if "FADV_" in x)]
+    for name in gone:
+        delattr(os, name)
+    del signal.sigwaitinfo
+    import numpy, sysconfig, threadpoolctl  # which look at the system for themselves
+    sysconfig.get_config_vars()
+    sys.platform = "darwin"
+"""
+
+
+def on_macos(code, cwd, **env):
+    return python("-c", textwrap.dedent(_AS_ON_MACOS) + textwrap.dedent(code), cwd=cwd, env=env)
+
+
+def command_on_macos(*words, cwd, **env):
+    code = f"sys.argv[1:] = {list(map(str, words))}\nfrom hybrid_gemm.cli import main\nmain()"
+    return on_macos(code, cwd, HYBRID_GEMM_CACHE=f"{cwd}/cache", **env)
+
+
+def test_arrays_are_multiplied_on_macos(tmp_path):
+    code = """
+        import numpy as np
+        import hybrid_gemm as hg
+        from hybrid_gemm.devices import native_sums
+        a, b = np.random.rand(2, 300, 300)
+        np.testing.assert_allclose(hg.gemm(a, b, threads=2, split="cols"), a @ b)
+        print(native_sums.unavailable())
+    """
+    done = on_macos(code, tmp_path, HYBRID_GEMM_CACHE=f"{tmp_path}/cache")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "None" or "g++" in done.stdout
+
+
+@pytest.mark.parametrize("resume", [(), ("--resume",)], ids=["at once", "resume"])
+def test_files_are_multiplied_on_macos(tmp_path, resume):
+    a, b = np.random.rand(2, 60, 60)
+    np.save(tmp_path / "A.npy", a)
+    np.save(tmp_path / "B.npy", b)
+    done = command_on_macos("run", "A.npy", "B.npy", "-o", "C.npy", *resume, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "verification passed" in done.stdout
+    np.testing.assert_allclose(np.load(tmp_path / "C.npy"), a @ b)
+    assert {x.name for x in tmp_path.iterdir()} - {"cache"} == {"A.npy", "B.npy", "C.npy"}
+
+
+def test_what_needs_linux_says_so_on_macos(tmp_path):
+    done = command_on_macos("run", "--size", 8, "--device", "emulator", cwd=tmp_path)
+    assert done.returncode == 5
+    assert "device emulator was asked for: the emulator needs Linux" in done.stderr
+
+    ranks = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"}
+    done = command_on_macos("run", "--size", 8, cwd=tmp_path, **ranks)
+    assert done.returncode == 5
+    assert "ranks of MPI need Linux" in done.stderr and "Traceback" not in done.stderr
+
+    code = """
+        import hybrid_gemm as hg
+        hg.gemm([[1.0]], [[1.0]], comm=object())
+    """
+    assert "UnavailableError: ranks of MPI need Linux" in on_macos(code, tmp_path).stderr
+
+
+def test_windows_is_refused_by_its_name():
+    done = python("-c", "import sys; sys.platform = 'win32'; import hybrid_gemm")
+    assert done.stderr.splitlines()[-1].startswith("ImportError: hybrid-gemm runs on Linux")
+
+
+def test_a_filesystem_that_reserves_nothing(tmp_path, monkeypatch):
+    """musl says so; glibc writes zeros instead."""
+
+    def refuse(*_):
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    writer = NpyWriter(tmp_path / "C.npy", (3, 4), "float32")
+    writer.array[:] = 7
+    writer.commit()
+    assert (np.load(tmp_path / "C.npy") == 7).all()
+
+
+@pytest.mark.parametrize("killed", [True, False])
+def test_what_killed_processes_left_is_removed_without_proc(tmp_path, monkeypatch, killed):
+    other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        if killed:
+            other.kill()
+            other.wait()
+        host = output_files._host()
+        left = tmp_path / f".hybrid-gemm-{host}-{other.pid}-0-{'0' * 16}.tmp"
+        left.write_bytes(b"a part of C")
+        monkeypatch.setattr(output_files.os.path, "exists", lambda path: False)
+        output_files.remove_stale(str(tmp_path))
+        monkeypatch.undo()
+        assert left.exists() is not killed
+    finally:
+        other.kill()
+        other.communicate()
+
+
+def test_the_hash_of_a_file_is_of_all_of_it_however_often(tmp_path, monkeypatch):
+    """Where /dev/fd shares the place in the file, as on macOS, and where there is none."""
+    np.save(tmp_path / "A.npy", np.ones((30, 30)))
+    file = NpyFile(tmp_path / "A.npy")
+    expected = hashlib.sha256((tmp_path / "A.npy").read_bytes()).hexdigest()
+    os.lseek(file.descriptor, 100, os.SEEK_SET)
+    monkeypatch.setattr("builtins.open", _without_dev_fd(open))
+    assert [file.sha256(), file.sha256()] == [expected] * 2
+
+
+def _without_dev_fd(real):
+    def opened(name, *args, **kwargs):
+        if str(name).startswith("/dev/fd/"):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
+        return real(name, *args, **kwargs)
+
+    return opened
+
+
+def test_the_cache_is_not_shared_by_kinds_of_cpu_without_proc(monkeypatch):
+    def no_proc(path, *args, **kwargs):
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+
+    monkeypatch.setattr(Path, "read_text", no_proc)
+    found = set()
+    for machine in "x86_64", "aarch64":
+        monkeypatch.setattr(compiler.platform, "machine", lambda machine=machine: machine)
+        found.add(compiler.toolchain.__wrapped__())
+    assert len(found) == 2
+
+
+def test_a_system_that_loads_no_code_from_the_cache_is_named(monkeypatch):
+    """As of some security modules, where the folder is not mounted noexec."""
+
+    def refuse(path):
+        raise OSError(f"{path}: failed to map segment from shared object")
+
+    monkeypatch.setattr(program.ctypes, "CDLL", refuse)
+    reason = program.unavailable.__wrapped__()
+    if "g++ is not installed" in reason:
+        pytest.skip(reason)
+    assert "failed to map segment" in reason and "HYBRID_GEMM_CACHE names another" in reason
+
+
+def test_scripts_make_their_checksums_by_what_posix_has(tmp_path):
+    """macOS has no sha256sum before version 15."""
+    for tool in "cat", "cksum":
+        (tmp_path / tool).symlink_to(shutil.which(tool))
+    script = ". scripts/setup; found=3.11; hash_for run"
+    done = subprocess.run(
+        [shutil.which("sh"), "-euc", f"root=$PWD; {script}"], capture_output=True, text=True,
+        cwd=TESTS.parent, env={"PATH": str(tmp_path)},
+    )  # fmt: skip
+    assert done.returncode == 0 and done.stdout, done.stderr
