@@ -65,7 +65,7 @@ def write_part(path: str, offset: int, cols: int, part: np.ndarray, row: int, co
                     written = os.pwrite(descriptor, left, at)
                     left, at = left[written:], at + written
             os.fsync(descriptor)
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, AttributeError):
                 os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
             for data, at in _runs_of(part, offset, cols, row, col):
                 found = np.frombuffer(_read(descriptor, len(data), at), np.uint8)

@@ -329,7 +329,7 @@ class NpyWriter:
     def _forget_cached_pages(self) -> None:
         """Lets reading go to the disk: cached pages can be dropped where no map has them. Both
         are requests; in a filesystem in memory the pages stay."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, AttributeError):
             if self._map is not None:
                 self._map.madvise(mmap.MADV_DONTNEED)  # of a shared map: nothing is lost
             os.posix_fadvise(self._file.descriptor, 0, 0, os.POSIX_FADV_DONTNEED)

@@ -275,7 +275,7 @@ def _takes_nameless_files(folder: int) -> bool:
             os.unlink(name, dir_fd=folder)
         finally:
             os.close(descriptor)
-    except OSError:  # a filesystem without O_TMPFILE
+    except (OSError, AttributeError):  # a system without O_TMPFILE
         return False
     return True
 

@@ -85,7 +85,7 @@ class WriteBehind:
                 os.close(descriptor)
 
     def _work(self, descriptor: int) -> None:
-        with contextlib.suppress(OSError, MemoryError):  # as above
+        with contextlib.suppress(OSError, AttributeError, MemoryError):  # as above
             try:
                 self._write(descriptor)
             finally:

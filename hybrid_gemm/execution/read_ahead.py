@@ -139,7 +139,7 @@ class ReadAhead:
         before, began = self._disk.read_bytes(), time.perf_counter()
         flying: deque[tuple[NpyFile, int]] = deque()
         # A system that takes no advice, or has no memory now: the run reads as without this.
-        with contextlib.suppress(OSError, MemoryError):
+        with contextlib.suppress(OSError, AttributeError, MemoryError):
             for file, at, size in self._wanted():
                 self._disk.ask(file, at, size)
                 self._bytes += size

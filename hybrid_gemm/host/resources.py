@@ -10,7 +10,10 @@ from . import cgroups
 
 def cores() -> int:
     """The number of cores that this process may run on, or whose time it may use; at least 1."""
-    found = len(os.sched_getaffinity(0))
+    if hasattr(os, "sched_getaffinity"):
+        found = len(os.sched_getaffinity(0))
+    else:
+        found = os.cpu_count() or 1
     return min(found, cgroups.cores() or found)
 
 
