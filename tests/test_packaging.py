@@ -108,7 +108,7 @@ def checkout(tmp_path) -> Path:
     shutil.copytree(CHECKOUT / "scripts", tmp_path / "scripts")
     shutil.copy(CHECKOUT / "pyproject.toml", tmp_path)
     (tmp_path / "bin").mkdir()
-    tools = "cat dirname find flock grep mkdir mktemp nproc readlink rm sh sha256sum touch"
+    tools = "cat cksum dirname find flock grep mkdir mktemp nproc readlink rm sh touch"
     for found in filter(None, map(shutil.which, tools.split())):
         (tmp_path / "bin" / Path(found).name).symlink_to(found)
     return tmp_path
