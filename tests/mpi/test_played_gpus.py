@@ -114,6 +114,17 @@ def test_memory_that_cannot_be_opened(comm, gpus, monkeypatch):
         runner.close()
 
 
+def test_three_real_products_of_arrays_of_another_gpu(comm, gpus):
+    """C is made on the rank's own GPU, and goes from there to that of A."""
+    rng = np.random.default_rng(5)
+    a, b, c = (rng.integers(-3, 4, (20, 20)) + 1j * rng.integers(-3, 4, (20, 20)) for _ in "ABC")
+    with RankRunner(comm, kernel="naive", split="cols", algorithm="3m") as runner:
+        x, y, z = (gpus.array(v, (comm.rank + 1) % 2) for v in (a, b, c))
+        got = runner.gemm(x, y, z, beta=2)
+    assert got.gpu == x.gpu
+    np.testing.assert_array_equal(held(got), a @ b + 2 * c)
+
+
 def test_a_sum_that_comes_again_is_worked_out_once(comm, gpus, monkeypatch):
     """Its kernels, its products and where its pieces lie are kept; its numbers are not."""
     runner = RankRunner(comm, kernel="naive", split="cols")
