@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..arrays.caller_arrays import as_array, check_out, module_of
-from ..arrays.on_gpus import copy_into, empty_beside
+from ..arrays.on_gpus import copy_into, empty_beside, on_gpu_of
 from ..arrays.stacks import as_matrices, shape_of_product
 from ..errors import UsageError, shortage_in_words
 from ..planning.partition import Span, cut
@@ -195,8 +195,9 @@ class DistributedStacks:
             return whole[span.slice]
         chosen = [whole[np.unravel_index(i, self.stack)] for i in range(span.start, span.stop)]
         if not chosen:
-            return module_of(x).empty((0, *x.shape[-2:]), x.dtype)
-        return module_of(x).stack(chosen)
+            return empty_beside([x], (0, *x.shape[-2:]), x.dtype)
+        with on_gpu_of(x):
+            return module_of(x).stack(chosen)
 
     # --- C -----------------------------------------------------------------------------------
 

@@ -125,6 +125,17 @@ def test_three_real_products_of_arrays_of_another_gpu(comm, gpus):
     np.testing.assert_array_equal(held(got), a @ b + 2 * c)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "int8", "complex64"])
+def test_stacks_of_stacks_on_another_gpu(comm, gpus, dtype):
+    rng = np.random.default_rng(6)
+    a, b = (rng.integers(0, 4, (2, 3, 5, 5)).astype(dtype) for _ in "AB")
+    with RankRunner(comm, kernel="naive") as runner:
+        x, y = (gpus.array(v, (comm.rank + 1) % 2) for v in (a, b))
+        got = runner.matmul(x, y)
+    assert got.gpu == x.gpu
+    np.testing.assert_array_equal(held(got), a @ b)
+
+
 def test_a_sum_that_comes_again_is_worked_out_once(comm, gpus, monkeypatch):
     """Its kernels, its products and where its pieces lie are kept; its numbers are not."""
     runner = RankRunner(comm, kernel="naive", split="cols")
