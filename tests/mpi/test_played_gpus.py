@@ -136,6 +136,19 @@ def test_stacks_of_stacks_on_another_gpu(comm, gpus, dtype):
     np.testing.assert_array_equal(held(got), a @ b)
 
 
+def test_parts_of_two_dtypes_move_from_other_gpus(comm, gpus, monkeypatch):
+    """They are cast on the rank's own GPU, from which they are moved."""
+    monkeypatch.setattr(rank_planner, "MOVED_BY_PEERS", 0)
+    a, b = (np.arange(30.0 * 30).reshape(30, 30) % x for x in (5, 7))
+    rows = part(30, [r / comm.size for r in range(1, comm.size)], comm.rank)
+    mine = a[rows].astype("f8" if comm.rank else "f4")
+    with RankRunner(comm, kernel="naive", split="cols") as runner:
+        x, y = (gpus.array(v, (comm.rank + 1) % 2) for v in (mine, b))
+        got = runner.gemm(x, y, distribution="rows")
+        assert runner._peers.memory is not None
+    np.testing.assert_array_equal(held(got), (a @ b)[rows])
+
+
 def test_a_sum_that_comes_again_is_worked_out_once(comm, gpus, monkeypatch):
     """Its kernels, its products and where its pieces lie are kept; its numbers are not."""
     runner = RankRunner(comm, kernel="naive", split="cols")
