@@ -156,7 +156,7 @@ class DistributedStacks:
         return (
             (None, None)
             if a is None or b is None
-            else (a.reshape(len(a) * a.shape[1], a.shape[2]), b[0])
+            else (_reshaped(a, len(a) * a.shape[1], a.shape[2]), b[0])
         )
 
     def _local(self, count: int) -> tuple[Any, Any]:
@@ -177,8 +177,8 @@ class DistributedStacks:
         have[self.root] = _lines(whole, rows, cols)
         here = self._some(operand, whole)
         moved = move(
-            self.comm, None if here is None else here.reshape(len(whole) * rows, cols), have, want,
-            self.shapes[operand][1],
+            self.comm, None if here is None else _reshaped(here, len(whole) * rows, cols), have,
+            want, self.shapes[operand][1],
         )  # fmt: skip
         got = moved.reshape(len(wanted[self.comm.rank]), rows, cols)
         return got[: len(mine)] if self.one[operand] else got
@@ -241,3 +241,9 @@ class DistributedStacks:
 def _lines(matrices: Span, rows: int, cols: int) -> Part:
     """These matrices of a stack whose matrices lie one below the other."""
     return Part(Span(matrices.start * rows, matrices.stop * rows), Span(0, cols))
+
+
+def _reshaped(x: Any, *shape: int) -> Any:
+    """Where that takes a copy, one on the same GPU."""
+    with on_gpu_of(x):
+        return x.reshape(*shape)

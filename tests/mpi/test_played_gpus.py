@@ -125,15 +125,20 @@ def test_three_real_products_of_arrays_of_another_gpu(comm, gpus):
     np.testing.assert_array_equal(held(got), a @ b + 2 * c)
 
 
+@pytest.mark.parametrize("distribution", ["replicated", "root"])
+@pytest.mark.parametrize("of_b", [(2, 3, 5, 5), (5, 5)])
 @pytest.mark.parametrize("dtype", ["float32", "int8", "complex64"])
-def test_stacks_of_stacks_on_another_gpu(comm, gpus, dtype):
+def test_stacks_of_stacks_on_another_gpu(comm, gpus, dtype, of_b, distribution):
+    """They are gathered and put in order there."""
     rng = np.random.default_rng(6)
-    a, b = (rng.integers(0, 4, (2, 3, 5, 5)).astype(dtype) for _ in "AB")
+    a, b = (rng.integers(0, 4, s).astype(dtype) for s in ((2, 3, 5, 5), of_b))
+    given = (a.swapaxes(2, 3), b) if distribution == "replicated" or not comm.rank else ()
+    x, y = (gpus.array(v, (comm.rank + 1) % 2) for v in given) if given else (None, None)
     with RankRunner(comm, kernel="naive") as runner:
-        x, y = (gpus.array(v, (comm.rank + 1) % 2) for v in (a, b))
-        got = runner.matmul(x, y)
-    assert got.gpu == x.gpu
-    np.testing.assert_array_equal(held(got), a @ b)
+        got = runner.matmul(x, y, distribution=distribution)
+    assert (got.gpu == x.gpu) if given else got is None
+    if given:
+        np.testing.assert_array_equal(held(got), a.swapaxes(2, 3) @ b)
 
 
 def test_parts_of_two_dtypes_move_from_other_gpus(comm, gpus, monkeypatch):

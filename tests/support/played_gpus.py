@@ -78,7 +78,19 @@ class Array(cupy_arrays.Array):
         return self.like(self.held.view(dtype), self.kept)
 
     def reshape(self, *shape):
-        return self.like(self.held.reshape(*shape), self.kept)
+        made = self.held.reshape(*shape)
+        if made.size and not np.may_share_memory(made, self.held):
+            self.need_current()
+        return self.like(made, self.kept)
+
+    def __getattr__(self, name):
+        method = super().__getattr__(name)
+
+        def call(*args, **kwargs):
+            self.need_current()
+            return method(*args, **kwargs)
+
+        return call
 
 
 def _need_current(values):
