@@ -138,6 +138,8 @@ def test_wrong_types_are_named(options, message):
         ({"max_device_memory": "8 bananas"}, "not a size"),
         ({"max_device_memory": "inf GiB"}, "not a size"),
         ({"grid": (2, 1, 1), "split": "rows"}, "beside the split"),
+        ({"grid": (2, 2)}, "grid is 2 x 2; it takes three numbers"),
+        ({"grid": (8, 0, 1)}, "each at least 1"),
         ({"grid": (1025, 1, 1)}, "1025 x 1 x 1 has 1025 parts.* at most 1024"),
         ({"grid": (2**40, 2**40, 1)}, "at most 1024"),
         ({"levels": 9}, "0 to 6"),

@@ -75,3 +75,19 @@ def test_products_of_all_kinds(gpus, seed):
         assert isinstance(got, Array) == on_gpu or (not stack and out is not None), number
         expected = expected.astype(dtype).astype(wide)
         np.testing.assert_array_equal(held(got).astype(wide), expected, err_msg=f"product {number}")
+
+
+@needs_emulator
+def test_the_critical_reduction_adds_to_c_of_a_gpu_in_an_out_of_the_host(gpus):
+    a, b, c = (np.arange(9.0).reshape(3, 3) + number for number in range(3))
+    out = np.full((3, 3), 99.0)
+    way = {"threads": 2, "split": "cols", "reduce": "critical", "device": "cuda"}
+    hybrid_gemm.gemm(a, b, gpus.array(c), beta=2, out=out, kernel="naive", **way)
+    np.testing.assert_array_equal(out, a @ b + 2 * c)
+
+
+@needs_emulator
+def test_a_stack_that_is_no_matrix_is_not_copied_on_the_current_gpu(gpus):
+    a, b = np.arange(30.0).reshape(2, 5, 3).swapaxes(1, 2), np.arange(20.0).reshape(5, 4)
+    got = hybrid_gemm.matmul(gpus.array(a, gpus.count - 1), b, kernel="naive", device="cuda")
+    np.testing.assert_array_equal(held(got), a @ b)

@@ -16,7 +16,7 @@ import numpy as np
 
 from ..errors import UsageError
 from ..problem import Problem, make_problem
-from .caller_arrays import check_out, module_of, shares_memory
+from .caller_arrays import check_out, module_of
 from .complex_numbers import real_stacks
 from .on_gpus import empty_beside
 
@@ -80,10 +80,11 @@ class Stacks:
         one = not any(step for step, size in zip(self.b.strides, stack, strict=False) if size > 1)
         if not (stack and one and self.c.size and self.a.size):
             return None
+        if any(len(merged(x.shape[:-1], x.strides[:-1])[0]) > 1 for x in (self.a, self.c)):
+            return None
         rows = math.prod(stack) * self.c.shape[-2]
         a, c = self.a.reshape(rows, self.a.shape[-1]), self.c.reshape(rows, self.c.shape[-1])
-        views = shares_memory(a, self.a) and shares_memory(c, self.c)  # and no copies
-        return (a, self.b[(0,) * len(stack)], c) if views else None
+        return a, self.b[(0,) * len(stack)], c
 
 
 def as_matrices(a: Any, b: Any) -> tuple[Any, Any]:

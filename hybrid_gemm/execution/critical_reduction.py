@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..arrays.caller_arrays import cast_into
+from ..arrays.on_gpus import copy_into
 from ..devices.base import Device, Stream
 from ..devices.cpu import scale
 from ..errors import UsageError
@@ -45,7 +46,7 @@ class CriticalReduction(HostReduction):
         self.c = out if in_place else np.empty(out.shape, run.dtype)
         run.wrote = in_place
         if (beta := run.plan.problem.beta) and run.operands.c is not None:
-            cast_into(self.c, run.operands.c.array)
+            copy_into(self.c, run.operands.c.array)
             scale(self.c, beta)
         else:
             self.c[...] = 0

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ..arrays.caller_arrays import cast_into, module_of, wait_for_streams
+from ..arrays.caller_arrays import wait_for_streams
 from ..arrays.complex_numbers import RealProduct
+from ..arrays.on_gpus import copy_into, empty_beside
 from ..arrays.three_products import ThreeProducts, computed, progress_of_one
 from ..execution.timeline import Timeline
 from ..problem import REAL_OF
@@ -47,7 +48,7 @@ class ComplexRun:
             progress=self.progress,
         )  # fmt: skip
         if real.made is not out:
-            cast_into(out, real.made)
+            copy_into(out, real.made)
         return dataclasses.replace(
             done, c=out, plan=self.plan, total_ms=done.total_ms + ms,
             compute=f"{done.compute}, four real products",
@@ -61,7 +62,7 @@ class ComplexRun:
         def three_products() -> tuple[ThreeProducts, list[Any]]:
             found = ThreeProducts.of(problem, a, b)
             wait_for_streams(*found.a, *found.b)
-            made = [module_of(out).empty(out.shape, REAL_OF[problem.dtype]) for _ in found.a]
+            made = [empty_beside([out], out.shape, REAL_OF[problem.dtype]) for _ in found.a]
             return found, made
 
         three, strips = launch.together(self.comm, three_products)
@@ -80,7 +81,7 @@ class ComplexRun:
 
         made = launch.together(self.comm, combined)
         if made is not out:
-            cast_into(out, made)
+            copy_into(out, made)
         runs = [x.total_ms for x in done]
         return dataclasses.replace(
             done[0], c=out, plan=self.plan,

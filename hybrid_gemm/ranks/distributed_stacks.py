@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..arrays.caller_arrays import as_array, check_out, module_of
-from ..arrays.on_gpus import copy_into, empty_beside
+from ..arrays.on_gpus import copy_into, empty_beside, on_gpu_of
 from ..arrays.stacks import as_matrices, shape_of_product
 from ..errors import UsageError, shortage_in_words
 from ..planning.partition import Span, cut
@@ -156,7 +156,7 @@ class DistributedStacks:
         return (
             (None, None)
             if a is None or b is None
-            else (a.reshape(len(a) * a.shape[1], a.shape[2]), b[0])
+            else (_reshaped(a, len(a) * a.shape[1], a.shape[2]), b[0])
         )
 
     def _local(self, count: int) -> tuple[Any, Any]:
@@ -177,8 +177,8 @@ class DistributedStacks:
         have[self.root] = _lines(whole, rows, cols)
         here = self._some(operand, whole)
         moved = move(
-            self.comm, None if here is None else here.reshape(len(whole) * rows, cols), have, want,
-            self.shapes[operand][1],
+            self.comm, None if here is None else _reshaped(here, len(whole) * rows, cols), have,
+            want, self.shapes[operand][1],
         )  # fmt: skip
         got = moved.reshape(len(wanted[self.comm.rank]), rows, cols)
         return got[: len(mine)] if self.one[operand] else got
@@ -195,8 +195,9 @@ class DistributedStacks:
             return whole[span.slice]
         chosen = [whole[np.unravel_index(i, self.stack)] for i in range(span.start, span.stop)]
         if not chosen:
-            return module_of(x).empty((0, *x.shape[-2:]), x.dtype)
-        return module_of(x).stack(chosen)
+            return empty_beside([x], (0, *x.shape[-2:]), x.dtype)
+        with on_gpu_of(x):
+            return module_of(x).stack(chosen)
 
     # --- C -----------------------------------------------------------------------------------
 
@@ -240,3 +241,9 @@ class DistributedStacks:
 def _lines(matrices: Span, rows: int, cols: int) -> Part:
     """These matrices of a stack whose matrices lie one below the other."""
     return Part(Span(matrices.start * rows, matrices.stop * rows), Span(0, cols))
+
+
+def _reshaped(x: Any, *shape: int) -> Any:
+    """Where that takes a copy, one on the same GPU."""
+    with on_gpu_of(x):
+        return x.reshape(*shape)

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays.caller_arrays import is_device_array, wait_for_streams
-from ..arrays.operand import Operand
+from ..arrays.caller_arrays import wait_for_streams
+from ..arrays.operand import Operand, home_of
 from ..devices import are_gpus
 from ..devices.base import Device
 from ..errors import UnavailableError
@@ -59,8 +59,8 @@ class PeerMemory:
             return None
         device = self.device
         if array is not None and (own or any(parts[rank] for parts in turns)):
-            home = device if is_device_array(array) else None
-            array = put(device, Operand.of(array, home), dtype.name).array
+            found = Operand.of(array, home_of(array, [device]))
+            array = put(device, found, dtype.name).array
         out = have[rank].of(array, own) if own == want[rank] else self.empty(want[rank], dtype)
         wait_for_streams(array, out)  # on which the memory of `out` may have been in use
         with device.streams(1) as (stream,), device.using(stream):

@@ -114,6 +114,46 @@ def test_memory_that_cannot_be_opened(comm, gpus, monkeypatch):
         runner.close()
 
 
+def test_three_real_products_of_arrays_of_another_gpu(comm, gpus):
+    """C is made on the rank's own GPU, and goes from there to that of A."""
+    rng = np.random.default_rng(5)
+    a, b, c = (rng.integers(-3, 4, (20, 20)) + 1j * rng.integers(-3, 4, (20, 20)) for _ in "ABC")
+    with RankRunner(comm, kernel="naive", split="cols", algorithm="3m") as runner:
+        x, y, z = (gpus.array(v, (comm.rank + 1) % 2) for v in (a, b, c))
+        got = runner.gemm(x, y, z, beta=2)
+    assert got.gpu == x.gpu
+    np.testing.assert_array_equal(held(got), a @ b + 2 * c)
+
+
+@pytest.mark.parametrize("distribution", ["replicated", "root"])
+@pytest.mark.parametrize("of_b", [(2, 3, 5, 5), (5, 5)])
+@pytest.mark.parametrize("dtype", ["float32", "int8", "complex64"])
+def test_stacks_of_stacks_on_another_gpu(comm, gpus, dtype, of_b, distribution):
+    """They are gathered and put in order there."""
+    rng = np.random.default_rng(6)
+    a, b = (rng.integers(0, 4, s).astype(dtype) for s in ((2, 3, 5, 5), of_b))
+    given = (a.swapaxes(2, 3), b) if distribution == "replicated" or not comm.rank else ()
+    x, y = (gpus.array(v, (comm.rank + 1) % 2) for v in given) if given else (None, None)
+    with RankRunner(comm, kernel="naive") as runner:
+        got = runner.matmul(x, y, distribution=distribution)
+    assert (got.gpu == x.gpu) if given else got is None
+    if given:
+        np.testing.assert_array_equal(held(got), a.swapaxes(2, 3) @ b)
+
+
+def test_parts_of_two_dtypes_move_from_other_gpus(comm, gpus, monkeypatch):
+    """They are cast on the rank's own GPU, from which they are moved."""
+    monkeypatch.setattr(rank_planner, "MOVED_BY_PEERS", 0)
+    a, b = (np.arange(30.0 * 30).reshape(30, 30) % x for x in (5, 7))
+    rows = part(30, [r / comm.size for r in range(1, comm.size)], comm.rank)
+    mine = a[rows].astype("f8" if comm.rank else "f4")
+    with RankRunner(comm, kernel="naive", split="cols") as runner:
+        x, y = (gpus.array(v, (comm.rank + 1) % 2) for v in (mine, b))
+        got = runner.gemm(x, y, distribution="rows")
+        assert runner._peers.memory is not None
+    np.testing.assert_array_equal(held(got), (a @ b)[rows])
+
+
 def test_a_sum_that_comes_again_is_worked_out_once(comm, gpus, monkeypatch):
     """Its kernels, its products and where its pieces lie are kept; its numbers are not."""
     runner = RankRunner(comm, kernel="naive", split="cols")

@@ -124,7 +124,7 @@ def call(name: str, args: tuple, kwargs: dict, like: Callable[[Any], Any] = Arra
         return getattr(np, name)(first, *args[1:], **kwargs)
     _bind(name, _signature(getattr(real, name, None)), args, kwargs)
     if name not in _MAKE:
-        for x in _flat((*args, *kwargs.values())):
+        for x in flat((*args, *kwargs.values())):
             if isinstance(x, np.ndarray):
                 raise TypeError(f"Unsupported type {type(x)}")
     with np.errstate(all="ignore"):
@@ -179,8 +179,8 @@ def _held_in(kwargs: dict) -> dict:
     return {name: _held(x) for name, x in kwargs.items()}
 
 
-def _flat(x: Any) -> Any:
-    return (y for part in x for y in _flat(part)) if isinstance(x, (list, tuple)) else (x,)
+def flat(x: Any) -> Any:
+    return (y for part in x for y in flat(part)) if isinstance(x, (list, tuple)) else (x,)
 
 
 def _index(where: Any) -> Any:

@@ -60,6 +60,10 @@ class Array(cupy_arrays.Array):
         self.need_current()
         super().__setitem__(where, values)
 
+    def __array_ufunc__(self, ufunc, how, *inputs, **kwargs):
+        _need_current((*inputs, *kwargs.get("out", ())))
+        return super().__array_ufunc__(ufunc, how, *inputs, **kwargs)
+
     def astype(self, dtype, order="K", copy=True):
         if copy or np.dtype(dtype) != self.dtype:
             self.need_current()
@@ -74,7 +78,25 @@ class Array(cupy_arrays.Array):
         return self.like(self.held.view(dtype), self.kept)
 
     def reshape(self, *shape):
-        return self.like(self.held.reshape(*shape), self.kept)
+        made = self.held.reshape(*shape)
+        if made.size and not np.may_share_memory(made, self.held):
+            self.need_current()
+        return self.like(made, self.kept)
+
+    def __getattr__(self, name):
+        method = super().__getattr__(name)
+
+        def call(*args, **kwargs):
+            self.need_current()
+            return method(*args, **kwargs)
+
+        return call
+
+
+def _need_current(values):
+    for each in cupy_arrays.flat(values):
+        if isinstance(each, Array):
+            each.need_current()
 
 
 def _bytes(shape, dtype):
@@ -137,6 +159,28 @@ class Memory:
             os.unlink(self.path)
 
 
+class Module(cupy_arrays.Module):
+    """What functions make is on the current GPU, and so have to be the arrays that they are given;
+    views stay where they are."""
+
+    def __init__(self):
+        super().__init__(Array, lambda x: Array(held=x))
+
+    def broadcast_to(self, x, shape):
+        return x.like(np.broadcast_to(x.held, shape), x.kept)
+
+    def __getattr__(self, name):
+        found = super().__getattr__(name)
+        if not callable(found) or isinstance(found, type):
+            return found
+
+        def call(*args, **kwargs):
+            _need_current((*args, *kwargs.values()))
+            return found(*args, **kwargs)
+
+        return call
+
+
 def cupy_of(rank: int, ranks: int) -> tuple[cupy_arrays.Module, dict[int, mmap.mmap]]:
     """The stand-in for CuPy on a rank's GPU, and what it has open of the others'."""
     opened: dict[int, mmap.mmap] = {}
@@ -161,7 +205,7 @@ def cupy_of(rank: int, ranks: int) -> tuple[cupy_arrays.Module, dict[int, mmap.m
         record=lambda: None,
         wait_event=lambda event: None,
     )
-    cp = cupy_arrays.Module(Array, lambda x: Array(held=x))
+    cp = Module()
     cp.empty, cp.asarray = Array, asarray
     cp.cuda = SimpleNamespace(
         Device=Current, get_current_stream=lambda: stream, Memory=Memory,
