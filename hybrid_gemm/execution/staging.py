@@ -32,7 +32,7 @@ from .transfers import Later, Piece, Stopped, Transfer
 # piece's errands at a time, is not what all wait for.
 SLOT_BYTES = 16 << 20
 THREADS = 8  # a direction; enough to copy as fast as one link
-ENOUGH = 16  # at it for all devices together: more would wait for memory, and for Python
+ENOUGH = 16  # copying for all devices at a time: more would wait for memory, and for Python
 SLOTS = 12  # a direction: some are on their way while threads fill others
 ALL_BYTES = 1 << 30  # of these slots of all devices at most; the native ones take 128 MiB a device
 NATIVE_BYTES = 2 << 20  # a slot that needs no Python: it stays in the host's cache
