@@ -31,7 +31,7 @@ def pace(**changes):
     plain = Pace(
         up=lambda *run: 1.0, down=lambda *run: 1.0, beside=(1.0, 1.0), peer=1.0, start=0.0,
         start_sum=0.0, product=lambda unit, panel, box: 10.0,
-        split=lambda unit, size: 0.0, add=lambda unit, size: 0.0,
+        split=lambda unit, size: 0.0, into=lambda unit, size: 0.0, add=lambda unit, size: 0.0,
     )  # fmt: skip
     return dataclasses.replace(plain, **changes)
 
@@ -252,21 +252,24 @@ def test_small_products_that_copies_bound_come_in_smaller_parts():
     assert len(whole.panels) == 1 and plan.predicted_ms < cost_model.predict_ms(whole)
 
 
-def test_short_runs_of_page_locked_memory_are_slower_far_apart():
-    def gbps(size, apart, number):
-        return cost_model._straight_gbps(50.0, Runs(size, apart, number))
+def test_runs_of_page_locked_memory_are_slower_apart_and_more_so_where_they_are_many():
+    def gbps(size, apart, copied):
+        return cost_model._straight_gbps(50.0, Runs(size, apart, copied))
 
-    assert gbps(4096, 4096, 1 << 18) == gbps(1 << 20, 4 << 20, 1 << 18) == 50
-    far = [gbps(size, 64 << 10, 16384) for size in (4 << 10, 8 << 10, 16 << 10, 32 << 10)]
-    assert far == sorted(far) and far[0] < 25 and far[-1] == 50
-    assert gbps(8 << 10, 64 << 10, 8192) == 50
+    assert gbps(4096, 4096, 2**30) == 50
+    many, few = (
+        [gbps(size << 10, 64 << 10, copied) for size in (4, 8, 16, 32)]
+        for copied in (2**29, 2**28)
+    )  # fmt: skip
+    assert many == sorted(many) and few == sorted(few) and max(few) < 50
+    assert all(x < y for x, y in zip(many, few, strict=True)) and many[0] < 25 < 40 < few[0]
 
 
-@pytest.mark.parametrize("grid", [(1, 2, 1), (1, 1, 2)])
-def test_short_runs_lie_over_what_all_gpus_read(grid):
-    """As measured on two H100s, whose halves of B by rows came no faster than all of it."""
+@pytest.mark.parametrize("grid", [(1, 2, 1), (1, 1, 2), (2, 1, 1)])
+def test_of_what_gpus_share_each_copies_a_part(grid):
+    """Halves of K, or of the sides; the other operand is shared. In chunks or not."""
     k = 16384
     seen = set()
-    plan = make_plan(Problem(64, k, k), gpus(2), 2, grid=grid)
+    plan = make_plan(Problem(k, k, k), gpus(2), 2, grid=grid)
     finished_ms(plan, pace(up=lambda runs: seen.add(runs) or 1.0))
-    assert max(runs.number for runs in seen if runs.apart == 4 * k and runs.size < 4 * k) == k
+    assert {runs.copied for runs in seen} == {k * k * 4 / 2}

@@ -264,7 +264,7 @@ def test_short_and_long_blocks_come_in_parts_of_about_256_mib():
     plan = make_plan(Problem(1024, 512, 10**6), [GPU], 1)
     assert 4 * max(block.elements for block in plan.blocks) == pytest.approx(2**28, rel=0.05)
     assert plan.turns == 15 and not plan.turns_in_memory
-    assert make_plan(Problem(16384, 16384, 16384), [GPU], 1).turns == 1
+    assert make_plan(Problem(4096, 4096, 4096), [GPU], 1).turns == 1
 
 
 def test_emulated_devices_share_one_memory():

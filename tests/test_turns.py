@@ -32,7 +32,8 @@ def test_a_sample_of_turns_takes_the_memory_of_all(
     devices = tuple(replace(GPU, unit=unit) for unit in range(count))
     problem = Problem(*sides, beta=1, compute=compute)
     task = Task(problem, devices, reduce=reduce, homes=homes)
-    cuts = Cuts(*cut, TURNS_IN_MEMORY)
+    rows, cols, ks = cut
+    cuts = Cuts(rows, cols, (1,) * ks, TURNS_IN_MEMORY)
     whole, sample = (on_grid(task, task.grid(shape), cuts, sample=x) for x in (False, True))
     assert memory_needs(whole) == memory_needs(sample)
     assert len(sample.blocks) <= len(whole.blocks)

@@ -30,13 +30,15 @@ START_PANEL_MS = {"pinned": 0.07, "pageable": 0.04}
 START_SUM_MS = 0.06
 SHARE_OF_RATE = 0.95  # of the best rate known, that products of panels reach
 PRODUCT_MS = 0.014  # what passes between two products
-# What each run of less than `SHORT_BYTES` in page-locked memory takes besides, where those that all
-# GPUs copy lie over more than `FAR_BYTES`.
-SHORT_BYTES, FAR_BYTES, SHORT_RUN_NS = 32 << 10, 512 << 20, 120.0
+# What each run in page-locked memory takes besides that does not end where the next begins, and
+# where a GPU copies more than `MANY_BYTES` in such runs. Both, and `INTO_SHARE`, were read off
+# docs/results/chunks2_before_h200.json.
+APART_NS, MANY_BYTES, MANY_APART_NS = 12.0, 256 << 20, 100.0
 TIMED_BYTES = 512 << 20  # that `tune --links` copies to each GPU, and from it: bench/links.py
 # What copies through slots reach at most of that of so many threads within host memory, and of a
 # link's rate where they were not measured.
 COPYING_SHARE, COPYING_THREADS, STAGED_SHARE = 0.9, 16, 0.65
+INTO_SHARE = 0.3  # of a GPU's memory rate, that adding products to what is there of C reaches
 SPLIT_BYTES = 3  # bytes that splitting moves in a GPU's memory, for each byte of an operand
 HOSTED_BYTES = 32 << 20  # of A, B and C: one GPU takes small host arrays whole, without a plan
 HOSTED_MS = 0.12
@@ -321,20 +323,24 @@ def _pace(plan: Plan, found: Links) -> Pace:
     def split(unit: int, size: int) -> float:
         return add(unit, SPLIT_BYTES * size)
 
+    def into(unit: int, size: int) -> float:
+        return add(unit, 2 * size) / INTO_SHARE
+
     def add(unit: int, size: int) -> float:
         return _ms(size, specs[unit].memory_gbps)
 
     return Pace(
         link(up), link(down), beside, each(found.peers, count),
-        START_PANEL_MS[_memory(plan)], START_SUM_MS, product, split, add,
+        START_PANEL_MS[_memory(plan)], START_SUM_MS, product, split, into, add,
     )  # fmt: skip
 
 
 def _straight_gbps(alone: float, runs: Runs) -> float:
     """What copies of such runs from page-locked memory reach of a link's rate."""
-    if runs.size >= min(SHORT_BYTES, runs.apart) or runs.apart * runs.number <= FAR_BYTES:
+    if runs.size >= runs.apart:
         return alone
-    return runs.size / (runs.size / alone + SHORT_RUN_NS)
+    ns = MANY_APART_NS if runs.copied > MANY_BYTES else APART_NS
+    return runs.size / (runs.size / alone + ns)
 
 
 def _product_ms(problem: Problem, spec: DeviceSpec, m: int, n: int, k: int) -> float:

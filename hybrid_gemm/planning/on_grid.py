@@ -15,6 +15,7 @@ from .partition import (
     Grid,
     Shape,
     Span,
+    cut_in,
     cut_span,
     strips_along_rows,
 )
@@ -27,7 +28,7 @@ PART_SIDE = {"A": 1024, "B": 2048}  # columns of a row-major B are short runs of
 # Columns of B in a part where multiplying takes less time than B's way to the device, since longer
 # runs travel faster from page-locked arrays; strict fp32 would wait longer for its first operands.
 # Two parts at least.
-QUICK_SIDE = 8192
+QUICK_SIDE, ALL_COLUMNS = 8192, 1 << 40
 PANEL_ELEMENTS, PANEL_ROWS = 16 << 20, 512  # of partials that are summed while others multiply
 # What one thread takes to start a panel for each two workers that make it, of which one reads from
 # the other: a copy, a wait, and a share of the rest (docs/results/starting4_h200.json and
@@ -66,8 +67,9 @@ class Task:
 @dataclass(frozen=True)
 class Pieces:
     """In which parts operands come from the host. A part of B has about `columns` columns (0: as
-    many as the arithmetic is known to want); all of B has come with one `lead`th of A. Parts may be
-    `finer` times as fine as others, in rows, columns and bytes."""
+    many as the arithmetic is known to want; `ALL_COLUMNS`: its rows are whole, which is one run of
+    bytes); all of B has come with one `lead`th of A. Parts may be `finer` times as fine as others,
+    in rows, columns and bytes."""
 
     columns: int = 0
     lead: int = 1
@@ -78,19 +80,19 @@ class Pieces:
 # Where copies do, B comes first: then each part of A makes whole rows of C, which leave in one run.
 PIECES = (
     Pieces(), Pieces(2048, 4), Pieces(4096, 4), Pieces(8192, 4), Pieces(8192, 16),
-    Pieces(finer=2), Pieces(lead=4, finer=2),
+    Pieces(finer=2), Pieces(lead=4, finer=2), Pieces(ALL_COLUMNS, 16),
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Cuts:
-    """How the workers' shares are cut in time: a block of C into rows x cols tiles, K into `ks`
-    chunks. `turns_in_memory` is the plan's; `panels` says whether tiles go panel by panel, and
-    `pieces` how their operands come."""
+    """How the workers' shares are cut in time: a block of C into rows x cols tiles, K into chunks
+    whose lengths are as the numbers `ks`. `turns_in_memory` is the plan's; `panels` says whether
+    tiles go panel by panel, and `pieces` how their operands come."""
 
     rows: int = 1
     cols: int = 1
-    ks: int = 1
+    ks: tuple[int, ...] = (1,)
     turns_in_memory: int = 0
     panels: bool = True
     pieces: Pieces = PIECES[0]
@@ -111,7 +113,8 @@ class _OnGrid:
     def __init__(self, task: Task, grid: Grid, cuts: Cuts, sample: bool):
         self.task, self.grid, self.cuts, self.sample = task, grid, cuts, sample
         self.align = task.align
-        self.depth = max(map(len, grid.ks), default=0) // cuts.ks  # of a turn, along K
+        longest = max(map(len, grid.ks), default=0)
+        self.depth = longest * max(cuts.ks) // sum(cuts.ks)  # of a turn, along K
         self.most_panels = self._panels_in_time()
         self.workers: list[Worker] = []
         self.panels: list[Panel] = []
@@ -160,8 +163,8 @@ class _OnGrid:
             boxes: tuple[Box, ...] = ()
             # With K empty the first worker still owes beta * C.
             if len(ks) or (q == 0 and not self.task.problem.k):
-                count = min(self.cuts.ks, max(1, len(ks)))
-                chunks = self._sampled(cut_span(ks, count, self.align))
+                shares = self.cuts.ks[: max(1, len(ks))]
+                chunks = self._sampled(cut_in(ks, shares, self.align))
                 boxes = tuple(Box(rows, cols, chunk) for rows, cols in tiles for chunk in chunks)
             device = (self.task.first_device + index) % len(self.task.devices)
             self.workers.append(Worker(index, device, boxes))

@@ -66,16 +66,23 @@ def cut(size: int, parts: int, align: int = 1, start: int = 0) -> list[Span]:
     """
     if parts == 1:  # most often
         return [Span(start, start + size)]
-    if size < 4 * align * parts:
-        align = 1
-    units = -(-size // align)
-    edges = [start + min(size, i * units // parts * align) for i in range(parts)] + [start + size]
-    return [Span(a, b) for a, b in itertools.pairwise(edges)]
+    return cut_in(Span(start, start + size), (1,) * parts, align)
 
 
 def cut_span(span: Span, parts: int, align: int = 1) -> list[Span]:
     """As `cut`, for the indices of a span."""
     return cut(len(span), parts, align, span.start)
+
+
+def cut_in(span: Span, shares: Sequence[int], align: int = 1) -> list[Span]:
+    """As `cut_span`, into parts whose lengths are as these numbers."""
+    size, parts = len(span), sum(shares)
+    if size < 4 * align * parts:
+        align = 1
+    units = -(-size // align)
+    before = itertools.accumulate(shares[:-1], initial=0)
+    edges = [span.start + min(size, i * units // parts * align) for i in before] + [span.stop]
+    return [Span(a, b) for a, b in itertools.pairwise(edges)]
 
 
 def grids(workers: int) -> list[Shape]:

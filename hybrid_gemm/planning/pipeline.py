@@ -18,11 +18,11 @@ _MS = 1e-6  # ms a byte at 1 GB/s
 
 class Runs(NamedTuple):
     """Bytes that lie one after the other in host memory, from the beginning of one run to that of
-    the next, and how many there are."""
+    the next, and how many bytes a GPU copies of such a matrix in all."""
 
     size: int
     apart: int
-    number: int
+    copied: float
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,9 @@ class Pace:
     `up(runs)` and `down` are the rates of its link to the host for copies of such runs; `beside`
     are the shares of these rates that uploads and downloads have while the others go on. `peer` is
     the rate of its links to other GPUs. `start` and `start_sum` are what a worker's thread takes to
-    start a product and a sum of a strip. `product(unit, panel, box)`, `split(unit, bytes)` and
-    `add(unit, bytes)` are ms of a product, of splitting operands that came, and of adding partials.
+    start a product and a sum of a strip. `product(unit, panel, box)` is the ms of a product;
+    `split(unit, bytes)`, `into(unit, bytes)` and `add(unit, bytes)` are those of splitting operands
+    that came, of adding products to what is there of C, and of adding partials.
     """
 
     up: Callable[[Runs], float]
@@ -44,6 +45,7 @@ class Pace:
     start_sum: float
     product: Callable[[int, Panel, Box], float]
     split: Callable[[int, int], float]
+    into: Callable[[int, int], float]
     add: Callable[[int, int], float]
 
 
@@ -184,6 +186,9 @@ class _Pipeline:
         taken = self.pace.product(unit, panel, planned.boxes[turn])
         if self.plan.problem.compute == "fp32x3":
             taken += self.pace.split(unit, new)
+        if turn:
+            size = len(panel.rows) * len(panel.cols) * self.plan.problem.itemsize
+            taken += self.pace.into(unit, size)
         self.busy[unit] = begin + taken
         return self.busy[unit]
 
@@ -193,10 +198,13 @@ class _Pipeline:
 
     def _runs(self, block: Block, part: int) -> Runs:
         """Of a part in a row-major matrix."""
-        side, k, n = len(block.parts[part]), self.plan.problem.k, self.plan.problem.n
+        side, problem = len(block.parts[part]), self.plan.problem
+        lines = len(block.rows) if block.operand == "A" else len(block.cols)
+        depth = problem.k / self.plan.grid[2]  # in all turns
+        copied = lines * depth * self.size / len(block.sharers)
         if block.operand == "A":
-            return Runs(len(block.cols) * self.size, k * self.size, side)
-        return Runs(side * self.size, n * self.size, len(block.rows) * self.plan.grid[2])
+            return Runs(len(block.cols) * self.size, problem.k * self.size, copied)
+        return Runs(side * self.size, problem.n * self.size, copied)
 
     def _arrival(self, block: Block, part: int) -> float:
         """When a part is on a block's device."""
@@ -227,8 +235,8 @@ class _Pipeline:
     def _whole(self, strip: Strip) -> tuple[int, Runs]:
         """The bytes of a strip of C, and how they lie in a row-major matrix."""
         each = self.plan.result_size
-        runs = Runs(len(strip.cols) * each, self.plan.problem.n * each, len(strip.rows))
-        return strip.elements * each, runs
+        size = strip.elements * each
+        return size, Runs(len(strip.cols) * each, self.plan.problem.n * each, size)
 
     def _finish(self, strip: Strip, made: float) -> None:
         """Sums and downloads a strip."""

@@ -5,12 +5,17 @@ with one long side. Workers of one (pm, pn) cell make partials of the same block
 its share a worker goes panel by panel, so that copies and sums overlap with multiplying, and
 where memory is short in turns, so that its device has only what the next turns need.
 
-What turns do to results. Turns that cut C alone change no sum. Where K is cut as well, each
+From host arrays K may be cut even where all fits, into chunks that grow: each is multiplied as
+soon as it has come, and C leaves during the last.
+
+What cuts do to results. Turns that cut C alone change no sum. Where K is cut as well, each
 chunk's product is added to C's elements, which rounds differently from one product over all of K.
-K is cut at one of three fixed sets of boundaries (`_k_cuts`), which depend on the problem and the
-grid alone; the memory decides only which of the three is taken, and the finest are for devices
-with less than about 200 MB. So a product over the same grid, by the same kernel, has at most three
-results, whatever memory is free, and `Plan.turns_in_memory` = 0 always means the first. A kernel
+K is cut at one of three fixed sets of boundaries (`_k_cuts`). The first is that of the plan without
+turns, which depends on the problem, the grid, the devices' rates and links, and on whether arrays
+are page-locked; the others depend on the problem and the grid alone. The memory decides only which
+of the three is taken, and the finest are for devices with less than about 200 MB. So a product over
+the same grid of the same devices, by the same kernel, has at most three results, whatever memory
+is free, and `Plan.turns_in_memory` = 0 always means the first. A kernel
 chosen by `kernel="auto"`, and a library's own choice of algorithm, may depend on the shape of a
 tile, and so on the memory: name a kernel where bits matter.
 """
@@ -20,12 +25,12 @@ from __future__ import annotations
 import math
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ..errors import OutOfMemoryError, UsageError, in_words
 from ..problem import Problem
-from .cost_model import QUICKER, is_hosted, least_ms, predict_ms
+from .cost_model import QUICKER, is_hosted, least_ms, phases, predict_ms
 from .hardware import DeviceSpec
 from .on_grid import LARGEST_PART_BYTES, PART_SIDE, PIECES, WHOLE, Cuts, Task, on_grid
 from .partition import Shape, candidates, sides
@@ -39,6 +44,13 @@ from .plan import NOWHERE, Homes, Plan
 START_MS = 2.0
 START_SHARE, SUM_SHARE = 0.02, 0.05
 GRIDS = 2  # so many that seem fastest are planned with operands in other parts, too
+# Chunks of K (`Cuts.ks`). Products of the first begin when it has come, the next comes meanwhile,
+# and most of C leaves during the last. Each has to save CHUNK_SHARE of the time; where the longest
+# phase of a plan is at least NEARLY_ALL of it, there is nothing to save. Products of less than
+# EARLY_CHUNK of K take longer than the cost model says.
+CHUNKS = (1,), (1, 3), (1, 1), (1, 1, 2)
+EARLY_CHUNK = 4096
+CHUNK_SHARE, NEARLY_ALL = 0.025, 0.92
 
 # Turns, where memory is short. A tile's larger side is at least about half of WHOLE_SIDE with K
 # whole (times QUICK_TURNS for quicker arithmetic), or of CHUNK_SIDE with K in chunks whose operands
@@ -132,8 +144,9 @@ def _best(task: Task, shapes: Sequence[Shape]) -> Plan:
     best, *next_best = sorted(plans.values(), key=order)[:GRIDS]
     if not _has_pieces(best):
         return best
-    others = (other for plan in (best, *next_best) for other in _in_other_pieces(task, plan))
-    return min([best, *others], key=order)
+    in_pieces = (each for plan in (best, *next_best) for each in _in_pieces(task, plan)[1])
+    fitting = [plan for plan in in_pieces if not memory_shortfall(plan)]
+    return min(fitting or [best], key=order)
 
 
 def _has_pieces(plan: Plan) -> bool:
@@ -142,15 +155,33 @@ def _has_pieces(plan: Plan) -> bool:
     return on_gpu and not (plan.resident or plan.turns_in_memory or is_hosted(plan))
 
 
-def _in_other_pieces(task: Task, plan: Plan) -> Iterator[Plan]:
-    """The same with operands that come in other parts, or another order."""
-    if not _has_pieces(plan):
-        return
-    cuts = _whole_cuts(task, plan.grid)
-    for pieces in PIECES[1:]:
-        other = on_grid(task, task.grid(plan.grid), replace(cuts, pieces=pieces))
-        if not memory_shortfall(other):
-            yield replace(other, predicted_ms=predict_ms(other))
+def _in_pieces(task: Task, whole: Plan) -> tuple[tuple[int, ...], list[Plan]]:
+    """The chunks of K in which a plan without turns should be fastest (`Cuts.ks`), and the plan in
+    these with operands that come in each kind of parts; whatever memory is free."""
+    cuts = _whole_cuts(task, whole.grid)
+    if not _has_pieces(whole):
+        return cuts.ks, [whole]
+
+    def in_chunks(ks: tuple[int, ...]) -> list[Plan]:
+        plans = (
+            on_grid(task, task.grid(whole.grid), replace(cuts, ks=ks, pieces=pieces))
+            for pieces in PIECES
+        )
+        return [replace(plan, predicted_ms=predict_ms(plan)) for plan in plans]
+
+    def least(plans: list[Plan]) -> float:
+        return min(plan.predicted_ms for plan in plans)
+
+    found = {cuts.ks: in_chunks(cuts.ks)}
+    narrow = whole.result_size < task.problem.itemsize  # C would leave as float32
+    if cuts.ks == (1,) and not narrow and not any(spec.checked for spec in task.devices):
+        depth = sides(task.problem, whole.grid)[2]
+        if max(phases(whole).values()) < NEARLY_ALL * least(found[1,]):
+            for ks in CHUNKS[1:]:
+                if depth >= sum(ks) * EARLY_CHUNK:
+                    found[ks] = in_chunks(ks)
+    best = min(found, key=lambda ks: least(found[ks]) * (1 + CHUNK_SHARE * len(ks)))
+    return best, found[best]
 
 
 def _plainness(shape: Shape) -> tuple[bool, bool]:
@@ -212,7 +243,7 @@ def _whole(task: Task, shape: Shape) -> Plan:
 
 def _whole_cuts(task: Task, shape: Shape) -> Cuts:
     if task.reduce != "critical" and not task.devices[0].host_memory:
-        return Cuts(ks=_whole_chunks(task, shape))
+        return Cuts(ks=(1,) * _whole_chunks(task, shape))
     return WHOLE
 
 
@@ -230,10 +261,10 @@ def _whole_chunks(task: Task, shape: Shape) -> int:
     return max(1, min(max(uncut, default=0) // LARGEST_PART_BYTES, k // LEAST_CHUNK))
 
 
-def _k_cuts(task: Task, shape: Shape) -> list[tuple[int, int]]:
-    """Into how many chunks turns may cut K, each with the side below which tiles of C are not cut
-    for its sake: as the whole plan does, in chunks worth a turn, and in the least. These depend on
-    the problem and the grid alone."""
+def _k_cuts(task: Task, shape: Shape) -> list[tuple[tuple[int, ...], int]]:
+    """Into what chunks turns may cut K (`Cuts.ks`), each with the side below which tiles of C are
+    not cut for its sake: as the whole plan does, in chunks worth a turn, and in the least. The last
+    two depend on the problem and the grid alone."""
     p = task.problem
     m, n, k = sides(p, shape)
     whole = _whole_chunks(task, shape)
@@ -243,7 +274,8 @@ def _k_cuts(task: Task, shape: Shape) -> list[tuple[int, int]]:
     length = max(LEAST_CHUNK, CHUNK_BYTES // max(1, tile * p.operand_size))
     chunks = max(whole, -(-k // length))
     least = max(chunks, 1 << math.ceil(math.log2(max(1, k / LEAST_CHUNK))))
-    return [(whole, whole_side), (chunks, CHUNK_SIDE), (least, LEAST_TILE)]
+    as_whole, _ = _in_pieces(task, _whole(task, shape))
+    return [(as_whole, whole_side), ((1,) * chunks, CHUNK_SIDE), ((1,) * least, LEAST_TILE)]
 
 
 def _in_turns(task: Task, shape: Shape) -> tuple[Plan | None, int]:
