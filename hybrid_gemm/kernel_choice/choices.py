@@ -52,7 +52,8 @@ def fastest_of(
 ) -> Choice | None:  # fmt: skip
     """As `fastest`, for so many products of each of these sides by one kernel; None, too, where
     none should take less time than `first`."""
-    (largest, count), *others = few(products)
+    some = few(products)
+    (largest, count), *others = some
     known = fitted.knowing(machine, mode, largest)
     if known is None:
         return None
@@ -64,9 +65,19 @@ def fastest_of(
         total = {v: us + count * times[v] for v, us in total.items() if v in times}
     if all(v.kernel.library for v in total):  # none of ours can multiply all of them
         return None
-    lead, errors = known.lead(largest), known.errors_at(largest, layout)
-    choice = pick(total, errors, own=own, can_ask=False, lead=lead, lent=known.lent)
+    work = [count * math.prod(sides) for sides, count in some]
+    of_each = zip(*(known.errors_at(sides, layout) for sides, _ in some), strict=True)
+    library, ours = (_of_sum(errors, work) for errors in of_each)
+    choice = pick(
+        total, (library, ours), own=own, can_ask=False, lead=known.lead(largest), lent=known.lent
+    )
     return choice if choice.us < total.get(first, math.inf) else None
+
+
+def _of_sum(errors: Sequence[float], work: Sequence[float]) -> float:
+    """The error of a sum of times that take such shares of it, as a share: those of different
+    shapes are independent of each other."""
+    return math.hypot(*(x * y for x, y in zip(errors, work, strict=True))) / sum(work)
 
 
 def few(products: Sequence[tuple[Sides, int]]) -> list[tuple[Sides, float]]:

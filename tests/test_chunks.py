@@ -1,0 +1,103 @@
+"""K in chunks, so that products of host arrays begin early: when plans have them, and what comes
+out."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from support.arrays import integers
+from test_gpu_plans import GPU
+
+from hybrid_gemm import Runner
+from hybrid_gemm.planning import on_grid, planner
+from hybrid_gemm.planning.partition import Span, cut_in, cut_span
+from hybrid_gemm.planning.planner import make_plan
+from hybrid_gemm.problem import Problem
+
+LARGE = Problem(32768, 32768, 32768, compute="fp32x3")
+NARROW = Problem(32768, 32768, 32768, operands="float16", out_dtype="float16")
+
+
+def chunks(plan):
+    """The spans of K of each worker's boxes in its first tile, once each."""
+    return [list(dict.fromkeys(box.ks for box in w.tiles[0])) for w in plan.workers]
+
+
+def test_parts_are_as_long_as_their_shares():
+    assert cut_in(Span(0, 4096), (1, 1, 2), 32) == [
+        Span(0, 1024),
+        Span(1024, 2048),
+        Span(2048, 4096),
+    ]
+    assert cut_in(Span(5, 15), (1, 3)) == [Span(5, 7), Span(7, 15)]
+    assert cut_in(Span(0, 7), (1,)) == [Span(0, 7)]
+    for size in range(1, 40):
+        assert cut_in(Span(3, 3 + size), (1,) * 5, 2) == cut_span(Span(3, 3 + size), 5, 2)
+
+
+@pytest.mark.parametrize("page_locked", [False, True])
+@pytest.mark.parametrize("count", [1, 2])
+def test_large_products_come_in_chunks_where_that_is_predicted_to_be_faster(
+    monkeypatch, count, page_locked
+):
+    gpus = [dataclasses.replace(GPU, name=f"gpu{i}", unit=i) for i in range(count)]
+    plan = make_plan(LARGE, gpus, count, page_locked=page_locked)
+    (first, *more), *_ = chunks(plan)
+    assert more and not plan.turns_in_memory and len(first) <= len(more[-1])
+    monkeypatch.setattr(planner, "CHUNKS", ((1,),))
+    whole = make_plan(LARGE, gpus, count, page_locked=page_locked)
+    assert whole.turns == 1 and plan.predicted_ms < 0.98 * whole.predicted_ms
+
+
+@pytest.mark.parametrize(
+    ("problem", "changes"),
+    [
+        (LARGE, {"checked": True}),  # a copy of what is added to would be kept
+        (Problem(4096, 4096, 4096), {}),  # too short
+        (NARROW, {}),  # C would leave as float32
+    ],
+    ids=["checked", "short", "narrow"],
+)  # fmt: skip
+def test_others_come_whole(problem, changes):
+    gpu = dataclasses.replace(GPU, **changes)
+    assert make_plan(problem, [gpu], 1, page_locked=True).turns == 1
+
+
+def test_turns_cut_k_where_the_plan_without_turns_does():
+    """So that the memory that is free does not change the bits."""
+    problem = Problem(32768, 32768, 32768)
+    gpu = dataclasses.replace(GPU, links=None, link_gbps=10)
+    little = dataclasses.replace(gpu, memory_bytes=9 << 30)
+    whole, in_turns = (make_plan(problem, [x], 1, page_locked=True) for x in (gpu, little))
+    assert in_turns.turns_in_memory and len(in_turns.workers[0].tiles) > 1
+    assert chunks(in_turns) == chunks(whole) and len(chunks(whole)[0]) > 1
+
+
+@pytest.mark.parametrize("ks", [(1, 1, 2), (1, 3)])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {}, {"beta": -1, "alpha": 2}, {"compute": "fp32x3"}, {"threads": 2, "split": "rows"},
+        {"threads": 2, "split": "cols", "beta": 1}, {"threads": 3, "grid": (1, 3, 1)},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_chunks_have_the_right_sums(kernel_device, monkeypatch, rng, options, ks):
+    monkeypatch.setattr(on_grid, "PART_BYTES", 256)
+    monkeypatch.setattr(on_grid, "PART_SIDE", {"A": 64, "B": 64})
+    monkeypatch.setattr(planner, "_whole_cuts", lambda task, shape: on_grid.Cuts(ks=ks))
+    m, n, k = 160, 192, 270
+    a, b = integers(rng, (m, k)), integers(rng, (k, n))
+    scales = {name: options[name] for name in ("alpha", "beta") if name in options}
+    c = integers(rng, (m, n)) if "beta" in scales else None
+    threads = options.get("threads", 1)
+    given = {name: value for name, value in options.items() if name not in scales}
+    runner = Runner(
+        device=kernel_device, **{**given, "threads": threads, "emulate_devices": threads}
+    )
+    expected = scales.get("alpha", 1) * (a @ b) + (scales["beta"] * c if scales else 0)
+    for _ in range(3):  # the third time as a list of commands
+        out = np.full((m, n), np.nan, np.float32)
+        result = runner.run(a, b, c, out=out, **scales)
+        assert (result.c == expected).all()
+    assert {len(each) for each in chunks(result.plan)} == {len(ks)}
