@@ -31,9 +31,9 @@ START_SUM_MS = 0.06
 SHARE_OF_RATE = 0.95  # of the best rate known, that products of panels reach
 PRODUCT_MS = 0.014  # what passes between two products
 # What each run in page-locked memory takes besides that does not end where the next begins, and
-# where a GPU copies more than `MANY_BYTES` in such runs. Both, and `INTO_SHARE`, were read off
+# where they lie over more than `FAR_BYTES`. Both, and `INTO_SHARE`, were read off
 # docs/results/chunks2_before_h200.json.
-APART_NS, MANY_BYTES, MANY_APART_NS = 12.0, 256 << 20, 100.0
+APART_NS, FAR_BYTES, FAR_APART_NS = 12.0, 512 << 20, 120.0
 TIMED_BYTES = 512 << 20  # that `tune --links` copies to each GPU, and from it: bench/links.py
 # What copies through slots reach at most of that of so many threads within host memory, and of a
 # link's rate where they were not measured.
@@ -339,7 +339,7 @@ def _straight_gbps(alone: float, runs: Runs) -> float:
     """What copies of such runs from page-locked memory reach of a link's rate."""
     if runs.size >= runs.apart:
         return alone
-    ns = MANY_APART_NS if runs.copied > MANY_BYTES else APART_NS
+    ns = FAR_APART_NS if runs.over > FAR_BYTES else APART_NS
     return runs.size / (runs.size / alone + ns)
 
 

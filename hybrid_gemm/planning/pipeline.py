@@ -18,11 +18,11 @@ _MS = 1e-6  # ms a byte at 1 GB/s
 
 class Runs(NamedTuple):
     """Bytes that lie one after the other in host memory, from the beginning of one run to that of
-    the next, and how many bytes a GPU copies of such a matrix in all."""
+    the next, and over how many bytes all such runs lie that are copied meanwhile."""
 
     size: int
     apart: int
-    copied: float
+    over: int
 
 
 @dataclass(frozen=True)
@@ -197,14 +197,13 @@ class _Pipeline:
         return len(block.parts[part]) * len(across) * self.size
 
     def _runs(self, block: Block, part: int) -> Runs:
-        """Of a part in a row-major matrix."""
+        """Of a part in a row-major matrix. GPUs that have parts of K read all rows of B."""
         side, problem = len(block.parts[part]), self.plan.problem
-        lines = len(block.rows) if block.operand == "A" else len(block.cols)
-        depth = problem.k / self.plan.grid[2]  # in all turns
-        copied = lines * depth * self.size / len(block.sharers)
         if block.operand == "A":
-            return Runs(len(block.cols) * self.size, problem.k * self.size, copied)
-        return Runs(side * self.size, problem.n * self.size, copied)
+            pitch, rows = problem.k * self.size, len(block.rows)
+            return Runs(len(block.cols) * self.size, pitch, rows * pitch)
+        pitch = problem.n * self.size
+        return Runs(side * self.size, pitch, problem.k * pitch)
 
     def _arrival(self, block: Block, part: int) -> float:
         """When a part is on a block's device."""
@@ -235,8 +234,9 @@ class _Pipeline:
     def _whole(self, strip: Strip) -> tuple[int, Runs]:
         """The bytes of a strip of C, and how they lie in a row-major matrix."""
         each = self.plan.result_size
-        size = strip.elements * each
-        return size, Runs(len(strip.cols) * each, self.plan.problem.n * each, size)
+        pitch = self.plan.problem.n * each
+        runs = Runs(len(strip.cols) * each, pitch, len(strip.rows) * pitch)
+        return strip.elements * each, runs
 
     def _finish(self, strip: Strip, made: float) -> None:
         """Sums and downloads a strip."""
