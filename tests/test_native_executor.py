@@ -18,6 +18,8 @@ from hybrid_gemm.execution.commands import Copy, HandOver, Record, Wait
 from hybrid_gemm.execution.executor import INCOMPLETE
 from hybrid_gemm.execution.kept_programs import NATIVE, KeptPrograms
 from hybrid_gemm.execution.timeline import PHASES
+from hybrid_gemm.planning import planner
+from hybrid_gemm.planning.on_grid import Cuts
 
 M, N, K = 36, 50, 26
 WAYS = [
@@ -32,6 +34,13 @@ FIRST, NOTED = "python (the first product of its kind)", "python (noted)"
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
     small_runs(monkeypatch)
+
+
+@pytest.fixture(params=[(1,), (1, 1, 2)], ids=lambda ks: f"K in {len(ks)}")
+def ks(request, monkeypatch):
+    """K is cut so, where all of it is on the devices at once."""
+    monkeypatch.setattr(planner, "_whole_cuts", lambda task, shape: Cuts(ks=request.param))
+    return request.param
 
 
 def operands(rng, order="C"):
@@ -107,7 +116,7 @@ def noted(monkeypatch):
 )
 @pytest.mark.parametrize("choices", WAYS, ids=str)
 def test_native_threads_do_what_python_does(
-    choices, pinned, order, with_c, monkeypatch, rng, noted
+    choices, pinned, order, with_c, ks, monkeypatch, rng, noted
 ):
     driver, memory = play(monkeypatch, pinned=pinned)
     runner = Runner(device="emulator", **choices)
@@ -398,7 +407,7 @@ def test_copies_on_one_link_keep_their_order():
     "dtype, compute", [("f4", "fp32"), ("f4", "fp32x3"), ("f4", "tf32"), ("f2", "fp32")]
 )
 @pytest.mark.parametrize("choices", WAYS[:1] + WAYS[2:], ids=str)
-def test_on_gpus_the_bits_are_the_same(choices, dtype, compute, memory):
+def test_on_gpus_the_bits_are_the_same(choices, dtype, compute, memory, ks):
     empty, beta = (empty_pinned, 2) if memory == "pinned" else (np.empty, 0)
     runner = Runner(device="cuda", compute=compute, **choices)
     m, n, k = 400, 304, 520
@@ -414,7 +423,8 @@ def test_on_gpus_the_bits_are_the_same(choices, dtype, compute, memory):
         assert all(x.stop_ms >= x.start_ms >= 0 for x in result.timeline)
         made.append((c, bytes_moved(result, "upload"), len(result.timeline)))
     # Sums of 16 bits are kept in 32, and rounded on their way to the host.
-    summed = choices.get("split") == "cols" or choices.get("grid", (1, 1, 1))[2] > 1
+    parts_of_k = choices.get("split") == "cols" or choices.get("grid", (1, 1, 1))[2] > 1
+    summed = parts_of_k or len(ks) > 1
     rounded = dtype == "f2" and summed
     assert executors[0] == FIRST
     assert executors[-1] == ("python (Python's threads copy)" if rounded else NATIVE)
