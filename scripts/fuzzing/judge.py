@@ -21,7 +21,7 @@ from hybrid_gemm.errors import (
     UsageError,
 )
 from hybrid_gemm.kernel_choice.compute_modes import ON_TENSOR_CORES
-from hybrid_gemm.planning.plan import CHECKING_BYTES
+from hybrid_gemm.planning.plan import CHECKING_BYTES, SPLIT_STEP
 from hybrid_gemm.problem import NARROW, REAL_OF, compute_dtype
 
 from .cases import Case
@@ -181,7 +181,7 @@ def _of_kernel(case: Case, result: np.dtype) -> list[Refusal]:
         found.append(Refusal(UsageError, "the kernel is not for the device", product))
         found.append(Refusal(UnavailableError, "the kernel needs tensor cores", False))
     elif kernel.role in ("tensor", "residues"):
-        if product:
+        if product or case.option("params"):  # which may not suit the arithmetic
             found.append(Refusal(UsageError, "tensor cores do not multiply that", False))
     else:
         if compute in ON_TENSOR_CORES:
@@ -215,6 +215,8 @@ def _of_memory(case: Case, call: Call, result: np.dtype) -> list[Refusal]:
     enough = 4 * workers * elements * np.dtype(compute_dtype(result)).itemsize + (1 << 16)
     if case.option("compute") == "fp64x":  # residues of whole tiles, however small the matrices
         enough += workers << 19
+    if case.option("compute") in ("fp32x3", "auto"):  # which packs rows to whole steps
+        enough += 16 * workers * (case.m + case.n) * (case.k + SPLIT_STEP)
     if case.option("checked"):
         enough += 2 * workers * CHECKING_BYTES * (case.m + case.n + case.k)
     return [Refusal(OutOfMemoryError, "little memory", False)] if limit < enough else []
