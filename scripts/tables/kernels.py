@@ -361,7 +361,7 @@ def held_out() -> str:
     )
     lines = [
         "Geometric means, each set of shapes drawn from a seed of its own and looked at once "
-        f"({linked}; by scripts/measure-heldout). The five classes of bfloat16, TF32 and fp32x3 "
+        f"({linked}; by scripts/measure-heldout). The five classes of all modes but float64 "
         "are of the shipped models, all other rows of models from before [wider "
         "alignments](#wider-alignments) counted. Of these, one long side in "
         "float64 is of the last, one row or column and the five classes of float64 are of early "
