@@ -142,6 +142,8 @@ def _best(task: Task, shapes: Sequence[Shape]) -> Plan:
         return _seems(plan), shapes.index(plan.grid)
 
     best, *next_best = sorted(plans.values(), key=order)[:GRIDS]
+    if best.turns_in_memory:
+        return _cut_as_whole(task, best)
     if not _has_pieces(best):
         return best
     in_pieces = (each for plan in (best, *next_best) for each in _in_pieces(task, plan)[1])
@@ -174,14 +176,24 @@ def _in_pieces(task: Task, whole: Plan) -> tuple[tuple[int, ...], list[Plan]]:
 
     found = {cuts.ks: in_chunks(cuts.ks)}
     narrow = whole.result_size < task.problem.itemsize  # C would leave as float32
-    if cuts.ks == (1,) and not narrow and not any(spec.checked for spec in task.devices):
+    added_to = cuts.panels and not any(spec.checked for spec in task.devices)
+    if cuts.ks == (1,) and added_to and not narrow:
         depth = sides(task.problem, whole.grid)[2]
-        if max(phases(whole).values()) < NEARLY_ALL * least(found[1,]):
+        if max(phases(whole).values()) < NEARLY_ALL * least(found[cuts.ks]):
             for ks in CHUNKS[1:]:
                 if depth >= sum(ks) * EARLY_CHUNK:
                     found[ks] = in_chunks(ks)
     best = min(found, key=lambda ks: least(found[ks]) * (1 + CHUNK_SHARE * len(ks)))
     return best, found[best]
+
+
+def _cut_as_whole(task: Task, in_turns: Plan) -> Plan:
+    """A plan in turns with K cut as it is without turns, so that the memory does not decide that,
+    unless more cuts are needed."""
+    shape = in_turns.grid
+    ks, _ = _in_pieces(task, _whole(task, shape))
+    plan, _ = _in_turns(task, shape, ks)
+    return replace(plan, predicted_ms=predict_ms(plan)) if plan else in_turns
 
 
 def _plainness(shape: Shape) -> tuple[bool, bool]:
@@ -261,10 +273,12 @@ def _whole_chunks(task: Task, shape: Shape) -> int:
     return max(1, min(max(uncut, default=0) // LARGEST_PART_BYTES, k // LEAST_CHUNK))
 
 
-def _k_cuts(task: Task, shape: Shape) -> list[tuple[tuple[int, ...], int]]:
+def _k_cuts(
+    task: Task, shape: Shape, as_whole: tuple[int, ...] | None
+) -> list[tuple[tuple[int, ...], int]]:
     """Into what chunks turns may cut K (`Cuts.ks`), each with the side below which tiles of C are
-    not cut for its sake: as the whole plan does, in chunks worth a turn, and in the least. The last
-    two depend on the problem and the grid alone."""
+    not cut for its sake: `as_whole`, or as few as may be, in chunks worth a turn, and in the least.
+    All but `as_whole` depend on the problem and the grid alone."""
     p = task.problem
     m, n, k = sides(p, shape)
     whole = _whole_chunks(task, shape)
@@ -274,16 +288,19 @@ def _k_cuts(task: Task, shape: Shape) -> list[tuple[tuple[int, ...], int]]:
     length = max(LEAST_CHUNK, CHUNK_BYTES // max(1, tile * p.operand_size))
     chunks = max(whole, -(-k // length))
     least = max(chunks, 1 << math.ceil(math.log2(max(1, k / LEAST_CHUNK))))
-    as_whole, _ = _in_pieces(task, _whole(task, shape))
-    return [(as_whole, whole_side), ((1,) * chunks, CHUNK_SIDE), ((1,) * least, LEAST_TILE)]
+    equal = [(1,) * count for count in (whole, chunks, least)]
+    return [(as_whole or equal[0], whole_side), (equal[1], CHUNK_SIDE), (equal[2], LEAST_TILE)]
 
 
-def _in_turns(task: Task, shape: Shape) -> tuple[Plan | None, int]:
+def _in_turns(
+    task: Task, shape: Shape, as_whole: tuple[int, ...] | None = None
+) -> tuple[Plan | None, int]:
     """The work in turns that fit the devices' memory, C in as large tiles as may be and K in as few
-    chunks, or None if nothing fits; and the least bytes that turns take where most are taken."""
+    chunks, or at first in those of `as_whole`; None if nothing fits. And the least bytes that turns
+    take where most are taken."""
     grid, least = task.grid(shape), sys.maxsize
     m, n, _k = sides(task.problem, shape)
-    for ks, least_side in _k_cuts(task, shape):
+    for ks, least_side in _k_cuts(task, shape, as_whole):
         rows = cols = 1
         while True:
             cuts = Cuts(rows, cols, ks, TURNS_IN_MEMORY)
