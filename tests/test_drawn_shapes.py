@@ -25,11 +25,20 @@ def test_long_sides_are_drawn_as_m_as_n_and_as_k():
     for each in drawing.draw(9, 60, (drawing.LONG,)):
         m, n, k = each.shape
         assert 2**14 <= max(each.shape) <= 2**23 and sorted(each.shape)[1] <= 1024
-        assert m * k + k * n + m * n <= drawing.MOST_ELEMENTS
+        assert m * k + k * n + m * n <= drawing.MOST_ELEMENTS[drawing.LONG]
         least, most = drawing.KEPT[drawing.LONG]
         assert least <= m * n * k <= most
         longest.add(each.shape.index(max(each.shape)))
     assert longest == {0, 1, 2}
+
+
+def test_large_sides_are_drawn_together():
+    least, most = drawing.KEPT[drawing.LARGE]
+    for each in drawing.draw(9, 60, (drawing.LARGE,)):
+        m, n, k = each.shape
+        assert 4096 <= min(each.shape) <= max(each.shape) <= 49152
+        assert least <= m * n * k <= most
+        assert m * k + k * n + m * n <= drawing.MOST_ELEMENTS[drawing.LARGE]
 
 
 def test_a_k_of_a_few_is_drawn_with_large_c():
@@ -38,6 +47,6 @@ def test_a_k_of_a_few_is_drawn_with_large_c():
     for each in drawn:
         m, n, k = each.shape
         assert 1 <= k <= 16 and min(m, n) >= 32 and max(m, n) <= 2**15
-        assert m * k + k * n + m * n <= drawing.MOST_ELEMENTS
+        assert m * k + k * n + m * n <= drawing.MOST_ELEMENTS[drawing.TINY]
         least, most = drawing.KEPT[drawing.TINY]
         assert least <= m * n * k <= most

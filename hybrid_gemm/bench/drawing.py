@@ -17,11 +17,14 @@ from ..kernel_choice.costs import Sides
 CLASSES = ("any", "thin m or n", "short k", "long k", "multiples of 16")
 FEW = "few rows or columns"  # 1, or 2 to 8, which kernels and libraries treat apart
 FITTED = (*CLASSES, FEW)  # models are fitted to these
-LINE, LONG, TINY = "one row or column", "one long side", "k of a few"
-ALONE = {"lines": LINE, "long": LONG, "tiny": TINY}  # and to these, of seeds of their own
+LINE, LONG, TINY, LARGE = "one row or column", "one long side", "k of a few", "all sides large"
+# And to these, of seeds of their own.
+ALONE = {"lines": LINE, "long": LONG, "tiny": TINY, "large": LARGE}
 LEAST, MOST = 3e7, 2e12  # mnk of the shapes that are kept,
-KEPT = {LINE: (2**18, 2**29), LONG: (2**20, 2**36), TINY: (2**18, 2**33)}  # and of these classes
-MOST_ELEMENTS = 2**28  # of A, B and C, where one side is long or k is a few
+KEPT = {
+    LINE: (2**18, 2**29), LONG: (2**20, 2**36), TINY: (2**18, 2**33), LARGE: (2**38, 2**42),
+}  # and of these classes  # fmt: skip
+MOST_ELEMENTS = {LONG: 2**28, TINY: 2**28, LARGE: 2**31}  # of A, B and C
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,7 @@ def draw(seed: int, count: int, classes: Sequence[str] = CLASSES) -> list[Drawn]
     and n 16 to 1024; or rounded up to multiples of 16. Of `FEW`, one of m and n is 1
     in every second shape, else 2 to 8. Of `LINE` one of m and n is 1, the other and k are 16 to
     2^17, in every second shape multiples of 16. Of `LONG` one side is 2^14 to 2^23, the others 1 to
-    1024. Of `TINY` k is 1 to 16, and m and n are 32 to 32768.
+    1024. Of `TINY` k is 1 to 16, and m and n are 32 to 32768. Of `LARGE` all are 4096 to 49152.
 
         draw(1, 5)[3].kind == "long k"
     """
@@ -57,7 +60,7 @@ def draw(seed: int, count: int, classes: Sequence[str] = CLASSES) -> list[Drawn]
 def _is_kept(shape: Sides, kind: str) -> bool:
     m, n, k = shape
     least, most = KEPT.get(kind, (LEAST, MOST))
-    few = kind not in (LONG, TINY) or m * k + k * n + m * n <= MOST_ELEMENTS
+    few = m * k + k * n + m * n <= MOST_ELEMENTS.get(kind, math.inf)
     return few and least <= m * n * k <= most
 
 
@@ -71,6 +74,8 @@ def _shape(rng: random.Random, kind: str) -> Sides:
         long, *others = side(2**14, 2**23), side(1, 1024), side(1, 1024)
         others.insert(rng.randrange(3), long)
         return others[0], others[1], others[2]
+    if kind == LARGE:
+        return side(4096, 49152), side(4096, 49152), side(4096, 49152)
     if kind == TINY:
         return side(32, 2**15), side(32, 2**15), side(1, 16)
     if kind == LINE:
