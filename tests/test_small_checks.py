@@ -13,7 +13,7 @@ from hybrid_gemm.errors import VerificationError
 from hybrid_gemm.execution import checked_device
 from hybrid_gemm.execution.found import Found
 
-DTYPES = "float32", "float64", "float16", "bfloat16"
+DTYPES = "float32", "float64", "float16", "bfloat16", "int32", "int64"
 SHAPES = [(70, 90, 50), (1, 200, 33), (129, 1, 600), (300, 7, 1), (128, 256, 2000)]
 LAYOUTS = {"rows": lambda x: x, "columns": lambda x: x.T.copy().T, "a block": lambda x: x[:, :-1]}
 pytestmark = marks("cuda")
@@ -84,11 +84,23 @@ def test_they_have_the_bits_of_others_and_no_alarm(dtype, shape, view, runner, r
     assert (tally.products, tally.repeated, tally.confirmed) == (calls, 0, 0)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_they_are_judged_without_python(dtype, runner, rng, monkeypatch):
+    a, b = drawn(rng, 70, 90, dtype=dtype), drawn(rng, 90, 50, dtype=dtype)
+    for _ in range(2):
+        runner.gemm(a, b)
+    monkeypatch.setattr(Found, "start", lambda *_: pytest.fail("started from Python"))
+    runner.gemm(a, b)
+
+
 @pytest.mark.parametrize("beta", [0, 3])
-@pytest.mark.parametrize("bit", [22, 24, 30, 31])
-def test_what_is_damaged_is_made_again(bit, beta, runner, damage, rng):
-    a, b = drawn(rng, 60, 80, dtype="float32"), drawn(rng, 80, 70, dtype="float32")
-    c = drawn(rng, 60, 70, dtype="float32")
+@pytest.mark.parametrize(
+    ("dtype", "bit"),
+    [*(("float32", bit) for bit in (22, 24, 30, 31)), *(("int32", bit) for bit in (0, 31))],
+)
+def test_what_is_damaged_is_made_again(dtype, bit, beta, runner, damage, rng):
+    a, b = drawn(rng, 60, 80, dtype=dtype), drawn(rng, 80, 70, dtype=dtype)
+    c = drawn(rng, 60, 70, dtype=dtype)
 
     def flip(words):
         words[33, 44] ^= 1 << bit

@@ -64,12 +64,21 @@ class Limits(NamedTuple):
     tiny: float
 
 
+class ExactLimits(NamedTuple):
+    """What sums of integers may differ by: alpha and beta modulo 2^64, and the bits of C, in which
+    they have to be equal."""
+
+    alpha: int
+    beta: int
+    mask: int
+
+
 # Where the sums of a product lie: of B's rows, if they are made, and of the product.
 Rooms = tuple[Sums, Sums]
 
 # Whether a sum of C is beyond its limits: of limits, the product's sums, those of C before it was
 # added to, and C's. Waits for them.
-Judge = Callable[[Limits, Sums, Sums | None, Sums, Stream], bool]
+Judge = Callable[[Limits | ExactLimits, Sums, Sums | None, Sums, Stream], bool]
 
 
 class Alarm(NamedTuple):
@@ -170,15 +179,18 @@ class KernelChecksums:
         for result in {dtype, "float32" if dtype in NARROW else dtype}:
             self._kernel("check_sums", NUMBERS, result, "nn")
         self._kernel("check_sums", BITS, "int32", "nn")
-        self.device.function(self._judge, "float64")
+        self.device.function(self._judges[is_exact(np.dtype(dtype))], "float64")
 
     @cached_property
-    def _judge(self) -> Variant:
-        return catalog.helper("check_judge").kernel.variant({"GROUPS": GROUPS})
+    def _judges(self) -> list[Variant]:
+        """Of sums of floating point, and of integers."""
+        judge = catalog.helper("check_judge").kernel
+        return [judge.variant({"GROUPS": GROUPS, "SUMS": sums}) for sums in (1, 2)]
 
     def judge(
-        self, limits: Limits, product: Sums, before: Sums | None, got: Sums, stream: Stream
-    ) -> bool:
+        self, limits: Limits | ExactLimits, product: Sums, before: Sums | None, got: Sums,
+        stream: Stream,
+    ) -> bool:  # fmt: skip
         number, lock, place = self.alarm()
         with lock:
             self.count_beyond(limits, product, before, got, place, stream)
@@ -187,15 +199,17 @@ class KernelChecksums:
         return found
 
     def count_beyond(
-        self, limits: Limits, product: Sums, before: Sums | None, got: Sums, place: Any,
-        stream: Stream,
+        self, limits: Limits | ExactLimits, product: Sums, before: Sums | None, got: Sums,
+        place: Any, stream: Stream,
     ) -> None:  # fmt: skip
         """Adds to an alarm's number how many sums are beyond."""
         rows, shares = len(got.of), product.of.size // got.of.size
         sums = *product, *got, *(before or got)
-        args = [np.int32(rows), np.int32(shares), *sums, *map(np.float64, limits), place]
-        launch = self._judge.launch(rows, 1, shares, "float64")
-        self.device.launch(self.device.function(self._judge, "float64"), launch, args, stream)
+        exact = isinstance(limits, ExactLimits)
+        judge, number = self._judges[exact], np.uint64 if exact else np.float64
+        args = [np.int32(rows), np.int32(shares), *sums, *map(number, limits), place]
+        launch = judge.launch(rows, 1, shares, "float64")
+        self.device.launch(self.device.function(judge, "float64"), launch, args, stream)
 
     def alarm(self) -> Alarm:
         """The next of some, which are taken in turns."""

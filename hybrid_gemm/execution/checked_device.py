@@ -366,8 +366,7 @@ class CheckedWork:
 
     def suspicious(self, expected: Expected, got: Sums, stream: Stream) -> bool:
         """Whether a sum is beyond its bound. Waits for the sums."""
-        judge = self.device.sums.judge
-        if judge and isinstance(self.bounds, FloatBounds):
+        if judge := self.device.sums.judge:
             return judge(self.bounds.limits, *expected, got, stream)
         with np.errstate(all="ignore"):
             return bool(self.bounds.judge(expected, got).bad.any())

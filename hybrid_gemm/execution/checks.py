@@ -18,7 +18,7 @@ import numpy as np
 
 from ..catalog import Variant
 from ..devices.base import Array
-from ..devices.checksums import GROUPS, Limits, Sums, width
+from ..devices.checksums import GROUPS, ExactLimits, Limits, Sums, width
 from ..errors import counted
 from ..host.kept import cached_property
 from ..problem import NARROW, Problem
@@ -136,17 +136,17 @@ class IntegerBounds:
     """Sums of integers are right or wrong."""
 
     def __init__(self, alpha: float, beta: float, itemsize: int) -> None:
-        self.alpha, self.beta = (int(x) % 2**64 for x in (alpha, beta))
-        self.mask = 2 ** (8 * itemsize) - 1
+        alpha, beta = (int(x) % 2**64 for x in (alpha, beta))
+        self.limits = ExactLimits(alpha, beta, 2 ** (8 * itemsize) - 1)
 
     def judge(self, expected: Expected, got: Sums) -> Judgement:
-        of = np.uint64
+        alpha, beta, mask = map(np.uint64, self.limits)
         product, off = expected.product.whole(), []
         for i in range(2):
-            wrong = product[i] * of(self.alpha) - got[i]
+            wrong = product[i] * alpha - got[i]
             if expected.before is not None:
-                wrong += expected.before[i] * of(self.beta)
-            off.append(wrong & of(self.mask))
+                wrong += expected.before[i] * beta
+            off.append(wrong & mask)
         bad = (off[0] | off[1]) != 0
         return Judgement(bad, off[0], bad * 0.0, bad)
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..catalog import Launch, Variant
 from ..devices.base import Array
-from ..devices.checksums import GROUPS, KernelChecksums, Limits, Sums
+from ..devices.checksums import GROUPS, ExactLimits, KernelChecksums, Limits, Sums, is_exact
 from ..devices.cuda.device import CudaDevice
 from ..devices.roles import BoundProduct
 from .checked_device import CheckedDevice, CheckedWork, bounds_of
@@ -22,7 +22,7 @@ from .found import Found, reach_of
 
 MOST_FLOPS = 2 * 3500**3  # of larger ones the kernels take longer
 MOST_ROOM = 32 << 20  # bytes of sums, which stay with a stream
-_ALIGNED = 32  # float64: rooms for sums begin on multiples of 256 bytes
+_ALIGNED = 32  # sums: rooms for sums begin on multiples of 256 bytes
 
 
 def bind(
@@ -31,11 +31,7 @@ def bind(
 ) -> BoundProduct | None:  # fmt: skip
     """As `CheckedDevice.bind`, for products that a GPU makes alone."""
     bounds = bounds_of(variant, a, b, c, alpha, beta)
-    if (
-        isinstance(bounds, IntegerBounds)
-        or not isinstance(checked.sums, KernelChecksums)
-        or 2 * c.size * a.shape[1] > MOST_FLOPS
-    ):
+    if not isinstance(checked.sums, KernelChecksums) or 2 * c.size * a.shape[1] > MOST_FLOPS:
         return checked.bind(variant, a, b, c, alpha=alpha, beta=beta)
     rows = _rooms(checked.sums, a, c)
     if sum(map(_size, rows)) * 8 > MOST_ROOM:
@@ -53,7 +49,7 @@ class SmallProduct:
 
     def __init__(
         self, checked: CheckedDevice, device: CudaDevice, small: SmallChecks, make: BoundProduct,
-        bounds: FloatBounds, beta: float,
+        bounds: FloatBounds | IntegerBounds, beta: float,
     ) -> None:  # fmt: skip
         self.checked, self.device, self.small, self.make = checked, device, small, make
         self.bounds, self.beta = bounds, beta
@@ -85,12 +81,12 @@ class SmallProduct:
 
 
 class SmallChecks:
-    """Products of matrices of one layout, of floating point: `make` makes them, which is prepared
-    if it is `preparable`."""
+    """Products of matrices of one layout: `make` makes them, which is prepared if it is
+    `preparable`."""
 
     def __init__(
         self, device: CudaDevice, sums: KernelChecksums, make: BoundProduct,
-        matrices: Sequence[Array], limits: Limits, *, preparable: bool,
+        matrices: Sequence[Array], limits: Limits | ExactLimits, *, preparable: bool,
     ) -> None:  # fmt: skip
         a, b, c = matrices
         self.device = device
@@ -150,17 +146,19 @@ class SmallChecks:
 
 
 def _looks(
-    device: CudaDevice, sums: KernelChecksums, a: Array, c: Array, limits: Limits, beyond: Any
-) -> tuple[BoundProduct, BoundProduct]:
+    device: CudaDevice, sums: KernelChecksums, a: Array, c: Array, limits: Limits | ExactLimits,
+    beyond: Any,
+) -> tuple[BoundProduct, BoundProduct]:  # fmt: skip
     """What sums up C before, and what sums up all once C is made and counts what is beyond. The
     sums lie in memory that stays with the stream."""
     rows = _rooms(sums, a, c)
     sizes = list(map(_size, rows))
     launch = Launch((1, 1, 1), (1, 1, 1), workspace_bytes=8 * sum(sizes), flag_bytes=4)
+    kind = "u8" if is_exact(a.dtype) else "f8"
 
     def rooms(stream: Any) -> list[Array]:
         # Of a dtype in which no product takes room: that of C before is kept during one.
-        flat, made, at = device.scratch(launch, "uint64", stream)[0].reshape(-1).view("f8"), [], 0
+        flat, made, at = device.scratch(launch, "uint64", stream)[0].reshape(-1).view(kind), [], 0
         for count, size in zip(rows, sizes, strict=True):
             made.append(flat[at : at + count * GROUPS].reshape(count, GROUPS))
             at += size
@@ -187,5 +185,5 @@ def _rooms(sums: KernelChecksums, a: Array, c: Array) -> tuple[int, ...]:
 
 
 def _size(rows: int) -> int:
-    """Float64 that rows of sums take."""
+    """Sums that a room for so many rows has."""
     return -(-rows * GROUPS // _ALIGNED) * _ALIGNED
