@@ -9,6 +9,7 @@ import pytest
 from support.devices import marks
 
 import hybrid_gemm as hg
+from hybrid_gemm.devices.checksums import KernelChecksums
 from hybrid_gemm.errors import VerificationError
 from hybrid_gemm.execution import checked_device
 from hybrid_gemm.execution.found import Found
@@ -221,7 +222,7 @@ def test_bits_are_compared_as_they_are():
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("stacks", [((5,), (5,)), ((3, 4), (4,)), ((3, 1), (1, 5)), ((2,), ())])
-def test_stacks_are_checked_pair_by_pair_and_waited_for_once(dtype, stacks, runner, rng, no_alarm):
+def test_stacks_are_waited_for_once(dtype, stacks, runner, rng, no_alarm):
     import cupy
 
     of_a, of_b = stacks
@@ -245,9 +246,12 @@ def test_stacks_are_checked_pair_by_pair_and_waited_for_once(dtype, stacks, runn
         assert len(waited) == 1 or turn < 2
 
 
-def test_one_damaged_product_of_a_stack_is_made_again(runner, damage, rng):
+@pytest.mark.parametrize("together", [True, False])
+def test_one_damaged_product_of_a_stack_is_made_again(runner, damage, rng, monkeypatch, together):
+    monkeypatch.setattr(KernelChecksums, "worth_stacking", lambda *_: together)
+
     def flip(words):
-        words[13, 14] ^= 1 << 30
+        words.reshape(-1, 40, 60)[-1, 13, 14] ^= 1 << 30
 
     a, b = drawn(rng, 6, 40, 50, dtype="float32"), drawn(rng, 6, 50, 60, dtype="float32")
     for turn in range(4):

@@ -95,15 +95,19 @@ class Checks:
 COUNTS = ("products", "sums", "copies", "repeated", "confirmed")
 
 
+def compute_of(variant: Variant, operands: str) -> str:
+    """The arithmetic of a kernel, with operands of this dtype."""
+    if variant.kernel.role == "tensor" and operands == "float32":
+        return "fp32x3" if variant.params.get("TERMS") == 3 else "tf32"
+    return "fp32"
+
+
 @functools.lru_cache(maxsize=4096)
 def problem_of(
-    variant: Variant, m: int, n: int, k: int, operands: str, out: str, alpha: float, beta: float
+    compute: str, m: int, n: int, k: int, operands: str, out: str, alpha: float, beta: float
 ) -> Problem:
-    """The problem that a kernel multiplies, of operands and C of these dtypes."""
+    """The problem that is multiplied in an arithmetic, of operands and C of these dtypes."""
     dtype = "float32" if operands in NARROW else operands
-    compute = "fp32"
-    if variant.kernel.role == "tensor" and operands == "float32":
-        compute = "fp32x3" if variant.params.get("TERMS") == 3 else "tf32"
     return Problem(m, n, k, dtype, alpha, beta, out, compute, operands)
 
 

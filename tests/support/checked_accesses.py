@@ -71,6 +71,7 @@ def check_sums(device) -> int:
                     alone = count // 2 % 2 == 0
                     with mock.patch.object(KernelChecksums, "_alone", lambda *_, x=alone: x):
                         product = sums.product(there.T[:90], there[:, :90], stream)
+                    sums.product(there.T[None, :90], there[None, :, :90], stream)  # of stacks
                     got = sums.sums(there, stream)
                     if shape[0] == shape[1]:
                         exact = ExactLimits(1, 5, 2**32 - 1)
