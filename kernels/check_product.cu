@@ -4,11 +4,14 @@ entry   = "check_product"
 role    = "check_product"
 # GROUPS  groups of columns of B
 # READ    1: elements are numbers
-# SUMS    1: those of B's rows are given; 2: each warp makes those that it needs
-params  = [{GROUPS = 8, READ = 1, SUMS = 1}, {GROUPS = 8, READ = 1, SUMS = 2}]
+# SUMS    1: those of B's rows are given; 2: each warp makes those that it needs; 3: so of stacks
+params  = [
+    {GROUPS = 8, READ = 1, SUMS = 1}, {GROUPS = 8, READ = 1, SUMS = 2},
+    {GROUPS = 8, READ = 1, SUMS = 3},
+]
 block   = ["256", "1", "1"]
 grid    = ["ceil(m / 256)", "max(1, min(ceil(k / 256), max(16, ceil(2048 / max(8, ceil(m / 32))))))", "1"]
-require = ["READ == 1", "GROUPS == 8", "SUMS <= 2"]
+require = ["READ == 1", "GROUPS == 8", "SUMS <= 3"]
 dtypes  = ["float32", "float64", "int32", "int64", "float16", "bfloat16"]
 source  = "K. Huang and J. Abraham, Algorithm-based fault tolerance for matrix operations, 1984"
 ---*/
@@ -208,11 +211,12 @@ __device__ __forceinline__ void add_up(Totals& mine, int teams) {
 
 // A times sums of B's rows, and the squares of A's elements times their second sums, or of integers
 // these themselves. A share of k is that of the blocks of one blockIdx.y; each writes two matrices of
-// m x GROUPS, behind those of the share before. Where rows are few, teams of warps have the same rows,
-// and parts of the share.
+// m x GROUPS, `all` rows behind those of the share before. Where rows are few, teams of warps have
+// the same rows, and parts of the share.
 template <typename RowsOfB>
 __device__ __forceinline__ void sum_product(int m, int k, const void* A, long long lda,
-                                            const RowsOfB& rows_of_b, Sum* out, Sum* out_seconds) {
+                                            const RowsOfB& rows_of_b, int all, Sum* out,
+                                            Sum* out_seconds) {
     int teams = 1;
     while (teams < WARPS && m <= HEIGHT / (2 * teams)) teams *= 2;
     const int shares = gridDim.y, share = blockIdx.y, apart = WARPS / teams;
@@ -233,7 +237,7 @@ __device__ __forceinline__ void sum_product(int m, int k, const void* A, long lo
     for (int r = 0; r < ROWS; ++r) {
         const int row = row_of(first, r);
         if (row >= m) continue;
-        const long long at = ((long long)share * m + row) * GROUPS + 2 * t;
+        const long long at = ((long long)share * all + row) * GROUPS + 2 * t;
 #pragma unroll
         for (int x = 0; x < 2; ++x) {
             out[at + x] = mine.first[r / 2][2 * (r % 2) + x];
@@ -242,18 +246,31 @@ __device__ __forceinline__ void sum_product(int m, int k, const void* A, long lo
     }
 }
 
-#if SUMS == 2
+#if SUMS == 3
+// Of stacks: the blocks of one blockIdx.z have the matrices that lie so many steps behind the
+// first. Sums of a share are those of all products, one below the other.
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    check_product(int m, int k, const void* A, long long lda, long long step_a, int n, int width,
+                  const void* B, long long ldb, long long step_b, const Sum* weights, Sum* out,
+                  Sum* out_seconds) {
+    const long long pair = blockIdx.z, first = pair * m * GROUPS;
+    const E* const a = (const E*)A + pair * step_a;
+    const Source<E, !TRANS_B> b = {(const E*)B + pair * step_b, ldb, k, n};
+    const Made made = {b, weights, width, is_whole<EACH>(b)};
+    sum_product(m, k, a, lda, made, gridDim.z * m, out + first, out_seconds + first);
+}
+#elif SUMS == 2
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     check_product(int m, int k, const void* A, long long lda, int n, int width, const void* B,
                   long long ldb, const Sum* weights, Sum* out, Sum* out_seconds) {
     const Source<E, !TRANS_B> b = {(const E*)B, ldb, k, n};
     const Made made = {b, weights, width, is_whole<EACH>(b)};
-    sum_product(m, k, A, lda, made, out, out_seconds);
+    sum_product(m, k, A, lda, made, m, out, out_seconds);
 }
 #else
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     check_product(int m, int k, const void* A, long long lda, const Sum* sums, const Sum* seconds,
                   Sum* out, Sum* out_seconds) {
-    sum_product(m, k, A, lda, Given{sums, seconds}, out, out_seconds);
+    sum_product(m, k, A, lda, Given{sums, seconds}, m, out, out_seconds);
 }
 #endif

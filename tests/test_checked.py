@@ -16,7 +16,14 @@ from support.devices import needs
 import hybrid_gemm as hg
 from hybrid_gemm import devices
 from hybrid_gemm.errors import OptionTypeError, UsageError, VerificationError
-from hybrid_gemm.execution.checks import MOST_FAULTS, Checks, Fault, total
+from hybrid_gemm.execution.checks import (
+    MOST_FAULTS,
+    Checks,
+    Fault,
+    FloatBounds,
+    IntegerBounds,
+    total,
+)
 from hybrid_gemm.planning.plan import CHECKING_BYTES
 from hybrid_gemm.problem import Problem
 
@@ -110,6 +117,15 @@ def test_integers_are_checked_exactly(device, rng, monkeypatch, dtype, bit):
     plant(monkeypatch, {("product", 0): flip(bit, *SPOT)})
     done = run(device, arrays, alpha=3, beta=2)
     assert done.c.tobytes() == right.c.tobytes() and done.checks.repeated == 1
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int32", "int64"])
+@pytest.mark.parametrize("beta", [0, 2])
+def test_the_device_judges_what_its_kernels_sum_up(kernel_device, rng, monkeypatch, dtype, beta):
+    for bounds in FloatBounds, IntegerBounds:
+        monkeypatch.setattr(bounds, "judge", lambda *_: pytest.fail("the host judged"))
+    done = run(kernel_device, matrices(rng, dtype), alpha=2, beta=beta, threads=2, split="cols")
+    assert done.checks.products >= 2 and not done.checks.confirmed
 
 
 @pytest.mark.parametrize("where", ["product", "sum", "copy"])

@@ -9,7 +9,14 @@ from support.command import python
 from support.devices import needs, open_device
 
 from hybrid_gemm.devices import native_sums
-from hybrid_gemm.devices.checksums import GROUPS, KernelChecksums, Limits, Sums, width
+from hybrid_gemm.devices.checksums import (
+    GROUPS,
+    ExactLimits,
+    KernelChecksums,
+    Limits,
+    Sums,
+    width,
+)
 from hybrid_gemm.devices.emulator import program as emulation
 from hybrid_gemm.devices.emulator.device import EmulatorDevice
 from hybrid_gemm.devices.host_checksums import HostChecksums
@@ -132,27 +139,57 @@ def test_threads_that_share_a_stream_share_its_flags(rng):
 @pytest.mark.parametrize("rows", [1, 5, 33, 300])
 def test_each_sum_that_is_beyond_its_limits_is_counted(kernel_device, rng, rows, shares):
     device = open_device(kernel_device)
-    stream, sums = device.stream(), KernelChecksums(device)
     limits = Limits(3.0, 0.5, 1e-20, 1e-20, 1e-20, 1e-20, 1e-9)
     product = rng.standard_normal((shares, rows, GROUPS))
-    before, got = rng.standard_normal((2, rows, GROUPS))
+    before = rng.standard_normal((rows, GROUPS))
     got = 3 * product.sum(axis=0) + 0.5 * before
     wrong = rng.random(got.shape) < 0.3
     wrong.flat[-1] = True
     got[wrong] += 1e-3
     squares = np.ones_like(product), np.ones_like(got), np.ones_like(got)
+    of = product, squares[0], before, squares[1], got, squares[2]
+    assert counted_beyond(device, limits, of) == wrong.sum()
+
+
+@pytest.mark.parametrize("beta", [0, 2**64 - 7])
+@pytest.mark.parametrize("bits", [32, 64])
+@pytest.mark.parametrize("shares", [1, 7, 8, 130])
+@pytest.mark.parametrize("rows", [1, 33, 300])
+def test_each_sum_of_integers_that_differs_is_counted(
+    kernel_device, rng, rows, shares, bits, beta
+):  # fmt: skip
+    """In one bit of C's, of one of the two sums; bits beyond those of C may differ."""
+    device = open_device(kernel_device)
+    limits = ExactLimits(2**64 - 3, beta, 2**bits - 1)
+    one, another = (
+        rng.integers(0, 2**64, shape, np.uint64)
+        for shape in ((2, shares, rows, GROUPS), (2, rows, GROUPS))
+    )
+    got = np.uint64(limits.alpha) * one.sum(axis=1) + np.uint64(beta) * another
+    wrong = rng.random(got.shape) < 0.2
+    wrong.flat[-1] = True
+    flipped = np.uint64(1) << rng.integers(0, bits, got.shape, np.uint64)
+    got ^= np.where(wrong, flipped, np.uint64(0))
+    if bits == 32:
+        got ^= rng.integers(0, 2**32, got.shape, np.uint64) << np.uint64(32)
+    of = one[0], one[1], another[0], another[1], got[0], got[1]
+    assert counted_beyond(device, limits, of) == wrong.any(axis=0).sum()
+
+
+def counted_beyond(device, limits, given):
+    """How many sums the judge finds beyond: of the product, C before and C, and second ones."""
+    stream, sums, there = device.stream(), KernelChecksums(device), []
     with device.using(stream):
-        there = []
-        for x in (product, squares[0], before, squares[1], got, squares[2]):
-            flat = x.reshape(-1, GROUPS)
-            there.append(device.empty(*flat.shape, "float64"))
+        for x in given:
+            flat = np.ascontiguousarray(x.reshape(-1, GROUPS))
+            there.append(device.empty(*flat.shape, x.dtype.name))
             device.copy(there[-1], flat, stream)
         number, lock, place = sums.alarm()
         with lock:
-            of, of_before, of_c = (Sums(*there[i : i + 2]) for i in (0, 2, 4))
-            sums.count_beyond(limits, of, of_before, of_c, place, stream)
+            product, before, got = (Sums(*there[i : i + 2]) for i in (0, 2, 4))
+            sums.count_beyond(limits, product, before, got, place, stream)
             stream.synchronize()
-    assert number[0] == wrong.sum()
+    return number[0]
 
 
 @needs("emulator")

@@ -9,11 +9,12 @@ import pytest
 from support.devices import marks
 
 import hybrid_gemm as hg
+from hybrid_gemm.devices.checksums import KernelChecksums
 from hybrid_gemm.errors import VerificationError
 from hybrid_gemm.execution import checked_device
 from hybrid_gemm.execution.found import Found
 
-DTYPES = "float32", "float64", "float16", "bfloat16"
+DTYPES = "float32", "float64", "float16", "bfloat16", "int32", "int64"
 SHAPES = [(70, 90, 50), (1, 200, 33), (129, 1, 600), (300, 7, 1), (128, 256, 2000)]
 LAYOUTS = {"rows": lambda x: x, "columns": lambda x: x.T.copy().T, "a block": lambda x: x[:, :-1]}
 pytestmark = marks("cuda")
@@ -84,11 +85,23 @@ def test_they_have_the_bits_of_others_and_no_alarm(dtype, shape, view, runner, r
     assert (tally.products, tally.repeated, tally.confirmed) == (calls, 0, 0)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_they_are_judged_without_python(dtype, runner, rng, monkeypatch):
+    a, b = drawn(rng, 70, 90, dtype=dtype), drawn(rng, 90, 50, dtype=dtype)
+    for _ in range(2):
+        runner.gemm(a, b)
+    monkeypatch.setattr(Found, "start", lambda *_: pytest.fail("started from Python"))
+    runner.gemm(a, b)
+
+
 @pytest.mark.parametrize("beta", [0, 3])
-@pytest.mark.parametrize("bit", [22, 24, 30, 31])
-def test_what_is_damaged_is_made_again(bit, beta, runner, damage, rng):
-    a, b = drawn(rng, 60, 80, dtype="float32"), drawn(rng, 80, 70, dtype="float32")
-    c = drawn(rng, 60, 70, dtype="float32")
+@pytest.mark.parametrize(
+    ("dtype", "bit"),
+    [*(("float32", bit) for bit in (22, 24, 30, 31)), *(("int32", bit) for bit in (0, 31))],
+)
+def test_what_is_damaged_is_made_again(dtype, bit, beta, runner, damage, rng):
+    a, b = drawn(rng, 60, 80, dtype=dtype), drawn(rng, 80, 70, dtype=dtype)
+    c = drawn(rng, 60, 70, dtype=dtype)
 
     def flip(words):
         words[33, 44] ^= 1 << bit
@@ -209,7 +222,7 @@ def test_bits_are_compared_as_they_are():
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("stacks", [((5,), (5,)), ((3, 4), (4,)), ((3, 1), (1, 5)), ((2,), ())])
-def test_stacks_are_checked_pair_by_pair_and_waited_for_once(dtype, stacks, runner, rng, no_alarm):
+def test_stacks_are_waited_for_once(dtype, stacks, runner, rng, no_alarm):
     import cupy
 
     of_a, of_b = stacks
@@ -233,9 +246,12 @@ def test_stacks_are_checked_pair_by_pair_and_waited_for_once(dtype, stacks, runn
         assert len(waited) == 1 or turn < 2
 
 
-def test_one_damaged_product_of_a_stack_is_made_again(runner, damage, rng):
+@pytest.mark.parametrize("together", [True, False])
+def test_one_damaged_product_of_a_stack_is_made_again(runner, damage, rng, monkeypatch, together):
+    monkeypatch.setattr(KernelChecksums, "worth_stacking", lambda *_: together)
+
     def flip(words):
-        words[13, 14] ^= 1 << 30
+        words.reshape(-1, 40, 60)[-1, 13, 14] ^= 1 << 30
 
     a, b = drawn(rng, 6, 40, 50, dtype="float32"), drawn(rng, 6, 50, 60, dtype="float32")
     for turn in range(4):

@@ -24,12 +24,18 @@ from .kernel_launcher import KernelLauncher
 GROUPS = 8
 ALARM_BYTES = 4096  # of all alarms of a device
 NUMBERS, BITS = 1, 2  # how the kernels read elements
-GIVEN, MADE = 1, 2  # the sums of B's rows, in check_product
+GIVEN, MADE, STACKED = 1, 2, 3  # the sums of B's rows, in check_product
+OF_A_PAIR = 3  # launches of the checks of a product that is not in a stack
 # Of checks on an H200, as bytes of sums that are written or read meanwhile: a warp's sums of 8
 # columns of a row of B, a byte of B read once for all, and a launch; and the k from which on all
 # multiprocessors are busy. Fitted to docs/results/checked_fit_before_h200.json and
 # checked_fit_forms_h200.json.
 EIGHT_COLUMNS, OF_B, LAUNCH_BYTES, BUSY_K = 24, 0.3, 8 << 20, 1 << 16
+
+
+def below(x: Array) -> Array:
+    """A stack without gaps as one matrix: its matrices one below the other. A matrix as it is."""
+    return x.reshape(-1, x.shape[2]) if x.ndim == 3 else x
 
 
 def width(cols: int) -> int:
@@ -64,12 +70,21 @@ class Limits(NamedTuple):
     tiny: float
 
 
+class ExactLimits(NamedTuple):
+    """What sums of integers may differ by: alpha and beta modulo 2^64, and the bits of C, in which
+    they have to be equal."""
+
+    alpha: int
+    beta: int
+    mask: int
+
+
 # Where the sums of a product lie: of B's rows, if they are made, and of the product.
 Rooms = tuple[Sums, Sums]
 
 # Whether a sum of C is beyond its limits: of limits, the product's sums, those of C before it was
 # added to, and C's. Waits for them.
-Judge = Callable[[Limits, Sums, Sums | None, Sums, Stream], bool]
+Judge = Callable[[Limits | ExactLimits, Sums, Sums | None, Sums, Stream], bool]
 
 
 class Alarm(NamedTuple):
@@ -154,7 +169,8 @@ class Checksums(Protocol):
 
 
 class KernelChecksums:
-    """By the kernels `check_sums` and `check_product`."""
+    """By the kernels `check_sums` and `check_product`. Sums are also made of stacks, A and B with
+    even steps and C without gaps: those of all their matrices, one below the other."""
 
     def __init__(self, device: KernelLauncher) -> None:
         self.device, self.weights = device, Weights(device)
@@ -170,15 +186,18 @@ class KernelChecksums:
         for result in {dtype, "float32" if dtype in NARROW else dtype}:
             self._kernel("check_sums", NUMBERS, result, "nn")
         self._kernel("check_sums", BITS, "int32", "nn")
-        self.device.function(self._judge, "float64")
+        self.device.function(self._judges[is_exact(np.dtype(dtype))], "float64")
 
     @cached_property
-    def _judge(self) -> Variant:
-        return catalog.helper("check_judge").kernel.variant({"GROUPS": GROUPS})
+    def _judges(self) -> list[Variant]:
+        """Of sums of floating point, and of integers."""
+        judge = catalog.helper("check_judge").kernel
+        return [judge.variant({"GROUPS": GROUPS, "SUMS": sums}) for sums in (1, 2)]
 
     def judge(
-        self, limits: Limits, product: Sums, before: Sums | None, got: Sums, stream: Stream
-    ) -> bool:
+        self, limits: Limits | ExactLimits, product: Sums, before: Sums | None, got: Sums,
+        stream: Stream,
+    ) -> bool:  # fmt: skip
         number, lock, place = self.alarm()
         with lock:
             self.count_beyond(limits, product, before, got, place, stream)
@@ -187,15 +206,17 @@ class KernelChecksums:
         return found
 
     def count_beyond(
-        self, limits: Limits, product: Sums, before: Sums | None, got: Sums, place: Any,
-        stream: Stream,
+        self, limits: Limits | ExactLimits, product: Sums, before: Sums | None, got: Sums,
+        place: Any, stream: Stream,
     ) -> None:  # fmt: skip
         """Adds to an alarm's number how many sums are beyond."""
         rows, shares = len(got.of), product.of.size // got.of.size
         sums = *product, *got, *(before or got)
-        args = [np.int32(rows), np.int32(shares), *sums, *map(np.float64, limits), place]
-        launch = self._judge.launch(rows, 1, shares, "float64")
-        self.device.launch(self.device.function(self._judge, "float64"), launch, args, stream)
+        exact = isinstance(limits, ExactLimits)
+        judge, number = self._judges[exact], np.uint64 if exact else np.float64
+        args = [np.int32(rows), np.int32(shares), *sums, *map(number, limits), place]
+        launch = judge.launch(rows, 1, shares, "float64")
+        self.device.launch(self.device.function(judge, "float64"), launch, args, stream)
 
     def alarm(self) -> Alarm:
         """The next of some, which are taken in turns."""
@@ -212,7 +233,7 @@ class KernelChecksums:
         )
 
     def sums(self, x: Array, stream: Stream, into: Sums | None = None) -> Sums:
-        return self._sums(x, NUMBERS, is_exact(x.dtype), stream, into=into)
+        return self._sums(below(x), NUMBERS, is_exact(x.dtype), stream, into=into)
 
     def bits(self, x: Array, stream: Stream) -> np.ndarray:
         return self._fetched(self._sums(x, BITS, True, stream).of, stream)
@@ -249,40 +270,47 @@ class KernelChecksums:
     def product(self, a: Array, b: Array, stream: Stream, into: Rooms | None = None) -> Sums:
         """As `Checksums.product`, in shares of k; `into` where the sums shall lie."""
         into_b, into_product = into or (None, None)
-        (rows, k), (order, ld) = a.shape, stored(a)
-        exact, dtype, alone = is_exact(a.dtype), a.dtype.name, self._alone(a, b.shape[1])
+        (rows, k), cols = a.shape[-2:], b.shape[-1]
+        exact, dtype, stack = is_exact(a.dtype), a.dtype.name, a.ndim == 3
+        order, of_a = _lying(a)
         launch = self._launch(a)
-        shares = launch.grid[1]
-        made = into_product or Sums(*(self._room(shares * rows, exact) for _ in "12"))
-        of_a = np.int32(rows), np.int32(k), a, np.int64(ld)
-        if alone:
-            order_b, ldb = stored(b)
-            cols, weights = b.shape[1], self.weights.of(b.shape[1], exact)
-            function, _ = self._kernel("check_product", NUMBERS, dtype, order + order_b, of_b=MADE)
-            of_b = [np.int32(cols), np.int32(width(cols)), b, np.int64(ldb), weights]
+        (_, shares, count) = launch.grid
+        made = into_product or Sums(*(self._room(shares * count * rows, exact) for _ in "12"))
+        if stack or self._alone(a, cols):
+            (order_b, of_b), form = _lying(b), STACKED if stack else MADE
+            of_b = [np.int32(cols), np.int32(width(cols)), *of_b, self.weights.of(cols, exact)]
         else:
-            function, _ = self._kernel("check_product", NUMBERS, dtype, order + "n", of_b=GIVEN)
+            order_b, form = "n", GIVEN
             of_b = list(self._sums(b, NUMBERS, exact, stream, into=into_b))
-        self.device.launch(function, launch, [*of_a, *of_b, *made], stream)
-        return Sums(*(x.reshape(shares, rows, GROUPS) for x in made))
+        function, _ = self._kernel("check_product", NUMBERS, dtype, order + order_b, of_b=form)
+        args = [np.int32(rows), np.int32(k), *of_a, *of_b, *made]
+        self.device.launch(function, launch, args, stream)
+        return Sums(*(x.reshape(shares, count * rows, GROUPS) for x in made))
 
     def rooms(self, a: Array, cols: int) -> tuple[int, int]:
         """Rows of sums that `product` has of B, if it has these, and of the product."""
-        (rows, k), shares = a.shape, self._launch(a).grid[1]
-        return 0 if self._alone(a, cols) else k, shares * rows
+        rows, k = a.shape[-2:]
+        (_, shares, count) = self._launch(a).grid
+        return 0 if a.ndim == 3 or self._alone(a, cols) else k, shares * count * rows
 
     def _launch(self, a: Array) -> Launch:
-        rows, k = a.shape
-        return self._variant("check_product", NUMBERS, GIVEN).launch(rows, k, k, a.dtype.name)
+        rows, k = a.shape[-2:]
+        launch = self._variant("check_product", NUMBERS, GIVEN).launch(rows, k, k, a.dtype.name)
+        return launch.cut(len(a)) if a.ndim == 3 else launch
+
+    def worth_stacking(self, a: Array, cols: int) -> bool:
+        """Whether the checks of a stack take less time together than pair by pair: the sums of B's
+        rows are made by each warp that needs them, and launches saved."""
+        count, rows, k = a.shape
+        return _bytes_alone(rows, cols, count * k) < OF_A_PAIR * count * LAUNCH_BYTES
 
     def _alone(self, a: Array, cols: int) -> bool:
         """Whether it takes less time if each warp of `check_product` makes the sums of B's rows
         that it needs, than if they are made once for all, and written and read; in bytes of these
         sums. Few shares of k keep few multiprocessors busy."""
         (rows, k), sums = a.shape, 2 * GROUPS * 8
-        warps, blocks, groups = (-(-x // of) for x, of in ((rows, 32), (rows, 256), (cols, 8)))
-        alone = k * warps * groups * EIGHT_COLUMNS * max(1, BUSY_K / max(1, k))
-        return alone < k * (cols * a.itemsize * OF_B + sums * (1 + blocks)) + LAUNCH_BYTES
+        once = k * (cols * a.itemsize * OF_B + sums * (1 - -rows // 256)) + LAUNCH_BYTES
+        return _bytes_alone(rows, cols, k) < once
 
     def _room(self, rows: int, exact: bool) -> Array:
         return self.device.empty(rows, GROUPS, "uint64" if exact else "float64")
@@ -298,6 +326,20 @@ class KernelChecksums:
             params = {"GROUPS": GROUPS, "READ": read} | ({"SUMS": of_b} if of_b else {})
             self._variants[role, read, of_b] = catalog.helper(role).kernel.variant(params)
         return self._variants[role, read, of_b]
+
+
+def _bytes_alone(rows: int, cols: int, k: int) -> float:
+    """What the sums of B's rows take that warps make for themselves, for so many rows of A."""
+    warps, groups = -(-rows // 32), -(-cols // 8)
+    return k * warps * groups * EIGHT_COLUMNS * max(1, BUSY_K / max(1, k))
+
+
+def _lying(x: Array) -> tuple[str, list[Any]]:
+    """The storage order of a matrix, or of those of a stack, and how kernels are told where they
+    lie: the first, its leading dimension, and the step from one to the next."""
+    order, ld = stored(x[0] if x.ndim == 3 else x)
+    steps = [np.int64(step // x.itemsize) for step in x.strides[:-2]]
+    return order, [x, np.int64(ld), *steps]
 
 
 _OF_KERNELS = {"uint16": "float16", "uint32": "int32", "uint64": "int64"}  # read as bits

@@ -36,6 +36,7 @@ from .checks import (
     FloatBounds,
     IntegerBounds,
     Judgement,
+    compute_of,
     problem_of,
     total,
 )
@@ -78,10 +79,10 @@ class CheckedDevice(WrappedDevice):
         with self._lock:
             self._tally += done
 
-    def count_right(self) -> None:
-        """Adds a product that was right at once."""
+    def count_right(self, products: int = 1) -> None:
+        """Adds products that were right at once."""
         with self._lock:
-            self._right += 1
+            self._right += products
 
     def prepare(
         self, variant: Variant, a: Array, b: Array, dtype: str, *, summed: bool = True
@@ -267,8 +268,8 @@ def bounds_of(
     """Those of a kernel's products of matrices laid out as these."""
     if is_exact(c.dtype):
         return IntegerBounds(alpha, beta, c.itemsize)
-    sizes = *c.shape, a.shape[1]
-    problem = problem_of(variant, *sizes, a.dtype.name, c.dtype.name, alpha, beta)
+    sizes, compute = (*c.shape, a.shape[1]), compute_of(variant, a.dtype.name)
+    problem = problem_of(compute, *sizes, a.dtype.name, c.dtype.name, alpha, beta)
     return FloatBounds(problem, c.dtype)
 
 
@@ -298,14 +299,16 @@ def _on_host(x: Array) -> np.ndarray:
 
 
 class CheckedWork:
-    """One product or sum into `c`: `make` makes it, and `product` what its sums should be."""
+    """One product or sum into `c`: `make` makes it, and `product` what its sums should be. `c` may
+    be those of a stack of `count`, one below the other, which are made together."""
 
     def __init__(
         self, device: CheckedDevice, c: Array, beta: float, make: Callable[[Stream], None],
         product: Callable[[Stream], Sums], bounds: FloatBounds | IntegerBounds,
-        what: str = "product",
+        what: str = "product", count: int = 1,
     ) -> None:  # fmt: skip
         self.device, self.what, self.c, self.beta = device, what, c, beta
+        self.count, self.height = count, len(c) // count
         self.make, self.product, self.bounds = make, product, bounds
 
     def run(self, stream: Stream, *, made: bool = False, before: Array | None = None) -> None:
@@ -366,8 +369,7 @@ class CheckedWork:
 
     def suspicious(self, expected: Expected, got: Sums, stream: Stream) -> bool:
         """Whether a sum is beyond its bound. Waits for the sums."""
-        judge = self.device.sums.judge
-        if judge and isinstance(self.bounds, FloatBounds):
+        if judge := self.device.sums.judge:
             return judge(self.bounds.limits, *expected, got, stream)
         with np.errstate(all="ignore"):
             return bool(self.bounds.judge(expected, got).bad.any())
@@ -382,24 +384,37 @@ class CheckedWork:
 
     def _settle(self, found: Judgement, wrong: np.ndarray, bits: np.ndarray) -> None:
         """Counts what was wrong at first: tiles that came out otherwise."""
-        damaged = found.bad & (wrong != bits)
-        if not (wrong != bits).any():
-            self.device.count(self._one(confirmed=1))
-            return
-        fault = self._fault(found._replace(bad=damaged if damaged.any() else found.bad))
-        self.device.count(self._one(repeated=1, faults=(fault,)))
+        changed, done = wrong != bits, self._one()
+        for first in self._suspected(found):
+            own = slice(first, first + self.height)
+            if not changed[own].any():
+                done += Checks(confirmed=1)
+                continue
+            bad = np.zeros_like(found.bad)
+            bad[own] = found.bad[own] & changed[own]
+            if not bad.any():
+                bad[own] = found.bad[own]
+            done += Checks(repeated=1, faults=(self._fault(found._replace(bad=bad)),))
+        self.device.count(done)
+
+    def _suspected(self, found: Judgement) -> list[int]:
+        """The first rows of the products that have bad sums. One that is alone is among them where
+        only the device, which rounds otherwise, found it bad."""
+        rows = np.flatnonzero(found.bad.any(axis=1))
+        return np.unique(rows // self.height * self.height).tolist() if self.count > 1 else [0]
 
     def _one(self, **more: Any) -> Checks:
-        more[self.what + "s"] = 1
+        more[self.what + "s"] = self.count
         return Checks(**more)
 
     def _fault(self, found: Judgement) -> Fault:
-        """The tile around the sum that is furthest off: its group, and rows around that are
-        wrong there."""
+        """The tile around the sum that is furthest off: its group, and rows of its product around
+        that are wrong there."""
         if (found.impossible & found.bad).any():
             found = found._replace(bad=found.impossible & found.bad)
         row, group = found.worst()
-        rows = np.flatnonzero(found.bad[:, group])
+        first = row // self.height * self.height
+        rows = np.flatnonzero(found.bad[first : first + self.height, group])
         wide, n = width(self.c.shape[1]), self.c.shape[1]
         return Fault(
             self.device.name, self.what, (int(rows[0]), int(rows[-1]) + 1),

@@ -18,7 +18,7 @@ import numpy as np
 
 from ..catalog import Variant
 from ..devices.base import Array
-from ..devices.checksums import GROUPS, Limits, Sums, width
+from ..devices.checksums import GROUPS, ExactLimits, Limits, Sums, width
 from ..errors import counted
 from ..host.kept import cached_property
 from ..problem import NARROW, Problem
@@ -95,15 +95,19 @@ class Checks:
 COUNTS = ("products", "sums", "copies", "repeated", "confirmed")
 
 
+def compute_of(variant: Variant, operands: str) -> str:
+    """The arithmetic of a kernel, with operands of this dtype."""
+    if variant.kernel.role == "tensor" and operands == "float32":
+        return "fp32x3" if variant.params.get("TERMS") == 3 else "tf32"
+    return "fp32"
+
+
 @functools.lru_cache(maxsize=4096)
 def problem_of(
-    variant: Variant, m: int, n: int, k: int, operands: str, out: str, alpha: float, beta: float
+    compute: str, m: int, n: int, k: int, operands: str, out: str, alpha: float, beta: float
 ) -> Problem:
-    """The problem that a kernel multiplies, of operands and C of these dtypes."""
+    """The problem that is multiplied in an arithmetic, of operands and C of these dtypes."""
     dtype = "float32" if operands in NARROW else operands
-    compute = "fp32"
-    if variant.kernel.role == "tensor" and operands == "float32":
-        compute = "fp32x3" if variant.params.get("TERMS") == 3 else "tf32"
     return Problem(m, n, k, dtype, alpha, beta, out, compute, operands)
 
 
@@ -136,17 +140,17 @@ class IntegerBounds:
     """Sums of integers are right or wrong."""
 
     def __init__(self, alpha: float, beta: float, itemsize: int) -> None:
-        self.alpha, self.beta = (int(x) % 2**64 for x in (alpha, beta))
-        self.mask = 2 ** (8 * itemsize) - 1
+        alpha, beta = (int(x) % 2**64 for x in (alpha, beta))
+        self.limits = ExactLimits(alpha, beta, 2 ** (8 * itemsize) - 1)
 
     def judge(self, expected: Expected, got: Sums) -> Judgement:
-        of = np.uint64
+        alpha, beta, mask = map(np.uint64, self.limits)
         product, off = expected.product.whole(), []
         for i in range(2):
-            wrong = product[i] * of(self.alpha) - got[i]
+            wrong = product[i] * alpha - got[i]
             if expected.before is not None:
-                wrong += expected.before[i] * of(self.beta)
-            off.append(wrong & of(self.mask))
+                wrong += expected.before[i] * beta
+            off.append(wrong & mask)
         bad = (off[0] | off[1]) != 0
         return Judgement(bad, off[0], bad * 0.0, bad)
 

@@ -57,7 +57,7 @@ class SingleGpuExecutor:
         self.current = device.cp.cuda.get_current_stream
         self.known: Known[tuple, Found | Converted | None] = Known()
         self.stream = CurrentStreams(device)
-        self.stacks = StacksOnGpu(device, plans, self.stream, checked=checked is not None)
+        self.stacks = StacksOnGpu(device, plans, self.stream, checked)
         self.tensors = TensorsOnGpu(device, plans)
 
     @property
@@ -153,7 +153,7 @@ class SingleGpuExecutor:
 
     def checked_stack(self, a: Any, b: Any, c: Any) -> bool:
         """C = A @ B for stacks of the same length, products of which are checked and small; whether
-        that was done. All pairs are started before they are waited for."""
+        that was done. All are started before they are waited for: together, or pair by pair."""
         arrays = a, b, c
         if not c.size or any(
             type(x) is not self.array or x.data.device_id != self.ordinal for x in arrays
@@ -162,9 +162,13 @@ class SingleGpuExecutor:
         if not self.device.is_current():
             with self.device.cp.cuda.Device(self.ordinal):
                 return self.checked_stack(a, b, c)
+        if self.stream().capturing():
+            return False
+        if self.stacks.matmul(a, b, c):
+            return True
         x, y, z = (v[(0,) * (v.ndim - 2)] for v in arrays)
         found, stream = self.find(x, y, None, 1.0, 0.0, False, False, z), self.stream()
-        if not isinstance(found, Found) or stream.capturing():
+        if not isinstance(found, Found):
             return False
         if not isinstance(found.call, small_checks.SmallProduct):
             return False

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -13,16 +14,24 @@ import numpy as np
 
 from ..catalog import Launch, Variant
 from ..devices.base import Array
-from ..devices.checksums import GROUPS, KernelChecksums, Limits, Sums
+from ..devices.checksums import (
+    GROUPS,
+    ExactLimits,
+    KernelChecksums,
+    Limits,
+    Sums,
+    below,
+    is_exact,
+)
 from ..devices.cuda.device import CudaDevice
 from ..devices.roles import BoundProduct
 from .checked_device import CheckedDevice, CheckedWork, bounds_of
-from .checks import Checks, FloatBounds, IntegerBounds
+from .checks import Checks, FloatBounds, IntegerBounds, problem_of
 from .found import Found, reach_of
 
 MOST_FLOPS = 2 * 3500**3  # of larger ones the kernels take longer
 MOST_ROOM = 32 << 20  # bytes of sums, which stay with a stream
-_ALIGNED = 32  # float64: rooms for sums begin on multiples of 256 bytes
+_ALIGNED = 32  # sums: rooms for sums begin on multiples of 256 bytes
 
 
 def bind(
@@ -31,14 +40,9 @@ def bind(
 ) -> BoundProduct | None:  # fmt: skip
     """As `CheckedDevice.bind`, for products that a GPU makes alone."""
     bounds = bounds_of(variant, a, b, c, alpha, beta)
-    if (
-        isinstance(bounds, IntegerBounds)
-        or not isinstance(checked.sums, KernelChecksums)
-        or 2 * c.size * a.shape[1] > MOST_FLOPS
-    ):
+    if not isinstance(checked.sums, KernelChecksums) or 2 * c.size * a.shape[1] > MOST_FLOPS:
         return checked.bind(variant, a, b, c, alpha=alpha, beta=beta)
-    rows = _rooms(checked.sums, a, c)
-    if sum(map(_size, rows)) * 8 > MOST_ROOM:
+    if not _has_room(checked.sums, a, c):
         return checked.bind(variant, a, b, c, alpha=alpha, beta=beta)
     make = device.bind(variant, a, b, c, alpha=alpha, beta=beta)
     small = SmallChecks(
@@ -48,12 +52,31 @@ def bind(
     return SmallProduct(checked, device, small, make, bounds, beta)
 
 
+def bind_stack(
+    checked: CheckedDevice, device: CudaDevice, make: BoundProduct, a: Array, b: Array, c: Array,
+    compute: str,
+) -> BoundProduct | None:  # fmt: skip
+    """A call that has `make` make C = A @ B in an arithmetic, for stacks that lie as these, and
+    checks all their products together. The stacks have three dimensions, A and B even steps and C
+    no gaps. None where checks pair by pair take less time."""
+    (count, m, n), sums = c.shape, checked.sums
+    if not isinstance(sums, KernelChecksums) or not sums.worth_stacking(a, n):
+        return None
+    sizes = count * m, n, a.shape[2]
+    problem = problem_of(compute, *sizes, a.dtype.name, c.dtype.name, 1.0, 0.0)
+    bounds = FloatBounds(problem, c.dtype)
+    if not _has_room(sums, a, c):
+        return lambda a, b, c, stream: _work(checked, make, bounds, 0.0, a, b, c).run(stream)
+    small = SmallChecks(device, sums, make, (a, b, c), bounds.limits, preparable=True)
+    return SmallProduct(checked, device, small, make, bounds, 0.0)
+
+
 class SmallProduct:
-    """A call that makes a checked product, and waits for it."""
+    """A call that makes a checked product, or those of stacks, and waits for it."""
 
     def __init__(
         self, checked: CheckedDevice, device: CudaDevice, small: SmallChecks, make: BoundProduct,
-        bounds: FloatBounds, beta: float,
+        bounds: FloatBounds | IntegerBounds, beta: float,
     ) -> None:  # fmt: skip
         self.checked, self.device, self.small, self.make = checked, device, small, make
         self.bounds, self.beta = bounds, beta
@@ -64,7 +87,7 @@ class SmallProduct:
             before = self.device.empty_like(c, c.dtype.name)
             self.device.copy(before, c, stream)
         if self.small.make_right(a, b, c, stream):
-            self.checked.count_right()
+            self.checked.count_right(_count(c))
         else:
             self._work(a, b, c).run(stream, made=True, before=before)
 
@@ -79,18 +102,16 @@ class SmallProduct:
             self._work(a[place], b[place], c[place]).run(stream, made=True)
 
     def _work(self, a: Array, b: Array, c: Array) -> CheckedWork:
-        sums = functools.partial(self.checked.sums.product, a, b)
-        make = functools.partial(self.make, a, b, c)
-        return CheckedWork(self.checked, c, self.beta, make, sums, self.bounds)
+        return _work(self.checked, self.make, self.bounds, self.beta, a, b, c)
 
 
 class SmallChecks:
-    """Products of matrices of one layout, of floating point: `make` makes them, which is prepared
-    if it is `preparable`."""
+    """Products of matrices of one layout: `make` makes them, which is prepared if it is
+    `preparable`."""
 
     def __init__(
         self, device: CudaDevice, sums: KernelChecksums, make: BoundProduct,
-        matrices: Sequence[Array], limits: Limits, *, preparable: bool,
+        matrices: Sequence[Array], limits: Limits | ExactLimits, *, preparable: bool,
     ) -> None:  # fmt: skip
         a, b, c = matrices
         self.device = device
@@ -150,17 +171,19 @@ class SmallChecks:
 
 
 def _looks(
-    device: CudaDevice, sums: KernelChecksums, a: Array, c: Array, limits: Limits, beyond: Any
-) -> tuple[BoundProduct, BoundProduct]:
+    device: CudaDevice, sums: KernelChecksums, a: Array, c: Array, limits: Limits | ExactLimits,
+    beyond: Any,
+) -> tuple[BoundProduct, BoundProduct]:  # fmt: skip
     """What sums up C before, and what sums up all once C is made and counts what is beyond. The
     sums lie in memory that stays with the stream."""
     rows = _rooms(sums, a, c)
     sizes = list(map(_size, rows))
     launch = Launch((1, 1, 1), (1, 1, 1), workspace_bytes=8 * sum(sizes), flag_bytes=4)
+    kind = "u8" if is_exact(a.dtype) else "f8"
 
     def rooms(stream: Any) -> list[Array]:
         # Of a dtype in which no product takes room: that of C before is kept during one.
-        flat, made, at = device.scratch(launch, "uint64", stream)[0].reshape(-1).view("f8"), [], 0
+        flat, made, at = device.scratch(launch, "uint64", stream)[0].reshape(-1).view(kind), [], 0
         for count, size in zip(rows, sizes, strict=True):
             made.append(flat[at : at + count * GROUPS].reshape(count, GROUPS))
             at += size
@@ -179,13 +202,32 @@ def _looks(
     return look_before, look
 
 
+def _work(
+    checked: CheckedDevice, make: BoundProduct, bounds: FloatBounds | IntegerBounds, beta: float,
+    a: Array, b: Array, c: Array,
+) -> CheckedWork:  # fmt: skip
+    product = functools.partial(checked.sums.product, a, b)
+    made = functools.partial(make, a, b, c)
+    return CheckedWork(checked, below(c), beta, made, product, bounds, count=_count(c))
+
+
+def _count(c: Array) -> int:
+    """Products that are checked together."""
+    return len(c) if c.ndim == 3 else 1
+
+
 def _rooms(sums: KernelChecksums, a: Array, c: Array) -> tuple[int, ...]:
     """Rows of sums of B, of products, of C and of C before: sums, and those of squares."""
-    (m, n) = c.shape
-    of_b, of_product = sums.rooms(a, n)
+    m = math.prod(c.shape[:-1])
+    of_b, of_product = sums.rooms(a, c.shape[-1])
     return of_b, of_b, of_product, of_product, m, m, m, m
 
 
+def _has_room(sums: KernelChecksums, a: Array, c: Array) -> bool:
+    """Whether sums stay with a stream."""
+    return 8 * sum(map(_size, _rooms(sums, a, c))) <= MOST_ROOM
+
+
 def _size(rows: int) -> int:
-    """Float64 that rows of sums take."""
+    """Sums that a room for so many rows has."""
     return -(-rows * GROUPS // _ALIGNED) * _ALIGNED

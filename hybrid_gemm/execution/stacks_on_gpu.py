@@ -20,6 +20,8 @@ from ..devices.roles import BoundProduct
 from ..host.kept import NEW, Known
 from ..kernel_choice import stacks
 from ..problem import FLOATS
+from . import small_checks
+from .checked_device import CheckedDevice
 from .found import Found, reach_of
 from .plan_maker import PlanMaker
 
@@ -32,12 +34,12 @@ STACKED_FLOPS = 2 * 2048**3  # of one product in a stack: larger ones fill a GPU
 class StacksOnGpu:
     """C = A @ B for stacks that lie on a GPU, on what `stream()` gives: the caller's current
     stream. False or None, and nothing is done, where pair by pair is right: for large matrices,
-    which fill the GPU alone, for other dtypes, arithmetics and kernels, other places, and where
-    products are `checked`."""
+    which fill the GPU alone, for other dtypes, arithmetics and kernels, and other places. With
+    `checked`, that GPU with its products checked, a stack's are, together, and waited for."""
 
     def __init__(
-        self, device: CudaDevice, plans: PlanMaker, stream: Callable[[], CudaStream], *,
-        checked: bool,
+        self, device: CudaDevice, plans: PlanMaker, stream: Callable[[], CudaStream],
+        checked: CheckedDevice | None = None,
     ) -> None:  # fmt: skip
         self.device, self.plans, self.stream, self.checked = device, plans, stream, checked
         self.known: Known[tuple, Found | None] = Known()
@@ -51,6 +53,9 @@ class StacksOnGpu:
         if not self.device.is_current():
             with self.device.cp.cuda.Device(self.device.ordinal):
                 return self.matmul(a, b, c)
+        if self.checked:
+            stacks = _even(a, b, c)
+            return stacks is not None and self._multiplied(*stacks)
         try:
             x, y = (self._readable(v, c.dtype) for v in (a, b))
             z = c if _lies(c, "n") else self.device.cp.empty(c.shape, c.dtype)
@@ -92,7 +97,7 @@ class StacksOnGpu:
 
     def stackable(self, a: Any, b: Any, c: Any) -> bool:
         """Whether these stacks' products are small, and of a kind that is multiplied so."""
-        return a.dtype == b.dtype == c.dtype and self._is_small(a, c)
+        return not self.checked and a.dtype == b.dtype == c.dtype and self._is_small(a, c)
 
     def _is_small(self, a: Any, c: Any) -> bool:
         """The same of a product that has C's dtype."""
@@ -100,9 +105,8 @@ class StacksOnGpu:
         (m, n), k = c.shape[-2:], a.shape[-1]
         own = options.kernel == "own"
         return (
-            (c.dtype.name in FLOATS or (c.dtype.kind == "c" and not own))
+            (c.dtype.name in FLOATS or (c.dtype.kind == "c" and not own and not self.checked))
             and options.kernel in ("auto", "own", "cublas")
-            and not self.checked
             and c.size > 0
             and 0 < 2 * m * n * k <= STACKED_FLOPS
             and self._takes(c.dtype.name, c.size // (m * n), (m, n, k))
@@ -137,7 +141,7 @@ class StacksOnGpu:
 
     def _work_out(self, a: Any, b: Any, c: Any) -> Found | None:
         """The product of stacks that lie as these; None where our own kernel was asked for and has
-        none for them."""
+        none for them, and where checks take less time pair by pair."""
         x, y, z = (v[(0,) * (v.ndim - 2)] for v in (a, b, c))
         shape, steps = merged(c.shape[:-2], *(v.strides[:-2] for v in (a, b, c)))
         # The longest side is one launch's, and there is a launch for each place in the others.
@@ -151,10 +155,16 @@ class StacksOnGpu:
         call = self._own(x, y, z, count, inner) if len(starts) == 1 else None
         if call is None and self.plans.options.kernel == "own":
             return None
+        tf32 = call is None and self.plans.options.compute == "tf32" and z.dtype == np.float32
         if call is None:
-            tf32 = self.plans.options.compute == "tf32" and z.dtype == np.float32
             call = cublas.bind_stack(x, y, z, count, inner, tf32=tf32, starts=starts)
-        return Found(call, c.shape, c.dtype.name, reaches, True)
+        if self.checked:
+            compute = "tf32" if tf32 else "fp32"
+            call = small_checks.bind_stack(self.checked, self.device, call, a, b, c, compute)
+            if call is None:
+                return None
+        # What is started natively is not checked.
+        return Found(call, c.shape, c.dtype.name, reaches, not self.checked)
 
     def _own(self, x: Any, y: Any, z: Any, count: int, steps: Sequence[int]) -> BoundProduct | None:
         """The product by our own kernel, where that was asked for or should be faster."""
@@ -189,6 +199,23 @@ def _to_copy(a: Any, b: Any, c: Any) -> tuple[bool, bool]:
 def _is_even(x: Any, c: Any) -> bool:
     """Whether one step leads through a stack where one leads through C."""
     return len(merged(c.shape[:-2], x.strides[:-2], c.strides[:-2])[0]) == 1
+
+
+def _even(a: Any, b: Any, c: Any) -> tuple[Any, Any, Any] | None:
+    """Stacks as those of three dimensions, where kernels of checks take them: of one dtype, each
+    with one step from a matrix to the next, and C without gaps."""
+    stacks = a, b, c
+    if (
+        not a.dtype == b.dtype == c.dtype
+        or not c.flags.c_contiguous
+        or math.prod(c.shape[:-2]) > stack_products.MOST
+        or math.prod(c.shape[:-1]) >= 2**31  # rows of sums
+        or not all(_lies(x, "n") or _lies(x, "t") for x in stacks)
+        or any(len(merged(x.shape[:-2], x.strides[:-2])[0]) > 1 for x in stacks)
+    ):
+        return None
+    x, y, z = (v.reshape(-1, *v.shape[-2:]) if v.ndim > 3 else v for v in stacks)
+    return x, y, z
 
 
 def _copied(x: Any) -> Any:

@@ -12,7 +12,7 @@ from unittest import mock
 import numpy as np
 
 from hybrid_gemm import catalog
-from hybrid_gemm.devices.checksums import KernelChecksums, Limits
+from hybrid_gemm.devices.checksums import ExactLimits, KernelChecksums, Limits
 from hybrid_gemm.kernel_choice import tensor_cores
 
 from .devices import open_device
@@ -71,9 +71,12 @@ def check_sums(device) -> int:
                     alone = count // 2 % 2 == 0
                     with mock.patch.object(KernelChecksums, "_alone", lambda *_, x=alone: x):
                         product = sums.product(there.T[:90], there[:, :90], stream)
+                    sums.product(there.T[None, :90], there[None, :, :90], stream)  # of stacks
                     got = sums.sums(there, stream)
-                    if dtype != "int32" and shape[0] == shape[1]:
-                        sums.judge(Limits(1, 0.5, 1, 1, 1, 1, 0), product, got, got, stream)
+                    if shape[0] == shape[1]:
+                        exact = ExactLimits(1, 5, 2**32 - 1)
+                        limits = exact if dtype == "int32" else Limits(1, 0.5, 1, 1, 1, 1, 0)
+                        sums.judge(limits, product, got, got, stream)
                     sums.bits(there, stream)
                 count += 1
     return count

@@ -226,9 +226,9 @@ def held(x):
     return x.held if isinstance(x, Array) else x
 
 
-def held_argument(x):
+def held_argument(x, parameter):
     """As `held`, of what a kernel takes: an address is that of a number of 4 bytes."""
-    if isinstance(x, np.uint64):
+    if parameter.pointer and isinstance(x, np.uint64):
         return np.frombuffer(ctypes.c_uint32.from_address(int(x)), np.uint32)
     return held(x)
 
@@ -282,7 +282,8 @@ def _play(monkeypatch, first, count, ours) -> SimpleNamespace:
             return super().gemm(variant, a, b, c, **factors)
 
         def launch(self, function, launch, args, stream):
-            super().launch(function, launch, list(map(held_argument, args)), stream)
+            given = list(map(held_argument, args, function._parameters))
+            super().launch(function, launch, given, stream)
 
     def parts(x, factor, scaled, conj, *made):
         for each in (x, *made):
