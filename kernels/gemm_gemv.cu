@@ -36,7 +36,10 @@ typedef T Sum;
 __device__ __forceinline__ T wide(T x) { return x; }
 #include "gemv.cuh"
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+// Blocks that a multiprocessor shall have registers for. A third of WIDE = 8 would spill.
+constexpr int RESIDENT = MOST(1, LEAST(1 + 16 / FLY, WIDE > 8 ? 3 : 2) * 256 / THREADS);
+
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     gemm_gemv(int m, int n, int k, T alpha, const T* A, long long lda, const T* B, long long ldb,
               T beta, T* C, long long ldc, T* workspace, unsigned* flags) {
     const long long step = n == 1 ? ldc : 1;

@@ -50,6 +50,8 @@ constexpr int ASKED = WHOLE ? FLY : LEAST(FLY, 8);
 __device__ __forceinline__ int after_vector(const T* at) {
     return (unsigned long long)at / SIZE % VEC;
 }
+// How many elements before one.
+__device__ __forceinline__ int before_vector(const T* at) { return (VEC - after_vector(at)) % VEC; }
 
 // The VEC - 1 numbers at each end of those from `begin` to `end`, for e from 0 to ENDS; -1 where
 // there are fewer.
@@ -60,26 +62,23 @@ __device__ __forceinline__ int at_ends(int e, int begin, int end) {
     return e < ENDS && (low ? p < end : p >= begin + VEC - 1) ? p : -1;
 }
 
-// A vector of the matrix, which is read once. WHOLE: no other thread asks for bytes beside it that
-// memory gives at once with it, so it need not stay in the first cache.
+// A vector of the matrix, which is read once, and need not stay in the first cache. But where lines
+// begin elsewhere than on 16 bytes (not WHOLE), 32 of them, which memory gives at once, may hold
+// parts of vectors that are asked for by two loads.
 template <bool WHOLE>
-__device__ __forceinline__ Vec stream(const T* at) {
+__device__ __forceinline__ void stream(Vec& to, const T* at) {
 #ifdef HYBRID_GEMM_EMULATOR
-    return *reinterpret_cast<const Vec*>(at);
+    to = *reinterpret_cast<const Vec*>(at);
 #else
-    union {
-        unsigned u[4];
-        Vec v;
-    } x;
+    unsigned* const u = reinterpret_cast<unsigned*>(&to);
     if constexpr (WHOLE)
         asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(x.u[0]), "=r"(x.u[1]), "=r"(x.u[2]), "=r"(x.u[3])
+                     : "=r"(u[0]), "=r"(u[1]), "=r"(u[2]), "=r"(u[3])
                      : "l"(at));
     else
         asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(x.u[0]), "=r"(x.u[1]), "=r"(x.u[2]), "=r"(x.u[3])
+                     : "=r"(u[0]), "=r"(u[1]), "=r"(u[2]), "=r"(u[3])
                      : "l"(at));
-    return x.v;
 #endif
 }
 
@@ -109,7 +108,6 @@ __device__ __forceinline__ void sum_along(const Operand& matrix, const Operand& 
                                           int k0, int k1, Sum* parts) {
     constexpr int AHEAD = MOST(1, ASKED<WHOLE> / LINES), STEP = TEAM * VEC;
     constexpr int KINDS = WHOLE ? 1 : MOST(1, VEC / TEAMS);  // every KINDS-th line lies alike
-    constexpr int SINGLE = WHOLE ? 1 : (ENDS + TEAM - 1) / TEAM;
     const int team = threadIdx.x / TEAM, member = threadIdx.x % TEAM;
     const T* line[LINES];  // beyond the last one, others that lie alike
     UNROLL for (int l = 0; l < LINES; ++l) {
@@ -118,21 +116,8 @@ __device__ __forceinline__ void sum_along(const Operand& matrix, const Operand& 
     }
     int begin[KINDS], farthest = 0;  // of the vectors
     UNROLL for (int c = 0; c < KINDS; ++c) {
-        begin[c] = WHOLE ? 0 : (VEC - after_vector(line[c] + k0)) % VEC;
+        begin[c] = WHOLE ? 0 : before_vector(line[c] + k0);
         farthest = MOST(farthest, begin[c]);
-    }
-    // Asked for here, so that they come while vectors do.
-    T y_single[SINGLE][LINES] = {}, x_single[SINGLE] = {};
-    if constexpr (!WHOLE) {
-        UNROLL for (int i = 0; i < SINGLE; ++i) {
-            const int p = at_ends(i * TEAM + member, k0, k1);
-            if (p < 0) continue;
-            UNROLL for (int l = 0; l < LINES; ++l) {
-                const int first = k0 + begin[l % KINDS];
-                if (p < first || p >= first + (k1 - first) / VEC * VEC) y_single[i][l] = line[l][p];
-            }
-            x_single[i] = vector.at[p * vector.p];
-        }
     }
     Sum sum[LINES] = {};
     auto steps = [&](int k, bool whole) {
@@ -141,7 +126,7 @@ __device__ __forceinline__ void sum_along(const Operand& matrix, const Operand& 
         UNROLL for (int i = 0; i < AHEAD; ++i) {
             UNROLL for (int l = 0; l < LINES; ++l) {
                 const int p = at(i, l % KINDS);
-                if (whole || p + VEC <= k1) y[i][l] = stream<WHOLE>(line[l] + p);
+                if (whole || p + VEC <= k1) stream<WHOLE>(y[i][l], line[l] + p);
             }
         }
         UNROLL for (int i = 0; i < AHEAD; ++i) {
@@ -167,11 +152,17 @@ __device__ __forceinline__ void sum_along(const Operand& matrix, const Operand& 
     for (; k + AHEAD * STEP + farthest <= k1; k += AHEAD * STEP) steps(k, true);
 #pragma unroll 1
     for (; k < k1; k += AHEAD * STEP) steps(k, false);
-    if constexpr (!WHOLE) {
-        UNROLL for (int i = 0; i < SINGLE; ++i) {
-            UNROLL for (int l = 0; l < LINES; ++l) sum[l] +=
-                wide(y_single[i][l]) * wide(x_single[i]);
+    if constexpr (!WHOLE) {  // the elements beside the vectors, a line's by as many threads
+        Sum single = 0;
+        UNROLL for (int e = member; e < ENDS * LINES; e += TEAM) {
+            const int i = w0 + team + e % LINES * TEAMS, p = at_ends(e / LINES, k0, k1);
+            if (p < 0 || i >= matrix.end) continue;
+            const T* const at = matrix.line(i);
+            const int first = k0 + before_vector(at + k0);
+            if (p < first || p >= first + (k1 - first) / VEC * VEC)
+                single += wide(at[p]) * wide(vector.at[p * vector.p]);
         }
+        UNROLL for (int l = 0; l < LINES; ++l) sum[l] += l == member % LINES ? single : Sum(0);
     }
     const Sum total = over_team(sum);
     constexpr int LANES_OF_LINE = LEAST(TEAM, 32) / LINES;
@@ -215,7 +206,7 @@ __device__ __forceinline__ void sum_across(const Operand& matrix, const Operand&
         auto fetch = [&](int to, int i, int column) {
             const int p = k + i * ROWS + row;
             if (!whole && (p < first || p >= last)) return;
-            y[to] = stream<WHOLE>(matrix.at + p * matrix.p + column);
+            stream<WHOLE>(y[to], matrix.at + p * matrix.p + column);
             x[to] = vector.at[p * vector.p];
         };
         UNROLL for (int i = 0; i < AHEAD; ++i) fetch(i, i, from);
