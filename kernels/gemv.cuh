@@ -12,10 +12,10 @@
 //     line p          o x x x|x x x x|x x x x|x o o o     VEC = 4, and a tile of 12 elements that
 //     line p + VEC    o x x x|x x x x|x x x x|x o o o     begins `off` = 1 element after a vector
 //
-// Along k the first and the last vector are left out, and single elements read in their place. Across
-// k all lines of the thread have (o) at the same places, where they come into sums that nobody asks
-// for; but of the first and the last VEC - 1 lines single elements are read, since vectors of these
-// can reach out of the matrix.
+// Along k the first and the last vector are left out, and single elements read in their place.
+// Across k all lines of the thread have (o) at the same places, where they come into sums that
+// nobody asks for; but of the first and the last VEC - 1 lines single elements are read, since
+// vectors of these can reach out of the matrix.
 //
 // Where C has few tiles of WIDE elements, blocks share k (split-K, see shares.cuh): each leaves the
 // sums of its share, and the last block to come adds the shares in a fixed order, so the same input
@@ -23,7 +23,7 @@
 //
 //   WIDE     elements of C that a block computes
 //   THREADS  of a block
-//   FLY      vectors of the matrix that a thread has on their way
+//   FLY      vectors of the matrix that a thread has on their way; off 16 bytes eight at most
 //   BLOCKS   blocks of the grid to aim at, by sharing k where C has fewer tiles
 //   KIB      of the matrix that a block reads at least where blocks share k
 //
@@ -41,8 +41,7 @@ constexpr int UNIT = 256;  // blocks share k in whole units
 // Tiles of sums that a block leaves in shared memory: from its warps along k.
 constexpr int TILES_ALONG = MOST(1, TEAM / 32), TILES_ACROSS = THREADS / MOST(32, LANES);
 
-// Vectors that a thread asks for at once. Where lines begin elsewhere than on 16 bytes, other things
-// take registers too.
+// Vectors that a thread asks for at once. Where lines begin anywhere, other things take registers.
 template <bool WHOLE>
 constexpr int ASKED = WHOLE ? FLY : LEAST(FLY, 8);
 
@@ -62,9 +61,8 @@ __device__ __forceinline__ int at_ends(int e, int begin, int end) {
     return e < ENDS && (low ? p < end : p >= begin + VEC - 1) ? p : -1;
 }
 
-// A vector of the matrix, which is read once, and need not stay in the first cache. But where lines
-// begin elsewhere than on 16 bytes (not WHOLE), 32 of them, which memory gives at once, may hold
-// parts of vectors that are asked for by two loads.
+// A vector of the matrix, which is read once, and so need not stay in the first cache; but where
+// lines begin anywhere (not WHOLE), two loads may ask for parts of the same 32 bytes.
 template <bool WHOLE>
 __device__ __forceinline__ void stream(Vec& to, const T* at) {
 #ifdef HYBRID_GEMM_EMULATOR
