@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from support.devices import needs, open_device
 from support.kernels import in_layout
-from support.lines import GEMV, ROWS, cases, check_lines, check_one_order, few_blocks
+from support.lines import ANYWHERE, GEMV, ROWS, cases, check_lines, check_one_order, few_blocks
 
 import hybrid_gemm as hg
 from hybrid_gemm import catalog
@@ -31,10 +31,24 @@ def test_one_row_or_column(kernel_device, case, layout, rng):
     check_lines(open_device(kernel_device), variant, dtype, layout, ROWS, rng)
 
 
+@pytest.mark.parametrize("layout", catalog.LAYOUTS)
+@pytest.mark.parametrize("wide", [8, 32, 256])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+def test_lines_that_begin_anywhere(kernel_device, dtype, wide, layout, rng):
+    """Wherever A and B begin beside 16 bytes, and their rows."""
+    variant = next(
+        v for v, of in CASES if of == dtype and v.params["WIDE"] == wide
+        if v.params.get("OUT", 4) == 4
+    )  # fmt: skip
+    for skip in range(16 // np.dtype(dtype).itemsize):
+        device = open_device(kernel_device)
+        check_lines(device, few_blocks(variant), dtype, layout, ANYWHERE, rng, skip)
+
+
 @pytest.mark.parametrize("layout", ["nn", "tt"])
 def test_shares_of_k_are_added_in_one_order(kernel_device, layout, rng):
     variant = few_blocks(catalog.get("gemv").variant())
-    check_one_order(open_device(kernel_device), variant, (1, 90, 3000), layout, rng)
+    check_one_order(open_device(kernel_device), variant, (1, 90, 3001), layout, rng)
 
 
 @needs("emulator")

@@ -17,7 +17,7 @@ from hybrid_gemm.kernel_choice import tensor_cores
 
 from .devices import open_device
 from .kernels import GEMMS, check_every_kernel
-from .lines import THIN, check_lines, few_blocks
+from .lines import GEMV, THIN, cases, check_ends, check_lines, few_blocks
 from .stacks import CASES, check_stack
 from .tensor_cores import check_split_products, multiply, operands
 
@@ -45,6 +45,10 @@ def main(kind: str, what: str) -> None:
         for i, (variant, dtype, shapes) in enumerate(thin):
             for layout in catalog.LAYOUTS if kind == "cuda" else (("nt", "tn")[i % 2],):
                 check_lines(device, variant, dtype, layout, shapes, np.random.default_rng(i))
+        for variant, dtype in cases(GEMV) if kind == "cuda" else cases(GEMV)[::9]:
+            for layout in catalog.LAYOUTS if kind == "cuda" else ("nn", "tt"):
+                if variant.params.get("OUT") != 4:
+                    check_ends(device, variant, dtype, layout, np.random.default_rng(0))
         print(f"clean: C with a thin side by {len(thin)} variants and dtypes")
         return
     variants = GEMMS

@@ -18,6 +18,11 @@ ROWS = [
     (1, 70, 300, 0), (1, 64, 520, 8), (1, 301, 34, 2), (1, 33, 1031, 1), (1, 1, 4096, 0),
     (1, 700, 1, 4),
 ]  # fmt: skip
+# Lines that begin anywhere: shorter than 16 bytes, few, long, on the way through several tiles.
+ANYWHERE = [
+    (1, 3, 5, 0), (1, 2, 1031, 0), (1, 70, 600, 1), (1, 301, 34, 2), (1, 33, 1031, 3),
+    (1, 1, 515, 0), (1, 261, 1, 0), (1, 601, 300, 0), (1, 9, 256, 5),
+]  # fmt: skip
 SMALL = [(3, 5, 1700, 0), (8, 4, 2048, 0), (1, 2, 3001, 1), (7, 6, 513, 2), (2, 1, 1, 0)]
 SHORT = [(65, 130, 3, 0), (129, 64, 1, 1), (3, 300, 1, 2), (200, 33, 2, 4), (17, 1025, 16, 0)]
 LONG = [(1, 2100, 3, 0), (3, 1031, 5, 0), (4, 1024, 8, 0), (2, 2049, 16, 4), (1, 5, 30, 1)]
@@ -46,9 +51,10 @@ THIN = [
 ]
 
 
-def check_lines(device, variant, dtype: str, layout: str, shapes, rng) -> None:
+def check_lines(device, variant, dtype: str, layout: str, shapes, rng, skip: int = 0) -> None:
     """Products of odd sides by a variant: exact, and nothing outside C written. Those that it
-    cannot make are left out, of which there may not be many."""
+    cannot make are left out, of which there may not be many. A and B begin `skip` elements after
+    the row of memory that they lie in."""
     stream = device.stream()
     out = "float32" if variant.params.get("OUT") == 4 else dtype
     made = 0
@@ -61,7 +67,7 @@ def check_lines(device, variant, dtype: str, layout: str, shapes, rng) -> None:
         if variant.params.get("OUT"):
             a, b = a.clip(-1, 1), b.clip(-1, 1)
         old = np.full((m, n), np.nan if i % 3 else 2, out)
-        views = lying(device, (a.astype(dtype), b.astype(dtype)), layout, pad)
+        views = lying(device, (a.astype(dtype), b.astype(dtype)), layout, pad, skip)
         whole, c = padded(device, old, pad, np.nan)
         beta = 0 if i % 3 else 3
         with device.using(stream):
@@ -93,10 +99,33 @@ def check_one_order(device, variant, shape, layout: str, rng) -> None:
         np.testing.assert_array_equal(again, results[0])
 
 
-def lying(device, matrices, layout: str, pad: int) -> list:
-    """Matrices on the device, stored as the layout says, in rows that are `pad` elements longer."""
-    there = [
-        padded(device, x if y == "n" else x.T.copy(), pad, np.nan)[1]
-        for x, y in zip(matrices, layout, strict=True)
-    ]
-    return [x if y == "n" else x.T for x, y in zip(there, layout, strict=True)]
+def check_ends(device, variant, dtype: str, layout: str, rng) -> None:
+    """Exact products of matrices that begin and end where their memory does."""
+    stream = device.stream()
+    for i, (m, n, k) in enumerate(((1, 37, 29), (45, 1, 21), (1, 3, 7), (2, 1, 523), (1, 71, 515))):
+        a, b = (x.clip(-1, 1).astype(dtype) for x in (integers(rng, (m, k)), integers(rng, (k, n))))
+        c = device.empty(m, n, dtype)
+        views = []
+        for x, order in zip((a, b), layout, strict=True):
+            stored = np.ascontiguousarray(x if order == "n" else x.T)
+            there = device.empty(*stored.shape, dtype)
+            device.copy(there, stored, stream)
+            views.append(there if order == "n" else there.T)
+        with device.using(stream):
+            device.gemm(variant, *views, c, alpha=1, beta=0, stream=stream)
+            stream.synchronize()
+        product = (a.astype("f4") @ b.astype("f4")).astype(dtype)
+        np.testing.assert_array_equal(fetch(device, c), product, err_msg=str((i, m, n, k)))
+
+
+def lying(device, matrices, layout: str, pad: int, skip: int = 0) -> list:
+    """Matrices on the device, stored as the layout says, in rows that are `pad` elements longer,
+    and begin `skip` elements earlier."""
+    views = []
+    for x, order in zip(matrices, layout, strict=True):
+        stored = x if order == "n" else x.T
+        wider = np.full((stored.shape[0], skip + stored.shape[1]), np.nan, x.dtype)
+        wider[:, skip:] = stored
+        there = padded(device, wider, pad, np.nan)[1][:, skip:]
+        views.append(there if order == "n" else there.T)
+    return views
