@@ -25,8 +25,9 @@ from __future__ import annotations
 import math
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from ..errors import OutOfMemoryError, UsageError, in_words
 from ..problem import Problem
@@ -141,12 +142,17 @@ def _best(task: Task, shapes: Sequence[Shape]) -> Plan:
     def order(plan: Plan) -> tuple[object, ...]:
         return _seems(plan), shapes.index(plan.grid)
 
-    best, *next_best = sorted(plans.values(), key=order)[:GRIDS]
+    return _refined(task, sorted(plans.values(), key=order)[:GRIDS], order)
+
+
+def _refined(task: Task, plans: Sequence[Plan], order: Callable[[Plan], Any]) -> Plan:
+    """The first of these plans by an order, with operands in other parts and K in other chunks."""
+    best = plans[0]
     if best.turns_in_memory:
         return _cut_as_whole(task, best)
     if not _has_pieces(best):
         return best
-    in_pieces = (each for plan in (best, *next_best) for each in _in_pieces(task, plan)[1])
+    in_pieces = (each for plan in plans for each in _in_pieces(task, plan)[1])
     fitting = [plan for plan in in_pieces if not memory_shortfall(plan)]
     return min(fitting or [best], key=order)
 
