@@ -15,7 +15,8 @@
 // Along k the first and the last vector are left out, and single elements read in their place.
 // Across k all lines of the thread have (o) at the same places, where they come into sums that
 // nobody asks for; but of the first and the last VEC - 1 lines single elements are read, since
-// vectors of these can reach out of the matrix.
+// vectors of these can reach out of the matrix. Elements of 4 and 8 bytes are all read singly
+// there: that was measured to be faster.
 //
 // Where C has few tiles of WIDE elements, blocks share k (split-K, see shares.cuh): each leaves the
 // sums of its share, and the last block to come adds the shares in a fixed order, so the same input
@@ -256,6 +257,40 @@ __device__ __forceinline__ void sum_across(const Operand& matrix, const Operand&
     }
 }
 
+// As sum_across, by single elements: of the lanes of a line side by side, so that they ask for as
+// many bytes together.
+__device__ __forceinline__ void sum_across_singly(const Operand& matrix, const Operand& vector,
+                                                  int w0, int k0, int k1, Sum* parts) {
+    const int lane = threadIdx.x % LANES, row = threadIdx.x / LANES;
+    Sum sum[VEC] = {};
+    int from[VEC];  // beyond the last one, that one again
+    UNROLL for (int q = 0; q < VEC; ++q) from[q] = LEAST(w0 + q * LANES + lane, matrix.end - 1);
+    auto steps = [&](int k, bool whole) {
+        T y[FLY][VEC] = {}, x[FLY] = {};
+        UNROLL for (int i = 0; i < FLY; ++i) {
+            const int p = k + i * ROWS + row;
+            if (!whole && p >= k1) continue;
+            const T* const line = matrix.at + p * matrix.p;
+            UNROLL for (int q = 0; q < VEC; ++q) y[i][q] = line[from[q]];
+            x[i] = vector.at[p * vector.p];
+        }
+        UNROLL for (int i = 0; i < FLY; ++i) {
+            UNROLL for (int q = 0; q < VEC; ++q) sum[q] += wide(x[i]) * wide(y[i][q]);
+        }
+    };
+    int k = k0;
+#pragma unroll 1
+    for (; k + FLY * ROWS <= k1; k += FLY * ROWS) steps(k, true);
+#pragma unroll 1
+    for (; k < k1; k += FLY * ROWS) steps(k, false);
+    UNROLL for (int q = 0; q < VEC; ++q) {
+        UNROLL for (int bit = LANES; bit < 32; bit *= 2) sum[q] +=
+            __shfl_xor_sync(~0u, sum[q], bit);
+        if (threadIdx.x % 32 < LANES)
+            parts[threadIdx.x / MOST(32, LANES) * WIDE + q * LANES + lane] = sum[q];
+    }
+}
+
 // Adds up the `count` tiles in parts[count][WIDE] and stores the sum; or hands it in as a share, and
 // the last block to come adds up the shares.
 template <typename Store>
@@ -311,8 +346,10 @@ __device__ __forceinline__ void multiply(int m, int n, int k, const T* A, long l
     } else {
         if (vectors)
             sum_across<true>(matrix, vector, k, w0, k0, k1, parts);
-        else
+        else if constexpr (SIZE == 2)
             sum_across<false>(matrix, vector, k, w0, k0, k1, parts);
+        else
+            sum_across_singly(matrix, vector, w0, k0, k1, parts);
     }
     finish(parts, along ? TILES_ALONG : TILES_ACROSS, tile, share, shares, workspace, flags,
            [&](int e, Sum sum) {
