@@ -66,6 +66,23 @@ def host_arrays() -> str:
     return _ratios("host_arrays", "CuPy's", "`scripts/measure-host-arrays`")
 
 
+def checked_calls() -> str:
+    """Checked calls before and after integers and whole stacks were judged on the GPU."""
+    found = result("checked_calls")
+    before = {row["call"]: row for row in found["before"]}
+    rows = [
+        [row["call"], f"{row['unchecked_us']:.0f}", f"{before[row['call']]['checked_us']:.0f}",
+         f"{row['checked_us']:.0f}", f"{row['ratio']:.2f}"]
+        for row in found["rows"]
+    ]  # fmt: skip
+    return "\n".join([
+        "Calls on an H200 that are waited for, in us; integers and stacks were judged by Python "
+        "or pair by pair before ([figures](results/checked_calls_h200.json)):",
+        "",
+        *grid(["<call", "unchecked", "checked, before", "checked", "checked / unchecked"], rows),
+    ])  # fmt: skip
+
+
 def other_calls() -> str:
     """Checked products, stacks, lists, and arrays of two GPUs."""
     return _ratios("other_calls", "CuPy's", "`scripts/measure-calls`, two GPUs")
