@@ -30,7 +30,7 @@ def test_parts_are_as_long_as_their_shares():
         Span(2048, 4096),
     ]
     assert cut_in(Span(5, 15), (1, 3)) == [Span(5, 7), Span(7, 15)]
-    assert cut_in(Span(0, 7), (1,)) == [Span(0, 7)]
+    assert cut_in(Span(0, 7), (1,)) == [Span(0, 7)] and cut_in(Span(0, 0), ()) == []
     for size in range(1, 40):
         assert cut_in(Span(3, 3 + size), (1,) * 5, 2) == cut_span(Span(3, 3 + size), 5, 2)
 

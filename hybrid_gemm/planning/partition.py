@@ -75,8 +75,10 @@ def cut_span(span: Span, parts: int, align: int = 1) -> list[Span]:
 
 
 def cut_in(span: Span, shares: Sequence[int], align: int = 1) -> list[Span]:
-    """As `cut_span`, into parts whose lengths are as these numbers."""
+    """As `cut_span`, into parts whose lengths are as these numbers; none where there are none."""
     size, parts = len(span), sum(shares)
+    if not parts:
+        return []
     if size < 4 * align * parts:
         align = 1
     units = -(-size // align)
