@@ -15,7 +15,8 @@ from hybrid_gemm.planning.planner import make_plan, memory_needs
 from hybrid_gemm.problem import Problem
 
 LARGE = Problem(32768, 32768, 32768, compute="fp32x3")
-NARROW = Problem(32768, 32768, 32768, operands="float16", out_dtype="float16")
+NARROW = Problem(16384, 16384, 32768, operands="float16", out_dtype="float16")
+SLOW = {"mode_tflops": (("narrow", 200.0),)}  # so that chunks would be worth it
 
 
 def chunks(plan):
@@ -54,7 +55,7 @@ def test_large_products_come_in_chunks_where_that_is_predicted_to_be_faster(
     [
         (LARGE, {"checked": True}),  # a copy of what is added to would be kept
         (Problem(4096, 4096, 4096), {}),  # too short
-        (NARROW, {}),  # C would leave as float32
+        (NARROW, SLOW),  # C would leave as float32
     ],
     ids=["checked", "short", "narrow"],
 )  # fmt: skip
