@@ -185,6 +185,7 @@ def test_stacks_that_are_checked_pair_by_pair(gpu, pair, monkeypatch):
     a, b = pair
     c = np.zeros((COUNT, M, 2 * N), "f4").view(Array)
     assert not gpu.stacks.matmul(a, b, c[:, :, ::2]) and not c.any()
+    assert not gpu.stacks.matmul(a, b, c[:, :, :N]) and not c.any()  # with gaps
     assert not gpu.stacks.stackable(a, b, c)  # of the host: copies are checked, too
     monkeypatch.setattr(KernelChecksums, "worth_stacking", lambda *_: False)
     assert not gpu.stacks.matmul(a, b, np.zeros((COUNT, M, N), "f4").view(Array))

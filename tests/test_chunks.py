@@ -11,11 +11,12 @@ from test_gpu_plans import GPU
 from hybrid_gemm import Runner
 from hybrid_gemm.planning import on_grid, planner
 from hybrid_gemm.planning.partition import Span, cut_in, cut_span
-from hybrid_gemm.planning.planner import make_plan
+from hybrid_gemm.planning.planner import make_plan, memory_needs
 from hybrid_gemm.problem import Problem
 
 LARGE = Problem(32768, 32768, 32768, compute="fp32x3")
-NARROW = Problem(32768, 32768, 32768, operands="float16", out_dtype="float16")
+NARROW = Problem(16384, 16384, 32768, operands="float16", out_dtype="float16")
+SLOW = {"mode_tflops": (("narrow", 200.0),)}  # so that chunks would be worth it
 
 
 def chunks(plan):
@@ -54,7 +55,7 @@ def test_large_products_come_in_chunks_where_that_is_predicted_to_be_faster(
     [
         (LARGE, {"checked": True}),  # a copy of what is added to would be kept
         (Problem(4096, 4096, 4096), {}),  # too short
-        (NARROW, {}),  # C would leave as float32
+        (NARROW, SLOW),  # C would leave as float32
     ],
     ids=["checked", "short", "narrow"],
 )  # fmt: skip
@@ -71,6 +72,18 @@ def test_turns_cut_k_where_the_plan_without_turns_does():
     whole, in_turns = (make_plan(problem, [x], 1, page_locked=True) for x in (gpu, little))
     assert in_turns.turns_in_memory and len(in_turns.workers[0].tiles) > 1
     assert chunks(in_turns) == chunks(whole) and len(chunks(whole)[0]) > 1
+
+
+def test_a_plan_without_turns_has_its_chunks_or_is_none(monkeypatch):
+    """Where all of K would just fit, and its chunks, which are padded, just do not."""
+    problem = Problem(32768, 32768, 32768, compute="tf32")
+    with monkeypatch.context() as without:
+        without.setattr(planner, "CHUNKS", ((1,),))
+        (enough,) = memory_needs(make_plan(problem, [GPU], 1, page_locked=True))
+    whole = make_plan(problem, [GPU], 1, page_locked=True)
+    assert len(chunks(whole)[0]) > 1 and memory_needs(whole) > [enough]
+    tight = dataclasses.replace(GPU, memory_bytes=enough)
+    assert make_plan(problem, [tight], 1, page_locked=True).turns_in_memory
 
 
 @pytest.mark.parametrize("ks", [(1, 1, 2), (1, 3)])

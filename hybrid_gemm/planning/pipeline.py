@@ -110,6 +110,16 @@ class _HostLink:
         return False
 
 
+class _Needed(NamedTuple):
+    """A block that a worker needs in a turn, the number of its piece of A or B, which other devices
+    may have as well, and where its parts begin and end. Hashing a number is quick."""
+
+    block: Block
+    number: int
+    starts: list[int]
+    stops: list[int]
+
+
 class _Pipeline:
     """When each GPU's links and multiprocessors are free again, by its unit."""
 
@@ -124,12 +134,14 @@ class _Pipeline:
         self.started: dict[int, float] = defaultdict(float)  # by worker
         self.there: dict[tuple[object, ...], float] = {}  # when a part is on a device
         self.split: set[tuple[object, ...]] = set()
-        self.blocks: dict[tuple[int, int], list[Block]] = defaultdict(list)
-        self.ends: dict[Block, tuple[list[int], list[int]]] = {}
+        self.needed: dict[tuple[int, int], list[_Needed]] = defaultdict(list)
+        numbers: dict[tuple[object, ...], int] = {}
         for block in plan.blocks:
-            self.ends[block] = [x.start for x in block.parts], [x.stop for x in block.parts]
+            piece = block.operand, block.rows, block.cols, block.turn
+            number = numbers.setdefault(piece, len(numbers))
+            ends = [x.start for x in block.parts], [x.stop for x in block.parts]
             for worker in block.workers:
-                self.blocks[worker, block.turn].append(block)
+                self.needed[worker, block.turn].append(_Needed(block, number, *ends))
 
     def run(self) -> float:
         """When the last download is over."""
@@ -169,12 +181,11 @@ class _Pipeline:
         planned = self.plan.workers[worker]
         unit = self.units[planned.device]
         ready, new = self.started[worker], 0
-        for block in self.blocks[worker, turn]:
+        for block, number, starts, stops in self.needed[worker, turn]:
             side = panel.rows if block.operand == "A" else panel.cols
-            starts, stops = self.ends[block]
             for part in range(bisect_right(stops, side.start), bisect_left(starts, side.stop)):
-                ready = max(ready, self._arrival(block, part))
-                key = block.operand, block.rows, block.cols, turn, block.device, part
+                ready = max(ready, self._arrival(block, number, part))
+                key = number, part, block.device
                 if key not in self.split:
                     self.split.add(key)
                     new += self._bytes(block, part)
@@ -205,14 +216,13 @@ class _Pipeline:
         pitch = problem.n * self.size
         return Runs(side * self.size, pitch, problem.k * pitch)
 
-    def _arrival(self, block: Block, part: int) -> float:
-        """When a part is on a block's device."""
-        same = block.operand, block.rows, block.cols, block.turn, part
-        key = *same, block.device
+    def _arrival(self, block: Block, number: int, part: int) -> float:
+        """When a part is on a block's device; `number` is that of `_Needed`."""
+        key = number, part, block.device
         if key in self.there:
             return self.there[key]
         source, size = block.source(part), self._bytes(block, part)
-        brought = *same, source
+        brought = number, part, source
         if brought not in self.there:
             alone = size * _MS / self.pace.up(self._runs(block, part))
             self.there[brought] = self.host[self.units[source]].upload(alone)

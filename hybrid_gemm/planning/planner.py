@@ -15,9 +15,10 @@ turns, which depends on the problem, the grid, the devices' rates and links, and
 are page-locked; the others depend on the problem and the grid alone. The memory decides only which
 of the three is taken, and the finest are for devices with less than about 200 MB. So a product over
 the same grid of the same devices, by the same kernel, has at most three results, whatever memory
-is free, and `Plan.turns_in_memory` = 0 always means the first. A kernel
-chosen by `kernel="auto"`, and a library's own choice of algorithm, may depend on the shape of a
-tile, and so on the memory: name a kernel where bits matter.
+is free, and `Plan.turns_in_memory` = 0 always means the first (but for the nccl reduction, which
+has no turns: where chunks do not fit, K stays whole). A kernel chosen by `kernel="auto"`, and a
+library's own choice of algorithm, may depend on the shape of a tile, and so on the memory: name a
+kernel where bits matter.
 """
 
 from __future__ import annotations
@@ -114,8 +115,7 @@ def _best(task: Task, shapes: Sequence[Shape]) -> Plan:
             refusals[shape] = refusal
             continue
         if shortfall := memory_shortfall(whole):
-            turns = not task.resident and (task.reduce == "ordered" or not whole.summed)
-            if turns:
+            if _may_take_turns(whole):
                 in_turns.append(shape)
             elif not task.resident:
                 shortfall += ", and the ordered reduction goes in turns"
@@ -154,7 +154,13 @@ def _refined(task: Task, plans: Sequence[Plan], order: Callable[[Plan], Any]) ->
         return best
     in_pieces = (each for plan in plans for each in _in_pieces(task, plan)[1])
     fitting = [plan for plan in in_pieces if not memory_shortfall(plan)]
+    if not fitting and _may_take_turns(best):  # chunks are padded, and take a little more
+        return _cut_as_whole(task, best)
     return min(fitting or [best], key=order)
+
+
+def _may_take_turns(plan: Plan) -> bool:
+    return not plan.resident and (plan.reduce == "ordered" or not plan.summed)
 
 
 def _has_pieces(plan: Plan) -> bool:
@@ -193,13 +199,13 @@ def _in_pieces(task: Task, whole: Plan) -> tuple[tuple[int, ...], list[Plan]]:
     return best, found[best]
 
 
-def _cut_as_whole(task: Task, in_turns: Plan) -> Plan:
-    """A plan in turns with K cut as it is without turns, so that the memory does not decide that,
-    unless more cuts are needed."""
-    shape = in_turns.grid
+def _cut_as_whole(task: Task, uncut: Plan) -> Plan:
+    """A plan in turns on the same grid, with K cut as it is without turns, so that the memory does
+    not decide that, unless more cuts are needed."""
+    shape = uncut.grid
     ks, _ = _in_pieces(task, _whole(task, shape))
     plan, _ = _in_turns(task, shape, ks)
-    return replace(plan, predicted_ms=predict_ms(plan)) if plan else in_turns
+    return replace(plan, predicted_ms=predict_ms(plan)) if plan else uncut
 
 
 def _plainness(shape: Shape) -> tuple[bool, bool]:
