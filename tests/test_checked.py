@@ -16,6 +16,7 @@ from support.devices import needs
 import hybrid_gemm as hg
 from hybrid_gemm import devices
 from hybrid_gemm.errors import OptionTypeError, UsageError, VerificationError
+from hybrid_gemm.execution.checked_device import CheckedWork
 from hybrid_gemm.execution.checks import (
     MOST_FAULTS,
     Checks,
@@ -195,6 +196,19 @@ def test_within_the_worst_case_only_the_same_bits_are_right(device, rng, monkeyp
     with pytest.raises(VerificationError, match="product on"):
         run(device, arrays)
     assert next(turns) == 3
+
+
+def test_what_the_judge_on_the_device_alone_finds_wrong_is_counted(device, rng, monkeypatch):
+    """It rounds otherwise than the one on the host, which finds nothing just within a bound."""
+    arrays = matrices(rng)
+    right = run(device, arrays)
+    plant(monkeypatch, {("product", 0): flip(31, *SPOT)})
+    monkeypatch.setattr(CheckedWork, "suspicious", lambda *_: True)
+    done = run(device, arrays)
+    assert done.c.tobytes() == right.c.tobytes()
+    assert (done.checks.repeated, done.checks.confirmed) == (1, 0)
+    (found,) = done.checks.faults
+    assert found.rows[0] <= SPOT[0].start < found.rows[1] and found.magnitude <= found.limit
 
 
 def test_a_copy_of_c_that_is_damaged_too_is_an_error(rng, monkeypatch):

@@ -394,6 +394,8 @@ class CheckedWork:
             bad[own] = found.bad[own] & changed[own]
             if not bad.any():
                 bad[own] = found.bad[own]
+            if not bad.any():  # the device alone found it wrong
+                bad[own] = changed[own]
             done += Checks(repeated=1, faults=(self._fault(found._replace(bad=bad)),))
         self.device.count(done)
 
