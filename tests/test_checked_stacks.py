@@ -17,7 +17,7 @@ from hybrid_gemm.devices.emulator.device import EmulatorDevice
 from hybrid_gemm.devices.streams import HostStream
 from hybrid_gemm.errors import VerificationError
 from hybrid_gemm.execution import small_checks
-from hybrid_gemm.execution.checked_device import CheckedDevice
+from hybrid_gemm.execution.checked_device import CheckedDevice, CheckedWork
 from hybrid_gemm.execution.stacks_on_gpu import StacksOnGpu
 from hybrid_gemm.options import Options
 
@@ -161,6 +161,23 @@ def test_damaged_products_of_a_stack_are_made_again(gpu, pair, monkeypatch, room
     assert (tally.products, tally.repeated, tally.confirmed) == (COUNT, 2, 0)
     first, last = tally.faults
     assert first.rows in ((30, 31), (32, 33)) and last.rows == (0, 1) and last.cols == (0, 16)
+
+
+def test_what_the_judge_on_the_device_alone_finds_wrong_is_counted(gpu, pair, monkeypatch):
+    real, spot = small_checks.SmallChecks.make_right, (1, 30, 69)
+
+    def suspicious(*arrays):
+        real(*arrays)
+        return False
+
+    monkeypatch.setattr(small_checks.SmallChecks, "make_right", suspicious)
+    monkeypatch.setattr(CheckedWork, "suspicious", lambda *_: True)
+    wanted = pair[0] @ pair[1]
+    gpu.faults.append(put(np.nextafter(wanted[spot], np.float32(np.inf)), spot))
+    np.testing.assert_array_equal(gpu.multiply(*pair), wanted)
+    tally = gpu.checked.tally
+    assert (tally.products, tally.repeated, tally.confirmed) == (COUNT, 1, 0)
+    assert tally.faults[0].rows == (30, 31)
 
 
 def test_a_stack_with_inf_is_confirmed_beside_a_fault(gpu, pair):

@@ -136,8 +136,8 @@ def test_one_panel_is_chosen_for_as_ever_and_a_named_kernel_stays():
 
 
 def test_several_shapes_say_more_than_one():
-    """Of an H200's panels at 16384, which ours multiplied in 165 ms and cuBLAS in 174
-    (docs/results/chunks2_before_h200.json); ours leads at each by less than the model's error."""
+    """Of panels of one of two H200s at 16384. Ours took 168 ms for all of both, with K in two
+    chunks, and cuBLAS 175 with K whole (docs/results/chunks2_before_h200.json)."""
     problem = Problem(16384, 8192, 16384)
     panels = {(1024 * i, 2048, 16384): 2 for i in range(2, 16, 2)} | {(1024, 8192, 16384): 8}
     alone = [chosen(HOPPER, Problem(*sides))[0].kernel.library for sides in panels]

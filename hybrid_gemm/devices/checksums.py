@@ -309,7 +309,8 @@ class KernelChecksums:
         that it needs, than if they are made once for all, and written and read; in bytes of these
         sums. Few shares of k keep few multiprocessors busy."""
         (rows, k), sums = a.shape, 2 * GROUPS * 8
-        once = k * (cols * a.itemsize * OF_B + sums * (1 - -rows // 256)) + LAUNCH_BYTES
+        blocks = -(-rows // 256)  # which read them
+        once = k * (cols * a.itemsize * OF_B + sums * (1 + blocks)) + LAUNCH_BYTES
         return _bytes_alone(rows, cols, k) < once
 
     def _room(self, rows: int, exact: bool) -> Array:

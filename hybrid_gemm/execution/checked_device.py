@@ -385,7 +385,7 @@ class CheckedWork:
     def _settle(self, found: Judgement, wrong: np.ndarray, bits: np.ndarray) -> None:
         """Counts what was wrong at first: tiles that came out otherwise."""
         changed, done = wrong != bits, self._one()
-        for first in self._suspected(found):
+        for first in self._suspected(found.bad | changed):
             own = slice(first, first + self.height)
             if not changed[own].any():
                 done += Checks(confirmed=1)
@@ -399,10 +399,10 @@ class CheckedWork:
             done += Checks(repeated=1, faults=(self._fault(found._replace(bad=bad)),))
         self.device.count(done)
 
-    def _suspected(self, found: Judgement) -> list[int]:
-        """The first rows of the products that have bad sums. One that is alone is among them where
-        only the device, which rounds otherwise, found it bad."""
-        rows = np.flatnonzero(found.bad.any(axis=1))
+    def _suspected(self, bad: np.ndarray) -> list[int]:
+        """The first rows of the products that have bad sums, or came out otherwise. One that is
+        alone is among them where only the device, which rounds otherwise, found it bad."""
+        rows = np.flatnonzero(bad.any(axis=1))
         return np.unique(rows // self.height * self.height).tolist() if self.count > 1 else [0]
 
     def _one(self, **more: Any) -> Checks:

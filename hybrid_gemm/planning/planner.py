@@ -176,17 +176,10 @@ def _in_pieces(task: Task, whole: Plan) -> tuple[tuple[int, ...], list[Plan]]:
     if not _has_pieces(whole):
         return cuts.ks, [whole]
 
-    def in_chunks(ks: tuple[int, ...]) -> list[Plan]:
-        plans = (
-            on_grid(task, task.grid(whole.grid), replace(cuts, ks=ks, pieces=pieces))
-            for pieces in PIECES
-        )
-        return [replace(plan, predicted_ms=predict_ms(plan)) for plan in plans]
-
     def least(plans: list[Plan]) -> float:
         return min(plan.predicted_ms for plan in plans)
 
-    found = {cuts.ks: in_chunks(cuts.ks)}
+    found = {cuts.ks: in_all_pieces(task, whole.grid, cuts)}
     narrow = whole.result_size < task.problem.itemsize  # C would leave as float32
     added_to = cuts.panels and not any(spec.checked for spec in task.devices)
     if cuts.ks == (1,) and added_to and not narrow:
@@ -194,9 +187,15 @@ def _in_pieces(task: Task, whole: Plan) -> tuple[tuple[int, ...], list[Plan]]:
         if max(phases(whole).values()) < NEARLY_ALL * least(found[cuts.ks]):
             for ks in CHUNKS[1:]:
                 if depth >= sum(ks) * EARLY_CHUNK:
-                    found[ks] = in_chunks(ks)
+                    found[ks] = in_all_pieces(task, whole.grid, replace(cuts, ks=ks))
     best = min(found, key=lambda ks: least(found[ks]) * (1 + CHUNK_SHARE * len(ks)))
     return best, found[best]
+
+
+def in_all_pieces(task: Task, shape: Shape, cuts: Cuts) -> list[Plan]:
+    """The plan on a grid with operands that come in each kind of parts."""
+    plans = (on_grid(task, task.grid(shape), replace(cuts, pieces=pieces)) for pieces in PIECES)
+    return [replace(plan, predicted_ms=predict_ms(plan)) for plan in plans]
 
 
 def _cut_as_whole(task: Task, uncut: Plan) -> Plan:
