@@ -98,15 +98,16 @@ class DistributedOperands:
                 f"no result is called {self.result!r}; there are {', '.join(DISTRIBUTIONS[:3])}"
             )
         self._broadcast()
+        # In native order: what unpickles a swapped bfloat16 swaps that of the whole process.
         arrays = {
-            x: None if v is None else (shape_of(v, x), np.dtype(v.dtype))
+            x: None if v is None else (shape_of(v, x), np.dtype(v.dtype).newbyteorder("="))
             for x, v in self.arrays.items()
         }
         choices = alpha, beta, self.distribution, self.result, self.root
         orders = [None if v is None else (layout(v) or "-")[0] for v in self.arrays.values()]
         return {
             **arrays, **dict(zip(_CHOICES, choices, strict=True)), "conjugates": tuple(self.conj),
-            "out": self.out_dtype,
+            "out": None if self.out_dtype is None else self.out_dtype.newbyteorder("="),
             "orders": orders,  # on which kernels depend, so that products differ that differ in it
         }  # fmt: skip
 
@@ -184,13 +185,13 @@ class DistributedOperands:
     def _join(self, operand: str, distribution: str, found: list):
         """A stand-in for the whole matrix; notes which rank has which part, and the dtype that
         holds all of them."""
-        self.dtypes[operand] = dtype = promoted(*(np.dtype(d) for _shape, d in found))
+        self.dtypes[operand] = dtype = promoted(*(d for _shape, d in found))
         if distribution == "replicated":  # each rank would multiply other numbers
-            native = [np.dtype(d).newbyteorder("=") for _shape, d in found]
-            if other := next((i for i, d in enumerate(native) if d != native[0]), None):
+            dtypes = [dtype for _shape, dtype in found]
+            if other := next((i for i, d in enumerate(dtypes) if d != dtypes[0]), None):
                 raise DTypeError(
-                    f"ranks do not agree on the dtype of {operand}: rank 0 has {native[0]}, rank "
-                    f"{other} has {native[other]}"
+                    f"ranks do not agree on the dtype of {operand}: rank 0 has {dtypes[0]}, rank "
+                    f"{other} has {dtypes[other]}"
                 )
         shapes = [shape for shape, _dtype in found]
         words, along = PARTS.get(distribution, ("", None))

@@ -2,6 +2,7 @@
 
 import functools
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -149,6 +150,27 @@ def test_copies_of_a_matrix_have_one_dtype_on_all_ranks(comm, given):
     if given != "C":
         with pytest.raises(DTypeError, match=f"dtype of {given}"):
             hybrid_gemm.matmul(arrays["A"], arrays["B"], comm=comm, device="cpu")
+
+
+@pytest.mark.parametrize("distribution", ["root", "replicated", "rows", "cols"])
+@pytest.mark.parametrize("name", ["float32", "float16", "bfloat16"])
+def test_the_byte_order_of_one_rank_is_its_own(comm, name, distribution):
+    """A swapped bfloat16 that is unpickled swaps the dtype that the whole process has."""
+    dtype = np.dtype(getattr(ml_dtypes, name, name))
+    edge = 3 * comm.size
+    a = (np.arange(edge * edge).reshape(edge, edge) % 7).astype(dtype)
+    mine = slice(3 * comm.rank, 3 * comm.rank + 3)
+    x, y = {"rows": (a[mine], a), "cols": (a[:, mine], a[mine])}.get(distribution, (a, a))
+    if comm.rank == comm.size - 1 or distribution == "root":
+        x, y = (z.astype(dtype.newbyteorder()) for z in (x, y))
+    if distribution == "root" and comm.rank:
+        x = y = None
+    got = hybrid_gemm.gemm(
+        x, y, comm=comm, device="cpu", distribution=distribution, result="replicated"
+    )
+    whole = a.astype("f4") @ a.astype("f4")
+    assert got.dtype == a.dtype and dtype.isnative
+    np.testing.assert_array_equal(got, whole.astype(dtype))
 
 
 @pytest.mark.parametrize(("out", "error", "says"), [
