@@ -213,13 +213,13 @@ def predict_ms(plan: Plan) -> float:
     """About how many ms a plan takes. From host arrays it is worked out piece by piece
     (`pipeline`). In turns, and where data is on the devices, it is the longest phase, and one piece
     of what overlaps with it."""
-    terms, found = phases(plan), links(plan)
+    found = links(plan)
     if found is None:  # on the host nothing overlaps
-        return sum(terms.values())
+        return sum(phases(plan).values())
     if plan.resident or plan.turns_in_memory or not plan.devices[0].on_gpu:
-        return _overlapped(terms.values())
+        return _overlapped(phases(plan).values())
     if is_hosted(plan):
-        return HOSTED_MS + terms["multiply"] + _whole_ms(plan, found)
+        return HOSTED_MS + phases(plan)["multiply"] + _whole_ms(plan, found)
     return CALL_MS + RUN_MS[_memory(plan)] + finished_ms(plan, _pace(plan, found))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..problem import Problem
 from .cost_model import tflops
@@ -107,6 +107,20 @@ def on_grid(task: Task, grid: Grid, cuts: Cuts = WHOLE, *, sample: bool = False)
     return _OnGrid(task, grid, cuts, sample).plan()
 
 
+def distinct(
+    task: Task, grid: Grid, cuts: Cuts, kinds: Sequence[Pieces] = PIECES
+) -> list[Pieces]:  # fmt: skip
+    """Of these kinds of parts those that differ on a grid, where matrices come panel by panel."""
+    # Spans of one length are cut alike.
+    rows, cols = ({len(x): x for x in spans}.values() for spans in (grid.rows, grid.cols))
+    found: dict[object, Pieces] = {}
+    for pieces in kinds:
+        made = _OnGrid(task, grid, replace(cuts, pieces=pieces), sample=False)
+        panels = tuple(tuple(made.arms(r, c)) for r in rows for c in cols)
+        found.setdefault(panels, pieces)
+    return [*found.values()]
+
+
 class _OnGrid:
     """Makes the plan of one task on one grid with these cuts."""
 
@@ -195,10 +209,13 @@ class _OnGrid:
         elif self.task.resident:
             shapes = self._resident_panels(rows, cols, len(cell))
         else:
-            lead = self.cuts.pieces.lead
-            shapes = _arms(self._cut("A", rows), self._cut("B", cols), lead)
+            shapes = self.arms(rows, cols)
         for r, c in shapes:
             yield Panel(r, c, cell, tuple(self._strips(r, c, cell)), number)
+
+    def arms(self, rows: Span, cols: Span) -> list[tuple[Span, Span]]:
+        """Panels of a block of C whose operands come from the host."""
+        return _arms(self._cut("A", rows), self._cut("B", cols), self.cuts.pieces.lead)
 
     def _resident_panels(self, rows: Span, cols: Span, workers: int) -> list[tuple[Span, Span]]:
         """Panels where A and B are on the devices: several if they are summed meanwhile."""

@@ -26,7 +26,7 @@ from __future__ import annotations
 import math
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -34,7 +34,17 @@ from ..errors import OutOfMemoryError, UsageError, in_words
 from ..problem import Problem
 from .cost_model import QUICKER, is_hosted, least_ms, phases, predict_ms
 from .hardware import DeviceSpec
-from .on_grid import LARGEST_PART_BYTES, PART_SIDE, PIECES, WHOLE, Cuts, Task, on_grid
+from .on_grid import (
+    LARGEST_PART_BYTES,
+    PART_SIDE,
+    PIECES,
+    WHOLE,
+    Cuts,
+    Pieces,
+    Task,
+    distinct,
+    on_grid,
+)
 from .partition import Shape, candidates, sides
 from .plan import NOWHERE, Homes, Plan
 
@@ -50,8 +60,10 @@ GRIDS = 2  # so many that seem fastest are planned with operands in other parts,
 # and most of C leaves during the last. Each has to save CHUNK_SHARE of the time; where the longest
 # phase of a plan is at least NEARLY_ALL of it, there is nothing to save. Products of less than
 # EARLY_CHUNK of K take longer than the cost model says.
+# Chunks come in so many kinds of parts, the best of K whole: docs/notes/several-gpus.md.
 CHUNKS = (1,), (1, 3), (1, 1), (1, 1, 2)
 EARLY_CHUNK = 4096
+CHUNK_PIECES = 3
 CHUNK_SHARE, NEARLY_ALL = 0.025, 0.92
 
 # Turns, where memory is short. A tile's larger side is at least about half of WHOLE_SIDE with K
@@ -152,11 +164,11 @@ def _refined(task: Task, plans: Sequence[Plan], order: Callable[[Plan], Any]) ->
         return _cut_as_whole(task, best)
     if not _has_pieces(best):
         return best
-    in_pieces = (each for plan in plans for each in _in_pieces(task, plan)[1])
-    fitting = [plan for plan in in_pieces if not memory_shortfall(plan)]
-    if not fitting and _may_take_turns(best):  # chunks are padded, and take a little more
+    in_pieces = sorted((each for plan in plans for each in _in_pieces(task, plan)[1]), key=order)
+    fitting = next((plan for plan in in_pieces if not memory_shortfall(plan)), None)
+    if fitting is None and _may_take_turns(best):  # chunks are padded, and take a little more
         return _cut_as_whole(task, best)
-    return min(fitting or [best], key=order)
+    return fitting or best
 
 
 def _may_take_turns(plan: Plan) -> bool:
@@ -176,26 +188,34 @@ def _in_pieces(task: Task, whole: Plan) -> tuple[tuple[int, ...], list[Plan]]:
     if not _has_pieces(whole):
         return cuts.ks, [whole]
 
-    def least(plans: list[Plan]) -> float:
-        return min(plan.predicted_ms for plan in plans)
+    def least(plans: Mapping[Pieces, Plan]) -> float:
+        return min(plan.predicted_ms for plan in plans.values())
 
-    found = {cuts.ks: in_all_pieces(task, whole.grid, cuts)}
+    uncut = in_all_pieces(task, whole.grid, cuts)
+    found = {cuts.ks: uncut}
     narrow = whole.result_size < task.problem.itemsize  # C would leave as float32
     added_to = cuts.panels and not any(spec.checked for spec in task.devices)
     if cuts.ks == (1,) and added_to and not narrow:
         depth = sides(task.problem, whole.grid)[2]
-        if max(phases(whole).values()) < NEARLY_ALL * least(found[cuts.ks]):
+        if max(phases(whole).values()) < NEARLY_ALL * least(uncut):
+            pieces = sorted(uncut, key=lambda x: uncut[x].predicted_ms)[:CHUNK_PIECES]
             for ks in CHUNKS[1:]:
                 if depth >= sum(ks) * EARLY_CHUNK:
-                    found[ks] = in_all_pieces(task, whole.grid, replace(cuts, ks=ks))
+                    found[ks] = in_all_pieces(task, whole.grid, replace(cuts, ks=ks), pieces)
     best = min(found, key=lambda ks: least(found[ks]) * (1 + CHUNK_SHARE * len(ks)))
-    return best, found[best]
+    return best, [*found[best].values()]
 
 
-def in_all_pieces(task: Task, shape: Shape, cuts: Cuts) -> list[Plan]:
-    """The plan on a grid with operands that come in each kind of parts."""
-    plans = (on_grid(task, task.grid(shape), replace(cuts, pieces=pieces)) for pieces in PIECES)
-    return [replace(plan, predicted_ms=predict_ms(plan)) for plan in plans]
+def in_all_pieces(
+    task: Task, shape: Shape, cuts: Cuts, kinds: Sequence[Pieces] = PIECES
+) -> dict[Pieces, Plan]:
+    """The plan on a grid with operands that come in each of these kinds of parts, of kinds that
+    are the same for it the first alone."""
+    grid, plans = task.grid(shape), {}
+    for pieces in distinct(task, grid, cuts, kinds):
+        plan = on_grid(task, grid, replace(cuts, pieces=pieces))
+        plans[pieces] = replace(plan, predicted_ms=predict_ms(plan))
+    return plans
 
 
 def _cut_as_whole(task: Task, uncut: Plan) -> Plan:
