@@ -165,35 +165,54 @@ struct Result {
     }
 
     // The warpgroup's 64 x BN at (row, col): of each 8 columns a thread has a pair in two rows.
-    __device__ __forceinline__ void store(const float (&sums)[BN / 2], int row, int col) const {
+    __device__ __forceinline__ void store(float (&sums)[BN / 2], int row, int col) const {
         row += my_row();
         const bool pairs = (reinterpret_cast<u64>(C) | ldc * 4) % 8 == 0;
-        if (beta == 0 && pairs && row + 1 < m && col + BN <= n)
-            write<true>(sums, row, col + threadIdx.x % 4 * 2);
-        else
-            write<false>(sums, row, col + threadIdx.x % 4 * 2);
+        const bool whole = pairs && row + 1 < m && col + BN <= n;
+        col += threadIdx.x % 4 * 2;
+        whole ? write<true>(sums, row, col) : write<false>(sums, row, col);
     }
 
-    template <bool WHOLE>
-    __device__ __forceinline__ void write(const float (&sums)[BN / 2], int row, int col) const {
+    // Calls body(x, y, r, c) for each pair of sums that are neighbours in C, at (r, c) the first: of
+    // two rows in a column, or of two columns in a row.
+    template <typename Body>
+    __device__ __forceinline__ void for_each_pair(float (&sums)[BN / 2], int row, int col,
+                                                  Body body) const {
 #pragma unroll
         for (int i = 0; i < BN / 2; i += 2) {
-            // Neighbours in C: of two rows in a column, or of two columns in a row.
-            const int odd = i / 2 % 2, r = row + (TURNED ? 0 : odd);
-            const int c = col + i / 4 * 8 + (TURNED ? odd : 0);
-            float x = alpha * (TURNED ? sums[i / 4 * 4 + odd] : sums[i]);
-            float y = alpha * (TURNED ? sums[i / 4 * 4 + odd + 2] : sums[i + 1]);
-            float* const to = C + (TURNED ? c * ldc + r : r * ldc + c);
-            if constexpr (WHOLE) {
-                *reinterpret_cast<float2*>(to) = make_float2(x, y);
-            } else if (r < m && c < n) {
-                const bool both = TURNED ? r + 1 < m : c + 1 < n;
-                if (beta != 0) x += beta * to[0];
-                if (beta != 0 && both) y += beta * to[1];
-                to[0] = x;
-                if (both) to[1] = y;
-            }
+            const int odd = i / 2 % 2;
+            float& x = TURNED ? sums[i / 4 * 4 + odd] : sums[i];
+            float& y = TURNED ? sums[i / 4 * 4 + odd + 2] : sums[i + 1];
+            body(x, y, row + (TURNED ? 0 : odd), col + i / 4 * 8 + (TURNED ? odd : 0));
         }
+    }
+
+    // WHOLE: all of the thread's pairs are in C, on 8 bytes. What beta scales is read before
+    // anything is written, so that loads are on their way together.
+    template <bool WHOLE>
+    __device__ __forceinline__ void write(float (&sums)[BN / 2], int row, int col) const {
+        const auto at = [&](int r, int c) { return C + (TURNED ? c * ldc + r : r * ldc + c); };
+        const auto both = [&](int r, int c) { return TURNED ? r + 1 < m : c + 1 < n; };
+#pragma unroll
+        for (int i = 0; i < BN / 2; ++i) sums[i] *= alpha;
+        if (beta != 0)
+            for_each_pair(sums, row, col, [&](float& x, float& y, int r, int c) {
+                if constexpr (WHOLE) {
+                    const float2 old = *reinterpret_cast<const float2*>(at(r, c));
+                    x += beta * old.x, y += beta * old.y;
+                } else if (r < m && c < n) {
+                    x += beta * at(r, c)[0];
+                    if (both(r, c)) y += beta * at(r, c)[1];
+                }
+            });
+        for_each_pair(sums, row, col, [&](float x, float y, int r, int c) {
+            if constexpr (WHOLE) {
+                *reinterpret_cast<float2*>(at(r, c)) = make_float2(x, y);
+            } else if (r < m && c < n) {
+                at(r, c)[0] = x;
+                if (both(r, c)) at(r, c)[1] = y;
+            }
+        });
     }
 };
 
@@ -231,9 +250,11 @@ extern "C" __global__ void __launch_bounds__(128 + 2 * BM, 1) __cluster_dims__(C
     const Tiles tiles = {m, n, (k + 2 * BK - 1) / (2 * BK), each, cut, runs};
     const Result result = {m, n, alpha, beta, C, ldc};
     const auto load = [&] {
-        load_tiles(places, tiles, [&](unsigned to, int row, int col, int step, unsigned full) {
-            load_step(to, A, B, row, col, step * BK, rank, full);
-        });
+        load_tiles(
+            places, tiles, [](int, int) {},
+            [&](unsigned to, int row, int col, int step, unsigned full) {
+                load_step(to, A, B, row, col, step * BK, rank, full);
+            });
     };
     take_roles(
         load, [] {},

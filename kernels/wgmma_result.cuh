@@ -95,14 +95,43 @@ struct Result {
 #pragma unroll
             for (int i = 0; i < BN / 2; ++i) sums[i] *= alpha;
         }
-        if (beta != 0) {
+        if (beta != 0) add_old(sums, row, col + threadIdx.x % 4 * 2);
+    }
+
+    // sums += beta C, from the thread's first row and column on. So many loads are on their way
+    // together as there are registers for. Of rows beyond the last that one is read, which no sum
+    // that is stored has.
+    __device__ __forceinline__ void add_old(float (&sums)[BN / 2], int row, int col) const {
+        struct alignas(2 * OUT) Pair {
+            Out x, y;
+        };
+        constexpr int AT_ONCE = 8;
+        const bool pairs = (ldc * OUT | reinterpret_cast<u64>(C)) % sizeof(Pair) == 0;
+        const bool whole = pairs && col - threadIdx.x % 4 * 2 + BN <= n;
 #pragma unroll
-            for (int i = 0; i < BN / 2; ++i) {
-                const int r = row + i / 2 % 2 * 8;
-                const int c = col + i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2;
-                if (r < m && c < n) sums[i] += beta * widened(C[r * ldc + c]);
+        for (int half = 0; half < 2; ++half) {
+            const Out* const from = C + min(row + 8 * half, m - 1) * ldc + col;
+#pragma unroll
+            for (int j = 0; j < BN / 8; ++j) {
+                float &x = sums[4 * j + 2 * half], &y = sums[4 * j + 2 * half + 1];
+                if (j % AT_ONCE == 0) __syncwarp();
+                if (whole) {
+                    const Pair old = *reinterpret_cast<const Pair*>(from + 8 * j);
+                    x += beta * widened(old.x), y += beta * widened(old.y);
+                } else {
+                    if (col + 8 * j < n) x += beta * widened(from[8 * j]);
+                    if (col + 8 * j + 1 < n) y += beta * widened(from[8 * j + 1]);
+                }
             }
         }
+    }
+
+    // Has the block's tile of C brought to L2, where beta scales it, while sums are made: by a warp.
+    __device__ __forceinline__ void bring_old(int row, int col) const {
+        if (beta == 0 || !vectors()) return;
+        const int bytes = min(BN, n - col) * OUT / 16 * 16;
+        for (int r = row + threadIdx.x % 32; bytes && r < min(row + BM, m); r += 32)
+            bring_to_l2(C + r * ldc + col, bytes);
     }
 
 #if OUT == 4

@@ -44,10 +44,12 @@ CALLS = 20  # from Python, back to back, for the time of a call
 
 @dataclass
 class Bench:
-    """Times variants of one mode on a GPU, with A, B and C there, drawn at random."""
+    """Times variants of one mode on a GPU, with A, B and C there, drawn at random; `beta` scales
+    C."""
 
     device: CudaDevice
     mode: str
+    beta: float = 0.0
     stream: Stream = field(init=False)
     dtype: str = field(init=False)
     arithmetic: compute_modes.Arithmetic = field(init=False)
@@ -65,7 +67,9 @@ class Bench:
         """The settled problem of such matrices."""
         compute = compute_dtype(np.dtype(self.dtype))
         operands = self.dtype if compute != self.dtype else ""
-        posed = Problem(*shape, compute, out_dtype=self.dtype, operands=operands)
+        posed = Problem(
+            *shape, compute, beta=self.beta, out_dtype=self.dtype, operands=operands
+        )  # fmt: skip
         return self.arithmetic.settle(posed)
 
     def candidates(self, problem: Problem) -> list[Variant]:
@@ -135,13 +139,12 @@ class Bench:
         """op(A), op(B) and C on the device, whose stream is current."""
         m, n, k = drawn.shape
         with self.device.session(), self.device.using(self.stream):
-            c = self.device.empty(m, n, self.dtype)
-            yield (
-                self._random(m, k, drawn.layout[0]), self._random(k, n, drawn.layout[1]), c
-            )  # fmt: skip
+            a, b = self.random(m, k, drawn.layout[0]), self.random(k, n, drawn.layout[1])
+            yield a, b, self.random(m, n, "n")
             self.stream.synchronize()
 
-    def _random(self, rows: int, cols: int, order: str) -> Array:
+    def random(self, rows: int, cols: int, order: str) -> Array:
+        """A new matrix on the device, in storage order "n" or "t"."""
         cupy = self.device.cp
         shape = (rows, cols) if order == "n" else (cols, rows)
         made = self.device.empty(*shape, self.dtype)
@@ -157,7 +160,7 @@ class Bench:
 
     def multiply(self, variant: Variant, a: Array, b: Array, c: Array) -> Callable[[], None]:
         """A call that starts one product, after a first one."""
-        call = self.device.bound_gemm(variant, a, b, c, alpha=1, beta=0)
+        call = self.device.bound_gemm(variant, a, b, c, alpha=1, beta=self.beta)
         call(self.stream)
         self.stream.synchronize()
         return lambda: call(self.stream)
@@ -224,7 +227,8 @@ class HeldOutStudy:
 
     With `every`, all candidates are timed, so that a row says by how much the fastest of them leads
     ("fastest_us"). Times are of the device, as a graph; "call_us" is that of a call from Python.
-    Each product that is chosen has its verdict.
+    Each product that is chosen has its verdict. C is scaled by `beta`: between -1 and 1 it stays
+    finite however often it is.
     """
 
     columns: ClassVar[tuple[str, ...]] = (
@@ -238,11 +242,12 @@ class HeldOutStudy:
     count: int
     every: bool = False
     classes: tuple[str, ...] = CLASSES
+    beta: float = 0.0
     device_note: str = ""
     bench: Bench = field(init=False)
 
     def __post_init__(self) -> None:
-        self.bench = Bench(self.device, self.mode)
+        self.bench = Bench(self.device, self.mode, self.beta)
         self.runner = Runner(
             device="cuda", gpus=[self.device.ordinal], compute=MODES[self.mode][1]
         )  # fmt: skip
@@ -255,7 +260,10 @@ class HeldOutStudy:
     def about(self) -> dict[str, Any]:
         """The device, and what was drawn."""
         name = self.device.describe()
-        return {"device": {"kind": "cuda", "name": name}, "seed": self.seed, "mode": self.mode}
+        return {
+            "device": {"kind": "cuda", "name": name}, "seed": self.seed, "mode": self.mode,
+            "beta": self.beta,
+        }  # fmt: skip
 
     def rows(self, advance: Advance) -> Iterator[Row]:
         """Compiles everything, then draws and times."""
@@ -302,21 +310,26 @@ class HeldOutStudy:
 
     def _verdict(self, variant: Variant, problem: Problem, arrays: tuple[Array, ...]) -> Row:
         a, b, c = arrays
-        if c.dtype.kind == "i":
+        before = None
+        if self.beta:
+            before = self.bench.random(problem.m, problem.n, "n")
+            c[...] = before
+        elif c.dtype.kind == "i":
             c[...] = -(2**30)
         else:
             c.view(f"u{c.dtype.itemsize}")[...] = -1 % 2 ** (8 * c.dtype.itemsize)  # NaN
         self.bench.multiply(variant, a, b, c)
-        return judged(problem, a, b, c)
+        return judged(problem, a, b, c, before)
 
     def _call_us(self, arrays: tuple[Array, ...]) -> float:
         """Microseconds of a call of `Runner.gemm`, one of several in a row."""
         a, b, c = arrays
-        self.runner.gemm(a, b, out=c)
+        given = (a, b, c) if self.beta else (a, b)
+        self.runner.gemm(*given, beta=self.beta, out=c)
         self._wait()
         start = time.perf_counter()
         for _ in range(CALLS):
-            self.runner.gemm(a, b, out=c)
+            self.runner.gemm(*given, beta=self.beta, out=c)
         self._wait()
         return (time.perf_counter() - start) / CALLS * 1e6
 
@@ -337,9 +350,12 @@ class HeldOutStudy:
             "<shapes", "count", "own", "auto", "auto, 1st percentile", "auto, worst", "regret",
             "regret, 99th percentile", "wrong",
         ]  # fmt: skip
-        title = f"{data['mode']}: the library's time over that of what is chosen; " + (
+        title = (
+            f"{data['mode']}: the library's time over that of what is chosen; "
             f"{data['device']['name']}, seed {data['seed']}"
         )
+        if data.get("beta"):
+            title += f", beta {data['beta']:g}"
         return Table(headings, lines, title)
 
 

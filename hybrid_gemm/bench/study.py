@@ -240,12 +240,15 @@ def _ways_taken(device: Device, problem: Problem) -> np.ndarray:
     return decisions.taken(device, problem)
 
 
-def judged(problem: Problem, a: Array, b: Array, c: Array, growth: float = 1.0) -> Row:
-    """The verdict on c = a @ b, for op(A) `a` and op(B) `b`, as columns of a row.
+def judged(
+    problem: Problem, a: Array, b: Array, c: Array, before: Array | None = None,
+    growth: float = 1.0,
+) -> Row:  # fmt: skip
+    """The verdict on C for op(A) `a`, op(B) `b` and C `before`, as columns of a row.
 
     "worst_error_of_bound" is the largest error as a fraction of what rounding may cause. `growth`
     is that of `verify`. Rows and vectors are drawn afresh.
     """
-    found = verify(problem, a, b, None, c, growth=growth)
+    found = verify(problem, a, b, before, c, growth=growth)
     assert found is not None  # only mode "off" gives no verdict
     return {"verdict": PASSED if found.passed else FAILED, "worst_error_of_bound": found.worst}

@@ -168,7 +168,7 @@ class Lab:
         c[...] = np.nan if is_float(c.dtype) else -(2**30)
         work()
         self.stream.synchronize()
-        return judged(problem, a, b, c, growth)
+        return judged(problem, a, b, c, growth=growth)
 
     def products(
         self, problem: Problem, operands: Operands, work: Callable[[], None], growth: float = 1.0
