@@ -93,19 +93,24 @@ __device__ inline void store(const Sums& sums, int m, int n, int row, int col, f
             const int r = row + 16 * i + 8 * h;
             if (r >= m) continue;
             const int exponent = split ? exponent_a[r] : 0;
+            Out old[4][2] = {};
+            auto each = [&](auto&& use) {  // pairs of the row
 #pragma unroll
-            for (int j = 0; j < 4; ++j) {
+                for (int j = 0; j < 4; ++j) {
 #pragma unroll
-                for (int x = 0; x < 2; ++x) {
-                    const int c = col + 8 * j + x;
-                    if (c >= n) continue;
-                    Out* const to = C + r * ldc + c;
-                    float sum = CHUNKED ? sums.total[CHUNKED ? i : 0][j][2 * h + x]
-                                        : sums.part[i][j][2 * h + x];
-                    if (split) sum = scaled(sum, exponent + exponent_b[c]);
-                    *to = narrowed(beta == 0 ? alpha * sum : alpha * sum + beta * widened(*to));
+                    for (int x = 0; x < 2; ++x) {
+                        const int c = col + 8 * j + x;
+                        if (c < n) use(j, x, c, C[r * ldc + c]);
+                    }
                 }
-            }
+            };
+            if (beta != 0) each([&](int j, int x, int, const Out& to) { old[j][x] = to; });
+            each([&](int j, int x, int c, Out& to) {
+                float sum = CHUNKED ? sums.total[CHUNKED ? i : 0][j][2 * h + x]
+                                    : sums.part[i][j][2 * h + x];
+                if (split) sum = scaled(sum, exponent + exponent_b[c]);
+                to = narrowed(beta == 0 ? alpha * sum : alpha * sum + beta * widened(old[j][x]));
+            });
         }
     }
 }

@@ -65,6 +65,7 @@ source  = "this project: docs/tensor-cores.md"
 
 constexpr int BK = 128 / SIZE;                          // k of a step
 constexpr int EACH = 16 / SIZE;                         // elements of a vector
+constexpr int AHEAD = 8;                                // elements of C that are read at once
 constexpr int WN = 8 / WM;                              // warps along n
 constexpr int FM = BM / (16 * WM), FN = BN / (8 * WN);  // products of 16 x 8 of a warp, each way
 
@@ -251,13 +252,21 @@ __device__ __forceinline__ void store(const Sums& sums, float* tile, int row, in
     }
     __syncthreads();
     const int rows = min(BM, m - row0), cols = min(BN, n - col0);
-#pragma unroll 4
-    for (int e = threadIdx.x; e < BM * BN; e += THREADS) {
-        const int r = e / BN, c = e % BN;
-        if (r >= rows || c >= cols) continue;
-        Out* const to = C + (row0 + r) * ldc + col0 + c;
-        const float sum = alpha * tile[r * LD + c];
-        *to = narrowed(beta == 0 ? sum : sum + beta * widened(*to));
+#pragma unroll 1
+    for (int from = threadIdx.x; from < BM * BN; from += AHEAD * THREADS) {
+        Out old[AHEAD] = {};
+        auto each = [&](auto&& use) {  // elements of C of this thread
+#pragma unroll
+            for (int i = 0; i < AHEAD; ++i) {
+                const int e = from + i * THREADS, r = e / BN, c = e % BN;
+                if (r < rows && c < cols) use(i, r * LD + c, C[(row0 + r) * ldc + col0 + c]);
+            }
+        };
+        if (beta != 0) each([&](int i, int, const Out& c) { old[i] = c; });
+        each([&](int i, int at, Out& c) {
+            const float sum = alpha * tile[at];
+            c = narrowed(beta == 0 ? sum : sum + beta * widened(old[i]));
+        });
     }
 }
 

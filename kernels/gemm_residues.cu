@@ -128,11 +128,9 @@ extern "C" __global__ void __launch_bounds__(128 + 2 * BM, 1) IN_CLUSTERS
 
     const Tiles tiles = {m, n, count * steps, steps};
     const auto load = [&] {
-        load_tiles(
-            places, tiles, [](int, int) {},
-            [&](unsigned to, int row, int col, int step, unsigned full) {
-                load_step(to, A, B, row, col, step * BK, rank, full);
-            });
+        load_tiles(places, tiles, [&](unsigned to, int row, int col, int step, unsigned full) {
+            load_step(to, A, B, row, col, step * BK, rank, full);
+        });
     };
     take_roles(
         load, [] {},

@@ -54,6 +54,7 @@ source    = "this project: docs/performance.md"
 #include "tuned_tile.cuh"
 
 constexpr int LD = BN + VEC;  // of the sums in shared memory
+constexpr int AHEAD = 8;      // elements of a thread that are read from C at once
 
 // c = alpha * sum + beta * c, for the block's tile at (row, col).
 __device__ __forceinline__ void store_rows(const T (&sum)[TM][TN], int m, int n, T alpha, T beta,
@@ -71,11 +72,17 @@ __device__ __forceinline__ void store_rows(const T (&sum)[TM][TN], int m, int n,
     }
     __syncthreads();
     const int rows = LEAST(BM, m - row), cols = LEAST(BN, n - col);
-#pragma unroll 8
-    for (int e = thread; e < BM * BN; e += THREADS) {
-        const int r = e / BN, c = e % BN;
-        if (r < rows && c < cols)
-            store(C + (row + r) * ldc + (col + c), tile[r * LD + c], alpha, beta);
+#pragma unroll 1
+    for (int first = thread; first < BM * BN; first += AHEAD * THREADS) {
+        T old[AHEAD] = {};
+        auto each = [&](auto&& use) {  // elements of C of this thread
+            UNROLL for (int i = 0; i < AHEAD; ++i) {
+                const int e = first + i * THREADS, r = e / BN, c = e % BN;
+                if (r < rows && c < cols) use(i, r * LD + c, C[(row + r) * ldc + (col + c)]);
+            }
+        };
+        if (beta != T(0)) each([&](int i, int, const T& c) { old[i] = c; });
+        each([&](int i, int at, T& c) { c = result(&old[i], tile[at], alpha, beta); });
     }
 }
 

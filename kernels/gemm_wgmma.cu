@@ -286,11 +286,9 @@ extern "C" __global__ void __launch_bounds__(128 + 2 * BM, 1) IN_CLUSTERS
     const Tiles tiles = {m, n, (k + BK - 1) / BK, each, cut, runs};
     const Result result = {m, n, alpha, beta, exponent_a, exponent_b, C, ldc};
     const auto load = [&] {
-        load_tiles(
-            places, tiles, [&](int row, int col) { result.bring_old(row + rank * BM, col); },
-            [&](unsigned to, int row, int col, int step, unsigned full) {
-                load_step(to, A, B, row, col, step * BK, rank, full);
-            });
+        load_tiles(places, tiles, [&](unsigned to, int row, int col, int step, unsigned full) {
+            load_step(to, A, B, row, col, step * BK, rank, full);
+        });
     };
     const auto store = [&] {
 #if OUT == 2

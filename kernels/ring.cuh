@@ -139,17 +139,14 @@ __device__ __forceinline__ void for_each_part(const Tiles& tiles, Body body) {
 
 // The role of the warp that loads: fills stage after stage, for all steps of all tiles.
 // load(to, row, col, step, full) starts the copies of a step of the tile at (row, col) into the
-// stage at `to`, which count their bytes at the barrier `full`. All of the warp calls
-// begin(row, col) before them.
-template <typename Begin, typename Load>
-__device__ __forceinline__ void load_tiles(const Places& places, const Tiles& tiles, Begin begin,
-                                           Load load) {
+// stage at `to`, which count their bytes at the barrier `full`.
+template <typename Load>
+__device__ __forceinline__ void load_tiles(const Places& places, const Tiles& tiles, Load load) {
     const bool loads = elected();
     Ring ring;
     for_each_part(tiles, [&](const Part& part) {
         int row, col;
         tiles.at(part.t, row, col);
-        begin(row, col);
         const int end = TOGETHER * (part.first + part.length);
         for (int step = TOGETHER * part.first; step < end; ++step, ring.advance()) {
             const unsigned to = places.stage(ring.stage), full = places.full_of(ring.stage);

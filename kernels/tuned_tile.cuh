@@ -218,18 +218,31 @@ __device__ __forceinline__ void add_groups(T (&sum)[TM][TN], int group, int thre
 
 // --- store --------------------------------------------------------------------------------------
 
-// c = alpha * sum + beta * c for the thread's sums, the first of which is C(row, col).
+// c = alpha * sum + beta * c for the thread's sums, the first of which is C(row, col). What beta
+// scales is read for VEC rows at once before these are written, so that its ways overlap.
 __device__ __forceinline__ void store_tile(const T (&sum)[TM][TN], int m, int n, T alpha, T beta,
                                            T* C, long long ldc, int row, int col) {
     const bool vectors = aligned(C, ldc);
-    UNROLL for (int i = 0; i < TM; ++i) {
-        const int r = row + i / VEC * (LM * VEC) + i % VEC;
-        if (r >= m) continue;
-        UNROLL for (int j = 0; j < TN; j += VEC) {
-            const int c = col + j * LN;
-            Vec v;
-            UNROLL for (int q = 0; q < VEC; ++q) v.x[q] = sum[i][j + q];
-            store_vector(C + r * ldc + c, v, c, n, alpha, beta, vectors);
+    UNROLL for (int first = 0; first < TM; first += VEC) {
+        const int r0 = row + first * LM;
+        Vec old[VEC][TN / VEC] = {};
+        if (beta != T(0)) {
+            UNROLL for (int i = 0; i < VEC; ++i) {
+                UNROLL for (int j = 0; j < TN; j += VEC) {
+                    const int r = r0 + i, c = col + j * LN;
+                    if (r < m) old[i][j / VEC] = old_vector(C + r * ldc + c, c, n, vectors);
+                }
+            }
+        }
+        UNROLL for (int i = 0; i < VEC; ++i) {
+            const int r = r0 + i;
+            if (r >= m) continue;
+            UNROLL for (int j = 0; j < TN; j += VEC) {
+                const int c = col + j * LN;
+                Vec v;
+                UNROLL for (int q = 0; q < VEC; ++q) v.x[q] = sum[first + i][j + q];
+                store_vector(C + r * ldc + c, v, old[i][j / VEC], c, n, alpha, beta, vectors);
+            }
         }
     }
 }

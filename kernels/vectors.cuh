@@ -31,22 +31,33 @@ __device__ __forceinline__ void add(Vec& sum, const Vec& v) {
     (aligned(A, lda) && aligned(B, ldb) && (TRANS_A ? m : k) % VEC == 0 && \
      (TRANS_B ? k : n) % VEC == 0)
 
-// c = alpha * sum + beta * c for neighbours in a row of C, from column c on of n, which lies at
-// `to`; beta == 0 never reads C. `vectors`: whether C can be written by vectors.
-__device__ __forceinline__ void store_vector(T* to, const Vec& sum, int c, int n, T alpha, T beta,
-                                             bool vectors) {
+// Neighbours in a row of C as they were, from column c on of n, which lie at `from`.
+__device__ __forceinline__ Vec old_vector(const T* from, int c, int n, bool vectors) {
+    if (vectors && c + VEC <= n) return *reinterpret_cast<const Vec*>(from);
+    Vec v = {};
+    UNROLL for (int q = 0; q < VEC; ++q) if (c + q < n) v.x[q] = from[q];
+    return v;
+}
+
+// c = alpha * sum + beta * old for neighbours in a row of C, from column c on of n, which lies at
+// `to`; beta == 0 takes nothing of what was there. `vectors`: whether C can be written by vectors.
+__device__ __forceinline__ void store_vector(T* to, const Vec& sum, const Vec& old, int c, int n,
+                                             T alpha, T beta, bool vectors) {
+    Vec v;
+    UNROLL for (int q = 0; q < VEC; ++q) {
+        const T product = alpha * sum.x[q];
+        v.x[q] = beta == T(0) ? product : product + beta * old.x[q];
+    }
     if (vectors && c + VEC <= n) {
-        Vec v = {};
-        if (beta != T(0)) v = *reinterpret_cast<Vec*>(to);
-        UNROLL for (int q = 0; q < VEC; ++q) {
-            const T product = alpha * sum.x[q];
-            v.x[q] = beta == T(0) ? product : product + beta * v.x[q];
-        }
         *reinterpret_cast<Vec*>(to) = v;
     } else {
-        UNROLL for (int q = 0; q < VEC; ++q) {
-            const T product = alpha * sum.x[q];
-            if (c + q < n) to[q] = beta == T(0) ? product : product + beta * to[q];
-        }
+        UNROLL for (int q = 0; q < VEC; ++q) if (c + q < n) to[q] = v.x[q];
     }
+}
+
+// The same, of C as it is.
+__device__ __forceinline__ void store_vector(T* to, const Vec& sum, int c, int n, T alpha, T beta,
+                                             bool vectors) {
+    const Vec old = beta == T(0) ? Vec{} : old_vector(to, c, n, vectors);
+    store_vector(to, sum, old, c, n, alpha, beta, vectors);
 }

@@ -79,11 +79,6 @@ __device__ __forceinline__ void prefetch_map(const TensorMap& map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
-// Has so many bytes of global memory brought to L2. Both are multiples of 16.
-__device__ __forceinline__ void bring_to_l2(const void* from, int bytes) {
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
-}
-
 // Starts copying the map's box at element (x, y, z), x contiguous, to shared memory of this block,
 // or of all BLOCKS blocks of the cluster; the barrier at the same address there counts its bytes.
 template <int BLOCKS>

@@ -52,6 +52,10 @@ struct Boxes {
 // written; all warpgroups have read the borrowed stage.
 constexpr int FREE = 8, WRITTEN = 11, READ = 12;
 
+struct alignas(2 * OUT) Pair {  // neighbours in a row of C
+    Out x, y;
+};
+
 struct Result {
     int m, n;
     float alpha, beta;
@@ -95,43 +99,43 @@ struct Result {
 #pragma unroll
             for (int i = 0; i < BN / 2; ++i) sums[i] *= alpha;
         }
-        if (beta != 0) add_old(sums, row, col + threadIdx.x % 4 * 2);
+        if (beta == 0) return;
+        const bool pairs = (ldc * OUT | reinterpret_cast<u64>(C)) % sizeof(Pair) == 0;
+        const int from = col + threadIdx.x % 4 * 2;
+        pairs&& col + BN <= n ? add_old<true>(sums, row, from) : add_old<false>(sums, row, from);
     }
 
-    // sums += beta C, from the thread's first row and column on. So many loads are on their way
-    // together as there are registers for. Of rows beyond the last that one is read, which no sum
-    // that is stored has.
+    // sums += beta C, from the thread's first row and column on. Of rows beyond the last that one is
+    // read, which no sum that is stored has. WHOLE: all columns are in C, in pairs of an alignment.
+    // There is no branch between loads, so that many are on their way together: as many as there
+    // are registers for.
+    template <bool WHOLE>
     __device__ __forceinline__ void add_old(float (&sums)[BN / 2], int row, int col) const {
-        struct alignas(2 * OUT) Pair {
-            Out x, y;
-        };
-        constexpr int AT_ONCE = 8;
-        const bool pairs = (ldc * OUT | reinterpret_cast<u64>(C)) % sizeof(Pair) == 0;
-        const bool whole = pairs && col - threadIdx.x % 4 * 2 + BN <= n;
+        constexpr int PAIRS = BN / 8, TURNS = (PAIRS * OUT + 63) / 64, AT_ONCE = PAIRS / TURNS;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const Out* const from = C + min(row + 8 * half, m - 1) * ldc + col;
 #pragma unroll
-            for (int j = 0; j < BN / 8; ++j) {
-                float &x = sums[4 * j + 2 * half], &y = sums[4 * j + 2 * half + 1];
-                if (j % AT_ONCE == 0) __syncwarp();
-                if (whole) {
-                    const Pair old = *reinterpret_cast<const Pair*>(from + 8 * j);
-                    x += beta * widened(old.x), y += beta * widened(old.y);
-                } else {
-                    if (col + 8 * j < n) x += beta * widened(from[8 * j]);
-                    if (col + 8 * j + 1 < n) y += beta * widened(from[8 * j + 1]);
+            for (int first = 0; first < PAIRS; first += AT_ONCE) {
+                Pair old[AT_ONCE];
+#pragma unroll
+                for (int j = 0; j < AT_ONCE; ++j) {
+                    const int c = 8 * (first + j);
+                    if constexpr (WHOLE) {
+                        old[j] = *reinterpret_cast<const Pair*>(from + c);
+                    } else {
+                        old[j].x = col + c < n ? from[c] : Out(0);
+                        old[j].y = col + c + 1 < n ? from[c + 1] : Out(0);
+                    }
                 }
+#pragma unroll
+                for (int j = 0; j < AT_ONCE; ++j) {
+                    float* const x = sums + 4 * (first + j) + 2 * half;
+                    x[0] += beta * widened(old[j].x), x[1] += beta * widened(old[j].y);
+                }
+                __syncwarp();
             }
         }
-    }
-
-    // Has the block's tile of C brought to L2, where beta scales it, while sums are made: by a warp.
-    __device__ __forceinline__ void bring_old(int row, int col) const {
-        if (beta == 0 || !vectors()) return;
-        const int bytes = min(BN, n - col) * OUT / 16 * 16;
-        for (int r = row + threadIdx.x % 32; bytes && r < min(row + BM, m); r += 32)
-            bring_to_l2(C + r * ldc + col, bytes);
     }
 
 #if OUT == 4

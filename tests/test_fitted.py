@@ -82,6 +82,26 @@ def test_the_faster_of_ours_and_the_library_is_taken():
     assert 10 < libraries < 50
 
 
+def test_what_beta_scales_is_read_faster_by_some_than_by_others():
+    """Our kernels take longer for it where C has 16 bits, the library elsewhere."""
+    library, strict = catalog.get("cublas").variant(), catalog.get("tuned").variant()
+    tensor, sides = catalog.get("wgmma").variant(), (4000, 2000, 100)
+    order = [
+        costs.adding_us(v, sides, size)
+        for v, size in ((strict, 4), (tensor, 4), (library, 4), (tensor, 2), (library, 2))
+    ]
+    assert order[0] == order[1] < order[2] and order[3] > order[4] == order[2] / 2
+    changed = []
+    for drawn in drawing.draw(7, 100):
+        case = MACHINE, "float16", drawn.shape, drawn.layout
+        plain, adds = (choices.fastest(*case, own=False, adds=x) for x in (False, True))
+        if plain.variant == adds.variant:
+            assert adds.us == pytest.approx(plain.us + costs.adding_us(adds.variant, drawn.shape, 2))
+        else:
+            changed.append((plain.variant.kernel.role, adds.variant.kernel.library))
+    assert changed and set(changed) == {("tensor", "cublas")}
+
+
 def test_beyond_all_that_was_measured_the_library_is_taken():
     """Even where ours are predicted to lead by far."""
     model, longest = made(invented()), max(max(d.shape) for d in invented().drawn)

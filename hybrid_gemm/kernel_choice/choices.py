@@ -8,9 +8,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..catalog import Variant
+from ..catalog import ITEM_SIZE, Variant
 from . import fitted
-from .costs import Sides
+from .costs import Sides, adding_us
 from .fitted import Model
 from .library_kernels import Launched
 from .tables import Machine
@@ -37,12 +37,15 @@ class Choice:
 @functools.lru_cache(maxsize=4096)
 def fastest(
     machine: Machine, mode: str, sides: Sides, layout: str, *, own: bool,
-    launched: Launched | None = None,
+    launched: Launched | None = None, adds: bool = False,
 ) -> Choice | None:  # fmt: skip
     """What to run for a shape; None without a model of such a GPU. `own` leaves libraries out;
-    `launched` is what the library would launch, if that is known."""
+    `launched` is what the library would launch, if that is known; `adds` says that beta scales C,
+    which is read."""
     known = fitted.knowing(machine, mode, sides)
-    return chosen(known, sides, layout, machine, own=own, launched=launched) if known else None
+    if known is None:
+        return None
+    return chosen(known, sides, layout, machine, own=own, launched=launched, adds=adds)
 
 
 @functools.lru_cache(maxsize=256)
@@ -106,10 +109,13 @@ def best_tflops(machine: Machine, mode: str) -> float | None:
 
 def chosen(
     known: Model, sides: Sides, layout: str, machine: Machine, *, own: bool,
-    launched: Launched | None = None,
+    launched: Launched | None = None, adds: bool = False,
 ) -> Choice:  # fmt: skip
     """As `fastest`, by this model."""
     times = known.times_us(sides, layout, machine, launched)
+    if adds:
+        size = ITEM_SIZE[fitted.OPERANDS[known.mode]]
+        times = {v: us + adding_us(v, sides, size) for v, us in times.items()}
     errors = known.errors_at(sides, layout, launched)
     can_ask = launched is None and bool(known.library_data)
     return pick(times, errors, own=own, can_ask=can_ask, lead=known.lead(sides), lent=known.lent)

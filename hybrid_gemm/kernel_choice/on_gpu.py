@@ -132,11 +132,12 @@ def _fitted(
     if mode not in fitted.OPERANDS:
         return None
     case = machine, mode, (problem.m, problem.n, problem.k), layout
-    choice = choices.fastest(*case, own=own)
+    fastest = functools.partial(choices.fastest, *case, own=own, adds=bool(problem.beta))
+    choice = fastest()
     # A library in TF32 is compared with strict fp32 too.
     sure = choice and not (choice.doubtful or (mode == "tf32" and choice.variant.kernel.library))
     if choice and not sure and (launched := ask(problem, layout)):
-        choice = choices.fastest(*case, own=own, launched=launched)
+        choice = fastest(launched=launched)
     return choice
 
 

@@ -403,3 +403,47 @@ def held_out_h100() -> str:
     ]  # fmt: skip
     said = "H100 80GB HBM3, shapes of all classes, each set drawn from a seed of its own:"
     return "\n".join([said, "", *grid(headings, table)])
+
+
+def beta() -> str:
+    """What adding to C costs, before kernels read it as they do now and since, beside cuBLAS."""
+
+    def timed(name: str) -> dict[tuple, dict]:
+        rows = result(name)["rows"]
+        whole = (r for r in rows if all(r[x] for x in r if x.endswith("us")))
+        return {(r["mode"], *r["shape"], r["layout"]): r for r in whole}
+
+    def mean(rows: Sequence[dict], over: str, under: str) -> str:
+        ratio = heldout.geometric_mean([r[over] / r[under] for r in rows])
+        return f"{ratio:.2f}"
+
+    before, now = timed("beta_before"), timed("beta")
+    table = []
+    for mode in dict.fromkeys(key[0] for key in now):
+        both = [key for key in now if key in before and key[0] == mode]
+        old, new = ([x[key] for key in both] for x in (before, now))
+        ours, library = ("own_beta_us", "own_us"), ("library_beta_us", "library_us")
+        plain, adding = ("library_us", "own_us"), ("library_beta_us", "own_beta_us")
+        table.append([
+            mode, len(both), mean(old, *ours), mean(new, *ours), mean(new, *library),
+            mean(new, *plain), mean(old, *adding), mean(new, *adding),
+        ])  # fmt: skip
+    lines = [
+        "H200, beta = 0.5, shapes drawn at random and round ones, by scripts/measure-beta, geometric "
+        "means of times with beta over those without, and of cuBLAS's times over ours "
+        "([before](results/beta_before_h200.json), [now](results/beta_h200.json)):", "",
+        *grid([
+            "<mode", "shapes", "with / without: ours before", "ours", "cuBLAS",
+            "cuBLAS / ours, without beta", "with beta, before", "with beta",
+        ], table), "",
+    ]  # fmt: skip
+    said = []
+    for mode in ("fp32x3", "tf32"):
+        rows = result(f"heldout_beta_{mode}")["rows"]
+        own, auto, _first, worst, _regret, _most, wrong = heldout.summary(rows)
+        said.append(
+            f"[{mode}](results/heldout_beta_{mode}_h200.json) {len(rows)} shapes: own {own}, "
+            f"`auto` {auto}, worst {worst}, wrong {wrong}"
+        )
+    return "\n".join([*lines, "At shapes of seeds not used before, cuBLAS over ours: "
+                      + "; ".join(said) + "."])  # fmt: skip
