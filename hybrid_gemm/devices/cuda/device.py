@@ -82,6 +82,8 @@ class CudaDevice(CudaCopies, KernelDevice):
 
     def __init__(self, ordinal: int, part: int | None = None) -> None:
         super().__init__()
+        if reason := driver.unavailable():
+            raise UnavailableError(f"GPU {ordinal} was asked for: {reason}")
         import cupy
 
         if not 0 <= ordinal < cupy.cuda.runtime.getDeviceCount():
