@@ -429,8 +429,8 @@ def beta() -> str:
             mean(new, *plain), mean(old, *adding), mean(new, *adding),
         ])  # fmt: skip
     lines = [
-        "H200, beta = 0.5, shapes drawn at random and round ones, by scripts/measure-beta, geometric "
-        "means of times with beta over those without, and of cuBLAS's times over ours "
+        "H200, beta = 0.5, shapes drawn at random and round ones, by scripts/measure-beta, "
+        "geometric means of times with beta over those without, and of cuBLAS's times over ours "
         "([before](results/beta_before_h200.json), [now](results/beta_h200.json)):", "",
         *grid([
             "<mode", "shapes", "with / without: ours before", "ours", "cuBLAS",
